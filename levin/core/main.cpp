@@ -1,0 +1,92 @@
+#include "levin/core/main.h"
+
+#include <charconv>
+#include <cstdio>
+#include <exception>
+
+#include <c10/util/Exception.h>
+
+#include "levin/core/error.h"
+#include "levin/core/words.h"
+
+namespace levin {
+namespace {
+
+template <class T>
+T parse_number(std::string_view name, const std::string& text, const char* kind) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  LEVIN_CHECK(error == std::errc() && end == text.data() + text.size(), "[args] --", name, " \"", text, "\" is not ", kind);
+  return value;
+}
+
+}  // namespace
+
+const std::string* Args::find(std::string_view name) const {
+  asked_.emplace_back(name);
+  static thread_local std::string inline_value;
+  for (size_t i = 1; i < values_.size(); ++i) {
+    std::string_view word = values_[i];
+    if (!word.starts_with("--")) continue;
+    word.remove_prefix(2);
+    if (word == name) {
+      if (i + 1 < values_.size() && !values_[i + 1].starts_with("--")) return &values_[i + 1];
+      inline_value.clear();
+      return &inline_value;
+    }
+    if (word.size() > name.size() && word.starts_with(name) && word[name.size()] == '=') {
+      inline_value = word.substr(name.size() + 1);
+      return &inline_value;
+    }
+  }
+  return nullptr;
+}
+
+std::string Args::get(std::string_view name, std::string_view otherwise) const {
+  const auto* value = find(name);
+  LEVIN_CHECK(!value || !value->empty(), "[args] --", name, " needs a value");
+  return value ? *value : std::string(otherwise);
+}
+
+int64_t Args::get(std::string_view name, int64_t otherwise) const {
+  const auto* value = find(name);
+  return value ? parse_number<int64_t>(name, *value, "a whole number") : otherwise;
+}
+
+double Args::get(std::string_view name, double otherwise) const {
+  const auto* value = find(name);
+  return value ? parse_number<double>(name, *value, "a number") : otherwise;
+}
+
+bool Args::has(std::string_view name) const { return find(name) != nullptr; }
+
+void Args::check_all_used() const {
+  for (size_t i = 1; i < values_.size(); ++i) {
+    std::string_view word = values_[i];
+    if (!word.starts_with("--")) continue;
+    word = word.substr(2, word.find('=') == std::string_view::npos ? word.size() : word.find('=') - 2);
+    if (std::find(asked_.begin(), asked_.end(), word) == asked_.end()) fail_unknown("args", "flag", word, asked_);
+  }
+}
+
+std::string one_line(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  std::string line = torch_error ? torch_error->what_without_backtrace() : error.what();
+  const auto end = line.find('\n');
+  return end == std::string::npos ? line : line.substr(0, end);
+}
+
+int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noexcept {
+  try {
+    Args args(argc, argv);
+    body(args);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", one_line(error).c_str());
+  } catch (...) {
+    std::fprintf(stderr, "error: an exception of an unknown type was thrown\n");
+  }
+  return 1;
+}
+
+}  // namespace levin

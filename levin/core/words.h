@@ -1,0 +1,29 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace levin {
+
+/// The known word that is nearest to `word` by edit distance, or empty when none is near enough to be meant.
+std::string nearest_word(std::string_view word, std::span<const std::string> known);
+
+/// "a, b, c"
+std::string join(std::span<const std::string> words, std::string_view separator = ", ");
+
+/// Throws the error for a value that is not one of the known ones: option, value, nearest, all known.
+[[noreturn]] void fail_unknown(std::string_view operation, std::string_view option, std::string_view value,
+                               std::span<const std::string> known);
+
+/// "1.5 GB", "12.3 MB", "512 B": decimal units, three significant digits.
+std::string format_bytes(double bytes);
+
+/// "1.2M", "340k", "86.6M": counts for people.
+std::string format_count(double count);
+
+/// "0:42", "1:02:03": durations for progress lines.
+std::string format_duration(double seconds);
+
+}  // namespace levin

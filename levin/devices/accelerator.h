@@ -1,0 +1,53 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+namespace levin {
+
+/// Bytes of a device's memory as the allocator counts them (on the CPU: resident memory of this process).
+struct MemoryStats {
+  int64_t allocated = 0;
+  int64_t peak_allocated = 0;
+  int64_t reserved = 0;
+  int64_t peak_reserved = 0;
+};
+
+/// A kind of device. There is one object per kind; a kind that this build or machine lacks is a null twin that says why.
+class Accelerator {
+ public:
+  virtual ~Accelerator() = default;
+
+  /// "cpu", "cuda".
+  virtual std::string name() const = 0;
+  /// Number of usable devices here; 0 when there are none. For the CPU 1: it can host any number of processes.
+  virtual int device_count() const = 0;
+  /// Why device_count() is 0, for messages.
+  virtual std::string why_unavailable() const = 0;
+  /// Makes `device` current for this thread and returns it; called once per process before anything is allocated.
+  virtual void set_device(c10::Device device) const = 0;
+  /// Waits until the device has done all work given to it.
+  virtual void synchronize(c10::Device device) const = 0;
+  virtual MemoryStats memory(c10::Device device) const = 0;
+  virtual void reset_peak_memory(c10::Device device) const = 0;
+  /// RNG state of the device's default generator, and back. CPU: the CPU generator.
+  virtual at::Tensor rng_state(c10::Device device) const = 0;
+  virtual void set_rng_state(c10::Device device, const at::Tensor& state) const = 0;
+};
+
+/// "cpu", "cuda" or "gpu" (= cuda); "auto" is cuda when one is usable, else cpu. An unknown or unusable kind is an Error.
+const Accelerator& accelerator(const std::string& name = "auto");
+/// The accelerator a device belongs to.
+const Accelerator& accelerator_of(c10::Device device);
+
+namespace detail {
+const Accelerator& cpu_accelerator();
+const Accelerator& cuda_accelerator();  // cuda.cpp, or its twin no_cuda.cpp
+}  // namespace detail
+
+}  // namespace levin

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include "levin/environments/environment.h"
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
+
+namespace levin {
+
+using at::Tensor;
+
+enum class ReduceOp { kSum, kMean, kMin, kMax, kProduct };
+
+/// "sum", "mean"/"avg", "min", "max", "prod"; an unknown word is an Error.
+ReduceOp reduce_op(std::string_view word);
+
+/// Communication among the ranks of a group. Every rank of the group must call the same operations in the same order; the
+/// calls check that (operation, shape, dtype) before any data moves, and a mismatch, a rank that has died or one that does
+/// not come within the timeout is an Error, on every surviving rank, that names the operation and the ranks.
+class Collective {
+ public:
+  virtual ~Collective() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  /// In place.
+  virtual void all_reduce(Tensor& tensor, ReduceOp op = ReduceOp::kSum) = 0;
+  /// [world_size, ...tensor.sizes()]
+  virtual Tensor all_gather(const Tensor& tensor) = 0;
+  /// In place, from rank `src` of the group.
+  virtual void broadcast(Tensor& tensor, int src = 0) = 0;
+  /// `input` is [world_size * n, ...]; returns this rank's [n, ...] of the reduced whole.
+  virtual Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) = 0;
+  virtual void barrier(std::string_view name = "barrier") = 0;
+
+  /// PyTorch's own group, for c10d::Reducer and the like; null when there is only one process.
+  virtual c10::intrusive_ptr<c10d::ProcessGroup> process_group() const = 0;
+  /// The key-value store of the run, kept apart for this group; null when there is only one process.
+  virtual c10::intrusive_ptr<c10d::Store> store() const = 0;
+};
+
+/// Sends a string from `src` to all.
+std::string broadcast_string(Collective& group, std::string text, int src = 0);
+/// One string of each rank, on every rank, by rank.
+std::vector<std::string> gather_strings(Collective& group, const std::string& text);
+
+struct CollectiveOptions {
+  /// "auto": nccl when each rank has a GPU of its own, else gloo. "gloo", "nccl".
+  std::string backend = "auto";
+  /// How long any operation may wait for the other ranks.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// How long to wait for all ranks to arrive at the start.
+  std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+};
+
+/// Joins the group of all ranks; a placement with world_size 1 gives a group of one that communicates with nobody.
+/// Every rank must call. The Error for ranks that do not arrive names them.
+std::shared_ptr<Collective> join_group(const Placement& placement, c10::Device device, const CollectiveOptions& options = {});
+
+/// A part of a group. Every rank of `parent` must call with the same list of groups; returns the one this rank is in.
+std::shared_ptr<Collective> split_group(Collective& parent, const std::vector<std::vector<int>>& groups, std::string_view name);
+
+}  // namespace levin

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "levin/core/state_dict.h"
+
+namespace levin {
+
+using at::Tensor;
+
+/// What the loss scaler tells an optimizer for one step: gradients are still multiplied by `scale` (undefined: they are not),
+/// and nothing may change where `found_inf` is non-zero. Both stay on the device, so that nobody waits for it.
+struct GradScale {
+  Tensor scale;
+  Tensor found_inf;
+};
+
+/// The interface of an optimizer. Users hold the handle, `Optimizer`.
+class OptimizerImpl {
+ public:
+  virtual ~OptimizerImpl() = default;
+
+  /// "AdamW"
+  virtual std::string name() const = 0;
+  /// One update. Parameters without a gradient are passed over.
+  virtual void step() = 0;
+  /// One update under a loss scaler without waiting for the device; false when this optimizer cannot, and nothing was done.
+  virtual bool step_scaled(const GradScale&) { return false; }
+  virtual void zero_grad(bool set_to_none) = 0;
+
+  virtual size_t num_groups() const = 0;
+  virtual std::vector<Tensor>& params(size_t group) = 0;
+  /// A hyperparameter of a group by torch's name: "lr", "initial_lr", "momentum", "beta1", "beta2", "weight_decay", ...
+  /// `find` gives null when the optimizer has none of that name.
+  virtual double* find_hyper(size_t group, std::string_view name) = 0;
+
+  virtual StateDict state_dict() const = 0;
+  /// Moves loaded state to the device and dtype of each parameter.
+  virtual void load_state_dict(const StateDict& state) = 0;
+};
+
+/// A handle to an optimizer, as Tensor is one to its data: copies share, an empty one exists.
+class Optimizer {
+ public:
+  Optimizer() = default;
+  explicit Optimizer(std::shared_ptr<OptimizerImpl> impl) : impl_(std::move(impl)) {}
+
+  void step() { impl_->step(); }
+  /// Evaluates the closure with gradients enabled, then steps; returns the closure's loss.
+  Tensor step(const std::function<Tensor()>& closure);
+  /// Sets gradients to none, or fills them with zeros.
+  void zero_grad(bool set_to_none = true) { impl_->zero_grad(set_to_none); }
+
+  std::string name() const { return impl_->name(); }
+  size_t num_groups() const { return impl_->num_groups(); }
+  std::vector<Tensor>& params(size_t group = 0) const { return impl_->params(group); }
+  /// Parameters of all groups.
+  std::vector<Tensor> all_params() const;
+  double lr(size_t group = 0) const { return hyper("lr", group); }
+  void set_lr(double lr, size_t group = 0) const { hyper("lr", group) = lr; }
+  /// A hyperparameter by name; an Error when the optimizer has none of that name.
+  double& hyper(std::string_view name, size_t group = 0) const;
+
+  StateDict state_dict() const { return impl_->state_dict(); }
+  void load_state_dict(const StateDict& state) const { impl_->load_state_dict(state); }
+
+  explicit operator bool() const { return impl_ != nullptr; }
+  const std::shared_ptr<OptimizerImpl>& impl() const { return impl_; }
+
+ protected:
+  std::shared_ptr<OptimizerImpl> impl_;
+};
+
+}  // namespace levin

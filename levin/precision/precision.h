@@ -1,0 +1,94 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include "levin/core/state_dict.h"
+#include "levin/optim/optimizer.h"
+
+namespace levin {
+
+using at::Tensor;
+
+/// A precision, resolved: what becomes of parameters, inputs, computation and outputs. A plain value; `known_precisions()`
+/// lists the table it comes from.
+struct PrecisionPlan {
+  std::string name = "32-true";
+  /// Parameters are made in and converted to this dtype; none: left as they are.
+  std::optional<c10::ScalarType> params = {};
+  /// Floating tensors given to forward are cast to this dtype; none: left as they are.
+  std::optional<c10::ScalarType> inputs = {};
+  /// Floating tensors that forward returns are cast to this dtype.
+  std::optional<c10::ScalarType> outputs = {};
+  /// Forward runs under autocast to this dtype.
+  std::optional<c10::ScalarType> autocast = {};
+  /// The loss is scaled against underflow (fp16 only).
+  bool scales_loss = false;
+
+  bool operator==(const PrecisionPlan&) const = default;
+};
+
+/// "32-true", "16-mixed", "bf16", "64", ... to a plan, with Lightning's aliases. On the CPU 16-mixed becomes bf16-mixed, with
+/// a line that says so. An unknown word is an Error with the known ones and the nearest.
+PrecisionPlan resolve_precision(std::string_view word, c10::DeviceType device);
+std::vector<std::string> known_precisions();
+
+/// Runs its scope under autocast to a dtype on a device type, and restores what was before. The cache of cast weights is
+/// dropped when the outermost scope ends, as in torch.autocast.
+class Autocast {
+ public:
+  Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true);
+  ~Autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  c10::DeviceType device_;
+  c10::ScalarType previous_dtype_;
+  bool previous_enabled_;
+};
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;
+};
+
+/// The loss scaler of fp16 training, number by number torch.amp.GradScaler.
+class GradScaler {
+ public:
+  explicit GradScaler(GradScalerOptions options = {});
+
+  /// loss * scale
+  Tensor scale(const Tensor& loss);
+  /// Divides the gradients of an optimizer by the scale, once per step; needed before clipping.
+  void unscale(Optimizer& optimizer);
+  /// Steps unless a gradient is inf or nan. Fused optimizers are told on the device; for others the host waits for the answer.
+  void step(Optimizer& optimizer);
+  /// Grows or backs off; call once after all optimizers have stepped.
+  void update();
+
+  double current_scale() const;
+  StateDict state_dict() const;
+  void load_state_dict(const StateDict& state);
+
+ private:
+  struct PerOptimizer;
+  PerOptimizer& of(const Optimizer& optimizer);
+  void check_inf(PerOptimizer& state, Optimizer& optimizer, bool unscale);
+
+  GradScalerOptions options_;
+  Tensor scale_;
+  Tensor growth_tracker_;
+  std::vector<std::shared_ptr<PerOptimizer>> per_optimizer_;
+};
+
+}  // namespace levin

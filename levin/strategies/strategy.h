@@ -1,0 +1,76 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <torch/nn/module.h>
+
+#include "levin/distributed/collective.h"
+#include "levin/optim/optimizer.h"
+
+namespace levin {
+
+/// What a strategy does around one module that was set up with it. All calls are made by Fabric, in this order, each step:
+/// before_forward, after_forward, before_backward, after_backward.
+class ModuleSync {
+ public:
+  virtual ~ModuleSync() = default;
+
+  /// Before the module's forward, when gradients are enabled or not.
+  virtual void before_forward() = 0;
+  /// After it, with every tensor of the output that needs a gradient.
+  virtual void after_forward(std::span<Tensor> outputs) = 0;
+  /// Before the backward of a loss that came from this module's output.
+  virtual void before_backward(const Tensor& loss) = 0;
+  /// After it. Throws when ranks disagree about what was used: one line, the same on every rank.
+  virtual void after_backward() = 0;
+  /// While false, gradients are only accumulated locally (no_backward_sync). It must cover forward and backward.
+  virtual void set_sync(bool enabled) = 0;
+};
+
+/// How a model is spread over processes. The only floor that knows that there are other ranks.
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+
+  /// "single_device", "ddp", ...
+  virtual std::string name() const = 0;
+  /// Takes the group and the device of this rank; called once, by Fabric::launch.
+  virtual void connect(std::shared_ptr<Collective> group, c10::Device device) = 0;
+  virtual Collective& group() const = 0;
+  virtual c10::Device device() const = 0;
+
+  /// Prepares a module that is on its device, in its dtype. Null when there is nothing to do around its calls.
+  /// Every rank must call.
+  virtual std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) = 0;
+  /// Prepares an optimizer of modules that were set up; may return another one that stands in for it.
+  virtual Optimizer setup_optimizer(Optimizer optimizer) { return optimizer; }
+  /// The L2 (or p-) norm of all gradients together, over all ranks that hold a part.
+  virtual Tensor grad_norm(std::span<const Tensor> params, double norm_type);
+};
+
+struct DdpOptions {
+  /// Walk the graph each step and let parameters that took no part pass. Costs time; needed when forward has branches.
+  bool find_unused_parameters = false;
+  /// The same parameters take part in every step: lets the reducer plan ahead, and parameters be used twice.
+  bool static_graph = false;
+  /// Gradients are views into the buckets: one copy of the gradients less in memory.
+  bool gradient_as_bucket_view = true;
+  /// Bytes of one bucket in MiB.
+  double bucket_cap_mb = 25;
+  /// Rank 0's buffers (batch norm statistics) are sent to all before each forward.
+  bool broadcast_buffers = true;
+  /// "", "fp16", "bf16", "powersgd": how gradients are compressed on their way.
+  std::string comm_hook = {};
+  /// PowerSGD: rank of the approximation, steps of plain all-reduce at the start, least compression worth it.
+  int64_t powersgd_rank = 1;
+  int64_t powersgd_start_iter = 1000;
+  double powersgd_min_compression_rate = 2;
+};
+
+}  // namespace levin
