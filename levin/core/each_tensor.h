@@ -76,6 +76,7 @@ template <class T, class F>
 void each_field(T& t, F&& f) {
   constexpr size_t n = count_fields<std::remove_cv_t<T>>();
   static_assert(n <= 12, "levin: this batch or output struct has more than 12 fields; give it `template <class F> void each_tensor(F&& f)`");
+  // clang-format off
   if constexpr (n == 1) { auto& [a] = t; f(a); }
   else if constexpr (n == 2) { auto& [a, b] = t; f(a); f(b); }
   else if constexpr (n == 3) { auto& [a, b, c] = t; f(a); f(b); f(c); }
@@ -88,6 +89,7 @@ void each_field(T& t, F&& f) {
   else if constexpr (n == 10) { auto& [a, b, c, d, e, g, h, i, j, k] = t; f(a); f(b); f(c); f(d); f(e); f(g); f(h); f(i); f(j); f(k); }
   else if constexpr (n == 11) { auto& [a, b, c, d, e, g, h, i, j, k, l] = t; f(a); f(b); f(c); f(d); f(e); f(g); f(h); f(i); f(j); f(k); f(l); }
   else if constexpr (n == 12) { auto& [a, b, c, d, e, g, h, i, j, k, l, m] = t; f(a); f(b); f(c); f(d); f(e); f(g); f(h); f(i); f(j); f(k); f(l); f(m); }
+  // clang-format on
 }
 
 }  // namespace detail

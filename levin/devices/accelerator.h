@@ -18,7 +18,16 @@ struct MemoryStats {
   int64_t peak_reserved = 0;
 };
 
-/// A kind of device. There is one object per kind; a kind that this build or machine lacks is a null twin that says why.
+/// What a device is, for messages and hints.
+struct DeviceInfo {
+  std::string name;
+  int64_t total_memory = 0;
+  /// It has tensor cores that float32 matrix products leave idle unless float32_matmul_precision allows TF32.
+  bool has_tf32 = false;
+};
+
+/// A kind of device. There is one object per kind; a kind that this build or machine lacks is a null twin that says
+/// why.
 class Accelerator {
  public:
   virtual ~Accelerator() = default;
@@ -35,12 +44,14 @@ class Accelerator {
   virtual void synchronize(c10::Device device) const = 0;
   virtual MemoryStats memory(c10::Device device) const = 0;
   virtual void reset_peak_memory(c10::Device device) const = 0;
+  virtual DeviceInfo info(c10::Device device) const = 0;
   /// RNG state of the device's default generator, and back. CPU: the CPU generator.
   virtual at::Tensor rng_state(c10::Device device) const = 0;
   virtual void set_rng_state(c10::Device device, const at::Tensor& state) const = 0;
 };
 
-/// "cpu", "cuda" or "gpu" (= cuda); "auto" is cuda when one is usable, else cpu. An unknown or unusable kind is an Error.
+/// "cpu", "cuda" or "gpu" (= cuda); "auto" is cuda when one is usable, else cpu. An unknown or unusable kind is an
+/// Error.
 const Accelerator& accelerator(const std::string& name = "auto");
 /// The accelerator a device belongs to.
 const Accelerator& accelerator_of(c10::Device device);

@@ -1,0 +1,73 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include "levin/devices/accelerator.h"
+
+namespace levin {
+namespace {
+
+class Cuda final : public Accelerator {
+ public:
+  std::string name() const override { return "cuda"; }
+
+  int device_count() const override {
+    static const int count = c10::cuda::device_count();
+    return count;
+  }
+
+  std::string why_unavailable() const override { return "no usable NVIDIA GPU or driver was found"; }
+
+  void set_device(c10::Device device) const override { c10::cuda::set_device(device.index()); }
+
+  void synchronize(c10::Device device) const override {
+    const auto before = c10::cuda::current_device();
+    c10::cuda::set_device(device.index());
+    c10::cuda::device_synchronize();
+    c10::cuda::set_device(before);
+  }
+
+  MemoryStats memory(c10::Device device) const override {
+    // The allocator has no statistics of a device before its first allocation there.
+    if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return {};
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+    return {.allocated = stats.allocated_bytes[0].current,
+            .peak_allocated = stats.allocated_bytes[0].peak,
+            .reserved = stats.reserved_bytes[0].current,
+            .peak_reserved = stats.reserved_bytes[0].peak};
+  }
+
+  void reset_peak_memory(c10::Device device) const override {
+    if (c10::cuda::CUDACachingAllocator::get()->initialized())
+      c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+  }
+
+  DeviceInfo info(c10::Device device) const override {
+    const auto* properties = at::cuda::getDeviceProperties(device.index());
+    return {.name = properties->name,
+            .total_memory = static_cast<int64_t>(properties->totalGlobalMem),
+            .has_tf32 = properties->major >= 8};
+  }
+
+  at::Tensor rng_state(c10::Device device) const override {
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
+    std::lock_guard lock(generator.mutex());
+    return generator.get_state();
+  }
+
+  void set_rng_state(c10::Device device, const at::Tensor& state) const override {
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
+    std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+};
+
+}  // namespace
+
+const Accelerator& detail::cuda_accelerator() {
+  static const Cuda cuda;
+  return cuda;
+}
+
+}  // namespace levin

@@ -1,0 +1,34 @@
+// The null twin of cuda.cpp, for builds without CUDA.
+#include "levin/core/error.h"
+#include "levin/devices/accelerator.h"
+
+namespace levin {
+namespace {
+
+class NoCuda final : public Accelerator {
+ public:
+  std::string name() const override { return "cuda"; }
+  int device_count() const override { return 0; }
+  std::string why_unavailable() const override {
+    return "this Levin was built without CUDA (configure with LEVIN_CUDA=ON)";
+  }
+  void set_device(c10::Device) const override { refuse(); }
+  void synchronize(c10::Device) const override { refuse(); }
+  MemoryStats memory(c10::Device) const override { refuse(); }
+  void reset_peak_memory(c10::Device) const override { refuse(); }
+  DeviceInfo info(c10::Device) const override { refuse(); }
+  at::Tensor rng_state(c10::Device) const override { refuse(); }
+  void set_rng_state(c10::Device, const at::Tensor&) const override { refuse(); }
+
+ private:
+  [[noreturn]] void refuse() const { detail::fail("[cuda] " + why_unavailable()); }
+};
+
+}  // namespace
+
+const Accelerator& detail::cuda_accelerator() {
+  static const NoCuda cuda;
+  return cuda;
+}
+
+}  // namespace levin
