@@ -1,0 +1,37 @@
+"""The peer of step_overhead.cpp: the same step in plain PyTorch and in Lightning Fabric."""
+import json, time, warnings
+warnings.filterwarnings("ignore")
+import torch
+from lightning.fabric import Fabric
+torch.set_num_threads(1)
+torch.manual_seed(0)
+x = torch.randn(1, 32)
+
+def report(name, step, steps=3000):
+    for _ in range(100):
+        step()
+    best = 1e9
+    for _ in range(10):
+        start = time.perf_counter()
+        for _ in range(steps // 10):
+            step()
+        best = min(best, (time.perf_counter() - start) / (steps // 10))
+    print(json.dumps({"case": name, "us": round(best * 1e6, 3)}))
+
+model = torch.nn.Linear(32, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def plain():
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+report("plain", plain)
+
+fabric = Fabric(accelerator="cpu", devices=1)
+fabric.launch()
+model2 = torch.nn.Linear(32, 2)
+net, opt = fabric.setup(model2, torch.optim.SGD(model2.parameters(), lr=0.1))
+def with_fabric():
+    opt.zero_grad()
+    fabric.backward(net(x).sum())
+    opt.step()
+report("fabric", with_fabric)

@@ -1,0 +1,289 @@
+#include "levin/fabric/fabric.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/distributed/launcher.h"
+#include "levin/fabric/fabric_core.h"
+#include "levin/optim/clip.h"
+#include "levin/precision/matmul.h"
+#include "levin/strategies/registry.h"
+
+namespace levin {
+namespace {
+
+// Steps through the loss scaler: what an optimizer becomes in 16-mixed.
+class ScaledOptimizer final : public OptimizerImpl {
+ public:
+  ScaledOptimizer(Optimizer inner, std::shared_ptr<detail::FabricCore> core)
+      : inner_(std::move(inner)), core_(std::move(core)) {}
+
+  std::string name() const override { return inner_.name(); }
+  void step() override {
+    core_->scaler->step(inner_);
+    core_->scaler->update();
+  }
+  void zero_grad(bool set_to_none) override { inner_.zero_grad(set_to_none); }
+  size_t num_groups() const override { return inner_.num_groups(); }
+  std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
+  double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
+  StateDict state_dict() const override { return inner_.state_dict(); }
+  void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
+
+  Optimizer& inner() { return inner_; }
+
+ private:
+  Optimizer inner_;
+  std::shared_ptr<detail::FabricCore> core_;
+};
+
+// Casts by set_data, so that everybody who holds the parameter (an optimizer made before) sees the new data.
+void convert(torch::nn::Module& module, std::optional<c10::ScalarType> dtype, std::optional<c10::Device> device) {
+  at::NoGradGuard no_grad;
+  auto apply = [&](Tensor& tensor) {
+    if (!tensor.defined()) return;
+    auto to = tensor.options();
+    if (dtype && tensor.is_floating_point()) to = to.dtype(*dtype);
+    if (device) to = to.device(*device);
+    if (to.dtype() == tensor.dtype() && to.device() == tensor.device()) return;
+    tensor.set_data(tensor.to(to));
+    if (tensor.grad().defined()) tensor.mutable_grad().reset();
+  };
+  for (auto& parameter : module.parameters()) apply(parameter);
+  for (auto& buffer : module.buffers()) apply(buffer);
+}
+
+}  // namespace
+
+Fabric::Fabric() : Fabric(FabricOptions{}) {}
+
+Fabric::Fabric(FabricOptions options) : options_(std::move(options)), core_(std::make_shared<detail::FabricCore>()) {
+  core_->plan = resolve(options_, levin::detail::cuda_accelerator().device_count());
+  core_->accelerator = &levin::accelerator(core_->plan.accelerator);
+  if (core_->plan.precision.scales_loss) core_->scaler = std::make_unique<GradScaler>(options_.plugins.grad_scaler);
+}
+
+Fabric::~Fabric() = default;
+
+void Fabric::launch(const Args& args) {
+  launch_with(&args);
+}
+
+void Fabric::launch(int argc, char** argv) {
+  const Args args(argc, argv);
+  launch_with(&args);
+}
+
+void Fabric::launch() {
+  launch_with(nullptr);
+}
+
+void Fabric::launch_with(const Args* args) {
+  auto& core = *core_;
+  if (core.launched) return;
+  auto& plan = core.plan;
+  const auto environment = detect_environment(options_.plugins.cluster_environment);
+  const bool external = environment->creates_processes_externally();
+  const int devices = static_cast<int>(plan.devices.size());
+  if (!external && plan.world_size() > 1) {
+    LEVIN_CHECK(args, "[fabric.launch] ", plan.world_size(), " processes are asked for (devices ", devices,
+                " x num_nodes ", plan.num_nodes,
+                ") and nothing has started them; pass launch(argc, argv), or start the program with `levin run "
+                "--nproc-per-node ",
+                devices, "`");
+    std::fflush(nullptr);
+    std::exit(launch_self(args->values(), devices, plan.num_nodes));
+  }
+  // Devices that the user did not name are as many as the launcher has started.
+  const WorldAsked asked =
+      plan.devices_asked ? WorldAsked{devices, plan.num_nodes} : WorldAsked{0, plan.num_nodes > 1 ? plan.num_nodes : 0};
+  core.placement = environment->placement(asked);
+  set_log_rank(core.placement.global_rank);
+  const auto type = plan.devices.front().type();
+  if (!plan.devices_asked) {
+    plan.num_nodes = std::max(1, core.placement.world_size / std::max(1, core.placement.local_world_size));
+    while (type == c10::DeviceType::CPU && static_cast<int>(plan.devices.size()) < core.placement.local_world_size)
+      plan.devices.emplace_back(type);
+  }
+  LEVIN_CHECK(core.placement.local_rank < static_cast<int>(plan.devices.size()), "[fabric.launch] local rank ",
+              core.placement.local_rank, " has no device: this node has ", plan.devices.size());
+  const auto device = plan.devices[core.placement.local_rank];
+  core.accelerator->set_device(device);
+  core.strategy = make_strategy(plan.strategy, core.placement.world_size);
+  core.strategy->connect(join_group(core.placement, device, core.strategy->collective_options()), device);
+  core.launched = true;
+  if (!plan.precision.params) hint_idle_tensor_cores(device);
+}
+
+std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn::Module> module,
+                                                       SetupOptions options) {
+  LEVIN_CHECK(module, "[fabric.setup] the module is empty");
+  LEVIN_CHECK(core_->launched || core_->plan.world_size() == 1, "[fabric.setup] ", core_->plan.world_size(),
+              " processes are asked for; call fabric.launch(args) before setup");
+  if (!core_->launched) launch_with(nullptr);
+  auto& core = *core_;
+  const auto& precision = core.plan.precision;
+  if (is_deferred(*module)) materialize(*module);
+  convert(*module, precision.params, options.move_to_device ? std::optional(device()) : std::nullopt);
+
+  auto call = std::make_shared<detail::ModuleCall>();
+  call->core = core_;
+  call->precision = precision;
+  call->device = device().type();
+  call->sync = core.strategy->setup_module(*module);
+  call->module = std::move(module);
+  call->guards_backward = call->sync || core.scaler;
+  call->plain = !call->sync && !precision.params && !precision.autocast;
+  if (call->sync) core.synced.push_back(call);
+  return call;
+}
+
+Optimizer Fabric::setup_optimizer(Optimizer optimizer) {
+  LEVIN_CHECK(optimizer, "[fabric.setup] the optimizer is empty");
+  for (const auto& known : core_->optimizers)
+    LEVIN_CHECK(known.lock() != optimizer.impl(), "[fabric.setup] this optimizer (", optimizer.name(),
+                ") was set up already");
+  if (!core_->launched) {
+    LEVIN_CHECK(core_->plan.world_size() == 1, "[fabric.setup_optimizers] call fabric.launch(args) before");
+    launch_with(nullptr);
+  }
+  core_->optimizers.push_back(optimizer.impl());
+  optimizer = core_->strategy->setup_optimizer(optimizer);
+  if (!core_->scaler) return optimizer;
+  Optimizer scaled(std::make_shared<ScaledOptimizer>(std::move(optimizer), core_));
+  core_->optimizers.push_back(scaled.impl());
+  return scaled;
+}
+
+void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
+  auto& core = *core_;
+  LEVIN_CHECK(loss.defined(), "[fabric.backward] the loss is an empty tensor");
+  LEVIN_CHECK(loss.requires_grad(),
+              "[fabric.backward] the loss needs no gradient: it was computed without grad, detached, or "
+              "from a module whose parameters are all frozen");
+  if (core.synced.empty() && !core.scaler) [[likely]]
+    return loss.backward(options.gradient, options.retain_graph, options.create_graph);
+
+  const Tensor scaled = core.scaler ? core.scaler->scale(loss) : loss;
+  std::vector<std::shared_ptr<detail::ModuleCall>> calls;
+  for (const auto& weak : core.synced)
+    if (auto call = weak.lock(); call && call->forwarded) calls.push_back(std::move(call));
+  for (const auto& call : calls) call->sync->before_backward(scaled);
+  {
+    ++core.in_backward;
+    struct Inside {
+      std::atomic<int>& depth;
+      ~Inside() { --depth; }
+    } inside{core.in_backward};
+    scaled.backward(options.gradient, options.retain_graph, options.create_graph);
+  }
+  for (const auto& call : calls) {
+    call->sync->after_backward();
+    call->forwarded = options.retain_graph;
+  }
+}
+
+Tensor Fabric::clip_gradients(Optimizer& optimizer, const ClipOptions& options) {
+  LEVIN_CHECK(options.clip_val.has_value() != options.max_norm.has_value(),
+              "[fabric.clip_gradients] give exactly one of clip_val and max_norm");
+  if (core_->scaler) {
+    auto* scaled = dynamic_cast<ScaledOptimizer*>(optimizer.impl().get());
+    LEVIN_CHECK(scaled, "[fabric.clip_gradients] this optimizer was not set up with this Fabric");
+    core_->scaler->unscale(scaled->inner());
+  }
+  const auto params = optimizer.all_params();
+  if (options.clip_val) {
+    clip_grad_value(params, *options.clip_val);
+    return {};
+  }
+  const auto norm = core_->strategy->grad_norm(params, options.norm_type);
+  clip_grads_with_norm(params, *options.max_norm, norm, options.error_if_nonfinite);
+  return norm;
+}
+
+std::unique_ptr<Autocast> Fabric::autocast() const {
+  const auto& precision = core_->plan.precision;
+  return precision.autocast ? std::make_unique<Autocast>(device().type(), *precision.autocast) : nullptr;
+}
+
+std::unique_ptr<InitScope> Fabric::init_tensor() const {
+  return init_scope({});
+}
+
+std::unique_ptr<InitScope> Fabric::init_scope(InitModuleOptions options) const {
+  return std::make_unique<InitScope>(InitOptions{.device = device(),
+                                                 .dtype = core_->plan.precision.params,
+                                                 .empty = options.empty_init,
+                                                 .deferred = options.meta});
+}
+
+void Fabric::note_loader_kept(bool asked) const {
+  if (asked && world_size() > 1)
+    warn_once(
+        "[fabric.setup_dataloaders] this loader is not a levin::DataLoader, so its sampler stays: every rank sees all "
+        "of its batches");
+}
+
+void Fabric::print_line(const std::string& line) const {
+  std::fprintf(stdout, "%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+Logger& Fabric::logger() const {
+  LEVIN_CHECK(!options_.loggers.empty(), "[fabric.logger] no logger was given: Fabric({.loggers = {...}})");
+  return *options_.loggers.front();
+}
+
+void Fabric::log(std::string_view name, const Tensor& value, std::optional<int64_t> step) {
+  log_dict({{std::string(name), value}}, step);
+}
+void Fabric::log(std::string_view name, double value, std::optional<int64_t> step) {
+  log_dict({{std::string(name), value}}, step);
+}
+
+void Fabric::log_dict(const Metrics& metrics, std::optional<int64_t> step) {
+  if (!is_global_zero()) return;
+  for (const auto& logger : options_.loggers) logger->log_metrics(metrics, step);
+}
+
+c10::Device Fabric::device() const {
+  return core_->launched ? core_->strategy->device() : core_->plan.devices.front();
+}
+int Fabric::global_rank() const {
+  return core_->placement.global_rank;
+}
+int Fabric::local_rank() const {
+  return core_->placement.local_rank;
+}
+int Fabric::node_rank() const {
+  return core_->placement.node_rank;
+}
+int Fabric::world_size() const {
+  return core_->launched ? core_->placement.world_size : core_->plan.world_size();
+}
+const Accelerator& Fabric::accelerator() const {
+  return *core_->accelerator;
+}
+const FabricPlan& Fabric::plan() const {
+  return core_->plan;
+}
+GradScaler* Fabric::grad_scaler() const {
+  return core_->scaler.get();
+}
+
+Strategy& Fabric::strategy() const {
+  LEVIN_CHECK(core_->launched, "[fabric.strategy] call fabric.launch(args) first");
+  return *core_->strategy;
+}
+
+NoSync::NoSync(detail::ModuleCall* call) : call_(call && call->sync ? call : nullptr) {
+  if (call_) call_->sync->set_sync(false);
+}
+
+NoSync::~NoSync() {
+  if (call_) call_->sync->set_sync(true);
+}
+
+}  // namespace levin

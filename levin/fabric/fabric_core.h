@@ -1,0 +1,32 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "levin/devices/accelerator.h"
+#include "levin/environments/environment.h"
+#include "levin/fabric/fabric_module.h"
+#include "levin/fabric/options.h"
+#include "levin/strategies/strategy.h"
+
+namespace levin::detail {
+
+/// What a Fabric owns and everything that was set up with it shares: it lives until the last of them is gone.
+struct FabricCore {
+  FabricPlan plan;
+  Placement placement;
+  const Accelerator* accelerator = nullptr;
+  std::unique_ptr<Strategy> strategy;
+  std::unique_ptr<GradScaler> scaler;
+  bool launched = false;
+  /// > 0 while fabric.backward runs. Read by gradient hooks on the autograd engine's threads.
+  std::atomic<int> in_backward = 0;
+  /// Calls of modules whose gradients the strategy takes part in.
+  std::vector<std::weak_ptr<ModuleCall>> synced;
+  /// Optimizers that were set up: a second time is refused.
+  std::vector<std::weak_ptr<OptimizerImpl>> optimizers;
+};
+
+}  // namespace levin::detail

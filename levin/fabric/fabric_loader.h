@@ -1,0 +1,118 @@
+#pragma once
+
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include <c10/core/Device.h>
+
+#include "levin/core/each_tensor.h"
+
+namespace levin {
+
+namespace detail {
+
+template <class T>
+concept LoaderPointer = requires(T& p) {
+  (*p).begin();
+  (*p).end();
+};
+
+/// The thing with begin() and end() behind a loader, a pointer to one, or torch's unique_ptr to one.
+template <class L>
+auto& loader_range(L& loader) {
+  if constexpr (LoaderPointer<L>)
+    return *loader;
+  else
+    return loader;
+}
+
+}  // namespace detail
+
+/// A loader whose batches arrive on this rank's device. A handle: copies share the loader underneath.
+/// Every pass over it is the next epoch of a Levin loader.
+template <class L>
+class FabricLoader {
+ public:
+  using Range = std::remove_reference_t<decltype(detail::loader_range(std::declval<L&>()))>;
+  using Inner = decltype(std::declval<Range&>().begin());
+  using Sentinel = decltype(std::declval<Range&>().end());
+  using Value = std::remove_cvref_t<decltype(*std::declval<Inner&>())>;
+  static_assert(TensorNest<Value>,
+                "levin: cannot see the tensors in this loader's batches; make the batch a plain struct or give it "
+                "each_tensor(F&&)");
+
+  FabricLoader(std::shared_ptr<L> loader, std::optional<c10::Device> move_to)
+      : loader_(std::move(loader)), move_to_(move_to) {}
+
+  class iterator {
+   public:
+    using value_type = Value;
+    using difference_type = std::ptrdiff_t;
+    using iterator_concept = std::input_iterator_tag;
+
+    iterator(Inner it, Sentinel end, std::optional<c10::Device> move_to)
+        : it_(std::move(it)), end_(std::move(end)), move_to_(move_to) {
+      fetch();
+    }
+    Value& operator*() const {
+      if constexpr (kByReference)
+        if (!move_to_) return *it_;
+      return *batch_;
+    }
+    iterator& operator++() {
+      ++it_;
+      fetch();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return done_; }
+
+   private:
+    static constexpr bool kByReference = std::is_same_v<decltype(*std::declval<Inner&>()), Value&>;
+
+    void fetch() {
+      done_ = it_ == end_;
+      if (done_) return;
+      if constexpr (kByReference)
+        if (!move_to_) return;
+      batch_.emplace(*it_);
+      if (!move_to_) return;
+      each_tensor(*batch_, [&](Tensor& t) {
+        if (t.defined()) t = t.to(*move_to_, /*non_blocking=*/true);
+      });
+    }
+
+    mutable Inner it_;
+    Sentinel end_;
+    std::optional<c10::Device> move_to_;
+    mutable std::optional<Value> batch_;
+    bool done_ = false;
+  };
+
+  iterator begin() { return iterator(range().begin(), range().end(), move_to_); }
+  std::default_sentinel_t end() const { return {}; }
+  /// Number of batches of one pass on this rank, where the loader knows it.
+  auto size() const requires requires(Range& r) { r.size(); }
+  { return range().size(); }
+  /// The loader underneath.
+  Range& loader() const { return range(); }
+
+  auto state_dict() const requires requires(Range& r) { r.state_dict(); }
+  { return range().state_dict(); }
+  template <class S>
+  void load_state_dict(const S& state) const requires requires(Range& r) {
+    r.load_state_dict(state);
+  }
+  { range().load_state_dict(state); }
+
+ private:
+  Range& range() const { return detail::loader_range(*loader_); }
+
+  std::shared_ptr<L> loader_;
+  std::optional<c10::Device> move_to_;
+};
+
+}  // namespace levin

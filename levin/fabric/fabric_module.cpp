@@ -1,0 +1,51 @@
+#include "levin/fabric/fabric_module.h"
+
+#include <c10/core/DefaultDtype.h>
+
+#include "levin/core/error.h"
+#include "levin/fabric/fabric_core.h"
+
+namespace levin::detail {
+
+Tensor cast_floating(const Tensor& tensor, c10::ScalarType dtype) {
+  if (!tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == dtype) return tensor;
+  return tensor.to(dtype);
+}
+
+CallScope::CallScope(ModuleCall& call) {
+  if (call.sync) call.sync->before_forward();
+  if (call.precision.autocast) {
+    autocast_.emplace(call.device, *call.precision.autocast);
+  } else if (call.precision.params) {
+    // Tensors that forward makes itself (masks, positions) must have the dtype of the parameters.
+    default_dtype_ = c10::get_default_dtype_as_scalartype();
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(*call.precision.params));
+  }
+}
+
+CallScope::~CallScope() {
+  if (default_dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*default_dtype_));
+}
+
+void finish_call(ModuleCall& call, std::vector<Tensor*>& outputs) {
+  if (call.precision.outputs)
+    for (auto* tensor : outputs) *tensor = cast_floating(*tensor, *call.precision.outputs);
+  if (!c10::GradMode::is_enabled() || !(call.sync || call.guards_backward)) return;
+  std::vector<Tensor> with_grad;
+  for (auto* tensor : outputs)
+    if (tensor->requires_grad()) with_grad.push_back(*tensor);
+  if (with_grad.empty()) return;
+  call.forwarded = true;
+  if (call.guards_backward)
+    for (auto& tensor : with_grad)
+      if (!tensor.is_leaf())
+        tensor.register_hook([core = call.core.get()](const Tensor& gradient) {
+          LEVIN_CHECK(core->in_backward > 0, "[backward] precision \"", core->plan.precision.name,
+                      "\" with strategy \"", core->strategy->name(),
+                      "\" needs fabric.backward(loss) in place of loss.backward()");
+          return gradient;
+        });
+  if (call.sync) call.sync->after_forward(with_grad);
+}
+
+}  // namespace levin::detail

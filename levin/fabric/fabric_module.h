@@ -1,0 +1,194 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include "levin/checkpoint/module_state.h"
+#include "levin/core/each_tensor.h"
+#include "levin/precision/precision.h"
+#include "levin/strategies/strategy.h"
+
+namespace levin {
+
+template <class M>
+class FabricModule;
+
+namespace detail {
+
+struct FabricCore;
+
+/// What surrounds the calls of one module that was set up. Shared by all copies of its FabricModule.
+struct ModuleCall {
+  std::shared_ptr<FabricCore> core;
+  std::shared_ptr<torch::nn::Module> module;
+  std::unique_ptr<ModuleSync> sync;
+  PrecisionPlan precision;
+  c10::DeviceType device = c10::DeviceType::CPU;
+  /// Nothing has to be done around a call: one branch, then the user's forward.
+  bool plain = true;
+  /// A forward with gradients ran since the last backward.
+  bool forwarded = false;
+  /// loss.backward() without fabric.backward(loss) would give wrong gradients.
+  bool guards_backward = false;
+};
+
+/// Sets everything up before a forward and puts it back after, also when it throws.
+class CallScope {
+ public:
+  explicit CallScope(ModuleCall& call);
+  ~CallScope();
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+ private:
+  std::optional<Autocast> autocast_;
+  std::optional<c10::ScalarType> default_dtype_;
+};
+
+Tensor cast_floating(const Tensor& tensor, c10::ScalarType dtype);
+/// Casts the outputs and tells the strategy and the backward guard about those that need a gradient.
+void finish_call(ModuleCall& call, std::vector<Tensor*>& outputs);
+
+template <class T>
+concept ModuleHolderLike = requires(T& m) {
+  { m.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
+};
+template <class T>
+struct SharedModule : std::false_type {};
+template <class T>
+requires std::derived_from<T, torch::nn::Module>
+struct SharedModule<std::shared_ptr<T>> : std::true_type {
+};
+
+/// A holder (torch's or Levin's) or a shared_ptr to a module: something that can be copied without copying the module.
+template <class T>
+concept ModuleHandle = ModuleHolderLike<T> || SharedModule<T>::value;
+
+template <ModuleHandle M>
+std::shared_ptr<torch::nn::Module> module_ptr(const M& module) {
+  if constexpr (ModuleHolderLike<const M>)
+    return module.ptr();
+  else if constexpr (ModuleHolderLike<M>)
+    return const_cast<M&>(module).ptr();
+  else
+    return module;
+}
+
+template <class M, class... Args>
+concept CalledDirectly = requires(M& m, Args&&... args) {
+  m(std::forward<Args>(args)...);
+};
+template <class M, class... Args>
+concept Forwardable = CalledDirectly<M, Args...> || requires(M& m, Args&&... args) {
+  m->forward(std::forward<Args>(args)...);
+};
+
+template <class M, class... Args>
+decltype(auto) call_forward(M& module, Args&&... args) {
+  if constexpr (CalledDirectly<M, Args...>)
+    return module(std::forward<Args>(args)...);
+  else
+    return module->forward(std::forward<Args>(args)...);
+}
+
+/// The argument with its floating tensors in `dtype`; what holds no tensor passes untouched.
+template <class A>
+decltype(auto) cast_argument(A&& argument, std::optional<c10::ScalarType> dtype) {
+  using T = std::remove_cvref_t<A>;
+  if constexpr (std::same_as<T, Tensor>) {
+    return dtype ? cast_floating(argument, *dtype) : Tensor(std::forward<A>(argument));
+  } else if constexpr (Leaf<T> || !TensorNest<T> || !std::copy_constructible<T>) {
+    return std::forward<A>(argument);
+  } else {
+    T copy(std::forward<A>(argument));
+    if (dtype) each_tensor(copy, [&](Tensor& t) { t = cast_floating(t, *dtype); });
+    return copy;
+  }
+}
+
+template <class F, class... Args>
+auto run_call(ModuleCall& call, F&& f, Args&&... args) {
+  using Result = std::invoke_result_t<F, decltype(cast_argument(std::forward<Args>(args), {}))...>;
+  if constexpr (std::is_void_v<Result>) {
+    CallScope scope(call);
+    f(cast_argument(std::forward<Args>(args), call.precision.inputs)...);
+  } else {
+    std::optional<std::remove_cvref_t<Result>> result;
+    {
+      CallScope scope(call);
+      result.emplace(f(cast_argument(std::forward<Args>(args), call.precision.inputs)...));
+    }
+    std::vector<Tensor*> outputs;
+    each_tensor(*result, [&](Tensor& t) {
+      if (t.defined()) outputs.push_back(&t);
+    });
+    finish_call(call, outputs);
+    return std::move(*result);
+  }
+}
+
+}  // namespace detail
+
+/// A module that was set up: call it as the module itself. A handle: copies share, and it keeps the module alive.
+template <class M>
+class FabricModule {
+ public:
+  FabricModule(M module, std::shared_ptr<detail::ModuleCall> call)
+      : module_(std::move(module)), call_(std::move(call)) {}
+
+  /// The module's forward, in the run's precision, under the care of its strategy.
+  template <class... Args>
+  auto operator()(Args&&... args) const {
+    static_assert(detail::Forwardable<M, Args...>,
+                  "levin: this module's forward cannot be called with these arguments");
+    if constexpr (detail::Forwardable<M, Args...>) {
+      if (call_->plain) [[likely]]
+        return detail::call_forward(module_, std::forward<Args>(args)...);
+      return detail::run_call(
+          *call_,
+          [this](auto&&... x) -> decltype(auto) {
+            return detail::call_forward(module_, std::forward<decltype(x)>(x)...);
+          },
+          std::forward<Args>(args)...);
+    }
+  }
+
+  /// Another method that computes, under the same care: `net.call(&NetImpl::encode, x)`.
+  template <class R, class C, class... P, class... Args>
+  auto call(R (C::*method)(P...), Args&&... args) const {
+    return detail::run_call(
+        *call_,
+        [&](auto&&... x) -> R { return (static_cast<C&>(*operator->()).*method)(std::forward<decltype(x)>(x)...); },
+        std::forward<Args>(args)...);
+  }
+
+  /// The user's module.
+  auto* operator->() const {
+    if constexpr (detail::ModuleHolderLike<M>)
+      return module_.get();
+    else
+      return module_.get();
+  }
+  const M& module() const { return module_; }
+  std::shared_ptr<torch::nn::Module> ptr() const { return call_->module; }
+
+  StateDict state_dict() const { return module_state_dict(*call_->module); }
+  void load_state_dict(const StateDict& state, bool strict = true) const {
+    load_module_state_dict(*call_->module, state, strict);
+  }
+
+  detail::ModuleCall& setup_call() const { return *call_; }
+
+ private:
+  mutable M module_;
+  std::shared_ptr<detail::ModuleCall> call_;
+};
+
+}  // namespace levin

@@ -1,0 +1,47 @@
+#include <fmt/format.h>
+
+#include "levin/core/error.h"
+#include "levin/core/words.h"
+#include "levin/devices/accelerator.h"
+#include "levin/fabric/options.h"
+#include "levin/strategies/registry.h"
+
+namespace levin {
+namespace {
+
+c10::DeviceType resolve_accelerator(const std::string& name, int cuda_devices) {
+  static const std::vector<std::string> known{"auto", "cpu", "cuda", "gpu"};
+  if (name == "auto") return cuda_devices > 0 ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
+  if (name == "cpu") return c10::DeviceType::CPU;
+  if (name != "cuda" && name != "gpu") fail_unknown("fabric", "accelerator", name, known);
+  LEVIN_CHECK(cuda_devices > 0, "[fabric] accelerator \"", name,
+              "\" is not available: ", detail::cuda_accelerator().why_unavailable(), " (available: cpu)");
+  return c10::DeviceType::CUDA;
+}
+
+}  // namespace
+
+FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
+  FabricPlan plan;
+  const auto type = resolve_accelerator(options.accelerator, cuda_devices);
+  plan.accelerator = type == c10::DeviceType::CPU ? "cpu" : "cuda";
+  check_strategy(options.strategy);
+  plan.devices = resolve_devices(options.devices, type, cuda_devices);
+  // Ranks that talk over Gloo may share a GPU; NCCL refuses that.
+  plan.devices_asked = options.devices.text() != "auto";
+  LEVIN_CHECK(options.num_nodes >= 1, "[fabric] num_nodes ", options.num_nodes, " is not allowed (1 or more)");
+  plan.num_nodes = static_cast<int>(options.num_nodes);
+  plan.strategy = options.strategy;
+  LEVIN_CHECK(options.strategy.name() != "single_device" || plan.world_size() == 1,
+              "[fabric] strategy \"single_device\" runs one process, but devices x num_nodes asks for ",
+              plan.world_size(), "; use \"ddp\"");
+  plan.precision = resolve_precision(options.precision, type);
+  return plan;
+}
+
+std::string FabricPlan::to_string() const {
+  return fmt::format("{} x {}{}, {}, {}", accelerator, devices.size(),
+                     num_nodes > 1 ? fmt::format(" on {} nodes", num_nodes) : "", strategy.name(), precision.name);
+}
+
+}  // namespace levin
