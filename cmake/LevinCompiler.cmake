@@ -14,22 +14,68 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 # One flag set for library and programs, so that all of them can share one precompiled header.
 set(CMAKE_POSITION_INDEPENDENT_CODE OFF)
-add_compile_options(-fPIC -Wall -Wextra -Wshadow)
+set(_flags -fPIC -Wall -Wextra -Wshadow)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  add_compile_options(-Wno-maybe-uninitialized)  # false alarms in std::variant and std::optional
+  list(APPEND _flags -Wno-maybe-uninitialized)  # false alarms in std::variant and std::optional
 endif()
 if(LEVIN_WERROR)
-  add_compile_options(-Werror)
+  list(APPEND _flags -Werror)
 endif()
 
 find_program(LEVIN_CCACHE ccache)
 if(LEVIN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # The sloppiness is what ccache asks for with precompiled headers.
+  # The sloppiness is what ccache asks for with precompiled headers. The base folder and the unhashed working folder let
+  # one clone hit what another has compiled.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-      "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime" ${LEVIN_CCACHE})
-  add_compile_options(-fpch-preprocess)
+      "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime"
+      "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" "CCACHE_NOHASHDIR=1" ${LEVIN_CCACHE})
+  list(APPEND _flags -fpch-preprocess)
 endif()
+foreach(_flag ${_flags})
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:${_flag}>)
+endforeach()
+
 find_program(LEVIN_MOLD mold)
 if(LEVIN_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
+
+# levin_unity(<out> <source>...): the sources as few files that include some of one folder each, or as they are when
+# LEVIN_UNITY is off. Every file pays about six seconds for what torch's headers leave to be instantiated, whatever is in
+# it (docs/build.md), and sources of one folder share the rest. The paths in them are relative, so that clones share a
+# compiler cache.
+set(LEVIN_UNITY_BATCH 6 CACHE STRING "How many sources of a folder are compiled as one")
+function(levin_unity out)
+  if(NOT LEVIN_UNITY)
+    set(${out} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set(_folders "")
+  foreach(_source ${ARGN})
+    cmake_path(RELATIVE_PATH _source BASE_DIRECTORY "${CMAKE_SOURCE_DIR}" OUTPUT_VARIABLE _path)
+    cmake_path(GET _path PARENT_PATH _folder)
+    string(MAKE_C_IDENTIFIER "${_folder}" _folder)
+    list(APPEND _folders ${_folder})
+    list(APPEND _of_${_folder} "${_path}")
+  endforeach()
+  list(REMOVE_DUPLICATES _folders)
+  set(_units "")
+  foreach(_folder ${_folders})
+    list(LENGTH _of_${_folder} _count)
+    math(EXPR _units_of_folder "(${_count} + ${LEVIN_UNITY_BATCH} - 1) / ${LEVIN_UNITY_BATCH}")
+    math(EXPR _last "${_units_of_folder} - 1")
+    foreach(_unit RANGE ${_last})
+      # Spread evenly: seven sources are 4 + 3, not 6 + 1.
+      math(EXPR _begin "${_count} * ${_unit} / ${_units_of_folder}")
+      math(EXPR _length "${_count} * (${_unit} + 1) / ${_units_of_folder} - ${_begin}")
+      list(SUBLIST _of_${_folder} ${_begin} ${_length} _part)
+      list(TRANSFORM _part PREPEND "#include \"")
+      list(TRANSFORM _part APPEND "\"\n")
+      string(JOIN "" _text ${_part})
+      set(_file "${CMAKE_BINARY_DIR}/unity/${_folder}_${_unit}.cpp")
+      file(CONFIGURE OUTPUT "${_file}" CONTENT "${_text}" @ONLY)
+      list(APPEND _units "${_file}")
+    endforeach()
+  endforeach()
+  set(${out} ${_units} PARENT_SCOPE)
+endfunction()

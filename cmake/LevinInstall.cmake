@@ -1,1 +1,20 @@
-include(GNUInstallDirs)
+# `cmake --install build --prefix DIR`: library, headers, program, and the package that find_package(Levin) reads.
+include(CMakePackageConfigHelpers)
+set(_package "${CMAKE_INSTALL_LIBDIR}/cmake/Levin")
+
+install(TARGETS levin EXPORT LevinTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET levin_program)
+  install(TARGETS levin_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  set_target_properties(levin_program PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
+endif()
+install(EXPORT LevinTargets NAMESPACE Levin:: DESTINATION ${_package})
+install(DIRECTORY levin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+  PATTERN "pch.h" EXCLUDE PATTERN "testing" EXCLUDE PATTERN "cli" EXCLUDE)
+configure_package_config_file(cmake/LevinConfig.cmake.in "${CMAKE_BINARY_DIR}/LevinConfig.cmake" INSTALL_DESTINATION ${_package}
+  PATH_VARS CMAKE_INSTALL_LIBDIR)
+# Before 1.0 a minor version may change the interface.
+write_basic_package_version_file("${CMAKE_BINARY_DIR}/LevinConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${CMAKE_BINARY_DIR}/LevinConfig.cmake" "${CMAKE_BINARY_DIR}/LevinConfigVersion.cmake"
+  cmake/LevinFindTorch.cmake cmake/levin_precompile.h DESTINATION ${_package})

@@ -1,0 +1,71 @@
+# The front door: `make help` lists everything. The work is done by CMake and the scripts under tools/.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+BUILD := build
+# A compiler with the precompiled header takes about 1.3 GB, so memory limits the jobs too.
+JOBS ?= $(shell awk -v cores=$$(nproc) '/MemAvailable/ { fit = int($$2 / 1400000); print fit < 1 ? 1 : fit < cores ? fit : cores }' /proc/meminfo)
+PREFIX ?= /usr/local
+ARGS ?=
+UNITY ?= ON
+# Without a GPU the CUDA sources are still compiled by `make test`, where CUDA's headers are found.
+LEVIN_CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,COMPILE)
+LEVIN_TORCH ?=
+export LEVIN_TORCH
+
+CONFIGURE := -G Ninja -DLEVIN_TORCH=$(LEVIN_TORCH) -DLEVIN_CUDA=$(LEVIN_CUDA) -DLEVIN_UNITY=$(UNITY) -DLEVIN_BENCH=ON $(CMAKE_ARGS)
+NINJA := cmake --build $(BUILD) -j $(JOBS) --target
+
+.PHONY: help run build test bench format lint gpu install clean setup-% configure
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  Options: ARGS="..." (run), T=pattern and LABEL=unit|multi|parity|fault|gpu (test), TIDY=1 (lint), PREFIX=DIR (install),'
+	@echo '           JOBS=N, UNITY=OFF (for working on the sources), LEVIN_TORCH=DIR, LEVIN_CUDA=AUTO|ON|OFF|COMPILE'
+
+run: setup-run configure ## train a small vision transformer: the quickest way to see Levin work
+	@$(NINJA) example_train_vit
+	@$(BUILD)/bin/examples/train_vit $(ARGS)
+
+build: setup-run configure ## the library, the program `levin` and the examples
+	@$(NINJA) product
+
+test: setup-test configure ## build everything and run the tests (those for a GPU where there is one)
+	@$(NINJA) all cuda_compiles
+	@ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 \
+	  $(if $(T),-R '$(T)') $(if $(LABEL),-L '$(LABEL)',$(if $(wildcard /dev/nvidiactl),,-LE gpu))
+
+bench: setup-bench configure ## run Levin beside its Python peers and print the ratios
+	@$(NINJA) benches
+	@bench/run $(ARGS)
+
+format: ## format the C++ sources in place
+	@tools/format
+
+lint: ## check formatting and floors (TIDY=1: clang-tidy too)
+	@tools/lint
+
+gpu: ## on a machine with a GPU: configure, build, test, measure
+	@tools/gpu all
+
+install: build ## install into PREFIX, for find_package(Levin)
+	@cmake --install $(BUILD) --prefix '$(PREFIX)' | tail -n 1
+	@echo 'Levin is in $(PREFIX); LibTorch stays where it was: $(if $(LEVIN_TORCH),$(LEVIN_TORCH),$(CURDIR)/$(BUILD)/deps)'
+
+clean: ## remove what was built; downloads stay (they are in build/deps)
+	@[[ ! -d $(BUILD) ]] || find $(BUILD) -mindepth 1 -maxdepth 1 ! -name deps ! -name 'venv*' -exec rm -rf {} +
+
+setup-%:
+	@tools/setup $*
+
+# CMake runs again when an option has changed or the test library has come; sources that come and go are seen by ninja.
+configure:
+	@options='$(CONFIGURE) gtest=$(wildcard /usr/include/gtest/gtest.h /usr/local/include/gtest/gtest.h) benchmark=$(wildcard /usr/include/benchmark/benchmark.h)'; \
+	if [[ ! -e $(BUILD)/build.ninja || $$options != "$$(cat $(BUILD)/.options 2>/dev/null)" ]]; then \
+	  mkdir -p $(BUILD); rm -f $(BUILD)/.options; \
+	  cmake -S . -B $(BUILD) --log-level=STATUS $(CONFIGURE) | { grep -v -E '^-- (Detecting|Check|Looking|Performing|The CXX|Found Threads|Generating|Configuring|Build files)' || true; }; \
+	  echo "$$options" > $(BUILD)/.options; \
+	fi

@@ -1,0 +1,79 @@
+"""tools/check_floors on small trees: the good one passes, and each breach is named with its file."""
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = """| n | folder | what |
+|---|---|---|
+| 0 | `core/` | base |
+| 1 | `devices/` | devices |
+| 1 | `io/` | files |
+| 2 | `data/` | data |
+| - | `testing/` | helpers |
+"""
+
+
+class CheckFloors(unittest.TestCase):
+    def run_on(self, files):
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            tree = {
+                "docs/architecture.md": TABLE,
+                "levin/core/error.h": "#pragma once\n#include <string>\n",
+                "levin/core/error.cpp": '#include "levin/core/error.h"\n',
+                "levin/data/loader.h": '#pragma once\n#include "levin/core/error.h"\n#include "levin/io/file.h"\n',
+                "levin/io/file.h": "#pragma once\n",
+                "tests/core/core_test.cpp": '#include "levin/testing/ranks.h"\n',
+                **files,
+            }
+            for name, text in tree.items():
+                path = root / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            result = subprocess.run([sys.executable, ROOT / "tools/check_floors", root], capture_output=True, text=True)
+            return result.returncode, result.stdout
+
+    def assert_breach(self, files, *words):
+        status, output = self.run_on(files)
+        self.assertEqual(status, 1, output)
+        for word in words:
+            self.assertIn(word, output)
+
+    def test_good_tree(self):
+        self.assertEqual(self.run_on({}), (0, "floors: fine\n"))
+
+    def test_higher_floor(self):
+        self.assert_breach({"levin/core/up.h": '#include "levin/data/loader.h"\n'}, "levin/core/up.h:1", "levin/data/loader.h")
+
+    def test_same_number_in_another_folder(self):
+        self.assert_breach({"levin/io/side.h": '#include "levin/devices/cpu.h"\n'}, "levin/io/side.h:1")
+
+    def test_the_umbrella(self):
+        self.assert_breach({"levin/io/all.h": '#include "levin/levin.h"\n'}, "stands above")
+
+    def test_testing_from_a_floor(self):
+        self.assert_breach({"levin/io/t.cpp": '#include <levin/testing/ranks.h>\n', "tests/io/io_test.cpp": ""}, "tests alone")
+
+    def test_heavy_headers(self):
+        for target in ("torch/torch.h", "fmt/format.h", "nlohmann/json.hpp"):
+            self.assert_breach({"levin/io/heavy.h": f"#include <{target}>\n"}, target)
+        status, output = self.run_on({"levin/core/heavy.cpp": "#include <torch/torch.h>\n"})
+        self.assertEqual(status, 0, output)
+
+    def test_long_file(self):
+        self.assert_breach({"levin/io/long.h": "\n" * 701}, "701 lines")
+        self.assertEqual(self.run_on({"levin/io/long.h": "\n" * 700})[0], 0)
+
+    def test_mirror(self):
+        self.assert_breach({"tests/dato/x_test.cpp": ""}, "tests/dato")
+        self.assert_breach({"levin/devices/cpu.cpp": ""}, "no tests/devices")
+
+    def test_unknown_folder(self):
+        self.assert_breach({"levin/magic/x.h": ""}, "magic/ is not in the table")
+
+
+if __name__ == "__main__":
+    unittest.main()
