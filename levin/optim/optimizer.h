@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +14,8 @@ namespace levin {
 
 using at::Tensor;
 
-/// What the loss scaler tells an optimizer for one step: gradients are still multiplied by `scale` (undefined: they are not),
-/// and nothing may change where `found_inf` is non-zero. Both stay on the device, so that nobody waits for it.
+/// What the loss scaler tells an optimizer for one step: gradients are still multiplied by `scale` (undefined: they are
+/// not), and nothing may change where `found_inf` is non-zero. Both stay on the device, so that nobody waits for it.
 struct GradScale {
   Tensor scale;
   Tensor found_inf;
@@ -29,14 +30,19 @@ class OptimizerImpl {
   virtual std::string name() const = 0;
   /// One update. Parameters without a gradient are passed over.
   virtual void step() = 0;
-  /// One update under a loss scaler without waiting for the device; false when this optimizer cannot, and nothing was done.
+  /// One update under a loss scaler without waiting for the device; false when this optimizer cannot, and nothing was
+  /// done.
   virtual bool step_scaled(const GradScale&) { return false; }
+  /// One update that evaluates the closure itself, with gradients enabled; returns its loss. The default evaluates it
+  /// once, then steps; an optimizer with a line search evaluates it as often as it must.
+  virtual Tensor step_with(const std::function<Tensor()>& closure);
   virtual void zero_grad(bool set_to_none) = 0;
 
   virtual size_t num_groups() const = 0;
   virtual std::vector<Tensor>& params(size_t group) = 0;
   /// A hyperparameter of a group by torch's name: "lr", "initial_lr", "momentum", "beta1", "beta2", "weight_decay", ...
-  /// `find` gives null when the optimizer has none of that name.
+  /// `find` gives null when the optimizer has none of that name. The address is stable: schedulers keep it.
+  /// "initial_lr" is NaN until a scheduler has set it.
   virtual double* find_hyper(size_t group, std::string_view name) = 0;
 
   virtual StateDict state_dict() const = 0;
@@ -50,15 +56,15 @@ class Optimizer {
   Optimizer() = default;
   explicit Optimizer(std::shared_ptr<OptimizerImpl> impl) : impl_(std::move(impl)) {}
 
-  void step() { impl_->step(); }
+  void step() { get().step(); }
   /// Evaluates the closure with gradients enabled, then steps; returns the closure's loss.
   Tensor step(const std::function<Tensor()>& closure);
   /// Sets gradients to none, or fills them with zeros.
-  void zero_grad(bool set_to_none = true) { impl_->zero_grad(set_to_none); }
+  void zero_grad(bool set_to_none = true) { get().zero_grad(set_to_none); }
 
-  std::string name() const { return impl_->name(); }
-  size_t num_groups() const { return impl_->num_groups(); }
-  std::vector<Tensor>& params(size_t group = 0) const { return impl_->params(group); }
+  std::string name() const { return get().name(); }
+  size_t num_groups() const { return get().num_groups(); }
+  std::vector<Tensor>& params(size_t group = 0) const { return get().params(group); }
   /// Parameters of all groups.
   std::vector<Tensor> all_params() const;
   double lr(size_t group = 0) const { return hyper("lr", group); }
@@ -66,13 +72,21 @@ class Optimizer {
   /// A hyperparameter by name; an Error when the optimizer has none of that name.
   double& hyper(std::string_view name, size_t group = 0) const;
 
-  StateDict state_dict() const { return impl_->state_dict(); }
-  void load_state_dict(const StateDict& state) const { impl_->load_state_dict(state); }
+  StateDict state_dict() const { return get().state_dict(); }
+  void load_state_dict(const StateDict& state) const { get().load_state_dict(state); }
 
   explicit operator bool() const { return impl_ != nullptr; }
   const std::shared_ptr<OptimizerImpl>& impl() const { return impl_; }
 
  protected:
+  /// The optimizer; an Error when this handle is empty.
+  OptimizerImpl& get() const {
+    if (!impl_) [[unlikely]]
+      fail_empty();
+    return *impl_;
+  }
+  [[noreturn]] static void fail_empty();
+
   std::shared_ptr<OptimizerImpl> impl_;
 };
 

@@ -1,0 +1,190 @@
+#include "levin/optim/adafactor.h"
+
+#include <cmath>
+#include <limits>
+
+#include "levin/optim/typed.h"
+
+namespace levin::optim {
+namespace {
+
+struct Traits {
+  using Options = AdafactorOptions;
+
+  template <class A, class B, class F>
+  static void each(A& a, B& b, F&& f) {
+    f("lr", a.lr, b.lr);
+    f("beta2_decay", a.beta2_decay, b.beta2_decay);
+    f("eps1", a.eps1, b.eps1);
+    f("eps2", a.eps2, b.eps2);
+    f("d", a.d, b.d);
+    f("weight_decay", a.weight_decay, b.weight_decay);
+    f("maximize", a.maximize, b.maximize);
+  }
+
+  static void check(const std::string& name, const Options& o) {
+    detail::check_not_negative(name, "lr", o.lr);
+    LEVIN_CHECK(o.beta2_decay <= 0, "[", name, "] beta2_decay=", o.beta2_decay, " must be <= 0");
+    detail::check_not_negative(name, "eps1", o.eps1.value_or(0));
+    detail::check_not_negative(name, "eps2", o.eps2);
+    LEVIN_CHECK(o.d >= 1, "[", name, "] d=", o.d, " must be >= 1");
+    detail::check_not_negative(name, "weight_decay", o.weight_decay);
+  }
+};
+
+using Scalars = std::vector<at::Scalar>;
+
+double machine_epsilon(c10::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kHalf:
+      return 0x1p-10;
+    case at::kBFloat16:
+      return 0x1p-7;
+    default:
+      return std::numeric_limits<float>::epsilon();
+  }
+}
+
+// Root mean squares, one number a tensor, in double: what follows is scalar arithmetic, as a host would do it, on the
+// device.
+std::vector<Tensor> root_mean_squares(at::TensorList tensors, double factor) {
+  auto roots = at::stack(at::_foreach_norm(tensors, 2)).to(at::kDouble).unbind();
+  Scalars counts;
+  for (const auto& tensor : tensors) counts.emplace_back(std::sqrt(static_cast<double>(tensor.numel())) * factor);
+  at::_foreach_div_(roots, counts);
+  return roots;
+}
+
+// variance += (mean of squares along dim - variance) * mix, without a temporary of the gradient's size.
+void mix_in_squares(std::vector<Tensor>& variances, at::TensorList grads, int64_t dim, const Scalars& mix) {
+  std::vector<Tensor> means;
+  Scalars sizes;
+  for (const auto& grad : grads) {
+    means.push_back(at::linalg_vector_norm(grad, 2, dim, /*keepdim=*/true));
+    sizes.emplace_back(grad.size(dim));
+  }
+  at::_foreach_mul_(means, means);
+  at::_foreach_div_(means, sizes);
+  at::_foreach_lerp_(variances, means, mix);
+}
+
+class AdafactorImpl final : public detail::Typed<Traits> {
+ public:
+  AdafactorImpl(std::vector<AdafactorGroup> groups, const AdafactorOptions& options)
+      : Typed("Adafactor", std::move(groups), options) {}
+
+ protected:
+  enum Slot { kRow, kCol, kVariance };
+
+  bool is_fused() const override { return false; }
+  bool steps_on_host() const override { return true; }
+  std::span<const char* const> slot_names() const override {
+    static constexpr std::array names{"row_var", "col_var", "variance"};
+    return names;
+  }
+  unsigned slots_needed(size_t, const Tensor& param) const override {
+    return param.dim() > 1 ? 1u << kRow | 1u << kCol : 1u << kVariance;
+  }
+  std::vector<int64_t> slot_shape(size_t slot, const Tensor& param) const override {
+    auto shape = param.sizes().vec();
+    if (slot == kRow && shape.size() > 1) shape[shape.size() - 1] = 1;
+    if (slot == kCol && shape.size() > 1) shape[shape.size() - 2] = 1;
+    return shape;
+  }
+  int kind(size_t, const detail::ParamState& state) const override { return state.param.dim() > 1; }
+
+  // Python has the two as a pair.
+  void save_options(size_t group, StateDict& out) const override {
+    Typed::save_options(group, out);
+    out["eps"] = StateList{out.at("eps1"), out.at("eps2")};
+    out.erase("eps1");
+    out.erase("eps2");
+  }
+  void load_options(size_t group, const StateDict& in) override {
+    StateDict split = in;
+    if (const auto* eps = in.find("eps")) {
+      const auto& pair = eps->to_list();
+      LEVIN_CHECK(pair.size() == 2, "[", name_, ".load_state_dict] eps has ", pair.size(),
+                  " values where 2 are needed");
+      split["eps1"] = pair[0];
+      split["eps2"] = pair[1];
+    }
+    Typed::load_options(group, split);
+  }
+
+  void update(detail::Bucket& bucket, const detail::DeviceScale&) override {
+    const auto& o = options_[bucket.group];
+    const double eps1 = o.eps1.value_or(machine_epsilon(bucket.dtype));
+    const auto grads = o.maximize ? at::_foreach_neg(bucket.grads) : bucket.grads;
+
+    detail::advance(bucket.steps);
+    Scalars mix, rates;
+    for (const auto& step : bucket.steps) {
+      const double t = *step.const_data_ptr<float>();
+      mix.emplace_back(std::pow(t, o.beta2_decay));
+      rates.emplace_back(std::min(o.lr, 1 / std::sqrt(t)));
+    }
+    auto alphas = root_mean_squares(bucket.params, 1);
+    at::_foreach_clamp_min_(alphas, o.eps2);
+    at::_foreach_mul_(alphas, rates);
+
+    if (o.weight_decay != 0) at::_foreach_mul_(bucket.params, 1 - o.lr * o.weight_decay);
+
+    auto updates = bucket.kind ? factored(bucket, grads, mix, eps1) : plain(bucket, grads, mix);
+    at::_foreach_clamp_min_(updates, eps1 * eps1);
+    at::_foreach_rsqrt_(updates);
+    at::_foreach_mul_(updates, grads);
+
+    auto clips = root_mean_squares(updates, o.d);
+    at::_foreach_clamp_min_(clips, 1.0);
+    at::_foreach_div_(alphas, clips);
+    apply(bucket, updates, alphas);
+  }
+
+ private:
+  static std::vector<Tensor> factored(detail::Bucket& bucket, at::TensorList grads, const Scalars& mix, double eps1) {
+    auto& rows = bucket.slots[kRow];
+    auto& cols = bucket.slots[kCol];
+    mix_in_squares(rows, grads, -1, mix);
+    mix_in_squares(cols, grads, -2, mix);
+    std::vector<Tensor> estimates, means;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      estimates.push_back(at::matmul(rows[i], cols[i]));
+      means.push_back(rows[i].mean(-2, /*keepdim=*/true));
+    }
+    at::_foreach_clamp_min_(means, eps1);
+    at::_foreach_div_(estimates, means);
+    return estimates;
+  }
+
+  static std::vector<Tensor> plain(detail::Bucket& bucket, at::TensorList grads, const Scalars& mix) {
+    auto& variances = bucket.slots[kVariance];
+    at::_foreach_lerp_(variances, at::_foreach_mul(grads, grads), mix);
+    return at::_foreach_mul(variances, 1);
+  }
+
+  static void apply(detail::Bucket& bucket, std::vector<Tensor>& updates, const std::vector<Tensor>& alphas) {
+    if (bucket.dtype == at::kFloat || bucket.dtype == at::kDouble) {
+      at::_foreach_mul_(updates, alphas);
+      at::_foreach_sub_(bucket.params, updates);
+      return;
+    }
+    // With 8 or 11 bits, rounding the factor and the product too would eat the update.
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const auto moved =
+          bucket.params[i].to(at::kFloat).addcmul_(updates[i].to(at::kFloat), alphas[i].to(at::kFloat), -1);
+      bucket.params[i].copy_(moved);
+    }
+  }
+};
+
+}  // namespace
+
+Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
+    : Adafactor(std::vector<AdafactorGroup>{{.params = std::move(params)}}, options) {}
+Adafactor::Adafactor(std::vector<AdafactorGroup> groups, AdafactorOptions options)
+    : Optimizer(std::make_shared<AdafactorImpl>(std::move(groups), options)) {}
+
+}  // namespace levin::optim

@@ -1,0 +1,64 @@
+#include "levin/optim/adagrad.h"
+
+#include <ATen/ops/_fused_adagrad.h>
+#include <ATen/ops/full_like.h>
+
+#include "levin/optim/typed.h"
+
+namespace levin::optim {
+namespace {
+
+struct Traits {
+  using Options = AdagradOptions;
+
+  template <class A, class B, class F>
+  static void each(A& a, B& b, F&& f) {
+    f("lr", a.lr, b.lr);
+    f("lr_decay", a.lr_decay, b.lr_decay);
+    f("eps", a.eps, b.eps);
+    f("weight_decay", a.weight_decay, b.weight_decay);
+    f("initial_accumulator_value", a.initial_accumulator_value, b.initial_accumulator_value);
+    f("maximize", a.maximize, b.maximize);
+  }
+
+  static void check(const std::string& name, const Options& o) {
+    detail::check_not_negative(name, "lr", o.lr);
+    detail::check_not_negative(name, "lr_decay", o.lr_decay);
+    detail::check_not_negative(name, "weight_decay", o.weight_decay);
+    detail::check_not_negative(name, "initial_accumulator_value", o.initial_accumulator_value);
+    detail::check_not_negative(name, "eps", o.eps);
+  }
+};
+
+class AdagradImpl final : public detail::Typed<Traits> {
+ public:
+  AdagradImpl(std::vector<AdagradGroup> groups, const AdagradOptions& options)
+      : Typed("Adagrad", std::move(groups), options) {}
+
+ protected:
+  std::span<const char* const> slot_names() const override {
+    static constexpr std::array names{"sum"};
+    return names;
+  }
+  unsigned slots_needed(size_t, const Tensor&) const override { return 1; }
+  Tensor make_slot(size_t group, size_t, const Tensor& param) const override {
+    return at::full_like(param, options_[group].initial_accumulator_value);
+  }
+
+  void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
+    const auto& o = options_[bucket.group];
+    detail::advance(bucket.steps);
+    at::_fused_adagrad_(bucket.params, bucket.grads, bucket.slots[0], bucket.steps, o.lr, o.lr_decay, o.weight_decay,
+                        o.eps, o.maximize, scale.scale, scale.found_inf);
+    detail::take_back(bucket.steps, scale.found_inf);
+  }
+};
+
+}  // namespace
+
+Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options)
+    : Adagrad(std::vector<AdagradGroup>{{.params = std::move(params)}}, options) {}
+Adagrad::Adagrad(std::vector<AdagradGroup> groups, AdagradOptions options)
+    : Optimizer(std::make_shared<AdagradImpl>(std::move(groups), options)) {}
+
+}  // namespace levin::optim

@@ -1,0 +1,75 @@
+#include "levin/optim/adam.h"
+
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+
+#include "levin/optim/typed.h"
+
+namespace levin::optim {
+namespace {
+
+template <class OptionsType>
+struct Traits {
+  using Options = OptionsType;
+
+  template <class A, class B, class F>
+  static void each(A& a, B& b, F&& f) {
+    f("lr", a.lr, b.lr);
+    f("betas", a.betas, b.betas);
+    f("eps", a.eps, b.eps);
+    f("weight_decay", a.weight_decay, b.weight_decay);
+    f("amsgrad", a.amsgrad, b.amsgrad);
+    f("maximize", a.maximize, b.maximize);
+  }
+
+  static void check(const std::string& name, const Options& o) {
+    detail::check_not_negative(name, "lr", o.lr);
+    detail::check_betas(name, o.betas);
+    detail::check_not_negative(name, "eps", o.eps);
+    detail::check_not_negative(name, "weight_decay", o.weight_decay);
+  }
+};
+
+template <class Options>
+class AdamImpl final : public detail::Typed<Traits<Options>> {
+ public:
+  AdamImpl(const char* name, std::vector<AdamGroup> groups, const Options& options)
+      : detail::Typed<Traits<Options>>(name, std::move(groups), options) {}
+
+ protected:
+  std::span<const char* const> slot_names() const override {
+    static constexpr std::array names{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"};
+    return names;
+  }
+  int variant(size_t group) const override { return this->options_[group].amsgrad; }
+  unsigned slots_needed(size_t group, const Tensor&) const override {
+    return this->options_[group].amsgrad ? 0b111 : 0b011;
+  }
+
+  void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
+    const auto& o = this->options_[bucket.group];
+    detail::advance(bucket.steps);
+    auto& [averages, squares, largest] = bucket.slots;
+    if constexpr (std::same_as<Options, AdamWOptions>)
+      at::_fused_adamw_(bucket.params, bucket.grads, averages, squares, largest, bucket.steps, o.lr, o.betas[0],
+                        o.betas[1], o.weight_decay, o.eps, o.amsgrad, o.maximize, scale.scale, scale.found_inf);
+    else
+      at::_fused_adam_(bucket.params, bucket.grads, averages, squares, largest, bucket.steps, o.lr, o.betas[0],
+                       o.betas[1], o.weight_decay, o.eps, o.amsgrad, o.maximize, scale.scale, scale.found_inf);
+    detail::take_back(bucket.steps, scale.found_inf);
+  }
+};
+
+}  // namespace
+
+Adam::Adam(std::vector<Tensor> params, AdamOptions options)
+    : Adam(std::vector<AdamGroup>{{.params = std::move(params)}}, options) {}
+Adam::Adam(std::vector<AdamGroup> groups, AdamOptions options)
+    : Optimizer(std::make_shared<AdamImpl<AdamOptions>>("Adam", std::move(groups), options)) {}
+
+AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options)
+    : AdamW(std::vector<AdamWGroup>{{.params = std::move(params)}}, options) {}
+AdamW::AdamW(std::vector<AdamWGroup> groups, AdamWOptions options)
+    : Optimizer(std::make_shared<AdamImpl<AdamWOptions>>("AdamW", std::move(groups), options)) {}
+
+}  // namespace levin::optim

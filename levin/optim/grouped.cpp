@@ -1,0 +1,232 @@
+#include "levin/optim/grouped.h"
+
+#include <unordered_set>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "levin/core/error.h"
+#include "levin/optim/zero_grad.h"
+
+namespace levin::optim::detail {
+namespace {
+
+void move_to(std::optional<Tensor>& tensor, c10::Device device) {
+  if (tensor && tensor->device() != device) tensor = tensor->to(device, /*non_blocking=*/true);
+}
+
+bool same_layout(const Tensor& a, const Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+}  // namespace
+
+void GroupedOptimizer::set_groups(std::vector<std::vector<Tensor>> lists) {
+  std::unordered_map<c10::TensorImpl*, size_t> owner;
+  for (size_t g = 0; g < lists.size(); ++g) {
+    auto& group = groups_.emplace_back();
+    initial_lr_.push_back(std::numeric_limits<double>::quiet_NaN());
+    for (size_t i = 0; i < lists[g].size(); ++i) {
+      auto& param = lists[g][i];
+      LEVIN_CHECK(param.defined(), "[", name_, "] parameter ", i, " of group ", g,
+                  " is undefined; give tensors that hold data");
+      LEVIN_CHECK(param.is_leaf(), "[", name_, "] parameter ", i, " of group ", g, " (shape ",
+                  fmt::format("{}", param.sizes()),
+                  ") is not a leaf: it was computed from other tensors; give those, or detach() it");
+      const auto [at, is_new] = owner.emplace(param.unsafeGetTensorImpl(), g);
+      LEVIN_CHECK(is_new || at->second == g, "[", name_, "] parameter ", i, " of group ", g, " (shape ",
+                  fmt::format("{}", param.sizes()), ") is in group ", at->second,
+                  " too; a parameter belongs to one group");
+      if (is_new) group.params.push_back(std::move(param));
+    }
+  }
+  LEVIN_CHECK(!owner.empty(), "[", name_,
+              "] the parameter list is empty; give model->parameters() or groups with params");
+}
+
+std::vector<Tensor>& GroupedOptimizer::params(size_t group) {
+  LEVIN_CHECK(group < groups_.size(), "[", name_, ".params] group ", group, " is asked for, there are ",
+              groups_.size());
+  return groups_[group].params;
+}
+
+void GroupedOptimizer::step() {
+  run(nullptr);
+}
+
+bool GroupedOptimizer::step_scaled(const GradScale& scale) {
+  if (!is_fused()) return false;
+  run(&scale);
+  return true;
+}
+
+void GroupedOptimizer::zero_grad(bool set_to_none) {
+  for (auto& group : groups_) levin::optim::zero_grad(group.params, set_to_none);
+}
+
+void GroupedOptimizer::run(const GradScale* scale) {
+  at::NoGradGuard no_grad;
+  RECORD_FUNCTION(step_label_, c10::ArrayRef<const c10::IValue>{});
+  struct Release {
+    GroupedOptimizer* self;
+    ~Release() { self->release_grads(); }
+  } release{this};
+  if (!refresh()) rebuild();
+  DeviceScale here;
+  if (scale && scale->scale.defined()) here.scale = scale->scale;
+  // A scaler may have summed over ranks or devices; the kernels compare with one.
+  if (scale && scale->found_inf.defined()) here.found_inf = scale->found_inf.clamp_max(1);
+  for (auto& bucket : buckets_) {
+    move_to(here.scale, bucket.device);
+    move_to(here.found_inf, bucket.device);
+    update(bucket, here);
+  }
+}
+
+// Puts this step's gradients into the lists; false when the lists do not fit any more.
+bool GroupedOptimizer::refresh() {
+  if (!valid_) return false;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto& group = groups_[g];
+    if (group.places.size() != group.params.size() || group.variant != variant(g)) return false;
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const Tensor& param = group.params[i];
+      const Tensor& grad = param.grad();
+      const Place place = group.places[i];
+      if (place.bucket < 0) {
+        if (grad.defined() && param.numel() > 0) return false;
+        continue;
+      }
+      if (!grad.defined()) return false;
+      Bucket& bucket = buckets_[place.bucket];
+      const Seen& seen = bucket.seen[place.at];
+      if (!bucket.params[place.at].is_same(param) || param.scalar_type() != bucket.dtype ||
+          param.device() != bucket.device || param.numel() != seen.numel || param.is_contiguous() != seen.contiguous)
+        return false;
+      bucket.grads[place.at] = conforming_grad(g, i, param, grad);
+    }
+  }
+  return true;
+}
+
+void GroupedOptimizer::rebuild() {
+  valid_ = false;
+  buckets_.clear();
+  std::unordered_set<c10::TensorImpl*> present;
+  for (auto& group : groups_)
+    for (auto& param : group.params) present.insert(param.unsafeGetTensorImpl());
+  std::erase_if(states_, [&](const auto& item) { return !present.contains(item.first); });
+
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    auto& group = groups_[g];
+    group.variant = variant(g);
+    group.places.assign(group.params.size(), {});
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const Tensor& param = group.params[i];
+      const Tensor& grad = param.grad();
+      if (!grad.defined() || param.numel() == 0) continue;
+      auto& state = states_[param.unsafeGetTensorImpl()];
+      state.param = param;
+      const int this_kind = kind(g, state);
+      prepare(state, g, i);
+
+      Bucket& bucket = bucket_for(g, this_kind, param);
+      group.places[i] = {static_cast<int>(&bucket - buckets_.data()), static_cast<int>(bucket.params.size())};
+      bucket.params.push_back(param);
+      bucket.grads.push_back(conforming_grad(g, i, param, grad));
+      if (counts_steps()) bucket.steps.push_back(state.step);
+      const unsigned needed = slots_needed(g, param);
+      for (size_t s = 0; s < slot_names().size(); ++s)
+        if (needed >> s & 1) bucket.slots[s].push_back(state.slots[s]);
+      bucket.seen.push_back({param.numel(), param.is_contiguous()});
+    }
+  }
+  valid_ = true;
+}
+
+// Makes the state that is missing and lays out what is there as the parameter is now: set_data may have changed it.
+void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
+  const Tensor& param = state.param;
+  LEVIN_CHECK(param.is_floating_point() && param.layout() == at::kStrided && param.is_non_overlapping_and_dense(), "[",
+              name_, ".step] ", describe(group, index), " must be a dense floating point tensor, it is ",
+              param.toString(), " with strides ", fmt::format("{}", param.strides()), "; give a contiguous one");
+  const auto step_device = steps_on_host() ? c10::Device(c10::kCPU) : param.device();
+  if (counts_steps() && !state.step.defined())
+    state.step = at::zeros({}, at::TensorOptions(step_device).dtype(at::kFloat));
+  if (counts_steps()) state.step = state.step.to(step_device);
+
+  const unsigned needed = slots_needed(group, param);
+  for (size_t s = 0; s < slot_names().size(); ++s) {
+    if (!(needed >> s & 1)) continue;
+    Tensor& slot = state.slots[s];
+    if (!slot.defined()) slot = make_slot(group, s, param);
+    const auto shape = slot_shape(s, param);
+    LEVIN_CHECK(slot.sizes() == at::IntArrayRef(shape), "[", name_, ".step] ", describe(group, index), " has state \"",
+                slot_names()[s], "\" of shape ", fmt::format("{}", slot.sizes()), " where ", fmt::format("{}", shape),
+                " is needed; the parameter changed its shape after the first step");
+    const bool laid_out = slot.sizes() != param.sizes() || same_layout(slot, param);
+    if (slot.device() == param.device() && slot.scalar_type() == param.scalar_type() && laid_out) continue;
+    slot = slot.sizes() == param.sizes() ? at::empty_like(param).copy_(slot) : slot.to(param.options());
+  }
+}
+
+Bucket& GroupedOptimizer::bucket_for(size_t group, int this_kind, const Tensor& param) {
+  for (auto& bucket : buckets_)
+    if (bucket.group == group && bucket.kind == this_kind && bucket.device == param.device() &&
+        bucket.dtype == param.scalar_type())
+      return bucket;
+  return buckets_.emplace_back(Bucket{group, this_kind, param.device(), param.scalar_type(), {}, {}, {}, {}, {}});
+}
+
+Tensor GroupedOptimizer::conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const {
+  if (grad.layout() == at::kStrided && grad.scalar_type() == param.scalar_type() && grad.device() == param.device() &&
+      same_layout(grad, param)) [[likely]]
+    return grad;
+  LEVIN_CHECK(
+      grad.layout() == at::kStrided, "[", name_, ".step] ", describe(group, index),
+      " has a sparse gradient; only dense ones are supported (grad.to_dense(), or an embedding with sparse(false))");
+  LEVIN_CHECK(grad.scalar_type() == param.scalar_type() && grad.device() == param.device(), "[", name_, ".step] ",
+              describe(group, index), " has a gradient of ", c10::toString(grad.scalar_type()), " on ", grad.device(),
+              "; it must be of the parameter's dtype and device, ", c10::toString(param.scalar_type()), " on ",
+              param.device());
+  LEVIN_CHECK(grad.sizes() == param.sizes(), "[", name_, ".step] ", describe(group, index), " has a gradient of shape ",
+              fmt::format("{}", grad.sizes()), "; it must have the parameter's");
+  // The fused kernels walk memory in order, so all lists must be laid out alike.
+  return at::empty_like(param).copy_(grad);
+}
+
+void GroupedOptimizer::release_grads() {
+  for (auto& bucket : buckets_)
+    for (auto& grad : bucket.grads) grad.reset();
+}
+
+Tensor GroupedOptimizer::make_slot(size_t, size_t slot, const Tensor& param) const {
+  const auto shape = slot_shape(slot, param);
+  return param.sizes() == at::IntArrayRef(shape) ? at::zeros_like(param) : at::zeros(shape, param.options());
+}
+
+std::vector<int64_t> GroupedOptimizer::slot_shape(size_t, const Tensor& param) const {
+  return param.sizes().vec();
+}
+
+std::string GroupedOptimizer::describe(size_t group, size_t index) const {
+  return fmt::format("parameter {} of group {} (shape {})", index, group, groups_[group].params[index].sizes());
+}
+
+void advance(std::vector<Tensor>& steps) {
+  if (steps.empty()) return;
+  if (!steps[0].is_cpu()) return at::_foreach_add_(steps, 1);
+  // One tensor op a counter would cost more than the update of a small parameter.
+  for (auto& step : steps) *step.mutable_data_ptr<float>() += 1;
+}
+
+void take_back(std::vector<Tensor>& steps, const std::optional<Tensor>& found_inf) {
+  if (steps.empty() || !found_inf) return;
+  if (!steps[0].is_cpu()) return at::_foreach_sub_(steps, std::vector<Tensor>(steps.size(), found_inf->reshape({})));
+  const float back = *found_inf->const_data_ptr<float>();
+  for (auto& step : steps) *step.mutable_data_ptr<float>() -= back;
+}
+
+}  // namespace levin::optim::detail

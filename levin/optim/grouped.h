@@ -1,0 +1,135 @@
+#pragma once
+
+#include <array>
+#include <deque>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "levin/optim/optimizer.h"
+
+namespace levin::optim::detail {
+
+inline constexpr size_t kMaxSlots = 3;
+using Slots = std::array<Tensor, kMaxSlots>;
+
+/// What an optimizer remembers of one parameter. It holds the parameter, so that its address stays its own.
+struct ParamState {
+  Tensor param;
+  Tensor step;
+  Slots slots;
+};
+
+/// What the lists rely on besides a parameter's device and dtype: set_data may change it under us.
+struct Seen {
+  int64_t numel;
+  bool contiguous;
+};
+
+/// Parameters with gradients of one group, device, dtype and kind, as parallel lists: what one fused call takes.
+struct Bucket {
+  size_t group;
+  int kind;
+  c10::Device device;
+  c10::ScalarType dtype;
+  std::vector<Tensor> params;
+  std::vector<Tensor> grads;  // filled for the length of a step, so that nobody is kept alive by them
+  std::vector<Tensor> steps;
+  std::array<std::vector<Tensor>, kMaxSlots> slots;
+  std::vector<Seen> seen;
+};
+
+/// A GradScale on the device of the bucket, in the form the fused kernels take.
+struct DeviceScale {
+  std::optional<Tensor> scale;
+  std::optional<Tensor> found_inf;
+};
+
+/// The common machine of Levin's optimizers: groups, lists of tensors that are rebuilt only when the set of parameters
+/// with gradients changes, state made when first needed, zero_grad, and Python's layout of the state dict.
+class GroupedOptimizer : public OptimizerImpl {
+ public:
+  void step() final;
+  bool step_scaled(const GradScale& scale) final;
+  void zero_grad(bool set_to_none) final;
+  size_t num_groups() const final { return groups_.size(); }
+  std::vector<Tensor>& params(size_t group) final;
+  StateDict state_dict() const final;
+  void load_state_dict(const StateDict& state) final;
+
+ protected:
+  explicit GroupedOptimizer(std::string name)
+      : name_(std::move(name)), step_label_("Optimizer.step#" + name_ + ".step") {}
+
+  /// Takes the lists of parameters, checked: leaves, no tensor in two groups, at least one; a repeat within one list is
+  /// dropped.
+  void set_groups(std::vector<std::vector<Tensor>> lists);
+
+  /// One update of a bucket. Runs without gradient mode.
+  virtual void update(Bucket& bucket, const DeviceScale& scale) = 0;
+  /// Whether `update` understands a scale.
+  virtual bool is_fused() const { return true; }
+  /// Names of the state tensors besides "step", in the order of the slots.
+  virtual std::span<const char* const> slot_names() const = 0;
+  /// Whether the state has a step counter, and whether it stays on the host.
+  virtual bool counts_steps() const { return true; }
+  virtual bool steps_on_host() const { return false; }
+  /// A number that changes whenever the slots or kinds of a group do.
+  virtual int variant(size_t) const { return 0; }
+  /// Which slots a parameter of this group needs now, as bits.
+  virtual unsigned slots_needed(size_t group, const Tensor& param) const = 0;
+  virtual Tensor make_slot(size_t group, size_t slot, const Tensor& param) const;
+  virtual std::vector<int64_t> slot_shape(size_t slot, const Tensor& param) const;
+  /// Parameters of different kinds go to different buckets.
+  virtual int kind(size_t, const ParamState&) const { return 0; }
+
+  virtual void save_options(size_t group, StateDict& out) const = 0;
+  virtual void load_options(size_t group, const StateDict& in) = 0;
+
+  /// Makes the next step build its lists anew.
+  void invalidate() { valid_ = false; }
+
+  std::string name_;
+  /// One per group; NaN until a scheduler sets it.
+  std::deque<double> initial_lr_;
+
+ private:
+  struct Place {
+    int bucket = -1;
+    int at = 0;
+  };
+  struct Group {
+    std::vector<Tensor> params;
+    std::vector<Place> places;
+    int variant = 0;
+  };
+
+  void run(const GradScale* scale);
+  bool refresh();
+  void rebuild();
+  void prepare(ParamState& state, size_t group, size_t index);
+  Bucket& bucket_for(size_t group, int kind, const Tensor& param);
+  Tensor conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const;
+  void release_grads();
+  void check_param(size_t group, size_t index, const StateDict& in) const;
+  void load_param(ParamState& state, const StateDict& in);
+  std::string describe(size_t group, size_t index) const;
+
+  std::string step_label_;
+  std::deque<Group> groups_;
+  std::unordered_map<c10::TensorImpl*, ParamState> states_;
+  std::vector<Bucket> buckets_;
+  bool valid_ = false;
+};
+
+/// Adds one to every step counter.
+void advance(std::vector<Tensor>& steps);
+/// Takes back what was added where `found_inf`, on the same device, is one.
+void take_back(std::vector<Tensor>& steps, const std::optional<Tensor>& found_inf);
+
+}  // namespace levin::optim::detail

@@ -1,0 +1,110 @@
+// GroupedOptimizer to and from Python's layout of optimizer.state_dict().
+#include <cmath>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "levin/core/error.h"
+#include "levin/optim/grouped.h"
+#include "levin/optim/state_layout.h"
+
+namespace levin::optim::detail {
+
+StateDict GroupedOptimizer::state_dict() const {
+  StateDict states;
+  StateList groups;
+  int64_t index = 0;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    StateDict out;
+    save_options(g, out);
+    if (!std::isnan(initial_lr_[g])) out["initial_lr"] = initial_lr_[g];
+    StateList indices;
+    for (const auto& param : groups_[g].params) {
+      if (const auto found = states_.find(param.unsafeGetTensorImpl()); found != states_.end()) {
+        StateDict state;
+        if (found->second.step.defined()) state["step"] = found->second.step;
+        for (size_t s = 0; s < slot_names().size(); ++s)
+          if (found->second.slots[s].defined()) state[slot_names()[s]] = found->second.slots[s];
+        if (!state.empty()) states[std::to_string(index)] = std::move(state);
+      }
+      indices.emplace_back(index++);
+    }
+    out["params"] = std::move(indices);
+    groups.emplace_back(std::move(out));
+  }
+  return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
+}
+
+void GroupedOptimizer::load_state_dict(const StateDict& in) {
+  std::vector<size_t> sizes;
+  for (const auto& group : groups_) sizes.push_back(group.params.size());
+  const SavedLayout saved = read_layout(name_, in, sizes);
+
+  // Everything is checked before anything changes.
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (size_t i = 0; i < groups_[g].params.size(); ++i)
+      if (const auto* state = saved.states[g][i]) check_param(g, i, *state);
+
+  at::NoGradGuard no_grad;
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    load_options(g, *saved.groups[g]);
+    const auto* initial = saved.groups[g]->find("initial_lr");
+    initial_lr_[g] = initial ? initial->to_double() : std::numeric_limits<double>::quiet_NaN();
+    for (size_t i = 0; i < groups_[g].params.size(); ++i) {
+      const Tensor& param = groups_[g].params[i];
+      const auto* state = saved.states[g][i];
+      if (!state) {
+        states_.erase(param.unsafeGetTensorImpl());
+        continue;
+      }
+      auto& mine = states_[param.unsafeGetTensorImpl()];
+      mine.param = param;
+      load_param(mine, *state);
+    }
+  }
+  invalidate();
+}
+
+void GroupedOptimizer::check_param(size_t group, size_t index, const StateDict& in) const {
+  const Tensor& param = groups_[group].params[index];
+  for (size_t s = 0; s < slot_names().size(); ++s) {
+    const auto* value = in.find(slot_names()[s]);
+    if (!value || value->empty()) continue;
+    const auto shape = slot_shape(s, param);
+    const auto found = value->to_tensor().sizes();
+    LEVIN_CHECK(found == at::IntArrayRef(shape), "[", name_, ".load_state_dict] \"", slot_names()[s], "\" of ",
+                describe(group, index), " has shape ", fmt::format("{}", found), " in the saved state, ",
+                fmt::format("{}", shape), " is needed");
+  }
+}
+
+// Copies into tensors that are there, so that their addresses stay; what was not saved is made anew by the next step.
+void GroupedOptimizer::load_param(ParamState& state, const StateDict& in) {
+  const Tensor& param = state.param;
+  if (counts_steps()) {
+    const auto device = steps_on_host() ? c10::Device(c10::kCPU) : param.device();
+    const auto* saved = in.find("step");
+    if (!state.step.defined() || state.step.device() != device)
+      state.step = at::zeros({}, at::TensorOptions(device).dtype(at::kFloat));
+    if (saved && saved->is_tensor())
+      state.step.copy_(saved->to_tensor().reshape({}));
+    else
+      state.step.fill_(saved ? saved->to_double() : 0);
+  }
+  for (size_t s = 0; s < slot_names().size(); ++s) {
+    Tensor& slot = state.slots[s];
+    const auto* saved = in.find(slot_names()[s]);
+    if (!saved || saved->empty()) {
+      slot.reset();
+      continue;
+    }
+    const Tensor& value = saved->to_tensor();
+    const bool fits = slot.defined() && slot.sizes() == value.sizes() && slot.device() == param.device() &&
+                      slot.scalar_type() == param.scalar_type();
+    if (!fits)
+      slot = value.sizes() == param.sizes() ? at::empty_like(param) : at::empty(value.sizes(), param.options());
+    slot.copy_(value);
+  }
+}
+
+}  // namespace levin::optim::detail

@@ -1,0 +1,57 @@
+#include "levin/optim/optimizer.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include "levin/core/error.h"
+#include "levin/core/words.h"
+
+namespace levin {
+namespace {
+
+// What the optimizers of Levin and torch call their numbers; an error message offers those that are there.
+constexpr const char* kHyperNames[] = {"lr",   "initial_lr",   "momentum", "dampening", "beta1",       "beta2", "eps",
+                                       "eps1", "weight_decay", "lr_decay", "alpha",     "beta2_decay", "eps2",  "d"};
+
+}  // namespace
+
+Tensor OptimizerImpl::step_with(const std::function<Tensor()>& closure) {
+  Tensor loss;
+  {
+    at::AutoGradMode enabled(true);
+    loss = closure();
+  }
+  step();
+  return loss;
+}
+
+Tensor Optimizer::step(const std::function<Tensor()>& closure) {
+  LEVIN_CHECK(closure, "[optimizer.step] the closure is empty; give a function that returns the loss, or call step()");
+  return get().step_with(closure);
+}
+
+std::vector<Tensor> Optimizer::all_params() const {
+  std::vector<Tensor> all;
+  for (size_t group = 0; group < num_groups(); ++group) {
+    const auto& params = get().params(group);
+    all.insert(all.end(), params.begin(), params.end());
+  }
+  return all;
+}
+
+double& Optimizer::hyper(std::string_view name, size_t group) const {
+  auto& impl = get();
+  LEVIN_CHECK(group < impl.num_groups(), "[optimizer.hyper] group ", group, " is asked for, ", impl.name(), " has ",
+              impl.num_groups());
+  if (double* value = impl.find_hyper(group, name)) return *value;
+  std::vector<std::string> known;
+  for (const char* candidate : kHyperNames)
+    if (impl.find_hyper(group, candidate)) known.emplace_back(candidate);
+  fail_unknown(impl.name(), "hyperparameter", name, known);
+}
+
+void Optimizer::fail_empty() {
+  levin::detail::fail(
+      "[optimizer] this handle is empty; assign an optimizer to it first, for example levin::optim::AdamW(params)");
+}
+
+}  // namespace levin

@@ -1,0 +1,68 @@
+#include "levin/optim/sgd.h"
+
+#include <ATen/ops/_fused_sgd.h>
+
+#include "levin/optim/typed.h"
+
+namespace levin::optim {
+namespace {
+
+struct Traits {
+  using Options = SGDOptions;
+
+  template <class A, class B, class F>
+  static void each(A& a, B& b, F&& f) {
+    f("lr", a.lr, b.lr);
+    f("momentum", a.momentum, b.momentum);
+    f("dampening", a.dampening, b.dampening);
+    f("weight_decay", a.weight_decay, b.weight_decay);
+    f("nesterov", a.nesterov, b.nesterov);
+    f("maximize", a.maximize, b.maximize);
+  }
+
+  static void check(const std::string& name, const Options& o) {
+    detail::check_not_negative(name, "lr", o.lr);
+    detail::check_not_negative(name, "momentum", o.momentum);
+    detail::check_not_negative(name, "weight_decay", o.weight_decay);
+    LEVIN_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0), "[", name,
+                "] nesterov needs momentum > 0 and dampening 0, not momentum=", o.momentum,
+                " and dampening=", o.dampening);
+  }
+};
+
+class SGDImpl final : public detail::Typed<Traits> {
+ public:
+  SGDImpl(std::vector<SGDGroup> groups, const SGDOptions& options) : Typed("SGD", std::move(groups), options) {}
+
+ protected:
+  // Parameters whose momentum buffer is new go to a bucket of their own: their first update takes the gradient
+  // undamped.
+  enum Kind { kRunning, kFirst };
+
+  std::span<const char* const> slot_names() const override {
+    static constexpr std::array names{"momentum_buffer"};
+    return names;
+  }
+  bool counts_steps() const override { return false; }
+  int variant(size_t group) const override { return options_[group].momentum != 0; }
+  unsigned slots_needed(size_t group, const Tensor&) const override { return options_[group].momentum != 0; }
+  int kind(size_t group, const detail::ParamState& state) const override {
+    return options_[group].momentum != 0 && !state.slots[0].defined() ? kFirst : kRunning;
+  }
+
+  void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
+    const auto& o = options_[bucket.group];
+    at::_fused_sgd_(bucket.params, bucket.grads, bucket.slots[0], o.weight_decay, o.momentum, o.lr, o.dampening,
+                    o.nesterov, o.maximize, bucket.kind == kFirst, scale.scale, scale.found_inf);
+    if (bucket.kind == kFirst) invalidate();
+  }
+};
+
+}  // namespace
+
+SGD::SGD(std::vector<Tensor> params, SGDOptions options)
+    : SGD(std::vector<SGDGroup>{{.params = std::move(params)}}, options) {}
+SGD::SGD(std::vector<SGDGroup> groups, SGDOptions options)
+    : Optimizer(std::make_shared<SGDImpl>(std::move(groups), options)) {}
+
+}  // namespace levin::optim

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "levin/core/error.h"
+#include "levin/optim/grouped.h"
+
+namespace levin::optim::detail {
+
+/// Puts what a group overrides over the defaults. `Traits::each(a, b, f)` calls f(name, a.field, b.field) for every
+/// option.
+template <class Traits, class Options, class Group>
+Options merged(Options options, const Group& group) {
+  Traits::each(options, group, [](const char*, auto& value, const auto& override_with) {
+    if (override_with) value = *override_with;
+  });
+  return options;
+}
+
+/// Adds to GroupedOptimizer what depends on the type of the options: one copy per group, its numbers by name, its place
+/// in the state dict. Traits: Options, each(a, b, f), check(operation, options).
+template <class Traits>
+class Typed : public GroupedOptimizer {
+ public:
+  using Options = typename Traits::Options;
+
+  std::string name() const final { return name_; }
+
+  double* find_hyper(size_t group, std::string_view name) final {
+    if (group >= options_.size()) return nullptr;
+    if (name == "initial_lr") return &initial_lr_[group];
+    double* found = nullptr;
+    auto& options = options_[group];
+    Traits::each(options, options, [&](std::string_view field, auto& value, auto&) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (std::same_as<Value, double>) {
+        if (field == name) found = &value;
+      } else if constexpr (std::same_as<Value, std::array<double, 2>>) {
+        if (name == "beta1") found = &value[0];
+        if (name == "beta2") found = &value[1];
+      }
+    });
+    return found;
+  }
+
+ protected:
+  template <class Group>
+  Typed(std::string name, std::vector<Group> groups, const Options& defaults) : GroupedOptimizer(std::move(name)) {
+    Traits::check(name_, defaults);
+    std::vector<std::vector<Tensor>> lists;
+    for (auto& group : groups) {
+      options_.push_back(merged<Traits>(defaults, group));
+      Traits::check(name_, options_.back());
+      lists.push_back(std::move(group.params));
+    }
+    set_groups(std::move(lists));
+  }
+
+  void save_options(size_t group, StateDict& out) const override {
+    const auto& options = options_[group];
+    Traits::each(options, options, [&](const char* name, const auto& value, const auto&) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (std::same_as<Value, std::array<double, 2>>)
+        out[name] = StateList{value[0], value[1]};
+      else if constexpr (std::same_as<Value, std::optional<double>>)
+        out[name] = value ? StateValue(*value) : StateValue();
+      else
+        out[name] = value;
+    });
+  }
+
+  // What a file does not have stays as it is: it may come from an older torch.
+  void load_options(size_t group, const StateDict& in) override {
+    auto& options = options_[group];
+    Traits::each(options, options, [&](const char* name, auto& value, auto&) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      const StateValue* saved = in.find(name);
+      if (!saved) return;
+      if constexpr (std::same_as<Value, std::array<double, 2>>) {
+        const auto& list = saved->to_list();
+        LEVIN_CHECK(list.size() == 2, "[", name_, ".load_state_dict] ", name, " has ", list.size(),
+                    " values where 2 are needed");
+        value = {list[0].to_double(), list[1].to_double()};
+      } else if constexpr (std::same_as<Value, std::optional<double>>) {
+        value = saved->empty() ? Value() : Value(saved->to_double());
+      } else if constexpr (std::same_as<Value, bool>) {
+        value = saved->to_bool();
+      } else {
+        value = saved->to_double();
+      }
+    });
+  }
+
+  std::deque<Options> options_;
+};
+
+/// The checks that optimizers share; the error names option and value.
+inline void check_not_negative(const std::string& name, const char* option, double value) {
+  LEVIN_CHECK(std::isfinite(value) && value >= 0, "[", name, "] ", option, "=", value, " must be a finite number >= 0");
+}
+inline void check_betas(const std::string& name, const std::array<double, 2>& betas) {
+  for (size_t i = 0; i < 2; ++i)
+    LEVIN_CHECK(betas[i] >= 0 && betas[i] < 1, "[", name, "] betas[", i, "]=", betas[i], " must be in [0, 1)");
+}
+
+}  // namespace levin::optim::detail
