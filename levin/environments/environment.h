@@ -8,7 +8,8 @@
 
 namespace levin {
 
-/// Where a process stands among the processes of a run. A plain value: everything the upper floors need to join a group.
+/// Where a process stands among the processes of a run. A plain value: everything the upper floors need to join a
+/// group.
 struct Placement {
   int global_rank = 0;
   int local_rank = 0;
@@ -35,20 +36,21 @@ struct WorldAsked {
   int num_nodes = 1;
 };
 
-/// A way in which processes of a run are started and told who they are: by Levin itself, torchrun, SLURM, MPI, LSF, Kubeflow.
-/// The only readers of rank variables.
+/// A way in which processes of a run are started and told who they are: by Levin itself, torchrun, SLURM, MPI, LSF,
+/// Kubeflow. The only readers of rank variables.
 class Environment {
  public:
   virtual ~Environment() = default;
 
-  /// "torchelastic", "slurm", "mpi", "lsf", "kubeflow", "levin" (started by Levin's own launcher, or by nobody).
+  /// "torchelastic" (torchrun, and Levin's own launcher, whose ranks get torchrun's variables), "slurm", "mpi", "lsf",
+  /// "kubeflow", "levin" (started by hand).
   virtual std::string name() const = 0;
 
   /// Whether something outside this program has started the other processes already.
   virtual bool creates_processes_externally() const = 0;
 
-  /// This process's place. Throws Error when a variable is missing or malformed, or when the world that was started is not
-  /// the one asked for; the line names the variable, its value and what was asked.
+  /// This process's place. Throws Error when a variable is missing or malformed, or when the world that was started is
+  /// not the one asked for; the line names the variable, its value and what was asked.
   virtual Placement placement(const WorldAsked& asked) const = 0;
 };
 
