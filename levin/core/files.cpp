@@ -127,7 +127,7 @@ void AtomicFile::commit() {
 AtomicFolder::AtomicFolder(const fs::path& path) {
   std::error_code error;
   // A link to a folder stays a link: what it points at is replaced. "run/last/" is "run/last".
-  path_ = fs::is_symlink(fs::symlink_status(path, error)) ? fs::canonical(path) : path.lexically_normal();
+  path_ = fs::is_symlink(fs::symlink_status(path, error)) ? fs::weakly_canonical(path) : path.lexically_normal();
   if (!path_.has_filename()) path_ = path_.parent_path();
   LEVIN_CHECK(path_.has_filename() && path_.filename() != "." && path_.filename() != "..", "[file] \"", path.string(),
               "\" is not a folder name that can be replaced");
