@@ -1,0 +1,215 @@
+#include "levin/core/files.h"
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "levin/core/error.h"
+
+namespace levin {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr size_t kBufferBytes = size_t{1} << 20;
+
+/// Only one writer per file is meant, so what cannot be closed is not worth an exception.
+void close_quietly(int& fd) noexcept {
+  if (fd >= 0) ::close(fd);
+  fd = -1;
+}
+
+}  // namespace
+
+void detail::fail_file(std::string_view what, const fs::path& path, int error) {
+  throw Error(concat("[file] cannot ", what, " \"", path.string(),
+                     "\": ", std::error_code(error, std::generic_category()).message()));
+}
+
+FileWriter::FileWriter(fs::path path) : path_(std::move(path)) {
+  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd_ < 0) detail::fail_file("create", path_, errno);
+  buffer_.reserve(kBufferBytes);
+}
+
+FileWriter::FileWriter(FileWriter&& other) noexcept
+    : path_(std::move(other.path_)),
+      fd_(std::exchange(other.fd_, -1)),
+      size_(other.size_),
+      buffer_(std::move(other.buffer_)) {}
+
+FileWriter::~FileWriter() {
+  close_quietly(fd_);
+}
+
+void FileWriter::put(const std::byte* at, size_t count) {
+  while (count > 0) {
+    const ssize_t written = ::write(fd_, at, std::min<size_t>(count, size_t{1} << 30));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) detail::fail_file("write", path_, errno);
+    at += written;
+    count -= static_cast<size_t>(written);
+  }
+}
+
+void FileWriter::flush() {
+  put(buffer_.data(), buffer_.size());
+  buffer_.clear();
+}
+
+void FileWriter::write(std::span<const std::byte> bytes) {
+  LEVIN_CHECK(fd_ >= 0, "[file] \"", path_.string(), "\" was closed, nothing can be written to it");
+  size_ += bytes.size();
+  if (buffer_.size() + bytes.size() > kBufferBytes) flush();
+  if (bytes.size() >= kBufferBytes)
+    put(bytes.data(), bytes.size());
+  else
+    buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+}
+
+void FileWriter::close() {
+  if (fd_ < 0) return;
+  flush();
+  // Some file systems report a full disk only here.
+  if (::fsync(fd_) != 0 && errno != EINVAL) detail::fail_file("write", path_, errno);
+  const int fd = std::exchange(fd_, -1);
+  if (::close(fd) != 0 && errno != EINTR) detail::fail_file("write", path_, errno);
+}
+
+FileReader::FileReader(fs::path path) : path_(std::move(path)) {
+  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0) detail::fail_file("open", path_, errno);
+  struct stat status {};
+  const int error = ::fstat(fd_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (error != 0) {
+    close_quietly(fd_);
+    detail::fail_file("read", path_, error);
+  }
+  size_ = static_cast<uint64_t>(status.st_size);
+}
+
+FileReader::FileReader(FileReader&& other) noexcept
+    : path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)), size_(other.size_) {}
+
+FileReader::~FileReader() {
+  close_quietly(fd_);
+}
+
+void FileReader::read(uint64_t offset, std::span<std::byte> into) const {
+  while (!into.empty()) {
+    const ssize_t count =
+        ::pread(fd_, into.data(), std::min<size_t>(into.size(), size_t{1} << 30), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) detail::fail_file("read", path_, errno);
+    LEVIN_CHECK(count > 0, "[file] \"", path_.string(), "\" ends at byte ", offset, ", ", into.size(),
+                " bytes too early");
+    offset += static_cast<uint64_t>(count);
+    into = into.subspan(static_cast<size_t>(count));
+  }
+}
+
+AtomicFile::AtomicFile(const fs::path& path) : path_(path), writer_(detail::temporary_beside(path)) {}
+
+AtomicFile::~AtomicFile() {
+  if (!done_) ::unlink(writer_.path().c_str());
+}
+
+void AtomicFile::commit() {
+  writer_.close();
+  if (::rename(writer_.path().c_str(), path_.c_str()) != 0) detail::fail_file("replace", path_, errno);
+  done_ = true;
+  sync_folder(path_.parent_path());
+}
+
+AtomicFolder::AtomicFolder(const fs::path& path) {
+  std::error_code error;
+  // A link to a folder stays a link: what it points at is replaced. "run/last/" is "run/last".
+  path_ = fs::is_symlink(fs::symlink_status(path, error)) ? fs::weakly_canonical(path) : path.lexically_normal();
+  if (!path_.has_filename()) path_ = path_.parent_path();
+  LEVIN_CHECK(path_.has_filename() && path_.filename() != "." && path_.filename() != "..", "[file] \"", path.string(),
+              "\" is not a folder name that can be replaced");
+  const auto parent = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  fs::create_directories(parent, error);
+  if (error) detail::fail_file("create folder", parent, error.value());
+  detail::restore_replaced(path_);
+  temporary_ = detail::temporary_beside(path_);
+  if (::mkdir(temporary_.c_str(), 0777) != 0) detail::fail_file("create folder", temporary_, errno);
+}
+
+AtomicFolder::~AtomicFolder() {
+  std::error_code ignored;
+  if (!done_) fs::remove_all(temporary_, ignored);
+}
+
+void AtomicFolder::commit() {
+  sync_folder(temporary_);
+  const auto parent = path_.parent_path();
+  struct stat status {};
+  if (::lstat(path_.c_str(), &status) != 0) {
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) detail::fail_file("create", path_, errno);
+    done_ = true;
+    sync_folder(parent);
+    return;
+  }
+#ifdef RENAME_EXCHANGE
+  const bool exchanged = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0;
+#else
+  const bool exchanged = false;
+#endif
+  auto old = temporary_;
+  if (!exchanged) {
+    // Without an exchange there is a short moment with no folder of that name; the old one then stands beside, whole.
+    old += ".old";
+    if (::rename(path_.c_str(), old.c_str()) != 0) detail::fail_file("replace", path_, errno);
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      const int error = errno;
+      ::rename(old.c_str(), path_.c_str());
+      detail::fail_file("replace", path_, error);
+    }
+  }
+  done_ = true;
+  sync_folder(parent);
+  std::error_code ignored;
+  fs::remove_all(old, ignored);
+}
+
+std::string read_file(const fs::path& path, uint64_t limit) {
+  const FileReader reader(path);
+  LEVIN_CHECK(reader.size() <= limit, "[file] \"", path.string(), "\" has ", reader.size(), " bytes, at most ", limit,
+              " are read");
+  std::string content(reader.size(), '\0');
+  reader.read(0, std::as_writable_bytes(std::span(content)));
+  return content;
+}
+
+void write_file(const fs::path& path, std::string_view content) {
+  AtomicFile file(path);
+  file.write(content);
+  file.commit();
+}
+
+void check_writable(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) detail::fail_file("create folder", folder, error.value());
+  const auto probe = detail::temporary_beside(folder / "probe");
+  const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0) detail::fail_file("write to folder", folder, errno);
+  ::close(fd);
+  ::unlink(probe.c_str());
+}
+
+void sync_folder(const fs::path& folder) {
+  const auto name = folder.empty() ? fs::path(".") : folder;
+  int fd = ::open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) detail::fail_file("open folder", name, errno);
+  // File systems that cannot sync a folder say EINVAL; there is nothing more to be done on them.
+  const int error = ::fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+  close_quietly(fd);
+  if (error != 0) detail::fail_file("sync folder", name, error);
+}
+
+}  // namespace levin

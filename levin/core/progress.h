@@ -1,0 +1,108 @@
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace levin {
+
+struct ProgressOptions {
+  /// What is counted, for the rate: "1830 img/s".
+  std::string unit = "it";
+  /// How many of `unit` one step is: the batch size, when steps are batches and the unit is images.
+  double per_step = 1;
+  /// Where it is drawn.
+  std::FILE* file = stderr;
+  /// Live (one line, redrawn) or plain lines; by itself: live when `file` is a terminal, or LEVIN_TERMINAL_WIDTH says
+  /// that one stands behind it.
+  std::optional<bool> live = {};
+  /// Whether the finished bar stays on the terminal.
+  bool keep = true;
+  /// Seconds, rising; for tests.
+  std::function<double()> clock = {};
+};
+
+/// How far a loop is:
+///
+///     Epoch 1/5 ━━━━━━━━━━━╸─────── 62% 145/234  1830 img/s  loss 0.412  0:07<0:04
+///
+/// On a terminal one line, redrawn at most ten times a second; elsewhere a plain line for every tenth, at most one a
+/// second, and at least one every ten. An update between two drawings costs a look at the clock and allocates nothing.
+///
+///     levin::ProgressBar bar("Epoch 1/5", loader.size(), {.unit = "img", .per_step = 64});
+///     for (auto& batch : loader) {
+///       bar.set("loss", loss);
+///       bar.advance();
+///     }
+class ProgressBar {
+ public:
+  /// A total of 0 means that the end is not known.
+  ProgressBar(std::string label, int64_t total, ProgressOptions options = {});
+  /// Finishes the bar, where it stands.
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void advance(int64_t steps = 1);
+  /// Starts at a step other than 0 (a resumed epoch): those before do not count for the rate.
+  void start_at(int64_t step);
+  /// A number to show beside; shown at the next drawing.
+  void set(std::string_view name, double value);
+  /// Draws the last state and ends the line. Later calls do nothing.
+  void finish();
+  /// Takes the bar off the terminal, so that a line can be printed; it comes back with the next drawing.
+  void clear();
+
+ private:
+  void draw(double now, bool last);
+  bool line_is_due(double now) const;
+
+  std::string label_;
+  int64_t total_;
+  ProgressOptions options_;
+  bool live_ = false;
+  bool color_ = false;
+  int64_t done_ = 0;
+  int64_t first_ = 0;
+  double start_ = 0;
+  double drawn_at_ = 0;
+  int64_t drawn_step_ = 0;
+  double rate_ = 0;  // steps per second, smoothed
+  bool on_screen_ = false;
+  bool finished_ = false;
+  std::vector<std::pair<std::string, double>> numbers_;
+  std::string line_;
+};
+
+/// What a progress line shows, and how; the drawing alone, for tests and other displays.
+struct ProgressFrame {
+  std::string_view label;
+  int64_t done = 0;
+  int64_t total = 0;
+  /// Of `unit` per second; 0 when not known yet.
+  double rate = 0;
+  std::string_view unit = "it";
+  double elapsed = 0;
+  /// Seconds to go; negative when not known.
+  double remaining = -1;
+  std::vector<std::pair<std::string, double>>* numbers = nullptr;
+};
+struct ProgressStyle {
+  /// Columns; the line is never wider. 0: as wide as it comes, without a bar (a plain line).
+  int width = 80;
+  bool color = false;
+  bool unicode = true;
+};
+/// Appends the line, without an end of line.
+void render_progress(const ProgressFrame& frame, const ProgressStyle& style, std::string& line);
+
+/// Columns of the terminal behind `file`: LEVIN_TERMINAL_WIDTH when a launcher set it, else what the terminal says; 0:
+/// none.
+int terminal_width(std::FILE* file);
+
+}  // namespace levin

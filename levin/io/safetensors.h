@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include "levin/core/files.h"
+
+namespace levin {
+
+using at::Tensor;
+
+/// String to string, as a safetensors header carries it.
+using SafetensorsMetadata = std::map<std::string, std::string>;
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
+
+/// One tensor of a file, as its header declares it. Offsets count from the first byte after the header.
+struct SafetensorsEntry {
+  std::string name;
+  /// "F32", "BF16", "F8_E4M3", ...
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+
+  uint64_t bytes() const { return end - begin; }
+  /// Torch's type; an Error for those narrower than a byte (F4, F6_E2M3, F6_E3M2).
+  c10::ScalarType scalar_type() const;
+};
+
+/// A safetensors file, open for reading. The header is checked whole before anything is allocated: its length, the
+/// types, the sizes, that the tensors lie side by side from the first byte to the last, that no name stands twice. Data
+/// are read tensor by tensor, when asked for.
+///
+///     levin::SafetensorsFile file("model.safetensors");
+///     Tensor weight = file.read("fc.weight");
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+
+  /// In the order of their bytes.
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }
+  const SafetensorsMetadata& metadata() const { return metadata_; }
+  const std::filesystem::path& path() const { return file_.path(); }
+
+  /// Null when there is none of that name.
+  const SafetensorsEntry* find(std::string_view name) const;
+  /// The entry of that name; an Error with the nearest name when there is none.
+  const SafetensorsEntry& at(std::string_view name) const;
+
+  /// A new CPU tensor.
+  Tensor read(std::string_view name) const;
+  /// Reads straight into a contiguous CPU tensor of the same dtype and number of elements.
+  void read_into(const SafetensorsEntry& entry, Tensor& into) const;
+  /// The CRC-32C of the tensor's bytes; reads them, keeps none.
+  uint32_t checksum(const SafetensorsEntry& entry) const;
+
+ private:
+  FileReader file_;
+  uint64_t data_begin_ = 0;
+  SafetensorsMetadata metadata_;
+  std::vector<SafetensorsEntry> entries_;
+  std::unordered_map<std::string_view, size_t> index_;
+};
+
+/// What was written for one tensor.
+struct SafetensorsRecord {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint32_t checksum = 0;
+};
+
+/// Writes a file in one go, whole or not at all. The bytes are those that the reference implementation writes (widest
+/// types first, then by name). Tensors may be on any device and of any strides; one at a time is brought to the CPU.
+void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                       const SafetensorsMetadata& metadata = {});
+/// The same into a writer that the caller closes; tells what was written, in the order of the bytes.
+std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const NamedTensors& tensors,
+                                                 const SafetensorsMetadata& metadata = {});
+
+namespace detail {
+/// What a type is in a file: its name, bits of one element, and torch's type when there is one.
+struct SafetensorsType {
+  std::string_view name;
+  uint64_t bits = 0;
+  c10::ScalarType type = c10::ScalarType::Undefined;
+};
+/// Null when the name is not known. In the order of alignment, as the reference sorts them.
+const SafetensorsType* find_safetensors_type(std::string_view name);
+const SafetensorsType* find_safetensors_type(c10::ScalarType type);
+
+struct SafetensorsHeader {
+  SafetensorsMetadata metadata;
+  std::vector<SafetensorsEntry> entries;  // sorted by offset
+};
+/// Parses and checks a header; `data_bytes` is what the file holds after it. `where` stands in the errors.
+SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes, const std::string& where);
+}  // namespace detail
+
+}  // namespace levin
