@@ -1,0 +1,273 @@
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "levin/core/error.h"
+#include "levin/nn/call.h"
+#include "levin/nn/interceptor.h"
+
+namespace levin {
+namespace detail {
+
+/// The declared form of a forward that is neither overloaded nor a template.
+template <class R, bool Const, class... P>
+struct Signature {};
+struct NoSignature {};
+
+template <class F>
+struct SignatureOfPointer {
+  using type = NoSignature;
+};
+template <class C, class R, class... P>
+struct SignatureOfPointer<R (C::*)(P...)> {
+  using type = Signature<R, false, P...>;
+};
+template <class C, class R, class... P>
+struct SignatureOfPointer<R (C::*)(P...) const> {
+  using type = Signature<R, true, P...>;
+};
+template <class C, class R, class... P>
+struct SignatureOfPointer<R (C::*)(P...) noexcept> {
+  using type = Signature<R, false, P...>;
+};
+template <class C, class R, class... P>
+struct SignatureOfPointer<R (C::*)(P...) const noexcept> {
+  using type = Signature<R, true, P...>;
+};
+
+template <class Impl>
+struct SignatureOf {
+  static auto find() {
+    if constexpr (requires { &Impl::forward; })
+      return typename SignatureOfPointer<decltype(&Impl::forward)>::type();
+    else
+      return NoSignature();
+  }
+  using type = decltype(find());
+};
+
+// What Hooked needs and unit.cpp does, so that a module costs little to compile.
+void set_class_name(const torch::nn::Module& module, const std::type_info& type);
+void begin_clone(torch::nn::Module& copy);
+void finish_clone(torch::nn::Module& copy, const torch::nn::Module& original, const std::optional<c10::Device>& device);
+[[noreturn]] void fail_cannot_clone(const torch::nn::Module& module);
+[[noreturn]] void fail_empty_holder(const std::type_info& type);
+
+/// The user's Impl and the mix-in.
+template <class Impl>
+class UnitOf : public Impl, public Unit {
+  static_assert(std::derived_from<Impl, torch::nn::Module>,
+                "levin: LEVIN_MODULE(Name) needs `struct NameImpl : torch::nn::Module`");
+  static_assert(!std::derived_from<Impl, Unit>, "levin: LEVIN_MODULE(Name) needs a plain NameImpl, not one of a unit");
+
+ public:
+  using Impl::Impl;
+  torch::nn::Module& module() final { return *this; }
+
+  /// The plain forward, for the innermost end of a call.
+  template <class R, class... P>
+  static R plain(Unit& unit, P&&... args) {
+    return static_cast<UnitOf&>(unit).Impl::forward(std::forward<P>(args)...);
+  }
+
+ protected:
+  template <class R, class... P>
+  R run(std::type_identity_t<P>&&... args) {
+    if (!this->intercepted()) [[likely]]
+      return this->Impl::forward(std::forward<P>(args)...);
+    return intercept<R, P...>(*this, &UnitOf::template plain<R, P...>, std::forward<P>(args)...);
+  }
+
+ private:
+  struct ClassName {
+    explicit ClassName(const torch::nn::Module& self) { set_class_name(self, typeid(Impl)); }
+    ClassName(const ClassName&) noexcept {}
+    ClassName& operator=(const ClassName&) noexcept { return *this; }
+  };
+  [[no_unique_address]] ClassName class_name_{*this};
+};
+
+template <class Impl, class... A>
+concept CallableWith = requires(Impl& impl, A&&... args) {
+  impl.forward(std::forward<A>(args)...);
+};
+
+template <class Taken, class... P>
+struct AllButLast {
+  using type = void;
+};
+template <class... T, class P, class Q, class... Rest>
+struct AllButLast<std::tuple<T...>, P, Q, Rest...> : AllButLast<std::tuple<T..., P>, Q, Rest...> {};
+template <class... T, class P>
+struct AllButLast<std::tuple<T...>, P> {
+  using type = std::tuple<T...>;
+};
+template <class... P>
+using WithoutLast = typename AllButLast<std::tuple<>, P...>::type;
+
+struct Nothing;
+
+/// One overload for each shorter list of arguments that the default arguments of forward allow. Their qualifiers keep
+/// them out of the way of torch::nn::AnyModule, which looks for the one unqualified forward.
+template <class Impl, class R, bool Const, class Taken>
+class Shorter : public UnitOf<Impl> {
+ public:
+  using UnitOf<Impl>::UnitOf;
+  void forward(Nothing&) const& = delete;  // hides Impl::forward, which would pass the interceptors by
+};
+template <class Impl, class R, class... P>
+requires CallableWith<Impl, P...>
+class Shorter<Impl, R, false, std::tuple<P...>> : public Shorter<Impl, R, false, WithoutLast<P...>> {
+  using Base = Shorter<Impl, R, false, WithoutLast<P...>>;
+
+ public:
+  using Base::Base;
+  using Base::forward;
+  R forward(P... args) & { return this->template run<R, P...>(std::forward<P>(args)...); }
+};
+template <class Impl, class R, class... P>
+requires CallableWith<Impl, P...>
+class Shorter<Impl, R, true, std::tuple<P...>> : public Shorter<Impl, R, true, WithoutLast<P...>> {
+  using Base = Shorter<Impl, R, true, WithoutLast<P...>>;
+
+ public:
+  using Base::Base;
+  using Base::forward;
+  R forward(P... args) const { return const_cast<Shorter*>(this)->template run<R, P...>(std::forward<P>(args)...); }
+};
+
+template <class Derived, class Impl>
+std::shared_ptr<torch::nn::Module> clone_unit(const Derived& original, const std::optional<c10::Device>& device) {
+  if constexpr (requires(Impl & impl) { impl.reset(); } && std::is_copy_constructible_v<Impl>) {
+    c10::AutoGradMode no_grad(false);
+    auto copy = std::make_shared<Derived>(original);
+    begin_clone(*copy);
+    copy->reset();
+    finish_clone(*copy, original, device);
+    return copy;
+  } else {
+    fail_cannot_clone(original);
+  }
+}
+
+/// The declared type of an argument for an overloaded or templated forward, seen from the call alone.
+template <class A>
+using SeenArgument = std::conditional_t<
+    std::is_lvalue_reference_v<A>,
+    std::conditional_t<TensorNest<std::remove_cvref_t<A>> && !std::is_aggregate_v<std::remove_cvref_t<A>>,
+                       const std::remove_cvref_t<A>&, A>,
+    std::remove_cvref_t<A>>;
+
+}  // namespace detail
+
+/// What LEVIN_MODULE makes of a user's Impl: the same class, with a forward that runs the unit's interceptors around
+/// the Impl's own. It can be called with all that the Impl's can (const, default arguments, overloads, templates).
+template <class Impl, class Signature = typename detail::SignatureOf<Impl>::type>
+class Hooked final : public detail::UnitOf<Impl> {
+ public:
+  using detail::UnitOf<Impl>::UnitOf;
+
+  template <class... A>
+  requires detail::CallableWith<Impl, A...>
+  decltype(auto) forward(A&&... args) {
+    using R = decltype(std::declval<Impl&>().forward(std::forward<A>(args)...));
+    if constexpr (detail::CallableWith<Impl, detail::SeenArgument<A>...>)
+      return this->template run<R, detail::SeenArgument<A>...>(std::forward<A>(args)...);
+    else
+      return this->template run<R, A...>(std::forward<A>(args)...);
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<c10::Device>& device = std::nullopt) const {
+    return detail::clone_unit<Hooked, Impl>(*this, device);
+  }
+};
+
+template <class Impl, class R, class... P>
+class Hooked<Impl, detail::Signature<R, false, P...>> final
+    : public detail::Shorter<Impl, R, false, detail::WithoutLast<P...>> {
+  using Base = detail::Shorter<Impl, R, false, detail::WithoutLast<P...>>;
+
+ public:
+  using Base::Base;
+  using Base::forward;
+  R forward(P... args) { return this->template run<R, P...>(std::forward<P>(args)...); }
+
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<c10::Device>& device = std::nullopt) const {
+    return detail::clone_unit<Hooked, Impl>(*this, device);
+  }
+};
+
+template <class Impl, class R, class... P>
+class Hooked<Impl, detail::Signature<R, true, P...>> final
+    : public detail::Shorter<Impl, R, true, detail::WithoutLast<P...>> {
+  using Base = detail::Shorter<Impl, R, true, detail::WithoutLast<P...>>;
+
+ public:
+  using Base::Base;
+  using Base::forward;
+  R forward(P... args) { return this->template run<R, P...>(std::forward<P>(args)...); }
+  R forward(P... args) const { return const_cast<Hooked*>(this)->template run<R, P...>(std::forward<P>(args)...); }
+
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<c10::Device>& device = std::nullopt) const {
+    return detail::clone_unit<Hooked, Impl>(*this, device);
+  }
+};
+
+/// The base of what LEVIN_MODULE declares: a torch::nn::ModuleHolder that makes units.
+template <class Impl>
+class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
+  static_assert(!std::is_final_v<Impl>, "levin: LEVIN_MODULE(Name) derives from NameImpl; take its `final` away");
+
+ public:
+  using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;
+
+  template <std::same_as<std::shared_ptr<Impl>> T>
+  explicit Holder(const T&) {
+    static_assert(
+        sizeof(T) == 0,
+        "levin: make_shared<NameImpl> gives a module without interceptors; construct it as Name(...) instead");
+  }
+
+  /// Calls forward, through the unit's interceptors.
+  template <class... A>
+  requires detail::CallableWith<Hooked<Impl>, A...>
+  decltype(auto) operator()(A&&... args) const {
+    if (!this->impl_) [[unlikely]]
+      detail::fail_empty_holder(typeid(Impl));
+    return this->impl_->forward(std::forward<A>(args)...);
+  }
+};
+
+/// Declares `Name`, the holder of a NameImpl whose forward can be intercepted; stands where TORCH_MODULE(Name) stood.
+///
+///     struct BlockImpl : torch::nn::Module { Tensor forward(const Tensor& x); };
+///     LEVIN_MODULE(Block);
+///     Block block;  block(x);
+#define LEVIN_MODULE(Name)                          \
+  class Name : public ::levin::Holder<Name##Impl> { \
+   public:                                          \
+    using ::levin::Holder<Name##Impl>::Holder;      \
+    using Impl [[maybe_unused]] = Name##Impl;       \
+  }
+
+/// The class of a module for people: "Linear" for a torch::nn::LinearImpl.
+std::string class_name(const torch::nn::Module& module);
+
+}  // namespace levin
+
+/// torch::nn::AnyModule (and Sequential with it) asks this before it takes a module; its own test knows no overloads.
+template <class Impl, class Signature>
+struct torch::detail::has_forward<levin::Hooked<Impl, Signature>> {
+  static constexpr bool value = !std::is_same_v<Signature, levin::detail::NoSignature>;
+};
