@@ -59,3 +59,12 @@ inline std::pair<torch::Tensor, torch::Tensor> drawn_images(int64_t count, uint6
   const auto noise = torch::randn({count, 1, 28, 28}, generator);
   return {patterns.index_select(0, labels) + 0.8 * noise, labels};
 }
+
+/// The samples in a random order, in batches.
+inline std::vector<std::pair<torch::Tensor, torch::Tensor>> shuffled_batches(const torch::Tensor& images, const torch::Tensor& labels,
+                                                                             int64_t batch_size) {
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
+  for (const auto& index : torch::randperm(images.size(0)).split(batch_size))
+    batches.emplace_back(images.index_select(0, index), labels.index_select(0, index));
+  return batches;
+}

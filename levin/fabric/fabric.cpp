@@ -9,7 +9,6 @@
 #include "levin/fabric/fabric_core.h"
 #include "levin/optim/clip.h"
 #include "levin/precision/matmul.h"
-#include "levin/strategies/registry.h"
 
 namespace levin {
 namespace {
@@ -94,7 +93,8 @@ void Fabric::launch_with(const Args* args) {
                 "--nproc-per-node ",
                 devices, "`");
     std::fflush(nullptr);
-    std::exit(launch_self(args->values(), devices, plan.num_nodes));
+    auto place = environment->placement({devices, plan.num_nodes});
+    std::exit(launch_self(args->values(), place));
   }
   // Devices that the user did not name are as many as the launcher has started.
   const WorldAsked asked =
@@ -112,7 +112,7 @@ void Fabric::launch_with(const Args* args) {
   const auto device = plan.devices[core.placement.local_rank];
   core.accelerator->set_device(device);
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
-  core.strategy->connect(join_group(core.placement, device, core.strategy->collective_options()), device);
+  core.strategy->connect(join_group(core.placement, device, {}), device);
   core.launched = true;
   if (!plan.precision.params) hint_idle_tensor_cores(device);
 }
@@ -168,21 +168,19 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
 
   const Tensor scaled = core.scaler ? core.scaler->scale(loss) : loss;
   std::vector<std::shared_ptr<detail::ModuleCall>> calls;
+  std::vector<ModuleSync*> syncs;
   for (const auto& weak : core.synced)
-    if (auto call = weak.lock(); call && call->forwarded) calls.push_back(std::move(call));
-  for (const auto& call : calls) call->sync->before_backward(scaled);
-  {
-    ++core.in_backward;
-    struct Inside {
-      std::atomic<int>& depth;
-      ~Inside() { --depth; }
-    } inside{core.in_backward};
-    scaled.backward(options.gradient, options.retain_graph, options.create_graph);
-  }
-  for (const auto& call : calls) {
-    call->sync->after_backward();
-    call->forwarded = options.retain_graph;
-  }
+    if (auto call = weak.lock(); call && call->forwarded) {
+      syncs.push_back(call->sync.get());
+      calls.push_back(std::move(call));
+    }
+  struct Inside {
+    std::atomic<int>& depth;
+    explicit Inside(std::atomic<int>& d) : depth(d) { ++depth; }
+    ~Inside() { --depth; }
+  } inside(core.in_backward);
+  run_backward(syncs, scaled, [&] { scaled.backward(options.gradient, options.retain_graph, options.create_graph); });
+  for (const auto& call : calls) call->forwarded = options.retain_graph;
 }
 
 Tensor Fabric::clip_gradients(Optimizer& optimizer, const ClipOptions& options) {
@@ -195,11 +193,13 @@ Tensor Fabric::clip_gradients(Optimizer& optimizer, const ClipOptions& options) 
   }
   const auto params = optimizer.all_params();
   if (options.clip_val) {
-    clip_grad_value(params, *options.clip_val);
+    optim::clip_grad_value(params, *options.clip_val);
     return {};
   }
   const auto norm = core_->strategy->grad_norm(params, options.norm_type);
-  clip_grads_with_norm(params, *options.max_norm, norm, options.error_if_nonfinite);
+  LEVIN_CHECK(!options.error_if_nonfinite || norm.isfinite().item<bool>(), "[fabric.clip_gradients] the norm of the gradients is non-finite (",
+              norm.item<double>(), "); look for inf or nan in the loss, or pass error_if_nonfinite = false");
+  optim::clip_grads_with_norm(params, *options.max_norm, norm);
   return norm;
 }
 
@@ -208,15 +208,10 @@ std::unique_ptr<Autocast> Fabric::autocast() const {
   return precision.autocast ? std::make_unique<Autocast>(device().type(), *precision.autocast) : nullptr;
 }
 
-std::unique_ptr<InitScope> Fabric::init_tensor() const {
-  return init_scope({});
-}
+std::unique_ptr<InitScope> Fabric::init_tensor() const { return std::make_unique<InitScope>(init_options({})); }
 
-std::unique_ptr<InitScope> Fabric::init_scope(InitModuleOptions options) const {
-  return std::make_unique<InitScope>(InitOptions{.device = device(),
-                                                 .dtype = core_->plan.precision.params,
-                                                 .empty = options.empty_init,
-                                                 .deferred = options.meta});
+InitOptions Fabric::init_options(InitModuleOptions options) const {
+  return {.device = device(), .dtype = core_->plan.precision.params, .empty = options.empty_init, .deferred = options.meta};
 }
 
 void Fabric::note_loader_kept(bool asked) const {

@@ -2,6 +2,7 @@
 
 #include <concepts>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,6 +15,7 @@
 #include "levin/checkpoint/state.h"
 #include "levin/core/main.h"
 #include "levin/core/seed.h"
+#include "levin/devices/accelerator.h"
 #include "levin/fabric/fabric_loader.h"
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/options.h"
@@ -56,11 +58,6 @@ struct InitModuleOptions {
   bool empty_init = false;
   /// Allocate nothing; `fabric.setup` makes and initializes the parameters, unit by unit.
   bool meta = false;
-};
-
-struct LoadOptions {
-  /// Every key must be on both sides.
-  bool strict = true;
 };
 
 /// Gradients stay on this rank while it lives: for all but the last batch of an accumulation.
@@ -291,23 +288,20 @@ class Fabric {
         std::invocable<F>,
         "levin: init_module takes a function that makes the module: fabric.init_module([] { return Net(...); })");
     if constexpr (std::invocable<F>) {
-      const auto scope = init_scope(options);
-      return std::forward<F>(make)();
+      return levin::init_module(std::forward<F>(make), init_options(options));
     }
   }
 
-  using Filter = CheckpointFilter;
+  /// By name of the state ("model"): keeps only the entries that the function says yes to.
+  using Filter = std::map<std::string, StateFilter>;
   /// Writes a checkpoint folder: modules, optimizers and whatever else the state binds. Every rank must call.
   void save(const std::string& path, const State& state, const Filter& filter = {});
   /// Restores what the state binds, in place, and returns what else the checkpoint holds. Every rank must call.
   StateDict load(const std::string& path, const State& state, LoadOptions options = {});
   /// Everything in the checkpoint.
   StateDict load(const std::string& path);
-  /// The weights in a file (.safetensors) or folder into one module.
-  template <class M>
-  void load_raw(const std::string& path, const M& module, LoadOptions options = {}) {
-    load_weights(path, *module.ptr(), options);
-  }
+  /// Weights from elsewhere (a .safetensors file, a folder with one, a checkpoint) into one module or optimizer.
+  void load_raw(const std::string& path, const StateRef& target, const RawOptions& options = {});
 
   /// Calls a method on every callback that has it: `fabric.call(&MyCallback::on_epoch_end, epoch)`.
   template <class C, class R, class... P, class... Args>
@@ -355,20 +349,19 @@ class Fabric {
     if constexpr (std::derived_from<std::remove_cvref_t<O>, Optimizer>)
       return optimizer;
     else
-      return adapt(std::forward<O>(optimizer));
+      return optim::adapt(std::forward<O>(optimizer));
   }
 
   void launch_with(const Args* args);
   std::shared_ptr<detail::ModuleCall> setup_call(std::shared_ptr<torch::nn::Module> module, SetupOptions options);
   Optimizer setup_optimizer(Optimizer optimizer);
   void note_loader_kept(bool asked) const;
-  std::unique_ptr<InitScope> init_scope(InitModuleOptions options) const;
+  InitOptions init_options(InitModuleOptions options) const;
   void print_line(const std::string& line) const;
   std::string broadcast_text(std::string text, int src);
   Tensor broadcast_tensor(const Tensor& tensor, int src);
   Tensor gather_tensor(const Tensor& tensor, bool sync_grads);
   void reduce_tensor(Tensor& tensor, std::string_view op);
-  void load_weights(const std::string& path, torch::nn::Module& module, LoadOptions options);
 
   FabricOptions options_;
   std::shared_ptr<detail::FabricCore> core_;

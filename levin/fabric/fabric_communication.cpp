@@ -81,7 +81,7 @@ void Fabric::save(const std::string& path, const State& state, const Filter& fil
   std::string failure;
   if (is_global_zero()) {
     try {
-      save_checkpoint(path, state, filter, {.world_size = world_size()});
+      save_checkpoint(path, state, {.filter = filter, .world_size = world_size()});
     } catch (const std::exception& error) {
       if (world_size() == 1) throw;
       failure = one_line(error);
@@ -94,16 +94,14 @@ void Fabric::save(const std::string& path, const State& state, const Filter& fil
 
 StateDict Fabric::load(const std::string& path, const State& state, LoadOptions options) {
   barrier("load " + path);
-  return load_checkpoint(path, state, options.strict);
+  return load_checkpoint(path, state, options);
 }
 
-StateDict Fabric::load(const std::string& path) {
-  return load(path, State{}, {});
-}
+StateDict Fabric::load(const std::string& path) { return load(path, State{}); }
 
-void Fabric::load_weights(const std::string& path, torch::nn::Module& module, LoadOptions options) {
+void Fabric::load_raw(const std::string& path, const StateRef& target, const RawOptions& options) {
   barrier("load_raw " + path);
-  load_raw_weights(path, module, options.strict);
+  levin::load_raw(path, target, options);
 }
 
 }  // namespace levin

@@ -10,7 +10,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include "levin/checkpoint/module_state.h"
+#include "levin/checkpoint/state.h"
 #include "levin/core/each_tensor.h"
 #include "levin/precision/precision.h"
 #include "levin/strategies/strategy.h"
@@ -56,29 +56,16 @@ Tensor cast_floating(const Tensor& tensor, c10::ScalarType dtype);
 /// Casts the outputs and tells the strategy and the backward guard about those that need a gradient.
 void finish_call(ModuleCall& call, std::vector<Tensor*>& outputs);
 
-template <class T>
-concept ModuleHolderLike = requires(T& m) {
-  { m.ptr() } -> std::convertible_to<std::shared_ptr<torch::nn::Module>>;
-};
-template <class T>
-struct SharedModule : std::false_type {};
-template <class T>
-requires std::derived_from<T, torch::nn::Module>
-struct SharedModule<std::shared_ptr<T>> : std::true_type {
-};
-
 /// A holder (torch's or Levin's) or a shared_ptr to a module: something that can be copied without copying the module.
 template <class T>
-concept ModuleHandle = ModuleHolderLike<T> || SharedModule<T>::value;
+concept ModuleHandle = ModuleHolder<T> || SharedModule<T>;
 
 template <ModuleHandle M>
 std::shared_ptr<torch::nn::Module> module_ptr(const M& module) {
-  if constexpr (ModuleHolderLike<const M>)
-    return module.ptr();
-  else if constexpr (ModuleHolderLike<M>)
-    return const_cast<M&>(module).ptr();
-  else
+  if constexpr (SharedModule<M>)
     return module;
+  else
+    return const_cast<M&>(module).ptr();
 }
 
 template <class M, class... Args>
@@ -171,18 +158,10 @@ class FabricModule {
 
   /// The user's module.
   auto* operator->() const {
-    if constexpr (detail::ModuleHolderLike<M>)
-      return module_.get();
-    else
-      return module_.get();
+    return module_.get();
   }
   const M& module() const { return module_; }
   std::shared_ptr<torch::nn::Module> ptr() const { return call_->module; }
-
-  StateDict state_dict() const { return module_state_dict(*call_->module); }
-  void load_state_dict(const StateDict& state, bool strict = true) const {
-    load_module_state_dict(*call_->module, state, strict);
-  }
 
   detail::ModuleCall& setup_call() const { return *call_; }
 

@@ -4,7 +4,7 @@
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/fabric/options.h"
-#include "levin/strategies/registry.h"
+#include "levin/strategies/choice.h"
 
 namespace levin {
 namespace {
@@ -25,9 +25,7 @@ FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   FabricPlan plan;
   const auto type = resolve_accelerator(options.accelerator, cuda_devices);
   plan.accelerator = type == c10::DeviceType::CPU ? "cpu" : "cuda";
-  check_strategy(options.strategy);
   plan.devices = resolve_devices(options.devices, type, cuda_devices);
-  // Ranks that talk over Gloo may share a GPU; NCCL refuses that.
   plan.devices_asked = options.devices.text() != "auto";
   LEVIN_CHECK(options.num_nodes >= 1, "[fabric] num_nodes ", options.num_nodes, " is not allowed (1 or more)");
   plan.num_nodes = static_cast<int>(options.num_nodes);
@@ -35,6 +33,7 @@ FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   LEVIN_CHECK(options.strategy.name() != "single_device" || plan.world_size() == 1,
               "[fabric] strategy \"single_device\" runs one process, but devices x num_nodes asks for ",
               plan.world_size(), "; use \"ddp\"");
+  (void)make_strategy(plan.strategy, plan.world_size());  // refuses an unknown name
   plan.precision = resolve_precision(options.precision, type);
   return plan;
 }
