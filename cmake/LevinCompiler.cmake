@@ -14,9 +14,16 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 # One flag set for library and programs, so that all of them can share one precompiled header.
 set(CMAKE_POSITION_INDEPENDENT_CODE OFF)
-set(_flags -fPIC -Wall -Wextra -Wshadow)
+# Options are structs that name only the fields they change.
+set(_flags -fPIC -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND _flags -Wno-maybe-uninitialized)  # false alarms in std::variant and std::optional
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    list(APPEND _flags -Wno-dangling-reference)  # false alarms on references that outlive the handle they came from
+  endif()
+  if(LEVIN_UNITY)
+    list(APPEND _flags -Wno-subobject-linkage)  # it takes a source that is included for a header
+  endif()
 endif()
 if(LEVIN_WERROR)
   list(APPEND _flags -Werror)
