@@ -14,9 +14,16 @@ set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
 # One flag set for library and programs, so that all of them can share one precompiled header.
 set(CMAKE_POSITION_INDEPENDENT_CODE OFF)
-set(_flags -fPIC -Wall -Wextra -Wshadow)
+# Options are structs that name only the fields they change.
+set(_flags -fPIC -Wall -Wextra -Wshadow -Wno-missing-field-initializers)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND _flags -Wno-maybe-uninitialized)  # false alarms in std::variant and std::optional
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    list(APPEND _flags -Wno-dangling-reference)  # false alarms on references that outlive the handle they came from
+  endif()
+  if(LEVIN_UNITY)
+    list(APPEND _flags -Wno-subobject-linkage)  # it takes a source that is included for a header
+  endif()
 endif()
 if(LEVIN_WERROR)
   list(APPEND _flags -Werror)
@@ -40,42 +47,26 @@ if(LEVIN_MOLD)
   add_link_options(-fuse-ld=mold)
 endif()
 
-# levin_unity(<out> <source>...): the sources as few files that include some of one folder each, or as they are when
-# LEVIN_UNITY is off. Every file pays about six seconds for what torch's headers leave to be instantiated, whatever is in
-# it (docs/build.md), and sources of one folder share the rest. The paths in them are relative, so that clones share a
-# compiler cache.
-set(LEVIN_UNITY_BATCH 6 CACHE STRING "How many sources of a folder are compiled as one")
-function(levin_unity out)
+# levin_unity(<out> <target> <source>...): the sources as few files that include some of one folder each, or as they are
+# when LEVIN_UNITY is off. Every file pays about six seconds for what torch's headers leave to be instantiated, whatever is
+# in it (docs/build.md), and sources of one folder share the rest.
+set(LEVIN_UNITY_LINES 900 CACHE STRING "How many lines are compiled as one at most")
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(LEVIN_UNITY AND NOT Python3_FOUND)
+  message(STATUS "LEVIN_UNITY is ignored: no python3")
+  set(LEVIN_UNITY OFF)
+endif()
+function(levin_unity out target)
   if(NOT LEVIN_UNITY)
     set(${out} ${ARGN} PARENT_SCOPE)
     return()
   endif()
-  set(_folders "")
-  foreach(_source ${ARGN})
-    cmake_path(RELATIVE_PATH _source BASE_DIRECTORY "${CMAKE_SOURCE_DIR}" OUTPUT_VARIABLE _path)
-    cmake_path(GET _path PARENT_PATH _folder)
-    string(MAKE_C_IDENTIFIER "${_folder}" _folder)
-    list(APPEND _folders ${_folder})
-    list(APPEND _of_${_folder} "${_path}")
-  endforeach()
-  list(REMOVE_DUPLICATES _folders)
-  set(_units "")
-  foreach(_folder ${_folders})
-    list(LENGTH _of_${_folder} _count)
-    math(EXPR _units_of_folder "(${_count} + ${LEVIN_UNITY_BATCH} - 1) / ${LEVIN_UNITY_BATCH}")
-    math(EXPR _last "${_units_of_folder} - 1")
-    foreach(_unit RANGE ${_last})
-      # Spread evenly: seven sources are 4 + 3, not 6 + 1.
-      math(EXPR _begin "${_count} * ${_unit} / ${_units_of_folder}")
-      math(EXPR _length "${_count} * (${_unit} + 1) / ${_units_of_folder} - ${_begin}")
-      list(SUBLIST _of_${_folder} ${_begin} ${_length} _part)
-      list(TRANSFORM _part PREPEND "#include \"")
-      list(TRANSFORM _part APPEND "\"\n")
-      string(JOIN "" _text ${_part})
-      set(_file "${CMAKE_BINARY_DIR}/unity/${_folder}_${_unit}.cpp")
-      file(CONFIGURE OUTPUT "${_file}" CONTENT "${_text}" @ONLY)
-      list(APPEND _units "${_file}")
-    endforeach()
-  endforeach()
+  list(TRANSFORM ARGN REPLACE "^([^/])" "${CMAKE_CURRENT_SOURCE_DIR}/\\1" OUTPUT_VARIABLE _sources)
+  # Which sources may come together depends on their text.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_sources})
+  execute_process(
+    COMMAND "${Python3_EXECUTABLE}" "${CMAKE_SOURCE_DIR}/cmake/unity.py" "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}/unity/${target}"
+      ${LEVIN_UNITY_LINES} ${_sources}
+    OUTPUT_VARIABLE _units COMMAND_ERROR_IS_FATAL ANY)
   set(${out} ${_units} PARENT_SCOPE)
 endfunction()

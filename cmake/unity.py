@@ -1,0 +1,150 @@
+"""Writes files that include several sources of one folder each, and prints their paths (CMake's list syntax).
+
+Sources come together only when none declares, in an anonymous namespace or as `static`, a name that is a word of another:
+they are then as independent in one file as they were apart.
+
+usage: unity.py ROOT OUTPUT MAX_LINES SOURCE...
+"""
+import re
+import sys
+from pathlib import Path
+
+TOKEN = re.compile(r'R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/|[A-Za-z_]\w*|::|->|\[\[|\]\]|\d[\w.\']*|\S', re.DOTALL)
+WORD = re.compile(r"[A-Za-z_]\w*$")
+TYPES = {"struct", "class", "union", "enum"}
+OPEN, CLOSE = {"(": ")", "[": "]", "[[": "]]"}, {")", "]", "]]"}
+
+
+def tokens_of(text):
+    # Directives are no declarations; what they include or define is the same for every source of a folder, or rare.
+    text = re.sub(r"^[ \t]*#(?:\\\n|[^\n])*", "", text, flags=re.MULTILINE)
+    return [t for t in TOKEN.findall(text) if not t.startswith(("//", "/*", '"', "'", 'R"'))]
+
+
+def words_of(tokens):
+    """What a name of another source could be mistaken for; a word after . -> or :: is looked up elsewhere."""
+    return {t for before, t in zip(["", *tokens], tokens) if WORD.match(t) and before not in {".", "->", "::"}}
+
+
+def declared(statement):
+    """{name: text} of one declaration, without what is in its parentheses. The text tells equal aliases from others."""
+    if statement[:1] == ["template"]:
+        depth, end = 0, len(statement)
+        for i, token in enumerate(statement):
+            depth += {"<": 1, ">": -1}.get(token, 0)
+            if i and depth == 0:
+                end = i + 1
+                break
+        statement = statement[end:]
+    if not statement or statement[0] in {"static_assert", "friend", "extern"}:
+        return {}
+    if statement[0] == "using":
+        if statement[1:2] == ["namespace"]:
+            return {}
+        name = statement[1] if "=" in statement else statement[-1]
+        return {name: " ".join(statement)}
+    if statement[0] == "namespace":  # an alias
+        return {statement[1]: " ".join(statement)} if "=" in statement else {}
+    if statement[0] == "concept":
+        return {statement[1]: None}
+    names = {}
+    for i, token in enumerate(statement[:-1]):
+        if token in TYPES and statement[i + 1] in TYPES:
+            continue
+        if token in TYPES and WORD.match(statement[i + 1]):
+            names[statement[i + 1]] = None
+            return names
+    for i, token in enumerate(statement):
+        after = statement[i + 1] if i + 1 < len(statement) else ";"
+        if WORD.match(token) and token != "__attribute__" and after in {"()", "=", ";", "[]"}:
+            return {token: None}
+    return {}
+
+
+def local_names(tokens):
+    """What only this source may see: declared directly in an anonymous namespace, or static outside of a class."""
+    names = {}
+    stack = []  # what each open brace is: "anonymous", "namespace" or "body"
+    statement, closing = [], []
+
+    def finish():
+        if statement and (here == "anonymous" or "static" in statement):
+            names.update(declared([t for t in statement if t not in {"static", "inline", "constexpr", "const"}]))
+        statement.clear()
+
+    for token in tokens:
+        here = stack[-1] if stack else "namespace"
+        if closing:
+            if token in OPEN:
+                closing.append(OPEN[token])
+            elif token == closing[-1]:
+                closing.pop()
+            continue
+        if token in OPEN:
+            closing.append(OPEN[token])
+            if token != "[[" and here != "body":
+                statement.append(token + OPEN[token])
+        elif token == "{":
+            if here == "body":
+                stack.append("body")
+            elif statement[:1] == ["namespace"] and "=" not in statement:
+                stack.append("anonymous" if len(statement) == 1 or here == "anonymous" else "namespace")
+                statement.clear()
+            else:
+                finish()
+                stack.append("body")
+        elif token == "}":
+            if stack:
+                stack.pop()
+            statement.clear()
+        elif here != "body":
+            if token == ";":
+                finish()
+            else:
+                statement.append(token)
+    return names
+
+
+def clash(a, b):
+    """Whether a name of `a` would mean something else, or twice something, in a file with `b`."""
+    return any(name in b["words"] and (text is None or b["names"].get(name) != text) for name, text in a["names"].items())
+
+
+def group(sources, max_lines):
+    """Lists of sources. Big ones first, each into the first list where it fits."""
+    units = []
+    for source in sorted(sources, key=lambda s: (-s["lines"], s["path"])):
+        for unit in units:
+            fits = sum(s["lines"] for s in unit) + source["lines"] <= max_lines
+            if fits and not any(clash(s, source) or clash(source, s) for s in unit):
+                unit.append(source)
+                break
+        else:
+            units.append([source])
+    return units
+
+
+def main():
+    root, output, max_lines = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    folders = {}
+    for name in sys.argv[4:]:
+        path = Path(name).relative_to(root).as_posix()
+        text = Path(name).read_text()
+        tokens = tokens_of(text)
+        source = {"path": path, "lines": text.count("\n"), "names": local_names(tokens), "words": words_of(tokens)}
+        folders.setdefault(path.rsplit("/", 1)[0], []).append(source)
+    output.mkdir(parents=True, exist_ok=True)
+    written = []
+    for folder, sources in sorted(folders.items()):
+        for number, unit in enumerate(group(sources, max_lines)):
+            # Relative paths: clones in different places share a compiler cache.
+            text = "".join(f'#include "{path}"\n' for path in sorted(source["path"] for source in unit))
+            file = output / f"{folder.replace('/', '_')}_{number}.cpp"
+            if not file.exists() or file.read_text() != text:
+                file.write_text(text)
+            written.append(str(file))
+    print(";".join(written), end="")
+
+
+if __name__ == "__main__":
+    main()
