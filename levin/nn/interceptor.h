@@ -125,13 +125,13 @@ class Unit {
   Unit& operator=(const Unit&) noexcept { return *this; }
   virtual ~Unit() = default;
 
-  virtual torch::nn::Module& module() = 0;
+  virtual torch::nn::Module& as_module() = 0;
 
   /// Not while another thread runs this unit. Within a running call it counts from the next call on.
   Attachment attach(std::shared_ptr<Interceptor> interceptor, Order order);
   size_t num_interceptors() const { return interceptors_ ? interceptors_->size() : 0; }
 
-  Phase phase() const { return phase_; }
+  Phase call_phase() const { return phase_; }
 
  protected:
   bool intercepted() const noexcept { return interceptors_ != nullptr; }

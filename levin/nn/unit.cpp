@@ -58,7 +58,7 @@ Call::Call(Unit& unit, int after_order) : unit_(unit), interceptors_(unit.interc
 }
 
 torch::nn::Module& Call::module() const {
-  return unit_.module();
+  return unit_.as_module();
 }
 
 Phase Call::phase() const {
@@ -116,7 +116,7 @@ void mark(torch::nn::Module& module, std::vector<Unit*>& units) {
 }  // namespace
 
 RecomputeScope::RecomputeScope(Unit& unit) {
-  mark(unit.module(), marked_);
+  mark(unit.as_module(), marked_);
   // A unit below one that already runs again stays marked when this scope ends.
   std::erase_if(marked_, [](Unit* each) { return each->phase_ == Phase::kRecompute; });
   for (auto* each : marked_) each->phase_ = Phase::kRecompute;
@@ -127,20 +127,20 @@ RecomputeScope::~RecomputeScope() {
 }
 
 std::shared_ptr<torch::nn::Module> share_module(Unit& unit) {
-  return unit.module().shared_from_this();
+  return unit.as_module().shared_from_this();
 }
 
 // ---- errors
 
 void fail_cannot_replay(Unit& unit) {
   fail(concat(
-      "[unit] forward of ", unit.module().name(),
+      "[unit] forward of ", unit.as_module().name(),
       " takes an argument that cannot be copied, so it cannot run again in backward (activation checkpointing)"));
 }
 
 void fail_cannot_see_output(Unit& unit) {
   fail(
-      concat("[unit] forward of ", unit.module().name(),
+      concat("[unit] forward of ", unit.as_module().name(),
              " returns a type whose tensors cannot be seen; make it a plain struct or give it `template <class F> void "
              "each_tensor(F&& f)`"));
 }

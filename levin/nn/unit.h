@@ -64,7 +64,7 @@ void finish_clone(torch::nn::Module& copy, const torch::nn::Module& original, co
 [[noreturn]] void fail_cannot_clone(const torch::nn::Module& module);
 [[noreturn]] void fail_empty_holder(const std::type_info& type);
 
-/// The user's Impl and the mix-in.
+/// The user's Impl and the mix-in. Names are unlikely ones: a name here would hide a member of the user's class.
 template <class Impl>
 class UnitOf : public Impl, public Unit {
   static_assert(std::derived_from<Impl, torch::nn::Module>,
@@ -73,29 +73,29 @@ class UnitOf : public Impl, public Unit {
 
  public:
   using Impl::Impl;
-  torch::nn::Module& module() final { return *this; }
+  torch::nn::Module& as_module() final { return *this; }
 
   /// The plain forward, for the innermost end of a call.
   template <class R, class... P>
-  static R plain(Unit& unit, P&&... args) {
+  static R levin_plain(Unit& unit, P&&... args) {
     return static_cast<UnitOf&>(unit).Impl::forward(std::forward<P>(args)...);
   }
 
  protected:
   template <class R, class... P>
-  R run(std::type_identity_t<P>&&... args) {
+  R levin_run(std::type_identity_t<P>&&... args) {
     if (!this->intercepted()) [[likely]]
       return this->Impl::forward(std::forward<P>(args)...);
-    return intercept<R, P...>(*this, &UnitOf::template plain<R, P...>, std::forward<P>(args)...);
+    return intercept<R, P...>(*this, &UnitOf::template levin_plain<R, P...>, std::forward<P>(args)...);
   }
 
  private:
-  struct ClassName {
-    explicit ClassName(const torch::nn::Module& self) { set_class_name(self, typeid(Impl)); }
-    ClassName(const ClassName&) noexcept {}
-    ClassName& operator=(const ClassName&) noexcept { return *this; }
+  struct LevinName {
+    explicit LevinName(const torch::nn::Module& self) { set_class_name(self, typeid(Impl)); }
+    LevinName(const LevinName&) noexcept {}
+    LevinName& operator=(const LevinName&) noexcept { return *this; }
   };
-  [[no_unique_address]] ClassName class_name_{*this};
+  [[no_unique_address]] LevinName levin_name_{*this};
 };
 
 template <class Impl, class... A>
@@ -129,22 +129,24 @@ class Shorter : public UnitOf<Impl> {
 template <class Impl, class R, class... P>
 requires CallableWith<Impl, P...>
 class Shorter<Impl, R, false, std::tuple<P...>> : public Shorter<Impl, R, false, WithoutLast<P...>> {
-  using Base = Shorter<Impl, R, false, WithoutLast<P...>>;
+  using LevinBase = Shorter<Impl, R, false, WithoutLast<P...>>;
 
  public:
-  using Base::Base;
-  using Base::forward;
-  R forward(P... args) & { return this->template run<R, P...>(std::forward<P>(args)...); }
+  using LevinBase::forward;
+  using LevinBase::LevinBase;
+  R forward(P... args) & { return this->template levin_run<R, P...>(std::forward<P>(args)...); }
 };
 template <class Impl, class R, class... P>
 requires CallableWith<Impl, P...>
 class Shorter<Impl, R, true, std::tuple<P...>> : public Shorter<Impl, R, true, WithoutLast<P...>> {
-  using Base = Shorter<Impl, R, true, WithoutLast<P...>>;
+  using LevinBase = Shorter<Impl, R, true, WithoutLast<P...>>;
 
  public:
-  using Base::Base;
-  using Base::forward;
-  R forward(P... args) const { return const_cast<Shorter*>(this)->template run<R, P...>(std::forward<P>(args)...); }
+  using LevinBase::forward;
+  using LevinBase::LevinBase;
+  R forward(P... args) const {
+    return const_cast<Shorter*>(this)->template levin_run<R, P...>(std::forward<P>(args)...);
+  }
 };
 
 template <class Derived, class Impl>
@@ -183,9 +185,9 @@ class Hooked final : public detail::UnitOf<Impl> {
   decltype(auto) forward(A&&... args) {
     using R = decltype(std::declval<Impl&>().forward(std::forward<A>(args)...));
     if constexpr (detail::CallableWith<Impl, detail::SeenArgument<A>...>)
-      return this->template run<R, detail::SeenArgument<A>...>(std::forward<A>(args)...);
+      return this->template levin_run<R, detail::SeenArgument<A>...>(std::forward<A>(args)...);
     else
-      return this->template run<R, A...>(std::forward<A>(args)...);
+      return this->template levin_run<R, A...>(std::forward<A>(args)...);
   }
 
   std::shared_ptr<torch::nn::Module> clone(const std::optional<c10::Device>& device = std::nullopt) const {
@@ -196,12 +198,12 @@ class Hooked final : public detail::UnitOf<Impl> {
 template <class Impl, class R, class... P>
 class Hooked<Impl, detail::Signature<R, false, P...>> final
     : public detail::Shorter<Impl, R, false, detail::WithoutLast<P...>> {
-  using Base = detail::Shorter<Impl, R, false, detail::WithoutLast<P...>>;
+  using LevinBase = detail::Shorter<Impl, R, false, detail::WithoutLast<P...>>;
 
  public:
-  using Base::Base;
-  using Base::forward;
-  R forward(P... args) { return this->template run<R, P...>(std::forward<P>(args)...); }
+  using LevinBase::forward;
+  using LevinBase::LevinBase;
+  R forward(P... args) { return this->template levin_run<R, P...>(std::forward<P>(args)...); }
 
   std::shared_ptr<torch::nn::Module> clone(const std::optional<c10::Device>& device = std::nullopt) const {
     return detail::clone_unit<Hooked, Impl>(*this, device);
@@ -211,13 +213,15 @@ class Hooked<Impl, detail::Signature<R, false, P...>> final
 template <class Impl, class R, class... P>
 class Hooked<Impl, detail::Signature<R, true, P...>> final
     : public detail::Shorter<Impl, R, true, detail::WithoutLast<P...>> {
-  using Base = detail::Shorter<Impl, R, true, detail::WithoutLast<P...>>;
+  using LevinBase = detail::Shorter<Impl, R, true, detail::WithoutLast<P...>>;
 
  public:
-  using Base::Base;
-  using Base::forward;
-  R forward(P... args) { return this->template run<R, P...>(std::forward<P>(args)...); }
-  R forward(P... args) const { return const_cast<Hooked*>(this)->template run<R, P...>(std::forward<P>(args)...); }
+  using LevinBase::forward;
+  using LevinBase::LevinBase;
+  R forward(P... args) { return this->template levin_run<R, P...>(std::forward<P>(args)...); }
+  R forward(P... args) const {
+    return const_cast<Hooked*>(this)->template levin_run<R, P...>(std::forward<P>(args)...);
+  }
 
   std::shared_ptr<torch::nn::Module> clone(const std::optional<c10::Device>& device = std::nullopt) const {
     return detail::clone_unit<Hooked, Impl>(*this, device);

@@ -87,6 +87,14 @@ struct OpaqueImpl : tnn::Module {
 };
 LEVIN_MODULE(Opaque);
 
+struct BusyNamesImpl : tnn::Module {
+  Tensor forward(const Tensor& x) { return run(x); }
+  Tensor run(const Tensor& x) { return x * plain; }
+  int plain = 2, phase = 3, module = 4, order = 5, unit = 6;
+  struct Base {};
+};
+LEVIN_MODULE(BusyNames);
+
 /// Writes down when it is entered and left.
 struct Trace : Interceptor {
   Trace(std::string n, std::vector<std::string>& l) : name(std::move(n)), log(l) {}
@@ -236,6 +244,12 @@ TEST(Unit, OtherKindsOfForward) {
   static_assert(std::invocable<Block&, Tensor>);
   static_assert(!std::invocable<Block&, Tensor, int>);
   static_assert(!std::invocable<Overloaded&, int, int, int>);
+}
+
+TEST(Unit, MembersOfTheUsersClassStayReachable) {
+  BusyNames busy;
+  EXPECT_EQ(busy->run(torch::ones({1})).item<float>(), 2);
+  EXPECT_EQ(busy->plain + busy->phase + busy->module + busy->order + busy->unit, 20);
 }
 
 TEST(Unit, OrderIsByNumberThenByAttachment) {

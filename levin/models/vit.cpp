@@ -1,0 +1,180 @@
+#include "levin/models/vit.h"
+
+#include <cmath>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <torch/nn/init.h>
+
+#include "levin/core/error.h"
+#include "levin/nn/init.h"
+
+namespace levin::models {
+namespace {
+
+/// A name in the tree of parameters, nothing else ("encoder.layers", "heads").
+struct GroupImpl : torch::nn::Module {};
+
+nn::LayerNorm layer_norm(int64_t size) {
+  return nn::LayerNorm(nn::LayerNormOptions({size}).eps(1e-6));
+}
+
+Tensor drop(const Tensor& x, double p, bool training) {
+  return p > 0 && training ? at::dropout(x, p, true) : x;
+}
+
+ViTOptions with(const ViTVariant& variant, ViTOptions size) {
+  size.image_size = variant.image_size;
+  size.dropout = variant.dropout;
+  size.attention_dropout = variant.attention_dropout;
+  size.num_classes = variant.num_classes;
+  size.in_channels = variant.in_channels;
+  return size;
+}
+
+}  // namespace
+
+// ---- patches
+
+ViTPatchesImpl::ViTPatchesImpl(const ViTOptions& options) {
+  const auto fan_in = options.in_channels * options.patch_size * options.patch_size;
+  weight = register_parameter(
+      "weight", torch::empty({options.hidden_dim, options.in_channels, options.patch_size, options.patch_size}));
+  bias = register_parameter("bias", torch::empty({options.hidden_dim}));
+  // A convolution's own initialization. VisionTransformer replaces it; the numbers it draws are part of what a seed
+  // means.
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0));
+  torch::nn::init::uniform_(bias, -1 / std::sqrt(fan_in), 1 / std::sqrt(fan_in));
+}
+
+Tensor ViTPatchesImpl::forward(const Tensor& images) {
+  const auto b = images.size(0), c = images.size(1), p = weight.size(2);
+  const auto rows = images.size(2) / p, columns = images.size(3) / p;
+  const auto patches =
+      images.reshape({b, c, rows, p, columns, p}).permute({0, 2, 4, 1, 3, 5}).reshape({b, rows * columns, c * p * p});
+  return at::linear(patches, weight.flatten(1), bias);
+}
+
+// ---- attention
+
+ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
+    : num_heads(options.num_heads), dropout(options.attention_dropout) {
+  const auto dim = options.hidden_dim;
+  in_proj_weight = register_parameter("in_proj_weight", torch::empty({3 * dim, dim}));
+  in_proj_bias = register_parameter("in_proj_bias", torch::empty({3 * dim}));
+  out_proj = register_module("out_proj", nn::Linear(dim, dim));
+  torch::nn::init::xavier_uniform_(in_proj_weight);
+  torch::nn::init::zeros_(in_proj_bias);
+  torch::nn::init::zeros_(out_proj->bias);
+}
+
+Tensor ViTAttentionImpl::forward(const Tensor& x) {
+  const auto b = x.size(0), s = x.size(1), d = x.size(2);
+  // Queries, keys and values stay views of one product; what backward gives for them is put together by one copy.
+  const auto parts = at::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
+  const auto mixed = at::scaled_dot_product_attention(parts[0].transpose(1, 2), parts[1].transpose(1, 2),
+                                                      parts[2].transpose(1, 2), {}, is_training() ? dropout : 0.0);
+  return out_proj(mixed.transpose(1, 2).reshape({b, s, d}));
+}
+
+// ---- block
+
+ViTMlpImpl::ViTMlpImpl(const ViTOptions& options) : dropout(options.dropout) {
+  up = register_module("0", nn::Linear(options.hidden_dim, options.mlp_dim));
+  down = register_module("3", nn::Linear(options.mlp_dim, options.hidden_dim));
+  for (auto* layer : {&up, &down}) {
+    torch::nn::init::xavier_uniform_((*layer)->weight);
+    torch::nn::init::normal_((*layer)->bias, 0, 1e-6);
+  }
+}
+
+Tensor ViTMlpImpl::forward(const Tensor& x) {
+  const auto hidden = drop(at::gelu(up(x)), dropout, is_training());
+  return drop(down(hidden), dropout, is_training());
+}
+
+EncoderBlockImpl::EncoderBlockImpl(const ViTOptions& options) : dropout(options.dropout) {
+  ln_1 = register_module("ln_1", layer_norm(options.hidden_dim));
+  self_attention = register_module("self_attention", ViTAttention(options));
+  ln_2 = register_module("ln_2", layer_norm(options.hidden_dim));
+  mlp = register_module("mlp", ViTMlp(options));
+}
+
+Tensor EncoderBlockImpl::forward(const Tensor& x) {
+  const auto h = drop(self_attention(ln_1(x)), dropout, is_training()) + x;
+  return h + mlp(ln_2(h));
+}
+
+// ---- the whole
+
+ViTEncoderImpl::ViTEncoderImpl(const ViTOptions& options) : dropout(options.dropout) {
+  const auto side = options.image_size / options.patch_size;
+  pos_embedding = register_parameter("pos_embedding", torch::empty({1, side * side + 1, options.hidden_dim}));
+  torch::nn::init::normal_(pos_embedding, 0, 0.02);
+  auto layers = register_module("layers", std::make_shared<GroupImpl>());
+  for (int64_t i = 0; i < options.num_layers; ++i) {
+    blocks.push_back(EncoderBlock(options));
+    layers->register_module("encoder_layer_" + std::to_string(i), blocks.back());
+  }
+  ln = register_module("ln", layer_norm(options.hidden_dim));
+}
+
+Tensor ViTEncoderImpl::forward(Tensor x) {
+  auto h = drop(x + pos_embedding, dropout, is_training());
+  x.reset();  // nobody needs it any more
+  for (const auto& block : blocks) h = block(h);
+  return ln(h);
+}
+
+VisionTransformerImpl::VisionTransformerImpl(const ViTOptions& asked) : options(asked) {
+  LEVIN_CHECK(options.patch_size > 0 && options.image_size > 0 && options.image_size % options.patch_size == 0,
+              "[vit] image_size ", options.image_size, " is not a multiple of patch_size ", options.patch_size);
+  LEVIN_CHECK(options.num_heads > 0 && options.hidden_dim % options.num_heads == 0, "[vit] hidden_dim ",
+              options.hidden_dim, " is not a multiple of num_heads ", options.num_heads);
+  LEVIN_CHECK(options.num_layers > 0 && options.num_classes > 0 && options.in_channels > 0 && options.mlp_dim > 0,
+              "[vit] num_layers, num_classes, in_channels and mlp_dim must be positive");
+  class_token = register_parameter("class_token", torch::zeros({1, 1, options.hidden_dim}));
+  conv_proj = register_module("conv_proj", ViTPatches(options));
+  encoder = register_module("encoder", ViTEncoder(options));
+  auto heads = register_module("heads", std::make_shared<GroupImpl>());
+  head = heads->register_module("head", nn::Linear(options.hidden_dim, options.num_classes));
+  const auto fan_in = options.in_channels * options.patch_size * options.patch_size;
+  nn::init::trunc_normal_(conv_proj->weight, 0, std::sqrt(1.0 / static_cast<double>(fan_in)));
+  torch::nn::init::zeros_(conv_proj->bias);
+  torch::nn::init::zeros_(head->weight);
+  torch::nn::init::zeros_(head->bias);
+}
+
+Tensor VisionTransformerImpl::forward(const Tensor& images) {
+  LEVIN_CHECK(images.dim() == 4 && images.size(1) == options.in_channels && images.size(2) == options.image_size &&
+                  images.size(3) == options.image_size,
+              "[vit] images must be [B, ", options.in_channels, ", ", options.image_size, ", ", options.image_size,
+              "], got ", images.sizes());
+  auto tokens = at::cat({class_token.expand({images.size(0), -1, -1}), conv_proj(images)}, 1);
+  return head(encoder(std::move(tokens)).select(1, 0));
+}
+
+VisionTransformer vit(const ViTOptions& options) {
+  return VisionTransformer(options);
+}
+
+VisionTransformer vit_b_16(const ViTVariant& variant) {
+  return vit(with(variant, {.patch_size = 16, .num_layers = 12, .num_heads = 12, .hidden_dim = 768, .mlp_dim = 3072}));
+}
+VisionTransformer vit_b_32(const ViTVariant& variant) {
+  return vit(with(variant, {.patch_size = 32, .num_layers = 12, .num_heads = 12, .hidden_dim = 768, .mlp_dim = 3072}));
+}
+VisionTransformer vit_l_16(const ViTVariant& variant) {
+  return vit(with(variant, {.patch_size = 16, .num_layers = 24, .num_heads = 16, .hidden_dim = 1024, .mlp_dim = 4096}));
+}
+VisionTransformer vit_l_32(const ViTVariant& variant) {
+  return vit(with(variant, {.patch_size = 32, .num_layers = 24, .num_heads = 16, .hidden_dim = 1024, .mlp_dim = 4096}));
+}
+VisionTransformer vit_h_14(const ViTVariant& variant) {
+  return vit(with(variant, {.patch_size = 14, .num_layers = 32, .num_heads = 16, .hidden_dim = 1280, .mlp_dim = 5120}));
+}
+
+}  // namespace levin::models

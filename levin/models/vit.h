@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "levin/nn/layers.h"
+#include "levin/nn/unit.h"
+
+namespace levin::models {
+
+struct ViTOptions {
+  int64_t image_size = 224;
+  int64_t patch_size = 16;
+  int64_t num_layers = 12;
+  int64_t num_heads = 12;
+  int64_t hidden_dim = 768;
+  int64_t mlp_dim = 3072;
+  double dropout = 0;
+  double attention_dropout = 0;
+  int64_t num_classes = 1000;
+  int64_t in_channels = 3;
+};
+
+/// Cuts images [B, C, H, W] into patches and projects each: [B, N, D]. The weight is that of a convolution whose stride
+/// is its kernel, [D, C, P, P]; the work is one matrix product.
+struct ViTPatchesImpl : torch::nn::Module {
+  explicit ViTPatchesImpl(const ViTOptions& options);
+  Tensor forward(const Tensor& images);
+
+  Tensor weight, bias;
+};
+LEVIN_MODULE(ViTPatches);
+
+/// Self attention with one projection for queries, keys and values: [B, S, D] to [B, S, D].
+struct ViTAttentionImpl : torch::nn::Module {
+  explicit ViTAttentionImpl(const ViTOptions& options);
+  Tensor forward(const Tensor& x);
+
+  int64_t num_heads;
+  double dropout;
+  Tensor in_proj_weight, in_proj_bias;
+  nn::Linear out_proj = nullptr;
+};
+LEVIN_MODULE(ViTAttention);
+
+/// Linear, GELU, Linear, with dropout after each: [B, S, D] to [B, S, D]. Its layers are called "0" and "3".
+struct ViTMlpImpl : torch::nn::Module {
+  explicit ViTMlpImpl(const ViTOptions& options);
+  Tensor forward(const Tensor& x);
+
+  double dropout;
+  nn::Linear up = nullptr, down = nullptr;
+};
+LEVIN_MODULE(ViTMlp);
+
+/// One layer of the encoder: what is sharded, checkpointed and streamed as one.
+struct EncoderBlockImpl : torch::nn::Module {
+  explicit EncoderBlockImpl(const ViTOptions& options);
+  Tensor forward(const Tensor& x);
+
+  double dropout;
+  nn::LayerNorm ln_1 = nullptr, ln_2 = nullptr;
+  ViTAttention self_attention = nullptr;
+  ViTMlp mlp = nullptr;
+};
+LEVIN_MODULE(EncoderBlock);
+
+/// Adds positions and runs the blocks: [B, S, D] to [B, S, D].
+struct ViTEncoderImpl : torch::nn::Module {
+  explicit ViTEncoderImpl(const ViTOptions& options);
+  Tensor forward(Tensor x);
+
+  double dropout;
+  Tensor pos_embedding;
+  std::vector<EncoderBlock> blocks;
+  nn::LayerNorm ln = nullptr;
+};
+LEVIN_MODULE(ViTEncoder);
+
+/// The Vision Transformer, with torchvision's parameter names, shapes and initialization (bit by bit, from the same
+/// seed). Images [B, C, H, W] to logits [B, num_classes].
+struct VisionTransformerImpl : torch::nn::Module {
+  explicit VisionTransformerImpl(const ViTOptions& options = {});
+  Tensor forward(const Tensor& images);
+
+  ViTOptions options;
+  Tensor class_token;
+  ViTPatches conv_proj = nullptr;
+  ViTEncoder encoder = nullptr;
+  nn::Linear head = nullptr;
+};
+LEVIN_MODULE(VisionTransformer);
+
+/// What can be chosen about a Vision Transformer of a named size.
+struct ViTVariant {
+  int64_t image_size = 224;
+  double dropout = 0;
+  double attention_dropout = 0;
+  int64_t num_classes = 1000;
+  int64_t in_channels = 3;
+};
+
+///     auto model = levin::models::vit_b_16({.num_classes = 10});
+VisionTransformer vit(const ViTOptions& options);
+VisionTransformer vit_b_16(const ViTVariant& variant = {});
+VisionTransformer vit_b_32(const ViTVariant& variant = {});
+VisionTransformer vit_l_16(const ViTVariant& variant = {});
+VisionTransformer vit_l_32(const ViTVariant& variant = {});
+VisionTransformer vit_h_14(const ViTVariant& variant = {});
+
+}  // namespace levin::models

@@ -1,0 +1,145 @@
+#include "levin/models/vit.h"
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/error.h"
+#include "levin/nn/deferred_init.h"
+#include "levin/nn/functional.h"
+#include "levin/nn/policy.h"
+
+namespace levin {
+namespace {
+
+const std::string kFixtures = std::string(LEVIN_SOURCE_DIR) + "/tests/models/fixtures/";
+
+template <class T>
+T read(std::istream& in) {
+  T value{};
+  in.read(reinterpret_cast<char*>(&value), sizeof value);
+  return value;
+}
+
+std::map<std::string, Tensor> read_tensors(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::map<std::string, Tensor> tensors;
+  while (in.peek() != EOF) {
+    std::string name(read<uint32_t>(in), ' ');
+    in.read(name.data(), static_cast<std::streamsize>(name.size()));
+    std::vector<int64_t> sizes(read<uint32_t>(in));
+    for (auto& size : sizes) size = read<int64_t>(in);
+    auto tensor = torch::empty(sizes);
+    in.read(static_cast<char*>(tensor.data_ptr()), static_cast<std::streamsize>(tensor.nbytes()));
+    tensors[name] = tensor;
+  }
+  return tensors;
+}
+
+models::ViTOptions tiny() {
+  return {.image_size = 16,
+          .patch_size = 8,
+          .num_layers = 2,
+          .num_heads = 2,
+          .hidden_dim = 8,
+          .mlp_dim = 16,
+          .num_classes = 5};
+}
+
+TEST(ViT, StartsFromTorchvisionsNumbers) {
+  const auto fixture = read_tensors(kFixtures + "vit_tiny.bin");
+  torch::manual_seed(7);
+  auto model = models::vit(tiny());
+  size_t compared = 0;
+  for (const auto& item : model->named_parameters()) {
+    ASSERT_TRUE(fixture.contains("init." + item.key())) << item.key();
+    EXPECT_TRUE(torch::allclose(item.value(), fixture.at("init." + item.key()), 1e-6, 1e-7)) << item.key();
+    ++compared;
+  }
+  EXPECT_EQ(compared, 2u * 12 + 8);
+}
+
+TEST(ViT, OutputsAndGradientsAreTorchvisions) {
+  const auto fixture = read_tensors(kFixtures + "vit_tiny.bin");
+  auto model = models::vit(tiny());
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& item : model->named_parameters()) item.value().copy_(fixture.at("param." + item.key()));
+  }
+  const auto logits = model(fixture.at("images"));
+  EXPECT_TRUE(torch::allclose(logits, fixture.at("logits"), 1e-5, 1e-5));
+  cross_entropy(logits, fixture.at("target").to(at::kLong), {.label_smoothing = 0.1}).backward();
+  for (const auto& item : model->named_parameters())
+    EXPECT_TRUE(torch::allclose(item.value().grad(), fixture.at("grad." + item.key()), 1e-5, 1e-5)) << item.key();
+}
+
+TEST(ViT, FiveSizesHaveTorchvisionsNamesAndShapes) {
+  using Make = models::VisionTransformer (*)(const models::ViTVariant&);
+  const std::map<std::string, Make> sizes{{"vit_b_16", models::vit_b_16},
+                                          {"vit_b_32", models::vit_b_32},
+                                          {"vit_l_16", models::vit_l_16},
+                                          {"vit_l_32", models::vit_l_32},
+                                          {"vit_h_14", models::vit_h_14}};
+  const auto fixture = nlohmann::json::parse(std::ifstream(kFixtures + "vit_names.json"));
+  for (const auto& [name, make] : sizes) {
+    const auto& expected = fixture[name];
+    auto model = init_module([make = make] { return make({}); }, {.deferred = true});
+    EXPECT_TRUE(is_deferred(*model));
+    std::vector<std::pair<std::string, std::vector<int64_t>>> rows, wanted;
+    int64_t parameters = 0;
+    for (const auto& item : model->named_parameters()) {
+      parameters += item.value().numel();
+      if (item.key().find("encoder_layer_") == std::string::npos ||
+          item.key().find("encoder_layer_0.") != std::string::npos)
+        rows.emplace_back(item.key(), item.value().sizes().vec());
+    }
+    for (const auto& row : expected["names"]) wanted.emplace_back(row[0], row[1].get<std::vector<int64_t>>());
+    EXPECT_EQ(rows, wanted) << name;
+    EXPECT_EQ(parameters, expected["parameters"].get<int64_t>()) << name;
+    EXPECT_EQ(model->encoder->blocks.size(), expected["layers"].get<size_t>()) << name;
+  }
+}
+
+TEST(ViT, BlocksAreUnitsAndFire) {
+  auto model = models::vit(tiny());
+  const auto units = select_units(*model, policy::by_class<models::EncoderBlock>());
+  ASSERT_EQ(units.size(), 2u);
+  EXPECT_EQ(units[1].name, "encoder.layers.encoder_layer_1");
+  FiredCheck check("fsdp", select_units(*model, policy::all_units()));
+  model(torch::randn({1, 3, 16, 16}));
+  check.finish();
+}
+
+TEST(ViT, DropoutIsOnlyThereInTraining) {
+  auto options = tiny();
+  options.dropout = options.attention_dropout = 0.5;
+  auto model = models::vit(options);
+  torch::nn::init::normal_(model->head->weight);
+  const auto images = torch::randn({2, 3, 16, 16});
+  EXPECT_FALSE(torch::equal(model(images), model(images)));
+  model->eval();
+  EXPECT_TRUE(torch::equal(model(images), model(images)));
+}
+
+TEST(ViT, WrongSizesAreOneLine) {
+  const auto error_of = [](auto f) -> std::string {
+    try {
+      f();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(error_of([] { models::vit_b_16({.image_size = 100}); }),
+            "[vit] image_size 100 is not a multiple of patch_size 16");
+  auto model = models::vit(tiny());
+  EXPECT_EQ(error_of([&] {
+              model(torch::randn({2, 3, 16, 8}));
+            }),
+            "[vit] images must be [B, 3, 16, 16], got [2, 3, 16, 8]");
+}
+
+}  // namespace
+}  // namespace levin
