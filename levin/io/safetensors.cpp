@@ -60,6 +60,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   std::string json(length, '\0');
   file_.read(8, std::as_writable_bytes(std::span(json)));
   data_begin_ = 8 + length;
+  header_checksum_ = crc32c(json, crc32c(std::as_bytes(std::span(&length, 1))));
   auto header = detail::parse_safetensors_header(json, file_.size() - data_begin_, where);
   metadata_ = std::move(header.metadata);
   entries_ = std::move(header.entries);

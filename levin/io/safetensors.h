@@ -51,6 +51,8 @@ class SafetensorsFile {
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   const SafetensorsMetadata& metadata() const { return metadata_; }
   const std::filesystem::path& path() const { return file_.path(); }
+  /// The CRC-32C of the header and its length.
+  uint32_t header_checksum() const { return header_checksum_; }
 
   /// Null when there is none of that name.
   const SafetensorsEntry* find(std::string_view name) const;
@@ -67,6 +69,7 @@ class SafetensorsFile {
  private:
   FileReader file_;
   uint64_t data_begin_ = 0;
+  uint32_t header_checksum_ = 0;
   SafetensorsMetadata metadata_;
   std::vector<SafetensorsEntry> entries_;
   std::unordered_map<std::string_view, size_t> index_;

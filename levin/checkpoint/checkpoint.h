@@ -1,0 +1,91 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "levin/checkpoint/state.h"
+#include "levin/core/state_dict.h"
+
+namespace levin {
+
+/// A checkpoint is a folder: one safetensors file for each name of the state that has tensors, state.json for the rest
+/// of the tree, and manifest.json with versions, sizes and a checksum of every tensor. It is written under a temporary
+/// name and renamed: it is there whole or not at all, and one that is replaced stays until the new one is complete.
+
+/// Says of one entry of a dict whether it is to be saved.
+using StateFilter = std::function<bool(std::string_view name, const StateValue& value)>;
+
+struct SaveOptions {
+  /// By name of the state ("model"): keeps only what the function says yes to.
+  std::map<std::string, StateFilter> filter = {};
+  /// Number of ranks that train; written down for those who resume.
+  int world_size = 1;
+};
+
+/// Saves a state under `folder`. A checkpoint that is there already is replaced; a folder with anything else in it is
+/// refused.
+void save_checkpoint(const std::filesystem::path& folder, const State& state, const SaveOptions& options = {});
+/// The same for a tree. (A template, so that `{{"model", net}}` in a call is a State.)
+template <std::same_as<StateDict> D>
+void save_checkpoint(const std::filesystem::path& folder, const D& state, const SaveOptions& options = {});
+
+struct LoadOptions {
+  /// Missing names, and unexpected ones within a module, are an Error that lists them all. A wrong shape always is one.
+  bool strict = true;
+  /// Compare all checksums before anything is changed; reads the files once more.
+  bool verify = true;
+  /// Read what is not bound, and return it.
+  bool leftover = true;
+};
+
+/// Loads into everything that `state` binds, in place, and returns what the checkpoint holds besides. Modules are read
+/// tensor by tensor straight into their own memory; another dtype is converted, and said. Nothing is changed when the
+/// checkpoint is damaged, incomplete, of a newer format, or does not fit.
+StateDict load_checkpoint(const std::filesystem::path& folder, const State& state, LoadOptions options = {});
+/// Everything in a checkpoint.
+StateDict load_checkpoint(const std::filesystem::path& folder, LoadOptions options = {});
+
+struct RawOptions {
+  bool strict = true;
+  /// Which name of a checkpoint to take; by itself "model", or the only one.
+  std::string key = {};
+};
+
+/// Loads weights from elsewhere into one thing: a .safetensors file, a folder with model.safetensors or its index, or a
+/// checkpoint.
+void load_raw(const std::filesystem::path& path, const StateRef& target, const RawOptions& options = {});
+
+/// Reads and compares everything; an Error names the first thing that is wrong.
+void verify_checkpoint(const std::filesystem::path& folder);
+
+/// The newest checkpoint in a folder of checkpoints that passes verification; those that do not are passed over, with a
+/// line that says why. Nothing when there is none.
+std::optional<std::filesystem::path> latest_good_checkpoint(const std::filesystem::path& folder);
+
+struct CheckpointInfo {
+  int64_t format_version = 0;
+  std::string levin_version;
+  std::string torch_version;
+  int64_t world_size = 1;
+  /// Seconds since 1970.
+  double saved_at = 0;
+  /// Names of the state, in order.
+  std::vector<std::string> keys;
+};
+/// What the manifest says, without reading any data.
+CheckpointInfo checkpoint_info(const std::filesystem::path& folder);
+
+namespace detail {
+void save_checkpoint_dict(const std::filesystem::path& folder, const StateDict& state, const SaveOptions& options);
+}  // namespace detail
+
+template <std::same_as<StateDict> D>
+void save_checkpoint(const std::filesystem::path& folder, const D& state, const SaveOptions& options) {
+  detail::save_checkpoint_dict(folder, state, options);
+}
+
+}  // namespace levin

@@ -1,0 +1,162 @@
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/reader.h"
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/core/log.h"
+#include "levin/core/words.h"
+#include "levin/io/safetensors_model.h"
+
+namespace levin {
+namespace fs = std::filesystem;
+namespace {
+
+using detail::CheckpointReader;
+
+/// Adds to an error which name of which checkpoint it was about.
+void load_one(const StateRef& ref, const CheckpointReader& reader, const std::string& name) {
+  try {
+    ref.load(reader.read(name));
+  } catch (const Error& error) {
+    throw Error(
+        fmt::format("[checkpoint.load] \"{}\" of \"{}\" cannot be loaded: {}", name, reader.where(), error.what()));
+  }
+}
+
+/// Weights from elsewhere as a source.
+class ModelSource : public detail::TensorSource {
+ public:
+  explicit ModelSource(const SafetensorsModel& model) : model_(model) {}
+  std::vector<std::string> names() const override { return model_.names(); }
+  Tensor like(const std::string& name) const override {
+    if (!model_.contains(name)) return {};
+    const auto& entry = model_.at(name);
+    return at::empty(entry.shape, at::TensorOptions().dtype(entry.scalar_type()).device(at::kMeta));
+  }
+  Tensor read(const std::string& name) const override { return model_.read(name); }
+  void read_into(const std::string& name, Tensor& into) const override { model_.read_into(name, into); }
+
+ private:
+  const SafetensorsModel& model_;
+};
+
+std::string choose_key(const CheckpointReader& reader, const std::string& asked) {
+  const auto keys = reader.keys();
+  if (!asked.empty()) {
+    if (!reader.contains(asked)) fail_unknown("load_raw", fmt::format("\"{}\": key", reader.where()), asked, keys);
+    return asked;
+  }
+  if (reader.contains("model")) return "model";
+  LEVIN_CHECK(keys.size() == 1, "[load_raw] \"", reader.where(), "\" holds ", join(keys), "; say which one with .key");
+  return keys[0];
+}
+
+}  // namespace
+
+StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOptions options) {
+  const CheckpointReader reader(folder);
+  const auto keys = reader.keys();
+  const auto there = [&](const std::string& name) { return std::find(keys.begin(), keys.end(), name) != keys.end(); };
+
+  // All that can be known before a byte of data is read comes first: a refused load changes nothing.
+  detail::ModuleLoad modules;
+  std::vector<std::unique_ptr<detail::TensorSource>> sources;
+  for (const auto& [name, ref] : state.items()) {
+    if (!there(name)) {
+      modules.add_missing(name);
+    } else if (ref.module()) {
+      LEVIN_CHECK(reader.is_dict(name), "[checkpoint.load] \"", name, "\" of \"", reader.where(),
+                  "\" is not a module's state");
+      sources.push_back(reader.tensors(name));
+      modules.add(*ref.module(), *sources.back(), name + ".");
+    }
+  }
+  modules.check("checkpoint.load", reader.where(), options.strict);
+  if (options.verify) reader.verify();
+
+  // Variables are the ones whose kind may be wrong, so they go before anything large is overwritten.
+  for (const auto& [name, ref] : state.items())
+    if (there(name) && (ref.is_variable() || ref.tensor())) load_one(ref, reader, name);
+  modules.run(reader.where());
+  for (const auto& [name, ref] : state.items())
+    if (there(name) && !ref.is_variable() && !ref.tensor() && !ref.module()) load_one(ref, reader, name);
+
+  StateDict leftover;
+  if (options.leftover)
+    for (const auto& name : keys)
+      if (!state.find(name)) leftover[name] = reader.read(name);
+  return leftover;
+}
+
+StateDict load_checkpoint(const fs::path& folder, LoadOptions options) {
+  return load_checkpoint(folder, State(), options);
+}
+
+void load_raw(const fs::path& path, const StateRef& target, const RawOptions& options) {
+  if (fs::is_directory(path) && fs::exists(path / detail::kManifestFile)) {
+    const CheckpointReader reader(path);
+    const auto key = choose_key(reader, options.key);
+    if (!target.module()) {
+      reader.verify();
+      load_one(target, reader, key);
+      return;
+    }
+    LEVIN_CHECK(reader.is_dict(key), "[load_raw] \"", key, "\" of \"", reader.where(), "\" is not a module's state");
+    const auto source = reader.tensors(key);
+    detail::ModuleLoad load;
+    load.add(*target.module(), *source, "");
+    load.check("load_raw", reader.where(), options.strict);
+    reader.verify();
+    load.run(reader.where());
+    return;
+  }
+  LEVIN_CHECK(target.module(), "[load_raw] \"", path.string(),
+              "\" has the weights of a module, only a module can take them");
+  const SafetensorsModel model(path);
+  const ModelSource source(model);
+  detail::ModuleLoad load;
+  load.add(*target.module(), source, "");
+  load.check("load_raw", path.string(), options.strict);
+  load.run(path.string());
+}
+
+void verify_checkpoint(const fs::path& folder) {
+  CheckpointReader(folder).verify();
+}
+
+CheckpointInfo checkpoint_info(const fs::path& folder) {
+  const CheckpointReader reader(folder);
+  const auto& manifest = reader.manifest();
+  return {manifest.version, manifest.levin, manifest.torch, manifest.world_size, manifest.saved_at, reader.keys()};
+}
+
+std::optional<fs::path> latest_good_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  std::vector<std::pair<double, fs::path>> found;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    // Hidden folders are those still being written, or left by a process that died.
+    if (!it->is_directory() || it->path().filename().string().starts_with('.')) continue;
+    try {
+      const CheckpointReader reader(it->path());
+      found.emplace_back(reader.manifest().saved_at, it->path());
+    } catch (const Error& reason) {
+      log_warning(fmt::format("passed over: {}", reason.what()));
+    }
+  }
+  std::sort(found.rbegin(), found.rend());
+  for (const auto& [when, path] : found) {
+    try {
+      verify_checkpoint(path);
+      return path;
+    } catch (const Error& reason) {
+      log_warning(fmt::format("passed over: {}", reason.what()));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace levin

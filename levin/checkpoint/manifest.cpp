@@ -1,0 +1,131 @@
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "levin/checkpoint/format.h"
+#include "levin/core/checksum.h"
+#include "levin/core/error.h"
+
+namespace levin::detail {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "levin checkpoint";
+constexpr const char* kOwnChecksum = "manifest_crc32c";
+
+bool is_plain_name(const std::string& name) {
+  return !name.empty() && name != "." && name != ".." &&
+         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+}
+
+/// Whole, and cut into pieces that neither overlap nor leave anything out.
+void check_parts(const TensorEntry& tensor, const std::string& where) {
+  const auto bad = [&](const char* what) {
+    fail(concat("[checkpoint] \"", where, "\": the manifest's parts of \"", tensor.id, "\" ", what));
+  };
+  int64_t covered = 0;
+  for (const auto& part : tensor.parts) {
+    if (part.start.size() != tensor.shape.size() || part.shape.size() != tensor.shape.size()) bad("have another rank");
+    int64_t elements = 1;
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      if (part.start[d] < 0 || part.shape[d] < 0 || part.shape[d] > tensor.shape[d] ||
+          part.start[d] > tensor.shape[d] - part.shape[d])
+        bad("lie outside of it");
+      if (__builtin_mul_overflow(elements, part.shape[d], &elements)) bad("are too large");
+    }
+    if (__builtin_add_overflow(covered, elements, &covered)) bad("are too large");
+  }
+  for (size_t i = 0; i < tensor.parts.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      bool overlap = true;
+      for (size_t d = 0; d < tensor.shape.size(); ++d) {
+        const auto& a = tensor.parts[i];
+        const auto& b = tensor.parts[j];
+        overlap = overlap && a.start[d] < b.start[d] + b.shape[d] && b.start[d] < a.start[d] + a.shape[d];
+      }
+      if (overlap) bad("overlap");
+    }
+  }
+  int64_t whole = 1;
+  for (const auto size : tensor.shape)
+    if (size < 0 || __builtin_mul_overflow(whole, size, &whole)) bad("are too large");
+  if (covered != whole) bad("do not cover it");
+}
+
+Manifest decode(const Json& json, const std::string& where) {
+  Manifest manifest;
+  manifest.version = json.at("version").get<int64_t>();
+  manifest.levin = json.at("levin").get<std::string>();
+  manifest.torch = json.at("torch").get<std::string>();
+  manifest.world_size = json.at("world_size").get<int64_t>();
+  manifest.saved_at = json.at("saved_at").get<double>();
+  for (const auto& file : json.at("files")) {
+    manifest.files.push_back({file.at("name"), file.at("bytes"), file.at("crc32c")});
+    LEVIN_CHECK(is_plain_name(manifest.files.back().name), "[checkpoint] \"", where, "\": the manifest names \"",
+                manifest.files.back().name, "\", only plain file names are allowed");
+  }
+  for (const auto& item : json.at("tensors")) {
+    TensorEntry tensor{item.at("id"), item.at("dtype"), item.at("shape"), {}};
+    for (const auto& p : item.at("parts")) {
+      TensorPart part{p.at("file"), p.at("name"), p.value("start", std::vector<int64_t>(tensor.shape.size(), 0)),
+                      p.value("shape", tensor.shape), p.at("crc32c")};
+      tensor.parts.push_back(std::move(part));
+    }
+    check_parts(tensor, where);
+    manifest.tensors.push_back(std::move(tensor));
+  }
+  return manifest;
+}
+
+}  // namespace
+
+std::string manifest_text(const Manifest& manifest) {
+  Json json{{"format", kFormat},       {"version", manifest.version},       {"levin", manifest.levin},
+            {"torch", manifest.torch}, {"world_size", manifest.world_size}, {"saved_at", manifest.saved_at}};
+  auto& files = json["files"] = Json::array();
+  for (const auto& file : manifest.files) {
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"crc32c", file.checksum}});
+  }
+  auto& tensors = json["tensors"] = Json::array();
+  for (const auto& tensor : manifest.tensors) {
+    Json parts = Json::array();
+    for (const auto& part : tensor.parts) {
+      Json p{{"file", part.file}, {"name", part.name}};
+      if (part.shape != tensor.shape) {
+        p["start"] = part.start;
+        p["shape"] = part.shape;
+      }
+      p["crc32c"] = part.checksum;
+      parts.push_back(std::move(p));
+    }
+    tensors.push_back(
+        {{"id", tensor.id}, {"dtype", tensor.dtype}, {"shape", tensor.shape}, {"parts", std::move(parts)}});
+  }
+  json[kOwnChecksum] = checksum_text(crc32c(json.dump()));
+  return json.dump(1) + "\n";
+}
+
+Manifest parse_manifest(const std::string& text, const std::string& where) {
+  auto json = Json::parse(text, nullptr, false);
+  LEVIN_CHECK(json.is_object() && json.contains("format") && json["format"] == kFormat && json.contains("version") &&
+                  json["version"].is_number_integer(),
+              "[checkpoint] \"", where, "\": manifest.json is damaged or not a checkpoint's");
+  // Before anything else: a newer format may have changed all the rest.
+  const auto version = json["version"].get<int64_t>();
+  LEVIN_CHECK(version <= kCheckpointVersion, "[checkpoint] \"", where, "\" has format version ", version,
+              " (written by Levin ",
+              json.contains("levin") && json["levin"].is_string() ? json["levin"].get<std::string>() : "?",
+              "), this Levin reads up to ", kCheckpointVersion);
+  const auto found = json.contains(kOwnChecksum) ? json[kOwnChecksum] : Json();
+  json.erase(kOwnChecksum);
+  LEVIN_CHECK(found == checksum_text(crc32c(json.dump())), "[checkpoint] \"", where,
+              "\": manifest.json is damaged (checksum)");
+  try {
+    return decode(json, where);
+  } catch (const Json::exception& error) {
+    throw Error(concat("[checkpoint] \"", where, "\": manifest.json is damaged (", error.what(), ")"));
+  }
+}
+
+}  // namespace levin::detail

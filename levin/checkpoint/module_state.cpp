@@ -1,0 +1,150 @@
+#include "levin/checkpoint/module_state.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/core/words.h"
+
+namespace levin {
+namespace {
+
+std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  std::unordered_set<std::string> names;
+  const auto add = [&](const auto& items) {
+    for (const auto& item : items)
+      if (item.value().defined() && names.insert(item.key()).second) tensors.emplace_back(item.key(), item.value());
+  };
+  add(module.named_parameters());
+  add(module.named_buffers());
+  return tensors;
+}
+
+/// A StateDict as a source; looked up by name once, as a list of items is slow to search.
+class DictSource : public detail::TensorSource {
+ public:
+  explicit DictSource(const StateDict& state) {
+    for (const auto& [name, value] : state) {
+      names_.push_back(name);
+      if (value.is_tensor()) tensors_.emplace(name, &value.to_tensor());
+    }
+  }
+  std::vector<std::string> names() const override { return names_; }
+  Tensor like(const std::string& name) const override {
+    const auto found = tensors_.find(name);
+    return found == tensors_.end() ? Tensor() : *found->second;
+  }
+  Tensor read(const std::string& name) const override { return *tensors_.at(name); }
+  void read_into(const std::string& name, Tensor& into) const override { into.copy_(*tensors_.at(name)); }
+
+ private:
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, const Tensor*> tensors_;
+};
+
+std::string shape_text(const Tensor& tensor) {
+  return fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
+}
+
+}  // namespace
+
+std::string detail::memory_key(const Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || !tensor.storage().data()) return {};
+  return fmt::format("{}+{} {} [{}] [{}]", fmt::ptr(tensor.storage().data()), tensor.storage_offset(),
+                     static_cast<int>(tensor.scalar_type()), fmt::join(tensor.sizes(), ","),
+                     fmt::join(tensor.strides(), ","));
+}
+
+void detail::load_tensor(Tensor& target, const Tensor& value) {
+  const at::NoGradGuard no_grad;
+  if (!target.defined()) {
+    target = value;
+    return;
+  }
+  LEVIN_CHECK(target.sizes() == value.sizes(), "[state] a tensor of shape ", shape_text(value),
+              " cannot be loaded into one of ", shape_text(target));
+  target.copy_(value);
+}
+
+void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix) {
+  // Names of one tensor stand together; of these the source needs to have one.
+  std::vector<std::pair<Tensor, std::vector<std::string>>> targets;
+  std::unordered_map<std::string, size_t> known;
+  std::unordered_set<std::string> expected;
+  for (auto& [name, tensor] : named_tensors(module)) {
+    expected.insert(name);
+    const auto key = memory_key(tensor);
+    const auto found = key.empty() ? known.end() : known.find(key);
+    if (found != known.end()) {
+      targets[found->second].second.push_back(name);
+      continue;
+    }
+    if (!key.empty()) known.emplace(key, targets.size());
+    targets.push_back({tensor, {name}});
+  }
+  for (auto& [tensor, names] : targets) {
+    const auto name = std::find_if(names.begin(), names.end(), [&](const auto& n) { return source.like(n).defined(); });
+    if (name == names.end()) {
+      missing_.push_back(prefix + names.front());
+      continue;
+    }
+    const auto like = source.like(*name);
+    if (like.sizes() != tensor.sizes()) {
+      wrong_shapes_.push_back(
+          fmt::format("{}{} ({} in the file, {} in the module)", prefix, *name, shape_text(like), shape_text(tensor)));
+      continue;
+    }
+    if (like.scalar_type() != tensor.scalar_type()) ++conversions_[{like.scalar_type(), tensor.scalar_type()}];
+    copies_.push_back({&source, *name, tensor});
+  }
+  for (const auto& name : source.names())
+    if (!expected.contains(name)) unexpected_.push_back(prefix + name);
+}
+
+void detail::ModuleLoad::check(std::string_view operation, std::string_view where, bool strict) const {
+  std::vector<std::string> parts;
+  if (strict && !missing_.empty()) parts.push_back("missing: " + join(missing_));
+  if (strict && !unexpected_.empty()) parts.push_back("unexpected: " + join(unexpected_));
+  if (!wrong_shapes_.empty()) parts.push_back("wrong shape: " + join(wrong_shapes_));
+  if (!parts.empty()) throw Error(fmt::format("[{}] \"{}\" does not fit: {}", operation, where, join(parts, "; ")));
+}
+
+void detail::ModuleLoad::run(std::string_view where) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& [types, count] : conversions_)
+    log_info(fmt::format("\"{}\": {} {} converted from {} to {}", where, count,
+                         count == 1 ? "tensor was" : "tensors were", c10::toString(types.first),
+                         c10::toString(types.second)));
+  for (const auto& copy : copies_) {
+    auto target = copy.target;
+    const bool in_place = target.is_cpu() && target.is_contiguous() &&
+                          target.scalar_type() == copy.source->like(copy.name).scalar_type() && !target.is_inference();
+    if (in_place) {
+      copy.source->read_into(copy.name, target);
+      target.unsafeGetTensorImpl()->bump_version();
+    } else {
+      target.copy_(copy.source->read(copy.name));
+    }
+  }
+}
+
+StateDict module_state_dict(const torch::nn::Module& module) {
+  StateDict state;
+  for (auto& [name, tensor] : named_tensors(module)) state[name] = std::move(tensor);
+  return state;
+}
+
+void load_module_state_dict(torch::nn::Module& module, const StateDict& state, ModuleLoadOptions options) {
+  const DictSource source(state);
+  detail::ModuleLoad load;
+  load.add(module, source, "");
+  load.check("load_module_state_dict", "the state", options.strict);
+  load.run("the state");
+}
+
+}  // namespace levin

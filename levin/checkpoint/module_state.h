@@ -1,0 +1,77 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include "levin/core/state_dict.h"
+
+namespace levin {
+
+using at::Tensor;
+
+/// Every parameter and buffer of a module under its dotted name ("encoder.0.weight"), in the order of registration; the
+/// tensors themselves, no copies. A tied tensor stands under each of its names.
+StateDict module_state_dict(const torch::nn::Module& module);
+
+struct ModuleLoadOptions {
+  /// Names that are missing or not expected are an Error that lists them all. A wrong shape always is one.
+  bool strict = true;
+};
+
+/// Copies tensors into a module's own, converting dtype and device. Of a tied tensor any one name is enough. Nothing is
+/// touched when it fails.
+void load_module_state_dict(torch::nn::Module& module, const StateDict& state, ModuleLoadOptions options = {});
+
+namespace detail {
+
+/// Tensors that can be read one by one: a StateDict, a file, a part of a checkpoint.
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+  /// All there is. What is no tensor counts too: nobody has a place for it.
+  virtual std::vector<std::string> names() const = 0;
+  /// A tensor on the meta device with the shape and dtype; undefined when there is none of that name.
+  virtual Tensor like(const std::string& name) const = 0;
+  virtual Tensor read(const std::string& name) const = 0;
+  /// Into a contiguous CPU tensor of that very shape and dtype.
+  virtual void read_into(const std::string& name, Tensor& into) const = 0;
+};
+
+/// What it takes to fill modules from sources, found out before anything is touched.
+class ModuleLoad {
+ public:
+  /// `prefix` ("model.") stands before the names in messages. Both arguments must outlive this object.
+  void add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix);
+  void add_missing(std::string name) { missing_.push_back(std::move(name)); }
+  /// Throws one line with everything that is wrong.
+  void check(std::string_view operation, std::string_view where, bool strict) const;
+  /// Copies, tensor by tensor; one tensor at a time is in memory twice, none when it can be read in place.
+  void run(std::string_view where) const;
+
+ private:
+  struct Copy {
+    const TensorSource* source;
+    std::string name;
+    Tensor target;
+  };
+  std::vector<Copy> copies_;
+  std::vector<std::string> missing_;
+  std::vector<std::string> unexpected_;
+  std::vector<std::string> wrong_shapes_;
+  std::map<std::pair<c10::ScalarType, c10::ScalarType>, int> conversions_;
+};
+
+/// Copies in place when the shapes agree, without recording; an undefined target becomes the value.
+void load_tensor(Tensor& target, const Tensor& value);
+/// Equal for two tensors exactly when they are one and the same piece of memory; empty for tensors without any.
+std::string memory_key(const Tensor& tensor);
+
+}  // namespace detail
+
+}  // namespace levin

@@ -1,0 +1,161 @@
+#include "levin/checkpoint/reader.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "levin/core/checksum.h"
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+
+namespace levin::detail {
+namespace fs = std::filesystem;
+namespace {
+
+/// The tensors of one dict of a checkpoint.
+class CheckpointSource : public TensorSource {
+ public:
+  CheckpointSource(const CheckpointReader& reader, const std::vector<std::pair<std::string, std::string>>& children)
+      : reader_(reader) {
+    for (const auto& [name, id] : children) {
+      names_.push_back(name);
+      if (!id.empty()) ids_.emplace(name, id);
+    }
+  }
+  std::vector<std::string> names() const override { return names_; }
+  Tensor like(const std::string& name) const override {
+    const auto found = ids_.find(name);
+    return found == ids_.end() ? Tensor() : reader_.like(found->second);
+  }
+  Tensor read(const std::string& name) const override { return reader_.read_tensor(ids_.at(name)); }
+  void read_into(const std::string& name, Tensor& into) const override {
+    reader_.read_tensor_into(ids_.at(name), into);
+  }
+
+ private:
+  const CheckpointReader& reader_;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, std::string> ids_;
+};
+
+Tensor slice(Tensor tensor, const TensorPart& part) {
+  for (size_t d = 0; d < part.start.size(); ++d)
+    tensor = tensor.narrow(static_cast<int64_t>(d), part.start[d], part.shape[d]);
+  return tensor;
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(const fs::path& folder) : where_(folder.string()) {
+  auto name = folder.lexically_normal();
+  if (!name.has_filename()) name = name.parent_path();
+  restore_replaced(name);
+  std::error_code ignored;
+  LEVIN_CHECK(fs::exists(name, ignored), "[checkpoint] \"", where_, "\" does not exist");
+  LEVIN_CHECK(fs::is_directory(name, ignored), "[checkpoint] \"", where_, "\" is a file, a checkpoint is a folder");
+  LEVIN_CHECK(fs::exists(name / kManifestFile, ignored), "[checkpoint] \"", where_,
+              "\" is incomplete: it has no manifest.json");
+  manifest_ = parse_manifest(read_file(name / kManifestFile), where_);
+  check_files(name);
+}
+
+void CheckpointReader::check_files(const fs::path& folder) {
+  for (const auto& file : manifest_.files) {
+    const auto path = folder / file.name;
+    std::error_code error;
+    const auto bytes = fs::file_size(path, error);
+    LEVIN_CHECK(!error, "[checkpoint] \"", where_, "\" is incomplete: cannot read \"", file.name,
+                "\": ", error.message());
+    LEVIN_CHECK(bytes == file.bytes, "[checkpoint] \"", where_, "\" is damaged: \"", file.name, "\" has ", bytes,
+                " bytes, ", file.bytes, " were written");
+    if (file.name == kStateFile) continue;
+    const auto& opened = files_.emplace(file.name, path).first->second;
+    LEVIN_CHECK(checksum_text(opened.header_checksum()) == file.checksum, "[checkpoint] \"", where_,
+                "\" is damaged: the header of \"", file.name, "\" has checksum ",
+                checksum_text(opened.header_checksum()), ", ", file.checksum, " was written");
+  }
+  const auto state = std::find_if(manifest_.files.begin(), manifest_.files.end(),
+                                  [](const FileEntry& file) { return file.name == kStateFile; });
+  LEVIN_CHECK(state != manifest_.files.end(), "[checkpoint] \"", where_, "\": the manifest lists no state.json");
+  const auto text = read_file(folder / kStateFile);
+  LEVIN_CHECK(checksum_text(crc32c(text)) == state->checksum, "[checkpoint] \"", where_,
+              "\" is damaged: state.json has checksum ", checksum_text(crc32c(text)), ", ", state->checksum,
+              " was written");
+  tree_ = std::make_unique<Tree>(text, where_);
+
+  for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
+    const auto& tensor = manifest_.tensors[i];
+    index_.emplace(tensor.id, i);
+    for (const auto& part : tensor.parts) {
+      const auto file = files_.find(part.file);
+      const auto* found = file == files_.end() ? nullptr : file->second.find(part.name);
+      LEVIN_CHECK(found && found->dtype == tensor.dtype && found->shape == part.shape, "[checkpoint] \"", where_,
+                  "\" is damaged: \"", part.file, "\" does not hold \"", tensor.id, "\" as the manifest says");
+    }
+  }
+}
+
+bool CheckpointReader::contains(std::string_view key) const {
+  const auto all = keys();
+  return std::find(all.begin(), all.end(), key) != all.end();
+}
+
+void CheckpointReader::verify() const {
+  for (const auto& tensor : manifest_.tensors) {
+    for (const auto& part : tensor.parts) {
+      const auto& file = files_.at(part.file);
+      const auto found = checksum_text(file.checksum(file.at(part.name)));
+      LEVIN_CHECK(found == part.checksum, "[checkpoint] \"", where_, "\" is damaged: tensor \"", tensor.id, "\" in \"",
+                  part.file, "\" has checksum ", found, ", ", part.checksum, " was written");
+    }
+  }
+}
+
+const TensorEntry& CheckpointReader::entry(const std::string& id) const {
+  const auto found = index_.find(id);
+  LEVIN_CHECK(found != index_.end(), "[checkpoint] \"", where_, "\": state.json speaks of a tensor \"", id,
+              "\" that the manifest does not list");
+  return manifest_.tensors[found->second];
+}
+
+Tensor CheckpointReader::like(const std::string& id) const {
+  const auto& tensor = entry(id);
+  const auto* type = find_safetensors_type(tensor.dtype);
+  LEVIN_CHECK(type && type->type != c10::ScalarType::Undefined, "[checkpoint] \"", where_, "\": \"", id,
+              "\" has dtype ", tensor.dtype, ", which cannot be read");
+  return at::empty(tensor.shape, at::TensorOptions().dtype(type->type).device(at::kMeta));
+}
+
+Tensor CheckpointReader::read_tensor(const std::string& id) const {
+  const auto described = like(id);
+  auto tensor = at::empty(described.sizes(), described.options().device(at::kCPU));
+  read_tensor_into(id, tensor);
+  return tensor;
+}
+
+void CheckpointReader::read_tensor_into(const std::string& id, Tensor& into) const {
+  const auto& tensor = entry(id);
+  for (const auto& part : tensor.parts) {
+    const auto& file = files_.at(part.file);
+    auto place = slice(into, part);
+    if (place.is_contiguous())
+      file.read_into(file.at(part.name), place);
+    else
+      place.copy_(file.read(part.name));
+  }
+}
+
+StateValue CheckpointReader::read(std::string_view key) const {
+  // One tensor under two names is one tensor again.
+  std::unordered_map<std::string, Tensor> seen;
+  return tree_->decode(key, [&](const std::string& id) {
+    auto& tensor = seen[id];
+    if (!tensor.defined()) tensor = read_tensor(id);
+    return tensor;
+  });
+}
+
+std::unique_ptr<TensorSource> CheckpointReader::tensors(std::string_view key) const {
+  return std::make_unique<CheckpointSource>(*this, tree_->children(key));
+}
+
+}  // namespace levin::detail

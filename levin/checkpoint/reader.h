@@ -1,0 +1,52 @@
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "levin/checkpoint/format.h"
+#include "levin/checkpoint/module_state.h"
+#include "levin/core/state_dict.h"
+#include "levin/io/safetensors.h"
+
+namespace levin::detail {
+
+/// A checkpoint, open for reading. Opening checks the manifest, that every file is there with its size, and that what
+/// the files declare is what the manifest says; data are read when asked for.
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::filesystem::path& folder);
+
+  const Manifest& manifest() const { return manifest_; }
+  const std::string& where() const { return where_; }
+  std::vector<std::string> keys() const { return tree_->keys(); }
+  bool contains(std::string_view key) const;
+  bool is_dict(std::string_view key) const { return tree_->is_dict(key); }
+
+  /// Compares the checksum of every tensor; an Error names the first that is damaged.
+  void verify() const;
+  /// A value with its tensors.
+  StateValue read(std::string_view key) const;
+  /// The tensors of a dict, to be read one by one. Borrows this reader.
+  std::unique_ptr<TensorSource> tensors(std::string_view key) const;
+
+  Tensor like(const std::string& id) const;
+  Tensor read_tensor(const std::string& id) const;
+  void read_tensor_into(const std::string& id, Tensor& into) const;
+
+ private:
+  void check_files(const std::filesystem::path& folder);
+  const TensorEntry& entry(const std::string& id) const;
+
+  std::string where_;
+  Manifest manifest_;
+  std::unique_ptr<Tree> tree_;
+  std::map<std::string, SafetensorsFile> files_;
+  std::unordered_map<std::string_view, size_t> index_;
+};
+
+}  // namespace levin::detail

@@ -1,0 +1,70 @@
+#include "levin/data/loader.h"
+
+#include "levin/core/error.h"
+
+namespace levin::detail {
+
+LoaderPosition::LoaderPosition(int64_t dataset_size, const LoaderOptions& options, int rank, int world_size)
+    : dataset_size_(dataset_size),
+      options_(options),
+      sampler_{.shuffle = options.shuffle,
+               .seed = options.seed,
+               .drop_last = options.drop_last,
+               .rank = rank,
+               .world_size = world_size} {
+  LEVIN_CHECK(options.batch_size >= 1, "[data] batch_size ", options.batch_size, " is not allowed (1 or more)");
+  LEVIN_CHECK(dataset_size >= 1, "[data] the dataset is empty");
+  LEVIN_CHECK(batches() >= 1, "[data] drop_last leaves nothing: ", samples_per_rank(dataset_size_, sampler_),
+              " samples per rank do not fill one batch of ", options.batch_size);
+}
+
+int64_t LoaderPosition::batches() const {
+  const int64_t samples = samples_per_rank(dataset_size_, sampler_);
+  return options_.drop_last ? samples / options_.batch_size : (samples + options_.batch_size - 1) / options_.batch_size;
+}
+
+void LoaderPosition::begin() {
+  if (inside_) set_epoch(epoch_ + 1);  // the pass before was left early
+  order_ = sample_order(dataset_size_, sampler_, epoch_);
+  inside_ = true;
+}
+
+std::span<const int64_t> LoaderPosition::next() {
+  if (batch_ >= batches()) {
+    set_epoch(epoch_ + 1);
+    return {};
+  }
+  const auto first = static_cast<size_t>(batch_ * options_.batch_size);
+  ++batch_;
+  return std::span(order_).subspan(first, std::min(static_cast<size_t>(options_.batch_size), order_.size() - first));
+}
+
+void LoaderPosition::set_epoch(int64_t epoch) {
+  epoch_ = epoch;
+  batch_ = 0;
+  inside_ = false;
+}
+
+StateDict LoaderPosition::state_dict() const {
+  return {{"epoch", epoch_},
+          {"samples", batch_ * options_.batch_size * sampler_.world_size},
+          {"dataset_size", dataset_size_},
+          {"seed", static_cast<int64_t>(options_.seed)}};
+}
+
+void LoaderPosition::load_state_dict(const StateDict& state) {
+  LEVIN_CHECK(state.at("dataset_size").to_int() == dataset_size_, "[data] the state is of a dataset with ",
+              state.at("dataset_size").to_int(), " samples, this one has ", dataset_size_);
+  LEVIN_CHECK(!options_.shuffle || state.at("seed").to_int() == static_cast<int64_t>(options_.seed),
+              "[data] the state is of seed ", state.at("seed").to_int(), ", this loader shuffles with seed ",
+              options_.seed);
+  // Samples, not batches: another number of ranks or another batch size goes on at the same place of the epoch.
+  const int64_t samples = state.at("samples").to_int();
+  const int64_t step = options_.batch_size * sampler_.world_size;
+  LEVIN_CHECK(samples % step == 0, "[data] the state is ", samples, " samples into the epoch, which batches of ",
+              options_.batch_size, " on ", sampler_.world_size, " ranks never reach");
+  set_epoch(state.at("epoch").to_int());
+  batch_ = samples / step;
+}
+
+}  // namespace levin::detail
