@@ -1,0 +1,106 @@
+#include "levin/distributed/failure.h"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <string_view>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/error.h"
+
+namespace levin::detail {
+namespace {
+
+// Signals that come from outside or from a fault. SIGABRT is not one: a library that meets a closed connection in a
+// thread of its own aborts the process.
+bool is_sudden(int signal) {
+  constexpr std::array kSudden{SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS};
+  return std::find(kSudden.begin(), kSudden.end(), signal) != kSudden.end();
+}
+
+bool speaks_of_a_lost_peer(const Failure& failure) {
+  constexpr std::array<std::string_view, 4> kWords{"Connection reset by peer", "Connection closed by peer",
+                                                   "Broken pipe", "Connection refused"};
+  return std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [&](const auto& line) {
+    return std::any_of(kWords.begin(), kWords.end(), [&](auto words) { return line.find(words) != std::string::npos; });
+  });
+}
+
+// Smaller explains larger.
+int order_of(const Failure& failure) {
+  if (failure.kind == Failure::Kind::kStopped) return 0;
+  if (failure.kind == Failure::Kind::kLost) return 3;
+  if (is_sudden(failure.status.signal)) return 1;
+  return speaks_of_a_lost_peer(failure) ? 4 : 2;
+}
+
+}  // namespace
+
+Failure Failure::stopped_by(int signal, int node, std::string host) {
+  Failure failure;
+  failure.kind = Kind::kStopped;
+  failure.node = node;
+  failure.host = std::move(host);
+  failure.status.signal = signal;
+  return failure;
+}
+
+std::string Failure::to_json() const {
+  const nlohmann::json json{{"kind", static_cast<int>(kind)},
+                            {"node", node},
+                            {"host", host},
+                            {"rank", rank},
+                            {"pid", pid},
+                            {"code", status.code},
+                            {"signal", status.signal},
+                            {"last_lines", last_lines}};
+  // What a rank printed need not be UTF-8.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Failure Failure::from_json(const std::string& text) {
+  try {
+    const auto json = nlohmann::json::parse(text);
+    Failure failure;
+    failure.kind = static_cast<Kind>(json.at("kind").get<int>());
+    json.at("node").get_to(failure.node);
+    json.at("host").get_to(failure.host);
+    json.at("rank").get_to(failure.rank);
+    json.at("pid").get_to(failure.pid);
+    json.at("code").get_to(failure.status.code);
+    json.at("signal").get_to(failure.status.signal);
+    json.at("last_lines").get_to(failure.last_lines);
+    return failure;
+  } catch (const nlohmann::json::exception&) {
+    throw Error("[launch] a node reported a failure in a form that this version does not know");
+  }
+}
+
+const Failure& root_cause(std::span<const Failure> failures) {
+  return *std::min_element(failures.begin(), failures.end(),
+                           [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
+}
+
+std::string describe(const Failure& failure, bool several_nodes) {
+  const auto node = fmt::format("node {} ({})", failure.node, failure.host);
+  if (failure.kind == Failure::Kind::kStopped)
+    return fmt::format("levin: {}stopped by {}", several_nodes ? node + " was " : "",
+                       signal_name(failure.status.signal));
+  if (failure.kind == Failure::Kind::kLost)
+    return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
+  auto text = fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
+                          several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
+  if (failure.status.signal != 0) {
+    text += fmt::format("was killed by {}", signal_name(failure.status.signal));
+    if (failure.status.signal == SIGKILL) text += " (out of memory? the kernel log may tell)";
+  } else {
+    text += fmt::format("ended with exit status {}", failure.status.code);
+  }
+  if (!failure.last_lines.empty()) text += "; its last lines:";
+  for (const auto& line : failure.last_lines) text += "\n    " + line;
+  return text;
+}
+
+}  // namespace levin::detail

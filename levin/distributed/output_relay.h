@@ -1,0 +1,96 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <poll.h>
+
+namespace levin::detail {
+
+enum class Stream { kOut = 0, kErr = 1 };
+
+/// The launcher's own stdout and stderr. Writing never blocks the launcher: what the reader does not take yet is
+/// queued, and ranks are not read from while much is.
+class Console {
+ public:
+  Console();
+
+  /// Bytes as they are.
+  void raw(Stream stream, std::string_view bytes);
+  /// A whole line, without its end. It starts on a line of its own even when raw bytes left one unfinished.
+  void line(Stream stream, std::string_view text);
+
+  /// True while so much is queued that ranks must wait.
+  bool full(Stream stream) const { return of(stream).queue.size() > kQueueLimit; }
+  /// True when the reader has gone away.
+  bool closed(Stream stream) const { return of(stream).closed; }
+  /// Adds what to wait for to a poll set.
+  void add_to(std::vector<pollfd>& polls) const;
+  /// Writes what can be written without waiting.
+  void write_ready();
+  /// Writes everything, waiting at most so long, or until `wake` becomes readable.
+  void flush(std::chrono::milliseconds patience, int wake);
+
+ private:
+  static constexpr size_t kQueueLimit = 1 << 20;
+  struct Sink {
+    int fd = -1;
+    std::string queue;
+    bool closed = false;
+    bool mid_line = false;
+  };
+  Sink& of(Stream stream) { return sinks_[static_cast<size_t>(stream)]; }
+  const Sink& of(Stream stream) const { return sinks_[static_cast<size_t>(stream)]; }
+  void append(Stream stream, std::string_view bytes);
+  bool mid_line(Stream stream) const;
+
+  std::array<Sink, 2> sinks_;
+  bool one_place_ = false;  // both go to the same terminal or file
+};
+
+/// What happens to one output of one rank.
+struct RelayRule {
+  bool to_console = true;
+  /// Empty: as it is, byte by byte. Else whole lines, each with this in front.
+  std::string prefix;
+  /// Path of a file that gets a copy; empty for none.
+  std::string file;
+};
+
+/// Passes one output of one rank on, and remembers its last lines.
+class OutputRelay {
+ public:
+  OutputRelay(Console& console, Stream stream, RelayRule rule);
+
+  void feed(std::string_view bytes);
+  /// The rank has closed its end: an unfinished last line is shown too.
+  void finish();
+
+  Stream stream() const { return stream_; }
+  /// Nobody wants the bytes: the rank may be told so by a closed pipe.
+  bool pointless() const { return rule_.to_console && !file_ && console_.closed(stream_); }
+  bool must_wait() const { return rule_.to_console && console_.full(stream_); }
+  std::vector<std::string> last_lines() const;
+
+ private:
+  void end_line();
+
+  struct CloseFile {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  Console& console_;
+  Stream stream_;
+  RelayRule rule_;
+  std::unique_ptr<std::FILE, CloseFile> file_;
+  std::string line_;       // the unfinished one
+  bool carriage_ = false;  // a '\r' came last: what follows overwrites the line, unless it is '\n'
+  std::deque<std::string> last_;
+};
+
+}  // namespace levin::detail

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "levin/distributed/failure.h"
+#include "levin/distributed/node_link.h"
+#include "levin/distributed/output_relay.h"
+#include "levin/distributed/process.h"
+#include "levin/distributed/signal_pipe.h"
+
+namespace levin::detail {
+
+struct RankPlan {
+  int rank = 0;
+  ProcessSpec process;
+  RelayRule out;
+  RelayRule err;
+};
+
+struct GroupSpec {
+  std::vector<RankPlan> ranks;
+  int node = 0;
+  std::string host;
+  bool several_nodes = false;
+  std::chrono::milliseconds stop_grace{};
+};
+
+/// Starts the ranks of this node, passes their output on and waits until all have ended, here and on the other nodes
+/// (`link`, null when there are none). The first failure anywhere, or a signal to this process, ends all: it is
+/// printed, the ranks are asked to end, and killed after the grace time. Returns what ended the attempt; nothing when
+/// all went well.
+std::optional<Failure> run_ranks(const GroupSpec& spec, Console& console, SignalPipe& signals, NodeLink* link);
+
+}  // namespace levin::detail
