@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "levin/distributed/failure.h"
+#include "levin/distributed/rank_failure.h"
 
 namespace levin::detail {
 

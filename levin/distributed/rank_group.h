@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "levin/distributed/failure.h"
+#include "levin/distributed/rank_failure.h"
 #include "levin/distributed/node_link.h"
 #include "levin/distributed/output_relay.h"
 #include "levin/distributed/process.h"
