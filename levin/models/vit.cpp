@@ -71,13 +71,22 @@ ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
   torch::nn::init::zeros_(out_proj->bias);
 }
 
-Tensor ViTAttentionImpl::forward(const Tensor& x) {
-  const auto b = x.size(0), s = x.size(1), d = x.size(2);
-  // Queries, keys and values stay views of one product; what backward gives for them is put together by one copy.
-  const auto parts = at::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
-  const auto mixed = at::scaled_dot_product_attention(parts[0].transpose(1, 2), parts[1].transpose(1, 2),
-                                                      parts[2].transpose(1, 2), {}, is_training() ? dropout : 0.0);
-  return out_proj(mixed.transpose(1, 2).reshape({b, s, d}));
+Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
+  const auto b = x.size(0), s = x.size(1), d = x.size(2), asking = first_only ? 1 : s;
+  Tensor q, k, v;  // [B, S, H, D / H] each
+  if (first_only) {
+    q = at::linear(x.narrow(1, 0, 1), in_proj_weight.narrow(0, 0, d), in_proj_bias.narrow(0, 0, d));
+    const auto both = at::linear(x, in_proj_weight.narrow(0, d, 2 * d), in_proj_bias.narrow(0, d, 2 * d));
+    const auto parts = both.view({b, s, 2, num_heads, d / num_heads}).unbind(2);
+    q = q.view({b, 1, num_heads, d / num_heads}), k = parts[0], v = parts[1];
+  } else {
+    // Views of one product; what backward gives for them is put together by one copy.
+    const auto parts = at::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
+    q = parts[0], k = parts[1], v = parts[2];
+  }
+  const auto mixed = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {},
+                                                      is_training() ? dropout : 0.0);
+  return out_proj(mixed.transpose(1, 2).reshape({b, asking, d}));
 }
 
 // ---- block
@@ -103,8 +112,9 @@ EncoderBlockImpl::EncoderBlockImpl(const ViTOptions& options) : dropout(options.
   mlp = register_module("mlp", ViTMlp(options));
 }
 
-Tensor EncoderBlockImpl::forward(const Tensor& x) {
-  const auto h = drop(self_attention(ln_1(x)), dropout, is_training()) + x;
+Tensor EncoderBlockImpl::forward(const Tensor& x, bool first_only) {
+  const auto attended = drop(self_attention(ln_1(x), first_only), dropout, is_training());
+  const auto h = attended + (first_only ? x.narrow(1, 0, 1) : x);
   return h + mlp(ln_2(h));
 }
 
@@ -122,11 +132,11 @@ ViTEncoderImpl::ViTEncoderImpl(const ViTOptions& options) : dropout(options.drop
   ln = register_module("ln", layer_norm(options.hidden_dim));
 }
 
-Tensor ViTEncoderImpl::forward(Tensor x) {
+Tensor ViTEncoderImpl::forward(Tensor x, bool first_only) {
   auto h = drop(x + pos_embedding, dropout, is_training());
   x.reset();  // nobody needs it any more
-  for (const auto& block : blocks) h = block(h);
-  return ln(h);
+  for (size_t i = 0; i + 1 < blocks.size(); ++i) h = blocks[i](h);
+  return ln(blocks.back()(h, first_only));
 }
 
 VisionTransformerImpl::VisionTransformerImpl(const ViTOptions& asked) : options(asked) {
@@ -154,7 +164,7 @@ Tensor VisionTransformerImpl::forward(const Tensor& images) {
               "[vit] images must be [B, ", options.in_channels, ", ", options.image_size, ", ", options.image_size,
               "], got ", images.sizes());
   auto tokens = at::cat({class_token.expand({images.size(0), -1, -1}), conv_proj(images)}, 1);
-  return head(encoder(std::move(tokens)).select(1, 0));
+  return head(encoder(std::move(tokens), /*first_only=*/true).select(1, 0));
 }
 
 VisionTransformer vit(const ViTOptions& options) {

@@ -31,10 +31,11 @@ struct ViTPatchesImpl : torch::nn::Module {
 };
 LEVIN_MODULE(ViTPatches);
 
-/// Self attention with one projection for queries, keys and values: [B, S, D] to [B, S, D].
+/// Self attention with one projection for queries, keys and values: [B, S, D] to [B, S, D]. With `first_only` only the
+/// first token asks (all are asked): [B, 1, D].
 struct ViTAttentionImpl : torch::nn::Module {
   explicit ViTAttentionImpl(const ViTOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x, bool first_only = false);
 
   int64_t num_heads;
   double dropout;
@@ -53,22 +54,27 @@ struct ViTMlpImpl : torch::nn::Module {
 };
 LEVIN_MODULE(ViTMlp);
 
-/// One layer of the encoder: what is sharded, checkpointed and streamed as one.
+/// One layer of the encoder: what is sharded, checkpointed and streamed as one. [B, S, D] to the same; with
+/// `first_only` to the first token of it, [B, 1, D], without the work for the others.
 struct EncoderBlockImpl : torch::nn::Module {
   explicit EncoderBlockImpl(const ViTOptions& options);
-  Tensor forward(const Tensor& x);
+  Tensor forward(const Tensor& x, bool first_only = false);
 
   double dropout;
   nn::LayerNorm ln_1 = nullptr, ln_2 = nullptr;
   ViTAttention self_attention = nullptr;
   ViTMlp mlp = nullptr;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(false)})  // for torch::nn::Sequential
 };
 LEVIN_MODULE(EncoderBlock);
 
-/// Adds positions and runs the blocks: [B, S, D] to [B, S, D].
+/// Adds positions and runs the blocks: [B, S, D] to [B, S, D], or to the first token [B, 1, D]. Nobody looks at the
+/// other tokens of the last block of a classifier, so it need not compute them: numbers and gradients are the same.
 struct ViTEncoderImpl : torch::nn::Module {
   explicit ViTEncoderImpl(const ViTOptions& options);
-  Tensor forward(Tensor x);
+  Tensor forward(Tensor x, bool first_only = false);
 
   double dropout;
   Tensor pos_embedding;

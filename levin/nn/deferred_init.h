@@ -62,7 +62,7 @@ namespace detail {
 template <class M>
 torch::nn::Module* module_of(const M& made) {
   if constexpr (requires { made.ptr(); })
-    return made.ptr().get();
+    return made.is_empty() ? nullptr : made.ptr().get();
   else if constexpr (std::is_convertible_v<M, std::shared_ptr<torch::nn::Module>>)
     return made.get();
   else

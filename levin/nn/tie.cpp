@@ -29,7 +29,7 @@ bool is_registered(const torch::nn::Module& module, const Tensor& tensor) {
 
 }  // namespace
 
-void tie(torch::nn::Module& owner, Tensor& tied, const Tensor& source) {
+void detail::tie_parameters(torch::nn::Module& owner, Tensor& tied, const Tensor& source) {
   LEVIN_CHECK(tied.defined() && source.defined(),
               "[tie] both parameters must be defined; tie them after they are made");
   if (tied.is_same(source)) return;

@@ -112,6 +112,17 @@ TEST(ViT, BlocksAreUnitsAndFire) {
   check.finish();
 }
 
+TEST(ViT, TheFirstTokenAloneIsTheSameFirstToken) {
+  auto model = models::vit(tiny());
+  const auto tokens = torch::randn({2, 5, 8});
+  const auto all = model->encoder(tokens), first = model->encoder(tokens, true);
+  EXPECT_EQ(all.sizes(), tokens.sizes());
+  EXPECT_TRUE(torch::allclose(first, all.narrow(1, 0, 1), 1e-5, 1e-6));
+  const auto options = tiny();
+  torch::nn::Sequential blocks{models::EncoderBlock(options), models::EncoderBlock(options)};
+  EXPECT_EQ(blocks->forward(tokens).sizes(), tokens.sizes());
+}
+
 TEST(ViT, DropoutIsOnlyThereInTraining) {
   auto options = tiny();
   options.dropout = options.attention_dropout = 0.5;

@@ -201,13 +201,14 @@ TEST(DeferredInit, RandomNumbersDrawnInBetweenAreTheEagerOnes) {
 }
 
 TEST(InitModule, DtypeWhereItWasLeftOpen) {
-  auto made = init_module([] { return Zoo(); }, {.dtype = at::kBFloat16});
-  EXPECT_EQ(made->a->weight.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(made->norm->running_mean.scalar_type(), at::kBFloat16);
-  EXPECT_EQ(made->scale.scalar_type(), at::kBFloat16);
+  auto made = init_module([] { return Zoo(); }, {.dtype = at::kDouble});
+  EXPECT_EQ(made->a->weight.scalar_type(), at::kDouble);
+  EXPECT_EQ(made->norm->running_mean.scalar_type(), at::kDouble);
+  EXPECT_EQ(made->scale.scalar_type(), at::kDouble);
   EXPECT_EQ(made->counts.scalar_type(), at::kLong);
   EXPECT_EQ(made->table.scalar_type(), at::kFloat) << "asked for by name";
   EXPECT_EQ(made->norm->num_batches_tracked.scalar_type(), at::kLong);
+  EXPECT_EQ(init_module([] { return nn::Linear(2, 2); }, {.dtype = at::kBFloat16})->bias.scalar_type(), at::kBFloat16);
   EXPECT_EQ(torch::empty({1}).scalar_type(), at::kFloat) << "nothing outside the scope";
 }
 

@@ -69,9 +69,9 @@ TEST(Policy, ByClassTakesHoldersAndImpls) {
 
 TEST(Policy, ChildrenComeBeforeParents) {
   Net net;
-  EXPECT_THAT(names(select_units(*net, policy::all_units())),
-              ElementsAre("layers.0.up", "layers.0.down", "layers.0", "layers.1.up", "layers.1.down", "layers.1",
-                          "attention.out_proj", "attention"));
+  EXPECT_THAT(
+      names(select_units(*net, policy::all_units())),
+      ElementsAre("layers.0.up", "layers.0.down", "layers.0", "layers.1.up", "layers.1.down", "layers.1", "attention"));
 }
 
 TEST(Policy, BySizeTakesWhatIsNotYetTaken) {
@@ -103,7 +103,7 @@ TEST(Policy, ErrorsSayWhatThereIs) {
   EXPECT_THAT(error_of([&] { select_units(*plain, policy::all_units()); }),
               testing::HasSubstr("declare modules with LEVIN_MODULE"));
   EXPECT_THAT(error_of([&] { select_units(*net, policy::by_class<tnn::LinearImpl>()); }),
-              testing::HasSubstr("matches head (Linear), which is no unit"));
+              testing::HasSubstr("matches attention.out_proj (Linear), which is no unit"));
 }
 
 TEST(Policy, UnitsThatDoNotFireAreNamed) {
