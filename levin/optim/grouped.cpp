@@ -173,11 +173,13 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
 }
 
 Bucket& GroupedOptimizer::bucket_for(size_t group, int this_kind, const Tensor& param) {
+  const bool plain = is_plain(param);
   for (auto& bucket : buckets_)
-    if (bucket.group == group && bucket.kind == this_kind && bucket.device == param.device() &&
+    if (bucket.group == group && bucket.kind == this_kind && bucket.plain == plain && bucket.device == param.device() &&
         bucket.dtype == param.scalar_type())
       return bucket;
-  return buckets_.emplace_back(Bucket{group, this_kind, param.device(), param.scalar_type(), {}, {}, {}, {}, {}});
+  return buckets_.emplace_back(
+      Bucket{group, this_kind, plain, param.device(), param.scalar_type(), {}, {}, {}, {}, {}});
 }
 
 Tensor GroupedOptimizer::conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const {
