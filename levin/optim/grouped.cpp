@@ -82,6 +82,10 @@ void GroupedOptimizer::run(const GradScale* scale) {
     move_to(here.scale, bucket.device);
     move_to(here.found_inf, bucket.device);
     update(bucket, here);
+    // Neither torch's fused kernels nor plain loops tell autograd: a graph that saved the old values must refuse to go
+    // backward.
+    for (auto& param : bucket.params)
+      if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
   }
 }
 

@@ -21,9 +21,6 @@ void each_tensor_of(Bucket& bucket, Body&& body) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, bucket.dtype, "levin::optim::plain", [&] {
     for (size_t i = 0; i < bucket.params.size(); ++i) body(i, scalar_t());
   });
-  // Autograd must notice the write: a graph that saved the old values refuses to go backward.
-  for (auto& param : bucket.params)
-    if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
 }
 
 template <class T>
