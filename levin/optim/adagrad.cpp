@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/full_like.h>
 
+#include "levin/optim/plain_kernels.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -45,11 +46,16 @@ class AdagradImpl final : public detail::Typed<Traits> {
     return at::full_like(param, options_[group].initial_accumulator_value);
   }
 
+  bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
+
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = options_[bucket.group];
     detail::advance(bucket.steps);
-    at::_fused_adagrad_(bucket.params, bucket.grads, bucket.slots[0], bucket.steps, o.lr, o.lr_decay, o.weight_decay,
-                        o.eps, o.maximize, scale.scale, scale.found_inf);
+    if (bucket.plain)
+      detail::plain_adagrad(bucket, {o.lr, o.lr_decay, o.weight_decay, o.eps, o.maximize}, scale);
+    else
+      at::_fused_adagrad_(bucket.params, bucket.grads, bucket.slots[0], bucket.steps, o.lr, o.lr_decay, o.weight_decay,
+                          o.eps, o.maximize, scale.scale, scale.found_inf);
     detail::take_back(bucket.steps, scale.found_inf);
   }
 };

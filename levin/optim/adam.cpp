@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 
+#include "levin/optim/plain_kernels.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -46,11 +47,17 @@ class AdamImpl final : public detail::Typed<Traits<Options>> {
     return this->options_[group].amsgrad ? 0b111 : 0b011;
   }
 
+  bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
+
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = this->options_[bucket.group];
     detail::advance(bucket.steps);
     auto& [averages, squares, largest] = bucket.slots;
-    if constexpr (std::same_as<Options, AdamWOptions>)
+    constexpr bool decoupled = std::same_as<Options, AdamWOptions>;
+    if (bucket.plain)
+      detail::plain_adam(
+          bucket, {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.amsgrad, o.maximize, decoupled}, scale);
+    else if constexpr (decoupled)
       at::_fused_adamw_(bucket.params, bucket.grads, averages, squares, largest, bucket.steps, o.lr, o.betas[0],
                         o.betas[1], o.weight_decay, o.eps, o.amsgrad, o.maximize, scale.scale, scale.found_inf);
     else

@@ -82,6 +82,10 @@ void GroupedOptimizer::run(const GradScale* scale) {
     move_to(here.scale, bucket.device);
     move_to(here.found_inf, bucket.device);
     update(bucket, here);
+    // Neither torch's fused kernels nor plain loops tell autograd: a graph that saved the old values must refuse to go
+    // backward.
+    for (auto& param : bucket.params)
+      if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
   }
 }
 
@@ -173,11 +177,13 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
 }
 
 Bucket& GroupedOptimizer::bucket_for(size_t group, int this_kind, const Tensor& param) {
+  const bool plain = is_plain(param);
   for (auto& bucket : buckets_)
-    if (bucket.group == group && bucket.kind == this_kind && bucket.device == param.device() &&
+    if (bucket.group == group && bucket.kind == this_kind && bucket.plain == plain && bucket.device == param.device() &&
         bucket.dtype == param.scalar_type())
       return bucket;
-  return buckets_.emplace_back(Bucket{group, this_kind, param.device(), param.scalar_type(), {}, {}, {}, {}, {}});
+  return buckets_.emplace_back(
+      Bucket{group, this_kind, plain, param.device(), param.scalar_type(), {}, {}, {}, {}, {}});
 }
 
 Tensor GroupedOptimizer::conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const {

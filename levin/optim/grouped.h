@@ -35,6 +35,7 @@ struct Seen {
 struct Bucket {
   size_t group;
   int kind;
+  bool plain;  // by a loop of ours (plain_kernels.h), not by torch's kernel
   c10::Device device;
   c10::ScalarType dtype;
   std::vector<Tensor> params;
@@ -87,6 +88,8 @@ class GroupedOptimizer : public OptimizerImpl {
   virtual std::vector<int64_t> slot_shape(size_t slot, const Tensor& param) const;
   /// Parameters of different kinds go to different buckets.
   virtual int kind(size_t, const ParamState&) const { return 0; }
+  /// Parameters that `update` shall treat by a plain loop go to buckets of their own, too.
+  virtual bool is_plain(const Tensor&) const { return false; }
 
   virtual void save_options(size_t group, StateDict& out) const = 0;
   virtual void load_options(size_t group, const StateDict& in) = 0;

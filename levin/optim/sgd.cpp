@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_fused_sgd.h>
 
+#include "levin/optim/plain_kernels.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -50,11 +51,20 @@ class SGDImpl final : public detail::Typed<Traits> {
     return options_[group].momentum != 0 && !state.slots[0].defined() ? kFirst : kRunning;
   }
 
+  // torch's fused kernel for the CPU leaves 16-bit parameters unchanged, all but the rest of a vector.
+  bool is_plain(const Tensor& param) const override {
+    return detail::is_small_on_cpu(param) || (param.is_cpu() && at::isReducedFloatingType(param.scalar_type()));
+  }
+
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = options_[bucket.group];
+    const bool is_first = bucket.kind == kFirst;
+    if (is_first) invalidate();
+    if (bucket.plain)
+      return detail::plain_sgd(
+          bucket, {o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, is_first}, scale);
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.slots[0], o.weight_decay, o.momentum, o.lr, o.dampening,
-                    o.nesterov, o.maximize, bucket.kind == kFirst, scale.scale, scale.found_inf);
-    if (bucket.kind == kFirst) invalidate();
+                    o.nesterov, o.maximize, is_first, scale.scale, scale.found_inf);
   }
 };
 

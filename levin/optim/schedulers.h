@@ -1,0 +1,9 @@
+#pragma once
+
+// All learning rate schedulers.
+#include "levin/optim/composed_schedulers.h"
+#include "levin/optim/cosine_schedulers.h"
+#include "levin/optim/decay_schedulers.h"
+#include "levin/optim/one_cycle.h"
+#include "levin/optim/plateau.h"
+#include "levin/optim/scheduler.h"

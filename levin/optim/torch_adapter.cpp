@@ -1,0 +1,175 @@
+#include "levin/optim/torch_adapter.h"
+
+#include <cmath>
+#include <deque>
+#include <limits>
+
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/optim/state_layout.h"
+#include "levin/optim/torch_state.h"
+#include "levin/optim/zero_grad.h"
+
+namespace levin::optim {
+namespace {
+
+std::string short_name(const torch::optim::Optimizer& optimizer) {
+  const auto name = c10::demangle(typeid(optimizer).name());
+  return name.substr(name.rfind(':') + 1);
+}
+
+class TorchAdapter final : public OptimizerImpl {
+ public:
+  explicit TorchAdapter(std::shared_ptr<torch::optim::Optimizer> optimizer)
+      : optimizer_(std::move(optimizer)), kind_(detail::kind_of(*optimizer_)), name_(short_name(*optimizer_)) {
+    sync();
+  }
+
+  std::string name() const override { return name_; }
+
+  void step() override {
+    LEVIN_CHECK(!dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()),
+                "[LBFGS.step] needs the loss more than once a step; call step(closure)");
+    sync();
+    optimizer_->step();
+  }
+  Tensor step_with(const std::function<Tensor()>& closure) override {
+    sync();
+    return optimizer_->step(closure);
+  }
+  void zero_grad(bool set_to_none) override {
+    for (auto& group : optimizer_->param_groups()) levin::optim::zero_grad(group.params(), set_to_none);
+  }
+
+  size_t num_groups() const override { return optimizer_->param_groups().size(); }
+  std::vector<Tensor>& params(size_t group) override {
+    LEVIN_CHECK(group < num_groups(), "[", name_, ".params] group ", group, " is asked for, there are ", num_groups());
+    return optimizer_->param_groups()[group].params();
+  }
+  double* find_hyper(size_t group, std::string_view name) override {
+    if (group >= num_groups()) return nullptr;
+    sync();
+    if (name == "initial_lr") return &mirrors_[group].initial_lr;
+    for (auto& number : mirrors_[group].numbers)
+      if (name == number.name) return &number.value;
+    return nullptr;
+  }
+
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& in) override;
+
+ private:
+  struct Number {
+    const char* name;
+    double value;
+    double seen;
+  };
+  struct Mirror {
+    std::deque<Number> numbers;
+    double initial_lr = std::numeric_limits<double>::quiet_NaN();
+  };
+
+  // Numbers live here at stable addresses and in torch's options; since the last time, at most one side has changed.
+  void sync() const {
+    auto& groups = optimizer_->param_groups();
+    while (mirrors_.size() < groups.size()) {
+      auto& mirror = mirrors_.emplace_back();
+      kind_.each_number(groups[mirrors_.size() - 1].options(), [&](const char* name, double& value) {
+        mirror.numbers.push_back({name, value, value});
+      });
+    }
+    for (size_t g = 0; g < groups.size(); ++g) {
+      auto number = mirrors_[g].numbers.begin();
+      kind_.each_number(groups[g].options(), [&](const char*, double& theirs) {
+        if (number->value != number->seen)
+          theirs = number->value;
+        else
+          number->value = theirs;
+        number->seen = number->value;
+        ++number;
+      });
+    }
+  }
+  void warn_stateless() const {
+    warn_once("the state of " + name_ +
+              " is not saved nor loaded, only its learning rate (known: Adam, AdamW, SGD, RMSprop, Adagrad)");
+  }
+
+  std::shared_ptr<torch::optim::Optimizer> optimizer_;
+  const detail::TorchKind& kind_;
+  std::string name_;
+  mutable std::deque<Mirror> mirrors_;
+};
+
+StateDict TorchAdapter::state_dict() const {
+  sync();
+  StateDict states;
+  StateList groups;
+  int64_t index = 0;
+  for (size_t g = 0; g < num_groups(); ++g) {
+    auto& group = optimizer_->param_groups()[g];
+    StateDict out;
+    kind_.save_options(group.options(), out);
+    if (!std::isnan(mirrors_[g].initial_lr)) out["initial_lr"] = mirrors_[g].initial_lr;
+    StateList indices;
+    for (const auto& param : group.params()) {
+      const auto found = optimizer_->state().find(param.unsafeGetTensorImpl());
+      if (kind_.has_state() && found != optimizer_->state().end())
+        states[std::to_string(index)] = kind_.save_state(*found->second);
+      indices.emplace_back(index++);
+    }
+    out["params"] = std::move(indices);
+    groups.emplace_back(std::move(out));
+  }
+  if (!kind_.has_state()) warn_stateless();
+  return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
+}
+
+void TorchAdapter::load_state_dict(const StateDict& in) {
+  std::vector<size_t> sizes;
+  for (const auto& group : optimizer_->param_groups()) sizes.push_back(group.params().size());
+  const auto saved = detail::read_layout(name_, in, sizes);
+  if (!kind_.has_state()) warn_stateless();
+
+  at::NoGradGuard no_grad;
+  // Made before anything changes, so that a misfit leaves all as it was.
+  std::vector<std::pair<void*, std::unique_ptr<detail::TorchState>>> loaded;
+  for (size_t g = 0; kind_.has_state() && g < sizes.size(); ++g)
+    for (size_t i = 0; i < sizes[g]; ++i) {
+      const Tensor& param = params(g)[i];
+      const auto where = levin::detail::concat("[", name_, ".load_state_dict] parameter ", i, " of group ", g, ":");
+      loaded.emplace_back(param.unsafeGetTensorImpl(),
+                          saved.states[g][i] ? kind_.load_state(*saved.states[g][i], param, where)
+                                             : kind_.fresh_state(optimizer_->param_groups()[g].options(), param));
+    }
+  sync();
+  for (size_t g = 0; g < sizes.size(); ++g) {
+    kind_.load_options(optimizer_->param_groups()[g].options(), *saved.groups[g]);
+    const auto* initial = saved.groups[g]->find("initial_lr");
+    mirrors_[g].initial_lr = initial ? initial->to_double() : std::numeric_limits<double>::quiet_NaN();
+  }
+  sync();
+  for (auto& [address, state] : loaded) {
+    if (state)
+      optimizer_->state()[address] = std::move(state);
+    else
+      optimizer_->state().erase(address);
+  }
+}
+
+}  // namespace
+
+Optimizer adapt(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+  LEVIN_CHECK(optimizer, "[adapt] the pointer to the optimizer is null");
+  return Optimizer(std::make_shared<TorchAdapter>(std::move(optimizer)));
+}
+
+Optimizer adapt(torch::optim::Optimizer& optimizer) {
+  // Borrowed: the pointer owns nothing.
+  return adapt(std::shared_ptr<torch::optim::Optimizer>(std::shared_ptr<void>(), &optimizer));
+}
+
+}  // namespace levin::optim

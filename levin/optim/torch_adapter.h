@@ -1,0 +1,33 @@
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
+
+#include "levin/optim/optimizer.h"
+
+namespace levin::optim {
+
+/// Makes a Levin optimizer of one of torch's, or of a user's own derived from torch::optim::Optimizer:
+///
+///     auto opt = optim::adapt(torch::optim::Adam(model->parameters(), 1e-3));     // moved in
+///     auto opt = optim::adapt(std::make_shared<torch::optim::SGD>(params, 0.1));  // shared
+///     auto opt = optim::adapt(adam);                                              // borrowed: adam must outlive it
+///
+/// The learning rate, momentum and betas can be scheduled: they are brought in step with torch's options, whoever
+/// changed them, before each step. zero_grad leaves bucket views alone. State is saved in Python's layout for Adam,
+/// AdamW, SGD, RMSprop and Adagrad; for LBFGS and others only the learning rate is, and a warning says so. LBFGS needs
+/// step(closure).
+Optimizer adapt(std::shared_ptr<torch::optim::Optimizer> optimizer);
+Optimizer adapt(torch::optim::Optimizer& optimizer);
+
+template <class T>
+requires std::derived_from<T, torch::optim::Optimizer> &&(!std::is_lvalue_reference_v<T>)Optimizer
+    adapt(T&& optimizer) {
+  return adapt(std::static_pointer_cast<torch::optim::Optimizer>(std::make_shared<T>(std::move(optimizer))));
+}
+
+}  // namespace levin::optim
