@@ -17,6 +17,8 @@ constexpr size_t kRemembered = 10;
 constexpr size_t kLongestLine = 1 << 16;
 // A pipe that poll calls writable takes this much without blocking.
 constexpr size_t kChunk = 4096;
+// A line that is written in one go is whole after this time; one that is not is drawn over itself.
+constexpr auto kHold = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -29,30 +31,57 @@ Console::Console() {
                out.st_ino == err.st_ino;
 }
 
-bool Console::mid_line(Stream stream) const {
-  return one_place_ ? sinks_[0].mid_line || sinks_[1].mid_line : of(stream).mid_line;
+bool Console::mid_line(const Sink& sink) const {
+  return one_place_ ? sinks_[0].mid_line || sinks_[1].mid_line : sink.mid_line;
 }
 
-void Console::append(Stream stream, std::string_view bytes) {
-  auto& sink = of(stream);
-  if (!sink.closed) sink.queue.append(bytes);
+void Console::set_mid_line(Sink& sink, bool mid_line) {
+  if (one_place_)
+    for (auto& other : sinks_) other.mid_line = false;
+  sink.mid_line = mid_line;
+}
+
+void Console::release_held(Sink& sink) {
+  if (sink.held.empty()) return;
+  if (mid_line(sink)) sink.queue.push_back('\n');
+  set_mid_line(sink, false);
+  sink.queue.append(sink.held);
+  sink.held.clear();
 }
 
 void Console::raw(Stream stream, std::string_view bytes) {
-  if (bytes.empty()) return;
-  append(stream, bytes);
-  of(stream).mid_line = bytes.back() != '\n';
-  if (one_place_ && bytes.find('\n') != std::string_view::npos)
-    for (auto& sink : sinks_) sink.mid_line = bytes.back() != '\n' && &sink == &of(stream);
+  auto& sink = of(stream);
+  if (bytes.empty() || sink.closed) return;
+  if (const auto end = bytes.find('\n'); end != std::string_view::npos) {
+    sink.queue.append(bytes.substr(0, end + 1));
+    set_mid_line(sink, false);
+    for (auto& other : sinks_)
+      if (!mid_line(other)) release_held(other);
+    bytes.remove_prefix(end + 1);
+    if (bytes.empty()) return;
+  }
+  sink.queue.append(bytes);
+  // Without a line's end the other stream's unfinished line, if it is in the same place, stays unfinished too.
+  if (bytes.find('\n') != std::string_view::npos) {
+    set_mid_line(sink, bytes.back() != '\n');
+  } else {
+    sink.mid_line = true;
+  }
 }
 
 void Console::line(Stream stream, std::string_view text) {
-  if (mid_line(stream)) append(stream, "\n");
-  append(stream, text);
-  append(stream, "\n");
-  of(stream).mid_line = false;
-  if (one_place_)
-    for (auto& sink : sinks_) sink.mid_line = false;
+  auto& sink = of(stream);
+  if (sink.closed) return;
+  if (mid_line(sink) && sink.held.empty()) sink.held_until = Clock::now() + kHold;
+  auto& target = mid_line(sink) ? sink.held : sink.queue;
+  target.append(text).push_back('\n');
+}
+
+Console::Clock::time_point Console::next_turn() const {
+  auto turn = Clock::time_point::max();
+  for (const auto& sink : sinks_)
+    if (!sink.held.empty()) turn = std::min(turn, sink.held_until);
+  return turn;
 }
 
 void Console::add_to(std::vector<pollfd>& polls) const {
@@ -62,6 +91,7 @@ void Console::add_to(std::vector<pollfd>& polls) const {
 
 void Console::write_ready() {
   for (auto& sink : sinks_) {
+    if (!sink.held.empty() && Clock::now() >= sink.held_until) release_held(sink);
     size_t done = 0;
     while (done < sink.queue.size()) {
       pollfd ready{sink.fd, POLLOUT, 0};
@@ -71,6 +101,7 @@ void Console::write_ready() {
         done += static_cast<size_t>(wrote);
       } else if (errno != EINTR && errno != EAGAIN) {
         sink.closed = true;
+        sink.held.clear();
         done = sink.queue.size();
       } else {
         break;
@@ -81,12 +112,13 @@ void Console::write_ready() {
 }
 
 void Console::flush(std::chrono::milliseconds patience, int wake) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
-  for (write_ready(); std::chrono::steady_clock::now() < deadline; write_ready()) {
+  for (auto& sink : sinks_) release_held(sink);
+  const auto deadline = Clock::now() + patience;
+  for (write_ready(); Clock::now() < deadline; write_ready()) {
     std::vector<pollfd> polls{{wake, POLLIN, 0}};
     add_to(polls);
     if (polls.size() == 1) return;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1000)));
     if (polls[0].revents != 0) return;
   }

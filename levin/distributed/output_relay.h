@@ -19,19 +19,24 @@ enum class Stream { kOut = 0, kErr = 1 };
 /// queued, and ranks are not read from while much is.
 class Console {
  public:
+  using Clock = std::chrono::steady_clock;
+
   Console();
 
   /// Bytes as they are.
   void raw(Stream stream, std::string_view bytes);
-  /// A whole line, without its end. It starts on a line of its own even when raw bytes left one unfinished.
+  /// A whole line, without its end. While raw bytes have left a line unfinished it waits a little for the rest, and
+  /// else starts a new one: a progress bar never ends its line.
   void line(Stream stream, std::string_view text);
 
   /// True while so much is queued that ranks must wait.
-  bool full(Stream stream) const { return of(stream).queue.size() > kQueueLimit; }
+  bool full(Stream stream) const { return of(stream).queue.size() + of(stream).held.size() > kQueueLimit; }
   /// True when the reader has gone away.
   bool closed(Stream stream) const { return of(stream).closed; }
   /// Adds what to wait for to a poll set.
   void add_to(std::vector<pollfd>& polls) const;
+  /// When write_ready() must be called again although nothing has become ready.
+  Clock::time_point next_turn() const;
   /// Writes what can be written without waiting.
   void write_ready();
   /// Writes everything, waiting at most so long, or until `wake` becomes readable.
@@ -44,11 +49,14 @@ class Console {
     std::string queue;
     bool closed = false;
     bool mid_line = false;
+    std::string held;  // lines that wait for the end of the unfinished one
+    Clock::time_point held_until;
   };
   Sink& of(Stream stream) { return sinks_[static_cast<size_t>(stream)]; }
   const Sink& of(Stream stream) const { return sinks_[static_cast<size_t>(stream)]; }
-  void append(Stream stream, std::string_view bytes);
-  bool mid_line(Stream stream) const;
+  bool mid_line(const Sink& sink) const;
+  void set_mid_line(Sink& sink, bool mid_line);
+  void release_held(Sink& sink);
 
   std::array<Sink, 2> sinks_;
   bool one_place_ = false;  // both go to the same terminal or file

@@ -82,7 +82,7 @@ class RankGroup {
       add_output(polls, rank->process.out(), rank->out);
       add_output(polls, rank->process.err(), rank->err);
     }
-    auto until = deadline_;
+    auto until = std::min(deadline_, console_.next_turn());
     if (drain_until_ && !drained()) until = std::min(until, *drain_until_);
     auto patience = until == Clock::time_point::max() ? 60s : std::max(Clock::duration(0), until - Clock::now());
     if (link_) patience = std::min<Clock::duration>(patience, 5s);  // a link that hangs makes no news

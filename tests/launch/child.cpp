@@ -45,7 +45,8 @@ bool is_zombie(const std::string& folder) {
 
 }  // namespace
 
-Child::Child(const std::vector<std::string>& command, const std::vector<std::string>& environment, const std::string& input) {
+Child::Child(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+             const std::string& input) {
   static std::atomic<int> count{0};
   token_ = "LEVIN_TEST_TOKEN=" + std::to_string(::getpid()) + "_" + std::to_string(count++);
   std::vector<std::string> variables{token_};
@@ -95,7 +96,9 @@ Child::~Child() {
     if (fd >= 0) ::close(fd);
 }
 
-void Child::signal(int signal) const { ::kill(pid_, signal); }
+void Child::signal(int signal) const {
+  ::kill(pid_, signal);
+}
 
 bool Child::read_some(std::chrono::milliseconds patience) {
   pollfd polls[2] = {{fds_[0], POLLIN, 0}, {fds_[1], POLLIN, 0}};
@@ -148,7 +151,8 @@ std::vector<pid_t> Child::descendants() const {
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
     const pid_t pid = std::atoi(entry.path().filename().c_str());
     if (pid <= 0 || pid == pid_) continue;
-    if (has_entry(slurp(entry.path().string() + "/environ"), token_) && !is_zombie(entry.path().string())) found.push_back(pid);
+    if (has_entry(slurp(entry.path().string() + "/environ"), token_) && !is_zombie(entry.path().string()))
+      found.push_back(pid);
   }
   return found;
 }
@@ -174,7 +178,13 @@ std::vector<std::string> levin_run(const std::vector<std::string>& words) {
   return command;
 }
 
-std::string probe() { return LEVIN_BINARY_DIR "/bin/tests/launch_probe"; }
+std::string probe() {
+  return LEVIN_BINARY_DIR "/bin/tests/launch_probe";
+}
+
+std::string self_probe() {
+  return LEVIN_BINARY_DIR "/bin/tests/self_probe";
+}
 
 int free_port() {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

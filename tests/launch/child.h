@@ -8,8 +8,8 @@
 
 namespace levin::testing {
 
-/// A program under test: its output is collected, its time is limited, and a word in its environment finds every process that
-/// comes from it, even those whose parent has died.
+/// A program under test: its output is collected, its time is limited, and a word in its environment finds every
+/// process that comes from it, even those whose parent has died.
 class Child {
  public:
   /// `environment` is NAME=VALUE to set, or NAME to remove.
@@ -53,8 +53,9 @@ class Child {
 
 /// `levin run` of this build, with these flags and words.
 std::vector<std::string> levin_run(const std::vector<std::string>& words);
-/// Path of the probe program.
+/// Path of the program that acts as a rank, and of the one that starts its own ranks and knows its place.
 std::string probe();
+std::string self_probe();
 /// A port that was free a moment ago.
 int free_port();
 

@@ -18,7 +18,9 @@ using Words = std::vector<std::string>;
 
 const Machine kMachine{.cores = 12, .gpus = 0};
 
-LaunchSpec parse(const Words& words, const Machine& machine = kMachine) { return parse_run(words, machine).value(); }
+LaunchSpec parse(const Words& words, const Machine& machine = kMachine) {
+  return parse_run(words, machine).value();
+}
 
 std::string error(const Words& words) {
   try {
@@ -50,8 +52,9 @@ TEST(RunFlags, WhatFollowsTheProgramBelongsToIt) {
 TEST(RunFlags, TakesBothSpellings) {
   EXPECT_EQ(parse({"--nproc_per_node=3", "p"}).nproc, 3);
   EXPECT_EQ(parse({"--nproc-per-node=3", "p"}).nproc, 3);
-  const auto spec = parse({"--nnodes=2", "--node_rank", "1", "--master_addr", "a", "--master_port", "1234", "--max_restarts=3",
-                           "--rdzv_id", "job", "--log_dir", "d", "--no_python", "--monitor_interval", "5", "--role", "x", "p"});
+  const auto spec =
+      parse({"--nnodes=2", "--node_rank", "1", "--master_addr", "a", "--master_port", "1234", "--max_restarts=3",
+             "--rdzv_id", "job", "--log_dir", "d", "--no_python", "--monitor_interval", "5", "--role", "x", "p"});
   EXPECT_EQ(spec.node_rank, 1);
   EXPECT_EQ(spec.master_addr, "a");
   EXPECT_EQ(spec.master_port, 1234);
@@ -75,7 +78,8 @@ TEST(RunFlags, NodesMeetAtAnEndpoint) {
   EXPECT_EQ(spec.node_rank, -1);
   EXPECT_EQ(spec.master_addr, "head");
   EXPECT_EQ(spec.master_port, 1234);
-  spec = parse({"--nnodes", "2:2", "--rdzv-endpoint", "[fe80::1]:99", "--node-rank", "1", "--rdzv-conf", "join_timeout=1.5,is_host=1", "p"});
+  spec = parse({"--nnodes", "2:2", "--rdzv-endpoint", "[fe80::1]:99", "--node-rank", "1", "--rdzv-conf",
+                "join_timeout=1.5,is_host=1", "p"});
   EXPECT_EQ(spec.nnodes, 2);
   EXPECT_EQ(spec.node_rank, 1);
   EXPECT_EQ(spec.master_addr, "fe80::1");
