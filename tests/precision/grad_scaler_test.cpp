@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "levin/optim/optimizers.h"
+#include "levin/optim/optim.h"
 #include "levin/optim/torch_adapter.h"
 #include "levin/precision/precision.h"
 
@@ -55,7 +55,7 @@ TEST(GradScaler, SkipsAndGrowsAsTorchUnscaledFirst) {
 TEST(GradScaler, SkipsAndGrowsAsTorchWithAnOptimizerThatCannotBeTold) {
   auto w = parameter();
   torch::optim::AdamW plain({w}, torch::optim::AdamWOptions(0.1));
-  expect_equal_to_torch(fixture()["plain"], w, adapt(plain), false);
+  expect_equal_to_torch(fixture()["plain"], w, optim::adapt(plain), false);
 }
 
 TEST(GradScaler, RefusesWrongOrder) {
