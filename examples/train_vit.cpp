@@ -3,6 +3,9 @@
 //             [--data FOLDER] [--output runs/vit] [--resume] [--seed 1]
 #include <chrono>
 
+#include <fmt/format.h>
+
+#include "levin/data/fashion_mnist.h"
 #include "levin/levin.h"
 
 using Clock = std::chrono::steady_clock;
@@ -51,7 +54,7 @@ void train(levin::Args& args) {
   levin::State state{{"model", net}, {"optimizer", optimizer}, {"schedule", schedule}, {"loader", train_loader}, {"epoch", epoch}, {"accuracy", accuracy}};
   if (resume) fabric.load(output, state);
 
-  fabric.print("A vision transformer with ", levin::format_count(levin::summarize(*model).total_params), " parameters on ", data.name, ": ", data.train.size(), " images, ",
+  fabric.print("A vision transformer with ", levin::format_count(levin::summarize(*model).total), " parameters on ", data.name, ": ", data.train.size(), " images, ",
                fabric.plan().to_string());
   const auto start = Clock::now();
   for (; epoch < epochs; ++epoch) {

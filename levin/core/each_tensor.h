@@ -59,6 +59,10 @@ concept Leaf = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::same_as<T, s
                std::same_as<T, std::string_view> || std::same_as<T, const char*> || std::same_as<T, std::monostate> ||
                std::same_as<T, std::nullopt_t> || std::same_as<T, c10::Device> || std::same_as<T, c10::ScalarType>;
 
+/// torch::data::Example, or anything else of that shape.
+template <class T>
+concept ExampleLike = std::is_class_v<T> && !std::is_aggregate_v<T> && requires(T& t) { t.data; } && !requires(T& t) { t.data(); };
+
 struct AnyField {
   template <class T>
   operator T() const;
@@ -100,10 +104,11 @@ concept TensorNest = std::same_as<std::remove_cv_t<T>, Tensor> || detail::Leaf<s
                      requires(T& t, void (*f)(Tensor&)) { t.each_tensor(f); } ||
                      detail::IsSequence<std::remove_cv_t<T>>::value || detail::IsMap<std::remove_cv_t<T>>::value ||
                      detail::IsNullable<std::remove_cv_t<T>>::value || detail::IsVariant<std::remove_cv_t<T>>::value ||
-                     detail::TupleLike<std::remove_cv_t<T>> || std::is_aggregate_v<std::remove_cv_t<T>>;
+                     detail::TupleLike<std::remove_cv_t<T>> || std::is_aggregate_v<std::remove_cv_t<T>> ||
+                     detail::ExampleLike<std::remove_cv_t<T>>;
 
 /// Calls `f(Tensor&)` for every tensor in a value: a Tensor, optional, pointer, vector, array, map, pair, tuple, variant, plain
-/// aggregate of such, or a class with a member `template <class F> void each_tensor(F&& f)`. Batches, outputs and states are
+/// aggregate of such, torch::data::Example, or a class with a member `template <class F> void each_tensor(F&& f)`. Batches, outputs and states are
 /// cast, moved, pinned and gathered through this one function.
 ///
 ///     struct Graph { Tensor nodes, edges; int64_t count = 0; };
@@ -129,6 +134,9 @@ void each_tensor(T& value, F&& f) {
     std::apply([&](auto&... element) { (each_tensor(element, f), ...); }, value);
   } else if constexpr (std::is_aggregate_v<U>) {
     detail::each_field(value, [&](auto& field) { each_tensor(field, f); });
+  } else if constexpr (detail::ExampleLike<U>) {
+    each_tensor(value.data, f);
+    if constexpr (requires { value.target; }) each_tensor(value.target, f);
   } else {
     static_assert(sizeof(U) == 0, "levin: cannot see the tensors in this type; make it a plain struct or give it `template <class F> void each_tensor(F&& f)`");
   }

@@ -68,21 +68,18 @@ std::shared_ptr<torch::nn::Module> module_ptr(const M& module) {
     return const_cast<M&>(module).ptr();
 }
 
+// `->forward` before the holder's own call: torch's holders get the result type of a templated forward (Sequential) wrong.
 template <class M, class... Args>
-concept CalledDirectly = requires(M& m, Args&&... args) {
-  m(std::forward<Args>(args)...);
-};
+concept HasForward = requires(M& m, Args&&... args) { m->forward(std::forward<Args>(args)...); };
 template <class M, class... Args>
-concept Forwardable = CalledDirectly<M, Args...> || requires(M& m, Args&&... args) {
-  m->forward(std::forward<Args>(args)...);
-};
+concept Forwardable = HasForward<M, Args...> || requires(M& m, Args&&... args) { m(std::forward<Args>(args)...); };
 
 template <class M, class... Args>
 decltype(auto) call_forward(M& module, Args&&... args) {
-  if constexpr (CalledDirectly<M, Args...>)
-    return module(std::forward<Args>(args)...);
-  else
+  if constexpr (HasForward<M, Args...>)
     return module->forward(std::forward<Args>(args)...);
+  else
+    return module(std::forward<Args>(args)...);
 }
 
 /// The argument with its floating tensors in `dtype`; what holds no tensor passes untouched.

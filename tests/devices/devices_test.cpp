@@ -58,7 +58,9 @@ TEST(Accelerator, NamesAreChecked) {
     EXPECT_STREQ(error.what(),
                  "[fabric] accelerator \"cdua\" is not known; did you mean \"cuda\"? (known: auto, cpu, cuda, gpu)");
   }
-  if (detail::cuda_accelerator().device_count() == 0) EXPECT_THROW(accelerator("gpu"), Error);
+  if (detail::cuda_accelerator().device_count() == 0) {
+    EXPECT_THROW(accelerator("gpu"), Error);
+  }
 }
 
 TEST(Accelerator, CpuCountsMemoryAndKeepsItsRng) {
