@@ -22,14 +22,16 @@ namespace levin {
 
 using at::Tensor;
 
+class FailureExchange;
+
 enum class ReduceOp { kSum, kMean, kMin, kMax, kProduct };
 
 /// "sum", "mean"/"avg", "min", "max", "prod"; an unknown word is an Error.
 ReduceOp reduce_op(std::string_view word);
 
-/// Communication among the ranks of a group. Every rank of the group must call the same operations in the same order; the
-/// calls check that (operation, shape, dtype) before any data moves, and a mismatch, a rank that has died or one that does
-/// not come within the timeout is an Error, on every surviving rank, that names the operation and the ranks.
+/// Communication among the ranks of a group. Every rank of the group must call the same operations in the same order;
+/// the calls check that (operation, shape, dtype) before any data moves, and a mismatch, a rank that has died or one
+/// that does not come within the timeout is an Error, on every surviving rank, that names the operation and the ranks.
 class Collective {
  public:
   virtual ~Collective() = default;
@@ -51,6 +53,19 @@ class Collective {
   virtual c10::intrusive_ptr<c10d::ProcessGroup> process_group() const = 0;
   /// The key-value store of the run, kept apart for this group; null when there is only one process.
   virtual c10::intrusive_ptr<c10d::Store> store() const = 0;
+
+  /// Runs operations of PyTorch's own group without the checks, for inner loops; what fails in them is this group's
+  /// Error. Only where size() > 1.
+  virtual void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body);
+  /// How the ranks agree on why the group ended; null when there is only one process.
+  virtual FailureExchange* failures() { return nullptr; }
+
+ protected:
+  /// The group of some ranks of this one, of which this rank is one; `name` is the same on all of them and new to the
+  /// store.
+  virtual std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) = 0;
+  friend std::shared_ptr<Collective> split_group(Collective& parent, const std::vector<std::vector<int>>& groups,
+                                                 std::string_view name);
 };
 
 /// Sends a string from `src` to all.
@@ -67,11 +82,18 @@ struct CollectiveOptions {
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
 };
 
+/// Tells the other ranks why this one is about to leave, so that they stop waiting for it and name the reason. For
+/// whoever catches an exception that did not come from the group. Without effect on a group that has ended already.
+void report_failure(Collective& group, std::string_view line) noexcept;
+
 /// Joins the group of all ranks; a placement with world_size 1 gives a group of one that communicates with nobody.
 /// Every rank must call. The Error for ranks that do not arrive names them.
-std::shared_ptr<Collective> join_group(const Placement& placement, c10::Device device, const CollectiveOptions& options = {});
+std::shared_ptr<Collective> join_group(const Placement& placement, c10::Device device,
+                                       const CollectiveOptions& options = {});
 
-/// A part of a group. Every rank of `parent` must call with the same list of groups; returns the one this rank is in.
-std::shared_ptr<Collective> split_group(Collective& parent, const std::vector<std::vector<int>>& groups, std::string_view name);
+/// A part of a group. Every rank of `parent` must call with the same list of groups; returns the one this rank is in,
+/// or null when it is in none. A group of one rank communicates with nobody.
+std::shared_ptr<Collective> split_group(Collective& parent, const std::vector<std::vector<int>>& groups,
+                                        std::string_view name);
 
 }  // namespace levin

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -15,8 +16,8 @@
 
 namespace levin {
 
-/// What a strategy does around one module that was set up with it. All calls are made by Fabric, in this order, each step:
-/// before_forward, after_forward, before_backward, after_backward.
+/// What a strategy does around one module that was set up with it. All calls are made by Fabric, in this order, each
+/// step: before_forward, after_forward, before_backward, after_backward.
 class ModuleSync {
  public:
   virtual ~ModuleSync() = default;
@@ -29,9 +30,17 @@ class ModuleSync {
   virtual void before_backward(const Tensor& loss) = 0;
   /// After it. Throws when ranks disagree about what was used: one line, the same on every rank.
   virtual void after_backward() = 0;
+  /// Backward threw instead. Throws the line on which the ranks agree when other ranks have to do with it; returns when
+  /// the failure is this rank's own, after telling the others.
+  virtual void backward_failed(const std::exception& error) = 0;
   /// While false, gradients are only accumulated locally (no_backward_sync). It must cover forward and backward.
   virtual void set_sync(bool enabled) = 0;
 };
+
+/// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.
+///
+///     run_backward(syncs, loss, [&] { loss.backward(); });
+void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward);
 
 /// How a model is spread over processes. The only floor that knows that there are other ranks.
 class Strategy {
@@ -71,6 +80,9 @@ struct DdpOptions {
   int64_t powersgd_rank = 1;
   int64_t powersgd_start_iter = 1000;
   double powersgd_min_compression_rate = 2;
+  /// Batch norm takes its statistics over the batches of all ranks, in training, in every torch::nn::BatchNorm of the
+  /// module.
+  bool sync_batchnorm = false;
 };
 
 }  // namespace levin

@@ -12,7 +12,7 @@ namespace levin {
 namespace {
 
 using std::chrono::milliseconds;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 template <class F>
 std::string error_of(F&& f) {

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <c10/util/intrusive_ptr.h>
+
+namespace c10d {
+class Backend;
+class Store;
+}  // namespace c10d
+
+namespace levin::detail {
+
+/// The address of this machine by which `host` is reached: 127.0.0.1 for itself, never a wildcard.
+std::string address_towards(const std::string& host, int port);
+
+/// A Gloo backend on one interface: that of `address`, or those that GLOO_SOCKET_IFNAME names. `abort()` of it ends
+/// what is pending and closes the connections. `threads` run its operations.
+c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                                            const std::string& address, std::chrono::milliseconds timeout, int threads);
+
+/// Ranks whose connection to this one is gone.
+std::vector<int> gloo_closed_peers(c10d::Backend& gloo);
+
+}  // namespace levin::detail

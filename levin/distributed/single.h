@@ -1,0 +1,24 @@
+#pragma once
+
+#include "levin/distributed/collective.h"
+
+namespace levin {
+
+/// The group of one process: every operation is what it would be among one.
+class SingleCollective : public Collective {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  void all_reduce(Tensor& tensor, ReduceOp op = ReduceOp::kSum) override;
+  Tensor all_gather(const Tensor& tensor) override;
+  void broadcast(Tensor& tensor, int src = 0) override;
+  Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) override;
+  void barrier(std::string_view name = "barrier") override;
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override;
+  c10::intrusive_ptr<c10d::Store> store() const override;
+
+ protected:
+  std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override;
+};
+
+}  // namespace levin

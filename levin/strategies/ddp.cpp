@@ -1,0 +1,300 @@
+#include "levin/strategies/ddp.h"
+
+#include <charconv>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/distributed/c10d/logger.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/nn/modules/embedding.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/core/main.h"
+#include "levin/distributed/failure.h"
+#include "levin/strategies/comm_hooks.h"
+#include "levin/strategies/sync_batchnorm.h"
+
+namespace levin {
+namespace {
+
+using detail::NamedState;
+
+/// Parameters whose gradients are sparse: the reducer must know before it sees one.
+std::vector<bool> sparse_parameters(torch::nn::Module& module, std::span<const NamedState> parameters) {
+  std::vector<bool> sparse(parameters.size(), false);
+  const auto mark = [&](const Tensor& weight) {
+    for (size_t i = 0; i < parameters.size(); ++i)
+      if (parameters[i].tensor.is_same(weight)) sparse[i] = true;
+  };
+  const auto look = [&](torch::nn::Module& one) {
+    if (const auto* embedding = one.as<torch::nn::EmbeddingImpl>(); embedding && embedding->options.sparse())
+      mark(embedding->weight);
+    if (const auto* bag = one.as<torch::nn::EmbeddingBagImpl>(); bag && bag->options.sparse()) mark(bag->weight);
+  };
+  look(module);
+  for (const auto& child : module.modules(/*include_self=*/false)) look(*child);
+  return sparse;
+}
+
+/// The parameter indices in the message of Reducer::check_finalized, which is the only place that tells them.
+std::vector<size_t> indices_without_gradient(const std::string& message) {
+  std::vector<size_t> indices;
+  const auto heading = message.find("Parameter indices which did not receive grad");
+  auto at = heading == std::string::npos ? heading : message.find(": ", heading);
+  if (at == std::string::npos) return indices;
+  for (const char* p = message.data() + at + 2; p < message.data() + message.size() && *p != '\n';) {
+    size_t index = 0;
+    const auto [end, error] = std::from_chars(p, message.data() + message.size(), index);
+    if (error == std::errc()) {
+      indices.push_back(index);
+      p = end;
+    } else {
+      ++p;
+    }
+  }
+  return indices;
+}
+
+/// Puts the reducer's paragraph about an idle find_unused_parameters into one line of rank 0; other warnings go their
+/// way.
+class QuietWarnings : public c10::WarningHandler {
+ public:
+  void process(const c10::Warning& warning) override {
+    if (warning.msg().starts_with("find_unused_parameters=True"))
+      warn_once(
+          "[ddp] find_unused_parameters is set, but every parameter took part in this step; without it steps are "
+          "faster");
+    else
+      c10::WarningHandler::process(warning);
+  }
+};
+
+/// One module under the reducer.
+///
+/// The reducer is armed for a backward pass when a gradient first reaches an output of the module. So a module whose
+/// output is no part of the loss is left alone, a second backward through the same graph is reduced again, and several
+/// forwards before one backward count as one.
+class DdpModule : public ModuleSync {
+ public:
+  DdpModule(torch::nn::Module& module, Collective& group, const DdpOptions& options, std::vector<NamedState> parameters)
+      : group_(group), options_(options), parameters_(std::move(parameters)), buffers_(detail::unique_buffers(module)) {
+    std::vector<Tensor> tensors;
+    std::unordered_map<size_t, std::string> names;
+    for (const auto& parameter : parameters_) {
+      names[tensors.size()] = parameter.name;
+      tensors.push_back(parameter.tensor);
+    }
+    const auto sparse = sparse_parameters(module, parameters_);
+    const auto cap = static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024);
+    const auto first_cap = std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
+    // Before the order of the gradients is known, one bucket is all that is safe: on a rank with unused parameters a
+    // bucket could otherwise be sent at a moment at which the others send something else.
+    const bool rebuilds = options_.static_graph || !options_.find_unused_parameters;
+    const std::vector<size_t> limits =
+        rebuilds ? std::vector<size_t>{std::numeric_limits<size_t>::max()}
+                 : std::vector<size_t>{static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
+    auto [buckets, bucket_limits] = c10d::compute_bucket_assignment_by_size(tensors, limits, sparse);
+    std::reverse(buckets.begin(), buckets.end());  // gradients come in about the reverse order of registration
+    reducer_ = std::make_shared<c10d::Reducer>(tensors, std::move(buckets), group_.process_group(), sparse, cap,
+                                               options_.find_unused_parameters, options_.gradient_as_bucket_view,
+                                               std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
+                                               /*use_python_reducer=*/false, std::vector<int64_t>{});
+    logger_ = std::make_shared<c10d::Logger>(reducer_);
+    reducer_->set_logger(logger_);
+    const auto device = tensors[0].device();
+    const std::vector<int> devices = device.is_cpu() ? std::vector<int>{} : std::vector<int>{device.index()};
+    logger_->set_construction_data_and_log(module.name(), devices, -1, options_.broadcast_buffers,
+                                           options_.sync_batchnorm, options_.static_graph);
+    if (options_.static_graph) {
+      reducer_->set_static_graph();
+      logger_->set_static_graph();
+    }
+    if (auto hook = detail::make_comm_hook(options_, group_)) {
+      reducer_->register_comm_hook(std::move(hook));
+      logger_->set_comm_hook(options_.comm_hook);
+    }
+    alive_ = std::make_shared<bool>(true);
+  }
+
+  ~DdpModule() override {
+    *alive_ = false;
+    // The reducer's destructor may throw; nothing may leave this one.
+    try {
+      logger_.reset();
+      reducer_.reset();
+    } catch (const std::exception&) {
+    }
+  }
+
+  void before_forward() override {
+    if (options_.sync_batchnorm) batchnorm_.emplace(group_);
+    if (!at::GradMode::is_enabled() || !sync_) return;
+    if (!forward_prepared_) {
+      logger_->set_runtime_stats_and_log();
+      reducer_->prepare_for_forward();
+      forward_prepared_ = true;
+    }
+    rebuild_if_due();
+    if (options_.broadcast_buffers) detail::broadcast_states(group_, buffers_);
+  }
+
+  void after_forward(std::span<Tensor> outputs) override {
+    batchnorm_.reset();
+    if (!at::GradMode::is_enabled() || !sync_) return;
+    for (auto& output : outputs) {
+      if (!output.requires_grad()) continue;
+      // A hook on a leaf would stay there for good; a parameter that is handed out as it is must be waited for in any
+      // case.
+      if (output.is_leaf()) {
+        hands_out_leaf_ = true;
+        continue;
+      }
+      output.register_hook([this, alive = alive_](const Tensor&) {
+        if (*alive) arm();
+      });
+    }
+  }
+
+  void before_backward(const Tensor& loss) override {
+    if (!sync_) return;
+    rebuild_if_due();
+    loss_ = loss;
+    if (hands_out_leaf_) arm();
+  }
+
+  void after_backward() override {
+    loss_ = Tensor();
+    hands_out_leaf_ = false;
+    if (!armed_) return;
+    armed_ = false;
+    forward_prepared_ = false;
+    rebuild_due_ = true;
+    try {
+      reducer_->check_finalized();
+    } catch (const std::exception& error) {
+      fail_unused(error.what());
+    }
+    if (options_.static_graph && !static_graph_known_) {
+      // The reducer counts how often each parameter is used until its next forward begins; a backward that only
+      // accumulates must not be counted in, so that forward begins now.
+      static_graph_known_ = true;
+      reducer_->prepare_for_forward();
+      forward_prepared_ = true;
+    }
+  }
+
+  void backward_failed(const std::exception& error) override {
+    auto* failures = group_.failures();
+    if (failures->failed()) return;  // a collective inside backward has said it all
+    const auto line = one_line(error);
+    const bool from_outside = line.find("gloo") != std::string::npos || line.find("NCCL") != std::string::npos ||
+                              !failures->closed_peers().empty();
+    if (!from_outside) {
+      failures->leave({FailureReport::Kind::kFailed, line});
+      return;
+    }
+    const bool timed_out = line.find("imed out") != std::string::npos;
+    failures->fail("ddp", {timed_out ? FailureReport::Kind::kTimedOut : FailureReport::Kind::kWaiting, "ddp"}, line);
+  }
+
+  void set_sync(bool enabled) override { sync_ = enabled; }
+
+ private:
+  void arm() {
+    if (armed_ || !sync_) return;
+    armed_ = true;
+    std::vector<Tensor> roots;
+    if (options_.find_unused_parameters) roots.push_back(loss_);
+    QuietWarnings handler;
+    c10::WarningUtils::WarningHandlerGuard guard(&handler);
+    reducer_->prepare_for_backward(roots);
+    if (options_.static_graph && !static_graph_known_) {
+      // The first pass of a static graph only counts; its reduction is done at the end, all at once.
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          [reducer = reducer_] { reducer->delay_all_reduce(); });
+    }
+  }
+
+  /// Once, after the first reduced backward: buckets in the order in which gradients came. Rank 0's order is sent to
+  /// all.
+  void rebuild_if_due() {
+    if (!rebuild_due_) return;
+    rebuild_due_ = false;
+    if (reducer_->should_rebuild_buckets())
+      group_.run("ddp", [&](c10d::ProcessGroup&) { reducer_->rebuild_buckets(); });
+  }
+
+  [[noreturn]] void fail_unused(const std::string& message) {
+    std::vector<std::string> names;
+    for (const auto index : indices_without_gradient(message))
+      if (index < parameters_.size()) names.push_back(fmt::format("\"{}\"", parameters_[index].name));
+    constexpr size_t kShown = 8;
+    const auto more = names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : std::string();
+    const auto list = names.empty()
+                          ? std::string("some parameters")
+                          : fmt::format("parameter{} {}{}", names.size() == 1 ? "" : "s",
+                                        fmt::join(std::span(names).first(std::min(kShown, names.size())), ", "), more);
+    group_.failures()->fail(
+        "ddp",
+        {FailureReport::Kind::kShared,
+         fmt::format("[ddp] {} got no gradient on {{ranks}}; let every parameter take part in the loss, freeze it "
+                     "(requires_grad = false), or set find_unused_parameters (strategy "
+                     "\"ddp_find_unused_parameters_true\")",
+                     list)});
+  }
+
+  Collective& group_;
+  const DdpOptions options_;
+  const std::vector<NamedState> parameters_;
+  const std::vector<NamedState> buffers_;
+  std::shared_ptr<c10d::Reducer> reducer_;
+  std::shared_ptr<c10d::Logger> logger_;
+  /// Outlives this object in hooks of graphs that the user still holds.
+  std::shared_ptr<bool> alive_;
+  std::optional<SyncBatchNormScope> batchnorm_;
+  Tensor loss_;
+  bool sync_ = true;
+  bool forward_prepared_ = false;
+  bool armed_ = false;
+  bool hands_out_leaf_ = false;
+  bool rebuild_due_ = false;
+  bool static_graph_known_ = false;
+};
+
+}  // namespace
+
+DdpStrategy::DdpStrategy(DdpOptions options) : options_(std::move(options)) {
+  LEVIN_CHECK(options_.bucket_cap_mb > 0, "[ddp] bucket_cap_mb is ", options_.bucket_cap_mb,
+              "; it must be more than 0");
+  detail::check_comm_hook(options_);
+}
+
+void DdpStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
+  group_ = std::move(group);
+  device_ = device;
+}
+
+Collective& DdpStrategy::group() const {
+  LEVIN_CHECK(group_, "[strategy] \"ddp\" has not been connected; call launch() first");
+  return *group_;
+}
+
+std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module) {
+  if (group().size() == 1) return nullptr;
+  const auto parameters = detail::unique_parameters(module);
+  const auto buffers = detail::unique_buffers(module);
+  detail::check_same_states(*group_, "parameter", parameters);
+  detail::check_same_states(*group_, "buffer", buffers);
+  detail::broadcast_states(*group_, parameters);
+  detail::broadcast_states(*group_, buffers);
+  std::vector<NamedState> trained;
+  for (const auto& parameter : parameters)
+    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+  if (trained.empty()) return nullptr;
+  return std::make_unique<DdpModule>(module, *group_, options_, std::move(trained));
+}
+
+}  // namespace levin

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "levin/strategies/choice.h"
+#include "levin/testing/boring.h"
+#include "levin/testing/ranks.h"
+
+namespace levin::testing {
+
+/// The smallest Fabric: a module under a strategy, called and differentiated in the order that ModuleSync asks for.
+class Trainee {
+ public:
+  Trainee(Collective& group, const StrategyChoice& choice, torch::nn::Module& module)
+      : strategy_(make_strategy(choice, group.size())) {
+    strategy_->connect({&group, [](auto*) {}}, at::kCPU);
+    sync_ = strategy_->setup_module(module);
+  }
+
+  template <class F>
+  Tensor forward(F&& call) {
+    if (sync_) sync_->before_forward();
+    Tensor output = call();
+    if (sync_) sync_->after_forward({&output, output.requires_grad() ? size_t{1} : size_t{0}});
+    return output;
+  }
+
+  void backward(const Tensor& loss, bool retain_graph = false) {
+    std::vector<ModuleSync*> syncs;
+    if (sync_) syncs.push_back(sync_.get());
+    run_backward(syncs, loss, [&] { loss.backward({}, retain_graph); });
+  }
+
+  ModuleSync* sync() { return sync_.get(); }
+  void set_sync(bool enabled) {
+    if (sync_) sync_->set_sync(enabled);
+  }
+  Strategy& strategy() { return *strategy_; }
+
+ private:
+  std::unique_ptr<Strategy> strategy_;
+  std::unique_ptr<ModuleSync> sync_;
+};
+
+/// Three layers, the middle one optional, and a batch norm when asked for.
+struct SmallNetImpl : torch::nn::Module {
+  explicit SmallNetImpl(bool norm = false) {
+    a = register_module("a", torch::nn::Linear(32, 16));
+    if (norm) n = register_module("n", torch::nn::BatchNorm1d(16));
+    b = register_module("b", torch::nn::Linear(16, 16));
+    c = register_module("c", torch::nn::Linear(16, 2));
+  }
+  Tensor forward(const Tensor& x, bool use_b = true) {
+    auto h = a(x);
+    if (n) h = n(h);
+    h = torch::tanh(h);
+    if (use_b) h = torch::tanh(b(h));
+    return c(h);
+  }
+  torch::nn::Linear a{nullptr}, b{nullptr}, c{nullptr};
+  torch::nn::BatchNorm1d n{nullptr};
+};
+TORCH_MODULE(SmallNet);
+
+inline Tensor mse(const Tensor& a, const Tensor& b) {
+  return torch::nn::functional::mse_loss(a, b);
+}
+
+inline std::vector<Tensor> values(const std::vector<Tensor>& tensors) {
+  std::vector<Tensor> copies;
+  for (const auto& tensor : tensors) copies.push_back(tensor.detach().clone());
+  return copies;
+}
+
+inline double max_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
+  return a.size() == b.size() && !a.empty() ? largest : 1e9;
+}
+
+inline void clear_grads(const std::vector<Tensor>& parameters) {
+  for (auto parameter : parameters) parameter.mutable_grad() = Tensor();
+}
+
+}  // namespace levin::testing
