@@ -14,7 +14,7 @@ namespace levin {
 namespace {
 
 // Names with a comma or a quote are quoted, as in RFC 4180.
-std::string quoted(const std::string& text) {
+std::string csv_field(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string result = "\"";
   for (const char c : text) {
@@ -24,7 +24,7 @@ std::string quoted(const std::string& text) {
   return result + "\"";
 }
 
-// The fields of a line that quoted() and numbers made.
+// The fields of a line that csv_field() and numbers made.
 std::vector<std::string> split(const std::string& line) {
   std::vector<std::string> fields(1);
   bool inside = false;
@@ -101,7 +101,7 @@ void CsvLogger::save() {
   } else {
     // New columns: the rows so far move to their new places, in a new file that replaces the old one.
     std::string whole;
-    for (size_t i = 0; i < columns_.size(); ++i) whole += (i > 0 ? "," : "") + quoted(columns_[i]);
+    for (size_t i = 0; i < columns_.size(); ++i) whole += (i > 0 ? "," : "") + csv_field(columns_[i]);
     whole += "\n";
     if (header_is_written_) {
       std::istringstream old(read_file(path));
