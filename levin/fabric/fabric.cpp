@@ -112,7 +112,7 @@ void Fabric::launch_with(const Args* args) {
   const auto device = plan.devices[core.placement.local_rank];
   core.accelerator->set_device(device);
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
-  core.strategy->connect(join_group(core.placement, device, {}), device);
+  core.strategy->connect(join_group(core.placement, device, core.strategy->collective_options()), device);
   core.launched = true;
   if (!plan.precision.params) hint_idle_tensor_cores(device);
 }

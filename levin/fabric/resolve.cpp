@@ -19,13 +19,29 @@ c10::DeviceType resolve_accelerator(const std::string& name, int cuda_devices) {
   return c10::DeviceType::CUDA;
 }
 
+// Ranks that talk over Gloo, because it was asked for, may share GPUs; NCCL refuses that.
+std::vector<c10::Device> share_devices(const std::string& count, int cuda_devices) {
+  auto devices = resolve_devices(count, c10::DeviceType::CPU, 0);
+  for (size_t i = 0; i < devices.size(); ++i)
+    devices[i] = c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i % static_cast<size_t>(cuda_devices)));
+  return devices;
+}
+
+bool may_share_gpus(const StrategyChoice& strategy) {
+  const auto* ddp = std::get_if<DdpOptions>(&strategy.value());
+  return ddp && ddp->process_group_backend == "gloo";
+}
+
 }  // namespace
 
 FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   FabricPlan plan;
   const auto type = resolve_accelerator(options.accelerator, cuda_devices);
   plan.accelerator = type == c10::DeviceType::CPU ? "cpu" : "cuda";
-  plan.devices = resolve_devices(options.devices, type, cuda_devices);
+  const bool shared = type == c10::DeviceType::CUDA && may_share_gpus(options.strategy) && !options.devices.is_list() &&
+                      options.devices.text() != "auto" && options.devices.text() != "-1";
+  plan.devices = shared ? share_devices(options.devices.text(), cuda_devices)
+                        : resolve_devices(options.devices, type, cuda_devices);
   plan.devices_asked = options.devices.text() != "auto";
   LEVIN_CHECK(options.num_nodes >= 1, "[fabric] num_nodes ", options.num_nodes, " is not allowed (1 or more)");
   plan.num_nodes = static_cast<int>(options.num_nodes);

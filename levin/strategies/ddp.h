@@ -13,6 +13,9 @@ class DdpStrategy : public Strategy {
   explicit DdpStrategy(DdpOptions options);
 
   std::string name() const override { return "ddp"; }
+  CollectiveOptions collective_options() const override {
+    return {.backend = options_.process_group_backend, .timeout = options_.timeout};
+  }
   void connect(std::shared_ptr<Collective> group, c10::Device device) override;
   Collective& group() const override;
   c10::Device device() const override { return device_; }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -49,6 +50,8 @@ class Strategy {
 
   /// "single_device", "ddp", ...
   virtual std::string name() const = 0;
+  /// How the group that connect() is given shall be joined.
+  virtual CollectiveOptions collective_options() const { return {}; }
   /// Takes the group and the device of this rank; called once, by Fabric::launch.
   virtual void connect(std::shared_ptr<Collective> group, c10::Device device) = 0;
   virtual Collective& group() const = 0;
@@ -83,6 +86,10 @@ struct DdpOptions {
   /// Batch norm takes its statistics over the batches of all ranks, in training, in every torch::nn::BatchNorm of the
   /// module.
   bool sync_batchnorm = false;
+  /// "auto" (nccl when each rank has a GPU of its own, else gloo), "gloo" (ranks may then share a GPU), "nccl".
+  std::string process_group_backend = "auto";
+  /// How long a collective may wait for the other ranks.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
 }  // namespace levin
