@@ -20,6 +20,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND _flags -Wno-maybe-uninitialized)  # false alarms in std::variant and std::optional
   if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
     list(APPEND _flags -Wno-dangling-reference)  # false alarms on references that outlive the handle they came from
+    list(APPEND _flags -Wno-overloaded-virtual)    # a unit's forward hides a virtual one on purpose
   endif()
   if(LEVIN_UNITY)
     list(APPEND _flags -Wno-subobject-linkage)  # it takes a source that is included for a header

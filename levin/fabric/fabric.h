@@ -273,7 +273,10 @@ class Fabric {
   template <class M>
   [[nodiscard]] NoSync no_backward_sync(const M& module, bool enabled = true) {
     static_assert(IsFabricModule<M>::value, "levin: no_backward_sync takes the module that setup returned");
-    if constexpr (IsFabricModule<M>::value) return NoSync(enabled ? &module.setup_call() : nullptr);
+    if constexpr (IsFabricModule<M>::value)
+      return NoSync(enabled ? &module.setup_call() : nullptr);
+    else
+      return NoSync(nullptr);
   }
 
   /// While the result lives, new tensors are made on this rank's device, in the run's dtype.
@@ -284,12 +287,11 @@ class Fabric {
   ///     auto model = fabric.init_module([] { return Net(784, 10); });
   template <class F>
   auto init_module(F&& make, InitModuleOptions options = {}) const {
+    constexpr bool is_function = !detail::ModuleHandle<std::remove_cvref_t<F>>;
     static_assert(
-        std::invocable<F>,
+        is_function,
         "levin: init_module takes a function that makes the module: fabric.init_module([] { return Net(...); })");
-    if constexpr (std::invocable<F>) {
-      return levin::init_module(std::forward<F>(make), init_options(options));
-    }
+    if constexpr (is_function) return levin::init_module(std::forward<F>(make), init_options(options));
   }
 
   /// By name of the state ("model"): keeps only the entries that the function says yes to.

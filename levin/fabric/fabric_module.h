@@ -62,25 +62,18 @@ concept ModuleHandle = ModuleHolder<T> || SharedModule<T>;
 
 template <ModuleHandle M>
 std::shared_ptr<torch::nn::Module> module_ptr(const M& module) {
-  if constexpr (SharedModule<M>)
+  if constexpr (SharedModule<M>) {
     return module;
-  else
+  } else {
+    if constexpr (requires { module.is_empty(); })
+      if (module.is_empty()) return nullptr;
     return const_cast<M&>(module).ptr();
+  }
 }
 
-// `->forward` before the holder's own call: torch's holders get the result type of a templated forward (Sequential) wrong.
+// By `->forward`: torch's holders get the result type of a templated forward (Sequential) wrong in their own call.
 template <class M, class... Args>
-concept HasForward = requires(M& m, Args&&... args) { m->forward(std::forward<Args>(args)...); };
-template <class M, class... Args>
-concept Forwardable = HasForward<M, Args...> || requires(M& m, Args&&... args) { m(std::forward<Args>(args)...); };
-
-template <class M, class... Args>
-decltype(auto) call_forward(M& module, Args&&... args) {
-  if constexpr (HasForward<M, Args...>)
-    return module->forward(std::forward<Args>(args)...);
-  else
-    return module(std::forward<Args>(args)...);
-}
+concept Forwardable = requires(M& m, Args&&... args) { m->forward(std::forward<Args>(args)...); };
 
 /// The argument with its floating tensors in `dtype`; what holds no tensor passes untouched.
 template <class A>
@@ -134,11 +127,11 @@ class FabricModule {
                   "levin: this module's forward cannot be called with these arguments");
     if constexpr (detail::Forwardable<M, Args...>) {
       if (call_->plain) [[likely]]
-        return detail::call_forward(module_, std::forward<Args>(args)...);
+        return module_->forward(std::forward<Args>(args)...);
       return detail::run_call(
           *call_,
           [this](auto&&... x) -> decltype(auto) {
-            return detail::call_forward(module_, std::forward<decltype(x)>(x)...);
+            return module_->forward(std::forward<decltype(x)>(x)...);
           },
           std::forward<Args>(args)...);
     }

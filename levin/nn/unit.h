@@ -228,10 +228,22 @@ class Hooked<Impl, detail::Signature<R, true, P...>> final
   }
 };
 
+namespace detail {
+// A name that both bases have is ambiguous: `&BothForwards::forward` is only well-formed when Impl has none.
+struct OwnForward {
+  int forward;
+};
+template <class Impl>
+struct BothForwards : Impl, OwnForward {};
+template <class Impl>
+concept LacksForward = !std::is_final_v<Impl> && requires { &BothForwards<Impl>::forward; };
+}  // namespace detail
+
 /// The base of what LEVIN_MODULE declares: a torch::nn::ModuleHolder that makes units.
 template <class Impl>
 class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
   static_assert(!std::is_final_v<Impl>, "levin: LEVIN_MODULE(Name) derives from NameImpl; take its `final` away");
+  static_assert(!detail::LacksForward<Impl>, "levin: LEVIN_MODULE(Name) needs a member function forward in NameImpl");
 
  public:
   using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;

@@ -63,7 +63,7 @@ void module_in_place_of_function(levin::Fabric& fabric) {
 
 void number_that_dies(levin::Fabric& fabric) {
   auto net = fabric.setup(Net());
-  fabric.save("folder", {{"model", net}, {"epoch", 3}});  // expect: a state binds variables
+  fabric.save("folder", {{"model", net}, {"epoch", 3}});  // expect: a State binds variables
 }
 
 void opaque_output(levin::Fabric& fabric) {

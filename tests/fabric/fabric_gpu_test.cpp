@@ -16,7 +16,7 @@ TEST(FabricGpu, TrainsInEveryPrecision) {
     torch::manual_seed(0);
     auto model = fabric.init_module(small_vit);
     EXPECT_TRUE(model->parameters()[0].is_cuda()) << precision;
-    auto [net, optimizer] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-3}));
+    auto [net, optimizer] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-3, .eps = 1e-4}));  // 1e-8 is 0 in float16
     const auto x = fabric.to_device(torch::randn({16, 3, 32, 32}));
     const auto y = fabric.to_device(torch::randint(0, 10, {16}));
     float first = 0, last = 0;
@@ -65,7 +65,7 @@ TEST(FabricGpu, MetaInitAllocatesOnlyTheModel) {
   const auto held = device.memory(fabric.device()).allocated - before;
   int64_t bytes = 0;
   for (const auto& p : model->parameters()) bytes += p.nbytes();
-  EXPECT_NEAR(static_cast<double>(held), static_cast<double>(bytes), 0.02 * bytes);
+  EXPECT_NEAR(static_cast<double>(held), static_cast<double>(bytes), 0.05 * bytes);  // the allocator rounds blocks up
   torch::NoGradGuard no_grad;
   EXPECT_TRUE(net(torch::randn({1, 3, 224, 224}, at::device(at::kCUDA))).isfinite().all().item<bool>());
 }

@@ -55,7 +55,7 @@ def curve(precision, accelerator):
 path = os.path.join(here, "curves.json")
 curves = json.load(open(path)) if os.path.exists(path) else {}
 if "--cuda" in sys.argv:
-    for precision in ("32-true", "16-mixed", "bf16-mixed", "bf16-true", "16-true"):
+    for precision in ("32-true", "16-mixed", "bf16-mixed", "bf16-true"):  # in 16-true AdamW's eps vanishes: nan
         curves[f"cuda {precision}"] = curve(precision, "cuda")
 else:
     torch.set_num_threads(1)
