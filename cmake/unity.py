@@ -1,10 +1,11 @@
-"""Writes files that include several sources of one folder each, and prints their paths (CMake's list syntax).
+"""Writes files that include several sources each, of one folder where it can, and prints their paths (CMake's list syntax).
 
 Sources come together only when none declares, in an anonymous namespace or as `static`, a name that is a word of another:
 they are then as independent in one file as they were apart.
 
 usage: unity.py ROOT OUTPUT MAX_LINES SOURCE...
 """
+import collections
 import re
 import sys
 from pathlib import Path
@@ -110,18 +111,22 @@ def clash(a, b):
     return any(name in b["words"] and (text is None or b["names"].get(name) != text) for name, text in a["names"].items())
 
 
-def group(sources, max_lines):
-    """Lists of sources. Big ones first, each into the first list where it fits."""
+def group(parts, max_lines):
+    """Joins lists of sources where they fit: big ones first, each to the first list that takes it."""
     units = []
-    for source in sorted(sources, key=lambda s: (-s["lines"], s["path"])):
+    for part in sorted(parts, key=lambda part: (-lines(part), part[0]["path"])):
         for unit in units:
-            fits = sum(s["lines"] for s in unit) + source["lines"] <= max_lines
-            if fits and not any(clash(s, source) or clash(source, s) for s in unit):
-                unit.append(source)
+            fits = lines(unit) + lines(part) <= max_lines
+            if fits and not any(clash(a, b) or clash(b, a) for a in unit for b in part):
+                unit.extend(part)
                 break
         else:
-            units.append([source])
+            units.append(list(part))
     return units
+
+
+def lines(unit):
+    return sum(source["lines"] for source in unit)
 
 
 def main():
@@ -134,15 +139,20 @@ def main():
         source = {"path": path, "lines": text.count("\n"), "names": local_names(tokens), "words": words_of(tokens)}
         folders.setdefault(path.rsplit("/", 1)[0], []).append(source)
     output.mkdir(parents=True, exist_ok=True)
-    written = []
-    for folder, sources in sorted(folders.items()):
-        for number, unit in enumerate(group(sources, max_lines)):
-            # Relative paths: clones in different places share a compiler cache.
-            text = "".join(f'#include "{path}"\n' for path in sorted(source["path"] for source in unit))
-            file = output / f"{folder.replace('/', '_')}_{number}.cpp"
-            if not file.exists() or file.read_text() != text:
-                file.write_text(text)
-            written.append(str(file))
+    # Folders first: what is edited together is compiled together. Then what is left over of several.
+    units = [unit for sources in folders.values() for unit in group([[source] for source in sources], max_lines)]
+    written, count = [], collections.Counter()
+    for unit in group(units, max_lines):
+        paths = sorted(source["path"] for source in unit)
+        folders_here = sorted({path.split("/")[-2] for path in paths})
+        name = "_".join(folders_here) if len(folders_here) <= 3 else "mixed"
+        count[name] += 1
+        file = output / f"{name}_{count[name]}.cpp"
+        # Relative paths: clones in different places share a compiler cache.
+        text = "".join(f'#include "{path}"\n' for path in paths)
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+        written.append(str(file))
     print(";".join(written), end="")
 
 

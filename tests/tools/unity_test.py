@@ -44,7 +44,7 @@ class LocalNames(unittest.TestCase):
 
 class Group(unittest.TestCase):
     def group(self, *sources, lines=100):
-        return sorted(sorted(s["path"] for s in unit) for unit in unity.group(sources, lines))
+        return sorted(sorted(s["path"] for s in unit) for unit in unity.group([[s] for s in sources], lines))
 
     def test_independent_sources_come_together(self):
         self.assertEqual(self.group(source("a", "namespace { int x = 1; }"), source("b", "namespace { int y = 1; }")), [["a", "b"]])
@@ -63,6 +63,11 @@ class Group(unittest.TestCase):
         alias = "namespace { using Clock = std::chrono::steady_clock; }"
         self.assertEqual(self.group(source("a", alias), source("b", alias)), [["a", "b"]])
         self.assertEqual(self.group(source("a", alias), source("b", "namespace { using Clock = Fake; }")), [["a"], ["b"]])
+
+    def test_lists_stay_whole(self):
+        a, b, c = source("a", "", 30), source("b", "", 30), source("c", "", 60)
+        self.assertEqual([[s["path"] for s in unit] for unit in unity.group([[a, b], [c]], 100)], [["a", "b"], ["c"]])
+        self.assertEqual([[s["path"] for s in unit] for unit in unity.group([[a, b], [c]], 120)], [["a", "b", "c"]])
 
     def test_length(self):
         self.assertEqual(self.group(source("a", "", 60), source("b", "", 60), source("c", "", 40)), [["a", "c"], ["b"]])
