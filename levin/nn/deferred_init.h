@@ -7,9 +7,12 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-#include <torch/nn/module.h>
 
 #include "levin/core/error.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace levin {
 

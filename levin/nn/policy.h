@@ -9,9 +9,11 @@
 #include <typeinfo>
 #include <vector>
 
-#include <torch/nn/module.h>
-
 #include "levin/nn/interceptor.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace levin {
 

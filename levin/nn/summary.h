@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <torch/nn/module.h>
+namespace torch::nn {
+class Module;
+}
 
 namespace levin {
 

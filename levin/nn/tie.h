@@ -6,7 +6,10 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace levin {
 
