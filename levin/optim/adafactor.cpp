@@ -3,6 +3,8 @@
 #include <cmath>
 #include <limits>
 
+#include <ATen/Functions.h>
+
 #include "levin/optim/typed.h"
 
 namespace levin::optim {

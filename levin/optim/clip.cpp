@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
 #include "levin/core/error.h"

@@ -2,6 +2,7 @@
 
 #include <unordered_set>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>

@@ -1,6 +1,8 @@
 // GroupedOptimizer to and from Python's layout of optimizer.state_dict().
 #include <cmath>
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

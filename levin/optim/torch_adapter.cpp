@@ -4,6 +4,7 @@
 #include <deque>
 #include <limits>
 
+#include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 

@@ -1,5 +1,6 @@
 #include "levin/optim/torch_state.h"
 
+#include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/optim/adagrad.h>

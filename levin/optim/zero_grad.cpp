@@ -1,6 +1,7 @@
 #include "levin/optim/zero_grad.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_zero.h>
 
 #include "levin/optim/by_device.h"
 

@@ -46,27 +46,30 @@ inline const std::vector<std::vector<std::vector<int64_t>>>& shapes() {
 
 /// Two groups of parameters of odd shapes, and what fills their gradients step by step.
 struct Problem {
-  explicit Problem(at::ScalarType type = at::kFloat) : dtype(type) {
+  explicit Problem(at::ScalarType type = at::kFloat, at::Device where = at::kCPU) : dtype(type), device(where) {
     uint32_t index = 0;
     for (const auto& group : shapes()) {
       auto& list = groups.emplace_back();
-      for (const auto& shape : group) list.push_back(filled(shape, dtype, index++, 0).requires_grad_());
+      for (const auto& shape : group) list.push_back(filled(shape, dtype, index++, 0).to(device).requires_grad_());
       all.insert(all.end(), list.begin(), list.end());
     }
   }
   void set_grads(int step) const {
-    for (size_t k = 0; k < all.size(); ++k)
-      all[k].mutable_grad() = has_grad(k, step)
-                                  ? filled(all[k].sizes(), dtype, static_cast<uint32_t>(k), static_cast<uint32_t>(step))
-                                  : at::Tensor();
+    for (size_t k = 0; k < all.size(); ++k) {
+      auto& grad = all[k].mutable_grad();
+      grad = has_grad(k, step)
+                 ? filled(all[k].sizes(), dtype, static_cast<uint32_t>(k), static_cast<uint32_t>(step)).to(device)
+                 : at::Tensor();
+    }
   }
   at::ScalarType dtype;
+  at::Device device;
   std::vector<std::vector<at::Tensor>> groups;
   std::vector<at::Tensor> all;
 };
 
 inline void expect_near(const at::Tensor& actual, const Json& expected, double tolerance, const std::string& where) {
-  const auto flat = actual.detach().to(at::kDouble).flatten();
+  const auto flat = actual.detach().cpu().to(at::kDouble).flatten();
   ASSERT_EQ(static_cast<size_t>(flat.numel()), expected.size()) << where;
   for (int64_t i = 0; i < flat.numel(); ++i) {
     const double value = expected[static_cast<size_t>(i)];
