@@ -102,7 +102,9 @@ std::string find_program(const std::string& name) {
   if (name.find('/') != std::string::npos) {
     LEVIN_CHECK(exists(name), "[launch] program \"", name, "\" is not found");
     LEVIN_CHECK(!is_folder(name), "[launch] program \"", name, "\" is a folder");
-    LEVIN_CHECK(runs(name), "[launch] program \"", name, "\" is not executable (chmod +x?)");
+    LEVIN_CHECK(
+        runs(name), "[launch] program \"", name, "\" is not executable",
+        name.ends_with(".py") ? fmt::format(" (programs are started as they are: python {})", name) : " (chmod +x?)");
     return name;
   }
   const char* variable = std::getenv("PATH");

@@ -1,7 +1,9 @@
 #include "levin/distributed/rank_group.h"
 
 #include <algorithm>
+#include <array>
 #include <csignal>
+#include <memory>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
