@@ -10,6 +10,7 @@
 #include <numeric>
 #include <thread>
 
+#include <c10/util/Logging.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -62,6 +63,20 @@ void open_standard_files() {
     }
 }
 
+/// c10d warns of a broken connection with a stack trace. The launcher says in a line of its own what that means.
+class QuietStore {
+ public:
+  QuietStore() : before_(FLAGS_caffe2_log_level) {
+    if (!std::getenv("TORCH_CPP_LOG_LEVEL")) FLAGS_caffe2_log_level = c10::GLOG_ERROR;
+  }
+  ~QuietStore() { FLAGS_caffe2_log_level = before_; }
+  QuietStore(const QuietStore&) = delete;
+  QuietStore& operator=(const QuietStore&) = delete;
+
+ private:
+  int before_;
+};
+
 /// One call of launch().
 class Run {
  public:
@@ -79,8 +94,11 @@ class Run {
       status = *stopped;
     } else {
       status = attempts();
-      for (const auto& node : link_->leave(status == 0 ? 10s : spec_.stop_grace + 2s))
-        say(fmt::format("levin: node {} did not say how it ended; its launcher or its machine may have died", node));
+      // Whoever has been told that a node is lost need not wait for it again.
+      const std::chrono::milliseconds patience = status == 0 ? 10000ms : lost_ ? 500ms : spec_.stop_grace + 2s;
+      for (const auto& node : link_->leave(patience))
+        if (!lost_)
+          say(fmt::format("levin: node {} did not say how it ended; its launcher or its machine may have died", node));
     }
     console_.flush(status == 0 ? std::chrono::hours(24) : std::chrono::milliseconds(1s), signals_.fd());
     return status;
@@ -95,6 +113,7 @@ class Run {
       if (link_) link_->begin_attempt(attempt);
       const auto failure = run_ranks(plan(attempt), console_, signals_, link_.get());
       if (!failure) return 0;
+      lost_ = failure->kind == Failure::Kind::kLost;
       if (failure->kind != Failure::Kind::kRank || attempt >= max_restarts_) return failure->status.shell_status();
       if (link_ && !all_nodes_ended()) return failure->status.shell_status();
       say(fmt::format("levin: starting all ranks again (restart {} of {})", attempt + 1, max_restarts_));
@@ -283,6 +302,7 @@ class Run {
   const LaunchSpec& spec_;
   std::string program_;
   std::string host_;
+  QuietStore quiet_;
   SignalPipe signals_;
   Console console_;
   HostedStore store_;
@@ -290,6 +310,7 @@ class Run {
   std::vector<int> nproc_;
   int node_ = 0;
   int max_restarts_ = 0;
+  bool lost_ = false;  // a node
   std::filesystem::path log_folder_;
 };
 
