@@ -169,6 +169,12 @@ c10::intrusive_ptr<c10d::Store> connect_store(const Placement& placement, millis
   const auto deadline = Clock::now() + timeout;
   c10::intrusive_ptr<c10d::Store> store;
   if (placement.global_rank == 0 && !placement.store_is_hosted) {
+    std::string reason;
+    const auto own = resolve(placement.master_addr, placement.master_port, reason);
+    // Many distributions map a machine's own name to 127.0.1.1, and the other machines then wait in vain.
+    if (placement.local_world_size < placement.world_size && !own.empty() && own[0].numeric().starts_with("127."))
+      log_warning(fmt::format("MASTER_ADDR={} means {} here, which ranks on other machines cannot reach",
+                              placement.master_addr, own[0].numeric()));
     store = host_store(placement.master_addr, placement.master_port, timeout).store;
   } else {
     const auto address = wait_for_server(placement.master_addr, placement.master_port, timeout);

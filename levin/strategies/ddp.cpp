@@ -5,7 +5,6 @@
 #include <optional>
 
 #include <fmt/format.h>
-#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
@@ -58,6 +57,27 @@ std::vector<size_t> indices_without_gradient(const std::string& message) {
   return indices;
 }
 
+/// The reducer, and what it knows but does not tell.
+class OpenReducer : public c10d::Reducer {
+ public:
+  using Reducer::Reducer;
+
+  /// Whether the backward pass that was prepared for has been reduced to its end.
+  bool finalized() const {
+    std::lock_guard lock(mutex_);
+    return !expect_autograd_hooks_;
+  }
+  /// Whether any gradient has come in a pass that is not at its end.
+  bool began() const {
+    std::lock_guard lock(mutex_);
+    return require_finalize_;
+  }
+  void forget_counts() {
+    std::lock_guard lock(mutex_);
+    for (auto& [index, count] : numGradHooksTriggeredMap_) count = 0;
+  }
+};
+
 /// Puts the reducer's paragraph about an idle find_unused_parameters into one line of rank 0; other warnings go their
 /// way.
 class QuietWarnings : public c10::WarningHandler {
@@ -79,8 +99,12 @@ class QuietWarnings : public c10::WarningHandler {
 /// forwards before one backward count as one.
 class DdpModule : public ModuleSync {
  public:
-  DdpModule(torch::nn::Module& module, Collective& group, const DdpOptions& options, std::vector<NamedState> parameters)
-      : group_(group), options_(options), parameters_(std::move(parameters)), buffers_(detail::unique_buffers(module)) {
+  DdpModule(torch::nn::Module& module, std::shared_ptr<Collective> group, const DdpOptions& options,
+            std::vector<NamedState> parameters)
+      : group_(std::move(group)),
+        options_(options),
+        parameters_(std::move(parameters)),
+        buffers_(detail::unique_buffers(module)) {
     std::vector<Tensor> tensors;
     std::unordered_map<size_t, std::string> names;
     for (const auto& parameter : parameters_) {
@@ -98,10 +122,10 @@ class DdpModule : public ModuleSync {
                  : std::vector<size_t>{static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
     auto [buckets, bucket_limits] = c10d::compute_bucket_assignment_by_size(tensors, limits, sparse);
     std::reverse(buckets.begin(), buckets.end());  // gradients come in about the reverse order of registration
-    reducer_ = std::make_shared<c10d::Reducer>(tensors, std::move(buckets), group_.process_group(), sparse, cap,
-                                               options_.find_unused_parameters, options_.gradient_as_bucket_view,
-                                               std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
-                                               /*use_python_reducer=*/false, std::vector<int64_t>{});
+    reducer_ = std::make_shared<OpenReducer>(tensors, std::move(buckets), group_->process_group(), sparse, cap,
+                                             options_.find_unused_parameters, options_.gradient_as_bucket_view,
+                                             std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
+                                             /*use_python_reducer=*/false, std::vector<int64_t>{});
     logger_ = std::make_shared<c10d::Logger>(reducer_);
     reducer_->set_logger(logger_);
     const auto device = tensors[0].device();
@@ -112,7 +136,7 @@ class DdpModule : public ModuleSync {
       reducer_->set_static_graph();
       logger_->set_static_graph();
     }
-    if (auto hook = detail::make_comm_hook(options_, group_)) {
+    if (auto hook = detail::make_comm_hook(options_, *group_)) {
       reducer_->register_comm_hook(std::move(hook));
       logger_->set_comm_hook(options_.comm_hook);
     }
@@ -130,7 +154,7 @@ class DdpModule : public ModuleSync {
   }
 
   void before_forward() override {
-    if (options_.sync_batchnorm) batchnorm_.emplace(group_);
+    if (options_.sync_batchnorm) batchnorm_.emplace(*group_);
     if (!at::GradMode::is_enabled() || !sync_) return;
     if (!forward_prepared_) {
       logger_->set_runtime_stats_and_log();
@@ -138,7 +162,7 @@ class DdpModule : public ModuleSync {
       forward_prepared_ = true;
     }
     rebuild_if_due();
-    if (options_.broadcast_buffers) detail::broadcast_states(group_, buffers_);
+    if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
   }
 
   void after_forward(std::span<Tensor> outputs) override {
@@ -172,32 +196,29 @@ class DdpModule : public ModuleSync {
     armed_ = false;
     forward_prepared_ = false;
     rebuild_due_ = true;
+    if (options_.static_graph && !static_graph_known_) {
+      static_graph_known_ = true;
+      group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->delay_all_reduce(); });
+    }
+    if (reducer_->finalized()) return;
+    if (!reducer_->began()) fail_shared("no parameter of the module took part in the loss");
     try {
       reducer_->check_finalized();
     } catch (const std::exception& error) {
       fail_unused(error.what());
     }
-    if (options_.static_graph && !static_graph_known_) {
-      // The reducer counts how often each parameter is used until its next forward begins; a backward that only
-      // accumulates must not be counted in, so that forward begins now.
-      static_graph_known_ = true;
-      reducer_->prepare_for_forward();
-      forward_prepared_ = true;
-    }
   }
 
   void backward_failed(const std::exception& error) override {
-    auto* failures = group_.failures();
+    auto* failures = group_->failures();
     if (failures->failed()) return;  // a collective inside backward has said it all
     const auto line = one_line(error);
     const bool from_outside = line.find("gloo") != std::string::npos || line.find("NCCL") != std::string::npos ||
                               !failures->closed_peers().empty();
-    if (!from_outside) {
+    if (from_outside)
+      group_->run("ddp", [&](c10d::ProcessGroup&) { throw std::runtime_error(line); });
+    else
       failures->leave({FailureReport::Kind::kFailed, line});
-      return;
-    }
-    const bool timed_out = line.find("imed out") != std::string::npos;
-    failures->fail("ddp", {timed_out ? FailureReport::Kind::kTimedOut : FailureReport::Kind::kWaiting, "ddp"}, line);
   }
 
   void set_sync(bool enabled) override { sync_ = enabled; }
@@ -211,11 +232,9 @@ class DdpModule : public ModuleSync {
     QuietWarnings handler;
     c10::WarningUtils::WarningHandlerGuard guard(&handler);
     reducer_->prepare_for_backward(roots);
-    if (options_.static_graph && !static_graph_known_) {
-      // The first pass of a static graph only counts; its reduction is done at the end, all at once.
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          [reducer = reducer_] { reducer->delay_all_reduce(); });
-    }
+    // The first pass of a static graph only counts how often each parameter is used. What was counted while gradients
+    // were only accumulated must not be in.
+    if (options_.static_graph && !static_graph_known_) reducer_->forget_counts();
   }
 
   /// Once, after the first reduced backward: buckets in the order in which gradients came. Rank 0's order is sent to
@@ -224,33 +243,37 @@ class DdpModule : public ModuleSync {
     if (!rebuild_due_) return;
     rebuild_due_ = false;
     if (reducer_->should_rebuild_buckets())
-      group_.run("ddp", [&](c10d::ProcessGroup&) { reducer_->rebuild_buckets(); });
+      group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->rebuild_buckets(); });
   }
 
+  /// Ends the group because gradients did not come. `message` is what the reducer says.
   [[noreturn]] void fail_unused(const std::string& message) {
     std::vector<std::string> names;
     for (const auto index : indices_without_gradient(message))
       if (index < parameters_.size()) names.push_back(fmt::format("\"{}\"", parameters_[index].name));
     constexpr size_t kShown = 8;
-    const auto more = names.size() > kShown ? fmt::format(" and {} more", names.size() - kShown) : std::string();
-    const auto list = names.empty()
-                          ? std::string("some parameters")
-                          : fmt::format("parameter{} {}{}", names.size() == 1 ? "" : "s",
-                                        fmt::join(std::span(names).first(std::min(kShown, names.size())), ", "), more);
-    group_.failures()->fail(
-        "ddp",
-        {FailureReport::Kind::kShared,
-         fmt::format("[ddp] {} got no gradient on {{ranks}}; let every parameter take part in the loss, freeze it "
-                     "(requires_grad = false), or set find_unused_parameters (strategy "
-                     "\"ddp_find_unused_parameters_true\")",
-                     list)});
+    auto list = fmt::format("{}", fmt::join(std::span(names).first(std::min(kShown, names.size())), ", "));
+    if (names.size() > kShown) list += fmt::format(" and {} more", names.size() - kShown);
+    fail_shared(names.empty() ? "some parameters got no gradient"
+                              : fmt::format("parameter{} {} got no gradient", names.size() == 1 ? "" : "s", list));
   }
 
-  Collective& group_;
+  [[noreturn]] void fail_shared(const std::string& what) {
+    constexpr auto kAdvice =
+        "let every parameter take part in the loss, freeze it (requires_grad = false), or set find_unused_parameters "
+        "(strategy "
+        "\"ddp_find_unused_parameters_true\")";
+    constexpr auto kAdviceUnused = "find_unused_parameters needs at least one that does";
+    const auto* advice = options_.find_unused_parameters ? kAdviceUnused : kAdvice;
+    group_->failures()->fail("ddp",
+                             {FailureReport::Kind::kShared, fmt::format("[ddp] {} on {{ranks}}; {}", what, advice)});
+  }
+
+  const std::shared_ptr<Collective> group_;
   const DdpOptions options_;
   const std::vector<NamedState> parameters_;
   const std::vector<NamedState> buffers_;
-  std::shared_ptr<c10d::Reducer> reducer_;
+  std::shared_ptr<OpenReducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;
   /// Outlives this object in hooks of graphs that the user still holds.
   std::shared_ptr<bool> alive_;
@@ -294,7 +317,7 @@ std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module)
   for (const auto& parameter : parameters)
     if (parameter.tensor.requires_grad()) trained.push_back(parameter);
   if (trained.empty()) return nullptr;
-  return std::make_unique<DdpModule>(module, *group_, options_, std::move(trained));
+  return std::make_unique<DdpModule>(module, group_, options_, std::move(trained));
 }
 
 }  // namespace levin

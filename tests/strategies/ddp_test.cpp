@@ -197,6 +197,30 @@ TEST(Ddp, FindUnusedLetsThemPass) {
   EXPECT_EQ(none[0].tensor().numel(), 1);  // nobody used it: no gradient at all
 }
 
+struct IdleImpl : torch::nn::Module {
+  IdleImpl() { weight = register_parameter("weight", torch::ones({1})); }
+  Tensor weight;
+};
+
+TEST(Ddp, ModuleThatUsesNoneOfItsParametersIsNamed) {
+  RanksOptions options;
+  options.errors_expected = true;
+  for (const char* name : {"ddp", "ddp_find_unused_parameters_true"}) {
+    const auto results = run_ranks(
+        2,
+        [&](Collective& group) {
+          IdleImpl net;
+          Trainee trainee(group, name, net);
+          auto x = torch::ones({2}).requires_grad_();
+          const auto scale = group.rank() ? Tensor(torch::ones({1})) : net.weight;
+          trainee.backward(trainee.forward([&] { return x * scale; }).sum());
+        },
+        options);
+    EXPECT_THAT(errors_of(results),
+                Each(HasSubstr("[ddp] no parameter of the module took part in the loss on rank 1;")));
+  }
+}
+
 struct OddNetImpl : torch::nn::Module {
   OddNetImpl(int rank, const std::string& how) {
     first = register_module("first", torch::nn::Linear(4, rank == 1 && how == "shape" ? 3 : 2));

@@ -16,9 +16,9 @@ namespace levin::testing {
 /// The smallest Fabric: a module under a strategy, called and differentiated in the order that ModuleSync asks for.
 class Trainee {
  public:
-  Trainee(Collective& group, const StrategyChoice& choice, torch::nn::Module& module)
+  Trainee(Collective& group, const StrategyChoice& choice, torch::nn::Module& module, c10::Device device = at::kCPU)
       : strategy_(make_strategy(choice, group.size())) {
-    strategy_->connect({&group, [](auto*) {}}, at::kCPU);
+    strategy_->connect({&group, [](auto*) {}}, device);
     sync_ = strategy_->setup_module(module);
   }
 
