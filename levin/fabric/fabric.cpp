@@ -2,6 +2,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
@@ -64,7 +65,12 @@ Fabric::Fabric(FabricOptions options) : options_(std::move(options)), core_(std:
   if (core_->plan.precision.scales_loss) core_->scaler = std::make_unique<GradScaler>(options_.plugins.grad_scaler);
 }
 
-Fabric::~Fabric() = default;
+Fabric::~Fabric() {
+  // An exception is on its way out of the run: the other ranks need not wait for this one. Its line is printed by whoever
+  // catches it.
+  if (core_->launched && std::uncaught_exceptions() > exceptions_at_start_)
+    report_failure(core_->strategy->group(), "an exception ended it");
+}
 
 void Fabric::launch(const Args& args) {
   launch_with(&args);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <concepts>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -367,6 +368,7 @@ class Fabric {
 
   FabricOptions options_;
   std::shared_ptr<detail::FabricCore> core_;
+  int exceptions_at_start_ = std::uncaught_exceptions();
 };
 
 }  // namespace levin

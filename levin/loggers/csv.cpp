@@ -86,6 +86,13 @@ void CsvLogger::save() {
   if (held_.empty()) return;
   std::filesystem::create_directories(folder_);
   const auto path = folder_ / "metrics.csv";
+  if (!header_is_written_ && std::filesystem::exists(path)) {  // a version that was named goes on
+    std::istringstream old(read_file(path));
+    std::string line;
+    std::getline(old, line);
+    columns_ = split(line);
+    header_is_written_ = true;
+  }
   const auto known = columns_;
   for (const auto& row : held_)
     for (const auto& [name, value] : row)

@@ -27,11 +27,10 @@ std::vector<std::vector<int64_t>> pass(L& loader, int64_t at_most = 1000) {
 struct Point {
   Tensor where;
   std::optional<Tensor> weight;
-  int64_t kind = 0;
 };
 struct Points {
   int64_t size() const { return 5; }
-  Point get(int64_t i) const { return {torch::full({2}, i), torch::ones({}), i}; }
+  Point get(int64_t i) const { return {torch::full({2}, i), torch::ones({})}; }
 };
 struct Ragged {
   int64_t size() const { return 4; }

@@ -29,6 +29,12 @@ TEST(CsvLogger, RewritesTheHeaderWhenMetricsAreAdded) {
   EXPECT_EQ(read_file(logger.log_dir() / "metrics.csv"),
             "\"acc,top\"\"1\"\"\",loss,step\n,0.5,0\n,0.25,1\n1,0.125,2\n,nan,3\n");
   EXPECT_EQ(CsvLogger(folder.path).log_dir().filename(), "version_1");
+  {
+    CsvLogger again(folder.path, {.version = 0});
+    again.log_metrics({{"loss", 2.0}, {"new", 1.0}}, 9);
+  }
+  EXPECT_EQ(read_file(logger.log_dir() / "metrics.csv"),
+            "\"acc,top\"\"1\"\"\",loss,new,step\n,0.5,,0\n,0.25,,1\n1,0.125,,2\n,nan,,3\n,2,1,9\n");
   logger.log_hyperparams({{"lr", 0.1}, {"name", "x"}});
   EXPECT_NE(read_file(logger.log_dir() / "hparams.json").find("\"lr\": 0.1"), std::string::npos);
 }

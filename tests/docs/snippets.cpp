@@ -1,0 +1,156 @@
+// The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them verbatim.
+#include <levin/distributed/launcher.h>
+#include <levin/io/safetensors.h>
+#include <levin/levin.h>
+#include <levin/models/vit.h>
+#include <levin/nn/layers.h>
+#include <levin/testing/ranks.h>
+
+#include <gtest/gtest.h>
+
+using namespace levin;
+
+namespace {
+
+// nn.md
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(int64_t width) {
+    up = register_module("up", levin::nn::Linear(width, 4 * width));
+    down = register_module("down", levin::nn::Linear(4 * width, width));
+  }
+  Tensor forward(const Tensor& x) { return x + down(at::gelu(up(x))); }
+  levin::nn::Linear up = nullptr, down = nullptr;
+};
+LEVIN_MODULE(Block);
+
+struct Timer : levin::Interceptor {
+  double seconds = 0;
+  void around(levin::Call& call) override {
+    const auto start = std::chrono::steady_clock::now();
+    call.proceed();
+    seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+};
+
+[[maybe_unused]] void nn(const Tensor& x) {
+  Block block(512);
+  auto y = block(x);
+  levin::Attachment kept = block->attach(std::make_shared<Timer>(), levin::Order::kProfiler);
+}
+
+[[maybe_unused]] void policies(const torch::nn::Sequential& model) {
+  auto units = levin::select_units(*model, levin::policy::by_class<Block>());
+  for (auto& [name, unit, module] : units) std::cout << name << "\n";
+}
+
+[[maybe_unused]] void deferred() {
+  auto model = levin::init_module([] { return torch::nn::Sequential(Block(64), Block(64)); }, {.dtype = at::kBFloat16, .deferred = true});
+  levin::materialize(*model->ptr(1));   // unit by unit, in any order
+  levin::materialize(*model);
+}
+
+[[maybe_unused]] void models(const Tensor& images) {
+  auto model = levin::models::vit_b_16({.num_classes = 10});
+  auto logits = model(images);                       // [B, 3, 224, 224] to [B, 10]
+
+  auto small = levin::models::vit({.image_size = 32, .patch_size = 4, .num_layers = 6, .num_heads = 3, .hidden_dim = 192,
+                                   .mlp_dim = 768, .num_classes = 10});
+}
+
+[[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {
+  namespace optim = levin::optim;
+  optim::AdamW opt(model->parameters(), {.lr = 3e-4, .weight_decay = 0.01});
+  optim::AdamW grouped({{.params = decay, .weight_decay = 0.1}, {.params = no_decay, .weight_decay = 0.0}}, {.lr = 3e-4});
+  optim::CosineAnnealingLR scheduler(opt, {.t_max = 100});
+
+  loss.backward();
+  optim::clip_grad_norm(opt.all_params(), 1.0);
+  opt.step();
+  opt.zero_grad();
+  scheduler.step();
+}
+
+// fabric.md
+template <class Loader>
+void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Loader& train_loader) {
+  levin::Fabric fabric({.strategy = "ddp", .devices = 2, .precision = "bf16-mixed"});
+  fabric.launch(args);                                        // starts the other ranks, joins the group
+  auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
+  auto loader = fabric.setup_dataloaders(train_loader);
+  for (auto& batch : loader) {
+    auto loss = levin::cross_entropy(net(batch["image"]), batch["label"]);
+    fabric.backward(loss);
+    opt.step();
+    opt.zero_grad();
+  }
+  for (auto [i, batch] : levin::enumerate(loader)) {
+    const bool accumulating = (i + 1) % 4 != 0;
+    {
+      const auto no_sync = fabric.no_backward_sync(net, accumulating);
+      fabric.backward(levin::cross_entropy(net(batch["image"]), batch["label"]) / 4);
+    }
+    if (!accumulating) {
+      opt.step();
+      opt.zero_grad();
+    }
+  }
+  int64_t epoch = 0;
+  levin::State state{{"model", net}, {"optimizer", opt}, {"loader", loader}, {"epoch", epoch}};
+  levin::save_checkpoint("run/last", state);
+  levin::load_checkpoint("run/last", state);                    // everything bound is as it was
+  levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
+  auto path = levin::latest_good_checkpoint("run");             // the newest that is whole and undamaged
+}
+
+[[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args, const std::function<void(Tensor, Tensor)>& train) {
+  auto loader = levin::make_loader(levin::TensorDataset({{"image", images}, {"label", labels}}), {.batch_size = 64, .shuffle = true});
+  for (auto& batch : loader) train(batch["image"], batch["label"]);
+  fabric_loop(args, models::vit_b_16(), loader);
+}
+
+[[maybe_unused]] void loggers() {
+  levin::Fabric fabric({.accelerator = "cpu", .loggers = {std::make_shared<levin::CsvLogger>("logs")}});
+  fabric.log("loss", 0.25, /*step=*/1);
+}
+
+[[maybe_unused]] void io() {
+  levin::SafetensorsFile file("model.safetensors");
+  Tensor weight = file.read("fc.weight");
+  levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
+}
+
+[[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {
+  auto group = levin::join_group(placement, device);         // every rank; a world of one communicates with nobody
+  auto loss = losses.mean();
+  group->all_reduce(loss, levin::ReduceOp::kMean);
+  auto names = levin::gather_strings(*group, hostname);
+  group->barrier("end of epoch");
+}
+
+[[maybe_unused]] void meshes(const std::shared_ptr<Collective>& group, Tensor x) {
+  Mesh mesh(group, {{"data", -1}, {"tensor", 2}});   // the last axis runs fastest; -1 is what the others leave
+  mesh.group("tensor").all_reduce(x);
+  mesh.coordinate("data");
+}
+
+[[maybe_unused]] void ranks() {
+  using levin::testing::run_ranks;
+  auto results = run_ranks(2, [](Collective& group) {
+    auto x = at::ones({3});
+    group.all_reduce(x);
+    EXPECT_EQ(x[0].item<float>(), 2);    // a failure names the rank
+    return x;
+  });
+}
+
+[[maybe_unused]] void environments() {
+  auto environment = levin::detect_environment();                               // or by name: "kubeflow"
+  levin::Placement place = environment->placement({.devices = 4, .num_nodes = 2});   // 0: whatever was started
+}
+
+[[maybe_unused]] int launching() {
+  levin::LaunchSpec spec{.command = {"./app", "--steps", "100"}, .nproc = 4, .max_restarts = 1};
+  return levin::launch(spec);   // 0, the failed rank's status, or 128 + a signal; throws levin::Error when nothing could be started
+}
+
+}  // namespace
