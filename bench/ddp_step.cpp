@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
       fabric.barrier();
       const auto start = std::chrono::steady_clock::now();
       for (int64_t i = 0; i < steps / 5; ++i) step();
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / (steps / 5));
+      best =
+          std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / (steps / 5));
     }
     if (fabric.is_global_zero()) std::printf("{\"case\": \"ddp\", \"ms\": %.3f}\n", best * 1e3);
   });

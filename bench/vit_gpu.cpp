@@ -36,8 +36,9 @@ int main(int argc, char** argv) {
       device.synchronize(fabric.device());
       const double ms = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / steps * 1e3;
       const auto memory = device.memory(fabric.device());
-      std::printf("{\"case\": \"vit_l16_%s_bs%ld\", \"ms\": %.3f, \"peak_gb\": %.3f, \"reserved_gb\": %.3f}\n", precision.c_str(),
-                  static_cast<long>(batch), ms, memory.peak_allocated / 1e9, memory.peak_reserved / 1e9);
+      std::printf("{\"case\": \"vit_l16_%s_bs%ld\", \"ms\": %.3f, \"peak_gb\": %.3f, \"reserved_gb\": %.3f}\n",
+                  precision.c_str(), static_cast<long>(batch), ms, memory.peak_allocated / 1e9,
+                  memory.peak_reserved / 1e9);
     }
   });
 }

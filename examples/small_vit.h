@@ -12,7 +12,7 @@ struct BlockImpl : torch::nn::Module {
         up(register_module("up", torch::nn::Linear(dim, 2 * dim))),
         down(register_module("down", torch::nn::Linear(2 * dim, dim))) {}
 
-  torch::Tensor forward(torch::Tensor x) {  // [B, T, C]
+  torch::Tensor forward(torch::Tensor x) {                                                     // [B, T, C]
     const auto parts = qkv(norm1(x)).unflatten(-1, {3, heads_, -1}).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D]
     const auto attention = at::scaled_dot_product_attention(parts[0], parts[1], parts[2]);
     x = x + proj(attention.transpose(1, 2).flatten(2));
@@ -61,7 +61,8 @@ inline std::pair<torch::Tensor, torch::Tensor> drawn_images(int64_t count, uint6
 }
 
 /// The samples in a random order, in batches.
-inline std::vector<std::pair<torch::Tensor, torch::Tensor>> shuffled_batches(const torch::Tensor& images, const torch::Tensor& labels,
+inline std::vector<std::pair<torch::Tensor, torch::Tensor>> shuffled_batches(const torch::Tensor& images,
+                                                                             const torch::Tensor& labels,
                                                                              int64_t batch_size) {
   std::vector<std::pair<torch::Tensor, torch::Tensor>> batches;
   for (const auto& index : torch::randperm(images.size(0)).split(batch_size))

@@ -1,10 +1,5 @@
 #pragma once
 // What nearly every source needs, compiled once. Sources still include what they use.
-#include <torch/torch.h>
-
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -21,3 +16,7 @@
 #include <utility>
 #include <variant>
 #include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/torch.h>

@@ -51,17 +51,24 @@ template <class... T>
 struct IsVariant<std::variant<T...>> : std::true_type {};
 
 template <class T>
-concept TupleLike = requires { std::tuple_size<T>::value; };
+concept TupleLike = requires {
+  std::tuple_size<T>::value;
+};
 
 /// Types that hold no tensor and may stand in a batch or an output all the same.
 template <class T>
 concept Leaf = std::is_arithmetic_v<T> || std::is_enum_v<T> || std::same_as<T, std::string> ||
-               std::same_as<T, std::string_view> || std::same_as<T, const char*> || std::same_as<T, std::monostate> ||
-               std::same_as<T, std::nullopt_t> || std::same_as<T, c10::Device> || std::same_as<T, c10::ScalarType>;
+    std::same_as<T, std::string_view> || std::same_as<T, const char*> || std::same_as<T, std::monostate> ||
+    std::same_as<T, std::nullopt_t> || std::same_as<T, c10::Device> || std::same_as<T, c10::ScalarType>;
 
 /// torch::data::Example, or anything else of that shape.
 template <class T>
-concept ExampleLike = std::is_class_v<T> && !std::is_aggregate_v<T> && requires(T& t) { t.data; } && !requires(T& t) { t.data(); };
+concept ExampleLike = std::is_class_v<T> && !std::is_aggregate_v<T> && requires(T & t) {
+  t.data;
+}
+&&!requires(T & t) {
+  t.data();
+};
 
 struct AnyField {
   template <class T>
@@ -79,7 +86,9 @@ consteval size_t count_fields() {
 template <class T, class F>
 void each_field(T& t, F&& f) {
   constexpr size_t n = count_fields<std::remove_cv_t<T>>();
-  static_assert(n <= 12, "levin: this batch or output struct has more than 12 fields; give it `template <class F> void each_tensor(F&& f)`");
+  static_assert(n <= 12,
+                "levin: this batch or output struct has more than 12 fields; give it `template <class F> void "
+                "each_tensor(F&& f)`");
   // clang-format off
   if constexpr (n == 1) { auto& [a] = t; f(a); }
   else if constexpr (n == 2) { auto& [a, b] = t; f(a); f(b); }
@@ -101,15 +110,16 @@ void each_field(T& t, F&& f) {
 /// Whether each_tensor can see the tensors in T.
 template <class T>
 concept TensorNest = std::same_as<std::remove_cv_t<T>, Tensor> || detail::Leaf<std::remove_cv_t<T>> ||
-                     requires(T& t, void (*f)(Tensor&)) { t.each_tensor(f); } ||
-                     detail::IsSequence<std::remove_cv_t<T>>::value || detail::IsMap<std::remove_cv_t<T>>::value ||
-                     detail::IsNullable<std::remove_cv_t<T>>::value || detail::IsVariant<std::remove_cv_t<T>>::value ||
-                     detail::TupleLike<std::remove_cv_t<T>> || std::is_aggregate_v<std::remove_cv_t<T>> ||
-                     detail::ExampleLike<std::remove_cv_t<T>>;
+    requires(T& t, void (*f)(Tensor&)) {
+  t.each_tensor(f);
+} || detail::IsSequence<std::remove_cv_t<T>>::value || detail::IsMap<std::remove_cv_t<T>>::value ||
+    detail::IsNullable<std::remove_cv_t<T>>::value || detail::IsVariant<std::remove_cv_t<T>>::value ||
+    detail::TupleLike<std::remove_cv_t<T>> || std::is_aggregate_v<std::remove_cv_t<T>> ||
+    detail::ExampleLike<std::remove_cv_t<T>>;
 
-/// Calls `f(Tensor&)` for every tensor in a value: a Tensor, optional, pointer, vector, array, map, pair, tuple, variant, plain
-/// aggregate of such, torch::data::Example, or a class with a member `template <class F> void each_tensor(F&& f)`. Batches, outputs and states are
-/// cast, moved, pinned and gathered through this one function.
+/// Calls `f(Tensor&)` for every tensor in a value: a Tensor, optional, pointer, vector, array, map, pair, tuple,
+/// variant, plain aggregate of such, torch::data::Example, or a class with a member `template <class F> void
+/// each_tensor(F&& f)`. Batches, outputs and states are cast, moved, pinned and gathered through this one function.
 ///
 ///     struct Graph { Tensor nodes, edges; int64_t count = 0; };
 ///     levin::each_tensor(graph, [](Tensor& t) { t = t.to(at::kDouble); });
@@ -138,7 +148,9 @@ void each_tensor(T& value, F&& f) {
     each_tensor(value.data, f);
     if constexpr (requires { value.target; }) each_tensor(value.target, f);
   } else {
-    static_assert(sizeof(U) == 0, "levin: cannot see the tensors in this type; make it a plain struct or give it `template <class F> void each_tensor(F&& f)`");
+    static_assert(sizeof(U) == 0,
+                  "levin: cannot see the tensors in this type; make it a plain struct or give it `template <class F> "
+                  "void each_tensor(F&& f)`");
   }
 }
 

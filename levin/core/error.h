@@ -6,7 +6,8 @@
 
 namespace levin {
 
-/// The one exception type of Levin. `what()` is a single line: the operation in brackets, what was asked, what is allowed.
+/// The one exception type of Levin. `what()` is a single line: the operation in brackets, what was asked, what is
+/// allowed.
 ///
 ///     [fabric.setup] precision "fp16" is not known; did you mean "16-true"? (known: 16-true, 16-mixed, ...)
 class Error : public std::runtime_error {
@@ -27,8 +28,8 @@ std::string concat(const Args&... args) {
 }  // namespace levin
 
 /// Throws levin::Error made of the arguments, concatenated, when the condition does not hold.
-#define LEVIN_CHECK(condition, ...)                             \
-  do {                                                          \
-    if (!(condition)) [[unlikely]]                              \
+#define LEVIN_CHECK(condition, ...)                                \
+  do {                                                             \
+    if (!(condition)) [[unlikely]]                                 \
       ::levin::detail::fail(::levin::detail::concat(__VA_ARGS__)); \
   } while (false)

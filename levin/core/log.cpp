@@ -21,7 +21,9 @@ void print(std::string_view prefix, std::string_view line) {
 
 }  // namespace
 
-void set_log_rank(int rank) { log_rank = rank; }
+void set_log_rank(int rank) {
+  log_rank = rank;
+}
 
 void log_info(std::string_view line) {
   if (log_rank == 0) print("levin: ", line);

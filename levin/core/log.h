@@ -4,8 +4,8 @@
 
 namespace levin {
 
-/// Lines for people, on stderr, prefixed "levin: ". Levin prints little: what it decided for the user and what to look at.
-/// Ranks other than 0 stay silent; `set_log_rank` says which one this process is.
+/// Lines for people, on stderr, prefixed "levin: ". Levin prints little: what it decided for the user and what to look
+/// at. Ranks other than 0 stay silent; `set_log_rank` says which one this process is.
 void log_info(std::string_view line);
 void log_warning(std::string_view line);
 /// As log_warning, but only the first time this very line is given.

@@ -16,7 +16,8 @@ template <class T>
 T parse_number(std::string_view name, const std::string& text, const char* kind) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LEVIN_CHECK(error == std::errc() && end == text.data() + text.size(), "[args] --", name, " \"", text, "\" is not ", kind);
+  LEVIN_CHECK(error == std::errc() && end == text.data() + text.size(), "[args] --", name, " \"", text, "\" is not ",
+              kind);
   return value;
 }
 
@@ -58,7 +59,9 @@ double Args::get(std::string_view name, double otherwise) const {
   return value ? parse_number<double>(name, *value, "a number") : otherwise;
 }
 
-bool Args::has(std::string_view name) const { return find(name) != nullptr; }
+bool Args::has(std::string_view name) const {
+  return find(name) != nullptr;
+}
 
 void Args::check_all_used() const {
   for (size_t i = 1; i < values_.size(); ++i) {

@@ -49,23 +49,49 @@ bool StateDict::erase(std::string_view name) {
   return std::erase_if(items_, [&](const Item& item) { return item.first == name; }) > 0;
 }
 
-bool StateDict::empty() const { return items_.empty(); }
-size_t StateDict::size() const { return items_.size(); }
-std::vector<StateDict::Item>::iterator StateDict::begin() { return items_.begin(); }
-std::vector<StateDict::Item>::iterator StateDict::end() { return items_.end(); }
-std::vector<StateDict::Item>::const_iterator StateDict::begin() const { return items_.begin(); }
-std::vector<StateDict::Item>::const_iterator StateDict::end() const { return items_.end(); }
+bool StateDict::empty() const {
+  return items_.empty();
+}
+size_t StateDict::size() const {
+  return items_.size();
+}
+std::vector<StateDict::Item>::iterator StateDict::begin() {
+  return items_.begin();
+}
+std::vector<StateDict::Item>::iterator StateDict::end() {
+  return items_.end();
+}
+std::vector<StateDict::Item>::const_iterator StateDict::begin() const {
+  return items_.begin();
+}
+std::vector<StateDict::Item>::const_iterator StateDict::end() const {
+  return items_.end();
+}
 
-const Tensor& StateValue::to_tensor() const { return expect<Tensor>(value_, "a tensor"); }
-bool StateValue::to_bool() const { return expect<bool>(value_, "a bool"); }
-int64_t StateValue::to_int() const { return expect<int64_t>(value_, "an integer"); }
+const Tensor& StateValue::to_tensor() const {
+  return expect<Tensor>(value_, "a tensor");
+}
+bool StateValue::to_bool() const {
+  return expect<bool>(value_, "a bool");
+}
+int64_t StateValue::to_int() const {
+  return expect<int64_t>(value_, "an integer");
+}
 double StateValue::to_double() const {
   if (const auto* integer = std::get_if<int64_t>(&value_)) return static_cast<double>(*integer);
   return expect<double>(value_, "a number");
 }
-const std::string& StateValue::to_string() const { return expect<std::string>(value_, "a string"); }
-const StateList& StateValue::to_list() const { return expect<StateList>(value_, "a list"); }
-const StateDict& StateValue::to_dict() const { return expect<StateDict>(value_, "a dict"); }
-StateDict& StateValue::to_dict() { return const_cast<StateDict&>(std::as_const(*this).to_dict()); }
+const std::string& StateValue::to_string() const {
+  return expect<std::string>(value_, "a string");
+}
+const StateList& StateValue::to_list() const {
+  return expect<StateList>(value_, "a list");
+}
+const StateDict& StateValue::to_dict() const {
+  return expect<StateDict>(value_, "a dict");
+}
+StateDict& StateValue::to_dict() {
+  return const_cast<StateDict&>(std::as_const(*this).to_dict());
+}
 
 }  // namespace levin

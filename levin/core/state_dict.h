@@ -61,8 +61,7 @@ class StateValue {
   StateValue(StateList v) : value_(std::move(v)) {}
   StateValue(StateDict v) : value_(std::move(v)) {}
   template <class T>
-    requires std::is_arithmetic_v<T>
-  StateValue(T v) {
+  requires std::is_arithmetic_v<T> StateValue(T v) {
     if constexpr (std::same_as<T, bool>)
       value_ = v;
     else if constexpr (std::integral<T>)

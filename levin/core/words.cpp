@@ -22,8 +22,10 @@ size_t edit_distance(std::string_view a, std::string_view b) {
         steps[i][j] = i + j;
         continue;
       }
-      steps[i][j] = std::min({steps[i - 1][j] + 1, steps[i][j - 1] + 1, steps[i - 1][j - 1] + (same(i - 1, j - 1) ? 0 : 1)});
-      if (i > 1 && j > 1 && same(i - 1, j - 2) && same(i - 2, j - 1)) steps[i][j] = std::min(steps[i][j], steps[i - 2][j - 2] + 1);
+      steps[i][j] =
+          std::min({steps[i - 1][j] + 1, steps[i][j - 1] + 1, steps[i - 1][j - 1] + (same(i - 1, j - 1) ? 0 : 1)});
+      if (i > 1 && j > 1 && same(i - 1, j - 2) && same(i - 2, j - 1))
+        steps[i][j] = std::min(steps[i][j], steps[i - 2][j - 2] + 1);
     }
   return steps[a.size()][b.size()];
 }
@@ -46,7 +48,8 @@ std::string nearest_word(std::string_view word, std::span<const std::string> kno
   for (const auto& candidate : known) {
     size_t distance = edit_distance(word, candidate);
     // A word that contains the other is near, however long the rest is: "fp16" is meant as "16-true".
-    if (distance >= best_distance && !word.empty() && candidate.find(word) != std::string::npos) distance = best_distance - 1;
+    if (distance >= best_distance && !word.empty() && candidate.find(word) != std::string::npos)
+      distance = best_distance - 1;
     if (distance < best_distance) {
       best = candidate;
       best_distance = distance;

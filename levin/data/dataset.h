@@ -43,10 +43,11 @@ Tensor stack_samples(const std::vector<Tensor>& tensors);
 /// One sample whose tensors are those of all samples, stacked.
 template <class S>
 S collate(std::vector<S> samples) {
-  if constexpr (std::is_aggregate_v<S> && !requires(S& s, void (*f)(Tensor&)) { s.each_tensor(f); })
+  if constexpr (std::is_aggregate_v<S> && !requires(S & s, void (*f)(Tensor&)) { s.each_tensor(f); })
     each_field(samples.front(), [](auto& field) {
       static_assert(!Leaf<std::remove_cvref_t<decltype(field)>>,
-                    "levin: a number or text in a sample cannot be stacked into a batch; make the field a Tensor, or give the dataset get_batch(indices)");
+                    "levin: a number or text in a sample cannot be stacked into a batch; make the field a Tensor, or "
+                    "give the dataset get_batch(indices)");
     });
   std::vector<std::vector<Tensor>> columns;
   for (auto& sample : samples) {

@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "levin/distributed/rank_failure.h"
 #include "levin/distributed/node_link.h"
 #include "levin/distributed/output_relay.h"
 #include "levin/distributed/process.h"
+#include "levin/distributed/rank_failure.h"
 #include "levin/distributed/signal_pipe.h"
 
 namespace levin::detail {

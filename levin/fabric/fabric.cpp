@@ -66,8 +66,8 @@ Fabric::Fabric(FabricOptions options) : options_(std::move(options)), core_(std:
 }
 
 Fabric::~Fabric() {
-  // An exception is on its way out of the run: the other ranks need not wait for this one. Its line is printed by whoever
-  // catches it.
+  // An exception is on its way out of the run: the other ranks need not wait for this one. Its line is printed by
+  // whoever catches it.
   if (core_->launched && std::uncaught_exceptions() > exceptions_at_start_)
     report_failure(core_->strategy->group(), "an exception ended it");
 }
@@ -203,8 +203,9 @@ Tensor Fabric::clip_gradients(Optimizer& optimizer, const ClipOptions& options) 
     return {};
   }
   const auto norm = core_->strategy->grad_norm(params, options.norm_type);
-  LEVIN_CHECK(!options.error_if_nonfinite || norm.isfinite().item<bool>(), "[fabric.clip_gradients] the norm of the gradients is non-finite (",
-              norm.item<double>(), "); look for inf or nan in the loss, or pass error_if_nonfinite = false");
+  LEVIN_CHECK(!options.error_if_nonfinite || norm.isfinite().item<bool>(),
+              "[fabric.clip_gradients] the norm of the gradients is non-finite (", norm.item<double>(),
+              "); look for inf or nan in the loss, or pass error_if_nonfinite = false");
   optim::clip_grads_with_norm(params, *options.max_norm, norm);
   return norm;
 }
@@ -214,10 +215,13 @@ std::unique_ptr<Autocast> Fabric::autocast() const {
   return precision.autocast ? std::make_unique<Autocast>(device().type(), *precision.autocast) : nullptr;
 }
 
-std::unique_ptr<InitScope> Fabric::init_tensor() const { return std::make_unique<InitScope>(init_options({})); }
+std::unique_ptr<InitScope> Fabric::init_tensor() const {
+  return std::make_unique<InitScope>(init_options({}));
+}
 
 InitOptions Fabric::init_options(InitModuleOptions options) const {
-  return {.device = device(), .dtype = core_->plan.precision.params, .empty = options.empty_init, .deferred = options.meta};
+  return {
+      .device = device(), .dtype = core_->plan.precision.params, .empty = options.empty_init, .deferred = options.meta};
 }
 
 void Fabric::note_loader_kept(bool asked) const {

@@ -97,7 +97,9 @@ StateDict Fabric::load(const std::string& path, const State& state, LoadOptions 
   return load_checkpoint(path, state, options);
 }
 
-StateDict Fabric::load(const std::string& path) { return load(path, State{}); }
+StateDict Fabric::load(const std::string& path) {
+  return load(path, State{});
+}
 
 void Fabric::load_raw(const std::string& path, const StateRef& target, const RawOptions& options) {
   barrier("load_raw " + path);

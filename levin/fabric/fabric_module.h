@@ -73,7 +73,9 @@ std::shared_ptr<torch::nn::Module> module_ptr(const M& module) {
 
 // By `->forward`: torch's holders get the result type of a templated forward (Sequential) wrong in their own call.
 template <class M, class... Args>
-concept Forwardable = requires(M& m, Args&&... args) { m->forward(std::forward<Args>(args)...); };
+concept Forwardable = requires(M& m, Args&&... args) {
+  m->forward(std::forward<Args>(args)...);
+};
 
 /// The argument with its floating tensors in `dtype`; what holds no tensor passes untouched.
 template <class A>
@@ -129,10 +131,7 @@ class FabricModule {
       if (call_->plain) [[likely]]
         return module_->forward(std::forward<Args>(args)...);
       return detail::run_call(
-          *call_,
-          [this](auto&&... x) -> decltype(auto) {
-            return module_->forward(std::forward<decltype(x)>(x)...);
-          },
+          *call_, [this](auto&&... x) -> decltype(auto) { return module_->forward(std::forward<decltype(x)>(x)...); },
           std::forward<Args>(args)...);
     }
   }
@@ -147,9 +146,7 @@ class FabricModule {
   }
 
   /// The user's module.
-  auto* operator->() const {
-    return module_.get();
-  }
+  auto* operator->() const { return module_.get(); }
   const M& module() const { return module_; }
   std::shared_ptr<torch::nn::Module> ptr() const { return call_->module; }
 

@@ -23,7 +23,8 @@ c10::DeviceType resolve_accelerator(const std::string& name, int cuda_devices) {
 std::vector<c10::Device> share_devices(const std::string& count, int cuda_devices) {
   auto devices = resolve_devices(count, c10::DeviceType::CPU, 0);
   for (size_t i = 0; i < devices.size(); ++i)
-    devices[i] = c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i % static_cast<size_t>(cuda_devices)));
+    devices[i] =
+        c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i % static_cast<size_t>(cuda_devices)));
   return devices;
 }
 

@@ -236,7 +236,9 @@ struct OwnForward {
 template <class Impl>
 struct BothForwards : Impl, OwnForward {};
 template <class Impl>
-concept LacksForward = !std::is_final_v<Impl> && requires { &BothForwards<Impl>::forward; };
+concept LacksForward = !std::is_final_v<Impl> && requires {
+  &BothForwards<Impl>::forward;
+};
 }  // namespace detail
 
 /// The base of what LEVIN_MODULE declares: a torch::nn::ModuleHolder that makes units.

@@ -17,8 +17,8 @@ namespace levin {
 
 using at::Tensor;
 
-/// A precision, resolved: what becomes of parameters, inputs, computation and outputs. A plain value; `known_precisions()`
-/// lists the table it comes from.
+/// A precision, resolved: what becomes of parameters, inputs, computation and outputs. A plain value;
+/// `known_precisions()` lists the table it comes from.
 struct PrecisionPlan {
   std::string name = "32-true";
   /// Parameters are made in and converted to this dtype; none: left as they are.
@@ -35,13 +35,13 @@ struct PrecisionPlan {
   bool operator==(const PrecisionPlan&) const = default;
 };
 
-/// "32-true", "16-mixed", "bf16", "64", ... to a plan, with Lightning's aliases. On the CPU 16-mixed becomes bf16-mixed, with
-/// a line that says so. An unknown word is an Error with the known ones and the nearest.
+/// "32-true", "16-mixed", "bf16", "64", ... to a plan, with Lightning's aliases. On the CPU 16-mixed becomes
+/// bf16-mixed, with a line that says so. An unknown word is an Error with the known ones and the nearest.
 PrecisionPlan resolve_precision(std::string_view word, c10::DeviceType device);
 std::vector<std::string> known_precisions();
 
-/// Runs its scope under autocast to a dtype on a device type, and restores what was before. The cache of cast weights is
-/// dropped when the outermost scope ends, as in torch.autocast.
+/// Runs its scope under autocast to a dtype on a device type, and restores what was before. The cache of cast weights
+/// is dropped when the outermost scope ends, as in torch.autocast.
 class Autocast {
  public:
   Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled = true);
@@ -71,7 +71,8 @@ class GradScaler {
   Tensor scale(const Tensor& loss);
   /// Divides the gradients of an optimizer by the scale, once per step; needed before clipping.
   void unscale(Optimizer& optimizer);
-  /// Steps unless a gradient is inf or nan. Fused optimizers are told on the device; for others the host waits for the answer.
+  /// Steps unless a gradient is inf or nan. Fused optimizers are told on the device; for others the host waits for the
+  /// answer.
   void step(Optimizer& optimizer);
   /// Grows or backs off; call once after all optimizers have stepped.
   void update();

@@ -1,5 +1,6 @@
 // A program that trains with Fabric and says what came out: started in every way the tests know.
-//   ddp_probe [--devices N] [--accelerator cpu|cuda] [--precision P] [--fail rank] [--how exit|throw|kill|hang|mismatch|unused|sleep]
+//   ddp_probe [--devices N] [--accelerator cpu|cuda] [--precision P] [--fail rank] [--how
+//   exit|throw|kill|hang|mismatch|unused|sleep]
 #include <csignal>
 #include <iostream>
 #include <thread>
@@ -9,7 +10,10 @@
 namespace {
 
 struct NetImpl : torch::nn::Module {
-  NetImpl() : a(register_module("a", torch::nn::Linear(8, 16))), b(register_module("b", torch::nn::Linear(16, 16))), c(register_module("c", torch::nn::Linear(16, 3))) {}
+  NetImpl()
+      : a(register_module("a", torch::nn::Linear(8, 16))),
+        b(register_module("b", torch::nn::Linear(16, 16))),
+        c(register_module("c", torch::nn::Linear(16, 3))) {}
   torch::Tensor forward(const torch::Tensor& x, bool skip) {
     auto h = torch::relu(a(x));
     if (!skip) h = torch::relu(b(h));
@@ -37,8 +41,11 @@ int main(int argc, char** argv) {
     levin::DdpOptions ddp;
     if (args.has("gloo")) ddp.process_group_backend = "gloo";
     if (args.get("timeout", 0) > 0) ddp.timeout = std::chrono::seconds(args.get("timeout", 0));
-    levin::Fabric fabric({.accelerator = args.get("accelerator", "cpu"), .strategy = ddp, .devices = args.get("devices", "auto"),
-                          .num_nodes = args.get("num-nodes", 1), .precision = args.get("precision", "32-true")});
+    levin::Fabric fabric({.accelerator = args.get("accelerator", "cpu"),
+                          .strategy = ddp,
+                          .devices = args.get("devices", "auto"),
+                          .num_nodes = args.get("num-nodes", 1),
+                          .precision = args.get("precision", "32-true")});
     args.check_all_used();
     fabric.launch(args);
     at::set_num_threads(1);
@@ -52,7 +59,8 @@ int main(int argc, char** argv) {
         // Every rank draws the whole batch and takes its part.
         const auto x = torch::randn({24, 8}), y = torch::randint(0, 3, {24});
         const auto part = 24 / fabric.world_size();
-        const auto [mine_x, mine_y] = fabric.to_device(std::pair{x.narrow(0, part * fabric.global_rank(), part), y.narrow(0, part * fabric.global_rank(), part)});
+        const auto [mine_x, mine_y] = fabric.to_device(
+            std::pair{x.narrow(0, part * fabric.global_rank(), part), y.narrow(0, part * fabric.global_rank(), part)});
         const auto no_sync = fabric.no_backward_sync(net, micro + 1 < accumulate);
         const bool skip = how == "unused" && step >= 10 && fail_rank == fabric.global_rank();
         fabric.backward(levin::cross_entropy(net(mine_x, skip), mine_y) / accumulate);
@@ -63,6 +71,8 @@ int main(int argc, char** argv) {
     double sum = 0;
     for (const auto& p : model->parameters()) sum += p.detach().to(torch::kDouble).abs().sum().item<double>();
     fabric.barrier("the end");
-    std::cout << fmt::format("rank {} of {} node {} sum {:.6f}\n", fabric.global_rank(), fabric.world_size(), fabric.node_rank(), sum) << std::flush;
+    std::cout << fmt::format("rank {} of {} node {} sum {:.6f}\n", fabric.global_rank(), fabric.world_size(),
+                             fabric.node_rank(), sum)
+              << std::flush;
   });
 }

@@ -6,7 +6,13 @@ namespace levin {
 namespace {
 
 models::VisionTransformer small_vit() {
-  return models::vit({.image_size = 32, .patch_size = 8, .num_layers = 2, .num_heads = 4, .hidden_dim = 64, .mlp_dim = 128, .num_classes = 10});
+  return models::vit({.image_size = 32,
+                      .patch_size = 8,
+                      .num_layers = 2,
+                      .num_heads = 4,
+                      .hidden_dim = 64,
+                      .mlp_dim = 128,
+                      .num_classes = 10});
 }
 
 TEST(FabricGpu, TrainsInEveryPrecision) {
@@ -16,7 +22,8 @@ TEST(FabricGpu, TrainsInEveryPrecision) {
     torch::manual_seed(0);
     auto model = fabric.init_module(small_vit);
     EXPECT_TRUE(model->parameters()[0].is_cuda()) << precision;
-    auto [net, optimizer] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-3, .eps = 1e-4}));  // 1e-8 is 0 in float16
+    auto [net, optimizer] =
+        fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-3, .eps = 1e-4}));  // 1e-8 is 0 in float16
     const auto x = fabric.to_device(torch::randn({16, 3, 32, 32}));
     const auto y = fabric.to_device(torch::randint(0, 10, {16}));
     float first = 0, last = 0;
@@ -39,7 +46,11 @@ TEST(FabricGpu, ScalerBacksOffWithoutWaitingAndItsStateMovesToTheDevice) {
   fabric.launch();
   torch::nn::Linear model(4, 4);
   auto [net, optimizer] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-1}));
-  fabric.grad_scaler()->load_state_dict({{"scale", 1024.0}, {"growth_factor", 2.0}, {"backoff_factor", 0.5}, {"growth_interval", 2}, {"_growth_tracker", 0}});
+  fabric.grad_scaler()->load_state_dict({{"scale", 1024.0},
+                                         {"growth_factor", 2.0},
+                                         {"backoff_factor", 0.5},
+                                         {"growth_interval", 2},
+                                         {"_growth_tracker", 0}});
   const auto before = model->weight.clone();
   fabric.backward(net(torch::full({1, 4}, 1e30, at::device(at::kCUDA))).sum() * 1e30);
   optimizer.step();

@@ -8,7 +8,8 @@ namespace levin {
 namespace {
 
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(int64_t width = 8) : a(register_module("a", torch::nn::Linear(4, width))), b(register_module("b", torch::nn::Linear(width, 3))) {}
+  explicit NetImpl(int64_t width = 8)
+      : a(register_module("a", torch::nn::Linear(4, width))), b(register_module("b", torch::nn::Linear(width, 3))) {}
   Tensor forward(const Tensor& x) {
     seen = x.scalar_type();
     made = torch::ones({1}).scalar_type();
@@ -108,8 +109,10 @@ TEST(Fabric, TakesAUsersOwnProgramUnchanged) {
   for (auto& graph : loader) count += graph.count + graph.nodes.size(0);
   EXPECT_EQ(count, 8);
 
-  auto torch_loader = torch::data::make_data_loader(
-      torch::data::datasets::TensorDataset(torch::arange(10)).map(torch::data::transforms::Stack<torch::data::TensorExample>()), 4);
+  auto torch_loader =
+      torch::data::make_data_loader(torch::data::datasets::TensorDataset(torch::arange(10))
+                                        .map(torch::data::transforms::Stack<torch::data::TensorExample>()),
+                                    4);
   int64_t samples = 0;
   auto wrapped = fabric.setup_dataloaders(std::move(torch_loader));
   for (auto& batch : wrapped) samples += batch.data.size(0);
@@ -118,7 +121,8 @@ TEST(Fabric, TakesAUsersOwnProgramUnchanged) {
 
 TEST(Fabric, ModelComputesInThePrecisionAsked) {
   const auto x = torch::randn({2, 4});
-  auto check = [&](const char* precision, c10::ScalarType params, c10::ScalarType input, c10::ScalarType inside, c10::ScalarType made) {
+  auto check = [&](const char* precision, c10::ScalarType params, c10::ScalarType input, c10::ScalarType inside,
+                   c10::ScalarType made) {
     Fabric fabric({.accelerator = "cpu", .precision = precision});
     Net model;
     auto net = fabric.setup(model);
@@ -147,7 +151,8 @@ TEST(Fabric, OtherMethodsRunUnderTheSameCare) {
 }
 
 TEST(Fabric, RefusesInOneLine) {
-  EXPECT_NE(message([] { Fabric({.accelerator = "tpuu"}); }).find("accelerator \"tpuu\" is not known"), std::string::npos);
+  EXPECT_NE(message([] { Fabric({.accelerator = "tpuu"}); }).find("accelerator \"tpuu\" is not known"),
+            std::string::npos);
   EXPECT_NE(message([] { Fabric({.strategy = "dpp"}); }).find("did you mean \"ddp\""), std::string::npos);
   EXPECT_NE(message([] { Fabric({.devices = 0}); }).find("devices 0"), std::string::npos);
   EXPECT_NE(message([] { Fabric({.num_nodes = 0}); }).find("num_nodes 0"), std::string::npos);
@@ -171,7 +176,8 @@ TEST(Fabric, RefusesInOneLine) {
   EXPECT_NE(message([&] { fabric.backward(Tensor()); }).find("empty tensor"), std::string::npos);
   EXPECT_NE(message([&] { fabric.backward(torch::ones({})); }).find("needs no gradient"), std::string::npos);
   EXPECT_NE(message([&, &o = opt] { fabric.clip_gradients(o, {}); }).find("exactly one of"), std::string::npos);
-  EXPECT_NE(message([&, &o = opt] { fabric.clip_gradients(o, {.clip_val = 1, .max_norm = 1}); }).find("exactly one of"), std::string::npos);
+  EXPECT_NE(message([&, &o = opt] { fabric.clip_gradients(o, {.clip_val = 1, .max_norm = 1}); }).find("exactly one of"),
+            std::string::npos);
   EXPECT_NE(message([&] { fabric.logger(); }).find("no logger was given"), std::string::npos);
 }
 

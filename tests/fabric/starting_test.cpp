@@ -1,8 +1,4 @@
 // The same program started by itself and by `levin run`, and what happens when a rank fails.
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <array>
 #include <chrono>
 #include <cstdio>
@@ -12,6 +8,9 @@
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace levin {
 namespace {
@@ -71,8 +70,10 @@ TEST(Starting, ByItselfAndByLevinRunEqualsOneProcess) {
 }
 
 TEST(Starting, ByHandWithVariables) {
-  const std::string common = "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(20000 + getpid() % 20000) + " WORLD_SIZE=2 ";
-  const auto both = shell("bash -c '" + common + "RANK=1 LOCAL_RANK=1 " + kProbe + " --devices 2 & " + common + "RANK=0 LOCAL_RANK=0 " + kProbe + " --devices 2; wait'");
+  const std::string common =
+      "MASTER_ADDR=127.0.0.1 MASTER_PORT=" + std::to_string(20000 + getpid() % 20000) + " WORLD_SIZE=2 ";
+  const auto both = shell("bash -c '" + common + "RANK=1 LOCAL_RANK=1 " + kProbe + " --devices 2 & " + common +
+                          "RANK=0 LOCAL_RANK=0 " + kProbe + " --devices 2; wait'");
   sum_of(both, 2);
 }
 
@@ -81,23 +82,39 @@ void expect_failure(const std::string& arguments, const std::vector<std::string>
   const auto outcome = shell(kProbe + " --devices 2 " + arguments);
   EXPECT_NE(outcome.status, 0) << outcome.text;
   EXPECT_LT(outcome.seconds, 10) << outcome.text;
-  for (const auto& words : says) EXPECT_NE(outcome.text.find(words), std::string::npos) << "not said: " << words << "\n" << outcome.text;
+  for (const auto& words : says)
+    EXPECT_NE(outcome.text.find(words), std::string::npos) << "not said: " << words << "\n" << outcome.text;
   EXPECT_EQ(left_over("--devices"), 0);
 }
 
-TEST(Failing, KilledRankIsNamed) { expect_failure("--fail 1 --how kill", {"rank 1", "SIGKILL"}); }
-TEST(Failing, KilledRankZeroIsNamed) { expect_failure("--fail 0 --how kill", {"rank 0", "SIGKILL"}); }
-TEST(Failing, ExitStatusIsNamed) { expect_failure("--fail 1 --how exit", {"rank 1", "exit status 3"}); }
-TEST(Failing, ExceptionIsShown) { expect_failure("--fail 1 --how throw", {"rank 1", "[probe] asked to fail"}); }
-TEST(Failing, MismatchedShapesAreShown) { expect_failure("--fail 1 --how mismatch", {"ranks disagree", "[4]", "[5]"}); }
-TEST(Failing, UnusedParameterIsNamed) { expect_failure("--fail 1 --how unused", {"b.weight", "find_unused_parameters"}); }
-TEST(Failing, RankThatDoesNotComeIsNamed) { expect_failure("--fail 1 --how sleep --timeout 3", {"rank 1"}); }
+TEST(Failing, KilledRankIsNamed) {
+  expect_failure("--fail 1 --how kill", {"rank 1", "SIGKILL"});
+}
+TEST(Failing, KilledRankZeroIsNamed) {
+  expect_failure("--fail 0 --how kill", {"rank 0", "SIGKILL"});
+}
+TEST(Failing, ExitStatusIsNamed) {
+  expect_failure("--fail 1 --how exit", {"rank 1", "exit status 3"});
+}
+TEST(Failing, ExceptionIsShown) {
+  expect_failure("--fail 1 --how throw", {"rank 1", "[probe] asked to fail"});
+}
+TEST(Failing, MismatchedShapesAreShown) {
+  expect_failure("--fail 1 --how mismatch", {"ranks disagree", "[4]", "[5]"});
+}
+TEST(Failing, UnusedParameterIsNamed) {
+  expect_failure("--fail 1 --how unused", {"b.weight", "find_unused_parameters"});
+}
+TEST(Failing, RankThatDoesNotComeIsNamed) {
+  expect_failure("--fail 1 --how sleep --timeout 3", {"rank 1"});
+}
 
 TEST(Failing, WrongWorldSizeAndVariables) {
   auto outcome = shell(kLevin + " run --nproc-per-node 3 " + kProbe + " --devices 2");
   EXPECT_NE(outcome.status, 0);
   EXPECT_NE(outcome.text.find("WORLD_SIZE"), std::string::npos) << outcome.text;
-  outcome = shell("env RANK=0 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 NODE_RANK=0 " + kProbe + " --devices 2 --num-nodes 2");
+  outcome = shell("env RANK=0 LOCAL_RANK=0 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 NODE_RANK=0 " + kProbe +
+                  " --devices 2 --num-nodes 2");
   EXPECT_NE(outcome.status, 0);
   EXPECT_NE(outcome.text.find("MASTER_ADDR"), std::string::npos) << outcome.text;
   EXPECT_LT(outcome.seconds, 10);
@@ -112,13 +129,15 @@ TEST(Failing, InterruptAndTermEndEverything) {
       execl(kProbe.c_str(), kProbe.c_str(), "--devices", "2", "--fail", "1", "--how", "sleep", nullptr);
       _exit(127);
     }
-    for (int i = 0; i < 100 && left_over("--devices") < 3; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (int i = 0; i < 100 && left_over("--devices") < 3; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const auto start = std::chrono::steady_clock::now();
     kill(child, signal);
     int status = 0;
     waitpid(child, &status, 0);
-    for (int i = 0; i < 100 && left_over("--devices") > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (int i = 0; i < 100 && left_over("--devices") > 0; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_EQ(left_over("--devices"), 0) << "signal " << signal;
     EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
     if (signal == SIGTERM) {

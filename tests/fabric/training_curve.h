@@ -1,5 +1,6 @@
 #pragma once
-// A small ViT trained for 200 steps follows Lightning's loss curve from the same weights (make_fixtures.py has the peer).
+// A small ViT trained for 200 steps follows Lightning's loss curve from the same weights (make_fixtures.py has the
+// peer).
 #include <fstream>
 
 #include <gtest/gtest.h>
@@ -16,14 +17,21 @@ inline std::pair<Tensor, Tensor> batch(int64_t step) {
   const auto f = (label + 1).to(at::kDouble).view({-1, 1, 1, 1});
   const auto i = sample.to(at::kDouble).view({-1, 1, 1, 1});
   auto axis = [](int64_t k, std::vector<int64_t> shape) { return torch::arange(k, at::kDouble).view(shape); };
-  const auto image = torch::sin(0.7 * (i + 1) + 1.1 * axis(3, {1, -1, 1, 1}) + 0.31 * f * axis(16, {1, 1, -1, 1}) + 0.17 * f * axis(16, {1, 1, 1, -1}));
+  const auto image = torch::sin(0.7 * (i + 1) + 1.1 * axis(3, {1, -1, 1, 1}) + 0.31 * f * axis(16, {1, 1, -1, 1}) +
+                                0.17 * f * axis(16, {1, 1, 1, -1}));
   return {image.to(at::kFloat), label};
 }
 
 inline std::vector<double> curve(const std::string& accelerator, const std::string& precision) {
   Fabric fabric({.accelerator = accelerator, .devices = 1, .precision = precision});
   fabric.launch();
-  auto model = models::vit({.image_size = 16, .patch_size = 4, .num_layers = 2, .num_heads = 2, .hidden_dim = 32, .mlp_dim = 64, .num_classes = 10});
+  auto model = models::vit({.image_size = 16,
+                            .patch_size = 4,
+                            .num_layers = 2,
+                            .num_heads = 2,
+                            .hidden_dim = 32,
+                            .mlp_dim = 64,
+                            .num_classes = 10});
   fabric.load_raw(LEVIN_SOURCE_DIR "/tests/fabric/fixtures/small_vit.safetensors", model);
   auto [net, optimizer] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-3}));
   std::vector<double> losses;
@@ -47,8 +55,8 @@ inline void expect_follows(const std::string& accelerator, const std::string& pr
     worst = std::max(worst, std::abs(found[i] - expected[i]));
     sum += std::abs(found[i] - expected[i]);
   }
-  std::printf("%s %s: worst difference %.5f, mean %.5f, last loss %.4f (peer %.4f)\n", accelerator.c_str(), precision.c_str(), worst,
-              sum / expected.size(), found.back(), expected.back());
+  std::printf("%s %s: worst difference %.5f, mean %.5f, last loss %.4f (peer %.4f)\n", accelerator.c_str(),
+              precision.c_str(), worst, sum / expected.size(), found.back(), expected.back());
   EXPECT_LE(worst, each);
   EXPECT_LE(sum / expected.size(), mean);
 }
