@@ -1,12 +1,13 @@
-// The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them
-// verbatim.
-#include <gtest/gtest.h>
+// The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them verbatim.
+// clang-format off
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>
 #include <levin/levin.h>
 #include <levin/models/vit.h>
 #include <levin/nn/layers.h>
 #include <levin/testing/ranks.h>
+
+#include <gtest/gtest.h>
 
 using namespace levin;
 
@@ -44,31 +45,23 @@ struct Timer : levin::Interceptor {
 }
 
 [[maybe_unused]] void deferred() {
-  auto model = levin::init_module([] { return torch::nn::Sequential(Block(64), Block(64)); },
-                                  {.dtype = at::kBFloat16, .deferred = true});
-  levin::materialize(*model->ptr(1));  // unit by unit, in any order
+  auto model = levin::init_module([] { return torch::nn::Sequential(Block(64), Block(64)); }, {.dtype = at::kBFloat16, .deferred = true});
+  levin::materialize(*model->ptr(1));   // unit by unit, in any order
   levin::materialize(*model);
 }
 
 [[maybe_unused]] void models(const Tensor& images) {
   auto model = levin::models::vit_b_16({.num_classes = 10});
-  auto logits = model(images);  // [B, 3, 224, 224] to [B, 10]
+  auto logits = model(images);                       // [B, 3, 224, 224] to [B, 10]
 
-  auto small = levin::models::vit({.image_size = 32,
-                                   .patch_size = 4,
-                                   .num_layers = 6,
-                                   .num_heads = 3,
-                                   .hidden_dim = 192,
-                                   .mlp_dim = 768,
-                                   .num_classes = 10});
+  auto small = levin::models::vit({.image_size = 32, .patch_size = 4, .num_layers = 6, .num_heads = 3, .hidden_dim = 192,
+                                   .mlp_dim = 768, .num_classes = 10});
 }
 
-[[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay,
-                                 const std::vector<Tensor>& no_decay) {
+[[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {
   namespace optim = levin::optim;
   optim::AdamW opt(model->parameters(), {.lr = 3e-4, .weight_decay = 0.01});
-  optim::AdamW grouped({{.params = decay, .weight_decay = 0.1}, {.params = no_decay, .weight_decay = 0.0}},
-                       {.lr = 3e-4});
+  optim::AdamW grouped({{.params = decay, .weight_decay = 0.1}, {.params = no_decay, .weight_decay = 0.0}}, {.lr = 3e-4});
   optim::CosineAnnealingLR scheduler(opt, {.t_max = 100});
 
   loss.backward();
@@ -82,7 +75,7 @@ struct Timer : levin::Interceptor {
 template <class Loader>
 void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Loader& train_loader) {
   levin::Fabric fabric({.strategy = "ddp", .devices = 2, .precision = "bf16-mixed"});
-  fabric.launch(args);  // starts the other ranks, joins the group
+  fabric.launch(args);                                        // starts the other ranks, joins the group
   auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
   auto loader = fabric.setup_dataloaders(train_loader);
   for (auto& batch : loader) {
@@ -105,15 +98,13 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   int64_t epoch = 0;
   levin::State state{{"model", net}, {"optimizer", opt}, {"loader", loader}, {"epoch", epoch}};
   levin::save_checkpoint("run/last", state);
-  levin::load_checkpoint("run/last", state);         // everything bound is as it was
-  levin::load_raw("vit/model.safetensors", net);     // weights from elsewhere
-  auto path = levin::latest_good_checkpoint("run");  // the newest that is whole and undamaged
+  levin::load_checkpoint("run/last", state);                    // everything bound is as it was
+  levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
+  auto path = levin::latest_good_checkpoint("run");             // the newest that is whole and undamaged
 }
 
-[[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args,
-                           const std::function<void(Tensor, Tensor)>& train) {
-  auto loader = levin::make_loader(levin::TensorDataset({{"image", images}, {"label", labels}}),
-                                   {.batch_size = 64, .shuffle = true});
+[[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args, const std::function<void(Tensor, Tensor)>& train) {
+  auto loader = levin::make_loader(levin::TensorDataset({{"image", images}, {"label", labels}}), {.batch_size = 64, .shuffle = true});
   for (auto& batch : loader) train(batch["image"], batch["label"]);
   fabric_loop(args, models::vit_b_16(), loader);
 }
@@ -129,9 +120,8 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
 }
 
-[[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses,
-                                  const std::string& hostname) {
-  auto group = levin::join_group(placement, device);  // every rank; a world of one communicates with nobody
+[[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {
+  auto group = levin::join_group(placement, device);         // every rank; a world of one communicates with nobody
   auto loss = losses.mean();
   group->all_reduce(loss, levin::ReduceOp::kMean);
   auto names = levin::gather_strings(*group, hostname);
@@ -139,7 +129,7 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
 }
 
 [[maybe_unused]] void meshes(const std::shared_ptr<Collective>& group, Tensor x) {
-  Mesh mesh(group, {{"data", -1}, {"tensor", 2}});  // the last axis runs fastest; -1 is what the others leave
+  Mesh mesh(group, {{"data", -1}, {"tensor", 2}});   // the last axis runs fastest; -1 is what the others leave
   mesh.group("tensor").all_reduce(x);
   mesh.coordinate("data");
 }
@@ -149,20 +139,19 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   auto results = run_ranks(2, [](Collective& group) {
     auto x = at::ones({3});
     group.all_reduce(x);
-    EXPECT_EQ(x[0].item<float>(), 2);  // a failure names the rank
+    EXPECT_EQ(x[0].item<float>(), 2);    // a failure names the rank
     return x;
   });
 }
 
 [[maybe_unused]] void environments() {
-  auto environment = levin::detect_environment();                                   // or by name: "kubeflow"
-  levin::Placement place = environment->placement({.devices = 4, .num_nodes = 2});  // 0: whatever was started
+  auto environment = levin::detect_environment();                               // or by name: "kubeflow"
+  levin::Placement place = environment->placement({.devices = 4, .num_nodes = 2});   // 0: whatever was started
 }
 
 [[maybe_unused]] int launching() {
   levin::LaunchSpec spec{.command = {"./app", "--steps", "100"}, .nproc = 4, .max_restarts = 1};
-  return levin::launch(
-      spec);  // 0, the failed rank's status, or 128 + a signal; throws levin::Error when nothing could be started
+  return levin::launch(spec);   // 0, the failed rank's status, or 128 + a signal; throws levin::Error when nothing could be started
 }
 
 }  // namespace
