@@ -100,7 +100,9 @@ class Run {
         if (!lost_)
           say(fmt::format("levin: node {} did not say how it ended; its launcher or its machine may have died", node));
     }
-    console_.flush(status == 0 ? std::chrono::hours(24) : std::chrono::milliseconds(1s), signals_.fd());
+    // After success the reader of the output has all the time it wants; a signal still ends it.
+    while (!console_.flush(status == 0 ? std::chrono::hours(24) : std::chrono::milliseconds(1s), signals_.fd()))
+      if (const auto signal = stopping_signal()) return status == 0 ? 128 + *signal : status;
     return status;
   }
 

@@ -111,17 +111,18 @@ void Console::write_ready() {
   }
 }
 
-void Console::flush(std::chrono::milliseconds patience, int wake) {
+bool Console::flush(std::chrono::milliseconds patience, int wake) {
   for (auto& sink : sinks_) release_held(sink);
   const auto deadline = Clock::now() + patience;
   for (write_ready(); Clock::now() < deadline; write_ready()) {
     std::vector<pollfd> polls{{wake, POLLIN, 0}};
     add_to(polls);
-    if (polls.size() == 1) return;
+    if (polls.size() == 1) return true;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
     ::poll(polls.data(), polls.size(), static_cast<int>(std::clamp<int64_t>(left.count(), 0, 1000)));
-    if (polls[0].revents != 0) return;
+    if (polls[0].revents != 0) return false;
   }
+  return true;
 }
 
 OutputRelay::OutputRelay(Console& console, Stream stream, RelayRule rule)

@@ -39,8 +39,8 @@ class Console {
   Clock::time_point next_turn() const;
   /// Writes what can be written without waiting.
   void write_ready();
-  /// Writes everything, waiting at most so long, or until `wake` becomes readable.
-  void flush(std::chrono::milliseconds patience, int wake);
+  /// Writes everything, waiting at most so long. Returns false when `wake` has become readable before.
+  bool flush(std::chrono::milliseconds patience, int wake);
 
  private:
   static constexpr size_t kQueueLimit = 1 << 20;

@@ -135,6 +135,13 @@ TEST(Launch, MuchOutputArrivesWhole) {
   EXPECT_EQ(count(child.out(), " of rank 0\n"), 20000u);
 }
 
+TEST(Launch, ASlowReaderLosesNothing) {
+  Child child({"/bin/sh", "-c",
+               fmt::format("{} run {} lines=300000 | (sleep 1; wc -l)", LEVIN_BINARY_DIR "/bin/levin", probe())});
+  EXPECT_EQ(child.wait(), 0);
+  EXPECT_EQ(child.out(), "300000\n");
+}
+
 TEST(Launch, RankZeroReadsStandardInput) {
   Child child(ranks(2, {"cat"}), {}, "words for rank 0\n");
   EXPECT_EQ(child.wait(), 0);
