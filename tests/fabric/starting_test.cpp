@@ -51,13 +51,12 @@ double sum_of(const Outcome& outcome, int ranks) {
   return sum;
 }
 
-// Processes that still run the probe with this argument.
-int left_over(const std::string& token) {
+// Processes that still run the probe.
+int left_over() {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream file(entry.path() / "cmdline", std::ios::binary);
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
-    if (text.find("ddp_probe") != std::string::npos && text.find(token) != std::string::npos) ++count;
+    std::error_code error;
+    if (std::filesystem::read_symlink(entry.path() / "exe", error) == std::filesystem::canonical(kProbe)) ++count;
   }
   return count;
 }
@@ -84,7 +83,7 @@ void expect_failure(const std::string& arguments, const std::vector<std::string>
   EXPECT_LT(outcome.seconds, 10) << outcome.text;
   for (const auto& words : says)
     EXPECT_NE(outcome.text.find(words), std::string::npos) << "not said: " << words << "\n" << outcome.text;
-  EXPECT_EQ(left_over("--devices"), 0);
+  EXPECT_EQ(left_over(), 0);
 }
 
 TEST(Failing, KilledRankIsNamed) {
@@ -129,16 +128,16 @@ TEST(Failing, InterruptAndTermEndEverything) {
       execl(kProbe.c_str(), kProbe.c_str(), "--devices", "2", "--fail", "1", "--how", "sleep", nullptr);
       _exit(127);
     }
-    for (int i = 0; i < 100 && left_over("--devices") < 3; ++i)
+    for (int i = 0; i < 100 && left_over() < 3; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const auto start = std::chrono::steady_clock::now();
     kill(child, signal);
     int status = 0;
     waitpid(child, &status, 0);
-    for (int i = 0; i < 100 && left_over("--devices") > 0; ++i)
+    for (int i = 0; i < 100 && left_over() > 0; ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    EXPECT_EQ(left_over("--devices"), 0) << "signal " << signal;
+    EXPECT_EQ(left_over(), 0) << "signal " << signal;
     EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
     if (signal == SIGTERM) {
       EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);

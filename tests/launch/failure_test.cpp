@@ -1,4 +1,4 @@
-#include "levin/distributed/failure.h"
+#include "levin/distributed/rank_failure.h"
 
 #include <csignal>
 
