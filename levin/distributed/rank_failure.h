@@ -9,7 +9,7 @@
 namespace levin::detail {
 
 /// Why an attempt to run all ranks ended early.
-struct Failure {
+struct RankFailure {
   enum class Kind {
     kRank,     // a rank ended with an error
     kStopped,  // a launcher was told to stop; status.signal says by what
@@ -24,17 +24,17 @@ struct Failure {
   std::vector<std::string> last_lines;  // of the rank's stderr
 
   /// The launcher of a node was told to stop.
-  static Failure stopped_by(int signal, int node, std::string host);
+  static RankFailure stopped_by(int signal, int node, std::string host);
 
   std::string to_json() const;
-  static Failure from_json(const std::string& text);
+  static RankFailure from_json(const std::string& text);
 };
 
 /// The failure that explains the others. `failures` are in the order in which they were seen; when one rank dies the
 /// others fail within moments as their connections break, so the first to be seen need not be the cause.
-const Failure& root_cause(std::span<const Failure> failures);
+const RankFailure& root_cause(std::span<const RankFailure> failures);
 
 /// One line, and the rank's last lines below it. Nodes are named when there are several.
-std::string describe(const Failure& failure, bool several_nodes);
+std::string describe(const RankFailure& failure, bool several_nodes);
 
 }  // namespace levin::detail

@@ -1,4 +1,4 @@
-#include "levin/distributed/failure.h"
+#include "levin/distributed/rank_failure.h"
 
 #include <algorithm>
 #include <array>
@@ -20,7 +20,7 @@ bool is_sudden(int signal) {
   return std::find(kSudden.begin(), kSudden.end(), signal) != kSudden.end();
 }
 
-bool speaks_of_a_lost_peer(const Failure& failure) {
+bool speaks_of_a_lost_peer(const RankFailure& failure) {
   constexpr std::array<std::string_view, 4> kWords{"Connection reset by peer", "Connection closed by peer",
                                                    "Broken pipe", "Connection refused"};
   return std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [&](const auto& line) {
@@ -29,17 +29,17 @@ bool speaks_of_a_lost_peer(const Failure& failure) {
 }
 
 // Smaller explains larger.
-int order_of(const Failure& failure) {
-  if (failure.kind == Failure::Kind::kStopped) return 0;
-  if (failure.kind == Failure::Kind::kLost) return 3;
+int order_of(const RankFailure& failure) {
+  if (failure.kind == RankFailure::Kind::kStopped) return 0;
+  if (failure.kind == RankFailure::Kind::kLost) return 3;
   if (is_sudden(failure.status.signal)) return 1;
   return speaks_of_a_lost_peer(failure) ? 4 : 2;
 }
 
 }  // namespace
 
-Failure Failure::stopped_by(int signal, int node, std::string host) {
-  Failure failure;
+RankFailure RankFailure::stopped_by(int signal, int node, std::string host) {
+  RankFailure failure;
   failure.kind = Kind::kStopped;
   failure.node = node;
   failure.host = std::move(host);
@@ -47,7 +47,7 @@ Failure Failure::stopped_by(int signal, int node, std::string host) {
   return failure;
 }
 
-std::string Failure::to_json() const {
+std::string RankFailure::to_json() const {
   const nlohmann::json json{{"kind", static_cast<int>(kind)},
                             {"node", node},
                             {"host", host},
@@ -60,10 +60,10 @@ std::string Failure::to_json() const {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Failure Failure::from_json(const std::string& text) {
+RankFailure RankFailure::from_json(const std::string& text) {
   try {
     const auto json = nlohmann::json::parse(text);
-    Failure failure;
+    RankFailure failure;
     failure.kind = static_cast<Kind>(json.at("kind").get<int>());
     json.at("node").get_to(failure.node);
     json.at("host").get_to(failure.host);
@@ -78,17 +78,17 @@ Failure Failure::from_json(const std::string& text) {
   }
 }
 
-const Failure& root_cause(std::span<const Failure> failures) {
+const RankFailure& root_cause(std::span<const RankFailure> failures) {
   return *std::min_element(failures.begin(), failures.end(),
                            [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
 }
 
-std::string describe(const Failure& failure, bool several_nodes) {
+std::string describe(const RankFailure& failure, bool several_nodes) {
   const auto node = fmt::format("node {} ({})", failure.node, failure.host);
-  if (failure.kind == Failure::Kind::kStopped)
+  if (failure.kind == RankFailure::Kind::kStopped)
     return fmt::format("levin: {}stopped by {}", several_nodes ? node + " was " : "",
                        signal_name(failure.status.signal));
-  if (failure.kind == Failure::Kind::kLost)
+  if (failure.kind == RankFailure::Kind::kLost)
     return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
   auto text = fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
                           several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
