@@ -115,8 +115,8 @@ class Run {
       if (link_) link_->begin_attempt(attempt);
       const auto failure = run_ranks(plan(attempt), console_, signals_, link_.get());
       if (!failure) return 0;
-      lost_ = failure->kind == Failure::Kind::kLost;
-      if (failure->kind != Failure::Kind::kRank || attempt >= max_restarts_) return failure->status.shell_status();
+      lost_ = failure->kind == RankFailure::Kind::kLost;
+      if (failure->kind != RankFailure::Kind::kRank || attempt >= max_restarts_) return failure->status.shell_status();
       if (link_ && !all_nodes_ended()) return failure->status.shell_status();
       say(fmt::format("levin: starting all ranks again (restart {} of {})", attempt + 1, max_restarts_));
     }
@@ -186,13 +186,13 @@ class Run {
       const auto news = link_->news();
       if (news.all_ended) return true;
       if (const auto signal = stopping_signal()) {
-        const auto stopped = Failure::stopped_by(*signal, node_, host_);
+        const auto stopped = RankFailure::stopped_by(*signal, node_, host_);
         link_->report(stopped);
         say(describe(stopped, true));
         return false;
       }
       for (const auto& failure : news.failures) {
-        if (failure.kind != Failure::Kind::kStopped) continue;
+        if (failure.kind != RankFailure::Kind::kStopped) continue;
         say(describe(failure, true));
         return false;
       }

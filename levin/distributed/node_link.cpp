@@ -191,7 +191,7 @@ struct NodeLink::Shared {
     const auto count = store->add(attempt_key("failures"), 0);
     while (failures_seen < count) {
       ++failures_seen;
-      const auto failure = Failure::from_json(take(attempt_key(fmt::format("failure/{}", failures_seen))));
+      const auto failure = RankFailure::from_json(take(attempt_key(fmt::format("failure/{}", failures_seen))));
       tell_of_attempt([&](NodeNews& n) { n.failures.push_back(failure); });
     }
     if (awaits_done && store->check({attempt_key("all_done")})) {
@@ -235,8 +235,8 @@ struct NodeLink::Shared {
         pulse.since = Clock::now();
       } else if (Clock::now() - pulse.since > kSilence && !pulse.reported) {
         pulse.reported = true;
-        Failure lost;
-        lost.kind = Failure::Kind::kLost;
+        RankFailure lost;
+        lost.kind = RankFailure::Kind::kLost;
         lost.node = node;
         lost.host = hosts[static_cast<size_t>(node)];
         lost.status.code = 1;
@@ -245,7 +245,7 @@ struct NodeLink::Shared {
     }
   }
 
-  void publish(const Failure& failure) {
+  void publish(const RankFailure& failure) {
     const auto index = store->add(attempt_key("failures"), 1);
     put(attempt_key(fmt::format("failure/{}", index)), failure.to_json());
   }
@@ -299,7 +299,7 @@ void NodeLink::begin_attempt(int attempt) {
   });
 }
 
-void NodeLink::report(const Failure& failure) {
+void NodeLink::report(const RankFailure& failure) {
   order([failure](Shared& s) { s.publish(failure); });
 }
 

@@ -26,15 +26,15 @@ struct NodeNews {
   bool joined = false;
   int attempt = 0;  // what the rest is about
   int node_rank = 0;
-  int max_restarts = 0;             // node 0's
-  std::vector<int> nproc;           // of every node
-  std::string waiting_for;          // while not joined
-  std::vector<Failure> failures;    // of this attempt, in one order for all nodes
-  bool all_done = false;            // every rank of every node has ended well
-  bool all_ended = false;           // no rank of this attempt is left anywhere
-  bool all_left = false;            // everybody has said good-bye
-  std::vector<std::string> silent;  // on node 0: the nodes that have not
-  std::string error;                // the link is gone: why
+  int max_restarts = 0;               // node 0's
+  std::vector<int> nproc;             // of every node
+  std::string waiting_for;            // while not joined
+  std::vector<RankFailure> failures;  // of this attempt, in one order for all nodes
+  bool all_done = false;              // every rank of every node has ended well
+  bool all_ended = false;             // no rank of this attempt is left anywhere
+  bool all_left = false;              // everybody has said good-bye
+  std::vector<std::string> silent;    // on node 0: the nodes that have not
+  std::string error;                  // the link is gone: why
 };
 
 /// Connects the launchers of a run's nodes through the store of node 0. All talking is done by a thread of its own, so
@@ -51,7 +51,7 @@ class NodeLink {
   NodeNews news();
 
   void begin_attempt(int attempt);
-  void report(const Failure& failure);
+  void report(const RankFailure& failure);
   /// All ranks of this node have ended well.
   void done();
   /// No rank of this node is left.

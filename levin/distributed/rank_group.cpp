@@ -48,7 +48,7 @@ class RankGroup {
     for (const auto& plan : spec.ranks) ranks_.push_back(std::make_unique<Rank>(plan, console));
   }
 
-  std::optional<Failure> run() {
+  std::optional<RankFailure> run() {
     for (;;) {
       wait();
       console_.write_ready();
@@ -129,7 +129,7 @@ class RankGroup {
         if (signal == SIGINT || signal == SIGQUIT) kill_all();
         continue;
       }
-      add(Failure::stopped_by(signal, spec_.node, spec_.host));
+      add(RankFailure::stopped_by(signal, spec_.node, spec_.host));
       end(signal);
     }
   }
@@ -140,8 +140,8 @@ class RankGroup {
     remote_ = std::move(news.failures);
     if (!news.error.empty() && !link_lost_) {
       link_lost_ = true;
-      Failure lost;
-      lost.kind = Failure::Kind::kLost;
+      RankFailure lost;
+      lost.kind = RankFailure::Kind::kLost;
       lost.host = "which serves the run";
       lost.status.code = 1;
       local_.push_back(lost);
@@ -157,7 +157,7 @@ class RankGroup {
       while (read_some(rank->process.err(), rank->err)) {
       }
       if (status->ok() || is_ending()) continue;
-      Failure failure;
+      RankFailure failure;
       failure.node = spec_.node;
       failure.host = spec_.host;
       failure.rank = rank->rank;
@@ -172,7 +172,7 @@ class RankGroup {
     if (all_ended() && (!drain_until_ || (held_up && !is_ending()))) drain_until_ = Clock::now() + kDrain;
   }
 
-  void add(const Failure& failure) {
+  void add(const RankFailure& failure) {
     local_.push_back(failure);
     if (link_) link_->report(failure);
   }
@@ -199,7 +199,7 @@ class RankGroup {
 
   void end(int signal) {
     // Every node must name the same cause: the list in the store has one order for all.
-    std::vector<Failure> all = remote_;
+    std::vector<RankFailure> all = remote_;
     all.insert(all.end(), local_.begin(), local_.end());
     cause_ = root_cause(all);
     console_.line(Stream::kErr, describe(*cause_, spec_.several_nodes));
@@ -252,9 +252,9 @@ class RankGroup {
   Phase phase_ = Phase::kRunning;
   Clock::time_point deadline_ = Clock::time_point::max();
   std::optional<Clock::time_point> drain_until_;
-  std::vector<Failure> local_;
-  std::vector<Failure> remote_;
-  std::optional<Failure> cause_;
+  std::vector<RankFailure> local_;
+  std::vector<RankFailure> remote_;
+  std::optional<RankFailure> cause_;
   std::vector<int> killed_;
   bool all_done_ = false;
   bool reported_done_ = false;
@@ -264,7 +264,7 @@ class RankGroup {
 
 }  // namespace
 
-std::optional<Failure> run_ranks(const GroupSpec& spec, Console& console, SignalPipe& signals, NodeLink* link) {
+std::optional<RankFailure> run_ranks(const GroupSpec& spec, Console& console, SignalPipe& signals, NodeLink* link) {
   return RankGroup(spec, console, signals, link).run();
 }
 

@@ -32,6 +32,6 @@ struct GroupSpec {
 /// (`link`, null when there are none). The first failure anywhere, or a signal to this process, ends all: it is
 /// printed, the ranks are asked to end, and killed after the grace time. Returns what ended the attempt; nothing when
 /// all went well.
-std::optional<Failure> run_ranks(const GroupSpec& spec, Console& console, SignalPipe& signals, NodeLink* link);
+std::optional<RankFailure> run_ranks(const GroupSpec& spec, Console& console, SignalPipe& signals, NodeLink* link);
 
 }  // namespace levin::detail

@@ -10,8 +10,8 @@
 namespace levin::detail {
 namespace {
 
-Failure rank(int number, ExitStatus status, std::vector<std::string> lines = {}) {
-  Failure failure;
+RankFailure rank(int number, ExitStatus status, std::vector<std::string> lines = {}) {
+  RankFailure failure;
   failure.rank = number;
   failure.pid = 100 + number;
   failure.host = "host";
@@ -20,7 +20,7 @@ Failure rank(int number, ExitStatus status, std::vector<std::string> lines = {})
   return failure;
 }
 
-int cause(const std::vector<Failure>& failures) {
+int cause(const std::vector<RankFailure>& failures) {
   return root_cause(failures).rank;
 }
 
@@ -32,20 +32,20 @@ TEST(Failures, TheCauseExplainsTheOthers) {
   EXPECT_EQ(cause({rank(2, {0, SIGABRT}), rank(0, {1, 0})}), 2);        // but need not be
   EXPECT_EQ(cause({rank(2, {1, 0}, {"x: Connection reset by peer"}), rank(0, {1, 0})}), 0);
   EXPECT_EQ(cause({rank(2, {1, 0}, {"Broken pipe"}), rank(0, {1, 0}, {"Broken pipe"})}), 2);
-  EXPECT_EQ(cause({rank(2, {0, SIGKILL}), Failure::stopped_by(SIGTERM, 1, "host")}), -1);  // being told to stop
+  EXPECT_EQ(cause({rank(2, {0, SIGKILL}), RankFailure::stopped_by(SIGTERM, 1, "host")}), -1);  // being told to stop
 }
 
 TEST(Failures, TravelAsText) {
   const auto failure = rank(3, {0, SIGKILL}, {"a \"quoted\" line", "", "not UTF-8: \xff"});
-  const auto back = Failure::from_json(failure.to_json());
+  const auto back = RankFailure::from_json(failure.to_json());
   EXPECT_EQ(back.rank, 3);
   EXPECT_EQ(back.pid, 103);
   EXPECT_EQ(back.host, "host");
   EXPECT_EQ(back.status.signal, SIGKILL);
   EXPECT_EQ(back.last_lines[0], failure.last_lines[0]);
   EXPECT_EQ(back.last_lines.size(), 3u);
-  EXPECT_THROW(Failure::from_json("{}"), Error);
-  EXPECT_THROW(Failure::from_json("no"), Error);
+  EXPECT_THROW(RankFailure::from_json("{}"), Error);
+  EXPECT_THROW(RankFailure::from_json("no"), Error);
 }
 
 TEST(Failures, AreDescribedInOneLine) {
@@ -55,8 +55,8 @@ TEST(Failures, AreDescribedInOneLine) {
   EXPECT_EQ(describe(rank(1, {0, SIGKILL}), false),
             "levin: rank 1 (pid 101) was killed by SIGKILL (out of memory? the kernel log may tell)");
   EXPECT_EQ(describe(rank(1, {0, SIGSEGV}), false), "levin: rank 1 (pid 101) was killed by SIGSEGV");
-  EXPECT_EQ(describe(Failure::stopped_by(SIGTERM, 2, "host"), false), "levin: stopped by SIGTERM");
-  EXPECT_EQ(describe(Failure::stopped_by(SIGTERM, 2, "host"), true), "levin: node 2 (host) was stopped by SIGTERM");
+  EXPECT_EQ(describe(RankFailure::stopped_by(SIGTERM, 2, "host"), false), "levin: stopped by SIGTERM");
+  EXPECT_EQ(describe(RankFailure::stopped_by(SIGTERM, 2, "host"), true), "levin: node 2 (host) was stopped by SIGTERM");
 }
 
 }  // namespace
