@@ -65,12 +65,12 @@ class Group(unittest.TestCase):
         self.assertEqual(self.group(source("a", alias), source("b", "namespace { using Clock = Fake; }")), [["a"], ["b"]])
 
     def test_lists_stay_whole(self):
-        a, b, c = source("a", "", 30), source("b", "", 30), source("c", "", 60)
-        self.assertEqual([[s["path"] for s in unit] for unit in unity.group([[a, b], [c]], 100)], [["a", "b"], ["c"]])
-        self.assertEqual([[s["path"] for s in unit] for unit in unity.group([[a, b], [c]], 120)], [["a", "b", "c"]])
+        a, b, c = source("a", "", 50), source("b", "", 50), source("c", "", 100)
+        self.assertEqual([[s["path"] for s in unit] for unit in unity.group([[a, b], [c]], 150)], [["a", "b"], ["c"]])
+        self.assertEqual([[s["path"] for s in unit] for unit in unity.group([[a, b], [c]], 200)], [["a", "b", "c"]])
 
     def test_length(self):
-        self.assertEqual(self.group(source("a", "", 60), source("b", "", 60), source("c", "", 40)), [["a", "c"], ["b"]])
+        self.assertEqual(self.group(source("a", "", 100), source("b", "", 100), source("c", "", 50), lines=150), [["a", "c"], ["b"]])
 
 
 if __name__ == "__main__":
