@@ -118,6 +118,10 @@ using WithoutLast = typename AllButLast<std::tuple<>, P...>::type;
 
 struct Nothing;
 
+// A virtual forward of the user's is overridden by Hooked; the overloads on the way there hide it on purpose.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Woverloaded-virtual"
+
 /// One overload for each shorter list of arguments that the default arguments of forward allow. Their qualifiers keep
 /// them out of the way of torch::nn::AnyModule, which looks for the one unqualified forward.
 template <class Impl, class R, bool Const, class Taken>
@@ -148,6 +152,8 @@ class Shorter<Impl, R, true, std::tuple<P...>> : public Shorter<Impl, R, true, W
     return const_cast<Shorter*>(this)->template levin_run<R, P...>(std::forward<P>(args)...);
   }
 };
+
+#pragma GCC diagnostic pop
 
 template <class Derived, class Impl>
 std::shared_ptr<torch::nn::Module> clone_unit(const Derived& original, const std::optional<c10::Device>& device) {
@@ -250,8 +256,9 @@ class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
  public:
   using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;
 
-  template <std::same_as<std::shared_ptr<Impl>> T>
-  explicit Holder(const T&) {
+  template <class T>
+  requires std::same_as<std::remove_cvref_t<T>, std::shared_ptr<Impl>>
+  explicit Holder(T&&) {
     static_assert(
         sizeof(T) == 0,
         "levin: make_shared<NameImpl> gives a module without interceptors; construct it as Name(...) instead");
