@@ -23,35 +23,33 @@ std::string report_key(int rank) {
   return fmt::format("failure/report/{}", rank);
 }
 
-<<<<<<<< HEAD:levin/distributed/failure.cpp
-std::string done_key(int rank) {
+< < < < < < < < HEAD : levin / distributed / failure.cpp std::string done_key(int rank) {
   return fmt::format("failure/done/{}", rank);
 }
 
 bool contains(std::span<const int> ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-========
-bool speaks_of_a_lost_peer(const RankFailure& failure) {
-  constexpr std::array<std::string_view, 4> kWords{"Connection reset by peer", "Connection closed by peer",
-                                                   "Broken pipe", "Connection refused"};
-  return std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [&](const auto& line) {
-    return std::any_of(kWords.begin(), kWords.end(), [&](auto words) { return line.find(words) != std::string::npos; });
-  });
-}
+  == == == == bool speaks_of_a_lost_peer(const RankFailure& failure) {
+    constexpr std::array<std::string_view, 4> kWords{"Connection reset by peer", "Connection closed by peer",
+                                                     "Broken pipe", "Connection refused"};
+    return std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [&](const auto& line) {
+      return std::any_of(kWords.begin(), kWords.end(),
+                         [&](auto words) { return line.find(words) != std::string::npos; });
+    });
+  }
 
-// Smaller explains larger.
-int order_of(const RankFailure& failure) {
-  if (failure.kind == RankFailure::Kind::kStopped) return 0;
-  if (failure.kind == RankFailure::Kind::kLost) return 3;
-  if (is_sudden(failure.status.signal)) return 1;
-  return speaks_of_a_lost_peer(failure) ? 4 : 2;
->>>>>>>> launch:levin/distributed/rank_failure.cpp
-}
+  // Smaller explains larger.
+  int order_of(const RankFailure& failure) {
+    if (failure.kind == RankFailure::Kind::kStopped) return 0;
+    if (failure.kind == RankFailure::Kind::kLost) return 3;
+    if (is_sudden(failure.status.signal)) return 1;
+    return speaks_of_a_lost_peer(failure) ? 4 : 2;
+    >>>>>>>> launch : levin / distributed / rank_failure.cpp
+  }
 
 }  // namespace
 
-<<<<<<<< HEAD:levin/distributed/failure.cpp
-std::string rank_list(std::span<const int> ranks) {
+< < < < < < < < HEAD : levin / distributed / failure.cpp std::string rank_list(std::span<const int> ranks) {
   if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
   return fmt::format("ranks {} and {}", fmt::join(ranks.first(ranks.size() - 1), ", "), ranks.back());
 }
@@ -208,101 +206,101 @@ void FailureExchange::say_done() noexcept {
     store_->set(done_key(rank_), std::string("1"));
   } catch (const std::exception&) {
     // Who served the store is gone, and waits no more.
-========
-RankFailure RankFailure::stopped_by(int signal, int node, std::string host) {
-  RankFailure failure;
-  failure.kind = Kind::kStopped;
-  failure.node = node;
-  failure.host = std::move(host);
-  failure.status.signal = signal;
-  return failure;
-}
+    == == == == RankFailure RankFailure::stopped_by(int signal, int node, std::string host) {
+      RankFailure failure;
+      failure.kind = Kind::kStopped;
+      failure.node = node;
+      failure.host = std::move(host);
+      failure.status.signal = signal;
+      return failure;
+    }
 
-std::string RankFailure::to_json() const {
-  const nlohmann::json json{{"kind", static_cast<int>(kind)},
-                            {"node", node},
-                            {"host", host},
-                            {"rank", rank},
-                            {"pid", pid},
-                            {"code", status.code},
-                            {"signal", status.signal},
-                            {"last_lines", last_lines}};
-  // What a rank printed need not be UTF-8.
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
+    std::string RankFailure::to_json() const {
+      const nlohmann::json json{{"kind", static_cast<int>(kind)},
+                                {"node", node},
+                                {"host", host},
+                                {"rank", rank},
+                                {"pid", pid},
+                                {"code", status.code},
+                                {"signal", status.signal},
+                                {"last_lines", last_lines}};
+      // What a rank printed need not be UTF-8.
+      return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    }
 
-RankFailure RankFailure::from_json(const std::string& text) {
-  try {
-    const auto json = nlohmann::json::parse(text);
-    RankFailure failure;
-    failure.kind = static_cast<Kind>(json.at("kind").get<int>());
-    json.at("node").get_to(failure.node);
-    json.at("host").get_to(failure.host);
-    json.at("rank").get_to(failure.rank);
-    json.at("pid").get_to(failure.pid);
-    json.at("code").get_to(failure.status.code);
-    json.at("signal").get_to(failure.status.signal);
-    json.at("last_lines").get_to(failure.last_lines);
-    return failure;
-  } catch (const nlohmann::json::exception&) {
-    throw Error("[launch] a node reported a failure in a form that this version does not know");
-  }
-}
+    RankFailure RankFailure::from_json(const std::string& text) {
+      try {
+        const auto json = nlohmann::json::parse(text);
+        RankFailure failure;
+        failure.kind = static_cast<Kind>(json.at("kind").get<int>());
+        json.at("node").get_to(failure.node);
+        json.at("host").get_to(failure.host);
+        json.at("rank").get_to(failure.rank);
+        json.at("pid").get_to(failure.pid);
+        json.at("code").get_to(failure.status.code);
+        json.at("signal").get_to(failure.status.signal);
+        json.at("last_lines").get_to(failure.last_lines);
+        return failure;
+      } catch (const nlohmann::json::exception&) {
+        throw Error("[launch] a node reported a failure in a form that this version does not know");
+      }
+    }
 
-const RankFailure& root_cause(std::span<const RankFailure> failures) {
-  return *std::min_element(failures.begin(), failures.end(),
-                           [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
-}
+    const RankFailure& root_cause(std::span<const RankFailure> failures) {
+      return *std::min_element(failures.begin(), failures.end(),
+                               [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
+    }
 
-std::string describe(const RankFailure& failure, bool several_nodes) {
-  const auto node = fmt::format("node {} ({})", failure.node, failure.host);
-  if (failure.kind == RankFailure::Kind::kStopped)
-    return fmt::format("levin: {}stopped by {}", several_nodes ? node + " was " : "",
-                       signal_name(failure.status.signal));
-  if (failure.kind == RankFailure::Kind::kLost)
-    return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
-  auto text = fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
-                          several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
-  if (failure.status.signal != 0) {
-    text += fmt::format("was killed by {}", signal_name(failure.status.signal));
-    if (failure.status.signal == SIGKILL) text += " (out of memory? the kernel log may tell)";
-  } else {
-    text += fmt::format("ended with exit status {}", failure.status.code);
->>>>>>>> launch:levin/distributed/rank_failure.cpp
-  }
-}
+    std::string describe(const RankFailure& failure, bool several_nodes) {
+      const auto node = fmt::format("node {} ({})", failure.node, failure.host);
+      if (failure.kind == RankFailure::Kind::kStopped)
+        return fmt::format("levin: {}stopped by {}", several_nodes ? node + " was " : "",
+                           signal_name(failure.status.signal));
+      if (failure.kind == RankFailure::Kind::kLost)
+        return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
+      auto text =
+          fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
+                      several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
+      if (failure.status.signal != 0) {
+        text += fmt::format("was killed by {}", signal_name(failure.status.signal));
+        if (failure.status.signal == SIGKILL) text += " (out of memory? the kernel log may tell)";
+      } else {
+        text += fmt::format("ended with exit status {}", failure.status.code);
+        >>>>>>>> launch : levin / distributed / rank_failure.cpp
+      }
+    }
 
-bool FailureExchange::others_failed() noexcept {
-  try {
-    return store_->check({kAny});
-  } catch (const std::exception&) {
-    return false;
-  }
-}
+    bool FailureExchange::others_failed() noexcept {
+      try {
+        return store_->check({kAny});
+      } catch (const std::exception&) {
+        return false;
+      }
+    }
 
-void FailureExchange::end_with(const std::string& line) noexcept {
-  std::lock_guard lock(mutex_);
-  if (reason_.empty()) reason_ = line;
-}
+    void FailureExchange::end_with(const std::string& line) noexcept {
+      std::lock_guard lock(mutex_);
+      if (reason_.empty()) reason_ = line;
+    }
 
-FailureWatcher::FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
-                               milliseconds every)
-    : thread_([this, failures = std::move(failures), react = std::move(react), every] {
-        std::unique_lock lock(mutex_);
-        while (!stop_.wait_for(lock, every, [this] { return stopping_; })) {
-          if (!failures->others_failed()) continue;
-          react();
-          return;
-        }
-      }) {}
+    FailureWatcher::FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
+                                   milliseconds every)
+        : thread_([this, failures = std::move(failures), react = std::move(react), every] {
+            std::unique_lock lock(mutex_);
+            while (!stop_.wait_for(lock, every, [this] { return stopping_; })) {
+              if (!failures->others_failed()) continue;
+              react();
+              return;
+            }
+          }) {}
 
-FailureWatcher::~FailureWatcher() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  stop_.notify_all();
-  thread_.join();
-}
+    FailureWatcher::~FailureWatcher() {
+      {
+        std::lock_guard lock(mutex_);
+        stopping_ = true;
+      }
+      stop_.notify_all();
+      thread_.join();
+    }
 
-}  // namespace levin
+  }  // namespace levin

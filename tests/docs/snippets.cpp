@@ -1,4 +1,5 @@
-// The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them verbatim.
+// The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them
+// verbatim.
 // clang-format off
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>

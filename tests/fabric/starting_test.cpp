@@ -128,15 +128,13 @@ TEST(Failing, InterruptAndTermEndEverything) {
       execl(kProbe.c_str(), kProbe.c_str(), "--devices", "2", "--fail", "1", "--how", "sleep", nullptr);
       _exit(127);
     }
-    for (int i = 0; i < 100 && left_over() < 3; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    for (int i = 0; i < 100 && left_over() < 3; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     const auto start = std::chrono::steady_clock::now();
     kill(child, signal);
     int status = 0;
     waitpid(child, &status, 0);
-    for (int i = 0; i < 100 && left_over() > 0; ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    for (int i = 0; i < 100 && left_over() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     EXPECT_EQ(left_over(), 0) << "signal " << signal;
     EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 10);
     if (signal == SIGTERM) {
