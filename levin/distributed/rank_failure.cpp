@@ -1,306 +1,106 @@
 #include "levin/distributed/rank_failure.h"
 
-#include <thread>
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <string_view>
 
 #include <fmt/format.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
 
-namespace levin {
+namespace levin::detail {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using Kind = FailureReport::Kind;
-using std::chrono::milliseconds;
-
-constexpr auto kVerdict = "failure/verdict";
-constexpr auto kAny = "failure/any";
-/// How long to wait for the report of a rank whose connection is gone: it may have been sent just before.
-constexpr milliseconds kPatienceForClosed{400};
-
-std::string report_key(int rank) {
-  return fmt::format("failure/report/{}", rank);
+// Signals that come from outside or from a fault. SIGABRT is not one: a library that meets a closed connection in a
+// thread of its own aborts the process.
+bool is_sudden(int signal) {
+  constexpr std::array kSudden{SIGKILL, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGSYS};
+  return std::find(kSudden.begin(), kSudden.end(), signal) != kSudden.end();
 }
 
-< < < < < < < < HEAD : levin / distributed / failure.cpp std::string done_key(int rank) {
-  return fmt::format("failure/done/{}", rank);
+bool speaks_of_a_lost_peer(const RankFailure& failure) {
+  constexpr std::array<std::string_view, 4> kWords{"Connection reset by peer", "Connection closed by peer",
+                                                   "Broken pipe", "Connection refused"};
+  return std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [&](const auto& line) {
+    return std::any_of(kWords.begin(), kWords.end(), [&](auto words) { return line.find(words) != std::string::npos; });
+  });
 }
 
-bool contains(std::span<const int> ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-  == == == == bool speaks_of_a_lost_peer(const RankFailure& failure) {
-    constexpr std::array<std::string_view, 4> kWords{"Connection reset by peer", "Connection closed by peer",
-                                                     "Broken pipe", "Connection refused"};
-    return std::any_of(failure.last_lines.begin(), failure.last_lines.end(), [&](const auto& line) {
-      return std::any_of(kWords.begin(), kWords.end(),
-                         [&](auto words) { return line.find(words) != std::string::npos; });
-    });
-  }
-
-  // Smaller explains larger.
-  int order_of(const RankFailure& failure) {
-    if (failure.kind == RankFailure::Kind::kStopped) return 0;
-    if (failure.kind == RankFailure::Kind::kLost) return 3;
-    if (is_sudden(failure.status.signal)) return 1;
-    return speaks_of_a_lost_peer(failure) ? 4 : 2;
-    >>>>>>>> launch : levin / distributed / rank_failure.cpp
-  }
+// Smaller explains larger.
+int order_of(const RankFailure& failure) {
+  if (failure.kind == RankFailure::Kind::kStopped) return 0;
+  if (failure.kind == RankFailure::Kind::kLost) return 3;
+  if (is_sudden(failure.status.signal)) return 1;
+  return speaks_of_a_lost_peer(failure) ? 4 : 2;
+}
 
 }  // namespace
 
-< < < < < < < < HEAD : levin / distributed / failure.cpp std::string rank_list(std::span<const int> ranks) {
-  if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
-  return fmt::format("ranks {} and {}", fmt::join(ranks.first(ranks.size() - 1), ", "), ranks.back());
+RankFailure RankFailure::stopped_by(int signal, int node, std::string host) {
+  RankFailure failure;
+  failure.kind = Kind::kStopped;
+  failure.node = node;
+  failure.host = std::move(host);
+  failure.status.signal = signal;
+  return failure;
 }
 
-std::string explain_failure(std::string_view operation, std::span<const std::optional<FailureReport>> reports,
-                            std::span<const int> closed, std::span<const int> names, std::string_view cause) {
-  const auto ranks_where = [&](auto&& predicate) {
-    std::vector<int> ranks;
-    for (size_t i = 0; i < reports.size(); ++i)
-      if (predicate(static_cast<int>(i), reports[i])) ranks.push_back(names[i]);
-    return ranks;
-  };
-  const auto first_of = [&](Kind kind) -> const FailureReport* {
-    for (const auto& report : reports)
-      if (report && report->kind == kind) return &*report;
-    return nullptr;
-  };
-
-  if (const auto* shared = first_of(Kind::kShared)) {
-    const auto ranks = ranks_where([&](int, const auto& report) {
-      return report && report->kind == Kind::kShared && report->text == shared->text;
-    });
-    std::string line = shared->text;
-    if (const auto at = line.find("{ranks}"); at != std::string::npos)
-      line.replace(at, 7, ranks.size() == reports.size() ? "every rank" : rank_list(ranks));
-    return line;
-  }
-  if (const auto* failed = first_of(Kind::kFailed)) {
-    const auto ranks = ranks_where([&](int, const auto& report) { return report && report->kind == Kind::kFailed; });
-    return fmt::format("[{}] {} failed: {}", operation, rank_list(ranks), failed->text);
-  }
-  if (const auto* timed_out = first_of(Kind::kTimedOut)) {
-    const auto missing = ranks_where([](int, const auto& report) { return !report || report->kind == Kind::kLeft; });
-    const auto within = timed_out->text.rfind(" within ");
-    if (!missing.empty())
-      return fmt::format("[{}] {} did not arrive{}", timed_out->text.substr(0, within), rank_list(missing),
-                         within == std::string::npos ? "" : timed_out->text.substr(within));
-    // Everybody waits, and not for a rank: they are in different places.
-    std::string places;
-    for (size_t i = 0; i < reports.size(); ++i)
-      places += fmt::format("{}rank {} in {}", i ? ", " : "", names[i],
-                            reports[i]->text.substr(0, reports[i]->text.rfind(" within ")));
-    return fmt::format("[{}] the ranks wait for each other: {}", operation, places);
-  }
-  const auto died = ranks_where([&](int i, const auto& report) { return !report && contains(closed, i); });
-  if (!died.empty()) return fmt::format("[{}] {} died: the connection was lost", operation, rank_list(died));
-  const auto left = ranks_where([](int, const auto& report) { return report && report->kind == Kind::kLeft; });
-  if (!left.empty())
-    return fmt::format("[{}] {} {} left the group already", operation, rank_list(left),
-                       left.size() == 1 ? "has" : "have");
-  return fmt::format("[{}] communication failed: {}", operation, cause.empty() ? "no reason is known" : cause);
+std::string RankFailure::to_json() const {
+  const nlohmann::json json{{"kind", static_cast<int>(kind)},
+                            {"node", node},
+                            {"host", host},
+                            {"rank", rank},
+                            {"pid", pid},
+                            {"code", status.code},
+                            {"signal", status.signal},
+                            {"last_lines", last_lines}};
+  // What a rank printed need not be UTF-8.
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-FailureExchange::FailureExchange(c10::intrusive_ptr<c10d::Store> store, int rank, std::vector<int> names, Hooks hooks,
-                                 milliseconds patience, std::shared_ptr<FailureExchange> parent)
-    : store_(std::move(store)),
-      rank_(rank),
-      names_(std::move(names)),
-      hooks_(std::move(hooks)),
-      patience_(patience),
-      parent_(std::move(parent)) {}
-
-void FailureExchange::check(std::string_view operation) const {
-  std::lock_guard lock(mutex_);
-  LEVIN_CHECK(reason_.empty(), "[", operation, "] the group of ranks has ended: ", reason_);
-}
-
-bool FailureExchange::failed() const {
-  std::lock_guard lock(mutex_);
-  return !reason_.empty();
-}
-
-void FailureExchange::post(const FailureReport& report) {
-  store_->set(report_key(rank_), fmt::format("{}{}", static_cast<char>(report.kind), report.text));
-  if (report.kind != Kind::kLeft) store_->set(kAny, std::string("1"));
-}
-
-void FailureExchange::fail(std::string_view operation, const FailureReport& report, std::string_view cause) {
-  check(operation);
-  // A peer's closing is seen by a thread of the backend, and may be seen a moment after what it caused.
-  if (report.kind == Kind::kWaiting) std::this_thread::sleep_for(milliseconds(50));
-  const auto closed = hooks_.closed_peers();
-  std::string line;
+RankFailure RankFailure::from_json(const std::string& text) {
   try {
-    post(report);
-    hooks_.abort();
-    line = agree(operation, closed, cause);
-    say_done();
-  } catch (const std::exception&) {
-    // The store is gone with the rank that served it: what is known here must do.
-    hooks_.abort();
-    std::vector<std::optional<FailureReport>> known(names_.size());
-    known[static_cast<size_t>(rank_)] = report;
-    line = explain_failure(operation, known, closed, names_, cause);
-  }
-  end_with(line);
-  if (parent_) parent_->leave({Kind::kShared, line});
-  throw Error(line);
-}
-
-std::string FailureExchange::agree(std::string_view operation, std::span<const int> closed, std::string_view cause) {
-  std::vector<std::optional<FailureReport>> reports(names_.size());
-  const auto start = Clock::now();
-  while (true) {
-    if (store_->check({kVerdict})) return store_->get_to_str(kVerdict);
-    bool complete = true, only_closed_missing = true;
-    for (size_t i = 0; i < reports.size(); ++i) {
-      const auto key = report_key(static_cast<int>(i));
-      // A rank that has left may say more later, so it is read again.
-      if ((!reports[i] || reports[i]->kind == Kind::kLeft) && store_->check({key})) {
-        const auto text = store_->get_to_str(key);
-        reports[i] = FailureReport{static_cast<Kind>(text.at(0)), text.substr(1)};
-      }
-      if (!reports[i]) {
-        complete = false;
-        only_closed_missing = only_closed_missing && contains(closed, static_cast<int>(i));
-      }
-    }
-    if (complete || Clock::now() - start > (only_closed_missing ? std::min(kPatienceForClosed, patience_) : patience_))
-      break;
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  const auto line = explain_failure(operation, reports, closed, names_, cause);
-  return store_->compareSet(kVerdict, std::string(), line);
-}
-
-void FailureExchange::leave(const FailureReport& report) noexcept {
-  if (failed()) return;
-  try {
-    post(report);
-    say_done();
-  } catch (const std::exception&) {
-    // The others will see the connection close.
-  }
-  if (report.kind == Kind::kLeft) return;
-  hooks_.abort();
-  end_with(report.text);
-  if (parent_) parent_->leave(report);
-}
-
-void FailureExchange::wait_for_others(milliseconds timeout) noexcept {
-  try {
-    std::vector<std::string> keys;
-    for (size_t i = 0; i < names_.size(); ++i) keys.push_back(done_key(static_cast<int>(i)));
-    const auto deadline = Clock::now() + timeout;
-    while (!store_->check(keys) && Clock::now() < deadline) std::this_thread::sleep_for(milliseconds(5));
-  } catch (const std::exception&) {
-    // Nobody needs the store any more.
+    const auto json = nlohmann::json::parse(text);
+    RankFailure failure;
+    failure.kind = static_cast<Kind>(json.at("kind").get<int>());
+    json.at("node").get_to(failure.node);
+    json.at("host").get_to(failure.host);
+    json.at("rank").get_to(failure.rank);
+    json.at("pid").get_to(failure.pid);
+    json.at("code").get_to(failure.status.code);
+    json.at("signal").get_to(failure.status.signal);
+    json.at("last_lines").get_to(failure.last_lines);
+    return failure;
+  } catch (const nlohmann::json::exception&) {
+    throw Error("[launch] a node reported a failure in a form that this version does not know");
   }
 }
 
-void FailureExchange::say_done() noexcept {
-  try {
-    store_->set(done_key(rank_), std::string("1"));
-  } catch (const std::exception&) {
-    // Who served the store is gone, and waits no more.
-    == == == == RankFailure RankFailure::stopped_by(int signal, int node, std::string host) {
-      RankFailure failure;
-      failure.kind = Kind::kStopped;
-      failure.node = node;
-      failure.host = std::move(host);
-      failure.status.signal = signal;
-      return failure;
-    }
+const RankFailure& root_cause(std::span<const RankFailure> failures) {
+  return *std::min_element(failures.begin(), failures.end(),
+                           [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
+}
 
-    std::string RankFailure::to_json() const {
-      const nlohmann::json json{{"kind", static_cast<int>(kind)},
-                                {"node", node},
-                                {"host", host},
-                                {"rank", rank},
-                                {"pid", pid},
-                                {"code", status.code},
-                                {"signal", status.signal},
-                                {"last_lines", last_lines}};
-      // What a rank printed need not be UTF-8.
-      return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-    }
+std::string describe(const RankFailure& failure, bool several_nodes) {
+  const auto node = fmt::format("node {} ({})", failure.node, failure.host);
+  if (failure.kind == RankFailure::Kind::kStopped)
+    return fmt::format("levin: {}stopped by {}", several_nodes ? node + " was " : "",
+                       signal_name(failure.status.signal));
+  if (failure.kind == RankFailure::Kind::kLost)
+    return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
+  auto text = fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
+                          several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
+  if (failure.status.signal != 0) {
+    text += fmt::format("was killed by {}", signal_name(failure.status.signal));
+    if (failure.status.signal == SIGKILL) text += " (out of memory? the kernel log may tell)";
+  } else {
+    text += fmt::format("ended with exit status {}", failure.status.code);
+  }
+  if (!failure.last_lines.empty()) text += "; its last lines:";
+  for (const auto& line : failure.last_lines) text += "\n    " + line;
+  return text;
+}
 
-    RankFailure RankFailure::from_json(const std::string& text) {
-      try {
-        const auto json = nlohmann::json::parse(text);
-        RankFailure failure;
-        failure.kind = static_cast<Kind>(json.at("kind").get<int>());
-        json.at("node").get_to(failure.node);
-        json.at("host").get_to(failure.host);
-        json.at("rank").get_to(failure.rank);
-        json.at("pid").get_to(failure.pid);
-        json.at("code").get_to(failure.status.code);
-        json.at("signal").get_to(failure.status.signal);
-        json.at("last_lines").get_to(failure.last_lines);
-        return failure;
-      } catch (const nlohmann::json::exception&) {
-        throw Error("[launch] a node reported a failure in a form that this version does not know");
-      }
-    }
-
-    const RankFailure& root_cause(std::span<const RankFailure> failures) {
-      return *std::min_element(failures.begin(), failures.end(),
-                               [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
-    }
-
-    std::string describe(const RankFailure& failure, bool several_nodes) {
-      const auto node = fmt::format("node {} ({})", failure.node, failure.host);
-      if (failure.kind == RankFailure::Kind::kStopped)
-        return fmt::format("levin: {}stopped by {}", several_nodes ? node + " was " : "",
-                           signal_name(failure.status.signal));
-      if (failure.kind == RankFailure::Kind::kLost)
-        return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
-      auto text =
-          fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
-                      several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
-      if (failure.status.signal != 0) {
-        text += fmt::format("was killed by {}", signal_name(failure.status.signal));
-        if (failure.status.signal == SIGKILL) text += " (out of memory? the kernel log may tell)";
-      } else {
-        text += fmt::format("ended with exit status {}", failure.status.code);
-        >>>>>>>> launch : levin / distributed / rank_failure.cpp
-      }
-    }
-
-    bool FailureExchange::others_failed() noexcept {
-      try {
-        return store_->check({kAny});
-      } catch (const std::exception&) {
-        return false;
-      }
-    }
-
-    void FailureExchange::end_with(const std::string& line) noexcept {
-      std::lock_guard lock(mutex_);
-      if (reason_.empty()) reason_ = line;
-    }
-
-    FailureWatcher::FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
-                                   milliseconds every)
-        : thread_([this, failures = std::move(failures), react = std::move(react), every] {
-            std::unique_lock lock(mutex_);
-            while (!stop_.wait_for(lock, every, [this] { return stopping_; })) {
-              if (!failures->others_failed()) continue;
-              react();
-              return;
-            }
-          }) {}
-
-    FailureWatcher::~FailureWatcher() {
-      {
-        std::lock_guard lock(mutex_);
-        stopping_ = true;
-      }
-      stop_.notify_all();
-      thread_.join();
-    }
-
-  }  // namespace levin
+}  // namespace levin::detail

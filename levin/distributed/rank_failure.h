@@ -1,146 +1,40 @@
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
-#include <functional>
-#include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
 #include <string>
-#include <string_view>
-#include <thread>
 #include <vector>
 
-#include <c10/util/intrusive_ptr.h>
+#include "levin/distributed/process.h"
 
-namespace c10d {
-class Store;
-}
+namespace levin::detail {
 
-< < < < < < < < HEAD : levin / distributed / failure.h namespace levin {
-  /// What one rank says when a group ends before its time.
-  struct FailureReport {
-    enum class Kind : char {
-      /// It was waiting in an operation that failed; the text names the operation.
-      kWaiting = 'w',
-      /// As above, and it waited for as long as it may; the text ends " within 2 s".
-      kTimedOut = 't',
-      /// It found something wrong that concerns all; the text is the line for all, with "{ranks}" for those who found
-      /// it.
-      kShared = 's',
-      /// It failed by itself; the text is its line.
-      kFailed = 'f',
-      /// It is done and has left.
-      kLeft = 'l',
-    };
-    Kind kind = Kind::kWaiting;
-    std::string text;
+/// Why an attempt to run all ranks ended early.
+struct RankFailure {
+  enum class Kind {
+    kRank,     // a rank ended with an error
+    kStopped,  // a launcher was told to stop; status.signal says by what
+    kLost,     // a node does not answer any more
   };
+  Kind kind = Kind::kRank;
+  int node = 0;
+  std::string host;
+  int rank = -1;
+  int pid = 0;
+  ExitStatus status;
+  std::vector<std::string> last_lines;  // of the rank's stderr
 
-  /// The line that reports (by rank; none: nothing was heard) and the ranks whose connection is gone add up to. `cause`
-  /// is used when they explain nothing. `names` are the ranks as they are called in the run.
-  std::string explain_failure(std::string_view operation, std::span<const std::optional<FailureReport>> reports,
-                              std::span<const int> closed, std::span<const int> names, std::string_view cause);
+  /// The launcher of a node was told to stop.
+  static RankFailure stopped_by(int signal, int node, std::string host);
 
-  /// "rank 1", "ranks 0, 2 and 3".
-  std::string rank_list(std::span<const int> ranks);
-  == == == ==
-      /// Why an attempt to run all ranks ended early.
-      struct RankFailure {
-    enum class Kind {
-      kRank,     // a rank ended with an error
-      kStopped,  // a launcher was told to stop; status.signal says by what
-      kLost,     // a node does not answer any more
-    };
-    Kind kind = Kind::kRank;
-    int node = 0;
-    std::string host;
-    int rank = -1;
-    int pid = 0;
-    ExitStatus status;
-    std::vector<std::string> last_lines;  // of the rank's stderr
+  std::string to_json() const;
+  static RankFailure from_json(const std::string& text);
+};
 
-    /// The launcher of a node was told to stop.
-    static RankFailure stopped_by(int signal, int node, std::string host);
+/// The failure that explains the others. `failures` are in the order in which they were seen; when one rank dies the
+/// others fail within moments as their connections break, so the first to be seen need not be the cause.
+const RankFailure& root_cause(std::span<const RankFailure> failures);
 
-    std::string to_json() const;
-    static RankFailure from_json(const std::string& text);
-  };
+/// One line, and the rank's last lines below it. Nodes are named when there are several.
+std::string describe(const RankFailure& failure, bool several_nodes);
 
-  /// The failure that explains the others. `failures` are in the order in which they were seen; when one rank dies the
-  /// others fail within moments as their connections break, so the first to be seen need not be the cause.
-  const RankFailure& root_cause(std::span<const RankFailure> failures);
-
-  /// One line, and the rank's last lines below it. Nodes are named when there are several.
-  std::string describe(const RankFailure& failure, bool several_nodes);
-  >>>>>>>> launch : levin / distributed /
-                    rank_failure.h
-
-                    /// How the ranks of a group come to one line when something fails: each posts what it knows to the
-                    /// store, ends its own pending operations and closes its connections, which ends those of the
-                    /// others; then all take the same line.
-                    class FailureExchange {
-   public:
-    /// What the group can do; neither throws.
-    struct Hooks {
-      /// Ends pending operations and closes the connections.
-      std::function<void()> abort;
-      /// Ranks of the group whose connection is gone.
-      std::function<std::vector<int>()> closed_peers;
-    };
-
-    /// `patience`: how long to wait, once something has failed, for ranks that are busy elsewhere to say what they
-    /// know.
-    FailureExchange(c10::intrusive_ptr<c10d::Store> store, int rank, std::vector<int> names, Hooks hooks,
-                    std::chrono::milliseconds patience, std::shared_ptr<FailureExchange> parent);
-
-    /// Throws when the group has failed before: the operation and the first reason.
-    void check(std::string_view operation) const;
-    bool failed() const;
-    /// Ends the group and throws the line on which all ranks agree. Takes at most a few seconds.
-    [[noreturn]] void fail(std::string_view operation, const FailureReport& report, std::string_view cause = {});
-    /// Ends the group because of this rank's own error, without waiting for the others.
-    void leave(const FailureReport& report) noexcept;
-    /// Waits until every rank has left or read why the group ended, or the time is up: for the one that serves the
-    /// store.
-    void wait_for_others(std::chrono::milliseconds timeout) noexcept;
-    /// Whether some rank has posted that it failed.
-    bool others_failed() noexcept;
-    /// Ranks of the group whose connection is gone.
-    std::vector<int> closed_peers() const { return hooks_.closed_peers(); }
-
-   private:
-    std::string agree(std::string_view operation, std::span<const int> closed, std::string_view cause);
-    void post(const FailureReport& report);
-    void say_done() noexcept;
-    void end_with(const std::string& line) noexcept;
-
-    const c10::intrusive_ptr<c10d::Store> store_;
-    const int rank_;
-    const std::vector<int> names_;
-    const Hooks hooks_;
-    const std::chrono::milliseconds patience_;
-    const std::shared_ptr<FailureExchange> parent_;
-    mutable std::mutex mutex_;
-    std::string reason_;
-  };
-
-  /// Looks at the store from a thread of its own and runs `react` once when some rank has failed. For backends whose
-  /// pending operations do not end when a peer's connections close.
-  class FailureWatcher {
-   public:
-    FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
-                   std::chrono::milliseconds every);
-    ~FailureWatcher();
-    FailureWatcher(const FailureWatcher&) = delete;
-    FailureWatcher& operator=(const FailureWatcher&) = delete;
-
-   private:
-    std::mutex mutex_;
-    std::condition_variable stop_;
-    bool stopping_ = false;
-    std::thread thread_;
-  };
-
-}  // namespace levin
+}  // namespace levin::detail
