@@ -7,6 +7,10 @@
 
 int main(int argc, char** argv) {
   return levin::run_main(argc, argv, [](levin::Args& args) {
+    if (levin::detail::cuda_accelerator().device_count() == 0) {
+      std::printf("{\"skip\": \"no GPU\"}\n");
+      return;
+    }
     const auto batch = args.get("batch", 64);
     const auto steps = args.get("steps", 12);
     const auto list = args.get("precision", "32-true,16-mixed,bf16-mixed,bf16-true");
@@ -36,9 +40,11 @@ int main(int argc, char** argv) {
       device.synchronize(fabric.device());
       const double ms = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / steps * 1e3;
       const auto memory = device.memory(fabric.device());
-      std::printf("{\"case\": \"vit_l16_%s_bs%ld\", \"ms\": %.3f, \"peak_gb\": %.3f, \"reserved_gb\": %.3f}\n",
-                  precision.c_str(), static_cast<long>(batch), ms, memory.peak_allocated / 1e9,
-                  memory.peak_reserved / 1e9);
+      std::printf("{\"case\": \"ViT-L/16 %s batch %ld, step\", \"value\": %.2f, \"unit\": \"ms\", \"limit\": 1}\n",
+                  precision.c_str(), static_cast<long>(batch), ms);
+      std::printf(
+          "{\"case\": \"ViT-L/16 %s batch %ld, peak memory\", \"value\": %.3f, \"unit\": \"GB\", \"limit\": 1}\n",
+          precision.c_str(), static_cast<long>(batch), memory.peak_allocated / 1e9);
     }
   });
 }

@@ -31,6 +31,6 @@ for precision in (sys.argv[1].split(",") if len(sys.argv) > 1 else ("32-true", "
         step()
     torch.cuda.synchronize()
     ms = (time.perf_counter() - start) / steps * 1e3
-    print(json.dumps({"case": f"vit_l16_{precision}_bs{batch}", "ms": round(ms, 3), "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 3),
-                      "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3)}), flush=True)
+    print(json.dumps({"case": f"ViT-L/16 {precision} batch {batch}, step", "value": round(ms, 2), "unit": "ms"}), flush=True)
+    print(json.dumps({"case": f"ViT-L/16 {precision} batch {batch}, peak memory", "value": round(torch.cuda.max_memory_allocated() / 1e9, 3), "unit": "GB"}), flush=True)
     del model, net, optimizer, x, y
