@@ -12,11 +12,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "levin/testing/paths.h"
+
 namespace levin {
 namespace {
 
-const std::string kProbe = LEVIN_BINARY_DIR "/bin/tests/ddp_probe";
-const std::string kLevin = LEVIN_BINARY_DIR "/bin/levin";
+const std::string kProbe = levin::testing::binary_dir() + "/bin/tests/ddp_probe";
+const std::string kLevin = levin::testing::binary_dir() + "/bin/levin";
 
 struct Outcome {
   int status = -1;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/levin.h"
+#include "levin/testing/paths.h"
 
 namespace levin::testing {
 
@@ -32,7 +33,7 @@ inline std::vector<double> curve(const std::string& accelerator, const std::stri
                             .hidden_dim = 32,
                             .mlp_dim = 64,
                             .num_classes = 10});
-  fabric.load_raw(LEVIN_SOURCE_DIR "/tests/fabric/fixtures/small_vit.safetensors", model);
+  fabric.load_raw(levin::testing::source_dir() + "/tests/fabric/fixtures/small_vit.safetensors", model);
   auto [net, optimizer] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-3}));
   std::vector<double> losses;
   for (int64_t step = 0; step < 200; ++step) {
@@ -47,7 +48,7 @@ inline std::vector<double> curve(const std::string& accelerator, const std::stri
 }
 
 inline void expect_follows(const std::string& accelerator, const std::string& precision, double each, double mean) {
-  std::ifstream file(LEVIN_SOURCE_DIR "/tests/fabric/fixtures/curves.json");
+  std::ifstream file(levin::testing::source_dir() + "/tests/fabric/fixtures/curves.json");
   const auto expected = nlohmann::json::parse(file).at(accelerator + " " + precision).get<std::vector<double>>();
   const auto found = curve(accelerator, precision);
   double worst = 0, sum = 0;

@@ -5,12 +5,13 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
 
-const fs::path kFixtures = fs::path(LEVIN_SOURCE_DIR) / "tests/io/fixtures";
+const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/io/fixtures";
 
 std::string error_of(const std::string& content, IdxOptions options = {}) {
   const auto path = fs::temp_directory_path() / fmt::format("levin_idx_{}", ::getpid());

@@ -9,12 +9,13 @@
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
 #include "levin/io/safetensors_model.h"
+#include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
 
-const fs::path kFixtures = fs::path(LEVIN_SOURCE_DIR) / "tests/io/fixtures";
+const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/io/fixtures";
 
 class SafetensorsTest : public testing::Test {
  protected:

@@ -17,6 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "levin/testing/paths.h"
+
 extern char** environ;
 
 namespace levin::testing {
@@ -173,17 +175,17 @@ bool Child::all_gone() const {
 }
 
 std::vector<std::string> levin_run(const std::vector<std::string>& words) {
-  std::vector<std::string> command{LEVIN_BINARY_DIR "/bin/levin", "run"};
+  std::vector<std::string> command{levin::testing::binary_dir() + "/bin/levin", "run"};
   command.insert(command.end(), words.begin(), words.end());
   return command;
 }
 
 std::string probe() {
-  return LEVIN_BINARY_DIR "/bin/tests/launch_probe";
+  return levin::testing::binary_dir() + "/bin/tests/launch_probe";
 }
 
 std::string self_probe() {
-  return LEVIN_BINARY_DIR "/bin/tests/self_probe";
+  return levin::testing::binary_dir() + "/bin/tests/self_probe";
 }
 
 int free_port() {

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "child.h"
+#include "levin/testing/paths.h"
 
 namespace levin::testing {
 namespace {
@@ -20,7 +21,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::string kLevin = LEVIN_BINARY_DIR "/bin/levin";
+const std::string kLevin = levin::testing::binary_dir() + "/bin/levin";
 
 std::string slurp(const fs::path& path) {
   std::ifstream file(path);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "child.h"
+#include "levin/testing/paths.h"
 
 namespace levin::testing {
 namespace {
@@ -136,8 +137,9 @@ TEST(Launch, MuchOutputArrivesWhole) {
 }
 
 TEST(Launch, ASlowReaderLosesNothing) {
-  Child child({"/bin/sh", "-c",
-               fmt::format("{} run {} lines=300000 | (sleep 1; wc -l)", LEVIN_BINARY_DIR "/bin/levin", probe())});
+  Child child(
+      {"/bin/sh", "-c",
+       fmt::format("{} run {} lines=300000 | (sleep 1; wc -l)", levin::testing::binary_dir() + "/bin/levin", probe())});
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "300000\n");
 }
@@ -346,7 +348,8 @@ TEST(Fault, RestartsRunOut) {
 
 TEST(Fault, AReaderThatGoesAwayEndsTheRun) {
   Child child(
-      {"/bin/sh", "-c", fmt::format("{} run {} lines=200000 sleep | head -1", LEVIN_BINARY_DIR "/bin/levin", probe())});
+      {"/bin/sh", "-c",
+       fmt::format("{} run {} lines=200000 sleep | head -1", levin::testing::binary_dir() + "/bin/levin", probe())});
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "line 0 of rank 0\n");
   EXPECT_LT(child.seconds(), 10);

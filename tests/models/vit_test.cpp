@@ -10,11 +10,12 @@
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
+#include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 
-const std::string kFixtures = std::string(LEVIN_SOURCE_DIR) + "/tests/models/fixtures/";
+const std::string kFixtures = levin::testing::source_dir() + "/tests/models/fixtures/";
 
 template <class T>
 T read(std::istream& in) {

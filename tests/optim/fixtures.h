@@ -10,13 +10,14 @@
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/paths.h"
 
 namespace levin::optim::testing {
 
 using Json = nlohmann::json;
 
 inline Json fixture(const std::string& name) {
-  std::ifstream file(std::string(LEVIN_SOURCE_DIR) + "/tests/optim/fixtures/" + name + ".json");
+  std::ifstream file(levin::testing::source_dir() + "/tests/optim/fixtures/" + name + ".json");
   EXPECT_TRUE(file.good()) << name;
   return Json::parse(file);
 }

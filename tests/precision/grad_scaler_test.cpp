@@ -6,12 +6,13 @@
 #include "levin/optim/optim.h"
 #include "levin/optim/torch_adapter.h"
 #include "levin/precision/precision.h"
+#include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 
 nlohmann::json fixture() {
-  std::ifstream file(LEVIN_SOURCE_DIR "/tests/precision/fixtures/grad_scaler.json");
+  std::ifstream file(levin::testing::source_dir() + "/tests/precision/fixtures/grad_scaler.json");
   return nlohmann::json::parse(file);
 }
 
