@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/io/fixtures";
 
-class SafetensorsTest : public testing::Test {
+class SafetensorsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     const char* keep = std::getenv("LEVIN_IO_KEEP");
