@@ -40,7 +40,7 @@ struct Timer : levin::Interceptor {
   levin::Attachment kept = block->attach(std::make_shared<Timer>(), levin::Order::kProfiler);
 }
 
-[[maybe_unused]] void policies(const torch::nn::Sequential& model) {
+[[maybe_unused]] void policies(torch::nn::Sequential model) {
   auto units = levin::select_units(*model, levin::policy::by_class<Block>());
   for (auto& [name, unit, module] : units) std::cout << name << "\n";
 }
