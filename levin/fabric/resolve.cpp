@@ -57,7 +57,8 @@ FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
 
 std::string FabricPlan::to_string() const {
   return fmt::format("{} x {}{}, {}, {}", accelerator, devices.size(),
-                     num_nodes > 1 ? fmt::format(" on {} nodes", num_nodes) : "", strategy.name(), precision.name);
+                     num_nodes > 1 ? fmt::format(" on {} nodes", num_nodes) : "",
+                     make_strategy(strategy, world_size())->name(), precision.name);
 }
 
 }  // namespace levin

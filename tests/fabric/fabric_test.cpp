@@ -289,7 +289,7 @@ TEST(Fabric, ResolvesWithoutHardware) {
   EXPECT_EQ(plan.world_size(), 8);
   EXPECT_EQ(plan.precision.name, "bf16-mixed");
   EXPECT_EQ(resolve({}, 0).accelerator, "cpu");
-  EXPECT_EQ(resolve({.accelerator = "cpu", .devices = 3}, 0).to_string(), "cpu x 3, auto, 32-true");
+  EXPECT_EQ(resolve({.accelerator = "cpu", .devices = 3}, 0).to_string(), "cpu x 3, ddp, 32-true");
   EXPECT_THROW(resolve({.accelerator = "gpu"}, 0), Error);
   EXPECT_THROW(resolve({.devices = 9}, 8), Error);
   EXPECT_THROW(resolve({.strategy = "single_device", .devices = 2}, 8), Error);
