@@ -1,0 +1,214 @@
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <ranges>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "levin/core/state_dict.h"
+#include "levin/data/loader.h"
+#include "levin/trainer/step.h"
+
+namespace levin {
+
+namespace detail {
+
+/// A loader of which only the trainer's needs are left: batch after batch, and where it stands.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+
+  /// Starts the pass of an epoch; after load_state_dict or skip it goes on there instead.
+  virtual void start(int64_t epoch) = 0;
+  /// The next batch, valid until the next call; null at the end of the pass.
+  virtual void* next() = 0;
+  /// Batches of a pass; nothing when that is not known.
+  virtual std::optional<int64_t> size() const = 0;
+  /// Drops the batch and the iterator of a pass.
+  virtual void finish() = 0;
+
+  virtual AnyBatch any(void* batch) const = 0;
+
+  /// Whether state_dict knows the position.
+  virtual bool has_state() const { return false; }
+  virtual StateDict state_dict() const { return {}; }
+  virtual void load_state_dict(const StateDict&) {}
+
+  /// The same data, changed; null when this source cannot.
+  virtual std::shared_ptr<BatchSource> distributed(int /*rank*/, int /*world*/, bool /*repeat*/) const {
+    return nullptr;
+  }
+  virtual std::shared_ptr<BatchSource> sequential() const { return nullptr; }
+  virtual bool shuffles() const { return false; }
+  virtual std::shared_ptr<BatchSource> with_batch_size(int64_t /*batch_size*/) const { return nullptr; }
+  virtual std::optional<int64_t> batch_size() const { return {}; }
+};
+
+template <class L>
+using BatchOf = std::remove_cvref_t<decltype(*std::declval<L&>().begin())>;
+
+/// A loader of batches of type B: anything with begin() and end().
+template <class L, class B>
+concept LoaderOf = requires(L& loader) {
+  loader.begin();
+  loader.end();
+}
+&&std::same_as<BatchOf<L>, B>;
+
+template <class L, class B>
+class SourceOf final : public BatchSource {
+ public:
+  explicit SourceOf(L loader) : loader_(std::move(loader)) {}
+
+  void start(int64_t epoch) override {
+    iterator_.reset();
+    if constexpr (requires { loader_.set_epoch(epoch); })
+      if (!loaded_) loader_.set_epoch(epoch);
+    loaded_ = false;
+    fresh_ = true;
+  }
+  void* next() override {
+    if (fresh_) {
+      iterator_.emplace(loader_.begin());
+      fresh_ = false;
+    } else {
+      ++*iterator_;
+    }
+    if (*iterator_ == loader_.end()) return nullptr;
+    if constexpr (kOwnsBatches) {
+      return &**iterator_;
+    } else {
+      batch_.emplace(**iterator_);
+      return &*batch_;
+    }
+  }
+  void finish() override {
+    iterator_.reset();
+    if constexpr (!kOwnsBatches) batch_.reset();
+  }
+  std::optional<int64_t> size() const override {
+    if constexpr (requires { std::as_const(loader_).size(); })
+      return static_cast<int64_t>(loader_.size());
+    else
+      return {};
+  }
+  AnyBatch any(void* batch) const override { return AnyBatch(*static_cast<B*>(batch)); }
+  bool has_state() const override { return kHasState; }
+  StateDict state_dict() const override {
+    if constexpr (kHasState)
+      return loader_.state_dict();
+    else
+      return {};
+  }
+  void load_state_dict(const StateDict& state) override {
+    if constexpr (kHasState) loader_.load_state_dict(state);
+    loaded_ = true;
+  }
+  std::shared_ptr<BatchSource> distributed(int rank, int world, bool repeat) const override {
+    if constexpr (requires { loader_.distributed(rank, world, repeat); })
+      return std::make_shared<SourceOf>(loader_.distributed(rank, world, repeat));
+    else if constexpr (requires { loader_.distributed(rank, world); })
+      return std::make_shared<SourceOf>(loader_.distributed(rank, world));
+    else
+      return nullptr;
+  }
+  std::shared_ptr<BatchSource> sequential() const override {
+    if constexpr (requires { loader_.sequential(); })
+      return std::make_shared<SourceOf>(loader_.sequential());
+    else
+      return nullptr;
+  }
+  bool shuffles() const override {
+    if constexpr (requires { loader_.shuffles(); })
+      return loader_.shuffles();
+    else
+      return false;
+  }
+  std::shared_ptr<BatchSource> with_batch_size(int64_t size) const override {
+    if constexpr (requires { loader_.with_batch_size(size); })
+      return std::make_shared<SourceOf>(loader_.with_batch_size(size));
+    else
+      return nullptr;
+  }
+  std::optional<int64_t> batch_size() const override {
+    if constexpr (requires { loader_.batch_size(); })
+      return loader_.batch_size();
+    else
+      return {};
+  }
+
+ private:
+  static constexpr bool kHasState = requires(const L& l, L& m, const StateDict& s) {
+    { l.state_dict() } -> std::convertible_to<StateDict>;
+    m.load_state_dict(s);
+  };
+  // A Levin loader makes every batch anew, so it may be changed in place. A range of the user's may hand out what it
+  // keeps.
+  static constexpr bool kOwnsBatches = requires(const L& l) { l.distributed(0, 1); };
+  using Iterator = decltype(std::declval<L&>().begin());
+
+  L loader_;
+  std::optional<Iterator> iterator_;
+  std::optional<B> batch_;
+  bool fresh_ = false;
+  bool loaded_ = false;
+};
+
+/// A reference to the user's own container, which must outlive the run.
+template <class R>
+class BorrowedRange {
+ public:
+  explicit BorrowedRange(R& range) : range_(&range) {}
+  auto begin() { return range_->begin(); }
+  auto end() { return range_->end(); }
+  auto size() const requires requires(const R& r) { r.size(); }
+  { return range_->size(); }
+
+ private:
+  R* range_;
+};
+
+}  // namespace detail
+
+/// The loaders of a stage, of batches of type B: one, several, or none. Takes Levin's loaders, and any container or
+/// range with begin() and end(); an lvalue that is not a Levin loader must outlive the run.
+template <class B>
+class Loaders {
+ public:
+  Loaders() = default;
+  template <class L>
+  requires detail::LoaderOf<std::remove_cvref_t<L>, B> Loaders(L&& loader) {
+    using T = std::remove_cvref_t<L>;
+    if constexpr (requires(const T& l) { l.distributed(0, 1); } || !std::is_lvalue_reference_v<L>)
+      sources_.push_back(std::make_shared<detail::SourceOf<T, B>>(std::forward<L>(loader)));
+    else
+      sources_.push_back(std::make_shared<detail::SourceOf<detail::BorrowedRange<std::remove_reference_t<L>>, B>>(
+          detail::BorrowedRange<std::remove_reference_t<L>>(loader)));
+  }
+  template <class L>
+  requires detail::LoaderOf<L, B> Loaders(std::vector<L> loaders) {
+    for (auto& loader : loaders) sources_.push_back(std::make_shared<detail::SourceOf<L, B>>(std::move(loader)));
+  }
+  Loaders(std::initializer_list<Loaders<B>> several) {
+    for (const auto& one : several) sources_.insert(sources_.end(), one.sources_.begin(), one.sources_.end());
+  }
+
+  bool empty() const { return sources_.empty(); }
+  size_t size() const { return sources_.size(); }
+  const std::vector<std::shared_ptr<detail::BatchSource>>& sources() const { return sources_; }
+
+ private:
+  std::vector<std::shared_ptr<detail::BatchSource>> sources_;
+};
+
+namespace detail {
+/// Loaders whose batch type was checked already.
+using AnyLoaders = std::vector<std::shared_ptr<BatchSource>>;
+}  // namespace detail
+
+}  // namespace levin
