@@ -29,6 +29,8 @@ class Logger {
   virtual void save() = 0;
   /// The run is over: "success", "failed" or "interrupted".
   virtual void finalize(const std::string& status) = 0;
+  virtual StateDict position() { return {}; }
+  virtual void resume(const StateDict&) {}
   /// The folder of this run's files.
   virtual std::filesystem::path log_dir() const = 0;
 };
