@@ -49,6 +49,15 @@ CombinedLoader<Batch> three(const std::string& mode) {
                  {.mode = mode});
 }
 
+// What the state says of each loader: its epoch and the samples given out.
+Json places(const CombinedLoader<Batch>& loader) {
+  const auto state = loader.state_dict();
+  Json result = {{"epoch", state.at("epoch").to_int()}};
+  for (const auto& [name, member] : state.at("members").to_dict())
+    result[name] = {member.to_dict().at("epoch").to_int(), member.to_dict().at("samples").to_int()};
+  return result;
+}
+
 std::string message(const std::function<void()>& f) {
   try {
     f();
@@ -97,6 +106,7 @@ TEST(CombinedLoader, GoesOnAtAnyBatchOfAnyEpoch) {
         const auto resumed = three(mode);
         resumed.load_state_dict(stopped.state_dict());
         EXPECT_EQ(resumed.batch(), static_cast<int64_t>(stop));
+        EXPECT_EQ(places(resumed), places(stopped)) << mode << " epoch " << epoch << " batch " << stop;
         EXPECT_EQ(pass(resumed), std::vector<Json>(whole.begin() + static_cast<std::ptrdiff_t>(stop), whole.end()))
             << mode << " epoch " << epoch << " batch " << stop;
         EXPECT_EQ(resumed.epoch(), epoch + 1);
