@@ -11,11 +11,12 @@ The loss is the mean squared error against ones. Loaders are not shuffled. SGD w
 JSON keeps a float32 by its shortest decimal; "nan", "inf", "-inf" are strings. docs: tests/trainer/fixtures/README.md.
 """
 import inspect
-import json
+import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 from fixture_model import DATA, OUT, QUIET, Files, Net, Rows, Watch, loader, plain, run_case, scheduler_of, weights_of, write
 
@@ -25,6 +26,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch import callbacks as lit
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
@@ -313,6 +315,24 @@ def combined_cases():
     return results
 
 
+def requeue_commands():
+    """What a job of SLURM runs to be started again, and the checkpoint that it saves before."""
+    results = []
+    for variables in ({"SLURM_JOB_ID": "12345"}, {"SLURM_JOB_ID": "12346", "SLURM_ARRAY_JOB_ID": "12345", "SLURM_ARRAY_TASK_ID": "2"},
+                      {"SLURM_JOB_ID": "invalid"}):
+        with (mock.patch("lightning.pytorch.trainer.connectors.signal_connector.call") as call, mock.patch.dict(os.environ, variables),
+              mock.patch("lightning.pytorch.trainer.Trainer.save_checkpoint") as save):
+            call.return_value = 0
+            trainer = Trainer(plugins=[SLURMEnvironment()], logger=False, **QUIET)
+            try:
+                _SignalConnector(trainer)._slurm_sigusr_handler_fn(None, None)
+                expect = {"command": call.call_args.args[0], "checkpoint": Path(save.call_args.args[0]).name}
+            except AssertionError:
+                expect = {"error": "AssertionError"}
+        results.append({"variables": variables, **expect})
+    return results
+
+
 def make_counts():
     cases = count_cases()
     for case in cases:
@@ -323,7 +343,8 @@ def make_counts():
             case.pop(name, None)
     hosts = ["alpha,beta,gamma", "alpha beta gamma", "1.2.3.100", "1.2.3.100, 2.3.4.200", "host[22]", "host[1,5-9]", "host[5-9,1]", "1.2.3.[100-110]",
              "1.2.3.[089, 100-110]", "host1"]
-    write("counts.json", {"cases": cases, "combined": combined_cases(), "slurm_first_host": {h: SLURMEnvironment.resolve_root_node_address(h) for h in hosts}})
+    write("counts.json", {"cases": cases, "combined": combined_cases(), "slurm_first_host": {h: SLURMEnvironment.resolve_root_node_address(h) for h in hosts},
+                          "slurm_requeue": requeue_commands()})
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
