@@ -1,6 +1,7 @@
 // The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them
 // verbatim.
 // clang-format off
+#include <levin/data/combined.h>
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>
 #include <levin/levin.h>
@@ -108,6 +109,11 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   auto loader = levin::make_loader(levin::TensorDataset({{"image", images}, {"label", labels}}), {.batch_size = 64, .shuffle = true});
   for (auto& batch : loader) train(batch["image"], batch["label"]);
   fabric_loop(args, models::vit_b_16(), loader);
+}
+
+[[maybe_unused]] void combined(const DataLoader<Batch>& labelled, const DataLoader<Batch>& unlabelled, const std::function<void(Tensor, Tensor)>& train) {
+  auto both = levin::combine({{"labelled", labelled}, {"unlabelled", unlabelled}}, {.mode = "max_size_cycle"});
+  for (auto& batch : both) train(batch["labelled"]["image"], batch["unlabelled"]["image"]);
 }
 
 [[maybe_unused]] void loggers() {
