@@ -19,6 +19,7 @@ from PIL import Image
 from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.context import RequestContext
 from tensorboard.plugins import base_plugin
 from tensorboard.plugins.hparams import api_pb2, backend_context, list_session_groups, plugin_data_pb2
 from torch.utils.tensorboard import SummaryWriter, summary
@@ -75,11 +76,12 @@ def check_tab(path, call):
         multiplexer.Reload()
         context = backend_context.Context(base_plugin.TBContext(data_provider=data_provider.MultiplexerDataProvider(multiplexer, folder)))
         request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=10, allowed_statuses=[api_pb2.STATUS_SUCCESS])
-        metadata = context.hparams_metadata(None, "")
-        experiment = context.experiment_from_metadata(None, "", True, metadata)
+        request_context = RequestContext()
+        metadata = context.hparams_metadata(request_context, "")
+        experiment = context.experiment_from_metadata(request_context, "", True, metadata, [])
         for metric in experiment.metric_infos:
             request.col_params.add().metric.CopyFrom(metric.name)
-        groups = list_session_groups.Handler(None, context, "", request).run().session_groups
+        groups = list_session_groups.Handler(request_context, context, "", request).run().session_groups
         if len(groups) != 1 or len(groups[0].hparams) != len(call["values"]):
             fail(f"the HParams tab shows {len(groups)} sessions")
         if [value.name.tag for value in groups[0].metric_values] != call["metrics"]:

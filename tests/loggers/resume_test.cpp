@@ -15,7 +15,7 @@ namespace {
 using testing::LogFolder;
 
 // A run that logs steps and takes a position, as a checkpoint does, every 10.
-struct Run {
+struct LoggedRun {
   std::shared_ptr<Logger> logger;
   double* clock;
   std::vector<StateDict> positions = {};
@@ -65,7 +65,7 @@ std::vector<Kind> kinds() {
 
 class Resume : public ::testing::TestWithParam<Kind> {
  protected:
-  Run run(const std::filesystem::path& root, std::optional<int64_t> version = {}, int64_t every = 8) {
+  LoggedRun run(const std::filesystem::path& root, std::optional<int64_t> version = {}, int64_t every = 8) {
     return {GetParam().make(root, {.version = version, .flush_every_n_rows = every}, [this] { return clock_; }),
             &clock_};
   }
@@ -188,7 +188,9 @@ TEST_P(Resume, KeepsWhatIsThereOfADamagedLog) {
   const auto now = content(folder.path / "levin_logs" / "version_0");
   EXPECT_TRUE(now.starts_with(kept));
   EXPECT_GT(now.size(), kept.size());
-  if (GetParam().name == "board") EXPECT_NO_THROW(testing::read_records(now));
+  if (GetParam().name == "board") {
+    EXPECT_NO_THROW(testing::read_records(now));
+  }
 }
 
 TEST_P(Resume, IgnoresThePositionOfAnotherLogger) {
