@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "levin/trainer/callback.h"
+
+namespace levin {
+
+/// Changes over how many batches gradients are accumulated, by epoch:
+///
+///     levin::GradientAccumulationScheduler({{0, 8}, {4, 2}})   // 8 in epochs 0 to 3, 2 from epoch 4 on
+///
+/// Before the first epoch that is named it is 1. Trainer's accumulate_grad_batches must be left at 1, and optimization
+/// must be automatic.
+class GradientAccumulationScheduler : public Callback {
+ public:
+  /// Epochs from 0, and batches for each.
+  explicit GradientAccumulationScheduler(std::map<int64_t, int64_t> scheduling);
+
+  int64_t accumulate_grad_batches(int64_t epoch) const;
+
+  void on_fit_start(TrainerContext& run) override;
+  void on_train_start(TrainerContext& run) override;
+  void on_train_epoch_start(TrainerContext& run) override;
+
+ private:
+  std::map<int64_t, int64_t> scheduling_;
+};
+
+}  // namespace levin
