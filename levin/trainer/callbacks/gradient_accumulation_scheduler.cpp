@@ -8,13 +8,13 @@
 
 namespace levin {
 
-GradientAccumulationScheduler::GradientAccumulationScheduler(std::map<int64_t, int64_t> scheduling)
-    : scheduling_(std::move(scheduling)) {
+GradientAccumulationScheduler::GradientAccumulationScheduler(GradientAccumulationSchedulerOptions options)
+    : scheduling_(std::move(options.scheduling)) {
   LEVIN_CHECK(!scheduling_.empty(),
-              "[GradientAccumulationScheduler] the schedule is empty; {{4, 2}} would accumulate "
+              "[GradientAccumulationScheduler] scheduling is empty; {{4, 2}} would accumulate "
               "2 batches from epoch 4 on");
   for (const auto& [epoch, batches] : scheduling_) {
-    LEVIN_CHECK(epoch >= 0, "[GradientAccumulationScheduler] epoch ", epoch, " in the schedule; they count from 0");
+    LEVIN_CHECK(epoch >= 0, "[GradientAccumulationScheduler] epoch ", epoch, " in scheduling; they count from 0");
     LEVIN_CHECK(batches >= 1, "[GradientAccumulationScheduler] ", batches, " batches from epoch ", epoch,
                 " on; 1 or more is needed");
   }
