@@ -1,7 +1,7 @@
 // A run with everything that a resume must bring back, which dies or is signalled wherever it is told to.
 //   resume_probe --out FOLDER [--job fit|validate|test|predict] [--ckpt_path PATH|last] [--devices N]
 //                [--scheduler step|plateau|plateau_step] [--at EVENT:N:SIGNAL] [--rank R] [--to self|parent] [--handler]
-// At the N-th EVENT of this process (rank R alone) the signal (KILL, INT, TERM, USR1) is sent to it, or to the launcher
+// At the N-th EVENT of this process (rank R alone) the signal (KILL, INT, TERM, USR; with a 2 behind it twice) is sent to it, or to the launcher
 // above it. The end of the run is written to FOLDER/final.ckpt, and the number of events is printed.
 #include <cerrno>
 #include <csignal>
@@ -23,6 +23,7 @@ struct Fault {
   std::string event;
   int64_t count = 0;
   int signal = 0;
+  bool twice = false;
   bool to_parent = false;
   std::map<std::string, int64_t> seen;
 
@@ -31,15 +32,18 @@ struct Fault {
     LEVIN_CHECK(second != std::string::npos, "[probe] --at \"", text, "\" is not EVENT:N:SIGNAL");
     event = text.substr(0, first);
     count = std::stoll(text.substr(first + 1, second - first - 1));
-    const std::map<std::string, int> signals{{"KILL", SIGKILL}, {"INT", SIGINT}, {"TERM", SIGTERM}, {"USR1", SIGUSR1}};
-    signal = signals.at(text.substr(second + 1));
+    auto name = text.substr(second + 1);
+    twice = name.ends_with('2');
+    if (twice) name.pop_back();
+    const std::map<std::string, int> signals{{"KILL", SIGKILL}, {"INT", SIGINT}, {"TERM", SIGTERM}, {"USR", SIGUSR1}};
+    signal = signals.at(name);
   }
 };
 Fault fault;
 
 void mark(const char* event) {
   if (++fault.seen[event] != fault.count || fault.event != event) return;
-  ::kill(fault.to_parent ? ::getppid() : ::getpid(), fault.signal);
+  for (int i = 0; i < (fault.twice ? 2 : 1); ++i) ::kill(fault.to_parent ? ::getppid() : ::getpid(), fault.signal);
 }
 
 }  // namespace
