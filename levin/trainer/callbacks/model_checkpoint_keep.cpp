@@ -140,8 +140,8 @@ void ModelCheckpoint::update_best() {
 
 std::string ModelCheckpoint::choose_name(TrainerContext& run, std::string_view reusable) const {
   // Every rank asks for the metrics: some are reduced over the ranks when they are asked for.
-  const auto stem = name_.format(run.current_epoch(), run.global_step(),
-                                 [&](std::string_view metric) { return run.metric(metric); });
+  const auto stem =
+      name_.format(run.current_epoch(), run.global_step(), [&](std::string_view metric) { return run.metric(metric); });
   return free_name(run, stem, reusable);
 }
 
