@@ -126,7 +126,6 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   for (auto& batch : both) train(batch["labelled"]["image"], batch["unlabelled"]["image"]);
 }
 
-[[maybe_unused]] void loggers() {
 [[maybe_unused]] void loggers(const Tensor& loss, const Tensor& weights, const Tensor& image) {
   levin::Fabric fabric({.accelerator = "cpu", .loggers = {std::make_shared<levin::CsvLogger>("logs")}});
   fabric.log("loss", 0.25, /*step=*/1);
