@@ -44,6 +44,8 @@ class Accelerator {
   virtual void synchronize(c10::Device device) const = 0;
   virtual MemoryStats memory(c10::Device device) const = 0;
   virtual void reset_peak_memory(c10::Device device) const = 0;
+  /// Gives memory that the allocator keeps for reuse back to the device.
+  virtual void empty_cache(c10::Device) const {}
   virtual DeviceInfo info(c10::Device device) const = 0;
   /// RNG state of the device's default generator, and back. CPU: the CPU generator.
   virtual at::Tensor rng_state(c10::Device device) const = 0;
