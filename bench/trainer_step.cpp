@@ -36,12 +36,17 @@ class Instructions {
   }
   Instructions(const Instructions&) = delete;
   Instructions& operator=(const Instructions&) = delete;
-  int64_t now() const {
+  static int64_t now() {
+    static const Instructions counter;
+    return counter.read();
+  }
+
+ private:
+  int64_t read() const {
     int64_t count = 0;
     return fd_ >= 0 && ::read(fd_, &count, sizeof(count)) == sizeof(count) ? count : -1;
   }
 
- private:
   int fd_ = -1;
 };
 
@@ -49,17 +54,16 @@ class Instructions {
 struct Stopwatch {
   int64_t steps = 0;
   Clock::time_point started;
-  Instructions counter;
   int64_t instructions = -1;
   double seconds = 0;
 
   void start() {
-    instructions = counter.now();
+    instructions = Instructions::now();
     started = Clock::now();
   }
   void stop() {
     seconds = std::chrono::duration<double>(Clock::now() - started).count();
-    if (instructions >= 0) instructions = counter.now() - instructions;
+    if (instructions >= 0) instructions = Instructions::now() - instructions;
   }
   double microseconds() const { return seconds / static_cast<double>(steps - kWarmUp) * 1e6; }
   double instructions_per_step() const {

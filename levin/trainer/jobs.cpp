@@ -52,6 +52,7 @@ void Run::end(std::string_view stage, std::string_view status) {
   wrapped_.reset();
   train_data_ = val_data_ = test_data_ = predict_data_ = {};
   rng_before_validation_.reset();
+  logs_before_validation_.reset();
   module_->set_context(nullptr);
 }
 
@@ -118,12 +119,14 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     fail("fit", error);
     throw;
   }
+  check_late_signal();
 }
 
 std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data,
                                             AnyLoaders loaders, const EvaluateOptions& options) {
   LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer] this trainer is at work already");
   const auto name = stage_name(stage);
+  std::vector<EvaluationResult> results;
   try {
     begin(module, data, name);
     ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
@@ -133,7 +136,6 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
     wrapped_.emplace(fabric_->setup_module(borrowed(module)));
     module.zero_grad();
     signals_.emplace(false);
-    std::vector<EvaluationResult> results;
     const auto& limit = stage == Stage::kTest ? plan_.limit_test : plan_.limit_val;
     if (!limit.is_zero()) {
       load_eval_data(stage);
@@ -148,16 +150,18 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
       if (any) print_line(table_of(results));
     }
     end(name, "success");
-    return results;
   } catch (const std::exception& error) {
     fail(name, error);
     throw;
   }
+  check_late_signal();
+  return results;
 }
 
 std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
                                                   const PredictOptions& options) {
   LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer.predict] this trainer is at work already");
+  std::vector<std::vector<StepOutput>> outputs;
   try {
     begin(module, data, "predict");
     ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
@@ -167,7 +171,6 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
     wrapped_.emplace(fabric_->setup_module(borrowed(module)));
     module.zero_grad();
     signals_.emplace(false);
-    std::vector<std::vector<StepOutput>> outputs;
     if (!plan_.limit_predict.is_zero()) {
       load_eval_data(Stage::kPredict);
       LEVIN_CHECK(!predict_data_.loaders.empty(),
@@ -176,11 +179,12 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
       outputs = run_predict_loop(*this, options.return_predictions);
     }
     end("predict", "success");
-    return outputs;
   } catch (const std::exception& error) {
     fail("predict", error);
     throw;
   }
+  check_late_signal();
+  return outputs;
 }
 
 }  // namespace levin::detail

@@ -32,6 +32,8 @@ struct StageData {
   AnyLoaders loaders;
   /// Batches of each loader on this rank, limited; nothing when that is not known.
   std::vector<std::optional<int64_t>> batches;
+  /// Batches that every rank has; 0 when that is not known.
+  std::vector<int64_t> common;
   bool ready = false;
 };
 
@@ -157,6 +159,8 @@ class Run final : public TrainerContext {
   bool can_stop_early() const;
   /// Between two batches: a signal, or a rank that wants to stop, is seen here by all of them.
   void check_stop_requests();
+  /// After fit, validate, test or predict: a signal that came too late for the loops.
+  void check_late_signal();
   /// Writes what was asked for during the batch.
   void write_waiting_checkpoints();
   void log_step_row();
@@ -202,6 +206,8 @@ class Run final : public TrainerContext {
   bool inside_batch_ = false;
   /// The batch under way, or the last one, made an optimizer step.
   bool batch_stepped_ = true;
+  /// Schedulers that follow a metric have not seen the last batch yet.
+  bool plateau_due_ = false;
   /// Gradients of a window of accumulation are waiting for its other batches: no checkpoint can be written.
   bool window_open_ = false;
   int64_t accumulate_ = 1;
@@ -233,8 +239,10 @@ class Run final : public TrainerContext {
     std::function<void()> then;
   };
   std::vector<Waiting> waiting_;
-  /// The random generators before the validation under way.
+  /// The random generators, and the loggers' positions where it has written rows, before the validation under way.
   std::optional<StateDict> rng_before_validation_;
+  std::optional<StateList> logs_before_validation_;
+  StateList log_positions() const;
   StateDict rng_state() const;
   std::optional<SignalFlags> signals_;
 

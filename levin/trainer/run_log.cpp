@@ -178,8 +178,7 @@ void Run::set_accumulate_grad_batches(int64_t k) {
 
 void Run::check_stop_requests() {
   if (window_open_) return;
-  const int world = fabric_->world_size();
-  if (world == 1) {
+  if (fabric_->world_size() == 1 || !fitting_) {
     if (const int signal = SignalFlags::pending(); signal != 0 && signals_) [[unlikely]]
       end_by_signal(signal);
     return;

@@ -16,7 +16,7 @@
 namespace levin::detail {
 namespace {
 
-StateDict progress_state(const Progress& p, bool batch_stepped) {
+StateDict progress_state(const Progress& p, bool batch_stepped, bool plateau_due) {
   return {{"epoch", p.epoch},
           {"global_step", p.global_step},
           {"batch", p.batch},
@@ -24,7 +24,8 @@ StateDict progress_state(const Progress& p, bool batch_stepped) {
           {"stepped_batches", p.stepped_batches},
           {"validated_at", p.validated_at},
           {"closing_epoch", p.closing_epoch},
-          {"batch_stepped", batch_stepped}};
+          {"batch_stepped", batch_stepped},
+          {"plateau_due", plateau_due}};
 }
 
 Progress progress_from(const StateDict& state) {
@@ -67,6 +68,13 @@ StateDict Run::rng_state() const {
   return rng;
 }
 
+StateList Run::log_positions() const {
+  StateList positions;
+  if (fabric_->is_global_zero())
+    for (const auto& logger : loggers_) positions.emplace_back(logger->position());
+  return positions;
+}
+
 StateDict Run::checkpoint(bool weights_only) {
   StateDict all{{"epoch", progress_.epoch},
                 {"global_step", progress_.global_step},
@@ -78,11 +86,9 @@ StateDict Run::checkpoint(bool weights_only) {
     if (auto state = data_->state_dict(); !state.empty()) all["datamodule"] = std::move(state);
   }
   if (!weights_only) {
-    StateList optimizers, schedulers, loggers;
+    StateList optimizers, schedulers;
     for (const auto& optimizer : optimizers_) optimizers.emplace_back(optimizer.state_dict());
     for (const auto& config : schedulers_) schedulers.emplace_back(config.scheduler.state_dict());
-    if (fabric_->is_global_zero())
-      for (const auto& logger : loggers_) loggers.emplace_back(logger->position());
     StateDict callbacks;
     for (const auto& callback : callbacks_)
       if (auto state = callback->state_dict(); !state.empty()) callbacks[callback->state_key()] = std::move(state);
@@ -103,13 +109,13 @@ StateDict Run::checkpoint(bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = fabric_->grad_scaler()) all["scaler"] = scaler->state_dict();
-    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)}};
+    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_, plateau_due_)}};
     if (!train_data_.loaders.empty()) {
       const auto& source = *train_data_.loaders.front();
       if (source.has_state()) all["train_loader"] = source.state_dict();
     }
     all["callbacks"] = std::move(callbacks);
-    all["loggers"] = std::move(loggers);
+    all["loggers"] = logs_before_validation_ ? *logs_before_validation_ : log_positions();
     all["ranks"] = std::move(ranks);
   }
   const auto* site = site_;
@@ -231,6 +237,7 @@ void Run::restore_training() {
   const auto& fit = loaded_->at("loops").to_dict().at("fit").to_dict();
   progress_ = progress_from(fit);
   batch_stepped_ = fit.at("batch_stepped").to_bool();
+  plateau_due_ = fit.at("plateau_due").to_bool();
 }
 
 void Run::restore_position() {
@@ -268,8 +275,10 @@ void Run::restore_position() {
 
 void Run::end_by_signal(int signal) {
   const char* name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
-  auto where = concat("levin: [trainer] ", name, " in epoch ", progress_.epoch, " after batch ", progress_.batch);
-  const bool training = fitting_ && stage_ != Stage::kSanity && plan_.fast_dev_run == 0 && !plan_.barebones;
+  const bool sane = fitting_ && stage_ != Stage::kSanity;
+  auto where = sane ? concat("[trainer] ", name, " in epoch ", progress_.epoch, " after batch ", progress_.batch)
+                    : concat("[trainer] ", name, " in ", fitting_ ? "the sanity check" : stage_name(stage_));
+  const bool training = sane && plan_.fast_dev_run == 0 && !plan_.barebones;
   if (training && (plan_.checkpoints || signal != SIGINT)) {
     const auto path = signal == SIGINT ? interrupted_path(callbacks_, *this) : next_hpc_path();
     stage_ = Stage::kTrain;
@@ -284,6 +293,13 @@ void Run::end_by_signal(int signal) {
   }
   SignalFlags::clear();
   throw Interrupted(where, signal);
+}
+
+void Run::check_late_signal() {
+  const int signal = SignalFlags::pending();
+  SignalFlags::clear();
+  if (signal == SIGINT || signal == SIGTERM)
+    throw Interrupted(concat("[trainer] ", signal == SIGINT ? "Ctrl-C" : "SIGTERM", " when the work was done"), signal);
 }
 
 }  // namespace levin::detail

@@ -1,12 +1,14 @@
 // A run with everything that a resume must bring back, which dies or is signalled wherever it is told to.
 //   resume_probe --out FOLDER [--job fit|validate|test|predict] [--ckpt_path PATH|last] [--devices N]
-//                [--scheduler step|plateau|plateau_step] [--at EVENT:N:SIGNAL] [--rank R] [--to self|parent] [--handler]
+//                [--scheduler step|plateau|plateau_step] [--max_steps N] [--pause MS] [--at EVENT:N:SIGNAL] [--rank R] [--to self|parent] [--handler]
 // At the N-th EVENT of this process (rank R alone) the signal (KILL, INT, TERM, USR; with a 2 behind it twice) is sent to it, or to the launcher
 // above it. The end of the run is written to FOLDER/final.ckpt, and the number of events is printed.
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <map>
+#include <thread>
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -40,6 +42,8 @@ struct Fault {
   }
 };
 Fault fault;
+/// Of each batch.
+std::chrono::milliseconds batch_pause{0};
 
 void mark(const char* event) {
   if (++fault.seen[event] != fault.count || fault.event != event) return;
@@ -96,6 +100,7 @@ struct Module : TrainModule {
   }
   StepOutput training_step(const Batch& batch, const StepInfo&) override {
     mark("forward");
+    std::this_thread::sleep_for(batch_pause);
     auto loss = loss_of(batch);
     log("train_loss", loss, {.on_step = true, .on_epoch = true});
     log("worst", loss, {.on_step = false, .on_epoch = true, .reduce_fx = "max"});
@@ -168,6 +173,8 @@ int main(int argc, char** argv) {
     const bool handler = args.has("handler");
     fault.to_parent = args.get("to", "self") == "parent";
     const auto devices = args.get("devices", 1);
+    const auto max_steps = args.get("max_steps", -1);
+    batch_pause = std::chrono::milliseconds(args.get("pause", 0));
     args.check_all_used();
     at::set_num_threads(1);
     torch::manual_seed(3);
@@ -192,6 +199,7 @@ int main(int argc, char** argv) {
                                                     .every_n_epochs = 1,
                                                     .save_on_train_epoch_end = true})},
                      .max_epochs = 3,
+                     .max_steps = max_steps,
                      // Three: some validations come in the middle of a window of accumulation.
                      .val_check_interval = 3,
                      .log_every_n_steps = 1,

@@ -154,6 +154,17 @@ TEST(Resume, ExactWithASchedulerThatFollowsEachStep) {
   die_often(whole, flags, 8, 3);
 }
 
+TEST(Resume, ExactWhenTheLastStepIsInTheMiddleOfAnEpoch) {
+  const std::vector<std::string> flags{"--scheduler", "plateau_step", "--max_steps", "9"};
+  const Whole whole(flags);
+  for (const std::vector<Point>& points :
+       {std::vector<Point>{{"epoch_end", 2}}, std::vector<Point>{{"batch_end", 14}, {"epoch_end", 1}}}) {
+    Series series(whole, flags);
+    for (const auto& point : points) EXPECT_TRUE(series.dies_at(point));
+    series.ends_like_the_whole();
+  }
+}
+
 TEST(Resume, ExactAtRandomTimes) {
   const std::vector<std::string> flags{"--scheduler", "step"};
   const Whole whole(flags);

@@ -29,12 +29,15 @@ struct Undisturbed {
     csv = csv_of(run->out());
   }
 };
+// Ranks agree about twice a second: a run must be longer than that.
+const std::vector<std::string> kTwo{"--devices", "2", "--pause", "40"};
+
 const Undisturbed& undisturbed() {
   static const Undisturbed one({});
   return one;
 }
 const Undisturbed& two_undisturbed() {
-  static const Undisturbed two({"--devices", "2"});
+  static const Undisturbed two(kTwo);
   return two;
 }
 
@@ -210,18 +213,17 @@ TEST(Signals, WithoutSlurmNobodyIsAskedToRequeue) {
 }
 
 TEST(Signals, ReachTwoRanksThroughTheLauncher) {
-  const std::vector<std::string> two{"--devices", "2"};
   const std::vector<std::pair<Phase, const char*>> cases{{{"forward", 5}, "INT"}, {{"val_batch", 4}, "TERM"}, {{"file", 9}, "TERM"}};
   for (const auto& [phase, name] : cases) {
     SCOPED_TRACE(at(phase, name));
     ProbeFolder folder;
-    auto flags = two;
+    auto flags = kTwo;
     flags.insert(flags.end(), {"--at", at(phase, name), "--to", "parent"});
     const auto run = start_probe(folder.path(), flags);
     const bool by_hand = name == std::string("INT");
     expect_in_order(*run, by_hand ? SIGINT : SIGTERM);
     whole_checkpoints(folder.path() / "checkpoints");
-    expect_goes_on(folder.path(), by_hand ? "last" : "hpc", two_undisturbed(), two);
+    expect_goes_on(folder.path(), by_hand ? "last" : "hpc", two_undisturbed(), kTwo);
   }
   for (const char* job : {"test", "predict"}) {
     SCOPED_TRACE(job);
@@ -232,12 +234,24 @@ TEST(Signals, ReachTwoRanksThroughTheLauncher) {
   }
 }
 
-TEST(Signals, OneRankOfTwoIsEnough) {
-  const std::vector<std::string> two{"--devices", "2"};
+TEST(Signals, TheLauncherPassesTheWishToRequeueOn) {
   ProbeFolder folder;
-  const auto run = start_probe(folder.path(), {"--devices", "2", "--rank", "1", "--at", "forward:6:TERM"});
+  // As from `levin run` in a batch job of one task: the ranks are the launcher's, the job is SLURM's.
+  auto environment = slurm(folder.path());
+  environment.emplace_back("TORCHELASTIC_RUN_ID=job");
+  auto command = levin_run({"--nproc-per-node", "2", resume_probe(), "--out", folder.path().string(), "--pause", "40",
+                            "--devices", "2", "--at", "batch_end:5:USR", "--to", "parent"});
+  Child run(command, environment);
+  expect_in_order(run, SIGUSR1);
+  EXPECT_EQ(text_of(folder.path() / "requeued"), "requeue 12345\n");
+  EXPECT_TRUE(fs::exists(folder.path() / "hpc_ckpt_1.ckpt"));
+}
+
+TEST(Signals, OneRankOfTwoIsEnough) {
+  ProbeFolder folder;
+  const auto run = start_probe(folder.path(), {"--devices", "2", "--pause", "40", "--rank", "1", "--at", "forward:6:TERM"});
   expect_in_order(*run, SIGTERM);
-  expect_goes_on(folder.path(), "hpc", two_undisturbed(), two);
+  expect_goes_on(folder.path(), "hpc", two_undisturbed(), kTwo);
 }
 
 TEST(Signals, SlurmWithTwoTasks) {
@@ -246,13 +260,13 @@ TEST(Signals, SlurmWithTwoTasks) {
     return start_probe(folder.path(), flags, slurm(folder.path(), rank, 2, port));
   };
   int port = free_port();
-  const std::vector<std::string> signalled{"--devices", "2", "--rank", "1", "--at", "batch_end:5:USR"};
+  const std::vector<std::string> signalled{"--devices", "2", "--pause", "40", "--rank", "1", "--at", "batch_end:5:USR"};
   auto first = start(signalled, 0, port), second = start(signalled, 1, port);
   EXPECT_EQ(second->wait(), 128 + SIGUSR1) << second->err();
   expect_in_order(*first, SIGUSR1);
   EXPECT_EQ(text_of(folder.path() / "requeued"), "requeue 12345\n");
   port = free_port();
-  first = start({"--devices", "2"}, 0, port), second = start({"--devices", "2"}, 1, port);
+  first = start(kTwo, 0, port), second = start(kTwo, 1, port);
   EXPECT_EQ(second->wait(), 0) << second->err();
   EXPECT_EQ(first->wait(), 0) << first->err();
   EXPECT_EQ(final_difference(two_undisturbed().folder.path(), folder.path()), "");

@@ -148,6 +148,8 @@ void run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* kee
     if (log && log->logs_steps() && stage != Stage::kSanity) {
       MetricLog::Published values;
       log->publish_step(values);
+      // A checkpoint that cuts the validation off starts it anew, and so must its rows.
+      if (run.fitting_ && !run.logs_before_validation_) run.logs_before_validation_ = run.log_positions();
       run.send_row(values.log, i, /*with_epoch=*/false);
     }
     run.batch_ = AnyBatch();
@@ -155,7 +157,8 @@ void run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* kee
       auto& kept = (*keep)[index];
       kept.push_back(std::move(output));
     }
-    if (run.fabric_->world_size() == 1) run.check_stop_requests();
+    // Inside fit the ranks end together, so they ask together: after batches that all of them have.
+    if (!run.fitting_ || run.fabric_->world_size() == 1 || i < data.common[index]) run.check_stop_requests();
   }
   source.finish();
   run.dataloader_idx_ = -1;
@@ -192,6 +195,7 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
     if (run.fitting_ && stage == Stage::kValidate) {
       run.progress_.validated_at = run.progress_.total_batches;
       run.rng_before_validation_.reset();
+      run.logs_before_validation_.reset();
     }
     call_both(run, hooks.end, hooks.on_end, hooks.module_end);
   }

@@ -19,6 +19,13 @@ bool fit_is_done(const Run& run) {
   return epochs_are_done(run) || run.steps_are_done() || (run.should_stop_ && run.can_stop_early());
 }
 
+/// A checkpoint was written inside the last epoch, after its last optimizer step: what is left is the end of the epoch.
+bool epoch_is_open(const Run& run) {
+  const auto& progress = run.progress_;
+  return progress.closing_epoch ||
+         (progress.batch > 0 && progress.global_step == run.plan_.max_steps && !epochs_are_done(run));
+}
+
 bool validates_in_epoch(const Run& run) {
   if (run.val_data_.loaders.empty() || run.plan_.limit_val.is_zero()) return false;
   const auto every = run.plan_.check_val_every_n_epoch;
@@ -57,6 +64,15 @@ void validate_if_due(Run& run) {
   run.last_validation_ = Clock::now();
 }
 
+/// After a batch that made an optimizer step, and its validation: schedulers that follow a metric.
+void step_plateau_schedulers(Run& run) {
+  if (!std::exchange(run.plateau_due_, false)) return;
+  // The count of batches is that of the batch just done.
+  --run.progress_.batch;
+  step_schedulers(run, "step", /*plateau=*/true);
+  ++run.progress_.batch;
+}
+
 /// The batches of an epoch. Returns when the epoch is over, or the run.
 void run_batches(Run& run) {
   auto& module = run.module();
@@ -65,10 +81,11 @@ void run_batches(Run& run) {
   const auto batches = run.train_data_.batches.front();
   StepOutput output;
 
-  // What a checkpoint cut off: the validation after its last batch.
+  // What a checkpoint cut off: the validation after its last batch, and what follows it.
   if (progress.batch > 0) {
     run.is_last_batch_ = batches && progress.batch >= *batches;
     validate_if_due(run);
+    step_plateau_schedulers(run);
   }
   while (true) {
     if (batches && progress.batch >= *batches) break;
@@ -105,17 +122,15 @@ void run_batches(Run& run) {
     ++progress.batch;
     ++progress.total_batches;
     if (run.batch_stepped_) ++progress.stepped_batches;
+    run.plateau_due_ = run.batch_stepped_;
     run.inside_batch_ = false;
     run.write_waiting_checkpoints();
     run.check_stop_requests();
     validate_if_due(run);
-    if (run.batch_stepped_) {
-      // The count of batches is that of the batch just done.
-      --progress.batch;
-      step_schedulers(run, "step", /*plateau=*/true);
-      ++progress.batch;
-    }
+    step_plateau_schedulers(run);
   }
+  // The gradients of a window that was left open are dropped.
+  run.window_open_ = false;
   source.finish();
 }
 
@@ -169,6 +184,7 @@ void run_epoch(Run& run, bool resumed) {
   run.call_module(Hook::kTrainEpochEnd, [&] { module.on_train_epoch_end(); });
   at_end(true);
   run.set_site(kNoLogging);
+  run.write_waiting_checkpoints();
   close_epoch(run);
   run.check_stop_requests();
 }
@@ -192,11 +208,10 @@ void sanity_check(Run& run) {
 
 void run_fit_loop(Run& run) {
   auto& module = run.module();
-  auto& progress = run.progress_;
   const bool resumed = run.loaded_.has_value();
   if (!resumed && !fit_is_done(run) && !run.plan_.limit_train.is_zero()) sanity_check(run);
   run.stage_ = Stage::kTrain;
-  if ((fit_is_done(run) && !progress.closing_epoch) || run.plan_.limit_train.is_zero()) return;
+  if ((fit_is_done(run) && !epoch_is_open(run)) || run.plan_.limit_train.is_zero()) return;
   run.load_train_data();
   if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
 
@@ -207,7 +222,7 @@ void run_fit_loop(Run& run) {
   // After everything that may draw random numbers.
   if (resumed) run.restore_position();
   bool first = resumed;
-  while (!fit_is_done(run) || progress.closing_epoch) {
+  while (!fit_is_done(run) || epoch_is_open(run)) {
     run_epoch(run, std::exchange(first, false));
   }
   run.call(
