@@ -16,6 +16,10 @@ void add_default_callbacks(const TrainerOptions& asked, TrainerPlan& plan, std::
 /// The loggers that were chosen.
 std::vector<std::shared_ptr<Logger>> make_loggers(const TrainerOptions& asked, const TrainerPlan& plan);
 
+/// Tells the loggers that count how long the run will be; 0: not known.
+void tell_totals(const std::vector<std::shared_ptr<Logger>>& loggers, int64_t epochs, int64_t batches);
+void print_above_bar(const std::vector<CallbackRef>& callbacks, const std::string& line);
+
 /// Where the checkpoints of these callbacks are: the best one, the newest one (in folders of earlier runs when this run
 /// has none yet), and where one goes that Ctrl-C asks for.
 std::optional<std::filesystem::path> best_checkpoint(const std::vector<CallbackRef>& callbacks);

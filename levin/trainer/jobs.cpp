@@ -44,6 +44,7 @@ void Run::end(std::string_view stage, std::string_view status) {
   call(
       Hook::kTeardown, [&](Callback& c) { c.teardown(*this, stage); }, [&] { module_->teardown(stage); });
   if (data_) data_->teardown(stage);
+  if (profiler_) profiler_->describe();
   if (fabric_->is_global_zero())
     for (const auto& logger : loggers_) logger->finalize(std::string(status));
   signals_.reset();
@@ -102,6 +103,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     signals_.emplace(slurm_job_to_requeue().has_value());
     fit_start_ = std::chrono::steady_clock::now();
     batches_to_vote_ = 1;
+    advice_.start(*this);
     {
       std::optional<torch::autograd::DetectAnomalyGuard> anomaly;
       if (plan_.detect_anomaly) anomaly.emplace();
@@ -110,7 +112,9 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     loaded_.reset();
     call(
         Hook::kFitEnd, [&](Callback& c) { c.on_fit_end(*this); }, [&] { module.on_fit_end(); });
+    const auto hints = advice_.hints(*this);
     end("fit", "success");
+    for (const auto& hint : hints) log_info(hint);
   } catch (const std::exception& error) {
     fail("fit", error);
     throw;

@@ -33,7 +33,7 @@ const char* op_word(bool mean_or_sum, bool minimum) {
 
 }  // namespace
 
-double metric_number(const MetricValue& value) {
+double metric_number(const LoggedValue& value) {
   const auto* number = std::get_if<double>(&value);
   return number ? *number : std::get<Tensor>(value).item<double>();
 }
@@ -111,14 +111,14 @@ MetricLog::Entry& MetricLog::entry(const Call& call, std::string_view name, cons
   return entries_.back();
 }
 
-void MetricLog::log(const Call& call, std::string_view name, const MetricValue& given, const LogOptions& options) {
+void MetricLog::log(const Call& call, std::string_view name, const LoggedValue& given, const LogOptions& options) {
   auto& e = entry(call, name, options);
   if (!agrees(e, options)) [[unlikely]]
     throw Error(concat("[log] \"", name, "\" was logged before in ", e.hook, " with other options"));
   if (e.rank_zero_only && call.fabric->global_rank() != 0) return;
 
   bool wide = c10::get_default_dtype_as_scalartype() == at::kDouble;
-  MetricValue value = 0.0;
+  LoggedValue value = 0.0;
   if (const auto* tensor = std::get_if<Tensor>(&given)) {
     LEVIN_CHECK(tensor->defined() && tensor->numel() == 1, "[log] \"", name, "\" is a tensor of ",
                 tensor->defined() ? tensor->numel() : 0, " elements; log a single number");
@@ -158,7 +158,7 @@ void MetricLog::log(const Call& call, std::string_view name, const MetricValue& 
   }
 }
 
-void MetricLog::add(Entry& e, const MetricValue& value, bool wide, int64_t batch_size) {
+void MetricLog::add(Entry& e, const LoggedValue& value, bool wide, int64_t batch_size) {
   const bool first = !e.has_epoch;
   e.has_epoch = true;
   e.wide |= wide;
@@ -198,7 +198,7 @@ void MetricLog::add(Entry& e, const MetricValue& value, bool wide, int64_t batch
   e.result.reset();
 }
 
-MetricValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
+LoggedValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
   if (e.result) return *e.result;
   const bool syncs = e.sync_dist && fabric.world_size() > 1;
   if (!syncs) {

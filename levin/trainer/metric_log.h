@@ -35,9 +35,9 @@ struct LogSite {
 };
 
 /// A value on the host, or a tensor of one element on a device, which is read only when somebody must know.
-using MetricValue = std::variant<double, Tensor>;
-using MetricMap = std::map<std::string, MetricValue>;
-double metric_number(const MetricValue& value);
+using LoggedValue = std::variant<double, Tensor>;
+using MetricMap = std::map<std::string, LoggedValue>;
+double metric_number(const LoggedValue& value);
 
 /// What log() was given in one kind of loop: the value of the step, and what becomes the value of the epoch.
 ///
@@ -56,7 +56,7 @@ class MetricLog {
     int64_t dataloader_idx = -1;
     Fabric* fabric = nullptr;
   };
-  void log(const Call& call, std::string_view name, const MetricValue& value, const LogOptions& options);
+  void log(const Call& call, std::string_view name, const LoggedValue& value, const LogOptions& options);
   /// The next calls are those of a new batch.
   void start_batch() { cursor_ = 0; }
 
@@ -91,21 +91,21 @@ class MetricLog {
     Reduce reduce = Reduce::kMean;
 
     bool has_step = false;
-    MetricValue step = 0.0;
+    LoggedValue step = 0.0;
     // The epoch so far. A float32 value is added up in float32, as Lightning does, so that the numbers are the same.
     bool has_epoch = false;
     bool wide = false;
     double total = 0;
     Tensor device_total;
     double weight = 0;
-    std::optional<MetricValue> result;
+    std::optional<LoggedValue> result;
   };
 
   Entry& entry(const Call& call, std::string_view name, const LogOptions& options);
   Entry make_entry(const Call& call, std::string_view name, const LogOptions& options) const;
   static bool agrees(const Entry& entry, const LogOptions& options);
-  static void add(Entry& entry, const MetricValue& value, bool wide, int64_t batch_size);
-  MetricValue epoch_value(Entry& entry, Fabric& fabric);
+  static void add(Entry& entry, const LoggedValue& value, bool wide, int64_t batch_size);
+  LoggedValue epoch_value(Entry& entry, Fabric& fabric);
 
   bool training_;
   bool logs_steps_ = false;

@@ -124,7 +124,7 @@ std::vector<std::string> own_command_line() {
 }  // namespace
 
 const LogSite kNoLogging{"this place", Kind::kRefused};
-const LogSite kTransfer{"the hooks of batch transfer", Kind::kRefused};
+const LogSite kTransferSite{"the hooks of batch transfer", Kind::kRefused};
 
 const LogSite& hook_site(Hook hook) {
   return kSites[static_cast<size_t>(hook)];
@@ -145,6 +145,8 @@ const LogSite& step_site(Stage stage) {
 Run::Run(TrainerOptions asked)
     : plan_(levin::resolve(asked, cuda_accelerator().device_count())), asked_(std::move(asked)) {
   max_epochs_ = plan_.max_epochs;
+  profiler_ = asked_.profiler.profiler();
+  if (!profiler_ && asked_.profiler.is_set()) profiler_ = make_profiler(asked_.profiler.name());
   collect_callbacks();
   collect_loggers();
   fabric_ = std::make_unique<Fabric>(plan_.fabric);
@@ -232,6 +234,10 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view 
     for (size_t hook = 0; hook < hooks_.size(); ++hook)
       if (callback.overrides(static_cast<Hook>(hook))) hooks_[hook].push_back(callback.get().get());
 
+  log_dir_.clear();
+  log_dir_ = fabric_->broadcast(log_dir().string());
+  register_actions(stage);
+
   // Downloads happen on one rank of each node while the others wait.
   fabric_->rank_zero_first(
       [&] {
@@ -244,6 +250,38 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view 
   call(
       Hook::kSetup, [&](Callback& c) { c.setup(*this, stage); }, [&] { module.setup(stage); });
   module.configure_model();
+}
+
+void Run::register_actions(std::string_view stage) {
+  if (!profiler_) return;
+  profiler_->setup(std::string(stage), fabric_->global_rank(), log_dir_);
+  const auto module = concat("[TrainModule]", module_->name(), ".");
+  const auto strategy = concat("[Strategy]", fabric_->strategy().name(), ".");
+  const std::array<std::string, static_cast<size_t>(Action::kCount)> names{
+      "run_training_epoch",
+      "run_training_batch",
+      "[TrainLoop].train_dataloader_next",
+      "[EvalLoop].dataloader_next",
+      strategy + "batch_to_device",
+      strategy + "training_step",
+      strategy + "validation_step",
+      strategy + "test_step",
+      strategy + "predict_step",
+      module + "optimizer_zero_grad",
+      strategy + "backward",
+      module + "optimizer_step",
+      module + "configure_gradient_clipping",
+      module + "lr_scheduler_step",
+      "save_checkpoint",
+      "run_validation"};
+  for (size_t i = 0; i < names.size(); ++i) actions_[i] = profiler_->register_action(names[i]);
+  for (size_t hook = 0; hook < hooks_.size(); ++hook) {
+    module_actions_[hook] = profiler_->register_action(module + kSites[hook].hook);
+    callback_actions_[hook].clear();
+    for (const auto* callback : hooks_[hook])
+      callback_actions_[hook].push_back(
+          profiler_->register_action(concat("[Callback]", callback->state_key(), ".", kSites[hook].hook)));
+  }
 }
 
 void Run::make_optimizers() {
@@ -278,9 +316,14 @@ void Run::make_optimizers() {
 }
 
 void* Run::next_batch(BatchSource& source, const StepInfo& at) {
-  void* batch = source.next();
+  void* batch = nullptr;
+  {
+    const auto time = span(stage_ == Stage::kTrain ? Action::kNextTrainBatch : Action::kNextEvalBatch);
+    batch = source.next();
+  }
   if (!batch) return nullptr;
-  site_ = &kTransfer;
+  site_ = &kTransferSite;
+  const auto time = span(Action::kTransfer);
   module_->any_transfer(batch, fabric_->device(), fabric_->plan().precision.inputs, at);
   return batch;
 }

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "levin/profilers/profiler.h"
+#include "levin/trainer/advice.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/data_module.h"
 #include "levin/trainer/metric_log.h"
@@ -23,7 +25,7 @@ namespace levin::detail {
 const LogSite& hook_site(Hook hook);
 const LogSite& step_site(Stage stage);
 extern const LogSite kNoLogging;
-extern const LogSite kTransfer;
+extern const LogSite kTransferSite;
 
 /// The loaders of one stage and how much of them is used.
 struct StageData {
@@ -90,17 +92,48 @@ class Run final : public TrainerContext {
   // What the loops use.
   template <class F>
   void call(Hook hook, F&& f) {
-    for (auto* callback : hooks_[static_cast<size_t>(hook)]) {
+    const auto& callbacks = hooks_[static_cast<size_t>(hook)];
+    for (size_t i = 0; i < callbacks.size(); ++i) {
       site_ = &hook_site(hook);
-      f(*callback);
+      const auto span = callback_span(hook, i);
+      f(*callbacks[i]);
     }
   }
   /// The hook of the callbacks, then the module's.
   template <class F, class G>
   void call(Hook hook, F&& on_callback, G&& on_module) {
     call(hook, on_callback);
+    call_module(hook, on_module);
+  }
+  template <class G>
+  void call_module(Hook hook, G&& on_module) {
     site_ = &hook_site(hook);
+    const Span span(profiler_.get(), module_actions_[static_cast<size_t>(hook)]);
     on_module();
+  }
+  /// Something that takes time and is no hook.
+  enum class Action {
+    kEpoch,
+    kBatch,
+    kNextTrainBatch,
+    kNextEvalBatch,
+    kTransfer,
+    kTrainingStep,
+    kValidationStep,
+    kTestStep,
+    kPredictStep,
+    kZeroGrad,
+    kBackward,
+    kOptimizerStep,
+    kClip,
+    kScheduler,
+    kSaveCheckpoint,
+    kValidation,
+    kCount
+  };
+  Span span(Action action) { return Span(profiler_.get(), actions_[static_cast<size_t>(action)]); }
+  Span callback_span(Hook hook, size_t index) {
+    return Span(profiler_.get(), profiler_ ? callback_actions_[static_cast<size_t>(hook)][index] : ActionId{});
   }
   bool has_callbacks(Hook hook) const { return !hooks_[static_cast<size_t>(hook)].empty(); }
   void set_site(const LogSite& site) { site_ = &site; }
@@ -129,7 +162,7 @@ class Run final : public TrainerContext {
   void log_step_row();
   void log_epoch_row();
   void log_eval_row(Stage stage, MetricMap metrics);
-  void send_row(const MetricMap& metrics, int64_t step);
+  void send_row(const MetricMap& metrics, int64_t step, bool with_epoch = true);
   int64_t row_step() const;
   void publish(bool epoch);
 
@@ -153,6 +186,14 @@ class Run final : public TrainerContext {
   std::vector<CallbackRef> base_callbacks_, callbacks_;
   std::array<std::vector<Callback*>, static_cast<size_t>(Hook::kCount)> hooks_;
   std::vector<std::shared_ptr<Logger>> loggers_;
+  /// The same on every rank while a run is under way.
+  std::filesystem::path log_dir_;
+
+  std::shared_ptr<Profiler> profiler_;
+  std::array<ActionId, static_cast<size_t>(Action::kCount)> actions_{};
+  std::array<ActionId, static_cast<size_t>(Hook::kCount)> module_actions_{};
+  std::array<std::vector<ActionId>, static_cast<size_t>(Hook::kCount)> callback_actions_;
+  Advice advice_;
 
   Stage stage_ = Stage::kIdle;
   bool fitting_ = false;
@@ -203,6 +244,7 @@ class Run final : public TrainerContext {
   void collect_loggers();
   void make_optimizers();
   void print_plan();
+  void register_actions(std::string_view stage);
   void end(std::string_view stage, std::string_view status);
   void fail(std::string_view stage, const std::exception& error);
   AnyLoaders prepared(const AnyLoaders& loaders, bool training);

@@ -1,7 +1,6 @@
 // What callbacks may ask of a run, and the way of metrics to the loggers.
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
@@ -15,7 +14,10 @@ void Run::collect_loggers() {
 }
 
 std::filesystem::path Run::log_dir() const {
-  return loggers_.empty() ? plan_.root_dir : loggers_.front()->log_dir();
+  if (!log_dir_.empty()) return log_dir_;
+  for (const auto& logger : loggers_)
+    if (auto folder = logger->log_dir(); !folder.empty()) return folder;
+  return plan_.root_dir;
 }
 
 std::optional<int64_t> Run::num_training_batches() const {
@@ -100,7 +102,7 @@ bool Run::row_is_due() const {
   return (plan_.log_every_n_steps > 0 && (progress_.stepped_batches + 1) % plan_.log_every_n_steps == 0) || should_stop_;
 }
 
-void Run::send_row(const MetricMap& metrics, int64_t step) {
+void Run::send_row(const MetricMap& metrics, int64_t step, bool with_epoch) {
   if (metrics.empty() || loggers_.empty() || !fabric_->is_global_zero()) return;
   Metrics row;
   bool has_epoch = false;
@@ -115,16 +117,23 @@ void Run::send_row(const MetricMap& metrics, int64_t step) {
     else
       row.emplace_back(name, std::get<Tensor>(value));
   }
-  if (!has_epoch) row.emplace_back("epoch", static_cast<double>(progress_.epoch));
+  if (with_epoch && !has_epoch) row.emplace_back("epoch", progress_.epoch);
   for (const auto& logger : loggers_) logger->log_metrics(row, step);
 }
 
 void Run::log_row(const Metrics& metrics) {
   MetricMap map;
   for (const auto& [name, value] : metrics)
-    std::visit([&](const auto& v) { map[name] = MetricValue(v); }, value);
+    std::visit(
+        [&, &key = name]<class V>(const V& v) {
+          if constexpr (std::same_as<V, int64_t>)
+            map[key] = static_cast<double>(v);
+          else
+            map[key] = v;
+        },
+        value);
   for (const auto& [name, value] : map) published_.callback[name] = value;
-  send_row(map, row_step());
+  send_row(map, row_step(), /*with_epoch=*/false);
 }
 
 void Run::log_step_row() {
@@ -144,7 +153,7 @@ void Run::log_epoch_row() {
 }
 
 void Run::log_eval_row(Stage stage, MetricMap metrics) {
-  send_row(metrics, fitting_ || stage == Stage::kValidate ? row_step() : row_step());
+  send_row(metrics, stage == Stage::kSanity ? 0 : row_step());
 }
 
 void Run::stop(std::string_view reason) {
@@ -192,8 +201,7 @@ void Run::check_stop_requests() {
 
 void Run::print_line(const std::string& line) {
   if (!fabric_->is_global_zero()) return;
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
+  print_above_bar(callbacks_, line);
 }
 
 std::optional<int64_t> Run::train_batch_size() const {

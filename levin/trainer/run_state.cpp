@@ -123,6 +123,7 @@ StateDict Run::checkpoint(bool weights_only) {
 }
 
 void Run::write_checkpoint(const std::filesystem::path& path, bool weights_only) {
+  const auto time = span(Action::kSaveCheckpoint);
   fabric_->save(path.string(), checkpoint(weights_only));
 }
 

@@ -116,9 +116,26 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   for (auto& batch : both) train(batch["labelled"]["image"], batch["unlabelled"]["image"]);
 }
 
-[[maybe_unused]] void loggers() {
+[[maybe_unused]] void loggers(const Tensor& loss, const Tensor& weights, const Tensor& image) {
   levin::Fabric fabric({.accelerator = "cpu", .loggers = {std::make_shared<levin::CsvLogger>("logs")}});
   fabric.log("loss", 0.25, /*step=*/1);
+  const auto version = levin::next_version("logs");
+  levin::CsvLogger csv("logs", {.version = version});
+  levin::TensorBoardLogger board("logs", {.version = version});
+  board.log_hyperparams({{"lr", 5e-5}, {"model", levin::StateDict{{"layers", 12}}}});
+  board.log_metrics({{"loss", loss}, {"epoch", 3}}, /*step=*/100);
+  board.log_histogram("weights", weights, /*step=*/100);
+  board.log_image("sample", image, /*step=*/100);
+}
+
+[[maybe_unused]] void profilers(const std::function<void()>& train) {
+  auto profiler = levin::make_profiler("simple");
+  const auto step = profiler->register_action("run_training_batch");
+  for (int i = 0; i < 100; ++i) {
+    levin::Span span(profiler.get(), step);
+    train();
+  }
+  profiler->describe();
 }
 
 [[maybe_unused]] void io() {

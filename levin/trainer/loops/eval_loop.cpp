@@ -23,6 +23,7 @@ struct EvalHooks {
   void (TrainModuleBase::*model_eval)();
   void (TrainModuleBase::*model_train)();  // null: there is no such hook
   StepOutput (TrainModuleBase::*step)(void*, const StepInfo&);
+  Run::Action action;
 };
 
 constexpr EvalHooks kValidation{Hook::kValidationStart,
@@ -43,7 +44,8 @@ constexpr EvalHooks kValidation{Hook::kValidationStart,
                                 &TrainModuleBase::on_validation_epoch_end,
                                 &TrainModuleBase::on_validation_model_eval,
                                 &TrainModuleBase::on_validation_model_train,
-                                &TrainModuleBase::any_validation_step};
+                                &TrainModuleBase::any_validation_step,
+                                Run::Action::kValidationStep};
 constexpr EvalHooks kTest{Hook::kTestStart,
                           Hook::kTestEnd,
                           Hook::kTestEpochStart,
@@ -62,7 +64,8 @@ constexpr EvalHooks kTest{Hook::kTestStart,
                           &TrainModuleBase::on_test_epoch_end,
                           &TrainModuleBase::on_test_model_eval,
                           &TrainModuleBase::on_test_model_train,
-                          &TrainModuleBase::any_test_step};
+                          &TrainModuleBase::any_test_step,
+                                Run::Action::kTestStep};
 constexpr EvalHooks kPrediction{Hook::kPredictStart,
                                 Hook::kPredictEnd,
                                 Hook::kPredictEpochStart,
@@ -81,7 +84,8 @@ constexpr EvalHooks kPrediction{Hook::kPredictStart,
                                 &TrainModuleBase::on_predict_epoch_end,
                                 &TrainModuleBase::on_predict_model_eval,
                                 nullptr,
-                                &TrainModuleBase::any_predict_step};
+                                &TrainModuleBase::any_predict_step,
+                                Run::Action::kPredictStep};
 
 const EvalHooks& hooks_of(Stage stage) {
   return stage == Stage::kTest ? kTest : stage == Stage::kPredict ? kPrediction : kValidation;
@@ -131,18 +135,20 @@ void run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* kee
     run.is_last_batch_ = most && i + 1 >= *most;
     if (log) log->start_batch();
     run.call(hooks.batch_start, [&](Callback& c) { (c.*hooks.on_batch_start)(run, run.batch_, at); });
-    run.set_site(hook_site(hooks.batch_start));
-    module.any_eval_batch_start(stage, batch, at);
+    run.call_module(hooks.batch_start, [&] { module.any_eval_batch_start(stage, batch, at); });
     run.set_site(step_site(stage));
-    auto output = run.run_step([&] { return (module.*hooks.step)(batch, at); });
+    StepOutput output;
+    {
+      const auto time = run.span(hooks.action);
+      output = run.run_step([&] { return (module.*hooks.step)(batch, at); });
+    }
     run.call(hooks.batch_end, [&](Callback& c) { (c.*hooks.on_batch_end)(run, output, run.batch_, at); });
-    run.set_site(hook_site(hooks.batch_end));
-    module.any_eval_batch_end(stage, output, batch, at);
+    run.call_module(hooks.batch_end, [&] { module.any_eval_batch_end(stage, output, batch, at); });
     run.set_site(kNoLogging);
     if (log && log->logs_steps() && stage != Stage::kSanity) {
       MetricLog::Published values;
       log->publish_step(values);
-      run.send_row(values.log, i);
+      run.send_row(values.log, i, /*with_epoch=*/false);
     }
     run.batch_ = AnyBatch();
     if (keep) {

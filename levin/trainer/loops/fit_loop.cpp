@@ -3,6 +3,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/trainer/defaults.h"
 #include "levin/trainer/run.h"
 
 namespace levin::detail {
@@ -49,7 +50,10 @@ void validate_if_due(Run& run) {
   if (!validation_is_due(run)) return;
   auto& module = run.module();
   if (run.batch_stepped_) module.on_validation_model_zero_grad();
-  run_eval_loop(run, Stage::kValidate);
+  {
+    const auto time = run.span(Run::Action::kValidation);
+    run_eval_loop(run, Stage::kValidate);
+  }
   run.last_validation_ = Clock::now();
 }
 
@@ -70,15 +74,19 @@ void run_batches(Run& run) {
     if (batches && progress.batch >= *batches) break;
     if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) break;
     const StepInfo at{progress.batch, 0};
+    run.advice_.before_fetch(run);
     void* batch = run.next_batch(source, at);
     if (!batch) break;
+    run.advice_.after_fetch();
+    const auto time = run.span(Run::Action::kBatch);
     run.is_last_batch_ = (batches && progress.batch + 1 >= *batches) || (!source.size() && source.is_last());
     run.inside_batch_ = true;
     run.batch_ = source.any(batch);
     run.train_log_.start_batch();
     run.call(Hook::kTrainBatchStart, [&](Callback& c) { c.on_train_batch_start(run, run.batch_, at.batch_idx); });
-    run.set_site(hook_site(Hook::kTrainBatchStart));
-    if (!module.any_train_batch_start(batch, at.batch_idx)) {
+    bool wanted = true;
+    run.call_module(Hook::kTrainBatchStart, [&] { wanted = module.any_train_batch_start(batch, at.batch_idx); });
+    if (!wanted) {
       run.inside_batch_ = false;
       break;
     }
@@ -90,8 +98,7 @@ void run_batches(Run& run) {
     if (output.loss.defined()) output.loss = output.loss.detach();
     run.call(Hook::kTrainBatchEnd,
              [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
-    run.set_site(hook_site(Hook::kTrainBatchEnd));
-    module.any_train_batch_end(output, batch, at.batch_idx);
+    run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
     if (run.batch_stepped_) run.log_step_row();
     run.batch_ = AnyBatch();
@@ -124,6 +131,7 @@ void close_epoch(Run& run) {
 }
 
 void run_epoch(Run& run, bool resumed) {
+  const auto time = run.span(Run::Action::kEpoch);
   auto& module = run.module();
   auto& progress = run.progress_;
   if (progress.closing_epoch) {
@@ -149,16 +157,17 @@ void run_epoch(Run& run, bool resumed) {
   run.in_epoch_end_ = true;
   progress.closing_epoch = true;
   const auto at_end = [&](bool monitors) {
-    for (auto* callback : run.hooks_[static_cast<size_t>(Hook::kTrainEpochEnd)]) {
-      const auto order = callback->order();
+    const auto& callbacks = run.hooks_[static_cast<size_t>(Hook::kTrainEpochEnd)];
+    for (size_t i = 0; i < callbacks.size(); ++i) {
+      const auto order = callbacks[i]->order();
       if ((order == CallbackOrder::kMonitor || order == CallbackOrder::kCheckpoint) != monitors) continue;
       run.set_site(hook_site(Hook::kTrainEpochEnd));
-      callback->on_train_epoch_end(run);
+      const auto span = run.callback_span(Hook::kTrainEpochEnd, i);
+      callbacks[i]->on_train_epoch_end(run);
     }
   };
   at_end(false);
-  run.set_site(hook_site(Hook::kTrainEpochEnd));
-  module.on_train_epoch_end();
+  run.call_module(Hook::kTrainEpochEnd, [&] { module.on_train_epoch_end(); });
   at_end(true);
   run.set_site(kNoLogging);
   close_epoch(run);
@@ -193,6 +202,7 @@ void run_fit_loop(Run& run) {
   if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
 
   run.last_validation_ = Clock::now();
+  tell_totals(run.loggers_, std::max<int64_t>(run.plan_.max_epochs, 0), run.num_training_batches().value_or(0));
   run.call(
       Hook::kTrainStart, [&](Callback& c) { c.on_train_start(run); }, [&] { module.on_train_start(); });
   // After everything that may draw random numbers.

@@ -18,8 +18,11 @@ struct Closure {
 
   Tensor operator()() {
     auto& module = run.module();
-    run.set_site(step_site(Stage::kTrain));
-    output = run.run_step([&] { return module.any_training_step(batch, at); });
+    {
+      run.set_site(step_site(Stage::kTrain));
+      const auto time = run.span(Run::Action::kTrainingStep);
+      output = run.run_step([&] { return module.any_training_step(batch, at); });
+    }
     auto loss = output.loss;
     if (loss.defined() && run.accumulate_ > 1) loss = loss / run.accumulate_;
     auto& optimizer = run.optimizers_.front();
@@ -27,6 +30,7 @@ struct Closure {
       run.call(
           Hook::kBeforeZeroGrad, [&](Callback& c) { c.on_before_zero_grad(run, optimizer); },
           [&] { module.on_before_zero_grad(optimizer); });
+      const auto time = run.span(Run::Action::kZeroGrad);
       module.optimizer_zero_grad(optimizer);
     }
     if (!loss.defined()) {
@@ -45,6 +49,7 @@ struct Closure {
     run.call(
         Hook::kBeforeOptimizerStep, [&](Callback& c) { c.on_before_optimizer_step(run, optimizer); },
         [&] { module.on_before_optimizer_step(optimizer); });
+    const auto time = run.span(Run::Action::kClip);
     module.configure_gradient_clipping(optimizer, run.plan().clip_val, run.plan().clips_value ? "value" : "norm");
   }
 };
@@ -55,7 +60,10 @@ void Run::backward(const Tensor& loss) {
   call(
       Hook::kBeforeBackward, [&](Callback& c) { c.on_before_backward(*this, loss); },
       [&] { module_->on_before_backward(loss); });
-  module_->backward(loss);
+  {
+    const auto time = span(Action::kBackward);
+    module_->backward(loss);
+  }
   call(
       Hook::kAfterBackward, [&](Callback& c) { c.on_after_backward(*this); }, [&] { module_->on_after_backward(); });
 }
@@ -87,6 +95,7 @@ bool run_training_batch(Run& run, void* batch, int64_t batch_idx, StepOutput& ou
   const StepInfo at{batch_idx, 0};
   if (!module.automatic_optimization) {
     run.set_site(step_site(Stage::kTrain));
+    const auto time = run.span(Run::Action::kTrainingStep);
     output = run.run_step([&] { return module.any_training_step(batch, at); });
     return true;
   }
@@ -104,6 +113,7 @@ bool run_training_batch(Run& run, void* batch, int64_t batch_idx, StepOutput& ou
     closure();
     return false;
   }
+  const auto time = run.span(Run::Action::kOptimizerStep);
   module.optimizer_step(run.optimizers_.front(), [&closure] { return closure(); });
   ++run.progress_.global_step;
   return true;
@@ -127,6 +137,7 @@ void step_schedulers(Run& run, std::string_view interval, bool plateau) {
       }
     }
     run.set_site(kNoLogging);
+    const auto time = run.span(Run::Action::kScheduler);
     run.module().lr_scheduler_step(config.scheduler, metric);
   }
 }
