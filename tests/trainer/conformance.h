@@ -310,7 +310,15 @@ struct Net : TrainModule {
 struct Rows : Logger {
   void log_metrics(const Metrics& metrics, std::optional<int64_t> step) override {
     Json row{{"step", step ? Json(*step) : Json()}, {"metrics", Json::object()}};
-    for (const auto& [name, value] : metrics) row["metrics"][name] = detail::metric_value(name, value);
+    for (const auto& [name, value] : metrics)
+      row["metrics"][name] = std::visit(
+          []<class V>(const V& v) -> double {
+            if constexpr (std::same_as<V, Tensor>)
+              return v.template item<double>();
+            else
+              return static_cast<double>(v);
+          },
+          value);
     rows.push_back(row);
   }
   void log_hyperparams(const StateDict&) override {}

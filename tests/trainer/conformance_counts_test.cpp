@@ -1,19 +1,15 @@
 // How often things happen, in every case that was recorded from Lightning: fixtures/counts.json, early_stopping.json.
 #include <set>
 
-#if __has_include("levin/trainer/callbacks/model_checkpoint.h")
 #include "levin/trainer/callbacks/early_stopping.h"
 #include "levin/trainer/callbacks/gradient_accumulation_scheduler.h"
 #include "levin/trainer/callbacks/model_checkpoint.h"
 #include "levin/trainer/callbacks/timer.h"
-#define CALLBACKS_ARE_THERE
-#endif
 #include "tests/trainer/conformance.h"
 
 namespace levin::conformance {
 namespace {
 
-#ifdef CALLBACKS_ARE_THERE
 Duration seconds(const Json& json) {
   return std::chrono::duration<double>(json.get<double>());
 }
@@ -117,24 +113,21 @@ void expect_checkpoints(const ModelCheckpoint& callback, const Watch& watch, con
   else
     EXPECT_TRUE(near(callback.best_model_score().value_or(0), number_of(expect["best_score"])));
 }
-#endif
 
 /// What a case's callbacks are, and what they are asked afterwards.
 struct Callbacks {
   std::vector<CallbackRef> list;
+  bool keeps_checkpoints = false;
   std::function<void(const Watch&, const Json&)> expect = [](const Watch&, const Json&) {};
 };
 
-Callbacks callbacks_of(const Json& test, const std::shared_ptr<Watch>& watch,
-                       [[maybe_unused]] const std::filesystem::path& folder) {
+Callbacks callbacks_of(const Json& test, const std::shared_ptr<Watch>& watch, const std::filesystem::path& folder) {
   Callbacks result;
   result.list.emplace_back(watch);
   for (const auto& spec : test.value("callbacks", Json::array())) {
     const auto type = spec["type"].get<std::string>();
-#ifdef CALLBACKS_ARE_THERE
     if (type == "ModelCheckpoint") {
       const auto checkpoints = folder / "checkpoints";
-      auto with_clock = spec;
       auto callback = model_checkpoint_of(spec, checkpoints);
       if (test.contains("seconds_per_batch")) {
         auto options = callback->options();
@@ -144,6 +137,7 @@ Callbacks callbacks_of(const Json& test, const std::shared_ptr<Watch>& watch,
         callback = std::make_shared<ModelCheckpoint>(std::move(options));
       }
       result.list.emplace_back(callback);
+      result.keeps_checkpoints = true;
       result.expect = [callback, checkpoints](const Watch& seen, const Json& expect) {
         expect_checkpoints(*callback, seen, checkpoints, expect);
       };
@@ -159,9 +153,9 @@ Callbacks callbacks_of(const Json& test, const std::shared_ptr<Watch>& watch,
       result.list.emplace_back(GradientAccumulationScheduler(std::move(options)));
     } else if (type == "Timer") {
       result.list.emplace_back(Timer({.duration = seconds(spec["duration"])}));
-    } else
-#endif
+    } else {
       throw Error("[conformance] no callback " + type);
+    }
   }
   return result;
 }
@@ -200,7 +194,7 @@ void run_case(const Json& test) {
     options.default_root_dir = folder.path();
     options.callbacks = callbacks.list;
     if (!asked.contains("barebones") && !asked.contains("logger")) options.logger = rows;
-    if (callbacks.list.size() > 1 && !asked.contains("enable_checkpointing")) options.enable_checkpointing = {};
+    if (callbacks.keeps_checkpoints) options.enable_checkpointing = {};
     trainer = std::make_unique<Trainer>(std::move(options));
     const auto data = test.value("data", Json::object());
     const int64_t batch_size = data.value("batch_size", 1);
@@ -246,20 +240,11 @@ void run_case(const Json& test) {
   callbacks.expect(*watch, expect);
 }
 
-bool needs_callbacks(const Json& test) {
-#ifdef CALLBACKS_ARE_THERE
-  return false && test.empty();
-#else
-  return test.contains("callbacks");
-#endif
-}
-
 void run_family(const Json& cases, int number, size_t least) {
   size_t found = 0;
   for (const auto& test : cases) {
     if (test.value("case", 0) != number) continue;
     ++found;
-    if (needs_callbacks(test)) continue;
     SCOPED_TRACE(test.value("name", test.dump()));
     run_case(test);
   }
