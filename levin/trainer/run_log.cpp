@@ -93,8 +93,9 @@ MetricMap Run::progress_bar_metrics() {
 }
 
 int64_t Run::row_step() const {
-  if (inside_batch_ || !batch_stepped_) return progress_.stepped_batches;
-  return std::max<int64_t>(0, progress_.stepped_batches - 1);
+  // What follows a batch, up to the end of its epoch, stands at the step of that batch.
+  const bool follows_step = in_epoch_end_ || (!inside_batch_ && batch_stepped_ && progress_.batch > 0);
+  return follows_step ? std::max<int64_t>(0, progress_.stepped_batches - 1) : progress_.stepped_batches;
 }
 
 bool Run::row_is_due() const {
