@@ -30,6 +30,8 @@ std::vector<std::optional<int64_t>> Run::num_eval_batches() const {
 }
 
 std::optional<int64_t> Run::estimated_stepping_batches() const {
+  // A scheduler wants to know in configure_optimizers, before the loader is needed for anything else.
+  if (fitting_ && !train_data_.ready && !plan_.limit_train.is_zero()) const_cast<Run*>(this)->load_train_data();
   const auto batches = num_training_batches();
   std::optional<int64_t> steps;
   if (batches && plan_.max_epochs >= 0)
