@@ -165,13 +165,6 @@ void Run::launch(const Args* args) {
   fabric_->launch(static_cast<int>(argv.size()), argv.data());
 }
 
-void Run::collect_callbacks() {
-  base_callbacks_ = asked_.callbacks;
-  for (const auto& callback : base_callbacks_) LEVIN_CHECK(callback.get(), "[trainer] a callback is empty");
-  add_default_callbacks(asked_, plan_, base_callbacks_);
-  callbacks_ = base_callbacks_;
-}
-
 namespace {
 
 std::vector<CallbackRef> in_order(std::vector<CallbackRef> callbacks) {
@@ -192,6 +185,13 @@ std::vector<CallbackRef> in_order(std::vector<CallbackRef> callbacks) {
 }
 
 }  // namespace
+
+void Run::collect_callbacks() {
+  base_callbacks_ = asked_.callbacks;
+  for (const auto& callback : base_callbacks_) LEVIN_CHECK(callback.get(), "[trainer] a callback is empty");
+  add_default_callbacks(asked_, plan_, base_callbacks_);
+  callbacks_ = in_order(base_callbacks_);
+}
 
 void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage) {
   launch(nullptr);
