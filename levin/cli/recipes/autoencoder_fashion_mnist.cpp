@@ -44,7 +44,7 @@ class Autoencoder : public TrainModule {
 
   StepOutput step(const Batch& batch, std::string_view name) {
     const auto image = flat(batch);
-    auto loss = mse_loss(decoder_->forward(encoder_->forward(image)), image);
+    auto loss = levin::mse_loss(decoder_->forward(encoder_->forward(image)), image);
     log(name, loss, {.prog_bar = true, .sync_dist = name != "train_loss"});
     return loss;
   }
