@@ -15,6 +15,16 @@ class Error : public std::runtime_error {
   explicit Error(const std::string& line) : std::runtime_error(line) {}
 };
 
+/// A signal ended the work, in order. run_main turns it into the exit status 128 + signal.
+class Interrupted : public Error {
+ public:
+  Interrupted(const std::string& line, int signal) : Error(line), signal_(signal) {}
+  int signal() const { return signal_; }
+
+ private:
+  int signal_;
+};
+
 namespace detail {
 template <class... Args>
 std::string concat(const Args&... args) {

@@ -5,6 +5,8 @@
 #include <set>
 #include <string>
 
+#include <unistd.h>
+
 namespace levin {
 namespace {
 
@@ -14,7 +16,10 @@ std::mutex once_mutex;
 void print(std::string_view prefix, std::string_view line) {
   // One call per line: the lines of ranks that share a terminal must not mix.
   std::string text;
-  text.reserve(prefix.size() + line.size() + 1);
+  text.reserve(prefix.size() + line.size() + 5);
+  // A progress bar may stand on the line; it draws itself again below.
+  static const bool terminal = ::isatty(::fileno(stderr)) == 1;
+  if (terminal) text.append("\r\x1b[K");
   text.append(prefix).append(line).push_back('\n');
   std::fwrite(text.data(), 1, text.size(), stderr);
 }

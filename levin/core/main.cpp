@@ -84,6 +84,9 @@ int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noex
     Args args(argc, argv);
     body(args);
     return 0;
+  } catch (const Interrupted& stopped) {
+    std::fprintf(stderr, "%s\n", one_line(stopped).c_str());
+    return 128 + stopped.signal();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", one_line(error).c_str());
   } catch (...) {

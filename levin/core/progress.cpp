@@ -51,7 +51,7 @@ ProgressBar::ProgressBar(std::string label, int64_t total, ProgressOptions optio
   if (!options_.clock) options_.clock = steady_seconds;
   live_ = options_.live.value_or(terminal_width(options_.file) > 0);
   color_ = live_ && variable("NO_COLOR").empty();
-  start_ = drawn_at_ = options_.clock();
+  start_ = drawn_at_ = rated_at_ = options_.clock();
   line_.reserve(512);
   numbers_.reserve(8);
   if (live_) draw(start_, false);
@@ -62,7 +62,7 @@ ProgressBar::~ProgressBar() {
 }
 
 void ProgressBar::start_at(int64_t step) {
-  done_ = first_ = drawn_step_ = step;
+  done_ = first_ = drawn_step_ = rated_step_ = step;
 }
 
 void ProgressBar::set(std::string_view name, double value) {
@@ -76,14 +76,21 @@ void ProgressBar::set(std::string_view name, double value) {
 }
 
 void ProgressBar::advance(int64_t steps) {
-  if (finished_) return;
-  done_ += steps;
-  const double now = options_.clock();
-  if (live_ ? now - drawn_at_ >= kRedrawSeconds : line_is_due(now)) draw(now, false);
+  if (count(steps)) redraw();
 }
 
-bool ProgressBar::line_is_due(double now) const {
+bool ProgressBar::count(int64_t steps) {
+  done_ += steps;
+  return !finished_ && !paused_at_ && is_due(options_.clock());
+}
+
+void ProgressBar::redraw() {
+  if (!finished_ && !paused_at_) draw(options_.clock(), false);
+}
+
+bool ProgressBar::is_due(double now) const {
   const double silence = now - drawn_at_;
+  if (live_) return silence >= kRedrawSeconds;
   if (silence >= kSilenceSeconds) return true;
   // The last line comes from finish().
   return silence >= kLineSeconds && total_ > 0 && done_ < total_ && done_ * 10 / total_ > drawn_step_ * 10 / total_;
@@ -91,11 +98,13 @@ bool ProgressBar::line_is_due(double now) const {
 
 void ProgressBar::draw(double now, bool last) {
   const double elapsed = now - start_;
-  if (now > drawn_at_ && done_ > drawn_step_) {
+  if (now > rated_at_ && done_ > rated_step_) {
     // Recent steps count more: the weight of what is older than the bar's first tenth fades within about three seconds.
-    const double recent = static_cast<double>(done_ - drawn_step_) / (now - drawn_at_);
-    const double weight = std::min(1.0, (now - drawn_at_) / 3);
+    const double recent = static_cast<double>(done_ - rated_step_) / (now - rated_at_);
+    const double weight = std::min(1.0, (now - rated_at_) / 3);
     rate_ = rate_ == 0 ? recent : rate_ + weight * (recent - rate_);
+    rated_at_ = now;
+    rated_step_ = done_;
   }
   if (last && elapsed > 0) rate_ = static_cast<double>(done_ - first_) / elapsed;
   drawn_at_ = now;
@@ -120,8 +129,14 @@ void ProgressBar::draw(double now, bool last) {
 
 void ProgressBar::finish() {
   if (finished_) return;
+  resume();
   finished_ = true;
   draw(options_.clock(), true);
+}
+
+void ProgressBar::discard() {
+  clear();
+  finished_ = true;
 }
 
 void ProgressBar::clear() {
@@ -130,6 +145,31 @@ void ProgressBar::clear() {
   std::fflush(options_.file);
   on_screen_ = false;
   drawn_at_ -= kRedrawSeconds;
+}
+
+void ProgressBar::print_above(std::string_view line, std::FILE* file) {
+  const bool was_on_screen = on_screen_;
+  clear();
+  std::fwrite(line.data(), 1, line.size(), file);
+  std::fputc('\n', file);
+  std::fflush(file);
+  if (was_on_screen) redraw();
+}
+
+void ProgressBar::pause() {
+  if (finished_ || paused_at_) return;
+  clear();
+  paused_at_ = options_.clock();
+}
+
+void ProgressBar::resume() {
+  if (!paused_at_) return;
+  const double away = options_.clock() - *paused_at_;
+  start_ += away;
+  drawn_at_ += away;
+  rated_at_ += away;
+  paused_at_.reset();
+  if (live_) redraw();
 }
 
 }  // namespace levin

@@ -49,18 +49,30 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void advance(int64_t steps = 1);
+  /// As advance, but leaves the drawing to the caller: true when one is due. Then is the time to find out numbers that
+  /// cost something, to `set` them and to call redraw().
+  [[nodiscard]] bool count(int64_t steps = 1);
+  /// Draws now, whether it is due or not.
+  void redraw();
   /// Starts at a step other than 0 (a resumed epoch): those before do not count for the rate.
   void start_at(int64_t step);
   /// A number to show beside; shown at the next drawing.
   void set(std::string_view name, double value);
   /// Draws the last state and ends the line. Later calls do nothing.
   void finish();
+  /// Ends without a last line; on a terminal the bar is taken off.
+  void discard();
   /// Takes the bar off the terminal, so that a line can be printed; it comes back with the next drawing.
   void clear();
+  /// Prints a line above the bar.
+  void print_above(std::string_view line, std::FILE* file = stdout);
+  /// Takes the bar off the terminal and stops its clock, for another bar in its place; resume() brings both back.
+  void pause();
+  void resume();
 
  private:
   void draw(double now, bool last);
-  bool line_is_due(double now) const;
+  bool is_due(double now) const;
 
   std::string label_;
   int64_t total_;
@@ -73,6 +85,9 @@ class ProgressBar {
   double drawn_at_ = 0;
   int64_t drawn_step_ = 0;
   double rate_ = 0;  // steps per second, smoothed
+  double rated_at_ = 0;
+  int64_t rated_step_ = 0;
+  std::optional<double> paused_at_;
   bool on_screen_ = false;
   bool finished_ = false;
   std::vector<std::pair<std::string, double>> numbers_;

@@ -4,17 +4,20 @@
 
 namespace levin::detail {
 
-LoaderPosition::LoaderPosition(int64_t dataset_size, const LoaderOptions& options, int rank, int world_size)
+LoaderPosition::LoaderPosition(int64_t dataset_size, const LoaderOptions& options, int rank, int world_size,
+                               bool repeat)
     : dataset_size_(dataset_size),
       options_(options),
       sampler_{.shuffle = options.shuffle,
                .seed = options.seed,
                .drop_last = options.drop_last,
+               .repeat = repeat,
                .rank = rank,
                .world_size = world_size} {
   LEVIN_CHECK(options.batch_size >= 1, "[data] batch_size ", options.batch_size, " is not allowed (1 or more)");
   LEVIN_CHECK(dataset_size >= 1, "[data] the dataset is empty");
-  LEVIN_CHECK(batches() >= 1, "[data] drop_last leaves nothing: ", samples_per_rank(dataset_size_, sampler_),
+  LEVIN_CHECK(batches() >= 1 || !(options.drop_last || repeat),
+              "[data] drop_last leaves nothing: ", samples_per_rank(dataset_size_, sampler_),
               " samples per rank do not fill one batch of ", options.batch_size);
 }
 
@@ -39,9 +42,9 @@ std::span<const int64_t> LoaderPosition::next() {
   return std::span(order_).subspan(first, std::min(static_cast<size_t>(options_.batch_size), order_.size() - first));
 }
 
-void LoaderPosition::set_epoch(int64_t epoch) {
+void LoaderPosition::seek(int64_t epoch, int64_t batch) {
   epoch_ = epoch;
-  batch_ = 0;
+  batch_ = batch;
   inside_ = false;
 }
 
@@ -63,8 +66,7 @@ void LoaderPosition::load_state_dict(const StateDict& state) {
   const int64_t step = options_.batch_size * sampler_.world_size;
   LEVIN_CHECK(samples % step == 0, "[data] the state is ", samples, " samples into the epoch, which batches of ",
               options_.batch_size, " on ", sampler_.world_size, " ranks never reach");
-  set_epoch(state.at("epoch").to_int());
-  batch_ = samples / step;
+  seek(state.at("epoch").to_int(), samples / step);
 }
 
 }  // namespace levin::detail

@@ -32,7 +32,7 @@ namespace detail {
 /// Where a loader stands. The order of the samples is worked out anew, never stored.
 class LoaderPosition {
  public:
-  LoaderPosition(int64_t dataset_size, const LoaderOptions& options, int rank, int world_size);
+  LoaderPosition(int64_t dataset_size, const LoaderOptions& options, int rank, int world_size, bool repeat = true);
 
   /// Starts the next pass: goes on where a loaded state left off, or with the next epoch.
   void begin();
@@ -41,7 +41,10 @@ class LoaderPosition {
 
   int64_t batches() const;
   int64_t epoch() const { return epoch_; }
-  void set_epoch(int64_t epoch);
+  int64_t batch() const { return batch_; }
+  const SamplerOptions& sampler() const { return sampler_; }
+  void set_epoch(int64_t epoch) { seek(epoch, 0); }
+  void seek(int64_t epoch, int64_t batch);
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
 
@@ -68,11 +71,12 @@ class DataLoader {
   using Fetch = std::function<B(std::span<const int64_t>)>;
 
   DataLoader() = default;
-  DataLoader(int64_t dataset_size, Fetch fetch, LoaderOptions options = {}, int rank = 0, int world_size = 1)
+  DataLoader(int64_t dataset_size, Fetch fetch, LoaderOptions options = {}, int rank = 0, int world_size = 1,
+             bool repeat = true)
       : impl_(std::make_shared<Impl>(Impl{dataset_size,
                                           std::move(fetch),
                                           options,
-                                          detail::LoaderPosition(dataset_size, options, rank, world_size),
+                                          detail::LoaderPosition(dataset_size, options, rank, world_size, repeat),
                                           {}})) {}
 
   class iterator;
@@ -89,15 +93,35 @@ class DataLoader {
   int64_t batch_size() const { return impl_->options.batch_size; }
   /// Samples of the dataset, over all ranks.
   int64_t dataset_size() const { return impl_->dataset_size; }
+  /// Whether each epoch has its own order.
+  bool shuffles() const { return impl_->options.shuffle; }
 
   /// The epoch of the pass under way, or of the next one.
   int64_t epoch() const { return impl_->position.epoch(); }
   /// The next pass is this epoch.
   void set_epoch(int64_t epoch) const { impl_->position.set_epoch(epoch); }
+  /// Batches given out in the pass under way.
+  int64_t batch() const { return impl_->position.batch(); }
+  /// The next pass is this epoch, without its first `batch` batches.
+  void seek(int64_t epoch, int64_t batch) const { impl_->position.seek(epoch, batch); }
 
-  /// A loader of the same data that gives out the part of one rank.
-  DataLoader distributed(int rank, int world_size) const {
-    return DataLoader(impl_->dataset_size, impl_->fetch, impl_->options, rank, world_size);
+  /// A loader of the same data that gives out the part of one rank. Where the samples do not divide by the ranks, some
+  /// come twice so that every rank has as many; without `repeat` (for evaluation) the first ranks have one more
+  /// instead, and a rank may have none.
+  DataLoader distributed(int rank, int world_size, bool repeat = true) const {
+    return DataLoader(impl_->dataset_size, impl_->fetch, impl_->options, rank, world_size, repeat);
+  }
+  /// A loader of the same data, in the order of the dataset.
+  DataLoader sequential() const {
+    auto options = impl_->options;
+    options.shuffle = false;
+    return with(options);
+  }
+  /// A loader of the same data with another size of batches.
+  DataLoader with_batch_size(int64_t batch_size) const {
+    auto options = impl_->options;
+    options.batch_size = batch_size;
+    return with(options);
   }
 
   StateDict state_dict() const { return impl_->position.state_dict(); }
@@ -119,6 +143,11 @@ class DataLoader {
         current.emplace(fetch(indices));
     }
   };
+
+  DataLoader with(const LoaderOptions& options) const {
+    const auto& sampler = impl_->position.sampler();
+    return DataLoader(impl_->dataset_size, impl_->fetch, options, sampler.rank, sampler.world_size, sampler.repeat);
+  }
 
   std::shared_ptr<Impl> impl_;
 

@@ -27,7 +27,8 @@ struct SplitMix {
 
 int64_t samples_per_rank(int64_t dataset_size, const SamplerOptions& options) {
   const int64_t world = options.world_size;
-  return options.drop_last ? dataset_size / world : (dataset_size + world - 1) / world;
+  if (options.drop_last) return dataset_size / world;
+  return (dataset_size + world - 1 - (options.repeat ? 0 : options.rank)) / world;
 }
 
 std::vector<int64_t> sample_order(int64_t dataset_size, const SamplerOptions& options, int64_t epoch) {

@@ -11,6 +11,9 @@ struct SamplerOptions {
   uint64_t seed = 0;
   /// When the samples do not divide by the ranks: drop the rest, or repeat some so that every rank has as many.
   bool drop_last = false;
+  /// False (and not drop_last): the first ranks have one sample more than the others instead, and no sample comes
+  /// twice. For evaluation; ranks that communicate at every batch must expect different numbers of batches.
+  bool repeat = true;
   int rank = 0;
   int world_size = 1;
 };

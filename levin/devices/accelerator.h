@@ -45,6 +45,8 @@ class Accelerator {
   virtual MemoryStats memory(c10::Device device) const = 0;
   virtual void reset_peak_memory(c10::Device device) const = 0;
   virtual DeviceInfo info(c10::Device device) const = 0;
+  /// While on, every operation for which the host waits for the device gives a warning that names it.
+  virtual void set_sync_warnings(bool) const {}
   /// RNG state of the device's default generator, and back. CPU: the CPU generator.
   virtual at::Tensor rng_state(c10::Device device) const = 0;
   virtual void set_rng_state(c10::Device device, const at::Tensor& state) const = 0;

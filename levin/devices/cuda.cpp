@@ -50,6 +50,10 @@ class Cuda final : public Accelerator {
             .has_tf32 = properties->major >= 8};
   }
 
+  void set_sync_warnings(bool on) const override {
+    c10::cuda::warning_state().set_sync_debug_mode(on ? c10::cuda::SyncDebugMode::L_WARN : c10::cuda::SyncDebugMode::L_DISABLED);
+  }
+
   at::Tensor rng_state(c10::Device device) const override {
     auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
     std::lock_guard lock(generator.mutex());

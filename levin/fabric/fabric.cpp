@@ -189,14 +189,17 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
   for (const auto& call : calls) call->forwarded = options.retain_graph;
 }
 
+void Fabric::unscale_gradients(Optimizer& optimizer) {
+  if (!core_->scaler) return;
+  auto* scaled = dynamic_cast<ScaledOptimizer*>(optimizer.impl().get());
+  LEVIN_CHECK(scaled, "[fabric.clip_gradients] this optimizer was not set up with this Fabric");
+  core_->scaler->unscale(scaled->inner());
+}
+
 Tensor Fabric::clip_gradients(Optimizer& optimizer, const ClipOptions& options) {
   LEVIN_CHECK(options.clip_val.has_value() != options.max_norm.has_value(),
               "[fabric.clip_gradients] give exactly one of clip_val and max_norm");
-  if (core_->scaler) {
-    auto* scaled = dynamic_cast<ScaledOptimizer*>(optimizer.impl().get());
-    LEVIN_CHECK(scaled, "[fabric.clip_gradients] this optimizer was not set up with this Fabric");
-    core_->scaler->unscale(scaled->inner());
-  }
+  unscale_gradients(optimizer);
   const auto params = optimizer.all_params();
   if (options.clip_val) {
     optim::clip_grad_value(params, *options.clip_val);

@@ -190,6 +190,9 @@ class Fabric {
     return clip_gradients(optimizer, options);
   }
 
+  /// Divides the gradients of an optimizer by the loss scale, once per step; nothing in precisions without a scaler.
+  void unscale_gradients(Optimizer& optimizer);
+
   /// The run's precision for code outside of a module's forward; put back when the result dies.
   [[nodiscard]] std::unique_ptr<Autocast> autocast() const;
 
@@ -299,6 +302,11 @@ class Fabric {
   using Filter = std::map<std::string, StateFilter>;
   /// Writes a checkpoint folder: modules, optimizers and whatever else the state binds. Every rank must call.
   void save(const std::string& path, const State& state, const Filter& filter = {});
+  /// The same for a tree of values.
+  template <std::same_as<StateDict> D>
+  void save(const std::string& path, const D& state) {
+    save_tree(path, state);
+  }
   /// Restores what the state binds, in place, and returns what else the checkpoint holds. Every rank must call.
   StateDict load(const std::string& path, const State& state, LoadOptions options = {});
   /// Everything in the checkpoint.
@@ -356,6 +364,8 @@ class Fabric {
   }
 
   void launch_with(const Args* args);
+  void save_tree(const std::string& path, const StateDict& state);
+  void save_with(const std::function<void()>& write);
   std::shared_ptr<detail::ModuleCall> setup_call(std::shared_ptr<torch::nn::Module> module, SetupOptions options);
   Optimizer setup_optimizer(Optimizer optimizer);
   void note_loader_kept(bool asked) const;

@@ -78,10 +78,18 @@ void Fabric::reduce_tensor(Tensor& tensor, std::string_view op) {
 }
 
 void Fabric::save(const std::string& path, const State& state, const Filter& filter) {
+  save_with([&] { save_checkpoint(path, state, {.filter = filter, .world_size = world_size()}); });
+}
+
+void Fabric::save_tree(const std::string& path, const StateDict& state) {
+  save_with([&] { save_checkpoint(path, state, {.world_size = world_size()}); });
+}
+
+void Fabric::save_with(const std::function<void()>& write) {
   std::string failure;
   if (is_global_zero()) {
     try {
-      save_checkpoint(path, state, {.filter = filter, .world_size = world_size()});
+      write();
     } catch (const std::exception& error) {
       if (world_size() == 1) throw;
       failure = one_line(error);

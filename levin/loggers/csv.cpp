@@ -1,137 +1,133 @@
 #include "levin/loggers/csv.h"
 
 #include <algorithm>
-#include <fstream>
-#include <sstream>
 
-#include <fmt/format.h>
-
-#include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/loggers/json.h"
+#include "levin/loggers/csv_text.h"
 
 namespace levin {
 namespace {
 
-// Names with a comma or a quote are quoted, as in RFC 4180.
-std::string csv_field(const std::string& text) {
-  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
-  std::string result = "\"";
-  for (const char c : text) {
-    if (c == '"') result += '"';
-    result += c;
-  }
-  return result + "\"";
-}
+constexpr const char* kMetricsFile = "metrics.csv";
+constexpr const char* kStep = "step";
 
-// The fields of a line that csv_field() and numbers made.
-std::vector<std::string> split(const std::string& line) {
-  std::vector<std::string> fields(1);
-  bool inside = false;
-  for (size_t i = 0; i < line.size(); ++i) {
-    const char c = line[i];
-    if (c == '"' && inside && i + 1 < line.size() && line[i + 1] == '"')
-      fields.back() += line[++i];
-    else if (c == '"')
-      inside = !inside;
-    else if (c == ',' && !inside)
-      fields.emplace_back();
-    else
-      fields.back() += c;
-  }
-  return fields;
+std::string read_whole(const std::filesystem::path& path) {
+  return read_file(path, UINT64_MAX);
 }
 
 }  // namespace
 
 CsvLogger::CsvLogger(std::filesystem::path root, LoggerOptions options)
-    : folder_(detail::version_folder(root, options.name, options.version)),
-      options_(std::move(options)),
-      columns_{"step"} {
-  LEVIN_CHECK(options_.flush_every_n_rows >= 1, "[csv_logger] flush_every_n_rows ", options_.flush_every_n_rows,
-              " must be 1 or more");
-}
+    : FolderLogger("csv_logger", std::move(root), std::move(options)) {}
 
 CsvLogger::~CsvLogger() {
-  try {
-    save();
-  } catch (...) {  // a destructor has nobody to tell; save() and finalize() do
-  }
+  save_quietly();
 }
 
-void CsvLogger::log_metrics(const Metrics& metrics, std::optional<int64_t> step) {
-  Row row;
-  row["step"] = static_cast<double>(step.value_or(rows_));
-  for (const auto& [name, value] : metrics) row[name] = detail::metric_value(name, value);
-  ++rows_;
-  held_.push_back(std::move(row));
-  if (static_cast<int64_t>(held_.size()) >= options_.flush_every_n_rows) save();
-}
-
-void CsvLogger::log_hyperparams(const StateDict& values) {
-  std::filesystem::create_directories(folder_);
-  write_file(folder_ / "hparams.json", detail::to_json(values));
-}
-
-std::string CsvLogger::line_of(const Row& row) const {
-  std::string line;
-  for (size_t i = 0; i < columns_.size(); ++i) {
-    if (i > 0) line += ',';
-    if (const auto found = row.find(columns_[i]); found != row.end()) line += fmt::format("{}", found->second);
-  }
-  return line + "\n";
-}
-
-void CsvLogger::save() {
-  if (held_.empty()) return;
-  std::filesystem::create_directories(folder_);
-  const auto path = folder_ / "metrics.csv";
-  if (!header_is_written_ && std::filesystem::exists(path)) {  // a version that was named goes on
-    std::istringstream old(read_file(path));
-    std::string line;
-    std::getline(old, line);
-    columns_ = split(line);
-    header_is_written_ = true;
-  }
-  const auto known = columns_;
-  for (const auto& row : held_)
-    for (const auto& [name, value] : row)
-      if (std::find(columns_.begin(), columns_.end(), name) == columns_.end()) columns_.push_back(name);
+// A version that was named may have a file already, whose last line may be torn.
+void CsvLogger::open() {
+  const auto path = log_dir() / kMetricsFile;
+  std::error_code ignored;
+  const auto table = std::filesystem::exists(path, ignored) ? detail::read_csv(read_whole(path)) : detail::CsvTable{};
+  columns_ = table.columns;
+  rows_in_file_ = static_cast<int64_t>(table.rows.size());
+  if (!columns_.empty()) columns_.emplace_back(kStep);
   std::sort(columns_.begin(), columns_.end());
+  columns_.erase(std::unique(columns_.begin(), columns_.end()), columns_.end());
+  if (columns_ != table.columns) {  // somebody else's file
+    write_file(path, detail::write_csv(table, columns_, table.rows.size()));
+    file_.open(path);
+  } else {
+    file_.open(path, table.bytes);
+  }
+}
+
+bool CsvLogger::add_columns(const detail::HeldRows& rows) {
+  const auto known = columns_.size();
+  if (columns_.empty()) columns_.emplace_back(kStep);
+  for (const auto& name : rows.names())
+    if (!std::binary_search(columns_.begin(), columns_.end(), name))
+      columns_.insert(std::upper_bound(columns_.begin(), columns_.end(), name), name);
+  return columns_.size() != known;
+}
+
+std::string CsvLogger::lines_of(const detail::HeldRows& rows) const {
+  const auto column_of = [&](const std::string& name) {
+    return static_cast<size_t>(std::lower_bound(columns_.begin(), columns_.end(), name) - columns_.begin());
+  };
+  std::vector<size_t> column;
+  for (const auto& name : rows.names()) column.push_back(column_of(name));
+  const auto step_column = column_of(kStep);
 
   std::string lines;
-  for (const auto& row : held_) lines += line_of(row);
-  if (header_is_written_ && columns_ == known) {
-    std::ofstream file(path, std::ios::app);
-    file << lines << std::flush;
-    LEVIN_CHECK(file.good(), "[csv_logger] cannot write \"", path.string(), "\"");
-  } else {
-    // New columns: the rows so far move to their new places, in a new file that replaces the old one.
-    std::string whole;
-    for (size_t i = 0; i < columns_.size(); ++i) whole += (i > 0 ? "," : "") + csv_field(columns_[i]);
-    whole += "\n";
-    if (header_is_written_) {
-      std::istringstream old(read_file(path));
-      std::string line;
-      std::getline(old, line);
-      while (std::getline(old, line)) {
-        const auto fields = split(line);
-        for (size_t i = 0; i < columns_.size(); ++i) {
-          if (i > 0) whole += ',';
-          const auto at = std::find(known.begin(), known.end(), columns_[i]) - known.begin();
-          if (at < static_cast<int64_t>(fields.size())) whole += fields[static_cast<size_t>(at)];
-        }
-        whole += "\n";
-      }
+  std::vector<const detail::Number*> fields(columns_.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = rows.row(i);
+    const detail::Number step = row.step;
+    std::fill(fields.begin(), fields.end(), nullptr);
+    for (const auto& cell : row.cells) fields[column[cell.name]] = &cell.value;
+    fields[step_column] = &step;
+    for (size_t at = 0; at < fields.size(); ++at) {
+      if (at > 0) lines += ',';
+      if (fields[at]) detail::append_python_number(lines, *fields[at]);
     }
-    write_file(path, whole + lines);
-    header_is_written_ = true;
+    lines += detail::kCsvEnd;
   }
-  held_.clear();
+  return lines;
 }
 
-void CsvLogger::finalize(const std::string&) {
-  save();
+void CsvLogger::write_rows(const detail::HeldRows& rows) {
+  if (!file_.is_open()) open();
+  auto known = columns_;
+  if (add_columns(rows)) {
+    // The rows so far move to their new places, in a new file that replaces the old one.
+    try {
+      const auto path = file_.path();
+      const auto table = known.empty() ? detail::CsvTable{} : detail::read_csv(read_whole(path));
+      write_file(path, detail::write_csv(table, columns_, table.rows.size()) + lines_of(rows));
+      file_.open(path);
+    } catch (...) {
+      columns_ = std::move(known);
+      throw;
+    }
+  } else {
+    file_.write(lines_of(rows));
+  }
+  rows_in_file_ += static_cast<int64_t>(rows.size());
+}
+
+void CsvLogger::add_position(StateDict& position) {
+  std::error_code ignored;
+  if (!file_.is_open() && std::filesystem::exists(log_dir() / kMetricsFile, ignored)) open();
+  file_.sync();
+  StateList columns(columns_.begin(), columns_.end());
+  position["file_rows"] = rows_in_file_;
+  position["columns"] = std::move(columns);
+}
+
+int64_t CsvLogger::restore(const std::filesystem::path& old, const StateDict& position) {
+  const auto rows = position.at("file_rows").to_int();
+  const auto from = old / kMetricsFile;
+  const auto to = log_dir() / kMetricsFile;
+  file_.close();
+  columns_.clear();
+  rows_in_file_ = 0;
+  std::error_code ignored;
+  if (rows == 0 || !std::filesystem::exists(from, ignored)) {
+    std::filesystem::remove(to, ignored);
+    if (rows > 0) warn_incomplete(from, 0, rows);
+    return rows > 0 ? 0 : position.at("rows").to_int();
+  }
+  // Later rows may have brought columns, which go with them.
+  const auto table = detail::read_csv(read_whole(from));
+  for (const auto& column : position.at("columns").to_list()) columns_.push_back(column.to_string());
+  rows_in_file_ = std::min(rows, static_cast<int64_t>(table.rows.size()));
+  detail::make_folder(log_dir());
+  write_file(to, detail::write_csv(table, columns_, static_cast<size_t>(rows)));
+  file_.open(to);
+  if (rows_in_file_ == rows) return position.at("rows").to_int();
+  warn_incomplete(from, rows_in_file_, rows);
+  return rows_in_file_;
 }
 
 }  // namespace levin

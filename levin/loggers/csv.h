@@ -1,37 +1,34 @@
 #pragma once
 
-#include <map>
-
-#include "levin/loggers/logger.h"
+#include "levin/loggers/append_file.h"
+#include "levin/loggers/folder_logger.h"
 
 namespace levin {
 
-/// metrics.csv in root/name/version_N: a column for each metric that was ever logged, sorted, and `step`; hparams.json
-/// beside it.
+/// metrics.csv in root/name/version_N: a column for each metric that was ever logged, sorted, and `step`, in the bytes
+/// that Lightning's CSVLogger writes; hparams.yaml beside it. Rows are appended; a new column rewrites the file. A
+/// version that is named and has a file goes on with it.
 ///
 ///     levin::Fabric fabric({.loggers = {std::make_shared<levin::CsvLogger>("logs")}});
-class CsvLogger : public Logger {
+class CsvLogger : public FolderLogger {
  public:
   explicit CsvLogger(std::filesystem::path root, LoggerOptions options = {});
   ~CsvLogger() override;
 
-  void log_metrics(const Metrics& metrics, std::optional<int64_t> step = {}) override;
-  void log_hyperparams(const StateDict& values) override;
-  void save() override;
-  void finalize(const std::string& status) override;
-  std::filesystem::path log_dir() const override { return folder_; }
+ protected:
+  void write_rows(const detail::HeldRows& rows) override;
+  void add_position(StateDict& position) override;
+  int64_t restore(const std::filesystem::path& old, const StateDict& position) override;
 
  private:
-  using Row = std::map<std::string, double>;
+  void open();
+  bool add_columns(const detail::HeldRows& rows);
+  std::string lines_of(const detail::HeldRows& rows) const;
 
-  std::string line_of(const Row& row) const;
-
-  std::filesystem::path folder_;
-  LoggerOptions options_;
+  detail::AppendFile file_;
+  /// As in the file, sorted; empty when there is none.
   std::vector<std::string> columns_;
-  std::vector<Row> held_;
-  int64_t rows_ = 0;
-  bool header_is_written_ = false;
+  int64_t rows_in_file_ = 0;
 };
 
 }  // namespace levin

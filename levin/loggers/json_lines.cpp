@@ -1,39 +1,74 @@
 #include "levin/loggers/json_lines.h"
 
-#include "levin/core/error.h"
+#include <algorithm>
+
 #include "levin/core/files.h"
 #include "levin/loggers/json.h"
 
 namespace levin {
+namespace {
+
+constexpr const char* kLinesFile = "metrics.jsonl";
+
+// The bytes of a file that are whole lines: the last one may be torn.
+uint64_t sound_bytes(const std::filesystem::path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored) ? detail::whole_lines(read_file(path, UINT64_MAX)) : 0;
+}
+
+}  // namespace
 
 JsonLinesLogger::JsonLinesLogger(std::filesystem::path root, LoggerOptions options)
-    : folder_(detail::version_folder(root, options.name, options.version)), options_(std::move(options)) {}
+    : FolderLogger("json_lines_logger", std::move(root), std::move(options)) {}
 
-void JsonLinesLogger::log_metrics(const Metrics& metrics, std::optional<int64_t> step) {
-  const auto path = folder_ / "metrics.jsonl";
+JsonLinesLogger::~JsonLinesLogger() {
+  save_quietly();
+}
+
+void JsonLinesLogger::write_rows(const detail::HeldRows& rows) {
   if (!file_.is_open()) {
-    std::filesystem::create_directories(folder_);
-    file_.open(path, std::ios::app);
+    const auto path = log_dir() / kLinesFile;
+    file_.open(path, sound_bytes(path));
   }
-  std::string line = "{\"step\": " + std::to_string(step.value_or(rows_));
-  for (const auto& [name, value] : metrics)
-    line += ", " + detail::json_string(name) + ": " + detail::json_number(detail::metric_value(name, value));
-  file_ << line << "}\n";
-  if (++rows_ % options_.flush_every_n_rows == 0) save();
-  LEVIN_CHECK(file_.good(), "[json_lines_logger] cannot write \"", path.string(), "\"");
+  std::vector<std::string> keys;
+  for (const auto& name : rows.names()) keys.push_back(", " + detail::json_string(name) + ": ");
+  std::string lines;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto row = rows.row(i);
+    lines += "{\"step\": " + std::to_string(row.step);
+    for (const auto& cell : row.cells)
+      if (rows.names()[cell.name] != "step") lines += keys[cell.name] + detail::json_number(cell.value);
+    lines += "}\n";
+  }
+  file_.write(lines);
 }
 
-void JsonLinesLogger::log_hyperparams(const StateDict& values) {
-  std::filesystem::create_directories(folder_);
-  write_file(folder_ / "hparams.json", detail::to_json(values));
+void JsonLinesLogger::add_position(StateDict& position) {
+  file_.sync();
+  position["bytes"] = file_.is_open() ? file_.size() : sound_bytes(log_dir() / kLinesFile);
 }
 
-void JsonLinesLogger::save() {
-  file_.flush();
-}
-
-void JsonLinesLogger::finalize(const std::string&) {
-  save();
+int64_t JsonLinesLogger::restore(const std::filesystem::path& old, const StateDict& position) {
+  const auto bytes = static_cast<uint64_t>(position.at("bytes").to_int());
+  const auto rows = position.at("rows").to_int();
+  const auto from = old / kLinesFile;
+  const auto to = log_dir() / kLinesFile;
+  file_.close();
+  std::error_code ignored;
+  if (bytes == 0 || !std::filesystem::exists(from, ignored)) {
+    std::filesystem::remove(to, ignored);
+    if (bytes > 0) warn_incomplete(from, 0, rows);
+    return bytes > 0 ? 0 : rows;
+  }
+  if (detail::take_prefix(from, to, bytes) == bytes) {
+    file_.open(to);
+    return rows;
+  }
+  const auto sound = read_file(to, UINT64_MAX).substr(0, sound_bytes(to));
+  file_.open(to, sound.size());
+  const auto found = std::count(sound.begin(), sound.end(), '\n');
+  warn_incomplete(from, found, rows);
+  return found;
 }
 
 }  // namespace levin

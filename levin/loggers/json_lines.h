@@ -1,28 +1,24 @@
 #pragma once
 
-#include <fstream>
-
-#include "levin/loggers/logger.h"
+#include "levin/loggers/append_file.h"
+#include "levin/loggers/folder_logger.h"
 
 namespace levin {
 
 /// metrics.jsonl in root/name/version_N: one JSON object a row, {"step": 3, "loss": 0.25}. Easy to follow while it
-/// grows.
-class JsonLinesLogger : public Logger {
+/// grows. hparams.yaml beside it.
+class JsonLinesLogger : public FolderLogger {
  public:
   explicit JsonLinesLogger(std::filesystem::path root, LoggerOptions options = {});
+  ~JsonLinesLogger() override;
 
-  void log_metrics(const Metrics& metrics, std::optional<int64_t> step = {}) override;
-  void log_hyperparams(const StateDict& values) override;
-  void save() override;
-  void finalize(const std::string& status) override;
-  std::filesystem::path log_dir() const override { return folder_; }
+ protected:
+  void write_rows(const detail::HeldRows& rows) override;
+  void add_position(StateDict& position) override;
+  int64_t restore(const std::filesystem::path& old, const StateDict& position) override;
 
  private:
-  std::filesystem::path folder_;
-  LoggerOptions options_;
-  std::ofstream file_;
-  int64_t rows_ = 0;
+  detail::AppendFile file_;
 };
 
 }  // namespace levin

@@ -3,32 +3,41 @@
 #include <algorithm>
 #include <charconv>
 
-#include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/loggers/append_file.h"
+#include "levin/loggers/yaml.h"
 
-namespace levin::detail {
+namespace levin {
 
-std::filesystem::path version_folder(const std::filesystem::path& root, const std::string& name,
-                                     std::optional<int64_t> version) {
-  LEVIN_CHECK(name.find("..") == std::string::npos, "[logger] name \"", name, "\" must not leave its folder");
-  const auto base = root / name;
-  if (version) return base / ("version_" + std::to_string(*version));
+void Logger::log_histogram(const std::string&, const at::Tensor&, std::optional<int64_t>) {}
+void Logger::log_image(const std::string&, const at::Tensor&, std::optional<int64_t>) {}
+void Logger::log_text(const std::string&, const std::string&, std::optional<int64_t>) {}
+
+StateDict Logger::position() {
+  save();
+  return {};
+}
+
+void Logger::resume(const StateDict&) {}
+
+int64_t next_version(const std::filesystem::path& root, const std::string& name) {
+  constexpr std::string_view kPrefix = "version_";
   int64_t next = 0;
   std::error_code ignored;
-  for (const auto& entry : std::filesystem::directory_iterator(base, ignored)) {
+  for (const auto& entry : std::filesystem::directory_iterator(root / name, ignored)) {
     const auto folder = entry.path().filename().string();
-    if (!folder.starts_with("version_")) continue;
+    if (!folder.starts_with(kPrefix) || !entry.is_directory(ignored)) continue;
     int64_t number = -1;
-    std::from_chars(folder.data() + 8, folder.data() + folder.size(), number);
-    next = std::max(next, number + 1);
+    const auto* end = folder.data() + folder.size();
+    const auto [at, error] = std::from_chars(folder.data() + kPrefix.size(), end, number);
+    if (error == std::errc() && at == end) next = std::max(next, number + 1);
   }
-  return base / ("version_" + std::to_string(next));
+  return next;
 }
 
-double metric_value(const std::string& name, const std::variant<double, at::Tensor>& value) {
-  if (const auto* number = std::get_if<double>(&value)) return *number;
-  const auto& tensor = std::get<at::Tensor>(value);
-  LEVIN_CHECK(tensor.defined() && tensor.numel() == 1, "[log] metric \"", name, "\" must be one number");
-  return tensor.item<double>();
+void detail::write_hparams(const std::filesystem::path& folder, const StateDict& values) {
+  make_folder(folder);
+  write_file(folder / "hparams.yaml", to_yaml(values));
 }
 
-}  // namespace levin::detail
+}  // namespace levin

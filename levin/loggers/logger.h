@@ -14,10 +14,14 @@
 
 namespace levin {
 
-/// Names and numbers; a tensor of one element is read only when a logger needs its value.
-using Metrics = std::vector<std::pair<std::string, std::variant<double, at::Tensor>>>;
+/// A number to log. A tensor has one element; one on a device is read when its row is written, not before, so that
+/// logging does not wait for the device.
+using MetricValue = std::variant<double, int64_t, at::Tensor>;
 
-/// Where metrics go. Only rank 0 calls.
+/// Names and numbers: `{{"loss", loss}, {"epoch", 3}}`.
+using Metrics = std::vector<std::pair<std::string, MetricValue>>;
+
+/// Where metrics go. Only rank 0 calls; the other ranks may construct one, which touches no disk.
 class Logger {
  public:
   virtual ~Logger() = default;
@@ -25,29 +29,49 @@ class Logger {
   /// A row of metrics. Without a step the logger counts its rows.
   virtual void log_metrics(const Metrics& metrics, std::optional<int64_t> step = {}) = 0;
   virtual void log_hyperparams(const StateDict& values) = 0;
+
+  /// What not every logger can show; one that cannot does nothing.
+  virtual void log_histogram(const std::string& name, const at::Tensor& values, std::optional<int64_t> step = {});
+  /// An image [C, H, W] or [H, W], uint8 or floating point 0..1, with 1, 3 or 4 channels.
+  virtual void log_image(const std::string& name, const at::Tensor& image, std::optional<int64_t> step = {});
+  virtual void log_text(const std::string& name, const std::string& text, std::optional<int64_t> step = {});
+
   /// Writes what is held back.
   virtual void save() = 0;
   /// The run is over: "success", "failed" or "interrupted".
   virtual void finalize(const std::string& status) = 0;
-  /// The folder of this run's files.
+  /// The folder of this run's files; empty when the logger writes none.
   virtual std::filesystem::path log_dir() const = 0;
+
+  /// Writes what is held back and says where the log stands: what resume() needs, kept in a checkpoint.
+  virtual StateDict position();
+  /// The run goes on from a checkpoint: this log becomes what the log at that position was, and new rows follow. Rows
+  /// behind the position are dropped when it is the same folder, and rows before it are copied when it is another.
+  virtual void resume(const StateDict& position);
 };
 
-namespace detail {
-
-/// root/name/version_N: the version given, or the first that is free.
-std::filesystem::path version_folder(const std::filesystem::path& root, const std::string& name,
-                                     std::optional<int64_t> version);
-double metric_value(const std::string& name, const std::variant<double, at::Tensor>& value);
-
-}  // namespace detail
-
 struct LoggerOptions {
+  /// The folder under the root; empty for none.
   std::string name = "levin_logs";
-  /// The folder version_N; by itself the next free one.
+  /// The folder version_N; by itself the next free one. Loggers that are given the same one share its folder.
   std::optional<int64_t> version = {};
   /// How many rows may be held back before they are written.
   int64_t flush_every_n_rows = 100;
+  /// How long rows may be held back: the first row after that time takes them along.
+  double flush_every_seconds = 120;
 };
 
+/// The number after the largest N of the folders root/name/version_N, 0 when there is none.
+///
+///     const auto version = levin::next_version("logs");
+///     levin::CsvLogger csv("logs", {.version = version});
+///     levin::TensorBoardLogger board("logs", {.version = version});
+int64_t next_version(const std::filesystem::path& root, const std::string& name = "levin_logs");
+
+namespace detail {
+
+/// Writes folder/hparams.yaml, the one place where loggers do.
+void write_hparams(const std::filesystem::path& folder, const StateDict& values);
+
+}  // namespace detail
 }  // namespace levin

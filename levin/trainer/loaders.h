@@ -23,12 +23,21 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
 
-  /// Starts the pass of an epoch; after load_state_dict or skip it goes on there instead.
+  /// Starts the pass of an epoch; after load_state_dict or skip_to it goes on there instead.
   virtual void start(int64_t epoch) = 0;
+  /// For a source without a state: goes to a batch of an epoch by fetching those before it.
+  void skip_to(int64_t epoch, int64_t batch) {
+    start(epoch);
+    while (batch-- > 0 && next()) {
+    }
+    resumed_ = true;
+  }
   /// The next batch, valid until the next call; null at the end of the pass.
   virtual void* next() = 0;
   /// Batches of a pass; nothing when that is not known.
   virtual std::optional<int64_t> size() const = 0;
+  /// Whether the batch that next() gave is the last; for sources that do not know their size.
+  virtual bool is_last() = 0;
   /// Drops the batch and the iterator of a pass.
   virtual void finish() = 0;
 
@@ -47,6 +56,9 @@ class BatchSource {
   virtual bool shuffles() const { return false; }
   virtual std::shared_ptr<BatchSource> with_batch_size(int64_t /*batch_size*/) const { return nullptr; }
   virtual std::optional<int64_t> batch_size() const { return {}; }
+
+ protected:
+  bool resumed_ = false;
 };
 
 template <class L>
@@ -66,19 +78,18 @@ class SourceOf final : public BatchSource {
   explicit SourceOf(L loader) : loader_(std::move(loader)) {}
 
   void start(int64_t epoch) override {
+    if (std::exchange(resumed_, false)) return;
     iterator_.reset();
     if constexpr (requires { loader_.set_epoch(epoch); })
       if (!loaded_) loader_.set_epoch(epoch);
     loaded_ = false;
-    fresh_ = true;
+    advanced_ = false;
   }
   void* next() override {
-    if (fresh_) {
+    if (!iterator_)
       iterator_.emplace(loader_.begin());
-      fresh_ = false;
-    } else {
+    else if (!std::exchange(advanced_, false))
       ++*iterator_;
-    }
     if (*iterator_ == loader_.end()) return nullptr;
     if constexpr (kOwnsBatches) {
       return &**iterator_;
@@ -87,8 +98,22 @@ class SourceOf final : public BatchSource {
       return &*batch_;
     }
   }
+  bool is_last() override {
+    if constexpr (!kOwnsBatches) {
+      // The batch is a copy, so the iterator may go on; where it stood before is what a checkpoint must know.
+      if (!advanced_) {
+        if constexpr (kHasState) before_ = loader_.state_dict();
+        ++*iterator_;
+        advanced_ = true;
+      }
+      return *iterator_ == loader_.end();
+    } else {
+      return false;
+    }
+  }
   void finish() override {
     iterator_.reset();
+    advanced_ = false;
     if constexpr (!kOwnsBatches) batch_.reset();
   }
   std::optional<int64_t> size() const override {
@@ -101,7 +126,7 @@ class SourceOf final : public BatchSource {
   bool has_state() const override { return kHasState; }
   StateDict state_dict() const override {
     if constexpr (kHasState)
-      return loader_.state_dict();
+      return advanced_ ? before_ : loader_.state_dict();
     else
       return {};
   }
@@ -155,7 +180,8 @@ class SourceOf final : public BatchSource {
   L loader_;
   std::optional<Iterator> iterator_;
   std::optional<B> batch_;
-  bool fresh_ = false;
+  StateDict before_;
+  bool advanced_ = false;
   bool loaded_ = false;
 };
 

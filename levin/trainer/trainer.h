@@ -19,7 +19,7 @@ namespace levin {
 
 namespace detail {
 class Run;
-struct RunTask;
+
 }  // namespace detail
 
 struct FitOptions {

@@ -148,5 +148,60 @@ TEST_F(ProgressTest, AResumedEpochCountsOnlyItsOwnStepsForTheRate) {
   EXPECT_EQ(text(), "Train  60% 60/100  100 img/s  0:01<0:04\n");
 }
 
+TEST_F(ProgressTest, CountLeavesTheDrawingToTheCaller) {
+  ProgressBar bar("Train", 100, options(true));
+  const auto before = text();
+  EXPECT_FALSE(bar.count());
+  now_ += 0.2;
+  EXPECT_TRUE(bar.count());
+  EXPECT_EQ(text(), before);
+  bar.set("loss", 0.5);
+  bar.redraw();
+  EXPECT_NE(text().find("2/100"), std::string::npos);
+  EXPECT_NE(text().find("loss 0.500"), std::string::npos);
+  EXPECT_FALSE(bar.count());
+}
+
+TEST_F(ProgressTest, APauseDoesNotCountForTheTime) {
+  ProgressBar bar("Train", 100, options(true));
+  now_ += 1;
+  bar.advance(50);
+  bar.pause();
+  EXPECT_TRUE(text().ends_with("\r\x1b[K"));
+  const auto size = text().size();
+  now_ += 100;
+  EXPECT_FALSE(bar.count(0));
+  bar.redraw();
+  EXPECT_EQ(text().size(), size);
+  bar.resume();
+  now_ += 1;
+  bar.advance(50);
+  bar.finish();
+  EXPECT_TRUE(text().ends_with("100% 100/100  500 img/s  0:02\x1b[K\n")) << text();
+}
+
+TEST_F(ProgressTest, ADiscardedBarLeavesNothing) {
+  {
+    ProgressBar bar("Live", 10, options(true));
+    bar.discard();
+  }
+  EXPECT_TRUE(text().ends_with("\r\x1b[K")) << text();
+  const auto size = text().size();
+  {
+    ProgressBar bar("Plain", 10, options(false));
+    bar.advance(10);
+    bar.discard();
+  }
+  EXPECT_EQ(text().size(), size);
+}
+
+TEST_F(ProgressTest, LinesStandAboveTheBar) {
+  ProgressBar bar("Train", 10, options(true));
+  bar.print_above("hello", file_);
+  const auto out = text();
+  const auto line = out.find("\r\x1b[Khello\n\rTrain");
+  EXPECT_NE(line, std::string::npos) << out;
+}
+
 }  // namespace
 }  // namespace levin

@@ -98,6 +98,55 @@ TEST(DataLoader, UnevenRanksPadOrDrop) {
   EXPECT_EQ(dropped.size(), 9u);
 }
 
+TEST(DataLoader, UnevenRanksShareWithoutRepeating) {
+  for (const int64_t samples : {10, 11, 12, 2}) {
+    std::multiset<int64_t> seen;
+    for (int rank = 0; rank < 3; ++rank) {
+      auto part = make_loader(numbers(samples), {.batch_size = 2}).distributed(rank, 3, /*repeat=*/false);
+      const auto batches = pass(part);
+      EXPECT_EQ(static_cast<int64_t>(batches.size()), part.size()) << samples << " on rank " << rank;
+      EXPECT_EQ(pass(part), batches);  // the next pass, also of a rank that has nothing
+      for (const auto& batch : batches) seen.insert(batch.begin(), batch.end());
+    }
+    EXPECT_EQ(static_cast<int64_t>(seen.size()), samples);
+    EXPECT_EQ(static_cast<int64_t>(std::set<int64_t>(seen.begin(), seen.end()).size()), samples);
+  }
+  auto last = make_loader(numbers(2), {.batch_size = 2}).distributed(2, 3, false);
+  EXPECT_EQ(last.size(), 0);
+  auto stepped = make_loader(numbers(10), {.batch_size = 1}).distributed(2, 3, false);
+  EXPECT_EQ(pass(stepped), (std::vector<std::vector<int64_t>>{{2}, {5}, {8}}));
+  // Whoever drops the rest repeats nothing anyway.
+  EXPECT_EQ(make_loader(numbers(10), {.batch_size = 1, .drop_last = true}).distributed(0, 3, false).size(), 3);
+}
+
+TEST(DataLoader, GivesVariantsOfItself) {
+  auto loader = make_loader(numbers(9), {.batch_size = 2, .shuffle = true, .seed = 5});
+  EXPECT_TRUE(loader.shuffles());
+  auto plain = loader.sequential();
+  EXPECT_FALSE(plain.shuffles());
+  EXPECT_EQ(pass(plain), (std::vector<std::vector<int64_t>>{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8}}));
+  auto wide = loader.with_batch_size(4);
+  EXPECT_EQ(wide.batch_size(), 4);
+  EXPECT_EQ(loader.batch_size(), 2);
+  auto reference = make_loader(numbers(9), {.batch_size = 4, .shuffle = true, .seed = 5});
+  EXPECT_EQ(pass(wide), pass(reference));
+  // The share of a rank stays its own.
+  auto part = loader.distributed(1, 2, false).sequential().with_batch_size(3);
+  EXPECT_EQ(pass(part), (std::vector<std::vector<int64_t>>{{1, 3, 5}, {7}}));
+  EXPECT_NE(message([&] { loader.with_batch_size(0); }).find("batch_size 0"), std::string::npos);
+}
+
+TEST(DataLoader, SeeksToAnyBatchOfAnyEpoch) {
+  auto loader = make_loader(numbers(12), {.batch_size = 3, .shuffle = true});
+  pass(loader);
+  const auto second = pass(loader);
+  loader.seek(1, 2);
+  EXPECT_EQ(loader.batch(), 2);
+  EXPECT_EQ(pass(loader), std::vector<std::vector<int64_t>>(second.begin() + 2, second.end()));
+  EXPECT_EQ(loader.epoch(), 2);
+  EXPECT_EQ(loader.batch(), 0);
+}
+
 TEST(DataLoader, GoesOnAtAnyBatch) {
   auto loader = make_loader(numbers(40), {.batch_size = 4, .shuffle = true});
   pass(loader);

@@ -1,6 +1,7 @@
 // The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them
 // verbatim.
 // clang-format off
+#include <levin/data/combined.h>
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>
 #include <levin/levin.h>
@@ -110,9 +111,31 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   fabric_loop(args, models::vit_b_16(), loader);
 }
 
-[[maybe_unused]] void loggers() {
+[[maybe_unused]] void combined(const DataLoader<Batch>& labelled, const DataLoader<Batch>& unlabelled, const std::function<void(Tensor, Tensor)>& train) {
+  auto both = levin::combine({{"labelled", labelled}, {"unlabelled", unlabelled}}, {.mode = "max_size_cycle"});
+  for (auto& batch : both) train(batch["labelled"]["image"], batch["unlabelled"]["image"]);
+}
+
+[[maybe_unused]] void loggers(const Tensor& loss, const Tensor& weights, const Tensor& image) {
   levin::Fabric fabric({.accelerator = "cpu", .loggers = {std::make_shared<levin::CsvLogger>("logs")}});
   fabric.log("loss", 0.25, /*step=*/1);
+  const auto version = levin::next_version("logs");
+  levin::CsvLogger csv("logs", {.version = version});
+  levin::TensorBoardLogger board("logs", {.version = version});
+  board.log_hyperparams({{"lr", 5e-5}, {"model", levin::StateDict{{"layers", 12}}}});
+  board.log_metrics({{"loss", loss}, {"epoch", 3}}, /*step=*/100);
+  board.log_histogram("weights", weights, /*step=*/100);
+  board.log_image("sample", image, /*step=*/100);
+}
+
+[[maybe_unused]] void profilers(const std::function<void()>& train) {
+  auto profiler = levin::make_profiler("simple");
+  const auto step = profiler->register_action("run_training_batch");
+  for (int i = 0; i < 100; ++i) {
+    levin::Span span(profiler.get(), step);
+    train();
+  }
+  profiler->describe();
 }
 
 [[maybe_unused]] void io() {

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace levin {
+
+/// An action that a profiler knows: a number, so that a step handles no text.
+enum class ActionId : int32_t {};
+
+/// Where a report goes.
+struct ProfilerOptions {
+  /// The folder of the file; by itself that of the run's log.
+  std::filesystem::path dirpath = {};
+  /// Writes the report to dirpath/STAGE-filename-RANK.txt instead of stdout.
+  std::string filename = {};
+};
+
+/// What a run spends its time on. Actions are registered once, then started and stopped, by one thread.
+///
+///     const auto step = profiler->register_action("run_training_batch");
+///     {
+///       levin::Span span(profiler.get(), step);
+///       ...
+///     }
+///     profiler->describe();
+class Profiler {
+ public:
+  explicit Profiler(ProfilerOptions options = {}) : options_(std::move(options)) {}
+  virtual ~Profiler() = default;
+
+  /// The same name has the same id.
+  virtual ActionId register_action(std::string name) = 0;
+  /// An Error when the action is running already, or is not known.
+  virtual void start(ActionId action) = 0;
+  /// An Error when the action was not started.
+  virtual void stop(ActionId action) = 0;
+  /// The report.
+  virtual std::string summary() const = 0;
+
+  /// Which stage is running ("fit"), on which rank, and the folder of its log. Actions and times go on.
+  void setup(std::string stage, std::optional<int> rank = {}, const std::filesystem::path& log_dir = {});
+  /// Writes the report: to the file, on every rank, or else to stdout, on rank 0.
+  void describe() const;
+
+ protected:
+  /// "FIT ", or nothing when no stage was set up.
+  std::string title() const;
+
+ private:
+  std::filesystem::path file() const;
+
+  ProfilerOptions options_;
+  std::string stage_;
+  std::optional<int> rank_;
+};
+
+/// One run of an action, until the end of the scope. A profiler that is not there costs one comparison.
+class [[nodiscard]] Span {
+ public:
+  Span(Profiler* profiler, ActionId action) : profiler_(profiler), action_(action) {
+    if (profiler_) profiler_->start(action_);
+  }
+  ~Span() {
+    if (profiler_) stop();
+  }
+  Span(const Span&) = delete;
+  Span& operator=(const Span&) = delete;
+
+ private:
+  void stop() noexcept;
+
+  Profiler* profiler_;
+  ActionId action_;
+};
+
+/// The profiler of that name: "simple". An Error that says what there is for any other.
+std::shared_ptr<Profiler> make_profiler(const std::string& name);
+
+}  // namespace levin

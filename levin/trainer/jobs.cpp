@@ -1,0 +1,187 @@
+// fit, validate, test and predict from the first hook to the last.
+#include <fmt/format.h>
+
+#include <torch/csrc/autograd/anomaly_mode.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/environments/slurm_requeue.h"
+#include "levin/trainer/run.h"
+
+namespace levin::detail {
+namespace {
+
+std::string table_of(const std::vector<EvaluationResult>& results) {
+  size_t width = 10;
+  for (const auto& result : results)
+    for (const auto& [name, value] : result) width = std::max(width, name.size());
+  std::string text = fmt::format("{:<{}}  ", "metric", width);
+  for (size_t i = 0; i < results.size(); ++i)
+    text += fmt::format("{:>14}", results.size() == 1 ? "value" : fmt::format("loader {}", i));
+  std::map<std::string, std::vector<std::string>> rows;
+  for (size_t i = 0; i < results.size(); ++i)
+    for (const auto& [name, value] : results[i]) {
+      auto& row = rows[name];
+      row.resize(results.size());
+      row[i] = fmt::format("{:.6g}", value);
+    }
+  for (const auto& [name, row] : rows) {
+    text += fmt::format("\n{:<{}}  ", name, width);
+    for (const auto& value : row) text += fmt::format("{:>14}", value);
+  }
+  return text;
+}
+
+/// A pointer to a module that is somebody else's: on the stack, a member, or behind their own shared_ptr.
+std::shared_ptr<torch::nn::Module> borrowed(torch::nn::Module& module) {
+  return {std::shared_ptr<void>(), &module};
+}
+
+}  // namespace
+
+void Run::end(std::string_view stage, std::string_view status) {
+  site_ = &kNoLogging;
+  call(
+      Hook::kTeardown, [&](Callback& c) { c.teardown(*this, stage); }, [&] { module_->teardown(stage); });
+  if (data_) data_->teardown(stage);
+  if (profiler_) profiler_->describe();
+  if (fabric_->is_global_zero())
+    for (const auto& logger : loggers_) logger->finalize(std::string(status));
+  signals_.reset();
+  stage_ = Stage::kIdle;
+  fitting_ = false;
+  wrapped_.reset();
+  train_data_ = val_data_ = test_data_ = predict_data_ = {};
+  rng_before_validation_.reset();
+  module_->set_context(nullptr);
+}
+
+void Run::fail(std::string_view stage, const std::exception& error) {
+  inside_batch_ = false;
+  // What fails on the way out must not hide why.
+  try {
+    site_ = &kNoLogging;
+    call(Hook::kException, [&](Callback& c) { c.on_exception(*this, error); });
+    end(stage, dynamic_cast<const Interrupted*>(&error) ? "interrupted" : "failed");
+  } catch (const std::exception& second) {
+    log_warning(concat("[trainer] on the way out: ", one_line(second)));
+  }
+  signals_.reset();
+  stage_ = Stage::kIdle;
+  fitting_ = false;
+  if (module_) module_->set_context(nullptr);
+}
+
+void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, AnyLoaders val,
+              const FitOptions& options) {
+  LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer.fit] this trainer is at work already");
+  asked_train_ = std::move(train);
+  asked_val_ = std::move(val);
+  progress_ = {};
+  try {
+    fitting_ = true;
+    stage_ = Stage::kTrain;
+    begin(module, data, "fit");
+    print_plan();
+    if (plan_.max_epochs_is_default)
+      log_info("[trainer] max_epochs was not given: 1000 epochs, as nothing else ends the run");
+    ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/true);
+    restore_model(/*fit=*/true);
+    module.train();
+    wrapped_.emplace(fabric_->setup_module(borrowed(module)));
+    make_optimizers();
+    if (plan_.autolog_hparams && fabric_->is_global_zero()) {
+      auto hparams = module.hparams;
+      if (data_)
+        for (const auto& [name, value] : data_->hparams) hparams[name] = value;
+      if (!hparams.empty())
+        for (const auto& logger : loggers_) logger->log_hyperparams(hparams);
+    }
+    call(
+        Hook::kFitStart, [&](Callback& c) { c.on_fit_start(*this); }, [&] { module.on_fit_start(); });
+    restore_training();
+    signals_.emplace(slurm_job_to_requeue().has_value());
+    fit_start_ = std::chrono::steady_clock::now();
+    batches_to_vote_ = 1;
+    advice_.start(*this);
+    {
+      std::optional<torch::autograd::DetectAnomalyGuard> anomaly;
+      if (plan_.detect_anomaly) anomaly.emplace();
+      run_fit_loop(*this);
+    }
+    loaded_.reset();
+    call(
+        Hook::kFitEnd, [&](Callback& c) { c.on_fit_end(*this); }, [&] { module.on_fit_end(); });
+    const auto hints = advice_.hints(*this);
+    end("fit", "success");
+    for (const auto& hint : hints) log_info(hint);
+  } catch (const std::exception& error) {
+    fail("fit", error);
+    throw;
+  }
+}
+
+std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data,
+                                            AnyLoaders loaders, const EvaluateOptions& options) {
+  LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer] this trainer is at work already");
+  const auto name = stage_name(stage);
+  try {
+    begin(module, data, name);
+    ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
+    stage_ = stage;
+    eval_data(stage).loaders = std::move(loaders);
+    restore_model(/*fit=*/false);
+    wrapped_.emplace(fabric_->setup_module(borrowed(module)));
+    module.zero_grad();
+    signals_.emplace(false);
+    std::vector<EvaluationResult> results;
+    const auto& limit = stage == Stage::kTest ? plan_.limit_test : plan_.limit_val;
+    if (!limit.is_zero()) {
+      load_eval_data(stage);
+      LEVIN_CHECK(!eval_data(stage).loaders.empty(), "[trainer.", name, "] there is no loader: pass one, or override ",
+                  stage == Stage::kTest ? "test" : "val", "_dataloader in the module or the data module");
+      run_eval_loop(*this, stage);
+      results = metric_log(stage).by_loader(eval_data(stage).loaders.size(), *fabric_);
+    }
+    if (options.verbose && !results.empty()) {
+      bool any = false;
+      for (const auto& result : results) any |= !result.empty();
+      if (any) print_line(table_of(results));
+    }
+    end(name, "success");
+    return results;
+  } catch (const std::exception& error) {
+    fail(name, error);
+    throw;
+  }
+}
+
+std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
+                                                  const PredictOptions& options) {
+  LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer.predict] this trainer is at work already");
+  try {
+    begin(module, data, "predict");
+    ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
+    stage_ = Stage::kPredict;
+    predict_data_.loaders = std::move(loaders);
+    restore_model(/*fit=*/false);
+    wrapped_.emplace(fabric_->setup_module(borrowed(module)));
+    module.zero_grad();
+    signals_.emplace(false);
+    std::vector<std::vector<StepOutput>> outputs;
+    if (!plan_.limit_predict.is_zero()) {
+      load_eval_data(Stage::kPredict);
+      LEVIN_CHECK(!predict_data_.loaders.empty(),
+                  "[trainer.predict] there is no loader: pass one, or override predict_dataloader in the module or the "
+                  "data module");
+      outputs = run_predict_loop(*this, options.return_predictions);
+    }
+    end("predict", "success");
+    return outputs;
+  } catch (const std::exception& error) {
+    fail("predict", error);
+    throw;
+  }
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,219 @@
+// Epochs and their batches. The order of hooks is Lightning's; docs/trainer.md lists it.
+#include <cmath>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/trainer/defaults.h"
+#include "levin/trainer/run.h"
+
+namespace levin::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool epochs_are_done(const Run& run) {
+  return run.plan_.max_epochs >= 0 && run.progress_.epoch >= run.plan_.max_epochs;
+}
+
+bool fit_is_done(const Run& run) {
+  return epochs_are_done(run) || run.steps_are_done() || (run.should_stop_ && run.can_stop_early());
+}
+
+bool validates_in_epoch(const Run& run) {
+  if (run.val_data_.loaders.empty() || run.plan_.limit_val.is_zero()) return false;
+  const auto every = run.plan_.check_val_every_n_epoch;
+  return !every || (run.progress_.epoch + 1) % *every == 0;
+}
+
+/// Whether validation follows the batch that was just done.
+bool validation_is_due(const Run& run) {
+  if (run.progress_.validated_at == run.progress_.total_batches || !validates_in_epoch(run)) return false;
+  if (run.should_stop_ && run.can_stop_early()) return true;
+  switch (run.plan_.val_check.unit()) {
+    case Interval::Unit::kSteps:
+      return run.batch_stepped_ && run.progress_.global_step % run.plan_.val_check.count() == 0;
+    case Interval::Unit::kTime: {
+      const std::chrono::duration<double> since = Clock::now() - run.last_validation_;
+      // Ranks have their own clocks: rank 0's counts.
+      const bool due = since.count() >= run.plan_.val_check.seconds();
+      return run.fabric_->world_size() > 1 ? run.fabric_->broadcast(static_cast<int64_t>(due)) != 0 : due;
+    }
+    default:
+      break;
+  }
+  if (run.val_every_ == 0) return run.is_last_batch_;  // a loader that does not know its length
+  const int64_t count = run.plan_.check_val_every_n_epoch ? run.progress_.batch : run.progress_.total_batches;
+  return count % run.val_every_ == 0;
+}
+
+void validate_if_due(Run& run) {
+  if (!validation_is_due(run)) return;
+  auto& module = run.module();
+  if (run.batch_stepped_) module.on_validation_model_zero_grad();
+  {
+    const auto time = run.span(Run::Action::kValidation);
+    run_eval_loop(run, Stage::kValidate);
+  }
+  run.last_validation_ = Clock::now();
+}
+
+/// The batches of an epoch. Returns when the epoch is over, or the run.
+void run_batches(Run& run) {
+  auto& module = run.module();
+  auto& source = *run.train_data_.loaders.front();
+  auto& progress = run.progress_;
+  const auto batches = run.train_data_.batches.front();
+  StepOutput output;
+
+  // What a checkpoint cut off: the validation after its last batch.
+  if (progress.batch > 0) {
+    run.is_last_batch_ = batches && progress.batch >= *batches;
+    validate_if_due(run);
+  }
+  while (true) {
+    if (batches && progress.batch >= *batches) break;
+    if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) break;
+    const StepInfo at{progress.batch, 0};
+    run.advice_.before_fetch(run);
+    void* batch = run.next_batch(source, at);
+    if (!batch) break;
+    run.advice_.after_fetch();
+    const auto time = run.span(Run::Action::kBatch);
+    run.is_last_batch_ = (batches && progress.batch + 1 >= *batches) || (!source.size() && source.is_last());
+    run.inside_batch_ = true;
+    run.batch_ = source.any(batch);
+    run.train_log_.start_batch();
+    run.call(Hook::kTrainBatchStart, [&](Callback& c) { c.on_train_batch_start(run, run.batch_, at.batch_idx); });
+    bool wanted = true;
+    run.call_module(Hook::kTrainBatchStart, [&] { wanted = module.any_train_batch_start(batch, at.batch_idx); });
+    if (!wanted) {
+      run.inside_batch_ = false;
+      break;
+    }
+    run.batch_stepped_ = run_training_batch(run, batch, at.batch_idx, output);
+    run.window_open_ = !run.batch_stepped_ && run.accumulate_ > 1 && !run.is_last_batch_;
+
+    if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
+    if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
+    if (output.loss.defined()) output.loss = output.loss.detach();
+    run.call(Hook::kTrainBatchEnd,
+             [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
+    run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
+    run.set_site(kNoLogging);
+    if (run.batch_stepped_) run.log_step_row();
+    run.batch_ = AnyBatch();
+
+    ++progress.batch;
+    ++progress.total_batches;
+    if (run.batch_stepped_) ++progress.stepped_batches;
+    run.inside_batch_ = false;
+    run.write_waiting_checkpoints();
+    run.check_stop_requests();
+    validate_if_due(run);
+    if (run.batch_stepped_) {
+      // The count of batches is that of the batch just done.
+      --progress.batch;
+      step_schedulers(run, "step", /*plateau=*/true);
+      ++progress.batch;
+    }
+  }
+  source.finish();
+}
+
+void close_epoch(Run& run) {
+  if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/true);
+  run.log_epoch_row();
+  run.in_epoch_end_ = false;
+  run.train_log_.reset();
+  run.progress_.closing_epoch = false;
+  ++run.progress_.epoch;
+  run.progress_.batch = 0;
+}
+
+void run_epoch(Run& run, bool resumed) {
+  const auto time = run.span(Run::Action::kEpoch);
+  auto& module = run.module();
+  auto& progress = run.progress_;
+  if (progress.closing_epoch) {
+    run.is_last_batch_ = true;
+    run.in_epoch_end_ = true;
+    close_epoch(run);
+    return;
+  }
+  const auto every = run.plan_.reload_every_n_epochs;
+  if (every > 0 && progress.epoch > 0 && progress.epoch % every == 0 && !resumed) {
+    run.train_data_.ready = run.val_data_.ready = false;
+    run.load_train_data();
+    run.load_eval_data(Stage::kValidate);
+  }
+  run.train_data_.loaders.front()->start(progress.epoch);
+  if (progress.batch == 0) {
+    run.call(
+        Hook::kTrainEpochStart, [&](Callback& c) { c.on_train_epoch_start(run); },
+        [&] { module.on_train_epoch_start(); });
+  }
+  run_batches(run);
+
+  run.in_epoch_end_ = true;
+  progress.closing_epoch = true;
+  const auto at_end = [&](bool monitors) {
+    const auto& callbacks = run.hooks_[static_cast<size_t>(Hook::kTrainEpochEnd)];
+    for (size_t i = 0; i < callbacks.size(); ++i) {
+      const auto order = callbacks[i]->order();
+      if ((order == CallbackOrder::kMonitor || order == CallbackOrder::kCheckpoint) != monitors) continue;
+      run.set_site(hook_site(Hook::kTrainEpochEnd));
+      const auto span = run.callback_span(Hook::kTrainEpochEnd, i);
+      callbacks[i]->on_train_epoch_end(run);
+    }
+  };
+  at_end(false);
+  run.call_module(Hook::kTrainEpochEnd, [&] { module.on_train_epoch_end(); });
+  at_end(true);
+  run.set_site(kNoLogging);
+  close_epoch(run);
+  run.check_stop_requests();
+}
+
+void sanity_check(Run& run) {
+  const auto& plan = run.plan_;
+  if (plan.sanity_steps == 0 || plan.limit_val.is_zero()) return;
+  run.load_eval_data(Stage::kValidate);
+  if (run.val_data_.loaders.empty()) return;
+  const IsolateRng isolate;
+  run.stage_ = Stage::kSanity;
+  run.call(Hook::kSanityCheckStart, [&](Callback& c) { c.on_sanity_check_start(run); });
+  run_eval_loop(run, Stage::kSanity, plan.sanity_steps);
+  run.call(Hook::kSanityCheckEnd, [&](Callback& c) { c.on_sanity_check_end(run); });
+  run.val_log_.clear();
+  run.published_ = {};
+  run.stage_ = Stage::kTrain;
+}
+
+}  // namespace
+
+void run_fit_loop(Run& run) {
+  auto& module = run.module();
+  auto& progress = run.progress_;
+  const bool resumed = run.loaded_.has_value();
+  if (!resumed && !fit_is_done(run) && !run.plan_.limit_train.is_zero()) sanity_check(run);
+  run.stage_ = Stage::kTrain;
+  if ((fit_is_done(run) && !progress.closing_epoch) || run.plan_.limit_train.is_zero()) return;
+  run.load_train_data();
+  if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
+
+  run.last_validation_ = Clock::now();
+  tell_totals(run.loggers_, std::max<int64_t>(run.plan_.max_epochs, 0), run.num_training_batches().value_or(0));
+  run.call(
+      Hook::kTrainStart, [&](Callback& c) { c.on_train_start(run); }, [&] { module.on_train_start(); });
+  // After everything that may draw random numbers.
+  if (resumed) run.restore_position();
+  bool first = resumed;
+  while (!fit_is_done(run) || progress.closing_epoch) {
+    run_epoch(run, std::exchange(first, false));
+  }
+  run.call(
+      Hook::kTrainEnd, [&](Callback& c) { c.on_train_end(run); }, [&] { module.on_train_end(); });
+  run.set_site(kNoLogging);
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,221 @@
+// What callbacks may ask of a run, and the way of metrics to the loggers.
+#include <algorithm>
+#include <cmath>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/trainer/defaults.h"
+#include "levin/trainer/run.h"
+
+namespace levin::detail {
+
+void Run::collect_loggers() {
+  loggers_ = make_loggers(asked_, plan_);
+}
+
+std::filesystem::path Run::log_dir() const {
+  if (!log_dir_.empty()) return log_dir_;
+  for (const auto& logger : loggers_)
+    if (auto folder = logger->log_dir(); !folder.empty()) return folder;
+  return plan_.root_dir;
+}
+
+std::optional<int64_t> Run::num_training_batches() const {
+  return train_data_.batches.empty() ? std::nullopt : train_data_.batches.front();
+}
+
+std::vector<std::optional<int64_t>> Run::num_eval_batches() const {
+  const auto& data = stage_ == Stage::kTest ? test_data_ : stage_ == Stage::kPredict ? predict_data_ : val_data_;
+  return data.batches;
+}
+
+std::optional<int64_t> Run::estimated_stepping_batches() const {
+  const auto batches = num_training_batches();
+  std::optional<int64_t> steps;
+  if (batches && plan_.max_epochs >= 0)
+    steps = (*batches + accumulate_ - 1) / accumulate_ * std::max<int64_t>(plan_.max_epochs, 1);
+  if (plan_.max_steps >= 0) steps = steps ? std::min(*steps, plan_.max_steps) : plan_.max_steps;
+  return steps;
+}
+
+bool Run::can_stop_early() const {
+  // Inside the closing of an epoch that epoch counts.
+  const int64_t epochs = progress_.epoch + (progress_.closing_epoch ? 1 : 0);
+  return epochs >= plan_.min_epochs && progress_.global_step >= plan_.min_steps;
+}
+
+void Run::log(std::string_view name, const Tensor& value, const LogOptions& options) {
+  if (plan_.barebones) {
+    warn_once("[trainer] barebones: what is logged goes nowhere");
+    return;
+  }
+  metric_log(stage_).log({site_, &batch_, dataloader_idx_, fabric_.get()}, name, value, options);
+}
+void Run::log(std::string_view name, double value, const LogOptions& options) {
+  if (plan_.barebones) {
+    warn_once("[trainer] barebones: what is logged goes nowhere");
+    return;
+  }
+  metric_log(stage_).log({site_, &batch_, dataloader_idx_, fabric_.get()}, name, value, options);
+}
+
+void Run::publish(bool epoch) {
+  MetricLog::Published values;
+  auto& log = metric_log(stage_);
+  if (stage_ == Stage::kTrain) {
+    log.publish_step(values);
+    if (epoch) log.publish_epoch(values, *fabric_);
+  } else if (stage_ != Stage::kIdle && stage_ != Stage::kPredict) {
+    return;  // an evaluation publishes at its end
+  }
+  for (auto& [name, value] : values.callback) published_.callback[name] = value;
+  for (auto& [name, value] : values.bar) published_.bar[name] = value;
+  for (auto& [name, value] : values.log) published_.log[name] = value;
+}
+
+std::optional<double> Run::metric(std::string_view name) {
+  publish(in_epoch_end_);
+  const auto found = published_.callback.find(std::string(name));
+  if (found == published_.callback.end()) return {};
+  return metric_number(found->second);
+}
+MetricMap Run::callback_metrics() {
+  publish(in_epoch_end_);
+  return published_.callback;
+}
+MetricMap Run::logged_metrics() {
+  publish(in_epoch_end_);
+  return published_.log;
+}
+MetricMap Run::progress_bar_metrics() {
+  publish(in_epoch_end_);
+  return published_.bar;
+}
+
+int64_t Run::row_step() const {
+  if (inside_batch_ || !batch_stepped_) return progress_.stepped_batches;
+  return std::max<int64_t>(0, progress_.stepped_batches - 1);
+}
+
+bool Run::row_is_due() const {
+  if (loggers_.empty()) return false;
+  return (plan_.log_every_n_steps > 0 && (progress_.stepped_batches + 1) % plan_.log_every_n_steps == 0) || should_stop_;
+}
+
+void Run::send_row(const MetricMap& metrics, int64_t step, bool with_epoch) {
+  if (metrics.empty() || loggers_.empty() || !fabric_->is_global_zero()) return;
+  Metrics row;
+  bool has_epoch = false;
+  for (const auto& [name, value] : metrics) {
+    if (name == "step") {
+      step = static_cast<int64_t>(metric_number(value));
+      continue;
+    }
+    has_epoch |= name == "epoch";
+    if (const auto* number = std::get_if<double>(&value))
+      row.emplace_back(name, *number);
+    else
+      row.emplace_back(name, std::get<Tensor>(value));
+  }
+  if (with_epoch && !has_epoch) row.emplace_back("epoch", progress_.epoch);
+  for (const auto& logger : loggers_) logger->log_metrics(row, step);
+}
+
+void Run::log_row(const Metrics& metrics) {
+  MetricMap map;
+  for (const auto& [name, value] : metrics)
+    std::visit(
+        [&, &key = name]<class V>(const V& v) {
+          if constexpr (std::same_as<V, int64_t>)
+            map[key] = static_cast<double>(v);
+          else
+            map[key] = v;
+        },
+        value);
+  for (const auto& [name, value] : map) published_.callback[name] = value;
+  send_row(map, row_step(), /*with_epoch=*/false);
+}
+
+void Run::log_step_row() {
+  if (!row_is_due() || !train_log_.has_step_values()) return;
+  MetricLog::Published values;
+  train_log_.publish_step(values);
+  for (auto& [name, value] : values.log) published_.log[name] = value;
+  send_row(values.log, row_step());
+}
+
+void Run::log_epoch_row() {
+  if (plan_.barebones) return;
+  publish(/*epoch=*/true);
+  MetricLog::Published values;
+  train_log_.publish_epoch(values, *fabric_);
+  send_row(values.log, row_step());
+}
+
+void Run::log_eval_row(Stage stage, MetricMap metrics) {
+  send_row(metrics, stage == Stage::kSanity ? 0 : row_step());
+}
+
+void Run::stop(std::string_view reason) {
+  if (should_stop_) return;
+  should_stop_ = true;
+  if (!can_stop_early() && !plan_.barebones)
+    log_info(concat("[trainer] asked to stop (", reason, "), which waits for min_epochs ", plan_.min_epochs,
+                    " and min_steps ", plan_.min_steps));
+}
+void Run::request_stop(std::string_view reason) {
+  if (fabric_->world_size() == 1)
+    stop(reason);
+  else
+    stop_requested_ = true;
+}
+
+void Run::set_accumulate_grad_batches(int64_t k) {
+  LEVIN_CHECK(k >= 1, "[trainer] accumulate_grad_batches ", k, " is not allowed (1 or more)");
+  accumulate_ = k;
+}
+
+void Run::check_stop_requests() {
+  if (window_open_) return;
+  const int world = fabric_->world_size();
+  if (world == 1) {
+    if (const int signal = SignalFlags::pending(); signal != 0 && signals_) [[unlikely]]
+      end_by_signal(signal);
+    return;
+  }
+  if (--batches_to_vote_ > 0) return;
+  // A vote costs a collective, so it is taken about twice a second; rank 0's clock says how many batches that is, and
+  // all ranks count the same.
+  auto vote = at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending())},
+                         at::TensorOptions().dtype(at::kLong))
+                  .to(fabric_->device());
+  vote = fabric_->all_reduce(vote, "max").cpu();
+  const auto* votes = vote.const_data_ptr<int64_t>();
+  if (votes[1] != 0) end_by_signal(static_cast<int>(votes[1]));
+  if (votes[0] != 0) stop("asked for by a rank");
+  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - fit_start_;
+  const double per_batch = passed.count() / static_cast<double>(std::max<int64_t>(1, progress_.total_batches));
+  vote_period_ = fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
+  batches_to_vote_ = vote_period_;
+}
+
+void Run::print_line(const std::string& line) {
+  if (!fabric_->is_global_zero()) return;
+  print_above_bar(callbacks_, line);
+}
+
+std::optional<int64_t> Run::train_batch_size() const {
+  return train_data_.loaders.empty() ? std::nullopt : train_data_.loaders.front()->batch_size();
+}
+
+void Run::set_train_batch_size(int64_t batch_size) {
+  load_train_data();
+  const auto source = asked_train_.empty() ? train_data_.loaders.front() : asked_train_.front();
+  const auto changed = source->with_batch_size(batch_size);
+  LEVIN_CHECK(changed, "[trainer] the batch size of this loader cannot be changed: it is not a levin::DataLoader");
+  asked_train_ = {changed};
+  train_data_.ready = false;
+  load_train_data();
+}
+
+}  // namespace levin::detail
