@@ -30,32 +30,24 @@ Node node_of_words(const Field& field, const std::string& text, const Origin& or
   return node;
 }
 
-/// A class as a map with `class` and its options by dotted names: from a name, or from the form with class_path and
-/// init_args.
+/// A class as a map with `class` and its options: from a name, or from the form with class_path and init_args.
 Node normalized(const Node& node) {
   Node out = Node::of_map();
   out.origin = node.origin;
-  const auto set_class = [&](const Node& name) {
-    auto& slot = out["class"];
-    slot = name;
-    if (const auto dot = slot.text.rfind('.'); dot != std::string::npos) slot.text.erase(0, dot + 1);
-  };
-  const std::function<void(const Node&, const std::string&)> add = [&](const Node& map, const std::string& prefix) {
+  const std::function<void(const Node&)> add = [&](const Node& map) {
     for (const auto& [name, value] : map.entries) {
-      if (prefix.empty() && (name == "class" || name == "class_path"))
-        set_class(value);
-      else if (prefix.empty() && name == "init_args")
-        add(value, prefix);
-      else if (value.is_map())
-        add(value, prefix + name + ".");
+      if (name == "init_args")
+        add(value);
       else
-        out[prefix + name] = value;
+        out[name == "class_path" ? "class" : name] = value;
     }
   };
   if (node.is_text())
-    set_class(node);
+    out["class"] = node;
   else
-    add(node, "");
+    add(node);
+  if (auto* name = out.find("class"); name && name->text.find('.') != std::string::npos)
+    name->text.erase(0, name->text.rfind('.') + 1);
   return out;
 }
 
@@ -358,14 +350,21 @@ Chosen Config::read_one(const Field& field, const Node& node) const {
   Chosen chosen{.name = found->name, .options = found->options(), .origin = name->origin};
   std::vector<std::string> known;
   for (const auto& option : chosen.options.fields()) known.push_back(option.name);
-  for (const auto& [key, value] : node.entries) {
-    if (key == "class") continue;
-    const auto at = std::find(known.begin(), known.end(), key);
-    if (at == known.end()) fail_unknown_key("option of " + chosen.name, key, value.origin, known);
-    const auto& option = chosen.options.fields()[static_cast<size_t>(at - known.begin())];
-    // A flag's list was kept as it came: only now it is known what it is for.
-    read_value(option, field.name + "." + key, value);
-  }
+  const std::function<void(const Node&, const std::string&)> read = [&](const Node& map, const std::string& prefix) {
+    for (const auto& [last, value] : map.entries) {
+      const auto key = prefix + last;
+      if (key == "class") continue;
+      const auto at = std::find(known.begin(), known.end(), key);
+      if (at != known.end())
+        read_value(chosen.options.fields()[static_cast<size_t>(at - known.begin())], field.name + "." + key, value);
+      else if (value.is_map() && std::any_of(known.begin(), known.end(),
+                                             [&](const std::string& name) { return name.starts_with(key + "."); }))
+        read(value, key + ".");
+      else
+        fail_unknown_key("option of " + chosen.name, key, value.origin, known);
+    }
+  };
+  read(node, "");
   return chosen;
 }
 

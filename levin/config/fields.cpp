@@ -87,6 +87,19 @@ std::vector<Node> read_items(const Node& node) {
   return items;
 }
 
+std::vector<Node::Entry> read_pairs(const Node& node) {
+  if (node.is_null()) return {};
+  if (node.is_map()) return node.entries;
+  std::vector<Node::Entry> pairs;
+  for (const auto& item : read_items(node)) {
+    const auto colon = item.text.find(':');
+    if (!item.is_text() || colon == std::string::npos) throw BadValue("is not a list of pairs such as 0:8,4:4");
+    pairs.emplace_back(std::string(trim(std::string_view(item.text).substr(0, colon))),
+                       Node::of_text(std::string(trim(std::string_view(item.text).substr(colon + 1)))));
+  }
+  return pairs;
+}
+
 std::string write_double(double value) {
   if (std::isnan(value)) return ".nan";
   if (std::isinf(value)) return value > 0 ? ".inf" : "-.inf";

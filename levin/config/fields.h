@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -32,6 +33,8 @@ double read_double(const Node& node);
 std::string read_text(const Node& node);
 /// The items of a list, or of a text with commas ("1,2,3", "[1, 2, 3]").
 std::vector<Node> read_items(const Node& node);
+/// The entries of a map, or of a text with colons and commas ("0:8,4:4").
+std::vector<Node::Entry> read_pairs(const Node& node);
 std::string write_double(double value);
 bool is_none(const Node& node);
 
@@ -42,8 +45,8 @@ concept FromText = std::constructible_from<T, std::string_view> || std::construc
 }  // namespace detail
 
 /// How values of a type are read from and written as text. Levin knows bool, integers, floating point, std::string,
-/// std::filesystem::path, std::optional, std::vector and std::array of those, and any type with a constructor from
-/// std::string_view (or std::string) and `to_string()`. Specialize it for others.
+/// std::filesystem::path, std::optional, std::vector, std::array and std::map of those, and any type with a constructor
+/// from std::string_view (or std::string) and `to_string()`. Specialize it for others.
 template <class T>
 struct Codec {
   static_assert(
@@ -139,6 +142,23 @@ struct Codec<std::array<T, N>> {
   }
   static Node write(const std::array<T, N>& values) {
     return Codec<std::vector<T>>::write({values.begin(), values.end()});
+  }
+};
+
+/// `{0: 8, 4: 4}` in a file, "0:8,4:4" as a flag.
+template <class K, class V>
+struct Codec<std::map<K, V>> {
+  static std::string type() { return Codec<K>::type() + ":" + Codec<V>::type() + ",..."; }
+  static std::map<K, V> read(const Node& node) {
+    std::map<K, V> values;
+    for (const auto& [name, value] : detail::read_pairs(node))
+      values[Codec<K>::read(Node::of_text(name))] = Codec<V>::read(value);
+    return values;
+  }
+  static Node write(const std::map<K, V>& values) {
+    auto node = Node::of_map();
+    for (const auto& [name, value] : values) node[Codec<K>::write(name).text] = Codec<V>::write(value);
+    return node;
   }
 };
 

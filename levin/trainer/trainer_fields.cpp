@@ -17,27 +17,7 @@ std::string one_text(const Node& node) {
   return text;
 }
 
-/// A value class of the trainer that says itself what it takes.
-template <class T>
-struct TextCodec {
-  static T read(const Node& node) { return T(std::string_view(detail::read_text(node))); }
-  static Node write(const T& value) { return Node::of_text(value.to_string()); }
-};
-
 }  // namespace
-
-template <>
-struct Codec<Limit> : TextCodec<Limit> {
-  static std::string type() { return "N|SHARE"; }
-};
-template <>
-struct Codec<Interval> : TextCodec<Interval> {
-  static std::string type() { return "N|SHARE|TIME"; }
-};
-template <>
-struct Codec<Duration> : TextCodec<Duration> {
-  static std::string type() { return "TIME"; }
-};
 
 template <>
 struct Codec<Deterministic> {
@@ -79,11 +59,19 @@ struct Codec<StrategyChoice> {
 
 template <>
 struct Codec<LoggerChoice> {
+  inline static const std::vector<std::string> kLoggers{"true", "false", "tensorboard", "csv", "json", "console"};
+
   static std::string type() { return "BOOL|NAME,..."; }
   static LoggerChoice read(const Node& node) {
     if (node.is_null()) return {};
     const auto text = one_text(node);
     if (text == "true" || text == "false") return text == "true";
+    for (const auto& item : detail::read_items(Node::of_text(text)))
+      if (std::find(kLoggers.begin(), kLoggers.end(), item.text) == kLoggers.end()) {
+        const auto nearest = nearest_word(item.text, kLoggers);
+        throw BadValue("names a logger that is not known" +
+                       (nearest.empty() ? std::string() : "; did you mean \"" + nearest + "\"?"));
+      }
     return text;
   }
   static Node write(const LoggerChoice& value) {
@@ -182,7 +170,7 @@ void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& option
   for (size_t i = first; i < into.size(); ++i) {
     auto& field = into[i];
     if (field.name == "trainer.strategy") hint(field, known_strategies());
-    if (field.name == "trainer.logger") hint(field, {"true", "false", "tensorboard", "csv", "json", "console"});
+    if (field.name == "trainer.logger") hint(field, config::Codec<LoggerChoice>::kLoggers);
     if (field.name == "trainer.profiler") hint(field, {"simple"});
     if (field.name == "trainer.deterministic") hint(field, {"true", "false", "warn"});
     if (field.name == "trainer.precision") {

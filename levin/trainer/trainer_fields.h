@@ -1,9 +1,34 @@
 #pragma once
 
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "levin/config/fields.h"
 #include "levin/trainer/options.h"
+
+namespace levin::config {
+
+// The trainer's values read and write themselves; here is what stands for them in a help.
+template <class T>
+struct TrainerValueCodec {
+  static T read(const Node& node) { return T(std::string_view(detail::read_text(node))); }
+  static Node write(const T& value) { return Node::of_text(value.to_string()); }
+};
+template <>
+struct Codec<Limit> : TrainerValueCodec<Limit> {
+  static std::string type() { return "N|SHARE"; }
+};
+template <>
+struct Codec<Interval> : TrainerValueCodec<Interval> {
+  static std::string type() { return "N|SHARE|TIME"; }
+};
+template <>
+struct Codec<Duration> : TrainerValueCodec<Duration> {
+  static std::string type() { return "TIME"; }
+};
+
+}  // namespace levin::config
 
 namespace levin {
 
