@@ -51,7 +51,8 @@ class Cuda final : public Accelerator {
   }
 
   void set_sync_warnings(bool on) const override {
-    c10::cuda::warning_state().set_sync_debug_mode(on ? c10::cuda::SyncDebugMode::L_WARN : c10::cuda::SyncDebugMode::L_DISABLED);
+    c10::cuda::warning_state().set_sync_debug_mode(on ? c10::cuda::SyncDebugMode::L_WARN
+                                                      : c10::cuda::SyncDebugMode::L_DISABLED);
   }
 
   at::Tensor rng_state(c10::Device device) const override {

@@ -1,6 +1,5 @@
 // fit, validate, test and predict from the first hook to the last.
 #include <fmt/format.h>
-
 #include <torch/csrc/autograd/anomaly_mode.h>
 
 #include "levin/core/error.h"

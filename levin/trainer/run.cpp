@@ -257,23 +257,22 @@ void Run::register_actions(std::string_view stage) {
   profiler_->setup(std::string(stage), fabric_->global_rank(), log_dir_);
   const auto module = concat("[TrainModule]", module_->name(), ".");
   const auto strategy = concat("[Strategy]", fabric_->strategy().name(), ".");
-  const std::array<std::string, static_cast<size_t>(Action::kCount)> names{
-      "run_training_epoch",
-      "run_training_batch",
-      "[TrainLoop].train_dataloader_next",
-      "[EvalLoop].dataloader_next",
-      strategy + "batch_to_device",
-      strategy + "training_step",
-      strategy + "validation_step",
-      strategy + "test_step",
-      strategy + "predict_step",
-      module + "optimizer_zero_grad",
-      strategy + "backward",
-      module + "optimizer_step",
-      module + "configure_gradient_clipping",
-      module + "lr_scheduler_step",
-      "save_checkpoint",
-      "run_validation"};
+  const std::array<std::string, static_cast<size_t>(Action::kCount)> names{"run_training_epoch",
+                                                                           "run_training_batch",
+                                                                           "[TrainLoop].train_dataloader_next",
+                                                                           "[EvalLoop].dataloader_next",
+                                                                           strategy + "batch_to_device",
+                                                                           strategy + "training_step",
+                                                                           strategy + "validation_step",
+                                                                           strategy + "test_step",
+                                                                           strategy + "predict_step",
+                                                                           module + "optimizer_zero_grad",
+                                                                           strategy + "backward",
+                                                                           module + "optimizer_step",
+                                                                           module + "configure_gradient_clipping",
+                                                                           module + "lr_scheduler_step",
+                                                                           "save_checkpoint",
+                                                                           "run_validation"};
   for (size_t i = 0; i < names.size(); ++i) actions_[i] = profiler_->register_action(names[i]);
   for (size_t hook = 0; hook < hooks_.size(); ++hook) {
     module_actions_[hook] = profiler_->register_action(module + kSites[hook].hook);
@@ -295,8 +294,9 @@ void Run::make_optimizers() {
   if (manual) {
     LEVIN_CHECK(plan_.accumulate == 1, "[trainer] accumulate_grad_batches ", plan_.accumulate,
                 " does not go with manual optimization; step every n-th batch in training_step");
-    LEVIN_CHECK(plan_.clip_val <= 0,
-                "[trainer] gradient_clip_val does not go with manual optimization; call clip_gradients in training_step");
+    LEVIN_CHECK(
+        plan_.clip_val <= 0,
+        "[trainer] gradient_clip_val does not go with manual optimization; call clip_gradients in training_step");
   }
   for (const auto& config : configured.configs()) {
     auto optimizer = fabric_->setup_optimizers(config.optimizer);
@@ -308,7 +308,8 @@ void Run::make_optimizers() {
     static const std::vector<std::string> kIntervals{"epoch", "step"};
     if (std::find(kIntervals.begin(), kIntervals.end(), scheduler.interval) == kIntervals.end())
       fail_unknown("trainer", "scheduler interval", scheduler.interval, kIntervals);
-    LEVIN_CHECK(scheduler.frequency >= 1, "[trainer] scheduler frequency ", scheduler.frequency, " is not allowed (1 or more)");
+    LEVIN_CHECK(scheduler.frequency >= 1, "[trainer] scheduler frequency ", scheduler.frequency,
+                " is not allowed (1 or more)");
     LEVIN_CHECK(manual || !scheduler.scheduler.needs_metric() || !scheduler.monitor.empty(), "[trainer] ",
                 scheduler.scheduler.name(), " follows a metric: name it by .monitor in configure_optimizers");
     schedulers_.push_back(scheduler);
@@ -372,7 +373,8 @@ void Run::load_train_data() {
   if (train_data_.ready) return;
   auto loaders = asked_train_;
   if (loaders.empty()) loaders = data_ ? data_->any_train_dataloader() : module_->any_train_dataloader();
-  LEVIN_CHECK(!loaders.empty(), "[trainer.fit] there is no training loader: pass one to fit, or override train_dataloader "
+  LEVIN_CHECK(!loaders.empty(),
+              "[trainer.fit] there is no training loader: pass one to fit, or override train_dataloader "
               "in the module or the data module");
   LEVIN_CHECK(loaders.size() == 1, "[trainer.fit] ", loaders.size(),
               " training loaders were given; combine them into one with levin::combine");

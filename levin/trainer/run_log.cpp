@@ -99,7 +99,8 @@ int64_t Run::row_step() const {
 
 bool Run::row_is_due() const {
   if (loggers_.empty()) return false;
-  return (plan_.log_every_n_steps > 0 && (progress_.stepped_batches + 1) % plan_.log_every_n_steps == 0) || should_stop_;
+  return (plan_.log_every_n_steps > 0 && (progress_.stepped_batches + 1) % plan_.log_every_n_steps == 0) ||
+         should_stop_;
 }
 
 void Run::send_row(const MetricMap& metrics, int64_t step, bool with_epoch) {
@@ -195,7 +196,8 @@ void Run::check_stop_requests() {
   if (votes[0] != 0) stop("asked for by a rank");
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - fit_start_;
   const double per_batch = passed.count() / static_cast<double>(std::max<int64_t>(1, progress_.total_batches));
-  vote_period_ = fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
+  vote_period_ =
+      fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
   batches_to_vote_ = vote_period_;
 }
 

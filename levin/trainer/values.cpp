@@ -104,7 +104,8 @@ Duration::Duration(const char* text) : Duration(std::string_view(text)) {}
 Duration::Duration(std::string_view text) {
   const auto seconds = seconds_of(trimmed(text));
   LEVIN_CHECK(seconds, "[trainer] \"", text,
-              "\" is no time: give \"DD:HH:MM:SS\" (\"00:12:00:00\" is twelve hours) or a number with s, min, h or d (\"90 min\")");
+              "\" is no time: give \"DD:HH:MM:SS\" (\"00:12:00:00\" is twelve hours) or a number with s, min, h or d "
+              "(\"90 min\")");
   seconds_ = *seconds;
 }
 std::string Duration::to_string() const {
@@ -127,9 +128,10 @@ Interval::Interval(std::string_view text) {
     return;
   }
   const auto seconds = seconds_of(trimmed(text));
-  LEVIN_CHECK(seconds, "[trainer] \"", text,
-              "\" is no interval: give a share of an epoch (0.25), batches (100), \"500 steps\", or a time (\"30 min\", "
-              "\"00:00:30:00\")");
+  LEVIN_CHECK(
+      seconds, "[trainer] \"", text,
+      "\" is no interval: give a share of an epoch (0.25), batches (100), \"500 steps\", or a time (\"30 min\", "
+      "\"00:00:30:00\")");
   unit_ = Unit::kTime;
   amount_ = *seconds;
 }
