@@ -358,7 +358,7 @@ Chosen Config::read_one(const Field& field, const Node& node) const {
       if (at != known.end())
         read_value(chosen.options.fields()[static_cast<size_t>(at - known.begin())], field.name + "." + key, value);
       else if (value.is_map() && std::any_of(known.begin(), known.end(),
-                                             [&](const std::string& name) { return name.starts_with(key + "."); }))
+                                             [&](const std::string& one) { return one.starts_with(key + "."); }))
         read(value, key + ".");
       else
         fail_unknown_key("option of " + chosen.name, key, value.origin, known);
