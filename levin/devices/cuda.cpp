@@ -43,6 +43,10 @@ class Cuda final : public Accelerator {
       c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
   }
 
+  void empty_cache(c10::Device) const override {
+    if (c10::cuda::CUDACachingAllocator::get()->initialized()) c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+
   DeviceInfo info(c10::Device device) const override {
     const auto* properties = at::cuda::getDeviceProperties(device.index());
     return {.name = properties->name,

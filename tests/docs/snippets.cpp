@@ -9,6 +9,16 @@
 #include <levin/models/vit.h>
 #include <levin/nn/layers.h>
 #include <levin/testing/ranks.h>
+#include <levin/trainer/callbacks/early_stopping.h>
+#include <levin/trainer/callbacks/gradient_accumulation_scheduler.h>
+#include <levin/trainer/callbacks/lambda.h>
+#include <levin/trainer/callbacks/model_checkpoint.h>
+#include <levin/trainer/callbacks/model_summary.h>
+#include <levin/trainer/callbacks/on_exception_checkpoint.h>
+#include <levin/trainer/callbacks/prediction_writer.h>
+#include <levin/trainer/callbacks/progress_bar.h>
+#include <levin/trainer/callbacks/timer.h>
+#include <levin/trainer/trainer.h>
 
 #include <gtest/gtest.h>
 
@@ -177,6 +187,26 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
 [[maybe_unused]] int launching() {
   levin::LaunchSpec spec{.command = {"./app", "--steps", "100"}, .nproc = 4, .max_restarts = 1};
   return levin::launch(spec);   // 0, the failed rank's status, or 128 + a signal; throws levin::Error when nothing could be started
+}
+
+// callbacks.md
+[[maybe_unused]] void callbacks(levin::TrainModule& module, const levin::Loaders<Batch>& train, const levin::Loaders<Batch>& val, const levin::Loaders<Batch>& test) {
+  auto checkpoint = std::make_shared<levin::ModelCheckpoint>(levin::ModelCheckpointOptions{.monitor = "val_loss", .save_top_k = 3});
+  levin::Trainer trainer({.callbacks = {checkpoint, levin::EarlyStopping({.monitor = "val_loss"})}, .max_epochs = 100});
+  trainer.fit(module, train, val);
+  std::cout << checkpoint->best_model_path() << "\n";
+
+  levin::ModelCheckpoint best({.filename = "{epoch}-{val_loss:.3f}", .monitor = "val_loss", .save_last = "link", .save_top_k = 3});
+  levin::ModelCheckpoint hourly({.save_top_k = -1, .train_time_interval = "1 h"});
+  levin::OnExceptionCheckpoint rescue({.dirpath = "run"});   // run/on_exception.ckpt
+  levin::EarlyStopping patient({.monitor = "val_acc", .min_delta = 0.001, .patience = 5, .mode = "max"});
+  levin::Timer timer({.duration = "00:11:30:00"});   // days, hours, minutes, seconds
+  levin::GradientAccumulationScheduler accumulate({.scheduling = {{0, 8}, {4, 2}}});   // 8 batches, from epoch 4 on 2
+  levin::Trainer quiet({.callbacks = {levin::TrainerProgressBar({.refresh_rate = 100, .leave = false})}});
+  levin::ModelSummary summary({.max_depth = 2});
+  levin::Trainer writing({.callbacks = {levin::SafetensorsPredictionWriter({.output_dir = "predictions"})}});
+  writing.predict(module, test, {.return_predictions = false});   // predictions/batch_00000-rank_0.safetensors, ...
+  levin::LambdaCallback announce({.on_train_epoch_end = [](levin::TrainerContext& run) { run.print("epoch ", run.current_epoch(), " is done"); }});
 }
 
 }  // namespace

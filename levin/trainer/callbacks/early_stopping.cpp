@@ -86,6 +86,7 @@ void EarlyStopping::check(TrainerContext& run) {
   message_ =
       own != StoppingReason::kNotStopped ? message : fmt::format("{} ends the run on another rank", options_.monitor);
   stopped_epoch_ = run.current_epoch();
+  run.print(message_, "; the run ends.");
   run.stop(message_);
 }
 

@@ -86,13 +86,14 @@ std::vector<std::pair<fs::path, double>> ModelCheckpoint::best_k_models() const 
 StateDict ModelCheckpoint::state_dict() const {
   StateList best_k;
   for (const auto& kept : book_.best_k) best_k.push_back(StateDict{{"name", kept.name}, {"score", kept.score}});
-  StateDict state{{"dirpath", fs::absolute(dirpath_).lexically_normal().string()},
+  StateDict state{{"dirpath", dirpath_.empty() ? "" : fs::absolute(dirpath_).lexically_normal().string()},
                   {"best_k_models", best_k},
                   {"best_model_path", book_.best},
                   {"last_model_path", book_.last},
                   {"ranked_at", book_.ranked_at},
                   {"last_at", book_.last_at},
-                  {"from_validation", book_.from_validation}};
+                  {"from_validation", book_.from_validation},
+                  {"waits", book_.waits}};
   if (book_.best_score) state["best_model_score"] = *book_.best_score;
   if (book_.current_score) state["current_score"] = *book_.current_score;
   return state;
@@ -108,6 +109,7 @@ void ModelCheckpoint::load_state_dict(const StateDict& state) {
   book.ranked_at = state.at("ranked_at").to_int();
   book.last_at = state.at("last_at").to_int();
   book.from_validation = state.at("from_validation").to_bool();
+  book.waits = state.at("waits").to_bool();
   if (const auto* score = state.find("best_model_score")) book.best_score = score->to_double();
   if (const auto* score = state.find("current_score")) book.current_score = score->to_double();
 
@@ -141,7 +143,7 @@ void ModelCheckpoint::setup(TrainerContext& run, std::string_view stage) {
   if (stage != "fit") return;
   // Every fit starts anew; one that goes on from a checkpoint gets the book from there.
   book_ = {};
-  waits_ = validated_ = false;
+  validated_ = false;
   if (run.plan().fast_dev_run > 0 || (options_.save_top_k == 0 && !options_.save_last.is_on())) return;
   std::string failure;
   if (run.fabric().is_global_zero()) {
@@ -185,18 +187,18 @@ void ModelCheckpoint::on_train_batch_end(TrainerContext& run, const StepOutput&,
   if (!due || detail::is_rehearsal(run)) return;
   if (!ranks()) return keep(run, true, {});
   const auto score = book_.from_validation ? std::nullopt : run.metric(options_.monitor);
-  waits_ = !score;
+  book_.waits = !score;
   keep(run, score.has_value(), score);
 }
 
 void ModelCheckpoint::on_validation_end(TrainerContext& run) {
   if (detail::is_rehearsal(run)) return;
   validated_ = true;
-  if (waits_) {
+  if (book_.waits) {
     const auto score = run.metric(options_.monitor);
     if (!score) return;  // it may come with the end of the epoch
     book_.from_validation = true;
-    waits_ = false;
+    book_.waits = false;
     return keep(run, true, score);
   }
   if (!saves_at_train_epoch_end(run)) on_epoch_trigger(run);
@@ -204,10 +206,10 @@ void ModelCheckpoint::on_validation_end(TrainerContext& run) {
 
 void ModelCheckpoint::on_train_epoch_end(TrainerContext& run) {
   if (detail::is_rehearsal(run)) return;
-  if (waits_ && !book_.from_validation) {
+  if (book_.waits && !book_.from_validation) {
     const auto score = run.metric(options_.monitor);
     if (!score && validated_) detail::fail_missing_metric(kModelCheckpoint, options_.monitor, run);
-    waits_ = !score;
+    book_.waits = !score;
     if (score) keep(run, true, score);
   }
   if (saves_at_train_epoch_end(run)) on_epoch_trigger(run);
@@ -235,13 +237,12 @@ void ModelCheckpoint::on_train_end(TrainerContext& run) {
   keep(run, false, {});
 }
 
-void ModelCheckpoint::on_exception(TrainerContext& run, const std::exception&) {
-  if (!options_.save_on_exception || detail::is_rehearsal(run)) return;
+void ModelCheckpoint::on_exception(TrainerContext& run, const std::exception& error) {
+  if (!options_.save_on_exception || !detail::can_save_on(error, run)) return;
   const int64_t step = run.global_step();
   if (step == 0 || step == book_.ranked_at || step == book_.last_at) return;
-  auto name = run.fabric().is_global_zero() ? choose_name(run, {}) : std::string();
-  name = run.fabric().broadcast(name);
-  if (options_.save_last.is_on()) book_.last = run.fabric().broadcast(choose_last_name(run));
+  const auto name = choose_name(run, {});
+  if (options_.save_last.is_on()) book_.last = choose_last_name(run);
   run.save_checkpoint(path_of(name), options_.save_weights_only, [this, &run, name] {
     if (options_.save_last.is_on() && run.fabric().is_global_zero()) point_last_at(name);
     log_info(fmt::format("the run ends by an exception; its state was kept: {}", path_of(name).string()));

@@ -126,6 +126,8 @@ class ModelCheckpoint : public Callback {
     int64_t last_at = 0;
     /// The metric appears with validation.
     bool from_validation = false;
+    /// A save that was due waits for its metric.
+    bool waits = false;
   };
 
   bool ranks() const { return !options_.monitor.empty() && options_.save_top_k != 0; }
@@ -133,13 +135,15 @@ class ModelCheckpoint : public Callback {
   void on_epoch_trigger(TrainerContext& run);
   /// Keeps the state: among the best when `score` says so (or there is no monitor), and as last.
   void keep(TrainerContext& run, bool among_best, std::optional<double> score);
-  void keep_best(TrainerContext& run, const std::string& name, double score);
+  void keep_best(TrainerContext& run, double score);
   void keep_last_alone(TrainerContext& run);
   bool is_admitted(double score) const;
   size_t worst() const;
   void update_best();
+  /// A name that is free on rank 0, the same on all ranks. Every rank must call.
   std::string choose_name(TrainerContext& run, std::string_view reusable) const;
   std::string choose_last_name(TrainerContext& run) const;
+  std::string free_name(TrainerContext& run, const std::string& stem, std::string_view reusable) const;
   bool is_taken(TrainerContext& run, const std::string& name) const;
   bool owns(const std::filesystem::path& path) const;
   void point_last_at(const std::string& name) const;
@@ -153,7 +157,6 @@ class ModelCheckpoint : public Callback {
   int64_t every_n_steps_ = 0;
   std::filesystem::path dirpath_;
   Book book_;
-  bool waits_ = false;      // a save that was due waits for its metric
   bool validated_ = false;  // validation has run
   int64_t seen_step_ = 0;
   double saved_time_ = 0;

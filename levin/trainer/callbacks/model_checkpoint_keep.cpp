@@ -53,16 +53,8 @@ void ModelCheckpoint::keep(TrainerContext& run, bool among_best, std::optional<d
   auto& fabric = run.fabric();
   if (among_best && options_.save_top_k != 0 && book_.ranked_at != step) {
     // Values that were not reduced differ by rank: rank 0 decides, and the others do as it did.
-    std::string name;
-    double value = score.value_or(0);
-    if (fabric.is_global_zero() && (!ranks() || is_admitted(value))) {
-      const bool full = options_.save_top_k > 0 && std::ssize(book_.best_k) == options_.save_top_k;
-      const auto reusable = !ranks() ? book_.best : full ? book_.best_k[worst()].name : std::string();
-      name = choose_name(run, options_.save_top_k == -1 && !ranks() ? "" : reusable);
-    }
-    name = fabric.broadcast(name);
-    value = fabric.broadcast(value);
-    if (!name.empty()) return keep_best(run, name, value);
+    const double value = fabric.broadcast(score.value_or(0));
+    if (fabric.broadcast(!ranks() || is_admitted(value))) return keep_best(run, value);
     if (options_.verbose)
       run.print(fmt::format("Epoch {}, global step {}: {} {:.5f} is not among the best {}", run.current_epoch(), step,
                             options_.monitor, value, options_.save_top_k));
@@ -70,12 +62,15 @@ void ModelCheckpoint::keep(TrainerContext& run, bool among_best, std::optional<d
   if (options_.save_last.is_on() && book_.last_at != step && book_.ranked_at != step) keep_last_alone(run);
 }
 
-void ModelCheckpoint::keep_best(TrainerContext& run, const std::string& name, double score) {
+void ModelCheckpoint::keep_best(TrainerContext& run, double score) {
+  const bool full = options_.save_top_k > 0 && std::ssize(book_.best_k) == options_.save_top_k;
+  const bool replaces = !ranks() && options_.save_top_k == 1;
+  const auto name = choose_name(run, replaces ? book_.best : full ? book_.best_k[worst()].name : std::string());
   // The book goes into the checkpoint, so it must be complete before.
   std::string evicted;
   if (ranks()) {
     if (std::isnan(score)) score = lower_is_better_ ? INFINITY : -INFINITY;
-    if (options_.save_top_k > 0 && std::ssize(book_.best_k) == options_.save_top_k) {
+    if (full) {
       const auto at = book_.best_k.begin() + static_cast<int64_t>(worst());
       evicted = at->name;
       book_.best_k.erase(at);
@@ -86,11 +81,11 @@ void ModelCheckpoint::keep_best(TrainerContext& run, const std::string& name, do
     book_.current_score = score;
     update_best();
   } else {
-    if (options_.save_top_k == 1) evicted = book_.best;
+    if (replaces) evicted = book_.best;
     book_.best = name;
   }
   const auto last_before = book_.last;
-  if (options_.save_last.is_on()) book_.last = run.fabric().broadcast(choose_last_name(run));
+  if (options_.save_last.is_on()) book_.last = choose_last_name(run);
   book_.ranked_at = book_.last_at = run.global_step();
   if (options_.verbose)
     run.print(ranks()
@@ -110,7 +105,7 @@ void ModelCheckpoint::keep_best(TrainerContext& run, const std::string& name, do
 
 void ModelCheckpoint::keep_last_alone(TrainerContext& run) {
   const auto before = book_.last;
-  book_.last = run.fabric().broadcast(choose_last_name(run));
+  book_.last = choose_last_name(run);
   book_.last_at = run.global_step();
   // Writing to a link would replace what it names.
   if (run.fabric().is_global_zero() && is_link(path_of(book_.last))) fs::remove(path_of(book_.last));
@@ -144,20 +139,21 @@ void ModelCheckpoint::update_best() {
 }
 
 std::string ModelCheckpoint::choose_name(TrainerContext& run, std::string_view reusable) const {
+  // Every rank asks for the metrics: some are reduced over the ranks when they are asked for.
   const auto stem =
       name_.format(run.current_epoch(), run.global_step(), [&](std::string_view metric) { return run.metric(metric); });
-  auto name = stem + kSuffix;
-  for (int n = 1; options_.enable_version_counter && name != reusable && is_taken(run, name); ++n)
-    name = fmt::format("{}-v{}{}", stem, n, kSuffix);
-  return name;
+  return free_name(run, stem, reusable);
 }
 
 std::string ModelCheckpoint::choose_last_name(TrainerContext& run) const {
-  if (!run.fabric().is_global_zero()) return {};
-  std::string name = "last.ckpt";
-  for (int n = 1; options_.enable_version_counter && name != book_.last && is_taken(run, name); ++n)
-    name = fmt::format("last-v{}{}", n, kSuffix);
-  return name;
+  return free_name(run, "last", book_.last);
+}
+
+std::string ModelCheckpoint::free_name(TrainerContext& run, const std::string& stem, std::string_view reusable) const {
+  auto name = stem + kSuffix;
+  if (run.fabric().is_global_zero() && options_.enable_version_counter)
+    for (int n = 1; name != reusable && is_taken(run, name); ++n) name = fmt::format("{}-v{}{}", stem, n, kSuffix);
+  return run.fabric().broadcast(name);
 }
 
 bool ModelCheckpoint::is_taken(TrainerContext& run, const std::string& name) const {

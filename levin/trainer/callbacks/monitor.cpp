@@ -16,6 +16,11 @@ bool is_rehearsal(const TrainerContext& run) {
   return !run.fitting() || run.sanity_checking() || run.plan().fast_dev_run > 0;
 }
 
+bool can_save_on(const std::exception& error, const TrainerContext& run) {
+  if (is_rehearsal(run)) return false;
+  return run.fabric().world_size() == 1 || dynamic_cast<const Interrupted*>(&error) != nullptr;
+}
+
 bool has_validation(const TrainerContext& run) {
   if (run.plan().limit_val.is_zero()) return false;
   const auto batches = run.num_eval_batches();

@@ -20,9 +20,9 @@ void OnExceptionCheckpoint::setup(TrainerContext& run, std::string_view) {
   dirpath_ = run.fabric().broadcast((root / "checkpoints").string());
 }
 
-void OnExceptionCheckpoint::on_exception(TrainerContext& run, const std::exception&) {
+void OnExceptionCheckpoint::on_exception(TrainerContext& run, const std::exception& error) {
   failed_ = true;
-  if (detail::is_rehearsal(run)) return;
+  if (!detail::can_save_on(error, run)) return;
   run.save_checkpoint(ckpt_path(), /*weights_only=*/false, [this] {
     log_info(detail::concat("the run ends by an exception; its state was kept: ", ckpt_path().string()));
   });

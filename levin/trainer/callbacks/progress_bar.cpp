@@ -113,7 +113,11 @@ void TrainerProgressBar::on_train_batch_end(TrainerContext& run, const StepOutpu
 }
 
 void TrainerProgressBar::on_train_epoch_end(TrainerContext& run) {
-  if (!train_) return;
+  // Metrics of the epoch may be reduced over the ranks when they are asked for, so every rank asks.
+  if (!train_) {
+    if (run.fabric().world_size() > 1 && options_.refresh_rate > 0) run.progress_bar_metrics();
+    return;
+  }
   (void)train_->count(std::exchange(uncounted_, 0));
   show_metrics(run, *train_);
   options_.leave ? train_->finish() : train_->discard();
