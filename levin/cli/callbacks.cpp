@@ -3,101 +3,8 @@
 #include <array>
 #include <string>
 
+#include "levin/cli/callback_fields.h"
 #include "levin/core/error.h"
-#include "levin/trainer/callbacks/early_stopping.h"
-#include "levin/trainer/callbacks/gradient_accumulation_scheduler.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
-#include "levin/trainer/callbacks/model_summary.h"
-#include "levin/trainer/callbacks/on_exception_checkpoint.h"
-#include "levin/trainer/callbacks/prediction_writer.h"
-#include "levin/trainer/callbacks/progress_bar.h"
-#include "levin/trainer/callbacks/timer.h"
-#include "levin/trainer/trainer_fields.h"
-
-namespace levin::config {
-
-template <>
-struct Codec<SaveLast> {
-  static std::string type() { return "BOOL|link"; }
-  static SaveLast read(const Node& node) {
-    return node.text == "link" ? SaveLast("link") : SaveLast(detail::read_bool(node));
-  }
-  static Node write(const SaveLast& value) {
-    return Node::of_text(value.is_link() ? "link" : value.is_on() ? "true" : "false");
-  }
-};
-
-}  // namespace levin::config
-
-namespace levin {
-
-constexpr const char* kMode = "which of the metric is best";
-constexpr const char* kVerbose = "say what it does";
-constexpr const char* kDirpath = "the folder; by itself \"checkpoints\" beside the logs";
-
-void fields(EarlyStoppingOptions& o, auto f) {
-  f("monitor", o.monitor, "the metric to follow; must be given");
-  f("min_delta", o.min_delta, "a change that is not larger is no improvement");
-  f("patience", o.patience, "so many checks in a row without an improvement end the run");
-  f("verbose", o.verbose, kVerbose);
-  f("mode", o.mode, kMode, {"min", "max"});
-  f("strict", o.strict, "a missing metric is an error");
-  f("check_finite", o.check_finite, "a value that is nan or infinite ends the run");
-  f("stopping_threshold", o.stopping_threshold, "a better value ends the run");
-  f("divergence_threshold", o.divergence_threshold, "a worse value ends the run");
-  f("check_on_train_epoch_end", o.check_on_train_epoch_end, "look after training, not after validation");
-  f("log_rank_zero_only", o.log_rank_zero_only, "only rank 0 speaks");
-}
-
-void fields(ModelCheckpointOptions& o, auto f) {
-  f("dirpath", o.dirpath, kDirpath);
-  f("filename", o.filename, "a pattern such as {epoch}-{val_loss:.2f}");
-  f("monitor", o.monitor, "the metric that says which are best; by itself the newest are");
-  f("verbose", o.verbose, kVerbose);
-  f("save_last", o.save_last, "keep the newest as last.ckpt too");
-  f("save_top_k", o.save_top_k, "how many are kept; -1 all");
-  f("save_on_exception", o.save_on_exception, "keep the state when an exception ends the run");
-  f("save_weights_only", o.save_weights_only, "nothing to go on training from");
-  f("mode", o.mode, kMode, {"min", "max"});
-  f("auto_insert_metric_name", o.auto_insert_metric_name, "{epoch} becomes epoch=3, else 3");
-  f("every_n_train_steps", o.every_n_train_steps, "optimizer steps between two");
-  f("train_time_interval", o.train_time_interval, "time between two");
-  f("every_n_epochs", o.every_n_epochs, "epochs between two");
-  f("save_on_train_epoch_end", o.save_on_train_epoch_end, "after training, not after validation");
-  f("enable_version_counter", o.enable_version_counter, "a name that is taken gets -v1, -v2");
-}
-
-void fields(OnExceptionCheckpointOptions& o, auto f) {
-  f("dirpath", o.dirpath, kDirpath);
-  f("filename", o.filename, "without .ckpt");
-}
-
-void fields(GradientAccumulationSchedulerOptions& o, auto f) {
-  f("scheduling", o.scheduling, "epochs and over how many batches each accumulates: 0:8,4:4");
-}
-
-void fields(ModelSummaryOptions& o, auto f) {
-  f("max_depth", o.max_depth, "how deep modules are listed; -1 everything");
-}
-
-void fields(TrainerProgressBarOptions& o, auto f) {
-  f("refresh_rate", o.refresh_rate, "batches between two looks whether a drawing is due; 0: no bar");
-  f("leave", o.leave, "finished bars stay on the terminal");
-  f("live", o.live, "one line that is redrawn, or plain lines");
-}
-
-void fields(TimerOptions& o, auto f) {
-  f("duration", o.duration, "the run ends then; by itself it is only measured");
-  f("interval", o.interval, "when it looks", {"step", "epoch"});
-  f("verbose", o.verbose, kVerbose);
-}
-
-void fields(SafetensorsPredictionWriterOptions& o, auto f) {
-  f("output_dir", o.output_dir, "the folder; must be given");
-  f("write_interval", o.write_interval, "a file for each batch, or one for each rank", {"batch", "epoch"});
-}
-
-}  // namespace levin
 
 namespace levin::cli {
 namespace {
@@ -128,6 +35,19 @@ constexpr std::array kCallbacks{
     callback<Timer, TimerOptions>("Timer", "measures a run, or ends it"),
     callback<SafetensorsPredictionWriter, SafetensorsPredictionWriterOptions>("SafetensorsPredictionWriter",
                                                                               "writes what is predicted"),
+    callback<LearningRateMonitor, LearningRateMonitorOptions>("LearningRateMonitor", "logs learning rates"),
+    callback<LearningRateFinder, LearningRateFinderOptions>("LearningRateFinder", "finds a learning rate first"),
+    callback<BatchSizeFinder, BatchSizeFinderOptions>("BatchSizeFinder", "finds the largest batch that fits first"),
+    callback<DeviceStatsMonitor, DeviceStatsMonitorOptions>("DeviceStatsMonitor", "logs memory and use of devices"),
+    callback<ThroughputMonitor, ThroughputMonitorOptions>("ThroughputMonitor", "logs samples and FLOP per second"),
+    callback<SpikeDetection, SpikeDetectionOptions>("SpikeDetection", "stops at a sudden loss and notes its batch"),
+    callback<StochasticWeightAveraging, StochasticWeightAveragingOptions>("StochasticWeightAveraging",
+                                                                          "ends with the average of late weights"),
+    callback<WeightAveraging, WeightAveragingOptions>("WeightAveraging", "ends with the average of all weights"),
+    callback<EMAWeightAveraging, EMAWeightAveragingOptions>("EMAWeightAveraging",
+                                                            "keeps a running average of the weights"),
+    callback<ModelPruning, ModelPruningOptions>("ModelPruning", "sets weights to zero along the way"),
+    callback<BackboneFinetuning, BackboneFinetuningOptions>("BackboneFinetuning", "trains the head first, then all"),
 };
 
 }  // namespace

@@ -3,24 +3,9 @@
 #include <array>
 #include <string>
 
+#include "levin/cli/codecs.h"
 #include "levin/core/error.h"
 #include "levin/optim/optim.h"
-
-namespace levin::config {
-
-/// One number here: a command line makes one parameter group.
-template <>
-struct Codec<optim::PerGroup> {
-  static std::string type() { return "X"; }
-  static optim::PerGroup read(const Node& node) {
-    return node.is_null() ? optim::PerGroup() : optim::PerGroup(detail::read_double(node));
-  }
-  static Node write(const optim::PerGroup& value) {
-    return value.empty() ? Node() : Codec<double>::write(value.resolve("config", "value", 1)[0]);
-  }
-};
-
-}  // namespace levin::config
 
 namespace levin::optim {
 
