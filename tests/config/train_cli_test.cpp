@@ -204,7 +204,7 @@ TEST_F(TrainCli, TwoRanks) {
 }
 
 TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
-  for (const std::vector<std::string> words : {std::vector<std::string>{"recipes"},
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"recipes"},
                                                {"fit", "--help"},
                                                {"fit", "boring", "--help"},
                                                {"predict", "vit_fashion_mnist", "-h"},
