@@ -83,11 +83,12 @@ void add_default_callbacks(const TrainerOptions& asked, TrainerPlan& plan, std::
 
 std::vector<std::shared_ptr<Logger>> make_loggers(const TrainerOptions& asked, const TrainerPlan& plan) {
   static const std::vector<std::string> kKnown{"true", "false", "tensorboard", "csv", "json", "console"};
-  auto names = asked.logger.names();
-  if (!asked.logger.is_set() || names == "true" ||
-      (names.empty() && !asked.logger.is_off() && asked.logger.loggers().empty()))
+  const auto& choice = asked.logger;
+  const bool refused = choice.is_set() && choice.is_off();
+  auto names = choice.names();
+  if (!choice.is_set() || names == "true" || (names.empty() && !refused && choice.loggers().empty()))
     names = "tensorboard,csv";
-  const bool off = plan.barebones || plan.fast_dev_run > 0 || names == "false" || asked.logger.is_off();
+  const bool off = plan.barebones || plan.fast_dev_run > 0 || names == "false" || refused;
   std::vector<std::shared_ptr<Logger>> loggers;
   if (!asked.logger.loggers().empty()) {
     loggers = asked.logger.loggers();
