@@ -44,6 +44,8 @@ class Accelerator {
   virtual void synchronize(c10::Device device) const = 0;
   virtual MemoryStats memory(c10::Device device) const = 0;
   virtual void reset_peak_memory(c10::Device device) const = 0;
+  /// Gives memory that the allocator keeps for reuse back to the device.
+  virtual void empty_cache(c10::Device) const {}
   virtual DeviceInfo info(c10::Device device) const = 0;
   /// While on, every operation for which the host waits for the device gives a warning that names it.
   virtual void set_sync_warnings(bool) const {}
@@ -52,6 +54,8 @@ class Accelerator {
   virtual void set_rng_state(c10::Device device, const at::Tensor& state) const = 0;
 };
 
+/// What the name of an accelerator means on a machine with that many CUDA devices; refuses as accelerator() does.
+c10::DeviceType accelerator_type(const std::string& name, int cuda_devices);
 /// "cpu", "cuda" or "gpu" (= cuda); "auto" is cuda when one is usable, else cpu. An unknown or unusable kind is an
 /// Error.
 const Accelerator& accelerator(const std::string& name = "auto");

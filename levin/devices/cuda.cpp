@@ -43,6 +43,10 @@ class Cuda final : public Accelerator {
       c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
   }
 
+  void empty_cache(c10::Device) const override {
+    if (c10::cuda::CUDACachingAllocator::get()->initialized()) c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+
   DeviceInfo info(c10::Device device) const override {
     const auto* properties = at::cuda::getDeviceProperties(device.index());
     return {.name = properties->name,
@@ -51,7 +55,8 @@ class Cuda final : public Accelerator {
   }
 
   void set_sync_warnings(bool on) const override {
-    c10::cuda::warning_state().set_sync_debug_mode(on ? c10::cuda::SyncDebugMode::L_WARN : c10::cuda::SyncDebugMode::L_DISABLED);
+    c10::cuda::warning_state().set_sync_debug_mode(on ? c10::cuda::SyncDebugMode::L_WARN
+                                                      : c10::cuda::SyncDebugMode::L_DISABLED);
   }
 
   at::Tensor rng_state(c10::Device device) const override {

@@ -6,7 +6,8 @@ namespace levin {
 namespace {
 
 bool is_number(const std::optional<std::string>& text) {
-  return text && !text->empty() && std::all_of(text->begin(), text->end(), [](unsigned char c) { return std::isdigit(c); });
+  return text && !text->empty() &&
+         std::all_of(text->begin(), text->end(), [](unsigned char c) { return std::isdigit(c); });
 }
 
 }  // namespace

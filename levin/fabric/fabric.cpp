@@ -29,6 +29,9 @@ class ScaledOptimizer final : public OptimizerImpl {
   size_t num_groups() const override { return inner_.num_groups(); }
   std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
   double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
+  void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
+    inner_.add_param_group(std::move(params), options);
+  }
   StateDict state_dict() const override { return inner_.state_dict(); }
   void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
 

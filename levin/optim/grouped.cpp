@@ -25,26 +25,36 @@ bool same_layout(const Tensor& a, const Tensor& b) {
 }  // namespace
 
 void GroupedOptimizer::set_groups(std::vector<std::vector<Tensor>> lists) {
-  std::unordered_map<c10::TensorImpl*, size_t> owner;
-  for (size_t g = 0; g < lists.size(); ++g) {
-    auto& group = groups_.emplace_back();
-    initial_lr_.push_back(std::numeric_limits<double>::quiet_NaN());
-    for (size_t i = 0; i < lists[g].size(); ++i) {
-      auto& param = lists[g][i];
-      LEVIN_CHECK(param.defined(), "[", name_, "] parameter ", i, " of group ", g,
-                  " is undefined; give tensors that hold data");
-      LEVIN_CHECK(param.is_leaf(), "[", name_, "] parameter ", i, " of group ", g, " (shape ",
-                  fmt::format("{}", param.sizes()),
-                  ") is not a leaf: it was computed from other tensors; give those, or detach() it");
-      const auto [at, is_new] = owner.emplace(param.unsafeGetTensorImpl(), g);
-      LEVIN_CHECK(is_new || at->second == g, "[", name_, "] parameter ", i, " of group ", g, " (shape ",
-                  fmt::format("{}", param.sizes()), ") is in group ", at->second,
-                  " too; a parameter belongs to one group");
-      if (is_new) group.params.push_back(std::move(param));
-    }
+  size_t count = 0;
+  for (auto& list : lists) {
+    count += list.size();
+    append_group(std::move(list));
   }
-  LEVIN_CHECK(!owner.empty(), "[", name_,
-              "] the parameter list is empty; give model->parameters() or groups with params");
+  LEVIN_CHECK(count > 0, "[", name_, "] the parameter list is empty; give model->parameters() or groups with params");
+}
+
+void GroupedOptimizer::append_group(std::vector<Tensor> list) {
+  std::unordered_map<c10::TensorImpl*, size_t> owner;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (const auto& param : groups_[g].params) owner.emplace(param.unsafeGetTensorImpl(), g);
+  const size_t mine = groups_.size();
+  std::vector<Tensor> params;
+  for (size_t i = 0; i < list.size(); ++i) {
+    auto& param = list[i];
+    LEVIN_CHECK(param.defined(), "[", name_, "] parameter ", i, " of group ", mine,
+                " is undefined; give tensors that hold data");
+    LEVIN_CHECK(param.is_leaf(), "[", name_, "] parameter ", i, " of group ", mine, " (shape ",
+                fmt::format("{}", param.sizes()),
+                ") is not a leaf: it was computed from other tensors; give those, or detach() it");
+    const auto [at, is_new] = owner.emplace(param.unsafeGetTensorImpl(), mine);
+    LEVIN_CHECK(is_new || at->second == mine, "[", name_, "] parameter ", i, " of group ", mine, " (shape ",
+                fmt::format("{}", param.sizes()), ") is in group ", at->second,
+                " too; a parameter belongs to one group");
+    if (is_new) params.push_back(std::move(param));
+  }
+  groups_.emplace_back().params = std::move(params);
+  initial_lr_.push_back(std::numeric_limits<double>::quiet_NaN());
+  invalidate();
 }
 
 std::vector<Tensor>& GroupedOptimizer::params(size_t group) {

@@ -70,6 +70,8 @@ class GroupedOptimizer : public OptimizerImpl {
   /// Takes the lists of parameters, checked: leaves, no tensor in two groups, at least one; a repeat within one list is
   /// dropped.
   void set_groups(std::vector<std::vector<Tensor>> lists);
+  /// One more list, checked in the same way. Nothing changes when it is refused.
+  void append_group(std::vector<Tensor> list);
 
   /// One update of a bucket. Runs without gradient mode.
   virtual void update(Bucket& bucket, const DeviceScale& scale) = 0;

@@ -4,6 +4,7 @@
 #include "levin/optim/adafactor.h"
 #include "levin/optim/adagrad.h"
 #include "levin/optim/adam.h"
+#include "levin/optim/averaged_weights.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/lion.h"
 #include "levin/optim/optimizer.h"

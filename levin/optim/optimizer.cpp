@@ -24,6 +24,10 @@ Tensor OptimizerImpl::step_with(const std::function<Tensor()>& closure) {
   return loss;
 }
 
+void OptimizerImpl::add_param_group(std::vector<Tensor>, const StateDict&) {
+  levin::detail::fail("[" + name() + ".add_param_group] this optimizer cannot take more parameters once it is made");
+}
+
 Tensor Optimizer::step(const std::function<Tensor()>& closure) {
   LEVIN_CHECK(closure, "[optimizer.step] the closure is empty; give a function that returns the loss, or call step()");
   return get().step_with(closure);

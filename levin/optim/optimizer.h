@@ -44,6 +44,9 @@ class OptimizerImpl {
   /// `find` gives null when the optimizer has none of that name. The address is stable: schedulers keep it.
   /// "initial_lr" is NaN until a scheduler has set it.
   virtual double* find_hyper(size_t group, std::string_view name) = 0;
+  /// One more group. `options` are numbers by torch's names; what is left out is as the optimizer was made with. By
+  /// itself an Error: not every optimizer can.
+  virtual void add_param_group(std::vector<Tensor> params, const StateDict& options);
 
   virtual StateDict state_dict() const = 0;
   /// Moves loaded state to the device and dtype of each parameter.
@@ -71,6 +74,11 @@ class Optimizer {
   void set_lr(double lr, size_t group = 0) const { hyper("lr", group) = lr; }
   /// A hyperparameter by name; an Error when the optimizer has none of that name.
   double& hyper(std::string_view name, size_t group = 0) const;
+  /// More parameters, as a new last group: `opt.add_param_group(layer->parameters(), {{"lr", 1e-4}})`. Options that are
+  /// not named are those the optimizer was made with. Schedulers that exist already leave the new group alone.
+  void add_param_group(std::vector<Tensor> params, const StateDict& options = {}) const {
+    get().add_param_group(std::move(params), options);
+  }
 
   StateDict state_dict() const { return get().state_dict(); }
   void load_state_dict(const StateDict& state) const { get().load_state_dict(state); }

@@ -17,6 +17,8 @@ class PerGroup {
   PerGroup(std::vector<double> values) : values_(std::move(values)) {}
 
   bool empty() const { return values_.empty(); }
+  /// As they were given.
+  const std::vector<double>& values() const { return values_; }
   /// As many values as there are groups; an Error that names the option when the numbers do not fit.
   std::vector<double> resolve(const std::string& operation, const char* option, size_t groups) const {
     if (values_.size() == 1) return std::vector<double>(groups, values_[0]);

@@ -7,3 +7,4 @@
 #include "levin/optim/one_cycle.h"
 #include "levin/optim/plateau.h"
 #include "levin/optim/scheduler.h"
+#include "levin/optim/swa_lr.h"

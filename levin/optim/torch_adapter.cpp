@@ -10,6 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/words.h"
 #include "levin/optim/state_layout.h"
 #include "levin/optim/torch_state.h"
 #include "levin/optim/zero_grad.h"
@@ -59,6 +60,7 @@ class TorchAdapter final : public OptimizerImpl {
     return nullptr;
   }
 
+  void add_param_group(std::vector<Tensor> params, const StateDict& values) override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& in) override;
 
@@ -104,6 +106,35 @@ class TorchAdapter final : public OptimizerImpl {
   std::string name_;
   mutable std::deque<Mirror> mirrors_;
 };
+
+void TorchAdapter::add_param_group(std::vector<Tensor> params, const StateDict& values) {
+  LEVIN_CHECK(!params.empty(), "[", name_, ".add_param_group] the parameter list is empty");
+  LEVIN_CHECK(!dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()),
+              "[LBFGS.add_param_group] LBFGS knows one group of parameters only");
+  sync();
+  auto options = optimizer_->defaults().clone();
+  StateDict known;
+  kind_.save_options(*options, known);
+  std::vector<std::string> names;
+  for (const auto& [name, value] : known) names.push_back(name);
+  for (const auto& [name, value] : values)
+    if (!known.contains(name)) fail_unknown(name_ + ".add_param_group", "option", name, names);
+  kind_.load_options(*options, values);
+  for (size_t g = 0; g < num_groups(); ++g)
+    for (const auto& mine : optimizer_->param_groups()[g].params())
+      for (const auto& param : params)
+        LEVIN_CHECK(!mine.is_same(param), "[", name_, ".add_param_group] a parameter of the new group is in group ", g,
+                    " too; a parameter belongs to one group");
+  optimizer_->add_param_group(torch::optim::OptimizerParamGroup(std::move(params), std::move(options)));
+  // Adagrad's constructor makes the state of every parameter; those that come later need theirs as well.
+  if (kind_.has_state()) {
+    auto& group = optimizer_->param_groups().back();
+    for (const auto& param : group.params())
+      if (auto state = kind_.fresh_state(group.options(), param))
+        optimizer_->state()[param.unsafeGetTensorImpl()] = std::move(state);
+  }
+  sync();
+}
 
 StateDict TorchAdapter::state_dict() const {
   sync();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <deque>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/optim/grouped.h"
 
 namespace levin::optim::detail {
@@ -48,9 +50,29 @@ class Typed : public GroupedOptimizer {
     return found;
   }
 
+  void add_param_group(std::vector<Tensor> params, const StateDict& values) final {
+    LEVIN_CHECK(!params.empty(), "[", name_, ".add_param_group] the parameter list is empty");
+    std::vector<std::string> known;
+    Traits::each(defaults_, defaults_, [&](const char* field, auto&, auto&) { known.emplace_back(field); });
+    for (const auto& [option, value] : values)
+      if (std::ranges::find(known, option) == known.end())
+        fail_unknown(name_ + ".add_param_group", "option", option, known);
+    const size_t group = options_.size();
+    options_.push_back(defaults_);
+    try {
+      load_options(group, values);
+      Traits::check(name_, options_[group]);
+      append_group(std::move(params));
+    } catch (...) {
+      options_.pop_back();
+      throw;
+    }
+  }
+
  protected:
   template <class Group>
-  Typed(std::string name, std::vector<Group> groups, const Options& defaults) : GroupedOptimizer(std::move(name)) {
+  Typed(std::string name, std::vector<Group> groups, const Options& defaults)
+      : GroupedOptimizer(std::move(name)), defaults_(defaults) {
     Traits::check(name_, defaults);
     std::vector<std::vector<Tensor>> lists;
     for (auto& group : groups) {
@@ -97,6 +119,9 @@ class Typed : public GroupedOptimizer {
   }
 
   std::deque<Options> options_;
+
+ private:
+  Options defaults_;
 };
 
 /// The checks that optimizers share; the error names option and value.

@@ -39,6 +39,8 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
   void pretty_print(std::ostream& stream) const override;
   Tensor forward(const Tensor& x);
   void set_group(std::shared_ptr<Collective> group) { group_ = std::move(group); }
+  /// See SyncBatchNormOptions.
+  std::optional<double>& momentum() { return options_.momentum; }
 
   Tensor weight, bias, running_mean, running_var, num_batches_tracked;
 

@@ -64,23 +64,25 @@ std::vector<std::string> Advice::hints(Run& run) {
   if (!is_on_ || total < kShortestRun || batches_ < kWatchTo) return hints;
   const double share = std::chrono::duration<double>(waited_).count() / total;
   if (share > 0.2)
-    hints.push_back(fmt::format("hint: {:.0f}% of the time went into waiting for the training loader; make its samples "
-                                "cheaper, or keep the data in memory",
-                                100 * share));
+    hints.push_back(
+        fmt::format("hint: {:.0f}% of the time went into waiting for the training loader; make its samples "
+                    "cheaper, or keep the data in memory",
+                    100 * share));
   const auto device = run.fabric().device();
   if (!device.is_cuda()) return hints;
   if (syncs_per_batch_ >= 1)
-    hints.push_back(fmt::format("hint: about {:.0f} operations of each step made the host wait for the GPU (item(), "
-                                "nonzero, copies to the host); log tensors in place of numbers",
-                                syncs_per_batch_));
+    hints.push_back(
+        fmt::format("hint: about {:.0f} operations of each step made the host wait for the GPU (item(), "
+                    "nonzero, copies to the host); log tensors in place of numbers",
+                    syncs_per_batch_));
   const auto& accelerator = run.fabric().accelerator();
   const auto info = accelerator.info(device);
   const auto peak = accelerator.memory(device).peak_reserved;
   if (info.total_memory > 0 && peak > 0 && static_cast<double>(peak) < 0.4 * static_cast<double>(info.total_memory))
-    hints.push_back(fmt::format("hint: the run used {} of the GPU's {}; a larger batch size would use it better "
-                                "(BatchSizeFinder finds it)",
-                                format_bytes(static_cast<double>(peak)),
-                                format_bytes(static_cast<double>(info.total_memory))));
+    hints.push_back(
+        fmt::format("hint: the run used {} of the GPU's {}; a larger batch size would use it better "
+                    "(BatchSizeFinder finds it)",
+                    format_bytes(static_cast<double>(peak)), format_bytes(static_cast<double>(info.total_memory))));
   if (info.has_tf32 && run.fabric().plan().precision.name == "32-true" && float32_matmul_precision() == "highest")
     hints.push_back(
         "hint: matrix products ran in float32 without tensor cores; precision \"bf16-mixed\", or "

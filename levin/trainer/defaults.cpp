@@ -63,8 +63,9 @@ void add_default_callbacks(const TrainerOptions& asked, TrainerPlan& plan, std::
            "ModelCheckpoint");
   conflict(asked.enable_progress_bar == false, count_of<TrainerProgressBar>(callbacks), "enable_progress_bar",
            "progress bar");
-  LEVIN_CHECK(!plan.barebones || count_of<ModelCheckpoint>(callbacks) + count_of<TrainerProgressBar>(callbacks) == 0,
-              "[trainer] barebones measures the loop alone: no ModelCheckpoint and no progress bar among the callbacks");
+  LEVIN_CHECK(
+      !plan.barebones || count_of<ModelCheckpoint>(callbacks) + count_of<TrainerProgressBar>(callbacks) == 0,
+      "[trainer] barebones measures the loop alone: no ModelCheckpoint and no progress bar among the callbacks");
 
   if (auto* timer = first_of<Timer>(callbacks)) {
     if (plan.max_time) log_info("[trainer] max_time is ignored: a Timer is among the callbacks");
@@ -82,10 +83,12 @@ void add_default_callbacks(const TrainerOptions& asked, TrainerPlan& plan, std::
 
 std::vector<std::shared_ptr<Logger>> make_loggers(const TrainerOptions& asked, const TrainerPlan& plan) {
   static const std::vector<std::string> kKnown{"true", "false", "tensorboard", "csv", "json", "console"};
-  auto names = asked.logger.names();
-  if (!asked.logger.is_set() || names == "true" || (names.empty() && !asked.logger.is_off() && asked.logger.loggers().empty()))
+  const auto& choice = asked.logger;
+  const bool refused = choice.is_set() && choice.is_off();
+  auto names = choice.names();
+  if (!choice.is_set() || names == "true" || (names.empty() && !refused && choice.loggers().empty()))
     names = "tensorboard,csv";
-  const bool off = plan.barebones || plan.fast_dev_run > 0 || names == "false" || asked.logger.is_off();
+  const bool off = plan.barebones || plan.fast_dev_run > 0 || names == "false" || refused;
   std::vector<std::shared_ptr<Logger>> loggers;
   if (!asked.logger.loggers().empty()) {
     loggers = asked.logger.loggers();
@@ -127,7 +130,8 @@ void print_above_bar(const std::vector<CallbackRef>& callbacks, const std::strin
 
 std::optional<fs::path> best_checkpoint(const std::vector<CallbackRef>& callbacks) {
   for (const auto& callback : callbacks)
-    if (auto* keeper = dynamic_cast<ModelCheckpoint*>(callback.get().get()); keeper && !keeper->best_model_path().empty())
+    if (auto* keeper = dynamic_cast<ModelCheckpoint*>(callback.get().get());
+        keeper && !keeper->best_model_path().empty())
       return keeper->best_model_path();
   return {};
 }
@@ -162,7 +166,8 @@ std::optional<int64_t> newest_hpc_number(const fs::path& folder) {
     const auto* first = name.data() + kStart.size();
     const auto* last = name.data() + name.size() - kEnd.size();
     int64_t number = 0;
-    if (std::from_chars(first, last, number).ptr == last && last != first) newest = std::max(newest.value_or(0), number);
+    if (std::from_chars(first, last, number).ptr == last && last != first)
+      newest = std::max(newest.value_or(0), number);
   }
   return newest;
 }

@@ -57,7 +57,8 @@ MetricLog::Entry MetricLog::make_entry(const Call& call, std::string_view name, 
   const bool steps = site.kind == LogSite::Kind::kTrainStep;
   e.on_step = options.on_step.value_or(steps);
   e.on_epoch = options.on_epoch.value_or(!steps);
-  LEVIN_CHECK(e.on_step || e.on_epoch, "[log] \"", name, "\": on_step and on_epoch are both false, so it would go nowhere");
+  LEVIN_CHECK(e.on_step || e.on_epoch, "[log] \"", name,
+              "\": on_step and on_epoch are both false, so it would go nowhere");
   LEVIN_CHECK(site.kind != LogSite::Kind::kEpoch || (!e.on_step && e.on_epoch), "[log] \"", name, "\": in ", site.hook,
               " there is no step; leave on_step and on_epoch as they are");
   e.prog_bar = options.prog_bar;
@@ -133,10 +134,11 @@ void MetricLog::log(const Call& call, std::string_view name, const LoggedValue& 
   }
   if (e.on_step) {
     if (e.sync_dist && call.fabric->world_size() > 1) {
-      auto t = std::holds_alternative<double>(value)
-                   ? at::scalar_tensor(std::get<double>(value), wide ? at::kDouble : at::kFloat).to(call.fabric->device())
-                   : std::get<Tensor>(value).clone();
-      const char* op = e.reduce == Reduce::kMean ? "mean"
+      auto t =
+          std::holds_alternative<double>(value)
+              ? at::scalar_tensor(std::get<double>(value), wide ? at::kDouble : at::kFloat).to(call.fabric->device())
+              : std::get<Tensor>(value).clone();
+      const char* op = e.reduce == Reduce::kMean  ? "mean"
                        : e.reduce == Reduce::kSum ? "sum"
                        : e.reduce == Reduce::kMin ? "min"
                                                   : "max";
@@ -205,8 +207,8 @@ LoggedValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
     if (e.device_total.defined()) {
       e.result = e.reduce == Reduce::kMean ? e.device_total / e.weight : e.device_total.clone();
     } else if (e.reduce == Reduce::kMean) {
-      e.result = e.wide ? e.total / e.weight
-                        : static_cast<double>(static_cast<float>(e.total) / static_cast<float>(e.weight));
+      e.result =
+          e.wide ? e.total / e.weight : static_cast<double>(static_cast<float>(e.total) / static_cast<float>(e.weight));
     } else {
       e.result = e.total;
     }

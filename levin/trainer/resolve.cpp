@@ -23,18 +23,20 @@ void check_interval(const TrainerOptions& asked, const Interval& interval) {
   const auto text = interval.to_string();
   switch (interval.unit()) {
     case Interval::Unit::kShare:
-      LEVIN_CHECK(interval.share() > 0 && interval.share() <= 1, "[trainer] val_check_interval ", text,
-                  " is not allowed: a share of an epoch is above 0.0 and at most 1.0, a number of batches is an integer");
-      LEVIN_CHECK(asked.check_val_every_n_epoch || !asked.val_check_interval,
-                  "[trainer] val_check_interval ", text,
-                  " is a share of an epoch, which check_val_every_n_epoch = none does not go with; give batches or steps");
+      LEVIN_CHECK(
+          interval.share() > 0 && interval.share() <= 1, "[trainer] val_check_interval ", text,
+          " is not allowed: a share of an epoch is above 0.0 and at most 1.0, a number of batches is an integer");
+      LEVIN_CHECK(
+          asked.check_val_every_n_epoch || !asked.val_check_interval, "[trainer] val_check_interval ", text,
+          " is a share of an epoch, which check_val_every_n_epoch = none does not go with; give batches or steps");
       break;
     case Interval::Unit::kBatches:
     case Interval::Unit::kSteps:
       LEVIN_CHECK(interval.count() >= 1, "[trainer] val_check_interval ", text, " is not allowed (1 or more)");
       break;
     case Interval::Unit::kTime:
-      LEVIN_CHECK(interval.seconds() > 0, "[trainer] val_check_interval ", text, " is not allowed: it is no time at all");
+      LEVIN_CHECK(interval.seconds() > 0, "[trainer] val_check_interval ", text,
+                  " is not allowed: it is no time at all");
       break;
   }
 }
@@ -81,10 +83,12 @@ TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
 
   if (asked.barebones) check_barebones(asked);
   plan.barebones = asked.barebones;
-  LEVIN_CHECK(asked.fast_dev_run >= 0, "[trainer] fast_dev_run ", asked.fast_dev_run, " is not allowed (0 or more batches)");
+  LEVIN_CHECK(asked.fast_dev_run >= 0, "[trainer] fast_dev_run ", asked.fast_dev_run,
+              " is not allowed (0 or more batches)");
   plan.fast_dev_run = asked.fast_dev_run;
   const auto at_least = [](const char* name, std::optional<int64_t> value, int64_t least, const char* meaning) {
-    LEVIN_CHECK(!value || *value >= least, "[trainer] ", name, " ", value.value_or(0), " is not allowed (", meaning, ")");
+    LEVIN_CHECK(!value || *value >= least, "[trainer] ", name, " ", value.value_or(0), " is not allowed (", meaning,
+                ")");
   };
   at_least("max_epochs", asked.max_epochs, -1, "-1 for no end, or 0 or more");
   at_least("min_epochs", asked.min_epochs, 0, "0 or more");
@@ -94,12 +98,15 @@ TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
   at_least("log_every_n_steps", asked.log_every_n_steps, 0, "0 for never, or 1 or more");
   at_least("check_val_every_n_epoch", asked.check_val_every_n_epoch, 1, "1 or more, or none");
   at_least("accumulate_grad_batches", asked.accumulate_grad_batches, 1, "1 or more");
-  at_least("reload_dataloaders_every_n_epochs", asked.reload_dataloaders_every_n_epochs, 0, "0 for never, or 1 or more");
+  at_least("reload_dataloaders_every_n_epochs", asked.reload_dataloaders_every_n_epochs, 0,
+           "0 for never, or 1 or more");
 
   plan.min_steps = asked.min_steps.value_or(0);
   plan.min_epochs = asked.min_epochs.value_or(asked.min_steps ? 1 : 0);
   plan.max_steps = asked.max_steps;
   plan.max_time = asked.max_time;
+  LEVIN_CHECK(!plan.max_time || plan.max_time->seconds() >= 0, "[trainer] max_time ", plan.max_time->to_string(),
+              " is not allowed (0 or more)");
   plan.max_epochs_is_default = !asked.max_epochs && asked.max_steps == -1 && !asked.max_time;
   plan.max_epochs = asked.max_epochs.value_or(plan.max_epochs_is_default ? 1000 : -1);
   LEVIN_CHECK(plan.max_epochs < 0 || plan.min_epochs <= plan.max_epochs, "[trainer] min_epochs ", plan.min_epochs,
@@ -139,8 +146,9 @@ TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
   plan.deterministic = asked.deterministic;
   plan.benchmark = asked.benchmark;
   if (plan.deterministic.is_on() && asked.benchmark.value_or(false))
-    log_warning("[trainer] benchmark picks algorithms by their speed, which may differ from run to run in spite of "
-                "deterministic");
+    log_warning(
+        "[trainer] benchmark picks algorithms by their speed, which may differ from run to run in spite of "
+        "deterministic");
   plan.inference_mode = asked.inference_mode;
   plan.use_distributed_sampler = asked.use_distributed_sampler;
   plan.detect_anomaly = asked.detect_anomaly;
@@ -169,14 +177,14 @@ TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
 std::string TrainerPlan::to_string() const {
   std::string length;
   if (max_epochs >= 0) length = fmt::format("{} epoch{}", max_epochs, max_epochs == 1 ? "" : "s");
-  if (max_steps >= 0)
-    length += fmt::format("{}{} optimizer steps", length.empty() ? "" : " or ", max_steps);
+  if (max_steps >= 0) length += fmt::format("{}{} optimizer steps", length.empty() ? "" : " or ", max_steps);
   if (max_time) length += fmt::format("{}{}", length.empty() ? "" : " or ", max_time->to_string());
   if (length.empty()) length = "without end";
   auto text = fmt::format("{}; {}", devices.to_string(), length);
   if (accumulate > 1) text += fmt::format("; a step every {} batches", accumulate);
   if (clip_val > 0) text += fmt::format("; gradients clipped at {} {}", clips_value ? "value" : "norm", clip_val);
-  if (fast_dev_run > 0) text += fmt::format("; fast_dev_run: {} batches of everything, no logs, no checkpoints", fast_dev_run);
+  if (fast_dev_run > 0)
+    text += fmt::format("; fast_dev_run: {} batches of everything, no logs, no checkpoints", fast_dev_run);
   if (overfits) text += "; overfit_batches: the same batches, in order, for training and validation";
   return text;
 }

@@ -165,13 +165,6 @@ void Run::launch(const Args* args) {
   fabric_->launch(static_cast<int>(argv.size()), argv.data());
 }
 
-void Run::collect_callbacks() {
-  base_callbacks_ = asked_.callbacks;
-  for (const auto& callback : base_callbacks_) LEVIN_CHECK(callback.get(), "[trainer] a callback is empty");
-  add_default_callbacks(asked_, plan_, base_callbacks_);
-  callbacks_ = base_callbacks_;
-}
-
 namespace {
 
 std::vector<CallbackRef> in_order(std::vector<CallbackRef> callbacks) {
@@ -192,6 +185,13 @@ std::vector<CallbackRef> in_order(std::vector<CallbackRef> callbacks) {
 }
 
 }  // namespace
+
+void Run::collect_callbacks() {
+  base_callbacks_ = asked_.callbacks;
+  for (const auto& callback : base_callbacks_) LEVIN_CHECK(callback.get(), "[trainer] a callback is empty");
+  add_default_callbacks(asked_, plan_, base_callbacks_);
+  callbacks_ = in_order(base_callbacks_);
+}
 
 void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage) {
   launch(nullptr);
@@ -257,23 +257,22 @@ void Run::register_actions(std::string_view stage) {
   profiler_->setup(std::string(stage), fabric_->global_rank(), log_dir_);
   const auto module = concat("[TrainModule]", module_->name(), ".");
   const auto strategy = concat("[Strategy]", fabric_->strategy().name(), ".");
-  const std::array<std::string, static_cast<size_t>(Action::kCount)> names{
-      "run_training_epoch",
-      "run_training_batch",
-      "[TrainLoop].train_dataloader_next",
-      "[EvalLoop].dataloader_next",
-      strategy + "batch_to_device",
-      strategy + "training_step",
-      strategy + "validation_step",
-      strategy + "test_step",
-      strategy + "predict_step",
-      module + "optimizer_zero_grad",
-      strategy + "backward",
-      module + "optimizer_step",
-      module + "configure_gradient_clipping",
-      module + "lr_scheduler_step",
-      "save_checkpoint",
-      "run_validation"};
+  const std::array<std::string, static_cast<size_t>(Action::kCount)> names{"run_training_epoch",
+                                                                           "run_training_batch",
+                                                                           "[TrainLoop].train_dataloader_next",
+                                                                           "[EvalLoop].dataloader_next",
+                                                                           strategy + "batch_to_device",
+                                                                           strategy + "training_step",
+                                                                           strategy + "validation_step",
+                                                                           strategy + "test_step",
+                                                                           strategy + "predict_step",
+                                                                           module + "optimizer_zero_grad",
+                                                                           strategy + "backward",
+                                                                           module + "optimizer_step",
+                                                                           module + "configure_gradient_clipping",
+                                                                           module + "lr_scheduler_step",
+                                                                           "save_checkpoint",
+                                                                           "run_validation"};
   for (size_t i = 0; i < names.size(); ++i) actions_[i] = profiler_->register_action(names[i]);
   for (size_t hook = 0; hook < hooks_.size(); ++hook) {
     module_actions_[hook] = profiler_->register_action(module + kSites[hook].hook);
@@ -295,8 +294,9 @@ void Run::make_optimizers() {
   if (manual) {
     LEVIN_CHECK(plan_.accumulate == 1, "[trainer] accumulate_grad_batches ", plan_.accumulate,
                 " does not go with manual optimization; step every n-th batch in training_step");
-    LEVIN_CHECK(plan_.clip_val <= 0,
-                "[trainer] gradient_clip_val does not go with manual optimization; call clip_gradients in training_step");
+    LEVIN_CHECK(
+        plan_.clip_val <= 0,
+        "[trainer] gradient_clip_val does not go with manual optimization; call clip_gradients in training_step");
   }
   for (const auto& config : configured.configs()) {
     auto optimizer = fabric_->setup_optimizers(config.optimizer);
@@ -308,7 +308,8 @@ void Run::make_optimizers() {
     static const std::vector<std::string> kIntervals{"epoch", "step"};
     if (std::find(kIntervals.begin(), kIntervals.end(), scheduler.interval) == kIntervals.end())
       fail_unknown("trainer", "scheduler interval", scheduler.interval, kIntervals);
-    LEVIN_CHECK(scheduler.frequency >= 1, "[trainer] scheduler frequency ", scheduler.frequency, " is not allowed (1 or more)");
+    LEVIN_CHECK(scheduler.frequency >= 1, "[trainer] scheduler frequency ", scheduler.frequency,
+                " is not allowed (1 or more)");
     LEVIN_CHECK(manual || !scheduler.scheduler.needs_metric() || !scheduler.monitor.empty(), "[trainer] ",
                 scheduler.scheduler.name(), " follows a metric: name it by .monitor in configure_optimizers");
     schedulers_.push_back(scheduler);
@@ -336,9 +337,13 @@ AnyLoaders Run::prepared(const AnyLoaders& loaders, bool training) {
       log_warning("[trainer] overfit_batches needs the same batches in every epoch, so this loader is not shuffled");
     }
     if (plan_.use_distributed_sampler && fabric_->world_size() > 1) {
-      if (auto own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/training))
+      if (auto own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/training)) {
+        // A rank without any batch could not take part in the reduction of metrics; then some samples are repeated.
+        auto least = at::scalar_tensor(own->size().value_or(1), at::kLong).to(fabric_->device());
+        if (!training && fabric_->all_reduce(least, "min").item<int64_t>() == 0)
+          own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/true);
         source = own;
-      else
+      } else
         warn_once(
             "[trainer] a loader is not a levin::DataLoader, so its order stays: every rank sees all of its batches");
     }
@@ -372,7 +377,8 @@ void Run::load_train_data() {
   if (train_data_.ready) return;
   auto loaders = asked_train_;
   if (loaders.empty()) loaders = data_ ? data_->any_train_dataloader() : module_->any_train_dataloader();
-  LEVIN_CHECK(!loaders.empty(), "[trainer.fit] there is no training loader: pass one to fit, or override train_dataloader "
+  LEVIN_CHECK(!loaders.empty(),
+              "[trainer.fit] there is no training loader: pass one to fit, or override train_dataloader "
               "in the module or the data module");
   LEVIN_CHECK(loaders.size() == 1, "[trainer.fit] ", loaders.size(),
               " training loaders were given; combine them into one with levin::combine");

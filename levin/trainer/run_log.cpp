@@ -30,6 +30,8 @@ std::vector<std::optional<int64_t>> Run::num_eval_batches() const {
 }
 
 std::optional<int64_t> Run::estimated_stepping_batches() const {
+  // A scheduler wants to know in configure_optimizers, before the loader is needed for anything else.
+  if (fitting_ && !train_data_.ready && !plan_.limit_train.is_zero()) const_cast<Run*>(this)->load_train_data();
   const auto batches = num_training_batches();
   std::optional<int64_t> steps;
   if (batches && plan_.max_epochs >= 0)
@@ -93,13 +95,15 @@ MetricMap Run::progress_bar_metrics() {
 }
 
 int64_t Run::row_step() const {
-  if (inside_batch_ || !batch_stepped_) return progress_.stepped_batches;
-  return std::max<int64_t>(0, progress_.stepped_batches - 1);
+  // What follows a batch, up to the end of its epoch, stands at the step of that batch.
+  const bool follows_step = in_epoch_end_ || (!inside_batch_ && batch_stepped_ && progress_.batch > 0);
+  return follows_step ? std::max<int64_t>(0, progress_.stepped_batches - 1) : progress_.stepped_batches;
 }
 
 bool Run::row_is_due() const {
   if (loggers_.empty()) return false;
-  return (plan_.log_every_n_steps > 0 && (progress_.stepped_batches + 1) % plan_.log_every_n_steps == 0) || should_stop_;
+  return (plan_.log_every_n_steps > 0 && (progress_.stepped_batches + 1) % plan_.log_every_n_steps == 0) ||
+         should_stop_;
 }
 
 void Run::send_row(const MetricMap& metrics, int64_t step, bool with_epoch) {
@@ -195,7 +199,8 @@ void Run::check_stop_requests() {
   if (votes[0] != 0) stop("asked for by a rank");
   const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - fit_start_;
   const double per_batch = passed.count() / static_cast<double>(std::max<int64_t>(1, progress_.total_batches));
-  vote_period_ = fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
+  vote_period_ =
+      fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
   batches_to_vote_ = vote_period_;
 }
 

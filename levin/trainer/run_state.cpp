@@ -56,17 +56,14 @@ std::string text_of(const StateDict& state) {
   });
 }
 StateDict state_of(const std::string& text) {
-  return Tree(text, "the state of a rank")
-      .decode("rank", [](const std::string&) { return Tensor(); })
-      .to_dict();
+  return Tree(text, "the state of a rank").decode("rank", [](const std::string&) { return Tensor(); }).to_dict();
 }
 
 }  // namespace
 
 StateDict Run::rng_state() const {
   StateDict rng{{"cpu", bytes_of(RngState::capture().cpu)}};
-  if (!fabric_->device().is_cpu())
-    rng["device"] = bytes_of(fabric_->accelerator().rng_state(fabric_->device()));
+  if (!fabric_->device().is_cpu()) rng["device"] = bytes_of(fabric_->accelerator().rng_state(fabric_->device()));
   return rng;
 }
 
@@ -97,7 +94,8 @@ StateDict Run::checkpoint(bool weights_only) {
     mine["callback_metrics"] = std::move(values);
     StateList ranks;
     if (fabric_->world_size() > 1) {
-      for (const auto& text : gather_strings(fabric_->strategy().group(), text_of(mine))) ranks.emplace_back(state_of(text));
+      for (const auto& text : gather_strings(fabric_->strategy().group(), text_of(mine)))
+        ranks.emplace_back(state_of(text));
     } else {
       ranks.emplace_back(std::move(mine));
     }
@@ -175,7 +173,8 @@ std::filesystem::path Run::find_checkpoint(const std::string& asked, bool fit) {
   }
   if (asked == "last") {
     const auto last = last_checkpoint(callbacks_, *this);
-    if (!last) log_info("[trainer] ckpt_path \"last\": there is no checkpoint yet, so the run starts from the beginning");
+    if (!last)
+      log_info("[trainer] ckpt_path \"last\": there is no checkpoint yet, so the run starts from the beginning");
     return last.value_or(fs::path());
   }
   LEVIN_CHECK(fs::exists(asked), "[trainer] ckpt_path \"", asked,
@@ -191,8 +190,8 @@ void Run::restore_model(bool fit) {
     LEVIN_CHECK(loaded_->contains("loops"), "[trainer.fit] ", ckpt_path_.string(),
                 " holds weights only, so no run can go on from it; load it into the module before fit");
     const auto epoch = loaded_->at("epoch").to_int();
-    LEVIN_CHECK(plan_.max_epochs < 0 || epoch <= plan_.max_epochs, "[trainer.fit] ", ckpt_path_.string(), " is at epoch ",
-                epoch, ", which is beyond max_epochs ", plan_.max_epochs);
+    LEVIN_CHECK(plan_.max_epochs < 0 || epoch <= plan_.max_epochs, "[trainer.fit] ", ckpt_path_.string(),
+                " is at epoch ", epoch, ", which is beyond max_epochs ", plan_.max_epochs);
   }
   if (data_)
     if (const auto* state = loaded_->find("datamodule")) data_->load_state_dict(state->to_dict());
@@ -249,8 +248,8 @@ void Run::restore_position() {
   const auto& ranks = loaded_->at("ranks").to_list();
   const auto rank = static_cast<size_t>(fabric_->global_rank());
   if (ranks.size() != static_cast<size_t>(fabric_->world_size()))
-    log_warning(concat("[trainer] the checkpoint is of ", ranks.size(), " ranks and this run has ", fabric_->world_size(),
-                       ": random numbers and metrics of the epoch under way will differ"));
+    log_warning(concat("[trainer] the checkpoint is of ", ranks.size(), " ranks and this run has ",
+                       fabric_->world_size(), ": random numbers and metrics of the epoch under way will differ"));
   if (rank < ranks.size()) {
     const auto& mine = ranks[rank].to_dict();
     train_log_.load_state_dict(mine.at("metrics").to_dict());
@@ -279,7 +278,8 @@ void Run::end_by_signal(int signal) {
     if (signal == SIGUSR1)
       if (const auto job = slurm_job_to_requeue(); job && fabric_->is_global_zero()) {
         const int status = std::system(("scontrol requeue " + *job).c_str());
-        where += status == 0 ? concat("; job ", *job, " is queued again") : concat("; scontrol requeue ", *job, " failed");
+        where +=
+            status == 0 ? concat("; job ", *job, " is queued again") : concat("; scontrol requeue ", *job, " failed");
       }
   }
   SignalFlags::clear();

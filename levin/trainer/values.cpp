@@ -36,7 +36,11 @@ struct Amount {
 };
 Amount split(std::string_view text) {
   text = trimmed(text);
-  const auto at = std::min(text.find_first_not_of("0123456789.+-"), text.size());
+  // from_chars also takes words: inf, nan.
+  if (text.find_first_of("0123456789") > 2) return {{}, text};
+  double value = 0;
+  const auto end = std::from_chars(text.data(), text.data() + text.size(), value).ptr;
+  const auto at = static_cast<size_t>(end - text.data());
   return {text.substr(0, at), trimmed(text.substr(at))};
 }
 
@@ -97,14 +101,15 @@ std::string Limit::to_string() const {
   if (count_) return std::to_string(*count_);
   // Always with a point: 1 is one batch, 1.0 is all of them.
   auto text = fmt::format("{}", share_);
-  return text.find('.') == std::string::npos ? text + ".0" : text;
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
 Duration::Duration(const char* text) : Duration(std::string_view(text)) {}
 Duration::Duration(std::string_view text) {
   const auto seconds = seconds_of(trimmed(text));
   LEVIN_CHECK(seconds, "[trainer] \"", text,
-              "\" is no time: give \"DD:HH:MM:SS\" (\"00:12:00:00\" is twelve hours) or a number with s, min, h or d (\"90 min\")");
+              "\" is no time: give \"DD:HH:MM:SS\" (\"00:12:00:00\" is twelve hours) or a number with s, min, h or d "
+              "(\"90 min\")");
   seconds_ = *seconds;
 }
 std::string Duration::to_string() const {
@@ -127,9 +132,10 @@ Interval::Interval(std::string_view text) {
     return;
   }
   const auto seconds = seconds_of(trimmed(text));
-  LEVIN_CHECK(seconds, "[trainer] \"", text,
-              "\" is no interval: give a share of an epoch (0.25), batches (100), \"500 steps\", or a time (\"30 min\", "
-              "\"00:00:30:00\")");
+  LEVIN_CHECK(
+      seconds, "[trainer] \"", text,
+      "\" is no interval: give a share of an epoch (0.25), batches (100), \"500 steps\", or a time (\"30 min\", "
+      "\"00:00:30:00\")");
   unit_ = Unit::kTime;
   amount_ = *seconds;
 }

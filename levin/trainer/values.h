@@ -40,6 +40,7 @@ class Limit {
   /// "0.25", "10", "10 batches".
   Limit(const char* text);
   Limit(std::string_view text);
+  Limit(const std::string& text) : Limit(std::string_view(text)) {}
 
   bool is_share() const { return !count_; }
   double share() const { return share_; }
@@ -61,9 +62,10 @@ class Duration {
   Duration(std::chrono::duration<R, P> time) : seconds_(std::chrono::duration<double>(time).count()) {}
   Duration(const char* text);
   Duration(std::string_view text);
+  Duration(const std::string& text) : Duration(std::string_view(text)) {}
 
   double seconds() const { return seconds_; }
-  /// "1:02:03"
+  /// "00:01:02:03", or "1.5 s".
   std::string to_string() const;
 
  private:
@@ -88,6 +90,7 @@ class Interval {
   /// "0.25", "100", "100 batches", "500 steps", or a Duration.
   Interval(const char* text);
   Interval(std::string_view text);
+  Interval(const std::string& text) : Interval(std::string_view(text)) {}
 
   Unit unit() const { return unit_; }
   double share() const { return amount_; }

@@ -1,6 +1,7 @@
 // The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them
 // verbatim.
 // clang-format off
+#include <levin/cli/train_main.h>
 #include <levin/data/combined.h>
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>
@@ -188,6 +189,35 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   return levin::launch(spec);   // 0, the failed rank's status, or 128 + a signal; throws levin::Error when nothing could be started
 }
 
+// trainer.md
+struct Classifier : levin::TrainModule {
+  levin::StepOutput training_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    auto loss = levin::cross_entropy(net(batch["image"]), batch["label"]);
+    log("train_loss", loss, {.prog_bar = true});
+    return loss;
+  }
+  levin::StepOutput validation_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    log("val_loss", levin::cross_entropy(net(batch["image"]), batch["label"]), {.sync_dist = true});
+    return {};
+  }
+  levin::Optimizers configure_optimizers() override {
+    levin::optim::AdamW opt(parameters(), {.lr = 5e-5});
+    return {opt, {.scheduler = levin::optim::CosineAnnealingLR(opt, {.t_max = 10}), .interval = "epoch"}};
+  }
+  levin::models::VisionTransformer net = register_module("net", levin::models::vit_b_16({.num_classes = 10}));
+};
+
+[[maybe_unused]] void trainers(const levin::Loaders<Batch>& train_loader, const levin::Loaders<Batch>& val_loader, const levin::Loaders<Batch>& test_loader) {
+  levin::Trainer trainer({.devices = 2,
+                          .precision = "bf16-mixed",
+                          .callbacks = {levin::ModelCheckpoint({.monitor = "val_loss", .save_top_k = 3})},
+                          .max_epochs = 10,
+                          .val_check_interval = "500 steps"});
+  Classifier classifier;
+  trainer.fit(classifier, train_loader, val_loader);
+  trainer.test(classifier, test_loader, {.ckpt_path = "best"});
+}
+
 // callbacks.md
 [[maybe_unused]] void callbacks(levin::TrainModule& module, const levin::Loaders<Batch>& train, const levin::Loaders<Batch>& val, const levin::Loaders<Batch>& test) {
   auto checkpoint = std::make_shared<levin::ModelCheckpoint>(levin::ModelCheckpointOptions{.monitor = "val_loss", .save_top_k = 3});
@@ -209,3 +239,28 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
 }
 
 }  // namespace
+
+// config.md
+struct Regression : levin::TrainModule {
+  struct Options {
+    int64_t inputs = 2;
+    std::string loss = "mse";
+
+    void fields(auto f) {
+      f("inputs", inputs, "numbers of a sample");
+      f("loss", loss, "what is made small", {"mse", "l1"});
+    }
+  };
+
+  explicit Regression(const Options& options) : layer(register_module("layer", torch::nn::Linear(options.inputs, 1))) {}
+  levin::StepOutput training_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    return levin::mse_loss(layer(batch["x"]), batch["y"]);
+  }
+  torch::nn::Linear layer;
+};
+
+struct Samples : levin::DataModule {};
+
+int main(int argc, char** argv) {
+  return levin::train_main<Regression, Samples>(argc, argv, {.defaults = "optimizer: {class: SGD, lr: 0.1}"});
+}

@@ -167,6 +167,9 @@ SCHEDULERS = {
     "OneCycleLR_adam": (adam, lambda o: L.OneCycleLR(o, 0.7, total_steps=64, pct_start=0.25)),
     "OneCycleLR_still": (sgd, lambda o: L.OneCycleLR(o, 0.7, total_steps=64, cycle_momentum=False)),
     "LambdaLR": (sgd, lambda o: L.LambdaLR(o, [lambda e: 0.95**e, lambda e: 1 / (1 + e)])),
+    "SWALR": (sgd, lambda o: torch.optim.swa_utils.SWALR(o, [0.05, 0.2], anneal_epochs=12)),
+    "SWALR_linear": (sgd, lambda o: torch.optim.swa_utils.SWALR(o, 0.5, anneal_epochs=7, anneal_strategy="linear")),
+    "SWALR_at_once": (sgd, lambda o: torch.optim.swa_utils.SWALR(o, 0.5, anneal_epochs=0)),
     "SequentialLR": (
         sgd,
         lambda o: L.SequentialLR(o, [L.LinearLR(o, 0.1, total_iters=5), L.CosineAnnealingLR(o, 30), L.ExponentialLR(o, 0.9)], [5, 35]),

@@ -66,6 +66,13 @@ const std::map<std::string, Make>& schedulers() {
          return LambdaLR(o, {[](int64_t e) { return std::pow(0.95, e); },
                              [](int64_t e) { return 1.0 / (1.0 + static_cast<double>(e)); }});
        }},
+      {"SWALR",
+       [](auto& o) {
+         return SWALR(o, {.swa_lr = {0.05, 0.2}, .anneal_epochs = 12});
+       }},
+      {"SWALR_linear",
+       [](auto& o) { return SWALR(o, {.swa_lr = 0.5, .anneal_epochs = 7, .anneal_strategy = "linear"}); }},
+      {"SWALR_at_once", [](auto& o) { return SWALR(o, {.swa_lr = 0.5, .anneal_epochs = 0}); }},
       {"SequentialLR",
        [](auto& o) {
          return SequentialLR(o,

@@ -1,7 +1,7 @@
 #pragma once
 
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
 
 #include "levin/data/loader.h"
 #include "levin/optim/optim.h"

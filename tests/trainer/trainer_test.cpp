@@ -1,8 +1,9 @@
 // The loop itself: the same weights as loops written by hand, limits, intervals, logs.
+#include "levin/trainer/trainer.h"
+
 #include <gtest/gtest.h>
 
 #include "levin/levin.h"
-#include "levin/trainer/trainer.h"
 #include "tests/trainer/boring.h"
 
 namespace levin {
@@ -17,7 +18,11 @@ TEST(Trainer, EqualsFabricAndPlainLoops) {
   Boring module;
   std::vector<Tensor> first;
   for (const auto& p : module.parameters()) first.push_back(p.detach().clone());
-  Trainer trainer({.accelerator = "cpu", .logger = false, .max_epochs = 3, .enable_checkpointing = false, .enable_progress_bar = false,
+  Trainer trainer({.accelerator = "cpu",
+                   .logger = false,
+                   .max_epochs = 3,
+                   .enable_checkpointing = false,
+                   .enable_progress_bar = false,
                    .enable_model_summary = false});
   trainer.fit(module, loader);
 

@@ -65,7 +65,7 @@ constexpr EvalHooks kTest{Hook::kTestStart,
                           &TrainModuleBase::on_test_model_eval,
                           &TrainModuleBase::on_test_model_train,
                           &TrainModuleBase::any_test_step,
-                                Run::Action::kTestStep};
+                          Run::Action::kTestStep};
 constexpr EvalHooks kPrediction{Hook::kPredictStart,
                                 Hook::kPredictEnd,
                                 Hook::kPredictEpochStart,
@@ -165,7 +165,7 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
   const auto& hooks = hooks_of(stage);
   auto& module = run.module();
   auto& data = run.eval_data(stage);
-  const auto before = run.stage_;
+  const auto outer_stage = run.stage_;
   const bool was_last = run.is_last_batch_;
   run.stage_ = stage;
   KeepModes modes(module);
@@ -198,7 +198,7 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
   run.set_site(kNoLogging);
   modes.restore();
   if (hooks.model_train) (module.*hooks.model_train)();
-  run.stage_ = before;
+  run.stage_ = outer_stage;
   run.is_last_batch_ = was_last;
 }
 

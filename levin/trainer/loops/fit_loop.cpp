@@ -96,8 +96,7 @@ void run_batches(Run& run) {
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
     if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
     if (output.loss.defined()) output.loss = output.loss.detach();
-    run.call(Hook::kTrainBatchEnd,
-             [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
+    run.call(Hook::kTrainBatchEnd, [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
     run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
     if (run.batch_stepped_) run.log_step_row();
@@ -118,6 +117,9 @@ void run_batches(Run& run) {
     }
   }
   source.finish();
+  // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
+  run.window_open_ = false;
+  run.write_waiting_checkpoints();
 }
 
 void close_epoch(Run& run) {

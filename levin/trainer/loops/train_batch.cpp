@@ -34,8 +34,9 @@ struct Closure {
       module.optimizer_zero_grad(optimizer);
     }
     if (!loss.defined()) {
-      LEVIN_CHECK(run.fabric().world_size() == 1,
-                  "[trainer] training_step skipped a batch on this rank: with several ranks every one must return a loss");
+      LEVIN_CHECK(
+          run.fabric().world_size() == 1,
+          "[trainer] training_step skipped a batch on this rank: with several ranks every one must return a loss");
       return loss;
     }
     run.backward(loss);
@@ -71,7 +72,7 @@ void Run::backward(const Tensor& loss) {
 void Run::manual_backward(const Tensor& loss) {
   LEVIN_CHECK(!module_->automatic_optimization,
               "[manual_backward] is for modules that set automatic_optimization = false");
-  const auto* before = site_;
+  const auto* outer_site = site_;
   auto& around = wrapped_->setup_call();
   auto here = loss;
   if (!around.plain) {
@@ -79,7 +80,7 @@ void Run::manual_backward(const Tensor& loss) {
     finish_call(around, outputs);
   }
   backward(here);
-  site_ = before;
+  site_ = outer_site;
 }
 
 void Run::clip_gradients(Optimizer& optimizer, double clip_val, std::string_view algorithm) {
