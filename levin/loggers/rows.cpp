@@ -24,23 +24,38 @@ void HeldRows::add(const Metrics& metrics, int64_t step, double time) {
                                     : "an undefined tensor");
   const auto first = cells_.size();
   heads_.push_back({step, time, first});
-  for (const auto& [name, value] : metrics) {
-    const auto id = name_index(name);
-    if (last_cell_[id] <= first) {
-      cells_.push_back({id, 0.0});
-      last_cell_[id] = cells_.size();
-    }
-    const auto at = last_cell_[id] - 1;
-    if (const auto* number = std::get_if<double>(&value)) {
-      cells_[at].value = *number;
-    } else if (const auto* integer = std::get_if<int64_t>(&value)) {
-      cells_[at].value = *integer;
-    } else if (const auto& tensor = std::get<at::Tensor>(value); tensor.device().is_cpu()) {
-      cells_[at].value = number_of(tensor);
-    } else {
-      // A copy, in the device's own time: the value of now, free of what the tensor is a view of.
-      on_device_.push_back({tensor.detach().reshape({}).clone(), at});
-    }
+  try {
+    for (const auto& [name, value] : metrics) set_cell(cell_of(name, first), value);
+  } catch (...) {  // no memory on the device: the row was never there
+    heads_.pop_back();
+    cells_.erase(cells_.begin() + static_cast<int64_t>(first), cells_.end());
+    std::erase_if(on_device_, [&](const OnDevice& held) { return held.cell >= first; });
+    for (auto& last : last_cell_) last = last > first ? 0 : last;
+    throw;
+  }
+}
+
+size_t HeldRows::cell_of(const std::string& name, size_t first) {
+  const auto id = name_index(name);
+  if (last_cell_[id] > first) {  // the name stands twice
+    std::erase_if(on_device_, [&](const OnDevice& held) { return held.cell == last_cell_[id] - 1; });
+  } else {
+    cells_.push_back({id, 0.0});
+    last_cell_[id] = cells_.size();
+  }
+  return last_cell_[id] - 1;
+}
+
+void HeldRows::set_cell(size_t at, const MetricValue& value) {
+  if (const auto* number = std::get_if<double>(&value)) {
+    cells_[at].value = *number;
+  } else if (const auto* integer = std::get_if<int64_t>(&value)) {
+    cells_[at].value = *integer;
+  } else if (const auto& tensor = std::get<at::Tensor>(value); tensor.device().is_cpu()) {
+    cells_[at].value = number_of(tensor);
+  } else {
+    // A copy, in the device's own time: the value of now, free of what the tensor is a view of.
+    on_device_.push_back({tensor.detach().reshape({}).clone(), at});
   }
 }
 

@@ -51,6 +51,9 @@ class HeldRows {
   };
 
   size_t name_index(const std::string& name);
+  /// The cell of a name in the row that begins at cell `first`, made when there is none.
+  size_t cell_of(const std::string& name, size_t first);
+  void set_cell(size_t at, const MetricValue& value);
 
   std::vector<std::string> names_;
   std::unordered_map<std::string, size_t> index_;

@@ -30,6 +30,8 @@ std::vector<std::optional<int64_t>> Run::num_eval_batches() const {
 }
 
 std::optional<int64_t> Run::estimated_stepping_batches() const {
+  // A scheduler wants to know in configure_optimizers, before the loader is needed for anything else.
+  if (fitting_ && !train_data_.ready && !plan_.limit_train.is_zero()) const_cast<Run*>(this)->load_train_data();
   const auto batches = num_training_batches();
   std::optional<int64_t> steps;
   if (batches && plan_.max_epochs >= 0)
@@ -93,8 +95,9 @@ MetricMap Run::progress_bar_metrics() {
 }
 
 int64_t Run::row_step() const {
-  if (inside_batch_ || !batch_stepped_) return progress_.stepped_batches;
-  return std::max<int64_t>(0, progress_.stepped_batches - 1);
+  // What follows a batch, up to the end of its epoch, stands at the step of that batch.
+  const bool follows_step = in_epoch_end_ || (!inside_batch_ && batch_stepped_ && progress_.batch > 0);
+  return follows_step ? std::max<int64_t>(0, progress_.stepped_batches - 1) : progress_.stepped_batches;
 }
 
 bool Run::row_is_due() const {

@@ -93,6 +93,14 @@ TEST(Loggers, ReadDeviceValuesWhenRowsAreWritten) {
   EXPECT_FALSE(std::filesystem::exists(folder.path));
 }
 
+TEST(Loggers, TakeTheLastValueOfANameThatStandsTwice) {
+  const LogFolder folder;
+  CsvLogger logger(folder.path);
+  logger.log_metrics({{"loss", at::empty({}, at::kMeta)}, {"acc", 1.0}, {"loss", 0.5}}, 0);
+  logger.save();
+  EXPECT_EQ(read_file(logger.log_dir() / "metrics.csv"), "acc,loss,step\r\n1.0,0.5,0\r\n");
+}
+
 TEST(Loggers, WriteRowsThatWereHeldTooLong) {
   const LogFolder folder;
   JsonLinesLogger logger(folder.path, {.flush_every_seconds = 0});

@@ -1,7 +1,11 @@
+#include <chrono>
+#include <csignal>
 #include <functional>
 #include <memory>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "event_reader.h"
 #include "folder.h"
@@ -137,6 +141,34 @@ TEST_P(Resume, InANewFolderCopiesTheRows) {
   EXPECT_EQ(third.logger->log_dir().filename(), "version_2");
   EXPECT_EQ(content(third.logger->log_dir()), expected);
   EXPECT_EQ(read_file(third.logger->log_dir() / "hparams.yaml"), "lr: 0.1\nname: x\n");
+}
+
+TEST_P(Resume, AfterAKillGivesTheFileOfARunThatNeverStopped) {
+  const auto expected = uninterrupted();
+  const LogFolder folder;
+  const auto position = killed(folder.path).at(2);
+  const auto child = ::fork();
+  if (child == 0) {  // goes on until it is killed, in the middle of whatever it writes
+    ::alarm(30);
+    auto second = run(folder.path, 0, 1);
+    second.logger->resume(position);
+    for (int64_t step = 20;; ++step)
+      second.logger->log_metrics({{"loss", 0.1}, {"column " + std::to_string(step / 50 % 100), step}});
+  }
+  const auto file = folder.path / "levin_logs" / "version_0";
+  const auto start = std::chrono::steady_clock::now();
+  std::error_code ignored;
+  for (uintmax_t size = 0; size < 60000 && std::chrono::steady_clock::now() - start < std::chrono::seconds(20);) {
+    size = std::filesystem::file_size(GetParam().file(file), ignored);
+    if (ignored) size = 0;
+  }
+  EXPECT_EQ(::kill(child, SIGKILL), 0);
+  EXPECT_EQ(::waitpid(child, nullptr, 0), child);
+  auto third = run(folder.path, 0);
+  third.logger->resume(position);
+  third.log_steps(20, 40);
+  third.logger->save();
+  EXPECT_EQ(content(file), expected);
 }
 
 TEST_P(Resume, InTheSameProcessDropsWhatCameLater) {

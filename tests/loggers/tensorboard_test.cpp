@@ -12,6 +12,7 @@
 #include "folder.h"
 #include "hparams_tree.h"
 #include "levin/core/error.h"
+#include "levin/loggers/histogram.h"
 #include "levin/loggers/png.h"
 #include "levin/loggers/records.h"
 #include "levin/loggers/yaml.h"
@@ -109,6 +110,18 @@ TEST(TensorBoardLogger, SkipsAHistogramOfNothing) {
   EXPECT_THROW(logger.log_image("long", torch::zeros({3, 2, 2}, torch::kLong)), Error);
   EXPECT_THROW(logger.log_image("two", torch::zeros({2, 2, 2})), Error);
   EXPECT_THROW(logger.log_image("batch", torch::zeros({1, 3, 2, 2})), Error);
+}
+
+TEST(Histogram, IsTheSameInParts) {
+  const auto part = torch::arange(-64, 64).to(torch::kFloat) / 16;
+  const auto once = detail::make_histogram(part), often = detail::make_histogram(part.repeat({40000}));  // 5 million
+  EXPECT_EQ(often.count, 40000 * once.count);
+  EXPECT_EQ(often.sum, 40000 * once.sum);
+  EXPECT_EQ(often.sum_squares, 40000 * once.sum_squares);
+  EXPECT_EQ(often.min, -4);
+  EXPECT_EQ(often.max, 63.0 / 16);
+  EXPECT_EQ(often.limits, once.limits);
+  for (size_t i = 0; i < once.counts.size(); ++i) EXPECT_EQ(often.counts[i], 40000 * once.counts[i]);
 }
 
 uint32_t big_endian(std::string_view bytes) {

@@ -117,6 +117,9 @@ void run_batches(Run& run) {
     }
   }
   source.finish();
+  // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
+  run.window_open_ = false;
+  run.write_waiting_checkpoints();
 }
 
 void close_epoch(Run& run) {
