@@ -56,10 +56,10 @@ void Run::end(std::string_view stage, std::string_view status) {
 }
 
 void Run::fail(std::string_view stage, const std::exception& error) {
-  inside_batch_ = false;
   // What fails on the way out must not hide why.
   try {
     site_ = &kNoLogging;
+    if (fitting_ && (inside_batch_ || window_open_)) rewind_batch();
     call(Hook::kException, [&](Callback& c) { c.on_exception(*this, error); });
     end(stage, dynamic_cast<const Interrupted*>(&error) ? "interrupted" : "failed");
   } catch (const std::exception& second) {
@@ -69,6 +69,18 @@ void Run::fail(std::string_view stage, const std::exception& error) {
   stage_ = Stage::kIdle;
   fitting_ = false;
   if (module_) module_->set_context(nullptr);
+}
+
+// A checkpoint of a run that failed inside a batch says that this batch, or its window of accumulation, comes again.
+void Run::rewind_batch() {
+  const int64_t done = progress_.batch % accumulate_;
+  progress_.batch -= done;
+  progress_.total_batches -= done;
+  inside_batch_ = window_open_ = false;
+  batch_stepped_ = true;
+  waiting_.clear();
+  for (auto& optimizer : optimizers_) optimizer.zero_grad();
+  if (!train_data_.loaders.empty()) train_data_.loaders.front()->seek(progress_.epoch, progress_.batch);
 }
 
 void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, AnyLoaders val,

@@ -247,6 +247,7 @@ class Run final : public TrainerContext {
   void register_actions(std::string_view stage);
   void end(std::string_view stage, std::string_view status);
   void fail(std::string_view stage, const std::exception& error);
+  void rewind_batch();
   AnyLoaders prepared(const AnyLoaders& loaders, bool training);
   [[noreturn]] void end_by_signal(int signal);
 };

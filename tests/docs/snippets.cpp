@@ -1,6 +1,7 @@
 // The pieces of code in README.md and docs/, so that they compile. check_docs compares them line by line; keep them
 // verbatim.
 // clang-format off
+#include <levin/cli/train_main.h>
 #include <levin/data/combined.h>
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>
@@ -238,3 +239,28 @@ struct Classifier : levin::TrainModule {
 }
 
 }  // namespace
+
+// config.md
+struct Regression : levin::TrainModule {
+  struct Options {
+    int64_t inputs = 2;
+    std::string loss = "mse";
+
+    void fields(auto f) {
+      f("inputs", inputs, "numbers of a sample");
+      f("loss", loss, "what is made small", {"mse", "l1"});
+    }
+  };
+
+  explicit Regression(const Options& options) : layer(register_module("layer", torch::nn::Linear(options.inputs, 1))) {}
+  levin::StepOutput training_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    return levin::mse_loss(layer(batch["x"]), batch["y"]);
+  }
+  torch::nn::Linear layer;
+};
+
+struct Samples : levin::DataModule {};
+
+int main(int argc, char** argv) {
+  return levin::train_main<Regression, Samples>(argc, argv, {.defaults = "optimizer: {class: SGD, lr: 0.1}"});
+}
