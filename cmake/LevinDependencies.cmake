@@ -10,6 +10,11 @@ function(levin_require package debian)
 endfunction()
 levin_require(nlohmann_json nlohmann-json3-dev)
 levin_require(ZLIB zlib1g-dev)
+levin_require(yaml-cpp libyaml-cpp-dev)
+set(LEVIN_YAML yaml-cpp)
+if(TARGET yaml-cpp::yaml-cpp)  # its name since 0.8
+  set(LEVIN_YAML yaml-cpp::yaml-cpp)
+endif()
 
 find_package(CLI11 QUIET)
 if(NOT CLI11_FOUND)

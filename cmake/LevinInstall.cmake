@@ -12,6 +12,7 @@ endif()
 install(EXPORT LevinTargets NAMESPACE Levin:: DESTINATION ${_package})
 install(DIRECTORY levin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
   PATTERN "pch.h" EXCLUDE PATTERN "testing" EXCLUDE PATTERN "cli" EXCLUDE)
+install(FILES levin/cli/train_main.h levin/cli/train_program.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/levin/cli)
 configure_package_config_file(cmake/LevinConfig.cmake.in "${CMAKE_BINARY_DIR}/LevinConfig.cmake" INSTALL_DESTINATION ${_package}
   PATH_VARS CMAKE_INSTALL_LIBDIR)
 # Before 1.0 a minor version may change the interface.

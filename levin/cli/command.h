@@ -3,12 +3,19 @@
 #include <string>
 #include <vector>
 
+#include "levin/core/main.h"
+
 namespace levin::cli {
 
-/// A subcommand of the `levin` program: gets the words after its name, returns the exit status, throws Error.
-using Command = int (*)(const std::vector<std::string>& words);
+/// A subcommand of the `levin` program: gets the words after its name and the whole command line (to start other ranks
+/// with), returns the exit status, throws Error.
+using Command = int (*)(const std::vector<std::string>& words, const Args& args);
 
-int run(const std::vector<std::string>& words);          // run.cpp
-int new_project(const std::vector<std::string>& words);  // new.cpp
+int run(const std::vector<std::string>& words, const Args& args);           // run.cpp
+int new_project(const std::vector<std::string>& words, const Args& args);   // new.cpp
+int list_recipes(const std::vector<std::string>& words, const Args& args);  // train.cpp
+int completion(const std::vector<std::string>& words, const Args& args);
+/// `command` is fit, validate, test or predict.
+int train(const std::string& command, const std::vector<std::string>& words, const Args& args);
 
 }  // namespace levin::cli

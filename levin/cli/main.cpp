@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cstdio>
-#include <exception>
 #include <string>
 #include <vector>
 
@@ -20,20 +19,34 @@ struct Subcommand {
   const char* summary;
 };
 
+template <const char* name>
+int train(const std::vector<std::string>& words, const levin::Args& args) {
+  return levin::cli::train(name, words, args);
+}
+constexpr char kFit[] = "fit", kValidate[] = "validate", kTest[] = "test", kPredict[] = "predict";
+
 constexpr std::array kSubcommands{
+    Subcommand{kFit, train<kFit>, "train a model: a recipe, with config files and flags"},
+    Subcommand{kValidate, train<kValidate>, "one pass over validation data"},
+    Subcommand{kTest, train<kTest>, "one pass over test data"},
+    Subcommand{kPredict, train<kPredict>, "what a model makes of data"},
+    Subcommand{"recipes", levin::cli::list_recipes, "list the models that are ready to train"},
     Subcommand{"run", levin::cli::run, "start a program as several ranks, on one machine or many"},
     Subcommand{"new", levin::cli::new_project, "write the files of a new project"},
+    Subcommand{"completion", levin::cli::completion, "let a shell complete all of this"},
 };
 
 std::string help() {
   std::string text = "Levin: train models in C++ on LibTorch.\n\nUsage: levin COMMAND ...\n\nCommands:\n";
-  for (const auto& sub : kSubcommands) text += fmt::format("  {:<10}{}\n", sub.name, sub.summary);
+  for (const auto& sub : kSubcommands) text += fmt::format("  {:<12}{}\n", sub.name, sub.summary);
   return text +
-         "\n  levin COMMAND --help   what a command takes\n  levin --version        the version of Levin and of "
+         "\n  levin COMMAND --help    what a command takes\n  levin --version         the version of Levin and of "
          "LibTorch\n";
 }
 
-int dispatch(const std::vector<std::string>& words) {
+int dispatch(const levin::Args& args) {
+  const auto& values = args.values();
+  const std::vector<std::string> words(values.begin() + (values.empty() ? 0 : 1), values.end());
   if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
     std::fputs(help().c_str(), words.empty() ? stderr : stdout);
     return words.empty() ? 1 : 0;
@@ -44,7 +57,7 @@ int dispatch(const std::vector<std::string>& words) {
   }
   std::vector<std::string> known;
   for (const auto& sub : kSubcommands) {
-    if (words[0] == sub.name) return sub.command({words.begin() + 1, words.end()});
+    if (words[0] == sub.name) return sub.command({words.begin() + 1, words.end()}, args);
     known.emplace_back(sub.name);
   }
   levin::fail_unknown("levin", "command", words[0], known);
@@ -53,10 +66,7 @@ int dispatch(const std::vector<std::string>& words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return dispatch({argv + std::min(argc, 1), argv + argc});
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", levin::one_line(error).c_str());
-    return 1;
-  }
+  int status = 0;
+  const int failed = levin::run_main(argc, argv, [&](levin::Args& args) { status = dispatch(args); });
+  return failed ? failed : status;
 }

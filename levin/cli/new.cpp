@@ -77,7 +77,7 @@ void write(const fs::path& path, const char* text) {
 
 }  // namespace
 
-int new_project(const std::vector<std::string>& words) {
+int new_project(const std::vector<std::string>& words, const Args&) {
   if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
     std::fputs(kHelp, stdout);
     return 0;

@@ -8,7 +8,7 @@
 
 namespace levin::cli {
 
-int run(const std::vector<std::string>& words) {
+int run(const std::vector<std::string>& words, const Args&) {
   Machine machine;
   machine.cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
   machine.gpus = static_cast<int>(torch::cuda::device_count());

@@ -54,6 +54,8 @@ class Accelerator {
   virtual void set_rng_state(c10::Device device, const at::Tensor& state) const = 0;
 };
 
+/// What the name of an accelerator means on a machine with that many CUDA devices; refuses as accelerator() does.
+c10::DeviceType accelerator_type(const std::string& name, int cuda_devices);
 /// "cpu", "cuda" or "gpu" (= cuda); "auto" is cuda when one is usable, else cpu. An unknown or unusable kind is an
 /// Error.
 const Accelerator& accelerator(const std::string& name = "auto");

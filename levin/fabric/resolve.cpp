@@ -1,23 +1,12 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/fabric/options.h"
 #include "levin/strategies/choice.h"
 
 namespace levin {
 namespace {
-
-c10::DeviceType resolve_accelerator(const std::string& name, int cuda_devices) {
-  static const std::vector<std::string> known{"auto", "cpu", "cuda", "gpu"};
-  if (name == "auto") return cuda_devices > 0 ? c10::DeviceType::CUDA : c10::DeviceType::CPU;
-  if (name == "cpu") return c10::DeviceType::CPU;
-  if (name != "cuda" && name != "gpu") fail_unknown("fabric", "accelerator", name, known);
-  LEVIN_CHECK(cuda_devices > 0, "[fabric] accelerator \"", name,
-              "\" is not available: ", detail::cuda_accelerator().why_unavailable(), " (available: cpu)");
-  return c10::DeviceType::CUDA;
-}
 
 // Ranks that talk over Gloo, because it was asked for, may share GPUs; NCCL refuses that.
 std::vector<c10::Device> share_devices(const std::string& count, int cuda_devices) {
@@ -37,7 +26,7 @@ bool may_share_gpus(const StrategyChoice& strategy) {
 
 FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   FabricPlan plan;
-  const auto type = resolve_accelerator(options.accelerator, cuda_devices);
+  const auto type = accelerator_type(options.accelerator, cuda_devices);
   plan.accelerator = type == c10::DeviceType::CPU ? "cpu" : "cuda";
   const bool shared = type == c10::DeviceType::CUDA && may_share_gpus(options.strategy) && !options.devices.is_list() &&
                       options.devices.text() != "auto" && options.devices.text() != "-1";

@@ -40,8 +40,6 @@ struct Progress {
   int64_t validated_at = -1;
   /// All batches of the epoch are done and its end hooks are running: what is left is to close it.
   bool closing_epoch = false;
-  /// on_train_start has run in the run that this one goes on with.
-  bool started = false;
 };
 
 /// Training steps on the side, after which everything is as it was before: for tuners.

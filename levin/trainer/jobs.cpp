@@ -57,10 +57,10 @@ void Run::end(std::string_view stage, std::string_view status) {
 }
 
 void Run::fail(std::string_view stage, const std::exception& error) {
-  inside_batch_ = false;
   // What fails on the way out must not hide why.
   try {
     site_ = &kNoLogging;
+    if (fitting_ && (inside_batch_ || window_open_)) rewind_batch();
     call(Hook::kException, [&](Callback& c) { c.on_exception(*this, error); });
     end(stage, dynamic_cast<const Interrupted*>(&error) ? "interrupted" : "failed");
   } catch (const std::exception& second) {
@@ -70,6 +70,18 @@ void Run::fail(std::string_view stage, const std::exception& error) {
   stage_ = Stage::kIdle;
   fitting_ = false;
   if (module_) module_->set_context(nullptr);
+}
+
+// A checkpoint of a run that failed inside a batch says that this batch, or its window of accumulation, comes again.
+void Run::rewind_batch() {
+  const int64_t done = progress_.batch % accumulate_;
+  progress_.batch -= done;
+  progress_.total_batches -= done;
+  inside_batch_ = window_open_ = false;
+  batch_stepped_ = true;
+  waiting_.clear();
+  for (auto& optimizer : optimizers_) optimizer.zero_grad();
+  if (!train_data_.loaders.empty()) train_data_.loaders.front()->seek(progress_.epoch, progress_.batch);
 }
 
 void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, AnyLoaders val,
@@ -102,7 +114,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     restore_training();
     signals_.emplace(slurm_job_to_requeue().has_value());
     fit_start_ = std::chrono::steady_clock::now();
-    batches_to_vote_ = 1;
+    train_vote_ = eval_vote_ = {.last = fit_start_};
     advice_.start(*this);
     {
       std::optional<torch::autograd::DetectAnomalyGuard> anomaly;
@@ -119,7 +131,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     fail("fit", error);
     throw;
   }
-  check_late_signal();
+  check_late_signal(/*together=*/true);
 }
 
 std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data,
@@ -152,9 +164,10 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
     end(name, "success");
   } catch (const std::exception& error) {
     fail(name, error);
+    if (fabric_->world_size() > 1) check_late_signal(/*together=*/false);  // a rank that ended before fails the others
     throw;
   }
-  check_late_signal();
+  check_late_signal(/*together=*/false);
   return results;
 }
 
@@ -181,9 +194,10 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
     end("predict", "success");
   } catch (const std::exception& error) {
     fail("predict", error);
+    if (fabric_->world_size() > 1) check_late_signal(/*together=*/false);
     throw;
   }
-  check_late_signal();
+  check_late_signal(/*together=*/false);
   return outputs;
 }
 

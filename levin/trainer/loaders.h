@@ -43,6 +43,8 @@ class BatchSource {
 
   virtual AnyBatch any(void* batch) const = 0;
 
+  /// Makes state_dict say that this batch of this epoch comes next; for sources with a state.
+  virtual void seek(int64_t /*epoch*/, int64_t /*batch*/) {}
   /// Whether state_dict knows the position.
   virtual bool has_state() const { return false; }
   virtual StateDict state_dict() const { return {}; }
@@ -123,6 +125,12 @@ class SourceOf final : public BatchSource {
       return {};
   }
   AnyBatch any(void* batch) const override { return AnyBatch(*static_cast<B*>(batch)); }
+  void seek(int64_t epoch, int64_t batch) override {
+    if constexpr (requires { loader_.seek(epoch, batch); }) {
+      iterator_.reset();
+      loader_.seek(epoch, batch);
+    }
+  }
   bool has_state() const override { return kHasState; }
   StateDict state_dict() const override {
     if constexpr (kHasState)

@@ -70,7 +70,7 @@ StrategyChoice with_sync_batchnorm(const StrategyChoice& choice) {
 
 }  // namespace
 
-TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
+TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
   TrainerPlan plan;
   plan.fabric = {.accelerator = asked.accelerator,
                  .strategy = asked.strategy,
@@ -105,6 +105,8 @@ TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
   plan.min_epochs = asked.min_epochs.value_or(asked.min_steps ? 1 : 0);
   plan.max_steps = asked.max_steps;
   plan.max_time = asked.max_time;
+  LEVIN_CHECK(!plan.max_time || plan.max_time->seconds() >= 0, "[trainer] max_time ", plan.max_time->to_string(),
+              " is not allowed (0 or more)");
   plan.max_epochs_is_default = !asked.max_epochs && asked.max_steps == -1 && !asked.max_time;
   plan.max_epochs = asked.max_epochs.value_or(plan.max_epochs_is_default ? 1000 : -1);
   LEVIN_CHECK(plan.max_epochs < 0 || plan.min_epochs <= plan.max_epochs, "[trainer] min_epochs ", plan.min_epochs,

@@ -143,7 +143,7 @@ const LogSite& step_site(Stage stage) {
 }
 
 Run::Run(TrainerOptions asked)
-    : plan_(levin::resolve(asked, cuda_accelerator().device_count())), asked_(std::move(asked)) {
+    : plan_(levin::resolve_trainer(asked, cuda_accelerator().device_count())), asked_(std::move(asked)) {
   max_epochs_ = plan_.max_epochs;
   profiler_ = asked_.profiler.profiler();
   if (!profiler_ && asked_.profiler.is_set()) profiler_ = make_profiler(asked_.profiler.name());
@@ -163,13 +163,6 @@ void Run::launch(const Args* args) {
   std::vector<char*> argv;
   for (auto& word : words) argv.push_back(word.data());
   fabric_->launch(static_cast<int>(argv.size()), argv.data());
-}
-
-void Run::collect_callbacks() {
-  base_callbacks_ = asked_.callbacks;
-  for (const auto& callback : base_callbacks_) LEVIN_CHECK(callback.get(), "[trainer] a callback is empty");
-  add_default_callbacks(asked_, plan_, base_callbacks_);
-  callbacks_ = base_callbacks_;
 }
 
 namespace {
@@ -192,6 +185,13 @@ std::vector<CallbackRef> in_order(std::vector<CallbackRef> callbacks) {
 }
 
 }  // namespace
+
+void Run::collect_callbacks() {
+  base_callbacks_ = asked_.callbacks;
+  for (const auto& callback : base_callbacks_) LEVIN_CHECK(callback.get(), "[trainer] a callback is empty");
+  add_default_callbacks(asked_, plan_, base_callbacks_);
+  callbacks_ = in_order(base_callbacks_);
+}
 
 void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage) {
   launch(nullptr);
@@ -337,9 +337,13 @@ AnyLoaders Run::prepared(const AnyLoaders& loaders, bool training) {
       log_warning("[trainer] overfit_batches needs the same batches in every epoch, so this loader is not shuffled");
     }
     if (plan_.use_distributed_sampler && fabric_->world_size() > 1) {
-      if (auto own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/training))
+      if (auto own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/training)) {
+        // A rank without any batch could not take part in the reduction of metrics; then some samples are repeated.
+        auto least = at::scalar_tensor(own->size().value_or(1), at::kLong).to(fabric_->device());
+        if (!training && fabric_->all_reduce(least, "min").item<int64_t>() == 0)
+          own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/true);
         source = own;
-      else
+      } else
         warn_once(
             "[trainer] a loader is not a levin::DataLoader, so its order stays: every rank sees all of its batches");
     }

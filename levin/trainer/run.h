@@ -159,8 +159,8 @@ class Run final : public TrainerContext {
   bool can_stop_early() const;
   /// Between two batches: a signal, or a rank that wants to stop, is seen here by all of them.
   void check_stop_requests();
-  /// After fit, validate, test or predict: a signal that came too late for the loops.
-  void check_late_signal();
+  /// After fit, validate, test or predict: a signal that came too late for the loops. `together`: every rank calls.
+  void check_late_signal(bool together);
   /// Writes what was asked for during the batch.
   void write_waiting_checkpoints();
   void log_step_row();
@@ -206,8 +206,6 @@ class Run final : public TrainerContext {
   bool inside_batch_ = false;
   /// The batch under way, or the last one, made an optimizer step.
   bool batch_stepped_ = true;
-  /// Schedulers that follow a metric have not seen the last batch yet.
-  bool plateau_due_ = false;
   /// Gradients of a window of accumulation are waiting for its other batches: no checkpoint can be written.
   bool window_open_ = false;
   int64_t accumulate_ = 1;
@@ -220,8 +218,12 @@ class Run final : public TrainerContext {
   AnyLoaders asked_train_, asked_val_;
   int64_t val_every_ = 0;  // batches; 0: by other means
   std::chrono::steady_clock::time_point last_validation_;
-  int64_t batches_to_vote_ = 0;
-  int64_t vote_period_ = 1;
+  /// Batches until the ranks ask one another next, in training and in evaluation, which go at their own pace.
+  struct Vote {
+    int64_t batches_left = 1, period = 1;
+    std::chrono::steady_clock::time_point last;
+  };
+  Vote train_vote_, eval_vote_;
   std::chrono::steady_clock::time_point fit_start_;
 
   const LogSite* site_ = &kNoLogging;
@@ -255,6 +257,7 @@ class Run final : public TrainerContext {
   void register_actions(std::string_view stage);
   void end(std::string_view stage, std::string_view status);
   void fail(std::string_view stage, const std::exception& error);
+  void rewind_batch();
   AnyLoaders prepared(const AnyLoaders& loaders, bool training);
   [[noreturn]] void end_by_signal(int signal);
 };

@@ -30,6 +30,8 @@ std::vector<std::optional<int64_t>> Run::num_eval_batches() const {
 }
 
 std::optional<int64_t> Run::estimated_stepping_batches() const {
+  // A scheduler wants to know in configure_optimizers, before the loader is needed for anything else.
+  if (fitting_ && !train_data_.ready && !plan_.limit_train.is_zero()) const_cast<Run*>(this)->load_train_data();
   const auto batches = num_training_batches();
   std::optional<int64_t> steps;
   if (batches && plan_.max_epochs >= 0)
@@ -93,8 +95,9 @@ MetricMap Run::progress_bar_metrics() {
 }
 
 int64_t Run::row_step() const {
-  if (inside_batch_ || !batch_stepped_) return progress_.stepped_batches;
-  return std::max<int64_t>(0, progress_.stepped_batches - 1);
+  // What follows a batch, up to the end of its epoch, stands at the step of that batch.
+  const bool follows_step = in_epoch_end_ || (!inside_batch_ && batch_stepped_ && progress_.batch > 0);
+  return follows_step ? std::max<int64_t>(0, progress_.stepped_batches - 1) : progress_.stepped_batches;
 }
 
 bool Run::row_is_due() const {
@@ -183,21 +186,22 @@ void Run::check_stop_requests() {
       end_by_signal(signal);
     return;
   }
-  if (--batches_to_vote_ > 0) return;
-  // A vote costs a collective, so it is taken about twice a second; rank 0's clock says how many batches that is, and
-  // all ranks count the same.
-  auto vote = at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending())},
-                         at::TensorOptions().dtype(at::kLong))
-                  .to(fabric_->device());
-  vote = fabric_->all_reduce(vote, "max").cpu();
-  const auto* votes = vote.const_data_ptr<int64_t>();
-  if (votes[1] != 0) end_by_signal(static_cast<int>(votes[1]));
-  if (votes[0] != 0) stop("asked for by a rank");
-  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - fit_start_;
-  const double per_batch = passed.count() / static_cast<double>(std::max<int64_t>(1, progress_.total_batches));
-  vote_period_ =
-      fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
-  batches_to_vote_ = vote_period_;
+  auto& vote = stage_ == Stage::kTrain ? train_vote_ : eval_vote_;
+  if (--vote.batches_left > 0) return;
+  // A vote costs a collective, so it is taken about twice a second. How many batches that is, the slowest rank says; it
+  // at most doubles each time, since first batches say little.
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - std::exchange(vote.last, now)).count();
+  const double wanted = 0.5 * static_cast<double>(vote.period) / std::max(seconds, 1e-9);
+  const auto period = std::clamp<int64_t>(static_cast<int64_t>(std::min(wanted, 1e6)), 1, 2 * vote.period);
+  auto votes = at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending()), -period},
+                          at::kLong)
+                   .to(fabric_->device());
+  votes = fabric_->all_reduce(votes, "max").cpu();
+  const auto* results = votes.const_data_ptr<int64_t>();
+  if (results[1] != 0) end_by_signal(static_cast<int>(results[1]));
+  if (results[0] != 0) stop("asked for by a rank");
+  vote.period = vote.batches_left = -results[2];
 }
 
 void Run::print_line(const std::string& line) {

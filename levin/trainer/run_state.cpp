@@ -16,7 +16,7 @@
 namespace levin::detail {
 namespace {
 
-StateDict progress_state(const Progress& p, bool batch_stepped, bool plateau_due) {
+StateDict progress_state(const Progress& p, bool batch_stepped) {
   return {{"epoch", p.epoch},
           {"global_step", p.global_step},
           {"batch", p.batch},
@@ -24,8 +24,7 @@ StateDict progress_state(const Progress& p, bool batch_stepped, bool plateau_due
           {"stepped_batches", p.stepped_batches},
           {"validated_at", p.validated_at},
           {"closing_epoch", p.closing_epoch},
-          {"batch_stepped", batch_stepped},
-          {"plateau_due", plateau_due}};
+          {"batch_stepped", batch_stepped}};
 }
 
 Progress progress_from(const StateDict& state) {
@@ -109,7 +108,7 @@ StateDict Run::checkpoint(bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = fabric_->grad_scaler()) all["scaler"] = scaler->state_dict();
-    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_, plateau_due_)}};
+    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)}};
     if (!train_data_.loaders.empty()) {
       const auto& source = *train_data_.loaders.front();
       if (source.has_state()) all["train_loader"] = source.state_dict();
@@ -237,7 +236,6 @@ void Run::restore_training() {
   const auto& fit = loaded_->at("loops").to_dict().at("fit").to_dict();
   progress_ = progress_from(fit);
   batch_stepped_ = fit.at("batch_stepped").to_bool();
-  plateau_due_ = fit.at("plateau_due").to_bool();
 }
 
 void Run::restore_position() {
@@ -295,11 +293,16 @@ void Run::end_by_signal(int signal) {
   throw Interrupted(where, signal);
 }
 
-void Run::check_late_signal() {
-  const int signal = SignalFlags::pending();
+void Run::check_late_signal(bool together) {
+  int64_t signal = SignalFlags::pending();
+  if (together && fabric_->world_size() > 1) {
+    const auto vote = at::tensor({signal}, at::kLong).to(fabric_->device());
+    signal = fabric_->all_reduce(vote, "max").item<int64_t>();
+  }
   SignalFlags::clear();
   if (signal == SIGINT || signal == SIGTERM)
-    throw Interrupted(concat("[trainer] ", signal == SIGINT ? "Ctrl-C" : "SIGTERM", " when the work was done"), signal);
+    throw Interrupted(concat("[trainer] ", signal == SIGINT ? "Ctrl-C" : "SIGTERM", " at the end of the run"),
+                      static_cast<int>(signal));
 }
 
 }  // namespace levin::detail

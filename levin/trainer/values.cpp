@@ -36,7 +36,11 @@ struct Amount {
 };
 Amount split(std::string_view text) {
   text = trimmed(text);
-  const auto at = std::min(text.find_first_not_of("0123456789.+-"), text.size());
+  // from_chars also takes words: inf, nan.
+  if (text.find_first_of("0123456789") > 2) return {{}, text};
+  double value = 0;
+  const auto end = std::from_chars(text.data(), text.data() + text.size(), value).ptr;
+  const auto at = static_cast<size_t>(end - text.data());
   return {text.substr(0, at), trimmed(text.substr(at))};
 }
 
@@ -97,7 +101,7 @@ std::string Limit::to_string() const {
   if (count_) return std::to_string(*count_);
   // Always with a point: 1 is one batch, 1.0 is all of them.
   auto text = fmt::format("{}", share_);
-  return text.find('.') == std::string::npos ? text + ".0" : text;
+  return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
 Duration::Duration(const char* text) : Duration(std::string_view(text)) {}

@@ -65,7 +65,7 @@ class Duration {
   Duration(const std::string& text) : Duration(std::string_view(text)) {}
 
   double seconds() const { return seconds_; }
-  /// "1:02:03"
+  /// "00:01:02:03", or "1.5 s".
   std::string to_string() const;
 
  private:

@@ -43,7 +43,9 @@ TEST(Cli, SaysItsVersionAndItsCommands) {
 TEST(Cli, AnUnknownCommandIsToldTheNearest) {
   Child child({kLevin, "rnu"});
   EXPECT_EQ(child.wait(), 1);
-  EXPECT_EQ(child.err(), "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: run, new)\n");
+  EXPECT_EQ(child.err(),
+            "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: fit, validate, test, predict, "
+            "recipes, run, new, completion)\n");
 }
 
 TEST(Cli, NewWritesAProjectOnce) {

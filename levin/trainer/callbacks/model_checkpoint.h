@@ -87,6 +87,8 @@ class ModelCheckpoint : public Callback {
   std::filesystem::path best_model_path() const;
   /// Its value of the metric; inf or -inf when that was nan.
   std::optional<double> best_model_score() const { return book_.best_score; }
+  /// The value of the newest that was kept for its value.
+  std::optional<double> current_score() const { return book_.current_score; }
   /// All that are kept for their value, oldest first.
   std::vector<std::pair<std::filesystem::path, double>> best_k_models() const;
   std::filesystem::path last_model_path() const;

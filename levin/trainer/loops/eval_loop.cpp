@@ -213,6 +213,8 @@ void run_eval_loop(Run& run, Stage stage, int64_t limit) {
   if (data.loaders.empty()) return;
   if (run.fitting_ && stage == Stage::kValidate) {
     run.rng_before_validation_ = run.rng_state();
+    // What is judged is the model that checkpoints hold, on every rank.
+    if (auto& sync = run.wrapped_->setup_call().sync) sync->sync_buffers();
   }
   run.metric_log(stage).reset();
   run_eval(run, stage, limit, nullptr);

@@ -64,9 +64,9 @@ void validate_if_due(Run& run) {
   run.last_validation_ = Clock::now();
 }
 
-/// After a batch that made an optimizer step, and its validation: schedulers that follow a metric.
-void step_plateau_schedulers(Run& run) {
-  if (!std::exchange(run.plateau_due_, false)) return;
+void after_batch(Run& run) {
+  validate_if_due(run);
+  if (!run.batch_stepped_) return;
   // The count of batches is that of the batch just done.
   --run.progress_.batch;
   step_schedulers(run, "step", /*plateau=*/true);
@@ -84,8 +84,7 @@ void run_batches(Run& run) {
   // What a checkpoint cut off: the validation after its last batch, and what follows it.
   if (progress.batch > 0) {
     run.is_last_batch_ = batches && progress.batch >= *batches;
-    validate_if_due(run);
-    step_plateau_schedulers(run);
+    after_batch(run);
   }
   while (true) {
     if (batches && progress.batch >= *batches) break;
@@ -112,26 +111,28 @@ void run_batches(Run& run) {
 
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
     if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
-    if (output.loss.defined()) output.loss = output.loss.detach();
+    output.each_tensor([](Tensor& t) {
+      if (t.defined()) t = t.detach();
+    });
     run.call(Hook::kTrainBatchEnd, [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
     run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
     if (run.batch_stepped_) run.log_step_row();
     run.batch_ = AnyBatch();
+    output = StepOutput();
 
     ++progress.batch;
     ++progress.total_batches;
     if (run.batch_stepped_) ++progress.stepped_batches;
-    run.plateau_due_ = run.batch_stepped_;
     run.inside_batch_ = false;
     run.write_waiting_checkpoints();
     run.check_stop_requests();
-    validate_if_due(run);
-    step_plateau_schedulers(run);
+    after_batch(run);
   }
-  // The gradients of a window that was left open are dropped.
-  run.window_open_ = false;
   source.finish();
+  // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
+  run.window_open_ = false;
+  run.write_waiting_checkpoints();
 }
 
 void close_epoch(Run& run) {
@@ -184,7 +185,6 @@ void run_epoch(Run& run, bool resumed) {
   run.call_module(Hook::kTrainEpochEnd, [&] { module.on_train_epoch_end(); });
   at_end(true);
   run.set_site(kNoLogging);
-  run.write_waiting_checkpoints();
   close_epoch(run);
   run.check_stop_requests();
 }

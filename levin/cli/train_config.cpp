@@ -1,0 +1,120 @@
+#include <fmt/format.h>
+#include <torch/types.h>
+
+#include "levin/cli/callbacks.h"
+#include "levin/cli/optimizers.h"
+#include "levin/cli/train_command.h"
+#include "levin/core/error.h"
+#include "levin/trainer/trainer_fields.h"
+
+namespace levin::cli {
+namespace {
+
+/// How long the run under way will be.
+RunLength run_length(const TrainModuleBase& module) {
+  if (!module.has_trainer()) return {};
+  auto& run = module.trainer();
+  RunLength length{.steps = run.estimated_stepping_batches()};
+  if (run.plan().max_epochs > 0) length.epochs = run.plan().max_epochs;
+  return length;
+}
+
+}  // namespace
+
+TrainConfig::TrainConfig(const TrainSpec& spec, TrainProgram& program) : spec_(spec), trainer_(spec.options.trainer) {
+  std::vector<config::Field> fields;
+  if (!spec_.recipe.empty()) {
+    config::Field field{.name = "recipe", .help = "the ready model and its data", .type = "NAME"};
+    field.is_hidden = true;  // it stands in front of the flags
+    field.read = [this](const config::Node& node) {
+      if (node.text != spec_.recipe) throw config::BadValue("is not the recipe that was named");
+    };
+    field.write = [this] { return config::Node::of_text(spec_.recipe, true); };
+    fields.push_back(std::move(field));
+  }
+  fields.push_back(config::make_field("seed", seed, "of all random generators; by itself LEVIN_GLOBAL_SEED, or 0"));
+  fields.back().aliases = {"seed_everything"};
+  fields.push_back(config::make_field("ckpt_path", ckpt_path,
+                                      spec_.command == "fit" ? "checkpoint to go on from: a path, last, best or hpc"
+                                                             : "weights to load: a path, last or best"));
+  fields.back().words = {"last", "best", "hpc"};
+  fields.back().words_are_hints = true;
+  if (spec_.command == "predict")
+    fields.push_back(config::make_field("output", output, "safetensors file for what is predicted"));
+  program.add_fields(fields);
+  fields.push_back(config::make_class_field("optimizer", "who changes the weights; by itself the model's own",
+                                            optimizer_classes(), optimizer_));
+  fields.push_back(
+      config::make_class_field("lr_scheduler", "how the learning rate changes", scheduler_classes(), scheduler_));
+  const auto first_of_trainer = fields.size();
+  add_trainer_fields(fields, trainer_);
+  // Where the list of callbacks stands among the options.
+  auto after = fields.begin() + static_cast<std::ptrdiff_t>(first_of_trainer);
+  while (after != fields.end() && after->name != "trainer.fast_dev_run") ++after;
+  fields.insert(after, config::make_class_field("trainer.callbacks", "what else happens along the way",
+                                                callback_classes(), callbacks_, /*takes_many=*/true));
+  config_ = std::make_unique<config::Config>(spec_.usage, std::move(fields),
+                                             std::vector<config::Group>{{"model", "Model:"},
+                                                                        {"data", "Data:"},
+                                                                        {"optimizer", "Optimizer:"},
+                                                                        {"lr_scheduler", "Learning rate scheduler:"},
+                                                                        {"trainer", "Trainer:"}});
+}
+
+Configure TrainConfig::configure() const {
+  if (optimizer_.empty()) return {};
+  return [optimizer = optimizer_.front(), scheduler = scheduler_](TrainModuleBase& module) -> Optimizers {
+    std::vector<Tensor> params;
+    for (auto& param : module.parameters())
+      if (param.requires_grad()) params.push_back(param);
+    const auto made = make_optimizer(optimizer, std::move(params));
+    if (scheduler.empty()) return made;
+    return {made, make_scheduler(scheduler.front(), made, run_length(module))};
+  };
+}
+
+void TrainConfig::fail_chosen(const config::Chosen& chosen, const std::exception& error) const {
+  auto line = one_line(error);
+  if (line.starts_with('[')) line = line.substr(1).replace(line.find(']') - 1, 1, ":");
+  // The option that the refusal speaks of says who is to blame; else it is who named the class.
+  auto where = chosen.origin.where;
+  for (const auto& [name, origin] : chosen.said)
+    if (line.find(" " + name + "=") != std::string::npos || line.find(" " + name + " ") != std::string::npos)
+      where = origin.where;
+  throw Error(fmt::format("[{}] {}{}", spec_.usage, where.empty() ? "" : where + ": ", line));
+}
+
+void TrainConfig::check() const {
+  LEVIN_CHECK(scheduler_.empty() || !optimizer_.empty(), "[", spec_.usage, "] ", scheduler_.front().origin.where,
+              ": a scheduler needs an optimizer chosen by name too (--optimizer NAME)");
+  Optimizer optimizer;
+  if (!optimizer_.empty()) {
+    try {
+      optimizer = make_optimizer(optimizer_.front(), {torch::zeros({1}, torch::requires_grad())});
+    } catch (const std::exception& error) {
+      fail_chosen(optimizer_.front(), error);
+    }
+  }
+  if (!scheduler_.empty()) {
+    try {
+      make_scheduler(scheduler_.front(), optimizer, {.steps = 1000, .epochs = 1000});
+    } catch (const std::exception& error) {
+      fail_chosen(scheduler_.front(), error);
+    }
+  }
+  for (const auto& chosen : callbacks_) {
+    try {
+      make_callback(chosen);
+    } catch (const std::exception& error) {
+      fail_chosen(chosen, error);
+    }
+  }
+}
+
+TrainerOptions TrainConfig::trainer_options() const {
+  auto options = trainer_;
+  for (const auto& chosen : callbacks_) options.callbacks.push_back(make_callback(chosen));
+  return options;
+}
+
+}  // namespace levin::cli

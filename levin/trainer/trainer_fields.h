@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "levin/config/fields.h"
+#include "levin/trainer/options.h"
+
+namespace levin::config {
+
+// The trainer's values read and write themselves; here is what stands for them in a help.
+template <class T>
+struct TrainerValueCodec {
+  static T read(const Node& node) { return T(std::string_view(detail::read_text(node))); }
+  static Node write(const T& value) { return Node::of_text(value.to_string()); }
+};
+template <>
+struct Codec<Limit> : TrainerValueCodec<Limit> {
+  static std::string type() { return "N|SHARE"; }
+};
+template <>
+struct Codec<Interval> : TrainerValueCodec<Interval> {
+  static std::string type() { return "N|SHARE|TIME"; }
+};
+template <>
+struct Codec<Duration> : TrainerValueCodec<Duration> {
+  static std::string type() { return "TIME"; }
+};
+
+}  // namespace levin::config
+
+namespace levin {
+
+/// Adds a field for everything in TrainerOptions that can be said in words, as "trainer.max_epochs" and so on, bound to
+/// `options`. Callbacks are chosen by name: their field stands in levin/cli/callbacks.h.
+void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& options);
+
+}  // namespace levin
