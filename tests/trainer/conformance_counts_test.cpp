@@ -112,6 +112,9 @@ void expect_checkpoints(const ModelCheckpoint& callback, const Watch& watch, con
     EXPECT_FALSE(callback.best_model_score());
   else
     EXPECT_TRUE(near(callback.best_model_score().value_or(0), number_of(expect["best_score"])));
+  if (!expect["current_score"].is_null()) {
+    EXPECT_TRUE(near(callback.current_score().value_or(0), number_of(expect["current_score"])));
+  }
 }
 
 /// What a case's callbacks are, and what they are asked afterwards.
@@ -217,9 +220,12 @@ void run_case(const Json& test) {
   EXPECT_EQ(watch->sanity_batches, expect["sanity_batches"]);
   EXPECT_EQ(trainer->global_step(), expect["global_step"]);
   EXPECT_EQ(trainer->current_epoch(), expect["current_epoch"]);
-  // A run that trains nothing does not ask for its loaders, so it does not know how long they are.
+  // A run that trains nothing does not ask for its loaders, so it does not know how long they are. One that comes to no
+  // validation knows that of its validation loaders; Lightning asks for those when the first validation comes.
   if (expect["batches"] != 0) {
     EXPECT_EQ(Json(watch->num_training_batches.value_or(-1)), expect["num_training_batches"]);
+  }
+  if (expect["val_batches"] != 0) {
     EXPECT_EQ(watch->num_val_batches, expect["num_val_batches"]);
   }
   EXPECT_EQ(net.count("zero_grad"), expect["zero_grads"]);

@@ -326,14 +326,17 @@ void run_case(const std::string& name) {
   };
   HookNet net(record, test.value("manual", false));
   std::string path;
-  const Quiet quiet;
   if (test.contains("first")) {
     HookNet first(record, false);
-    Trainer(options(test["first"])).fit(first);
+    {
+      const Quiet quiet;
+      Trainer(options(test["first"])).fit(first);
+    }
     ASSERT_EQ(checkpoints_of(folder.path()).size(), 1u);
     path = (folder.path() / "checkpoints" / checkpoints_of(folder.path())[0]).string();
     record = {};
   }
+  auto quiet = std::make_unique<Quiet>();
   Trainer trainer(options(test["trainer"]));
   const auto verb = test["verb"].get<std::string>();
   if (verb == "fit")
@@ -344,6 +347,7 @@ void run_case(const std::string& name) {
     trainer.test(net, {}, {.verbose = false});
   else
     trainer.predict(net);
+  quiet.reset();
 
   auto entered = expected_hooks(test["entered"]);
   auto left = test["left"].is_string() ? entered : expected_hooks(test["left"]);
