@@ -32,6 +32,8 @@ struct StageData {
   AnyLoaders loaders;
   /// Batches of each loader on this rank, limited; nothing when that is not known.
   std::vector<std::optional<int64_t>> batches;
+  /// Batches that each loader has given in earlier passes: rows of evaluation steps count on from there.
+  std::vector<int64_t> seen;
   bool ready = false;
 };
 

@@ -103,7 +103,10 @@ StateDict Run::checkpoint(bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = fabric_->grad_scaler()) all["scaler"] = scaler->state_dict();
-    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)}};
+    StateList seen;
+    for (const auto batches : val_data_.seen) seen.emplace_back(batches);
+    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)},
+                             {"validation", StateDict{{"seen", std::move(seen)}}}};
     if (!train_data_.loaders.empty()) {
       const auto& source = *train_data_.loaders.front();
       if (source.has_state()) all["train_loader"] = source.state_dict();
@@ -241,6 +244,8 @@ void Run::restore_position() {
     else
       source.skip_to(progress_.epoch, progress_.batch);
   }
+  const auto& seen = loaded_->at("loops").to_dict().at("validation").to_dict().at("seen").to_list();
+  for (size_t i = 0; i < std::min(seen.size(), val_data_.seen.size()); ++i) val_data_.seen[i] = seen[i].to_int();
   const auto& loggers = loaded_->at("loggers").to_list();
   if (fabric_->is_global_zero())
     for (size_t i = 0; i < std::min(loggers.size(), loggers_.size()); ++i) loggers_[i]->resume(loggers[i].to_dict());
