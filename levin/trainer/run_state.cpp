@@ -24,6 +24,7 @@ StateDict progress_state(const Progress& p, bool batch_stepped) {
           {"stepped_batches", p.stepped_batches},
           {"validated_at", p.validated_at},
           {"closing_epoch", p.closing_epoch},
+          {"epoch_cut", p.epoch_cut},
           {"batch_stepped", batch_stepped}};
 }
 
@@ -36,6 +37,7 @@ Progress progress_from(const StateDict& state) {
   p.stepped_batches = state.at("stepped_batches").to_int();
   p.validated_at = state.at("validated_at").to_int();
   p.closing_epoch = state.at("closing_epoch").to_bool();
+  p.epoch_cut = state.at("epoch_cut").to_bool();
   return p;
 }
 
