@@ -54,7 +54,9 @@ TEST(TrainerValues, DevicesAreThoseOfFabric) {
   expect_refused("num_nodes 0 is not allowed", {.num_nodes = 0});
   expect_refused("num_nodes -1 is not allowed", {.num_nodes = -1});
   expect_refused("precision \"fp16\"", {.precision = "fp16"});
-  expect_refused("\"slrm\"", {.plugins = {.cluster_environment = "slrm"}});
+  // Who started the processes is looked up when they start.
+  Trainer trainer({.accelerator = "cpu", .logger = false, .plugins = {.cluster_environment = "slrm"}});
+  EXPECT_THAT(refusal([&] { trainer.launch(); }), HasSubstr("did you mean \"slurm\"?"));
 }
 
 TEST(TrainerValues, LoggersCallbacksAndProfiler) {
