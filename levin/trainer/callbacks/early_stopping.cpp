@@ -74,9 +74,9 @@ void EarlyStopping::check(TrainerContext& run) {
   auto& fabric = run.fabric();
   if (own == StoppingReason::kNotStopped && options_.verbose && !message.empty()) {
     if (fabric.world_size() == 1)
-      run.print(message);
+      run.print("EarlyStopping: ", message);
     else if (fabric.is_global_zero() || !options_.log_rank_zero_only)
-      fmt::print(stderr, "levin: [rank {}] {}\n", fabric.global_rank(), message);
+      fmt::print(stderr, "EarlyStopping: [rank {}] {}\n", fabric.global_rank(), message);
   }
   auto reason = static_cast<int64_t>(own);
   if (fabric.world_size() > 1)
