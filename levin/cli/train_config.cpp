@@ -25,8 +25,7 @@ TrainConfig::TrainConfig(const TrainSpec& spec, TrainProgram& program) : spec_(s
   std::vector<config::Field> fields;
   if (!spec_.recipe.empty()) {
     config::Field field{.name = "recipe", .help = "the ready model and its data", .type = "NAME"};
-    field.words = {spec_.recipe};
-    field.words_are_hints = true;
+    field.is_hidden = true;  // it stands in front of the flags
     field.read = [this](const config::Node& node) {
       if (node.text != spec_.recipe) throw config::BadValue("is not the recipe that was named");
     };
@@ -75,10 +74,14 @@ Configure TrainConfig::configure() const {
 }
 
 void TrainConfig::fail_chosen(const config::Chosen& chosen, const std::exception& error) const {
-  const auto line = one_line(error);
-  throw Error(fmt::format(
-      "[{}] {}{}", spec_.usage, chosen.origin.where.empty() ? "" : chosen.origin.where + ": ",
-      line.starts_with('[') ? line.substr(1, line.find(']') - 1) + ":" + line.substr(line.find(']') + 1) : line));
+  auto line = one_line(error);
+  if (line.starts_with('[')) line = line.substr(1).replace(line.find(']') - 1, 1, ":");
+  // The option that the refusal speaks of says who is to blame; else it is who named the class.
+  auto where = chosen.origin.where;
+  for (const auto& [name, origin] : chosen.said)
+    if (line.find(" " + name + "=") != std::string::npos || line.find(" " + name + " ") != std::string::npos)
+      where = origin.where;
+  throw Error(fmt::format("[{}] {}{}", spec_.usage, where.empty() ? "" : where + ": ", line));
 }
 
 void TrainConfig::check() const {

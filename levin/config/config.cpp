@@ -355,13 +355,15 @@ Chosen Config::read_one(const Field& field, const Node& node) const {
       const auto key = prefix + last;
       if (key == "class") continue;
       const auto at = std::find(known.begin(), known.end(), key);
-      if (at != known.end())
+      if (at != known.end()) {
         read_value(chosen.options.fields()[static_cast<size_t>(at - known.begin())], field.name + "." + key, value);
-      else if (value.is_map() && std::any_of(known.begin(), known.end(),
-                                             [&](const std::string& one) { return one.starts_with(key + "."); }))
+        chosen.said.emplace_back(key, value.origin);
+      } else if (value.is_map() && std::any_of(known.begin(), known.end(),
+                                               [&](const std::string& one) { return one.starts_with(key + "."); })) {
         read(value, key + ".");
-      else
+      } else {
         fail_unknown_key("option of " + chosen.name, key, value.origin, known);
+      }
     }
   };
   read(node, "");

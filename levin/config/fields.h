@@ -180,6 +180,8 @@ struct Field {
   bool is_bool = false;
   /// A text is never taken for a list, whatever it starts with.
   bool is_plain_text = false;
+  /// Left out of the help.
+  bool is_hidden = false;
   /// Other names that are accepted.
   std::vector<std::string> aliases = {};
   std::function<void(const Node&)> read = {};
@@ -301,6 +303,8 @@ struct Chosen {
   std::string name;
   AnyOptions options;
   Origin origin;
+  /// Who set which option.
+  std::vector<std::pair<std::string, Origin>> said = {};
 };
 
 /// A field that chooses one of the classes, or several of them.

@@ -39,15 +39,14 @@ std::string value_text(const Field& field) {
 std::string field_help(const Field& field, const std::string& dashes) {
   const bool shows_words = !field.words.empty() && !field.classes;
   auto text = field.help;
-  if (shows_words) text += fmt::format(" ({})", join(field.words, "|"));
+  if (shows_words) text += fmt::format(" ({})", join(field.words));
   const auto value = value_text(field);
   if (!value.empty()) text += fmt::format(" [{}]", value);
   return detail::help_line(dashes + field.name + " " + field.type, text);
 }
 
-std::string class_help(const Field& field, const Class& one) {
+std::string class_help(const Field& field, const Class& one, const AnyOptions& options) {
   auto text = fmt::format("{}: {}\n", one.name, one.help);
-  const auto options = one.options();
   for (auto option : options.fields()) {
     option.name = field.name + "." + option.name;
     text += field_help(option, "--");
@@ -110,12 +109,12 @@ void Config::write_classes(std::string& out, size_t index, int indent) const {
     const auto inner = spaces(indent + (field.takes_many ? 4 : 2));
     const auto first = field.takes_many ? spaces(indent + 2) + "- " : inner;
     out += yaml_line(first + "class", Node::of_text(one.name), "", one.origin);
-    const auto* said =
-        said_[index].is_list() ? &said_[index].items[static_cast<size_t>(&one - chosen.data())] : &said_[index];
     // Names of deeper options keep their dots: they are read back the same.
     for (const auto& option : one.options.fields()) {
-      const auto* value = said->find(option.name);
-      out += yaml_line(inner + option.name, option.write(), option.help, value ? value->origin : Origin());
+      Origin origin;
+      for (const auto& [name, who] : one.said)
+        if (name == option.name) origin = who;
+      out += yaml_line(inner + option.name, option.write(), option.help, origin);
     }
   }
 }
@@ -169,7 +168,7 @@ std::string Config::help(std::string_view about) const {
     for (const auto& one : *field.classes) out += detail::help_line("  " + one.name, one.help);
     for (const auto& one : *field.chosen)
       for (const auto& entry : *field.classes)
-        if (entry.name == one.name) out += "\n" + class_help(field, entry);
+        if (entry.name == one.name) out += "\n" + class_help(field, entry, one.options);
   };
   const auto add_group = [&](const Group& group) {
     std::string title = group.title;
@@ -186,7 +185,9 @@ std::string Config::help(std::string_view about) const {
   if (about.empty()) {
     bool any = false;
     for (const auto& field : fields_) {
-      if (std::any_of(groups_.begin(), groups_.end(), [&](const Group& g) { return is_in(field, g); })) continue;
+      if (field.is_hidden ||
+          std::any_of(groups_.begin(), groups_.end(), [&](const Group& g) { return is_in(field, g); }))
+        continue;
       if (!std::exchange(any, true)) out += "Flags:\n";
       out += field_help(field, "--");
     }
@@ -208,7 +209,7 @@ std::string Config::help(std::string_view about) const {
     known.push_back(field.name);
     if (!field.classes) continue;
     for (const auto& one : *field.classes) {
-      if (one.name == word || field.name + "." + one.name == word) out += class_help(field, one);
+      if (one.name == word || field.name + "." + one.name == word) out += class_help(field, one, one.options());
       known.push_back(one.name);
     }
   }

@@ -179,6 +179,6 @@ struct TrainerPlan {
 };
 
 /// Throws Error, one line, for anything unknown, impossible or contradictory.
-TrainerPlan resolve(const TrainerOptions& options, int cuda_devices);
+TrainerPlan resolve_trainer(const TrainerOptions& options, int cuda_devices);
 
 }  // namespace levin

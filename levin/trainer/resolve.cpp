@@ -70,7 +70,7 @@ StrategyChoice with_sync_batchnorm(const StrategyChoice& choice) {
 
 }  // namespace
 
-TrainerPlan resolve(const TrainerOptions& asked, int cuda_devices) {
+TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
   TrainerPlan plan;
   plan.fabric = {.accelerator = asked.accelerator,
                  .strategy = asked.strategy,

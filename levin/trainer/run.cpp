@@ -143,7 +143,7 @@ const LogSite& step_site(Stage stage) {
 }
 
 Run::Run(TrainerOptions asked)
-    : plan_(levin::resolve(asked, cuda_accelerator().device_count())), asked_(std::move(asked)) {
+    : plan_(levin::resolve_trainer(asked, cuda_accelerator().device_count())), asked_(std::move(asked)) {
   max_epochs_ = plan_.max_epochs;
   profiler_ = asked_.profiler.profiler();
   if (!profiler_ && asked_.profiler.is_set()) profiler_ = make_profiler(asked_.profiler.name());

@@ -426,7 +426,7 @@ TEST(Config, HelpIsForEightyColumns) {
   for (size_t begin = 0, end; (end = help.find('\n', begin)) != std::string::npos; begin = end + 1)
     EXPECT_LE(end - begin, 80u) << help.substr(begin, end - begin);
   EXPECT_THAT(help, AllOf(HasSubstr("Flags:\n  --seed N"), HasSubstr("\nThe model:\n  --model.lr X"),
-                          HasSubstr("learning rate [0.001]"), HasSubstr("activation (relu|gelu) [relu]"),
+                          HasSubstr("learning rate [0.001]"), HasSubstr("activation (relu, gelu) [relu]"),
                           HasSubstr("--optimizer.betas X,..."), Not(HasSubstr("--optimizer.nesterov"))));
   EXPECT_THAT(s.config.help("model"), AllOf(HasSubstr("--model.lr"), Not(HasSubstr("--seed"))));
   EXPECT_THAT(s.config.help("Sgd"), AllOf(HasSubstr("Sgd: plain"), HasSubstr("--optimizer.nesterov")));

@@ -141,7 +141,7 @@ TEST_F(TrainCli, MistakesAreOneLineBeforeAnythingStarts) {
            {boring("fit", {"--trainer.max_epochs", "many"}),
             "error: [levin fit boring] --trainer.max_epochs \"many\" is not a whole number\n"},
            {boring("fit", {"--optimizer", "Adma"}), "--optimizer \"Adma\" is not known; did you mean \"Adam\"?"},
-           {boring("fit", {"--optimizer.lr", "-1"}), "SGD: lr=-1 must be"},
+           {boring("fit", {"--optimizer.lr", "-1"}), "error: [levin fit boring] --optimizer.lr: SGD: lr=-1 must be"},
            {boring("fit", {"--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "0"}), "step_size"},
            {boring("fit", {"--trainer.callbacks", "Nothing"}), "--trainer.callbacks \"Nothing\" is not known"},
            {boring("fit", {"--config", (folder_ / "none.yaml").string()}), "none.yaml"},
@@ -204,7 +204,7 @@ TEST_F(TrainCli, TwoRanks) {
 }
 
 TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
-  for (const std::vector<std::string> words : {std::vector<std::string>{"recipes"},
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"recipes"},
                                                {"fit", "--help"},
                                                {"fit", "boring", "--help"},
                                                {"predict", "vit_fashion_mnist", "-h"},

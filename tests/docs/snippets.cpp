@@ -238,6 +238,45 @@ struct Classifier : levin::TrainModule {
   levin::LambdaCallback announce({.on_train_epoch_end = [](levin::TrainerContext& run) { run.print("epoch ", run.current_epoch(), " is done"); }});
 }
 
+// callbacks_tuning.md
+struct LastEpochs : levin::WeightAveraging {   // the mean of the weights after each epoch, from the 80th on
+  bool should_update(std::optional<int64_t>, std::optional<int64_t> epoch) const override { return epoch && *epoch >= 80; }
+};
+
+struct ThawEncoder : levin::BaseFinetuning {
+  void freeze_before_training(levin::TrainModuleBase& module) override { freeze(*module.named_children()["encoder"]); }
+  void finetune_function(levin::TrainModuleBase& module, int64_t epoch, levin::Optimizer& optimizer) override {
+    if (epoch == 5) unfreeze_and_add_param_group(*module.named_children()["encoder"], optimizer, {.lr = 1e-4});
+  }
+};
+
+[[maybe_unused]] void tuning(levin::TrainModule& module, const levin::Loaders<Batch>& train) {
+  levin::Trainer trainer({.callbacks = {levin::LearningRateMonitor(), levin::EMAWeightAveraging({.decay = 0.999})}, .max_epochs = 10});
+  levin::LearningRateMonitor rates({.logging_interval = "step", .log_momentum = true});   // lr-AdamW, lr-AdamW-momentum
+  levin::DeviceStatsMonitor memory({.cpu_stats = true});
+  levin::ThroughputMonitor speed({.length_fn = [](const levin::AnyBatch& batch) { return batch.get<levin::Batch>()["tokens"].numel(); }});
+  levin::SpikeDetection spikes({.window = 10, .rtol = 2.0, .exclude_batches_path = "run"});
+  levin::StochasticWeightAveraging swa({.swa_lrs = 0.01, .swa_epoch_start = 0.75, .annealing_epochs = 5});
+  levin::EMAWeightAveraging ema({.decay = 0.9999, .update_every_n_steps = 4, .update_starting_at_step = 1000});
+  auto finder = std::make_shared<levin::LearningRateFinder>(levin::LearningRateFinderOptions{.min_lr = 1e-6, .num_training_steps = 200});
+  levin::Trainer searching({.callbacks = {finder}, .max_epochs = 10});
+  searching.fit(module, train);
+  std::cout << finder->results().suggestion().value() << "\n";
+  levin::BatchSizeFinder largest({.mode = "binsearch", .init_val = 16});
+  levin::BackboneFinetuning thaw({.unfreeze_backbone_at_epoch = 3, .backbone_initial_ratio_lr = 0.1});
+  levin::ModelPruning pruning({.pruning_fn = "l1_unstructured", .parameter_names = {"weight"}, .amount = 0.2, .verbose = 1});
+}
+
+// optim.md
+[[maybe_unused]] void averaged(torch::nn::Linear model, torch::nn::Linear more, levin::optim::AdamW opt) {
+  namespace optim = levin::optim;
+  opt.add_param_group(more->parameters(), {{"lr", 1e-4}});
+  optim::AveragedWeights ema(*model, {.ema_decay = 0.999});
+  opt.step();
+  ema.update();
+  ema.swap();   // evaluate the average; again to go on with the weights
+}
+
 }  // namespace
 
 // config.md

@@ -31,7 +31,7 @@ void expect_state(const StateDict& state, const Json& expected, const std::strin
 }
 
 TEST(Ema, EqualsLightning) {
-  for (const auto& expected : fixture("ema.json").at("cases")) {
+  for (const auto& expected : cases_of("ema.json")) {
     const std::string name = expected.at("name");
     Folder folder;
     Net net(expected.at("model") == "NormNet");

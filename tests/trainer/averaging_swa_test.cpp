@@ -27,7 +27,7 @@ StochasticWeightAveragingOptions options_of(const Json& spec) {
 }
 
 TEST(Swa, EqualsLightning) {
-  for (const auto& expected : fixture("swa.json").at("cases")) {
+  for (const auto& expected : cases_of("swa.json")) {
     const std::string name = expected.at("name");
     Net net(expected.at("model") == "NormNet", expected.at("schedule"));
     auto rates = std::make_shared<Rates>();

@@ -107,7 +107,7 @@ void expect_checkpoints(const ModelCheckpoint& callback, const Watch& watch, con
   EXPECT_EQ(watch.saved, saved);
   EXPECT_EQ(checkpoints_in(folder), expect["files"].get<std::set<std::string>>());
   const auto best = callback.best_model_path();
-  EXPECT_EQ(best.empty() ? "" : best.lexically_relative(folder).string(), expect["best"]);
+  EXPECT_EQ(best.empty() ? "" : best.lexically_relative(folder).string(), expect["best"].get<std::string>());
   if (expect["best_score"].is_null())
     EXPECT_FALSE(callback.best_model_score());
   else

@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "levin/loggers/csv.h"
+#include "levin/trainer/callbacks/lr_monitor.h"
 #include "tests/trainer/conformance.h"
 
 namespace levin::conformance {
@@ -22,21 +23,6 @@ Table table_in(const std::filesystem::path& path) {
   return rows;
 }
 
-/// The learning rate beside the metrics, at the start of epochs or of batches.
-struct LogRate : Callback {
-  explicit LogRate(bool each_step) : each_step_(each_step) {}
-  void on_train_epoch_start(TrainerContext& run) override {
-    if (!each_step_) log(run);
-  }
-  void on_train_batch_start(TrainerContext& run, const AnyBatch&, int64_t) override {
-    if (each_step_ && run.row_is_due()) log(run);
-  }
-
- private:
-  static void log(TrainerContext& run) { run.log_row({{"lr-SGD", run.optimizers()[0].lr()}}); }
-  bool each_step_;
-};
-
 void run_case(const std::string& name) {
   const auto& test = fixture("metrics.json")["runs"][name];
   const Folder folder;
@@ -49,7 +35,7 @@ void run_case(const std::string& name) {
   options.callbacks = {watch};
   for (const auto& callback : test.value("callbacks", Json::array())) {
     ASSERT_EQ(callback["type"], "LearningRateMonitor");
-    options.callbacks.push_back(LogRate(callback.value("logging_interval", "epoch") == "step"));
+    options.callbacks.push_back(LearningRateMonitor({.logging_interval = callback.value("logging_interval", "")}));
   }
   Net net(test["model"]);
   const auto& data = test["data"];

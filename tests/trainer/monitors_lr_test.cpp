@@ -55,7 +55,7 @@ struct GroupNet : Net {
 
 TEST(LearningRateMonitor, EqualsLightning) {
   int cases = 0;
-  for (const auto& expected : fixture("lr_monitor.json").at("cases")) {
+  for (const auto& expected : cases_of("lr_monitor.json")) {
     const std::string name = expected.at("name");
     if (name == "two named groups") continue;  // groups have no names here
     ++cases;

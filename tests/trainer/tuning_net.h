@@ -31,8 +31,9 @@ using ::testing::HasSubstr;
 inline std::string fixture_path(const std::string& name) {
   return levin::testing::source_dir() + "/tests/trainer/fixtures/" + name;
 }
-inline Json fixture(const std::string& name) {
-  return Json::parse(read_file(fixture_path(name)));
+/// A value, not a part of one: a loop over it must keep it alive.
+inline Json cases_of(const std::string& name) {
+  return Json::parse(read_file(fixture_path(name))).at("cases");
 }
 inline Tensor fixture_tensor(const std::string& name, at::IntArrayRef shape) {
   const auto bytes = read_file(fixture_path(name));
@@ -64,6 +65,17 @@ class Folder {
   std::filesystem::path path_;
 };
 
+inline double number(const MetricValue& value) {
+  return std::visit(
+      [](const auto& v) {
+        if constexpr (std::same_as<std::remove_cvref_t<decltype(v)>, at::Tensor>)
+          return v.template item<double>();
+        else
+          return static_cast<double>(v);
+      },
+      value);
+}
+
 /// Keeps what it is given.
 class Rows : public Logger {
  public:
@@ -72,7 +84,7 @@ class Rows : public Logger {
   explicit Rows(std::filesystem::path folder = {}) : folder_(std::move(folder)) {}
   void log_metrics(const Metrics& metrics, std::optional<int64_t> step) override {
     Row row{step.value_or(-1), {}};
-    for (const auto& [name, value] : metrics) row.second[name] = levin::detail::metric_value(name, value);
+    for (const auto& [name, value] : metrics) row.second[name] = number(value);
     rows.push_back(std::move(row));
   }
   void log_hyperparams(const StateDict&) override {}

@@ -43,7 +43,7 @@ void expect_refused(const char* says, TrainerOptions options) {
 
 TEST(TrainerValues, DevicesAreThoseOfFabric) {
   expect_refused("\"cpuu\" is not known", {.accelerator = "cpuu"});
-  EXPECT_THAT(refusal([] { resolve(TrainerOptions{.accelerator = "gpu"}, 0); }), HasSubstr("accelerator \"gpu\""));
+  EXPECT_THAT(refusal([] { resolve_trainer(TrainerOptions{.accelerator = "gpu"}, 0); }), HasSubstr("accelerator \"gpu\""));
   expect_refused("did you mean \"ddp\"?", {.strategy = "dddp"});
   expect_refused("leaves nothing to run on", {.devices = 0});
   expect_refused("leaves nothing to run on", {.devices = "0"});
@@ -128,7 +128,7 @@ TEST(TrainerValues, BarebonesGoesWithNothing) {
 }
 
 TEST(TrainerValues, DefaultsAreThoseOfLightning) {
-  const auto plan = resolve(TrainerOptions{.accelerator = "cpu"}, 0);
+  const auto plan = resolve_trainer(TrainerOptions{.accelerator = "cpu"}, 0);
   EXPECT_EQ(plan.max_epochs, 1000);
   EXPECT_TRUE(plan.max_epochs_is_default);
   EXPECT_EQ(plan.max_steps, -1);
@@ -143,14 +143,14 @@ TEST(TrainerValues, DefaultsAreThoseOfLightning) {
   EXPECT_FALSE(plan.clips_value);
   EXPECT_FALSE(plan.deterministic.is_set());
 
-  EXPECT_EQ(resolve(TrainerOptions{.accelerator = "cpu", .max_steps = 5}, 0).max_epochs, -1);
-  EXPECT_EQ(resolve(TrainerOptions{.accelerator = "cpu", .max_time = "00:01:00:00"}, 0).max_epochs, -1);
-  EXPECT_EQ(resolve(TrainerOptions{.accelerator = "cpu", .min_steps = 5}, 0).min_epochs, 1);
+  EXPECT_EQ(resolve_trainer(TrainerOptions{.accelerator = "cpu", .max_steps = 5}, 0).max_epochs, -1);
+  EXPECT_EQ(resolve_trainer(TrainerOptions{.accelerator = "cpu", .max_time = "00:01:00:00"}, 0).max_epochs, -1);
+  EXPECT_EQ(resolve_trainer(TrainerOptions{.accelerator = "cpu", .min_steps = 5}, 0).min_epochs, 1);
   // As in Lightning, a clip value of 0 or less is none.
-  EXPECT_LE(resolve(TrainerOptions{.accelerator = "cpu", .gradient_clip_val = -1}, 0).clip_val, 0);
+  EXPECT_LE(resolve_trainer(TrainerOptions{.accelerator = "cpu", .gradient_clip_val = -1}, 0).clip_val, 0);
 
   const auto quick =
-      resolve(TrainerOptions{.accelerator = "cpu", .fast_dev_run = 3, .max_epochs = 7, .limit_val_batches = 0}, 0);
+      resolve_trainer(TrainerOptions{.accelerator = "cpu", .fast_dev_run = 3, .max_epochs = 7, .limit_val_batches = 0}, 0);
   EXPECT_EQ(quick.max_epochs, 1);
   EXPECT_EQ(quick.max_steps, 3);
   EXPECT_EQ(quick.limit_train.count(), 3);

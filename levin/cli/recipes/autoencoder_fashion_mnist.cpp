@@ -56,7 +56,7 @@ class Autoencoder : public TrainModule {
 
 Recipe autoencoder_fashion_mnist() {
   return {
-      "autoencoder_fashion_mnist", "squeezes images of clothes and draws them again",
+      "autoencoder_fashion_mnist", "squeezes images and draws them again",
       R"(trainer:
   max_epochs: 5
 optimizer:

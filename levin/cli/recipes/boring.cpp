@@ -79,7 +79,7 @@ class RandomNumbers : public DataModule {
 
 Recipe boring() {
   return {
-      "boring", "one linear layer on random numbers, to see whether all works",
+      "boring", "one linear layer, to see whether all works",
       R"(trainer:
   max_epochs: 1
 optimizer:

@@ -43,7 +43,7 @@ class MlpClassifier : public ImageClassifier {
 }  // namespace
 
 Recipe mlp_fashion_mnist() {
-  return {"mlp_fashion_mnist", "layers of units that tell clothes apart",
+  return {"mlp_fashion_mnist", "layers of units: kinds of clothes",
           R"(trainer:
   max_epochs: 5
 optimizer:

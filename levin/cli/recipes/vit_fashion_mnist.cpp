@@ -44,7 +44,7 @@ class VitClassifier : public ImageClassifier {
 }  // namespace
 
 Recipe vit_fashion_mnist() {
-  return {"vit_fashion_mnist", "a small vision transformer that tells clothes apart",
+  return {"vit_fashion_mnist", "a small vision transformer: kinds of clothes",
           R"(trainer:
   max_epochs: 4
   gradient_clip_val: 1.0

@@ -82,26 +82,27 @@ void WeightAveraging::on_exception(TrainerContext& run, const std::exception&) {
 }
 
 void WeightAveraging::on_save_checkpoint(TrainerContext&, StateDict& checkpoint) {
+  if (!weights_) return;
+  checkpoint["averaging_state"] = StateDict{{"n_averaged", weights_->count()}};
   if (!has_average()) return;
   const StateDict in_module = checkpoint.at("model").to_dict();
   StateDict in_average = replaced(in_module, weights_->state_dict());
   const bool swapped = weights_->is_swapped();
   checkpoint["current_model_state"] = swapped ? in_average : in_module;
   checkpoint["model"] = swapped ? in_module : std::move(in_average);
-  checkpoint["averaging_state"] = StateDict{{"n_averaged", weights_->count()}};
 }
 
 void WeightAveraging::on_load_checkpoint(TrainerContext& run, StateDict& checkpoint) {
   if (!run.fitting()) return;
-  const auto* current = checkpoint.find("current_model_state");
   const auto* state = checkpoint.find("averaging_state");
-  if (!current || !state) {
+  if (!state) {
     log_warning("WeightAveraging: the checkpoint was made without it; the average starts anew from its weights");
     return;
   }
-  loaded_average_ = checkpoint.at("model").to_dict();
   loaded_count_ = state->to_dict().at("n_averaged").to_int();
-  StateDict weights = current->to_dict();
+  if (loaded_count_ == 0) return;
+  StateDict weights = checkpoint.at("current_model_state").to_dict();
+  loaded_average_ = checkpoint.at("model").to_dict();
   checkpoint["model"] = std::move(weights);
 }
 

@@ -57,6 +57,15 @@ void validate_if_due(Run& run) {
   run.last_validation_ = Clock::now();
 }
 
+void after_batch(Run& run) {
+  validate_if_due(run);
+  if (!run.batch_stepped_) return;
+  // The count of batches is that of the batch just done.
+  --run.progress_.batch;
+  step_schedulers(run, "step", /*plateau=*/true);
+  ++run.progress_.batch;
+}
+
 /// The batches of an epoch. Returns when the epoch is over, or the run.
 void run_batches(Run& run) {
   auto& module = run.module();
@@ -65,10 +74,10 @@ void run_batches(Run& run) {
   const auto batches = run.train_data_.batches.front();
   StepOutput output;
 
-  // What a checkpoint cut off: the validation after its last batch.
+  // What a checkpoint cut off: the validation after its last batch, and what follows it.
   if (progress.batch > 0) {
     run.is_last_batch_ = batches && progress.batch >= *batches;
-    validate_if_due(run);
+    after_batch(run);
   }
   while (true) {
     if (batches && progress.batch >= *batches) break;
@@ -95,12 +104,15 @@ void run_batches(Run& run) {
 
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
     if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
-    if (output.loss.defined()) output.loss = output.loss.detach();
+    output.each_tensor([](Tensor& t) {
+      if (t.defined()) t = t.detach();
+    });
     run.call(Hook::kTrainBatchEnd, [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
     run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
     if (run.batch_stepped_) run.log_step_row();
     run.batch_ = AnyBatch();
+    output = StepOutput();
 
     ++progress.batch;
     ++progress.total_batches;
@@ -108,13 +120,7 @@ void run_batches(Run& run) {
     run.inside_batch_ = false;
     run.write_waiting_checkpoints();
     run.check_stop_requests();
-    validate_if_due(run);
-    if (run.batch_stepped_) {
-      // The count of batches is that of the batch just done.
-      --progress.batch;
-      step_schedulers(run, "step", /*plateau=*/true);
-      ++progress.batch;
-    }
+    after_batch(run);
   }
   source.finish();
   // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
