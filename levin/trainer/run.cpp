@@ -356,6 +356,7 @@ namespace {
 
 void count_batches(StageData& data, const char* option, const Limit& limit) {
   data.batches.clear();
+  data.seen.assign(data.loaders.size(), 0);
   for (const auto& source : data.loaders) {
     const auto size = source->size();
     if (size) {

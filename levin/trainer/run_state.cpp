@@ -24,6 +24,7 @@ StateDict progress_state(const Progress& p, bool batch_stepped) {
           {"stepped_batches", p.stepped_batches},
           {"validated_at", p.validated_at},
           {"closing_epoch", p.closing_epoch},
+          {"epoch_cut", p.epoch_cut},
           {"batch_stepped", batch_stepped}};
 }
 
@@ -36,6 +37,7 @@ Progress progress_from(const StateDict& state) {
   p.stepped_batches = state.at("stepped_batches").to_int();
   p.validated_at = state.at("validated_at").to_int();
   p.closing_epoch = state.at("closing_epoch").to_bool();
+  p.epoch_cut = state.at("epoch_cut").to_bool();
   return p;
 }
 
@@ -108,7 +110,10 @@ StateDict Run::checkpoint(bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = fabric_->grad_scaler()) all["scaler"] = scaler->state_dict();
-    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)}};
+    StateList seen;
+    for (const auto batches : val_data_.seen) seen.emplace_back(batches);
+    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)},
+                             {"validation", StateDict{{"seen", std::move(seen)}}}};
     if (!train_data_.loaders.empty()) {
       const auto& source = *train_data_.loaders.front();
       if (source.has_state()) all["train_loader"] = source.state_dict();
@@ -246,6 +251,8 @@ void Run::restore_position() {
     else
       source.skip_to(progress_.epoch, progress_.batch);
   }
+  const auto& seen = loaded_->at("loops").to_dict().at("validation").to_dict().at("seen").to_list();
+  for (size_t i = 0; i < std::min(seen.size(), val_data_.seen.size()); ++i) val_data_.seen[i] = seen[i].to_int();
   const auto& loggers = loaded_->at("loggers").to_list();
   if (fabric_->is_global_zero())
     for (size_t i = 0; i < std::min(loggers.size(), loggers_.size()); ++i) loggers_[i]->resume(loggers[i].to_dict());

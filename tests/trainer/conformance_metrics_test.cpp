@@ -26,7 +26,6 @@ Table table_in(const std::filesystem::path& path) {
 void run_case(const std::string& name) {
   const auto& test = fixture("metrics.json")["runs"][name];
   const Folder folder;
-  const Quiet quiet;
   const auto watch = std::make_shared<Watch>();
   const auto logger = std::make_shared<CsvLogger>(folder.path());
   auto options = options_of(test["trainer"]);
@@ -42,8 +41,10 @@ void run_case(const std::string& name) {
   const int64_t batch_size = data["batch_size"];
   std::vector<DataLoader<Batch>> val;
   for (const auto& samples : data["val"]) val.push_back(loader_of(samples, batch_size, "x_val"));
+  auto quiet = std::make_unique<Quiet>();
   Trainer trainer(std::move(options));
   trainer.fit(net, loader_of(data["train"], batch_size), val);
+  quiet.reset();
 
   expect_weights(net, test["final"]);
   EXPECT_EQ(trainer.global_step(), test["global_step"]);

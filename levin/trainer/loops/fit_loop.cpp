@@ -81,14 +81,15 @@ void run_batches(Run& run) {
   const auto batches = run.train_data_.batches.front();
   StepOutput output;
 
+  run.is_last_batch_ = batches && progress.batch >= *batches;
   // What a checkpoint cut off: the validation after its last batch, and what follows it.
-  if (progress.batch > 0) {
-    run.is_last_batch_ = batches && progress.batch >= *batches;
-    after_batch(run);
-  }
+  if (progress.batch > 0) after_batch(run);
   while (true) {
     if (batches && progress.batch >= *batches) break;
-    if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) break;
+    if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) {
+      progress.epoch_cut = !run.is_last_batch_;
+      break;
+    }
     const StepInfo at{progress.batch, 0};
     run.advice_.before_fetch(run);
     void* batch = run.next_batch(source, at);
@@ -140,7 +141,7 @@ void close_epoch(Run& run) {
   run.log_epoch_row();
   run.in_epoch_end_ = false;
   run.train_log_.reset();
-  run.progress_.closing_epoch = false;
+  run.progress_.closing_epoch = run.progress_.epoch_cut = false;
   ++run.progress_.epoch;
   run.progress_.batch = 0;
 }
@@ -150,7 +151,7 @@ void run_epoch(Run& run, bool resumed) {
   auto& module = run.module();
   auto& progress = run.progress_;
   if (progress.closing_epoch) {
-    run.is_last_batch_ = true;
+    run.is_last_batch_ = !progress.epoch_cut;
     run.in_epoch_end_ = true;
     close_epoch(run);
     return;
@@ -208,9 +209,12 @@ void sanity_check(Run& run) {
 
 void run_fit_loop(Run& run) {
   auto& module = run.module();
+  auto& progress = run.progress_;
   const bool resumed = run.loaded_.has_value();
   if (!resumed && !fit_is_done(run) && !run.plan_.limit_train.is_zero()) sanity_check(run);
   run.stage_ = Stage::kTrain;
+  // A run that is to go further than the one before goes on where that one stopped, not with the next epoch.
+  if (progress.epoch_cut && !fit_is_done(run)) progress.closing_epoch = progress.epoch_cut = false;
   if ((fit_is_done(run) && !epoch_is_open(run)) || run.plan_.limit_train.is_zero()) return;
   run.load_train_data();
   if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
