@@ -152,7 +152,8 @@ std::string to_svg(const LinePlot& plot) {
 
   if (plot.mark && is_drawn(*plot.mark)) {
     const double at_x = x.place(value_x(*plot.mark)), at_y = y.place(plot.y[*plot.mark]);
-    const bool on_the_left = at_x > (kLeft + kRight) / 2;
+    // On the right, where there is room for it.
+    const bool on_the_left = at_x + 20 + 8 * static_cast<double>(plot.mark_label.size()) > kRight;
     svg += fmt::format("  <line class=\"guide\" x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\"/>\n", at_x, kTop,
                        kBottom);
     svg += fmt::format("  <circle class=\"mark\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"6\"/>\n", at_x, at_y);

@@ -69,6 +69,13 @@ StateDict Run::rng_state() const {
   return rng;
 }
 
+StateList Run::log_positions() const {
+  StateList positions;
+  if (fabric_->is_global_zero())
+    for (const auto& logger : loggers_) positions.emplace_back(logger->position());
+  return positions;
+}
+
 StateDict Run::checkpoint(bool weights_only) {
   StateDict all{{"epoch", progress_.epoch},
                 {"global_step", progress_.global_step},
@@ -80,11 +87,9 @@ StateDict Run::checkpoint(bool weights_only) {
     if (auto state = data_->state_dict(); !state.empty()) all["datamodule"] = std::move(state);
   }
   if (!weights_only) {
-    StateList optimizers, schedulers, loggers;
+    StateList optimizers, schedulers;
     for (const auto& optimizer : optimizers_) optimizers.emplace_back(optimizer.state_dict());
     for (const auto& config : schedulers_) schedulers.emplace_back(config.scheduler.state_dict());
-    if (fabric_->is_global_zero())
-      for (const auto& logger : loggers_) loggers.emplace_back(logger->position());
     StateDict callbacks;
     for (const auto& callback : callbacks_)
       if (auto state = callback->state_dict(); !state.empty()) callbacks[callback->state_key()] = std::move(state);
@@ -114,7 +119,7 @@ StateDict Run::checkpoint(bool weights_only) {
       if (source.has_state()) all["train_loader"] = source.state_dict();
     }
     all["callbacks"] = std::move(callbacks);
-    all["loggers"] = std::move(loggers);
+    all["loggers"] = logs_before_validation_ ? *logs_before_validation_ : log_positions();
     all["ranks"] = std::move(ranks);
   }
   const auto* site = site_;
@@ -275,8 +280,10 @@ void Run::restore_position() {
 
 void Run::end_by_signal(int signal) {
   const char* name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
-  auto where = concat("levin: [trainer] ", name, " in epoch ", progress_.epoch, " after batch ", progress_.batch);
-  const bool training = fitting_ && stage_ != Stage::kSanity && plan_.fast_dev_run == 0 && !plan_.barebones;
+  const bool sane = fitting_ && stage_ != Stage::kSanity;
+  auto where = sane ? concat("[trainer] ", name, " in epoch ", progress_.epoch, " after batch ", progress_.batch)
+                    : concat("[trainer] ", name, " in ", fitting_ ? "the sanity check" : stage_name(stage_));
+  const bool training = sane && plan_.fast_dev_run == 0 && !plan_.barebones;
   if (training && (plan_.checkpoints || signal != SIGINT)) {
     const auto path = signal == SIGINT ? interrupted_path(callbacks_, *this) : next_hpc_path();
     stage_ = Stage::kTrain;
@@ -291,6 +298,18 @@ void Run::end_by_signal(int signal) {
   }
   SignalFlags::clear();
   throw Interrupted(where, signal);
+}
+
+void Run::check_late_signal(bool together) {
+  int64_t signal = SignalFlags::pending();
+  if (together && fabric_->world_size() > 1) {
+    const auto vote = at::tensor({signal}, at::kLong).to(fabric_->device());
+    signal = fabric_->all_reduce(vote, "max").item<int64_t>();
+  }
+  SignalFlags::clear();
+  if (signal == SIGINT || signal == SIGTERM)
+    throw Interrupted(concat("[trainer] ", signal == SIGINT ? "Ctrl-C" : "SIGTERM", " at the end of the run"),
+                      static_cast<int>(signal));
 }
 
 }  // namespace levin::detail

@@ -88,7 +88,7 @@ TEST(ThroughputMonitor, CountsAsLightning) {
       for (const auto& [key, value] : row.at("counts").items())
         EXPECT_EQ(found[i].second.at(key), value) << name << " " << key;
       for (const auto& key : row.at("keys"))
-        if (key != "epoch") EXPECT_TRUE(found[i].second.contains(key)) << name << " " << key;
+        EXPECT_TRUE(key == "epoch" || found[i].second.contains(key)) << name << " " << key;
       ++i;
     }
     EXPECT_EQ(i, found.size()) << name;
@@ -101,8 +101,8 @@ TEST(ThroughputMonitor, TakesTheNewestWindowAndNoValidation) {
   const auto found = run.rows->with({"train/"});
   ASSERT_EQ(found.size(), 8u);
   // Two validations of 20 s lie between the epochs and after them.
-  for (const auto& [step, row] : found)
-    if (row.contains("train/device/batches_per_sec")) EXPECT_EQ(row.at("train/device/batches_per_sec"), 1) << step;
+  for (size_t i = 1; i < found.size(); ++i)
+    EXPECT_EQ(found[i].second.at("train/device/batches_per_sec"), 1) << found[i].first;
   EXPECT_EQ(found.back().second.at("train/time"), 16);
 }
 

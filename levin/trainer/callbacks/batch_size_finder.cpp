@@ -47,8 +47,6 @@ void BatchSizeFinder::on_fit_start(TrainerContext& run) {
   }
   LEVIN_CHECK(run.fabric().world_size() == 1, "[BatchSizeFinder] it works with one process, not with ",
               run.fabric().world_size(), "; search with devices=1 and give the size to the loader");
-  LEVIN_CHECK(run.train_batch_size().has_value(),
-              "[BatchSizeFinder] the batch size of the training loader cannot be changed; give a levin::make_loader");
   attempts_.clear();
   all_in_one_ = false;
   too_large_ = 0;

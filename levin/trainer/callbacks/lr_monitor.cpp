@@ -9,11 +9,9 @@
 namespace levin {
 namespace {
 
-// A scheduler may hold the optimizer that the run's own stands in for.
+// A scheduler may hold the optimizer that the run's own stands in for; the numbers are at one place then.
 bool same_optimizer(const Optimizer& a, const Optimizer& b) {
-  if (a.impl() == b.impl()) return true;
-  const auto &p = a.params(0), &q = b.params(0);
-  return !p.empty() && !q.empty() && p[0].is_same(q[0]);
+  return a.impl() == b.impl() || a.impl()->find_hyper(0, "lr") == b.impl()->find_hyper(0, "lr");
 }
 
 double momentum_of(const Optimizer& optimizer, size_t group) {

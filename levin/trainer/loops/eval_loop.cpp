@@ -151,6 +151,8 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
       MetricLog::Published values;
       log->publish_step(values, run.dataloader_idx_);
       for (const auto& [name, value] : values.log) run.published_.log[name] = value;
+      // A checkpoint that cuts the validation off starts it anew, and so must its rows.
+      if (run.fitting_ && !run.logs_before_validation_) run.logs_before_validation_ = run.log_positions();
       run.send_row(values.log, data.seen[index] + i, /*with_epoch=*/false);
     }
     ++done;
@@ -159,7 +161,8 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
       auto& kept = (*keep)[index];
       kept.push_back(std::move(output));
     }
-    if (run.fabric_->world_size() == 1) run.check_stop_requests();
+    // Inside fit the ranks end together, so they ask together: after batches that all of them have.
+    if (!run.fitting_ || run.fabric_->world_size() == 1 || i < data.common[index]) run.check_stop_requests();
   }
   source.finish();
   run.dataloader_idx_ = -1;
@@ -200,6 +203,7 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
     if (run.fitting_ && stage == Stage::kValidate) {
       run.progress_.validated_at = run.progress_.total_batches;
       run.rng_before_validation_.reset();
+      run.logs_before_validation_.reset();
     }
     call_both(run, hooks.end, hooks.on_end, hooks.module_end);
   }
@@ -217,6 +221,8 @@ void run_eval_loop(Run& run, Stage stage, int64_t limit) {
   if (data.loaders.empty()) return;
   if (run.fitting_ && stage == Stage::kValidate) {
     run.rng_before_validation_ = run.rng_state();
+    // What is judged is the model that checkpoints hold, on every rank.
+    if (auto& sync = run.wrapped_->setup_call().sync) sync->sync_buffers();
   }
   run.metric_log(stage).reset();
   run_eval(run, stage, limit, nullptr);

@@ -19,6 +19,13 @@ bool fit_is_done(const Run& run) {
   return epochs_are_done(run) || run.steps_are_done() || (run.should_stop_ && run.can_stop_early());
 }
 
+/// A checkpoint was written inside the last epoch, after its last optimizer step: what is left is the end of the epoch.
+bool epoch_is_open(const Run& run) {
+  const auto& progress = run.progress_;
+  return progress.closing_epoch ||
+         (progress.batch > 0 && progress.global_step == run.plan_.max_steps && !epochs_are_done(run));
+}
+
 bool validates_in_epoch(const Run& run) {
   if (run.val_data_.loaders.empty() || run.plan_.limit_val.is_zero()) return false;
   const auto every = run.plan_.check_val_every_n_epoch;
@@ -105,9 +112,6 @@ void run_batches(Run& run) {
 
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
     if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
-    output.each_tensor([](Tensor& t) {
-      if (t.defined()) t = t.detach();
-    });
     run.call(Hook::kTrainBatchEnd, [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
     run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
@@ -208,7 +212,7 @@ void run_fit_loop(Run& run) {
   run.stage_ = Stage::kTrain;
   // A run that is to go further than the one before goes on where that one stopped, not with the next epoch.
   if (progress.epoch_cut && !fit_is_done(run)) progress.closing_epoch = progress.epoch_cut = false;
-  if ((fit_is_done(run) && !progress.closing_epoch) || run.plan_.limit_train.is_zero()) return;
+  if ((fit_is_done(run) && !epoch_is_open(run)) || run.plan_.limit_train.is_zero()) return;
   run.load_train_data();
   if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
 
@@ -219,7 +223,7 @@ void run_fit_loop(Run& run) {
   // After everything that may draw random numbers.
   if (resumed) run.restore_position();
   bool first = resumed;
-  while (!fit_is_done(run) || progress.closing_epoch) {
+  while (!fit_is_done(run) || epoch_is_open(run)) {
     run_epoch(run, std::exchange(first, false));
   }
   run.call(
