@@ -70,7 +70,7 @@ void fields(StepLROptions& o, auto f) {
   f("gamma", o.gamma, kGamma);
 }
 void fields(MultiStepLROptions& o, auto f) {
-  f("milestones", o.milestones, "when to decay");
+  f("milestones", o.milestones, "when to decay; must be given");
   f("gamma", o.gamma, kGamma);
 }
 void fields(ConstantLROptions& o, auto f) {

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "levin/core/error.h"
+#include "levin/core/log.h"
 #include "levin/core/words.h"
 
 namespace levin {
@@ -85,7 +86,7 @@ int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noex
     body(args);
     return 0;
   } catch (const Interrupted& stopped) {
-    std::fprintf(stderr, "%s\n", one_line(stopped).c_str());
+    log_info(one_line(stopped));
     return 128 + stopped.signal();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", one_line(error).c_str());

@@ -58,6 +58,8 @@ class ProgressBar {
   void start_at(int64_t step);
   /// A number to show beside; shown at the next drawing.
   void set(std::string_view name, double value);
+  /// Forgets all numbers that were set.
+  void clear_numbers() { numbers_.clear(); }
   /// Draws the last state and ends the line. Later calls do nothing.
   void finish();
   /// Ends without a last line; on a terminal the bar is taken off.

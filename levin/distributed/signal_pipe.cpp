@@ -13,7 +13,7 @@
 namespace levin::detail {
 namespace {
 
-constexpr std::array kSignals{SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGCHLD, SIGPIPE};
+constexpr std::array kSignals{SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGCHLD, SIGPIPE};
 
 // A handler can reach nothing but globals.
 std::atomic<int> handler_fd{-1};

@@ -222,6 +222,9 @@ class DdpModule : public ModuleSync {
   }
 
   void set_sync(bool enabled) override { sync_ = enabled; }
+  void sync_buffers() override {
+    if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
+  }
 
  private:
   void arm() {

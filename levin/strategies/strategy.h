@@ -36,6 +36,8 @@ class ModuleSync {
   virtual void backward_failed(const std::exception& error) = 0;
   /// While false, gradients are only accumulated locally (no_backward_sync). It must cover forward and backward.
   virtual void set_sync(bool enabled) = 0;
+  /// Rank 0's buffers on every rank, where the strategy keeps them the same. Every rank must call.
+  virtual void sync_buffers() {}
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

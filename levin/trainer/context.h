@@ -38,8 +38,10 @@ struct Progress {
   int64_t stepped_batches = 0;
   /// total_batches at the last validation; -1 before the first.
   int64_t validated_at = -1;
-  /// All batches of the epoch are done and its end hooks are running: what is left is to close it.
+  /// No more batches come in this epoch and its end hooks are running: what is left is to close it.
   bool closing_epoch = false;
+  /// The end of the run, or a request to stop, came before the epoch's last batch: a longer run goes on inside it.
+  bool epoch_cut = false;
 };
 
 /// Training steps on the side, after which everything is as it was before: for tuners.

@@ -52,6 +52,7 @@ void Run::end(std::string_view stage, std::string_view status) {
   wrapped_.reset();
   train_data_ = val_data_ = test_data_ = predict_data_ = {};
   rng_before_validation_.reset();
+  logs_before_validation_.reset();
   module_->set_context(nullptr);
 }
 
@@ -113,7 +114,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     restore_training();
     signals_.emplace(slurm_job_to_requeue().has_value());
     fit_start_ = std::chrono::steady_clock::now();
-    batches_to_vote_ = 1;
+    train_vote_ = eval_vote_ = {.last = fit_start_};
     advice_.start(*this);
     {
       std::optional<torch::autograd::DetectAnomalyGuard> anomaly;
@@ -130,12 +131,14 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     fail("fit", error);
     throw;
   }
+  check_late_signal(/*together=*/true);
 }
 
 std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data,
                                             AnyLoaders loaders, const EvaluateOptions& options) {
   LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer] this trainer is at work already");
   const auto name = stage_name(stage);
+  std::vector<EvaluationResult> results;
   try {
     begin(module, data, name);
     ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
@@ -145,7 +148,6 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
     wrapped_.emplace(fabric_->setup_module(borrowed(module)));
     module.zero_grad();
     signals_.emplace(false);
-    std::vector<EvaluationResult> results;
     const auto& limit = stage == Stage::kTest ? plan_.limit_test : plan_.limit_val;
     if (!limit.is_zero()) {
       load_eval_data(stage);
@@ -160,16 +162,19 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
       if (any) print_line(table_of(results));
     }
     end(name, "success");
-    return results;
   } catch (const std::exception& error) {
     fail(name, error);
+    if (fabric_->world_size() > 1) check_late_signal(/*together=*/false);  // a rank that ended before fails the others
     throw;
   }
+  check_late_signal(/*together=*/false);
+  return results;
 }
 
 std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
                                                   const PredictOptions& options) {
   LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer.predict] this trainer is at work already");
+  std::vector<std::vector<StepOutput>> outputs;
   try {
     begin(module, data, "predict");
     ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
@@ -179,7 +184,6 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
     wrapped_.emplace(fabric_->setup_module(borrowed(module)));
     module.zero_grad();
     signals_.emplace(false);
-    std::vector<std::vector<StepOutput>> outputs;
     if (!plan_.limit_predict.is_zero()) {
       load_eval_data(Stage::kPredict);
       LEVIN_CHECK(!predict_data_.loaders.empty(),
@@ -188,11 +192,13 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
       outputs = run_predict_loop(*this, options.return_predictions);
     }
     end("predict", "success");
-    return outputs;
   } catch (const std::exception& error) {
     fail("predict", error);
+    if (fabric_->world_size() > 1) check_late_signal(/*together=*/false);
     throw;
   }
+  check_late_signal(/*together=*/false);
+  return outputs;
 }
 
 }  // namespace levin::detail

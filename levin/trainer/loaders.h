@@ -114,8 +114,7 @@ class SourceOf final : public BatchSource {
     }
   }
   void finish() override {
-    iterator_.reset();
-    advanced_ = false;
+    iterator_.reset();  // advanced_ stays: a checkpoint may still ask where the pass stood
     if constexpr (!kOwnsBatches) batch_.reset();
   }
   std::optional<int64_t> size() const override {

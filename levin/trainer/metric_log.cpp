@@ -230,9 +230,9 @@ LoggedValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
   return *e.result;
 }
 
-void MetricLog::publish_step(Published& into) const {
+void MetricLog::publish_step(Published& into, int64_t dataloader_idx) const {
   for (const auto& e : entries_) {
-    if (!e.has_step) continue;
+    if (!e.has_step || e.dataloader_idx != dataloader_idx) continue;
     if (e.logger) into.log[e.step_name] = e.step;
     if (e.prog_bar) into.bar[e.step_name] = e.step;
     if (training_ && !e.rank_zero_only) {

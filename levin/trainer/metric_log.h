@@ -65,7 +65,8 @@ class MetricLog {
   struct Published {
     MetricMap callback, log, bar;
   };
-  void publish_step(Published& into) const;
+  /// Of one of several evaluation loaders, or (-1) of what was logged without one.
+  void publish_step(Published& into, int64_t dataloader_idx = -1) const;
   void publish_epoch(Published& into, Fabric& fabric);
   /// Whether a logger waits for values of steps.
   bool logs_steps() const { return logs_steps_; }

@@ -356,6 +356,7 @@ namespace {
 
 void count_batches(StageData& data, const char* option, const Limit& limit) {
   data.batches.clear();
+  data.seen.assign(data.loaders.size(), 0);
   for (const auto& source : data.loaders) {
     const auto size = source->size();
     if (size) {
@@ -418,6 +419,12 @@ void Run::load_eval_data(Stage stage) {
     count_batches(data, "limit_predict_batches", plan_.limit_predict);
   else
     count_batches(data, "limit_val_batches", plan_.limit_val);
+  data.common.clear();
+  for (const auto& batches : data.batches) data.common.push_back(batches.value_or(0));
+  if (fitting_ && fabric_->world_size() > 1 && !data.common.empty()) {
+    const auto least = fabric_->all_reduce(at::tensor(data.common, at::kLong).to(fabric_->device()), "min").cpu();
+    std::copy_n(least.const_data_ptr<int64_t>(), data.common.size(), data.common.begin());
+  }
 }
 
 StageData& Run::eval_data(Stage stage) {

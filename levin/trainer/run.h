@@ -32,6 +32,10 @@ struct StageData {
   AnyLoaders loaders;
   /// Batches of each loader on this rank, limited; nothing when that is not known.
   std::vector<std::optional<int64_t>> batches;
+  /// Batches that each loader has given in earlier passes: rows of evaluation steps count on from there.
+  std::vector<int64_t> seen;
+  /// Batches that every rank has; 0 when that is not known.
+  std::vector<int64_t> common;
   bool ready = false;
 };
 
@@ -157,6 +161,8 @@ class Run final : public TrainerContext {
   bool can_stop_early() const;
   /// Between two batches: a signal, or a rank that wants to stop, is seen here by all of them.
   void check_stop_requests();
+  /// After fit, validate, test or predict: a signal that came too late for the loops. `together`: every rank calls.
+  void check_late_signal(bool together);
   /// Writes what was asked for during the batch.
   void write_waiting_checkpoints();
   void log_step_row();
@@ -214,8 +220,12 @@ class Run final : public TrainerContext {
   AnyLoaders asked_train_, asked_val_;
   int64_t val_every_ = 0;  // batches; 0: by other means
   std::chrono::steady_clock::time_point last_validation_;
-  int64_t batches_to_vote_ = 0;
-  int64_t vote_period_ = 1;
+  /// Batches until the ranks ask one another next, in training and in evaluation, which go at their own pace.
+  struct Vote {
+    int64_t batches_left = 1, period = 1;
+    std::chrono::steady_clock::time_point last;
+  };
+  Vote train_vote_, eval_vote_;
   std::chrono::steady_clock::time_point fit_start_;
 
   const LogSite* site_ = &kNoLogging;
@@ -233,8 +243,10 @@ class Run final : public TrainerContext {
     std::function<void()> then;
   };
   std::vector<Waiting> waiting_;
-  /// The random generators before the validation under way.
+  /// The random generators, and the loggers' positions where it has written rows, before the validation under way.
   std::optional<StateDict> rng_before_validation_;
+  std::optional<StateList> logs_before_validation_;
+  StateList log_positions() const;
   StateDict rng_state() const;
   std::optional<SignalFlags> signals_;
 

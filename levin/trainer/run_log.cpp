@@ -181,27 +181,28 @@ void Run::set_accumulate_grad_batches(int64_t k) {
 
 void Run::check_stop_requests() {
   if (window_open_) return;
-  const int world = fabric_->world_size();
-  if (world == 1) {
+  if (fabric_->world_size() == 1 || !fitting_) {
     if (const int signal = SignalFlags::pending(); signal != 0 && signals_) [[unlikely]]
       end_by_signal(signal);
     return;
   }
-  if (--batches_to_vote_ > 0) return;
-  // A vote costs a collective, so it is taken about twice a second; rank 0's clock says how many batches that is, and
-  // all ranks count the same.
-  auto vote = at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending())},
-                         at::TensorOptions().dtype(at::kLong))
-                  .to(fabric_->device());
-  vote = fabric_->all_reduce(vote, "max").cpu();
-  const auto* votes = vote.const_data_ptr<int64_t>();
-  if (votes[1] != 0) end_by_signal(static_cast<int>(votes[1]));
-  if (votes[0] != 0) stop("asked for by a rank");
-  const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - fit_start_;
-  const double per_batch = passed.count() / static_cast<double>(std::max<int64_t>(1, progress_.total_batches));
-  vote_period_ =
-      fabric_->broadcast(std::clamp<int64_t>(static_cast<int64_t>(0.5 / std::max(per_batch, 1e-6)), 1, 10000));
-  batches_to_vote_ = vote_period_;
+  auto& vote = stage_ == Stage::kTrain ? train_vote_ : eval_vote_;
+  if (--vote.batches_left > 0) return;
+  // A vote costs a collective, so it is taken about twice a second. How many batches that is, the slowest rank says; it
+  // at most doubles each time, since first batches say little.
+  const auto now = std::chrono::steady_clock::now();
+  const double seconds = std::chrono::duration<double>(now - std::exchange(vote.last, now)).count();
+  const double wanted = 0.5 * static_cast<double>(vote.period) / std::max(seconds, 1e-9);
+  const auto period = std::clamp<int64_t>(static_cast<int64_t>(std::min(wanted, 1e6)), 1, 2 * vote.period);
+  auto votes =
+      at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending()), -period},
+                 at::kLong)
+          .to(fabric_->device());
+  votes = fabric_->all_reduce(votes, "max").cpu();
+  const auto* results = votes.const_data_ptr<int64_t>();
+  if (results[1] != 0) end_by_signal(static_cast<int>(results[1]));
+  if (results[0] != 0) stop("asked for by a rank");
+  vote.period = vote.batches_left = -results[2];
 }
 
 void Run::print_line(const std::string& line) {

@@ -24,6 +24,7 @@ StateDict progress_state(const Progress& p, bool batch_stepped) {
           {"stepped_batches", p.stepped_batches},
           {"validated_at", p.validated_at},
           {"closing_epoch", p.closing_epoch},
+          {"epoch_cut", p.epoch_cut},
           {"batch_stepped", batch_stepped}};
 }
 
@@ -36,6 +37,7 @@ Progress progress_from(const StateDict& state) {
   p.stepped_batches = state.at("stepped_batches").to_int();
   p.validated_at = state.at("validated_at").to_int();
   p.closing_epoch = state.at("closing_epoch").to_bool();
+  p.epoch_cut = state.at("epoch_cut").to_bool();
   return p;
 }
 
@@ -67,6 +69,13 @@ StateDict Run::rng_state() const {
   return rng;
 }
 
+StateList Run::log_positions() const {
+  StateList positions;
+  if (fabric_->is_global_zero())
+    for (const auto& logger : loggers_) positions.emplace_back(logger->position());
+  return positions;
+}
+
 StateDict Run::checkpoint(bool weights_only) {
   StateDict all{{"epoch", progress_.epoch},
                 {"global_step", progress_.global_step},
@@ -78,11 +87,9 @@ StateDict Run::checkpoint(bool weights_only) {
     if (auto state = data_->state_dict(); !state.empty()) all["datamodule"] = std::move(state);
   }
   if (!weights_only) {
-    StateList optimizers, schedulers, loggers;
+    StateList optimizers, schedulers;
     for (const auto& optimizer : optimizers_) optimizers.emplace_back(optimizer.state_dict());
     for (const auto& config : schedulers_) schedulers.emplace_back(config.scheduler.state_dict());
-    if (fabric_->is_global_zero())
-      for (const auto& logger : loggers_) loggers.emplace_back(logger->position());
     StateDict callbacks;
     for (const auto& callback : callbacks_)
       if (auto state = callback->state_dict(); !state.empty()) callbacks[callback->state_key()] = std::move(state);
@@ -103,13 +110,16 @@ StateDict Run::checkpoint(bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = fabric_->grad_scaler()) all["scaler"] = scaler->state_dict();
-    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)}};
+    StateList seen;
+    for (const auto batches : val_data_.seen) seen.emplace_back(batches);
+    all["loops"] = StateDict{{"fit", progress_state(progress_, batch_stepped_)},
+                             {"validation", StateDict{{"seen", std::move(seen)}}}};
     if (!train_data_.loaders.empty()) {
       const auto& source = *train_data_.loaders.front();
       if (source.has_state()) all["train_loader"] = source.state_dict();
     }
     all["callbacks"] = std::move(callbacks);
-    all["loggers"] = std::move(loggers);
+    all["loggers"] = logs_before_validation_ ? *logs_before_validation_ : log_positions();
     all["ranks"] = std::move(ranks);
   }
   const auto* site = site_;
@@ -241,6 +251,8 @@ void Run::restore_position() {
     else
       source.skip_to(progress_.epoch, progress_.batch);
   }
+  const auto& seen = loaded_->at("loops").to_dict().at("validation").to_dict().at("seen").to_list();
+  for (size_t i = 0; i < std::min(seen.size(), val_data_.seen.size()); ++i) val_data_.seen[i] = seen[i].to_int();
   const auto& loggers = loaded_->at("loggers").to_list();
   if (fabric_->is_global_zero())
     for (size_t i = 0; i < std::min(loggers.size(), loggers_.size()); ++i) loggers_[i]->resume(loggers[i].to_dict());
@@ -268,8 +280,10 @@ void Run::restore_position() {
 
 void Run::end_by_signal(int signal) {
   const char* name = signal == SIGINT ? "Ctrl-C" : signal == SIGTERM ? "SIGTERM" : "SIGUSR1";
-  auto where = concat("levin: [trainer] ", name, " in epoch ", progress_.epoch, " after batch ", progress_.batch);
-  const bool training = fitting_ && stage_ != Stage::kSanity && plan_.fast_dev_run == 0 && !plan_.barebones;
+  const bool sane = fitting_ && stage_ != Stage::kSanity;
+  auto where = sane ? concat("[trainer] ", name, " in epoch ", progress_.epoch, " after batch ", progress_.batch)
+                    : concat("[trainer] ", name, " in ", fitting_ ? "the sanity check" : stage_name(stage_));
+  const bool training = sane && plan_.fast_dev_run == 0 && !plan_.barebones;
   if (training && (plan_.checkpoints || signal != SIGINT)) {
     const auto path = signal == SIGINT ? interrupted_path(callbacks_, *this) : next_hpc_path();
     stage_ = Stage::kTrain;
@@ -284,6 +298,18 @@ void Run::end_by_signal(int signal) {
   }
   SignalFlags::clear();
   throw Interrupted(where, signal);
+}
+
+void Run::check_late_signal(bool together) {
+  int64_t signal = SignalFlags::pending();
+  if (together && fabric_->world_size() > 1) {
+    const auto vote = at::tensor({signal}, at::kLong).to(fabric_->device());
+    signal = fabric_->all_reduce(vote, "max").item<int64_t>();
+  }
+  SignalFlags::clear();
+  if (signal == SIGINT || signal == SIGTERM)
+    throw Interrupted(concat("[trainer] ", signal == SIGINT ? "Ctrl-C" : "SIGTERM", " at the end of the run"),
+                      static_cast<int>(signal));
 }
 
 }  // namespace levin::detail

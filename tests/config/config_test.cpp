@@ -419,6 +419,15 @@ TEST(Config, NumbersKeepEveryBit) {
   EXPECT_TRUE(std::isnan(Codec<double>::read(Codec<double>::write(std::nan("")))));
 }
 
+TEST(Config, PairsInBothForms) {
+  using Pairs = std::map<int64_t, double>;
+  const Pairs pairs{{0, 8}, {4, 0.5}};
+  EXPECT_EQ(Codec<Pairs>::read(Node::of_text("0:8, 4:0.5")), pairs);
+  EXPECT_EQ(Codec<Pairs>::read(*parse_yaml("v: {0: 8, 4: 0.5}", "t").find("v")), pairs);
+  EXPECT_EQ(Codec<Pairs>::write(pairs).to_string(), "{0: 8, 4: 0.5}");
+  EXPECT_THROW(Codec<Pairs>::read(Node::of_text("0,8")), BadValue);
+}
+
 TEST(Config, HelpIsForEightyColumns) {
   App s;
   s.flags({"--optimizer", "Adam"});

@@ -84,16 +84,19 @@ class TrainCli : public ::testing::Test {
 
 TEST_F(TrainCli, TheConfigBesideTheLogsGivesTheSameRunAgain) {
   Child first(
-      boring("fit", {"--trainer.max_epochs", "2", "--seed", "7", "--optimizer", "Adam", "--optimizer.lr", "0.05"}));
+      boring("fit", {"--trainer.max_epochs", "2", "--seed", "7", "--optimizer", "Adam", "--optimizer.lr", "0.05",
+                     "--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val_loss"}));
   ASSERT_EQ(first.wait(), 0) << first.err();
   const auto configs = find("config.yaml");
   ASSERT_EQ(configs.size(), 1u);
   EXPECT_TRUE(fs::exists(configs[0].parent_path() / "metrics.csv"));
   const auto text = read_file(configs[0]);
-  EXPECT_THAT(text, AllOf(HasSubstr("\nrecipe: boring"), HasSubstr("\nseed: 7  "),
-                          HasSubstr("\n  class: Adam  # [--optimizer]"),
-                          HasSubstr("\n  batch_size: 8  # samples of a batch, on each rank [--data.batch_size]\n"),
-                          HasSubstr("\nlr_scheduler:  #"), HasSubstr("  step_size: 1  ")));
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr("\nrecipe: boring"), HasSubstr("\nseed: 7  "), HasSubstr("\n  class: Adam  # [--optimizer]"),
+            HasSubstr("\n  batch_size: 8  # samples of a batch, on each rank [--data.batch_size]\n"),
+            HasSubstr("\nlr_scheduler:  #"), HasSubstr("  step_size: 1  "),
+            HasSubstr("\n    - class: EarlyStopping  # [--trainer.callbacks]\n      monitor: val_loss  ")));
 
   Child again({levin_program(), "fit", "--config", configs[0].string(), "--trainer.default_root_dir",
                (folder_ / "again").string()});
@@ -132,19 +135,12 @@ TEST_F(TrainCli, MistakesAreOneLineBeforeAnythingStarts) {
   write_file(yaml, "recipe: boring\ntrainer:\n  max_epoch: 3\n");
   const auto run = levin_program();
   for (const auto& [words, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{run, "fit"}, "error: [levin fit] no recipe is named; "},
            {{run, "fit", "borring"}, "error: [levin fit] recipe \"borring\" is not known; did you mean \"boring\"?"},
            {boring("fit", {"--trainer.max_epoch", "3"}),
             "error: [levin fit boring] flag \"--trainer.max_epoch\" is not known; did you mean "
             "\"--trainer.max_epochs\"?"},
-           {boring("fit", {"--max_epochs", "3"}), "did you mean \"--trainer.max_epochs\"?"},
-           {boring("fit", {"--trainer.max_epochs", "many"}),
-            "error: [levin fit boring] --trainer.max_epochs \"many\" is not a whole number\n"},
-           {boring("fit", {"--optimizer", "Adma"}), "--optimizer \"Adma\" is not known; did you mean \"Adam\"?"},
            {boring("fit", {"--optimizer.lr", "-1"}), "error: [levin fit boring] --optimizer.lr: SGD: lr=-1 must be"},
-           {boring("fit", {"--lr_scheduler", "StepLR", "--lr_scheduler.step_size", "0"}), "step_size"},
            {boring("fit", {"--trainer.callbacks", "Nothing"}), "--trainer.callbacks \"Nothing\" is not known"},
-           {boring("fit", {"--config", (folder_ / "none.yaml").string()}), "none.yaml"},
            {{run, "fit", "--config", yaml.string()},
             yaml.string() + ":3: key of \"trainer\" \"max_epoch\" is not known; did you mean \"max_epochs\"?"},
            {boring("validate", {"more"}), "\"more\" is not expected here"}}) {
@@ -164,27 +160,14 @@ TEST_F(TrainCli, GoesOnFromTheLastCheckpointAndUsesIt) {
   ASSERT_EQ(first.wait(), 0) << first.err();
   Child more(boring("fit", {"--trainer.max_epochs", "2", "--ckpt_path", "last"}));
   ASSERT_EQ(more.wait(), 0) << more.err();
-  // 8 batches an epoch: the second run starts at step 8.
+  EXPECT_THAT(more.err(), HasSubstr("goes on from"));
+  // The log of the second run goes on where that of the first ended: 8 batches an epoch.
   const auto rows = find("metrics.csv");
   ASSERT_EQ(rows.size(), 2u);
-  const auto steps = [](const fs::path& path) {
-    std::istringstream in(read_file(path));
-    std::string line;
-    std::getline(in, line);
-    std::istringstream head(line);
-    size_t column = 0;
-    for (std::string name; std::getline(head, name, ',') && name != "step";) ++column;
-    std::vector<int> all;
-    while (std::getline(in, line)) {
-      std::istringstream cells(line);
-      std::string cell;
-      for (size_t i = 0; i <= column; ++i) std::getline(cells, cell, ',');
-      all.push_back(std::atoi(cell.c_str()));
-    }
-    return all;
-  };
-  EXPECT_THAT(steps(rows[0]), ::testing::Each(::testing::Lt(8)));
-  EXPECT_THAT(steps(rows[1]), ::testing::Each(::testing::Ge(8)));
+  const auto before = read_file(rows[0]), after = read_file(rows[1]);
+  EXPECT_THAT(after, ::testing::StartsWith(before));
+  EXPECT_EQ(std::count(before.begin(), before.end(), '\n'), 1 + 8 + 1);
+  EXPECT_EQ(std::count(after.begin(), after.end(), '\n'), 1 + 2 * (8 + 1));
 
   Child test(boring("test", {"--ckpt_path", "last"}));
   ASSERT_EQ(test.wait(), 0) << test.err();
@@ -205,13 +188,11 @@ TEST_F(TrainCli, TwoRanks) {
 
 TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
   for (const std::vector<std::string>& words : {std::vector<std::string>{"recipes"},
-                                               {"fit", "--help"},
-                                               {"fit", "boring", "--help"},
-                                               {"predict", "vit_fashion_mnist", "-h"},
-                                               {"fit", "boring", "--help", "trainer"},
-                                               {"fit", "boring", "--help", "OneCycleLR"},
-                                               {"completion", "--help"},
-                                               {"--help"}}) {
+                                                {"fit", "--help"},
+                                                {"fit", "boring", "--help"},
+                                                {"predict", "vit_fashion_mnist", "-h"},
+                                                {"fit", "boring", "--help", "trainer"},
+                                                {"fit", "boring", "--help", "OneCycleLR"}}) {
     auto command = words;
     command.insert(command.begin(), levin_program());
     Child child(command);
@@ -234,7 +215,7 @@ TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
 TEST_F(TrainCli, ShellsComplete) {
   const auto completed = [&](const std::string& words, int at, const std::string& program = levin_program()) {
     const auto name = fs::path(program).filename().string();
-    Child child({"bash", "-c",
+    Child child({"/bin/bash", "-c",
                  fmt::format("source <({} completion bash); COMP_WORDS=({} {}); COMP_CWORD={}; _{}_complete; "
                              "echo \"${{COMPREPLY[*]}}\"",
                              program, name, words, at, name)});

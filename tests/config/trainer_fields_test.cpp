@@ -177,8 +177,10 @@ TEST(Optimizers, OptionsReachThem) {
 }
 
 TEST(Schedulers, EachCanBeMadeByName) {
-  const std::map<std::string, std::string> needed{
-      {"StepLR", "step_size: 2"}, {"ExponentialLR", "gamma: 0.5"}, {"CosineAnnealingWarmRestarts", "t_0: 4"}};
+  const std::map<std::string, std::string> needed{{"StepLR", "step_size: 2"},
+                                                  {"MultiStepLR", "milestones: [2]"},
+                                                  {"ExponentialLR", "gamma: 0.5"},
+                                                  {"CosineAnnealingWarmRestarts", "t_0: 4"}};
   for (const auto& one : cli::scheduler_classes()) {
     const auto optimizer =
         cli::make_optimizer(chosen(cli::optimizer_classes(), "AdamW"), {torch::zeros({2}).requires_grad_()});
@@ -209,6 +211,27 @@ TEST(Schedulers, LengthsLeftOutAreThoseOfTheRun) {
               1e-9);
   EXPECT_NEAR(lowest(cli::make_scheduler(chosen(table, "OneCycleLR", "pct_start: 0.5"), sgd(), length), 50), 1, 0.01);
   EXPECT_NEAR(lowest(cli::make_scheduler(chosen(table, "CosineAnnealingLR", "t_max: 4"), sgd(), length), 4), 0, 1e-9);
+}
+
+TEST(Callbacks, EachCanBeMadeByName) {
+  const std::map<std::string, std::string> needed{{"EarlyStopping", "monitor: val_loss"},
+                                                  {"SafetensorsPredictionWriter", "output_dir: out"},
+                                                  {"StochasticWeightAveraging", "swa_lrs: 0.1"},
+                                                  {"GradientAccumulationScheduler", "scheduling: {0: 8, 4: 4}"}};
+  for (const auto& one : cli::callback_classes()) {
+    const auto at = needed.find(one.name);
+    const auto made = chosen(cli::callback_classes(), one.name, at == needed.end() ? "" : at->second);
+    EXPECT_TRUE(cli::make_callback(made).get()) << one.name;
+    // What is printed is read back as the same.
+    auto again = chosen(cli::callback_classes(), one.name);
+    for (size_t i = 0; i < made.options.fields().size(); ++i) {
+      const auto& field = made.options.fields()[i];
+      EXPECT_FALSE(field.help.empty()) << one.name << " " << field.name;
+      again.options.fields()[i].read(config::parse_yaml("v: " + field.write().to_string(), "t").find("v")[0]);
+      EXPECT_EQ(again.options.fields()[i].write().to_string(), field.write().to_string())
+          << one.name << " " << field.name;
+    }
+  }
 }
 
 }  // namespace

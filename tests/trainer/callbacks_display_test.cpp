@@ -78,20 +78,24 @@ TEST_F(ProgressBarTest, LeavesOneLineForAnEpochWithItsMetrics) {
       2, 10, 10,
       [&] {
         now_ += 0.5;
-        run.bar_metrics_["train_loss"] = at::scalar_tensor(0.25);
+        run.bar_metrics_["train_loss_step"] = at::scalar_tensor(0.25);
         if (run.global_step() == 5) bar->print_line("a line above");
       },
       [&] {
         now_ += 20;
         EXPECT_THAT(screen_of(text()).back(), HasSubstr("Validating"));
         run.bar_metrics_["val_loss"] = 0.125;
+      },
+      [&] {
+        EXPECT_THAT(screen_of(text()).back(), HasSubstr("train_loss_step 0.250"));
+        run.bar_metrics_["train_loss_epoch"] = 0.5;
       });
   const auto screen = screen_of(text());
   ASSERT_EQ(screen.size(), 3u) << text();
   EXPECT_EQ(screen[0], "a line above");
   EXPECT_THAT(screen[1], ::testing::StartsWith("Epoch 1/2 ===="));
   // Validation's time is not training's.
-  EXPECT_THAT(screen[1], ::testing::EndsWith("100% 10/10  2.00 it/s  train_loss 0.250  val_loss 0.125  0:05"));
+  EXPECT_THAT(screen[1], ::testing::EndsWith("100% 10/10  2.00 it/s  train_loss_epoch 0.500  val_loss 0.125  0:05"));
   EXPECT_THAT(screen[2], ::testing::StartsWith("Epoch 2/2 ===="));
 }
 

@@ -83,6 +83,8 @@ TrainerOptions options_of(const Json& trainer, const fs::path& root) {
       o.accumulate_grad_batches = value.get<int64_t>();
     else if (name == "val_check_interval")
       o.val_check_interval = value.is_number_integer() ? Interval(value.get<int64_t>()) : Interval(value.get<double>());
+    else if (name == "check_val_every_n_epoch")
+      o.check_val_every_n_epoch = value.get<int64_t>();
     else if (name == "fast_dev_run")
       o.fast_dev_run = value.is_boolean() ? value.get<bool>() : value.get<int64_t>();
     else
@@ -111,6 +113,7 @@ Made add_callbacks(const Json& callbacks, const fs::path& dirpath, std::function
       EarlyStoppingOptions o{.monitor = c["monitor"], .mode = text("mode", "min")};
       o.patience = c.value("patience", o.patience);
       o.min_delta = c.value("min_delta", o.min_delta);
+      o.strict = c.value("strict", true);
       o.stopping_threshold = optional("stopping_threshold", 0.0);
       o.divergence_threshold = optional("divergence_threshold", 0.0);
       o.check_on_train_epoch_end = optional("check_on_train_epoch_end", false);

@@ -127,7 +127,7 @@ TEST(Timer, EndsTheRun) {
   EXPECT_EQ(run.global_step(), 4);
   EXPECT_EQ(timer->time_elapsed(), 12);
   EXPECT_EQ(timer->time_remaining(), -2);
-  EXPECT_EQ(run.lines_, (std::vector<std::string>{"The time is over after 0:12; the run ends."}));
+  EXPECT_EQ(run.lines_, (std::vector<std::string>{"Timer: the time is over after 0:12"}));
 }
 
 TEST(Timer, LooksOnceAnEpochWhenAsked) {

@@ -47,11 +47,17 @@ inline double number_of(const Json& json) {
   return json.is_string() ? std::strtod(json.get_ref<const std::string&>().c_str(), nullptr) : json.get<double>();
 }
 
-/// What is said on stderr while it lives is not shown.
+/// What is said while it lives is not shown.
 class Quiet {
  public:
-  Quiet() { ::testing::internal::CaptureStderr(); }
-  ~Quiet() { ::testing::internal::GetCapturedStderr(); }
+  Quiet() {
+    ::testing::internal::CaptureStdout();
+    ::testing::internal::CaptureStderr();
+  }
+  ~Quiet() {
+    ::testing::internal::GetCapturedStdout();
+    ::testing::internal::GetCapturedStderr();
+  }
   Quiet(const Quiet&) = delete;
   Quiet& operator=(const Quiet&) = delete;
 };

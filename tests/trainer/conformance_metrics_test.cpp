@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include "levin/loggers/csv.h"
+#include "levin/trainer/callbacks/lr_monitor.h"
 #include "tests/trainer/conformance.h"
 
 namespace levin::conformance {
@@ -22,25 +23,9 @@ Table table_in(const std::filesystem::path& path) {
   return rows;
 }
 
-/// The learning rate beside the metrics, at the start of epochs or of batches.
-struct LogRate : Callback {
-  explicit LogRate(bool each_step) : each_step_(each_step) {}
-  void on_train_epoch_start(TrainerContext& run) override {
-    if (!each_step_) log(run);
-  }
-  void on_train_batch_start(TrainerContext& run, const AnyBatch&, int64_t) override {
-    if (each_step_ && run.row_is_due()) log(run);
-  }
-
- private:
-  static void log(TrainerContext& run) { run.log_row({{"lr-SGD", run.optimizers()[0].lr()}}); }
-  bool each_step_;
-};
-
 void run_case(const std::string& name) {
   const auto& test = fixture("metrics.json")["runs"][name];
   const Folder folder;
-  const Quiet quiet;
   const auto watch = std::make_shared<Watch>();
   const auto logger = std::make_shared<CsvLogger>(folder.path());
   auto options = options_of(test["trainer"]);
@@ -49,15 +34,17 @@ void run_case(const std::string& name) {
   options.callbacks = {watch};
   for (const auto& callback : test.value("callbacks", Json::array())) {
     ASSERT_EQ(callback["type"], "LearningRateMonitor");
-    options.callbacks.push_back(LogRate(callback.value("logging_interval", "epoch") == "step"));
+    options.callbacks.push_back(LearningRateMonitor({.logging_interval = callback.value("logging_interval", "")}));
   }
   Net net(test["model"]);
   const auto& data = test["data"];
   const int64_t batch_size = data["batch_size"];
   std::vector<DataLoader<Batch>> val;
   for (const auto& samples : data["val"]) val.push_back(loader_of(samples, batch_size, "x_val"));
+  auto quiet = std::make_unique<Quiet>();
   Trainer trainer(std::move(options));
   trainer.fit(net, loader_of(data["train"], batch_size), val);
+  quiet.reset();
 
   expect_weights(net, test["final"]);
   EXPECT_EQ(trainer.global_step(), test["global_step"]);

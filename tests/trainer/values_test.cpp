@@ -43,7 +43,8 @@ void expect_refused(const char* says, TrainerOptions options) {
 
 TEST(TrainerValues, DevicesAreThoseOfFabric) {
   expect_refused("\"cpuu\" is not known", {.accelerator = "cpuu"});
-  EXPECT_THAT(refusal([] { resolve_trainer(TrainerOptions{.accelerator = "gpu"}, 0); }), HasSubstr("accelerator \"gpu\""));
+  EXPECT_THAT(refusal([] { resolve_trainer(TrainerOptions{.accelerator = "gpu"}, 0); }),
+              HasSubstr("accelerator \"gpu\""));
   expect_refused("did you mean \"ddp\"?", {.strategy = "dddp"});
   expect_refused("leaves nothing to run on", {.devices = 0});
   expect_refused("leaves nothing to run on", {.devices = "0"});
@@ -53,7 +54,9 @@ TEST(TrainerValues, DevicesAreThoseOfFabric) {
   expect_refused("num_nodes 0 is not allowed", {.num_nodes = 0});
   expect_refused("num_nodes -1 is not allowed", {.num_nodes = -1});
   expect_refused("precision \"fp16\"", {.precision = "fp16"});
-  expect_refused("\"slrm\"", {.plugins = {.cluster_environment = "slrm"}});
+  // Who started the processes is looked up when they start.
+  Trainer trainer({.accelerator = "cpu", .logger = false, .plugins = {.cluster_environment = "slrm"}});
+  EXPECT_THAT(refusal([&] { trainer.launch(); }), HasSubstr("did you mean \"slurm\"?"));
 }
 
 TEST(TrainerValues, LoggersCallbacksAndProfiler) {
@@ -149,8 +152,8 @@ TEST(TrainerValues, DefaultsAreThoseOfLightning) {
   // As in Lightning, a clip value of 0 or less is none.
   EXPECT_LE(resolve_trainer(TrainerOptions{.accelerator = "cpu", .gradient_clip_val = -1}, 0).clip_val, 0);
 
-  const auto quick =
-      resolve_trainer(TrainerOptions{.accelerator = "cpu", .fast_dev_run = 3, .max_epochs = 7, .limit_val_batches = 0}, 0);
+  const auto quick = resolve_trainer(
+      TrainerOptions{.accelerator = "cpu", .fast_dev_run = 3, .max_epochs = 7, .limit_val_batches = 0}, 0);
   EXPECT_EQ(quick.max_epochs, 1);
   EXPECT_EQ(quick.max_steps, 3);
   EXPECT_EQ(quick.limit_train.count(), 3);
@@ -179,8 +182,7 @@ TEST(TrainerValues, LimitAsText) {
   }
   EXPECT_EQ(Limit(1).to_string(), "1");
   EXPECT_EQ(Limit(1.0).to_string(), "1.0");
-  for (const char* text :
-       {"", "some", "10 steps", "0.5 batches", "1.2.3", "0,5", "nan", "inf", "10%"})
+  for (const char* text : {"", "some", "10 steps", "0.5 batches", "1.2.3", "0,5", "nan", "inf", "10%"})
     EXPECT_THAT(refusal([&] { Limit{text}; }), HasSubstr("is no limit")) << text;
 }
 

@@ -74,9 +74,9 @@ void EarlyStopping::check(TrainerContext& run) {
   auto& fabric = run.fabric();
   if (own == StoppingReason::kNotStopped && options_.verbose && !message.empty()) {
     if (fabric.world_size() == 1)
-      run.print(message);
+      run.print("EarlyStopping: ", message);
     else if (fabric.is_global_zero() || !options_.log_rank_zero_only)
-      fmt::print(stderr, "levin: [rank {}] {}\n", fabric.global_rank(), message);
+      fmt::print(stderr, "EarlyStopping: [rank {}] {}\n", fabric.global_rank(), message);
   }
   auto reason = static_cast<int64_t>(own);
   if (fabric.world_size() > 1)
@@ -86,7 +86,8 @@ void EarlyStopping::check(TrainerContext& run) {
   message_ =
       own != StoppingReason::kNotStopped ? message : fmt::format("{} ends the run on another rank", options_.monitor);
   stopped_epoch_ = run.current_epoch();
-  run.print(message_, "; the run ends.");
+  // A stop that waits for min_epochs or min_steps is asked for again and again.
+  if (!run.should_stop()) run.print("EarlyStopping: ", message_);
   run.stop(message_);
 }
 
@@ -114,7 +115,8 @@ StoppingReason EarlyStopping::judge(double current, std::string& message) {
     return StoppingReason::kNotStopped;
   }
   if (++wait_count_ < o.patience) return StoppingReason::kNotStopped;
-  message = fmt::format("{} did not improve in {} checks (best {:.5g})", o.monitor, wait_count_, best_);
+  message = fmt::format("{} did not improve in {} {} (best {:.5g})", o.monitor, wait_count_,
+                        wait_count_ == 1 ? "check" : "checks", best_);
   return StoppingReason::kPatienceExhausted;
 }
 

@@ -101,15 +101,15 @@ void TrainerProgressBar::on_train_start(TrainerContext& run) {
   if (enabled_ && run.progress().batch > 0) start_training(run);
 }
 
-void TrainerProgressBar::advance(TrainerContext& run, ProgressBar& bar) {
-  if (++uncounted_ < options_.refresh_rate) return;
-  if (!bar.count(std::exchange(uncounted_, 0))) return;
-  show_metrics(run, bar);
-  bar.redraw();
+bool TrainerProgressBar::count(ProgressBar& bar) {
+  if (++uncounted_ < options_.refresh_rate) return false;
+  return bar.count(std::exchange(uncounted_, 0));
 }
 
 void TrainerProgressBar::on_train_batch_end(TrainerContext& run, const StepOutput&, const AnyBatch&, int64_t) {
-  if (train_) advance(run, *train_);
+  if (!train_ || !count(*train_)) return;
+  show_metrics(run, *train_, /*finished=*/false);
+  train_->redraw();
 }
 
 void TrainerProgressBar::on_train_epoch_end(TrainerContext& run) {
@@ -119,17 +119,29 @@ void TrainerProgressBar::on_train_epoch_end(TrainerContext& run) {
     return;
   }
   (void)train_->count(std::exchange(uncounted_, 0));
-  show_metrics(run, *train_);
+  show_metrics(run, *train_, /*finished=*/true);
   options_.leave ? train_->finish() : train_->discard();
   train_.reset();
 }
 
-void TrainerProgressBar::show_metrics(TrainerContext& run, ProgressBar& bar) {
+void TrainerProgressBar::show_metrics(TrainerContext& run, ProgressBar& bar, bool finished) {
+  const auto metrics = run.progress_bar_metrics();
+  const std::string_view hidden = finished ? "_step" : "_epoch", twin = finished ? "_epoch" : "_step";
+  const auto is_hidden = [&](const std::string& name) {
+    return name.ends_with(hidden) && metrics.contains(name.substr(0, name.size() - hidden.size()) + std::string(twin));
+  };
+  bar.clear_numbers();
   if (version_) bar.set("v_num", static_cast<double>(*version_));
-  for (const auto& [name, value] : run.progress_bar_metrics()) {
+  for (const auto& [name, value] : metrics) {
+    if (is_hidden(name)) continue;
     const auto* tensor = std::get_if<Tensor>(&value);
     bar.set(name, tensor ? tensor->item<double>() : std::get<double>(value));
   }
+}
+
+void TrainerProgressBar::advance_evaluation() {
+  // Metrics of an evaluation are known at its end.
+  if (evaluation_ && count(*evaluation_)) evaluation_->redraw();
 }
 
 void TrainerProgressBar::start_evaluation(TrainerContext& run, std::string label) {
@@ -145,7 +157,7 @@ void TrainerProgressBar::end_evaluation(TrainerContext& run, bool keep) {
   if (!evaluation_) return;
   (void)evaluation_->count(std::exchange(uncounted_, 0));
   if (keep) {
-    show_metrics(run, *evaluation_);
+    show_metrics(run, *evaluation_, /*finished=*/true);
     evaluation_->finish();
   } else {
     evaluation_->discard();
@@ -158,9 +170,8 @@ void TrainerProgressBar::on_validation_start(TrainerContext& run) {
   start_evaluation(run, run.sanity_checking() ? "Sanity check" : "Validating");
 }
 
-void TrainerProgressBar::on_validation_batch_end(TrainerContext& run, const StepOutput&, const AnyBatch&,
-                                                 const StepInfo&) {
-  if (evaluation_) advance(run, *evaluation_);
+void TrainerProgressBar::on_validation_batch_end(TrainerContext&, const StepOutput&, const AnyBatch&, const StepInfo&) {
+  advance_evaluation();
 }
 
 void TrainerProgressBar::on_validation_end(TrainerContext& run) {
@@ -172,8 +183,8 @@ void TrainerProgressBar::on_test_start(TrainerContext& run) {
   start_evaluation(run, "Testing");
 }
 
-void TrainerProgressBar::on_test_batch_end(TrainerContext& run, const StepOutput&, const AnyBatch&, const StepInfo&) {
-  if (evaluation_) advance(run, *evaluation_);
+void TrainerProgressBar::on_test_batch_end(TrainerContext&, const StepOutput&, const AnyBatch&, const StepInfo&) {
+  advance_evaluation();
 }
 
 void TrainerProgressBar::on_test_end(TrainerContext& run) {
@@ -184,9 +195,8 @@ void TrainerProgressBar::on_predict_start(TrainerContext& run) {
   start_evaluation(run, "Predicting");
 }
 
-void TrainerProgressBar::on_predict_batch_end(TrainerContext& run, const StepOutput&, const AnyBatch&,
-                                              const StepInfo&) {
-  if (evaluation_) advance(run, *evaluation_);
+void TrainerProgressBar::on_predict_batch_end(TrainerContext&, const StepOutput&, const AnyBatch&, const StepInfo&) {
+  advance_evaluation();
 }
 
 void TrainerProgressBar::on_predict_end(TrainerContext& run) {

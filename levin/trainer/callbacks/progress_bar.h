@@ -62,15 +62,18 @@ class TrainerProgressBar : public Callback {
   void on_exception(TrainerContext& run, const std::exception& error) override;
 
  protected:
-  /// What stands beside the bar; by itself the version of the first logger and what was logged with `prog_bar`.
-  virtual void show_metrics(TrainerContext& run, ProgressBar& bar);
+  /// What stands beside the bar; by itself the version of the first logger and what was logged with `prog_bar`: of a
+  /// metric that has a value for each step and one for the epoch the former, and of a finished bar the latter.
+  virtual void show_metrics(TrainerContext& run, ProgressBar& bar, bool finished);
 
  private:
   ProgressOptions bar_options() const;
   void start_training(TrainerContext& run);
   void start_evaluation(TrainerContext& run, std::string label);
   void end_evaluation(TrainerContext& run, bool keep);
-  void advance(TrainerContext& run, ProgressBar& bar);
+  /// True when a drawing is due.
+  bool count(ProgressBar& bar);
+  void advance_evaluation();
 
   TrainerProgressBarOptions options_;
   bool enabled_ = false;

@@ -67,7 +67,7 @@ void Timer::on_train_epoch_end(TrainerContext& run) {
 void Timer::check(TrainerContext& run, bool over) {
   if (!over) return;
   stopped_ = true;
-  if (options_.verbose) run.print("The time is over after ", format_duration(time_elapsed()), "; the run ends.");
+  if (options_.verbose) run.print("Timer: the time is over after ", format_duration(time_elapsed()));
   run.stop("the time is over");
 }
 

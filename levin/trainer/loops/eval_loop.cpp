@@ -117,7 +117,8 @@ void call_both(Run& run, Hook hook, void (Callback::*on_callback)(TrainerContext
 
 using Outputs = std::vector<std::vector<StepOutput>>;
 
-void run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* keep) {
+/// Returns how many batches it had.
+int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* keep) {
   const auto& hooks = hooks_of(stage);
   auto& module = run.module();
   auto& data = run.eval_data(stage);
@@ -127,6 +128,7 @@ void run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* kee
   auto* log = stage == Stage::kPredict ? nullptr : &run.metric_log(stage);
   run.dataloader_idx_ = data.loaders.size() > 1 ? static_cast<int64_t>(index) : -1;
   source.start(run.progress_.epoch);
+  int64_t done = 0;
   for (int64_t i = 0; !most || i < *most; ++i) {
     const StepInfo at{i, static_cast<int64_t>(index)};
     void* batch = run.next_batch(source, at);
@@ -147,18 +149,24 @@ void run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* kee
     run.set_site(kNoLogging);
     if (log && log->logs_steps() && stage != Stage::kSanity) {
       MetricLog::Published values;
-      log->publish_step(values);
-      run.send_row(values.log, i, /*with_epoch=*/false);
+      log->publish_step(values, run.dataloader_idx_);
+      for (const auto& [name, value] : values.log) run.published_.log[name] = value;
+      // A checkpoint that cuts the validation off starts it anew, and so must its rows.
+      if (run.fitting_ && !run.logs_before_validation_) run.logs_before_validation_ = run.log_positions();
+      run.send_row(values.log, data.seen[index] + i, /*with_epoch=*/false);
     }
+    ++done;
     run.batch_ = AnyBatch();
     if (keep) {
       auto& kept = (*keep)[index];
       kept.push_back(std::move(output));
     }
-    if (run.fabric_->world_size() == 1) run.check_stop_requests();
+    // Inside fit the ranks end together, so they ask together: after batches that all of them have.
+    if (!run.fitting_ || run.fabric_->world_size() == 1 || i < data.common[index]) run.check_stop_requests();
   }
   source.finish();
   run.dataloader_idx_ = -1;
+  return done;
 }
 
 void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
@@ -178,7 +186,8 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
     call_both(run, hooks.start, hooks.on_start, hooks.module_start);
     call_both(run, hooks.epoch_start, hooks.on_epoch_start, hooks.module_epoch_start);
     if (keep) keep->assign(data.loaders.size(), {});
-    for (size_t i = 0; i < data.loaders.size(); ++i) run_loader(run, stage, i, limit, keep);
+    std::vector<int64_t> done;
+    for (size_t i = 0; i < data.loaders.size(); ++i) done.push_back(run_loader(run, stage, i, limit, keep));
     call_both(run, hooks.epoch_end, hooks.on_epoch_end, hooks.module_epoch_end);
     run.set_site(kNoLogging);
     if (stage != Stage::kPredict) {
@@ -189,9 +198,12 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
       for (auto& [name, value] : values.log) run.published_.log[name] = value;
       if (stage != Stage::kSanity) run.log_eval_row(stage, std::move(values.log));
     }
+    // Only now: what a checkpoint cuts off starts anew, with its rows.
+    for (size_t i = 0; i < done.size() && stage != Stage::kSanity; ++i) data.seen[i] += done[i];
     if (run.fitting_ && stage == Stage::kValidate) {
       run.progress_.validated_at = run.progress_.total_batches;
       run.rng_before_validation_.reset();
+      run.logs_before_validation_.reset();
     }
     call_both(run, hooks.end, hooks.on_end, hooks.module_end);
   }
@@ -209,6 +221,8 @@ void run_eval_loop(Run& run, Stage stage, int64_t limit) {
   if (data.loaders.empty()) return;
   if (run.fitting_ && stage == Stage::kValidate) {
     run.rng_before_validation_ = run.rng_state();
+    // What is judged is the model that checkpoints hold, on every rank.
+    if (auto& sync = run.wrapped_->setup_call().sync) sync->sync_buffers();
   }
   run.metric_log(stage).reset();
   run_eval(run, stage, limit, nullptr);

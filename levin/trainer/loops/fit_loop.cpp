@@ -19,6 +19,13 @@ bool fit_is_done(const Run& run) {
   return epochs_are_done(run) || run.steps_are_done() || (run.should_stop_ && run.can_stop_early());
 }
 
+/// A checkpoint was written inside the last epoch, after its last optimizer step: what is left is the end of the epoch.
+bool epoch_is_open(const Run& run) {
+  const auto& progress = run.progress_;
+  return progress.closing_epoch ||
+         (progress.batch > 0 && progress.global_step == run.plan_.max_steps && !epochs_are_done(run));
+}
+
 bool validates_in_epoch(const Run& run) {
   if (run.val_data_.loaders.empty() || run.plan_.limit_val.is_zero()) return false;
   const auto every = run.plan_.check_val_every_n_epoch;
@@ -57,6 +64,15 @@ void validate_if_due(Run& run) {
   run.last_validation_ = Clock::now();
 }
 
+void after_batch(Run& run) {
+  validate_if_due(run);
+  if (!run.batch_stepped_) return;
+  // The count of batches is that of the batch just done.
+  --run.progress_.batch;
+  step_schedulers(run, "step", /*plateau=*/true);
+  ++run.progress_.batch;
+}
+
 /// The batches of an epoch. Returns when the epoch is over, or the run.
 void run_batches(Run& run) {
   auto& module = run.module();
@@ -65,14 +81,15 @@ void run_batches(Run& run) {
   const auto batches = run.train_data_.batches.front();
   StepOutput output;
 
-  // What a checkpoint cut off: the validation after its last batch.
-  if (progress.batch > 0) {
-    run.is_last_batch_ = batches && progress.batch >= *batches;
-    validate_if_due(run);
-  }
+  run.is_last_batch_ = batches && progress.batch >= *batches;
+  // What a checkpoint cut off: the validation after its last batch, and what follows it.
+  if (progress.batch > 0) after_batch(run);
   while (true) {
     if (batches && progress.batch >= *batches) break;
-    if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) break;
+    if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) {
+      progress.epoch_cut = !run.is_last_batch_;
+      break;
+    }
     const StepInfo at{progress.batch, 0};
     run.advice_.before_fetch(run);
     void* batch = run.next_batch(source, at);
@@ -95,12 +112,12 @@ void run_batches(Run& run) {
 
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
     if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
-    if (output.loss.defined()) output.loss = output.loss.detach();
     run.call(Hook::kTrainBatchEnd, [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
     run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
     if (run.batch_stepped_) run.log_step_row();
     run.batch_ = AnyBatch();
+    output = StepOutput();
 
     ++progress.batch;
     ++progress.total_batches;
@@ -108,13 +125,7 @@ void run_batches(Run& run) {
     run.inside_batch_ = false;
     run.write_waiting_checkpoints();
     run.check_stop_requests();
-    validate_if_due(run);
-    if (run.batch_stepped_) {
-      // The count of batches is that of the batch just done.
-      --progress.batch;
-      step_schedulers(run, "step", /*plateau=*/true);
-      ++progress.batch;
-    }
+    after_batch(run);
   }
   source.finish();
   // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
@@ -127,7 +138,7 @@ void close_epoch(Run& run) {
   run.log_epoch_row();
   run.in_epoch_end_ = false;
   run.train_log_.reset();
-  run.progress_.closing_epoch = false;
+  run.progress_.closing_epoch = run.progress_.epoch_cut = false;
   ++run.progress_.epoch;
   run.progress_.batch = 0;
 }
@@ -137,7 +148,7 @@ void run_epoch(Run& run, bool resumed) {
   auto& module = run.module();
   auto& progress = run.progress_;
   if (progress.closing_epoch) {
-    run.is_last_batch_ = true;
+    run.is_last_batch_ = !progress.epoch_cut;
     run.in_epoch_end_ = true;
     close_epoch(run);
     return;
@@ -199,7 +210,9 @@ void run_fit_loop(Run& run) {
   const bool resumed = run.loaded_.has_value();
   if (!resumed && !fit_is_done(run) && !run.plan_.limit_train.is_zero()) sanity_check(run);
   run.stage_ = Stage::kTrain;
-  if ((fit_is_done(run) && !progress.closing_epoch) || run.plan_.limit_train.is_zero()) return;
+  // A run that is to go further than the one before goes on where that one stopped, not with the next epoch.
+  if (progress.epoch_cut && !fit_is_done(run)) progress.closing_epoch = progress.epoch_cut = false;
+  if ((fit_is_done(run) && !epoch_is_open(run)) || run.plan_.limit_train.is_zero()) return;
   run.load_train_data();
   if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
 
@@ -210,7 +223,7 @@ void run_fit_loop(Run& run) {
   // After everything that may draw random numbers.
   if (resumed) run.restore_position();
   bool first = resumed;
-  while (!fit_is_done(run) || progress.closing_epoch) {
+  while (!fit_is_done(run) || epoch_is_open(run)) {
     run_epoch(run, std::exchange(first, false));
   }
   run.call(

@@ -1,0 +1,46 @@
+#pragma once
+
+// Runs of resume_probe, and what is left of them.
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "levin/core/state_dict.h"
+#include "tests/launch/child.h"
+
+namespace levin::testing {
+
+/// A folder of its own that is gone at the end.
+class ProbeFolder {
+ public:
+  ProbeFolder();
+  ~ProbeFolder();
+  ProbeFolder(const ProbeFolder&) = delete;
+  ProbeFolder& operator=(const ProbeFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::string resume_probe();
+
+/// The probe at work in a folder; `environment` is as Child takes it.
+std::unique_ptr<Child> start_probe(const std::filesystem::path& folder, const std::vector<std::string>& flags,
+                                   std::vector<std::string> environment = {});
+
+/// "NAME=NUMBER" in the line of events that a probe prints at its end.
+int64_t event_count(const std::string& out, const std::string& event);
+/// metrics.csv of the run that printed this.
+std::string csv_of(const std::string& out);
+
+/// The first place where two values differ, or "".
+std::string difference(const StateValue& a, const StateValue& b, const std::string& at = "");
+/// The ends of two runs, in all that training depends on.
+std::string final_difference(const std::filesystem::path& a, const std::filesystem::path& b);
+
+/// Checkpoints in a folder by the time of their writing, oldest first; a damaged one fails the test.
+std::vector<std::filesystem::path> whole_checkpoints(const std::filesystem::path& folder);
+
+}  // namespace levin::testing

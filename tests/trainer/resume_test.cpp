@@ -1,0 +1,189 @@
+// A run that is killed, anywhere and again and again, ends as the run that was left alone: the same bits in weights,
+// optimizer, schedules and random generators, and the same log.
+#include <chrono>
+#include <csignal>
+#include <random>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "probe_runs.h"
+
+namespace levin::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+/// The run that nobody disturbs, which the others are compared with.
+struct Whole {
+  ProbeFolder folder;
+  std::string out;
+  std::string csv;
+  double seconds = 0;
+
+  explicit Whole(const std::vector<std::string>& flags) {
+    const auto run = start_probe(folder.path(), flags);
+    EXPECT_EQ(run->wait(), 0) << run->err();
+    out = run->out();
+    csv = csv_of(out);
+    seconds = run->seconds();
+    EXPECT_GT(std::count(csv.begin(), csv.end(), '\n'), 20);
+  }
+};
+
+struct Point {
+  std::string event;
+  int64_t count;
+};
+
+/// One folder in which runs are killed, and go on, until one is left alone.
+class Series {
+ public:
+  Series(const Whole& whole, std::vector<std::string> flags) : whole_(whole), flags_(std::move(flags)) {}
+
+  /// Whether the run died there. One that never came there has ended as if nothing had been asked.
+  bool dies_at(const Point& point, int rank = 0) {
+    auto flags = next_flags();
+    const auto at = point.event + ":" + std::to_string(point.count) + ":KILL";
+    flags.insert(flags.end(), {"--at", at, "--rank", std::to_string(rank)});
+    history_ += " " + at + (rank ? "@" + std::to_string(rank) : "");
+    const auto run = start_probe(folder_.path(), flags);
+    return died(*run);
+  }
+
+  bool dies_after(std::chrono::milliseconds time) {
+    history_ += " " + std::to_string(time.count()) + "ms";
+    const auto run = start_probe(folder_.path(), next_flags());
+    run->wait_for("levin: [trainer]");
+    std::this_thread::sleep_for(time);
+    run->signal(SIGKILL);
+    return died(*run);
+  }
+
+  void ends_like_the_whole() {
+    if (ended_) return;
+    const auto run = start_probe(folder_.path(), next_flags());
+    EXPECT_FALSE(died(*run)) << run->err();
+  }
+
+ private:
+  std::vector<std::string> next_flags() {
+    auto flags = flags_;
+    flags.emplace_back("--ckpt_path");
+    // "last" takes those that are made to be gone on from; the others must do as well.
+    const auto all = whole_checkpoints(folder_.path() / "checkpoints");
+    const bool newest = ++starts_ % 2 == 0 && !all.empty();
+    flags.push_back(newest ? all.back().string() : "last");
+    history_ += newest ? " | " + all.back().filename().string() : " | last";
+    return flags;
+  }
+
+  bool died(Child& run) {
+    const int status = run.wait();
+    if (status == 128 + SIGKILL) return true;
+    EXPECT_EQ(status, 0) << history_ << "\n" << run.err();
+    if (status != 0) return false;
+    ended_ = true;
+    EXPECT_EQ(final_difference(whole_.folder.path(), folder_.path()), "") << history_;
+    EXPECT_EQ(csv_of(run.out()), whole_.csv) << history_;
+    return false;
+  }
+
+  const Whole& whole_;
+  std::vector<std::string> flags_;
+  ProbeFolder folder_;
+  std::string history_;
+  int starts_ = 0;
+  bool ended_ = false;
+};
+
+const std::vector<std::string> kEvents{"forward",   "backward", "batch_end", "val_batch", "sanity_batch",
+                                       "epoch_end", "save",     "file",      "rename"};
+
+/// Draws points until so many runs have died; a series goes on for a few deaths.
+void die_often(const Whole& whole, const std::vector<std::string>& flags, int deaths, unsigned seed, int ranks = 1) {
+  std::mt19937 draw(seed);
+  const auto below = [&](int64_t n) {
+    return std::uniform_int_distribution<int64_t>(0, std::max<int64_t>(n, 1) - 1)(draw);
+  };
+  for (int died = 0; died < deaths;) {
+    Series series(whole, flags);
+    for (int i = 0; i < 8 && died < deaths; ++i) {
+      const auto& event = kEvents[static_cast<size_t>(below(static_cast<int64_t>(kEvents.size())))];
+      const auto count = 1 + below(event_count(whole.out, event) / 3);
+      if (!series.dies_at({event, count}, static_cast<int>(below(ranks)))) break;
+      ++died;
+    }
+    series.ends_like_the_whole();
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(Resume, ExactAtEveryKindOfPlace) {
+  const std::vector<std::string> flags{"--scheduler", "step"};
+  const Whole whole(flags);
+  // In the middle of a window of accumulation, of a validation (one of them inside a window), between the files of a
+  // checkpoint, before and after its name is there, at the end of an epoch.
+  const std::vector<std::vector<Point>> all{
+      {{"batch_end", 1}, {"batch_end", 3}, {"val_batch", 2}, {"val_batch", 8}, {"epoch_end", 1}},
+      {{"file", 1}, {"file", 2}, {"file", 3}, {"file", 9}, {"file", 14}, {"file", 20}},
+      {{"rename", 1}, {"rename", 2}, {"rename", 3}, {"rename", 4}, {"rename", 11}, {"rename", 12}},
+      {{"save", 1}, {"save", 2}, {"backward", 2}, {"forward", 9}, {"epoch_end", 1}, {"batch_end", 10}}};
+  for (const auto& points : all) {
+    Series series(whole, flags);
+    for (const auto& point : points)
+      if (!series.dies_at(point)) break;
+    series.ends_like_the_whole();
+  }
+}
+
+TEST(Resume, ExactAtRandomPlaces) {
+  const std::vector<std::string> flags{"--scheduler", "step"};
+  const Whole whole(flags);
+  die_often(whole, flags, 14, 1);
+}
+
+TEST(Resume, ExactWithASchedulerThatFollowsValidation) {
+  const std::vector<std::string> flags{"--scheduler", "plateau"};
+  const Whole whole(flags);
+  die_often(whole, flags, 8, 2);
+}
+
+TEST(Resume, ExactWithASchedulerThatFollowsEachStep) {
+  const std::vector<std::string> flags{"--scheduler", "plateau_step"};
+  const Whole whole(flags);
+  die_often(whole, flags, 8, 3);
+}
+
+TEST(Resume, ExactWhenTheLastStepIsInTheMiddleOfAnEpoch) {
+  const std::vector<std::string> flags{"--scheduler", "plateau_step", "--max_steps", "9"};
+  const Whole whole(flags);
+  for (const std::vector<Point>& points :
+       {std::vector<Point>{{"epoch_end", 2}}, std::vector<Point>{{"batch_end", 14}, {"epoch_end", 1}}}) {
+    Series series(whole, flags);
+    for (const auto& point : points) EXPECT_TRUE(series.dies_at(point));
+    series.ends_like_the_whole();
+  }
+}
+
+TEST(Resume, ExactAtRandomTimes) {
+  const std::vector<std::string> flags{"--scheduler", "step"};
+  const Whole whole(flags);
+  std::mt19937 draw(4);
+  Series series(whole, flags);
+  for (int i = 0; i < 6; ++i) {
+    const auto limit = static_cast<int>(whole.seconds * 300);
+    if (!series.dies_after(std::chrono::milliseconds(std::uniform_int_distribution<int>(0, limit)(draw)))) break;
+  }
+  series.ends_like_the_whole();
+}
+
+TEST(Resume, ExactOnTwoRanks) {
+  const std::vector<std::string> flags{"--scheduler", "step", "--devices", "2"};
+  const Whole whole(flags);
+  die_often(whole, flags, 6, 5, 2);
+}
+
+}  // namespace
+}  // namespace levin::testing
