@@ -194,10 +194,10 @@ int main(int argc, char** argv) {
     if (none.instructions < 0) {
       fmt::print("instructions: the counters of this machine cannot be read\n");
     } else {
-      fmt::print("instructions a step: {:.0f}; more for a callback without the hook: {:.1f}; for an empty hook: {:.1f}\n",
-                 none.instructions_per_step(),
-                 (absent.instructions_per_step() - none.instructions_per_step()) / 4,
-                 (idle.instructions_per_step() - none.instructions_per_step()) / 4);
+      fmt::print(
+          "instructions a step: {:.0f}; more for a callback without the hook: {:.1f}; for an empty hook: {:.1f}\n",
+          none.instructions_per_step(), (absent.instructions_per_step() - none.instructions_per_step()) / 4,
+          (idle.instructions_per_step() - none.instructions_per_step()) / 4);
     }
     std::filesystem::remove_all(folder);
   });

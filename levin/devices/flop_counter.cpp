@@ -1,7 +1,10 @@
 #include "levin/devices/flop_counter.h"
 
 #include <array>
+#include <atomic>
+#include <memory>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/record_function.h>

@@ -52,6 +52,7 @@ class Callback : public CallbackBase {
   virtual void on_train_epoch_start(TrainerContext&) {}
   virtual void on_train_epoch_end(TrainerContext&) {}
   virtual void on_train_batch_start(TrainerContext&, const AnyBatch&, int64_t /*batch_idx*/) {}
+  /// The output is let go of after this hook; what is kept of it should be detached, or its graph stays too.
   virtual void on_train_batch_end(TrainerContext&, const StepOutput&, const AnyBatch&, int64_t /*batch_idx*/) {}
   virtual void on_before_zero_grad(TrainerContext&, Optimizer&) {}
   virtual void on_before_backward(TrainerContext&, const Tensor& /*loss*/) {}

@@ -32,10 +32,10 @@ struct StageData {
   AnyLoaders loaders;
   /// Batches of each loader on this rank, limited; nothing when that is not known.
   std::vector<std::optional<int64_t>> batches;
-  /// Batches that every rank has; 0 when that is not known.
-  std::vector<int64_t> common;
   /// Batches that each loader has given in earlier passes: rows of evaluation steps count on from there.
   std::vector<int64_t> seen;
+  /// Batches that every rank has; 0 when that is not known.
+  std::vector<int64_t> common;
   bool ready = false;
 };
 

@@ -194,9 +194,10 @@ void Run::check_stop_requests() {
   const double seconds = std::chrono::duration<double>(now - std::exchange(vote.last, now)).count();
   const double wanted = 0.5 * static_cast<double>(vote.period) / std::max(seconds, 1e-9);
   const auto period = std::clamp<int64_t>(static_cast<int64_t>(std::min(wanted, 1e6)), 1, 2 * vote.period);
-  auto votes = at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending()), -period},
-                          at::kLong)
-                   .to(fabric_->device());
+  auto votes =
+      at::tensor({static_cast<int64_t>(stop_requested_), static_cast<int64_t>(SignalFlags::pending()), -period},
+                 at::kLong)
+          .to(fabric_->device());
   votes = fabric_->all_reduce(votes, "max").cpu();
   const auto* results = votes.const_data_ptr<int64_t>();
   if (results[1] != 0) end_by_signal(static_cast<int>(results[1]));

@@ -12,7 +12,15 @@ const Json& restart() {
 
 /// The module of the cases; with noise, each batch also draws random numbers.
 struct RestartNet : Net {
-  explicit RestartNet(bool noise = false) : Net(Json{{"schedule", restart()["schedule"]}}), noise_(noise) {}
+  explicit RestartNet(bool noise = false, bool plateau = false)
+      : Net(Json{{"schedule", plateau ? halving() : restart()["schedule"]}}), noise_(noise) {}
+  /// Half the rate after each step that is worse than the best.
+  static Json halving() {
+    return {{"type", "ReduceLROnPlateau"},
+            {"options", {{"mode", "min"}, {"factor", 0.5}, {"patience", 0}}},
+            {"monitor", "train_loss_step"},
+            {"interval", "step"}};
+  }
   StepOutput validation_step(const Batch& batch, const StepInfo&) override {
     const auto loss = loss_of(batch);
     log("val_loss", loss, {.on_step = true, .on_epoch = true});
@@ -54,18 +62,18 @@ struct RestartOptions {
   std::string ckpt_path = {};
   bool validates = false;
   bool noise = false;
+  /// Follows the noisy loss, step by step.
+  bool plateau = false;
   int64_t accumulate = 1;
   /// Ends there, with a checkpoint at the end of each epoch.
   int64_t max_steps = -1;
 };
 
 /// Four epochs of four batches, with a checkpoint every two steps.
-Result run(const std::filesystem::path& folder, const Loaders<Batch>& train, const RestartOptions& asked = {},
-           RestartNet* net = nullptr) {
+Result run(const std::filesystem::path& folder, const Loaders<Batch>& train, const RestartOptions& asked = {}) {
   const Quiet quiet;
   Result result;
-  RestartNet own(asked.noise);
-  auto& module = net ? *net : own;
+  RestartNet module(asked.noise, asked.plateau);
   TrainerOptions options = options_of(Json{{"max_epochs", restart()["max_epochs"]}, {"log_every_n_steps", 1}});
   options.enable_checkpointing = {};
   options.logger = result.rows;
@@ -185,18 +193,21 @@ TEST(ConformanceRestart, ValidatesWhatTheCheckpointCutOff) {
 }
 
 TEST(ConformanceRestart, GoesOnInsideAnEpochThatWasCut) {
-  const Folder folder;
-  torch::manual_seed(5);
-  const auto whole = run(folder.path() / "whole", placed(), {.noise = true});
-  for (const int64_t step : {1, 6, 11}) {
-    SCOPED_TRACE(step);
+  for (const bool plateau : {false, true}) {
+    const Folder folder;
     torch::manual_seed(5);
-    const auto start = run(folder.path() / "start", placed(), {.noise = true, .max_steps = step});
-    EXPECT_EQ(start.global_step, step);
-    const auto resumed =
-        run(folder.path() / "resumed", placed(), {.ckpt_path = folder.path() / "start" / name_at(step), .noise = true});
-    expect_same_end(resumed, whole, static_cast<size_t>(step));
-    expect_same_rows(resumed, whole);
+    const auto whole = run(folder.path() / "whole", placed(), {.noise = true, .plateau = plateau});
+    for (const int64_t step : {1, 6, 11}) {
+      SCOPED_TRACE(step);
+      torch::manual_seed(5);
+      const auto start = run(folder.path() / "start", placed(), {.noise = true, .plateau = plateau, .max_steps = step});
+      EXPECT_EQ(start.global_step, step);
+      const auto resumed =
+          run(folder.path() / "resumed", placed(),
+              {.ckpt_path = folder.path() / "start" / name_at(step), .noise = true, .plateau = plateau});
+      expect_same_end(resumed, whole, static_cast<size_t>(step));
+      expect_same_rows(resumed, whole);
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// A long run takes no more memory than a short one: nothing is kept from step to step, and the Trainer allocates nothing
-// of its own between two rows of the log.
+// A long run takes no more memory than a short one: nothing is kept from step to step, and the Trainer allocates
+// nothing of its own between two rows of the log.
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>

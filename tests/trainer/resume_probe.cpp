@@ -1,8 +1,10 @@
 // A run with everything that a resume must bring back, which dies or is signalled wherever it is told to.
 //   resume_probe --out FOLDER [--job fit|validate|test|predict] [--ckpt_path PATH|last] [--devices N]
-//                [--scheduler step|plateau|plateau_step] [--max_steps N] [--pause MS] [--at EVENT:N:SIGNAL] [--rank R] [--to self|parent] [--handler]
-// At the N-th EVENT of this process (rank R alone) the signal (KILL, INT, TERM, USR; with a 2 behind it twice) is sent to it, or to the launcher
-// above it. The end of the run is written to FOLDER/final.ckpt, and the number of events is printed.
+//                [--scheduler step|plateau|plateau_step] [--max_steps N] [--pause MS] [--at EVENT:N:SIGNAL] [--rank R]
+//                [--to self|parent] [--handler]
+// At the N-th EVENT of this process (rank R alone) the signal (KILL, INT, TERM, USR; with a 2 behind it twice) is sent
+// to it, or to the launcher above it. The end of the run is written to FOLDER/final.ckpt, and the number of events is
+// printed.
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -99,9 +101,7 @@ struct Module : TrainModule {
         b(register_module("b", torch::nn::Linear(16, 3))),
         scheduler(std::move(chosen)) {}
 
-  Tensor loss_of(const Batch& batch) {
-    return cross_entropy(b(dropout(torch::relu(norm(a(batch["x"]))))), batch["y"]);
-  }
+  Tensor loss_of(const Batch& batch) { return cross_entropy(b(dropout(torch::relu(norm(a(batch["x"]))))), batch["y"]); }
   StepOutput training_step(const Batch& batch, const StepInfo&) override {
     mark("forward");
     std::this_thread::sleep_for(batch_pause);

@@ -104,7 +104,9 @@ const std::vector<std::string> kEvents{"forward",   "backward", "batch_end", "va
 /// Draws points until so many runs have died; a series goes on for a few deaths.
 void die_often(const Whole& whole, const std::vector<std::string>& flags, int deaths, unsigned seed, int ranks = 1) {
   std::mt19937 draw(seed);
-  const auto below = [&](int64_t n) { return std::uniform_int_distribution<int64_t>(0, std::max<int64_t>(n, 1) - 1)(draw); };
+  const auto below = [&](int64_t n) {
+    return std::uniform_int_distribution<int64_t>(0, std::max<int64_t>(n, 1) - 1)(draw);
+  };
   for (int died = 0; died < deaths;) {
     Series series(whole, flags);
     for (int i = 0; i < 8 && died < deaths; ++i) {

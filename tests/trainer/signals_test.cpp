@@ -1,4 +1,6 @@
 // Signals end a run in order: soon, with the right status, one line, and a checkpoint from which it goes on exactly.
+#include "levin/trainer/signals.h"
+
 #include <chrono>
 #include <csignal>
 #include <sstream>
@@ -8,7 +10,6 @@
 
 #include "levin/core/files.h"
 #include "levin/testing/paths.h"
-#include "levin/trainer/signals.h"
 #include "probe_runs.h"
 
 namespace levin::testing {
@@ -104,7 +105,7 @@ struct Phase {
 
 // In a training batch, in a window of accumulation, in a validation, in one inside a window, at the end of an epoch,
 // and between the files of a checkpoint.
-const std::vector<Phase> kFitPhases{{"forward", 5}, {"batch_end", 7}, {"val_batch", 5},
+const std::vector<Phase> kFitPhases{{"forward", 5},   {"batch_end", 7}, {"val_batch", 5},
                                     {"val_batch", 2}, {"epoch_end", 1}, {"file", 9}};
 
 std::string at(const Phase& phase, const char* signal) {
@@ -137,8 +138,10 @@ TEST(Signals, TermKeepsTheStateForTheCluster) {
 }
 
 TEST(Signals, OutsideOfTrainingNothingIsKept) {
-  const std::vector<std::pair<std::string, Phase>> jobs{
-      {"fit", {"sanity_batch", 1}}, {"validate", {"val_batch", 1}}, {"test", {"test_batch", 2}}, {"predict", {"predict_batch", 2}}};
+  const std::vector<std::pair<std::string, Phase>> jobs{{"fit", {"sanity_batch", 1}},
+                                                        {"validate", {"val_batch", 1}},
+                                                        {"test", {"test_batch", 2}},
+                                                        {"predict", {"predict_batch", 2}}};
   for (const auto& [job, phase] : jobs)
     for (const auto& [name, signal] : {std::pair{"INT", SIGINT}, std::pair{"TERM", SIGTERM}}) {
       SCOPED_TRACE(job + " " + name);
@@ -247,7 +250,8 @@ TEST(Signals, TheLauncherPassesTheWishToRequeueOn) {
 
 TEST(Signals, OneRankOfTwoIsEnough) {
   ProbeFolder folder;
-  const auto run = start_probe(folder.path(), {"--devices", "2", "--pause", "30", "--rank", "1", "--at", "forward:6:TERM"});
+  const auto run =
+      start_probe(folder.path(), {"--devices", "2", "--pause", "30", "--rank", "1", "--at", "forward:6:TERM"});
   expect_in_order(*run, SIGTERM);
   EXPECT_EQ(whole_checkpoints(folder.path()).size(), 1U);
 }

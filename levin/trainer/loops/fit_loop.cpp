@@ -82,8 +82,9 @@ void run_batches(Run& run) {
   StepOutput output;
 
   run.is_last_batch_ = batches && progress.batch >= *batches;
-  // What a checkpoint cut off: the validation after its last batch, and what follows it.
-  if (progress.batch > 0) after_batch(run);
+  // What a checkpoint cut off: the validation after its last batch, and what follows it. A run that ended here has done
+  // that.
+  if (progress.batch > 0 && !std::exchange(progress.epoch_cut, false)) after_batch(run);
   while (true) {
     if (batches && progress.batch >= *batches) break;
     if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) {
@@ -112,9 +113,6 @@ void run_batches(Run& run) {
 
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
     if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/false);
-    output.each_tensor([](Tensor& t) {
-      if (t.defined()) t = t.detach();
-    });
     run.call(Hook::kTrainBatchEnd, [&](Callback& c) { c.on_train_batch_end(run, output, run.batch_, at.batch_idx); });
     run.call_module(Hook::kTrainBatchEnd, [&] { module.any_train_batch_end(output, batch, at.batch_idx); });
     run.set_site(kNoLogging);
@@ -214,7 +212,7 @@ void run_fit_loop(Run& run) {
   if (!resumed && !fit_is_done(run) && !run.plan_.limit_train.is_zero()) sanity_check(run);
   run.stage_ = Stage::kTrain;
   // A run that is to go further than the one before goes on where that one stopped, not with the next epoch.
-  if (progress.epoch_cut && !fit_is_done(run)) progress.closing_epoch = progress.epoch_cut = false;
+  if (progress.epoch_cut && !fit_is_done(run)) progress.closing_epoch = false;
   if ((fit_is_done(run) && !epoch_is_open(run)) || run.plan_.limit_train.is_zero()) return;
   run.load_train_data();
   if (!run.plan_.limit_val.is_zero()) run.load_eval_data(Stage::kValidate);
