@@ -55,17 +55,25 @@ struct Stopwatch {
   int64_t steps = 0;
   Clock::time_point started;
   int64_t instructions = -1;
-  double seconds = 0;
+  double seconds = 0, cpu_seconds = 0;
 
   void start() {
     instructions = Instructions::now();
+    cpu_seconds = cpu_now();
     started = Clock::now();
   }
   void stop() {
     seconds = std::chrono::duration<double>(Clock::now() - started).count();
+    cpu_seconds = cpu_now() - cpu_seconds;
     if (instructions >= 0) instructions = Instructions::now() - instructions;
   }
+  static double cpu_now() {
+    timespec time{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  }
   double microseconds() const { return seconds / static_cast<double>(steps - kWarmUp) * 1e6; }
+  double cpu_microseconds() const { return cpu_seconds / static_cast<double>(steps - kWarmUp) * 1e6; }
   double instructions_per_step() const {
     return static_cast<double>(instructions) / static_cast<double>(steps - kWarmUp);
   }
@@ -166,8 +174,8 @@ int main(int argc, char** argv) {
                          : mode == "logs"      ? without(true, false)
                          : mode == "bar"       ? without(false, true)
                                                : with({Idle(), Idle(), Idle(), Idle()});
-      fmt::print("{}: {:.3f} us, {:.0f} instructions a step\n", mode, watch.microseconds(),
-                 watch.instructions_per_step());
+      fmt::print("{}: {:.3f} us, {:.3f} us of CPU time{}\n", mode, watch.microseconds(), watch.cpu_microseconds(),
+                 watch.instructions < 0 ? "" : fmt::format(", {:.0f} instructions", watch.instructions_per_step()));
       std::filesystem::remove_all(folder);
       return;
     }

@@ -44,11 +44,15 @@ struct Fault {
   }
 };
 Fault fault;
-/// Of each batch.
+/// Of each batch of training, test and prediction.
 std::chrono::milliseconds batch_pause{0};
 
 void mark(const char* event) {
   if (++fault.seen[event] != fault.count || fault.event != event) return;
+  if (fault.signal != SIGKILL) {
+    std::puts("signalled");
+    std::fflush(stdout);
+  }
   for (int i = 0; i < (fault.twice ? 2 : 1); ++i) ::kill(fault.to_parent ? ::getppid() : ::getpid(), fault.signal);
 }
 
@@ -121,10 +125,12 @@ struct Module : TrainModule {
   }
   StepOutput test_step(const Batch& batch, const StepInfo&) override {
     mark("test_batch");
+    std::this_thread::sleep_for(batch_pause);
     return loss_of(batch);
   }
   StepOutput predict_step(const Batch& batch, const StepInfo&) override {
     mark("predict_batch");
+    std::this_thread::sleep_for(batch_pause);
     return loss_of(batch);
   }
   void on_save_checkpoint(StateDict&) override { mark("save"); }
