@@ -1,8 +1,8 @@
-// The loop itself: the same weights as loops written by hand, limits, intervals, logs.
-#include "levin/trainer/trainer.h"
-
+// The loop itself gives the very weights of loops written by hand, with Fabric and with LibTorch alone; on two ranks
+// too.
 #include <gtest/gtest.h>
 
+#include "levin/distributed/launcher.h"
 #include "levin/levin.h"
 #include "tests/trainer/boring.h"
 
@@ -12,39 +12,121 @@ namespace {
 using trainer_test::Boring;
 using trainer_test::boring_loader;
 
-TEST(Trainer, EqualsFabricAndPlainLoops) {
-  const auto loader = boring_loader(64, 4, /*shuffle=*/true);
-  torch::manual_seed(1);
-  Boring module;
-  std::vector<Tensor> first;
-  for (const auto& p : module.parameters()) first.push_back(p.detach().clone());
-  Trainer trainer({.accelerator = "cpu",
-                   .logger = false,
-                   .max_epochs = 3,
-                   .enable_checkpointing = false,
-                   .enable_progress_bar = false,
-                   .enable_model_summary = false});
-  trainer.fit(module, loader);
+constexpr int kEpochs = 3;
+constexpr double kRate = 0.1, kDecay = 0.5;
 
-  torch::nn::Linear net(32, 2);
-  {
-    at::NoGradGuard no_grad;
-    for (size_t i = 0; i < 2; ++i) net->parameters()[i].copy_(first[i]);
+using Weights = std::vector<Tensor>;
+
+Weights weights_of(const torch::nn::Module& module) {
+  Weights weights;
+  for (const auto& parameter : module.parameters()) weights.push_back(parameter.detach().clone());
+  return weights;
+}
+
+void set_weights(const torch::nn::Module& module, const Weights& weights) {
+  at::NoGradGuard no_grad;
+  const auto parameters = module.parameters();
+  for (size_t i = 0; i < weights.size(); ++i) parameters[i].copy_(weights[i]);
+}
+
+void expect_equal(const Weights& a, const Weights& b, const char* what) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << what << ", parameter " << i;
+}
+
+/// torch's own optimizer, so that every loop makes the same update.
+struct WithTorchSgd : Boring {
+  Optimizers configure_optimizers() override {
+    auto sgd = optim::adapt(std::make_shared<torch::optim::SGD>(parameters(), torch::optim::SGDOptions(kRate)));
+    return {sgd, optim::StepLR(sgd, {.step_size = 1, .gamma = kDecay})};
   }
-  torch::optim::SGD sgd(net->parameters(), 0.1);
-  const auto plain = boring_loader(64, 4, true);
-  for (int epoch = 0; epoch < 3; ++epoch) {
-    for (auto& batch : plain) {
+};
+
+void decay(torch::optim::SGD& sgd) {
+  for (auto& group : sgd.param_groups()) group.options().set_lr(group.options().get_lr() * kDecay);
+}
+
+TrainerOptions options(int devices) {
+  return {.accelerator = "cpu",
+          .devices = devices,
+          .logger = false,
+          .max_epochs = kEpochs,
+          .enable_checkpointing = false,
+          .enable_progress_bar = false,
+          .enable_model_summary = false};
+}
+
+Weights by_trainer(const Weights& start, Trainer& trainer) {
+  WithTorchSgd module;
+  set_weights(module, start);
+  trainer.fit(module, boring_loader(64, 4, /*shuffle=*/true));
+  EXPECT_EQ(trainer.global_step(), kEpochs * 16 / trainer.fabric().world_size());
+  EXPECT_EQ(trainer.current_epoch(), kEpochs);
+  return weights_of(module);
+}
+
+Weights by_fabric(const Weights& start, Fabric& fabric) {
+  auto module = std::make_shared<WithTorchSgd>();
+  set_weights(*module, start);
+  torch::optim::SGD sgd(module->parameters(), torch::optim::SGDOptions(kRate));
+  auto [net, optimizer] = fabric.setup(module, sgd);
+  auto loader = fabric.setup_dataloaders(boring_loader(64, 4, true));
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (auto& batch : loader) {
+      const auto loss = net.call(&Boring::loss_of, batch);
+      optimizer.zero_grad();
+      fabric.backward(loss);
+      optimizer.step();
+    }
+    decay(sgd);
+  }
+  return weights_of(*module);
+}
+
+/// LibTorch alone; with several ranks each takes its share and gradients are averaged by hand.
+Weights by_hand(const Weights& start, Fabric* ranks) {
+  Boring module;
+  set_weights(module, start);
+  torch::optim::SGD sgd(module.parameters(), torch::optim::SGDOptions(kRate));
+  auto loader = boring_loader(64, 4, true);
+  if (ranks) loader = loader.distributed(ranks->global_rank(), ranks->world_size());
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (auto& batch : loader) {
       sgd.zero_grad();
-      auto y = net(batch["x"]);
-      torch::mse_loss(y, torch::ones_like(y)).backward();
+      module.loss_of(batch).backward();
+      if (ranks)
+        for (auto& parameter : module.parameters()) ranks->all_reduce(parameter.mutable_grad(), "mean");
       sgd.step();
     }
-    for (auto& group : sgd.param_groups()) group.options().set_lr(group.options().get_lr() * 0.1);
+    decay(sgd);
   }
-  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(net->parameters()[i].equal(module.parameters()[i])) << i;
-  EXPECT_EQ(trainer.global_step(), 48);
-  EXPECT_EQ(trainer.current_epoch(), 3);
+  return weights_of(module);
+}
+
+TEST(Trainer, EqualsFabricAndPlainLoops) {
+  torch::manual_seed(1);
+  const auto start = weights_of(Boring());
+  const auto expected = by_hand(start, nullptr);
+  Trainer trainer(options(1));
+  expect_equal(by_fabric(start, trainer.fabric()), expected, "Fabric");
+  expect_equal(by_trainer(start, trainer), expected, "Trainer");
+}
+
+TEST(Trainer, DISABLED_OnRanks) {
+  torch::manual_seed(1);
+  const auto start = weights_of(Boring());
+  Trainer trainer(options(2));
+  trainer.launch();
+  const auto expected = by_hand(start, &trainer.fabric());
+  expect_equal(by_fabric(start, trainer.fabric()), expected, "Fabric");
+  expect_equal(by_trainer(start, trainer), expected, "Trainer");
+}
+
+TEST(Trainer, EqualsFabricAndPlainLoopsOnTwoRanks) {
+  EXPECT_EQ(launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
+                                "--gtest_filter=Trainer.DISABLED_OnRanks"},
+                    .nproc = 2}),
+            0);
 }
 
 }  // namespace
