@@ -113,8 +113,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
         Hook::kFitStart, [&](Callback& c) { c.on_fit_start(*this); }, [&] { module.on_fit_start(); });
     restore_training();
     signals_.emplace(slurm_job_to_requeue().has_value());
-    fit_start_ = std::chrono::steady_clock::now();
-    train_vote_ = eval_vote_ = {.last = fit_start_};
+    train_vote_ = eval_vote_ = {.last = std::chrono::steady_clock::now()};
     advice_.start(*this);
     {
       std::optional<torch::autograd::DetectAnomalyGuard> anomaly;
@@ -134,25 +133,31 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
   check_late_signal(/*together=*/true);
 }
 
+bool Run::begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
+                           const std::string& ckpt_path) {
+  const auto name = stage_name(stage);
+  begin(module, data, name);
+  ckpt_path_ = find_checkpoint(ckpt_path, /*fit=*/false);
+  stage_ = stage;
+  eval_data(stage).loaders = std::move(loaders);
+  restore_model(/*fit=*/false);
+  wrapped_.emplace(fabric_->setup_module(borrowed(module)));
+  module.zero_grad();
+  signals_.emplace(false);
+  if (eval_limit(stage).is_zero()) return false;
+  load_eval_data(stage);
+  LEVIN_CHECK(!eval_data(stage).loaders.empty(), "[trainer.", name, "] there is no loader: pass one, or override ",
+              stage == Stage::kValidate ? "val" : name, "_dataloader in the module or the data module");
+  return true;
+}
+
 std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data,
                                             AnyLoaders loaders, const EvaluateOptions& options) {
   LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer] this trainer is at work already");
   const auto name = stage_name(stage);
   std::vector<EvaluationResult> results;
   try {
-    begin(module, data, name);
-    ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
-    stage_ = stage;
-    eval_data(stage).loaders = std::move(loaders);
-    restore_model(/*fit=*/false);
-    wrapped_.emplace(fabric_->setup_module(borrowed(module)));
-    module.zero_grad();
-    signals_.emplace(false);
-    const auto& limit = stage == Stage::kTest ? plan_.limit_test : plan_.limit_val;
-    if (!limit.is_zero()) {
-      load_eval_data(stage);
-      LEVIN_CHECK(!eval_data(stage).loaders.empty(), "[trainer.", name, "] there is no loader: pass one, or override ",
-                  stage == Stage::kTest ? "test" : "val", "_dataloader in the module or the data module");
+    if (begin_evaluation(stage, module, data, std::move(loaders), options.ckpt_path)) {
       run_eval_loop(*this, stage);
       results = metric_log(stage).by_loader(eval_data(stage).loaders.size(), *fabric_);
     }
@@ -176,21 +181,8 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
   LEVIN_CHECK(stage_ == Stage::kIdle, "[trainer.predict] this trainer is at work already");
   std::vector<std::vector<StepOutput>> outputs;
   try {
-    begin(module, data, "predict");
-    ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/false);
-    stage_ = Stage::kPredict;
-    predict_data_.loaders = std::move(loaders);
-    restore_model(/*fit=*/false);
-    wrapped_.emplace(fabric_->setup_module(borrowed(module)));
-    module.zero_grad();
-    signals_.emplace(false);
-    if (!plan_.limit_predict.is_zero()) {
-      load_eval_data(Stage::kPredict);
-      LEVIN_CHECK(!predict_data_.loaders.empty(),
-                  "[trainer.predict] there is no loader: pass one, or override predict_dataloader in the module or the "
-                  "data module");
+    if (begin_evaluation(Stage::kPredict, module, data, std::move(loaders), options.ckpt_path))
       outputs = run_predict_loop(*this, options.return_predictions);
-    }
     end("predict", "success");
   } catch (const std::exception& error) {
     fail("predict", error);

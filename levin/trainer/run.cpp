@@ -413,12 +413,10 @@ void Run::load_eval_data(Stage stage) {
   auto loaders = fitting_ ? asked_val_ : data.loaders;
   if (loaders.empty()) loaders = data_ ? data_->any_eval_dataloader(stage) : module_->any_eval_dataloader(stage);
   data.loaders = prepared(loaders, /*training=*/false);
-  if (stage == Stage::kTest)
-    count_batches(data, "limit_test_batches", plan_.limit_test);
-  else if (stage == Stage::kPredict)
-    count_batches(data, "limit_predict_batches", plan_.limit_predict);
-  else
-    count_batches(data, "limit_val_batches", plan_.limit_val);
+  const char* option = stage == Stage::kTest      ? "limit_test_batches"
+                       : stage == Stage::kPredict ? "limit_predict_batches"
+                                                  : "limit_val_batches";
+  count_batches(data, option, eval_limit(stage));
   data.common.clear();
   for (const auto& batches : data.batches) data.common.push_back(batches.value_or(0));
   if (fitting_ && fabric_->world_size() > 1 && !data.common.empty()) {
@@ -429,6 +427,9 @@ void Run::load_eval_data(Stage stage) {
 
 StageData& Run::eval_data(Stage stage) {
   return stage == Stage::kTest ? test_data_ : stage == Stage::kPredict ? predict_data_ : val_data_;
+}
+const Limit& Run::eval_limit(Stage stage) const {
+  return stage == Stage::kTest ? plan_.limit_test : stage == Stage::kPredict ? plan_.limit_predict : plan_.limit_val;
 }
 MetricLog& Run::metric_log(Stage stage) {
   return stage == Stage::kTest ? test_log_ : stage == Stage::kTrain ? train_log_ : val_log_;

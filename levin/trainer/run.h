@@ -155,6 +155,7 @@ class Run final : public TrainerContext {
   void load_train_data();
   void load_eval_data(Stage stage);
   StageData& eval_data(Stage stage);
+  const Limit& eval_limit(Stage stage) const;
   MetricLog& metric_log(Stage stage);
 
   bool steps_are_done() const { return plan_.max_steps >= 0 && progress_.global_step >= plan_.max_steps; }
@@ -167,7 +168,7 @@ class Run final : public TrainerContext {
   void write_waiting_checkpoints();
   void log_step_row();
   void log_epoch_row();
-  void log_eval_row(Stage stage, MetricMap metrics);
+  void log_value(std::string_view name, const LoggedValue& value, const LogOptions& options);
   void send_row(const MetricMap& metrics, int64_t step, bool with_epoch = true);
   int64_t row_step() const;
   void publish(bool epoch);
@@ -179,7 +180,7 @@ class Run final : public TrainerContext {
   void restore_model(bool fit);
   void restore_training();
   void restore_position();
-  std::filesystem::path next_hpc_path() const;
+  std::filesystem::path hpc_path(int64_t number) const;
 
   TrainerPlan plan_;
   TrainerOptions asked_;
@@ -226,7 +227,6 @@ class Run final : public TrainerContext {
     std::chrono::steady_clock::time_point last;
   };
   Vote train_vote_, eval_vote_;
-  std::chrono::steady_clock::time_point fit_start_;
 
   const LogSite* site_ = &kNoLogging;
   MetricLog train_log_{true}, val_log_{false}, test_log_{false};
@@ -251,6 +251,9 @@ class Run final : public TrainerContext {
   std::optional<SignalFlags> signals_;
 
  private:
+  /// What validate, test and predict begin with; false: their limit is 0, and there is nothing to run.
+  bool begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
+                        const std::string& ckpt_path);
   void begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage);
   void collect_callbacks();
   void collect_loggers();

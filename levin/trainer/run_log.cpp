@@ -47,13 +47,13 @@ bool Run::can_stop_early() const {
 }
 
 void Run::log(std::string_view name, const Tensor& value, const LogOptions& options) {
-  if (plan_.barebones) {
-    warn_once("[trainer] barebones: what is logged goes nowhere");
-    return;
-  }
-  metric_log(stage_).log({site_, &batch_, dataloader_idx_, fabric_.get()}, name, value, options);
+  log_value(name, value, options);
 }
 void Run::log(std::string_view name, double value, const LogOptions& options) {
+  log_value(name, value, options);
+}
+
+void Run::log_value(std::string_view name, const LoggedValue& value, const LogOptions& options) {
   if (plan_.barebones) {
     warn_once("[trainer] barebones: what is logged goes nowhere");
     return;
@@ -62,17 +62,9 @@ void Run::log(std::string_view name, double value, const LogOptions& options) {
 }
 
 void Run::publish(bool epoch) {
-  MetricLog::Published values;
-  auto& log = metric_log(stage_);
-  if (stage_ == Stage::kTrain) {
-    log.publish_step(values);
-    if (epoch) log.publish_epoch(values, *fabric_);
-  } else if (stage_ != Stage::kIdle && stage_ != Stage::kPredict) {
-    return;  // an evaluation publishes at its end
-  }
-  for (auto& [name, value] : values.callback) published_.callback[name] = value;
-  for (auto& [name, value] : values.bar) published_.bar[name] = value;
-  for (auto& [name, value] : values.log) published_.log[name] = value;
+  if (stage_ != Stage::kTrain) return;  // an evaluation publishes at its end
+  train_log_.publish_step(published_);
+  if (epoch) train_log_.publish_epoch(published_, *fabric_);
 }
 
 std::optional<double> Run::metric(std::string_view name) {
@@ -154,10 +146,6 @@ void Run::log_epoch_row() {
   MetricLog::Published values;
   train_log_.publish_epoch(values, *fabric_);
   send_row(values.log, row_step());
-}
-
-void Run::log_eval_row(Stage stage, MetricMap metrics) {
-  send_row(metrics, stage == Stage::kSanity ? 0 : row_step());
 }
 
 void Run::stop(std::string_view reason) {

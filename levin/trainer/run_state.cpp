@@ -158,23 +158,22 @@ void Run::write_waiting_checkpoints() {
   }
 }
 
-std::filesystem::path Run::next_hpc_path() const {
-  return plan_.root_dir / concat("hpc_ckpt_", newest_hpc_number(plan_.root_dir).value_or(0) + 1, ".ckpt");
+std::filesystem::path Run::hpc_path(int64_t number) const {
+  return plan_.root_dir / concat("hpc_ckpt_", number, ".ckpt");
 }
 
 std::filesystem::path Run::find_checkpoint(const std::string& asked, bool fit) {
   namespace fs = std::filesystem;
-  const auto hpc = newest_hpc_number(plan_.root_dir);
-  const auto hpc_path = [&] { return plan_.root_dir / concat("hpc_ckpt_", *hpc, ".ckpt"); };
-  if (asked.empty()) {
+  if (asked.empty() || asked == "hpc") {
     // A cluster that has started the job again wants it to go on.
-    if (!fit || !hpc || !slurm_job_to_requeue()) return {};
-    log_info(concat("[trainer] this job was started again: it goes on from ", hpc_path().string()));
-    return hpc_path();
-  }
-  if (asked == "hpc") {
-    LEVIN_CHECK(hpc, "[trainer] ckpt_path \"hpc\": there is no hpc_ckpt_N.ckpt in ", plan_.root_dir.string());
-    return hpc_path();
+    const bool restarted = asked.empty();
+    if (restarted && (!fit || !slurm_job_to_requeue())) return {};
+    const auto newest = newest_hpc_number(plan_.root_dir);
+    if (restarted && !newest) return {};
+    LEVIN_CHECK(newest, "[trainer] ckpt_path \"hpc\": there is no hpc_ckpt_N.ckpt in ", plan_.root_dir.string());
+    const auto path = hpc_path(*newest);
+    if (restarted) log_info(concat("[trainer] this job was started again: it goes on from ", path.string()));
+    return path;
   }
   if (asked == "best") {
     const auto best = best_checkpoint(callbacks_);
@@ -285,7 +284,8 @@ void Run::end_by_signal(int signal) {
                     : concat("[trainer] ", name, " in ", fitting_ ? "the sanity check" : stage_name(stage_));
   const bool training = sane && plan_.fast_dev_run == 0 && !plan_.barebones;
   if (training && (plan_.checkpoints || signal != SIGINT)) {
-    const auto path = signal == SIGINT ? interrupted_path(callbacks_, *this) : next_hpc_path();
+    const auto path = signal == SIGINT ? interrupted_path(callbacks_, *this)
+                                       : hpc_path(newest_hpc_number(plan_.root_dir).value_or(0) + 1);
     stage_ = Stage::kTrain;
     write_checkpoint(path, /*weights_only=*/false);
     where += concat("; go on from there with ckpt_path \"", path.string(), "\"");

@@ -8,6 +8,7 @@
 
 #include "levin/devices/accelerator.h"
 #include "levin/devices/peak_flops.h"
+#include "levin/trainer/callbacks/monitor.h"
 #include "levin/trainer/context.h"
 
 namespace levin {
@@ -20,10 +21,7 @@ ThroughputMonitor::ThroughputMonitor(ThroughputMonitorOptions options) : options
   LEVIN_CHECK(options_.available_flops.value_or(1) > 0,
               "[ThroughputMonitor] available_flops=", options_.available_flops.value_or(0), " must be positive");
   if (!options_.batch_size_fn) options_.batch_size_fn = [](const AnyBatch& batch) { return batch.size(); };
-  if (!options_.clock)
-    options_.clock = [] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-    };
+  if (!options_.clock) options_.clock = detail::monotonic_seconds;
 }
 
 void ThroughputMonitor::setup(TrainerContext& run, std::string_view) {

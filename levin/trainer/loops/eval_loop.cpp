@@ -193,10 +193,8 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
     if (stage != Stage::kPredict) {
       MetricLog::Published values;
       run.metric_log(stage).publish_epoch(values, *run.fabric_);
-      for (auto& [name, value] : values.callback) run.published_.callback[name] = value;
-      for (auto& [name, value] : values.bar) run.published_.bar[name] = value;
-      for (auto& [name, value] : values.log) run.published_.log[name] = value;
-      if (stage != Stage::kSanity) run.log_eval_row(stage, std::move(values.log));
+      run.metric_log(stage).publish_epoch(run.published_, *run.fabric_);
+      if (stage != Stage::kSanity) run.send_row(values.log, run.row_step());
     }
     // Only now: what a checkpoint cuts off starts anew, with its rows.
     for (size_t i = 0; i < done.size() && stage != Stage::kSanity; ++i) data.seen[i] += done[i];
