@@ -6,15 +6,22 @@
 
 #include "levin/core/batch.h"
 #include "levin/core/each_tensor.h"
+#include "levin/core/random.h"
 
 namespace levin {
 
 /// What a loader reads from: `size()` and `get(index)`, which returns a sample (a Batch or any type that each_tensor
-/// can walk). A dataset that can fetch many at once may add `get_batch(indices)`.
+/// can walk). One that draws random numbers has `get(index, random)` instead; they belong to the sample and the epoch,
+/// so that it does not matter which thread asks, or when. Both are called from several threads at once. A dataset that
+/// can fetch many at once may add `get_batch(indices)`.
 template <class D>
-concept Dataset = requires(const D& dataset, int64_t index) {
+concept Dataset = requires(const D& dataset, int64_t index, Random& random) {
   { dataset.size() } -> std::convertible_to<int64_t>;
-  dataset.get(index);
+  requires requires {
+    dataset.get(index);
+  } || requires {
+    dataset.get(index, random);
+  };
 };
 
 /// Named tensors with the samples along their first dimension. A batch is one index_select per tensor.
