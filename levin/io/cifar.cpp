@@ -109,7 +109,7 @@ class Cifar final : public RecordReader {
   Record read(int64_t index) const override {
     const Part& part = part_of(index);
     Record record;
-    record.key = numbered_key(index);
+    record.key = row_key(index);
     const auto labels = static_cast<size_t>(kind_ == 10 ? 1 : 2);
     std::array<uint8_t, 2 + kCifarBytes> bytes{};
     const uint8_t* planes = bytes.data() + labels;

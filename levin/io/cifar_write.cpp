@@ -26,7 +26,7 @@ class CifarWriter final : public RecordWriter {
     LEVIN_CHECK(classes_.size() <= static_cast<size_t>(kind_), "[cifar", kind_, "] there are ", classes_.size(),
                 " classes, the format has ", kind_);
     if (path.extension() == ".bin") {
-      check_destination(path, options, "cifar");
+      check_free(path, options, "cifar");
       single_.emplace(path);
       return;
     }

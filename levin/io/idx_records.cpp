@@ -76,10 +76,9 @@ class IdxRecords final : public RecordReader {
   Record read(int64_t index) const override {
     check_index(index, size(), "idx", path_);
     Record record;
-    record.key = numbered_key(index);
+    record.key = row_key(index);
     record.set("image", images_[index].clone());  // what is handed out may be changed
-    if (labels_.defined())
-      record.set("label", std::vector<int64_t>{labels_.const_data_ptr<int64_t>()[index]});
+    if (labels_.defined()) record.set("label", std::vector<int64_t>{labels_.const_data_ptr<int64_t>()[index]});
     return record;
   }
 
@@ -127,8 +126,8 @@ class IdxWriter final : public RecordWriter {
     const auto label = label_of(record, "idx");
     LEVIN_CHECK(count_ == 0 || label.has_value() == !labels_.empty(), "[idx] record \"", record.key, "\" has ",
                 label ? "a label, those before have none" : "no label, those before have one");
-    LEVIN_CHECK(!label || (*label >= 0 && *label <= std::numeric_limits<int32_t>::max()), "[idx] record \"",
-                record.key, "\" has the label ", *label, ", which does not fit");
+    LEVIN_CHECK(!label || (*label >= 0 && *label <= std::numeric_limits<int32_t>::max()), "[idx] record \"", record.key,
+                "\" has the label ", *label, ", which does not fit");
     if (label) labels_.push_back(*label);
     file_->write(std::as_bytes(std::span(pixels.const_data_ptr<uint8_t>(), static_cast<size_t>(pixels.numel()))));
     ++count_;
@@ -196,8 +195,8 @@ std::unique_ptr<RecordReader> open_idx(const Paths& paths, const RecordOptions& 
   std::error_code error;
   if (!fs::is_directory(path, error)) return std::make_unique<IdxRecords>(path, labels_beside(path));
   const auto images = find_idx(path, options.split, "images", {3, 4});
-  LEVIN_CHECK(!images.empty(), "[idx] \"", path.string(), "\" lacks the images of split \"", options.split, "\": ",
-              idx_stems(options.split).front(), "-images-idx3-ubyte, plain or .gz");
+  LEVIN_CHECK(!images.empty(), "[idx] \"", path.string(), "\" lacks the images of split \"", options.split,
+              "\": ", idx_stems(options.split).front(), "-images-idx3-ubyte, plain or .gz");
   return std::make_unique<IdxRecords>(images, find_idx(path, options.split, "labels", {1}));
 }
 

@@ -1,13 +1,10 @@
 #include <algorithm>
-#include <cerrno>
 #include <map>
 #include <optional>
 #include <set>
 #include <sstream>
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
@@ -24,54 +21,11 @@ bool is_plain_name(std::string_view name) {
          name.find('\0') == std::string_view::npos;
 }
 
-/// Replacing deletes: only what this writer could have written is given up.
-void check_replaceable(const fs::path& path) {
-  std::error_code error;
-  if (!fs::is_directory(path, error)) {
-    LEVIN_CHECK(!fs::exists(fs::symlink_status(path, error)), "[folder] \"", path.string(),
-                "\" is a file; a folder of images does not replace it");
-    return;
-  }
-  for (const auto& entry : fs::recursive_directory_iterator(path))
-    LEVIN_CHECK(entry.is_directory() || is_image_name(entry.path().filename().string()) ||
-                    entry.path().filename() == kClassOrderFile,
-                "[folder] \"", path.string(), "\" is not replaced, since it holds more than images: \"",
-                fs::relative(entry.path(), path).string(), "\"");
-}
-
-/// Without a sync for every file: one for all is made at the end.
-/// False when there is a file of that name.
-bool write_plain(const fs::path& path, std::string_view bytes) {
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0 && errno == EEXIST) return false;
-  if (fd < 0) fail_file("create", path, errno);
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      const int error = errno;
-      ::close(fd);
-      fail_file("write", path, error);
-    }
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
-  if (::close(fd) != 0 && errno != EINTR) fail_file("write", path, errno);
-  return true;
-}
-
-void sync_all(const fs::path& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) fail_file("open folder", folder, errno);
-  const int error = ::syncfs(fd) != 0 ? errno : 0;
-  ::close(fd);
-  if (error != 0) fail_file("sync folder", folder, error);
-}
-
 class ImageFolderWriter final : public RecordWriter {
  public:
   ImageFolderWriter(const fs::path& path, const RecordWriterOptions& options) : classes_(options.classes) {
-    check_destination(path, options, "folder");
-    if (options.overwrite) check_replaceable(path);
+    check_free(path, options, "folder");
+    if (options.overwrite) check_only_images(path, "folder");
     for (const auto& name : classes_) {
       LEVIN_CHECK(is_plain_name(name), "[folder] class \"", name, "\" cannot be the name of a folder");
       LEVIN_CHECK(std::count(classes_.begin(), classes_.end(), name) == 1, "[folder] two classes have the name \"",
@@ -94,14 +48,15 @@ class ImageFolderWriter final : public RecordWriter {
     const auto name = label ? below_class(record.key, folder) : flat(record.key);
     auto path = folder_->path() / folder / concat(name, extension);
     if (const auto parent = path.parent_path(); made_.insert(parent.string()).second) fs::create_directories(parent);
-    for (int i = 2; !write_plain(path, bytes); ++i) path = folder_->path() / folder / concat(name, "-", i, extension);
+    for (int i = 2; !write_unsynced(path, bytes); ++i)
+      path = folder_->path() / folder / concat(name, "-", i, extension);
   }
 
   void close() override {
     if (!folder_) return;
     if (classes_.empty()) number_evenly();
     write_class_order();
-    sync_all(folder_->path());
+    sync_files(folder_->path());
     folder_->commit();
     folder_.reset();
   }
@@ -158,7 +113,7 @@ class ImageFolderWriter final : public RecordWriter {
     if (agrees && (used_.empty() || sorted.size() == classes_.size())) return;
     std::string text;
     for (const auto& name : classes_) text += name + "\n";
-    write_plain(folder_->path() / kClassOrderFile, text);
+    write_unsynced(folder_->path() / kClassOrderFile, text);
   }
 
   std::vector<std::string> classes_;

@@ -3,16 +3,19 @@
 #include <algorithm>
 #include <cerrno>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/image_folder.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
 
-std::string numbered_key(int64_t index) {
+std::string row_key(int64_t index) {
   return fmt::format("{:06}", index);
 }
 
@@ -72,7 +75,7 @@ bool is_image_name(std::string_view name) {
   return ends(".png") || ends(".jpg") || ends(".jpeg");
 }
 
-void check_destination(const fs::path& path, const RecordWriterOptions& options, std::string_view format) {
+void check_free(const fs::path& path, const RecordWriterOptions& options, std::string_view format) {
   if (options.overwrite) return;
   std::error_code error;
   const auto status = fs::symlink_status(path, error);
@@ -80,6 +83,46 @@ void check_destination(const fs::path& path, const RecordWriterOptions& options,
   const bool empty_folder = fs::is_directory(path, error) && fs::is_empty(path, error);
   LEVIN_CHECK(empty_folder, "[", format, "] \"", path.string(),
               "\" is there already; ask for overwrite to replace it, or choose another name");
+}
+
+void check_only_images(const fs::path& folder, std::string_view format) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    LEVIN_CHECK(!fs::exists(fs::symlink_status(folder, error)), "[", format, "] \"", folder.string(),
+                "\" is a file; a folder of images does not replace it");
+    return;
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    LEVIN_CHECK(entry.is_directory() || is_image_name(entry.path().filename().string()) ||
+                    entry.path().filename() == kClassOrderFile,
+                "[", format, "] \"", folder.string(), "\" is not replaced, since it holds more than images: \"",
+                fs::relative(entry.path(), folder).string(), "\"");
+}
+
+bool write_unsynced(const fs::path& path, std::string_view bytes) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0 && errno == EEXIST) return false;
+  if (fd < 0) fail_file("create", path, errno);
+  while (!bytes.empty()) {
+    const ssize_t count = ::write(fd, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      const int error = errno;
+      ::close(fd);
+      fail_file("write", path, error);
+    }
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  if (::close(fd) != 0 && errno != EINTR) fail_file("write", path, errno);
+  return true;
+}
+
+void sync_files(const fs::path& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) fail_file("open folder", folder, errno);
+  const int error = ::syncfs(fd) != 0 ? errno : 0;
+  ::close(fd);
+  if (error != 0) fail_file("sync folder", folder, error);
 }
 
 StagedFiles::StagedFiles(fs::path folder) : folder_(folder.lexically_normal()) {

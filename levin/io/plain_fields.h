@@ -14,7 +14,7 @@
 namespace levin::detail {
 
 /// "000042": the key of a record that has none of its own.
-std::string numbered_key(int64_t index);
+std::string row_key(int64_t index);
 
 /// An Error when there is no such record.
 void check_index(int64_t index, int64_t size, std::string_view format, const std::filesystem::path& path);
@@ -36,7 +36,15 @@ std::string_view image_extension(std::string_view bytes);
 bool is_image_name(std::string_view name);
 
 /// An Error when something stands at the destination and must not be replaced (an empty folder may be).
-void check_destination(const std::filesystem::path& path, const RecordWriterOptions& options, std::string_view format);
+void check_free(const std::filesystem::path& path, const RecordWriterOptions& options, std::string_view format);
+
+/// Replacing a folder deletes it: an Error when it holds more than images (and lists of their classes).
+void check_only_images(const std::filesystem::path& folder, std::string_view format);
+
+/// Writes a new file without waiting until it is on the disk: of many, sync_files() waits for all at once. False when
+/// there is one of that name.
+bool write_unsynced(const std::filesystem::path& path, std::string_view bytes);
+void sync_files(const std::filesystem::path& folder);
 
 /// Files of a folder being written: they go to path(), a hidden folder beside the real one. commit() gives that one its
 /// name or, when a folder stands there, puts the files into it, each whole.

@@ -73,7 +73,7 @@ class TextRecords final : public RecordReader {
   Record read(int64_t index) const override {
     const auto [file, line] = place(index);
     Record record;
-    record.key = numbered_key(index);
+    record.key = row_key(index);
     record.set("text", files_[file].line(line));
     return record;
   }
@@ -81,7 +81,8 @@ class TextRecords final : public RecordReader {
  private:
   std::pair<size_t, int64_t> place(int64_t index) const {
     check_index(index, size_, "text", files_.front().path());
-    const auto file = static_cast<size_t>(std::upper_bound(firsts_.begin(), firsts_.end(), index) - firsts_.begin()) - 1;
+    const auto file =
+        static_cast<size_t>(std::upper_bound(firsts_.begin(), firsts_.end(), index) - firsts_.begin()) - 1;
     return {file, index - firsts_[file]};
   }
 
@@ -93,7 +94,7 @@ class TextRecords final : public RecordReader {
 class TextWriter final : public RecordWriter {
  public:
   TextWriter(const fs::path& path, const RecordWriterOptions& options) {
-    check_destination(path, options, "text");
+    check_free(path, options, "text");
     file_.emplace(path);
   }
 
