@@ -35,6 +35,8 @@ class Object {
   virtual std::string_view what() const = 0;
   /// The opcode BUILD: takes what __setstate__ would take. An Error unless overridden.
   virtual void build(const Value& state);
+  /// Memory that it took for itself; a pickle cannot ask for more of it than it has bytes.
+  virtual size_t bytes() const { return 0; }
 };
 
 namespace detail {
