@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "levin/core/error.h"
+#include "levin/data/drawn_shapes.h"
 #include "levin/io/idx.h"
 
 namespace levin {
@@ -38,34 +39,6 @@ TensorDataset load_part(const std::filesystem::path& folder, const std::string& 
   return TensorDataset({{"image", tensors[0].unsqueeze(1)}, {"label", tensors[1].to(at::kLong)}});
 }
 
-// How far inside a shape a point is: > 0 inside. (u, v) is relative to the shape's centre, in units of its size.
-double inside(int64_t kind, double u, double v) {
-  const double r = std::hypot(u, v);
-  const double box = std::max(std::abs(u), std::abs(v));
-  switch (kind) {
-    case 0:
-      return 1 - r;  // disc
-    case 1:
-      return 0.28 - std::abs(r - 0.75);  // ring
-    case 2:
-      return 0.9 - box;  // square
-    case 3:
-      return 0.22 - std::abs(box - 0.75);  // frame
-    case 4:
-      return std::min(v + 0.8, 0.8 - v - 1.8 * std::abs(u) + 0.2);  // triangle
-    case 5:
-      return std::min(1 - box, 0.25 - std::min(std::abs(u), std::abs(v)));  // plus
-    case 6:
-      return std::min(1 - box, 0.25 - std::min(std::abs(u - v), std::abs(u + v)) / 1.4);  // cross
-    case 7:
-      return std::min(1 - box, std::sin(9 * u));  // upright stripes
-    case 8:
-      return std::min(1 - box, std::sin(9 * v));  // level stripes
-    default:
-      return std::min(1 - box, std::sin(7 * u) * std::sin(7 * v));  // chequers
-  }
-}
-
 TensorDataset draw(int64_t count, uint64_t seed) {
   auto images = at::empty({count, 1, 28, 28}, at::kByte);
   auto labels = at::empty({count}, at::kLong);
@@ -84,7 +57,7 @@ TensorDataset draw(int64_t count, uint64_t seed) {
       for (int x = 0; x < 28; ++x) {
         const double dx = (x - x0) / size, dy = (y - y0) / size;
         const double u = dx * std::cos(turn) + dy * std::sin(turn), v = dy * std::cos(turn) - dx * std::sin(turn);
-        const double value = light * std::clamp(0.5 + inside(kind, u, v) * size / 2, 0.0, 1.0) +
+        const double value = light * std::clamp(0.5 + detail::inside_shape(kind, u, v) * size / 2, 0.0, 1.0) +
                              noise * (uniform(-1, 1) + uniform(-1, 1));
         *pixel++ = static_cast<uint8_t>(std::clamp(value, 0.0, 255.0));
       }

@@ -81,6 +81,9 @@ struct RecordWriterOptions {
   int64_t expected = 0;
   /// Replace what stands at the destination.
   bool overwrite = false;
+  /// Which part of a data set this is, for formats that name their files after it (CIFAR, IDX): "train" or "test".
+  /// Both parts may be written into one folder.
+  std::string split = "train";
 };
 
 /// Opens a file or folder for reading; patterns of several files ("train-{000..146}.tar", "train-*.tfrecord") are one

@@ -1,0 +1,100 @@
+#include "levin/data/image_dataset.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
+
+#include "levin/core/error.h"
+#include "levin/core/main.h"
+#include "levin/io/plain_fields.h"
+
+namespace levin {
+namespace {
+
+/// Numbers of a label as a tensor: one is a scalar.
+template <class T>
+Tensor label_tensor(const std::vector<T>& numbers) {
+  const Tensor values = at::tensor(numbers);
+  return numbers.size() == 1 ? values[0] : values;
+}
+
+Tensor label_tensor(const FieldValue& value) {
+  if (const auto* whole = std::get_if<std::vector<int64_t>>(&value)) return label_tensor(*whole);
+  if (const auto* floats = std::get_if<std::vector<float>>(&value)) return label_tensor(*floats);
+  if (const auto* tensor = std::get_if<Tensor>(&value)) return *tensor;
+  throw Error("the label is text; a class is a whole number");
+}
+
+/// What went wrong, without the operation in brackets, which the caller's own replaces.
+std::string reason(const std::exception& error) {
+  auto line = one_line(error);
+  if (line.starts_with('['))
+    if (const auto end = line.find("] "); end != std::string::npos) line = line.substr(end + 2);
+  return line;
+}
+
+}  // namespace
+
+Tensor detail::to_mode(const Tensor& image, ImageMode mode) {
+  const int64_t channels = image.size(0);
+  const int64_t wanted = mode == ImageMode::kGray ? 1 : mode == ImageMode::kRgb ? 3 : 4;
+  if (mode == ImageMode::kUnchanged || channels == wanted) return image;
+  const bool gray = channels <= 2;
+  const Tensor colors = image.narrow(0, 0, gray ? 1 : 3);
+  if (wanted == 1) {
+    if (gray) return colors;
+    const auto wide = colors.to(at::kInt);
+    return wide[0]
+        .mul(19595)
+        .add_(wide[1], 38470)
+        .add_(wide[2], 7471)
+        .add_(0x8000)
+        .bitwise_right_shift_(16)
+        .to(at::kByte)
+        .unsqueeze(0);
+  }
+  std::vector<Tensor> planes{gray ? colors.expand({3, -1, -1}) : colors};
+  if (wanted == 4)
+    planes.push_back(channels == 2 ? image.narrow(0, 1, 1)
+                                   : at::full({1, image.size(1), image.size(2)}, 255, at::kByte));
+  // Beside each other in memory, as decoders put them.
+  for (auto& plane : planes) plane = plane.permute({1, 2, 0});
+  return at::cat(planes, 2).permute({2, 0, 1});
+}
+
+ImageDataset::ImageDataset(const std::string& path, ImageDatasetOptions options)
+    : ImageDataset(open_records(path, {.format = options.format, .split = options.split}), options) {}
+
+ImageDataset::ImageDataset(std::shared_ptr<const RecordReader> records, ImageDatasetOptions options)
+    : records_(std::move(records)), options_(std::move(options)) {
+  LEVIN_CHECK(records_ != nullptr, "[data] an ImageDataset needs records");
+}
+
+Tensor ImageDataset::decode(const Record& record, Random& random) const {
+  const FieldValue* value = record.find("image");
+  LEVIN_CHECK(value != nullptr, "the record has no field \"image\"");
+  if (const auto* bytes = std::get_if<std::string>(value))
+    return options_.transform.decode(std::as_bytes(std::span(*bytes)), random,
+                                     {.mode = options_.mode, .apply_exif = options_.apply_exif});
+  const auto* pixels = std::get_if<Tensor>(value);
+  LEVIN_CHECK(pixels != nullptr, "the field \"image\" is neither encoded bytes nor pixels");
+  return options_.transform(detail::to_mode(detail::channels_first(*pixels, "data"), options_.mode), random);
+}
+
+Batch ImageDataset::get(int64_t index, Random& random) const {
+  LEVIN_CHECK(index >= 0 && index < size(), "[data] sample ", index, " was asked for, there are ", size());
+  try {
+    const Record record = records_->read(index);
+    Batch sample{{"image", decode(record, random)}};
+    if (const FieldValue* label = record.find("label")) sample["label"] = label_tensor(*label);
+    return sample;
+  } catch (const std::exception& error) {
+    const auto line = reason(error), place = records_->where(index);
+    throw Error(line.find(place) != std::string::npos
+                    ? detail::concat("[data] sample ", index, ": ", line)
+                    : detail::concat("[data] sample ", index, ", ", place, ": ", line));
+  }
+}
+
+}  // namespace levin

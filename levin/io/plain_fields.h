@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "levin/io/image.h"
+#include "levin/io/records.h"
+
+/// What the plain formats (folders of images, CIFAR, IDX, CSV, text) have in common. `format` stands in the errors.
+namespace levin::detail {
+
+/// "000042": the key of a record that has none of its own.
+std::string row_key(int64_t index);
+
+/// An Error when there is no such record.
+void check_index(int64_t index, int64_t size, std::string_view format, const std::filesystem::path& path);
+
+/// The one whole number of the field "label" (or another); nothing when there is no such field.
+std::optional<int64_t> label_of(const Record& record, std::string_view format, std::string_view field = "label");
+
+/// The pixels of the field "image", uint8 [H, W, C]; decodes what is encoded. An Error when there is none.
+Tensor pixels_of(const Record& record, std::string_view format, ImageMode mode = ImageMode::kUnchanged);
+/// The image as the bytes of a file; raw pixels become a PNG.
+std::string encoded_of(const Record& record, std::string_view format);
+/// uint8 pixels [H, W] or [H, W, C] as [C, H, W], the shape that codecs and transforms speak; shares their memory. An
+/// Error when they are no pixels.
+Tensor channels_first(const Tensor& pixels, std::string_view format);
+
+/// ".png" or ".jpg" by what the bytes begin with; empty when they are neither.
+std::string_view image_extension(std::string_view bytes);
+/// Whether a file of this name is taken for an image: .png, .jpg, .jpeg, in any case.
+bool is_image_name(std::string_view name);
+
+/// An Error when something stands at the destination and must not be replaced (an empty folder may be).
+void check_free(const std::filesystem::path& path, const RecordWriterOptions& options, std::string_view format);
+
+/// Replacing a folder deletes it: an Error when it holds more than images (and lists of their classes).
+void check_only_images(const std::filesystem::path& folder, std::string_view format);
+
+/// Writes a new file without waiting until it is on the disk: of many, sync_files() waits for all at once. False when
+/// there is one of that name.
+bool write_unsynced(const std::filesystem::path& path, std::string_view bytes);
+void sync_files(const std::filesystem::path& folder);
+
+/// Files of a folder being written: they go to path(), a hidden folder beside the real one. commit() gives that one its
+/// name or, when a folder stands there, puts the files into it, each whole.
+class StagedFiles {
+ public:
+  explicit StagedFiles(std::filesystem::path folder);
+  ~StagedFiles();
+  StagedFiles(const StagedFiles&) = delete;
+  StagedFiles& operator=(const StagedFiles&) = delete;
+
+  const std::filesystem::path& path() const { return temporary_; }
+  void commit();
+
+ private:
+  std::filesystem::path folder_;
+  std::filesystem::path temporary_;
+};
+
+/// The folders that hold data sets of these kinds, for open_records: whether the usual files of the split lie there.
+bool is_cifar(const std::filesystem::path& path);
+bool is_idx(const std::filesystem::path& path);
+
+}  // namespace levin::detail

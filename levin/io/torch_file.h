@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include "levin/core/state_dict.h"
+#include "levin/io/pickle.h"
+#include "levin/io/zip_file.h"
+
+namespace levin {
+
+using at::Tensor;
+
+/// One tensor of a file, as its pickle declares it: a view of a storage. Offset and strides count elements.
+struct TorchEntry {
+  std::string name;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  int64_t offset = 0;
+  /// Tensors of one storage share memory. The record of the archive that holds it is "data/" + storage.
+  std::string storage;
+
+  uint64_t bytes() const;
+};
+
+struct TorchFileOptions {
+  /// The part of the file to take: "state_dict" for the weights of a Lightning checkpoint. Empty: all of it.
+  std::string root = {};
+};
+
+/// A file of torch.save (.pt, .pth, .bin, .ckpt), open for reading. Its pickle is read by the closed reader of
+/// io/pickle.h: it can make tensors and plain values, and nothing is ever run. Each tensor is checked against its
+/// storage when the file is opened; data are read tensor by tensor, when asked for.
+///
+///     levin::TorchFile file("resnet50.pth");
+///     Tensor weight = file.read("fc.weight");
+///
+/// Tensors in nested dicts and lists are named by the way to them: "state_dict.net.weight", "param_groups.0.lr".
+class TorchFile {
+ public:
+  explicit TorchFile(const std::filesystem::path& path, const TorchFileOptions& options = {});
+
+  /// In the order of the file.
+  const std::vector<TorchEntry>& entries() const { return entries_; }
+  /// The values of the file, below the root; a tensor is an object ("a tensor").
+  const pickle::Value& tree() const { return tree_; }
+  const std::filesystem::path& path() const { return zip_.path(); }
+  const std::string& root() const { return options_.root; }
+
+  /// Null when there is none of that name.
+  const TorchEntry* find(std::string_view name) const;
+  /// The entry of that name; an Error with the nearest name when there is none.
+  const TorchEntry& at(std::string_view name) const;
+
+  /// A new CPU tensor with memory of its own, and the strides of the file.
+  Tensor read(std::string_view name) const;
+  /// Several at once: those that share a storage in the file share memory here.
+  std::vector<std::pair<std::string, Tensor>> read(const std::vector<std::string>& names) const;
+  /// Compares the checksum of the record that holds the tensor; an Error when it differs.
+  void verify(const TorchEntry& entry) const;
+
+ private:
+  const ZipEntry& record(const TorchEntry& entry) const;
+  void read_bytes(const TorchEntry& entry, uint64_t begin, Tensor& into) const;
+
+  ZipFile zip_;
+  TorchFileOptions options_;
+  std::string prefix_;
+  bool swapped_ = false;
+  pickle::Value tree_;
+  std::vector<TorchEntry> entries_;
+  std::unordered_map<std::string_view, size_t> index_;
+};
+
+/// Writes a file that torch.load(weights_only=True) reads as an OrderedDict, whole or not at all. Tensors that share
+/// memory share it in the file; they may be on any device.
+void write_torch_file(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors);
+/// The same for a tree: dicts, lists, numbers, texts and tensors.
+void write_torch_file(const std::filesystem::path& path, const StateDict& tree);
+
+/// Whether a file begins as one of torch.save does; also for the format before torch 1.6, which TorchFile refuses.
+bool is_torch_file(const std::filesystem::path& path);
+
+namespace detail {
+/// How torch calls a type: its storage ("FloatStorage"; null when there is none) and itself ("float32").
+struct TorchType {
+  c10::ScalarType type;
+  const char* storage;
+  const char* name;
+};
+std::span<const TorchType> torch_types();
+}  // namespace detail
+
+}  // namespace levin
