@@ -71,7 +71,8 @@ void SampleWork::check() const {
   if (bad_samples_->skip && good > 0) return;
   const auto say = [&](std::string what) {
     if (const auto end = what.find('\n'); end != std::string::npos) what.resize(end);
-    fail(concat("[data] ", sample_name(first_bad_), ": ", what,
+    // A dataset of ours has said which sample already.
+    fail(concat(what.starts_with("[data] sample") ? "" : concat("[data] ", sample_name(first_bad_), ": "), what,
                 bad_samples_->skip ? " (and no other sample of its batch is good)" : ""));
   };
   try {

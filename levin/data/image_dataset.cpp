@@ -1,6 +1,7 @@
 #include "levin/data/image_dataset.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
@@ -12,11 +13,15 @@
 namespace levin {
 namespace {
 
-/// Numbers of a label as a tensor: one is a scalar.
+/// Numbers of a label as a tensor: one is a scalar, made by hand since every sample has one.
 template <class T>
 Tensor label_tensor(const std::vector<T>& numbers) {
-  const Tensor values = at::tensor(numbers);
-  return numbers.size() == 1 ? values[0] : values;
+  if (numbers.size() == 1) {
+    Tensor label = at::empty({}, c10::CppTypeToScalarType<T>::value);
+    *label.mutable_data_ptr<T>() = numbers[0];
+    return label;
+  }
+  return at::tensor(numbers);
 }
 
 Tensor label_tensor(const FieldValue& value) {
@@ -71,29 +76,45 @@ ImageDataset::ImageDataset(std::shared_ptr<const RecordReader> records, ImageDat
   LEVIN_CHECK(records_ != nullptr, "[data] an ImageDataset needs records");
 }
 
-Tensor ImageDataset::decode(const Record& record, Random& random) const {
+Tensor ImageDataset::decode(const Record& record, Random& random, SamplePlace& place) const {
   const FieldValue* value = record.find("image");
   LEVIN_CHECK(value != nullptr, "the record has no field \"image\"");
-  if (const auto* bytes = std::get_if<std::string>(value))
-    return options_.transform.decode(std::as_bytes(std::span(*bytes)), random,
-                                     {.mode = options_.mode, .apply_exif = options_.apply_exif});
+  if (const auto* text = std::get_if<std::string>(value)) {
+    const auto bytes = std::as_bytes(std::span(*text));
+    const ImageOptions how{.mode = options_.mode, .apply_exif = options_.apply_exif};
+    if (!options_.transform.empty() || how.apply_exif || how.mode == ImageMode::kUnchanged)
+      return options_.transform.decode(bytes, random, how);
+    // Nothing comes after the decoder, so it may write where the batch will be.
+    const auto info = image_info(bytes);
+    const int64_t channels = how.mode == ImageMode::kGray ? 1 : how.mode == ImageMode::kRgb ? 3 : 4;
+    LEVIN_CHECK(info.height * info.width <= how.max_pixels, "an image of ", info.width, " x ", info.height,
+                " pixels is not allowed (at most ", how.max_pixels, " pixels)");
+    auto image = place.image(channels, info.height, info.width);
+    decode_image_into(bytes, {image.mutable_data_ptr<uint8_t>(), image.nbytes()}, how);
+    return image;
+  }
   const auto* pixels = std::get_if<Tensor>(value);
   LEVIN_CHECK(pixels != nullptr, "the field \"image\" is neither encoded bytes nor pixels");
   return options_.transform(detail::to_mode(detail::channels_first(*pixels, "data"), options_.mode), random);
 }
 
 Batch ImageDataset::get(int64_t index, Random& random) const {
+  SamplePlace anywhere;
+  return get(index, random, anywhere);
+}
+
+Batch ImageDataset::get(int64_t index, Random& random, SamplePlace& place) const {
   LEVIN_CHECK(index >= 0 && index < size(), "[data] sample ", index, " was asked for, there are ", size());
   try {
     const Record record = records_->read(index);
-    Batch sample{{"image", decode(record, random)}};
+    Batch sample{{"image", decode(record, random, place)}};
     if (const FieldValue* label = record.find("label")) sample["label"] = label_tensor(*label);
     return sample;
   } catch (const std::exception& error) {
-    const auto line = reason(error), place = records_->where(index);
-    throw Error(line.find(place) != std::string::npos
+    const auto line = reason(error), where = records_->where(index);
+    throw Error(line.find(where) != std::string::npos
                     ? detail::concat("[data] sample ", index, ": ", line)
-                    : detail::concat("[data] sample ", index, ", ", place, ": ", line));
+                    : detail::concat("[data] sample ", index, ", ", where, ": ", line));
   }
 }
 

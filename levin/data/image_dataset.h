@@ -7,6 +7,7 @@
 
 #include "levin/core/batch.h"
 #include "levin/core/random.h"
+#include "levin/data/batch_memory.h"
 #include "levin/data/transforms/transform.h"
 #include "levin/io/image.h"
 #include "levin/io/records.h"
@@ -41,6 +42,8 @@ class ImageDataset {
   /// "image", uint8 [C, H, W] (in the memory order of a decoder, [H, W, C]) or what the transform makes of it, and
   /// "label", int64 [] (when there is one). An Error names the file or the place in it.
   Batch get(int64_t index, Random& random) const;
+  /// The same, decoded where the loader wants it.
+  Batch get(int64_t index, Random& random, SamplePlace& place) const;
 
   /// Names of the classes, by label; empty when they are not known.
   std::vector<std::string> classes() const { return records_->classes(); }
@@ -48,7 +51,7 @@ class ImageDataset {
   const ImageDatasetOptions& options() const { return options_; }
 
  private:
-  Tensor decode(const Record& record, Random& random) const;
+  Tensor decode(const Record& record, Random& random, SamplePlace& place) const;
 
   std::shared_ptr<const RecordReader> records_;
   ImageDatasetOptions options_;

@@ -139,6 +139,17 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   fabric_loop(args, models::vit_b_16(), loader);
 }
 
+[[maybe_unused]] void threads(const std::vector<int64_t>& few) {
+  levin::ImageDataset pictures("cifar10/train");
+  auto train_loader = levin::make_loader(pictures, {.batch_size = 128, .shuffle = true, .num_workers = "auto"})
+                          .transformed(levin::transforms::BatchNormalize{.flip_p = 0.5, .crop = 32, .padding = 4});
+  auto small = levin::stages::map(levin::stages::subset(pictures, few), [](levin::Batch sample, levin::Random& random) {
+    if (random.chance(0.1)) sample["label"] = torch::zeros({}, torch::kLong);
+    return sample;
+  });
+  auto small_loader = levin::make_loader(small, {.batch_size = 8});
+}
+
 [[maybe_unused]] void combined(const DataLoader<Batch>& labelled, const DataLoader<Batch>& unlabelled, const std::function<void(Tensor, Tensor)>& train) {
   auto both = levin::combine({{"labelled", labelled}, {"unlabelled", unlabelled}}, {.mode = "max_size_cycle"});
   for (auto& batch : both) train(batch["labelled"]["image"], batch["unlabelled"]["image"]);

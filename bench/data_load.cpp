@@ -1,0 +1,109 @@
+// How many images a second the loader gives, beside torch's DataLoader with torchvision (peers/data_load.py): the same
+// files, the same number of threads as the peer has processes, the same tensors out (float, normalized).
+//   data_load [--folder DIR] [--images N]
+// Writes the files on first use: small PNG pictures, like CIFAR-10's, and JPEG photographs of noise and gradients, like
+// ImageNet's.
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include <torch/torch.h>
+
+#include "levin/core/main.h"
+#include "levin/data/image_dataset.h"
+#include "levin/data/loader.h"
+#include "levin/data/transforms/transforms.h"
+#include "levin/io/image.h"
+#include "levin/io/records.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+namespace T = levin::transforms;
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Smooth shapes with some noise: what a codec has to do for a photograph.
+torch::Tensor picture(int64_t height, int64_t width, int64_t cells) {
+  const auto coarse = torch::rand({1, 3, cells, cells}) * 255;
+  const auto smooth = torch::nn::functional::interpolate(coarse, torch::nn::functional::InterpolateFuncOptions()
+                                                                     .size(std::vector<int64_t>{height, width})
+                                                                     .mode(torch::kBicubic)
+                                                                     .align_corners(false));
+  return (smooth[0] + torch::randn({3, height, width}) * 8).clamp(0, 255).to(torch::kByte);
+}
+
+void write_files(const fs::path& folder, int64_t images, int64_t height, int64_t width, int64_t cells,
+                 const char* end) {
+  if (fs::exists(folder / "complete")) return;
+  torch::manual_seed(0);
+  for (int64_t i = 0; i < images; ++i) {
+    const auto cls = folder / "files" / std::to_string(i % 10);
+    fs::create_directories(cls);
+    levin::write_image(cls / (std::to_string(i) + end), picture(height, width, cells), {.quality = 92});
+  }
+  std::fclose(std::fopen((folder / "complete").c_str(), "w"));
+}
+
+void report(const std::string& name, double value, const char* unit, double limit) {
+  std::printf("{\"case\": \"%s\", \"value\": %.4g, \"unit\": \"%s\", \"better\": \"%s\", \"limit\": %g}\n",
+              name.c_str(), value, unit, unit[0] == 'm' ? "lower" : "higher", limit);
+  std::fflush(stdout);
+}
+
+/// Images a second over whole passes, after one to warm up; and how long the first batch took.
+void measure(const std::string& name, const std::string& path, const levin::Transform& transform, int workers,
+             int64_t batch, double limit) {
+  const auto start = Clock::now();
+  auto loader = levin::make_loader(levin::ImageDataset(path, {.transform = transform}),
+                                   {.batch_size = batch, .shuffle = true, .num_workers = workers});
+  auto it = loader.begin();
+  const double first = since(start) * 1e3;
+  for (; it != loader.end(); ++it) {
+  }
+  double best = 0;
+  for (int pass = 0; pass < 3; ++pass) {
+    int64_t images = 0;
+    const auto begin = Clock::now();
+    for (auto& one : loader) images += one["label"].size(0);
+    best = std::max(best, static_cast<double>(images) / since(begin));
+  }
+  report(name, best, "images/s", limit);
+  if (limit > 0) report(name + ": first batch", first, "ms", 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return levin::run_main(argc, argv, [](levin::Args& args) {
+    const fs::path folder = args.get("folder", std::string("build/bench_data"));
+    const auto images = args.get("images", int64_t{4000});
+    args.check_all_used();
+    write_files(folder / "png", images, 32, 32, 8, ".png");
+    write_files(folder / "jpeg", images / 10, 375, 500, 24, ".jpg");
+    const std::vector<double> mean{0.4914, 0.4822, 0.4465}, std{0.2470, 0.2435, 0.2616};
+    const auto small = T::compose({T::Normalize{.mean = mean, .std = std}});
+    const auto large = T::compose(
+        {T::RandomResizedCrop{.size = 224}, T::RandomHorizontalFlip{}, T::Normalize{.mean = mean, .std = std}});
+    const auto png = (folder / "png/files").string(), jpeg = (folder / "jpeg/files").string();
+    const int cores = static_cast<int>(std::thread::hardware_concurrency());
+    measure("PNG 32x32, one core", png, small, 0, 128, 5);
+    measure("PNG 32x32, all workers", png, small, cores, 128, 5);
+    measure("JPEG 500x375, random resized crop, one core", jpeg, large, 0, 32, 1.5);
+    measure("JPEG 500x375, random resized crop, all workers", jpeg, large, cores, 32, 1.5);
+    // The same small pictures, packed: each must be faster than the folder.
+    for (const auto& end : {".tar", ".tfrecord", ".lmdb", ".h5"}) {
+      const auto packed = (folder / ("png" + std::string(end))).string();
+      if (!fs::exists(packed)) {
+        const auto from = levin::open_records(png);
+        const auto to = levin::create_records(packed, {.classes = from->classes(), .expected = from->size()});
+        for (int64_t i = 0; i < from->size(); ++i) to->write(from->read(i));
+        to->close();
+      }
+      measure(std::string("PNG 32x32 in ") + end + ", one core", packed, small, 0, 128, 0);
+    }
+  });
+}
