@@ -22,6 +22,8 @@
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
 #include "levin/loggers/tensorboard.h"
+#include "levin/models/registry.h"
+#include "levin/models/resnet.h"
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"

@@ -80,7 +80,7 @@ class CombinedLoader {
   class iterator;
   /// Starts a pass and fetches its first batches.
   iterator begin() const {
-    impl_->position.begin();
+    impl_->position->begin();
     impl_->place_members();
     impl_->advance();
     return iterator(impl_.get());
@@ -88,7 +88,7 @@ class CombinedLoader {
   std::default_sentinel_t end() const { return {}; }
 
   /// Batches of a pass, on this rank.
-  int64_t size() const { return impl_->position.size(); }
+  int64_t size() const { return impl_->position->size(); }
   std::vector<std::string> names() const { return impl_->names; }
   const std::string& mode() const { return impl_->options.mode; }
   /// Whether any of the loaders shuffles.
@@ -98,18 +98,24 @@ class CombinedLoader {
   }
 
   /// The epoch of the pass under way, or of the next one.
-  int64_t epoch() const { return impl_->position.epoch(); }
+  int64_t epoch() const { return impl_->position->epoch(); }
   /// The next pass is this epoch, of all loaders.
   void set_epoch(int64_t epoch) const {
-    impl_->position.set_epoch(epoch);
+    impl_->position->set_epoch(epoch);
     impl_->place_members();
   }
   /// Batches given out in the pass under way.
-  int64_t batch() const { return impl_->position.batch(); }
+  int64_t batch() const { return impl_->position->batch(); }
 
   /// The same with the part of one rank of each loader.
   CombinedLoader distributed(int rank, int world_size, bool repeat = true) const {
     return each([&](const DataLoader<B>& loader) { return loader.distributed(rank, world_size, repeat); });
+  }
+  /// This loader, whose batches arrive on a device; the loaders underneath stand where they stand.
+  CombinedLoader placed(const LoaderPlacement& placement) const {
+    auto other = each([&](const DataLoader<B>& loader) { return loader.placed(placement); });
+    other.impl_->position = impl_->position;
+    return other;
   }
   /// The same with every loader in the order of its dataset.
   CombinedLoader sequential() const {
@@ -130,7 +136,7 @@ class CombinedLoader {
       impl_->loaders[i].load_state_dict(members.at(impl_->names[i]).to_dict());
       batches.push_back(impl_->loaders[i].batch());
     }
-    impl_->position.resume(state.at("epoch").to_int(), batches);
+    impl_->position->resume(state.at("epoch").to_int(), batches);
     impl_->place_members();
   }
 
@@ -140,7 +146,7 @@ class CombinedLoader {
     std::vector<std::string> names;
     std::vector<DataLoader<B>> loaders;
     std::vector<std::optional<typename DataLoader<B>::iterator>> passes;
-    detail::CombinedPosition position;
+    std::shared_ptr<detail::CombinedPosition> position;
     std::optional<CombinedBatch<B>> current;
 
     Impl(Members members, CombineOptions asked)
@@ -148,7 +154,7 @@ class CombinedLoader {
           names(firsts(members)),
           loaders(seconds(std::move(members))),
           passes(loaders.size()),
-          position(options, names, sizes(loaders)) {}
+          position(std::make_shared<detail::CombinedPosition>(options, names, sizes(loaders))) {}
 
     static std::vector<std::string> firsts(const Members& members) {
       std::vector<std::string> result;
@@ -169,13 +175,13 @@ class CombinedLoader {
     // Every loader where the position says it stands, also one whose turn has not come: its state is then right.
     void place_members() {
       for (size_t i = 0; i < loaders.size(); ++i) {
-        const auto place = position.standing(i);
+        const auto place = position->standing(i);
         passes[i].reset();
         loaders[i].seek(place.epoch, place.batch);
       }
     }
     void advance() {
-      if (!position.next()) {
+      if (!position->next()) {
         current.reset();
         place_members();
         return;
@@ -183,7 +189,7 @@ class CombinedLoader {
       std::vector<typename CombinedBatch<B>::Item> items;
       for (size_t i = 0; i < loaders.size(); ++i) {
         items.emplace_back(names[i], std::nullopt);
-        const auto place = position.giving(i);
+        const auto place = position->giving(i);
         if (!place) continue;
         if (!passes[i] || place->batch == 0) {
           loaders[i].seek(place->epoch, place->batch);

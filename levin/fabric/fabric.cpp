@@ -268,6 +268,10 @@ int Fabric::global_rank() const {
 int Fabric::local_rank() const {
   return core_->placement.local_rank;
 }
+
+int Fabric::local_world_size() const {
+  return std::max(core_->placement.local_world_size, 1);
+}
 int Fabric::node_rank() const {
   return core_->placement.node_rank;
 }

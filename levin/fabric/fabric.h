@@ -158,7 +158,9 @@ class Fabric {
     if constexpr (requires(T & l) { l.distributed(0, 1); }) {
       auto own = options.use_distributed_sampler && world_size() > 1 ? loader.distributed(global_rank(), world_size())
                                                                      : T(loader);
-      return FabricLoader<T>(std::make_shared<T>(std::move(own)), move_to);
+      // A loader of ours brings the batches to the device itself, ahead of their use.
+      own = own.placed({.device = move_to.value_or(c10::Device(c10::kCPU)), .local_ranks = local_world_size()});
+      return FabricLoader<T>(std::make_shared<T>(std::move(own)), std::nullopt);
     } else {
       note_loader_kept(options.use_distributed_sampler);
       if constexpr (std::is_lvalue_reference_v<L>)
@@ -337,6 +339,8 @@ class Fabric {
   c10::Device device() const;
   int global_rank() const;
   int local_rank() const;
+  /// Ranks on this machine.
+  int local_world_size() const;
   int node_rank() const;
   int world_size() const;
   bool is_global_zero() const { return global_rank() == 0; }

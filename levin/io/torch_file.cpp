@@ -16,6 +16,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kLongestTorchPickle = uint64_t{256} << 20;
+constexpr size_t kMostTorchTensors = 1'000'000;
+constexpr size_t kLongestTorchName = 4096;
+constexpr uint64_t kMostTorchNameBytes = uint64_t{256} << 20;
 constexpr std::string_view kTorchZipMagic = "PK\3\4";
 /// A pickled number opens the files of torch before 1.6.
 constexpr std::string_view kTorchLegacyMagic = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
@@ -38,8 +41,21 @@ const fs::path& checked_torch_path(const fs::path& path) {
   return path;
 }
 
-void walk_tensors(const pickle::Value& value, const std::string& name, std::vector<TorchEntry>& entries) {
+/// Lists the tensors of a tree. Shared parts count at each place, so names are limited beside the values themselves.
+struct TensorWalk {
+  const std::string& where;
+  std::vector<TorchEntry>& entries;
+  uint64_t name_bytes = 0;
+
+  void walk(const pickle::Value& value, const std::string& name);
+};
+
+void TensorWalk::walk(const pickle::Value& value, const std::string& name) {
+  LEVIN_CHECK(name.size() <= kLongestTorchName, "[torch_file] \"", where, "\": a name of ", name.size(), " bytes");
   if (const auto tensor = value.object<detail::TorchTensorObject>()) {
+    name_bytes += name.size();
+    LEVIN_CHECK(entries.size() < kMostTorchTensors && name_bytes < kMostTorchNameBytes, "[torch_file] \"", where,
+                "\": more than ", entries.size(), " tensors");
     entries.push_back(tensor->entry);
     entries.back().name = name.empty() ? "tensor" : name;
     return;
@@ -48,12 +64,12 @@ void walk_tensors(const pickle::Value& value, const std::string& name, std::vect
   if (value.is(pickle::Kind::dict)) {
     for (const auto& [key, item] : value.pairs()) {
       using pickle::Kind;
-      if (key.is(Kind::text) || key.is(Kind::bytes)) walk_tensors(item, inside(key.text()), entries);
-      if (key.is(Kind::integer)) walk_tensors(item, inside(std::to_string(key.integer())), entries);
+      if (key.is(Kind::text) || key.is(Kind::bytes)) walk(item, inside(key.text()));
+      if (key.is(Kind::integer)) walk(item, inside(std::to_string(key.integer())));
     }
   } else if (value.is(pickle::Kind::list) || value.is(pickle::Kind::tuple)) {
     size_t i = 0;
-    for (const auto& item : value.items()) walk_tensors(item, inside(std::to_string(i++)), entries);
+    for (const auto& item : value.items()) walk(item, inside(std::to_string(i++)));
   }
 }
 
@@ -137,7 +153,7 @@ TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options)
     fail_unknown("torch_file", "root", options_.root, known);
   }
   tree_ = *root;
-  walk_tensors(tree_, "", entries_);
+  TensorWalk{where, entries_}.walk(tree_, "");
   for (size_t i = 0; i < entries_.size(); ++i)
     LEVIN_CHECK(index_.emplace(entries_[i].name, i).second, "[torch_file] \"", where, "\": two tensors are named \"",
                 pickle::detail::shown(entries_[i].name), "\"");

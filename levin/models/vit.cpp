@@ -167,6 +167,16 @@ Tensor VisionTransformerImpl::forward(const Tensor& images) {
   return head(encoder(std::move(tokens), /*first_only=*/true).select(1, 0));
 }
 
+void VisionTransformerImpl::replace_head(int64_t num_classes) {
+  const auto& old = head->weight;
+  nn::Linear fresh(old.size(1), num_classes);
+  torch::nn::init::zeros_(fresh->weight);
+  torch::nn::init::zeros_(fresh->bias);
+  fresh->to(old.device(), old.scalar_type());
+  head = children().back()->replace_module("head", fresh);
+  options.num_classes = num_classes;
+}
+
 VisionTransformer vit(const ViTOptions& options) {
   return VisionTransformer(options);
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "levin/models/image_model.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/unit.h"
 
@@ -85,9 +86,11 @@ LEVIN_MODULE(ViTEncoder);
 
 /// The Vision Transformer, with torchvision's parameter names, shapes and initialization (bit by bit, from the same
 /// seed). Images [B, C, H, W] to logits [B, num_classes].
-struct VisionTransformerImpl : torch::nn::Module {
+struct VisionTransformerImpl : ImageModelImpl {
   explicit VisionTransformerImpl(const ViTOptions& options = {});
-  Tensor forward(const Tensor& images);
+  Tensor forward(const Tensor& images) override;
+  void replace_head(int64_t num_classes) override;
+  int64_t num_classes() const override { return options.num_classes; }
 
   ViTOptions options;
   Tensor class_token;

@@ -55,6 +55,7 @@ class BatchSource {
     return nullptr;
   }
   virtual std::shared_ptr<BatchSource> sequential() const { return nullptr; }
+  virtual std::shared_ptr<BatchSource> placed(const LoaderPlacement& /*placement*/) const { return nullptr; }
   virtual bool shuffles() const { return false; }
   virtual std::shared_ptr<BatchSource> with_batch_size(int64_t /*batch_size*/) const { return nullptr; }
   virtual std::optional<int64_t> batch_size() const { return {}; }
@@ -152,6 +153,12 @@ class SourceOf final : public BatchSource {
   std::shared_ptr<BatchSource> sequential() const override {
     if constexpr (requires { loader_.sequential(); })
       return std::make_shared<SourceOf>(loader_.sequential());
+    else
+      return nullptr;
+  }
+  std::shared_ptr<BatchSource> placed(const LoaderPlacement& placement) const override {
+    if constexpr (requires { loader_.placed(placement); })
+      return std::make_shared<SourceOf>(loader_.placed(placement));
     else
       return nullptr;
   }

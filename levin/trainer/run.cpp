@@ -347,6 +347,8 @@ AnyLoaders Run::prepared(const AnyLoaders& loaders, bool training) {
         warn_once(
             "[trainer] a loader is not a levin::DataLoader, so its order stays: every rank sees all of its batches");
     }
+    const auto device = module_->prefetch_to_device ? fabric_->device() : c10::Device(c10::kCPU);
+    if (auto own = source->placed({.device = device, .local_ranks = fabric_->local_world_size()})) source = own;
     result.push_back(std::move(source));
   }
   return result;

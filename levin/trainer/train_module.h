@@ -95,6 +95,9 @@ class TrainModuleBase : public torch::nn::Module {
 
   /// false: training_step calls backward and the optimizers itself.
   bool automatic_optimization = true;
+  /// On a GPU, Levin's loaders bring batches there ahead of their use, so that on_before_batch_transfer already finds
+  /// them there. False: the batch goes when its turn comes, after that hook.
+  bool prefetch_to_device = true;
 
   /// Kept in checkpoints and given to the loggers.
   StateDict hparams;

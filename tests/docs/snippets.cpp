@@ -6,6 +6,8 @@
 #include <levin/distributed/launcher.h>
 #include <levin/io/safetensors.h>
 #include <levin/levin.h>
+#include <levin/models/registry.h>
+#include <levin/models/resnet.h>
 #include <levin/models/vit.h>
 #include <levin/nn/layers.h>
 #include <levin/testing/ranks.h>
@@ -69,6 +71,21 @@ struct Timer : levin::Interceptor {
 
   auto small = levin::models::vit({.image_size = 32, .patch_size = 4, .num_layers = 6, .num_heads = 3, .hidden_dim = 192,
                                    .mlp_dim = 768, .num_classes = 10});
+}
+
+[[maybe_unused]] void residual_networks(const Tensor& images) {
+  auto model = levin::models::resnet50({.num_classes = 10});
+  auto small = levin::models::resnet18({.num_classes = 10, .small_images = true});     // for 32 x 32
+  auto other = levin::models::resnet({.layers = {3, 4, 6, 3}, .groups = 32, .width_per_group = 4});
+
+  levin::models::to_channels_last(*model);
+  auto logits = model(images.contiguous(at::MemoryFormat::ChannelsLast));
+}
+
+[[maybe_unused]] void models_by_name(const Tensor& images) {
+  levin::models::ImageModel model = levin::models::make("wide_resnet50_2", {.num_classes = 1000});
+  levin::models::replace_head(model, 10);
+  auto logits = model(images);                       // [B, 10]
 }
 
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {

@@ -1,12 +1,10 @@
-"""Writes what tests/models compares with: torchvision's Vision Transformer, tiny, with outputs and gradients, and the names
-and shapes of the parameters of its five sizes. Run in this folder's parent: python tests/models/make_fixtures.py"""
+"""Writes what tests/models/vit_test.cpp compares with: torchvision's Vision Transformer, tiny, with all its numbers. Run:
+python tests/models/make_fixtures.py (make_vision_fixtures.py writes what is about models of real size)"""
 
-import json
 import pathlib
 import struct
 
 import torch
-import torchvision
 from torchvision.models import vision_transformer as tv
 
 HERE = pathlib.Path(__file__).parent / "fixtures"
@@ -43,22 +41,6 @@ def tiny():
     write(HERE / "vit_tiny.bin", tensors)
 
 
-def names():
-    sizes = {}
-    for size in ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"]:
-        with torch.device("meta"):
-            model = getattr(torchvision.models, size)()
-        rows = [[name, list(p.shape)] for name, p in model.named_parameters()]
-        # Blocks are all alike: the first stands for all, and their number is noted.
-        sizes[size] = {
-            "layers": len(model.encoder.layers),
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "names": [r for r in rows if "encoder_layer_" not in r[0] or "encoder_layer_0." in r[0]],
-        }
-    (HERE / "vit_names.json").write_text(json.dumps(sizes))
-
-
 if __name__ == "__main__":
     HERE.mkdir(exist_ok=True)
     tiny()
-    names()

@@ -4,10 +4,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
-#include "levin/nn/deferred_init.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
 #include "levin/testing/paths.h"
@@ -74,33 +72,6 @@ TEST(ViT, OutputsAndGradientsAreTorchvisions) {
   cross_entropy(logits, fixture.at("target").to(at::kLong), {.label_smoothing = 0.1}).backward();
   for (const auto& item : model->named_parameters())
     EXPECT_TRUE(torch::allclose(item.value().grad(), fixture.at("grad." + item.key()), 1e-5, 1e-5)) << item.key();
-}
-
-TEST(ViT, FiveSizesHaveTorchvisionsNamesAndShapes) {
-  using Make = models::VisionTransformer (*)(const models::ViTVariant&);
-  const std::map<std::string, Make> sizes{{"vit_b_16", models::vit_b_16},
-                                          {"vit_b_32", models::vit_b_32},
-                                          {"vit_l_16", models::vit_l_16},
-                                          {"vit_l_32", models::vit_l_32},
-                                          {"vit_h_14", models::vit_h_14}};
-  const auto fixture = nlohmann::json::parse(std::ifstream(kFixtures + "vit_names.json"));
-  for (const auto& [name, make] : sizes) {
-    const auto& expected = fixture[name];
-    auto model = init_module([make = make] { return make({}); }, {.deferred = true});
-    EXPECT_TRUE(is_deferred(*model));
-    std::vector<std::pair<std::string, std::vector<int64_t>>> rows, wanted;
-    int64_t parameters = 0;
-    for (const auto& item : model->named_parameters()) {
-      parameters += item.value().numel();
-      if (item.key().find("encoder_layer_") == std::string::npos ||
-          item.key().find("encoder_layer_0.") != std::string::npos)
-        rows.emplace_back(item.key(), item.value().sizes().vec());
-    }
-    for (const auto& row : expected["names"]) wanted.emplace_back(row[0], row[1].get<std::vector<int64_t>>());
-    EXPECT_EQ(rows, wanted) << name;
-    EXPECT_EQ(parameters, expected["parameters"].get<int64_t>()) << name;
-    EXPECT_EQ(model->encoder->blocks.size(), expected["layers"].get<size_t>()) << name;
-  }
 }
 
 TEST(ViT, BlocksAreUnitsAndFire) {
