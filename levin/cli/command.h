@@ -13,6 +13,8 @@ using Command = int (*)(const std::vector<std::string>& words, const Args& args)
 
 int run(const std::vector<std::string>& words, const Args& args);           // run.cpp
 int new_project(const std::vector<std::string>& words, const Args& args);   // new.cpp
+int pack(const std::vector<std::string>& words, const Args& args);          // pack.cpp
+int data(const std::vector<std::string>& words, const Args& args);          // data_bench.cpp
 int list_recipes(const std::vector<std::string>& words, const Args& args);  // train.cpp
 int completion(const std::vector<std::string>& words, const Args& args);
 /// `command` is fit, validate, test or predict.

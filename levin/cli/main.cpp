@@ -32,6 +32,8 @@ constexpr std::array kSubcommands{
     Subcommand{kPredict, train<kPredict>, "what a model makes of data"},
     Subcommand{"recipes", levin::cli::list_recipes, "list the models that are ready to train"},
     Subcommand{"run", levin::cli::run, "start a program as several ranks, on one machine or many"},
+    Subcommand{"pack", levin::cli::pack, "turn a data set from one format into another"},
+    Subcommand{"data", levin::cli::data, "measure how fast data come: levin data bench"},
     Subcommand{"new", levin::cli::new_project, "write the files of a new project"},
     Subcommand{"completion", levin::cli::completion, "let a shell complete all of this"},
 };

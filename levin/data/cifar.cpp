@@ -11,6 +11,7 @@
 #include "levin/core/words.h"
 #include "levin/data/drawn_shapes.h"
 #include "levin/io/plain_fields.h"
+#include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 #include "levin/io/records.h"
 
@@ -39,12 +40,12 @@ bool has_folders(const fs::path& place) {
 
 fs::path find_cifar(const fs::path& folder) {
   for (const auto& place : cifar_places(folder))
-    if (detail::is_cifar(place) || has_folders(place)) return place;
+    if (detail::cifar_format(place) == "cifar10" || has_folders(place)) return place;
   return {};
 }
 
 TensorDataset load_cifar_part(const fs::path& folder, const std::string& split) {
-  const bool folders = !detail::is_cifar(folder);
+  const bool folders = detail::cifar_format(folder) != "cifar10";
   const RecordOptions options{.format = folders ? "folder" : "cifar10", .split = split};
   const auto records = folders ? detail::open_image_folder({folder}, options) : detail::open_cifar({folder}, options);
   const auto count = records->size();
@@ -157,7 +158,7 @@ void write_image_folder(const fs::path& folder, const TensorDataset& data, const
   for (int64_t i = 0; i < data.size(); ++i) {
     const Batch sample = data.get(i);
     Record record;
-    record.key = detail::row_key(i);
+    record.key = detail::numbered_key(i);
     record.set("image", sample["image"].permute({1, 2, 0}));
     record.set("label", std::vector<int64_t>{sample["label"].item<int64_t>()});
     writer->write(record);

@@ -12,6 +12,7 @@
 #include "levin/core/files.h"
 #include "levin/core/words.h"
 #include "levin/io/plain_fields.h"
+#include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 
 namespace levin::detail {
@@ -109,7 +110,7 @@ class Cifar final : public RecordReader {
   Record read(int64_t index) const override {
     const Part& part = part_of(index);
     Record record;
-    record.key = row_key(index);
+    record.key = numbered_key(index);
     const auto labels = static_cast<size_t>(kind_ == 10 ? 1 : 2);
     std::array<uint8_t, 2 + kCifarBytes> bytes{};
     const uint8_t* planes = bytes.data() + labels;
@@ -178,8 +179,9 @@ int kind_by_size(const Paths& paths) {
 
 }  // namespace
 
-bool is_cifar(const fs::path& path) {
-  return find_layout(path, 0).has_value();
+std::string_view cifar_format(const fs::path& folder) {
+  const auto layout = find_layout(folder, 0);
+  return !layout ? "" : layout->first.kind == 10 ? "cifar10" : "cifar100";
 }
 
 std::unique_ptr<RecordReader> open_cifar(const Paths& paths, const RecordOptions& options) {

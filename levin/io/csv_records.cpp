@@ -9,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/io/csv_rows.h"
 #include "levin/io/plain_fields.h"
+#include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 
 namespace levin::detail {
@@ -73,7 +74,7 @@ class CsvRecords final : public RecordReader {
     const auto cells = cells_of(index);
     LEVIN_CHECK(cells.size() == columns_.size(), "[csv] ", where(index), " has changed since the file was opened");
     Record record;
-    record.key = row_key(index);
+    record.key = numbered_key(index);
     for (size_t i = 0; i < columns_.size(); ++i) set_field(record, columns_[i], cells[i], index);
     return record;
   }

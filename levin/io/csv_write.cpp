@@ -7,6 +7,7 @@
 #include "levin/core/files.h"
 #include "levin/io/csv_rows.h"
 #include "levin/io/plain_fields.h"
+#include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 
 namespace levin::detail {
@@ -72,7 +73,7 @@ class CsvWriter final : public RecordWriter {
     const auto bytes = encoded_of(record, "csv");
     const auto extension = image_extension(bytes);
     LEVIN_CHECK(!extension.empty(), "[csv] the image of record \"", record.key, "\" is neither PNG nor JPEG");
-    const auto name = row_key(count_) + std::string(extension);
+    const auto name = numbered_key(count_) + std::string(extension);
     write_unsynced(images_->path() / name, bytes);
     return csv_cell((images_path().filename() / name).string(), separator_);
   }

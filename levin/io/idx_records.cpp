@@ -13,6 +13,7 @@
 #include "levin/core/words.h"
 #include "levin/io/idx.h"
 #include "levin/io/plain_fields.h"
+#include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 
 namespace levin::detail {
@@ -76,7 +77,7 @@ class IdxRecords final : public RecordReader {
   Record read(int64_t index) const override {
     check_index(index, size(), "idx", path_);
     Record record;
-    record.key = row_key(index);
+    record.key = numbered_key(index);
     record.set("image", images_[index].clone());  // what is handed out may be changed
     if (labels_.defined()) record.set("label", std::vector<int64_t>{labels_.const_data_ptr<int64_t>()[index]});
     return record;

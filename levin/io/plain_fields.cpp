@@ -4,7 +4,6 @@
 #include <cerrno>
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,10 +13,6 @@
 
 namespace levin::detail {
 namespace fs = std::filesystem;
-
-std::string row_key(int64_t index) {
-  return fmt::format("{:06}", index);
-}
 
 void check_index(int64_t index, int64_t size, std::string_view format, const fs::path& path) {
   LEVIN_CHECK(index >= 0 && index < size, "[", format, "] record ", index, " was asked for, \"", path.string(),

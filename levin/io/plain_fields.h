@@ -13,9 +13,6 @@
 /// What the plain formats (folders of images, CIFAR, IDX, CSV, text) have in common. `format` stands in the errors.
 namespace levin::detail {
 
-/// "000042": the key of a record that has none of its own.
-std::string row_key(int64_t index);
-
 /// An Error when there is no such record.
 void check_index(int64_t index, int64_t size, std::string_view format, const std::filesystem::path& path);
 
@@ -63,8 +60,9 @@ class StagedFiles {
   std::filesystem::path temporary_;
 };
 
-/// The folders that hold data sets of these kinds, for open_records: whether the usual files of the split lie there.
-bool is_cifar(const std::filesystem::path& path);
-bool is_idx(const std::filesystem::path& path);
+/// "cifar10" or "cifar100" when a folder holds it, in any of its layouts; else empty.
+std::string_view cifar_format(const std::filesystem::path& folder);
+/// Whether a folder holds IDX files under the names of MNIST.
+bool is_idx(const std::filesystem::path& folder);
 
 }  // namespace levin::detail

@@ -23,6 +23,9 @@ std::unique_ptr<RecordWriter> create_tfrecord(const std::filesystem::path& path,
 std::unique_ptr<RecordWriter> create_lmdb(const std::filesystem::path& path, const RecordWriterOptions& options);
 std::unique_ptr<RecordWriter> create_hdf5(const std::filesystem::path& path, const RecordWriterOptions& options);
 
+/// The format that create_records writes: the one that was asked for or, of "auto", what the path says.
+std::string format_to_write(const std::string& path, const std::string& asked);
+
 /// Whether this build has them.
 bool has_lmdb();
 bool has_hdf5();

@@ -7,6 +7,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/words.h"
+#include "levin/io/plain_fields.h"
 #include "levin/io/record_formats.h"
 #include "levin/io/record_paths.h"
 #include "levin/io/tfrecord_format.h"
@@ -118,10 +119,8 @@ std::pair<const RecordFormat*, Paths> format_of_folder(const fs::path& folder) {
   std::error_code error;
   auto has = [&](std::string_view name) { return fs::exists(folder / name, error); };
   if (has("data.mdb")) return {find_format("lmdb"), {folder}};
-  if (has("data_batch_1.bin") || has("cifar-10-batches-bin/data_batch_1.bin"))
-    return {find_format("cifar10"), {folder}};
-  if ((has("train.bin") && has("test.bin")) || has("cifar-100-binary/train.bin"))
-    return {find_format("cifar100"), {folder}};
+  if (const auto cifar = detail::cifar_format(folder); !cifar.empty()) return {find_format(cifar), {folder}};
+  if (detail::is_idx(folder)) return {find_format("idx"), {folder}};
   Paths shards;
   const RecordFormat* common = nullptr;
   bool only_shards = true;
@@ -180,19 +179,22 @@ std::unique_ptr<RecordReader> open_records(const std::string& path, const Record
   return format->open(paths, resolved);
 }
 
+std::string detail::format_to_write(const std::string& path, const std::string& asked) {
+  const auto* format = asked == "auto" ? format_by_end(path) : &named_format("records", asked);
+  const auto end = fs::path(path).extension();
+  if (!format && end.empty()) format = find_format("folder");
+  LEVIN_CHECK(format, "[records] \"", path, "\": no format is known by the end \"", end.string(),
+              "\" (known: ", known_ends(), "; a name without an end is a folder of images)");
+  return std::string(format->name);
+}
+
 std::unique_ptr<RecordWriter> create_records(const std::string& path, const RecordWriterOptions& options) {
   LEVIN_CHECK(!path.empty(), "[records] the path is empty");
-  const auto* format = options.format == "auto" ? nullptr : &named_format("records", options.format);
-  const fs::path destination(path);
-  if (!format) format = format_by_end(destination);
-  if (!format && destination.extension().empty()) format = find_format("folder");
-  LEVIN_CHECK(format, "[records] \"", path, "\": no format is known by the end \"", destination.extension().string(),
-              "\" (known: ", known_ends(), "; a name without an end is a folder of images)");
   LEVIN_CHECK(path.find('{') == std::string::npos && path.find('*') == std::string::npos, "[records] \"", path,
               "\" is a pattern; shards are written by shard_records or shard_bytes, or by %06d in the name");
   auto resolved = options;
-  resolved.format = format->name;
-  return format->create(destination, resolved);
+  resolved.format = detail::format_to_write(path, options.format);
+  return find_format(resolved.format)->create(path, resolved);
 }
 
 std::vector<std::string> record_formats() {

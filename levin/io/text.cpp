@@ -8,6 +8,7 @@
 #include "levin/core/files.h"
 #include "levin/io/plain_fields.h"
 #include "levin/io/plain_file.h"
+#include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 
 namespace levin::detail {
@@ -74,7 +75,7 @@ class TextRecords final : public RecordReader {
   Record read(int64_t index) const override {
     const auto [file, line] = place(index);
     Record record;
-    record.key = row_key(index);
+    record.key = numbered_key(index);
     record.set("text", files_[file].line(line));
     return record;
   }
