@@ -106,6 +106,8 @@ int completion(const std::vector<std::string>& words, const Args&) {
                                     {"pack", {}},
                                     {"data", {"bench"}},
                                     {"new", {"app"}},
+                                    {"inspect", {}},
+                                    {"convert", {}},
                                     {"recipes", {"--help"}},
                                     {"completion", {"bash", "zsh"}}}};
   for (const auto& recipe : recipes()) {
