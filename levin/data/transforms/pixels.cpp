@@ -1,0 +1,48 @@
+#include "levin/data/transforms/pixels.h"
+
+#include "levin/core/error.h"
+#include "levin/core/words.h"
+#include "levin/data/transforms/values.h"
+
+namespace levin::transforms {
+
+Interpolation interpolation_of(std::string_view word) {
+  static const std::vector<std::string> known = {"nearest", "nearest-exact", "bilinear", "bicubic",
+                                                 "box",     "hamming",       "lanczos"};
+  for (size_t i = 0; i < known.size(); ++i)
+    if (known[i] == word) return static_cast<Interpolation>(i);
+  fail_unknown("transforms", "interpolation", word, known);
+}
+
+namespace detail {
+
+bool is_bytes(const at::Tensor& image) {
+  return image.scalar_type() == at::kByte;
+}
+
+void check_image(const at::Tensor& image, const char* operation) {
+  LEVIN_CHECK(image.defined() && image.dim() == 3 && (is_bytes(image) || image.is_floating_point()), "[", operation,
+              "] an image is [C, H, W] of uint8 or of floating point numbers; this is ",
+              image.defined() ? levin::detail::concat(image.scalar_type(), " ", image.sizes()) : "empty");
+}
+
+Pixels::Pixels(const at::Tensor& image, const char* operation) {
+  check_image(image, operation);
+  LEVIN_CHECK(is_bytes(image), "[", operation, "] needs an image of uint8, not of ", image.scalar_type());
+  channels = image.size(0);
+  height = image.size(1);
+  width = image.size(2);
+  const bool interleaved =
+      (channels == 1 || image.stride(0) == 1) && image.stride(2) == channels && image.stride(1) >= width * channels;
+  keep_ = interleaved ? image : image.permute({1, 2, 0}).contiguous();
+  data = keep_.const_data_ptr<uint8_t>();
+  stride = interleaved && height > 1 ? image.stride(1) : width * channels;
+}
+
+at::Tensor new_pixels(int64_t channels, int64_t height, int64_t width) {
+  return at::empty_strided({channels, height, width}, {1, width * channels, channels}, at::kByte);
+}
+
+}  // namespace detail
+
+}  // namespace levin::transforms
