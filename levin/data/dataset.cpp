@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/stack.h>
 
 #include "levin/core/error.h"
 
@@ -34,16 +33,6 @@ Batch TensorDataset::get_batch(std::span<const int64_t> indices) const {
   for (const auto& [name, tensor] : tensors_)
     batch[name] = tensor.index_select(0, tensor.is_cpu() ? index : index.to(tensor.device()));
   return batch;
-}
-
-Tensor detail::stack_samples(const std::vector<Tensor>& tensors) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    LEVIN_CHECK(tensors[i].defined() == tensors[0].defined(), "[data] a sample lacks a tensor that another one has");
-    LEVIN_CHECK(!tensors[0].defined() || tensors[i].sizes() == tensors[0].sizes(),
-                "[data] samples of one batch differ in shape: ", tensors[0].sizes(), " and ", tensors[i].sizes(),
-                "; bring them to one size in get(), or use batch_size 1");
-  }
-  return tensors[0].defined() ? at::stack(tensors) : Tensor();
 }
 
 }  // namespace levin

@@ -10,19 +10,23 @@
 
 namespace levin {
 
+class SamplePlace;
+
 /// What a loader reads from: `size()` and `get(index)`, which returns a sample (a Batch or any type that each_tensor
 /// can walk). One that draws random numbers has `get(index, random)` instead; they belong to the sample and the epoch,
-/// so that it does not matter which thread asks, or when. Both are called from several threads at once. A dataset that
+/// so that it does not matter which thread asks, or when. One of images may take a place for them as well,
+/// `get(index, random, place)`. All are called from several threads at once. A dataset that
 /// can fetch many at once may add `get_batch(indices)`.
 template <class D>
-concept Dataset = requires(const D& dataset, int64_t index, Random& random) {
+concept Dataset = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<int64_t>;
-  requires requires {
-    dataset.get(index);
-  } || requires {
-    dataset.get(index, random);
-  };
-};
+}
+&&(
+    requires(const D& dataset, int64_t index) { dataset.get(index); } ||
+    requires(const D& dataset, int64_t index, Random& random) { dataset.get(index, random); } ||
+    requires(const D& dataset, int64_t index, Random& random, SamplePlace& place) {
+      dataset.get(index, random, place);
+    });
 
 /// Named tensors with the samples along their first dimension. A batch is one index_select per tensor.
 ///
@@ -45,39 +49,18 @@ class TensorDataset {
 
 namespace detail {
 
-Tensor stack_samples(const std::vector<Tensor>& tensors);
-
-/// One sample whose tensors are those of all samples, stacked.
+/// Samples whose tensors are stacked may hold nothing else: a batch would lose it.
 template <class S>
-S collate(std::vector<S> samples) {
-  if constexpr (std::is_aggregate_v<S> && !requires(S & s, void (*f)(Tensor&)) { s.each_tensor(f); })
-    each_field(samples.front(), [](auto& field) {
-      static_assert(!Leaf<std::remove_cvref_t<decltype(field)>>,
-                    "levin: a number or text in a sample cannot be stacked into a batch; make the field a Tensor, or "
-                    "give the dataset get_batch(indices)");
+consteval void check_stackable() {
+  if constexpr (std::is_aggregate_v<S> && !requires(S & s, void (*f)(Tensor&)) { s.each_tensor(f); }) {
+    using Check = decltype([](S& sample) {
+      each_field(sample, [](auto& field) {
+        static_assert(!Leaf<std::remove_cvref_t<decltype(field)>>,
+                      "levin: a number or text in a sample cannot be stacked into a batch; make the field a Tensor, or "
+                      "give the dataset get_batch(indices)");
+      });
     });
-  std::vector<std::vector<Tensor>> columns;
-  for (auto& sample : samples) {
-    size_t column = 0;
-    each_tensor(sample, [&](Tensor& tensor) {
-      if (columns.size() == column) columns.emplace_back();
-      columns[column++].push_back(tensor);
-    });
-  }
-  size_t column = 0;
-  each_tensor(samples.front(), [&](Tensor& tensor) { tensor = stack_samples(columns[column++]); });
-  return std::move(samples.front());
-}
-
-template <Dataset D>
-auto fetch(const D& dataset, std::span<const int64_t> indices) {
-  if constexpr (requires { dataset.get_batch(indices); }) {
-    return dataset.get_batch(indices);
-  } else {
-    std::vector<std::remove_cvref_t<decltype(dataset.get(0))>> samples;
-    samples.reserve(indices.size());
-    for (const int64_t index : indices) samples.push_back(dataset.get(index));
-    return collate(std::move(samples));
+    static_assert(std::is_invocable_v<Check, S&>);
   }
 }
 

@@ -13,8 +13,9 @@ LoaderPosition::LoaderPosition(int64_t dataset_size, const LoaderOptions& option
                .drop_last = options.drop_last,
                .repeat = repeat,
                .rank = rank,
-               .world_size = world_size} {
-  LEVIN_CHECK(options.batch_size >= 1, "[data] batch_size ", options.batch_size, " is not allowed (1 or more)");
+               .world_size = world_size,
+               .sampler = options.sampler} {
+  check_loader_options(options);
   LEVIN_CHECK(dataset_size >= 1, "[data] the dataset is empty");
   LEVIN_CHECK(batches() >= 1 || !(options.drop_last || repeat),
               "[data] drop_last leaves nothing: ", samples_per_rank(dataset_size_, sampler_),
@@ -28,24 +29,27 @@ int64_t LoaderPosition::batches() const {
 
 void LoaderPosition::begin() {
   if (inside_) set_epoch(epoch_ + 1);  // the pass before was left early
-  order_ = sample_order(dataset_size_, sampler_, epoch_);
   inside_ = true;
 }
 
-std::span<const int64_t> LoaderPosition::next() {
+LoaderPosition::Order LoaderPosition::order() const {
+  return std::make_shared<const std::vector<int64_t>>(sample_order(dataset_size_, sampler_, epoch_));
+}
+
+bool LoaderPosition::next() {
   if (batch_ >= batches()) {
     set_epoch(epoch_ + 1);
-    return {};
+    return false;
   }
-  const auto first = static_cast<size_t>(batch_ * options_.batch_size);
   ++batch_;
-  return std::span(order_).subspan(first, std::min(static_cast<size_t>(options_.batch_size), order_.size() - first));
+  return true;
 }
 
 void LoaderPosition::seek(int64_t epoch, int64_t batch) {
   epoch_ = epoch;
   batch_ = batch;
   inside_ = false;
+  ++jumps_;
 }
 
 StateDict LoaderPosition::state_dict() const {
@@ -58,7 +62,8 @@ StateDict LoaderPosition::state_dict() const {
 void LoaderPosition::load_state_dict(const StateDict& state) {
   LEVIN_CHECK(state.at("dataset_size").to_int() == dataset_size_, "[data] the state is of a dataset with ",
               state.at("dataset_size").to_int(), " samples, this one has ", dataset_size_);
-  LEVIN_CHECK(!options_.shuffle || state.at("seed").to_int() == static_cast<int64_t>(options_.seed),
+  const bool random = options_.sampler.empty() ? options_.shuffle : options_.sampler.is_random();
+  LEVIN_CHECK(!random || state.at("seed").to_int() == static_cast<int64_t>(options_.seed),
               "[data] the state is of seed ", state.at("seed").to_int(), ", this loader shuffles with seed ",
               options_.seed);
   // Samples, not batches: another number of ranks or another batch size goes on at the same place of the epoch.

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "levin/core/files.h"
+#include "levin/io/plain_file.h"
 
 namespace levin::detail {
 
@@ -25,7 +25,7 @@ std::optional<double> csv_number(std::string_view cell);
 /// byte-order mark are passed over.
 class CsvRows {
  public:
-  explicit CsvRows(const FileReader& file) : file_(file) {}
+  explicit CsvRows(const PlainFile& file) : file_(file) {}
 
   /// False at the end.
   bool next();
@@ -38,7 +38,7 @@ class CsvRows {
  private:
   bool fill();
 
-  const FileReader& file_;
+  const PlainFile& file_;
   std::string buffer_;
   size_t at_ = 0;           // in the buffer
   uint64_t buffer_at_ = 0;  // of the buffer, in the file

@@ -23,6 +23,10 @@ std::unique_ptr<RecordWriter> create_tfrecord(const std::filesystem::path& path,
 std::unique_ptr<RecordWriter> create_lmdb(const std::filesystem::path& path, const RecordWriterOptions& options);
 std::unique_ptr<RecordWriter> create_hdf5(const std::filesystem::path& path, const RecordWriterOptions& options);
 
+/// Whether this build has them.
+bool has_lmdb();
+bool has_hdf5();
+
 std::unique_ptr<RecordReader> open_image_folder(const Paths& paths, const RecordOptions& options);
 std::unique_ptr<RecordReader> open_cifar(const Paths& paths, const RecordOptions& options);
 std::unique_ptr<RecordReader> open_idx(const Paths& paths, const RecordOptions& options);

@@ -7,6 +7,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/plain_fields.h"
+#include "levin/io/plain_file.h"
 #include "levin/io/record_formats.h"
 
 namespace levin::detail {
@@ -50,7 +51,7 @@ class TextFile {
   }
 
  private:
-  FileReader file_;
+  PlainFile file_;
   std::vector<uint64_t> starts_;  // and the end of the last
   bool ends_with_newline_ = false;
 };

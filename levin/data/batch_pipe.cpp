@@ -1,0 +1,116 @@
+#include "levin/data/batch_pipe.h"
+
+#include <algorithm>
+
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include "levin/core/error.h"
+#include "levin/core/words.h"
+
+namespace levin {
+
+NumWorkers::NumWorkers(int count) : count_(count) {
+  LEVIN_CHECK(count >= 0 && count <= 1024, "[data] num_workers ", count,
+              " is not allowed (0 to 1024, or \"auto\" for as many as there are cores)");
+}
+
+NumWorkers::NumWorkers(std::string_view word) {
+  if (word == "auto") return;
+  int count = 0;
+  for (const char c : word) {
+    LEVIN_CHECK(c >= '0' && c <= '9' && word.size() <= 4, "[data] num_workers \"", word,
+                "\" is not known (a number, or \"auto\")");
+    count = count * 10 + (c - '0');
+  }
+  LEVIN_CHECK(!word.empty(), "[data] num_workers is empty (a number, or \"auto\")");
+  *this = NumWorkers(count);
+}
+
+namespace detail {
+
+DeviceCopy::DeviceCopy(c10::Device device)
+    : device_(device), stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
+
+void DeviceCopy::run(const std::function<void()>& f, std::optional<c10::Event>& arrived) const {
+  const c10::StreamGuard guard(stream_);
+  f();
+  arrived.emplace(device_.type());
+  arrived->record(stream_);
+}
+
+void DeviceCopy::wait(c10::Event& arrived) const {
+  arrived.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+}
+
+void DeviceCopy::use(const Tensor& tensor) const {
+  if (tensor.device() == device_) tensor.record_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+}
+
+void SampleWork::make(int64_t sample) noexcept {
+  try {
+    make_sample(sample);
+  } catch (...) {
+    bad_[static_cast<size_t>(sample)] = 1;
+    if (bad_samples_->skip) bad_samples_->count.fetch_add(1, std::memory_order_relaxed);
+    const std::lock_guard lock(mutex_);
+    if (first_bad_ >= 0 && first_bad_ < sample) return;
+    first_bad_ = sample;
+    error_ = std::current_exception();
+  }
+}
+
+std::string SampleWork::name() const {
+  return concat("batch ", id_.shown, " of epoch ", id_.epoch);
+}
+
+void SampleWork::check() const {
+  if (first_bad_ < 0) return;
+  const auto good = std::count(bad_.begin(), bad_.end(), 0);
+  if (bad_samples_->skip && good > 0) return;
+  const auto say = [&](std::string what) {
+    if (const auto end = what.find('\n'); end != std::string::npos) what.resize(end);
+    fail(concat("[data] ", sample_name(first_bad_), ": ", what,
+                bad_samples_->skip ? " (and no other sample of its batch is good)" : ""));
+  };
+  try {
+    std::rethrow_exception(error_);
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const c10::Error& error) {
+    say(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+}
+
+EngineOptions engine_options(const LoaderOptions& options, bool whole, bool to_device, int local_ranks) {
+  EngineOptions engine{.persistent = options.persistent_workers, .timeout = options.timeout};
+  if (!options.num_workers.is_auto())
+    engine.workers = options.num_workers.count();
+  else if (whole)
+    engine.workers = to_device ? 1 : 0;
+  else
+    engine.workers = std::max(usable_cores() / std::max(local_ranks, 1), 1);
+  // Enough that every thread has a sample while the caller takes a batch.
+  const int64_t busy = whole ? engine.workers - 1 : (engine.workers + options.batch_size - 1) / options.batch_size;
+  engine.ahead = options.prefetch_factor + std::max<int64_t>(busy, 0);
+  return engine;
+}
+
+void check_loader_options(const LoaderOptions& options) {
+  LEVIN_CHECK(options.batch_size >= 1, "[data] batch_size ", options.batch_size, " is not allowed (1 or more)");
+  LEVIN_CHECK(options.prefetch_factor >= 1, "[data] prefetch_factor ", options.prefetch_factor,
+              " is not allowed (1 or more)");
+  LEVIN_CHECK(options.timeout >= 0, "[data] timeout ", options.timeout, " is not allowed (seconds; 0 is no limit)");
+  LEVIN_CHECK(!options.shuffle || options.sampler.empty(), "[data] shuffle and the sampler \"", options.sampler.name(),
+              "\" exclude each other; leave one out");
+  static const std::vector<std::string> known{"stop", "skip"};
+  if (std::find(known.begin(), known.end(), options.bad_samples) == known.end())
+    fail_unknown("data", "bad_samples", options.bad_samples, known);
+}
+
+}  // namespace detail
+
+}  // namespace levin

@@ -1,0 +1,228 @@
+#include "levin/data/loader_engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <csignal>
+#include <deque>
+#include <fstream>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <sched.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+
+namespace levin::detail {
+namespace {
+
+using EngineClock = std::chrono::steady_clock;
+
+// Torch's own functions must not start a team of threads in each of our threads. Its setting is per thread only inside
+// OpenMP, and torch::set_num_threads would change it for the whole process.
+void one_thread_per_operator() {
+  at::get_num_threads();  // sets this thread's number up, once
+  using Set = void (*)(int);
+  static const auto set = reinterpret_cast<Set>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
+  if (set) set(1);
+}
+
+void become_worker() {
+  // Signals are for the program's own threads.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  pthread_setname_np(pthread_self(), "levin-data");
+  one_thread_per_operator();
+}
+
+struct Job {
+  std::shared_ptr<BatchWork> work;
+  int64_t samples = 0;
+  int64_t taken = 0;      // under the lock
+  int64_t remaining = 0;  // under the lock
+  bool done = false;      // under the lock
+  std::exception_ptr error;
+};
+
+}  // namespace
+
+struct LoaderEngine::State {
+  EngineOptions options;
+  std::mutex mutex;
+  std::condition_variable work_came, batch_came;
+  Next next;
+  std::deque<std::shared_ptr<Job>> jobs;  // in order
+  bool ended = true;                      // no further batch in this pass
+  bool stopping = false;
+  double waited = 0;
+  std::exception_ptr next_error;
+  std::vector<std::thread> threads;
+
+  void ensure_threads() {
+    if (!threads.empty()) return;
+    stopping = false;
+    threads.reserve(static_cast<size_t>(options.workers));
+    for (int i = 0; i < options.workers; ++i) threads.emplace_back([this] { run(); });
+  }
+
+  void stop_threads() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    work_came.notify_all();
+    for (auto& thread : threads) thread.join();
+    threads.clear();
+  }
+
+  // A job with samples that nobody has taken; begins a new batch when there is none and there may be one more.
+  std::shared_ptr<Job> open_job() {
+    for (const auto& job : jobs)
+      if (job->taken < job->samples) return job;
+    if (ended || static_cast<int64_t>(jobs.size()) >= options.ahead) return nullptr;
+    auto job = std::make_shared<Job>();
+    try {
+      job->work = next();
+    } catch (...) {
+      next_error = std::current_exception();
+    }
+    if (!job->work) {
+      ended = true;
+      batch_came.notify_all();
+      return nullptr;
+    }
+    job->samples = job->remaining = job->work->samples();
+    jobs.push_back(job);
+    // There is more than this thread will take.
+    if (job->samples > 1) work_came.notify_all();
+    return job;
+  }
+
+  void run() {
+    become_worker();
+    const at::NoGradGuard no_grad;
+    std::unique_lock lock(mutex);
+    while (!stopping) {
+      const auto job = open_job();
+      if (!job) {
+        work_came.wait(lock);
+        continue;
+      }
+      // A few at once, so that small samples do not spend their time on the lock, yet all threads end together.
+      const int64_t few = std::clamp<int64_t>(job->samples / (options.workers * 4), 1, 16);
+      const int64_t first = job->taken, last = std::min(first + few, job->samples);
+      job->taken = last;
+      lock.unlock();
+      for (int64_t i = first; i < last; ++i) job->work->make(i);
+      lock.lock();
+      job->remaining -= last - first;
+      if (job->remaining > 0) continue;
+      lock.unlock();
+      try {
+        job->work->finish();
+      } catch (...) {
+        job->error = std::current_exception();
+      }
+      lock.lock();
+      job->done = true;
+      batch_came.notify_all();
+    }
+  }
+};
+
+LoaderEngine::LoaderEngine(const EngineOptions& options) : state_(std::make_unique<State>()) {
+  state_->options = options;
+}
+
+LoaderEngine::~LoaderEngine() {
+  state_->options.persistent = false;
+  end();
+}
+
+void LoaderEngine::start(Next next) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->jobs.clear();
+    state_->next = std::move(next);
+    state_->next_error = nullptr;
+    state_->ended = false;
+  }
+  state_->ensure_threads();
+  state_->work_came.notify_all();
+}
+
+void LoaderEngine::end() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->jobs.clear();
+    state_->ended = true;
+    state_->next = nullptr;
+  }
+  if (!state_->options.persistent) state_->stop_threads();
+}
+
+std::shared_ptr<BatchWork> LoaderEngine::next() {
+  auto& state = *state_;
+  std::unique_lock lock(state.mutex);
+  const auto ready = [&] { return state.jobs.empty() ? state.ended : state.jobs.front()->done; };
+  if (!ready()) {
+    const auto begin = EngineClock::now();
+    const auto waited = [&] { return std::chrono::duration<double>(EngineClock::now() - begin).count(); };
+    constexpr double kPatience = 30;
+    const double limit = state.options.timeout;
+    const auto name = [&] {
+      return state.jobs.empty() ? std::string("the next batch") : state.jobs.front()->work->name();
+    };
+    double said = 0;
+    while (!ready()) {
+      const double step = limit > 0 ? std::min(limit - waited(), kPatience) : kPatience;
+      if (state.batch_came.wait_for(lock, std::chrono::duration<double>(std::max(step, 0.001)), ready)) break;
+      LEVIN_CHECK(limit <= 0 || waited() < limit, "[data] ", name(), " did not come within ", limit,
+                  " s (timeout); a sample takes too long, or a disk does not answer");
+      if (waited() - said >= kPatience) {
+        said = waited();
+        log_warning(fmt::format("[data] still waiting for {} after {:.0f} s", name(), said));
+      }
+    }
+    state.waited += waited();
+  }
+  if (state.jobs.empty()) {
+    if (state.next_error) std::rethrow_exception(std::exchange(state.next_error, nullptr));
+    return nullptr;
+  }
+  const auto job = state.jobs.front();
+  state.jobs.pop_front();
+  lock.unlock();
+  state.work_came.notify_one();
+  if (job->error) std::rethrow_exception(job->error);
+  return job->work;
+}
+
+double LoaderEngine::waited() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->waited;
+}
+
+int usable_cores() {
+  int cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
+  cpu_set_t mask;
+  if (sched_getaffinity(0, sizeof mask, &mask) == 0) cores = std::min(cores, std::max(CPU_COUNT(&mask), 1));
+  // A container's share: "200000 100000" is two cores, "max 100000" all of them.
+  if (std::ifstream file("/sys/fs/cgroup/cpu.max"); file) {
+    double quota = 0, period = 0;
+    if (file >> quota >> period && period > 0)
+      cores = std::min(cores, std::max(static_cast<int>(std::ceil(quota / period)), 1));
+  }
+  return cores;
+}
+
+}  // namespace levin::detail

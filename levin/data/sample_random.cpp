@@ -1,0 +1,86 @@
+#include "levin/data/sample_random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+namespace levin::detail {
+namespace {
+
+// A key that no backend and no feature of LibTorch uses outside of its own tests.
+constexpr auto kSampleKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+thread_local Random* sample_random = nullptr;
+thread_local bool sample_seeded = false;
+
+// Seeding takes a microsecond or two, so it waits for the first draw of a sample.
+at::Generator& sample_generator() {
+  thread_local at::Generator generator = at::detail::createCPUGenerator();
+  if (!sample_seeded) {
+    generator.set_current_seed(sample_random->bits64());
+    sample_seeded = true;
+  }
+  return generator;
+}
+
+bool is_elsewhere(const c10::IValue& value) {
+  if (value.isTensor()) return value.toTensor().defined() && !value.toTensor().is_cpu();
+  return value.isDevice() && !value.toDevice().is_cpu();
+}
+
+void draw_for_sample(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (sample_random) {
+    const auto& arguments = op.schema().arguments();
+    const size_t first = stack->size() - arguments.size();
+    bool elsewhere = false;
+    for (size_t i = 0; i < arguments.size(); ++i) elsewhere |= is_elsewhere((*stack)[first + i]);
+    for (size_t i = 0; i < arguments.size() && !elsewhere; ++i)
+      if (arguments[i].name() == "generator" && (*stack)[first + i].isNone()) (*stack)[first + i] = sample_generator();
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSampleKey), stack);
+}
+
+// Once per process: every operator that takes a generator; all others pass through untouched.
+void register_draws() {
+  static const auto libraries = [] {
+    std::vector<torch::Library> made;
+    made.emplace_back(torch::Library::IMPL, "_", kSampleKey, __FILE__, __LINE__);
+    made.back().fallback(torch::CppFunction::makeFallthrough());
+    made.emplace_back(torch::Library::IMPL, "aten", kSampleKey, __FILE__, __LINE__);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      if (!name.name.starts_with("aten::")) continue;
+      const auto op = dispatcher.findOp(name);
+      if (!op || !op->hasSchema()) continue;
+      for (const auto& argument : op->schema().arguments())
+        if (argument.name() == "generator") {
+          const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+          made.back().impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_for_sample>());
+          break;
+        }
+    }
+    return made;
+  }();
+  (void)libraries;
+}
+
+}  // namespace
+
+SampleRandomScope::SampleRandomScope(Random& random)
+    : outer_(sample_random),
+      outer_seeded_(sample_seeded),
+      was_included_(c10::impl::tls_is_dispatch_key_included(kSampleKey)) {
+  register_draws();
+  sample_random = &random;
+  sample_seeded = false;
+  c10::impl::tls_set_dispatch_key_included(kSampleKey, true);
+}
+
+SampleRandomScope::~SampleRandomScope() {
+  sample_random = outer_;
+  sample_seeded = outer_seeded_;
+  c10::impl::tls_set_dispatch_key_included(kSampleKey, was_included_);
+}
+
+}  // namespace levin::detail
