@@ -35,6 +35,8 @@ constexpr std::array kSubcommands{
     Subcommand{"pack", levin::cli::pack, "turn a data set from one format into another"},
     Subcommand{"data", levin::cli::data, "measure how fast data come: levin data bench"},
     Subcommand{"new", levin::cli::new_project, "write the files of a new project"},
+    Subcommand{"inspect", levin::cli::inspect, "show what is in a weight file"},
+    Subcommand{"convert", levin::cli::convert, "move weights to another format or naming scheme"},
     Subcommand{"completion", levin::cli::completion, "let a shell complete all of this"},
 };
 

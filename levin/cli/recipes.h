@@ -20,6 +20,9 @@ struct Recipe {
 const std::vector<Recipe>& recipes();
 
 Recipe vit_fashion_mnist();
+Recipe finetune_fashion_mnist();
+Recipe vit_cifar10();
+Recipe resnet50_cifar10();
 Recipe mlp_fashion_mnist();
 Recipe autoencoder_fashion_mnist();
 Recipe boring();

@@ -16,7 +16,13 @@
 namespace levin::cli {
 
 const std::vector<Recipe>& recipes() {
-  static const std::vector<Recipe> all{vit_fashion_mnist(), mlp_fashion_mnist(), autoencoder_fashion_mnist(), boring()};
+  static const std::vector<Recipe> all{vit_fashion_mnist(),
+                                       finetune_fashion_mnist(),
+                                       mlp_fashion_mnist(),
+                                       autoencoder_fashion_mnist(),
+                                       vit_cifar10(),
+                                       resnet50_cifar10(),
+                                       boring()};
   return all;
 }
 
@@ -106,6 +112,8 @@ int completion(const std::vector<std::string>& words, const Args&) {
                                     {"pack", {}},
                                     {"data", {"bench"}},
                                     {"new", {"app"}},
+                                    {"inspect", {}},
+                                    {"convert", {}},
                                     {"recipes", {"--help"}},
                                     {"completion", {"bash", "zsh"}}}};
   for (const auto& recipe : recipes()) {

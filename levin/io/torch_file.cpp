@@ -84,6 +84,36 @@ const pickle::Value* descend(const pickle::Value& value, std::string_view way) {
   return nullptr;
 }
 
+bool has_tensor(const pickle::Value& dict) {
+  for (const auto& [key, value] : dict.pairs())
+    if (value.object<detail::TorchTensorObject>()) return true;
+  return false;
+}
+
+std::string likely_root(const pickle::Value& whole) {
+  if (!whole.is(pickle::Kind::dict) || has_tensor(whole)) return "";
+  for (const char* name : {"state_dict", "model_state_dict", "model", "module"}) {
+    const auto* part = whole.find(name);
+    if (part && part->is(pickle::Kind::dict) && has_tensor(*part)) return name;
+  }
+  return "";
+}
+
+std::map<std::string, std::string> plain_values(const pickle::Value& whole) {
+  std::map<std::string, std::string> values;
+  if (!whole.is(pickle::Kind::dict)) return values;
+  for (const auto& [key, value] : whole.pairs()) {
+    using pickle::Kind;
+    if (!key.is(Kind::text)) continue;
+    const auto name = pickle::detail::shown(key.text());
+    if (value.is(Kind::boolean)) values[name] = value.boolean() ? "true" : "false";
+    if (value.is(Kind::integer)) values[name] = std::to_string(value.integer());
+    if (value.is(Kind::real)) values[name] = fmt::format("{}", value.real());
+    if (value.is(Kind::text)) values[name] = pickle::detail::shown(value.text());
+  }
+  return values;
+}
+
 std::string checked_prefix(const ZipFile& zip) {
   const auto where = zip.path().string();
   const ZipEntry* pickle = nullptr;
@@ -143,6 +173,8 @@ TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options)
     return entry->bytes;
   };
   const auto whole = detail::load_torch_pickle(bytes, record_bytes, where);
+  metadata_ = plain_values(whole);
+  if (options_.root == "auto") options_.root = likely_root(whole);
   const auto* root = descend(whole, options_.root);
   if (!root) {
     std::vector<std::string> known;

@@ -188,7 +188,7 @@ class TorchWriter {
 
 }  // namespace
 
-void write_torch_file(const std::filesystem::path& path, const StateDict& tree) {
+void write_torch_tree(const std::filesystem::path& path, const StateDict& tree) {
   TorchWriter(path).write(tree);
 }
 
@@ -199,7 +199,7 @@ void write_torch_file(const std::filesystem::path& path, const std::vector<std::
     LEVIN_CHECK(names.insert(name).second, "[torch_file] \"", path.string(), "\": two tensors named \"", name, "\"");
     tree[name] = tensor;
   }
-  write_torch_file(path, tree);
+  write_torch_tree(path, tree);
 }
 
 }  // namespace levin

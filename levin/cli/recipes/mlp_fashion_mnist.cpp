@@ -22,7 +22,7 @@ class MlpClassifier : public ImageClassifier {
     }
   };
 
-  explicit MlpClassifier(const Options& options) {
+  explicit MlpClassifier(const Options& options) : ImageClassifier(fashion_mnist_input()) {
     int64_t width = 28 * 28;
     for (const auto next : options.hidden) {
       LEVIN_CHECK(next > 0, "[recipe] model.hidden: a width of ", next, " is not possible");
