@@ -71,8 +71,10 @@ bool is_image_name(std::string_view name) {
 }
 
 void check_free(const fs::path& path, const RecordWriterOptions& options, std::string_view format) {
-  if (options.overwrite) return;
   std::error_code error;
+  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
+  if (error) fail_file("create folder", path.parent_path(), error.value());
+  if (options.overwrite) return;
   const auto status = fs::symlink_status(path, error);
   if (!fs::exists(status)) return;
   const bool empty_folder = fs::is_directory(path, error) && fs::is_empty(path, error);

@@ -32,7 +32,8 @@ std::string_view image_extension(std::string_view bytes);
 /// Whether a file of this name is taken for an image: .png, .jpg, .jpeg, in any case.
 bool is_image_name(std::string_view name);
 
-/// An Error when something stands at the destination and must not be replaced (an empty folder may be).
+/// An Error when something stands at the destination and must not be replaced (an empty folder may be). Makes the
+/// folder that it will be in.
 void check_free(const std::filesystem::path& path, const RecordWriterOptions& options, std::string_view format);
 
 /// Replacing a folder deletes it: an Error when it holds more than images (and lists of their classes).
