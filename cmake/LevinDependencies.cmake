@@ -23,7 +23,7 @@ if(NOT CLI11_FOUND)
   message(STATUS "The program `levin` is left out: no CLI11 (libcli11-dev)")
 endif()
 
-# levin_optional(<variable> <header> <library> <debian>): the target of a library, or nothing. Found by file: LMDB has no package
+# levin_optional(<variable> <header> <library> <debian> <without it>): the target of a library, or nothing. Found by file: LMDB has no package
 # for CMake, and HDF5's own brings its compiler wrappers into the build.
 function(levin_optional variable header library debian)
   find_path(${variable}_INCLUDE NAMES ${header} PATH_SUFFIXES hdf5/serial)
@@ -34,9 +34,10 @@ function(levin_optional variable header library debian)
     target_link_libraries(levin_${library} INTERFACE "${${variable}_LIBRARY}")
     set(${variable} $<BUILD_INTERFACE:levin_${library}> PARENT_SCOPE)
   else()
-    message(STATUS "${debian} is not there: data in that format cannot be read or written")
+    message(STATUS "${debian} is not there: ${ARGN}")
     set(${variable} "" PARENT_SCOPE)
   endif()
 endfunction()
-levin_optional(LEVIN_LMDB lmdb.h lmdb liblmdb-dev)
-levin_optional(LEVIN_HDF5 hdf5.h hdf5 libhdf5-dev)
+levin_optional(LEVIN_LMDB lmdb.h lmdb liblmdb-dev "data in that format cannot be read or written")
+levin_optional(LEVIN_HDF5 hdf5.h hdf5 libhdf5-dev "data in that format cannot be read or written")
+levin_optional(LEVIN_DEFLATE libdeflate.h deflate libdeflate-dev "small PNG files are decoded by zlib, more slowly")
