@@ -23,11 +23,7 @@ if(NOT CLI11_FOUND)
   message(STATUS "The program `levin` is left out: no CLI11 (libcli11-dev)")
 endif()
 
-<<<<<<< HEAD
 # levin_optional(<variable> <header> <library> <debian> <what is missing without>): the target of a library, or nothing. Found by file: LMDB has no package
-=======
-# levin_optional(<variable> <header> <library> <debian> <without it>): the target of a library, or nothing. Found by file: LMDB has no package
->>>>>>> codecs
 # for CMake, and HDF5's own brings its compiler wrappers into the build.
 function(levin_optional variable header library debian)
   find_path(${variable}_INCLUDE NAMES ${header} PATH_SUFFIXES hdf5/serial)
@@ -42,12 +38,6 @@ function(levin_optional variable header library debian)
     set(${variable} "" PARENT_SCOPE)
   endif()
 endfunction()
-<<<<<<< HEAD
 levin_optional(LEVIN_LMDB lmdb.h lmdb liblmdb-dev "LMDB files cannot be read or written")
 levin_optional(LEVIN_HDF5 hdf5.h hdf5 libhdf5-dev "HDF5 files cannot be read or written")
 levin_optional(LEVIN_DEFLATE libdeflate.h deflate libdeflate-dev "PNG images are read more slowly")
-=======
-levin_optional(LEVIN_LMDB lmdb.h lmdb liblmdb-dev "data in that format cannot be read or written")
-levin_optional(LEVIN_HDF5 hdf5.h hdf5 libhdf5-dev "data in that format cannot be read or written")
-levin_optional(LEVIN_DEFLATE libdeflate.h deflate libdeflate-dev "small PNG files are decoded by zlib, more slowly")
->>>>>>> codecs
