@@ -68,14 +68,14 @@ bool parse_pack(const std::vector<std::string>& words, PackFlags& flags) {
   return true;
 }
 
-/// Overwriting a folder deletes all that is in it.
+/// A folder that is replaced takes with it what it holds.
 void check_apart(const PackFlags& flags) {
   std::error_code error;
-  const auto source = fs::weakly_canonical(flags.source, error),
-             destination = fs::weakly_canonical(flags.destination, error);
-  const auto [end, unused] = std::mismatch(destination.begin(), destination.end(), source.begin(), source.end());
-  LEVIN_CHECK(end != destination.end(), "[levin pack] \"", flags.source, "\" is in \"", flags.destination,
-              "\", which would be replaced");
+  const auto source = fs::weakly_canonical(flags.source, error);
+  const auto destination = fs::weakly_canonical(flags.destination, error);
+  const auto end = std::mismatch(destination.begin(), destination.end(), source.begin(), source.end()).first;
+  LEVIN_CHECK(source != destination && (end != destination.end() || flags.images.format != "folder"), "[levin pack] \"",
+              flags.source, "\" is, or is in, \"", flags.destination, "\", which would be replaced");
 }
 
 }  // namespace
@@ -83,12 +83,12 @@ void check_apart(const PackFlags& flags) {
 int pack(const std::vector<std::string>& words, const Args&) {
   PackFlags flags;
   if (!parse_pack(words, flags)) return 0;
-  check_apart(flags);
   const auto start = std::chrono::steady_clock::now();
   const auto source = open_records(flags.source, {.format = flags.from, .split = flags.split});
   const int64_t count = source->size();
   LEVIN_CHECK(count > 0, "[levin pack] \"", flags.source, "\" has no records");
   flags.images.format = detail::format_to_write(flags.destination, flags.to);
+  check_apart(flags);
   check_packable(source->read(0), flags.images, std::string(source->format()));
 
   const detail::SignalFlags signals(false);

@@ -25,7 +25,7 @@ struct TokenDatasetOptions {
 /// further. No window crosses from one file to the next. Only what is asked for is read; a file that shrinks meanwhile
 /// is an Error. A small handle: copies share the open files.
 ///
-///     levin::TokenDataset data({"train.bin"}, {.length = 256, .vocab_size = 50257});
+///     levin::TokenDataset data("train.bin", {.length = 256, .vocab_size = 50257});
 class TokenDataset {
  public:
   explicit TokenDataset(const std::vector<std::filesystem::path>& files, TokenDatasetOptions options = {});

@@ -54,6 +54,15 @@ struct Timer : levin::Interceptor {
   levin::Attachment kept = block->attach(std::make_shared<Timer>(), levin::Order::kProfiler);
 }
 
+// data.md
+[[maybe_unused]] void data_files(std::vector<int64_t> (*tokenize)(std::string_view)) {
+  levin::ImageDataset photos("photos/train", {.transform = levin::transforms::RandomResizedCrop{.size = 224}});
+  levin::TokenDataset tokens("train.bin", {.length = 256, .vocab_size = 50257});
+  levin::TextDataset reviews("reviews.csv", {.encode = tokenize, .length = 128});
+  auto iris = levin::load_table("iris.csv", {.stack = "input"});
+  auto cifar = levin::load_cifar10_or_drawn();
+}
+
 [[maybe_unused]] void policies(torch::nn::Sequential model) {
   auto units = levin::select_units(*model, levin::policy::by_class<Block>());
   for (auto& [name, unit, module] : units) std::cout << name << "\n";

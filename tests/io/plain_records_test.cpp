@@ -266,6 +266,29 @@ TEST_F(PlainRecords, EveryImageFormatGivesBackWhatWasWritten) {
   }
 }
 
+TEST_F(PlainRecords, EveryFormatOfImagesBecomesEveryOther) {
+  auto records = drawn_records(12, 4);
+  std::vector<std::string> formats;
+  for (const auto& format : record_formats())
+    if (format != "text") formats.push_back(format);
+  ASSERT_GE(formats.size(), 7U);
+  const auto name = [](const std::string& format) { return format == "csv" ? "x.csv" : format; };
+  for (const auto& from : formats) {
+    write_all(path(from + "/" + name(from)), records, {.format = from, .classes = {"a", "b", "c", "d"}});
+    const auto source = open_records(path(from + "/" + name(from)), {.format = from});
+    expect_same(*source, records);
+    for (const auto& to : formats) {
+      const auto target = path(from + "_to_" + to + "/" + name(to));
+      fs::create_directories(fs::path(target).parent_path());
+      const auto writer = create_records(target, {.format = to, .classes = source->classes()});
+      for (int64_t i = 0; i < source->size(); ++i) writer->write(source->read(i));
+      writer->close();
+      SCOPED_TRACE(from + " to " + to);
+      expect_same(*open_records(target, {.format = to}), records);
+    }
+  }
+}
+
 TEST_F(PlainRecords, EncodedImagesAreWrittenAsTheyAre) {
   const auto jpeg = encode_image(at::arange(32 * 32 * 3, at::kInt).remainder(200).to(at::kByte).view({3, 32, 32}),
                                  {.format = "jpeg"});
