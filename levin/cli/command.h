@@ -14,6 +14,8 @@ using Command = int (*)(const std::vector<std::string>& words, const Args& args)
 int run(const std::vector<std::string>& words, const Args& args);           // run.cpp
 int new_project(const std::vector<std::string>& words, const Args& args);   // new.cpp
 int list_recipes(const std::vector<std::string>& words, const Args& args);  // train.cpp
+int inspect(const std::vector<std::string>& words, const Args& args);       // inspect.cpp
+int convert(const std::vector<std::string>& words, const Args& args);       // convert.cpp
 int completion(const std::vector<std::string>& words, const Args& args);
 /// `command` is fit, validate, test or predict.
 int train(const std::string& command, const std::vector<std::string>& words, const Args& args);

@@ -33,6 +33,8 @@ constexpr std::array kSubcommands{
     Subcommand{"recipes", levin::cli::list_recipes, "list the models that are ready to train"},
     Subcommand{"run", levin::cli::run, "start a program as several ranks, on one machine or many"},
     Subcommand{"new", levin::cli::new_project, "write the files of a new project"},
+    Subcommand{"inspect", levin::cli::inspect, "show what is in a weight file"},
+    Subcommand{"convert", levin::cli::convert, "move weights to another format or naming scheme"},
     Subcommand{"completion", levin::cli::completion, "let a shell complete all of this"},
 };
 

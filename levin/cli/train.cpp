@@ -102,10 +102,14 @@ int completion(const std::vector<std::string>& words, const Args&) {
   // The fields point into what they were made from.
   std::vector<std::unique_ptr<TrainProgram>> programs;
   std::vector<std::unique_ptr<TrainConfig>> configs;
-  Completion all{
-      .program = "levin",
-      .train_commands = train_commands(),
-      .other_commands = {{"run", {}}, {"new", {"app"}}, {"recipes", {"--help"}}, {"completion", {"bash", "zsh"}}}};
+  Completion all{.program = "levin",
+                 .train_commands = train_commands(),
+                 .other_commands = {{"run", {}},
+                                    {"new", {"app"}},
+                                    {"inspect", {}},
+                                    {"convert", {}},
+                                    {"recipes", {"--help"}},
+                                    {"completion", {"bash", "zsh"}}}};
   for (const auto& recipe : recipes()) {
     programs.push_back(recipe.make());
     configs.push_back(std::make_unique<TrainConfig>(

@@ -16,6 +16,9 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr uint64_t kLongestTorchPickle = uint64_t{256} << 20;
+constexpr size_t kMostTorchTensors = 1'000'000;
+constexpr size_t kLongestTorchName = 4096;
+constexpr uint64_t kMostTorchNameBytes = uint64_t{256} << 20;
 constexpr std::string_view kTorchZipMagic = "PK\3\4";
 /// A pickled number opens the files of torch before 1.6.
 constexpr std::string_view kTorchLegacyMagic = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
@@ -38,8 +41,21 @@ const fs::path& checked_torch_path(const fs::path& path) {
   return path;
 }
 
-void walk_tensors(const pickle::Value& value, const std::string& name, std::vector<TorchEntry>& entries) {
+/// Lists the tensors of a tree. Shared parts count at each place, so names are limited beside the values themselves.
+struct TensorWalk {
+  const std::string& where;
+  std::vector<TorchEntry>& entries;
+  uint64_t name_bytes = 0;
+
+  void walk(const pickle::Value& value, const std::string& name);
+};
+
+void TensorWalk::walk(const pickle::Value& value, const std::string& name) {
+  LEVIN_CHECK(name.size() <= kLongestTorchName, "[torch_file] \"", where, "\": a name of ", name.size(), " bytes");
   if (const auto tensor = value.object<detail::TorchTensorObject>()) {
+    name_bytes += name.size();
+    LEVIN_CHECK(entries.size() < kMostTorchTensors && name_bytes < kMostTorchNameBytes, "[torch_file] \"", where,
+                "\": more than ", entries.size(), " tensors");
     entries.push_back(tensor->entry);
     entries.back().name = name.empty() ? "tensor" : name;
     return;
@@ -48,12 +64,12 @@ void walk_tensors(const pickle::Value& value, const std::string& name, std::vect
   if (value.is(pickle::Kind::dict)) {
     for (const auto& [key, item] : value.pairs()) {
       using pickle::Kind;
-      if (key.is(Kind::text) || key.is(Kind::bytes)) walk_tensors(item, inside(key.text()), entries);
-      if (key.is(Kind::integer)) walk_tensors(item, inside(std::to_string(key.integer())), entries);
+      if (key.is(Kind::text) || key.is(Kind::bytes)) walk(item, inside(key.text()));
+      if (key.is(Kind::integer)) walk(item, inside(std::to_string(key.integer())));
     }
   } else if (value.is(pickle::Kind::list) || value.is(pickle::Kind::tuple)) {
     size_t i = 0;
-    for (const auto& item : value.items()) walk_tensors(item, inside(std::to_string(i++)), entries);
+    for (const auto& item : value.items()) walk(item, inside(std::to_string(i++)));
   }
 }
 
@@ -66,6 +82,36 @@ const pickle::Value* descend(const pickle::Value& value, std::string_view way) {
     if (const auto* found = value.find(way.substr(0, dot)))
       if (const auto* end = descend(*found, way.substr(dot + 1))) return end;
   return nullptr;
+}
+
+bool has_tensor(const pickle::Value& dict) {
+  for (const auto& [key, value] : dict.pairs())
+    if (value.object<detail::TorchTensorObject>()) return true;
+  return false;
+}
+
+std::string likely_root(const pickle::Value& whole) {
+  if (!whole.is(pickle::Kind::dict) || has_tensor(whole)) return "";
+  for (const char* name : {"state_dict", "model_state_dict", "model", "module"}) {
+    const auto* part = whole.find(name);
+    if (part && part->is(pickle::Kind::dict) && has_tensor(*part)) return name;
+  }
+  return "";
+}
+
+std::map<std::string, std::string> plain_values(const pickle::Value& whole) {
+  std::map<std::string, std::string> values;
+  if (!whole.is(pickle::Kind::dict)) return values;
+  for (const auto& [key, value] : whole.pairs()) {
+    using pickle::Kind;
+    if (!key.is(Kind::text)) continue;
+    const auto name = pickle::detail::shown(key.text());
+    if (value.is(Kind::boolean)) values[name] = value.boolean() ? "true" : "false";
+    if (value.is(Kind::integer)) values[name] = std::to_string(value.integer());
+    if (value.is(Kind::real)) values[name] = fmt::format("{}", value.real());
+    if (value.is(Kind::text)) values[name] = pickle::detail::shown(value.text());
+  }
+  return values;
 }
 
 std::string checked_prefix(const ZipFile& zip) {
@@ -127,6 +173,8 @@ TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options)
     return entry->bytes;
   };
   const auto whole = detail::load_torch_pickle(bytes, record_bytes, where);
+  metadata_ = plain_values(whole);
+  if (options_.root == "auto") options_.root = likely_root(whole);
   const auto* root = descend(whole, options_.root);
   if (!root) {
     std::vector<std::string> known;
@@ -137,7 +185,7 @@ TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options)
     fail_unknown("torch_file", "root", options_.root, known);
   }
   tree_ = *root;
-  walk_tensors(tree_, "", entries_);
+  TensorWalk{where, entries_}.walk(tree_, "");
   for (size_t i = 0; i < entries_.size(); ++i)
     LEVIN_CHECK(index_.emplace(entries_[i].name, i).second, "[torch_file] \"", where, "\": two tensors are named \"",
                 pickle::detail::shown(entries_[i].name), "\"");

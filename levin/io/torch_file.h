@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -33,7 +34,8 @@ struct TorchEntry {
 };
 
 struct TorchFileOptions {
-  /// The part of the file to take: "state_dict" for the weights of a Lightning checkpoint. Empty: all of it.
+  /// The part of the file to take: "state_dict" for the weights of a Lightning checkpoint. Empty: all of it. "auto":
+  /// the state_dict, model_state_dict, model or module of a file that has no tensors above it, else all.
   std::string root = {};
 };
 
@@ -54,7 +56,10 @@ class TorchFile {
   /// The values of the file, below the root; a tensor is an object ("a tensor").
   const pickle::Value& tree() const { return tree_; }
   const std::filesystem::path& path() const { return zip_.path(); }
+  /// The part that was taken; empty for all of it.
   const std::string& root() const { return options_.root; }
+  /// Numbers and texts that stand at the top of the file, for people: {"epoch", "3"}.
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// Null when there is none of that name.
   const TorchEntry* find(std::string_view name) const;
@@ -76,6 +81,7 @@ class TorchFile {
   TorchFileOptions options_;
   std::string prefix_;
   bool swapped_ = false;
+  std::map<std::string, std::string> metadata_;
   pickle::Value tree_;
   std::vector<TorchEntry> entries_;
   std::unordered_map<std::string_view, size_t> index_;
@@ -85,7 +91,7 @@ class TorchFile {
 /// memory share it in the file; they may be on any device.
 void write_torch_file(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors);
 /// The same for a tree: dicts, lists, numbers, texts and tensors.
-void write_torch_file(const std::filesystem::path& path, const StateDict& tree);
+void write_torch_tree(const std::filesystem::path& path, const StateDict& tree);
 
 /// Whether a file begins as one of torch.save does; also for the format before torch 1.6, which TorchFile refuses.
 bool is_torch_file(const std::filesystem::path& path);

@@ -45,7 +45,7 @@ TEST(Cli, AnUnknownCommandIsToldTheNearest) {
   EXPECT_EQ(child.wait(), 1);
   EXPECT_EQ(child.err(),
             "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: fit, validate, test, predict, "
-            "recipes, run, new, completion)\n");
+            "recipes, run, new, inspect, convert, completion)\n");
 }
 
 TEST(Cli, NewWritesAProjectOnce) {

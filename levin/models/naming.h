@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace levin::models {
+
+/// How the weights of a model are called elsewhere. Levin's models have torchvision's names; timm and Hugging Face's
+/// transformers call the same tensors otherwise, and transformers keeps queries, keys and values apart.
+///
+///     auto naming = levin::models::detect_naming(names);                       // {"vit", "timm"}
+///     auto plan = levin::models::plan_naming(names, naming.scheme, "torchvision");
+///
+/// Known: "torchvision", "timm", "huggingface", for the Vision Transformer and the ResNets (whose names timm shares
+/// with torchvision). "huggingface" are the names in the files of ViTForImageClassification and
+/// ResNetForImageClassification.
+struct Naming {
+  /// "vit" or "resnet"; empty when the names are of neither.
+  std::string architecture;
+  std::string scheme;
+  /// Names that the scheme does not have.
+  std::vector<std::string> unknown;
+};
+
+/// All schemes.
+std::span<const std::string> naming_schemes();
+
+/// The scheme that knows most of the names. Empty when none knows half of them.
+Naming detect_naming(std::span<const std::string> names);
+/// The same when the scheme is known.
+Naming detect_naming(std::span<const std::string> names, std::string_view scheme);
+
+/// One tensor under its new name: the sources joined along their first dimension, and of that the part-th of `parts`.
+struct RenamedWeight {
+  std::string name;
+  std::vector<std::string> sources;
+  int64_t part = 0;
+  int64_t parts = 1;
+};
+
+/// What the tensors of a file are called in another scheme, in their order. An Error for names that the first scheme
+/// does not know, and for queries without their keys and values.
+std::vector<RenamedWeight> plan_naming(std::span<const std::string> names, std::string_view from, std::string_view to);
+
+/// The shape of a tensor with sources of these shapes; an Error when they cannot be joined or cut.
+std::vector<int64_t> renamed_shape(const RenamedWeight& weight, std::span<const std::vector<int64_t>> sources);
+
+}  // namespace levin::models
