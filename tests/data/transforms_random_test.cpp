@@ -67,9 +67,9 @@ TEST(TransformDraws, ResizedCropsHaveTheAskedAreasAndProportions) {
     log_ratio += std::log(ratio);
     tops += r.top * 2 > height - r.height;
   }
-  // Areas are even between 0.08 and 1 but for those that do not fit, proportions even in their logarithm.
-  EXPECT_NEAR(area / kTimes, 0.52, 0.03);
-  EXPECT_NEAR(log_ratio / kTimes, 0, 0.03);
+  // What torchvision's step gives on average: large parts often do not fit, and tall ones less than wide ones.
+  EXPECT_NEAR(area / kTimes, 0.434, 0.015);
+  EXPECT_NEAR(log_ratio / kTimes, 0.0315, 0.012);
   EXPECT_NEAR(tops, kTimes / 2, 250);
 }
 
