@@ -35,7 +35,8 @@ class LmdbReader : public RecordReader {
     const auto file = folder ? path / "data.mdb" : path;
     check_file(file);
     // Threads share the environment, and no lock file is made beside data that others own.
-    env_ = open_lmdb_environment(path, MDB_RDONLY | MDB_NOLOCK | MDB_NORDAHEAD | MDB_NOTLS | (folder ? 0 : MDB_NOSUBDIR), 0);
+    env_ = open_lmdb_environment(path,
+                                 MDB_RDONLY | MDB_NOLOCK | MDB_NORDAHEAD | MDB_NOTLS | (folder ? 0 : MDB_NOSUBDIR), 0);
     check_size(file);
     auto txn = begin_lmdb(env_.get(), MDB_RDONLY, path_);
     check_lmdb(::mdb_dbi_open(txn.get(), nullptr, 0, &dbi_), path_, "read");

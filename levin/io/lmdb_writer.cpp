@@ -29,7 +29,8 @@ class LmdbWriter : public RecordWriter {
     else
       place_ = folder_.emplace(path).path();
     // The temporary name is ours alone, and one sync at the end is enough.
-    env_ = open_lmdb_environment(place_, MDB_NOLOCK | MDB_NOSYNC | MDB_NOTLS | (single ? MDB_NOSUBDIR : 0), kFirstMapBytes);
+    env_ = open_lmdb_environment(place_, MDB_NOLOCK | MDB_NOSYNC | MDB_NOTLS | (single ? MDB_NOSUBDIR : 0),
+                                 kFirstMapBytes);
   }
 
   void write(const Record& record) override {

@@ -13,8 +13,9 @@ std::unique_ptr<RecordReader> open_lmdb(const Paths& paths, const RecordOptions&
 }
 
 std::unique_ptr<RecordWriter> create_lmdb(const std::filesystem::path& path, const RecordWriterOptions&) {
-  throw Error(concat("[records] \"", path.string(),
-                     "\" is to be of the format lmdb, and this build has no LMDB: install liblmdb-dev and build again"));
+  throw Error(
+      concat("[records] \"", path.string(),
+             "\" is to be of the format lmdb, and this build has no LMDB: install liblmdb-dev and build again"));
 }
 
 }  // namespace levin::detail

@@ -20,20 +20,20 @@ struct NpyType {
   c10::ScalarType type;
 };
 constexpr std::array<NpyType, 15> kNpyTypes{{{"b1", at::kBool},
-                                            {"u1", at::kByte},
-                                            {"i1", at::kChar},
-                                            {"i2", at::kShort},
-                                            {"i4", at::kInt},
-                                            {"i8", at::kLong},
-                                            {"u2", at::kUInt16},
-                                            {"u4", at::kUInt32},
-                                            {"u8", at::kUInt64},
-                                            {"f2", at::kHalf},
-                                            {"f4", at::kFloat},
-                                            {"f8", at::kDouble},
-                                            {"c8", at::kComplexFloat},
-                                            {"c16", at::kComplexDouble},
-                                            {"?", at::kBool}}};
+                                             {"u1", at::kByte},
+                                             {"i1", at::kChar},
+                                             {"i2", at::kShort},
+                                             {"i4", at::kInt},
+                                             {"i8", at::kLong},
+                                             {"u2", at::kUInt16},
+                                             {"u4", at::kUInt32},
+                                             {"u8", at::kUInt64},
+                                             {"f2", at::kHalf},
+                                             {"f4", at::kFloat},
+                                             {"f8", at::kDouble},
+                                             {"c8", at::kComplexFloat},
+                                             {"c16", at::kComplexDouble},
+                                             {"?", at::kBool}}};
 
 /// What follows 'name': in the head, which is the text of a Python dictionary.
 std::string_view npy_entry(std::string_view head, std::string_view name, std::string_view where) {
@@ -110,12 +110,13 @@ at::Tensor read_npy(std::string_view bytes, std::string_view where) {
     const size_t width = tensor.element_size() / (at::isComplexType(found->type) ? 2 : 1);
     for (char* end = data + size; data != end; data += width) std::reverse(data, data + width);
   }
-  return head.fortran ? tensor.permute(at::IntArrayRef([&] {
-                                         std::vector<int64_t> order(shape.size());
-                                         for (size_t i = 0; i < order.size(); ++i)
-                                           order[i] = static_cast<int64_t>(order.size() - 1 - i);
-                                         return order;
-                                       }()))
+  return head.fortran ? tensor
+                            .permute(at::IntArrayRef([&] {
+                              std::vector<int64_t> order(shape.size());
+                              for (size_t i = 0; i < order.size(); ++i)
+                                order[i] = static_cast<int64_t>(order.size() - 1 - i);
+                              return order;
+                            }()))
                             .contiguous()
                       : tensor;
 }

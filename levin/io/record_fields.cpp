@@ -15,8 +15,8 @@
 namespace levin::detail {
 namespace {
 
-constexpr std::array<std::string_view, 13> kImageExtensions{
-    "png", "jpg", "jpeg", "image", "img", "webp", "bmp", "gif", "ppm", "pgm", "pbm", "tif", "tiff"};
+constexpr std::array<std::string_view, 13> kImageExtensions{"png", "jpg", "jpeg", "image", "img", "webp", "bmp",
+                                                            "gif", "ppm", "pgm",  "pbm",   "tif", "tiff"};
 
 std::string_view trim_text(std::string_view text) {
   const auto begin = text.find_first_not_of(" \t\r\n");

@@ -68,8 +68,7 @@ fs::path PendingFiles::add(const fs::path& destination) {
 
 void PendingFiles::commit() {
   for (auto& file : pending_) {
-    if (::rename(file.temporary.c_str(), file.destination.c_str()) != 0)
-      fail_file("replace", file.destination, errno);
+    if (::rename(file.temporary.c_str(), file.destination.c_str()) != 0) fail_file("replace", file.destination, errno);
     file.temporary.clear();
   }
   if (!pending_.empty()) sync_folder(pending_.front().destination.parent_path());
@@ -78,15 +77,16 @@ void PendingFiles::commit() {
 
 void check_destination(const fs::path& path, const RecordWriterOptions& options) {
   std::error_code ignored;
-  LEVIN_CHECK(options.overwrite || fs::symlink_status(path, ignored).type() == fs::file_type::not_found,
-              "[records] \"", path.string(), "\" exists; overwrite = true replaces it");
+  LEVIN_CHECK(options.overwrite || fs::symlink_status(path, ignored).type() == fs::file_type::not_found, "[records] \"",
+              path.string(), "\" exists; overwrite = true replaces it");
 }
 
 ShardWriter::ShardWriter(const fs::path& path, const RecordWriterOptions& options,
                          std::function<void(FileWriter&)> begin, std::function<void(FileWriter&)> finish)
     : begin_(std::move(begin)), finish_(std::move(finish)) {
-  LEVIN_CHECK(options.shard_records >= 0 && options.shard_bytes >= 0, "[records] shard_records = ",
-              options.shard_records, ", shard_bytes = ", options.shard_bytes, "; neither can be below 0");
+  LEVIN_CHECK(options.shard_records >= 0 && options.shard_bytes >= 0,
+              "[records] shard_records = ", options.shard_records, ", shard_bytes = ", options.shard_bytes,
+              "; neither can be below 0");
   shard_records_ = options.shard_records;
   shard_bytes_ = static_cast<uint64_t>(options.shard_bytes);
   const auto text = path.string();
@@ -140,8 +140,8 @@ void ShardWriter::finish_file() {
 
 FileWriter& ShardWriter::next(uint64_t bytes) {
   LEVIN_CHECK(!closed_, "[records] \"", shard_path(0).string(), "\" was closed, nothing can be written to it");
-  const bool full = (shard_records_ > 0 && in_shard_ >= shard_records_) ||
-                    (shard_bytes_ > 0 && file_->size() + bytes > shard_bytes_);
+  const bool full =
+      (shard_records_ > 0 && in_shard_ >= shard_records_) || (shard_bytes_ > 0 && file_->size() + bytes > shard_bytes_);
   if (sharded_ && in_shard_ > 0 && full) {
     finish_file();
     begin_file();

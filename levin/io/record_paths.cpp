@@ -58,8 +58,9 @@ std::vector<std::string> brace_words(std::string_view inside, const std::string&
     throw Error(concat("[records] \"", path, "\" is not there: there is no folder \"", parent.string(), "\""));
   std::sort(names.begin(), names.end());
   const auto near = nearest_word(missing.filename().string(), names);
-  throw Error(concat("[records] \"", path, "\" is not there", path == asked ? "" : concat(" (asked for: \"", asked, "\")"),
-                     near.empty() ? std::string() : concat("; did you mean \"", (missing.parent_path() / near).string(), "\"?")));
+  throw Error(concat(
+      "[records] \"", path, "\" is not there", path == asked ? "" : concat(" (asked for: \"", asked, "\")"),
+      near.empty() ? std::string() : concat("; did you mean \"", (missing.parent_path() / near).string(), "\"?")));
 }
 
 }  // namespace

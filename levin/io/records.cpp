@@ -118,7 +118,8 @@ std::pair<const RecordFormat*, Paths> format_of_folder(const fs::path& folder) {
   std::error_code error;
   auto has = [&](std::string_view name) { return fs::exists(folder / name, error); };
   if (has("data.mdb")) return {find_format("lmdb"), {folder}};
-  if (has("data_batch_1.bin") || has("cifar-10-batches-bin/data_batch_1.bin")) return {find_format("cifar10"), {folder}};
+  if (has("data_batch_1.bin") || has("cifar-10-batches-bin/data_batch_1.bin"))
+    return {find_format("cifar10"), {folder}};
   if ((has("train.bin") && has("test.bin")) || has("cifar-100-binary/train.bin"))
     return {find_format("cifar100"), {folder}};
   Paths shards;
@@ -132,8 +133,8 @@ std::pair<const RecordFormat*, Paths> format_of_folder(const fs::path& folder) {
     const auto* format = entry->is_directory(error) ? nullptr : format_by_end(entry->path());
     if (format && format->name == "idx" && name.find("ubyte") != std::string::npos) return {format, {folder}};
     if (name.ends_with(".idx")) continue;
-    only_shards = only_shards && format && (!common || common == format) &&
-                  (format->name == "tar" || format->name == "tfrecord");
+    only_shards =
+        only_shards && format && (!common || common == format) && (format->name == "tar" || format->name == "tfrecord");
     if (!only_shards) break;
     common = format;
     shards.push_back(entry->path());

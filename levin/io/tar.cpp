@@ -1,5 +1,5 @@
-#include <chrono>
 #include <charconv>
+#include <chrono>
 #include <map>
 
 #include <ATen/Parallel.h>
@@ -66,7 +66,8 @@ class TarReader : public RecordReader {
   explicit TarReader(const Paths& paths) : files_(paths) {
     std::vector<std::vector<TarMember>> members(paths.size());
     at::parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) members[static_cast<size_t>(i)] = tar_members(paths[static_cast<size_t>(i)]);
+      for (int64_t i = begin; i < end; ++i)
+        members[static_cast<size_t>(i)] = tar_members(paths[static_cast<size_t>(i)]);
     });
     for (size_t file = 0; file < paths.size(); ++file) {
       add_file(static_cast<uint32_t>(file), members[file]);
@@ -172,7 +173,8 @@ class TarWriter : public RecordWriter {
  public:
   TarWriter(const fs::path& path, const RecordWriterOptions& options)
       : classes_(join_classes(options.classes)),
-        shards_(path, options, [this](FileWriter& file) { begin(file); }, [](FileWriter& file) { finish(file); }) {}
+        shards_(
+            path, options, [this](FileWriter& file) { begin(file); }, [](FileWriter& file) { finish(file); }) {}
 
   void write(const Record& record) override {
     const auto key = member_key(record, shards_.records());

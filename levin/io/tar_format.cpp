@@ -24,7 +24,8 @@ constexpr size_t kTarType = 156, kTarMagic = 257;
 
 class TarScan {
  public:
-  TarScan(const ReadAt& read, uint64_t size, std::string_view where) : window_(read, size), read_(read), where_(where) {}
+  TarScan(const ReadAt& read, uint64_t size, std::string_view where)
+      : window_(read, size), read_(read), where_(where) {}
 
   void run(const std::function<void(TarMember&&)>& each) {
     while (at_ < window_.size()) {
@@ -236,8 +237,8 @@ std::string tar_header(std::string_view name, uint64_t size) {
   if (size > kMostOctal) attributes += pax_line("size", fmt::format("{}", size));
   auto blocks = tar_block("", "././@PaxHeader", attributes.size(), 'x') + attributes;
   blocks.append(tar_padding(attributes.size()), '\0');
-  return blocks + tar_block(fits ? prefix : "", fits ? rest : name.substr(0, kTarName.size),
-                            size > kMostOctal ? 0 : size, '0');
+  return blocks +
+         tar_block(fits ? prefix : "", fits ? rest : name.substr(0, kTarName.size), size > kMostOctal ? 0 : size, '0');
 }
 
 }  // namespace levin::detail

@@ -25,15 +25,15 @@ struct TfType {
   c10::ScalarType type;
 };
 constexpr std::array<TfType, 10> kTfTypes{{{"uint8", at::kByte},
-                                          {"int8", at::kChar},
-                                          {"int16", at::kShort},
-                                          {"int32", at::kInt},
-                                          {"int64", at::kLong},
-                                          {"bool", at::kBool},
-                                          {"float16", at::kHalf},
-                                          {"bfloat16", at::kBFloat16},
-                                          {"float32", at::kFloat},
-                                          {"float64", at::kDouble}}};
+                                           {"int8", at::kChar},
+                                           {"int16", at::kShort},
+                                           {"int32", at::kInt},
+                                           {"int64", at::kLong},
+                                           {"bool", at::kBool},
+                                           {"float16", at::kHalf},
+                                           {"bfloat16", at::kBFloat16},
+                                           {"float32", at::kFloat},
+                                           {"float64", at::kDouble}}};
 
 std::string_view field_name(std::string_view feature) {
   return feature == kTfImage ? "image" : feature == kTfLabel ? "label" : feature;
@@ -76,7 +76,8 @@ std::string_view array_name(std::string_view feature) {
 /// Whether the feature only describes an array that is a field already.
 bool describes_array(std::string_view feature, const std::vector<std::string_view>& arrays) {
   for (const auto name : arrays)
-    if (feature.starts_with(name) && (feature.substr(name.size()) == "/shape" || feature.substr(name.size()) == "/dtype"))
+    if (feature.starts_with(name) &&
+        (feature.substr(name.size()) == "/shape" || feature.substr(name.size()) == "/dtype"))
       return true;
   return false;
 }
@@ -96,8 +97,8 @@ Record record_of_example(std::string_view bytes) {
       }
   for (auto& feature : features) {
     const auto array = array_name(feature.name);
-    if (!arrays.empty() && (std::find(arrays.begin(), arrays.end(), array) != arrays.end() ||
-                            describes_array(feature.name, arrays)))
+    if (!arrays.empty() &&
+        (std::find(arrays.begin(), arrays.end(), array) != arrays.end() || describes_array(feature.name, arrays)))
       continue;
     std::string name(field_name(feature.name));
     // Both "image" and "image/encoded" stand in some files; the second then keeps its own name.
@@ -135,7 +136,10 @@ std::string example_of_record(const Record& record) {
       add_bytes(name == "image" ? kTfImage : std::string_view(name), *bytes);
       const auto kind = name == "image" && !record.find(kTfFormat) ? image_kind(*bytes) : "";
       if (!kind.empty())
-        add_bytes(kTfFormat, kind == "png" ? "PNG" : kind == "jpg" ? "JPEG" : kind == "gif" ? "GIF" : text(std::string(kind)));
+        add_bytes(kTfFormat, kind == "png"   ? "PNG"
+                             : kind == "jpg" ? "JPEG"
+                             : kind == "gif" ? "GIF"
+                                             : text(std::string(kind)));
     } else if (const auto* ints = std::get_if<std::vector<int64_t>>(&value)) {
       features.push_back({name == "label" ? kTfLabel : std::string_view(name), *ints});
     } else if (const auto* floats = std::get_if<std::vector<float>>(&value)) {

@@ -134,7 +134,9 @@ TfFile open_tf_file(const fs::path& path) {
           std::memcpy(into.data(), opened.inflated.data() + offset, into.size());
         },
         opened.inflated.size(), path.string(),
-        [&](uint64_t offset, uint64_t size) { opened.places.push_back({offset, size}); });
+        [&](uint64_t offset, uint64_t size) {
+          opened.places.push_back({offset, size});
+        });
     return opened;
   }
   if (const auto index = load_record_index(path, "tfrecord"))
@@ -148,7 +150,10 @@ TfFile open_tf_file(const fs::path& path) {
   }
   const auto start = std::chrono::steady_clock::now();
   scan_tfrecord([&](uint64_t offset, std::span<std::byte> into) { file.read(offset, into); }, file.size(),
-                path.string(), [&](uint64_t offset, uint64_t size) { opened.places.push_back({offset, size}); });
+                path.string(),
+                [&](uint64_t offset, uint64_t size) {
+                  opened.places.push_back({offset, size});
+                });
   if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > kIndexSeconds) {
     std::string lines;
     for (const auto& place : opened.places) lines += fmt::format("{} {}\n", place.offset, place.size + kTfFrameBytes);
@@ -162,7 +167,8 @@ class TfRecordReader : public RecordReader {
   TfRecordReader(const Paths& paths, const RecordOptions& options)
       : files_(paths), verify_(options.verify), opened_(paths.size()) {
     at::parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) opened_[static_cast<size_t>(i)] = open_tf_file(paths[static_cast<size_t>(i)]);
+      for (int64_t i = begin; i < end; ++i)
+        opened_[static_cast<size_t>(i)] = open_tf_file(paths[static_cast<size_t>(i)]);
     });
     uint64_t inflated = 0;
     for (const auto& file : opened_) {
@@ -232,7 +238,9 @@ class TfRecordReader : public RecordReader {
 class TfRecordWriter : public RecordWriter {
  public:
   TfRecordWriter(const fs::path& path, const RecordWriterOptions& options)
-      : classes_(options.classes), shards_(path, options, [](FileWriter&) {}, [](FileWriter&) {}) {}
+      : classes_(options.classes),
+        shards_(
+            path, options, [](FileWriter&) {}, [](FileWriter&) {}) {}
 
   void write(const Record& record) override {
     std::string frame;

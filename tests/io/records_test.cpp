@@ -18,12 +18,12 @@ namespace levin {
 namespace {
 namespace fs = std::filesystem;
 using testing::error_line;
+using ::testing::HasSubstr;
 using testing::hex;
 using testing::plain_record;
 using testing::record_fixtures;
 using testing::RecordFolder;
 using testing::to_json;
-using ::testing::HasSubstr;
 
 TEST(Record, FindsAndSetsFields) {
   Record record{.key = "a", .fields = {}};
@@ -53,19 +53,19 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
   EXPECT_THAT(error_line([&] { reader->read(-1); }), HasSubstr("was asked for, there are"));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Files, RecordPeers, ::testing::ValuesIn([] {
-      std::vector<std::string> names;
-      for (const auto& [name, records] : nlohmann::json::parse(read_file(record_fixtures() / "expected.json")).items())
-        names.push_back(name);
-      return names;
-    }()),
-    [](const auto& info) {
-      std::string name = info.param;
-      for (char& c : name)
-        if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
+                           std::vector<std::string> names;
+                           for (const auto& [name, records] :
+                                nlohmann::json::parse(read_file(record_fixtures() / "expected.json")).items())
+                             names.push_back(name);
+                           return names;
+                         }()),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           for (char& c : name)
+                             if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+                           return name;
+                         });
 
 TEST(Records, KnowFormatsByNameAndByFirstBytes) {
   EXPECT_EQ(open_records((record_fixtures() / "train-00000-of-00001").string())->format(), "tfrecord");
@@ -100,8 +100,9 @@ TEST(Records, RefuseInOneLineWithTheNearestWord) {
   EXPECT_EQ(error_line([&] { open_records(path, {.format = "tfrecrod"}); }),
             "[records] format \"tfrecrod\" is not known; did you mean \"tfrecord\"? (known: auto, tar, tfrecord, lmdb, "
             "hdf5, folder, cifar10, cifar100, idx, csv, text)");
-  EXPECT_EQ(error_line([&] { open_records((record_fixtures() / "wsd.tar").string()); }),
-            "[records] \"" + (record_fixtures() / "wsd.tar").string() + "\" is not there; did you mean \"" + path + "\"?");
+  EXPECT_EQ(
+      error_line([&] { open_records((record_fixtures() / "wsd.tar").string()); }),
+      "[records] \"" + (record_fixtures() / "wsd.tar").string() + "\" is not there; did you mean \"" + path + "\"?");
   EXPECT_THAT(error_line([&] { open_records((record_fixtures() / "nowhere/x.tar").string()); }),
               HasSubstr("is not there: there is no folder \""));
   EXPECT_THAT(error_line([&] { open_records((record_fixtures() / "shard-{000000..000003}.tar").string()); }),
@@ -120,8 +121,8 @@ TEST(Records, PatternsAreWrittenOut) {
             (std::vector<std::string>{"a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"}));
   EXPECT_EQ(expand_braces("{8..10}"), (std::vector<std::string>{"8", "9", "10"}));
   EXPECT_EQ(expand_braces("{a,b}{0..1}"), (std::vector<std::string>{"a0", "a1", "b0", "b1"}));
-  for (const char* bad : {"{3..1}", "{a..b}", "{1..2", "{{1..2}}", "{-1..2}", "{0..99999999999}",
-                          "{0..999}{0..9999}", "{..}"})
+  for (const char* bad :
+       {"{3..1}", "{a..b}", "{1..2", "{{1..2}}", "{-1..2}", "{0..99999999999}", "{0..999}{0..9999}", "{..}"})
     EXPECT_THAT(error_line([&] { expand_braces(bad); }), HasSubstr("[records] \"")) << bad;
 }
 
@@ -208,7 +209,8 @@ TEST_P(RecordFormats, AreReadByManyThreads) {
         const int64_t i = (k * 17 + t * 5) % 64;
         const auto record = reader->read(i);
         if (std::get<std::vector<int64_t>>(*record.find("label")) != std::vector<int64_t>{i % 2}) ++wrong;
-        if (std::get<std::string>(*record.find("image")) != std::get<std::string>(*plain_record(i).find("image"))) ++wrong;
+        if (std::get<std::string>(*record.find("image")) != std::get<std::string>(*plain_record(i).find("image")))
+          ++wrong;
       }
     });
   for (auto& thread : threads) thread.join();
@@ -238,7 +240,7 @@ TEST_P(RecordFormats, KeepNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordFormats, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
-                         [](const auto& info) { return info.param.substr(1); });
+                         [](const auto& test) { return test.param.substr(1); });
 
 // Fields of every kind, where a format keeps every kind.
 class RecordKinds : public RecordFormats {};
@@ -258,7 +260,7 @@ TEST_P(RecordKinds, AreKept) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordKinds, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
-                         [](const auto& info) { return info.param.substr(1); });
+                         [](const auto& test) { return test.param.substr(1); });
 
 }  // namespace
 }  // namespace levin
