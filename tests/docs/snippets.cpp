@@ -4,6 +4,7 @@
 #include <levin/cli/train_main.h>
 #include <levin/data/combined.h>
 #include <levin/distributed/launcher.h>
+#include <levin/io/records.h>
 #include <levin/io/safetensors.h>
 #include <levin/levin.h>
 #include <levin/models/registry.h>
@@ -190,6 +191,17 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::SafetensorsFile file("model.safetensors");
   Tensor weight = file.read("fc.weight");
   levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
+}
+
+[[maybe_unused]] std::string records() {
+  auto train = levin::open_records("imagenet/train-{000000..000146}.tar");
+  levin::Record record = train->read(42);                       // any order, any thread
+  const auto& jpeg = std::get<std::string>(*record.find("image"));
+
+  auto writer = levin::create_records("train.tfrecord", {.classes = train->classes(), .shard_records = 10'000});
+  for (int64_t i = 0; i < train->size(); ++i) writer->write(train->read(i));
+  writer->close();                                              // train-000000.tfrecord, ...: now, and not before
+  return jpeg;
 }
 
 [[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {

@@ -60,8 +60,8 @@ INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
                              names.push_back(name);
                            return names;
                          }()),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            for (char& c : name)
                              if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
                            return name;
@@ -240,7 +240,7 @@ TEST_P(RecordFormats, KeepNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordFormats, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
-                         [](const auto& info) { return info.param.substr(1); });
+                         [](const auto& test) { return test.param.substr(1); });
 
 // Fields of every kind, where a format keeps every kind.
 class RecordKinds : public RecordFormats {};
@@ -260,7 +260,7 @@ TEST_P(RecordKinds, AreKept) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordKinds, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
-                         [](const auto& info) { return info.param.substr(1); });
+                         [](const auto& test) { return test.param.substr(1); });
 
 }  // namespace
 }  // namespace levin
