@@ -6,9 +6,12 @@
 #include <levin/distributed/launcher.h>
 #include <levin/io/records.h>
 #include <levin/io/safetensors.h>
+#include <levin/io/torch_file.h>
+#include <levin/io/weights.h>
 #include <levin/levin.h>
 #include <levin/models/registry.h>
 #include <levin/models/resnet.h>
+#include <levin/models/load_weights.h>
 #include <levin/models/vit.h>
 #include <levin/nn/layers.h>
 #include <levin/testing/ranks.h>
@@ -22,6 +25,8 @@
 #include <levin/trainer/callbacks/progress_bar.h>
 #include <levin/trainer/callbacks/timer.h>
 #include <levin/trainer/trainer.h>
+
+#include <iostream>
 
 #include <gtest/gtest.h>
 
@@ -202,6 +207,20 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   for (int64_t i = 0; i < train->size(); ++i) writer->write(train->read(i));
   writer->close();                                              // train-000000.tfrecord, ...: now, and not before
   return jpeg;
+}
+
+[[maybe_unused]] void weight_files() {
+  levin::TorchFile checkpoint("last.ckpt", {.root = "state_dict"});
+  Tensor bias = checkpoint.read("net.bias");
+  levin::write_torch_file("copy.pth", {{"net.bias", bias}});
+
+  levin::WeightFile weights("vit/");
+  for (const auto& entry : weights.entries()) std::cout << entry.name << " " << entry.dtype << "\n";
+  Tensor head = weights.read("heads.head.weight");
+
+  auto vit = levin::models::vit_b_16({.image_size = 384, .num_classes = 10});
+  auto report = levin::models::load_weights(*vit, "vit_b_16.pth", {.ignore = {"heads.*"}, .interpolate_positions = true});
+  levin::models::save_weights(*vit, "vit_cifar10.safetensors");
 }
 
 [[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {
