@@ -3,6 +3,7 @@
 // clang-format off
 #include <levin/cli/train_main.h>
 #include <levin/data/combined.h>
+#include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
 #include <levin/io/records.h>
 #include <levin/io/safetensors.h>
@@ -343,6 +344,23 @@ struct ThawEncoder : levin::BaseFinetuning {
   opt.step();
   ema.update();
   ema.swap();   // evaluate the average; again to go on with the weights
+}
+
+// transforms.md
+[[maybe_unused]] void transforms_page(std::span<const std::byte> file, uint64_t seed, uint64_t epoch, uint64_t index, levin::Batch& batch) {
+  namespace T = levin::transforms;
+  levin::Transform train = T::compose({T::RandomResizedCrop{.size = 224}, T::RandomHorizontalFlip{}, T::RandAugment{},
+                                       T::Normalize{}, T::RandomErasing{.p = 0.25}});
+  levin::Transform test = T::compose({T::Resize{.size = 256}, T::CenterCrop{.size = 224}, T::Normalize{}});
+  levin::Random random(seed, epoch, index);
+  Tensor image = train.decode(file, random);
+  Tensor small = T::resize(image, 64, 64, T::Interpolation::kBicubic);
+  Tensor turned = T::rotate(image, 30, {.interpolation = T::Interpolation::kBilinear, .fill = {124, 116, 104}});
+  levin::BatchTransform recipe = T::compose_batch({
+      T::BatchNormalize{.mean = {0.4914, 0.4822, 0.4465}, .std = {0.247, 0.243, 0.261}, .dtype = at::kBFloat16,
+                        .channels_last = true, .flip_p = 0.5, .crop = 32, .padding = 4},
+      T::MixUp{.alpha = 0.2, .num_classes = 10}});
+  recipe(batch, random);
 }
 
 }  // namespace
