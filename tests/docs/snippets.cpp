@@ -4,6 +4,7 @@
 #include <levin/cli/train_main.h>
 #include <levin/data/combined.h>
 #include <levin/distributed/launcher.h>
+#include <levin/io/image.h>
 #include <levin/io/safetensors.h>
 #include <levin/levin.h>
 #include <levin/models/vit.h>
@@ -153,6 +154,16 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::SafetensorsFile file("model.safetensors");
   Tensor weight = file.read("fc.weight");
   levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
+}
+
+[[maybe_unused]] void images(std::span<const std::byte> bytes, std::span<uint8_t> slot) {
+  Tensor image = levin::read_image("cat.jpg");                                   // uint8 [3, H, W], memory [H, W, 3]
+  auto info = levin::image_info(bytes);                                          // size, channels, orientation
+  Tensor part = levin::decode_image(bytes, {.region = levin::ImageRegion{.top = 16, .left = 40, .height = 224, .width = 224}});
+  Tensor small = levin::decode_image(bytes, {.apply_exif = true, .at_least = 224});
+  levin::decode_image_into(bytes, slot, {.mode = levin::ImageMode::kGray});      // no allocation
+  levin::write_image("part.png", part);
+  (void)image, (void)info, (void)small;
 }
 
 [[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {
