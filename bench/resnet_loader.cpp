@@ -1,6 +1,6 @@
 // Whether a GPU ever waits for its data: ResNet-50, batch 128, on a folder of 32x32 PNG files with augmentation, beside
 // the same step on a batch that lies on the device already. Rounds of both take turns; the median of each counts.
-//   resnet_loader [--folder DIR] [--images 25600] [--rounds 5] [--precision 32-true,bf16-mixed]
+//   resnet_loader [--folder DIR] [--images 12800] [--rounds 5] [--precision 32-true,bf16-mixed]
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
       return;
     }
     const auto folder = args.get("folder", std::string("build/bench_data/shapes"));
-    const auto images = args.get("images", int64_t{25600});
+    const auto images = args.get("images", int64_t{12800});
     const auto rounds = args.get("rounds", int64_t{5});
     const auto list = args.get("precision", std::string("32-true,bf16-mixed"));
     args.check_all_used();

@@ -58,7 +58,8 @@ void expect_same(const RecordReader& a, const RecordReader& b) {
   for (int64_t i = 0; i < a.size(); ++i) {
     const auto one = a.read(i), other = b.read(i);
     EXPECT_TRUE(at::equal(pixels_of(one), pixels_of(other))) << a.where(i) << " and " << b.where(i);
-    EXPECT_EQ(*one.find("label"), *other.find("label")) << a.where(i) << " and " << b.where(i);
+    EXPECT_EQ(std::get<std::vector<int64_t>>(*one.find("label")), std::get<std::vector<int64_t>>(*other.find("label")))
+        << a.where(i) << " and " << b.where(i);
   }
 }
 
