@@ -5,11 +5,8 @@
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
-<<<<<<< HEAD
-#include <levin/io/records.h>
-=======
 #include <levin/io/image.h>
->>>>>>> codecs
+#include <levin/io/records.h>
 #include <levin/io/safetensors.h>
 #include <levin/io/torch_file.h>
 #include <levin/io/weights.h>
@@ -203,7 +200,6 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
 }
 
-<<<<<<< HEAD
 [[maybe_unused]] std::string records() {
   auto train = levin::open_records("imagenet/train-{000000..000146}.tar");
   levin::Record record = train->read(42);                       // any order, any thread
@@ -227,7 +223,8 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   auto vit = levin::models::vit_b_16({.image_size = 384, .num_classes = 10});
   auto report = levin::models::load_weights(*vit, "vit_b_16.pth", {.ignore = {"heads.*"}, .interpolate_positions = true});
   levin::models::save_weights(*vit, "vit_cifar10.safetensors");
-=======
+}
+
 [[maybe_unused]] void images(std::span<const std::byte> bytes, std::span<uint8_t> slot) {
   Tensor image = levin::read_image("cat.jpg");                                   // uint8 [3, H, W], memory [H, W, 3]
   auto info = levin::image_info(bytes);                                          // size, channels, orientation
@@ -236,7 +233,6 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::decode_image_into(bytes, slot, {.mode = levin::ImageMode::kGray});      // no allocation
   levin::write_image("part.png", part);
   (void)image, (void)info, (void)small;
->>>>>>> codecs
 }
 
 [[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {
