@@ -18,6 +18,7 @@
 #include "levin/data/loader.h"
 #include "levin/data/transforms/crops.h"
 #include "levin/data/transforms/flips.h"
+#include "levin/io/plain_fields.h"
 #include "levin/trainer/signals.h"
 
 namespace levin::cli {
@@ -94,9 +95,8 @@ NumWorkers workers_of(const std::string& text) {
 
 /// Every stage by itself, over images from all parts of the data. A transform that begins with a crop decodes less than
 /// the whole: what the two take together, less the transform of decoded pixels, is what decoding takes.
-StageSeconds measure_stages(const ImageDataset& data, const BenchFlags& flags) {
+StageSeconds measure_stages(const ImageDataset& data, int64_t count, int64_t batch_size) {
   const auto& options = data.options();
-  const auto count = std::min(flags.samples, data.size());
   StageSeconds total;
   std::vector<Tensor> batch;
   int64_t collated = 0;
@@ -122,34 +122,32 @@ StageSeconds measure_stages(const ImageDataset& data, const BenchFlags& flags) {
       total.transform += std::min(transform, both);
       total.decode += std::max(both - transform, 0.0);
     } else {
+      const Tensor pixels = detail::to_mode(detail::channels_first(std::get<Tensor>(*value), "data"), options.mode);
       start = Clock::now();
-      image = data.get(index, random)["image"];
+      image = options.transform(pixels, random);
       total.transform += since(start);
     }
     batch.push_back(image);
-    if (static_cast<int64_t>(batch.size()) == std::min(flags.batch_size, count)) {
-      const bool same =
-          std::all_of(batch.begin(), batch.end(), [&](const Tensor& t) { return t.sizes() == image.sizes(); });
-      LEVIN_CHECK(same || flags.batch_size == 1,
+    if (static_cast<int64_t>(batch.size()) < std::min(batch_size, count)) continue;
+    for (const auto& one : batch)
+      LEVIN_CHECK(one.sizes() == image.sizes(),
                   "[levin data bench] the images differ in size, and a batch needs one: --transform imagenet gives it, "
                   "or --batch-size 1");
-      start = Clock::now();
-      at::stack(batch);
-      total.collate += since(start);
-      collated += static_cast<int64_t>(batch.size());
-      batch.clear();
-    }
+    start = Clock::now();
+    at::stack(batch);
+    total.collate += since(start);
+    collated += static_cast<int64_t>(batch.size());
+    batch.clear();
   }
-  total.read /= static_cast<double>(count);
-  total.decode /= static_cast<double>(count);
-  total.transform /= static_cast<double>(count);
+  for (auto* stage : {&total.read, &total.decode, &total.transform}) *stage /= static_cast<double>(count);
   if (collated > 0) total.collate /= static_cast<double>(collated);
   return total;
 }
 
 BenchResult measure(const ImageDataset& data, const BenchFlags& flags) {
   BenchResult result;
-  result.stages = measure_stages(data, flags);
+  measure_stages(data, std::min(flags.batch_size, data.size()), flags.batch_size);  // the first time is never the usual
+  result.stages = measure_stages(data, std::min(flags.samples, data.size()), flags.batch_size);
   const detail::SignalFlags signals(false);
   auto loader = make_loader(
       data, {.batch_size = flags.batch_size, .shuffle = flags.shuffle, .num_workers = workers_of(flags.num_workers)});
@@ -212,7 +210,8 @@ int bench(const std::vector<std::string>& words) {
   const auto result = measure(data, flags);
   const double all = result.stages.all() + result.wait;
   const auto rate = fmt::format("{:.0f} images/s", static_cast<double>(result.images) / result.seconds);
-  BarPlot plot{.title = fmt::format("{} ({}): {}", flags.path, data.records().format(), rate),
+  const auto name = flags.path.size() > 44 ? "..." + flags.path.substr(flags.path.size() - 41) : flags.path;
+  BarPlot plot{.title = fmt::format("{} ({}): {}", name, data.records().format(), rate),
                .subtitle = fmt::format("transform {}, batches of {}, {} workers: time of a worker for one image",
                                        flags.transform, flags.batch_size, result.workers)};
   for (const auto& [name, seconds] : stages_of(result))

@@ -55,9 +55,13 @@ std::optional<std::pair<CifarLayout, fs::path>> find_layout(const fs::path& fold
   for (const auto& layout : kCifarLayouts)
     for (const auto& place : {folder, folder / layout.folder}) {
       if (kind != 0 && layout.kind != kind) continue;
-      const bool has_files = !files_of(layout, place, "train").empty() || !files_of(layout, place, "test").empty();
-      // "train" and "test" alone could be anything.
-      if (has_files && (layout.kind == 10 || fs::exists(place / layout.names, error))) return std::pair(layout, place);
+      auto files = files_of(layout, place, "train");
+      if (files.empty()) files = files_of(layout, place, "test");
+      if (files.empty()) continue;
+      // "train" and "train.bin" could be anything: without the names beside them, and unasked, the size has to fit.
+      const bool is_told = layout.kind == 10 || kind == 100 || fs::exists(place / layout.names, error);
+      if (is_told || (!layout.pickled && FileReader(files.front()).size() % (2 + kCifarBytes) == 0))
+        return std::pair(layout, place);
     }
   return std::nullopt;
 }

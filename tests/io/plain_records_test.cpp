@@ -3,6 +3,7 @@
 #include <iterator>
 #include <sstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -92,7 +93,7 @@ std::vector<Record> drawn_records(int64_t count, int64_t classes, int64_t channe
   std::vector<Record> records;
   for (int64_t i = 0; i < count; ++i) {
     Record record;
-    record.key = "00000" + std::to_string(i);
+    record.key = fmt::format("{:06}", i);
     auto pixels = at::arange(32 * 32 * channels, at::kInt).mul(i + 3).remainder(251).to(at::kByte);
     record.set("image", pixels.reshape({32, 32, channels}));
     record.set("label", std::vector<int64_t>{i * classes / count});
