@@ -75,7 +75,7 @@ class FinetuneCifar10 final : public FinetuneStudy {
   std::shared_ptr<MemoryImages> make_data() override { return std::make_shared<Cifar10>(data_options_); }
   const char* recipe_of_models() const override { return nullptr; }
   std::string subject() const override {
-    return fmt::format("{} on {}{}; before: {}", model_options_.name,
+    return fmt::format("{} on {}{}; learned before: {}", model_options_.name,
                        data_options_.train_size > 0 ? fmt::format("{} images of ", data_options_.train_size) : "",
                        data_name_, model_options_.weights.filename().string());
   }
