@@ -77,8 +77,9 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
   int64_t numbers = 0;
   uint64_t bytes = 0;
   for (const auto& [entry, stats] : rows) {
-    out += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", inspect_text(entry->name), name_width, entry->dtype, dtype_width,
-                       inspect_shape(*entry), shape_width, format_bytes(static_cast<double>(entry->bytes)));
+    out +=
+        fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", inspect_text(entry->name), name_width, entry->dtype, dtype_width,
+                    inspect_shape(*entry), shape_width, format_bytes(static_cast<double>(entry->bytes)));
     if (stats)
       out += fmt::format("  {:>10.4g}  {:>10.4g}  {:>10.4g}  {:>10.4g}  {:>5}", stats->mean, stats->std, stats->min,
                          stats->max, stats->nan);
@@ -123,7 +124,7 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
 }  // namespace
 
 int inspect(const std::vector<std::string>& words, const Args&) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+  if (wants_help(words)) {
     std::fputs(kInspectHelp, stdout);
     return 0;
   }
