@@ -124,7 +124,7 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
 }  // namespace
 
 int inspect(const std::vector<std::string>& words, const Args&) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+  if (wants_help(words)) {
     std::fputs(kInspectHelp, stdout);
     return 0;
   }

@@ -90,10 +90,13 @@ bool has_tensor(const pickle::Value& dict) {
 }
 
 std::string likely_root(const pickle::Value& whole) {
-  if (!whole.is(pickle::Kind::dict) || has_tensor(whole)) return "";
-  for (const char* name : {"state_dict", "model_state_dict", "model", "module"}) {
+  if (!whole.is(pickle::Kind::dict)) return "";
+  const bool bare = !has_tensor(whole);
+  for (const std::string name : {"state_dict", "model_state_dict", "model", "module"}) {
     const auto* part = whole.find(name);
-    if (part && part->is(pickle::Kind::dict) && has_tensor(*part)) return name;
+    // The first two mean one thing alone; a "model" may as well be a part of a model.
+    const bool means_weights = bare || name.ends_with("state_dict");
+    if (means_weights && part && part->is(pickle::Kind::dict) && has_tensor(*part)) return name;
   }
   return "";
 }
