@@ -210,8 +210,8 @@ int bench(const std::vector<std::string>& words) {
   const auto result = measure(data, flags);
   const double all = result.stages.all() + result.wait;
   const auto rate = fmt::format("{:.0f} images/s", static_cast<double>(result.images) / result.seconds);
-  const auto name = flags.path.size() > 44 ? "..." + flags.path.substr(flags.path.size() - 41) : flags.path;
-  BarPlot plot{.title = fmt::format("{} ({}): {}", name, data.records().format(), rate),
+  const auto source = flags.path.size() > 44 ? "..." + flags.path.substr(flags.path.size() - 41) : flags.path;
+  BarPlot plot{.title = fmt::format("{} ({}): {}", source, data.records().format(), rate),
                .subtitle = fmt::format("transform {}, batches of {}, {} workers: time of a worker for one image",
                                        flags.transform, flags.batch_size, result.workers)};
   for (const auto& [name, seconds] : stages_of(result))
