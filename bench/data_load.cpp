@@ -96,6 +96,9 @@ int main(int argc, char** argv) {
     measure("JPEG 500x375, random resized crop, all workers", jpeg, large, cores, 32, 1.5);
     // The same small pictures, packed: each must be faster than the folder.
     for (const auto& end : {".tar", ".tfrecord", ".lmdb", ".h5"}) {
+      const auto known = levin::record_formats();
+      const std::string format = std::string(end) == ".h5" ? "hdf5" : end + 1;
+      if (std::find(known.begin(), known.end(), format) == known.end()) continue;
       const auto packed = (folder / ("png" + std::string(end))).string();
       if (!fs::exists(packed)) {
         const auto from = levin::open_records(png);

@@ -188,7 +188,7 @@ size_t write_shards(const WeightFile& file, const std::vector<ConvertItem>& item
 }  // namespace
 
 int convert(const std::vector<std::string>& words, const Args&) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+  if (wants_help(words)) {
     std::fputs(kConvertHelp, stdout);
     return 0;
   }

@@ -53,13 +53,13 @@ struct InspectRow {
 };
 
 /// Names come from files: what a terminal would obey is not printed.
-std::string printable(std::string_view text) {
+std::string inspect_text(std::string_view text) {
   std::string result;
   for (const char c : text) result += static_cast<unsigned char>(c) < ' ' || c == 0x7f ? '?' : c;
   return result;
 }
 
-std::string shape_of(const WeightEntry& entry) {
+std::string inspect_shape(const WeightEntry& entry) {
   return fmt::format("[{}]", fmt::join(entry.shape, ", "));
 }
 
@@ -68,7 +68,7 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
   for (const auto& row : rows) {
     name_width = std::max(name_width, row.entry->name.size());
     dtype_width = std::max(dtype_width, row.entry->dtype.size());
-    shape_width = std::max(shape_width, shape_of(*row.entry).size());
+    shape_width = std::max(shape_width, inspect_shape(*row.entry).size());
   }
   std::string out = fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", "name", name_width, "dtype", dtype_width, "shape",
                                 shape_width, "bytes");
@@ -77,8 +77,9 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
   int64_t numbers = 0;
   uint64_t bytes = 0;
   for (const auto& [entry, stats] : rows) {
-    out += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", printable(entry->name), name_width, entry->dtype, dtype_width,
-                       shape_of(*entry), shape_width, format_bytes(static_cast<double>(entry->bytes)));
+    out +=
+        fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", inspect_text(entry->name), name_width, entry->dtype, dtype_width,
+                    inspect_shape(*entry), shape_width, format_bytes(static_cast<double>(entry->bytes)));
     if (stats)
       out += fmt::format("  {:>10.4g}  {:>10.4g}  {:>10.4g}  {:>10.4g}  {:>5}", stats->mean, stats->std, stats->min,
                          stats->max, stats->nan);
@@ -96,7 +97,7 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
   if (!naming.scheme.empty()) out += fmt::format("names: a {} of {}\n", naming.architecture, naming.scheme);
   if (!file.root().empty()) out += fmt::format("part: {} (--root \"\" for all of the file)\n", file.root());
   for (const auto& [name, value] : file.metadata())
-    out += fmt::format("{}: {}\n", printable(name), printable(value.substr(0, 200)));
+    out += fmt::format("{}: {}\n", inspect_text(name), inspect_text(value.substr(0, 200)));
   std::fputs(out.c_str(), stdout);
 }
 
@@ -123,7 +124,7 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
 }  // namespace
 
 int inspect(const std::vector<std::string>& words, const Args&) {
-  if (std::find(words.begin(), words.end(), "--help") != words.end()) {
+  if (wants_help(words)) {
     std::fputs(kInspectHelp, stdout);
     return 0;
   }

@@ -23,6 +23,7 @@ Recipe vit_fashion_mnist();
 Recipe finetune_fashion_mnist();
 Recipe vit_cifar10();
 Recipe resnet50_cifar10();
+Recipe finetune_cifar10();
 Recipe mlp_fashion_mnist();
 Recipe autoencoder_fashion_mnist();
 Recipe boring();

@@ -16,13 +16,9 @@
 namespace levin::cli {
 
 const std::vector<Recipe>& recipes() {
-  static const std::vector<Recipe> all{vit_fashion_mnist(),
-                                       finetune_fashion_mnist(),
-                                       mlp_fashion_mnist(),
-                                       autoencoder_fashion_mnist(),
-                                       vit_cifar10(),
-                                       resnet50_cifar10(),
-                                       boring()};
+  static const std::vector<Recipe> all{
+      vit_fashion_mnist(), finetune_fashion_mnist(), mlp_fashion_mnist(), autoencoder_fashion_mnist(),
+      vit_cifar10(),       resnet50_cifar10(),       finetune_cifar10(),  boring()};
   return all;
 }
 

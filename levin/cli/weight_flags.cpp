@@ -82,6 +82,10 @@ uint64_t WeightFlags::bytes(const std::string& flag) const {
   return result;
 }
 
+bool wants_help(const std::vector<std::string>& words) {
+  return std::any_of(words.begin(), words.end(), [](const auto& word) { return word == "--help" || word == "-h"; });
+}
+
 bool passes(const std::string& name, const std::vector<std::string>& patterns) {
   bool any = false;
   bool chosen = false;

@@ -33,6 +33,9 @@ class WeightFlags {
   std::vector<std::string> files_;
 };
 
+/// Whether --help or -h is among the words.
+bool wants_help(const std::vector<std::string>& words);
+
 /// Whether a name passes patterns such as "encoder.*"; those that begin with ! exclude. No patterns: everything does.
 bool passes(const std::string& name, const std::vector<std::string>& patterns);
 

@@ -33,8 +33,13 @@ namespace detail {
 DeviceCopy::DeviceCopy(c10::Device device)
     : device_(device), stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)) {}
 
-void DeviceCopy::run(const std::function<void()>& f, std::optional<c10::Event>& arrived) const {
+void DeviceCopy::run(const std::function<void()>& f, std::optional<c10::Event>& arrived) {
   const c10::StreamGuard guard(stream_);
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& batch : retired_) batch.used.block(stream_);
+    retired_.clear();
+  }
   f();
   arrived.emplace(device_.type());
   arrived->record(stream_);
@@ -44,8 +49,15 @@ void DeviceCopy::wait(c10::Event& arrived) const {
   arrived.block(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
 }
 
-void DeviceCopy::use(const Tensor& tensor) const {
-  if (tensor.device() == device_) tensor.record_stream(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+void DeviceCopy::retire(std::vector<Tensor> tensors) {
+  const auto stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+  for (const auto& tensor : tensors)
+    if (tensor.device() == device_ && (tensor.use_count() > 1 || tensor.storage().use_count() > 1))
+      tensor.record_stream(stream);
+  Retired batch{c10::Event(device_.type()), std::move(tensors)};
+  batch.used.record(stream);
+  const std::lock_guard lock(mutex_);
+  retired_.push_back(std::move(batch));
 }
 
 void SampleWork::make(int64_t sample) noexcept {

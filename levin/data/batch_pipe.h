@@ -5,6 +5,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -55,22 +56,30 @@ class DeviceCopy {
  public:
   explicit DeviceCopy(c10::Device device);
   /// Runs f, which copies and computes, on the side stream; `arrived` is when all of that is done.
-  void run(const std::function<void()>& f, std::optional<c10::Event>& arrived) const;
+  void run(const std::function<void()>& f, std::optional<c10::Event>& arrived);
   /// Lets what is given to the current stream from now on wait for that.
   void wait(c10::Event& arrived) const;
-  /// The tensor will be used on the current stream: its memory must not be given away before.
-  void use(const Tensor& tensor) const;
+  /// The program is through with these tensors, as far as it has given work to the current stream: the side stream uses
+  /// their memory again after that work. Those that somebody still holds are left to torch, which costs a question to
+  /// the device in every allocation until they are gone; so it is the exception.
+  void retire(std::vector<Tensor> tensors);
   c10::Device device() const { return device_; }
 
  private:
+  struct Retired {
+    c10::Event used;
+    std::vector<Tensor> tensors;
+  };
   c10::Device device_;
   c10::Stream stream_;
+  std::mutex mutex_;
+  std::vector<Retired> retired_;
 };
 
 /// What happens to a batch once it is together: it goes to a device, and through transforms of whole batches.
 template <class B>
 struct Delivery {
-  std::shared_ptr<const DeviceCopy> copy;
+  std::shared_ptr<DeviceCopy> copy;
   std::vector<std::function<void(B&, Random&)>> transforms;
 };
 
@@ -131,12 +140,7 @@ class BatchOfWork : public SampleWork {
   }
   /// On the thread that uses it.
   B take() {
-    if (arrived_) {
-      delivery->copy->wait(*arrived_);
-      each_tensor(*batch_, [&](Tensor& tensor) {
-        if (tensor.defined()) delivery->copy->use(tensor);
-      });
-    }
+    if (arrived_) delivery->copy->wait(*arrived_);
     return std::move(*batch_);
   }
 
@@ -260,6 +264,19 @@ class WholeWork final : public BatchOfWork<B> {
   const Fetch& fetch_;  // of the maker, which the loader keeps
   std::optional<B> made_;
 };
+
+/// Lets go of a batch that the program is through with.
+template <class B>
+void let_go(std::optional<B>& batch, const Delivery<B>& delivery) {
+  if (batch && delivery.copy) {
+    std::vector<Tensor> tensors;
+    each_tensor(*batch, [&](Tensor& tensor) {
+      if (tensor.defined()) tensors.push_back(std::move(tensor));
+    });
+    delivery.copy->retire(std::move(tensors));
+  }
+  batch.reset();
+}
 
 /// How many threads and how many batches ahead, for samples that are made one by one (or batches that come whole).
 EngineOptions engine_options(const LoaderOptions& options, bool whole, bool to_device, int local_ranks);

@@ -276,7 +276,7 @@ class DataLoader {
         pipe = std::make_unique<detail::BatchPipe<B>>(
             detail::engine_options(options, maker->whole(), to_device, local_ranks), options.pin_memory || to_device,
             options.bad_samples == "skip");
-      current.reset();
+      detail::let_go(current, delivery);
       jumps = position->jumps();
       pipe->start([order = position->order(), batch = position->batch(), batches = position->batches(),
                    size = options.batch_size, sampler = position->sampler(), epoch = position->epoch(), maker = maker,
@@ -295,7 +295,7 @@ class DataLoader {
     }
     void advance() {
       if (jumps != position->jumps()) start();  // the program went elsewhere in the middle of a pass
-      current.reset();
+      detail::let_go(current, delivery);
       // The batch first: one that cannot be made counts as not given out, and whoever goes on all the same gets it
       // again.
       jumps = -1;

@@ -143,7 +143,7 @@ class StreamLoader {
 
     void start() {
       const bool to_device = delivery.copy != nullptr;
-      current.reset();
+      detail::let_go(current, delivery);
       // A new pipe: threads of a pass that was left may still be reading the stream.
       pipe.reset();
       pipe = std::make_unique<detail::BatchPipe<B>>(
@@ -187,7 +187,7 @@ class StreamLoader {
       });
     }
     void advance() {
-      current.reset();
+      detail::let_go(current, delivery);
       current = pipe->next();
       if (current) {
         ++batch;

@@ -154,20 +154,20 @@ class Fabric {
   template <class L>
   [[nodiscard]] auto setup_dataloaders(L&& loader, LoaderSetup options = {}) {
     using T = std::remove_cvref_t<L>;
-    const auto move_to = options.move_to_device && !device().is_cpu() ? std::optional(device()) : std::nullopt;
+    const auto target = options.move_to_device ? device() : c10::Device(c10::kCPU);
     if constexpr (requires(T & l) { l.distributed(0, 1); }) {
       auto own = options.use_distributed_sampler && world_size() > 1 ? loader.distributed(global_rank(), world_size())
                                                                      : T(loader);
       // A loader of ours brings the batches to the device itself, ahead of their use.
-      own = own.placed({.device = move_to.value_or(c10::Device(c10::kCPU)), .local_ranks = local_world_size()});
-      return FabricLoader<T>(std::make_shared<T>(std::move(own)), std::nullopt);
+      own = own.placed({.device = target, .local_ranks = local_world_size()});
+      return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU));
     } else {
       note_loader_kept(options.use_distributed_sampler);
       if constexpr (std::is_lvalue_reference_v<L>)
         return FabricLoader<std::remove_reference_t<L>*>(std::make_shared<std::remove_reference_t<L>*>(&loader),
-                                                         move_to);
+                                                         target);
       else
-        return FabricLoader<T>(std::make_shared<T>(std::move(loader)), move_to);
+        return FabricLoader<T>(std::make_shared<T>(std::move(loader)), target);
     }
   }
   template <class A, class B, class... More>

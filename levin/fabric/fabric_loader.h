@@ -44,8 +44,8 @@ class FabricLoader {
                 "levin: cannot see the tensors in this loader's batches; make the batch a plain struct or give it "
                 "each_tensor(F&&)");
 
-  FabricLoader(std::shared_ptr<L> loader, std::optional<c10::Device> move_to)
-      : loader_(std::move(loader)), move_to_(move_to) {}
+  /// Batches are moved to the device; the CPU means that they stay where they are.
+  FabricLoader(std::shared_ptr<L> loader, c10::Device device) : loader_(std::move(loader)), device_(device) {}
 
   class iterator {
    public:
@@ -53,13 +53,12 @@ class FabricLoader {
     using difference_type = std::ptrdiff_t;
     using iterator_concept = std::input_iterator_tag;
 
-    iterator(Inner it, Sentinel end, std::optional<c10::Device> move_to)
-        : it_(std::move(it)), end_(std::move(end)), move_to_(move_to) {
+    iterator(Inner it, Sentinel end, c10::Device device) : it_(std::move(it)), end_(std::move(end)), device_(device) {
       fetch();
     }
     Value& operator*() const {
       if constexpr (kByReference)
-        if (!move_to_) return *it_;
+        if (device_.is_cpu()) return *it_;
       return *batch_;
     }
     iterator& operator++() {
@@ -77,22 +76,22 @@ class FabricLoader {
       done_ = it_ == end_;
       if (done_) return;
       if constexpr (kByReference)
-        if (!move_to_) return;
+        if (device_.is_cpu()) return;
       batch_.emplace(*it_);
-      if (!move_to_) return;
+      if (device_.is_cpu()) return;
       each_tensor(*batch_, [&](Tensor& t) {
-        if (t.defined()) t = t.to(*move_to_, /*non_blocking=*/true);
+        if (t.defined()) t = t.to(device_, /*non_blocking=*/true);
       });
     }
 
     mutable Inner it_;
     Sentinel end_;
-    std::optional<c10::Device> move_to_;
+    c10::Device device_;
     mutable std::optional<Value> batch_;
     bool done_ = false;
   };
 
-  iterator begin() { return iterator(range().begin(), range().end(), move_to_); }
+  iterator begin() { return iterator(range().begin(), range().end(), device_); }
   std::default_sentinel_t end() const { return {}; }
   /// Number of batches of one pass on this rank, where the loader knows it.
   auto size() const requires requires(Range& r) { r.size(); }
@@ -112,7 +111,7 @@ class FabricLoader {
   Range& range() const { return detail::loader_range(*loader_); }
 
   std::shared_ptr<L> loader_;
-  std::optional<c10::Device> move_to_;
+  c10::Device device_;
 };
 
 }  // namespace levin

@@ -26,11 +26,11 @@ class ExifReader {
   bool big_ = false;
 };
 
-constexpr bool flips_rows(int orientation) {
+constexpr bool exif_flips_rows(int orientation) {
   return orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
 }
 
-constexpr bool flips_columns(int orientation) {
+constexpr bool exif_flips_columns(int orientation) {
   return orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
 }
 
@@ -76,8 +76,8 @@ ImageRegion stored_region(const ImageRegion& upright, int orientation, int64_t h
     std::swap(region.top, region.left);
     std::swap(region.height, region.width);
   }
-  if (flips_rows(orientation)) region.top = height - region.top - region.height;
-  if (flips_columns(orientation)) region.left = width - region.left - region.width;
+  if (exif_flips_rows(orientation)) region.top = height - region.top - region.height;
+  if (exif_flips_columns(orientation)) region.left = width - region.left - region.width;
   return region;
 }
 
@@ -85,10 +85,10 @@ void turn_upright(const uint8_t* stored, int64_t height, int64_t width, int chan
   // Where the first upright pixel lies, and how far apart its neighbours are in the stored image.
   const auto stride = width * channels;
   const auto* from = stored;
-  if (flips_rows(orientation)) from += (height - 1) * stride;
-  if (flips_columns(orientation)) from += (width - 1) * channels;
-  auto step_x = flips_columns(orientation) ? int64_t{-channels} : int64_t{channels};
-  auto step_y = flips_rows(orientation) ? -stride : stride;
+  if (exif_flips_rows(orientation)) from += (height - 1) * stride;
+  if (exif_flips_columns(orientation)) from += (width - 1) * channels;
+  auto step_x = exif_flips_columns(orientation) ? int64_t{-channels} : int64_t{channels};
+  auto step_y = exif_flips_rows(orientation) ? -stride : stride;
   if (swaps_sides(orientation)) {
     std::swap(step_x, step_y);
     std::swap(height, width);

@@ -22,7 +22,7 @@ struct ImageHead {
   detail::PngHead png;
 };
 
-ImageHead read_head(std::span<const std::byte> file, bool orientation) {
+ImageHead read_image_head(std::span<const std::byte> file, bool orientation) {
   ImageHead head;
   if (detail::is_jpeg(file)) {
     head.info = detail::jpeg_info(file);
@@ -77,8 +77,8 @@ ImagePlan plan_image(const ImageInfo& info, const ImageOptions& options) {
   return plan;
 }
 
-void run_codec(std::span<const std::byte> file, const ImageHead& head, const detail::CodecRequest& request,
-               uint8_t* out) {
+void run_image_codec(std::span<const std::byte> file, const ImageHead& head, const detail::CodecRequest& request,
+                     uint8_t* out) {
   if (head.info.format == "png") {
     detail::decode_png(file, head.png, request, out);
   } else {
@@ -86,18 +86,18 @@ void run_codec(std::span<const std::byte> file, const ImageHead& head, const det
   }
 }
 
-void run_plan(std::span<const std::byte> file, const ImageHead& head, const ImagePlan& plan, uint8_t* out) {
+void run_image_plan(std::span<const std::byte> file, const ImageHead& head, const ImagePlan& plan, uint8_t* out) {
   if (plan.orientation == 1) {
-    run_codec(file, head, plan.request, out);
+    run_image_codec(file, head, plan.request, out);
     return;
   }
   const auto stored = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(plan.shape.bytes()));
-  run_codec(file, head, plan.request, stored.get());
+  run_image_codec(file, head, plan.request, stored.get());
   const auto& region = plan.request.region;
   detail::turn_upright(stored.get(), region.height, region.width, plan.request.channels, plan.orientation, out);
 }
 
-std::string format_of(const std::filesystem::path& path) {
+std::string image_format_of(const std::filesystem::path& path) {
   auto extension = path.extension().string();
   std::transform(extension.begin(), extension.end(), extension.begin(),
                  [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
@@ -110,7 +110,7 @@ std::string format_of(const std::filesystem::path& path) {
 }  // namespace
 
 ImageInfo image_info(std::span<const std::byte> file) {
-  return read_head(file, true).info;
+  return read_image_head(file, true).info;
 }
 
 ImageShape decoded_shape(const ImageInfo& info, const ImageOptions& options) {
@@ -118,23 +118,23 @@ ImageShape decoded_shape(const ImageInfo& info, const ImageOptions& options) {
 }
 
 Tensor decode_image(std::span<const std::byte> file, const ImageOptions& options) {
-  const auto head = read_head(file, options.apply_exif);
+  const auto head = read_image_head(file, options.apply_exif);
   const auto plan = plan_image(head.info, options);
   const auto& shape = plan.shape;
   auto pixels =
       at::empty_strided({shape.channels, shape.height, shape.width}, {1, shape.width * shape.channels, shape.channels},
                         at::TensorOptions().dtype(at::kByte));
-  run_plan(file, head, plan, pixels.mutable_data_ptr<uint8_t>());
+  run_image_plan(file, head, plan, pixels.mutable_data_ptr<uint8_t>());
   return pixels;
 }
 
 void decode_image_into(std::span<const std::byte> file, std::span<uint8_t> pixels, const ImageOptions& options) {
-  const auto head = read_head(file, options.apply_exif);
+  const auto head = read_image_head(file, options.apply_exif);
   const auto plan = plan_image(head.info, options);
   LEVIN_CHECK(static_cast<int64_t>(pixels.size()) == plan.shape.bytes(), "[image] the image has ", plan.shape.height,
               " x ", plan.shape.width, " pixels of ", plan.shape.channels, " bytes, ", plan.shape.bytes(),
               " in all, and there is room for ", pixels.size());
-  run_plan(file, head, plan, pixels.data());
+  run_image_plan(file, head, plan, pixels.data());
 }
 
 Tensor read_image(const std::filesystem::path& path, const ImageOptions& options) {
@@ -175,7 +175,7 @@ std::string encode_image(const Tensor& pixels, const EncodeOptions& options) {
 }
 
 void write_image(const std::filesystem::path& path, const Tensor& pixels, EncodeOptions options) {
-  const auto format = format_of(path);
+  const auto format = image_format_of(path);
   options.format = format;
   write_file(path, encode_image(pixels, options));
 }

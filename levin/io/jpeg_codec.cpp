@@ -13,8 +13,8 @@ namespace levin::detail {
 namespace {
 
 // A file of few bytes can ask for many scans over many pixels; no encoder writes more than a few dozen.
-constexpr int kMostScans = 100;
-constexpr int kRowsAtOnce = 16;
+constexpr int kMostJpegScans = 100;
+constexpr int kJpegRowsAtOnce = 16;
 
 enum class JpegStop { kLibrary, kTruncated, kScans, kDiffers };
 
@@ -46,27 +46,27 @@ JpegDecoding& decoding_of(j_common_ptr codec) {
 
 // The decoder reads ahead, so the end of the file alone says nothing: it is given an end of image, and complains if
 // that comes too early.
-boolean fill_input(j_decompress_ptr codec) {
+boolean fill_jpeg_input(j_decompress_ptr codec) {
   decoding_of(reinterpret_cast<j_common_ptr>(codec)).ended = true;
   codec->src->next_input_byte = kEndOfImage;
   codec->src->bytes_in_buffer = sizeof kEndOfImage;
   return TRUE;
 }
 
-void skip_input(j_decompress_ptr codec, long count) {
+void skip_jpeg_input(j_decompress_ptr codec, long count) {
   if (count <= 0) return;
   auto* source = codec->src;
   if (static_cast<size_t>(count) > source->bytes_in_buffer) {
-    fill_input(codec);
+    fill_jpeg_input(codec);
     return;
   }
   source->next_input_byte += count;
   source->bytes_in_buffer -= static_cast<size_t>(count);
 }
 
-void no_source_work(j_decompress_ptr) {}
+void no_jpeg_work(j_decompress_ptr) {}
 
-void watch_messages(j_common_ptr codec, int level) {
+void watch_jpeg_messages(j_common_ptr codec, int level) {
   if (level >= 0) return;  // not even a warning
   ++codec->err->num_warnings;
   auto& decoding = decoding_of(codec);
@@ -75,9 +75,9 @@ void watch_messages(j_common_ptr codec, int level) {
   }
 }
 
-void watch_progress(j_common_ptr codec) {
+void watch_jpeg_progress(j_common_ptr codec) {
   auto& decoding = decoding_of(codec);
-  if (decoding.codec.input_scan_number > kMostScans) stop_jpeg(decoding, JpegStop::kScans);
+  if (decoding.codec.input_scan_number > kMostJpegScans) stop_jpeg(decoding, JpegStop::kScans);
 }
 
 // Pillow's: what files hold are inverted CMYK, since Adobe's do.
@@ -98,7 +98,7 @@ void put_cmyk(const JSAMPLE* from, int64_t count, int channels, uint8_t* out) {
   }
 }
 
-void put_row(const JpegDecoding& decoding, const JSAMPLE* from, uint8_t* out) {
+void put_jpeg_row(const JpegDecoding& decoding, const JSAMPLE* from, uint8_t* out) {
   const int channels = decoding.request->channels;
   const auto count = decoding.request->region.width;
   if (decoding.codec.out_color_space == JCS_CMYK) {
@@ -110,7 +110,7 @@ void put_row(const JpegDecoding& decoding, const JSAMPLE* from, uint8_t* out) {
   }
 }
 
-void choose_colours(jpeg_decompress_struct& codec, int channels) {
+void choose_jpeg_colours(jpeg_decompress_struct& codec, int channels) {
   if (codec.num_components == 4) {
     codec.out_color_space = JCS_CMYK;
   } else if (channels == 4) {
@@ -124,8 +124,8 @@ void choose_colours(jpeg_decompress_struct& codec, int channels) {
 
 // Leaves columns out that the region does not need; gives the first one that is decoded. Colours at the edge of what is
 // decoded lack a neighbour to be smoothed with, so a margin is decoded and dropped.
-JDIMENSION crop_columns(jpeg_decompress_struct& codec, const ImageRegion& region) {
-  const int64_t block = codec.max_h_samp_factor * codec.min_DCT_scaled_size;
+JDIMENSION crop_jpeg_columns(jpeg_decompress_struct& codec, const ImageRegion& region) {
+  const int64_t block = codec.max_h_samp_factor * DCTSIZE;
   const auto margin = codec.progressive_mode ? 3 * block : block;  // blocks of unfinished files are smoothed as well
   const auto left = std::max<int64_t>(0, region.left - margin);
   const auto right = std::min<int64_t>(codec.output_width, region.left + region.width + margin);
@@ -136,27 +136,28 @@ JDIMENSION crop_columns(jpeg_decompress_struct& codec, const ImageRegion& region
   return first;
 }
 
-void read_rows(JpegDecoding& decoding) {
+void read_jpeg_rows(JpegDecoding& decoding) {
   auto& codec = decoding.codec;
   const auto& region = decoding.request->region;
   const auto row_bytes = region.width * decoding.request->channels;
-  const auto first = crop_columns(codec, region);
+  const auto first = crop_jpeg_columns(codec, region);
   if (region.top > 0) jpeg_skip_scanlines(&codec, static_cast<JDIMENSION>(region.top));
   const bool direct = codec.output_width == region.width && codec.output_components == decoding.request->channels &&
                       codec.out_color_space != JCS_CMYK;
   JSAMPARRAY rows = nullptr;
   if (!direct) {
-    rows = codec.mem->alloc_sarray(reinterpret_cast<j_common_ptr>(&codec), JPOOL_IMAGE,
-                                   codec.output_width * static_cast<JDIMENSION>(codec.output_components), kRowsAtOnce);
+    rows =
+        codec.mem->alloc_sarray(reinterpret_cast<j_common_ptr>(&codec), JPOOL_IMAGE,
+                                codec.output_width * static_cast<JDIMENSION>(codec.output_components), kJpegRowsAtOnce);
   }
-  JSAMPROW pointers[kRowsAtOnce];
+  JSAMPROW pointers[kJpegRowsAtOnce];
   for (int64_t y = 0; y < region.height;) {
-    const auto count = std::min<int64_t>(kRowsAtOnce, region.height - y);
+    const auto count = std::min<int64_t>(kJpegRowsAtOnce, region.height - y);
     auto* out = decoding.out + y * row_bytes;
     for (int64_t i = 0; direct && i < count; ++i) pointers[i] = out + i * row_bytes;
     const auto got = jpeg_read_scanlines(&codec, direct ? pointers : rows, static_cast<JDIMENSION>(count));
     const auto from = (region.left - first) * codec.output_components;
-    for (JDIMENSION i = 0; !direct && i < got; ++i) put_row(decoding, rows[i] + from, out + i * row_bytes);
+    for (JDIMENSION i = 0; !direct && i < got; ++i) put_jpeg_row(decoding, rows[i] + from, out + i * row_bytes);
     y += got;
   }
 }
@@ -174,7 +175,7 @@ bool run_decoding(JpegDecoding& decoding) {
     stop_jpeg(decoding, JpegStop::kDiffers);
   }
   decoding.many_scans = jpeg_has_multiple_scans(&codec) != FALSE;
-  choose_colours(codec, decoding.request->channels);
+  choose_jpeg_colours(codec, decoding.request->channels);
   codec.scale_num = 1;
   codec.scale_denom = static_cast<unsigned>(decoding.request->scale);
   codec.dct_method = JDCT_ISLOW;
@@ -182,7 +183,7 @@ bool run_decoding(JpegDecoding& decoding) {
   const bool strict = !decoding.request->allow_truncated;
   if (strict && decoding.ended && decoding.many_scans) stop_jpeg(decoding, JpegStop::kTruncated);
   decoding.started = true;
-  read_rows(decoding);
+  read_jpeg_rows(decoding);
   // Arithmetic decoding goes on with zeros when the data end, and does not mention it.
   if (strict && decoding.ended && codec.arith_code) stop_jpeg(decoding, JpegStop::kTruncated);
   return true;
@@ -195,7 +196,7 @@ bool run_decoding(JpegDecoding& decoding) {
     LEVIN_CHECK(decoding.started, "[image] the JPEG file ends within its ", decoding.many_scans ? "scans" : "head");
     fail(concat("[image] the JPEG file ends after row ", codec.output_scanline, " of ", codec.output_height));
   }
-  LEVIN_CHECK(decoding.stop != JpegStop::kScans, "[image] the JPEG file has more than ", kMostScans, " scans");
+  LEVIN_CHECK(decoding.stop != JpegStop::kScans, "[image] the JPEG file has more than ", kMostJpegScans, " scans");
   LEVIN_CHECK(decoding.stop != JpegStop::kDiffers, "[image] the JPEG file is broken: it declares ",
               decoding.info->height, " x ", decoding.info->width, " pixels and ", codec.image_height, " x ",
               codec.image_width);
@@ -209,15 +210,15 @@ void decode_jpeg(std::span<const std::byte> file, const ImageInfo& info, const C
   JpegDecoding decoding;
   decoding.codec.err = quiet_jpeg_errors(decoding.errors);
   decoding.codec.mem = nullptr;  // nothing to destroy yet
-  decoding.errors.manager.emit_message = watch_messages;
+  decoding.errors.manager.emit_message = watch_jpeg_messages;
   decoding.source = {.next_input_byte = reinterpret_cast<const JOCTET*>(file.data()),
                      .bytes_in_buffer = file.size(),
-                     .init_source = no_source_work,
-                     .fill_input_buffer = fill_input,
-                     .skip_input_data = skip_input,
+                     .init_source = no_jpeg_work,
+                     .fill_input_buffer = fill_jpeg_input,
+                     .skip_input_data = skip_jpeg_input,
                      .resync_to_restart = jpeg_resync_to_restart,
-                     .term_source = no_source_work};
-  decoding.progress = {.progress_monitor = watch_progress};
+                     .term_source = no_jpeg_work};
+  decoding.progress = {.progress_monitor = watch_jpeg_progress};
   decoding.request = &request;
   decoding.info = &info;
   decoding.out = out;

@@ -9,7 +9,7 @@
 namespace levin::detail {
 namespace {
 
-void fail_quietly(j_common_ptr codec) {
+void fail_jpeg_quietly(j_common_ptr codec) {
   auto* errors = reinterpret_cast<JpegErrors*>(codec->err);
   codec->err->format_message(codec, errors->line);
   for (auto& c : errors->line) {
@@ -18,8 +18,8 @@ void fail_quietly(j_common_ptr codec) {
   std::longjmp(errors->place, 1);
 }
 
-void say_nothing(j_common_ptr, int) {}
-void print_nothing(j_common_ptr) {}
+void ignore_jpeg_warning(j_common_ptr, int) {}
+void print_no_jpeg_line(j_common_ptr) {}
 
 struct JpegEncoding {
   JpegErrors errors;
@@ -34,7 +34,7 @@ struct JpegEncoding {
 };
 
 // False when libjpeg gave up. Nothing in here may have a destructor.
-bool run_encoding(JpegEncoding& encoding) {
+bool run_jpeg_encoding(JpegEncoding& encoding) {
   auto& codec = encoding.codec;
   if (setjmp(encoding.errors.place) != 0) return false;
   jpeg_create_compress(&codec);
@@ -58,9 +58,9 @@ bool run_encoding(JpegEncoding& encoding) {
 
 jpeg_error_mgr* quiet_jpeg_errors(JpegErrors& errors) {
   auto* manager = jpeg_std_error(&errors.manager);
-  manager->error_exit = fail_quietly;
-  manager->emit_message = say_nothing;
-  manager->output_message = print_nothing;
+  manager->error_exit = fail_jpeg_quietly;
+  manager->emit_message = ignore_jpeg_warning;
+  manager->output_message = print_no_jpeg_line;
   return manager;
 }
 
@@ -73,7 +73,7 @@ std::string encode_jpeg(const uint8_t* pixels, int64_t height, int64_t width, in
   encoding.width = width;
   encoding.channels = channels;
   encoding.quality = quality;
-  const bool done = run_encoding(encoding);
+  const bool done = run_jpeg_encoding(encoding);
   jpeg_destroy_compress(&encoding.codec);
   const std::unique_ptr<unsigned char, decltype(&std::free)> file(encoding.file, &std::free);
   LEVIN_CHECK(done, "[image] libjpeg cannot write ", height, " x ", width, " pixels: ", encoding.errors.line);

@@ -13,16 +13,16 @@ unsigned jpeg_byte(std::span<const std::byte> file, size_t at) {
 }
 
 // Frames of any kind: baseline, progressive, arithmetic, lossless. Not DHT (c4), JPG (c8) and DAC (cc).
-bool is_frame(unsigned marker) {
+bool is_jpeg_frame(unsigned marker) {
   return marker >= 0xc0 && marker <= 0xcf && marker != 0xc4 && marker != 0xc8 && marker != 0xcc;
 }
 
 // Markers that nothing follows: TEM, restarts, the start of an image.
-bool stands_alone(unsigned marker) {
+bool stands_alone_in_jpeg(unsigned marker) {
   return marker == 0x01 || (marker >= 0xd0 && marker <= 0xd8);
 }
 
-void read_frame(std::span<const std::byte> data, ImageInfo& info) {
+void read_jpeg_frame(std::span<const std::byte> data, ImageInfo& info) {
   LEVIN_CHECK(data.size() >= 6, "[image] the JPEG file's frame has ", data.size(), " bytes; it takes 6 at least");
   const auto byte = [&](size_t i) { return std::to_integer<int64_t>(data[i]); };
   const auto components = byte(5);
@@ -51,7 +51,7 @@ ImageInfo jpeg_info(std::span<const std::byte> file) {
     while (jpeg_byte(file, at) != 0xff) ++at;  // junk between markers is passed over, as libjpeg does
     while (jpeg_byte(file, at) == 0xff) ++at;
     const auto marker = jpeg_byte(file, at++);
-    if (marker == 0 || stands_alone(marker)) continue;
+    if (marker == 0 || stands_alone_in_jpeg(marker)) continue;
     LEVIN_CHECK(marker != 0xd9, "[image] the JPEG file has no pixels");
     if (marker == 0xda) break;
     const size_t length = jpeg_byte(file, at) << 8 | jpeg_byte(file, at + 1);
@@ -59,8 +59,8 @@ ImageInfo jpeg_info(std::span<const std::byte> file) {
     LEVIN_CHECK(file.size() - at >= length, "[image] the JPEG file ends within its head, after ", file.size(),
                 " bytes");
     const auto data = file.subspan(at + 2, length - 2);
-    if (is_frame(marker) && !framed) {
-      read_frame(data, info);
+    if (is_jpeg_frame(marker) && !framed) {
+      read_jpeg_frame(data, info);
       framed = true;
     } else if (marker == 0xe1 && !exif && data.size() >= 6 && std::memcmp(data.data(), "Exif\0\0", 6) == 0) {
       info.orientation = exif_orientation(data);

@@ -4,107 +4,22 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include <zlib.h>
 
 #include "levin/core/error.h"
-#include "levin/io/exif.h"
 #include "levin/io/inflate.h"
+#include "levin/io/png_chunks.h"
 
 namespace levin::detail {
 namespace {
 
-constexpr unsigned char kPngSignature[8] = {0x89, 'P', 'N', 'G', '\r', '\n', 0x1a, '\n'};
 // No zlib stream grows by more than this factor, so a file of few bytes cannot hold many pixels.
 constexpr int64_t kMostInflated = 1032;
 // Filtered rows up to this size are inflated in one go; larger images in blocks, so that they stay in the cache.
 constexpr int64_t kPngWhole = int64_t{4} << 20;
 constexpr int64_t kPngBlock = int64_t{256} << 10;
-
-uint32_t big_endian(const std::byte* at) {
-  return std::to_integer<uint32_t>(at[0]) << 24 | std::to_integer<uint32_t>(at[1]) << 16 |
-         std::to_integer<uint32_t>(at[2]) << 8 | std::to_integer<uint32_t>(at[3]);
-}
-
-struct PngChunk {
-  std::string_view type;
-  std::span<const std::byte> data;
-  bool whole = false;  // the file does not end within it
-  size_t next = 0;     // where the next one begins
-};
-
-// The chunk that begins at `at`; its type is empty when the file ends before it.
-PngChunk png_chunk(std::span<const std::byte> file, size_t at) {
-  if (at > file.size() || file.size() - at < 8) return {};
-  const size_t length = big_endian(file.data() + at);
-  PngChunk chunk;
-  chunk.type = std::string_view(reinterpret_cast<const char*>(file.data()) + at + 4, 4);
-  const auto left = file.size() - at - 8;
-  chunk.data = file.subspan(at + 8, std::min(length, left));
-  chunk.whole = length <= left && left - length >= 4;
-  chunk.next = at + 8 + std::min(length + 4, left);
-  return chunk;
-}
-
-bool checksum_fits(const PngChunk& chunk) {
-  const auto* from = reinterpret_cast<const Bytef*>(chunk.type.data());
-  return crc32_z(0, from, 4 + chunk.data.size()) == big_endian(chunk.data.data() + chunk.data.size());
-}
-
-bool is_type(std::string_view type) {
-  return std::all_of(type.begin(), type.end(), [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); });
-}
-
-void read_header(const PngChunk& chunk, PngHead& head) {
-  LEVIN_CHECK(chunk.data.size() == 13, "[image] the PNG file's header has ", chunk.data.size(),
-              " bytes in place of 13");
-  const auto byte = [&](size_t i) { return std::to_integer<int>(chunk.data[i]); };
-  head.width = big_endian(chunk.data.data());
-  head.height = big_endian(chunk.data.data() + 4);
-  head.depth = byte(8);
-  head.color = byte(9);
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  LEVIN_CHECK(head.width > 0 && head.height > 0 && head.width <= kMost && head.height <= kMost,
-              "[image] the PNG file declares ", head.height, " x ", head.width, " pixels");
-  const int depth = head.depth;
-  const bool usual = depth == 8 || depth == 16;
-  const bool narrow = depth == 1 || depth == 2 || depth == 4;
-  const bool fits = head.color == 0   ? usual || narrow
-                    : head.color == 3 ? narrow || depth == 8
-                                      : usual && (head.color == 2 || head.color == 4 || head.color == 6);
-  LEVIN_CHECK(fits, "[image] the PNG file declares colour type ", head.color, " with ", depth,
-              " bits, which no PNG has");
-  LEVIN_CHECK(byte(10) == 0 && byte(11) == 0 && byte(12) <= 1, "[image] the PNG file declares compression ", byte(10),
-              ", filters ", byte(11), " and interlacing ", byte(12), "; known are 0, 0 and 0 or 1");
-  head.interlaced = byte(12) == 1;
-}
-
-void read_palette(const PngChunk& chunk, PngHead& head) {
-  if (head.color != 3) return;  // a suggestion for old displays
-  const auto count = chunk.data.size() / 3;
-  LEVIN_CHECK(chunk.data.size() % 3 == 0 && count >= 1 && count <= 256, "[image] the PNG file's palette has ",
-              chunk.data.size(), " bytes; it takes 3 for each of 1 to 256 colours");
-  for (size_t i = 0; i < count; ++i) std::memcpy(head.palette[i], chunk.data.data() + 3 * i, 3);
-  head.has_palette = true;
-}
-
-void read_transparency(const PngChunk& chunk, PngHead& head) {
-  if (head.color == 3) {
-    const auto count = std::min<size_t>(chunk.data.size(), 256);
-    for (size_t i = 0; i < count; ++i) head.palette[i][3] = std::to_integer<uint8_t>(chunk.data[i]);
-  } else if (head.color == 0 || head.color == 2) {
-    const size_t samples = head.color == 0 ? 1 : 3;
-    LEVIN_CHECK(chunk.data.size() >= 2 * samples, "[image] the PNG file's transparent colour has ", chunk.data.size(),
-                " bytes in place of ", 2 * samples);
-    const auto byte = [&](size_t i) { return std::to_integer<unsigned>(chunk.data[i]); };
-    const unsigned mask = (1u << head.depth) - 1;  // the other bits mean nothing
-    for (size_t i = 0; i < samples; ++i)
-      head.key[i] = static_cast<uint16_t>((byte(2 * i) << 8 | byte(2 * i + 1)) & mask);
-    head.has_key = true;
-  }
-}
 
 // Memory that a thread keeps for the next image, as long as it is not large.
 class PngScratch {
@@ -265,12 +180,11 @@ class PngSink {
   // Where row y may be unfiltered to directly; null when its pixels need another form.
   uint8_t* direct(int64_t y) const {
     const bool same = !head_.interlaced && head_.depth == 8 && head_.color != 3 && head_.samples() == request_.channels;
-    if (!same || region_.width != head_.width || y < region_.top) return nullptr;
-    return row(y);
+    return same && region_.width == head_.width && wants(y) ? row(y) : nullptr;
   }
   void put(const PngPass& pass, int64_t pass_y, const uint8_t* raw) {
     const auto y = pass.y + pass_y * pass.dy;
-    if (y < region_.top || y >= region_.top + region_.height) return;
+    if (!wants(y)) return;
     if (!head_.interlaced) {
       expand_png_row(head_, colours_, raw, region_.left, region_.width, request_.channels, row(y));
       return;
@@ -284,6 +198,7 @@ class PngSink {
   }
 
  private:
+  bool wants(int64_t y) const { return y >= region_.top && y < region_.top + region_.height; }
   uint8_t* row(int64_t y) const { return out_ + (y - region_.top) * region_.width * request_.channels; }
 
   const PngHead& head_;
@@ -335,21 +250,21 @@ class PngRows {
   const uint8_t* above_;
 };
 
-// True when the passes came out whole, and the rest of the image need not be looked at.
-bool decode_in_one_go(const PngHead& head, const std::vector<PngPass>& passes, int64_t total, PngPieces pieces,
-                      PngSink& sink, PngMemory& memory) {
+// True when the data came out whole; rows from `last` on are not needed.
+bool decode_png_in_one_go(const PngHead& head, const std::vector<PngPass>& passes, int64_t last, int64_t total,
+                          PngPieces pieces, PngSink& sink, PngMemory& memory) {
   auto* filtered = memory.filtered.take(static_cast<size_t>(total));
   if (!inflate_whole(pieces.all(memory.stream), {filtered, static_cast<size_t>(total)})) return false;
   for (const auto& pass : passes) {
     PngRows rows(head, pass, sink, memory.above);
-    rows.put(filtered, pass.height);
+    rows.put(filtered, head.interlaced ? pass.height : std::min(pass.height, last));
     filtered += pass.height * (head.row_bytes(pass.width) + 1);
   }
   return true;
 }
 
-void decode_in_blocks(const PngHead& head, const std::vector<PngPass>& passes, const CodecRequest& request,
-                      PngPieces pieces, PngSink& sink, PngMemory& memory) {
+void decode_png_in_blocks(const PngHead& head, const std::vector<PngPass>& passes, const CodecRequest& request,
+                          PngPieces pieces, PngSink& sink, PngMemory& memory) {
   PngInflater inflater(pieces);
   const auto last = request.region.top + request.region.height;
   for (const auto& pass : passes) {
@@ -377,50 +292,6 @@ void decode_in_blocks(const PngHead& head, const std::vector<PngPass>& passes, c
 
 }  // namespace
 
-bool is_png(std::span<const std::byte> file) {
-  return file.size() >= sizeof kPngSignature && std::memcmp(file.data(), kPngSignature, sizeof kPngSignature) == 0;
-}
-
-PngHead png_head(std::span<const std::byte> file) {
-  LEVIN_CHECK(is_png(file), "[image] the file is no PNG");
-  PngHead head;
-  for (auto& entry : head.palette) entry[3] = 255;
-  size_t at = sizeof kPngSignature;
-  for (bool first = true;; first = false) {
-    const auto chunk = png_chunk(file, at);
-    LEVIN_CHECK(!chunk.type.empty(), "[image] the PNG file ends within its head, after ", file.size(), " bytes");
-    LEVIN_CHECK(is_type(chunk.type), "[image] the PNG file has no chunk at byte ", at, ", where one should begin");
-    LEVIN_CHECK(first == (chunk.type == "IHDR"), "[image] the PNG file ",
-                first ? "does not begin with its header" : "has two headers");
-    if (chunk.type == "IDAT") break;
-    LEVIN_CHECK(chunk.whole, "[image] the PNG file ends within its head, after ", file.size(), " bytes");
-    LEVIN_CHECK(chunk.type != "IEND", "[image] the PNG file has no pixels");
-    const bool wanted = chunk.type == "IHDR" || chunk.type == "PLTE" || chunk.type == "tRNS";
-    LEVIN_CHECK(wanted || (chunk.type[0] & 0x20) != 0,
-                "[image] the PNG file needs an extension that is not known: ", chunk.type);
-    if (wanted) {
-      LEVIN_CHECK(checksum_fits(chunk), "[image] the PNG file is broken: the checksum of ", chunk.type,
-                  " does not fit");
-      if (first) read_header(chunk, head);
-      if (chunk.type == "PLTE") read_palette(chunk, head);
-      if (chunk.type == "tRNS") read_transparency(chunk, head);
-    }
-    at = chunk.next;
-  }
-  LEVIN_CHECK(head.color != 3 || head.has_palette, "[image] the PNG file has no palette, but its pixels need one");
-  head.data_at = at;
-  return head;
-}
-
-int png_orientation(std::span<const std::byte> file) {
-  for (size_t at = sizeof kPngSignature;;) {
-    const auto chunk = png_chunk(file, at);
-    if (chunk.type.empty() || chunk.type == "IEND" || !chunk.whole) return 1;
-    if (chunk.type == "eXIf") return exif_orientation(chunk.data);
-    at = chunk.next;
-  }
-}
-
 void decode_png(std::span<const std::byte> file, const PngHead& head, const CodecRequest& request, uint8_t* out) {
   const auto passes = png_passes(head);
   int64_t total = 0;  // at most 2^31 rows of 2^34 bytes
@@ -439,9 +310,10 @@ void decode_png(std::span<const std::byte> file, const PngHead& head, const Code
   PngSink sink(head, request, out, memory.pixels);
   const PngPieces pieces(file, head.data_at);
   // A stop before the end beats the faster way through the whole when much is left out.
-  const bool most = head.interlaced || 4 * (region.top + region.height) >= 3 * head.height;
-  if (most && total <= kPngWhole && decode_in_one_go(head, passes, total, pieces, sink, memory)) return;
-  decode_in_blocks(head, passes, request, pieces, sink, memory);
+  const auto last = region.top + region.height;
+  const bool most = head.interlaced || 4 * last >= 3 * head.height;
+  if (most && total <= kPngWhole && decode_png_in_one_go(head, passes, last, total, pieces, sink, memory)) return;
+  decode_png_in_blocks(head, passes, request, pieces, sink, memory);
 }
 
 }  // namespace levin::detail

@@ -22,6 +22,7 @@ void undo_left(int filter, const uint8_t* row, const uint8_t* above, uint8_t* ou
   uint8_t corner[kStep] = {};
   const auto each = [&](auto predict) {
     for (int64_t i = 0; i + kStep <= bytes; i += kStep) {
+#pragma GCC unroll 8
       for (int k = 0; k < kStep; ++k) {
         const uint8_t up = above[i + k];
         left[k] = static_cast<uint8_t>(row[i + k] + predict(left[k], up, corner[k]));

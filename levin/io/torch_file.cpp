@@ -31,14 +31,13 @@ std::string file_beginning(const fs::path& path) {
 }
 
 /// Says what a file is when it is none of ours, before the zip reader would say that it is no archive.
-const fs::path& checked_torch_path(const fs::path& path) {
+void check_torch_path(const fs::path& path) {
   const auto beginning = file_beginning(path);
   LEVIN_CHECK(!beginning.starts_with(kTorchLegacyMagic), "[torch_file] \"", path.string(),
               "\" is of the format that torch wrote before 1.6; load it with torch.load(path, weights_only=True) and "
               "torch.save it again, or convert it to safetensors");
   LEVIN_CHECK(beginning.starts_with(kTorchZipMagic), "[torch_file] \"", path.string(),
               "\" is no file of torch.save: it does not begin as a zip archive");
-  return path;
 }
 
 /// Lists the tensors of a tree. Shared parts count at each place, so names are limited beside the values themselves.
@@ -91,10 +90,13 @@ bool has_tensor(const pickle::Value& dict) {
 }
 
 std::string likely_root(const pickle::Value& whole) {
-  if (!whole.is(pickle::Kind::dict) || has_tensor(whole)) return "";
-  for (const char* name : {"state_dict", "model_state_dict", "model", "module"}) {
+  if (!whole.is(pickle::Kind::dict)) return "";
+  const bool bare = !has_tensor(whole);
+  for (const std::string name : {"state_dict", "model_state_dict", "model", "module"}) {
     const auto* part = whole.find(name);
-    if (part && part->is(pickle::Kind::dict) && has_tensor(*part)) return name;
+    // The first two mean one thing alone; a "model" may as well be a part of a model.
+    const bool means_weights = bare || name.ends_with("state_dict");
+    if (means_weights && part && part->is(pickle::Kind::dict) && has_tensor(*part)) return name;
   }
   return "";
 }
@@ -114,15 +116,26 @@ std::map<std::string, std::string> plain_values(const pickle::Value& whole) {
   return values;
 }
 
+/// A name without the folder that all names of an archive begin with.
+std::string_view inner_name(std::string_view name) {
+  const auto slash = name.find('/');
+  return slash == name.npos ? std::string_view() : name.substr(slash + 1);
+}
+
+ZipFile open_torch_zip(const fs::path& path) {
+  check_torch_path(path);
+  return ZipFile(path, [&](std::string_view name) {
+    const auto inner = inner_name(name);
+    LEVIN_CHECK(inner != "constants.pkl" && !inner.starts_with("code/"), "[torch_file] \"", path.string(),
+                "\" is a TorchScript archive, that is a program; save its state_dict with torch.save, and open that");
+  });
+}
+
 std::string checked_prefix(const ZipFile& zip) {
   const auto where = zip.path().string();
   const ZipEntry* pickle = nullptr;
   for (const auto& entry : zip.entries()) {
-    const auto slash = entry.name.find('/');
-    const auto inner = slash == entry.name.npos ? std::string_view() : std::string_view(entry.name).substr(slash + 1);
-    LEVIN_CHECK(inner != "constants.pkl" && !inner.starts_with("code/"), "[torch_file] \"", where,
-                "\" is a TorchScript archive, that is a program; save its state_dict with torch.save, and open that");
-    if (inner != "data.pkl") continue;
+    if (inner_name(entry.name) != "data.pkl") continue;
     LEVIN_CHECK(!pickle, "[torch_file] \"", where, "\" has two pickles, \"", pickle->name, "\" and \"", entry.name,
                 "\"");
     pickle = &entry;
@@ -155,7 +168,7 @@ bool is_torch_file(const fs::path& path) {
 }
 
 TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options)
-    : zip_(checked_torch_path(path)), options_(options), prefix_(checked_prefix(zip_)) {
+    : zip_(open_torch_zip(path)), options_(options), prefix_(checked_prefix(zip_)) {
   const auto where = path.string();
   if (const auto* order = zip_.find(prefix_ + "byteorder")) {
     const auto text = zip_.read(*order, 16);

@@ -35,7 +35,8 @@ struct TorchEntry {
 
 struct TorchFileOptions {
   /// The part of the file to take: "state_dict" for the weights of a Lightning checkpoint. Empty: all of it. "auto":
-  /// the state_dict, model_state_dict, model or module of a file that has no tensors above it, else all.
+  /// the state_dict or model_state_dict where there is one, the model or module of a file that has no tensors above
+  /// it, else all.
   std::string root = {};
 };
 

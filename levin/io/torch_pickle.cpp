@@ -75,7 +75,7 @@ Value make_storage(const Value& id, const RecordBytes& record_bytes) {
   return Value(std::move(storage));
 }
 
-std::vector<int64_t> numbers_of(const Value& value, const char* what) {
+std::vector<int64_t> torch_numbers(const Value& value, const char* what) {
   LEVIN_CHECK(value.is(Kind::tuple) && value.items().size() <= kMostTorchDimensions, "[pickle] the ", what,
               " of a tensor is ", pickle::kind_name(value.kind()), ", not a tuple of at most ", kMostTorchDimensions);
   std::vector<int64_t> numbers;
@@ -122,15 +122,15 @@ Value make_tensor(std::span<const Value> arguments, const Value* dtype) {
   }
   LEVIN_CHECK(entry.dtype != c10::ScalarType::Undefined, "[pickle] a tensor without a dtype");
   entry.offset = arguments[1].integer();
-  entry.shape = numbers_of(arguments[2], "size");
-  entry.strides = numbers_of(arguments[3], "stride");
+  entry.shape = torch_numbers(arguments[2], "size");
+  entry.strides = torch_numbers(arguments[3], "stride");
   LEVIN_CHECK(entry.offset >= 0 && entry.shape.size() == entry.strides.size(), "[pickle] a tensor of ",
               entry.shape.size(), " sizes and ", entry.strides.size(), " strides from element ", entry.offset, " on");
   check_place(entry, storage->bytes_in_file);
   return Value(std::move(tensor));
 }
 
-void check_count(const char* name, std::span<const Value> arguments, size_t least, size_t most) {
+void check_torch_count(const char* name, std::span<const Value> arguments, size_t least, size_t most) {
   LEVIN_CHECK(arguments.size() >= least && arguments.size() <= most, "[pickle] ", name, " with ", arguments.size(),
               " arguments");
 }
@@ -144,19 +144,19 @@ pickle::Globals torch_globals() {
   globals["torch.storage.UntypedStorage"] = {};
   globals["torch.UntypedStorage"] = {};
   globals["torch._utils._rebuild_tensor"] = [](std::span<const Value> arguments) {
-    check_count("_rebuild_tensor", arguments, 4, 4);
+    check_torch_count("_rebuild_tensor", arguments, 4, 4);
     return make_tensor(arguments, nullptr);
   };
   globals["torch._utils._rebuild_tensor_v2"] = [](std::span<const Value> arguments) {
-    check_count("_rebuild_tensor_v2", arguments, 6, 7);
+    check_torch_count("_rebuild_tensor_v2", arguments, 6, 7);
     return make_tensor(arguments, nullptr);
   };
   globals["torch._utils._rebuild_tensor_v3"] = [](std::span<const Value> arguments) {
-    check_count("_rebuild_tensor_v3", arguments, 7, 8);
+    check_torch_count("_rebuild_tensor_v3", arguments, 7, 8);
     return make_tensor(arguments, &arguments[6]);
   };
   const auto parameter = [](std::span<const Value> arguments) {
-    check_count("_rebuild_parameter", arguments, 3, 4);
+    check_torch_count("_rebuild_parameter", arguments, 3, 4);
     LEVIN_CHECK(arguments[0].object<TorchTensorObject>(), "[pickle] a parameter is made of ",
                 pickle::kind_name(arguments[0].kind()), ", not of a tensor");
     return arguments[0];
@@ -164,12 +164,12 @@ pickle::Globals torch_globals() {
   globals["torch._utils._rebuild_parameter"] = parameter;
   globals["torch._utils._rebuild_parameter_with_state"] = parameter;
   globals["torch.Size"] = [](std::span<const Value> arguments) {
-    check_count("torch.Size", arguments, 1, 1);
+    check_torch_count("torch.Size", arguments, 1, 1);
     const auto items = arguments[0].items();
     return Value::sequence(Kind::tuple, {items.begin(), items.end()});
   };
   globals["torch.device"] = [](std::span<const Value> arguments) {
-    check_count("torch.device", arguments, 1, 2);
+    check_torch_count("torch.device", arguments, 1, 2);
     return arguments[0];
   };
   return globals;

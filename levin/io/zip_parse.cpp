@@ -14,6 +14,7 @@ constexpr uint64_t kLongestZipDirectory = uint64_t{256} << 20;
 constexpr uint64_t kLongestZipComment = 65535;
 
 using ReadAt = std::function<void(uint64_t, std::span<std::byte>)>;
+using CheckName = std::function<void(std::string_view)>;
 
 struct ZipDirectory {
   uint64_t offset = 0;
@@ -48,7 +49,8 @@ bool leads_outside(std::string_view name) {
 
 class ZipParser {
  public:
-  ZipParser(uint64_t size, const ReadAt& read, const std::string& where) : size_(size), read_(read), where_(where) {}
+  ZipParser(uint64_t size, const ReadAt& read, const std::string& where, const CheckName& check_name)
+      : size_(size), read_(read), where_(where), check_name_(check_name) {}
 
   std::vector<ZipEntry> run() {
     find_end();
@@ -162,6 +164,7 @@ class ZipParser {
     entry.name = text.substr(kZipCentralBytes, name_bytes);
     const auto shown = zip_shown(entry.name);
     if (leads_outside(entry.name)) refuse("the name \"", shown, "\" leads out of the archive");
+    if (check_name_) check_name_(entry.name);
     record.flags = zip_number<uint16_t>(text, 8);
     if ((record.flags & 0x2041) != 0) refuse("\"", shown, "\" is encrypted, which cannot be read");
     const auto method = zip_number<uint16_t>(text, 10);
@@ -223,14 +226,16 @@ class ZipParser {
   uint64_t size_;
   const ReadAt& read_;
   const std::string& where_;
+  const CheckName& check_name_;
   uint64_t end_ = 0;
   ZipDirectory directory_;
 };
 
 }  // namespace
 
-std::vector<ZipEntry> parse_zip(uint64_t size, const ReadAt& read, const std::string& where) {
-  return ZipParser(size, read, where).run();
+std::vector<ZipEntry> parse_zip(uint64_t size, const ReadAt& read, const std::string& where,
+                                const CheckName& check_name) {
+  return ZipParser(size, read, where, check_name).run();
 }
 
 }  // namespace levin::detail

@@ -172,6 +172,7 @@ Tensor normalize_images(const Tensor& images, const NormalizeImages& options,
                          options.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   if (out.numel() == 0) return out;
   if (images.is_cuda()) {
+    LEVIN_CHECK(batch <= detail::kMaxBatch, "[normalize_images] ", batch, " images are more than ", detail::kMaxBatch);
     detail::normalize_images_cuda(images, launch, placements, out);
     return out;
   }
@@ -200,6 +201,8 @@ void erase_images(Tensor& images, std::span<const EraseBox> boxes, std::span<con
   if (images.is_cuda() && !boxes.empty()) {
     LEVIN_CHECK(channels <= detail::kMaxChannels, "[erase_images] ", channels, " channels are more than ",
                 detail::kMaxChannels);
+    LEVIN_CHECK(images.size(0) <= detail::kMaxBatch, "[erase_images] ", images.size(0), " images are more than ",
+                detail::kMaxBatch);
     detail::EraseLaunch launch{.type = pixel_type(images.scalar_type(), "erase_images"),
                                .image = images.stride(0),
                                .channel = images.stride(1),

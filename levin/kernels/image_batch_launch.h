@@ -8,6 +8,7 @@ struct CUstream_st;
 namespace levin::kernels::detail {
 
 constexpr int kMaxChannels = 8;
+constexpr int kMaxBatch = 65535;  // blocks along y
 
 enum class PixelType { kFloat, kHalf, kBFloat16 };
 

@@ -1,6 +1,6 @@
 #include "levin/loggers/events.h"
 
-#include "levin/loggers/png.h"
+#include "levin/io/image.h"
 
 namespace levin::detail {
 namespace {
@@ -34,7 +34,8 @@ Message histogram_summary(const std::string& tag, const Histogram& histogram) {
 
 Message image_summary(const std::string& tag, const at::Tensor& pixels) {
   Message image;
-  image.integer(1, pixels.size(0)).integer(2, pixels.size(1)).integer(3, pixels.size(2)).text(4, encode_png(pixels));
+  image.integer(1, pixels.size(0)).integer(2, pixels.size(1)).integer(3, pixels.size(2));
+  image.text(4, encode_image(pixels.permute({2, 0, 1})));
   return summary_of(Message().text(1, tag).message(4, image));
 }
 

@@ -10,7 +10,7 @@
 #include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/loggers/events.h"
-#include "levin/loggers/png.h"
+#include "levin/loggers/pixels.h"
 #include "levin/loggers/records.h"
 
 namespace levin {

@@ -47,7 +47,7 @@ bool is_ignored(const std::string& name, const std::vector<std::string>& pattern
                      [&](const auto& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
 }
 
-std::string few(const std::vector<std::string>& names) {
+std::string few_names(const std::vector<std::string>& names) {
   const auto shown = std::span(names).first(std::min(names.size(), kFewNames));
   return join(shown) + (names.size() > shown.size() ? ", ..." : "");
 }
@@ -151,7 +151,7 @@ std::string complaint(const LoadWeightsReport& report, const std::vector<std::st
                       const std::vector<std::string>& wanted) {
   std::vector<std::string> parts;
   if (!wrong_shapes.empty()) {
-    auto part = fmt::format("{} of another shape: {}", wrong_shapes.size(), few(wrong_shapes));
+    auto part = fmt::format("{} of another shape: {}", wrong_shapes.size(), few_names(wrong_shapes));
     const bool head = std::any_of(wrong_shapes.begin(), wrong_shapes.end(), [](const auto& text) {
       return text.starts_with("head") || text.starts_with("fc.") || text.starts_with("classifier");
     });
@@ -164,9 +164,9 @@ std::string complaint(const LoadWeightsReport& report, const std::vector<std::st
     parts.push_back(part);
   }
   if (strict && !report.missing.empty())
-    parts.push_back(fmt::format("{} missing: {}", report.missing.size(), few(report.missing)));
+    parts.push_back(fmt::format("{} missing: {}", report.missing.size(), few_names(report.missing)));
   if (strict && !report.unexpected.empty()) {
-    auto part = fmt::format("{} unexpected: {}", report.unexpected.size(), few(report.unexpected));
+    auto part = fmt::format("{} unexpected: {}", report.unexpected.size(), few_names(report.unexpected));
     const auto nearest = nearest_word(report.unexpected[0], report.missing);
     if (!nearest.empty()) part += fmt::format(" (is \"{}\" meant?)", nearest);
     // A prefix that all of them have, and that would make them fit, is the usual reason.

@@ -224,7 +224,7 @@ TEST_F(TrainCli, ShellsComplete) {
     return " " + child.out().substr(0, child.out().size() - 1) + " ";
   };
   EXPECT_EQ(completed("f", 1), " fit ");
-  EXPECT_EQ(completed("fit v", 2), " vit_fashion_mnist ");
+  EXPECT_EQ(completed("fit v", 2), " vit_fashion_mnist vit_cifar10 ");
   EXPECT_EQ(completed("fit boring --trainer.max_e", 3), " --trainer.max_epochs ");
   EXPECT_EQ(completed("fit boring --trainer.accelerator c", 4), " cpu cuda ");
   EXPECT_EQ(completed("fit boring --trainer.accelerator = c", 5), " cpu cuda ");

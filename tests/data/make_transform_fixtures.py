@@ -83,6 +83,8 @@ cases = [
     *[("rgb", "resize", m, h, w) for m in range(7) for h, w in ((9, 13), (37, 41), (21, 12), (8, 30))],
     *[("large", "resize", m, 16, 24) for m in range(2, 7)], ("large", "resize", 0, 19, 23), ("large", "resize", 2, 1, 1),
     *[("grey", "resize", m, 11, 29) for m in range(7)],
+    *[("rgba", "resize", m, h, w) for m, h, w in ((0, 7, 9), (2, 7, 9), (3, 20, 11), (6, 5, 30))], ("rgb", "resize", 2, 12, 25), ("rgb", "resize", 2, 12, 26),
+    ("rgba", "affine", 20, 1, 0, 1, 0, 0, 2, 60), ("rgba", "rotate", 20, 0, 0, 60), ("rgba", "contrast", 1.5), ("rgba", "brightness", 0.5), ("rgba", "hflip"),
     ("rgb", "crop", 3, 4, 10, 12), ("rgb", "crop", -2, 5, 30, 40), ("rgb", "crop", 10, -3, 5, 8),
     ("rgb", "center_crop", 10, 11), ("rgb", "center_crop", 25, 11), ("rgb", "center_crop", 24, 37),
     *[("rgb", "pad", 2, 3, 4, 5, m, 0) for m in range(4)], ("rgb", "pad", 1, 0, 0, 2, 0, 77), ("grey", "pad", 3, 3, 3, 3, 0, 9),

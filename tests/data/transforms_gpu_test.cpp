@@ -1,9 +1,9 @@
 // The CUDA kernels of batches against their twins on the CPU: the same numbers, bit by bit.
-#include <ATen/cuda/CUDAContext.h>
-#include <c10/cuda/CUDAFunctions.h>
+#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
 #include "levin/data/transforms/transforms.h"
+#include "levin/devices/accelerator.h"
 #include "levin/kernels/image_batch.h"
 
 namespace levin::transforms {
@@ -12,7 +12,7 @@ namespace {
 class TransformsGpu : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (c10::cuda::device_count() == 0) GTEST_SKIP() << "no GPU";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
   }
 
   // The step on both, from the same images and the same numbers.
@@ -99,12 +99,22 @@ TEST_F(TransformsGpu, NobodyWaitsForTheDevice) {
   all(batch, random);  // the first call loads kernels
   batch["image"] = some_images(64, 3, 32, 32, true).to(at::kCUDA);
   batch["label"] = at::arange(64).to(at::kCUDA);
-  c10::cuda::device_synchronize();
-  // torch throws at every call of its own that would wait.
-  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_ERROR);
-  EXPECT_NO_THROW(all(batch, random));
-  c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED);
-  c10::cuda::device_synchronize();
+  torch::cuda::synchronize();
+  // torch warns at every call of its own that waits.
+  struct Counter : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { lines.push_back(warning.msg()); }
+    std::vector<std::string> lines;
+  } counter;
+  const auto& cuda = levin::detail::cuda_accelerator();
+  {
+    const c10::WarningUtils::WarningHandlerGuard guard(&counter);
+    cuda.set_sync_warnings(true);
+    all(batch, random);
+    EXPECT_TRUE(counter.lines.empty()) << counter.lines.front();
+    batch["label"].sum().item();  // this one does
+    cuda.set_sync_warnings(false);
+  }
+  EXPECT_FALSE(counter.lines.empty());
 }
 
 }  // namespace

@@ -3,11 +3,17 @@
 // clang-format off
 #include <levin/cli/train_main.h>
 #include <levin/data/combined.h>
+#include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
+#include <levin/io/image.h>
+#include <levin/io/records.h>
 #include <levin/io/safetensors.h>
+#include <levin/io/torch_file.h>
+#include <levin/io/weights.h>
 #include <levin/levin.h>
 #include <levin/models/registry.h>
 #include <levin/models/resnet.h>
+#include <levin/models/load_weights.h>
 #include <levin/models/vit.h>
 #include <levin/nn/layers.h>
 #include <levin/testing/ranks.h>
@@ -21,6 +27,8 @@
 #include <levin/trainer/callbacks/progress_bar.h>
 #include <levin/trainer/callbacks/timer.h>
 #include <levin/trainer/trainer.h>
+
+#include <iostream>
 
 #include <gtest/gtest.h>
 
@@ -192,6 +200,41 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
 }
 
+[[maybe_unused]] std::string records() {
+  auto train = levin::open_records("imagenet/train-{000000..000146}.tar");
+  levin::Record record = train->read(42);                       // any order, any thread
+  const auto& jpeg = std::get<std::string>(*record.find("image"));
+
+  auto writer = levin::create_records("train.tfrecord", {.classes = train->classes(), .shard_records = 10'000});
+  for (int64_t i = 0; i < train->size(); ++i) writer->write(train->read(i));
+  writer->close();                                              // train-000000.tfrecord, ...: now, and not before
+  return jpeg;
+}
+
+[[maybe_unused]] void weight_files() {
+  levin::TorchFile checkpoint("last.ckpt", {.root = "state_dict"});
+  Tensor bias = checkpoint.read("net.bias");
+  levin::write_torch_file("copy.pth", {{"net.bias", bias}});
+
+  levin::WeightFile weights("vit/");
+  for (const auto& entry : weights.entries()) std::cout << entry.name << " " << entry.dtype << "\n";
+  Tensor head = weights.read("heads.head.weight");
+
+  auto vit = levin::models::vit_b_16({.image_size = 384, .num_classes = 10});
+  auto report = levin::models::load_weights(*vit, "vit_b_16.pth", {.ignore = {"heads.*"}, .interpolate_positions = true});
+  levin::models::save_weights(*vit, "vit_cifar10.safetensors");
+}
+
+[[maybe_unused]] void images(std::span<const std::byte> bytes, std::span<uint8_t> slot) {
+  Tensor image = levin::read_image("cat.jpg");                                   // uint8 [3, H, W], memory [H, W, 3]
+  auto info = levin::image_info(bytes);                                          // size, channels, orientation
+  Tensor part = levin::decode_image(bytes, {.region = levin::ImageRegion{.top = 16, .left = 40, .height = 224, .width = 224}});
+  Tensor small = levin::decode_image(bytes, {.apply_exif = true, .at_least = 224});
+  levin::decode_image_into(bytes, slot, {.mode = levin::ImageMode::kGray});      // no allocation
+  levin::write_image("part.png", part);
+  (void)image, (void)info, (void)small;
+}
+
 [[maybe_unused]] void collectives(const levin::Placement& placement, c10::Device device, const Tensor& losses, const std::string& hostname) {
   auto group = levin::join_group(placement, device);         // every rank; a world of one communicates with nobody
   auto loss = losses.mean();
@@ -312,6 +355,23 @@ struct ThawEncoder : levin::BaseFinetuning {
   opt.step();
   ema.update();
   ema.swap();   // evaluate the average; again to go on with the weights
+}
+
+// transforms.md
+[[maybe_unused]] void transforms_page(std::span<const std::byte> file, uint64_t seed, uint64_t epoch, uint64_t index, levin::Batch& batch) {
+  namespace T = levin::transforms;
+  levin::Transform train = T::compose({T::RandomResizedCrop{.size = 224}, T::RandomHorizontalFlip{}, T::RandAugment{},
+                                       T::Normalize{}, T::RandomErasing{.p = 0.25}});
+  levin::Transform test = T::compose({T::Resize{.size = 256}, T::CenterCrop{.size = 224}, T::Normalize{}});
+  levin::Random random(seed, epoch, index);
+  Tensor image = train.decode(file, random);
+  Tensor small = T::resize(image, 64, 64, T::Interpolation::kBicubic);
+  Tensor turned = T::rotate(image, 30, {.interpolation = T::Interpolation::kBilinear, .fill = {124, 116, 104}});
+  levin::BatchTransform recipe = T::compose_batch({
+      T::BatchNormalize{.mean = {0.4914, 0.4822, 0.4465}, .std = {0.247, 0.243, 0.261}, .dtype = at::kBFloat16,
+                        .channels_last = true, .flip_p = 0.5, .crop = 32, .padding = 4},
+      T::MixUp{.alpha = 0.2, .num_classes = 10}});
+  recipe(batch, random);
 }
 
 }  // namespace

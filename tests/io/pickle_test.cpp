@@ -5,7 +5,7 @@
 #include "levin/io/numpy_pickle.h"
 #include "tests/io/crafted.h"
 
-namespace levin {
+namespace levin::pickle_tests {
 namespace {
 
 using pickle::Kind;
@@ -224,4 +224,4 @@ TEST(NumpyPickle, RefusesObjectsAndNames) {
 }
 
 }  // namespace
-}  // namespace levin
+}  // namespace levin::pickle_tests

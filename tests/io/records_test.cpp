@@ -55,13 +55,12 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
 
 INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
                            std::vector<std::string> names;
-                           for (const auto& [name, records] :
-                                nlohmann::json::parse(read_file(record_fixtures() / "expected.json")).items())
-                             names.push_back(name);
+                           const auto expected = nlohmann::json::parse(read_file(record_fixtures() / "expected.json"));
+                           for (auto it = expected.begin(); it != expected.end(); ++it) names.push_back(it.key());
                            return names;
                          }()),
-                         [](const auto& info) {
-                           std::string name = info.param;
+                         [](const auto& test) {
+                           std::string name = test.param;
                            for (char& c : name)
                              if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
                            return name;
@@ -74,7 +73,9 @@ TEST(Records, KnowFormatsByNameAndByFirstBytes) {
   EXPECT_EQ(open_records((folder.path / "no_extension").string())->format(), "tar");
   fs::copy_file(record_fixtures() / "contiguous.h5", folder.path / "hdf");
   fs::copy_file(record_fixtures() / "members.mdb", folder.path / "db");
-  if (testing::has_format("hdf5")) EXPECT_EQ(open_records((folder.path / "hdf").string())->format(), "hdf5");
+  if (testing::has_format("hdf5")) {
+    EXPECT_EQ(open_records((folder.path / "hdf").string())->format(), "hdf5");
+  }
   if (testing::has_format("lmdb")) {
     EXPECT_EQ(open_records((folder.path / "db").string())->format(), "lmdb");
     EXPECT_EQ(open_records((record_fixtures() / "members.lmdb").string())->format(), "lmdb");
@@ -240,7 +241,7 @@ TEST_P(RecordFormats, KeepNothing) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordFormats, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
-                         [](const auto& info) { return info.param.substr(1); });
+                         [](const auto& test) { return test.param.substr(1); });
 
 // Fields of every kind, where a format keeps every kind.
 class RecordKinds : public RecordFormats {};
@@ -260,7 +261,7 @@ TEST_P(RecordKinds, AreKept) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RecordKinds, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
-                         [](const auto& info) { return info.param.substr(1); });
+                         [](const auto& test) { return test.param.substr(1); });
 
 }  // namespace
 }  // namespace levin

@@ -4,7 +4,7 @@
 #include "levin/io/zip_format.h"
 #include "tests/io/crafted.h"
 
-namespace levin {
+namespace levin::zip_tests {
 namespace {
 
 namespace fs = std::filesystem;
@@ -215,4 +215,4 @@ TEST_F(ZipTest, EveryChangedByteIsAnsweredInOneLine) {
 }
 
 }  // namespace
-}  // namespace levin
+}  // namespace levin::zip_tests

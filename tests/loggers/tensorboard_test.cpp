@@ -6,14 +6,15 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
-#include <zlib.h>
 
 #include "event_reader.h"
 #include "folder.h"
 #include "hparams_tree.h"
 #include "levin/core/error.h"
+#include "levin/io/image.h"
+#include "levin/loggers/events.h"
 #include "levin/loggers/histogram.h"
-#include "levin/loggers/png.h"
+#include "levin/loggers/pixels.h"
 #include "levin/loggers/records.h"
 #include "levin/loggers/yaml.h"
 
@@ -124,55 +125,18 @@ TEST(Histogram, IsTheSameInParts) {
   for (size_t i = 0; i < once.counts.size(); ++i) EXPECT_EQ(often.counts[i], 40000 * once.counts[i]);
 }
 
-uint32_t big_endian(std::string_view bytes) {
-  uint32_t value = 0;
-  for (size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<uint8_t>(bytes[i]);
-  return value;
-}
-
-// The chunks of a PNG by type, their checksums checked.
-std::map<std::string, std::string> png_chunks(std::string_view file) {
-  std::map<std::string, std::string> chunks;
-  EXPECT_EQ(file.substr(0, 8), "\x89PNG\r\n\x1a\n");
-  for (size_t at = 8; at < file.size();) {
-    const auto size = big_endian(file.substr(at));
-    const auto body = file.substr(at + 4, size + 4);
-    EXPECT_EQ(big_endian(file.substr(at + 8 + size)), crc32(0, reinterpret_cast<const Bytef*>(body.data()), size + 4));
-    chunks[std::string(body.substr(0, 4))] = body.substr(4);
-    at += size + 12;
-  }
-  return chunks;
-}
-
-TEST(Png, HoldsThePixels) {
+TEST(Pixels, StandInTheEventAsPng) {
   for (const int64_t channels : {1, 3, 4}) {
     const auto pixels = torch::randint(0, 256, {5, 7, channels}, torch::kByte);
-    const auto chunks = png_chunks(detail::encode_png(pixels));
-    ASSERT_EQ(chunks.size(), 3);
-    const auto& header = chunks.at("IHDR");
-    EXPECT_EQ(big_endian(header), 7);
-    EXPECT_EQ(big_endian(header.substr(4)), 5);
-    EXPECT_EQ(header.substr(8), std::string("\x08") +
-                                    (channels == 1   ? '\0'
-                                     : channels == 3 ? '\2'
-                                                     : '\6') +
-                                    std::string(3, '\0'));
-    std::string lines(static_cast<size_t>(5 * (7 * channels + 1)), '\0');
-    uLongf size = lines.size();
-    const auto& data = chunks.at("IDAT");
-    ASSERT_EQ(uncompress(reinterpret_cast<Bytef*>(lines.data()), &size, reinterpret_cast<const Bytef*>(data.data()),
-                         data.size()),
-              Z_OK);
-    ASSERT_EQ(size, lines.size());
-    const auto stride = 7 * channels + 1;
-    const auto filtered = torch::from_blob(lines.data(), {5, stride}, torch::kByte);
-    EXPECT_TRUE(filtered.select(1, 0).eq(2).all().item<bool>());
-    const auto found = filtered.slice(1, 1).to(torch::kLong).cumsum(0).remainder(256).to(torch::kByte);
-    EXPECT_TRUE(torch::equal(found, pixels.reshape({5, -1})));
+    const auto event = detail::image_summary("x", pixels).bytes();
+    const auto at = event.find("\x89PNG");
+    ASSERT_NE(at, std::string::npos);
+    const auto file = std::as_bytes(std::span(event).subspan(at));
+    EXPECT_TRUE(torch::equal(decode_image(file, {.mode = ImageMode::kUnchanged}), pixels.permute({2, 0, 1})));
   }
 }
 
-TEST(Png, TakesImagesAsTorchDoes) {
+TEST(Pixels, AreTakenAsTorchDoes) {
   const auto image = torch::tensor({{0.0, 0.5, 1.0}, {-1.0, 2.0, static_cast<double>(NAN)}}, torch::kFloat);
   const auto expected = torch::tensor({{0, 127, 255}, {0, 255, 0}}, torch::kByte).unsqueeze(2);
   EXPECT_TRUE(torch::equal(detail::to_pixels("x", image), expected));

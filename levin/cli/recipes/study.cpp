@@ -58,10 +58,11 @@ void FinetuneStudy::build(Configure configure) {
 }
 
 void FinetuneStudy::fail_evaluation(const char* command) const {
-  throw Error(
-      fmt::format("[levin {0}] a study is trained only; `levin {0} {1} --ckpt_path RUN/finetuned.ckpt` takes its "
-                  "models",
-                  command, recipe_of_models()));
+  auto line = fmt::format("[levin {}] a study is for `levin fit` alone, which tests its models too", command);
+  if (recipe_of_models())
+    line +=
+        fmt::format("; they are of {1}: `levin {0} {1} --ckpt_path RUN/finetuned.ckpt`", command, recipe_of_models());
+  throw Error(line);
 }
 
 StudyRun FinetuneStudy::train(Trainer& trainer, const std::string& name, const std::string& prefix,
@@ -69,7 +70,7 @@ StudyRun FinetuneStudy::train(Trainer& trainer, const std::string& name, const s
   const auto recorder = std::make_shared<CurveRecorder>(prefix + "_");
   model.prefix = prefix + "_";
   model.callbacks = {CallbackRef(recorder)};
-  model.hparams = module_->hparams;
+  if (model.hparams.empty()) model.hparams = module_->hparams;
   if (data.hparams.empty()) data.hparams = data_->hparams;
   auto& fabric = trainer.fabric();
   fabric.accelerator().reset_peak_memory(fabric.device());
@@ -97,17 +98,18 @@ void FinetuneStudy::fit(Trainer& trainer, const FitOptions& options) {
   LEVIN_CHECK(options.ckpt_path.empty(), "[levin fit] a study trains several models from their beginning; ckpt_path \"",
               options.ckpt_path, "\" is for one");
   prepare(trainer);
-  const auto beginning = [&] {
-    reset_seed();
-    return make_model(configure_);
-  };
+  reset_seed();
   trainer.fabric().print("\nFrom scratch");
-  auto model = beginning();
-  const auto scratch = train(trainer, "from scratch", "scratch", *model, *data_);
-  trainer.fabric().print("\nFine-tuning");
-  model = beginning();
+  const auto scratch = train(trainer, "from scratch", "scratch", *module_, *data_);
+  // As random as the first, and then with what was learned before.
+  reset_seed();
+  auto model = make_model(configure_);
   load_pretrained(*model);
-  const auto finetuned = train(trainer, "fine-tuned", "finetuned", *model, *data_);
+  model->hparams = module_->hparams;
+  module_ = std::move(model);
+  reset_seed();
+  trainer.fabric().print("\nFine-tuning");
+  const auto finetuned = train(trainer, "fine-tuned", "finetuned", *module_, *data_);
   report(trainer, scratch, finetuned);
 }
 

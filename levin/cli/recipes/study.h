@@ -46,7 +46,7 @@ class FinetuneStudy : public TrainProgram {
   virtual void prepare(Trainer& trainer) = 0;
   /// Puts them into a model, all but its head.
   virtual void load_pretrained(ImageClassifier& model) = 0;
-  /// The recipe whose models these are.
+  /// The recipe whose models these are; null: none.
   virtual const char* recipe_of_models() const = 0;
   /// What is compared, for people: "a vision transformer on ..."
   virtual std::string subject() const = 0;

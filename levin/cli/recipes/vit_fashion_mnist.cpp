@@ -30,7 +30,7 @@ VitClassifier::VitClassifier(const Options& options)
 Recipe vit_fashion_mnist() {
   return {"vit_fashion_mnist", "a small vision transformer: kinds of clothes",
           R"(trainer:
-  max_epochs: 8
+  max_epochs: 10
   gradient_clip_val: 1.0
 optimizer:
   class: AdamW

@@ -15,7 +15,7 @@ class VitClassifier : public ImageClassifier {
     int64_t hidden_dim = 64;
     int64_t mlp_dim = 128;
     double dropout = 0;
-    double flip = 0.5;
+    double flip = 0;
     int64_t shift = 0;
     double label_smoothing = 0;
 

@@ -47,12 +47,14 @@ void check_warp(const Tensor& image, const Fill& fill, Interpolation interpolati
 
 Tensor warp_bytes(const Tensor& image, int64_t height, int64_t width, const detail::WarpMap& map,
                   Interpolation interpolation, const Fill& fill, const char* operation) {
-  const detail::Pixels in(image, operation);
+  const bool alpha = interpolation != Interpolation::kNearest && detail::has_alpha(image.size(0));
+  const detail::Pixels in(alpha ? detail::with_alpha_in(image, operation) : image, operation);
   std::vector<uint8_t> blank(static_cast<size_t>(in.channels));
   for (size_t c = 0; c < blank.size(); ++c)
     blank[c] = static_cast<uint8_t>(std::clamp(fill.of(static_cast<int64_t>(c)), 0.0, 255.0));
   Tensor result = detail::new_pixels(in.channels, height, width);
   detail::warp(in, result.mutable_data_ptr<uint8_t>(), height, width, map, interpolation, blank.data());
+  if (alpha) detail::take_alpha_out(result);
   return result;
 }
 

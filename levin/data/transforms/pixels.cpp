@@ -43,6 +43,34 @@ at::Tensor new_pixels(int64_t channels, int64_t height, int64_t width) {
   return at::empty_strided({channels, height, width}, {1, width * channels, channels}, at::kByte);
 }
 
+at::Tensor with_alpha_in(const at::Tensor& image, const char* operation) {
+  const Pixels in(image, operation);
+  at::Tensor result = new_pixels(in.channels, in.height, in.width);
+  auto* out = result.mutable_data_ptr<uint8_t>();
+  for (int64_t y = 0; y < in.height; ++y) {
+    const uint8_t* from = in.row(y);
+    for (int64_t x = 0; x < in.width; ++x, from += in.channels, out += in.channels) {
+      const int alpha = from[in.channels - 1];
+      for (int64_t c = 0; c + 1 < in.channels; ++c) {
+        const int product = from[c] * alpha + 128;
+        out[c] = static_cast<uint8_t>((product + (product >> 8)) >> 8);
+      }
+      out[in.channels - 1] = static_cast<uint8_t>(alpha);
+    }
+  }
+  return result;
+}
+
+void take_alpha_out(at::Tensor& pixels) {
+  const int64_t channels = pixels.size(0), count = pixels.size(1) * pixels.size(2);
+  auto* pixel = pixels.mutable_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < count; ++i, pixel += channels) {
+    const int alpha = pixel[channels - 1];
+    if (alpha == 0 || alpha == 255) continue;
+    for (int64_t c = 0; c + 1 < channels; ++c) pixel[c] = static_cast<uint8_t>(std::min(255 * pixel[c] / alpha, 255));
+  }
+}
+
 }  // namespace detail
 
 }  // namespace levin::transforms

@@ -25,6 +25,15 @@ at::Tensor new_pixels(int64_t channels, int64_t height, int64_t width);
 
 bool is_bytes(const at::Tensor& image);
 
+/// Whether the last channel is how opaque a pixel is: of 2 (grey) or 4 (RGB) channels.
+inline bool has_alpha(int64_t channels) {
+  return channels == 2 || channels == 4;
+}
+
+/// Colours times alpha, and back in place: what Pillow mixes pixels in, so that invisible ones leave no trace.
+at::Tensor with_alpha_in(const at::Tensor& image, const char* operation);
+void take_alpha_out(at::Tensor& pixels);
+
 /// An Error unless it is [C, H, W], of bytes or of floating point numbers.
 void check_image(const at::Tensor& image, const char* operation);
 

@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-/// The arithmetic of Pillow's `Image.resize` on interleaved 8-bit pixels: two passes of fixed-point convolution, rows
-/// first. Pointers and sizes only; levin/data/transforms/resize.h speaks tensors.
+/// The arithmetic of Pillow's `Image.resize` on interleaved 8-bit pixels: two passes of fixed-point convolution.
+/// Pointers and sizes only; levin/data/transforms/resize.h speaks tensors.
 namespace levin::transforms::detail {
 
 enum class ResampleFilter { kBox, kBilinear, kHamming, kBicubic, kLanczos };

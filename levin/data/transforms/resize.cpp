@@ -26,17 +26,16 @@ std::optional<detail::ResampleFilter> filter_of(Interpolation interpolation) {
 }
 
 Tensor resize_bytes(const Tensor& image, int64_t height, int64_t width, Interpolation interpolation) {
-  const detail::Pixels in(image, "transforms.resize");
   const auto filter = filter_of(interpolation);
-  // Pillow shortens very tall images first, which rounds in another order.
-  if (filter && in.height > in.width * 100 && height < in.height && width != in.width)
-    return resize_bytes(resize_bytes(image, height, in.width, interpolation), height, width, interpolation);
+  const bool alpha = filter && detail::has_alpha(image.size(0));
+  const detail::Pixels in(alpha ? detail::with_alpha_in(image, "transforms.resize") : image, "transforms.resize");
   Tensor result = detail::new_pixels(in.channels, height, width);
   auto* out = result.mutable_data_ptr<uint8_t>();
   if (filter)
     detail::resample(in, out, height, width, *filter);
   else
     detail::resample_nearest(in, out, height, width);
+  if (alpha) detail::take_alpha_out(result);
   return result;
 }
 

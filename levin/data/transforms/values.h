@@ -1,13 +1,9 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
-#include <optional>
 #include <string_view>
 #include <vector>
-
-#include "levin/core/error.h"
 
 /// Small values that the options of transforms are made of: what torchvision takes as "a number or a sequence".
 namespace levin::transforms {

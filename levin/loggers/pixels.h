@@ -10,7 +10,4 @@ namespace levin::detail {
 /// when it is none.
 at::Tensor to_pixels(const std::string& name, const at::Tensor& image);
 
-/// A PNG file of pixels [H, W, C], with 1 (gray), 3 (RGB) or 4 (RGBA) channels.
-std::string encode_png(const at::Tensor& pixels);
-
 }  // namespace levin::detail

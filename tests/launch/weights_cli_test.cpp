@@ -1,0 +1,121 @@
+// levin inspect and levin convert.
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "child.h"
+#include "levin/testing/paths.h"
+
+namespace levin::testing::weights_cli {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Answer {
+  int status;
+  std::string out, err;
+};
+
+Answer levin(const std::vector<std::string>& words) {
+  std::vector<std::string> command{binary_dir() + "/bin/levin"};
+  command.insert(command.end(), words.begin(), words.end());
+  Child child(command);
+  const int status = child.wait();
+  return {status, child.out(), child.err()};
+}
+
+const fs::path kIo = fs::path(source_dir()) / "tests/io/fixtures/weights";
+const fs::path kModels = fs::path(source_dir()) / "tests/models/fixtures/naming";
+
+class WeightsCli : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(::testing::TempDir()) / fmt::format("levin_weights_cli_{}", ::getpid());
+    fs::create_directories(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  std::string at(const std::string& name) const { return (root_ / name).string(); }
+
+  fs::path root_;
+};
+
+TEST_F(WeightsCli, InspectShowsATable) {
+  const auto shown = levin({"inspect", (kIo / "lightning.ckpt").string()});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("net.weight"), HasSubstr("float32"), HasSubstr("[3, 2]"), HasSubstr("24 B"),
+                               HasSubstr("2 tensors with 9 numbers in 36 B, 1 file of torch"),
+                               HasSubstr("part: state_dict"), HasSubstr("epoch: 3")));
+  const auto all = levin({"inspect", (kIo / "lightning.ckpt").string(), "--root", "", "--filter", "opt*", "--stats"});
+  EXPECT_THAT(all.out,
+              AllOf(HasSubstr("optimizer_states.0.state.0.exp_avg"), HasSubstr("mean"), Not(HasSubstr("net."))));
+  const auto vit = levin({"inspect", (kModels / "vit_timm.safetensors").string(), "--sort", "name"});
+  EXPECT_THAT(vit.out, HasSubstr("names: a vit of timm"));
+}
+
+TEST_F(WeightsCli, InspectGivesJson) {
+  const auto shown = levin({"inspect", (kIo / "linear.pth").string(), "--json", "--stats", "--sort=size"});
+  ASSERT_EQ(shown.status, 0) << shown.err;
+  const auto json = nlohmann::json::parse(shown.out);
+  EXPECT_EQ(json["format"], "torch");
+  EXPECT_EQ(json["tensors"][0]["name"], "weight");
+  EXPECT_EQ(json["tensors"][0]["shape"], (std::vector<int64_t>{3, 2}));
+  EXPECT_EQ(json["tensors"][0]["stats"]["mean"], 2.5);
+  EXPECT_EQ(json["tensors"][0]["stats"]["max"], 5.0);
+  EXPECT_EQ(json["tensors"][0]["stats"]["nan"], 0);
+}
+
+TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
+  auto done = levin({"convert", (kModels / "vit_timm.safetensors").string(), at("hf.pth"), "--naming", "huggingface"});
+  ASSERT_EQ(done.status, 0) << done.err;
+  done = levin({"convert", at("hf.pth"), at("back.safetensors"), "--naming", "timm", "--from-naming", "huggingface"});
+  ASSERT_EQ(done.status, 0) << done.err;
+  const auto json = [&](const std::string& path) {
+    return nlohmann::json::parse(levin({"inspect", path, "--json", "--stats", "--sort", "name"}).out)["tensors"];
+  };
+  EXPECT_EQ(json(at("back.safetensors")), json((kModels / "vit_timm.safetensors").string()));
+
+  done = levin({"convert", (kModels / "vit_lightning.ckpt").string(), at("shards"), "--shard-bytes", "2kB", "--dtype",
+                "bfloat16", "--strip-prefix", "net.", "--add-prefix", "vit.", "--select", "net.encoder.*", "--select",
+                "!*bias"});
+  ASSERT_EQ(done.status, 0) << done.err;
+  EXPECT_TRUE(fs::exists(root_ / "shards/model.safetensors.index.json"));
+  const auto shards = json(at("shards"));
+  for (const auto& tensor : shards) {
+    EXPECT_TRUE(tensor["name"].get<std::string>().starts_with("vit.encoder."));
+    EXPECT_EQ(tensor["dtype"], "bfloat16");
+  }
+}
+
+TEST_F(WeightsCli, ConvertRefusesInOneLineAndLeavesNothingBehind) {
+  const auto source = (kIo / "linear.pth").string();
+  const auto refused = [&](std::vector<std::string> words, const std::string& why) {
+    words.insert(words.begin(), "convert");
+    const auto answer = levin(words);
+    EXPECT_EQ(answer.status, 1);
+    EXPECT_THAT(answer.err, HasSubstr(why));
+    EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+  };
+  refused({source}, "1 files were given; it takes SRC DST");
+  refused({source, at("x.safetensors"), "--dtpye", "float16"}, "did you mean \"--dtype\"?");
+  refused({source, at("x.safetensors"), "--dtype", "float61"}, "did you mean \"float16\"?");
+  refused({source, at("x.safetensors"), "--shard-bytes", "many"}, "is not a number of bytes");
+  refused({source, at("x.safetensors"), "--naming", "timm"}, "not of a vit or resnet");
+  refused({source, at("x.safetensors"), "--select", "nothing*"}, "none of them was selected");
+  refused({source, at("x")}, "say --to safetensors or --to pth");
+  refused({(kIo / "module.pt").string(), at("x.safetensors")}, "asks for torch.nn.modules.linear.Linear");
+  EXPECT_TRUE(fs::is_empty(root_)) << "nothing is left behind";
+  ASSERT_EQ(levin({"convert", source, at("x.safetensors")}).status, 0);
+  refused({source, at("x.safetensors")}, "is there already; --overwrite replaces it");
+  EXPECT_EQ(levin({"convert", source, at("x.safetensors"), "--overwrite", "--dtype", "float16"}).status, 0);
+  refused({source, at(""), "--shard-bytes", "1GB"}, "is there already");
+}
+
+}  // namespace
+}  // namespace levin::testing::weights_cli
