@@ -82,7 +82,8 @@ class ImageFolder final : public RecordReader {
     std::string_view name = names_.data() + file.name;
     if (!file.keeps_extension) name = name.substr(0, name.rfind('.'));
     Record record;
-    record.key = folder.path.empty() ? std::string(name) : concat(folder.path, "/", name);
+    if (!folder.path.empty()) record.key.append(folder.path).push_back('/');
+    record.key.append(name);
     record.set("image", read_file(path_of(file)));
     if (folder.label >= 0) record.set("label", std::vector<int64_t>{folder.label});
     return record;
