@@ -120,6 +120,7 @@ ImageShape decoded_shape(const ImageInfo& info, const ImageOptions& options) {
 Tensor decode_image(std::span<const std::byte> file, const ImageOptions& options) {
   const auto head = read_image_head(file, options.apply_exif);
   const auto plan = plan_image(head.info, options);
+  if (head.info.format == "png" && !options.allow_truncated) detail::check_png_bytes(file, head.png);
   const auto& shape = plan.shape;
   auto pixels =
       at::empty_strided({shape.channels, shape.height, shape.width}, {1, shape.width * shape.channels, shape.channels},

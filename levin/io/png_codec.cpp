@@ -103,7 +103,7 @@ class PngInflater {
   // How many bytes came out; fewer than `count` when the stream ended or broke.
   int64_t read(uint8_t* out, int64_t count) {
     stream_.next_out = out;
-    stream_.avail_out = static_cast<uInt>(count);  // blocks are smaller than 4 GB
+    stream_.avail_out = static_cast<uInt>(count);  // a block is a row at least, and rows are smaller than 2 GB
     while (stream_.avail_out > 0 && status_ == Z_OK) advance();
     return count - stream_.avail_out;
   }
@@ -162,6 +162,13 @@ std::vector<PngPass> png_passes(const PngHead& head) {
     if (pass.width > 0 && pass.height > 0) passes.push_back(pass);
   }
   return passes;
+}
+
+// What the stream must hold; at most 2^31 rows of 2^34 bytes.
+int64_t filtered_bytes(const PngHead& head, const std::vector<PngPass>& passes) {
+  int64_t total = 0;
+  for (const auto& pass : passes) total += pass.height * (head.row_bytes(pass.width) + 1);
+  return total;
 }
 
 // Puts unfiltered rows where they belong.
@@ -292,18 +299,23 @@ void decode_png_in_blocks(const PngHead& head, const std::vector<PngPass>& passe
 
 }  // namespace
 
+void check_png_bytes(std::span<const std::byte> file, const PngHead& head) {
+  LEVIN_CHECK(
+      filtered_bytes(head, png_passes(head)) / kMostInflated <= static_cast<int64_t>(file.size() - head.data_at),
+      "[image] the PNG file is cut off: ", file.size(), " bytes cannot hold ", head.height, " x ", head.width,
+      " pixels");
+}
+
 void decode_png(std::span<const std::byte> file, const PngHead& head, const CodecRequest& request, uint8_t* out) {
+  LEVIN_CHECK(head.row_bytes(head.width) < std::numeric_limits<int32_t>::max(),
+              "[image] the PNG file's rows are too wide: ", head.width, " pixels");
   const auto passes = png_passes(head);
-  int64_t total = 0;  // at most 2^31 rows of 2^34 bytes
-  for (const auto& pass : passes) total += pass.height * (head.row_bytes(pass.width) + 1);
+  const auto total = filtered_bytes(head, passes);
   const auto& region = request.region;
-  const auto bytes = static_cast<size_t>(region.height * region.width * request.channels);
   if (request.allow_truncated) {
-    std::memset(out, kMissingPixel, bytes);
+    std::memset(out, kMissingPixel, static_cast<size_t>(region.height * region.width * request.channels));
   } else {
-    LEVIN_CHECK(total / kMostInflated <= static_cast<int64_t>(file.size() - head.data_at),
-                "[image] the PNG file is cut off: ", file.size(), " bytes cannot hold ", head.height, " x ", head.width,
-                " pixels");
+    check_png_bytes(file, head);
   }
   thread_local PngMemory memory;
   const PngMemoryUse use{memory};

@@ -39,6 +39,9 @@ PngHead png_head(std::span<const std::byte> file);
 /// From the eXIf chunk, wherever it stands; 1 when there is none.
 int png_orientation(std::span<const std::byte> file);
 
+/// An Error when the file is too short for its pixels, however well they are compressed.
+void check_png_bytes(std::span<const std::byte> file, const PngHead& head);
+
 /// Decodes into region.height rows of region.width * channels bytes.
 void decode_png(std::span<const std::byte> file, const PngHead& head, const CodecRequest& request, uint8_t* out);
 
