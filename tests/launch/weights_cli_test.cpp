@@ -23,7 +23,7 @@ struct Answer {
   std::string out, err;
 };
 
-Answer levin(const std::vector<std::string>& words) {
+Answer run_levin(const std::vector<std::string>& words) {
   std::vector<std::string> command{binary_dir() + "/bin/levin"};
   command.insert(command.end(), words.begin(), words.end());
   Child child(command);
@@ -47,20 +47,21 @@ class WeightsCli : public ::testing::Test {
 };
 
 TEST_F(WeightsCli, InspectShowsATable) {
-  const auto shown = levin({"inspect", (kIo / "lightning.ckpt").string()});
+  const auto shown = run_levin({"inspect", (kIo / "lightning.ckpt").string()});
   EXPECT_EQ(shown.status, 0) << shown.err;
   EXPECT_THAT(shown.out, AllOf(HasSubstr("net.weight"), HasSubstr("float32"), HasSubstr("[3, 2]"), HasSubstr("24 B"),
                                HasSubstr("2 tensors with 9 numbers in 36 B, 1 file of torch"),
                                HasSubstr("part: state_dict"), HasSubstr("epoch: 3")));
-  const auto all = levin({"inspect", (kIo / "lightning.ckpt").string(), "--root", "", "--filter", "opt*", "--stats"});
+  const auto all =
+      run_levin({"inspect", (kIo / "lightning.ckpt").string(), "--root", "", "--filter", "opt*", "--stats"});
   EXPECT_THAT(all.out,
               AllOf(HasSubstr("optimizer_states.0.state.0.exp_avg"), HasSubstr("mean"), Not(HasSubstr("net."))));
-  const auto vit = levin({"inspect", (kModels / "vit_timm.safetensors").string(), "--sort", "name"});
+  const auto vit = run_levin({"inspect", (kModels / "vit_timm.safetensors").string(), "--sort", "name"});
   EXPECT_THAT(vit.out, HasSubstr("names: a vit of timm"));
 }
 
 TEST_F(WeightsCli, InspectGivesJson) {
-  const auto shown = levin({"inspect", (kIo / "linear.pth").string(), "--json", "--stats", "--sort=size"});
+  const auto shown = run_levin({"inspect", (kIo / "linear.pth").string(), "--json", "--stats", "--sort=size"});
   ASSERT_EQ(shown.status, 0) << shown.err;
   const auto json = nlohmann::json::parse(shown.out);
   EXPECT_EQ(json["format"], "torch");
@@ -72,18 +73,20 @@ TEST_F(WeightsCli, InspectGivesJson) {
 }
 
 TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
-  auto done = levin({"convert", (kModels / "vit_timm.safetensors").string(), at("hf.pth"), "--naming", "huggingface"});
+  auto done =
+      run_levin({"convert", (kModels / "vit_timm.safetensors").string(), at("hf.pth"), "--naming", "huggingface"});
   ASSERT_EQ(done.status, 0) << done.err;
-  done = levin({"convert", at("hf.pth"), at("back.safetensors"), "--naming", "timm", "--from-naming", "huggingface"});
+  done =
+      run_levin({"convert", at("hf.pth"), at("back.safetensors"), "--naming", "timm", "--from-naming", "huggingface"});
   ASSERT_EQ(done.status, 0) << done.err;
   const auto json = [&](const std::string& path) {
-    return nlohmann::json::parse(levin({"inspect", path, "--json", "--stats", "--sort", "name"}).out)["tensors"];
+    return nlohmann::json::parse(run_levin({"inspect", path, "--json", "--stats", "--sort", "name"}).out)["tensors"];
   };
   EXPECT_EQ(json(at("back.safetensors")), json((kModels / "vit_timm.safetensors").string()));
 
-  done = levin({"convert", (kModels / "vit_lightning.ckpt").string(), at("shards"), "--shard-bytes", "2kB", "--dtype",
-                "bfloat16", "--strip-prefix", "net.", "--add-prefix", "vit.", "--select", "net.encoder.*", "--select",
-                "!*bias"});
+  done = run_levin({"convert", (kModels / "vit_lightning.ckpt").string(), at("shards"), "--shard-bytes", "2kB",
+                    "--dtype", "bfloat16", "--strip-prefix", "net.", "--add-prefix", "vit.", "--select",
+                    "net.encoder.*", "--select", "!*bias"});
   ASSERT_EQ(done.status, 0) << done.err;
   EXPECT_TRUE(fs::exists(root_ / "shards/model.safetensors.index.json"));
   const auto shards = json(at("shards"));
@@ -97,7 +100,7 @@ TEST_F(WeightsCli, ConvertRefusesInOneLineAndLeavesNothingBehind) {
   const auto source = (kIo / "linear.pth").string();
   const auto refused = [&](std::vector<std::string> words, const std::string& why) {
     words.insert(words.begin(), "convert");
-    const auto answer = levin(words);
+    const auto answer = run_levin(words);
     EXPECT_EQ(answer.status, 1);
     EXPECT_THAT(answer.err, HasSubstr(why));
     EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
@@ -111,9 +114,9 @@ TEST_F(WeightsCli, ConvertRefusesInOneLineAndLeavesNothingBehind) {
   refused({source, at("x")}, "say --to safetensors or --to pth");
   refused({(kIo / "module.pt").string(), at("x.safetensors")}, "asks for torch.nn.modules.linear.Linear");
   EXPECT_TRUE(fs::is_empty(root_)) << "nothing is left behind";
-  ASSERT_EQ(levin({"convert", source, at("x.safetensors")}).status, 0);
+  ASSERT_EQ(run_levin({"convert", source, at("x.safetensors")}).status, 0);
   refused({source, at("x.safetensors")}, "is there already; --overwrite replaces it");
-  EXPECT_EQ(levin({"convert", source, at("x.safetensors"), "--overwrite", "--dtype", "float16"}).status, 0);
+  EXPECT_EQ(run_levin({"convert", source, at("x.safetensors"), "--overwrite", "--dtype", "float16"}).status, 0);
   refused({source, at(""), "--shard-bytes", "1GB"}, "is there already");
 }
 
