@@ -101,8 +101,9 @@ TEST_F(Recipes, VisionTransformerOnCifar) {
 TEST_F(Recipes, ResidualNetworkOnCifarInSixteenBits) {
   for (const std::string precision : {"bf16-mixed", "16-mixed"}) {
     Child child(words("fit", "resnet50_cifar10",
-                      joined(kDrawn, {"--model.name=resnet18", "--model.small_images=false", "--trainer.max_epochs=1",
-                                      "--trainer.precision=" + precision}),
+                      joined(kDrawn, {"--model.name=resnet18", "--model.small_images=false", "--data.batch_size=2",
+                                      "--data.eval_batch_size=2", "--trainer.limit_train_batches=1",
+                                      "--trainer.max_epochs=1", "--trainer.precision=" + precision}),
                       precision));
     ASSERT_EQ(child.wait(), 0) << child.err();
     EXPECT_THAT(child.err(), AllOf(HasSubstr(precision), HasSubstr("val_acc")));
