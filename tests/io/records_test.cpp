@@ -55,9 +55,9 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
 
 INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
                            std::vector<std::string> names;
-                           for (const auto& [name, records] :
-                                nlohmann::json::parse(read_file(record_fixtures() / "expected.json")).items())
-                             names.push_back(name);
+                           const auto expected =
+                               nlohmann::json::parse(read_file(record_fixtures() / "expected.json"));
+                           for (const auto& [name, records] : expected.items()) names.push_back(name);
                            return names;
                          }()),
                          [](const auto& test) {
@@ -74,7 +74,9 @@ TEST(Records, KnowFormatsByNameAndByFirstBytes) {
   EXPECT_EQ(open_records((folder.path / "no_extension").string())->format(), "tar");
   fs::copy_file(record_fixtures() / "contiguous.h5", folder.path / "hdf");
   fs::copy_file(record_fixtures() / "members.mdb", folder.path / "db");
-  if (testing::has_format("hdf5")) EXPECT_EQ(open_records((folder.path / "hdf").string())->format(), "hdf5");
+  if (testing::has_format("hdf5")) {
+    EXPECT_EQ(open_records((folder.path / "hdf").string())->format(), "hdf5");
+  }
   if (testing::has_format("lmdb")) {
     EXPECT_EQ(open_records((folder.path / "db").string())->format(), "lmdb");
     EXPECT_EQ(open_records((record_fixtures() / "members.lmdb").string())->format(), "lmdb");
