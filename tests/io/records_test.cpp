@@ -55,8 +55,9 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
 
 INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
                            std::vector<std::string> names;
-                           const auto expected = nlohmann::json::parse(read_file(record_fixtures() / "expected.json"));
-                           for (auto it = expected.begin(); it != expected.end(); ++it) names.push_back(it.key());
+                           const auto expected =
+                               nlohmann::json::parse(read_file(record_fixtures() / "expected.json"));
+                           for (const auto& [name, records] : expected.items()) names.push_back(name);
                            return names;
                          }()),
                          [](const auto& test) {
