@@ -105,7 +105,8 @@ EngineOptions engine_options(const LoaderOptions& options, bool whole, bool to_d
   else if (whole)
     engine.workers = to_device ? 1 : 0;
   else
-    engine.workers = std::max(usable_cores() / std::max(local_ranks, 1), 1);
+    // A GPU is kept busy by two threads of its own, forward and backward.
+    engine.workers = std::max(usable_cores() / std::max(local_ranks, 1) - (to_device ? 2 : 0), 1);
   // Enough that every thread has a sample while the caller takes a batch.
   const int64_t busy = whole ? engine.workers - 1 : (engine.workers + options.batch_size - 1) / options.batch_size;
   engine.ahead = options.prefetch_factor + std::max<int64_t>(busy, 0);

@@ -17,6 +17,8 @@
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
@@ -41,6 +43,9 @@ void become_worker() {
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
   pthread_setname_np(pthread_self(), "levin-data");
+  // Where cores are short, whoever gives work to the device or computes comes first; once it has to wait for data it
+  // sleeps, and this thread gets the core. Of a thread alone, in Linux; a refusal changes nothing.
+  setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), 5);
   one_thread_per_operator();
 }
 
@@ -102,8 +107,6 @@ struct LoaderEngine::State {
     }
     job->samples = job->remaining = job->work->samples();
     jobs.push_back(job);
-    // There is more than this thread will take.
-    if (job->samples > 1) work_came.notify_all();
     return job;
   }
 
@@ -121,6 +124,9 @@ struct LoaderEngine::State {
       const int64_t few = std::clamp<int64_t>(job->samples / (options.workers * 4), 1, 16);
       const int64_t first = job->taken, last = std::min(first + few, job->samples);
       job->taken = last;
+      // Each wakes the next while there is more to do: all at once would take every core from the training for a
+      // moment.
+      work_came.notify_one();
       lock.unlock();
       for (int64_t i = first; i < last; ++i) job->work->make(i);
       lock.lock();

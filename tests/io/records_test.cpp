@@ -55,8 +55,7 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
 
 INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
                            std::vector<std::string> names;
-                           const auto expected =
-                               nlohmann::json::parse(read_file(record_fixtures() / "expected.json"));
+                           const auto expected = nlohmann::json::parse(read_file(record_fixtures() / "expected.json"));
                            for (const auto& [name, records] : expected.items()) names.push_back(name);
                            return names;
                          }()),

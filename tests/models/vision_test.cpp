@@ -144,13 +144,15 @@ TEST_P(VisionParity, OutputsGradientsAndStatisticsAreTorchvisions) {
     model->eval();
     EXPECT_LT(difference(model(images), tensor_of(c["eval_logits"])), 1e-5) << "eval";
   }
+  // In float64: normalizing few images amplifies rounding, and in float32 machines differ by more than models do.
+  model->to(torch::kDouble);
   model->train();
-  const auto logits = model(images);
-  EXPECT_LT(difference(logits, tensor_of(c["logits"])), 1e-5) << "train";
+  const auto logits = model(images.to(torch::kDouble));
+  EXPECT_LT(difference(logits, tensor_of(c["logits"])), 1e-6) << "train";
   cross_entropy(logits, labels_of(c)).backward();
   size_t i = 0;
   for (const auto& item : model->named_parameters())
-    expect_digest(item.key(), item.value().grad(), c["gradients"][i++], 1e-5);
+    expect_digest(item.key(), item.value().grad(), c["gradients"][i++], 1e-6);
   EXPECT_EQ(i, c["gradients"].size());
   i = 0;
   for (const auto& item : model->named_buffers()) expect_digest(item.key(), item.value(), c["buffers"][i++], 1e-5);
