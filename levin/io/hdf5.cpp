@@ -2,6 +2,8 @@
 #include <array>
 #include <optional>
 
+#include <hdf5.h>
+
 #include "levin/core/words.h"
 #include "levin/io/hdf5_column.h"
 #include "levin/io/record_files.h"

@@ -7,6 +7,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <hdf5.h>
 
 #include "levin/io/record_files.h"
 

@@ -18,7 +18,7 @@ namespace levin::detail {
 class Hdf5Column {
  public:
   /// Under the lock. `cache` and `raw` are shared by the columns of a file.
-  Hdf5Column(hid_t group, const std::string& name, std::string field, const FileReader& raw, ChunkCache& cache);
+  Hdf5Column(int64_t group, const std::string& name, std::string field, const FileReader& raw, ChunkCache& cache);
 
   const std::string& field() const { return field_; }
   int64_t rows() const { return rows_; }
@@ -41,8 +41,8 @@ class Hdf5Column {
 
   void read_type();
   void read_layout();
-  bool locate_plain(hid_t properties);
-  bool locate_chunks(hid_t properties);
+  bool locate_plain(int64_t properties);
+  bool locate_chunks(int64_t properties);
   void locate_places();
   std::string where(int64_t row) const;
   void read_row(int64_t row, char* into) const;

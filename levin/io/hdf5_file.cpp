@@ -1,7 +1,13 @@
 #include "levin/io/hdf5_file.h"
 
+#include <type_traits>
+
+#include <hdf5.h>
+
 namespace levin::detail {
 namespace {
+
+static_assert(std::is_same_v<hid_t, int64_t> && std::is_same_v<herr_t, int>);
 
 std::recursive_mutex& hdf5_mutex() {
   static std::recursive_mutex mutex;

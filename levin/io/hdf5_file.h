@@ -1,14 +1,14 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <mutex>
 #include <string>
 #include <utility>
 
-#include <hdf5.h>
-
 #include "levin/core/error.h"
 
+/// Handles are int64_t and results int: the library's own header stays out of ours.
 namespace levin::detail {
 
 /// Held around every call of the library: it is one state for the whole process, and most builds of it are not safe for
@@ -22,16 +22,16 @@ class Hdf5Lock {
 
  private:
   std::unique_lock<std::recursive_mutex> lock_;
-  H5E_auto2_t print_ = nullptr;
+  int (*print_)(int64_t, void*) = nullptr;
   void* argument_ = nullptr;
 };
 
 /// A handle of the library, closed when it goes; only under the lock.
 class Hdf5Id {
  public:
-  using Close = herr_t (*)(hid_t);
+  using Close = int (*)(int64_t);
   Hdf5Id() = default;
-  Hdf5Id(hid_t id, Close close) : id_(id), close_(close) {}
+  Hdf5Id(int64_t id, Close close) : id_(id), close_(close) {}
   Hdf5Id(Hdf5Id&& other) noexcept : id_(std::exchange(other.id_, -1)), close_(other.close_) {}
   Hdf5Id& operator=(Hdf5Id&& other) noexcept {
     std::swap(id_, other.id_);
@@ -43,11 +43,11 @@ class Hdf5Id {
     if (id_ >= 0) close_(id_);
   }
 
-  operator hid_t() const { return id_; }
+  operator int64_t() const { return id_; }
   bool good() const { return id_ >= 0; }
 
  private:
-  hid_t id_ = -1;
+  int64_t id_ = -1;
   Close close_ = nullptr;
 };
 

@@ -2,6 +2,7 @@
 #include <optional>
 
 #include <fcntl.h>
+#include <hdf5.h>
 #include <unistd.h>
 
 #include "levin/io/hdf5_file.h"

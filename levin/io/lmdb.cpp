@@ -3,6 +3,10 @@
 #include <optional>
 #include <set>
 
+#include <lmdb.h>
+
+#include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/io/lmdb_file.h"
 #include "levin/io/record_fields.h"
 #include "levin/io/record_files.h"

@@ -1,7 +1,9 @@
 #include <optional>
 
 #include <fmt/format.h>
+#include <lmdb.h>
 
+#include "levin/core/error.h"
 #include "levin/io/lmdb_file.h"
 #include "levin/io/record_fields.h"
 #include "levin/io/record_files.h"

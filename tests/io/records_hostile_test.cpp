@@ -1,3 +1,7 @@
+#include <atomic>
+#include <fstream>
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -202,6 +206,30 @@ TEST(Tar, ShardsByRecordsAndBytes) {
       EXPECT_LE(fs::file_size(entry.path()), 10240);
     }
   EXPECT_THAT(error_line([&] { create_records((folder.path / "b-%d.tar").string()); }), HasSubstr("is written %06d"));
+}
+
+// More files than a process may have open are read all the same, by several threads.
+TEST(Tar, ManyShardsShareFewDescriptors) {
+  const RecordFolder folder;
+  constexpr int64_t kFiles = 260;
+  for (int64_t i = 0; i < kFiles; ++i)
+    std::ofstream(folder.path / fmt::format("{:03}.tar", i))
+        << tar_member(fmt::format("k{}.txt", i), fmt::format("t{}", i));
+  const auto before = testing::process_counts().descriptors;
+  const auto reader = open_records((folder.path / "{000..259}.tar").string());
+  ASSERT_EQ(reader->size(), kFiles);
+  std::atomic<int> wrong = 0;
+  std::vector<std::thread> threads;
+  for (int64_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int64_t k = 0; k < kFiles; ++k) {
+        const int64_t i = (k * 7 + t * 65) % kFiles;
+        if (std::get<std::string>(*reader->read(i).find("text")) != fmt::format("t{}", i)) ++wrong;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_LE(testing::process_counts().descriptors, before + 200);
 }
 
 TEST(Tar, RefusesWhatCannotBeAName) {

@@ -154,8 +154,11 @@ TEST_P(RecordFormats, GiveBackWhatWasWritten) {
   EXPECT_EQ(reader->format(), GetParam().substr(1));
   EXPECT_EQ(reader->classes(), (std::vector<std::string>{"cat", "dog"}));
   ASSERT_EQ(reader->size(), 7);
-  for (int64_t i = 6; i >= 0; --i)
-    EXPECT_EQ(to_json(reader->read(i)), to_json(records[static_cast<size_t>(i)])) << reader->where(i);
+  for (int64_t i = 6; i >= 0; --i) {
+    auto& expected = records[static_cast<size_t>(i)];
+    if (reader->format() == "tfrecord") expected.set("image/format", "PNG");  // stands beside what is encoded
+    EXPECT_EQ(to_json(reader->read(i)), to_json(expected)) << reader->where(i);
+  }
 }
 
 TEST_P(RecordFormats, LeaveNothingWithoutClose) {
