@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include <jerror.h>
 
 #include "levin/core/error.h"
 #include "levin/io/exif.h"
@@ -70,9 +69,9 @@ void watch_jpeg_messages(j_common_ptr codec, int level) {
   if (level >= 0) return;  // not even a warning
   ++codec->err->num_warnings;
   auto& decoding = decoding_of(codec);
-  if (decoding.ended && !decoding.request->allow_truncated && codec->err->msg_code == JWRN_HIT_MARKER) {
-    stop_jpeg(decoding, JpegStop::kTruncated);
-  }
+  // Whatever it is about (the numbers of messages differ between builds of the library): after the end of the file, data
+  // are missing.
+  if (decoding.ended && !decoding.request->allow_truncated) stop_jpeg(decoding, JpegStop::kTruncated);
 }
 
 void watch_jpeg_progress(j_common_ptr codec) {
