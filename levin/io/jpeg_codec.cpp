@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-
 #include "levin/core/error.h"
 #include "levin/io/exif.h"
 #include "levin/io/jpeg_error.h"
@@ -69,8 +68,8 @@ void watch_jpeg_messages(j_common_ptr codec, int level) {
   if (level >= 0) return;  // not even a warning
   ++codec->err->num_warnings;
   auto& decoding = decoding_of(codec);
-  // Whatever it is about (the numbers of messages differ between builds of the library): after the end of the file, data
-  // are missing.
+  // Whatever it is about (the numbers of messages differ between builds of the library): after the end of the file,
+  // data are missing.
   if (decoding.ended && !decoding.request->allow_truncated) stop_jpeg(decoding, JpegStop::kTruncated);
 }
 
