@@ -36,7 +36,7 @@ std::string unhex(std::string_view text) {
 /// What opening and reading all of a file with that content says.
 std::string refusal(const RecordFolder& folder, const std::string& name, const std::string& content) {
   const auto path = folder.path / name;
-  write_file(path, content);
+  std::ofstream(path, std::ios::binary) << content;  // not write_file: hundreds of files need not reach the disk
   return error_line([&] {
     const auto reader = open_records(path.string());
     for (int64_t i = 0; i < reader->size(); ++i) reader->read(i);
@@ -323,8 +323,6 @@ TEST(TfRecord, RefusesDamagedFiles) {
   EXPECT_THAT(refusal(folder, "x.tfrecord", whole.substr(0, second + 30)),
               HasSubstr(fmt::format("is truncated: the record at byte {} declares", second)));
   EXPECT_THAT(refusal(folder, "x.tfrecord", whole.substr(0, second + 7)), HasSubstr("has no whole head"));
-  std::string hostile;
-  detail::append_tfrecord(hostile, "");
   for (size_t i = 0; i < whole.size(); i += 3) changed(i);
   // Without verification the data are read as they are.
   auto bytes = whole;
@@ -450,7 +448,7 @@ TEST(Lmdb, GrowsAndLimitsKeys) {
   const RecordFolder folder;
   const auto path = (folder.path / "a.mdb").string();
   const auto writer = create_records(path);
-  for (int64_t i = 0; i < 6; ++i)
+  for (int64_t i = 0; i < 3; ++i)
     writer->write({.key = fmt::format("{:03}", i), .fields = {{"image", std::string(9 << 20, static_cast<char>(i))}}});
   EXPECT_THAT(error_line([&] {
                 writer->write({.key = std::string(508, 'k'), .fields = {{"text", "x"}}});
@@ -458,8 +456,8 @@ TEST(Lmdb, GrowsAndLimitsKeys) {
               HasSubstr("has 512 bytes; LMDB takes 511"));
   writer->close();
   const auto reader = open_records(path);
-  ASSERT_EQ(reader->size(), 6);
-  EXPECT_EQ(std::get<std::string>(*reader->read(5).find("image")), std::string(9 << 20, 5));
+  ASSERT_EQ(reader->size(), 3);
+  EXPECT_EQ(std::get<std::string>(*reader->read(2).find("image")), std::string(9 << 20, 2));
   const auto again = create_records((folder.path / "b.mdb").string());
   again->write({.key = "a", .fields = {{"text", "x"}}});
   again->write({.key = "a", .fields = {{"text", "y"}}});
