@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "levin/core/error.h"
 #include "levin/core/state_dict.h"
 #include "levin/data/batch_pipe.h"
 #include "levin/data/loader.h"
