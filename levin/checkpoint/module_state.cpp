@@ -9,21 +9,10 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
+#include "levin/nn/named_tensors.h"
 
 namespace levin {
 namespace {
-
-std::vector<std::pair<std::string, Tensor>> named_tensors(const torch::nn::Module& module) {
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  std::unordered_set<std::string> names;
-  const auto add = [&](const auto& items) {
-    for (const auto& item : items)
-      if (item.value().defined() && names.insert(item.key()).second) tensors.emplace_back(item.key(), item.value());
-  };
-  add(module.named_parameters());
-  add(module.named_buffers());
-  return tensors;
-}
 
 /// A StateDict as a source; looked up by name once, as a list of items is slow to search.
 class DictSource : public detail::TensorSource {
@@ -76,7 +65,7 @@ void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& sour
   std::vector<std::pair<Tensor, std::vector<std::string>>> targets;
   std::unordered_map<std::string, size_t> known;
   std::unordered_set<std::string> expected;
-  for (auto& [name, tensor] : named_tensors(module)) {
+  for (auto& [name, tensor] : detail::named_tensors(module)) {
     expected.insert(name);
     const auto key = memory_key(tensor);
     const auto found = key.empty() ? known.end() : known.find(key);
@@ -135,7 +124,7 @@ void detail::ModuleLoad::run(std::string_view where) const {
 
 StateDict module_state_dict(const torch::nn::Module& module) {
   StateDict state;
-  for (auto& [name, tensor] : named_tensors(module)) state[name] = std::move(tensor);
+  for (auto& [name, tensor] : detail::named_tensors(module)) state[name] = std::move(tensor);
   return state;
 }
 

@@ -117,10 +117,18 @@ void SampleColumns::place(int64_t row, std::span<Tensor* const> sample) {
     others_.emplace_back(row, std::move(tensors));
     return;
   }
+  const auto memory_of = [&](const Column& column) { return column.data + row * column.layout.bytes; };
+  // What was made in the row of another column (a sample may use its places in any order, and asks for the first one
+  // perhaps before there are columns) must not be overwritten by that column before it is copied.
+  std::vector<Tensor> rescued(sample.size());
+  for (size_t i = 0; i < sample.size(); ++i)
+    for (size_t j = 0; j < columns_.size(); ++j)
+      if (i != j && sample[i]->nbytes() > 0 && sample[i]->const_data_ptr() == memory_of(columns_[j]))
+        rescued[i] = sample[i]->clone();
   for (size_t i = 0; i < sample.size(); ++i) {
     const Column& column = columns_[i];
-    const Tensor& from = *sample[i];
-    char* to = column.data + row * column.layout.bytes;
+    const Tensor& from = rescued[i].defined() ? rescued[i] : *sample[i];
+    char* to = memory_of(column);
     if (from.const_data_ptr() == to) continue;  // it was made there
     if (from.strides() == at::IntArrayRef(column.layout.strides))
       std::memcpy(to, from.const_data_ptr(), static_cast<size_t>(column.layout.bytes));

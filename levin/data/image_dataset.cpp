@@ -8,6 +8,8 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
+#include "levin/data/transforms/color.h"
+#include "levin/io/decode_where.h"
 #include "levin/io/plain_fields.h"
 
 namespace levin {
@@ -47,18 +49,7 @@ Tensor detail::to_mode(const Tensor& image, ImageMode mode) {
   if (mode == ImageMode::kUnchanged || channels == wanted) return image;
   const bool gray = channels <= 2;
   const Tensor colors = image.narrow(0, 0, gray ? 1 : 3);
-  if (wanted == 1) {
-    if (gray) return colors;
-    const auto wide = colors.to(at::kInt);
-    return wide[0]
-        .mul(19595)
-        .add_(wide[1], 38470)
-        .add_(wide[2], 7471)
-        .add_(0x8000)
-        .bitwise_right_shift_(16)
-        .to(at::kByte)
-        .unsqueeze(0);
-  }
+  if (wanted == 1) return gray ? colors : transforms::to_grayscale(colors);
   std::vector<Tensor> planes{gray ? colors.expand({3, -1, -1}) : colors};
   if (wanted == 4)
     planes.push_back(channels == 2 ? image.narrow(0, 1, 1)
@@ -82,16 +73,10 @@ Tensor ImageDataset::decode(const Record& record, Random& random, SamplePlace& p
   if (const auto* text = std::get_if<std::string>(value)) {
     const auto bytes = std::as_bytes(std::span(*text));
     const ImageOptions how{.mode = options_.mode, .apply_exif = options_.apply_exif};
-    if (!options_.transform.empty() || how.apply_exif || how.mode == ImageMode::kUnchanged)
-      return options_.transform.decode(bytes, random, how);
+    if (!options_.transform.empty()) return options_.transform.decode(bytes, random, how);
     // Nothing comes after the decoder, so it may write where the batch will be.
-    const auto info = image_info(bytes);
-    const int64_t channels = how.mode == ImageMode::kGray ? 1 : how.mode == ImageMode::kRgb ? 3 : 4;
-    LEVIN_CHECK(info.height * info.width <= how.max_pixels, "an image of ", info.width, " x ", info.height,
-                " pixels is not allowed (at most ", how.max_pixels, " pixels)");
-    auto image = place.image(channels, info.height, info.width);
-    decode_image_into(bytes, {image.mutable_data_ptr<uint8_t>(), image.nbytes()}, how);
-    return image;
+    return detail::decode_image_where(
+        bytes, how, [&](const ImageShape& shape) { return place.image(shape.channels, shape.height, shape.width); });
   }
   const auto* pixels = std::get_if<Tensor>(value);
   LEVIN_CHECK(pixels != nullptr, "the field \"image\" is neither encoded bytes nor pixels");

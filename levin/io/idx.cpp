@@ -9,6 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/byte_order.h"
 
 namespace levin {
 namespace {
@@ -88,14 +89,6 @@ c10::ScalarType type_of(uint8_t code, const std::string& where) {
   }
 }
 
-/// The format is big-endian.
-void swap_bytes(at::Tensor& tensor) {
-  const size_t width = tensor.element_size();
-  auto* at = static_cast<char*>(tensor.data_ptr());
-  if (width > 1)
-    for (char* end = at + tensor.nbytes(); at != end; at += width) std::reverse(at, at + width);
-}
-
 }  // namespace
 
 at::Tensor read_idx(const std::filesystem::path& path, IdxOptions options) {
@@ -129,7 +122,8 @@ at::Tensor read_idx(const std::filesystem::path& path, IdxOptions options) {
   char more = 0;
   LEVIN_CHECK(stream.read(&more, 1) == 0, "[idx] \"", where, "\" has bytes after the ", bytes, " it declares");
   LEVIN_CHECK(!stream.broken(), "[idx] \"", where, "\" is truncated: its compressed data end too early");
-  swap_bytes(tensor);
+  // The format is big-endian.
+  detail::swap_bytes({static_cast<std::byte*>(tensor.data_ptr()), bytes}, tensor.element_size());
   return tensor;
 }
 

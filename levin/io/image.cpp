@@ -9,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/words.h"
+#include "levin/io/decode_where.h"
 #include "levin/io/exif.h"
 #include "levin/io/jpeg_codec.h"
 #include "levin/io/png_codec.h"
@@ -117,16 +118,21 @@ ImageShape decoded_shape(const ImageInfo& info, const ImageOptions& options) {
   return plan_image(info, options).shape;
 }
 
-Tensor decode_image(std::span<const std::byte> file, const ImageOptions& options) {
+Tensor detail::decode_image_where(std::span<const std::byte> file, const ImageOptions& options,
+                                  const std::function<Tensor(const ImageShape&)>& make) {
   const auto head = read_image_head(file, options.apply_exif);
   const auto plan = plan_image(head.info, options);
   if (head.info.format == "png" && !options.allow_truncated) detail::check_png_bytes(file, head.png);
-  const auto& shape = plan.shape;
-  auto pixels =
-      at::empty_strided({shape.channels, shape.height, shape.width}, {1, shape.width * shape.channels, shape.channels},
-                        at::TensorOptions().dtype(at::kByte));
+  auto pixels = make(plan.shape);
   run_image_plan(file, head, plan, pixels.mutable_data_ptr<uint8_t>());
   return pixels;
+}
+
+Tensor decode_image(std::span<const std::byte> file, const ImageOptions& options) {
+  return detail::decode_image_where(file, options, [](const ImageShape& shape) {
+    return at::empty_strided({shape.channels, shape.height, shape.width},
+                             {1, shape.width * shape.channels, shape.channels}, at::TensorOptions().dtype(at::kByte));
+  });
 }
 
 void decode_image_into(std::span<const std::byte> file, std::span<uint8_t> pixels, const ImageOptions& options) {

@@ -4,11 +4,13 @@
 #include <array>
 #include <charconv>
 #include <cstring>
+#include <numeric>
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/io/byte_order.h"
 
 namespace levin::detail {
 namespace {
@@ -104,21 +106,14 @@ at::Tensor read_npy(std::string_view bytes, std::string_view where) {
   auto shape = head.shape;
   if (head.fortran) std::reverse(shape.begin(), shape.end());
   auto tensor = at::empty(shape, at::TensorOptions().dtype(found->type));
-  auto* data = static_cast<char*>(tensor.data_ptr());
+  auto* data = static_cast<std::byte*>(tensor.data_ptr());
   if (size > 0) std::memcpy(data, bytes.data() + head.data, static_cast<size_t>(size));
-  if (head.big_endian) {
-    const size_t width = tensor.element_size() / (at::isComplexType(found->type) ? 2 : 1);
-    for (char* end = data + size; data != end; data += width) std::reverse(data, data + width);
-  }
-  return head.fortran ? tensor
-                            .permute(at::IntArrayRef([&] {
-                              std::vector<int64_t> order(shape.size());
-                              for (size_t i = 0; i < order.size(); ++i)
-                                order[i] = static_cast<int64_t>(order.size() - 1 - i);
-                              return order;
-                            }()))
-                            .contiguous()
-                      : tensor;
+  if (head.big_endian)
+    swap_bytes({data, static_cast<size_t>(size)}, c10::elementSize(c10::toRealValueType(found->type)));
+  if (!head.fortran) return tensor;
+  std::vector<int64_t> last_to_first(shape.size());
+  std::iota(last_to_first.rbegin(), last_to_first.rend(), int64_t{0});
+  return tensor.permute(last_to_first).contiguous();
 }
 
 std::string write_npy(const at::Tensor& tensor) {

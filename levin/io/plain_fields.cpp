@@ -10,6 +10,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/image_folder.h"
+#include "levin/io/record_files.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
@@ -56,9 +57,8 @@ std::string encoded_of(const Record& record, std::string_view format) {
 }
 
 std::string_view image_extension(std::string_view bytes) {
-  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return ".png";
-  if (bytes.starts_with("\xff\xd8\xff")) return ".jpg";
-  return {};
+  const auto kind = image_kind(bytes);
+  return kind == "png" ? ".png" : kind == "jpg" ? ".jpg" : "";
 }
 
 bool is_image_name(std::string_view name) {

@@ -17,24 +17,12 @@
 #include "levin/core/words.h"
 #include "levin/io/torch_file.h"
 #include "levin/models/naming.h"
+#include "levin/nn/named_tensors.h"
 
 namespace levin::models {
 namespace {
 
 constexpr size_t kFewNames = 4;
-
-/// Parameters and buffers by name, once each; in the order of registration.
-NamedTensors weights_of(const torch::nn::Module& module) {
-  NamedTensors tensors;
-  std::unordered_set<std::string> names;
-  const auto add = [&](const auto& items) {
-    for (const auto& item : items)
-      if (item.value().defined() && names.insert(item.key()).second) tensors.emplace_back(item.key(), item.value());
-  };
-  add(module.named_parameters());
-  add(module.named_buffers());
-  return tensors;
-}
 
 std::string weight_memory(const Tensor& tensor) {
   if (!tensor.has_storage() || tensor.numel() == 0 || !tensor.storage().data()) return {};
@@ -208,7 +196,7 @@ LoadWeightsReport load_weights(torch::nn::Module& module, const std::filesystem:
   if (std::find(namings.begin(), namings.end(), options.naming) == namings.end())
     fail_unknown("load_weights", "naming", options.naming, namings);
   const WeightFile file(path, {.root = options.root});
-  const auto targets = weights_of(module);
+  const auto targets = levin::detail::named_tensors(module);
   std::vector<std::string> wanted;
   for (const auto& [name, tensor] : targets) wanted.push_back(name);
   const WeightPlan plan(file, wanted, options);
@@ -273,7 +261,7 @@ LoadWeightsReport load_weights(torch::nn::Module& module, const std::filesystem:
 
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path) {
   NamedTensors tensors;
-  for (auto& [name, tensor] : weights_of(module)) tensors.emplace_back(name, tensor.detach());
+  for (auto& [name, tensor] : levin::detail::named_tensors(module)) tensors.emplace_back(name, tensor.detach());
   const auto ending = path.extension().string();
   if (ending == ".safetensors") return write_safetensors(path, tensors, {{"format", "pt"}});
   const std::vector<std::string> known{".safetensors", ".pth", ".pt", ".bin"};

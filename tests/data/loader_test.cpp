@@ -183,6 +183,28 @@ TEST(Loader, LetsSamplesBeMadeInTheBatch) {
   }
 }
 
+TEST(Loader, LetsThePlacesBeUsedInAnyOrder) {
+  struct Swapped {
+    int64_t size() const { return 64; }
+    Batch get(int64_t index, Random&, SamplePlace& place) const {
+      auto first = place.image(3, 4, 6), second = place.image(3, 4, 6);
+      first.fill_(index);
+      second.fill_(index + 1);
+      if (index % 2) return {{"a", second}, {"b", first}};
+      return {{"a", second}, {"b", first.slice(1, 0, 4)}};
+    }
+  };
+  for (const int workers : {0, 3})
+    for (int round = 0; round < 50; ++round) {
+      int64_t index = 0;
+      for (auto& batch : make_loader(Swapped(), {.batch_size = 8, .num_workers = workers, .prefetch_factor = 1}))
+        for (int64_t row = 0; row < 8; ++row, ++index) {
+          ASSERT_TRUE(batch["a"][row].eq(index + 1).all().item<bool>()) << index;
+          ASSERT_TRUE(batch["b"][row].eq(index).all().item<bool>()) << index;
+        }
+    }
+}
+
 TEST(Loader, TellsWhichSampleIsBad) {
   for (const int workers : {0, 1, 8}) {
     auto loader = make_loader(Broken(), {.batch_size = 8, .num_workers = workers});

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "levin/data/transforms/pixels.h"
+#include "levin/io/codec.h"
 
 namespace levin::transforms::detail {
 
@@ -31,7 +32,7 @@ class Blend {
 
 /// Brightness as Pillow's mode L has it.
 inline int luma(const uint8_t* rgb) {
-  return (rgb[0] * 19595 + rgb[1] * 38470 + rgb[2] * 7471 + 0x8000) >> 16;
+  return levin::detail::luma(rgb[0], rgb[1], rgb[2]);
 }
 
 /// torchvision's mixture of two floating point images, kept between 0 and 1.
