@@ -12,8 +12,10 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include "levin/checkpoint/shards.h"
 #include "levin/distributed/collective.h"
 #include "levin/optim/optimizer.h"
+#include "levin/precision/precision.h"
 
 namespace levin {
 
@@ -58,6 +60,14 @@ class Strategy {
   virtual void connect(std::shared_ptr<Collective> group, c10::Device device) = 0;
   virtual Collective& group() const = 0;
   virtual c10::Device device() const = 0;
+
+  /// In what precision the run computes; called once, before modules are set up.
+  virtual void set_precision(const PrecisionPlan&) {}
+  /// Whether setup_module itself moves a module to its device, converts it and makes deferred parameters: a module that
+  /// is to be divided must not be whole anywhere before.
+  virtual bool places_modules() const { return false; }
+  /// Which tensors are parts of larger ones; null when every rank holds all of everything.
+  virtual ShardMap* shards() { return nullptr; }
 
   /// Prepares a module that is on its device, in its dtype. Null when there is nothing to do around its calls.
   /// Every rank must call.

@@ -1,0 +1,138 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <c10/core/ScalarType.h>
+
+#include "levin/nn/policy.h"
+
+namespace levin {
+
+/// In what dtypes a sharded module computes. What is left open follows the run's precision: "bf16-mixed" gathers and
+/// reduces in bfloat16 and keeps float32 shards, "bf16-true" has everything in bfloat16.
+struct MixedPrecision {
+  /// Of gathered parameters: forward and backward compute in it.
+  std::optional<c10::ScalarType> param_dtype = {};
+  /// In which gradients travel and are summed.
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  /// Floating outputs of the module are cast to it.
+  std::optional<c10::ScalarType> output_dtype = {};
+  /// Of floating buffers.
+  std::optional<c10::ScalarType> buffer_dtype = {};
+  /// Floating inputs of the module are cast to param_dtype.
+  bool cast_forward_inputs = true;
+};
+
+/// Strategy "fsdp": parameters, gradients and optimizer states are divided over the ranks; a unit has its whole
+/// parameters only while it computes.
+struct FsdpOptions {
+  /// Which modules are gathered one at a time. None: the blocks that repeat (policy::repeated()), and the whole model
+  /// as one unit when there are none.
+  std::optional<UnitPolicy> auto_wrap_policy = {};
+  /// "full" (parameters, gradients, optimizer), "grad_op" (parameters stay gathered from forward to the end of
+  /// backward), "none" (as ddp), "hybrid" (full within groups of `hybrid_size` ranks, copies between them).
+  std::string sharding_strategy = "full";
+  /// Ranks of one sharded copy of the model in "hybrid"; 0: those of one node.
+  int hybrid_size = 0;
+  /// Give whole parameters up after forward and gather them again for backward. None: as the sharding strategy says.
+  std::optional<bool> reshard_after_forward = {};
+  MixedPrecision mixed_precision = {};
+  /// Parameters, gradients and optimizer states live in host memory; units are copied to the device for their turn.
+  bool cpu_offload = false;
+  /// Host memory of offloaded state is pinned: copies run beside the computation.
+  bool pin_memory = true;
+  /// Units whose activations are not kept but computed again in backward.
+  std::optional<UnitPolicy> activation_checkpointing_policy = {};
+  /// What a checkpointed unit keeps (its inputs) goes to host memory in between.
+  bool activation_cpu_offload = false;
+  /// How many units are gathered ahead of the one that computes, in forward and in backward.
+  int forward_prefetch = 1;
+  int backward_prefetch = 1;
+  /// At most that many units are whole, or on their way, at once; 0: no limit but the prefetching.
+  int limit_all_gathers = 0;
+  /// Every rank starts from rank 0's values.
+  bool sync_module_states = true;
+  /// "auto", "gloo", "nccl", as in DdpOptions.
+  std::string process_group_backend = "auto";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Where a part of the training state lives, in DeepSpeed's words.
+struct ZeroOffload {
+  /// "none", "cpu", "nvme".
+  std::string device = "none";
+  /// Folder for "nvme".
+  std::string nvme_path = {};
+  bool pin_memory = true;
+  /// Buffers between disk, host and device.
+  int buffer_count = 4;
+};
+
+/// Strategies "deepspeed_stage_1", "_2", "_3" (and "_offload"), with DeepSpeed's words and defaults.
+struct ZeroOptions {
+  /// 1: optimizer states, 2: and gradients, 3: and parameters are divided over the ranks.
+  int stage = 2;
+  ZeroOffload offload_optimizer = {};
+  /// Stage 3 only.
+  ZeroOffload offload_param = {};
+  /// Elements of one reduction and of one gathering of parameters (stages 1 and 2).
+  int64_t reduce_bucket_size = 500'000'000;
+  int64_t allgather_bucket_size = 500'000'000;
+  /// Communicate beside the computation.
+  bool overlap_comm = true;
+  /// Copy gradients into one buffer as they come (the reduction needs it; always so here).
+  bool contiguous_gradients = true;
+  /// Stage 3: elements that are gathered ahead; parameters below the threshold stay whole on every rank; at most that
+  /// many elements are whole at once.
+  int64_t stage3_prefetch_bucket_size = 50'000'000;
+  int64_t stage3_param_persistence_threshold = 100'000;
+  int64_t stage3_max_live_parameters = 1'000'000'000;
+  /// Which modules are gathered one at a time. None: as FsdpOptions.
+  std::optional<UnitPolicy> auto_wrap_policy = {};
+  std::optional<UnitPolicy> activation_checkpointing_policy = {};
+  /// What checkpointed units keep goes to host memory.
+  bool cpu_checkpointing = false;
+  std::string process_group_backend = "auto";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Strategy "colossalai": parameters in chunks that move between the device, the other ranks and host memory as space
+/// allows.
+struct GeminiOptions {
+  /// "auto" (device memory is filled, the chunk that is needed last is evicted), "cuda" (never evict), "cpu" (evict
+  /// after each use), "static" (fractions below).
+  std::string placement_policy = "auto";
+  /// "static": which part of the chunks is divided over the ranks, and which part of parameters and of optimizer states
+  /// lives in host memory.
+  double shard_param_frac = 1.0;
+  double offload_param_frac = 0.0;
+  double offload_optim_frac = 0.0;
+  /// Elements of a chunk; 0: searched for.
+  int64_t chunk_size = 0;
+  /// The search, in 2^20 elements, and its step in elements (0: 1024).
+  double search_range_m = 32;
+  double min_chunk_size_m = 32;
+  int64_t hidden_dim = 0;
+  /// How much of the device the parameters may use in the first step, in which the rest is measured.
+  double warmup_non_model_data_ratio = 0.8;
+  /// How much of the device is used in all ("auto"); the rest is for what no one can foresee.
+  double steady_cuda_cap_ratio = 0.9;
+  /// "auto": share of the memory that is free after the first step to which optimizer states return.
+  double gpu_margin_mem_ratio = 0.0;
+  /// Bytes of the device that may be used; 0: what it has (or what the allocator is limited to).
+  int64_t memory_budget = 0;
+  /// Chunks that are brought ahead of their use.
+  int max_prefetch = 1;
+  bool pin_memory = true;
+  /// bfloat16 or float16: the dtype of parameters on the device; the run's precision when it is a 16-bit one.
+  std::optional<c10::ScalarType> param_dtype = {};
+  std::optional<UnitPolicy> auto_wrap_policy = {};
+  std::optional<UnitPolicy> activation_checkpointing_policy = {};
+  std::string process_group_backend = "auto";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+}  // namespace levin
