@@ -15,7 +15,10 @@
 #include <levin/models/resnet.h>
 #include <levin/models/load_weights.h>
 #include <levin/models/vit.h>
+#include <levin/nn/activation_offload.h>
+#include <levin/nn/checkpointing.h>
 #include <levin/nn/layers.h>
+#include <levin/nn/saved_tensors.h>
 #include <levin/testing/ranks.h>
 #include <levin/trainer/callbacks/early_stopping.h>
 #include <levin/trainer/callbacks/gradient_accumulation_scheduler.h>
@@ -74,6 +77,15 @@ struct Timer : levin::Interceptor {
 [[maybe_unused]] void policies(torch::nn::Sequential model) {
   auto units = levin::select_units(*model, levin::policy::by_class<Block>());
   for (auto& [name, unit, module] : units) std::cout << name << "\n";
+}
+
+[[maybe_unused]] void activations(torch::nn::Sequential model, const Tensor& x) {
+  levin::checkpoint_activations(model, levin::policy::by_class<Block>());
+  levin::checkpoint_activations(model, levin::policy::repeated(), {.keep_results_of = levin::CheckpointOptions::matrix_products()});
+  levin::offload_activations(model, levin::policy::by_class<Block>(), {.min_bytes = 1 << 20});
+  levin::SavedBytes saved(*model);
+  auto loss = model->forward(x).sum();
+  std::cout << saved.bytes() << "\n";
 }
 
 [[maybe_unused]] void deferred() {
