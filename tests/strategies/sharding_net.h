@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "levin/core/error.h"
 #include "levin/distributed/single.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/tie.h"
@@ -101,9 +102,7 @@ class WatchedCollective : public Collective {
 
  protected:
   std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override {
-    // A part of the watched group is not watched.
-    std::vector<std::vector<int>> all{ranks};
-    return split_group(inner_, all, name);
+    throw Error("[watched] a part of a watched group is not watched: " + name + " of " + std::to_string(ranks.size()));
   }
 
  private:
@@ -117,10 +116,12 @@ class WatchedCollective : public Collective {
 };
 
 /// The whole of a parameter or gradient of which this rank has a part.
-inline Tensor whole_of(Collective& group, ShardMap* shards, const Tensor& param, const Tensor& value) {
+inline Tensor whole_of(Collective& group, ShardMap* shards, const Tensor& param, const Tensor& value,
+                       int shard_size = 0) {
   const auto* place = shards ? shards->find(param) : nullptr;
   if (!place) return value.detach().clone();
-  const int64_t rows = place->whole_rows(), per_rank = (rows + group.size() - 1) / group.size();
+  if (shard_size == 0) shard_size = group.size();
+  const int64_t rows = place->whole_rows(), per_rank = (rows + shard_size - 1) / shard_size;
   int64_t row = 1;
   for (size_t i = 1; i < place->sizes.size(); ++i) row *= place->sizes[i];
   auto padded = at::zeros({per_rank * row}, value.options().requires_grad(false));

@@ -178,7 +178,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   bool all_whole = true;
   for (const auto& group : divided.groups) {
     all_whole = all_whole && group->whole();
-    if (group->whole()) continue;
+    if (group->whole() || ranks_->size() == 1) continue;
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
