@@ -51,8 +51,7 @@ void each_piece(const Tensor& columns, const Tensor& flat_whole, const ShardedPa
   if (complete > 0)
     f(columns.narrow(0, 0, complete).narrow(1, offset, part),
       flat_whole.narrow(0, 0, complete * part).view({complete, part}));
-  if (rest > 0)
-    f(columns.select(0, complete).narrow(0, offset, rest), flat_whole.narrow(0, complete * part, rest));
+  if (rest > 0) f(columns.select(0, complete).narrow(0, offset, rest), flat_whole.narrow(0, complete * part, rest));
 }
 
 }  // namespace
@@ -123,8 +122,7 @@ void ShardGroup::make_shards() {
     }
     const int64_t rows = param.sizes.empty() ? 1 : param.sizes[0];
     const int64_t mine = std::min(param.rows, rows - param.place.start);
-    auto shape = param.sizes.empty() ? std::vector<int64_t>{1} : param.sizes;
-    shape[0] = mine;
+    const auto shape = param.place.part_sizes(mine);
     param.shard = shards_.narrow(0, param.shard_offset, mine * param.row_numel).view(shape);
     param.shard.copy_(value.reshape({rows, -1}).narrow(0, param.place.start, mine).view(shape));
     param.full = full_.narrow(0, param.full_offset, value.numel()).view(param.sizes);
@@ -283,8 +281,8 @@ bool ShardGroup::take_grads() {
       continue;
     }
     any = any || grad.numel() > 0 || grads_.defined();
-    in_place = in_place && (grad.numel() == 0 || (grad.is_alias_of(grads_) &&
-                                                  grad.data_ptr() == grad_part(grads_, param).data_ptr()));
+    in_place = in_place && (grad.numel() == 0 ||
+                            (grad.is_alias_of(grads_) && grad.data_ptr() == grad_part(grads_, param).data_ptr()));
   }
   if (!any) {
     grads_.reset();

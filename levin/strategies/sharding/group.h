@@ -78,6 +78,7 @@ class ShardGroup {
   State state() const { return state_; }
   /// Bytes of the whole parameters in the dtype in which they are gathered, and of this rank's part as it is kept.
   int64_t full_bytes() const;
+  int64_t full_numel() const { return full_numel_; }
   int64_t shard_bytes() const;
   const GroupOptions& options() const { return options_; }
   /// Whether any parameter needs a gradient now.
@@ -149,12 +150,12 @@ class ShardGroup {
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
   int64_t grad_numel_ = 0;
-  Tensor shards_;      // [shard_numel], padded
-  Tensor host_copy_;   // the same in the dtype of computation, for parts in host memory that have another
-  Tensor full_;        // [full_numel] in the dtype of computation; its storage has memory while gathered
-  Tensor arrived_;     // [ranks * shard_numel], from the gathering to its end
-  Tensor grads_;       // [grad_numel] reduced gradients
-  Tensor incoming_;    // on the host: what is still to be added to them
+  Tensor shards_;     // [shard_numel], padded
+  Tensor host_copy_;  // the same in the dtype of computation, for parts in host memory that have another
+  Tensor full_;       // [full_numel] in the dtype of computation; its storage has memory while gathered
+  Tensor arrived_;    // [ranks * shard_numel], from the gathering to its end
+  Tensor grads_;      // [grad_numel] reduced gradients
+  Tensor incoming_;   // on the host: what is still to be added to them
   LaneTask gathering_;
   LaneTask reducing_;
 };

@@ -70,8 +70,7 @@ class ShardedModule::Around final : public Interceptor {
     call.proceed();
     if (training) m.watch_outputs(call, unit_);
     for (auto* group : unit_.groups)
-      if (--group->progress.computing == 0 && m.residency_->release_after_use(*group, Pass::kForward))
-        group->release();
+      if (--group->progress.computing == 0 && m.residency_->release_after_use(*group, Pass::kForward)) group->release();
   }
 
  private:
@@ -182,18 +181,18 @@ void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
   torch::autograd::edge_list edges;
   for (const auto& input : inputs) edges.push_back(torch::autograd::impl::gradient_edge(input));
   for (auto* group : unit.groups) ++group->progress.to_come;
-  const auto node = std::shared_ptr<torch::autograd::Node>(
-      new AfterBackward(
-          std::move(edges),
-          [link = link_, &unit] {
-            if (link->module) link->module->post_backward(unit);
-          },
-          [link = link_, &unit] {
-            if (!link->module) return;
-            for (auto* group : unit.groups)
-              if (group->progress.to_come > 0) --group->progress.to_come;
-          }),
-      torch::autograd::deleteNode);
+  const auto node = std::shared_ptr<torch::autograd::Node>(new AfterBackward(
+                                                               std::move(edges),
+                                                               [link = link_, &unit] {
+                                                                 if (link->module) link->module->post_backward(unit);
+                                                               },
+                                                               [link = link_, &unit] {
+                                                                 if (!link->module) return;
+                                                                 for (auto* group : unit.groups)
+                                                                   if (group->progress.to_come > 0)
+                                                                     --group->progress.to_come;
+                                                               }),
+                                                           torch::autograd::deleteNode);
   call.each_input([&](Tensor& input) {
     if (input.requires_grad()) input = behind(input, node);
   });

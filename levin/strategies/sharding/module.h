@@ -52,8 +52,8 @@ class ShardedModule final : public ModuleSync {
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   Residency& residency() const { return *residency_; }
-  /// Called when the reduced gradients of a group are in place in a backward that is not at its end; for optimizers that
-  /// step then. The gradients are given to the parameters, which show their part, and are gone afterwards.
+  /// Called when the reduced gradients of a group are in place in a backward that is not at its end; for optimizers
+  /// that step then. The gradients are given to the parameters, which show their part, and are gone afterwards.
   using OnReduced = std::function<void(ShardGroup&)>;
   void set_on_reduced(OnReduced f) { on_reduced_ = std::move(f); }
 
