@@ -31,7 +31,7 @@ std::vector<ShardCase> cases() {
     change(options);
     return options;
   };
-  for (const int world : {2, 4}) {
+  for (const int world : {1, 2, 4}) {
     const auto n = std::to_string(world);
     const auto add = [&](ShardCase c) {
       c.name += n;
@@ -46,6 +46,22 @@ std::vector<ShardCase> cases() {
     add({"no_prefetch", with(fsdp, [](auto& o) { o.forward_prefetch = o.backward_prefetch = 0; })});
     add({"prefetch_two", with(fsdp, [](auto& o) { o.forward_prefetch = o.backward_prefetch = 2; })});
     add({"offload", with(fsdp, [](auto& o) { o.cpu_offload = true; })});
+    const auto in_backward = with(fsdp, [](auto& o) { o.optimizer_in_backward = true; });
+    add({"in_backward", in_backward});
+    add({"in_backward_offload", with(in_backward, [](auto& o) { o.cpu_offload = true; })});
+    add({.name = "in_backward_accumulation",
+         .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
+         .accumulate = 3});
+    add({.name = "offload_bf16_mixed",
+         .choice = with(fsdp, [](auto& o) { o.cpu_offload = true; }),
+         .accumulate = 2,
+         .clip = 0.5,
+         .precision = "bf16-mixed",
+         .tolerance = 5e-2});
+    add({.name = "in_backward_bf16_mixed",
+         .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
+         .precision = "bf16-mixed",
+         .tolerance = 5e-2});
     add({.name = "accumulation", .accumulate = 3});
     add({.name = "accumulation_reduced", .accumulate = 3, .no_sync = false});
     add({.name = "clip", .clip = 0.05});
