@@ -268,36 +268,44 @@ Tensor ShardGroup::grad_part(const Tensor& flat, const ShardedParam& param) cons
   return flat.narrow(0, param.grad_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
+/// The memory of gradients as give_grads handed it out, when all of them are still there, in their places.
+Tensor ShardGroup::grads_in_place() const {
+  Tensor flat;
+  for (const auto& param : params_) {
+    const Tensor& grad = param.param.grad();
+    if (param.grad_offset < 0) continue;
+    if (!grad.defined() || grad.sizes() != param.shard.sizes() || grad.scalar_type() != *options_.grad_dtype) return {};
+    if (grad.numel() == 0) continue;
+    if (grad.storage_offset() != param.grad_offset || !grad.is_contiguous()) return {};
+    if (!flat.defined()) {
+      if (grad.storage().nbytes() < static_cast<size_t>(grad_numel_) * grad.element_size()) return {};
+      flat = at::empty({0}, grad.options()).set_(grad.storage(), 0, {grad_numel_}, {1});
+    } else if (!grad.is_alias_of(flat)) {
+      return {};
+    }
+  }
+  return flat;
+}
+
 bool ShardGroup::take_grads() {
   if (whole_) return false;
   const at::NoGradGuard no_grad;
-  const auto before = std::exchange(grad_numel_, 0);
   lay_out_grads();
-  bool any = false, in_place = grads_.defined() && before == grad_numel_;
-  for (const auto& param : params_) {
-    const Tensor& grad = param.param.grad();
-    if (param.grad_offset < 0 || !grad.defined()) {
-      in_place = in_place && param.grad_offset < 0;
-      continue;
-    }
-    any = any || grad.numel() > 0 || grads_.defined();
-    in_place = in_place && (grad.numel() == 0 ||
-                            (grad.is_alias_of(grads_) && grad.data_ptr() == grad_part(grads_, param).data_ptr()));
-  }
-  if (!any) {
-    grads_.reset();
-  } else if (!in_place) {
+  grads_ = grads_in_place();
+  const bool any = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
+    return param.grad_offset >= 0 && param.param.grad().defined();
+  });
+  if (any && !grads_.defined()) {
     const auto place = options_.offload ? at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory)
                                         : at::TensorOptions(options_.device);
-    const auto together = at::empty({grad_numel_}, place.dtype(*options_.grad_dtype)).zero_();
+    grads_ = at::empty({grad_numel_}, place.dtype(*options_.grad_dtype)).zero_();
     for (const auto& param : params_) {
       const Tensor& grad = param.param.grad();
       if (param.grad_offset < 0 || !grad.defined()) continue;
       LEVIN_CHECK(grad.sizes() == param.shard.sizes(), "[fsdp] the gradient of \"", param.name, "\" has shape ",
                   fmt::format("{}", grad.sizes()), "; this rank's part has ", fmt::format("{}", param.shard.sizes()));
-      grad_part(together, param).copy_(grad);
+      grad_part(grads_, param).copy_(grad);
     }
-    grads_ = together;
   }
   bool unreduced = false;
   for (auto& param : params_) {
@@ -437,6 +445,7 @@ void ShardGroup::give_grads() {
     else
       param.param.mutable_grad() = grad_part(grads_, param);
   }
+  grads_.reset();  // they are the parameters' now, and go when those are set to none
 }
 
 void ShardGroup::abandon() {

@@ -132,6 +132,7 @@ class ShardGroup {
   Tensor source();
 
   void lay_out_grads();
+  Tensor grads_in_place() const;
   Tensor grad_part(const Tensor& flat, const ShardedParam& param) const;
   Tensor pack_grads(double scale);
   void reduce_alone();

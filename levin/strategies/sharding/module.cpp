@@ -60,10 +60,10 @@ class ShardedModule::Around final : public Interceptor {
                 "\" was called outside of the module that setup returned; call that one: net(x), or "
                 "net.call(&Net::method, x)");
     if (m.in_backward_) {  // again, for its activations: backward lets go of it
-      m.use(unit_, Pass::kBackward);
+      m.use(unit_);
       return call.proceed();
     }
-    m.use(unit_, Pass::kForward);
+    m.use(unit_);
     for (auto* group : unit_.groups) ++group->progress.computing;
     const bool training = at::GradMode::is_enabled();
     if (training) m.watch_inputs(call, unit_);
@@ -130,7 +130,7 @@ void ShardedModule::before_forward() {
   for (const auto& group : groups_) group->show_full();
   residency_->begin_pass(Pass::kForward, training_);
   auto& root = units_.back();
-  use(root, Pass::kForward);
+  use(root);
   for (auto* group : root.groups) {
     ++group->progress.computing;
     if (training_) group->progress.used = true;
@@ -159,16 +159,13 @@ void ShardedModule::after_forward(std::span<Tensor> outputs) {
   }
 }
 
-void ShardedModule::use(ShardedUnit& unit, Pass pass) {
+void ShardedModule::use(ShardedUnit& unit) {
   if (unit.groups.empty()) return;
   residency_->before_use(unit.groups);
   for (auto* group : unit.groups) group->begin_gather();
-  // In backward a gradient and its reduction take the room that gathering ahead has in forward: one after the other.
-  if (pass == Pass::kForward)
-    for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
   for (auto* group : unit.groups) group->finish_gather();
-  if (pass == Pass::kBackward)
-    for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
+  // Only then: what has arrived and what it was copied to are both in memory until here.
+  for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
 }
 
 void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
@@ -219,7 +216,7 @@ void ShardedModule::before_backward(const Tensor&) {
     group->progress.reduced = false;
   }
   residency_->begin_pass(Pass::kBackward, true);
-  use(units_.back(), Pass::kBackward);
+  use(units_.back());
 }
 
 void ShardedModule::pre_backward(ShardedUnit& unit) {
@@ -227,7 +224,7 @@ void ShardedModule::pre_backward(ShardedUnit& unit) {
               "\" was started by loss.backward(); fabric.backward(loss) is needed");
   armed_ = true;
   for (auto* group : unit.groups) group->progress.used = true;
-  use(unit, Pass::kBackward);
+  use(unit);
 }
 
 void ShardedModule::post_backward(ShardedUnit& unit) {

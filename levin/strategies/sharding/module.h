@@ -61,7 +61,7 @@ class ShardedModule final : public ModuleSync {
   class Around;
   struct Link;
 
-  void use(ShardedUnit& unit, Pass pass);
+  void use(ShardedUnit& unit);
   void pre_backward(ShardedUnit& unit);
   void post_backward(ShardedUnit& unit);
   void done_with(ShardGroup& group);
