@@ -62,6 +62,18 @@ std::vector<ShardCase> cases() {
          .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
          .precision = "bf16-mixed",
          .tolerance = 5e-2});
+    const auto checkpointed = with(fsdp, [](auto& o) { o.activation_checkpointing_policy = kBlocks; });
+    add({.name = "checkpointing", .choice = checkpointed, .accumulate = 2, .clip = 0.05});
+    ShardCase again{.name = "checkpointing_twice", .choice = checkpointed};
+    again.net.twice = true;
+    add(again);
+    ShardCase frozen{.name = "checkpointing_frozen", .choice = checkpointed};
+    frozen.net.frozen = "first";
+    add(frozen);
+    add({.name = "checkpointing_on_host",
+         .choice = with(checkpointed, [](auto& o) { o.activation_cpu_offload = o.cpu_offload = true; })});
+    add({.name = "checkpointing_stage2_",
+         .choice = ZeroOptions{.stage = 2, .auto_wrap_policy = kBlocks, .activation_checkpointing_policy = kBlocks}});
     add({.name = "accumulation", .accumulate = 3});
     add({.name = "accumulation_reduced", .accumulate = 3, .no_sync = false});
     add({.name = "clip", .clip = 0.05});

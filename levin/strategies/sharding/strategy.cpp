@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/distributed/single.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
 #include "levin/strategies/ddp.h"
@@ -172,6 +174,10 @@ void ShardedStrategy::place_buffers(torch::nn::Module& module) const {
 std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& module) {
   (void)group();
   const auto units = choose_units(module);
+  if (plan_.checkpointing) {
+    auto attachments = attach_checkpointing(module, *plan_.checkpointing, {.cpu_offload = plan_.checkpoints_on_host});
+    std::move(attachments.begin(), attachments.end(), std::back_inserter(checkpointing_));
+  }
   check_same_states(*group_, "parameter", unique_parameters(module));
   auto divided = divide(module, units);
   place_buffers(module);
