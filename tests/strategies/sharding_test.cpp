@@ -67,9 +67,9 @@ std::vector<ShardCase> cases() {
     ShardCase again{.name = "checkpointing_twice", .choice = checkpointed};
     again.net.twice = true;
     add(again);
-    ShardCase frozen{.name = "checkpointing_frozen", .choice = checkpointed};
-    frozen.net.frozen = "first";
-    add(frozen);
+    ShardCase part_frozen{.name = "checkpointing_frozen", .choice = checkpointed};
+    part_frozen.net.frozen = "first";
+    add(part_frozen);
     add({.name = "checkpointing_on_host",
          .choice = with(checkpointed, [](auto& o) { o.activation_cpu_offload = o.cpu_offload = true; })});
     add({.name = "checkpointing_stage2_",
