@@ -345,6 +345,35 @@ TEST(Fsdp, GoesOnAfterAnException) {
   });
 }
 
+TEST(Fsdp, BackwardMayRunInTheMiddleOfAForward) {
+  // As a training step does that optimizes by hand: forward, backward, step, and the same again.
+  run_ranks(2, [](Collective& group) {
+    torch::manual_seed(5);
+    ShardRun run(group, fsdp_blocks()), apart(group, fsdp_blocks());
+    load_into(*apart.net, *run.net);
+    const auto x = torch::randn({3, 10});
+    Optimizer together(optim::SGD(run.net->parameters(), {.lr = 0.1}));
+    Optimizer separate(optim::SGD(apart.net->parameters(), {.lr = 0.1}));
+    run.trainee.forward([&]() -> Tensor {
+      for (int i = 0; i < 3; ++i) {
+        auto loss = run.net(x).square().mean();
+        run.trainee.sync()->after_forward({&loss, 1});
+        run.trainee.backward(loss);
+        together.step();
+        together.zero_grad();
+      }
+      return torch::zeros({});
+    });
+    for (int i = 0; i < 3; ++i) {
+      apart.trainee.backward(apart.trainee.forward([&] { return apart.net(x); }).square().mean());
+      separate.step();
+      separate.zero_grad();
+    }
+    const auto ours = run.net->parameters(), theirs = apart.net->parameters();
+    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(at::equal(ours[i], theirs[i])) << i;
+  });
+}
+
 TEST(Fsdp, SaysWhatIsWrong) {
   const auto message = [](const StrategyChoice& choice) -> std::string {
     try {

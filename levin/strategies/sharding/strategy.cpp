@@ -188,10 +188,24 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
+  std::vector<Unit*> root_users;
+  const auto& of_root = divided.units.back().groups;
+  for (const auto& each : module.modules(/*include_self=*/false)) {
+    auto* unit = dynamic_cast<Unit*>(each.get());
+    const bool chosen = std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.unit == unit; });
+    if (!unit || chosen) continue;
+    const auto own = ModuleAccess::parameters(*each);
+    const bool uses = std::any_of(of_root.begin(), of_root.end(), [&](ShardGroup* group) {
+      return std::any_of(group->params().begin(), group->params().end(), [&](const ShardedParam& param) {
+        return std::any_of(own.begin(), own.end(), [&](const auto& item) { return item.value().is_same(param.param); });
+      });
+    });
+    if (uses) root_users.push_back(unit);
+  }
   auto residency = make_residency(divided);
   auto sharded = std::make_unique<ShardedModule>(
       module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
-      ShardedModuleOptions{plan_.name, plan_.keeps_whole, plan_.reduces_at_end});
+      ShardedModuleOptions{plan_.name, std::move(root_users), plan_.keeps_whole, plan_.reduces_at_end});
   modules_.push_back(sharded->self());
   return sharded;
 }
