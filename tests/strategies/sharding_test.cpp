@@ -410,6 +410,20 @@ TEST(Fsdp, SaysWhatIsWrong) {
   });
 }
 
+TEST(Fsdp, RefusesMoreThanTheHostHas) {
+  run_ranks(1, [](Collective& group) {
+    // A million million parameters, none of which is ever allocated.
+    auto net = init_module([] { return nn::Linear(torch::nn::LinearOptions(1'000'000, 1'000'000).bias(false)); },
+                           {.deferred = true});
+    try {
+      Trainee trainee(group, FsdpOptions{.cpu_offload = true}, *net);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("[fsdp] offloading needs 8000.0 GB of host memory"));
+    }
+  });
+}
+
 TEST(Fsdp, DeferredModelsAreMadeUnitByUnit) {
   run_ranks(2, [](Collective& group) {
     const ShardNetOptions options{.width = 256, .hidden = 1024, .blocks = 6};

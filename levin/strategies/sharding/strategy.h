@@ -79,6 +79,7 @@ class ShardedStrategy : public Strategy {
   virtual std::unique_ptr<Residency> make_residency(const Divided& divided);
   GroupOptions group_options() const;
   void place_buffers(torch::nn::Module& module) const;
+  void check_host_memory(const torch::nn::Module& module) const;
 
   ShardingPlan plan_;
   PrecisionPlan precision_;
