@@ -120,6 +120,7 @@ GroupOptions ShardedStrategy::group_options() const {
                        .dtype = precision_.params,
                        .offload = plan_.offload,
                        .pin_memory = plan_.pin_memory,
+                       .disk_folder = plan_.param_folder,
                        .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
                        .reduce_dtype = plan_.mixed.reduce_dtype,
                        .broadcast = plan_.broadcast};

@@ -29,6 +29,9 @@ struct ShardingPlan {
   bool grads_as_computed = false;
   bool offload = false;
   bool pin_memory = true;
+  /// Folders for what is offloaded to disk; empty: host memory.
+  std::string param_folder = {};
+  std::string optimizer_folder = {};
   /// Parameters of fewer elements stay whole.
   int64_t persistence_threshold = 0;
   std::optional<UnitPolicy> checkpointing = {};
