@@ -19,7 +19,7 @@ ChunkPlan plan_in_order(std::span<const ChunkParam> params, std::span<const size
   plan.ranks = ranks;
   plan.chunk_of.assign(params.size(), -1);
   std::map<const void*, int> placed;
-  std::map<c10::ScalarType, int> open;
+  std::map<std::pair<int, c10::ScalarType>, int> open;
   const auto add_chunk = [&](const ChunkParam& param, int64_t capacity, bool own) {
     PlannedChunk chunk;
     chunk.dtype = param.dtype;
@@ -39,11 +39,11 @@ ChunkPlan plan_in_order(std::span<const ChunkParam> params, std::span<const size
     if (numel > plan.chunk_size) {
       target = add_chunk(param, (numel + ranks - 1) / ranks * ranks, true);
     } else {
-      const auto found = open.find(param.dtype);
+      const auto found = open.find({param.section, param.dtype});
       if (found != open.end() && plan.chunks[found->second].occupied + numel <= plan.chunk_size)
         target = found->second;
       else
-        target = open[param.dtype] = add_chunk(param, plan.chunk_size, false);
+        target = open[{param.section, param.dtype}] = add_chunk(param, plan.chunk_size, false);
     }
     auto& chunk = plan.chunks[target];
     chunk.params.push_back(index);

@@ -34,8 +34,9 @@ struct ChunkPlan {
   std::string describe() const;
 };
 
-/// Places parameters in chunks of `chunk_size` elements, in the order in which they come: a chunk has one dtype, is
-/// closed when the next parameter does not fit, and a parameter that is larger than a chunk has its own.
+/// Places parameters in chunks of `chunk_size` elements, in the order in which they come: a chunk has one dtype
+/// and one section, is closed when the next parameter does not fit, and a parameter that is larger than a chunk has its
+/// own.
 ChunkPlan plan_chunks(std::span<const ChunkParam> params, int64_t chunk_size, int ranks);
 
 /// The same with parameters placed in the order in which a pass used them (`used`: names, a name may come again);

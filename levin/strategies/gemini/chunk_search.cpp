@@ -15,9 +15,9 @@ int64_t round_up_chunk(int64_t value, int64_t step) {
   return (value + step - 1) / step * step;
 }
 
-// Padded sizes, each parameter once, those of one dtype in a row of their own.
+// Padded sizes, each parameter once, those that may share chunks in a row.
 struct SearchedSizes {
-  std::map<c10::ScalarType, std::vector<int64_t>> rows;
+  std::map<std::pair<int, c10::ScalarType>, std::vector<int64_t>> rows;
   int64_t total = 0;
   const ChunkParam* largest = nullptr;
   int64_t largest_numel = 0;
@@ -44,7 +44,7 @@ SearchedSizes sizes_to_place(std::span<const ChunkParam> params, int ranks) {
     sizes.total += numel;
     // The comparison forgives the rounding of a deviation that is zero.
     if (static_cast<double>(numel) > limit * (1 + 1e-9)) continue;
-    sizes.rows[param->dtype].push_back(numel);
+    sizes.rows[{param->section, param->dtype}].push_back(numel);
     if (!sizes.largest || numel > sizes.largest_numel) {
       sizes.largest = param;
       sizes.largest_numel = numel;
@@ -55,7 +55,7 @@ SearchedSizes sizes_to_place(std::span<const ChunkParam> params, int ranks) {
 
 int64_t waste_of(const SearchedSizes& sizes, int64_t chunk) {
   int64_t waste = 0;
-  for (const auto& [dtype, row] : sizes.rows) {
+  for (const auto& [kind, row] : sizes.rows) {
     int64_t left = 0;
     for (const auto numel : row) {
       if (numel > left) {

@@ -17,6 +17,8 @@ struct ChunkParam {
   c10::ScalarType dtype = c10::ScalarType::Float;
   /// Who it is: a parameter that comes twice (tied) is placed once. Null: someone of its own.
   const void* key = nullptr;
+  /// Parameters of different sections do not share a chunk.
+  int section = 0;
 
   int64_t numel() const;
   /// Elements that it takes when its rows are divided over that many ranks: every rank has room for as many rows.

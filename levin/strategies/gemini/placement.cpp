@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstddef>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -69,13 +70,14 @@ void Placement::begin_pass(Pass pass, bool training) {
 }
 
 void Placement::end_pass(Pass pass) {
-  for (auto& chunk : chunks_) chunk.in_use = false;
+  for (auto& chunk : chunks_) chunk.states.move_all(TensorState::kHold);
   if (record_ && record_->open && (pass == Pass::kBackward || record_ == &records_[kEvaluation])) finish_step(*record_);
 }
 
 void Placement::begin_step(Record& record) {
   record.open = true;
   record.clock = 0;
+  if (record.complete) agree(record);
   if (record.ready) {
     ++record.steps;
     agree_on_excess(record);
@@ -91,14 +93,19 @@ void Placement::finish_step(Record& record) {
   if (record.ready && record.clock != record.trace.size()) drop(record);
   if (!record.recording) return;
   record.recording = false;
-  if (monitor_) {
-    monitor_->finish();
-    record.periods = monitor_->periods();
-    if (&record == &records_[kTraining]) overall_peak_ = monitor_->overall_peak();
-  }
+  record.complete = record.trace.size() > 0;
+  if (!monitor_) return;
+  monitor_->finish();
+  record.periods = monitor_->periods();
+  overall_peak_ = monitor_->overall_peak();
+}
+
+// Not at the end of the step: that may be in a destructor, which must not wait for others or throw.
+void Placement::agree(Record& record) {
+  record.complete = false;
   if (options_.max_over_ranks) {
     agree_on_order(record.trace, options_);
-    if (monitor_ && !record.periods.empty()) {
+    if (monitor_) {
       std::vector<int64_t> values{overall_peak_};
       for (const auto& period : record.periods) values.insert(values.end(), {period.before, period.work});
       options_.max_over_ranks(values);
@@ -106,11 +113,13 @@ void Placement::finish_step(Record& record) {
       for (size_t i = 0; i < record.periods.size(); ++i) record.periods[i] = {values[1 + 2 * i], values[2 + 2 * i]};
     }
   }
-  record.ready = record.trace.size() > 0;
+  record.ready = true;
   record.steps = 0;
   record.excess = 0;
   record.seen_excess = 0;
   ++counts_.recorded;
+  if (&record == &records_[kTraining] && std::exchange(first_, false) && options_.after_record)
+    options_.after_record(overall_peak_);
 }
 
 // What is in memory besides the parameters may grow after the recorded step: states of the optimizer, larger batches.
@@ -153,7 +162,7 @@ std::vector<int> Placement::make_room(std::span<const int> needed) {
   auto& record = *record_;
   follow(record, needed);
   for (const auto chunk : needed) {
-    chunks_[static_cast<size_t>(chunk)].in_use = true;
+    chunks_[static_cast<size_t>(chunk)].states.move_all(TensorState::kCompute);
     chunks_[static_cast<size_t>(chunk)].last_use = now_;
   }
   if (options_.policy != PlacementPolicy::kAuto) return {};
@@ -163,12 +172,9 @@ std::vector<int> Placement::make_room(std::span<const int> needed) {
   int64_t here = coming;
   for (const auto index : needed) {
     const auto& chunk = chunks_[static_cast<size_t>(index)];
-    if (chunk.where == Where::kAway) {
-      coming += chunk.bytes + chunk.extra_bytes;
-      here += chunk.bytes;
-    } else if (chunk.where == Where::kComing) {
-      here -= chunk.extra_bytes;
-    }
+    if (chunk.where == Where::kHere) continue;
+    coming += chunk.bytes + chunk.arriving_bytes - chunk.bytes_now();
+    here += chunk.bytes - chunk.bytes_now();
   }
   const auto limit = share_of_bytes(options_.steady_ratio, options_.capacity);
   int64_t others = 0;
@@ -219,7 +225,7 @@ std::vector<int> Placement::by_eviction(std::span<const int> needed) const {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const auto& chunk = chunks_[i];
     const auto index = static_cast<int>(i);
-    if (chunk.where == Where::kAway || chunk.in_use || chunk.keep || among_chunks(index, needed)) continue;
+    if (chunk.where == Where::kAway || chunk.states.computing() || chunk.keep || among_chunks(index, needed)) continue;
     distance[i] = record_->ready ? next_use(index) : -chunk.last_use;
     order.push_back(index);
   }
@@ -243,9 +249,11 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
   int64_t model = model_bytes();
   int coming = 0;
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    const auto wanted = among_chunks(static_cast<int>(i), needed);
-    if (wanted && chunks_[i].where == Where::kAway) model += chunks_[i].bytes + chunks_[i].extra_bytes;
-    coming += !wanted && chunks_[i].where == Where::kComing;
+    const auto& chunk = chunks_[i];
+    if (among_chunks(static_cast<int>(i), needed))
+      model += chunk.where == Where::kHere ? 0 : chunk.bytes + chunk.arriving_bytes - chunk.bytes_now();
+    else
+      coming += chunk.where == Where::kComing;
   }
   const auto limit = share_of_bytes(options_.steady_ratio, options_.capacity) - record.excess;
   auto leaving = monitor_ ? by_eviction(needed) : std::vector<int>{};
@@ -257,7 +265,8 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
       if (coming >= options_.max_prefetch) return plan;
       const auto& chunk = chunks_[static_cast<size_t>(index)];
       if (chunk.where != Where::kAway || among_chunks(index, needed) || among_chunks(index, plan.bring)) continue;
-      auto over = model + chunk.bytes + chunk.extra_bytes + work - limit;
+      const auto arriving = std::max(chunk.bytes, chunk.arriving_bytes);
+      auto over = model + arriving + work - limit;
       auto last = first_leaving;
       for (; monitor_ && over > 0 && last < leaving.size() && next_use(leaving[last]) > use; ++last)
         over -= chunks_[static_cast<size_t>(leaving[last])].bytes_now();
@@ -267,7 +276,7 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
         ++counts_.evicted;
         model -= chunks_[static_cast<size_t>(leaving[first_leaving])].bytes_now();
       }
-      model += chunk.bytes + chunk.extra_bytes;
+      model += arriving;
       plan.bring.push_back(index);
       ++coming;
       ++counts_.prefetched;
@@ -278,8 +287,9 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
 
 bool Placement::keeps(int index, Pass pass) {
   auto& chunk = chunks_[static_cast<size_t>(index)];
-  chunk.in_use = false;
-  if (chunk.keep) return true;
+  chunk.states.move_all(pass == Pass::kForward ? TensorState::kHold : TensorState::kHoldAfterBackward);
+  // Who is needed by the very next unit, too, does not go.
+  if (chunk.keep || (recorded() && pass == Pass::kForward && next_use(index) == record_->clock)) return true;
   switch (options_.policy) {
     case PlacementPolicy::kCpu:
     case PlacementPolicy::kStatic:
@@ -294,8 +304,14 @@ bool Placement::keeps(int index, Pass pass) {
   return !recorded() || next_use(index) != UseTrace::kNever;
 }
 
+void Placement::reduced(int index) {
+  auto& states = chunks_[static_cast<size_t>(index)].states;
+  states.move_all(TensorState::kReadyForReduce);
+  states.move_all(TensorState::kHold);
+}
+
 void Placement::abandon() {
-  for (auto& chunk : chunks_) chunk.in_use = false;
+  for (auto& chunk : chunks_) chunk.states.move_all(TensorState::kHold);
   for (auto& record : records_) {
     record.open = false;
     record.recording = false;

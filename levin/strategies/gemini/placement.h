@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "levin/strategies/gemini/memory_monitor.h"
+#include "levin/strategies/gemini/tensor_states.h"
 #include "levin/strategies/gemini/use_trace.h"
 #include "levin/strategies/sharding/residency.h"
 
@@ -21,16 +22,19 @@ PlacementPolicy placement_policy(const std::string& word);
 struct ChunkResidence {
   enum class Where : uint8_t { kAway, kComing, kHere };
   std::string name;
-  /// Of the whole chunk, and what it takes besides that while it comes.
+  /// Of the whole chunk, and of what its parts arrive in, which is there until it is put together; 0: it comes into its
+  /// place.
   int64_t bytes = 0;
-  int64_t extra_bytes = 0;
+  int64_t arriving_bytes = 0;
   /// Stays once it is here.
   bool keep = false;
   Where where = Where::kAway;
-  bool in_use = false;
+  ChunkStates states{1};
   int64_t last_use = -1;
 
-  int64_t bytes_now() const { return where == Where::kAway ? 0 : where == Where::kHere ? bytes : bytes + extra_bytes; }
+  int64_t bytes_now() const {
+    return where == Where::kAway ? 0 : where == Where::kHere || arriving_bytes == 0 ? bytes : arriving_bytes;
+  }
 };
 
 struct PlacementOptions {
@@ -44,6 +48,8 @@ struct PlacementOptions {
   /// Replaces each number by the greatest of all ranks: ranks must come to the same decisions, or they would wait for
   /// chunks that others still have. Null: there is one rank.
   std::function<void(std::vector<int64_t>&)> max_over_ranks = {};
+  /// Called when the first training step was recorded, with the most that was in memory in it ("auto").
+  std::function<void(int64_t)> after_record = {};
 };
 
 /// Decides which chunks are whole on the device at what time.
@@ -86,11 +92,12 @@ class Placement {
   Ahead ahead(std::span<const int> needed);
   /// Nobody computes with the chunk any more in this pass: whether it stays.
   bool keeps(int chunk, Pass pass);
+  /// Its gradients were handed to the reduction.
+  void reduced(int chunk);
 
   bool recorded() const { return record_ && record_->ready; }
+  bool recording() const { return record_ && record_->recording; }
   const Counts& counts() const { return counts_; }
-  /// Highest of all that was in memory while the first training step was recorded ("auto").
-  int64_t overall_peak() const { return overall_peak_; }
   /// Forgets a pass that failed.
   void abandon();
 
@@ -100,8 +107,9 @@ class Placement {
     std::vector<MemoryPeriod> periods;
     int64_t clock = 0;
     bool open = false;
-    bool ready = false;
     bool recording = false;
+    bool complete = false;  // recorded; ranks have not agreed yet
+    bool ready = false;
     int64_t excess = 0;       // agreed: so much more than recorded is in use
     int64_t seen_excess = 0;  // by this rank
     int64_t steps = 0;
@@ -110,6 +118,7 @@ class Placement {
 
   void begin_step(Record& record);
   void finish_step(Record& record);
+  void agree(Record& record);
   void agree_on_excess(Record& record);
   void drop(Record& record);
   void follow(Record& record, std::span<const int> needed);
@@ -123,6 +132,7 @@ class Placement {
   Record* record_ = nullptr;
   int64_t now_ = 0;  // over all steps, for the order in which chunks were last used
   int64_t overall_peak_ = 0;
+  bool first_ = true;
   Counts counts_;
 };
 
