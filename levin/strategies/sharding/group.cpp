@@ -69,7 +69,7 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   if (!options_.param_dtype) options_.param_dtype = options_.dtype;
   if (!options_.reduce_dtype) options_.reduce_dtype = options_.param_dtype;
   if (!options_.grad_dtype) options_.grad_dtype = options_.dtype;
-  if (options_.device.is_cpu()) options_.offload = false;  // that is where everything is
+  if (options_.device.is_cpu()) options_.pin_memory = false;
   lay_out();
   whole_ = ranks_->size() == 1 && replicas_->size() == 1 && !options_.offload &&
            options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
@@ -173,6 +173,7 @@ void ShardGroup::take_over(ShardedParam& param) {
     return;
   const at::NoGradGuard no_grad;
   stale_ = true;
+  copied_versions_ = 0;
   if (now.sizes() == param.shard.sizes()) {
     param.shard.copy_(now.detach());
   } else {
@@ -215,8 +216,25 @@ void ShardGroup::allocate_full() {
 /// This rank's part where and as the gathering wants it.
 Tensor ShardGroup::source() {
   if (!host_copy_.defined()) return shards_;
-  if (stale_) host_copy_.copy_(shards_);
+  if (stale_ && (copied_versions_ == 0 || copied_versions_ != versions())) host_copy_.copy_(shards_);
+  copied_versions_ = versions();
   return host_copy_;
+}
+
+uint64_t ShardGroup::versions() const {
+  uint64_t sum = 1;
+  for (const auto& param : params_) sum += param.param._version();
+  return sum;
+}
+
+Tensor ShardGroup::host_copy(size_t i) const {
+  if (!host_copy_.defined()) return {};
+  const auto& param = params_[i];
+  return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
+}
+
+void ShardGroup::mark_copied() {
+  copied_versions_ = versions();
 }
 
 void ShardGroup::begin_gather() {
@@ -289,36 +307,44 @@ Tensor ShardGroup::grad_part(const Tensor& flat, const ShardedParam& param) cons
   return flat.narrow(0, param.grad_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
+/// The memory of gradients as give_grads handed it out, when all of them are still there, in their places.
+Tensor ShardGroup::grads_in_place() const {
+  Tensor flat;
+  for (const auto& param : params_) {
+    const Tensor& grad = param.param.grad();
+    if (param.grad_offset < 0) continue;
+    if (!grad.defined() || grad.sizes() != param.shard.sizes() || grad.scalar_type() != *options_.grad_dtype) return {};
+    if (grad.numel() == 0) continue;
+    if (grad.storage_offset() != param.grad_offset || !grad.is_contiguous()) return {};
+    if (!flat.defined()) {
+      if (grad.storage().nbytes() < static_cast<size_t>(grad_numel_) * grad.element_size()) return {};
+      flat = at::empty({0}, grad.options()).set_(grad.storage(), 0, {grad_numel_}, {1});
+    } else if (!grad.is_alias_of(flat)) {
+      return {};
+    }
+  }
+  return flat;
+}
+
 bool ShardGroup::take_grads() {
   if (whole_) return false;
   const at::NoGradGuard no_grad;
-  const auto before = std::exchange(grad_numel_, 0);
   lay_out_grads();
-  bool any = false, in_place = grads_.defined() && before == grad_numel_;
-  for (const auto& param : params_) {
-    const Tensor& grad = param.param.grad();
-    if (param.grad_offset < 0 || !grad.defined()) {
-      in_place = in_place && param.grad_offset < 0;
-      continue;
-    }
-    any = any || grad.numel() > 0 || grads_.defined();
-    in_place = in_place && (grad.numel() == 0 ||
-                            (grad.is_alias_of(grads_) && grad.data_ptr() == grad_part(grads_, param).data_ptr()));
-  }
-  if (!any) {
-    grads_.reset();
-  } else if (!in_place) {
+  grads_ = grads_in_place();
+  const bool any = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
+    return param.grad_offset >= 0 && param.param.grad().defined();
+  });
+  if (any && !grads_.defined()) {
     const auto place = options_.offload ? at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory)
                                         : at::TensorOptions(options_.device);
-    const auto together = at::empty({grad_numel_}, place.dtype(*options_.grad_dtype)).zero_();
+    grads_ = at::empty({grad_numel_}, place.dtype(*options_.grad_dtype)).zero_();
     for (const auto& param : params_) {
       const Tensor& grad = param.param.grad();
       if (param.grad_offset < 0 || !grad.defined()) continue;
       LEVIN_CHECK(grad.sizes() == param.shard.sizes(), "[fsdp] the gradient of \"", param.name, "\" has shape ",
                   fmt::format("{}", grad.sizes()), "; this rank's part has ", fmt::format("{}", param.shard.sizes()));
-      grad_part(together, param).copy_(grad);
+      grad_part(grads_, param).copy_(grad);
     }
-    grads_ = together;
   }
   bool unreduced = false;
   for (auto& param : params_) {
@@ -433,11 +459,16 @@ void ShardGroup::add_grads(const Tensor& reduced) {
 }
 
 void ShardGroup::finish_reduce(bool on_host) {
-  reducing_.finish();
-  if (!on_host && options_.offload) return;
-  const at::NoGradGuard no_grad;
-  if (options_.offload) lanes_->synchronize();
+  if (reducing_.pending()) arrival_ = reducing_.finish();
+  if (options_.offload && !on_host) return;
+  if (options_.offload && arrival_) arrival_();
+  settle_host();
+}
+
+void ShardGroup::settle_host() {
+  arrival_ = nullptr;
   if (!incoming_.defined()) return;
+  const at::NoGradGuard no_grad;
   grads_.add_(incoming_);
   incoming_.reset();
 }
@@ -458,6 +489,7 @@ void ShardGroup::give_grads() {
     else
       param.param.mutable_grad() = grad_part(grads_, param);
   }
+  grads_.reset();  // they are the parameters' now, and go when those are set to none
 }
 
 void ShardGroup::abandon() {
@@ -468,6 +500,7 @@ void ShardGroup::abandon() {
     }
   }
   lanes_->synchronize();
+  arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();
   state_ = State::kSharded;

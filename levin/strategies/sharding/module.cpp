@@ -60,10 +60,10 @@ class ShardedModule::Around final : public Interceptor {
                 "\" was called outside of the module that setup returned; call that one: net(x), or "
                 "net.call(&Net::method, x)");
     if (m.in_backward_) {  // again, for its activations: backward lets go of it
-      m.use(unit_, Pass::kBackward);
+      m.use(unit_);
       return call.proceed();
     }
-    m.use(unit_, Pass::kForward);
+    m.use(unit_);
     for (auto* group : unit_.groups) ++group->progress.computing;
     const bool training = at::GradMode::is_enabled();
     if (training) m.watch_inputs(call, unit_);
@@ -130,7 +130,7 @@ void ShardedModule::before_forward() {
   for (const auto& group : groups_) group->show_full();
   residency_->begin_pass(Pass::kForward, training_);
   auto& root = units_.back();
-  use(root, Pass::kForward);
+  use(root);
   for (auto* group : root.groups) {
     ++group->progress.computing;
     if (!training_) continue;
@@ -143,8 +143,10 @@ void ShardedModule::leave_forward() {
   if (--depth_ > 0) return;
   if (std::uncaught_exceptions() > exceptions_) return abandon();
   for (auto* group : units_.back().groups) --group->progress.computing;
-  if (!training_)
+  if (!training_) {
     for (const auto& group : groups_) group->release(options_.keeps_whole);
+    lanes_->synchronize();  // who changes parameters in host memory now must not meet a copy that still reads them
+  }
   residency_->end_pass(Pass::kForward);
   for (const auto& group : groups_) group->show_shards();
 }
@@ -161,16 +163,13 @@ void ShardedModule::after_forward(std::span<Tensor> outputs) {
   }
 }
 
-void ShardedModule::use(ShardedUnit& unit, Pass pass) {
+void ShardedModule::use(ShardedUnit& unit) {
   if (unit.groups.empty()) return;
   residency_->before_use(unit.groups);
   for (auto* group : unit.groups) group->begin_gather();
-  // In backward a gradient and its reduction take the room that gathering ahead has in forward: one after the other.
-  if (pass == Pass::kForward)
-    for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
   for (auto* group : unit.groups) group->finish_gather();
-  if (pass == Pass::kBackward)
-    for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
+  // Only then: what has arrived and what it was copied to are both in memory until here.
+  for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
 }
 
 void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
@@ -221,7 +220,7 @@ void ShardedModule::before_backward(const Tensor&) {
     group->progress.reduced = false;
   }
   residency_->begin_pass(Pass::kBackward, true);
-  use(units_.back(), Pass::kBackward);
+  use(units_.back());
 }
 
 void ShardedModule::pre_backward(ShardedUnit& unit) {
@@ -229,7 +228,7 @@ void ShardedModule::pre_backward(ShardedUnit& unit) {
               "\" was started by loss.backward(); fabric.backward(loss) is needed");
   armed_ = true;
   for (auto* group : unit.groups) group->progress.used = true;
-  use(unit, Pass::kBackward);
+  use(unit);
 }
 
 void ShardedModule::post_backward(ShardedUnit& unit) {
@@ -264,7 +263,9 @@ void ShardedModule::settle_reduction() {
   auto* group = std::exchange(reducing_, nullptr);
   if (!group) return;
   group->finish_reduce();
-  if (on_reduced_ && (sync_ || alone_)) on_reduced_(*group);
+  if (!sync_) return;
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock()) optimizer->group_is_ready(*group, group->arrival());
 }
 
 /// The first gradient of a unit comes when part of its backward is done: the moment to take back the memory of the
@@ -290,6 +291,8 @@ void ShardedModule::after_backward() {
     }
   }
   settle_reduction();
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock()) optimizer->join();
   for (const auto& group : groups_) {
     group->finish_reduce(/*on_host=*/true);
     group->release(options_.keeps_whole);
@@ -311,6 +314,10 @@ void ShardedModule::backward_failed(const std::exception&) {
 
 void ShardedModule::abandon() {
   reducing_ = nullptr;
+  for (const auto& weak : optimizers_) try {
+      if (const auto optimizer = weak.lock()) optimizer->join();
+    } catch (const std::exception&) {  // it follows from what ended the pass, or comes again
+    }
   for (const auto& group : groups_) {
     group->abandon();
     group->progress = {};
