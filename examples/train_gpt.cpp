@@ -8,14 +8,14 @@
 
 namespace {
 
-const std::vector<std::string> kWords{".",   "the",  "a",     "old",   "small", "cat",  "dog",
-                                      "owl", "sees", "hears", "sings", "runs",  "fast", "often"};
+const std::vector<std::string> kWords{".",   "the",  "a",     "big",   "small", "cat",  "dog",
+                                      "fox", "sees", "hears", "sings", "runs",  "fast", "often"};
 
 int64_t word(std::string_view text) {
   return std::find(kWords.begin(), kWords.end(), text) - kWords.begin();
 }
 
-/// "the old cat sees a dog .", "a owl sings often .": that many tokens of such sentences in a row.
+/// "the big cat sees a dog .", "a fox sings often .": that many tokens of such sentences in a row.
 torch::Tensor sentences(int64_t count, std::mt19937& random) {
   const auto one_of = [&](std::initializer_list<std::string_view> words) {
     return word(words.begin()[random() % words.size()]);
@@ -23,8 +23,8 @@ torch::Tensor sentences(int64_t count, std::mt19937& random) {
   std::vector<int64_t> tokens;
   const auto noun = [&] {
     tokens.push_back(one_of({"the", "a"}));
-    if (random() % 2) tokens.push_back(one_of({"old", "small"}));
-    tokens.push_back(one_of({"cat", "dog", "owl"}));
+    if (random() % 2) tokens.push_back(one_of({"big", "small"}));
+    tokens.push_back(one_of({"cat", "dog", "fox"}));
   };
   while (static_cast<int64_t>(tokens.size()) < count) {
     noun();

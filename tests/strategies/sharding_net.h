@@ -129,4 +129,77 @@ inline Tensor whole_of(Collective& group, ShardMap* shards, const Tensor& param,
   return group.all_gather(padded).reshape({-1}).narrow(0, 0, rows * row).view(place->sizes).clone();
 }
 
+struct ShardCase {
+  std::string name;
+  StrategyChoice choice = FsdpOptions{.auto_wrap_policy = policy::by_class<ShardBlock>()};
+  int world = 2;
+  int accumulate = 1;
+  bool no_sync = true;
+  double clip = 0;
+  ShardNetOptions net = {};
+  std::string precision = "32-true";
+  bool adamw = true;
+  int delay_us = 0;
+  double tolerance = 1e-5;
+  bool zero_in_place = false;
+  int shard_size = 0;
+
+  friend void PrintTo(const ShardCase& c, std::ostream* out) { *out << c.name; }
+};
+
+/// Ten steps on this rank's rows; losses, then parameters.
+inline std::vector<Tensor> train_sharded(Collective& real, const ShardCase& c, const StrategyChoice& choice,
+                                         c10::Device device = at::kCPU) {
+  WatchedCollective watched(real, c.delay_us);
+  torch::manual_seed(real.rank() == 0 ? 3 : 100 + real.rank());
+  ShardNet net(c.net);
+  const auto parameters = unique_parameters(*net);
+  std::vector<Tensor> trained;
+  for (const auto& parameter : parameters)
+    if (parameter.requires_grad()) trained.push_back(parameter);
+  Optimizer optimizer = c.adamw ? Optimizer(optim::AdamW(trained, {.lr = 1e-2}))
+                                : Optimizer(optim::SGD(trained, {.lr = 0.05, .momentum = 0.9}));
+  // A part of a watched group could not be watched.
+  Collective& group = c.delay_us > 0 ? static_cast<Collective&>(watched) : real;
+  const auto plan = resolve_precision(c.precision, device.type());
+  if (choice.name() == "single_device") {
+    net->to(device);
+    if (plan.params) net->to(*plan.params);
+  }
+  Trainee trainee(group, choice, *net, device, c.precision);
+  optimizer = trainee.strategy().setup_optimizer(optimizer);
+  std::vector<Tensor> results, losses;
+  for (int step = 0; step < 10; ++step) {
+    Tensor total = at::zeros({}, device);
+    for (int micro = 0; micro < c.accumulate; ++micro) {
+      const auto [x, y] = boring_data(8, c.net.width, static_cast<uint64_t>(1000 + step * 10 + micro));
+      const auto target = torch::cat(std::vector<Tensor>(static_cast<size_t>(c.net.width) / 2, y), 1);
+      trainee.set_sync(!c.no_sync || micro + 1 == c.accumulate);
+      const auto mine = share_of(x, real.rank(), real.size()).to(device);
+      auto output = trainee.forward([&] {
+        std::optional<Autocast> autocast;
+        if (plan.autocast) autocast.emplace(device.type(), *plan.autocast);
+        return net(plan.params ? mine.to(*plan.params) : mine);
+      });
+      const auto loss = mse(output.to(at::kFloat), share_of(target, real.rank(), real.size()).to(device));
+      trainee.backward(loss / c.accumulate);
+      total = total + loss.detach() / c.accumulate;
+    }
+    real.all_reduce(total, ReduceOp::kMean);
+    losses.push_back(total);
+    if (c.clip > 0) {
+      const auto norm = trainee.strategy().grad_norm(trained, 2);
+      losses.push_back(norm.to(device, at::kFloat));
+      optim::clip_grads_with_norm(trained, c.clip, norm);
+    }
+    optimizer.step();
+    optimizer.zero_grad(!(c.zero_in_place && step % 2));
+  }
+  results.push_back(at::stack(losses).cpu());
+  for (const auto& parameter : parameters)
+    results.push_back(
+        whole_of(real, trainee.strategy().shards(), parameter, parameter, c.shard_size).to(at::kCPU, at::kFloat));
+  return results;
+}
+
 }  // namespace levin::testing

@@ -9,74 +9,6 @@
 namespace levin::testing {
 namespace {
 
-struct ShardCase {
-  std::string name;
-  StrategyChoice choice = FsdpOptions{.auto_wrap_policy = policy::by_class<ShardBlock>()};
-  int world = 2;
-  int accumulate = 1;
-  bool no_sync = true;
-  double clip = 0;
-  ShardNetOptions net = {};
-  std::string precision = "32-true";
-  bool adamw = true;
-  int delay_us = 0;
-  double tolerance = 1e-5;
-  bool zero_in_place = false;
-  int shard_size = 0;
-
-  friend void PrintTo(const ShardCase& c, std::ostream* out) { *out << c.name; }
-};
-
-/// Ten steps on this rank's rows; losses, then parameters.
-std::vector<Tensor> train_sharded(Collective& real, const ShardCase& c, const StrategyChoice& choice) {
-  WatchedCollective watched(real, c.delay_us);
-  torch::manual_seed(real.rank() == 0 ? 3 : 100 + real.rank());
-  ShardNet net(c.net);
-  const auto parameters = unique_parameters(*net);
-  std::vector<Tensor> trained;
-  for (const auto& parameter : parameters)
-    if (parameter.requires_grad()) trained.push_back(parameter);
-  Optimizer optimizer = c.adamw ? Optimizer(optim::AdamW(trained, {.lr = 1e-2}))
-                                : Optimizer(optim::SGD(trained, {.lr = 0.05, .momentum = 0.9}));
-  // A part of a watched group could not be watched.
-  Collective& group = c.delay_us > 0 ? static_cast<Collective&>(watched) : real;
-  if (const auto dtype = resolve_precision(c.precision, at::kCPU).params; dtype && real.size() == 1) net->to(*dtype);
-  Trainee trainee(group, choice, *net, at::kCPU, c.precision);
-  optimizer = trainee.strategy().setup_optimizer(optimizer);
-  const auto plan = resolve_precision(c.precision, at::kCPU);
-  std::vector<Tensor> results, losses;
-  for (int step = 0; step < 10; ++step) {
-    Tensor total = at::zeros({});
-    for (int micro = 0; micro < c.accumulate; ++micro) {
-      const auto [x, y] = boring_data(8, c.net.width, static_cast<uint64_t>(1000 + step * 10 + micro));
-      const auto target = torch::cat(std::vector<Tensor>(static_cast<size_t>(c.net.width) / 2, y), 1);
-      trainee.set_sync(!c.no_sync || micro + 1 == c.accumulate);
-      const auto mine = share_of(x, real.rank(), real.size());
-      auto output = trainee.forward([&] {
-        std::optional<Autocast> autocast;
-        if (plan.autocast) autocast.emplace(at::kCPU, *plan.autocast);
-        return net(plan.params ? mine.to(*plan.params) : mine);
-      });
-      const auto loss = mse(output.to(at::kFloat), share_of(target, real.rank(), real.size()));
-      trainee.backward(loss / c.accumulate);
-      total = total + loss.detach() / c.accumulate;
-    }
-    real.all_reduce(total, ReduceOp::kMean);
-    losses.push_back(total);
-    if (c.clip > 0) {
-      const auto norm = trainee.strategy().grad_norm(trained, 2);
-      losses.push_back(norm);
-      optim::clip_grads_with_norm(trained, c.clip, norm);
-    }
-    optimizer.step();
-    optimizer.zero_grad(!(c.zero_in_place && step % 2));
-  }
-  results.push_back(at::stack(losses));
-  for (const auto& parameter : parameters)
-    results.push_back(whole_of(real, trainee.strategy().shards(), parameter, parameter, c.shard_size).to(at::kFloat));
-  return results;
-}
-
 class Sharding : public ::testing::TestWithParam<ShardCase> {};
 
 TEST_P(Sharding, EqualsOneProcessOnTheWholeBatch) {
@@ -99,7 +31,7 @@ std::vector<ShardCase> cases() {
     change(options);
     return options;
   };
-  for (const int world : {2, 4}) {
+  for (const int world : {1, 2, 4}) {
     const auto n = std::to_string(world);
     const auto add = [&](ShardCase c) {
       c.name += n;
@@ -114,6 +46,34 @@ std::vector<ShardCase> cases() {
     add({"no_prefetch", with(fsdp, [](auto& o) { o.forward_prefetch = o.backward_prefetch = 0; })});
     add({"prefetch_two", with(fsdp, [](auto& o) { o.forward_prefetch = o.backward_prefetch = 2; })});
     add({"offload", with(fsdp, [](auto& o) { o.cpu_offload = true; })});
+    const auto in_backward = with(fsdp, [](auto& o) { o.optimizer_in_backward = true; });
+    add({"in_backward", in_backward});
+    add({"in_backward_offload", with(in_backward, [](auto& o) { o.cpu_offload = true; })});
+    add({.name = "in_backward_accumulation",
+         .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
+         .accumulate = 3});
+    add({.name = "offload_bf16_mixed",
+         .choice = with(fsdp, [](auto& o) { o.cpu_offload = true; }),
+         .accumulate = 2,
+         .clip = 0.5,
+         .precision = "bf16-mixed",
+         .tolerance = 5e-2});
+    add({.name = "in_backward_bf16_mixed",
+         .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
+         .precision = "bf16-mixed",
+         .tolerance = 5e-2});
+    const auto checkpointed = with(fsdp, [](auto& o) { o.activation_checkpointing_policy = kBlocks; });
+    add({.name = "checkpointing", .choice = checkpointed, .accumulate = 2, .clip = 0.05});
+    ShardCase again{.name = "checkpointing_twice", .choice = checkpointed};
+    again.net.twice = true;
+    add(again);
+    ShardCase part_frozen{.name = "checkpointing_frozen", .choice = checkpointed};
+    part_frozen.net.frozen = "first";
+    add(part_frozen);
+    add({.name = "checkpointing_on_host",
+         .choice = with(checkpointed, [](auto& o) { o.activation_cpu_offload = o.cpu_offload = true; })});
+    add({.name = "checkpointing_stage2_",
+         .choice = ZeroOptions{.stage = 2, .auto_wrap_policy = kBlocks, .activation_checkpointing_policy = kBlocks}});
     add({.name = "accumulation", .accumulate = 3});
     add({.name = "accumulation_reduced", .accumulate = 3, .no_sync = false});
     add({.name = "clip", .clip = 0.05});

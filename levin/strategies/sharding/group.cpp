@@ -69,7 +69,7 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   if (!options_.param_dtype) options_.param_dtype = options_.dtype;
   if (!options_.reduce_dtype) options_.reduce_dtype = options_.param_dtype;
   if (!options_.grad_dtype) options_.grad_dtype = options_.dtype;
-  if (options_.device.is_cpu()) options_.offload = false;  // that is where everything is
+  if (options_.device.is_cpu()) options_.pin_memory = false;
   lay_out();
   whole_ = ranks_->size() == 1 && replicas_->size() == 1 && !options_.offload &&
            options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
@@ -173,6 +173,7 @@ void ShardGroup::take_over(ShardedParam& param) {
     return;
   const at::NoGradGuard no_grad;
   stale_ = true;
+  copied_versions_ = 0;
   if (now.sizes() == param.shard.sizes()) {
     param.shard.copy_(now.detach());
   } else {
@@ -194,8 +195,25 @@ void ShardGroup::allocate_full() {
 /// This rank's part where and as the gathering wants it.
 Tensor ShardGroup::source() {
   if (!host_copy_.defined()) return shards_;
-  if (stale_) host_copy_.copy_(shards_);
+  if (stale_ && (copied_versions_ == 0 || copied_versions_ != versions())) host_copy_.copy_(shards_);
+  copied_versions_ = versions();
   return host_copy_;
+}
+
+uint64_t ShardGroup::versions() const {
+  uint64_t sum = 1;
+  for (const auto& param : params_) sum += param.param._version();
+  return sum;
+}
+
+Tensor ShardGroup::host_copy(size_t i) const {
+  if (!host_copy_.defined()) return {};
+  const auto& param = params_[i];
+  return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
+}
+
+void ShardGroup::mark_copied() {
+  copied_versions_ = versions();
 }
 
 void ShardGroup::begin_gather() {
@@ -420,11 +438,16 @@ void ShardGroup::add_grads(const Tensor& reduced) {
 }
 
 void ShardGroup::finish_reduce(bool on_host) {
-  reducing_.finish();
-  if (!on_host && options_.offload) return;
-  const at::NoGradGuard no_grad;
-  if (options_.offload) lanes_->synchronize();
+  if (reducing_.pending()) arrival_ = reducing_.finish();
+  if (options_.offload && !on_host) return;
+  if (options_.offload && arrival_) arrival_();
+  settle_host();
+}
+
+void ShardGroup::settle_host() {
+  arrival_ = nullptr;
   if (!incoming_.defined()) return;
+  const at::NoGradGuard no_grad;
   grads_.add_(incoming_);
   incoming_.reset();
 }
@@ -456,6 +479,7 @@ void ShardGroup::abandon() {
     }
   }
   lanes_->synchronize();
+  arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();
   state_ = State::kSharded;

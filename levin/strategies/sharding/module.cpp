@@ -141,8 +141,10 @@ void ShardedModule::leave_forward() {
   if (--depth_ > 0) return;
   if (std::uncaught_exceptions() > exceptions_) return abandon();
   for (auto* group : units_.back().groups) --group->progress.computing;
-  if (!training_)
+  if (!training_) {
     for (const auto& group : groups_) group->release(options_.keeps_whole);
+    lanes_->synchronize();  // who changes parameters in host memory now must not meet a copy that still reads them
+  }
   residency_->end_pass(Pass::kForward);
   for (const auto& group : groups_) group->show_shards();
 }
@@ -259,7 +261,9 @@ void ShardedModule::settle_reduction() {
   auto* group = std::exchange(reducing_, nullptr);
   if (!group) return;
   group->finish_reduce();
-  if (on_reduced_ && (sync_ || alone_)) on_reduced_(*group);
+  if (!sync_) return;
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock()) optimizer->group_is_ready(*group, group->arrival());
 }
 
 /// The first gradient of a unit comes when part of its backward is done: the moment to take back the memory of the
@@ -285,6 +289,8 @@ void ShardedModule::after_backward() {
     }
   }
   settle_reduction();
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock()) optimizer->join();
   for (const auto& group : groups_) {
     group->finish_reduce(/*on_host=*/true);
     group->release(options_.keeps_whole);
@@ -306,6 +312,10 @@ void ShardedModule::backward_failed(const std::exception&) {
 
 void ShardedModule::abandon() {
   reducing_ = nullptr;
+  for (const auto& weak : optimizers_) try {
+      if (const auto optimizer = weak.lock()) optimizer->join();
+    } catch (const std::exception&) {  // it follows from what ended the pass, or comes again
+    }
   for (const auto& group : groups_) {
     group->abandon();
     group->progress = {};

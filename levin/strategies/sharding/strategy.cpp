@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <unordered_map>
@@ -14,6 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/distributed/single.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
 #include "levin/strategies/ddp.h"
@@ -172,6 +174,10 @@ void ShardedStrategy::place_buffers(torch::nn::Module& module) const {
 std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& module) {
   (void)group();
   const auto units = choose_units(module);
+  if (plan_.checkpointing) {
+    auto attachments = attach_checkpointing(module, *plan_.checkpointing, {.cpu_offload = plan_.checkpoints_on_host});
+    std::move(attachments.begin(), attachments.end(), std::back_inserter(checkpointing_));
+  }
   check_same_states(*group_, "parameter", unique_parameters(module));
   auto divided = divide(module, units);
   place_buffers(module);
@@ -183,17 +189,33 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   }
   if (all_whole) return nullptr;
   auto residency = make_residency(divided);
-  return std::make_unique<ShardedModule>(module, std::move(divided.groups), std::move(divided.units), lanes_,
-                                         std::move(residency),
-                                         ShardedModuleOptions{plan_.name, plan_.keeps_whole, plan_.reduces_at_end});
+  auto sharded = std::make_unique<ShardedModule>(
+      module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
+      ShardedModuleOptions{plan_.name, plan_.keeps_whole, plan_.reduces_at_end});
+  modules_.push_back(sharded->self());
+  return sharded;
 }
 
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   shards_->add_optimizer(optimizer);
-  return optimizer;
+  const auto options = group_options();
+  const bool has_copies = options.offload && options.param_dtype && !precision_.params;
+  if (!plan_.optimizer_in_backward && !has_copies) return optimizer;
+  LEVIN_CHECK(!plan_.optimizer_in_backward || !precision_.scales_loss, "[", plan_.name,
+              "] optimizer_in_backward cannot wait for the loss scaler of precision \"", precision_.name,
+              "\"; use \"bf16-mixed\", or leave it out");
+  auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);
+  for (const auto& weak : modules_)
+    if (const auto module = weak.lock()) {
+      wrapped->add_groups((*module)->groups());
+      (*module)->add_optimizer(wrapped);
+    }
+  return Optimizer(std::move(wrapped));
 }
 
 Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_type) {
+  LEVIN_CHECK(!plan_.optimizer_in_backward, "[", plan_.name,
+              "] gradients cannot be clipped by their norm with optimizer_in_backward: they are gone when it is known");
   const at::NoGradGuard no_grad;
   const bool largest = std::isinf(norm_type);
   // Powers of norms add up over tensors and ranks. [0] is of divided parameters, [1] of whole ones, which count once.

@@ -89,6 +89,8 @@ class ShardedStrategy : public Strategy {
   c10::Device device_ = at::kCPU;
   std::unique_ptr<TensorShards> shards_;
   std::vector<Attachment> checkpointing_;
+  /// Of modules that are set up; they leave when they die.
+  std::vector<std::weak_ptr<ShardedModule*>> modules_;
 };
 
 }  // namespace levin::detail
