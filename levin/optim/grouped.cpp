@@ -205,8 +205,7 @@ std::pair<size_t, size_t> GroupedOptimizer::find_param(const Tensor& param) {
     if (is_fresh) break;
     index_.clear();
     for (size_t g = 0; g < groups_.size(); ++g)
-      for (size_t i = 0; i < groups_[g].params.size(); ++i)
-        index_[groups_[g].params[i].unsafeGetTensorImpl()] = {g, i};
+      for (size_t i = 0; i < groups_[g].params.size(); ++i) index_[groups_[g].params[i].unsafeGetTensorImpl()] = {g, i};
   }
   levin::detail::fail(levin::detail::concat("[", name_, ".step_params] a tensor of shape ", param.sizes(),
                                             " is none of the optimizer's parameters; give tensors of its params()"));

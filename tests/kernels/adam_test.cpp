@@ -1,12 +1,12 @@
 // The fused steps of mixed dtypes: against the same arithmetic written with tensors in double, and torch's own kernels.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
+#include "levin/kernels/adam.h"
 
 #include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/adam.h"
 #include "levin/kernels/adam_convert.h"
 
 namespace levin::kernels {
@@ -212,7 +212,8 @@ TEST(FusedAdam, RefusesInOneLine) {
     return "(no error)";
   };
   const auto same = [](AdamLists&) {};
-  EXPECT_THAT(error({at::kBFloat16, at::kFloat, at::kFloat, {}}, same), HasSubstr("is of Float; the parameter's BFloat16"));
+  EXPECT_THAT(error({at::kBFloat16, at::kFloat, at::kFloat, {}}, same),
+              HasSubstr("is of Float; the parameter's BFloat16"));
   EXPECT_THAT(error({at::kFloat, at::kFloat, at::kHalf, {}}, same), HasSubstr("is of Half"));
   EXPECT_THAT(error({at::kFloat, at::kFloat, at::kFloat, at::kFloat}, same), HasSubstr("the copy of parameter 0"));
   EXPECT_THAT(error(kDtypes[0], [](AdamLists& l) { l.grads[0] = torch::ones({5}); }), HasSubstr("the gradient of"));

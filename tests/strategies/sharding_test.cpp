@@ -31,7 +31,7 @@ std::vector<ShardCase> cases() {
     change(options);
     return options;
   };
-  for (const int world : {2, 4}) {
+  for (const int world : {1, 2, 4}) {
     const auto n = std::to_string(world);
     const auto add = [&](ShardCase c) {
       c.name += n;
@@ -46,6 +46,34 @@ std::vector<ShardCase> cases() {
     add({"no_prefetch", with(fsdp, [](auto& o) { o.forward_prefetch = o.backward_prefetch = 0; })});
     add({"prefetch_two", with(fsdp, [](auto& o) { o.forward_prefetch = o.backward_prefetch = 2; })});
     add({"offload", with(fsdp, [](auto& o) { o.cpu_offload = true; })});
+    const auto in_backward = with(fsdp, [](auto& o) { o.optimizer_in_backward = true; });
+    add({"in_backward", in_backward});
+    add({"in_backward_offload", with(in_backward, [](auto& o) { o.cpu_offload = true; })});
+    add({.name = "in_backward_accumulation",
+         .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
+         .accumulate = 3});
+    add({.name = "offload_bf16_mixed",
+         .choice = with(fsdp, [](auto& o) { o.cpu_offload = true; }),
+         .accumulate = 2,
+         .clip = 0.5,
+         .precision = "bf16-mixed",
+         .tolerance = 5e-2});
+    add({.name = "in_backward_bf16_mixed",
+         .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
+         .precision = "bf16-mixed",
+         .tolerance = 5e-2});
+    const auto checkpointed = with(fsdp, [](auto& o) { o.activation_checkpointing_policy = kBlocks; });
+    add({.name = "checkpointing", .choice = checkpointed, .accumulate = 2, .clip = 0.05});
+    ShardCase again{.name = "checkpointing_twice", .choice = checkpointed};
+    again.net.twice = true;
+    add(again);
+    ShardCase part_frozen{.name = "checkpointing_frozen", .choice = checkpointed};
+    part_frozen.net.frozen = "first";
+    add(part_frozen);
+    add({.name = "checkpointing_on_host",
+         .choice = with(checkpointed, [](auto& o) { o.activation_cpu_offload = o.cpu_offload = true; })});
+    add({.name = "checkpointing_stage2_",
+         .choice = ZeroOptions{.stage = 2, .auto_wrap_policy = kBlocks, .activation_checkpointing_policy = kBlocks}});
     add({.name = "accumulation", .accumulate = 3});
     add({.name = "accumulation_reduced", .accumulate = 3, .no_sync = false});
     add({.name = "clip", .clip = 0.05});
@@ -317,6 +345,35 @@ TEST(Fsdp, GoesOnAfterAnException) {
   });
 }
 
+TEST(Fsdp, BackwardMayRunInTheMiddleOfAForward) {
+  // As a training step does that optimizes by hand: forward, backward, step, and the same again.
+  run_ranks(2, [](Collective& group) {
+    torch::manual_seed(5);
+    ShardRun run(group, fsdp_blocks()), apart(group, fsdp_blocks());
+    load_into(*apart.net, *run.net);
+    const auto x = torch::randn({3, 10});
+    Optimizer together(optim::SGD(run.net->parameters(), {.lr = 0.1}));
+    Optimizer separate(optim::SGD(apart.net->parameters(), {.lr = 0.1}));
+    run.trainee.forward([&]() -> Tensor {
+      for (int i = 0; i < 3; ++i) {
+        auto loss = run.net(x).square().mean();
+        run.trainee.sync()->after_forward({&loss, 1});
+        run.trainee.backward(loss);
+        together.step();
+        together.zero_grad();
+      }
+      return torch::zeros({});
+    });
+    for (int i = 0; i < 3; ++i) {
+      apart.trainee.backward(apart.trainee.forward([&] { return apart.net(x); }).square().mean());
+      separate.step();
+      separate.zero_grad();
+    }
+    const auto ours = run.net->parameters(), theirs = apart.net->parameters();
+    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(at::equal(ours[i], theirs[i])) << i;
+  });
+}
+
 TEST(Fsdp, SaysWhatIsWrong) {
   const auto message = [](const StrategyChoice& choice) -> std::string {
     try {
@@ -349,6 +406,20 @@ TEST(Fsdp, SaysWhatIsWrong) {
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("\"block0\" was called outside of the module that setup returned"));
+    }
+  });
+}
+
+TEST(Fsdp, RefusesMoreThanTheHostHas) {
+  run_ranks(1, [](Collective& group) {
+    // A million million parameters, none of which is ever allocated.
+    auto net = init_module([] { return nn::Linear(torch::nn::LinearOptions(1'000'000, 1'000'000).bias(false)); },
+                           {.deferred = true});
+    try {
+      Trainee trainee(group, FsdpOptions{.cpu_offload = true}, *net);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("[fsdp] offloading needs 8000.0 GB of host memory"));
     }
   });
 }

@@ -1,6 +1,8 @@
 #include "levin/strategies/sharding/group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <filesystem>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -8,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/nn/deferred_init.h"
@@ -41,6 +44,27 @@ void set_memory(const Tensor& tensor, bool present) {
   storage->set_nbytes(bytes);
 }
 
+}  // namespace
+
+Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype) {
+  static std::atomic<int> count = 0;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const auto path = std::filesystem::path(folder) / fmt::format(".levin-{}-{}", ::getpid(), count++);
+  const auto bytes = static_cast<uintmax_t>(numel) * c10::elementSize(dtype);
+  const auto space = std::filesystem::space(folder, error);
+  LEVIN_CHECK(!error, "[offload] the folder \"", folder, "\" cannot be used: ", error.message());
+  LEVIN_CHECK(space.available > bytes,
+              fmt::format("[offload] \"{}\" has {:.1f} GB left, and {:.1f} GB are needed", folder,
+                          static_cast<double>(space.available) / 1e9, static_cast<double>(bytes) / 1e9));
+  auto tensor = at::from_file(path.string(), /*shared=*/true, numel, at::TensorOptions().dtype(dtype));
+  // The mapping keeps it; without a name it is gone when the process ends, however it does.
+  std::filesystem::remove(path, error);
+  return tensor;
+}
+
+namespace {
+
 /// A flat buffer [ranks, part] and a whole tensor, cut into the pieces that correspond: all complete parts together,
 /// then the last one when it has fewer rows.
 template <class F>
@@ -69,7 +93,7 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   if (!options_.param_dtype) options_.param_dtype = options_.dtype;
   if (!options_.reduce_dtype) options_.reduce_dtype = options_.param_dtype;
   if (!options_.grad_dtype) options_.grad_dtype = options_.dtype;
-  if (options_.device.is_cpu()) options_.offload = false;  // that is where everything is
+  if (options_.device.is_cpu()) options_.pin_memory = false;
   lay_out();
   whole_ = ranks_->size() == 1 && replicas_->size() == 1 && !options_.offload &&
            options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
@@ -98,7 +122,10 @@ void ShardGroup::make_shards() {
   const auto host = at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory && options_.offload);
   const auto kept = options_.offload ? (needs_copy ? at::TensorOptions(at::kCPU) : host) : at::TensorOptions(device);
   if (!whole_) {
-    shards_ = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
+    if (options_.offload && !options_.disk_folder.empty())
+      shards_ = on_disk(options_.disk_folder, shard_numel_, *options_.dtype);
+    else
+      shards_ = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
     shards_.zero_();
     if (needs_copy) host_copy_ = at::empty({shard_numel_}, host.dtype(*options_.param_dtype));
     full_ = hollow(full_numel_, device, *options_.param_dtype);
@@ -173,6 +200,7 @@ void ShardGroup::take_over(ShardedParam& param) {
     return;
   const at::NoGradGuard no_grad;
   stale_ = true;
+  copied_versions_ = 0;
   if (now.sizes() == param.shard.sizes()) {
     param.shard.copy_(now.detach());
   } else {
@@ -194,8 +222,25 @@ void ShardGroup::allocate_full() {
 /// This rank's part where and as the gathering wants it.
 Tensor ShardGroup::source() {
   if (!host_copy_.defined()) return shards_;
-  if (stale_) host_copy_.copy_(shards_);
+  if (stale_ && (copied_versions_ == 0 || copied_versions_ != versions())) host_copy_.copy_(shards_);
+  copied_versions_ = versions();
   return host_copy_;
+}
+
+uint64_t ShardGroup::versions() const {
+  uint64_t sum = 1;
+  for (const auto& param : params_) sum += param.param._version();
+  return sum;
+}
+
+Tensor ShardGroup::host_copy(size_t i) const {
+  if (!host_copy_.defined()) return {};
+  const auto& param = params_[i];
+  return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
+}
+
+void ShardGroup::mark_copied() {
+  copied_versions_ = versions();
 }
 
 void ShardGroup::begin_gather() {
@@ -420,11 +465,16 @@ void ShardGroup::add_grads(const Tensor& reduced) {
 }
 
 void ShardGroup::finish_reduce(bool on_host) {
-  reducing_.finish();
-  if (!on_host && options_.offload) return;
-  const at::NoGradGuard no_grad;
-  if (options_.offload) lanes_->synchronize();
+  if (reducing_.pending()) arrival_ = reducing_.finish();
+  if (options_.offload && !on_host) return;
+  if (options_.offload && arrival_) arrival_();
+  settle_host();
+}
+
+void ShardGroup::settle_host() {
+  arrival_ = nullptr;
   if (!incoming_.defined()) return;
+  const at::NoGradGuard no_grad;
   grads_.add_(incoming_);
   incoming_.reset();
 }
@@ -456,6 +506,7 @@ void ShardGroup::abandon() {
     }
   }
   lanes_->synchronize();
+  arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();
   state_ = State::kSharded;

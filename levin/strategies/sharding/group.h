@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,8 @@ struct GroupOptions {
   /// The parts and their gradients live in host memory.
   bool offload = false;
   bool pin_memory = true;
+  /// The parts live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
+  std::string disk_folder = {};
   /// Of gathered parameters, and in which gradients travel; none: the dtype of the parts.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
@@ -58,6 +61,9 @@ struct GroupOptions {
   /// Rank 0's values count.
   bool broadcast = true;
 };
+
+/// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately.
+Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
 
 /// Parameters that are gathered and reduced together: one all-gather, one reduce-scatter.
 ///
@@ -116,6 +122,14 @@ class ShardGroup {
   } progress;
   /// What was reduced is in place when this returns; in host memory only with `on_host`, for which the host waits.
   void finish_reduce(bool on_host = false);
+  /// ... for a group in host memory, when its gradients have arrived there.
+  void settle_host();
+  /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
+  std::function<void()> arrival() const { return arrival_; }
+  /// This rank's part of parameter `i` in the dtype of computation, where the part itself is in host memory in another
+  /// one; whoever changes the part may write it too, and says so.
+  Tensor host_copy(size_t i) const;
+  void mark_copied();
   /// After a backward without reduction: the gradients of the wholes stay until the next.
   void keep_unreduced();
   /// After a backward: parameters that show their part get its gradient.
@@ -130,6 +144,7 @@ class ShardGroup {
   void allocate_full();
   void copy_out();
   Tensor source();
+  uint64_t versions() const;
 
   void lay_out_grads();
   Tensor grads_in_place() const;
@@ -159,6 +174,8 @@ class ShardGroup {
   Tensor incoming_;   // on the host: what is still to be added to them
   LaneTask gathering_;
   LaneTask reducing_;
+  std::function<void()> arrival_;
+  uint64_t copied_versions_ = 0;  // of the parameters when the host copy was written; 0: it is out of date
 };
 
 }  // namespace levin::detail

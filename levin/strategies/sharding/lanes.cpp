@@ -35,18 +35,20 @@ LaneTask::LaneTask(LaneTask&&) noexcept = default;
 LaneTask& LaneTask::operator=(LaneTask&&) noexcept = default;
 LaneTask::~LaneTask() = default;
 
-void LaneTask::finish() {
-  if (!state_) return;
-  const auto state = std::move(state_);
+std::function<void()> LaneTask::finish() {
+  if (!state_) return {};
+  const std::shared_ptr<State> state = std::move(state_);
   if (state->running) {
     std::optional<c10::StreamGuard> guard;
     if (state->lane) guard.emplace(*state->lane);
     state->wait_for_collective();
     state->end();
   }
-  if (!state->lane) return;
+  if (!state->lane) return {};
   const c10::impl::VirtualGuardImpl device(state->lane->device_type());
   state->done->block(device.getStream(state->lane->device()));
+  const auto done = std::make_shared<c10::Event>(std::move(*state->done));
+  return [done] { done->synchronize(); };
 }
 
 struct Lanes::Streams {

@@ -44,8 +44,9 @@ class LaneTask {
   ~LaneTask();
 
   bool pending() const { return state_ != nullptr; }
-  /// Makes the compute stream wait for it (on the CPU: waits), and lets go of its tensors.
-  void finish();
+  /// Makes the compute stream wait for it (on the CPU: waits), and lets go of its tensors. Returns how the host can
+  /// wait for it too, for what was copied to host memory; empty when it is there.
+  std::function<void()> finish();
 
  private:
   friend class Lanes;

@@ -12,6 +12,7 @@
 
 #include "levin/nn/policy.h"
 #include "levin/strategies/sharding/residency.h"
+#include "levin/strategies/sharding/unit_optimizer.h"
 #include "levin/strategies/strategy.h"
 
 namespace levin::detail {
@@ -26,6 +27,8 @@ struct ShardedUnit {
 struct ShardedModuleOptions {
   /// For messages.
   std::string strategy = "fsdp";
+  /// Units that are not gathered by themselves, but have parameters of the root.
+  std::vector<Unit*> root_users = {};
   /// Whole parameters keep their memory between steps; only their values are renewed.
   bool keeps_whole = false;
   /// Gradients are reduced when backward has ended, not as they come.
@@ -52,14 +55,18 @@ class ShardedModule final : public ModuleSync {
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   Residency& residency() const { return *residency_; }
-  /// Called when the reduced gradients of a group are in place in a backward that is not at its end; for optimizers
-  /// that step then. The gradients are given to the parameters, which show their part, and are gone afterwards.
-  using OnReduced = std::function<void(ShardGroup&)>;
-  void set_on_reduced(OnReduced f) { on_reduced_ = std::move(f); }
+  /// Empty when this object is gone.
+  std::weak_ptr<ShardedModule*> self() const { return self_; }
+  /// An optimizer that steps in backward.
+  void add_optimizer(std::weak_ptr<UnitOptimizer> optimizer) { optimizers_.push_back(std::move(optimizer)); }
 
  private:
   class Around;
+  class Entrance;
   struct Link;
+
+  void begin_forward();
+  void resume_forward();
 
   void use(ShardedUnit& unit);
   void pre_backward(ShardedUnit& unit);
@@ -82,11 +89,13 @@ class ShardedModule final : public ModuleSync {
   std::vector<Attachment> attachments_;
   FiredCheck fired_;
   std::shared_ptr<Link> link_;
-  OnReduced on_reduced_;
+  std::shared_ptr<ShardedModule*> self_ = std::make_shared<ShardedModule*>(this);
+  std::vector<std::weak_ptr<UnitOptimizer>> optimizers_;
   ShardGroup* reducing_ = nullptr;
   bool alone_ = true;
   bool sync_ = true;
   bool training_ = false;
+  bool shows_full_ = false;
   bool in_backward_ = false;
   bool armed_ = false;
   bool hands_out_leaf_ = false;
