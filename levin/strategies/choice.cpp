@@ -122,8 +122,8 @@ std::unique_ptr<Strategy> make_strategy(const StrategyChoice& choice, int world_
     std::unique_ptr<Strategy> operator()(const ZeroOptions& options) const {
       return std::make_unique<ZeroStrategy>(options);
     }
-    std::unique_ptr<Strategy> operator()(const GeminiOptions&) const {
-      detail::fail("[colossalai] is not part of this build");
+    std::unique_ptr<Strategy> operator()(const GeminiOptions& options) const {
+      return std::make_unique<GeminiStrategy>(options);
     }
   };
   return std::visit(Maker{world_size}, choice.value());
