@@ -1,11 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include "levin/distributed/collective.h"
+#include "levin/optim/optimizer.h"
 
 namespace levin {
 
@@ -18,6 +22,14 @@ struct ShardPlace {
   int64_t start = 0;
   /// One of the ranks that hold this part: the one that writes it.
   bool writes = true;
+  /// How many rows; needed only where no tensor tells: for slots of a parameter that is whole itself. When it is given,
+  /// a tensor with another number of rows is refused.
+  int64_t rows = -1;
+
+  /// Rows of the whole tensor.
+  int64_t whole_rows() const { return sizes.empty() ? 1 : sizes[0]; }
+  /// The shape of a part with that many rows: [rows, ...]. A scalar's is [] or, without the row, [0].
+  std::vector<int64_t> part_sizes(int64_t rows_here) const;
 };
 
 /// Tells which tensors of a state are parts of larger ones that are spread over ranks.
@@ -29,6 +41,55 @@ class ShardMap {
   virtual const ShardPlace* find(const Tensor& tensor) const = 0;
   /// All ranks that save and load together.
   virtual Collective& group() const = 0;
+  /// Where what optimizers keep for a parameter lies, whether it is there already or not; null when it is whole.
+  virtual const ShardPlace* find_slots(const Tensor& param) const { return find(param); }
+  /// Takes notice of what optimizers have made since; called before tensors of a state are looked for.
+  virtual void refresh() {}
 };
+
+/// A ShardMap for whoever divides modules and optimizers: it is told of parameters, and finds what optimizers keep for
+/// them by itself, at the time of saving. Keeps nothing alive.
+class TensorShards : public ShardMap {
+ public:
+  /// `group` must outlive this object.
+  explicit TensorShards(Collective& group) : group_(group) {}
+
+  /// `param` is this rank's part of a larger one, and so is what optimizers keep for it. Known by identity: its data
+  /// may be exchanged, but while a state is saved or loaded it must be the part. Adding it again changes the place.
+  void add(const Tensor& param, ShardPlace place);
+  /// `param` itself is whole, but what optimizers keep for it is divided; `place.rows` says how many rows are here.
+  void add_slots(const Tensor& param, ShardPlace place);
+  /// Slots of this optimizer that have the shape of the part take the place of their parameter; "step" and other single
+  /// numbers are whole.
+  void add_optimizer(const Optimizer& optimizer);
+
+  const ShardPlace* find(const Tensor& tensor) const override;
+  Collective& group() const override { return group_; }
+  const ShardPlace* find_slots(const Tensor& param) const override;
+  /// Throws when an optimizer keeps a tensor of another shape for a divided parameter: ranks would not have the same.
+  void refresh() override;
+
+ private:
+  struct Known {
+    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;  // keeps the address from being used again
+    ShardPlace place;
+  };
+  using Places = std::unordered_map<const c10::TensorImpl*, Known>;
+
+  Collective& group_;
+  Places params_;
+  Places whole_params_;
+  Places slots_;
+  std::vector<std::weak_ptr<OptimizerImpl>> optimizers_;
+};
+
+namespace detail {
+/// Rows of a part; a scalar has one.
+inline int64_t rows_of(const Tensor& part) {
+  return part.dim() == 0 ? 1 : part.size(0);
+}
+/// Whether a tensor can be the part of which the place speaks.
+bool fits(const Tensor& part, const ShardPlace& place);
+}  // namespace detail
 
 }  // namespace levin
