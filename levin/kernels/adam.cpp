@@ -37,8 +37,7 @@ void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& sca
     auto entry = detail::step_entry(kOperation, i, t.params, t.grads, t.copies);
     entry.first = detail::state_pointer(kOperation, entry, "the average", t.averages, i, param);
     entry.second = detail::state_pointer(kOperation, entry, "the square", t.squares, i, param);
-    if (n.amsgrad)
-      entry.third = detail::state_pointer(kOperation, entry, "the largest average", t.largest, i, param);
+    if (n.amsgrad) entry.third = detail::state_pointer(kOperation, entry, "the largest average", t.largest, i, param);
     entry.step = detail::step_pointer(kOperation, t.steps, i, param);
     entries.push_back(entry);
   }
@@ -57,9 +56,8 @@ void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& sca
   factors.reserve(entries.size());
   for (const auto& entry : entries)
     factors.push_back(detail::adam_factors(rates, *entry.step, detail::host_scale(scale)));
-  detail::each_piece(entries, [&](size_t e, int64_t begin, int64_t end) {
-    detail::adam_loop(entries[e], factors[e], begin, end);
-  });
+  detail::each_piece(
+      entries, [&](size_t e, int64_t begin, int64_t end) { detail::adam_loop(entries[e], factors[e], begin, end); });
 }
 
 void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale) {
@@ -100,9 +98,8 @@ void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale)
                                    .decay = rates.weight_decay,
                                    .grad_factor = (rates.maximize ? -1 : 1) / detail::host_scale(scale),
                                    .nesterov = rates.nesterov};
-  detail::each_piece(entries, [&](size_t e, int64_t begin, int64_t end) {
-    detail::sgd_loop(entries[e], factors, begin, end);
-  });
+  detail::each_piece(entries,
+                     [&](size_t e, int64_t begin, int64_t end) { detail::sgd_loop(entries[e], factors, begin, end); });
 }
 
 }  // namespace levin::kernels

@@ -20,7 +20,8 @@ std::array<float, 256> make_codes(bool with_sign) {
   for (int decade = 0; decade < 7; ++decade) {
     const int parts = (with_sign ? 1 : 2) << decade;
     for (int i = 0; i < parts; ++i) {
-      const float low = static_cast<float>(0.1 + 0.9 * i / parts), high = static_cast<float>(0.1 + 0.9 * (i + 1) / parts);
+      const float low = static_cast<float>(0.1 + 0.9 * i / parts),
+                  high = static_cast<float>(0.1 + 0.9 * (i + 1) / parts);
       const auto value = static_cast<float>(std::pow(10.0, decade - 6) * static_cast<double>((low + high) / 2.0f));
       codes[count++] = value;
       if (with_sign) codes[count++] = -value;
@@ -75,8 +76,8 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
     const Tensor& param = t.params[i];
     if (!device) device = param.device();
     LEVIN_CHECK(param.device() == *device, "[fused_adam_8bit] parameters are on ", *device, " and ", param.device());
-    LEVIN_CHECK(param.scalar_type() != at::kDouble,
-                "[fused_adam_8bit] parameter ", i, " is of Double; Float, Half and BFloat16 are known");
+    LEVIN_CHECK(param.scalar_type() != at::kDouble, "[fused_adam_8bit] parameter ", i,
+                " is of Double; Float, Half and BFloat16 are known");
     if (param.numel() == 0) continue;
     auto entry = detail::step_entry(kOperation, i, t.params, t.grads, t.copies);
     check_codes(t.averages[i], t.average_scales[i], param, i);
@@ -96,7 +97,12 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
                                 .weight_decay = n.weight_decay,
                                 .decoupled = n.decoupled,
                                 .maximize = n.maximize};
-  if (device->is_cuda()) return detail::adam_8bit_cuda(entries, rates, scale, *device);
+  if (device->is_cuda()) {
+    detail::CodeBooks books;
+    std::ranges::copy(dynamic_codes(true), books.average);
+    std::ranges::copy(dynamic_codes(false), books.square);
+    return detail::adam_8bit_cuda(entries, rates, books, scale, *device);
+  }
   LEVIN_CHECK(device->is_cpu(), "[fused_adam_8bit] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
   std::vector<detail::AdamFactors> factors;

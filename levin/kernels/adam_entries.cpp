@@ -66,11 +66,11 @@ StepEntry step_entry(const char* operation, size_t index, std::span<const Tensor
   entry.aligned = is_aligned(entry.param) && is_aligned(entry.grad);
   if (!copies.empty() && copies[index].defined()) {
     const Tensor& copy = copies[index];
-    LEVIN_CHECK(copy.device() == param.device() && laid_out_alike(copy, param) &&
-                    at::isReducedFloatingType(copy.scalar_type()),
-                "[", operation, "] the copy of parameter ", index, " is ", copy.toString(), " ", copy.sizes(), " on ",
-                copy.device(), "; Half or BFloat16 ", param.sizes(), " laid out as the parameter on ", param.device(),
-                " is needed");
+    LEVIN_CHECK(
+        copy.device() == param.device() && laid_out_alike(copy, param) && at::isReducedFloatingType(copy.scalar_type()),
+        "[", operation, "] the copy of parameter ", index, " is ", copy.toString(), " ", copy.sizes(), " on ",
+        copy.device(), "; Half or BFloat16 ", param.sizes(), " laid out as the parameter on ", param.device(),
+        " is needed");
     entry.copy = copy.mutable_data_ptr();
     entry.copy_type = number_type(operation, copy.scalar_type());
     entry.aligned = entry.aligned && is_aligned(entry.copy);
