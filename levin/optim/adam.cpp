@@ -64,8 +64,8 @@ class AdamImpl final : public detail::Typed<Traits<Options>> {
     detail::advance(bucket.steps);
     auto& [averages, squares, largest, none] = bucket.slots;
     constexpr bool decoupled = std::same_as<Options, AdamWOptions>;
-    const kernels::AdamNumbers numbers{
-        o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.amsgrad, o.maximize, decoupled};
+    const kernels::AdamNumbers numbers{o.lr,           o.betas[0], o.betas[1], o.eps,
+                                       o.weight_decay, o.amsgrad,  o.maximize, decoupled};
     if (bucket.mixed || !bucket.copies.empty())
       kernels::fused_adam({bucket.params, bucket.grads, averages, squares, largest, bucket.steps, bucket.copies},
                           numbers, scale);

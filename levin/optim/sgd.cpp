@@ -61,8 +61,7 @@ class SGDImpl final : public detail::Typed<Traits> {
     const auto& o = options_[bucket.group];
     const bool is_first = bucket.kind == kFirst;
     if (is_first) invalidate();
-    const kernels::SgdNumbers numbers{o.lr,       o.momentum, o.dampening, o.weight_decay,
-                                      o.nesterov, o.maximize, is_first};
+    const kernels::SgdNumbers numbers{o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, is_first};
     // torch's fused kernel for the CPU leaves 16-bit parameters unchanged, all but the rest of a vector.
     const bool unknown_to_torch = bucket.device.is_cpu() && at::isReducedFloatingType(bucket.dtype);
     if (bucket.mixed || !bucket.copies.empty() || (unknown_to_torch && !bucket.plain))
