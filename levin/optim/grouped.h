@@ -24,6 +24,7 @@ struct ParamState {
   Tensor param;
   Tensor step;
   Slots slots;
+  std::vector<int64_t> strides = {};  // of the parameter, where the state follows the order of its memory
 };
 
 /// What the lists rely on besides a parameter's device and dtype: set_data may change it under us.
@@ -92,6 +93,9 @@ class GroupedOptimizer : public OptimizerImpl {
   virtual Tensor make_slot(size_t group, size_t slot, const Tensor& param) const;
   virtual c10::ScalarType slot_dtype(size_t, size_t, const Tensor& param) const { return param.scalar_type(); }
   virtual std::vector<int64_t> slot_shape(size_t slot, const Tensor& param) const;
+  /// Whether the slots are blocks of the parameter's memory, whatever their shape; else a slot of the parameter's shape
+  /// is laid out as the parameter.
+  virtual bool in_memory_order(const Tensor&) const { return false; }
   /// Parameters of different kinds go to different buckets.
   virtual int kind(size_t, const ParamState&) const { return 0; }
   /// Parameters that `update` shall treat by a plain loop go to buckets of their own, too.

@@ -371,6 +371,17 @@ struct ThawEncoder : levin::BaseFinetuning {
 }
 
 // optim.md
+[[maybe_unused]] void partial(torch::nn::Linear model, const Tensor& loss, levin::optim::AdamW opt, const std::vector<Tensor>& unit_params, const std::vector<Tensor>& masters, const std::vector<Tensor>& copies) {
+  namespace optim = levin::optim;
+  opt.impl()->step_params(unit_params);                  // the state and steps of others stay
+  optim::host_step(opt, masters, copies);                // and write 16-bit copies of the new values
+
+  optim::OptimizerInBackward stepping(optim::AdamW(model->parameters(), {.lr = 3e-4}));
+  loss.backward();     // each parameter moves as soon as its gradient is whole, and the gradient is freed
+  stepping.step();     // ends the step; parameters whose gradient came another way move here
+}
+
+// optim.md
 [[maybe_unused]] void averaged(torch::nn::Linear model, torch::nn::Linear more, levin::optim::AdamW opt) {
   namespace optim = levin::optim;
   opt.add_param_group(more->parameters(), {{"lr", 1e-4}});
