@@ -30,6 +30,7 @@
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
 #include "levin/loggers/tensorboard.h"
+#include "levin/models/gpt.h"
 #include "levin/models/registry.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"

@@ -32,7 +32,8 @@ constexpr const char* kConvertHelp =
     "  DST                   a file, or with --shard-bytes a folder\n"
     "  --to FORMAT           safetensors or pth (by the ending of DST)\n"
     "  --dtype TYPE          float32, bfloat16 or float16 for all that is floating point\n"
-    "  --naming SCHEME       torchvision, timm or huggingface: rename the weights of a ViT or ResNet\n"
+    "  --naming SCHEME       torchvision, timm, huggingface or levin: rename the weights of a ViT, ResNet\n"
+    "                        or decoder (GPT-2, Llama)\n"
     "  --from-naming SCHEME  how SRC names them (found out by itself)\n"
     "  --select GLOB         only these names of SRC; may come again, and !GLOB leaves names out\n"
     "  --strip-prefix P      take this from the beginning of names, before they are renamed\n"
@@ -71,7 +72,7 @@ std::vector<ConvertItem> plan_conversion(const WeightFile& file, const WeightFla
     if (from.empty()) from = models::detect_naming(names).scheme;
     LEVIN_CHECK(!from.empty(),
                 "[levin convert] the names are not of a vit or resnet of torchvision, timm or "
-                "huggingface: \"",
+                "huggingface, or of a decoder of huggingface or levin: \"",
                 names[0], "\", ... (--strip-prefix may help)");
     plan = models::plan_naming(names, from, to);
   }
@@ -116,6 +117,7 @@ NamedTensors read_items(const WeightFile& file, std::span<const ConvertItem> ite
       const auto rows = tensor.size(0) / item.weight.parts;
       tensor = tensor.slice(0, item.weight.part * rows, (item.weight.part + 1) * rows).clone();
     }
+    if (item.weight.transposed) tensor = tensor.t().contiguous();
     if (tensor.scalar_type() != item.dtype) {
       auto& known = cast[{tensor.data_ptr(), item.dtype}];
       if (!known.defined() || known.sizes() != tensor.sizes() || tensor.numel() == 0) known = tensor.to(item.dtype);

@@ -52,6 +52,11 @@ class Accelerator {
   /// RNG state of the device's default generator, and back. CPU: the CPU generator.
   virtual at::Tensor rng_state(c10::Device device) const = 0;
   virtual void set_rng_state(c10::Device device, const at::Tensor& state) const = 0;
+  /// At most that many bytes of the device are used by the allocator of this process: an allocation beyond throws. On
+  /// the CPU nothing is limited.
+  virtual void limit_memory(c10::Device, int64_t /*bytes*/) const {}
+  /// What limit_memory set, else all that the device has.
+  virtual int64_t memory_limit(c10::Device device) const { return info(device).total_memory; }
 };
 
 /// What the name of an accelerator means on a machine with that many CUDA devices; refuses as accelerator() does.

@@ -1,8 +1,10 @@
+#include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
+#include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
 
 namespace levin {
@@ -45,6 +47,22 @@ class Cuda final : public Accelerator {
 
   void empty_cache(c10::Device) const override {
     if (c10::cuda::CUDACachingAllocator::get()->initialized()) c10::cuda::CUDACachingAllocator::emptyCache();
+  }
+
+  void limit_memory(c10::Device device, int64_t bytes) const override {
+    const auto total = info(device).total_memory;
+    LEVIN_CHECK(bytes > 0 && bytes <= total, "[cuda.limit_memory] ", bytes, " bytes are not in 1 to the ", total,
+                " of ", device.str());
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    c10::cuda::CUDACachingAllocator::setMemoryFraction(static_cast<double>(bytes) / static_cast<double>(total),
+                                                       device.index());
+  }
+
+  int64_t memory_limit(c10::Device device) const override {
+    const auto total = info(device).total_memory;
+    if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return total;
+    return static_cast<int64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) *
+                                static_cast<double>(total));
   }
 
   DeviceInfo info(c10::Device device) const override {

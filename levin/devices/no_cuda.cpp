@@ -16,6 +16,7 @@ class NoCuda final : public Accelerator {
   void synchronize(c10::Device) const override { refuse(); }
   MemoryStats memory(c10::Device) const override { refuse(); }
   void reset_peak_memory(c10::Device) const override { refuse(); }
+  void limit_memory(c10::Device, int64_t) const override { refuse(); }
   DeviceInfo info(c10::Device) const override { refuse(); }
   at::Tensor rng_state(c10::Device) const override { refuse(); }
   void set_rng_state(c10::Device, const at::Tensor&) const override { refuse(); }

@@ -122,6 +122,11 @@ void Fabric::launch_with(const Args* args) {
   core.accelerator->set_device(device);
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
   core.strategy->connect(join_group(core.placement, device, core.strategy->collective_options()), device);
+  core.strategy->set_precision(plan.precision);
+  // Each rank sees the gradients of its part only: one that overflows stops the step of all.
+  if (core.scaler && core.strategy->shards() && core.placement.world_size > 1)
+    core.scaler->share_found_inf(
+        [group = &core.strategy->group()](Tensor& found) { group->all_reduce(found, ReduceOp::kMax); });
   core.launched = true;
   if (!plan.precision.params) hint_idle_tensor_cores(device);
 }
@@ -134,8 +139,10 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   if (!core_->launched) launch_with(nullptr);
   auto& core = *core_;
   const auto& precision = core.plan.precision;
-  if (is_deferred(*module)) materialize(*module);
-  convert(*module, precision.params, options.move_to_device ? std::optional(device()) : std::nullopt);
+  if (!core.strategy->places_modules()) {
+    if (is_deferred(*module)) materialize(*module);
+    convert(*module, precision.params, options.move_to_device ? std::optional(device()) : std::nullopt);
+  }
 
   auto call = std::make_shared<detail::ModuleCall>();
   call->core = core_;

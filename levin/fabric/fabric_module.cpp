@@ -12,7 +12,7 @@ Tensor cast_floating(const Tensor& tensor, c10::ScalarType dtype) {
   return tensor.to(dtype);
 }
 
-CallScope::CallScope(ModuleCall& call) {
+CallScope::CallScope(ModuleCall& call) : call_(call) {
   if (call.sync) call.sync->before_forward();
   if (call.precision.autocast) {
     autocast_.emplace(call.device, *call.precision.autocast);
@@ -24,6 +24,7 @@ CallScope::CallScope(ModuleCall& call) {
 }
 
 CallScope::~CallScope() {
+  if (call_.sync) call_.sync->leave_forward();
   if (default_dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*default_dtype_));
 }
 

@@ -48,6 +48,7 @@ class CallScope {
   CallScope& operator=(const CallScope&) = delete;
 
  private:
+  ModuleCall& call_;
   std::optional<Autocast> autocast_;
   std::optional<c10::ScalarType> default_dtype_;
 };

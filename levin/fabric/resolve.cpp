@@ -18,8 +18,7 @@ std::vector<c10::Device> share_devices(const std::string& count, int cuda_device
 }
 
 bool may_share_gpus(const StrategyChoice& strategy) {
-  const auto* ddp = std::get_if<DdpOptions>(&strategy.value());
-  return ddp && ddp->process_group_backend == "gloo";
+  return strategy.process_group_backend() == "gloo";
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The null twin of image_batch_cuda.cpp, for builds without CUDA.
+// The null twin of image_batch_cuda.cpp and adam_cuda.cpp, for builds without CUDA.
 #include "levin/core/error.h"
+#include "levin/kernels/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
 
 namespace levin::kernels::detail {
@@ -10,6 +11,18 @@ void normalize_images_cuda(const Tensor&, NormalizeLaunch, std::span<const Image
 
 void erase_images_cuda(Tensor&, EraseLaunch, std::span<const EraseBox>) {
   levin::detail::fail("[erase_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void adam_cuda(std::span<const StepEntry>, const AdamRates&, const StepScale&, c10::Device) {
+  levin::detail::fail("[fused_adam] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void sgd_cuda(std::span<const StepEntry>, const SgdRates&, const StepScale&, c10::Device) {
+  levin::detail::fail("[fused_sgd] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void adam_8bit_cuda(std::span<const StepEntry>, const AdamRates&, const StepScale&, c10::Device) {
+  levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
 }  // namespace levin::kernels::detail

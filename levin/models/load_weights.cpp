@@ -76,9 +76,11 @@ class WeightPlan {
     std::vector<Tensor> parts;
     for (const auto& source : weight.sources) parts.push_back(file_.read(source));
     auto tensor = parts.size() == 1 ? parts[0] : at::cat(parts, 0);
-    if (weight.parts == 1) return tensor;
-    const auto rows = tensor.size(0) / weight.parts;
-    return tensor.slice(0, weight.part * rows, (weight.part + 1) * rows);
+    if (weight.parts > 1) {
+      const auto rows = tensor.size(0) / weight.parts;
+      tensor = tensor.slice(0, weight.part * rows, (weight.part + 1) * rows);
+    }
+    return weight.transposed ? tensor.t() : tensor;
   }
 
  private:
@@ -90,9 +92,9 @@ class WeightPlan {
     if (options.naming == "same") return keep_names();
     const auto of_module = detect_naming(wanted);
     if (options.naming != "auto") {
-      LEVIN_CHECK(
-          !of_module.scheme.empty(), "[load_weights] naming \"", options.naming,
-          "\" needs a vit or resnet; the module is neither by its names (naming \"same\" takes them as they are)");
+      LEVIN_CHECK(!of_module.scheme.empty(), "[load_weights] naming \"", options.naming,
+                  "\" needs a vit, resnet or decoder; the module is none by its names (naming \"same\" takes them as "
+                  "they are)");
       naming_ = options.naming;
       plan_ = plan_naming(names_, options.naming, of_module.scheme);
       return;

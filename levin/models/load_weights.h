@@ -14,7 +14,8 @@ namespace levin::models {
 struct LoadWeightsOptions {
   /// Names that are missing or not expected are an Error. A wrong shape always is one.
   bool strict = true;
-  /// How the file calls its tensors: "torchvision", "timm", "huggingface", "same" (as the module does), or "auto".
+  /// How the file calls its tensors: "torchvision", "timm", "huggingface", "levin", "same" (as the module does), or
+  /// "auto".
   std::string naming = "auto";
   /// Patterns ("heads.*") of names, as the module has them, that are left as they are.
   std::vector<std::string> ignore = {};

@@ -16,15 +16,18 @@
 namespace levin::models {
 namespace {
 
-const std::array<std::string, 3> kSchemes{"torchvision", "timm", "huggingface"};
+constexpr size_t kSchemeCount = 4;
+const std::array<std::string, kSchemeCount> kSchemes{"torchvision", "timm", "huggingface", "levin"};
 constexpr std::array<std::string_view, 5> kSuffixes{"weight", "bias", "running_mean", "running_var",
                                                     "num_batches_tracked"};
 
 /// One kind of tensor, by scheme. `#` is a number, `*` the kind of parameter. Several patterns are parts that stand one
-/// after the other in the tensor of the other schemes. `read_too`: other names under which it is found.
+/// after the other in the tensor of the other schemes. `read_too`: other names under which it is found. `transposed`:
+/// huggingface has the matrix the other way round.
 struct NameRule {
-  std::array<std::vector<std::string>, 3> patterns;
+  std::array<std::vector<std::string>, kSchemeCount> patterns;
   std::vector<std::vector<std::string>> read_too = {};
+  bool transposed = false;
 };
 
 std::vector<NameRule> vit_rules() {
@@ -77,13 +80,57 @@ std::vector<NameRule> resnet_rules() {
   return rules;
 }
 
+NameRule decoder_rule(std::vector<std::string> huggingface, const std::string& levin, bool transposed = false) {
+  return {{{{}, {}, std::move(huggingface), {levin}}}, {}, transposed};
+}
+
+std::vector<NameRule> gpt2_rules() {
+  const std::string hf = "transformer.h.#.", levin = "blocks.#.";
+  return {
+      decoder_rule({"transformer.wte.weight"}, "tokens.weight"),
+      decoder_rule({"transformer.wpe.weight"}, "positions.weight"),
+      decoder_rule({hf + "ln_1.*"}, levin + "norm_1.*"),
+      decoder_rule({hf + "attn.c_attn.*"}, levin + "attention.qkv.*", true),
+      decoder_rule({hf + "attn.c_proj.*"}, levin + "attention.out.*", true),
+      decoder_rule({hf + "ln_2.*"}, levin + "norm_2.*"),
+      decoder_rule({hf + "mlp.c_fc.*"}, levin + "mlp.up.*", true),
+      decoder_rule({hf + "mlp.c_proj.*"}, levin + "mlp.down.*", true),
+      decoder_rule({"transformer.ln_f.*"}, "norm.*"),
+      decoder_rule({"lm_head.weight"}, "head.weight"),
+  };
+}
+
+std::vector<NameRule> llama_rules() {
+  const std::string hf = "model.layers.#.", levin = "blocks.#.", attention = hf + "self_attn.";
+  return {
+      decoder_rule({"model.embed_tokens.weight"}, "tokens.weight"),
+      decoder_rule({hf + "input_layernorm.weight"}, levin + "norm_1.weight"),
+      decoder_rule({attention + "q_proj.*", attention + "k_proj.*", attention + "v_proj.*"}, levin + "attention.qkv.*"),
+      decoder_rule({attention + "o_proj.*"}, levin + "attention.out.*"),
+      decoder_rule({hf + "post_attention_layernorm.weight"}, levin + "norm_2.weight"),
+      decoder_rule({hf + "mlp.gate_proj.*"}, levin + "mlp.gate.*"),
+      decoder_rule({hf + "mlp.up_proj.*"}, levin + "mlp.up.*"),
+      decoder_rule({hf + "mlp.down_proj.*"}, levin + "mlp.down.*"),
+      decoder_rule({"model.norm.weight"}, "norm.weight"),
+      decoder_rule({"lm_head.weight"}, "head.weight"),
+  };
+}
+
 struct Architecture {
   const char* name;
+  /// What huggingface puts before the names of a model without its head.
+  const char* prefix;
   std::vector<NameRule> rules;
+  /// In some files of huggingface, and no weights.
+  std::vector<std::string> no_weights = {};
 };
 
 const std::vector<Architecture>& architectures() {
-  static const std::vector<Architecture> all{{"vit", vit_rules()}, {"resnet", resnet_rules()}};
+  static const std::vector<Architecture> all{
+      {"vit", "vit", vit_rules()},
+      {"resnet", "resnet", resnet_rules()},
+      {"gpt2", "transformer", gpt2_rules(), {"transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias"}},
+      {"llama", "model", llama_rules(), {"model.layers.#.self_attn.rotary_emb.inv_freq"}}};
   return all;
 }
 
@@ -127,7 +174,7 @@ std::string fill_name(std::string_view pattern, const Captured& captured) {
   return name;
 }
 
-/// Where a name stands in an architecture: its rule, which of the parts it is and of how many.
+/// Where a name stands in an architecture: its rule (none: it is no weight), which of the parts it is and of how many.
 struct Found {
   const NameRule* rule;
   Captured captured;
@@ -143,8 +190,11 @@ size_t scheme_index(std::string_view scheme) {
 
 std::optional<Found> find_rule(const Architecture& architecture, size_t scheme, std::string_view name) {
   // A model without its head is saved without the first part of its names.
-  const std::array<std::string, 2> spellings{std::string(name), fmt::format("{}.{}", architecture.name, name)};
-  for (const auto& spelling : std::span(spellings).first(kSchemes[scheme] == "huggingface" ? 2 : 1))
+  const std::array<std::string, 2> spellings{std::string(name), fmt::format("{}.{}", architecture.prefix, name)};
+  const bool hugging = kSchemes[scheme] == "huggingface";
+  for (const auto& spelling : std::span(spellings).first(hugging ? 2 : 1)) {
+    for (const auto& pattern : architecture.no_weights)
+      if (hugging && match_name(pattern, spelling)) return Found{nullptr, {}};
     for (const auto& rule : architecture.rules) {
       const auto try_parts = [&](const std::vector<std::string>& patterns) -> std::optional<Found> {
         for (size_t i = 0; i < patterns.size(); ++i)
@@ -155,10 +205,11 @@ std::optional<Found> find_rule(const Architecture& architecture, size_t scheme, 
       if (auto found = try_parts(rule.patterns[scheme])) return found;
       for (const auto& patterns : rule.read_too) {
         const bool of_vit = patterns[0].starts_with("vit.");
-        if (of_vit == (kSchemes[scheme] == "huggingface"))
+        if (of_vit == hugging)
           if (auto found = try_parts(patterns)) return found;
       }
     }
+  }
   return {};
 }
 
@@ -187,7 +238,7 @@ std::span<const std::string> naming_schemes() {
 }
 
 Naming detect_naming(std::span<const std::string> names) {
-  const std::array<size_t, 3> all{0, 1, 2};
+  const std::array<size_t, kSchemeCount> all{0, 1, 2, 3};
   return best_naming(names, all);
 }
 
@@ -199,8 +250,8 @@ Naming detect_naming(std::span<const std::string> names, std::string_view scheme
 std::vector<RenamedWeight> plan_naming(std::span<const std::string> names, std::string_view from, std::string_view to) {
   const auto target = scheme_index(to);
   const auto naming = detect_naming(names, from);
-  LEVIN_CHECK(!naming.architecture.empty(), "[naming] the names are not of a vit or resnet of ", from, ": ",
-              names.empty() ? "there are none" : fmt::format("\"{}\", ...", names[0]));
+  LEVIN_CHECK(!naming.architecture.empty(), "[naming] the names are not of a vit, resnet, gpt2 or llama of ", from,
+              ": ", names.empty() ? "there are none" : fmt::format("\"{}\", ...", names[0]));
   LEVIN_CHECK(naming.unknown.empty(), "[naming] ", naming.unknown.size(), " of ", names.size(), " names are not of a ",
               naming.architecture, " of ", from, ": ",
               join(std::span(naming.unknown).first(std::min<size_t>(naming.unknown.size(), 3))));
@@ -214,7 +265,10 @@ std::vector<RenamedWeight> plan_naming(std::span<const std::string> names, std::
   std::unordered_set<std::string> taken;
   for (const auto& name : names) {
     const auto found = *find_rule(*architecture, source, name);
+    if (!found.rule) continue;
     const auto& patterns = found.rule->patterns[target];
+    LEVIN_CHECK(!patterns.empty(), "[naming] a ", naming.architecture, " has no names of ", to);
+    const bool transposed = found.rule->transposed && found.captured.suffix == "weight" && source != target;
     const bool whole = found.parts == patterns.size();
     const auto first = fill_name(patterns[whole ? found.part : 0], found.captured);
     if (found.parts > 1 && !whole) {
@@ -229,7 +283,7 @@ std::vector<RenamedWeight> plan_naming(std::span<const std::string> names, std::
     for (size_t i = 0; i < parts; ++i) {
       const auto renamed = whole ? first : fill_name(patterns[i], found.captured);
       LEVIN_CHECK(taken.insert(renamed).second, "[naming] two tensors would be \"", renamed, "\"");
-      plan.push_back({renamed, {name}, static_cast<int64_t>(i), static_cast<int64_t>(parts)});
+      plan.push_back({renamed, {name}, static_cast<int64_t>(i), static_cast<int64_t>(parts), transposed});
     }
   }
   for (const auto& weight : plan)
@@ -251,6 +305,11 @@ std::vector<int64_t> renamed_shape(const RenamedWeight& weight, std::span<const 
     LEVIN_CHECK(!shape.empty() && shape[0] % weight.parts == 0, "[naming] \"", weight.name,
                 "\": ", shape.empty() ? 0 : shape[0], " rows cannot be cut into ", weight.parts, " parts");
     shape[0] /= weight.parts;
+  }
+  if (weight.transposed) {
+    LEVIN_CHECK(shape.size() == 2, "[naming] \"", weight.name, "\" must be a matrix, not of ", shape.size(),
+                " dimensions");
+    std::swap(shape[0], shape[1]);
   }
   return shape;
 }

@@ -1,7 +1,10 @@
 #include "levin/models/registry.h"
 
+#include <algorithm>
+
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/models/gpt.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"
 
@@ -59,6 +62,20 @@ ImageModel make(std::string_view name, const ModelOptions& o) {
 std::vector<std::string> names() {
   std::vector<std::string> all;
   for (const auto& entry : kModels) all.emplace_back(entry.name);
+  return all;
+}
+
+std::shared_ptr<torch::nn::Module> make_module(std::string_view name) {
+  const auto decoders = gpt_names();
+  if (std::find(decoders.begin(), decoders.end(), name) != decoders.end()) return gpt(gpt_options(name)).ptr();
+  const auto images = names();
+  if (std::find(images.begin(), images.end(), name) != images.end()) return make(name).ptr();
+  fail_unknown("models.make_module", "model", name, module_names());
+}
+
+std::vector<std::string> module_names() {
+  auto all = names();
+  for (auto& name : gpt_names()) all.push_back(std::move(name));
   return all;
 }
 

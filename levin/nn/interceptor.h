@@ -106,6 +106,8 @@ class [[nodiscard]] Attachment {
   ~Attachment() { detach(); }
 
   void detach() noexcept;
+  /// Lets go without detaching: the interceptor stays for the life of its unit.
+  void keep() noexcept { unit_.reset(); }
   explicit operator bool() const { return !unit_.expired(); }
 
  private:

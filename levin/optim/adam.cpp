@@ -28,6 +28,8 @@ struct Traits {
     detail::check_betas(name, o.betas);
     detail::check_not_negative(name, "eps", o.eps);
     detail::check_not_negative(name, "weight_decay", o.weight_decay);
+    LEVIN_CHECK(!o.moments_dtype || *o.moments_dtype == at::kFloat || *o.moments_dtype == at::kBFloat16, "[", name,
+                "] moments_dtype=", *o.moments_dtype, " is not known; Float and BFloat16 are");
   }
 };
 
@@ -47,16 +49,28 @@ class AdamImpl final : public detail::Typed<Traits<Options>> {
     return this->options_[group].amsgrad ? 0b111 : 0b011;
   }
 
+  c10::ScalarType slot_dtype(size_t group, size_t, const Tensor& param) const override {
+    return this->options_[group].moments_dtype.value_or(param.scalar_type());
+  }
+
   bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
+  bool takes_grad(const Tensor& param, c10::ScalarType grad) const override {
+    return detail::has_kernels(param) && kernels::takes_grad(param.scalar_type(), grad);
+  }
+  bool writes_copies() const override { return true; }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = this->options_[bucket.group];
     detail::advance(bucket.steps);
-    auto& [averages, squares, largest] = bucket.slots;
+    auto& [averages, squares, largest, none] = bucket.slots;
     constexpr bool decoupled = std::same_as<Options, AdamWOptions>;
-    if (bucket.plain)
-      detail::plain_adam(
-          bucket, {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.amsgrad, o.maximize, decoupled}, scale);
+    const kernels::AdamNumbers numbers{o.lr,           o.betas[0], o.betas[1], o.eps,
+                                       o.weight_decay, o.amsgrad,  o.maximize, decoupled};
+    if (bucket.mixed || !bucket.copies.empty())
+      kernels::fused_adam({bucket.params, bucket.grads, averages, squares, largest, bucket.steps, bucket.copies},
+                          numbers, scale);
+    else if (bucket.plain)
+      detail::plain_adam(bucket, numbers, scale);
     else if constexpr (decoupled)
       at::_fused_adamw_(bucket.params, bucket.grads, averages, squares, largest, bucket.steps, o.lr, o.betas[0],
                         o.betas[1], o.weight_decay, o.eps, o.amsgrad, o.maximize, scale.scale, scale.found_inf);

@@ -4,6 +4,8 @@
 #include <optional>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
 #include "levin/optim/optimizer.h"
 
 namespace levin::optim {
@@ -21,6 +23,8 @@ struct AdamOptions {
   bool amsgrad = false;
   /// Goes up the gradient instead of down.
   bool maximize = false;
+  /// Of the running averages: at::kFloat or at::kBFloat16; by itself the parameter's dtype. For all groups.
+  std::optional<at::ScalarType> moments_dtype = {};
 };
 
 struct AdamWOptions {
@@ -36,6 +40,8 @@ struct AdamWOptions {
   bool amsgrad = false;
   /// Goes up the gradient instead of down.
   bool maximize = false;
+  /// Of the running averages: at::kFloat or at::kBFloat16; by itself the parameter's dtype. For all groups.
+  std::optional<at::ScalarType> moments_dtype = {};
 };
 
 /// Parameters with their own values of some options; `.betas = {{0.9, 0.95}}` has two pairs of braces here.
@@ -50,14 +56,15 @@ struct AdamGroup {
 };
 using AdamWGroup = AdamGroup;
 
-/// Adam with L2 decay, torch.optim.Adam's numbers, by torch's fused kernel.
+/// Adam with L2 decay, torch.optim.Adam's numbers, by torch's fused kernel; where gradients or averages are narrower
+/// than the parameter, by Levin's (kernels/adam.h).
 class Adam : public Optimizer {
  public:
   explicit Adam(std::vector<Tensor> params, AdamOptions options = {});
   explicit Adam(std::vector<AdamGroup> groups, AdamOptions options = {});
 };
 
-/// Adam with decoupled decay, torch.optim.AdamW's numbers, by torch's fused kernel.
+/// Adam with decoupled decay, torch.optim.AdamW's numbers, by the same kernels.
 ///
 ///     optim::AdamW opt(model->parameters(), {.lr = 3e-4, .weight_decay = 0.01});
 ///     optim::AdamW opt({{.params = decay, .weight_decay = 0.1}, {.params = no_decay, .weight_decay = 0.0}}, {.lr =

@@ -85,14 +85,21 @@ void GroupedOptimizer::run(const GradScale* scale) {
     ~Release() { self->release_grads(); }
   } release{this};
   if (!refresh()) rebuild();
+  run_buckets(buckets_, scale);
+}
+
+void GroupedOptimizer::run_buckets(std::vector<Bucket>& buckets, const GradScale* scale) {
   DeviceScale here;
   if (scale && scale->scale.defined()) here.scale = scale->scale;
   // A scaler may have summed over ranks or devices; the kernels compare with one.
   if (scale && scale->found_inf.defined()) here.found_inf = scale->found_inf.clamp_max(1);
-  for (auto& bucket : buckets_) {
+  for (auto& bucket : buckets) {
     move_to(here.scale, bucket.device);
     move_to(here.found_inf, bucket.device);
     update(bucket, here);
+    if (!bucket.copies.empty() && !writes_copies())
+      for (size_t i = 0; i < bucket.params.size(); ++i)
+        if (bucket.copies[i].defined()) bucket.copies[i].copy_(bucket.params[i]);
     // Neither torch's fused kernels nor plain loops tell autograd: a graph that saved the old values must refuse to go
     // backward.
     for (auto& param : bucket.params)
@@ -120,7 +127,9 @@ bool GroupedOptimizer::refresh() {
       if (!bucket.params[place.at].is_same(param) || param.scalar_type() != bucket.dtype ||
           param.device() != bucket.device || param.numel() != seen.numel || param.is_contiguous() != seen.contiguous)
         return false;
-      bucket.grads[place.at] = conforming_grad(g, i, param, grad);
+      Tensor& place_of_grad = bucket.grads[place.at];
+      place_of_grad = conforming_grad(g, i, param, grad);
+      if (place_of_grad.scalar_type() != bucket.grad_dtype) return false;
     }
   }
   return true;
@@ -140,25 +149,66 @@ void GroupedOptimizer::rebuild() {
     group.places.assign(group.params.size(), {});
     for (size_t i = 0; i < group.params.size(); ++i) {
       const Tensor& param = group.params[i];
-      const Tensor& grad = param.grad();
-      if (!grad.defined() || param.numel() == 0) continue;
-      auto& state = states_[param.unsafeGetTensorImpl()];
-      state.param = param;
-      const int this_kind = kind(g, state);
-      prepare(state, g, i);
-
-      Bucket& bucket = bucket_for(g, this_kind, param);
-      group.places[i] = {static_cast<int>(&bucket - buckets_.data()), static_cast<int>(bucket.params.size())};
-      bucket.params.push_back(param);
-      bucket.grads.push_back(conforming_grad(g, i, param, grad));
-      if (counts_steps()) bucket.steps.push_back(state.step);
-      const unsigned needed = slots_needed(g, param);
-      for (size_t s = 0; s < slot_names().size(); ++s)
-        if (needed >> s & 1) bucket.slots[s].push_back(state.slots[s]);
-      bucket.seen.push_back({param.numel(), param.is_contiguous()});
+      if (param.grad().defined() && param.numel() > 0) group.places[i] = add_to(buckets_, g, i);
     }
   }
   valid_ = true;
+}
+
+// Puts a parameter that has a gradient into the bucket it belongs to.
+GroupedOptimizer::Place GroupedOptimizer::add_to(std::vector<Bucket>& buckets, size_t group, size_t index) {
+  const Tensor& param = groups_[group].params[index];
+  auto& state = states_[param.unsafeGetTensorImpl()];
+  state.param = param;
+  const int this_kind = kind(group, state);
+  prepare(state, group, index);
+  Tensor grad = conforming_grad(group, index, param, param.grad());
+
+  Bucket& bucket = bucket_for(buckets, group, this_kind, param, grad.scalar_type());
+  const Place place{static_cast<int>(&bucket - buckets.data()), static_cast<int>(bucket.params.size())};
+  bucket.params.push_back(param);
+  bucket.grads.push_back(std::move(grad));
+  if (counts_steps()) bucket.steps.push_back(state.step);
+  const unsigned needed = slots_needed(group, param);
+  for (size_t s = 0; s < slot_names().size(); ++s)
+    if (needed >> s & 1) bucket.slots[s].push_back(state.slots[s]);
+  bucket.seen.push_back({param.numel(), param.is_contiguous()});
+  return place;
+}
+
+bool GroupedOptimizer::step_params(std::span<const Tensor> params, const GradScale* scale,
+                                   std::span<const Tensor> copies) {
+  if (scale && !is_fused()) return false;
+  LEVIN_CHECK(copies.empty() || copies.size() == params.size(), "[", name_, ".step_params] there are ", params.size(),
+              " parameters and ", copies.size(), " copies");
+  at::NoGradGuard no_grad;
+  RECORD_FUNCTION(step_label_, c10::ArrayRef<const c10::IValue>{});
+  std::vector<Bucket> buckets;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto [group, index] = find_param(params[i]);
+    if (!params[i].grad().defined() || params[i].numel() == 0) continue;
+    const Place place = add_to(buckets, group, index);
+    if (!copies.empty()) buckets[place.bucket].copies.push_back(copies[i]);
+  }
+  run_buckets(buckets, scale);
+  return true;
+}
+
+std::pair<size_t, size_t> GroupedOptimizer::find_param(const Tensor& param) {
+  for (const bool is_fresh : {false, true}) {
+    const auto found = index_.find(param.unsafeGetTensorImpl());
+    if (found != index_.end()) {
+      const auto [group, index] = found->second;
+      if (group < groups_.size() && index < groups_[group].params.size() && groups_[group].params[index].is_same(param))
+        return found->second;
+    }
+    if (is_fresh) break;
+    index_.clear();
+    for (size_t g = 0; g < groups_.size(); ++g)
+      for (size_t i = 0; i < groups_[g].params.size(); ++i) index_[groups_[g].params[i].unsafeGetTensorImpl()] = {g, i};
+  }
+  levin::detail::fail(levin::detail::concat("[", name_, ".step_params] a tensor of shape ", param.sizes(),
+                                            " is none of the optimizer's parameters; give tensors of its params()"));
 }
 
 // Makes the state that is missing and lays out what is there as the parameter is now: set_data may have changed it.
@@ -177,24 +227,34 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
     if (!(needed >> s & 1)) continue;
     Tensor& slot = state.slots[s];
     if (!slot.defined()) slot = make_slot(group, s, param);
+    const auto dtype = slot_dtype(group, s, param);
     const auto shape = slot_shape(s, param);
     LEVIN_CHECK(slot.sizes() == at::IntArrayRef(shape), "[", name_, ".step] ", describe(group, index), " has state \"",
                 slot_names()[s], "\" of shape ", fmt::format("{}", slot.sizes()), " where ", fmt::format("{}", shape),
                 " is needed; the parameter changed its shape after the first step");
     const bool laid_out = slot.sizes() != param.sizes() || same_layout(slot, param);
-    if (slot.device() == param.device() && slot.scalar_type() == param.scalar_type() && laid_out) continue;
-    slot = slot.sizes() == param.sizes() ? at::empty_like(param).copy_(slot) : slot.to(param.options());
+    if (slot.device() == param.device() && slot.scalar_type() == dtype && laid_out) continue;
+    slot = slot.sizes() == param.sizes() ? at::empty_like(param, param.options().dtype(dtype)).copy_(slot)
+                                         : slot.to(param.options().dtype(dtype));
+    invalidate();
   }
 }
 
-Bucket& GroupedOptimizer::bucket_for(size_t group, int this_kind, const Tensor& param) {
-  const bool plain = is_plain(param);
-  for (auto& bucket : buckets_)
-    if (bucket.group == group && bucket.kind == this_kind && bucket.plain == plain && bucket.device == param.device() &&
-        bucket.dtype == param.scalar_type())
+Bucket& GroupedOptimizer::bucket_for(std::vector<Bucket>& buckets, size_t group, int this_kind, const Tensor& param,
+                                     c10::ScalarType grad_dtype) {
+  const bool mixed = grad_dtype != param.scalar_type() || slot_dtype(group, 0, param) != param.scalar_type();
+  const bool plain = !mixed && is_plain(param);
+  for (auto& bucket : buckets)
+    if (bucket.group == group && bucket.kind == this_kind && bucket.plain == plain && bucket.mixed == mixed &&
+        bucket.device == param.device() && bucket.dtype == param.scalar_type() && bucket.grad_dtype == grad_dtype)
       return bucket;
-  return buckets_.emplace_back(
-      Bucket{group, this_kind, plain, param.device(), param.scalar_type(), {}, {}, {}, {}, {}});
+  return buckets.emplace_back(Bucket{.group = group,
+                                     .kind = this_kind,
+                                     .plain = plain,
+                                     .mixed = mixed,
+                                     .device = param.device(),
+                                     .dtype = param.scalar_type(),
+                                     .grad_dtype = grad_dtype});
 }
 
 Tensor GroupedOptimizer::conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const {
@@ -204,14 +264,16 @@ Tensor GroupedOptimizer::conforming_grad(size_t group, size_t index, const Tenso
   LEVIN_CHECK(
       grad.layout() == at::kStrided, "[", name_, ".step] ", describe(group, index),
       " has a sparse gradient; only dense ones are supported (grad.to_dense(), or an embedding with sparse(false))");
-  LEVIN_CHECK(grad.scalar_type() == param.scalar_type() && grad.device() == param.device(), "[", name_, ".step] ",
-              describe(group, index), " has a gradient of ", c10::toString(grad.scalar_type()), " on ", grad.device(),
-              "; it must be of the parameter's dtype and device, ", c10::toString(param.scalar_type()), " on ",
-              param.device());
+  LEVIN_CHECK(kernels::takes_grad(param.scalar_type(), grad.scalar_type()) && grad.device() == param.device(), "[",
+              name_, ".step] ", describe(group, index), " has a gradient of ", c10::toString(grad.scalar_type()),
+              " on ", grad.device(), "; it must be of the parameter's dtype, ", c10::toString(param.scalar_type()),
+              ", or a floating one as narrow, on the parameter's device, ", param.device());
   LEVIN_CHECK(grad.sizes() == param.sizes(), "[", name_, ".step] ", describe(group, index), " has a gradient of shape ",
               fmt::format("{}", grad.sizes()), "; it must have the parameter's");
   // The fused kernels walk memory in order, so all lists must be laid out alike.
-  return at::empty_like(param).copy_(grad);
+  const bool as_it_is = grad.scalar_type() == param.scalar_type() || takes_grad(param, grad.scalar_type());
+  if (as_it_is && same_layout(grad, param)) return grad;
+  return at::empty_like(param, param.options().dtype(as_it_is ? grad.scalar_type() : param.scalar_type())).copy_(grad);
 }
 
 void GroupedOptimizer::release_grads() {
@@ -219,9 +281,10 @@ void GroupedOptimizer::release_grads() {
     for (auto& grad : bucket.grads) grad.reset();
 }
 
-Tensor GroupedOptimizer::make_slot(size_t, size_t slot, const Tensor& param) const {
+Tensor GroupedOptimizer::make_slot(size_t group, size_t slot, const Tensor& param) const {
   const auto shape = slot_shape(slot, param);
-  return param.sizes() == at::IntArrayRef(shape) ? at::zeros_like(param) : at::zeros(shape, param.options());
+  const auto options = param.options().dtype(slot_dtype(group, slot, param));
+  return param.sizes() == at::IntArrayRef(shape) ? at::zeros_like(param, options) : at::zeros(shape, options);
 }
 
 std::vector<int64_t> GroupedOptimizer::slot_shape(size_t, const Tensor& param) const {

@@ -11,11 +11,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "levin/kernels/adam.h"
 #include "levin/optim/optimizer.h"
 
 namespace levin::optim::detail {
 
-inline constexpr size_t kMaxSlots = 3;
+inline constexpr size_t kMaxSlots = 4;
 using Slots = std::array<Tensor, kMaxSlots>;
 
 /// What an optimizer remembers of one parameter. It holds the parameter, so that its address stays its own.
@@ -36,20 +37,20 @@ struct Bucket {
   size_t group;
   int kind;
   bool plain;  // by a loop of ours (plain_kernels.h), not by torch's kernel
+  bool mixed;  // gradients or state are of another dtype than the parameters: by a kernel of ours (kernels/adam.h)
   c10::Device device;
   c10::ScalarType dtype;
+  c10::ScalarType grad_dtype;
   std::vector<Tensor> params;
   std::vector<Tensor> grads;  // filled for the length of a step, so that nobody is kept alive by them
   std::vector<Tensor> steps;
   std::array<std::vector<Tensor>, kMaxSlots> slots;
   std::vector<Seen> seen;
+  std::vector<Tensor> copies;  // none, or one for each parameter: 16-bit, or undefined
 };
 
 /// A GradScale on the device of the bucket, in the form the fused kernels take.
-struct DeviceScale {
-  std::optional<Tensor> scale;
-  std::optional<Tensor> found_inf;
-};
+using DeviceScale = kernels::StepScale;
 
 /// The common machine of Levin's optimizers: groups, lists of tensors that are rebuilt only when the set of parameters
 /// with gradients changes, state made when first needed, zero_grad, and Python's layout of the state dict.
@@ -57,6 +58,8 @@ class GroupedOptimizer : public OptimizerImpl {
  public:
   void step() final;
   bool step_scaled(const GradScale& scale) final;
+  bool step_params(std::span<const Tensor> params, const GradScale* scale = nullptr,
+                   std::span<const Tensor> copies = {}) final;
   void zero_grad(bool set_to_none) final;
   size_t num_groups() const final { return groups_.size(); }
   std::vector<Tensor>& params(size_t group) final;
@@ -87,11 +90,16 @@ class GroupedOptimizer : public OptimizerImpl {
   /// Which slots a parameter of this group needs now, as bits.
   virtual unsigned slots_needed(size_t group, const Tensor& param) const = 0;
   virtual Tensor make_slot(size_t group, size_t slot, const Tensor& param) const;
+  virtual c10::ScalarType slot_dtype(size_t, size_t, const Tensor& param) const { return param.scalar_type(); }
   virtual std::vector<int64_t> slot_shape(size_t slot, const Tensor& param) const;
   /// Parameters of different kinds go to different buckets.
   virtual int kind(size_t, const ParamState&) const { return 0; }
   /// Parameters that `update` shall treat by a plain loop go to buckets of their own, too.
   virtual bool is_plain(const Tensor&) const { return false; }
+  /// Whether `update` takes a gradient of this narrower dtype as it is; else it is cast.
+  virtual bool takes_grad(const Tensor&, c10::ScalarType) const { return false; }
+  /// Whether `update` writes the copies of a bucket itself.
+  virtual bool writes_copies() const { return false; }
 
   virtual void save_options(size_t group, StateDict& out) const = 0;
   virtual void load_options(size_t group, const StateDict& in) = 0;
@@ -115,14 +123,18 @@ class GroupedOptimizer : public OptimizerImpl {
   };
 
   void run(const GradScale* scale);
+  void run_buckets(std::vector<Bucket>& buckets, const GradScale* scale);
   bool refresh();
   void rebuild();
+  Place add_to(std::vector<Bucket>& buckets, size_t group, size_t index);
+  std::pair<size_t, size_t> find_param(const Tensor& param);
   void prepare(ParamState& state, size_t group, size_t index);
-  Bucket& bucket_for(size_t group, int kind, const Tensor& param);
+  Bucket& bucket_for(std::vector<Bucket>& buckets, size_t group, int kind, const Tensor& param,
+                     c10::ScalarType grad_dtype);
   Tensor conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const;
   void release_grads();
   void check_param(size_t group, size_t index, const StateDict& in) const;
-  void load_param(ParamState& state, const StateDict& in);
+  void load_param(ParamState& state, size_t group, const StateDict& in);
   std::string describe(size_t group, size_t index) const;
 
   std::string step_label_;
@@ -130,6 +142,8 @@ class GroupedOptimizer : public OptimizerImpl {
   std::unordered_map<c10::TensorImpl*, ParamState> states_;
   std::vector<Bucket> buckets_;
   bool valid_ = false;
+  /// Group and position of each parameter; made when first asked for.
+  std::unordered_map<c10::TensorImpl*, std::pair<size_t, size_t>> index_;
 };
 
 /// Adds one to every step counter.

@@ -61,7 +61,7 @@ void GroupedOptimizer::load_state_dict(const StateDict& in) {
       }
       auto& mine = states_[param.unsafeGetTensorImpl()];
       mine.param = param;
-      load_param(mine, *state);
+      load_param(mine, g, *state);
     }
   }
   invalidate();
@@ -81,7 +81,7 @@ void GroupedOptimizer::check_param(size_t group, size_t index, const StateDict& 
 }
 
 // Copies into tensors that are there, so that their addresses stay; what was not saved is made anew by the next step.
-void GroupedOptimizer::load_param(ParamState& state, const StateDict& in) {
+void GroupedOptimizer::load_param(ParamState& state, size_t group, const StateDict& in) {
   const Tensor& param = state.param;
   if (counts_steps()) {
     const auto device = steps_on_host() ? c10::Device(c10::kCPU) : param.device();
@@ -101,10 +101,11 @@ void GroupedOptimizer::load_param(ParamState& state, const StateDict& in) {
       continue;
     }
     const Tensor& value = saved->to_tensor();
+    const auto options = param.options().dtype(slot_dtype(group, s, param));
     const bool fits = slot.defined() && slot.sizes() == value.sizes() && slot.device() == param.device() &&
-                      slot.scalar_type() == param.scalar_type();
+                      slot.scalar_type() == options.dtype();
     if (!fits)
-      slot = value.sizes() == param.sizes() ? at::empty_like(param) : at::empty(value.sizes(), param.options());
+      slot = value.sizes() == param.sizes() ? at::empty_like(param, options) : at::empty(value.sizes(), options);
     slot.copy_(value);
   }
 }

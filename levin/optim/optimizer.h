@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,14 @@ class OptimizerImpl {
   virtual StateDict state_dict() const = 0;
   /// Moves loaded state to the device and dtype of each parameter.
   virtual void load_state_dict(const StateDict& state) = 0;
+
+  /// One update of some of the parameters alone, those of them that have gradients; the state of others, and their step
+  /// counters, stay as they are. False when this optimizer cannot, or cannot under a scale, and nothing was done.
+  /// `copies` is empty, or has for each parameter a 16-bit tensor that gets its new value (an undefined one gets none).
+  /// Any thread may call it, one at a time and not beside another method.
+  virtual bool step_params(std::span<const Tensor>, const GradScale* = nullptr, std::span<const Tensor> = {}) {
+    return false;
+  }
 };
 
 /// A handle to an optimizer, as Tensor is one to its data: copies share, an empty one exists.

@@ -10,20 +10,20 @@ namespace levin::optim::detail {
 /// Parameters up to this many elements are updated here, larger ones by torch's kernels.
 inline constexpr int64_t kPlainNumel = 4096;
 
+/// Whether the kernels of Levin's own (kernels/adam.h) run where the parameter is.
+inline bool has_kernels(const Tensor& param) {
+  return param.is_cpu() || param.is_cuda();
+}
+
 inline bool is_small_on_cpu(const Tensor& param) {
   return param.is_cpu() && param.numel() <= kPlainNumel;
 }
 
-struct SgdNumbers {
-  double lr, momentum, dampening, weight_decay;
-  bool nesterov, maximize, is_first;
-};
+using kernels::AdamNumbers;
+using kernels::SgdNumbers;
+
 void plain_sgd(Bucket& bucket, const SgdNumbers& numbers, const DeviceScale& scale);
 
-struct AdamNumbers {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool amsgrad, maximize, decoupled;
-};
 /// The steps are counted already.
 void plain_adam(Bucket& bucket, const AdamNumbers& numbers, const DeviceScale& scale);
 

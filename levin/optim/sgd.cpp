@@ -51,18 +51,22 @@ class SGDImpl final : public detail::Typed<Traits> {
     return options_[group].momentum != 0 && !state.slots[0].defined() ? kFirst : kRunning;
   }
 
-  // torch's fused kernel for the CPU leaves 16-bit parameters unchanged, all but the rest of a vector.
-  bool is_plain(const Tensor& param) const override {
-    return detail::is_small_on_cpu(param) || (param.is_cpu() && at::isReducedFloatingType(param.scalar_type()));
+  bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
+  bool takes_grad(const Tensor& param, c10::ScalarType grad) const override {
+    return detail::has_kernels(param) && kernels::takes_grad(param.scalar_type(), grad);
   }
+  bool writes_copies() const override { return true; }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = options_[bucket.group];
     const bool is_first = bucket.kind == kFirst;
     if (is_first) invalidate();
-    if (bucket.plain)
-      return detail::plain_sgd(
-          bucket, {o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, is_first}, scale);
+    const kernels::SgdNumbers numbers{o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, is_first};
+    // torch's fused kernel for the CPU leaves 16-bit parameters unchanged, all but the rest of a vector.
+    const bool unknown_to_torch = bucket.device.is_cpu() && at::isReducedFloatingType(bucket.dtype);
+    if (bucket.mixed || !bucket.copies.empty() || (unknown_to_torch && !bucket.plain))
+      return kernels::fused_sgd({bucket.params, bucket.grads, bucket.slots[0], bucket.copies}, numbers, scale);
+    if (bucket.plain) return detail::plain_sgd(bucket, numbers, scale);
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.slots[0], o.weight_decay, o.momentum, o.lr, o.dampening,
                     o.nesterov, o.maximize, is_first, scale.scale, scale.found_inf);
   }

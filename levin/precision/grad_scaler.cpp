@@ -53,16 +53,19 @@ void GradScaler::check_inf(PerOptimizer& state, Optimizer& optimizer, bool unsca
                     std::tuple(b.first.type(), b.first.index(), b.second);
            })>
       gradients;
+  bool any = false;
   for (size_t group = 0; group < optimizer.num_groups(); ++group)
     for (auto& param : optimizer.params(group)) {
       auto& grad = param.mutable_grad();
       if (!grad.defined()) continue;
+      any = true;
+      if (grad.numel() == 0) continue;  // the part of a rank may be empty
       LEVIN_CHECK(
           !unscale || grad.scalar_type() != at::kHalf,
           "[grad_scaler] gradients in float16 cannot be unscaled; use precision \"16-mixed\" with float32 parameters");
       gradients[{grad.device(), grad.scalar_type()}].push_back(grad);
     }
-  LEVIN_CHECK(!gradients.empty(), "[grad_scaler] no parameter of ", optimizer.name(),
+  LEVIN_CHECK(any, "[grad_scaler] no parameter of ", optimizer.name(),
               " has a gradient; call fabric.backward(loss) first");
   // As in torch: the reciprocal is taken in double, since 1/scale in float can round.
   const auto factor = unscale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones_like(scale_);
@@ -72,6 +75,8 @@ void GradScaler::check_inf(PerOptimizer& state, Optimizer& optimizer, bool unsca
     found = found.to(scale_.device(), /*non_blocking=*/true);
     state.found_inf = state.found_inf.defined() ? at::maximum(state.found_inf, found) : found;
   }
+  if (!state.found_inf.defined()) state.found_inf = at::zeros_like(scale_);
+  if (share_) share_(state.found_inf);
 }
 
 void GradScaler::unscale(Optimizer& optimizer) {

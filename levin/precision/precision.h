@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,6 +78,9 @@ class GradScaler {
   /// Grows or backs off; call once after all optimizers have stepped.
   void update();
 
+  /// For gradients that are spread over ranks: `reduce` makes what one rank found known to all, in place.
+  void share_found_inf(std::function<void(Tensor&)> reduce) { share_ = std::move(reduce); }
+
   double current_scale() const;
   StateDict state_dict() const;
   void load_state_dict(const StateDict& state);
@@ -89,6 +93,7 @@ class GradScaler {
   GradScalerOptions options_;
   Tensor scale_;
   Tensor growth_tracker_;
+  std::function<void(Tensor&)> share_;
   std::vector<std::shared_ptr<PerOptimizer>> per_optimizer_;
 };
 

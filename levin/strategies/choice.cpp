@@ -6,6 +6,8 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/strategies/ddp.h"
+#include "levin/strategies/fsdp.h"
+#include "levin/strategies/gemini.h"
 #include "levin/strategies/single_device.h"
 
 namespace levin {
@@ -18,6 +20,13 @@ std::unique_ptr<Strategy> make_single(int) {
 }
 std::unique_ptr<Strategy> make_ddp(int) {
   return std::make_unique<DdpStrategy>(DdpOptions{});
+}
+
+std::unique_ptr<Strategy> make_zero(int stage, bool offload) {
+  ZeroOptions options{.stage = stage};
+  if (offload) options.offload_optimizer.device = "cpu";
+  if (offload && stage == 3) options.offload_param.device = "cpu";
+  return std::make_unique<ZeroStrategy>(options);
 }
 
 struct Entry {
@@ -39,6 +48,20 @@ constexpr std::array kTable{
           [](int) -> std::unique_ptr<Strategy> {
             return std::make_unique<DdpStrategy>(DdpOptions{.static_graph = true});
           }},
+    Entry{"fsdp", [](int) -> std::unique_ptr<Strategy> { return std::make_unique<FsdpStrategy>(FsdpOptions{}); }},
+    Entry{"fsdp_cpu_offload",
+          [](int) -> std::unique_ptr<Strategy> {
+            return std::make_unique<FsdpStrategy>(FsdpOptions{.cpu_offload = true});
+          }},
+    Entry{"deepspeed", [](int) { return make_zero(2, false); }},
+    Entry{"deepspeed_stage_1", [](int) { return make_zero(1, false); }},
+    Entry{"deepspeed_stage_1_offload", [](int) { return make_zero(1, true); }},
+    Entry{"deepspeed_stage_2", [](int) { return make_zero(2, false); }},
+    Entry{"deepspeed_stage_2_offload", [](int) { return make_zero(2, true); }},
+    Entry{"deepspeed_stage_3", [](int) { return make_zero(3, false); }},
+    Entry{"deepspeed_stage_3_offload", [](int) { return make_zero(3, true); }},
+    Entry{"colossalai",
+          [](int) -> std::unique_ptr<Strategy> { return std::make_unique<GeminiStrategy>(GeminiOptions{}); }},
 };
 
 /// Ways to start processes that are strategies elsewhere.
@@ -57,8 +80,27 @@ std::unique_ptr<Strategy> make_by_name(const std::string& name, int world_size) 
 }  // namespace
 
 std::string StrategyChoice::name() const {
-  const auto* name = std::get_if<std::string>(&value_);
-  return name ? *name : "ddp";
+  struct Name {
+    std::string operator()(const std::string& name) const { return name; }
+    std::string operator()(const DdpOptions&) const { return "ddp"; }
+    std::string operator()(const FsdpOptions&) const { return "fsdp"; }
+    std::string operator()(const ZeroOptions& options) const {
+      return "deepspeed_stage_" + std::to_string(options.stage);
+    }
+    std::string operator()(const GeminiOptions&) const { return "colossalai"; }
+  };
+  return std::visit(Name(), value_);
+}
+
+std::string StrategyChoice::process_group_backend() const {
+  struct Backend {
+    std::string operator()(const std::string&) const { return "auto"; }
+    std::string operator()(const DdpOptions& options) const { return options.process_group_backend; }
+    std::string operator()(const FsdpOptions& options) const { return options.process_group_backend; }
+    std::string operator()(const ZeroOptions& options) const { return options.process_group_backend; }
+    std::string operator()(const GeminiOptions& options) const { return options.process_group_backend; }
+  };
+  return std::visit(Backend(), value_);
 }
 
 std::vector<std::string> known_strategies() {
@@ -68,8 +110,23 @@ std::vector<std::string> known_strategies() {
 }
 
 std::unique_ptr<Strategy> make_strategy(const StrategyChoice& choice, int world_size) {
-  if (const auto* options = std::get_if<DdpOptions>(&choice.value())) return std::make_unique<DdpStrategy>(*options);
-  return make_by_name(std::get<std::string>(choice.value()), world_size);
+  struct Maker {
+    int world_size;
+    std::unique_ptr<Strategy> operator()(const std::string& name) const { return make_by_name(name, world_size); }
+    std::unique_ptr<Strategy> operator()(const DdpOptions& options) const {
+      return std::make_unique<DdpStrategy>(options);
+    }
+    std::unique_ptr<Strategy> operator()(const FsdpOptions& options) const {
+      return std::make_unique<FsdpStrategy>(options);
+    }
+    std::unique_ptr<Strategy> operator()(const ZeroOptions& options) const {
+      return std::make_unique<ZeroStrategy>(options);
+    }
+    std::unique_ptr<Strategy> operator()(const GeminiOptions& options) const {
+      return std::make_unique<GeminiStrategy>(options);
+    }
+  };
+  return std::visit(Maker{world_size}, choice.value());
 }
 
 }  // namespace levin

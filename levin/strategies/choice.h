@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "levin/strategies/sharding_options.h"
 #include "levin/strategies/strategy.h"
 
 namespace levin {
@@ -14,18 +15,24 @@ namespace levin {
 ///
 ///     FabricOptions{.strategy = "ddp"}
 ///     FabricOptions{.strategy = DdpOptions{.find_unused_parameters = true}}
+///     FabricOptions{.strategy = FsdpOptions{.cpu_offload = true}}
 class StrategyChoice {
  public:
-  using Value = std::variant<std::string, DdpOptions>;
+  using Value = std::variant<std::string, DdpOptions, FsdpOptions, ZeroOptions, GeminiOptions>;
 
   StrategyChoice() : value_("auto") {}
   StrategyChoice(const char* name) : value_(std::string(name)) {}
   StrategyChoice(std::string name) : value_(std::move(name)) {}
   StrategyChoice(DdpOptions options) : value_(std::move(options)) {}
+  StrategyChoice(FsdpOptions options) : value_(std::move(options)) {}
+  StrategyChoice(ZeroOptions options) : value_(std::move(options)) {}
+  StrategyChoice(GeminiOptions options) : value_(std::move(options)) {}
 
   const Value& value() const { return value_; }
   /// The name given, or that of the strategy whose options were given.
   std::string name() const;
+  /// How the ranks are to communicate: "auto", "gloo", "nccl".
+  std::string process_group_backend() const;
 
  private:
   Value value_;

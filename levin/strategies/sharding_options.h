@@ -53,6 +53,9 @@ struct FsdpOptions {
   int backward_prefetch = 1;
   /// At most that many units are whole, or on their way, at once; 0: no limit but the prefetching.
   int limit_all_gathers = 0;
+  /// The optimizer steps each unit as soon as its gradients are there, beside the rest of backward; they are gone then.
+  /// Not together with clipping, a loss scaler or accumulated gradients.
+  bool optimizer_in_backward = false;
   /// Every rank starts from rank 0's values.
   bool sync_module_states = true;
   /// "auto", "gloo", "nccl", as in DdpOptions.
@@ -95,6 +98,8 @@ struct ZeroOptions {
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
   /// What checkpointed units keep goes to host memory.
   bool cpu_checkpointing = false;
+  /// As in FsdpOptions.
+  bool optimizer_in_backward = false;
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
@@ -131,6 +136,8 @@ struct GeminiOptions {
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<UnitPolicy> auto_wrap_policy = {};
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
+  /// As in FsdpOptions.
+  bool optimizer_in_backward = false;
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

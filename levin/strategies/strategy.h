@@ -27,7 +27,9 @@ class ModuleSync {
 
   /// Before the module's forward, when gradients are enabled or not.
   virtual void before_forward() = 0;
-  /// After it, with every tensor of the output that needs a gradient.
+  /// After it, whether it returned or threw.
+  virtual void leave_forward() {}
+  /// Then, when it returned, with every tensor of the output that needs a gradient.
   virtual void after_forward(std::span<Tensor> outputs) = 0;
   /// Before the backward of a loss that came from this module's output.
   virtual void before_backward(const Tensor& loss) = 0;

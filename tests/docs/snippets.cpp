@@ -11,6 +11,7 @@
 #include <levin/io/torch_file.h>
 #include <levin/io/weights.h>
 #include <levin/levin.h>
+#include <levin/models/gpt.h>
 #include <levin/models/registry.h>
 #include <levin/models/resnet.h>
 #include <levin/models/load_weights.h>
@@ -103,6 +104,16 @@ struct Timer : levin::Interceptor {
   levin::models::ImageModel model = levin::models::make("wide_resnet50_2", {.num_classes = 1000});
   levin::models::replace_head(model, 10);
   auto logits = model(images);                       // [B, 10]
+}
+
+[[maybe_unused]] void decoders(const Tensor& tokens) {
+  auto model = levin::models::gpt2();
+  auto logits = model(tokens);                                        // [B, T] to [B, T, V]
+  auto loss = model(tokens, levin::models::next_tokens(tokens));      // the logits are never whole in memory
+
+  auto other = levin::models::gpt({.vocab_size = 32000, .max_positions = 2048, .num_layers = 16, .num_heads = 16,
+                                   .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
+                                   .activation = "silu_gated", .positions = "rotary", .tied_head = false});
 }
 
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {

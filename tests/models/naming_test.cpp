@@ -123,7 +123,7 @@ TEST(Naming, SaysWhatItDoesNotKnow) {
   const std::vector<std::string> other{"layer.weight", "layer.bias"};
   EXPECT_EQ(detect_naming(other).scheme, "");
   EXPECT_THAT(error_line([&] { plan_naming(other, "timm", "torchvision"); }),
-              HasSubstr("not of a vit or resnet of timm"));
+              HasSubstr("not of a vit, resnet, gpt2 or llama of timm"));
   EXPECT_THAT(error_line([&] { plan_naming(other, "tim", "torchvision"); }), HasSubstr("did you mean \"timm\"?"));
   auto list = names(WeightFile(kNaming + "vit_timm.safetensors"));
   list.push_back("pre_logits.fc.weight");

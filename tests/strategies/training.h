@@ -16,16 +16,28 @@ namespace levin::testing {
 /// The smallest Fabric: a module under a strategy, called and differentiated in the order that ModuleSync asks for.
 class Trainee {
  public:
-  Trainee(Collective& group, const StrategyChoice& choice, torch::nn::Module& module, c10::Device device = at::kCPU)
+  Trainee(Collective& group, const StrategyChoice& choice, torch::nn::Module& module, c10::Device device = at::kCPU,
+          const std::string& precision = "32-true")
       : strategy_(make_strategy(choice, group.size())) {
     strategy_->connect({&group, [](auto*) {}}, device);
+    strategy_->set_precision(resolve_precision(precision, device.type()));
     sync_ = strategy_->setup_module(module);
   }
 
   template <class F>
   Tensor forward(F&& call) {
     if (sync_) sync_->before_forward();
-    Tensor output = call();
+    struct Leave {
+      ModuleSync* sync;
+      ~Leave() {
+        if (sync) sync->leave_forward();
+      }
+    };
+    Tensor output;
+    {
+      const Leave leave{sync_.get()};
+      output = call();
+    }
     if (sync_) sync_->after_forward({&output, output.requires_grad() ? size_t{1} : size_t{0}});
     return output;
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,48 +18,64 @@
 namespace levin::detail {
 
 /// A parameter that is spread over ranks. The user's tensor itself (`param`) alternates: between steps it is this
-/// rank's part, from forward to the end of backward it is the whole one, with or without memory behind it.
+/// rank's part; from forward to the end of backward it is the whole one, with or without memory behind it.
 struct ShardedParam {
   std::string name;
   Tensor param;
   /// Of the whole.
-  std::vector<int64_t> sizes;
+  std::vector<int64_t> sizes = {};
   /// Rows of the first dimension on each rank (the last ones may have fewer, or none), and elements of a row.
   int64_t rows = 0;
   int64_t row_numel = 0;
-  /// First element in the group's buffers of one rank, and in the whole buffer.
+  /// First element in the group's memory of one rank, and in that of the whole.
   int64_t shard_offset = 0;
   int64_t full_offset = 0;
+  /// In the memory of gradients; -1: it gets none.
+  int64_t grad_offset = -1;
   /// This rank's part: a view of the group's memory.
-  Tensor shard;
+  Tensor shard = {};
   /// The whole: a view of storage that has memory only while the group is gathered.
-  Tensor full;
-  /// The reduced gradient of this rank's part.
-  Tensor grad;
-  ShardPlace place;
+  Tensor full = {};
+  /// Gradients of the whole parameter that were accumulated without reducing them.
+  Tensor unreduced = {};
+  ShardPlace place = {};
+
+  int64_t shard_numel() const { return rows * row_numel; }
 };
 
 /// How the parameters of a group are kept.
 struct GroupOptions {
   c10::Device device = at::kCPU;
-  /// Shards and reduced gradients live in host memory.
+  /// Of the parts; none: the dtype that the parameters have.
+  std::optional<c10::ScalarType> dtype = {};
+  /// The parts and their gradients live in host memory.
   bool offload = false;
   bool pin_memory = true;
+  /// The parts live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
+  std::string disk_folder = {};
+  /// Of gathered parameters, and in which gradients travel; none: the dtype of the parts.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
-  /// Of reduced gradients; none: the dtype of the shards.
+  /// Of reduced gradients; none: the dtype of the parts.
   std::optional<c10::ScalarType> grad_dtype = {};
+  /// Rank 0's values count.
+  bool broadcast = true;
 };
+
+/// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately.
+Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
 
 /// Parameters that are gathered and reduced together: one all-gather, one reduce-scatter.
 ///
 /// All memory is taken and given back on the compute stream; other streams wait for it and are waited for. So what is
-/// at one time in memory does not depend on timing.
+/// in memory at one time does not depend on timing.
 class ShardGroup {
  public:
   enum class State : uint8_t { kSharded, kGathering, kGathered };
 
-  /// Takes this rank's part of parameters that are whole on every rank, and gives the wholes up.
+  /// Takes this rank's part of parameters that are whole on every rank (or deferred: they are made here), and gives the
+  /// wholes up. `ranks` share the parts; `replicas` are the ranks that hold the same part. All parameters have one
+  /// dtype.
   ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
              std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options);
 
@@ -66,37 +83,80 @@ class ShardGroup {
   std::vector<ShardedParam>& params() { return params_; }
   State state() const { return state_; }
   /// Bytes of the whole parameters in the dtype in which they are gathered, and of this rank's part as it is kept.
-  int64_t full_bytes() const { return full_bytes_; }
-  int64_t shard_bytes() const { return shard_bytes_; }
-  bool trained() const { return trained_; }
+  int64_t full_bytes() const;
+  int64_t full_numel() const { return full_numel_; }
+  int64_t shard_bytes() const;
+  const GroupOptions& options() const { return options_; }
+  /// Whether any parameter needs a gradient now.
+  bool trained() const;
+  /// One rank, on its device, in its dtype: the parts are the wholes, and nothing has to be done.
+  bool whole() const { return whole_; }
+  /// Nobody to communicate with.
+  bool alone() const { return ranks_->size() == 1 && replicas_->size() == 1; }
 
-  /// Lets users see the shards, or the wholes: swaps the data of the parameters.
+  /// What parameters show: this rank's part, or the whole. A part that somebody has replaced or changed is taken over.
   void show_shards();
   void show_full();
+
+  /// Moves this rank's part, with its gradients, to host memory or to the device; between steps, when nothing is
+  /// gathered. What optimizers keep for it is to follow.
+  void set_offload(bool offload);
 
   /// Starts to bring the whole parameters together; returns at once.
   void begin_gather();
   /// They are there when this returns, as far as the compute stream is concerned.
   void finish_gather();
-  /// Gives the memory of the whole parameters back.
-  void release();
-  /// The whole parameters are out of date: the next gathering is a real one even when their memory was kept.
+  /// Gives the memory of the whole parameters back, or keeps it for the next time.
+  void release(bool keep_memory = false);
+  /// The whole parameters in memory are out of date.
   void mark_stale() { stale_ = true; }
-  bool stale() const { return stale_; }
+  /// Whether the whole parameters take up memory now.
+  bool has_memory() const;
 
+  /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
+  bool take_grads();
   /// Takes the gradients of the whole parameters, sums them over the ranks and adds this rank's part to what is there.
   void begin_reduce();
-  /// That of the pass before is in place when this returns.
-  void finish_reduce();
-  /// Takes a gradient that was there before the pass aside, and gives what was reduced to the parameters.
-  void take_grads();
+  /// Whether the last pass has reduced, and how often the group is still to be used in it. Kept by the module.
+  struct Progress {
+    int computing = 0;
+    int to_come = 0;
+    bool used = false;
+    bool reduced = false;
+  } progress;
+  /// What was reduced is in place when this returns; in host memory only with `on_host`, for which the host waits.
+  void finish_reduce(bool on_host = false);
+  /// ... for a group in host memory, when its gradients have arrived there.
+  void settle_host();
+  /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
+  std::function<void()> arrival() const { return arrival_; }
+  /// This rank's part of parameter `i` in the dtype of computation, where the part itself is in host memory in another
+  /// one; whoever changes the part may write it too, and says so.
+  Tensor host_copy(size_t i) const;
+  void mark_copied();
+  /// After a backward without reduction: the gradients of the wholes stay until the next.
+  void keep_unreduced();
+  /// After a backward: parameters that show their part get its gradient.
   void give_grads();
-  /// Forgets what a pass that failed has left.
+  /// Forgets what a pass that failed has left behind.
   void abandon();
 
  private:
+  void lay_out();
   void make_shards();
-  void adopt_changes();
+  void take_over(ShardedParam& param);
+  void allocate_full();
+  void copy_out();
+  Tensor source();
+  uint64_t versions() const;
+
+  void lay_out_grads();
+  Tensor grads_in_place() const;
+  Tensor grad_part(const Tensor& flat, const ShardedParam& param) const;
+  Tensor pack_grads(double scale);
+  void reduce_alone();
+  void reduce_over_ranks();
+  void add_grads(const Tensor& reduced);
 
   std::string name_;
   std::vector<ShardedParam> params_;
@@ -104,18 +164,22 @@ class ShardGroup {
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;
   GroupOptions options_;
+  bool whole_ = false;
   State state_ = State::kSharded;
   bool stale_ = true;
-  bool trained_ = false;
-  int64_t full_bytes_ = 0;
-  int64_t shard_bytes_ = 0;
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
-  Tensor shards_;   // [shard_numel], padded, on the device or in host memory
-  Tensor full_;     // [full_numel] in the dtype of computation; its storage has memory while gathered
-  Tensor arrived_;  // [ranks, shard_numel] between gathering and copying out
+  int64_t grad_numel_ = 0;
+  Tensor shards_;     // [shard_numel], padded
+  Tensor host_copy_;  // the same in the dtype of computation, for parts in host memory that have another
+  Tensor full_;       // [full_numel] in the dtype of computation; its storage has memory while gathered
+  Tensor arrived_;    // [ranks * shard_numel], from the gathering to its end
+  Tensor grads_;      // [grad_numel] reduced gradients
+  Tensor incoming_;   // on the host: what is still to be added to them
   LaneTask gathering_;
   LaneTask reducing_;
+  std::function<void()> arrival_;
+  uint64_t copied_versions_ = 0;  // of the parameters when the host copy was written; 0: it is out of date
 };
 
 }  // namespace levin::detail

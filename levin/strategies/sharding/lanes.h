@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +12,30 @@
 #include "levin/distributed/collective.h"
 
 namespace c10d {
+class ProcessGroup;
 class Work;
-}
+}  // namespace c10d
 
 namespace levin::detail {
 
 using at::Tensor;
 
-/// Something that runs beside the computation: copies on a stream, a collective, or both in a row.
+/// What runs beside the computation: a collective, copies around it, or copies alone.
+struct LaneWork {
+  /// How errors and those who count call it: "fsdp.all_gather".
+  std::string operation;
+  /// Tensors that must live until it is done.
+  std::vector<Tensor> used;
+  /// Before the collective.
+  std::function<void()> before = {};
+  /// Null: there is nobody to communicate with.
+  Collective* group = nullptr;
+  std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroup&)> collective = {};
+  /// After it.
+  std::function<void()> after = {};
+};
+
+/// A LaneWork that was started.
 class LaneTask {
  public:
   LaneTask();
@@ -27,33 +44,36 @@ class LaneTask {
   ~LaneTask();
 
   bool pending() const { return state_ != nullptr; }
-  /// Makes the compute stream wait for it (on the CPU: waits), and lets go of the tensors it used.
-  void finish();
+  /// Makes the compute stream wait for it (on the CPU: waits), and lets go of its tensors. Returns how the host can
+  /// wait for it too, for what was copied to host memory; empty when it is there.
+  std::function<void()> finish();
 
  private:
   friend class Lanes;
   struct State;
+  explicit LaneTask(std::unique_ptr<State> state);
   std::unique_ptr<State> state_;
 };
 
-/// The streams beside the compute stream on which parameters come and gradients go. On the CPU collectives run on
-/// threads of their own, and everything else at once.
+/// Streams beside the compute stream, on which parameters come and gradients go. On the CPU collectives run on threads
+/// of their own and everything else at once.
 class Lanes {
  public:
   enum Which { kGather, kReduce };
-  static std::shared_ptr<Lanes> make(c10::Device device);
-  virtual ~Lanes() = default;
 
-  /// Runs `body` on a lane after all that was given to the compute stream so far. `body` may return the Work of a
-  /// collective that it started. The tensors in `used` live until the task is finished.
-  virtual LaneTask run(Which lane, std::vector<Tensor> used,
-                       const std::function<c10::intrusive_ptr<c10d::Work>()>& body) = 0;
+  explicit Lanes(c10::Device device);
+  ~Lanes();
+
+  /// Starts something on a lane, after all that was given to the compute stream so far.
+  LaneTask run(Which lane, LaneWork work);
+  /// The host waits for all that was started on the lanes.
+  void synchronize() const;
   c10::Device device() const { return device_; }
 
- protected:
-  explicit Lanes(c10::Device device) : device_(device) {}
-  static LaneTask task(std::unique_ptr<LaneTask::State> state);
+ private:
+  struct Streams;
   c10::Device device_;
+  std::unique_ptr<Streams> streams_;
 };
 
 }  // namespace levin::detail

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+/// Whole steps of Adam and SGD over lists of tensors, in one pass over memory, of parameters, gradients and state whose
+/// dtypes differ: on CUDA one kernel for dozens of tensors, on the CPU all threads over all tensors together.
+namespace levin::kernels {
+
+using at::Tensor;
+
+/// What a loss scaler says of one step, on the device of the tensors: gradients are still multiplied by `scale`, and
+/// nothing changes where `found_inf` is not zero. The host does not look at either on CUDA.
+struct StepScale {
+  std::optional<Tensor> scale = {};
+  std::optional<Tensor> found_inf = {};
+};
+
+struct AdamNumbers {
+  double lr, beta1, beta2, eps, weight_decay;
+  bool amsgrad, maximize;
+  /// Decay shrinks the parameter itself (AdamW), and is not added to the gradient.
+  bool decoupled;
+};
+
+/// Parallel lists, all on one device; tensors of one index are laid out alike and have as many elements. Tensors
+/// without elements are passed over. Parameters are float, double, half or bfloat16, gradients of the parameter's
+/// width or a lesser one; averages are of the parameter's dtype, float or bfloat16. Arithmetic is in float, of double
+/// parameters in double.
+struct AdamTensors {
+  std::span<const Tensor> params;
+  std::span<const Tensor> grads;
+  std::span<const Tensor> averages;
+  std::span<const Tensor> squares;
+  /// The largest averages of squares so far: with amsgrad only.
+  std::span<const Tensor> largest = {};
+  /// Steps made, this one included: one float each, on the parameter's device.
+  std::span<const Tensor> steps;
+  /// None, or for each parameter a half or bfloat16 tensor that gets its new value in the same pass (an undefined one
+  /// gets none): the weights that a model computes with, of a master kept elsewhere.
+  std::span<const Tensor> copies = {};
+};
+
+/// One step. Gradients are not written, not even under a scale.
+void fused_adam(const AdamTensors& tensors, const AdamNumbers& numbers, const StepScale& scale = {});
+
+struct SgdNumbers {
+  double lr, momentum, dampening, weight_decay;
+  bool nesterov, maximize;
+  /// The momentum buffers are new: they take the gradient undamped.
+  bool is_first;
+};
+
+/// As AdamTensors; buffers are none without momentum.
+struct SgdTensors {
+  std::span<const Tensor> params;
+  std::span<const Tensor> grads;
+  std::span<const Tensor> buffers = {};
+  std::span<const Tensor> copies = {};
+};
+
+void fused_sgd(const SgdTensors& tensors, const SgdNumbers& numbers, const StepScale& scale = {});
+
+/// Whether a parameter of dtype `param` may have a gradient of dtype `grad` here.
+bool takes_grad(at::ScalarType param, at::ScalarType grad);
+
+}  // namespace levin::kernels

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <c10/util/FunctionRef.h>
+
+#include "levin/kernels/adam.h"
+#include "levin/kernels/adam_launch.h"
+
+namespace levin::kernels::detail {
+
+NumberType number_type(const char* operation, at::ScalarType dtype);
+
+/// The entry of parameter `index`, checked, without what belongs to the kind of step.
+StepEntry step_entry(const char* operation, size_t index, std::span<const Tensor> params, std::span<const Tensor> grads,
+                     std::span<const Tensor> copies);
+/// A state tensor that must be as the parameter is: its pointer; also says when alignment is lost.
+void* state_pointer(const char* operation, StepEntry& entry, const char* name, std::span<const Tensor> list,
+                    size_t index, const Tensor& param);
+/// The step counter of parameter `index`.
+const float* step_pointer(const char* operation, std::span<const Tensor> steps, size_t index, const Tensor& param);
+
+/// The number in a scale that is on the CPU; 1 when there is none.
+double host_scale(const StepScale& scale);
+/// Whether a scale that is on the CPU says that nothing may change.
+bool host_skips(const StepScale& scale);
+
+/// Calls body(entry, begin, end) for pieces of about 64 thousand elements of all entries, on all threads of torch's
+/// pool together; pieces begin at multiples of kCodeBlock. The body must not throw.
+void each_piece(std::span<const StepEntry> entries, c10::function_ref<void(size_t, int64_t, int64_t)> body);
+
+/// In adam_cuda.cpp, or no_cuda.cpp where there is no CUDA.
+void adam_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale, c10::Device device);
+void sgd_cuda(std::span<const StepEntry> entries, const SgdRates& rates, const StepScale& scale, c10::Device device);
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale,
+                    c10::Device device);
+
+}  // namespace levin::kernels::detail

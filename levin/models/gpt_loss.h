@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace levin::models {
+
+using at::Tensor;
+
+/// Targets that count for nothing in a loss.
+inline constexpr int64_t kIgnoredToken = -100;
+
+/// What comes after each token of [B, T]: the tokens one to the left, and kIgnoredToken in the last place.
+Tensor next_tokens(const Tensor& tokens);
+
+/// The mean cross entropy of logits x W^T with targets, x [..., D], W [V, D], targets [...] (kIgnoredToken counts for
+/// nothing), in float32 or wider. At most `rows` rows of logits are in memory at once (0: all): their gradients are
+/// taken in the same go, so that nothing is computed twice. The gradient of W is summed over the portions in W's dtype.
+Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows = 1024);
+
+}  // namespace levin::models

@@ -1,0 +1,47 @@
+#include "levin/nn/checkpointing.h"
+
+#include "levin/core/error.h"
+#include "levin/nn/checkpointing_frame.h"
+
+namespace levin {
+namespace {
+
+class Checkpointing final : public Interceptor {
+ public:
+  explicit Checkpointing(const CheckpointOptions& options) {
+    auto settings = std::make_shared<detail::CheckpointSettings>();
+    settings->options = options;
+    if (!options.keep_results_of.empty())
+      settings->operators = std::make_shared<detail::KeptOperators>(options.keep_results_of);
+    settings_ = std::move(settings);
+  }
+  void around(Call& call) override { detail::CheckpointFrame::run(call, settings_); }
+
+ private:
+  std::shared_ptr<const detail::CheckpointSettings> settings_;
+};
+
+}  // namespace
+
+std::vector<std::string> CheckpointOptions::matrix_products() {
+  return {"aten::mm",
+          "aten::addmm",
+          "aten::bmm",
+          "aten::baddbmm",
+          "aten::convolution",
+          "aten::_scaled_dot_product_flash_attention",
+          "aten::_scaled_dot_product_flash_attention_for_cpu",
+          "aten::_scaled_dot_product_efficient_attention",
+          "aten::_scaled_dot_product_cudnn_attention"};
+}
+
+std::vector<Attachment> attach_checkpointing(torch::nn::Module& root, const UnitPolicy& policy,
+                                             const CheckpointOptions& options) {
+  const auto checkpointing = std::make_shared<Checkpointing>(options);
+  std::vector<Attachment> attachments;
+  for (const auto& selected : select_units(root, policy))
+    attachments.push_back(selected.unit->attach(checkpointing, Order::kCheckpointing));
+  return attachments;
+}
+
+}  // namespace levin

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace levin::detail {
+
+using at::Tensor;
+
+/// States of the default generators of some devices.
+class RngStates {
+ public:
+  RngStates() = default;
+  /// Of now; the CPU is always among them, devices without a generator never.
+  explicit RngStates(std::span<const c10::Device> devices);
+  void apply() const;
+  std::vector<c10::Device> devices() const;
+
+ private:
+  std::vector<std::pair<c10::Device, Tensor>> states_;
+};
+
+/// Autocast of every kind of device on this thread.
+struct AutocastState {
+  struct Entry {
+    c10::DeviceType device;
+    bool enabled;
+    c10::ScalarType dtype;
+  };
+  std::vector<Entry> entries;
+  bool cache = true;
+
+  static AutocastState now();
+  void apply() const;
+};
+
+/// What a forward depends on besides its arguments and its module.
+struct ForwardState {
+  std::optional<RngStates> rng;
+  AutocastState autocast = AutocastState::now();
+  c10::ScalarType default_dtype;
+
+  /// Of now; `rng_devices` empty: random numbers are left alone.
+  explicit ForwardState(std::span<const c10::Device> rng_devices);
+};
+
+/// Sets a state for its life, then puts back what was there.
+class ForwardStateScope {
+ public:
+  explicit ForwardStateScope(const ForwardState& state);
+  ~ForwardStateScope();
+  ForwardStateScope(const ForwardStateScope&) = delete;
+  ForwardStateScope& operator=(const ForwardStateScope&) = delete;
+
+ private:
+  std::optional<RngStates> rng_;
+  AutocastState autocast_;
+  c10::ScalarType default_dtype_;
+};
+
+/// Buffers of the modules of a unit that its forward changes, such as running statistics.
+class ChangedBuffers {
+ public:
+  /// Before forward.
+  explicit ChangedBuffers(const torch::nn::Module& module);
+  /// After forward: all buffers of those modules of which one changed. (Batch normalization changes its statistics
+  /// behind autograd's back, and counts its batches openly.)
+  std::vector<Tensor> changed() const;
+
+ private:
+  struct Owner {
+    std::vector<Tensor> buffers;
+    std::vector<int64_t> versions;
+  };
+  void add(const torch::nn::Module& module);
+  std::vector<Owner> owners_;
+};
+
+/// Puts values and versions of tensors back at its end.
+class UnchangedScope {
+ public:
+  explicit UnchangedScope(const std::vector<Tensor>& tensors);
+  ~UnchangedScope();
+  UnchangedScope(const UnchangedScope&) = delete;
+  UnchangedScope& operator=(const UnchangedScope&) = delete;
+
+ private:
+  struct Saved {
+    Tensor tensor, value;
+    int64_t version;
+  };
+  std::vector<Saved> saved_;
+};
+
+}  // namespace levin::detail

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "levin/nn/policy.h"
+#include "levin/strategies/sharding/residency.h"
+#include "levin/strategies/sharding/unit_optimizer.h"
+#include "levin/strategies/strategy.h"
+
+namespace levin::detail {
+
+/// A unit and the groups that it computes with. The unit of the rest of the model is the root, and has no name.
+struct ShardedUnit {
+  std::string name;
+  Unit* unit = nullptr;
+  std::vector<ShardGroup*> groups = {};
+};
+
+struct ShardedModuleOptions {
+  /// For messages.
+  std::string strategy = "fsdp";
+  /// Units that are not gathered by themselves, but have parameters of the root.
+  std::vector<Unit*> root_users = {};
+  /// Whole parameters keep their memory between steps; only their values are renewed.
+  bool keeps_whole = false;
+  /// Gradients are reduced when backward has ended, not as they come.
+  bool reduces_at_end = false;
+};
+
+/// A module whose parameters are spread over ranks, or live in host memory, and come together for the unit that
+/// computes.
+class ShardedModule final : public ModuleSync {
+ public:
+  /// `units` have the root last. Groups are owned here.
+  ShardedModule(torch::nn::Module& module, std::vector<std::unique_ptr<ShardGroup>> groups,
+                std::vector<ShardedUnit> units, std::shared_ptr<Lanes> lanes, std::unique_ptr<Residency> residency,
+                ShardedModuleOptions options);
+  ~ShardedModule() override;
+
+  void before_forward() override;
+  void leave_forward() override;
+  void after_forward(std::span<Tensor> outputs) override;
+  void before_backward(const Tensor& loss) override;
+  void after_backward() override;
+  void backward_failed(const std::exception& error) override;
+  void set_sync(bool enabled) override { sync_ = enabled; }
+
+  const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
+  Residency& residency() const { return *residency_; }
+  /// Empty when this object is gone.
+  std::weak_ptr<ShardedModule*> self() const { return self_; }
+  /// An optimizer that steps in backward.
+  void add_optimizer(std::weak_ptr<UnitOptimizer> optimizer) { optimizers_.push_back(std::move(optimizer)); }
+
+ private:
+  class Around;
+  class Entrance;
+  struct Link;
+
+  void begin_forward();
+  void resume_forward();
+
+  void use(ShardedUnit& unit);
+  void pre_backward(ShardedUnit& unit);
+  void post_backward(ShardedUnit& unit);
+  void done_with(ShardGroup& group);
+  bool reduces_now() const;
+  void reduce(ShardGroup& group);
+  void settle_reduction();
+  void watch_inputs(Call& call, ShardedUnit& unit);
+  void watch_outputs(Call& call, ShardedUnit& unit);
+  void watch_first_gradient(ShardedUnit& unit);
+  uint64_t versions() const;
+  void abandon();
+
+  std::vector<std::unique_ptr<ShardGroup>> groups_;
+  std::vector<ShardedUnit> units_;
+  std::shared_ptr<Lanes> lanes_;
+  std::unique_ptr<Residency> residency_;
+  const ShardedModuleOptions options_;
+  std::vector<Attachment> attachments_;
+  FiredCheck fired_;
+  std::shared_ptr<Link> link_;
+  std::shared_ptr<ShardedModule*> self_ = std::make_shared<ShardedModule*>(this);
+  std::vector<std::weak_ptr<UnitOptimizer>> optimizers_;
+  ShardGroup* reducing_ = nullptr;
+  bool alone_ = true;
+  bool sync_ = true;
+  bool training_ = false;
+  bool shows_full_ = false;
+  bool in_backward_ = false;
+  bool armed_ = false;
+  bool hands_out_leaf_ = false;
+  bool changed_ = true;
+  uint64_t seen_versions_ = 0;
+  int depth_ = 0;
+  int exceptions_ = 0;
+};
+
+}  // namespace levin::detail

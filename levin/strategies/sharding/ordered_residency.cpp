@@ -1,0 +1,68 @@
+#include "levin/strategies/sharding/ordered_residency.h"
+
+#include <algorithm>
+
+namespace levin::detail {
+
+void OrderedResidency::begin_pass(Pass pass, bool training) {
+  pass_ = pass;
+  training_ = training;
+  if (pass == Pass::kForward) now_.clear();
+  cursor_ = to_come_.size();
+}
+
+void OrderedResidency::before_use(const Use& needed) {
+  if (pass_ == Pass::kForward) {
+    now_.push_back(needed);
+    if (training_) to_come_.push_back(needed);
+    return;
+  }
+  for (size_t i = cursor_; i-- > 0;)
+    if (to_come_[i] == needed) {
+      cursor_ = i;
+      return;
+    }
+}
+
+std::vector<ShardGroup*> OrderedResidency::ahead(const Use& needed) {
+  std::vector<const Use*> uses;
+  if (pass_ == Pass::kForward) {
+    const size_t at = now_.size();
+    if (at <= before_.size() && at > 0 && before_[at - 1] == needed)
+      for (size_t i = at; i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch; ++i)
+        uses.push_back(&before_[i]);
+  } else if (cursor_ < to_come_.size() && to_come_[cursor_] == needed) {
+    for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
+      uses.push_back(&to_come_[i]);
+  }
+  std::vector<ShardGroup*> groups;
+  int64_t live = 0, ahead = 0;
+  for (const auto* group : needed) live += group->full_numel();
+  for (const auto* use : uses)
+    for (auto* group : *use) {
+      if (group->state() != ShardGroup::State::kSharded) continue;
+      ahead += group->full_numel();
+      if ((options_.most_ahead > 0 && ahead > options_.most_ahead) ||
+          (options_.most_live > 0 && live + ahead > options_.most_live))
+        return groups;
+      groups.push_back(group);
+    }
+  return groups;
+}
+
+bool OrderedResidency::release_after_use(ShardGroup&, Pass pass) {
+  return pass == Pass::kForward ? options_.releases_after_forward || (!training_ && options_.releases_after_backward)
+                                : options_.releases_after_backward;
+}
+
+void OrderedResidency::end_pass(Pass pass) {
+  if (pass == Pass::kForward)
+    before_ = now_;
+  else
+    to_come_.clear();
+  // Forwards that nobody differentiates must not pile up.
+  constexpr size_t kMany = 100'000;
+  if (to_come_.size() > kMany) to_come_.clear();
+}
+
+}  // namespace levin::detail

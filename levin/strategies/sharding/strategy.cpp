@@ -1,0 +1,298 @@
+#include "levin/strategies/sharding/strategy.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <map>
+#include <unordered_map>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
+#include "levin/distributed/single.h"
+#include "levin/nn/checkpointing.h"
+#include "levin/nn/deferred_init.h"
+#include "levin/nn/module_access.h"
+#include "levin/strategies/ddp.h"
+
+namespace levin::detail {
+namespace {
+
+struct Owners {
+  const std::vector<SelectedUnit>& units;
+  std::vector<size_t> chain = {};  // units around the module at hand, outermost first
+  std::unordered_map<c10::TensorImpl*, size_t> index = {};
+  std::vector<OwnedParam> params = {};
+  std::vector<std::vector<size_t>> chains = {};
+
+  void walk(torch::nn::Module& module, const std::string& prefix) {
+    const auto found =
+        std::find_if(units.begin(), units.end(), [&](const auto& unit) { return unit.module == &module; });
+    const bool is_unit = found != units.end();
+    if (is_unit) chain.push_back(static_cast<size_t>(found - units.begin()));
+    for (auto& item : ModuleAccess::parameters(module)) {
+      if (!item.value().defined()) continue;
+      const auto [at, is_new] = index.emplace(item.value().unsafeGetTensorImpl(), params.size());
+      if (is_new) {
+        params.push_back({prefix + item.key(), item.value()});
+        chains.push_back(chain);
+      } else {
+        auto& common = chains[at->second];
+        const auto end = std::mismatch(common.begin(), common.end(), chain.begin(), chain.end()).first;
+        common.erase(end, common.end());
+      }
+    }
+    for (auto& child : ModuleAccess::children(module)) walk(*child.value(), prefix + child.key() + ".");
+    if (is_unit) chain.pop_back();
+  }
+};
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+/// Ranks of one node, which must be neighbours and as many on each.
+int ranks_per_node(Collective& group) {
+  const auto hosts = gather_strings(group, host_name());
+  const auto size = static_cast<size_t>(std::count(hosts.begin(), hosts.end(), hosts[0]));
+  bool regular = hosts.size() % size == 0;
+  for (size_t i = 0; i < hosts.size(); ++i) regular = regular && hosts[i] == hosts[i / size * size];
+  LEVIN_CHECK(regular, "[fsdp] the nodes have different numbers of ranks; set hybrid_size");
+  return static_cast<int>(size);
+}
+
+int ranks_on_this_node(Collective& group) {
+  if (group.size() == 1) return 1;
+  const auto hosts = gather_strings(group, host_name());
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), host_name()));
+}
+
+bool is_plain_dense(const Tensor& tensor) {
+  return tensor.layout() == at::kStrided;
+}
+
+}  // namespace
+
+std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
+  Owners owners{units};
+  owners.walk(module, "");
+  for (size_t i = 0; i < owners.params.size(); ++i)
+    owners.params[i].unit = owners.chains[i].empty() ? units.size() : owners.chains[i].back();
+  return std::move(owners.params);
+}
+
+ShardedStrategy::ShardedStrategy(ShardingPlan plan) : plan_(std::move(plan)) {}
+
+void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
+  group_ = std::move(group);
+  device_ = device;
+  const int world = group_->size();
+  const int size = plan_.hybrid_by_node ? ranks_per_node(*group_) : plan_.shard_size == 0 ? world : plan_.shard_size;
+  LEVIN_CHECK(size >= 1 && size <= world && world % size == 0, "[", plan_.name, "] the ", world,
+              " ranks cannot be divided into groups of ", size, "; hybrid_size must divide the number of ranks");
+  if (size == world) {
+    ranks_ = group_;
+    replicas_ = std::make_shared<SingleCollective>();
+  } else {
+    const Mesh mesh(group_, {{"replicate", world / size}, {"shard", size}});
+    ranks_ = mesh.shared_group("shard");
+    replicas_ = mesh.shared_group("replicate");
+  }
+  lanes_ = std::make_shared<Lanes>(device_);
+  shards_ = std::make_unique<TensorShards>(*group_);
+}
+
+Collective& ShardedStrategy::group() const {
+  LEVIN_CHECK(group_, "[strategy] \"", plan_.name, "\" has not been connected; call launch() first");
+  return *group_;
+}
+
+GroupOptions ShardedStrategy::group_options() const {
+  GroupOptions options{.device = device_,
+                       .dtype = precision_.params,
+                       .offload = plan_.offload,
+                       .pin_memory = plan_.pin_memory,
+                       .disk_folder = plan_.param_folder,
+                       .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
+                       .reduce_dtype = plan_.mixed.reduce_dtype,
+                       .broadcast = plan_.broadcast};
+  // Gradients that go to the host stay as small as they come: the optimizer there reads them as they are.
+  // (Not in float16: a loss scaler must unscale them in place.)
+  if ((plan_.grads_as_computed || plan_.offload) && options.param_dtype != at::kHalf)
+    options.grad_dtype = options.param_dtype;
+  return options;
+}
+
+std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& module) const {
+  if (plan_.units) return select_units(module, *plan_.units);
+  return {};
+}
+
+ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
+  Divided divided;
+  for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
+  divided.units.push_back({"", nullptr, {}});
+
+  // By unit and dtype: what is gathered together has one type.
+  using Key = std::pair<size_t, c10::ScalarType>;
+  std::map<Key, std::vector<ShardedParam>> members;
+  for (auto& [name, param, unit] : owned_params(module, units)) {
+    LEVIN_CHECK(is_plain_dense(param) && param.is_floating_point(), "[", plan_.name, "] parameter \"", name, "\" is ",
+                param.toString(), "; only dense floating point parameters can be divided");
+    const bool stays = param.numel() < plan_.persistence_threshold;
+    const auto dtype = precision_.params.value_or(param.scalar_type());
+    members[{stays ? units.size() : unit, dtype}].push_back({.name = name, .param = param});
+  }
+  const auto options = group_options();
+  for (auto& [key, params] : members) {
+    auto& unit = divided.units[key.first];
+    auto own = options;
+    own.dtype = key.second;
+    divided.groups.push_back(
+        std::make_unique<ShardGroup>(unit.name, std::move(params), ranks_, replicas_, lanes_, own));
+    unit.groups.push_back(divided.groups.back().get());
+  }
+  return divided;
+}
+
+std::unique_ptr<Residency> ShardedStrategy::make_residency(const Divided&) {
+  return std::make_unique<OrderedResidency>(plan_.residency);
+}
+
+void ShardedStrategy::place_buffers(torch::nn::Module& module) const {
+  const at::NoGradGuard no_grad;
+  const auto dtype = plan_.mixed.buffer_dtype ? plan_.mixed.buffer_dtype : precision_.params;
+  std::vector<Tensor> buffers;
+  for (auto& buffer : module.buffers()) {
+    if (!buffer.defined()) continue;
+    if (is_deferred(buffer)) materialize(std::span<const Tensor>(&buffer, 1));
+    auto to = buffer.options().device(device_);
+    if (dtype && buffer.is_floating_point()) to = to.dtype(*dtype);
+    buffer.set_data(buffer.to(to));
+  }
+  const auto states = unique_buffers(module);
+  check_same_states(*group_, "buffer", states);
+  if (plan_.broadcast) broadcast_states(*group_, states);
+}
+
+// Before anything is allocated: a machine that runs out of memory ends the process without a word.
+void ShardedStrategy::check_host_memory(const torch::nn::Module& module) const {
+  const auto options = group_options();
+  double bytes = 0, trained = 0;
+  for (const auto& [name, param] : unique_parameters(module)) {
+    const auto dtype = options.dtype.value_or(param.scalar_type()), computed = options.param_dtype.value_or(dtype);
+    const auto share = static_cast<double>(param.numel()) / ranks_->size();
+    bytes +=
+        share * static_cast<double>(c10::elementSize(dtype) + (computed == dtype ? 0 : c10::elementSize(computed)));
+    if (param.requires_grad())
+      bytes += share * static_cast<double>(c10::elementSize(options.grad_dtype.value_or(dtype)));
+    if (param.requires_grad()) trained += share * static_cast<double>(c10::elementSize(dtype));
+  }
+  const double here = ranks_on_this_node(*group_);
+  const auto available = available_host_memory();
+  constexpr double kGb = 1e9;
+  LEVIN_CHECK(!available || bytes * here <= static_cast<double>(*available),
+              fmt::format("[{}] offloading needs {:.1f} GB of host memory for parameters and gradients ({:.1f} GB more "
+                          "for each state of the optimizer), and {:.1f} GB are free; use more ranks or nodes, a 16-bit "
+                          "precision, or leave the offloading out",
+                          plan_.name, bytes * here / kGb, trained * here / kGb, static_cast<double>(*available) / kGb));
+}
+
+std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& module) {
+  (void)group();
+  const auto units = choose_units(module);
+  if (plan_.checkpointing) {
+    auto attachments = attach_checkpointing(module, *plan_.checkpointing, {.cpu_offload = plan_.checkpoints_on_host});
+    std::move(attachments.begin(), attachments.end(), std::back_inserter(checkpointing_));
+  }
+  check_same_states(*group_, "parameter", unique_parameters(module));
+  if (plan_.offload) check_host_memory(module);
+  auto divided = divide(module, units);
+  place_buffers(module);
+  bool all_whole = true;
+  for (const auto& group : divided.groups) {
+    all_whole = all_whole && group->whole();
+    if (group->whole() || ranks_->size() == 1) continue;
+    for (const auto& param : group->params()) shards_->add(param.param, param.place);
+  }
+  if (all_whole) return nullptr;
+  std::vector<Unit*> root_users;
+  const auto& of_root = divided.units.back().groups;
+  for (const auto& each : module.modules(/*include_self=*/false)) {
+    auto* unit = dynamic_cast<Unit*>(each.get());
+    const bool chosen = std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.unit == unit; });
+    if (!unit || chosen) continue;
+    const auto own = ModuleAccess::parameters(*each);
+    const bool uses = std::any_of(of_root.begin(), of_root.end(), [&](ShardGroup* group) {
+      return std::any_of(group->params().begin(), group->params().end(), [&](const ShardedParam& param) {
+        return std::any_of(own.begin(), own.end(), [&](const auto& item) { return item.value().is_same(param.param); });
+      });
+    });
+    if (uses) root_users.push_back(unit);
+  }
+  auto residency = make_residency(divided);
+  auto sharded = std::make_unique<ShardedModule>(
+      module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
+      ShardedModuleOptions{plan_.name, std::move(root_users), plan_.keeps_whole, plan_.reduces_at_end});
+  modules_.push_back(sharded->self());
+  return sharded;
+}
+
+Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
+  shards_->add_optimizer(optimizer);
+  const auto options = group_options();
+  const bool has_copies = options.offload && options.param_dtype && !precision_.params;
+  if (!plan_.optimizer_in_backward && !has_copies) return optimizer;
+  LEVIN_CHECK(!plan_.optimizer_in_backward || !precision_.scales_loss, "[", plan_.name,
+              "] optimizer_in_backward cannot wait for the loss scaler of precision \"", precision_.name,
+              "\"; use \"bf16-mixed\", or leave it out");
+  auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);
+  for (const auto& weak : modules_)
+    if (const auto module = weak.lock()) {
+      wrapped->add_groups((*module)->groups());
+      (*module)->add_optimizer(wrapped);
+    }
+  return Optimizer(std::move(wrapped));
+}
+
+Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_type) {
+  LEVIN_CHECK(!plan_.optimizer_in_backward, "[", plan_.name,
+              "] gradients cannot be clipped by their norm with optimizer_in_backward: they are gone when it is known");
+  const at::NoGradGuard no_grad;
+  const bool largest = std::isinf(norm_type);
+  // Powers of norms add up over tensors and ranks. [0] is of divided parameters, [1] of whole ones, which count once.
+  std::array<Tensor, 2> sums;
+  std::unordered_map<const c10::TensorImpl*, bool> seen;
+  for (const auto& param : params) {
+    const Tensor& grad = param.grad();
+    if (!grad.defined() || grad.numel() == 0 || !seen.emplace(param.unsafeGetTensorImpl(), true).second) continue;
+    auto norm =
+        at::linalg_vector_norm(grad, norm_type, std::nullopt, false, at::promote_types(grad.scalar_type(), at::kFloat));
+    norm = largest ? norm : norm.pow(norm_type);
+    auto& sum = sums[shards_->find(param) ? 0 : 1];
+    if (!sum.defined())
+      sum = norm;
+    else
+      sum = largest ? at::maximum(sum, norm.to(sum.device())) : sum + norm.to(sum.device());
+  }
+  // On the host where the gradients are, so that all ranks do the same, also one that has no gradient.
+  const auto place = plan_.offload ? c10::Device(at::kCPU) : device_;
+  auto divided = sums[0].defined() ? sums[0].to(place, at::kFloat) : at::zeros({}, at::TensorOptions(place));
+  if (ranks_->size() > 1) ranks_->all_reduce(divided, largest ? ReduceOp::kMax : ReduceOp::kSum);
+  auto total = divided;
+  if (sums[1].defined()) {
+    const auto whole = sums[1].to(place, at::kFloat);
+    total = largest ? at::maximum(total, whole) : total + whole;
+  }
+  return largest ? total : total.pow(1 / norm_type);
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "levin/optim/optimizer.h"
+#include "levin/strategies/sharding/group.h"
+
+namespace levin::detail {
+
+/// A thread that does one thing after the other.
+class StepThread {
+ public:
+  ~StepThread();
+  void run(std::function<void()> work);
+  /// Returns when all is done; throws what went wrong, once.
+  void join();
+
+ private:
+  void loop();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> waiting_;
+  bool busy_ = false;
+  bool ends_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+/// An optimizer of parameters that live in host memory, or that are stepped while backward still runs.
+///
+/// Parts in host memory that are computed with in another dtype have a copy in that dtype, which goes to the device;
+/// it is written in the same pass over memory as the parameter.
+class UnitOptimizer final : public OptimizerImpl {
+ public:
+  UnitOptimizer(Optimizer inner, std::string strategy, bool in_backward);
+  ~UnitOptimizer() override;
+
+  /// Groups whose parameters may be among the optimizer's.
+  void add_groups(const std::vector<std::unique_ptr<ShardGroup>>& groups);
+  /// The reduced gradients of a group are in place (in host memory: when `arrived` returns).
+  void group_is_ready(ShardGroup& group, std::function<void()> arrived);
+  /// Waits for the steps that were started in backward.
+  void join() { thread_.join(); }
+  bool in_backward() const { return in_backward_; }
+
+  std::string name() const override { return inner_.name(); }
+  void step() override;
+  bool step_scaled(const GradScale& scale) override;
+  void zero_grad(bool set_to_none) override { inner_.zero_grad(set_to_none); }
+  size_t num_groups() const override { return inner_.num_groups(); }
+  std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
+  double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
+  void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
+    for (const auto& param : params) own_.insert(param.unsafeGetTensorImpl());
+    inner_.add_param_group(std::move(params), options);
+  }
+  StateDict state_dict() const override { return inner_.state_dict(); }
+  void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
+
+ private:
+  bool step_all(const GradScale* scale);
+  void step_group(ShardGroup& group);
+
+  Optimizer inner_;
+  std::string strategy_;
+  bool in_backward_;
+  std::unordered_map<const c10::TensorImpl*, std::pair<ShardGroup*, size_t>> places_;
+  std::unordered_set<const c10::TensorImpl*> own_;
+  StepThread thread_;
+};
+
+}  // namespace levin::detail
