@@ -171,6 +171,7 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::load_checkpoint("run/last", state);                    // everything bound is as it was
   levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
   auto path = levin::latest_good_checkpoint("run");             // the newest that is whole and undamaged
+  levin::consolidate_checkpoint("run/last", "run/whole");       // what many ranks wrote, as one process writes it
 }
 
 [[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args, const std::function<void(Tensor, Tensor)>& train) {
