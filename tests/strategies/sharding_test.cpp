@@ -252,7 +252,9 @@ TEST(Zero, BytesPerParameterAreThoseOfTheTheory) {
         if (stage == 1) {
           counter.reset_peak();
           step();
-          EXPECT_NEAR(static_cast<double>(counter.peak()) / numel, 4 + 14 / n, 0.6);
+          // The gradients of the step before are there too, and one unit's are being packed.
+          EXPECT_LT(static_cast<double>(counter.peak()) / numel, 4 + 14 / n + 1);
+          EXPECT_GT(static_cast<double>(counter.peak()) / numel, 4 + 12 / n);
         }
       });
     }

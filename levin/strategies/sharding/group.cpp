@@ -213,6 +213,27 @@ void ShardGroup::take_over(ShardedParam& param) {
   }
 }
 
+void ShardGroup::set_offload(bool offload) {
+  if (whole_ || options_.device.is_cpu() || offload == options_.offload) return;
+  LEVIN_CHECK(state_ == State::kSharded, "[", name_, "] parts cannot move while they are gathered");
+  const at::NoGradGuard no_grad;
+  options_.offload = offload;
+  const bool needs_copy = offload && options_.param_dtype != options_.dtype;
+  const auto host = at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory && offload);
+  const auto kept = !offload ? at::TensorOptions(options_.device) : needs_copy ? at::TensorOptions(at::kCPU) : host;
+  const auto moved = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
+  moved.copy_(shards_);
+  shards_ = moved;
+  host_copy_ = needs_copy ? at::empty({shard_numel_}, host.dtype(*options_.param_dtype)) : Tensor();
+  for (auto& param : params_) {
+    const bool shown = !param.param.is_alias_of(param.full);
+    param.shard = shards_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
+    if (shown) param.param.set_data(param.shard);
+  }
+  if (grads_.defined()) grads_ = grads_.to(shards_.device());
+  stale_ = true;
+}
+
 // ---- gathering
 
 void ShardGroup::allocate_full() {

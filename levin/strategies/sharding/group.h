@@ -98,6 +98,10 @@ class ShardGroup {
   void show_shards();
   void show_full();
 
+  /// Moves this rank's part, with its gradients, to host memory or to the device; between steps, when nothing is
+  /// gathered. What optimizers keep for it is to follow.
+  void set_offload(bool offload);
+
   /// Starts to bring the whole parameters together; returns at once.
   void begin_gather();
   /// They are there when this returns, as far as the compute stream is concerned.

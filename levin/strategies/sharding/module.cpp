@@ -160,7 +160,9 @@ void ShardedModule::begin_forward() {
   use(root);
   for (auto* group : root.groups) {
     ++group->progress.computing;
-    if (training_) group->progress.used = true;
+    if (!training_) continue;
+    group->progress.used = true;
+    ++group->progress.to_come;  // until the end of backward: units that share the group must not be done with it before
   }
 }
 
@@ -204,10 +206,10 @@ void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
   call.each_input([&](Tensor& input) {
     if (input.requires_grad()) inputs.push_back(input);
   });
+  for (auto* group : unit.groups) ++group->progress.to_come;
   if (inputs.empty()) return;  // the end of backward sees to it
   torch::autograd::edge_list edges;
   for (const auto& input : inputs) edges.push_back(torch::autograd::impl::gradient_edge(input));
-  for (auto* group : unit.groups) ++group->progress.to_come;
   const auto node = std::shared_ptr<torch::autograd::Node>(new AfterBackward(
                                                                std::move(edges),
                                                                [link = link_, &unit] {
@@ -349,7 +351,7 @@ void ShardedModule::abandon() {
     group->abandon();
     group->progress = {};
   }
-  residency_->end_pass(in_backward_ ? Pass::kBackward : Pass::kForward);
+  residency_->abandon_pass(in_backward_ ? Pass::kBackward : Pass::kForward);
   in_backward_ = false;
   shows_full_ = false;
   armed_ = false;
