@@ -96,6 +96,23 @@ TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
   }
 }
 
+TEST_F(WeightsCli, ConvertTurnsTheMatricesOfDecoders) {
+  const auto json = [&](const std::string& path) {
+    return nlohmann::json::parse(run_levin({"inspect", path, "--json", "--stats", "--sort", "name"}).out)["tensors"];
+  };
+  for (const std::string name : {"gpt2", "llama"}) {
+    const auto source = (kModels.parent_path() / "gpt" / (name + ".safetensors")).string();
+    auto done = run_levin({"convert", source, at(name + "_levin.safetensors"), "--naming", "levin"});
+    ASSERT_EQ(done.status, 0) << done.err;
+    EXPECT_EQ(json(at(name + "_levin.safetensors"))[0]["name"],
+              "blocks.0.attention." + std::string(name == "gpt2" ? "out.bias" : "out.weight"));
+    done =
+        run_levin({"convert", at(name + "_levin.safetensors"), at(name + ".safetensors"), "--naming", "huggingface"});
+    ASSERT_EQ(done.status, 0) << done.err;
+    EXPECT_EQ(json(at(name + ".safetensors")), json(source));
+  }
+}
+
 TEST_F(WeightsCli, ConvertRefusesInOneLineAndLeavesNothingBehind) {
   const auto source = (kIo / "linear.pth").string();
   const auto refused = [&](std::vector<std::string> words, const std::string& why) {
