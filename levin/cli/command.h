@@ -16,6 +16,7 @@ int new_project(const std::vector<std::string>& words, const Args& args);   // n
 int pack(const std::vector<std::string>& words, const Args& args);          // pack.cpp
 int data(const std::vector<std::string>& words, const Args& args);          // data_bench.cpp
 int list_recipes(const std::vector<std::string>& words, const Args& args);  // train.cpp
+int memory(const std::vector<std::string>& words, const Args& args);        // memory.cpp
 int inspect(const std::vector<std::string>& words, const Args& args);       // inspect.cpp
 int convert(const std::vector<std::string>& words, const Args& args);       // convert.cpp
 int completion(const std::vector<std::string>& words, const Args& args);

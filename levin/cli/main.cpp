@@ -34,6 +34,7 @@ constexpr std::array kSubcommands{
     Subcommand{"run", levin::cli::run, "start a program as several ranks, on one machine or many"},
     Subcommand{"pack", levin::cli::pack, "turn a data set from one format into another"},
     Subcommand{"data", levin::cli::data, "measure how fast data come: levin data bench"},
+    Subcommand{"memory", levin::cli::memory, "tell how much memory a training step will take"},
     Subcommand{"new", levin::cli::new_project, "write the files of a new project"},
     Subcommand{"inspect", levin::cli::inspect, "show what is in a weight file"},
     Subcommand{"convert", levin::cli::convert, "move weights to another format or naming scheme"},

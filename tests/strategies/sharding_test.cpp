@@ -252,7 +252,9 @@ TEST(Zero, BytesPerParameterAreThoseOfTheTheory) {
         if (stage == 1) {
           counter.reset_peak();
           step();
-          EXPECT_NEAR(static_cast<double>(counter.peak()) / numel, 4 + 14 / n, 0.6);
+          // The gradients of the step before are there too, and one unit's are being packed.
+          EXPECT_LT(static_cast<double>(counter.peak()) / numel, 4 + 14 / n + 1);
+          EXPECT_GT(static_cast<double>(counter.peak()) / numel, 4 + 12 / n);
         }
       });
     }
@@ -345,6 +347,35 @@ TEST(Fsdp, GoesOnAfterAnException) {
   });
 }
 
+TEST(Fsdp, BackwardMayRunInTheMiddleOfAForward) {
+  // As a training step does that optimizes by hand: forward, backward, step, and the same again.
+  run_ranks(2, [](Collective& group) {
+    torch::manual_seed(5);
+    ShardRun run(group, fsdp_blocks()), apart(group, fsdp_blocks());
+    load_into(*apart.net, *run.net);
+    const auto x = torch::randn({3, 10});
+    Optimizer together(optim::SGD(run.net->parameters(), {.lr = 0.1}));
+    Optimizer separate(optim::SGD(apart.net->parameters(), {.lr = 0.1}));
+    run.trainee.forward([&]() -> Tensor {
+      for (int i = 0; i < 3; ++i) {
+        auto loss = run.net(x).square().mean();
+        run.trainee.sync()->after_forward({&loss, 1});
+        run.trainee.backward(loss);
+        together.step();
+        together.zero_grad();
+      }
+      return torch::zeros({});
+    });
+    for (int i = 0; i < 3; ++i) {
+      apart.trainee.backward(apart.trainee.forward([&] { return apart.net(x); }).square().mean());
+      separate.step();
+      separate.zero_grad();
+    }
+    const auto ours = run.net->parameters(), theirs = apart.net->parameters();
+    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(at::equal(ours[i], theirs[i])) << i;
+  });
+}
+
 TEST(Fsdp, SaysWhatIsWrong) {
   const auto message = [](const StrategyChoice& choice) -> std::string {
     try {
@@ -377,6 +408,20 @@ TEST(Fsdp, SaysWhatIsWrong) {
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("\"block0\" was called outside of the module that setup returned"));
+    }
+  });
+}
+
+TEST(Fsdp, RefusesMoreThanTheHostHas) {
+  run_ranks(1, [](Collective& group) {
+    // A million million parameters, none of which is ever allocated.
+    auto net = init_module([] { return nn::Linear(torch::nn::LinearOptions(1'000'000, 1'000'000).bias(false)); },
+                           {.deferred = true});
+    try {
+      Trainee trainee(group, FsdpOptions{.cpu_offload = true}, *net);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("[fsdp] offloading needs 8000.0 GB of host memory"));
     }
   });
 }

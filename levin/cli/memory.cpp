@@ -1,0 +1,238 @@
+#include "levin/strategies/memory.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <ATen/Functions.h>
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/cli/bar_plot.h"
+#include "levin/cli/command.h"
+#include "levin/cli/flags.h"
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/core/progress.h"
+#include "levin/core/words.h"
+#include "levin/models/registry.h"
+#include "levin/nn/functional.h"
+
+namespace levin::cli {
+namespace {
+
+struct MemoryFlags {
+  std::string model, strategy = "auto", precision = "32-true", optimizer = "adam", accelerator = "cuda", plot;
+  std::string timeline;
+  int64_t batch = 32, image_size = 224, num_classes = 1000, devices = 1, accumulate = 1;
+  bool checkpointing = false, offload = false, ladder = false, csv = false, json = false;
+};
+
+/// One configuration, and what it takes.
+struct MemoryRow {
+  std::string name;
+  MemoryQuestion question;
+  MemoryEstimate estimate = {};
+};
+
+bool parse_memory(const std::vector<std::string>& words, MemoryFlags& flags) {
+  CLI::App app("Tells how much memory a training step will take, by kind, before anything is allocated.",
+               "levin memory");
+  app.add_option("--model", flags.model, "vit_b_16, resnet50, ...")->type_name("NAME");
+  app.add_option("--batch", flags.batch, "images of a batch, on each rank (32)")->type_name("N");
+  app.add_option("--image-size", flags.image_size, "side of the images (224)")->type_name("N");
+  app.add_option("--num-classes", flags.num_classes, "classes (1000)")->type_name("N");
+  app.add_option("--strategy", flags.strategy, join(known_layouts(), "|") + " (auto)")->type_name("NAME");
+  app.add_option("--precision", flags.precision, "32-true, bf16-mixed, bf16-true, ... (32-true)")->type_name("NAME");
+  app.add_option("--optimizer", flags.optimizer, join(known_memory_optimizers(), "|") + " (adam)")->type_name("NAME");
+  app.add_option("--devices", flags.devices, "ranks (1)")->type_name("N");
+  app.add_option("--accumulate", flags.accumulate, "batches of one optimizer step (1)")->type_name("N");
+  app.add_option("--accelerator", flags.accelerator, "whose kernels and allocator; it need not be here (cuda)")
+      ->type_name("cuda|cpu");
+  app.add_flag("--checkpointing", flags.checkpointing, "activations of blocks are computed again in backward");
+  app.add_flag("--offload", flags.offload, "state in host memory, as far as the strategy can do it");
+  app.add_flag("--ladder", flags.ladder, "the whole ladder, from 32-true on one device to all techniques");
+  app.add_flag("--csv", flags.csv, "bytes, as CSV");
+  app.add_flag("--json", flags.json, "bytes, as JSON");
+  app.add_option("--plot", flags.plot, "draw the peaks")->type_name("FILE.svg|FILE.png");
+  app.add_option("--timeline", flags.timeline, "draw the memory over the step (of the last row)")
+      ->type_name("FILE.svg");
+  if (!parse_flags(app, words)) return false;
+  LEVIN_CHECK(!flags.model.empty(),
+              "[levin memory] name a model: levin memory --model vit_b_16 (known: ", join(models::names()), ")");
+  for (const auto& [name, value, most] :
+       std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{{"--batch", flags.batch, 1 << 24},
+                                                                        {"--image-size", flags.image_size, 1 << 16},
+                                                                        {"--num-classes", flags.num_classes, 1 << 30},
+                                                                        {"--devices", flags.devices, 1 << 20},
+                                                                        {"--accumulate", flags.accumulate, 1 << 20}})
+    LEVIN_CHECK(value >= 1 && value <= most, "[levin memory] ", name, " ", value, " is not allowed (1 to ", most, ")");
+  const std::vector<std::string> accelerators{"cuda", "gpu", "cpu"};
+  if (std::find(accelerators.begin(), accelerators.end(), flags.accelerator) == accelerators.end())
+    fail_unknown("levin memory", "--accelerator", flags.accelerator, accelerators);
+  LEVIN_CHECK(flags.plot.empty() || flags.plot.ends_with(".svg") || flags.plot.ends_with(".png"),
+              "[levin memory] --plot \"", flags.plot, "\" must end with .svg or .png");
+  LEVIN_CHECK(flags.timeline.empty() || flags.timeline.ends_with(".svg"), "[levin memory] --timeline \"",
+              flags.timeline, "\" must end with .svg");
+  LEVIN_CHECK(!flags.csv || !flags.json, "[levin memory] --csv and --json exclude each other");
+  return true;
+}
+
+MemoryQuestion question_of(const MemoryFlags& flags) {
+  return {.strategy = flags.strategy,
+          .precision = flags.precision,
+          .optimizer = flags.optimizer,
+          .world_size = static_cast<int>(flags.devices),
+          .offload = flags.offload,
+          .device = flags.accelerator == "cpu" ? at::kCPU : at::kCUDA,
+          .checkpoint_blocks = flags.checkpointing,
+          .accumulate = static_cast<int>(flags.accumulate)};
+}
+
+std::string row_name(const MemoryQuestion& question) {
+  const auto strategy =
+      question.strategy == "auto" ? question.world_size > 1 ? "ddp" : "single_device" : question.strategy;
+  auto name = question.precision;
+  if (question.world_size > 1 || strategy != "single_device") name += " " + strategy;
+  if (question.world_size > 1) name += fmt::format(" x{}", question.world_size);
+  if (question.checkpoint_blocks) name += " checkpointing";
+  if (question.offload && !strategy.ends_with("_offload")) name += " offload";
+  return name;
+}
+
+/// From the plainest way to train to all that there is, each rung with one technique more.
+std::vector<MemoryRow> ladder_of(const MemoryFlags& flags) {
+  auto plain = question_of(flags);
+  plain.strategy = "auto", plain.world_size = 1;
+  plain.offload = plain.checkpoint_blocks = false;
+  std::vector<MemoryRow> rows;
+  const auto add = [&](const MemoryQuestion& question) { rows.push_back({row_name(question), question}); };
+  auto rung = plain;
+  rung.precision = "32-true";
+  add(rung);
+  rung.precision = "bf16-mixed";
+  add(rung);
+  auto pure = plain;
+  pure.precision = "bf16-true";
+  add(pure);
+  rung.checkpoint_blocks = true;
+  add(rung);
+  rung.world_size = static_cast<int>(flags.devices);
+  for (const char* strategy : {"deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp"}) {
+    if (flags.devices == 1) break;
+    rung.strategy = strategy;
+    add(rung);
+  }
+  rung.strategy = "deepspeed_stage_2", rung.offload = true;
+  add(rung);
+  rung.strategy = "fsdp";
+  add(rung);
+  return rows;
+}
+
+MemoryEstimate estimate_row(const MemoryFlags& flags, const MemoryQuestion& question) {
+  const auto make = [&] {
+    return models::make(flags.model, {.num_classes = flags.num_classes, .image_size = flags.image_size});
+  };
+  const Batch batch{{"image", at::empty({flags.batch, 3, flags.image_size, flags.image_size}, at::kMeta)},
+                    {"label", at::empty({flags.batch}, at::TensorOptions(at::kMeta).dtype(at::kLong))}};
+  return estimate_memory(
+      make, [](auto& model, const Batch& given) { return model(given["image"]); },
+      [](const Tensor& logits, const Batch& given) { return cross_entropy(logits, given["label"]); }, batch, question);
+}
+
+std::vector<std::pair<const char*, int64_t>> columns_of(const MemoryEstimate& e) {
+  return {{"parameters", e.parameters},
+          {"gradients", e.gradients},
+          {"optimizer", e.optimizer},
+          {"activations", e.activations},
+          {"temporary", e.temporary},
+          {"peak", e.device_peak},
+          {"host", e.host}};
+}
+
+void print_memory_table(const MemoryFlags& flags, const std::vector<MemoryRow>& rows) {
+  size_t width = 0;
+  for (const auto& row : rows) width = std::max(width, row.name.size());
+  std::string out = fmt::format("{}: {} parameters, batches of {} images of {} pixels, {}, on each rank\n\n",
+                                flags.model, format_count(static_cast<double>(rows[0].estimate.num_parameters)),
+                                flags.batch, flags.image_size, flags.optimizer);
+  out += fmt::format("{:<{}}", "", width);
+  for (const auto& [name, bytes] : columns_of({})) out += fmt::format("  {:>11}", name);
+  out += "  in\n";
+  for (const auto& row : rows) {
+    out += fmt::format("{:<{}}", row.name, width);
+    for (const auto& [name, bytes] : columns_of(row.estimate))
+      out += fmt::format("  {:>11}", bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes)));
+    out += fmt::format("  {}\n", to_string(row.estimate.peak_part));
+  }
+  std::fputs(out.c_str(), stdout);
+}
+
+void print_memory_csv(const std::vector<MemoryRow>& rows) {
+  std::string out = "configuration";
+  for (const auto& [name, bytes] : columns_of({})) out += fmt::format(",{}", name);
+  out += ",peak_part\n";
+  for (const auto& row : rows) {
+    out += row.name;
+    for (const auto& [name, bytes] : columns_of(row.estimate)) out += fmt::format(",{}", bytes);
+    out += fmt::format(",{}\n", to_string(row.estimate.peak_part));
+  }
+  std::fputs(out.c_str(), stdout);
+}
+
+void print_memory_json(const MemoryFlags& flags, const std::vector<MemoryRow>& rows) {
+  nlohmann::ordered_json json{{"model", flags.model},         {"num_parameters", rows[0].estimate.num_parameters},
+                              {"batch", flags.batch},         {"image_size", flags.image_size},
+                              {"optimizer", flags.optimizer}, {"accelerator", flags.accelerator}};
+  for (const auto& row : rows) {
+    nlohmann::ordered_json item{{"name", row.name},
+                                {"strategy", row.question.strategy},
+                                {"precision", row.question.precision},
+                                {"devices", row.question.world_size},
+                                {"checkpointing", row.question.checkpoint_blocks},
+                                {"offload", row.question.offload}};
+    for (const auto& [name, bytes] : columns_of(row.estimate)) item[name] = bytes;
+    item["peak_part"] = to_string(row.estimate.peak_part);
+    json["rows"].push_back(std::move(item));
+  }
+  std::puts(json.dump(2).c_str());
+}
+
+}  // namespace
+
+int memory(const std::vector<std::string>& words, const Args&) {
+  MemoryFlags flags;
+  if (!parse_memory(words, flags)) return 0;
+  auto rows = flags.ladder ? ladder_of(flags) : std::vector<MemoryRow>{{"", question_of(flags)}};
+  if (!flags.ladder) rows[0].name = row_name(rows[0].question);
+  {
+    ProgressBar bar("levin memory", static_cast<int64_t>(rows.size()), {.unit = "rows", .keep = false});
+    for (auto& row : rows) {
+      row.estimate = estimate_row(flags, row.question);
+      bar.advance();
+    }
+  }
+  if (flags.json)
+    print_memory_json(flags, rows);
+  else if (flags.csv)
+    print_memory_csv(rows);
+  else
+    print_memory_table(flags, rows);
+  if (!flags.plot.empty()) {
+    BarPlot plot{.title = fmt::format("{}: peak of device memory in a training step", flags.model),
+                 .subtitle = fmt::format("batches of {} images of {} pixels, {}, on each rank", flags.batch,
+                                         flags.image_size, flags.optimizer)};
+    for (const auto& row : rows) {
+      const auto peak = static_cast<double>(row.estimate.device_peak);
+      plot.bars.push_back({row.name, peak, format_bytes(peak)});
+    }
+    write_plot(flags.plot, plot);
+  }
+  if (!flags.timeline.empty())
+    write_file(flags.timeline,
+               to_svg(rows.back().estimate.timeline, nullptr, flags.model + ", " + rows.back().name + ": predicted"));
+  return 0;
+}
+
+}  // namespace levin::cli
