@@ -35,7 +35,7 @@ class GeminiRun {
     optimizer = strategy_->setup_optimizer(optim::AdamW(trained, {.lr = 1e-3}));
   }
 
-  template <class F>
+  template <std::invocable F>
   Tensor forward(F&& call) {
     std::optional<Autocast> autocast;
     if (plan_.autocast) autocast.emplace(at::kCPU, *plan_.autocast);
@@ -87,9 +87,10 @@ class GeminiRun {
       whole.push_back(whole_of(group_, strategy_->shards(), parameter, parameter));
     return whole;
   }
-  const detail::Placement::Counts& counts() { return residency().placement().counts(); }
-  detail::GeminiResidency& residency() {
-    return dynamic_cast<detail::GeminiResidency&>(dynamic_cast<detail::ShardedModule&>(*sync_).residency());
+  const levin::detail::Placement::Counts& counts() { return residency().placement().counts(); }
+  levin::detail::GeminiResidency& residency() {
+    return dynamic_cast<levin::detail::GeminiResidency&>(
+        dynamic_cast<levin::detail::ShardedModule&>(*sync_).residency());
   }
   GeminiStrategy& strategy() { return dynamic_cast<GeminiStrategy&>(*strategy_); }
 
@@ -360,11 +361,11 @@ TEST(Gemini, RefusesBeforeAnythingIsAllocated) {
 }
 
 TEST(Gemini, PartsOfChunks) {
-  using detail::first_part;
+  using levin::detail::first_part;
   EXPECT_THAT(first_part({10, 10, 10}, 0), ::testing::ElementsAre(false, false, false));
   EXPECT_THAT(first_part({10, 10, 10}, 1), ::testing::ElementsAre(true, true, true));
   EXPECT_THAT(first_part({10, 10, 10}, 0.3), ::testing::ElementsAre(true, false, false));
-  EXPECT_THAT(detail::returning({10, 20, 10}, 25), ::testing::ElementsAre(true, false, true));
+  EXPECT_THAT(levin::detail::returning({10, 20, 10}, 25), ::testing::ElementsAre(true, false, true));
 }
 
 TEST(Gemini, MastersStayInFloat32) {
