@@ -233,7 +233,11 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
   for (size_t s = 0; s < slot_names().size(); ++s) {
     if (!(needed >> s & 1)) continue;
     Tensor& slot = state.slots[s];
-    if (!slot.defined()) slot = make_slot(group, s, param);
+    if (!slot.defined()) {
+      slot = make_slot(group, s, param);
+      if (slot_memory_ && slot.is_cpu() && slot.is_contiguous() && slot.numel() > 0)
+        slot = slot_memory_(slot).copy_(slot);
+    }
     const auto dtype = slot_dtype(group, s, param);
     const auto shape = slot_shape(s, param);
     LEVIN_CHECK(slot.sizes() == at::IntArrayRef(shape), "[", name_, ".step] ", describe(group, index), " has state \"",

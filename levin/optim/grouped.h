@@ -2,6 +2,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -64,6 +65,10 @@ class GroupedOptimizer : public OptimizerImpl {
   void zero_grad(bool set_to_none) final;
   size_t num_groups() const final { return groups_.size(); }
   std::vector<Tensor>& params(size_t group) final;
+  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) final {
+    slot_memory_ = std::move(make);
+    return true;
+  }
   StateDict state_dict() const final;
   void load_state_dict(const StateDict& state) final;
 
@@ -142,6 +147,7 @@ class GroupedOptimizer : public OptimizerImpl {
   std::string describe(size_t group, size_t index) const;
 
   std::string step_label_;
+  std::function<Tensor(const Tensor&)> slot_memory_;
   std::deque<Group> groups_;
   std::unordered_map<c10::TensorImpl*, ParamState> states_;
   std::vector<Bucket> buckets_;

@@ -100,6 +100,13 @@ std::vector<ShardCase> cases() {
                  ZeroOptions{.stage = stage, .stage3_param_persistence_threshold = 12, .auto_wrap_policy = kBlocks},
              .accumulate = accumulate ? 2 : 1,
              .clip = accumulate ? 0.05 : 0});
+    const auto disk = ::testing::TempDir() + "levin_offload";
+    add({.name = "stage3_nvme",
+         .choice = ZeroOptions{.stage = 3,
+                               .offload_optimizer = {.device = "nvme", .nvme_path = disk},
+                               .offload_param = {.device = "nvme", .nvme_path = disk},
+                               .stage3_param_persistence_threshold = 0,
+                               .auto_wrap_policy = kBlocks}});
     add({.name = "bf16_mixed", .clip = 0.5, .precision = "bf16-mixed", .tolerance = 5e-2});
     add({.name = "bf16_true", .precision = "bf16-true", .adamw = false, .tolerance = 5e-2});
     add({.name = "stage2_bf16_mixed",

@@ -19,6 +19,7 @@
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
+#include "levin/optim/in_backward.h"
 #include "levin/strategies/ddp.h"
 
 namespace levin::detail {
@@ -133,7 +134,7 @@ GroupOptions ShardedStrategy::group_options() const {
 
 std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& module) const {
   if (plan_.units) return select_units(module, *plan_.units);
-  return {};
+  return has_repeated(module) ? select_units(module, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
 ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
@@ -248,12 +249,21 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
 
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   shards_->add_optimizer(optimizer);
+  if (!plan_.optimizer_folder.empty()) {
+    const bool possible = optimizer.impl()->set_slot_memory([folder = plan_.optimizer_folder](const Tensor& like) {
+      return on_disk(folder, like.numel(), like.scalar_type()).view(like.sizes());
+    });
+    LEVIN_CHECK(possible, "[", plan_.name, "] the state of ", optimizer.name(),
+                " cannot be put on disk; use one of levin::optim, or offload_optimizer to \"cpu\"");
+  }
   const auto options = group_options();
   const bool has_copies = options.offload && options.param_dtype && !precision_.params;
   if (!plan_.optimizer_in_backward && !has_copies) return optimizer;
   LEVIN_CHECK(!plan_.optimizer_in_backward || !precision_.scales_loss, "[", plan_.name,
               "] optimizer_in_backward cannot wait for the loss scaler of precision \"", precision_.name,
               "\"; use \"bf16-mixed\", or leave it out");
+  const bool divided = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
+  if (!divided) return optim::OptimizerInBackward(optimizer);
   auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);
   for (const auto& weak : modules_)
     if (const auto module = weak.lock()) {
