@@ -134,7 +134,7 @@ GroupOptions ShardedStrategy::group_options() const {
 
 std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& module) const {
   if (plan_.units) return select_units(module, *plan_.units);
-  return has_repeated(module) ? select_units(module, policy::repeated()) : std::vector<SelectedUnit>();
+  return policy::has_repeated(module) ? select_units(module, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
 ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
