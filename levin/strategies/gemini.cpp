@@ -2,18 +2,17 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <limits>
 
 #include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include "levin/core/error.h"
-#include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
+#include "levin/devices/host_memory.h"
+#include "levin/nn/tie.h"
 #include "levin/strategies/gemini/residency.h"
 
 namespace levin {
@@ -24,17 +23,7 @@ void check_share(const char* option, double value) {
   LEVIN_CHECK(value >= 0 && value <= 1, "[colossalai] ", option, " ", value, " is not allowed (0 to 1)");
 }
 
-/// What the system can give without swapping; none where it does not tell.
-std::optional<int64_t> available_host_bytes() {
-  std::ifstream file("/proc/meminfo");
-  std::string word;
-  int64_t kib = 0;
-  while (file >> word)
-    if (word == "MemAvailable:" && file >> kib) return kib * 1024;
-  return std::nullopt;
-}
-
-int ranks_on_this_node(Collective& group) {
+int ranks_on_my_node(Collective& group) {
   if (group.size() == 1) return 1;
   std::array<char, 256> name{};
   ::gethostname(name.data(), name.size() - 1);
@@ -134,6 +123,20 @@ c10::ScalarType GeminiStrategy::compute_dtype() const {
   return *dtype;
 }
 
+double GeminiStrategy::host_share() const {
+  switch (policy_) {
+    case detail::PlacementPolicy::kAuto:
+    case detail::PlacementPolicy::kCpu:
+      return 1;
+    case detail::PlacementPolicy::kCuda:
+      return 0;
+    case detail::PlacementPolicy::kStatic:
+      break;
+  }
+  // The optimizer works on the parts that parameters are gathered from: they are in one place.
+  return std::max(options_.offload_param_frac, options_.offload_optim_frac);
+}
+
 GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
   using namespace detail;
   const auto dtype = compute_dtype();
@@ -142,13 +145,11 @@ GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const 
   // What the root has is whole all through a step; it shall not hold others' parameters there.
   std::stable_partition(owned.begin(), owned.end(), [&](const auto& param) { return param.unit == units.size(); });
   std::vector<ChunkParam> params;
-  int64_t elements = 0;
   for (const auto& [name, param, unit] : owned) {
     LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[colossalai] parameter \"", name,
                 "\" is ", param.toString(), "; only dense floating point parameters can be divided");
     params.push_back(
         {name, param.sizes().vec(), at::kFloat, param.unsafeGetTensorImpl(), unit == units.size() ? 0 : 1});
-    elements += params.back().padded_numel(ranks) / ranks;
   }
   keep_gathered_ = false;
   auto chunk_size = options_.chunk_size;
@@ -167,15 +168,7 @@ GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const 
 
   std::vector<int64_t> sizes;
   for (const auto& chunk : chunks_.chunks) sizes.push_back(chunk.occupied);
-  const bool all_on_host = policy_ == PlacementPolicy::kAuto || policy_ == PlacementPolicy::kCpu;
-  const auto on_host =
-      first_part(sizes, all_on_host ? 1 : std::max(options_.offload_param_frac, options_.offload_optim_frac));
-  // Parts in float32, the same in 16 bits to be sent, two moments and a gradient.
-  double host_share = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) host_share += on_host[i] ? static_cast<double>(sizes[i]) : 0;
-  constexpr int64_t kHostBytes = 4 + 2 + 8 + 2;
-  check_host_memory(device_.is_cpu() ? elements * kHostBytes : static_cast<int64_t>(host_share) / ranks * kHostBytes);
-
+  const auto on_host = first_part(sizes, host_share());
   Divided divided;
   for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
   divided.units.push_back({"", nullptr, {}});
@@ -200,16 +193,24 @@ GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const 
   return divided;
 }
 
-void GeminiStrategy::check_host_memory(int64_t host_bytes) const {
-  if (host_bytes == 0) return;
-  const auto needed = host_bytes * detail::ranks_on_this_node(*group_);
-  const auto available = detail::available_host_bytes().value_or(std::numeric_limits<int64_t>::max());
-  std::vector<int64_t> lacking{needed - available, needed};
-  detail::greatest(*group_, device_, lacking);
-  LEVIN_CHECK(lacking[0] <= 0, "[colossalai] the training state needs ", lacking[1], " bytes (",
-              format_bytes(static_cast<double>(lacking[1])), ") of host memory on a node, ",
-              format_bytes(static_cast<double>(lacking[0])),
-              " more than there is; use more nodes, or keep more on the device: placement_policy \"cuda\" or "
+void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
+  using namespace detail;
+  // Parts in float32, the same in 16 bits to be sent, a gradient, two moments.
+  constexpr int64_t kHostBytes = 4 + 2 + 2 + 8;
+  const int ranks = ranks_->size();
+  int64_t elements = 0;
+  for (const auto& param : named_unique_parameters(module))
+    elements += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks;
+  const auto bytes = static_cast<int64_t>(host_share() * static_cast<double>(elements * kHostBytes));
+  const auto needed = bytes * ranks_on_my_node(*group_);
+  const auto available = available_host_memory().value_or(std::numeric_limits<int64_t>::max());
+  // Ranks of different nodes must come to the same end.
+  std::vector<int64_t> most{needed - available, needed};
+  greatest(*group_, device_, most);
+  LEVIN_CHECK(most[0] <= 0, "[colossalai] the training state needs ", most[1], " bytes (",
+              format_bytes(static_cast<double>(most[1])), ") of host memory on a node, ",
+              format_bytes(static_cast<double>(most[0])),
+              " more than there is; use more nodes, or keep more on the device: placement_policy \"cuda\", or "
               "\"static\" with a smaller offload_optim_frac");
 }
 

@@ -26,12 +26,13 @@ class GeminiStrategy : public detail::ShardedStrategy {
  protected:
   Divided divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) override;
   std::unique_ptr<detail::Residency> make_residency(const Divided& divided) override;
+  void check_host_memory(const torch::nn::Module& module) const override;
 
  private:
   struct Optimizers;
 
   c10::ScalarType compute_dtype() const;
-  void check_host_memory(int64_t host_bytes) const;
+  double host_share() const;
 
   GeminiOptions options_;
   detail::PlacementPolicy policy_;

@@ -179,17 +179,26 @@ std::vector<GeminiCase> gemini_cases() {
   return all;
 }
 
+/// What one process without Gemini comes to, computed once for all cases that want it.
+const std::vector<Tensor>& reference(const GeminiCase& c) {
+  static std::map<std::string, std::vector<Tensor>> known;
+  auto& result = known[c.net.frozen + "/" + c.net.tied + (c.net.twice ? "/2/" : "/1/") + std::to_string(c.accumulate)];
+  if (result.empty())
+    result = run_ranks(1, [&](Collective& group) { return train(group, nullptr, c.net, c.accumulate); }).at(0).tensors;
+  return result;
+}
+
 class GeminiEquality : public ::testing::TestWithParam<GeminiCase> {};
 
 TEST_P(GeminiEquality, EqualsOneProcessOnTheWholeBatch) {
   const auto& c = GetParam();
-  const auto one = run_ranks(1, [&](Collective& group) { return train(group, nullptr, c.net, c.accumulate); });
+  const auto& one = reference(c);
   const auto many =
       run_ranks(c.world, [&](Collective& group) { return train(group, &c.options, c.net, c.accumulate); });
   for (const auto& rank : many) {
-    ASSERT_EQ(rank.tensors.size(), one[0].tensors.size());
-    EXPECT_LT(max_difference({rank.tensors[0]}, {one[0].tensors[0]}), 4e-2);
-    EXPECT_LT(max_difference(rank.tensors, one[0].tensors), 6e-3);
+    ASSERT_EQ(rank.tensors.size(), one.size());
+    EXPECT_LT(max_difference({rank.tensors[0]}, {one[0]}), 4e-2);
+    EXPECT_LT(max_difference(rank.tensors, one), 6e-3);
     EXPECT_EQ(max_difference(rank.tensors, many[0].tensors), 0);
   }
 }
@@ -216,7 +225,7 @@ TEST(Gemini, TightBudgetEvictsAndHolds) {
     std::vector<std::vector<Tensor>> results;
     int64_t roomy_peak = 0;
     for (const bool tight : {false, true}) {
-      auto options = gemini("auto", 33200);
+      auto options = gemini("auto", 33300);
       options.steady_cuda_cap_ratio = 1;
       options.warmup_non_model_data_ratio = tight ? 0.8 : 0.2;
       // States of the optimizer are part of it here, where host and device are one.
@@ -246,7 +255,7 @@ TEST(Gemini, TightBudgetEvictsAndHolds) {
 TEST(Gemini, WhatDoesNotFitIsRefusedOnAllRanks) {
   const auto results = run_ranks(2,
                                  [](Collective& group) {
-                                   auto options = gemini("auto", 33200);
+                                   auto options = gemini("auto", 33300);
                                    options.memory_budget = 500'000;
                                    GeminiRun run(group, &options, kWide);
                                    for (int step = 0; step < 3; ++step) run.step(step, 1, 64);
@@ -265,15 +274,15 @@ TEST(Gemini, GathersAsOftenAsThePolicySays) {
       run.step(1);
       return watched.runs["fsdp.all_gather"] / 2;  // starts and ends
     };
-    EXPECT_EQ(gathers(gemini("cuda", 33200)), 9);
+    EXPECT_EQ(gathers(gemini("cuda", 33300)), 9);
     // The last block's is not let go between forward and backward, the root's never.
-    EXPECT_EQ(gathers(gemini("cpu", 33200)), 9 + 7);
-    auto part = gemini("static", 33200);
+    EXPECT_EQ(gathers(gemini("cpu", 33300)), 9 + 7);
+    auto part = gemini("static", 33300);
     part.shard_param_frac = 0;
     EXPECT_EQ(gathers(part), 9);
     part.shard_param_frac = 0.5;
     EXPECT_EQ(gathers(part), 9 + 4);
-    auto whole = gemini("auto", 33200);
+    auto whole = gemini("auto", 33300);
     whole.memory_budget = 64 << 20;
     EXPECT_EQ(gathers(whole), 9);
   });
@@ -309,8 +318,7 @@ TEST(Gemini, AStepThatFailedIsForgotten) {
     for (int step = 0; step < 6; ++step) {
       if (step % 2 == 1) {
         EXPECT_THROW(run.forward([&]() -> Tensor {
-          run.net->stem(at::ones({2, 10}));
-          run.net->blocks[0](at::ones({2, 10}));
+          run.net->blocks[0](run.net->stem(at::ones({2, 10})));
           throw std::runtime_error("no");
         }),
                      std::runtime_error);
@@ -336,7 +344,7 @@ TEST(Gemini, RefusesBeforeAnythingIsAllocated) {
     } catch (const Error& error) {
       line = error.what();
     }
-    EXPECT_LT(counter.peak(), 4096);
+    EXPECT_LT(counter.peak(), 16384);  // a state of random numbers, no parameters
     return line;
   };
   EXPECT_THAT(message(gemini("auto", 60)),
@@ -344,7 +352,7 @@ TEST(Gemini, RefusesBeforeAnythingIsAllocated) {
                         "chunk_size to 150 or more"));
   EXPECT_THAT(message(gemini("auto"), "32-true"), HasSubstr("precision \"32-true\" is not possible"));
   EXPECT_THAT(message(gemini("auto", 0), "bf16-mixed", {.width = 1 << 20, .hidden = 1 << 20}),
-              HasSubstr("bytes (140 TB) of host memory"));
+              HasSubstr("bytes (141 TB) of host memory"));
   EXPECT_THAT(message(gemini("gpu")), HasSubstr("placement_policy \"gpu\" is not known"));
   auto options = gemini("auto");
   options.offload_optim_frac = 0.5;

@@ -231,6 +231,7 @@ void ShardGroup::set_offload(bool offload) {
     if (shown) param.param.set_data(param.shard);
   }
   if (grads_.defined()) grads_ = grads_.to(shards_.device());
+  copied_versions_ = 0;
   stale_ = true;
 }
 

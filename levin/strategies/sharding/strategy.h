@@ -82,7 +82,8 @@ class ShardedStrategy : public Strategy {
   virtual std::unique_ptr<Residency> make_residency(const Divided& divided);
   GroupOptions group_options() const;
   void place_buffers(torch::nn::Module& module) const;
-  void check_host_memory(const torch::nn::Module& module) const;
+  /// Throws when offloaded state would not fit into host memory; called before anything is allocated.
+  virtual void check_host_memory(const torch::nn::Module& module) const;
 
   ShardingPlan plan_;
   PrecisionPlan precision_;
