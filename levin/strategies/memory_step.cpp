@@ -107,7 +107,7 @@ class Tracer {
       for (const auto& param : units_[i].module->parameters())
         unit_of.emplace(param.unsafeGetTensorImpl(), static_cast<int>(i));
     }
-    params_ = unique_parameters(module);
+    params_ = levin::unique_parameters(module);
     for (const auto& param : params_) {
       LEVIN_CHECK(param.is_meta(), "[estimate_memory] a parameter of shape ", param.sizes(), " was made on ",
                   param.device(), "; make the whole model inside the function, and load its weights elsewhere");
