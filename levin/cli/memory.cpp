@@ -13,7 +13,6 @@
 #include "levin/cli/flags.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/core/progress.h"
 #include "levin/core/words.h"
 #include "levin/models/registry.h"
 #include "levin/nn/functional.h"
@@ -32,6 +31,8 @@ struct MemoryFlags {
 struct MemoryRow {
   std::string name;
   MemoryQuestion question;
+  /// In a picture, where there is little room.
+  std::string label = {};
   MemoryEstimate estimate = {};
 };
 
@@ -106,27 +107,33 @@ std::vector<MemoryRow> ladder_of(const MemoryFlags& flags) {
   plain.strategy = "auto", plain.world_size = 1;
   plain.offload = plain.checkpoint_blocks = false;
   std::vector<MemoryRow> rows;
-  const auto add = [&](const MemoryQuestion& question) { rows.push_back({row_name(question), question}); };
+  const auto add = [&](const MemoryQuestion& question, std::string label) {
+    rows.push_back({row_name(question), question, std::move(label)});
+  };
   auto rung = plain;
   rung.precision = "32-true";
-  add(rung);
+  add(rung, rung.precision);
   rung.precision = "bf16-mixed";
-  add(rung);
+  add(rung, rung.precision);
   auto pure = plain;
   pure.precision = "bf16-true";
-  add(pure);
+  add(pure, pure.precision);
   rung.checkpoint_blocks = true;
-  add(rung);
+  add(rung, "checkpointing");
   rung.world_size = static_cast<int>(flags.devices);
-  for (const char* strategy : {"deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3", "fsdp"}) {
-    if (flags.devices == 1) break;
-    rung.strategy = strategy;
-    add(rung);
-  }
+  if (flags.devices > 1)
+    for (const auto& [strategy, label] :
+         std::initializer_list<std::pair<const char*, const char*>>{{"deepspeed_stage_1", "zero 1"},
+                                                                    {"deepspeed_stage_2", "zero 2"},
+                                                                    {"deepspeed_stage_3", "zero 3"},
+                                                                    {"fsdp", "fsdp"}}) {
+      rung.strategy = strategy;
+      add(rung, label);
+    }
   rung.strategy = "deepspeed_stage_2", rung.offload = true;
-  add(rung);
+  add(rung, "zero 2, host");
   rung.strategy = "fsdp";
-  add(rung);
+  add(rung, "fsdp, host");
   return rows;
 }
 
@@ -204,15 +211,9 @@ void print_memory_json(const MemoryFlags& flags, const std::vector<MemoryRow>& r
 int memory(const std::vector<std::string>& words, const Args&) {
   MemoryFlags flags;
   if (!parse_memory(words, flags)) return 0;
-  auto rows = flags.ladder ? ladder_of(flags) : std::vector<MemoryRow>{{"", question_of(flags)}};
+  auto rows = flags.ladder ? ladder_of(flags) : std::vector<MemoryRow>{{"", question_of(flags), flags.precision}};
   if (!flags.ladder) rows[0].name = row_name(rows[0].question);
-  {
-    ProgressBar bar("levin memory", static_cast<int64_t>(rows.size()), {.unit = "rows", .keep = false});
-    for (auto& row : rows) {
-      row.estimate = estimate_row(flags, row.question);
-      bar.advance();
-    }
-  }
+  for (auto& row : rows) row.estimate = estimate_row(flags, row.question);
   if (flags.json)
     print_memory_json(flags, rows);
   else if (flags.csv)
@@ -221,11 +222,11 @@ int memory(const std::vector<std::string>& words, const Args&) {
     print_memory_table(flags, rows);
   if (!flags.plot.empty()) {
     BarPlot plot{.title = fmt::format("{}: peak of device memory in a training step", flags.model),
-                 .subtitle = fmt::format("batches of {} images of {} pixels, {}, on each rank", flags.batch,
-                                         flags.image_size, flags.optimizer)};
+                 .subtitle = fmt::format("batches of {} images of {} pixels, {}, on each of {} ranks", flags.batch,
+                                         flags.image_size, flags.optimizer, flags.devices)};
     for (const auto& row : rows) {
       const auto peak = static_cast<double>(row.estimate.device_peak);
-      plot.bars.push_back({row.name, peak, format_bytes(peak)});
+      plot.bars.push_back({row.label, peak, format_bytes(peak)});
     }
     write_plot(flags.plot, plot);
   }

@@ -102,16 +102,21 @@ int completion(const std::vector<std::string>& words, const Args&) {
   // The fields point into what they were made from.
   std::vector<std::unique_ptr<TrainProgram>> programs;
   std::vector<std::unique_ptr<TrainConfig>> configs;
-  Completion all{.program = "levin",
-                 .train_commands = train_commands(),
-                 .other_commands = {{"run", {}},
-                                    {"pack", {}},
-                                    {"data", {"bench"}},
-                                    {"new", {"app"}},
-                                    {"inspect", {}},
-                                    {"convert", {}},
-                                    {"recipes", {"--help"}},
-                                    {"completion", {"bash", "zsh"}}}};
+  Completion all{
+      .program = "levin",
+      .train_commands = train_commands(),
+      .other_commands = {{"run", {}},
+                         {"pack", {}},
+                         {"data", {"bench"}},
+                         {"memory",
+                          {"--model", "--batch", "--image-size", "--num-classes", "--strategy", "--precision",
+                           "--optimizer", "--devices", "--accumulate", "--accelerator", "--checkpointing", "--offload",
+                           "--ladder", "--csv", "--json", "--plot", "--timeline", "--help"}},
+                         {"new", {"app"}},
+                         {"inspect", {}},
+                         {"convert", {}},
+                         {"recipes", {"--help"}},
+                         {"completion", {"bash", "zsh"}}}};
   for (const auto& recipe : recipes()) {
     programs.push_back(recipe.make());
     configs.push_back(std::make_unique<TrainConfig>(

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "levin/core/error.h"
 #include "levin/strategies/memory_step.h"
@@ -38,6 +39,7 @@ class Account {
       note();
       add_point(mark);
     }
+    estimate_.host += activations_on_host_;
     return std::move(estimate_);
   }
 
@@ -47,7 +49,8 @@ class Account {
   int64_t share_numel(const StepTrace::Param& param, bool divided) const {
     if (!divided || param.sizes.empty() || param.numel == 0) return param.numel;
     const auto rows = (param.sizes[0] + layout_.ranks - 1) / layout_.ranks;
-    return rows * (param.numel / param.sizes[0]);
+    const auto part = rows * (param.numel / param.sizes[0]);
+    return layout_.ranks > 1 ? (part + 63) / 64 * 64 : part;  // parts begin where vector loads like it
   }
 
   void count_state() {
@@ -110,6 +113,9 @@ class Account {
       case StepTrace::Kind::kInput:
         other_ += event.bytes;
         break;
+      case StepTrace::Kind::kUnitInput:
+        if (owner.saved && event.bytes > 0) unit_inputs_[owner.unit] += event.bytes;
+        [[fallthrough]];
       default:
         (owner.saved ? saved_ : other_) += event.bytes;
     }
@@ -120,6 +126,7 @@ class Account {
     const auto unit = static_cast<size_t>(mark.unit + 1);
     if (mark.part == StepPart::kBackward && mark.unit < 0 && mark.begins) estimate_.activations = saved_;
     if (mark.unit < 0 && mark.part == StepPart::kOptimizer) return begin_optimizer(mark.begins);
+    if (mark.unit >= 0 && question_.offload_activations) move_inputs(mark);
     if (mark.unit < 0) {
       if (gathers_ && mark.part == StepPart::kForward) gathered_ += unit_full_[0];
       if (refreshes() && mark.part == StepPart::kForward) refresh(-1);
@@ -128,6 +135,18 @@ class Account {
     if (gathers_) mark.begins ? gather(mark) : release(mark);
     if (refreshes() && mark.part == StepPart::kForward) mark.begins ? refresh(mark.unit) : void(ahead_ = 0);
     if (reduces_ && mark.part == StepPart::kBackward && !mark.begins) reduce(mark.unit, unit);
+  }
+
+  /// What a checkpointed unit keeps waits on the host, from the end of its forward to its backward.
+  void move_inputs(const StepTrace::Mark& mark) {
+    auto& moved = on_host_[mark.unit];
+    if (mark.part == StepPart::kForward && !mark.begins) {
+      moved = unit_inputs_[mark.unit];
+      saved_ -= moved;
+      activations_on_host_ += moved;
+    } else if (mark.part == StepPart::kBackward && mark.begins) {
+      saved_ += std::exchange(moved, 0);
+    }
   }
 
   /// Bytes of the units that are gathered ahead of one.
@@ -225,7 +244,8 @@ class Account {
   MemoryEstimate estimate_;
   // By unit, the rest of the model first.
   std::vector<int64_t> unit_full_, unit_numel_, unit_grad_;
-  std::map<int, int64_t> unit_gradients_;
+  std::map<int, int64_t> unit_gradients_, unit_inputs_, on_host_;
+  int64_t activations_on_host_ = 0;
   int64_t saved_ = 0, other_ = 0, gradients_ = 0, reduced_ = 0, arriving_ = 0;
   int64_t gathered_ = 0, ahead_ = 0, sending_ = 0, workspace_ = 0, step_temporary_ = 0, peak_ = 0;
 };
@@ -242,6 +262,8 @@ MemoryEstimate lay_out(const StepTrace& trace, const StateLayout& layout, const 
 MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch, const MemoryQuestion& question) {
   LEVIN_CHECK(question.accumulate >= 1, "[estimate_memory] accumulate ", question.accumulate,
               " is not allowed (1 or more)");
+  LEVIN_CHECK(!question.offload_activations || question.checkpoint_blocks || question.checkpointing,
+              "[estimate_memory] offload_activations moves what checkpointed units keep; choose units to checkpoint");
   const auto layout =
       question.layout ? *question.layout : state_layout(question.strategy, question.world_size, question.offload);
   const auto asked = resolve_precision(question.precision, question.device);

@@ -1,5 +1,6 @@
 #include "levin/strategies/memory_step.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "levin/core/error.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
 #include "levin/nn/unit.h"
@@ -40,6 +42,22 @@ struct MakesMeta {
   std::optional<c10::ScalarType> before;
 };
 
+/// Runs a checkpointed unit again as it ran in forward, and finds out what it keeps.
+struct AroundCheckpointed : Interceptor {
+  void around(Call& call) override {
+    if (call.phase() == Phase::kForward) {
+      call.each_input([&](Tensor& input) { keeps(input); });
+      return call.proceed();
+    }
+    std::optional<MetaAutocast> autocast;
+    if (dtype) autocast.emplace(device, *dtype);
+    call.proceed();
+  }
+  std::function<void(const Tensor&)> keeps;
+  c10::DeviceType device = c10::kCPU;
+  std::optional<c10::ScalarType> dtype;
+};
+
 class Tracer {
  public:
   Tracer(const MemoryQuestion& question, const PrecisionPlan& plan)
@@ -58,11 +76,13 @@ class Tracer {
     }
     step_.module->train();
     find_params();
+    checkpoint();
     for (const auto& [name, tensor] : given) batch_[name] = tensor.defined() ? without_data(tensor) : tensor;
     for (const auto& [name, tensor] : batch_) own(tensor, StepTrace::Kind::kInput, -1);
     UnitWatch watch(units_,
                     [this](StepPart part, size_t unit, bool begins) { mark(part, static_cast<int>(unit), begins); });
     for (int pass = 0; pass < question_.accumulate; ++pass) {
+      const MakesMeta scope(plan_);
       trace_.marks.clear();
       mark(StepPart::kForward, -1, true);
       auto loss = forward();
@@ -124,8 +144,29 @@ class Tracer {
     }
   }
 
+  void checkpoint() {
+    if (!question_.checkpointing && !question_.checkpoint_blocks) return;
+    auto& module = *step_.module;
+    const auto policy = question_.checkpointing.value_or(
+        UnitPolicy("the blocks that repeat", [](torch::nn::Module& root) { return repeated_units(root); }));
+    // Random numbers have no part in this.
+    attachments_ = attach_checkpointing(module, policy, {.preserve_rng_state = false});
+    for (const auto& chosen : select_units(module, policy)) {
+      auto around = std::make_shared<AroundCheckpointed>();
+      around->device = question_.device;
+      around->dtype = plan_.autocast;
+      const auto at = std::find(trace_.units.begin(), trace_.units.end(), chosen.name) - trace_.units.begin();
+      const int unit = at < static_cast<std::ptrdiff_t>(trace_.units.size()) ? static_cast<int>(at) : -1;
+      around->keeps = [this, unit](const Tensor& input) {
+        if (auto* found = owner(input); found && found->kind == StepTrace::Kind::kOther)
+          found->kind = StepTrace::Kind::kUnitInput, found->unit = unit;
+      };
+      attachments_.push_back(
+          chosen.unit->attach(std::move(around), static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50)));
+    }
+  }
+
   Tensor forward() {
-    const MakesMeta scope(plan_);
     Tensor output;
     {
       Batch cast;
@@ -154,6 +195,7 @@ class Tracer {
   TrainingStep step_;
   Batch batch_;
   std::vector<SelectedUnit> units_;
+  std::vector<Attachment> attachments_;
   std::vector<Tensor> params_;
   StepTrace trace_;
 };

@@ -2,6 +2,7 @@
 // verbatim.
 // clang-format off
 #include <levin/cli/train_main.h>
+#include <levin/core/words.h>
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
@@ -20,6 +21,7 @@
 #include <levin/nn/checkpointing.h>
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>
+#include <levin/strategies/memory.h>
 #include <levin/testing/ranks.h>
 #include <levin/trainer/callbacks/early_stopping.h>
 #include <levin/trainer/callbacks/gradient_accumulation_scheduler.h>
@@ -407,6 +409,26 @@ struct ThawEncoder : levin::BaseFinetuning {
                         .channels_last = true, .flip_p = 0.5, .crop = 32, .padding = 4},
       T::MixUp{.alpha = 0.2, .num_classes = 10}});
   recipe(batch, random);
+}
+
+// memory.md
+[[maybe_unused]] void foresee_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
+                                     const std::function<Tensor()>& step, levin::Optimizer optimizer) {
+  auto estimate = levin::estimate_memory(
+      [] { return levin::models::vit_l_16({.num_classes = 10}); },
+      [](auto& model, const levin::Batch& batch) { return model(batch["image"]); },
+      [](const Tensor& logits, const levin::Batch& batch) { return levin::cross_entropy(logits, batch["label"]); },
+      batch, {.strategy = "fsdp", .precision = "bf16-mixed", .world_size = 8});
+  std::cout << levin::format_bytes(estimate.device_peak) << " in " << levin::to_string(estimate.peak_part) << "\n";
+  levin::MemoryRecorder recorder(*model, device);
+  recorder.begin_step();
+  Tensor loss = step();
+  recorder.begin_backward();
+  loss.backward();
+  recorder.begin_optimizer();
+  optimizer.step();
+  recorder.end_step();
+  levin::write_memory_timeline("memory", recorder.timeline(), &estimate.timeline);
 }
 
 }  // namespace

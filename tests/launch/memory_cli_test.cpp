@@ -1,0 +1,96 @@
+// levin memory: what a training step will take, from outside.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "child.h"
+#include "levin/testing/paths.h"
+
+namespace levin::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+const std::string kLevin = levin::testing::binary_dir() + "/bin/levin";
+
+struct Answer {
+  int status;
+  std::string out, err;
+};
+Answer ask(std::vector<std::string> words) {
+  words.insert(words.begin(), {kLevin, "memory"});
+  Child child(words);
+  const int status = child.wait();
+  return {status, child.out(), child.err()};
+}
+
+TEST(MemoryCli, PrintsATable) {
+  const auto answer = ask({"--model", "vit_b_16", "--batch", "8", "--num-classes", "10"});
+  ASSERT_EQ(answer.status, 0) << answer.err;
+  EXPECT_THAT(answer.out, HasSubstr("vit_b_16: 85.8M parameters, batches of 8 images of 224 pixels, adam, on each "
+                                    "rank\n"));
+  EXPECT_THAT(answer.out, HasSubstr(" parameters    gradients    optimizer  activations    temporary         peak  "
+                                    "       host  in\n"));
+  EXPECT_THAT(answer.out, HasSubstr("32-true       343 MB       343 MB       687 MB"));
+}
+
+TEST(MemoryCli, NumbersAreForPrograms) {
+  const auto json = ask({"--model", "vit_b_16", "--batch", "4", "--accelerator", "cpu", "--precision", "bf16-mixed",
+                         "--strategy", "fsdp", "--devices", "4", "--json"});
+  ASSERT_EQ(json.status, 0) << json.err;
+  const auto read = nlohmann::json::parse(json.out);
+  EXPECT_EQ(read["num_parameters"], 86567656);
+  const auto& row = read["rows"][0];
+  EXPECT_EQ(row["name"], "bf16-mixed fsdp x4");
+  EXPECT_NEAR(row["parameters"].get<double>(), 86567656.0, 0.01 * 86567656);
+  EXPECT_EQ(row["gradients"], row["parameters"]);
+  EXPECT_GT(row["peak"], row["activations"]);
+  const auto csv = ask({"--model", "vit_b_16", "--batch", "4", "--accelerator", "cpu", "--csv", "--optimizer", "sgd"});
+  EXPECT_THAT(csv.out, ::testing::StartsWith("configuration,parameters,gradients,optimizer,activations,temporary,peak,"
+                                             "host,peak_part\n32-true,346270624,346270624,0,"));
+}
+
+TEST(MemoryCli, TheLadderGoesDown) {
+  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("levin_memory_cli_{}", ::getpid());
+  fs::create_directories(folder);
+  const auto answer = ask({"--model", "vit_h_14", "--batch", "16", "--devices", "8", "--ladder", "--json", "--plot",
+                           folder / "ladder.png", "--timeline", folder / "step.svg"});
+  ASSERT_EQ(answer.status, 0) << answer.err;
+  const auto read = nlohmann::json::parse(answer.out);
+  ASSERT_EQ(read["rows"].size(), 10u);
+  EXPECT_LT(read["rows"].back()["peak"].get<double>(), 0.25 * read["rows"][0]["peak"].get<double>());
+  EXPECT_GT(read["rows"].back()["host"], 0);
+  EXPECT_GT(fs::file_size(folder / "ladder.png"), 1000u);
+  EXPECT_GT(fs::file_size(folder / "step.svg"), 1000u);
+  fs::remove_all(folder);
+}
+
+TEST(MemoryCli, RefusesInOneLine) {
+  for (const auto& [words, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{}, "name a model: levin memory --model vit_b_16"},
+           {{"--model", "vit_b_61"}, "did you mean \"vit_b_16\"?"},
+           {{"--model", "resnet18", "--strategy", "fdsp"}, "did you mean \"fsdp\"?"},
+           {{"--model", "resnet18", "--precision", "bf16-mixd"}, "did you mean \"bf16-mixed\"?"},
+           {{"--model", "resnet18", "--optimizer", "adan"}, "did you mean \"adam\"?"},
+           {{"--model", "resnet18", "--offload"}, "cannot offload"},
+           {{"--model", "resnet18", "--batch", "0"}, "--batch 0 is not allowed (1 to "},
+           {{"--model", "vit_b_16", "--image-size", "100"}, "not a multiple of patch_size"},
+           {{"--model", "resnet18", "--plot", "a.gif"}, "must end with .svg or .png"},
+           {{"--model", "resnet18", "--csv", "--json"}, "exclude each other"},
+           {{"--model", "resnet18", "--batches", "2"}, "did you mean \"--batch\"?"}}) {
+    const auto answer = ask(words);
+    EXPECT_EQ(answer.status, 1);
+    EXPECT_THAT(answer.err, ::testing::AllOf(::testing::StartsWith("error: ["), HasSubstr(line)));
+    EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+  }
+}
+
+}  // namespace
+}  // namespace levin::testing
