@@ -6,6 +6,7 @@
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unistd.h>
 
 #include "levin/core/error.h"
@@ -257,7 +258,10 @@ std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Divided&
         if (const auto optimizer = each.lock()) optimizer->load_state_dict(optimizer->state_dict());
       for (auto* group : groups) group->show_full();
     };
-  return std::make_unique<GeminiResidency>(std::move(groups), keep, ranks_->size(), std::move(options),
+  // Gloo gathers into memory of its own and copies from there.
+  const int ranks = ranks_->size();
+  const int copies = ranks == 1 ? 0 : ranks_->process_group()->getBackendName() == "nccl" ? 1 : 2;
+  return std::make_unique<GeminiResidency>(std::move(groups), keep, ranks, copies, std::move(options),
                                            std::move(source));
 }
 

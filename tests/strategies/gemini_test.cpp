@@ -213,8 +213,9 @@ TEST(Gemini, WhereChunksAreDoesNotChangeTheResult) {
     options.placement_policy = policy;
     results.push_back(run_ranks(2, [&](Collective& group) { return train(group, &options, {}, 1); })[0].tensors);
   }
-  EXPECT_EQ(max_difference(results[0], results[1]), 0);
-  EXPECT_EQ(max_difference(results[0], results[2]), 0);
+  // Gradients in host memory are 16-bit, which leads to other kernels.
+  EXPECT_LT(max_difference(results[0], results[1]), 1e-6);
+  EXPECT_EQ(max_difference(results[1], results[2]), 0);
 }
 
 /// Blocks of 2 * 64 * 256 parameters and a bit, one chunk each.

@@ -218,6 +218,18 @@ int64_t Placement::next_use(int chunk) const {
   return first == UseTrace::kNever ? first : trace.size() + first;
 }
 
+// Whether it is used again before any other chunk has to be brought.
+bool Placement::needed_next(int chunk) const {
+  if (!recorded()) return false;
+  const auto& trace = record_->trace;
+  for (auto use = record_->clock; use < trace.size(); ++use) {
+    if (among_chunks(chunk, trace.at(use))) return true;
+    for (const auto other : trace.at(use))
+      if (chunks_[static_cast<size_t>(other)].where != Where::kHere) return false;
+  }
+  return false;
+}
+
 // Who leaves first: who is needed last. Without a record who was used longest ago, which in forward is the same.
 std::vector<int> Placement::by_eviction(std::span<const int> needed) const {
   std::vector<int> order;
@@ -288,8 +300,7 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
 bool Placement::keeps(int index, Pass pass) {
   auto& chunk = chunks_[static_cast<size_t>(index)];
   chunk.states.move_all(pass == Pass::kForward ? TensorState::kHold : TensorState::kHoldAfterBackward);
-  // Who is needed by the very next unit, too, does not go.
-  if (chunk.keep || (recorded() && pass == Pass::kForward && next_use(index) == record_->clock)) return true;
+  if (chunk.keep || (pass == Pass::kForward && needed_next(index))) return true;
   switch (options_.policy) {
     case PlacementPolicy::kCpu:
     case PlacementPolicy::kStatic:

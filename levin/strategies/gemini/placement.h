@@ -123,6 +123,7 @@ class Placement {
   void drop(Record& record);
   void follow(Record& record, std::span<const int> needed);
   int64_t next_use(int chunk) const;
+  bool needed_next(int chunk) const;
   std::vector<int> by_eviction(std::span<const int> needed) const;
 
   PlacementOptions options_;

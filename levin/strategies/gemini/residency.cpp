@@ -3,8 +3,8 @@
 namespace levin::detail {
 namespace {
 
-std::vector<ChunkResidence> residences(const std::vector<ShardGroup*>& groups, const std::vector<bool>& keep,
-                                       int ranks) {
+std::vector<ChunkResidence> residences(const std::vector<ShardGroup*>& groups, const std::vector<bool>& keep, int ranks,
+                                       int copies) {
   std::vector<ChunkResidence> chunks;
   for (size_t i = 0; i < groups.size(); ++i) {
     const auto& group = *groups[i];
@@ -17,7 +17,7 @@ std::vector<ChunkResidence> residences(const std::vector<ShardGroup*>& groups, c
       const auto& options = group.options();
       const auto part = group.shard_bytes() / static_cast<int64_t>(c10::elementSize(*options.dtype)) *
                         static_cast<int64_t>(c10::elementSize(*options.param_dtype));
-      chunk.arriving_bytes = ranks > 1 ? part * ranks : 0;
+      chunk.arriving_bytes = part * ranks * copies;
     }
     chunks.push_back(std::move(chunk));
   }
@@ -26,9 +26,10 @@ std::vector<ChunkResidence> residences(const std::vector<ShardGroup*>& groups, c
 
 }  // namespace
 
-GeminiResidency::GeminiResidency(std::vector<ShardGroup*> chunks, const std::vector<bool>& keep, int ranks,
+GeminiResidency::GeminiResidency(std::vector<ShardGroup*> chunks, const std::vector<bool>& keep, int ranks, int copies,
                                  PlacementOptions options, std::unique_ptr<MemorySource> source)
-    : groups_(std::move(chunks)), placement_(std::move(options), residences(groups_, keep, ranks), std::move(source)) {
+    : groups_(std::move(chunks)),
+      placement_(std::move(options), residences(groups_, keep, ranks, copies), std::move(source)) {
   for (size_t i = 0; i < groups_.size(); ++i) index_[groups_[i]] = static_cast<int>(i);
 }
 

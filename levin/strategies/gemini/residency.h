@@ -12,9 +12,10 @@ namespace levin::detail {
 /// Lets a placement decide which chunks are gathered, of groups that are chunks.
 class GeminiResidency final : public Residency {
  public:
-  /// `keep`, by chunk: it stays gathered within a step.
-  GeminiResidency(std::vector<ShardGroup*> chunks, const std::vector<bool>& keep, int ranks, PlacementOptions options,
-                  std::unique_ptr<MemorySource> source);
+  /// `keep`, by chunk: it stays gathered within a step. `copies`: how often the parts of all ranks are in memory until
+  /// a chunk is put together from them.
+  GeminiResidency(std::vector<ShardGroup*> chunks, const std::vector<bool>& keep, int ranks, int copies,
+                  PlacementOptions options, std::unique_ptr<MemorySource> source);
 
   void begin_pass(Pass pass, bool training) override;
   void before_use(const std::vector<ShardGroup*>& needed) override;
