@@ -8,6 +8,9 @@
 #include <unistd.h>
 
 #include "child.h"
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/distributed/single.h"
+#include "levin/io/safetensors.h"
 #include "levin/testing/paths.h"
 
 namespace levin::testing::weights_cli {
@@ -70,6 +73,21 @@ TEST_F(WeightsCli, InspectGivesJson) {
   EXPECT_EQ(json["tensors"][0]["stats"]["mean"], 2.5);
   EXPECT_EQ(json["tensors"][0]["stats"]["max"], 5.0);
   EXPECT_EQ(json["tensors"][0]["stats"]["nan"], 0);
+}
+
+TEST_F(WeightsCli, ConvertPutsTogetherWhatRanksWroteInParts) {
+  SingleCollective alone;
+  auto net = std::make_shared<torch::nn::Module>();
+  const auto weight = net->register_parameter("weight", torch::randn({4, 3}));
+  TensorShards shards(alone);
+  shards.add(weight, {.sizes = {4, 3}});
+  save_checkpoint(at("parts"), {{"model", net}}, {.shards = &shards});
+  ASSERT_FALSE(fs::exists(at("parts/model.safetensors")));
+  const auto answer = run_levin({"convert", at("parts"), at("w.safetensors")});
+  EXPECT_EQ(answer.status, 0) << answer.err;
+  EXPECT_TRUE(torch::equal(SafetensorsFile(at("w.safetensors")).read("weight"), weight));
+  // Nothing else is left beside it.
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2);
 }
 
 TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
