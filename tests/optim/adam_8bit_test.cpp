@@ -79,12 +79,15 @@ TEST(Adam8bit, EqualsThePublishedOptimizer) {
   const auto& params = expected.at("params");
   const auto codes1 = state_of(opt, "0", "state1").view({-1}), codes2 = state_of(opt, "0", "state2").view({-1});
   int other = 0;
+  double far = 0;
   for (size_t i = 0; i < params.size(); ++i) {
     const auto at = static_cast<int64_t>(i) * 8;
-    EXPECT_NEAR(w[at].item<float>(), params[i].get<float>(), 2e-4) << at;
+    EXPECT_NEAR(w[at].item<float>(), params[i].get<float>(), 1e-3) << at;
+    far += std::abs(w[at].item<float>() - params[i].get<float>());
     other += codes1[at].item<uint8_t>() != expected.at("state1")[i].get<int>();
     other += codes2[at].item<uint8_t>() != expected.at("state2")[i].get<int>();
   }
+  EXPECT_LT(far / static_cast<double>(params.size()), 1e-5) << "a step moves by about 1e-2";
   EXPECT_LT(other, 40) << "of " << 2 * params.size();
   for (const char* name : {"absmax1", "absmax2"})
     for (int64_t block = 0; block < 17; ++block)

@@ -156,6 +156,13 @@ std::vector<Tensor> values_of_grads(torch::nn::Module& module) {
   return grads;
 }
 
+/// Bytes that stay. Gloo's threads let go of their buffers a moment after an operation has ended.
+int64_t settled(const MemoryCounter& counter, int64_t enough) {
+  for (int i = 0; i < 200 && counter.allocated() > enough; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return counter.allocated();
+}
+
 FsdpOptions fsdp_blocks() {
   return {.auto_wrap_policy = kBlocks};
 }
@@ -221,7 +228,7 @@ TEST(Fsdp, MemoryStaysWithinShardsAndThreeBlocks) {
         counter.reset_peak();
         run.trainee.backward(loss);
         EXPECT_LT(counter.peak(), 2 * shards + 3 * block + rest + slack) << "backward of " << group.size();
-        EXPECT_LT(counter.allocated(), 2 * shards + slack);
+        EXPECT_LT(settled(counter, 2 * shards + slack), 2 * shards + slack);
         for (auto& parameter : run.net->parameters()) parameter.mutable_grad().reset();
       }
     });
@@ -255,7 +262,8 @@ TEST(Zero, BytesPerParameterAreThoseOfTheTheory) {
         const double n = group.size();
         // Gradients are there, and whatever else stays. Stage 1 gives its whole gradients up when they are reduced.
         const double expected = stage == 1 ? 2 + 14 / n : stage == 2 ? 2 + 14 / n : 16 / n;
-        EXPECT_NEAR(static_cast<double>(counter.allocated()) / numel, expected, expected * 0.05) << stage << " " << n;
+        const auto stays = settled(counter, static_cast<int64_t>(expected * 1.05 * numel));
+        EXPECT_NEAR(static_cast<double>(stays) / numel, expected, expected * 0.05) << stage << " " << n;
         if (stage == 1) {
           counter.reset_peak();
           step();
@@ -283,7 +291,7 @@ TEST(Fsdp, MixedPrecisionKeepsNoCopyOfGatheredWeights) {
         loss = trainee.forward([&] { return net(x); }).to(at::kFloat).square().mean();
       }
       // What is saved for backward holds no weights: of those only the root's are there, in bfloat16.
-      EXPECT_LT(counter.allocated(), shards + rest + slack);
+      EXPECT_LT(settled(counter, shards + rest + slack), shards + rest + slack);
       trainee.backward(loss);
       for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
     }
