@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
 
 #include "levin/models/gpt_loss.h"
 #include "levin/nn/unit.h"
