@@ -337,7 +337,10 @@ AnyLoaders Run::prepared(const AnyLoaders& loaders, bool training) {
       log_warning("[trainer] overfit_batches needs the same batches in every epoch, so this loader is not shuffled");
     }
     if (plan_.use_distributed_sampler && fabric_->world_size() > 1) {
-      if (auto own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/training)) {
+      // Where the parameters are divided every forward gathers them: ranks must have as many batches as each other, and
+      // some samples are evaluated twice for that.
+      const bool together = training || fabric_->strategy().shards();
+      if (auto own = source->distributed(fabric_->global_rank(), fabric_->world_size(), /*repeat=*/together)) {
         // A rank without any batch could not take part in the reduction of metrics; then some samples are repeated.
         auto least = at::scalar_tensor(own->size().value_or(1), at::kLong).to(fabric_->device());
         if (!training && fabric_->all_reduce(least, "min").item<int64_t>() == 0)
