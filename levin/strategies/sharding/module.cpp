@@ -92,7 +92,7 @@ class ShardedModule::Entrance final : public Interceptor {
   ShardedModule& module_;
 };
 
-ShardedModule::ShardedModule(torch::nn::Module&, std::vector<std::unique_ptr<ShardGroup>> groups,
+ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_ptr<ShardGroup>> groups,
                              std::vector<ShardedUnit> units, std::shared_ptr<Lanes> lanes,
                              std::unique_ptr<Residency> residency, ShardedModuleOptions options)
     : groups_(std::move(groups)),
@@ -100,6 +100,7 @@ ShardedModule::ShardedModule(torch::nn::Module&, std::vector<std::unique_ptr<Sha
       lanes_(std::move(lanes)),
       residency_(std::move(residency)),
       options_(std::move(options)),
+      buffers_(unique_buffers(module)),
       link_(std::make_shared<Link>(Link{this})) {
   std::vector<SelectedUnit> watched;
   for (auto& unit : units_) {
@@ -131,7 +132,12 @@ uint64_t ShardedModule::versions() const {
 void ShardedModule::before_forward() {
   if (depth_++ > 0) return;
   exceptions_ = std::uncaught_exceptions();
+  if (at::GradMode::is_enabled() && sync_) sync_buffers();
   begin_forward();
+}
+
+void ShardedModule::sync_buffers() {
+  if (options_.everyone) broadcast_states(*options_.everyone, buffers_);
 }
 
 /// A training step may call backward itself and then compute on: the parameters are parts again in between, so that an

@@ -11,6 +11,7 @@
 #include <torch/nn/module.h>
 
 #include "levin/nn/policy.h"
+#include "levin/strategies/ddp.h"
 #include "levin/strategies/sharding/residency.h"
 #include "levin/strategies/sharding/unit_optimizer.h"
 #include "levin/strategies/strategy.h"
@@ -29,6 +30,8 @@ struct ShardedModuleOptions {
   std::string strategy = "fsdp";
   /// Units that are not gathered by themselves, but have parameters of the root.
   std::vector<Unit*> root_users = {};
+  /// Ranks that have the same buffers: rank 0's, from before each forward that can be differentiated.
+  std::shared_ptr<Collective> everyone = {};
   /// Whole parameters keep their memory between steps; only their values are renewed.
   bool keeps_whole = false;
   /// Gradients are reduced when backward has ended, not as they come.
@@ -52,6 +55,7 @@ class ShardedModule final : public ModuleSync {
   void after_backward() override;
   void backward_failed(const std::exception& error) override;
   void set_sync(bool enabled) override { sync_ = enabled; }
+  void sync_buffers() override;
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   Residency& residency() const { return *residency_; }
@@ -86,6 +90,7 @@ class ShardedModule final : public ModuleSync {
   std::shared_ptr<Lanes> lanes_;
   std::unique_ptr<Residency> residency_;
   const ShardedModuleOptions options_;
+  std::vector<NamedState> buffers_;
   std::vector<Attachment> attachments_;
   FiredCheck fired_;
   std::shared_ptr<Link> link_;

@@ -242,7 +242,8 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   auto residency = make_residency(divided);
   auto sharded = std::make_unique<ShardedModule>(
       module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
-      ShardedModuleOptions{plan_.name, std::move(root_users), plan_.keeps_whole, plan_.reduces_at_end});
+      ShardedModuleOptions{plan_.name, std::move(root_users), plan_.broadcast ? group_ : nullptr, plan_.keeps_whole,
+                           plan_.reduces_at_end});
   modules_.push_back(sharded->self());
   return sharded;
 }
