@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "levin/core/error.h"
+#include "levin/strategies/ddp.h"
 
 namespace levin::detail {
 

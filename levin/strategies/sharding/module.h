@@ -11,12 +11,13 @@
 #include <torch/nn/module.h>
 
 #include "levin/nn/policy.h"
-#include "levin/strategies/ddp.h"
 #include "levin/strategies/sharding/residency.h"
 #include "levin/strategies/sharding/unit_optimizer.h"
 #include "levin/strategies/strategy.h"
 
 namespace levin::detail {
+
+struct NamedState;
 
 /// A unit and the groups that it computes with. The unit of the rest of the model is the root, and has no name.
 struct ShardedUnit {
