@@ -302,6 +302,7 @@ void ShardGroup::finish_gather() {
   if (arrived_.defined()) {
     allocate_full();
     copy_out();
+    if (arrived_.is_cpu()) set_memory(arrived_, false);  // a thread of Gloo may hold it a moment longer
     arrived_.reset();
   }
   state_ = State::kGathered;
@@ -443,24 +444,35 @@ void ShardGroup::reduce_over_ranks() {
   // A sum of float16 gradients may be too large for it where their mean is not.
   const bool before = options_.reduce_dtype == at::kHalf;
   const auto all = pack_grads(before ? mean : 1);
-  auto mine = ranks_->size() == 1 ? all : at::empty({grad_numel_}, all.options());
+  // Gloo sums everything on every rank, in a copy that lives until a thread of its own lets go of it. Summed in place,
+  // there is one buffer, and it goes when this says so.
+  const bool in_place = ranks_->size() > 1 && ranks_->process_group()->getBackendName() == "gloo";
+  auto mine = in_place || ranks_->size() == 1 ? all.narrow(0, ranks_->rank() * grad_numel_, grad_numel_)
+                                              : at::empty({grad_numel_}, all.options());
   LaneWork work{.operation = "fsdp.reduce_scatter", .used = {all, mine}, .group = ranks_.get()};
-  work.collective = [all, mine](c10d::ProcessGroup& group) {
+  work.collective = [all, mine, in_place](c10d::ProcessGroup& group) {
     auto in = all, out = mine;
+    if (in_place) {
+      std::vector<Tensor> tensors{in};
+      c10d::AllreduceOptions options;
+      options.reduceOp = c10d::ReduceOp::SUM;
+      return group.allreduce(tensors, options);
+    }
     c10d::ReduceScatterOptions options;
     options.reduceOp = c10d::ReduceOp::SUM;
     return group._reduce_scatter_base(out, in, options);
   };
-  work.after = [this, mine, factor = before ? 1 : mean] {
+  work.after = [this, all, mine, in_place, factor = before ? 1 : mean] {
     const at::NoGradGuard no_gradient;
+    auto reduced = in_place ? mine.clone() : mine;
+    if (in_place && all.is_cpu()) set_memory(all, false);
     if (replicas_->size() > 1)
       replicas_->run("fsdp.all_reduce", [&](c10d::ProcessGroup& group) {
-        std::vector<Tensor> tensors{mine};
+        std::vector<Tensor> tensors{reduced};
         c10d::AllreduceOptions options;
         options.reduceOp = c10d::ReduceOp::SUM;
         group.allreduce(tensors, options)->wait();
       });
-    auto reduced = mine;
     // Widened first, so that nothing is lost in the division.
     if (options_.grad_dtype != options_.reduce_dtype && !options_.offload) reduced = reduced.to(*options_.grad_dtype);
     if (factor != 1) reduced.mul_(factor);
