@@ -190,6 +190,22 @@ TEST(Fsdp, OneGatheringAndOneReductionPerUnitAndPass) {
   });
 }
 
+/// On one GPU a profiler can then see what would happen on many.
+TEST(Fsdp, AGroupOfOneThatIsReallyThereCommunicates) {
+  run_ranks(1, [](Collective& nobody) {
+    const ShardCase c{.name = "lone", .clip = 0.05};
+    const auto expected = train_sharded(nobody, c, "single_device");
+    const auto group = lone_group();
+    EXPECT_LT(max_difference(train_sharded(*group, c, fsdp_blocks()), expected), 1e-5);
+    ShardRun run(*group, fsdp_blocks());
+    run.step();
+    run.watched.runs.clear();
+    run.step();
+    EXPECT_EQ(run.watched.runs["fsdp.all_gather"], 2 * (3 * 2 + 1));
+    EXPECT_EQ(run.watched.runs["fsdp.reduce_scatter"], 2 * 4);
+  });
+}
+
 TEST(Fsdp, AccumulationWithoutSyncDoesNotReduce) {
   run_ranks(2, [](Collective& group) {
     ShardRun run(group, ZeroOptions{.stage = 2, .auto_wrap_policy = kBlocks});
