@@ -78,6 +78,7 @@ ShardingPlan plan_of(const GeminiOptions& options) {
                  std::max(options.offload_param_frac, options.offload_optim_frac) > 0;
   plan.pin_memory = options.pin_memory;
   plan.checkpointing = options.activation_checkpointing_policy;
+  plan.saves_full = is_full("colossalai", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
   return plan;
 }
