@@ -132,6 +132,20 @@ std::string key_text(const StateValue& value) {
   return text;
 }
 
+/// The same for programs: plain values as they are.
+nlohmann::ordered_json key_json(const StateValue& value) {
+  return std::visit(
+      [&]<class T>(const T& v) -> nlohmann::ordered_json {
+        if constexpr (std::same_as<T, std::monostate>)
+          return nullptr;
+        else if constexpr (std::same_as<T, Tensor> || std::same_as<T, StateList> || std::same_as<T, StateDict>)
+          return key_text(value);
+        else
+          return v;
+      },
+      value.variant());
+}
+
 std::string saved_text(const detail::Manifest& manifest) {
   const auto seconds = std::isfinite(manifest.saved_at) ? std::clamp(manifest.saved_at, 0.0, 2.5e11) : 0.0;
   return fmt::format("saved by {} {} at {:%Y-%m-%d %H:%M:%S} UTC (Levin {}, torch {})", manifest.world_size,
@@ -147,9 +161,12 @@ void print_checkpoint(const CheckpointReader& reader, const std::vector<InspectR
   for (const auto& tensor : manifest.tensors)
     for (const auto& part : tensor.parts) ++counts[part.file];
   size_t width = 4;
-  for (const auto& file : manifest.files) width = std::max(width, file.name.size());
+  auto files = manifest.files;
+  std::stable_sort(files.begin(), files.end(),
+                   [](const auto& a, const auto& b) { return stem_and_rank(a.name) < stem_and_rank(b.name); });
+  for (const auto& file : files) width = std::max(width, file.name.size());
   out += fmt::format("\n{:<{}}  {:>9}  tensors\n", "file", width, "bytes");
-  for (const auto& file : manifest.files)
+  for (const auto& file : files)
     out += fmt::format("{:<{}}  {:>9}  {}\n", inspect_text(file.name), width,
                        format_bytes(static_cast<double>(file.bytes)), counts[file.name]);
   out += fmt::format("\n{}, {} files of a {} checkpoint\n{}\n", total_text(rows), manifest.files.size(),
@@ -184,7 +201,7 @@ void print_checkpoint_json(const CheckpointReader& reader, const std::vector<Ins
   }
   Json state = Json::object();
   std::map<std::string, Tensor> described;
-  for (const auto& key : keys) state[key] = key_text(reader.describe(key, described));
+  for (const auto& key : keys) state[key] = key_json(reader.describe(key, described));
   const Json out{{"format", "checkpoint"},
                  {"divided", reader.sharded()},
                  {"world_size", manifest.world_size},
