@@ -229,16 +229,18 @@ int convert_checkpoint(const fs::path& source, const fs::path& target, const Wei
               "\" is not a checkpoint, so --to checkpoint can do nothing with it");
   LEVIN_CHECK(!fs::exists(target) || flags.has("--overwrite") || (fs::is_directory(target) && fs::is_empty(target)),
               "[levin convert] \"", target.string(), "\" is there already; --overwrite replaces it");
-  std::optional<ProgressBar> bar;
-  uint64_t before = 0;
-  consolidate_checkpoint(source, target, {.progress = [&](uint64_t done, uint64_t all) {
-                           if (!bar)
-                             bar.emplace("converting", static_cast<int64_t>(all),
-                                         ProgressOptions{.unit = "B", .keep = false});
-                           bar->advance(static_cast<int64_t>(done - before));
-                           before = done;
-                         }});
-  bar.reset();
+  {
+    std::optional<ProgressBar> bar;
+    std::optional<DropBar> drop;
+    uint64_t before = 0;
+    const auto progress = [&](uint64_t done, uint64_t all) {
+      if (!bar)
+        drop.emplace(bar.emplace("converting", static_cast<int64_t>(all), ProgressOptions{.unit = "B", .keep = false}));
+      bar->advance(static_cast<int64_t>(done - before));
+      before = done;
+    };
+    consolidate_checkpoint(source, target, {.progress = progress});
+  }
   const detail::CheckpointReader written(target);
   uint64_t total = 0;
   for (const auto& tensor : written.manifest().tensors) total += written.like(tensor.id).nbytes();
@@ -282,6 +284,7 @@ int convert(const std::vector<std::string>& words, const Args&) {
   size_t files = 1;
   {
     ProgressBar bar("converting", static_cast<int64_t>(total), {.unit = "B", .keep = false});
+    const DropBar drop(bar);
     if (shard_bytes > 0)
       files = write_shards(file, items, target, format, shard_bytes, bar);
     else

@@ -1,7 +1,6 @@
 #include "levin/cli/convert_source.h"
 
 #include "levin/core/error.h"
-#include "levin/core/progress.h"
 
 namespace levin::cli {
 
@@ -14,6 +13,7 @@ void verify_with_progress(const detail::CheckpointReader& reader) {
   uint64_t total = 0;
   for (const auto& tensor : reader.manifest().tensors) total += reader.like(tensor.id).nbytes();
   ProgressBar bar("comparing checksums", static_cast<int64_t>(total), {.unit = "B", .keep = false});
+  const DropBar drop(bar);
   reader.verify(0, 1, [&](uint64_t bytes) { bar.advance(static_cast<int64_t>(bytes)); });
   bar.discard();
 }

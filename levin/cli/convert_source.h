@@ -1,5 +1,6 @@
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "levin/checkpoint/reader.h"
+#include "levin/core/progress.h"
 #include "levin/io/weights.h"
 
 namespace levin::cli {
@@ -34,6 +36,21 @@ class WeightSource {
   std::optional<detail::CheckpointReader> checkpoint_;
   std::vector<WeightEntry> entries_;
   std::map<std::string, std::pair<size_t, std::string>> places_;  // index and id by name
+};
+
+/// Takes a bar away when an exception passes: what is told then is one line, and not how far it came.
+class DropBar {
+ public:
+  explicit DropBar(ProgressBar& bar) : bar_(bar) {}
+  ~DropBar() {
+    if (std::uncaught_exceptions() > before_) bar_.discard();
+  }
+  DropBar(const DropBar&) = delete;
+  DropBar& operator=(const DropBar&) = delete;
+
+ private:
+  ProgressBar& bar_;
+  int before_ = std::uncaught_exceptions();
 };
 
 /// A tensor of a checkpoint as a weight file would list it.
