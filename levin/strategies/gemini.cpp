@@ -79,6 +79,7 @@ ShardingPlan plan_of(const GeminiOptions& options) {
   plan.pin_memory = options.pin_memory;
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.optimizer_in_backward = options.optimizer_in_backward;
+  plan.saves_full = is_full("colossalai", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
   return plan;
 }

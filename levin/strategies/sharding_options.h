@@ -58,6 +58,9 @@ struct FsdpOptions {
   bool optimizer_in_backward = false;
   /// Every rank starts from rank 0's values.
   bool sync_module_states = true;
+  /// What checkpoints hold: "sharded" (every rank writes its part, at once) or "full" (rank 0 writes what one process
+  /// would, tensor by tensor). Both load anywhere.
+  std::string state_dict_type = "sharded";
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -101,6 +104,8 @@ struct ZeroOptions {
   bool cpu_checkpointing = false;
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
+  /// "sharded" or "full", as in FsdpOptions.
+  std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
@@ -139,6 +144,8 @@ struct GeminiOptions {
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
+  /// "sharded" or "full", as in FsdpOptions.
+  std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

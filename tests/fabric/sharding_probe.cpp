@@ -1,6 +1,6 @@
 // A program that trains a small decoder under any strategy, and goes on from any checkpoint.
 //   sharding_probe [--strategy S] [--devices N] [--precision P] [--from STEP] [--to STEP] [--load DIR] [--save DIR]
-//                  [--clip NORM] [--meta]
+//                  [--clip NORM] [--meta] [--type full] [--full]
 #include <iostream>
 
 #include "levin/levin.h"
@@ -36,13 +36,13 @@ struct NetImpl : torch::nn::Module {
 };
 LEVIN_MODULE(Net);
 
-levin::StrategyChoice choose(const std::string& name) {
+levin::StrategyChoice choose(const std::string& name, const std::string& type) {
   const auto blocks = levin::policy::by_class<Block>();
-  if (name == "fsdp") return levin::FsdpOptions{.auto_wrap_policy = blocks};
+  if (name == "fsdp") return levin::FsdpOptions{.auto_wrap_policy = blocks, .state_dict_type = type};
   if (name == "fsdp_in_backward")
     return levin::FsdpOptions{.auto_wrap_policy = blocks, .cpu_offload = true, .optimizer_in_backward = true};
   if (name == "stage_1") return levin::ZeroOptions{.stage = 1, .auto_wrap_policy = blocks};
-  if (name == "stage_2") return levin::ZeroOptions{.stage = 2, .auto_wrap_policy = blocks};
+  if (name == "stage_2") return levin::ZeroOptions{.stage = 2, .auto_wrap_policy = blocks, .state_dict_type = type};
   if (name == "stage_3") return levin::ZeroOptions{.stage = 3, .auto_wrap_policy = blocks};
   return name;
 }
@@ -54,9 +54,9 @@ int main(int argc, char** argv) {
     const auto from = args.get("from", 0), to = args.get("to", 8);
     const auto load = args.get("load", ""), save = args.get("save", "");
     const auto clip = args.get("clip", 0.0);
-    const bool meta = args.has("meta");
+    const bool meta = args.has("meta"), full = args.has("full");
     levin::Fabric fabric({.accelerator = "cpu",
-                          .strategy = choose(args.get("strategy", "auto")),
+                          .strategy = choose(args.get("strategy", "auto"), args.get("type", "sharded")),
                           .devices = args.get("devices", "auto"),
                           .precision = args.get("precision", "32-true")});
     args.check_all_used();
@@ -82,6 +82,6 @@ int main(int argc, char** argv) {
       const auto mean = fabric.all_reduce(loss.detach().clone());
       if (fabric.is_global_zero()) std::cout << fmt::format("step {} loss {:.9g}\n", step, mean.item<double>());
     }
-    if (!save.empty()) fabric.save(save, state);
+    if (!save.empty()) fabric.save(save, state, {.full = full});
   });
 }

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/devices/host_memory.h"
 #include "levin/distributed/single.h"
 #include "levin/nn/checkpointing.h"
@@ -91,6 +92,13 @@ std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vecto
   return std::move(owners.params);
 }
 
+bool is_full(std::string_view strategy, const std::string& state_dict_type) {
+  static const std::vector<std::string> kTypes{"sharded", "full"};
+  if (std::find(kTypes.begin(), kTypes.end(), state_dict_type) == kTypes.end())
+    fail_unknown(strategy, "state_dict_type", state_dict_type, kTypes);
+  return state_dict_type == "full";
+}
+
 ShardedStrategy::ShardedStrategy(ShardingPlan plan) : plan_(std::move(plan)) {}
 
 void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
@@ -110,6 +118,7 @@ void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device dev
   }
   lanes_ = std::make_shared<Lanes>(device_);
   shards_ = std::make_unique<TensorShards>(*group_);
+  shards_->set_saves_full(plan_.saves_full);
 }
 
 Collective& ShardedStrategy::group() const {

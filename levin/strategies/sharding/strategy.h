@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "levin/distributed/mesh.h"
@@ -40,8 +41,12 @@ struct ShardingPlan {
   bool checkpoints_on_host = false;
   bool optimizer_in_backward = false;
   bool broadcast = true;
+  bool saves_full = false;
   CollectiveOptions collective = {};
 };
+
+/// What state_dict_type says: "full" is true, "sharded" false, anything else an Error.
+bool is_full(std::string_view strategy, const std::string& state_dict_type);
 
 /// A parameter and the unit that owns it: the innermost one that holds all places where it is registered.
 struct OwnedParam {
