@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
@@ -143,21 +144,29 @@ ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, cons
   for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
   divided.units.push_back({"", nullptr, {}});
 
-  // By unit and dtype: what is gathered together has one type.
-  using Key = std::pair<size_t, c10::ScalarType>;
+  // By unit and dtype: what is gathered together has one type. Units that are too large are several groups.
+  using Key = std::tuple<size_t, c10::ScalarType, int>;
   std::map<Key, std::vector<ShardedParam>> members;
+  std::map<std::pair<size_t, c10::ScalarType>, std::pair<int, int64_t>> last;  // part of the unit, and its elements
   for (auto& [name, param, unit] : owned_params(module, units)) {
     LEVIN_CHECK(is_plain_dense(param) && param.is_floating_point(), "[", plan_.name, "] parameter \"", name, "\" is ",
                 param.toString(), "; only dense floating point parameters can be divided");
     const bool stays = param.numel() < plan_.persistence_threshold;
     const auto dtype = precision_.params.value_or(param.scalar_type());
-    members[{stays ? units.size() : unit, dtype}].push_back({.name = name, .param = param});
+    const auto owner = stays ? units.size() : unit;
+    auto& [part, elements] = last[{owner, dtype}];
+    if (plan_.most_together > 0 && elements > 0 && elements + param.numel() > plan_.most_together) {
+      ++part;
+      elements = 0;
+    }
+    elements += param.numel();
+    members[{owner, dtype, part}].push_back({.name = name, .param = param});
   }
   const auto options = group_options();
   for (auto& [key, params] : members) {
-    auto& unit = divided.units[key.first];
+    auto& unit = divided.units[std::get<0>(key)];
     auto own = options;
-    own.dtype = key.second;
+    own.dtype = std::get<1>(key);
     divided.groups.push_back(
         std::make_unique<ShardGroup>(unit.name, std::move(params), ranks_, replicas_, lanes_, own));
     unit.groups.push_back(divided.groups.back().get());

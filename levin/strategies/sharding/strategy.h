@@ -34,6 +34,8 @@ struct ShardingPlan {
   std::string optimizer_folder = {};
   /// Parameters of fewer elements stay whole.
   int64_t persistence_threshold = 0;
+  /// At most that many elements travel at once (but a parameter is never cut for it); 0: a unit does.
+  int64_t most_together = 0;
   std::optional<UnitPolicy> checkpointing = {};
   bool checkpoints_on_host = false;
   bool optimizer_in_backward = false;
