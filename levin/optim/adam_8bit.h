@@ -48,7 +48,8 @@ using AdamW8bitGroup = Adam8bitGroup;
 
 /// Adam whose running averages take two bytes an element: 8-bit codes of a dynamic map, with one scale for each 256
 /// elements of the parameter's memory (Dettmers et al., 2022). Parameters of less than 4096 elements, and double ones,
-/// keep float averages. A parameter must keep its memory format once it has been stepped.
+/// keep float averages. A parameter must keep its memory format once it has been stepped. Its part on a rank, where it
+/// is divided, is coded by itself.
 class Adam8bit : public Optimizer {
  public:
   explicit Adam8bit(std::vector<Tensor> params, Adam8bitOptions options = {});
