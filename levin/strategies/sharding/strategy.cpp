@@ -21,6 +21,7 @@
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
+#include "levin/optim/adam_8bit.h"
 #include "levin/optim/in_backward.h"
 #include "levin/strategies/ddp.h"
 
@@ -117,7 +118,7 @@ void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device dev
     replicas_ = mesh.shared_group("replicate");
   }
   lanes_ = std::make_shared<Lanes>(device_);
-  shards_ = std::make_unique<TensorShards>(*group_);
+  shards_ = std::make_shared<TensorShards>(*group_);
   shards_->set_saves_full(plan_.saves_full);
 }
 
@@ -267,6 +268,21 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
 }
 
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
+  if (ranks_->size() > 1) {
+    // Whatever steps each element by itself gives the same on a part; these look at the whole.
+    for (const std::string_view looks_at_whole : {"Adafactor", "LBFGS"})
+      LEVIN_CHECK(optimizer.name() != looks_at_whole, "[", plan_.name, "] ", looks_at_whole,
+                  " steps by figures of whole parameters, and each of the ", ranks_->size(),
+                  " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
+    optim::detail::set_parts(optimizer, [shards = shards_](const Tensor& param) {
+      std::optional<optim::detail::PartOfParam> part;
+      if (const auto* place = shards->find(param)) {
+        const auto numel = c10::multiply_integers(place->sizes);
+        part = {numel == 0 ? 0 : place->start * (numel / place->whole_rows()), numel};
+      }
+      return part;
+    });
+  }
   shards_->add_optimizer(optimizer);
   if (!plan_.optimizer_folder.empty()) {
     const bool possible = optimizer.impl()->set_slot_memory([folder = plan_.optimizer_folder](const Tensor& like) {

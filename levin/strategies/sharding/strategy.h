@@ -99,7 +99,7 @@ class ShardedStrategy : public Strategy {
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;
   c10::Device device_ = at::kCPU;
-  std::unique_ptr<TensorShards> shards_;
+  std::shared_ptr<TensorShards> shards_;
   std::vector<Attachment> checkpointing_;
   /// Of modules that are set up; they leave when they die.
   std::vector<std::weak_ptr<ShardedModule*>> modules_;
