@@ -108,7 +108,8 @@ std::string to_svg(const MemoryTimeline& measured, const MemoryTimeline* predict
                     "\n"
                     R"(  <text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)"
                     "\n",
-                    kMemoryLeft, place_y(tick), kMemoryRight, kMemoryLeft - 8, place_y(tick) + 4.5, format_bytes(tick));
+                    kMemoryLeft, place_y(tick), kMemoryRight, kMemoryLeft - 8, place_y(tick) + 4.5,
+                       format_bytes(std::abs(tick)));  // the first one is -0
   svg += fmt::format("  <path class=\"axis\" d=\"M{0} {1}V{2}H{3}\"/>\n", kMemoryLeft, kMemoryTop, kMemoryBottom,
                      kMemoryRight);
   const auto draw = [&](const MemoryCurve& curve, const char* style) {
