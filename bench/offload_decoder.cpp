@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>
 
+#include "levin/devices/host_memory.h"
 #include "levin/levin.h"
 #include "levin/strategies/sharding_options.h"
 
@@ -20,22 +21,6 @@ using levin::models::GptBlock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// Bytes of host memory that can still be had: what the kernel says, and what the container allows.
-double available_host_memory() {
-  double bytes = 0;
-  std::ifstream info("/proc/meminfo");
-  for (std::string word; info >> word;)
-    if (word == "MemAvailable:") {
-      info >> bytes;
-      bytes *= 1024;
-      break;
-    }
-  double allowed = 0, used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> allowed && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
-    bytes = std::min(bytes, std::max(allowed - used, 0.0));
-  return bytes;
 }
 
 /// Of a decoder with AdamW: float32 masters and moments in host memory, 16 bits of everything that travels.
@@ -173,7 +158,7 @@ void train(levin::Args& args) {
   LEVIN_CHECK(length <= options.max_positions, "[offload_decoder] --seq ", length, " is more than the ",
               options.max_positions, " positions of ", name);
   const auto plan = plan_of(options, batch, length);
-  const auto available = available_host_memory();
+  const auto available = static_cast<double>(levin::available_host_memory().value_or(0));
   print_plan(plan, available);
   if (plan_only) return;
   if (!tiny && levin::detail::cuda_accelerator().device_count() == 0) {
@@ -223,7 +208,8 @@ void train(levin::Args& args) {
         "{\"step\": %ld, \"loss\": %.4f, \"ms\": %.1f, \"peak_gb\": %.3f, \"reserved_gb\": %.3f, "
         "\"host_gb\": %.1f, \"resident_gb\": %.1f}\n",
         static_cast<long>(i), value, seconds * 1e3, static_cast<double>(memory.peak_allocated) / 1e9,
-        static_cast<double>(memory.peak_reserved) / 1e9, (available - available_host_memory()) / 1e9,
+        static_cast<double>(memory.peak_reserved) / 1e9,
+        (available - static_cast<double>(levin::available_host_memory().value_or(0))) / 1e9,
         static_cast<double>(resident) / 1e9);
     std::fflush(stdout);
   }

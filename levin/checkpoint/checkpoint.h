@@ -7,14 +7,17 @@
 #include <string>
 #include <string_view>
 
+#include "levin/checkpoint/shard_targets.h"
+#include "levin/checkpoint/shards.h"
 #include "levin/checkpoint/state.h"
 #include "levin/core/state_dict.h"
 
 namespace levin {
 
-/// A checkpoint is a folder: one safetensors file for each name of the state that has tensors, state.json for the rest
-/// of the tree, and manifest.json with versions, sizes and a checksum of every tensor. It is written under a temporary
-/// name and renamed: it is there whole or not at all, and one that is replaced stays until the new one is complete.
+/// A checkpoint is a folder: one safetensors file for each name of the state that has tensors (one from each rank where
+/// tensors are divided), state.json for the rest of the tree, and manifest.json with versions, sizes and a checksum of
+/// every tensor. It is written under a temporary name and renamed: it is there whole or not at all, and one that is
+/// replaced stays until the new one is complete.
 
 /// Says of one entry of a dict whether it is to be saved.
 using StateFilter = std::function<bool(std::string_view name, const StateValue& value)>;
@@ -24,6 +27,15 @@ struct SaveOptions {
   std::map<std::string, StateFilter> filter = {};
   /// Number of ranks that train; written down for those who resume.
   int world_size = 1;
+  /// Which tensors are parts of larger ones. When it is set, every rank of its group must call: each writes its own
+  /// parts into the folder, which all of them must see, and rank 0 the rest. Either all return, and the checkpoint is
+  /// there whole, or all throw the same line, and nothing has changed.
+  ShardMap* shards = nullptr;
+  /// Parts are sent to rank 0, which writes what a single process would have written. One tensor at a time is whole, in
+  /// rank 0's host memory. Without `shards` it is so anyway.
+  bool full = false;
+  /// Where tensors of the tree stand that are parts without being known to `shards`.
+  const ShardTargets* targets = nullptr;
 };
 
 /// Saves a state under `folder`. A checkpoint that is there already is replaced; a folder with anything else in it is
@@ -40,6 +52,12 @@ struct LoadOptions {
   bool verify = true;
   /// Read what is not bound, and return it.
   bool leftover = true;
+  /// Which tensors of the modules and optimizers are parts of larger ones: only their rows are read, however many ranks
+  /// wrote the checkpoint. Every rank of its group must call; they share the comparing of checksums, and when one fails
+  /// all throw the same line.
+  ShardMap* shards = nullptr;
+  /// Names that are not read although nothing is bound to them.
+  std::vector<std::string> skip = {};
 };
 
 /// Loads into everything that `state` binds, in place, and returns what the checkpoint holds besides. Modules are read
@@ -48,16 +66,40 @@ struct LoadOptions {
 StateDict load_checkpoint(const std::filesystem::path& folder, const State& state, LoadOptions options = {});
 /// Everything in a checkpoint.
 StateDict load_checkpoint(const std::filesystem::path& folder, LoadOptions options = {});
+/// Everything in a checkpoint; of the tensors that have a target only the rows that it takes. Every rank of its group
+/// must call.
+StateDict load_checkpoint(const std::filesystem::path& folder, const ShardTargets& targets, LoadOptions options = {});
 
 struct RawOptions {
   bool strict = true;
   /// Which name of a checkpoint to take; by itself "model", or the only one.
   std::string key = {};
+  /// As in LoadOptions; every rank of its group must call.
+  ShardMap* shards = nullptr;
 };
 
 /// Loads weights from elsewhere into one thing: a .safetensors file, a folder with model.safetensors or its index, or a
 /// checkpoint.
 void load_raw(const std::filesystem::path& path, const StateRef& target, const RawOptions& options = {});
+
+struct ConsolidateOptions {
+  /// Only these names of the state ("model"); all when there are none.
+  std::vector<std::string> keys = {};
+};
+/// Writes what a single process would have written: all tensors of a checkpoint in one piece each, in the files that a
+/// state without shards has. Needs no ranks and no more memory than the largest tensor takes. `out` may be `folder`.
+void consolidate_checkpoint(const std::filesystem::path& folder, const std::filesystem::path& out,
+                            const ConsolidateOptions& options = {});
+
+struct FullStateOptions {
+  /// Only rank 0 gets it, the others an empty dict.
+  bool rank0_only = true;
+};
+/// A module's state with whole tensors, on the CPU, brought together one by one from those who hold parts. Equal to
+/// module_state_dict of the module where it is not divided. Every rank of the map's group must call.
+StateDict full_state_dict(const torch::nn::Module& module, ShardMap& shards, FullStateOptions options = {});
+/// The same for any tree: an optimizer's state_dict.
+StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOptions options = {});
 
 /// Reads and compares everything; an Error names the first thing that is wrong.
 void verify_checkpoint(const std::filesystem::path& folder);
@@ -75,6 +117,8 @@ struct CheckpointInfo {
   double saved_at = 0;
   /// Names of the state, in order.
   std::vector<std::string> keys;
+  /// Whether some tensors are in parts, as several ranks have written them.
+  bool sharded = false;
 };
 /// What the manifest says, without reading any data.
 CheckpointInfo checkpoint_info(const std::filesystem::path& folder);

@@ -53,6 +53,8 @@ struct Manifest {
   std::vector<TensorEntry> tensors;
 };
 
+/// An Error unless the parts are pieces of the tensor that neither overlap nor leave anything out.
+void check_parts(const TensorEntry& tensor, const std::string& where);
 std::string manifest_text(const Manifest& manifest);
 /// An Error for anything but a manifest of this or an older format, whole and undamaged.
 Manifest parse_manifest(const std::string& text, const std::string& where);
@@ -74,6 +76,9 @@ class Tree {
   bool is_dict(std::string_view key) const;
   /// The value of a name; tensors come from `read`.
   StateValue decode(std::string_view key, const std::function<at::Tensor(const std::string& id)>& read) const;
+  /// The same, with the place of each tensor (from the name at the top on).
+  StateValue decode_at(std::string_view key,
+                       const std::function<at::Tensor(const StatePath& path, const std::string& id)>& read) const;
   /// What a dict holds on its first level: names, and the tensors' ids (empty for what is none).
   std::vector<std::pair<std::string, std::string>> children(std::string_view key) const;
 

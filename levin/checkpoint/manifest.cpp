@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <limits>
 
 #include <nlohmann/json.hpp>
@@ -17,40 +18,6 @@ constexpr const char* kOwnChecksum = "manifest_crc32c";
 bool is_plain_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." &&
          name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
-}
-
-/// Whole, and cut into pieces that neither overlap nor leave anything out.
-void check_parts(const TensorEntry& tensor, const std::string& where) {
-  const auto bad = [&](const char* what) {
-    fail(concat("[checkpoint] \"", where, "\": the manifest's parts of \"", tensor.id, "\" ", what));
-  };
-  int64_t covered = 0;
-  for (const auto& part : tensor.parts) {
-    if (part.start.size() != tensor.shape.size() || part.shape.size() != tensor.shape.size()) bad("have another rank");
-    int64_t elements = 1;
-    for (size_t d = 0; d < tensor.shape.size(); ++d) {
-      if (part.start[d] < 0 || part.shape[d] < 0 || part.shape[d] > tensor.shape[d] ||
-          part.start[d] > tensor.shape[d] - part.shape[d])
-        bad("lie outside of it");
-      if (__builtin_mul_overflow(elements, part.shape[d], &elements)) bad("are too large");
-    }
-    if (__builtin_add_overflow(covered, elements, &covered)) bad("are too large");
-  }
-  for (size_t i = 0; i < tensor.parts.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) {
-      bool overlap = true;
-      for (size_t d = 0; d < tensor.shape.size(); ++d) {
-        const auto& a = tensor.parts[i];
-        const auto& b = tensor.parts[j];
-        overlap = overlap && a.start[d] < b.start[d] + b.shape[d] && b.start[d] < a.start[d] + a.shape[d];
-      }
-      if (overlap) bad("overlap");
-    }
-  }
-  int64_t whole = 1;
-  for (const auto size : tensor.shape)
-    if (size < 0 || __builtin_mul_overflow(whole, size, &whole)) bad("are too large");
-  if (covered != whole) bad("do not cover it");
 }
 
 Manifest decode(const Json& json, const std::string& where) {
@@ -79,6 +46,50 @@ Manifest decode(const Json& json, const std::string& where) {
 }
 
 }  // namespace
+
+void check_parts(const TensorEntry& tensor, const std::string& where) {
+  const auto bad = [&](const char* what) {
+    fail(concat("[checkpoint] \"", where, "\": the manifest's parts of \"", tensor.id, "\" ", what));
+  };
+  int64_t covered = 0;
+  bool rows_only = !tensor.shape.empty();
+  for (const auto& part : tensor.parts) {
+    if (part.start.size() != tensor.shape.size() || part.shape.size() != tensor.shape.size()) bad("have another rank");
+    int64_t elements = 1;
+    for (size_t d = 0; d < tensor.shape.size(); ++d) {
+      if (part.start[d] < 0 || part.shape[d] < 0 || part.shape[d] > tensor.shape[d] ||
+          part.start[d] > tensor.shape[d] - part.shape[d])
+        bad("lie outside of it");
+      if (__builtin_mul_overflow(elements, part.shape[d], &elements)) bad("are too large");
+      rows_only = rows_only && (d == 0 || part.shape[d] == tensor.shape[d]);
+    }
+    if (__builtin_add_overflow(covered, elements, &covered)) bad("are too large");
+  }
+  if (rows_only) {
+    // As ranks write them: sorted, only neighbours need to be compared, however many there are.
+    std::vector<std::pair<int64_t, int64_t>> rows;
+    for (const auto& part : tensor.parts) rows.emplace_back(part.start[0], part.start[0] + part.shape[0]);
+    std::sort(rows.begin(), rows.end());
+    for (size_t i = 1; i < rows.size(); ++i)
+      if (rows[i].first < rows[i - 1].second) bad("overlap");
+  } else {
+    for (size_t i = 0; i < tensor.parts.size(); ++i) {
+      for (size_t j = 0; j < i; ++j) {
+        bool overlap = true;
+        for (size_t d = 0; d < tensor.shape.size(); ++d) {
+          const auto& a = tensor.parts[i];
+          const auto& b = tensor.parts[j];
+          overlap = overlap && a.start[d] < b.start[d] + b.shape[d] && b.start[d] < a.start[d] + a.shape[d];
+        }
+        if (overlap) bad("overlap");
+      }
+    }
+  }
+  int64_t whole = 1;
+  for (const auto size : tensor.shape)
+    if (size < 0 || __builtin_mul_overflow(whole, size, &whole)) bad("are too large");
+  if (covered != whole) bad("do not cover it");
+}
 
 std::string manifest_text(const Manifest& manifest) {
   Json json{{"format", kFormat},       {"version", manifest.version},       {"levin", manifest.levin},

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "levin/checkpoint/shards.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
@@ -30,14 +31,15 @@ class DictSource : public detail::TensorSource {
   }
   Tensor read(const std::string& name) const override { return *tensors_.at(name); }
   void read_into(const std::string& name, Tensor& into) const override { into.copy_(*tensors_.at(name)); }
+  bool has_parts() const override { return true; }
 
  private:
   std::vector<std::string> names_;
   std::unordered_map<std::string, const Tensor*> tensors_;
 };
 
-std::string shape_text(const Tensor& tensor) {
-  return fmt::format("[{}]", fmt::join(tensor.sizes(), ", "));
+std::string shape_text(at::IntArrayRef sizes) {
+  return fmt::format("[{}]", fmt::join(sizes, ", "));
 }
 
 }  // namespace
@@ -49,31 +51,42 @@ std::string detail::memory_key(const Tensor& tensor) {
                      fmt::join(tensor.strides(), ","));
 }
 
+std::string detail::shard_key(const Tensor& tensor) {
+  auto key = memory_key(tensor);
+  return key.empty() ? fmt::format("{}", fmt::ptr(tensor.unsafeGetTensorImpl())) : key;
+}
+
 void detail::load_tensor(Tensor& target, const Tensor& value) {
   const at::NoGradGuard no_grad;
   if (!target.defined()) {
     target = value;
     return;
   }
-  LEVIN_CHECK(target.sizes() == value.sizes(), "[state] a tensor of shape ", shape_text(value),
-              " cannot be loaded into one of ", shape_text(target));
+  LEVIN_CHECK(target.sizes() == value.sizes(), "[state] a tensor of shape ", shape_text(value.sizes()),
+              " cannot be loaded into one of ", shape_text(target.sizes()));
   target.copy_(value);
 }
 
-void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix) {
+Tensor detail::narrow_rows(const Tensor& whole, int64_t start, int64_t rows) {
+  return (whole.dim() == 0 ? whole.reshape({1}) : whole).narrow(0, start, rows);
+}
+
+void detail::TensorSource::read_rows(const std::string& name, int64_t start, Tensor& into) const {
+  into.copy_(narrow_rows(read(name), start, rows_of(into)).reshape(into.sizes()));
+}
+
+void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix,
+                             const ShardMap* shards) {
   // Names of one tensor stand together; of these the source needs to have one.
   std::vector<std::pair<Tensor, std::vector<std::string>>> targets;
   std::unordered_map<std::string, size_t> known;
   std::unordered_set<std::string> expected;
   for (auto& [name, tensor] : detail::named_tensors(module)) {
     expected.insert(name);
-    const auto key = memory_key(tensor);
-    const auto found = key.empty() ? known.end() : known.find(key);
-    if (found != known.end()) {
+    if (const auto [found, is_new] = known.emplace(shard_key(tensor), targets.size()); !is_new) {
       targets[found->second].second.push_back(name);
       continue;
     }
-    if (!key.empty()) known.emplace(key, targets.size());
     targets.push_back({tensor, {name}});
   }
   for (auto& [tensor, names] : targets) {
@@ -83,13 +96,19 @@ void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& sour
       continue;
     }
     const auto like = source.like(*name);
-    if (like.sizes() != tensor.sizes()) {
-      wrong_shapes_.push_back(
-          fmt::format("{}{} ({} in the file, {} in the module)", prefix, *name, shape_text(like), shape_text(tensor)));
+    const auto* place = shards ? shards->find(tensor) : nullptr;
+    const at::IntArrayRef needed = place ? at::IntArrayRef(place->sizes) : tensor.sizes();
+    const bool whole = like.sizes() == needed;
+    if (!whole && !(place && source.has_parts() && like.sizes() == tensor.sizes())) {
+      wrong_shapes_.push_back(fmt::format("{}{} ({} in the file, {} in the module)", prefix, *name,
+                                          shape_text(like.sizes()), shape_text(needed)));
       continue;
     }
+    LEVIN_CHECK(!place || fits(tensor, *place), "[checkpoint.load] \"", prefix, *name, "\" has shape ",
+                shape_text(tensor.sizes()), " here, which is no part of ", shape_text(needed), " from row ",
+                place->start, " on; load between steps");
     if (like.scalar_type() != tensor.scalar_type()) ++conversions_[{like.scalar_type(), tensor.scalar_type()}];
-    copies_.push_back({&source, *name, tensor});
+    copies_.push_back({&source, *name, tensor, place && whole ? place->start : -1});
   }
   for (const auto& name : source.names())
     if (!expected.contains(name)) unexpected_.push_back(prefix + name);
@@ -111,13 +130,21 @@ void detail::ModuleLoad::run(std::string_view where) const {
                          c10::toString(types.second)));
   for (const auto& copy : copies_) {
     auto target = copy.target;
-    const bool in_place = target.is_cpu() && target.is_contiguous() &&
-                          target.scalar_type() == copy.source->like(copy.name).scalar_type() && !target.is_inference();
+    const auto dtype = copy.source->like(copy.name).scalar_type();
+    const bool in_place =
+        target.is_cpu() && target.is_contiguous() && target.scalar_type() == dtype && !target.is_inference();
     if (in_place) {
-      copy.source->read_into(copy.name, target);
+      if (copy.start < 0)
+        copy.source->read_into(copy.name, target);
+      else
+        copy.source->read_rows(copy.name, copy.start, target);
       target.unsafeGetTensorImpl()->bump_version();
-    } else {
+    } else if (copy.start < 0) {
       target.copy_(copy.source->read(copy.name));
+    } else {
+      auto part = at::empty(target.sizes(), at::TensorOptions().dtype(dtype));
+      copy.source->read_rows(copy.name, copy.start, part);
+      target.copy_(part);
     }
   }
 }
@@ -131,7 +158,7 @@ StateDict module_state_dict(const torch::nn::Module& module) {
 void load_module_state_dict(torch::nn::Module& module, const StateDict& state, ModuleLoadOptions options) {
   const DictSource source(state);
   detail::ModuleLoad load;
-  load.add(module, source, "");
+  load.add(module, source, "", options.shards);
   load.check("load_module_state_dict", "the state", options.strict);
   load.run("the state");
 }

@@ -19,9 +19,14 @@ using at::Tensor;
 /// tensors themselves, no copies. A tied tensor stands under each of its names.
 StateDict module_state_dict(const torch::nn::Module& module);
 
+class ShardMap;
+
 struct ModuleLoadOptions {
   /// Names that are missing or not expected are an Error that lists them all. A wrong shape always is one.
   bool strict = true;
+  /// Which tensors of the module are parts of larger ones: they take their rows of whole tensors, and parts as they
+  /// are.
+  const ShardMap* shards = nullptr;
 };
 
 /// Copies tensors into a module's own, converting dtype and device. Of a tied tensor any one name is enough. Nothing is
@@ -41,13 +46,19 @@ class TensorSource {
   virtual Tensor read(const std::string& name) const = 0;
   /// Into a contiguous CPU tensor of that very shape and dtype.
   virtual void read_into(const std::string& name, Tensor& into) const = 0;
+  /// Rows from `start` on, as many as `into` has, which is a contiguous CPU tensor of that dtype. By itself reads all.
+  virtual void read_rows(const std::string& name, int64_t start, Tensor& into) const;
+  /// Whether tensors may be parts already, for those who hold the same part.
+  virtual bool has_parts() const { return false; }
 };
 
 /// What it takes to fill modules from sources, found out before anything is touched.
 class ModuleLoad {
  public:
   /// `prefix` ("model.") stands before the names in messages. Both arguments must outlive this object.
-  void add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix);
+  /// Tensors that are parts in `shards` take their rows, and are compared as wholes.
+  void add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix,
+           const ShardMap* shards = nullptr);
   void add_missing(std::string name) { missing_.push_back(std::move(name)); }
   /// Throws one line with everything that is wrong.
   void check(std::string_view operation, std::string_view where, bool strict) const;
@@ -59,6 +70,8 @@ class ModuleLoad {
     const TensorSource* source;
     std::string name;
     Tensor target;
+    /// First row that is taken; -1 for all of it.
+    int64_t start = -1;
   };
   std::vector<Copy> copies_;
   std::vector<std::string> missing_;
@@ -69,8 +82,12 @@ class ModuleLoad {
 
 /// Copies in place when the shapes agree, without recording; an undefined target becomes the value.
 void load_tensor(Tensor& target, const Tensor& value);
+/// Some rows of a whole tensor, a scalar having one.
+Tensor narrow_rows(const Tensor& whole, int64_t start, int64_t rows);
 /// Equal for two tensors exactly when they are one and the same piece of memory; empty for tensors without any.
 std::string memory_key(const Tensor& tensor);
+/// The same, and for tensors without memory (parts that have no rows) their identity.
+std::string shard_key(const Tensor& tensor);
 
 }  // namespace detail
 

@@ -30,6 +30,9 @@ class CheckpointSource : public TensorSource {
   void read_into(const std::string& name, Tensor& into) const override {
     reader_.read_tensor_into(ids_.at(name), into);
   }
+  void read_rows(const std::string& name, int64_t start, Tensor& into) const override {
+    reader_.read_rows_into(ids_.at(name), start, into);
+  }
 
  private:
   const CheckpointReader& reader_;
@@ -37,10 +40,8 @@ class CheckpointSource : public TensorSource {
   std::unordered_map<std::string, std::string> ids_;
 };
 
-Tensor slice(Tensor tensor, const TensorPart& part) {
-  for (size_t d = 0; d < part.start.size(); ++d)
-    tensor = tensor.narrow(static_cast<int64_t>(d), part.start[d], part.shape[d]);
-  return tensor;
+bool has_whole_rows(const TensorPart& part, const TensorEntry& tensor) {
+  return std::equal(part.shape.begin() + 1, part.shape.end(), tensor.shape.begin() + 1);
 }
 
 }  // namespace
@@ -99,9 +100,17 @@ bool CheckpointReader::contains(std::string_view key) const {
   return std::find(all.begin(), all.end(), key) != all.end();
 }
 
-void CheckpointReader::verify() const {
+bool CheckpointReader::sharded() const {
+  return std::any_of(manifest_.tensors.begin(), manifest_.tensors.end(), [](const TensorEntry& tensor) {
+    return tensor.parts.size() != 1 || tensor.parts[0].file.find(".rank-") != std::string::npos;
+  });
+}
+
+void CheckpointReader::verify(int share, int sharers) const {
+  int turn = 0;
   for (const auto& tensor : manifest_.tensors) {
     for (const auto& part : tensor.parts) {
+      if (turn++ % sharers != share) continue;
       const auto& file = files_.at(part.file);
       const auto found = checksum_text(file.checksum(file.at(part.name)));
       LEVIN_CHECK(found == part.checksum, "[checkpoint] \"", where_, "\" is damaged: tensor \"", tensor.id, "\" in \"",
@@ -132,15 +141,28 @@ Tensor CheckpointReader::read_tensor(const std::string& id) const {
   return tensor;
 }
 
-void CheckpointReader::read_tensor_into(const std::string& id, Tensor& into) const {
+void CheckpointReader::read_rows_into(const std::string& id, int64_t start, Tensor& into) const {
   const auto& tensor = entry(id);
+  if (tensor.shape.empty()) {
+    auto scalar = into.numel() == 1 ? into.view(at::IntArrayRef()) : into;
+    for (const auto& part : tensor.parts)
+      if (into.numel() == 1) files_.at(part.file).read_into(files_.at(part.file).at(part.name), scalar);
+    return;
+  }
+  const auto end = start + into.size(0);
   for (const auto& part : tensor.parts) {
+    const auto first = std::max(start, part.start[0]);
+    const auto last = std::min(end, part.start[0] + part.shape[0]);
+    if (first >= last) continue;
     const auto& file = files_.at(part.file);
-    auto place = slice(into, part);
-    if (place.is_contiguous())
-      file.read_into(file.at(part.name), place);
-    else
-      place.copy_(file.read(part.name));
+    auto place = into.narrow(0, first - start, last - first);
+    if (has_whole_rows(part, tensor)) {
+      file.read_rows(file.at(part.name), first - part.start[0], place);
+      continue;
+    }
+    for (size_t d = 1; d < part.start.size(); ++d)
+      place = place.narrow(static_cast<int64_t>(d), part.start[d], part.shape[d]);
+    place.copy_(file.read(part.name).narrow(0, first - part.start[0], last - first));
   }
 }
 
@@ -150,6 +172,28 @@ StateValue CheckpointReader::read(std::string_view key) const {
   return tree_->decode(key, [&](const std::string& id) {
     auto& tensor = seen[id];
     if (!tensor.defined()) tensor = read_tensor(id);
+    return tensor;
+  });
+}
+
+StateValue CheckpointReader::read(std::string_view key, const ShardTargets& targets) const {
+  std::map<std::tuple<std::string, int64_t, int64_t>, Tensor> seen;
+  return tree_->decode_at(key, [&](const StatePath& path, const std::string& id) {
+    const auto described = like(id);
+    const auto rows = targets.find(path, described.sizes());
+    auto& tensor = seen[{id, rows ? rows->start : -1, rows ? rows->rows : -1}];
+    if (tensor.defined()) return tensor;
+    if (!rows) return tensor = read_tensor(id);
+    tensor = at::empty(rows->sizes, described.options().device(at::kCPU));
+    read_rows_into(id, rows->start, tensor);
+    return tensor;
+  });
+}
+
+StateValue CheckpointReader::describe(std::string_view key, std::map<std::string, Tensor>& ids) const {
+  return tree_->decode(key, [&](const std::string& id) {
+    auto& tensor = ids[id];
+    if (!tensor.defined()) tensor = like(id);
     return tensor;
   });
 }

@@ -10,6 +10,7 @@
 
 #include "levin/checkpoint/format.h"
 #include "levin/checkpoint/module_state.h"
+#include "levin/checkpoint/shard_targets.h"
 #include "levin/core/state_dict.h"
 #include "levin/io/safetensors.h"
 
@@ -26,17 +27,27 @@ class CheckpointReader {
   std::vector<std::string> keys() const { return tree_->keys(); }
   bool contains(std::string_view key) const;
   bool is_dict(std::string_view key) const { return tree_->is_dict(key); }
+  /// Whether some tensors are in parts.
+  bool sharded() const;
 
-  /// Compares the checksum of every tensor; an Error names the first that is damaged.
-  void verify() const;
+  /// Compares the checksum of every part of a tensor; an Error names the first that is damaged. Of `sharers` that read
+  /// together each takes its share.
+  void verify(int share = 0, int sharers = 1) const;
   /// A value with its tensors.
   StateValue read(std::string_view key) const;
+  /// The same, but of tensors that have a target only the rows that it takes.
+  StateValue read(std::string_view key, const ShardTargets& targets) const;
+  /// The same with tensors on the meta device; `ids` gets the id of each. One that stands in several places is one.
+  StateValue describe(std::string_view key, std::map<std::string, Tensor>& ids) const;
   /// The tensors of a dict, to be read one by one. Borrows this reader.
   std::unique_ptr<TensorSource> tensors(std::string_view key) const;
 
   Tensor like(const std::string& id) const;
   Tensor read_tensor(const std::string& id) const;
-  void read_tensor_into(const std::string& id, Tensor& into) const;
+  void read_tensor_into(const std::string& id, Tensor& into) const { read_rows_into(id, 0, into); }
+  /// Rows from `start` on, as many as `into` has (a contiguous CPU tensor of that dtype); of the files only these are
+  /// read.
+  void read_rows_into(const std::string& id, int64_t start, Tensor& into) const;
 
  private:
   void check_files(const std::filesystem::path& folder);

@@ -94,6 +94,8 @@ class StateRef {
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
   /// Set for tensors.
   Tensor* tensor() const { return tensor_; }
+  /// Set for optimizers; empty for all else.
+  const Optimizer& optimizer() const { return optimizer_; }
   /// Whether this is a plain variable.
   bool is_variable() const { return variable_; }
 
@@ -109,6 +111,7 @@ class StateRef {
       *this = object.state_ref();
     } else if constexpr (std::derived_from<U, Optimizer>) {
       const Optimizer handle = object;
+      optimizer_ = handle;
       save_ = [handle] { return StateValue(handle.state_dict()); };
       load_ = [handle](const StateValue& value) { handle.load_state_dict(value.to_dict()); };
     } else if constexpr (detail::Stateful<T>) {
@@ -155,6 +158,7 @@ class StateRef {
   bool variable_ = false;
   std::shared_ptr<torch::nn::Module> module_;
   Tensor* tensor_ = nullptr;
+  Optimizer optimizer_;
   std::function<StateValue()> save_;
   std::function<void(const StateValue&)> load_;
 };

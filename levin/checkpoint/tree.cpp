@@ -102,11 +102,14 @@ std::string_view tag_of(const Node& node) {
   return key == kTensor || key == kDouble || key == kBytes ? std::string_view(key) : std::string_view();
 }
 
-StateValue decode_node(const Node& node, size_t depth, const std::function<at::Tensor(const std::string&)>& read) {
-  LEVIN_CHECK(depth < kDeepest, "[checkpoint] state.json is nested deeper than ", kDeepest, " levels");
+using ReadAt = std::function<at::Tensor(const StatePath&, const std::string&)>;
+
+StateValue decode_node(const Node& node, StatePath& path, const ReadAt& read) {
+  LEVIN_CHECK(path.size() <= kDeepest, "[checkpoint] state.json is nested deeper than ", kDeepest, " levels");
   if (const auto tag = tag_of(node); !tag.empty()) {
     const auto& value = *node.begin();
-    if (tag == kTensor) return value.is_null() ? StateValue(at::Tensor()) : StateValue(read(value.get<std::string>()));
+    if (tag == kTensor)
+      return value.is_null() ? StateValue(at::Tensor()) : StateValue(read(path, value.get<std::string>()));
     const auto text = value.get<std::string>();
     if (tag == kBytes) return from_hex(text);
     const double infinity = std::numeric_limits<double>::infinity();
@@ -126,15 +129,22 @@ StateValue decode_node(const Node& node, size_t depth, const std::function<at::T
       return node.get<std::string>();
     case Node::value_t::array: {
       StateList list;
-      for (const auto& element : node) list.push_back(decode_node(element, depth + 1, read));
+      for (const auto& element : node) {
+        path.push_back(std::to_string(list.size()));
+        list.push_back(decode_node(element, path, read));
+        path.pop_back();
+      }
       return list;
     }
     default:
       break;
   }
   StateDict dict;
-  for (const auto& [name, value] : node.items())
-    dict[name.starts_with("$$") ? name.substr(1) : name] = decode_node(value, depth + 1, read);
+  for (const auto& [name, value] : node.items()) {
+    path.push_back(name.starts_with("$$") ? name.substr(1) : name);
+    dict[path.back()] = decode_node(value, path, read);
+    path.pop_back();
+  }
   return dict;
 }
 
@@ -173,8 +183,13 @@ bool Tree::is_dict(std::string_view key) const {
 }
 
 StateValue Tree::decode(std::string_view key, const std::function<at::Tensor(const std::string&)>& read) const {
+  return decode_at(key, [&](const StatePath&, const std::string& id) { return read(id); });
+}
+
+StateValue Tree::decode_at(std::string_view key, const ReadAt& read) const {
   try {
-    return decode_node(json_->at(key), 0, read);
+    StatePath path{std::string(key)};
+    return decode_node(json_->at(key), path, read);
   } catch (const Node::exception& error) {
     throw Error(concat("[checkpoint] \"", where_, "\": state.json is damaged (", error.what(), ")"));
   }

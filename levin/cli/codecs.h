@@ -7,6 +7,7 @@
 #include <variant>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 #include "levin/config/fields.h"
 #include "levin/optim/per_group.h"
@@ -24,6 +25,21 @@ struct Codec<optim::PerGroup> {
   }
   static Node write(const optim::PerGroup& value) {
     return value.empty() ? Node() : Codec<double>::write(value.resolve("config", "value", 1)[0]);
+  }
+};
+
+/// The dtypes that options of optimizers take.
+template <>
+struct Codec<c10::ScalarType> {
+  static std::string type() { return "DTYPE"; }
+  static c10::ScalarType read(const Node& node) {
+    const auto text = detail::read_text(node);
+    if (text == "float32") return c10::ScalarType::Float;
+    if (text == "bfloat16") return c10::ScalarType::BFloat16;
+    throw BadValue("is not a dtype: float32 or bfloat16");
+  }
+  static Node write(const c10::ScalarType& value) {
+    return Node::of_text(value == c10::ScalarType::Float ? "float32" : "bfloat16");
   }
 };
 

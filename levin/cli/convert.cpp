@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "levin/checkpoint/checkpoint.h"
 #include "levin/cli/command.h"
 #include "levin/cli/weight_flags.h"
 #include "levin/core/error.h"
@@ -187,6 +188,29 @@ size_t write_shards(const WeightFile& file, const std::vector<ConvertItem>& item
   return shards.size();
 }
 
+/// Weights in a checkpoint that several ranks have written are in parts: here they are in one piece, until this is
+/// gone.
+class WholeWeights {
+ public:
+  WholeWeights(const fs::path& source, const fs::path& target) : path_(source) {
+    if (!fs::exists(source / "manifest.json") || !checkpoint_info(source).sharded) return;
+    made_ = path_ = detail::temporary_beside(fs::absolute(target));
+    consolidate_checkpoint(source, made_, {.keys = {"model"}});
+  }
+  ~WholeWeights() {
+    std::error_code ignored;
+    if (!made_.empty()) fs::remove_all(made_, ignored);
+  }
+  WholeWeights(const WholeWeights&) = delete;
+  WholeWeights& operator=(const WholeWeights&) = delete;
+
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+  fs::path made_;
+};
+
 }  // namespace
 
 int convert(const std::vector<std::string>& words, const Args&) {
@@ -213,7 +237,8 @@ int convert(const std::vector<std::string>& words, const Args&) {
     format = torch ? "pth" : "safetensors";
   }
   check_target(target, shard_bytes > 0, flags.has("--overwrite"));
-  const WeightFile file(flags.file(0), {.root = flags.get("--root", "auto")});
+  const WholeWeights source(flags.file(0), target);
+  const WeightFile file(source.path(), {.root = flags.get("--root", "auto")});
   const auto items = plan_conversion(file, flags);
   uint64_t total = 0;
   for (const auto& item : items) total += item.bytes;

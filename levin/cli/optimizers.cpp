@@ -14,6 +14,7 @@ constexpr const char* kBetas = "decay of the running averages of the gradient an
 constexpr const char* kEps = "added to the denominator";
 constexpr const char* kL2 = "L2 penalty: added to the gradient as weight_decay * param";
 constexpr const char* kDecoupled = "shrinks the parameter itself by lr * weight_decay each step";
+constexpr const char* kMoments = "float32 or bfloat16 averages; by itself the parameter's dtype";
 constexpr const char* kMaximize = "go up the gradient instead of down";
 constexpr const char* kGamma = "what the learning rate is multiplied with";
 constexpr const char* kEtaMin = "the least learning rate";
@@ -25,6 +26,7 @@ void fields(AdamOptions& o, auto f) {
   f("weight_decay", o.weight_decay, kL2);
   f("amsgrad", o.amsgrad, "divide by the largest average of squares so far");
   f("maximize", o.maximize, kMaximize);
+  f("moments_dtype", o.moments_dtype, kMoments);
 }
 void fields(AdamWOptions& o, auto f) {
   f("lr", o.lr, kLr);
@@ -32,6 +34,21 @@ void fields(AdamWOptions& o, auto f) {
   f("eps", o.eps, kEps);
   f("weight_decay", o.weight_decay, kDecoupled);
   f("amsgrad", o.amsgrad, "divide by the largest average of squares so far");
+  f("maximize", o.maximize, kMaximize);
+  f("moments_dtype", o.moments_dtype, kMoments);
+}
+void fields(Adam8bitOptions& o, auto f) {
+  f("lr", o.lr, kLr);
+  f("betas", o.betas, kBetas);
+  f("eps", o.eps, kEps);
+  f("weight_decay", o.weight_decay, kL2);
+  f("maximize", o.maximize, kMaximize);
+}
+void fields(AdamW8bitOptions& o, auto f) {
+  f("lr", o.lr, kLr);
+  f("betas", o.betas, kBetas);
+  f("eps", o.eps, kEps);
+  f("weight_decay", o.weight_decay, kDecoupled);
   f("maximize", o.maximize, kMaximize);
 }
 void fields(SGDOptions& o, auto f) {
@@ -158,6 +175,8 @@ constexpr OptimizerEntry optimizer(const char* name, const char* help) {
 constexpr std::array kOptimizers{
     optimizer<o::AdamW, o::AdamWOptions>("AdamW", "Adam with decoupled weight decay"),
     optimizer<o::Adam, o::AdamOptions>("Adam", "Adam with L2 decay"),
+    optimizer<o::AdamW8bit, o::AdamW8bitOptions>("AdamW8bit", "AdamW with averages of one byte"),
+    optimizer<o::Adam8bit, o::Adam8bitOptions>("Adam8bit", "Adam with averages of one byte"),
     optimizer<o::SGD, o::SGDOptions>("SGD", "gradient descent, with momentum or not"),
     optimizer<o::Adagrad, o::AdagradOptions>("Adagrad", "the rate shrinks with the sum of squares"),
     optimizer<o::Adafactor, o::AdafactorOptions>("Adafactor", "a row and a column of squares for each matrix"),

@@ -78,9 +78,10 @@ class QuietStore {
 };
 
 /// One call of launch().
-class Run {
+class LaunchedRun {
  public:
-  Run(const LaunchSpec& spec, std::string program) : spec_(spec), program_(std::move(program)), host_(host_name()) {
+  LaunchedRun(const LaunchSpec& spec, std::string program)
+      : spec_(spec), program_(std::move(program)), host_(host_name()) {
     nproc_.assign(1, spec.nproc);
     max_restarts_ = spec.max_restarts;
   }
@@ -321,7 +322,7 @@ class Run {
 int launch(const LaunchSpec& spec) {
   check(spec);
   open_standard_files();
-  return Run(spec, find_program(spec.command.front())).go();
+  return LaunchedRun(spec, find_program(spec.command.front())).go();
 }
 
 int launch_self(const std::vector<std::string>& argv, int nproc, int num_nodes, int node_rank,
@@ -339,7 +340,7 @@ int launch_self(const std::vector<std::string>& argv, int nproc, int num_nodes, 
   const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
   // A program that was rebuilt while it ran has no path any more, but can still be started.
   const bool there = !error && ::access(path.c_str(), X_OK) == 0;
-  return Run(spec, there ? path.string() : "/proc/self/exe").go();
+  return LaunchedRun(spec, there ? path.string() : "/proc/self/exe").go();
 }
 
 int launch_self(const std::vector<std::string>& argv, const Placement& place) {

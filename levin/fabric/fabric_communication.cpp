@@ -24,6 +24,11 @@ struct GatherWithGrad : torch::autograd::Function<GatherWithGrad> {
   }
 };
 
+/// Null when every rank holds all of everything, or is not there yet.
+ShardMap* shard_map(Strategy* strategy) {
+  return strategy ? strategy->shards() : nullptr;
+}
+
 }  // namespace
 
 void Fabric::barrier(std::string_view name) {
@@ -78,14 +83,23 @@ void Fabric::reduce_tensor(Tensor& tensor, std::string_view op) {
 }
 
 void Fabric::save(const std::string& path, const State& state, const Filter& filter) {
-  save_with([&] { save_checkpoint(path, state, {.filter = filter, .world_size = world_size()}); });
+  save_with([&] {
+    save_checkpoint(path, state,
+                    {.filter = filter, .world_size = world_size(), .shards = shard_map(core_->strategy.get())});
+  });
 }
 
 void Fabric::save_tree(const std::string& path, const StateDict& state) {
-  save_with([&] { save_checkpoint(path, state, {.world_size = world_size()}); });
+  save_with(
+      [&] { save_checkpoint(path, state, {.world_size = world_size(), .shards = shard_map(core_->strategy.get())}); });
 }
 
 void Fabric::save_with(const std::function<void()>& write) {
+  // Ranks that hold parts write together, and come to the same end by themselves.
+  if (shard_map(core_->strategy.get())) {
+    write();
+    return;
+  }
   std::string failure;
   if (is_global_zero()) {
     try {
@@ -102,6 +116,7 @@ void Fabric::save_with(const std::function<void()>& write) {
 
 StateDict Fabric::load(const std::string& path, const State& state, LoadOptions options) {
   barrier("load " + path);
+  if (!options.shards) options.shards = shard_map(core_->strategy.get());
   return load_checkpoint(path, state, options);
 }
 
@@ -111,7 +126,9 @@ StateDict Fabric::load(const std::string& path) {
 
 void Fabric::load_raw(const std::string& path, const StateRef& target, const RawOptions& options) {
   barrier("load_raw " + path);
-  levin::load_raw(path, target, options);
+  auto together = options;
+  if (!together.shards) together.shards = shard_map(core_->strategy.get());
+  levin::load_raw(path, target, together);
 }
 
 }  // namespace levin

@@ -25,11 +25,22 @@ std::span<std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
 }
 
+void check_bools(const SafetensorsEntry& entry, const Tensor& tensor, const std::filesystem::path& path) {
+  // A bool that is neither 0 nor 1 is undefined behaviour wherever it is looked at.
+  if (tensor.scalar_type() != at::kBool) return;
+  for (const auto byte : bytes_of(tensor))
+    LEVIN_CHECK(byte <= std::byte{1}, "[safetensors] \"", path.string(), "\": \"", entry.name,
+                "\" is BOOL and has a byte that is neither 0 nor 1");
+}
+
 void check_writable_tensor(const std::string& name, const Tensor& tensor) {
   LEVIN_CHECK(name != "__metadata__", "[safetensors] \"__metadata__\" is not a name a tensor can have");
   LEVIN_CHECK(tensor.defined(), "[safetensors] \"", name, "\" is an undefined tensor, it cannot be written");
   LEVIN_CHECK(tensor.layout() == c10::kStrided && !tensor.is_quantized(), "[safetensors] \"", name,
               "\" is sparse or quantized, only dense tensors can be written");
+}
+
+void check_has_data(const std::string& name, const Tensor& tensor) {
   LEVIN_CHECK(!tensor.is_meta(), "[safetensors] \"", name, "\" is on the meta device, it has no data to write");
 }
 
@@ -94,13 +105,22 @@ void SafetensorsFile::read_into(const SafetensorsEntry& entry, Tensor& into) con
                   into.nbytes() == entry.bytes(),
               "[safetensors] \"", entry.name, "\" can only be read into a contiguous CPU tensor of ", entry.dtype,
               " and ", entry.bytes(), " bytes");
-  const auto bytes = bytes_of(into);
-  file_.read(data_begin_ + entry.begin, bytes);
-  // A bool that is neither 0 nor 1 is undefined behaviour wherever it is looked at.
-  if (into.scalar_type() == at::kBool)
-    for (const auto byte : bytes)
-      LEVIN_CHECK(byte <= std::byte{1}, "[safetensors] \"", path().string(), "\": \"", entry.name,
-                  "\" is BOOL and has a byte that is neither 0 nor 1");
+  file_.read(data_begin_ + entry.begin, bytes_of(into));
+  check_bools(entry, into, path());
+}
+
+void SafetensorsFile::read_rows(const SafetensorsEntry& entry, int64_t first, Tensor& into) const {
+  const bool fits = into.is_cpu() && into.is_contiguous() && into.scalar_type() == entry.scalar_type() &&
+                    into.dim() == static_cast<int64_t>(entry.shape.size()) && into.dim() > 0 &&
+                    into.sizes().slice(1) == at::IntArrayRef(entry.shape).slice(1) && first >= 0 &&
+                    into.size(0) <= entry.shape[0] && first <= entry.shape[0] - into.size(0);
+  LEVIN_CHECK(fits, "[safetensors] rows from ", first, " on of \"", entry.name, "\", ", entry.dtype, " of shape ",
+              fmt::format("{}", entry.shape), ", cannot be read into ", into.scalar_type(), " of shape ",
+              fmt::format("{}", into.sizes()), " (a contiguous CPU tensor of the same type is needed)");
+  if (into.numel() == 0) return;
+  const auto row_bytes = into.nbytes() / static_cast<uint64_t>(into.size(0));
+  file_.read(data_begin_ + entry.begin + static_cast<uint64_t>(first) * row_bytes, bytes_of(into));
+  check_bools(entry, into, path());
 }
 
 uint32_t SafetensorsFile::checksum(const SafetensorsEntry& entry) const {
@@ -115,7 +135,8 @@ uint32_t SafetensorsFile::checksum(const SafetensorsEntry& entry) const {
   return sum;
 }
 
-std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const NamedTensors& tensors,
+std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const NamedTensors& like,
+                                                 const std::function<Tensor(const std::string& name)>& read,
                                                  const SafetensorsMetadata& metadata) {
   struct Item {
     const std::string* name;
@@ -123,7 +144,7 @@ std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const Named
     const detail::SafetensorsType* type;
   };
   std::vector<Item> items;
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor] : like) {
     check_writable_tensor(name, tensor);
     const auto* type = detail::find_safetensors_type(tensor.scalar_type());
     LEVIN_CHECK(type, "[safetensors] \"", name, "\" is ", tensor.scalar_type(),
@@ -161,12 +182,29 @@ std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const Named
 
   std::vector<SafetensorsRecord> records;
   for (const auto& item : items) {
-    const auto tensor = plain(*item.tensor);
+    const auto values = read(*item.name);
+    check_has_data(*item.name, values);
+    const auto tensor = plain(values);
+    LEVIN_CHECK(tensor.sizes() == item.tensor->sizes() && tensor.scalar_type() == item.tensor->scalar_type(),
+                "[safetensors] \"", *item.name, "\" was announced as ", item.tensor->scalar_type(), " of shape ",
+                fmt::format("{}", item.tensor->sizes()), ", it is ", tensor.scalar_type(), " of ",
+                fmt::format("{}", tensor.sizes()));
     const auto bytes = bytes_of(tensor);
     writer.write(bytes);
     records.push_back({*item.name, std::string(item.type->name), tensor.sizes().vec(), crc32c(bytes)});
   }
   return records;
+}
+
+std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const NamedTensors& tensors,
+                                                 const SafetensorsMetadata& metadata) {
+  std::unordered_map<std::string_view, const Tensor*> by_name;
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined()) check_has_data(name, tensor);
+    by_name.emplace(name, &tensor);
+  }
+  return write_safetensors(
+      writer, tensors, [&](const std::string& name) { return *by_name.at(name); }, metadata);
 }
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -63,6 +64,8 @@ class SafetensorsFile {
   Tensor read(std::string_view name) const;
   /// Reads straight into a contiguous CPU tensor of the same dtype and number of elements.
   void read_into(const SafetensorsEntry& entry, Tensor& into) const;
+  /// The same for consecutive rows of the first dimension, from `first` on: as many as `into` has.
+  void read_rows(const SafetensorsEntry& entry, int64_t first, Tensor& into) const;
   /// The CRC-32C of the tensor's bytes; reads them, keeps none.
   uint32_t checksum(const SafetensorsEntry& entry) const;
 
@@ -89,6 +92,11 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
                        const SafetensorsMetadata& metadata = {});
 /// The same into a writer that the caller closes; tells what was written, in the order of the bytes.
 std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const NamedTensors& tensors,
+                                                 const SafetensorsMetadata& metadata = {});
+/// The same for tensors that need not be in memory together: `like` has their names, shapes and types (on any device,
+/// meta too), `read` is asked for the values one by one, in the order of the bytes.
+std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const NamedTensors& like,
+                                                 const std::function<Tensor(const std::string& name)>& read,
                                                  const SafetensorsMetadata& metadata = {});
 
 namespace detail {

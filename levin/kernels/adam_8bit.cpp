@@ -97,7 +97,12 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
                                 .weight_decay = n.weight_decay,
                                 .decoupled = n.decoupled,
                                 .maximize = n.maximize};
-  if (device->is_cuda()) return detail::adam_8bit_cuda(entries, rates, scale, *device);
+  if (device->is_cuda()) {
+    detail::CodeBooks books;
+    std::ranges::copy(dynamic_codes(true), books.average);
+    std::ranges::copy(dynamic_codes(false), books.square);
+    return detail::adam_8bit_cuda(entries, rates, books, scale, *device);
+  }
   LEVIN_CHECK(device->is_cpu(), "[fused_adam_8bit] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
   std::vector<detail::AdamFactors> factors;

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <functional>
-#include <vector>
+#include <span>
 
 #include <c10/util/FunctionRef.h>
 
@@ -33,7 +32,7 @@ void each_piece(std::span<const StepEntry> entries, c10::function_ref<void(size_
 /// In adam_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 void adam_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale, c10::Device device);
 void sgd_cuda(std::span<const StepEntry> entries, const SgdRates& rates, const StepScale& scale, c10::Device device);
-void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale,
-                    c10::Device device);
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const CodeBooks& codes,
+                    const StepScale& scale, c10::Device device);
 
 }  // namespace levin::kernels::detail

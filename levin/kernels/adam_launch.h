@@ -42,27 +42,34 @@ struct SgdRates {
   bool maximize = false;
 };
 
-/// What one launch takes: 4 KB of arguments hold this many entries.
-constexpr int kEntriesPerLaunch = 40;
-
+/// What one launch takes as its arguments, of which there is room for 4 KB.
+template <int N>
 struct StepTable {
-  StepEntry entries[kEntriesPerLaunch];
+  static constexpr int kEntries = N;
+  StepEntry entries[N];
   /// The first thread block of each entry, and the number of all.
-  int32_t first_block[kEntriesPerLaunch + 1] = {};
+  int32_t first_block[N + 1] = {};
   int32_t count = 0;
   const float* scale = nullptr;
   const float* found_inf = nullptr;
-  const float* first_codes = nullptr;   // [256], for codes only
-  const float* second_codes = nullptr;  // [256]
 };
+using NumberTable = StepTable<40>;
+using CodeStepTable = StepTable<16>;
+
+/// What the codes of averages and of squares stand for.
+struct CodeBooks {
+  float average[256];
+  float square[256];
+};
+static_assert(sizeof(NumberTable) + sizeof(AdamRates) <= 4096 &&
+              sizeof(CodeStepTable) + sizeof(CodeBooks) + sizeof(AdamRates) <= 4096);
 
 /// Elements of one thread block on CUDA.
 constexpr int64_t kBlockElements = 8192;
 
-/// In adam.cu; each returns a cudaError_t.
-int launch_adam(const StepTable& table, const AdamRates& rates, CUstream_st* stream);
-int launch_sgd(const StepTable& table, const SgdRates& rates, CUstream_st* stream);
-/// In adam_8bit.cu. One thread block takes one block of codes at a time.
-int launch_adam_8bit(const StepTable& table, const AdamRates& rates, CUstream_st* stream);
+/// In adam.cu and adam_8bit.cu; each returns a cudaError_t. In a table all parameters are double, or none is.
+int launch_adam(const NumberTable& table, const AdamRates& rates, bool in_double, CUstream_st* stream);
+int launch_sgd(const NumberTable& table, const SgdRates& rates, bool in_double, CUstream_st* stream);
+int launch_adam_8bit(const CodeStepTable& table, const AdamRates& rates, const CodeBooks& codes, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -219,11 +219,18 @@ inline __attribute__((always_inline)) void adam_8bit_block(const StepEntry& e, c
   m_scale = *std::max_element(m_largest, m_largest + kLanes);
   v_scale = *std::max_element(v_largest, v_largest + kLanes);
   const float m_divisor = m_scale > 0 ? m_scale : 1, v_divisor = v_scale > 0 ? v_scale : 1;
+  for (int64_t i = 0; i < kBlock; i += kLanes)
+    for (int j = 0; j < kLanes; ++j) {
+      m[i + j] /= m_divisor;
+      v[i + j] /= v_divisor;
+    }
   for (int64_t i = 0; i < kBlock; ++i) {
-    const float x = m[i] / m_divisor, y = v[i] / v_divisor;
-    const uint8_t m_code = average.first[as_bits(x) >> 16], v_code = square.first[as_bits(y) >> 16];
-    first[i] = static_cast<uint8_t>(m_code + (x > average.middle[m_code]));
-    const auto nearest = static_cast<uint8_t>(v_code + (y > square.middle[v_code]));
+    const uint8_t code = average.first[as_bits(m[i]) >> 16];
+    first[i] = static_cast<uint8_t>(code + (m[i] > average.middle[code]));
+  }
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const uint8_t code = square.first[as_bits(v[i]) >> 16];
+    const auto nearest = static_cast<uint8_t>(code + (v[i] > square.middle[code]));
     second[i] = static_cast<uint8_t>(nearest + (nearest == 0 && v[i] > 0));
   }
 }

@@ -21,7 +21,7 @@ void sgd_cuda(std::span<const StepEntry>, const SgdRates&, const StepScale&, c10
   levin::detail::fail("[fused_sgd] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void adam_8bit_cuda(std::span<const StepEntry>, const AdamRates&, const StepScale&, c10::Device) {
+void adam_8bit_cuda(std::span<const StepEntry>, const AdamRates&, const CodeBooks&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "levin/nn/activation_offload.h"
 #include "levin/nn/interceptor.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tie.h"
@@ -15,6 +16,7 @@ struct CheckpointOptions {
   bool preserve_rng_state = true;
   /// The unit's inputs wait in host memory ("CPU checkpointing").
   bool cpu_offload = false;
+  OffloadOptions offload = {};
   /// Running again ends where the last tensor that backward needs is there. It leaves the forward by an exception that
   /// is no std::exception: turn this off for a forward that is noexcept or catches everything.
   bool early_stop = true;

@@ -71,15 +71,19 @@ std::vector<c10::Device> devices_of(const torch::nn::Module& module, const std::
   return devices;
 }
 
-/// The input as a leaf of the same memory: running again must not hold the graph that made it. What was one tensor
-/// stays one tensor, because a forward may ask whether two arguments are the same.
+/// Where the same tensor stands first: a forward may ask whether two arguments are one.
+size_t first_same(const std::vector<Tensor>& tensors, size_t i) {
+  size_t first = 0;
+  while (!tensors[first].is_same(tensors[i])) ++first;
+  return first;
+}
+
+/// The inputs as leaves of the same memory: running again must not hold the graph that made them.
 std::vector<Tensor> as_leaves(const std::vector<Tensor>& inputs) {
   const c10::AutoGradMode no_grad(false);
   std::vector<Tensor> leaves;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const auto same = std::find_if(inputs.begin(), inputs.begin() + static_cast<std::ptrdiff_t>(i),
-                                   [&](const Tensor& each) { return each.is_same(inputs[i]); });
-    if (const auto first = static_cast<size_t>(same - inputs.begin()); first < i)
+    if (const auto first = first_same(inputs, i); first < i)
       leaves.push_back(leaves[first]);
     else if (inputs[i].is_leaf())
       leaves.push_back(inputs[i]);
@@ -115,14 +119,36 @@ std::vector<Tensor> inputs_of(Call& call) {
 
 }  // namespace
 
+// ---- SavedVersion
+
+SavedVersion::SavedVersion(const Tensor& tensor) {
+  if (tensor.is_inference()) return;
+  counter_ = torch::autograd::impl::version_counter(tensor);
+  version_ = counter_.current_version();
+}
+
+bool SavedVersion::changed() const {
+  return counter_.enabled() && counter_.current_version() != version_;
+}
+
+void SavedVersion::check(const char* operation, const std::string& unit) const {
+  LEVIN_CHECK(!changed(), "[", operation, "] a tensor that ", unit,
+              " needs in backward was changed in place after it was saved (version ", counter_.current_version(),
+              ", saved at ", version_, ")");
+}
+
 // ---- LivingStorages
 
-LivingStorages::LivingStorages(const torch::nn::Module& module, const std::vector<Tensor>& inputs) {
+LivingStorages::LivingStorages(const torch::nn::Module& module, const std::vector<Tensor>& inputs,
+                               const std::vector<Tensor>& activations) {
   add_state(module, state_);
   for (const auto& input : inputs) inputs_.push_back(frame_storage(input));
+  for (const auto& activation : activations)
+    if (activation.defined()) activations_.push_back(frame_storage(activation));
 }
 
 bool LivingStorages::is_state(const Tensor& tensor) const {
+  if (!activations_.empty() && has_storage_of(activations_, tensor)) return false;
   return is_wanted_leaf(tensor) || has_storage_of(state_, tensor) ||
          (tensor.is_view() && is_wanted_leaf(tensor._base()));
 }
@@ -142,8 +168,7 @@ struct CheckpointFrame::ForwardHooks final : SavedTensorHooks {
   }
 
   void call_pack_hook(const Tensor& tensor) override {
-    counter = torch::autograd::impl::version_counter(tensor);
-    version = counter.current_version();
+    version = SavedVersion(tensor);
     if (auto* parent = frame->parent_)
       pack_nested(*parent, tensor);
     else if (living->is_input(tensor) || living->is_state(tensor))
@@ -154,9 +179,7 @@ struct CheckpointFrame::ForwardHooks final : SavedTensorHooks {
   }
 
   Tensor call_unpack_hook() override {
-    LEVIN_CHECK(counter.current_version() == version, "[checkpointing] a tensor that ", frame->name(),
-                " needs in backward was changed in place after it was saved (version ", counter.current_version(),
-                ", saved at ", version, ")");
+    version.check("checkpointing", frame->name());
     return index ? frame->take(*index) : held;
   }
 
@@ -175,8 +198,7 @@ struct CheckpointFrame::ForwardHooks final : SavedTensorHooks {
   std::optional<size_t> index;
   bool releases = false;
   Tensor held;
-  c10::VariableVersion counter;
-  uint32_t version = 0;
+  SavedVersion version;
 };
 
 /// When forward runs again: fills the places. The graph is thrown away, unless forward itself runs a backward.
@@ -207,7 +229,7 @@ class CheckpointFrame::Forward final : public SavedTensors {
 
 class CheckpointFrame::Recompute final : public SavedTensors {
  public:
-  explicit Recompute(CheckpointFrame& frame) : frame_(frame), living_(*frame.module_, frame.inputs_) {}
+  explicit Recompute(CheckpointFrame& frame) : frame_(frame), living_(*frame.module_, frame.inputs_, frame.restored_) {}
   std::unique_ptr<SavedTensorHooks> make() override { return std::make_unique<RecomputeHooks>(frame_, living_); }
   const LivingStorages& living() const { return living_; }
 
@@ -242,6 +264,20 @@ void CheckpointFrame::run(Call& call, std::shared_ptr<const CheckpointSettings> 
   std::make_shared<CheckpointFrame>(call, std::move(settings), mode ? mode->frame : nullptr)->forward(call);
 }
 
+bool CheckpointFrame::active() {
+  return frame_mode != nullptr;
+}
+
+void CheckpointFrame::restore_inputs(Call& call) {
+  if (!frame_mode || !frame_mode->recomputes || frame_mode->frame->module_ != &call.module()) return;
+  auto& restored = frame_mode->frame->restored_;
+  size_t i = 0;
+  call.each_input([&](Tensor& tensor) {
+    if (i < restored.size() && restored[i].defined()) tensor = restored[i];
+    ++i;
+  });
+}
+
 CheckpointFrame::CheckpointFrame(Call& call, std::shared_ptr<const CheckpointSettings> settings,
                                  CheckpointFrame* parent)
     : settings_(std::move(settings)),
@@ -251,12 +287,27 @@ CheckpointFrame::CheckpointFrame(Call& call, std::shared_ptr<const CheckpointSet
       state_({}) {
   const auto own = inputs_of(call);
   inputs_ = as_leaves(own);
+  for (const auto& input : own) versions_.emplace_back(input);
+  if (settings_->host && !parent_) move_to_host(own);
   replay_ = replay_with(call, inputs_, own);
   if (settings_->options.preserve_rng_state) state_.rng.emplace(devices_of(*module_, own));
   if (settings_->operators) results_.emplace(settings_->operators);
-  for (const auto& input : own) {
-    versions_.push_back(input.is_inference() ? 0 : input._version());
-    if (!parent_) SavedTensorScope::note_kept(input);
+  if (parent_) return;
+  for (size_t i = 0; i < own.size(); ++i)
+    if (const auto* copy = on_host_.empty() ? nullptr : on_host_[on_host_[i].first].copy.get())
+      SavedTensorScope::note_kept(copy->host());
+    else
+      SavedTensorScope::note_kept(own[i]);
+}
+
+/// Inputs that other units made. Leaves are held by somebody else anyway.
+void CheckpointFrame::move_to_host(const std::vector<Tensor>& own) {
+  const LivingStorages living(*module_, {});
+  settings_->host->begin_group();
+  for (size_t i = 0; i < own.size(); ++i) {
+    auto& input = on_host_.emplace_back(HostInput{nullptr, first_same(own, i), own[i].requires_grad()});
+    if (input.first == i && !own[i].is_leaf() && !living.is_state(own[i])) input.copy = settings_->host->put(own[i]);
+    if (on_host_[input.first].copy) inputs_[i] = at::empty({0}, own[i].options());
   }
 }
 
@@ -276,8 +327,8 @@ void CheckpointFrame::forward(Call& call) {
   complete_ = true;
   changed_buffers_ = buffers.changed();
   for (size_t i = 0; i < inputs_.size(); ++i)
-    LEVIN_CHECK(inputs_[i].is_inference() || inputs_[i]._version() == versions_[i], "[checkpointing] forward of ",
-                name_, " changes input ", i, " in place, so it cannot run again; let it work on a copy");
+    LEVIN_CHECK(!versions_[i].changed(), "[checkpointing] forward of ", name_, " changes input ", i,
+                " in place, so it cannot run again; let it work on a copy");
 }
 
 size_t CheckpointFrame::add(const Tensor& tensor) {
@@ -310,6 +361,17 @@ void CheckpointFrame::fill(const Tensor& tensor, std::shared_ptr<CheckpointFrame
 void CheckpointFrame::recompute() {
   const ForwardStateScope state(state_);
   const UnchangedScope buffers(changed_buffers_);
+  struct Restored {
+    std::vector<Tensor>& tensors;
+    ~Restored() { tensors.clear(); }
+  } const at_the_end{restored_};
+  for (size_t i = 0; i < on_host_.size(); ++i) {
+    const auto& [copy, first, wants_grad] = on_host_[i];
+    if (first < i)
+      restored_.push_back(restored_[first]);
+    else
+      restored_.push_back(copy ? copy->get().detach().requires_grad_(wants_grad) : Tensor());
+  }
   const c10::AutoGradMode with_grad(true);
   Recompute saved(*this);
   recomputing_ = &saved;

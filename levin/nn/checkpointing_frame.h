@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "levin/nn/activation_offload_copies.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/checkpointing_selective.h"
 #include "levin/nn/checkpointing_state.h"
@@ -20,19 +21,35 @@ namespace levin::detail {
 struct CheckpointSettings {
   CheckpointOptions options;
   std::shared_ptr<const KeptOperators> operators;  // null: all results are computed again
+  std::shared_ptr<HostCopies> host;                // null: inputs stay on their device
+};
+
+/// What autograd checks of a saved tensor that has no hooks: nobody changed it since.
+class SavedVersion {
+ public:
+  SavedVersion() = default;
+  explicit SavedVersion(const Tensor& tensor);
+  void check(const char* operation, const std::string& unit) const;
+  bool changed() const;
+
+ private:
+  c10::VariableVersion counter_;
+  uint32_t version_ = 0;
 };
 
 /// Tensors that are not activations: they live anyway, and are kept as they are.
 class LivingStorages {
  public:
-  LivingStorages(const torch::nn::Module& module, const std::vector<Tensor>& inputs);
+  /// `activations` are none of the module's, even if they look like parameters (leaves that want a gradient).
+  LivingStorages(const torch::nn::Module& module, const std::vector<Tensor>& inputs,
+                 const std::vector<Tensor>& activations = {});
   /// A parameter, a buffer or a view of one; or any leaf that wants a gradient. Whole parameters that a sharded unit
   /// gathers are such: they come and go under the same storage.
   bool is_state(const Tensor& tensor) const;
   bool is_input(const Tensor& tensor) const;
 
  private:
-  std::vector<const c10::StorageImpl*> state_, inputs_;
+  std::vector<const c10::StorageImpl*> state_, inputs_, activations_;
 };
 
 /// One call of a checkpointed unit: what it takes to run it again, and the tensors that running again gave.
@@ -40,6 +57,10 @@ class CheckpointFrame final : public std::enable_shared_from_this<CheckpointFram
  public:
   /// Runs the call; nothing when it must simply run.
   static void run(Call& call, std::shared_ptr<const CheckpointSettings> settings);
+  /// Whether this thread runs a checkpointed unit, for the first time or again.
+  static bool active();
+  /// Gives a call that runs again its inputs, which were on the host.
+  static void restore_inputs(Call& call);
 
   CheckpointFrame(Call& call, std::shared_ptr<const CheckpointSettings> settings, CheckpointFrame* parent);
 
@@ -70,7 +91,14 @@ class CheckpointFrame final : public std::enable_shared_from_this<CheckpointFram
     void clear();
   };
 
+  struct HostInput {
+    std::unique_ptr<HostCopy> copy;  // null: it stayed
+    size_t first;                    // the same tensor stands there
+    bool wants_grad;
+  };
+
   void forward(Call& call);
+  void move_to_host(const std::vector<Tensor>& own);
   void recompute();
   /// A tensor that forward saves; its index.
   size_t add(const Tensor& tensor);
@@ -82,8 +110,10 @@ class CheckpointFrame final : public std::enable_shared_from_this<CheckpointFram
   std::string name_;
   torch::nn::Module* module_;   // kept alive by replay_
   CheckpointFrame* parent_;     // during the first forward only: the frame that runs again around it
-  std::vector<Tensor> inputs_;  // as the replay sees them
-  std::vector<int64_t> versions_;
+  std::vector<Tensor> inputs_;  // as the replay sees them; empty tensors for those on the host
+  std::vector<SavedVersion> versions_;
+  std::vector<HostInput> on_host_;  // by input; empty: all stayed
+  std::vector<Tensor> restored_;    // while running again
   std::function<void()> replay_;
   ForwardState state_;
   std::vector<Tensor> changed_buffers_;

@@ -68,14 +68,15 @@ Tensor same_memory(const Tensor& tensor) {
 KeptOperators::KeptOperators(const std::vector<std::string>& names) {
   const auto all = c10::Dispatcher::singleton().getAllOpNames();
   for (const auto& wanted : names) {
-    bool known = false, composite = true, kept = false;
+    bool known = false, composite = false, kept = false;
     for (const auto& name : all) {
       if (name.name != wanted) continue;
       const auto op = c10::Dispatcher::singleton().findOp(name);
       if (!op || !op->hasSchema()) continue;
       known = true;
-      composite &= is_composite(*op);
-      if (is_composite(*op) || !returns_new_tensors(*op)) continue;
+      if (!returns_new_tensors(*op)) continue;
+      composite = is_composite(*op);
+      if (composite) continue;
       intercept_operator(name);
       names_.insert(name);
       kept = true;

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <set>
+#include <typeindex>
 #include <unordered_set>
 
 #include <c10/util/Type.h>
@@ -87,6 +88,60 @@ class BySize {
   std::vector<SelectedUnit> chosen_;
 };
 
+/// The modules of one class below a root.
+struct UnitClass {
+  std::vector<SelectedUnit> units;
+  std::set<const Module*> covered;  // they and all below them
+  int64_t parameters = 0;
+};
+
+void cover(const Module& module, std::set<const Module*>& covered) {
+  if (!covered.insert(&module).second) return;
+  for (const auto& child : detail::ModuleAccess::children(module)) cover(*child.value(), covered);
+}
+
+int64_t count_parameters(const std::vector<SelectedUnit>& units) {
+  std::set<const c10::TensorImpl*> seen;
+  int64_t sum = 0;
+  for (const auto& each : units)
+    for (const auto& parameter : unique_parameters(*each.module))
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) sum += parameter.numel();
+  return sum;
+}
+
+bool lies_below(const UnitClass& inner, const UnitClass& outer) {
+  return std::any_of(inner.units.begin(), inner.units.end(),
+                     [&](const SelectedUnit& unit) { return outer.covered.contains(unit.module); });
+}
+
+std::vector<SelectedUnit> choose_repeated(Module& root) {
+  std::map<std::type_index, UnitClass> classes;
+  post_order(root, [&](const std::string& name, Module& module) {
+    if (auto* unit = dynamic_cast<Unit*>(&module)) classes[typeid(module)].units.push_back({name, unit, &module});
+  });
+  int64_t all = 0;
+  for (const auto& parameter : unique_parameters(root)) all += parameter.numel();
+  std::vector<UnitClass*> candidates;
+  for (auto& [type, each] : classes) {
+    // A module below another of its class is part of that one.
+    std::set<const Module*> inner;
+    for (const auto& unit : each.units)
+      for (const auto& child : detail::ModuleAccess::children(*unit.module)) cover(*child.value(), inner);
+    std::erase_if(each.units, [&](const SelectedUnit& unit) { return inner.contains(unit.module); });
+    for (const auto& unit : each.units) cover(*unit.module, each.covered);
+    each.parameters = count_parameters(each.units);
+    if (each.units.size() >= 2 && 2 * each.parameters > all) candidates.push_back(&each);
+  }
+  const UnitClass* best = nullptr;
+  for (const auto* each : candidates) {
+    const bool inside = std::any_of(candidates.begin(), candidates.end(), [&](const UnitClass* other) {
+      return other != each && lies_below(*each, *other) && !lies_below(*other, *each);
+    });
+    if (!inside && (!best || each->parameters > best->parameters)) best = each;
+  }
+  return best ? best->units : std::vector<SelectedUnit>();
+}
+
 }  // namespace
 
 std::vector<SelectedUnit> select_units(Module& root, const UnitPolicy& policy) {
@@ -137,6 +192,14 @@ UnitPolicy predicate(std::function<bool(const std::string&, const Module&)> f) {
     });
     return chosen;
   });
+}
+
+UnitPolicy repeated() {
+  return UnitPolicy("policy::repeated()", &choose_repeated);
+}
+
+bool has_repeated(Module& root) {
+  return !choose_repeated(root).empty();
 }
 
 UnitPolicy all_units() {

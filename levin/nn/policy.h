@@ -88,6 +88,12 @@ UnitPolicy by_size(int64_t min_params = 100'000'000);
 /// Every unit for which `f(name, module)` holds.
 UnitPolicy predicate(std::function<bool(const std::string& name, const torch::nn::Module& module)> f);
 
+/// The blocks that repeat: of the unit classes that have at least two modules (not one inside the other) with more than
+/// half of all parameters together, the outermost; of several such side by side the one with more parameters.
+UnitPolicy repeated();
+/// Whether repeated() chooses anything below `root`.
+bool has_repeated(torch::nn::Module& root);
+
 /// Every module that was declared with LEVIN_MODULE.
 UnitPolicy all_units();
 

@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/optim/by_device.h"
+#include "levin/optim/in_backward.h"
 
 namespace levin::optim {
 namespace {
@@ -22,7 +23,13 @@ std::vector<Tensor> gradients(const char* operation, std::span<const Tensor> par
   std::vector<Tensor> grads;
   for (size_t i = 0; i < params.size(); ++i) {
     const Tensor& grad = params[i].grad();
-    if (!grad.defined() || grad.numel() == 0) continue;
+    if (!grad.defined()) {
+      const auto stepper = detail::stepped_in_backward_by(params[i]);
+      LEVIN_CHECK(stepper.empty(), "[", operation, "] parameter ", i, " is stepped in backward by ", stepper,
+                  ", and its gradient is gone by now; use the optimizer itself to look at all gradients before a step");
+      continue;
+    }
+    if (grad.numel() == 0) continue;
     LEVIN_CHECK(grad.layout() == at::kStrided, "[", operation, "] the gradient of parameter ", i,
                 " is sparse; only dense ones can be clipped (grad.to_dense())");
     if (!all_differ && std::ranges::any_of(params.first(i), [&](const Tensor& p) { return p.is_same(params[i]); }))

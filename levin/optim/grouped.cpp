@@ -222,20 +222,32 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
     state.step = at::zeros({}, at::TensorOptions(step_device).dtype(at::kFloat));
   if (counts_steps()) state.step = state.step.to(step_device);
 
+  const bool in_order = in_memory_order(param);
+  if (in_order) {
+    LEVIN_CHECK(state.strides.empty() || param.strides() == at::IntArrayRef(state.strides), "[", name_, ".step] ",
+                describe(group, index), " had strides ", fmt::format("{}", state.strides), " and has ",
+                fmt::format("{}", param.strides()), "; its memory format must stay as it was at the first step");
+    state.strides = param.strides().vec();
+  }
   const unsigned needed = slots_needed(group, param);
   for (size_t s = 0; s < slot_names().size(); ++s) {
     if (!(needed >> s & 1)) continue;
     Tensor& slot = state.slots[s];
-    if (!slot.defined()) slot = make_slot(group, s, param);
+    if (!slot.defined()) {
+      slot = make_slot(group, s, param);
+      if (slot_memory_ && slot.is_cpu() && slot.is_contiguous() && slot.numel() > 0)
+        slot = slot_memory_(slot).copy_(slot);
+    }
     const auto dtype = slot_dtype(group, s, param);
     const auto shape = slot_shape(s, param);
     LEVIN_CHECK(slot.sizes() == at::IntArrayRef(shape), "[", name_, ".step] ", describe(group, index), " has state \"",
                 slot_names()[s], "\" of shape ", fmt::format("{}", slot.sizes()), " where ", fmt::format("{}", shape),
                 " is needed; the parameter changed its shape after the first step");
-    const bool laid_out = slot.sizes() != param.sizes() || same_layout(slot, param);
+    const bool follows = !in_order && slot.sizes() == param.sizes();
+    const bool laid_out = !follows || same_layout(slot, param);
     if (slot.device() == param.device() && slot.scalar_type() == dtype && laid_out) continue;
-    slot = slot.sizes() == param.sizes() ? at::empty_like(param, param.options().dtype(dtype)).copy_(slot)
-                                         : slot.to(param.options().dtype(dtype));
+    slot = follows ? at::empty_like(param, param.options().dtype(dtype)).copy_(slot)
+                   : slot.to(param.options().dtype(dtype));
     invalidate();
   }
 }
@@ -284,7 +296,8 @@ void GroupedOptimizer::release_grads() {
 Tensor GroupedOptimizer::make_slot(size_t group, size_t slot, const Tensor& param) const {
   const auto shape = slot_shape(slot, param);
   const auto options = param.options().dtype(slot_dtype(group, slot, param));
-  return param.sizes() == at::IntArrayRef(shape) ? at::zeros_like(param, options) : at::zeros(shape, options);
+  const bool follows = !in_memory_order(param) && param.sizes() == at::IntArrayRef(shape);
+  return follows ? at::zeros_like(param, options) : at::zeros(shape, options);
 }
 
 std::vector<int64_t> GroupedOptimizer::slot_shape(size_t, const Tensor& param) const {

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <span>
@@ -24,6 +25,7 @@ struct ParamState {
   Tensor param;
   Tensor step;
   Slots slots;
+  std::vector<int64_t> strides = {};  // of the parameter, where the state follows the order of its memory
 };
 
 /// What the lists rely on besides a parameter's device and dtype: set_data may change it under us.
@@ -63,6 +65,10 @@ class GroupedOptimizer : public OptimizerImpl {
   void zero_grad(bool set_to_none) final;
   size_t num_groups() const final { return groups_.size(); }
   std::vector<Tensor>& params(size_t group) final;
+  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) final {
+    slot_memory_ = std::move(make);
+    return true;
+  }
   StateDict state_dict() const final;
   void load_state_dict(const StateDict& state) final;
 
@@ -92,6 +98,9 @@ class GroupedOptimizer : public OptimizerImpl {
   virtual Tensor make_slot(size_t group, size_t slot, const Tensor& param) const;
   virtual c10::ScalarType slot_dtype(size_t, size_t, const Tensor& param) const { return param.scalar_type(); }
   virtual std::vector<int64_t> slot_shape(size_t slot, const Tensor& param) const;
+  /// Whether the slots are blocks of the parameter's memory, whatever their shape; else a slot of the parameter's shape
+  /// is laid out as the parameter.
+  virtual bool in_memory_order(const Tensor&) const { return false; }
   /// Parameters of different kinds go to different buckets.
   virtual int kind(size_t, const ParamState&) const { return 0; }
   /// Parameters that `update` shall treat by a plain loop go to buckets of their own, too.
@@ -138,6 +147,7 @@ class GroupedOptimizer : public OptimizerImpl {
   std::string describe(size_t group, size_t index) const;
 
   std::string step_label_;
+  std::function<Tensor(const Tensor&)> slot_memory_;
   std::deque<Group> groups_;
   std::unordered_map<c10::TensorImpl*, ParamState> states_;
   std::vector<Bucket> buckets_;

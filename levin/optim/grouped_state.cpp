@@ -1,4 +1,5 @@
 // GroupedOptimizer to and from Python's layout of optimizer.state_dict().
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/Functions.h>
@@ -69,6 +70,15 @@ void GroupedOptimizer::load_state_dict(const StateDict& in) {
 
 void GroupedOptimizer::check_param(size_t group, size_t index, const StateDict& in) const {
   const Tensor& param = groups_[group].params[index];
+  bool is_ours = false;
+  std::string others;
+  for (const auto& [saved, value] : in) {
+    if (saved == "step" || value.empty()) continue;
+    is_ours = is_ours || std::ranges::any_of(slot_names(), [&](const char* known) { return known == saved; });
+    others += (others.empty() ? "\"" : ", \"") + saved + "\"";
+  }
+  LEVIN_CHECK(is_ours || others.empty(), "[", name_, ".load_state_dict] ", describe(group, index), " has ", others,
+              " in the saved state, which is another optimizer's; \"", slot_names()[0], "\" is needed");
   for (size_t s = 0; s < slot_names().size(); ++s) {
     const auto* value = in.find(slot_names()[s]);
     if (!value || value->empty()) continue;
@@ -104,8 +114,8 @@ void GroupedOptimizer::load_param(ParamState& state, size_t group, const StateDi
     const auto options = param.options().dtype(slot_dtype(group, s, param));
     const bool fits = slot.defined() && slot.sizes() == value.sizes() && slot.device() == param.device() &&
                       slot.scalar_type() == options.dtype();
-    if (!fits)
-      slot = value.sizes() == param.sizes() ? at::empty_like(param, options) : at::empty(value.sizes(), options);
+    const bool follows = !in_memory_order(param) && value.sizes() == param.sizes();
+    if (!fits) slot = follows ? at::empty_like(param, options) : at::empty(value.sizes(), options);
     slot.copy_(value);
   }
 }

@@ -49,6 +49,10 @@ class OptimizerImpl {
   /// itself an Error: not every optimizer can.
   virtual void add_param_group(std::vector<Tensor> params, const StateDict& options);
 
+  /// State that is made from now on lies in memory that `make` gives: a tensor as large as the one it is given, dense,
+  /// on the host. False when this optimizer cannot.
+  virtual bool set_slot_memory(std::function<Tensor(const Tensor& like)>) { return false; }
+
   virtual StateDict state_dict() const = 0;
   /// Moves loaded state to the device and dtype of each parameter.
   virtual void load_state_dict(const StateDict& state) = 0;

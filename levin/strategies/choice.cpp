@@ -7,6 +7,7 @@
 #include "levin/core/words.h"
 #include "levin/strategies/ddp.h"
 #include "levin/strategies/fsdp.h"
+#include "levin/strategies/gemini.h"
 #include "levin/strategies/single_device.h"
 
 namespace levin {
@@ -59,6 +60,8 @@ constexpr std::array kTable{
     Entry{"deepspeed_stage_2_offload", [](int) { return make_zero(2, true); }},
     Entry{"deepspeed_stage_3", [](int) { return make_zero(3, false); }},
     Entry{"deepspeed_stage_3_offload", [](int) { return make_zero(3, true); }},
+    Entry{"colossalai",
+          [](int) -> std::unique_ptr<Strategy> { return std::make_unique<GeminiStrategy>(GeminiOptions{}); }},
 };
 
 /// Ways to start processes that are strategies elsewhere.
@@ -119,8 +122,8 @@ std::unique_ptr<Strategy> make_strategy(const StrategyChoice& choice, int world_
     std::unique_ptr<Strategy> operator()(const ZeroOptions& options) const {
       return std::make_unique<ZeroStrategy>(options);
     }
-    std::unique_ptr<Strategy> operator()(const GeminiOptions&) const {
-      detail::fail("[colossalai] is not part of this build");
+    std::unique_ptr<Strategy> operator()(const GeminiOptions& options) const {
+      return std::make_unique<GeminiStrategy>(options);
     }
   };
   return std::visit(Maker{world_size}, choice.value());

@@ -49,6 +49,8 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   }
   plan.offload = moves_optimizer;
   plan.pin_memory = options.offload_optimizer.pin_memory;
+  if (options.offload_param.device == "nvme") plan.param_folder = options.offload_param.nvme_path;
+  if (options.offload_optimizer.device == "nvme") plan.optimizer_folder = options.offload_optimizer.nvme_path;
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.checkpoints_on_host = options.cpu_checkpointing;
   plan.optimizer_in_backward = options.optimizer_in_backward;

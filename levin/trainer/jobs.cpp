@@ -98,10 +98,13 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     if (plan_.max_epochs_is_default)
       log_info("[trainer] max_epochs was not given: 1000 epochs, as nothing else ends the run");
     ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/true);
-    restore_model(/*fit=*/true);
+    // A module that is divided takes its parts after that: it may have been whole nowhere before.
+    const bool divides = fabric_->strategy().places_modules();
+    if (!divides) restore_model(/*fit=*/true);
     module.train();
     wrapped_.emplace(fabric_->setup_module(borrowed(module)));
     make_optimizers();
+    if (divides) restore_model(/*fit=*/true);
     if (plan_.autolog_hparams && fabric_->is_global_zero()) {
       auto hparams = module.hparams;
       if (data_)
@@ -140,8 +143,10 @@ bool Run::begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase*
   ckpt_path_ = find_checkpoint(ckpt_path, /*fit=*/false);
   stage_ = stage;
   eval_data(stage).loaders = std::move(loaders);
-  restore_model(/*fit=*/false);
+  const bool divides = fabric_->strategy().places_modules();
+  if (!divides) restore_model(/*fit=*/false);
   wrapped_.emplace(fabric_->setup_module(borrowed(module)));
+  if (divides) restore_model(/*fit=*/false);
   module.zero_grad();
   signals_.emplace(false);
   if (eval_limit(stage).is_zero()) return false;

@@ -61,6 +61,19 @@ StateDict state_of(const std::string& text) {
   return Tree(text, "the state of a rank").decode("rank", [](const std::string&) { return Tensor(); }).to_dict();
 }
 
+/// Where a checkpoint has tensors of which a rank may hold parts: the weights, those that callbacks keep beside them,
+/// and what optimizers keep.
+ShardTargets targets_in_checkpoint(ShardMap& shards, const torch::nn::Module& module,
+                                   const std::vector<Optimizer>& optimizers,
+                                   const std::vector<CallbackRef>& callbacks) {
+  ShardTargets targets(shards);
+  targets.add({"model"}, module);
+  targets.add({"current_model_state"}, module);
+  for (const auto& callback : callbacks) targets.add({"callbacks", callback->state_key(), "weights"}, module);
+  for (size_t i = 0; i < optimizers.size(); ++i) targets.add({"optimizers", std::to_string(i)}, optimizers[i]);
+  return targets;
+}
+
 }  // namespace
 
 StateDict Run::rng_state() const {
@@ -132,7 +145,14 @@ StateDict Run::checkpoint(bool weights_only) {
 
 void Run::write_checkpoint(const std::filesystem::path& path, bool weights_only) {
   const auto time = span(Action::kSaveCheckpoint);
-  fabric_->save(path.string(), checkpoint(weights_only));
+  const auto all = checkpoint(weights_only);
+  auto* shards = fabric_->strategy().shards();
+  if (!shards) {
+    fabric_->save(path.string(), all);
+    return;
+  }
+  const auto targets = targets_in_checkpoint(*shards, *module_, optimizers_, callbacks_);
+  levin::save_checkpoint(path, all, {.world_size = fabric_->world_size(), .shards = shards, .targets = &targets});
 }
 
 void Run::save_checkpoint(const std::filesystem::path& path, bool weights_only) {
@@ -194,7 +214,12 @@ std::filesystem::path Run::find_checkpoint(const std::string& asked, bool fit) {
 void Run::restore_model(bool fit) {
   if (ckpt_path_.empty()) return;
   fabric_->barrier("load a checkpoint");
-  loaded_ = load_checkpoint(ckpt_path_);
+  auto* shards = fabric_->strategy().shards();
+  // A run that only evaluates has no optimizers to take parts of their states, which may be large.
+  const std::vector<std::string> skip = fit ? std::vector<std::string>() : std::vector<std::string>{"optimizers"};
+  loaded_ = shards ? load_checkpoint(ckpt_path_, targets_in_checkpoint(*shards, *module_, optimizers_, callbacks_),
+                                     {.skip = skip})
+                   : load_checkpoint(ckpt_path_);
   if (fit) {
     LEVIN_CHECK(loaded_->contains("loops"), "[trainer.fit] ", ckpt_path_.string(),
                 " holds weights only, so no run can go on from it; load it into the module before fit");
@@ -207,7 +232,7 @@ void Run::restore_model(bool fit) {
   site_ = &kNoLogging;
   module_->on_load_checkpoint(*loaded_);
   call(Hook::kLoadCheckpoint, [&](Callback& c) { c.on_load_checkpoint(*this, *loaded_); });
-  load_module_state_dict(*module_, loaded_->at("model").to_dict());
+  load_module_state_dict(*module_, loaded_->at("model").to_dict(), {.shards = shards});
   log_info(concat("[trainer] ", fit ? "goes on from " : "weights from ", ckpt_path_.string()));
   if (!fit) {
     loaded_.reset();

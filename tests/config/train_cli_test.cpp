@@ -228,7 +228,7 @@ TEST_F(TrainCli, ShellsComplete) {
   EXPECT_EQ(completed("fit boring --trainer.max_e", 3), " --trainer.max_epochs ");
   EXPECT_EQ(completed("fit boring --trainer.accelerator c", 4), " cpu cuda ");
   EXPECT_EQ(completed("fit boring --trainer.accelerator = c", 5), " cpu cuda ");
-  EXPECT_EQ(completed("fit boring --optimizer Ad", 4), " AdamW Adam Adagrad Adafactor ");
+  EXPECT_EQ(completed("fit boring --optimizer Ad", 4), " AdamW Adam AdamW8bit Adam8bit Adagrad Adafactor ");
   EXPECT_EQ(completed("fit boring --optimizer SGD --optimizer.n", 5), " --optimizer.nesterov ");
   EXPECT_EQ(completed("fit boring --optimizer Lion --optimizer.n", 5), "  ");
   EXPECT_THAT(completed("fit boring --model.", 3),

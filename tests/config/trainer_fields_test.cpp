@@ -163,6 +163,7 @@ TEST(Optimizers, EveryOptionOfEachHasAField) {
     const auto state = optimizer.state_dict();
     for (const auto& [name, value] : state.at("param_groups").to_list().at(0).to_dict())
       if (name != "params" && name != "initial_lr") options.insert(name);
+    fields.erase("moments_dtype");  // what the moments are made in: they themselves tell
     for (const auto& field : fields)
       EXPECT_TRUE(options.contains(field) || options.contains(field == "eps1" || field == "eps2" ? "eps" : field))
           << one.name << " " << field;

@@ -17,7 +17,10 @@
 #include <levin/models/resnet.h>
 #include <levin/models/load_weights.h>
 #include <levin/models/vit.h>
+#include <levin/nn/activation_offload.h>
+#include <levin/nn/checkpointing.h>
 #include <levin/nn/layers.h>
+#include <levin/nn/saved_tensors.h>
 #include <levin/strategies/memory.h>
 #include <levin/testing/ranks.h>
 #include <levin/trainer/callbacks/early_stopping.h>
@@ -77,6 +80,15 @@ struct Timer : levin::Interceptor {
 [[maybe_unused]] void policies(torch::nn::Sequential model) {
   auto units = levin::select_units(*model, levin::policy::by_class<Block>());
   for (auto& [name, unit, module] : units) std::cout << name << "\n";
+}
+
+[[maybe_unused]] void activations(torch::nn::Sequential model, const Tensor& x) {
+  levin::checkpoint_activations(model, levin::policy::by_class<Block>());
+  levin::checkpoint_activations(model, levin::policy::repeated(), {.keep_results_of = levin::CheckpointOptions::matrix_products()});
+  levin::offload_activations(model, levin::policy::by_class<Block>(), {.min_bytes = 1 << 20});
+  levin::SavedBytes saved(*model);
+  auto loss = model->forward(x).sum();
+  std::cout << saved.bytes() << "\n";
 }
 
 [[maybe_unused]] void deferred() {
@@ -161,6 +173,7 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::load_checkpoint("run/last", state);                    // everything bound is as it was
   levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
   auto path = levin::latest_good_checkpoint("run");             // the newest that is whole and undamaged
+  levin::consolidate_checkpoint("run/last", "run/whole");       // what many ranks wrote, as one process writes it
 }
 
 [[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args, const std::function<void(Tensor, Tensor)>& train) {
@@ -358,6 +371,17 @@ struct ThawEncoder : levin::BaseFinetuning {
   levin::BatchSizeFinder largest({.mode = "binsearch", .init_val = 16});
   levin::BackboneFinetuning thaw({.unfreeze_backbone_at_epoch = 3, .backbone_initial_ratio_lr = 0.1});
   levin::ModelPruning pruning({.pruning_fn = "l1_unstructured", .parameter_names = {"weight"}, .amount = 0.2, .verbose = 1});
+}
+
+// optim.md
+[[maybe_unused]] void partial(torch::nn::Linear model, const Tensor& loss, levin::optim::AdamW opt, const std::vector<Tensor>& unit_params, const std::vector<Tensor>& masters, const std::vector<Tensor>& copies) {
+  namespace optim = levin::optim;
+  opt.impl()->step_params(unit_params);                  // the state and steps of others stay
+  optim::host_step(opt, masters, copies);                // and write 16-bit copies of the new values
+
+  optim::OptimizerInBackward stepping(optim::AdamW(model->parameters(), {.lr = 3e-4}));
+  loss.backward();     // each parameter moves as soon as its gradient is whole, and the gradient is freed
+  stepping.step();     // ends the step; parameters whose gradient came another way move here
 }
 
 // optim.md

@@ -8,6 +8,9 @@
 #include <unistd.h>
 
 #include "child.h"
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/distributed/single.h"
+#include "levin/io/safetensors.h"
 #include "levin/testing/paths.h"
 
 namespace levin::testing::weights_cli {
@@ -72,6 +75,21 @@ TEST_F(WeightsCli, InspectGivesJson) {
   EXPECT_EQ(json["tensors"][0]["stats"]["nan"], 0);
 }
 
+TEST_F(WeightsCli, ConvertPutsTogetherWhatRanksWroteInParts) {
+  SingleCollective alone;
+  auto net = std::make_shared<torch::nn::Module>();
+  const auto weight = net->register_parameter("weight", torch::randn({4, 3}));
+  TensorShards shards(alone);
+  shards.add(weight, {.sizes = {4, 3}});
+  save_checkpoint(at("parts"), {{"model", net}}, {.shards = &shards});
+  ASSERT_FALSE(fs::exists(at("parts/model.safetensors")));
+  const auto answer = run_levin({"convert", at("parts"), at("w.safetensors")});
+  EXPECT_EQ(answer.status, 0) << answer.err;
+  EXPECT_TRUE(torch::equal(SafetensorsFile(at("w.safetensors")).read("weight"), weight));
+  // Nothing else is left beside it.
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2);
+}
+
 TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
   auto done =
       run_levin({"convert", (kModels / "vit_timm.safetensors").string(), at("hf.pth"), "--naming", "huggingface"});
@@ -93,6 +111,23 @@ TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
   for (const auto& tensor : shards) {
     EXPECT_TRUE(tensor["name"].get<std::string>().starts_with("vit.encoder."));
     EXPECT_EQ(tensor["dtype"], "bfloat16");
+  }
+}
+
+TEST_F(WeightsCli, ConvertTurnsTheMatricesOfDecoders) {
+  const auto json = [&](const std::string& path) {
+    return nlohmann::json::parse(run_levin({"inspect", path, "--json", "--stats", "--sort", "name"}).out)["tensors"];
+  };
+  for (const std::string name : {"gpt2", "llama"}) {
+    const auto source = (kModels.parent_path() / "gpt" / (name + ".safetensors")).string();
+    auto done = run_levin({"convert", source, at(name + "_levin.safetensors"), "--naming", "levin"});
+    ASSERT_EQ(done.status, 0) << done.err;
+    EXPECT_EQ(json(at(name + "_levin.safetensors"))[0]["name"],
+              "blocks.0.attention." + std::string(name == "gpt2" ? "out.bias" : "out.weight"));
+    done =
+        run_levin({"convert", at(name + "_levin.safetensors"), at(name + ".safetensors"), "--naming", "huggingface"});
+    ASSERT_EQ(done.status, 0) << done.err;
+    EXPECT_EQ(json(at(name + ".safetensors")), json(source));
   }
 }
 

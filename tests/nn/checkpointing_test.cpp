@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/nn/activation_offload.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/nn/unit.h"
@@ -108,6 +109,16 @@ void expect_equal(const Result<M>& a, const Result<M>& b) {
 Model make_model() {
   torch::manual_seed(1);
   return Model();
+}
+
+template <class F>
+std::string error_of(const F& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no Error";
 }
 
 const auto kNothing = [](auto&) {};
@@ -465,6 +476,7 @@ class CountExecuted {
 };
 
 TEST(SelectiveCheckpointingTest, KeptResultsAreNotComputedAgain) {
+  const CountExecuted elsewhere;  // the key that counts is set for both
   const auto plain = train(make_model(), kNothing, kPlainStep);
   const auto count = [&](const CheckpointOptions& options) {
     CountExecuted counter;
@@ -518,16 +530,6 @@ TEST(SelectiveCheckpointingTest, ResultsThatChangeInPlaceAreComputedAgain) {
                                                   step));
 }
 
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no Error";
-}
-
 TEST(SelectiveCheckpointingTest, RefusesOperatorsThatCannotBeKept) {
   auto model = make_model();
   const auto refuse = [&](const std::string& name) {
@@ -536,6 +538,139 @@ TEST(SelectiveCheckpointingTest, RefusesOperatorsThatCannotBeKept) {
   EXPECT_THAT(refuse("aten::admm"), HasSubstr("did you mean \"aten::addmm\"?"));
   EXPECT_THAT(refuse("aten::linear"), HasSubstr("made of other operators"));
   EXPECT_THAT(refuse("aten::transpose"), HasSubstr("returns no tensors of its own"));
+}
+
+// ---- host memory
+
+TEST(ActivationOffloadTest, InputsOfCheckpointedUnitsWaitOnTheHost) {
+  const auto plain = train(make_model(), kNothing, kPlainStep);
+  for (const auto& options : {CheckpointOptions{.cpu_offload = true, .offload = {.min_bytes = 0}},
+                              CheckpointOptions{.cpu_offload = true,
+                              .offload = {.min_bytes = 0},
+                              .early_stop = false,
+                              .keep_results_of = CheckpointOptions::matrix_products()}}) {
+    expect_equal(plain,
+                 train(
+                     make_model(), [&](auto& m) { checkpoint_activations(m, policy::by_class<Tower, Mlp>(), options); },
+                     kPlainStep));
+    expect_equal(plain, train(
+                            make_model(), [&](auto& m) { checkpoint_activations(m, policy::by_class<Mlp>(), options); },
+                            kPlainStep));
+  }
+  const CheckpointOptions options{.cpu_offload = true, .offload = {.min_bytes = 0}};
+  expect_equal(train(make_rich(), kNothing, kSum),
+               train(
+                   make_rich(), [&](auto& m) { checkpoint_activations(m, policy::by_class<Rich>(), options); }, kSum));
+}
+
+TEST(ActivationOffloadTest, TheDeviceLetsGoOfOffloadedInputs) {
+  Watched first, second;
+  tnn::Sequential model(first, second);
+  checkpoint_activations(model, policy::by_class<Watched>(), {.cpu_offload = true, .offload = {.min_bytes = 0}});
+  auto x = torch::ones({4}).requires_grad_();
+  c10::weak_intrusive_ptr<c10::StorageImpl> between{c10::intrusive_ptr<c10::StorageImpl>()};
+  const Attachment watch = second->attach(
+      [&] {
+        struct Seen : Interceptor {
+          c10::weak_intrusive_ptr<c10::StorageImpl>* target = nullptr;
+          void around(Call& call) override {
+            call.each_input([&](Tensor& t) { *target = t.storage().getWeakStorageImpl(); });
+            call.proceed();
+          }
+        };
+        auto seen = std::make_shared<Seen>();
+        seen->target = &between;
+        return seen;
+      }(),
+      Order::kProfiler);
+  auto y = model->forward(x);
+  EXPECT_TRUE(between.expired());
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+}
+
+TEST(ActivationOffloadTest, SavedTensorsGoToTheHostAndComeBack) {
+  const auto twice = [](auto& model, const Tensor& x) {
+    auto loss = model(x).pow(2).sum();
+    loss.backward({}, true);
+    return loss;
+  };
+  const auto plain = train(make_model(), kNothing, twice);
+  for (const int64_t min_bytes : {0, 600, 1 << 20})
+    expect_equal(plain, train(
+                            make_model(),
+                            [&](auto& m) {
+                              offload_activations(m, policy::by_class<Tower, Mlp>(),
+                                                  {.min_bytes = min_bytes, .max_in_flight = 1});
+                            },
+                            twice));
+  expect_equal(
+      train(make_rich(), kNothing, kSum),
+      train(
+          make_rich(), [](auto& m) { offload_activations(m, policy::by_class<Rich>(), {.min_bytes = 0}); }, kSum));
+  // Together: what is checkpointed is not moved.
+  expect_equal(plain, train(
+                          make_model(),
+                          [](auto& m) {
+                            offload_activations(m, policy::by_class<Tower>(), {.min_bytes = 0});
+                            checkpoint_activations(m, policy::by_class<Mlp>());
+                          },
+                          twice));
+}
+
+struct ViewsImpl : tnn::Module {
+  explicit ViewsImpl(int64_t n) { fc = register_module("fc", nn::Linear(n, 3 * n)); }
+  Tensor forward(const Tensor& x) {
+    auto parts = fc(x).chunk(3, 1);  // three views of one storage, with gaps
+    made = parts[0].storage().getWeakStorageImpl();
+    return (parts[0] * parts[1]).t().expand({2, -1, -1}).mul(parts[2].t()).sum() + parts[0].select(0, 0).exp().sum();
+  }
+  nn::Linear fc = nullptr;
+  c10::weak_intrusive_ptr<c10::StorageImpl> made{c10::intrusive_ptr<c10::StorageImpl>()};
+};
+LEVIN_MODULE(Views);
+
+TEST(ActivationOffloadTest, ViewsShareOneCopyAndKeepTheirStrides) {
+  const auto make = [] {
+    torch::manual_seed(5);
+    return tnn::Sequential(Views(16));
+  };
+  const auto step = [](tnn::Sequential& model, const Tensor& x) { return model->forward(x); };
+  expect_equal(train(make(), kNothing, step),
+               train(
+                   make(), [](auto& m) { offload_activations(m, policy::by_class<Views>(), {.min_bytes = 1}); }, step));
+  auto model = make();
+  offload_activations(model, policy::by_class<Views>(), {.min_bytes = 64});
+  SavedBytes saved(*model);
+  auto y = model->forward(torch::randn({8, 16}).requires_grad_() * 1);
+  EXPECT_TRUE(model->ptr<Hooked<ViewsImpl>>(0)->made.expired());
+  // The input, the three parts as one, their product, and the exp of a row.
+  EXPECT_EQ(saved.bytes(), (8 * 16 + 8 * 48 + 8 * 16 + 16) * 4);
+  y.backward();
+}
+
+TEST(ActivationOffloadTest, RefusesBadOptions) {
+  auto model = make_model();
+  EXPECT_THAT(error_of([&] { offload_activations(model, policy::by_class<Mlp>(), {.max_in_flight = 0}); }),
+              HasSubstr("max_in_flight 0 must be positive"));
+}
+
+// ---- policy
+
+TEST(RepeatedPolicyTest, ChoosesTheOutermostBlocksThatRepeat) {
+  auto names = [](tnn::Module& root) {
+    std::vector<std::string> all;
+    for (const auto& each : select_units(root, policy::repeated())) all.push_back(each.name);
+    return all;
+  };
+  EXPECT_EQ(names(*Model(16, 2, 2)), (std::vector<std::string>{"t0", "t1"}));
+  EXPECT_EQ(names(*Model(16, 1, 3)), (std::vector<std::string>{"t0.b0", "t0.b1", "t0.b2"}));
+  EXPECT_EQ(names(*tnn::Sequential(Mlp(4), Mlp(4), Rich(4), Rich(4))), (std::vector<std::string>{"0", "1"}));
+  auto single = tnn::Sequential(Rich(64), Factory());
+  EXPECT_FALSE(policy::has_repeated(*single));
+  EXPECT_THAT(error_of([&] { select_units(*single, policy::repeated()); }),
+              HasSubstr("policy::repeated() matches no unit below Sequential"));
+  EXPECT_TRUE(policy::has_repeated(*Model()));
 }
 
 // ---- errors

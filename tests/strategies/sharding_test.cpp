@@ -100,6 +100,13 @@ std::vector<ShardCase> cases() {
                  ZeroOptions{.stage = stage, .stage3_param_persistence_threshold = 12, .auto_wrap_policy = kBlocks},
              .accumulate = accumulate ? 2 : 1,
              .clip = accumulate ? 0.05 : 0});
+    const auto disk = ::testing::TempDir() + "levin_offload";
+    add({.name = "stage3_nvme",
+         .choice = ZeroOptions{.stage = 3,
+                               .offload_optimizer = {.device = "nvme", .nvme_path = disk},
+                               .offload_param = {.device = "nvme", .nvme_path = disk},
+                               .stage3_param_persistence_threshold = 0,
+                               .auto_wrap_policy = kBlocks}});
     add({.name = "bf16_mixed", .clip = 0.5, .precision = "bf16-mixed", .tolerance = 5e-2});
     add({.name = "bf16_true", .precision = "bf16-true", .adamw = false, .tolerance = 5e-2});
     add({.name = "stage2_bf16_mixed",
@@ -147,6 +154,13 @@ std::vector<Tensor> values_of_grads(torch::nn::Module& module) {
   for (const auto& parameter : module.parameters())
     grads.push_back(at::cat({parameter.grad().reshape({-1}), at::zeros({1})}));  // a part may be empty
   return grads;
+}
+
+/// Bytes that stay. Gloo's threads let go of their buffers a moment after an operation has ended.
+int64_t settled(const MemoryCounter& counter, int64_t enough) {
+  for (int i = 0; i < 200 && counter.allocated() > enough; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  return counter.allocated();
 }
 
 FsdpOptions fsdp_blocks() {
@@ -214,7 +228,7 @@ TEST(Fsdp, MemoryStaysWithinShardsAndThreeBlocks) {
         counter.reset_peak();
         run.trainee.backward(loss);
         EXPECT_LT(counter.peak(), 2 * shards + 3 * block + rest + slack) << "backward of " << group.size();
-        EXPECT_LT(counter.allocated(), 2 * shards + slack);
+        EXPECT_LT(settled(counter, 2 * shards + slack), 2 * shards + slack);
         for (auto& parameter : run.net->parameters()) parameter.mutable_grad().reset();
       }
     });
@@ -248,11 +262,14 @@ TEST(Zero, BytesPerParameterAreThoseOfTheTheory) {
         const double n = group.size();
         // Gradients are there, and whatever else stays. Stage 1 gives its whole gradients up when they are reduced.
         const double expected = stage == 1 ? 2 + 14 / n : stage == 2 ? 2 + 14 / n : 16 / n;
-        EXPECT_NEAR(static_cast<double>(counter.allocated()) / numel, expected, expected * 0.05) << stage << " " << n;
+        const auto stays = settled(counter, static_cast<int64_t>(expected * 1.05 * numel));
+        EXPECT_NEAR(static_cast<double>(stays) / numel, expected, expected * 0.05) << stage << " " << n;
         if (stage == 1) {
           counter.reset_peak();
           step();
-          EXPECT_NEAR(static_cast<double>(counter.peak()) / numel, 4 + 14 / n, 0.6);
+          // The gradients of the step before are there too, and one unit's are being packed.
+          EXPECT_LT(static_cast<double>(counter.peak()) / numel, 4 + 14 / n + 1);
+          EXPECT_GT(static_cast<double>(counter.peak()) / numel, 4 + 12 / n);
         }
       });
     }
@@ -274,7 +291,7 @@ TEST(Fsdp, MixedPrecisionKeepsNoCopyOfGatheredWeights) {
         loss = trainee.forward([&] { return net(x); }).to(at::kFloat).square().mean();
       }
       // What is saved for backward holds no weights: of those only the root's are there, in bfloat16.
-      EXPECT_LT(counter.allocated(), shards + rest + slack);
+      EXPECT_LT(settled(counter, shards + rest + slack), shards + rest + slack);
       trainee.backward(loss);
       for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
     }
@@ -345,6 +362,35 @@ TEST(Fsdp, GoesOnAfterAnException) {
   });
 }
 
+TEST(Fsdp, BackwardMayRunInTheMiddleOfAForward) {
+  // As a training step does that optimizes by hand: forward, backward, step, and the same again.
+  run_ranks(2, [](Collective& group) {
+    torch::manual_seed(5);
+    ShardRun run(group, fsdp_blocks()), apart(group, fsdp_blocks());
+    load_into(*apart.net, *run.net);
+    const auto x = torch::randn({3, 10});
+    Optimizer together(optim::SGD(run.net->parameters(), {.lr = 0.1}));
+    Optimizer separate(optim::SGD(apart.net->parameters(), {.lr = 0.1}));
+    run.trainee.forward([&]() -> Tensor {
+      for (int i = 0; i < 3; ++i) {
+        auto loss = run.net(x).square().mean();
+        run.trainee.sync()->after_forward({&loss, 1});
+        run.trainee.backward(loss);
+        together.step();
+        together.zero_grad();
+      }
+      return torch::zeros({});
+    });
+    for (int i = 0; i < 3; ++i) {
+      apart.trainee.backward(apart.trainee.forward([&] { return apart.net(x); }).square().mean());
+      separate.step();
+      separate.zero_grad();
+    }
+    const auto ours = run.net->parameters(), theirs = apart.net->parameters();
+    for (size_t i = 0; i < ours.size(); ++i) EXPECT_TRUE(at::equal(ours[i], theirs[i])) << i;
+  });
+}
+
 TEST(Fsdp, SaysWhatIsWrong) {
   const auto message = [](const StrategyChoice& choice) -> std::string {
     try {
@@ -377,6 +423,20 @@ TEST(Fsdp, SaysWhatIsWrong) {
       ADD_FAILURE();
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr("\"block0\" was called outside of the module that setup returned"));
+    }
+  });
+}
+
+TEST(Fsdp, RefusesMoreThanTheHostHas) {
+  run_ranks(1, [](Collective& group) {
+    // A million million parameters, none of which is ever allocated.
+    auto net = init_module([] { return nn::Linear(torch::nn::LinearOptions(1'000'000, 1'000'000).bias(false)); },
+                           {.deferred = true});
+    try {
+      Trainee trainee(group, FsdpOptions{.cpu_offload = true}, *net);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("[fsdp] offloading needs 8000.0 GB of host memory"));
     }
   });
 }

@@ -179,6 +179,7 @@ int main(int argc, char** argv) {
     const bool handler = args.has("handler");
     fault.to_parent = args.get("to", "self") == "parent";
     const auto devices = args.get("devices", 1);
+    const auto strategy = args.get("strategy", "auto");
     const auto max_steps = args.get("max_steps", -1);
     batch_pause = std::chrono::milliseconds(args.get("pause", 0));
     args.check_all_used();
@@ -188,6 +189,7 @@ int main(int argc, char** argv) {
 
     const auto checkpoints = out / "checkpoints";
     Trainer trainer({.accelerator = "cpu",
+                     .strategy = strategy,
                      .devices = devices,
                      .logger = std::make_shared<CsvLogger>(out),
                      .callbacks = {ModelCheckpoint({.dirpath = checkpoints,

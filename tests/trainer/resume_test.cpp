@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include "levin/checkpoint/checkpoint.h"
 #include "probe_runs.h"
 
 namespace levin::testing {
@@ -194,6 +195,13 @@ TEST(Resume, ExactOnTwoRanks) {
   const std::vector<std::string> flags{"--scheduler", "step", "--devices", "2"};
   const Whole whole(flags);
   die_often(whole, flags, 6, 5, 2);
+}
+
+TEST(Resume, ExactWhereEachRankWritesItsPart) {
+  const std::vector<std::string> flags{"--scheduler", "step", "--devices", "2", "--strategy", "fsdp"};
+  const Whole whole(flags);
+  EXPECT_TRUE(checkpoint_info(whole.folder.path() / "final.ckpt").sharded);
+  die_often(whole, flags, 4, 11, 2);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "levin/strategies/sharding/group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <filesystem>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -8,6 +10,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/nn/deferred_init.h"
@@ -40,6 +43,27 @@ void set_memory(const Tensor& tensor, bool present) {
                                        : at::DataPtr(nullptr, tensor.device()));
   storage->set_nbytes(bytes);
 }
+
+}  // namespace
+
+Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype) {
+  static std::atomic<int> count = 0;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const auto path = std::filesystem::path(folder) / fmt::format(".levin-{}-{}", ::getpid(), count++);
+  const auto bytes = static_cast<uintmax_t>(numel) * c10::elementSize(dtype);
+  const auto space = std::filesystem::space(folder, error);
+  LEVIN_CHECK(!error, "[offload] the folder \"", folder, "\" cannot be used: ", error.message());
+  LEVIN_CHECK(space.available > bytes,
+              fmt::format("[offload] \"{}\" has {:.1f} GB left, and {:.1f} GB are needed", folder,
+                          static_cast<double>(space.available) / 1e9, static_cast<double>(bytes) / 1e9));
+  auto tensor = at::from_file(path.string(), /*shared=*/true, numel, at::TensorOptions().dtype(dtype));
+  // The mapping keeps it; without a name it is gone when the process ends, however it does.
+  std::filesystem::remove(path, error);
+  return tensor;
+}
+
+namespace {
 
 /// A flat buffer [ranks, part] and a whole tensor, cut into the pieces that correspond: all complete parts together,
 /// then the last one when it has fewer rows.
@@ -98,7 +122,10 @@ void ShardGroup::make_shards() {
   const auto host = at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory && options_.offload);
   const auto kept = options_.offload ? (needs_copy ? at::TensorOptions(at::kCPU) : host) : at::TensorOptions(device);
   if (!whole_) {
-    shards_ = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
+    if (options_.offload && !options_.disk_folder.empty())
+      shards_ = on_disk(options_.disk_folder, shard_numel_, *options_.dtype);
+    else
+      shards_ = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
     shards_.zero_();
     if (needs_copy) host_copy_ = at::empty({shard_numel_}, host.dtype(*options_.param_dtype));
     full_ = hollow(full_numel_, device, *options_.param_dtype);
@@ -184,6 +211,28 @@ void ShardGroup::take_over(ShardedParam& param) {
     param.shard.copy_(
         now.detach().reshape({rows, -1}).narrow(0, param.place.start, param.shard.size(0)).view(param.shard.sizes()));
   }
+}
+
+void ShardGroup::set_offload(bool offload) {
+  if (whole_ || options_.device.is_cpu() || offload == options_.offload) return;
+  LEVIN_CHECK(state_ == State::kSharded, "[", name_, "] parts cannot move while they are gathered");
+  const at::NoGradGuard no_grad;
+  options_.offload = offload;
+  const bool needs_copy = offload && options_.param_dtype != options_.dtype;
+  const auto host = at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory && offload);
+  const auto kept = !offload ? at::TensorOptions(options_.device) : needs_copy ? at::TensorOptions(at::kCPU) : host;
+  const auto moved = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
+  moved.copy_(shards_);
+  shards_ = moved;
+  host_copy_ = needs_copy ? at::empty({shard_numel_}, host.dtype(*options_.param_dtype)) : Tensor();
+  for (auto& param : params_) {
+    const bool shown = !param.param.is_alias_of(param.full);
+    param.shard = shards_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
+    if (shown) param.param.set_data(param.shard);
+  }
+  if (grads_.defined()) grads_ = grads_.to(shards_.device());
+  copied_versions_ = 0;
+  stale_ = true;
 }
 
 // ---- gathering

@@ -51,6 +51,8 @@ struct GroupOptions {
   /// The parts and their gradients live in host memory.
   bool offload = false;
   bool pin_memory = true;
+  /// The parts live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
+  std::string disk_folder = {};
   /// Of gathered parameters, and in which gradients travel; none: the dtype of the parts.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
@@ -59,6 +61,9 @@ struct GroupOptions {
   /// Rank 0's values count.
   bool broadcast = true;
 };
+
+/// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately.
+Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
 
 /// Parameters that are gathered and reduced together: one all-gather, one reduce-scatter.
 ///
@@ -92,6 +97,10 @@ class ShardGroup {
   /// What parameters show: this rank's part, or the whole. A part that somebody has replaced or changed is taken over.
   void show_shards();
   void show_full();
+
+  /// Moves this rank's part, with its gradients, to host memory or to the device; between steps, when nothing is
+  /// gathered. What optimizers keep for it is to follow.
+  void set_offload(bool offload);
 
   /// Starts to bring the whole parameters together; returns at once.
   void begin_gather();

@@ -63,6 +63,7 @@ class ShardedModule::Around final : public Interceptor {
       m.use(unit_);
       return call.proceed();
     }
+    m.resume_forward();
     m.use(unit_);
     for (auto* group : unit_.groups) ++group->progress.computing;
     const bool training = at::GradMode::is_enabled();
@@ -76,6 +77,19 @@ class ShardedModule::Around final : public Interceptor {
  private:
   ShardedModule& module_;
   ShardedUnit& unit_;
+};
+
+/// Where a forward can go on after a backward in the middle of it.
+class ShardedModule::Entrance final : public Interceptor {
+ public:
+  explicit Entrance(ShardedModule& module) : module_(module) {}
+  void around(Call& call) override {
+    if (!module_.in_backward_) module_.resume_forward();
+    call.proceed();
+  }
+
+ private:
+  ShardedModule& module_;
 };
 
 ShardedModule::ShardedModule(torch::nn::Module&, std::vector<std::unique_ptr<ShardGroup>> groups,
@@ -96,6 +110,8 @@ ShardedModule::ShardedModule(torch::nn::Module&, std::vector<std::unique_ptr<Sha
     watch_first_gradient(unit);
   }
   fired_ = FiredCheck(options_.strategy, watched);
+  const auto entrance = std::make_shared<Entrance>(*this);
+  for (auto* unit : options_.root_users) attachments_.push_back(unit->attach(entrance, Order::kSharding));
   for (const auto& group : groups_) alone_ = alone_ && group->alone();
 }
 
@@ -115,7 +131,18 @@ uint64_t ShardedModule::versions() const {
 void ShardedModule::before_forward() {
   if (depth_++ > 0) return;
   exceptions_ = std::uncaught_exceptions();
+  begin_forward();
+}
+
+/// A training step may call backward itself and then compute on: the parameters are parts again in between, so that an
+/// optimizer can step.
+void ShardedModule::resume_forward() {
+  if (depth_ > 0 && !shows_full_) begin_forward();
+}
+
+void ShardedModule::begin_forward() {
   training_ = at::GradMode::is_enabled();
+  shows_full_ = true;
   if (options_.keeps_whole) {
     // After a step the kept wholes are out of date; between batches that only accumulate they are not.
     const auto now = versions();
@@ -133,13 +160,16 @@ void ShardedModule::before_forward() {
   use(root);
   for (auto* group : root.groups) {
     ++group->progress.computing;
-    if (training_) group->progress.used = true;
+    if (!training_) continue;
+    group->progress.used = true;
+    ++group->progress.to_come;  // until the end of backward: units that share the group must not be done with it before
   }
 }
 
 void ShardedModule::leave_forward() {
   if (--depth_ > 0) return;
   if (std::uncaught_exceptions() > exceptions_) return abandon();
+  if (!std::exchange(shows_full_, false)) return;  // it ended with a backward
   for (auto* group : units_.back().groups) --group->progress.computing;
   if (!training_) {
     for (const auto& group : groups_) group->release(options_.keeps_whole);
@@ -176,10 +206,10 @@ void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
   call.each_input([&](Tensor& input) {
     if (input.requires_grad()) inputs.push_back(input);
   });
+  for (auto* group : unit.groups) ++group->progress.to_come;
   if (inputs.empty()) return;  // the end of backward sees to it
   torch::autograd::edge_list edges;
   for (const auto& input : inputs) edges.push_back(torch::autograd::impl::gradient_edge(input));
-  for (auto* group : unit.groups) ++group->progress.to_come;
   const auto node = std::shared_ptr<torch::autograd::Node>(new AfterBackward(
                                                                std::move(edges),
                                                                [link = link_, &unit] {
@@ -301,6 +331,7 @@ void ShardedModule::after_backward() {
   }
   residency_->end_pass(Pass::kBackward);
   in_backward_ = false;
+  shows_full_ = false;
   if (reduces) changed_ = true;
   if (armed_ && fired_.watching()) fired_.finish();
   armed_ = false;
@@ -320,8 +351,9 @@ void ShardedModule::abandon() {
     group->abandon();
     group->progress = {};
   }
-  residency_->end_pass(in_backward_ ? Pass::kBackward : Pass::kForward);
+  residency_->abandon_pass(in_backward_ ? Pass::kBackward : Pass::kForward);
   in_backward_ = false;
+  shows_full_ = false;
   armed_ = false;
   changed_ = true;
 }

@@ -27,6 +27,8 @@ struct ShardedUnit {
 struct ShardedModuleOptions {
   /// For messages.
   std::string strategy = "fsdp";
+  /// Units that are not gathered by themselves, but have parameters of the root.
+  std::vector<Unit*> root_users = {};
   /// Whole parameters keep their memory between steps; only their values are renewed.
   bool keeps_whole = false;
   /// Gradients are reduced when backward has ended, not as they come.
@@ -60,7 +62,11 @@ class ShardedModule final : public ModuleSync {
 
  private:
   class Around;
+  class Entrance;
   struct Link;
+
+  void begin_forward();
+  void resume_forward();
 
   void use(ShardedUnit& unit);
   void pre_backward(ShardedUnit& unit);
@@ -89,6 +95,7 @@ class ShardedModule final : public ModuleSync {
   bool alone_ = true;
   bool sync_ = true;
   bool training_ = false;
+  bool shows_full_ = false;
   bool in_backward_ = false;
   bool armed_ = false;
   bool hands_out_leaf_ = false;

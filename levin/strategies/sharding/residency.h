@@ -27,6 +27,8 @@ class Residency {
   /// The gradients of the group were handed to the reduction.
   virtual void after_reduce(ShardGroup&) {}
   virtual void end_pass(Pass) {}
+  /// The pass failed, on this rank at least; called in place of end_pass.
+  virtual void abandon_pass(Pass pass) { end_pass(pass); }
 };
 
 }  // namespace levin::detail

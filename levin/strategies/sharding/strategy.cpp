@@ -14,10 +14,12 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
 #include "levin/distributed/single.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
+#include "levin/optim/in_backward.h"
 #include "levin/strategies/ddp.h"
 
 namespace levin::detail {
@@ -52,16 +54,26 @@ struct Owners {
   }
 };
 
-/// Ranks of one node, which must be neighbours and as many on each.
-int ranks_per_node(Collective& group) {
+std::string host_name() {
   std::array<char, 256> name{};
   ::gethostname(name.data(), name.size() - 1);
-  const auto hosts = gather_strings(group, name.data());
+  return name.data();
+}
+
+/// Ranks of one node, which must be neighbours and as many on each.
+int ranks_per_node(Collective& group) {
+  const auto hosts = gather_strings(group, host_name());
   const auto size = static_cast<size_t>(std::count(hosts.begin(), hosts.end(), hosts[0]));
   bool regular = hosts.size() % size == 0;
   for (size_t i = 0; i < hosts.size(); ++i) regular = regular && hosts[i] == hosts[i / size * size];
   LEVIN_CHECK(regular, "[fsdp] the nodes have different numbers of ranks; set hybrid_size");
   return static_cast<int>(size);
+}
+
+int ranks_on_this_node(Collective& group) {
+  if (group.size() == 1) return 1;
+  const auto hosts = gather_strings(group, host_name());
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), host_name()));
 }
 
 bool is_plain_dense(const Tensor& tensor) {
@@ -109,6 +121,7 @@ GroupOptions ShardedStrategy::group_options() const {
                        .dtype = precision_.params,
                        .offload = plan_.offload,
                        .pin_memory = plan_.pin_memory,
+                       .disk_folder = plan_.param_folder,
                        .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
                        .reduce_dtype = plan_.mixed.reduce_dtype,
                        .broadcast = plan_.broadcast};
@@ -121,7 +134,7 @@ GroupOptions ShardedStrategy::group_options() const {
 
 std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& module) const {
   if (plan_.units) return select_units(module, *plan_.units);
-  return {};
+  return policy::has_repeated(module) ? select_units(module, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
 ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
@@ -171,6 +184,29 @@ void ShardedStrategy::place_buffers(torch::nn::Module& module) const {
   if (plan_.broadcast) broadcast_states(*group_, states);
 }
 
+// Before anything is allocated: a machine that runs out of memory ends the process without a word.
+void ShardedStrategy::check_host_memory(const torch::nn::Module& module) const {
+  const auto options = group_options();
+  double bytes = 0, trained = 0;
+  for (const auto& [name, param] : unique_parameters(module)) {
+    const auto dtype = options.dtype.value_or(param.scalar_type()), computed = options.param_dtype.value_or(dtype);
+    const auto share = static_cast<double>(param.numel()) / ranks_->size();
+    bytes +=
+        share * static_cast<double>(c10::elementSize(dtype) + (computed == dtype ? 0 : c10::elementSize(computed)));
+    if (param.requires_grad())
+      bytes += share * static_cast<double>(c10::elementSize(options.grad_dtype.value_or(dtype)));
+    if (param.requires_grad()) trained += share * static_cast<double>(c10::elementSize(dtype));
+  }
+  const double here = ranks_on_this_node(*group_);
+  const auto available = available_host_memory();
+  constexpr double kGb = 1e9;
+  LEVIN_CHECK(!available || bytes * here <= static_cast<double>(*available),
+              fmt::format("[{}] offloading needs {:.1f} GB of host memory for parameters and gradients ({:.1f} GB more "
+                          "for each state of the optimizer), and {:.1f} GB are free; use more ranks or nodes, a 16-bit "
+                          "precision, or leave the offloading out",
+                          plan_.name, bytes * here / kGb, trained * here / kGb, static_cast<double>(*available) / kGb));
+}
+
 std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& module) {
   (void)group();
   const auto units = choose_units(module);
@@ -179,6 +215,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     std::move(attachments.begin(), attachments.end(), std::back_inserter(checkpointing_));
   }
   check_same_states(*group_, "parameter", unique_parameters(module));
+  if (plan_.offload) check_host_memory(module);
   auto divided = divide(module, units);
   place_buffers(module);
   bool all_whole = true;
@@ -188,22 +225,45 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
+  std::vector<Unit*> root_users;
+  const auto& of_root = divided.units.back().groups;
+  for (const auto& each : module.modules(/*include_self=*/false)) {
+    auto* unit = dynamic_cast<Unit*>(each.get());
+    const bool chosen = std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.unit == unit; });
+    if (!unit || chosen) continue;
+    const auto own = ModuleAccess::parameters(*each);
+    const bool uses = std::any_of(of_root.begin(), of_root.end(), [&](ShardGroup* group) {
+      return std::any_of(group->params().begin(), group->params().end(), [&](const ShardedParam& param) {
+        return std::any_of(own.begin(), own.end(), [&](const auto& item) { return item.value().is_same(param.param); });
+      });
+    });
+    if (uses) root_users.push_back(unit);
+  }
   auto residency = make_residency(divided);
   auto sharded = std::make_unique<ShardedModule>(
       module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
-      ShardedModuleOptions{plan_.name, plan_.keeps_whole, plan_.reduces_at_end});
+      ShardedModuleOptions{plan_.name, std::move(root_users), plan_.keeps_whole, plan_.reduces_at_end});
   modules_.push_back(sharded->self());
   return sharded;
 }
 
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   shards_->add_optimizer(optimizer);
+  if (!plan_.optimizer_folder.empty()) {
+    const bool possible = optimizer.impl()->set_slot_memory([folder = plan_.optimizer_folder](const Tensor& like) {
+      return on_disk(folder, like.numel(), like.scalar_type()).view(like.sizes());
+    });
+    LEVIN_CHECK(possible, "[", plan_.name, "] the state of ", optimizer.name(),
+                " cannot be put on disk; use one of levin::optim, or offload_optimizer to \"cpu\"");
+  }
   const auto options = group_options();
   const bool has_copies = options.offload && options.param_dtype && !precision_.params;
   if (!plan_.optimizer_in_backward && !has_copies) return optimizer;
   LEVIN_CHECK(!plan_.optimizer_in_backward || !precision_.scales_loss, "[", plan_.name,
               "] optimizer_in_backward cannot wait for the loss scaler of precision \"", precision_.name,
               "\"; use \"bf16-mixed\", or leave it out");
+  const bool divided = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
+  if (!divided) return optim::OptimizerInBackward(optimizer);
   auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);
   for (const auto& weak : modules_)
     if (const auto module = weak.lock()) {

@@ -29,6 +29,9 @@ struct ShardingPlan {
   bool grads_as_computed = false;
   bool offload = false;
   bool pin_memory = true;
+  /// Folders for what is offloaded to disk; empty: host memory.
+  std::string param_folder = {};
+  std::string optimizer_folder = {};
   /// Parameters of fewer elements stay whole.
   int64_t persistence_threshold = 0;
   std::optional<UnitPolicy> checkpointing = {};
@@ -79,6 +82,8 @@ class ShardedStrategy : public Strategy {
   virtual std::unique_ptr<Residency> make_residency(const Divided& divided);
   GroupOptions group_options() const;
   void place_buffers(torch::nn::Module& module) const;
+  /// Throws when offloaded state would not fit into host memory; called before anything is allocated.
+  virtual void check_host_memory(const torch::nn::Module& module) const;
 
   ShardingPlan plan_;
   PrecisionPlan precision_;

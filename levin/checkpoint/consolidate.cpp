@@ -1,0 +1,41 @@
+// A checkpoint of many ranks as one process would have written it, without ranks.
+#include "levin/checkpoint/reader.h"
+#include "levin/checkpoint/state_files.h"
+#include "levin/core/files.h"
+#include "levin/core/words.h"
+
+namespace levin {
+
+void consolidate_checkpoint(const std::filesystem::path& folder, const std::filesystem::path& out,
+                            const ConsolidateOptions& options) {
+  const detail::CheckpointReader reader(folder);
+  reader.verify();
+  detail::check_replaceable(out);
+  std::map<std::string, Tensor> described;
+  StateDict state;
+  const auto all = reader.keys();
+  for (const auto& key : options.keys)
+    if (!reader.contains(key)) fail_unknown("checkpoint.consolidate", reader.where() + ": name", key, all);
+  for (const auto& key : options.keys.empty() ? all : options.keys) state[key] = reader.describe(key, described);
+  std::unordered_map<const c10::TensorImpl*, std::string> ids;
+  for (const auto& [id, tensor] : described) ids.emplace(tensor.unsafeGetTensorImpl(), id);
+
+  detail::StateFiles files([&](const Tensor& tensor) { return ids.at(tensor.unsafeGetTensorImpl()); });
+  const auto tree = detail::tree_text(
+      state, [&](const detail::StatePath& path, const Tensor& tensor) { return files.place(path, tensor); });
+  auto manifest = detail::new_manifest(reader.manifest().world_size);
+  // It is the same state, and no newer than it was.
+  manifest.saved_at = reader.manifest().saved_at;
+  AtomicFolder target(out);
+  for (const auto& file : files.files())
+    detail::write_whole_file(
+        target.path(), file,
+        [&](const detail::StateFiles::Item& item) {
+          return reader.read_tensor(ids.at(item.tensor.unsafeGetTensorImpl()));
+        },
+        manifest);
+  detail::write_tree_and_manifest(target.path(), tree, manifest);
+  target.commit();
+}
+
+}  // namespace levin

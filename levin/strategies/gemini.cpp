@@ -1,0 +1,274 @@
+#include "levin/strategies/gemini.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include <ATen/Functions.h>
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unistd.h>
+
+#include "levin/core/error.h"
+#include "levin/core/words.h"
+#include "levin/devices/accelerator.h"
+#include "levin/devices/host_memory.h"
+#include "levin/nn/tie.h"
+#include "levin/strategies/gemini/residency.h"
+
+namespace levin {
+namespace detail {
+namespace {
+
+void check_share(const char* option, double value) {
+  LEVIN_CHECK(value >= 0 && value <= 1, "[colossalai] ", option, " ", value, " is not allowed (0 to 1)");
+}
+
+int ranks_on_my_node(Collective& group) {
+  if (group.size() == 1) return 1;
+  std::array<char, 256> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  const auto hosts = gather_strings(group, name.data());
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), name.data()));
+}
+
+/// Replaces each number by the greatest of all ranks.
+void greatest(Collective& group, c10::Device device, std::vector<int64_t>& values) {
+  if (group.size() == 1) return;
+  auto together = at::tensor(values, at::kLong).to(device);
+  group.all_reduce(together, ReduceOp::kMax);
+  together = together.cpu();
+  std::copy_n(together.const_data_ptr<int64_t>(), values.size(), values.begin());
+}
+
+bool is_16_bit(c10::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+}  // namespace
+
+ShardingPlan plan_of(const GeminiOptions& options) {
+  const auto policy = placement_policy(options.placement_policy);
+  check_share("shard_param_frac", options.shard_param_frac);
+  check_share("offload_param_frac", options.offload_param_frac);
+  check_share("offload_optim_frac", options.offload_optim_frac);
+  check_share("warmup_non_model_data_ratio", options.warmup_non_model_data_ratio);
+  check_share("steady_cuda_cap_ratio", options.steady_cuda_cap_ratio);
+  check_share("gpu_margin_mem_ratio", options.gpu_margin_mem_ratio);
+  const bool fractions =
+      options.shard_param_frac != 1 || options.offload_param_frac != 0 || options.offload_optim_frac != 0;
+  LEVIN_CHECK(!fractions || policy == PlacementPolicy::kStatic,
+              "[colossalai] shard_param_frac, offload_param_frac and offload_optim_frac are for placement_policy "
+              "\"static\", and it is \"",
+              options.placement_policy, "\"");
+  LEVIN_CHECK(options.gpu_margin_mem_ratio == 0 || policy == PlacementPolicy::kAuto,
+              "[colossalai] gpu_margin_mem_ratio is for placement_policy \"auto\", and it is \"",
+              options.placement_policy, "\"");
+  LEVIN_CHECK(options.chunk_size >= 0 && options.search_range_m >= 0 && options.min_chunk_size_m >= 0 &&
+                  options.hidden_dim >= 0 && options.memory_budget >= 0 && options.max_prefetch >= 0,
+              "[colossalai] chunk_size, search_range_m, min_chunk_size_m, hidden_dim, memory_budget and max_prefetch "
+              "must be 0 or more");
+  LEVIN_CHECK(!options.param_dtype || is_16_bit(*options.param_dtype), "[colossalai] param_dtype ",
+              c10::toString(options.param_dtype.value_or(at::kFloat)), " is not allowed (float16 or bfloat16)");
+  ShardingPlan plan;
+  plan.name = "colossalai";
+  plan.units = options.auto_wrap_policy;
+  plan.mixed.param_dtype = options.param_dtype;
+  plan.offload = policy == PlacementPolicy::kAuto || policy == PlacementPolicy::kCpu ||
+                 std::max(options.offload_param_frac, options.offload_optim_frac) > 0;
+  plan.pin_memory = options.pin_memory;
+  plan.checkpointing = options.activation_checkpointing_policy;
+  plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
+  return plan;
+}
+
+std::vector<bool> first_part(const std::vector<int64_t>& bytes, double part) {
+  double total = 0, before = 0;
+  for (const auto each : bytes) total += static_cast<double>(each);
+  std::vector<bool> chosen;
+  for (const auto each : bytes) {
+    chosen.push_back(before + static_cast<double>(each) / 2 <= part * total);
+    before += static_cast<double>(each);
+  }
+  return chosen;
+}
+
+std::vector<bool> returning(const std::vector<int64_t>& bytes, int64_t free_bytes) {
+  std::vector<bool> chosen;
+  for (const auto each : bytes) {
+    chosen.push_back(each <= free_bytes);
+    if (chosen.back()) free_bytes -= each;
+  }
+  return chosen;
+}
+
+}  // namespace detail
+
+/// Optimizers whose states move with the chunks.
+struct GeminiStrategy::Optimizers {
+  std::vector<std::weak_ptr<OptimizerImpl>> all;
+};
+
+GeminiStrategy::GeminiStrategy(const GeminiOptions& options)
+    : ShardedStrategy(detail::plan_of(options)),
+      options_(options),
+      policy_(detail::placement_policy(options.placement_policy)),
+      optimizers_(std::make_shared<Optimizers>()) {}
+
+c10::ScalarType GeminiStrategy::compute_dtype() const {
+  if (options_.param_dtype) return *options_.param_dtype;
+  const auto dtype = precision_.autocast ? precision_.autocast : precision_.params;
+  LEVIN_CHECK(dtype && detail::is_16_bit(*dtype), "[colossalai] precision \"", precision_.name,
+              "\" is not possible: parameters on the device are 16-bit; set precision \"bf16-mixed\", \"16-mixed\", "
+              "\"bf16-true\" or \"16-true\"");
+  return *dtype;
+}
+
+double GeminiStrategy::host_share() const {
+  switch (policy_) {
+    case detail::PlacementPolicy::kAuto:
+    case detail::PlacementPolicy::kCpu:
+      return 1;
+    case detail::PlacementPolicy::kCuda:
+      return 0;
+    case detail::PlacementPolicy::kStatic:
+      break;
+  }
+  // The optimizer works on the parts that parameters are gathered from: they are in one place.
+  return std::max(options_.offload_param_frac, options_.offload_optim_frac);
+}
+
+GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
+  using namespace detail;
+  const auto dtype = compute_dtype();
+  const int ranks = ranks_->size();
+  auto owned = owned_params(module, units);
+  // What the root has is whole all through a step; it shall not hold others' parameters there.
+  std::stable_partition(owned.begin(), owned.end(), [&](const auto& param) { return param.unit == units.size(); });
+  std::vector<ChunkParam> params;
+  for (const auto& [name, param, unit] : owned) {
+    LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[colossalai] parameter \"", name,
+                "\" is ", param.toString(), "; only dense floating point parameters can be divided");
+    params.push_back(
+        {name, param.sizes().vec(), at::kFloat, param.unsafeGetTensorImpl(), unit == units.size() ? 0 : 1});
+  }
+  keep_gathered_ = false;
+  auto chunk_size = options_.chunk_size;
+  if (chunk_size > 0) {
+    check_chunk_size(chunk_size, params, ranks);
+  } else {
+    constexpr double kMi = 1 << 20;
+    const auto found = search_chunk_size(params, {.range = static_cast<int64_t>(options_.search_range_m * kMi),
+                                                  .min_chunk = static_cast<int64_t>(options_.min_chunk_size_m * kMi),
+                                                  .interval = options_.hidden_dim ? options_.hidden_dim : 1024,
+                                                  .ranks = ranks});
+    chunk_size = found.elements;
+    keep_gathered_ = found.keep_gathered;
+  }
+  chunks_ = plan_chunks(params, chunk_size, ranks);
+
+  std::vector<int64_t> sizes;
+  for (const auto& chunk : chunks_.chunks) sizes.push_back(chunk.occupied);
+  const auto on_host = first_part(sizes, host_share());
+  Divided divided;
+  for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
+  divided.units.push_back({"", nullptr, {}});
+  auto options = group_options();
+  options.dtype = at::kFloat;
+  options.param_dtype = dtype;
+  for (size_t i = 0; i < chunks_.chunks.size(); ++i) {
+    std::vector<ShardedParam> members;
+    for (const auto index : chunks_.chunks[i].params)
+      members.push_back({.name = owned[index].name, .param = owned[index].param});
+    auto own = options;
+    own.offload = on_host[i];
+    own.grad_dtype = on_host[i] && dtype == at::kBFloat16 ? dtype : at::kFloat;
+    divided.groups.push_back(
+        std::make_unique<ShardGroup>(fmt::format("chunk {}", i), std::move(members), ranks_, replicas_, lanes_, own));
+    for (const auto index : chunks_.chunks[i].params) {
+      auto& needs = divided.units[owned[index].unit].groups;
+      if (std::ranges::find(needs, divided.groups.back().get()) == needs.end())
+        needs.push_back(divided.groups.back().get());
+    }
+  }
+  return divided;
+}
+
+void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
+  using namespace detail;
+  // Parts in float32, the same in 16 bits to be sent, a gradient, two moments.
+  constexpr int64_t kHostBytes = 4 + 2 + 2 + 8;
+  const int ranks = ranks_->size();
+  int64_t elements = 0;
+  for (const auto& param : named_unique_parameters(module))
+    elements += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks;
+  const auto bytes = static_cast<int64_t>(host_share() * static_cast<double>(elements * kHostBytes));
+  const auto needed = bytes * ranks_on_my_node(*group_);
+  const auto available = available_host_memory().value_or(std::numeric_limits<int64_t>::max());
+  // Ranks of different nodes must come to the same end.
+  std::vector<int64_t> most{needed - available, needed};
+  greatest(*group_, device_, most);
+  LEVIN_CHECK(most[0] <= 0, "[colossalai] the training state needs ", most[1], " bytes (",
+              format_bytes(static_cast<double>(most[1])), ") of host memory on a node, ",
+              format_bytes(static_cast<double>(most[0])),
+              " more than there is; use more nodes, or keep more on the device: placement_policy \"cuda\", or "
+              "\"static\" with a smaller offload_optim_frac");
+}
+
+std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Divided& divided) {
+  using namespace detail;
+  std::vector<ShardGroup*> groups;
+  std::vector<int64_t> sizes;
+  for (const auto& group : divided.groups) {
+    groups.push_back(group.get());
+    sizes.push_back(group->full_bytes());
+  }
+  std::vector<bool> keep(groups.size(), keep_gathered_);
+  if (policy_ == PlacementPolicy::kStatic) {
+    const auto divides = first_part(sizes, options_.shard_param_frac);
+    for (size_t i = 0; i < keep.size(); ++i) keep[i] = keep[i] || !divides[i];
+  }
+  PlacementOptions options{.policy = policy_,
+                           .warmup_model_ratio = 1 - options_.warmup_non_model_data_ratio,
+                           .steady_ratio = options_.steady_cuda_cap_ratio,
+                           .max_prefetch = options_.max_prefetch};
+  if (group_->size() > 1)
+    options.max_over_ranks = [group = group_, device = device_](auto& values) { greatest(*group, device, values); };
+  std::unique_ptr<MemorySource> source;
+  if (policy_ == PlacementPolicy::kAuto) {
+    std::vector<int64_t> smallest{
+        -(options_.memory_budget ? options_.memory_budget : accelerator_of(device_).info(device_).total_memory)};
+    greatest(*group_, device_, smallest);
+    options.capacity = -smallest[0];
+    source = make_memory_source(device_);
+  }
+  if (options_.gpu_margin_mem_ratio > 0)
+    options.after_record = [groups, optimizers = optimizers_, ratio = options_.gpu_margin_mem_ratio,
+                            capacity = options.capacity](int64_t peak) {
+      std::vector<int64_t> states;
+      // A part, two moments of its size, and its gradient.
+      for (const auto* group : groups) states.push_back(4 * group->shard_bytes());
+      const auto free_bytes = static_cast<int64_t>(ratio * static_cast<double>(std::max<int64_t>(0, capacity - peak)));
+      const auto back = returning(states, free_bytes);
+      for (auto* group : groups) group->show_shards();
+      for (size_t i = 0; i < groups.size(); ++i)
+        if (back[i]) groups[i]->set_offload(false);
+      // States are put where their parameters are.
+      for (const auto& each : optimizers->all)
+        if (const auto optimizer = each.lock()) optimizer->load_state_dict(optimizer->state_dict());
+      for (auto* group : groups) group->show_full();
+    };
+  // Gloo gathers into memory of its own and copies from there.
+  const int ranks = ranks_->size();
+  const int copies = ranks == 1 ? 0 : ranks_->process_group()->getBackendName() == "nccl" ? 1 : 2;
+  return std::make_unique<GeminiResidency>(std::move(groups), keep, ranks, copies, std::move(options),
+                                           std::move(source));
+}
+
+Optimizer GeminiStrategy::setup_optimizer(Optimizer optimizer) {
+  auto result = ShardedStrategy::setup_optimizer(std::move(optimizer));
+  optimizers_->all.push_back(result.impl());
+  return result;
+}
+
+}  // namespace levin

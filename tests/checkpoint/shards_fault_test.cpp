@@ -1,0 +1,199 @@
+#include <csignal>
+#include <fstream>
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "folder.h"
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/testing/ranks.h"
+
+namespace levin {
+namespace {
+namespace fs = std::filesystem;
+using testing::run_ranks;
+
+/// A state whose every number is `n`, divided evenly; `start` is what a rank says of its rows.
+struct Numbered {
+  Numbered(Collective& group, int64_t n) : shards(group), number(n) {
+    const auto part = net->register_parameter("w", torch::full({100, 64}, static_cast<double>(n)));
+    net->register_buffer("b", torch::full({3}, static_cast<double>(n)));
+    place = {.sizes = {100 * group.size(), 64}, .start = 100 * group.rank()};
+    shards.add(part, place);
+  }
+  void save(const fs::path& folder) { save_checkpoint(folder, state(), {.shards = &shards}); }
+  State state() { return {{"model", net}, {"n", number}}; }
+
+  std::shared_ptr<torch::nn::Module> net = std::make_shared<torch::nn::Module>();
+  TensorShards shards;
+  ShardPlace place;
+  int64_t number;
+};
+
+/// The number, when the checkpoint is whole and all of it says the same.
+int64_t number_in(const fs::path& folder) {
+  const auto state = load_checkpoint(folder);
+  const auto n = state.at("n").to_int();
+  for (const char* name : {"w", "b"})
+    EXPECT_TRUE(state.at("model").to_dict().at(name).to_tensor().eq(static_cast<double>(n)).all().item<bool>());
+  return n;
+}
+
+/// While it lives, no file of this process can grow beyond 4 kB.
+struct SmallFiles {
+  SmallFiles() {
+    ::getrlimit(RLIMIT_FSIZE, &before);
+    const struct rlimit small { 1 << 12, before.rlim_max };
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~SmallFiles() { ::setrlimit(RLIMIT_FSIZE, &before); }
+  struct rlimit before {};
+};
+
+void flip_last_byte(const fs::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(-1, std::ios::end);
+  const char byte = static_cast<char>(file.get() ^ 0x10);
+  file.seekp(-1, std::ios::end);
+  file.put(byte);
+}
+
+class ShardsFaultTest : public FolderTest {
+ protected:
+  void save_number(int64_t n, const std::string& name = "c") {
+    run_ranks(4, [&](Collective& group) { Numbered(group, n).save(root_ / name); });
+  }
+};
+
+TEST_F(ShardsFaultTest, ADiskThatIsFullForOneRankStopsAll) {
+  for (const int full : {0, 2}) {
+    save_number(1);
+    const auto results = run_ranks(4, [&](Collective& group) -> std::string {
+      Numbered here(group, 2);
+      std::signal(SIGXFSZ, SIG_IGN);
+      std::optional<SmallFiles> limit;
+      if (group.rank() == full) limit.emplace();
+      const auto line = error_of([&] { here.save(root_ / "c"); });
+      limit.reset();
+      // The group is as good as before.
+      group.barrier();
+      return line;
+    });
+    for (const auto& result : results) {
+      EXPECT_HAS(result.text, fmt::format("model.rank-{0}.safetensors\": File too large (rank {0})", full));
+      EXPECT_EQ(result.text, results[0].text);
+    }
+    EXPECT_EQ(number_in(root_ / "c"), 1);
+    EXPECT_EQ(entries(), 1U);
+  }
+}
+
+TEST_F(ShardsFaultTest, ARankThatIsKilledWhileItWritesLeavesThePreviousCheckpoint) {
+  for (const int victim : {2, 0}) {
+    save_number(1);
+    const auto results = run_ranks(4,
+                                   [&](Collective& group) {
+                                     Numbered here(group, 2);
+                                     std::optional<SmallFiles> limit;
+                                     if (group.rank() == victim) {
+                                       std::signal(SIGXFSZ, [](int) { ::kill(::getpid(), SIGKILL); });
+                                       limit.emplace();
+                                     }
+                                     here.save(root_ / "c");
+                                   },
+                                   {.errors_expected = true});
+    for (int rank = 0; rank < 4; ++rank) {
+      const auto& result = results[static_cast<size_t>(rank)];
+      if (rank == victim)
+        EXPECT_EQ(result.signal, SIGKILL);
+      else
+        EXPECT_HAS(result.error, fmt::format("rank {}", victim));
+    }
+    EXPECT_EQ(number_in(root_ / "c"), 1);
+    EXPECT_EQ(latest_good_checkpoint(root_), root_ / "c");
+    // The next save clears away what the dead left.
+    save_number(3);
+    EXPECT_EQ(number_in(root_ / "c"), 3);
+    EXPECT_EQ(entries(), 1U);
+  }
+}
+
+TEST_F(ShardsFaultTest, ARankThatDoesNotComeIsNamed) {
+  save_number(1);
+  const auto results = run_ranks(2,
+                                 [&](Collective& group) {
+                                   if (group.rank() == 0) Numbered(group, 2).save(root_ / "c");
+                                 },
+                                 {.errors_expected = true});
+  EXPECT_HAS(results[0].error, "rank 1");
+  EXPECT_EQ(number_in(root_ / "c"), 1);
+  EXPECT_EQ(entries(), 1U);
+}
+
+TEST_F(ShardsFaultTest, PartsThatAreNotOneTensorAreRefused) {
+  for (const bool full : {false, true}) {
+    const auto results = run_ranks(2, [&](Collective& group) -> std::string {
+      Numbered here(group, 2);
+      here.place.start = 0;
+      here.shards.add(here.net->parameters()[0], here.place);
+      return error_of([&] { save_checkpoint(root_ / "c", here.state(), {.shards = &here.shards, .full = full}); });
+    });
+    for (const auto& result : results) {
+      EXPECT_HAS(result.text,
+                 full ? "the parts of \"model.w\" on the ranks are not one tensor" : "parts of \"model.w\" overlap");
+      EXPECT_EQ(result.text, results[0].text);
+    }
+    EXPECT_EQ(entries(), 0U);
+  }
+}
+
+TEST_F(ShardsFaultTest, AParameterThatIsShownWholeIsNoPart) {
+  const auto results = run_ranks(2, [&](Collective& group) -> std::string {
+    Numbered here(group, 2);
+    here.net->parameters()[0].set_data(torch::zeros({200, 64}));
+    return error_of([&] { here.save(root_ / "c"); });
+  });
+  EXPECT_HAS(results[1].text, "which is no part of [200, 64] from row 100 on; save between steps (rank 1)");
+}
+
+TEST_F(ShardsFaultTest, ADamagedPartIsNamedByAllRanksAndNothingChanges) {
+  save_number(1, "one");
+  save_number(2, "two");
+  flip_last_byte(root_ / "two/model.rank-1.safetensors");
+  const std::string what = "tensor \"model.w\" in \"model.rank-1.safetensors\" has checksum";
+  EXPECT_HAS(error_of([&] { verify_checkpoint(root_ / "two"); }), what);
+  EXPECT_EQ(latest_good_checkpoint(root_), root_ / "one");
+  EXPECT_HAS(error_of([&] { consolidate_checkpoint(root_ / "two", root_ / "three"); }), what);
+  EXPECT_FALSE(fs::exists(root_ / "three"));
+  const auto results = run_ranks(2, [&](Collective& group) -> std::string {
+    Numbered here(group, 7);
+    // 200 rows for each of these ranks, where four ranks had 100.
+    const auto part = torch::full({200, 64}, 7.0);
+    here.net->parameters()[0].set_data(part);
+    here.shards.add(here.net->parameters()[0], {.sizes = {400, 64}, .start = 200 * group.rank()});
+    const auto state = here.state();
+    const auto line = error_of([&] { load_checkpoint(root_ / "two", state, {.shards = &here.shards}); });
+    EXPECT_TRUE(part.eq(7).all().item<bool>());
+    EXPECT_EQ(here.number, 7);
+    load_checkpoint(root_ / "one", state, {.shards = &here.shards});
+    EXPECT_TRUE(part.eq(1).all().item<bool>());
+    return line;
+  });
+  for (const auto& result : results) EXPECT_HAS(result.text, what);
+
+  fs::remove(root_ / "two/model.rank-3.safetensors");
+  EXPECT_HAS(error_of([&] { verify_checkpoint(root_ / "two"); }),
+             "incomplete: cannot read \"model.rank-3.safetensors\"");
+}
+
+TEST_F(ShardsFaultTest, OnlyACheckpointIsReplaced) {
+  fs::create_directories(root_ / "c");
+  std::ofstream(root_ / "c/notes.txt") << "mine";
+  const auto results = run_ranks(
+      2, [&](Collective& group) -> std::string { return error_of([&] { Numbered(group, 2).save(root_ / "c"); }); });
+  for (const auto& result : results) EXPECT_HAS(result.text, "holds \"notes.txt\", which is not part of a checkpoint");
+  EXPECT_TRUE(fs::exists(root_ / "c/notes.txt"));
+}
+
+}  // namespace
+}  // namespace levin

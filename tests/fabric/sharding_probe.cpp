@@ -1,0 +1,87 @@
+// A program that trains a small decoder under any strategy, and goes on from any checkpoint.
+//   sharding_probe [--strategy S] [--devices N] [--precision P] [--from STEP] [--to STEP] [--load DIR] [--save DIR]
+//                  [--clip NORM] [--meta]
+#include <iostream>
+
+#include "levin/levin.h"
+
+namespace {
+
+struct BlockImpl : torch::nn::Module {
+  explicit BlockImpl(int64_t width)
+      : norm(register_module("norm", levin::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
+        up(register_module("up", levin::nn::Linear(width, 3 * width + 1))),
+        down(register_module("down", levin::nn::Linear(3 * width + 1, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
+  levin::nn::LayerNorm norm;
+  levin::nn::Linear up, down;
+};
+LEVIN_MODULE(Block);
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() : embedding(register_module("embedding", levin::nn::Embedding(31, 18))) {
+    for (int i = 0; i < 3; ++i) blocks.push_back(register_module("block" + std::to_string(i), Block(18)));
+    head = register_module("head", levin::nn::Linear(torch::nn::LinearOptions(18, 31).bias(false)));
+    levin::tie(*this, head->weight, embedding->weight);
+    register_buffer("seen", torch::zeros({1}));
+  }
+  torch::Tensor forward(const torch::Tensor& tokens) {
+    auto h = embedding(tokens);
+    for (auto& block : blocks) h = block(h);
+    return head(h);
+  }
+  levin::nn::Embedding embedding;
+  std::vector<Block> blocks;
+  levin::nn::Linear head{nullptr};
+};
+LEVIN_MODULE(Net);
+
+levin::StrategyChoice choose(const std::string& name) {
+  const auto blocks = levin::policy::by_class<Block>();
+  if (name == "fsdp") return levin::FsdpOptions{.auto_wrap_policy = blocks};
+  if (name == "fsdp_in_backward")
+    return levin::FsdpOptions{.auto_wrap_policy = blocks, .cpu_offload = true, .optimizer_in_backward = true};
+  if (name == "stage_1") return levin::ZeroOptions{.stage = 1, .auto_wrap_policy = blocks};
+  if (name == "stage_2") return levin::ZeroOptions{.stage = 2, .auto_wrap_policy = blocks};
+  if (name == "stage_3") return levin::ZeroOptions{.stage = 3, .auto_wrap_policy = blocks};
+  return name;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return levin::run_main(argc, argv, [](levin::Args& args) {
+    const auto from = args.get("from", 0), to = args.get("to", 8);
+    const auto load = args.get("load", ""), save = args.get("save", "");
+    const auto clip = args.get("clip", 0.0);
+    const bool meta = args.has("meta");
+    levin::Fabric fabric({.accelerator = "cpu",
+                          .strategy = choose(args.get("strategy", "auto")),
+                          .devices = args.get("devices", "auto"),
+                          .precision = args.get("precision", "32-true")});
+    args.check_all_used();
+    fabric.launch(args);
+    at::set_num_threads(1);
+    torch::manual_seed(5);
+    auto model = fabric.init_module([] { return Net(); }, {.meta = meta});
+    auto [net, optimizer] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 1e-2}));
+    int64_t step = from;
+    levin::State state{{"model", net}, {"optimizer", optimizer}, {"step", step}};
+    if (!load.empty()) fabric.load(load, state);
+    for (; step < to; ++step) {
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + step));
+      const auto tokens = torch::randint(0, 31, {12, 7}, generator, torch::kLong);
+      const auto part = 12 / fabric.world_size();
+      const auto mine = tokens.narrow(0, part * fabric.global_rank(), part);
+      auto logits = net(mine.narrow(1, 0, 6));
+      auto loss = levin::cross_entropy(logits.reshape({-1, 31}), mine.narrow(1, 1, 6).reshape({-1}));
+      fabric.backward(loss);
+      if (clip > 0) fabric.clip_gradients(optimizer, {.max_norm = clip});
+      optimizer.step();
+      optimizer.zero_grad();
+      const auto mean = fabric.all_reduce(loss.detach().clone());
+      if (fabric.is_global_zero()) std::cout << fmt::format("step {} loss {:.9g}\n", step, mean.item<double>());
+    }
+    if (!save.empty()) fabric.save(save, state);
+  });
+}

@@ -1,0 +1,74 @@
+// Whole runs under every sharding strategy: the losses of one process, and checkpoints that go on anywhere.
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <regex>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "levin/testing/paths.h"
+
+namespace levin {
+namespace {
+
+namespace fs = std::filesystem;
+
+class ShardingRun : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = fs::temp_directory_path() / ("levin_sharding_run_" + std::to_string(getpid()));
+    fs::create_directories(folder_);
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  /// The losses by step.
+  static std::map<int, double> train(const std::string& flags) {
+    const auto command =
+        "OMP_NUM_THREADS=1 timeout 100 " + testing::binary_dir() + "/bin/tests/sharding_probe " + flags + " 2>&1";
+    std::string text;
+    FILE* pipe = popen(command.c_str(), "r");
+    std::array<char, 4096> buffer;
+    while (const size_t n = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), n);
+    EXPECT_EQ(pclose(pipe), 0) << flags << "\n" << text;
+    const std::regex line("step (\\d+) loss ([-0-9.e]+)");
+    std::map<int, double> losses;
+    for (std::sregex_iterator it(text.begin(), text.end(), line), end; it != end; ++it)
+      losses[std::stoi((*it)[1])] = std::stod((*it)[2]);
+    return losses;
+  }
+  static void expect_near(const std::map<int, double>& ours, const std::map<int, double>& wanted, size_t count,
+                          const std::string& what) {
+    EXPECT_EQ(ours.size(), count) << what;
+    for (const auto& [step, loss] : ours) EXPECT_NEAR(loss, wanted.at(step), 2e-5) << what << " step " << step;
+  }
+  fs::path folder_;
+};
+
+TEST_F(ShardingRun, EqualsOneProcessAndGoesOnAnywhere) {
+  const auto wanted = train("--clip 0.5 --save " + (folder_ / "one").string());
+  ASSERT_EQ(wanted.size(), 8u);
+  expect_near(train("--clip 0.5 --strategy stage_1 --devices 2"), wanted, 8, "stage 1");
+  expect_near(train("--clip 0.5 --strategy stage_2 --devices 4 --meta"), wanted, 8, "stage 2");
+  const auto four = (folder_ / "four").string();
+  expect_near(train("--clip 0.5 --strategy fsdp --devices 4 --to 4 --meta --save " + four), wanted, 4, "fsdp");
+  for (const char* other :
+       {"--strategy single_device --devices 1", "--strategy stage_2 --devices 2", "--strategy fsdp --devices 3",
+        "--strategy ddp --devices 2", "--strategy stage_3 --devices 3 --meta", "--strategy fsdp --devices 4"})
+    expect_near(train(std::string("--clip 0.5 --load ") + four + " " + other), wanted, 4, other);
+  // What one process saved goes on when it is divided.
+  const auto whole = (folder_ / "whole").string();
+  train("--clip 0.5 --to 4 --save " + whole);
+  expect_near(train("--clip 0.5 --strategy fsdp --devices 3 --load " + whole), wanted, 4, "from one process");
+}
+
+TEST_F(ShardingRun, StepsInBackwardAsAfterIt) {
+  const auto wanted = train("");
+  expect_near(train("--strategy fsdp_in_backward --devices 1"), wanted, 8, "one");
+  expect_near(train("--strategy fsdp_in_backward --devices 3 --meta"), wanted, 8, "three");
+}
+
+}  // namespace
+}  // namespace levin
