@@ -15,6 +15,7 @@
 #include "levin/nn/unit.h"
 #include "levin/strategies/memory_autocast.h"
 #include "levin/strategies/memory_kernels.h"
+#include "levin/strategies/memory_promotion.h"
 
 namespace levin::detail {
 namespace {
@@ -64,7 +65,9 @@ class Tracer {
       : question_(question),
         plan_(plan),
         kernels_(question.device),
-        meter_(question.device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone) {}
+        meter_(question.device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone) {
+    if (question.device == c10::kCPU) promotion_.emplace();
+  }
 
   StepTrace run(const MakeTrainingStep& make, const Batch& given) {
     {
@@ -192,6 +195,7 @@ class Tracer {
   const PrecisionPlan& plan_;
   MetaKernels kernels_;
   MetaMeter meter_;
+  std::optional<MetaPromotion> promotion_;
   TrainingStep step_;
   Batch batch_;
   std::vector<SelectedUnit> units_;

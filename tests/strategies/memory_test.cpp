@@ -57,11 +57,17 @@ Batch rows(int64_t count, int64_t width, c10::Device device = at::kMeta) {
           {"y", torch::zeros({count}, torch::dtype(at::kLong).device(device))}};
 }
 
+/// oneDNN takes scratch of its own in 16 bits, and on each machine another amount.
+struct WithoutOneDnn {
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(before); }
+  bool before = at::globalContext().userEnabledMkldnn();
+};
+
 /// The peak of the second step, on the CPU.
 template <class Make>
 int64_t measure(Make make, const std::function<Batch()>& data, const MemoryQuestion& question) {
-  // oneDNN takes scratch of its own in 16 bits, and on each machine another amount.
-  at::globalContext().setUserEnabledMkldnn(false);
+  const WithoutOneDnn plain_kernels;
   MemoryCounter counter;
   const auto plan = resolve_precision(question.precision, at::kCPU);
   auto model = init_module(make, {.dtype = plan.params});
@@ -121,13 +127,15 @@ TEST(Memory, OfAnMlpIsAsCountedByHand) {
 
 TEST(Memory, OfARunOnTheCpuIsForeseen) {
   const MemoryQuestion plain{.optimizer = "sgd", .device = at::kCPU};
-  std::vector<MemoryQuestion> questions(6, plain);
+  std::vector<MemoryQuestion> questions(8, plain);
   questions[0].optimizer = "adam";
   questions[1].accumulate = 2;
   questions[2].checkpoint_blocks = true, questions[2].optimizer = "sgd_momentum";
   questions[3].precision = "bf16-true", questions[3].optimizer = "adam";
   questions[4].precision = "bf16-true", questions[4].checkpoint_blocks = true;
   questions[5].precision = "bf16-mixed", questions[5].optimizer = "adam";
+  questions[6].precision = "bf16-mixed", questions[6].checkpoint_blocks = true, questions[6].optimizer = "adam";
+  questions[7].precision = "bf16-mixed", questions[7].checkpoint_blocks = true;
   for (const auto& question : questions) {
     SCOPED_TRACE(question.precision + " " + question.optimizer + (question.checkpoint_blocks ? " checkpointed" : ""));
     const auto mlp = [] { return Mlp(256, 4); };
