@@ -138,13 +138,14 @@ TEST(Memory, OfARunOnTheCpuIsForeseen) {
   questions[7].precision = "bf16-mixed", questions[7].checkpoint_blocks = true;
   for (const auto& question : questions) {
     SCOPED_TRACE(question.precision + " " + question.optimizer + (question.checkpoint_blocks ? " checkpointed" : ""));
+    const int64_t size = question.precision == "32-true" ? 8 : 2;  // plain kernels of 16 bits are slow
     const auto mlp = [] { return Mlp(256, 4); };
     const auto of_mlp = measure(
-        mlp, [] { return rows(512, 256, at::kCPU); }, question);
-    expect_near(estimate_memory(mlp, kForward, kClasses, rows(512, 256), question).device_peak, of_mlp, 0.05);
+        mlp, [&] { return rows(64 * size, 256, at::kCPU); }, question);
+    expect_near(estimate_memory(mlp, kForward, kClasses, rows(64 * size, 256), question).device_peak, of_mlp, 0.05);
     const auto of_vit = measure(
-        small_vit, [] { return images(8, at::kCPU); }, question);
-    expect_near(estimate_memory(small_vit, kForward, kClasses, images(8), question).device_peak, of_vit, 0.05);
+        small_vit, [&] { return images(size, at::kCPU); }, question);
+    expect_near(estimate_memory(small_vit, kForward, kClasses, images(size), question).device_peak, of_vit, 0.05);
   }
 }
 
@@ -190,14 +191,19 @@ TEST(Memory, BytesPerParameterOfZero) {
     EXPECT_DOUBLE_EQ(of("deepspeed_stage_2", n), 2 + 14.0 / n);
     EXPECT_DOUBLE_EQ(of("deepspeed_stage_3", n), 16.0 / n);
     EXPECT_DOUBLE_EQ(of("fsdp", n), 16.0 / n);
-    EXPECT_DOUBLE_EQ(of("colossalai", n), 14.0 / n);
+    const auto gemini = bytes_per_parameter(state_layout("colossalai", n), mixed, "adam");
+    EXPECT_EQ(gemini.device(), 0);
+    EXPECT_DOUBLE_EQ(gemini.host, 16.0 / n);
+    EXPECT_DOUBLE_EQ(
+        bytes_per_parameter(state_layout(GeminiOptions{.placement_policy = "cuda"}, n), mixed, "adam").device(),
+        16.0 / n);
     EXPECT_DOUBLE_EQ(of("fsdp", n, "sgd"), 8.0 / n);
     const auto offloaded = bytes_per_parameter(state_layout("fsdp", n, true), mixed, "adam");
     EXPECT_EQ(offloaded.device(), 0);
     EXPECT_DOUBLE_EQ(offloaded.host, 16.0 / n);
     const auto second = bytes_per_parameter(state_layout("deepspeed_stage_2_offload", n), mixed, "adam");
     EXPECT_EQ(second.device(), 2);
-    EXPECT_DOUBLE_EQ(second.host, 14.0 / n);
+    EXPECT_DOUBLE_EQ(second.host, 16.0 / n);  // the part in two bytes, which is sent, beside that in four
   }
   // Alone in full precision there is nothing to divide and nothing to keep twice.
   EXPECT_EQ(bytes_per_parameter(state_layout("deepspeed_stage_2", 1), resolve_precision("32-true", at::kCUDA), "adam")
@@ -213,13 +219,14 @@ TEST(Memory, OfShardsIsTheirPartAndAFewUnits) {
   };
   const auto one = ask("fsdp", 1), many = ask("fsdp", 8);
   const double params = static_cast<double>(one.num_parameters);
-  int64_t part = 0, state = 0;  // rows are divided, and the class token and the positions have only one
+  int64_t part = 0, whole = 0, state = 0;  // rows are divided, and the class token and the positions have only one
   for (const auto& param : small_vit()->parameters()) {
     const auto numel = (param.size(0) + 7) / 8 * (param.numel() / param.size(0));
     part += (numel + 63) / 64 * 64;
+    whole += (param.numel() + 63) / 64 * 64;
     state += 2 * 4 * numel + 4;
   }
-  EXPECT_EQ(one.parameters, 4 * one.num_parameters);
+  EXPECT_EQ(one.parameters, 4 * whole);
   EXPECT_EQ(many.parameters, 4 * part);
   EXPECT_EQ(many.gradients, 4 * part);
   EXPECT_EQ(many.optimizer, state);
@@ -232,7 +239,7 @@ TEST(Memory, OfShardsIsTheirPartAndAFewUnits) {
                                                        static_cast<double>(2 * 3 * 64 * 64 * 4));
   const auto offloaded = ask("fsdp", 1, true);
   EXPECT_EQ(offloaded.parameters + offloaded.gradients + offloaded.optimizer, 0);
-  EXPECT_NEAR(static_cast<double>(offloaded.host), 18 * params, 0.01 * params);
+  EXPECT_NEAR(static_cast<double>(offloaded.host), 16 * params, 0.01 * params);
   EXPECT_LT(offloaded.device_peak, one.device_peak);
 }
 
