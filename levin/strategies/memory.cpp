@@ -29,6 +29,8 @@ class Account {
       std::vector<int> order;
       for (const auto& mark : trace_.marks)
         if (mark.part == StepPart::kForward && mark.begins && mark.unit >= 0) order.push_back(mark.unit);
+      // Batches that only accumulate change no parameter.
+      rules_.renews = question_.accumulate == 1 || rules_.ranks * rules_.replicas == 1;
       play_.emplace(rules_, groups_, order, [this] { note(); });
       if (question_.accumulate > 1 && rules_.ranks * rules_.replicas == 1) play_->begin_with_gradients();
     }
@@ -39,7 +41,7 @@ class Account {
     for (size_t m = 0; m < trace_.marks.size(); ++m) {
       const auto& mark = trace_.marks[m];
       for (; next < mark.at; ++next) count(trace_.events[next]);
-      if (m == 0) peak_ = 0, estimate_.temporary = 0;  // what was before the step
+      if (m == 0) peak_ = 0, estimate_.temporary = estimate_.total_peak = 0;  // what was before the step
       // A forward is seen before anything is done for it, everything else when it has been done.
       const bool before = mark.part == StepPart::kForward && mark.begins;
       if (before) add_point(mark);
@@ -111,9 +113,10 @@ class Account {
       }
       // Pages that are copied to the device are pinned, and in the dtype that is wanted there.
       if (rules_.offload && rules_.kept != rules_.computed) estimate_.host += group.shard * rules_.computed;
-      if (!layout_.optimizer_in_backward || rules_.offload)
-        put(estimate_.gradients, rounded(group.grad * rules_.gradient), rules_.offload);
     }
+    host_state_ = estimate_.host;
+    if (!layout_.optimizer_in_backward)
+      for (const auto& group : groups_) put(estimate_.gradients, rounded(group.grad * rules_.gradient), rules_.offload);
     if (layout_.reduces_at_end && !rules_.offload) estimate_.gradients = gradients;
   }
 
@@ -190,8 +193,15 @@ class Account {
                                                     : gradients_;
     return estimate_.parameters + estimate_.optimizer + gradients + saved_ + temporary();
   }
+  /// In host memory at this moment.
+  int64_t on_host() const {
+    int64_t bytes = host_state_ + (play_ ? play_->host_gradients() : 0);
+    for (const auto& [unit, moved] : on_host_) bytes += moved;
+    return bytes;
+  }
   void note() {
     if (now() > peak_) peak_ = now();
+    estimate_.total_peak = std::max(estimate_.total_peak, now() + on_host());
     const auto whole = divided_ && play_ && !layout_.reduces_at_end ? play_->whole_gradients() : 0;
     estimate_.temporary = std::max(estimate_.temporary, temporary() + whole);
   }
@@ -219,7 +229,7 @@ class Account {
   std::vector<GroupSizes> groups_;
   std::optional<GroupPlay> play_;
   std::map<int, int64_t> unit_inputs_, on_host_;
-  int64_t activations_on_host_ = 0;
+  int64_t activations_on_host_ = 0, host_state_ = 0;
   int64_t saved_ = 0, other_ = 0, gradients_ = 0, arriving_ = 0;
   int64_t workspace_ = 0, step_temporary_ = 0, peak_ = 0;
 };

@@ -164,6 +164,8 @@ struct MemoryEstimate {
   /// The highest sum of what is on the device at one time, and in which part of the step.
   int64_t device_peak = 0;
   StepPart peak_part = StepPart::kForward;
+  /// The highest sum of device and host memory at one time. On the CPU they are one.
+  int64_t total_peak = 0;
   /// How many parameters the whole model has.
   int64_t num_parameters = 0;
   /// The whole step.

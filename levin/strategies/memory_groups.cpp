@@ -11,7 +11,8 @@ bool GroupRules::whole() const {
 GroupPlay::GroupPlay(const GroupRules& rules, std::vector<GroupSizes> groups, const std::vector<int>& order,
                      std::function<void()> note)
     : rules_(rules), note_(std::move(note)) {
-  for (const auto& sizes : groups) groups_.push_back({.sizes = sizes, .has_memory = rules.keeps_whole});
+  for (const auto& sizes : groups)
+    groups_.push_back({.sizes = sizes, .has_memory = rules.keeps_whole, .stale = rules.renews});
   if (at(root()).sizes.full > 0) before_.push_back(root());
   for (const int group : order)
     if (at(group).sizes.full > 0) before_.push_back(group);
@@ -182,16 +183,17 @@ void GroupPlay::settle() {
       }
     }
     if (!widened) keep_reduced(of);
+    if (rules_.offload) note_();
   }
   sent_ = 0;
   note_();
-  if (rules_.steps_in_backward) gradients_ = 0;
+  if (rules_.steps_in_backward) gradients_ = host_gradients_ = 0;
 }
 
 void GroupPlay::keep_reduced(const Group& group) {
-  if (rules_.offload) return;
   // What is there already is added to.
-  (adds_ ? sent_ : gradients_) += bytes(group.sizes.grad, rules_.gradient);
+  auto& place = rules_.offload ? host_gradients_ : adds_ ? sent_ : gradients_;
+  if (!rules_.offload || !adds_) place += bytes(group.sizes.grad, rules_.gradient);
 }
 
 void GroupPlay::end_backward() {

@@ -18,6 +18,8 @@ struct GroupRules {
   /// This rank's part of parameters and gradients is not on the device.
   bool offload = false;
   bool reduces_at_end = false;
+  /// Whole parameters that stay are out of date when the step begins.
+  bool renews = true;
   /// Gradients are used, and given up, as they are reduced.
   bool steps_in_backward = false;
   /// Collectives are Gloo's.
@@ -60,14 +62,14 @@ class GroupPlay {
   /// Reduced gradients of passes before this one are there.
   void begin_with_gradients();
   void end_backward();
-  /// The gradients have been used.
-  void clear_gradients() { gradients_ = 0; }
 
   /// Whole parameters that do not stay, and what is on its way to them or to the reduction.
   int64_t parameters() const { return gathered_ + arrived_ + sent_; }
   /// Whole gradients, and reduced ones.
   int64_t gradients() const { return whole_gradients_ + gradients_; }
   int64_t whole_gradients() const { return whole_gradients_; }
+  /// Reduced gradients in host memory.
+  int64_t host_gradients() const { return host_gradients_; }
 
  private:
   enum class State : uint8_t { kSharded, kGathering, kGathered };
@@ -103,7 +105,7 @@ class GroupPlay {
   size_t now_ = 0, cursor_ = 0;
   int reducing_ = -1;
   bool adds_ = false;
-  int64_t gathered_ = 0, arrived_ = 0, sent_ = 0, whole_gradients_ = 0, gradients_ = 0;
+  int64_t gathered_ = 0, arrived_ = 0, sent_ = 0, whole_gradients_ = 0, gradients_ = 0, host_gradients_ = 0;
 };
 
 }  // namespace levin::detail

@@ -261,13 +261,14 @@ StateBytes bytes_per_parameter(const StateLayout& layout, const PrecisionPlan& p
   const bool has_master = divided && layout.master_weights;
   const auto whole = static_cast<double>(has_master ? widths.computed : widths.kept);
   put(bytes.parameters, whole * share(layout.shards_parameters), layout.parameters_on_host, layout.parameters_on_disk);
-  put(bytes.gradients, static_cast<double>(widths.gradient) * share(layout.shards_gradients), layout.gradients_on_host);
+  if (!layout.optimizer_in_backward)
+    put(bytes.gradients, static_cast<double>(widths.gradient) * share(layout.shards_gradients),
+        layout.gradients_on_host);
   put(bytes.optimizer, slots * share(layout.shards_optimizer), layout.optimizer_on_host, layout.optimizer_on_disk);
   if (has_master) put(bytes.optimizer, static_cast<double>(widths.kept) * share(true), layout.optimizer_on_host);
   // What is copied to the device from the host is there in the dtype that is wanted.
   if (layout.optimizer_on_host && widths.computed != widths.kept)
     bytes.host += static_cast<double>(widths.computed) * share(true);
-  if (layout.optimizer_in_backward) bytes.gradients = 0;
   return bytes;
 }
 

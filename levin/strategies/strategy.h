@@ -86,7 +86,7 @@ class Strategy {
   virtual StateLayout layout() const;
   /// What a training step will take under it: estimate_memory(*this, ...) of levin/strategies/memory.h.
   ///
-  ///     fabric.strategy().estimate(make, forward, loss, batch, {.precision = "bf16-mixed"});
+  ///     fabric.strategy().estimate(make, forward, loss, batch, MemoryQuestion{.precision = "bf16-mixed"});
   template <class... A>
   auto estimate(A&&... args) const {
     return estimate_memory(*this, std::forward<A>(args)...);
