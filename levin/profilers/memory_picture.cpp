@@ -103,12 +103,12 @@ std::string to_svg(const MemoryTimeline& measured, const MemoryTimeline* predict
                        to_string(parts[i].second));
   }
   for (const double tick : nice_ticks(0, top, 6))
-    svg +=
-        fmt::format(R"(  <line class="grid" x1="{0}" y1="{1:.1f}" x2="{2}" y2="{1:.1f}"/>)"
-                    "\n"
-                    R"(  <text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)"
-                    "\n",
-                    kMemoryLeft, place_y(tick), kMemoryRight, kMemoryLeft - 8, place_y(tick) + 4.5, format_bytes(tick));
+    svg += fmt::format(R"(  <line class="grid" x1="{0}" y1="{1:.1f}" x2="{2}" y2="{1:.1f}"/>)"
+                       "\n"
+                       R"(  <text x="{3}" y="{4:.1f}" text-anchor="end">{5}</text>)"
+                       "\n",
+                       kMemoryLeft, place_y(tick), kMemoryRight, kMemoryLeft - 8, place_y(tick) + 4.5,
+                       format_bytes(std::abs(tick)));  // the first one is -0
   svg += fmt::format("  <path class=\"axis\" d=\"M{0} {1}V{2}H{3}\"/>\n", kMemoryLeft, kMemoryTop, kMemoryBottom,
                      kMemoryRight);
   const auto draw = [&](const MemoryCurve& curve, const char* style) {

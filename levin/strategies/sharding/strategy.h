@@ -74,6 +74,7 @@ class ShardedStrategy : public Strategy {
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   Optimizer setup_optimizer(Optimizer optimizer) override;
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
+  StateLayout layout() const override;
 
   const ShardingPlan& plan() const { return plan_; }
 
