@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
     levin::State state{{"model", net}, {"optimizer", optimizer}, {"step", step}};
     if (!load.empty()) fabric.load(load, state);
     for (; step < to; ++step) {
-      if (step == save_at && !save.empty()) fabric.save(save, state);
+      if (step == save_at && !save.empty()) fabric.save(save, state, {.full = full});
       auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + step));
       const auto tokens = torch::randint(0, 31, {12, 7}, generator, torch::kLong);
       const auto part = 12 / fabric.world_size();
