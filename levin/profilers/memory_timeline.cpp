@@ -7,6 +7,7 @@
 #include "levin/core/files.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/memory_counter.h"
+#include "levin/io/drawing.h"
 #include "levin/nn/unit.h"
 
 namespace levin {
@@ -40,7 +41,8 @@ void write_memory_timeline(const std::filesystem::path& path, const MemoryTimeli
   const auto with = [&](const char* end) { return std::filesystem::path(path.string() + end); };
   write_file(with(".csv"), measured.csv());
   if (predicted) write_file(with("_predicted.csv"), predicted->csv());
-  write_file(with(".svg"), to_svg(measured, predicted));
+  const auto picture = picture_of(measured, predicted);
+  for (const auto* end : {".svg", ".png"}) write_drawing(with(end), picture);
 }
 
 namespace detail {
@@ -165,6 +167,10 @@ void MemoryRecorder::begin_step() {
   state_->timeline.points.clear();
   state_->recording = true;
   state_->reset_peak();
+  state_->add(StepPart::kForward, "", true);
+}
+void MemoryRecorder::begin_forward() {
+  state_->watch->end_backward();
   state_->add(StepPart::kForward, "", true);
 }
 void MemoryRecorder::begin_backward() {
