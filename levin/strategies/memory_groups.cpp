@@ -20,9 +20,21 @@ GroupPlay::GroupPlay(const GroupRules& rules, std::vector<GroupSizes> groups, co
   cursor_ = to_come_.size();
 }
 
-/// Gloo gathers into a buffer of its own and copies from there.
 int64_t GroupPlay::arrived_bytes(const Group& group) const {
-  return bytes(rules_.ranks * group.sizes.shard, rules_.computed) * (rules_.gloo ? 2 : 1);
+  return bytes(rules_.ranks * group.sizes.shard, rules_.computed);
+}
+
+/// Each of Gloo's threads gathers into a buffer of its own and copies from there.
+void GroupPlay::give_to_gloo() {
+  if (!rules_.gloo) return;
+  for (const int next : waiting_) {
+    if (busy_ == kGlooThreads) return;
+    auto& group = at(next);
+    if (group.state != State::kGathering || group.at_gloo) continue;
+    group.at_gloo = true;
+    ++busy_;
+    arrived_ += arrived_bytes(group);
+  }
 }
 
 // ---- parameters
@@ -59,9 +71,9 @@ void GroupPlay::use(int group, bool forward) {
         cursor_ = i;
         break;
       }
-  begin_gather(needed);
+  begin_gather(group);
   finish_gather(needed);
-  for (const int next : ahead(group, forward)) begin_gather(at(next));
+  for (const int next : ahead(group, forward)) begin_gather(next);
   note_();
 }
 
@@ -77,18 +89,18 @@ std::vector<int> GroupPlay::ahead(int group, bool forward) {
   }
   std::vector<int> groups;
   int64_t elements = 0;
-  for (const int use : uses) {
-    if (at(use).state != State::kSharded) continue;
-    elements += at(use).sizes.full;
-    if ((rules_.most_ahead > 0 && elements > rules_.most_ahead) ||
+  for (size_t i = 0; i < uses.size(); ++i) {
+    if (at(uses[i]).state != State::kGathered) elements += at(uses[i]).sizes.full;
+    if ((i > 0 && rules_.most_ahead > 0 && elements > rules_.most_ahead) ||
         (rules_.most_live > 0 && at(group).sizes.full + elements > rules_.most_live))
       break;
-    groups.push_back(use);
+    if (at(uses[i]).state == State::kSharded) groups.push_back(uses[i]);
   }
   return groups;
 }
 
-void GroupPlay::begin_gather(Group& group) {
+void GroupPlay::begin_gather(int index) {
+  auto& group = at(index);
   if (group.state != State::kSharded) return;
   if (group.has_memory && !group.stale) {
     group.state = State::kGathered;
@@ -100,21 +112,26 @@ void GroupPlay::begin_gather(Group& group) {
     return;
   }
   arrived_ += arrived_bytes(group);
+  waiting_.push_back(index);
+  give_to_gloo();
   note_();
 }
 
 void GroupPlay::finish_gather(Group& group) {
   if (group.state != State::kGathering) return;
-  if (rules_.ranks > 1) {
-    // Gloo's own buffer has gone when it has done its work.
-    const auto own = rules_.gloo ? arrived_bytes(group) / 2 : 0;
-    arrived_ -= own;
-    if (!std::exchange(group.has_memory, true)) gathered_ += full_bytes(group);
-    note_();
-    arrived_ -= arrived_bytes(group) - own;
-  }
   group.state = State::kGathered;
   group.stale = false;
+  if (rules_.ranks == 1) return;
+  // Gloo's own buffer has gone when it has done its work, and the thread takes on the next.
+  if (std::exchange(group.at_gloo, false)) {
+    --busy_;
+    arrived_ -= arrived_bytes(group);
+  }
+  std::erase_if(waiting_, [&](int each) { return &at(each) == &group; });
+  give_to_gloo();
+  if (!std::exchange(group.has_memory, true)) gathered_ += full_bytes(group);
+  note_();
+  arrived_ -= arrived_bytes(group);
 }
 
 void GroupPlay::release(Group& group) {

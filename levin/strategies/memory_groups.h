@@ -26,7 +26,7 @@ struct GroupRules {
   bool gloo = false;
   int forward_ahead = 1;
   int backward_ahead = 1;
-  /// Elements that are gathered ahead, and whole in all; 0: no limit.
+  /// Elements that are gathered ahead (but one group always), and whole in all; 0: no limit.
   int64_t most_ahead = 0;
   int64_t most_live = 0;
   /// Bytes of an element: of the part, gathered, on its way to be summed, and of a gradient that stays.
@@ -78,6 +78,7 @@ class GroupPlay {
     State state = State::kSharded;
     bool has_memory = false;
     bool stale = true;
+    bool at_gloo = false;
     bool has_gradient = false;
     bool reduced = false;
     int64_t whole_gradients = 0;
@@ -91,7 +92,8 @@ class GroupPlay {
 
   void use(int group, bool forward);
   std::vector<int> ahead(int group, bool forward);
-  void begin_gather(Group& group);
+  void begin_gather(int index);
+  void give_to_gloo();
   void finish_gather(Group& group);
   void release(Group& group);
   void reduce(int group);
@@ -103,6 +105,9 @@ class GroupPlay {
   std::function<void()> note_;
   std::vector<int> before_, to_come_;
   size_t now_ = 0, cursor_ = 0;
+  static constexpr int kGlooThreads = 2;
+  std::vector<int> waiting_;  // groups that are being gathered
+  int busy_ = 0;              // threads of Gloo that gather
   int reducing_ = -1;
   bool adds_ = false;
   int64_t gathered_ = 0, arrived_ = 0, sent_ = 0, whole_gradients_ = 0, gradients_ = 0, host_gradients_ = 0;
