@@ -43,7 +43,7 @@ struct OddBlockImpl : torch::nn::Module {
     h = dropout(h * gate + few.sum(0) + shift);
     if (rare_rows > 0)
       h = torch::cat({h.narrow(0, 0, rare_rows) * rare.mean(), h.narrow(0, rare_rows, h.size(0) - rare_rows)});
-    if (!torch::GradMode::is_enabled() || is_training()) calls.add_(1);
+    calls.add_(1);
     return x + h.to(x.scalar_type());
   }
   /// Rows of the batch that `rare` is used for.
@@ -113,7 +113,7 @@ struct OddCase {
   std::string optimizer = "adamw";
   int accumulate = 1;
   double clip = 0;
-  /// As on a GPU: "16-mixed" stays what it is.
+  /// As on a GPU: "16-mixed" does not become "bf16-mixed".
   std::string precision = "32-true";
   int delay_us = 0;
   /// "": none. "all", "results" (those of matrix products are kept), "host".
