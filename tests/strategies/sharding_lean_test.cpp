@@ -74,15 +74,16 @@ using Results = std::map<std::string, std::vector<Tensor>>;
 
 /// Runs one after the other on the same ranks; rank 0's results, by name.
 void train_lean(int world, const std::vector<LeanRun>& runs, Results& results) {
-  const auto ranks = run_ranks(world, [&](Collective& group) {
+  const auto train_all = [&](Collective& group) {
     std::vector<Tensor> all;
     for (const auto& run : runs) {
       const auto some = train_lean(group, run);
       all.insert(all.end(), some.begin(), some.end());
-      if (group.size() > 1) group.barrier();
+      group.barrier();
     }
     return all;
-  });
+  };
+  const auto ranks = run_ranks(world, train_all, {.limit = std::chrono::minutes(3)});
   const auto& all = ranks[0].tensors;
   const auto each = static_cast<int64_t>(all.size() / runs.size());
   ASSERT_GT(each, 1);
