@@ -74,7 +74,7 @@ int main(int argc, char** argv) {
          .devices = args.get("devices", "2"),
          .precision = args.get("precision", "32-true"),
          .callbacks = {levin::ModelCheckpoint({.monitor = "val_acc", .save_last = true, .mode = "max"}),
-                       levin::LearningRateMonitor()},
+                       levin::LearningRateMonitor(), levin::MemoryReport()},
          .max_epochs = args.get("epochs", 4),
          .limit_train_batches = args.get("limit-batches", "1.0"),
          .gradient_clip_val = 1.0,

@@ -55,6 +55,7 @@
 #include "levin/trainer/callbacks/lambda.h"
 #include "levin/trainer/callbacks/lr_finder.h"
 #include "levin/trainer/callbacks/lr_monitor.h"
+#include "levin/trainer/callbacks/memory_report.h"
 #include "levin/trainer/callbacks/model_checkpoint.h"
 #include "levin/trainer/callbacks/model_pruning.h"
 #include "levin/trainer/callbacks/model_summary.h"

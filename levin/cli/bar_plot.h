@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <ATen/core/Tensor.h>
+#include "levin/io/drawing.h"
 
 namespace levin::cli {
 
@@ -22,9 +22,7 @@ struct BarPlot {
   std::vector<Bar> bars = {};
 };
 
-std::string to_svg(const BarPlot& plot);
-/// uint8 [3, H, W]; in capital letters.
-at::Tensor to_pixels(const BarPlot& plot);
+Drawing picture_of(const BarPlot& plot);
 /// By the end of the name: .svg or .png.
 void write_plot(const std::filesystem::path& path, const BarPlot& plot);
 

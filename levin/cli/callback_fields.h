@@ -9,6 +9,7 @@
 #include "levin/trainer/callbacks/gradient_accumulation_scheduler.h"
 #include "levin/trainer/callbacks/lr_finder.h"
 #include "levin/trainer/callbacks/lr_monitor.h"
+#include "levin/trainer/callbacks/memory_report.h"
 #include "levin/trainer/callbacks/model_checkpoint.h"
 #include "levin/trainer/callbacks/model_pruning.h"
 #include "levin/trainer/callbacks/model_summary.h"
@@ -124,6 +125,11 @@ void fields(ThroughputMonitorOptions& o, auto f) {
   f("window_size", o.window_size, "batches that the rates are taken over");
   f("flops_per_batch", o.flops_per_batch, "of one device; by itself counted in the first batch");
   f("available_flops", o.available_flops, "FLOP/s that the device could do; by itself from a table");
+}
+
+void fields(MemoryReportOptions& o, auto f) {
+  f("step", o.step, "the optimizer step that is measured, from 1");
+  f("picture", o.picture, "memory.png in the folder of the run");
 }
 
 void fields(SpikeDetectionOptions& o, auto f) {

@@ -40,6 +40,7 @@ constexpr std::array kCallbacks{
     callback<BatchSizeFinder, BatchSizeFinderOptions>("BatchSizeFinder", "finds the largest batch that fits first"),
     callback<DeviceStatsMonitor, DeviceStatsMonitorOptions>("DeviceStatsMonitor", "logs memory and use of devices"),
     callback<ThroughputMonitor, ThroughputMonitorOptions>("ThroughputMonitor", "logs samples and FLOP per second"),
+    callback<MemoryReport, MemoryReportOptions>("MemoryReport", "tells what a step holds, predicted and measured"),
     callback<SpikeDetection, SpikeDetectionOptions>("SpikeDetection", "stops at a sudden loss and notes its batch"),
     callback<StochasticWeightAveraging, StochasticWeightAveragingOptions>("StochasticWeightAveraging",
                                                                           "ends with the average of late weights"),

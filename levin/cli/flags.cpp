@@ -15,6 +15,9 @@ bool parse_flags(CLI::App& app, const std::vector<std::string>& words) {
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     return false;
+  } catch (const CLI::ConversionError& error) {
+    const std::string text = error.what();  // "Could not convert: --batch = many"
+    throw Error(fmt::format("[{}] {} is not a number", app.get_name(), text.substr(text.find("--"))));
   } catch (const CLI::ParseError& error) {
     throw Error(fmt::format("[{}] {}", app.get_name(), error.what()));
   }

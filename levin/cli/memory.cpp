@@ -1,6 +1,7 @@
 #include "levin/strategies/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 
 #include <ATen/Functions.h>
@@ -12,8 +13,9 @@
 #include "levin/cli/command.h"
 #include "levin/cli/flags.h"
 #include "levin/core/error.h"
-#include "levin/core/files.h"
 #include "levin/core/words.h"
+#include "levin/io/drawing.h"
+#include "levin/models/gpt.h"
 #include "levin/models/registry.h"
 #include "levin/nn/functional.h"
 
@@ -23,7 +25,9 @@ namespace {
 struct MemoryFlags {
   std::string model, strategy = "auto", precision = "32-true", optimizer = "adam", accelerator = "cuda", plot;
   std::string timeline;
-  int64_t batch = 32, image_size = 224, num_classes = 1000, devices = 1, accumulate = 1;
+  int64_t batch = 32, devices = 1, accumulate = 1;
+  /// Of models of images, and of text; 0 is the model's own.
+  int64_t image_size = 0, num_classes = 0, sequence_length = 0;
   bool checkpointing = false, offload = false, ladder = false, csv = false, json = false;
 };
 
@@ -33,20 +37,59 @@ struct MemoryRow {
   MemoryQuestion question;
   /// In a picture, where there is little room.
   std::string label = {};
+  /// In the table, below the rung before it; empty: the name.
+  std::string rung = {};
   MemoryEstimate estimate = {};
 };
+
+bool is_decoder(const std::string& model) {
+  const auto decoders = models::gpt_names();
+  return std::find(decoders.begin(), decoders.end(), model) != decoders.end();
+}
+
+void check_number(const char* flag, int64_t value, int64_t most) {
+  LEVIN_CHECK(value >= 1 && value <= most, "[levin memory] ", flag, " ", value, " is not allowed (1 to ", most, ")");
+}
+
+/// What is not told is the model's own.
+void complete(MemoryFlags& flags, const CLI::App& app) {
+  const auto known = models::module_names();
+  LEVIN_CHECK(!flags.model.empty(), "[levin memory] name a model: levin memory --model vit_b_16 (known: ", join(known),
+              ")");
+  if (std::find(known.begin(), known.end(), flags.model) == known.end())
+    fail_unknown("levin memory", "--model", flags.model, known);
+  const bool text = is_decoder(flags.model);
+  for (const auto* flag : text ? std::array{"--image-size", "--num-classes"} : std::array{"--sequence-length", ""})
+    LEVIN_CHECK(*flag == '\0' || app.count(flag) == 0, "[levin memory] ", flag, " is not for ", flags.model,
+                ", a model of ", text ? "text (--sequence-length is)" : "images (--image-size is)");
+  const auto longest = text ? models::gpt_options(flags.model).max_positions : 0;
+  const auto set = [&](const char* flag, int64_t& value, int64_t usual, int64_t most) {
+    if (app.count(flag) == 0) value = usual;
+    check_number(flag, value, most);
+  };
+  if (text) {
+    set("--sequence-length", flags.sequence_length, longest, longest);
+  } else {
+    set("--image-size", flags.image_size, 224, 1 << 16);
+    set("--num-classes", flags.num_classes, 1000, 1 << 30);
+  }
+}
 
 bool parse_memory(const std::vector<std::string>& words, MemoryFlags& flags) {
   CLI::App app("Tells how much memory a training step will take, by kind, before anything is allocated.",
                "levin memory");
-  app.add_option("--model", flags.model, "vit_b_16, resnet50, ...")->type_name("NAME");
-  app.add_option("--batch", flags.batch, "images of a batch, on each rank (32)")->type_name("N");
+  app.add_option("--model", flags.model, "vit_b_16, resnet50, gpt2, gpt_6_7b, ...")->type_name("NAME");
+  app.add_option("--batch", flags.batch, "images or sequences of a batch, on each rank (32)")->type_name("N");
   app.add_option("--image-size", flags.image_size, "side of the images (224)")->type_name("N");
-  app.add_option("--num-classes", flags.num_classes, "classes (1000)")->type_name("N");
-  app.add_option("--strategy", flags.strategy, join(known_layouts(), "|") + " (auto)")->type_name("NAME");
+  app.add_option("--num-classes", flags.num_classes, "classes of images (1000)")->type_name("N");
+  app.add_option("--sequence-length", flags.sequence_length, "tokens of a sequence (as many as the model takes)")
+      ->type_name("N");
+  app.add_option("--strategy", flags.strategy,
+                 "single_device, ddp, fsdp, deepspeed_stage_1, _2 or _3 (and _offload), colossalai (auto)")
+      ->type_name("NAME");
   app.add_option("--precision", flags.precision, "32-true, bf16-mixed, bf16-true, ... (32-true)")->type_name("NAME");
-  app.add_option("--optimizer", flags.optimizer, join(known_memory_optimizers(), "|") + " (adam)")->type_name("NAME");
-  app.add_option("--devices", flags.devices, "ranks (1)")->type_name("N");
+  app.add_option("--optimizer", flags.optimizer, join(known_memory_optimizers()) + " (adam)")->type_name("NAME");
+  app.add_option("--devices,--world-size", flags.devices, "ranks (1)")->type_name("N");
   app.add_option("--accumulate", flags.accumulate, "batches of one optimizer step (1)")->type_name("N");
   app.add_option("--accelerator", flags.accelerator, "whose kernels and allocator; it need not be here (cuda)")
       ->type_name("cuda|cpu");
@@ -57,24 +100,22 @@ bool parse_memory(const std::vector<std::string>& words, MemoryFlags& flags) {
   app.add_flag("--json", flags.json, "bytes, as JSON");
   app.add_option("--plot", flags.plot, "draw the peaks")->type_name("FILE.svg|FILE.png");
   app.add_option("--timeline", flags.timeline, "draw the memory over the step (of the last row)")
-      ->type_name("FILE.svg");
+      ->type_name("FILE.svg|FILE.png");
   if (!parse_flags(app, words)) return false;
-  LEVIN_CHECK(!flags.model.empty(),
-              "[levin memory] name a model: levin memory --model vit_b_16 (known: ", join(models::names()), ")");
-  for (const auto& [name, value, most] :
-       std::initializer_list<std::tuple<const char*, int64_t, int64_t>>{{"--batch", flags.batch, 1 << 24},
-                                                                        {"--image-size", flags.image_size, 1 << 16},
-                                                                        {"--num-classes", flags.num_classes, 1 << 30},
-                                                                        {"--devices", flags.devices, 1 << 20},
-                                                                        {"--accumulate", flags.accumulate, 1 << 20}})
-    LEVIN_CHECK(value >= 1 && value <= most, "[levin memory] ", name, " ", value, " is not allowed (1 to ", most, ")");
-  const std::vector<std::string> accelerators{"cuda", "gpu", "cpu"};
-  if (std::find(accelerators.begin(), accelerators.end(), flags.accelerator) == accelerators.end())
-    fail_unknown("levin memory", "--accelerator", flags.accelerator, accelerators);
-  LEVIN_CHECK(flags.plot.empty() || flags.plot.ends_with(".svg") || flags.plot.ends_with(".png"),
-              "[levin memory] --plot \"", flags.plot, "\" must end with .svg or .png");
-  LEVIN_CHECK(flags.timeline.empty() || flags.timeline.ends_with(".svg"), "[levin memory] --timeline \"",
-              flags.timeline, "\" must end with .svg");
+  complete(flags, app);
+  // The loss of a decoder is walked portion by portion: beyond that an answer would take minutes.
+  check_number("--batch", flags.batch, is_decoder(flags.model) ? (1 << 24) / flags.sequence_length : 1 << 24);
+  check_number("--devices", flags.devices, 1 << 20);
+  check_number("--accumulate", flags.accumulate, 1 << 20);
+  const auto check_word = [](const char* flag, const std::string& word, const std::vector<std::string>& known) {
+    if (std::find(known.begin(), known.end(), word) == known.end()) fail_unknown("levin memory", flag, word, known);
+  };
+  check_word("--accelerator", flags.accelerator, {"cuda", "gpu", "cpu"});
+  check_word("--strategy", flags.strategy, known_layouts());
+  check_word("--optimizer", flags.optimizer, known_memory_optimizers());
+  for (const auto& [flag, path] : {std::pair("--plot", flags.plot), std::pair("--timeline", flags.timeline)})
+    LEVIN_CHECK(path.empty() || path.ends_with(".svg") || path.ends_with(".png"), "[levin memory] ", flag, " \"", path,
+                "\" must end with .svg or .png");
   LEVIN_CHECK(!flags.csv || !flags.json, "[levin memory] --csv and --json exclude each other");
   return true;
 }
@@ -109,6 +150,11 @@ std::vector<MemoryRow> ladder_of(const MemoryFlags& flags) {
   std::vector<MemoryRow> rows;
   const auto add = [&](const MemoryQuestion& question, std::string label) {
     rows.push_back({row_name(question), question, std::move(label)});
+    if (question.strategy == "auto") return;
+    auto& rung = rows.back().rung;
+    rung = "  + " + question.strategy;
+    if (question.world_size > 1) rung += fmt::format(" x{}", question.world_size);
+    if (question.offload) rung += " offload";
   };
   auto rung = plain;
   rung.precision = "32-true";
@@ -137,7 +183,7 @@ std::vector<MemoryRow> ladder_of(const MemoryFlags& flags) {
   return rows;
 }
 
-MemoryEstimate estimate_row(const MemoryFlags& flags, const MemoryQuestion& question) {
+MemoryEstimate estimate_images(const MemoryFlags& flags, const MemoryQuestion& question) {
   const auto make = [&] {
     return models::make(flags.model, {.num_classes = flags.num_classes, .image_size = flags.image_size});
   };
@@ -146,6 +192,31 @@ MemoryEstimate estimate_row(const MemoryFlags& flags, const MemoryQuestion& ques
   return estimate_memory(
       make, [](auto& model, const Batch& given) { return model(given["image"]); },
       [](const Tensor& logits, const Batch& given) { return cross_entropy(logits, given["label"]); }, batch, question);
+}
+
+/// A decoder computes its loss itself, without keeping the logits.
+MemoryEstimate estimate_tokens(const MemoryFlags& flags, const MemoryQuestion& question) {
+  const auto make = [&] { return models::gpt(models::gpt_options(flags.model)); };
+  const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
+  const Batch batch{{"tokens", at::empty({flags.batch, flags.sequence_length}, tokens)},
+                    {"targets", at::empty({flags.batch, flags.sequence_length}, tokens)}};
+  return estimate_memory(
+      make, [](auto& model, const Batch& given) { return model(given["tokens"], given["targets"]); },
+      [](const Tensor& loss, const Batch&) { return loss; }, batch, question);
+}
+
+MemoryEstimate estimate_row(const MemoryFlags& flags, const MemoryQuestion& question) {
+  return is_decoder(flags.model) ? estimate_tokens(flags, question) : estimate_images(flags, question);
+}
+
+/// "batches of 32 images of 224 pixels, adam"
+std::string step_text(const MemoryFlags& flags) {
+  const auto counted = [](int64_t n, const char* one) { return fmt::format("{} {}{}", n, one, n == 1 ? "" : "s"); };
+  const auto batch =
+      is_decoder(flags.model)
+          ? fmt::format("{} of {}", counted(flags.batch, "sequence"), counted(flags.sequence_length, "token"))
+          : fmt::format("{} of {}", counted(flags.batch, "image"), counted(flags.image_size, "pixel"));
+  return fmt::format("batches of {}, {}", batch, flags.optimizer);
 }
 
 std::vector<std::pair<const char*, int64_t>> columns_of(const MemoryEstimate& e) {
@@ -159,19 +230,26 @@ std::vector<std::pair<const char*, int64_t>> columns_of(const MemoryEstimate& e)
 }
 
 void print_memory_table(const MemoryFlags& flags, const std::vector<MemoryRow>& rows) {
+  const auto name_of = [](const MemoryRow& row) { return row.rung.empty() ? row.name : row.rung; };
   size_t width = 0;
-  for (const auto& row : rows) width = std::max(width, row.name.size());
-  std::string out = fmt::format("{}: {} parameters, batches of {} images of {} pixels, {}, on each rank\n\n",
-                                flags.model, format_count(static_cast<double>(rows[0].estimate.num_parameters)),
-                                flags.batch, flags.image_size, flags.optimizer);
+  for (const auto& row : rows) width = std::max(width, name_of(row).size());
+  std::string out = fmt::format("{}: {} parameters, {}, on each rank\n\n", flags.model,
+                                format_count(static_cast<double>(rows[0].estimate.num_parameters)), step_text(flags));
+  const auto column = [](const char* name) { return std::max<size_t>(std::string_view(name).size(), 7) + 2; };
   out += fmt::format("{:<{}}", "", width);
-  for (const auto& [name, bytes] : columns_of({})) out += fmt::format("  {:>11}", name);
+  for (const auto& [name, bytes] : columns_of({})) out += fmt::format("{:>{}}", name, column(name));
   out += "  in\n";
   for (const auto& row : rows) {
-    out += fmt::format("{:<{}}", row.name, width);
+    out += fmt::format("{:<{}}", name_of(row), width);
     for (const auto& [name, bytes] : columns_of(row.estimate))
-      out += fmt::format("  {:>11}", bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes)));
+      out += fmt::format("{:>{}}", bytes == 0 ? "-" : format_bytes(static_cast<double>(bytes)), column(name));
     out += fmt::format("  {}\n", to_string(row.estimate.peak_part));
+  }
+  if (rows.size() == 1) {
+    const auto& only = rows[0].estimate;
+    out += fmt::format("\nAt most {} on the device, in {}; {} in host memory.\n",
+                       format_bytes(static_cast<double>(only.device_peak)), to_string(only.peak_part),
+                       only.host > 0 ? format_bytes(static_cast<double>(only.host)) : "nothing");
   }
   std::fputs(out.c_str(), stdout);
 }
@@ -189,9 +267,14 @@ void print_memory_csv(const std::vector<MemoryRow>& rows) {
 }
 
 void print_memory_json(const MemoryFlags& flags, const std::vector<MemoryRow>& rows) {
-  nlohmann::ordered_json json{{"model", flags.model},         {"num_parameters", rows[0].estimate.num_parameters},
-                              {"batch", flags.batch},         {"image_size", flags.image_size},
-                              {"optimizer", flags.optimizer}, {"accelerator", flags.accelerator}};
+  nlohmann::ordered_json json{
+      {"model", flags.model}, {"num_parameters", rows[0].estimate.num_parameters}, {"batch", flags.batch}};
+  if (is_decoder(flags.model))
+    json["sequence_length"] = flags.sequence_length;
+  else
+    json["image_size"] = flags.image_size;
+  json["optimizer"] = flags.optimizer;
+  json["accelerator"] = flags.accelerator;
   for (const auto& row : rows) {
     nlohmann::ordered_json item{{"name", row.name},
                                 {"strategy", row.question.strategy},
@@ -222,8 +305,8 @@ int memory(const std::vector<std::string>& words, const Args&) {
     print_memory_table(flags, rows);
   if (!flags.plot.empty()) {
     BarPlot plot{.title = fmt::format("{}: peak of device memory in a training step", flags.model),
-                 .subtitle = fmt::format("batches of {} images of {} pixels, {}, on each of {} ranks", flags.batch,
-                                         flags.image_size, flags.optimizer, flags.devices)};
+                 .subtitle = flags.devices > 1 ? fmt::format("{}, on each of {} ranks", step_text(flags), flags.devices)
+                                               : step_text(flags)};
     for (const auto& row : rows) {
       const auto peak = static_cast<double>(row.estimate.device_peak);
       plot.bars.push_back({row.label, peak, format_bytes(peak)});
@@ -231,8 +314,8 @@ int memory(const std::vector<std::string>& words, const Args&) {
     write_plot(flags.plot, plot);
   }
   if (!flags.timeline.empty())
-    write_file(flags.timeline,
-               to_svg(rows.back().estimate.timeline, nullptr, flags.model + ", " + rows.back().name + ": predicted"));
+    write_drawing(flags.timeline, picture_of(rows.back().estimate.timeline, nullptr,
+                                             flags.model + ", " + rows.back().name + ": predicted"));
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
@@ -26,6 +27,16 @@ at::ScalarType wide_dtype(const Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+/// In what dtype a product with the weight is computed here.
+at::ScalarType product_dtype(const Tensor& weight) {
+  const auto device = weight.device().type();
+  if (at::autocast::is_autocast_available(device))
+    return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : weight.scalar_type();
+  // torch has no autocast of meta tensors, but estimates of memory have: a product of nothing tells.
+  const auto nothing = at::empty({0, 0}, weight.options());
+  return at::mm(nothing, nothing).scalar_type();
+}
+
 struct LossParts {
   Tensor sum, grad_x, grad_weight;
 };
@@ -33,8 +44,7 @@ struct LossParts {
 /// Sum of the losses of rows x [N, D], and its gradients where they are asked for.
 LossParts loss_in_portions(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows, bool for_x,
                            bool for_weight) {
-  const bool autocast = at::autocast::is_autocast_enabled(x.device().type());
-  const auto dtype = autocast ? at::autocast::get_autocast_dtype(x.device().type()) : weight.scalar_type();
+  const auto dtype = product_dtype(weight);
   const auto w = weight.to(dtype);
   LossParts parts{.sum = at::zeros({}, x.options().dtype(wide_dtype(x)))};
   if (for_x) parts.grad_x = at::empty_like(x);

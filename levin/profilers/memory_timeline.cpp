@@ -1,7 +1,5 @@
 #include "levin/profilers/memory_timeline.h"
 
-#include <map>
-
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
@@ -9,7 +7,7 @@
 #include "levin/core/files.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/memory_counter.h"
-#include "levin/nn/module_access.h"
+#include "levin/io/drawing.h"
 #include "levin/nn/unit.h"
 
 namespace levin {
@@ -43,35 +41,14 @@ void write_memory_timeline(const std::filesystem::path& path, const MemoryTimeli
   const auto with = [&](const char* end) { return std::filesystem::path(path.string() + end); };
   write_file(with(".csv"), measured.csv());
   if (predicted) write_file(with("_predicted.csv"), predicted->csv());
-  write_file(with(".svg"), to_svg(measured, predicted));
+  const auto picture = picture_of(measured, predicted);
+  for (const auto* end : {".svg", ".png"}) write_drawing(with(end), picture);
 }
 
 namespace detail {
-namespace {
-
-void find_repeated(torch::nn::Module& module, const std::string& prefix, std::vector<SelectedUnit>& found) {
-  std::map<std::string, int> count;
-  const auto counts = [](torch::nn::Module& child) {
-    return dynamic_cast<Unit*>(&child) && !child.parameters().empty();
-  };
-  for (auto& child : ModuleAccess::children(module))
-    if (counts(*child.value())) ++count[class_name(*child.value())];
-  for (auto& child : ModuleAccess::children(module)) {
-    auto& each = *child.value();
-    const auto name = prefix.empty() ? child.key() : prefix + "." + child.key();
-    if (counts(each) && count[class_name(each)] > 1)
-      found.push_back({name, dynamic_cast<Unit*>(&each), &each});
-    else
-      find_repeated(each, name, found);
-  }
-}
-
-}  // namespace
 
 std::vector<SelectedUnit> repeated_units(torch::nn::Module& root) {
-  std::vector<SelectedUnit> found;
-  find_repeated(root, "", found);
-  return found;
+  return policy::has_repeated(root) ? select_units(root, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
 struct UnitWatch::State {
@@ -190,6 +167,10 @@ void MemoryRecorder::begin_step() {
   state_->timeline.points.clear();
   state_->recording = true;
   state_->reset_peak();
+  state_->add(StepPart::kForward, "", true);
+}
+void MemoryRecorder::begin_forward() {
+  state_->watch->end_backward();
   state_->add(StepPart::kForward, "", true);
 }
 void MemoryRecorder::begin_backward() {

@@ -15,6 +15,7 @@
 
 namespace levin {
 
+class Drawing;
 class MemoryCounter;
 
 /// A part of a training step.
@@ -44,10 +45,12 @@ struct MemoryTimeline {
   std::string csv() const;
 };
 
-/// The curve as an SVG picture, forward and backward apart; `predicted` stands beside it when it is given.
+/// The curve as a picture, forward and backward apart; `predicted` stands beside it when it is given.
+Drawing picture_of(const MemoryTimeline& measured, const MemoryTimeline* predicted = nullptr,
+                   const std::string& title = "memory over a training step");
 std::string to_svg(const MemoryTimeline& measured, const MemoryTimeline* predicted = nullptr,
                    const std::string& title = "memory over a training step");
-/// Writes `path`.csv and `path`.svg.
+/// Writes `path`.csv, `path`.svg and `path`.png.
 void write_memory_timeline(const std::filesystem::path& path, const MemoryTimeline& measured,
                            const MemoryTimeline* predicted = nullptr);
 
@@ -80,6 +83,8 @@ class MemoryRecorder {
 
   /// Forgets the step before.
   void begin_step();
+  /// Of a further batch of the same step.
+  void begin_forward();
   void begin_backward();
   void begin_optimizer();
   void end_step();
@@ -92,8 +97,7 @@ class MemoryRecorder {
 
 namespace detail {
 
-/// The blocks that a model repeats: units of one class, side by side below one module, that have parameters; the
-/// outermost ones. Empty when there are none.
+/// The units of policy::repeated(); empty when there are none.
 std::vector<SelectedUnit> repeated_units(torch::nn::Module& root);
 
 /// Calls `mark(part, unit, begins)` when a unit begins and ends, in forward and (by the gradients of what goes in and

@@ -84,15 +84,16 @@ struct ZeroOptions {
   ZeroOffload offload_optimizer = {};
   /// Stage 3 only.
   ZeroOffload offload_param = {};
-  /// Elements of one reduction and of one gathering of parameters (stages 1 and 2).
+  /// Elements of one reduction and of one gathering of parameters (stages 1 and 2) at most: a larger unit is sent in
+  /// several parts. A single parameter is never cut.
   int64_t reduce_bucket_size = 500'000'000;
   int64_t allgather_bucket_size = 500'000'000;
   /// Communicate beside the computation.
   bool overlap_comm = true;
   /// Copy gradients into one buffer as they come (the reduction needs it; always so here).
   bool contiguous_gradients = true;
-  /// Stage 3: elements that are gathered ahead; parameters below the threshold stay whole on every rank; at most that
-  /// many elements are whole at once.
+  /// Stage 3: elements that are gathered ahead (a whole unit at least; 0: nothing is); parameters below the threshold
+  /// stay whole on every rank; at most that many elements are whole at once.
   int64_t stage3_prefetch_bucket_size = 50'000'000;
   int64_t stage3_param_persistence_threshold = 100'000;
   int64_t stage3_max_live_parameters = 1'000'000'000;

@@ -343,6 +343,12 @@ struct Classifier : levin::TrainModule {
   levin::GradientAccumulationScheduler accumulate({.scheduling = {{0, 8}, {4, 2}}});   // 8 batches, from epoch 4 on 2
   levin::Trainer quiet({.callbacks = {levin::TrainerProgressBar({.refresh_rate = 100, .leave = false})}});
   levin::ModelSummary summary({.max_depth = 2});
+  const auto make_step = []() -> levin::TrainingStep {
+    auto net = levin::models::vit_l_16({.num_classes = 10});
+    return {net.ptr(), [net](const levin::Batch& batch) mutable { return net(batch["image"]); },
+            [](const Tensor& logits, const levin::Batch& batch) { return levin::cross_entropy(logits, batch["label"]); }};
+  };
+  levin::Trainer measured({.callbacks = {levin::MemoryReport({.make_step = make_step})}});
   levin::Trainer writing({.callbacks = {levin::SafetensorsPredictionWriter({.output_dir = "predictions"})}});
   writing.predict(module, test, {.return_predictions = false});   // predictions/batch_00000-rank_0.safetensors, ...
   levin::LambdaCallback announce({.on_train_epoch_end = [](levin::TrainerContext& run) { run.print("epoch ", run.current_epoch(), " is done"); }});

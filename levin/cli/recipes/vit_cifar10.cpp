@@ -1,11 +1,13 @@
 #include "levin/cli/recipes.h"
 #include "levin/cli/recipes/cifar10.h"
 #include "levin/models/vit.h"
+#include "levin/nn/functional.h"
+#include "levin/trainer/callbacks/memory_report.h"
 
 namespace levin::cli {
 namespace {
 
-class VitCifar : public ImageClassifier {
+class VitCifar : public ImageClassifier, public PredictsMemory {
  public:
   struct Options {
     int64_t patch_size = 4;
@@ -28,24 +30,33 @@ class VitCifar : public ImageClassifier {
   };
 
   explicit VitCifar(const Options& options)
-      : ImageClassifier(input_of(options)),
-        net_(register_module("net", models::vit({.image_size = 32,
-                                                 .patch_size = options.patch_size,
-                                                 .num_layers = options.num_layers,
-                                                 .num_heads = options.num_heads,
-                                                 .hidden_dim = options.hidden_dim,
-                                                 .mlp_dim = options.mlp_dim,
-                                                 .dropout = options.dropout,
-                                                 .num_classes = 10}))) {}
+      : ImageClassifier(input_of(options)), options_(options), net_(register_module("net", make(options))) {}
   Tensor logits(const Tensor& images) override { return net_(images); }
+  TrainingStep make_step() const override {
+    auto net = make(options_);
+    const CrossEntropyOptions loss{.label_smoothing = options_.label_smoothing};
+    return {net.ptr(), [net](const Batch& batch) mutable { return net(batch["image"].to(at::kFloat)); },
+            [loss](const Tensor& scores, const Batch& batch) { return cross_entropy(scores, batch["label"], loss); }};
+  }
 
  private:
+  static models::VisionTransformer make(const Options& options) {
+    return models::vit({.image_size = 32,
+                        .patch_size = options.patch_size,
+                        .num_layers = options.num_layers,
+                        .num_heads = options.num_heads,
+                        .hidden_dim = options.hidden_dim,
+                        .mlp_dim = options.mlp_dim,
+                        .dropout = options.dropout,
+                        .num_classes = 10});
+  }
   static ImageInput input_of(const Options& options) {
     auto input = cifar10_input();
     input.label_smoothing = options.label_smoothing;
     return input;
   }
 
+  Options options_;
   models::VisionTransformer net_;
 };
 

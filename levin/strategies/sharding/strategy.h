@@ -35,6 +35,8 @@ struct ShardingPlan {
   std::string optimizer_folder = {};
   /// Parameters of fewer elements stay whole.
   int64_t persistence_threshold = 0;
+  /// At most that many elements travel at once (but a parameter is never cut for it); 0: a unit does.
+  int64_t most_together = 0;
   std::optional<UnitPolicy> checkpointing = {};
   bool checkpoints_on_host = false;
   bool optimizer_in_backward = false;
@@ -72,6 +74,7 @@ class ShardedStrategy : public Strategy {
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   Optimizer setup_optimizer(Optimizer optimizer) override;
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
+  StateLayout layout() const override;
 
   const ShardingPlan& plan() const { return plan_; }
 
@@ -97,7 +100,7 @@ class ShardedStrategy : public Strategy {
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;
   c10::Device device_ = at::kCPU;
-  std::unique_ptr<TensorShards> shards_;
+  std::shared_ptr<TensorShards> shards_;
   std::vector<Attachment> checkpointing_;
   /// Of modules that are set up; they leave when they die.
   std::vector<std::weak_ptr<ShardedModule*>> modules_;
