@@ -1,14 +1,16 @@
 // Vision transformers on one GPU, with less and less memory: time of a step and peak memory, technique by technique.
-//   memory_ladder [--only NAME,...] [--steps N] [--list] [--tiny]
+//   memory_ladder [--only NAME,...] [--steps N] [--list] [--predict] [--tiny]
 // ViT-L/16 from float32 with Adam down to bfloat16, accumulated portions, SGD and birth on the device; ViT-H/14 under
 // fsdp from one unit to offloaded blocks. A step is one call of forward and backward (of a portion, where batches are
-// accumulated). --tiny: a small model on whatever device there is, to see that every case runs.
+// accumulated). --predict: only what the peak will be, which needs no GPU. --tiny: a small model on whatever device
+// there is, to see that every case runs.
 #include <chrono>
 #include <cstdio>
 
 #include <nlohmann/json.hpp>
 
 #include "levin/levin.h"
+#include "levin/strategies/memory.h"
 #include "levin/strategies/sharding_options.h"
 
 namespace {
@@ -67,8 +69,11 @@ std::vector<Case> all_cases() {
   fsdp("transformer_wrap", {.auto_wrap_policy = blocks});
   fsdp("size_2M", {.auto_wrap_policy = levin::policy::by_size(2'000'000)});
   fsdp("act_ckpt", {.auto_wrap_policy = blocks, .activation_checkpointing_policy = blocks});
-  fsdp("act_ckpt_offload",
-       {.auto_wrap_policy = blocks, .cpu_offload = true, .activation_checkpointing_policy = blocks});
+  // The host updates a block while the device works on the next.
+  fsdp("act_ckpt_offload", {.auto_wrap_policy = blocks,
+                            .cpu_offload = true,
+                            .activation_checkpointing_policy = blocks,
+                            .optimizer_in_backward = true});
   return cases;
 }
 
@@ -90,6 +95,29 @@ void print_figure(const std::string& name, const char* what, double value, const
   std::fflush(stdout);
 }
 
+double predicted_peak(const Case& c, bool tiny) {
+  const auto* fsdp = std::get_if<FsdpOptions>(&c.strategy.value());
+  levin::MemoryQuestion question{.strategy = "single_device",
+                                 .precision = c.precision,
+                                 .optimizer = c.adam ? "adam" : "sgd",
+                                 .device = tiny ? c10::kCPU : c10::kCUDA,
+                                 .accumulate = static_cast<int>(c.accumulate)};
+  if (fsdp) {
+    question.layout = levin::state_layout(*fsdp, 1);
+    question.units = fsdp->auto_wrap_policy;
+    question.checkpointing = fsdp->activation_checkpointing_policy;
+  }
+  const auto side = tiny ? 32 : 224;
+  const levin::Batch batch{{"image", at::empty({c.batch, 3, side, side}, c10::kMeta)},
+                           {"label", at::empty({c.batch}, at::TensorOptions(c10::kMeta).dtype(at::kLong))}};
+  const auto estimate = levin::estimate_memory(
+      [&c, tiny] { return make_model(c, tiny); },
+      [](auto& model, const levin::Batch& given) { return model(given["image"]); },
+      [](const at::Tensor& logits, const levin::Batch& given) { return levin::cross_entropy(logits, given["label"]); },
+      batch, question);
+  return static_cast<double>(estimate.device_peak);
+}
+
 void measure(const Case& c, bool tiny) {
   levin::Fabric fabric(
       {.accelerator = tiny ? "auto" : "cuda", .strategy = c.strategy, .devices = 1, .precision = c.precision});
@@ -105,13 +133,11 @@ void measure(const Case& c, bool tiny) {
   const auto side = model->options.image_size;
   const auto x = torch::randn({c.batch, 3, side, side}, fabric.device());
   const auto y = torch::randint(0, 10, {c.batch}, at::TensorOptions().device(fabric.device()).dtype(at::kLong));
-  // Gradients of offloaded parameters go to host memory after every portion; keeping them back would fill the device.
-  const bool holds_back = c.birth != Birth::kDeferred;
   int64_t calls = 0;
   auto step = [&, &net = net, &optimizer = optimizer] {
     const bool last = ++calls % c.accumulate == 0;
     {
-      const auto no_sync = fabric.no_backward_sync(net, holds_back && !last);
+      const auto no_sync = fabric.no_backward_sync(net, !last);
       fabric.backward(levin::cross_entropy(net(x), y) / static_cast<double>(c.accumulate));
     }
     if (!last) return;
@@ -129,6 +155,7 @@ void measure(const Case& c, bool tiny) {
   const auto memory = device.memory(fabric.device());
   print_figure(c.name, "step", seconds / static_cast<double>(c.steps) * 1e3, "ms", true);
   print_figure(c.name, "peak memory", static_cast<double>(memory.peak_allocated) / 1e9, "GB", true);
+  print_figure(c.name, "predicted memory", predicted_peak(c, tiny) / 1e9, "GB", false);
   print_figure(c.name, "reserved memory", static_cast<double>(memory.peak_reserved) / 1e9, "GB", false);
 }
 
@@ -146,7 +173,7 @@ void climb(levin::Args& args) {
   auto cases = all_cases();
   const auto only = split(args.get("only", ""));
   const auto steps = args.get("steps", 0);
-  const bool tiny = args.has("tiny"), list = args.has("list");
+  const bool tiny = args.has("tiny"), list = args.has("list"), predict = args.has("predict");
   args.check_all_used();
   std::vector<std::string> names;
   for (const auto& c : cases) names.push_back(c.name);
@@ -157,7 +184,7 @@ void climb(levin::Args& args) {
     for (const auto& name : names) std::printf("%s\n", name.c_str());
     return;
   }
-  if (!tiny && levin::detail::cuda_accelerator().device_count() == 0) {
+  if (!tiny && !predict && levin::detail::cuda_accelerator().device_count() == 0) {
     std::printf("{\"skip\": \"no GPU\"}\n");
     return;
   }
@@ -166,6 +193,10 @@ void climb(levin::Args& args) {
     if (!only.empty() && std::find(only.begin(), only.end(), c.name) == only.end()) continue;
     if (steps > 0) c.steps = steps;
     try {
+      if (predict) {
+        print_figure(c.name, "predicted memory", predicted_peak(c, tiny) / 1e9, "GB", false);
+        continue;
+      }
       measure(c, tiny);
     } catch (const std::exception& error) {
       const nlohmann::json line{{"case", c.name}, {"error", levin::one_line(error)}};

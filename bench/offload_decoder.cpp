@@ -1,7 +1,9 @@
 // A decoder that does not fit the GPU, trained through host memory under a budget: time, loss and memory of each step,
 // and how far the step is from what the machine's links and memories allow.
 //   offload_decoder --model gpt_6_7b [--budget-gb 8] [--steps 4] [--strategy deepspeed_stage_3_offload|colossalai]
-//                   [--batch 8] [--seq 1024] [--precision bf16-mixed] [--link-gb-s 55] [--plan] [--tiny]
+//                   [--batch 8] [--seq 1024] [--precision bf16-mixed] [--link-gb-s 55] [--step-after] [--plan] [--tiny]
+// The host steps a block's part of the optimizer while the device is still in backward; --step-after: when it has
+// ended.
 // --plan: print what will be needed, and stop. --tiny: a small model on whatever device there is, to see that it runs.
 #include <chrono>
 #include <cstdio>
@@ -60,17 +62,20 @@ void print_plan(const Plan& plan, double available) {
   std::fflush(stdout);
 }
 
-levin::StrategyChoice strategy_of(const std::string& name, int64_t budget) {
+levin::StrategyChoice strategy_of(const std::string& name, int64_t budget, bool in_backward) {
   const auto blocks = levin::policy::by_class<GptBlock>();
   if (name == "deepspeed_stage_3_offload")
     return levin::ZeroOptions{.stage = 3,
                               .offload_optimizer = {.device = "cpu"},
                               .offload_param = {.device = "cpu"},
                               .auto_wrap_policy = blocks,
-                              .activation_checkpointing_policy = blocks};
+                              .activation_checkpointing_policy = blocks,
+                              .optimizer_in_backward = in_backward};
   if (name == "colossalai")
-    return levin::GeminiOptions{
-        .memory_budget = budget, .auto_wrap_policy = blocks, .activation_checkpointing_policy = blocks};
+    return levin::GeminiOptions{.memory_budget = budget,
+                                .auto_wrap_policy = blocks,
+                                .activation_checkpointing_policy = blocks,
+                                .optimizer_in_backward = in_backward};
   const std::vector<std::string> known{"deepspeed_stage_3_offload", "colossalai"};
   levin::fail_unknown("offload_decoder", "strategy", name, known);
 }
@@ -140,7 +145,7 @@ void figure(const std::string& name, double value, const char* unit, const char*
 }
 
 void train(levin::Args& args) {
-  const bool tiny = args.has("tiny"), plan_only = args.has("plan");
+  const bool tiny = args.has("tiny"), plan_only = args.has("plan"), in_backward = !args.has("step-after");
   const auto name = args.get("model", tiny ? "gpt2" : ""), strategy = args.get("strategy", "deepspeed_stage_3_offload");
   const auto budget_gb = args.get("budget-gb", 8.0), link = args.get("link-gb-s", 55.0);
   const auto steps = args.get("steps", 4), batch = args.get("batch", tiny ? 2 : 8);
@@ -169,7 +174,7 @@ void train(levin::Args& args) {
               " of host memory, and ", levin::format_bytes(available), " are free");
 
   const auto budget = static_cast<int64_t>(budget_gb * 1e9);
-  const auto choice = strategy_of(strategy, budget);
+  const auto choice = strategy_of(strategy, budget, in_backward);
   levin::Fabric fabric(
       {.accelerator = tiny ? "auto" : "cuda", .strategy = choice, .devices = 1, .precision = precision});
   fabric.launch();

@@ -32,7 +32,7 @@ struct SaveOptions {
   /// there whole, or all throw the same line, and nothing has changed.
   ShardMap* shards = nullptr;
   /// Parts are sent to rank 0, which writes what a single process would have written. One tensor at a time is whole, in
-  /// rank 0's host memory. Without `shards` it is so anyway.
+  /// rank 0's host memory. Without `shards` it is so anyway, and so it is where `shards->saves_full()`.
   bool full = false;
   /// Where tensors of the tree stand that are parts without being known to `shards`.
   const ShardTargets* targets = nullptr;
@@ -85,6 +85,8 @@ void load_raw(const std::filesystem::path& path, const StateRef& target, const R
 struct ConsolidateOptions {
   /// Only these names of the state ("model"); all when there are none.
   std::vector<std::string> keys = {};
+  /// Called with the bytes that are done, of as many: everything is compared first, and then written.
+  std::function<void(uint64_t done, uint64_t all)> progress = {};
 };
 /// Writes what a single process would have written: all tensors of a checkpoint in one piece each, in the files that a
 /// state without shards has. Needs no ranks and no more memory than the largest tensor takes. `out` may be `folder`.

@@ -9,7 +9,6 @@ namespace levin {
 void consolidate_checkpoint(const std::filesystem::path& folder, const std::filesystem::path& out,
                             const ConsolidateOptions& options) {
   const detail::CheckpointReader reader(folder);
-  reader.verify();
   detail::check_replaceable(out);
   std::map<std::string, Tensor> described;
   StateDict state;
@@ -17,6 +16,15 @@ void consolidate_checkpoint(const std::filesystem::path& folder, const std::file
   for (const auto& key : options.keys)
     if (!reader.contains(key)) fail_unknown("checkpoint.consolidate", reader.where() + ": name", key, all);
   for (const auto& key : options.keys.empty() ? all : options.keys) state[key] = reader.describe(key, described);
+  uint64_t done = 0;
+  uint64_t all_bytes = 0;
+  const auto progress = [&](uint64_t bytes) {
+    done += bytes;
+    if (options.progress) options.progress(done, all_bytes);
+  };
+  for (const auto& tensor : reader.manifest().tensors) all_bytes += reader.like(tensor.id).nbytes();
+  for (const auto& [id, tensor] : described) all_bytes += tensor.nbytes();
+  reader.verify(0, 1, progress);
   std::unordered_map<const c10::TensorImpl*, std::string> ids;
   for (const auto& [id, tensor] : described) ids.emplace(tensor.unsafeGetTensorImpl(), id);
 
@@ -31,7 +39,9 @@ void consolidate_checkpoint(const std::filesystem::path& folder, const std::file
     detail::write_whole_file(
         target.path(), file,
         [&](const detail::StateFiles::Item& item) {
-          return reader.read_tensor(ids.at(item.tensor.unsafeGetTensorImpl()));
+          auto tensor = reader.read_tensor(ids.at(item.tensor.unsafeGetTensorImpl()));
+          progress(tensor.nbytes());
+          return tensor;
         },
         manifest);
   detail::write_tree_and_manifest(target.path(), tree, manifest);

@@ -46,21 +46,15 @@ class ModelSource : public detail::TensorSource {
   }
   Tensor read(const std::string& name) const override { return model_.read(name); }
   void read_into(const std::string& name, Tensor& into) const override { model_.read_into(name, into); }
+  void read_rows(const std::string& name, int64_t start, Tensor& into) const override {
+    if (model_.at(name).shape.empty()) return TensorSource::read_rows(name, start, into);
+    for (const auto& file : model_.files())
+      if (const auto* entry = file.find(name)) return file.read_rows(*entry, start, into);
+  }
 
  private:
   const SafetensorsModel& model_;
 };
-
-std::string choose_key(const CheckpointReader& reader, const std::string& asked) {
-  const auto keys = reader.keys();
-  if (!asked.empty()) {
-    if (!reader.contains(asked)) fail_unknown("load_raw", fmt::format("\"{}\": key", reader.where()), asked, keys);
-    return asked;
-  }
-  if (reader.contains("model")) return "model";
-  LEVIN_CHECK(keys.size() == 1, "[load_raw] \"", reader.where(), "\" holds ", join(keys), "; say which one with .key");
-  return keys[0];
-}
 
 /// Runs a step of loading; with shards together with the other ranks, so that all go on or none.
 void step(ShardMap* shards, const std::function<void()>& work) {
@@ -86,7 +80,7 @@ void load_raw_checkpoint(const fs::path& path, const StateRef& target, const Raw
   detail::ModuleLoad load;
   step(options.shards, [&] {
     reader.emplace(path);
-    key = choose_key(*reader, options.key);
+    key = reader->choose_key("load_raw", options.key, ".key");
     if (!target.module()) return;
     LEVIN_CHECK(reader->is_dict(key), "[load_raw] \"", key, "\" of \"", reader->where(), "\" is not a module's state");
     source = reader->tensors(key);

@@ -3,9 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "levin/checkpoint/state_files.h"
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/words.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
@@ -46,6 +48,22 @@ bool has_whole_rows(const TensorPart& part, const TensorEntry& tensor) {
 
 }  // namespace
 
+bool looks_like_checkpoint(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return false;
+  if (fs::exists(path / kStateFile, error)) return true;
+  if (fs::exists(path / kManifestFile, error)) {
+    // A file of that name may be anyone's.
+    const auto text = read_file(path / kManifestFile);
+    if (text.find("levin checkpoint") != std::string::npos) return true;
+  }
+  for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error))
+    if (const auto name = it->path().filename().string();
+        name.ends_with(".safetensors") && name.find(".rank-") != std::string::npos)
+      return true;
+  return false;
+}
+
 CheckpointReader::CheckpointReader(const fs::path& folder) : where_(folder.string()) {
   auto name = folder.lexically_normal();
   if (!name.has_filename()) name = name.parent_path();
@@ -85,12 +103,14 @@ void CheckpointReader::check_files(const fs::path& folder) {
 
   for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
     const auto& tensor = manifest_.tensors[i];
-    index_.emplace(tensor.id, i);
+    LEVIN_CHECK(index_.emplace(tensor.id, i).second, "[checkpoint] \"", where_, "\": the manifest lists \"",
+                printable(tensor.id), "\" twice");
     for (const auto& part : tensor.parts) {
       const auto file = files_.find(part.file);
       const auto* found = file == files_.end() ? nullptr : file->second.find(part.name);
       LEVIN_CHECK(found && found->dtype == tensor.dtype && found->shape == part.shape, "[checkpoint] \"", where_,
-                  "\" is damaged: \"", part.file, "\" does not hold \"", tensor.id, "\" as the manifest says");
+                  "\" is damaged: \"", printable(part.file), "\" does not hold \"", printable(tensor.id),
+                  "\" as the manifest says");
     }
   }
 }
@@ -106,22 +126,50 @@ bool CheckpointReader::sharded() const {
   });
 }
 
-void CheckpointReader::verify(int share, int sharers) const {
+std::string CheckpointReader::choose_key(std::string_view operation, const std::string& asked,
+                                         std::string_view how) const {
+  const auto all = keys();
+  if (!asked.empty()) {
+    if (!contains(asked)) fail_unknown(operation, fmt::format("\"{}\": key", where_), asked, all);
+    return asked;
+  }
+  if (contains("model")) return "model";
+  LEVIN_CHECK(all.size() == 1, "[", operation, "] \"", where_, "\" holds ", printable(join(all)),
+              "; say which one with ", how);
+  return all[0];
+}
+
+std::vector<std::pair<std::string, std::string>> CheckpointReader::list(std::string_view key) const {
+  std::vector<std::string> ids;
+  std::string current;
+  StateFiles files([&](const Tensor&) { return current; });
+  (void)tree_->decode_at(key, [&](const StatePath& path, const std::string& id) {
+    current = id;
+    if (files.place(path, like(id)); files.files().back().items.size() > ids.size()) ids.push_back(id);
+    return Tensor();
+  });
+  std::vector<std::pair<std::string, std::string>> listed;
+  for (size_t i = 0; i < ids.size(); ++i) listed.emplace_back(files.files().back().items[i].name, ids[i]);
+  return listed;
+}
+
+void CheckpointReader::verify(int share, int sharers, const std::function<void(uint64_t)>& checked) const {
   int turn = 0;
   for (const auto& tensor : manifest_.tensors) {
     for (const auto& part : tensor.parts) {
       if (turn++ % sharers != share) continue;
       const auto& file = files_.at(part.file);
       const auto found = checksum_text(file.checksum(file.at(part.name)));
-      LEVIN_CHECK(found == part.checksum, "[checkpoint] \"", where_, "\" is damaged: tensor \"", tensor.id, "\" in \"",
-                  part.file, "\" has checksum ", found, ", ", part.checksum, " was written");
+      LEVIN_CHECK(found == part.checksum, "[checkpoint] \"", where_, "\" is damaged: tensor \"", printable(tensor.id),
+                  "\" in \"", part.file, "\" has checksum ", found, ", ", printable(part.checksum), " was written");
+      if (checked) checked(file.at(part.name).bytes());
     }
   }
 }
 
 const TensorEntry& CheckpointReader::entry(const std::string& id) const {
   const auto found = index_.find(id);
-  LEVIN_CHECK(found != index_.end(), "[checkpoint] \"", where_, "\": state.json speaks of a tensor \"", id,
+  LEVIN_CHECK(found != index_.end(), "[checkpoint] \"", where_, "\": state.json speaks of a tensor \"", printable(id),
               "\" that the manifest does not list");
   return manifest_.tensors[found->second];
 }
@@ -129,8 +177,8 @@ const TensorEntry& CheckpointReader::entry(const std::string& id) const {
 Tensor CheckpointReader::like(const std::string& id) const {
   const auto& tensor = entry(id);
   const auto* type = find_safetensors_type(tensor.dtype);
-  LEVIN_CHECK(type && type->type != c10::ScalarType::Undefined, "[checkpoint] \"", where_, "\": \"", id,
-              "\" has dtype ", tensor.dtype, ", which cannot be read");
+  LEVIN_CHECK(type && type->type != c10::ScalarType::Undefined, "[checkpoint] \"", where_, "\": \"", printable(id),
+              "\" has dtype ", printable(tensor.dtype), ", which cannot be read");
   return at::empty(tensor.shape, at::TensorOptions().dtype(type->type).device(at::kMeta));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +17,9 @@
 
 namespace levin::detail {
 
+/// Whether a path is a checkpoint, or what is left of one: damaged, or without its manifest.
+bool looks_like_checkpoint(const std::filesystem::path& path);
+
 /// A checkpoint, open for reading. Opening checks the manifest, that every file is there with its size, and that what
 /// the files declare is what the manifest says; data are read when asked for.
 class CheckpointReader {
@@ -27,12 +31,18 @@ class CheckpointReader {
   std::vector<std::string> keys() const { return tree_->keys(); }
   bool contains(std::string_view key) const;
   bool is_dict(std::string_view key) const { return tree_->is_dict(key); }
+  /// The name of the state that is meant: the one that was asked for, else "model", else the only one. An Error of
+  /// `operation` tells of others; `how` says how one is chosen.
+  std::string choose_key(std::string_view operation, const std::string& asked, std::string_view how) const;
+  /// The tensors under a name of the state, each once: its name as a single process's file of that name has it, and its
+  /// id.
+  std::vector<std::pair<std::string, std::string>> list(std::string_view key) const;
   /// Whether some tensors are in parts.
   bool sharded() const;
 
   /// Compares the checksum of every part of a tensor; an Error names the first that is damaged. Of `sharers` that read
-  /// together each takes its share.
-  void verify(int share = 0, int sharers = 1) const;
+  /// together each takes its share. `checked` is told of the bytes of each part.
+  void verify(int share = 0, int sharers = 1, const std::function<void(uint64_t bytes)>& checked = {}) const;
   /// A value with its tensors.
   StateValue read(std::string_view key) const;
   /// The same, but of tensors that have a target only the rows that it takes.
@@ -42,6 +52,7 @@ class CheckpointReader {
   /// The tensors of a dict, to be read one by one. Borrows this reader.
   std::unique_ptr<TensorSource> tensors(std::string_view key) const;
 
+  const TensorEntry& entry(const std::string& id) const;
   Tensor like(const std::string& id) const;
   Tensor read_tensor(const std::string& id) const;
   void read_tensor_into(const std::string& id, Tensor& into) const { read_rows_into(id, 0, into); }
@@ -51,7 +62,6 @@ class CheckpointReader {
 
  private:
   void check_files(const std::filesystem::path& folder);
-  const TensorEntry& entry(const std::string& id) const;
 
   std::string where_;
   Manifest manifest_;

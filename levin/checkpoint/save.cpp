@@ -6,7 +6,10 @@ namespace levin {
 namespace fs = std::filesystem;
 
 void detail::save_checkpoint_dict(const fs::path& folder, const StateDict& state, const SaveOptions& options) {
-  if (options.shards) return options.full ? save_full(folder, state, options) : save_shards(folder, state, options);
+  if (options.shards) {
+    const bool full = options.full || options.shards->saves_full();
+    return full ? save_full(folder, state, options) : save_shards(folder, state, options);
+  }
   check_replaceable(folder);
   StateFiles files(memory_key);
   const auto tree = tree_text(options.filter.empty() ? state : filtered(state, options.filter),

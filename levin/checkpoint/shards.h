@@ -45,6 +45,8 @@ class ShardMap {
   virtual const ShardPlace* find_slots(const Tensor& param) const { return find(param); }
   /// Takes notice of what optimizers have made since; called before tensors of a state are looked for.
   virtual void refresh() {}
+  /// Whether a state is saved whole, as one process writes it, by whoever saves without saying how.
+  virtual bool saves_full() const { return false; }
 };
 
 /// A ShardMap for whoever divides modules and optimizers: it is told of parameters, and finds what optimizers keep for
@@ -62,12 +64,14 @@ class TensorShards : public ShardMap {
   /// Slots of this optimizer that have the shape of the part take the place of their parameter; "step" and other single
   /// numbers are whole.
   void add_optimizer(const Optimizer& optimizer);
+  void set_saves_full(bool full) { saves_full_ = full; }
 
   const ShardPlace* find(const Tensor& tensor) const override;
   Collective& group() const override { return group_; }
   const ShardPlace* find_slots(const Tensor& param) const override;
   /// Throws when an optimizer keeps a tensor of another shape for a divided parameter: ranks would not have the same.
   void refresh() override;
+  bool saves_full() const override { return saves_full_; }
 
  private:
   struct Known {
@@ -81,6 +85,7 @@ class TensorShards : public ShardMap {
   Places whole_params_;
   Places slots_;
   std::vector<std::weak_ptr<OptimizerImpl>> optimizers_;
+  bool saves_full_ = false;
 };
 
 namespace detail {

@@ -1,14 +1,18 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
+#include <optional>
 #include <set>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/cli/command.h"
+#include "levin/cli/convert_source.h"
 #include "levin/cli/weight_flags.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
@@ -16,7 +20,6 @@
 #include "levin/core/words.h"
 #include "levin/io/safetensors.h"
 #include "levin/io/torch_file.h"
-#include "levin/io/weights.h"
 #include "levin/models/naming.h"
 
 namespace levin::cli {
@@ -28,9 +31,12 @@ constexpr const char* kConvertHelp =
     "Moves weights from one format or naming scheme to another. Nothing in a file is run, and nothing is "
     "half-written.\n"
     "Usage: levin convert SRC DST [FLAGS]\n\n"
-    "  SRC                   .safetensors, .pt, .pth, .bin, .ckpt, an index of several, or a folder with one of these\n"
-    "  DST                   a file, or with --shard-bytes a folder\n"
-    "  --to FORMAT           safetensors or pth (by the ending of DST)\n"
+    "  SRC                   .safetensors, .pt, .pth, .bin, .ckpt, an index of several, or a folder with one of "
+    "these;\n"
+    "                        or a checkpoint, whether one process wrote it or many ranks their parts\n"
+    "  DST                   a file, or with --shard-bytes or --to checkpoint a folder\n"
+    "  --to FORMAT           safetensors or pth (by the ending of DST); checkpoint: all of a checkpoint, with its\n"
+    "                        tensors in one piece each, as one process writes it\n"
     "  --dtype TYPE          float32, bfloat16 or float16 for all that is floating point\n"
     "  --naming SCHEME       torchvision, timm, huggingface or levin: rename the weights of a ViT, ResNet\n"
     "                        or decoder (GPT-2, Llama)\n"
@@ -39,17 +45,20 @@ constexpr const char* kConvertHelp =
     "  --strip-prefix P      take this from the beginning of names, before they are renamed\n"
     "  --add-prefix P        put this before names, after they are renamed\n"
     "  --shard-bytes N       split into files of at most N bytes (5GB, 500MB) with an index\n"
-    "  --root NAME           the part of a torch file to take (state_dict); \"\" for all of it (auto)\n"
+    "  --root NAME           the part to take: of a torch file (state_dict), of a checkpoint (model); \"\" for all of "
+    "it\n"
+    "                        (auto)\n"
     "  --overwrite           replace DST\n";
 
 /// One tensor of the result: what it is made of, and how large it will be.
 struct ConvertItem {
   models::RenamedWeight weight;  // sources are names of the file
   c10::ScalarType dtype = c10::ScalarType::Undefined;
+  std::vector<int64_t> shape = {};
   uint64_t bytes = 0;
 };
 
-std::vector<ConvertItem> plan_conversion(const WeightFile& file, const WeightFlags& flags) {
+std::vector<ConvertItem> plan_conversion(const WeightSource& file, const WeightFlags& flags) {
   const auto prefix = flags.get("--strip-prefix");
   std::vector<std::string> names;
   std::map<std::string, std::string> origin;
@@ -91,15 +100,28 @@ std::vector<ConvertItem> plan_conversion(const WeightFile& file, const WeightFla
     const bool cast = wanted != c10::ScalarType::Undefined && c10::isFloatingType(first.type);
     ConvertItem item{std::move(weight), cast ? wanted : first.type};
     item.bytes = c10::elementSize(item.dtype);
-    for (const auto size : models::renamed_shape(item.weight, shapes)) item.bytes *= static_cast<uint64_t>(size);
+    item.shape = models::renamed_shape(item.weight, shapes);
+    for (const auto size : item.shape) item.bytes *= static_cast<uint64_t>(size);
     item.weight.name = flags.get("--add-prefix") + item.weight.name;
     items.push_back(std::move(item));
   }
   return items;
 }
 
-/// Reads a part of the result. What shared memory in the file and is not changed shares it still.
-NamedTensors read_items(const WeightFile& file, std::span<const ConvertItem> items, ProgressBar& bar) {
+/// A tensor of the result, out of what it is made of.
+Tensor make_item(const ConvertItem& item, const std::function<Tensor(const std::string&)>& source) {
+  std::vector<Tensor> parts;
+  for (const auto& name : item.weight.sources) parts.push_back(source(name));
+  auto tensor = parts.size() == 1 ? parts[0] : at::cat(parts, 0);
+  if (item.weight.parts > 1) {
+    const auto rows = tensor.size(0) / item.weight.parts;
+    tensor = tensor.slice(0, item.weight.part * rows, (item.weight.part + 1) * rows).clone();
+  }
+  return item.weight.transposed ? tensor.t().contiguous() : tensor;
+}
+
+/// All of a part of the result. What shared memory in the file and is not changed shares it still.
+NamedTensors read_items(const WeightSource& file, std::span<const ConvertItem> items, ProgressBar& bar) {
   std::vector<std::string> names;
   std::set<std::string> seen;
   for (const auto& item : items)
@@ -110,14 +132,7 @@ NamedTensors read_items(const WeightFile& file, std::span<const ConvertItem> ite
   std::map<std::pair<void*, c10::ScalarType>, Tensor> cast;  // tied tensors stay tied
   NamedTensors tensors;
   for (const auto& item : items) {
-    std::vector<Tensor> parts;
-    for (const auto& source : item.weight.sources) parts.push_back(sources.at(source));
-    auto tensor = parts.size() == 1 ? parts[0] : at::cat(parts, 0);
-    if (item.weight.parts > 1) {
-      const auto rows = tensor.size(0) / item.weight.parts;
-      tensor = tensor.slice(0, item.weight.part * rows, (item.weight.part + 1) * rows).clone();
-    }
-    if (item.weight.transposed) tensor = tensor.t().contiguous();
+    auto tensor = make_item(item, [&](const std::string& name) { return sources.at(name); });
     if (tensor.scalar_type() != item.dtype) {
       auto& known = cast[{tensor.data_ptr(), item.dtype}];
       if (!known.defined() || known.sizes() != tensor.sizes() || tensor.numel() == 0) known = tensor.to(item.dtype);
@@ -129,9 +144,25 @@ NamedTensors read_items(const WeightFile& file, std::span<const ConvertItem> ite
   return tensors;
 }
 
-void write_tensors(const fs::path& path, const NamedTensors& tensors, const std::string& format) {
-  if (format == "pth") return write_torch_file(path, tensors);
-  write_safetensors(path, tensors, {{"format", "pt"}});
+/// One tensor at a time is in memory, except that a file of torch.save is put together whole.
+void write_items(const fs::path& path, const WeightSource& file, std::span<const ConvertItem> items,
+                 const std::string& format, ProgressBar& bar) {
+  if (format == "pth") return write_torch_file(path, read_items(file, items, bar));
+  NamedTensors like;
+  std::map<std::string_view, const ConvertItem*> by_name;
+  for (const auto& item : items) {
+    like.emplace_back(item.weight.name, at::empty(item.shape, at::TensorOptions(item.dtype).device(at::kMeta)));
+    by_name.emplace(item.weight.name, &item);
+  }
+  AtomicFile out(path);
+  const auto read = [&](const std::string& name) {
+    const auto& item = *by_name.at(name);
+    const auto tensor = make_item(item, [&](const std::string& source) { return file.read(source); });
+    bar.advance(static_cast<int64_t>(item.bytes));
+    return tensor.to(item.dtype);
+  };
+  write_safetensors(out.writer(), like, read, {{"format", "pt"}});
+  out.commit();
 }
 
 bool holds_only_weights(const fs::path& folder) {
@@ -155,7 +186,7 @@ void check_target(const fs::path& target, bool folder, bool overwrite) {
               "\" holds other things than weights; name another folder");
 }
 
-size_t write_shards(const WeightFile& file, const std::vector<ConvertItem>& items, const fs::path& target,
+size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& items, const fs::path& target,
                     const std::string& format, uint64_t shard_bytes, ProgressBar& bar) {
   std::vector<std::pair<size_t, size_t>> shards;
   uint64_t filled = 0;
@@ -177,7 +208,7 @@ size_t write_shards(const WeightFile& file, const std::vector<ConvertItem>& item
     const auto name =
         shards.size() == 1 ? stem + ending : fmt::format("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), ending);
     const auto part = std::span(items).subspan(shards[i].first, shards[i].second - shards[i].first);
-    write_tensors(folder.path() / name, read_items(file, part, bar), format);
+    write_items(folder.path() / name, file, part, format, bar);
     for (const auto& item : part) places[item.weight.name] = name;
   }
   if (shards.size() > 1) {
@@ -188,28 +219,35 @@ size_t write_shards(const WeightFile& file, const std::vector<ConvertItem>& item
   return shards.size();
 }
 
-/// Weights in a checkpoint that several ranks have written are in parts: here they are in one piece, until this is
-/// gone.
-class WholeWeights {
- public:
-  WholeWeights(const fs::path& source, const fs::path& target) : path_(source) {
-    if (!fs::exists(source / "manifest.json") || !checkpoint_info(source).sharded) return;
-    made_ = path_ = detail::temporary_beside(fs::absolute(target));
-    consolidate_checkpoint(source, made_, {.keys = {"model"}});
+/// `--to checkpoint`: all of a checkpoint, for a run to go on from.
+int convert_checkpoint(const fs::path& source, const fs::path& target, const WeightFlags& flags) {
+  for (const char* flag : {"--dtype", "--naming", "--from-naming", "--select", "--strip-prefix", "--add-prefix",
+                           "--shard-bytes", "--root"})
+    LEVIN_CHECK(!flags.has(flag), "[levin convert] --to checkpoint takes all of a checkpoint as it is; leave ", flag,
+                " out");
+  LEVIN_CHECK(detail::looks_like_checkpoint(source), "[levin convert] \"", source.string(),
+              "\" is not a checkpoint, so --to checkpoint can do nothing with it");
+  LEVIN_CHECK(!fs::exists(target) || flags.has("--overwrite") || (fs::is_directory(target) && fs::is_empty(target)),
+              "[levin convert] \"", target.string(), "\" is there already; --overwrite replaces it");
+  {
+    std::optional<ProgressBar> bar;
+    std::optional<DropBar> drop;
+    uint64_t before = 0;
+    const auto progress = [&](uint64_t done, uint64_t all) {
+      if (!bar)
+        drop.emplace(bar.emplace("converting", static_cast<int64_t>(all), ProgressOptions{.unit = "B", .keep = false}));
+      bar->advance(static_cast<int64_t>(done - before));
+      before = done;
+    };
+    consolidate_checkpoint(source, target, {.progress = progress});
   }
-  ~WholeWeights() {
-    std::error_code ignored;
-    if (!made_.empty()) fs::remove_all(made_, ignored);
-  }
-  WholeWeights(const WholeWeights&) = delete;
-  WholeWeights& operator=(const WholeWeights&) = delete;
-
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-  fs::path made_;
-};
+  const detail::CheckpointReader written(target);
+  uint64_t total = 0;
+  for (const auto& tensor : written.manifest().tensors) total += written.like(tensor.id).nbytes();
+  fmt::print("{}: {} tensors, {}, a checkpoint with {}\n", target.string(), written.manifest().tensors.size(),
+             format_bytes(static_cast<double>(total)), join(written.keys()));
+  return 0;
+}
 
 }  // namespace
 
@@ -228,7 +266,8 @@ int convert(const std::vector<std::string>& words, const Args&) {
   flags.get("--dtype", "", {"float32", "bfloat16", "float16"});
   const auto shard_bytes = flags.bytes("--shard-bytes");
   const fs::path target = flags.file(1);
-  auto format = flags.get("--to", "", {"safetensors", "pth"});
+  auto format = flags.get("--to", "", {"safetensors", "pth", "checkpoint"});
+  if (format == "checkpoint") return convert_checkpoint(flags.file(0), target, flags);
   if (format.empty()) {
     const auto ending = target.extension().string();
     const bool torch = ending == ".pth" || ending == ".pt" || ending == ".bin" || ending == ".ckpt";
@@ -237,18 +276,19 @@ int convert(const std::vector<std::string>& words, const Args&) {
     format = torch ? "pth" : "safetensors";
   }
   check_target(target, shard_bytes > 0, flags.has("--overwrite"));
-  const WholeWeights source(flags.file(0), target);
-  const WeightFile file(source.path(), {.root = flags.get("--root", "auto")});
+  const WeightSource file(flags.file(0), flags.get("--root", "auto"));
   const auto items = plan_conversion(file, flags);
+  file.verify();
   uint64_t total = 0;
   for (const auto& item : items) total += item.bytes;
   size_t files = 1;
   {
     ProgressBar bar("converting", static_cast<int64_t>(total), {.unit = "B", .keep = false});
+    const DropBar drop(bar);
     if (shard_bytes > 0)
       files = write_shards(file, items, target, format, shard_bytes, bar);
     else
-      write_tensors(target, read_items(file, items, bar), format);
+      write_items(target, file, items, format, bar);
   }
   fmt::print("{}: {} tensors, {}, {} {} of {}\n", target.string(), items.size(),
              format_bytes(static_cast<double>(total)), files, files == 1 ? "file" : "files", format);

@@ -3,10 +3,10 @@
 #include <cmath>
 #include <cstdlib>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include "levin/core/error.h"
+#include "levin/core/parallel.h"
 #include "levin/core/random.h"
 #include "levin/core/words.h"
 #include "levin/data/drawn_shapes.h"
@@ -51,7 +51,7 @@ TensorDataset load_cifar_part(const fs::path& folder, const std::string& split) 
   const auto count = records->size();
   auto images = at::empty({count, 3, kSide, kSide}, at::kByte);
   auto labels = at::empty({count}, at::kLong);
-  at::parallel_for(0, count, 256, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, 256, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Record record = records->read(i);
       const Tensor pixels = detail::pixels_of(record, "cifar10", ImageMode::kRgb);
@@ -107,7 +107,7 @@ TensorDataset draw_color_part(int64_t count, uint64_t seed, uint64_t part) {
   auto labels = at::empty({count}, at::kLong);
   auto* pixels = images.mutable_data_ptr<uint8_t>();
   auto* label = labels.mutable_data_ptr<int64_t>();
-  at::parallel_for(0, count, 64, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Random random(seed, part, static_cast<uint64_t>(i));
       label[i] = static_cast<int64_t>(random.below(detail::kShapeNames.size()));

@@ -304,10 +304,13 @@ class Fabric {
   using Filter = std::map<std::string, StateFilter>;
   /// Writes a checkpoint folder: modules, optimizers and whatever else the state binds. Every rank must call.
   void save(const std::string& path, const State& state, const Filter& filter = {});
+  /// The same in other words: `fabric.save("run/whole", state, {.full = true})` writes what a single process would,
+  /// whatever the strategy has divided. World size and shards are this Fabric's own.
+  void save(const std::string& path, const State& state, const SaveOptions& options);
   /// The same for a tree of values.
   template <std::same_as<StateDict> D>
-  void save(const std::string& path, const D& state) {
-    save_tree(path, state);
+  void save(const std::string& path, const D& state, const SaveOptions& options = {}) {
+    save_tree(path, state, options);
   }
   /// Restores what the state binds, in place, and returns what else the checkpoint holds. Every rank must call.
   StateDict load(const std::string& path, const State& state, LoadOptions options = {});
@@ -368,8 +371,8 @@ class Fabric {
   }
 
   void launch_with(const Args* args);
-  void save_tree(const std::string& path, const StateDict& state);
-  void save_with(const std::function<void()>& write);
+  void save_tree(const std::string& path, const StateDict& state, const SaveOptions& options);
+  void save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write);
   std::shared_ptr<detail::ModuleCall> setup_call(std::shared_ptr<torch::nn::Module> module, SetupOptions options);
   Optimizer setup_optimizer(Optimizer optimizer);
   void note_loader_kept(bool asked) const;

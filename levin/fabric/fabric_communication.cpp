@@ -83,27 +83,26 @@ void Fabric::reduce_tensor(Tensor& tensor, std::string_view op) {
 }
 
 void Fabric::save(const std::string& path, const State& state, const Filter& filter) {
-  save_with([&] {
-    save_checkpoint(path, state,
-                    {.filter = filter, .world_size = world_size(), .shards = shard_map(core_->strategy.get())});
-  });
+  save(path, state, SaveOptions{.filter = filter});
 }
 
-void Fabric::save_tree(const std::string& path, const StateDict& state) {
-  save_with(
-      [&] { save_checkpoint(path, state, {.world_size = world_size(), .shards = shard_map(core_->strategy.get())}); });
+void Fabric::save(const std::string& path, const State& state, const SaveOptions& options) {
+  save_with(options, [&](const SaveOptions& ours) { save_checkpoint(path, state, ours); });
 }
 
-void Fabric::save_with(const std::function<void()>& write) {
+void Fabric::save_tree(const std::string& path, const StateDict& state, const SaveOptions& options) {
+  save_with(options, [&](const SaveOptions& ours) { save_checkpoint(path, state, ours); });
+}
+
+void Fabric::save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write) {
+  options.world_size = world_size();
+  options.shards = shard_map(core_->strategy.get());
   // Ranks that hold parts write together, and come to the same end by themselves.
-  if (shard_map(core_->strategy.get())) {
-    write();
-    return;
-  }
+  if (options.shards) return write(options);
   std::string failure;
   if (is_global_zero()) {
     try {
-      write();
+      write(options);
     } catch (const std::exception& error) {
       if (world_size() == 1) throw;
       failure = one_line(error);

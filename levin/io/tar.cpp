@@ -2,10 +2,10 @@
 #include <chrono>
 #include <map>
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/core/parallel.h"
 #include "levin/io/record_fields.h"
 #include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
@@ -65,7 +65,7 @@ class TarReader : public RecordReader {
  public:
   explicit TarReader(const Paths& paths) : files_(paths) {
     std::vector<std::vector<TarMember>> members(paths.size());
-    at::parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         members[static_cast<size_t>(i)] = tar_members(paths[static_cast<size_t>(i)]);
     });

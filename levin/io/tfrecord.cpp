@@ -2,11 +2,11 @@
 #include <charconv>
 #include <chrono>
 
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <zlib.h>
 
 #include "levin/core/error.h"
+#include "levin/core/parallel.h"
 #include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
 #include "levin/io/record_index.h"
@@ -166,7 +166,7 @@ class TfRecordReader : public RecordReader {
  public:
   TfRecordReader(const Paths& paths, const RecordOptions& options)
       : files_(paths), verify_(options.verify), opened_(paths.size()) {
-    at::parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         opened_[static_cast<size_t>(i)] = open_tf_file(paths[static_cast<size_t>(i)]);
     });

@@ -1,13 +1,12 @@
 // Tensors to the pointers that the fused steps work on, and the threads that do.
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 
 #include "levin/core/error.h"
+#include "levin/core/parallel.h"
 #include "levin/kernels/adam_8bit.h"
 #include "levin/kernels/adam_detail.h"
 
@@ -129,16 +128,10 @@ void each_piece(std::span<const StepEntry> entries, c10::function_ref<void(size_
   for (size_t e = 0; e < entries.size(); ++e)
     for (int64_t begin = 0; begin < entries[e].numel; begin += kPiece)
       pieces.push_back({e, begin, std::min(begin + kPiece, entries[e].numel)});
-  std::atomic<size_t> next = 0;
-  const auto work = [&] {
-    for (size_t i = next++; i < pieces.size(); i = next++) body(pieces[i].entry, pieces[i].begin, pieces[i].end);
-  };
-  // A library without OpenMP in its flags has an at::parallel_for without threads, but an iterator of torch's runs on
-  // torch's: one byte for each of them, none of which is ever read.
-  const auto threads = std::min<int64_t>(at::get_num_threads(), static_cast<int64_t>(pieces.size()));
-  Tensor bytes = at::empty({threads}, at::kByte);
-  auto iterator = at::TensorIterator::nullary_op(bytes);
-  iterator.for_each([&](char**, const int64_t*, int64_t) { work(); }, /*grain_size=*/1);
+  parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t from, int64_t to) {
+    for (auto i = static_cast<size_t>(from); i < static_cast<size_t>(to); ++i)
+      body(pieces[i].entry, pieces[i].begin, pieces[i].end);
+  });
 }
 
 }  // namespace detail

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <array>
 
-#include <ATen/Parallel.h>
-
 #include "levin/core/error.h"
+#include "levin/core/parallel.h"
 #include "levin/kernels/image_batch_detail.h"
 
 namespace levin::kernels {
@@ -126,7 +125,7 @@ void normalize_cpu(const detail::NormalizeLaunch& launch, std::span<const ImageP
   if (launch.batch == 1)
     images(0, 1);
   else
-    at::parallel_for(0, launch.batch, 1, images);
+    parallel_for(0, launch.batch, 1, images);
 }
 
 void check_values(std::span<const double> values, int64_t channels, const char* operation, const char* name) {

@@ -1,7 +1,11 @@
 #include "levin/optim/adam_8bit.h"
 
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
 #include "levin/kernels/adam_8bit.h"
 #include "levin/optim/plain_kernels.h"
+#include "levin/optim/state_layout.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -30,24 +34,93 @@ struct Adam8bitTraits {
   }
 };
 
+// In each block the largest magnitude has the first code or the last one. The first stands for a little less than one
+// where there is a sign; as the whole scale it gives the scale back when the values are coded again.
+Tensor spread_codes(const Tensor& codes, const Tensor& scales, bool with_sign) {
+  auto values = kernels::dynamic_codes(with_sign);
+  if (with_sign) values.front() = -1;
+  const auto map = at::from_blob(values.data(), {256}, at::kFloat);
+  return map.index_select(0, codes.reshape({-1}).to(at::kCPU, at::kInt))
+      .view({-1, kernels::kCodeBlock})
+      .mul_(scales.to(at::kCPU).unsqueeze(1))
+      .view({-1});
+}
+
+/// Codes [blocks, 256] and scales [blocks] of values in the order of memory.
+std::pair<Tensor, Tensor> nearest_codes(const Tensor& values, bool with_sign) {
+  const auto& codes = kernels::dynamic_codes(with_sign);
+  std::array<float, 255> middles;
+  for (size_t i = 0; i < middles.size(); ++i) middles[i] = (codes[i] + codes[i + 1]) / 2;
+  auto blocks = at::zeros({kernels::code_blocks(values.numel()), kernels::kCodeBlock}, at::kFloat);
+  blocks.view({-1}).narrow(0, 0, values.numel()).copy_(values);
+  auto scales = blocks.abs().amax(1);
+  blocks.div_(scales.masked_fill(scales <= 0, 1).unsqueeze(1));
+  auto nearest = at::bucketize(blocks, at::from_blob(middles.data(), {255}, at::kFloat), /*out_int32=*/true);
+  if (!with_sign) nearest.masked_fill_((nearest == 0).logical_and_(blocks > 0), 1);
+  return {nearest.to(at::kByte), scales};
+}
+
+/// What does not depend on the type of the options.
+class KnowsParts {
+ public:
+  virtual ~KnowsParts() = default;
+  detail::FindPart find_part;
+};
+
 template <class Options>
-class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
+class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>>, public KnowsParts {
  public:
   Adam8bitImpl(const char* name, std::vector<Adam8bitGroup> groups, const Options& options)
       : detail::Typed<Adam8bitTraits<Options>>(name, std::move(groups), options) {}
 
+  StateDict state_dict() const override {
+    auto out = detail::GroupedOptimizer::state_dict();
+    if (!find_part) return out;
+    const at::NoGradGuard no_grad;
+    auto& states = out["state"].to_dict();
+    int64_t index = 0;
+    for (size_t g = 0; g < this->num_groups(); ++g)
+      for (const auto& param : this->params_of(g)) {
+        const auto key = std::to_string(index++);
+        if (!has_codes(param) || !states.contains(key) || !find_part(param)) continue;
+        auto& state = states[key].to_dict();
+        for (const size_t slot : {kAverage, kSquare}) {
+          if (!state.contains(kNames[slot])) continue;
+          state[kNames[slot]] = spread(param, slot, state.at(kNames[slot]).to_tensor(),
+                                       state.at(kNames[slot + kAverageScale]).to_tensor());
+          state.erase(kNames[slot + kAverageScale]);
+        }
+      }
+    return out;
+  }
+
+  void load_state_dict(const StateDict& in) override {
+    std::vector<size_t> sizes;
+    for (size_t g = 0; g < this->num_groups(); ++g) sizes.push_back(this->params_of(g).size());
+    const auto saved = detail::read_layout(this->name_, in, sizes);
+    const at::NoGradGuard no_grad;
+    StateDict converted = in;
+    auto& states = converted["state"].to_dict();
+    for (size_t g = 0; g < sizes.size(); ++g) {
+      const auto& indices = saved.groups[g]->at("params").to_list();
+      for (size_t i = 0; i < sizes[g]; ++i)
+        if (saved.states[g][i])
+          states[std::to_string(indices[i].to_int())] = as_kept(this->params_of(g)[i], *saved.states[g][i]);
+    }
+    ++changes_;
+    detail::GroupedOptimizer::load_state_dict(converted);
+  }
+
  protected:
   enum Kind { kNumbers, kCodes };
   enum Slot : size_t { kAverage, kSquare, kAverageScale, kSquareScale };
+  static constexpr std::array kNames{"state1", "state2", "absmax1", "absmax2"};
 
   static bool has_codes(const Tensor& param) {
     return param.numel() >= kLeastCoded && param.scalar_type() != at::kDouble;
   }
 
-  std::span<const char* const> slot_names() const override {
-    static constexpr std::array names{"state1", "state2", "absmax1", "absmax2"};
-    return names;
-  }
+  std::span<const char* const> slot_names() const override { return kNames; }
   unsigned slots_needed(size_t, const Tensor& param) const override { return has_codes(param) ? 0b1111 : 0b0011; }
   int kind(size_t, const detail::ParamState& state) const override {
     return has_codes(state.param) ? kCodes : kNumbers;
@@ -72,6 +145,7 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
     constexpr bool decoupled = std::same_as<Options, AdamW8bitOptions>;
     const kernels::AdamNumbers numbers{o.lr,           o.betas[0], o.betas[1], o.eps,
                                        o.weight_decay, false,      o.maximize, decoupled};
+    ++changes_;
     detail::advance(bucket.steps);
     auto& [averages, squares, average_scales, square_scales] = bucket.slots;
     if (bucket.kind == kCodes)
@@ -83,6 +157,65 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
                           scale);
     detail::take_back(bucket.steps, scale.found_inf);
   }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Spread {
+    uint64_t changes = 0;
+    std::optional<WeakTensor> tensor = {};
+  };
+
+  // The same tensor as long as somebody holds it and nothing has changed: savers know tensors by identity, and ask more
+  // than once.
+  Tensor spread(const Tensor& param, size_t slot, const Tensor& codes, const Tensor& scales) const {
+    auto& known = spread_[param.unsafeGetTensorImpl()][slot];
+    if (known.tensor && known.changes == changes_)
+      if (auto alive = known.tensor->lock()) return Tensor(std::move(alive));
+    const auto flat = spread_codes(codes, scales, slot == kAverage).narrow(0, 0, param.numel());
+    const auto values = flat.as_strided(param.sizes(), param.strides());
+    known = {changes_, WeakTensor(values.getIntrusivePtr())};
+    return values;
+  }
+
+  /// The state of a parameter in the form in which it is kept here: a file may have codes or floats, of the whole
+  /// parameter or of the part.
+  StateDict as_kept(const Tensor& param, const StateDict& in) const {
+    StateDict out = in;
+    const auto part = find_part ? find_part(param) : std::nullopt;
+    for (const size_t slot : {kAverage, kSquare}) {
+      const auto* found = in.find(kNames[slot]);
+      const auto* scales = in.find(kNames[slot + kAverageScale]);
+      if (!found || !found->is_tensor() || !found->to_tensor().defined()) continue;
+      auto value = found->to_tensor();
+      if (value.scalar_type() == at::kByte && part && scales && scales->is_tensor()) {
+        value = part_of(value, scales->to_tensor(), *part, param, slot == kAverage);
+        if (!value.defined()) continue;  // of something else: it will be refused
+        out[kNames[slot]] = value;
+        out.erase(kNames[slot + kAverageScale]);
+      }
+      if (!value.is_floating_point() || value.sizes() != param.sizes() || !has_codes(param)) continue;
+      const auto ordered = at::empty_strided(param.sizes(), param.strides(), at::kFloat).copy_(value);
+      auto [codes, largest] = nearest_codes(ordered.as_strided({param.numel()}, {1}), slot == kAverage);
+      out[kNames[slot]] = std::move(codes);
+      out[kNames[slot + kAverageScale]] = std::move(largest);
+    }
+    return out;
+  }
+
+  /// This part's values, of codes that one process has saved. A parameter with rows of one block has codes of its own
+  /// shape, which come as rows, with the scales of all.
+  static Tensor part_of(const Tensor& codes, const Tensor& scales, const detail::PartOfParam& part, const Tensor& param,
+                        bool with_sign) {
+    const int64_t blocks = kernels::code_blocks(part.whole_numel), size = kernels::kCodeBlock;
+    if (scales.numel() != blocks) return {};
+    if (codes.sizes() == at::IntArrayRef({blocks, size}))
+      return spread_codes(codes, scales, with_sign).narrow(0, part.first, param.numel()).view(param.sizes());
+    if (codes.sizes() != param.sizes() || codes.dim() != 2 || codes.size(1) != size) return {};
+    return spread_codes(codes, scales.narrow(0, part.first / size, codes.size(0)), with_sign).view(param.sizes());
+  }
+
+  uint64_t changes_ = 0;
+  mutable std::unordered_map<const c10::TensorImpl*, std::array<Spread, 2>> spread_;
 };
 
 }  // namespace
@@ -96,5 +229,9 @@ AdamW8bit::AdamW8bit(std::vector<Tensor> params, AdamW8bitOptions options)
     : AdamW8bit(std::vector<AdamW8bitGroup>{{.params = std::move(params)}}, options) {}
 AdamW8bit::AdamW8bit(std::vector<AdamW8bitGroup> groups, AdamW8bitOptions options)
     : Optimizer(std::make_shared<Adam8bitImpl<AdamW8bitOptions>>("AdamW8bit", std::move(groups), options)) {}
+
+void detail::set_parts(const Optimizer& optimizer, FindPart find) {
+  if (auto* impl = dynamic_cast<KnowsParts*>(optimizer.impl().get())) impl->find_part = std::move(find);
+}
 
 }  // namespace levin::optim

@@ -69,8 +69,8 @@ class GroupedOptimizer : public OptimizerImpl {
     slot_memory_ = std::move(make);
     return true;
   }
-  StateDict state_dict() const final;
-  void load_state_dict(const StateDict& state) final;
+  StateDict state_dict() const override;
+  void load_state_dict(const StateDict& state) override;
 
  protected:
   explicit GroupedOptimizer(std::string name)
@@ -112,6 +112,8 @@ class GroupedOptimizer : public OptimizerImpl {
 
   virtual void save_options(size_t group, StateDict& out) const = 0;
   virtual void load_options(size_t group, const StateDict& in) = 0;
+
+  const std::vector<Tensor>& params_of(size_t group) const { return groups_[group].params; }
 
   /// Makes the next step build its lists anew.
   void invalidate() { valid_ = false; }

@@ -4,7 +4,8 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
-#include <ATen/Parallel.h>
+
+#include "levin/core/parallel.h"
 
 namespace levin::optim::detail {
 namespace {
@@ -35,7 +36,7 @@ void each_element(const Tensor& grads, const DeviceScale& scale, bool maximize, 
   T* grad = grads.mutable_data_ptr<T>();
   const Math divisor = scale.scale ? static_cast<Math>(*scale.scale->const_data_ptr<float>()) : Math(1);
   const bool scaled = scale.scale.has_value();
-  at::parallel_for(0, grads.numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, grads.numel(), kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Math g = grad[i];
       if (scaled) {

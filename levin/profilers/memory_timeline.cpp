@@ -1,7 +1,5 @@
 #include "levin/profilers/memory_timeline.h"
 
-#include <map>
-
 #include <fmt/format.h>
 #include <torch/nn/module.h>
 
@@ -10,7 +8,6 @@
 #include "levin/devices/accelerator.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/io/drawing.h"
-#include "levin/nn/module_access.h"
 #include "levin/nn/unit.h"
 
 namespace levin {
@@ -49,31 +46,9 @@ void write_memory_timeline(const std::filesystem::path& path, const MemoryTimeli
 }
 
 namespace detail {
-namespace {
-
-void find_repeated(torch::nn::Module& module, const std::string& prefix, std::vector<SelectedUnit>& found) {
-  std::map<std::string, int> count;
-  const auto counts = [](torch::nn::Module& child) {
-    return dynamic_cast<Unit*>(&child) && !child.parameters().empty();
-  };
-  for (auto& child : ModuleAccess::children(module))
-    if (counts(*child.value())) ++count[class_name(*child.value())];
-  for (auto& child : ModuleAccess::children(module)) {
-    auto& each = *child.value();
-    const auto name = prefix.empty() ? child.key() : prefix + "." + child.key();
-    if (counts(each) && count[class_name(each)] > 1)
-      found.push_back({name, dynamic_cast<Unit*>(&each), &each});
-    else
-      find_repeated(each, name, found);
-  }
-}
-
-}  // namespace
 
 std::vector<SelectedUnit> repeated_units(torch::nn::Module& root) {
-  std::vector<SelectedUnit> found;
-  find_repeated(root, "", found);
-  return found;
+  return policy::has_repeated(root) ? select_units(root, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
 struct UnitWatch::State {

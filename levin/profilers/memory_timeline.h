@@ -97,8 +97,7 @@ class MemoryRecorder {
 
 namespace detail {
 
-/// The blocks that a model repeats: units of one class, side by side below one module, that have parameters; the
-/// outermost ones. Empty when there are none.
+/// The units of policy::repeated(); empty when there are none.
 std::vector<SelectedUnit> repeated_units(torch::nn::Module& root);
 
 /// Calls `mark(part, unit, begins)` when a unit begins and ends, in forward and (by the gradients of what goes in and

@@ -78,6 +78,8 @@ ShardingPlan plan_of(const GeminiOptions& options) {
                  std::max(options.offload_param_frac, options.offload_optim_frac) > 0;
   plan.pin_memory = options.pin_memory;
   plan.checkpointing = options.activation_checkpointing_policy;
+  plan.optimizer_in_backward = options.optimizer_in_backward;
+  plan.saves_full = is_full("colossalai", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
   return plan;
 }
@@ -260,7 +262,8 @@ std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Divided&
     };
   // Gloo gathers into memory of its own and copies from there.
   const int ranks = ranks_->size();
-  const int copies = ranks == 1 ? 0 : ranks_->process_group()->getBackendName() == "nccl" ? 1 : 2;
+  const auto process_group = ranks_->process_group();
+  const int copies = !process_group ? 0 : process_group->getBackendType() == c10d::ProcessGroup::NCCL ? 1 : 2;
   return std::make_unique<GeminiResidency>(std::move(groups), keep, ranks, copies, std::move(options),
                                            std::move(source));
 }

@@ -19,6 +19,7 @@ class GeminiStrategy : public detail::ShardedStrategy {
   explicit GeminiStrategy(const GeminiOptions& options);
 
   Optimizer setup_optimizer(Optimizer optimizer) override;
+  StateLayout layout() const override;
 
   /// How the parameters of the last module that was set up lie in chunks.
   const detail::ChunkPlan& chunks() const { return chunks_; }

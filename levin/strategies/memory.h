@@ -19,6 +19,7 @@
 
 namespace levin {
 
+class Strategy;
 struct FsdpOptions;
 struct ZeroOptions;
 struct GeminiOptions;
@@ -52,13 +53,38 @@ struct StateLayout {
   bool gradient_buckets = false;
   /// Units stay whole from forward to the end of their backward.
   bool keeps_gathered = false;
-  /// Units that are gathered ahead of the one that computes.
+  /// Units that are gathered ahead of the one that computes, in forward and in backward.
   int prefetch = 1;
+  int backward_prefetch = 1;
+  /// Copies of the divided state: each rank has as much as it would with `ranks` in all (hybrid).
+  int replicas = 1;
+  /// Gradients stay whole to the end of backward (ZeRO-1).
+  bool reduces_at_end = false;
+  /// Elements that are gathered ahead, and whole in all; 0: no limit.
+  int64_t most_ahead = 0;
+  int64_t most_live = 0;
+  /// Parameters of fewer elements are whole all through forward and backward.
+  int64_t persistence_threshold = 0;
+  /// What is on the host is a cache of files there, and not counted.
+  bool parameters_on_disk = false;
+  bool optimizer_on_disk = false;
+  /// Gradients go as soon as they are used.
+  bool optimizer_in_backward = false;
+  /// Parts are kept in float32 whatever the precision (Gemini).
+  bool keeps_float = false;
+  /// Of gathered parameters, and in which gradients travel; none: as the precision says.
+  std::optional<c10::ScalarType> param_dtype = {};
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  /// As in MemoryQuestion, which goes before them.
+  std::optional<UnitPolicy> units = {};
+  std::optional<UnitPolicy> checkpointing = {};
+  bool offload_activations = false;
 };
 
 /// How the strategy of that name lays out state over that many ranks: "single_device", "ddp", "fsdp",
 /// "deepspeed_stage_1" to "_3" (and "_offload"), "colossalai"; "auto" is one of the first two. An unknown name is an
-/// Error with the nearest.
+/// Error with the nearest. Options are those of the strategy by itself, and all that can be on the host is with
+/// `offload`.
 StateLayout state_layout(const std::string& strategy, int ranks = 1, bool offload = false);
 StateLayout state_layout(const FsdpOptions& options, int ranks);
 StateLayout state_layout(const ZeroOptions& options, int ranks);
@@ -75,8 +101,23 @@ struct StateBytes {
 };
 StateBytes bytes_per_parameter(const StateLayout& layout, const PrecisionPlan& precision, const std::string& optimizer);
 
-/// "adam", "adamw", "sgd", "sgd_momentum", "adagrad", "lion", "adafactor"
+/// "adam", "adamw", "adam_8bit", "adamw_8bit", "sgd", "sgd_momentum", "adagrad", "lion", "adafactor"
 std::vector<std::string> known_memory_optimizers();
+
+namespace detail {
+template <class Make, class Forward, class Loss>
+MakeTrainingStep training_step_of(Make make, Forward forward, Loss loss) {
+  return [=]() -> TrainingStep {
+    auto model = make();
+    std::shared_ptr<torch::nn::Module> module;
+    if constexpr (requires { model.ptr(); })
+      module = model.ptr();
+    else
+      module = model;
+    return {module, [model, forward](const Batch& given) mutable { return forward(model, given); }, loss};
+  };
+}
+}  // namespace detail
 
 /// What an estimate is asked about.
 struct MemoryQuestion {
@@ -85,6 +126,8 @@ struct MemoryQuestion {
   std::optional<StateLayout> layout = {};
   std::string precision = "32-true";
   std::string optimizer = "adam";
+  /// As in optim::AdamOptions: the dtype of its averages; none: that of the parameters.
+  std::optional<c10::ScalarType> moments_dtype = {};
   int world_size = 1;
   /// State lives in host memory as far as the strategy can do it.
   bool offload = false;
@@ -98,7 +141,7 @@ struct MemoryQuestion {
   bool offload_activations = false;
   /// Units that are gathered one at a time; none: those that repeat, or the whole model.
   std::optional<UnitPolicy> units = {};
-  /// Forward and backward passes of one optimizer step.
+  /// Forward and backward passes of one optimizer step; ranks communicate in the last one.
   int accumulate = 1;
   /// What libraries hold for themselves; none: 64 MiB on CUDA (cuBLAS on Hopper, forward and backward), else 0.
   std::optional<int64_t> workspace = {};
@@ -121,6 +164,8 @@ struct MemoryEstimate {
   /// The highest sum of what is on the device at one time, and in which part of the step.
   int64_t device_peak = 0;
   StepPart peak_part = StepPart::kForward;
+  /// The highest sum of device and host memory at one time. On the CPU they are one.
+  int64_t total_peak = 0;
   /// How many parameters the whole model has.
   int64_t num_parameters = 0;
   /// The whole step.
@@ -133,6 +178,11 @@ struct MemoryEstimate {
 /// An Error names the operator when the step uses one whose results are not known without data.
 MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch, const MemoryQuestion& question = {});
 
+/// The same under a strategy that is connected: its options, its number of ranks, its device. Also by
+/// `strategy.estimate(...)`.
+MemoryEstimate estimate_memory(const Strategy& strategy, const MakeTrainingStep& make, const Batch& batch,
+                               MemoryQuestion question = {});
+
 /// The same for a model that a function makes.
 ///
 ///     auto estimate = levin::estimate_memory(
@@ -143,17 +193,12 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
 template <class Make, class Forward, class Loss>
 MemoryEstimate estimate_memory(Make make, Forward forward, Loss loss, const Batch& batch,
                                const MemoryQuestion& question = {}) {
-  return estimate_memory(
-      [=]() -> TrainingStep {
-        auto model = make();
-        std::shared_ptr<torch::nn::Module> module;
-        if constexpr (requires { model.ptr(); })
-          module = model.ptr();
-        else
-          module = model;
-        return {module, [model, forward](const Batch& given) mutable { return forward(model, given); }, loss};
-      },
-      batch, question);
+  return estimate_memory(detail::training_step_of(make, forward, loss), batch, question);
+}
+template <class Make, class Forward, class Loss>
+MemoryEstimate estimate_memory(const Strategy& strategy, Make make, Forward forward, Loss loss, const Batch& batch,
+                               MemoryQuestion question = {}) {
+  return estimate_memory(strategy, detail::training_step_of(make, forward, loss), batch, std::move(question));
 }
 
 }  // namespace levin

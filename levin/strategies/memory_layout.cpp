@@ -3,49 +3,17 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/kernels/adam_8bit.h"
+#include "levin/strategies/fsdp.h"
+#include "levin/strategies/gemini.h"
 #include "levin/strategies/memory_step.h"
-#include "levin/strategies/sharding_options.h"
 
 namespace levin {
 namespace {
 
-struct NamedLayout {
-  const char* name;
-  StateLayout layout;
-  /// What --offload makes of it; null: it keeps everything on the device.
-  void (*offload)(StateLayout&) = nullptr;
-};
-
-void offload_all(StateLayout& layout) {
-  layout.parameters_on_host = layout.gradients_on_host = layout.optimizer_on_host = true;
-}
-/// Gradients go to where they are used.
-void offload_optimizer(StateLayout& layout) {
-  layout.gradients_on_host = layout.optimizer_on_host = true;
-}
-
-constexpr StateLayout kFsdpLayout{
-    .shards_parameters = true, .shards_gradients = true, .shards_optimizer = true, .casts_parameters = true};
-constexpr StateLayout kZero1Layout{.shards_optimizer = true, .casts_parameters = true, .master_weights = true};
-constexpr StateLayout kZero2Layout{
-    .shards_gradients = true, .shards_optimizer = true, .casts_parameters = true, .master_weights = true};
-constexpr StateLayout kGeminiLayout{.shards_parameters = true,
-                                    .shards_gradients = true,
-                                    .shards_optimizer = true,
-                                    .casts_parameters = true,
-                                    .master_weights = true,
-                                    .gradients_replace_parameters = true};
-
-constexpr std::array kLayouts{
-    NamedLayout{"single_device", {}},
-    NamedLayout{"ddp", {.gradient_buckets = true}},
-    NamedLayout{"fsdp", kFsdpLayout, offload_all},
-    NamedLayout{"deepspeed_stage_1", kZero1Layout, offload_optimizer},
-    NamedLayout{"deepspeed_stage_2", kZero2Layout, offload_optimizer},
-    NamedLayout{"deepspeed_stage_3", kFsdpLayout, offload_all},
-    NamedLayout{"colossalai", kGeminiLayout, offload_all},
-};
 constexpr std::string_view kOffloadEnd = "_offload";
+constexpr std::array kLayoutNames{"single_device",     "ddp",       "fsdp", "deepspeed_stage_1", "deepspeed_stage_2",
+                                  "deepspeed_stage_3", "colossalai"};
 
 void check_ranks(int ranks) {
   LEVIN_CHECK(ranks >= 1, "[estimate_memory] world_size ", ranks, " is not allowed (1 or more)");
@@ -55,9 +23,9 @@ void check_ranks(int ranks) {
 
 std::vector<std::string> known_layouts() {
   std::vector<std::string> names{"auto"};
-  for (const auto& each : kLayouts) {
-    names.emplace_back(each.name);
-    if (std::string_view(each.name).starts_with("deepspeed")) names.push_back(each.name + std::string(kOffloadEnd));
+  for (const std::string name : kLayoutNames) {
+    names.push_back(name);
+    if (name.starts_with("deepspeed")) names.push_back(name + std::string(kOffloadEnd));
   }
   return names;
 }
@@ -69,60 +37,118 @@ StateLayout state_layout(const std::string& strategy, int ranks, bool offload) {
     name.resize(name.size() - kOffloadEnd.size());
     offload = true;
   }
-  for (const auto& each : kLayouts) {
-    if (name != each.name) continue;
-    LEVIN_CHECK(!offload || each.offload, "[estimate_memory] strategy \"", name,
-                "\" keeps all state on the device and cannot offload it (fsdp, deepspeed_stage_1 to 3 and colossalai "
-                "can)");
-    LEVIN_CHECK(name != "single_device" || ranks == 1,
-                "[estimate_memory] strategy \"single_device\" is for one process, "
-                "not for ",
-                ranks, " (ddp, fsdp, ... are for more)");
-    auto layout = each.layout;
-    layout.ranks = ranks;
-    if (offload) each.offload(layout);
-    return layout;
-  }
-  fail_unknown("estimate_memory", "strategy", strategy, known_layouts());
+  if (std::find(kLayoutNames.begin(), kLayoutNames.end(), name) == kLayoutNames.end())
+    fail_unknown("estimate_memory", "strategy", strategy, known_layouts());
+  LEVIN_CHECK(name != "single_device" || ranks == 1,
+              "[estimate_memory] strategy \"single_device\" is for one process, not for ", ranks,
+              " (ddp, fsdp, ... are for more)");
+  const bool keeps_all = name == "single_device" || name == "ddp";
+  LEVIN_CHECK(
+      !offload || !keeps_all, "[estimate_memory] strategy \"", name,
+      "\" keeps all state on the device and cannot offload it (fsdp, deepspeed_stage_1 to 3 and colossalai can)");
+  if (keeps_all) return {.ranks = ranks, .gradient_buckets = name == "ddp"};
+  if (name == "fsdp") return state_layout(FsdpOptions{.cpu_offload = offload}, ranks);
+  if (name == "colossalai") return state_layout(GeminiOptions{.placement_policy = offload ? "cpu" : "auto"}, ranks);
+  ZeroOptions options{.stage = name.back() - '0'};
+  if (offload) options.offload_optimizer.device = "cpu";
+  if (offload && options.stage == 3) options.offload_param.device = "cpu";
+  return state_layout(options, ranks);
 }
 
 StateLayout state_layout(const FsdpOptions& options, int ranks) {
-  if (options.sharding_strategy == "none") return state_layout("ddp", ranks);
-  auto layout = state_layout("fsdp", ranks, options.cpu_offload);
-  if (options.sharding_strategy == "hybrid" && options.hybrid_size > 0) layout.ranks = options.hybrid_size;
-  layout.keeps_gathered = !options.reshard_after_forward.value_or(options.sharding_strategy != "grad_op");
-  layout.prefetch = std::max(options.forward_prefetch, options.backward_prefetch);
-  if (options.limit_all_gathers > 0) layout.prefetch = std::min(layout.prefetch, options.limit_all_gathers - 1);
-  return layout;
+  return detail::layout_of(detail::plan_of(options), ranks);
 }
 
 StateLayout state_layout(const ZeroOptions& options, int ranks) {
-  LEVIN_CHECK(options.stage >= 1 && options.stage <= 3, "[estimate_memory] ZeRO has no stage ", options.stage,
-              " (1, 2, 3)");
-  auto layout = state_layout("deepspeed_stage_" + std::to_string(options.stage), ranks);
-  if (options.offload_optimizer.device != "none") offload_optimizer(layout);
-  layout.parameters_on_host = options.stage == 3 && options.offload_param.device != "none";
-  return layout;
+  return detail::layout_of(detail::plan_of(options), ranks);
 }
 
 StateLayout state_layout(const GeminiOptions& options, int ranks) {
-  auto layout = state_layout("colossalai", ranks, options.placement_policy == "cpu");
-  if (options.placement_policy == "static") {
-    layout.shards_parameters = options.shard_param_frac >= 0.5;
-    layout.parameters_on_host = options.offload_param_frac >= 0.5;
-    layout.gradients_on_host = layout.optimizer_on_host = options.offload_optim_frac >= 0.5;
-  }
-  layout.prefetch = options.max_prefetch;
+  auto plan = detail::plan_of(options);
+  const bool all = plan.offload && options.placement_policy != "static";
+  // Of a part that is on the host, the larger part counts.
+  plan.offload = all || std::max(options.offload_param_frac, options.offload_optim_frac) >= 0.5;
+  auto layout = detail::layout_of(plan, ranks);
+  layout.keeps_float = true;
+  // With enough room, whole chunks stay from forward to backward.
+  layout.keeps_gathered = options.placement_policy == "auto" || options.shard_param_frac < 0.5;
+  layout.prefetch = layout.backward_prefetch = options.max_prefetch;
+  layout.optimizer_in_backward = options.optimizer_in_backward;
   return layout;
 }
 
+StateLayout Strategy::layout() const {
+  return state_layout(name(), group().size());
+}
+
+StateLayout GeminiStrategy::layout() const {
+  return state_layout(options_, group().size());
+}
+
+MemoryEstimate estimate_memory(const Strategy& strategy, const MakeTrainingStep& make, const Batch& batch,
+                               MemoryQuestion question) {
+  question.layout = strategy.layout();
+  question.world_size = strategy.group().size();
+  question.device = strategy.device().type();
+  return estimate_memory(make, batch, question);
+}
+
 namespace detail {
+
+StateLayout layout_of(const ShardingPlan& plan, int world) {
+  check_ranks(world);
+  // The ranks of one node are not known before there are any: all of them.
+  const int ranks = plan.shard_size > 0 && !plan.hybrid_by_node ? plan.shard_size : world;
+  LEVIN_CHECK(world % ranks == 0, "[estimate_memory] ", world, " ranks cannot be divided into groups of ", ranks,
+              "; hybrid_size must divide the number of ranks");
+  StateLayout layout{.ranks = ranks,
+                     .shards_parameters = !plan.keeps_whole,
+                     .shards_gradients = !plan.reduces_at_end,
+                     .shards_optimizer = true,
+                     .casts_parameters = true,
+                     .master_weights = plan.keeps_whole};
+  layout.parameters_on_host = plan.offload && !plan.keeps_whole;
+  layout.gradients_on_host = layout.optimizer_on_host = plan.offload;
+  layout.keeps_gathered = !plan.keeps_whole && !plan.residency.releases_after_forward;
+  layout.prefetch = plan.residency.forward_prefetch;
+  layout.backward_prefetch = plan.residency.backward_prefetch;
+  layout.replicas = world / ranks;
+  layout.reduces_at_end = plan.reduces_at_end;
+  layout.most_ahead = plan.residency.most_ahead;
+  layout.most_live = plan.residency.most_live;
+  layout.persistence_threshold = plan.persistence_threshold;
+  layout.parameters_on_disk = !plan.param_folder.empty();
+  layout.optimizer_on_disk = !plan.optimizer_folder.empty();
+  layout.optimizer_in_backward = plan.optimizer_in_backward;
+  layout.param_dtype = plan.mixed.param_dtype;
+  layout.reduce_dtype = plan.mixed.reduce_dtype;
+  layout.units = plan.units;
+  layout.checkpointing = plan.checkpointing;
+  layout.offload_activations = plan.checkpoints_on_host;
+  return layout;
+}
+
+StateLayout ShardedStrategy::layout() const {
+  auto layout = layout_of(plan_, group().size());
+  layout.ranks = ranks_->size();  // of a node, too
+  layout.replicas = replicas_->size();
+  return layout;
+}
+
 namespace {
 
+// Smaller parameters have their averages in float32 under an 8-bit optimizer.
+constexpr int64_t kLeastCodedNumel = 4096;
+
 const std::array kOptimizerShapes{
-    OptimizerShape{"adam", 2, true, 0, false},     OptimizerShape{"adamw", 2, true, 0, false},
-    OptimizerShape{"sgd", 0, false, 0, false},     OptimizerShape{"sgd_momentum", 1, false, 0, false},
-    OptimizerShape{"adagrad", 1, true, 0, false},  OptimizerShape{"lion", 1, false, 1, false},
+    OptimizerShape{"adam", 2, true, 0, false, false, true},
+    OptimizerShape{"adamw", 2, true, 0, false, false, true},
+    OptimizerShape{"adam_8bit", 2, true, 0, false, true},
+    OptimizerShape{"adamw_8bit", 2, true, 0, false, true},
+    OptimizerShape{"sgd", 0, false, 0},
+    OptimizerShape{"sgd_momentum", 1, false, 0},
+    OptimizerShape{"adagrad", 1, true, 0},
+    OptimizerShape{"lion", 1, false, 1},
     OptimizerShape{"adafactor", 0, true, 0, true},
 };
 
@@ -142,23 +168,71 @@ const OptimizerShape& optimizer_shape(const std::string& name) {
   fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
 }
 
-int64_t optimizer_numel(const OptimizerShape& shape, const std::vector<int64_t>& sizes) {
+std::vector<int64_t> optimizer_tensors(const OptimizerShape& shape, const std::vector<int64_t>& sizes, int64_t width,
+                                       std::optional<c10::ScalarType> moments) {
   const auto numel = product(sizes);
-  if (!shape.factored) return shape.slots * numel;
-  if (sizes.size() < 2 || numel == 0) return numel;
-  return numel / sizes.back() + numel / sizes[sizes.size() - 2];
+  std::vector<int64_t> bytes;
+  if (shape.counts_steps) bytes.push_back(4);
+  if (shape.coded && numel >= kLeastCodedNumel) {
+    const auto blocks = kernels::code_blocks(numel);
+    for (int i = 0; i < shape.slots; ++i) bytes.insert(bytes.end(), {blocks * kernels::kCodeBlock, blocks * 4});
+  } else if (shape.factored) {
+    if (sizes.size() < 2 || numel == 0)
+      bytes.push_back(numel * width);
+    else
+      bytes.insert(bytes.end(), {numel / sizes.back() * width, numel / sizes[sizes.size() - 2] * width});
+  } else {
+    const auto kept = shape.coded ? 4 : moments ? static_cast<int64_t>(c10::elementSize(*moments)) : width;
+    bytes.insert(bytes.end(), static_cast<size_t>(shape.slots), numel * kept);
+  }
+  return bytes;
 }
 
 StateWidths state_widths(const StateLayout& layout, const PrecisionPlan& precision) {
   const auto width = [](c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); };
-  const auto kept = width(precision.params.value_or(at::kFloat));
-  if (!precision.autocast || !layout.casts_parameters) return {kept, kept, kept, kept};
-  const auto computed = width(*precision.autocast);
-  return layout.master_weights ? StateWidths{computed, computed, computed, 4} : StateWidths{4, computed, 4, 4};
+  const auto asked = width(precision.params.value_or(at::kFloat));
+  if (!layout.casts_parameters) return {asked, asked, asked, asked, asked};
+  const auto kept = layout.keeps_float ? 4 : asked;
+  const auto dtype = computed_dtype(layout, precision);
+  const auto computed = dtype ? width(*dtype) : kept;
+  const auto reduced = layout.reduce_dtype ? width(*layout.reduce_dtype) : computed;
+  // A loss scaler unscales float16 in place, in the dtype of the parts.
+  const bool narrow = layout.master_weights || layout.gradients_on_host;
+  const auto gradient = narrow && dtype != at::kHalf ? computed : kept;
+  return {kept, computed, reduced, gradient, kept};
 }
 
-bool keeps_master(const StateLayout& layout, const PrecisionPlan& precision) {
-  return layout.master_weights && (precision.autocast || layout.ranks > 1 || layout.optimizer_on_host);
+std::optional<c10::ScalarType> computed_dtype(const StateLayout& layout, const PrecisionPlan& precision) {
+  if (!layout.casts_parameters) return precision.params;
+  if (layout.param_dtype) return layout.param_dtype;
+  return precision.autocast ? precision.autocast : precision.params;
+}
+
+bool is_divided(const StateLayout& layout, const PrecisionPlan& precision) {
+  const bool grouped = layout.shards_parameters || layout.shards_gradients || layout.shards_optimizer ||
+                       layout.master_weights || layout.parameters_on_host;
+  return grouped && !group_rules(layout, precision, at::kCPU).whole();
+}
+
+GroupRules group_rules(const StateLayout& layout, const PrecisionPlan& precision, c10::DeviceType device) {
+  const auto widths = state_widths(layout, precision);
+  return {.ranks = layout.ranks,
+          .replicas = layout.replicas,
+          .keeps_whole = !layout.shards_parameters,
+          .keeps_gathered = layout.keeps_gathered,
+          .offload = layout.parameters_on_host || layout.optimizer_on_host,
+          .reduces_at_end = layout.reduces_at_end,
+          .steps_in_backward = layout.optimizer_in_backward,
+          .gloo = device == c10::kCPU,
+          .forward_ahead = layout.prefetch,
+          .backward_ahead = layout.backward_prefetch,
+          .most_ahead = layout.most_ahead,
+          .most_live = layout.most_live,
+          .kept = widths.kept,
+          .computed = widths.computed,
+          .reduced = widths.reduced,
+          .gradient = widths.gradient,
+          .rounding = device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone};
 }
 
 }  // namespace detail
@@ -172,17 +246,29 @@ std::vector<std::string> known_memory_optimizers() {
 StateBytes bytes_per_parameter(const StateLayout& layout, const PrecisionPlan& precision,
                                const std::string& optimizer) {
   const auto widths = detail::state_widths(layout, precision);
-  const auto share = [&](bool divided) { return divided ? 1.0 / layout.ranks : 1.0; };
-  const bool has_master = detail::keeps_master(layout, precision);
-  const double slots = detail::optimizer_shape(optimizer).slots + (has_master ? 1 : 0);
+  const bool divided = detail::is_divided(layout, precision);
+  const auto share = [&](bool shards) { return shards && divided ? 1.0 / layout.ranks : 1.0; };
+  const auto& shape = detail::optimizer_shape(optimizer);
+  // The state of a large matrix, by its elements.
+  constexpr int64_t kSide = 4096;
+  double slots = 0;
+  for (const auto bytes : detail::optimizer_tensors(shape, {kSide, kSide}, widths.optimizer))
+    if (bytes > kSide * 8) slots += static_cast<double>(bytes) / static_cast<double>(kSide * kSide);
   StateBytes bytes;
-  const auto put = [&](double& place, double value, bool on_host) { (on_host ? bytes.host : place) += value; };
-  put(bytes.parameters, static_cast<double>(widths.kept) * share(layout.shards_parameters), layout.parameters_on_host);
-  if (!layout.gradients_replace_parameters)
+  const auto put = [&](double& place, double value, bool on_host, bool on_disk = false) {
+    if (!on_disk) (on_host ? bytes.host : place) += value;
+  };
+  const bool has_master = divided && layout.master_weights;
+  const auto whole = static_cast<double>(has_master ? widths.computed : widths.kept);
+  put(bytes.parameters, whole * share(layout.shards_parameters), layout.parameters_on_host, layout.parameters_on_disk);
+  if (!layout.optimizer_in_backward)
     put(bytes.gradients, static_cast<double>(widths.gradient) * share(layout.shards_gradients),
         layout.gradients_on_host);
-  put(bytes.optimizer, slots * static_cast<double>(widths.optimizer) * share(layout.shards_optimizer),
-      layout.optimizer_on_host);
+  put(bytes.optimizer, slots * share(layout.shards_optimizer), layout.optimizer_on_host, layout.optimizer_on_disk);
+  if (has_master) put(bytes.optimizer, static_cast<double>(widths.kept) * share(true), layout.optimizer_on_host);
+  // What is copied to the device from the host is there in the dtype that is wanted.
+  if (layout.optimizer_on_host && widths.computed != widths.kept)
+    bytes.host += static_cast<double>(widths.computed) * share(true);
   return bytes;
 }
 

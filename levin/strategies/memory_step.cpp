@@ -1,7 +1,6 @@
 #include "levin/strategies/memory_step.h"
 
 #include <algorithm>
-#include <map>
 #include <mutex>
 #include <optional>
 
@@ -11,10 +10,11 @@
 #include "levin/core/error.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
-#include "levin/nn/tie.h"
 #include "levin/nn/unit.h"
 #include "levin/strategies/memory_autocast.h"
 #include "levin/strategies/memory_kernels.h"
+#include "levin/strategies/memory_promotion.h"
+#include "levin/strategies/sharding/strategy.h"
 
 namespace levin::detail {
 namespace {
@@ -31,7 +31,7 @@ Tensor cast_floating_to(const Tensor& tensor, std::optional<c10::ScalarType> dty
 /// Tensors that forward makes itself are born without memory too, in the dtype of the parameters.
 struct MakesMeta {
   explicit MakesMeta(const PrecisionPlan& plan) : scope({.device = c10::Device(at::kMeta)}) {
-    if (!plan.params) return;
+    if (!plan.params || plan.autocast) return;
     before = c10::get_default_dtype_as_scalartype();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(*plan.params));
   }
@@ -64,7 +64,9 @@ class Tracer {
       : question_(question),
         plan_(plan),
         kernels_(question.device),
-        meter_(question.device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone) {}
+        meter_(question.device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone) {
+    if (question.device == c10::kCPU) promotion_.emplace();
+  }
 
   StepTrace run(const MakeTrainingStep& make, const Batch& given) {
     {
@@ -93,7 +95,7 @@ class Tracer {
     }
     for (size_t i = 0; i < params_.size(); ++i)
       if (const auto& grad = params_[i].grad(); grad.defined())
-        own(grad, StepTrace::Kind::kGradient, trace_.params[i].unit);
+        own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
     trace_.backward_end = meter_.events().size();
     mark(StepPart::kOptimizer, -1, true);
     mark(StepPart::kOptimizer, -1, false);
@@ -114,26 +116,20 @@ class Tracer {
     if (trace_.owners.size() <= at) trace_.owners.resize(at + 1);
     return &trace_.owners[at];
   }
-  void own(const Tensor& tensor, StepTrace::Kind kind, int unit) {
-    if (auto* found = owner(tensor)) found->kind = kind, found->unit = unit;
+  void own(const Tensor& tensor, StepTrace::Kind kind, int of) {
+    if (auto* found = owner(tensor)) found->kind = kind, found->of = of;
   }
 
   void find_params() {
     auto& module = *step_.module;
     units_ = question_.units ? select_units(module, *question_.units) : repeated_units(module);
-    std::map<c10::TensorImpl*, int> unit_of;
-    for (size_t i = 0; i < units_.size(); ++i) {
-      trace_.units.push_back(units_[i].name);
-      for (const auto& param : units_[i].module->parameters())
-        unit_of.emplace(param.unsafeGetTensorImpl(), static_cast<int>(i));
-    }
-    params_ = levin::unique_parameters(module);
-    for (const auto& param : params_) {
+    for (const auto& unit : units_) trace_.units.push_back(unit.name);
+    for (const auto& [name, param, unit] : owned_params(module, units_)) {
+      params_.push_back(param);
       LEVIN_CHECK(param.is_meta(), "[estimate_memory] a parameter of shape ", param.sizes(), " was made on ",
                   param.device(), "; make the whole model inside the function, and load its weights elsewhere");
-      const auto unit = unit_of.find(param.unsafeGetTensorImpl());
       trace_.params.push_back({param.sizes().vec(), param.numel(), static_cast<int64_t>(param.element_size()),
-                               unit == unit_of.end() ? -1 : unit->second, param.requires_grad()});
+                               static_cast<int>(unit), param.requires_grad()});
       own(param, StepTrace::Kind::kParameter, -1);
     }
     for (const auto& buffer : module.buffers()) {
@@ -159,7 +155,7 @@ class Tracer {
       const int unit = at < static_cast<std::ptrdiff_t>(trace_.units.size()) ? static_cast<int>(at) : -1;
       around->keeps = [this, unit](const Tensor& input) {
         if (auto* found = owner(input); found && found->kind == StepTrace::Kind::kOther)
-          found->kind = StepTrace::Kind::kUnitInput, found->unit = unit;
+          found->kind = StepTrace::Kind::kUnitInput, found->of = unit;
       };
       attachments_.push_back(
           chosen.unit->attach(std::move(around), static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50)));
@@ -192,6 +188,7 @@ class Tracer {
   const PrecisionPlan& plan_;
   MetaKernels kernels_;
   MetaMeter meter_;
+  std::optional<MetaPromotion> promotion_;
   TrainingStep step_;
   Batch batch_;
   std::vector<SelectedUnit> units_;

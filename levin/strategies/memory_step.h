@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "levin/strategies/memory.h"
+#include "levin/strategies/memory_groups.h"
 #include "levin/strategies/memory_meter.h"
 
 namespace levin::detail {
@@ -14,8 +16,8 @@ struct StepTrace {
   enum class Kind : uint8_t { kOther, kParameter, kInput, kGradient, kUnitInput };
   struct Owner {
     Kind kind = Kind::kOther;
-    /// Of a gradient or of a checkpointed unit's input; -1: of no unit.
-    int unit = -1;
+    /// The parameter that a gradient is of, the checkpointed unit whose input it is; -1: none.
+    int of = -1;
     /// There when forward ended.
     bool saved = false;
   };
@@ -30,6 +32,7 @@ struct StepTrace {
     std::vector<int64_t> sizes;
     int64_t numel;
     int64_t element_size;
+    /// Number of units: of none.
     int unit;
     bool trained;
   };
@@ -61,17 +64,30 @@ struct OptimizerShape {
   int slots;
   bool counts_steps;
   int temporaries;
-  bool factored;
+  bool factored = false;
+  /// Numbers are codes of a byte.
+  bool coded = false;
+  /// Takes moments_dtype.
+  bool takes_dtype = false;
 };
 const OptimizerShape& optimizer_shape(const std::string& name);
-int64_t optimizer_numel(const OptimizerShape& shape, const std::vector<int64_t>& sizes);
+/// Bytes of each tensor that it keeps for a parameter.
+std::vector<int64_t> optimizer_tensors(const OptimizerShape& shape, const std::vector<int64_t>& sizes, int64_t width,
+                                       std::optional<c10::ScalarType> moments = {});
 
-/// The dtype in which parameters are kept, computed with, and their gradients kept, in bytes.
+struct ShardingPlan;
+StateLayout layout_of(const ShardingPlan& plan, int world);
+
+/// Bytes of an element of a parameter as it is kept and computed with, of a gradient on its way and as it is kept, and
+/// of what the optimizer keeps.
 struct StateWidths {
-  int64_t kept, computed, gradient, optimizer;
+  int64_t kept, computed, reduced, gradient, optimizer;
 };
 StateWidths state_widths(const StateLayout& layout, const PrecisionPlan& precision);
-/// Whether parameters are there twice: whole, to compute with, and this rank's part beside the optimizer's state.
-bool keeps_master(const StateLayout& layout, const PrecisionPlan& precision);
+/// Of parameters while they are computed with; none: as they are made.
+std::optional<c10::ScalarType> computed_dtype(const StateLayout& layout, const PrecisionPlan& precision);
+/// Whether a ShardGroup stands between the parameters and the model, and has something to do.
+bool is_divided(const StateLayout& layout, const PrecisionPlan& precision);
+GroupRules group_rules(const StateLayout& layout, const PrecisionPlan& precision, c10::DeviceType device);
 
 }  // namespace levin::detail

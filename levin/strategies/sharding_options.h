@@ -58,6 +58,9 @@ struct FsdpOptions {
   bool optimizer_in_backward = false;
   /// Every rank starts from rank 0's values.
   bool sync_module_states = true;
+  /// What checkpoints hold: "sharded" (every rank writes its part, at once) or "full" (rank 0 writes what one process
+  /// would, tensor by tensor). Both load anywhere.
+  std::string state_dict_type = "sharded";
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
@@ -81,15 +84,16 @@ struct ZeroOptions {
   ZeroOffload offload_optimizer = {};
   /// Stage 3 only.
   ZeroOffload offload_param = {};
-  /// Elements of one reduction and of one gathering of parameters (stages 1 and 2).
+  /// Elements of one reduction and of one gathering of parameters (stages 1 and 2) at most: a larger unit is sent in
+  /// several parts. A single parameter is never cut.
   int64_t reduce_bucket_size = 500'000'000;
   int64_t allgather_bucket_size = 500'000'000;
   /// Communicate beside the computation.
   bool overlap_comm = true;
   /// Copy gradients into one buffer as they come (the reduction needs it; always so here).
   bool contiguous_gradients = true;
-  /// Stage 3: elements that are gathered ahead; parameters below the threshold stay whole on every rank; at most that
-  /// many elements are whole at once.
+  /// Stage 3: elements that are gathered ahead (a whole unit at least; 0: nothing is); parameters below the threshold
+  /// stay whole on every rank; at most that many elements are whole at once.
   int64_t stage3_prefetch_bucket_size = 50'000'000;
   int64_t stage3_param_persistence_threshold = 100'000;
   int64_t stage3_max_live_parameters = 1'000'000'000;
@@ -100,6 +104,8 @@ struct ZeroOptions {
   bool cpu_checkpointing = false;
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
+  /// "sharded" or "full", as in FsdpOptions.
+  std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
@@ -138,6 +144,8 @@ struct GeminiOptions {
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
+  /// "sharded" or "full", as in FsdpOptions.
+  std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,6 +19,8 @@
 #include "levin/precision/precision.h"
 
 namespace levin {
+
+struct StateLayout;
 
 /// What a strategy does around one module that was set up with it. All calls are made by Fabric, in this order, each
 /// step: before_forward, after_forward, before_backward, after_backward.
@@ -78,6 +81,16 @@ class Strategy {
   virtual Optimizer setup_optimizer(Optimizer optimizer) { return optimizer; }
   /// The L2 (or p-) norm of all gradients together, over all ranks that hold a part.
   virtual Tensor grad_norm(std::span<const Tensor> params, double norm_type);
+
+  /// What it does to the state of a model, in numbers (levin/strategies/memory.h); once it is connected.
+  virtual StateLayout layout() const;
+  /// What a training step will take under it: estimate_memory(*this, ...) of levin/strategies/memory.h.
+  ///
+  ///     fabric.strategy().estimate(make, forward, loss, batch, MemoryQuestion{.precision = "bf16-mixed"});
+  template <class... A>
+  auto estimate(A&&... args) const {
+    return estimate_memory(*this, std::forward<A>(args)...);
+  }
 };
 
 struct DdpOptions {

@@ -39,14 +39,17 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   plan.grads_as_computed = options.stage < 3;
   plan.residency.releases_after_forward = options.stage == 3;
   plan.residency.releases_after_backward = options.stage == 3;
-  if (!options.overlap_comm) plan.residency.forward_prefetch = plan.residency.backward_prefetch = 0;
+  plan.residency.forward_prefetch = plan.residency.backward_prefetch = options.overlap_comm ? 1 : 0;
   if (options.stage == 3) {
     plan.residency.most_ahead = options.stage3_prefetch_bucket_size;
     plan.residency.most_live = options.stage3_max_live_parameters;
-    if (options.stage3_prefetch_bucket_size == 0)
-      plan.residency.forward_prefetch = plan.residency.backward_prefetch = 0;
+    constexpr int kMany = 1 << 20;  // units: the elements are what is limited
+    const bool ahead = options.overlap_comm && options.stage3_prefetch_bucket_size > 0;
+    plan.residency.forward_prefetch = plan.residency.backward_prefetch = ahead ? kMany : 0;
     plan.persistence_threshold = options.stage3_param_persistence_threshold;
   }
+  plan.most_together = options.stage == 3 ? options.reduce_bucket_size
+                                          : std::min(options.reduce_bucket_size, options.allgather_bucket_size);
   plan.offload = moves_optimizer;
   plan.pin_memory = options.offload_optimizer.pin_memory;
   if (options.offload_param.device == "nvme") plan.param_folder = options.offload_param.nvme_path;
@@ -54,6 +57,7 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.checkpoints_on_host = options.cpu_checkpointing;
   plan.optimizer_in_backward = options.optimizer_in_backward;
+  plan.saves_full = is_full("deepspeed", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
   return plan;
 }

@@ -2,6 +2,7 @@
 #include <fstream>
 
 #include <sys/resource.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unistd.h>
 
 #include "folder.h"
@@ -21,7 +22,9 @@ struct Numbered {
     place = {.sizes = {100 * group.size(), 64}, .start = 100 * group.rank()};
     shards.add(part, place);
   }
-  void save(const fs::path& folder) { save_checkpoint(folder, state(), {.shards = &shards}); }
+  void save(const fs::path& folder, bool full = false) {
+    save_checkpoint(folder, state(), {.shards = &shards, .full = full});
+  }
   State state() { return {{"model", net}, {"n", number}}; }
 
   std::shared_ptr<torch::nn::Module> net = std::make_shared<torch::nn::Module>();
@@ -38,6 +41,55 @@ int64_t number_in(const fs::path& folder) {
     EXPECT_TRUE(state.at("model").to_dict().at(name).to_tensor().eq(static_cast<double>(n)).all().item<bool>());
   return n;
 }
+
+/// A group of which this rank is killed when its turn to send comes.
+class DyingGroup : public Collective {
+ public:
+  DyingGroup(Collective& inner, bool dies) : inner_(inner), dies_(dies) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void all_reduce(Tensor& tensor, ReduceOp op) override { inner_.all_reduce(tensor, op); }
+  Tensor all_gather(const Tensor& tensor) override { return inner_.all_gather(tensor); }
+  void broadcast(Tensor& tensor, int src) override { inner_.broadcast(tensor, src); }
+  Tensor reduce_scatter(const Tensor& input, ReduceOp op) override { return inner_.reduce_scatter(input, op); }
+  void barrier(std::string_view name) override { inner_.barrier(name); }
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override { return inner_.process_group(); }
+  c10::intrusive_ptr<c10d::Store> store() const override { return inner_.store(); }
+  void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override {
+    if (dies_) ::kill(::getpid(), SIGKILL);
+    inner_.run(operation, body);
+  }
+  FailureExchange* failures() override { return inner_.failures(); }
+
+ protected:
+  std::shared_ptr<Collective> part(const std::vector<int>&, const std::string& name) override {
+    throw Error("[test] no parts: " + name);
+  }
+
+ private:
+  Collective& inner_;
+  bool dies_;
+};
+
+/// As long as it lives, this process cannot make files: as another user where the test is root's, else for want of
+/// descriptors.
+struct NoFiles {
+  NoFiles() {
+    if (::getuid() == 0 && ::seteuid(65534) == 0) return;
+    ::getrlimit(RLIMIT_NOFILE, &before);
+    const struct rlimit none { 0, before.rlim_max };
+    ::setrlimit(RLIMIT_NOFILE, &none);
+    limited = true;
+  }
+  ~NoFiles() {
+    if (limited)
+      ::setrlimit(RLIMIT_NOFILE, &before);
+    else
+      EXPECT_EQ(::seteuid(0), 0);
+  }
+  bool limited = false;
+  struct rlimit before {};
+};
 
 /// While it lives, no file of this process can grow beyond 4 kB.
 struct SmallFiles {
@@ -116,6 +168,82 @@ TEST_F(ShardsFaultTest, ARankThatIsKilledWhileItWritesLeavesThePreviousCheckpoin
     EXPECT_EQ(number_in(root_ / "c"), 3);
     EXPECT_EQ(entries(), 1U);
   }
+}
+
+TEST_F(ShardsFaultTest, ARankThatIsKilledWhileWholeFilesAreWrittenLeavesThePreviousCheckpoint) {
+  for (const int victim : {2, 0}) {
+    save_number(1, "old");
+    const auto results = run_ranks(3,
+                                   [&](Collective& group) {
+                                     DyingGroup dying(group, group.rank() == victim);
+                                     Numbered(dying, 2).save(root_ / "new", /*full=*/true);
+                                   },
+                                   {.errors_expected = true});
+    for (int rank = 0; rank < 3; ++rank) {
+      const auto& result = results[static_cast<size_t>(rank)];
+      EXPECT_LT(result.seconds, 15) << "the timeout is 20 s, and nobody waits for it";
+      if (rank == victim)
+        EXPECT_EQ(result.signal, SIGKILL);
+      else
+        EXPECT_HAS(result.error, fmt::format("rank {}", victim));
+    }
+    EXPECT_EQ(number_in(root_ / "old"), 1);
+    // What there is of the new one has a hidden name, no manifest, and passes for nothing.
+    EXPECT_HAS(error_of([&] { load_checkpoint(root_ / "new"); }), "does not exist");
+    EXPECT_EQ(latest_good_checkpoint(root_), root_ / "old");
+    for (const auto& entry : fs::directory_iterator(root_)) {
+      if (entry.path().filename() == "old") continue;
+      EXPECT_HAS(error_of([&] { load_checkpoint(entry.path()); }), "incomplete: it has no manifest.json");
+    }
+    run_ranks(3, [&](Collective& group) { Numbered(group, 3).save(root_ / "new", /*full=*/true); });
+    EXPECT_EQ(number_in(root_ / "new"), 3);
+    EXPECT_EQ(entries(), 2U);
+    fs::remove_all(root_ / "new");
+  }
+}
+
+TEST_F(ShardsFaultTest, WhereARankCannotWriteAllAreToldAtOnce) {
+  save_number(1);
+  for (const bool full : {false, true}) {
+    const int victim = full ? 0 : 2;
+    const auto results = run_ranks(3, [&](Collective& group) -> std::string {
+      Numbered here(group, 2);
+      std::optional<NoFiles> forbidden;
+      if (group.rank() == victim) forbidden.emplace();
+      const auto line = error_of([&] { here.save(root_ / "c", full); });
+      forbidden.reset();
+      group.barrier();
+      return line;
+    });
+    for (const auto& result : results) {
+      EXPECT_HAS(result.text, fmt::format("(rank {})", victim));
+      EXPECT_HAS(result.text, ::getuid() == 0 ? "Permission denied" : "Too many open files");
+      EXPECT_EQ(result.text, results[0].text);
+      EXPECT_LT(result.seconds, 15);
+    }
+    EXPECT_EQ(number_in(root_ / "c"), 1);
+    EXPECT_EQ(entries(), 1U);
+  }
+}
+
+TEST_F(ShardsFaultTest, ADiskThatIsFullWhileWholeFilesAreWrittenStopsAll) {
+  save_number(1);
+  const auto results = run_ranks(3, [&](Collective& group) -> std::string {
+    Numbered here(group, 2);
+    std::signal(SIGXFSZ, SIG_IGN);
+    std::optional<SmallFiles> limit;
+    if (group.rank() == 0) limit.emplace();
+    const auto line = error_of([&] { here.save(root_ / "c", /*full=*/true); });
+    limit.reset();
+    group.barrier();
+    return line;
+  });
+  for (const auto& result : results) {
+    EXPECT_HAS(result.text, "model.safetensors\": File too large (rank 0)");
+    EXPECT_EQ(result.text, results[0].text);
+  }
+  EXPECT_EQ(number_in(root_ / "c"), 1);
+  EXPECT_EQ(entries(), 1U);
 }
 
 TEST_F(ShardsFaultTest, ARankThatDoesNotComeIsNamed) {

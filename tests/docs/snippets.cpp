@@ -174,6 +174,10 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
   auto path = levin::latest_good_checkpoint("run");             // the newest that is whole and undamaged
   levin::consolidate_checkpoint("run/last", "run/whole");       // what many ranks wrote, as one process writes it
+  fabric.save("run/last", state);                               // every rank writes its part
+  fabric.save("run/whole", state, {.full = true});              // rank 0 writes what one process would write
+  fabric.load("run/whole", state);                              // of either kind; each rank takes its part
+  levin::FsdpOptions options{.state_dict_type = "full"};        // every save is whole, the Trainer's too (default "sharded")
 }
 
 [[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args, const std::function<void(Tensor, Tensor)>& train) {

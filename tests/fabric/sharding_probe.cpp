@@ -1,6 +1,7 @@
 // A program that trains a small decoder under any strategy, and goes on from any checkpoint.
 //   sharding_probe [--strategy S] [--devices N] [--precision P] [--from STEP] [--to STEP] [--load DIR] [--save DIR]
-//                  [--clip NORM] [--meta]
+//                  [--save-at STEP] [--clip NORM] [--meta] [--optimizer AdamW|AdamW8bit|Adafactor] [--width N]
+//                  [--type full] [--full]
 #include <iostream>
 
 #include "levin/levin.h"
@@ -19,9 +20,9 @@ struct BlockImpl : torch::nn::Module {
 LEVIN_MODULE(Block);
 
 struct NetImpl : torch::nn::Module {
-  NetImpl() : embedding(register_module("embedding", levin::nn::Embedding(31, 18))) {
-    for (int i = 0; i < 3; ++i) blocks.push_back(register_module("block" + std::to_string(i), Block(18)));
-    head = register_module("head", levin::nn::Linear(torch::nn::LinearOptions(18, 31).bias(false)));
+  explicit NetImpl(int64_t width) : embedding(register_module("embedding", levin::nn::Embedding(31, width))) {
+    for (int i = 0; i < 3; ++i) blocks.push_back(register_module("block" + std::to_string(i), Block(width)));
+    head = register_module("head", levin::nn::Linear(torch::nn::LinearOptions(width, 31).bias(false)));
     levin::tie(*this, head->weight, embedding->weight);
     register_buffer("seen", torch::zeros({1}));
   }
@@ -36,15 +37,22 @@ struct NetImpl : torch::nn::Module {
 };
 LEVIN_MODULE(Net);
 
-levin::StrategyChoice choose(const std::string& name) {
+levin::StrategyChoice choose(const std::string& name, const std::string& type) {
   const auto blocks = levin::policy::by_class<Block>();
-  if (name == "fsdp") return levin::FsdpOptions{.auto_wrap_policy = blocks};
+  if (name == "fsdp") return levin::FsdpOptions{.auto_wrap_policy = blocks, .state_dict_type = type};
   if (name == "fsdp_in_backward")
     return levin::FsdpOptions{.auto_wrap_policy = blocks, .cpu_offload = true, .optimizer_in_backward = true};
+  if (name == "fsdp_offload") return levin::FsdpOptions{.auto_wrap_policy = blocks, .cpu_offload = true};
   if (name == "stage_1") return levin::ZeroOptions{.stage = 1, .auto_wrap_policy = blocks};
-  if (name == "stage_2") return levin::ZeroOptions{.stage = 2, .auto_wrap_policy = blocks};
+  if (name == "stage_2") return levin::ZeroOptions{.stage = 2, .auto_wrap_policy = blocks, .state_dict_type = type};
   if (name == "stage_3") return levin::ZeroOptions{.stage = 3, .auto_wrap_policy = blocks};
   return name;
+}
+
+levin::Optimizer choose_optimizer(const std::string& name, const std::vector<torch::Tensor>& params) {
+  if (name == "AdamW8bit") return levin::optim::AdamW8bit(params, {.lr = 2e-3});
+  if (name == "Adafactor") return levin::optim::Adafactor(params);
+  return levin::optim::AdamW(params, {.lr = 1e-2});
 }
 
 }  // namespace
@@ -52,23 +60,26 @@ levin::StrategyChoice choose(const std::string& name) {
 int main(int argc, char** argv) {
   return levin::run_main(argc, argv, [](levin::Args& args) {
     const auto from = args.get("from", 0), to = args.get("to", 8);
-    const auto load = args.get("load", ""), save = args.get("save", "");
+    const auto load = args.get("load", ""), save = args.get("save", ""),
+               optimizer_name = args.get("optimizer", "AdamW");
+    const auto save_at = args.get("save-at", to), width = args.get("width", 18);
     const auto clip = args.get("clip", 0.0);
-    const bool meta = args.has("meta");
+    const bool meta = args.has("meta"), full = args.has("full");
     levin::Fabric fabric({.accelerator = "cpu",
-                          .strategy = choose(args.get("strategy", "auto")),
+                          .strategy = choose(args.get("strategy", "auto"), args.get("type", "sharded")),
                           .devices = args.get("devices", "auto"),
                           .precision = args.get("precision", "32-true")});
     args.check_all_used();
     fabric.launch(args);
     at::set_num_threads(1);
     torch::manual_seed(5);
-    auto model = fabric.init_module([] { return Net(); }, {.meta = meta});
-    auto [net, optimizer] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 1e-2}));
+    auto model = fabric.init_module([&] { return Net(width); }, {.meta = meta});
+    auto [net, optimizer] = fabric.setup(model, choose_optimizer(optimizer_name, model->parameters()));
     int64_t step = from;
     levin::State state{{"model", net}, {"optimizer", optimizer}, {"step", step}};
     if (!load.empty()) fabric.load(load, state);
     for (; step < to; ++step) {
+      if (step == save_at && !save.empty()) fabric.save(save, state, {.full = full});
       auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + step));
       const auto tokens = torch::randint(0, 31, {12, 7}, generator, torch::kLong);
       const auto part = 12 / fabric.world_size();
@@ -82,6 +93,6 @@ int main(int argc, char** argv) {
       const auto mean = fabric.all_reduce(loss.detach().clone());
       if (fabric.is_global_zero()) std::cout << fmt::format("step {} loss {:.9g}\n", step, mean.item<double>());
     }
-    if (!save.empty()) fabric.save(save, state);
+    if (step == save_at && !save.empty()) fabric.save(save, state, {.full = full});
   });
 }

@@ -9,15 +9,18 @@
 
 #include "child.h"
 #include "levin/checkpoint/checkpoint.h"
-#include "levin/distributed/single.h"
+#include "levin/core/files.h"
 #include "levin/io/safetensors.h"
+#include "levin/optim/adam.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/ranks.h"
 
 namespace levin::testing::weights_cli {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -75,19 +78,96 @@ TEST_F(WeightsCli, InspectGivesJson) {
   EXPECT_EQ(json["tensors"][0]["stats"]["nan"], 0);
 }
 
-TEST_F(WeightsCli, ConvertPutsTogetherWhatRanksWroteInParts) {
-  SingleCollective alone;
-  auto net = std::make_shared<torch::nn::Module>();
-  const auto weight = net->register_parameter("weight", torch::randn({4, 3}));
-  TensorShards shards(alone);
-  shards.add(weight, {.sizes = {4, 3}});
-  save_checkpoint(at("parts"), {{"model", net}}, {.shards = &shards});
-  ASSERT_FALSE(fs::exists(at("parts/model.safetensors")));
-  const auto answer = run_levin({"convert", at("parts"), at("w.safetensors")});
+/// A net and its optimizer as three ranks of a strategy save them: rows of two, two and one.
+class DividedCli : public WeightsCli {
+ protected:
+  void SetUp() override {
+    WeightsCli::SetUp();
+    run_ranks(3, [&](Collective& group) { save(&group); });
+    save(nullptr);
+  }
+  void save(Collective* group) {
+    auto net = std::make_shared<torch::nn::Module>();
+    const int64_t start = group ? 2 * group->rank() : 0;
+    const int64_t rows = !group ? 5 : group->rank() == 2 ? 1 : 2;
+    const auto whole = torch::arange(15.0).reshape({5, 3});
+    const auto weight = net->register_parameter("weight", whole.narrow(0, start, rows).clone());
+    net->register_buffer("count", torch::full({}, 7, at::kLong));
+    Optimizer opt = optim::AdamW({weight}, {.lr = 0.5});
+    weight.mutable_grad() = torch::ones_like(weight);
+    opt.step();
+    int64_t epoch = 3;
+    const State state{{"model", net}, {"optimizer", opt}, {"epoch", epoch}};
+    if (!group) return save_checkpoint(at("one"), state, {.world_size = 3});
+    TensorShards shards(*group);
+    shards.add(weight, {.sizes = {5, 3}, .start = start});
+    shards.add_optimizer(opt);
+    save_checkpoint(at("parts"), state, {.world_size = 3, .shards = &shards});
+  }
+  void refused(const std::vector<std::string>& words, const std::string& why) {
+    const auto answer = run_levin(words);
+    EXPECT_EQ(answer.status, 1);
+    EXPECT_THAT(answer.err, HasSubstr(why));
+    EXPECT_EQ(answer.out, "");
+    EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+  }
+};
+
+TEST_F(DividedCli, InspectShowsWholeShapesAndWhoHoldsThem) {
+  const auto shown = run_levin({"inspect", at("parts"), "--verify"});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  EXPECT_THAT(
+      shown.out,
+      AllOf(ContainsRegex("model.weight +float32 +\\[5, 3\\] +60 B +model.rank-\\{0-2\\}"),
+            ContainsRegex("model.count +int64 +\\[\\] +8 B +model.whole"),
+            ContainsRegex("optimizer.state.0.exp_avg +float32 +\\[5, 3\\] +60 B +optimizer.rank-\\{0-2\\}"),
+            ContainsRegex("optimizer.rank-2.safetensors +[0-9]+ B +2\n"),
+            HasSubstr("5 tensors with 47 numbers in 192 B, 9 files of a divided checkpoint\nsaved by 3 ranks at 20"),
+            HasSubstr("optimizer: 3 tensors with 31 numbers in 124 B: step, exp_avg, exp_avg_sq of 1 parameters"),
+            HasSubstr("\nepoch: 3\n"), HasSubstr("all checksums are right")));
+  const auto json = nlohmann::json::parse(run_levin({"inspect", at("parts"), "--json", "--root", "model"}).out);
+  EXPECT_EQ(json["divided"], true);
+  EXPECT_EQ(json["tensors"][0]["name"], "weight");
+  EXPECT_EQ(json["tensors"][0]["shape"], (std::vector<int64_t>{5, 3}));
+  EXPECT_EQ(json["tensors"][0]["parts"][2]["file"], "model.rank-2.safetensors");
+  EXPECT_EQ(json["tensors"][0]["parts"][2]["start"], (std::vector<int64_t>{4, 0}));
+  EXPECT_EQ(nlohmann::json::parse(run_levin({"inspect", at("one"), "--json"}).out)["state"]["epoch"], 3);
+}
+
+TEST_F(DividedCli, DamageIsToldInALineThatNamesTheFile) {
+  const auto part = at("parts/model.rank-1.safetensors");
+  const auto good = read_file(part);
+  auto bad = good;
+  bad.back() ^= 1;
+  write_file(part, bad);
+  refused({"inspect", at("parts"), "--verify"}, "tensor \"model.weight\" in \"model.rank-1.safetensors\" has checksum");
+  refused({"convert", at("parts"), at("x"), "--to", "checkpoint"}, "\"model.rank-1.safetensors\" has checksum");
+  write_file(part, good.substr(0, good.size() - 1));
+  refused({"inspect", at("parts")}, "damaged: \"model.rank-1.safetensors\" has");
+  fs::remove(part);
+  refused({"inspect", at("parts")}, "incomplete: cannot read \"model.rank-1.safetensors\"");
+  fs::remove(at("parts/manifest.json"));
+  refused({"inspect", at("parts")}, "incomplete: it has no manifest.json");
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2) << "nothing is left behind";
+}
+
+TEST_F(DividedCli, ConvertPutsTogetherWhatRanksWroteInParts) {
+  auto answer = run_levin({"convert", at("parts"), at("w.safetensors")});
   EXPECT_EQ(answer.status, 0) << answer.err;
-  EXPECT_TRUE(torch::equal(SafetensorsFile(at("w.safetensors")).read("weight"), weight));
-  // Nothing else is left beside it.
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2);
+  EXPECT_EQ(read_file(at("w.safetensors")), read_file(at("one/model.safetensors")));
+  answer = run_levin({"convert", at("parts"), at("whole"), "--to", "checkpoint"});
+  EXPECT_EQ(answer.status, 0) << answer.err;
+  EXPECT_THAT(answer.out, HasSubstr("whole: 5 tensors, 192 B, a checkpoint with model, optimizer, epoch\n"));
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"})
+    EXPECT_EQ(read_file(root_ / "whole" / name), read_file(root_ / "one" / name)) << name;
+  answer = run_levin({"convert", at("parts"), at("all.safetensors"), "--root", "", "--dtype", "bfloat16"});
+  EXPECT_EQ(answer.status, 0) << answer.err;
+  EXPECT_EQ(SafetensorsFile(at("all.safetensors")).at("optimizer.state.0.exp_avg").dtype, "BF16");
+  refused({"convert", at("parts"), at("whole"), "--to", "checkpoint"}, "is there already; --overwrite replaces it");
+  refused({"convert", at("parts"), at("w"), "--to", "checkpoint", "--dtype", "float16"}, "leave --dtype out");
+  refused({"convert", at("parts"), at("x.safetensors"), "--root", "modle"}, "did you mean \"model\"?");
+  // Nothing else is left beside them.
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 5);
 }
 
 TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {

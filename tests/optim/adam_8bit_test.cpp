@@ -190,6 +190,49 @@ TEST(Adam8bit, StateTakesTwoBytesAnElementAndIsLoadedBack) {
   EXPECT_THAT(error_of([&] { Adam(params).load_state_dict(opt.state_dict()); }), HasSubstr("another optimizer's"));
 }
 
+// As a strategy asks for it that divides parameters: floats, which become the very codes again.
+TEST(Adam8bit, ShowsPartsAsFloatsAndCodesThemAgain) {
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    auto w = torch::zeros({20, 9, 8, 7}).contiguous(format).requires_grad_();
+    Adam8bit opt({w}, {.lr = 0.01});
+    for (uint32_t step = 1; step <= 3; ++step) {
+      auto grad = filled(w.sizes(), at::kFloat, 0, step).pow(3);
+      grad.narrow(0, 2, 2).zero_();
+      grad.narrow(0, 5, 1).mul_(-1e-6);
+      w.mutable_grad() = grad.contiguous(format);
+      opt.step();
+    }
+    std::map<std::string, at::Tensor> codes;
+    for (const char* name : {"state1", "state2", "absmax1", "absmax2"}) codes[name] = state_of(opt, "0", name).clone();
+    EXPECT_TRUE((codes["state1"] == 0).any().item<bool>());  // the largest is negative somewhere
+    detail::set_parts(opt, [](const at::Tensor& param) {
+      return std::optional(detail::PartOfParam{.first = 0, .whole_numel = param.numel()});
+    });
+    const auto shown = opt.state_dict();
+    const auto& state = shown.at("state").to_dict().at("0").to_dict();
+    EXPECT_FALSE(state.contains("absmax1"));
+    const auto average = state.at("state1").to_tensor();
+    EXPECT_EQ(average.sizes(), w.sizes());
+    EXPECT_EQ(average[3][2][1][0].item<float>() > 0, w[3][2][1][0].item<float>() < 0);
+
+    auto other = w.detach().clone().requires_grad_();
+    Adam8bit whole({other});
+    whole.load_state_dict(shown);
+    for (const auto& [name, tensor] : codes) EXPECT_TRUE(at::equal(state_of(whole, "0", name.c_str()), tensor)) << name;
+    if (format != at::MemoryFormat::Contiguous) continue;
+    // And a part takes its elements of what one process has saved; its blocks are others.
+    auto part = w.detach().narrow(0, 8, 12).clone().requires_grad_();
+    Adam8bit divided({part});
+    detail::set_parts(divided, [](const at::Tensor&) {
+      return std::optional(detail::PartOfParam{.first = 8 * 504, .whole_numel = 20 * 504});
+    });
+    divided.load_state_dict(whole.state_dict());
+    const auto far = (state_of(divided, "0", "state1") - average.narrow(0, 8, 12)).abs().max().item<float>();
+    EXPECT_GT(far, 0);
+    EXPECT_LT(far, 0.02f * average.abs().max().item<float>());
+  }
+}
+
 TEST(Adam8bit, KeepsItsMemoryFormat) {
   auto w = torch::ones({4, 4, 16, 16}).requires_grad_();
   Adam8bit opt({w});

@@ -149,6 +149,10 @@ std::vector<GeminiCase> gemini_cases() {
     auto part = gemini("static");
     part.shard_param_frac = part.offload_param_frac = part.offload_optim_frac = 0.3;
     add({"static", part});
+    for (auto options : {gemini("auto"), gemini("cuda"), part}) {
+      options.optimizer_in_backward = true;
+      add({"in_backward_" + options.placement_policy, options});
+    }
     if (world == 1) continue;
     add({"accumulation", gemini("auto"), {}, 3});
     auto searched = gemini("auto", 0);

@@ -64,6 +64,21 @@ std::vector<ShardCase> gpu_cases() {
                                .auto_wrap_policy = blocks}});
     add({.name = "bf16_mixed", .choice = fsdp, .precision = "bf16-mixed", .tolerance = 5e-2});
     add({.name = "bf16_mixed_offload", .choice = offload, .precision = "bf16-mixed", .tolerance = 5e-2});
+    auto stepped = offload;
+    stepped.optimizer_in_backward = true;
+    add({.name = "in_backward_offload", .choice = stepped});
+    add({.name = "in_backward_bf16_mixed_offload", .choice = stepped, .precision = "bf16-mixed", .tolerance = 5e-2});
+    auto lean = offload;
+    lean.activation_checkpointing_policy = blocks;
+    lean.activation_cpu_offload = true;
+    add({.name = "checkpointing_offload", .choice = lean});
+    for (const char* policy : {"auto", "cuda", "cpu"}) {
+      const GeminiOptions gemini{.placement_policy = policy,
+                                 .chunk_size = 200'000,
+                                 .auto_wrap_policy = blocks,
+                                 .optimizer_in_backward = policy == std::string("auto")};
+      add({.name = std::string("gemini_") + policy, .choice = gemini, .precision = "bf16-mixed", .tolerance = 5e-2});
+    }
     add({.name = "bf16_true_offload", .choice = offload, .precision = "bf16-true", .adamw = false, .tolerance = 5e-2});
   }
   return cases;

@@ -3,9 +3,11 @@
 #include <random>
 #include <thread>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "levin/core/error.h"
+#include "levin/distributed/group.h"
 #include "levin/distributed/single.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/tie.h"
@@ -114,6 +116,17 @@ class WatchedCollective : public Collective {
   int delay_us_;
   std::mt19937_64 random_;
 };
+
+/// A real process group of one rank, whose collectives are really run.
+inline std::shared_ptr<Collective> lone_group(c10::Device device = at::kCPU, bool nccl = false) {
+  const GroupRoute route{.address = "127.0.0.1",
+                         .device = device,
+                         .nccl = nccl,
+                         .timeout = std::chrono::seconds(20),
+                         .join_timeout = std::chrono::seconds(20)};
+  return std::make_shared<ProcessCollective>(c10::make_intrusive<c10d::HashStore>(), "lone", 0, std::vector<int>{0},
+                                             route, nullptr);
+}
 
 /// The whole of a parameter or gradient of which this rank has a part.
 inline Tensor whole_of(Collective& group, ShardMap* shards, const Tensor& param, const Tensor& value,

@@ -4,6 +4,8 @@
 #include "levin/core/error.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/nn/interceptor.h"
+#include "levin/strategies/sharding/module.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -58,6 +60,10 @@ std::vector<ShardCase> cases() {
          .clip = 0.5,
          .precision = "bf16-mixed",
          .tolerance = 5e-2});
+    for (const int stage : {1, 2, 3})
+      add({.name = "small_buckets_stage" + std::to_string(stage) + "_",
+           .choice = ZeroOptions{.stage = stage, .reduce_bucket_size = 160, .auto_wrap_policy = kBlocks},
+           .clip = 0.05});
     add({.name = "in_backward_bf16_mixed",
          .choice = with(in_backward, [](auto& o) { o.cpu_offload = true; }),
          .precision = "bf16-mixed",
@@ -187,6 +193,86 @@ TEST(Fsdp, OneGatheringAndOneReductionPerUnitAndPass) {
     }
     EXPECT_EQ(run.watched.runs["fsdp.all_gather"], 2 * 4);
     EXPECT_EQ(run.watched.runs.size(), 1u);
+  });
+}
+
+/// On one GPU a profiler can then see what would happen on many.
+TEST(Fsdp, AGroupOfOneThatIsReallyThereCommunicates) {
+  run_ranks(1, [](Collective& nobody) {
+    const ShardCase c{.name = "lone", .clip = 0.05};
+    const auto expected = train_sharded(nobody, c, "single_device");
+    const auto group = lone_group();
+    EXPECT_LT(max_difference(train_sharded(*group, c, fsdp_blocks()), expected), 1e-5);
+    ShardRun run(*group, fsdp_blocks());
+    run.step();
+    run.watched.runs.clear();
+    run.step();
+    EXPECT_EQ(run.watched.runs["fsdp.all_gather"], 2 * (3 * 2 + 1));
+    EXPECT_EQ(run.watched.runs["fsdp.reduce_scatter"], 2 * 4);
+  });
+}
+
+/// Which blocks are whole or on their way while the first one computes, in the third step.
+std::vector<bool> blocks_on_the_way(Collective& group, ZeroOptions options) {
+  options.stage = 3;
+  options.stage3_param_persistence_threshold = 0;
+  options.auto_wrap_policy = kBlocks;
+  ShardRun run(group, options, {.blocks = 4});
+  struct Look : Interceptor {
+    void around(Call& call) override {
+      seen.clear();
+      for (const auto& each : module->groups())
+        seen.push_back(each->state() != levin::detail::ShardGroup::State::kSharded);
+      call.proceed();
+    }
+    levin::detail::ShardedModule* module = nullptr;
+    std::vector<bool> seen;
+  };
+  const auto look = std::make_shared<Look>();
+  look->module = dynamic_cast<levin::detail::ShardedModule*>(run.trainee.sync());
+  const auto attachment = run.net->blocks[0]->attach(look, Order::kInnermost);
+  for (int i = 0; i < 3; ++i) {
+    const at::NoGradGuard no_grad;
+    run.loss();
+  }
+  look->seen.resize(4);  // without the root
+  return look->seen;
+}
+
+TEST(Zero, GathersAheadAsManyElementsAsThePrefetchBucketHolds) {
+  run_ranks(2, [](Collective& group) {
+    using Blocks = std::vector<bool>;
+    EXPECT_EQ(blocks_on_the_way(group, {.stage3_prefetch_bucket_size = 0}), (Blocks{true, false, false, false}));
+    // Computation would stand still for a unit that is larger than the bucket.
+    EXPECT_EQ(blocks_on_the_way(group, {.stage3_prefetch_bucket_size = 1}), (Blocks{true, true, false, false}));
+    // A block has 346 elements, up to 730 with the room between them.
+    EXPECT_EQ(blocks_on_the_way(group, {.stage3_prefetch_bucket_size = 1500}), (Blocks{true, true, true, false}));
+    EXPECT_EQ(blocks_on_the_way(group, {}), (Blocks{true, true, true, true}));
+    EXPECT_EQ(blocks_on_the_way(group, {.stage3_max_live_parameters = 1}), (Blocks{true, false, false, false}));
+    EXPECT_EQ(blocks_on_the_way(group, {.overlap_comm = false}), (Blocks{true, false, false, false}));
+  });
+}
+
+TEST(Zero, SendsNoMoreThanABucketAtOnce) {
+  run_ranks(2, [](Collective& group) {
+    for (const int stage : {1, 2, 3}) {
+      // The weights of a block are 150 elements each.
+      ShardRun run(group, ZeroOptions{.stage = stage,
+                                      .reduce_bucket_size = 160,
+                                      .stage3_param_persistence_threshold = 0,
+                                      .auto_wrap_policy = kBlocks});
+      run.step();
+      run.watched.runs.clear();
+      run.step();
+      auto& module = dynamic_cast<levin::detail::ShardedModule&>(*run.trainee.sync());
+      EXPECT_GT(module.groups().size(), 3 * 2u);
+      for (const auto& each : module.groups()) {
+        int64_t elements = 0;
+        for (const auto& param : each->params()) elements += c10::multiply_integers(param.sizes);
+        EXPECT_TRUE(elements <= 160 || each->params().size() == 1) << elements;
+      }
+      EXPECT_EQ(run.watched.runs["fsdp.reduce_scatter"], 2 * static_cast<int>(module.groups().size()));
+    }
   });
 }
 

@@ -95,8 +95,8 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   if (!options_.grad_dtype) options_.grad_dtype = options_.dtype;
   if (options_.device.is_cpu()) options_.pin_memory = false;
   lay_out();
-  whole_ = ranks_->size() == 1 && replicas_->size() == 1 && !options_.offload &&
-           options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
+  whole_ =
+      alone() && !options_.offload && options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
   make_shards();
 }
 
@@ -132,7 +132,7 @@ void ShardGroup::make_shards() {
   }
   for (auto& param : params_) {
     if (is_deferred(param.param)) materialize(std::span<const Tensor>(&param.param, 1));
-    const bool communicates = options_.broadcast && ranks_->size() * replicas_->size() > 1;
+    const bool communicates = options_.broadcast && !alone();
     auto value = param.param.detach();
     if (whole_ || communicates) value = value.to(device, *options_.dtype);
     value = value.contiguous();
@@ -174,6 +174,10 @@ bool ShardGroup::trained() const {
 
 bool ShardGroup::has_memory() const {
   return !whole_ && full_.storage().nbytes() > 0;
+}
+
+bool ShardGroup::alone() const {
+  return !ranks_->process_group() && !replicas_->process_group();
 }
 
 // ---- what parameters show
@@ -274,7 +278,7 @@ void ShardGroup::begin_gather() {
   const at::NoGradGuard no_grad;
   const auto from = source();
   LaneWork work{.operation = "fsdp.all_gather"};
-  if (ranks_->size() == 1) {
+  if (!ranks_->process_group()) {
     allocate_full();
     work.used = {from, full_};
     work.before = [from, to = full_] { to.copy_(from, /*non_blocking=*/true); };
@@ -387,7 +391,7 @@ bool ShardGroup::take_grads() {
 void ShardGroup::begin_reduce() {
   if (whole_) return;
   const at::NoGradGuard no_grad;
-  if (ranks_->size() * replicas_->size() == 1)
+  if (alone())
     reduce_alone();
   else
     reduce_over_ranks();
@@ -446,9 +450,10 @@ void ShardGroup::reduce_over_ranks() {
   const auto all = pack_grads(before ? mean : 1);
   // Gloo sums everything on every rank, in a copy that lives until a thread of its own lets go of it. Summed in place,
   // there is one buffer, and it goes when this says so.
-  const bool in_place = ranks_->size() > 1 && ranks_->process_group()->getBackendName() == "gloo";
-  auto mine = in_place || ranks_->size() == 1 ? all.narrow(0, ranks_->rank() * grad_numel_, grad_numel_)
-                                              : at::empty({grad_numel_}, all.options());
+  const auto process_group = ranks_->process_group();
+  const bool in_place = process_group && process_group->getBackendType() == c10d::ProcessGroup::GLOO;
+  auto mine = in_place || !process_group ? all.narrow(0, ranks_->rank() * grad_numel_, grad_numel_)
+                                         : at::empty({grad_numel_}, all.options());
   LaneWork work{.operation = "fsdp.reduce_scatter", .used = {all, mine}, .group = ranks_.get()};
   work.collective = [all, mine, in_place](c10d::ProcessGroup& group) {
     auto in = all, out = mine;
@@ -466,7 +471,7 @@ void ShardGroup::reduce_over_ranks() {
     const at::NoGradGuard no_gradient;
     auto reduced = in_place ? mine.clone() : mine;
     if (in_place && all.is_cpu()) set_memory(all, false);
-    if (replicas_->size() > 1)
+    if (replicas_->process_group())
       replicas_->run("fsdp.all_reduce", [&](c10d::ProcessGroup& group) {
         std::vector<Tensor> tensors{reduced};
         c10d::AllreduceOptions options;

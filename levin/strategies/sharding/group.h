@@ -92,7 +92,7 @@ class ShardGroup {
   /// One rank, on its device, in its dtype: the parts are the wholes, and nothing has to be done.
   bool whole() const { return whole_; }
   /// Nobody to communicate with.
-  bool alone() const { return ranks_->size() == 1 && replicas_->size() == 1; }
+  bool alone() const;
 
   /// What parameters show: this rank's part, or the whole. A part that somebody has replaced or changed is taken over.
   void show_shards();

@@ -88,10 +88,11 @@ LaneTask Lanes::run(Which which, LaneWork work) {
   }
   auto& task = state->work;
   if (task.before) task.before();
-  if (task.group && task.group->size() > 1 && task.collective)
+  const auto ranks = task.group && task.collective ? task.group->process_group() : nullptr;
+  if (ranks)
     task.group->run(task.operation, [&](c10d::ProcessGroup& group) { state->running = task.collective(group); });
   // Over NCCL the wait is one of streams, and costs the host nothing; over Gloo the host waits, as late as it can.
-  const bool on_stream = state->running && streams_ && task.group->process_group()->getBackendName() == "nccl";
+  const bool on_stream = state->running && streams_ && ranks->getBackendType() == c10d::ProcessGroup::NCCL;
   if (on_stream) state->wait_for_collective();
   if (!state->running) state->end();
   return LaneTask(std::move(state));

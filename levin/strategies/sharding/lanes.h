@@ -2,7 +2,7 @@
 
 #include <functional>
 #include <memory>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ using at::Tensor;
 /// What runs beside the computation: a collective, copies around it, or copies alone.
 struct LaneWork {
   /// How errors and those who count call it: "fsdp.all_gather".
-  std::string operation;
+  std::string_view operation;
   /// Tensors that must live until it is done.
   std::vector<Tensor> used;
   /// Before the collective.

@@ -38,15 +38,18 @@ std::vector<ShardGroup*> OrderedResidency::ahead(const Use& needed) {
   std::vector<ShardGroup*> groups;
   int64_t live = 0, ahead = 0;
   for (const auto* group : needed) live += group->full_numel();
-  for (const auto* use : uses)
-    for (auto* group : *use) {
-      if (group->state() != ShardGroup::State::kSharded) continue;
-      ahead += group->full_numel();
-      if ((options_.most_ahead > 0 && ahead > options_.most_ahead) ||
-          (options_.most_live > 0 && live + ahead > options_.most_live))
-        return groups;
-      groups.push_back(group);
-    }
+  for (const auto* use : uses) {
+    for (auto* group : *use)
+      if (group->state() != ShardGroup::State::kGathered) ahead += group->full_numel();  // on its way, or to come
+    // A unit that is larger than the limit by itself comes ahead all the same: computation would stand still for it.
+    const bool first = use == uses.front();
+    if ((!first && options_.most_ahead > 0 && ahead > options_.most_ahead) ||
+        (options_.most_live > 0 && live + ahead > options_.most_live))
+      break;
+    for (auto* group : *use)
+      if (group->state() == ShardGroup::State::kSharded && std::ranges::find(groups, group) == groups.end())
+        groups.push_back(group);
+  }
   return groups;
 }
 

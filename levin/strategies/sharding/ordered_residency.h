@@ -14,7 +14,7 @@ struct ResidencyOptions {
   /// Uses that are gathered ahead of the one at hand.
   int forward_prefetch = 1;
   int backward_prefetch = 1;
-  /// At most that many elements are gathered ahead, and whole in all; 0: no limit.
+  /// At most that many elements are gathered ahead (but one use always), and whole in all; 0: no limit.
   int64_t most_ahead = 0;
   int64_t most_live = 0;
 };

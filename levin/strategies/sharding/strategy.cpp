@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
@@ -14,11 +15,13 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/devices/host_memory.h"
 #include "levin/distributed/single.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
+#include "levin/optim/adam_8bit.h"
 #include "levin/optim/in_backward.h"
 #include "levin/strategies/ddp.h"
 
@@ -90,6 +93,13 @@ std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vecto
   return std::move(owners.params);
 }
 
+bool is_full(std::string_view strategy, const std::string& state_dict_type) {
+  static const std::vector<std::string> kTypes{"sharded", "full"};
+  if (std::find(kTypes.begin(), kTypes.end(), state_dict_type) == kTypes.end())
+    fail_unknown(strategy, "state_dict_type", state_dict_type, kTypes);
+  return state_dict_type == "full";
+}
+
 ShardedStrategy::ShardedStrategy(ShardingPlan plan) : plan_(std::move(plan)) {}
 
 void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
@@ -108,7 +118,8 @@ void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device dev
     replicas_ = mesh.shared_group("replicate");
   }
   lanes_ = std::make_shared<Lanes>(device_);
-  shards_ = std::make_unique<TensorShards>(*group_);
+  shards_ = std::make_shared<TensorShards>(*group_);
+  shards_->set_saves_full(plan_.saves_full);
 }
 
 Collective& ShardedStrategy::group() const {
@@ -142,21 +153,29 @@ ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, cons
   for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
   divided.units.push_back({"", nullptr, {}});
 
-  // By unit and dtype: what is gathered together has one type.
-  using Key = std::pair<size_t, c10::ScalarType>;
+  // By unit and dtype: what is gathered together has one type. Units that are too large are several groups.
+  using Key = std::tuple<size_t, c10::ScalarType, int>;
   std::map<Key, std::vector<ShardedParam>> members;
+  std::map<std::pair<size_t, c10::ScalarType>, std::pair<int, int64_t>> last;  // part of the unit, and its elements
   for (auto& [name, param, unit] : owned_params(module, units)) {
     LEVIN_CHECK(is_plain_dense(param) && param.is_floating_point(), "[", plan_.name, "] parameter \"", name, "\" is ",
                 param.toString(), "; only dense floating point parameters can be divided");
     const bool stays = param.numel() < plan_.persistence_threshold;
     const auto dtype = precision_.params.value_or(param.scalar_type());
-    members[{stays ? units.size() : unit, dtype}].push_back({.name = name, .param = param});
+    const auto owner = stays ? units.size() : unit;
+    auto& [part, elements] = last[{owner, dtype}];
+    if (plan_.most_together > 0 && elements > 0 && elements + param.numel() > plan_.most_together) {
+      ++part;
+      elements = 0;
+    }
+    elements += param.numel();
+    members[{owner, dtype, part}].push_back({.name = name, .param = param});
   }
   const auto options = group_options();
   for (auto& [key, params] : members) {
-    auto& unit = divided.units[key.first];
+    auto& unit = divided.units[std::get<0>(key)];
     auto own = options;
-    own.dtype = key.second;
+    own.dtype = std::get<1>(key);
     divided.groups.push_back(
         std::make_unique<ShardGroup>(unit.name, std::move(params), ranks_, replicas_, lanes_, own));
     unit.groups.push_back(divided.groups.back().get());
@@ -249,6 +268,21 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
 }
 
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
+  if (ranks_->size() > 1) {
+    // Whatever steps each element by itself gives the same on a part; these look at the whole.
+    for (const std::string_view looks_at_whole : {"Adafactor", "LBFGS"})
+      LEVIN_CHECK(optimizer.name() != looks_at_whole, "[", plan_.name, "] ", looks_at_whole,
+                  " steps by figures of whole parameters, and each of the ", ranks_->size(),
+                  " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
+    optim::detail::set_parts(optimizer, [shards = shards_](const Tensor& param) {
+      std::optional<optim::detail::PartOfParam> part;
+      if (const auto* place = shards->find(param)) {
+        const auto numel = c10::multiply_integers(place->sizes);
+        part = {numel == 0 ? 0 : place->start * (numel / place->whole_rows()), numel};
+      }
+      return part;
+    });
+  }
   shards_->add_optimizer(optimizer);
   if (!plan_.optimizer_folder.empty()) {
     const bool possible = optimizer.impl()->set_slot_memory([folder = plan_.optimizer_folder](const Tensor& like) {

@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "levin/distributed/mesh.h"
@@ -34,12 +35,18 @@ struct ShardingPlan {
   std::string optimizer_folder = {};
   /// Parameters of fewer elements stay whole.
   int64_t persistence_threshold = 0;
+  /// At most that many elements travel at once (but a parameter is never cut for it); 0: a unit does.
+  int64_t most_together = 0;
   std::optional<UnitPolicy> checkpointing = {};
   bool checkpoints_on_host = false;
   bool optimizer_in_backward = false;
   bool broadcast = true;
+  bool saves_full = false;
   CollectiveOptions collective = {};
 };
+
+/// What state_dict_type says: "full" is true, "sharded" false, anything else an Error.
+bool is_full(std::string_view strategy, const std::string& state_dict_type);
 
 /// A parameter and the unit that owns it: the innermost one that holds all places where it is registered.
 struct OwnedParam {
@@ -67,6 +74,7 @@ class ShardedStrategy : public Strategy {
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   Optimizer setup_optimizer(Optimizer optimizer) override;
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
+  StateLayout layout() const override;
 
   const ShardingPlan& plan() const { return plan_; }
 
@@ -92,7 +100,7 @@ class ShardedStrategy : public Strategy {
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;
   c10::Device device_ = at::kCPU;
-  std::unique_ptr<TensorShards> shards_;
+  std::shared_ptr<TensorShards> shards_;
   std::vector<Attachment> checkpointing_;
   /// Of modules that are set up; they leave when they die.
   std::vector<std::weak_ptr<ShardedModule*>> modules_;

@@ -99,6 +99,7 @@ void UnitOptimizer::step_group(ShardGroup& group) {
     if (auto copy = group.host_copy(i); copy.defined()) copies.push_back(std::move(copy));
   }
   if (params.empty()) return;
+  const std::lock_guard lock(stepping_);
   LEVIN_CHECK(inner_.impl()->step_params(params, nullptr, copies), "[", strategy_, "] ", inner_.name(),
               " cannot step some of its parameters, which optimizer_in_backward needs; use one of levin::optim");
   if (!copies.empty()) group.mark_copied();

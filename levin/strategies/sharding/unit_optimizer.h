@@ -77,6 +77,7 @@ class UnitOptimizer final : public OptimizerImpl {
   bool in_backward_;
   std::unordered_map<const c10::TensorImpl*, std::pair<ShardGroup*, size_t>> places_;
   std::unordered_set<const c10::TensorImpl*> own_;
+  std::mutex stepping_;  // parts on the device are stepped by the thread of backward
   StepThread thread_;
 };
 

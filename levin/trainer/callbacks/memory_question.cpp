@@ -5,38 +5,17 @@
 #include <string>
 
 #include "levin/core/error.h"
-#include "levin/strategies/sharding_options.h"
+#include "levin/strategies/strategy.h"
 #include "levin/trainer/context.h"
 
 namespace levin::detail {
 namespace {
 
-struct LayoutOf {
-  int ranks;
-  StateLayout operator()(const std::string& name) const { return state_layout(name, ranks); }
-  StateLayout operator()(const DdpOptions&) const { return state_layout("ddp", ranks); }
-  StateLayout operator()(const auto& options) const { return state_layout(options, ranks); }
-};
-
-/// Units and checkpointing that strategies are told of.
-struct AskUnits {
-  MemoryQuestion& question;
-  void operator()(const std::string&) const {}
-  void operator()(const DdpOptions&) const {}
-  void operator()(const auto& options) const {
-    question.units = options.auto_wrap_policy;
-    question.checkpointing = options.activation_checkpointing_policy;
-    if constexpr (requires { options.activation_cpu_offload; })
-      question.offload_activations = question.checkpointing && options.activation_cpu_offload;
-    if constexpr (requires { options.cpu_checkpointing; })
-      question.offload_activations = question.checkpointing && options.cpu_checkpointing;
-  }
-};
-
-/// By the names of estimates: "AdamW" is "adamw".
+/// By the names of estimates: "AdamW" is "adamw", "AdamW8bit" is "adamw_8bit".
 std::string memory_optimizer(const Optimizer& optimizer) {
   auto name = optimizer.name();
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (const auto bits = name.find("8bit"); bits != std::string::npos) name.insert(bits, "_");
   const auto* momentum = optimizer.impl()->find_hyper(0, "momentum");
   return name == "sgd" && momentum && *momentum > 0 ? "sgd_momentum" : name;
 }
@@ -45,8 +24,7 @@ std::string memory_optimizer(const Optimizer& optimizer) {
 
 std::optional<StateLayout> memory_layout(TrainerContext& run) {
   try {
-    const auto& plan = run.fabric().plan();
-    return std::visit(LayoutOf{plan.world_size()}, plan.strategy.value());
+    return run.fabric().strategy().layout();
   } catch (const Error&) {
     return {};
   }
@@ -56,15 +34,13 @@ MemoryQuestion memory_question(TrainerContext& run) {
   const auto& plan = run.fabric().plan();
   const auto& optimizers = run.optimizers();
   LEVIN_CHECK(optimizers.size() == 1, "the run has ", optimizers.size(), " optimizers, a prediction is for one");
-  MemoryQuestion question{.strategy = plan.strategy.name(),
-                          .layout = std::visit(LayoutOf{plan.world_size()}, plan.strategy.value()),
-                          .precision = run.plan().fabric.precision,
-                          .optimizer = memory_optimizer(optimizers.front()),
-                          .world_size = plan.world_size(),
-                          .device = run.fabric().device().type(),
-                          .accumulate = static_cast<int>(run.accumulate_grad_batches())};
-  std::visit(AskUnits{question}, plan.strategy.value());
-  return question;
+  return {.strategy = plan.strategy.name(),
+          .layout = run.fabric().strategy().layout(),
+          .precision = run.plan().fabric.precision,
+          .optimizer = memory_optimizer(optimizers.front()),
+          .world_size = plan.world_size(),
+          .device = run.fabric().device().type(),
+          .accumulate = static_cast<int>(run.accumulate_grad_batches())};
 }
 
 MemoryEstimate with_gradients_in_forward(MemoryEstimate estimate, const MemoryQuestion& question) {

@@ -1,0 +1,116 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "levin/strategies/memory_meter.h"
+
+namespace levin::detail {
+
+/// How parameters that are divided come and go: ShardGroup and OrderedResidency, in numbers.
+struct GroupRules {
+  int ranks = 1;
+  int replicas = 1;
+  /// Whole parameters keep their memory between steps; else from forward to backward, or not even that.
+  bool keeps_whole = false;
+  bool keeps_gathered = false;
+  /// This rank's part of parameters and gradients is not on the device.
+  bool offload = false;
+  bool reduces_at_end = false;
+  /// Whole parameters that stay are out of date when the step begins.
+  bool renews = true;
+  /// Gradients are used, and given up, as they are reduced.
+  bool steps_in_backward = false;
+  /// Collectives are Gloo's.
+  bool gloo = false;
+  int forward_ahead = 1;
+  int backward_ahead = 1;
+  /// Elements that are gathered ahead (but one group always), and whole in all; 0: no limit.
+  int64_t most_ahead = 0;
+  int64_t most_live = 0;
+  /// Bytes of an element: of the part, gathered, on its way to be summed, and of a gradient that stays.
+  int64_t kept = 4, computed = 4, reduced = 4, gradient = 4;
+  Rounding rounding = Rounding::kNone;
+
+  /// One rank, on its device, in its dtype: nothing has to be done.
+  bool whole() const;
+};
+
+/// Elements of a group: this rank's part, the whole, and this rank's part of its gradients.
+struct GroupSizes {
+  int64_t shard = 0;
+  int64_t full = 0;
+  int64_t grad = 0;
+};
+
+/// What divided parameters and their gradients take on the device, over one step.
+class GroupPlay {
+ public:
+  /// The last group is the root's. `order` are the groups that a forward uses, without the root's.
+  GroupPlay(const GroupRules& rules, std::vector<GroupSizes> groups, const std::vector<int>& order,
+            std::function<void()> note);
+
+  void begin_forward();
+  void enter_forward(int group);
+  void leave_forward(int group);
+  void begin_backward();
+  void enter_backward(int group);
+  void leave_backward(int group);
+  /// A whole gradient of a parameter of the group is there.
+  void add_gradient(int group, int64_t bytes);
+  /// Reduced gradients of passes before this one are there.
+  void begin_with_gradients();
+  void end_backward();
+
+  /// Whole parameters that do not stay, and what is on its way to them or to the reduction.
+  int64_t parameters() const { return gathered_ + arrived_ + sent_; }
+  /// Whole gradients, and reduced ones.
+  int64_t gradients() const { return whole_gradients_ + gradients_; }
+  int64_t whole_gradients() const { return whole_gradients_; }
+  /// Reduced gradients in host memory.
+  int64_t host_gradients() const { return host_gradients_; }
+
+ private:
+  enum class State : uint8_t { kSharded, kGathering, kGathered };
+  struct Group {
+    GroupSizes sizes;
+    State state = State::kSharded;
+    bool has_memory = false;
+    bool stale = true;
+    bool at_gloo = false;
+    bool has_gradient = false;
+    bool reduced = false;
+    int64_t whole_gradients = 0;
+  };
+
+  int root() const { return static_cast<int>(groups_.size()) - 1; }
+  Group& at(int group) { return groups_[static_cast<size_t>(group)]; }
+  int64_t bytes(int64_t elements, int64_t width) const { return round_allocation(elements * width, rules_.rounding); }
+  int64_t full_bytes(const Group& group) const { return bytes(group.sizes.full, rules_.computed); }
+  int64_t arrived_bytes(const Group& group) const;
+
+  void use(int group, bool forward);
+  std::vector<int> ahead(int group, bool forward);
+  void begin_gather(int index);
+  void give_to_gloo();
+  void finish_gather(Group& group);
+  void release(Group& group);
+  void reduce(int group);
+  void settle();
+  void keep_reduced(const Group& group);
+
+  GroupRules rules_;
+  std::vector<Group> groups_;
+  std::function<void()> note_;
+  std::vector<int> before_, to_come_;
+  size_t now_ = 0, cursor_ = 0;
+  static constexpr int kGlooThreads = 2;
+  std::vector<int> waiting_;  // groups that are being gathered
+  int busy_ = 0;              // threads of Gloo that gather
+  int reducing_ = -1;
+  bool adds_ = false;
+  int64_t gathered_ = 0, arrived_ = 0, sent_ = 0, whole_gradients_ = 0, gradients_ = 0, host_gradients_ = 0;
+};
+
+}  // namespace levin::detail

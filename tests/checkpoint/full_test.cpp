@@ -1,0 +1,131 @@
+// Whole files out of divided states: what they cost while they are written, and who can read them.
+#include <cstdlib>
+
+#include <sys/wait.h>
+
+#include "folder.h"
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/module_state.h"
+#include "levin/core/files.h"
+#include "levin/devices/memory_counter.h"
+#include "levin/testing/paths.h"
+#include "levin/testing/ranks.h"
+
+namespace levin {
+namespace {
+namespace fs = std::filesystem;
+using testing::run_ranks;
+
+constexpr int64_t kRows = 300, kColumns = 500, kTensors = 6;
+constexpr int64_t kWhole = kRows * kColumns * 4;
+
+/// The i-th tensor counts up in steps of i + 1.
+Tensor counted(int64_t i) {
+  return (torch::arange(kRows * kColumns, at::kFloat) * static_cast<double>(i + 1)).reshape({kRows, kColumns});
+}
+
+/// This rank's rows of every tensor; whole ones without a group.
+struct Counted {
+  explicit Counted(Collective* group, bool filled = true) {
+    if (group) shards = std::make_unique<TensorShards>(*group);
+    const int64_t rows = group ? kRows / group->size() : kRows;
+    const int64_t start = group ? rows * group->rank() : 0;
+    for (int64_t i = 0; i < kTensors; ++i) {
+      auto part = filled ? counted(i).narrow(0, start, rows).clone() : torch::zeros({rows, kColumns});
+      part = net->register_parameter(fmt::format("layer{}", i), part);
+      if (group) shards->add(part, {.sizes = {kRows, kColumns}, .start = start});
+    }
+    net->register_buffer("sixteen", torch::full({3}, 0.5).to(at::kBFloat16));
+  }
+  bool is_right() const {
+    for (int64_t i = 0; i < kTensors; ++i) {
+      const auto part = net->named_parameters()[fmt::format("layer{}", i)];
+      const auto* place = shards ? shards->find(part) : nullptr;
+      if (!torch::equal(part, counted(i).narrow(0, place ? place->start : 0, part.size(0)))) return false;
+    }
+    return true;
+  }
+  State state() { return {{"model", net}}; }
+
+  std::shared_ptr<torch::nn::Module> net = std::make_shared<torch::nn::Module>();
+  std::unique_ptr<TensorShards> shards;
+};
+
+using FullTest = FolderTest;
+
+TEST_F(FullTest, OneTensorAtATimeIsWholeAndOnlyOnRankZero) {
+  run_ranks(3, [&](Collective& group) {
+    Counted here(&group);
+    const MemoryCounter counter;
+    save_checkpoint(root_ / "full", here.state(), {.shards = here.shards.get(), .full = true});
+    EXPECT_LT(counter.peak(), (group.rank() == 0 ? kWhole : 0) + kWhole / 4);
+  });
+  run_ranks(3, [&](Collective& group) {
+    Counted here(&group);
+    here.shards->set_saves_full(true);
+    save_checkpoint(root_ / "by the map", here.state(), {.world_size = 3, .shards = here.shards.get()});
+  });
+  save_checkpoint(root_ / "one", Counted(nullptr).state());
+  for (const char* name : {"model.safetensors", "state.json"}) {
+    EXPECT_EQ(read_file(root_ / "full" / name), read_file(root_ / "one" / name));
+    EXPECT_EQ(read_file(root_ / "by the map" / name), read_file(root_ / "one" / name));
+  }
+}
+
+TEST_F(FullTest, AWholeFileGoesIntoPartsWithoutBeingWholeAnywhere) {
+  save_checkpoint(root_ / "one", Counted(nullptr).state());
+  run_ranks(3, [&](Collective& group) {
+    for (const char* from : {"one", "one/model.safetensors"}) {
+      Counted here(&group, /*filled=*/false);
+      {
+        const MemoryCounter counter;
+        load_raw(root_ / from, here.net, {.shards = here.shards.get()});
+        EXPECT_LT(counter.peak(), kWhole / 4) << from;
+      }
+      EXPECT_TRUE(here.is_right()) << from;
+    }
+  });
+}
+
+TEST_F(FullTest, PuttingPartsTogetherTakesOneTensorAndTellsHowFarItIs) {
+  run_ranks(3, [&](Collective& group) {
+    Counted here(&group);
+    save_checkpoint(root_ / "parts", here.state(), {.shards = here.shards.get()});
+  });
+  std::vector<std::pair<uint64_t, uint64_t>> told;
+  {
+    const MemoryCounter counter;
+    consolidate_checkpoint(root_ / "parts", root_ / "whole",
+                           {.progress = [&](uint64_t done, uint64_t all) { told.emplace_back(done, all); }});
+    EXPECT_LT(counter.peak(), kWhole + kWhole / 4);
+  }
+  const uint64_t bytes = kTensors * kWhole + 6;
+  ASSERT_EQ(told.size(), 3u * kTensors + 1 + kTensors + 1);
+  EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+  EXPECT_EQ(told.back(), (std::pair{2 * bytes, 2 * bytes}));
+}
+
+TEST_F(FullTest, TorchReadsIt) {
+  run_ranks(3, [&](Collective& group) {
+    Counted here(&group);
+    save_checkpoint(root_ / "full", here.state(), {.shards = here.shards.get(), .full = true});
+  });
+  Counted whole(nullptr, /*filled=*/false);
+  load_raw(root_ / "full/model.safetensors", whole.net);
+  EXPECT_TRUE(whole.is_right());
+  const char* named = std::getenv("LEVIN_PEER_PYTHON");
+  const std::string python = named ? named : "python3";
+  const auto log = root_ / "log.txt";
+  const auto script = fs::path(testing::source_dir()) / "tests/checkpoint/read_full.py";
+  const auto command =
+      fmt::format("'{}' '{}' '{}' {} {} {} > '{}' 2>&1", python, script.string(),
+                  (root_ / "full/model.safetensors").string(), kTensors, kRows, kColumns, log.string());
+  const int status = std::system(command.c_str());
+  if (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)
+    GTEST_SKIP() << "no Python with torch and safetensors (LEVIN_PEER_PYTHON names one)";
+  EXPECT_EQ(status, 0) << read_file(log);
+  EXPECT_HAS(read_file(log), "6 tensors: equal");
+}
+
+}  // namespace
+}  // namespace levin

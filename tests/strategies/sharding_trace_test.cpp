@@ -1,0 +1,180 @@
+// What PyTorch's profiler sees of a divided step: collectives and copies run beside the computation.
+// LEVIN_TRACE_DIR=folder keeps the traces, for chrome://tracing or Perfetto.
+#include <cstdlib>
+
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <unistd.h>
+
+#include "levin/devices/accelerator.h"
+#include "tests/strategies/sharding_net.h"
+
+namespace levin::testing {
+namespace {
+
+namespace profiler = torch::autograd::profiler;
+using torch::profiler::impl::ActivityType;
+
+struct Span {
+  uint64_t begin = 0, end = 0;
+};
+
+/// The same time without what is counted twice.
+std::vector<Span> united(std::vector<Span> spans) {
+  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  std::vector<Span> result;
+  for (const auto& span : spans) {
+    if (!result.empty() && span.begin <= result.back().end)
+      result.back().end = std::max(result.back().end, span.end);
+    else
+      result.push_back(span);
+  }
+  return result;
+}
+
+double length(const std::vector<Span>& spans) {
+  double sum = 0;
+  for (const auto& span : spans) sum += static_cast<double>(span.end - span.begin);
+  return sum;
+}
+
+double common_length(const std::vector<Span>& a, const std::vector<Span>& b) {
+  double sum = 0;
+  for (const auto& one : a)
+    for (const auto& other : b) {
+      const auto begin = std::max(one.begin, other.begin), end = std::min(one.end, other.end);
+      if (begin < end) sum += static_cast<double>(end - begin);
+    }
+  return sum;
+}
+
+struct Overlap {
+  /// Seconds in which there was communication (or a copy), and the part of them in which there was computation, too.
+  double communication = 0;
+  double beside = 0;
+  int operations = 0;
+  double share() const { return communication > 0 ? beside / communication : 0; }
+};
+
+Overlap overlap_of(const std::vector<profiler::KinetoEvent>& events, c10::Device device) {
+  // Compute is the stream that has most to do; what else is on the device came over the lanes.
+  std::map<int64_t, uint64_t> busy;
+  for (const auto& event : events)
+    if (event.deviceType() == at::kCUDA) busy[event.deviceResourceId()] += event.durationNs();
+  const auto main = std::max_element(busy.begin(), busy.end(), [](auto& a, auto& b) { return a.second < b.second; });
+  std::vector<Span> compute, communication;
+  Overlap overlap;
+  for (const auto& event : events) {
+    const auto name = event.name();
+    const Span span{event.startNs(), event.endNs()};
+    const bool over_gloo = name.starts_with("gloo:");
+    const bool on_device = event.deviceType() == at::kCUDA;
+    const bool on_lane = on_device && event.deviceResourceId() != main->first;
+    if (over_gloo || on_lane) {
+      communication.push_back(span);
+      ++overlap.operations;
+    } else if (device.is_cuda() ? on_device : name == "aten::addmm" || name == "aten::mm") {
+      compute.push_back(span);
+    }
+  }
+  compute = united(std::move(compute));
+  communication = united(std::move(communication));
+  overlap.communication = length(communication) / 1e9;
+  overlap.beside = common_length(communication, compute) / 1e9;
+  return overlap;
+}
+
+/// Some steps under the profiler, after some without.
+Overlap trace(Collective& group, const StrategyChoice& choice, c10::Device device, const std::string& name) {
+  const ShardNetOptions options = device.is_cuda() ? ShardNetOptions{.width = 2048, .hidden = 8192, .blocks = 6}
+                                                   : ShardNetOptions{.width = 256, .hidden = 1024, .blocks = 4};
+  ShardNet net(options);
+  Trainee trainee(group, choice, *net, device, "bf16-mixed");
+  const auto x = at::randn({device.is_cuda() ? 8192 : 64, options.width}, device);
+  const auto step = [&] {
+    const Autocast autocast(device.type(), at::kBFloat16);
+    trainee.backward(trainee.forward([&] { return net(x); }).to(at::kFloat).square().mean());
+    for (auto& parameter : net->parameters()) parameter.mutable_grad().reset();
+  };
+  const auto& accelerator = accelerator_of(device);
+  for (int i = 0; i < 3; ++i) step();
+  accelerator.synchronize(device);
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (device.is_cuda()) activities.insert(ActivityType::CUDA);
+  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
+  profiler::prepareProfiler(config, activities);
+  profiler::enableProfiler(config, activities);
+  for (int i = 0; i < 2; ++i) step();
+  accelerator.synchronize(device);
+  const auto result = profiler::disableProfiler();
+  if (const char* folder = std::getenv("LEVIN_TRACE_DIR"))
+    result->save(std::string(folder) + "/" + name + "_rank" + std::to_string(group.rank()) + ".json");
+  const auto overlap = overlap_of(result->events(), device);
+  if (group.rank() == 0)
+    std::fprintf(stderr, "[ TRACE    ] %s: %d operations, %.2f ms, %.0f %% of it beside compute\n", name.c_str(),
+                 overlap.operations, overlap.communication * 1e3, overlap.share() * 100);
+  return overlap;
+}
+
+FsdpOptions divided_blocks(bool offload = false) {
+  return {.auto_wrap_policy = policy::by_class<ShardBlock>(), .cpu_offload = offload};
+}
+
+RanksOptions on_gpu() {
+  RanksOptions options;
+  options.device = c10::Device(at::kCUDA, 0);
+  return options;
+}
+
+TEST(ShardingTrace, GlooRunsBesideCompute) {
+  run_ranks(2, [](Collective& group) {
+    const auto overlap = trace(group, divided_blocks(), at::kCPU, "cpu_gloo");
+    // Two steps: units are gathered for forward and, but for the last, for backward; each is reduced once.
+    EXPECT_GE(overlap.operations, 2 * (4 + 4 + 4));
+    EXPECT_GT(overlap.share(), 0.02);
+  });
+}
+
+class ShardingTraceCuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "no GPU on this machine";
+  }
+};
+
+TEST_F(ShardingTraceCuda, GlooRunsBesideCompute) {
+  run_ranks(
+      2,
+      [](Collective& group) {
+        const auto overlap = trace(group, divided_blocks(), c10::Device(at::kCUDA, 0), "gpu_gloo");
+        EXPECT_GE(overlap.operations, 2 * (6 + 6 + 6));
+        EXPECT_GT(overlap.share(), 0.02);
+      },
+      on_gpu());
+}
+
+TEST_F(ShardingTraceCuda, NcclRunsBesideCompute) {
+  run_ranks(
+      1,
+      [](Collective&) {
+        const auto group = lone_group(c10::Device(at::kCUDA, 0), /*nccl=*/true);
+        const auto overlap = trace(*group, divided_blocks(), c10::Device(at::kCUDA, 0), "gpu_nccl");
+        EXPECT_GE(overlap.operations, 2 * (6 + 6 + 6));
+        EXPECT_GT(overlap.share(), 0.5);
+      },
+      on_gpu());
+}
+
+TEST_F(ShardingTraceCuda, OffloadRunsBesideCompute) {
+  run_ranks(
+      1,
+      [](Collective& group) {
+        const auto overlap = trace(group, divided_blocks(true), c10::Device(at::kCUDA, 0), "gpu_offload");
+        EXPECT_GE(overlap.operations, 2 * (6 + 6 + 6));
+        EXPECT_GT(overlap.share(), 0.5);
+      },
+      on_gpu());
+}
+
+}  // namespace
+}  // namespace levin::testing
