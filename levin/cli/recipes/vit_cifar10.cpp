@@ -35,8 +35,10 @@ class VitCifar : public ImageClassifier, public PredictsMemory {
   TrainingStep make_step() const override {
     auto net = make(options_);
     const CrossEntropyOptions loss{.label_smoothing = options_.label_smoothing};
-    return {net.ptr(), [net](const Batch& batch) mutable { return net(batch["image"].to(at::kFloat)); },
-            [loss](const Tensor& scores, const Batch& batch) { return cross_entropy(scores, batch["label"], loss); }};
+    return {
+        net.ptr(),
+        [net](const Batch& batch) mutable { return net(batch["image"].to(net->parameters().front().scalar_type())); },
+        [loss](const Tensor& scores, const Batch& batch) { return cross_entropy(scores, batch["label"], loss); }};
   }
 
  private:
