@@ -130,6 +130,11 @@ std::vector<MemoryCase> memory_cases() {
   add("zero_2_offload", ZeroOptions{.stage = 2, .offload_optimizer = {.device = "cpu"}}, "bf16-mixed", 2);
   add("fsdp_accumulated", full, "32-true", 2)->accumulate = 2;
   add("zero_2_accumulated", ZeroOptions{.stage = 2}, "32-true", 2)->accumulate = 2;
+  for (const auto* placement : {"cuda", "cpu", "auto"}) {
+    add(std::string("colossalai_") + placement, GeminiOptions{.placement_policy = placement}, "bf16-mixed", 2);
+    add(std::string("colossalai_chunks_") + placement,
+        GeminiOptions{.placement_policy = placement, .chunk_size = 400'000}, "bf16-mixed", 2);
+  }
   for (const auto* precision : {"32-true", "bf16-mixed"})
     cases.push_back({"ddp", DdpOptions{}, state_layout("ddp", 2), precision, 2});
   return cases;
