@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "levin/core/error.h"
+#include "levin/strategies/gemini/chunk_plan.h"
 #include "levin/strategies/memory_step.h"
 
 namespace levin {
@@ -31,7 +33,7 @@ class Account {
         if (mark.part == StepPart::kForward && mark.begins && mark.unit >= 0) order.push_back(mark.unit);
       // Batches that only accumulate change no parameter.
       rules_.renews = question_.accumulate == 1 || rules_.ranks * rules_.replicas == 1;
-      play_.emplace(rules_, groups_, order, [this] { note(); });
+      play_.emplace(rules_, groups_, needs_, order, [this] { note(); });
       if (question_.accumulate > 1 && rules_.ranks * rules_.replicas == 1) play_->begin_with_gradients();
     }
   }
@@ -71,18 +73,61 @@ class Account {
     return all;
   }
 
-  int group_of(const StepTrace::Param& param) const {
-    return param.numel < layout_.persistence_threshold ? static_cast<int>(trace_.units.size()) : param.unit;
+  /// Which parameters are gathered together, and by which units.
+  void group_parameters() {
+    const auto root = trace_.units.size();
+    if (layout_.chunks && divided_) {
+      group_of_ = chunks_of();
+    } else {
+      for (const auto& param : trace_.params)
+        group_of_.push_back(param.numel < layout_.persistence_threshold ? static_cast<int>(root) : param.unit);
+      groups_.resize(root + 1);
+    }
+    needs_.resize(root + 1);
+    for (size_t i = 0; i < trace_.params.size(); ++i) {
+      // What stays whole is the root's.
+      const auto unit =
+          layout_.chunks && divided_ ? static_cast<size_t>(trace_.params[i].unit) : static_cast<size_t>(group_of_[i]);
+      auto& needs = needs_[unit];
+      if (std::find(needs.begin(), needs.end(), group_of_[i]) == needs.end()) needs.push_back(group_of_[i]);
+    }
+  }
+
+  /// As Gemini places parameters: the root's first, in chunks of their own.
+  std::vector<int> chunks_of() {
+    const auto root = static_cast<int>(trace_.units.size());
+    std::vector<size_t> order(trace_.params.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_partition(order.begin(), order.end(), [&](size_t i) { return trace_.params[i].unit == root; });
+    std::vector<ChunkParam> params;
+    for (const auto i : order)
+      params.push_back({.sizes = trace_.params[i].sizes, .section = trace_.params[i].unit == root ? 0 : 1});
+    auto elements = layout_.chunks->elements;
+    if (elements == 0) {
+      const auto found = search_chunk_size(params, {.range = layout_.chunks->range,
+                                                    .min_chunk = layout_.chunks->least,
+                                                    .interval = layout_.chunks->step,
+                                                    .ranks = layout_.ranks});
+      elements = found.elements;
+      rules_.keeps_to_end = found.keep_gathered;
+    }
+    rules_.keeps_for_next = true;
+    const auto plan = plan_chunks(params, elements, layout_.ranks);
+    groups_.resize(plan.chunks.size());
+    std::vector<int> groups(order.size());
+    for (size_t i = 0; i < order.size(); ++i) groups[order[i]] = plan.chunk_of[i];
+    return groups;
   }
 
   void count_state() {
-    groups_.resize(trace_.units.size() + 1);
+    group_parameters();
     int64_t whole = 0, gradients = 0, slots = 0;
-    for (const auto& param : trace_.params) {
+    for (size_t i = 0; i < trace_.params.size(); ++i) {
+      const auto& param = trace_.params[i];
       estimate_.num_parameters += param.numel;
       const auto part = divided_ ? part_of(param.sizes) : param.sizes;
       const auto numel = product_of(part);
-      auto& group = groups_[static_cast<size_t>(group_of(param))];
+      auto& group = groups_[static_cast<size_t>(group_of_[i])];
       group.shard += aligned(numel);
       group.full += aligned(param.numel);
       whole += rounded(param.numel * rules_.kept);
@@ -142,7 +187,7 @@ class Account {
 
   void count_gradient(const StepTrace::Owner& owner, int64_t bytes) {
     if (divided_)
-      play_->add_gradient(group_of(trace_.params[static_cast<size_t>(owner.of)]), bytes);
+      play_->add_gradient(group_of_[static_cast<size_t>(owner.of)], bytes);
     else if (layout_.gradient_buckets)
       arriving_ = bytes > 0 ? bytes : 0;  // copied into its bucket when the next one comes
     else if (layout_.optimizer_in_backward && question_.accumulate == 1)
@@ -225,8 +270,9 @@ class Account {
   int64_t optimizer_width_;
   bool divided_;
   MemoryEstimate estimate_;
-  // By unit, the rest of the model last.
   std::vector<GroupSizes> groups_;
+  std::vector<int> group_of_;            // of parameters
+  std::vector<std::vector<int>> needs_;  // of units, the rest of the model last
   std::optional<GroupPlay> play_;
   std::map<int, int64_t> unit_inputs_, on_host_;
   int64_t activations_on_host_ = 0, host_state_ = 0;

@@ -32,6 +32,15 @@ struct TrainingStep {
 };
 using MakeTrainingStep = std::function<TrainingStep()>;
 
+/// How parameters are placed in chunks that are gathered together, as GeminiOptions has it: elements of a chunk (0:
+/// they are searched for, between the least size and that and the range, in steps).
+struct ChunkLayout {
+  int64_t elements = 0;
+  int64_t least = 0;
+  int64_t range = 0;
+  int64_t step = 1024;
+};
+
 /// What a strategy does to the state of a model, in numbers: all that an estimate needs to know of it.
 struct StateLayout {
   /// Over how many ranks state is divided, and which part of it.
@@ -72,6 +81,8 @@ struct StateLayout {
   bool optimizer_in_backward = false;
   /// Parts are kept in float32 whatever the precision (Gemini).
   bool keeps_float = false;
+  /// Parameters are gathered in chunks, and not by unit.
+  std::optional<ChunkLayout> chunks = {};
   /// Of gathered parameters, and in which gradients travel; none: as the precision says.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};

@@ -1,5 +1,6 @@
 #include "levin/strategies/memory_groups.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace levin::detail {
@@ -8,16 +9,22 @@ bool GroupRules::whole() const {
   return ranks == 1 && replicas == 1 && !offload && computed == kept && gradient == kept;
 }
 
-GroupPlay::GroupPlay(const GroupRules& rules, std::vector<GroupSizes> groups, const std::vector<int>& order,
-                     std::function<void()> note)
-    : rules_(rules), note_(std::move(note)) {
+GroupPlay::GroupPlay(const GroupRules& rules, const std::vector<GroupSizes>& groups,
+                     std::vector<std::vector<int>> needs, const std::vector<int>& order, std::function<void()> note)
+    : rules_(rules), needs_(std::move(needs)), note_(std::move(note)) {
   for (const auto& sizes : groups)
     groups_.push_back({.sizes = sizes, .has_memory = rules.keeps_whole, .stale = rules.renews});
-  if (at(root()).sizes.full > 0) before_.push_back(root());
-  for (const int group : order)
-    if (at(group).sizes.full > 0) before_.push_back(group);
+  before_.push_back(root());
+  before_.insert(before_.end(), order.begin(), order.end());
+  std::erase_if(before_, [&](int unit) { return this->needs(unit).empty(); });
+  for (const int unit : before_)
+    for (const int group : this->needs(unit)) ++at(group).to_come;
   to_come_ = before_;
   cursor_ = to_come_.size();
+}
+
+bool GroupPlay::is_needed(int group, int unit) const {
+  return std::find(needs(unit).begin(), needs(unit).end(), group) != needs(unit).end();
 }
 
 int64_t GroupPlay::arrived_bytes(const Group& group) const {
@@ -44,57 +51,51 @@ void GroupPlay::begin_forward() {
   use(root(), true);
 }
 
-void GroupPlay::enter_forward(int group) {
-  use(group, true);
+void GroupPlay::leave_forward(int unit) {
+  if (rules_.keeps_whole || rules_.keeps_gathered || rules_.keeps_to_end) return;
+  for (const int group : needs(unit)) {
+    const bool goes_on = rules_.keeps_for_next && now_ < before_.size() && is_needed(group, before_[now_]);
+    if (!goes_on && !is_needed(group, root())) release(at(group));
+  }
 }
 
-void GroupPlay::leave_forward(int group) {
-  if (!rules_.keeps_whole && !rules_.keeps_gathered) release(at(group));
-}
-
-void GroupPlay::begin_backward() {
-  use(root(), false);
-}
-
-void GroupPlay::enter_backward(int group) {
-  use(group, false);
-}
-
-void GroupPlay::use(int group, bool forward) {
-  auto& needed = at(group);
-  if (needed.sizes.full == 0) return;
+void GroupPlay::use(int unit, bool forward) {
+  if (needs(unit).empty()) return;
   if (forward)
     ++now_;
   else
     for (size_t i = cursor_; i-- > 0;)
-      if (to_come_[i] == group) {
+      if (to_come_[i] == unit) {
         cursor_ = i;
         break;
       }
-  begin_gather(group);
-  finish_gather(needed);
-  for (const int next : ahead(group, forward)) begin_gather(next);
+  for (const int group : needs(unit)) begin_gather(group);
+  for (const int group : needs(unit)) finish_gather(at(group));
+  for (const int group : ahead(unit, forward)) begin_gather(group);
   note_();
 }
 
-std::vector<int> GroupPlay::ahead(int group, bool forward) {
+std::vector<int> GroupPlay::ahead(int unit, bool forward) {
   std::vector<int> uses;
   if (forward) {
-    if (now_ > 0 && now_ <= before_.size() && before_[now_ - 1] == group)
+    if (now_ > 0 && now_ <= before_.size() && before_[now_ - 1] == unit)
       for (size_t i = now_; i < before_.size() && static_cast<int>(uses.size()) < rules_.forward_ahead; ++i)
         uses.push_back(before_[i]);
-  } else if (cursor_ < to_come_.size() && to_come_[cursor_] == group) {
+  } else if (cursor_ < to_come_.size() && to_come_[cursor_] == unit) {
     for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < rules_.backward_ahead;)
       uses.push_back(to_come_[i]);
   }
   std::vector<int> groups;
-  int64_t elements = 0;
+  int64_t live = 0, elements = 0;
+  for (const int group : needs(unit)) live += at(group).sizes.full;
   for (size_t i = 0; i < uses.size(); ++i) {
-    if (at(uses[i]).state != State::kGathered) elements += at(uses[i]).sizes.full;
+    for (const int group : needs(uses[i]))
+      if (at(group).state != State::kGathered) elements += at(group).sizes.full;
     if ((i > 0 && rules_.most_ahead > 0 && elements > rules_.most_ahead) ||
-        (rules_.most_live > 0 && at(group).sizes.full + elements > rules_.most_live))
+        (rules_.most_live > 0 && live + elements > rules_.most_live))
       break;
-    if (at(uses[i]).state == State::kSharded) groups.push_back(uses[i]);
+    for (const int group : needs(uses[i]))
+      if (at(group).state == State::kSharded) groups.push_back(group);
   }
   return groups;
 }
@@ -155,10 +156,13 @@ void GroupPlay::add_gradient(int group, int64_t size) {
   whole_gradients_ += size;
 }
 
-void GroupPlay::leave_backward(int group) {
-  if (at(group).sizes.full == 0) return;
-  if (!rules_.keeps_whole) release(at(group));
-  if (!rules_.reduces_at_end) reduce(group);
+void GroupPlay::leave_backward(int unit) {
+  for (const int group : needs(unit)) {
+    auto& of = at(group);
+    if (of.to_come > 0 && --of.to_come > 0) continue;
+    if (!rules_.keeps_whole && !rules_.keeps_to_end) release(of);
+    if (!rules_.reduces_at_end) reduce(group);
+  }
 }
 
 void GroupPlay::reduce(int group) {
@@ -214,7 +218,7 @@ void GroupPlay::keep_reduced(const Group& group) {
 }
 
 void GroupPlay::end_backward() {
-  for (int group = root(); group >= 0; --group) {
+  for (int group = static_cast<int>(groups_.size()) - 1; group >= 0; --group) {
     if (at(group).reduced) continue;
     if (!rules_.keeps_whole) release(at(group));
     reduce(group);

@@ -15,6 +15,10 @@ struct GroupRules {
   /// Whole parameters keep their memory between steps; else from forward to backward, or not even that.
   bool keeps_whole = false;
   bool keeps_gathered = false;
+  /// ... and to the end of backward.
+  bool keeps_to_end = false;
+  /// What the next unit needs as well stays for it.
+  bool keeps_for_next = false;
   /// This rank's part of parameters and gradients is not on the device.
   bool offload = false;
   bool reduces_at_end = false;
@@ -47,16 +51,16 @@ struct GroupSizes {
 /// What divided parameters and their gradients take on the device, over one step.
 class GroupPlay {
  public:
-  /// The last group is the root's. `order` are the groups that a forward uses, without the root's.
-  GroupPlay(const GroupRules& rules, std::vector<GroupSizes> groups, const std::vector<int>& order,
-            std::function<void()> note);
+  /// `needs` are the groups of each unit, those of the root last; `order` the units as a forward comes to them.
+  GroupPlay(const GroupRules& rules, const std::vector<GroupSizes>& groups, std::vector<std::vector<int>> needs,
+            const std::vector<int>& order, std::function<void()> note);
 
   void begin_forward();
-  void enter_forward(int group);
-  void leave_forward(int group);
-  void begin_backward();
-  void enter_backward(int group);
-  void leave_backward(int group);
+  void enter_forward(int unit) { use(unit, true); }
+  void leave_forward(int unit);
+  void begin_backward() { use(root(), false); }
+  void enter_backward(int unit) { use(unit, false); }
+  void leave_backward(int unit);
   /// A whole gradient of a parameter of the group is there.
   void add_gradient(int group, int64_t bytes);
   /// Reduced gradients of passes before this one are there.
@@ -81,17 +85,21 @@ class GroupPlay {
     bool at_gloo = false;
     bool has_gradient = false;
     bool reduced = false;
+    /// Uses whose backward has not ended.
+    int to_come = 0;
     int64_t whole_gradients = 0;
   };
 
-  int root() const { return static_cast<int>(groups_.size()) - 1; }
+  int root() const { return static_cast<int>(needs_.size()) - 1; }
+  const std::vector<int>& needs(int unit) const { return needs_[static_cast<size_t>(unit)]; }
+  bool is_needed(int group, int unit) const;
   Group& at(int group) { return groups_[static_cast<size_t>(group)]; }
   int64_t bytes(int64_t elements, int64_t width) const { return round_allocation(elements * width, rules_.rounding); }
   int64_t full_bytes(const Group& group) const { return bytes(group.sizes.full, rules_.computed); }
   int64_t arrived_bytes(const Group& group) const;
 
-  void use(int group, bool forward);
-  std::vector<int> ahead(int group, bool forward);
+  void use(int unit, bool forward);
+  std::vector<int> ahead(int unit, bool forward);
   void begin_gather(int index);
   void give_to_gloo();
   void finish_gather(Group& group);
@@ -102,7 +110,9 @@ class GroupPlay {
 
   GroupRules rules_;
   std::vector<Group> groups_;
+  std::vector<std::vector<int>> needs_;
   std::function<void()> note_;
+  /// Units, the root first.
   std::vector<int> before_, to_come_;
   size_t now_ = 0, cursor_ = 0;
   static constexpr int kGlooThreads = 2;

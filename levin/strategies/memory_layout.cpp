@@ -71,7 +71,13 @@ StateLayout state_layout(const GeminiOptions& options, int ranks) {
   auto layout = detail::layout_of(plan, ranks);
   layout.keeps_float = true;
   // With enough room, whole chunks stay from forward to backward.
-  layout.keeps_gathered = options.placement_policy == "auto" || options.shard_param_frac < 0.5;
+  layout.keeps_gathered =
+      options.placement_policy == "auto" || options.placement_policy == "cuda" || options.shard_param_frac < 0.5;
+  constexpr double kMi = 1 << 20;
+  layout.chunks = ChunkLayout{.elements = options.chunk_size,
+                              .least = static_cast<int64_t>(options.min_chunk_size_m * kMi),
+                              .range = static_cast<int64_t>(options.search_range_m * kMi),
+                              .step = options.hidden_dim ? options.hidden_dim : 1024};
   layout.prefetch = layout.backward_prefetch = options.max_prefetch;
   layout.optimizer_in_backward = options.optimizer_in_backward;
   return layout;

@@ -423,13 +423,22 @@ struct ThawEncoder : levin::BaseFinetuning {
 
 // memory.md
 [[maybe_unused]] void foresee_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
-                                     const std::function<Tensor()>& step, levin::Optimizer optimizer) {
+                                     const std::function<Tensor()>& step, levin::Optimizer optimizer,
+                                     const levin::Fabric& fabric) {
   auto estimate = levin::estimate_memory(
       [] { return levin::models::vit_l_16({.num_classes = 10}); },
       [](auto& model, const levin::Batch& batch) { return model(batch["image"]); },
       [](const Tensor& logits, const levin::Batch& batch) { return levin::cross_entropy(logits, batch["label"]); },
       batch, {.strategy = "fsdp", .precision = "bf16-mixed", .world_size = 8});
   std::cout << levin::format_bytes(estimate.device_peak) << " in " << levin::to_string(estimate.peak_part) << "\n";
+  const auto make = [] { return levin::models::vit_l_16({.num_classes = 10}); };
+  const auto forward = [](auto& net, const levin::Batch& given) { return net(given["image"]); };
+  const auto loss_of = [](const Tensor& logits, const levin::Batch& given) {
+    return levin::cross_entropy(logits, given["label"]);
+  };
+  auto under = fabric.strategy().estimate(make, forward, loss_of, batch,
+                                          levin::MemoryQuestion{.precision = "bf16-mixed"});
+  std::cout << levin::format_bytes(under.device_peak) << ", " << levin::format_bytes(under.host) << " on the host\n";
   levin::MemoryRecorder recorder(*model, device);
   recorder.begin_step();
   Tensor loss = step();

@@ -25,21 +25,21 @@ struct MemoryCase {
   std::string precision = "32-true";
   int world = 2;
   int accumulate = 1;
-  /// Four large blocks in place of sixteen small ones: what is gathered matters more.
-  bool wide = false;
+  /// Sixteen small blocks in place of four large ones: what is gathered matters less.
+  bool deep = false;
 
   friend void PrintTo(const MemoryCase& c, std::ostream* out) {
     *out << c.name << " " << c.precision << " over " << c.world;
   }
 };
 
-models::VisionTransformer make_vit(bool wide) {
+models::VisionTransformer make_vit(bool deep) {
   return models::vit({.image_size = 32,
                       .patch_size = 8,
-                      .num_layers = wide ? 4 : 16,
+                      .num_layers = deep ? 16 : 4,
                       .num_heads = 4,
-                      .hidden_dim = wide ? 256 : 128,
-                      .mlp_dim = wide ? 1024 : 512,
+                      .hidden_dim = deep ? 128 : 256,
+                      .mlp_dim = deep ? 512 : 1024,
                       .num_classes = 10});
 }
 
@@ -53,7 +53,7 @@ int64_t measure(Collective& group, const MemoryCase& c) {
   at::globalContext().setUserEnabledMkldnn(false);  // in a process of its own; it takes scratch in 16 bits
   MemoryCounter counter;
   const auto plan = resolve_precision(c.precision, at::kCPU);
-  auto model = make_vit(c.wide);
+  auto model = make_vit(c.deep);
   if (plan.params && !make_strategy(c.choice, c.world)->places_modules()) model->to(*plan.params);
   Optimizer optimizer(optim::AdamW(model->parameters(), {.lr = 1e-3}));
   Trainee trainee(group, c.choice, *model, at::kCPU, c.precision);
@@ -86,7 +86,7 @@ TEST_P(MemoryOfRanks, IsForeseen) {
   const auto& c = GetParam();
   const auto results = run_ranks(c.world, [&](Collective& group) { return at::tensor(measure(group, c)); });
   const auto estimate = estimate_memory(
-      [&] { return make_vit(c.wide); }, [](auto& model, const Batch& batch) { return model(batch["x"]); },
+      [&] { return make_vit(c.deep); }, [](auto& model, const Batch& batch) { return model(batch["x"]); },
       [](const Tensor& logits, const Batch& batch) { return cross_entropy(logits, batch["y"]); }, images(at::kMeta),
       {.layout = c.layout,
        .precision = c.precision,
@@ -99,7 +99,7 @@ TEST_P(MemoryOfRanks, IsForeseen) {
     const auto measured = static_cast<double>(result.tensor().item<int64_t>());
     if (std::getenv("LEVIN_SHOW_MEMORY"))
       fmt::print("{} {} over {}{}: predicted {:.2f} MB, measured {:.2f} MB, {:.4f}\n", c.name, c.precision, c.world,
-                 c.wide ? " wide" : "", predicted / 1e6, measured / 1e6, predicted / measured);
+                 c.deep ? " deep" : "", predicted / 1e6, measured / 1e6, predicted / measured);
     EXPECT_NEAR(predicted / measured, 1, 0.05) << "predicted " << predicted << ", measured " << measured;
   }
 }
@@ -113,32 +113,30 @@ std::vector<MemoryCase> memory_cases() {
   const FsdpOptions full{}, grad_op{.sharding_strategy = "grad_op"};
   for (const auto* precision : {"32-true", "bf16-mixed"}) {
     add("fsdp", full, precision, 2);
-    add("fsdp_grad_op", grad_op, precision, 2);
-    for (const int stage : {1, 2, 3})
-      add("zero_" + std::to_string(stage),
-          ZeroOptions{.stage = stage, .stage3_param_persistence_threshold = stage == 3 ? 1000 : 0}, precision, 2);
+    add("fsdp_grad_op", grad_op, precision, 2)->deep = true;
+    for (const int stage : {1, 2, 3}) add("zero_" + std::to_string(stage), ZeroOptions{.stage = stage}, precision, 2);
   }
   add("fsdp", full, "bf16-true", 2);
   add("fsdp", full, "bf16-mixed", 4);
   add("zero_2", ZeroOptions{.stage = 2}, "bf16-mixed", 4);
-  add("fsdp_wide", full, "32-true", 2)->wide = true;
-  add("fsdp_wide", full, "bf16-mixed", 2)->wide = true;
-  add("zero_1_wide", ZeroOptions{.stage = 1}, "32-true", 2)->wide = true;
-  add("zero_2_wide", ZeroOptions{.stage = 2}, "bf16-mixed", 2)->wide = true;
-  add("zero_3_wide", ZeroOptions{.stage = 3}, "32-true", 2)->wide = true;
-  add("fsdp_alone", full, "bf16-mixed", 1)->wide = true;
+  add("fsdp_deep", full, "32-true", 2)->deep = true;
+  add("zero_3_deep", ZeroOptions{.stage = 3, .stage3_param_persistence_threshold = 1000}, "32-true", 2)->deep = true;
+  add("fsdp", full, "bf16-mixed", 1);
   add("fsdp_none", FsdpOptions{.sharding_strategy = "none"}, "32-true", 2);
-  add("fsdp_hybrid", FsdpOptions{.sharding_strategy = "hybrid", .hybrid_size = 2}, "32-true", 4)->wide = true;
+  add("fsdp_hybrid", FsdpOptions{.sharding_strategy = "hybrid", .hybrid_size = 2}, "32-true", 4);
+  add("fsdp_in_backward", FsdpOptions{.optimizer_in_backward = true}, "32-true", 1);
   add("fsdp_in_backward", FsdpOptions{.optimizer_in_backward = true}, "32-true", 2);
-  add("zero_2_in_backward", ZeroOptions{.stage = 2, .optimizer_in_backward = true}, "32-true", 2)->wide = true;
   add("fsdp_offload", FsdpOptions{.cpu_offload = true}, "bf16-mixed", 2);
-  add("fsdp_offload", FsdpOptions{.cpu_offload = true}, "32-true", 2)->wide = true;
   add("zero_2_offload", ZeroOptions{.stage = 2, .offload_optimizer = {.device = "cpu"}}, "bf16-mixed", 2);
   add("fsdp_accumulated", full, "32-true", 2)->accumulate = 2;
-  add("zero_2_accumulated", ZeroOptions{.stage = 2}, "bf16-mixed", 2)->accumulate = 2;
-  add("fsdp_in_backward", FsdpOptions{.optimizer_in_backward = true}, "32-true", 1)->wide = true;
-  cases.push_back({"ddp", DdpOptions{}, state_layout("ddp", 2), "32-true", 2});
-  cases.push_back({"ddp", DdpOptions{}, state_layout("ddp", 2), "bf16-mixed", 2});
+  add("zero_2_accumulated", ZeroOptions{.stage = 2}, "32-true", 2)->accumulate = 2;
+  for (const auto* placement : {"cuda", "cpu", "auto"}) {
+    add(std::string("colossalai_") + placement, GeminiOptions{.placement_policy = placement}, "bf16-mixed", 2);
+    add(std::string("colossalai_chunks_") + placement,
+        GeminiOptions{.placement_policy = placement, .chunk_size = 400'000}, "bf16-mixed", 2);
+  }
+  for (const auto* precision : {"32-true", "bf16-mixed"})
+    cases.push_back({"ddp", DdpOptions{}, state_layout("ddp", 2), precision, 2});
   return cases;
 }
 
