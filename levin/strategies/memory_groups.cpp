@@ -63,7 +63,7 @@ void GroupPlay::use(int unit, bool forward) {
   if (needs(unit).empty()) return;
   if (forward)
     ++now_;
-  else
+  else if (!is_first(unit))
     for (size_t i = cursor_; i-- > 0;)
       if (to_come_[i] == unit) {
         cursor_ = i;
@@ -81,7 +81,7 @@ std::vector<int> GroupPlay::ahead(int unit, bool forward) {
     if (now_ > 0 && now_ <= before_.size() && before_[now_ - 1] == unit)
       for (size_t i = now_; i < before_.size() && static_cast<int>(uses.size()) < rules_.forward_ahead; ++i)
         uses.push_back(before_[i]);
-  } else if (cursor_ < to_come_.size() && to_come_[cursor_] == unit) {
+  } else if (cursor_ < to_come_.size() ? to_come_[cursor_] == unit : is_first(unit)) {
     for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < rules_.backward_ahead;)
       uses.push_back(to_come_[i]);
   }

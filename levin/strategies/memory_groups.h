@@ -98,6 +98,7 @@ class GroupPlay {
   int64_t full_bytes(const Group& group) const { return bytes(group.sizes.full, rules_.computed); }
   int64_t arrived_bytes(const Group& group) const;
 
+  bool is_first(int unit) const { return !to_come_.empty() && to_come_.front() == unit; }
   void use(int unit, bool forward);
   std::vector<int> ahead(int unit, bool forward);
   void begin_gather(int index);

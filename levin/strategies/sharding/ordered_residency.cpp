@@ -17,11 +17,17 @@ void OrderedResidency::before_use(const Use& needed) {
     if (training_) to_come_.push_back(needed);
     return;
   }
+  // The root's use came first, and is there all through backward: it says nothing of how far that has come.
+  if (is_root(needed)) return;
   for (size_t i = cursor_; i-- > 0;)
     if (to_come_[i] == needed) {
       cursor_ = i;
       return;
     }
+}
+
+bool OrderedResidency::is_root(const Use& needed) const {
+  return !to_come_.empty() && to_come_.front() == needed;
 }
 
 std::vector<ShardGroup*> OrderedResidency::ahead(const Use& needed) {
@@ -31,7 +37,7 @@ std::vector<ShardGroup*> OrderedResidency::ahead(const Use& needed) {
     if (at <= before_.size() && at > 0 && before_[at - 1] == needed)
       for (size_t i = at; i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch; ++i)
         uses.push_back(&before_[i]);
-  } else if (cursor_ < to_come_.size() && to_come_[cursor_] == needed) {
+  } else if (cursor_ < to_come_.size() ? to_come_[cursor_] == needed : is_root(needed)) {
     for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
       uses.push_back(&to_come_[i]);
   }

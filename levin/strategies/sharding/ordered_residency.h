@@ -32,6 +32,7 @@ class OrderedResidency : public Residency {
 
  private:
   using Use = std::vector<ShardGroup*>;
+  bool is_root(const Use& needed) const;
 
   ResidencyOptions options_;
   Pass pass_ = Pass::kForward;
