@@ -1,15 +1,17 @@
 #include "levin/data/sample_random.h"
 
+#include <algorithm>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
+
+#include "levin/core/dispatch.h"
 
 namespace levin::detail {
 namespace {
 
-// A key that no backend and no feature of LibTorch uses outside of its own tests.
-constexpr auto kSampleKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+constexpr auto kSampleKey = kTopKey;
 
 thread_local Random* sample_random = nullptr;
 thread_local bool sample_seeded = false;
@@ -41,28 +43,18 @@ void draw_for_sample(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSampleKey), stack);
 }
 
-// Once per process: every operator that takes a generator; all others pass through untouched.
+// Once per process: every operator that takes a generator.
 void register_draws() {
-  static const auto libraries = [] {
-    std::vector<torch::Library> made;
-    made.emplace_back(torch::Library::IMPL, "_", kSampleKey, __FILE__, __LINE__);
-    made.back().fallback(torch::CppFunction::makeFallthrough());
-    made.emplace_back(torch::Library::IMPL, "aten", kSampleKey, __FILE__, __LINE__);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    for (const auto& name : dispatcher.getAllOpNames()) {
-      if (!name.name.starts_with("aten::")) continue;
-      const auto op = dispatcher.findOp(name);
-      if (!op || !op->hasSchema()) continue;
-      for (const auto& argument : op->schema().arguments())
-        if (argument.name() == "generator") {
-          const auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-          made.back().impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&draw_for_sample>());
-          break;
-        }
-    }
-    return made;
+  static const bool done = [] {
+    const auto draws = [](const c10::OperatorHandle& op) {
+      const auto& arguments = op.schema().arguments();
+      return std::any_of(arguments.begin(), arguments.end(),
+                         [](const auto& each) { return each.name() == "generator"; });
+    };
+    take_operators(kSampleKey, draws, c10::BoxedKernel::makeFromFunction<&draw_for_sample>());
+    return true;
   }();
-  (void)libraries;
+  (void)done;
 }
 
 }  // namespace

@@ -7,8 +7,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
+
+#include "levin/core/dispatch.h"
 
 namespace levin::detail {
 namespace {
@@ -16,8 +18,8 @@ namespace {
 using at::Tensor;
 using Stack = torch::jit::Stack;
 
-// A key that nothing else uses, above autograd, so that casts are differentiated.
-constexpr auto kCastKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// Above autograd, so that casts are differentiated.
+constexpr auto kCastKey = kTopKey;
 
 enum class CastRule : uint8_t { kLower, kFloat, kFloatResult, kWidest };
 using CastRules = std::unordered_map<std::string_view, CastRule>;
@@ -68,7 +70,6 @@ struct MetaAutocast::State {
   c10::ScalarType dtype = at::kFloat;
   /// Cast weights, by weight; the weights outlive the scope.
   std::unordered_map<c10::TensorImpl*, Tensor> weights;
-  std::optional<torch::Library> library;
   std::optional<c10::impl::IncludeDispatchKeyGuard> include;
 };
 
@@ -102,8 +103,10 @@ void replace_tensors(c10::IValue& value, const F& f) {
 }
 
 void cast_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  const auto rule = cast_here->rules->find(op.schema().name());
-  if (rule == cast_here->rules->end())
+  const CastRules none;
+  const auto& rules = cast_here ? *cast_here->rules : none;
+  const auto rule = rules.find(op.schema().name());
+  if (rule == rules.end())
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kCastKey), stack);
   const c10::impl::ExcludeDispatchKeyGuard below(kCastKey);
   const auto& arguments = op.schema().arguments();
@@ -134,8 +137,14 @@ void cast_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
 MetaAutocast::MetaAutocast(c10::DeviceType device, c10::ScalarType dtype) : state_(std::make_unique<State>()) {
   state_->rules = device == c10::kCUDA ? &cuda_rules() : &cpu_rules();
   state_->dtype = dtype;
-  state_->library.emplace(torch::Library::IMPL, "_", kCastKey, __FILE__, __LINE__);
-  state_->library->fallback(torch::CppFunction::makeFromBoxedFunction<&cast_arguments>());
+  static const bool registered = [] {
+    const auto has_rule = [](const c10::OperatorHandle& op) {
+      return cuda_rules().contains(op.schema().name()) || cpu_rules().contains(op.schema().name());
+    };
+    take_operators(kCastKey, has_rule, c10::BoxedKernel::makeFromFunction<&cast_arguments>());
+    return true;
+  }();
+  (void)registered;
   cast_here = state_.get();
   state_->include.emplace(kCastKey);
 }

@@ -6,17 +6,20 @@
 #include <vector>
 
 #include <ATen/Functions.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/TypeProperties.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/library.h>
+
+#include "levin/core/dispatch.h"
 
 namespace levin::detail {
 namespace {
 
 using at::Tensor;
 
-// A key that nothing else uses, below that of autocast, so that what autocast has cast is not cast again.
-constexpr auto kPromotionKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+// Below that of autocast, so that what autocast has cast is not cast again.
+constexpr auto kPromotionKey = kLowerKey;
+thread_local bool promotes_here = false;
 
 bool promotes(std::string_view op) {
   static const std::unordered_set<std::string_view> all{
@@ -51,7 +54,7 @@ std::vector<Tensor> copies_of(const c10::OperatorHandle& op, const torch::jit::S
 void promote_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   std::vector<Tensor> copies;
   std::optional<c10::impl::ExcludeDispatchKeyGuard> once;  // whoever stands below may begin the call anew
-  if (promotes(op.schema().name())) {
+  if (promotes_here) {
     copies = copies_of(op, *stack);
     once.emplace(kPromotionKey);
   }
@@ -61,17 +64,24 @@ void promote_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
 }  // namespace
 
 struct MetaPromotion::State {
-  torch::Library library{torch::Library::IMPL, "_", kPromotionKey, __FILE__, __LINE__};
   std::optional<c10::impl::IncludeDispatchKeyGuard> include;
 };
 
 MetaPromotion::MetaPromotion() : state_(std::make_unique<State>()) {
-  state_->library.fallback(torch::CppFunction::makeFromBoxedFunction<&promote_arguments>());
+  static const bool registered = [] {
+    take_operators(
+        kPromotionKey, [](const c10::OperatorHandle& op) { return promotes(op.schema().name()); },
+        c10::BoxedKernel::makeFromFunction<&promote_arguments>());
+    return true;
+  }();
+  (void)registered;
+  promotes_here = true;
   state_->include.emplace(kPromotionKey);
 }
 
 MetaPromotion::~MetaPromotion() {
   state_->include.reset();
+  promotes_here = false;
 }
 
 }  // namespace levin::detail

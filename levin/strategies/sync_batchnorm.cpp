@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/library.h>
 
+#include "levin/core/dispatch.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/distributed/checks.h"
@@ -105,8 +106,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
 
 thread_local Collective* scope_group = nullptr;
 
-/// A key that nothing else of a training program uses; it comes before autograd and autocast.
-constexpr auto kScopeKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+constexpr auto kScopeKey = detail::kLowerKey;
 
 Tensor batch_norm_in_scope(const Tensor& input, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                            const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
@@ -118,12 +118,11 @@ Tensor batch_norm_in_scope(const Tensor& input, const std::optional<Tensor>& wei
                          running_var.value_or(Tensor()), momentum, eps, training, *scope_group);
 }
 
-/// Registered when the first scope is made and kept for the life of the process: other operators fall through the key.
+/// Registered when the first scope is made and kept for the life of the process.
 void register_scope_kernels() {
   static std::once_flag once;
   std::call_once(once, [] {
-    static torch::Library fallthrough(torch::Library::IMPL, "_", kScopeKey, __FILE__, __LINE__);
-    fallthrough.fallback(torch::CppFunction::makeFallthrough());
+    detail::let_others_pass(kScopeKey);
     static torch::Library kernels(torch::Library::IMPL, "aten", kScopeKey, __FILE__, __LINE__);
     kernels.impl("batch_norm", TORCH_FN(batch_norm_in_scope));
   });

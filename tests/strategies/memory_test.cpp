@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/data/sample_random.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/models/registry.h"
 #include "levin/models/vit.h"
@@ -344,6 +345,26 @@ TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {
   // Norms and sums stay in float32, products and attention do not; weights are kept in both.
   EXPECT_LT(vit_mixed.activations, vit.activations * 3 / 4);
   EXPECT_GT(vit_mixed.activations, vit.activations / 2);
+}
+
+/// Samples, synchronized batch norm and estimates stand before torch's operators in one process, whoever comes first.
+TEST(Memory, IsForeseenWhereSamplesWereDrawn) {
+  const auto ask = [](c10::DeviceType device) {
+    return estimate_memory(small_vit, kForward, kClasses, images(4), {.precision = "bf16-mixed", .device = device})
+        .device_peak;
+  };
+  const auto draw = [](uint64_t seed) {
+    Random random(seed, 0, 0);
+    const detail::SampleRandomScope scope(random);
+    const auto drawn = at::rand({4});
+    return at::linear(drawn, at::ones({2, 4})).sum() + at::add(drawn, at::ones({4}, at::kDouble)).sum();
+  };
+  const auto sample = draw(3);
+  const auto on_cpu = ask(at::kCPU), on_cuda = ask(at::kCUDA);
+  EXPECT_TRUE(at::equal(draw(3), sample));
+  EXPECT_EQ(ask(at::kCPU), on_cpu);
+  EXPECT_EQ(ask(at::kCUDA), on_cuda);
+  EXPECT_GT(on_cpu, 0);
 }
 
 TEST(Memory, WhatCannotBeEstimatedIsRefusedInOneLine) {
