@@ -252,7 +252,7 @@ class Account {
   }
 
   void add_point(const StepTrace::Mark& mark) {
-    MemoryPoint point{.part = mark.part, .begins = mark.begins, .bytes = now(), .peak = peak_};
+    MemoryPoint point{.part = mark.part, .begins = mark.begins, .bytes = now(), .peak = std::max(peak_, now())};
     if (mark.unit >= 0) point.unit = trace_.units[static_cast<size_t>(mark.unit)];
     // What came before a part began was in the part before.
     const bool closes = mark.unit < 0 && mark.begins && !estimate_.timeline.points.empty();

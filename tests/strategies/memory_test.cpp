@@ -312,7 +312,9 @@ TEST(Memory, OfPersistentParametersIsThatOfWholesAllThroughTheStep) {
   const auto ask = [](int64_t threshold) {
     return estimate_memory(
         small_vit, kForward, kClasses, images(1),
-        {.layout = state_layout(ZeroOptions{.stage = 3, .stage3_param_persistence_threshold = threshold}, 4),
+        {.layout = state_layout(
+             ZeroOptions{.stage = 3, .stage3_prefetch_bucket_size = 1, .stage3_param_persistence_threshold = threshold},
+             4),
          .device = at::kCPU});
   };
   const auto none = ask(0), all = ask(int64_t{1} << 40);
