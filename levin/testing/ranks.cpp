@@ -23,10 +23,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Threads of OpenMP do not survive a fork, and who waits for them in the child waits forever: kernels of oneDNN do,
-// whatever number of threads was set there. So a program that forks ranks never has any.
-[[maybe_unused]] const bool kOneThread = (at::set_num_threads(1), true);
-
 void write_all(int fd, const void* data, size_t size) {
   for (const auto* at = static_cast<const char*>(data); size > 0;) {
     const auto n = ::write(fd, at, size);
