@@ -95,12 +95,17 @@ TEST_P(MemoryOfRanks, IsForeseen) {
        .device = at::kCPU,
        .accumulate = c.accumulate});
   const auto predicted = static_cast<double>(estimate.total_peak);  // here the host is the device
+  // Foreseen is that each of Gloo's two threads has a unit in its buffer at the highest moment. They may be done
+  // before.
+  const int64_t width = c.deep ? 128 : 256;
+  const double gloo = c.world == 1 ? 0 : 2 * 13 * width * width * (c.precision == "32-true" ? 4 : 2);
   for (const auto& result : results) {
     const auto measured = static_cast<double>(result.tensor().item<int64_t>());
     if (std::getenv("LEVIN_SHOW_MEMORY"))
       fmt::print("{} {} over {}{}: predicted {:.2f} MB, measured {:.2f} MB, {:.4f}\n", c.name, c.precision, c.world,
                  c.deep ? " deep" : "", predicted / 1e6, measured / 1e6, predicted / measured);
-    EXPECT_NEAR(predicted / measured, 1, 0.05) << "predicted " << predicted << ", measured " << measured;
+    EXPECT_LT(measured, predicted * 1.05) << "predicted " << predicted;
+    EXPECT_GT(measured + gloo, predicted * 0.95) << "predicted " << predicted;
   }
 }
 
