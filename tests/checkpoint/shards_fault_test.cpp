@@ -1,5 +1,6 @@
 #include <csignal>
 #include <fstream>
+#include <regex>
 
 #include <sys/resource.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
