@@ -1,13 +1,11 @@
 #include "levin/strategies/gemini.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
@@ -22,14 +20,6 @@ namespace {
 
 void check_share(const char* option, double value) {
   LEVIN_CHECK(value >= 0 && value <= 1, "[colossalai] ", option, " ", value, " is not allowed (0 to 1)");
-}
-
-int ranks_on_my_node(Collective& group) {
-  if (group.size() == 1) return 1;
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  const auto hosts = gather_strings(group, name.data());
-  return static_cast<int>(std::count(hosts.begin(), hosts.end(), name.data()));
 }
 
 /// Replaces each number by the greatest of all ranks.
@@ -205,7 +195,7 @@ void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
   for (const auto& param : named_unique_parameters(module))
     elements += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks;
   const auto bytes = static_cast<int64_t>(host_share() * static_cast<double>(elements * kHostBytes));
-  const auto needed = bytes * ranks_on_my_node(*group_);
+  const auto needed = bytes * ranks_on_this_node(*group_);
   const auto available = available_host_memory().value_or(std::numeric_limits<int64_t>::max());
   // Ranks of different nodes must come to the same end.
   std::vector<int64_t> most{needed - available, needed};

@@ -56,8 +56,6 @@ struct StateLayout {
   bool casts_parameters = false;
   /// Whole parameters stay in the dtype of the computation, and what the optimizer updates is beside its state.
   bool master_weights = false;
-  /// Gradients take the place of the parameters they belong to (Gemini).
-  bool gradients_replace_parameters = false;
   /// Gradients are in buckets that are always there (ddp).
   bool gradient_buckets = false;
   /// Units stay whole from forward to the end of their backward.

@@ -73,12 +73,6 @@ int ranks_per_node(Collective& group) {
   return static_cast<int>(size);
 }
 
-int ranks_on_this_node(Collective& group) {
-  if (group.size() == 1) return 1;
-  const auto hosts = gather_strings(group, host_name());
-  return static_cast<int>(std::count(hosts.begin(), hosts.end(), host_name()));
-}
-
 bool is_plain_dense(const Tensor& tensor) {
   return tensor.layout() == at::kStrided;
 }
@@ -91,6 +85,12 @@ std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vecto
   for (size_t i = 0; i < owners.params.size(); ++i)
     owners.params[i].unit = owners.chains[i].empty() ? units.size() : owners.chains[i].back();
   return std::move(owners.params);
+}
+
+int ranks_on_this_node(Collective& group) {
+  if (group.size() == 1) return 1;
+  const auto hosts = gather_strings(group, host_name());
+  return static_cast<int>(std::count(hosts.begin(), hosts.end(), host_name()));
 }
 
 bool is_full(std::string_view strategy, const std::string& state_dict_type) {

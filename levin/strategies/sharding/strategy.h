@@ -58,6 +58,9 @@ struct OwnedParam {
 /// Every parameter once. `units` are as select_units gives them.
 std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vector<SelectedUnit>& units);
 
+/// How many ranks of the group share this rank's host memory. Every rank must call.
+int ranks_on_this_node(Collective& group);
+
 /// Strategies that spread the training state over ranks and memories.
 class ShardedStrategy : public Strategy {
  public:
