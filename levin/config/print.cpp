@@ -84,10 +84,8 @@ std::string help_line(std::string_view left, std::string_view text) {
   auto out = "  " + std::string(left);
   bool fits = out.size() + 2 <= kHelpColumn;
   for (const auto& line : wrap(text, kWidth - kHelpColumn)) {
-    if (fits)
-      out += std::string(kHelpColumn - out.size(), ' ') + line;
-    else
-      out += "\n" + std::string(kHelpColumn, ' ') + line;
+    if (!fits) out += '\n';
+    out.append(fits ? kHelpColumn - out.size() : kHelpColumn, ' ').append(line);
     fits = false;
   }
   return out + "\n";

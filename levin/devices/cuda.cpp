@@ -1,11 +1,15 @@
 #include <ATen/Context.h>
+#include <ATen/Functions.h>
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
+#include <sys/mman.h>
 
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
+#include "levin/devices/host_memory.h"
 
 namespace levin {
 namespace {
@@ -95,6 +99,26 @@ class Cuda final : public Accelerator {
 const Accelerator& detail::cuda_accelerator() {
   static const Cuda cuda;
   return cuda;
+}
+
+at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {
+  const auto options = at::TensorOptions().dtype(dtype);
+  const auto bytes = static_cast<size_t>(elements) * c10::elementSize(dtype);
+  if (bytes == 0) return at::empty({elements}, options);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  LEVIN_CHECK(memory != MAP_FAILED, "[host memory] ", bytes, " bytes cannot be had");
+  ::madvise(memory, bytes, MADV_HUGEPAGE);
+  ::madvise(memory, bytes, MADV_DONTFORK);  // a process that is forked must not make copies of what the device writes
+  auto tensor = at::from_blob(
+      memory, {elements}, [bytes](void* pointer) { ::munmap(pointer, bytes); }, options);
+  tensor.zero_();  // with all cores: locking makes the pages otherwise, with one
+  if (::cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != ::cudaSuccess) {
+    (void)::cudaGetLastError();
+    return at::empty({elements}, options.pinned_memory(true));  // some containers allow only this
+  }
+  // What was locked is unlocked before it is unmapped.
+  return at::from_blob(
+      memory, {elements}, [tensor](void* pointer) { ::cudaHostUnregister(pointer); }, options);
 }
 
 }  // namespace levin

@@ -3,10 +3,18 @@
 #include <cstdint>
 #include <optional>
 
+#include <ATen/core/Tensor.h>
+
 namespace levin {
 
 /// Bytes of host memory that can still be had without swapping: what the system says, and what the container that this
-/// process runs in allows. None where neither tells.
+/// process runs in allows. None where neither tells. LEVIN_HOST_MEMORY_GB says it in their place, for machines whose
+/// memory grows as it is used.
 std::optional<int64_t> available_host_memory();
+
+/// Host memory that a CUDA device copies from and to while it computes, of exactly that size (torch's pinned memory is
+/// rounded up to a power of two). It is dear to make, and is to be kept; whoever frees it knows that no copy is under
+/// way. In a build without CUDA it is plain memory.
+at::Tensor page_locked(int64_t elements, c10::ScalarType dtype);
 
 }  // namespace levin

@@ -1,6 +1,9 @@
 // The null twin of cuda.cpp, for builds without CUDA.
+#include <ATen/Functions.h>
+
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
+#include "levin/devices/host_memory.h"
 
 namespace levin {
 namespace {
@@ -30,6 +33,10 @@ class NoCuda final : public Accelerator {
 const Accelerator& detail::cuda_accelerator() {
   static const NoCuda cuda;
   return cuda;
+}
+
+at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {
+  return at::empty({elements}, at::TensorOptions().dtype(dtype));
 }
 
 }  // namespace levin

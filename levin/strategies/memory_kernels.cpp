@@ -1,6 +1,9 @@
 #include "levin/strategies/memory_kernels.h"
 
+#include <algorithm>
+
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 #include <torch/library.h>
 
 namespace levin::detail {
@@ -173,6 +176,56 @@ Tensor safe_softmax(const Tensor& x, int64_t, std::optional<at::ScalarType> dtyp
   return at::empty_like(x, x.options().dtype(dtype.value_or(x.scalar_type())));
 }
 
+// ---- sums
+
+/// Bytes in which CUDA's reduction leaves partial sums of the columns of a matrix, when it divides the rows over blocks
+/// of threads: as ATen lays a reduction out (setReduceConfig), on a device of 132 multiprocessors.
+int64_t partial_sums(int64_t rows, int64_t columns) {
+  constexpr int64_t kThreads = 512, kWarp = 32, kResident = 2048, kMultiprocessors = 132;
+  constexpr int64_t kLeastPerThread = 16, kMostPerThread = 256;
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const auto power_of_2 = [](int64_t n, int64_t most) {
+    int64_t power = 1;
+    while (power * 2 <= std::min(n, most)) power *= 2;
+    return power;
+  };
+  const int64_t vector = columns % 4 == 0 ? 4 : columns % 2 == 0 ? 2 : 1;
+  const auto most_threads = kThreads / vector;
+  const auto across = power_of_2(columns / vector, most_threads);
+  const auto height = std::min(power_of_2(rows, most_threads), most_threads / std::min(across, kWarp));
+  const auto width = std::min(across, most_threads / height);
+  if (rows < std::min(height * kLeastPerThread, kMostPerThread)) return 0;
+  const auto per_thread = up(rows, height), blocks = up(columns / vector, width);
+  const auto wanted = kMultiprocessors * (kResident / (width * height));
+  if (per_thread < kMostPerThread || blocks > wanted) return 0;
+  const auto parts =
+      std::max(std::min(up(wanted, blocks), up(per_thread, kLeastPerThread)), up(per_thread, kMostPerThread));
+  constexpr int64_t kFloat = 4;
+  return parts > 1 ? kFloat * columns * parts * width * vector : 0;
+}
+
+Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::optional<at::ScalarType> asked) {
+  std::vector<bool> summed(static_cast<size_t>(x.dim()), !dims || dims->empty());
+  for (const auto dim : dims.value_or(at::IntArrayRef()))
+    summed[static_cast<size_t>(dim < 0 ? dim + x.dim() : dim)] = true;
+  std::vector<int64_t> sizes;
+  int64_t rows = 1;
+  for (size_t i = 0; i < summed.size(); ++i) {
+    const auto size = x.size(static_cast<int64_t>(i));
+    if (summed[i]) rows *= size;
+    if (!summed[i] || keep) sizes.push_back(summed[i] ? 1 : size);
+  }
+  const auto dtype = asked.value_or(at::isIntegralType(x.scalar_type(), true) ? at::kLong : x.scalar_type());
+  auto result = made(sizes, x, dtype);
+  // Gradients of biases: all dimensions but the last.
+  const bool of_columns = !summed.empty() &&
+                          std::is_partitioned(summed.begin(), summed.end(), [](bool is) { return is; }) &&
+                          summed.front() && !summed.back();
+  if (plays_cuda() && of_columns && x.is_contiguous() && rows > 0 && x.numel() > 0)
+    const auto partial = made({partial_sums(rows, x.numel() / rows)}, x, at::kByte);
+  return result;
+}
+
 // ---- the rest
 
 /// The CPU keeps the factors of dropout, CUDA a byte for each.
@@ -230,6 +283,14 @@ MetaKernels::MetaKernels(c10::DeviceType device)
                                                 __LINE__)) {
   played_device = device;
   auto& m = *shapes_;
+  {
+    // It has one, which knows nothing of the memory that the device's takes; a warning says that this one is used now.
+    struct Silent : c10::WarningHandler {
+      void process(const c10::Warning&) override {}
+    } silent;
+    const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+    m.impl("sum.dim_IntList", sum);
+  }
   m.impl("native_layer_norm", layer_norm);
   m.impl("native_layer_norm_backward", layer_norm_backward);
   m.impl("native_batch_norm", batch_norm);

@@ -85,12 +85,12 @@ class CheckpointingGpu : public ::testing::TestWithParam<bool> {
     if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "no GPU on this machine";
   }
   template <class Prepare>
-  void expect_same_with_less(const Prepare& prepare) {
+  void expect_same_with_less(const Prepare& prepare, double share = 0.8) {
     const auto plain = gpu_step(GetParam(), [](auto&) {});
     const auto lean = gpu_step(GetParam(), prepare);
     ASSERT_EQ(plain.values.size(), lean.values.size());
     for (size_t i = 0; i < plain.values.size(); ++i) EXPECT_TRUE(at::equal(plain.values[i], lean.values[i])) << i;
-    EXPECT_LT(lean.peak, plain.peak * 0.8);
+    EXPECT_LT(static_cast<double>(lean.peak), static_cast<double>(plain.peak) * share);
     std::printf("[ MEMORY   ] %.0f MB, without %.0f MB\n", static_cast<double>(lean.peak) / 1e6,
                 static_cast<double>(plain.peak) / 1e6);
   }
@@ -106,9 +106,12 @@ TEST_P(CheckpointingGpu, InputsInHostMemory) {
 }
 
 TEST_P(CheckpointingGpu, Selective) {
-  expect_same_with_less([&](auto& net) {
-    checkpoint_activations(net, blocks_, {.keep_results_of = CheckpointOptions::matrix_products()});
-  });
+  // The results of products are most of what these blocks keep.
+  expect_same_with_less(
+      [&](auto& net) {
+        checkpoint_activations(net, blocks_, {.keep_results_of = CheckpointOptions::matrix_products()});
+      },
+      0.95);
 }
 
 TEST_P(CheckpointingGpu, ActivationsInHostMemory) {

@@ -334,6 +334,48 @@ TEST(Memory, OnCudaIsRoundedAndHasAWorkspace) {
             int64_t{64} << 20);
 }
 
+/// What bench/memory_ladder measured on an H200 (bench/RESULTS.md).
+TEST(Memory, OnCudaIsWhatWasMeasuredThere) {
+  const auto blocks = policy::by_class<models::EncoderBlock>();
+  struct Rung {
+    const char* name;
+    double measured;
+    bool huge = false;
+    std::string precision = "bf16-true";
+    int64_t batch = 16;
+    int accumulate = 1;
+    std::string optimizer = "sgd";
+    std::optional<FsdpOptions> fsdp = {};
+  };
+  const FsdpOptions lean{.auto_wrap_policy = blocks, .activation_checkpointing_policy = blocks};
+  auto offload = lean, stepped = lean;
+  offload.cpu_offload = stepped.cpu_offload = stepped.optimizer_in_backward = true;
+  const std::vector<Rung> rungs{
+      {.name = "float32", .measured = 23.438, .precision = "32-true", .batch = 64, .optimizer = "adam"},
+      {.name = "16-mixed", .measured = 15.476, .precision = "16-mixed", .batch = 64, .optimizer = "adam"},
+      {.name = "bf16-true", .measured = 11.795, .batch = 64, .optimizer = "adam"},
+      {.name = "batch 16", .measured = 4.406, .optimizer = "adam"},
+      {.name = "4 x 4", .measured = 3.147, .batch = 4, .accumulate = 4, .optimizer = "adam"},
+      {.name = "4 x 4, sgd", .measured = 1.918, .batch = 4, .accumulate = 4},
+      {.name = "end", .measured = 0.204, .batch = 4, .accumulate = 4, .fsdp = offload},
+      {.name = "huge", .measured = 6.762, .huge = true},
+      {.name = "huge, checkpointed", .measured = 2.872, .huge = true, .fsdp = lean},
+      {.name = "huge, offloaded", .measured = 0.771, .huge = true, .fsdp = stepped}};
+  for (const auto& rung : rungs) {
+    const Batch batch{{"x", torch::empty({rung.batch, 3, 224, 224}, at::kMeta)},
+                      {"y", torch::empty({rung.batch}, torch::dtype(at::kLong).device(at::kMeta))}};
+    const auto estimate = estimate_memory(
+        [&] { return rung.huge ? models::vit_h_14({.num_classes = 10}) : models::vit_l_16({.num_classes = 10}); },
+        kForward, kClasses, batch,
+        {.layout = rung.fsdp ? state_layout(*rung.fsdp, 1) : state_layout("single_device", 1),
+         .precision = rung.precision,
+         .optimizer = rung.optimizer,
+         .accumulate = rung.accumulate});
+    const auto ratio = static_cast<double>(estimate.device_peak) / 1e9 / rung.measured;
+    EXPECT_NEAR(ratio, 1, 0.02) << rung.name << ": " << static_cast<double>(estimate.device_peak) / 1e9 << " GB";
+  }
+}
+
 TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {
   const Batch batch{{"x", torch::empty({4, 3, 64, 64}, at::kMeta)},
                     {"y", torch::empty({4}, torch::dtype(at::kLong).device(at::kMeta))}};

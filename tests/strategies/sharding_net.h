@@ -152,6 +152,8 @@ struct ShardCase {
   ShardNetOptions net = {};
   std::string precision = "32-true";
   bool adamw = true;
+  /// Of AdamW. Larger ones keep the last bits of gradients that should be zero from becoming whole steps.
+  double eps = 1e-8;
   int delay_us = 0;
   double tolerance = 1e-5;
   bool zero_in_place = false;
@@ -170,7 +172,7 @@ inline std::vector<Tensor> train_sharded(Collective& real, const ShardCase& c, c
   std::vector<Tensor> trained;
   for (const auto& parameter : parameters)
     if (parameter.requires_grad()) trained.push_back(parameter);
-  Optimizer optimizer = c.adamw ? Optimizer(optim::AdamW(trained, {.lr = 1e-2}))
+  Optimizer optimizer = c.adamw ? Optimizer(optim::AdamW(trained, {.lr = 1e-2, .eps = c.eps}))
                                 : Optimizer(optim::SGD(trained, {.lr = 0.05, .momentum = 0.9}));
   // A part of a watched group could not be watched.
   Collective& group = c.delay_us > 0 ? static_cast<Collective&>(watched) : real;

@@ -49,11 +49,13 @@ double common_length(const std::vector<Span>& a, const std::vector<Span>& b) {
 }
 
 struct Overlap {
-  /// Seconds in which there was communication (or a copy), and the part of them in which there was computation, too.
+  /// Seconds in which there was communication (or a copy), in which there was computation, and in which both were.
   double communication = 0;
-  double beside = 0;
+  double compute = 0;
+  double both = 0;
   int operations = 0;
-  double share() const { return communication > 0 ? beside / communication : 0; }
+  /// Of what could be hidden at all: the shorter of the two.
+  double share() const { return both > 0 ? both / std::min(communication, compute) : 0; }
 };
 
 Overlap overlap_of(const std::vector<profiler::KinetoEvent>& events, c10::Device device) {
@@ -80,7 +82,8 @@ Overlap overlap_of(const std::vector<profiler::KinetoEvent>& events, c10::Device
   compute = united(std::move(compute));
   communication = united(std::move(communication));
   overlap.communication = length(communication) / 1e9;
-  overlap.beside = common_length(communication, compute) / 1e9;
+  overlap.compute = length(compute) / 1e9;
+  overlap.both = common_length(communication, compute) / 1e9;
   return overlap;
 }
 
@@ -90,7 +93,7 @@ Overlap trace(Collective& group, const StrategyChoice& choice, c10::Device devic
                                                    : ShardNetOptions{.width = 256, .hidden = 1024, .blocks = 4};
   ShardNet net(options);
   Trainee trainee(group, choice, *net, device, "bf16-mixed");
-  const auto x = at::randn({device.is_cuda() ? 8192 : 64, options.width}, device);
+  const auto x = at::randn({device.is_cuda() ? 32768 : 64, options.width}, device);
   const auto step = [&] {
     const Autocast autocast(device.type(), at::kBFloat16);
     trainee.backward(trainee.forward([&] { return net(x); }).to(at::kFloat).square().mean());
@@ -111,8 +114,9 @@ Overlap trace(Collective& group, const StrategyChoice& choice, c10::Device devic
     result->save(std::string(folder) + "/" + name + "_rank" + std::to_string(group.rank()) + ".json");
   const auto overlap = overlap_of(result->events(), device);
   if (group.rank() == 0)
-    std::fprintf(stderr, "[ TRACE    ] %s: %d operations, %.2f ms, %.0f %% of it beside compute\n", name.c_str(),
-                 overlap.operations, overlap.communication * 1e3, overlap.share() * 100);
+    std::fprintf(stderr, "[ TRACE    ] %s: %d operations, %.2f ms, beside %.2f ms of compute: %.2f ms, %.0f %%\n",
+                 name.c_str(), overlap.operations, overlap.communication * 1e3, overlap.compute * 1e3,
+                 overlap.both * 1e3, overlap.share() * 100);
   return overlap;
 }
 

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
 #include "levin/nn/deferred_init.h"
 
 namespace levin::detail {
@@ -100,6 +101,14 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   make_shards();
 }
 
+ShardGroup::~ShardGroup() {
+  if (!options_.offload) return;
+  try {
+    lanes_->synchronize();           // page-locked memory goes at once
+  } catch (const std::exception&) {  // a device that has failed copies nothing
+  }
+}
+
 void ShardGroup::lay_out() {
   const int64_t ranks = ranks_->size();
   for (auto& param : params_) {
@@ -119,15 +128,16 @@ void ShardGroup::lay_out() {
 void ShardGroup::make_shards() {
   const auto device = options_.device;
   const bool needs_copy = options_.offload && options_.param_dtype != options_.dtype;
-  const auto host = at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory && options_.offload);
-  const auto kept = options_.offload ? (needs_copy ? at::TensorOptions(at::kCPU) : host) : at::TensorOptions(device);
   if (!whole_) {
     if (options_.offload && !options_.disk_folder.empty())
       shards_ = on_disk(options_.disk_folder, shard_numel_, *options_.dtype);
+    else if (options_.offload && !needs_copy)
+      shards_ = host_parts(*options_.dtype);
     else
-      shards_ = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
+      shards_ =
+          at::empty({shard_numel_}, at::TensorOptions(options_.offload ? at::kCPU : device).dtype(*options_.dtype));
     shards_.zero_();
-    if (needs_copy) host_copy_ = at::empty({shard_numel_}, host.dtype(*options_.param_dtype));
+    if (needs_copy) host_copy_ = host_parts(*options_.param_dtype);
     full_ = hollow(full_numel_, device, *options_.param_dtype);
   }
   for (auto& param : params_) {
@@ -158,6 +168,12 @@ void ShardGroup::make_shards() {
     param.param.mutable_grad().reset();
   }
   if (!whole_) set_memory(full_, false);
+}
+
+/// Room for this rank's part in host memory, from where it is copied to the device.
+Tensor ShardGroup::host_parts(c10::ScalarType dtype) const {
+  return options_.pin_memory ? page_locked(shard_numel_, dtype)
+                             : at::empty({shard_numel_}, at::TensorOptions().dtype(dtype));
 }
 
 int64_t ShardGroup::full_bytes() const {
@@ -223,12 +239,15 @@ void ShardGroup::set_offload(bool offload) {
   const at::NoGradGuard no_grad;
   options_.offload = offload;
   const bool needs_copy = offload && options_.param_dtype != options_.dtype;
-  const auto host = at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory && offload);
-  const auto kept = !offload ? at::TensorOptions(options_.device) : needs_copy ? at::TensorOptions(at::kCPU) : host;
-  const auto moved = at::empty({shard_numel_}, kept.dtype(*options_.dtype));
+  lanes_->synchronize();  // page-locked memory goes at once
+  const auto moved =
+      offload && !needs_copy
+          ? host_parts(*options_.dtype)
+          : at::empty({shard_numel_}, at::TensorOptions(offload ? at::kCPU : options_.device).dtype(*options_.dtype));
   moved.copy_(shards_);
   shards_ = moved;
-  host_copy_ = needs_copy ? at::empty({shard_numel_}, host.dtype(*options_.param_dtype)) : Tensor();
+  host_copy_ = needs_copy ? host_parts(*options_.param_dtype) : Tensor();
+  host_grads_.clear();
   for (auto& param : params_) {
     const bool shown = !param.param.is_alias_of(param.full);
     param.shard = shards_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
@@ -359,6 +378,20 @@ Tensor ShardGroup::grads_in_place() const {
   return flat;
 }
 
+/// Room for this rank's part of the gradients. Page-locked memory that nobody holds any more is taken again.
+Tensor ShardGroup::empty_grads() {
+  const auto options = at::TensorOptions(options_.offload ? at::kCPU : options_.device).dtype(*options_.grad_dtype);
+  if (!options_.offload || !options_.pin_memory) return at::empty({grad_numel_}, options);
+  for (const auto& room : host_grads_)
+    if (room.numel() == grad_numel_ && room.storage().use_count() == 1) {
+      if (arrival_) arrival_();  // gradients that nobody waited for may be on their way into it
+      return room.detach();
+    }
+  std::erase_if(host_grads_, [this](const Tensor& room) { return room.numel() != grad_numel_; });
+  host_grads_.push_back(page_locked(grad_numel_, *options_.grad_dtype));
+  return host_grads_.back().detach();
+}
+
 bool ShardGroup::take_grads() {
   if (whole_) return false;
   const at::NoGradGuard no_grad;
@@ -368,9 +401,7 @@ bool ShardGroup::take_grads() {
     return param.grad_offset >= 0 && param.param.grad().defined();
   });
   if (any && !grads_.defined()) {
-    const auto place = options_.offload ? at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory)
-                                        : at::TensorOptions(options_.device);
-    grads_ = at::empty({grad_numel_}, place.dtype(*options_.grad_dtype)).zero_();
+    grads_ = empty_grads().zero_();
     for (const auto& param : params_) {
       const Tensor& grad = param.param.grad();
       if (param.grad_offset < 0 || !grad.defined()) continue;
@@ -410,9 +441,7 @@ void ShardGroup::reduce_alone() {
   }
   if (grads.empty()) return;
   const bool first = !grads_.defined();
-  const auto place = options_.offload ? at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory)
-                                      : at::TensorOptions(options_.device);
-  auto into = at::empty({grad_numel_}, place.dtype(*options_.grad_dtype));
+  auto into = empty_grads();
   if (grads.size() < static_cast<size_t>(std::count_if(params_.begin(), params_.end(),
                                                        [](const auto& param) { return param.grad_offset >= 0; })))
     into.zero_();
@@ -494,8 +523,7 @@ void ShardGroup::add_grads(const Tensor& reduced) {
       grads_ = reduced;
     return;
   }
-  auto into = at::empty({grad_numel_},
-                        at::TensorOptions(at::kCPU).pinned_memory(options_.pin_memory).dtype(*options_.grad_dtype));
+  auto into = empty_grads();
   into.copy_(reduced, /*non_blocking=*/true);
   if (grads_.defined())
     incoming_ = into;

@@ -78,6 +78,9 @@ class ShardGroup {
   /// dtype.
   ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
              std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options);
+  ~ShardGroup();
+  ShardGroup(const ShardGroup&) = delete;
+  ShardGroup& operator=(const ShardGroup&) = delete;
 
   const std::string& name() const { return name_; }
   std::vector<ShardedParam>& params() { return params_; }
@@ -148,6 +151,8 @@ class ShardGroup {
   void allocate_full();
   void copy_out();
   Tensor source();
+  Tensor host_parts(c10::ScalarType dtype) const;
+  Tensor empty_grads();
   uint64_t versions() const;
 
   void lay_out_grads();
@@ -170,12 +175,13 @@ class ShardGroup {
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
   int64_t grad_numel_ = 0;
-  Tensor shards_;     // [shard_numel], padded
-  Tensor host_copy_;  // the same in the dtype of computation, for parts in host memory that have another
-  Tensor full_;       // [full_numel] in the dtype of computation; its storage has memory while gathered
-  Tensor arrived_;    // [ranks * shard_numel], from the gathering to its end
-  Tensor grads_;      // [grad_numel] reduced gradients
-  Tensor incoming_;   // on the host: what is still to be added to them
+  Tensor shards_;                   // [shard_numel], padded
+  Tensor host_copy_;                // the same in the dtype of computation, for parts in host memory that have another
+  Tensor full_;                     // [full_numel] in the dtype of computation; its storage has memory while gathered
+  Tensor arrived_;                  // [ranks * shard_numel], from the gathering to its end
+  Tensor grads_;                    // [grad_numel] reduced gradients
+  Tensor incoming_;                 // on the host: what is still to be added to them
+  std::vector<Tensor> host_grads_;  // page-locked memory in which gradients have been
   LaneTask gathering_;
   LaneTask reducing_;
   std::function<void()> arrival_;
