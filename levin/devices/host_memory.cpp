@@ -5,6 +5,8 @@
 #include <fstream>
 #include <string>
 
+#include <sys/mman.h>
+
 #include "levin/core/error.h"
 
 namespace levin {
@@ -27,6 +29,16 @@ std::optional<int64_t> available_host_memory() {
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> allowed && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
     bytes = std::min(bytes.value_or(allowed), std::max<int64_t>(allowed - used, 0));
   return bytes;
+}
+
+at::Tensor on_large_pages(at::Tensor fresh) {
+  constexpr size_t kPage = 4096, kLarge = size_t{1} << 22;
+  if (!fresh.is_cpu() || fresh.nbytes() < kLarge) return fresh;
+  const auto begin = (reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
+  const auto end = (reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr()) + fresh.nbytes()) / kPage * kPage;
+  // A system that has none says so, and nothing is lost.
+  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  return fresh;
 }
 
 }  // namespace levin

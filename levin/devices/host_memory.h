@@ -17,4 +17,8 @@ std::optional<int64_t> available_host_memory();
 /// way. In a build without CUDA it is plain memory.
 at::Tensor page_locked(int64_t elements, c10::ScalarType dtype);
 
+/// Asks for large pages under a tensor in host memory that nobody has written to yet, and returns it: fewer of them are
+/// to be made, found and walked through. Tensors on devices and small ones are left as they are.
+at::Tensor on_large_pages(at::Tensor fresh);
+
 }  // namespace levin

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
 #include "levin/optim/zero_grad.h"
 
 namespace levin::optim::detail {
@@ -297,7 +298,7 @@ Tensor GroupedOptimizer::make_slot(size_t group, size_t slot, const Tensor& para
   const auto shape = slot_shape(slot, param);
   const auto options = param.options().dtype(slot_dtype(group, slot, param));
   const bool follows = !in_memory_order(param) && param.sizes() == at::IntArrayRef(shape);
-  return follows ? at::zeros_like(param, options) : at::zeros(shape, options);
+  return on_large_pages(follows ? at::empty_like(param, options) : at::empty(shape, options)).zero_();
 }
 
 std::vector<int64_t> GroupedOptimizer::slot_shape(size_t, const Tensor& param) const {

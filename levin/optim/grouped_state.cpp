@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
 #include "levin/optim/grouped.h"
 #include "levin/optim/state_layout.h"
 
@@ -115,7 +116,7 @@ void GroupedOptimizer::load_param(ParamState& state, size_t group, const StateDi
     const bool fits = slot.defined() && slot.sizes() == value.sizes() && slot.device() == param.device() &&
                       slot.scalar_type() == options.dtype();
     const bool follows = !in_memory_order(param) && value.sizes() == param.sizes();
-    if (!fits) slot = follows ? at::empty_like(param, options) : at::empty(value.sizes(), options);
+    if (!fits) slot = on_large_pages(follows ? at::empty_like(param, options) : at::empty(value.sizes(), options));
     slot.copy_(value);
   }
 }

@@ -35,5 +35,15 @@ TEST_F(HostMemory, ThatIsPageLockedIsAsLargeAsAsked) {
   }
 }
 
+TEST_F(HostMemory, OnLargePagesIsTheSameTensor) {
+  for (const int64_t elements : {0, 100, 3'000'000}) {
+    const auto fresh = at::empty({elements});
+    const auto same = on_large_pages(fresh);
+    EXPECT_TRUE(same.is_same(fresh));
+    EXPECT_EQ(same.fill_(1).sum().item<double>(), static_cast<double>(elements));
+  }
+  EXPECT_EQ(on_large_pages(at::empty({3'000'000}).narrow(0, 7, 2'000'000)).fill_(1).sum().item<double>(), 2e6);
+}
+
 }  // namespace
 }  // namespace levin

@@ -9,23 +9,12 @@ ImageInput with_augmentation(const VitClassifier::Options& options) {
   auto input = fashion_mnist_input();
   input.flip = options.flip;
   input.shift = options.shift;
-  input.label_smoothing = options.label_smoothing;
   return input;
 }
 
 }  // namespace
 
-VitClassifier::VitClassifier(const Options& options)
-    : ImageClassifier(with_augmentation(options)),
-      net(register_module("net", models::vit({.image_size = 28,
-                                              .patch_size = options.patch_size,
-                                              .num_layers = options.num_layers,
-                                              .num_heads = options.num_heads,
-                                              .hidden_dim = options.hidden_dim,
-                                              .mlp_dim = options.mlp_dim,
-                                              .dropout = options.dropout,
-                                              .num_classes = 10,
-                                              .in_channels = 1}))) {}
+VitClassifier::VitClassifier(const Options& options) : VitImages(with_augmentation(options), options, 28, 1) {}
 
 Recipe vit_fashion_mnist() {
   return {"vit_fashion_mnist", "a small vision transformer: kinds of clothes",

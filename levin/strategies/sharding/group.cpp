@@ -134,8 +134,8 @@ void ShardGroup::make_shards() {
     else if (options_.offload && !needs_copy)
       shards_ = host_parts(*options_.dtype);
     else
-      shards_ =
-          at::empty({shard_numel_}, at::TensorOptions(options_.offload ? at::kCPU : device).dtype(*options_.dtype));
+      shards_ = on_large_pages(
+          at::empty({shard_numel_}, at::TensorOptions(options_.offload ? at::kCPU : device).dtype(*options_.dtype)));
     shards_.zero_();
     if (needs_copy) host_copy_ = host_parts(*options_.param_dtype);
     full_ = hollow(full_numel_, device, *options_.param_dtype);
