@@ -422,6 +422,14 @@ struct ThawEncoder : levin::BaseFinetuning {
 }
 
 // memory.md
+[[maybe_unused]] void go_down_the_ladder() {
+  const auto blocks = levin::policy::by_class<levin::models::EncoderBlock>();
+  levin::Fabric fabric({.strategy = levin::FsdpOptions{.auto_wrap_policy = blocks,
+                                                       .cpu_offload = true,
+                                                       .activation_checkpointing_policy = blocks},
+                        .precision = "bf16-true"});
+}
+
 [[maybe_unused]] void foresee_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
                                      const std::function<Tensor()>& step, levin::Optimizer optimizer,
                                      const levin::Fabric& fabric) {

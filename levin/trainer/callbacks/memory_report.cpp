@@ -59,6 +59,21 @@ std::vector<Tensor> state_tensors(const torch::nn::Module& module) {
   return tensors;
 }
 
+/// The most that came and went between two points.
+int64_t passing(const MemoryTimeline& timeline) {
+  int64_t most = 0;
+  for (size_t i = 1; i < timeline.points.size(); ++i) {
+    const auto &before = timeline.points[i - 1], &point = timeline.points[i];
+    most = std::max(most, point.peak - std::max(before.bytes, point.bytes));
+  }
+  return most;
+}
+
+/// What is there besides the state when a step begins, and what passes in it: as it can be seen from outside.
+int64_t seen_temporary(const MemoryTimeline& timeline, int64_t state) {
+  return timeline.points.empty() ? 0 : std::max<int64_t>(timeline.points.front().bytes - state, 0) + passing(timeline);
+}
+
 int64_t bytes_of_batch(TrainerContext& run, const AnyBatch& batch) {
   StorageBytes bytes(run.fabric().device());
   if (dynamic_cast<TrainModule*>(&run.module()))
@@ -212,6 +227,9 @@ void MemoryReport::predict(TrainerContext& run, const AnyBatch& batch) {
     predicted_ = estimate_memory(make, batch.get<Batch>(), question);
     if (run.module().automatic_optimization)
       predicted_ = detail::with_gradients_in_forward(std::move(*predicted_), question);
+    auto& p = *predicted_;
+    p.temporary = seen_temporary(p.timeline,
+                                 p.parameters + p.optimizer + (run.module().automatic_optimization ? p.gradients : 0));
   } catch (const std::exception& error) {
     log_warning(detail::concat("[MemoryReport] nothing is predicted: ", one_line(error)));
   }
@@ -240,14 +258,12 @@ void MemoryReport::finish(TrainerContext& run) {
     m.found.parameters = std::max<int64_t>(rest - m.batch_bytes, 0);
     rest = std::min(rest, m.batch_bytes);
   }
-  int64_t passing = 0;
   for (size_t i = 1; i < timeline.points.size(); ++i) {
     const auto &before = timeline.points[i - 1], &point = timeline.points[i];
-    passing = std::max(passing, point.peak - std::max(before.bytes, point.bytes));
     // What came before a part began was in the part before.
     if (point.peak > m.found.device_peak) m.found.device_peak = point.peak, m.found.peak_part = before.part;
   }
-  m.found.temporary = std::max<int64_t>(rest, 0) + passing;
+  m.found.temporary = std::max<int64_t>(rest, 0) + passing(timeline);
   m.found.timeline = std::move(timeline);
   measured_ = std::move(m.found);
 }
