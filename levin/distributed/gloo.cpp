@@ -1,5 +1,6 @@
 #include "levin/distributed/gloo.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <sstream>
 
@@ -42,6 +43,29 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   }
 };
 
+/// Threads that are started while it lives do not die of SIGPIPE, nor does this one. Gloo writes to its sockets as to
+/// files, and where a peer has closed one, that signal would end the process before it can say a word.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~WithoutSigpipe() {
+    if (sigismember(&before_, SIGPIPE)) return;
+    const timespec at_once{};
+    while (::sigtimedwait(&pipe_, nullptr, &at_once) == SIGPIPE) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+
+ private:
+  sigset_t pipe_{}, before_{};
+};
+
 }  // namespace
 
 std::string address_towards(const std::string& host, int port) {
@@ -79,6 +103,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> stor
                                             int threads) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->threads = threads;
+  const WithoutSigpipe in_threads_of_gloo;
   const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
   if (interfaces && *interfaces) {
     std::istringstream names(interfaces);
