@@ -9,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/strategies/gemini/chunk_plan.h"
 #include "levin/strategies/memory_step.h"
+#include "levin/strategies/sharding/group_memory.h"
 
 namespace levin {
 namespace detail {
@@ -57,9 +58,6 @@ class Account {
 
  private:
   int64_t rounded(int64_t bytes) const { return round_allocation(bytes, rules_.rounding); }
-
-  /// Every part begins where vector loads like it.
-  static int64_t aligned(int64_t numel) { return (numel + 63) / 64 * 64; }
 
   /// As rank 0 has it: of rows that do not divide evenly, others have fewer.
   std::vector<int64_t> part_of(const std::vector<int64_t>& sizes) const {
@@ -128,11 +126,11 @@ class Account {
       const auto part = divided_ ? part_of(param.sizes) : param.sizes;
       const auto numel = product_of(part);
       auto& group = groups_[static_cast<size_t>(group_of_[i])];
-      group.shard += aligned(numel);
-      group.full += aligned(param.numel);
+      group.shard += aligned_part(numel);
+      group.full += aligned_part(param.numel);
       whole += rounded(param.numel * rules_.kept);
       if (!param.trained) continue;
-      group.grad += aligned(numel);
+      group.grad += aligned_part(numel);
       gradients += rounded(param.numel * (layout_.casts_parameters ? rules_.computed : rules_.kept));
       for (const auto bytes : optimizer_tensors(shape_, part, optimizer_width_, question_.moments_dtype))
         slots += rounded(bytes);
@@ -160,7 +158,8 @@ class Account {
       if (rules_.offload && rules_.kept != rules_.computed) estimate_.host += group.shard * rules_.computed;
     }
     host_state_ = estimate_.host;
-    if (!layout_.optimizer_in_backward)
+    // Page-locked memory of gradients is kept, also where they are used up at once.
+    if (!layout_.optimizer_in_backward || (rules_.offload && question_.device == c10::kCUDA))
       for (const auto& group : groups_) put(estimate_.gradients, rounded(group.grad * rules_.gradient), rules_.offload);
     if (layout_.reduces_at_end && !rules_.offload) estimate_.gradients = gradients;
   }

@@ -8,6 +8,7 @@
 
 #include "folder.h"
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/testing/forwarding_collective.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
@@ -44,31 +45,15 @@ int64_t number_in(const fs::path& folder) {
 }
 
 /// A group of which this rank is killed when its turn to send comes.
-class DyingGroup : public Collective {
+class DyingGroup : public testing::ForwardingCollective {
  public:
-  DyingGroup(Collective& inner, bool dies) : inner_(inner), dies_(dies) {}
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  void all_reduce(Tensor& tensor, ReduceOp op) override { inner_.all_reduce(tensor, op); }
-  Tensor all_gather(const Tensor& tensor) override { return inner_.all_gather(tensor); }
-  void broadcast(Tensor& tensor, int src) override { inner_.broadcast(tensor, src); }
-  Tensor reduce_scatter(const Tensor& input, ReduceOp op) override { return inner_.reduce_scatter(input, op); }
-  void barrier(std::string_view name) override { inner_.barrier(name); }
-  c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override { return inner_.process_group(); }
-  c10::intrusive_ptr<c10d::Store> store() const override { return inner_.store(); }
+  DyingGroup(Collective& inner, bool dies) : ForwardingCollective(inner), dies_(dies) {}
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override {
     if (dies_) ::kill(::getpid(), SIGKILL);
-    inner_.run(operation, body);
-  }
-  FailureExchange* failures() override { return inner_.failures(); }
-
- protected:
-  std::shared_ptr<Collective> part(const std::vector<int>&, const std::string& name) override {
-    throw Error("[test] no parts: " + name);
+    ForwardingCollective::run(operation, body);
   }
 
  private:
-  Collective& inner_;
   bool dies_;
 };
 

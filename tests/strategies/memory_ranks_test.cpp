@@ -27,6 +27,7 @@ struct MemoryCase {
   int accumulate = 1;
   /// Sixteen small blocks in place of four large ones: what is gathered matters less.
   bool deep = false;
+  int64_t batch = 1;
 
   friend void PrintTo(const MemoryCase& c, std::ostream* out) {
     *out << c.name << " " << c.precision << " over " << c.world;
@@ -43,9 +44,9 @@ models::VisionTransformer make_vit(bool deep) {
                       .num_classes = 10});
 }
 
-Batch images(c10::Device device) {
-  return {{"x", torch::zeros({1, 3, 32, 32}, device)},
-          {"y", torch::zeros({1}, torch::dtype(at::kLong).device(device))}};
+Batch images(c10::Device device, int64_t count = 1) {
+  return {{"x", torch::zeros({count, 3, 32, 32}, device)},
+          {"y", torch::zeros({count}, torch::dtype(at::kLong).device(device))}};
 }
 
 /// The greatest peak of the second and third step, on this rank.
@@ -58,7 +59,7 @@ int64_t measure(Collective& group, const MemoryCase& c) {
   Optimizer optimizer(optim::AdamW(model->parameters(), {.lr = 1e-3}));
   Trainee trainee(group, c.choice, *model, at::kCPU, c.precision);
   optimizer = trainee.strategy().setup_optimizer(optimizer);
-  const auto batch = images(at::kCPU);
+  const auto batch = images(at::kCPU, c.batch);
   int64_t peak = 0;
   for (int step = 0; step < 3; ++step) {
     counter.reset_peak();
@@ -87,7 +88,8 @@ TEST_P(MemoryOfRanks, IsForeseen) {
   const auto results = run_ranks(c.world, [&](Collective& group) { return at::tensor(measure(group, c)); });
   const auto estimate = estimate_memory(
       [&] { return make_vit(c.deep); }, [](auto& model, const Batch& batch) { return model(batch["x"]); },
-      [](const Tensor& logits, const Batch& batch) { return cross_entropy(logits, batch["y"]); }, images(at::kMeta),
+      [](const Tensor& logits, const Batch& batch) { return cross_entropy(logits, batch["y"]); },
+      images(at::kMeta, c.batch),
       {.layout = c.layout,
        .precision = c.precision,
        .optimizer = "adamw",
@@ -135,6 +137,13 @@ std::vector<MemoryCase> memory_cases() {
   add("zero_2_offload", ZeroOptions{.stage = 2, .offload_optimizer = {.device = "cpu"}}, "bf16-mixed", 2);
   add("fsdp_accumulated", full, "32-true", 2)->accumulate = 2;
   add("zero_2_accumulated", ZeroOptions{.stage = 2}, "32-true", 2)->accumulate = 2;
+  const auto blocks = policy::by_class<models::EncoderBlock>();
+  add("fsdp_checkpointing", FsdpOptions{.auto_wrap_policy = blocks, .activation_checkpointing_policy = blocks},
+      "32-true", 2)
+      ->batch = 16;
+  add("zero_3_checkpointing",
+      ZeroOptions{.stage = 3, .auto_wrap_policy = blocks, .activation_checkpointing_policy = blocks}, "bf16-mixed", 2)
+      ->batch = 16;
   for (const auto* placement : {"cuda", "cpu", "auto"}) {
     add(std::string("colossalai_") + placement, GeminiOptions{.placement_policy = placement}, "bf16-mixed", 2);
     add(std::string("colossalai_chunks_") + placement,

@@ -372,6 +372,11 @@ TEST(Memory, OnCudaIsWhatWasMeasuredThere) {
          .optimizer = rung.optimizer,
          .accumulate = rung.accumulate});
     const auto ratio = static_cast<double>(estimate.device_peak) / 1e9 / rung.measured;
+    // Parameters and gradients, in 16 bits.
+    if (rung.fsdp && rung.fsdp->cpu_offload) {
+      const auto host = static_cast<double>(estimate.host) / static_cast<double>(estimate.num_parameters);
+      EXPECT_NEAR(host, 4, 0.01) << rung.name;
+    }
     EXPECT_NEAR(ratio, 1, 0.02) << rung.name << ": " << static_cast<double>(estimate.device_peak) / 1e9 << " GB";
   }
 }

@@ -14,6 +14,7 @@
 #include "levin/nn/unit.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/optim.h"
+#include "levin/testing/forwarding_collective.h"
 #include "tests/strategies/training.h"
 
 namespace levin::testing {
@@ -77,42 +78,26 @@ struct ShardNetImpl : torch::nn::Module {
 LEVIN_MODULE(ShardNet);
 
 /// Counts the operations of a group by name, and puts random delays around them.
-class WatchedCollective : public Collective {
+class WatchedCollective : public ForwardingCollective {
  public:
-  explicit WatchedCollective(Collective& inner, int delay_us = 0) : inner_(inner), delay_us_(delay_us) {
+  explicit WatchedCollective(Collective& inner, int delay_us = 0) : ForwardingCollective(inner), delay_us_(delay_us) {
     random_.seed(static_cast<uint64_t>(inner.rank()) * 7919 + 1);
   }
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  void all_reduce(Tensor& tensor, ReduceOp op) override { inner_.all_reduce(tensor, op); }
-  Tensor all_gather(const Tensor& tensor) override { return inner_.all_gather(tensor); }
-  void broadcast(Tensor& tensor, int src) override { inner_.broadcast(tensor, src); }
-  Tensor reduce_scatter(const Tensor& input, ReduceOp op) override { return inner_.reduce_scatter(input, op); }
-  void barrier(std::string_view name) override { inner_.barrier(name); }
-  c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override { return inner_.process_group(); }
-  c10::intrusive_ptr<c10d::Store> store() const override { return inner_.store(); }
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override {
     ++runs[std::string(operation)];
     delay();
-    inner_.run(operation, body);
+    ForwardingCollective::run(operation, body);
     delay();
   }
-  FailureExchange* failures() override { return inner_.failures(); }
 
   /// Starts and ends of operations.
   std::map<std::string, int> runs;
-
- protected:
-  std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override {
-    throw Error("[watched] a part of a watched group is not watched: " + name + " of " + std::to_string(ranks.size()));
-  }
 
  private:
   void delay() {
     if (delay_us_ > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(random_() % static_cast<uint64_t>(delay_us_)));
   }
-  Collective& inner_;
   int delay_us_;
   std::mt19937_64 random_;
 };

@@ -1,0 +1,235 @@
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
+#include "levin/strategies/sharding/group.h"
+#include "levin/strategies/sharding/group_memory.h"
+
+// What ShardGroup does with gradients.
+namespace levin::detail {
+
+void ShardGroup::lay_out_grads() {
+  grad_numel_ = 0;
+  for (auto& param : params_) {
+    param.grad_offset = param.param.requires_grad() ? grad_numel_ : -1;
+    if (param.grad_offset >= 0) grad_numel_ += aligned_part(param.shard_numel());
+  }
+}
+
+Tensor ShardGroup::grad_part(const Tensor& flat, const ShardedParam& param) const {
+  return flat.narrow(0, param.grad_offset, param.shard.numel()).view(param.shard.sizes());
+}
+
+/// The memory of gradients as give_grads handed it out, when all of them are still there, in their places.
+Tensor ShardGroup::grads_in_place() const {
+  Tensor flat;
+  for (const auto& param : params_) {
+    const Tensor& grad = param.param.grad();
+    if (param.grad_offset < 0) continue;
+    if (!grad.defined() || grad.sizes() != param.shard.sizes() || grad.scalar_type() != *options_.grad_dtype) return {};
+    if (grad.numel() == 0) continue;
+    if (grad.storage_offset() != param.grad_offset || !grad.is_contiguous()) return {};
+    if (!flat.defined()) {
+      if (grad.storage().nbytes() < static_cast<size_t>(grad_numel_) * grad.element_size()) return {};
+      flat = at::empty({0}, grad.options()).set_(grad.storage(), 0, {grad_numel_}, {1});
+    } else if (!grad.is_alias_of(flat)) {
+      return {};
+    }
+  }
+  return flat;
+}
+
+/// Room for this rank's part of the gradients. Page-locked memory that nobody holds any more is taken again.
+Tensor ShardGroup::empty_grads() {
+  const auto options = at::TensorOptions(options_.offload ? at::kCPU : options_.device).dtype(*options_.grad_dtype);
+  if (!options_.offload || !options_.pin_memory) return at::empty({grad_numel_}, options);
+  for (const auto& room : host_grads_)
+    if (room.numel() == grad_numel_ && room.storage().use_count() == 1) {
+      if (arrival_) arrival_();  // gradients that nobody waited for may be on their way into it
+      return room.detach();
+    }
+  std::erase_if(host_grads_, [this](const Tensor& room) { return room.numel() != grad_numel_; });
+  host_grads_.push_back(page_locked(grad_numel_, *options_.grad_dtype));
+  return host_grads_.back().detach();
+}
+
+bool ShardGroup::take_grads() {
+  if (whole_) return false;
+  const at::NoGradGuard no_grad;
+  lay_out_grads();
+  grads_ = grads_in_place();
+  const bool any = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
+    return param.grad_offset >= 0 && param.param.grad().defined();
+  });
+  if (any && !grads_.defined()) {
+    grads_ = empty_grads().zero_();
+    for (const auto& param : params_) {
+      const Tensor& grad = param.param.grad();
+      if (param.grad_offset < 0 || !grad.defined()) continue;
+      LEVIN_CHECK(grad.sizes() == param.shard.sizes(), "[fsdp] the gradient of \"", param.name, "\" has shape ",
+                  fmt::format("{}", grad.sizes()), "; this rank's part has ", fmt::format("{}", param.shard.sizes()));
+      grad_part(grads_, param).copy_(grad);
+    }
+  }
+  bool unreduced = false;
+  for (auto& param : params_) {
+    unreduced = unreduced || param.unreduced.defined();
+    param.param.mutable_grad() = param.unreduced;
+    param.unreduced.reset();
+  }
+  return unreduced;
+}
+
+void ShardGroup::begin_reduce() {
+  if (whole_) return;
+  const at::NoGradGuard no_grad;
+  if (alone())
+    reduce_alone();
+  else
+    reduce_over_ranks();
+}
+
+// Nobody else has gradients: they are cast, or brought to the host.
+void ShardGroup::reduce_alone() {
+  LaneWork work{.operation = "fsdp.reduce"};
+  std::vector<std::pair<Tensor, const ShardedParam*>> grads;
+  for (auto& param : params_) {
+    auto& grad = param.param.mutable_grad();
+    if (param.grad_offset < 0 || !grad.defined()) continue;
+    grads.emplace_back(grad.layout() == at::kStrided ? grad : grad.to_dense(), &param);
+    work.used.push_back(grads.back().first);
+    grad.reset();
+  }
+  if (grads.empty()) return;
+  const bool first = !grads_.defined();
+  auto into = empty_grads();
+  if (grads.size() < static_cast<size_t>(std::count_if(params_.begin(), params_.end(),
+                                                       [](const auto& param) { return param.grad_offset >= 0; })))
+    into.zero_();
+  if (first)
+    grads_ = into;
+  else
+    incoming_ = into;
+  work.used.push_back(into);
+  work.before = [this, grads, into] {
+    for (const auto& [grad, param] : grads) grad_part(into, *param).copy_(grad, /*non_blocking=*/true);
+  };
+  reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
+}
+
+Tensor ShardGroup::pack_grads(double scale) {
+  const int64_t ranks = ranks_->size();
+  const auto options = at::TensorOptions(options_.device).dtype(*options_.reduce_dtype);
+  const auto packed = at::zeros({ranks, grad_numel_}, options);
+  for (auto& param : params_) {
+    auto& grad = param.param.mutable_grad();
+    if (param.grad_offset < 0 || !grad.defined()) continue;
+    auto whole = (grad.layout() == at::kStrided ? grad : grad.to_dense()).contiguous().view({-1});
+    if (scale != 1) whole = whole.mul(scale);
+    each_piece(packed, whole, param, param.grad_offset, [](const Tensor& to, const Tensor& from) { to.copy_(from); });
+    grad.reset();
+  }
+  return packed.view({-1});
+}
+
+void ShardGroup::reduce_over_ranks() {
+  if (grad_numel_ == 0) return;
+  const double mean = 1.0 / (ranks_->size() * replicas_->size());
+  // A sum of float16 gradients may be too large for it where their mean is not.
+  const bool before = options_.reduce_dtype == at::kHalf;
+  const auto all = pack_grads(before ? mean : 1);
+  // Gloo sums everything on every rank, in a copy that lives until a thread of its own lets go of it. Summed in place,
+  // there is one buffer, and it goes when this says so.
+  const auto process_group = ranks_->process_group();
+  const bool in_place = process_group && process_group->getBackendType() == c10d::ProcessGroup::GLOO;
+  auto mine = in_place || !process_group ? all.narrow(0, ranks_->rank() * grad_numel_, grad_numel_)
+                                         : at::empty({grad_numel_}, all.options());
+  LaneWork work{.operation = "fsdp.reduce_scatter", .used = {all, mine}, .group = ranks_.get()};
+  work.collective = [all, mine, in_place](c10d::ProcessGroup& group) {
+    auto in = all, out = mine;
+    if (in_place) {
+      std::vector<Tensor> tensors{in};
+      c10d::AllreduceOptions options;
+      options.reduceOp = c10d::ReduceOp::SUM;
+      return group.allreduce(tensors, options);
+    }
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = c10d::ReduceOp::SUM;
+    return group._reduce_scatter_base(out, in, options);
+  };
+  work.after = [this, all, mine, in_place, factor = before ? 1 : mean] {
+    const at::NoGradGuard no_gradient;
+    auto reduced = in_place ? mine.clone() : mine;
+    if (in_place && all.is_cpu()) set_memory(all, false);
+    if (replicas_->process_group())
+      replicas_->run("fsdp.all_reduce", [&](c10d::ProcessGroup& group) {
+        std::vector<Tensor> tensors{reduced};
+        c10d::AllreduceOptions options;
+        options.reduceOp = c10d::ReduceOp::SUM;
+        group.allreduce(tensors, options)->wait();
+      });
+    // Widened first, so that nothing is lost in the division.
+    if (options_.grad_dtype != options_.reduce_dtype && !options_.offload) reduced = reduced.to(*options_.grad_dtype);
+    if (factor != 1) reduced.mul_(factor);
+    add_grads(reduced);
+  };
+  reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
+}
+
+void ShardGroup::add_grads(const Tensor& reduced) {
+  if (!options_.offload) {
+    if (grads_.defined())
+      grads_.add_(reduced);
+    else
+      grads_ = reduced;
+    return;
+  }
+  auto into = empty_grads();
+  into.copy_(reduced, /*non_blocking=*/true);
+  if (grads_.defined())
+    incoming_ = into;
+  else
+    grads_ = into;
+}
+
+void ShardGroup::finish_reduce(bool on_host) {
+  if (reducing_.pending()) arrival_ = reducing_.finish();
+  if (options_.offload && !on_host) return;
+  if (options_.offload && arrival_) arrival_();
+  settle_host();
+}
+
+void ShardGroup::settle_host() {
+  arrival_ = nullptr;
+  if (!incoming_.defined()) return;
+  const at::NoGradGuard no_grad;
+  grads_.add_(incoming_);
+  incoming_.reset();
+}
+
+void ShardGroup::keep_unreduced() {
+  if (whole_) return;
+  for (auto& param : params_) {
+    param.unreduced = param.param.grad();
+    param.param.mutable_grad().reset();
+  }
+}
+
+void ShardGroup::give_grads() {
+  if (whole_) return;
+  for (auto& param : params_) {
+    if (param.grad_offset < 0 || !grads_.defined())
+      param.param.mutable_grad().reset();
+    else
+      param.param.mutable_grad() = grad_part(grads_, param);
+  }
+  grads_.reset();  // they are the parameters' now, and go when those are set to none
+}
+
+}  // namespace levin::detail

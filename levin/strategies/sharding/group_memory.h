@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/Functions.h>
+
+#include "levin/strategies/sharding/group.h"
+
+namespace levin::detail {
+
+/// Every part begins where vector loads and fused kernels like it.
+inline int64_t aligned_part(int64_t numel) {
+  constexpr int64_t kAlignment = 64;
+  return (numel + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// A tensor whose storage has no memory yet.
+Tensor hollow(int64_t numel, c10::Device device, c10::ScalarType dtype);
+/// Gives the storage of a tensor its memory, or takes it away from all that show it.
+void set_memory(const Tensor& tensor, bool present);
+
+/// A flat buffer [ranks, part] and a whole tensor, cut into the pieces that correspond: all complete parts together,
+/// then the last one when it has fewer rows.
+template <class F>
+void each_piece(const Tensor& columns, const Tensor& flat_whole, const ShardedParam& param, int64_t offset, F&& f) {
+  const int64_t part = param.shard_numel(), numel = flat_whole.numel();
+  if (numel == 0) return;
+  const int64_t complete = numel / part, rest = numel - complete * part;
+  if (complete > 0)
+    f(columns.narrow(0, 0, complete).narrow(1, offset, part),
+      flat_whole.narrow(0, 0, complete * part).view({complete, part}));
+  if (rest > 0) f(columns.select(0, complete).narrow(0, offset, rest), flat_whole.narrow(0, complete * part, rest));
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "levin/core/error.h"
+#include "levin/distributed/collective.h"
+
+namespace levin::testing {
+
+/// Hands every call on to another group; tests stand between by what they override. It has no parts: they would be
+/// groups that nobody stands before.
+class ForwardingCollective : public Collective {
+ public:
+  explicit ForwardingCollective(Collective& inner) : inner_(inner) {}
+
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void all_reduce(Tensor& tensor, ReduceOp op) override { inner_.all_reduce(tensor, op); }
+  Tensor all_gather(const Tensor& tensor) override { return inner_.all_gather(tensor); }
+  void broadcast(Tensor& tensor, int src) override { inner_.broadcast(tensor, src); }
+  Tensor reduce_scatter(const Tensor& input, ReduceOp op) override { return inner_.reduce_scatter(input, op); }
+  void barrier(std::string_view name) override { inner_.barrier(name); }
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override { return inner_.process_group(); }
+  c10::intrusive_ptr<c10d::Store> store() const override { return inner_.store(); }
+  void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override {
+    inner_.run(operation, body);
+  }
+  FailureExchange* failures() override { return inner_.failures(); }
+
+ protected:
+  std::shared_ptr<Collective> part(const std::vector<int>&, const std::string& name) override {
+    throw Error("[testing] a group that forwards has no parts: " + name);
+  }
+
+ private:
+  Collective& inner_;
+};
+
+}  // namespace levin::testing
