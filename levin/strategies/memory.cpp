@@ -58,6 +58,8 @@ class Account {
 
  private:
   int64_t rounded(int64_t bytes) const { return round_allocation(bytes, rules_.rounding); }
+  /// Of parts, which host memory holds as they are.
+  int64_t rounded_on_device(int64_t bytes) const { return rules_.offload ? bytes : rounded(bytes); }
 
   /// As rank 0 has it: of rows that do not divide evenly, others have fewer.
   std::vector<int64_t> part_of(const std::vector<int64_t>& sizes) const {
@@ -133,7 +135,7 @@ class Account {
       group.grad += aligned_part(numel);
       gradients += rounded(param.numel * (layout_.casts_parameters ? rules_.computed : rules_.kept));
       for (const auto bytes : optimizer_tensors(shape_, part, optimizer_width_, question_.moments_dtype))
-        slots += rounded(bytes);
+        slots += layout_.optimizer_on_host ? bytes : rounded(bytes);
       step_temporary_ += shape_.temporaries * numel * optimizer_width_;
     }
     const auto put = [&](int64_t& place, int64_t bytes, bool on_host, bool on_disk = false) {
@@ -147,7 +149,7 @@ class Account {
       return;
     }
     for (const auto& group : groups_) {
-      const auto shard = rounded(group.shard * rules_.kept);
+      const auto shard = rounded_on_device(group.shard * rules_.kept);
       if (rules_.keeps_whole) {
         estimate_.parameters += rounded(group.full * rules_.computed);
         put(estimate_.optimizer, shard, rules_.offload, layout_.parameters_on_disk);
@@ -160,7 +162,8 @@ class Account {
     host_state_ = estimate_.host;
     // Page-locked memory of gradients is kept, also where they are used up at once.
     if (!layout_.optimizer_in_backward || (rules_.offload && question_.device == c10::kCUDA))
-      for (const auto& group : groups_) put(estimate_.gradients, rounded(group.grad * rules_.gradient), rules_.offload);
+      for (const auto& group : groups_)
+        put(estimate_.gradients, rounded_on_device(group.grad * rules_.gradient), rules_.offload);
     if (layout_.reduces_at_end && !rules_.offload) estimate_.gradients = gradients;
   }
 
