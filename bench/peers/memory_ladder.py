@@ -125,11 +125,10 @@ def main():
     for case, run in cases():
         if only and case not in only:
             continue
-        if "fsdp" in case or "_end_" in case:
-            # FSDP does not let go of everything when it goes: each of its cases has a process of its own.
-            if only != [case]:
-                subprocess.run([sys.executable, __file__, "--only", case, "--steps", str(options.steps)])
-                continue
+        # FSDP does not let go of everything when it goes: each of its cases has a process of its own.
+        if ("fsdp" in case or "_end_" in case) and only != [case]:
+            subprocess.run([sys.executable, __file__, "--only", case, "--steps", str(options.steps)])
+            continue
         forget()
         try:
             run(case, **({"steps": options.steps} if options.steps else {}))

@@ -6,6 +6,7 @@
 #include <string>
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 
@@ -32,10 +33,11 @@ std::optional<int64_t> available_host_memory() {
 }
 
 at::Tensor on_large_pages(at::Tensor fresh) {
-  constexpr size_t kPage = 4096, kLarge = size_t{1} << 22;
-  if (!fresh.is_cpu() || fresh.nbytes() < kLarge) return fresh;
-  const auto begin = (reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr()) + kPage - 1) / kPage * kPage;
-  const auto end = (reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr()) + fresh.nbytes()) / kPage * kPage;
+  constexpr size_t kWorthIt = size_t{1} << 22;
+  if (!fresh.is_cpu() || fresh.nbytes() < kWorthIt) return fresh;
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto memory = reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr());
+  const auto begin = (memory + page - 1) / page * page, end = (memory + fresh.nbytes()) / page * page;
   // A system that has none says so, and nothing is lost.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   return fresh;

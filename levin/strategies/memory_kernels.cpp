@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <ATen/Functions.h>
+#include <c10/core/WrapDimMinimal.h>
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
@@ -206,8 +207,10 @@ int64_t partial_sums(int64_t rows, int64_t columns) {
 
 Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::optional<at::ScalarType> asked) {
   std::vector<bool> summed(static_cast<size_t>(x.dim()), !dims || dims->empty());
-  for (const auto dim : dims.value_or(at::IntArrayRef()))
-    summed[static_cast<size_t>(dim < 0 ? dim + x.dim() : dim)] = true;
+  for (const auto dim : dims.value_or(at::IntArrayRef())) {
+    const auto at = c10::maybe_wrap_dim(dim, x.dim());
+    if (x.dim() > 0) summed[static_cast<size_t>(at)] = true;
+  }
   std::vector<int64_t> sizes;
   int64_t rows = 1;
   for (size_t i = 0; i < summed.size(); ++i) {

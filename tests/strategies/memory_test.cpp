@@ -381,6 +381,18 @@ TEST(Memory, OnCudaIsWhatWasMeasuredThere) {
   }
 }
 
+TEST(Memory, OfSumsOverAnyDimensions) {
+  const auto ask = [](const auto& loss) {
+    return estimate_memory([] { return Mlp(10); }, kForward, loss, rows(3, 10), {.workspace = 0}).device_peak;
+  };
+  EXPECT_GT(ask([](const Tensor& logits, const Batch&) { return logits.sum(-1).sum(0).sum(-1).sum(); }), 0);
+  EXPECT_GT(ask([](const Tensor& logits, const Batch&) {
+              return logits.sum(at::IntArrayRef{0, 1}, true).sum(at::kDouble);
+            }),
+            0);
+  EXPECT_THROW(ask([](const Tensor& logits, const Batch&) { return logits.sum(2); }), Error);
+}
+
 TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {
   const Batch batch{{"x", torch::empty({4, 3, 64, 64}, at::kMeta)},
                     {"y", torch::empty({4}, torch::dtype(at::kLong).device(at::kMeta))}};
