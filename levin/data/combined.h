@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "levin/data/batch_iterator.h"
 #include "levin/data/combined_position.h"
 #include "levin/data/loader.h"
 
@@ -77,7 +78,11 @@ class CombinedLoader {
   explicit CombinedLoader(Members members, CombineOptions options = {})
       : impl_(std::make_shared<Impl>(std::move(members), std::move(options))) {}
 
-  class iterator;
+ private:
+  struct Impl;
+
+ public:
+  using iterator = detail::BatchIterator<CombinedBatch<B>, Impl>;
   /// Starts a pass and fetches its first batches.
   iterator begin() const {
     impl_->position->begin();
@@ -211,27 +216,6 @@ class CombinedLoader {
   }
 
   std::shared_ptr<Impl> impl_;
-
- public:
-  class iterator {
-   public:
-    using value_type = CombinedBatch<B>;
-    using difference_type = std::ptrdiff_t;
-    using iterator_concept = std::input_iterator_tag;
-
-    iterator() = default;
-    explicit iterator(Impl* impl) : impl_(impl) {}
-    CombinedBatch<B>& operator*() const { return *impl_->current; }
-    iterator& operator++() {
-      impl_->advance();
-      return *this;
-    }
-    void operator++(int) { impl_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !impl_->current; }
-
-   private:
-    Impl* impl_ = nullptr;
-  };
 };
 
 /// Several loaders as one. A batch type other than Batch is named: `combine<Graph>({{"a", a}, {"b", b}})`.

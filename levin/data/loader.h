@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "levin/core/state_dict.h"
+#include "levin/data/batch_iterator.h"
 #include "levin/data/batch_pipe.h"
 #include "levin/data/dataset.h"
 #include "levin/data/loader_options.h"
@@ -189,7 +190,11 @@ class DataLoader {
     impl_->options = std::move(options);
   }
 
-  class iterator;
+ private:
+  struct Impl;
+
+ public:
+  using iterator = detail::BatchIterator<B, Impl>;
   /// Starts a pass and fetches its first batch.
   iterator begin() const {
     impl_->position->begin();
@@ -320,27 +325,6 @@ class DataLoader {
   }
 
   std::shared_ptr<Impl> impl_;
-
- public:
-  class iterator {
-   public:
-    using value_type = B;
-    using difference_type = std::ptrdiff_t;
-    using iterator_concept = std::input_iterator_tag;
-
-    iterator() = default;
-    explicit iterator(Impl* impl) : impl_(impl) {}
-    B& operator*() const { return *impl_->current; }
-    iterator& operator++() {
-      impl_->advance();
-      return *this;
-    }
-    void operator++(int) { impl_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !impl_->current; }
-
-   private:
-    Impl* impl_ = nullptr;
-  };
 };
 
 /// A loader over a dataset, which it keeps (datasets are small handles to their data).

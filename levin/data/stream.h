@@ -11,6 +11,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/state_dict.h"
+#include "levin/data/batch_iterator.h"
 #include "levin/data/batch_pipe.h"
 #include "levin/data/loader.h"
 
@@ -73,7 +74,11 @@ class StreamLoader {
     impl_->world_size = world_size;
   }
 
-  class iterator;
+ private:
+  struct Impl;
+
+ public:
+  using iterator = detail::BatchIterator<B, Impl>;
   iterator begin() const {
     if (impl_->inside) {
       ++impl_->epoch;
@@ -209,27 +214,6 @@ class StreamLoader {
   }
 
   std::shared_ptr<Impl> impl_;
-
- public:
-  class iterator {
-   public:
-    using value_type = B;
-    using difference_type = std::ptrdiff_t;
-    using iterator_concept = std::input_iterator_tag;
-
-    iterator() = default;
-    explicit iterator(Impl* impl) : impl_(impl) {}
-    B& operator*() const { return *impl_->current; }
-    iterator& operator++() {
-      impl_->advance();
-      return *this;
-    }
-    void operator++(int) { impl_->advance(); }
-    bool operator==(std::default_sentinel_t) const { return !impl_->current; }
-
-   private:
-    Impl* impl_ = nullptr;
-  };
 };
 
 /// A loader over a stream, which it keeps.

@@ -26,38 +26,23 @@ void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& sca
                  {"steps", t.steps.size()},
                  {"largest averages", n.amsgrad ? t.largest.size() : count},
                  {"copies", t.copies.empty() ? count : t.copies.size()}});
-  std::vector<detail::StepEntry> entries;
-  entries.reserve(count);
-  std::optional<c10::Device> device;
-  for (size_t i = 0; i < count; ++i) {
+  const auto fill = [&](detail::StepEntry& entry, size_t i) {
     const Tensor& param = t.params[i];
-    if (!device) device = param.device();
-    LEVIN_CHECK(param.device() == *device, "[fused_adam] parameters are on ", *device, " and ", param.device());
-    if (param.numel() == 0) continue;
-    auto entry = detail::step_entry(kOperation, i, t.params, t.grads, t.copies);
     entry.first = detail::state_pointer(kOperation, entry, "the average", t.averages, i, param);
     entry.second = detail::state_pointer(kOperation, entry, "the square", t.squares, i, param);
     if (n.amsgrad) entry.third = detail::state_pointer(kOperation, entry, "the largest average", t.largest, i, param);
     entry.step = detail::step_pointer(kOperation, t.steps, i, param);
-    entries.push_back(entry);
-  }
+  };
+  const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  const detail::AdamRates rates{.lr = n.lr,
-                                .beta1 = n.beta1,
-                                .beta2 = n.beta2,
-                                .eps = n.eps,
-                                .weight_decay = n.weight_decay,
-                                .decoupled = n.decoupled,
-                                .maximize = n.maximize};
+  const auto rates = detail::adam_rates(n);
   if (device->is_cuda()) return detail::adam_cuda(entries, rates, scale, *device);
   LEVIN_CHECK(device->is_cpu(), "[fused_adam] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
-  std::vector<detail::AdamFactors> factors;
-  factors.reserve(entries.size());
-  for (const auto& entry : entries)
-    factors.push_back(detail::adam_factors(rates, *entry.step, detail::host_scale(scale)));
-  detail::each_piece(
-      entries, [&](size_t e, int64_t begin, int64_t end) { detail::adam_loop(entries[e], factors[e], begin, end); });
+  const auto factors = detail::adam_factors(entries, rates, scale);
+  detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
+    detail::adam_loop(entries[e], factors[e], begin, end);
+  });
 }
 
 void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale) {
@@ -67,19 +52,11 @@ void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale)
                 {{"gradients", t.grads.size()},
                  {"momentum buffers", t.buffers.empty() ? count : t.buffers.size()},
                  {"copies", t.copies.empty() ? count : t.copies.size()}});
-  std::vector<detail::StepEntry> entries;
-  entries.reserve(count);
-  std::optional<c10::Device> device;
-  for (size_t i = 0; i < count; ++i) {
-    const Tensor& param = t.params[i];
-    if (!device) device = param.device();
-    LEVIN_CHECK(param.device() == *device, "[fused_sgd] parameters are on ", *device, " and ", param.device());
-    if (param.numel() == 0) continue;
-    auto entry = detail::step_entry(kOperation, i, t.params, t.grads, t.copies);
+  const auto fill = [&](detail::StepEntry& entry, size_t i) {
     if (!t.buffers.empty())
-      entry.first = detail::state_pointer(kOperation, entry, "the momentum buffer", t.buffers, i, param);
-    entries.push_back(entry);
-  }
+      entry.first = detail::state_pointer(kOperation, entry, "the momentum buffer", t.buffers, i, t.params[i]);
+  };
+  const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
   const detail::SgdRates rates{.lr = n.lr,
                                .keep = n.is_first ? 0 : n.momentum,
@@ -98,8 +75,9 @@ void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale)
                                    .decay = rates.weight_decay,
                                    .grad_factor = (rates.maximize ? -1 : 1) / detail::host_scale(scale),
                                    .nesterov = rates.nesterov};
-  detail::each_piece(entries,
-                     [&](size_t e, int64_t begin, int64_t end) { detail::sgd_loop(entries[e], factors, begin, end); });
+  detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
+    detail::sgd_loop(entries[e], factors, begin, end);
+  });
 }
 
 }  // namespace levin::kernels

@@ -69,17 +69,10 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
                               t.square_scales.size(), t.steps.size(), t.copies.empty() ? count : t.copies.size()})
     LEVIN_CHECK(length == count, "[fused_adam_8bit] there are ", count, " parameters, and another list has ", length);
   LEVIN_CHECK(!n.amsgrad, "[fused_adam_8bit] amsgrad is not known with 8-bit averages");
-  std::vector<detail::StepEntry> entries;
-  entries.reserve(count);
-  std::optional<c10::Device> device;
-  for (size_t i = 0; i < count; ++i) {
+  const auto fill = [&](detail::StepEntry& entry, size_t i) {
     const Tensor& param = t.params[i];
-    if (!device) device = param.device();
-    LEVIN_CHECK(param.device() == *device, "[fused_adam_8bit] parameters are on ", *device, " and ", param.device());
     LEVIN_CHECK(param.scalar_type() != at::kDouble, "[fused_adam_8bit] parameter ", i,
                 " is of Double; Float, Half and BFloat16 are known");
-    if (param.numel() == 0) continue;
-    auto entry = detail::step_entry(kOperation, i, t.params, t.grads, t.copies);
     check_codes(t.averages[i], t.average_scales[i], param, i);
     check_codes(t.squares[i], t.square_scales[i], param, i);
     entry.first = t.averages[i].mutable_data_ptr();
@@ -87,16 +80,10 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
     entry.first_scale = t.average_scales[i].mutable_data_ptr<float>();
     entry.second_scale = t.square_scales[i].mutable_data_ptr<float>();
     entry.step = detail::step_pointer(kOperation, t.steps, i, param);
-    entries.push_back(entry);
-  }
+  };
+  const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  const detail::AdamRates rates{.lr = n.lr,
-                                .beta1 = n.beta1,
-                                .beta2 = n.beta2,
-                                .eps = n.eps,
-                                .weight_decay = n.weight_decay,
-                                .decoupled = n.decoupled,
-                                .maximize = n.maximize};
+  const auto rates = detail::adam_rates(n);
   if (device->is_cuda()) {
     detail::CodeBooks books;
     std::ranges::copy(dynamic_codes(true), books.average);
@@ -105,12 +92,9 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
   }
   LEVIN_CHECK(device->is_cpu(), "[fused_adam_8bit] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
-  std::vector<detail::AdamFactors> factors;
-  factors.reserve(entries.size());
-  for (const auto& entry : entries)
-    factors.push_back(detail::adam_factors(rates, *entry.step, detail::host_scale(scale)));
+  const auto factors = detail::adam_factors(entries, rates, scale);
   const auto &average = code_table(true), &square = code_table(false);
-  detail::each_piece(entries, [&](size_t e, int64_t begin, int64_t end) {
+  detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
     detail::adam_8bit_loop(entries[e], factors[e], average, square, begin, end);
   });
 }

@@ -1,19 +1,33 @@
 #pragma once
 
+#include <optional>
 #include <span>
+#include <vector>
 
 #include <c10/util/FunctionRef.h>
 
 #include "levin/kernels/adam.h"
 #include "levin/kernels/adam_launch.h"
+#include "levin/kernels/adam_loops.h"
 
 namespace levin::kernels::detail {
 
 NumberType number_type(const char* operation, at::ScalarType dtype);
 
-/// The entry of parameter `index`, checked, without what belongs to the kind of step.
-StepEntry step_entry(const char* operation, size_t index, std::span<const Tensor> params, std::span<const Tensor> grads,
-                     std::span<const Tensor> copies);
+/// The entries of all parameters that have elements, and their device, which must be one. `fill` adds what belongs to
+/// the kind of step.
+struct StepEntries {
+  std::vector<StepEntry> entries;
+  std::optional<c10::Device> device;
+};
+StepEntries step_entries(const char* operation, std::span<const Tensor> params, std::span<const Tensor> grads,
+                         std::span<const Tensor> copies, c10::function_ref<void(StepEntry&, size_t)> fill);
+
+AdamRates adam_rates(const AdamNumbers& numbers);
+/// Of each entry, for a step on the CPU.
+std::vector<AdamFactors> adam_factors(std::span<const StepEntry> entries, const AdamRates& rates,
+                                      const StepScale& scale);
+
 /// A state tensor that must be as the parameter is: its pointer; also says when alignment is lost.
 void* state_pointer(const char* operation, StepEntry& entry, const char* name, std::span<const Tensor> list,
                     size_t index, const Tensor& param);

@@ -43,8 +43,9 @@ NumberType number_type(const char* operation, at::ScalarType dtype) {
   }
 }
 
-StepEntry step_entry(const char* operation, size_t index, std::span<const Tensor> params, std::span<const Tensor> grads,
-                     std::span<const Tensor> copies) {
+/// The entry of parameter `index`, checked, without what belongs to the kind of step.
+static StepEntry step_entry(const char* operation, size_t index, std::span<const Tensor> params,
+                            std::span<const Tensor> grads, std::span<const Tensor> copies) {
   const Tensor& param = params[index];
   const Tensor& grad = grads[index];
   LEVIN_CHECK(param.is_non_overlapping_and_dense(), "[", operation, "] parameter ", index, " has strides ",
@@ -75,6 +76,40 @@ StepEntry step_entry(const char* operation, size_t index, std::span<const Tensor
     entry.aligned = entry.aligned && is_aligned(entry.copy);
   }
   return entry;
+}
+
+StepEntries step_entries(const char* operation, std::span<const Tensor> params, std::span<const Tensor> grads,
+                         std::span<const Tensor> copies, c10::function_ref<void(StepEntry&, size_t)> fill) {
+  StepEntries result;
+  result.entries.reserve(params.size());
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto device = params[i].device();
+    if (!result.device) result.device = device;
+    LEVIN_CHECK(device == *result.device, "[", operation, "] parameters are on ", *result.device, " and ", device);
+    if (params[i].numel() == 0) continue;
+    auto entry = step_entry(operation, i, params, grads, copies);
+    fill(entry, i);
+    result.entries.push_back(entry);
+  }
+  return result;
+}
+
+AdamRates adam_rates(const AdamNumbers& numbers) {
+  return {.lr = numbers.lr,
+          .beta1 = numbers.beta1,
+          .beta2 = numbers.beta2,
+          .eps = numbers.eps,
+          .weight_decay = numbers.weight_decay,
+          .decoupled = numbers.decoupled,
+          .maximize = numbers.maximize};
+}
+
+std::vector<AdamFactors> adam_factors(std::span<const StepEntry> entries, const AdamRates& rates,
+                                      const StepScale& scale) {
+  std::vector<AdamFactors> factors;
+  factors.reserve(entries.size());
+  for (const auto& entry : entries) factors.push_back(adam_factors(rates, *entry.step, host_scale(scale)));
+  return factors;
 }
 
 void* state_pointer(const char* operation, StepEntry& entry, const char* name, std::span<const Tensor> list,

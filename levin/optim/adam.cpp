@@ -15,19 +15,13 @@ struct Traits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    f("lr", a.lr, b.lr);
-    f("betas", a.betas, b.betas);
-    f("eps", a.eps, b.eps);
-    f("weight_decay", a.weight_decay, b.weight_decay);
+    detail::each_adam_number(a, b, f);
     f("amsgrad", a.amsgrad, b.amsgrad);
     f("maximize", a.maximize, b.maximize);
   }
 
   static void check(const std::string& name, const Options& o) {
-    detail::check_not_negative(name, "lr", o.lr);
-    detail::check_betas(name, o.betas);
-    detail::check_not_negative(name, "eps", o.eps);
-    detail::check_not_negative(name, "weight_decay", o.weight_decay);
+    detail::check_adam_numbers(name, o);
     LEVIN_CHECK(!o.moments_dtype || *o.moments_dtype == at::kFloat || *o.moments_dtype == at::kBFloat16, "[", name,
                 "] moments_dtype=", *o.moments_dtype, " is not known; Float and BFloat16 are");
   }

@@ -19,19 +19,11 @@ struct Adam8bitTraits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    f("lr", a.lr, b.lr);
-    f("betas", a.betas, b.betas);
-    f("eps", a.eps, b.eps);
-    f("weight_decay", a.weight_decay, b.weight_decay);
+    detail::each_adam_number(a, b, f);
     f("maximize", a.maximize, b.maximize);
   }
 
-  static void check(const std::string& name, const Options& o) {
-    detail::check_not_negative(name, "lr", o.lr);
-    detail::check_betas(name, o.betas);
-    detail::check_not_negative(name, "eps", o.eps);
-    detail::check_not_negative(name, "weight_decay", o.weight_decay);
-  }
+  static void check(const std::string& name, const Options& o) { detail::check_adam_numbers(name, o); }
 };
 
 // In each block the largest magnitude has the first code or the last one. The first stands for a little less than one

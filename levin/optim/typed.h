@@ -133,4 +133,20 @@ inline void check_betas(const std::string& name, const std::array<double, 2>& be
     LEVIN_CHECK(betas[i] >= 0 && betas[i] < 1, "[", name, "] betas[", i, "]=", betas[i], " must be in [0, 1)");
 }
 
+/// What Adam and its kin have in common.
+template <class A, class B, class F>
+void each_adam_number(A& a, B& b, F& f) {
+  f("lr", a.lr, b.lr);
+  f("betas", a.betas, b.betas);
+  f("eps", a.eps, b.eps);
+  f("weight_decay", a.weight_decay, b.weight_decay);
+}
+template <class Options>
+void check_adam_numbers(const std::string& name, const Options& o) {
+  check_not_negative(name, "lr", o.lr);
+  check_betas(name, o.betas);
+  check_not_negative(name, "eps", o.eps);
+  check_not_negative(name, "weight_decay", o.weight_decay);
+}
+
 }  // namespace levin::optim::detail

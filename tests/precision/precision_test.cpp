@@ -63,5 +63,30 @@ TEST(Autocast, CastsInsideAndRestoresOutside) {
   EXPECT_FALSE(at::autocast::is_autocast_enabled(kCpu));
 }
 
+TEST(Autocast, NormsOfTheCpuTakeNarrowWeights) {
+  const auto x = at::randn({4, 6, 5}).requires_grad_();
+  const auto weight = at::randn({5}), channels = at::randn({6});
+  const auto mean = at::zeros({6}), variance = at::ones({6});
+  const auto narrow = [](const at::Tensor& tensor) { return tensor.to(at::kBFloat16); };
+  const auto wide = [&](const at::Tensor& tensor) { return narrow(tensor).to(at::kFloat); };
+  const Autocast autocast(kCpu, at::kBFloat16);
+  EXPECT_TRUE(at::equal(at::layer_norm(x, {5}, narrow(weight), narrow(weight)),
+                        at::layer_norm(x, {5}, wide(weight), wide(weight))));
+  EXPECT_TRUE(at::equal(at::group_norm(x, 3, narrow(channels), narrow(channels)),
+                        at::group_norm(x, 3, wide(channels), wide(channels))));
+  const auto batch_norm = [&](const at::Tensor& input, const at::Tensor& weights) {
+    return at::batch_norm(input, weights, weights, mean.clone(), variance.clone(), true, 0.1, 1e-5, false);
+  };
+  EXPECT_TRUE(at::equal(batch_norm(x, narrow(channels)), batch_norm(x, wide(channels))));
+  EXPECT_TRUE(at::equal(batch_norm(narrow(x), narrow(channels)), batch_norm(narrow(x), wide(channels))));
+  // Gradients arrive in the dtype of the weights.
+  const auto trained = narrow(weight).requires_grad_();
+  at::layer_norm(x, {5}, trained, trained).square().sum().backward();
+  EXPECT_EQ(trained.grad().scalar_type(), at::kBFloat16);
+  EXPECT_GT(trained.grad().abs().sum().item<double>(), 0);
+  // What there is no need to widen stays as it is.
+  EXPECT_EQ(at::layer_norm(narrow(x), {5}, narrow(weight), {}).scalar_type(), at::kBFloat16);
+}
+
 }  // namespace
 }  // namespace levin

@@ -409,6 +409,57 @@ TEST(Fsdp, MixedPrecisionKeepsNoCopyOfGatheredWeights) {
   });
 }
 
+/// A float32 buffer widens what goes into a layer norm, and a batch norm has float32 statistics.
+struct WidenedNetImpl : torch::nn::Module {
+  WidenedNetImpl() {
+    in = register_module("in", nn::Linear(8, 8));
+    positions = register_buffer("positions", torch::linspace(0, 1, 8));
+    layers = register_module("layers", nn::LayerNorm(torch::nn::LayerNormOptions({8})));
+    groups = register_module("groups", torch::nn::GroupNorm(torch::nn::GroupNormOptions(2, 8)));
+    batches = register_module("batches", torch::nn::BatchNorm1d(8));
+    out = register_module("out", nn::Linear(8, 1));
+  }
+  Tensor forward(const Tensor& x) {
+    const auto wide = groups(layers(in(x) + positions));
+    return out(batches(wide) + batches(wide.to(at::kBFloat16)));
+  }
+  nn::Linear in{nullptr}, out{nullptr};
+  nn::LayerNorm layers{nullptr};
+  torch::nn::GroupNorm groups{nullptr};
+  torch::nn::BatchNorm1d batches{nullptr};
+  Tensor positions;
+};
+LEVIN_MODULE(WidenedNet);
+
+TEST(Fsdp, MixedPrecisionMeetsNumbersOfFullPrecision) {
+  const auto train = [](Collective& group, const StrategyChoice& choice) {
+    torch::manual_seed(2);
+    WidenedNet net;
+    Optimizer optimizer(optim::SGD(net->parameters(), {.lr = 0.05}));
+    Trainee trainee(group, choice, *net, at::kCPU, "bf16-mixed");
+    optimizer = trainee.strategy().setup_optimizer(optimizer);
+    const auto x = torch::randn({16, 8});
+    std::vector<Tensor> losses;
+    for (int step = 0; step < 4; ++step) {
+      Tensor loss;
+      {
+        const Autocast autocast(at::kCPU, at::kBFloat16);
+        loss = (trainee.forward([&] { return net(x); }).to(at::kFloat) - x.sum(1, true)).square().mean();
+      }
+      trainee.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+      losses.push_back(loss.detach());
+    }
+    return at::stack(losses);
+  };
+  // All ranks have the same rows, so that a batch norm sees what it would see alone.
+  const auto one = run_ranks(1, [&](Collective& group) { return train(group, "single_device"); })[0].tensor();
+  for (const auto& rank : run_ranks(2, [&](Collective& group) { return train(group, FsdpOptions{}); }))
+    EXPECT_TRUE(at::allclose(rank.tensor(), one, 2e-2, 2e-2)) << rank.tensor() << one;
+  EXPECT_LT(one[3].item<double>(), one[0].item<double>());
+}
+
 TEST(Fsdp, ParametersMayBeReadAndChangedBetweenSteps) {
   run_ranks(2, [](Collective& group) {
     for (const StrategyChoice& choice :
