@@ -73,8 +73,22 @@ CheckpointReader::CheckpointReader(const fs::path& folder) : where_(folder.strin
   LEVIN_CHECK(fs::is_directory(name, ignored), "[checkpoint] \"", where_, "\" is a file, a checkpoint is a folder");
   LEVIN_CHECK(fs::exists(name / kManifestFile, ignored), "[checkpoint] \"", where_,
               "\" is incomplete: it has no manifest.json");
-  manifest_ = parse_manifest(read_file(name / kManifestFile), where_);
-  check_files(name);
+  // Another process may replace the checkpoint while its files are opened; what is open stays what it was.
+  constexpr int kTries = 10;
+  for (int tries = 1;; ++tries) {
+    const auto text = read_file(name / kManifestFile);
+    try {
+      manifest_ = parse_manifest(text, where_);
+      check_files(name);
+      return;
+    } catch (const Error&) {
+      const bool replaced = fs::exists(name / kManifestFile, ignored) && read_file(name / kManifestFile) != text;
+      if (tries == kTries || !replaced) throw;
+    }
+    files_.clear();
+    index_.clear();
+    tree_.reset();
+  }
 }
 
 void CheckpointReader::check_files(const fs::path& folder) {
