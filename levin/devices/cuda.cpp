@@ -107,13 +107,13 @@ at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {
   if (bytes == 0) return at::empty({elements}, options);
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   LEVIN_CHECK(memory != MAP_FAILED, "[host memory] ", bytes, " bytes cannot be had");
-  ::madvise(memory, bytes, MADV_HUGEPAGE);
   ::madvise(memory, bytes, MADV_DONTFORK);  // a process that is forked must not make copies of what the device writes
-  auto tensor = at::from_blob(
-      memory, {elements}, [bytes](void* pointer) { ::munmap(pointer, bytes); }, options);
+  auto tensor = on_large_pages(at::from_blob(
+      memory, {elements}, [bytes](void* pointer) { ::munmap(pointer, bytes); }, options));
   tensor.zero_();  // with all cores: locking makes the pages otherwise, with one
   if (::cudaHostRegister(memory, bytes, cudaHostRegisterPortable) != ::cudaSuccess) {
     (void)::cudaGetLastError();
+    tensor.reset();
     return at::empty({elements}, options.pinned_memory(true));  // some containers allow only this
   }
   // What was locked is unlocked before it is unmapped.

@@ -1,9 +1,11 @@
 #include "levin/devices/host_memory.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,10 +16,11 @@ namespace levin {
 
 std::optional<int64_t> available_host_memory() {
   if (const char* told = std::getenv("LEVIN_HOST_MEMORY_GB"); told != nullptr && *told != '\0') {
-    char* end = nullptr;
-    const double gigabytes = std::strtod(told, &end);
-    LEVIN_CHECK(*end == '\0' && gigabytes > 0 && gigabytes < 1e9, "[host memory] LEVIN_HOST_MEMORY_GB=", told,
-                " is not a number of gigabytes, such as 120");
+    const std::string_view word(told);
+    double gigabytes = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), gigabytes);
+    LEVIN_CHECK(error == std::errc() && end == word.data() + word.size() && gigabytes > 0 && gigabytes < 1e9,
+                "[host memory] LEVIN_HOST_MEMORY_GB=", told, " is not a number of gigabytes, such as 120");
     return static_cast<int64_t>(gigabytes * 1e9);
   }
   std::optional<int64_t> bytes;

@@ -224,8 +224,8 @@ Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::option
   const bool of_columns = !summed.empty() &&
                           std::is_partitioned(summed.begin(), summed.end(), [](bool is) { return is; }) &&
                           summed.front() && !summed.back();
-  if (plays_cuda() && of_columns && x.is_contiguous() && rows > 0 && x.numel() > 0)
-    const auto partial = made({partial_sums(rows, x.numel() / rows)}, x, at::kByte);
+  if (plays_cuda() && of_columns && x.is_contiguous() && x.numel() > 0)
+    (void)made({partial_sums(rows, x.numel() / rows)}, x, at::kByte);  // gone when the sum is there
   return result;
 }
 

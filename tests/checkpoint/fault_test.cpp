@@ -290,7 +290,8 @@ TEST_F(FaultTest, AKilledWriterLeavesAWholeCheckpoint) {
     ::usleep(static_cast<unsigned>(7000 + 3700 * round));
     ::kill(child, SIGKILL);
     int status = 0;
-    ASSERT_EQ(::waitpid(std::exchange(child, 0), &status, 0) > 0, true);
+    const pid_t killed = std::exchange(child, 0);
+    ASSERT_EQ(::waitpid(killed, &status, 0), killed);
     ASSERT_TRUE(WIFSIGNALED(status));
     last = number_of(root_ / "c");
     EXPECT_GE(last, 1);

@@ -61,17 +61,13 @@ void ShardGroup::lay_out() {
 
 void ShardGroup::make_shards() {
   const auto device = options_.device;
-  const bool needs_copy = options_.offload && options_.param_dtype != options_.dtype;
   if (!whole_) {
     if (options_.offload && !options_.disk_folder.empty())
       shards_ = on_disk(options_.disk_folder, shard_numel_, *options_.dtype);
-    else if (options_.offload && !needs_copy)
-      shards_ = host_parts(*options_.dtype);
     else
-      shards_ = on_large_pages(
-          at::empty({shard_numel_}, at::TensorOptions(options_.offload ? at::kCPU : device).dtype(*options_.dtype)));
+      shards_ = empty_parts();
     shards_.zero_();
-    if (needs_copy) host_copy_ = host_parts(*options_.param_dtype);
+    if (needs_host_copy()) host_copy_ = host_parts(*options_.param_dtype);
     full_ = hollow(full_numel_, device, *options_.param_dtype);
   }
   for (auto& param : params_) {
@@ -102,6 +98,18 @@ void ShardGroup::make_shards() {
     param.param.mutable_grad().reset();
   }
   if (!whole_) set_memory(full_, false);
+}
+
+/// Parts in host memory that are computed with in another dtype are sent from a copy in that one.
+bool ShardGroup::needs_host_copy() const {
+  return options_.offload && options_.param_dtype != options_.dtype;
+}
+
+/// Room for this rank's part where and as it is kept.
+Tensor ShardGroup::empty_parts() const {
+  if (options_.offload && !needs_host_copy()) return host_parts(*options_.dtype);
+  const auto place = options_.offload ? c10::Device(at::kCPU) : options_.device;
+  return on_large_pages(at::empty({shard_numel_}, at::TensorOptions(place).dtype(*options_.dtype)));
 }
 
 /// Room for this rank's part in host memory, from where it is copied to the device.
@@ -172,15 +180,11 @@ void ShardGroup::set_offload(bool offload) {
   LEVIN_CHECK(state_ == State::kSharded, "[", name_, "] parts cannot move while they are gathered");
   const at::NoGradGuard no_grad;
   options_.offload = offload;
-  const bool needs_copy = offload && options_.param_dtype != options_.dtype;
   lanes_->synchronize();  // page-locked memory goes at once
-  const auto moved =
-      offload && !needs_copy
-          ? host_parts(*options_.dtype)
-          : at::empty({shard_numel_}, at::TensorOptions(offload ? at::kCPU : options_.device).dtype(*options_.dtype));
+  const auto moved = empty_parts();
   moved.copy_(shards_);
   shards_ = moved;
-  host_copy_ = needs_copy ? host_parts(*options_.param_dtype) : Tensor();
+  host_copy_ = needs_host_copy() ? host_parts(*options_.param_dtype) : Tensor();
   host_grads_.clear();
   for (auto& param : params_) {
     const bool shown = !param.param.is_alias_of(param.full);

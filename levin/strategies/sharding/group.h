@@ -151,6 +151,8 @@ class ShardGroup {
   void allocate_full();
   void copy_out();
   Tensor source();
+  bool needs_host_copy() const;
+  Tensor empty_parts() const;
   Tensor host_parts(c10::ScalarType dtype) const;
   Tensor empty_grads();
   uint64_t versions() const;
