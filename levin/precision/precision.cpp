@@ -8,6 +8,7 @@
 #include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/precision/cpu_norms.h"
+#include "levin/precision/cpu_products.h"
 
 namespace levin {
 namespace {
@@ -30,6 +31,15 @@ const std::array<PrecisionPlan, 6>& table() {
 constexpr std::array<std::array<std::string_view, 2>, 4> kAliases{
     {{"16", "16-mixed"}, {"bf16", "bf16-mixed"}, {"32", "32-true"}, {"64", "64-true"}}};
 
+// Nobody should wait for a speed that the CPU does not have.
+void hint_emulation(const PrecisionPlan& plan) {
+  const auto dtype = plan.autocast ? plan.autocast : plan.params;
+  if (!dtype || !at::isReducedFloatingType(*dtype) || detail::cpu_has_products_in(*dtype)) return;
+  const auto* name = *dtype == Half ? "float16" : "bfloat16";
+  warn_once(detail::concat("precision \"", plan.name, "\" is emulated: this CPU has no products in ", name,
+                           ", so they are computed in float32 and rounded, no faster than \"32-true\""));
+}
+
 }  // namespace
 
 std::vector<std::string> known_precisions() {
@@ -51,8 +61,11 @@ PrecisionPlan resolve_precision(std::string_view word, c10::DeviceType device) {
     warn_once("precision \"16-mixed\" needs a GPU; on the CPU it becomes \"bf16-mixed\"");
     name = "bf16-mixed";
   }
-  for (const auto& plan : table())
-    if (plan.name == name) return plan;
+  for (const auto& plan : table()) {
+    if (plan.name != name) continue;
+    if (device == c10::DeviceType::CPU) hint_emulation(plan);
+    return plan;
+  }
   // The words other libraries use, which are too far from ours for the edit distance.
   static const std::array<std::array<std::string_view, 2>, 8> meant{{{"fp16", "16-mixed"},
                                                                      {"float16", "16-true"},

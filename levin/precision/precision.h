@@ -37,7 +37,8 @@ struct PrecisionPlan {
 };
 
 /// "32-true", "16-mixed", "bf16", "64", ... to a plan, with Lightning's aliases. On the CPU 16-mixed becomes
-/// bf16-mixed, with a line that says so. An unknown word is an Error with the known ones and the nearest.
+/// bf16-mixed, with a line that says so; another line says when the CPU has no products in that dtype and they are
+/// emulated. An unknown word is an Error with the known ones and the nearest.
 PrecisionPlan resolve_precision(std::string_view word, c10::DeviceType device);
 std::vector<std::string> known_precisions();
 
