@@ -199,7 +199,7 @@ std::vector<RankResult> detail::run_ranks(int world, const std::function<Returne
     child.result_out = result_pipe[0];
   }
   // Only now: a store has threads, and a process with threads must not fork.
-  auto hosted = host_store("127.0.0.1", 0, std::chrono::seconds(20));
+  auto hosted = host_store("127.0.0.1", 0, std::chrono::seconds(60));
   if (options.rank_0_serves_store) hosted.store.reset();  // the port is free again
   for (auto& child : children) write_all(child.port_in, &hosted.port, sizeof(hosted.port));
   wait_for(children, start, options.limit);

@@ -14,13 +14,13 @@ namespace levin::testing {
 
 struct RanksOptions {
   CollectiveOptions collective{
-      .backend = "gloo", .timeout = std::chrono::seconds(20), .join_timeout = std::chrono::seconds(20)};
+      .backend = "gloo", .timeout = std::chrono::seconds(60), .join_timeout = std::chrono::seconds(60)};
   /// The device of every rank.
   c10::Device device = at::kCPU;
   /// A rank that throws, or ends in another way, does not fail the test: the test looks at the results.
   bool errors_expected = false;
   /// Every process is killed when this is over.
-  std::chrono::milliseconds limit = std::chrono::seconds(60);
+  std::chrono::milliseconds limit = std::chrono::seconds(180);
   /// Ranks end by exit(), with all that runs there, and not at once.
   bool exit_normally = false;
   /// Rank 0 serves the store, and not the test.

@@ -170,7 +170,7 @@ TEST_F(ShardsFaultTest, ARankThatIsKilledWhileWholeFilesAreWrittenLeavesThePrevi
                                    {.errors_expected = true});
     for (int rank = 0; rank < 3; ++rank) {
       const auto& result = results[static_cast<size_t>(rank)];
-      EXPECT_LT(result.seconds, 15) << "the timeout is 20 s, and nobody waits for it";
+      EXPECT_LT(result.seconds, 45) << "the timeout is 60 s, and nobody waits for it";
       if (rank == victim)
         EXPECT_EQ(result.signal, SIGKILL);
       else
@@ -208,7 +208,7 @@ TEST_F(ShardsFaultTest, WhereARankCannotWriteAllAreToldAtOnce) {
       EXPECT_HAS(result.text, fmt::format("(rank {})", victim));
       EXPECT_HAS(result.text, ::getuid() == 0 ? "Permission denied" : "Too many open files");
       EXPECT_EQ(result.text, results[0].text);
-      EXPECT_LT(result.seconds, 15);
+      EXPECT_LT(result.seconds, 45);
     }
     EXPECT_EQ(number_in(root_ / "c"), 1);
     EXPECT_EQ(entries(), 1U);

@@ -277,7 +277,7 @@ TEST(Loader, SaysWhatItWaitsFor) {
   struct Slow {
     int64_t size() const { return 2; }
     Tensor get(int64_t) const {
-      std::this_thread::sleep_for(std::chrono::milliseconds(80));
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
       return torch::ones({});
     }
   };

@@ -23,7 +23,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-RanksOptions failing(milliseconds timeout = std::chrono::seconds(20)) {
+RanksOptions failing(milliseconds timeout = std::chrono::seconds(60)) {
   RanksOptions options;
   options.errors_expected = true;
   options.collective.timeout = timeout;
@@ -198,11 +198,11 @@ TEST(Collective, LateRankIsNamed) {
   const auto results = run_ranks(
       3,
       [](Collective& group) {
-        if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(1200));
+        if (group.rank() == 1) std::this_thread::sleep_for(milliseconds(2500));
         group.barrier("x");
       },
-      failing(milliseconds(300)));
-  EXPECT_THAT(errors_of(results), Each("[barrier \"x\"] rank 1 did not arrive within 0.3 s"));
+      failing(milliseconds(1000)));
+  EXPECT_THAT(errors_of(results), Each("[barrier \"x\"] rank 1 did not arrive within 1 s"));
 }
 
 TEST(Collective, DeadRankIsNamed) {
@@ -218,7 +218,7 @@ TEST(Collective, DeadRankIsNamed) {
   EXPECT_EQ(results[1].signal, SIGKILL);
   for (const int rank : {0, 2}) {
     EXPECT_EQ(results[rank].error, "[all_reduce] rank 1 died: the connection was lost");
-    EXPECT_LT(results[rank].seconds, 5);
+    EXPECT_LT(results[rank].seconds, 30);
   }
 }
 
@@ -275,7 +275,7 @@ TEST(Collective, UncheckedOperationsFailWithTheGroupsError) {
 }
 
 TEST(Collective, RanksThatDoNotJoinAreNamed) {
-  const auto hosted = host_store("127.0.0.1", 0, milliseconds(2000));
+  const auto hosted = host_store("127.0.0.1", 0, milliseconds(20000));
   const CollectiveOptions options{.join_timeout = milliseconds(200)};
   const Placement placement{.global_rank = 2, .world_size = 4, .master_port = hosted.port, .store_is_hosted = true};
   EXPECT_EQ(error_of([&] { join_group(placement, at::kCPU, options); }),
@@ -284,7 +284,7 @@ TEST(Collective, RanksThatDoNotJoinAreNamed) {
 
 TEST(Collective, PlacesMustFitTogether) {
   auto options = failing();
-  options.collective.join_timeout = milliseconds(300);
+  options.collective.join_timeout = milliseconds(2000);
   options.edit_placement = [](Placement& placement) { placement.world_size += placement.global_rank; };
   EXPECT_THAT(errors_of(run_ranks(
                   2, [](Collective&) {}, options)),
@@ -325,7 +325,7 @@ TEST(FailureWatcher, ReactsToAPostedFailure) {
         std::shared_ptr<FailureExchange> failures(group.failures(), [](auto*) {});
         FailureWatcher watcher(
             failures, [&] { reacted = true; }, milliseconds(5));
-        for (int i = 0; i < 1000 && !reacted; ++i) std::this_thread::sleep_for(milliseconds(5));
+        for (int i = 0; i < 10000 && !reacted; ++i) std::this_thread::sleep_for(milliseconds(5));
         EXPECT_TRUE(reacted);
       },
       failing());

@@ -16,7 +16,7 @@ class Cuda : public ::testing::Test {
     if (found[0].text != "yes") GTEST_SKIP() << "no CUDA device";
     options.device = c10::Device(at::kCUDA, 0);
     options.collective.backend = "auto";
-    options.limit = std::chrono::seconds(120);
+    options.limit = std::chrono::seconds(180);
   }
   RanksOptions options;
 };

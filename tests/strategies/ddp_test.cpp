@@ -176,7 +176,7 @@ TEST(Ddp, UnusedParameterOnOneRankIsNamedOnAll) {
                          HasSubstr("strategy \"ddp_find_unused_parameters_true\""))));
   EXPECT_EQ(results[0].error, results[1].error);
   EXPECT_EQ(results[0].error, results[2].error);
-  for (const auto& result : results) EXPECT_LT(result.seconds, 10);
+  for (const auto& result : results) EXPECT_LT(result.seconds, 30);
 }
 
 TEST(Ddp, UnusedParameterOnEveryRankIsNamed) {
@@ -184,7 +184,7 @@ TEST(Ddp, UnusedParameterOnEveryRankIsNamed) {
       "ddp", [](int) { return false; }, true);
   EXPECT_THAT(errors_of(results), Each(HasSubstr("\"b.weight\", \"b.bias\" got no gradient on every rank;")));
   EXPECT_EQ(results[0].error, results[1].error);
-  for (const auto& result : results) EXPECT_LT(result.seconds, 10);
+  for (const auto& result : results) EXPECT_LT(result.seconds, 30);
 }
 
 TEST(Ddp, FindUnusedLetsThemPass) {
@@ -420,7 +420,7 @@ TEST(Ddp, ExceptionInBackwardReachesTheOthers) {
       options);
   EXPECT_EQ(results[0].error, "[ddp] rank 1 failed: [mine] broken backward");
   EXPECT_EQ(results[1].error, "[mine] broken backward");
-  EXPECT_LT(results[0].seconds, 10);
+  EXPECT_LT(results[0].seconds, 30);
 }
 
 }  // namespace

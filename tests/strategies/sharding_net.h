@@ -107,8 +107,8 @@ inline std::shared_ptr<Collective> lone_group(c10::Device device = at::kCPU, boo
   const GroupRoute route{.address = "127.0.0.1",
                          .device = device,
                          .nccl = nccl,
-                         .timeout = std::chrono::seconds(20),
-                         .join_timeout = std::chrono::seconds(20)};
+                         .timeout = std::chrono::seconds(60),
+                         .join_timeout = std::chrono::seconds(60)};
   return std::make_shared<ProcessCollective>(c10::make_intrusive<c10d::HashStore>(), "lone", 0, std::vector<int>{0},
                                              route, nullptr);
 }

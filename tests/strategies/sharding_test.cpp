@@ -164,7 +164,7 @@ std::vector<Tensor> values_of_grads(torch::nn::Module& module) {
 
 /// Bytes that stay. Gloo's threads let go of their buffers a moment after an operation has ended.
 int64_t settled(const MemoryCounter& counter, int64_t enough) {
-  for (int i = 0; i < 200 && counter.allocated() > enough; ++i)
+  for (int i = 0; i < 2000 && counter.allocated() > enough; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   return counter.allocated();
 }
