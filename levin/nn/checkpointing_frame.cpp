@@ -312,7 +312,6 @@ void CheckpointFrame::move_to_host(const std::vector<Tensor>& own) {
 }
 
 void CheckpointFrame::forward(Call& call) {
-  const ChangedBuffers buffers(*module_);
   Forward saved(*this, inputs_);
   struct Ended {
     CheckpointFrame& frame;
@@ -325,7 +324,7 @@ void CheckpointFrame::forward(Call& call) {
     call.proceed();
   }
   complete_ = true;
-  changed_buffers_ = buffers.changed();
+  buffers_ = buffers_of(*module_);
   for (size_t i = 0; i < inputs_.size(); ++i)
     LEVIN_CHECK(!versions_[i].changed(), "[checkpointing] forward of ", name_, " changes input ", i,
                 " in place, so it cannot run again; let it work on a copy");
@@ -360,7 +359,7 @@ void CheckpointFrame::fill(const Tensor& tensor, std::shared_ptr<CheckpointFrame
 
 void CheckpointFrame::recompute() {
   const ForwardStateScope state(state_);
-  const UnchangedScope buffers(changed_buffers_);
+  const UnchangedScope unchanged(buffers_);
   struct Restored {
     std::vector<Tensor>& tensors;
     ~Restored() { tensors.clear(); }

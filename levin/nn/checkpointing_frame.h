@@ -116,7 +116,7 @@ class CheckpointFrame final : public std::enable_shared_from_this<CheckpointFram
   std::vector<Tensor> restored_;    // while running again
   std::function<void()> replay_;
   ForwardState state_;
-  std::vector<Tensor> changed_buffers_;
+  std::vector<Tensor> buffers_;
   std::optional<KeptResults> results_;
   std::vector<Meta> metas_;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 
 #include "levin/devices/accelerator.h"
@@ -77,29 +78,11 @@ ForwardStateScope::~ForwardStateScope() {
 
 // ---- buffers
 
-ChangedBuffers::ChangedBuffers(const torch::nn::Module& module) {
-  add(module);
-}
-
-void ChangedBuffers::add(const torch::nn::Module& module) {
-  Owner owner;
-  for (const auto& item : ModuleAccess::buffers(module))
-    if (item.value().defined() && !item.value().is_inference()) {
-      owner.buffers.push_back(item.value());
-      owner.versions.push_back(item.value()._version());
-    }
-  if (!owner.buffers.empty()) owners_.push_back(std::move(owner));
-  for (const auto& child : ModuleAccess::children(module)) add(*child.value());
-}
-
-std::vector<Tensor> ChangedBuffers::changed() const {
+std::vector<Tensor> buffers_of(const torch::nn::Module& module) {
   std::vector<Tensor> found;
-  for (const auto& owner : owners_)
-    for (size_t i = 0; i < owner.buffers.size(); ++i)
-      if (owner.buffers[i]._version() != owner.versions[i]) {
-        found.insert(found.end(), owner.buffers.begin(), owner.buffers.end());
-        break;
-      }
+  for (const auto& buffer : module.buffers())
+    if (buffer.defined() && !buffer.is_inference() && at::has_internal_overlap(buffer) != at::MemOverlap::Yes)
+      found.push_back(buffer);
   return found;
 }
 

@@ -68,23 +68,9 @@ class ForwardStateScope {
   c10::ScalarType default_dtype_;
 };
 
-/// Buffers of the modules of a unit that its forward changes, such as running statistics.
-class ChangedBuffers {
- public:
-  /// Before forward.
-  explicit ChangedBuffers(const torch::nn::Module& module);
-  /// After forward: all buffers of those modules of which one changed. (Batch normalization changes its statistics
-  /// behind autograd's back, and counts its batches openly.)
-  std::vector<Tensor> changed() const;
-
- private:
-  struct Owner {
-    std::vector<Tensor> buffers;
-    std::vector<int64_t> versions;
-  };
-  void add(const torch::nn::Module& module);
-  std::vector<Owner> owners_;
-};
+/// Buffers of a unit, which its forward may change, such as running statistics. All of them: batch normalization
+/// changes its statistics behind autograd's back, and so does whoever writes through data(), so that no version tells.
+std::vector<Tensor> buffers_of(const torch::nn::Module& module);
 
 /// Puts values and versions of tensors back at its end.
 class UnchangedScope {
