@@ -21,6 +21,7 @@ class ScaledOptimizer final : public OptimizerImpl {
       : inner_(std::move(inner)), core_(std::move(core)) {}
 
   std::string name() const override { return inner_.name(); }
+  std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
   void step() override {
     core_->scaler->step(inner_);
     core_->scaler->update();

@@ -80,6 +80,8 @@ class AdafactorImpl final : public detail::Typed<Traits> {
  protected:
   enum Slot { kRow, kCol, kVariance };
 
+  // Its steps are relative to the root mean square of a parameter, and its squares are of rows and columns.
+  bool is_elementwise() const override { return false; }
   bool is_fused() const override { return false; }
   bool steps_on_host() const override { return true; }
   std::span<const char* const> slot_names() const override {

@@ -112,6 +112,7 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>>, public
     return param.numel() >= kLeastCoded && param.scalar_type() != at::kDouble;
   }
 
+  // A part is coded in blocks of its own, and stepped by them up to the rounding of codes: elementwise is near enough.
   std::span<const char* const> slot_names() const override { return kNames; }
   unsigned slots_needed(size_t, const Tensor& param) const override { return has_codes(param) ? 0b1111 : 0b0011; }
   int kind(size_t, const detail::ParamState& state) const override {

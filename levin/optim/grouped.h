@@ -58,6 +58,8 @@ using DeviceScale = kernels::StepScale;
 /// with gradients changes, state made when first needed, zero_grad, and Python's layout of the state dict.
 class GroupedOptimizer : public OptimizerImpl {
  public:
+  /// Of the slots below, so that what is said is what is made.
+  std::optional<OptimizerTraits> traits() const final;
   void step() final;
   bool step_scaled(const GradScale& scale) final;
   bool step_params(std::span<const Tensor> params, const GradScale* scale = nullptr,
@@ -84,6 +86,9 @@ class GroupedOptimizer : public OptimizerImpl {
 
   /// One update of a bucket. Runs without gradient mode.
   virtual void update(Bucket& bucket, const DeviceScale& scale) = 0;
+  /// As in OptimizerTraits.
+  virtual bool is_elementwise() const { return true; }
+  virtual int step_temporaries() const { return 0; }
   /// Whether `update` understands a scale.
   virtual bool is_fused() const { return true; }
   /// Names of the state tensors besides "step", in the order of the slots.

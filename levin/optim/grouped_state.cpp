@@ -14,6 +14,20 @@
 
 namespace levin::optim::detail {
 
+std::optional<OptimizerTraits> GroupedOptimizer::traits() const {
+  const auto slots = [this](at::IntArrayRef sizes, c10::ScalarType dtype) {
+    const auto param = at::empty(sizes, at::TensorOptions(at::kMeta).dtype(dtype));
+    std::vector<OptimizerSlot> found;
+    if (counts_steps()) found.push_back({"step", {}, at::kFloat});
+    const auto needed = slots_needed(0, param);
+    for (size_t s = 0; s < slot_names().size(); ++s)
+      if (needed >> s & 1U) found.push_back({slot_names()[s], slot_shape(s, param), slot_dtype(0, s, param)});
+    return found;
+  };
+  return OptimizerTraits{
+      .elementwise = is_elementwise(), .slots = slots, .temporaries = step_temporaries(), .narrow_gradients = true};
+}
+
 StateDict GroupedOptimizer::state_dict() const {
   StateDict states;
   StateList groups;

@@ -77,6 +77,7 @@ class InBackwardImpl final : public OptimizerImpl {
   }
 
   std::string name() const override { return inner().name(); }
+  std::optional<OptimizerTraits> traits() const override { return inner().traits(); }
   void step() override {
     inner().step();
     inner().zero_grad(/*set_to_none=*/true);

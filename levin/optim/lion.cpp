@@ -36,6 +36,7 @@ class LionImpl final : public detail::Typed<Traits> {
     static constexpr std::array names{"exp_avg"};
     return names;
   }
+  int step_temporaries() const override { return 1; }
   bool counts_steps() const override { return false; }
   unsigned slots_needed(size_t, const Tensor&) const override { return 1; }
 

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -22,6 +23,27 @@ struct GradScale {
   Tensor found_inf;
 };
 
+/// One tensor of the state that an optimizer keeps for a parameter: "exp_avg", ...
+struct OptimizerSlot {
+  std::string name;
+  std::vector<int64_t> sizes;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+};
+
+/// What an optimizer says of itself: strategies that shard parameters, and memory estimates, go by it alone.
+struct OptimizerTraits {
+  /// Each element is stepped by its own value, gradient and state, whatever the other elements of its tensor are (SGD,
+  /// Adam). Then a shard is stepped as it would be within the whole. False where norms, means, rows or columns of a
+  /// whole tensor count (LAMB, Adafactor, LBFGS).
+  bool elementwise = false;
+  /// The state of a parameter of these sizes and this dtype; empty: not known. Called while the optimizer lives.
+  std::function<std::vector<OptimizerSlot>(at::IntArrayRef sizes, c10::ScalarType dtype)> slots = {};
+  /// Tensors of a parameter's size that a step needs for itself.
+  int temporaries = 0;
+  /// Takes gradients of a narrower dtype than their parameters as they are; else they are cast for its step.
+  bool narrow_gradients = false;
+};
+
 /// The interface of an optimizer. Users hold the handle, `Optimizer`.
 class OptimizerImpl {
  public:
@@ -29,6 +51,8 @@ class OptimizerImpl {
 
   /// "AdamW"
   virtual std::string name() const = 0;
+  /// None: it does not say. It works where every rank has whole parameters, and is refused where they are sharded.
+  virtual std::optional<OptimizerTraits> traits() const { return std::nullopt; }
   /// One update. Parameters without a gradient are passed over.
   virtual void step() = 0;
   /// One update under a loss scaler without waiting for the device; false when this optimizer cannot, and nothing was
@@ -79,6 +103,7 @@ class Optimizer {
   void zero_grad(bool set_to_none = true) { get().zero_grad(set_to_none); }
 
   std::string name() const { return get().name(); }
+  std::optional<OptimizerTraits> traits() const { return get().traits(); }
   size_t num_groups() const { return get().num_groups(); }
   std::vector<Tensor>& params(size_t group = 0) const { return get().params(group); }
   /// Parameters of all groups.

@@ -31,6 +31,10 @@ class TorchAdapter final : public OptimizerImpl {
   }
 
   std::string name() const override { return name_; }
+  std::optional<OptimizerTraits> traits() const override {
+    if (const auto* own = dynamic_cast<const DeclaresTraits*>(optimizer_.get())) return own->traits();
+    return detail::traits_of(*optimizer_);
+  }
 
   void step() override {
     LEVIN_CHECK(!dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()),

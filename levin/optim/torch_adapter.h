@@ -11,6 +11,18 @@
 
 namespace levin::optim {
 
+/// For optimizers derived from torch::optim::Optimizer: derive from this too, and say what yours does (see
+/// OptimizerTraits). One that does not cannot be used where parameters are sharded.
+///
+///     struct SignSgd : torch::optim::Optimizer, optim::DeclaresTraits {
+///       OptimizerTraits traits() const override { return {.elementwise = true}; }
+///     };
+class DeclaresTraits {
+ public:
+  virtual ~DeclaresTraits() = default;
+  virtual OptimizerTraits traits() const = 0;
+};
+
 /// Makes a Levin optimizer of one of torch's, or of a user's own derived from torch::optim::Optimizer:
 ///
 ///     auto opt = optim::adapt(torch::optim::Adam(model->parameters(), 1e-3));     // moved in

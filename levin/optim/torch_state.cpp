@@ -6,6 +6,7 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
@@ -202,6 +203,41 @@ const TorchKind& kind_of(const torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<const RMSprop*>(&optimizer)) return rmsprop;
   if (dynamic_cast<const Adagrad*>(&optimizer)) return adagrad;
   return other;
+}
+
+std::optional<OptimizerTraits> traits_of(const torch::optim::Optimizer& optimizer) {
+  using namespace torch::optim;
+  const auto& type = typeid(optimizer);
+  // A step of these treats every element by itself; their steps are counted on the host.
+  const auto elementwise = [](const std::vector<std::string>& names) {
+    return OptimizerTraits{.elementwise = true, .slots = [names](at::IntArrayRef sizes, c10::ScalarType dtype) {
+                             std::vector<OptimizerSlot> slots;
+                             for (const auto& name : names) slots.push_back({name, sizes.vec(), dtype});
+                             return slots;
+                           }};
+  };
+  const auto& defaults = optimizer.defaults();
+  if (type == typeid(Adam))
+    return static_cast<const AdamOptions&>(defaults).amsgrad()
+               ? elementwise({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+               : elementwise({"exp_avg", "exp_avg_sq"});
+  if (type == typeid(AdamW))
+    return static_cast<const AdamWOptions&>(defaults).amsgrad()
+               ? elementwise({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"})
+               : elementwise({"exp_avg", "exp_avg_sq"});
+  if (type == typeid(SGD))
+    return static_cast<const SGDOptions&>(defaults).momentum() != 0 ? elementwise({"momentum_buffer"})
+                                                                    : elementwise({});
+  if (type == typeid(RMSprop)) {
+    const auto& options = static_cast<const RMSpropOptions&>(defaults);
+    std::vector<std::string> names{"square_avg"};
+    if (options.momentum() > 0) names.emplace_back("momentum_buffer");
+    if (options.centered()) names.emplace_back("grad_avg");
+    return elementwise(names);
+  }
+  if (type == typeid(Adagrad)) return elementwise({"sum"});
+  if (type == typeid(LBFGS)) return OptimizerTraits{.elementwise = false};
+  return std::nullopt;
 }
 
 }  // namespace levin::optim::detail

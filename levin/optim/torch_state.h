@@ -7,6 +7,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "levin/core/state_dict.h"
+#include "levin/optim/optimizer.h"
 
 namespace levin::optim::detail {
 
@@ -36,5 +37,9 @@ class TorchKind {
 
 /// The kind of an optimizer: Adam, AdamW, SGD, RMSprop, Adagrad, or one that has a learning rate and no more to tell.
 const TorchKind& kind_of(const torch::optim::Optimizer& optimizer);
+
+/// What torch's own optimizers would say of themselves; none for any other class, one that is derived from them too: it
+/// may do anything in its step.
+std::optional<OptimizerTraits> traits_of(const torch::optim::Optimizer& optimizer);
 
 }  // namespace levin::optim::detail

@@ -23,7 +23,8 @@ class Account {
         layout_(layout),
         question_(question),
         rules_(group_rules(layout, asked, question.device)),
-        shape_(optimizer_shape(question.optimizer)),
+        traits_(question.optimizer_traits ? *question.optimizer_traits
+                                          : optimizer_traits(question.optimizer, question.moments_dtype)),
         optimizer_width_(state_widths(layout, asked).optimizer),
         divided_(is_divided(layout, asked)) {
     workspace_ = question_.workspace.value_or(question_.device == c10::kCUDA ? int64_t{64} << 20 : 0);
@@ -134,9 +135,9 @@ class Account {
       if (!param.trained) continue;
       group.grad += aligned_part(numel);
       gradients += rounded(param.numel * (layout_.casts_parameters ? rules_.computed : rules_.kept));
-      for (const auto bytes : optimizer_tensors(shape_, part, optimizer_width_, question_.moments_dtype))
+      for (const auto bytes : optimizer_tensors(traits_, part, optimizer_width_))
         slots += layout_.optimizer_on_host ? bytes : rounded(bytes);
-      step_temporary_ += shape_.temporaries * numel * optimizer_width_;
+      step_temporary_ += traits_.temporaries * numel * optimizer_width_;
     }
     const auto put = [&](int64_t& place, int64_t bytes, bool on_host, bool on_disk = false) {
       if (!on_disk) (on_host ? estimate_.host : place) += bytes;
@@ -268,7 +269,7 @@ class Account {
   const StateLayout& layout_;
   const MemoryQuestion& question_;
   GroupRules rules_;
-  const OptimizerShape& shape_;
+  OptimizerTraits traits_;
   int64_t optimizer_width_;
   bool divided_;
   MemoryEstimate estimate_;
@@ -305,9 +306,8 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   LEVIN_CHECK(question.accumulate == 1 || !layout.optimizer_in_backward,
               "[estimate_memory] optimizer_in_backward uses gradients as they come and cannot accumulate them; set "
               "accumulate 1");
-  const auto& shape = detail::optimizer_shape(question.optimizer);
-  LEVIN_CHECK(!question.moments_dtype || shape.takes_dtype,
-              "[estimate_memory] moments_dtype is for adam and adamw, not for ", question.optimizer);
+  if (!question.optimizer_traits)
+    question.optimizer_traits = detail::optimizer_traits(question.optimizer, question.moments_dtype);
   const auto asked = resolve_precision(question.precision, question.device);
   auto plan = asked;
   plan.params = detail::computed_dtype(layout, asked);

@@ -14,6 +14,7 @@
 
 #include "levin/core/batch.h"
 #include "levin/nn/policy.h"
+#include "levin/optim/optimizer.h"
 #include "levin/precision/precision.h"
 #include "levin/profilers/memory_timeline.h"
 
@@ -135,6 +136,8 @@ struct MemoryQuestion {
   std::optional<StateLayout> layout = {};
   std::string precision = "32-true";
   std::string optimizer = "adam";
+  /// Of an optimizer of your own, which is asked about in place of `optimizer`: `opt.traits()`.
+  std::optional<OptimizerTraits> optimizer_traits = {};
   /// As in optim::AdamOptions: the dtype of its averages; none: that of the parameters.
   std::optional<c10::ScalarType> moments_dtype = {};
   int world_size = 1;

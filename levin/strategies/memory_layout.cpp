@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <array>
 
+#include <ATen/Functions.h>
+
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/kernels/adam_8bit.h"
+#include "levin/optim/optim.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
 #include "levin/strategies/memory_step.h"
@@ -143,54 +145,66 @@ StateLayout ShardedStrategy::layout() const {
 
 namespace {
 
-// Smaller parameters have their averages in float32 under an 8-bit optimizer.
-constexpr int64_t kLeastCodedNumel = 4096;
-
-const std::array kOptimizerShapes{
-    OptimizerShape{"adam", 2, true, 0, false, false, true},
-    OptimizerShape{"adamw", 2, true, 0, false, false, true},
-    OptimizerShape{"adam_8bit", 2, true, 0, false, true},
-    OptimizerShape{"adamw_8bit", 2, true, 0, false, true},
-    OptimizerShape{"sgd", 0, false, 0},
-    OptimizerShape{"sgd_momentum", 1, false, 0},
-    OptimizerShape{"adagrad", 1, true, 0},
-    OptimizerShape{"lion", 1, false, 1},
-    OptimizerShape{"adafactor", 0, true, 0, true},
+/// An optimizer that can be asked about by name; what it keeps it says itself (OptimizerTraits).
+struct NamedOptimizer {
+  const char* name;
+  Optimizer (*make)(std::vector<Tensor> params, std::optional<c10::ScalarType> moments);
+  bool takes_moments = false;
 };
 
-int64_t product(const std::vector<int64_t>& sizes) {
-  int64_t all = 1;
-  for (const auto n : sizes) all *= n;
-  return all;
-}
+using Params = std::vector<Tensor>;
+using Moments = std::optional<c10::ScalarType>;
+
+const std::array kNamedOptimizers{
+    NamedOptimizer{"adam",
+                   [](Params params, Moments moments) -> Optimizer {
+                     return optim::Adam(std::move(params), {.moments_dtype = moments});
+                   },
+                   true},
+    NamedOptimizer{"adamw",
+                   [](Params params, Moments moments) -> Optimizer {
+                     return optim::AdamW(std::move(params), {.moments_dtype = moments});
+                   },
+                   true},
+    NamedOptimizer{"adam_8bit", [](Params params, Moments) -> Optimizer { return optim::Adam8bit(std::move(params)); }},
+    NamedOptimizer{"adamw_8bit",
+                   [](Params params, Moments) -> Optimizer { return optim::AdamW8bit(std::move(params)); }},
+    NamedOptimizer{"sgd", [](Params params, Moments) -> Optimizer { return optim::SGD(std::move(params)); }},
+    NamedOptimizer{
+        "sgd_momentum",
+        [](Params params, Moments) -> Optimizer { return optim::SGD(std::move(params), {.momentum = 0.9}); }},
+    NamedOptimizer{"adagrad", [](Params params, Moments) -> Optimizer { return optim::Adagrad(std::move(params)); }},
+    NamedOptimizer{"lion", [](Params params, Moments) -> Optimizer { return optim::Lion(std::move(params)); }},
+    NamedOptimizer{"adafactor",
+                   [](Params params, Moments) -> Optimizer { return optim::Adafactor(std::move(params)); }},
+};
 
 }  // namespace
 
-const OptimizerShape& optimizer_shape(const std::string& name) {
+OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::ScalarType> moments) {
   std::string lower;
   for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const auto& each : kOptimizerShapes)
-    if (each.name == lower) return each;
+  for (const auto& each : kNamedOptimizers) {
+    if (lower != each.name) continue;
+    LEVIN_CHECK(!moments || each.takes_moments, "[estimate_memory] moments_dtype is for adam and adamw, not for ",
+                name);
+    const auto optimizer = each.make({at::zeros({1}).requires_grad_()}, moments);
+    auto traits = *optimizer.traits();
+    traits.slots = [optimizer, slots = traits.slots](at::IntArrayRef sizes, c10::ScalarType dtype) {
+      return slots(sizes, dtype);
+    };
+    return traits;
+  }
   fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
 }
 
-std::vector<int64_t> optimizer_tensors(const OptimizerShape& shape, const std::vector<int64_t>& sizes, int64_t width,
-                                       std::optional<c10::ScalarType> moments) {
-  const auto numel = product(sizes);
+std::vector<int64_t> optimizer_tensors(const OptimizerTraits& traits, const std::vector<int64_t>& sizes,
+                                       int64_t width) {
+  LEVIN_CHECK(traits.slots, "[estimate_memory] the optimizer does not say what it keeps; its traits need `slots`");
+  const auto dtype = width == 2 ? at::kBFloat16 : width == 8 ? at::kDouble : at::kFloat;
   std::vector<int64_t> bytes;
-  if (shape.counts_steps) bytes.push_back(4);
-  if (shape.coded && numel >= kLeastCodedNumel) {
-    const auto blocks = kernels::code_blocks(numel);
-    for (int i = 0; i < shape.slots; ++i) bytes.insert(bytes.end(), {blocks * kernels::kCodeBlock, blocks * 4});
-  } else if (shape.factored) {
-    if (sizes.size() < 2 || numel == 0)
-      bytes.push_back(numel * width);
-    else
-      bytes.insert(bytes.end(), {numel / sizes.back() * width, numel / sizes[sizes.size() - 2] * width});
-  } else {
-    const auto kept = shape.coded ? 4 : moments ? static_cast<int64_t>(c10::elementSize(*moments)) : width;
-    bytes.insert(bytes.end(), static_cast<size_t>(shape.slots), numel * kept);
-  }
+  for (const auto& slot : traits.slots(sizes, dtype))
+    bytes.push_back(c10::multiply_integers(slot.sizes) * static_cast<int64_t>(c10::elementSize(slot.dtype)));
   return bytes;
 }
 
@@ -198,7 +212,7 @@ StateWidths state_widths(const StateLayout& layout, const PrecisionPlan& precisi
   const auto width = [](c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); };
   const auto asked = width(precision.params.value_or(at::kFloat));
   if (!layout.casts_parameters) return {asked, asked, asked, asked, asked};
-  const auto kept = layout.keeps_float ? 4 : asked;
+  const auto kept = layout.keeps_float ? std::max<int64_t>(4, asked) : asked;
   const auto dtype = computed_dtype(layout, precision);
   const auto computed = dtype ? width(*dtype) : kept;
   const auto reduced = layout.reduce_dtype ? width(*layout.reduce_dtype) : computed;
@@ -245,7 +259,7 @@ GroupRules group_rules(const StateLayout& layout, const PrecisionPlan& precision
 
 std::vector<std::string> known_memory_optimizers() {
   std::vector<std::string> names;
-  for (const auto& each : detail::kOptimizerShapes) names.push_back(each.name);
+  for (const auto& each : detail::kNamedOptimizers) names.emplace_back(each.name);
   return names;
 }
 
@@ -254,11 +268,11 @@ StateBytes bytes_per_parameter(const StateLayout& layout, const PrecisionPlan& p
   const auto widths = detail::state_widths(layout, precision);
   const bool divided = detail::is_divided(layout, precision);
   const auto share = [&](bool shards) { return shards && divided ? 1.0 / layout.ranks : 1.0; };
-  const auto& shape = detail::optimizer_shape(optimizer);
+  const auto traits = detail::optimizer_traits(optimizer);
   // The state of a large matrix, by its elements.
   constexpr int64_t kSide = 4096;
   double slots = 0;
-  for (const auto bytes : detail::optimizer_tensors(shape, {kSide, kSide}, widths.optimizer))
+  for (const auto bytes : detail::optimizer_tensors(traits, {kSide, kSide}, widths.optimizer))
     if (bytes > kSide * 8) slots += static_cast<double>(bytes) / static_cast<double>(kSide * kSide);
   StateBytes bytes;
   const auto put = [&](double& place, double value, bool on_host, bool on_disk = false) {

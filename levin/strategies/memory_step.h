@@ -57,23 +57,10 @@ StepTrace trace_step(const MakeTrainingStep& make, const Batch& batch, const Mem
 MemoryEstimate lay_out(const StepTrace& trace, const StateLayout& layout, const PrecisionPlan& asked,
                        const MemoryQuestion& question);
 
-/// State of an optimizer: numbers that it keeps for a tensor of these sizes, whether it counts its steps, and numbers
-/// of a parameter's size that a step takes for itself.
-struct OptimizerShape {
-  std::string name;
-  int slots;
-  bool counts_steps;
-  int temporaries;
-  bool factored = false;
-  /// Numbers are codes of a byte.
-  bool coded = false;
-  /// Takes moments_dtype.
-  bool takes_dtype = false;
-};
-const OptimizerShape& optimizer_shape(const std::string& name);
-/// Bytes of each tensor that it keeps for a parameter.
-std::vector<int64_t> optimizer_tensors(const OptimizerShape& shape, const std::vector<int64_t>& sizes, int64_t width,
-                                       std::optional<c10::ScalarType> moments = {});
+/// What the optimizer of that name says of itself. An unknown name is an Error with the nearest.
+OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::ScalarType> moments = {});
+/// Bytes of each tensor that it keeps for a parameter whose elements have so many bytes.
+std::vector<int64_t> optimizer_tensors(const OptimizerTraits& traits, const std::vector<int64_t>& sizes, int64_t width);
 
 struct ShardingPlan;
 StateLayout layout_of(const ShardingPlan& plan, int world);

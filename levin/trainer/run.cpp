@@ -69,6 +69,7 @@ class ManualOptimizer final : public OptimizerImpl {
   ManualOptimizer(Optimizer inner, Run& run) : inner_(std::move(inner)), run_(run) {}
 
   std::string name() const override { return inner_.name(); }
+  std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
   void step() override {
     before();
     inner_.step();
