@@ -126,7 +126,9 @@ std::unique_ptr<Strategy> make_strategy(const StrategyChoice& choice, int world_
       return std::make_unique<GeminiStrategy>(options);
     }
   };
-  return std::visit(Maker{world_size}, choice.value());
+  auto strategy = std::visit(Maker{world_size}, choice.value());
+  if (choice.sync_batchnorm()) strategy->sync_batchnorm();
+  return strategy;
 }
 
 }  // namespace levin

@@ -31,11 +31,19 @@ class StrategyChoice {
   const Value& value() const { return value_; }
   /// The name given, or that of the strategy whose options were given.
   std::string name() const;
+  /// The same with batch norm over the batches of all ranks; an Error of make_strategy where the strategy cannot.
+  StrategyChoice with_sync_batchnorm() const {
+    auto choice = *this;
+    choice.sync_batchnorm_ = true;
+    return choice;
+  }
+  bool sync_batchnorm() const { return sync_batchnorm_; }
   /// How the ranks are to communicate: "auto", "gloo", "nccl".
   std::string process_group_backend() const;
 
  private:
   Value value_;
+  bool sync_batchnorm_ = false;
 };
 
 /// Names that make_strategy takes.

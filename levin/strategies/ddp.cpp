@@ -165,8 +165,9 @@ class DdpModule : public ModuleSync {
     if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
   }
 
+  void leave_forward() override { batchnorm_.reset(); }
+
   void after_forward(std::span<Tensor> outputs) override {
-    batchnorm_.reset();
     if (!at::GradMode::is_enabled() || !sync_) return;
     for (auto& output : outputs) {
       if (!output.requires_grad()) continue;
@@ -183,6 +184,7 @@ class DdpModule : public ModuleSync {
   }
 
   void before_backward(const Tensor& loss) override {
+    if (options_.sync_batchnorm) backward_batchnorm_.emplace(*group_);
     if (!sync_) return;
     rebuild_if_due();
     loss_ = loss;
@@ -190,6 +192,7 @@ class DdpModule : public ModuleSync {
   }
 
   void after_backward() override {
+    backward_batchnorm_.reset();
     loss_ = Tensor();
     hands_out_leaf_ = false;
     if (!armed_) return;
@@ -210,6 +213,7 @@ class DdpModule : public ModuleSync {
   }
 
   void backward_failed(const std::exception& error) override {
+    backward_batchnorm_.reset();
     auto* failures = group_->failures();
     if (failures->failed()) return;  // a collective inside backward has said it all
     const auto line = one_line(error);
@@ -281,6 +285,7 @@ class DdpModule : public ModuleSync {
   /// Outlives this object in hooks of graphs that the user still holds.
   std::shared_ptr<bool> alive_;
   std::optional<SyncBatchNormScope> batchnorm_;
+  std::optional<SyncBatchNormScope> backward_batchnorm_;  // for units that compute again there
   Tensor loss_;
   bool sync_ = true;
   bool forward_prepared_ = false;

@@ -19,6 +19,7 @@ class DdpStrategy : public Strategy {
   void connect(std::shared_ptr<Collective> group, c10::Device device) override;
   Collective& group() const override;
   c10::Device device() const override { return device_; }
+  void sync_batchnorm() override { options_.sync_batchnorm = true; }
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   const DdpOptions& options() const { return options_; }
 

@@ -58,6 +58,8 @@ struct FsdpOptions {
   bool optimizer_in_backward = false;
   /// Every rank starts from rank 0's values.
   bool sync_module_states = true;
+  /// As in DdpOptions.
+  bool sync_batchnorm = false;
   /// What checkpoints hold: "sharded" (every rank writes its part, at once) or "full" (rank 0 writes what one process
   /// would, tensor by tensor). Both load anywhere.
   std::string state_dict_type = "sharded";
@@ -104,6 +106,8 @@ struct ZeroOptions {
   bool cpu_checkpointing = false;
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
+  /// As in DdpOptions.
+  bool sync_batchnorm = false;
   /// "sharded" or "full", as in FsdpOptions.
   std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
@@ -138,12 +142,14 @@ struct GeminiOptions {
   /// Chunks that are brought ahead of their use.
   int max_prefetch = 1;
   bool pin_memory = true;
-  /// bfloat16 or float16: the dtype of parameters on the device; the run's precision when it is a 16-bit one.
+  /// float32, bfloat16 or float16: the dtype of parameters on the device; none: as the run's precision says.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<UnitPolicy> auto_wrap_policy = {};
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
+  /// As in DdpOptions.
+  bool sync_batchnorm = false;
   /// "sharded" or "full", as in FsdpOptions.
   std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";

@@ -11,6 +11,8 @@ class SingleDeviceStrategy : public Strategy {
   void connect(std::shared_ptr<Collective> group, c10::Device device) override;
   Collective& group() const override;
   c10::Device device() const override { return device_; }
+  /// The batch of one process is the whole one.
+  void sync_batchnorm() override {}
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
 
  private:

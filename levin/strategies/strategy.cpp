@@ -5,6 +5,8 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include "levin/core/error.h"
+
 namespace levin {
 
 void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward) {
@@ -16,6 +18,11 @@ void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, cons
     throw;
   }
   for (auto* module : modules) module->after_backward();
+}
+
+void Strategy::sync_batchnorm() {
+  levin::detail::fail("[" + name() +
+                      "] sync_batchnorm is not possible with this strategy; leave it out, or use strategy \"ddp\"");
 }
 
 Tensor Strategy::grad_norm(std::span<const Tensor> params, double norm_type) {

@@ -68,6 +68,9 @@ class Strategy {
 
   /// In what precision the run computes; called once, before modules are set up.
   virtual void set_precision(const PrecisionPlan&) {}
+  /// Batch norm of modules that are set up later takes its statistics over the batches of all ranks. By itself an Error
+  /// that names the strategy: each says so itself when it can.
+  virtual void sync_batchnorm();
   /// Whether setup_module itself moves a module to its device, converts it and makes deferred parameters: a module that
   /// is to be divided must not be whole anywhere before.
   virtual bool places_modules() const { return false; }

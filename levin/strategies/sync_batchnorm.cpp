@@ -1,6 +1,9 @@
 #include "levin/strategies/sync_batchnorm.h"
 
+#include <algorithm>
+#include <atomic>
 #include <mutex>
+#include <vector>
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
@@ -104,7 +107,16 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   }
 };
 
-thread_local Collective* scope_group = nullptr;
+/// Of the scopes of this thread, the newest last.
+thread_local std::vector<Collective*> scope_groups;
+/// Others include the key for their own sake.
+thread_local bool included_before = false;
+/// Threads of backward have the dispatch keys of the thread that started it, but not its variables.
+std::atomic<Collective*> newest_group = nullptr;
+
+Collective* group_in_scope() {
+  return scope_groups.empty() ? newest_group.load() : scope_groups.back();
+}
 
 constexpr auto kScopeKey = detail::kLowerKey;
 
@@ -112,10 +124,11 @@ Tensor batch_norm_in_scope(const Tensor& input, const std::optional<Tensor>& wei
                            const std::optional<Tensor>& running_mean, const std::optional<Tensor>& running_var,
                            bool training, double momentum, double eps, bool cudnn_enabled) {
   c10::impl::ExcludeDispatchKeyGuard guard(kScopeKey);
-  if (!training || !scope_group)
+  auto* group = group_in_scope();
+  if (!training || !group)
     return at::batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled);
   return sync_batch_norm(input, weight.value_or(Tensor()), bias.value_or(Tensor()), running_mean.value_or(Tensor()),
-                         running_var.value_or(Tensor()), momentum, eps, training, *scope_group);
+                         running_var.value_or(Tensor()), momentum, eps, training, *group);
 }
 
 /// Registered when the first scope is made and kept for the life of the process.
@@ -191,16 +204,19 @@ Tensor SyncBatchNormImpl::forward(const Tensor& x) {
   return sync_batch_norm(x, weight, bias, mean, var, momentum, options_.eps, true, *group_);
 }
 
-SyncBatchNormScope::SyncBatchNormScope(Collective& group)
-    : previous_(scope_group), was_included_(c10::impl::tls_is_dispatch_key_included(kScopeKey)) {
+SyncBatchNormScope::SyncBatchNormScope(Collective& group) : group_(&group) {
   register_scope_kernels();
-  scope_group = &group;
+  if (scope_groups.empty()) included_before = c10::impl::tls_is_dispatch_key_included(kScopeKey);
+  scope_groups.push_back(&group);
+  newest_group = &group;
   c10::impl::tls_set_dispatch_key_included(kScopeKey, true);
 }
 
 SyncBatchNormScope::~SyncBatchNormScope() {
-  c10::impl::tls_set_dispatch_key_included(kScopeKey, was_included_);
-  scope_group = previous_;
+  const auto mine = std::find(scope_groups.rbegin(), scope_groups.rend(), group_);
+  if (mine != scope_groups.rend()) scope_groups.erase(std::prev(mine.base()));
+  newest_group = scope_groups.empty() ? nullptr : scope_groups.back();
+  if (scope_groups.empty()) c10::impl::tls_set_dispatch_key_included(kScopeKey, included_before);
 }
 
 }  // namespace levin

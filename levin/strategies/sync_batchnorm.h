@@ -51,9 +51,10 @@ class SyncBatchNormImpl : public torch::nn::Cloneable<SyncBatchNormImpl> {
 };
 TORCH_MODULE(SyncBatchNorm);
 
-/// While it lives, every batch norm that trains on this thread is synchronized over the group: torch's own layers too,
-/// whose forward cannot be overridden. It stands in for `aten::batch_norm` in the dispatcher; nothing else is touched.
-/// `DdpOptions::sync_batchnorm` uses it.
+/// While it lives, every batch norm that trains on this thread, or in a backward that this thread starts, is
+/// synchronized over the group: torch's own layers too, whose forward cannot be overridden. It stands in for
+/// `aten::batch_norm` in the dispatcher; nothing else is touched. Scopes may end in any order; the newest counts.
+/// Strategies use it for `sync_batchnorm`: around forward, and around backward for units that compute again there.
 class SyncBatchNormScope {
  public:
   explicit SyncBatchNormScope(Collective& group);
@@ -62,8 +63,7 @@ class SyncBatchNormScope {
   SyncBatchNormScope& operator=(const SyncBatchNormScope&) = delete;
 
  private:
-  Collective* previous_;
-  bool was_included_;
+  Collective* group_;
 };
 
 }  // namespace levin

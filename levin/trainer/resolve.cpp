@@ -56,30 +56,17 @@ void check_barebones(const TrainerOptions& asked) {
   refuse(asked.profiler.is_set(), "profiler");
 }
 
-StrategyChoice with_sync_batchnorm(const StrategyChoice& choice) {
-  DdpOptions options;
-  if (const auto* given = std::get_if<DdpOptions>(&choice.value()))
-    options = *given;
-  else if (choice.name() == "ddp_find_unused_parameters_true")
-    options.find_unused_parameters = true;
-  else if (choice.name() == "ddp_static_graph")
-    options.static_graph = true;
-  options.sync_batchnorm = true;
-  return options;
-}
-
 }  // namespace
 
 TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
   TrainerPlan plan;
   plan.fabric = {.accelerator = asked.accelerator,
-                 .strategy = asked.strategy,
+                 .strategy = asked.sync_batchnorm ? asked.strategy.with_sync_batchnorm() : asked.strategy,
                  .devices = asked.devices,
                  .num_nodes = asked.num_nodes,
                  .precision = asked.precision,
                  .plugins = asked.plugins};
   plan.devices = resolve(plan.fabric, cuda_devices);
-  if (asked.sync_batchnorm && plan.devices.world_size() > 1) plan.fabric.strategy = with_sync_batchnorm(asked.strategy);
 
   if (asked.barebones) check_barebones(asked);
   plan.barebones = asked.barebones;
