@@ -31,8 +31,8 @@ void greatest(Collective& group, c10::Device device, std::vector<int64_t>& value
   std::copy_n(together.const_data_ptr<int64_t>(), values.size(), values.begin());
 }
 
-bool is_16_bit(c10::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16;
+bool can_compute_in(c10::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
 }  // namespace
@@ -58,8 +58,9 @@ ShardingPlan plan_of(const GeminiOptions& options) {
                   options.hidden_dim >= 0 && options.memory_budget >= 0 && options.max_prefetch >= 0,
               "[colossalai] chunk_size, search_range_m, min_chunk_size_m, hidden_dim, memory_budget and max_prefetch "
               "must be 0 or more");
-  LEVIN_CHECK(!options.param_dtype || is_16_bit(*options.param_dtype), "[colossalai] param_dtype ",
-              c10::toString(options.param_dtype.value_or(at::kFloat)), " is not allowed (float16 or bfloat16)");
+  LEVIN_CHECK(!options.param_dtype || can_compute_in(*options.param_dtype), "[colossalai] param_dtype ",
+              c10::toString(options.param_dtype.value_or(at::kFloat)),
+              " is not allowed (float32, float16 or bfloat16)");
   ShardingPlan plan;
   plan.name = "colossalai";
   plan.units = options.auto_wrap_policy;
@@ -69,6 +70,7 @@ ShardingPlan plan_of(const GeminiOptions& options) {
   plan.pin_memory = options.pin_memory;
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.optimizer_in_backward = options.optimizer_in_backward;
+  plan.sync_batchnorm = options.sync_batchnorm;
   plan.saves_full = is_full("colossalai", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
   return plan;
@@ -107,13 +109,15 @@ GeminiStrategy::GeminiStrategy(const GeminiOptions& options)
       policy_(detail::placement_policy(options.placement_policy)),
       optimizers_(std::make_shared<Optimizers>()) {}
 
-c10::ScalarType GeminiStrategy::compute_dtype() const {
-  if (options_.param_dtype) return *options_.param_dtype;
-  const auto dtype = precision_.autocast ? precision_.autocast : precision_.params;
-  LEVIN_CHECK(dtype && detail::is_16_bit(*dtype), "[colossalai] precision \"", precision_.name,
-              "\" is not possible: parameters on the device are 16-bit; set precision \"bf16-mixed\", \"16-mixed\", "
-              "\"bf16-true\" or \"16-true\"");
-  return *dtype;
+std::optional<c10::ScalarType> GeminiStrategy::compute_dtype() const {
+  if (options_.param_dtype) return options_.param_dtype;
+  return precision_.autocast ? precision_.autocast : precision_.params;
+}
+
+c10::ScalarType GeminiStrategy::kept_dtype(c10::ScalarType own) const {
+  const auto dtype = compute_dtype();
+  if (!dtype) return own;
+  return *dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 double GeminiStrategy::host_share() const {
@@ -132,7 +136,7 @@ double GeminiStrategy::host_share() const {
 
 GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
   using namespace detail;
-  const auto dtype = compute_dtype();
+  const auto computed = compute_dtype();
   const int ranks = ranks_->size();
   auto owned = owned_params(module, units);
   // What the root has is whole all through a step; it shall not hold others' parameters there.
@@ -141,12 +145,14 @@ GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const 
   for (const auto& [name, param, unit] : owned) {
     LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[colossalai] parameter \"", name,
                 "\" is ", param.toString(), "; only dense floating point parameters can be divided");
-    params.push_back(
-        {name, param.sizes().vec(), at::kFloat, param.unsafeGetTensorImpl(), unit == units.size() ? 0 : 1});
+    params.push_back({name, param.sizes().vec(), kept_dtype(param.scalar_type()), param.unsafeGetTensorImpl(),
+                      unit == units.size() ? 0 : 1});
   }
   keep_gathered_ = false;
   auto chunk_size = options_.chunk_size;
-  if (chunk_size > 0) {
+  if (params.empty()) {
+    chunk_size = ranks;
+  } else if (chunk_size > 0) {
     check_chunk_size(chunk_size, params, ranks);
   } else {
     constexpr double kMi = 1 << 20;
@@ -165,16 +171,16 @@ GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const 
   Divided divided;
   for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
   divided.units.push_back({"", nullptr, {}});
-  auto options = group_options();
-  options.dtype = at::kFloat;
-  options.param_dtype = dtype;
+  const auto options = group_options();
   for (size_t i = 0; i < chunks_.chunks.size(); ++i) {
     std::vector<ShardedParam> members;
     for (const auto index : chunks_.chunks[i].params)
       members.push_back({.name = owned[index].name, .param = owned[index].param});
     auto own = options;
     own.offload = on_host[i];
-    own.grad_dtype = on_host[i] && dtype == at::kBFloat16 ? dtype : at::kFloat;
+    own.dtype = chunks_.chunks[i].dtype;
+    own.param_dtype = computed ? computed : own.dtype;
+    own.grad_dtype = on_host[i] && computed == at::kBFloat16 ? computed : own.dtype;
     divided.groups.push_back(
         std::make_unique<ShardGroup>(fmt::format("chunk {}", i), std::move(members), ranks_, replicas_, lanes_, own));
     for (const auto index : chunks_.chunks[i].params) {
@@ -188,13 +194,16 @@ GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const 
 
 void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
   using namespace detail;
-  // Parts in float32, the same in 16 bits to be sent, a gradient, two moments.
-  constexpr int64_t kHostBytes = 4 + 2 + 2 + 8;
+  const auto width = [](c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); };
   const int ranks = ranks_->size();
-  int64_t elements = 0;
-  for (const auto& param : named_unique_parameters(module))
-    elements += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks;
-  const auto bytes = static_cast<int64_t>(host_share() * static_cast<double>(elements * kHostBytes));
+  int64_t total = 0;
+  for (const auto& param : named_unique_parameters(module)) {
+    const auto kept = kept_dtype(param.tensor.scalar_type()), computed = compute_dtype().value_or(kept);
+    // The part, the same as it is sent where that is another dtype, a gradient, two moments.
+    const auto each = width(kept) + (computed == kept ? 0 : width(computed)) + width(computed) + 2 * width(kept);
+    total += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks * each;
+  }
+  const auto bytes = static_cast<int64_t>(host_share() * static_cast<double>(total));
   const auto needed = bytes * ranks_on_this_node(*group_);
   const auto available = available_host_memory().value_or(std::numeric_limits<int64_t>::max());
   // Ranks of different nodes must come to the same end.

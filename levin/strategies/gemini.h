@@ -32,7 +32,10 @@ class GeminiStrategy : public detail::ShardedStrategy {
  private:
   struct Optimizers;
 
-  c10::ScalarType compute_dtype() const;
+  /// Of gathered parameters; none: each has its own ("32-true").
+  std::optional<c10::ScalarType> compute_dtype() const;
+  /// In which a parameter of this dtype is stepped.
+  c10::ScalarType kept_dtype(c10::ScalarType own) const;
   double host_share() const;
 
   GeminiOptions options_;

@@ -86,7 +86,8 @@ ChunkSize search_chunk_size(std::span<const ChunkParam> params, const ChunkSearc
   LEVIN_CHECK(options.interval > 0, "[colossalai] hidden_dim must be positive, not ", options.interval);
   LEVIN_CHECK(options.range >= 0, "[colossalai] search_range_m must not be negative");
   const auto sizes = sizes_to_place(params, options.ranks);
-  LEVIN_CHECK(sizes.total > 0, "[colossalai] the module has no parameters");
+  LEVIN_CHECK(!params.empty(), "[colossalai] the module has no parameters");
+  if (sizes.total == 0) return {options.ranks, 0, true};  // all of them are empty
   if (sizes.total < options.min_chunk) {
     const auto elements = round_up_chunk(sizes.total, options.ranks);
     return {elements, elements - sizes.total, true};

@@ -1,8 +1,11 @@
 #include "levin/strategies/sharding/group.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 
 #include <ATen/Functions.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -91,13 +94,20 @@ void ShardGroup::make_shards() {
     const int64_t mine = std::min(param.rows, rows - param.place.start);
     const auto shape = param.place.part_sizes(mine);
     param.shard = shards_.narrow(0, param.shard_offset, mine * param.row_numel).view(shape);
-    param.shard.copy_(value.reshape({rows, -1}).narrow(0, param.place.start, mine).view(shape));
+    param.shard.copy_(own_rows(value, param));
     param.full = full_.narrow(0, param.full_offset, value.numel()).view(param.sizes);
     value.reset();
     param.param.set_data(param.shard);
     param.param.mutable_grad().reset();
   }
+  if (host_copy_.defined()) host_copy_.copy_(shards_);
   if (!whole_) set_memory(full_, false);
+}
+
+/// This rank's part of a whole parameter.
+Tensor ShardGroup::own_rows(const Tensor& whole, const ShardedParam& param) {
+  const auto rows = whole.dim() == 0 ? whole.view({1}) : whole;
+  return rows.narrow(0, param.place.start, rows_of(param.shard)).view(param.shard.sizes());
 }
 
 /// Parts in host memory that are computed with in another dtype are sent from a copy in that one.
@@ -162,16 +172,13 @@ void ShardGroup::take_over(ShardedParam& param) {
     return;
   const at::NoGradGuard no_grad;
   stale_ = true;
-  copied_versions_ = 0;
   if (now.sizes() == param.shard.sizes()) {
     param.shard.copy_(now.detach());
   } else {
     LEVIN_CHECK(now.sizes() == at::IntArrayRef(param.sizes), "[fsdp] parameter \"", param.name,
                 "\" was replaced by a tensor of shape ", fmt::format("{}", now.sizes()), "; this rank's part has ",
                 fmt::format("{}", param.shard.sizes()), ", the whole ", fmt::format("{}", param.sizes));
-    const int64_t rows = param.sizes.empty() ? 1 : param.sizes[0];
-    param.shard.copy_(
-        now.detach().reshape({rows, -1}).narrow(0, param.place.start, param.shard.size(0)).view(param.shard.sizes()));
+    param.shard.copy_(own_rows(now.detach().contiguous(), param));
   }
 }
 
@@ -184,7 +191,7 @@ void ShardGroup::set_offload(bool offload) {
   const auto moved = empty_parts();
   moved.copy_(shards_);
   shards_ = moved;
-  host_copy_ = needs_host_copy() ? host_parts(*options_.param_dtype) : Tensor();
+  host_copy_ = needs_host_copy() ? host_parts(*options_.param_dtype).copy_(shards_) : Tensor();
   host_grads_.clear();
   for (auto& param : params_) {
     const bool shown = !param.param.is_alias_of(param.full);
@@ -192,8 +199,30 @@ void ShardGroup::set_offload(bool offload) {
     if (shown) param.param.set_data(param.shard);
   }
   if (grads_.defined()) grads_ = grads_.to(shards_.device());
-  copied_versions_ = 0;
   stale_ = true;
+}
+
+bool ShardGroup::outdated() {
+  if (whole_ || full_numel_ == 0) return false;
+  if (state_ == State::kGathering) finish_gather();
+  const at::NoGradGuard no_grad;
+  for (auto& param : params_) take_over(param);
+  if (stale_ || !has_memory()) return true;
+  if (host_copy_.defined()) return renew_copy();
+  if (shards_.device() != full_.device()) return true;  // to compare them costs what it costs to send them
+  const auto now = shards_.to(full_.scalar_type());
+  const auto seen = now.clone();
+  std::vector<Tensor> places, values;
+  for (const auto& param : params_) {
+    if (param.shard.numel() == 0) continue;
+    places.push_back(seen.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes()));
+    values.push_back(own_rows(param.full, param));
+  }
+  if (places.empty()) return false;
+  at::_foreach_copy_(places, values);
+  // As bits: what is not a number equals itself.
+  const auto bits = now.element_size() == 8 ? at::kLong : now.element_size() == 4 ? at::kInt : at::kShort;
+  return !at::equal(now.view(bits), seen.view(bits));
 }
 
 // ---- gathering
@@ -205,15 +234,29 @@ void ShardGroup::allocate_full() {
 /// This rank's part where and as the gathering wants it.
 Tensor ShardGroup::source() {
   if (!host_copy_.defined()) return shards_;
-  if (stale_ && (copied_versions_ == 0 || copied_versions_ != versions())) host_copy_.copy_(shards_);
-  copied_versions_ = versions();
+  if (stale_) renew_copy();
   return host_copy_;
 }
 
-uint64_t ShardGroup::versions() const {
-  uint64_t sum = 1;
-  for (const auto& param : params_) sum += param.param._version();
-  return sum;
+/// Writes what has changed of the copy in host memory, and says whether anything had. An optimizer that writes copies
+/// itself leaves nothing to be written; others, and whoever writes through data(), are found by their values.
+bool ShardGroup::renew_copy() {
+  constexpr int64_t kBlock = 1 << 14;  // stays in the nearest cache
+  const int64_t blocks = (shard_numel_ + kBlock - 1) / kBlock;
+  std::atomic<bool> changed = false;
+  at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    const auto room = at::empty({std::min(kBlock, shard_numel_)}, at::TensorOptions().dtype(*options_.param_dtype));
+    for (int64_t block = begin; block < end; ++block) {
+      const int64_t first = block * kBlock, numel = std::min(kBlock, shard_numel_ - first);
+      const auto now = room.narrow(0, 0, numel), kept = host_copy_.narrow(0, first, numel);
+      now.copy_(shards_.narrow(0, first, numel));
+      if (std::memcmp(now.const_data_ptr(), kept.const_data_ptr(), now.nbytes()) == 0) continue;
+      std::memcpy(kept.mutable_data_ptr(), now.const_data_ptr(), now.nbytes());
+      changed = true;
+    }
+  });
+  return changed;
 }
 
 Tensor ShardGroup::host_copy(size_t i) const {
@@ -222,13 +265,9 @@ Tensor ShardGroup::host_copy(size_t i) const {
   return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
-void ShardGroup::mark_copied() {
-  copied_versions_ = versions();
-}
-
 void ShardGroup::begin_gather() {
   if (state_ != State::kSharded) return;
-  if (whole_ || (has_memory() && !stale_)) {
+  if (whole_ || full_numel_ == 0 || (has_memory() && !stale_)) {
     state_ = State::kGathered;
     return;
   }

@@ -115,6 +115,9 @@ class ShardGroup {
   void mark_stale() { stale_ = true; }
   /// Whether the whole parameters take up memory now.
   bool has_memory() const;
+  /// Between steps: whether the whole parameters in memory are not those of the parts as they are now. By their values:
+  /// whoever writes through data() leaves no trace in versions. Reads this rank's part once.
+  bool outdated();
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
   bool take_grads();
@@ -134,9 +137,8 @@ class ShardGroup {
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
   /// This rank's part of parameter `i` in the dtype of computation, where the part itself is in host memory in another
-  /// one; whoever changes the part may write it too, and says so.
+  /// one; whoever changes the part may write it too, and saves the writing at the next gathering.
   Tensor host_copy(size_t i) const;
-  void mark_copied();
   /// After a backward without reduction: the gradients of the wholes stay until the next.
   void keep_unreduced();
   /// After a backward: parameters that show their part get its gradient.
@@ -151,11 +153,12 @@ class ShardGroup {
   void allocate_full();
   void copy_out();
   Tensor source();
+  bool renew_copy();
+  static Tensor own_rows(const Tensor& whole, const ShardedParam& param);
   bool needs_host_copy() const;
   Tensor empty_parts() const;
   Tensor host_parts(c10::ScalarType dtype) const;
   Tensor empty_grads();
-  uint64_t versions() const;
 
   void lay_out_grads();
   Tensor grads_in_place() const;
@@ -187,7 +190,6 @@ class ShardGroup {
   LaneTask gathering_;
   LaneTask reducing_;
   std::function<void()> arrival_;
-  uint64_t copied_versions_ = 0;  // of the parameters when the host copy was written; 0: it is out of date
 };
 
 }  // namespace levin::detail

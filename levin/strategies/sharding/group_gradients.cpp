@@ -89,13 +89,13 @@ bool ShardGroup::take_grads() {
 void ShardGroup::begin_reduce() {
   if (whole_) return;
   const at::NoGradGuard no_grad;
-  if (alone())
+  if (alone() || grad_numel_ == 0)
     reduce_alone();
   else
     reduce_over_ranks();
 }
 
-// Nobody else has gradients: they are cast, or brought to the host.
+// Nobody else has gradients, or they are empty: they are cast, or brought to the host.
 void ShardGroup::reduce_alone() {
   LaneWork work{.operation = "fsdp.reduce"};
   std::vector<std::pair<Tensor, const ShardedParam*>> grads;
@@ -139,7 +139,6 @@ Tensor ShardGroup::pack_grads(double scale) {
 }
 
 void ShardGroup::reduce_over_ranks() {
-  if (grad_numel_ == 0) return;
   const double mean = 1.0 / (ranks_->size() * replicas_->size());
   // A sum of float16 gradients may be too large for it where their mean is not.
   const bool before = options_.reduce_dtype == at::kHalf;

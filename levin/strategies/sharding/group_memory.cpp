@@ -30,6 +30,7 @@ void set_memory(const Tensor& tensor, bool present) {
 }
 
 Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype) {
+  if (numel == 0) return at::empty({0}, at::TensorOptions().dtype(dtype));  // a file of no bytes cannot be mapped
   static std::atomic<int> count = 0;
   std::error_code error;
   std::filesystem::create_directories(folder, error);

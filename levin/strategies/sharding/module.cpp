@@ -2,6 +2,7 @@
 
 #include <exception>
 
+#include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -121,13 +122,6 @@ ShardedModule::~ShardedModule() {
   link_->module = nullptr;
 }
 
-uint64_t ShardedModule::versions() const {
-  uint64_t sum = 0;
-  for (const auto& group : groups_)
-    for (const auto& param : group->params()) sum += param.param._version();
-  return sum;
-}
-
 // ---- forward
 
 void ShardedModule::before_forward() {
@@ -135,6 +129,7 @@ void ShardedModule::before_forward() {
   exceptions_ = std::uncaught_exceptions();
   if (at::GradMode::is_enabled() && sync_) sync_buffers();
   begin_forward();
+  if (options_.batchnorm) forward_batchnorm_.emplace(*options_.batchnorm);
 }
 
 void ShardedModule::sync_buffers() {
@@ -150,17 +145,7 @@ void ShardedModule::resume_forward() {
 void ShardedModule::begin_forward() {
   training_ = at::GradMode::is_enabled();
   shows_full_ = true;
-  if (options_.keeps_whole) {
-    // After a step the kept wholes are out of date; between batches that only accumulate they are not.
-    const auto now = versions();
-    if (changed_ || now != seen_versions_)
-      for (const auto& group : groups_) group->mark_stale();
-    seen_versions_ = now;
-    changed_ = false;
-  } else {
-    for (const auto& group : groups_)
-      if (group->state() == ShardGroup::State::kSharded) group->mark_stale();
-  }
+  renew_outdated();
   for (const auto& group : groups_) group->show_full();
   residency_->begin_pass(Pass::kForward, training_);
   auto& root = units_.back();
@@ -173,8 +158,38 @@ void ShardedModule::begin_forward() {
   }
 }
 
+/// Between two forwards anybody may write this rank's parts. Wholes that are still in memory then are kept only when
+/// the parts have the same values: an optimizer that steps through data() changes no version. Ranks gather together, so
+/// that one which has something new makes all of them do it.
+void ShardedModule::renew_outdated() {
+  std::vector<ShardGroup*> kept;
+  for (const auto& group : groups_) {
+    if (options_.keeps_whole || group->state() != ShardGroup::State::kSharded)
+      kept.push_back(group.get());
+    else
+      group->mark_stale();
+  }
+  // After gradients were reduced a step is to be expected, on all ranks.
+  bool outdated = std::exchange(changed_, false);
+  if (kept.empty()) return;
+  if (!outdated) {
+    for (auto* group : kept) outdated = group->outdated() || outdated;
+    if (options_.ranks && options_.ranks->size() > 1) {
+      auto any = at::full({1}, outdated ? 1 : 0, at::TensorOptions(lanes_->device()).dtype(at::kLong));
+      options_.ranks->all_reduce(any, ReduceOp::kMax);
+      outdated = any.item<int64_t>() != 0;
+    }
+  }
+  if (!outdated) return;
+  for (auto* group : kept) {
+    group->release(/*keep_memory=*/true);
+    group->mark_stale();
+  }
+}
+
 void ShardedModule::leave_forward() {
   if (--depth_ > 0) return;
+  forward_batchnorm_.reset();
   if (std::uncaught_exceptions() > exceptions_) return abandon();
   if (!std::exchange(shows_full_, false)) return;  // it ended with a backward
   for (auto* group : units_.back().groups) --group->progress.computing;
@@ -249,6 +264,7 @@ void ShardedModule::before_backward(const Tensor&) {
   armed_ = hands_out_leaf_;
   hands_out_leaf_ = false;
   in_backward_ = true;
+  if (options_.batchnorm) backward_batchnorm_.emplace(*options_.batchnorm);
   for (const auto& group : groups_) {
     group->show_full();
     if (group->take_grads()) group->progress.used = true;
@@ -317,6 +333,7 @@ void ShardedModule::watch_first_gradient(ShardedUnit& unit) {
 }
 
 void ShardedModule::after_backward() {
+  backward_batchnorm_.reset();
   const bool reduces = sync_ || alone_;
   for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
     auto& each = **group;
@@ -349,6 +366,7 @@ void ShardedModule::backward_failed(const std::exception&) {
 }
 
 void ShardedModule::abandon() {
+  backward_batchnorm_.reset();
   reducing_ = nullptr;
   for (const auto& weak : optimizers_) try {
       if (const auto optimizer = weak.lock()) optimizer->join();
@@ -362,7 +380,6 @@ void ShardedModule::abandon() {
   in_backward_ = false;
   shows_full_ = false;
   armed_ = false;
-  changed_ = true;
 }
 
 }  // namespace levin::detail

@@ -14,6 +14,7 @@
 #include "levin/strategies/sharding/residency.h"
 #include "levin/strategies/sharding/unit_optimizer.h"
 #include "levin/strategies/strategy.h"
+#include "levin/strategies/sync_batchnorm.h"
 
 namespace levin::detail {
 
@@ -37,6 +38,10 @@ struct ShardedModuleOptions {
   bool keeps_whole = false;
   /// Gradients are reduced when backward has ended, not as they come.
   bool reduces_at_end = false;
+  /// Ranks that gather together.
+  std::shared_ptr<Collective> ranks = {};
+  /// Ranks over whose batches batch norm takes its statistics; none: each rank has its own.
+  std::shared_ptr<Collective> batchnorm = {};
 };
 
 /// A module whose parameters are spread over ranks, or live in host memory, and come together for the unit that
@@ -71,6 +76,7 @@ class ShardedModule final : public ModuleSync {
   struct Link;
 
   void begin_forward();
+  void renew_outdated();
   void resume_forward();
 
   void use(ShardedUnit& unit);
@@ -83,7 +89,6 @@ class ShardedModule final : public ModuleSync {
   void watch_inputs(Call& call, ShardedUnit& unit);
   void watch_outputs(Call& call, ShardedUnit& unit);
   void watch_first_gradient(ShardedUnit& unit);
-  uint64_t versions() const;
   void abandon();
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;
@@ -97,6 +102,8 @@ class ShardedModule final : public ModuleSync {
   std::shared_ptr<Link> link_;
   std::shared_ptr<ShardedModule*> self_ = std::make_shared<ShardedModule*>(this);
   std::vector<std::weak_ptr<UnitOptimizer>> optimizers_;
+  std::optional<SyncBatchNormScope> forward_batchnorm_;
+  std::optional<SyncBatchNormScope> backward_batchnorm_;  // for units that compute again there
   ShardGroup* reducing_ = nullptr;
   bool alone_ = true;
   bool sync_ = true;
@@ -106,7 +113,6 @@ class ShardedModule final : public ModuleSync {
   bool armed_ = false;
   bool hands_out_leaf_ = false;
   bool changed_ = true;
-  uint64_t seen_versions_ = 0;
   int depth_ = 0;
   int exceptions_ = 0;
 };

@@ -261,19 +261,29 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   auto residency = make_residency(divided);
   auto sharded = std::make_unique<ShardedModule>(
       module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
-      ShardedModuleOptions{plan_.name, std::move(root_users), plan_.broadcast ? group_ : nullptr, plan_.keeps_whole,
-                           plan_.reduces_at_end});
+      ShardedModuleOptions{.strategy = plan_.name,
+                           .root_users = std::move(root_users),
+                           .everyone = plan_.broadcast ? group_ : nullptr,
+                           .keeps_whole = plan_.keeps_whole,
+                           .reduces_at_end = plan_.reduces_at_end,
+                           .ranks = ranks_,
+                           .batchnorm = plan_.sync_batchnorm && group_->size() > 1 ? group_ : nullptr});
   modules_.push_back(sharded->self());
   return sharded;
 }
 
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
+  const auto traits = optimizer.traits();
   if (ranks_->size() > 1) {
-    // Whatever steps each element by itself gives the same on a part; these look at the whole.
-    for (const std::string_view looks_at_whole : {"Adafactor", "LBFGS"})
-      LEVIN_CHECK(optimizer.name() != looks_at_whole, "[", plan_.name, "] ", looks_at_whole,
-                  " steps by figures of whole parameters, and each of the ", ranks_->size(),
-                  " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
+    // Whatever steps each element by itself gives the same on a part.
+    LEVIN_CHECK(traits, "[", plan_.name, "] ", optimizer.name(),
+                " does not say whether it steps each element by itself, and each of the ", ranks_->size(),
+                " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
+                "(an override of levin::OptimizerImpl, or of optim::DeclaresTraits beside torch::optim::Optimizer); if "
+                "not, use strategy \"ddp\"");
+    LEVIN_CHECK(traits->elementwise, "[", plan_.name, "] ", optimizer.name(),
+                " steps by figures of whole parameters, and each of the ", ranks_->size(),
+                " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
     optim::detail::set_parts(optimizer, [shards = shards_](const Tensor& param) {
       std::optional<optim::detail::PartOfParam> part;
       if (const auto* place = shards->find(param)) {
@@ -293,12 +303,13 @@ Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   }
   const auto options = group_options();
   const bool has_copies = options.offload && options.param_dtype && !precision_.params;
-  if (!plan_.optimizer_in_backward && !has_copies) return optimizer;
+  const bool wants_wide = !traits || !traits->narrow_gradients;
+  if (!plan_.optimizer_in_backward && !has_copies && !wants_wide) return optimizer;
   LEVIN_CHECK(!plan_.optimizer_in_backward || !precision_.scales_loss, "[", plan_.name,
               "] optimizer_in_backward cannot wait for the loss scaler of precision \"", precision_.name,
               "\"; use \"bf16-mixed\", or leave it out");
   const bool divided = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
-  if (!divided) return optim::OptimizerInBackward(optimizer);
+  if (!divided) return plan_.optimizer_in_backward ? Optimizer(optim::OptimizerInBackward(optimizer)) : optimizer;
   auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);
   for (const auto& weak : modules_)
     if (const auto module = weak.lock()) {

@@ -42,6 +42,8 @@ struct ShardingPlan {
   bool optimizer_in_backward = false;
   bool broadcast = true;
   bool saves_full = false;
+  /// Batch norm over the batches of all ranks.
+  bool sync_batchnorm = false;
   CollectiveOptions collective = {};
 };
 
@@ -72,6 +74,7 @@ class ShardedStrategy : public Strategy {
   Collective& group() const override;
   c10::Device device() const override { return device_; }
   void set_precision(const PrecisionPlan& precision) override { precision_ = precision; }
+  void sync_batchnorm() override { plan_.sync_batchnorm = true; }
   bool places_modules() const override { return true; }
   ShardMap* shards() override { return shards_.get(); }
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;

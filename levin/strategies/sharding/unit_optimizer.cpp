@@ -58,6 +58,33 @@ void StepThread::loop() {
   }
 }
 
+namespace {
+
+/// Gives parameters gradients of their own dtype while an optimizer steps that counts on it: its state, made from a
+/// narrower gradient, would be narrow for good.
+class WideGradients {
+ public:
+  explicit WideGradients(const Optimizer& optimizer) {
+    if (const auto traits = optimizer.traits(); traits && traits->narrow_gradients) return;
+    for (const auto& param : optimizer.all_params())
+      if (param.grad().defined() && param.grad().scalar_type() != param.scalar_type()) {
+        narrow_.emplace_back(param, param.grad());
+        param.mutable_grad() = param.grad().to(param.scalar_type());
+      }
+  }
+  ~WideGradients() {
+    for (const auto& [param, gradient] : narrow_)
+      if (param.grad().defined()) param.mutable_grad() = gradient;
+  }
+  WideGradients(const WideGradients&) = delete;
+  WideGradients& operator=(const WideGradients&) = delete;
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> narrow_;
+};
+
+}  // namespace
+
 // ---- UnitOptimizer
 
 UnitOptimizer::UnitOptimizer(Optimizer inner, std::string strategy, bool in_backward)
@@ -102,13 +129,22 @@ void UnitOptimizer::step_group(ShardGroup& group) {
   const std::lock_guard lock(stepping_);
   LEVIN_CHECK(inner_.impl()->step_params(params, nullptr, copies), "[", strategy_, "] ", inner_.name(),
               " cannot step some of its parameters, which optimizer_in_backward needs; use one of levin::optim");
-  if (!copies.empty()) group.mark_copied();
   for (auto& param : params) param.mutable_grad().reset();
 }
 
 void UnitOptimizer::step() {
   thread_.join();
-  if (!step_all(nullptr)) inner_.step();
+  if (step_all(nullptr)) return;
+  const WideGradients wide(inner_);
+  inner_.step();
+}
+
+Tensor UnitOptimizer::step_with(const std::function<Tensor()>& closure) {
+  const auto traits = inner_.traits();
+  if (traits && traits->elementwise) return OptimizerImpl::step_with(closure);
+  // It may evaluate the closure more than once. (No rank has a part of a parameter here.)
+  thread_.join();
+  return inner_.step(closure);
 }
 
 bool UnitOptimizer::step_scaled(const GradScale& scale) {
@@ -119,7 +155,6 @@ bool UnitOptimizer::step_scaled(const GradScale& scale) {
 /// Parameters with copies are stepped apart from those without. False when the optimizer cannot, and nothing was done.
 bool UnitOptimizer::step_all(const GradScale* scale) {
   std::vector<Tensor> plain, copied, copies;
-  std::vector<ShardGroup*> renewed;
   for (size_t g = 0; g < inner_.num_groups(); ++g)
     for (const auto& param : inner_.params(g)) {
       if (!param.grad().defined()) continue;
@@ -128,16 +163,12 @@ bool UnitOptimizer::step_all(const GradScale* scale) {
       if (copy.defined()) {
         copied.push_back(param);
         copies.push_back(std::move(copy));
-        if (renewed.empty() || renewed.back() != place->second.first) renewed.push_back(place->second.first);
       } else {
         plain.push_back(param);
       }
     }
   if (copied.empty() && !in_backward_) return false;  // nothing that step() would not do as well
-  if (!copied.empty()) {
-    if (!inner_.impl()->step_params(copied, scale, copies)) return false;
-    for (auto* group : renewed) group->mark_copied();
-  }
+  if (!copied.empty() && !inner_.impl()->step_params(copied, scale, copies)) return false;
   if (!plain.empty() && !inner_.impl()->step_params(plain, scale)) return false;
   return true;
 }

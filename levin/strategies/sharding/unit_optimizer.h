@@ -37,7 +37,8 @@ class StepThread {
   std::thread thread_;
 };
 
-/// An optimizer of parameters that live in host memory, or that are stepped while backward still runs.
+/// An optimizer of parameters that live in host memory, or that are stepped while backward still runs, or one that is
+/// to see gradients in the dtype of its parameters.
 ///
 /// Parts in host memory that are computed with in another dtype have a copy in that dtype, which goes to the device;
 /// it is written in the same pass over memory as the parameter.
@@ -55,8 +56,10 @@ class UnitOptimizer final : public OptimizerImpl {
   bool in_backward() const { return in_backward_; }
 
   std::string name() const override { return inner_.name(); }
+  std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
   void step() override;
   bool step_scaled(const GradScale& scale) override;
+  Tensor step_with(const std::function<Tensor()>& closure) override;
   void zero_grad(bool set_to_none) override { inner_.zero_grad(set_to_none); }
   size_t num_groups() const override { return inner_.num_groups(); }
   std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
