@@ -194,8 +194,8 @@ TEST(TorchOptimizers, EqualOneProcessInBf16True) {
 
 TEST(TorchOptimizers, EqualOneProcessOnOneRank) {
   std::vector<Setting> all;
-  for (const auto& [precision, tolerance] :
-       {std::pair{"32-true", 2e-5}, {"bf16-mixed", 4e-2}, {"16-mixed", 1e-2}, {"bf16-true", 8e-2}})
+  for (const auto& [precision, tolerance] : {std::pair{"32-true", 2e-5}, std::pair{"bf16-mixed", 4e-2},
+                                             std::pair{"16-mixed", 1e-2}, std::pair{"bf16-true", 8e-2}})
     for (const char* optimizer : {"torch::SGD", "torch::Adam"}) all.push_back({optimizer, precision, tolerance});
   expect_equal_to_one_process(1, all);
 }
