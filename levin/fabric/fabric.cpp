@@ -191,6 +191,11 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
       syncs.push_back(call->sync.get());
       calls.push_back(std::move(call));
     }
+  LEVIN_CHECK(!options.create_graph || syncs.empty(), "[fabric.backward] create_graph is not possible with strategy \"",
+              core.strategy->name(),
+              "\": gradients are averaged over the ranks or divided among them, and no graph leads through that; use "
+              "torch::autograd::grad with create_graph for the part of the loss that needs it, and "
+              "fabric.backward(loss) for the sum");
   struct Inside {
     std::atomic<int>& depth;
     explicit Inside(std::atomic<int>& d) : depth(d) { ++depth; }

@@ -1,6 +1,7 @@
 #include "levin/fabric/fabric_module.h"
 
 #include <c10/core/DefaultDtype.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "levin/core/error.h"
 #include "levin/fabric/fabric_core.h"
@@ -28,21 +29,31 @@ CallScope::~CallScope() {
   if (default_dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*default_dtype_));
 }
 
+namespace {
+
+/// Whether the pass at hand is torch::autograd::grad: it leaves the parameters alone, and may be a part of the loss.
+bool inside_autograd_grad() {
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  return nodes && !nodes->empty();
+}
+
+}  // namespace
+
 void finish_call(ModuleCall& call, std::vector<Tensor*>& outputs) {
   if (call.precision.outputs)
     for (auto* tensor : outputs) *tensor = cast_floating(*tensor, *call.precision.outputs);
-  if (!c10::GradMode::is_enabled() || !(call.sync || call.guards_backward)) return;
+  if (!call.sync && !call.guards_backward) return;
   std::vector<Tensor> with_grad;
-  for (auto* tensor : outputs)
-    if (tensor->requires_grad()) with_grad.push_back(*tensor);
-  if (with_grad.empty()) return;
-  call.forwarded = true;
+  if (c10::GradMode::is_enabled())
+    for (auto* tensor : outputs)
+      if (tensor->requires_grad()) with_grad.push_back(*tensor);
+  if (!with_grad.empty()) call.forwarded = true;
   if (call.guards_backward)
     for (auto& tensor : with_grad)
       if (!tensor.is_leaf())
         tensor.register_hook([core = call.core.get()](const Tensor& gradient) {
-          LEVIN_CHECK(core->in_backward > 0, "[backward] precision \"", core->plan.precision.name,
-                      "\" with strategy \"", core->strategy->name(),
+          LEVIN_CHECK(core->in_backward > 0 || inside_autograd_grad(), "[backward] precision \"",
+                      core->plan.precision.name, "\" with strategy \"", core->strategy->name(),
                       "\" needs fabric.backward(loss) in place of loss.backward()");
           return gradient;
         });

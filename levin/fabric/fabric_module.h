@@ -97,8 +97,12 @@ template <class F, class... Args>
 auto run_call(ModuleCall& call, F&& f, Args&&... args) {
   using Result = std::invoke_result_t<F, decltype(cast_argument(std::forward<Args>(args), {}))...>;
   if constexpr (std::is_void_v<Result>) {
-    CallScope scope(call);
-    f(cast_argument(std::forward<Args>(args), call.precision.inputs)...);
+    {
+      CallScope scope(call);
+      f(cast_argument(std::forward<Args>(args), call.precision.inputs)...);
+    }
+    std::vector<Tensor*> outputs;
+    finish_call(call, outputs);
   } else {
     std::optional<std::remove_cvref_t<Result>> result;
     {

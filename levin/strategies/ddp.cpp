@@ -3,8 +3,10 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <thread>
 
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
@@ -76,6 +78,51 @@ class OpenReducer : public c10d::Reducer {
     std::lock_guard lock(mutex_);
     for (auto& [index, count] : numGradHooksTriggeredMap_) count = 0;
   }
+
+  /// Reductions that were started in the pass that was prepared for.
+  size_t started() const {
+    std::lock_guard lock(mutex_);
+    // Which parameters were used is exchanged after the last bucket.
+    const bool exchanges_uses = find_unused_parameters_ && !static_graph_ && next_bucket_ == buckets_.size();
+    return next_bucket_ + (exchanges_uses && local_used_work_ ? 1 : 0);
+  }
+  bool has_sparse() const {
+    return std::ranges::find(expect_sparse_gradients_, true) != expect_sparse_gradients_.end();
+  }
+  /// Ends a pass that failed: the reductions that were started are waited for, and those that other ranks have started
+  /// (`most` in all) are joined with zeros, so that none is left to meet one of the next pass.
+  void drain(size_t most) {
+    const auto mine = started();
+    for (size_t i = 0; i < std::min(mine, buckets_.size()); ++i)
+      if (buckets_[i].future_work) buckets_[i].future_work->waitAndThrow();
+    if (mine < most) {
+      auto zeros = get_grad_buckets(/*return_zero_tensors=*/true);
+      for (size_t i = mine; i < std::min(most, zeros.size()); ++i) run_comm_hook(zeros[i])->waitAndThrow();
+      if (most > zeros.size()) {
+        std::vector<Tensor> used{at::zeros_like(local_used_map_dev_)};
+        process_group_->allreduce(used)->wait();
+      }
+    }
+    if (local_used_work_) local_used_work_->wait();
+  }
+  /// As before the first forward, but for the buckets. `uses_known`: of a static graph.
+  void forget_pass(bool uses_known) {
+    if (static_graph_ && !uses_known) {
+      forget_counts();
+      num_iterations_ = 0;
+    }
+    std::lock_guard lock(mutex_);
+    expect_autograd_hooks_ = false;
+    require_finalize_ = false;
+    first_autograd_hook_called_ = false;
+    div_factor_ = -1;  // taken anew
+    local_used_work_.reset();
+    local_used_map_reduced_ = false;
+    if (local_used_map_.defined()) local_used_map_.zero_();
+    if (has_rebuilt_bucket_) return;
+    rebuilt_params_.clear();
+    rebuilt_param_indices_.clear();
+  }
 };
 
 /// Puts the reducer's paragraph about an idle find_unused_parameters into one line of rank 0; other warnings go their
@@ -94,14 +141,16 @@ class QuietWarnings : public c10::WarningHandler {
 
 /// One module under the reducer.
 ///
-/// The reducer is armed for a backward pass when a gradient first reaches an output of the module. So a module whose
-/// output is no part of the loss is left alone, a second backward through the same graph is reduced again, and several
-/// forwards before one backward count as one.
+/// The reducer is armed for a backward pass when a gradient first reaches an output or a parameter of the module. So a
+/// module that is no part of the loss is left alone, a second backward through the same graph is reduced again, and
+/// several forwards before one backward count as one. What torch::autograd::grad computes outside of backward (a
+/// gradient penalty) is no pass.
 class DdpModule : public ModuleSync {
  public:
   DdpModule(torch::nn::Module& module, std::shared_ptr<Collective> group, const DdpOptions& options,
-            std::vector<NamedState> parameters)
-      : group_(std::move(group)),
+            std::vector<NamedState> parameters, int number)
+      : number_(number),
+        group_(std::move(group)),
         options_(options),
         parameters_(std::move(parameters)),
         buffers_(detail::unique_buffers(module)) {
@@ -141,6 +190,10 @@ class DdpModule : public ModuleSync {
       logger_->set_comm_hook(options_.comm_hook);
     }
     alive_ = std::make_shared<bool>(true);
+    for (const auto& parameter : parameters_)
+      parameter.tensor.register_hook([this, alive = alive_](const Tensor&) {
+        if (*alive) arm();
+      });
   }
 
   ~DdpModule() override {
@@ -185,6 +238,8 @@ class DdpModule : public ModuleSync {
 
   void before_backward(const Tensor& loss) override {
     if (options_.sync_batchnorm) backward_batchnorm_.emplace(*group_);
+    ++backwards_;
+    in_backward_ = true;
     if (!sync_) return;
     rebuild_if_due();
     loss_ = loss;
@@ -193,6 +248,7 @@ class DdpModule : public ModuleSync {
 
   void after_backward() override {
     backward_batchnorm_.reset();
+    in_backward_ = false;
     loss_ = Tensor();
     hands_out_leaf_ = false;
     if (!armed_) return;
@@ -214,13 +270,16 @@ class DdpModule : public ModuleSync {
 
   void backward_failed(const std::exception& error) override {
     backward_batchnorm_.reset();
+    in_backward_ = false;
+    loss_ = Tensor();
     auto* failures = group_->failures();
     if (failures->failed()) return;  // a collective inside backward has said it all
     const auto line = one_line(error);
     const bool from_outside = line.find("gloo") != std::string::npos || line.find("NCCL") != std::string::npos ||
                               !failures->closed_peers().empty();
-    if (from_outside)
-      group_->run("ddp", [&](c10d::ProcessGroup&) { throw std::runtime_error(line); });
+    if (from_outside) group_->run("ddp", [&](c10d::ProcessGroup&) { throw std::runtime_error(line); });
+    if (const auto most = most_started())
+      recover(*most);
     else
       failures->leave({FailureReport::Kind::kFailed, line});
   }
@@ -232,7 +291,11 @@ class DdpModule : public ModuleSync {
 
  private:
   void arm() {
-    if (armed_ || !sync_) return;
+    if (armed_ || !sync_ || !in_backward_) return;
+    LEVIN_CHECK(!at::GradMode::is_enabled(),
+                "[ddp] backward with create_graph is not possible: gradients are averaged over the ranks, and no graph "
+                "leads through that; use torch::autograd::grad with create_graph for the part of the loss that needs "
+                "it, and fabric.backward(loss) for the sum");
     armed_ = true;
     std::vector<Tensor> roots;
     if (options_.find_unused_parameters) roots.push_back(loss_);
@@ -242,6 +305,44 @@ class DdpModule : public ModuleSync {
     // The first pass of a static graph only counts how often each parameter is used. What was counted while gradients
     // were only accumulated must not be in.
     if (options_.static_graph && !static_graph_known_) reducer_->forget_counts();
+  }
+
+  /// How many reductions of this backward some rank has started, when backward has failed on every rank; none when it
+  /// has not, or they cannot be ended.
+  std::optional<size_t> most_started() {
+    // A rank whose backward did not fail waits for this one; others come here at about the same time.
+    constexpr std::chrono::milliseconds kPatience{3000};
+    const auto start = std::chrono::steady_clock::now();
+    const auto key = [&](int rank) { return fmt::format("ddp/{}/failed/{}/{}", number_, backwards_, rank); };
+    const size_t mine = armed_ ? reducer_->started() : 0;
+    size_t most = mine, least = mine;
+    try {
+      const auto store = group_->store();
+      store->set(key(group_->rank()), std::to_string(mine));
+      for (int rank = 0; rank < group_->size(); ++rank) {
+        while (!store->check({key(rank)})) {
+          if (std::chrono::steady_clock::now() > start + kPatience || group_->failures()->others_failed()) return {};
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        }
+        const auto theirs = static_cast<size_t>(std::stoul(store->get_to_str(key(rank))));
+        most = std::max(most, theirs);
+        least = std::min(least, theirs);
+      }
+    } catch (const std::exception&) {
+      return {};
+    }
+    if (most != least && reducer_->has_sparse()) return {};
+    return most;
+  }
+
+  /// After a backward that failed on every rank: the next one can follow. Gradients, some of which are averaged and
+  /// some not, are none.
+  void recover(size_t most) {
+    if (!armed_) reducer_->prepare_for_backward({});  // as on the ranks that have come further
+    group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->drain(most); });
+    reducer_->forget_pass(static_graph_known_);
+    armed_ = forward_prepared_ = hands_out_leaf_ = false;
+    for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
   }
 
   /// Once, after the first reduced backward: buckets in the order in which gradients came. Rank 0's order is sent to
@@ -276,6 +377,7 @@ class DdpModule : public ModuleSync {
                              {FailureReport::Kind::kShared, fmt::format("[ddp] {} on {{ranks}}; {}", what, advice)});
   }
 
+  const int number_;
   const std::shared_ptr<Collective> group_;
   const DdpOptions options_;
   const std::vector<NamedState> parameters_;
@@ -289,6 +391,8 @@ class DdpModule : public ModuleSync {
   Tensor loss_;
   bool sync_ = true;
   bool forward_prepared_ = false;
+  bool in_backward_ = false;
+  int64_t backwards_ = 0;
   bool armed_ = false;
   bool hands_out_leaf_ = false;
   bool rebuild_due_ = false;
@@ -325,7 +429,7 @@ std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module)
   for (const auto& parameter : parameters)
     if (parameter.tensor.requires_grad()) trained.push_back(parameter);
   if (trained.empty()) return nullptr;
-  return std::make_unique<DdpModule>(module, group_, options_, std::move(trained));
+  return std::make_unique<DdpModule>(module, group_, options_, std::move(trained), modules_++);
 }
 
 }  // namespace levin

@@ -27,6 +27,7 @@ class DdpStrategy : public Strategy {
   DdpOptions options_;
   std::shared_ptr<Collective> group_;
   c10::Device device_ = at::kCPU;
+  int modules_ = 0;
 };
 
 namespace detail {
