@@ -103,6 +103,10 @@ void Collective::run(std::string_view operation, const std::function<void(c10d::
   throw Error(fmt::format("[{}] a group of one process has nobody to communicate with", operation));
 }
 
+void Collective::agree(std::string_view, const std::string& call) {
+  barrier(call);
+}
+
 std::string broadcast_string(Collective& group, std::string text, int src) {
   auto length = at::tensor({static_cast<int64_t>(text.size())}, at::kLong);
   group.broadcast(length, src);

@@ -48,6 +48,8 @@ class Collective {
   /// `input` is [world_size * n, ...]; returns this rank's [n, ...] of the reduced whole.
   virtual Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) = 0;
   virtual void barrier(std::string_view name = "barrier") = 0;
+  /// Meets all ranks; an Error, on each of them, that says which rank calls what unless all are about to do the same.
+  virtual void agree(std::string_view operation, const std::string& call);
 
   /// PyTorch's own group, for c10d::Reducer and the like; null when there is only one process.
   virtual c10::intrusive_ptr<c10d::ProcessGroup> process_group() const = 0;

@@ -47,6 +47,7 @@ class ProcessCollective : public Collective {
   void broadcast(Tensor& tensor, int src = 0) override;
   Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) override;
   void barrier(std::string_view name = "barrier") override;
+  void agree(std::string_view operation, const std::string& call) override { meet(std::string(operation), call); }
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override;
   c10::intrusive_ptr<c10d::Store> store() const override;
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override;

@@ -228,6 +228,16 @@ FiredCheck::FiredCheck(std::string operation, std::span<const SelectedUnit> unit
   }
 }
 
+std::vector<bool> FiredCheck::fired() const {
+  std::vector<bool> fired;
+  for (const auto& mark : marks_) fired.push_back(mark->fired);
+  return fired;
+}
+
+void FiredCheck::mark(size_t unit) {
+  marks_[unit]->fired = true;
+}
+
 void FiredCheck::finish() {
   if (!watching()) return;
   attachments_.clear();

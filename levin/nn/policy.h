@@ -110,6 +110,9 @@ class FiredCheck {
   /// Throws an Error that names the units that did not run; then, or when all did, stops watching.
   void finish();
   bool watching() const { return !attachments_.empty(); }
+  /// Which units have run, and that one has run elsewhere (on another rank).
+  std::vector<bool> fired() const;
+  void mark(size_t unit);
 
  private:
   struct Mark;

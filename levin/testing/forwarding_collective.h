@@ -24,6 +24,7 @@ class ForwardingCollective : public Collective {
   void broadcast(Tensor& tensor, int src) override { inner_.broadcast(tensor, src); }
   Tensor reduce_scatter(const Tensor& input, ReduceOp op) override { return inner_.reduce_scatter(input, op); }
   void barrier(std::string_view name) override { inner_.barrier(name); }
+  void agree(std::string_view operation, const std::string& call) override { inner_.agree(operation, call); }
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override { return inner_.process_group(); }
   c10::intrusive_ptr<c10d::Store> store() const override { return inner_.store(); }
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override {

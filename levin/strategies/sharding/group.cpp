@@ -36,6 +36,7 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   whole_ =
       alone() && !options_.offload && options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
   make_shards();
+  if (auto* order = lanes_->order(); order && !alone()) order_number_ = order->add(name_, full_numel_);
 }
 
 ShardGroup::~ShardGroup() {
@@ -285,6 +286,7 @@ void ShardGroup::begin_gather() {
     work.used = {from, arrived_};
     if (!as_it_is) work.before = [from, mine] { mine.copy_(from, /*non_blocking=*/true); };
     work.group = ranks_.get();
+    work.unit = order_number_;
     work.collective = [mine, all = arrived_](c10d::ProcessGroup& group) {
       auto in = mine, out = all;
       return group._allgather_base(out, in);
@@ -333,6 +335,7 @@ void ShardGroup::abandon() {
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();
+  any_use_.reset();
   state_ = State::kSharded;
   stale_ = true;
   if (whole_) return;

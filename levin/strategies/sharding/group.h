@@ -60,6 +60,8 @@ struct GroupOptions {
   std::optional<c10::ScalarType> grad_dtype = {};
   /// Rank 0's values count.
   bool broadcast = true;
+  /// Reductions also tell whether any rank had a gradient: groups are reduced that this rank did not use.
+  bool tells_use = false;
 };
 
 /// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately.
@@ -128,6 +130,7 @@ class ShardGroup {
     int computing = 0;
     int to_come = 0;
     bool used = false;
+    bool ready = false;
     bool reduced = false;
   } progress;
   /// What was reduced is in place when this returns; in host memory only with `on_host`, for which the host waits.
@@ -164,6 +167,8 @@ class ShardGroup {
   Tensor grads_in_place() const;
   Tensor grad_part(const Tensor& flat, const ShardedParam& param) const;
   Tensor pack_grads(double scale);
+  int64_t grad_row() const;
+  void forget_unused();
   void reduce_alone();
   void reduce_over_ranks();
   void add_grads(const Tensor& reduced);
@@ -180,13 +185,17 @@ class ShardGroup {
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
   int64_t grad_numel_ = 0;
+  int order_number_ = -1;           // in the order of calls; -1: nobody to compare with
   Tensor shards_;                   // [shard_numel], padded
   Tensor host_copy_;                // the same in the dtype of computation, for parts in host memory that have another
   Tensor full_;                     // [full_numel] in the dtype of computation; its storage has memory while gathered
   Tensor arrived_;                  // [ranks * shard_numel], from the gathering to its end
   Tensor grads_;                    // [grad_numel] reduced gradients
   Tensor incoming_;                 // on the host: what is still to be added to them
+  Tensor any_use_;                  // [1], not 0 when a rank had a gradient; undefined: this rank had one
   std::vector<Tensor> host_grads_;  // page-locked memory in which gradients have been
+  bool used_here_ = false;          // in the last reduction: this rank had a gradient
+  bool first_grads_ = false;        // ... and there were none of an earlier backward
   LaneTask gathering_;
   LaneTask reducing_;
   std::function<void()> arrival_;

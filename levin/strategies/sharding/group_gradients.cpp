@@ -126,16 +126,25 @@ void ShardGroup::reduce_alone() {
 Tensor ShardGroup::pack_grads(double scale) {
   const int64_t ranks = ranks_->size();
   const auto options = at::TensorOptions(options_.device).dtype(*options_.reduce_dtype);
-  const auto packed = at::zeros({ranks, grad_numel_}, options);
+  const auto packed = at::zeros({ranks, grad_row()}, options);
+  bool any = false;
   for (auto& param : params_) {
     auto& grad = param.param.mutable_grad();
     if (param.grad_offset < 0 || !grad.defined()) continue;
+    any = true;
     auto whole = (grad.layout() == at::kStrided ? grad : grad.to_dense()).contiguous().view({-1});
     if (scale != 1) whole = whole.mul(scale);
     each_piece(packed, whole, param, param.grad_offset, [](const Tensor& to, const Tensor& from) { to.copy_(from); });
     grad.reset();
   }
+  if (options_.tells_use && any) packed.narrow(1, grad_numel_, 1).fill_(1);
+  used_here_ = any;
   return packed.view({-1});
+}
+
+/// Elements that one rank gets of a reduction.
+int64_t ShardGroup::grad_row() const {
+  return grad_numel_ + (options_.tells_use ? aligned_part(1) : 0);
 }
 
 void ShardGroup::reduce_over_ranks() {
@@ -147,9 +156,9 @@ void ShardGroup::reduce_over_ranks() {
   // there is one buffer, and it goes when this says so.
   const auto process_group = ranks_->process_group();
   const bool in_place = process_group && process_group->getBackendType() == c10d::ProcessGroup::GLOO;
-  auto mine = in_place || !process_group ? all.narrow(0, ranks_->rank() * grad_numel_, grad_numel_)
-                                         : at::empty({grad_numel_}, all.options());
-  LaneWork work{.operation = "fsdp.reduce_scatter", .used = {all, mine}, .group = ranks_.get()};
+  const auto row = grad_row();
+  auto mine = in_place || !process_group ? all.narrow(0, ranks_->rank() * row, row) : at::empty({row}, all.options());
+  LaneWork work{.operation = "fsdp.reduce_scatter", .used = {all, mine}, .group = ranks_.get(), .unit = order_number_};
   work.collective = [all, mine, in_place](c10d::ProcessGroup& group) {
     auto in = all, out = mine;
     if (in_place) {
@@ -173,6 +182,10 @@ void ShardGroup::reduce_over_ranks() {
         options.reduceOp = c10d::ReduceOp::SUM;
         group.allreduce(tensors, options)->wait();
       });
+    if (options_.tells_use) {
+      if (!used_here_) any_use_ = reduced.narrow(0, grad_numel_, 1);
+      reduced = reduced.narrow(0, 0, grad_numel_);
+    }
     // Widened first, so that nothing is lost in the division.
     if (options_.grad_dtype != options_.reduce_dtype && !options_.offload) reduced = reduced.to(*options_.grad_dtype);
     if (factor != 1) reduced.mul_(factor);
@@ -182,6 +195,7 @@ void ShardGroup::reduce_over_ranks() {
 }
 
 void ShardGroup::add_grads(const Tensor& reduced) {
+  first_grads_ = !grads_.defined();
   if (!options_.offload) {
     if (grads_.defined())
       grads_.add_(reduced);
@@ -199,9 +213,17 @@ void ShardGroup::add_grads(const Tensor& reduced) {
 
 void ShardGroup::finish_reduce(bool on_host) {
   if (reducing_.pending()) arrival_ = reducing_.finish();
+  if (any_use_.defined()) forget_unused();
   if (options_.offload && !on_host) return;
   if (options_.offload && arrival_) arrival_();
   settle_host();
+}
+
+/// What no rank had a gradient of has none: an optimizer would move by zeros, too.
+void ShardGroup::forget_unused() {
+  const bool used = std::exchange(any_use_, {}).item<double>() != 0;
+  if (used) return;
+  (first_grads_ ? grads_ : incoming_).reset();
 }
 
 void ShardGroup::settle_host() {

@@ -74,6 +74,7 @@ void Lanes::synchronize() const {
 }
 
 LaneTask Lanes::run(Which which, LaneWork work) {
+  if (order_ && work.unit >= 0) order_->next(work.operation, work.unit);
   auto state = std::make_unique<LaneTask::State>();
   state->work = std::move(work);
   std::optional<c10::StreamGuard> guard;

@@ -10,6 +10,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "levin/distributed/collective.h"
+#include "levin/strategies/sharding/call_order.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -33,6 +34,8 @@ struct LaneWork {
   std::function<c10::intrusive_ptr<c10d::Work>(c10d::ProcessGroup&)> collective = {};
   /// After it.
   std::function<void()> after = {};
+  /// Its number in the order of calls, for what ranks must start in the same order; -1: nobody else takes part.
+  int unit = -1;
 };
 
 /// A LaneWork that was started.
@@ -70,9 +73,14 @@ class Lanes {
   void synchronize() const;
   c10::Device device() const { return device_; }
 
+  /// Compares what ranks start, before they do. Null: there is nobody to compare with.
+  void set_order(std::shared_ptr<CallOrder> order) { order_ = std::move(order); }
+  CallOrder* order() const { return order_.get(); }
+
  private:
   struct Streams;
   c10::Device device_;
+  std::shared_ptr<CallOrder> order_;
   std::unique_ptr<Streams> streams_;
 };
 

@@ -1,14 +1,19 @@
 #include "levin/strategies/sharding/module.h"
 
+#include <algorithm>
 #include <exception>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "levin/core/error.h"
+#include "levin/core/main.h"
 #include "levin/strategies/ddp.h"
 
 namespace levin::detail {
@@ -21,22 +26,22 @@ struct ShardedModule::Link {
 namespace {
 
 /// Hands gradients on as they are, when all that follows a unit's inputs has been differentiated: the unit is done.
+/// `done` says whether that was the backward of the step.
 class AfterBackward final : public torch::autograd::Node {
  public:
-  AfterBackward(torch::autograd::edge_list edges, std::function<void()> done, std::function<void()> dropped)
+  AfterBackward(torch::autograd::edge_list edges, std::function<bool()> done, std::function<void()> dropped)
       : Node(std::move(edges)), done_(std::move(done)), dropped_(std::move(dropped)) {}
   ~AfterBackward() override {
     if (!ran_) dropped_();
   }
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    ran_ = true;
-    done_();
+    if (done_()) ran_ = true;
     return std::move(gradients);
   }
   std::string name() const override { return "LevinAfterBackward"; }
 
  private:
-  std::function<void()> done_;
+  std::function<bool()> done_;
   std::function<void()> dropped_;
   bool ran_ = false;
 };
@@ -58,10 +63,11 @@ class ShardedModule::Around final : public Interceptor {
 
   void around(Call& call) override {
     auto& m = module_;
-    LEVIN_CHECK(m.depth_ > 0 || m.in_backward_, "[", m.options_.strategy, "] \"", unit_.name,
+    const bool again = m.in_backward_ || m.inner_;
+    LEVIN_CHECK(m.depth_ > 0 || again, "[", m.options_.strategy, "] \"", unit_.name,
                 "\" was called outside of the module that setup returned; call that one: net(x), or "
                 "net.call(&Net::method, x)");
-    if (m.in_backward_) {  // again, for its activations: backward lets go of it
+    if (again) {  // for its activations: backward lets go of it
       m.use(unit_);
       return call.proceed();
     }
@@ -86,7 +92,7 @@ class ShardedModule::Entrance final : public Interceptor {
  public:
   explicit Entrance(ShardedModule& module) : module_(module) {}
   void around(Call& call) override {
-    if (!module_.in_backward_) module_.resume_forward();
+    if (!module_.in_backward_ && !module_.inner_) module_.resume_forward();
     call.proceed();
   }
 
@@ -110,12 +116,18 @@ ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_
       attachments_.push_back(unit.unit->attach(std::make_shared<Around>(*this, unit), Order::kSharding));
       watched.push_back({unit.name, unit.unit, &unit.unit->as_module()});
     }
-    watch_first_gradient(unit);
+    watch_gradients(unit);
   }
   fired_ = FiredCheck(options_.strategy, watched);
   const auto entrance = std::make_shared<Entrance>(*this);
   for (auto* unit : options_.root_users) attachments_.push_back(unit->attach(entrance, Order::kSharding));
   for (const auto& group : groups_) alone_ = alone_ && group->alone();
+  // The root is used first, and done with last.
+  const auto of_root = [&](ShardGroup* group) { return std::ranges::find(units_.back().groups, group); };
+  for (const auto& group : groups_) gather_order_.push_back(group.get());
+  std::ranges::stable_partition(gather_order_,
+                                [&](auto* group) { return of_root(group) != units_.back().groups.end(); });
+  reduce_order_.assign(gather_order_.rbegin(), gather_order_.rend());
 }
 
 ShardedModule::~ShardedModule() {
@@ -125,6 +137,7 @@ ShardedModule::~ShardedModule() {
 // ---- forward
 
 void ShardedModule::before_forward() {
+  if (inner_ && depth_ == 0) end_inner();  // it was left by an exception
   if (depth_++ > 0) return;
   exceptions_ = std::uncaught_exceptions();
   if (at::GradMode::is_enabled() && sync_) sync_buffers();
@@ -147,6 +160,7 @@ void ShardedModule::begin_forward() {
   shows_full_ = true;
   renew_outdated();
   for (const auto& group : groups_) group->show_full();
+  next_gather_ = 0;
   residency_->begin_pass(Pass::kForward, training_);
   auto& root = units_.back();
   use(root);
@@ -196,30 +210,106 @@ void ShardedModule::leave_forward() {
   if (!training_) {
     for (const auto& group : groups_) group->release(options_.keeps_whole);
     lanes_->synchronize();  // who changes parameters in host memory now must not meet a copy that still reads them
+    if (auto* order = lanes_->order()) order->begin_step();
   }
   residency_->end_pass(Pass::kForward);
   for (const auto& group : groups_) group->show_shards();
 }
 
 void ShardedModule::after_forward(std::span<Tensor> outputs) {
+  if (depth_ == 0) gather_rest();
   for (auto& output : outputs) {
     if (output.is_leaf()) {
       hands_out_leaf_ = true;
       continue;
     }
     output.register_hook([link = link_](const Tensor&) {
-      if (link->module) link->module->armed_ = true;
+      if (!link->module) return;
+      if (link->module->in_backward_)
+        link->module->armed_ = true;
+      else
+        link->module->begin_inner("");
     });
   }
 }
 
 void ShardedModule::use(ShardedUnit& unit) {
   if (unit.groups.empty()) return;
+  if (inner_ || (in_backward_ && inner_graphs_)) return gather_aside(unit.groups);
+  if (has_own_order()) return use_in_order(unit.groups);
   residency_->before_use(unit.groups);
   for (auto* group : unit.groups) group->begin_gather();
   for (auto* group : unit.groups) group->finish_gather();
   // Only then: what has arrived and what it was copied to are both in memory until here.
   for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
+}
+
+/// Ranks may call units in other orders, or not all of them: each gathers what comes before, too.
+void ShardedModule::use_in_order(const std::vector<ShardGroup*>& needed) {
+  if (!order_adopted_) seen_uses_.insert(seen_uses_.end(), needed.begin(), needed.end());
+  size_t end = next_gather_;
+  for (size_t i = next_gather_; i < gather_order_.size(); ++i)
+    if (std::ranges::find(needed, gather_order_[i]) != needed.end()) end = i + 1;
+  for (; next_gather_ < end; ++next_gather_) {
+    gather_order_[next_gather_]->begin_gather();
+    if (options_.gathers_ahead && next_gather_ + 1 < end) gather_order_[next_gather_ + 1]->begin_gather();
+    gather_order_[next_gather_]->finish_gather();
+  }
+  for (auto* group : needed) group->finish_gather();
+  if (options_.gathers_ahead && end < gather_order_.size()) gather_order_[end]->begin_gather();
+}
+
+/// What this rank did not use; others may have. (Not when forward is left, where nothing may throw.)
+void ShardedModule::gather_rest() {
+  if (!has_own_order()) return;
+  for (; next_gather_ < gather_order_.size(); ++next_gather_) {
+    auto& group = *gather_order_[next_gather_];
+    group.finish_gather();
+    if (!shows_full_ && !training_) group.release(/*keep_memory=*/true);
+  }
+}
+
+/// Outside of the usual course: nothing leaves for it, and nothing comes ahead.
+void ShardedModule::gather_aside(const std::vector<ShardGroup*>& groups) {
+  for (auto* group : groups) {
+    if (group->state() == ShardGroup::State::kSharded) gathered_aside_.push_back(group);
+    group->begin_gather();
+  }
+  for (auto* group : groups) group->finish_gather();
+}
+
+// ---- torch::autograd::grad outside of backward: a gradient penalty, or anything else that is part of a loss
+
+void ShardedModule::begin_inner(const std::string& unit) {
+  if (inner_) return;
+  const auto* nodes = torch::autograd::get_current_graph_task_exec_info();
+  bool accumulates = !nodes || nodes->empty();
+  for (const auto& group : groups_)
+    for (const auto& param : group->params()) {
+      if (accumulates || !param.param.requires_grad()) continue;
+      const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(param.param);
+      const auto node = accumulator ? nodes->find(accumulator.get()) : nodes->end();
+      accumulates = node != nodes->end() && node->second.needed_;
+    }
+  LEVIN_CHECK(!accumulates, "[", options_.strategy, "] backward of ",
+              unit.empty() ? std::string("the module") : fmt::format("\"{}\"", unit),
+              " was started by loss.backward(); fabric.backward(loss) is needed");
+  inner_ = true;
+  // Its graph has nodes that use whole parameters at times that nobody announces.
+  inner_graphs_ = inner_graphs_ || at::GradMode::is_enabled();
+  for (const auto& group : groups_) group->show_full();
+  gather_aside(units_.back().groups);
+  torch::autograd::Engine::get_default_engine().queue_callback([link = link_] {
+    if (link->module) link->module->end_inner();
+  });
+}
+
+void ShardedModule::end_inner() {
+  if (!std::exchange(inner_, false)) return;
+  for (auto* group : std::exchange(gathered_aside_, {}))
+    if (group->progress.computing == 0) group->release(options_.keeps_whole);
+  if (depth_ > 0 && shows_full_) return;
+  for (const auto& group : groups_) group->show_shards();
 }
 
 void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
@@ -232,18 +322,15 @@ void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
   if (inputs.empty()) return;  // the end of backward sees to it
   torch::autograd::edge_list edges;
   for (const auto& input : inputs) edges.push_back(torch::autograd::impl::gradient_edge(input));
-  const auto node = std::shared_ptr<torch::autograd::Node>(new AfterBackward(
-                                                               std::move(edges),
-                                                               [link = link_, &unit] {
-                                                                 if (link->module) link->module->post_backward(unit);
-                                                               },
-                                                               [link = link_, &unit] {
-                                                                 if (!link->module) return;
-                                                                 for (auto* group : unit.groups)
-                                                                   if (group->progress.to_come > 0)
-                                                                     --group->progress.to_come;
-                                                               }),
-                                                           torch::autograd::deleteNode);
+  const auto node = std::shared_ptr<torch::autograd::Node>(
+      new AfterBackward(
+          std::move(edges), [link = link_, &unit] { return !link->module || link->module->post_backward(unit); },
+          [link = link_, &unit] {
+            if (!link->module) return;
+            for (auto* group : unit.groups)
+              if (group->progress.to_come > 0) --group->progress.to_come;
+          }),
+      torch::autograd::deleteNode);
   call.each_input([&](Tensor& input) {
     if (input.requires_grad()) input = behind(input, node);
   });
@@ -261,6 +348,7 @@ void ShardedModule::watch_outputs(Call& call, ShardedUnit& unit) {
 // ---- backward
 
 void ShardedModule::before_backward(const Tensor&) {
+  end_inner();  // one that was left by an exception
   armed_ = hands_out_leaf_;
   hands_out_leaf_ = false;
   in_backward_ = true;
@@ -270,29 +358,113 @@ void ShardedModule::before_backward(const Tensor&) {
     if (group->take_grads()) group->progress.used = true;
     group->progress.reduced = false;
   }
+  gather_rest();
+  next_reduce_ = 0;
   residency_->begin_pass(Pass::kBackward, true);
   use(units_.back());
+  if (!inner_graphs_) return;
+  for (const auto& group : groups_) gather_aside({group.get()});
 }
 
 void ShardedModule::pre_backward(ShardedUnit& unit) {
-  LEVIN_CHECK(in_backward_, "[", options_.strategy, "] backward of \"", unit.name,
-              "\" was started by loss.backward(); fabric.backward(loss) is needed");
+  if (!in_backward_) {
+    begin_inner(unit.name);
+    return use(unit);
+  }
   armed_ = true;
   for (auto* group : unit.groups) group->progress.used = true;
   use(unit);
 }
 
-void ShardedModule::post_backward(ShardedUnit& unit) {
+bool ShardedModule::post_backward(ShardedUnit& unit) {
+  if (!in_backward_) return false;
   for (auto* group : unit.groups) {
     auto& progress = group->progress;
-    if (progress.to_come > 0) --progress.to_come;
-    if (progress.to_come == 0) done_with(*group);
+    // A use that nobody counted (its forward was before another backward) may not be the last.
+    const bool counted = progress.to_come > 0;
+    if (counted) --progress.to_come;
+    if (progress.to_come == 0 && (counted || !has_own_order())) done_with(*group);
   }
+  return true;
 }
 
 void ShardedModule::done_with(ShardGroup& group) {
+  if (inner_graphs_) return;  // nodes of a graph of gradients may still need it, or add to its own
   if (residency_->release_after_use(group, Pass::kBackward)) group.release();
-  if (reduces_now()) reduce(group);
+  if (!reduces_now()) return;
+  if (!has_own_order()) return reduce(group);
+  group.progress.ready = true;
+  if (!order_adopted_) seen_ready_.push_back(&group);
+  reduce_ready();
+}
+
+/// As far as the order allows: groups that are ready before their turn wait.
+void ShardedModule::reduce_ready() {
+  for (; next_reduce_ < reduce_order_.size(); ++next_reduce_) {
+    auto& group = *reduce_order_[next_reduce_];
+    if (!group.progress.ready && group.trained()) return;
+    reduce(group);
+  }
+}
+
+/// At the end of backward, what has not been reduced.
+void ShardedModule::reduce_rest() {
+  const bool reduces = sync_ || alone_;
+  if (has_own_order()) {
+    if (reduces)
+      for (; next_reduce_ < reduce_order_.size(); ++next_reduce_) reduce(*reduce_order_[next_reduce_]);
+    return;
+  }
+  for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
+    auto& each = **group;
+    if (!each.progress.used || each.progress.reduced) continue;
+    if (!options_.keeps_whole) each.release();
+    if (reduces) reduce(each);
+  }
+}
+
+/// Once: the order in which rank 0 has used groups and was done with them, so that little has to wait for its turn.
+void ShardedModule::adopt_order() {
+  if (!has_own_order() || order_adopted_) return;
+  order_adopted_ = true;
+  const auto text_of = [&](const std::vector<ShardGroup*>& seen) {
+    std::string text;
+    for (auto* group : seen)
+      for (size_t i = 0; i < groups_.size(); ++i)
+        if (groups_[i].get() == group) text += fmt::format("{} ", i);
+    return text;
+  };
+  const auto lines = broadcast_string(*options_.all_ranks, text_of(seen_uses_) + "\n" + text_of(seen_ready_));
+  const auto reorder = [&](std::vector<ShardGroup*>& order, const std::string& text) {
+    std::vector<ShardGroup*> now;
+    for (const char* at = text.c_str(); *at;) {
+      char* end = nullptr;
+      auto* group = groups_[std::strtoul(at, &end, 10)].get();
+      at = end + 1;
+      if (std::ranges::find(now, group) == now.end()) now.push_back(group);
+    }
+    for (auto* group : order)
+      if (std::ranges::find(now, group) == now.end()) now.push_back(group);
+    order = std::move(now);
+  };
+  reorder(gather_order_, lines.substr(0, lines.find('\n')));
+  reorder(reduce_order_, lines.substr(lines.find('\n') + 1));
+  seen_uses_.clear();
+  seen_ready_.clear();
+}
+
+/// A unit that ran on one rank counts as run on all.
+void ShardedModule::check_fired() {
+  if (!fired_.watching()) return;
+  if (options_.all_ranks) {
+    std::vector<uint8_t> bytes;
+    for (const bool fired : fired_.fired()) bytes.push_back(fired);
+    auto fired = at::tensor(bytes, at::kByte);
+    options_.all_ranks->all_reduce(fired, ReduceOp::kMax);
+    for (size_t i = 0; i < bytes.size(); ++i)
+      if (fired.const_data_ptr<uint8_t>()[i]) fired_.mark(i);
+  }
+  fired_.finish();
 }
 
 bool ShardedModule::reduces_now() const {
@@ -320,31 +492,31 @@ void ShardedModule::settle_reduction() {
 }
 
 /// The first gradient of a unit comes when part of its backward is done: the moment to take back the memory of the
-/// reduction before, so that no more than three units' worth is there at once.
-void ShardedModule::watch_first_gradient(ShardedUnit& unit) {
+/// reduction before, so that no more than three units' worth is there at once. Any gradient says that the module takes
+/// part in the loss; it need not have come through an output.
+void ShardedModule::watch_gradients(ShardedUnit& unit) {
+  bool first = true;
   for (auto group = unit.groups.rbegin(); group != unit.groups.rend(); ++group)
     for (auto param = (*group)->params().rbegin(); param != (*group)->params().rend(); ++param) {
       if (!param->param.requires_grad() || (*group)->whole()) continue;
-      param->param.register_hook([link = link_](const Tensor&) {
-        if (link->module && link->module->in_backward_) link->module->settle_reduction();
+      param->param.register_hook([link = link_, settles = std::exchange(first, false)](const Tensor&) {
+        if (!link->module || !link->module->in_backward_) return;
+        link->module->armed_ = true;
+        if (settles) link->module->settle_reduction();
       });
-      return;
     }
 }
 
 void ShardedModule::after_backward() {
   backward_batchnorm_.reset();
   const bool reduces = sync_ || alone_;
-  for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
-    auto& each = **group;
-    if (armed_ && each.progress.used && !each.progress.reduced) {
-      if (!options_.keeps_whole) each.release();
-      if (reduces) reduce(each);
-    }
-  }
+  if (armed_) reduce_rest();
   settle_reduction();
   for (const auto& weak : optimizers_)
-    if (const auto optimizer = weak.lock()) optimizer->join();
+    if (const auto optimizer = weak.lock()) {
+      optimizer->join();
+      optimizer->take_stepped();
+    }
   for (const auto& group : groups_) {
     group->finish_reduce(/*on_host=*/true);
     group->release(options_.keeps_whole);
@@ -354,20 +526,39 @@ void ShardedModule::after_backward() {
     group->progress = {};
   }
   residency_->end_pass(Pass::kBackward);
+  gathered_aside_.clear();
   in_backward_ = false;
   shows_full_ = false;
   if (reduces) changed_ = true;
-  if (armed_ && fired_.watching()) fired_.finish();
-  armed_ = false;
+  if (!std::exchange(armed_, false)) return;
+  if (sync_) {
+    adopt_order();
+    if (auto* order = lanes_->order()) order->begin_step();
+  }
+  check_fired();
 }
 
-void ShardedModule::backward_failed(const std::exception&) {
-  abandon();
+void ShardedModule::backward_failed(const std::exception& error) {
+  if (in_backward_) abandon();
+  std::vector<std::string> stepped;
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock())
+      for (auto& name : optimizer->take_stepped())
+        stepped.push_back(name.empty() ? "the root" : fmt::format("\"{}\"", name));
+  if (stepped.empty()) return;
+  throw Error(
+      fmt::format("{} (in backward, when optimizer_in_backward had stepped {} already and nothing else; go on "
+                  "from a checkpoint, or the parameters are of different steps)",
+                  one_line(error), fmt::join(stepped, ", ")));
 }
 
 void ShardedModule::abandon() {
   backward_batchnorm_.reset();
   reducing_ = nullptr;
+  inner_ = false;
+  gathered_aside_.clear();
+  next_gather_ = gather_order_.size();  // there is no forward whose rest others could wait for
+  if (auto* order = lanes_->order()) order->lose();
   for (const auto& weak : optimizers_) try {
       if (const auto optimizer = weak.lock()) optimizer->join();
     } catch (const std::exception&) {  // it follows from what ended the pass, or comes again

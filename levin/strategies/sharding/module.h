@@ -34,7 +34,10 @@ struct ShardedModuleOptions {
   std::vector<Unit*> root_users = {};
   /// Ranks that have the same buffers: rank 0's, from before each forward that can be differentiated.
   std::shared_ptr<Collective> everyone = {};
-  /// Whole parameters keep their memory between steps; only their values are renewed.
+  /// All ranks; null: there is one.
+  std::shared_ptr<Collective> all_ranks = {};
+  /// Whole parameters keep their memory between steps; only their values are renewed. Ranks may call units in any order
+  /// then: gathering and reducing have an order of their own.
   bool keeps_whole = false;
   /// Gradients are reduced when backward has ended, not as they come.
   bool reduces_at_end = false;
@@ -42,6 +45,8 @@ struct ShardedModuleOptions {
   std::shared_ptr<Collective> ranks = {};
   /// Ranks over whose batches batch norm takes its statistics; none: each rank has its own.
   std::shared_ptr<Collective> batchnorm = {};
+  /// The next group of that order is gathered while one computes.
+  bool gathers_ahead = true;
 };
 
 /// A module whose parameters are spread over ranks, or live in host memory, and come together for the unit that
@@ -80,15 +85,26 @@ class ShardedModule final : public ModuleSync {
   void resume_forward();
 
   void use(ShardedUnit& unit);
+  void use_in_order(const std::vector<ShardGroup*>& needed);
+  void gather_rest();
+  void gather_aside(const std::vector<ShardGroup*>& groups);
+  void begin_inner(const std::string& unit);
+  void end_inner();
+  bool has_own_order() const { return options_.keeps_whole && options_.ranks; }
+  void adopt_order();
+  void check_fired();
+
   void pre_backward(ShardedUnit& unit);
-  void post_backward(ShardedUnit& unit);
+  bool post_backward(ShardedUnit& unit);
   void done_with(ShardGroup& group);
   bool reduces_now() const;
   void reduce(ShardGroup& group);
+  void reduce_ready();
+  void reduce_rest();
   void settle_reduction();
   void watch_inputs(Call& call, ShardedUnit& unit);
   void watch_outputs(Call& call, ShardedUnit& unit);
-  void watch_first_gradient(ShardedUnit& unit);
+  void watch_gradients(ShardedUnit& unit);
   void abandon();
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;
@@ -105,6 +121,15 @@ class ShardedModule final : public ModuleSync {
   std::optional<SyncBatchNormScope> forward_batchnorm_;
   std::optional<SyncBatchNormScope> backward_batchnorm_;  // for units that compute again there
   ShardGroup* reducing_ = nullptr;
+  // Where groups have an order of their own: it, how far it has come, and what this rank saw in the first step.
+  std::vector<ShardGroup*> gather_order_, reduce_order_;
+  size_t next_gather_ = 0, next_reduce_ = 0;
+  std::vector<ShardGroup*> seen_uses_, seen_ready_;
+  bool order_adopted_ = false;
+  // torch::autograd::grad outside of backward: what it gathered, and whether its result was ever a graph itself.
+  std::vector<ShardGroup*> gathered_aside_;
+  bool inner_ = false;
+  bool inner_graphs_ = false;
   bool alone_ = true;
   bool sync_ = true;
   bool training_ = false;

@@ -118,6 +118,12 @@ void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device dev
     replicas_ = mesh.shared_group("replicate");
   }
   lanes_ = std::make_shared<Lanes>(device_);
+  if (world > 1) {
+    auto order = std::make_shared<CallOrder>(group_, plan_.name);
+    if (ranks_ != group_) order->add_part(ranks_);
+    if (replicas_->size() > 1) order->add_part(replicas_);
+    lanes_->set_order(std::move(order));
+  }
   shards_ = std::make_shared<TensorShards>(*group_);
   shards_->set_saves_full(plan_.saves_full);
 }
@@ -135,7 +141,8 @@ GroupOptions ShardedStrategy::group_options() const {
                        .disk_folder = plan_.param_folder,
                        .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
                        .reduce_dtype = plan_.mixed.reduce_dtype,
-                       .broadcast = plan_.broadcast};
+                       .broadcast = plan_.broadcast,
+                       .tells_use = plan_.keeps_whole};
   // Gradients that go to the host stay as small as they come: the optimizer there reads them as they are.
   // (Not in float16: a loss scaler must unscale them in place.)
   if ((plan_.grads_as_computed || plan_.offload) && options.param_dtype != at::kHalf)
@@ -264,10 +271,12 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
       ShardedModuleOptions{.strategy = plan_.name,
                            .root_users = std::move(root_users),
                            .everyone = plan_.broadcast ? group_ : nullptr,
+                           .all_ranks = group_->size() > 1 ? group_ : nullptr,
                            .keeps_whole = plan_.keeps_whole,
                            .reduces_at_end = plan_.reduces_at_end,
                            .ranks = ranks_,
-                           .batchnorm = plan_.sync_batchnorm && group_->size() > 1 ? group_ : nullptr});
+                           .batchnorm = plan_.sync_batchnorm && group_->size() > 1 ? group_ : nullptr,
+                           .gathers_ahead = plan_.residency.forward_prefetch > 0});
   modules_.push_back(sharded->self());
   return sharded;
 }

@@ -129,6 +129,7 @@ void UnitOptimizer::step_group(ShardGroup& group) {
   const std::lock_guard lock(stepping_);
   LEVIN_CHECK(inner_.impl()->step_params(params, nullptr, copies), "[", strategy_, "] ", inner_.name(),
               " cannot step some of its parameters, which optimizer_in_backward needs; use one of levin::optim");
+  stepped_.push_back(group.name());
   for (auto& param : params) param.mutable_grad().reset();
 }
 

@@ -54,6 +54,8 @@ class UnitOptimizer final : public OptimizerImpl {
   /// Waits for the steps that were started in backward.
   void join() { thread_.join(); }
   bool in_backward() const { return in_backward_; }
+  /// Units that were stepped in this backward so far, and not by the end of one; after join().
+  std::vector<std::string> take_stepped() { return std::exchange(stepped_, {}); }
 
   std::string name() const override { return inner_.name(); }
   std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
@@ -81,6 +83,7 @@ class UnitOptimizer final : public OptimizerImpl {
   std::unordered_map<const c10::TensorImpl*, std::pair<ShardGroup*, size_t>> places_;
   std::unordered_set<const c10::TensorImpl*> own_;
   std::mutex stepping_;  // parts on the device are stepped by the thread of backward
+  std::vector<std::string> stepped_;
   StepThread thread_;
 };
 
