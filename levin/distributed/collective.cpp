@@ -1,6 +1,7 @@
 #include "levin/distributed/collective.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <thread>
 
 #include <fmt/format.h>
@@ -97,6 +98,17 @@ bool use_nccl(c10d::Store& store, const Placement& placement, c10::Device device
   return why_not.empty();
 }
 
+milliseconds setting(const std::optional<milliseconds>& asked, const char* variable, milliseconds otherwise) {
+  if (asked) return *asked;
+  const char* text = std::getenv(variable);
+  if (!text || !*text) return otherwise;
+  char* end = nullptr;
+  const double value = std::strtod(text, &end);
+  LEVIN_CHECK(*end == 0 && value > 0 && value < 1e9, "[join] ", variable, "=", text,
+              " is not a time; give seconds, more than 0");
+  return milliseconds(static_cast<int64_t>(value * 1000));
+}
+
 }  // namespace
 
 void Collective::run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>&) {
@@ -161,6 +173,11 @@ std::shared_ptr<Collective> join_group(const Placement& placement, c10::Device d
   route.serves_store = placement.global_rank == 0 && !placement.store_is_hosted;
   route.timeout = options.timeout;
   route.join_timeout = std::max(left(), milliseconds(5000));
+  route.watch.warn_after = setting(options.wait_warning, "LEVIN_WAIT_WARNING", route.watch.warn_after);
+  route.watch.silence = setting(options.silence_timeout, "LEVIN_SILENCE_TIMEOUT", route.watch.silence);
+  route.watch.stall = std::min({route.watch.stall, route.watch.warn_after, route.watch.silence});
+  route.watch.beat = std::min(route.watch.beat, route.watch.stall);
+  route.watch.serves_store = placement.store_is_hosted ? -1 : 0;
   std::vector<int> names(static_cast<size_t>(placement.world_size));
   std::iota(names.begin(), names.end(), 0);
   return std::make_shared<ProcessCollective>(std::move(store), name, placement.global_rank, std::move(names),

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,6 +60,10 @@ class Collective {
   /// Runs operations of PyTorch's own group without the checks, for inner loops; what fails in them is this group's
   /// Error. Only where size() > 1.
   virtual void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body);
+  /// Where in the program this rank is ("epoch 0, batch 3 of training") and what it does there ("forward of block3"):
+  /// lines about ranks that wait for it, or that it waits for, say so. Cheap enough for every batch.
+  virtual void note_place(std::string_view /*place*/) {}
+  virtual void note_doing(std::string_view /*doing*/) {}
   /// How the ranks agree on why the group ended; null when there is only one process.
   virtual FailureExchange* failures() { return nullptr; }
 
@@ -82,6 +87,12 @@ struct CollectiveOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
   /// How long to wait for all ranks to arrive at the start.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
+  /// After so long in one operation a line says for whom this rank waits and what that one does. None: the variable
+  /// LEVIN_WAIT_WARNING in seconds, or 30 s.
+  std::optional<std::chrono::milliseconds> wait_warning = {};
+  /// A rank that others wait for and that gives no sign of life for so long ends the run: it is stopped, or its machine
+  /// is gone. A rank that only computes does give signs. None: the variable LEVIN_SILENCE_TIMEOUT in seconds, or 5 min.
+  std::optional<std::chrono::milliseconds> silence_timeout = {};
 };
 
 /// Tells the other ranks why this one is about to leave, so that they stop waiting for it and name the reason. For

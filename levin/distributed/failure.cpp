@@ -81,9 +81,11 @@ std::string explain_failure(std::string_view operation, std::span<const std::opt
   const auto died = ranks_where([&](int i, const auto& report) { return !report && contains(closed, i); });
   if (!died.empty()) return fmt::format("[{}] {} died: the connection was lost", operation, rank_list(died));
   const auto left = ranks_where([](int, const auto& report) { return report && report->kind == Kind::kLeft; });
-  if (!left.empty())
-    return fmt::format("[{}] {} {} left the group already", operation, rank_list(left),
-                       left.size() == 1 ? "has" : "have");
+  if (!left.empty()) {
+    const auto* first = first_of(Kind::kLeft);
+    return fmt::format("[{}] {} {} left the group already{}", operation, rank_list(left),
+                       left.size() == 1 ? "has" : "have", first->text.empty() ? "" : fmt::format(" ({})", first->text));
+  }
   return fmt::format("[{}] communication failed: {}", operation, cause.empty() ? "no reason is known" : cause);
 }
 
@@ -104,6 +106,26 @@ void FailureExchange::check(std::string_view operation) const {
 bool FailureExchange::failed() const {
   std::lock_guard lock(mutex_);
   return !reason_.empty();
+}
+
+std::string FailureExchange::reason() const {
+  std::lock_guard lock(mutex_);
+  return reason_;
+}
+
+void FailureExchange::conclude(const std::string& line, bool store_answers) noexcept {
+  if (failed()) return;
+  auto agreed = line;
+  if (store_answers) try {
+      // Ranks may come to different lines at the same time: the first one counts.
+      agreed = store_->compareSet(kVerdict, std::string(), line);
+      post({Kind::kShared, agreed});
+      say_done();
+    } catch (const std::exception&) {
+      // The others will see the connections close.
+    }
+  end_with(agreed);  // before the next line: who waits must find the reason
+  hooks_.abort();
 }
 
 void FailureExchange::post(const FailureReport& report) {
@@ -195,10 +217,14 @@ void FailureExchange::say_done() noexcept {
 
 bool FailureExchange::others_failed() noexcept {
   try {
-    return store_->check({kAny});
+    return any_failed(*store_);
   } catch (const std::exception&) {
     return false;
   }
+}
+
+bool FailureExchange::any_failed(c10d::Store& store) {
+  return store.check({kAny});
 }
 
 void FailureExchange::end_with(const std::string& line) noexcept {

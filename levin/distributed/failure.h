@@ -69,10 +69,17 @@ class FailureExchange {
   [[noreturn]] void fail(std::string_view operation, const FailureReport& report, std::string_view cause = {});
   /// Ends the group because of this rank's own error, without waiting for the others.
   void leave(const FailureReport& report) noexcept;
+  /// Ends the group, from a thread of its own, with a line that concerns all. What is pending throws the line.
+  void conclude(const std::string& line, bool store_answers) noexcept;
+  /// Ends what is pending; who waits in it then learns why the group has ended.
+  void interrupt() noexcept { hooks_.abort(); }
+  /// Why the group has ended; empty while it has not.
+  std::string reason() const;
   /// Waits until every rank has left or read why the group ended, or the time is up: for the one that serves the store.
   void wait_for_others(std::chrono::milliseconds timeout) noexcept;
   /// Whether some rank has posted that it failed.
   bool others_failed() noexcept;
+  static bool any_failed(c10d::Store& store);
   /// Ranks of the group whose connection is gone.
   std::vector<int> closed_peers() const { return hooks_.closed_peers(); }
 

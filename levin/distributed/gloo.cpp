@@ -2,6 +2,8 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <mutex>
+#include <span>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -12,14 +14,69 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
+#include "levin/distributed/trace.h"
 
 namespace levin::detail {
 namespace {
 
-/// Gloo as PyTorch builds it, with the abort that it lacks.
+/// Gloo as PyTorch builds it, with the abort that it lacks, and a record of what is under way.
 class AbortableGloo : public c10d::ProcessGroupGloo {
  public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+  using WorkRef = c10::intrusive_ptr<c10d::Work>;
+  AbortableGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
+                std::shared_ptr<GroupTrace> trace)
+      : ProcessGroupGloo(store, rank, size, std::move(options)), trace_(std::move(trace)) {}
+
+  WorkRef broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    return traced("broadcast", tensors, [&] { return ProcessGroupGloo::broadcast(tensors, options); });
+  }
+  WorkRef allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    return traced("all_reduce", tensors, [&] { return ProcessGroupGloo::allreduce(tensors, options); });
+  }
+  WorkRef allreduce_sparse(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    return traced("all_reduce", tensors, [&] { return ProcessGroupGloo::allreduce_sparse(tensors, options); });
+  }
+  WorkRef allreduce_coalesced(std::vector<at::Tensor>& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override {
+    return traced("all_reduce", tensors, [&] { return ProcessGroupGloo::allreduce_coalesced(tensors, options); });
+  }
+  WorkRef reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override {
+    return traced("reduce", tensors, [&] { return ProcessGroupGloo::reduce(tensors, options); });
+  }
+  WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    return traced("reduce_scatter", {&input, 1},
+                  [&] { return ProcessGroupGloo::_reduce_scatter_base(output, input, options); });
+  }
+  WorkRef _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return traced("all_gather", {&input, 1}, [&] { return ProcessGroupGloo::_allgather_base(output, input, options); });
+  }
+  WorkRef allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                    const c10d::AllgatherOptions& options) override {
+    return traced("all_gather", inputs, [&] { return ProcessGroupGloo::allgather(outputs, inputs, options); });
+  }
+  WorkRef allgather_coalesced(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                              const c10d::AllgatherOptions& options) override {
+    return traced("all_gather", inputs,
+                  [&] { return ProcessGroupGloo::allgather_coalesced(outputs, inputs, options); });
+  }
+  WorkRef gather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                 const c10d::GatherOptions& options) override {
+    return traced("gather", inputs, [&] { return ProcessGroupGloo::gather(outputs, inputs, options); });
+  }
+  WorkRef scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                  const c10d::ScatterOptions& options) override {
+    return traced("scatter", outputs, [&] { return ProcessGroupGloo::scatter(outputs, inputs, options); });
+  }
+  WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
+                        std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
+    // What each rank sends may differ.
+    return traced("all_to_all", {},
+                  [&] { return ProcessGroupGloo::alltoall_base(output, input, output_counts, input_counts, options); });
+  }
+  WorkRef barrier(const c10d::BarrierOptions& options) override {
+    return traced("barrier", {}, [&] { return ProcessGroupGloo::barrier(options); });
+  }
 
   void abort() override {
     each_pair([](int, gloo::transport::tcp::Pair& pair) { pair.signalExceptionExternal("the group was ended"); });
@@ -35,13 +92,51 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
 
  private:
   template <class F>
+  WorkRef traced(std::string_view kind, std::span<const at::Tensor> tensors, F&& start) {
+    // Some operations are made of others.
+    if (!trace_ || inside_) return start();
+    std::lock_guard lock(starting_);
+    int64_t bytes = 0;
+    for (const auto& tensor : tensors) bytes += tensor.numel() * static_cast<int64_t>(tensor.element_size());
+    auto what = GroupTrace::labelled(tensors.empty() ? std::string(kind) : fmt::format("{} of {} bytes", kind, bytes));
+    // Messages find their operation by its tag. One that other ranks call something else gets another tag, so that
+    // two buffers of different sizes never meet, which would end the process.
+    uint32_t hash = 2166136261u;
+    for (const unsigned char c : what) hash = (hash ^ c) * 16777619u;
+    const auto index = trace_->begin(std::move(what));
+    collectiveCounter_ = (((hash >> 16) ^ hash) << 16) | (static_cast<uint32_t>(index * 4) & 0xffffu);
+    inside_ = true;
+    WorkRef work;
+    try {
+      work = start();
+    } catch (...) {
+      inside_ = false;
+      trace_->end(index);
+      throw;
+    }
+    inside_ = false;
+    const auto future = work ? work->getFuture() : nullptr;
+    if (future)
+      future->addCallback([trace = trace_, index](c10::ivalue::Future&) { trace->end(index); }, /*uses_future=*/false);
+    else
+      trace_->end(index);
+    return work;
+  }
+
+  template <class F>
   void each_pair(F&& f) {
     for (const auto& context : contexts_)
       for (int i = 0; i < getSize(); ++i)
         if (i != getRank())
           if (auto* pair = context->getPair(i).get()) f(i, *reinterpret_cast<gloo::transport::tcp::Pair*>(pair));
   }
+
+  const std::shared_ptr<GroupTrace> trace_;
+  std::mutex starting_;
+  static thread_local bool inside_;
 };
+
+thread_local bool AbortableGloo::inside_ = false;
 
 /// Threads that are started while it lives do not die of SIGPIPE, nor does this one. Gloo writes to its sockets as to
 /// files, and where a peer has closed one, that signal would end the process before it can say a word.
@@ -99,8 +194,8 @@ std::string address_towards(const std::string& host, int port) {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
-                                            const std::string& address, std::chrono::milliseconds timeout,
-                                            int threads) {
+                                            const std::string& address, std::chrono::milliseconds timeout, int threads,
+                                            std::shared_ptr<GroupTrace> trace) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->threads = threads;
   const WithoutSigpipe in_threads_of_gloo;
@@ -117,7 +212,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> stor
   } else {
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   }
-  return c10::make_intrusive<AbortableGloo>(store, rank, size, options);
+  return c10::make_intrusive<AbortableGloo>(store, rank, size, options, std::move(trace));
 }
 
 std::vector<int> gloo_closed_peers(c10d::Backend& gloo) {

@@ -56,16 +56,19 @@ Tensor as_bytes(const Tensor& contiguous) {
 }  // namespace
 
 ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank,
-                                     std::vector<int> names, GroupRoute route, std::shared_ptr<FailureExchange> parent)
+                                     std::vector<int> names, GroupRoute route, std::shared_ptr<FailureExchange> parent,
+                                     std::shared_ptr<detail::RankWatch> watch)
     : store_(std::move(store)),
       name_(std::move(name)),
       rank_(rank),
       names_(std::move(names)),
-      route_(std::move(route)) {
+      route_(std::move(route)),
+      trace_(std::make_shared<detail::GroupTrace>(name_, names_)),
+      watch_(std::move(watch)) {
   const auto apart = [&](const char* key) { return c10::make_intrusive<c10d::PrefixStore>(key, store_); };
   try {
     control_ = detail::make_gloo(apart("control"), rank_, size(), route_.address, route_.join_timeout, 1);
-    gloo_ = detail::make_gloo(apart("data"), rank_, size(), route_.address, route_.join_timeout, 2);
+    gloo_ = detail::make_gloo(apart("data"), rank_, size(), route_.address, route_.join_timeout, 2, trace_);
     control_->setTimeout(route_.timeout);
     gloo_->setTimeout(route_.timeout);
     if (route_.nccl) nccl_ = detail::make_nccl(apart("nccl"), rank_, size(), route_.device, route_.timeout);
@@ -101,6 +104,9 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   if (nccl_)
     watcher_.emplace(
         failures_, [nccl = nccl_] { nccl->abort(); }, std::chrono::milliseconds(500));
+  // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
+  if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
+  watch_->add(trace_, failures_);
 }
 
 ProcessCollective::~ProcessCollective() {
@@ -109,7 +115,7 @@ ProcessCollective::~ProcessCollective() {
     if (std::uncaught_exceptions() > 0)
       failures_->leave({Kind::kFailed, "it left because of an exception"});
     else
-      failures_->leave({Kind::kLeft, ""});
+      failures_->leave({Kind::kLeft, watch_->place()});
     if (nccl_ && !failures_->failed()) nccl_->shutdown();
   }
   if (route_.serves_store) failures_->wait_for_others(std::chrono::milliseconds(2000));
@@ -134,6 +140,8 @@ void ProcessCollective::guarded(const std::string& operation, const std::functio
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
+    // Somebody has ended the group meanwhile and knows more.
+    if (const auto reason = failures_->reason(); !reason.empty()) throw Error(reason);
     const auto cause = plain_cause(error);
     const bool timed_out = cause.find("imed out") != std::string::npos;
     const auto text =
@@ -144,13 +152,17 @@ void ProcessCollective::guarded(const std::string& operation, const std::functio
 }
 
 void ProcessCollective::run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) {
+  const detail::GroupTrace::Label label(operation);
   guarded(std::string(operation), [&] { body(*process_group_); });
 }
 
 void ProcessCollective::meet(const std::string& operation, const std::string& call) {
   auto mine = at::tensor({++sequence_, hash_of(call)}, at::kLong);
   auto all = at::empty({size() * mine.numel()}, at::kLong);
-  guarded(operation, [&] { control_->_allgather_base(all, mine)->wait(); });
+  {
+    const detail::GroupTrace::Meeting meeting(*trace_, call);
+    guarded(operation, [&] { control_->_allgather_base(all, mine)->wait(); });
+  }
   const auto* row = all.const_data_ptr<int64_t>();
   const auto* own = mine.const_data_ptr<int64_t>();
   for (int i = 0; i < size(); ++i, row += 2)
@@ -305,7 +317,7 @@ std::shared_ptr<Collective> ProcessCollective::part(const std::vector<int>& rank
   const auto own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
   return std::make_shared<ProcessCollective>(c10::make_intrusive<c10d::PrefixStore>(name, store_),
                                              fmt::format("{}/{}", name_, name), own, std::move(names), std::move(route),
-                                             failures_);
+                                             failures_, watch_);
 }
 
 }  // namespace levin

@@ -5,6 +5,7 @@
 
 #include "levin/distributed/collective.h"
 #include "levin/distributed/failure.h"
+#include "levin/distributed/watch.h"
 
 namespace c10d {
 class Backend;
@@ -25,6 +26,7 @@ struct GroupRoute {
   std::chrono::milliseconds timeout{};
   /// How long to wait for the connections to be made.
   std::chrono::milliseconds join_timeout{};
+  detail::WatchOptions watch = {};
 };
 
 /// Several processes over Gloo, and NCCL where each has a GPU of its own.
@@ -35,9 +37,10 @@ struct GroupRoute {
 class ProcessCollective : public Collective {
  public:
   /// `names` are the ranks of the run by rank of the group; `parent` is the failure exchange of the group this is a
-  /// part of.
+  /// part of, and `watch` its watch.
   ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, std::vector<int> names,
-                    GroupRoute route, std::shared_ptr<FailureExchange> parent);
+                    GroupRoute route, std::shared_ptr<FailureExchange> parent,
+                    std::shared_ptr<detail::RankWatch> watch = nullptr);
   ~ProcessCollective() override;
 
   int rank() const override { return rank_; }
@@ -51,6 +54,8 @@ class ProcessCollective : public Collective {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override;
   c10::intrusive_ptr<c10d::Store> store() const override;
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override;
+  void note_place(std::string_view place) override { watch_->set_place(place); }
+  void note_doing(std::string_view doing) override { watch_->set_doing(doing); }
   FailureExchange* failures() override { return failures_.get(); }
 
  protected:
@@ -76,6 +81,8 @@ class ProcessCollective : public Collective {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   std::shared_ptr<FailureExchange> failures_;
   std::optional<FailureWatcher> watcher_;
+  std::shared_ptr<detail::GroupTrace> trace_;
+  std::shared_ptr<detail::RankWatch> watch_;
   int64_t sequence_ = 0;
 };
 

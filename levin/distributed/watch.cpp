@@ -1,0 +1,325 @@
+#include "levin/distributed/watch.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace levin::detail {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kTurn = 250ms;
+
+double seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+std::string beat_key(int rank) {
+  return fmt::format("beat/{}", rank);
+}
+
+/// Every rank may have to say it, not rank 0 alone.
+void say(const std::string& line) {
+  std::fputs(fmt::format("levin: warning: {}\n", line).c_str(), stderr);
+}
+
+}  // namespace
+
+/// What the two threads share, and the thread that speaks to the store.
+struct RankWatch::Talk {
+  Talk(c10::intrusive_ptr<c10d::Store> s, int r, int world, std::chrono::milliseconds every)
+      : store(std::move(s)), rank(r), beat(every), states(static_cast<size_t>(world)) {}
+
+  struct Group {
+    std::weak_ptr<const GroupTrace> trace;
+    std::weak_ptr<FailureExchange> failures;
+  };
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  bool stop = false, finished = false;
+  std::vector<Group> groups;
+  std::string place, doing;
+  Clock::time_point place_since = Clock::now(), doing_since = Clock::now();
+  /// The others are to be read; how often that was done, and what they said last.
+  bool wanted = false;
+  int64_t readings = 0;
+  Clock::time_point last_answer = Clock::now();
+  bool others_failed = false;
+
+  // The talking thread's own, but for `states`, which is under the mutex.
+  c10::intrusive_ptr<c10d::Store> store;
+  const int rank;
+  const std::chrono::milliseconds beat;
+  std::vector<std::optional<RankSnapshot>> states;
+  int64_t tick = 0;
+
+  RankSnapshot snapshot() const {
+    RankSnapshot own;
+    own.tick = tick;
+    std::vector<std::shared_ptr<const GroupTrace>> traces;
+    {
+      std::lock_guard lock(mutex);
+      own.place = place;
+      own.doing = doing;
+      own.place_age = seconds(Clock::now() - place_since);
+      own.doing_age = seconds(Clock::now() - doing_since);
+      for (const auto& group : groups)
+        if (auto trace = group.trace.lock()) traces.push_back(std::move(trace));
+    }
+    Clock::time_point newest{};
+    for (const auto& trace : traces) {
+      own.groups.push_back(trace->snapshot());
+      if (auto [what, at] = trace->last(); at > newest) {
+        newest = at;
+        own.last = std::move(what);
+        own.last_age = seconds(Clock::now() - at);
+      }
+    }
+    return own;
+  }
+
+  void run() noexcept {
+    try {
+      std::unique_lock lock(mutex);
+      while (!stop) {
+        const bool read = wanted;
+        lock.unlock();
+        talk(read);
+        lock.lock();
+        last_answer = Clock::now();
+        // Whoever waits wants to know soon.
+        changed.wait_for(lock, wanted ? std::min<std::chrono::milliseconds>(beat, 500ms) : beat,
+                         [&] { return stop || (wanted && !read); });
+      }
+    } catch (const std::exception&) {
+      // The store is gone with the one who served it; connections to the ranks tell the rest.
+    }
+    store.reset();
+    std::lock_guard lock(mutex);
+    finished = true;
+    changed.notify_all();
+  }
+
+  void talk(bool read) {
+    ++tick;
+    const auto own = snapshot();
+    store->set(beat_key(rank), own.to_text());
+    const bool failed = FailureExchange::any_failed(*store);
+    std::vector<std::optional<RankSnapshot>> heard(states.size());
+    if (read) {
+      std::vector<std::string> keys;
+      std::vector<size_t> of;
+      for (size_t i = 0; i < heard.size(); ++i)
+        if (static_cast<int>(i) != rank && store->check({beat_key(static_cast<int>(i))})) {
+          keys.push_back(beat_key(static_cast<int>(i)));
+          of.push_back(i);
+        }
+      const auto texts = store->multiGet(keys);
+      for (size_t i = 0; i < texts.size(); ++i)
+        heard[of[i]] = RankSnapshot::from_text(std::string(texts[i].begin(), texts[i].end()));
+    }
+    std::lock_guard lock(mutex);
+    others_failed = failed;
+    if (!read) return;
+    states = std::move(heard);
+    ++readings;
+  }
+};
+
+RankWatch::RankWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, WatchOptions options)
+    : rank_(rank),
+      options_(options),
+      talk_(std::make_shared<Talk>(std::move(store), rank, world_size, options.beat)),
+      pulses_(static_cast<size_t>(world_size)),
+      last_turn_(Clock::now()) {
+  // Not joined but waited for: a call to a store that is gone may never come back.
+  std::thread([talk = talk_] { talk->run(); }).detach();
+  thread_ = std::thread([this] { run(); });
+}
+
+RankWatch::~RankWatch() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_all();
+  thread_.join();
+  std::unique_lock lock(talk_->mutex);
+  talk_->stop = true;
+  talk_->changed.notify_all();
+  talk_->changed.wait_for(lock, 2s, [&] { return talk_->finished; });
+}
+
+void RankWatch::add(std::weak_ptr<const GroupTrace> trace, std::weak_ptr<FailureExchange> failures) {
+  std::lock_guard lock(talk_->mutex);
+  std::erase_if(talk_->groups, [](const auto& group) { return group.trace.expired(); });
+  talk_->groups.push_back({std::move(trace), std::move(failures)});
+}
+
+void RankWatch::set_place(std::string_view place) {
+  std::lock_guard lock(talk_->mutex);
+  talk_->place = place;
+  talk_->doing.clear();
+  talk_->place_since = talk_->doing_since = Clock::now();
+}
+
+void RankWatch::set_doing(std::string_view doing) {
+  std::lock_guard lock(talk_->mutex);
+  talk_->doing = doing;
+  talk_->doing_since = Clock::now();
+}
+
+std::string RankWatch::place() const {
+  std::lock_guard lock(talk_->mutex);
+  return talk_->place;
+}
+
+void RankWatch::run() {
+  std::unique_lock lock(mutex_);
+  while (!stop_.wait_for(lock, kTurn, [this] { return stopping_; })) {
+    lock.unlock();
+    look();
+    lock.lock();
+  }
+}
+
+void RankWatch::look() {
+  const auto now = Clock::now();
+  // This process itself was stopped, or its machine: what it has not heard meanwhile says nothing.
+  const bool was_away = now - std::exchange(last_turn_, now) > 5 * kTurn;
+  auto own = talk_->snapshot();
+  const auto* wait = own.longest_wait();
+  const double waited = wait ? wait->age : 0;
+  bool others_failed = false;
+  double unanswered = 0;
+  int64_t readings = 0;
+  std::vector<std::optional<RankSnapshot>> states;
+  {
+    std::lock_guard lock(talk_->mutex);
+    if (was_away) talk_->last_answer = now;
+    others_failed = talk_->others_failed;
+    unanswered = talk_->finished ? 0 : seconds(now - talk_->last_answer);
+    const bool wanted = waited >= seconds(options_.stall);
+    if (wanted && !talk_->wanted) talk_->changed.notify_all();
+    talk_->wanted = wanted;
+    readings = talk_->readings;
+    if (wanted) states = talk_->states;
+  }
+  if (waited < seconds(options_.stall)) {
+    suspected_.clear();
+    next_warning_ = seconds(options_.warn_after);
+    for (auto& pulse : pulses_) pulse = {-1, now};
+    return;
+  }
+  if (was_away)
+    for (auto& pulse : pulses_) pulse.since = now;
+  // The group has ended, and the operation that waits here has not noticed.
+  if (others_failed) {
+    std::vector<std::shared_ptr<FailureExchange>> all;
+    {
+      std::lock_guard lock(talk_->mutex);
+      for (const auto& group : talk_->groups)
+        if (auto failures = group.failures.lock()) all.push_back(std::move(failures));
+    }
+    for (const auto& failures : all) failures->interrupt();
+    return;
+  }
+  if (unanswered > seconds(options_.silence)) {
+    const auto who =
+        options_.serves_store < 0 ? std::string("the launcher") : fmt::format("rank {}", options_.serves_store);
+    return end_groups(fmt::format("[{}] the store has not answered for {:.0f} s; {}, which serves it, may be stopped "
+                                  "or its machine gone",
+                                  wait->what.substr(0, wait->what.find_first_of(": ")), unanswered, who),
+                      false);
+  }
+  states.resize(pulses_.size());
+  states[static_cast<size_t>(rank_)] = own;
+  if (readings != judged_) {
+    judged_ = readings;
+    for (size_t i = 0; i < states.size(); ++i)
+      if (const auto tick = states[i] ? states[i]->tick : 0; tick != pulses_[i].tick) pulses_[i] = {tick, now};
+    // Twice the same: the first may have been read while a rank was on its way.
+    auto line = find_deadlock(states, seconds(options_.stall));
+    if (!line.empty() && line == suspected_) return end_groups(line, true);
+    suspected_ = std::move(line);
+    for (const int other : missing_in_longest_wait(states, rank_)) {
+      const auto silent = seconds(now - pulses_[static_cast<size_t>(other)].since);
+      if (silent > seconds(options_.silence))
+        return end_groups(
+            fmt::format("[{}] {}", wait->what.substr(0, wait->what.find_first_of(": ")), silent_line(other, silent)),
+            true);
+    }
+  }
+  if (waited >= next_warning_) {
+    next_warning_ = 2 * waited;
+    if (unanswered > 5 * seconds(options_.beat) + 5)
+      say(fmt::format("[{}] waited for {:.0f} s, and the store has not answered for {:.0f} s", wait->what, waited,
+                      unanswered));
+    else
+      warn(own, *wait);
+  }
+}
+
+std::string RankWatch::silent_line(int rank, double silent) const {
+  return fmt::format("rank {} has not been heard of for {:.0f} s; it may be stopped or its machine gone", rank, silent);
+}
+
+void RankWatch::warn(const RankSnapshot& own, const GroupSnapshot::Operation& wait) {
+  std::vector<std::optional<RankSnapshot>> states;
+  {
+    std::lock_guard lock(talk_->mutex);
+    states = talk_->states;
+  }
+  states.resize(pulses_.size());
+  states[static_cast<size_t>(rank_)] = own;
+  const auto missing = missing_in_longest_wait(states, rank_);
+  // One of those who wait says it.
+  for (int i = 0; i < rank_; ++i)
+    if (const auto& other = states[static_cast<size_t>(i)]) {
+      const auto* theirs = other->longest_wait();
+      if (theirs && theirs->what == wait.what && std::find(missing.begin(), missing.end(), i) == missing.end()) return;
+    }
+  std::string list;
+  for (const int other : missing) {
+    const auto& state = states[static_cast<size_t>(other)];
+    const auto silent = seconds(Clock::now() - pulses_[static_cast<size_t>(other)].since);
+    std::string text;
+    if (!state || silent > 5 * seconds(options_.beat) + 2) {
+      text = silent_line(other, silent);
+      if (state && !state->place.empty()) text += fmt::format(" (last: {})", state->place);
+    } else if (const auto* waits = state->longest_wait(); waits && waits->age > 1) {
+      text = fmt::format("rank {} waits in {} for {:.0f} s", other, waits->what, waits->age);
+    } else if (!state->doing.empty() || !state->place.empty()) {
+      text = fmt::format("rank {} has been in {} for {:.0f} s", other,
+                         state->doing.empty()   ? state->place
+                         : state->place.empty() ? state->doing
+                                                : fmt::format("{} ({})", state->doing, state->place),
+                         state->doing.empty() ? state->place_age : state->doing_age);
+    } else if (!state->last.empty()) {
+      text =
+          fmt::format("rank {} is alive; its last operation was {}, {:.0f} s ago", other, state->last, state->last_age);
+    } else {
+      text = fmt::format("rank {} is alive and has begun no operation", other);
+    }
+    list += (list.empty() ? "" : "; ") + text;
+  }
+  say(fmt::format("[{}] rank {} has waited for {:.0f} s: {}", wait.what, rank_, wait.age,
+                  list.empty() ? "every rank has begun it" : list));
+}
+
+void RankWatch::end_groups(const std::string& line, bool store_answers) {
+  std::vector<std::shared_ptr<FailureExchange>> all;
+  {
+    std::lock_guard lock(talk_->mutex);
+    for (const auto& group : talk_->groups)
+      if (auto failures = group.failures.lock()) all.push_back(std::move(failures));
+  }
+  for (const auto& failures : all) failures->conclude(line, store_answers);
+}
+
+}  // namespace levin::detail
