@@ -1,11 +1,13 @@
 #include "levin/checkpoint/module_state.h"
 #include "levin/checkpoint/state_files.h"
 #include "levin/core/files.h"
+#include "levin/distributed/save_mark.h"
 
 namespace levin {
 namespace fs = std::filesystem;
 
 void detail::save_checkpoint_dict(const fs::path& folder, const StateDict& state, const SaveOptions& options) {
+  const SaveMark mark;
   if (options.shards) {
     const bool full = options.full || options.shards->saves_full();
     return full ? save_full(folder, state, options) : save_shards(folder, state, options);

@@ -66,7 +66,8 @@ class Help : public CLI::Formatter {
 struct Flags {
   std::string nproc_per_node = "1", nnodes = "1", node_rank, master_addr, master_port, rdzv_endpoint,
               rdzv_backend = "static", rdzv_id = "none", rdzv_conf, max_restarts = "0", monitor_interval = "0.1",
-              log_dir, redirects = "0", tee = "0", local_ranks_filter, role = "default", stop_grace = "5";
+              log_dir, redirects = "0", tee = "0", local_ranks_filter, role = "default", stop_grace = "5",
+              save_grace = "600";
   bool standalone = false;
   bool no_python = false;
 
@@ -91,6 +92,7 @@ struct Flags {
     value(app, "tee,-t", tee, "N|R:N,...", "outputs to files and to the console, as above");
     value(app, "local-ranks-filter", local_ranks_filter, "R,...", "show the output of these local ranks only");
     value(app, "stop-grace", stop_grace, "SECONDS", "time for ranks to end after a signal before they are killed (5)");
+    value(app, "save-grace", save_grace, "SECONDS", "time for a rank to finish the checkpoint it is writing (600)");
     flag(app, "no-python", no_python, "accepted; programs are always started as they are");
   }
 
@@ -204,6 +206,7 @@ LaunchSpec understand(const Flags& flags, const Machine& machine) {
   for (const auto& rank : split(flags.local_ranks_filter, ','))
     spec.shown_local_ranks.push_back(number("--local-ranks-filter", rank, 0, spec.nproc - 1));
   spec.stop_grace = std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds("--stop-grace", flags.stop_grace)));
+  spec.save_grace = std::chrono::milliseconds(static_cast<int64_t>(1000 * seconds("--save-grace", flags.save_grace)));
   return spec;
 }
 

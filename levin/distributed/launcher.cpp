@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <c10/util/Logging.h>
@@ -21,6 +22,7 @@
 
 #include "levin/core/error.h"
 #include "levin/distributed/rank_group.h"
+#include "levin/distributed/save_mark.h"
 #include "levin/distributed/store.h"
 
 extern char** environ;
@@ -77,11 +79,37 @@ class QuietStore {
   int before_;
 };
 
+/// Files that ranks lock while they write a checkpoint. Without a folder for temporary files there are none, and ranks
+/// have the grace time alone.
+class SaveMarks {
+ public:
+  explicit SaveMarks(int ranks) {
+    std::error_code error;
+    const auto base = std::filesystem::temp_directory_path(error);
+    std::string folder = (base / "levin_marks_XXXXXX").string();
+    if (error || !::mkdtemp(folder.data())) return;
+    folder_ = folder;
+    for (int i = 0; i < ranks; ++i) const Fd made(::open(path(i).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  }
+  ~SaveMarks() {
+    std::error_code ignored;
+    if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+  }
+  SaveMarks(const SaveMarks&) = delete;
+  SaveMarks& operator=(const SaveMarks&) = delete;
+
+  std::string of(int local) const { return folder_.empty() ? "" : path(local); }
+
+ private:
+  std::string path(int local) const { return (folder_ / std::to_string(local)).string(); }
+  std::filesystem::path folder_;
+};
+
 /// One call of launch().
 class LaunchedRun {
  public:
   LaunchedRun(const LaunchSpec& spec, std::string program)
-      : spec_(spec), program_(std::move(program)), host_(host_name()) {
+      : spec_(spec), program_(std::move(program)), host_(host_name()), marks_(spec.nproc) {
     nproc_.assign(1, spec.nproc);
     max_restarts_ = spec.max_restarts;
   }
@@ -101,6 +129,8 @@ class LaunchedRun {
         if (!lost_)
           say(fmt::format("levin: node {} did not say how it ended; its launcher or its machine may have died", node));
     }
+    // Whatever the others have printed since: the last line tells where to look.
+    if (failure_ && failure_->kind != RankFailure::Kind::kStopped) say(summary(*failure_, spec_.nnodes > 1));
     // After success the reader of the output has all the time it wants; a signal still ends it.
     while (!console_.flush(status == 0 ? std::chrono::hours(24) : std::chrono::milliseconds(1s), signals_.fd()))
       if (const auto signal = stopping_signal()) return status == 0 ? 128 + *signal : status;
@@ -115,9 +145,12 @@ class LaunchedRun {
       if (spec_.nnodes == 1) store_ = host_store("127.0.0.1", attempt == 0 ? spec_.master_port : 0, 5min);
       if (link_) link_->begin_attempt(attempt);
       const auto failure = run_ranks(plan(attempt), console_, signals_, link_.get());
+      failure_ = failure;
       if (!failure) return 0;
       lost_ = failure->kind == RankFailure::Kind::kLost;
-      if (failure->kind != RankFailure::Kind::kRank || attempt >= max_restarts_) return failure->status.shell_status();
+      const bool by_a_rank =
+          failure->kind == RankFailure::Kind::kRank || failure->kind == RankFailure::Kind::kLeftEarly;
+      if (!by_a_rank || attempt >= max_restarts_) return failure->status.shell_status();
       if (link_ && !all_nodes_ended()) return failure->status.shell_status();
       say(fmt::format("levin: starting all ranks again (restart {} of {})", attempt + 1, max_restarts_));
     }
@@ -229,6 +262,7 @@ class LaunchedRun {
     group.host = host_;
     group.several_nodes = spec_.nnodes > 1;
     group.stop_grace = spec_.stop_grace;
+    group.save_grace = spec_.save_grace;
     const int first = std::accumulate(nproc_.begin(), nproc_.begin() + node_, 0);
     for (int local = 0; local < spec_.nproc; ++local) {
       RankPlan rank;
@@ -241,6 +275,7 @@ class LaunchedRun {
         folder = log_folder_ / fmt::format("attempt_{}", attempt) / std::to_string(local);
         std::filesystem::create_directories(folder);
       }
+      rank.save_mark = marks_.of(local);
       rank.process.environment = environment(attempt, local, rank.rank, folder);
       rank.out = rule(1, local, rank.rank, folder / "stdout.log");
       rank.err = rule(2, local, rank.rank, folder / "stderr.log");
@@ -281,6 +316,7 @@ class LaunchedRun {
         {"TORCHELASTIC_RUN_ID", spec_.run_id},
         {"TORCHELASTIC_USE_AGENT_STORE", "True"},
     };
+    if (const auto mark = marks_.of(local); !mark.empty()) set[kSaveMarkVariable] = mark;
     if (!folder.empty()) set["TORCHELASTIC_ERROR_FILE"] = (folder / "error.json").string();
     if (!std::getenv("OMP_NUM_THREADS")) {
       const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -296,7 +332,8 @@ class LaunchedRun {
       const std::string_view text(*entry);
       const std::string name(text.substr(0, text.find('=')));
       // Another launcher's names for the same things would contradict ours.
-      if (!set.contains(name) && name != "GLOBAL_RANK" && name != "LEVIN_TERMINAL_WIDTH") result.emplace_back(text);
+      if (!set.contains(name) && name != "GLOBAL_RANK" && name != "LEVIN_TERMINAL_WIDTH" && name != kSaveMarkVariable)
+        result.emplace_back(text);
     }
     for (const auto& [name, value] : set) result.push_back(name + "=" + value);
     return result;
@@ -305,6 +342,7 @@ class LaunchedRun {
   const LaunchSpec& spec_;
   std::string program_;
   std::string host_;
+  SaveMarks marks_;
   QuietStore quiet_;
   SignalPipe signals_;
   Console console_;
@@ -313,7 +351,8 @@ class LaunchedRun {
   std::vector<int> nproc_;
   int node_ = 0;
   int max_restarts_ = 0;
-  bool lost_ = false;  // a node
+  bool lost_ = false;                   // a node
+  std::optional<RankFailure> failure_;  // of the last attempt
   std::filesystem::path log_folder_;
 };
 

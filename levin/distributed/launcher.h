@@ -48,6 +48,8 @@ struct LaunchSpec {
   std::vector<int> shown_local_ranks = {};
   /// How long ranks have between SIGTERM and SIGKILL.
   std::chrono::milliseconds stop_grace = std::chrono::seconds(5);
+  /// How long a rank that is writing a checkpoint is waited for before it is stopped.
+  std::chrono::milliseconds save_grace = std::chrono::minutes(10);
   /// How long to wait for the other nodes at the start.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <regex>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -31,9 +32,21 @@ bool speaks_of_a_lost_peer(const RankFailure& failure) {
 // Smaller explains larger.
 int order_of(const RankFailure& failure) {
   if (failure.kind == RankFailure::Kind::kStopped) return 0;
-  if (failure.kind == RankFailure::Kind::kLost) return 3;
+  if (failure.kind == RankFailure::Kind::kLeftEarly) return 3;
+  if (failure.kind == RankFailure::Kind::kLost) return 4;
   if (is_sudden(failure.status.signal)) return 1;
-  return speaks_of_a_lost_peer(failure) ? 4 : 2;
+  return speaks_of_a_lost_peer(failure) || !blamed_ranks(failure).empty() ? 5 : 2;
+}
+
+std::string how(const RankFailure& failure) {
+  if (failure.status.signal == SIGKILL) return "was killed by SIGKILL (out of memory? the kernel log may tell)";
+  if (failure.status.signal != 0) return fmt::format("was killed by {}", signal_name(failure.status.signal));
+  return fmt::format("ended with exit status {}", failure.status.code);
+}
+
+std::string who(const RankFailure& failure, bool several_nodes) {
+  return fmt::format("rank {} ({}pid {})", failure.rank,
+                     several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
 }
 
 }  // namespace
@@ -83,6 +96,36 @@ const RankFailure& root_cause(std::span<const RankFailure> failures) {
                            [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
 }
 
+std::vector<int> blamed_ranks(const RankFailure& failure) {
+  static const std::regex kBlame(
+      "ranks? ([0-9]+(?:(?:, | and )[0-9]+)*) (?:failed:|died|has left the group|have left the group|did not "
+      "arrive|has not been heard of)");
+  static const std::regex kNumber("[0-9]+");
+  std::vector<int> blamed;
+  for (const auto& line : failure.last_lines)
+    for (std::sregex_iterator it(line.begin(), line.end(), kBlame), end; it != end; ++it) {
+      const auto list = (*it)[1].str();
+      for (std::sregex_iterator number(list.begin(), list.end(), kNumber); number != end; ++number)
+        if (const auto text = number->str(); text.size() < 9)
+          if (const int rank = std::stoi(text); rank != failure.rank) blamed.push_back(rank);
+    }
+  return blamed;
+}
+
+std::string summary(const RankFailure& failure, bool several_nodes) {
+  if (failure.kind == RankFailure::Kind::kStopped) return describe(failure, several_nodes);
+  if (failure.kind == RankFailure::Kind::kLost)
+    return fmt::format("levin: the run failed: node {} ({}) was lost", failure.node, failure.host);
+  if (failure.kind == RankFailure::Kind::kLeftEarly)
+    return fmt::format("levin: the run failed: {} left first, with exit status 0, while other ranks needed it",
+                       who(failure, several_nodes));
+  // The last line that says something; an error that wraps over several is told above.
+  const auto said = std::find_if(failure.last_lines.rbegin(), failure.last_lines.rend(),
+                                 [](const auto& line) { return line.find_first_not_of(" \t\r") != std::string::npos; });
+  return fmt::format("levin: the run failed: {} failed first: it {}{}", who(failure, several_nodes), how(failure),
+                     said == failure.last_lines.rend() ? "" : ": " + *said);
+}
+
 std::string describe(const RankFailure& failure, bool several_nodes) {
   const auto node = fmt::format("node {} ({})", failure.node, failure.host);
   if (failure.kind == RankFailure::Kind::kStopped)
@@ -90,14 +133,9 @@ std::string describe(const RankFailure& failure, bool several_nodes) {
                        signal_name(failure.status.signal));
   if (failure.kind == RankFailure::Kind::kLost)
     return fmt::format("levin: {} does not answer any more; its launcher or its machine has died", node);
-  auto text = fmt::format("levin: rank {} ({}pid {}) ", failure.rank,
-                          several_nodes ? fmt::format("node {}, {}, ", failure.node, failure.host) : "", failure.pid);
-  if (failure.status.signal != 0) {
-    text += fmt::format("was killed by {}", signal_name(failure.status.signal));
-    if (failure.status.signal == SIGKILL) text += " (out of memory? the kernel log may tell)";
-  } else {
-    text += fmt::format("ended with exit status {}", failure.status.code);
-  }
+  if (failure.kind == RankFailure::Kind::kLeftEarly)
+    return fmt::format("levin: {} ended with exit status 0 while other ranks needed it", who(failure, several_nodes));
+  auto text = fmt::format("levin: {} {}", who(failure, several_nodes), how(failure));
   if (!failure.last_lines.empty()) text += "; its last lines:";
   for (const auto& line : failure.last_lines) text += "\n    " + line;
   return text;

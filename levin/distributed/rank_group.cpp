@@ -4,6 +4,7 @@
 #include <array>
 #include <csignal>
 #include <memory>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/distributed/save_mark.h"
 
 namespace levin::detail {
 namespace {
@@ -21,6 +23,10 @@ using Clock = std::chrono::steady_clock;
 // How long to look for the cause after the first failure: the cause and its consequences come close together.
 constexpr auto kCollect = 300ms;
 constexpr auto kCollectAcrossNodes = 600ms;
+// How long to wait for the end of a rank that others blame: it may still be on its way out.
+constexpr auto kCollectBlamed = 3s;
+// How often ranks that write a checkpoint are looked at.
+constexpr auto kLookAtSaves = 100ms;
 // How long output may still come from processes that ranks have left behind.
 constexpr auto kDrain = 500ms;
 // How long a killed process may take to go; one that hangs in the kernel never does.
@@ -31,13 +37,17 @@ struct Rank {
       : rank(plan.rank),
         out(console, Stream::kOut, plan.out),
         err(console, Stream::kErr, plan.err),
+        save_mark(plan.save_mark),
         process(plan.process) {}
 
   int rank;
   OutputRelay out;
   OutputRelay err;
+  std::string save_mark;
   Process process;
   bool ended = false;
+  bool ended_well = false;
+  bool blamed = false;
 };
 
 class RankGroup {
@@ -84,7 +94,7 @@ class RankGroup {
       add_output(polls, rank->process.out(), rank->out);
       add_output(polls, rank->process.err(), rank->err);
     }
-    auto until = std::min(deadline_, console_.next_turn());
+    auto until = std::min({deadline_, look_at_saves_, console_.next_turn()});
     if (drain_until_ && !drained()) until = std::min(until, *drain_until_);
     auto patience = until == Clock::time_point::max() ? 60s : std::max(Clock::duration(0), until - Clock::now());
     if (link_) patience = std::min<Clock::duration>(patience, 5s);  // a link that hangs makes no news
@@ -156,6 +166,7 @@ class RankGroup {
       rank->ended = true;
       while (read_some(rank->process.err(), rank->err)) {
       }
+      rank->ended_well = status->ok();
       if (status->ok() || is_ending()) continue;
       RankFailure failure;
       failure.node = spec_.node;
@@ -177,13 +188,89 @@ class RankGroup {
     if (link_) link_->report(failure);
   }
 
+  std::vector<RankFailure> all_failures() const {
+    // Every node must name the same cause: the list in the store has one order for all.
+    std::vector<RankFailure> all = remote_;
+    all.insert(all.end(), local_.begin(), local_.end());
+    return all;
+  }
+
+  /// Ranks of this node that ended well, and too early: others have failed for want of them.
+  void note_early_leavers() {
+    for (const auto& failure : all_failures()) {
+      if (failure.kind != RankFailure::Kind::kRank) continue;
+      for (const int blamed : blamed_ranks(failure))
+        for (auto& rank : ranks_) {
+          if (rank->rank != blamed || !rank->ended_well || rank->blamed) continue;
+          rank->blamed = true;
+          RankFailure early;
+          early.kind = RankFailure::Kind::kLeftEarly;
+          early.node = spec_.node;
+          early.host = spec_.host;
+          early.rank = rank->rank;
+          early.pid = rank->process.pid();
+          early.status = failure.status;
+          add(early);
+        }
+    }
+  }
+
+  /// Whether all that is known is that ranks fail because of others, which have not ended yet.
+  bool awaits_the_blamed() const {
+    const auto all = all_failures();
+    const auto& cause = root_cause(all);
+    if (cause.kind != RankFailure::Kind::kRank || Clock::now() >= collecting_since_ + kCollectBlamed) return false;
+    const auto blamed = blamed_ranks(cause);
+    return !blamed.empty() && !(all_ended() && !link_);
+  }
+
+  std::vector<int> saving() const {
+    std::vector<int> ranks;
+    for (const auto& rank : ranks_)
+      if (!rank->ended && is_marked(rank->save_mark)) ranks.push_back(rank->rank);
+    return ranks;
+  }
+
+  /// A checkpoint that is being written is waited for: before the ranks are told to end, and before they are killed.
+  void wait_for_saves() {
+    look_at_saves_ = Clock::time_point::max();
+    if (phase_ != Phase::kEnding || all_ended()) return;
+    const auto now = Clock::now();
+    const auto savers = now < save_until_ ? saving() : std::vector<int>{};
+    if (!savers.empty()) {
+      if (!std::exchange(said_saving_, true))
+        console_.line(Stream::kErr, fmt::format("levin: waiting for rank{} {} to finish {} checkpoint (Ctrl-C again to "
+                                                "stop now)",
+                                                savers.size() > 1 ? "s" : "", fmt::join(savers, ", "),
+                                                savers.size() > 1 ? "their" : "its"));
+      deadline_ = now + spec_.stop_grace;
+      look_at_saves_ = now + kLookAtSaves;
+    } else if (held_) {
+      tell(*std::exchange(held_, std::nullopt));
+    }
+  }
+
+  void tell(int signal) {
+    deadline_ = Clock::now() + spec_.stop_grace;
+    for (auto& rank : ranks_) {
+      rank->process.signal_group(signal);
+      rank->process.signal_group(SIGCONT);  // one that is stopped could not heed it
+    }
+  }
+
   void advance() {
     const bool failed = !local_.empty() || !remote_.empty();
     if (phase_ == Phase::kRunning && failed) {
       phase_ = Phase::kCollecting;
+      collecting_since_ = Clock::now();
       deadline_ = Clock::now() + (link_ ? kCollectAcrossNodes : kCollect);
     }
-    if (phase_ == Phase::kCollecting && (Clock::now() >= deadline_ || (!link_ && all_ended()))) end(SIGTERM);
+    if (phase_ == Phase::kCollecting) {
+      note_early_leavers();
+      if (Clock::now() >= deadline_ && awaits_the_blamed()) deadline_ = Clock::now() + kLookAtSaves;
+      if (Clock::now() >= deadline_ || (!link_ && all_ended())) end(SIGTERM);
+    }
+    wait_for_saves();
     if (phase_ == Phase::kEnding && Clock::now() >= deadline_ && !all_ended()) {
       for (const auto& rank : ranks_)
         if (!rank->ended) killed_.push_back(rank->rank);
@@ -198,17 +285,12 @@ class RankGroup {
   }
 
   void end(int signal) {
-    // Every node must name the same cause: the list in the store has one order for all.
-    std::vector<RankFailure> all = remote_;
-    all.insert(all.end(), local_.begin(), local_.end());
-    cause_ = root_cause(all);
+    cause_ = root_cause(all_failures());
     console_.line(Stream::kErr, describe(*cause_, spec_.several_nodes));
     phase_ = Phase::kEnding;
-    deadline_ = Clock::now() + spec_.stop_grace;
-    for (auto& rank : ranks_) {
-      rank->process.signal_group(signal);
-      rank->process.signal_group(SIGCONT);  // one that is stopped could not heed it
-    }
+    save_until_ = Clock::now() + spec_.save_grace;
+    held_ = signal;
+    wait_for_saves();
   }
 
   void kill_all() {
@@ -256,6 +338,11 @@ class RankGroup {
   std::vector<RankFailure> remote_;
   std::optional<RankFailure> cause_;
   std::vector<int> killed_;
+  Clock::time_point collecting_since_{};
+  Clock::time_point look_at_saves_ = Clock::time_point::max();
+  Clock::time_point save_until_{};
+  std::optional<int> held_;  // a signal that ranks get when their checkpoints are written
+  bool said_saving_ = false;
   bool all_done_ = false;
   bool reported_done_ = false;
   bool link_lost_ = false;

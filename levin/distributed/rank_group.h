@@ -18,6 +18,8 @@ struct RankPlan {
   ProcessSpec process;
   RelayRule out;
   RelayRule err;
+  /// The file that the rank locks while it writes a checkpoint; empty: it cannot say so.
+  std::string save_mark;
 };
 
 struct GroupSpec {
@@ -26,12 +28,13 @@ struct GroupSpec {
   std::string host;
   bool several_nodes = false;
   std::chrono::milliseconds stop_grace{};
+  std::chrono::milliseconds save_grace{};
 };
 
 /// Starts the ranks of this node, passes their output on and waits until all have ended, here and on the other nodes
 /// (`link`, null when there are none). The first failure anywhere, or a signal to this process, ends all: it is
-/// printed, the ranks are asked to end, and killed after the grace time. Returns what ended the attempt; nothing when
-/// all went well.
+/// printed, the ranks are asked to end, and killed after the grace time; a checkpoint that is being written is waited
+/// for. The last line names the rank that failed first. Returns what ended the attempt; nothing when all went well.
 std::optional<RankFailure> run_ranks(const GroupSpec& spec, Console& console, SignalPipe& signals, NodeLink* link);
 
 }  // namespace levin::detail

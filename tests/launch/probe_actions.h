@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 namespace levin::testing {
@@ -78,6 +79,13 @@ inline void act(const std::string& action, const std::string& value) {
     std::fflush(stdout);
   } else if (action == "ms") {
     std::this_thread::sleep_for(std::chrono::milliseconds(number));
+  } else if (action == "save") {  // as a rank that writes a checkpoint does
+    const int mark = ::open(variable("LEVIN_SAVE_MARK").c_str(), O_RDWR);
+    if (mark < 0 || ::flock(mark, LOCK_SH) != 0) std::exit(98);
+    say("saving");
+    std::this_thread::sleep_for(std::chrono::milliseconds(number));
+    say("saved");
+    ::close(mark);
   } else if (action == "sleep") {
     for (;;) ::pause();
   } else if (action == "exit") {
