@@ -13,6 +13,7 @@
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/trainer/defaults.h"
+#include "levin/trainer/loops/together.h"
 
 namespace levin::detail {
 namespace {
@@ -429,6 +430,9 @@ void Run::load_eval_data(Stage stage) {
     const auto least = fabric_->all_reduce(at::tensor(data.common, at::kLong).to(fabric_->device()), "min").cpu();
     std::copy_n(least.const_data_ptr<int64_t>(), data.common.size(), data.common.begin());
   }
+  // Where parameters are sharded every forward is a collective.
+  if (fabric_->strategy().shards())
+    check_lengths(*this, fitting_ ? "trainer.fit" : concat("trainer.", stage_name(stage)), data);
 }
 
 StageData& Run::eval_data(Stage stage) {

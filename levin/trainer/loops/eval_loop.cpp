@@ -2,6 +2,7 @@
 #include <c10/core/InferenceMode.h>
 
 #include "levin/core/error.h"
+#include "levin/trainer/loops/together.h"
 #include "levin/trainer/run.h"
 
 namespace levin::detail {
@@ -128,9 +129,11 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
   auto* log = stage == Stage::kPredict ? nullptr : &run.metric_log(stage);
   run.dataloader_idx_ = data.loaders.size() > 1 ? static_cast<int64_t>(index) : -1;
   source.start(run.progress_.epoch);
+  const auto loader = loader_name(run, data, index);
   int64_t done = 0;
   for (int64_t i = 0; !most || i < *most; ++i) {
     const StepInfo at{i, static_cast<int64_t>(index)};
+    note_batch(run, loader, i, most);
     void* batch = run.next_batch(source, at);
     if (!batch) break;
     run.batch_ = source.any(batch);
@@ -165,6 +168,7 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
     if (!run.fitting_ || run.fabric_->world_size() == 1 || i < data.common[index]) run.check_stop_requests();
   }
   source.finish();
+  note_end(run, loader, done);
   run.dataloader_idx_ = -1;
   return done;
 }

@@ -4,6 +4,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/trainer/defaults.h"
+#include "levin/trainer/loops/together.h"
 #include "levin/trainer/run.h"
 
 namespace levin::detail {
@@ -62,6 +63,7 @@ void validate_if_due(Run& run) {
     run_eval_loop(run, Stage::kValidate);
   }
   run.last_validation_ = Clock::now();
+  agree_to_stop(run);
 }
 
 void after_batch(Run& run) {
@@ -89,12 +91,17 @@ void run_batches(Run& run) {
     if (batches && progress.batch >= *batches) break;
     if (run.steps_are_done() || (run.should_stop_ && run.can_stop_early())) {
       progress.epoch_cut = !run.is_last_batch_;
+      if (run.should_stop_) note_stop(run);
       break;
     }
     const StepInfo at{progress.batch, 0};
+    note_batch(run, "train_dataloader", at.batch_idx, batches);
     run.advice_.before_fetch(run);
     void* batch = run.next_batch(source, at);
-    if (!batch) break;
+    if (!batch) {
+      note_end(run, "train_dataloader", progress.batch);
+      break;
+    }
     run.advice_.after_fetch();
     const auto time = run.span(Run::Action::kBatch);
     run.is_last_batch_ = (batches && progress.batch + 1 >= *batches) || (!source.size() && source.is_last());
@@ -129,6 +136,7 @@ void run_batches(Run& run) {
     after_batch(run);
   }
   source.finish();
+  check_same_end(run);
   // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
   run.window_open_ = false;
   run.write_waiting_checkpoints();
@@ -160,6 +168,7 @@ void run_epoch(Run& run, bool resumed) {
     run.load_train_data();
     run.load_eval_data(Stage::kValidate);
   }
+  check_lengths(run, "trainer.fit", run.train_data_);
   run.train_data_.loaders.front()->start(progress.epoch);
   if (progress.batch == 0) {
     run.call(
@@ -185,6 +194,7 @@ void run_epoch(Run& run, bool resumed) {
   at_end(true);
   run.set_site(kNoLogging);
   close_epoch(run);
+  agree_to_stop(run);
   run.check_stop_requests();
 }
 

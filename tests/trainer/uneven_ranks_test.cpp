@@ -1,0 +1,104 @@
+// Ranks whose loaders have different lengths, or of which one alone is told to stop: a line on all of them, no hang.
+
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+
+#include "levin/distributed/launcher.h"
+#include "tuning_net.h"
+
+namespace levin::tuning_test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kUnevenFolder = "LEVIN_UNEVEN_TEST_FOLDER";
+
+/// Runs a disabled test of this program as two ranks; the error that each of them got.
+std::vector<std::string> errors_of_ranks(const std::string& test) {
+  Folder folder;
+  ::setenv(kUnevenFolder, folder.path().c_str(), 1);
+  launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
+                      "--gtest_filter=UnevenRankBodies.DISABLED_" + test},
+          .nproc = 2});
+  std::vector<std::string> errors;
+  for (const char* rank : {"rank_0", "rank_1"}) {
+    const auto path = folder.path() / rank;
+    errors.push_back(std::filesystem::exists(path) ? read_file(path) : "(nothing)");
+  }
+  return errors;
+}
+
+std::filesystem::path uneven_folder() {
+  return std::getenv(kUnevenFolder) ? std::getenv(kUnevenFolder) : "";
+}
+
+int own_rank() {
+  return std::getenv("RANK") ? std::atoi(std::getenv("RANK")) : 0;
+}
+
+struct Small : TrainModule {
+  Small() { layer = register_module("layer", torch::nn::Linear(4, 1)); }
+  StepOutput training_step(const Batch& batch, const StepInfo&) override { return layer(batch["x"]).mean(); }
+  Optimizers configure_optimizers() override { return optim::SGD(layer->parameters(), {.lr = 0.1}); }
+  torch::nn::Linear layer{nullptr};
+};
+
+std::vector<Batch> batches(size_t count) {
+  std::vector<Batch> all;
+  for (size_t i = 0; i < count; ++i) all.push_back(Batch{{"x", at::ones({2, 4})}});
+  return all;
+}
+
+/// Batches of which nobody knows how many there are.
+struct Stream {
+  std::vector<Batch> all;
+  auto begin() { return all.begin(); }
+  auto end() { return all.end(); }
+};
+
+template <class L>
+void fit_and_tell(L loader, std::vector<CallbackRef> callbacks = {}) {
+  auto options = quiet(std::move(callbacks), 2, uneven_folder());
+  options.strategy = "ddp";
+  options.devices = 2;
+  options.use_distributed_sampler = false;
+  std::string error = "no error";
+  Small net;
+  Trainer trainer(options);
+  try {
+    trainer.fit(net, std::move(loader));
+  } catch (const std::exception& e) {
+    error = e.what();
+  }
+  write_file(uneven_folder() / ("rank_" + std::to_string(own_rank())), error);
+}
+
+TEST(UnevenRankBodies, DISABLED_KnownLengths) {
+  fit_and_tell(batches(own_rank() == 0 ? 5 : 3));
+}
+
+TEST(UnevenRanks, LengthsThatAreKnownAreCompared) {
+  for (const auto& error : errors_of_ranks("KnownLengths"))
+    EXPECT_THAT(error, HasSubstr("rank 1's train_dataloader has 3 batches, rank 0's has 5"));
+}
+
+TEST(UnevenRankBodies, DISABLED_Streams) {
+  fit_and_tell(Stream{batches(own_rank() == 0 ? 5 : 3)});
+}
+
+TEST(UnevenRanks, AStreamThatEndsEarlyIsNoticed) {
+  for (const auto& error : errors_of_ranks("Streams"))
+    EXPECT_THAT(error, HasSubstr("its train_dataloader ended after 3 batches"));
+}
+
+TEST(UnevenRankBodies, DISABLED_EvenStreams) {
+  fit_and_tell(Stream{batches(3)});
+}
+
+TEST(UnevenRanks, StreamsOfTheSameLengthTrain) {
+  for (const auto& error : errors_of_ranks("EvenStreams")) EXPECT_EQ(error, "no error");
+}
+
+}  // namespace
+}  // namespace levin::tuning_test
