@@ -201,6 +201,7 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
     explicit Inside(std::atomic<int>& d) : depth(d) { ++depth; }
     ~Inside() { --depth; }
   } inside(core.in_backward);
+  if (!syncs.empty()) core.strategy->group().note_doing("backward");
   run_backward(syncs, scaled, [&] { scaled.backward(options.gradient, options.retain_graph, options.create_graph); });
   for (const auto& call : calls) call->forwarded = options.retain_graph;
 }
@@ -248,6 +249,26 @@ void Fabric::note_loader_kept(bool asked) const {
     warn_once(
         "[fabric.setup_dataloaders] this loader is not a levin::DataLoader, so its sampler stays: every rank sees all "
         "of its batches");
+}
+
+detail::LoaderNote Fabric::loader_note() const {
+  if (!core_->launched || core_->placement.world_size == 1) return {};
+  return {core_, core_->loaders++};
+}
+
+void detail::LoaderNote::tell(int64_t batch, std::optional<int64_t> batches, bool ended) const {
+  const auto core = core_.lock();
+  if (!core || !core->launched) return;
+  const auto name = number_ == 0 ? std::string("dataloader") : concat("dataloader ", number_);
+  core->strategy->group().note_place(ended     ? concat("its ", name, " ended after ", batch, " batches")
+                                     : batches ? concat("batch ", batch, " of ", *batches, " of its ", name)
+                                               : concat("batch ", batch, " of its ", name));
+}
+
+void Fabric::begin_join(detail::ModuleCall& call, const JoinOptions& options) {
+  if (world_size() == 1 || !call.sync) return;
+  LEVIN_CHECK(call.sync->begin_join(options.divide_by_initial_world_size), "[fabric.join_uneven_inputs] strategy \"",
+              core_->strategy->name(), "\" needs as many steps on every rank; \"ddp\" can do without");
 }
 
 void Fabric::print_line(const std::string& line) const {

@@ -54,6 +54,12 @@ struct ClipOptions {
   bool error_if_nonfinite = true;
 };
 
+struct JoinOptions {
+  /// Gradients are divided by the number of all ranks, also where some have made their last step; else by the number of
+  /// those that have not.
+  bool divide_by_initial_world_size = true;
+};
+
 struct InitModuleOptions {
   /// Do not run the initializers: for models whose weights are loaded next.
   bool empty_init = false;
@@ -160,14 +166,14 @@ class Fabric {
                                                                      : T(loader);
       // A loader of ours brings the batches to the device itself, ahead of their use.
       own = own.placed({.device = target, .local_ranks = local_world_size()});
-      return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU));
+      return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU), loader_note());
     } else {
       note_loader_kept(options.use_distributed_sampler);
       if constexpr (std::is_lvalue_reference_v<L>)
-        return FabricLoader<std::remove_reference_t<L>*>(std::make_shared<std::remove_reference_t<L>*>(&loader),
-                                                         target);
+        return FabricLoader<std::remove_reference_t<L>*>(std::make_shared<std::remove_reference_t<L>*>(&loader), target,
+                                                         loader_note());
       else
-        return FabricLoader<T>(std::make_shared<T>(std::move(loader)), target);
+        return FabricLoader<T>(std::make_shared<T>(std::move(loader)), target, loader_note());
     }
   }
   template <class A, class B, class... More>
@@ -285,6 +291,21 @@ class Fabric {
       return NoSync(nullptr);
   }
 
+  /// Runs a loop over batches in which ranks may make different numbers of steps, as torch's `with model.join():`. A
+  /// rank whose loop has ended takes part in the reductions of the others with zeros, and waits until all have ended;
+  /// then all have the parameters of one that made the most steps. Strategy "ddp"; another one with several ranks is an
+  /// Error. In the loop, beside forward and backward of the module, there must be no collective. Every rank must call.
+  ///
+  ///     fabric.join_uneven_inputs(net, [&] { for (auto& batch : loader) { ... } });
+  template <class M, std::invocable F>
+  void join_uneven_inputs(const M& module, F&& loop, JoinOptions options = {}) {
+    static_assert(IsFabricModule<M>::value, "levin: join_uneven_inputs takes the module that setup returned");
+    auto& call = module.setup_call();
+    begin_join(call, options);
+    loop();
+    if (call.sync) call.sync->end_join();
+  }
+
   /// While the result lives, new tensors are made on this rank's device, in the run's dtype.
   [[nodiscard]] std::unique_ptr<InitScope> init_tensor() const;
 
@@ -376,6 +397,8 @@ class Fabric {
   std::shared_ptr<detail::ModuleCall> setup_call(std::shared_ptr<torch::nn::Module> module, SetupOptions options);
   Optimizer setup_optimizer(Optimizer optimizer);
   void note_loader_kept(bool asked) const;
+  detail::LoaderNote loader_note() const;
+  void begin_join(detail::ModuleCall& call, const JoinOptions& options);
   InitOptions init_options(InitModuleOptions options) const;
   void print_line(const std::string& line) const;
   std::string broadcast_text(std::string text, int src);

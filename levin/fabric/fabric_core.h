@@ -27,6 +27,8 @@ struct FabricCore {
   std::vector<std::weak_ptr<ModuleCall>> synced;
   /// Optimizers that were set up: a second time is refused.
   std::vector<std::weak_ptr<OptimizerImpl>> optimizers;
+  /// Loaders that were set up: their numbers name them.
+  int loaders = 0;
 };
 
 }  // namespace levin::detail

@@ -14,6 +14,27 @@ namespace levin {
 
 namespace detail {
 
+struct FabricCore;
+
+/// Tells the ranks of a run how far this one is in a loader, for lines about ranks that wait for it. Empty: there are
+/// no others.
+class LoaderNote {
+ public:
+  LoaderNote() = default;
+  LoaderNote(std::weak_ptr<FabricCore> core, int number) : core_(std::move(core)), number_(number) {}
+  void at(int64_t batch, std::optional<int64_t> batches) const {
+    if (number_ >= 0) tell(batch, batches, false);
+  }
+  void ended(int64_t batches) const {
+    if (number_ >= 0) tell(batches, {}, true);
+  }
+
+ private:
+  void tell(int64_t batch, std::optional<int64_t> batches, bool ended) const;
+  std::weak_ptr<FabricCore> core_;
+  int number_ = -1;
+};
+
 template <class T>
 concept LoaderPointer = requires(T& p) {
   (*p).begin();
@@ -45,7 +66,8 @@ class FabricLoader {
                 "each_tensor(F&&)");
 
   /// Batches are moved to the device; the CPU means that they stay where they are.
-  FabricLoader(std::shared_ptr<L> loader, c10::Device device) : loader_(std::move(loader)), device_(device) {}
+  FabricLoader(std::shared_ptr<L> loader, c10::Device device, detail::LoaderNote note = {})
+      : loader_(std::move(loader)), device_(device), note_(std::move(note)) {}
 
   class iterator {
    public:
@@ -53,7 +75,9 @@ class FabricLoader {
     using difference_type = std::ptrdiff_t;
     using iterator_concept = std::input_iterator_tag;
 
-    iterator(Inner it, Sentinel end, c10::Device device) : it_(std::move(it)), end_(std::move(end)), device_(device) {
+    iterator(Inner it, Sentinel end, c10::Device device, detail::LoaderNote note = {},
+             std::optional<int64_t> batches = {})
+        : it_(std::move(it)), end_(std::move(end)), device_(device), note_(std::move(note)), batches_(batches) {
       fetch();
     }
     Value& operator*() const {
@@ -63,6 +87,7 @@ class FabricLoader {
     }
     iterator& operator++() {
       ++it_;
+      ++count_;
       fetch();
       return *this;
     }
@@ -74,7 +99,8 @@ class FabricLoader {
 
     void fetch() {
       done_ = it_ == end_;
-      if (done_) return;
+      if (done_) return note_.ended(count_);
+      note_.at(count_, batches_);
       if constexpr (kByReference)
         if (device_.is_cpu()) return;
       batch_.emplace(*it_);
@@ -89,9 +115,17 @@ class FabricLoader {
     c10::Device device_;
     mutable std::optional<Value> batch_;
     bool done_ = false;
+    detail::LoaderNote note_;
+    std::optional<int64_t> batches_;
+    int64_t count_ = 0;
   };
 
-  iterator begin() { return iterator(range().begin(), range().end(), device_); }
+  iterator begin() {
+    std::optional<int64_t> batches;
+    if constexpr (requires(Range & r) { static_cast<int64_t>(r.size()); })
+      batches = static_cast<int64_t>(range().size());
+    return iterator(range().begin(), range().end(), device_, note_, batches);
+  }
   std::default_sentinel_t end() const { return {}; }
   /// Number of batches of one pass on this rank, where the loader knows it.
   auto size() const requires requires(Range& r) { r.size(); }
@@ -112,6 +146,7 @@ class FabricLoader {
 
   std::shared_ptr<L> loader_;
   c10::Device device_;
+  detail::LoaderNote note_;
 };
 
 }  // namespace levin

@@ -14,7 +14,10 @@ Tensor cast_floating(const Tensor& tensor, c10::ScalarType dtype) {
 }
 
 CallScope::CallScope(ModuleCall& call) : call_(call) {
-  if (call.sync) call.sync->before_forward();
+  if (call.sync) {
+    call.core->strategy->group().note_doing("forward");
+    call.sync->before_forward();
+  }
   if (call.precision.autocast) {
     autocast_.emplace(call.device, *call.precision.autocast);
   } else if (call.precision.params) {

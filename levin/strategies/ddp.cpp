@@ -214,8 +214,46 @@ class DdpModule : public ModuleSync {
       reducer_->prepare_for_forward();
       forward_prepared_ = true;
     }
+    if (joining_) say_still_stepping();
     rebuild_if_due();
-    if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
+    if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_, joining_ ? authority_ : 0);
+  }
+
+  bool begin_join(bool divide_by_initial_world_size) override {
+    LEVIN_CHECK(!options_.static_graph && !options_.sync_batchnorm && sync_,
+                "[ddp] join_uneven_inputs does not go with ",
+                options_.static_graph     ? "static_graph"
+                : options_.sync_batchnorm ? "sync_batchnorm"
+                                          : "no_backward_sync",
+                ": a rank without a batch could not take part in it");
+    joining_ = true;
+    static_divisor_ = divide_by_initial_world_size;
+    return true;
+  }
+
+  void end_join() override {
+    if (!std::exchange(joining_, false)) return;
+    // What the others do in a step, in the same order, with zeros. A rank that ends last finds nobody left.
+    at::NoGradGuard no_grad;
+    while (count_stepping(false) > 0) {
+      find_authority(false);
+      rebuild_if_due();
+      if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_, authority_);
+      group_->run("ddp.join", [&](c10d::ProcessGroup& ranks) {
+        for (auto& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/true))
+          reducer_->run_comm_hook(bucket)->waitAndThrow();
+        if (!options_.find_unused_parameters) return;
+        auto used = std::vector<Tensor>{reducer_->get_local_used_map_on_device()};
+        ranks.allreduce(used)->wait();
+      });
+      reducer_->push_rebuilt_params_for_all_indices();
+      rebuild_due_ = true;
+    }
+    // Ranks that ended before have not stepped since: a last one's values are everybody's.
+    find_authority(last_to_step_);
+    last_to_step_ = false;
+    detail::broadcast_states(*group_, parameters_, authority_);
+    detail::broadcast_states(*group_, buffers_, authority_);
   }
 
   void leave_forward() override { batchnorm_.reset(); }
@@ -273,7 +311,11 @@ class DdpModule : public ModuleSync {
     in_backward_ = false;
     loss_ = Tensor();
     auto* failures = group_->failures();
-    if (failures->failed()) return;  // a collective inside backward has said it all
+    // A collective inside backward has said it all, or somebody has ended the group while one waited.
+    if (failures->failed()) {
+      if (dynamic_cast<const Error*>(&error)) return;
+      throw Error(failures->reason());
+    }
     const auto line = one_line(error);
     const bool from_outside = line.find("gloo") != std::string::npos || line.find("NCCL") != std::string::npos ||
                               !failures->closed_peers().empty();
@@ -284,12 +326,47 @@ class DdpModule : public ModuleSync {
       failures->leave({FailureReport::Kind::kFailed, line});
   }
 
-  void set_sync(bool enabled) override { sync_ = enabled; }
+  void set_sync(bool enabled) override {
+    LEVIN_CHECK(enabled || !joining_, "[ddp] no_backward_sync does not go with join_uneven_inputs");
+    sync_ = enabled;
+  }
   void sync_buffers() override {
     if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
   }
 
  private:
+  /// How many ranks make a step now; a rank that does not says so.
+  int64_t count_stepping(bool steps) {
+    counted_ = at::full({1}, steps ? 1 : 0, at::device(parameters_[0].tensor.device()).dtype(at::kLong));
+    group_->run("ddp.join", [&](c10d::ProcessGroup& ranks) {
+      std::vector<Tensor> tensors{counted_};
+      count_work_ = ranks.allreduce(tensors);
+      count_work_->wait();
+    });
+    const auto count = counted_.item<int64_t>();
+    if (count > 0) last_to_step_ = steps;
+    return count;
+  }
+
+  /// The largest of the ranks that say yes: its buffers, and at the end its parameters, are everybody's.
+  void find_authority(bool mine) {
+    auto rank = at::full({1}, mine ? group_->rank() : -1, at::device(parameters_[0].tensor.device()).dtype(at::kLong));
+    group_->run("ddp.join", [&](c10d::ProcessGroup& ranks) {
+      std::vector<Tensor> tensors{rank};
+      c10d::AllreduceOptions how;
+      how.reduceOp = c10d::ReduceOp::MAX;
+      ranks.allreduce(tensors, how)->wait();
+    });
+    authority_ = static_cast<int>(std::max<int64_t>(rank.item<int64_t>(), 0));
+  }
+
+  void say_still_stepping() {
+    count_stepping(true);
+    // The reducer asks it for its divisor.
+    reducer_->set_forward_pass_work_handle(count_work_, static_divisor_);
+    find_authority(true);
+  }
+
   void arm() {
     if (armed_ || !sync_ || !in_backward_) return;
     LEVIN_CHECK(!at::GradMode::is_enabled(),
@@ -397,6 +474,12 @@ class DdpModule : public ModuleSync {
   bool hands_out_leaf_ = false;
   bool rebuild_due_ = false;
   bool static_graph_known_ = false;
+  bool joining_ = false;
+  bool static_divisor_ = true;
+  bool last_to_step_ = false;
+  int authority_ = 0;
+  Tensor counted_;
+  c10::intrusive_ptr<c10d::Work> count_work_;
 };
 
 }  // namespace

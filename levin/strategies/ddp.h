@@ -46,8 +46,8 @@ std::vector<NamedState> unique_buffers(const torch::nn::Module& module);
 /// `kind` is "parameter" or "buffer".
 void check_same_states(Collective& group, std::string_view kind, std::span<const NamedState> states);
 
-/// Sends rank 0's values to all.
-void broadcast_states(Collective& group, std::span<const NamedState> states);
+/// Sends rank `src`'s values to all.
+void broadcast_states(Collective& group, std::span<const NamedState> states, int src = 0);
 
 }  // namespace detail
 }  // namespace levin

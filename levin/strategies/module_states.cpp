@@ -63,7 +63,7 @@ void check_same_states(Collective& group, std::string_view kind, std::span<const
   }
 }
 
-void broadcast_states(Collective& group, std::span<const NamedState> states) {
+void broadcast_states(Collective& group, std::span<const NamedState> states, int src) {
   if (states.empty() || group.size() == 1) return;
   std::vector<Tensor> tensors;
   // A new version counter: what is sent in between two forwards must not void what the first one saved for backward.
@@ -73,7 +73,7 @@ void broadcast_states(Collective& group, std::span<const NamedState> states) {
   at::NoGradGuard no_grad;
   group.run("ddp", [&](c10d::ProcessGroup& process_group) {
     c10d::broadcast_coalesced(c10::intrusive_ptr<c10d::ProcessGroup>::unsafe_reclaim_from_nonowning(&process_group),
-                              tensors, kBucketBytes);
+                              tensors, kBucketBytes, src);
   });
 }
 

@@ -45,6 +45,13 @@ class ModuleSync {
   virtual void set_sync(bool enabled) = 0;
   /// Rank 0's buffers on every rank, where the strategy keeps them the same. Every rank must call.
   virtual void sync_buffers() {}
+  /// From here on ranks may make different numbers of steps: one that has made its last takes part in the reductions of
+  /// the others with zeros, until end_join(). Gradients are divided by the number of all ranks, or of those that still
+  /// step. False: this strategy cannot.
+  virtual bool begin_join(bool /*divide_by_initial_world_size*/) { return false; }
+  /// This rank has made its last step. Returns when all have; parameters and buffers are then those of a rank that made
+  /// the most.
+  virtual void end_join() {}
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

@@ -59,7 +59,8 @@ Tensor behind(const Tensor& tensor, const std::shared_ptr<torch::autograd::Node>
 /// Gathers what a unit needs before its forward and lets go of it after.
 class ShardedModule::Around final : public Interceptor {
  public:
-  Around(ShardedModule& module, ShardedUnit& unit) : module_(module), unit_(unit) {}
+  Around(ShardedModule& module, ShardedUnit& unit)
+      : module_(module), unit_(unit), doing_(concat("forward of unit \"", unit.name, "\"")) {}
 
   void around(Call& call) override {
     auto& m = module_;
@@ -72,6 +73,7 @@ class ShardedModule::Around final : public Interceptor {
       return call.proceed();
     }
     m.resume_forward();
+    if (m.options_.everyone) m.options_.everyone->note_doing(doing_);
     m.use(unit_);
     for (auto* group : unit_.groups) ++group->progress.computing;
     const bool training = at::GradMode::is_enabled();
@@ -85,6 +87,7 @@ class ShardedModule::Around final : public Interceptor {
  private:
   ShardedModule& module_;
   ShardedUnit& unit_;
+  const std::string doing_;
 };
 
 /// Where a forward can go on after a backward in the middle of it.
