@@ -1,6 +1,7 @@
 #include "levin/loggers/csv.h"
 
 #include <algorithm>
+#include <span>
 
 #include "levin/core/files.h"
 #include "levin/loggers/csv_text.h"
@@ -13,6 +14,15 @@ constexpr const char* kStep = "step";
 
 std::string read_whole(const std::filesystem::path& path) {
   return read_file(path, UINT64_MAX);
+}
+
+/// The fields of the last of so many rows; empty when there are fewer.
+std::string last_row(const std::string& text, std::span<const std::string> columns, int64_t rows) {
+  auto table = detail::read_csv(text);
+  if (rows < 1 || table.rows.size() < static_cast<size_t>(rows)) return {};
+  const detail::CsvTable one{.columns = table.columns, .rows = {std::move(table.rows[static_cast<size_t>(rows) - 1])}};
+  const auto lines = detail::write_csv(one, columns, 1);
+  return lines.substr(lines.find(detail::kCsvEnd) + detail::kCsvEnd.size());
 }
 
 }  // namespace
@@ -103,6 +113,19 @@ void CsvLogger::add_position(StateDict& position) {
   StateList columns(columns_.begin(), columns_.end());
   position["file_rows"] = rows_in_file_;
   position["columns"] = std::move(columns);
+  if (rows_in_file_ > 0) position["last_row"] = last_row(read_whole(log_dir() / kMetricsFile), columns_, rows_in_file_);
+}
+
+bool CsvLogger::has_files(const std::filesystem::path& folder, const StateDict& position) const {
+  const auto rows = position.at("file_rows").to_int();
+  const auto* last = position.find("last_row");
+  if (rows == 0 || !last) return true;
+  std::vector<std::string> columns;
+  for (const auto& column : position.at("columns").to_list()) columns.push_back(column.to_string());
+  std::error_code ignored;
+  const auto path = folder / kMetricsFile;
+  if (!std::filesystem::exists(path, ignored)) return false;
+  return last_row(read_whole(path), columns, rows) == last->to_string();
 }
 
 int64_t CsvLogger::restore(const std::filesystem::path& old, const StateDict& position) {

@@ -19,6 +19,7 @@ class CsvLogger : public FolderLogger {
   void write_rows(const detail::HeldRows& rows) override;
   void add_position(StateDict& position) override;
   int64_t restore(const std::filesystem::path& old, const StateDict& position) override;
+  bool has_files(const std::filesystem::path& folder, const StateDict& position) const override;
 
  private:
   void open();

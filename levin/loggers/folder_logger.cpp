@@ -82,6 +82,27 @@ void FolderLogger::resume(const StateDict& position) {
     }
 }
 
+bool FolderLogger::has_log(const StateDict& position) const {
+  const auto* kind = position.find("logger");
+  const auto* folder = position.find("folder");
+  if (!kind || !folder || kind->to_string() != kind_) return true;
+  std::error_code ignored;
+  const std::filesystem::path old = folder->to_string();
+  if (position.at("rows").to_int() == 0) return true;
+  return std::filesystem::is_directory(old, ignored) && has_files(old, position);
+}
+
+bool FolderLogger::reopen(const std::filesystem::path& folder) {
+  std::error_code ignored;
+  if ((options_.version && !options_.version_of_new_run) || count_ > 0 ||
+      !folder.filename().string().starts_with("version_") || !std::filesystem::is_directory(folder, ignored))
+    return false;
+  const auto own = root_ / options_.name;
+  if (!std::filesystem::equivalent(folder.parent_path(), own, ignored)) return false;
+  folder_ = own / folder.filename();
+  return true;
+}
+
 void FolderLogger::warn_incomplete(const std::filesystem::path& file, int64_t found, int64_t expected) const {
   if (found > 0)
     log_warning(detail::concat("[", kind_, "] the log to go on from, \"", file.string(), "\", has only ", found, " of ",

@@ -20,6 +20,8 @@ class FolderLogger : public Logger {
   std::filesystem::path log_dir() const override;
   StateDict position() override;
   void resume(const StateDict& position) override;
+  bool has_log(const StateDict& position) const override;
+  bool reopen(const std::filesystem::path& folder) override;
 
  protected:
   /// `kind` is the logger's name in messages and positions, "csv_logger". `clock` gives the time of a row in seconds,
@@ -33,6 +35,9 @@ class FolderLogger : public Logger {
   /// Drops this log and makes it what it was at the position, from the files in `old`, which may be log_dir(). Returns
   /// how many of the position's rows are there.
   virtual int64_t restore(const std::filesystem::path& old, const StateDict& position) = 0;
+
+  /// Whether the files in `folder` begin as they were at the position: the rows of another run must not be cut.
+  virtual bool has_files(const std::filesystem::path& /*folder*/, const StateDict& /*position*/) const { return true; }
 
   /// save() for destructors, which have nobody to tell.
   void save_quietly() noexcept;

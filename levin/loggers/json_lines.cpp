@@ -16,6 +16,15 @@ uint64_t sound_bytes(const std::filesystem::path& path) {
   return std::filesystem::exists(path, ignored) ? detail::whole_lines(read_file(path, UINT64_MAX)) : 0;
 }
 
+/// The last line of the first bytes of a file; of a shorter one that of the whole file.
+std::string last_line(const std::filesystem::path& path, uint64_t bytes) {
+  auto text = read_file(path, UINT64_MAX).substr(0, bytes);
+  text.resize(detail::whole_lines(text));
+  if (text.empty()) return text;
+  const auto before = text.size() < 2 ? std::string::npos : text.rfind('\n', text.size() - 2);
+  return before == std::string::npos ? text : text.substr(before + 1);
+}
+
 }  // namespace
 
 JsonLinesLogger::JsonLinesLogger(std::filesystem::path root, LoggerOptions options)
@@ -46,6 +55,18 @@ void JsonLinesLogger::write_rows(const detail::HeldRows& rows) {
 void JsonLinesLogger::add_position(StateDict& position) {
   file_.sync();
   position["bytes"] = file_.is_open() ? file_.size() : sound_bytes(log_dir() / kLinesFile);
+  if (const auto bytes = position.at("bytes").to_int(); bytes > 0)
+    position["last_row"] = last_line(log_dir() / kLinesFile, static_cast<uint64_t>(bytes));
+}
+
+bool JsonLinesLogger::has_files(const std::filesystem::path& folder, const StateDict& position) const {
+  const auto bytes = static_cast<uint64_t>(position.at("bytes").to_int());
+  const auto* last = position.find("last_row");
+  if (bytes == 0 || !last) return true;
+  std::error_code ignored;
+  const auto path = folder / kLinesFile;
+  if (!std::filesystem::exists(path, ignored)) return false;
+  return std::filesystem::file_size(path, ignored) >= bytes && last_line(path, bytes) == last->to_string();
 }
 
 int64_t JsonLinesLogger::restore(const std::filesystem::path& old, const StateDict& position) {

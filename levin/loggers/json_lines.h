@@ -16,6 +16,7 @@ class JsonLinesLogger : public FolderLogger {
   void write_rows(const detail::HeldRows& rows) override;
   void add_position(StateDict& position) override;
   int64_t restore(const std::filesystem::path& old, const StateDict& position) override;
+  bool has_files(const std::filesystem::path& folder, const StateDict& position) const override;
 
  private:
   detail::AppendFile file_;

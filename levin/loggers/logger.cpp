@@ -19,6 +19,12 @@ StateDict Logger::position() {
 }
 
 void Logger::resume(const StateDict&) {}
+bool Logger::has_log(const StateDict&) const {
+  return true;
+}
+bool Logger::reopen(const std::filesystem::path&) {
+  return false;
+}
 
 int64_t next_version(const std::filesystem::path& root, const std::string& name) {
   constexpr std::string_view kPrefix = "version_";

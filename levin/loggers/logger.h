@@ -48,6 +48,11 @@ class Logger {
   /// The run goes on from a checkpoint: this log becomes what the log at that position was, and new rows follow. Rows
   /// behind the position are dropped when it is the same folder, and rows before it are copied when it is another.
   virtual void resume(const StateDict& position);
+  /// Whether the files that a position names are still there, and are those of its run. By itself yes.
+  virtual bool has_log(const StateDict& position) const;
+  /// Before anything is written: the run goes on from a checkpoint, and so does its folder. False, and nothing changes,
+  /// when it is no folder of this logger, or the version was asked for by number. By itself so.
+  virtual bool reopen(const std::filesystem::path& folder);
 };
 
 struct LoggerOptions {
@@ -55,6 +60,9 @@ struct LoggerOptions {
   std::string name = "levin_logs";
   /// The folder version_N; by itself the next free one. Loggers that are given the same one share its folder.
   std::optional<int64_t> version = {};
+  /// The version is for a new run only: one that goes on from a checkpoint keeps its folder, as it does when no version
+  /// is given.
+  bool version_of_new_run = false;
   /// How many rows may be held back before they are written.
   int64_t flush_every_n_rows = 100;
   /// How long rows may be held back: the first row after that time takes them along.

@@ -138,6 +138,11 @@ void TensorBoardLogger::add_position(StateDict& position) {
   position["hparams"] = hparams_checksum_;
 }
 
+bool TensorBoardLogger::has_files(const std::filesystem::path& folder, const StateDict& position) const {
+  std::error_code ignored;
+  return std::filesystem::exists(folder / position.at("file").to_string(), ignored);
+}
+
 int64_t TensorBoardLogger::restore(const std::filesystem::path& old, const StateDict& position) {
   const auto bytes = static_cast<uint64_t>(position.at("bytes").to_int());
   const auto records = position.at("records").to_int();
