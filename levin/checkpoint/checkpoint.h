@@ -58,11 +58,16 @@ struct LoadOptions {
   ShardMap* shards = nullptr;
   /// Names that are not read although nothing is bound to them.
   std::vector<std::string> skip = {};
+  /// The ranks that load together: when one fails, all throw the same line and nothing has changed on any. Those of
+  /// `shards` where that is set; by itself this process alone.
+  Collective* group = nullptr;
 };
 
 /// Loads into everything that `state` binds, in place, and returns what the checkpoint holds besides. Modules are read
 /// tensor by tensor straight into their own memory; another dtype is converted, and said. Nothing is changed when the
-/// checkpoint is damaged, incomplete, of a newer format, or does not fit.
+/// checkpoint is damaged, incomplete, of a newer format, or does not fit, or when an optimizer or anything else that is
+/// bound refuses its part: modules come last, and what was loaded before is put back, from a copy in host memory.
+/// (Without `verify` a file that cannot be read to its end may leave a module half loaded.)
 StateDict load_checkpoint(const std::filesystem::path& folder, const State& state, LoadOptions options = {});
 /// Everything in a checkpoint.
 StateDict load_checkpoint(const std::filesystem::path& folder, LoadOptions options = {});
@@ -76,6 +81,8 @@ struct RawOptions {
   std::string key = {};
   /// As in LoadOptions; every rank of its group must call.
   ShardMap* shards = nullptr;
+  /// As in LoadOptions.
+  Collective* group = nullptr;
 };
 
 /// Loads weights from elsewhere into one thing: a .safetensors file, a folder with model.safetensors or its index, or a

@@ -5,10 +5,12 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/reader.h"
+#include "levin/checkpoint/state_copy.h"
 #include "levin/checkpoint/together.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/log.h"
+#include "levin/core/main.h"
 #include "levin/core/words.h"
 #include "levin/io/safetensors_model.h"
 
@@ -19,20 +21,57 @@ namespace {
 using detail::CheckpointReader;
 
 /// Adds to an error which name of which checkpoint it was about.
-void load_one(const StateRef& ref, const CheckpointReader& reader, const std::string& name, ShardMap* shards) {
+template <class F>
+auto about(const CheckpointReader& reader, const std::string& name, F&& f) {
+  const auto line = [&](const std::exception& error) {
+    return fmt::format("[checkpoint.load] \"{}\" of \"{}\" cannot be loaded: {}", name, reader.where(),
+                       one_line(error));
+  };
   try {
-    if (!shards || !ref.optimizer()) {
-      ref.load(reader.read(name));
-      return;
-    }
-    ShardTargets targets(*shards);
-    targets.add({name}, ref.optimizer());
-    ref.load(reader.read(name, targets));
+    return f();
+  } catch (const c10::Error& error) {
+    throw Error(line(error));
   } catch (const Error& error) {
-    throw Error(
-        fmt::format("[checkpoint.load] \"{}\" of \"{}\" cannot be loaded: {}", name, reader.where(), error.what()));
+    throw Error(line(error));
   }
 }
+
+/// What a thing takes of a checkpoint; of an optimizer of parts only those.
+StateValue read_one(const StateRef& ref, const CheckpointReader& reader, const std::string& name, ShardMap* shards) {
+  return about(reader, name, [&] {
+    if (!shards || !ref.optimizer()) return reader.read(name);
+    ShardTargets targets(*shards);
+    targets.add({name}, ref.optimizer());
+    return reader.read(name, targets);
+  });
+}
+
+/// Values that have been read, and those who take them: all of them do, or nothing changes.
+class ValueLoad {
+ public:
+  void add(const StateRef& ref, const CheckpointReader& reader, const std::string& name, ShardMap* shards) {
+    parts_.push_back({&ref, name, read_one(ref, reader, name, shards)});
+  }
+  void run(const CheckpointReader& reader) {
+    for (auto& part : parts_) {
+      about(reader, part.name, [&] {
+        undo_.add(*part.ref);
+        part.ref->load(part.value);
+      });
+      part.value = {};
+    }
+  }
+  void put_back() noexcept { undo_.put_back(); }
+
+ private:
+  struct Part {
+    const StateRef* ref;
+    std::string name;
+    StateValue value;
+  };
+  std::vector<Part> parts_;
+  detail::StateUndo undo_;
+};
 
 /// Weights from elsewhere as a source.
 class ModelSource : public detail::TensorSource {
@@ -56,12 +95,17 @@ class ModelSource : public detail::TensorSource {
   const SafetensorsModel& model_;
 };
 
-/// Runs a step of loading; with shards together with the other ranks, so that all go on or none.
-void step(ShardMap* shards, const std::function<void()>& work) {
-  if (shards)
-    detail::together(shards->group(), work);
+/// Runs a step of loading; with several ranks together with the others, so that all go on or none.
+void step(Collective* group, const std::function<void()>& work) {
+  if (group)
+    detail::together(*group, work);
   else
     work();
+}
+
+template <class Options>
+Collective* group_of(const Options& options) {
+  return options.shards ? &options.shards->group() : options.group;
 }
 
 bool skips(const LoadOptions& options, const std::string& name) {
@@ -78,7 +122,9 @@ void load_raw_checkpoint(const fs::path& path, const StateRef& target, const Raw
   std::string key;
   std::unique_ptr<detail::TensorSource> source;
   detail::ModuleLoad load;
-  step(options.shards, [&] {
+  ValueLoad value;
+  auto* group = group_of(options);
+  step(group, [&] {
     reader.emplace(path);
     key = reader->choose_key("load_raw", options.key, ".key");
     if (!target.module()) return;
@@ -87,13 +133,17 @@ void load_raw_checkpoint(const fs::path& path, const StateRef& target, const Raw
     load.add(*target.module(), *source, "", options.shards);
     load.check("load_raw", reader->where(), options.strict);
   });
-  step(options.shards, [&] { verify_share(*reader, options.shards); });
-  step(options.shards, [&] {
-    if (target.module())
-      load.run(reader->where());
-    else
-      load_one(target, *reader, key, options.shards);
-  });
+  step(group, [&] { verify_share(*reader, options.shards); });
+  if (target.module()) return step(group, [&] { load.run(reader->where()); });
+  try {
+    step(group, [&] {
+      value.add(target, *reader, key, options.shards);
+      value.run(*reader);
+    });
+  } catch (...) {
+    value.put_back();
+    throw;
+  }
 }
 
 }  // namespace
@@ -106,7 +156,8 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
   // All that can be known before a byte of data is read comes first: a refused load changes nothing.
   detail::ModuleLoad modules;
   std::vector<std::unique_ptr<detail::TensorSource>> sources;
-  step(options.shards, [&] {
+  auto* group = group_of(options);
+  step(group, [&] {
     reader.emplace(folder);
     keys = reader->keys();
     for (const auto& [name, ref] : state.items()) {
@@ -121,21 +172,25 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
     }
     modules.check("checkpoint.load", reader->where(), options.strict);
   });
-  if (options.verify) step(options.shards, [&] { verify_share(*reader, options.shards); });
+  if (options.verify) step(group, [&] { verify_share(*reader, options.shards); });
 
   StateDict leftover;
-  step(options.shards, [&] {
-    // Variables are the ones whose kind may be wrong, so they go before anything large is overwritten.
+  ValueLoad values;
+  step(group, [&] {
     for (const auto& [name, ref] : state.items())
-      if (there(name) && (ref.is_variable() || ref.tensor())) load_one(ref, *reader, name, options.shards);
-    modules.run(reader->where());
-    for (const auto& [name, ref] : state.items())
-      if (there(name) && !ref.is_variable() && !ref.tensor() && !ref.module())
-        load_one(ref, *reader, name, options.shards);
+      if (there(name) && !ref.module()) values.add(ref, *reader, name, options.shards);
     if (options.leftover)
       for (const auto& name : keys)
         if (!state.find(name) && !skips(options, name)) leftover[name] = reader->read(name);
   });
+  // Whoever may still refuse comes before the modules, which have been compared.
+  try {
+    step(group, [&] { values.run(*reader); });
+    step(group, [&] { modules.run(reader->where()); });
+  } catch (...) {
+    values.put_back();
+    throw;
+  }
   return leftover;
 }
 
@@ -145,10 +200,11 @@ StateDict load_checkpoint(const fs::path& folder, LoadOptions options) {
 
 StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, LoadOptions options) {
   std::optional<CheckpointReader> reader;
-  step(&targets.shards(), [&] { reader.emplace(folder); });
-  if (options.verify) step(&targets.shards(), [&] { verify_share(*reader, &targets.shards()); });
+  auto* group = &targets.shards().group();
+  step(group, [&] { reader.emplace(folder); });
+  if (options.verify) step(group, [&] { verify_share(*reader, &targets.shards()); });
   StateDict state;
-  step(&targets.shards(), [&] {
+  step(group, [&] {
     for (const auto& name : reader->keys())
       if (!skips(options, name)) state[name] = reader->read(name, targets);
   });
@@ -161,7 +217,8 @@ void load_raw(const fs::path& path, const StateRef& target, const RawOptions& op
   std::optional<SafetensorsModel> model;
   std::optional<ModelSource> source;
   detail::ModuleLoad load;
-  step(options.shards, [&] {
+  auto* group = group_of(options);
+  step(group, [&] {
     LEVIN_CHECK(target.module(), "[load_raw] \"", path.string(),
                 "\" has the weights of a module, only a module can take them");
     model.emplace(path);
@@ -169,7 +226,7 @@ void load_raw(const fs::path& path, const StateRef& target, const RawOptions& op
     load.add(*target.module(), *source, "", options.shards);
     load.check("load_raw", path.string(), options.strict);
   });
-  step(options.shards, [&] { load.run(path.string()); });
+  step(group, [&] { load.run(path.string()); });
 }
 
 void verify_checkpoint(const fs::path& folder) {

@@ -116,6 +116,7 @@ void Fabric::save_with(SaveOptions options, const std::function<void(const SaveO
 StateDict Fabric::load(const std::string& path, const State& state, LoadOptions options) {
   barrier("load " + path);
   if (!options.shards) options.shards = shard_map(core_->strategy.get());
+  if (world_size() > 1) options.group = &strategy().group();
   return load_checkpoint(path, state, options);
 }
 
@@ -127,6 +128,7 @@ void Fabric::load_raw(const std::string& path, const StateRef& target, const Raw
   barrier("load_raw " + path);
   auto together = options;
   if (!together.shards) together.shards = shard_map(core_->strategy.get());
+  if (world_size() > 1) together.group = &strategy().group();
   levin::load_raw(path, target, together);
 }
 

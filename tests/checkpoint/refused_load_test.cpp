@@ -1,0 +1,190 @@
+// A load that is refused by anything that is bound leaves everything as it was, on one rank and on all.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn/modules/linear.h>
+#include <unistd.h>
+
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/core/error.h"
+#include "levin/optim/optim.h"
+#include "levin/testing/ranks.h"
+
+namespace levin {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+struct Folder {
+  Folder() {
+    auto pattern = (fs::temp_directory_path() / "levin-refused-XXXXXX").string();
+    path = ::mkdtemp(pattern.data());
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  fs::path path;
+};
+
+/// Refuses after it has changed, as careless ones do.
+struct Careless {
+  StateDict state_dict() const { return {{"n", n}}; }
+  void load_state_dict(const StateDict& state) {
+    n = state.at("n").to_int();
+    if (refuses) throw Error("[careless] refused");
+  }
+  int64_t n = 0;
+  bool refuses = false;
+};
+
+struct Training {
+  explicit Training(float fill) : first(net->parameters(), {.lr = 0.1}), second(net->parameters(), {.lr = 0.2}) {
+    const at::NoGradGuard no_grad;
+    net->weight.fill_(fill);
+  }
+  void step() {
+    net(at::ones({1, 3})).sum().backward();
+    first.step();
+    second.step();
+    net->zero_grad();
+  }
+  State state() {
+    return {{"model", net}, {"first", first}, {"second", second}, {"epoch", epoch}, {"tensor", tensor}, {"more", more}};
+  }
+  std::string text() const {
+    std::string out;
+    const auto add = [&](const Tensor& t) {
+      const auto flat = t.detach().to(at::kDouble).flatten();
+      for (int64_t i = 0; i < flat.numel(); ++i) out += std::to_string(flat[i].item<double>()) + " ";
+    };
+    add(net->weight);
+    for (const auto* optimizer : {static_cast<const Optimizer*>(&first), static_cast<const Optimizer*>(&second)}) {
+      out += std::to_string(optimizer->lr()) + " ";
+      const auto state = optimizer->state_dict();
+      for (const auto& [name, values] : state.at("state").to_dict())
+        for (const auto& [slot, value] : values.to_dict())
+          if (value.is_tensor()) add(value.to_tensor());
+    }
+    add(tensor);
+    return out + std::to_string(epoch) + " " + std::to_string(more.n);
+  }
+
+  torch::nn::Linear net{3, 2};
+  optim::Adam first, second;
+  int64_t epoch = 0;
+  Tensor tensor = at::zeros({2});
+  Careless more;
+};
+
+fs::path saved(const Folder& folder) {
+  Training from(1);
+  from.step();
+  from.epoch = 4;
+  from.tensor = at::ones({2});
+  from.more.n = 9;
+  save_checkpoint(folder.path / "good", from.state());
+  return folder.path / "good";
+}
+
+template <class F>
+std::string error_of(F&& f) {
+  try {
+    f();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "(none)";
+}
+
+TEST(RefusedLoad, ByTheLastOfManyChangesNothing) {
+  const Folder folder;
+  const auto path = saved(folder);
+  for (const bool stepped : {false, true}) {
+    Training to(2);
+    if (stepped) to.step();
+    const auto before = to.text();
+    to.more.refuses = true;
+    EXPECT_THAT(error_of([&] { load_checkpoint(path, to.state()); }), HasSubstr("[careless] refused"));
+    to.more.refuses = false;
+    EXPECT_EQ(to.text(), before) << stepped;
+    load_checkpoint(path, to.state());
+    EXPECT_EQ(to.epoch, 4);
+    EXPECT_EQ(to.more.n, 9);
+    EXPECT_NE(to.text(), before);
+  }
+}
+
+TEST(RefusedLoad, ByAnOptimizerChangesNothing) {
+  const Folder folder;
+  const auto path = saved(folder);
+  Training to(2);
+  to.step();
+  const auto before = to.text();
+  optim::SGD sgd(to.net->parameters(), {.lr = 0.3, .momentum = 0.9});
+  const State state{{"model", to.net}, {"epoch", to.epoch}, {"first", to.first}, {"second", sgd}};
+  EXPECT_THAT(error_of([&] { load_checkpoint(path, state); }), HasSubstr("\"second\""));
+  EXPECT_EQ(to.text(), before);
+}
+
+TEST(RefusedLoad, ByAVariableOfAnotherKindChangesNothing) {
+  const Folder folder;
+  const auto path = saved(folder);
+  Training to(2);
+  const auto before = to.text();
+  std::string epoch = "none";
+  const State state{{"model", to.net}, {"first", to.first}, {"tensor", to.tensor}, {"epoch", epoch}};
+  EXPECT_NE(error_of([&] { load_checkpoint(path, state); }), "(none)");
+  EXPECT_EQ(to.text(), before);
+  EXPECT_EQ(epoch, "none");
+}
+
+TEST(RefusedLoad, TheUsersExceptionKeepsItsType) {
+  struct Mine : std::runtime_error {
+    using std::runtime_error::runtime_error;
+  };
+  struct Throws {
+    StateDict state_dict() const { return {{"n", 1}}; }
+    void load_state_dict(const StateDict&) { throw Mine("mine"); }
+  };
+  const Folder folder;
+  const auto path = saved(folder);
+  Training to(2);
+  const auto before = to.text();
+  Throws more;
+  const State state{{"model", to.net}, {"first", to.first}, {"more", more}};
+  EXPECT_THROW(load_checkpoint(path, state), Mine);
+  EXPECT_EQ(to.text(), before);
+}
+
+TEST(RefusedLoad, OnOneRankChangesNothingOnAny) {
+  const Folder folder;
+  const auto path = saved(folder);
+  const auto results = testing::run_ranks(2, [&](Collective& group) {
+    Training to(2);
+    const auto before = to.text();
+    to.more.refuses = group.rank() == 1;
+    const auto line = error_of([&] { load_checkpoint(path, to.state(), {.group = &group}); });
+    EXPECT_THAT(line, HasSubstr("[careless] refused (rank 1)"));
+    EXPECT_EQ(to.text(), before);
+  });
+}
+
+TEST(RefusedLoad, OfOneThingToo) {
+  const Folder folder;
+  const auto path = saved(folder);
+  Training to(2);
+  to.step();
+  const auto before = to.text();
+  optim::SGD sgd(to.net->parameters(), {.lr = 0.3, .momentum = 0.9});
+  EXPECT_NE(error_of([&] { load_raw(path, sgd, {.key = "first"}); }), "(none)");
+  EXPECT_EQ(sgd.lr(), 0.3);
+  to.more.refuses = true;
+  EXPECT_NE(error_of([&] { load_raw(path, to.more, {.key = "more"}); }), "(none)");
+  EXPECT_EQ(to.text(), before);
+}
+
+}  // namespace
+}  // namespace levin
