@@ -116,7 +116,10 @@ ProcessCollective::~ProcessCollective() {
       failures_->leave({Kind::kFailed, "it left because of an exception"});
     else
       failures_->leave({Kind::kLeft, watch_->place()});
-    if (nccl_ && !failures_->failed()) nccl_->shutdown();
+    try {
+      if (nccl_ && !failures_->failed()) nccl_->shutdown();
+    } catch (const std::exception&) {  // the connections close with the process
+    }
   }
   if (route_.serves_store) failures_->wait_for_others(std::chrono::milliseconds(2000));
 }

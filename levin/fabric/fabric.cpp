@@ -33,6 +33,9 @@ class ScaledOptimizer final : public OptimizerImpl {
   void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
     inner_.add_param_group(std::move(params), options);
   }
+  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) override {
+    return inner_.impl()->set_slot_memory(std::move(make));
+  }
   StateDict state_dict() const override { return inner_.state_dict(); }
   void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
 

@@ -27,8 +27,16 @@ CallScope::CallScope(ModuleCall& call) : call_(call) {
   }
 }
 
-CallScope::~CallScope() {
+void CallScope::leave() {
+  left_ = true;
   if (call_.sync) call_.sync->leave_forward();
+}
+
+CallScope::~CallScope() {
+  try {
+    if (!left_) leave();
+  } catch (...) {  // it follows from what is on its way already
+  }
   if (default_dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*default_dtype_));
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,6 +13,7 @@
 
 #include "levin/checkpoint/state.h"
 #include "levin/core/each_tensor.h"
+#include "levin/nn/failed_unit.h"
 #include "levin/precision/precision.h"
 #include "levin/strategies/strategy.h"
 
@@ -46,9 +48,12 @@ class CallScope {
   ~CallScope();
   CallScope(const CallScope&) = delete;
   CallScope& operator=(const CallScope&) = delete;
+  /// The end of a forward that returned: what fails here is its error. After an exception the destructor does it.
+  void leave();
 
  private:
   ModuleCall& call_;
+  bool left_ = false;
   std::optional<Autocast> autocast_;
   std::optional<c10::ScalarType> default_dtype_;
 };
@@ -100,6 +105,7 @@ auto run_call(ModuleCall& call, F&& f, Args&&... args) {
     {
       CallScope scope(call);
       f(cast_argument(std::forward<Args>(args), call.precision.inputs)...);
+      scope.leave();
     }
     std::vector<Tensor*> outputs;
     finish_call(call, outputs);
@@ -108,6 +114,7 @@ auto run_call(ModuleCall& call, F&& f, Args&&... args) {
     {
       CallScope scope(call);
       result.emplace(f(cast_argument(std::forward<Args>(args), call.precision.inputs)...));
+      scope.leave();
     }
     std::vector<Tensor*> outputs;
     each_tensor(*result, [&](Tensor& t) {
@@ -133,11 +140,18 @@ class FabricModule {
     static_assert(detail::Forwardable<M, Args...>,
                   "levin: this module's forward cannot be called with these arguments");
     if constexpr (detail::Forwardable<M, Args...>) {
-      if (call_->plain) [[likely]]
-        return module_->forward(std::forward<Args>(args)...);
-      return detail::run_call(
-          *call_, [this](auto&&... x) -> decltype(auto) { return module_->forward(std::forward<decltype(x)>(x)...); },
-          std::forward<Args>(args)...);
+      try {
+        if (call_->plain) [[likely]]
+          return module_->forward(std::forward<Args>(args)...);
+        return detail::run_call(
+            *call_, [this](auto&&... x) -> decltype(auto) { return module_->forward(std::forward<decltype(x)>(x)...); },
+            std::forward<Args>(args)...);
+      } catch (c10::Error& error) {
+        std::string inputs;
+        (detail::InputNote<Args&>(args).describe(inputs), ...);
+        detail::note_failed_call(error, *call_->module, inputs);
+        throw;
+      }
     }
   }
 

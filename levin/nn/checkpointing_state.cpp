@@ -5,6 +5,9 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/core/main.h"
 #include "levin/devices/accelerator.h"
 #include "levin/nn/module_access.h"
 
@@ -73,7 +76,11 @@ ForwardStateScope::~ForwardStateScope() {
   // The casts of parameters that were cached belong to a graph that is thrown away.
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   autocast_.apply();
-  if (rng_) rng_->apply();
+  try {
+    if (rng_) rng_->apply();
+  } catch (const std::exception& error) {  // a device that has failed fails what comes next, too
+    log_warning(concat("[checkpointing] the random generators could not be put back: ", one_line(error)));
+  }
 }
 
 // ---- buffers
@@ -93,11 +100,13 @@ UnchangedScope::UnchangedScope(const std::vector<Tensor>& tensors) {
 
 UnchangedScope::~UnchangedScope() {
   const c10::AutoGradMode no_grad(false);
-  for (auto& [tensor, value, version] : saved_) {
-    tensor.copy_(value);
-    auto counter = tensor.unsafeGetTensorImpl()->version_counter();
-    counter.set_version(version);
-  }
+  for (auto& [tensor, value, version] : saved_) try {
+      tensor.copy_(value);
+      auto counter = tensor.unsafeGetTensorImpl()->version_counter();
+      counter.set_version(version);
+    } catch (const std::exception& error) {
+      log_warning(concat("[checkpointing] a buffer could not be put back: ", one_line(error)));
+    }
 }
 
 }  // namespace levin::detail

@@ -9,6 +9,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/core/main.h"
 #include "levin/core/words.h"
 #include "levin/nn/interceptor.h"
 #include "levin/nn/module_access.h"
@@ -63,9 +66,13 @@ ShapesOf run_sample(Module& model, const std::function<void()>& sample) {
     at::Generator generator;
     Tensor state;
     ~Restore() {
-      model.train(training);
-      for (auto& [module, mode] : modes)
-        if (module->is_training() != mode) module->train(mode);
+      try {  // train() is the user's to override
+        model.train(training);
+        for (auto& [module, mode] : modes)
+          if (module->is_training() != mode) module->train(mode);
+      } catch (const std::exception& error) {
+        log_warning(detail::concat("[summary] the mode of a module could not be put back: ", one_line(error)));
+      }
       std::lock_guard lock(generator.mutex());
       generator.set_state(state);
     }

@@ -15,6 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/nn/call.h"
+#include "levin/nn/failed_unit.h"
 #include "levin/nn/interceptor.h"
 
 namespace levin {
@@ -75,17 +76,26 @@ class UnitOf : public Impl, public Unit {
   using Impl::Impl;
   torch::nn::Module& as_module() final { return *this; }
 
-  /// The plain forward, for the innermost end of a call.
+  /// The plain forward, for the innermost end of a call. An error of torch learns where it was.
   template <class R, class... P>
   static R levin_plain(Unit& unit, P&&... args) {
-    return static_cast<UnitOf&>(unit).Impl::forward(std::forward<P>(args)...);
+    auto& self = static_cast<UnitOf&>(unit);
+    const std::tuple<InputNote<P>...> notes{InputNote<P>(args)...};
+    try {
+      return self.Impl::forward(std::forward<P>(args)...);
+    } catch (c10::Error& error) {
+      std::string inputs;
+      std::apply([&](const auto&... note) { (note.describe(inputs), ...); }, notes);
+      note_failed_unit(error, self, inputs);
+      throw;
+    }
   }
 
  protected:
   template <class R, class... P>
   R levin_run(std::type_identity_t<P>&&... args) {
     if (!this->intercepted()) [[likely]]
-      return this->Impl::forward(std::forward<P>(args)...);
+      return levin_plain<R, P...>(*this, std::forward<P>(args)...);
     return intercept<R, P...>(*this, &UnitOf::template levin_plain<R, P...>, std::forward<P>(args)...);
   }
 

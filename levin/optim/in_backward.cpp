@@ -96,6 +96,9 @@ class InBackwardImpl final : public OptimizerImpl {
     inner().add_param_group(std::move(more), options);
     for (const auto& param : params(num_groups() - 1)) hook(param);
   }
+  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) override {
+    return inner().set_slot_memory(std::move(make));
+  }
   StateDict state_dict() const override { return inner().state_dict(); }
   void load_state_dict(const StateDict& state) override { inner().load_state_dict(state); }
 
