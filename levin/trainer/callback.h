@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 
 #include "levin/core/state_dict.h"
@@ -22,8 +23,8 @@ class TrainerContext;
 /// come after the module, so that they see what it logged there.
 enum class CallbackOrder { kTuner, kOrdinary, kMonitor, kCheckpoint };
 
-/// Something that happens along the way: derive from it and override what you need. What is not overridden costs
-/// nothing.
+/// Something that happens along the way: derive from it and override what you need. What is not overridden costs a
+/// call of an empty function.
 ///
 ///     struct PrintLoss : levin::Callback {
 ///       void on_train_epoch_end(levin::TrainerContext& run) override {
@@ -127,51 +128,62 @@ enum class Hook {
 
 namespace detail {
 
-/// Which hooks `T` overrides: known where its type is, which is where it is handed over.
+/// Whether `T` has a member from Callback unchanged, as far as that can be seen: a private one, or one with an overload
+/// beside it, counts as its own.
+template <class T, class Member>
+constexpr bool is_unchanged(Member) {
+  if constexpr (std::is_invocable_v<Member, std::type_identity<T>>)
+    return std::is_same_v<std::invoke_result_t<Member, std::type_identity<T>>,
+                          std::invoke_result_t<Member, std::type_identity<Callback>>>;
+  else
+    return false;
+}
+
+/// The hooks that a profile of `T` has rows for. Who is called does not depend on it: every hook of every callback is.
 template <class T>
 constexpr uint64_t overridden_hooks() {
   uint64_t mask = 0;
-  const auto mark = [&](Hook hook, bool same) {
-    if (!same) mask |= uint64_t{1} << static_cast<int>(hook);
+  const auto mark = [&](Hook hook, bool unchanged) {
+    if (!unchanged) mask |= uint64_t{1} << static_cast<int>(hook);
   };
   // clang-format off
-  mark(Hook::kSetup, std::is_same_v<decltype(&T::setup), decltype(&Callback::setup)>);
-  mark(Hook::kTeardown, std::is_same_v<decltype(&T::teardown), decltype(&Callback::teardown)>);
-  mark(Hook::kFitStart, std::is_same_v<decltype(&T::on_fit_start), decltype(&Callback::on_fit_start)>);
-  mark(Hook::kFitEnd, std::is_same_v<decltype(&T::on_fit_end), decltype(&Callback::on_fit_end)>);
-  mark(Hook::kSanityCheckStart, std::is_same_v<decltype(&T::on_sanity_check_start), decltype(&Callback::on_sanity_check_start)>);
-  mark(Hook::kSanityCheckEnd, std::is_same_v<decltype(&T::on_sanity_check_end), decltype(&Callback::on_sanity_check_end)>);
-  mark(Hook::kTrainStart, std::is_same_v<decltype(&T::on_train_start), decltype(&Callback::on_train_start)>);
-  mark(Hook::kTrainEnd, std::is_same_v<decltype(&T::on_train_end), decltype(&Callback::on_train_end)>);
-  mark(Hook::kTrainEpochStart, std::is_same_v<decltype(&T::on_train_epoch_start), decltype(&Callback::on_train_epoch_start)>);
-  mark(Hook::kTrainEpochEnd, std::is_same_v<decltype(&T::on_train_epoch_end), decltype(&Callback::on_train_epoch_end)>);
-  mark(Hook::kTrainBatchStart, std::is_same_v<decltype(&T::on_train_batch_start), decltype(&Callback::on_train_batch_start)>);
-  mark(Hook::kTrainBatchEnd, std::is_same_v<decltype(&T::on_train_batch_end), decltype(&Callback::on_train_batch_end)>);
-  mark(Hook::kBeforeZeroGrad, std::is_same_v<decltype(&T::on_before_zero_grad), decltype(&Callback::on_before_zero_grad)>);
-  mark(Hook::kBeforeBackward, std::is_same_v<decltype(&T::on_before_backward), decltype(&Callback::on_before_backward)>);
-  mark(Hook::kAfterBackward, std::is_same_v<decltype(&T::on_after_backward), decltype(&Callback::on_after_backward)>);
-  mark(Hook::kBeforeOptimizerStep, std::is_same_v<decltype(&T::on_before_optimizer_step), decltype(&Callback::on_before_optimizer_step)>);
-  mark(Hook::kValidationStart, std::is_same_v<decltype(&T::on_validation_start), decltype(&Callback::on_validation_start)>);
-  mark(Hook::kValidationEnd, std::is_same_v<decltype(&T::on_validation_end), decltype(&Callback::on_validation_end)>);
-  mark(Hook::kValidationEpochStart, std::is_same_v<decltype(&T::on_validation_epoch_start), decltype(&Callback::on_validation_epoch_start)>);
-  mark(Hook::kValidationEpochEnd, std::is_same_v<decltype(&T::on_validation_epoch_end), decltype(&Callback::on_validation_epoch_end)>);
-  mark(Hook::kValidationBatchStart, std::is_same_v<decltype(&T::on_validation_batch_start), decltype(&Callback::on_validation_batch_start)>);
-  mark(Hook::kValidationBatchEnd, std::is_same_v<decltype(&T::on_validation_batch_end), decltype(&Callback::on_validation_batch_end)>);
-  mark(Hook::kTestStart, std::is_same_v<decltype(&T::on_test_start), decltype(&Callback::on_test_start)>);
-  mark(Hook::kTestEnd, std::is_same_v<decltype(&T::on_test_end), decltype(&Callback::on_test_end)>);
-  mark(Hook::kTestEpochStart, std::is_same_v<decltype(&T::on_test_epoch_start), decltype(&Callback::on_test_epoch_start)>);
-  mark(Hook::kTestEpochEnd, std::is_same_v<decltype(&T::on_test_epoch_end), decltype(&Callback::on_test_epoch_end)>);
-  mark(Hook::kTestBatchStart, std::is_same_v<decltype(&T::on_test_batch_start), decltype(&Callback::on_test_batch_start)>);
-  mark(Hook::kTestBatchEnd, std::is_same_v<decltype(&T::on_test_batch_end), decltype(&Callback::on_test_batch_end)>);
-  mark(Hook::kPredictStart, std::is_same_v<decltype(&T::on_predict_start), decltype(&Callback::on_predict_start)>);
-  mark(Hook::kPredictEnd, std::is_same_v<decltype(&T::on_predict_end), decltype(&Callback::on_predict_end)>);
-  mark(Hook::kPredictEpochStart, std::is_same_v<decltype(&T::on_predict_epoch_start), decltype(&Callback::on_predict_epoch_start)>);
-  mark(Hook::kPredictEpochEnd, std::is_same_v<decltype(&T::on_predict_epoch_end), decltype(&Callback::on_predict_epoch_end)>);
-  mark(Hook::kPredictBatchStart, std::is_same_v<decltype(&T::on_predict_batch_start), decltype(&Callback::on_predict_batch_start)>);
-  mark(Hook::kPredictBatchEnd, std::is_same_v<decltype(&T::on_predict_batch_end), decltype(&Callback::on_predict_batch_end)>);
-  mark(Hook::kSaveCheckpoint, std::is_same_v<decltype(&T::on_save_checkpoint), decltype(&Callback::on_save_checkpoint)>);
-  mark(Hook::kLoadCheckpoint, std::is_same_v<decltype(&T::on_load_checkpoint), decltype(&Callback::on_load_checkpoint)>);
-  mark(Hook::kException, std::is_same_v<decltype(&T::on_exception), decltype(&Callback::on_exception)>);
+  mark(Hook::kSetup, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::setup) { return nullptr; }));
+  mark(Hook::kTeardown, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::teardown) { return nullptr; }));
+  mark(Hook::kFitStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_fit_start) { return nullptr; }));
+  mark(Hook::kFitEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_fit_end) { return nullptr; }));
+  mark(Hook::kSanityCheckStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_sanity_check_start) { return nullptr; }));
+  mark(Hook::kSanityCheckEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_sanity_check_end) { return nullptr; }));
+  mark(Hook::kTrainStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_train_start) { return nullptr; }));
+  mark(Hook::kTrainEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_train_end) { return nullptr; }));
+  mark(Hook::kTrainEpochStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_train_epoch_start) { return nullptr; }));
+  mark(Hook::kTrainEpochEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_train_epoch_end) { return nullptr; }));
+  mark(Hook::kTrainBatchStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_train_batch_start) { return nullptr; }));
+  mark(Hook::kTrainBatchEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_train_batch_end) { return nullptr; }));
+  mark(Hook::kBeforeZeroGrad, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_before_zero_grad) { return nullptr; }));
+  mark(Hook::kBeforeBackward, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_before_backward) { return nullptr; }));
+  mark(Hook::kAfterBackward, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_after_backward) { return nullptr; }));
+  mark(Hook::kBeforeOptimizerStep, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_before_optimizer_step) { return nullptr; }));
+  mark(Hook::kValidationStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_validation_start) { return nullptr; }));
+  mark(Hook::kValidationEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_validation_end) { return nullptr; }));
+  mark(Hook::kValidationEpochStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_validation_epoch_start) { return nullptr; }));
+  mark(Hook::kValidationEpochEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_validation_epoch_end) { return nullptr; }));
+  mark(Hook::kValidationBatchStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_validation_batch_start) { return nullptr; }));
+  mark(Hook::kValidationBatchEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_validation_batch_end) { return nullptr; }));
+  mark(Hook::kTestStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_test_start) { return nullptr; }));
+  mark(Hook::kTestEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_test_end) { return nullptr; }));
+  mark(Hook::kTestEpochStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_test_epoch_start) { return nullptr; }));
+  mark(Hook::kTestEpochEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_test_epoch_end) { return nullptr; }));
+  mark(Hook::kTestBatchStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_test_batch_start) { return nullptr; }));
+  mark(Hook::kTestBatchEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_test_batch_end) { return nullptr; }));
+  mark(Hook::kPredictStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_predict_start) { return nullptr; }));
+  mark(Hook::kPredictEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_predict_end) { return nullptr; }));
+  mark(Hook::kPredictEpochStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_predict_epoch_start) { return nullptr; }));
+  mark(Hook::kPredictEpochEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_predict_epoch_end) { return nullptr; }));
+  mark(Hook::kPredictBatchStart, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_predict_batch_start) { return nullptr; }));
+  mark(Hook::kPredictBatchEnd, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_predict_batch_end) { return nullptr; }));
+  mark(Hook::kSaveCheckpoint, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_save_checkpoint) { return nullptr; }));
+  mark(Hook::kLoadCheckpoint, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_load_checkpoint) { return nullptr; }));
+  mark(Hook::kException, is_unchanged<T>([]<class C>(std::type_identity<C>) -> decltype(&C::on_exception) { return nullptr; }));
   // clang-format on
   return mask;
 }
@@ -183,8 +195,8 @@ class CallbackRef {
  public:
   template <std::derived_from<Callback> T>
   CallbackRef(std::shared_ptr<T> callback)
-      // A pointer to the base says nothing about what stands behind it: every hook is called then.
-      : hooks_(std::same_as<T, Callback> ? ~uint64_t{0} : detail::overridden_hooks<T>()),
+      // What stands behind a pointer to a base may override any of them.
+      : hooks_(callback && typeid(*callback) == typeid(T) ? detail::overridden_hooks<T>() : ~uint64_t{0}),
         callback_(std::move(callback)) {}
   template <class T>
   requires std::derived_from<std::remove_cvref_t<T>, Callback> CallbackRef(T&& callback)
@@ -196,6 +208,7 @@ class CallbackRef {
 
   const std::shared_ptr<Callback>& get() const { return callback_; }
   Callback* operator->() const { return callback_.get(); }
+  /// Whether a profile has a row for it; true where that cannot be known.
   bool overrides(Hook hook) const { return (hooks_ >> static_cast<int>(hook)) & 1; }
 
  private:

@@ -95,7 +95,7 @@ std::vector<std::shared_ptr<Logger>> make_loggers(const TrainerOptions& asked, c
     for (const auto& logger : loggers) LEVIN_CHECK(logger, "[trainer] a logger is empty");
     names.clear();
   }
-  const LoggerOptions options{.version = next_version(plan.root_dir)};
+  const LoggerOptions options{.version = next_version(plan.root_dir), .version_of_new_run = true};
   for (size_t at = 0; at < names.size();) {
     const auto comma = std::min(names.find(',', at), names.size());
     const auto name = names.substr(at, comma - at);

@@ -56,15 +56,27 @@ void Run::end(std::string_view stage, std::string_view status) {
   module_->set_context(nullptr);
 }
 
-void Run::fail(std::string_view stage, const std::exception& error) {
-  // What fails on the way out must not hide why.
-  try {
+void Run::fail(std::string_view stage, const std::exception_ptr& error) {
+  put_back_restored();
+  const auto tell = [&](const std::exception& thrown) {
     site_ = &kNoLogging;
     if (fitting_ && (inside_batch_ || window_open_)) rewind_batch();
-    call(Hook::kException, [&](Callback& c) { c.on_exception(*this, error); });
-    end(stage, dynamic_cast<const Interrupted*>(&error) ? "interrupted" : "failed");
+    call(Hook::kException, [&](Callback& c) { c.on_exception(*this, thrown); });
+    end(stage, dynamic_cast<const Interrupted*>(&thrown) ? "interrupted" : "failed");
+  };
+  // What fails on the way out must not hide why.
+  try {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::exception& thrown) {
+      tell(thrown);
+    } catch (...) {
+      tell(Error("[trainer] an exception of an unknown type"));
+    }
   } catch (const std::exception& second) {
     log_warning(concat("[trainer] on the way out: ", one_line(second)));
+  } catch (...) {
+    log_warning("[trainer] on the way out: an exception of an unknown type");
   }
   signals_.reset();
   stage_ = Stage::kIdle;
@@ -93,11 +105,10 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
   try {
     fitting_ = true;
     stage_ = Stage::kTrain;
-    begin(module, data, "fit");
+    begin(module, data, "fit", options.ckpt_path);
     print_plan();
     if (plan_.max_epochs_is_default)
       log_info("[trainer] max_epochs was not given: 1000 epochs, as nothing else ends the run");
-    ckpt_path_ = find_checkpoint(options.ckpt_path, /*fit=*/true);
     // A module that is divided takes its parts after that: it may have been whole nowhere before.
     const bool divides = fabric_->strategy().places_modules();
     if (!divides) restore_model(/*fit=*/true);
@@ -105,13 +116,8 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
     wrapped_.emplace(fabric_->setup_module(borrowed(module)));
     make_optimizers();
     if (divides) restore_model(/*fit=*/true);
-    if (plan_.autolog_hparams && fabric_->is_global_zero()) {
-      auto hparams = module.hparams;
-      if (data_)
-        for (const auto& [name, value] : data_->hparams) hparams[name] = value;
-      if (!hparams.empty())
-        for (const auto& logger : loggers_) logger->log_hyperparams(hparams);
-    }
+    // A log that goes on has them, and learns of new ones when it stands where the checkpoint was.
+    if (!loaded_) log_hparams();
     call(
         Hook::kFitStart, [&](Callback& c) { c.on_fit_start(*this); }, [&] { module.on_fit_start(); });
     restore_training();
@@ -124,23 +130,33 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, A
       run_fit_loop(*this);
     }
     loaded_.reset();
+    before_restore_.reset();
     call(
         Hook::kFitEnd, [&](Callback& c) { c.on_fit_end(*this); }, [&] { module.on_fit_end(); });
     const auto hints = advice_.hints(*this);
     end("fit", "success");
     for (const auto& hint : hints) log_info(hint);
-  } catch (const std::exception& error) {
+  } catch (...) {
+    const auto error = located("fit");
     fail("fit", error);
-    throw;
+    std::rethrow_exception(error);
   }
   check_late_signal(/*together=*/true);
+}
+
+void Run::log_hparams() {
+  if (!plan_.autolog_hparams || !fabric_->is_global_zero()) return;
+  auto hparams = module_->hparams;
+  if (data_)
+    for (const auto& [name, value] : data_->hparams) hparams[name] = value;
+  if (!hparams.empty())
+    for (const auto& logger : loggers_) logger->log_hyperparams(hparams);
 }
 
 bool Run::begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
                            const std::string& ckpt_path) {
   const auto name = stage_name(stage);
-  begin(module, data, name);
-  ckpt_path_ = find_checkpoint(ckpt_path, /*fit=*/false);
+  begin(module, data, name, ckpt_path);
   stage_ = stage;
   eval_data(stage).loaders = std::move(loaders);
   const bool divides = fabric_->strategy().places_modules();
@@ -172,10 +188,11 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
       if (any) print_line(table_of(results));
     }
     end(name, "success");
-  } catch (const std::exception& error) {
+  } catch (...) {
+    const auto error = located(name);
     fail(name, error);
     if (fabric_->world_size() > 1) check_late_signal(/*together=*/false);  // a rank that ended before fails the others
-    throw;
+    std::rethrow_exception(error);
   }
   check_late_signal(/*together=*/false);
   return results;
@@ -189,10 +206,11 @@ std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataM
     if (begin_evaluation(Stage::kPredict, module, data, std::move(loaders), options.ckpt_path))
       outputs = run_predict_loop(*this, options.return_predictions);
     end("predict", "success");
-  } catch (const std::exception& error) {
+  } catch (...) {
+    const auto error = located("predict");
     fail("predict", error);
     if (fabric_->world_size() > 1) check_late_signal(/*together=*/false);
-    throw;
+    std::rethrow_exception(error);
   }
   check_late_signal(/*together=*/false);
   return outputs;

@@ -89,8 +89,16 @@ class ManualOptimizer final : public OptimizerImpl {
   size_t num_groups() const override { return inner_.num_groups(); }
   std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
   double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
+  void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
+    inner_.add_param_group(std::move(params), options);
+  }
+  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) override {
+    return inner_.impl()->set_slot_memory(std::move(make));
+  }
   StateDict state_dict() const override { return inner_.state_dict(); }
   void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
+
+  const Optimizer& inner() const { return inner_; }
 
  private:
   void before() {
@@ -124,6 +132,11 @@ std::vector<std::string> own_command_line() {
 }
 
 }  // namespace
+
+Optimizer as_set_up(const Optimizer& optimizer) {
+  const auto* manual = dynamic_cast<const ManualOptimizer*>(optimizer.impl().get());
+  return manual ? manual->inner() : optimizer;
+}
 
 const LogSite kNoLogging{"this place", Kind::kRefused};
 const LogSite kTransferSite{"the hooks of batch transfer", Kind::kRefused};
@@ -195,7 +208,11 @@ void Run::collect_callbacks() {
   callbacks_ = in_order(base_callbacks_);
 }
 
-void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage) {
+void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage, const std::string& ckpt_path) {
+  doing_ = {};
+  at_.reset();
+  loss_watch_ = {};
+  before_restore_.reset();
   launch(nullptr);
   if (module_ && module_ != &module && module_->has_trainer()) module_->set_context(nullptr);
   module_ = &module;
@@ -231,13 +248,13 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data, std::string_view 
     callbacks_.push_back(own);
   }
   callbacks_ = in_order(std::move(callbacks_));
-  for (auto& list : hooks_) list.clear();
-  for (const auto& callback : callbacks_)
-    for (size_t hook = 0; hook < hooks_.size(); ++hook)
-      if (callback.overrides(static_cast<Hook>(hook))) hooks_[hook].push_back(callback.get().get());
+  listeners_.clear();
+  for (const auto& callback : callbacks_) listeners_.push_back(callback.get().get());
 
   log_dir_.clear();
   log_dir_ = fabric_->broadcast(log_dir().string());
+  ckpt_path_ = find_checkpoint(ckpt_path, fitting_);
+  if (fitting_) reopen_logs();
   register_actions(stage);
 
   // Downloads happen on one rank of each node while the others wait.
@@ -276,12 +293,14 @@ void Run::register_actions(std::string_view stage) {
                                                                            "save_checkpoint",
                                                                            "run_validation"};
   for (size_t i = 0; i < names.size(); ++i) actions_[i] = profiler_->register_action(names[i]);
-  for (size_t hook = 0; hook < hooks_.size(); ++hook) {
+  for (size_t hook = 0; hook < kSites.size(); ++hook) {
     module_actions_[hook] = profiler_->register_action(module + kSites[hook].hook);
-    callback_actions_[hook].clear();
-    for (const auto* callback : hooks_[hook])
-      callback_actions_[hook].push_back(
-          profiler_->register_action(concat("[Callback]", callback->state_key(), ".", kSites[hook].hook)));
+    auto& actions = callback_actions_[hook];
+    actions.assign(callbacks_.size(), std::nullopt);
+    for (size_t i = 0; i < callbacks_.size(); ++i)
+      if (callbacks_[i].overrides(static_cast<Hook>(hook)))
+        actions[i] =
+            profiler_->register_action(concat("[Callback]", callbacks_[i]->state_key(), ".", kSites[hook].hook));
   }
 }
 
@@ -319,6 +338,8 @@ void Run::make_optimizers() {
 }
 
 void* Run::next_batch(BatchSource& source, const StepInfo& at) {
+  at_ = at;
+  doing_ = {"the loader"};
   void* batch = nullptr;
   {
     const auto time = span(stage_ == Stage::kTrain ? Action::kNextTrainBatch : Action::kNextEvalBatch);
@@ -326,6 +347,7 @@ void* Run::next_batch(BatchSource& source, const StepInfo& at) {
   }
   if (!batch) return nullptr;
   site_ = &kTransferSite;
+  doing_ = {"transfer_batch_to_device"};
   const auto time = span(Action::kTransfer);
   module_->any_transfer(batch, fabric_->device(), fabric_->plan().precision.inputs, at);
   return batch;

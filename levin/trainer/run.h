@@ -2,6 +2,7 @@
 
 #include <array>
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -14,6 +15,7 @@
 #include "levin/trainer/advice.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/data_module.h"
+#include "levin/trainer/loss_watch.h"
 #include "levin/trainer/metric_log.h"
 #include "levin/trainer/signals.h"
 #include "levin/trainer/train_module.h"
@@ -26,6 +28,8 @@ const LogSite& hook_site(Hook hook);
 const LogSite& step_site(Stage stage);
 extern const LogSite kNoLogging;
 extern const LogSite kTransferSite;
+/// The optimizer as Fabric knows it: without what counts the steps of manual optimization.
+Optimizer as_set_up(const Optimizer& optimizer);
 
 /// The loaders of one stage and how much of them is used.
 struct StageData {
@@ -96,12 +100,16 @@ class Run final : public TrainerContext {
   // What the loops use.
   template <class F>
   void call(Hook hook, F&& f) {
-    const auto& callbacks = hooks_[static_cast<size_t>(hook)];
-    for (size_t i = 0; i < callbacks.size(); ++i) {
-      site_ = &hook_site(hook);
-      const auto span = callback_span(hook, i);
-      f(*callbacks[i]);
-    }
+    for (size_t i = 0; i < listeners_.size(); ++i) call_one(hook, i, f);
+  }
+  template <class F>
+  void call_one(Hook hook, size_t index, F&& f) {
+    const auto outer = doing_;
+    site_ = &hook_site(hook);
+    doing_ = {site_->hook, listeners_[index]};
+    const auto span = callback_span(hook, index);
+    f(*listeners_[index]);
+    doing_ = outer;
   }
   /// The hook of the callbacks, then the module's.
   template <class F, class G>
@@ -111,9 +119,12 @@ class Run final : public TrainerContext {
   }
   template <class G>
   void call_module(Hook hook, G&& on_module) {
+    const auto outer = doing_;
     site_ = &hook_site(hook);
+    doing_ = {site_->hook};
     const Span span(profiler_.get(), module_actions_[static_cast<size_t>(hook)]);
     on_module();
+    doing_ = outer;
   }
   /// Something that takes time and is no hook.
   enum class Action {
@@ -137,10 +148,16 @@ class Run final : public TrainerContext {
   };
   Span span(Action action) { return Span(profiler_.get(), actions_[static_cast<size_t>(action)]); }
   Span callback_span(Hook hook, size_t index) {
-    return Span(profiler_.get(), profiler_ ? callback_actions_[static_cast<size_t>(hook)][index] : ActionId{});
+    if (!profiler_) return Span(nullptr, ActionId{});
+    const auto& action = callback_actions_[static_cast<size_t>(hook)][index];
+    return Span(action ? profiler_.get() : nullptr, action.value_or(ActionId{}));
   }
-  bool has_callbacks(Hook hook) const { return !hooks_[static_cast<size_t>(hook)].empty(); }
-  void set_site(const LogSite& site) { site_ = &site; }
+  void set_site(const LogSite& site) {
+    site_ = &site;
+    doing_ = {&site == &kNoLogging ? nullptr : site.hook};
+  }
+  /// What an error from now on came out of, in words of the module's hooks; it has no end, another one replaces it.
+  void set_doing(const char* what) { doing_ = {what}; }
 
   /// A step of the module under the care of the strategy, in the run's precision.
   template <class F>
@@ -191,7 +208,8 @@ class Run final : public TrainerContext {
   std::vector<Optimizer> optimizers_;
   std::vector<SchedulerConfig> schedulers_;
   std::vector<CallbackRef> base_callbacks_, callbacks_;
-  std::array<std::vector<Callback*>, static_cast<size_t>(Hook::kCount)> hooks_;
+  /// The callbacks of the run under way, in order.
+  std::vector<Callback*> listeners_;
   std::vector<std::shared_ptr<Logger>> loggers_;
   /// The same on every rank while a run is under way.
   std::filesystem::path log_dir_;
@@ -199,7 +217,7 @@ class Run final : public TrainerContext {
   std::shared_ptr<Profiler> profiler_;
   std::array<ActionId, static_cast<size_t>(Action::kCount)> actions_{};
   std::array<ActionId, static_cast<size_t>(Hook::kCount)> module_actions_{};
-  std::array<std::vector<ActionId>, static_cast<size_t>(Hook::kCount)> callback_actions_;
+  std::array<std::vector<std::optional<ActionId>>, static_cast<size_t>(Hook::kCount)> callback_actions_;
   Advice advice_;
 
   Stage stage_ = Stage::kIdle;
@@ -229,6 +247,15 @@ class Run final : public TrainerContext {
   Vote train_vote_, eval_vote_;
 
   const LogSite* site_ = &kNoLogging;
+  /// What runs, and whose hook it is: stays as it was when an exception passes.
+  struct Doing {
+    const char* what = nullptr;
+    const Callback* callback = nullptr;
+  };
+  Doing doing_;
+  /// The batch that is fetched or worked on.
+  std::optional<StepInfo> at_;
+  LossWatch loss_watch_;
   MetricLog train_log_{true}, val_log_{false}, test_log_{false};
   MetricLog::Published published_;
   AnyBatch batch_;
@@ -237,6 +264,17 @@ class Run final : public TrainerContext {
 
   std::filesystem::path ckpt_path_;
   std::optional<StateDict> loaded_;
+  /// What going on from a checkpoint changes, as it was; there until the run has taken all of it.
+  struct BeforeRestore;
+  std::shared_ptr<BeforeRestore> before_restore_;
+  void put_back_restored() noexcept;
+  /// Runs a step of restoring; with several ranks all go on, or all throw.
+  void restore_together(const std::function<void()>& step);
+  void log_hparams();
+  /// Loggers go on in the folder that the checkpoint names, where it is one of theirs.
+  void reopen_logs();
+  /// On rank 0: the logs that the checkpoint names are there.
+  bool has_old_logs_ = false;
   struct Waiting {
     std::filesystem::path path;
     bool weights_only;
@@ -254,15 +292,20 @@ class Run final : public TrainerContext {
   /// What validate, test and predict begin with; false: their limit is 0, and there is nothing to run.
   bool begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase* data, AnyLoaders loaders,
                         const std::string& ckpt_path);
-  void begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage);
+  void begin(TrainModuleBase& module, DataModuleBase* data, std::string_view stage, const std::string& ckpt_path);
   void collect_callbacks();
   void collect_loggers();
   void make_optimizers();
   void print_plan();
   void register_actions(std::string_view stage);
   void end(std::string_view stage, std::string_view status);
-  void fail(std::string_view stage, const std::exception& error);
+  void fail(std::string_view stage, const std::exception_ptr& error);
   void rewind_batch();
+  /// "training_step, epoch 0, batch 3" for the exception that is being handled; empty outside of hooks and steps.
+  std::string where() const;
+  /// The exception that is being handled, with where it happened: in its own line when it is torch's or Levin's, else
+  /// in a line of the log, since its type belongs to whoever threw it.
+  std::exception_ptr located(std::string_view stage) const;
   AnyLoaders prepared(const AnyLoaders& loaders, bool training);
   [[noreturn]] void end_by_signal(int signal);
 };
@@ -285,6 +328,7 @@ StepOutput Run::run_step(F&& step) {
   {
     CallScope scope(around);
     output = step();
+    scope.leave();
   }
   if (!output.loss.defined() || !at::GradMode::is_enabled()) return output;
   std::vector<Tensor*> outputs{&output.loss};

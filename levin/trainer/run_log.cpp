@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "levin/checkpoint/reader.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/trainer/defaults.h"
@@ -11,6 +12,35 @@ namespace levin::detail {
 
 void Run::collect_loggers() {
   loggers_ = make_loggers(asked_, plan_);
+}
+
+void Run::reopen_logs() {
+  has_old_logs_ = false;
+  if (!ckpt_path_.empty() && fabric_->is_global_zero()) {
+    log_dir_.clear();
+    StateList positions;
+    try {
+      const CheckpointReader reader(ckpt_path_);
+      if (reader.contains("loggers")) positions = reader.read("loggers").to_list();
+    } catch (const std::exception&) {  // the load says what is wrong with it
+    }
+    std::filesystem::path folder;
+    bool there = true;
+    for (size_t i = 0; i < std::min(positions.size(), loggers_.size()); ++i) {
+      const auto& position = positions[i].to_dict();
+      const auto* named = position.find("folder");
+      if (!named) continue;
+      if (folder.empty()) folder = named->to_string();
+      there = there && loggers_[i]->has_log(position);
+    }
+    has_old_logs_ = there;
+    if (!folder.empty() && there)
+      for (const auto& logger : loggers_) logger->reopen(folder);
+    if (!there)
+      log_warning(concat("[trainer] the checkpoint's log is not in \"", folder.string(),
+                         "\" any more: this run starts a new one in \"", log_dir().string(), "\""));
+  }
+  log_dir_ = fabric_->broadcast(log_dir().string());
 }
 
 std::filesystem::path Run::log_dir() const {

@@ -6,10 +6,15 @@
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/format.h"
 #include "levin/checkpoint/module_state.h"
+#include "levin/checkpoint/reader.h"
+#include "levin/checkpoint/state_copy.h"
+#include "levin/checkpoint/together.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/main.h"
 #include "levin/core/version.h"
 #include "levin/environments/slurm_requeue.h"
+#include "levin/nn/named_tensors.h"
 #include "levin/trainer/defaults.h"
 #include "levin/trainer/run.h"
 
@@ -74,7 +79,69 @@ ShardTargets targets_in_checkpoint(ShardMap& shards, const torch::nn::Module& mo
   return targets;
 }
 
+Tensor on_host(const Tensor& tensor) {
+  return tensor.is_cpu() ? tensor.detach().clone() : tensor.detach().cpu();
+}
+
 }  // namespace
+
+/// As it was before a checkpoint came over it, in host memory.
+struct Run::BeforeRestore {
+  std::vector<std::pair<Tensor, Tensor>> model;  // of the module, and its old value
+  StateDict data, scaler;
+  std::vector<std::pair<std::shared_ptr<Callback>, StateDict>> callbacks;
+  RngState rng;
+  Tensor device_rng;
+  std::shared_ptr<BatchSource> loader;
+  StateDict loader_state;
+
+  explicit BeforeRestore(Run& run) : rng(RngState::capture()) {
+    for (auto& [name, tensor] : named_tensors(*run.module_))
+      if (tensor.defined() && !tensor.is_meta()) model.emplace_back(tensor, on_host(tensor));
+    if (run.data_) data = copy_of_state(run.data_->state_dict()).to_dict();
+    if (const auto* grad_scaler = run.fabric_->grad_scaler())
+      scaler = copy_of_state(grad_scaler->state_dict()).to_dict();
+    for (const auto& callback : run.callbacks_)
+      if (auto state = callback->state_dict(); !state.empty())
+        callbacks.emplace_back(callback.get(), copy_of_state(state).to_dict());
+    if (!run.fabric_->device().is_cpu()) device_rng = run.fabric_->accelerator().rng_state(run.fabric_->device());
+  }
+};
+
+void Run::put_back_restored() noexcept {
+  const auto before = std::exchange(before_restore_, nullptr);
+  if (!before) return;
+  const auto put_back = [](const char* what, auto&& step) {
+    try {
+      step();
+    } catch (const std::exception& error) {
+      log_warning(concat("[trainer] ", what, " could not be put back as before the checkpoint: ", one_line(error)));
+    }
+  };
+  progress_ = {};
+  loaded_.reset();
+  put_back("the module", [&] {
+    const at::NoGradGuard no_grad;
+    for (auto& [tensor, value] : before->model) tensor.copy_(value);
+  });
+  if (data_ && !before->data.empty()) put_back("the data module", [&] { data_->load_state_dict(before->data); });
+  if (auto* scaler = fabric_->grad_scaler(); scaler && !before->scaler.empty())
+    put_back("the loss scaler", [&] { scaler->load_state_dict(before->scaler); });
+  for (const auto& [callback, state] : before->callbacks)
+    put_back("a callback", [&, &c = callback, &old = state] { c->load_state_dict(old); });
+  if (before->loader) put_back("the loader", [&] { before->loader->load_state_dict(before->loader_state); });
+  put_back("the random generators", [&] {
+    before->rng.restore();
+    if (before->device_rng.defined()) fabric_->accelerator().set_rng_state(fabric_->device(), before->device_rng);
+  });
+}
+
+void Run::restore_together(const std::function<void()>& step) {
+  if (fabric_->world_size() == 1)
+    step();
+  else
+    together(fabric_->strategy().group(), step);
+}
 
 StateDict Run::rng_state() const {
   StateDict rng{{"cpu", bytes_of(RngState::capture().cpu)}};
@@ -217,9 +284,11 @@ void Run::restore_model(bool fit) {
   auto* shards = fabric_->strategy().shards();
   // A run that only evaluates has no optimizers to take parts of their states, which may be large.
   const std::vector<std::string> skip = fit ? std::vector<std::string>() : std::vector<std::string>{"optimizers"};
-  loaded_ = shards ? load_checkpoint(ckpt_path_, targets_in_checkpoint(*shards, *module_, optimizers_, callbacks_),
-                                     {.skip = skip})
-                   : load_checkpoint(ckpt_path_);
+  if (shards)
+    loaded_ =
+        load_checkpoint(ckpt_path_, targets_in_checkpoint(*shards, *module_, optimizers_, callbacks_), {.skip = skip});
+  else
+    restore_together([&] { loaded_ = load_checkpoint(ckpt_path_); });
   if (fit) {
     LEVIN_CHECK(loaded_->contains("loops"), "[trainer.fit] ", ckpt_path_.string(),
                 " holds weights only, so no run can go on from it; load it into the module before fit");
@@ -227,24 +296,31 @@ void Run::restore_model(bool fit) {
     LEVIN_CHECK(plan_.max_epochs < 0 || epoch <= plan_.max_epochs, "[trainer.fit] ", ckpt_path_.string(),
                 " is at epoch ", epoch, ", which is beyond max_epochs ", plan_.max_epochs);
   }
-  if (data_)
-    if (const auto* state = loaded_->find("datamodule")) data_->load_state_dict(state->to_dict());
+  before_restore_ = std::make_shared<BeforeRestore>(*this);
+  restore_together([&] {
+    if (data_)
+      if (const auto* state = loaded_->find("datamodule")) data_->load_state_dict(state->to_dict());
+  });
   site_ = &kNoLogging;
   module_->on_load_checkpoint(*loaded_);
   call(Hook::kLoadCheckpoint, [&](Callback& c) { c.on_load_checkpoint(*this, *loaded_); });
-  load_module_state_dict(*module_, loaded_->at("model").to_dict(), {.shards = shards});
+  restore_together([&] { load_module_state_dict(*module_, loaded_->at("model").to_dict(), {.shards = shards}); });
+  loaded_->erase("model");  // its memory is that of the old weights now
   log_info(concat("[trainer] ", fit ? "goes on from " : "weights from ", ckpt_path_.string()));
   if (!fit) {
     loaded_.reset();
+    before_restore_.reset();
     return;
   }
   const auto& states = loaded_->at("callbacks").to_dict();
   size_t found = 0;
-  for (const auto& callback : callbacks_)
-    if (const auto* state = states.find(callback->state_key())) {
-      callback->load_state_dict(state->to_dict());
-      ++found;
-    }
+  restore_together([&] {
+    for (const auto& callback : callbacks_)
+      if (const auto* state = states.find(callback->state_key())) {
+        callback->load_state_dict(state->to_dict());
+        ++found;
+      }
+  });
   if (found < states.size())
     log_warning(concat("[trainer] the checkpoint holds the state of ", states.size() - found,
                        " callbacks that this trainer does not have"));
@@ -252,41 +328,40 @@ void Run::restore_model(bool fit) {
 
 void Run::restore_training() {
   if (!loaded_) return;
-  const auto& optimizers = loaded_->at("optimizers").to_list();
-  const auto& schedulers = loaded_->at("schedulers").to_list();
-  LEVIN_CHECK(optimizers.size() == optimizers_.size(), "[trainer.fit] the checkpoint has ", optimizers.size(),
-              " optimizers, the module ", optimizers_.size());
-  LEVIN_CHECK(schedulers.size() == schedulers_.size(), "[trainer.fit] the checkpoint has ", schedulers.size(),
-              " schedulers, the module ", schedulers_.size());
-  if (auto* scaler = fabric_->grad_scaler())
-    if (const auto* state = loaded_->find("scaler")) scaler->load_state_dict(state->to_dict());
-  for (size_t i = 0; i < optimizers.size(); ++i) optimizers_[i].load_state_dict(optimizers[i].to_dict());
-  for (size_t i = 0; i < schedulers.size(); ++i) schedulers_[i].scheduler.load_state_dict(schedulers[i].to_dict());
-  const auto& fit = loaded_->at("loops").to_dict().at("fit").to_dict();
-  progress_ = progress_from(fit);
-  batch_stepped_ = fit.at("batch_stepped").to_bool();
+  restore_together([&] {
+    const auto& optimizers = loaded_->at("optimizers").to_list();
+    const auto& schedulers = loaded_->at("schedulers").to_list();
+    LEVIN_CHECK(optimizers.size() == optimizers_.size(), "[trainer.fit] the checkpoint has ", optimizers.size(),
+                " optimizers, the module ", optimizers_.size());
+    LEVIN_CHECK(schedulers.size() == schedulers_.size(), "[trainer.fit] the checkpoint has ", schedulers.size(),
+                " schedulers, the module ", schedulers_.size());
+    if (auto* scaler = fabric_->grad_scaler())
+      if (const auto* state = loaded_->find("scaler")) scaler->load_state_dict(state->to_dict());
+    for (size_t i = 0; i < optimizers.size(); ++i) optimizers_[i].load_state_dict(optimizers[i].to_dict());
+    for (size_t i = 0; i < schedulers.size(); ++i) schedulers_[i].scheduler.load_state_dict(schedulers[i].to_dict());
+    const auto& fit = loaded_->at("loops").to_dict().at("fit").to_dict();
+    progress_ = progress_from(fit);
+    batch_stepped_ = fit.at("batch_stepped").to_bool();
+  });
 }
 
 void Run::restore_position() {
-  auto& source = *train_data_.loaders.front();
-  if (progress_.batch > 0 && !progress_.closing_epoch) {
-    if (const auto* state = loaded_->find("train_loader"); state && source.has_state())
-      source.load_state_dict(state->to_dict());
-    else
-      source.skip_to(progress_.epoch, progress_.batch);
-  }
-  const auto& seen = loaded_->at("loops").to_dict().at("validation").to_dict().at("seen").to_list();
-  for (size_t i = 0; i < std::min(seen.size(), val_data_.seen.size()); ++i) val_data_.seen[i] = seen[i].to_int();
-  const auto& loggers = loaded_->at("loggers").to_list();
-  if (fabric_->is_global_zero())
-    for (size_t i = 0; i < std::min(loggers.size(), loggers_.size()); ++i) loggers_[i]->resume(loggers[i].to_dict());
-
   const auto& ranks = loaded_->at("ranks").to_list();
   const auto rank = static_cast<size_t>(fabric_->global_rank());
-  if (ranks.size() != static_cast<size_t>(fabric_->world_size()))
-    log_warning(concat("[trainer] the checkpoint is of ", ranks.size(), " ranks and this run has ",
-                       fabric_->world_size(), ": random numbers and metrics of the epoch under way will differ"));
-  if (rank < ranks.size()) {
+  restore_together([&] {
+    auto& source = *train_data_.loaders.front();
+    if (progress_.batch > 0 && !progress_.closing_epoch) {
+      if (const auto* state = loaded_->find("train_loader"); state && source.has_state()) {
+        before_restore_->loader_state = source.state_dict();
+        before_restore_->loader = train_data_.loaders.front();
+        source.load_state_dict(state->to_dict());
+      } else {
+        source.skip_to(progress_.epoch, progress_.batch);
+      }
+    }
+    const auto& seen = loaded_->at("loops").to_dict().at("validation").to_dict().at("seen").to_list();
+    for (size_t i = 0; i < std::min(seen.size(), val_data_.seen.size()); ++i) val_data_.seen[i] = seen[i].to_int();
+    if (rank >= ranks.size()) return;
     const auto& mine = ranks[rank].to_dict();
     train_log_.load_state_dict(mine.at("metrics").to_dict());
     for (const auto& [name, value] : mine.at("callback_metrics").to_dict())
@@ -297,7 +372,19 @@ void Run::restore_position() {
     state.restore();
     if (const auto* device = rng.find("device"); device && !fabric_->device().is_cpu())
       fabric_->accelerator().set_rng_state(fabric_->device(), bytes_to_tensor(device->to_string()));
-  }
+  });
+  if (ranks.size() != static_cast<size_t>(fabric_->world_size()))
+    log_warning(concat("[trainer] the checkpoint is of ", ranks.size(), " ranks and this run has ",
+                       fabric_->world_size(), ": random numbers and metrics of the epoch under way will differ"));
+  // Last, since rows that are dropped do not come back.
+  restore_together([&] {
+    const auto& loggers = loaded_->at("loggers").to_list();
+    if (!fabric_->is_global_zero()) return;
+    for (size_t i = 0; has_old_logs_ && i < std::min(loggers.size(), loggers_.size()); ++i)
+      loggers_[i]->resume(loggers[i].to_dict());
+    log_hparams();
+  });
+  before_restore_.reset();
   // The tensors of the checkpoint are not needed any more.
   loaded_ = StateDict{};
 }

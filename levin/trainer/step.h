@@ -78,7 +78,12 @@ class AnyBatch {
   AnyBatch() = default;
   template <class B>
   explicit AnyBatch(B& batch)
-      : batch_(&batch), type_(&typeid(B)), size_([](void* p) { return detail_size(*static_cast<B*>(p)); }) {}
+      : batch_(&batch),
+        type_(&typeid(B)),
+        size_([](void* p) { return detail_size(*static_cast<B*>(p)); }),
+        each_([](void* p, void (*f)(void*, const Tensor&), void* to) {
+          levin::each_tensor(*static_cast<B*>(p), [&](const Tensor& t) { f(to, t); });
+        }) {}
 
   /// The batch itself; an Error when it is of another type.
   template <class B>
@@ -89,6 +94,13 @@ class AnyBatch {
   /// Samples: the first size of the first tensor that has one, else 1.
   int64_t size() const { return batch_ ? size_(batch_) : 1; }
   bool empty() const { return batch_ == nullptr; }
+  /// Every tensor of it.
+  template <class F>
+  void each_tensor(F&& f) const {
+    if (batch_)
+      each_(
+          batch_, [](void* to, const Tensor& t) { (*static_cast<std::remove_reference_t<F>*>(to))(t); }, &f);
+  }
   void* pointer() const { return batch_; }
 
  private:
@@ -104,6 +116,7 @@ class AnyBatch {
   void* batch_ = nullptr;
   const std::type_info* type_ = nullptr;
   int64_t (*size_)(void*) = nullptr;
+  void (*each_)(void*, void (*)(void*, const Tensor&), void*) = nullptr;
 };
 
 }  // namespace levin

@@ -1,5 +1,6 @@
 #include "levin/trainer/train_module.h"
 
+#include "levin/core/log.h"
 #include "levin/trainer/run.h"
 
 namespace levin {
@@ -66,12 +67,17 @@ void TrainModuleBase::unfreeze() {
   train();
 }
 
-// Outside of a run, as when a step is tried by hand, a log goes nowhere.
+// A step may be tried by hand, so this is no error.
+void TrainModuleBase::warn_log_goes_nowhere(std::string_view value) const {
+  warn_once(detail::concat("[", name(), ".log] \"", value,
+                           "\" goes nowhere: log() works inside trainer.fit, validate and test, in steps and in hooks "
+                           "of batches and epochs"));
+}
 void TrainModuleBase::log(std::string_view name, const Tensor& value, const LogOptions& options) {
-  if (context_) context_->log(name, value, options);
+  context_ ? context_->log(name, value, options) : warn_log_goes_nowhere(name);
 }
 void TrainModuleBase::log(std::string_view name, double value, const LogOptions& options) {
-  if (context_) context_->log(name, value, options);
+  context_ ? context_->log(name, value, options) : warn_log_goes_nowhere(name);
 }
 void TrainModuleBase::log_dict(std::initializer_list<std::pair<std::string_view, Tensor>> values,
                                const LogOptions& options) {

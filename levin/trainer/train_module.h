@@ -107,7 +107,8 @@ class TrainModuleBase : public torch::nn::Module {
   void freeze();
   void unfreeze();
 
-  /// A value for the progress bar, the loggers and the callbacks; see LogOptions.
+  /// A value for the progress bar, the loggers and the callbacks; see LogOptions. Outside of a run it goes nowhere,
+  /// with a warning.
   void log(std::string_view name, const Tensor& value, const LogOptions& options = {});
   void log(std::string_view name, double value, const LogOptions& options = {});
   void log_dict(std::initializer_list<std::pair<std::string_view, Tensor>> values, const LogOptions& options = {});
@@ -157,6 +158,8 @@ class TrainModuleBase : public torch::nn::Module {
   [[noreturn]] void fail_missing(const char* step, const char* what) const;
 
  private:
+  void warn_log_goes_nowhere(std::string_view value) const;
+
   TrainerContext* context_ = nullptr;
   std::vector<std::pair<Tensor, bool>> toggled_;
 };

@@ -160,6 +160,7 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
     }
     ++done;
     run.batch_ = AnyBatch();
+    run.at_.reset();
     if (keep) {
       auto& kept = (*keep)[index];
       kept.push_back(std::move(output));
@@ -169,6 +170,7 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
   }
   source.finish();
   note_end(run, loader, done);
+  run.at_.reset();
   run.dataloader_idx_ = -1;
   return done;
 }

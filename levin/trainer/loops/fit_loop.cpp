@@ -113,9 +113,14 @@ void run_batches(Run& run) {
     run.call_module(Hook::kTrainBatchStart, [&] { wanted = module.any_train_batch_start(batch, at.batch_idx); });
     if (!wanted) {
       run.inside_batch_ = false;
+      run.batch_ = AnyBatch();
+      // The epoch ends here, and schedulers that count epochs count it.
+      run.is_last_batch_ = true;
+      step_schedulers(run, "epoch", /*plateau=*/false);
       break;
     }
     run.batch_stepped_ = run_training_batch(run, batch, at.batch_idx, output);
+    if (!run.plan_.barebones) run.loss_watch_.add(output.loss, progress.epoch, at.batch_idx);
     run.window_open_ = !run.batch_stepped_ && run.accumulate_ > 1 && !run.is_last_batch_;
 
     if (run.batch_stepped_) step_schedulers(run, "step", /*plateau=*/false);
@@ -131,18 +136,21 @@ void run_batches(Run& run) {
     ++progress.total_batches;
     if (run.batch_stepped_) ++progress.stepped_batches;
     run.inside_batch_ = false;
+    run.at_.reset();
     run.write_waiting_checkpoints();
     run.check_stop_requests();
     after_batch(run);
   }
   source.finish();
   check_same_end(run);
+  run.at_.reset();
   // A window that the end of the run cut off is given up: the next epoch would begin with empty gradients.
   run.window_open_ = false;
   run.write_waiting_checkpoints();
 }
 
 void close_epoch(Run& run) {
+  run.loss_watch_.end_epoch(run.progress_.epoch, run.module().automatic_optimization && !run.optimizers_.empty());
   if (run.is_last_batch_) step_schedulers(run, "epoch", /*plateau=*/true);
   run.log_epoch_row();
   run.in_epoch_end_ = false;
@@ -180,13 +188,10 @@ void run_epoch(Run& run, bool resumed) {
   run.in_epoch_end_ = true;
   progress.closing_epoch = true;
   const auto at_end = [&](bool monitors) {
-    const auto& callbacks = run.hooks_[static_cast<size_t>(Hook::kTrainEpochEnd)];
-    for (size_t i = 0; i < callbacks.size(); ++i) {
-      const auto order = callbacks[i]->order();
+    for (size_t i = 0; i < run.listeners_.size(); ++i) {
+      const auto order = run.listeners_[i]->order();
       if ((order == CallbackOrder::kMonitor || order == CallbackOrder::kCheckpoint) != monitors) continue;
-      run.set_site(hook_site(Hook::kTrainEpochEnd));
-      const auto span = run.callback_span(Hook::kTrainEpochEnd, i);
-      callbacks[i]->on_train_epoch_end(run);
+      run.call_one(Hook::kTrainEpochEnd, i, [&](Callback& c) { c.on_train_epoch_end(run); });
     }
   };
   at_end(false);

@@ -30,6 +30,7 @@ struct Closure {
       run.call(
           Hook::kBeforeZeroGrad, [&](Callback& c) { c.on_before_zero_grad(run, optimizer); },
           [&] { module.on_before_zero_grad(optimizer); });
+      run.set_doing("optimizer_zero_grad");
       const auto time = run.span(Run::Action::kZeroGrad);
       module.optimizer_zero_grad(optimizer);
     }
@@ -41,6 +42,7 @@ struct Closure {
     }
     run.backward(loss);
     if (steps) before_update(optimizer);
+    run.set_doing("optimizer_step");
     return loss;
   }
 
@@ -50,6 +52,7 @@ struct Closure {
     run.call(
         Hook::kBeforeOptimizerStep, [&](Callback& c) { c.on_before_optimizer_step(run, optimizer); },
         [&] { module.on_before_optimizer_step(optimizer); });
+    run.set_doing("configure_gradient_clipping");
     const auto time = run.span(Run::Action::kClip);
     module.configure_gradient_clipping(optimizer, run.plan().clip_val, run.plan().clips_value ? "value" : "norm");
   }
@@ -62,6 +65,7 @@ void Run::backward(const Tensor& loss) {
       Hook::kBeforeBackward, [&](Callback& c) { c.on_before_backward(*this, loss); },
       [&] { module_->on_before_backward(loss); });
   {
+    set_doing("backward");
     const auto time = span(Action::kBackward);
     module_->backward(loss);
   }
@@ -73,6 +77,7 @@ void Run::manual_backward(const Tensor& loss) {
   LEVIN_CHECK(!module_->automatic_optimization,
               "[manual_backward] is for modules that set automatic_optimization = false");
   const auto* outer_site = site_;
+  const auto outer_doing = doing_;
   auto& around = wrapped_->setup_call();
   auto here = loss;
   if (!around.plain) {
@@ -81,14 +86,16 @@ void Run::manual_backward(const Tensor& loss) {
   }
   backward(here);
   site_ = outer_site;
+  doing_ = outer_doing;
 }
 
 void Run::clip_gradients(Optimizer& optimizer, double clip_val, std::string_view algorithm) {
   if (clip_val <= 0) return;
+  auto of_fabric = as_set_up(optimizer);
   if (algorithm == "value")
-    fabric_->clip_gradients(optimizer, {.clip_val = clip_val});
+    fabric_->clip_gradients(of_fabric, {.clip_val = clip_val});
   else
-    fabric_->clip_gradients(optimizer, {.max_norm = clip_val, .error_if_nonfinite = false});
+    fabric_->clip_gradients(of_fabric, {.max_norm = clip_val, .error_if_nonfinite = false});
 }
 
 bool run_training_batch(Run& run, void* batch, int64_t batch_idx, StepOutput& output) {
@@ -138,6 +145,7 @@ void step_schedulers(Run& run, std::string_view interval, bool plateau) {
       }
     }
     run.set_site(kNoLogging);
+    run.set_doing("lr_scheduler_step");
     const auto time = run.span(Run::Action::kScheduler);
     run.module().lr_scheduler_step(config.scheduler, metric);
   }

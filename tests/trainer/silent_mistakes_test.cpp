@@ -1,0 +1,116 @@
+// What used to pass without a word: a log outside of a run, a loss that is not finite, steps without a loss.
+#include <limits>
+
+#include "tuning_net.h"
+
+namespace levin::tuning_test {
+namespace {
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+template <class F>
+std::string stderr_of(F&& f) {
+  ::testing::internal::CaptureStderr();
+  f();
+  return ::testing::internal::GetCapturedStderr();
+}
+
+struct Logs : Net {
+  StepOutput training_step(const Batch& batch, const StepInfo& at) override {
+    log("my_loss", 1.0);
+    return Net::training_step(batch, at);
+  }
+};
+
+TEST(SilentMistakes, ALogOutsideOfARunIsSaid) {
+  Logs net;
+  const Batch batch{{"x", at::zeros({1, 32})}};
+  const auto text = stderr_of([&] {
+    net.training_step(batch, {});
+    net.training_step(batch, {});
+    net.log("of_a_tensor", at::ones({}));
+  });
+  EXPECT_EQ(count_of(text, "\"my_loss\" goes nowhere"), 1u) << text;
+  EXPECT_THAT(text, HasSubstr("\"of_a_tensor\" goes nowhere"));
+  EXPECT_THAT(text, HasSubstr("trainer.fit"));
+}
+
+/// A loss of the test's choice at one batch.
+struct Bad : Net {
+  StepOutput training_step(const Batch& batch, const StepInfo& at) override {
+    auto out = Net::training_step(batch, at);
+    if (current_epoch() == 1 && at.batch_idx >= 2) out.loss = out.loss * value;
+    return out;
+  }
+  double value = std::numeric_limits<double>::quiet_NaN();
+};
+
+TEST(SilentMistakes, ALossThatIsNotFiniteIsSaidOnceWithItsPlace) {
+  for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    Bad net;
+    net.value = value;
+    const auto text = stderr_of([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
+    EXPECT_EQ(count_of(text, "the loss is nan or inf"), 1u) << text;
+    EXPECT_THAT(text, HasSubstr("epoch 1, batch 2"));
+    EXPECT_THAT(text, HasSubstr("detect_anomaly"));
+  }
+}
+
+TEST(SilentMistakes, EveryFitWarnsAnew) {
+  Bad net;
+  net.value = std::numeric_limits<double>::infinity();
+  Trainer trainer(quiet({}, 2));
+  for (int i = 0; i < 2; ++i)
+    EXPECT_EQ(count_of(stderr_of([&] { trainer.fit(net, loader(16, 4)); }), "the loss is nan or inf"), 1u);
+}
+
+TEST(SilentMistakes, AFiniteLossSaysNothing) {
+  Net net;
+  EXPECT_EQ(count_of(stderr_of([&] { Trainer(quiet({}, 2)).fit(net, loader(16, 4)); }), "nan"), 0u);
+}
+
+struct NoLoss : Net {
+  StepOutput training_step(const Batch& batch, const StepInfo& at) override {
+    if (current_epoch() >= from && !(sometimes && at.batch_idx == 0)) return {};
+    return Net::training_step(batch, at);
+  }
+  int64_t from = 0;
+  bool sometimes = false;
+};
+
+TEST(SilentMistakes, AnEpochWithoutALossIsSaidOnce) {
+  NoLoss net;
+  net.from = 1;
+  const auto text = stderr_of([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
+  EXPECT_EQ(count_of(text, "returned no loss"), 1u) << text;
+  EXPECT_THAT(text, HasSubstr("4 batches of epoch 1"));
+}
+
+TEST(SilentMistakes, SomeBatchesWithoutALossAreAllowed) {
+  NoLoss net;
+  net.sometimes = true;
+  EXPECT_EQ(count_of(stderr_of([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"), 0u);
+}
+
+struct Manual : Net {
+  Manual() { automatic_optimization = false; }
+  StepOutput training_step(const Batch& batch, const StepInfo& at) override {
+    const auto out = Net::training_step(batch, at);
+    optimizer().zero_grad();
+    manual_backward(out.loss);
+    optimizer().step();
+    return {};
+  }
+};
+
+TEST(SilentMistakes, ManualOptimizationReturnsWhatItLikes) {
+  Manual net;
+  EXPECT_EQ(count_of(stderr_of([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"), 0u);
+}
+
+}  // namespace
+}  // namespace levin::tuning_test
