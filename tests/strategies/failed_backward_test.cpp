@@ -8,9 +8,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int kSteps = 5;
+constexpr int kFailingSteps = 5;
 
-std::pair<Tensor, Tensor> data_of(int rank, int step) {
+std::pair<Tensor, Tensor> failing_data(int rank, int step) {
   return boring_data(4, 32, static_cast<uint64_t>(100 * step + rank));
 }
 
@@ -18,7 +18,7 @@ std::pair<Tensor, Tensor> data_of(int rank, int step) {
 using Throws = std::function<std::string(int rank, int step)>;
 
 /// Three layers; "late" throws when the gradient of the first one's output comes, "early" at that of the last one's.
-Tensor forward_of(SmallNet& net, const Tensor& x, const std::string& throws) {
+Tensor failing_forward(SmallNet& net, const Tensor& x, const std::string& throws) {
   const auto h = torch::tanh(net->a(x));
   const auto output = net->c(torch::tanh(net->b(h)));
   const auto hook = [](const Tensor&) { throw std::runtime_error("no more memory"); };
@@ -32,10 +32,10 @@ std::vector<Tensor> train_ddp(Collective& group, const StrategyChoice& choice, c
   SmallNet net;
   Trainee trainee(group, choice, *net);
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kFailingSteps; ++step) {
     const auto where = throws(group.rank(), step);
-    const auto [x, y] = data_of(group.rank(), step);
-    const auto output = trainee.forward([&, x = x] { return forward_of(net, x, where); });
+    const auto [x, y] = failing_data(group.rank(), step);
+    const auto output = trainee.forward([&, x = x] { return failing_forward(net, x, where); });
     if (where.empty()) {
       trainee.backward(mse(output, y));
       optimizer.step();
@@ -57,12 +57,12 @@ std::vector<Tensor> without_failed_steps(int world, const Throws& throws) {
   torch::manual_seed(3);
   SmallNet net;
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kFailingSteps; ++step) {
     if (!throws(0, step).empty()) continue;
     Tensor total = at::zeros({});
     for (int rank = 0; rank < world; ++rank) {
-      const auto [x, y] = data_of(rank, step);
-      total = total + mse(forward_of(net, x, ""), y) / world;
+      const auto [x, y] = failing_data(rank, step);
+      total = total + mse(failing_forward(net, x, ""), y) / world;
     }
     total.backward();
     optimizer.step();
@@ -136,7 +136,7 @@ std::vector<Tensor> critic_alone(bool alone, bool checkpointed) {
   ShardNet net;
   if (checkpointed) checkpoint_activations(net, policy::by_class<ShardBlock>());
   optim::SGD optimizer(net->parameters(), {.lr = 0.02});
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kFailingSteps; ++step) {
     Tensor total = at::zeros({});
     for (int rank = 0; rank < 2; ++rank)
       total = total + critic_loss([&](const Tensor& x) { return net(x); }, critic_data(rank, step), alone) / 2;
@@ -162,7 +162,7 @@ TEST_P(GradientPenalty, EqualsOneProcess) {
       if (c.checkpointed) checkpoint_activations(net, policy::by_class<ShardBlock>());
       Trainee trainee(group, c.choice, *net, at::kCPU, c.precision);
       optimizer = trainee.strategy().setup_optimizer(optimizer);
-      for (int step = 0; step < kSteps; ++step) {
+      for (int step = 0; step < kFailingSteps; ++step) {
         trainee.backward(critic_loss(
             [&](const Tensor& x) {
               return trainee.forward([&] {
@@ -184,20 +184,21 @@ TEST_P(GradientPenalty, EqualsOneProcess) {
   }
 }
 
-const auto kBlocks = policy::by_class<ShardBlock>();
+const auto kPenaltyBlocks = policy::by_class<ShardBlock>();
 
 INSTANTIATE_TEST_SUITE_P(
     Strategies, GradientPenalty,
     ::testing::Values(
         PenaltyCase{"ddp", "ddp"}, PenaltyCase{"ddp_checkpointed", "ddp", 1e-5, "32-true", true},
-        PenaltyCase{"stage_1", ZeroOptions{.stage = 1, .auto_wrap_policy = kBlocks}},
-        PenaltyCase{"stage_2", ZeroOptions{.stage = 2, .auto_wrap_policy = kBlocks}},
-        PenaltyCase{"stage_3",
-                    ZeroOptions{.stage = 3, .stage3_param_persistence_threshold = 0, .auto_wrap_policy = kBlocks}},
-        PenaltyCase{"fsdp", FsdpOptions{.auto_wrap_policy = kBlocks}},
-        PenaltyCase{"fsdp_checkpointed", FsdpOptions{.auto_wrap_policy = kBlocks}, 1e-5, "32-true", true},
-        PenaltyCase{"fsdp_grad_op", FsdpOptions{.auto_wrap_policy = kBlocks, .sharding_strategy = "grad_op"}},
-        PenaltyCase{"gemini", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = kBlocks}, 0.05,
+        PenaltyCase{"stage_1", ZeroOptions{.stage = 1, .auto_wrap_policy = kPenaltyBlocks}},
+        PenaltyCase{"stage_2", ZeroOptions{.stage = 2, .auto_wrap_policy = kPenaltyBlocks}},
+        PenaltyCase{
+            "stage_3",
+            ZeroOptions{.stage = 3, .stage3_param_persistence_threshold = 0, .auto_wrap_policy = kPenaltyBlocks}},
+        PenaltyCase{"fsdp", FsdpOptions{.auto_wrap_policy = kPenaltyBlocks}},
+        PenaltyCase{"fsdp_checkpointed", FsdpOptions{.auto_wrap_policy = kPenaltyBlocks}, 1e-5, "32-true", true},
+        PenaltyCase{"fsdp_grad_op", FsdpOptions{.auto_wrap_policy = kPenaltyBlocks, .sharding_strategy = "grad_op"}},
+        PenaltyCase{"gemini", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = kPenaltyBlocks}, 0.05,
                     "bf16-mixed"}),
     [](const auto& instance) { return instance.param.name; });
 
@@ -208,7 +209,7 @@ TEST(GradientPenaltyOfCheckpointedUnits, EqualsThatOfOthersInOneProcess) {
 TEST(GradientInTheLoss, PlainBackwardIsStillRefusedWhereParametersAreDivided) {
   run_ranks(2, [](Collective& group) {
     ShardNet net;
-    Trainee trainee(group, FsdpOptions{.auto_wrap_policy = kBlocks}, *net);
+    Trainee trainee(group, FsdpOptions{.auto_wrap_policy = kPenaltyBlocks}, *net);
     const auto output = trainee.forward([&] { return net(critic_data(group.rank(), 0)); });
     try {
       output.sum().backward();
@@ -224,7 +225,7 @@ TEST(FailedBackward, SaysWhatOptimizerInBackwardHasStepped) {
     torch::manual_seed(3);
     ShardNet net;
     const auto parameters = net->parameters();
-    Trainee trainee(group, FsdpOptions{.auto_wrap_policy = kBlocks, .optimizer_in_backward = true}, *net);
+    Trainee trainee(group, FsdpOptions{.auto_wrap_policy = kPenaltyBlocks, .optimizer_in_backward = true}, *net);
     auto optimizer = trainee.strategy().setup_optimizer(optim::SGD(parameters, {.lr = 0.1}));
     for (int step = 0; step < 3; ++step) {
       const auto output = trainee.forward([&] {

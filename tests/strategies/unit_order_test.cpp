@@ -28,36 +28,36 @@ struct OrderNetImpl : torch::nn::Module {
 };
 LEVIN_MODULE(OrderNet);
 
-using Order = std::vector<int>;
+using BlockOrder = std::vector<int>;
 /// The order in which a rank calls the blocks in a step.
-using Orders = std::function<Order(int rank, int step)>;
+using Orders = std::function<BlockOrder(int rank, int step)>;
 
-const StrategyChoice kFsdp = FsdpOptions{.auto_wrap_policy = policy::by_class<ShardBlock>()};
+const StrategyChoice kFsdpOfBlocks = FsdpOptions{.auto_wrap_policy = policy::by_class<ShardBlock>()};
 
-StrategyChoice zero(int stage) {
+StrategyChoice zero_stage(int stage) {
   return ZeroOptions{
       .stage = stage, .stage3_param_persistence_threshold = 0, .auto_wrap_policy = policy::by_class<ShardBlock>()};
 }
 
-std::pair<Tensor, Tensor> data_of(int rank, int step) {
+std::pair<Tensor, Tensor> order_data(int rank, int step) {
   return boring_data(4, 6, static_cast<uint64_t>(100 * step + rank));
 }
 
-constexpr int kSteps = 5;
+constexpr int kOrderSteps = 5;
 
-optim::AdamW optimizer_of(const std::vector<Tensor>& params) {
+optim::AdamW order_optimizer(const std::vector<Tensor>& params) {
   return optim::AdamW(params, {.lr = 0.05, .weight_decay = 0.1});
 }
 
 /// The parameters that one process gets which computes the mean of all ranks' losses.
-std::vector<Tensor> expected(int world, const Orders& orders, bool unequal = false) {
+std::vector<Tensor> expected_of_orders(int world, const Orders& orders, bool unequal = false) {
   torch::manual_seed(3);
   OrderNet net(unequal);
-  auto optimizer = optimizer_of(net->parameters());
-  for (int step = 0; step < kSteps; ++step) {
+  auto optimizer = order_optimizer(net->parameters());
+  for (int step = 0; step < kOrderSteps; ++step) {
     Tensor total = at::zeros({});
     for (int rank = 0; rank < world; ++rank) {
-      const auto [x, y] = data_of(rank, step);
+      const auto [x, y] = order_data(rank, step);
       total = total + mse(net(x, orders(rank, step)), y) / world;
     }
     total.backward();
@@ -67,16 +67,17 @@ std::vector<Tensor> expected(int world, const Orders& orders, bool unequal = fal
   return values(net->parameters());
 }
 
-std::vector<Tensor> train(Collective& real, Collective& group, const StrategyChoice& choice, const Orders& orders,
-                          bool unequal = false, const std::function<void(int)>& after_step = {}) {
+std::vector<Tensor> train_in_order(Collective& real, Collective& group, const StrategyChoice& choice,
+                                   const Orders& orders, bool unequal = false,
+                                   const std::function<void(int)>& after_step = {}) {
   torch::manual_seed(3);
   OrderNet net(unequal);
   const auto parameters = net->parameters();
-  Optimizer optimizer = optimizer_of(parameters);
+  Optimizer optimizer = order_optimizer(parameters);
   Trainee trainee(group, choice, *net);
   optimizer = trainee.strategy().setup_optimizer(optimizer);
-  for (int step = 0; step < kSteps; ++step) {
-    const auto [x, y] = data_of(real.rank(), step);
+  for (int step = 0; step < kOrderSteps; ++step) {
+    const auto [x, y] = order_data(real.rank(), step);
     const auto output = trainee.forward([&, x = x] { return net(x, orders(real.rank(), step)); });
     trainee.backward(mse(output, y));
     optimizer.step();
@@ -89,13 +90,13 @@ std::vector<Tensor> train(Collective& real, Collective& group, const StrategyCho
   return results;
 }
 
-std::vector<RankResult> run(int world, const StrategyChoice& choice, const Orders& orders, bool errors,
-                            bool unequal = false) {
+std::vector<RankResult> run_in_order(int world, const StrategyChoice& choice, const Orders& orders, bool errors,
+                                     bool unequal = false) {
   RanksOptions options;
   options.errors_expected = errors;
   options.collective.timeout = std::chrono::seconds(40);
   return run_ranks(
-      world, [&](Collective& group) { return train(group, group, choice, orders, unequal); }, options);
+      world, [&](Collective& group) { return train_in_order(group, group, choice, orders, unequal); }, options);
 }
 
 void expect_line(const std::vector<RankResult>& results, const std::vector<std::string>& parts) {
@@ -108,34 +109,34 @@ void expect_line(const std::vector<RankResult>& results, const std::vector<std::
   }
 }
 
-Order another_order_on_rank_1(int rank, int step, int from) {
-  return rank == 1 && step >= from ? Order{1, 0, 2} : Order{0, 1, 2};
+BlockOrder another_order_on_rank_1(int rank, int step, int from) {
+  return rank == 1 && step >= from ? BlockOrder{1, 0, 2} : BlockOrder{0, 1, 2};
 }
 
 class WithOrder : public ::testing::TestWithParam<int> {};
 
 /// In the first step, in which nothing is known, and later, when others follow what is.
 TEST_P(WithOrder, AnotherOrderOnOneRankIsOneLineUnderFsdp) {
-  for (const auto& choice : {kFsdp, zero(3)})
+  for (const auto& choice : {kFsdpOfBlocks, zero_stage(3)})
     for (const bool unequal : {false, true}) {
-      const auto results = run(
+      const auto results = run_in_order(
           2, choice, [](int rank, int step) { return another_order_on_rank_1(rank, step, GetParam()); }, true, unequal);
       expect_line(results, {"ranks disagree: rank 0 calls", "rank 1 calls", "\"block0\"", "\"block1\"", "elements"});
     }
 }
 
 TEST_P(WithOrder, OneOfFourRanksIsNamed) {
-  const auto results = run(
-      4, kFsdp, [](int rank, int step) { return another_order_on_rank_1(rank, step, GetParam()); }, true);
+  const auto results = run_in_order(
+      4, kFsdpOfBlocks, [](int rank, int step) { return another_order_on_rank_1(rank, step, GetParam()); }, true);
   expect_line(results, {"ranks 0, 2 and 3 call", "rank 1 calls"});
 }
 
 TEST_P(WithOrder, UnitsThatOnlySomeRanksCallAreOneLineUnderFsdp) {
-  for (const Order& fewer : {Order{0, 1}, Order{0, 2}, Order{}}) {
-    const auto results = run(
-        2, kFsdp,
+  for (const BlockOrder& fewer : {BlockOrder{0, 1}, BlockOrder{0, 2}, BlockOrder{}}) {
+    const auto results = run_in_order(
+        2, kFsdpOfBlocks,
         [&](int rank, int step) {
-          return rank == 1 && step >= GetParam() ? fewer : Order{0, 1, 2};
+          return rank == 1 && step >= GetParam() ? fewer : BlockOrder{0, 1, 2};
         },
         true);
     expect_line(results, {"ranks disagree: rank 0 calls", "rank 1 calls"});
@@ -146,13 +147,13 @@ INSTANTIATE_TEST_SUITE_P(UnitOrder, WithOrder, ::testing::Values(0, 3));
 
 TEST(UnitOrder, IsFreeInStages1And2) {
   const Orders orders = [](int rank, int step) {
-    static const std::vector<Order> kSome{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {2, 0, 1}};
+    static const std::vector<BlockOrder> kSome{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {2, 0, 1}};
     return kSome[static_cast<size_t>(rank * 2 + step) % kSome.size()];
   };
   for (const int stage : {1, 2})
     for (const bool unequal : {false, true}) {
-      const auto one = expected(3, orders, unequal);
-      for (const auto& rank : run(3, zero(stage), orders, false, unequal))
+      const auto one = expected_of_orders(3, orders, unequal);
+      for (const auto& rank : run_in_order(3, zero_stage(stage), orders, false, unequal))
         EXPECT_LT(max_difference(rank.tensors, one), 1e-5) << stage << unequal;
     }
 }
@@ -160,21 +161,21 @@ TEST(UnitOrder, IsFreeInStages1And2) {
 TEST(UnitOrder, UnitsMayBeCalledBySomeRanksInStages1And2) {
   // Block 1 is called by rank 1 alone, block 2 in no but the first step: it has no gradient then, and is not moved.
   const Orders orders = [](int rank, int step) {
-    if (step == 0) return rank == 0 ? Order{0, 2} : Order{1};
-    return rank == 0 ? Order{0} : Order{1, 0};
+    if (step == 0) return rank == 0 ? BlockOrder{0, 2} : BlockOrder{1};
+    return rank == 0 ? BlockOrder{0} : BlockOrder{1, 0};
   };
   for (const int stage : {1, 2}) {
-    const auto one = expected(2, orders);
-    for (const auto& rank : run(2, zero(stage), orders, false))
+    const auto one = expected_of_orders(2, orders);
+    for (const auto& rank : run_in_order(2, zero_stage(stage), orders, false))
       EXPECT_LT(max_difference(rank.tensors, one), 1e-5) << stage;
   }
 }
 
 TEST(UnitOrder, MayChangeOnAllRanksTogether) {
-  const Orders orders = [](int, int step) { return step % 2 ? Order{2, 0} : Order{0, 1, 2}; };
-  const auto one = expected(2, orders);
-  for (const auto& choice : {kFsdp, zero(3), zero(2)})
-    for (const auto& rank : run(2, choice, orders, false)) EXPECT_LT(max_difference(rank.tensors, one), 1e-5);
+  const Orders orders = [](int, int step) { return step % 2 ? BlockOrder{2, 0} : BlockOrder{0, 1, 2}; };
+  const auto one = expected_of_orders(2, orders);
+  for (const auto& choice : {kFsdpOfBlocks, zero_stage(3), zero_stage(2)})
+    for (const auto& rank : run_in_order(2, choice, orders, false)) EXPECT_LT(max_difference(rank.tensors, one), 1e-5);
 }
 
 /// Counts how often ranks meet to compare.
@@ -192,10 +193,10 @@ TEST(UnitOrder, IsComparedNoMoreOnceItIsKnown) {
   run_ranks(2, [](Collective& group) {
     CountingCollective counting(group);
     int before = 0;
-    train(
-        group, counting, kFsdp,
+    train_in_order(
+        group, counting, kFsdpOfBlocks,
         [](int, int) {
-          return Order{0, 1, 2};
+          return BlockOrder{0, 1, 2};
         },
         false,
         [&](int step) {
@@ -210,9 +211,9 @@ TEST(UnitOrder, ForwardThatThrewOnAllRanksIsFollowedByAnother) {
   run_ranks(2, [](Collective& group) {
     torch::manual_seed(3);
     OrderNet net;
-    Trainee trainee(group, kFsdp, *net);
+    Trainee trainee(group, kFsdpOfBlocks, *net);
     for (int step = 0; step < 4; ++step) {
-      const auto [x, y] = data_of(group.rank(), step);
+      const auto [x, y] = order_data(group.rank(), step);
       const auto call = [&, x = x] {
         auto h = net(x, {0, 1});
         LEVIN_CHECK(step % 2 == 0, "no such step");
@@ -234,9 +235,9 @@ TEST(UnitOrder, ForwardThatThrewOnOneRankAloneIsOneLine) {
       [](Collective& group) {
         torch::manual_seed(3);
         OrderNet net;
-        Trainee trainee(group, kFsdp, *net);
+        Trainee trainee(group, kFsdpOfBlocks, *net);
         for (int step = 0; step < 4; ++step) {
-          const auto [x, y] = data_of(group.rank(), step);
+          const auto [x, y] = order_data(group.rank(), step);
           try {
             const auto output = trainee.forward([&, x = x] {
               auto h = net(x, {0});
