@@ -18,7 +18,7 @@ export LEVIN_TORCH
 CONFIGURE := -G Ninja -DLEVIN_TORCH=$(LEVIN_TORCH) -DLEVIN_CUDA=$(LEVIN_CUDA) -DLEVIN_UNITY=$(UNITY) -DLEVIN_BENCH=ON $(CMAKE_ARGS)
 NINJA := cmake --build $(BUILD) -j $(JOBS) --target
 
-.PHONY: help run build test bench format lint gpu install clean setup-% configure
+.PHONY: help run build test bench docs format lint gpu install clean setup-% configure
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,10 +42,13 @@ bench: setup-bench configure ## run Levin beside its Python peers and print the 
 	@$(NINJA) benches
 	@bench/run $(ARGS)
 
+docs: setup-docs ## the documentation as a site with search, in build/site (SITE=DIR: elsewhere)
+	@$(BUILD)/venv-docs/bin/python tools/site/build $(or $(SITE),$(BUILD)/site)
+
 format: ## format the C++ sources in place
 	@tools/format
 
-lint: ## check formatting and floors (TIDY=1: clang-tidy too)
+lint: ## check formatting, floors and links (TIDY=1: clang-tidy too)
 	@tools/lint
 
 gpu: ## on a machine with a GPU: configure, build, test, measure

@@ -65,77 +65,88 @@ class ProfilerChoice {
 ///
 ///     levin::Trainer trainer({.devices = 4, .precision = "bf16-mixed", .max_epochs = 10});
 struct TrainerOptions {
-  /// "auto", "cpu", "cuda", "gpu".
+  /// What to run on: "auto" (a GPU if there is one), "cpu", "cuda", "gpu".
   std::string accelerator = "auto";
-  /// A name ("auto", "ddp", ...) or an options struct (`DdpOptions{...}`).
+  /// How the model is spread over processes: a name ("auto", "ddp", "fsdp", ...) or an options struct
+  /// (`DdpOptions{...}`). "auto": "single_device" for one process, "ddp" for several.
   StrategyChoice strategy = "auto";
-  /// Processes on each node: a count, -1 for all, a list of device numbers, "auto".
+  /// Processes on each node: a count, -1 for all GPUs, a list of device numbers, or "auto".
   Devices devices = "auto";
+  /// Number of nodes (machines).
   int64_t num_nodes = 1;
   /// "32-true", "16-mixed", "bf16-mixed", "bf16-true", ...
   std::string precision = "32-true";
-  /// Where metrics go; by itself TensorBoard and metrics.csv under default_root_dir.
+  /// Where metrics go. Defaults to TensorBoard and metrics.csv under `default_root_dir`; `false` turns logging off.
   LoggerChoice logger = {};
-  /// What else happens along the way: values or std::make_shared<...>.
+  /// Callbacks: values or std::make_shared<...>.
   std::vector<CallbackRef> callbacks = {};
-  /// So many batches of everything, without logs or checkpoints, to see whether it runs; `true` is one.
+  /// Runs N batches of each stage, without logs or checkpoints, to see whether everything works; `true` is 1.
   int64_t fast_dev_run = 0;
-  /// Epochs to train; -1 without end; by itself 1000 when nothing else ends the run.
+  /// Number of epochs; -1 for unlimited. Defaults to 1000 if neither `max_steps` nor `max_time` is set.
   std::optional<int64_t> max_epochs = {};
-  /// A request to stop waits until then.
+  /// A request to stop waits until this many epochs are done. Defaults to 0, or to 1 if `min_steps` is set.
   std::optional<int64_t> min_epochs = {};
-  /// Optimizer steps to train; -1 without end.
+  /// Number of optimizer steps; -1 for unlimited.
   int64_t max_steps = -1;
-  /// A request to stop waits until then.
+  /// A request to stop waits until this many optimizer steps are done. Defaults to 0.
   std::optional<int64_t> min_steps = {};
-  /// "DD:HH:MM:SS", "90 min" or a std::chrono duration.
+  /// Longest time to train: "DD:HH:MM:SS", "90 min" or a std::chrono duration. Defaults to unlimited.
   std::optional<Duration> max_time = {};
-  /// Batches of an epoch, on each rank: a count, or a share of them.
+  /// Training batches of an epoch, on each rank: a count (10) or a fraction of them (0.1). Defaults to 1.0, all of
+  /// them.
   std::optional<Limit> limit_train_batches = {};
+  /// The same for each validation loader; 0 turns validation off.
   std::optional<Limit> limit_val_batches = {};
+  /// The same for each test loader.
   std::optional<Limit> limit_test_batches = {};
+  /// The same for each predict loader.
   std::optional<Limit> limit_predict_batches = {};
-  /// Train and validate on the same few batches, in order, to see whether the model can learn them.
+  /// Trains and validates on the same few batches, in order, to see whether the model can learn them; 0.0 is off.
   Limit overfit_batches = 0.0;
-  /// When to validate: a share of an epoch (0.25), batches (100), optimizer steps (`500_steps`), or a time.
+  /// When to validate: a fraction of an epoch (0.25), batches (100), optimizer steps (`500_steps`) or a time ("30
+  /// min"). Defaults to 1.0, after each epoch.
   std::optional<Interval> val_check_interval = {};
-  /// Validate in every n-th epoch; std::nullopt: val_check_interval counts on across epochs.
+  /// Validates in every n-th epoch; std::nullopt: `val_check_interval` counts across epochs.
   std::optional<int64_t> check_val_every_n_epoch = 1;
-  /// Batches of each validation loader to try before training starts; -1 all, 0 none.
+  /// Batches of each validation loader to try before training; -1 for all, 0 for none. Defaults to 2.
   std::optional<int64_t> num_sanity_val_steps = {};
-  /// Optimizer steps between two rows of step metrics; 0 none. By itself 50.
+  /// Optimizer steps between two rows of step metrics; 0 for none. Defaults to 50.
   std::optional<int64_t> log_every_n_steps = {};
-  /// Keep the newest checkpoint when no ModelCheckpoint is given.
+  /// Keeps the newest checkpoint if no ModelCheckpoint is given. Defaults to true.
   std::optional<bool> enable_checkpointing = {};
+  /// Shows a progress bar. Defaults to true.
   std::optional<bool> enable_progress_bar = {};
+  /// Prints a summary of the model before training. Defaults to true.
   std::optional<bool> enable_model_summary = {};
-  /// Batches whose gradients make one optimizer step.
+  /// Number of micro-batches whose gradients are accumulated for one optimizer step.
   int64_t accumulate_grad_batches = 1;
-  /// Off when it is not set, or 0.
+  /// Gradients are clipped to this; not set or 0: no clipping.
   std::optional<double> gradient_clip_val = {};
-  /// "norm" (all gradients together) or "value" (each element).
+  /// "norm" (the norm of all gradients together) or "value" (each element). Defaults to "norm".
   std::string gradient_clip_algorithm = {};
+  /// Allows deterministic algorithms only; "warn": lets the others run, with a warning. Defaults to off.
   Deterministic deterministic = {};
-  /// Let cuDNN try which algorithm is fastest for the shapes it sees.
+  /// Lets cuDNN measure which algorithm is fastest for the shapes it sees. Not set: torch's setting stays.
   std::optional<bool> benchmark = {};
-  /// validate, test and predict run in inference mode, else without gradients only.
+  /// Runs validate, test and predict in inference mode; `false`: in no-grad mode.
   bool inference_mode = true;
-  /// Give each rank its own part of the data.
+  /// Gives each rank its own shard of the data.
   bool use_distributed_sampler = true;
-  /// "simple", or a profiler.
+  /// "simple", or a profiler. Defaults to none.
   ProfilerChoice profiler = {};
-  /// Name the operation whose backward made a nan; slow.
+  /// Names the operation whose backward made a NaN; slow.
   bool detect_anomaly = false;
-  /// Nothing but the loop, to measure it.
+  /// Turns everything off but the loop, to measure its overhead.
   bool barebones = false;
+  /// Parts that are seldom replaced: the cluster environment, the gradient scaler of 16-mixed.
   Plugins plugins = {};
-  /// Batch norm over the batches of all ranks.
+  /// Computes batch norm over the batches of all ranks.
   bool sync_batchnorm = false;
-  /// Ask for the loaders anew every n epochs.
+  /// Asks for the loaders again every n epochs; 0 for never.
   int64_t reload_dataloaders_every_n_epochs = 0;
-  /// Where logs and checkpoints go; by itself the current folder.
+  /// Where logs and checkpoints go. Defaults to the current folder.
   std::filesystem::path default_root_dir = {};
-  /// Give the hyperparameters to the loggers.
+  /// Gives the hyperparameters to the loggers.
   bool enable_autolog_hparams = true;
 };
 

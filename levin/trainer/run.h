@@ -44,7 +44,7 @@ struct StageData {
 };
 
 /// One trainer at work: everything the loops share. The loops are functions over it (loops/), the rest are its parts:
-/// set-up (run.cpp), what callbacks may ask (context.cpp), checkpoints (run_state.cpp), logs (run_log.cpp).
+/// set-up and what callbacks may ask (run.cpp), checkpoints (run_state.cpp), logs (run_log.cpp).
 class Run final : public TrainerContext {
  public:
   explicit Run(TrainerOptions asked);

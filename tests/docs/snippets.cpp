@@ -42,6 +42,90 @@ using namespace levin;
 
 namespace {
 
+// from_lightning.md
+namespace from_lightning {
+
+struct LitClassifier : levin::TrainModule {
+  explicit LitClassifier(int64_t width, double rate = 1e-3) : lr(rate) {
+    save_hyperparameters({{"width", width}, {"lr", rate}});
+    net = register_module("net", torch::nn::Sequential(torch::nn::Linear(784, width), torch::nn::ReLU(), torch::nn::Linear(width, 10)));
+  }
+  levin::StepOutput training_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    auto loss = levin::cross_entropy(net->forward(batch["image"]), batch["label"]);
+    log("train_loss", loss, {.prog_bar = true});
+    return loss;
+  }
+  levin::StepOutput validation_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    log("val_loss", levin::cross_entropy(net->forward(batch["image"]), batch["label"]), {.sync_dist = true});
+    return {};
+  }
+  levin::Optimizers configure_optimizers() override {
+    levin::optim::AdamW optimizer(parameters(), {.lr = lr});
+    return {optimizer, levin::optim::CosineAnnealingLR(optimizer, {.t_max = 10})};
+  }
+  double lr;
+  torch::nn::Sequential net = nullptr;
+};
+
+[[maybe_unused]] void fit(levin::DataLoader<levin::Batch> train_loader, levin::DataLoader<levin::Batch> val_loader) {
+  levin::Trainer trainer({.precision = "bf16-mixed",
+                          .callbacks = {levin::ModelCheckpoint({.monitor = "val_loss"}),
+                                        levin::EarlyStopping({.monitor = "val_loss", .patience = 5})},
+                          .max_epochs = 10,
+                          .accumulate_grad_batches = 4});
+  LitClassifier model(256);
+  trainer.fit(model, train_loader, val_loader, {.ckpt_path = "last"});
+}
+
+[[maybe_unused]] void own_loop(const levin::Args& args, torch::nn::Linear model, levin::DataLoader<levin::Batch> train_loader) {
+  levin::Fabric fabric({.strategy = "ddp", .devices = 2, .precision = "bf16-mixed"});
+  fabric.launch(args);
+  auto [net, optimizer] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
+  auto loader = fabric.setup_dataloaders(train_loader);
+  for (auto& batch : loader) {
+    fabric.backward(levin::cross_entropy(net(batch["image"]), batch["label"]));
+    fabric.clip_gradients(net, optimizer, {.max_norm = 1.0});
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  fabric.save("run/last", {{"model", net}, {"optimizer", optimizer}});
+}
+
+struct Manual : levin::TrainModule {
+  levin::StepOutput training_step(const levin::Batch& batch, const levin::StepInfo&) override {
+    auto& optimizer = this->optimizer();
+    auto loss = levin::mse_loss(net->forward(batch["x"]), batch["y"]);
+    optimizer.zero_grad();
+    manual_backward(loss);
+    clip_gradients(optimizer, 1.0, "norm");
+    optimizer.step();
+    return loss;
+  }
+  torch::nn::Linear net = nullptr;
+};
+
+struct Digits : levin::DataModule {
+  void setup(std::string_view) override { data.emplace("digits"); }
+  levin::Loaders<levin::Batch> train_dataloader() override {
+    return levin::make_loader(*data, {.batch_size = 64, .shuffle = true, .num_workers = 4});
+  }
+  std::optional<levin::ImageDataset> data;
+};
+
+struct PrintLoss : levin::Callback {
+  void on_train_epoch_end(levin::TrainerContext& run) override { run.print(run.current_epoch(), " ", run.metric("train_loss").value_or(0)); }
+};
+
+[[maybe_unused]] void options() {
+  levin::FsdpOptions{.cpu_offload = true};
+  levin::DdpOptions{.static_graph = true};
+  levin::DdpOptions{.comm_hook = "fp16"};
+  levin::ZeroOptions{.stage = 3, .offload_param = {.device = "nvme", .nvme_path = "/tmp"}};
+  levin::TrainerOptions{.plugins = {.grad_scaler = {.init_scale = 1024}}};
+}
+
+}  // namespace from_lightning
+
 // nn.md
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width) {
@@ -459,6 +543,16 @@ struct ThawEncoder : levin::BaseFinetuning {
 }
 
 }  // namespace
+
+// from_lightning.md
+namespace from_lightning_cli {
+struct LitModel : levin::TrainModule {};
+struct LitData : levin::DataModule {};
+
+int main(int argc, char** argv) {
+  return levin::train_main<LitModel, LitData>(argc, argv);
+}
+}  // namespace from_lightning_cli
 
 // config.md
 struct Regression : levin::TrainModule {

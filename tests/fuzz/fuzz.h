@@ -12,8 +12,8 @@
 /// line. It includes nothing of torch, so that it can be built whole with sanitizers (tools/fuzz). Three comments in it
 /// say how:
 ///
-///     // fuzz-sources: levin/io/a.cpp levin/core/error.cpp      (patterns allowed)
-///     // fuzz-seeds: tests/io/fixtures/*.a                      (valid inputs to start from)
+///     // fuzz-sources: levin/io/png_*.cpp levin/core/error.cpp  (patterns allowed)
+///     // fuzz-seeds: tests/io/fixtures/images/*.png             (valid inputs to start from)
 ///     // fuzz-libraries: -lz
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 

@@ -334,7 +334,7 @@ TEST(Memory, OnCudaIsRoundedAndHasAWorkspace) {
             int64_t{64} << 20);
 }
 
-/// What bench/memory_ladder measured on an H200 (bench/RESULTS.md).
+/// What bench/memory_ladder.cpp measured on an H200 (bench/RESULTS.md).
 TEST(Memory, OnCudaIsWhatWasMeasuredThere) {
   const auto blocks = policy::by_class<models::EncoderBlock>();
   struct Rung {
