@@ -61,7 +61,7 @@ class Pages(unittest.TestCase):
         self.assertIn("std::optional&lt;int64_t&gt;", page)
         self.assertNotIn("hidden_", page)
         page = (self.root / "api/trainer/trainer.md").read_text()
-        self.assertIn('<a href="options.html#options">Options</a>', page)
+        self.assertIn('<a href="options.html#Options">Options</a>', page)
         self.assertIn("void <b>fit</b>(int64_t steps = 1) const", page)
         self.assertIn("Runs &lt;all&gt;.", page)
         self.assertIn("the loop", (self.root / "api/index.md").read_text())
@@ -75,10 +75,10 @@ class Pages(unittest.TestCase):
         reference = self.reference()
         api.write_options(reference, self.root, "docs/options", "levin::Options", "Options", ["Text."])
         page = (self.root / "docs/options.md").read_text()
-        self.assertIn('<tr id="options-steps">', page)
+        self.assertIn('<tr id="Options.steps">', page)
         self.assertIn("not set", page)
         index = api.index_of(reference, [("docs/options", "levin::Options")])
-        self.assertIn(("steps (option of )", "options-steps"), index["docs/options"])
+        self.assertIn(("steps", "option of ", "Options.steps"), index["docs/options"])
 
     def test_an_option_without_a_comment_is_refused(self):
         (self.root / "xml/options.xml").write_text(XML.replace("<para>Number of steps.</para>", ""))

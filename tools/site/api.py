@@ -19,6 +19,11 @@ def anchor(name):
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "member"
 
 
+def place(name):
+    """The anchor of a name, as people write it: Fabric.setup."""
+    return re.sub(r"[^\w.]+", "-", name.replace("::", ".")).strip("-") or "member"
+
+
 def short(name):
     return name.removeprefix("levin::")
 
@@ -37,7 +42,7 @@ class Entity:
         is_class = node.tag == "compounddef"
         self.name = node.findtext("compoundname") if is_class else node.findtext("name")
         self.protection = node.get("prot", "public")
-        self.page = self.anchor = None
+        self.page = self.anchor = self.target = None
 
     @property
     def documented(self):
@@ -105,13 +110,14 @@ class Reference:
         for entity in sorted(self.classes + self.loose, key=lambda e: (e.file, e.line)):
             self.pages[entity.file].append(entity)
         for file, entities in self.pages.items():
-            used = set()
+            used, targets = set(), set()
             for entity in entities:
-                entity.page, entity.anchor = page_of(file), _unused(anchor(entity.title), used)
+                entity.page, entity.anchor = page_of(file), _unused(place(entity.title), used)
+                # Sphinx's own targets have no capital letters.
+                entity.target = entity.page.replace("/", "-") + "--" + _unused(anchor(entity.title), targets)
                 self.entities[entity.id] = entity
                 for member in self.members.get(entity.id, []):
-                    base = f"{entity.anchor}-{anchor(member.name)}"
-                    member.page, member.anchor = entity.page, _unused(base, used)
+                    member.page, member.anchor = entity.page, _unused(f"{entity.anchor}.{place(member.name)}", used)
                     self.entities[member.id] = member
 
     def find(self, name):
@@ -309,7 +315,7 @@ class Writer:
     # Sections
 
     def section(self, entity, level=2):
-        lines = [f"({entity.page.replace('/', '-')}--{entity.anchor})=", f"{'#' * level} {entity.title}", f'<span id="{entity.anchor}"></span>', ""]
+        lines = [f"({entity.target})=", f"{'#' * level} {entity.title}", f'<span id="{entity.anchor}"></span>', ""]
         if entity.node.tag == "compounddef":
             lines += [f'<pre class="declaration">{self.head_of_class(entity)}</pre>', "", self.description(entity), ""]
             lines += self.members(entity, level + 1)
@@ -380,17 +386,17 @@ def _is_noise(member, own):
 
 
 def index_of(reference, more=()):
-    """{page: [(words of the index, anchor)]}: what the search offers by name, and the index lists."""
+    """{page: [(name, class or "", anchor)]}: what the search offers by name, and the index lists."""
     found = defaultdict(list)
     for entity in reference.classes + reference.loose:
-        found[entity.page].append((entity.title, entity.anchor))
+        found[entity.page].append((entity.title, "", entity.anchor))
         for member in reference.members.get(entity.id, []):
             own = entity.name.split("::")[-1]
             if not _is_noise(member, own) and member.name != own:
-                found[entity.page].append((f"{member.name} ({entity.title})", member.anchor))
+                found[entity.page].append((member.name, entity.title, member.anchor))
     for page, name in more:
         for member in reference.members[reference.find(name).id]:
-            found[page].append((f"{member.name} (option of {short(name).removesuffix('Options')})", member.anchor))
+            found[page].append((member.name, f"option of {short(name).removesuffix('Options')}", member.anchor))
     return {page: list(dict.fromkeys(entries)) for page, entries in found.items()}
 
 
@@ -418,7 +424,7 @@ def write_pages(reference, out, floors):
         for header in sorted(folders[folder]):
             relative = page_of(header).removeprefix("api/")
             entities = [e for e in reference.pages[header] if e.kind in CLASSES] or reference.pages[header]
-            names = ", ".join(f"[{_escape(e.title)}](#{e.page.replace('/', '-')}--{e.anchor})" for e in entities)
+            names = ", ".join(f"[{_escape(e.title)}](#{e.target})" for e in entities)
             lines.append(f"| [{header.removeprefix('levin/')}]({relative}.md) | {names} |")
         lines += ["", "```{toctree}", ":hidden:", ""] + [page_of(h).removeprefix("api/") for h in sorted(folders[folder])] + ["```", ""]
         _write(out / f"api/folder_{folder}.md", lines)

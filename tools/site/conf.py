@@ -27,6 +27,7 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 html_use_index = True
+html_search_scorer = str(here / "scorer.js")
 # Furo's own styles follow the reader's choice of light or dark; Pygments needs one for each.
 pygments_style = "default"
 pygments_dark_style = "github-dark"
@@ -41,6 +42,8 @@ def link_names(app, doctree, page):
         if isinstance(literal.parent, (nodes.reference, nodes.title)):
             continue
         word = re.sub(r"\(.*\)$", "", literal.astext(), flags=re.S)
+        if re.search(r"\(\w+=", literal.astext()):
+            continue  # a call in Python
         # A plain word may mean anything; a class, a path or a call does not.
         if word not in names or (word.islower() and not re.search(r"::|/|_.*\(", literal.astext())):
             continue
@@ -52,10 +55,12 @@ def link_names(app, doctree, page):
 
 def add_index(app, doctree):
     """Every documented name is an entry of the index, which the search knows too."""
-    entries = [("single", words, anchor, "", None) for words, anchor in index.get(app.env.docname, [])]
-    if entries:
-        doctree.insert(0, addnodes.index(entries=entries))  # for the search
-        app.env.domains.index_domain.entries.setdefault(app.env.docname, []).extend(entries)  # for the page of the index
+    names = index.get(app.env.docname, [])
+    if names:
+        # For the search, which compares whole entries: the name alone.
+        doctree.insert(0, addnodes.index(entries=[("single", name, anchor, "main", None) for name, _, anchor in names]))
+        listed = [("single", f"{name} ({owner})" if owner else name, anchor, "", None) for name, owner, anchor in names]
+        app.env.domains.index_domain.entries.setdefault(app.env.docname, []).extend(listed)
 
 
 def setup(app):
