@@ -19,12 +19,15 @@ using at::Tensor;
 class Batch {
  public:
   Batch() = default;
+  /// A name that stands twice is an Error.
   Batch(std::initializer_list<std::pair<std::string_view, Tensor>> items);
 
-  /// The tensor of that name; an Error that lists the names when there is none.
+  /// The tensor of that name; an Error with the nearest name when there is none. `batch["image"] = tensor` replaces a
+  /// tensor that is there; set() adds one.
   const Tensor& operator[](std::string_view name) const;
-  /// As above, but makes a new entry when there is none.
   Tensor& operator[](std::string_view name);
+  /// Adds a tensor, or replaces the one of that name.
+  void set(std::string_view name, Tensor tensor);
 
   bool contains(std::string_view name) const;
   bool empty() const { return items_.empty(); }

@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include "levin/core/error.h"
@@ -20,15 +19,29 @@ Tensor empty_image(int64_t channels, int64_t height, int64_t width) {
   return at::empty_strided({channels, height, width}, {1, width * channels, channels}, at::kByte);
 }
 
-bool is_plain(const Tensor& tensor) {
-  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized();
+/// Puts the fields of a sample into the order of the columns; false when their names are not the same.
+bool order_as(const std::vector<std::string_view>& names, std::vector<SampleField>& sample) {
+  if (sample.size() != names.size()) return false;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto found = std::find_if(sample.begin() + static_cast<std::ptrdiff_t>(i), sample.end(),
+                                    [&](const SampleField& field) { return field.name == names[i]; });
+    if (found == sample.end()) return false;
+    std::swap(*found, sample[i]);
+  }
+  return true;
 }
 
 }  // namespace
 
-ColumnLayout ColumnLayout::of(const Tensor& sample) {
-  ColumnLayout layout{
-      .sizes = sample.sizes().vec(), .dtype = sample.scalar_type(), .bytes = static_cast<int64_t>(sample.nbytes())};
+bool is_plain(const Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && !tensor.is_quantized();
+}
+
+ColumnLayout ColumnLayout::of(std::string name, const Tensor& sample, c10::ScalarType dtype) {
+  ColumnLayout layout{.name = std::move(name),
+                      .sizes = sample.sizes().vec(),
+                      .dtype = dtype,
+                      .bytes = sample.numel() * static_cast<int64_t>(c10::elementSize(dtype))};
   if (sample.is_non_overlapping_and_dense()) {
     layout.strides = sample.strides().vec();
   } else {
@@ -98,21 +111,29 @@ void SampleColumns::allocate(std::vector<ColumnLayout> layouts) {
   ready_.store(true, std::memory_order_release);
 }
 
-void SampleColumns::place(int64_t row, std::span<Tensor* const> sample) {
+void SampleColumns::place(int64_t row, std::vector<SampleField> sample) {
   if (!ready_.load(std::memory_order_acquire)) {
     const std::lock_guard lock(mutex_);
     if (!ready_.load(std::memory_order_relaxed) &&
-        std::all_of(sample.begin(), sample.end(), [](const Tensor* tensor) { return is_plain(*tensor); })) {
+        std::all_of(sample.begin(), sample.end(), [](const SampleField& field) { return is_plain(*field.tensor); })) {
       std::vector<ColumnLayout> layouts;
-      for (const Tensor* tensor : sample) layouts.push_back(ColumnLayout::of(*tensor));
+      for (const auto& field : sample)
+        layouts.push_back(ColumnLayout::of(field.name, *field.tensor, field.tensor->scalar_type()));
       allocate(std::move(layouts));
     }
   }
-  bool fits = ready_.load(std::memory_order_acquire) && sample.size() == columns_.size();
-  for (size_t i = 0; fits && i < sample.size(); ++i) fits = columns_[i].layout.fits(*sample[i]);
+  bool fits = ready_.load(std::memory_order_acquire);
+  if (fits) {
+    std::vector<std::string_view> names;
+    for (const auto& column : columns_) names.push_back(column.layout.name);
+    auto ordered = sample;
+    fits = order_as(names, ordered);
+    for (size_t i = 0; fits && i < ordered.size(); ++i) fits = columns_[i].layout.fits(*ordered[i].tensor);
+    if (fits) sample = std::move(ordered);
+  }
   if (!fits) {
-    std::vector<Tensor> tensors;
-    for (const Tensor* tensor : sample) tensors.push_back(*tensor);
+    NamedRows tensors;
+    for (auto& field : sample) tensors.emplace_back(std::move(field.name), *field.tensor);
     const std::lock_guard lock(mutex_);
     others_.emplace_back(row, std::move(tensors));
     return;
@@ -123,11 +144,11 @@ void SampleColumns::place(int64_t row, std::span<Tensor* const> sample) {
   std::vector<Tensor> rescued(sample.size());
   for (size_t i = 0; i < sample.size(); ++i)
     for (size_t j = 0; j < columns_.size(); ++j)
-      if (i != j && sample[i]->nbytes() > 0 && sample[i]->const_data_ptr() == memory_of(columns_[j]))
-        rescued[i] = sample[i]->clone();
+      if (i != j && sample[i].tensor->nbytes() > 0 && sample[i].tensor->const_data_ptr() == memory_of(columns_[j]))
+        rescued[i] = sample[i].tensor->clone();
   for (size_t i = 0; i < sample.size(); ++i) {
     const Column& column = columns_[i];
-    const Tensor& from = rescued[i].defined() ? rescued[i] : *sample[i];
+    const Tensor& from = rescued[i].defined() ? rescued[i] : *sample[i].tensor;
     char* to = memory_of(column);
     if (from.const_data_ptr() == to) continue;  // it was made there
     if (from.strides() == at::IntArrayRef(column.layout.strides))
@@ -151,62 +172,31 @@ Tensor SampleColumns::image(int64_t row, int64_t channels, int64_t height, int64
   return empty_image(channels, height, width);
 }
 
-std::vector<Tensor> SampleColumns::finish(std::span<const char> bad) {
-  const auto skipped = std::count_if(bad.begin(), bad.end(), [](char flag) { return flag != 0; });
-  std::vector<Tensor> tensors;
+NamedRows SampleColumns::finish(std::span<const char> bad, const RowName& row_name) {
+  std::vector<int64_t> good;
+  for (int64_t row = 0; row < rows_; ++row)
+    if (!bad[static_cast<size_t>(row)]) good.push_back(row);
+  NamedRows tensors;
   if (others_.empty()) {
     std::vector<ColumnLayout> layouts;
     for (auto& column : columns_) {
-      tensors.push_back(column.batch);
+      tensors.emplace_back(column.layout.name, column.batch);
       layouts.push_back(column.layout);
     }
     memory_.remember(std::move(layouts));
-    if (skipped > 0) {
-      std::vector<int64_t> good;
-      for (int64_t row = 0; row < rows_; ++row)
-        if (!bad[static_cast<size_t>(row)]) good.push_back(row);
-      for (auto& tensor : tensors) tensor = tensor.index_select(0, at::tensor(good));
-    }
+    if (static_cast<int64_t>(good.size()) < rows_)
+      for (auto& [name, tensor] : tensors) tensor = tensor.index_select(0, at::tensor(good));
     return tensors;
   }
   // Some samples did not fit what the others, or those of the batch before, looked like: put them together anew.
-  std::vector<std::vector<Tensor>> rows(static_cast<size_t>(rows_));
-  for (auto& [row, sample] : others_) rows[static_cast<size_t>(row)] = std::move(sample);
-  const std::vector<Tensor>* first = nullptr;
-  for (int64_t row = 0; row < rows_; ++row) {
-    auto& sample = rows[static_cast<size_t>(row)];
-    if (bad[static_cast<size_t>(row)]) continue;
-    if (sample.empty())
-      for (auto& column : columns_) sample.push_back(column.batch.select(0, row));
-    if (!first) first = &sample;
-    LEVIN_CHECK(sample.size() == first->size(), "[data] a sample has ", sample.size(), " tensors, another one ",
-                first->size());
-  }
-  if (!first) return {};
-  std::vector<ColumnLayout> layouts;
-  for (size_t i = 0; i < first->size(); ++i) {
-    std::vector<Tensor> column;
-    for (int64_t row = 0; row < rows_; ++row)
-      if (!bad[static_cast<size_t>(row)]) column.push_back(rows[static_cast<size_t>(row)][i]);
-    for (const auto& tensor : column) {
-      LEVIN_CHECK(tensor.defined() == column[0].defined(), "[data] a sample lacks a tensor that another one has");
-      LEVIN_CHECK(!tensor.defined() || tensor.sizes() == column[0].sizes(),
-                  "[data] samples of one batch differ in shape: ", column[0].sizes(), " and ", tensor.sizes(),
-                  "; bring them to one size in get(), or use batch_size 1");
-    }
-    // at::stack makes a contiguous result; a batch of channels-last images stays one.
-    if (column[0].defined() && is_plain(column[0])) {
-      const auto layout = ColumnLayout::of(column[0]);
-      auto together = memory_.take(layout, static_cast<int64_t>(column.size()));
-      for (size_t row = 0; row < column.size(); ++row) together.select(0, static_cast<int64_t>(row)).copy_(column[row]);
-      tensors.push_back(std::move(together));
-      layouts.push_back(layout);
-    } else {
-      tensors.push_back(column[0].defined() ? at::stack(column) : Tensor());
-    }
-  }
-  memory_.remember(layouts.size() == tensors.size() ? std::move(layouts) : std::vector<ColumnLayout>{});
-  return tensors;
+  std::vector<NamedRows> samples(good.size());
+  for (auto& [row, sample] : others_)
+    if (const auto at = std::lower_bound(good.begin(), good.end(), row); at != good.end() && *at == row)
+      samples[static_cast<size_t>(at - good.begin())] = std::move(sample);
+  for (size_t i = 0; i < good.size(); ++i)
+    if (samples[i].empty())
+      for (auto& column : columns_) samples[i].emplace_back(column.layout.name, column.batch.select(0, good[i]));
+  return stack_samples(memory_, samples, good, row_name);
 }
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 
 #include "levin/core/error.h"
+#include "levin/core/main.h"
 #include "levin/core/words.h"
 
 namespace levin {
@@ -77,15 +78,33 @@ std::string SampleWork::name() const {
   return concat("batch ", id_.shown, " of epoch ", id_.epoch);
 }
 
-void SampleWork::check() const {
-  if (first_bad_ < 0) return;
-  const auto good = std::count(bad_.begin(), bad_.end(), 0);
-  if (bad_samples_->skip && good > 0) return;
+bool SampleWork::check() {
+  if (first_bad_ < 0) return true;
+  if (bad_samples_->skip) {
+    if (std::count(bad_.begin(), bad_.end(), 0) > 0) return true;
+    if (bad_samples_->drop_batches) return false;
+    for (int64_t attempt = 0; spare; ++attempt) {
+      const auto index = spare(attempt);
+      if (!index) break;
+      replace_first(*index);
+      try {
+        make_sample(0);
+      } catch (const Interrupted&) {
+        throw;
+      } catch (const std::exception&) {
+        continue;  // its own batch counts it
+      }
+      bad_[0] = 0;
+      return true;
+    }
+  }
   const auto say = [&](std::string what) {
     if (const auto end = what.find('\n'); end != std::string::npos) what.resize(end);
     // A dataset of ours has said which sample already.
     fail(concat(what.starts_with("[data] sample") ? "" : concat("[data] ", sample_name(first_bad_), ": "), what,
-                bad_samples_->skip ? " (and no other sample of its batch is good)" : ""));
+                !bad_samples_->skip ? ""
+                : spare             ? " (and no other sample is good)"
+                                    : " (and no other sample of its batch is good)"));
   };
   try {
     std::rethrow_exception(error_);
@@ -96,6 +115,15 @@ void SampleWork::check() const {
   } catch (const std::exception& error) {
     say(error.what());
   }
+  return false;
+}
+
+void fail_collate(const std::exception& error, const std::string& batch, std::span<const int64_t> indices) {
+  constexpr size_t kShown = 16;
+  std::vector<std::string> names;
+  for (const int64_t index : indices.first(std::min(indices.size(), kShown))) names.push_back(std::to_string(index));
+  if (indices.size() > kShown) names.emplace_back("...");
+  fail(concat("[data] collate of ", batch, " (samples ", join(names), "): ", one_line(error)));
 }
 
 EngineOptions engine_options(const LoaderOptions& options, bool whole, bool to_device, int local_ranks) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,7 @@
 #include <c10/core/Event.h>
 
 #include "levin/core/each_tensor.h"
+#include "levin/core/error.h"
 #include "levin/core/random.h"
 #include "levin/data/batch_memory.h"
 #include "levin/data/dataset.h"
@@ -48,6 +51,8 @@ struct BatchId {
 /// Samples that failed, of one loader.
 struct BadSamples {
   bool skip = false;
+  /// A batch of which no sample is good is left out as well.
+  bool drop_batches = false;
   std::atomic<int64_t> count = 0;
 };
 
@@ -97,15 +102,22 @@ class SampleWork : public BatchWork {
   virtual void make_sample(int64_t sample) = 0;
   /// For errors: "sample 17".
   virtual std::string sample_name(int64_t sample) const = 0;
-  /// Throws the error of the first sample that failed, unless bad ones are skipped and some are good.
-  void check() const;
+  /// Puts another sample in the place of the first one; for batches that have no good one.
+  virtual void replace_first(int64_t /*index*/) {}
+  /// Throws the error of the first sample that failed, unless bad ones are skipped and some are good. False when there
+  /// is no batch, since all of its samples are skipped.
+  bool check();
 
   BatchId id_;
   int64_t samples_;
   std::vector<char> bad_;
+  std::shared_ptr<BadSamples> bad_samples_;
+
+ public:
+  /// Samples to take, one after the other, when all of this batch are bad; none: there are no others.
+  std::function<std::optional<int64_t>(int64_t attempt)> spare;
 
  private:
-  std::shared_ptr<BadSamples> bad_samples_;
   std::mutex mutex_;
   int64_t first_bad_ = -1;
   std::exception_ptr error_;
@@ -117,7 +129,7 @@ class BatchOfWork : public SampleWork {
   using SampleWork::SampleWork;
 
   void finish() final {
-    check();
+    if (!check()) return;
     B made = collate();
     Random random(id_.seed ^ kBatchSeed, static_cast<uint64_t>(id_.epoch), static_cast<uint64_t>(id_.batch));
     const auto transform = [&] {
@@ -138,10 +150,10 @@ class BatchOfWork : public SampleWork {
     }
     batch_.emplace(std::move(made));
   }
-  /// On the thread that uses it.
-  B take() {
+  /// On the thread that uses it. Nothing when all samples were skipped.
+  std::optional<B> take() {
     if (arrived_) delivery->copy->wait(*arrived_);
-    return std::move(*batch_);
+    return std::move(batch_);
   }
 
   std::shared_ptr<const Delivery<B>> delivery;
@@ -159,39 +171,44 @@ class BatchOfWork : public SampleWork {
 template <class S>
 class RowsWork final : public BatchOfWork<S> {
  public:
-  /// Makes sample i; what it draws belongs to it.
-  using Make = std::function<S(int64_t i, Random&, SamplePlace&)>;
-  /// What the random numbers of sample i belong to: its index.
+  /// Makes the sample of a row; what it draws belongs to its index.
+  using Make = std::function<S(int64_t row, int64_t index, Random&, SamplePlace&)>;
   RowsWork(BatchId id, std::vector<int64_t> indices, std::shared_ptr<BadSamples> bad,
            std::shared_ptr<BatchMemory> memory, Make make)
       : BatchOfWork<S>(id, static_cast<int64_t>(indices.size()), std::move(bad)),
         indices_(std::move(indices)),
         memory_(std::move(memory)),
         make_(std::move(make)),
-        columns_(*memory_, this->samples_) {}
+        columns_(*memory_, this->samples_) {
+    check_stackable<S>();
+  }
 
  protected:
   void make_sample(int64_t row) override {
-    Random random(this->id_.seed, static_cast<uint64_t>(this->id_.epoch),
-                  static_cast<uint64_t>(indices_[static_cast<size_t>(row)]));
+    const int64_t index = indices_[static_cast<size_t>(row)];
+    Random random(this->id_.seed, static_cast<uint64_t>(this->id_.epoch), static_cast<uint64_t>(index));
     const SampleRandomScope scope(random);
     SamplePlace place(columns_, row);
-    S sample = make_(row, random, place);
-    std::vector<Tensor*> tensors;
-    tensors.reserve(8);
-    each_tensor(sample, [&](Tensor& tensor) { tensors.push_back(&tensor); });
-    columns_.place(row, tensors);
+    S sample = make_(row, index, random, place);
+    columns_.place(row, sample_fields(sample));
     const std::lock_guard lock(mutex_);
-    if (!any_) any_.emplace(std::move(sample));
+    // The first sample says in which order the fields come, whichever thread makes it, and when.
+    if (first_ && first_row_ < row) return;
+    first_.emplace(std::move(sample));
+    first_row_ = row;
   }
+  void replace_first(int64_t index) override { indices_[0] = index; }
   std::string sample_name(int64_t row) const override {
     return "sample " + std::to_string(indices_[static_cast<size_t>(row)]);
   }
   S collate() override {
-    const auto tensors = columns_.finish(this->bad_);
-    size_t column = 0;
-    each_tensor(*any_, [&](Tensor& tensor) { tensor = tensors[column++]; });
-    return std::move(*any_);
+    auto stacked = columns_.finish(this->bad_, [this](int64_t row) { return sample_name(row); });
+    for (auto& field : sample_fields(*first_)) {
+      const auto column =
+          std::find_if(stacked.begin(), stacked.end(), [&](const auto& one) { return one.first == field.name; });
+      *field.tensor = column->second;
+    }
+    return std::move(*first_);
   }
 
  private:
@@ -200,14 +217,18 @@ class RowsWork final : public BatchOfWork<S> {
   Make make_;
   SampleColumns columns_;
   std::mutex mutex_;
-  std::optional<S> any_;
+  std::optional<S> first_;
+  int64_t first_row_ = 0;
 };
+
+/// What a function of the program's that makes batches has thrown, with the samples it was given.
+[[noreturn]] void fail_collate(const std::exception& error, const std::string& batch, std::span<const int64_t> indices);
 
 /// Samples that a function of the program's makes a batch of.
 template <class S, class B>
 class CollateWork final : public BatchOfWork<B> {
  public:
-  using Make = std::function<S(int64_t i, Random&, SamplePlace&)>;
+  using Make = std::function<S(int64_t index, Random&, SamplePlace&)>;
   using Collate = std::function<B(std::vector<S>)>;
   CollateWork(BatchId id, std::vector<int64_t> indices, std::shared_ptr<BadSamples> bad, Make make, Collate collate)
       : BatchOfWork<B>(id, static_cast<int64_t>(indices.size()), std::move(bad)),
@@ -222,8 +243,9 @@ class CollateWork final : public BatchOfWork<B> {
     Random random(this->id_.seed, static_cast<uint64_t>(this->id_.epoch), static_cast<uint64_t>(indices_[at]));
     const SampleRandomScope scope(random);
     SamplePlace nowhere;
-    made_[at].emplace(make_(i, random, nowhere));
+    made_[at].emplace(make_(indices_[at], random, nowhere));
   }
+  void replace_first(int64_t index) override { indices_[0] = index; }
   std::string sample_name(int64_t i) const override {
     return "sample " + std::to_string(indices_[static_cast<size_t>(i)]);
   }
@@ -232,7 +254,13 @@ class CollateWork final : public BatchOfWork<B> {
     samples.reserve(made_.size());
     for (auto& sample : made_)
       if (sample) samples.push_back(std::move(*sample));
-    return collate_(std::move(samples));
+    try {
+      return collate_(std::move(samples));
+    } catch (const Interrupted&) {
+      throw;
+    } catch (const std::exception& error) {
+      fail_collate(error, this->name(), indices_);
+    }
   }
 
  private:
@@ -242,7 +270,8 @@ class CollateWork final : public BatchOfWork<B> {
   Collate collate_;
 };
 
-/// A batch that the dataset hands out whole.
+/// A batch that the dataset hands out whole. When bad samples are skipped, one that fails is asked for sample by
+/// sample.
 template <class B>
 class WholeWork final : public BatchOfWork<B> {
  public:
@@ -254,8 +283,27 @@ class WholeWork final : public BatchOfWork<B> {
   void make_sample(int64_t) override {
     Random random(this->id_.seed, static_cast<uint64_t>(this->id_.epoch), static_cast<uint64_t>(indices_[0]));
     const SampleRandomScope scope(random);
-    made_.emplace(fetch_(indices_));
+    try {
+      made_.emplace(fetch_(indices_));
+    } catch (const Interrupted&) {
+      throw;
+    } catch (...) {
+      if (!this->bad_samples_->skip) throw;
+      std::vector<int64_t> good;
+      for (const int64_t index : indices_) try {
+          fetch_(std::span(&index, 1));
+          good.push_back(index);
+        } catch (const std::exception&) {
+        }
+      if (good.size() == indices_.size()) throw;  // each is good alone: they do not go together
+      // The one that make() counts, should all be bad, is this batch.
+      const auto bad = static_cast<int64_t>(indices_.size() - good.size()) - (good.empty() ? 1 : 0);
+      this->bad_samples_->count.fetch_add(bad, std::memory_order_relaxed);
+      if (good.empty()) throw;
+      made_.emplace(fetch_(good));
+    }
   }
+  void replace_first(int64_t index) override { indices_.assign(1, index); }
   std::string sample_name(int64_t) const override { return this->name(); }
   B collate() override { return std::move(*made_); }
 
@@ -289,11 +337,12 @@ class BatchPipe {
  public:
   using Next = std::function<std::shared_ptr<BatchOfWork<B>>()>;
 
-  BatchPipe(const EngineOptions& engine, bool pinned, bool skip_bad)
+  BatchPipe(const EngineOptions& engine, bool pinned, bool skip_bad, bool drop_batches)
       : options_(engine),
         memory(std::make_shared<BatchMemory>(pinned, static_cast<size_t>(engine.ahead + 3) * 8)),
         bad_samples(std::make_shared<BadSamples>()) {
     bad_samples->skip = skip_bad;
+    bad_samples->drop_batches = drop_batches;
     if (engine.workers > 0) engine_ = std::make_unique<LoaderEngine>(engine);
   }
 
@@ -303,17 +352,18 @@ class BatchPipe {
     else
       next_ = std::move(next);
   }
-  /// Nothing at the end of the pass.
-  std::optional<B> next() {
+  /// False at the end of the pass. There is no batch where all samples of one were skipped.
+  bool next(std::optional<B>& batch) {
+    std::shared_ptr<BatchOfWork<B>> work;
     if (engine_) {
-      const auto work = std::static_pointer_cast<BatchOfWork<B>>(engine_->next());
-      return work ? std::optional<B>(work->take()) : std::nullopt;
+      work = std::static_pointer_cast<BatchOfWork<B>>(engine_->next());
+    } else if ((work = next_())) {
+      for (int64_t i = 0; i < work->samples(); ++i) work->make(i);
+      work->finish();
     }
-    const auto work = next_();
-    if (!work) return {};
-    for (int64_t i = 0; i < work->samples(); ++i) work->make(i);
-    work->finish();
-    return work->take();
+    if (!work) return false;
+    batch = work->take();
+    return true;
   }
   /// The pass is over.
   void end() {

@@ -168,7 +168,7 @@ class CombinedLoader {
     }
     static std::vector<DataLoader<B>> seconds(Members members) {
       std::vector<DataLoader<B>> result;
-      for (auto& member : members) result.push_back(std::move(member.second));
+      for (auto& member : members) result.push_back(member.second.fixed_size());
       return result;
     }
     static std::vector<int64_t> sizes(const std::vector<DataLoader<B>>& loaders) {

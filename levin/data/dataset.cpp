@@ -22,7 +22,7 @@ TensorDataset::TensorDataset(Batch tensors) : tensors_(std::move(tensors)) {
 
 Batch TensorDataset::get(int64_t index) const {
   Batch sample;
-  for (const auto& [name, tensor] : tensors_) sample[name] = tensor[index];
+  for (const auto& [name, tensor] : tensors_) sample.set(name, tensor[index]);
   return sample;
 }
 
@@ -31,7 +31,7 @@ Batch TensorDataset::get_batch(std::span<const int64_t> indices) const {
       at::from_blob(const_cast<int64_t*>(indices.data()), {static_cast<int64_t>(indices.size())}, at::kLong);
   Batch batch;
   for (const auto& [name, tensor] : tensors_)
-    batch[name] = tensor.index_select(0, tensor.is_cpu() ? index : index.to(tensor.device()));
+    batch.set(name, tensor.index_select(0, tensor.is_cpu() ? index : index.to(tensor.device())));
   return batch;
 }
 

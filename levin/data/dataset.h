@@ -47,23 +47,4 @@ class TensorDataset {
   int64_t size_ = 0;
 };
 
-namespace detail {
-
-/// Samples whose tensors are stacked may hold nothing else: a batch would lose it.
-template <class S>
-consteval void check_stackable() {
-  if constexpr (std::is_aggregate_v<S> && !requires(S & s, void (*f)(Tensor&)) { s.each_tensor(f); }) {
-    using Check = decltype([](S& sample) {
-      each_field(sample, [](auto& field) {
-        static_assert(!Leaf<std::remove_cvref_t<decltype(field)>>,
-                      "levin: a number or text in a sample cannot be stacked into a batch; make the field a Tensor, or "
-                      "give the dataset get_batch(indices)");
-      });
-    });
-    static_assert(std::is_invocable_v<Check, S&>);
-  }
-}
-
-}  // namespace detail
-
 }  // namespace levin

@@ -29,6 +29,7 @@ Tensor label_tensor(const std::vector<T>& numbers) {
 Tensor label_tensor(const FieldValue& value) {
   if (const auto* whole = std::get_if<std::vector<int64_t>>(&value)) return label_tensor(*whole);
   if (const auto* floats = std::get_if<std::vector<float>>(&value)) return label_tensor(*floats);
+  if (const auto* doubles = std::get_if<std::vector<double>>(&value)) return label_tensor(*doubles);
   if (const auto* tensor = std::get_if<Tensor>(&value)) return *tensor;
   throw Error("the label is text; a class is a whole number");
 }
@@ -93,7 +94,7 @@ Batch ImageDataset::get(int64_t index, Random& random, SamplePlace& place) const
   try {
     const Record record = records_->read(index);
     Batch sample{{"image", decode(record, random, place)}};
-    if (const FieldValue* label = record.find("label")) sample["label"] = label_tensor(*label);
+    if (const FieldValue* label = record.find("label")) sample.set("label", label_tensor(*label));
     return sample;
   } catch (const std::exception& error) {
     const auto line = reason(error), where = records_->where(index);

@@ -95,16 +95,15 @@ template <class D>
 class RowsMaker final : public BatchMaker<SampleOf<D>> {
  public:
   using S = SampleOf<D>;
-  explicit RowsMaker(D dataset) : dataset_(std::make_shared<const D>(std::move(dataset))) { check_stackable<S>(); }
+  explicit RowsMaker(D dataset) : dataset_(std::make_shared<const D>(std::move(dataset))) {}
   int64_t size() const override { return static_cast<int64_t>(dataset_->size()); }
   bool whole() const override { return false; }
   std::shared_ptr<BatchOfWork<S>> start(BatchId id, std::vector<int64_t> indices,
                                         const BatchPipe<S>& pipe) const override {
-    auto order = indices;
     return std::make_shared<RowsWork<S>>(
-        id, std::move(order), pipe.bad_samples, pipe.memory,
-        [dataset = dataset_, indices = std::move(indices)](int64_t row, Random& random, SamplePlace& place) {
-          return get_sample(*dataset, indices[static_cast<size_t>(row)], random, place);
+        id, std::move(indices), pipe.bad_samples, pipe.memory,
+        [dataset = dataset_](int64_t, int64_t index, Random& random, SamplePlace& place) {
+          return get_sample(*dataset, index, random, place);
         });
   }
 
@@ -123,11 +122,10 @@ class CollateMaker final : public BatchMaker<B> {
   bool whole() const override { return false; }
   std::shared_ptr<BatchOfWork<B>> start(BatchId id, std::vector<int64_t> indices,
                                         const BatchPipe<B>& pipe) const override {
-    auto order = indices;
     return std::make_shared<CollateWork<S, B>>(
-        id, std::move(order), pipe.bad_samples,
-        [dataset = dataset_, indices = std::move(indices)](int64_t row, Random& random, SamplePlace& place) {
-          return get_sample(*dataset, indices[static_cast<size_t>(row)], random, place);
+        id, std::move(indices), pipe.bad_samples,
+        [dataset = dataset_](int64_t index, Random& random, SamplePlace& place) {
+          return get_sample(*dataset, index, random, place);
         },
         collate_);
   }
@@ -162,6 +160,8 @@ struct LoaderPlacement {
   c10::Device device = c10::Device(c10::kCPU);
   /// How many processes share the cores of this machine.
   int local_ranks = 1;
+  /// The loader gives as many batches as its size() says (see DataLoader::fixed_size).
+  bool fixed_size = false;
 };
 
 /// Batches of a dataset, pass by pass. A handle: copies share. Every pass is the next epoch, with its own order; the
@@ -204,7 +204,7 @@ class DataLoader {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// Batches of a pass, on this rank.
+  /// Batches of a pass, on this rank; the most, when batches of bad samples alone are left out.
   int64_t size() const { return impl_->position->batches(); }
   int64_t batch_size() const { return impl_->options.batch_size; }
   /// Samples of the dataset, over all ranks.
@@ -257,7 +257,19 @@ class DataLoader {
     auto other = with(impl_->options);
     other.impl_->position = impl_->position;
     other.impl_->local_ranks = placement.local_ranks;
+    other.impl_->fixed_size = impl_->fixed_size || placement.fixed_size;
     if (!placement.device.is_cpu()) other.impl_->delivery.copy = std::make_shared<detail::DeviceCopy>(placement.device);
+    return other;
+  }
+
+  /// This loader with as many batches as size() says, also when bad samples are skipped: a batch of which no sample is
+  /// good takes the next good one of the epoch. Without that such a batch is left out. Where ranks work together, or
+  /// the end of an epoch is counted out, loaders are made so.
+  DataLoader fixed_size() const {
+    if (impl_->fixed_size || impl_->options.bad_samples != "skip") return *this;
+    auto other = with(impl_->options);
+    other.impl_->position = impl_->position;
+    other.impl_->fixed_size = true;
     return other;
   }
 
@@ -271,6 +283,7 @@ class DataLoader {
     std::shared_ptr<detail::LoaderPosition> position;
     detail::Delivery<B> delivery;
     int local_ranks = 1;
+    bool fixed_size = false;
     int64_t jumps = 0;
     std::optional<B> current;
     std::unique_ptr<detail::BatchPipe<B>> pipe;
@@ -280,7 +293,7 @@ class DataLoader {
       if (!pipe)
         pipe = std::make_unique<detail::BatchPipe<B>>(
             detail::engine_options(options, maker->whole(), to_device, local_ranks), options.pin_memory || to_device,
-            options.bad_samples == "skip");
+            options.bad_samples == "skip", !fixed_size && position->sampler().world_size == 1);
       detail::let_go(current, delivery);
       jumps = position->jumps();
       pipe->start([order = position->order(), batch = position->batch(), batches = position->batches(),
@@ -294,6 +307,12 @@ class DataLoader {
             {.seed = sampler.seed, .epoch = epoch, .batch = batch * sampler.world_size + sampler.rank, .shown = batch},
             std::vector<int64_t>(first, last), *pipe);
         work->delivery = to;
+        // What follows in the order, around the end and up to this batch again.
+        const int64_t from = last - order->begin(), others = static_cast<int64_t>(order->size()) - (last - first);
+        work->spare = [order, from, others](int64_t attempt) -> std::optional<int64_t> {
+          if (attempt >= others) return std::nullopt;
+          return (*order)[static_cast<size_t>(from + attempt) % order->size()];
+        };
         ++batch;
         return work;
       });
@@ -304,11 +323,12 @@ class DataLoader {
       // The batch first: one that cannot be made counts as not given out, and whoever goes on all the same gets it
       // again.
       jumps = -1;
-      if (position->batch() < position->batches())
-        current = pipe->next();
-      else
-        pipe->end();
-      position->next();
+      do {
+        if (position->batch() < position->batches())
+          pipe->next(current);
+        else
+          pipe->end();
+      } while (position->next() && !current);  // a batch whose samples were all skipped is passed over
       jumps = position->jumps();
     }
   };
@@ -321,6 +341,7 @@ class DataLoader {
     DataLoader other(impl_->maker, options, rank, world_size, repeat);
     other.impl_->delivery = impl_->delivery;
     other.impl_->local_ranks = impl_->local_ranks;
+    other.impl_->fixed_size = impl_->fixed_size;
     return other;
   }
 

@@ -47,7 +47,8 @@ struct LoaderOptions {
   /// In place of `shuffle`: weighted, buffered, or one's own.
   Sampler sampler = {};
   /// "stop": a sample that cannot be made is an Error when its batch is due. "skip": it is left out of its batch, and
-  /// counted (DataLoader::stats().skipped); a batch of bad samples alone is still an Error.
+  /// counted (DataLoader::stats().skipped). A batch of bad samples alone is left out; where the number of batches is
+  /// fixed (several ranks, Trainer's training, combined loaders) the next good sample of the epoch stands in for it.
   std::string bad_samples = "stop";
   /// Seconds that one batch may keep the caller waiting; 0: no limit, but a line every half minute that says what for.
   double timeout = 0;

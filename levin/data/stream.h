@@ -154,7 +154,7 @@ class StreamLoader {
       pipe.reset();
       pipe = std::make_unique<detail::BatchPipe<B>>(
           detail::engine_options(options, !detail::StagedStream<D>, to_device, local_ranks),
-          options.pin_memory || to_device, options.bad_samples == "skip");
+          options.pin_memory || to_device, options.bad_samples == "skip", world_size == 1);
       stream->start(epoch);
       int64_t item = 0;
       if (const int64_t passed = batch * options.batch_size * world_size; passed > 0) {
@@ -184,7 +184,8 @@ class StreamLoader {
           return nullptr;
         auto work = std::make_shared<detail::RowsWork<B>>(
             detail::BatchId{options.seed, pass, number * world_size + rank, number}, std::move(numbers),
-            pipe->bad_samples, pipe->memory, [items, from = stream](int64_t row, Random& random, SamplePlace&) {
+            pipe->bad_samples, pipe->memory,
+            [items, from = stream](int64_t row, int64_t, Random& random, SamplePlace&) {
               return detail::finish_item(*from, std::move((*items)[static_cast<size_t>(row)]), random);
             });
         ++number;
@@ -194,10 +195,9 @@ class StreamLoader {
     }
     void advance() {
       detail::let_go(current, delivery);
-      current = pipe->next();
-      if (current) {
-        ++batch;
-      } else {
+      bool came = true;
+      while (!current && (came = pipe->next(current))) ++batch;
+      if (!came) {
         pipe->end();
         ++epoch;
         batch = 0;

@@ -14,17 +14,31 @@ namespace {
 
 struct TableColumn {
   std::string name;
-  bool whole = true;
-  std::vector<int64_t> integers;
-  std::vector<float> floats;
+  FieldValue numbers;  // of all rows
 
-  Tensor tensor() const { return whole ? at::tensor(integers) : at::tensor(floats); }
+  Tensor tensor() const {
+    if (const auto* whole = std::get_if<std::vector<int64_t>>(&numbers)) return at::tensor(*whole);
+    if (const auto* floats = std::get_if<std::vector<float>>(&numbers)) return at::tensor(*floats);
+    return at::tensor(std::get<std::vector<double>>(numbers));
+  }
 };
 
+/// Calls f with the list of numbers that a field is; false when it is none.
+template <class V, class F>
+bool with_numbers(V& value, F&& f) {
+  return std::visit(
+      [&](auto& list) {
+        using T = std::remove_cvref_t<decltype(list)>;
+        if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, Tensor>)
+          return false;
+        else
+          return f(list);
+      },
+      value);
+}
+
 bool is_one_number(const FieldValue& value) {
-  const auto* whole = std::get_if<std::vector<int64_t>>(&value);
-  const auto* floats = std::get_if<std::vector<float>>(&value);
-  return (whole && whole->size() == 1) || (floats && floats->size() == 1);
+  return with_numbers(value, [](const auto& list) { return list.size() == 1; });
 }
 
 std::vector<TableColumn> choose(const Record& first, const TableOptions& options, const std::string& path) {
@@ -39,7 +53,11 @@ std::vector<TableColumn> choose(const Record& first, const TableOptions& options
   for (const auto& name : options.columns.empty() ? known : options.columns) {
     auto& column = columns.emplace_back();
     column.name = name;
-    column.whole = std::holds_alternative<std::vector<int64_t>>(*first.find(name));
+    column.numbers = *first.find(name);
+    with_numbers(column.numbers, [](auto& list) {
+      list.clear();
+      return true;
+    });
   }
   return columns;
 }
@@ -54,27 +72,26 @@ TensorDataset load_table(const std::string& path, const TableOptions& options) {
     const Record record = records->read(i);
     for (auto& column : columns) {
       const FieldValue* value = record.find(column.name);
-      LEVIN_CHECK(value != nullptr && is_one_number(*value) &&
-                      std::holds_alternative<std::vector<int64_t>>(*value) == column.whole,
+      LEVIN_CHECK(value != nullptr && is_one_number(*value) && value->index() == column.numbers.index(),
                   "[load_table] ", records->where(i), ": \"", column.name,
                   "\" is not one number as in the rows before");
-      if (column.whole)
-        column.integers.push_back(std::get<std::vector<int64_t>>(*value).front());
-      else
-        column.floats.push_back(std::get<std::vector<float>>(*value).front());
+      with_numbers(column.numbers, [&](auto& list) {
+        list.push_back(std::get<std::remove_cvref_t<decltype(list)>>(*value).front());
+        return true;
+      });
     }
   }
   Batch tensors;
   std::vector<Tensor> stacked;
   for (const auto& column : columns)
     if (!options.stack.empty() && column.name != "label")
-      stacked.push_back(column.tensor().to(at::kFloat));
+      stacked.push_back(column.tensor().to(options.dtype));
     else
-      tensors[column.name] = column.tensor();
+      tensors.set(column.name, column.tensor());
   if (!options.stack.empty()) {
     LEVIN_CHECK(!stacked.empty() && !tensors.contains(options.stack), "[load_table] there is nothing to stack as \"",
                 options.stack, "\" in \"", path, "\"");
-    tensors[options.stack] = at::stack(stacked, 1);
+    tensors.set(options.stack, at::stack(stacked, 1));
   }
   return TensorDataset(std::move(tensors));
 }

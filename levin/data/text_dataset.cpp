@@ -48,7 +48,7 @@ Batch TextDataset::get(int64_t index) const {
   Batch sample{{"input", input}, {"length", at::scalar_tensor(kept, at::kLong)}};
   if (const FieldValue* label = record.find("label"))
     if (const auto* number = std::get_if<std::vector<int64_t>>(label); number && number->size() == 1)
-      sample["label"] = at::scalar_tensor(number->front(), at::kLong);
+      sample.set("label", at::scalar_tensor(number->front(), at::kLong));
   return sample;
 }
 

@@ -165,7 +165,7 @@ class Fabric {
       auto own = options.use_distributed_sampler && world_size() > 1 ? loader.distributed(global_rank(), world_size())
                                                                      : T(loader);
       // A loader of ours brings the batches to the device itself, ahead of their use.
-      own = own.placed({.device = target, .local_ranks = local_world_size()});
+      own = own.placed({.device = target, .local_ranks = local_world_size(), .fixed_size = world_size() > 1});
       return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU), loader_note());
     } else {
       note_loader_kept(options.use_distributed_sampler);

@@ -166,7 +166,7 @@ class Tracer {
     Tensor output;
     {
       Batch cast;
-      for (const auto& [name, tensor] : batch_) cast[name] = cast_floating_to(tensor, plan_.inputs);
+      for (const auto& [name, tensor] : batch_) cast.set(name, cast_floating_to(tensor, plan_.inputs));
       std::optional<MetaAutocast> autocast;
       if (plan_.autocast) autocast.emplace(question_.device, *plan_.autocast);
       output = step_.forward(cast);

@@ -375,7 +375,10 @@ AnyLoaders Run::prepared(const AnyLoaders& loaders, bool training) {
             "[trainer] a loader is not a levin::DataLoader, so its order stays: every rank sees all of its batches");
     }
     const auto device = module_->prefetch_to_device ? fabric_->device() : c10::Device(c10::kCPU);
-    if (auto own = source->placed({.device = device, .local_ranks = fabric_->local_world_size()})) source = own;
+    if (auto own = source->placed({.device = device,
+                                   .local_ranks = fabric_->local_world_size(),
+                                   .fixed_size = training || fabric_->world_size() > 1}))
+      source = own;
     result.push_back(std::move(source));
   }
   return result;

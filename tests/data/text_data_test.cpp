@@ -134,11 +134,14 @@ TEST_F(TextData, TablesBecomeTensors) {
   EXPECT_EQ(data.size(), 2);
   EXPECT_FALSE(data.tensors().contains("name"));
   EXPECT_TRUE(at::equal(data.tensors()["label"], longs({0, 1})));
-  EXPECT_TRUE(at::equal(data.tensors()["length"], at::tensor({5.1f, 4.9f})));
+  EXPECT_TRUE(at::equal(data.tensors()["length"], at::tensor(std::vector<double>{5.1, 4.9})));
   EXPECT_TRUE(data.tensors()["width"][1].isnan().item<bool>());
   const auto stacked = load_table(path, {.columns = {"width", "length", "label"}, .stack = "input"});
   EXPECT_EQ(stacked.tensors()["input"].sizes(), at::IntArrayRef({2, 2}));
   EXPECT_EQ(stacked.tensors()["input"][0][0].item<float>(), 3.0f);
+  EXPECT_EQ(stacked.tensors()["input"].scalar_type(), at::kFloat);
+  const auto exact = load_table(path, {.columns = {"length"}, .stack = "input", .dtype = at::kDouble});
+  EXPECT_EQ(exact.tensors()["input"][0][0].item<double>(), 5.1);
   EXPECT_EQ(stacked.tensors()["label"].scalar_type(), at::kLong);
   EXPECT_THAT(text_error([&] { load_table(path, {.columns = {"lenght"}}); }), HasSubstr("did you mean \"length\"?"));
   EXPECT_THAT(text_error([&] { load_table(put("w.csv", "a\nx\n")); }), HasSubstr("no column of numbers"));

@@ -29,7 +29,7 @@ BatchTransform compose_batch(std::vector<BatchTransform> steps) {
 }
 
 void BatchNormalize::operator()(Batch& batch, Random& random) const {
-  const Tensor& images = images_of(std::as_const(batch), image, "transforms.BatchNormalize");
+  const Tensor& images = images_of(batch, image, "transforms.BatchNormalize");
   const int64_t height = images.size(2) + padding.top + padding.bottom;
   const int64_t width = images.size(3) + padding.left + padding.right;
   const bool cuts = crop.height > 0;
@@ -92,13 +92,13 @@ Tensor mix_labels(const Tensor& labels, double lam, int64_t num_classes) {
 void MixUp::operator()(Batch& batch, Random& random) const {
   check_share(alpha, "transforms.MixUp");
   const double lam = random.beta(alpha, alpha);
-  batch[image] = mix_images(images_of(std::as_const(batch), image, "transforms.MixUp"), lam);
-  batch[label] = mix_labels(std::as_const(batch)[label], lam, num_classes);
+  batch[image] = mix_images(images_of(batch, image, "transforms.MixUp"), lam);
+  batch[label] = mix_labels(batch[label], lam, num_classes);
 }
 
 void CutMix::operator()(Batch& batch, Random& random) const {
   check_share(alpha, "transforms.CutMix");
-  const Tensor& images = images_of(std::as_const(batch), image, "transforms.CutMix");
+  const Tensor& images = images_of(batch, image, "transforms.CutMix");
   const int64_t height = images.size(2), width = images.size(3);
   const double lam = random.beta(alpha, alpha);
   const int64_t x = random.integer(0, width - 1), y = random.integer(0, height - 1);
@@ -109,11 +109,11 @@ void CutMix::operator()(Batch& batch, Random& random) const {
   const int64_t y1 = std::max<int64_t>(y - half_height, 0), y2 = std::min(y + half_height, height);
   const double kept = 1 - static_cast<double>((x2 - x1) * (y2 - y1)) / static_cast<double>(width * height);
   batch[image] = cut_images(images, x1, y1, x2, y2);
-  batch[label] = mix_labels(std::as_const(batch)[label], kept, num_classes);
+  batch[label] = mix_labels(batch[label], kept, num_classes);
 }
 
 void BatchRandomErasing::operator()(Batch& batch, Random& random) const {
-  const Tensor& images = images_of(std::as_const(batch), image, "transforms.BatchRandomErasing");
+  const Tensor& images = images_of(batch, image, "transforms.BatchRandomErasing");
   std::vector<kernels::EraseBox> boxes(static_cast<size_t>(images.size(0)));
   for (auto& box : boxes) {
     if (!random.chance(p)) continue;
