@@ -12,6 +12,7 @@
 #include "levin/cli/command.h"
 #include "levin/cli/flags.h"
 #include "levin/core/error.h"
+#include "levin/core/main.h"
 #include "levin/core/progress.h"
 #include "levin/core/words.h"
 #include "levin/data/image_dataset.h"
@@ -93,51 +94,64 @@ NumWorkers workers_of(const std::string& text) {
   return std::stoi(text);
 }
 
+/// One image through read, decode and transform.
+Tensor measure_image(const ImageDataset& data, int64_t index, StageSeconds& total) {
+  const auto& options = data.options();
+  auto start = Clock::now();
+  const Record record = data.records().read(index);
+  total.read += since(start);
+  const FieldValue* value = record.find("image");
+  LEVIN_CHECK(value != nullptr, "the record has no image");
+  Random random(0, 0, static_cast<uint64_t>(index)), again = random;
+  if (const auto* bytes = std::get_if<std::string>(value)) {
+    const auto file = std::as_bytes(std::span(*bytes));
+    const Tensor whole = decode_image(file, {.mode = options.mode});
+    start = Clock::now();
+    options.transform(whole, random);
+    const double transform = since(start);
+    start = Clock::now();
+    Tensor image = options.transform.decode(file, again, {.mode = options.mode});
+    const double both = since(start);
+    total.transform += std::min(transform, both);
+    total.decode += std::max(both - transform, 0.0);
+    return image;
+  }
+  const auto* array = std::get_if<Tensor>(value);
+  LEVIN_CHECK(array != nullptr, "the field \"image\" is neither encoded bytes nor pixels");
+  const Tensor pixels = detail::to_mode(detail::channels_first(*array, "data"), options.mode);
+  start = Clock::now();
+  Tensor image = options.transform(pixels, random);
+  total.transform += since(start);
+  return image;
+}
+
 /// Every stage by itself, over images from all parts of the data. A transform that begins with a crop decodes less than
 /// the whole: what the two take together, less the transform of decoded pixels, is what decoding takes.
 StageSeconds measure_stages(const ImageDataset& data, int64_t count, int64_t batch_size) {
-  const auto& options = data.options();
   StageSeconds total;
   std::vector<Tensor> batch;
+  std::vector<int64_t> indices;
   int64_t collated = 0;
+  const auto place = [&](int64_t index) { return fmt::format("sample {}, {}", index, data.records().where(index)); };
   for (int64_t i = 0; i < count; ++i) {
     const int64_t index = i * data.size() / count;
-    auto start = Clock::now();
-    const Record record = data.records().read(index);
-    total.read += since(start);
-
-    const FieldValue* value = record.find("image");
-    LEVIN_CHECK(value != nullptr, "[levin data bench] ", data.records().where(index), " has no image");
-    Random random(0, 0, static_cast<uint64_t>(index)), again = random;
-    Tensor image;
-    if (const auto* bytes = std::get_if<std::string>(value)) {
-      const auto file = std::as_bytes(std::span(*bytes));
-      const Tensor whole = decode_image(file, {.mode = options.mode});
-      start = Clock::now();
-      options.transform(whole, random);
-      const double transform = since(start);
-      start = Clock::now();
-      image = options.transform.decode(file, again, {.mode = options.mode});
-      const double both = since(start);
-      total.transform += std::min(transform, both);
-      total.decode += std::max(both - transform, 0.0);
-    } else {
-      const Tensor pixels = detail::to_mode(detail::channels_first(std::get<Tensor>(*value), "data"), options.mode);
-      start = Clock::now();
-      image = options.transform(pixels, random);
-      total.transform += since(start);
+    try {
+      batch.push_back(measure_image(data, index, total));
+    } catch (const std::exception& error) {
+      detail::fail(fmt::format("[levin data bench] {}: {}", place(index), one_line(error)));
     }
-    batch.push_back(image);
+    indices.push_back(index);
     if (static_cast<int64_t>(batch.size()) < std::min(batch_size, count)) continue;
-    for (const auto& one : batch)
-      LEVIN_CHECK(one.sizes() == image.sizes(),
-                  "[levin data bench] the images differ in size, and a batch needs one: --transform imagenet gives it, "
-                  "or --batch-size 1");
-    start = Clock::now();
+    for (size_t row = 0; row < batch.size(); ++row)
+      LEVIN_CHECK(batch[row].sizes() == batch[0].sizes(), "[levin data bench] the images differ in size, and a batch ",
+                  "needs one: ", batch[0].sizes(), " (", place(indices[0]), ") and ", batch[row].sizes(), " (",
+                  place(indices[row]), "); --transform imagenet gives one size, or use --batch-size 1");
+    auto start = Clock::now();
     at::stack(batch);
     total.collate += since(start);
     collated += static_cast<int64_t>(batch.size());
     batch.clear();
+    indices.clear();
   }
   for (auto* stage : {&total.read, &total.decode, &total.transform}) *stage /= static_cast<double>(count);
   if (collated > 0) total.collate /= static_cast<double>(collated);

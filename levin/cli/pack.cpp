@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 struct PackFlags {
-  std::string source, destination, from = "auto", to = "auto", split = "train";
+  std::string source, destination, from = "auto", to = "auto", split = "train", database;
   int64_t shard_records = 0, shard_bytes = 0;
   int workers = -1;
   bool overwrite = false;
@@ -37,6 +37,7 @@ bool parse_pack(const std::vector<std::string>& words, PackFlags& flags) {
   app.add_option("DST", flags.destination, "file or folder to write; its end tells the format (.tar, .tfrecord, ...)");
   app.add_option("--from", flags.from, "format of SRC; by itself what it looks like: " + formats)->type_name("FORMAT");
   app.add_option("--to", flags.to, "format of DST")->type_name("FORMAT");
+  app.add_option("--database", flags.database, "named database of an LMDB file")->type_name("NAME");
   app.add_option("--split", flags.split, "part of a data set that has several: train or test")->type_name("PART");
   app.add_option("--shard-records", flags.shard_records, "a new file after so many records")->type_name("N");
   app.add_option("--shard-bytes", flags.shard_bytes, "a new file after so many bytes")->type_name("N");
@@ -84,7 +85,8 @@ int pack(const std::vector<std::string>& words, const Args&) {
   PackFlags flags;
   if (!parse_pack(words, flags)) return 0;
   const auto start = std::chrono::steady_clock::now();
-  const auto source = open_records(flags.source, {.format = flags.from, .split = flags.split});
+  const auto source =
+      open_records(flags.source, {.format = flags.from, .split = flags.split, .database = flags.database});
   const int64_t count = source->size();
   LEVIN_CHECK(count > 0, "[levin pack] \"", flags.source, "\" has no records");
   flags.images.format = detail::format_to_write(flags.destination, flags.to);

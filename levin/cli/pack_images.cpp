@@ -8,6 +8,7 @@
 #include "levin/data/image_dataset.h"
 #include "levin/data/transforms/resize.h"
 #include "levin/io/image.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/plain_fields.h"
 
 namespace levin::cli {
@@ -25,11 +26,11 @@ bool holds_pixels_alone(const std::string& format) {
 }
 
 std::string_view kind_of(std::string_view bytes) {
-  const auto extension = detail::image_extension(bytes);
-  return extension == ".png" ? "png" : extension == ".jpg" ? "jpeg" : "";
+  const auto* codec = detail::image_codec_of(bytes);
+  return codec ? codec->name : "";
 }
 
-/// What the images are to be: "png", "jpeg", "raw".
+/// What the images are to be: a kind of image files, or "raw".
 std::string wanted_kind(const FieldValue& image, const PackImages& images) {
   if (!images.reencode.empty()) return images.reencode;
   if (holds_pixels_alone(images.format)) return "raw";
@@ -73,6 +74,10 @@ void prepare_image(Record& record, const PackImages& images) {
     record.set("image", pixels.permute({1, 2, 0}).contiguous());
     return;
   }
+  const auto& codecs = detail::image_codecs();
+  LEVIN_CHECK(std::any_of(codecs.begin(), codecs.end(), [&](auto& one) { return one.name == kind && one.encode; }),
+              "images of the kind ", kind.empty() ? "of these bytes" : kind,
+              " are not written; --reencode png or --reencode jpeg says what they become");
   if (kind == "jpeg") pixels = detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
   record.set("image", encode_image(pixels, {.format = kind, .quality = images.quality}));
 }

@@ -32,7 +32,8 @@ struct CsvColumn {
     }
     any = true;
     integers = integers && csv_integer(cell);
-    numbers = numbers && (integers || csv_number(cell));
+    // Digits beyond int64 stay text: a double would change them.
+    numbers = numbers && (integers || (csv_number(cell) && (csv_integer(cell) || !csv_digits(cell))));
     images = images && is_image_name(cell);
   }
   void decide() {
@@ -186,8 +187,8 @@ class CsvRecords final : public RecordReader {
         return record.set(column.name, std::vector<int64_t>{*value});
       }
       case CsvKind::kFloat:
-        return record.set(column.name, std::vector<float>{static_cast<float>(
-                                           csv_number(cell).value_or(std::numeric_limits<double>::quiet_NaN()))});
+        return record.set(column.name,
+                          std::vector<double>{csv_number(cell).value_or(std::numeric_limits<double>::quiet_NaN())});
       case CsvKind::kClass: {
         const auto number = class_numbers_.find(cell);
         LEVIN_CHECK(number != class_numbers_.end(), "[csv] ", where(index), " has changed since the file was opened");

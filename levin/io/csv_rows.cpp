@@ -36,6 +36,12 @@ std::optional<double> csv_number(std::string_view cell) {
   return whole<double>(trimmed(cell));
 }
 
+bool csv_digits(std::string_view cell) {
+  cell = trimmed(cell);
+  if (cell.starts_with('-')) cell.remove_prefix(1);
+  return !cell.empty() && cell.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
 std::vector<std::string> parse_csv_row(std::string_view row, char separator, const std::string& where) {
   std::vector<std::string> cells;
   size_t at = 0;
@@ -103,7 +109,7 @@ bool CsvRows::next() {
     bool quoted = false;
     size_t end = at_;
     while (true) {
-      for (; end < buffer_.size() && (quoted || buffer_[end] != '\n'); ++end)
+      for (; end < buffer_.size() && (quoted || (buffer_[end] != '\n' && buffer_[end] != '\r')); ++end)
         if (buffer_[end] == '"') quoted = !quoted;
       if (end < buffer_.size()) break;
       const auto done = end - at_;
@@ -114,8 +120,7 @@ bool CsvRows::next() {
     begin_ = buffer_at_ + at_;
     row_ = std::string_view(buffer_).substr(at_, end - at_);
     at_ = std::min(end + 1, buffer_.size());
-    if (row_.ends_with('\r')) row_.remove_suffix(1);
-    if (row_.empty()) continue;
+    if (row_.empty()) continue;  // also what lies between \r and \n
     ++number_;
     return true;
   }

@@ -20,9 +20,11 @@ std::string csv_cell(std::string_view text, char separator);
 /// The whole of a cell as a number, blanks around it aside; nothing when it is none.
 std::optional<int64_t> csv_integer(std::string_view cell);
 std::optional<double> csv_number(std::string_view cell);
+/// Whether a cell is written as a whole number, of any size.
+bool csv_digits(std::string_view cell);
 
-/// Goes through the rows of a file from the first to the last, without the ends of their lines. Blank lines and a
-/// byte-order mark are passed over.
+/// Goes through the rows of a file from the first to the last, without the ends of their lines (\n, \r\n or \r). Blank
+/// lines and a byte-order mark are passed over.
 class CsvRows {
  public:
   explicit CsvRows(const PlainFile& file) : file_(file) {}

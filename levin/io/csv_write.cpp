@@ -6,6 +6,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/csv_rows.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/plain_fields.h"
 #include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
@@ -72,7 +73,8 @@ class CsvWriter final : public RecordWriter {
     if (!images_) images_.emplace(images_path());
     const auto bytes = encoded_of(record, "csv");
     const auto extension = image_extension(bytes);
-    LEVIN_CHECK(!extension.empty(), "[csv] the image of record \"", record.key, "\" is neither PNG nor JPEG");
+    LEVIN_CHECK(!extension.empty(), "[csv] the image of record \"", record.key, "\" is neither ",
+                image_titles(" nor "));
     const auto name = numbered_key(count_) + std::string(extension);
     write_unsynced(images_->path() / name, bytes);
     return csv_cell((images_path().filename() / name).string(), separator_);
@@ -89,10 +91,12 @@ class CsvWriter final : public RecordWriter {
     if (const auto* text = std::get_if<std::string>(&value)) return csv_cell(*text, separator_);
     const auto* whole = std::get_if<std::vector<int64_t>>(&value);
     const auto* floats = std::get_if<std::vector<float>>(&value);
-    LEVIN_CHECK((whole && whole->size() == 1) || (floats && floats->size() == 1), "[csv] field \"", name,
-                "\" of record \"", record.key, "\" is not one number or text; a cell holds no more");
+    const auto* doubles = std::get_if<std::vector<double>>(&value);
+    LEVIN_CHECK((whole && whole->size() == 1) || (floats && floats->size() == 1) || (doubles && doubles->size() == 1),
+                "[csv] field \"", name, "\" of record \"", record.key,
+                "\" is not one number or text; a cell holds no more");
     if (whole) return std::to_string(whole->front());
-    auto text = fmt::format("{}", floats->front());
+    auto text = floats ? fmt::format("{}", floats->front()) : fmt::format("{}", doubles->front());
     // 2 would be read as a whole number.
     if (text.find_first_of(".einf") == std::string::npos) text += ".0";
     return text;

@@ -40,7 +40,7 @@ class Hdf5Reader : public RecordReader {
     const Hdf5Lock lock;
     file_ = Hdf5Id(check_hdf5(::H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), path, "open"), ::H5Fclose);
     // A file with parts has a group for each.
-    const bool parts = is_kind(file_, options.split, H5O_TYPE_GROUP);
+    const bool parts = kind_of(file_, options.split) == H5I_GROUP;
     const Hdf5Id group(check_hdf5(::H5Gopen2(file_, parts ? options.split.c_str() : "/", H5P_DEFAULT), path, "read"),
                        ::H5Gclose);
     try {
@@ -77,34 +77,61 @@ class Hdf5Reader : public RecordReader {
   }
 
  private:
-  /// A link of that name, to an object of this very file.
-  static bool is_kind(hid_t group, const std::string& name, H5O_type_t kind) {
+  /// What a link leads to; nothing when there is no such link. An Error when it leads out of this file, or to something
+  /// that the library cannot open: what cannot be read must not vanish.
+  std::optional<H5I_type_t> kind_of(hid_t group, const std::string& name) const {
+    if (::H5Lexists(group, name.c_str(), H5P_DEFAULT) <= 0) return std::nullopt;
+    const auto what = concat("[records] \"", raw_.path().string(), "\": \"", shown(name), "\"");
     H5L_info_t link{};
-    if (::H5Lget_info(group, name.c_str(), &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD) return false;
+    LEVIN_CHECK(::H5Lget_info(group, name.c_str(), &link, H5P_DEFAULT) >= 0, what,
+                " cannot be opened: ", hdf5_reason());
+    LEVIN_CHECK(link.type == H5L_TYPE_HARD || link.type == H5L_TYPE_SOFT, what, " lies in another file");
     const Hdf5Id object(::H5Oopen(group, name.c_str(), H5P_DEFAULT), ::H5Oclose);
-    return object.good() && ::H5Iget_type(object) == (kind == H5O_TYPE_GROUP ? H5I_GROUP : H5I_DATASET);
+    LEVIN_CHECK(object.good(), what, " cannot be opened: ", hdf5_reason());
+    // A soft link may go on over a link to another file.
+    LEVIN_CHECK(link.type == H5L_TYPE_HARD || file_name(object) == file_name(group), what, " lies in another file");
+    return ::H5Iget_type(object);
+  }
+
+  static std::string file_name(hid_t object) {
+    std::string name(4096, '\0');
+    const auto length = ::H5Fget_name(object, name.data(), name.size());
+    name.resize(static_cast<size_t>(std::clamp<ssize_t>(length, 0, static_cast<ssize_t>(name.size()))));
+    return name;
   }
 
   /// Rows that a dataset has; nothing for single values.
-  static std::optional<uint64_t> rows_of(hid_t group, const std::string& name) {
-    const Hdf5Id dataset(::H5Dopen2(group, name.c_str(), H5P_DEFAULT), ::H5Dclose);
-    const Hdf5Id space(::H5Dget_space(dataset), ::H5Sclose);
+  std::optional<uint64_t> rows_of(hid_t group, const std::string& name) const {
+    const auto check = [&](hid_t id) {
+      LEVIN_CHECK(id >= 0, "[records] \"", raw_.path().string(), "\": the dataset \"", shown(name),
+                  "\" cannot be opened: ", hdf5_reason());
+      return id;
+    };
+    const Hdf5Id dataset(check(::H5Dopen2(group, name.c_str(), H5P_DEFAULT)), ::H5Dclose);
+    const Hdf5Id space(check(::H5Dget_space(dataset)), ::H5Sclose);
     std::array<hsize_t, H5S_MAX_RANK> dims{};
-    if (::H5Sget_simple_extent_ndims(space) < 1 || ::H5Sget_simple_extent_dims(space, dims.data(), nullptr) < 1)
-      return std::nullopt;
+    if (check(::H5Sget_simple_extent_ndims(space)) < 1) return std::nullopt;
+    check(::H5Sget_simple_extent_dims(space, dims.data(), nullptr));
     return dims[0];
   }
 
   std::vector<std::string> dataset_names(hid_t group) const {
+    constexpr hsize_t kMostLinks = 10'000;
+    constexpr ssize_t kLongestName = 4096;
     H5G_info_t info{};
     check_hdf5(::H5Gget_info(group, &info), raw_.path(), "read");
+    LEVIN_CHECK(info.nlinks <= kMostLinks, "[records] \"", raw_.path().string(), "\" has ", info.nlinks,
+                " objects beside each other; at most ", kMostLinks, " are read");
     std::vector<std::string> names;
-    for (hsize_t i = 0; i < std::min<hsize_t>(info.nlinks, 1000); ++i) {
-      std::array<char, 256> name{};
-      const auto length =
-          ::H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, name.data(), name.size(), H5P_DEFAULT);
-      if (length > 0 && length < static_cast<ssize_t>(name.size()) && is_kind(group, name.data(), H5O_TYPE_DATASET))
-        names.emplace_back(name.data());
+    for (hsize_t i = 0; i < info.nlinks; ++i) {
+      const auto name_at = [&](char* into, size_t size) {
+        return ::H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, into, size, H5P_DEFAULT);
+      };
+      const auto length = check_hdf5(name_at(nullptr, 0), raw_.path(), "read");
+      LEVIN_CHECK(length <= kLongestName, "[records] \"", raw_.path().string(), "\" has a name of ", length, " bytes");
+      std::string name(static_cast<size_t>(length), '\0');
+      check_hdf5(name_at(name.data(), name.size() + 1), raw_.path(), "read");
+      if (kind_of(group, name) == H5I_DATASET) names.push_back(std::move(name));
     }
     return names;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <map>
 
 #include <ATen/ops/empty.h>
@@ -61,8 +62,9 @@ bool number_type(hid_t type, c10::ScalarType& out) {
 Hdf5Column::Hdf5Column(hid_t group, const std::string& name, std::string field, const FileReader& raw,
                        ChunkCache& cache)
     : name_(name), field_(std::move(field)), raw_(raw), cache_(cache) {
-  dataset_ = Hdf5Id(check_hdf5(::H5Dopen2(group, name.c_str(), H5P_DEFAULT), raw_.path(), "read"), ::H5Dclose);
-  space_ = Hdf5Id(check_hdf5(::H5Dget_space(dataset_), raw_.path(), "read"), ::H5Sclose);
+  const auto what = concat("read the dataset \"", shown(name), "\" of");
+  dataset_ = Hdf5Id(check_hdf5(::H5Dopen2(group, name.c_str(), H5P_DEFAULT), raw_.path(), what.c_str()), ::H5Dclose);
+  space_ = Hdf5Id(check_hdf5(::H5Dget_space(dataset_), raw_.path(), what.c_str()), ::H5Sclose);
   std::array<hsize_t, kMostHdf5Dims> dims{};
   const int rank = ::H5Sget_simple_extent_ndims(space_);
   LEVIN_CHECK(rank >= 1 && rank <= kMostHdf5Dims && ::H5Sget_simple_extent_dims(space_, dims.data(), nullptr) == rank,
@@ -306,14 +308,19 @@ void Hdf5Column::read_row(int64_t row, char* into) const {
 }
 
 /// Numbers alone or in a row are lists; images and what has more dimensions are arrays.
-FieldValue Hdf5Column::value_of(Tensor row) const {
+FieldValue Hdf5Column::value_of(Tensor row, int64_t index) const {
   if (field_ == "image" || shape_.size() > 1) return row;
-  if (at::isFloatingType(type_)) {
-    row = row.to(at::kFloat).contiguous();
-    return std::vector<float>(row.const_data_ptr<float>(), row.const_data_ptr<float>() + row.numel());
-  }
-  row = row.to(at::kLong).contiguous();
-  return std::vector<int64_t>(row.const_data_ptr<int64_t>(), row.const_data_ptr<int64_t>() + row.numel());
+  const auto list = [&]<class T>(T) {
+    return std::vector<T>(row.const_data_ptr<T>(), row.const_data_ptr<T>() + row.numel());
+  };
+  if (type_ == at::kDouble) return list(double());
+  if (type_ == at::kFloat) return list(float());
+  if (type_ == at::kUInt64)
+    for (const uint64_t number : list(uint64_t()))
+      LEVIN_CHECK(number <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()), "[records] ", where(index),
+                  " has the number ", number, ", which is more than int64 holds");
+  row = row.to(at::kLong);
+  return list(int64_t());
 }
 
 FieldValue Hdf5Column::read(int64_t row) const {
@@ -341,7 +348,7 @@ FieldValue Hdf5Column::read(int64_t row) const {
   }
   auto tensor = at::empty(shape_, at::TensorOptions().dtype(type_));
   if (row_bytes_ > 0) read_row(row, static_cast<char*>(tensor.data_ptr()));
-  return value_of(std::move(tensor));
+  return value_of(std::move(tensor), row);
 }
 
 }  // namespace levin::detail

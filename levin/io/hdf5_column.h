@@ -49,7 +49,7 @@ class Hdf5Column {
   void read_chunk_row(int64_t row, char* into) const;
   void read_by_library(int64_t row, char* into) const;
   std::string text_by_library(int64_t row) const;
-  FieldValue value_of(Tensor row) const;
+  FieldValue value_of(Tensor row, int64_t index) const;
 
   std::string name_, field_;
   const FileReader& raw_;

@@ -30,13 +30,19 @@ hid_t hdf5_type(c10::ScalarType type) {
       return H5T_NATIVE_INT32;
     case at::kLong:
       return H5T_NATIVE_INT64;
+    case at::kUInt16:
+      return H5T_NATIVE_UINT16;
+    case at::kUInt32:
+      return H5T_NATIVE_UINT32;
+    case at::kUInt64:
+      return H5T_NATIVE_UINT64;
     case at::kFloat:
       return H5T_NATIVE_FLOAT;
     case at::kDouble:
       return H5T_NATIVE_DOUBLE;
     default:
       throw Error(concat("[records] a tensor of ", c10::toString(type),
-                         " cannot be written to HDF5 (uint8, int8 to int64, float32 and float64 can)"));
+                         " cannot be written to HDF5 (uint8 to uint64, int8 to int64, float32 and float64 can)"));
   }
 }
 
@@ -147,6 +153,7 @@ class Hdf5Rows {
     };
     if (const auto* ints = std::get_if<std::vector<int64_t>>(&value)) return list(*ints, at::kLong);
     if (const auto* floats = std::get_if<std::vector<float>>(&value)) return list(*floats, at::kFloat);
+    if (const auto* doubles = std::get_if<std::vector<double>>(&value)) return list(*doubles, at::kDouble);
     return std::get<Tensor>(value).detach().cpu().contiguous();
   }
 

@@ -11,34 +11,90 @@
 #include "levin/core/words.h"
 #include "levin/io/decode_where.h"
 #include "levin/io/exif.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/jpeg_codec.h"
 #include "levin/io/png_codec.h"
+#include "levin/io/webp_codec.h"
 
 namespace levin {
 namespace {
 
-// The head of a file, read once.
-struct ImageHead {
-  ImageInfo info;
-  detail::PngHead png;
+using detail::OpenImage;
+using Bytes = std::span<const std::byte>;
+
+class PngImage final : public OpenImage {
+ public:
+  PngImage(Bytes file, bool orientation) : file_(file), head_(detail::png_head(file)) {
+    info_ = {.format = "png",
+             .height = head_.height,
+             .width = head_.width,
+             .channels = head_.channels(),
+             .bit_depth = head_.depth,
+             .orientation = orientation ? detail::png_orientation(file) : 1};
+  }
+  void check_bytes() const override { detail::check_png_bytes(file_, head_); }
+  void decode(const detail::CodecRequest& request, uint8_t* out) const override {
+    detail::decode_png(file_, head_, request, out);
+  }
+
+ private:
+  Bytes file_;
+  detail::PngHead head_;
 };
 
-ImageHead read_image_head(std::span<const std::byte> file, bool orientation) {
-  ImageHead head;
-  if (detail::is_jpeg(file)) {
-    head.info = detail::jpeg_info(file);
-    return head;
+class JpegImage final : public OpenImage {
+ public:
+  JpegImage(Bytes file, bool) : file_(file) { info_ = detail::jpeg_info(file); }
+  int scale(int64_t at_least) const override { return detail::jpeg_scale(info_, at_least); }
+  void decode(const detail::CodecRequest& request, uint8_t* out) const override {
+    detail::decode_jpeg(file_, info_, request, out);
   }
+
+ private:
+  Bytes file_;
+};
+
+class WebpImage final : public OpenImage {
+ public:
+  WebpImage(Bytes file, bool orientation) : file_(file) {
+    info_ = detail::webp_info(file, orientation, /*allow_truncated=*/true);
+  }
+  void check_bytes() const override { detail::webp_info(file_, false, /*allow_truncated=*/false); }
+  void decode(const detail::CodecRequest& request, uint8_t* out) const override {
+    detail::decode_webp(file_, info_, request, out);
+  }
+
+ private:
+  Bytes file_;
+};
+
+template <class T>
+std::unique_ptr<OpenImage> open_as(Bytes file, bool orientation) {
+  return std::make_unique<T>(file, orientation);
+}
+
+std::string encode_as_png(const uint8_t* pixels, int64_t height, int64_t width, int channels,
+                          const EncodeOptions& options) {
+  LEVIN_CHECK(channels <= 4, "[encode_image] a PNG has 1 to 4 channels, and the pixels have ", channels);
+  LEVIN_CHECK(options.compression >= 0 && options.compression <= 9,
+              "[encode_image] compression must be 0 to 9, and is ", options.compression);
+  return detail::encode_png(pixels, height, width, channels, options.compression);
+}
+
+std::string encode_as_jpeg(const uint8_t* pixels, int64_t height, int64_t width, int channels,
+                           const EncodeOptions& options) {
+  LEVIN_CHECK(channels == 1 || channels == 3, "[encode_image] a JPEG has 1 or 3 channels, and the pixels have ",
+              channels);
+  LEVIN_CHECK(options.quality >= 1 && options.quality <= 100, "[encode_image] quality must be 1 to 100, and is ",
+              options.quality);
+  return detail::encode_jpeg(pixels, height, width, channels, options.quality);
+}
+
+std::unique_ptr<OpenImage> open_image(Bytes file, bool orientation) {
   LEVIN_CHECK(!file.empty(), "[image] there are no bytes");
-  LEVIN_CHECK(detail::is_png(file), "[image] the bytes are neither PNG nor JPEG");
-  head.png = detail::png_head(file);
-  head.info = {.format = "png",
-               .height = head.png.height,
-               .width = head.png.width,
-               .channels = head.png.channels(),
-               .bit_depth = head.png.depth,
-               .orientation = orientation ? detail::png_orientation(file) : 1};
-  return head;
+  const auto* codec = detail::image_codec_of(file);
+  LEVIN_CHECK(codec, "[image] the bytes are neither ", detail::image_titles(" nor "));
+  return codec->open(file, orientation);
 }
 
 // What is decoded, and how it becomes what was asked for.
@@ -48,17 +104,17 @@ struct ImagePlan {
   int orientation = 1;
 };
 
-ImagePlan plan_image(const ImageInfo& info, const ImageOptions& options) {
+/// `scale` divides the sides.
+ImagePlan plan_image(const ImageInfo& info, int scale, const ImageOptions& options) {
   // Sides have at most 31 bits, so the product fits.
   LEVIN_CHECK(info.height * info.width <= options.max_pixels, "[image] the ", info.format, " file declares ",
               info.height, " x ", info.width, " pixels, more than max_pixels (", options.max_pixels, ") allows");
-  LEVIN_CHECK(options.at_least >= 0, "[image] at_least must not be negative, and is ", options.at_least);
   LEVIN_CHECK(options.at_least == 0 || !options.region, "[image] at_least and region exclude each other");
   ImagePlan plan;
   auto& request = plan.request;
   constexpr int kChannels[] = {0, 1, 3, 4};
   request.channels = options.mode == ImageMode::kUnchanged ? info.channels : kChannels[static_cast<int>(options.mode)];
-  request.scale = info.format == "jpeg" ? detail::jpeg_scale(info, options.at_least) : 1;
+  request.scale = scale;
   request.allow_truncated = options.allow_truncated;
   plan.orientation = options.apply_exif ? info.orientation : 1;
   const auto height = (info.height + request.scale - 1) / request.scale;
@@ -78,53 +134,91 @@ ImagePlan plan_image(const ImageInfo& info, const ImageOptions& options) {
   return plan;
 }
 
-void run_image_codec(std::span<const std::byte> file, const ImageHead& head, const detail::CodecRequest& request,
-                     uint8_t* out) {
-  if (head.info.format == "png") {
-    detail::decode_png(file, head.png, request, out);
-  } else {
-    detail::decode_jpeg(file, head.info, request, out);
-  }
+ImagePlan plan_image(const OpenImage& image, const ImageOptions& options) {
+  LEVIN_CHECK(options.at_least >= 0, "[image] at_least must not be negative, and is ", options.at_least);
+  return plan_image(image.info(), image.scale(options.at_least), options);
 }
 
-void run_image_plan(std::span<const std::byte> file, const ImageHead& head, const ImagePlan& plan, uint8_t* out) {
+void run_image_plan(const OpenImage& image, const ImagePlan& plan, uint8_t* out) {
   if (plan.orientation == 1) {
-    run_image_codec(file, head, plan.request, out);
+    image.decode(plan.request, out);
     return;
   }
   const auto stored = std::make_unique_for_overwrite<uint8_t[]>(static_cast<size_t>(plan.shape.bytes()));
-  run_image_codec(file, head, plan.request, stored.get());
+  image.decode(plan.request, stored.get());
   const auto& region = plan.request.region;
   detail::turn_upright(stored.get(), region.height, region.width, plan.request.channels, plan.orientation, out);
 }
 
-std::string image_format_of(const std::filesystem::path& path) {
-  auto extension = path.extension().string();
-  std::transform(extension.begin(), extension.end(), extension.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  if (extension == ".png") return "png";
-  if (extension == ".jpg" || extension == ".jpeg") return "jpeg";
-  const std::vector<std::string> known{".png", ".jpg", ".jpeg"};
-  fail_unknown("write_image", detail::concat("the extension of ", path), extension, known);
+/// The kinds that are written, as their names or as ends of files.
+std::vector<std::string> written_kinds(bool extensions) {
+  std::vector<std::string> known;
+  for (const auto& codec : detail::image_codecs()) {
+    if (!codec.encode) continue;
+    if (!extensions) known.emplace_back(codec.name);
+    for (const auto end : codec.extensions)
+      if (extensions) known.push_back("." + std::string(end));
+  }
+  return known;
 }
 
 }  // namespace
 
+const std::vector<detail::ImageCodec>& detail::image_codecs() {
+  static const std::vector<ImageCodec> table{
+      {"png", "PNG", {"png"}, is_png, open_as<PngImage>, encode_as_png},
+      {"jpeg", "JPEG", {"jpg", "jpeg"}, is_jpeg, open_as<JpegImage>, encode_as_jpeg},
+      {"webp", "WebP", {"webp"}, is_webp, open_as<WebpImage>, nullptr},
+  };
+  return table;
+}
+
+const detail::ImageCodec* detail::image_codec_of(std::span<const std::byte> file) {
+  for (const auto& codec : image_codecs())
+    if (codec.matches(file)) return &codec;
+  return nullptr;
+}
+
+const detail::ImageCodec* detail::image_codec_by_name(std::string_view name) {
+  std::string end(name.substr(std::min(name.rfind('.'), name.size())));
+  if (end.empty()) return nullptr;
+  std::transform(end.begin(), end.end(), end.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (const auto& codec : image_codecs())
+    for (const auto extension : codec.extensions)
+      if (std::string_view(end).substr(1) == extension) return &codec;
+  return nullptr;
+}
+
+std::string detail::image_titles(std::string_view between) {
+  std::vector<std::string> titles;
+  for (const auto& codec : image_codecs()) titles.emplace_back(codec.title);
+  return join(titles, between);
+}
+
+std::string detail::image_extensions() {
+  std::vector<std::string> ends;
+  for (const auto& codec : image_codecs())
+    for (const auto extension : codec.extensions) ends.push_back("." + std::string(extension));
+  return join(ends);
+}
+
 ImageInfo image_info(std::span<const std::byte> file) {
-  return read_image_head(file, true).info;
+  return open_image(file, true)->info();
 }
 
 ImageShape decoded_shape(const ImageInfo& info, const ImageOptions& options) {
-  return plan_image(info, options).shape;
+  LEVIN_CHECK(options.at_least >= 0, "[image] at_least must not be negative, and is ", options.at_least);
+  return plan_image(info, info.format == "jpeg" ? detail::jpeg_scale(info, options.at_least) : 1, options).shape;
 }
 
 Tensor detail::decode_image_where(std::span<const std::byte> file, const ImageOptions& options,
                                   const std::function<Tensor(const ImageShape&)>& make) {
-  const auto head = read_image_head(file, options.apply_exif);
-  const auto plan = plan_image(head.info, options);
-  if (head.info.format == "png" && !options.allow_truncated) detail::check_png_bytes(file, head.png);
+  const auto image = open_image(file, options.apply_exif);
+  const auto plan = plan_image(*image, options);
+  if (!options.allow_truncated) image->check_bytes();
   auto pixels = make(plan.shape);
-  run_image_plan(file, head, plan, pixels.mutable_data_ptr<uint8_t>());
+  run_image_plan(*image, plan, pixels.mutable_data_ptr<uint8_t>());
   return pixels;
 }
 
@@ -136,12 +230,13 @@ Tensor decode_image(std::span<const std::byte> file, const ImageOptions& options
 }
 
 void decode_image_into(std::span<const std::byte> file, std::span<uint8_t> pixels, const ImageOptions& options) {
-  const auto head = read_image_head(file, options.apply_exif);
-  const auto plan = plan_image(head.info, options);
+  const auto image = open_image(file, options.apply_exif);
+  const auto plan = plan_image(*image, options);
+  if (!options.allow_truncated) image->check_bytes();
   LEVIN_CHECK(static_cast<int64_t>(pixels.size()) == plan.shape.bytes(), "[image] the image has ", plan.shape.height,
               " x ", plan.shape.width, " pixels of ", plan.shape.channels, " bytes, ", plan.shape.bytes(),
               " in all, and there is room for ", pixels.size());
-  run_image_plan(file, head, plan, pixels.data());
+  run_image_plan(*image, plan, pixels.data());
 }
 
 Tensor read_image(const std::filesystem::path& path, const ImageOptions& options) {
@@ -157,8 +252,13 @@ Tensor read_image(const std::filesystem::path& path, const ImageOptions& options
 }
 
 std::string encode_image(const Tensor& pixels, const EncodeOptions& options) {
-  LEVIN_CHECK(options.format == "png" || options.format == "jpeg", "[encode_image] format \"", options.format,
-              "\" is not known (known: png, jpeg)");
+  const detail::ImageCodec* codec = nullptr;
+  for (const auto& one : detail::image_codecs())
+    if (one.name == options.format) codec = &one;
+  LEVIN_CHECK(codec, "[encode_image] format \"", options.format, "\" is not known (known: ", join(written_kinds(false)),
+              ")");
+  LEVIN_CHECK(codec->encode, "[encode_image] format \"", options.format,
+              "\" is read, but not written (written are: ", join(written_kinds(false)), ")");
   LEVIN_CHECK(
       pixels.defined() && pixels.dim() == 3 && pixels.scalar_type() == at::kByte && pixels.numel() > 0,
       "[encode_image] pixels must be uint8 [C, H, W], and are ",
@@ -168,22 +268,15 @@ std::string encode_image(const Tensor& pixels, const EncodeOptions& options) {
   const auto width = pixels.size(2);
   const auto packed = pixels.detach().cpu().permute({1, 2, 0}).contiguous();
   const auto* data = packed.const_data_ptr<uint8_t>();
-  if (options.format == "png") {
-    LEVIN_CHECK(channels <= 4, "[encode_image] a PNG has 1 to 4 channels, and the pixels have ", channels);
-    LEVIN_CHECK(options.compression >= 0 && options.compression <= 9,
-                "[encode_image] compression must be 0 to 9, and is ", options.compression);
-    return detail::encode_png(data, height, width, static_cast<int>(channels), options.compression);
-  }
-  LEVIN_CHECK(channels == 1 || channels == 3, "[encode_image] a JPEG has 1 or 3 channels, and the pixels have ",
-              channels);
-  LEVIN_CHECK(options.quality >= 1 && options.quality <= 100, "[encode_image] quality must be 1 to 100, and is ",
-              options.quality);
-  return detail::encode_jpeg(data, height, width, static_cast<int>(channels), options.quality);
+  return codec->encode(data, height, width, static_cast<int>(channels), options);
 }
 
 void write_image(const std::filesystem::path& path, const Tensor& pixels, EncodeOptions options) {
-  const auto format = image_format_of(path);
-  options.format = format;
+  const auto* codec = detail::image_codec_by_name(path.filename().string());
+  if (!codec || !codec->encode)
+    fail_unknown("write_image", detail::concat("the extension of ", path), path.extension().string(),
+                 written_kinds(true));
+  options.format = codec->name;
   write_file(path, encode_image(pixels, options));
 }
 

@@ -13,6 +13,7 @@
 #include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/plain_fields.h"
 #include "levin/io/record_formats.h"
 
@@ -49,7 +50,7 @@ FolderListing list_folder(const fs::path& path) {
 bool is_other_image_name(std::string_view name) {
   std::string lower(name.substr(std::min(name.rfind('.'), name.size())));
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  static const std::set<std::string> kOthers{".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"};
+  static const std::set<std::string> kOthers{".ppm", ".bmp", ".pgm", ".tif", ".tiff"};
   return kOthers.contains(lower);
 }
 
@@ -60,11 +61,11 @@ class ImageFolder final : public RecordReader {
     if (enter_split(top, split)) top = list_folder(root_);
     add_classes(top.folders);
     if (classes_.empty()) add_files("", -1, top.files);
-    LEVIN_CHECK(size() > 0, "[folder] \"", root_.string(),
-                "\" holds neither folders, one for each class, nor images (.png, .jpg, .jpeg)");
+    LEVIN_CHECK(size() > 0, "[folder] \"", root_.string(), "\" holds neither folders, one for each class, nor images (",
+                image_extensions(), ")");
     if (others_ > 0)
-      log_warning(concat(others_, " files of \"", root_.string(), "\" are left out, \"", other_,
-                         "\" for one: only PNG and JPEG are read"));
+      log_warning(concat(others_, " files of \"", root_.string(), "\" are left out, \"", other_, "\" for one: only ",
+                         image_titles(), " are read"));
   }
 
   std::string_view format() const override { return "folder"; }
@@ -136,8 +137,8 @@ class ImageFolder final : public RecordReader {
       if (!any) empty.push_back(name);
       found.emplace_back(name, std::move(inside));
     }
-    LEVIN_CHECK(empty.empty(), "[folder] \"", root_.string(),
-                "\" has class folders without an image (.png, .jpg, .jpeg): ", join(empty));
+    LEVIN_CHECK(empty.empty(), "[folder] \"", root_.string(), "\" has class folders without an image (",
+                image_extensions(), "): ", join(empty));
     for (const auto& [name, inside] : found) classes_.push_back(name);
     if (!classes_.empty()) read_class_order();
     std::unordered_map<std::string_view, int64_t> labels;

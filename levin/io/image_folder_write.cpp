@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/image_folder.h"
 #include "levin/io/plain_fields.h"
 #include "levin/io/record_formats.h"
@@ -42,7 +43,8 @@ class ImageFolderWriter final : public RecordWriter {
                 label ? "a label, those before have none" : "no label, those before have one");
     const auto bytes = encoded_of(record, "folder");
     const auto extension = image_extension(bytes);
-    LEVIN_CHECK(!extension.empty(), "[folder] the image of record \"", record.key, "\" is neither PNG nor JPEG");
+    LEVIN_CHECK(!extension.empty(), "[folder] the image of record \"", record.key, "\" is neither ",
+                image_titles(" nor "));
 
     const auto folder = label ? class_name(*label) : std::string();
     const auto name = label ? below_class(record.key, folder) : flat(record.key);

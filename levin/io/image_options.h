@@ -41,7 +41,7 @@ struct ImageOptions {
 
 /// What the head of an image file says.
 struct ImageInfo {
-  /// "png" or "jpeg".
+  /// "png", "jpeg" or "webp".
   std::string_view format;
   int64_t height = 0;
   int64_t width = 0;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <set>
@@ -7,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/words.h"
 #include "levin/io/lmdb_file.h"
 #include "levin/io/record_fields.h"
 #include "levin/io/record_files.h"
@@ -33,17 +35,19 @@ bool is_pickle(std::string_view bytes) {
 ///   "000042"                      a value of its own: an image by its bytes, else "data"
 class LmdbReader : public RecordReader {
  public:
-  explicit LmdbReader(const fs::path& path) : path_(path) {
+  LmdbReader(const fs::path& path, const std::string& database) : path_(path), database_(database) {
     std::error_code error;
     const bool folder = fs::is_directory(path, error);
     const auto file = folder ? path / "data.mdb" : path;
     check_file(file);
     // Threads share the environment, and no lock file is made beside data that others own.
     env_ = open_lmdb_environment(path,
-                                 MDB_RDONLY | MDB_NOLOCK | MDB_NORDAHEAD | MDB_NOTLS | (folder ? 0 : MDB_NOSUBDIR), 0);
+                                 MDB_RDONLY | MDB_NOLOCK | MDB_NORDAHEAD | MDB_NOTLS | (folder ? 0 : MDB_NOSUBDIR), 0,
+                                 /*databases=*/1);
     check_size(file);
     auto txn = begin_lmdb(env_.get(), MDB_RDONLY, path_);
     check_lmdb(::mdb_dbi_open(txn.get(), nullptr, 0, &dbi_), path_, "read");
+    choose_database(txn.get());
     index(txn.get());
     // A handle opened in a transaction that is aborted would be closed with it.
     check_lmdb(::mdb_txn_commit(txn.release()), path_, "read");
@@ -120,14 +124,67 @@ class LmdbReader : public RecordReader {
   }
 
   /// The library maps the file: a page that is not there would end the process.
-  void check_size(const fs::path& file) const {
+  void check_size(const fs::path& file) {
     MDB_envinfo info{};
     MDB_stat stat{};
     check_lmdb(::mdb_env_info(env_.get(), &info), path_, "read");
     check_lmdb(::mdb_env_stat(env_.get(), &stat), path_, "read");
     const uint64_t have = fs::file_size(file), pages = info.me_last_pgno + 1;
+    pages_ = pages;
     LEVIN_CHECK(pages <= have / stat.ms_psize, "[records] \"", file.string(), "\" is truncated: it declares ", pages,
                 " pages of ", stat.ms_psize, " bytes, there are ", have / stat.ms_psize);
+  }
+
+  /// Whether a value can be what LMDB keeps of a database: padding, flags, depth, three numbers of pages, entries,
+  /// root.
+  bool may_be_database(std::string_view value) const {
+    struct Entry {
+      uint32_t padding;
+      uint16_t flags, depth;
+      uint64_t branches, leaves, overflows, entries, root;
+    } entry{};
+    if (value.size() != sizeof(entry)) return false;
+    std::memcpy(&entry, value.data(), sizeof(entry));
+    const auto fits = [&](uint64_t pages) { return pages <= pages_; };
+    return entry.depth <= 64 && fits(entry.branches) && fits(entry.leaves) && fits(entry.overflows) &&
+           (fits(entry.root) || entry.root == ~uint64_t{0});
+  }
+
+  /// Names of the databases within this one: the main database has an entry for each, of which the library can tell
+  /// whether it is one.
+  std::vector<std::string> databases(MDB_txn* txn) const {
+    MDB_cursor* raw = nullptr;
+    check_lmdb(::mdb_cursor_open(txn, dbi_, &raw), path_, "read");
+    const std::unique_ptr<MDB_cursor, void (*)(MDB_cursor*)> cursor(raw, ::mdb_cursor_close);
+    MDB_val key{}, value{};
+    std::vector<std::string> names;
+    for (int result = ::mdb_cursor_get(raw, &key, &value, MDB_FIRST); result == MDB_SUCCESS;
+         result = ::mdb_cursor_get(raw, &key, &value, MDB_NEXT)) {
+      const std::string name(lmdb_text(key));
+      if (name.empty() || name.find('\0') != std::string::npos || !may_be_database(lmdb_text(value))) continue;
+      // In a transaction of its own, which closes the handle when it is aborted. Plain data answer MDB_INCOMPATIBLE.
+      const auto probe = begin_lmdb(env_.get(), MDB_RDONLY, path_);
+      MDB_dbi handle = 0;
+      if (::mdb_dbi_open(probe.get(), name.c_str(), 0, &handle) == MDB_SUCCESS) names.push_back(name);
+    }
+    return names;
+  }
+
+  /// The database that was asked for. One that holds others has nothing that could be read as records.
+  void choose_database(MDB_txn* txn) {
+    const auto names = databases(txn);
+    if (database_.empty()) {
+      LEVIN_CHECK(names.empty(), "[records] \"", path_.string(), "\" holds named databases (", shown(join(names)),
+                  "); say which one is read: database = \"", shown(names.front()), "\"");
+      return;
+    }
+    if (std::find(names.begin(), names.end(), database_) == names.end())
+      fail_unknown("records", concat("database of \"", path_.string(), "\""), database_, names);
+    check_lmdb(::mdb_dbi_open(txn, database_.c_str(), 0, &dbi_), path_, "read");
+    unsigned flags = 0;
+    check_lmdb(::mdb_dbi_flags(txn, dbi_, &flags), path_, "read");
+    LEVIN_CHECK((flags & MDB_DUPSORT) == 0, "[records] \"", path_.string(), "\": the database \"", shown(database_),
+                "\" keeps several values under one key (DUPSORT), which is not read");
   }
 
   uint32_t extension_id(std::string_view extension) {
@@ -195,8 +252,10 @@ class LmdbReader : public RecordReader {
   }
 
   fs::path path_;
+  std::string database_;
   LmdbEnvironment env_;
   MDB_dbi dbi_ = 0;
+  uint64_t pages_ = 0;
   std::string keys_;  // one after the other
   std::vector<Sample> samples_;
   std::vector<uint32_t> members_;  // ids of extensions
@@ -212,8 +271,8 @@ bool has_lmdb() {
   return true;
 }
 
-std::unique_ptr<RecordReader> open_lmdb(const Paths& paths, const RecordOptions&) {
-  return std::make_unique<LmdbReader>(paths.front());
+std::unique_ptr<RecordReader> open_lmdb(const Paths& paths, const RecordOptions& options) {
+  return std::make_unique<LmdbReader>(paths.front(), options.database);
 }
 
 }  // namespace levin::detail

@@ -22,8 +22,9 @@ using LmdbTransaction = std::unique_ptr<MDB_txn, AbortLmdb>;
 
 /// An Error with the library's reason unless `result` is success.
 void check_lmdb(int result, const std::filesystem::path& path, const char* what);
-/// A map of 0 bytes is as large as the database says.
-LmdbEnvironment open_lmdb_environment(const std::filesystem::path& path, unsigned flags, size_t map_bytes);
+/// A map of 0 bytes is as large as the database says. `databases`: how many named ones may be open.
+LmdbEnvironment open_lmdb_environment(const std::filesystem::path& path, unsigned flags, size_t map_bytes,
+                                      unsigned databases = 0);
 LmdbTransaction begin_lmdb(MDB_env* env, unsigned flags, const std::filesystem::path& path);
 
 }  // namespace levin::detail

@@ -9,6 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/image_folder.h"
 #include "levin/io/record_files.h"
 
@@ -56,18 +57,13 @@ std::string encoded_of(const Record& record, std::string_view format) {
   return encode_image(pixels_of(record, format).permute({2, 0, 1}));
 }
 
-std::string_view image_extension(std::string_view bytes) {
-  const auto kind = image_kind(bytes);
-  return kind == "png" ? ".png" : kind == "jpg" ? ".jpg" : "";
+std::string image_extension(std::string_view bytes) {
+  const auto* codec = image_codec_of(bytes);
+  return codec ? "." + std::string(codec->extensions.front()) : std::string();
 }
 
 bool is_image_name(std::string_view name) {
-  const auto ends = [&](std::string_view end) {
-    return name.size() >= end.size() && std::equal(end.rbegin(), end.rend(), name.rbegin(), [](char a, char b) {
-             return a == (b >= 'A' && b <= 'Z' ? b - 'A' + 'a' : b);
-           });
-  };
-  return ends(".png") || ends(".jpg") || ends(".jpeg");
+  return image_codec_by_name(name) != nullptr;
 }
 
 void check_free(const fs::path& path, const RecordWriterOptions& options, std::string_view format) {

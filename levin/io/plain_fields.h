@@ -27,9 +27,9 @@ std::string encoded_of(const Record& record, std::string_view format);
 /// Error when they are no pixels.
 Tensor channels_first(const Tensor& pixels, std::string_view format);
 
-/// ".png" or ".jpg" by what the bytes begin with; empty when they are neither.
-std::string_view image_extension(std::string_view bytes);
-/// Whether a file of this name is taken for an image: .png, .jpg, .jpeg, in any case.
+/// ".png" and so on by what the bytes begin with; empty when they are of no kind that is decoded.
+std::string image_extension(std::string_view bytes);
+/// Whether a file of this name is taken for an image that is decoded (image_codec.h).
 bool is_image_name(std::string_view name);
 
 /// An Error when something stands at the destination and must not be replaced (an empty folder may be). Makes the

@@ -9,14 +9,16 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/npy.h"
 #include "levin/io/record_files.h"
 
 namespace levin::detail {
 namespace {
 
-constexpr std::array<std::string_view, 13> kImageExtensions{"png", "jpg", "jpeg", "image", "img", "webp", "bmp",
-                                                            "gif", "ppm", "pgm",  "pbm",   "tif", "tiff"};
+/// Besides those of the kinds that are decoded.
+constexpr std::array<std::string_view, 9> kOtherImages{"image", "img", "bmp", "gif", "ppm",
+                                                       "pgm",   "pbm", "tif", "tiff"};
 
 std::string_view trim_text(std::string_view text) {
   const auto begin = text.find_first_not_of(" \t\r\n");
@@ -38,7 +40,7 @@ std::optional<std::vector<T>> number_list(std::string_view text) {
   while (true) {
     const auto comma = std::min(text.find(','), text.size());
     auto word = trim_text(text.substr(0, comma));
-    if constexpr (std::is_same_v<T, float>) {
+    if constexpr (std::is_same_v<T, double>) {
       // As Python writes them; from_chars knows "inf" and "nan".
       if (word == "Infinity") word = "inf";
       if (word == "-Infinity") word = "-inf";
@@ -59,11 +61,12 @@ std::optional<FieldValue> json_numbers(std::string_view text) {
     if (text.empty()) return std::vector<int64_t>{};
   }
   if (auto ints = number_list<int64_t>(text)) return *std::move(ints);
-  if (auto floats = number_list<float>(text)) return *std::move(floats);
+  if (auto floats = number_list<double>(text)) return *std::move(floats);
   return std::nullopt;
 }
 
-std::string float_text(float value) {
+/// Every digit that a double needs, also of a float: it is read as a double.
+std::string float_text(double value) {
   if (value != value) return "NaN";
   if (value - value != 0) return value > 0 ? "Infinity" : "-Infinity";
   auto text = fmt::format("{}", value);
@@ -75,8 +78,10 @@ std::string numbers_json(const FieldValue& value) {
   std::vector<std::string> words;
   if (const auto* ints = std::get_if<std::vector<int64_t>>(&value))
     for (const auto v : *ints) words.push_back(fmt::format("{}", v));
+  else if (const auto* floats = std::get_if<std::vector<float>>(&value))
+    for (const auto v : *floats) words.push_back(float_text(v));
   else
-    for (const auto v : std::get<std::vector<float>>(value)) words.push_back(float_text(v));
+    for (const auto v : std::get<std::vector<double>>(value)) words.push_back(float_text(v));
   return words.size() == 1 ? words[0] : fmt::format("[{}]", fmt::join(words, ", "));
 }
 
@@ -111,7 +116,8 @@ std::pair<std::string, std::string> member_of(const std::string& name, const Fie
 MemberType member_type(std::string_view extension) {
   using Role = MemberType::Role;
   const std::string name(extension);
-  if (std::find(kImageExtensions.begin(), kImageExtensions.end(), extension) != kImageExtensions.end())
+  if ((extension.find('.') == std::string_view::npos && image_codec_by_name("." + name)) ||
+      std::find(kOtherImages.begin(), kOtherImages.end(), extension) != kOtherImages.end())
     return {name, "image", Role::kImage};
   if (extension == "cls" || extension == "class" || extension == "label") return {name, "label", Role::kLabel};
   if (extension == "txt" || extension == "text") return {name, "text", Role::kBytes};

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/io/image_codec.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
@@ -167,10 +168,8 @@ void ShardWriter::close(const std::vector<std::pair<std::string, std::string>>& 
 }
 
 std::string_view image_kind(std::string_view bytes) {
-  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return "png";
-  if (bytes.starts_with("\xff\xd8\xff")) return "jpg";
+  if (const auto* codec = image_codec_of(bytes)) return codec->extensions.front();
   if (bytes.starts_with("GIF8")) return "gif";
-  if (bytes.starts_with("RIFF") && bytes.substr(0, 12).ends_with("WEBP")) return "webp";
   if (bytes.starts_with("BM") && bytes.size() > 26) return "bmp";
   return {};
 }

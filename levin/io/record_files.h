@@ -98,7 +98,8 @@ class ShardWriter {
 /// An Error when something stands at the destination and may not be replaced.
 void check_destination(const std::filesystem::path& path, const RecordWriterOptions& options);
 
-/// "png", "jpg", "gif", "webp", "bmp" by the first bytes of an image; empty when they are of none.
+/// The extension of an image by its first bytes, also of kinds that are not decoded ("gif", "bmp"); empty when they are
+/// of none.
 std::string_view image_kind(std::string_view bytes);
 
 /// A name out of a file, for a line: without control characters, and not longer than a line.

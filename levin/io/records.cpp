@@ -48,7 +48,7 @@ struct RecordFormat {
 const std::vector<RecordFormat>& formats() {
   using namespace detail;
   static const std::vector<RecordFormat> table{
-      {"tar", {".tar", ".tar.gz", ".tgz"}, open_tar, create_tar, true},
+      {"tar", {".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"}, open_tar, create_tar, true},
       {"tfrecord",
        {".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib"},
        open_tfrecord,
@@ -192,6 +192,10 @@ std::unique_ptr<RecordWriter> create_records(const std::string& path, const Reco
   LEVIN_CHECK(!path.empty(), "[records] the path is empty");
   LEVIN_CHECK(path.find('{') == std::string::npos && path.find('*') == std::string::npos, "[records] \"", path,
               "\" is a pattern; shards are written by shard_records or shard_bytes, or by %06d in the name");
+  const auto name = lower(fs::path(path).filename().string());
+  for (const std::string_view end : {".gz", ".tgz", ".zst", ".tzst", ".zlib"})
+    LEVIN_CHECK(!name.ends_with(end), "[records] \"", path, "\": compressed files (", end,
+                ") are read, but not written; leave the end out and compress the file afterwards");
   auto resolved = options;
   resolved.format = detail::format_to_write(path, options.format);
   return find_format(resolved.format)->create(path, resolved);

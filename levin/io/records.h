@@ -15,12 +15,13 @@ namespace levin {
 
 using at::Tensor;
 
-/// What a field of a record is: bytes or text, whole numbers, floats, or an array (uint8 [H, W, C] for raw pixels).
-using FieldValue = std::variant<std::string, std::vector<int64_t>, std::vector<float>, Tensor>;
+/// What a field of a record is: bytes or text, whole numbers, floats of 32 or of 64 bits, or an array (uint8 [H, W, C]
+/// for raw pixels). Numbers that a file has as text (CSV, JSON) are of 64 bits.
+using FieldValue = std::variant<std::string, std::vector<int64_t>, std::vector<float>, std::vector<double>, Tensor>;
 
 /// One sample as it stands in a file, undecoded: named fields. The names are the same whatever the format:
 ///
-///   "image"  an encoded image (PNG or JPEG bytes), or a Tensor of raw pixels
+///   "image"  an encoded image (the bytes of a PNG, say), or a Tensor of raw pixels
 ///   "label"  one whole number: the class
 ///   "text"   a line
 ///
@@ -66,6 +67,8 @@ struct RecordOptions {
   bool verify = true;
   /// Which part of a data set that has several (CIFAR, IDX): "train" or "test".
   std::string split = "train";
+  /// Which of the named databases of an LMDB file; empty: the file has none.
+  std::string database = {};
 };
 
 struct RecordWriterOptions {

@@ -6,6 +6,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/parallel.h"
+#include "levin/io/decompress.h"
 #include "levin/io/record_fields.h"
 #include "levin/io/record_files.h"
 #include "levin/io/record_formats.h"
@@ -42,10 +43,6 @@ std::vector<TarMember> tar_members(const fs::path& path) {
   const FileReader file(path);
   if (const auto index = load_record_index(path, "tar"))
     if (auto members = parse_tar_index(*index, file.size())) return *std::move(members);
-  std::array<std::byte, 2> magic{};
-  if (file.size() >= 2) file.read(0, magic);
-  LEVIN_CHECK(magic[0] != std::byte{0x1f} || magic[1] != std::byte{0x8b}, "[records] \"", path.string(),
-              "\" is compressed as a whole, so its samples cannot be reached one by one; unpack it first (gunzip)");
   std::vector<TarMember> members;
   const auto start = std::chrono::steady_clock::now();
   scan_tar([&](uint64_t offset, std::span<std::byte> into) { file.read(offset, into); }, file.size(), path.string(),
@@ -61,13 +58,17 @@ std::vector<TarMember> tar_members(const fs::path& path) {
   return members;
 }
 
+/// What one compressed archive may become; shards of WebDataset have 3 GB.
+constexpr uint64_t kMostUnpackedTar = uint64_t{32} << 30;
+
 class TarReader : public RecordReader {
  public:
-  explicit TarReader(const Paths& paths) : files_(paths) {
+  explicit TarReader(const Paths& paths) : files_(paths), unpacked_at_(paths.size()) {
     std::vector<std::vector<TarMember>> members(paths.size());
+    unpack(paths, members);
     parallel_for(0, static_cast<int64_t>(paths.size()), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
-        members[static_cast<size_t>(i)] = tar_members(paths[static_cast<size_t>(i)]);
+        if (const auto file = static_cast<size_t>(i); !unpacked_at_[file]) members[file] = tar_members(paths[file]);
     });
     for (size_t file = 0; file < paths.size(); ++file) {
       add_file(static_cast<uint32_t>(file), members[file]);
@@ -96,15 +97,14 @@ class TarReader : public RecordReader {
     if (end - begin <= kTarReadAtOnce) {
       thread_local std::vector<char> together;
       together.resize(static_cast<size_t>(end - begin));
-      files_.read(sample.file, begin, std::as_writable_bytes(std::span(together)));
+      read(sample.file, begin, std::as_writable_bytes(std::span(together)));
       for (size_t i = first; i < last; ++i)
         add_member(record, types_[parts_[i].type],
                    std::string(together.data() + (parts_[i].offset - begin), static_cast<size_t>(parts_[i].size)),
                    *this, index);
     } else {
       for (size_t i = first; i < last; ++i)
-        add_member(record, types_[parts_[i].type], files_.read(sample.file, parts_[i].offset, parts_[i].size), *this,
-                   index);
+        add_member(record, types_[parts_[i].type], read(sample.file, parts_[i].offset, parts_[i].size), *this, index);
     }
     find_label(record, classes_);
     return record;
@@ -120,6 +120,32 @@ class TarReader : public RecordReader {
     uint32_t file;
     uint64_t part;
   };
+
+  /// A compressed archive can only be read from its first byte on, so its content is put where any part can be reached.
+  void unpack(const Paths& paths, std::vector<std::vector<TarMember>>& members) {
+    for (size_t i = 0; i < paths.size(); ++i) {
+      const FileReader file(paths[i]);
+      const auto kind = compression_of(file);
+      if (kind == Compression::kNone) continue;
+      if (!unpacked_) unpacked_ = std::make_unique<UnpackedFiles>();
+      const auto place = unpacked_->add(file, kind, kMostUnpackedTar);
+      unpacked_at_[i] = place.begin;
+      scan_tar([&](uint64_t offset, std::span<std::byte> into) { unpacked_->read(place.begin + offset, into); },
+               place.size, paths[i].string(), [&](TarMember&& member) { members[i].push_back(std::move(member)); });
+    }
+  }
+
+  void read(size_t file, uint64_t offset, std::span<std::byte> into) const {
+    if (unpacked_at_[file])
+      unpacked_->read(*unpacked_at_[file] + offset, into);
+    else
+      files_.read(file, offset, into);
+  }
+  std::string read(size_t file, uint64_t offset, uint64_t size) const {
+    std::string bytes(size, '\0');
+    read(file, offset, std::as_writable_bytes(std::span(bytes)));
+    return bytes;
+  }
 
   const Sample& at(int64_t index) const {
     LEVIN_CHECK(index >= 0 && index < size_, "[records] record ", index, " was asked for, there are ", size_);
@@ -143,7 +169,7 @@ class TarReader : public RecordReader {
     std::optional<std::string_view> open;  // key of the sample that members are added to; none across files
     for (const auto& member : members) {
       if (member.name == "__classes__" && classes_.empty() && member.size <= (64 << 20))
-        classes_ = split_classes(files_.read(file, member.offset, member.size));
+        classes_ = split_classes(read(file, member.offset, member.size));
       const auto name = split_tar_name(member.name);
       if (!name) continue;
       if (open != name->key) {
@@ -160,6 +186,8 @@ class TarReader : public RecordReader {
   }
 
   RecordFiles files_;
+  std::vector<std::optional<uint64_t>> unpacked_at_;  // of compressed files: where their content begins
+  std::unique_ptr<UnpackedFiles> unpacked_;
   std::string keys_;  // one after the other
   std::vector<Sample> samples_;
   std::vector<Part> parts_;

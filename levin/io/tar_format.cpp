@@ -28,17 +28,26 @@ class TarScan {
       : window_(read, size), read_(read), where_(where) {}
 
   void run(const std::function<void(TarMember&&)>& each) {
-    while (at_ < window_.size()) {
-      check(window_.size() - at_ >= kTarBlock, "is truncated: it ends within the header");
-      const auto block = window_.get(at_, kTarBlock);
-      head_ = std::string_view(reinterpret_cast<const char*>(block.data()), kTarBlock);
-      if (head_.find_first_not_of('\0') == std::string_view::npos) return;
+    while (!is_empty_block()) {
       check_sum();
       step(each);
     }
+    // What was cut off at the end of a member would go unnoticed without this; what follows the two blocks is padding.
+    at_ += kTarBlock;
+    check(is_empty_block(), "has a member after an empty block, which ends an archive,");
+    check(!long_name_ && !pax_size_, "is truncated: a name or attributes have no member");
   }
 
  private:
+  /// Reads the block here.
+  bool is_empty_block() {
+    check(window_.size() > at_, "is truncated: the two empty blocks that end an archive are missing");
+    check(window_.size() - at_ >= kTarBlock, "is truncated: it ends within the header");
+    const auto block = window_.get(at_, kTarBlock);
+    head_ = std::string_view(reinterpret_cast<const char*>(block.data()), kTarBlock);
+    return head_.find_first_not_of('\0') == std::string_view::npos;
+  }
+
   void check(bool good, std::string_view what) const {
     LEVIN_CHECK(good, "[records] \"", where_, "\" ", what, " at byte ", at_);
   }
@@ -130,7 +139,7 @@ class TarScan {
     const bool empty = type >= '1' && type <= '6';  // links, devices and folders have no content, whatever they say
     if (empty) size = 0;
     const uint64_t left = window_.size() - at_ - kTarBlock;
-    check(size <= left, "is truncated: it ends within the member");
+    check(size <= left && tar_padding(size) <= left - size, "is truncated: it ends within the member");
     check(type != 'S', "has a sparse file, which is not read,");
     if (type == 'x') {
       read_pax(text(size));
@@ -144,8 +153,7 @@ class TarScan {
       pax_size_.reset();
       if (regular) each({std::move(full), at_ + kTarBlock, size});
     }
-    // The last member's padding may be missing; that hurts nobody.
-    at_ += kTarBlock + std::min(left, size + tar_padding(size));
+    at_ += kTarBlock + size + tar_padding(size);
   }
 
   RecordWindow window_;

@@ -21,17 +21,9 @@ constexpr size_t kTextBlock = size_t{1} << 20;
 class TextFile {
  public:
   explicit TextFile(const fs::path& path) : file_(path) {
-    std::string block(kTextBlock, '\0');
-    for (uint64_t at = 0; at < file_.size();) {
-      const auto count = std::min<uint64_t>(block.size(), file_.size() - at);
-      file_.read(at, std::as_writable_bytes(std::span(block).first(count)));
-      if (at == 0) starts_.push_back(0);
-      const char* end = block.data() + count;
-      for (const char* c = block.data();
-           (c = static_cast<const char*>(std::memchr(c, '\n', static_cast<size_t>(end - c)))) != nullptr; ++c)
-        starts_.push_back(at + static_cast<uint64_t>(c - block.data()) + 1);
-      at += count;
-    }
+    find_lines('\n');
+    // A file without any \n may have the line ends of an old Mac.
+    if (starts_.size() == 1) find_lines('\r');
     // Behind the last end of line there is no further line.
     if (!starts_.empty() && starts_.back() == file_.size())
       ends_with_newline_ = true;
@@ -52,6 +44,21 @@ class TextFile {
   }
 
  private:
+  void find_lines(char end_of_line) {
+    starts_.clear();
+    std::string block(kTextBlock, '\0');
+    for (uint64_t at = 0; at < file_.size();) {
+      const auto count = std::min<uint64_t>(block.size(), file_.size() - at);
+      file_.read(at, std::as_writable_bytes(std::span(block).first(count)));
+      if (at == 0) starts_.push_back(0);
+      const char* end = block.data() + count;
+      for (const char* c = block.data();
+           (c = static_cast<const char*>(std::memchr(c, end_of_line, static_cast<size_t>(end - c)))) != nullptr; ++c)
+        starts_.push_back(at + static_cast<uint64_t>(c - block.data()) + 1);
+      at += count;
+    }
+  }
+
   PlainFile file_;
   std::vector<uint64_t> starts_;  // and the end of the last
   bool ends_with_newline_ = false;

@@ -4,12 +4,14 @@
 #include <charconv>
 #include <cstring>
 #include <deque>
+#include <optional>
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/image_codec.h"
 #include "levin/io/record_files.h"
 #include "levin/io/tf_example.h"
 
@@ -39,12 +41,36 @@ std::string_view field_name(std::string_view feature) {
   return feature == kTfImage ? "image" : feature == kTfLabel ? "label" : feature;
 }
 
+/// "PNG", "JPEG": how TensorFlow's own files call kinds of images.
+std::string tf_format(std::string_view bytes, std::string_view kind) {
+  const auto* codec = image_codec_of(bytes);
+  std::string format(codec ? codec->name : kind);
+  for (char& c : format)
+    if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+  return format;
+}
+
 const TfFeature* find_feature(const std::vector<TfFeature>& features, std::string_view name, std::string_view end) {
   for (const auto& feature : features)
     if (feature.name.size() == name.size() + end.size() && feature.name.starts_with(name) &&
         feature.name.ends_with(end))
       return &feature;
   return nullptr;
+}
+
+/// Floats of 64 bits, which Example has no list of: their bytes in `raw`, the type beside it, and no shape.
+std::optional<std::vector<double>> doubles_of(const std::vector<TfFeature>& features, const TfFeature& raw,
+                                              std::string_view name) {
+  const auto* type = find_feature(features, name, "/dtype");
+  if (!type || find_feature(features, name, "/shape")) return std::nullopt;
+  const auto* bytes = std::get_if<std::vector<std::string_view>>(&raw.values);
+  const auto* words = std::get_if<std::vector<std::string_view>>(&type->values);
+  if (!bytes || !words || bytes->size() != 1 || words->size() != 1 || (*words)[0] != "float64") return std::nullopt;
+  LEVIN_CHECK((*bytes)[0].size() % sizeof(double) == 0, "has numbers \"", shown(name), "\" of ", (*bytes)[0].size(),
+              " bytes, which are no float64");
+  std::vector<double> values((*bytes)[0].size() / sizeof(double));
+  if (!values.empty()) std::memcpy(values.data(), (*bytes)[0].data(), (*bytes)[0].size());
+  return values;
 }
 
 /// The array whose bytes are in `raw`; undefined when shape and type do not stand beside it.
@@ -94,6 +120,9 @@ Record record_of_example(std::string_view bytes) {
       if (auto tensor = array_of(features, feature, name); tensor.defined()) {
         record.fields.emplace_back(name, std::move(tensor));
         arrays.push_back(name);
+      } else if (auto doubles = doubles_of(features, feature, name)) {
+        record.fields.emplace_back(name, *std::move(doubles));
+        arrays.push_back(name);
       }
   for (auto& feature : features) {
     const auto array = array_name(feature.name);
@@ -135,15 +164,15 @@ std::string example_of_record(const Record& record) {
     if (const auto* bytes = std::get_if<std::string>(&value)) {
       add_bytes(name == "image" ? kTfImage : std::string_view(name), *bytes);
       const auto kind = name == "image" && !record.find(kTfFormat) ? image_kind(*bytes) : "";
-      if (!kind.empty())
-        add_bytes(kTfFormat, kind == "png"   ? "PNG"
-                             : kind == "jpg" ? "JPEG"
-                             : kind == "gif" ? "GIF"
-                                             : text(std::string(kind)));
+      if (!kind.empty()) add_bytes(kTfFormat, text(tf_format(*bytes, kind)));
     } else if (const auto* ints = std::get_if<std::vector<int64_t>>(&value)) {
       features.push_back({name == "label" ? kTfLabel : std::string_view(name), *ints});
     } else if (const auto* floats = std::get_if<std::vector<float>>(&value)) {
       features.push_back({name, *floats});
+    } else if (const auto* doubles = std::get_if<std::vector<double>>(&value)) {
+      add_bytes(text(name + "/raw"),
+                text({reinterpret_cast<const char*>(doubles->data()), doubles->size() * sizeof(double)}));
+      add_bytes(text(name + "/dtype"), "float64");
     } else {
       const auto tensor = std::get<Tensor>(value).detach().cpu().contiguous();
       const auto* known =

@@ -15,6 +15,8 @@
 ///     // fuzz-sources: levin/io/png_*.cpp levin/core/error.cpp  (patterns allowed)
 ///     // fuzz-seeds: tests/io/fixtures/images/*.png             (valid inputs to start from)
 ///     // fuzz-libraries: -lz
+///
+/// `// fuzz-needs: LEVIN_WEBP` leaves a target out of builds without that library.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace levin::fuzz {

@@ -1,8 +1,9 @@
-"""Writes tests/io/fixtures/images: small PNG and JPEG files of every kind, and what Pillow makes of them.
+"""Writes tests/io/fixtures/images: small PNG and JPEG files of every kind, and what Pillow makes of them; and
+tests/io/fixtures/webp, the same of WebP files.
 
-    python make_image_fixtures.py
+    python make_image_fixtures.py [images] [webp]
 
-Needs Pillow, torch, safetensors and cjpeg (libjpeg-turbo-progs). PNG files are put together here, since Pillow writes few of
+Needs Pillow, numpy, safetensors and, for images, cjpeg (libjpeg-turbo-progs). PNG files are put together here, since Pillow writes few of
 the kinds. `expected.safetensors` has `NAME/L`, `NAME/RGB`, `NAME/RGBA` as uint8 [H, W, C]. Where Pillow's conversion is not
 that of the PNG specification (docs/io.md) the numbers follow the specification, computed below.
 """
@@ -11,15 +12,16 @@ import pathlib
 import random
 import struct
 import subprocess
+import sys
 import warnings
 import zlib
 
 import numpy as np
-import torch
 from PIL import Image, ImageFile, ImageOps
-from safetensors.torch import save_file
+from safetensors.numpy import save_file
 
-HERE = pathlib.Path(__file__).parent / "fixtures" / "images"
+FIXTURES = pathlib.Path(__file__).parent / "fixtures"
+HERE = FIXTURES / "images"
 MODES = ("L", "RGB", "RGBA")
 PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
@@ -105,7 +107,7 @@ def keep(name, content, numbers=None, modes=MODES, **how):
     (HERE / name).write_bytes(content)
     for mode in modes:
         array = numbers[mode] if numbers else pixels_of(content, mode, **how)
-        expected[f"{name}/{mode}"] = torch.from_numpy(np.ascontiguousarray(array, dtype=np.uint8))
+        expected[f"{name}/{mode}"] = np.ascontiguousarray(array, dtype=np.uint8)
 
 
 def by_specification(grey8, alpha):
@@ -221,24 +223,62 @@ def make_jpeg():
         (HERE / f"large_{kind}.jpg").write_bytes(content)
         for least in (100, 50, 25):
             array = pixels_of(content, "RGB", size=(least, least))
-            expected[f"large_{kind}.jpg/{least}"] = torch.from_numpy(array[-40:, -30:].copy())
+            expected[f"large_{kind}.jpg/{least}"] = array[-40:, -30:].copy()
     # The rows that are there of files that end early.
     ImageFile.LOAD_TRUNCATED_IMAGES = True
     for name in ("baseline_420", "progressive_420"):
         content = (HERE / f"{name}.jpg").read_bytes()
-        expected[f"{name}.jpg/cut"] = torch.from_numpy(pixels_of(content[:len(content) // 2], "RGB"))
+        expected[f"{name}.jpg/cut"] = pixels_of(content[:len(content) // 2], "RGB")
+
+
+def webp(image, **options):
+    out = io.BytesIO()
+    image.save(out, "WEBP", **options)
+    return out.getvalue()
+
+
+def make_webp():
+    image = photo(45, 59)
+    alpha = Image.fromarray(np.add.outer(np.arange(45) * 3, np.arange(59) * 2).astype(np.uint8))
+    see_through = image.copy()
+    see_through.putalpha(alpha)
+    # Colours under an alpha of 0 are kept: "exact".
+    keep("lossless.webp", webp(image, lossless=True), {"RGB": np.array(image)}, modes=("RGB",))
+    keep("lossless_alpha.webp", webp(see_through, lossless=True, exact=True))
+    keep("lossy.webp", webp(image, quality=60))
+    keep("lossy_alpha.webp", webp(see_through, quality=60, exact=True))
+    keep("odd.webp", webp(image.crop((0, 0, 17, 13)), quality=90))
+    keep("tiny.webp", webp(image.crop((0, 0, 1, 1)), lossless=True))
+    keep("palette.webp", webp(image.quantize(4).convert("RGB"), lossless=True))
+    for turn in (3, 6):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        keep(f"turned_{turn}.webp", webp(photo(13, 22), lossless=True, exif=exif.tobytes()), upright=True)
+    frames = [image.crop((x, 0, x + 9, 9)) for x in (0, 9)]
+    (HERE / "animation.webp").write_bytes(webp(frames[0], save_all=True, append_images=frames[1:], duration=50))
+
+
+def write(folder, *makers):
+    global HERE
+    HERE = FIXTURES / folder
+    HERE.mkdir(parents=True, exist_ok=True)
+    for path in HERE.iterdir():
+        path.unlink()
+    expected.clear()
+    for make in makers:
+        make()
+    save_file(expected, HERE / "expected.safetensors")
+    total = sum(path.stat().st_size for path in HERE.iterdir())
+    print(f"{folder}: {len(list(HERE.iterdir()))} files, {total} bytes")
 
 
 def main():
     warnings.simplefilter("ignore")
-    HERE.mkdir(parents=True, exist_ok=True)
-    for path in HERE.iterdir():
-        path.unlink()
-    make_png()
-    make_jpeg()
-    save_file(expected, HERE / "expected.safetensors")
-    total = sum(path.stat().st_size for path in HERE.iterdir())
-    print(f"{len(list(HERE.iterdir()))} files, {total} bytes")
+    wanted = sys.argv[1:] or ["images", "webp"]
+    if "images" in wanted:
+        write("images", make_png, make_jpeg)
+    if "webp" in wanted:
+        write("webp", make_webp)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Writes the files of records that the tests read, each with the tool that people write such files with.
 
-    python make_records_fixtures.py [tar | tfrecord | tensorflow | lmdb | hdf5 ...]
+    python make_records_fixtures.py [tar | tfrecord | tensorflow | lmdb | hdf5 | packed | odd ...]
 
-all but tensorflow when none is named: it cannot be in one process with tfrecord. Needs webdataset, tfrecord, lmdb, h5py, numpy and
+all but tensorflow when none is named: it cannot be in one process with tfrecord. Needs webdataset, tfrecord, lmdb, h5py, numpy, zstd and
 GNU tar. expected.json says what each file holds, under the names that Levin gives to fields.
 """
 import gzip
@@ -216,6 +216,59 @@ def hdf5_files(expected):
             out.create_dataset("text", data=texts, dtype=h5py.string_dtype())
             out.create_dataset("keys", data=[f"k{i}".encode() for i in range(7)], dtype="S3")
         expected[name] = [record(f"k{i}", image=images[i], label=[i], text=texts[i]) for i in range(7)]
+
+
+def packed_files(expected):
+    """The archive of webdataset, compressed as a whole."""
+    archive = (ROOT / "wds.tar").read_bytes()
+    (ROOT / "packed.tar.gz").write_bytes(gzip.compress(archive, 9, mtime=0))
+    (ROOT / "packed.tar.zst").write_bytes(subprocess.run(["zstd", "-19", "-c"], input=archive, capture_output=True, check=True).stdout)
+    expected["packed.tar.gz"] = expected["packed.tar.zst"] = expected["wds.tar"]
+
+
+def odd_files(expected):
+    """Files with numbers at the edge of their types, databases within a database, and what the HDF5 library cannot open."""
+    import h5py
+    import lmdb
+
+    with h5py.File(ROOT / "odd-numbers.h5", "w") as out:
+        out["f64"] = np.array([0.1, 1e300, -5e-324, np.pi])
+        out["f64_row"] = np.array([[0.1, 1 / 3]] * 4)
+        out["f32"] = np.array([0.1, 1, 2, 3], np.float32)
+        out["u64"] = np.array([0, 2**63 - 1, 5, 6], np.uint64)
+        out["u64_grid"] = np.full((4, 2, 2), 2**64 - 1, np.uint64)
+    with h5py.File(ROOT / "odd-large.h5", "w") as out:
+        out["labels"] = np.arange(3)
+        out["ids"] = np.array([1, 2**63, 2**64 - 1], np.uint64)
+    broken = ROOT / "odd-broken.h5"
+    with h5py.File(broken, "w") as out:
+        out["images"] = np.zeros((3, 4, 4, 3), np.uint8)
+        out["labels"] = np.arange(3)
+        out["weights"] = np.arange(3.0)
+        head = h5py.h5o.get_info(out["weights"].id).addr
+    content = bytearray(broken.read_bytes())
+    content[head] = 0x7F  # the version of an object's header
+    broken.write_bytes(content)
+    with h5py.File(ROOT / "odd-links.h5", "w") as out:
+        out["store/values"] = np.arange(3.0)
+        out["labels"] = np.arange(3)
+        out["soft"] = h5py.SoftLink("/store/values")
+    for name, link in [("odd-dangling.h5", h5py.SoftLink("/nowhere")), ("odd-external.h5", h5py.ExternalLink("odd-links.h5", "/labels"))]:
+        with h5py.File(ROOT / name, "w") as out:
+            out["labels"] = np.arange(3)
+            out["other"] = link
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "named.mdb")
+        env = lmdb.open(path, subdir=False, max_dbs=3, map_size=1 << 20, lock=False)
+        for name in ["train", "test"]:
+            base = env.open_db(name.encode())
+            with env.begin(db=base, write=True) as out:
+                for i in range(3):
+                    out.put(b"%03d.txt" % i, b"%s %d" % (name.encode(), i))
+                    out.put(b"%03d.cls" % i, b"%d" % i)
+        env.copy(path + ".copy", compact=True)
+        env.close()
+        shutil.copy(path + ".copy", ROOT / "odd-named.mdb")
 
 
 def main():

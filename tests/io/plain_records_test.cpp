@@ -389,12 +389,12 @@ TEST_F(PlainRecords, ATableIsReadByTheKindOfItsColumns) {
   EXPECT_EQ(label_in(second), 0);
   EXPECT_EQ(label_in(second, "id"), 8);
   EXPECT_EQ(label_in(second, "count"), 4);
-  EXPECT_TRUE(std::isnan(std::get<std::vector<float>>(*second.find("weight")).at(0)));
+  EXPECT_TRUE(std::isnan(std::get<std::vector<double>>(*second.find("weight")).at(0)));
   EXPECT_EQ(text_in(second, "a \"name\""), "line\r\nbreak");
   EXPECT_EQ(text_in(second, "mixed"), "x");
   EXPECT_EQ(text_in(reader->read(0), "a \"name\""), "one, two");
   EXPECT_EQ(text_in(reader->read(2), "mixed"), "2");
-  EXPECT_EQ(std::get<std::vector<float>>(*reader->read(2).find("weight")).at(0), 1000.0f);
+  EXPECT_EQ(std::get<std::vector<double>>(*reader->read(2).find("weight")).at(0), 1000.0f);
   EXPECT_THAT(reader->where(2), ::testing::EndsWith("t.csv: row 4"));
 }
 
@@ -424,7 +424,7 @@ TEST_F(PlainRecords, ATableMayNameImagesAndHaveNoHeader) {
   const auto numbers = open_records(path("numbers.csv"));
   ASSERT_EQ(numbers->size(), 2);
   EXPECT_EQ(label_in(numbers->read(1), "column_0"), 3);
-  EXPECT_EQ(std::get<std::vector<float>>(*numbers->read(1).find("column_1")).at(0), 4.0f);
+  EXPECT_EQ(std::get<std::vector<double>>(*numbers->read(1).find("column_1")).at(0), 4.0f);
 }
 
 TEST_F(PlainRecords, ATableGivesBackWhatWasWritten) {
@@ -439,8 +439,8 @@ TEST_F(PlainRecords, ATableGivesBackWhatWasWritten) {
   EXPECT_EQ(back.fields.size(), record.fields.size());
   EXPECT_EQ(text_in(back), text_in(record));
   EXPECT_EQ(label_in(back, "whole"), -5);
-  EXPECT_EQ(std::get<std::vector<float>>(*back.find("part")).at(0), 0.1f);
-  EXPECT_EQ(std::get<std::vector<float>>(*back.find("round")).at(0), 2.0f);
+  EXPECT_EQ(std::get<std::vector<double>>(*back.find("part")).at(0), 0.1);
+  EXPECT_EQ(std::get<std::vector<double>>(*back.find("round")).at(0), 2.0f);
   auto other = record;
   other.fields.pop_back();
   EXPECT_THAT(error_of([&] { write_all(path("no.csv"), {record, other}, {}); }), HasSubstr("3 fields"));

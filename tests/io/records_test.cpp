@@ -10,6 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/io/decompress.h"
 #include "levin/io/record_paths.h"
 #include "levin/testing/paths.h"
 #include "tests/io/records_testing.h"
@@ -43,6 +44,7 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
   const auto name = GetParam();
   if ((name.ends_with(".lmdb") || name.ends_with(".mdb")) && !testing::has_format("lmdb")) GTEST_SKIP() << "no LMDB";
   if ((name.ends_with(".h5") || name.ends_with(".hdf5")) && !testing::has_format("hdf5")) GTEST_SKIP() << "no HDF5";
+  if (name.ends_with(".zst") && !detail::has_zstd()) GTEST_SKIP() << "no zstd";
   const auto expected = nlohmann::json::parse(read_file(record_fixtures() / "expected.json"))[name];
   const auto reader = open_records((record_fixtures() / name).string());
   ASSERT_EQ(reader->size(), static_cast<int64_t>(expected.size()));

@@ -79,6 +79,8 @@ inline nlohmann::json to_json(const Record& record) {
       field["ints"] = *ints;
     } else if (const auto* floats = std::get_if<std::vector<float>>(&value)) {
       field["floats"] = *floats;
+    } else if (const auto* doubles = std::get_if<std::vector<double>>(&value)) {
+      field["floats"] = *doubles;
     } else {
       const auto tensor = std::get<Tensor>(value).contiguous();
       field["dtype"] = numpy_name(tensor.scalar_type());

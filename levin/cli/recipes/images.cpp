@@ -16,7 +16,7 @@ namespace {
 
 TensorDataset part_of(const TensorDataset& data, const std::function<Tensor(const Tensor&)>& part) {
   Batch tensors;
-  for (const auto& [name, tensor] : data.tensors()) tensors[name] = part(tensor);
+  for (const auto& [name, tensor] : data.tensors()) tensors.set(name, part(tensor));
   return TensorDataset(std::move(tensors));
 }
 
