@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/regular_file.h"
 
 namespace levin {
 namespace fs = std::filesystem;
@@ -20,6 +21,11 @@ constexpr size_t kBufferBytes = size_t{1} << 20;
 void close_quietly(int& fd) noexcept {
   if (fd >= 0) ::close(fd);
   fd = -1;
+}
+
+[[noreturn]] void refuse_irregular(const fs::path& path, mode_t mode) {
+  const char* what = S_ISFIFO(mode) ? "a FIFO" : S_ISSOCK(mode) ? "a socket" : "a device";
+  throw Error(detail::concat("[file] \"", path.string(), "\" is ", what, "; only regular files are read"));
 }
 
 }  // namespace
@@ -79,16 +85,23 @@ void FileWriter::close() {
   if (::close(fd) != 0 && errno != EINTR) detail::fail_file("write", path_, errno);
 }
 
-FileReader::FileReader(fs::path path) : path_(std::move(path)) {
-  fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd_ < 0) detail::fail_file("open", path_, errno);
+int detail::open_regular(const fs::path& path, uint64_t* size) {
+  // A FIFO that nobody writes to would be waited for; what was opened is looked at, not what the name stands for later.
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  // A socket cannot be opened at all.
+  if (fd < 0 && errno == ENXIO) refuse_irregular(path, S_IFSOCK);
+  if (fd < 0) fail_file("open", path, errno);
   struct stat status {};
-  const int error = ::fstat(fd_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
-  if (error != 0) {
-    close_quietly(fd_);
-    detail::fail_file("read", path_, error);
-  }
-  size_ = static_cast<uint64_t>(status.st_size);
+  const int error = ::fstat(fd, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+  if (error != 0 || !S_ISREG(status.st_mode)) close_quietly(fd);
+  if (error != 0) fail_file("read", path, error);
+  if (!S_ISREG(status.st_mode)) refuse_irregular(path, status.st_mode);
+  if (size) *size = static_cast<uint64_t>(status.st_size);
+  return fd;
+}
+
+FileReader::FileReader(fs::path path) : path_(std::move(path)) {
+  fd_ = detail::open_regular(path_, &size_);
 }
 
 FileReader::FileReader(FileReader&& other) noexcept

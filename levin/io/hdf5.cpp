@@ -4,6 +4,7 @@
 
 #include <hdf5.h>
 
+#include "levin/core/regular_file.h"
 #include "levin/core/words.h"
 #include "levin/io/hdf5_column.h"
 #include "levin/io/record_files.h"
@@ -38,7 +39,9 @@ class Hdf5Reader : public RecordReader {
  public:
   Hdf5Reader(const fs::path& path, const RecordOptions& options) : raw_(path) {
     const Hdf5Lock lock;
-    file_ = Hdf5Id(check_hdf5(::H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), path, "open"), ::H5Fclose);
+    const PinnedFile pinned(path);
+    const auto name = pinned.name();
+    file_ = Hdf5Id(check_hdf5(::H5Fopen(name.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), path, "open"), ::H5Fclose);
     // A file with parts has a group for each.
     const bool parts = kind_of(file_, options.split) == H5I_GROUP;
     const Hdf5Id group(check_hdf5(::H5Gopen2(file_, parts ? options.split.c_str() : "/", H5P_DEFAULT), path, "read"),

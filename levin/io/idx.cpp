@@ -5,10 +5,12 @@
 #include <memory>
 
 #include <ATen/ops/empty.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/regular_file.h"
 #include "levin/io/byte_order.h"
 
 namespace levin {
@@ -27,7 +29,9 @@ class Stream {
     std::array<std::byte, 2> magic{};
     if (file_bytes_ >= 2) file.read(0, magic);
     compressed_ = magic[0] == std::byte{0x1f} && magic[1] == std::byte{0x8b};
-    gz_.reset(::gzopen(path.c_str(), "rb"));
+    const int fd = detail::open_regular(path);
+    gz_.reset(::gzdopen(fd, "rb"));
+    if (!gz_) ::close(fd);
     LEVIN_CHECK(gz_, "[idx] cannot open \"", where_, "\"");
     ::gzbuffer(gz_.get(), 256 << 10);
   }

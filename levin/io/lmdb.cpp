@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/regular_file.h"
 #include "levin/core/words.h"
 #include "levin/io/lmdb_file.h"
 #include "levin/io/record_fields.h"
@@ -39,11 +40,11 @@ class LmdbReader : public RecordReader {
     std::error_code error;
     const bool folder = fs::is_directory(path, error);
     const auto file = folder ? path / "data.mdb" : path;
-    check_file(file);
+    const PinnedFile pinned(file);
+    check_file(pinned.name(), file.string());
     // Threads share the environment, and no lock file is made beside data that others own.
-    env_ = open_lmdb_environment(path,
-                                 MDB_RDONLY | MDB_NOLOCK | MDB_NORDAHEAD | MDB_NOTLS | (folder ? 0 : MDB_NOSUBDIR), 0,
-                                 /*databases=*/1);
+    env_ = open_lmdb_environment(path, MDB_RDONLY | MDB_NOLOCK | MDB_NORDAHEAD | MDB_NOTLS | MDB_NOSUBDIR, 0,
+                                 {.databases = 1, .opened = pinned.name()});
     check_size(file);
     auto txn = begin_lmdb(env_.get(), MDB_RDONLY, path_);
     check_lmdb(::mdb_dbi_open(txn.get(), nullptr, 0, &dbi_), path_, "read");
@@ -113,13 +114,13 @@ class LmdbReader : public RecordReader {
     return lmdb_text(value);
   }
 
-  static void check_file(const fs::path& file) {
-    const FileReader reader(file);
+  static void check_file(const std::string& name, const std::string& file) {
+    const FileReader reader(name);
     std::array<char, 20> head{};
-    LEVIN_CHECK(reader.size() >= head.size(), "[records] \"", file.string(), "\" is no LMDB database: it has ",
-                reader.size(), " bytes");
+    LEVIN_CHECK(reader.size() >= head.size(), "[records] \"", file, "\" is no LMDB database: it has ", reader.size(),
+                " bytes");
     reader.read(0, std::as_writable_bytes(std::span(head)));
-    LEVIN_CHECK(std::string_view(head.data() + 16, 4) == "\xde\xc0\xef\xbe", "[records] \"", file.string(),
+    LEVIN_CHECK(std::string_view(head.data() + 16, 4) == "\xde\xc0\xef\xbe", "[records] \"", file,
                 "\" is no LMDB database, or of a machine of other byte order");
   }
 

@@ -22,9 +22,15 @@ using LmdbTransaction = std::unique_ptr<MDB_txn, AbortLmdb>;
 
 /// An Error with the library's reason unless `result` is success.
 void check_lmdb(int result, const std::filesystem::path& path, const char* what);
-/// A map of 0 bytes is as large as the database says. `databases`: how many named ones may be open.
+struct LmdbOpening {
+  /// How many named databases may be open.
+  unsigned databases = 0;
+  /// What the library opens, where that is not the path which errors name.
+  std::filesystem::path opened = {};
+};
+/// A map of 0 bytes is as large as the database says.
 LmdbEnvironment open_lmdb_environment(const std::filesystem::path& path, unsigned flags, size_t map_bytes,
-                                      unsigned databases = 0);
+                                      const LmdbOpening& how = {});
 LmdbTransaction begin_lmdb(MDB_env* env, unsigned flags, const std::filesystem::path& path);
 
 }  // namespace levin::detail

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <memory>
 
+#include <unistd.h>
 #include <zlib.h>
 
 #include "levin/core/error.h"
+#include "levin/core/regular_file.h"
 
 namespace levin::detail {
 namespace {
@@ -17,7 +19,9 @@ std::string unpack_gzip(const std::filesystem::path& path) {
   struct Close {
     void operator()(gzFile file) const { ::gzclose(file); }
   };
-  const std::unique_ptr<gzFile_s, Close> file(::gzopen(path.c_str(), "rb"));
+  const int fd = open_regular(path);
+  const std::unique_ptr<gzFile_s, Close> file(::gzdopen(fd, "rb"));
+  if (!file) ::close(fd);
   LEVIN_CHECK(file, "[file] cannot open \"", path.string(), "\"");
   std::string content;
   std::string block(size_t{1} << 20, '\0');
