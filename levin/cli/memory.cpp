@@ -296,7 +296,18 @@ int memory(const std::vector<std::string>& words, const Args&) {
   if (!parse_memory(words, flags)) return 0;
   auto rows = flags.ladder ? ladder_of(flags) : std::vector<MemoryRow>{{"", question_of(flags), flags.precision}};
   if (!flags.ladder) rows[0].name = row_name(rows[0].question);
-  for (auto& row : rows) row.estimate = estimate_row(flags, row.question);
+  for (auto& row : rows) {
+    try {
+      row.estimate = estimate_row(flags, row.question);
+    } catch (const Error& error) {
+      // Of a ladder, the rungs that are possible.
+      if (!flags.ladder) throw;
+      fmt::print(stderr, "left out: {}: {}\n", row.name, error.what());
+      row.name.clear();
+    }
+  }
+  std::erase_if(rows, [](const MemoryRow& row) { return row.name.empty(); });
+  LEVIN_CHECK(!rows.empty(), "[levin memory] no rung of the ladder is possible");
   if (flags.json)
     print_memory_json(flags, rows);
   else if (flags.csv)

@@ -309,6 +309,7 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   if (!question.optimizer_traits)
     question.optimizer_traits = detail::optimizer_traits(question.optimizer, question.moments_dtype);
   const auto asked = resolve_precision(question.precision, question.device);
+  detail::check_possible(question.strategy, layout, asked, question.optimizer, *question.optimizer_traits);
   auto plan = asked;
   plan.params = detail::computed_dtype(layout, asked);
   // Alone, gradients are reduced in every pass, and none is whole when the next one begins.

@@ -95,6 +95,7 @@ StateLayout GeminiStrategy::layout() const {
 
 MemoryEstimate estimate_memory(const Strategy& strategy, const MakeTrainingStep& make, const Batch& batch,
                                MemoryQuestion question) {
+  question.strategy = strategy.name();
   question.layout = strategy.layout();
   question.world_size = strategy.group().size();
   question.device = strategy.device().type();
@@ -196,6 +197,12 @@ OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::Sca
     return traits;
   }
   fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
+}
+
+void check_possible(const std::string& strategy, const StateLayout& layout, const PrecisionPlan& precision,
+                    const std::string& optimizer, const OptimizerTraits& traits) {
+  if (layout.shards_optimizer) check_divided_optimizer(strategy, optimizer, traits, layout.ranks);
+  if (layout.optimizer_in_backward) check_optimizer_in_backward(strategy, precision);
 }
 
 std::vector<int64_t> optimizer_tensors(const OptimizerTraits& traits, const std::vector<int64_t>& sizes,

@@ -59,6 +59,9 @@ MemoryEstimate lay_out(const StepTrace& trace, const StateLayout& layout, const 
 
 /// What the optimizer of that name says of itself. An unknown name is an Error with the nearest.
 OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::ScalarType> moments = {});
+/// An Error, in the words of the strategy, for what its setup would refuse.
+void check_possible(const std::string& strategy, const StateLayout& layout, const PrecisionPlan& precision,
+                    const std::string& optimizer, const OptimizerTraits& traits);
 /// Bytes of each tensor that it keeps for a parameter whose elements have so many bytes.
 std::vector<int64_t> optimizer_tensors(const OptimizerTraits& traits, const std::vector<int64_t>& sizes, int64_t width);
 

@@ -281,18 +281,29 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   return sharded;
 }
 
+void check_divided_optimizer(std::string_view strategy, std::string_view optimizer,
+                             const std::optional<OptimizerTraits>& traits, int ranks) {
+  if (ranks <= 1) return;
+  // Whatever steps each element by itself gives the same on a part.
+  LEVIN_CHECK(traits, "[", strategy, "] ", optimizer,
+              " does not say whether it steps each element by itself, and each of the ", ranks,
+              " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
+              "(an override of levin::OptimizerImpl, or of optim::DeclaresTraits beside torch::optim::Optimizer); if "
+              "not, use strategy \"ddp\"");
+  LEVIN_CHECK(traits->elementwise, "[", strategy, "] ", optimizer,
+              " steps by figures of whole parameters, and each of the ", ranks,
+              " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
+}
+
+void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision) {
+  LEVIN_CHECK(!precision.scales_loss, "[", strategy, "] optimizer_in_backward cannot wait for the loss scaler of ",
+              "precision \"", precision.name, "\"; use \"bf16-mixed\", or leave it out");
+}
+
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   const auto traits = optimizer.traits();
   if (ranks_->size() > 1) {
-    // Whatever steps each element by itself gives the same on a part.
-    LEVIN_CHECK(traits, "[", plan_.name, "] ", optimizer.name(),
-                " does not say whether it steps each element by itself, and each of the ", ranks_->size(),
-                " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
-                "(an override of levin::OptimizerImpl, or of optim::DeclaresTraits beside torch::optim::Optimizer); if "
-                "not, use strategy \"ddp\"");
-    LEVIN_CHECK(traits->elementwise, "[", plan_.name, "] ", optimizer.name(),
-                " steps by figures of whole parameters, and each of the ", ranks_->size(),
-                " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
+    check_divided_optimizer(plan_.name, optimizer.name(), traits, ranks_->size());
     optim::detail::set_parts(optimizer, [shards = shards_](const Tensor& param) {
       std::optional<optim::detail::PartOfParam> part;
       if (const auto* place = shards->find(param)) {
@@ -314,9 +325,7 @@ Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   const bool has_copies = options.offload && options.param_dtype && !precision_.params;
   const bool wants_wide = !traits || !traits->narrow_gradients;
   if (!plan_.optimizer_in_backward && !has_copies && !wants_wide) return optimizer;
-  LEVIN_CHECK(!plan_.optimizer_in_backward || !precision_.scales_loss, "[", plan_.name,
-              "] optimizer_in_backward cannot wait for the loss scaler of precision \"", precision_.name,
-              "\"; use \"bf16-mixed\", or leave it out");
+  if (plan_.optimizer_in_backward) check_optimizer_in_backward(plan_.name, precision_);
   const bool divided = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
   if (!divided) return plan_.optimizer_in_backward ? Optimizer(optim::OptimizerInBackward(optimizer)) : optimizer;
   auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);

@@ -63,6 +63,12 @@ std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vecto
 /// How many ranks of the group share this rank's host memory. Every rank must call.
 int ranks_on_this_node(Collective& group);
 
+/// What setup refuses, by what is known before there are ranks: estimates of memory ask the same. `strategy` stands in
+/// the errors, `ranks` is over how many parameters are divided.
+void check_divided_optimizer(std::string_view strategy, std::string_view optimizer,
+                             const std::optional<OptimizerTraits>& traits, int ranks);
+void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision);
+
 /// Strategies that spread the training state over ranks and memories.
 class ShardedStrategy : public Strategy {
  public:
