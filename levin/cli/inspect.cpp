@@ -35,6 +35,9 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
   const auto naming = models::detect_naming(names);
   if (!naming.scheme.empty()) out += fmt::format("names: a {} of {}\n", naming.architecture, naming.scheme);
   if (!file.root().empty()) out += fmt::format("part: {} (--root \"\" for all of the file)\n", file.root());
+  if (!file.stripped().empty())
+    out += fmt::format("names without \"{}\", which all of them have (--root \"\" for all of the file)\n",
+                       file.stripped());
   for (const auto& [name, value] : file.metadata())
     out += fmt::format("{}: {}\n", inspect_text(name), inspect_text(value.substr(0, 200)));
   std::fputs(out.c_str(), stdout);
@@ -73,7 +76,11 @@ int inspect(const std::vector<std::string>& words, const Args&) {
   if (detail::looks_like_checkpoint(flags.file(0))) return inspect_checkpoint(flags);
   LEVIN_CHECK(!flags.has("--verify"), "[levin inspect] --verify is for checkpoints, which have checksums; \"",
               flags.file(0), "\" is none");
-  const WeightFile file(flags.file(0), {.root = flags.get("--root", "auto")});
+  const auto patterns = flags.all("--filter");
+  const bool strips = std::none_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
+    return pattern.starts_with("module.") || pattern.starts_with("!module.");
+  });
+  const WeightFile file(flags.file(0), {.root = flags.get("--root", "auto"), .strip_module = strips});
   std::vector<InspectRow> rows;
   for (const auto& entry : file.entries()) rows.push_back({entry});
   rows = choose_rows(std::move(rows), flags);

@@ -228,7 +228,7 @@ int inspect_checkpoint(const WeightFlags& flags) {
     rows.push_back({checkpoint_entry(reader, name, id), holders_text(reader.entry(id)), {}});
   };
   if (all)
-    for (const auto& tensor : reader.manifest().tensors) add(tensor.id, tensor.id);
+    for (const auto& [name, id] : reader.list_all()) add(name, id);
   else
     for (const auto& [name, id] : reader.list(keys[0])) add(name, id);
   rows = choose_rows(std::move(rows), flags);

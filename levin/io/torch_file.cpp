@@ -10,34 +10,25 @@
 #include "levin/io/byte_order.h"
 #include "levin/io/pickle_nodes.h"
 #include "levin/io/torch_pickle.h"
+#include "levin/io/torch_storages.h"
 
 namespace levin {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kLongestTorchPickle = uint64_t{256} << 20;
 constexpr size_t kMostTorchTensors = 1'000'000;
 constexpr size_t kLongestTorchName = 4096;
 constexpr uint64_t kMostTorchNameBytes = uint64_t{256} << 20;
-constexpr std::string_view kTorchZipMagic = "PK\3\4";
-/// A pickled number opens the files of torch before 1.6.
-constexpr std::string_view kTorchLegacyMagic = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19";
 
-std::string file_beginning(const fs::path& path) {
-  const FileReader file(path);
-  std::string text(std::min<uint64_t>(file.size(), kTorchLegacyMagic.size()), '\0');
-  file.read(0, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
-/// Says what a file is when it is none of ours, before the zip reader would say that it is no archive.
-void check_torch_path(const fs::path& path) {
-  const auto beginning = file_beginning(path);
-  LEVIN_CHECK(!beginning.starts_with(kTorchLegacyMagic), "[torch_file] \"", path.string(),
-              "\" is of the format that torch wrote before 1.6; load it with torch.load(path, weights_only=True) and "
-              "torch.save it again, or convert it to safetensors");
-  LEVIN_CHECK(beginning.starts_with(kTorchZipMagic), "[torch_file] \"", path.string(),
-              "\" is no file of torch.save: it does not begin as a zip archive");
+/// Says what a file is when it is none of ours, before a reader of archives would say that it is no archive.
+detail::TorchContent open_torch_content(const fs::path& path) {
+  const auto beginning = detail::torch_beginning(path);
+  if (detail::is_torch_legacy(beginning)) return detail::open_torch_legacy(path);
+  LEVIN_CHECK(!detail::is_torch_tar(beginning), "[torch_file] \"", path.string(),
+              "\" is a tar of torch before 0.1.10; load it with torch.load and torch.save its state_dict again");
+  LEVIN_CHECK(detail::is_torch_zip(beginning), "[torch_file] \"", path.string(),
+              "\" is no file of torch.save: it begins neither as a zip archive nor as a file from before torch 1.6");
+  return detail::open_torch_zip(path);
 }
 
 /// Lists the tensors of a tree. Shared parts count at each place, so names are limited beside the values themselves.
@@ -83,15 +74,18 @@ const pickle::Value* descend(const pickle::Value& value, std::string_view way) {
   return nullptr;
 }
 
-bool has_tensor(const pickle::Value& dict) {
+bool has_tensor(const pickle::Value& dict, bool numbers = true) {
   for (const auto& [key, value] : dict.pairs())
-    if (value.object<detail::TorchTensorObject>()) return true;
+    if (const auto tensor = value.object<detail::TorchTensorObject>();
+        tensor && (numbers || !tensor->entry.shape.empty()))
+      return true;
   return false;
 }
 
 std::string likely_root(const pickle::Value& whole) {
   if (!whole.is(pickle::Kind::dict)) return "";
-  const bool bare = !has_tensor(whole);
+  // A number beside the weights (a best accuracy, a loss) is none of them.
+  const bool bare = !has_tensor(whole, /*numbers=*/false);
   for (const std::string name : {"state_dict", "model_state_dict", "model", "module"}) {
     const auto* part = whole.find(name);
     // The first two mean one thing alone; a "model" may as well be a part of a model.
@@ -105,43 +99,13 @@ std::map<std::string, std::string> plain_values(const pickle::Value& whole) {
   std::map<std::string, std::string> values;
   if (!whole.is(pickle::Kind::dict)) return values;
   for (const auto& [key, value] : whole.pairs()) {
-    using pickle::Kind;
-    if (!key.is(Kind::text)) continue;
+    if (!key.is(pickle::Kind::text) && !key.is(pickle::Kind::bytes)) continue;
     const auto name = pickle::detail::shown(key.text());
-    if (value.is(Kind::boolean)) values[name] = value.boolean() ? "true" : "false";
-    if (value.is(Kind::integer)) values[name] = std::to_string(value.integer());
-    if (value.is(Kind::real)) values[name] = fmt::format("{}", value.real());
-    if (value.is(Kind::text)) values[name] = pickle::detail::shown(value.text());
+    if (const auto text = detail::plain_text(value); text && !value.is_none()) values[name] = *text;
+    if (const auto attributes = value.object<detail::NamespaceObject>())
+      for (const auto& [attribute, text] : attributes->values) values[name + "." + attribute] = text;
   }
   return values;
-}
-
-/// A name without the folder that all names of an archive begin with.
-std::string_view inner_name(std::string_view name) {
-  const auto slash = name.find('/');
-  return slash == name.npos ? std::string_view() : name.substr(slash + 1);
-}
-
-ZipFile open_torch_zip(const fs::path& path) {
-  check_torch_path(path);
-  return ZipFile(path, [&](std::string_view name) {
-    const auto inner = inner_name(name);
-    LEVIN_CHECK(inner != "constants.pkl" && !inner.starts_with("code/"), "[torch_file] \"", path.string(),
-                "\" is a TorchScript archive, that is a program; save its state_dict with torch.save, and open that");
-  });
-}
-
-std::string checked_prefix(const ZipFile& zip) {
-  const auto where = zip.path().string();
-  const ZipEntry* pickle = nullptr;
-  for (const auto& entry : zip.entries()) {
-    if (inner_name(entry.name) != "data.pkl") continue;
-    LEVIN_CHECK(!pickle, "[torch_file] \"", where, "\" has two pickles, \"", pickle->name, "\" and \"", entry.name,
-                "\"");
-    pickle = &entry;
-  }
-  LEVIN_CHECK(pickle, "[torch_file] \"", where, "\" is a zip archive without a data.pkl, no file of torch.save");
-  return pickle->name.substr(0, pickle->name.find('/') + 1);
 }
 
 /// How far from its first element the last one lies, and one more.
@@ -163,29 +127,16 @@ uint64_t TorchEntry::bytes() const {
 }
 
 bool is_torch_file(const fs::path& path) {
-  const auto beginning = file_beginning(path);
-  return beginning.starts_with(kTorchZipMagic) || beginning.starts_with(kTorchLegacyMagic);
+  const auto beginning = detail::torch_beginning(path);
+  return detail::is_torch_zip(beginning) || detail::is_torch_legacy(beginning) || detail::is_torch_tar(beginning);
 }
 
-TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options)
-    : zip_(open_torch_zip(path)), options_(options), prefix_(checked_prefix(zip_)) {
+TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options) : options_(options) {
   const auto where = path.string();
-  if (const auto* order = zip_.find(prefix_ + "byteorder")) {
-    const auto text = zip_.read(*order, 16);
-    LEVIN_CHECK(text == "little" || text == "big", "[torch_file] \"", where, "\" has the byte order \"",
-                pickle::detail::shown(text), "\"; little and big are known");
-    swapped_ = text == "big";
-  }
-  const auto& data = zip_.at(prefix_ + "data.pkl");
-  const auto bytes = zip_.read(data, kLongestTorchPickle);
-  LEVIN_CHECK(detail::crc32_zip(std::as_bytes(std::span(bytes))) == data.crc, "[torch_file] \"", where,
-              "\" is damaged: the checksum of data.pkl differs");
-  const auto record_bytes = [&](const std::string& key) {
-    const auto* entry = zip_.find(prefix_ + "data/" + key);
-    LEVIN_CHECK(entry, "[pickle] storage \"", pickle::detail::shown(key), "\" is not in the archive");
-    return entry->bytes;
-  };
-  const auto whole = detail::load_torch_pickle(bytes, record_bytes, where);
+  auto content = open_torch_content(path);
+  storages_ = content.storages;
+  swapped_ = content.swapped;
+  const auto& whole = content.whole;
   metadata_ = plain_values(whole);
   if (options_.root == "auto") options_.root = likely_root(whole);
   const auto* root = descend(whole, options_.root);
@@ -218,18 +169,18 @@ const TorchEntry& TorchFile::at(std::string_view name) const {
                           nearest.empty() ? "" : fmt::format("; did you mean \"{}\"?", nearest)));
 }
 
-const ZipEntry& TorchFile::record(const TorchEntry& entry) const {
-  return zip_.at(prefix_ + "data/" + entry.storage);
+const fs::path& TorchFile::path() const {
+  return storages_->path();
 }
 
 void TorchFile::verify(const TorchEntry& entry) const {
-  zip_.verify(record(entry));
+  storages_->verify(entry.storage);
 }
 
 void TorchFile::read_bytes(const TorchEntry& entry, uint64_t begin, Tensor& into) const {
   const std::span bytes(static_cast<std::byte*>(into.data_ptr()), into.nbytes());
   if (bytes.empty()) return;
-  zip_.read(record(entry), begin, bytes);
+  storages_->read(entry.storage, begin, bytes);
   if (swapped_) detail::swap_bytes(bytes, c10::elementSize(c10::toRealValueType(entry.dtype)));
   if (entry.dtype == c10::ScalarType::Bool)
     for (const auto byte : bytes)
@@ -258,7 +209,7 @@ std::vector<std::pair<std::string, Tensor>> TorchFile::read(const std::vector<st
     }
     auto& storage = storages[key];
     if (!storage.defined()) {
-      const auto count = record(entry).bytes / c10::elementSize(entry.dtype);
+      const auto count = storages_->bytes(entry.storage) / c10::elementSize(entry.dtype);
       storage = at::empty({static_cast<int64_t>(count)}, at::TensorOptions().dtype(entry.dtype));
       read_bytes(entry, 0, storage);
     }

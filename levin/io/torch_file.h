@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -14,9 +15,12 @@
 
 #include "levin/core/state_dict.h"
 #include "levin/io/pickle.h"
-#include "levin/io/zip_file.h"
 
 namespace levin {
+
+namespace detail {
+class TorchStorages;
+}
 
 using at::Tensor;
 
@@ -27,7 +31,7 @@ struct TorchEntry {
   std::vector<int64_t> shape;
   std::vector<int64_t> strides;
   int64_t offset = 0;
-  /// Tensors of one storage share memory. The record of the archive that holds it is "data/" + storage.
+  /// Tensors of one storage share memory. Its key in the file.
   std::string storage;
 
   uint64_t bytes() const;
@@ -40,7 +44,8 @@ struct TorchFileOptions {
   std::string root = {};
 };
 
-/// A file of torch.save (.pt, .pth, .bin, .ckpt), open for reading. Its pickle is read by the closed reader of
+/// A file of torch.save (.pt, .pth, .bin, .ckpt), open for reading: a zip archive, or what torch wrote before 1.6. Its
+/// pickle is read by the closed reader of
 /// io/pickle.h: it can make tensors and plain values, and nothing is ever run. Each tensor is checked against its
 /// storage when the file is opened; data are read tensor by tensor, when asked for.
 ///
@@ -56,10 +61,11 @@ class TorchFile {
   const std::vector<TorchEntry>& entries() const { return entries_; }
   /// The values of the file, below the root; a tensor is an object ("a tensor").
   const pickle::Value& tree() const { return tree_; }
-  const std::filesystem::path& path() const { return zip_.path(); }
+  const std::filesystem::path& path() const;
   /// The part that was taken; empty for all of it.
   const std::string& root() const { return options_.root; }
-  /// Numbers and texts that stand at the top of the file, for people: {"epoch", "3"}.
+  /// Numbers and texts that stand at the top of the file, for people: {"epoch", "3"}. Those of an argparse.Namespace
+  /// are there too: {"args.lr", "0.1"}.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
 
   /// Null when there is none of that name.
@@ -71,16 +77,14 @@ class TorchFile {
   Tensor read(std::string_view name) const;
   /// Several at once: those that share a storage in the file share memory here.
   std::vector<std::pair<std::string, Tensor>> read(const std::vector<std::string>& names) const;
-  /// Compares the checksum of the record that holds the tensor; an Error when it differs.
+  /// Compares the checksum of the tensor's storage; an Error when it differs. Files from before 1.6 have none.
   void verify(const TorchEntry& entry) const;
 
  private:
-  const ZipEntry& record(const TorchEntry& entry) const;
   void read_bytes(const TorchEntry& entry, uint64_t begin, Tensor& into) const;
 
-  ZipFile zip_;
+  std::shared_ptr<const detail::TorchStorages> storages_;
   TorchFileOptions options_;
-  std::string prefix_;
   bool swapped_ = false;
   std::map<std::string, std::string> metadata_;
   pickle::Value tree_;
@@ -94,7 +98,7 @@ void write_torch_file(const std::filesystem::path& path, const std::vector<std::
 /// The same for a tree: dicts, lists, numbers, texts and tensors.
 void write_torch_tree(const std::filesystem::path& path, const StateDict& tree);
 
-/// Whether a file begins as one of torch.save does; also for the format before torch 1.6, which TorchFile refuses.
+/// Whether a file begins as one of torch.save does; also for the tar of torch before 0.1.10, which TorchFile refuses.
 bool is_torch_file(const std::filesystem::path& path);
 
 namespace detail {

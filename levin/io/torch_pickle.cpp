@@ -3,6 +3,8 @@
 #include <array>
 #include <optional>
 
+#include <fmt/format.h>
+
 #include "levin/core/error.h"
 #include "levin/io/pickle_nodes.h"
 
@@ -46,14 +48,25 @@ struct StorageObject : pickle::Object {
   std::string key;
   /// Undefined: bytes, whose type the tensor tells.
   c10::ScalarType type = c10::ScalarType::Undefined;
-  uint64_t bytes_in_file = 0;
+  /// Elements of the storage that it has: all of them, but for a view.
+  int64_t begin = 0;
+  int64_t end = 0;
+  uint64_t end_bytes = 0;
 };
 
-using RecordBytes = std::function<uint64_t(const std::string&)>;
+/// Strings of Python 2 are bytes.
+bool is_name(const Value& value) {
+  return value.is(Kind::text) || value.is(Kind::bytes);
+}
 
-Value make_storage(const Value& id, const RecordBytes& record_bytes) {
-  LEVIN_CHECK(id.is(Kind::tuple) && id.items().size() == 5 && id.items()[0].is(Kind::text) &&
-                  id.items()[0].text() == "storage" && id.items()[1].is(Kind::global) && id.items()[2].is(Kind::text),
+/// ("storage", type, key, location, elements), and before torch 1.6 also None or (key, first element, elements) of a
+/// view.
+Value make_storage(const Value& id, const StorageBytes& storage_bytes) {
+  const bool named = id.is(Kind::tuple) && !id.items().empty() && is_name(id.items()[0]);
+  LEVIN_CHECK(!named || id.items()[0].text() != "module",
+              "[pickle] the file holds a whole module; torch.save its state_dict instead");
+  LEVIN_CHECK(named && id.items()[0].text() == "storage" && (id.items().size() == 5 || id.items().size() == 6) &&
+                  id.items()[1].is(Kind::global) && is_name(id.items()[2]),
               "[pickle] a persistent id that is no storage");
   auto storage = std::make_shared<StorageObject>();
   storage->key = id.items()[2].text();
@@ -66,12 +79,26 @@ Value make_storage(const Value& id, const RecordBytes& record_bytes) {
     width = c10::elementSize(storage->type);
   }
   const auto count = id.items()[4].integer();
-  storage->bytes_in_file = record_bytes(storage->key);
+  LEVIN_CHECK(count >= 0, "[pickle] storage \"", pickle::detail::shown(storage->key), "\" is said to have ", count,
+              " elements");
+  const auto bytes = storage_bytes(storage->key, static_cast<uint64_t>(count), width);
   uint64_t declared = 0;
-  LEVIN_CHECK(count >= 0 && !__builtin_mul_overflow(static_cast<uint64_t>(count), width, &declared) &&
-                  declared == storage->bytes_in_file,
+  LEVIN_CHECK(!__builtin_mul_overflow(static_cast<uint64_t>(count), width, &declared) && declared == bytes,
               "[pickle] storage \"", pickle::detail::shown(storage->key), "\" is said to have ", count, " elements of ",
-              width, " bytes; its record has ", storage->bytes_in_file, " bytes");
+              width, " bytes; its record has ", bytes, " bytes");
+  storage->end = count;
+  if (id.items().size() == 6 && !id.items()[5].is_none()) {
+    const auto& view = id.items()[5];
+    LEVIN_CHECK(view.is(Kind::tuple) && view.items().size() == 3 && storage->type != c10::ScalarType::Undefined,
+                "[pickle] a view of a storage that is no view");
+    storage->begin = view.items()[1].integer();
+    const auto elements = view.items()[2].integer();
+    LEVIN_CHECK(storage->begin >= 0 && elements >= 0 && storage->begin <= count && elements <= count - storage->begin,
+                "[pickle] a view of ", elements, " elements from ", storage->begin, " on of storage \"",
+                pickle::detail::shown(storage->key), "\", which has ", count);
+    storage->end = storage->begin + elements;
+  }
+  storage->end_bytes = static_cast<uint64_t>(storage->end) * width;
   return Value(std::move(storage));
 }
 
@@ -121,18 +148,30 @@ Value make_tensor(std::span<const Value> arguments, const Value* dtype) {
       if (dtype->is(Kind::global) && dtype->global() == std::string("torch.") + type.name) entry.dtype = type.type;
   }
   LEVIN_CHECK(entry.dtype != c10::ScalarType::Undefined, "[pickle] a tensor without a dtype");
-  entry.offset = arguments[1].integer();
+  const auto offset = arguments[1].integer();
+  LEVIN_CHECK(offset >= 0 && !__builtin_add_overflow(offset, storage->begin, &entry.offset),
+              "[pickle] a tensor from element ", offset, " on");
   entry.shape = torch_numbers(arguments[2], "size");
   entry.strides = torch_numbers(arguments[3], "stride");
   LEVIN_CHECK(entry.offset >= 0 && entry.shape.size() == entry.strides.size(), "[pickle] a tensor of ",
               entry.shape.size(), " sizes and ", entry.strides.size(), " strides from element ", entry.offset, " on");
-  check_place(entry, storage->bytes_in_file);
+  check_place(entry, storage->end_bytes);
   return Value(std::move(tensor));
 }
 
 void check_torch_count(const char* name, std::span<const Value> arguments, size_t least, size_t most) {
   LEVIN_CHECK(arguments.size() >= least && arguments.size() <= most, "[pickle] ", name, " with ", arguments.size(),
               " arguments");
+}
+
+Value make_path(std::span<const Value> arguments) {
+  std::string path;
+  for (const auto& part : arguments) {
+    LEVIN_CHECK(is_name(part), "[pickle] a path is made of ", pickle::kind_name(part.kind()), ", not of strings");
+    if (!path.empty() && !path.ends_with('/')) path += '/';
+    path += part.text();
+  }
+  return Value(Kind::text, path);
 }
 
 pickle::Globals torch_globals() {
@@ -168,6 +207,21 @@ pickle::Globals torch_globals() {
     const auto items = arguments[0].items();
     return Value::sequence(Kind::tuple, {items.begin(), items.end()});
   };
+  // Files of the first torch have parameters by their class.
+  globals["torch.nn.parameter.Parameter"] = [](std::span<const Value> arguments) {
+    check_torch_count("Parameter", arguments, 1, 2);
+    LEVIN_CHECK(arguments[0].object<TorchTensorObject>(), "[pickle] a parameter is made of ",
+                pickle::kind_name(arguments[0].kind()), ", not of a tensor");
+    return arguments[0];
+  };
+  // What training scripts write beside the weights.
+  globals["argparse.Namespace"] = [](std::span<const Value> arguments) {
+    check_torch_count("argparse.Namespace", arguments, 0, 0);
+    return Value(std::make_shared<NamespaceObject>());
+  };
+  for (const char* module : {"pathlib.", "pathlib._local."})
+    for (const char* name : {"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath", "Path"})
+      globals[std::string(module) + name] = make_path;
   globals["torch.device"] = [](std::span<const Value> arguments) {
     check_torch_count("torch.device", arguments, 1, 2);
     return arguments[0];
@@ -181,12 +235,42 @@ std::span<const TorchType> torch_types() {
   return kTorchTypes;
 }
 
-Value load_torch_pickle(std::string_view bytes, const RecordBytes& record_bytes, std::string_view where) {
+std::optional<std::string> plain_text(const Value& value) {
+  switch (value.kind()) {
+    case Kind::none:
+      return "None";
+    case Kind::boolean:
+      return value.boolean() ? "true" : "false";
+    case Kind::integer:
+      return std::to_string(value.integer());
+    case Kind::real:
+      return fmt::format("{}", value.real());
+    case Kind::text:
+    case Kind::bytes:
+      return pickle::detail::shown(value.text());
+    default:
+      return std::nullopt;
+  }
+}
+
+void NamespaceObject::build(const Value& state) {
+  LEVIN_CHECK(state.is(Kind::dict), "[pickle] an argparse.Namespace takes a dict, not ",
+              pickle::kind_name(state.kind()));
+  for (const auto& [key, value] : state.pairs()) {
+    const auto text = plain_text(value);
+    if (!is_name(key) || !text) continue;
+    const auto [found, fresh] = values.emplace(pickle::detail::shown(key.text()), *text);
+    if (fresh) size += found->first.size() + found->second.size();
+  }
+}
+
+Value load_torch_pickle(std::span<const std::byte> bytes, const StorageBytes& storage_bytes, std::string_view where,
+                        size_t* used) {
   pickle::Options options;
   options.globals = torch_globals();
-  options.persistent = [&](const Value& id) { return make_storage(id, record_bytes); };
+  options.persistent = [&](const Value& id) { return make_storage(id, storage_bytes); };
   options.advice = "tensors and plain values are (torch.save the state_dict alone)";
-  return pickle::load(std::as_bytes(std::span(bytes)), options, where);
+  return pickle::load(bytes, options, where, used);
 }
 
 }  // namespace levin::detail

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -20,8 +23,23 @@ struct TorchTensorObject : pickle::Object {
   TorchEntry entry;
 };
 
-/// Reads data.pkl. `record_bytes` tells the length of the record of a storage, or throws when there is none.
-pickle::Value load_torch_pickle(std::string_view bytes, const std::function<uint64_t(const std::string&)>& record_bytes,
-                                std::string_view where);
+/// An argparse.Namespace: its numbers and texts, for people.
+struct NamespaceObject : pickle::Object {
+  std::string_view what() const override { return "an argparse.Namespace"; }
+  void build(const pickle::Value& state) override;
+  size_t bytes() const override { return size; }
+
+  std::map<std::string, std::string> values;
+  size_t size = 0;
+};
+/// A number, a text or None as people read it; nothing for other values.
+std::optional<std::string> plain_text(const pickle::Value& value);
+
+/// Tells how many bytes a storage has in the file, which the pickle says to have so many elements of so many bytes;
+/// throws when there is none of that key.
+using StorageBytes = std::function<uint64_t(const std::string& key, uint64_t elements, uint64_t width)>;
+/// Reads the pickle of the saved object. `used` as in pickle::load.
+pickle::Value load_torch_pickle(std::span<const std::byte> bytes, const StorageBytes& storage_bytes,
+                                std::string_view where, size_t* used = nullptr);
 
 }  // namespace levin::detail

@@ -27,37 +27,67 @@ namespace {
 constexpr uint64_t kLongestWeightIndex = uint64_t{256} << 20;
 constexpr std::array kWeightNames{"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
                                   "pytorch_model.bin.index.json"};
+/// Before the names of a model inside DistributedDataParallel or DataParallel.
+constexpr std::string_view kWrapper = "module.";
 const std::set<std::string> kWeightEndings{".safetensors", ".pt", ".pth", ".bin", ".ckpt"};
 
 class SafetensorsSource : public WeightFile::Source {
  public:
   explicit SafetensorsSource(const fs::path& path) : model(path) {}
-  Tensor read(std::string_view name) const override { return model.read(name); }
+  Tensor read(std::string_view name) const override { return model.read(kept(name)); }
   NamedTensors read_all(const std::vector<std::string>& names) const override {
     NamedTensors tensors;
-    for (const auto& name : names) tensors.emplace_back(name, model.read(name));
+    std::unordered_map<std::string_view, Tensor> shared;
+    for (const auto& name : names) {
+      auto& tensor = shared[kept(name)];
+      if (!tensor.defined()) tensor = model.read(kept(name));
+      tensors.emplace_back(name, tensor);
+    }
     return tensors;
+  }
+  /// safetensors.torch.save_model keeps one name of a tied tensor, and says which in the metadata: {left out: kept}.
+  void add_aliases(const SafetensorsFile& file, std::vector<WeightEntry>& entries) {
+    for (const auto& [name, other] : file.metadata()) {
+      if (name == "format" || model.contains(name) || !file.find(other) || !aliases.emplace(name, other).second)
+        continue;
+      auto entry = *std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == other; });
+      entry.name = name;
+      entries.push_back(std::move(entry));
+    }
   }
 
   SafetensorsModel model;
+
+ private:
+  std::string_view kept(std::string_view name) const {
+    const auto found = aliases.find(std::string(name));
+    return found == aliases.end() ? name : std::string_view(found->second);
+  }
+
+  std::unordered_map<std::string, std::string> aliases;
 };
 
 class TorchSource : public WeightFile::Source {
  public:
-  Tensor read(std::string_view name) const override { return files[place.at(std::string(name))].read(name); }
+  Tensor read(std::string_view name) const override {
+    const auto full = stripped + std::string(name);
+    return files[place.at(full)].read(full);
+  }
   NamedTensors read_all(const std::vector<std::string>& names) const override {
     std::map<size_t, std::vector<std::string>> by_file;
-    for (const auto& name : names) by_file[place.at(name)].push_back(name);
+    for (const auto& name : names) by_file[place.at(stripped + name)].push_back(stripped + name);
     std::unordered_map<std::string, Tensor> found;
     for (const auto& [file, its_names] : by_file)
       for (auto& [name, tensor] : files[file].read(its_names)) found.emplace(name, std::move(tensor));
     NamedTensors tensors;
-    for (const auto& name : names) tensors.emplace_back(name, found.at(name));
+    for (const auto& name : names) tensors.emplace_back(name, found.at(stripped + name));
     return tensors;
   }
 
   std::vector<TorchFile> files;
   std::unordered_map<std::string, size_t> place;
+  /// Stands before the names in the files.
+  std::string stripped;
 };
 
 /// What a folder holds: one of the usual names, or the only file that could be meant.
@@ -155,6 +185,13 @@ WeightFile::WeightFile(const fs::path& path, const WeightOptions& options) : pat
       files_.push_back(part.path());
       for (const auto& entry : part.entries()) entries_.push_back(torch_weight(entry));
     }
+    const bool wrapped = std::all_of(entries_.begin(), entries_.end(), [](const auto& entry) {
+      return entry.name.size() > kWrapper.size() && entry.name.starts_with(kWrapper);
+    });
+    if (options.strip_module && !options.root.empty() && wrapped && !entries_.empty()) {
+      stripped_ = source->stripped = kWrapper;
+      for (auto& entry : entries_) entry.name.erase(0, kWrapper.size());
+    }
     source_ = source;
   } else {
     format_ = "safetensors";
@@ -169,6 +206,7 @@ WeightFile::WeightFile(const fs::path& path, const WeightOptions& options) : pat
         entries_.push_back({entry.name, name, type, entry.shape, entry.bytes()});
       }
     }
+    for (const auto& part : source->model.files()) source->add_aliases(part, entries_);
     source_ = source;
   }
   if (files_.size() > 1)

@@ -27,8 +27,12 @@ struct WeightEntry {
 };
 
 struct WeightOptions {
-  /// Which part of a file of torch.save to take ("state_dict"), by itself or by name; see TorchFileOptions.
+  /// Which part of a file of torch.save to take ("state_dict"), by itself or by name; see TorchFileOptions. Empty: all
+  /// of the file, with its names as they are.
   std::string root = "auto";
+  /// Takes "module." from the names of a file of torch.save where all of them have it: DistributedDataParallel and
+  /// DataParallel put it there. Not for an empty root.
+  bool strip_module = true;
 };
 
 /// The tensors of a model, however they are kept: a .safetensors file, a file of torch.save (.pt, .pth, .bin, .ckpt),
@@ -51,7 +55,8 @@ class WeightFile {
 
   /// A new CPU tensor.
   Tensor read(std::string_view name) const;
-  /// Several at once: tensors that share memory in the file (tied weights) share it here.
+  /// Several at once: tensors that share memory in the file (tied weights) share it here. So do those that
+  /// safetensors.torch.save_model has left out: it names them in the metadata.
   NamedTensors read(const std::vector<std::string>& names) const;
 
   /// "safetensors" or "torch".
@@ -63,6 +68,8 @@ class WeightFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// The part of a torch file that was taken; empty for all of it.
   const std::string& root() const { return root_; }
+  /// What was taken from the beginning of all names: "module." or nothing.
+  const std::string& stripped() const { return stripped_; }
   uint64_t bytes() const;
 
   class Source;
@@ -71,6 +78,7 @@ class WeightFile {
   std::filesystem::path path_;
   std::string format_;
   std::string root_;
+  std::string stripped_;
   std::vector<std::filesystem::path> files_;
   std::map<std::string, std::string> metadata_;
   std::shared_ptr<const Source> source_;

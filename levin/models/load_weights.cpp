@@ -197,10 +197,14 @@ LoadWeightsReport load_weights(torch::nn::Module& module, const std::filesystem:
   namings.insert(namings.end(), {"same", "auto"});
   if (std::find(namings.begin(), namings.end(), options.naming) == namings.end())
     fail_unknown("load_weights", "naming", options.naming, namings);
-  const WeightFile file(path, {.root = options.root});
   const auto targets = levin::detail::named_tensors(module);
   std::vector<std::string> wanted;
   for (const auto& [name, tensor] : targets) wanted.push_back(name);
+  // A module may have a child of that name, and a prefix that was asked for is looked for in the names as they are.
+  const bool strips = options.strip_prefix.empty() && std::none_of(wanted.begin(), wanted.end(), [](const auto& name) {
+                        return name.starts_with("module.");
+                      });
+  const WeightFile file(path, {.root = options.root, .strip_module = strips});
   const WeightPlan plan(file, wanted, options);
 
   LoadWeightsReport report{.naming = plan.naming()};

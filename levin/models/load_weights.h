@@ -21,7 +21,8 @@ struct LoadWeightsOptions {
   std::vector<std::string> ignore = {};
   /// Position embeddings of another grid of patches are stretched to the module's, as torchvision does it.
   bool interpolate_positions = false;
-  /// Taken from the beginning of the file's names, where it is: "net." for the `net` of a Lightning module.
+  /// Taken from the beginning of the file's names, where it is: "net." for the `net` of a Lightning module. Without
+  /// one, the "module." of DistributedDataParallel is taken away where all names have it.
   std::string strip_prefix = {};
   /// The part of a file of torch.save; see WeightOptions.
   std::string root = "auto";

@@ -41,6 +41,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   levin::pickle::Options options{.globals = levin::pickle::basic_globals()};
   options.globals["torch.float32"] = {};
   options.globals["numpy.ndarray"] = [](std::span<const Value>) { return Value(std::make_shared<Stateful>()); };
+  options.globals["argparse.Namespace"] = options.globals["numpy.ndarray"];
   options.persistent = [](const Value& id) { return id; };
   options.limits = {.values = 20'000, .stack = 5'000};
   try {

@@ -5,6 +5,7 @@
 With a folder (LEVIN_IO_KEEP=FOLDER io_test writes one) it also loads the .pth files that Levin wrote there, with
 torch.load(weights_only=True), and compares them.
 """
+import argparse
 import collections
 import io
 import json
@@ -12,10 +13,12 @@ import pathlib
 import pickle
 import struct
 import sys
+import tarfile
 import warnings
 import zipfile
 
 import numpy
+import safetensors.torch
 import torch
 
 HERE = pathlib.Path(__file__).parent / "fixtures" / "weights"
@@ -69,6 +72,69 @@ def torch_files():
         "a": "pytorch_model-00001-of-00002.bin", "b": "pytorch_model-00002-of-00002.bin"}}))
 
 
+def small_net():
+    net = torch.nn.Linear(2, 3)
+    with torch.no_grad():
+        net.weight.copy_(torch.arange(6.0).reshape(3, 2))
+        net.bias.copy_(torch.arange(3.0))
+    return net
+
+
+def training_checkpoints():
+    """What training scripts write: torchvision's references, pytorch/examples/imagenet (inside DDP), and DeepSpeed's keys."""
+    net = small_net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[2, 4])
+    net(torch.ones(1, 2)).sum().backward()
+    weights = collections.OrderedDict((k, v.clone()) for k, v in net.state_dict().items())
+    optimizer.step()
+    scheduler.step()
+    args = argparse.Namespace(model="linear", lr=0.1, epochs=90, amp=False, resume=None, lr_steps=[30, 60], data_path="/data",
+                              output_dir=pathlib.PurePosixPath("out/run"))
+    reference = {"model": weights, "optimizer": optimizer.state_dict(), "lr_scheduler": scheduler.state_dict(), "epoch": 3,
+                 "args": args}
+    torch.save(reference, HERE / "reference.pth")
+    torch.save(reference, HERE / "reference_legacy.pth", _use_new_zipfile_serialization=False)
+    wrapped = collections.OrderedDict(("module." + k, v) for k, v in weights.items())
+    torch.save({"epoch": 3, "arch": "linear", "state_dict": wrapped, "best_acc1": torch.tensor(71.5),
+                "optimizer": optimizer.state_dict()}, HERE / "wrapped.pth.tar")
+    torch.save(wrapped, HERE / "wrapped_legacy.pth", _use_new_zipfile_serialization=False)
+    torch.save({"module": weights, "global_steps": 7, "loss": torch.tensor(0.5)}, HERE / "engine.pt")
+
+
+def legacy_files():
+    base = torch.arange(12.0)
+    matrix = base.view(3, 4)
+    shared = collections.OrderedDict(base=base, transposed=matrix.t(), row=matrix[1], tied=base, scalar=torch.tensor(2.5),
+                                     empty=torch.zeros(0, 4), half=torch.arange(4).half(), other=torch.arange(3))
+    torch.save(shared, HERE / "legacy_shared.pth", _use_new_zipfile_serialization=False)
+    torch.save(shared, HERE / "legacy_protocol4.pth", pickle_protocol=4, _use_new_zipfile_serialization=False)
+    # As Python 2 wrote it: strings are bytes, tensors are made by _rebuild_tensor.
+    string = python2_string
+    storage = (b"(" + string(b"storage") + b"ctorch\nFloatStorage\n" + string(b"94") + string(b"cpu") + b"K\x06NtQ")
+    tensor = b"ctorch._utils\n_rebuild_tensor\n(" + storage + b"K\x00K\x03K\x02\x86K\x02K\x01\x86tR"
+    whole = (b"\x80\x02ccollections\nOrderedDict\n]](" + string(b"weight") + tensor + b"ea\x85R.")
+    head = pickle.dumps(0x1950a86a20f9469cfc6c, 2) + pickle.dumps(1001, 2)
+    info = b"\x80\x02}(" + string(b"little_endian") + b"\x88" + string(b"protocol_version") + b"M\xe9\x03u."
+    keys = b"\x80\x02]" + string(b"94") + b"a."
+    data = struct.pack("<q", 6) + struct.pack("<6f", *range(6))
+    (HERE / "legacy_python2.pth").write_bytes(head + info + whole + keys + data)
+    assert torch.load(HERE / "legacy_python2.pth", weights_only=False)["weight"].equal(torch.arange(6.0).reshape(3, 2))
+    # Before 0.1.10 it was a tar; only the names matter, as it is refused.
+    with tarfile.open(HERE / "oldest.pth", "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in ("sys_info", "pickle", "storages", "tensors"):
+            tar.addfile(tarfile.TarInfo(name))
+
+
+def tied_safetensors():
+    """safetensors.torch.save_model leaves one of the names of a tied tensor out, and says so in the metadata."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2, bias=False))
+    with torch.no_grad():
+        net[0].weight.copy_(torch.arange(4.0).reshape(2, 2))
+    net[1].weight = net[0].weight
+    safetensors.torch.save_model(net, str(HERE / "save_model.safetensors"), metadata={"format": "pt"})
+
+
 def rewrite(source, target, change=lambda name, data: data, method=zipfile.ZIP_STORED):
     with zipfile.ZipFile(HERE / source) as old, zipfile.ZipFile(HERE / target, "w", method) as new:
         for item in old.infolist():
@@ -96,6 +162,7 @@ def numpy_pickles():
     loaded = pickle.loads(body, encoding="bytes")
     assert loaded[b"data"].shape == (3, 100) and loaded[b"labels"] == [6, 9, 4]
     (HERE / "objects.pkl").write_bytes(pickle.dumps(numpy.array([{}], dtype=object), 2))
+    (HERE / "namespace.pkl").write_bytes(pickle.dumps({"args": argparse.Namespace(lr=0.1, name="a")}, 2))
     (HERE / "system.pkl").write_bytes(b"\x80\x02cposix\nsystem\nX\x04\x00\x00\x00true\x85R.")
 
 
@@ -122,6 +189,9 @@ def main():
         return check(pathlib.Path(sys.argv[1]))
     HERE.mkdir(parents=True, exist_ok=True)
     torch_files()
+    training_checkpoints()
+    legacy_files()
+    tied_safetensors()
     numpy_pickles()
 
 
