@@ -22,15 +22,16 @@ void consolidate_checkpoint(const std::filesystem::path& folder, const std::file
     done += bytes;
     if (options.progress) options.progress(done, all_bytes);
   };
-  for (const auto& tensor : reader.manifest().tensors) all_bytes += reader.like(tensor.id).nbytes();
-  for (const auto& [id, tensor] : described) all_bytes += tensor.nbytes();
-  reader.verify(0, 1, progress);
   std::unordered_map<const c10::TensorImpl*, std::string> ids;
   for (const auto& [id, tensor] : described) ids.emplace(tensor.unsafeGetTensorImpl(), id);
 
   detail::StateFiles files([&](const Tensor& tensor) { return ids.at(tensor.unsafeGetTensorImpl()); });
   const auto tree = detail::tree_text(
       state, [&](const detail::StatePath& path, const Tensor& tensor) { return files.place(path, tensor); });
+  for (const auto& tensor : reader.manifest().tensors) all_bytes += reader.like(tensor.id).nbytes();
+  for (const auto& file : files.files())
+    for (const auto& item : file.items) all_bytes += item.tensor.nbytes();
+  reader.verify(0, 1, progress);
   auto manifest = detail::new_manifest(reader.manifest().world_size);
   // It is the same state, and no newer than it was.
   manifest.saved_at = reader.manifest().saved_at;

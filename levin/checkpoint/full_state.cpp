@@ -154,7 +154,7 @@ StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOpt
     try {
       for (const auto& file : files.files())
         for (const auto& item : file.items)
-          if (item.place) share(item, parts.whole(item));
+          if (item.place && !item.alias) share(item, parts.whole(item));
     } catch (const std::exception&) {
       failure = std::current_exception();
     }

@@ -1,5 +1,7 @@
 #include "levin/checkpoint/reader.h"
 
+#include <unordered_set>
+
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -164,6 +166,22 @@ std::vector<std::pair<std::string, std::string>> CheckpointReader::list(std::str
   });
   std::vector<std::pair<std::string, std::string>> listed;
   for (size_t i = 0; i < ids.size(); ++i) listed.emplace_back(files.files().back().items[i].name, ids[i]);
+  return listed;
+}
+
+std::vector<std::pair<std::string, std::string>> CheckpointReader::list_all() const {
+  std::vector<std::pair<std::string, std::string>> listed;
+  std::unordered_set<std::string> taken;
+  for (const auto& key : keys()) {
+    const auto tensors = list(key);
+    const bool is_tensor = !is_dict(key) && tensors.size() == 1 && tensors[0].first == key;
+    for (const auto& [name, id] : tensors) {
+      const auto full = is_tensor ? name : key + "." + name;
+      auto free = full;
+      for (int n = 2; !taken.insert(free).second; ++n) free = fmt::format("{}#{}", full, n);
+      listed.emplace_back(std::move(free), id);
+    }
+  }
   return listed;
 }
 

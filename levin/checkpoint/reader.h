@@ -34,9 +34,11 @@ class CheckpointReader {
   /// The name of the state that is meant: the one that was asked for, else "model", else the only one. An Error of
   /// `operation` tells of others; `how` says how one is chosen.
   std::string choose_key(std::string_view operation, const std::string& asked, std::string_view how) const;
-  /// The tensors under a name of the state, each once: its name as a single process's file of that name has it, and its
-  /// id.
+  /// The tensors under a name of the state: their names as a single process's file of that name has them, and their
+  /// ids. A tied tensor comes under each of its names, with one id.
   std::vector<std::pair<std::string, std::string>> list(std::string_view key) const;
+  /// The same for all of the state, with the names of the state before those of its tensors.
+  std::vector<std::pair<std::string, std::string>> list_all() const;
   /// Whether some tensors are in parts.
   bool sharded() const;
 

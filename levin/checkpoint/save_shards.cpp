@@ -49,6 +49,7 @@ std::string write_own_files(const fs::path& folder, const StateFiles& files, int
     std::vector<const StateFiles::Item*> whole;
     std::vector<const StateFiles::Item*> parts;
     for (const auto& item : file.items) {
+      if (!file.writes(item)) continue;
       if (!item.place && rank == 0) whole.push_back(&item);
       if (item.place && item.place->writes && item.tensor.numel() > 0) parts.push_back(&item);
     }
@@ -67,6 +68,7 @@ Manifest merge(const std::vector<std::string>& told, const StateFiles& files, co
   std::unordered_map<std::string, const std::string*> names;
   for (const auto& file : files.files()) {
     for (const auto& item : file.items) {
+      if (!file.writes(item)) continue;
       index.emplace(item.id, manifest.tensors.size());
       names.emplace(item.id, &item.name);
       const auto* type = find_safetensors_type(item.tensor.scalar_type());

@@ -17,11 +17,13 @@ namespace fs = std::filesystem;
 
 std::string StateFiles::place(const StatePath& path, const Tensor& tensor) {
   const auto key = key_(tensor);
-  if (!key.empty()) {
-    if (const auto found = seen_.find(key); found != seen_.end()) return found->second;
-  }
+  const auto seen = key.empty() ? seen_.end() : seen_.find(key);
+  const bool known = seen != seen_.end();
   // A tensor right at the top shares a file with the others of its kind.
-  auto& file = file_of(path.size() == 1 ? std::string() : path[0]);
+  const auto top = path.size() == 1 ? std::string() : path[0];
+  if (known && keys_[seen->second.file] != top) return files_[seen->second.file].items[seen->second.item].id;
+  const auto index = file_of(top);
+  auto& file = files_[index];
   const auto first = path.begin() + (path.size() == 1 ? 0 : 1);
   auto name = fmt::format("{}", fmt::join(first, path.end(), "."));
   // {"a": {"b.c": x}, "a.b": {"c": y}} would give two tensors one name.
@@ -29,6 +31,12 @@ std::string StateFiles::place(const StatePath& path, const Tensor& tensor) {
     name = fmt::format("{}#{}", fmt::join(first, path.end(), "."), n);
   auto id = path.size() == 1 ? name : fmt::format("{}.{}", path[0], name);
   for (int n = 2; !ids_.insert(id).second; ++n) id = fmt::format("{}.{}#{}", path[0], name, n);
+  if (known) {
+    const auto& one = file.items[seen->second.item];
+    auto one_id = one.id;
+    file.items.push_back({std::move(name), std::move(id), one.tensor, one.place, /*alias=*/true});
+    return one_id;
+  }
   const auto* part = shards_ ? shards_->find(tensor) : nullptr;
   if (!part && targets_) part = targets_->find_part(path, tensor);
   LEVIN_CHECK(!part || fits(tensor, *part), "[checkpoint.save] \"", id, "\" has shape ",
@@ -36,14 +44,14 @@ std::string StateFiles::place(const StatePath& path, const Tensor& tensor) {
               fmt::format("{}", part ? part->sizes : std::vector<int64_t>()), " from row ", part ? part->start : 0,
               " on; save between steps");
   file.divided = file.divided || part;
+  if (!key.empty()) seen_.emplace(key, Seen{index, file.items.size()});
   file.items.push_back({std::move(name), id, tensor, part});
-  if (!key.empty()) seen_.emplace(key, id);
   return id;
 }
 
-StateFiles::File& StateFiles::file_of(const std::string& key) {
+size_t StateFiles::file_of(const std::string& key) {
   for (size_t i = 0; i < keys_.size(); ++i)
-    if (keys_[i] == key) return files_[i];
+    if (keys_[i] == key) return i;
   auto stem = key.empty() ? std::string("tensors") : key.substr(0, 100);
   for (auto& c : stem)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_' && c != '-') c = '_';
@@ -51,7 +59,7 @@ StateFiles::File& StateFiles::file_of(const std::string& key) {
   for (int n = 2; !stems_.insert(name).second; ++n) name = fmt::format("{}-{}", stem, n);
   keys_.push_back(key);
   files_.push_back({name, {}, false, {}});
-  return files_.back();
+  return files_.size() - 1;
 }
 
 void check_replaceable(const fs::path& folder) {

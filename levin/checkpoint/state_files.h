@@ -13,7 +13,8 @@
 
 namespace levin::detail {
 
-/// The tensors of a state, given to files: one file per name at the top, each tensor once.
+/// The tensors of a state, given to files: one file per name at the top. A tied tensor is one tensor of the state, with
+/// one id; in the file it stands under each of its names, as a strict load in Python needs it.
 class StateFiles {
  public:
   struct Item {
@@ -23,6 +24,8 @@ class StateFiles {
     Tensor tensor;
     /// Null for a whole tensor.
     const ShardPlace* place = nullptr;
+    /// A further name of a tensor that comes before it in this file. The state knows it by the first id alone.
+    bool alias = false;
   };
   struct File {
     /// Without the ending.
@@ -31,6 +34,9 @@ class StateFiles {
     /// Whether some of the tensors are parts.
     bool divided = false;
     std::unordered_set<std::string> taken;
+
+    /// Whether an item is written. A divided file is for Levin alone, which needs a tensor once.
+    bool writes(const Item& item) const { return !item.alias || !divided; }
   };
 
   /// `key` is equal for tensors that are one and the same, and empty for those of which nothing is known; `shards` and
@@ -45,7 +51,11 @@ class StateFiles {
   const std::vector<File>& files() const { return files_; }
 
  private:
-  File& file_of(const std::string& key);
+  struct Seen {
+    size_t file = 0;
+    size_t item = 0;
+  };
+  size_t file_of(const std::string& key);
 
   std::function<std::string(const Tensor&)> key_;
   const ShardMap* shards_;
@@ -54,7 +64,7 @@ class StateFiles {
   std::vector<File> files_;
   std::unordered_set<std::string> stems_;
   std::unordered_set<std::string> ids_;
-  std::unordered_map<std::string, std::string> seen_;
+  std::unordered_map<std::string, Seen> seen_;
 };
 
 /// Only what is a checkpoint and nothing more may be replaced: `folder` may be a typing error.

@@ -42,7 +42,8 @@ constexpr const char* kConvertHelp =
     "                        or decoder (GPT-2, Llama)\n"
     "  --from-naming SCHEME  how SRC names them (found out by itself)\n"
     "  --select GLOB         only these names of SRC; may come again, and !GLOB leaves names out\n"
-    "  --strip-prefix P      take this from the beginning of names, before they are renamed\n"
+    "  --strip-prefix P      take this from the beginning of names, before they are renamed (\"module.\" where all\n"
+    "                        names of a torch file have it)\n"
     "  --add-prefix P        put this before names, after they are renamed\n"
     "  --shard-bytes N       split into files of at most N bytes (5GB, 500MB) with an index\n"
     "  --root NAME           the part to take: of a torch file (state_dict), of a checkpoint (model); \"\" for all of "
@@ -165,6 +166,13 @@ void write_items(const fs::path& path, const WeightSource& file, std::span<const
   out.commit();
 }
 
+/// Who names a prefix or tensors himself means the names as SRC has them.
+bool strips_module(const WeightFlags& flags) {
+  for (const auto& pattern : flags.all("--select"))
+    if (pattern.starts_with("module.") || pattern.starts_with("!module.")) return false;
+  return !flags.has("--strip-prefix");
+}
+
 bool holds_only_weights(const fs::path& folder) {
   for (const auto& item : fs::directory_iterator(folder)) {
     const auto name = item.path().filename().string();
@@ -276,7 +284,7 @@ int convert(const std::vector<std::string>& words, const Args&) {
     format = torch ? "pth" : "safetensors";
   }
   check_target(target, shard_bytes > 0, flags.has("--overwrite"));
-  const WeightSource file(flags.file(0), flags.get("--root", "auto"));
+  const WeightSource file(flags.file(0), flags.get("--root", "auto"), strips_module(flags));
   const auto items = plan_conversion(file, flags);
   file.verify();
   uint64_t total = 0;
@@ -292,6 +300,9 @@ int convert(const std::vector<std::string>& words, const Args&) {
   }
   fmt::print("{}: {} tensors, {}, {} {} of {}\n", target.string(), items.size(),
              format_bytes(static_cast<double>(total)), files, files == 1 ? "file" : "files", format);
+  if (!file.stripped().empty())
+    fmt::print("names are without \"{0}\", which all names of {1} have (--add-prefix {0} keeps it)\n", file.stripped(),
+               file.path().string());
   return 0;
 }
 

@@ -18,9 +18,10 @@ void verify_with_progress(const detail::CheckpointReader& reader) {
   bar.discard();
 }
 
-WeightSource::WeightSource(const std::filesystem::path& path, const std::string& root) : path_(path) {
+WeightSource::WeightSource(const std::filesystem::path& path, const std::string& root, bool strip_module)
+    : path_(path) {
   if (!detail::looks_like_checkpoint(path)) {
-    file_.emplace(path, WeightOptions{.root = root});
+    file_.emplace(path, WeightOptions{.root = root, .strip_module = strip_module});
     return;
   }
   checkpoint_.emplace(path);
@@ -29,7 +30,7 @@ WeightSource::WeightSource(const std::filesystem::path& path, const std::string&
     entries_.push_back(checkpoint_entry(*checkpoint_, name, id));
   };
   if (root.empty()) {
-    for (const auto& tensor : checkpoint_->manifest().tensors) add(tensor.id, tensor.id);
+    for (const auto& [name, id] : checkpoint_->list_all()) add(name, id);
   } else {
     const auto key = checkpoint_->choose_key("levin convert", root == "auto" ? "" : root, "--root NAME");
     for (const auto& [name, id] : checkpoint_->list(key)) add(name, id);
@@ -47,7 +48,12 @@ Tensor WeightSource::read(const std::string& name) const {
 NamedTensors WeightSource::read(const std::vector<std::string>& names) const {
   if (file_) return file_->read(names);
   NamedTensors tensors;
-  for (const auto& name : names) tensors.emplace_back(name, read(name));
+  std::map<std::string, Tensor> by_id;
+  for (const auto& name : names) {
+    auto& tensor = by_id[places_.at(name).second];
+    if (!tensor.defined()) tensor = read(name);
+    tensors.emplace_back(name, tensor);
+  }
   return tensors;
 }
 

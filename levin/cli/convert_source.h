@@ -19,16 +19,19 @@ namespace levin::cli {
 class WeightSource {
  public:
   /// `root` is the part of a torch file to take, or a name of a checkpoint's state ("model" by itself); empty for all.
-  WeightSource(const std::filesystem::path& path, const std::string& root);
+  /// `strip_module` as in WeightOptions.
+  WeightSource(const std::filesystem::path& path, const std::string& root, bool strip_module = true);
 
   const std::vector<WeightEntry>& entries() const { return file_ ? file_->entries() : entries_; }
   const WeightEntry& at(const std::string& name) const;
   Tensor read(const std::string& name) const;
-  /// Several at once: tensors that share memory in a torch file share it here.
+  /// Several at once: tensors that are one in the file or checkpoint (tied weights) share memory here.
   NamedTensors read(const std::vector<std::string>& names) const;
   /// Compares the checksums of a checkpoint with its data, with a progress bar; nothing to do for a weight file.
   void verify() const;
   const std::filesystem::path& path() const { return path_; }
+  /// What was taken from the beginning of all names.
+  std::string stripped() const { return file_ ? file_->stripped() : std::string(); }
 
  private:
   std::filesystem::path path_;
