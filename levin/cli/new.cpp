@@ -68,6 +68,24 @@ int main(int argc, char** argv) {
 }
 )";
 
+/// The prefix or build folder that this program lies in; empty when it lies in neither.
+fs::path own_prefix() {
+  std::error_code error;
+  const auto program = fs::read_symlink("/proc/self/exe", error);
+  if (error) return {};
+  const auto prefix = program.parent_path().parent_path();
+  return fs::exists(prefix / LEVIN_PACKAGE, error) ? prefix : fs::path();
+}
+
+/// A word of a command line as a shell takes it back.
+std::string shell_word(const std::string& text) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./+-=:,@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
+
 void write(const fs::path& path, const char* text) {
   std::ofstream file(path, std::ios::binary);
   file << text;
@@ -97,11 +115,14 @@ int new_project(const std::vector<std::string>& words, const Args&) {
   LEVIN_CHECK(!error, "[levin new] folder \"", folder.string(), "\" cannot be made: ", error.message());
   write(folder / "CMakeLists.txt", kCMakeLists);
   write(folder / "main.cpp", kMain);
-  fmt::print(
-      "Wrote {0}/CMakeLists.txt and {0}/main.cpp. Build and run:\n"
-      "  cmake -S {0} -B {0}/build && cmake --build {0}/build\n"
-      "  {0}/build/app\n",
-      folder.string());
+  const auto prefix = own_prefix();
+  const auto place = shell_word(folder.string()), build = shell_word((folder / "build").string());
+  const auto find =
+      prefix.empty() ? std::string("-DCMAKE_PREFIX_PATH=PREFIX") : shell_word("-DCMAKE_PREFIX_PATH=" + prefix.string());
+  fmt::print("Wrote {0}/CMakeLists.txt and {0}/main.cpp. Build and run{1}:\n", folder.string(),
+             prefix.empty() ? " (PREFIX is the folder that Levin is installed in, or its build folder)" : "");
+  fmt::print("  cmake -S {} -B {} {}\n  cmake --build {}\n  {}\n", place, build, find, build,
+             shell_word(((folder.is_absolute() ? folder : "." / folder) / "build" / "app").string()));
   return 0;
 }
 
