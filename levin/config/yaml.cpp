@@ -177,6 +177,15 @@ bool is_plain(std::string_view text) {
           (text.front() == '-' && text.size() > 1 && is_word(text[1])));
 }
 
+/// Whether a tab stands before the first word of a line, which is counted from 0.
+bool has_tab_indentation(std::string_view text, int line) {
+  for (; line > 0 && !text.empty(); --line) {
+    const auto end = text.find('\n');
+    text = end == text.npos ? std::string_view() : text.substr(end + 1);
+  }
+  return line == 0 && text.substr(0, text.find_first_not_of(" \t")).find('\t') != text.npos;
+}
+
 }  // namespace
 
 Node parse_yaml(std::string_view text, const std::string& name, std::string_view operation) {
@@ -191,6 +200,8 @@ Node parse_yaml(std::string_view text, const std::string& name, std::string_view
     if (parser.HandleNextDocument(second))
       throw Error(fmt::format("[{}] {} has more than one document (\"---\"); one is allowed", operation, name));
   } catch (const YAML::Exception& error) {
+    if (has_tab_indentation(text, error.mark.line))
+      builder.fail(error.mark, "a tab indents this line, and YAML takes spaces only; write two spaces for each level");
     builder.fail(error.mark, "not YAML: " + error.msg);
   }
   return builder.take();

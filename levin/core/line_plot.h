@@ -6,10 +6,10 @@
 
 namespace levin {
 
-/// A curve as a picture, without a library: for what a run has to show once.
+/// A curve to be drawn (io/line_picture.h): for what a run has to show once.
 ///
-///     LinePlot plot{.title = "loss", .x_label = "learning rate", .y_label = "loss", .log_x = true, .x = lrs, .y =
-///     losses}; write_file("lr_find.svg", to_svg(plot));
+///     LinePlot plot{.title = "loss", .x_label = "learning rate", .y_label = "loss", .log_x = true, .x = lrs, .y = ys};
+///     write_drawing("lr_find.svg", picture_of(plot));
 struct LinePlot {
   std::string title = {};
   /// A smaller line below it.
@@ -24,8 +24,6 @@ struct LinePlot {
   std::optional<size_t> mark = {};
   std::string mark_label = {};
 };
-
-std::string to_svg(const LinePlot& plot);
 
 /// Round numbers that divide a range: about `count` of them, at 1, 2 or 5 times a power of ten.
 std::vector<double> nice_ticks(double low, double high, int count);

@@ -115,11 +115,22 @@ class ManualOptimizer final : public OptimizerImpl {
   Run& run_;
 };
 
+/// The smallest fraction of `size` batches that is a whole batch, in few digits.
+double least_share(int64_t size) {
+  double digits = 1000;
+  while (digits < 100 * static_cast<double>(size)) digits *= 10;
+  return std::ceil(digits / static_cast<double>(size)) / digits;
+}
+
 int64_t limited(const char* option, const Limit& limit, int64_t size) {
   if (!limit.is_share()) return std::min(size, limit.count());
+  if (limit.is_zero()) return 0;
+  LEVIN_CHECK(size > 0, "[trainer] the loader that ", option, " ", limit.to_string(),
+              " is about has no batches: its dataset is empty, or drop_last is set and it has fewer samples than one "
+              "batch; give it more samples or a smaller batch_size");
   const auto count = static_cast<int64_t>(std::floor(static_cast<double>(size) * limit.share()));
-  LEVIN_CHECK(count > 0 || limit.is_zero(), "[trainer] ", option, " ", limit.to_string(), " of ", size,
-              " batches is none at all; give at least ", 1.0 / static_cast<double>(size));
+  LEVIN_CHECK(count > 0, "[trainer] ", option, " ", limit.to_string(), " of ", size, size == 1 ? " batch" : " batches",
+              " is less than one batch; write ", least_share(size), " or more, or a number of batches such as 1");
   return count;
 }
 
@@ -416,7 +427,7 @@ void Run::load_train_data() {
   LEVIN_CHECK(loaders.size() == 1, "[trainer.fit] ", loaders.size(),
               " training loaders were given; combine them into one with levin::combine");
   train_data_.loaders = prepared(loaders, /*training=*/true);
-  count_batches(train_data_, "limit_train_batches", plan_.limit_train);
+  count_batches(train_data_, plan_.overfits ? "overfit_batches" : "limit_train_batches", plan_.limit_train);
   const auto batches = train_data_.batches.front();
   LEVIN_CHECK(!batches || *batches > 0, "[trainer.fit] the training loader has no batches");
 
@@ -447,6 +458,7 @@ void Run::load_eval_data(Stage stage) {
   data.loaders = prepared(loaders, /*training=*/false);
   const char* option = stage == Stage::kTest      ? "limit_test_batches"
                        : stage == Stage::kPredict ? "limit_predict_batches"
+                       : plan_.overfits           ? "overfit_batches"
                                                   : "limit_val_batches";
   count_batches(data, option, eval_limit(stage));
   data.common.clear();

@@ -62,6 +62,7 @@ class TrainCli : public ::testing::Test {
                                    "--trainer.default_root_dir",
                                    (folder_ / runs).string(),
                                    "--data.batch_size=8",
+                                   "--data.samples=64",
                                    "--trainer.enable_progress_bar",
                                    "false",
                                    "--trainer.log_every_n_steps",

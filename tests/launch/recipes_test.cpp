@@ -128,6 +128,7 @@ TEST_F(Recipes, FineTuningIsComparedWithScratch) {
                     ContainsRegex("Fine-tuning (gains|loses) [0-9.]+ points in the same number of steps")));
   EXPECT_THAT(text_of(only("curves.svg")),
               AllOf(HasSubstr("<svg"), HasSubstr("from scratch"), HasSubstr("fine-tuned"), Not(HasSubstr("nan"))));
+  EXPECT_THAT(text_of(only("curves.png")), ::testing::StartsWith("\x89PNG"));
   EXPECT_THAT(text_of(only("metrics.csv")), AllOf(HasSubstr("scratch_val_acc"), HasSubstr("finetuned_val_acc")));
 
   // From a checkpoint of before there is nothing to learn first.
@@ -200,14 +201,26 @@ TEST_F(Recipes, WrongDataOptionsAreOneLine) {
 }
 
 TEST(Curves, ArePathsInTheirColours) {
-  const auto svg =
-      cli::curves_svg("a < b", "below",
-                      {{.title = "loss",
-                        .x_label = "steps",
-                        .curves = {{"one", {0, 1, 2}, {3, 2, 1}}, {"two", {0, 1, 2}, {3, NAN, 2}}}},
-                       {.title = "accuracy", .x_label = "steps", .curves = {{"one", {2}, {50}}, {"two", {}, {}}}}});
+  const auto svg = to_svg(cli::curves_picture(
+      "a < b", "below",
+      {{.title = "loss",
+        .x_label = "steps",
+        .curves = {{"one", {0, 1, 2}, {3, 2, 1}}, {"two", {0, 1, 2}, {3, NAN, 2}}}},
+       {.title = "accuracy", .x_label = "steps", .curves = {{"one", {2}, {50}}, {"two", {}, {}}}}}));
   EXPECT_THAT(svg, AllOf(HasSubstr("a &lt; b"), HasSubstr(">one<"), HasSubstr(">two<"), HasSubstr("#2563eb"),
-                         HasSubstr("#ea580c"), Not(HasSubstr("nan"))));
+                         HasSubstr("#ea580c"), Not(HasSubstr("nan")), Not(HasSubstr("no data"))));
+}
+
+TEST(Curves, APanelWithoutDataSaysSo) {
+  const auto svg = to_svg(
+      cli::curves_picture("a", "b",
+                          {{.title = "loss", .x_label = "steps", .curves = {{"one", {0, 1}, {3, 2}}}},
+                           {.title = "accuracy", .x_label = "steps", .curves = {{"one", {}, {}}, {"two", {1}, {NAN}}}},
+                           {.title = "nothing", .x_label = "steps", .curves = {}}}));
+  size_t said = 0;
+  for (size_t at = svg.find(">no data<"); at != svg.npos; at = svg.find(">no data<", at + 1)) ++said;
+  EXPECT_EQ(said, 2u);
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
 }
 
 TEST(Curves, SmoothingIsTheMeanOfNeighbours) {

@@ -12,7 +12,9 @@
 namespace levin::cli {
 namespace {
 
-/// The smallest model worth training: whether a machine, a strategy or a flag works is seen in seconds.
+/// The smallest model worth training: whether a machine, a strategy or a flag works is seen in seconds. It learns to
+/// answer 1 to whatever comes in: with weights of 0 and a bias of 1 the loss is 0, its minimum, and the defaults reach
+/// less than 1e-4 of it.
 class BoringModel : public TrainModule {
  public:
   struct Options {
@@ -48,8 +50,8 @@ class RandomNumbers : public DataModule {
  public:
   struct Options {
     int64_t features = 32;
-    int64_t samples = 64;
-    int64_t batch_size = 1;
+    int64_t samples = 256;
+    int64_t batch_size = 8;
 
     void fields(auto f) {
       f("features", features, "numbers of a sample");
@@ -79,15 +81,17 @@ class RandomNumbers : public DataModule {
 
 Recipe boring() {
   return {
-      "boring", "one linear layer, to see whether all works",
+      "boring", "one linear layer, to see whether all works: the loss goes to 0",
       R"(trainer:
-  max_epochs: 1
+  max_epochs: 5
+  log_every_n_steps: 8
 optimizer:
   class: SGD
   lr: 0.1
 lr_scheduler:
   class: StepLR
   step_size: 1
+  gamma: 0.8
 )",
       []() -> std::unique_ptr<TrainProgram> { return std::make_unique<TrainProgramOf<BoringModel, RandomNumbers>>(); }};
 }

@@ -8,30 +8,16 @@
 #include <fmt/format.h>
 
 #include "levin/core/line_plot.h"
+#include "levin/io/line_picture.h"
 
 namespace levin::cli {
 namespace {
 
 constexpr double kPanelWidth = 440, kPicturesHeight = 400, kPlotTop = 92, kPlotBottom = 340, kPlotLeft = 58;
 constexpr double kPlotRight = kPanelWidth - 18;
-constexpr std::array kCurveColors{"#2563eb", "#ea580c", "#16a34a", "#9333ea"};
-
-constexpr auto kCurveStyle = R"(
-  <style>
-    text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, sans-serif; fill: #52525b }
-    .title { font-size: 16px; font-weight: 600; fill: #18181b }
-    .panel { font-size: 13px; font-weight: 600; fill: #18181b }
-    .grid { stroke: #e4e4e7; stroke-width: 1 }
-    .axis { stroke: #a1a1aa; stroke-width: 1; fill: none }
-    .curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round }
-  </style>
-)";
-
-std::string without_markup(const std::string& text) {
-  std::string out;
-  for (const char c : text) out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
-  return out;
-}
+constexpr double kCurveText = 12;
+constexpr uint32_t kCurveInk = 0x18181b, kCurveGrid = 0xe4e4e7;
+constexpr std::array<uint32_t, 4> kCurveColors{0x2563eb, 0xea580c, 0x16a34a, 0x9333ea};
 
 struct Extent {
   double low = std::numeric_limits<double>::infinity(), high = -low;
@@ -47,77 +33,65 @@ bool is_drawn(const Curve& curve, size_t i) {
   return std::isfinite(curve.x[i]) && std::isfinite(curve.y[i]);
 }
 
-void draw_panel(const CurvePanel& panel, double left, std::string& svg) {
+void draw_panel(const CurvePanel& panel, double left, Drawing& drawing) {
   Extent xs, ys;
   for (const auto& curve : panel.curves)
     for (size_t i = 0; i < std::min(curve.x.size(), curve.y.size()); ++i)
       if (is_drawn(curve, i)) xs.add(curve.x[i]), ys.add(curve.y[i]);
+  const bool empty = xs.low > xs.high;
   if (!(xs.low < xs.high)) xs.widen(0);
   ys.widen(0.05);
-  const auto px = [&](double x) {
-    return left + kPlotLeft + (x - xs.low) / (xs.high - xs.low) * (kPlotRight - kPlotLeft);
-  };
+  const double from = left + kPlotLeft, to = left + kPlotRight;
+  const auto px = [&](double x) { return from + (x - xs.low) / (xs.high - xs.low) * (to - from); };
   const auto py = [&](double y) { return kPlotBottom - (y - ys.low) / (ys.high - ys.low) * (kPlotBottom - kPlotTop); };
 
-  svg += fmt::format("  <text class=\"panel\" x=\"{}\" y=\"{}\">{}</text>\n", left + kPlotLeft, kPlotTop - 12,
-                     without_markup(panel.title));
-  for (const double tick : nice_ticks(ys.low, ys.high, 6))
-    svg += fmt::format(
-        "  <path class=\"grid\" d=\"M{0} {1:.1f}H{2}\"/>\n"
-        "  <text x=\"{3}\" y=\"{4:.1f}\" text-anchor=\"end\">{5:.4g}</text>\n",
-        left + kPlotLeft, py(tick), left + kPlotRight, left + kPlotLeft - 7, py(tick) + 4,
-        std::abs(tick) < 1e-12 ? 0 : tick);
-  for (const double tick : nice_ticks(xs.low, xs.high, 5))
-    svg += fmt::format(
-        "  <path class=\"grid\" d=\"M{0:.1f} {1}V{2}\"/>\n"
-        "  <text x=\"{0:.1f}\" y=\"{3}\" text-anchor=\"middle\">{4:g}</text>\n",
-        px(tick), kPlotTop, kPlotBottom, kPlotBottom + 18, tick);
-  svg += fmt::format("  <path class=\"axis\" d=\"M{0} {1}V{2}H{3}\"/>\n", left + kPlotLeft, kPlotTop, kPlotBottom,
-                     left + kPlotRight);
-  svg += fmt::format("  <text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
-                     left + (kPlotLeft + kPlotRight) / 2, kPlotBottom + 40, without_markup(panel.x_label));
+  drawing.text(from, kPlotTop - 12, panel.title, {.size = 13, .color = kCurveInk, .bold = true});
+  drawing.text((from + to) / 2, kPlotBottom + 40, panel.x_label, {.size = kCurveText, .anchor = 0.5});
+  if (!empty) {
+    for (const double tick : nice_ticks(ys.low, ys.high, 6)) {
+      drawing.line({{from, py(tick)}, {to, py(tick)}}, {.color = kCurveGrid});
+      drawing.text(from - 7, py(tick) + 4, fmt::format("{:.4g}", std::abs(tick) < 1e-12 ? 0 : tick),
+                   {.size = kCurveText, .anchor = 1});
+    }
+    for (const double tick : nice_ticks(xs.low, xs.high, 5)) {
+      drawing.line({{px(tick), kPlotTop}, {px(tick), kPlotBottom}}, {.color = kCurveGrid});
+      drawing.text(px(tick), kPlotBottom + 18, fmt::format("{:g}", tick), {.size = kCurveText, .anchor = 0.5});
+    }
+  }
+  drawing.line({{from, kPlotTop}, {from, kPlotBottom}, {to, kPlotBottom}}, {});
+  if (empty) return draw_no_data(drawing, from, kPlotTop, to, kPlotBottom);
   for (size_t c = 0; c < panel.curves.size(); ++c) {
     const auto& curve = panel.curves[c];
-    std::string path, dots;
-    for (size_t i = 0; i < std::min(curve.x.size(), curve.y.size()); ++i) {
-      if (!is_drawn(curve, i)) continue;
-      path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", px(curve.x[i]), py(curve.y[i]));
-      if (curve.x.size() <= 30)
-        dots += fmt::format("  <circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", px(curve.x[i]),
-                            py(curve.y[i]), kCurveColors[c % kCurveColors.size()]);
-    }
-    svg +=
-        fmt::format("  <path class=\"curve\" stroke=\"{}\" d=\"{}\"/>\n", kCurveColors[c % kCurveColors.size()], path) +
-        dots;
+    const auto color = kCurveColors[c % kCurveColors.size()];
+    std::vector<Drawing::Point> points;
+    for (size_t i = 0; i < std::min(curve.x.size(), curve.y.size()); ++i)
+      if (is_drawn(curve, i)) points.push_back({px(curve.x[i]), py(curve.y[i])});
+    if (points.size() > 1) drawing.line(points, {.color = color, .width = 2});
+    if (curve.x.size() <= 30)
+      for (const auto& point : points) drawing.rect(point.x - 3, point.y - 3, 6, 6, color, 3);
   }
 }
 
 }  // namespace
 
-std::string curves_svg(const std::string& title, const std::string& subtitle, const std::vector<CurvePanel>& panels) {
+Drawing curves_picture(const std::string& title, const std::string& subtitle, const std::vector<CurvePanel>& panels) {
   const double width = kPanelWidth * static_cast<double>(std::max<size_t>(panels.size(), 1));
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" role=\"img\">",
-      width, kPicturesHeight);
-  svg += kCurveStyle;
-  svg += fmt::format("  <rect width=\"{}\" height=\"{}\" fill=\"#ffffff\"/>\n", width, kPicturesHeight);
-  svg += fmt::format("  <text class=\"title\" x=\"{}\" y=\"28\">{}</text>\n", kPlotLeft, without_markup(title));
-  svg += fmt::format("  <text x=\"{}\" y=\"48\">{}</text>\n", kPlotLeft, without_markup(subtitle));
+  Drawing drawing(width, kPicturesHeight);
+  drawing.text(kPlotLeft, 28, title, {.size = 16, .color = kCurveInk, .bold = true});
+  drawing.text(kPlotLeft, 48, subtitle, {.size = kCurveText});
   // The names once, at the right of the title.
   if (!panels.empty()) {
     double right = width - 18;
     const auto& curves = panels.front().curves;
     for (size_t c = curves.size(); c-- > 0;) {
-      svg += fmt::format("  <text x=\"{:.1f}\" y=\"28\" text-anchor=\"end\">{}</text>\n", right,
-                         without_markup(curves[c].name));
-      right -= 7.0 * static_cast<double>(curves[c].name.size()) + 8;
-      svg += fmt::format("  <path class=\"curve\" stroke=\"{}\" d=\"M{:.1f} 24h-22\"/>\n",
-                         kCurveColors[c % kCurveColors.size()], right);
+      drawing.text(right, 28, curves[c].name, {.size = kCurveText, .anchor = 1});
+      right -= std::max(text_width(curves[c].name, kCurveText), 7.0 * static_cast<double>(curves[c].name.size())) + 8;
+      drawing.line({{right, 24}, {right - 22, 24}}, {.color = kCurveColors[c % kCurveColors.size()], .width = 2});
       right -= 46;
     }
   }
-  for (size_t i = 0; i < panels.size(); ++i) draw_panel(panels[i], kPanelWidth * static_cast<double>(i), svg);
-  return svg + "</svg>\n";
+  for (size_t i = 0; i < panels.size(); ++i) draw_panel(panels[i], kPanelWidth * static_cast<double>(i), drawing);
+  return drawing;
 }
 
 Curve smoothed(const Curve& curve, size_t window) {

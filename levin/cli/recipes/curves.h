@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "levin/io/drawing.h"
+
 namespace levin::cli {
 
 /// A line in a picture. Points that are not finite are left out.
@@ -18,8 +20,8 @@ struct CurvePanel {
   std::vector<Curve> curves;
 };
 
-/// Panels side by side, with one colour for each name, as an SVG picture.
-std::string curves_svg(const std::string& title, const std::string& subtitle, const std::vector<CurvePanel>& panels);
+/// Panels side by side, with one colour for each name. A panel without any finite point says "no data".
+Drawing curves_picture(const std::string& title, const std::string& subtitle, const std::vector<CurvePanel>& panels);
 
 /// Means of `window` neighbours each, so that a noisy curve can be read.
 Curve smoothed(const Curve& curve, size_t window);

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/files.h"
 #include "levin/core/seed.h"
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
@@ -120,15 +119,18 @@ void FinetuneStudy::report(Trainer& trainer, const StudyRun& scratch, const Stud
   if (!keeps_files(trainer)) return;
   const auto window = std::max<size_t>(1, scratch.train_loss.x.size() / 60);
   const auto path = trainer.log_dir() / "curves.svg";
-  write_file(path,
-             curves_svg("Fine-tuned and from scratch", subject(),
-                        {{.title = "training loss",
-                          .x_label = "steps",
-                          .curves = {smoothed(scratch.train_loss, window), smoothed(finetuned.train_loss, window)}},
-                         {.title = "validation accuracy (%)",
-                          .x_label = "steps",
-                          .curves = {scratch.val_accuracy, finetuned.val_accuracy}}}));
-  fabric.print("Curves: ", path.string(), "\nWeights: ", (trainer.log_dir() / "{scratch,finetuned}.ckpt").string());
+  const auto picture =
+      curves_picture("Fine-tuned and from scratch", subject(),
+                     {{.title = "training loss",
+                       .x_label = "steps",
+                       .curves = {smoothed(scratch.train_loss, window), smoothed(finetuned.train_loss, window)}},
+                      {.title = "validation accuracy (%)",
+                       .x_label = "steps",
+                       .curves = {scratch.val_accuracy, finetuned.val_accuracy}}});
+  for (const char* ending : {".svg", ".png"})
+    write_drawing(std::filesystem::path(path).replace_extension(ending), picture);
+  fabric.print("Curves: ", path.string(),
+               " (and .png)\nWeights: ", (trainer.log_dir() / "{scratch,finetuned}.ckpt").string());
 }
 
 std::string study_table(const StudyRun& scratch, const StudyRun& finetuned) {

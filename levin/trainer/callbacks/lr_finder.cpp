@@ -10,6 +10,7 @@
 #include "levin/core/line_plot.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
+#include "levin/io/line_picture.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/train_module.h"
 
@@ -151,15 +152,17 @@ void LearningRateFinder::report(TrainerContext& run) {
   if (run.fabric().is_global_zero()) {
     plot_path_ = run.log_dir() / "lr_find.svg";
     check_writable(plot_path_.parent_path());
-    write_file(plot_path_, to_svg({.title = "Learning rate search",
-                                   .subtitle = range,
-                                   .x_label = "learning rate",
-                                   .y_label = "loss (smoothed)",
-                                   .log_x = options_.mode == "exponential",
-                                   .x = results_.lrs,
-                                   .y = results_.losses,
-                                   .mark = index,
-                                   .mark_label = found}));
+    const auto picture = picture_of(LinePlot{.title = "Learning rate search",
+                                             .subtitle = range,
+                                             .x_label = "learning rate",
+                                             .y_label = "loss (smoothed)",
+                                             .log_x = options_.mode == "exponential",
+                                             .x = results_.lrs,
+                                             .y = results_.losses,
+                                             .mark = index,
+                                             .mark_label = found});
+    write_drawing(plot_path_, picture);
+    write_drawing(std::filesystem::path(plot_path_).replace_extension(".png"), picture);
   }
   run.print("learning rate search: ", range, "; ", found, " (", plot_path_.string(), ")");
   run.print("  loss ", sparkline(results_.losses, 60));

@@ -41,7 +41,7 @@ struct LearningRateSearch {
 };
 
 /// Looks for a learning rate before training: some steps with a rising one, after which everything is put back. Writes
-/// the curve as lr_find.svg into the folder of the logs. A resumed run does not search again.
+/// the curve as lr_find.svg and lr_find.png into the folder of the logs. A resumed run does not search again.
 ///
 ///     auto finder = std::make_shared<levin::LearningRateFinder>();
 ///     levin::Trainer trainer({.callbacks = {finder}});

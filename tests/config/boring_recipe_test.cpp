@@ -1,0 +1,59 @@
+// What `levin fit boring` is for: to see that all works. With its defaults the loss must be seen to fall.
+#include <filesystem>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "levin/core/files.h"
+#include "levin/testing/paths.h"
+#include "tests/launch/child.h"
+
+namespace levin::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The values of a column, where there are any.
+std::vector<double> column_of(const std::string& csv, const std::string& name) {
+  std::istringstream in(csv);
+  std::vector<double> values;
+  size_t wanted = std::string::npos;
+  for (std::string line; std::getline(in, line);) {
+    std::istringstream cells(line);
+    size_t at = 0;
+    const bool head = wanted == std::string::npos;
+    for (std::string cell; std::getline(cells, cell, ','); ++at) {
+      if (head && cell == name) wanted = at;
+      if (!head && at == wanted && !cell.empty()) values.push_back(std::stod(cell));
+    }
+  }
+  return values;
+}
+
+TEST(BoringRecipe, ReachesItsMinimumWithItsDefaults) {
+  const auto program = binary_dir() + "/bin/levin";
+  if (!fs::exists(program)) GTEST_SKIP() << "the program `levin` is not built here";
+  const auto folder = fs::path(::testing::TempDir()) / fmt::format("levin_boring_{}", ::getpid());
+  for (const char* seed : {"0", "1", "2"}) {
+    Child child({program, "fit", "boring", "--trainer.accelerator", "cpu", "--seed", seed, "--trainer.default_root_dir",
+                 folder.string()});
+    ASSERT_EQ(child.wait(), 0) << child.err();
+    fs::path metrics;
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+      if (entry.path().filename() == "metrics.csv") metrics = entry.path();
+    const auto text = read_file(metrics);
+    const auto train = column_of(text, "train_loss"), val = column_of(text, "val_loss");
+    ASSERT_GE(train.size(), 5U) << text;
+    ASSERT_GE(val.size(), 2U) << text;
+    // The minimum is 0; the first batches are near 1.
+    EXPECT_GT(train.front(), 0.05);
+    EXPECT_LT(train.back(), 1e-4);
+    EXPECT_LT(val.back(), 1e-4);
+    fs::remove_all(folder);
+  }
+}
+
+}  // namespace
+}  // namespace levin::testing

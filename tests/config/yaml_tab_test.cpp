@@ -1,0 +1,33 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "levin/config/yaml.h"
+#include "levin/core/error.h"
+
+namespace levin::config {
+namespace {
+
+std::string refusal(const std::string& yaml) {
+  try {
+    (void)parse_yaml(yaml, "run.yaml", "levin fit");
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(YamlTab, IsToldByLineAndWithWhatToWrite) {
+  const std::string what = "a tab indents this line, and YAML takes spaces only; write two spaces for each level";
+  EXPECT_EQ(refusal("trainer:\n\tmax_epochs: 1\n"), "[levin fit] run.yaml:2: " + what);
+  EXPECT_EQ(refusal("trainer:\n  max_epochs: 1\n\tprecision: 32-true\n"), "[levin fit] run.yaml:3: " + what);
+  EXPECT_EQ(refusal("trainer:\n  max_epochs: 1\n  \tprecision: 32-true\n"), "[levin fit] run.yaml:3: " + what);
+  EXPECT_EQ(refusal("a:\n\t- 1\n\t- 2\n"), "[levin fit] run.yaml:2: " + what);
+  EXPECT_EQ(refusal("\ta: 1\n"), "[levin fit] run.yaml:1: " + what);
+  // A tab elsewhere is none of its business.
+  EXPECT_EQ(refusal("a: [1,\n\t2]\n"), "no error");
+  EXPECT_EQ(refusal("a:\t1\nb: 2\t# two\n"), "no error");
+  EXPECT_THAT(refusal("a: 1\tb: 2\nc: [\n"), ::testing::HasSubstr("not YAML"));
+}
+
+}  // namespace
+}  // namespace levin::config

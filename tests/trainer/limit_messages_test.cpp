@@ -1,0 +1,49 @@
+// What is said of a limit that leaves no batch.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "boring.h"
+#include "levin/trainer/trainer.h"
+
+namespace levin::trainer_test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string refusal(TrainerOptions options, int64_t samples, int64_t batch_size = 1) {
+  options.accelerator = "cpu";
+  options.max_epochs = 1;
+  options.logger = false;
+  options.enable_checkpointing = false;
+  options.enable_progress_bar = false;
+  options.enable_model_summary = false;
+  Boring module;
+  try {
+    Trainer(options).fit(module, boring_loader(samples, batch_size), boring_loader(samples, batch_size));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(LimitMessages, TellTheLeastFractionThatWorks) {
+  EXPECT_EQ(
+      refusal({.limit_train_batches = 0.01}, 30),
+      "[trainer] limit_train_batches 0.01 of 30 batches is less than one batch; write 0.0334 or more, or a number "
+      "of batches such as 1");
+  EXPECT_EQ(refusal({.limit_train_batches = 0.0334, .limit_val_batches = 1}, 30), "no error");
+  EXPECT_THAT(refusal({.limit_val_batches = 0.2}, 3), HasSubstr("limit_val_batches 0.2 of 3 batches is less than one"));
+  EXPECT_EQ(refusal({.limit_val_batches = 0.334}, 3), "no error");
+  EXPECT_THAT(refusal({.overfit_batches = 0.1}, 3), HasSubstr("overfit_batches 0.1 of 3 batches"));
+}
+
+TEST(LimitMessages, AnEmptyLoaderIsNamedAsSuch) {
+  for (const auto& options : {TrainerOptions{}, TrainerOptions{.limit_train_batches = 0.5}})
+    EXPECT_THAT(refusal(options, 0), AllOf(HasSubstr("limit_train_batches"), HasSubstr("has no batches"),
+                                           HasSubstr("give it more samples"), Not(HasSubstr("inf"))));
+}
+
+}  // namespace
+}  // namespace levin::trainer_test
