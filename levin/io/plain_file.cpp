@@ -44,6 +44,9 @@ PlainFile::PlainFile(std::filesystem::path path) : file_(std::move(path)) {
   std::array<std::byte, 2> magic{};
   if (file_.size() >= magic.size()) file_.read(0, magic);
   compressed_ = magic[0] == std::byte{0x1f} && magic[1] == std::byte{0x8b};
+  // One that is cut within the first two bytes would pass for plain text.
+  LEVIN_CHECK(file_.size() >= magic.size() || file_.path().extension() != ".gz", "[file] \"", file_.path().string(),
+              "\" is truncated: it has ", file_.size(), " bytes, and gzip has more");
   if (compressed_) content_ = unpack_gzip(file_.path());
 }
 
