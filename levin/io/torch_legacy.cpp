@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <functional>
 #include <unordered_map>
 
 #include "levin/core/error.h"

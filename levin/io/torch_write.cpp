@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/io/torch_file.h"
+#include "levin/io/zip_file.h"
 #include "levin/io/zip_format.h"
 
 namespace levin {

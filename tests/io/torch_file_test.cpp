@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include "levin/core/files.h"
 #include "levin/io/torch_pickle.h"
+#include "levin/io/zip_file.h"
 #include "tests/io/crafted.h"
 
 namespace levin::torch_file_tests {

@@ -12,7 +12,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string refusal(TrainerOptions options, int64_t samples, int64_t batch_size = 1) {
+std::string refusal(TrainerOptions options, const DataLoader<Batch>& loader) {
   options.accelerator = "cpu";
   options.max_epochs = 1;
   options.logger = false;
@@ -21,11 +21,15 @@ std::string refusal(TrainerOptions options, int64_t samples, int64_t batch_size 
   options.enable_model_summary = false;
   Boring module;
   try {
-    Trainer(options).fit(module, boring_loader(samples, batch_size), boring_loader(samples, batch_size));
+    Trainer(options).fit(module, loader, loader);
   } catch (const Error& error) {
     return error.what();
   }
   return "no error";
+}
+
+std::string refusal(const TrainerOptions& options, int64_t samples) {
+  return refusal(options, boring_loader(samples));
 }
 
 TEST(LimitMessages, TellTheLeastFractionThatWorks) {
@@ -40,9 +44,12 @@ TEST(LimitMessages, TellTheLeastFractionThatWorks) {
 }
 
 TEST(LimitMessages, AnEmptyLoaderIsNamedAsSuch) {
-  for (const auto& options : {TrainerOptions{}, TrainerOptions{.limit_train_batches = 0.5}})
-    EXPECT_THAT(refusal(options, 0), AllOf(HasSubstr("limit_train_batches"), HasSubstr("has no batches"),
-                                           HasSubstr("give it more samples"), Not(HasSubstr("inf"))));
+  // Four samples are less than a batch of eight, and what is less is left out.
+  const auto none =
+      make_loader(TensorDataset({{"x", levin::testing::boring_data(4).first}}), {.batch_size = 8, .drop_last = true});
+  EXPECT_THAT(refusal({}, none), AllOf(HasSubstr("has no batches"), HasSubstr("drop_last"), Not(HasSubstr("inf"))));
+  EXPECT_THAT(refusal({.limit_train_batches = 0.5, .limit_val_batches = 0}, none),
+              AllOf(HasSubstr("limit_train_batches 0.5"), HasSubstr("has no batches"), Not(HasSubstr("inf"))));
 }
 
 }  // namespace
