@@ -100,17 +100,17 @@ FailureExchange::FailureExchange(c10::intrusive_ptr<c10d::Store> store, int rank
 
 void FailureExchange::check(std::string_view operation) const {
   std::lock_guard lock(mutex_);
-  LEVIN_CHECK(reason_.empty(), "[", operation, "] the group of ranks has ended: ", reason_);
+  LEVIN_CHECK(ended_.text.empty(), "[", operation, "] the group of ranks has ended: ", ended_.text);
 }
 
 bool FailureExchange::failed() const {
   std::lock_guard lock(mutex_);
-  return !reason_.empty();
+  return !ended_.text.empty();
 }
 
 std::string FailureExchange::reason() const {
   std::lock_guard lock(mutex_);
-  return reason_;
+  return ended_.text;
 }
 
 void FailureExchange::conclude(const std::string& line, bool store_answers) noexcept {
@@ -124,7 +124,7 @@ void FailureExchange::conclude(const std::string& line, bool store_answers) noex
     } catch (const std::exception&) {
       // The others will see the connections close.
     }
-  end_with(agreed);  // before the next line: who waits must find the reason
+  end_with({Kind::kShared, agreed});  // before the next line: who waits must find the reason
   hooks_.abort();
 }
 
@@ -151,7 +151,7 @@ void FailureExchange::fail(std::string_view operation, const FailureReport& repo
     known[static_cast<size_t>(rank_)] = report;
     line = explain_failure(operation, known, closed, names_, cause);
   }
-  end_with(line);
+  end_with({Kind::kShared, line});
   if (parent_) parent_->leave({Kind::kShared, line});
   throw Error(line);
 }
@@ -192,8 +192,17 @@ void FailureExchange::leave(const FailureReport& report) noexcept {
   }
   if (report.kind == Kind::kLeft) return;
   hooks_.abort();
-  end_with(report.text);
+  end_with(report);
   if (parent_) parent_->leave(report);
+}
+
+void FailureExchange::leave_by_exception() noexcept {
+  FailureReport report{Kind::kFailed, "it left because of an exception"};
+  if (parent_) {
+    std::lock_guard lock(parent_->mutex_);
+    if (!parent_->ended_.text.empty()) report = parent_->ended_;
+  }
+  leave(report);
 }
 
 void FailureExchange::wait_for_others(milliseconds timeout) noexcept {
@@ -227,9 +236,9 @@ bool FailureExchange::any_failed(c10d::Store& store) {
   return store.check({kAny});
 }
 
-void FailureExchange::end_with(const std::string& line) noexcept {
+void FailureExchange::end_with(const FailureReport& report) noexcept {
   std::lock_guard lock(mutex_);
-  if (reason_.empty()) reason_ = line;
+  if (ended_.text.empty()) ended_ = report;
 }
 
 FailureWatcher::FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,

@@ -69,6 +69,8 @@ class FailureExchange {
   [[noreturn]] void fail(std::string_view operation, const FailureReport& report, std::string_view cause = {});
   /// Ends the group because of this rank's own error, without waiting for the others.
   void leave(const FailureReport& report) noexcept;
+  /// As above, while an exception is under way: the reason is that of the enclosing group, where that has ended.
+  void leave_by_exception() noexcept;
   /// Ends the group, from a thread of its own, with a line that concerns all. What is pending throws the line.
   void conclude(const std::string& line, bool store_answers) noexcept;
   /// Ends what is pending; who waits in it then learns why the group has ended.
@@ -87,7 +89,7 @@ class FailureExchange {
   std::string agree(std::string_view operation, std::span<const int> closed, std::string_view cause);
   void post(const FailureReport& report);
   void say_done() noexcept;
-  void end_with(const std::string& line) noexcept;
+  void end_with(const FailureReport& report) noexcept;
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
@@ -96,7 +98,8 @@ class FailureExchange {
   const std::chrono::milliseconds patience_;
   const std::shared_ptr<FailureExchange> parent_;
   mutable std::mutex mutex_;
-  std::string reason_;
+  /// What this rank says of the end; no text while the group has not ended.
+  FailureReport ended_;
 };
 
 /// Looks at the store from a thread of its own and runs `react` once when some rank has failed. For backends whose

@@ -19,6 +19,35 @@
 namespace levin::detail {
 namespace {
 
+/// Work without a future, which is over when somebody has waited for it.
+class EndsWhenWaited final : public c10d::Work {
+ public:
+  EndsWhenWaited(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<GroupTrace> trace, int64_t index)
+      : inner_(std::move(inner)), trace_(std::move(trace)), index_(index) {}
+  ~EndsWhenWaited() override { end(); }
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool isSuccess() const override { return inner_->isSuccess(); }
+  std::exception_ptr exception() const override { return inner_->exception(); }
+  std::vector<at::Tensor> result() override { return inner_->result(); }
+  void synchronize() override { wait(kNoTimeout); }
+  bool wait(std::chrono::milliseconds timeout) override {
+    struct Ends {
+      EndsWhenWaited* work;
+      ~Ends() { work->end(); }
+    } ends{this};
+    return inner_->wait(timeout);
+  }
+  void abort() override { inner_->abort(); }
+
+ private:
+  void end() {
+    if (const auto trace = std::exchange(trace_, nullptr)) trace->end(index_);
+  }
+  c10::intrusive_ptr<c10d::Work> inner_;
+  std::shared_ptr<GroupTrace> trace_;
+  int64_t index_;
+};
+
 /// Gloo as PyTorch builds it, with the abort that it lacks, and a record of what is under way.
 class AbortableGloo : public c10d::ProcessGroupGloo {
  public:
@@ -98,12 +127,12 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
     std::lock_guard lock(starting_);
     int64_t bytes = 0;
     for (const auto& tensor : tensors) bytes += tensor.numel() * static_cast<int64_t>(tensor.element_size());
-    auto what = GroupTrace::labelled(tensors.empty() ? std::string(kind) : fmt::format("{} of {} bytes", kind, bytes));
+    auto what = tensors.empty() ? std::string(kind) : fmt::format("{} of {} bytes", kind, bytes);
     // Messages find their operation by its tag. One that other ranks call something else gets another tag, so that
     // two buffers of different sizes never meet, which would end the process.
     uint32_t hash = 2166136261u;
     for (const unsigned char c : what) hash = (hash ^ c) * 16777619u;
-    const auto index = trace_->begin(std::move(what));
+    const auto index = trace_->begin(GroupTrace::labelled(std::move(what)));
     collectiveCounter_ = (((hash >> 16) ^ hash) << 16) | (static_cast<uint32_t>(index * 4) & 0xffffu);
     inside_ = true;
     WorkRef work;
@@ -115,11 +144,17 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
       throw;
     }
     inside_ = false;
-    const auto future = work ? work->getFuture() : nullptr;
-    if (future)
-      future->addCallback([trace = trace_, index](c10::ivalue::Future&) { trace->end(index); }, /*uses_future=*/false);
-    else
+    if (!work) {
       trace_->end(index);
+      return work;
+    }
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+    try {
+      future = work->getFuture();
+    } catch (const c10::Error&) {  // a reduce_scatter has none: it is done when it was waited for
+      return c10::make_intrusive<EndsWhenWaited>(std::move(work), trace_, index);
+    }
+    future->addCallback([trace = trace_, index](c10::ivalue::Future&) { trace->end(index); }, /*uses_future=*/false);
     return work;
   }
 

@@ -107,15 +107,19 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
   if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
   watch_->add(trace_, failures_);
+  // A rank that was quick to connect may be as quick to leave: not before the others are connected.
+  if (size() > 1) meet("join", "join");
 }
 
 ProcessCollective::~ProcessCollective() {
   watcher_.reset();
+  const auto place = watch_->place();
+  watch_.reset();  // before this rank says that it is done: the one that serves the store may go then
   if (!failures_->failed()) {
     if (std::uncaught_exceptions() > 0)
-      failures_->leave({Kind::kFailed, "it left because of an exception"});
+      failures_->leave_by_exception();
     else
-      failures_->leave({Kind::kLeft, watch_->place()});
+      failures_->leave({Kind::kLeft, place});
     try {
       if (nccl_ && !failures_->failed()) nccl_->shutdown();
     } catch (const std::exception&) {  // the connections close with the process

@@ -44,7 +44,9 @@ std::vector<int> missing_in(std::span<const std::optional<RankSnapshot>> ranks, 
     // It has begun something, but not this.
     if (!checked)
       for (const auto& pending : theirs->pending)
-        if (pending.index == operation.index && pending.what != operation.what) missing.push_back(member);
+        if (pending.index == operation.index &&
+            GroupTrace::unlabelled(pending.what) != GroupTrace::unlabelled(operation.what))
+          missing.push_back(member);
   }
   return missing;
 }
@@ -189,6 +191,11 @@ GroupTrace::Label::~Label() {
 
 std::string GroupTrace::labelled(std::string what) {
   return label.empty() ? what : fmt::format("{}: {}", label, what);
+}
+
+std::string_view GroupTrace::unlabelled(std::string_view what) {
+  const auto at = what.rfind(": ");
+  return at == std::string_view::npos ? what : what.substr(at + 2);
 }
 
 int64_t GroupTrace::begin(std::string what) {

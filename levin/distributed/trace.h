@@ -84,6 +84,9 @@ class GroupTrace {
   };
   /// "fsdp.all_gather: all_gather of 4096 bytes"
   static std::string labelled(std::string what);
+  /// What an operation must have in common with that of other ranks. A rank may name it by where it stands there: one
+  /// that has joined shadows what others do in backward.
+  static std::string_view unlabelled(std::string_view what);
   /// Returns its index, from 1.
   int64_t begin(std::string what);
   void end(int64_t index);

@@ -1,6 +1,7 @@
 #include "levin/distributed/watch.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 
 #include <fmt/format.h>
@@ -32,7 +33,13 @@ void say(const std::string& line) {
 /// What the two threads share, and the thread that speaks to the store.
 struct RankWatch::Talk {
   Talk(c10::intrusive_ptr<c10d::Store> s, int r, int world, std::chrono::milliseconds every)
-      : store(std::move(s)), rank(r), beat(every), states(static_cast<size_t>(world)) {}
+      : store(std::move(s)),
+        rank(r),
+        beat(every),
+        // All who wait read all: many ranks would keep the store busy with it.
+        between_readings(std::min<std::chrono::milliseconds>(every, 500ms) + world * 10ms),
+        states(static_cast<size_t>(world)),
+        heard_of(static_cast<size_t>(world)) {}
 
   struct Group {
     std::weak_ptr<const GroupTrace> trace;
@@ -54,9 +61,10 @@ struct RankWatch::Talk {
   // The talking thread's own, but for `states`, which is under the mutex.
   c10::intrusive_ptr<c10d::Store> store;
   const int rank;
-  const std::chrono::milliseconds beat;
+  const std::chrono::milliseconds beat, between_readings;
   std::vector<std::optional<RankSnapshot>> states;
-  int64_t tick = 0;
+  std::vector<bool> heard_of;
+  std::atomic<int64_t> tick = 0;
 
   RankSnapshot snapshot() const {
     RankSnapshot own;
@@ -86,15 +94,18 @@ struct RankWatch::Talk {
   void run() noexcept {
     try {
       std::unique_lock lock(mutex);
+      Clock::time_point next_reading{};
       while (!stop) {
-        const bool read = wanted;
+        const bool read = wanted && Clock::now() >= next_reading;
         lock.unlock();
         talk(read);
         lock.lock();
         last_answer = Clock::now();
+        if (read) next_reading = last_answer + between_readings;
         // Whoever waits wants to know soon.
-        changed.wait_for(lock, wanted ? std::min<std::chrono::milliseconds>(beat, 500ms) : beat,
-                         [&] { return stop || (wanted && !read); });
+        const auto next_beat = last_answer + beat;
+        changed.wait_until(lock, wanted ? std::min(next_beat, next_reading) : next_beat,
+                           [&] { return stop || (wanted && Clock::now() >= next_reading); });
       }
     } catch (const std::exception&) {
       // The store is gone with the one who served it; connections to the ranks tell the rest.
@@ -115,8 +126,10 @@ struct RankWatch::Talk {
       std::vector<std::string> keys;
       std::vector<size_t> of;
       for (size_t i = 0; i < heard.size(); ++i)
-        if (static_cast<int>(i) != rank && store->check({beat_key(static_cast<int>(i))})) {
-          keys.push_back(beat_key(static_cast<int>(i)));
+        if (const auto key = beat_key(static_cast<int>(i)); static_cast<int>(i) != rank) {
+          if (!heard_of[i]) heard_of[i] = store->check({key});
+          if (!heard_of[i]) continue;
+          keys.push_back(key);
           of.push_back(i);
         }
       const auto texts = store->multiGet(keys);
@@ -195,7 +208,7 @@ void RankWatch::look() {
   auto own = talk_->snapshot();
   const auto* wait = own.longest_wait();
   const double waited = wait ? wait->age : 0;
-  bool others_failed = false;
+  bool others_failed = false, store_gone = false;
   double unanswered = 0;
   int64_t readings = 0;
   std::vector<std::optional<RankSnapshot>> states;
@@ -203,11 +216,15 @@ void RankWatch::look() {
     std::lock_guard lock(talk_->mutex);
     if (was_away) talk_->last_answer = now;
     others_failed = talk_->others_failed;
-    unanswered = talk_->finished ? 0 : seconds(now - talk_->last_answer);
+    store_gone = talk_->finished;
+    unanswered = store_gone ? 0 : seconds(now - talk_->last_answer);
     const bool wanted = waited >= seconds(options_.stall);
-    if (wanted && !talk_->wanted) talk_->changed.notify_all();
-    talk_->wanted = wanted;
     readings = talk_->readings;
+    if (wanted && !talk_->wanted) {
+      read_before_ = readings;
+      talk_->changed.notify_all();
+    }
+    talk_->wanted = wanted;
     if (wanted) states = talk_->states;
   }
   if (waited < seconds(options_.stall)) {
@@ -255,14 +272,15 @@ void RankWatch::look() {
             true);
     }
   }
-  if (waited >= next_warning_) {
-    next_warning_ = 2 * waited;
-    if (unanswered > 5 * seconds(options_.beat) + 5)
-      say(fmt::format("[{}] waited for {:.0f} s, and the store has not answered for {:.0f} s", wait->what, waited,
-                      unanswered));
-    else
-      warn(own, *wait);
-  }
+  if (waited < next_warning_) return;
+  const bool unheard = unanswered > 5 * seconds(options_.beat) + 5;
+  if (!unheard && !store_gone && readings == read_before_) return;  // what the others do will be known in a moment
+  next_warning_ = 2 * waited;
+  if (unheard || store_gone)
+    say(fmt::format("[{}] rank {} has waited for {:.0f} s, and the store {}", wait->what, rank_, waited,
+                    store_gone ? "is gone" : fmt::format("has not answered for {:.0f} s", unanswered)));
+  else
+    warn(own, *wait);
 }
 
 std::string RankWatch::silent_line(int rank, double silent) const {
@@ -282,16 +300,20 @@ void RankWatch::warn(const RankSnapshot& own, const GroupSnapshot::Operation& wa
   for (int i = 0; i < rank_; ++i)
     if (const auto& other = states[static_cast<size_t>(i)]) {
       const auto* theirs = other->longest_wait();
-      if (theirs && theirs->what == wait.what && std::find(missing.begin(), missing.end(), i) == missing.end()) return;
+      if (theirs && GroupTrace::unlabelled(theirs->what) == GroupTrace::unlabelled(wait.what) &&
+          std::find(missing.begin(), missing.end(), i) == missing.end())
+        return;
     }
   std::string list;
   for (const int other : missing) {
     const auto& state = states[static_cast<size_t>(other)];
     const auto silent = seconds(Clock::now() - pulses_[static_cast<size_t>(other)].since);
     std::string text;
-    if (!state || silent > 5 * seconds(options_.beat) + 2) {
+    if (silent > 5 * seconds(options_.beat) + 2) {
       text = silent_line(other, silent);
       if (state && !state->place.empty()) text += fmt::format(" (last: {})", state->place);
+    } else if (!state) {
+      text = fmt::format("rank {} has begun no operation", other);
     } else if (const auto* waits = state->longest_wait(); waits && waits->age > 1) {
       text = fmt::format("rank {} waits in {} for {:.0f} s", other, waits->what, waits->age);
     } else if (!state->doing.empty() || !state->place.empty()) {

@@ -70,6 +70,8 @@ class RankWatch {
   // Of the deciding thread alone.
   std::string suspected_;
   int64_t judged_ = 0;
+  /// How often the others had been read when the wait began.
+  int64_t read_before_ = 0;
   double next_warning_ = 0;
   struct Pulse {
     int64_t tick = -1;

@@ -92,6 +92,12 @@ TEST(Deadlock, IsTheSamePlaceInTheOrderWithAnotherOperation) {
               HasSubstr("rank 0 in all_gather of 40 bytes, rank 1 in all_gather of 80 bytes"));
 }
 
+TEST(Deadlock, IsNotTheSameOperationUnderAnotherName) {
+  const States states{rank({in_data(group({0, 1}, 0, 7), 9, "all_reduce of 40 bytes")}),
+                      rank({in_data(group({0, 1}, 0, 7), 9, "ddp.join: all_reduce of 40 bytes")})};
+  EXPECT_EQ(find_deadlock(states, 3), "");
+}
+
 TEST(Snapshots, TravelAsText) {
   auto state = rank({in_data(in_meeting(group({0, 2}, 3, 4), 1.5, "barrier"), 2.5, "x")}, "batch 3");
   state.doing = "forward";
@@ -160,6 +166,14 @@ TEST(Watch, NamesOperationsOfDifferentSizes) {
     EXPECT_THAT(result.error, AllOf(HasSubstr("rank 0 in ddp: all_reduce of 40 bytes"),
                                     HasSubstr("rank 1 in ddp: all_reduce of 80 bytes")));
   }
+}
+
+TEST(Watch, OperationsOfDifferentNamesMeet) {
+  run_ranks(2, [](Collective& ranks) {
+    std::vector<Tensor> tensors{at::ones({10})};
+    ranks.run(ranks.rank() == 0 ? "ddp" : "ddp.join", [&](c10d::ProcessGroup& all) { all.allreduce(tensors)->wait(); });
+    EXPECT_EQ(tensors[0].sum().item<float>(), 20);
+  });
 }
 
 TEST(Watch, EndsAPartOfTheRanksAndTheRestWithThem) {

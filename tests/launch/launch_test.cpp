@@ -342,7 +342,9 @@ TEST(Fault, EveryAttemptHasAStoreOfItsOwn) {
 TEST(Fault, RestartsRunOut) {
   Child child(ranks(2, {"@1:exit=7", "sleep"}, {"--max-restarts", "2"}));
   EXPECT_EQ(child.wait(), 7);
-  EXPECT_EQ(count(child.err(), "ended with exit status 7"), 3u);
+  // Once for each attempt, and once more in the last line, which says how the run ended.
+  EXPECT_EQ(count(child.err(), "ended with exit status 7"), 4u);
+  EXPECT_EQ(count(child.err(), "the run failed: rank 1"), 1u);
   EXPECT_EQ(count(child.err(), "starting all ranks again"), 2u);
 }
 

@@ -100,5 +100,36 @@ TEST(UnevenRanks, StreamsOfTheSameLengthTrain) {
   for (const auto& error : errors_of_ranks("EvenStreams")) EXPECT_EQ(error, "no error");
 }
 
+/// Tells this rank alone to stop, in the middle of an epoch.
+struct StopsRank1 : Callback {
+  void on_train_batch_end(TrainerContext& ctx, const StepOutput&, const AnyBatch&, int64_t batch_idx) override {
+    if (own_rank() == 1 && batch_idx == 1) ctx.stop("enough");
+  }
+};
+
+TEST(UnevenRankBodies, DISABLED_StopOfOneRank) {
+  fit_and_tell(batches(5), {std::make_shared<StopsRank1>()});
+}
+
+TEST(UnevenRanks, AStopOfOneRankInTheMiddleOfAnEpochIsNoticed) {
+  for (const auto& error : errors_of_ranks("StopOfOneRank"))
+    EXPECT_THAT(error, HasSubstr("it was told to stop after 2 batches of epoch 0"));
+}
+
+/// As above, at a place where nothing but the end of the epoch follows.
+struct StopsRank1AtTheEnd : Callback {
+  void on_train_epoch_end(TrainerContext& ctx) override {
+    if (own_rank() == 1) ctx.stop("enough");
+  }
+};
+
+TEST(UnevenRankBodies, DISABLED_StopOfOneRankAtTheEnd) {
+  fit_and_tell(batches(3), {std::make_shared<StopsRank1AtTheEnd>()});
+}
+
+TEST(UnevenRanks, AStopOfOneRankAtTheEndOfAnEpochStopsAll) {
+  for (const auto& error : errors_of_ranks("StopOfOneRankAtTheEnd")) EXPECT_EQ(error, "no error");
+}
+
 }  // namespace
 }  // namespace levin::tuning_test
