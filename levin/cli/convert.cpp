@@ -298,7 +298,7 @@ int convert(const std::vector<std::string>& words, const Args&) {
     else
       write_items(target, file, items, format, bar);
   }
-  fmt::print("{}: {} tensors, {}, {} {} of {}\n", target.string(), items.size(),
+  fmt::print("{}: {} {}, {}, {} {} of {}\n", target.string(), items.size(), items.size() == 1 ? "tensor" : "tensors",
              format_bytes(static_cast<double>(total)), files, files == 1 ? "file" : "files", format);
   if (!file.stripped().empty())
     fmt::print("names are without \"{0}\", which all names of {1} have (--add-prefix {0} keeps it)\n", file.stripped(),

@@ -30,7 +30,8 @@ std::vector<double> nice_ticks(double low, double high, int count) {
       break;
     }
   std::vector<double> ticks;
-  for (double i = std::ceil(low / step - 1e-9); i * step <= high + 1e-9 * step; ++i) ticks.push_back(i * step);
+  // ceil gives -0 just below 0, which would be written so; + 0.0 makes it 0.
+  for (double i = std::ceil(low / step - 1e-9) + 0.0; i * step <= high + 1e-9 * step; ++i) ticks.push_back(i * step);
   return ticks;
 }
 

@@ -190,11 +190,14 @@ NamedRows SampleColumns::finish(std::span<const char> bad, const RowName& row_na
   }
   // Some samples did not fit what the others, or those of the batch before, looked like: put them together anew.
   std::vector<NamedRows> samples(good.size());
+  std::vector<char> other(good.size(), 0);  // a sample without any field is one too, and has nothing in the columns
   for (auto& [row, sample] : others_)
-    if (const auto at = std::lower_bound(good.begin(), good.end(), row); at != good.end() && *at == row)
+    if (const auto at = std::lower_bound(good.begin(), good.end(), row); at != good.end() && *at == row) {
       samples[static_cast<size_t>(at - good.begin())] = std::move(sample);
+      other[static_cast<size_t>(at - good.begin())] = 1;
+    }
   for (size_t i = 0; i < good.size(); ++i)
-    if (samples[i].empty())
+    if (!other[i])
       for (auto& column : columns_) samples[i].emplace_back(column.layout.name, column.batch.select(0, good[i]));
   return stack_samples(memory_, samples, good, row_name);
 }

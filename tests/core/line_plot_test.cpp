@@ -14,6 +14,7 @@ TEST(LinePlot, DividesARangeByRoundNumbers) {
   EXPECT_THAT(nice_ticks(0.013, 0.021, 4),
               ::testing::Pointwise(::testing::DoubleNear(1e-12), {0.014, 0.016, 0.018, 0.02}));
   EXPECT_THAT(nice_ticks(2, 2, 4), ::testing::ElementsAre(2));
+  EXPECT_FALSE(std::signbit(nice_ticks(0, 2, 5).at(0)));  // 0 is not labelled "-0"
 }
 
 TEST(LinePlot, FitsIntoALine) {

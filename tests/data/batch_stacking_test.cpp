@@ -113,6 +113,7 @@ TEST(Stacking, MissingAndAdditionalFieldsAreErrors) {
     EXPECT_HAS(refused<Batch>({two, {{"a", number(1)}, {"b", number(2)}, {"c", number(3)}}}, workers),
                "sample 1 has the fields a, b, c");
     EXPECT_HAS(refused<Batch>({two, Batch()}, workers), "\"a\" is missing, \"b\" is missing");
+    EXPECT_HAS(refused<Batch>({Batch(), two}, workers), "\"a\" is additional, \"b\" is additional");
   }
 }
 

@@ -97,8 +97,8 @@ TEST_F(TransformsGpu, NobodyWaitsForTheDevice) {
                                             BatchRandomErasing{}, MixUp{.num_classes = 64}, CutMix{}});
   Random random(4, 1, 7);
   all(batch, random);  // the first call loads kernels
-  batch["image"] = some_images(64, 3, 32, 32, true).to(at::kCUDA);
-  batch["label"] = at::arange(64).to(at::kCUDA);
+  batch.set("image", some_images(64, 3, 32, 32, true).to(at::kCUDA));
+  batch.set("label", at::arange(64).to(at::kCUDA));
   torch::cuda::synchronize();
   // torch warns at every call of its own that waits.
   struct Counter : c10::WarningHandler {

@@ -208,7 +208,8 @@ TEST(Curves, ArePathsInTheirColours) {
         .curves = {{"one", {0, 1, 2}, {3, 2, 1}}, {"two", {0, 1, 2}, {3, NAN, 2}}}},
        {.title = "accuracy", .x_label = "steps", .curves = {{"one", {2}, {50}}, {"two", {}, {}}}}}));
   EXPECT_THAT(svg, AllOf(HasSubstr("a &lt; b"), HasSubstr(">one<"), HasSubstr(">two<"), HasSubstr("#2563eb"),
-                         HasSubstr("#ea580c"), Not(HasSubstr("nan")), Not(HasSubstr("no data"))));
+                         HasSubstr("#ea580c"), Not(HasSubstr("nan")), Not(HasSubstr("no data")), HasSubstr(">0<"),
+                         Not(HasSubstr(">-0<"))));
 }
 
 TEST(Curves, APanelWithoutDataSaysSo) {

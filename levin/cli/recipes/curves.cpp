@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -63,12 +64,17 @@ void draw_panel(const CurvePanel& panel, double left, Drawing& drawing) {
   for (size_t c = 0; c < panel.curves.size(); ++c) {
     const auto& curve = panel.curves[c];
     const auto color = kCurveColors[c % kCurveColors.size()];
-    std::vector<Drawing::Point> points;
-    for (size_t i = 0; i < std::min(curve.x.size(), curve.y.size()); ++i)
-      if (is_drawn(curve, i)) points.push_back({px(curve.x[i]), py(curve.y[i])});
-    if (points.size() > 1) drawing.line(points, {.color = color, .width = 2});
-    if (curve.x.size() <= 30)
-      for (const auto& point : points) drawing.rect(point.x - 3, point.y - 3, 6, 6, color, 3);
+    const size_t count = std::min(curve.x.size(), curve.y.size());
+    // A gap where there is no value.
+    std::vector<Drawing::Point> piece;
+    for (size_t i = 0; i <= count; ++i) {
+      if (i < count && is_drawn(curve, i)) {
+        piece.push_back({px(curve.x[i]), py(curve.y[i])});
+        if (count <= 30) drawing.rect(piece.back().x - 3, piece.back().y - 3, 6, 6, color, 3);
+      } else if (!piece.empty()) {
+        drawing.line(std::exchange(piece, {}), {.color = color, .width = 2});
+      }
+    }
   }
 }
 
