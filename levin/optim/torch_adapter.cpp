@@ -3,6 +3,7 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
@@ -27,6 +28,7 @@ class TorchAdapter final : public OptimizerImpl {
  public:
   explicit TorchAdapter(std::shared_ptr<torch::optim::Optimizer> optimizer)
       : optimizer_(std::move(optimizer)), kind_(detail::kind_of(*optimizer_)), name_(short_name(*optimizer_)) {
+    drop_repeated();
     sync();
   }
 
@@ -78,6 +80,19 @@ class TorchAdapter final : public OptimizerImpl {
     std::deque<Number> numbers;
     double initial_lr = std::numeric_limits<double>::quiet_NaN();
   };
+
+  /// A module lists a tied parameter as often as it is registered, and torch would step it as often.
+  void drop_repeated() {
+    std::unordered_map<const c10::TensorImpl*, size_t> group_of;
+    auto& groups = optimizer_->param_groups();
+    for (size_t g = 0; g < groups.size(); ++g)
+      std::erase_if(groups[g].params(), [&](const Tensor& param) {
+        const auto [at, added] = group_of.emplace(param.unsafeGetTensorImpl(), g);
+        LEVIN_CHECK(at->second == g, "[", name_, "] one parameter is in group ", at->second, " and in group ", g,
+                    "; it would be stepped twice");
+        return !added;
+      });
+  }
 
   // Numbers live here at stable addresses and in torch's options; since the last time, at most one side has changed.
   void sync() const {
