@@ -1,0 +1,165 @@
+// Training programs drawn from a seed: under every strategy they equal one process on the whole batch, or are refused
+// in one line; and whatever throws in them, nothing hangs.
+//
+//     LEVIN_RANDOM_SECONDS=600 build/bin/tests/random_programs_test      as many as fit in ten minutes
+//     LEVIN_RANDOM_SEED=123 LEVIN_RANDOM_PROGRAMS=1 ...                  one program again
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "levin/testing/ranks.h"
+#include "tests/launch/child.h"
+#include "tests/strategies/random_program.h"
+
+namespace levin::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+int64_t variable(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text ? std::atoll(text) : otherwise;
+}
+
+/// Trains as forked ranks that a launcher like torchrun would have started.
+std::vector<RankResult> run_program(const RandomProgram& program, bool alone, const fs::path& folder) {
+  const int world = alone ? 1 : program.ranks;
+  const auto port = std::to_string(free_port());
+  RanksOptions options;
+  options.errors_expected = true;
+  options.limit = std::chrono::seconds(90);
+  return run_ranks(
+      world,
+      [&](Collective& group) {
+        const auto rank = std::to_string(group.rank()), size = std::to_string(world);
+        for (const auto& [name, value] :
+             std::vector<std::pair<std::string, std::string>>{{"RANK", rank},
+                                                              {"LOCAL_RANK", rank},
+                                                              {"WORLD_SIZE", size},
+                                                              {"LOCAL_WORLD_SIZE", size},
+                                                              {"GROUP_RANK", "0"},
+                                                              {"MASTER_ADDR", "127.0.0.1"},
+                                                              {"MASTER_PORT", port},
+                                                              {"TORCHELASTIC_RUN_ID", "random"}})
+          ::setenv(name.c_str(), value.c_str(), 1);
+        const auto trained = train_program(program, alone, (folder / (alone ? "alone" : "ranks")).string());
+        std::vector<Tensor> values{at::tensor(trained.losses, at::kDouble)};
+        values.push_back(at::full({}, static_cast<int64_t>(trained.caught.size()), at::kLong));
+        return values;
+      },
+      options);
+}
+
+/// "" when every rank of `results` ended well; else what became of them.
+std::string ends_of(const std::vector<RankResult>& results) {
+  std::string text;
+  for (size_t rank = 0; rank < results.size(); ++rank) {
+    const auto& result = results[rank];
+    if (result.timed_out)
+      text += fmt::format("rank {} hung; ", rank);
+    else if (result.signal)
+      text += fmt::format("rank {} ended by signal {}; ", rank, result.signal);
+    else if (!result.error.empty())
+      text += fmt::format("rank {}: {}; ", rank, result.error);
+  }
+  return text;
+}
+
+bool one_line_each(const std::vector<RankResult>& results) {
+  for (const auto& result : results)
+    if (result.timed_out || result.signal || result.error.empty() || result.error.find('\n') != std::string::npos)
+      return false;
+  return true;
+}
+
+double tolerance_of(const RandomProgram& program) {
+  return program.precision.starts_with("bf16") ? 6e-2 : program.precision == "64-true" ? 1e-6 : 2e-4;
+}
+
+/// How far the two are apart, relative to the size of the values (of 1 at least); a large number when they do not fit.
+double distance(const Tensor& a, const Tensor& b) {
+  if (a.sizes() != b.sizes()) return 1e9;
+  if (a.numel() == 0) return 0;
+  const auto wanted = b.to(at::kDouble);
+  const auto far = ((a.to(at::kDouble) - wanted).abs() / wanted.abs().clamp_min(1.0)).max().item<double>();
+  return std::isfinite(far) ? far : 1e9;
+}
+
+struct Tally {
+  int equal = 0, refused = 0, failed_together = 0;
+};
+
+/// Whether a line is one of the refusals that are meant: of what setup or a step cannot do, with the way to do it.
+bool is_refusal(const std::string& error) {
+  for (const char* refused : {"optimizer_in_backward", "OptimizerInBackward", "chunk_size", "matches no unit",
+                              "cpu_offload needs", "did not run in the first step"})
+    if (error.starts_with("[") && error.find(refused) != std::string::npos) return true;
+  return false;
+}
+
+void check(const RandomProgram& program, const fs::path& folder, Tally& tally) {
+  SCOPED_TRACE(program.describe());
+  const auto results = run_program(program, false, folder);
+  const auto ends = ends_of(results);
+  if (one_line_each(results) && std::ranges::all_of(results, [](auto& result) { return is_refusal(result.error); })) {
+    ++tally.refused;
+    std::cout << "refused: " << results[0].error << "  (" << program.describe() << ")\n";
+    return;
+  }
+  if (program.failure.starts_with("one_")) {
+    EXPECT_TRUE(one_line_each(results)) << "not every rank got a line: " << ends;
+    EXPECT_NE(ends.find("drawn failure"), std::string::npos) << ends;
+    ++tally.failed_together;
+    return;
+  }
+  if (!ends.empty()) {
+    ADD_FAILURE() << ends;
+    return;
+  }
+  const bool failed_before = ::testing::Test::HasFailure();
+  const auto alone = run_program(program, true, folder);
+  if (const auto reason = ends_of(alone); !reason.empty()) {
+    ADD_FAILURE() << "one process: " << reason;
+    return;
+  }
+  EXPECT_EQ(results[0].tensors.at(1).item<int64_t>(), alone[0].tensors.at(1).item<int64_t>()) << "failures caught";
+  const double tolerance = tolerance_of(program);
+  EXPECT_LE(distance(results[0].tensors.at(0), alone[0].tensors.at(0)), tolerance)
+      << "losses " << results[0].tensors[0] << "\nof one process " << alone[0].tensors[0];
+  const auto ours = load_checkpoint(folder / "ranks").at("model").to_dict();
+  const auto wanted = load_checkpoint(folder / "alone").at("model").to_dict();
+  EXPECT_EQ(ours.size(), wanted.size());
+  for (const auto& [name, value] : wanted) {
+    ASSERT_TRUE(ours.contains(name)) << name;
+    EXPECT_LE(distance(ours.at(name).to_tensor(), value.to_tensor()), tolerance) << name;
+  }
+  if (failed_before || !::testing::Test::HasFailure()) ++tally.equal;
+}
+
+TEST(RandomPrograms, EqualOneProcessOrAreRefused) {
+  const auto seed = static_cast<uint64_t>(variable(
+      "LEVIN_RANDOM_SEED", std::chrono::system_clock::now().time_since_epoch().count() / 1000 % 1'000'000'000));
+  const auto count = variable("LEVIN_RANDOM_PROGRAMS", std::getenv("LEVIN_RANDOM_SECONDS") ? 1'000'000 : 50);
+  const auto limit = std::chrono::seconds(variable("LEVIN_RANDOM_SECONDS", 240));
+  std::cout << fmt::format("LEVIN_RANDOM_SEED={}\n", seed) << std::flush;
+  const auto folder = fs::temp_directory_path() / fmt::format("levin_random_{}_{}", ::getpid(), seed);
+  const auto start = std::chrono::steady_clock::now();
+  Tally tally;
+  int64_t done = 0;
+  for (; done < count && std::chrono::steady_clock::now() - start < limit; ++done) {
+    check(RandomProgram(seed + static_cast<uint64_t>(done)), folder, tally);
+    fs::remove_all(folder);
+  }
+  std::cout << fmt::format("{} programs: {} equal one process, {} refused, {} failed on every rank in one line\n", done,
+                           tally.equal, tally.refused, tally.failed_together);
+  if (done >= 10) {
+    EXPECT_GT(tally.equal, done / 4);
+  }
+}
+
+}  // namespace
+}  // namespace levin::testing
