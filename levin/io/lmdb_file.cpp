@@ -19,8 +19,7 @@ void check_lmdb(int result, const fs::path& path, const char* what) {
   LEVIN_CHECK(result == MDB_SUCCESS, "[records] cannot ", what, " \"", path.string(), "\": ", ::mdb_strerror(result));
 }
 
-LmdbEnvironment open_lmdb_environment(const fs::path& path, unsigned flags, size_t map_bytes,
-                                      const LmdbOpening& how) {
+LmdbEnvironment open_lmdb_environment(const fs::path& path, unsigned flags, size_t map_bytes, const LmdbOpening& how) {
   MDB_env* raw = nullptr;
   check_lmdb(::mdb_env_create(&raw), path, "open");
   LmdbEnvironment env(raw);

@@ -115,15 +115,17 @@ Record record_of_example(std::string_view bytes) {
   Record record;
   record.fields.reserve(features.size());
   std::vector<std::string_view> arrays;
-  for (const auto& feature : features)
-    if (const auto name = array_name(feature.name); !name.empty())
-      if (auto tensor = array_of(features, feature, name); tensor.defined()) {
-        record.fields.emplace_back(name, std::move(tensor));
-        arrays.push_back(name);
-      } else if (auto doubles = doubles_of(features, feature, name)) {
-        record.fields.emplace_back(name, *std::move(doubles));
-        arrays.push_back(name);
-      }
+  for (const auto& feature : features) {
+    const auto name = array_name(feature.name);
+    if (name.empty()) continue;
+    if (auto tensor = array_of(features, feature, name); tensor.defined())
+      record.fields.emplace_back(name, std::move(tensor));
+    else if (auto doubles = doubles_of(features, feature, name))
+      record.fields.emplace_back(name, *std::move(doubles));
+    else
+      continue;
+    arrays.push_back(name);
+  }
   for (auto& feature : features) {
     const auto array = array_name(feature.name);
     if (!arrays.empty() &&

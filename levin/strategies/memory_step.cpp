@@ -79,7 +79,7 @@ class Tracer {
     step_.module->train();
     find_params();
     checkpoint();
-    for (const auto& [name, tensor] : given) batch_[name] = tensor.defined() ? without_data(tensor) : tensor;
+    for (const auto& [name, tensor] : given) batch_.set(name, tensor.defined() ? without_data(tensor) : tensor);
     for (const auto& [name, tensor] : batch_) own(tensor, StepTrace::Kind::kInput, -1);
     UnitWatch watch(units_,
                     [this](StepPart part, size_t unit, bool begins) { mark(part, static_cast<int>(unit), begins); });

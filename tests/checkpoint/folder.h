@@ -13,12 +13,12 @@
 namespace levin {
 
 /// A test with an empty folder whose name has spaces and more than ASCII.
-class FolderTest : public testing::Test {
+class FolderTest : public ::testing::Test {
  protected:
   void SetUp() override {
     root_ = std::filesystem::temp_directory_path() /
             fmt::format("levin chëckpoint {} {}", ::getpid(),
-                        testing::UnitTest::GetInstance()->current_test_info()->name());
+                        ::testing::UnitTest::GetInstance()->current_test_info()->name());
     std::filesystem::remove_all(root_);
     std::filesystem::create_directories(root_);
   }

@@ -21,6 +21,7 @@ std::vector<double> column_of(const std::string& csv, const std::string& name) {
   std::vector<double> values;
   size_t wanted = std::string::npos;
   for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) line.pop_back();
     std::istringstream cells(line);
     size_t at = 0;
     const bool head = wanted == std::string::npos;

@@ -251,6 +251,9 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
       opt.zero_grad();
     }
   }
+  fabric.join_uneven_inputs(net, [&] {
+    for (auto& batch : loader) { /* forward, backward, step */ }
+  });
   int64_t epoch = 0;
   levin::State state{{"model", net}, {"optimizer", opt}, {"loader", loader}, {"epoch", epoch}};
   levin::save_checkpoint("run/last", state);

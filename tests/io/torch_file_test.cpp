@@ -217,11 +217,11 @@ TEST_F(TorchFileTest, NamesMustBeOneOfAKind) {
 TEST_F(TorchFileTest, EveryChangedByteOfAPickleIsAnsweredInOneLine) {
   const auto good = tensor_pickle({});
   const auto read = [&](const std::string& body) {
-    const auto bytes_of = [](const std::string& key) -> uint64_t {
+    const auto bytes_of = [](const std::string& key, uint64_t, uint64_t) -> uint64_t {
       LEVIN_CHECK(key == "0", "[pickle] there is no such storage");
       return 24;
     };
-    return error_of([&] { detail::load_torch_pickle(body, bytes_of, "changed"); });
+    return error_of([&] { detail::load_torch_pickle(std::as_bytes(std::span(body)), bytes_of, "changed"); });
   };
   ASSERT_EQ(read(good), "no error");
   for (size_t i = 0; i < good.size(); ++i) {

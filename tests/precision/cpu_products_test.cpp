@@ -110,7 +110,7 @@ void expect_near(const std::vector<Tensor>& narrow, const std::vector<Tensor>& e
   }
 }
 
-class CpuProducts : public testing::TestWithParam<c10::ScalarType> {};
+class CpuProducts : public ::testing::TestWithParam<c10::ScalarType> {};
 
 // As this CPU computes them: natively, or emulated since the library was loaded.
 TEST_P(CpuProducts, LeaveOneDnnAsItWas) {
@@ -131,8 +131,9 @@ TEST_P(CpuProducts, AreThoseOfFloat32RoundedWhereTheCpuLacksThem) {
     const auto exact = run(product, at::kFloat);
     const auto emulated = run(product, GetParam());
     expect_near(emulated, exact, product.name);
-    if (std::string_view(product.name) != "mv" && std::string_view(product.name) != "addbmm")
+    if (std::string_view(product.name) != "mv" && std::string_view(product.name) != "addbmm") {
       EXPECT_TRUE(emulated[0].equal(exact[0].to(GetParam()).to(at::kFloat))) << product.name;
+    }
   }
 }
 
@@ -186,7 +187,7 @@ TEST_P(CpuProducts, RefuseWhatLibTorchRefuses) {
   EXPECT_EQ(row.dim(), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(Dtypes, CpuProducts, testing::Values(at::kBFloat16, at::kHalf),
+INSTANTIATE_TEST_SUITE_P(Dtypes, CpuProducts, ::testing::Values(at::kBFloat16, at::kHalf),
                          [](const auto& tested) { return std::string(toString(tested.param)); });
 
 TEST(CpuProductsInTraining, LeaveOneDnnOnInEveryThread) {
@@ -216,14 +217,14 @@ TEST(CpuProductsInTraining, LeaveOneDnnOnInEveryThread) {
 }
 
 TEST(CpuProductsInPrecision, EmulationIsSaidWhereItIsAsked) {
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   resolve_precision("bf16-true", c10::DeviceType::CUDA);
   resolve_precision("32-true", c10::DeviceType::CPU);
-  EXPECT_EQ(testing::internal::GetCapturedStderr().find("emulated"), std::string::npos);
-  testing::internal::CaptureStderr();
+  EXPECT_EQ(::testing::internal::GetCapturedStderr().find("emulated"), std::string::npos);
+  ::testing::internal::CaptureStderr();
   resolve_precision("bf16-true", c10::DeviceType::CPU);
   resolve_precision("bf16-true", c10::DeviceType::CPU);
-  const auto said = testing::internal::GetCapturedStderr();
+  const auto said = ::testing::internal::GetCapturedStderr();
   const auto first = said.find("\"bf16-true\" is emulated");
   if (detail::cpu_has_products_in(at::kBFloat16)) {
     EXPECT_EQ(first, std::string::npos) << said;

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/nn/checkpointing.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {

@@ -94,7 +94,7 @@ int64_t measure(Make make, const std::function<Batch()>& data, const MemoryQuest
           std::optional<Autocast> autocast;
           if (plan.autocast) autocast.emplace(at::kCPU, *plan.autocast);
           Batch cast = batch;
-          if (plan.inputs) cast["x"] = batch["x"].to(*plan.inputs);
+          if (plan.inputs) cast.set("x", batch["x"].to(*plan.inputs));
           out = kForward(model, cast);
         }
         if (plan.outputs) out = out.to(*plan.outputs);

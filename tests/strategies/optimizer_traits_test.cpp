@@ -169,7 +169,9 @@ TEST(OptimizerTraits, SayWhatIsKept) {
   for (const auto& optimizer : torchs) {
     auto said = slot_names(optimizer);
     for (const auto& name : kept_names(optimizer))
-      if (name != "step") EXPECT_THAT(said, ::testing::Contains(name)) << optimizer.name();
+      if (name != "step") {
+        EXPECT_THAT(said, ::testing::Contains(name)) << optimizer.name();
+      }
   }
 }
 

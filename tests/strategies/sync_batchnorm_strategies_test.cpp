@@ -137,7 +137,9 @@ TEST(SyncBatchNormOfStrategies, EndsWithAForwardThatThrows) {
       EXPECT_THROW(trainee.forward([&] { return net(at::ones({4, 10})); }), std::runtime_error) << with.name;
       // On one rank alone: it would wait for the other for good.
       torch::nn::BatchNorm1d norm(3);
-      if (group.rank() == 0) EXPECT_TRUE(norm(at::rand({4, 3})).defined());
+      if (group.rank() == 0) {
+        EXPECT_TRUE(norm(at::rand({4, 3})).defined());
+      }
     }
   });
 }

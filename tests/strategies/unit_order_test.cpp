@@ -215,7 +215,7 @@ TEST(UnitOrder, ForwardThatThrewOnAllRanksIsFollowedByAnother) {
     for (int step = 0; step < 4; ++step) {
       const auto [x, y] = order_data(group.rank(), step);
       const auto call = [&, x = x] {
-        auto h = net(x, {0, 1});
+        auto h = net(x, BlockOrder{0, 1});
         LEVIN_CHECK(step % 2 == 0, "no such step");
         return h;
       };
@@ -240,9 +240,9 @@ TEST(UnitOrder, ForwardThatThrewOnOneRankAloneIsOneLine) {
           const auto [x, y] = order_data(group.rank(), step);
           try {
             const auto output = trainee.forward([&, x = x] {
-              auto h = net(x, {0});
+              auto h = net(x, BlockOrder{0});
               if (step == 2 && group.rank() == 1) throw std::runtime_error("out of memory");
-              return net(x, {0, 1, 2});
+              return net(x, BlockOrder{0, 1, 2});
             });
             trainee.backward(mse(output, y));
           } catch (const Error&) {

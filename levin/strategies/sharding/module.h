@@ -90,7 +90,7 @@ class ShardedModule final : public ModuleSync {
   void gather_aside(const std::vector<ShardGroup*>& groups);
   void begin_inner(const std::string& unit);
   void end_inner();
-  bool has_own_order() const { return options_.keeps_whole && options_.ranks; }
+  bool has_own_order() const { return options_.keeps_whole && options_.all_ranks; }
   void adopt_order();
   void check_fired();
 
