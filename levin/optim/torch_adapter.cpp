@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/lbfgs.h>
 
 #include "levin/core/error.h"
@@ -42,10 +43,12 @@ class TorchAdapter final : public OptimizerImpl {
     LEVIN_CHECK(!dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()),
                 "[LBFGS.step] needs the loss more than once a step; call step(closure)");
     sync();
+    fit_states();
     optimizer_->step();
   }
   Tensor step_with(const std::function<Tensor()>& closure) override {
     sync();
+    fit_states();
     return optimizer_->step(closure);
   }
   void zero_grad(bool set_to_none) override {
@@ -80,6 +83,18 @@ class TorchAdapter final : public OptimizerImpl {
     std::deque<Number> numbers;
     double initial_lr = std::numeric_limits<double>::quiet_NaN();
   };
+
+  /// Adagrad makes its state when it is made. A strategy may have sharded the parameter since.
+  void fit_states() {
+    if (std::exchange(states_fit_, true)) return;
+    for (auto& group : optimizer_->param_groups())
+      for (const auto& param : group.params()) {
+        const auto found = optimizer_->state().find(param.unsafeGetTensorImpl());
+        if (found == optimizer_->state().end()) continue;
+        const auto* state = dynamic_cast<torch::optim::AdagradParamState*>(found->second.get());
+        if (state && state->sum().sizes() != param.sizes()) found->second = kind_.fresh_state(group.options(), param);
+      }
+  }
 
   /// A module lists a tied parameter as often as it is registered, and torch would step it as often.
   void drop_repeated() {
@@ -124,6 +139,7 @@ class TorchAdapter final : public OptimizerImpl {
   const detail::TorchKind& kind_;
   std::string name_;
   mutable std::deque<Mirror> mirrors_;
+  bool states_fit_ = false;
 };
 
 void TorchAdapter::add_param_group(std::vector<Tensor> params, const StateDict& values) {

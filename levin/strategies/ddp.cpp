@@ -105,12 +105,8 @@ class OpenReducer : public c10d::Reducer {
     }
     if (local_used_work_) local_used_work_->wait();
   }
-  /// As before the first forward, but for the buckets. `uses_known`: of a static graph.
-  void forget_pass(bool uses_known) {
-    if (static_graph_ && !uses_known) {
-      forget_counts();
-      num_iterations_ = 0;
-    }
+  /// As before the first forward, but for the buckets. Not for a static graph.
+  void forget_pass() {
     std::lock_guard lock(mutex_);
     expect_autograd_hooks_ = false;
     require_finalize_ = false;
@@ -320,7 +316,11 @@ class DdpModule : public ModuleSync {
     const bool from_outside = line.find("gloo") != std::string::npos || line.find("NCCL") != std::string::npos ||
                               !failures->closed_peers().empty();
     if (from_outside) group_->run("ddp", [&](c10d::ProcessGroup&) { throw std::runtime_error(line); });
-    if (const auto most = most_started())
+    // What the reducer knows of a static graph does not survive a pass that was cut off.
+    if (options_.static_graph)
+      failures->leave({FailureReport::Kind::kFailed,
+                       line + " (with static_graph no step can follow a backward that threw; leave it out)"});
+    else if (const auto most = most_started())
       recover(*most);
     else
       failures->leave({FailureReport::Kind::kFailed, line});
@@ -417,7 +417,7 @@ class DdpModule : public ModuleSync {
   void recover(size_t most) {
     if (!armed_) reducer_->prepare_for_backward({});  // as on the ranks that have come further
     group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->drain(most); });
-    reducer_->forget_pass(static_graph_known_);
+    reducer_->forget_pass();
     armed_ = forward_prepared_ = hands_out_leaf_ = false;
     for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
   }

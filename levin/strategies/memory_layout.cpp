@@ -199,9 +199,18 @@ OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::Sca
   fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
 }
 
+/// "AdamW" for "adamw"; a name that is not known here stays.
+static std::string class_of_optimizer(const std::string& name) {
+  std::string lower;
+  for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const auto& each : kNamedOptimizers)
+    if (lower == each.name) return each.make({at::zeros({1}).requires_grad_()}, {}).name();
+  return name;
+}
+
 void check_possible(const std::string& strategy, const StateLayout& layout, const PrecisionPlan& precision,
                     const std::string& optimizer, const OptimizerTraits& traits) {
-  if (layout.shards_optimizer) check_divided_optimizer(strategy, optimizer, traits, layout.ranks);
+  if (layout.shards_optimizer) check_divided_optimizer(strategy, class_of_optimizer(optimizer), traits, layout.ranks);
   if (layout.optimizer_in_backward) check_optimizer_in_backward(strategy, precision);
 }
 

@@ -83,13 +83,23 @@ TEST(FailedBackward, OnAllRanksIsFollowedByAnotherUnderDdp) {
                                                                   : rank == 1 ? "early"
                                                                               : "late"; }};
   const std::vector<StrategyChoice> choices{"ddp", DdpOptions{.bucket_cap_mb = 0.0005},
-                                            DdpOptions{.find_unused_parameters = true, .bucket_cap_mb = 0.0005},
-                                            "ddp_static_graph"};
+                                            DdpOptions{.find_unused_parameters = true, .bucket_cap_mb = 0.0005}};
   for (size_t i = 0; i < cases.size(); ++i) {
     const auto expected = without_failed_steps(2, cases[i]);
     for (size_t j = 0; j < choices.size(); ++j)
       for (const auto& rank : run_ranks(2, [&](Collective& group) { return train_ddp(group, choices[j], cases[i]); }))
         EXPECT_LT(max_difference(rank.tensors, expected), 1e-5) << "case " << i << " choice " << j;
+  }
+}
+
+TEST(FailedBackward, EndsAStaticGraphInOneLine) {
+  RanksOptions options;
+  options.errors_expected = true;
+  const auto throws = [](int, int step) { return step == 1 ? "late" : ""; };
+  for (const auto& rank : run_ranks(
+           2, [&](Collective& group) { return train_ddp(group, "ddp_static_graph", throws); }, options)) {
+    EXPECT_EQ(rank.signal, 0);
+    EXPECT_THAT(rank.error, HasSubstr("static_graph"));
   }
 }
 

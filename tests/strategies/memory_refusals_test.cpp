@@ -7,7 +7,6 @@
 #include "levin/nn/functional.h"
 #include "levin/optim/optim.h"
 #include "levin/strategies/fsdp.h"
-#include "levin/strategies/gemini.h"
 #include "levin/strategies/memory.h"
 #include "levin/testing/ranks.h"
 
@@ -45,15 +44,6 @@ void expect_refused(const std::string& expected, const std::function<std::unique
     }
     ASSERT_EQ(line, expected);
   });
-}
-
-TEST(MemoryRefusals, GeminiNeeds16Bit) {
-  const auto line = estimated({.strategy = "colossalai", .precision = "32-true", .world_size = 2});
-  EXPECT_THAT(line, HasSubstr("[colossalai] precision \"32-true\" is not possible"));
-  expect_refused(
-      line, [] { return std::make_unique<GeminiStrategy>(GeminiOptions{.placement_policy = "cpu"}); },
-      [](torch::nn::Linear& net) -> Optimizer { return optim::SGD(net->parameters(), {.lr = 0.1}); });
-  EXPECT_EQ(estimated({.strategy = "colossalai", .precision = "bf16-mixed", .world_size = 2}), "no error");
 }
 
 TEST(MemoryRefusals, AdafactorNeedsWholeParameters) {

@@ -215,7 +215,7 @@ TEST(UnitOrder, ForwardThatThrewOnAllRanksIsFollowedByAnother) {
     for (int step = 0; step < 4; ++step) {
       const auto [x, y] = order_data(group.rank(), step);
       const auto call = [&, x = x] {
-        auto h = net(x, BlockOrder{0, 1});
+        auto h = net(x, BlockOrder{0, 1, 2});
         LEVIN_CHECK(step % 2 == 0, "no such step");
         return h;
       };

@@ -118,7 +118,8 @@ void ShardGroup::reduce_alone() {
     incoming_ = into;
   work.used.push_back(into);
   work.before = [this, grads, into] {
-    for (const auto& [grad, param] : grads) grad_part(into, *param).copy_(grad, /*non_blocking=*/true);
+    for (const auto& [grad, param] : grads)  // without elements there may be a part of other rows, and nothing in it
+      if (grad.numel() > 0) grad_part(into, *param).copy_(grad, /*non_blocking=*/true);
   };
   reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
 }
