@@ -48,6 +48,7 @@ std::vector<Tensor> train_ddp(Collective& group, const StrategyChoice& choice, c
       ADD_FAILURE() << "backward did not throw";
     } catch (const std::exception& error) {
       if (std::string(error.what()).find("no more memory") == std::string::npos) throw;
+      if (choice.name() == "ddp_static_graph") continue;  // the group has ended
       for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
     }
   }
