@@ -56,7 +56,7 @@ Placement placement_at(int rank, int port, int attempt = 0) {
 TEST(Store, ListensOnItsOwnAddressOnly) {
   const auto hosted = host_store("127.0.0.1", 0, milliseconds(20000));
   EXPECT_GT(hosted.port, 0);
-  EXPECT_THAT(listeners(hosted.port), testing::ElementsAre("0100007F"));
+  EXPECT_THAT(listeners(hosted.port), ::testing::ElementsAre("0100007F"));
 }
 
 TEST(Store, CarriesValuesAndKeepsAttemptsApart) {

@@ -11,9 +11,9 @@ namespace levin::cli {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
 
 const Machine kMachine{.cores = 12, .gpus = 0};
@@ -129,7 +129,7 @@ TEST(RunFlags, ErrorsAreOneLineThatNamesTheFlag) {
   };
   for (const auto& [words, parts] : cases) {
     const auto line = error(words);
-    EXPECT_THAT(line, testing::StartsWith("[levin run] "));
+    EXPECT_THAT(line, ::testing::StartsWith("[levin run] "));
     EXPECT_EQ(line.find('\n'), std::string::npos) << line;
     for (const auto& part : parts) EXPECT_THAT(line, HasSubstr(part));
   }
