@@ -141,8 +141,8 @@ void check(const RandomProgram& program, const fs::path& folder, Tally& tally) {
 }
 
 TEST(RandomPrograms, EqualOneProcessOrAreRefused) {
-  const auto seed = static_cast<uint64_t>(variable(
-      "LEVIN_RANDOM_SEED", std::chrono::system_clock::now().time_since_epoch().count() / 1000 % 1'000'000'000));
+  // The same programs every time; a longer run, or another seed, is asked for.
+  const auto seed = static_cast<uint64_t>(variable("LEVIN_RANDOM_SEED", 1));
   const auto count = variable("LEVIN_RANDOM_PROGRAMS", std::getenv("LEVIN_RANDOM_SECONDS") ? 1'000'000 : 50);
   const auto limit = std::chrono::seconds(variable("LEVIN_RANDOM_SECONDS", 240));
   std::cout << fmt::format("LEVIN_RANDOM_SEED={}\n", seed) << std::flush;
