@@ -180,32 +180,34 @@ const std::array kNamedOptimizers{
                    [](Params params, Moments) -> Optimizer { return optim::Adafactor(std::move(params)); }},
 };
 
+/// Null when the name, in letters of any size, is not known.
+const NamedOptimizer* find_optimizer(const std::string& name) {
+  std::string lower;
+  for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (const auto& each : kNamedOptimizers)
+    if (lower == each.name) return &each;
+  return nullptr;
+}
+
 }  // namespace
 
 OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::ScalarType> moments) {
-  std::string lower;
-  for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const auto& each : kNamedOptimizers) {
-    if (lower != each.name) continue;
-    LEVIN_CHECK(!moments || each.takes_moments, "[estimate_memory] moments_dtype is for adam and adamw, not for ",
-                name);
-    const auto optimizer = each.make({at::zeros({1}).requires_grad_()}, moments);
-    auto traits = *optimizer.traits();
-    traits.slots = [optimizer, slots = traits.slots](at::IntArrayRef sizes, c10::ScalarType dtype) {
-      return slots(sizes, dtype);
-    };
-    return traits;
-  }
-  fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
+  const auto* named = find_optimizer(name);
+  if (!named) fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
+  LEVIN_CHECK(!moments || named->takes_moments, "[estimate_memory] moments_dtype is for adam and adamw, not for ",
+              name);
+  const auto optimizer = named->make({at::zeros({1}).requires_grad_()}, moments);
+  auto traits = *optimizer.traits();
+  traits.slots = [optimizer, slots = traits.slots](at::IntArrayRef sizes, c10::ScalarType dtype) {
+    return slots(sizes, dtype);
+  };
+  return traits;
 }
 
 /// "AdamW" for "adamw"; a name that is not known here stays.
 static std::string class_of_optimizer(const std::string& name) {
-  std::string lower;
-  for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const auto& each : kNamedOptimizers)
-    if (lower == each.name) return each.make({at::zeros({1}).requires_grad_()}, {}).name();
-  return name;
+  const auto* named = find_optimizer(name);
+  return named ? named->make({at::zeros({1}).requires_grad_()}, {}).name() : name;
 }
 
 void check_possible(const std::string& strategy, const StateLayout& layout, const PrecisionPlan& precision,
