@@ -1,6 +1,12 @@
 #include <cstdio>
+#include <string>
+#include <vector>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 namespace {
 
@@ -13,11 +19,85 @@ class OrderLine final : public testing::EmptyTestEventListener {
   }
 };
 
+// What a test that runs in a process of its own prints: gtest's lines without the frame around them.
+class OneTest final : public testing::EmptyTestEventListener {
+  void OnTestPartResult(const testing::TestPartResult& part) override {
+    if (part.passed()) return;
+    std::printf("%s:%d: %s\n%s\n", part.file_name() ? part.file_name() : "unknown file", part.line_number(),
+                part.skipped() ? "Skipped" : "Failure", part.message());
+    std::fflush(stdout);
+  }
+  void OnTestEnd(const testing::TestInfo& test) override {
+    const auto& result = *test.result();
+    const char* word = result.Failed() ? "[  FAILED  ]" : result.Skipped() ? "[  SKIPPED ]" : "[       OK ]";
+    if (result.Failed() || !GTEST_FLAG_GET(brief))
+      std::printf("%s %s.%s (%lld ms)\n", word, test.test_suite_name(), test.name(),
+                  static_cast<long long>(result.elapsed_time()));
+    std::fflush(stdout);
+  }
+};
+
+/// The tests that the flags and the sharding variables select. Listing them makes gtest select, and runs nothing.
+std::vector<std::string> selected_tests() {
+  std::fflush(stdout);
+  const int terminal = ::dup(STDOUT_FILENO), nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  ::dup2(nowhere, STDOUT_FILENO);
+  GTEST_FLAG_SET(list_tests, true);
+  const int listed = RUN_ALL_TESTS();
+  GTEST_FLAG_SET(list_tests, false);
+  std::fflush(stdout);
+  ::dup2(terminal, STDOUT_FILENO);
+  ::close(terminal);
+  ::close(nowhere);
+  std::vector<std::string> names;
+  const auto& program = *testing::UnitTest::GetInstance();
+  for (int s = 0; listed == 0 && s < program.total_test_suite_count(); ++s) {
+    const auto& suite = *program.GetTestSuite(s);
+    for (int t = 0; t < suite.total_test_count(); ++t)
+      if (suite.GetTestInfo(t)->should_run())
+        names.push_back(std::string(suite.name()) + "." + suite.GetTestInfo(t)->name());
+  }
+  return names;
+}
+
+int run_as_child(const std::string& name) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::unsetenv("GTEST_TOTAL_SHARDS");  // the parent has applied it
+  auto& listeners = testing::UnitTest::GetInstance()->listeners();
+  delete listeners.Release(listeners.default_result_printer());
+  listeners.Append(new OneTest);
+  GTEST_FLAG_SET(filter, name);
+  return RUN_ALL_TESTS();
+}
+
+/// Each test in a process of its own, forked from one that has used neither CUDA nor autograd's threads: tests fork ranks,
+/// and a process that has used either cannot fork one that uses it too.
+int run_each_in_a_process(const std::vector<std::string>& names) {
+  std::vector<std::string> failed;
+  for (const auto& name : names) {
+    std::fflush(nullptr);
+    const pid_t pid = ::fork();
+    if (pid == 0) std::exit(run_as_child(name));
+    int status = 0;
+    if (pid < 0 || ::waitpid(pid, &status, 0) != pid) return 1;
+    if (WIFSIGNALED(status)) std::printf("[  FAILED  ] %s (ended by signal %d)\n", name.c_str(), WTERMSIG(status));
+    if (status != 0) failed.push_back(name);
+  }
+  std::printf("[==========] %zu tests ran, each in a process of its own.\n[  PASSED  ] %zu tests.\n", names.size(),
+              names.size() - failed.size());
+  if (!failed.empty()) std::printf("[  FAILED  ] %zu tests, listed below:\n", failed.size());
+  for (const auto& name : failed) std::printf("[  FAILED  ] %s\n", name.c_str());
+  std::fflush(stdout);
+  return failed.empty() ? 0 : 1;
+}
+
 }  // namespace
 
 // The main of every test program.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (::access("/dev/nvidiactl", F_OK) == 0 && !GTEST_FLAG_GET(list_tests))
+    if (const auto names = selected_tests(); names.size() > 1) return run_each_in_a_process(names);
   testing::UnitTest::GetInstance()->listeners().Append(new OrderLine);
   return RUN_ALL_TESTS();
 }
