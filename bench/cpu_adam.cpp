@@ -5,8 +5,8 @@
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
-#include "levin/kernels/adam.h"
-#include "levin/kernels/adam_8bit.h"
+#include "levin/kernels/fused_step/adam.h"
+#include "levin/kernels/fused_step/adam_8bit.h"
 #include "levin/levin.h"
 
 namespace {

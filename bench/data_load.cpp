@@ -13,8 +13,8 @@
 #include "levin/data/image_dataset.h"
 #include "levin/data/loader.h"
 #include "levin/data/transforms/transforms.h"
-#include "levin/io/image.h"
-#include "levin/io/records.h"
+#include "levin/io/images/image.h"
+#include "levin/io/records/records.h"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/levin.h"
-#include "levin/strategies/memory.h"
+#include "levin/memory/estimate.h"
 #include "levin/strategies/sharding_options.h"
 
 namespace {

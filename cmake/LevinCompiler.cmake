@@ -26,6 +26,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND _flags -Wno-subobject-linkage)  # it takes a source that is included for a header
   endif()
 endif()
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+  list(APPEND _flags -Wno-overloaded-virtual)  # a unit's forward hides a virtual one on purpose
+endif()
 if(LEVIN_WERROR)
   list(APPEND _flags -Werror)
 endif()
@@ -37,7 +40,12 @@ if(LEVIN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime"
       "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" "CCACHE_NOHASHDIR=1" ${LEVIN_CCACHE})
-  list(APPEND _flags -fpch-preprocess)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    list(APPEND _flags -fpch-preprocess)
+  else()
+    # As separate words: CMake takes a list of options for a set.
+    string(APPEND CMAKE_CXX_FLAGS " -Xclang -fno-pch-timestamp")
+  endif()
 endif()
 foreach(_flag ${_flags})
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:${_flag}>)

@@ -11,7 +11,7 @@ if(TARGET levin_program)
 endif()
 install(EXPORT LevinTargets NAMESPACE Levin:: DESTINATION ${_package})
 install(DIRECTORY levin DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-  PATTERN "pch.h" EXCLUDE PATTERN "testing" EXCLUDE PATTERN "cli" EXCLUDE)
+  PATTERN "pch.h" EXCLUDE PATTERN "testing" EXCLUDE PATTERN "cli" EXCLUDE PATTERN "program" EXCLUDE)
 install(FILES levin/cli/train_main.h levin/cli/train_program.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/levin/cli)
 # The build folder has the layout of a prefix, and the same package: a project finds Levin in either by CMAKE_PREFIX_PATH.
 set(_built "${CMAKE_BINARY_DIR}/${_package}")

@@ -12,7 +12,7 @@
 #include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/core/words.h"
-#include "levin/io/safetensors_model.h"
+#include "levin/io/weights/safetensors_model.h"
 
 namespace levin {
 namespace fs = std::filesystem;

@@ -13,7 +13,7 @@
 #include "levin/checkpoint/module_state.h"
 #include "levin/checkpoint/shard_targets.h"
 #include "levin/core/state_dict.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 
 namespace levin::detail {
 

@@ -9,7 +9,7 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/format.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 
 namespace levin::detail {
 

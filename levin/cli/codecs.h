@@ -11,7 +11,7 @@
 
 #include "levin/config/fields.h"
 #include "levin/optim/per_group.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 
 // How option types of optimizers and callbacks are read from words.
 namespace levin::config {

@@ -14,7 +14,7 @@
 #include "levin/core/files.h"
 #include "levin/core/seed.h"
 #include "levin/core/words.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 
 namespace levin::cli {
 namespace {

@@ -10,10 +10,10 @@
 #include "levin/core/random.h"
 #include "levin/core/words.h"
 #include "levin/data/drawn_shapes.h"
-#include "levin/io/plain_fields.h"
-#include "levin/io/record_files.h"
-#include "levin/io/record_formats.h"
-#include "levin/io/records.h"
+#include "levin/io/records/plain_fields.h"
+#include "levin/io/records/record_files.h"
+#include "levin/io/records/record_formats.h"
+#include "levin/io/records/records.h"
 
 namespace levin {
 namespace fs = std::filesystem;

@@ -8,7 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/data/drawn_shapes.h"
-#include "levin/io/idx.h"
+#include "levin/io/records/idx.h"
 
 namespace levin {
 namespace {

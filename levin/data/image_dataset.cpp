@@ -10,7 +10,7 @@
 #include "levin/core/main.h"
 #include "levin/data/transforms/color.h"
 #include "levin/io/decode_where.h"
-#include "levin/io/plain_fields.h"
+#include "levin/io/records/plain_fields.h"
 
 namespace levin {
 namespace {

@@ -9,8 +9,8 @@
 #include "levin/core/random.h"
 #include "levin/data/batch_memory.h"
 #include "levin/data/transforms/transform.h"
-#include "levin/io/image.h"
-#include "levin/io/records.h"
+#include "levin/io/images/image.h"
+#include "levin/io/records/records.h"
 
 namespace levin {
 

@@ -7,7 +7,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/io/records.h"
+#include "levin/io/records/records.h"
 
 namespace levin {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "levin/core/batch.h"
-#include "levin/io/records.h"
+#include "levin/io/records/records.h"
 
 namespace levin {
 

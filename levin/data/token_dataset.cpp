@@ -9,7 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/words.h"
-#include "levin/io/npy.h"
+#include "levin/io/weights/npy.h"
 
 namespace levin {
 namespace {

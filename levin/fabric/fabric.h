@@ -21,7 +21,7 @@
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/options.h"
 #include "levin/nn/deferred_init.h"
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/torch/adapter.h"
 
 namespace levin {
 

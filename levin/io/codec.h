@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "levin/io/image_options.h"
+#include "levin/io/images/image_options.h"
 
 /// What the codecs share. They know neither tensors nor files: bytes go in, rows of pixels come out.
 namespace levin::detail {

@@ -4,7 +4,7 @@
 #include <functional>
 #include <span>
 
-#include "levin/io/image.h"
+#include "levin/io/images/image.h"
 
 namespace levin::detail {
 

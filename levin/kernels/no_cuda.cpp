@@ -1,6 +1,6 @@
 // The null twin of image_batch_cuda.cpp and adam_cuda.cpp, for builds without CUDA.
 #include "levin/core/error.h"
-#include "levin/kernels/adam_detail.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
 
 namespace levin::kernels::detail {

@@ -1,6 +1,6 @@
 #include "levin/loggers/events.h"
 
-#include "levin/io/image.h"
+#include "levin/io/images/image.h"
 
 namespace levin::detail {
 namespace {

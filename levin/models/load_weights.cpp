@@ -15,7 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/io/torch_file.h"
+#include "levin/io/weights/torch_file.h"
 #include "levin/models/naming.h"
 #include "levin/nn/named_tensors.h"
 

@@ -7,7 +7,7 @@
 
 #include <torch/nn/module.h>
 
-#include "levin/io/weights.h"
+#include "levin/io/weights/weights.h"
 
 namespace levin::models {
 

@@ -15,7 +15,7 @@ namespace levin::models {
 ///     auto plan = levin::models::plan_naming(names, naming.scheme, "torchvision");
 ///
 /// Known: "torchvision", "timm", "huggingface", for the Vision Transformer and the ResNets (whose names timm shares
-/// with torchvision), and "huggingface" and "levin" for decoders (models/gpt.h). "huggingface" are the names in the
+/// with torchvision), and "huggingface" and "levin" for decoders (models/decoder.h). "huggingface" are the names in the
 /// files of ViTForImageClassification, ResNetForImageClassification, GPT2LMHeadModel and LlamaForCausalLM.
 struct Naming {
   /// "vit", "resnet", "gpt2" or "llama"; empty when the names are of none.

@@ -4,7 +4,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/models/gpt.h"
+#include "levin/models/decoder.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"
 

@@ -57,7 +57,7 @@ struct AdamGroup {
 using AdamWGroup = AdamGroup;
 
 /// Adam with L2 decay, torch.optim.Adam's numbers, by torch's fused kernel; where gradients or averages are narrower
-/// than the parameter, by Levin's (kernels/adam.h).
+/// than the parameter, by Levin's (fused_step/adam.h).
 class Adam : public Optimizer {
  public:
   explicit Adam(std::vector<Tensor> params, AdamOptions options = {});

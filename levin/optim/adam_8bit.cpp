@@ -3,7 +3,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "levin/kernels/adam_8bit.h"
+#include "levin/kernels/fused_step/adam_8bit.h"
 #include "levin/optim/plain_kernels.h"
 #include "levin/optim/state_layout.h"
 #include "levin/optim/typed.h"

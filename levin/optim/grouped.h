@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "levin/kernels/adam.h"
+#include "levin/kernels/fused_step/adam.h"
 #include "levin/optim/optimizer.h"
 
 namespace levin::optim::detail {
@@ -39,7 +39,7 @@ struct Bucket {
   size_t group;
   int kind;
   bool plain;  // by a loop of ours (plain_kernels.h), not by torch's kernel
-  bool mixed;  // gradients or state are of another dtype than the parameters: by a kernel of ours (kernels/adam.h)
+  bool mixed;  // gradients or state are of another dtype than the parameters: by a kernel of ours (fused_step/adam.h)
   c10::Device device;
   c10::ScalarType dtype;
   c10::ScalarType grad_dtype;

@@ -13,4 +13,4 @@
 #include "levin/optim/optimizer.h"
 #include "levin/optim/schedulers.h"
 #include "levin/optim/sgd.h"
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/torch/adapter.h"

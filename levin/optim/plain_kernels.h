@@ -10,7 +10,7 @@ namespace levin::optim::detail {
 /// Parameters up to this many elements are updated here, larger ones by torch's kernels.
 inline constexpr int64_t kPlainNumel = 4096;
 
-/// Whether the kernels of Levin's own (kernels/adam.h) run where the parameter is.
+/// Whether the kernels of Levin's own (fused_step/adam.h) run where the parameter is.
 inline bool has_kernels(const Tensor& param) {
   return param.is_cpu() || param.is_cuda();
 }

@@ -1,10 +1,10 @@
 #pragma once
 
 // All learning rate schedulers.
-#include "levin/optim/composed_schedulers.h"
-#include "levin/optim/cosine_schedulers.h"
-#include "levin/optim/decay_schedulers.h"
-#include "levin/optim/one_cycle.h"
-#include "levin/optim/plateau.h"
-#include "levin/optim/scheduler.h"
-#include "levin/optim/swa_lr.h"
+#include "levin/optim/schedulers/composed_schedulers.h"
+#include "levin/optim/schedulers/cosine_schedulers.h"
+#include "levin/optim/schedulers/decay_schedulers.h"
+#include "levin/optim/schedulers/one_cycle.h"
+#include "levin/optim/schedulers/plateau.h"
+#include "levin/optim/schedulers/scheduler.h"
+#include "levin/optim/schedulers/swa_lr.h"

@@ -3,9 +3,9 @@
 
 #include <fmt/format.h>
 
-#include "levin/core/line_plot.h"
 #include "levin/core/words.h"
-#include "levin/io/drawing.h"
+#include "levin/plots/drawing.h"
+#include "levin/plots/line_plot.h"
 #include "levin/profilers/memory_timeline.h"
 
 namespace levin {

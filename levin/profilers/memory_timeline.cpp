@@ -7,8 +7,8 @@
 #include "levin/core/files.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/memory_counter.h"
-#include "levin/io/drawing.h"
 #include "levin/nn/unit.h"
+#include "levin/plots/drawing.h"
 
 namespace levin {
 

@@ -92,9 +92,9 @@ class Strategy {
   /// The L2 (or p-) norm of all gradients together, over all ranks that hold a part.
   virtual Tensor grad_norm(std::span<const Tensor> params, double norm_type);
 
-  /// What it does to the state of a model, in numbers (levin/strategies/memory.h); once it is connected.
+  /// What it does to the state of a model, in numbers (levin/memory/estimate.h); once it is connected.
   virtual StateLayout layout() const;
-  /// What a training step will take under it: estimate_memory(*this, ...) of levin/strategies/memory.h.
+  /// What a training step will take under it: estimate_memory(*this, ...) of levin/memory/estimate.h.
   ///
   ///     fabric.strategy().estimate(make, forward, loss, batch, MemoryQuestion{.precision = "bf16-mixed"});
   template <class... A>

@@ -70,8 +70,8 @@ int run_as_child(const std::string& name) {
   return RUN_ALL_TESTS();
 }
 
-/// Each test in a process of its own, forked from one that has used neither CUDA nor autograd's threads: tests fork ranks,
-/// and a process that has used either cannot fork one that uses it too.
+/// Each test in a process of its own, forked from one that has used neither CUDA nor autograd's threads: tests fork
+/// ranks, and a process that has used either cannot fork one that uses it too.
 int run_each_in_a_process(const std::vector<std::string>& names) {
   std::vector<std::string> failed;
   for (const auto& name : names) {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "levin/optim/optimizer.h"
-#include "levin/optim/scheduler.h"
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/schedulers/scheduler.h"
+#include "levin/optim/torch/adapter.h"
 
 namespace levin {
 

@@ -7,8 +7,8 @@
 #include "levin/core/files.h"
 #include "levin/core/seed.h"
 #include "levin/core/version.h"
-#include "levin/io/safetensors.h"
-#include "levin/io/safetensors_model.h"
+#include "levin/io/weights/safetensors.h"
+#include "levin/io/weights/safetensors_model.h"
 
 namespace levin {
 namespace {

@@ -13,7 +13,7 @@
 #include "levin/checkpoint/format.h"
 #include "levin/core/checksum.h"
 #include "levin/core/files.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 
 extern char** environ;
 

@@ -9,7 +9,7 @@
 #include "levin/core/checksum.h"
 #include "levin/core/files.h"
 #include "levin/devices/memory_counter.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 
 namespace levin {
 namespace {

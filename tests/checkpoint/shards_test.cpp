@@ -3,7 +3,7 @@
 #include "divided.h"
 #include "folder.h"
 #include "levin/core/files.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {

@@ -12,7 +12,7 @@
 
 #include "levin/config/yaml.h"
 #include "levin/core/files.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/testing/paths.h"
 #include "tests/launch/child.h"
 

@@ -10,7 +10,7 @@
 #include "levin/data/table.h"
 #include "levin/data/text_dataset.h"
 #include "levin/data/token_dataset.h"
-#include "levin/io/npy.h"
+#include "levin/io/weights/npy.h"
 
 namespace levin {
 namespace {

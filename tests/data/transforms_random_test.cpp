@@ -7,7 +7,7 @@
 
 #include "levin/core/error.h"
 #include "levin/data/transforms/transforms.h"
-#include "levin/io/image.h"
+#include "levin/io/images/image.h"
 
 namespace levin::transforms {
 namespace {

@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/testing/paths.h"
 
 namespace levin::transforms {

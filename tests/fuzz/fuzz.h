@@ -12,7 +12,7 @@
 /// line. It includes nothing of torch, so that it can be built whole with sanitizers (tools/fuzz). Three comments in it
 /// say how:
 ///
-///     // fuzz-sources: levin/io/png_*.cpp levin/core/error.cpp  (patterns allowed)
+///     // fuzz-sources: levin/io/images/png_*.cpp levin/core/error.cpp  (patterns allowed)
 ///     // fuzz-seeds: tests/io/fixtures/images/*.png             (valid inputs to start from)
 ///     // fuzz-libraries: -lz
 ///

@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/jpeg_*.cpp levin/io/exif.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/images/jpeg_*.cpp levin/io/images/exif.cpp levin/core/error.cpp
 // fuzz-seeds: tests/io/fixtures/images/*.jpg
 // fuzz-libraries: -ljpeg -lz
 //
@@ -9,8 +9,8 @@
 #include <zlib.h>
 
 #include "fuzz.h"
-#include "levin/io/exif.h"
-#include "levin/io/jpeg_codec.h"
+#include "levin/io/images/exif.h"
+#include "levin/io/images/jpeg_codec.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/pickle.cpp levin/io/pickle_machine.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/weights/pickle.cpp levin/io/weights/pickle_machine.cpp levin/core/error.cpp
 // fuzz-seeds: tests/io/fixtures/weights/*.pkl
 //
 // Any bytes given to the pickle reader make a value or a one-line Error.
@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "levin/core/error.h"
-#include "levin/io/pickle.h"
+#include "levin/io/weights/pickle.h"
 
 namespace {
 

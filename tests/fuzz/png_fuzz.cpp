@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/png_*.cpp levin/io/exif.cpp levin/io/no_deflate.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/images/png_*.cpp levin/io/images/exif.cpp levin/io/images/no_deflate.cpp levin/core/error.cpp
 // fuzz-seeds: tests/io/fixtures/images/*.png tests/fuzz/corpus/png/*
 // fuzz-libraries: -lpng -lz
 //
@@ -14,7 +14,7 @@
 #include <zlib.h>
 
 #include "fuzz.h"
-#include "levin/io/png_codec.h"
+#include "levin/io/images/png_codec.h"
 
 namespace {
 

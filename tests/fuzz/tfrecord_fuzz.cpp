@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/tf_example.cpp levin/io/tfrecord_format.cpp levin/core/error.cpp levin/core/checksum.cpp
+// fuzz-sources: levin/io/records/tfrecord/[ef]*.cpp levin/core/error.cpp levin/core/checksum.cpp
 // fuzz-seeds: tests/io/fixtures/records/*.tfrecord
 // fuzz-libraries: -lz
 
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "levin/core/error.h"
-#include "levin/io/tf_example.h"
-#include "levin/io/tfrecord_format.h"
+#include "levin/io/records/tfrecord/example.h"
+#include "levin/io/records/tfrecord/format.h"
 
 namespace {
 

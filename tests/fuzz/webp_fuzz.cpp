@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/webp.cpp levin/io/exif.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/images/webp.cpp levin/io/images/exif.cpp levin/core/error.cpp
 // fuzz-seeds: tests/io/fixtures/webp/*.webp
 // fuzz-libraries: -lwebp
 // fuzz-needs: LEVIN_WEBP
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fuzz.h"
-#include "levin/io/webp_codec.h"
+#include "levin/io/images/webp_codec.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace levin;

@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/zip_parse.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/weights/zip_parse.cpp levin/core/error.cpp
 // fuzz-seeds: tests/io/fixtures/weights/*.pt
 //
 // Any bytes given to the zip reader make a list of entries that lie in the archive, apart from each other, or a
@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "levin/core/error.h"
-#include "levin/io/zip_file.h"
+#include "levin/io/weights/zip_file.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto read = [&](uint64_t offset, std::span<std::byte> into) {

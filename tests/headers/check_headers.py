@@ -16,7 +16,7 @@ from pathlib import Path
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
 # Heaviest first.
 PRECOMPILED = ["torch/nn/module.h", "torch/types.h", "ATen/ATen.h", "ATen/core/Tensor.h"]
-SKIPPED = ("levin/pch.h", "levin/testing/", "levin/cli/")
+SKIPPED = ("levin/pch.h", "levin/testing/", "levin/cli/", "levin/program/")
 
 
 def closure(root, name, seen):

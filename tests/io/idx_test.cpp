@@ -1,4 +1,4 @@
-#include "levin/io/idx.h"
+#include "levin/io/records/idx.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "levin/io/image.h"
+#include "levin/io/images/image.h"
 
 #include <atomic>
 #include <random>
@@ -9,7 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/testing/paths.h"
 
 namespace levin {

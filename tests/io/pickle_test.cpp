@@ -1,8 +1,8 @@
-#include "levin/io/pickle.h"
+#include "levin/io/weights/pickle.h"
 
 #include <gmock/gmock.h>
 
-#include "levin/io/numpy_pickle.h"
+#include "levin/io/weights/numpy_pickle.h"
 #include "tests/io/crafted.h"
 
 namespace levin::pickle_tests {

@@ -10,8 +10,8 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/io/image.h"
-#include "levin/io/records.h"
+#include "levin/io/images/image.h"
+#include "levin/io/records/records.h"
 #include "levin/testing/paths.h"
 
 namespace levin {

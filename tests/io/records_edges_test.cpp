@@ -10,11 +10,11 @@
 #include "levin/core/files.h"
 #include "levin/data/table.h"
 #include "levin/io/decompress.h"
-#include "levin/io/idx.h"
-#include "levin/io/npy.h"
-#include "levin/io/safetensors.h"
-#include "levin/io/tar_format.h"
-#include "levin/io/zip_file.h"
+#include "levin/io/records/idx.h"
+#include "levin/io/records/tar_format.h"
+#include "levin/io/weights/npy.h"
+#include "levin/io/weights/safetensors.h"
+#include "levin/io/weights/zip_file.h"
 #include "tests/io/records_testing.h"
 
 namespace levin {

@@ -6,13 +6,13 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/files.h"
-#include "levin/io/npy.h"
-#include "levin/io/record_fields.h"
-#include "levin/io/record_index.h"
-#include "levin/io/tar_format.h"
-#include "levin/io/tf_example.h"
-#include "levin/io/tf_record.h"
-#include "levin/io/tfrecord_format.h"
+#include "levin/io/records/record_fields.h"
+#include "levin/io/records/record_index.h"
+#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tfrecord/example.h"
+#include "levin/io/records/tfrecord/format.h"
+#include "levin/io/records/tfrecord/tf_record.h"
+#include "levin/io/weights/npy.h"
 #include "tests/io/records_testing.h"
 
 namespace levin {

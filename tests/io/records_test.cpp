@@ -1,4 +1,4 @@
-#include "levin/io/records.h"
+#include "levin/io/records/records.h"
 
 #include <fstream>
 #include <thread>
@@ -11,7 +11,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/decompress.h"
-#include "levin/io/record_paths.h"
+#include "levin/io/records/record_paths.h"
 #include "levin/testing/paths.h"
 #include "tests/io/records_testing.h"
 

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
-#include "levin/io/records.h"
+#include "levin/io/records/records.h"
 #include "levin/testing/paths.h"
 
 namespace levin::testing {

@@ -1,4 +1,4 @@
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 
 #include <fstream>
 #include <random>
@@ -8,7 +8,7 @@
 
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
-#include "levin/io/safetensors_model.h"
+#include "levin/io/weights/safetensors_model.h"
 #include "levin/testing/paths.h"
 
 namespace levin {

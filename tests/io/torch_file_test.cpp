@@ -1,10 +1,10 @@
-#include "levin/io/torch_file.h"
+#include "levin/io/weights/torch_file.h"
 
 #include <gmock/gmock.h>
 
 #include "levin/core/files.h"
-#include "levin/io/torch_pickle.h"
-#include "levin/io/zip_file.h"
+#include "levin/io/weights/torch_pickle.h"
+#include "levin/io/weights/zip_file.h"
 #include "tests/io/crafted.h"
 
 namespace levin::torch_file_tests {

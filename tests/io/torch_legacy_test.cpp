@@ -1,9 +1,9 @@
 // Files of torch.save from before 1.6, and what training scripts put into a file beside the weights.
 #include <gmock/gmock.h>
 
-#include "levin/io/torch_file.h"
-#include "levin/io/torch_pickle.h"
-#include "levin/io/weights.h"
+#include "levin/io/weights/torch_file.h"
+#include "levin/io/weights/torch_pickle.h"
+#include "levin/io/weights/weights.h"
 #include "tests/io/crafted.h"
 
 namespace levin::torch_legacy_tests {

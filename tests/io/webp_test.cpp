@@ -5,11 +5,11 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/data/image_dataset.h"
-#include "levin/io/image.h"
-#include "levin/io/image_codec.h"
-#include "levin/io/records.h"
-#include "levin/io/safetensors.h"
-#include "levin/io/webp_codec.h"
+#include "levin/io/images/image.h"
+#include "levin/io/images/image_codec.h"
+#include "levin/io/images/webp_codec.h"
+#include "levin/io/records/records.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/testing/paths.h"
 
 namespace levin {

@@ -1,9 +1,9 @@
-#include "levin/io/weights.h"
+#include "levin/io/weights/weights.h"
 
 #include <gmock/gmock.h>
 
-#include "levin/io/safetensors_model.h"
-#include "levin/io/torch_file.h"
+#include "levin/io/weights/safetensors_model.h"
+#include "levin/io/weights/torch_file.h"
 #include "tests/io/crafted.h"
 
 namespace levin::weights_tests {

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 
-#include "levin/io/zip_file.h"
-#include "levin/io/zip_format.h"
+#include "levin/io/weights/zip_file.h"
+#include "levin/io/weights/zip_format.h"
 #include "tests/io/crafted.h"
 
 namespace levin::zip_tests {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/adam.h"
-#include "levin/kernels/adam_8bit.h"
+#include "levin/kernels/fused_step/adam.h"
+#include "levin/kernels/fused_step/adam_8bit.h"
 
 namespace levin::kernels {
 namespace {

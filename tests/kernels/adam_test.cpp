@@ -1,5 +1,5 @@
 // The fused steps of mixed dtypes: against the same arithmetic written with tensors in double, and torch's own kernels.
-#include "levin/kernels/adam.h"
+#include "levin/kernels/fused_step/adam.h"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/adam_convert.h"
+#include "levin/kernels/fused_step/adam_convert.h"
 
 namespace levin::kernels {
 namespace {

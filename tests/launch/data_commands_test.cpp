@@ -11,8 +11,8 @@
 #include "child.h"
 #include "levin/core/files.h"
 #include "levin/data/cifar.h"
-#include "levin/io/image.h"
-#include "levin/io/records.h"
+#include "levin/io/images/image.h"
+#include "levin/io/records/records.h"
 #include "levin/testing/paths.h"
 
 namespace levin::testing {

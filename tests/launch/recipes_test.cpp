@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "child.h"
-#include "levin/cli/recipes/curves.h"
 #include "levin/models/load_weights.h"
 #include "levin/models/resnet.h"
+#include "levin/program/recipes/curves.h"
 #include "levin/testing/paths.h"
 
 namespace levin::testing {

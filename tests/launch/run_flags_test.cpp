@@ -1,4 +1,4 @@
-#include "levin/cli/run_flags.h"
+#include "levin/program/run_flags.h"
 
 #include <cstdlib>
 

@@ -10,7 +10,7 @@
 #include "child.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/files.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/optim/adam.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/ranks.h"

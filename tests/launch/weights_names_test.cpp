@@ -13,7 +13,7 @@
 #include "child.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/files.h"
-#include "levin/io/weights.h"
+#include "levin/io/weights/weights.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/ranks.h"
 

@@ -11,7 +11,7 @@
 #include "folder.h"
 #include "hparams_tree.h"
 #include "levin/core/error.h"
-#include "levin/io/image.h"
+#include "levin/io/images/image.h"
 #include "levin/loggers/events.h"
 #include "levin/loggers/histogram.h"
 #include "levin/loggers/pixels.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/devices/accelerator.h"
-#include "levin/models/gpt.h"
+#include "levin/models/decoder.h"
 #include "levin/nn/tie.h"
 #include "levin/precision/precision.h"
 

@@ -1,5 +1,3 @@
-#include "levin/models/gpt.h"
-
 #include <filesystem>
 
 #include <ATen/autocast_mode.h>
@@ -8,8 +6,9 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
-#include "levin/io/safetensors.h"
-#include "levin/io/weights.h"
+#include "levin/io/weights/safetensors.h"
+#include "levin/io/weights/weights.h"
+#include "levin/models/decoder.h"
 #include "levin/models/load_weights.h"
 #include "levin/models/naming.h"
 #include "levin/models/registry.h"

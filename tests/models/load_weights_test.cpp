@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
-#include "levin/io/torch_file.h"
+#include "levin/io/weights/torch_file.h"
 #include "levin/models/vit.h"
 #include "levin/testing/paths.h"
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
-#include "levin/io/weights.h"
+#include "levin/io/weights/weights.h"
 #include "levin/testing/paths.h"
 
 namespace levin::naming_tests {

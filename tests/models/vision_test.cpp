@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/models/registry.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"

@@ -1,5 +1,5 @@
 // Adam with averages of one byte: the map, the codes, and that it learns as Adam does.
-#include "levin/kernels/adam_8bit.h"
+#include "levin/kernels/fused_step/adam_8bit.h"
 
 #include <ATen/Parallel.h>
 

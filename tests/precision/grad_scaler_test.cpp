@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/optim/optim.h"
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/torch/adapter.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/paths.h"
 

@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include "levin/devices/memory_counter.h"
+#include "levin/memory/estimate.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"
 #include "levin/optim/adam.h"
-#include "levin/strategies/memory.h"
 
 namespace levin {
 namespace {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/checkpoint/checkpoint.h"
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/torch/adapter.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/memory/estimate.h"
 #include "levin/optim/optim.h"
-#include "levin/strategies/memory.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {

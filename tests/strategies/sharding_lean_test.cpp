@@ -6,7 +6,7 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/optim/adam_8bit.h"
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/torch/adapter.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {

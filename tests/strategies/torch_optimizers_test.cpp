@@ -2,7 +2,7 @@
 // strategy and precision they are equal to one process, and the loss falls.
 #include <gtest/gtest.h>
 
-#include "levin/optim/torch_adapter.h"
+#include "levin/optim/torch/adapter.h"
 #include "levin/precision/precision.h"
 #include "tests/strategies/sharding_net.h"
 

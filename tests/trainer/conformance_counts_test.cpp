@@ -1,9 +1,9 @@
 // How often things happen, in every case that was recorded from Lightning: fixtures/counts.json, early_stopping.json.
 #include <set>
 
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/early_stopping.h"
 #include "levin/trainer/callbacks/gradient_accumulation_scheduler.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
 #include "levin/trainer/callbacks/timer.h"
 #include "tests/trainer/conformance.h"
 

@@ -1,6 +1,6 @@
 // Runs that go on from a checkpoint: fixtures/restart.json. What is asked of them is the result of the run that was
 // never interrupted, also where Lightning starts the epoch's data anew.
-#include "levin/trainer/callbacks/model_checkpoint.h"
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "tests/trainer/conformance.h"
 
 namespace levin::conformance {

@@ -5,8 +5,8 @@
 #include <c10/util/Type.h>
 
 #include "levin/nn/unit.h"
-#include "levin/trainer/callbacks/batch_size_finder.h"
-#include "tuning_net.h"
+#include "levin/trainer/callbacks/tuning/batch_size_finder.h"
+#include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {

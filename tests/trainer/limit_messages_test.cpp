@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "boring.h"
 #include "levin/trainer/trainer.h"
+#include "tests/trainer/boring.h"
 
 namespace levin::trainer_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "probe_runs.h"
+#include "tests/trainer/probe_runs.h"
 
 #include <algorithm>
 #include <fstream>

@@ -4,7 +4,7 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/distributed/launcher.h"
-#include "tuning_net.h"
+#include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {

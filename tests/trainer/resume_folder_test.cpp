@@ -1,8 +1,8 @@
 // A run that goes on writes where it wrote before; a new one has a version of its own.
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
-#include "tuning_net.h"
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
+#include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {

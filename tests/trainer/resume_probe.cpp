@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "levin/levin.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/trainer.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/checkpoint/checkpoint.h"
-#include "probe_runs.h"
+#include "tests/trainer/probe_runs.h"
 
 namespace levin::testing {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "levin/core/files.h"
 #include "levin/testing/paths.h"
-#include "probe_runs.h"
+#include "tests/trainer/probe_runs.h"
 
 namespace levin::testing {
 namespace {

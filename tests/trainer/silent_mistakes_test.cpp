@@ -1,7 +1,7 @@
 // What used to pass without a word: a log outside of a run, a loss that is not finite, steps without a loss.
 #include <limits>
 
-#include "tuning_net.h"
+#include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {

@@ -1,6 +1,6 @@
 // Schedulers of an epoch that a hook cut short, and optimizers of manual optimization in other hands.
 #include "levin/trainer/callbacks/finetuning.h"
-#include "tuning_net.h"
+#include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {

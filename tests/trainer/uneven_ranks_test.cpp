@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "levin/distributed/launcher.h"
-#include "tuning_net.h"
+#include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/early_stopping.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
 #include "levin/trainer/callbacks/progress_bar.h"
 #include "levin/trainer/trainer.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "levin/core/random.h"
-#include "levin/io/image.h"
+#include "levin/io/images/image.h"
 
 namespace levin {
 

@@ -14,9 +14,9 @@
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/memory_counter.h"
+#include "levin/memory/step.h"
 #include "levin/profilers/table.h"
-#include "levin/strategies/memory_step.h"
-#include "levin/trainer/callbacks/memory_question.h"
+#include "levin/trainer/callbacks/tuning/memory_question.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/train_module.h"
 

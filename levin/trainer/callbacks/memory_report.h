@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "levin/strategies/memory.h"
+#include "levin/memory/estimate.h"
 #include "levin/trainer/callback.h"
 
 namespace levin {

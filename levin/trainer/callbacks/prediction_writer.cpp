@@ -5,7 +5,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/words.h"
-#include "levin/io/safetensors.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/trainer/context.h"
 
 namespace levin {

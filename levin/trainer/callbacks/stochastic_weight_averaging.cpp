@@ -8,7 +8,7 @@
 
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/optim/swa_lr.h"
+#include "levin/optim/schedulers/swa_lr.h"
 #include "levin/trainer/callbacks/batch_norm.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/train_module.h"

@@ -15,7 +15,7 @@
 
 #include "levin/optim/averaged_weights.h"
 #include "levin/optim/per_group.h"
-#include "levin/optim/scheduler.h"
+#include "levin/optim/schedulers/scheduler.h"
 #include "levin/trainer/callback.h"
 
 namespace levin {

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "levin/io/weights/pickle.h"
+
+/// What Values share; for the reader and its table of names alone.
+namespace levin::pickle::detail {
+
+struct Sequence {
+  Kind kind;
+  std::vector<Value> items;
+};
+
+struct Dict {
+  std::vector<Pair> pairs;
+  std::unordered_map<std::string, size_t> index;
+
+  /// False when the key is there already.
+  [[nodiscard]] bool set(Value key, Value value);
+};
+
+/// Keys of several kinds in one index.
+inline std::string marked_key(char mark, std::string_view key) {
+  std::string marked(1, mark);
+  marked += key;
+  return marked;
+}
+
+/// The beginning of a text from a file, fit to stand in a line of a message.
+std::string shown(std::string_view text);
+
+Dict& dict_of(const Value& value);
+
+}  // namespace levin::pickle::detail

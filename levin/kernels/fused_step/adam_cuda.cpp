@@ -1,0 +1,73 @@
+#include <vector>
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/fused_step/adam_detail.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+const float* scale_pointer(const std::optional<Tensor>& scale, c10::Device device) {
+  if (!scale) return nullptr;
+  LEVIN_CHECK(scale->device() == device && scale->scalar_type() == at::kFloat, "[fused step] the scale is ",
+              scale->toString(), " on ", scale->device(), "; Float on ", device, " is needed");
+  return scale->const_data_ptr<float>();
+}
+
+// Calls launch(table) for as many entries as one table takes, and again. The launch copies its arguments, so nothing
+// of the host is held, and nobody waits.
+template <class Table, class Launch>
+void each_table(std::span<const StepEntry> entries, const StepScale& scale, c10::Device device, Launch&& launch) {
+  const c10::cuda::CUDAGuard guard(device);
+  CUstream_st* stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
+  for (size_t begin = 0; begin < entries.size(); begin += Table::kEntries) {
+    Table table;
+    table.scale = scale_pointer(scale.scale, device);
+    table.found_inf = scale_pointer(scale.found_inf, device);
+    int64_t blocks = 0;
+    for (size_t i = begin; i < std::min(entries.size(), begin + Table::kEntries); ++i) {
+      table.entries[table.count] = entries[i];
+      table.first_block[table.count++] = static_cast<int32_t>(blocks);
+      blocks += (entries[i].numel + kBlockElements - 1) / kBlockElements;
+    }
+    table.first_block[table.count] = static_cast<int32_t>(blocks);
+    C10_CUDA_CHECK(static_cast<cudaError_t>(launch(table, stream)));
+  }
+}
+
+// The arithmetic of double parameters is another kernel.
+template <class Launch>
+void by_precision(std::span<const StepEntry> entries, const StepScale& scale, c10::Device device, Launch&& launch) {
+  std::vector<StepEntry> parts[2];
+  for (const auto& entry : entries) parts[entry.param_type == NumberType::kDouble].push_back(entry);
+  for (const bool in_double : {false, true})
+    each_table<NumberTable>(parts[in_double], scale, device, [&](const NumberTable& table, CUstream_st* stream) {
+      return launch(table, in_double, stream);
+    });
+}
+
+}  // namespace
+
+void adam_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale, c10::Device device) {
+  by_precision(entries, scale, device, [&](const NumberTable& table, bool in_double, CUstream_st* stream) {
+    return launch_adam(table, rates, in_double, stream);
+  });
+}
+
+void sgd_cuda(std::span<const StepEntry> entries, const SgdRates& rates, const StepScale& scale, c10::Device device) {
+  by_precision(entries, scale, device, [&](const NumberTable& table, bool in_double, CUstream_st* stream) {
+    return launch_sgd(table, rates, in_double, stream);
+  });
+}
+
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const CodeBooks& codes,
+                    const StepScale& scale, c10::Device device) {
+  each_table<CodeStepTable>(entries, scale, device, [&](const CodeStepTable& table, CUstream_st* stream) {
+    return launch_adam_8bit(table, rates, codes, stream);
+  });
+}
+
+}  // namespace levin::kernels::detail

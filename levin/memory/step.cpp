@@ -1,0 +1,217 @@
+#include "levin/memory/step.h"
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+
+#include <ATen/Functions.h>
+#include <c10/core/DefaultDtype.h>
+
+#include "levin/core/error.h"
+#include "levin/memory/autocast.h"
+#include "levin/memory/kernels.h"
+#include "levin/memory/promotion.h"
+#include "levin/nn/checkpointing.h"
+#include "levin/nn/deferred_init.h"
+#include "levin/nn/unit.h"
+#include "levin/strategies/sharding/strategy.h"
+
+namespace levin::detail {
+namespace {
+
+Tensor without_data(const Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).pinned_memory({}));
+}
+
+Tensor cast_floating_to(const Tensor& tensor, std::optional<c10::ScalarType> dtype) {
+  if (!dtype || !tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == *dtype) return tensor;
+  return tensor.to(*dtype);
+}
+
+/// Tensors that forward makes itself are born without memory too, in the dtype of the parameters.
+struct MakesMeta {
+  explicit MakesMeta(const PrecisionPlan& plan) : scope({.device = c10::Device(at::kMeta)}) {
+    if (!plan.params || plan.autocast) return;
+    before = c10::get_default_dtype_as_scalartype();
+    c10::set_default_dtype(c10::scalarTypeToTypeMeta(*plan.params));
+  }
+  ~MakesMeta() {
+    if (before) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*before));
+  }
+  InitScope scope;
+  std::optional<c10::ScalarType> before;
+};
+
+/// Runs a checkpointed unit again as it ran in forward, and finds out what it keeps.
+struct AroundCheckpointed : Interceptor {
+  void around(Call& call) override {
+    if (call.phase() == Phase::kForward) {
+      call.each_input([&](Tensor& input) { keeps(input); });
+      return call.proceed();
+    }
+    std::optional<MetaAutocast> autocast;
+    if (dtype) autocast.emplace(device, *dtype);
+    call.proceed();
+  }
+  std::function<void(const Tensor&)> keeps;
+  c10::DeviceType device = c10::kCPU;
+  std::optional<c10::ScalarType> dtype;
+};
+
+class Tracer {
+ public:
+  Tracer(const MemoryQuestion& question, const PrecisionPlan& plan)
+      : question_(question),
+        plan_(plan),
+        kernels_(question.device),
+        meter_(question.device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone) {
+    if (question.device == c10::kCPU) promotion_.emplace();
+  }
+
+  StepTrace run(const MakeTrainingStep& make, const Batch& given) {
+    {
+      InitScope scope({.device = c10::Device(at::kMeta), .dtype = plan_.params});
+      step_ = make();
+      LEVIN_CHECK(step_.module && step_.forward && step_.loss,
+                  "[estimate_memory] the function must make a module, a forward and a loss");
+      scope.finish(*step_.module);
+    }
+    step_.module->train();
+    find_params();
+    checkpoint();
+    for (const auto& [name, tensor] : given) batch_.set(name, tensor.defined() ? without_data(tensor) : tensor);
+    for (const auto& [name, tensor] : batch_) own(tensor, StepTrace::Kind::kInput, -1);
+    UnitWatch watch(units_,
+                    [this](StepPart part, size_t unit, bool begins) { mark(part, static_cast<int>(unit), begins); });
+    for (int pass = 0; pass < question_.accumulate; ++pass) {
+      const MakesMeta scope(plan_);
+      trace_.marks.clear();
+      mark(StepPart::kForward, -1, true);
+      auto loss = forward();
+      note_saved();
+      mark(StepPart::kBackward, -1, true);
+      loss.backward();
+      watch.end_backward();
+    }
+    for (size_t i = 0; i < params_.size(); ++i)
+      if (const auto& grad = params_[i].grad(); grad.defined())
+        own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
+    trace_.backward_end = meter_.events().size();
+    mark(StepPart::kOptimizer, -1, true);
+    mark(StepPart::kOptimizer, -1, false);
+    trace_.events = meter_.events();
+    trace_.owners.resize(static_cast<size_t>(meter_.storages()));
+    return std::move(trace_);
+  }
+
+ private:
+  void mark(StepPart part, int unit, bool begins) {
+    trace_.marks.push_back({meter_.events().size(), part, unit, begins});
+  }
+
+  StepTrace::Owner* owner(const Tensor& tensor) {
+    const auto id = meter_.id_of(tensor);
+    if (id < 0) return nullptr;
+    const auto at = static_cast<size_t>(id);
+    if (trace_.owners.size() <= at) trace_.owners.resize(at + 1);
+    return &trace_.owners[at];
+  }
+  void own(const Tensor& tensor, StepTrace::Kind kind, int of) {
+    if (auto* found = owner(tensor)) found->kind = kind, found->of = of;
+  }
+
+  void find_params() {
+    auto& module = *step_.module;
+    units_ = question_.units ? select_units(module, *question_.units) : repeated_units(module);
+    for (const auto& unit : units_) trace_.units.push_back(unit.name);
+    for (const auto& [name, param, unit] : owned_params(module, units_)) {
+      params_.push_back(param);
+      LEVIN_CHECK(param.is_meta(), "[estimate_memory] a parameter of shape ", param.sizes(), " was made on ",
+                  param.device(), "; make the whole model inside the function, and load its weights elsewhere");
+      trace_.params.push_back({param.sizes().vec(), param.numel(), static_cast<int64_t>(param.element_size()),
+                               static_cast<int>(unit), param.requires_grad()});
+      own(param, StepTrace::Kind::kParameter, -1);
+    }
+    for (const auto& buffer : module.buffers()) {
+      if (!buffer.defined()) continue;
+      own(buffer, StepTrace::Kind::kParameter, -1);
+      trace_.buffers += round_allocation(static_cast<int64_t>(buffer.nbytes()),
+                                         question_.device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone);
+    }
+  }
+
+  void checkpoint() {
+    if (!question_.checkpointing && !question_.checkpoint_blocks) return;
+    auto& module = *step_.module;
+    const auto policy = question_.checkpointing.value_or(
+        UnitPolicy("the blocks that repeat", [](torch::nn::Module& root) { return repeated_units(root); }));
+    // Random numbers have no part in this.
+    attachments_ = attach_checkpointing(module, policy, {.preserve_rng_state = false});
+    for (const auto& chosen : select_units(module, policy)) {
+      auto around = std::make_shared<AroundCheckpointed>();
+      around->device = question_.device;
+      around->dtype = plan_.autocast;
+      const auto at = std::find(trace_.units.begin(), trace_.units.end(), chosen.name) - trace_.units.begin();
+      const int unit = at < static_cast<std::ptrdiff_t>(trace_.units.size()) ? static_cast<int>(at) : -1;
+      around->keeps = [this, unit](const Tensor& input) {
+        if (auto* found = owner(input); found && found->kind == StepTrace::Kind::kOther)
+          found->kind = StepTrace::Kind::kUnitInput, found->of = unit;
+      };
+      attachments_.push_back(
+          chosen.unit->attach(std::move(around), static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50)));
+    }
+  }
+
+  Tensor forward() {
+    Tensor output;
+    {
+      Batch cast;
+      for (const auto& [name, tensor] : batch_) cast.set(name, cast_floating_to(tensor, plan_.inputs));
+      std::optional<MetaAutocast> autocast;
+      if (plan_.autocast) autocast.emplace(question_.device, *plan_.autocast);
+      output = step_.forward(cast);
+    }
+    return step_.loss(cast_floating_to(output, plan_.outputs), batch_);
+  }
+
+  /// What lives now, and was not there before, is kept for backward.
+  void note_saved() {
+    const auto& events = meter_.events();
+    trace_.owners.resize(static_cast<size_t>(meter_.storages()));
+    for (auto& each : trace_.owners) each.saved = false;
+    std::vector<bool> lives(trace_.owners.size());
+    for (const auto& event : events) lives[static_cast<size_t>(event.id)] = event.bytes > 0;
+    for (size_t id = 0; id < lives.size(); ++id) trace_.owners[id].saved = lives[id];
+  }
+
+  const MemoryQuestion& question_;
+  const PrecisionPlan& plan_;
+  MetaKernels kernels_;
+  MetaMeter meter_;
+  std::optional<MetaPromotion> promotion_;
+  TrainingStep step_;
+  Batch batch_;
+  std::vector<SelectedUnit> units_;
+  std::vector<Attachment> attachments_;
+  std::vector<Tensor> params_;
+  StepTrace trace_;
+};
+
+}  // namespace
+
+StepTrace trace_step(const MakeTrainingStep& make, const Batch& batch, const MemoryQuestion& question,
+                     const PrecisionPlan& plan) {
+  try {
+    return Tracer(question, plan).run(make, batch);
+  } catch (const c10::Error& error) {
+    // "aten::foo: attempted to run this operator with Meta tensors, but ..."
+    const std::string text = error.what_without_backtrace();
+    const auto colon = text.find(": attempted to run this operator with Meta tensors");
+    LEVIN_CHECK(colon == std::string::npos, "[estimate_memory] the step uses ", text.substr(0, colon),
+                ", whose results are not known without data");
+    const auto line = text.substr(0, text.find('\n'));
+    detail::fail(detail::concat("[estimate_memory] the step does not run on shapes alone: ", line));
+  }
+}
+
+}  // namespace levin::detail

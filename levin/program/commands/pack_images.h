@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "levin/io/records/records.h"
+
+namespace levin::cli {
+
+/// What becomes of the images on the way from one file to another.
+struct PackImages {
+  /// "png", "jpeg" or "raw"; empty: as they are, where the format that is written can hold it.
+  std::string reencode = {};
+  /// The shorter side; 0: as it is.
+  int64_t resize = 0;
+  /// Of JPEG.
+  int quality = 95;
+  /// What is written.
+  std::string format = {};
+};
+
+/// An Error in one line when records like this one cannot be written in that format.
+void check_packable(const Record& first, const PackImages& images, const std::string& from);
+
+/// Decodes, resizes and encodes what has to be.
+void prepare_image(Record& record, const PackImages& images);
+
+/// Bytes of the content of a record.
+uint64_t content_bytes(const Record& record);
+
+}  // namespace levin::cli

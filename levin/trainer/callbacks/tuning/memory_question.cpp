@@ -1,0 +1,60 @@
+#include "levin/trainer/callbacks/tuning/memory_question.h"
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+#include "levin/core/error.h"
+#include "levin/strategies/strategy.h"
+#include "levin/trainer/context.h"
+
+namespace levin::detail {
+namespace {
+
+/// By the names of estimates: "AdamW" is "adamw", "AdamW8bit" is "adamw_8bit".
+std::string memory_optimizer(const Optimizer& optimizer) {
+  auto name = optimizer.name();
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (const auto bits = name.find("8bit"); bits != std::string::npos) name.insert(bits, "_");
+  const auto* momentum = optimizer.impl()->find_hyper(0, "momentum");
+  return name == "sgd" && momentum && *momentum > 0 ? "sgd_momentum" : name;
+}
+
+}  // namespace
+
+std::optional<StateLayout> memory_layout(TrainerContext& run) {
+  try {
+    return run.fabric().strategy().layout();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+MemoryQuestion memory_question(TrainerContext& run) {
+  const auto& plan = run.fabric().plan();
+  const auto& optimizers = run.optimizers();
+  LEVIN_CHECK(optimizers.size() == 1, "the run has ", optimizers.size(), " optimizers, a prediction is for one");
+  return {.strategy = plan.strategy.name(),
+          .layout = run.fabric().strategy().layout(),
+          .precision = run.plan().fabric.precision,
+          .optimizer = memory_optimizer(optimizers.front()),
+          .world_size = plan.world_size(),
+          .device = run.fabric().device().type(),
+          .accumulate = static_cast<int>(run.accumulate_grad_batches())};
+}
+
+MemoryEstimate with_gradients_in_forward(MemoryEstimate estimate, const MemoryQuestion& question) {
+  // Buckets are there all the time, and so are gradients that are accumulated.
+  if ((question.layout && question.layout->gradient_buckets) || question.accumulate > 1) return estimate;
+  auto part = StepPart::kForward;
+  for (auto& point : estimate.timeline.points) {
+    // Up to the point where backward begins.
+    if (part != StepPart::kForward) break;
+    part = point.part;
+    point.bytes += estimate.gradients, point.peak += estimate.gradients;
+    if (point.peak > estimate.device_peak) estimate.device_peak = point.peak, estimate.peak_part = StepPart::kForward;
+  }
+  return estimate;
+}
+
+}  // namespace levin::detail
