@@ -14,8 +14,10 @@ UNITY ?= ON
 LEVIN_CUDA ?= $(if $(wildcard /dev/nvidiactl),AUTO,COMPILE)
 LEVIN_TORCH ?=
 export LEVIN_TORCH
+# CXX where it is given. Asked late: tools/setup may have installed a compiler just now.
+COMPILER = $(if $(filter default,$(origin CXX)),$(shell tools/compiler),$(CXX))
 
-CONFIGURE := -G Ninja -DLEVIN_TORCH=$(LEVIN_TORCH) -DLEVIN_CUDA=$(LEVIN_CUDA) -DLEVIN_UNITY=$(UNITY) -DLEVIN_BENCH=ON $(CMAKE_ARGS)
+CONFIGURE = -G Ninja -DCMAKE_CXX_COMPILER=$(COMPILER) -DLEVIN_TORCH=$(LEVIN_TORCH) -DLEVIN_CUDA=$(LEVIN_CUDA) -DLEVIN_UNITY=$(UNITY) -DLEVIN_BENCH=ON $(CMAKE_ARGS)
 NINJA := cmake --build $(BUILD) -j $(JOBS) --target
 
 .PHONY: help run build test bench docs format lint gpu install clean setup-% configure
@@ -24,7 +26,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  Options: ARGS="..." (run), T=pattern and LABEL=unit|multi|parity|fault|gpu (test), TIDY=1 (lint), PREFIX=DIR (install),'
-	@echo '           JOBS=N, UNITY=OFF (for working on the sources), LEVIN_TORCH=DIR, LEVIN_CUDA=AUTO|ON|OFF|COMPILE'
+	@echo '           JOBS=N, UNITY=OFF (for working on the sources), CXX=COMPILER, LEVIN_TORCH=DIR, LEVIN_CUDA=AUTO|ON|OFF|COMPILE'
 
 run: setup-run configure ## train a small vision transformer: the quickest way to see Levin work
 	@$(NINJA) example_train_vit
@@ -64,11 +66,13 @@ clean: ## remove what was built; downloads stay (they are in build/deps)
 setup-%:
 	@tools/setup $*
 
-# CMake runs again when an option has changed or the test library has come; sources that come and go are seen by ninja.
+# CMake runs again when an option has changed or the test library has come; sources that come and go are seen by ninja. Another compiler
+# starts the folder anew.
 configure:
 	@options='$(CONFIGURE) gtest=$(wildcard /usr/include/gtest/gtest.h /usr/local/include/gtest/gtest.h) benchmark=$(wildcard /usr/include/benchmark/benchmark.h)'; \
 	if [[ ! -e $(BUILD)/build.ninja || $$options != "$$(cat $(BUILD)/.options 2>/dev/null)" ]]; then \
 	  mkdir -p $(BUILD); rm -f $(BUILD)/.options; \
+	  if ! grep -q "^CMAKE_CXX_COMPILER:[A-Z]*=$$(command -v $(COMPILER))\$$" $(BUILD)/CMakeCache.txt 2>/dev/null; then rm -rf $(BUILD)/CMakeCache.txt $(BUILD)/CMakeFiles; fi; \
 	  cmake -S . -B $(BUILD) --log-level=STATUS $(CONFIGURE) | { grep -v -E '^-- (Detecting|Check|Looking|Performing|The CXX|Found Threads|Generating|Configuring|Build files)' || true; }; \
 	  echo "$$options" > $(BUILD)/.options; \
 	fi

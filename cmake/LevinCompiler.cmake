@@ -12,6 +12,8 @@ endif()
 # -O2: torch's headers make -O3 slow to compile, and the time of a step is in torch's kernels.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 
+message(STATUS "Compiler: ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+
 # One flag set for library and programs, so that all of them can share one precompiled header.
 set(CMAKE_POSITION_INDEPENDENT_CODE OFF)
 # Options are structs that name only the fields they change.
@@ -35,11 +37,7 @@ endif()
 
 find_program(LEVIN_CCACHE ccache)
 if(LEVIN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # The sloppiness is what ccache asks for with precompiled headers. The base folder and the unhashed working folder let
-  # one clone hit what another has compiled.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
-      "CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime"
-      "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" "CCACHE_NOHASHDIR=1" ${LEVIN_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_SOURCE_DIR}/cmake/ccache" "${LEVIN_CCACHE}" "${CMAKE_SOURCE_DIR}")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     list(APPEND _flags -fpch-preprocess)
   else()
