@@ -6,81 +6,12 @@
 #include "levin/cli/codecs.h"
 #include "levin/core/error.h"
 #include "levin/optim/optim.h"
+#include "levin/optim/registry.h"
 
 namespace levin::optim {
 
-constexpr const char* kLr = "learning rate";
-constexpr const char* kBetas = "decay of the running averages of the gradient and of its square";
-constexpr const char* kEps = "added to the denominator";
-constexpr const char* kL2 = "L2 penalty: added to the gradient as weight_decay * param";
-constexpr const char* kDecoupled = "shrinks the parameter itself by lr * weight_decay each step";
-constexpr const char* kMoments = "float32 or bfloat16 averages; by itself the parameter's dtype";
-constexpr const char* kMaximize = "go up the gradient instead of down";
 constexpr const char* kGamma = "what the learning rate is multiplied with";
 constexpr const char* kEtaMin = "the least learning rate";
-
-void fields(AdamOptions& o, auto f) {
-  f("lr", o.lr, kLr);
-  f("betas", o.betas, kBetas);
-  f("eps", o.eps, kEps);
-  f("weight_decay", o.weight_decay, kL2);
-  f("amsgrad", o.amsgrad, "divide by the largest average of squares so far");
-  f("maximize", o.maximize, kMaximize);
-  f("moments_dtype", o.moments_dtype, kMoments);
-}
-void fields(AdamWOptions& o, auto f) {
-  f("lr", o.lr, kLr);
-  f("betas", o.betas, kBetas);
-  f("eps", o.eps, kEps);
-  f("weight_decay", o.weight_decay, kDecoupled);
-  f("amsgrad", o.amsgrad, "divide by the largest average of squares so far");
-  f("maximize", o.maximize, kMaximize);
-  f("moments_dtype", o.moments_dtype, kMoments);
-}
-void fields(Adam8bitOptions& o, auto f) {
-  f("lr", o.lr, kLr);
-  f("betas", o.betas, kBetas);
-  f("eps", o.eps, kEps);
-  f("weight_decay", o.weight_decay, kL2);
-  f("maximize", o.maximize, kMaximize);
-}
-void fields(AdamW8bitOptions& o, auto f) {
-  f("lr", o.lr, kLr);
-  f("betas", o.betas, kBetas);
-  f("eps", o.eps, kEps);
-  f("weight_decay", o.weight_decay, kDecoupled);
-  f("maximize", o.maximize, kMaximize);
-}
-void fields(SGDOptions& o, auto f) {
-  f("lr", o.lr, kLr);
-  f("momentum", o.momentum, "share of the previous update that is kept");
-  f("dampening", o.dampening, "share of the gradient that does not enter the momentum");
-  f("weight_decay", o.weight_decay, kL2);
-  f("nesterov", o.nesterov, "look ahead along the momentum");
-  f("maximize", o.maximize, kMaximize);
-}
-void fields(AdagradOptions& o, auto f) {
-  f("lr", o.lr, kLr);
-  f("lr_decay", o.lr_decay, "the rate of step t is lr / (1 + (t - 1) * lr_decay)");
-  f("weight_decay", o.weight_decay, kL2);
-  f("initial_accumulator_value", o.initial_accumulator_value, "what the sum of squares starts with");
-  f("eps", o.eps, kEps);
-  f("maximize", o.maximize, kMaximize);
-}
-void fields(LionOptions& o, auto f) {
-  f("lr", o.lr, "learning rate, 3 to 10 times smaller than AdamW's");
-  f("betas", o.betas, "mix of momentum and gradient for the update, and for what is kept");
-  f("weight_decay", o.weight_decay, kDecoupled);
-}
-void fields(AdafactorOptions& o, auto f) {
-  f("lr", o.lr, "the most a relative step may be");
-  f("beta2_decay", o.beta2_decay, "the average of squares decays with 1 - t^beta2_decay");
-  f("eps1", o.eps1, "least value under the root");
-  f("eps2", o.eps2, "least scale of a parameter");
-  f("d", o.d, "updates with a larger root mean square are scaled down to this");
-  f("weight_decay", o.weight_decay, kDecoupled);
-  f("maximize", o.maximize, kMaximize);
-}
 
 void fields(StepLROptions& o, auto f) {
   f("step_size", o.step_size, "between two decays; must be given");
@@ -155,33 +86,6 @@ using config::AnyOptions;
 using config::Chosen;
 using config::Class;
 namespace o = levin::optim;
-
-struct OptimizerEntry {
-  const char* name;
-  const char* help;
-  AnyOptions (*options)();
-  Optimizer (*make)(const AnyOptions& options, std::vector<Tensor> params);
-};
-
-template <class T, class Options>
-constexpr OptimizerEntry optimizer(const char* name, const char* help) {
-  return {name, help, [] { return AnyOptions(Options{}); },
-          [](const AnyOptions& options, std::vector<Tensor> params) -> Optimizer {
-            return T(std::move(params), options.get<Options>());
-          }};
-}
-
-/// All optimizers.
-constexpr std::array kOptimizers{
-    optimizer<o::AdamW, o::AdamWOptions>("AdamW", "Adam with decoupled weight decay"),
-    optimizer<o::Adam, o::AdamOptions>("Adam", "Adam with L2 decay"),
-    optimizer<o::AdamW8bit, o::AdamW8bitOptions>("AdamW8bit", "AdamW with averages of one byte"),
-    optimizer<o::Adam8bit, o::Adam8bitOptions>("Adam8bit", "Adam with averages of one byte"),
-    optimizer<o::SGD, o::SGDOptions>("SGD", "gradient descent, with momentum or not"),
-    optimizer<o::Adagrad, o::AdagradOptions>("Adagrad", "the rate shrinks with the sum of squares"),
-    optimizer<o::Adafactor, o::AdafactorOptions>("Adafactor", "a row and a column of squares for each matrix"),
-    optimizer<o::Lion, o::LionOptions>("Lion", "the sign of a mix of momentum and gradient"),
-};
 
 /// A scheduler's own options and when the trainer steps it.
 template <class Options>
@@ -293,7 +197,7 @@ const auto& entry_of(const Table& table, const std::string& name) {
 }  // namespace
 
 const std::vector<Class>& optimizer_classes() {
-  static const auto classes = classes_of(kOptimizers);
+  static const auto classes = classes_of(o::optimizer_classes());
   return classes;
 }
 
@@ -303,7 +207,7 @@ const std::vector<Class>& scheduler_classes() {
 }
 
 Optimizer make_optimizer(const Chosen& chosen, std::vector<Tensor> params) {
-  return entry_of(kOptimizers, chosen.name).make(chosen.options, std::move(params));
+  return entry_of(o::optimizer_classes(), chosen.name).make(chosen.options, std::move(params));
 }
 
 SchedulerConfig make_scheduler(const Chosen& chosen, const Optimizer& optimizer, const RunLength& length) {

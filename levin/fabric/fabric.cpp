@@ -9,40 +9,24 @@
 #include "levin/distributed/launcher.h"
 #include "levin/fabric/fabric_core.h"
 #include "levin/optim/clip.h"
+#include "levin/optim/forwarding.h"
 #include "levin/precision/matmul.h"
 
 namespace levin {
 namespace {
 
 // Steps through the loss scaler: what an optimizer becomes in 16-mixed.
-class ScaledOptimizer final : public OptimizerImpl {
+class ScaledOptimizer final : public optim::ForwardingOptimizer {
  public:
   ScaledOptimizer(Optimizer inner, std::shared_ptr<detail::FabricCore> core)
-      : inner_(std::move(inner)), core_(std::move(core)) {}
+      : ForwardingOptimizer(std::move(inner)), core_(std::move(core)) {}
 
-  std::string name() const override { return inner_.name(); }
-  std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
   void step() override {
-    core_->scaler->step(inner_);
+    core_->scaler->step(inner());
     core_->scaler->update();
   }
-  void zero_grad(bool set_to_none) override { inner_.zero_grad(set_to_none); }
-  size_t num_groups() const override { return inner_.num_groups(); }
-  std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
-  double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
-  void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
-    inner_.add_param_group(std::move(params), options);
-  }
-  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) override {
-    return inner_.impl()->set_slot_memory(std::move(make));
-  }
-  StateDict state_dict() const override { return inner_.state_dict(); }
-  void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
-
-  Optimizer& inner() { return inner_; }
 
  private:
-  Optimizer inner_;
   std::shared_ptr<detail::FabricCore> core_;
 };
 

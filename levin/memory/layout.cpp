@@ -6,7 +6,8 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/memory/step.h"
-#include "levin/optim/optim.h"
+#include "levin/optim/codecs.h"
+#include "levin/optim/registry.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
 
@@ -146,57 +147,30 @@ StateLayout ShardedStrategy::layout() const {
 
 namespace {
 
-/// An optimizer that can be asked about by name; what it keeps it says itself (OptimizerTraits).
-struct NamedOptimizer {
-  const char* name;
-  Optimizer (*make)(std::vector<Tensor> params, std::optional<c10::ScalarType> moments);
-  bool takes_moments = false;
-};
-
-using Params = std::vector<Tensor>;
-using Moments = std::optional<c10::ScalarType>;
-
-const std::array kNamedOptimizers{
-    NamedOptimizer{"adam",
-                   [](Params params, Moments moments) -> Optimizer {
-                     return optim::Adam(std::move(params), {.moments_dtype = moments});
-                   },
-                   true},
-    NamedOptimizer{"adamw",
-                   [](Params params, Moments moments) -> Optimizer {
-                     return optim::AdamW(std::move(params), {.moments_dtype = moments});
-                   },
-                   true},
-    NamedOptimizer{"adam_8bit", [](Params params, Moments) -> Optimizer { return optim::Adam8bit(std::move(params)); }},
-    NamedOptimizer{"adamw_8bit",
-                   [](Params params, Moments) -> Optimizer { return optim::AdamW8bit(std::move(params)); }},
-    NamedOptimizer{"sgd", [](Params params, Moments) -> Optimizer { return optim::SGD(std::move(params)); }},
-    NamedOptimizer{
-        "sgd_momentum",
-        [](Params params, Moments) -> Optimizer { return optim::SGD(std::move(params), {.momentum = 0.9}); }},
-    NamedOptimizer{"adagrad", [](Params params, Moments) -> Optimizer { return optim::Adagrad(std::move(params)); }},
-    NamedOptimizer{"lion", [](Params params, Moments) -> Optimizer { return optim::Lion(std::move(params)); }},
-    NamedOptimizer{"adafactor",
-                   [](Params params, Moments) -> Optimizer { return optim::Adafactor(std::move(params)); }},
-};
-
-/// Null when the name, in letters of any size, is not known.
-const NamedOptimizer* find_optimizer(const std::string& name) {
+/// Null when the word, in letters of any size, is not known.
+using Named = std::pair<const optim::OptimizerClass*, const optim::EstimatedOptimizer*>;
+std::optional<Named> find_optimizer(const std::string& name) {
   std::string lower;
   for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  for (const auto& each : kNamedOptimizers)
-    if (lower == each.name) return &each;
-  return nullptr;
+  for (const auto& each : optim::optimizer_classes())
+    for (const auto& estimated : each.estimates)
+      if (lower == estimated.word) return Named{&each, &estimated};
+  return {};
 }
 
 }  // namespace
 
 OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::ScalarType> moments) {
-  const auto* named = find_optimizer(name);
+  const auto named = find_optimizer(name);
   if (!named) fail_unknown("estimate_memory", "optimizer", name, known_memory_optimizers());
-  LEVIN_CHECK(!moments || named->takes_moments, "[estimate_memory] moments_dtype is for adam and adamw, not for ",
-              name);
-  const auto optimizer = named->make({at::zeros({1}).requires_grad_()}, moments);
+  const auto options = named->second->options();
+  if (moments) {
+    const auto& fields = options.fields();
+    const auto field = std::ranges::find(fields, "moments_dtype", &config::Field::name);
+    LEVIN_CHECK(field != fields.end(), "[estimate_memory] moments_dtype is for adam and adamw, not for ", name);
+    field->read(config::Codec<c10::ScalarType>::write(*moments));
+  }
+  const auto optimizer = named->first->make(options, {at::zeros({1}).requires_grad_()});
   auto traits = *optimizer.traits();
   traits.slots = [optimizer, slots = traits.slots](at::IntArrayRef sizes, c10::ScalarType dtype) {
     return slots(sizes, dtype);
@@ -206,8 +180,8 @@ OptimizerTraits optimizer_traits(const std::string& name, std::optional<c10::Sca
 
 /// "AdamW" for "adamw"; a name that is not known here stays.
 static std::string class_of_optimizer(const std::string& name) {
-  const auto* named = find_optimizer(name);
-  return named ? named->make({at::zeros({1}).requires_grad_()}, {}).name() : name;
+  const auto named = find_optimizer(name);
+  return named ? named->first->name : name;
 }
 
 void check_possible(const std::string& strategy, const StateLayout& layout, const PrecisionPlan& precision,
@@ -277,7 +251,8 @@ GroupRules group_rules(const StateLayout& layout, const PrecisionPlan& precision
 
 std::vector<std::string> known_memory_optimizers() {
   std::vector<std::string> names;
-  for (const auto& each : detail::kNamedOptimizers) names.emplace_back(each.name);
+  for (const auto& each : optim::optimizer_classes())
+    for (const auto& estimated : each.estimates) names.push_back(estimated.word);
   return names;
 }
 

@@ -15,13 +15,13 @@ struct Traits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    f("lr", a.lr, b.lr);
-    f("beta2_decay", a.beta2_decay, b.beta2_decay);
-    f("eps1", a.eps1, b.eps1);
-    f("eps2", a.eps2, b.eps2);
-    f("d", a.d, b.d);
-    f("weight_decay", a.weight_decay, b.weight_decay);
-    f("maximize", a.maximize, b.maximize);
+    f("lr", a.lr, b.lr, "the most a relative step may be");
+    f("beta2_decay", a.beta2_decay, b.beta2_decay, "the average of squares decays with 1 - t^beta2_decay");
+    f("eps1", a.eps1, b.eps1, "least value under the root");
+    f("eps2", a.eps2, b.eps2, "least scale of a parameter");
+    f("d", a.d, b.d, "updates with a larger root mean square are scaled down to this");
+    f("weight_decay", a.weight_decay, b.weight_decay, detail::kDecoupled);
+    f("maximize", a.maximize, b.maximize, detail::kMaximize);
   }
 
   static void check(const std::string& name, const Options& o) {
@@ -190,5 +190,9 @@ Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
     : Adafactor(std::vector<AdafactorGroup>{{.params = std::move(params)}}, options) {}
 Adafactor::Adafactor(std::vector<AdafactorGroup> groups, AdafactorOptions options)
     : Optimizer(std::make_shared<AdafactorImpl>(std::move(groups), options)) {}
+OptimizerClass Adafactor::describe() {
+  return detail::describe<Adafactor, Traits>("Adafactor", "a row and a column of squares for each matrix",
+                                             {{"adafactor", {}}});
+}
 
 }  // namespace levin::optim

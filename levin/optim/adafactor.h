@@ -42,6 +42,7 @@ class Adafactor : public Optimizer {
  public:
   explicit Adafactor(std::vector<Tensor> params, AdafactorOptions options = {});
   explicit Adafactor(std::vector<AdafactorGroup> groups, AdafactorOptions options = {});
+  static OptimizerClass describe();
 };
 
 }  // namespace levin::optim

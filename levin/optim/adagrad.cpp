@@ -14,12 +14,13 @@ struct Traits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    f("lr", a.lr, b.lr);
-    f("lr_decay", a.lr_decay, b.lr_decay);
-    f("eps", a.eps, b.eps);
-    f("weight_decay", a.weight_decay, b.weight_decay);
-    f("initial_accumulator_value", a.initial_accumulator_value, b.initial_accumulator_value);
-    f("maximize", a.maximize, b.maximize);
+    f("lr", a.lr, b.lr, detail::kLr);
+    f("lr_decay", a.lr_decay, b.lr_decay, "the rate of step t is lr / (1 + (t - 1) * lr_decay)");
+    f("eps", a.eps, b.eps, detail::kEps);
+    f("weight_decay", a.weight_decay, b.weight_decay, detail::kL2);
+    f("initial_accumulator_value", a.initial_accumulator_value, b.initial_accumulator_value,
+      "initial value of the sum of squares");
+    f("maximize", a.maximize, b.maximize, detail::kMaximize);
   }
 
   static void check(const std::string& name, const Options& o) {
@@ -66,5 +67,8 @@ Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options)
     : Adagrad(std::vector<AdagradGroup>{{.params = std::move(params)}}, options) {}
 Adagrad::Adagrad(std::vector<AdagradGroup> groups, AdagradOptions options)
     : Optimizer(std::make_shared<AdagradImpl>(std::move(groups), options)) {}
+OptimizerClass Adagrad::describe() {
+  return detail::describe<Adagrad, Traits>("Adagrad", "the rate shrinks with the sum of squares", {{"adagrad", {}}});
+}
 
 }  // namespace levin::optim

@@ -38,6 +38,7 @@ class Adagrad : public Optimizer {
  public:
   explicit Adagrad(std::vector<Tensor> params, AdagradOptions options = {});
   explicit Adagrad(std::vector<AdagradGroup> groups, AdagradOptions options = {});
+  static OptimizerClass describe();
 };
 
 }  // namespace levin::optim

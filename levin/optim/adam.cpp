@@ -15,9 +15,12 @@ struct Traits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    detail::each_adam_number(a, b, f);
-    f("amsgrad", a.amsgrad, b.amsgrad);
-    f("maximize", a.maximize, b.maximize);
+    detail::each_adam_number(a, b, f, std::same_as<Options, AdamWOptions> ? detail::kDecoupled : detail::kL2);
+    f("amsgrad", a.amsgrad, b.amsgrad, "divide by the largest exp_avg_sq so far");
+    f("maximize", a.maximize, b.maximize, detail::kMaximize);
+  }
+  static void shared(Options& o, auto& f) {
+    f("moments_dtype", o.moments_dtype, "dtype of exp_avg and exp_avg_sq; default: the parameter's dtype");
   }
 
   static void check(const std::string& name, const Options& o) {
@@ -81,10 +84,16 @@ Adam::Adam(std::vector<Tensor> params, AdamOptions options)
     : Adam(std::vector<AdamGroup>{{.params = std::move(params)}}, options) {}
 Adam::Adam(std::vector<AdamGroup> groups, AdamOptions options)
     : Optimizer(std::make_shared<AdamImpl<AdamOptions>>("Adam", std::move(groups), options)) {}
+OptimizerClass Adam::describe() {
+  return detail::describe<Adam, Traits<AdamOptions>>("Adam", "Adam with L2 decay", {{"adam", {}}});
+}
 
 AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options)
     : AdamW(std::vector<AdamWGroup>{{.params = std::move(params)}}, options) {}
 AdamW::AdamW(std::vector<AdamWGroup> groups, AdamWOptions options)
     : Optimizer(std::make_shared<AdamImpl<AdamWOptions>>("AdamW", std::move(groups), options)) {}
+OptimizerClass AdamW::describe() {
+  return detail::describe<AdamW, Traits<AdamWOptions>>("AdamW", "Adam with decoupled weight decay", {{"adamw", {}}});
+}
 
 }  // namespace levin::optim

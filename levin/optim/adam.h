@@ -62,6 +62,7 @@ class Adam : public Optimizer {
  public:
   explicit Adam(std::vector<Tensor> params, AdamOptions options = {});
   explicit Adam(std::vector<AdamGroup> groups, AdamOptions options = {});
+  static OptimizerClass describe();
 };
 
 /// Adam with decoupled decay, torch.optim.AdamW's numbers, by the same kernels.
@@ -73,6 +74,7 @@ class AdamW : public Optimizer {
  public:
   explicit AdamW(std::vector<Tensor> params, AdamWOptions options = {});
   explicit AdamW(std::vector<AdamWGroup> groups, AdamWOptions options = {});
+  static OptimizerClass describe();
 };
 
 }  // namespace levin::optim

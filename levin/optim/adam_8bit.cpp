@@ -19,8 +19,8 @@ struct Adam8bitTraits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    detail::each_adam_number(a, b, f);
-    f("maximize", a.maximize, b.maximize);
+    detail::each_adam_number(a, b, f, std::same_as<Options, AdamW8bitOptions> ? detail::kDecoupled : detail::kL2);
+    f("maximize", a.maximize, b.maximize, detail::kMaximize);
   }
 
   static void check(const std::string& name, const Options& o) { detail::check_adam_numbers(name, o); }
@@ -52,29 +52,24 @@ std::pair<Tensor, Tensor> nearest_codes(const Tensor& values, bool with_sign) {
   return {nearest.to(at::kByte), scales};
 }
 
-/// What does not depend on the type of the options.
-class KnowsParts {
- public:
-  virtual ~KnowsParts() = default;
-  detail::FindPart find_part;
-};
-
 template <class Options>
-class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>>, public KnowsParts {
+class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
  public:
   Adam8bitImpl(const char* name, std::vector<Adam8bitGroup> groups, const Options& options)
       : detail::Typed<Adam8bitTraits<Options>>(name, std::move(groups), options) {}
 
+  void set_shards(ParamShards shards) override { find_shard_ = std::move(shards.find); }
+
   StateDict state_dict() const override {
     auto out = detail::GroupedOptimizer::state_dict();
-    if (!find_part) return out;
+    if (!find_shard_) return out;
     const at::NoGradGuard no_grad;
     auto& states = out["state"].to_dict();
     int64_t index = 0;
     for (size_t g = 0; g < this->num_groups(); ++g)
       for (const auto& param : this->params_of(g)) {
         const auto key = std::to_string(index++);
-        if (!has_codes(param) || !states.contains(key) || !find_part(param)) continue;
+        if (!has_codes(param) || !states.contains(key) || !find_shard_(param)) continue;
         auto& state = states[key].to_dict();
         for (const size_t slot : {kAverage, kSquare}) {
           if (!state.contains(kNames[slot])) continue;
@@ -174,7 +169,7 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>>, public
   /// parameter or of the part.
   StateDict as_kept(const Tensor& param, const StateDict& in) const {
     StateDict out = in;
-    const auto part = find_part ? find_part(param) : std::nullopt;
+    const auto part = find_shard_ ? find_shard_(param) : std::nullopt;
     for (const size_t slot : {kAverage, kSquare}) {
       const auto* found = in.find(kNames[slot]);
       const auto* scales = in.find(kNames[slot + kAverageScale]);
@@ -197,9 +192,9 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>>, public
 
   /// This part's values, of codes that one process has saved. A parameter with rows of one block has codes of its own
   /// shape, which come as rows, with the scales of all.
-  static Tensor part_of(const Tensor& codes, const Tensor& scales, const detail::PartOfParam& part, const Tensor& param,
+  static Tensor part_of(const Tensor& codes, const Tensor& scales, const ParamShard& part, const Tensor& param,
                         bool with_sign) {
-    const int64_t blocks = kernels::code_blocks(part.whole_numel), size = kernels::kCodeBlock;
+    const int64_t blocks = kernels::code_blocks(part.full_numel), size = kernels::kCodeBlock;
     if (scales.numel() != blocks) return {};
     if (codes.sizes() == at::IntArrayRef({blocks, size}))
       return spread_codes(codes, scales, with_sign).narrow(0, part.first, param.numel()).view(param.sizes());
@@ -207,6 +202,7 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>>, public
     return spread_codes(codes, scales.narrow(0, part.first / size, codes.size(0)), with_sign).view(param.sizes());
   }
 
+  decltype(ParamShards::find) find_shard_;
   uint64_t changes_ = 0;
   mutable std::unordered_map<const c10::TensorImpl*, std::array<Spread, 2>> spread_;
 };
@@ -217,14 +213,18 @@ Adam8bit::Adam8bit(std::vector<Tensor> params, Adam8bitOptions options)
     : Adam8bit(std::vector<Adam8bitGroup>{{.params = std::move(params)}}, options) {}
 Adam8bit::Adam8bit(std::vector<Adam8bitGroup> groups, Adam8bitOptions options)
     : Optimizer(std::make_shared<Adam8bitImpl<Adam8bitOptions>>("Adam8bit", std::move(groups), options)) {}
+OptimizerClass Adam8bit::describe() {
+  return detail::describe<Adam8bit, Adam8bitTraits<Adam8bitOptions>>("Adam8bit", "Adam with 8-bit state",
+                                                                     {{"adam_8bit", {}}});
+}
 
 AdamW8bit::AdamW8bit(std::vector<Tensor> params, AdamW8bitOptions options)
     : AdamW8bit(std::vector<AdamW8bitGroup>{{.params = std::move(params)}}, options) {}
 AdamW8bit::AdamW8bit(std::vector<AdamW8bitGroup> groups, AdamW8bitOptions options)
     : Optimizer(std::make_shared<Adam8bitImpl<AdamW8bitOptions>>("AdamW8bit", std::move(groups), options)) {}
-
-void detail::set_parts(const Optimizer& optimizer, FindPart find) {
-  if (auto* impl = dynamic_cast<KnowsParts*>(optimizer.impl().get())) impl->find_part = std::move(find);
+OptimizerClass AdamW8bit::describe() {
+  return detail::describe<AdamW8bit, Adam8bitTraits<AdamW8bitOptions>>("AdamW8bit", "AdamW with 8-bit state",
+                                                                       {{"adamw_8bit", {}}});
 }
 
 }  // namespace levin::optim

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -48,12 +47,15 @@ using AdamW8bitGroup = Adam8bitGroup;
 
 /// Adam whose running averages take two bytes an element: 8-bit codes of a dynamic map, with one scale for each 256
 /// elements of the parameter's memory (Dettmers et al., 2022). Parameters of less than 4096 elements, and double ones,
-/// keep float averages. A parameter must keep its memory format once it has been stepped. Its part on a rank, where it
-/// is divided, is coded by itself.
+/// keep float averages. A parameter must keep its memory format once it has been stepped.
+///
+/// Shards have blocks of their own, which mean nothing on another number of ranks: state_dict() has the state of a
+/// shard as floats of its shape, on the host, and no scales. Loaded where they were, they become the same codes again.
 class Adam8bit : public Optimizer {
  public:
   explicit Adam8bit(std::vector<Tensor> params, Adam8bitOptions options = {});
   explicit Adam8bit(std::vector<Adam8bitGroup> groups, Adam8bitOptions options = {});
+  static OptimizerClass describe();
 };
 
 /// The same with decoupled decay.
@@ -61,23 +63,7 @@ class AdamW8bit : public Optimizer {
  public:
   explicit AdamW8bit(std::vector<Tensor> params, AdamW8bitOptions options = {});
   explicit AdamW8bit(std::vector<AdamW8bitGroup> groups, AdamW8bitOptions options = {});
+  static OptimizerClass describe();
 };
-
-namespace detail {
-
-/// Where the elements of a part begin in the whole parameter, and how many that has.
-struct PartOfParam {
-  int64_t first = 0;
-  int64_t whole_numel = 0;
-};
-using FindPart = std::function<std::optional<PartOfParam>(const Tensor& param)>;
-
-/// Tells an 8-bit Adam which of its parameters are parts of larger ones; any other optimizer is left alone. Blocks of
-/// codes are those of the part, and mean nothing on another number of ranks: so state_dict() has the averages of such a
-/// parameter as floats of the part's shape, on the host, and no scales. Loaded where they were, they become the same
-/// codes again.
-void set_parts(const Optimizer& optimizer, FindPart find);
-
-}  // namespace detail
 
 }  // namespace levin::optim

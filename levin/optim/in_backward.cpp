@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "levin/core/error.h"
+#include "levin/optim/forwarding.h"
 
 namespace levin::optim {
 namespace {
@@ -58,10 +59,11 @@ std::unique_ptr<PostAccumulateGradHook>& place_of_hook(const Tensor& param) {
   return torch::autograd::impl::post_acc_grad_hooks(param);
 }
 
-class InBackwardImpl final : public OptimizerImpl {
+class InBackwardImpl final : public ForwardingOptimizer {
  public:
-  explicit InBackwardImpl(std::shared_ptr<OptimizerImpl> inner) : stepper_(std::make_shared<Stepper>()) {
-    stepper_->inner = std::move(inner);
+  explicit InBackwardImpl(const Optimizer& optimizer)
+      : ForwardingOptimizer(optimizer), stepper_(std::make_shared<Stepper>()) {
+    stepper_->inner = optimizer.impl();
     for (size_t g = 0; g < num_groups(); ++g)
       for (const auto& param : params(g)) hook(param);
   }
@@ -76,8 +78,6 @@ class InBackwardImpl final : public OptimizerImpl {
     }
   }
 
-  std::string name() const override { return inner().name(); }
-  std::optional<OptimizerTraits> traits() const override { return inner().traits(); }
   void step() override {
     inner().step();
     inner().zero_grad(/*set_to_none=*/true);
@@ -89,21 +89,12 @@ class InBackwardImpl final : public OptimizerImpl {
                         "moves as soon as it has its own; use precision \"bf16-mixed\", or the optimizer itself");
   }
   void zero_grad(bool) override {}
-  size_t num_groups() const override { return inner().num_groups(); }
-  std::vector<Tensor>& params(size_t group) override { return inner().params(group); }
-  double* find_hyper(size_t group, std::string_view hyper) override { return inner().find_hyper(group, hyper); }
   void add_param_group(std::vector<Tensor> more, const StateDict& options) override {
     inner().add_param_group(std::move(more), options);
     for (const auto& param : params(num_groups() - 1)) hook(param);
   }
-  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) override {
-    return inner().set_slot_memory(std::move(make));
-  }
-  StateDict state_dict() const override { return inner().state_dict(); }
-  void load_state_dict(const StateDict& state) override { inner().load_state_dict(state); }
 
  private:
-  OptimizerImpl& inner() const { return *stepper_->inner; }
   void hook(const Tensor& param) {
     if (!param.requires_grad()) return;
     auto before = std::move(place_of_hook(param));
@@ -126,7 +117,7 @@ OptimizerInBackward::OptimizerInBackward(const Optimizer& optimizer) {
   }
   LEVIN_CHECK(optimizer.impl()->step_params({}), "[OptimizerInBackward] ", optimizer.name(),
               " cannot step a part of its parameters; Levin's own optimizers can");
-  impl_ = std::make_shared<InBackwardImpl>(optimizer.impl());
+  impl_ = std::make_shared<InBackwardImpl>(optimizer);
 }
 
 std::string detail::stepped_in_backward_by(const Tensor& param) {

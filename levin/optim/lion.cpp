@@ -14,9 +14,9 @@ struct Traits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    f("lr", a.lr, b.lr);
-    f("betas", a.betas, b.betas);
-    f("weight_decay", a.weight_decay, b.weight_decay);
+    f("lr", a.lr, b.lr, "learning rate, 3 to 10 times smaller than AdamW's");
+    f("betas", a.betas, b.betas, "mix of momentum and gradient for the update, and for what is kept");
+    f("weight_decay", a.weight_decay, b.weight_decay, detail::kDecoupled);
   }
 
   static void check(const std::string& name, const Options& o) {
@@ -59,5 +59,8 @@ Lion::Lion(std::vector<Tensor> params, LionOptions options)
     : Lion(std::vector<LionGroup>{{.params = std::move(params)}}, options) {}
 Lion::Lion(std::vector<LionGroup> groups, LionOptions options)
     : Optimizer(std::make_shared<LionImpl>(std::move(groups), options)) {}
+OptimizerClass Lion::describe() {
+  return detail::describe<Lion, Traits>("Lion", "the sign of a mix of momentum and gradient", {{"lion", {}}});
+}
 
 }  // namespace levin::optim

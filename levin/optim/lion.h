@@ -31,6 +31,7 @@ class Lion : public Optimizer {
  public:
   explicit Lion(std::vector<Tensor> params, LionOptions options = {});
   explicit Lion(std::vector<LionGroup> groups, LionOptions options = {});
+  static OptimizerClass describe();
 };
 
 }  // namespace levin::optim

@@ -6,14 +6,6 @@
 #include "levin/core/words.h"
 
 namespace levin {
-namespace {
-
-// What the optimizers of Levin and torch call their numbers; an error message offers those that are there.
-constexpr const char* kHyperNames[] = {"lr",   "initial_lr",   "momentum", "dampening", "beta1",       "beta2", "eps",
-                                       "eps1", "weight_decay", "lr_decay", "alpha",     "beta2_decay", "eps2",  "d"};
-
-}  // namespace
-
 Tensor OptimizerImpl::step_with(const std::function<Tensor()>& closure) {
   Tensor loss;
   {
@@ -47,10 +39,7 @@ double& Optimizer::hyper(std::string_view name, size_t group) const {
   LEVIN_CHECK(group < impl.num_groups(), "[optimizer.hyper] group ", group, " is asked for, ", impl.name(), " has ",
               impl.num_groups());
   if (double* value = impl.find_hyper(group, name)) return *value;
-  std::vector<std::string> known;
-  for (const char* candidate : kHyperNames)
-    if (impl.find_hyper(group, candidate)) known.emplace_back(candidate);
-  fail_unknown(impl.name(), "hyperparameter", name, known);
+  fail_unknown(impl.name(), "hyperparameter", name, impl.hyper_names());
 }
 
 void Optimizer::fail_empty() {

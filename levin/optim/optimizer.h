@@ -14,6 +14,10 @@
 
 namespace levin {
 
+namespace optim {
+struct OptimizerClass;
+}
+
 using at::Tensor;
 
 /// What the loss scaler tells an optimizer for one step: gradients are still multiplied by `scale` (undefined: they are
@@ -33,15 +37,33 @@ struct OptimizerSlot {
 /// What an optimizer says of itself: strategies that shard parameters, and memory estimates, go by it alone.
 struct OptimizerTraits {
   /// Each element is stepped by its own value, gradient and state, whatever the other elements of its tensor are (SGD,
-  /// Adam). Then a shard is stepped as it would be within the whole. False where norms, means, rows or columns of a
-  /// whole tensor count (LAMB, Adafactor, LBFGS).
+  /// Adam). Then a shard is stepped as it would be within the full parameter. False where norms, means, rows or columns
+  /// of a full tensor count (LAMB, Adafactor, LBFGS).
   bool elementwise = false;
+  /// Sums over all elements of a tensor are all that it needs besides (the norms of LAMB), and it takes them from
+  /// `ParamShards::sum`. Then it steps shards as it would the full parameter.
+  bool tensor_sums = false;
   /// The state of a parameter of these sizes and this dtype; empty: not known. Called while the optimizer lives.
   std::function<std::vector<OptimizerSlot>(at::IntArrayRef sizes, c10::ScalarType dtype)> slots = {};
-  /// Tensors of a parameter's size that a step needs for itself.
+  /// Tensors of a parameter's size that a step allocates.
   int temporaries = 0;
   /// Takes gradients of a narrower dtype than their parameters as they are; else they are cast for its step.
   bool narrow_gradients = false;
+};
+
+/// The shard that a rank has of a parameter: its first element in the full parameter, and how many elements that has.
+struct ParamShard {
+  int64_t first = 0;
+  int64_t full_numel = 0;
+};
+
+/// What a strategy that shards parameters tells an optimizer about them.
+struct ParamShards {
+  /// None: the rank has the full parameter.
+  std::function<std::optional<ParamShard>(const Tensor& param)> find = {};
+  /// Sums over the shards of all ranks. `local` [params, n] has sums over this rank's elements of each parameter; the
+  /// result is of the same shape. Every rank must call, with the same parameters.
+  std::function<Tensor(const Tensor& local, std::span<const Tensor> params)> sum = {};
 };
 
 /// The interface of an optimizer. Users hold the handle, `Optimizer`.
@@ -51,7 +73,7 @@ class OptimizerImpl {
 
   /// "AdamW"
   virtual std::string name() const = 0;
-  /// None: it does not say. It works where every rank has whole parameters, and is refused where they are sharded.
+  /// None: it does not say. It works where every rank has full parameters, and is refused where they are sharded.
   virtual std::optional<OptimizerTraits> traits() const { return std::nullopt; }
   /// One update. Parameters without a gradient are passed over.
   virtual void step() = 0;
@@ -69,13 +91,18 @@ class OptimizerImpl {
   /// `find` gives null when the optimizer has none of that name. The address is stable: schedulers keep it.
   /// "initial_lr" is NaN until a scheduler has set it.
   virtual double* find_hyper(size_t group, std::string_view name) = 0;
+  /// The names that find_hyper knows, for error messages.
+  virtual std::vector<std::string> hyper_names() const { return {"lr"}; }
   /// One more group. `options` are numbers by torch's names; what is left out is as the optimizer was made with. By
-  /// itself an Error: not every optimizer can.
+  /// default an Error: not every optimizer can.
   virtual void add_param_group(std::vector<Tensor> params, const StateDict& options);
 
-  /// State that is made from now on lies in memory that `make` gives: a tensor as large as the one it is given, dense,
-  /// on the host. False when this optimizer cannot.
+  /// State that is made from now on is allocated by `make`: a tensor of the size of the one it is given, dense, on the
+  /// host. False when this optimizer cannot.
   virtual bool set_slot_memory(std::function<Tensor(const Tensor& like)>) { return false; }
+
+  /// Parameters are shards from now on. An optimizer whose traits say that it is elementwise may leave this alone.
+  virtual void set_shards(ParamShards) {}
 
   virtual StateDict state_dict() const = 0;
   /// Moves loaded state to the device and dtype of each parameter.

@@ -13,12 +13,12 @@ struct Traits {
 
   template <class A, class B, class F>
   static void each(A& a, B& b, F&& f) {
-    f("lr", a.lr, b.lr);
-    f("momentum", a.momentum, b.momentum);
-    f("dampening", a.dampening, b.dampening);
-    f("weight_decay", a.weight_decay, b.weight_decay);
-    f("nesterov", a.nesterov, b.nesterov);
-    f("maximize", a.maximize, b.maximize);
+    f("lr", a.lr, b.lr, detail::kLr);
+    f("momentum", a.momentum, b.momentum, "fraction of the previous update that is kept");
+    f("dampening", a.dampening, b.dampening, "fraction of the gradient that does not enter the momentum");
+    f("weight_decay", a.weight_decay, b.weight_decay, detail::kL2);
+    f("nesterov", a.nesterov, b.nesterov, "look ahead along the momentum");
+    f("maximize", a.maximize, b.maximize, detail::kMaximize);
   }
 
   static void check(const std::string& name, const Options& o) {
@@ -78,5 +78,9 @@ SGD::SGD(std::vector<Tensor> params, SGDOptions options)
     : SGD(std::vector<SGDGroup>{{.params = std::move(params)}}, options) {}
 SGD::SGD(std::vector<SGDGroup> groups, SGDOptions options)
     : Optimizer(std::make_shared<SGDImpl>(std::move(groups), options)) {}
+OptimizerClass SGD::describe() {
+  return detail::describe<SGD, Traits>("SGD", "gradient descent, with momentum or not",
+                                       {{"sgd", {}}, {"sgd_momentum", {.momentum = 0.9}}});
+}
 
 }  // namespace levin::optim

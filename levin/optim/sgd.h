@@ -40,6 +40,7 @@ class SGD : public Optimizer {
  public:
   explicit SGD(std::vector<Tensor> params, SGDOptions options = {});
   explicit SGD(std::vector<SGDGroup> groups, SGDOptions options = {});
+  static OptimizerClass describe();
 };
 
 }  // namespace levin::optim

@@ -10,15 +10,16 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/optim/describe.h"
 #include "levin/optim/grouped.h"
 
 namespace levin::optim::detail {
 
-/// Puts what a group overrides over the defaults. `Traits::each(a, b, f)` calls f(name, a.field, b.field) for every
-/// option.
+/// Puts what a group overrides over the defaults. `Traits::each(a, b, f)` calls f(name, a.field, b.field, help) for
+/// every option.
 template <class Traits, class Options, class Group>
 Options merged(Options options, const Group& group) {
-  Traits::each(options, group, [](const char*, auto& value, const auto& override_with) {
+  Traits::each(options, group, [](const char*, auto& value, const auto& override_with, const char*) {
     if (override_with) value = *override_with;
   });
   return options;
@@ -38,7 +39,7 @@ class Typed : public GroupedOptimizer {
     if (name == "initial_lr") return &initial_lr_[group];
     double* found = nullptr;
     auto& options = options_[group];
-    Traits::each(options, options, [&](std::string_view field, auto& value, auto&) {
+    Traits::each(options, options, [&](std::string_view field, auto& value, auto&, const char*) {
       using Value = std::remove_cvref_t<decltype(value)>;
       if constexpr (std::same_as<Value, double>) {
         if (field == name) found = &value;
@@ -50,10 +51,24 @@ class Typed : public GroupedOptimizer {
     return found;
   }
 
+  std::vector<std::string> hyper_names() const final {
+    std::vector<std::string> names{"lr", "initial_lr"};
+    Traits::each(defaults_, defaults_, [&](const char* field, const auto& value, auto&, const char*) {
+      using Value = std::remove_cvref_t<decltype(value)>;
+      if constexpr (std::same_as<Value, double>) {
+        if (field != names.front()) names.emplace_back(field);
+      } else if constexpr (std::same_as<Value, std::array<double, 2>>) {
+        names.insert(names.end(), {"beta1", "beta2"});
+      }
+    });
+    return names;
+  }
+
   void add_param_group(std::vector<Tensor> params, const StateDict& values) final {
     LEVIN_CHECK(!params.empty(), "[", name_, ".add_param_group] the parameter list is empty");
     std::vector<std::string> known;
-    Traits::each(defaults_, defaults_, [&](const char* field, auto&, auto&) { known.emplace_back(field); });
+    Traits::each(defaults_, defaults_,
+                 [&](const char* field, auto&, auto&, const char*) { known.emplace_back(field); });
     for (const auto& [option, value] : values)
       if (std::ranges::find(known, option) == known.end())
         fail_unknown(name_ + ".add_param_group", "option", option, known);
@@ -85,7 +100,7 @@ class Typed : public GroupedOptimizer {
 
   void save_options(size_t group, StateDict& out) const override {
     const auto& options = options_[group];
-    Traits::each(options, options, [&](const char* name, const auto& value, const auto&) {
+    Traits::each(options, options, [&](const char* name, const auto& value, const auto&, const char*) {
       using Value = std::remove_cvref_t<decltype(value)>;
       if constexpr (std::same_as<Value, std::array<double, 2>>)
         out[name] = StateList{value[0], value[1]};
@@ -99,7 +114,7 @@ class Typed : public GroupedOptimizer {
   // What a file does not have stays as it is: it may come from an older torch.
   void load_options(size_t group, const StateDict& in) override {
     auto& options = options_[group];
-    Traits::each(options, options, [&](const char* name, auto& value, auto&) {
+    Traits::each(options, options, [&](const char* name, auto& value, auto&, const char*) {
       using Value = std::remove_cvref_t<decltype(value)>;
       const StateValue* saved = in.find(name);
       if (!saved) return;
@@ -135,11 +150,11 @@ inline void check_betas(const std::string& name, const std::array<double, 2>& be
 
 /// What Adam and its kin have in common.
 template <class A, class B, class F>
-void each_adam_number(A& a, B& b, F& f) {
-  f("lr", a.lr, b.lr);
-  f("betas", a.betas, b.betas);
-  f("eps", a.eps, b.eps);
-  f("weight_decay", a.weight_decay, b.weight_decay);
+void each_adam_number(A& a, B& b, F& f, const char* decay) {
+  f("lr", a.lr, b.lr, kLr);
+  f("betas", a.betas, b.betas, kBetas);
+  f("eps", a.eps, b.eps, kEps);
+  f("weight_decay", a.weight_decay, b.weight_decay, decay);
 }
 template <class Options>
 void check_adam_numbers(const std::string& name, const Options& o) {

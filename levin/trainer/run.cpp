@@ -12,6 +12,7 @@
 #include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
+#include "levin/optim/forwarding.h"
 #include "levin/trainer/defaults.h"
 #include "levin/trainer/loops/together.h"
 
@@ -65,19 +66,17 @@ constexpr LogSite kTestStep{"test_step", Kind::kEvalStep};
 constexpr LogSite kPredictStep{"predict_step", Kind::kRefused};
 
 /// Counts the steps of an optimizer that training_step drives itself, and calls the hooks around them.
-class ManualOptimizer final : public OptimizerImpl {
+class ManualOptimizer final : public optim::ForwardingOptimizer {
  public:
-  ManualOptimizer(Optimizer inner, Run& run) : inner_(std::move(inner)), run_(run) {}
+  ManualOptimizer(Optimizer inner, Run& run) : ForwardingOptimizer(std::move(inner)), run_(run) {}
 
-  std::string name() const override { return inner_.name(); }
-  std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
   void step() override {
     before();
-    inner_.step();
+    inner().step();
     ++run_.progress_.global_step;
   }
   Tensor step_with(const std::function<Tensor()>& closure) override {
-    auto loss = inner_.step([&] {
+    auto loss = inner().step([&] {
       auto value = closure();
       before();
       return value;
@@ -85,33 +84,17 @@ class ManualOptimizer final : public OptimizerImpl {
     ++run_.progress_.global_step;
     return loss;
   }
-  void zero_grad(bool set_to_none) override { inner_.zero_grad(set_to_none); }
-  size_t num_groups() const override { return inner_.num_groups(); }
-  std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
-  double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
-  void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
-    inner_.add_param_group(std::move(params), options);
-  }
-  bool set_slot_memory(std::function<Tensor(const Tensor& like)> make) override {
-    return inner_.impl()->set_slot_memory(std::move(make));
-  }
-  StateDict state_dict() const override { return inner_.state_dict(); }
-  void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
-
-  const Optimizer& inner() const { return inner_; }
 
  private:
   void before() {
     const auto* site = run_.site_;
-    if (run_.fabric().grad_scaler()) run_.fabric().unscale_gradients(inner_);
-    Optimizer& self = inner_;
+    if (run_.fabric().grad_scaler()) run_.fabric().unscale_gradients(inner());
     run_.call(
-        Hook::kBeforeOptimizerStep, [&](Callback& c) { c.on_before_optimizer_step(run_, self); },
-        [&] { run_.module().on_before_optimizer_step(self); });
+        Hook::kBeforeOptimizerStep, [&](Callback& c) { c.on_before_optimizer_step(run_, inner()); },
+        [&] { run_.module().on_before_optimizer_step(inner()); });
     run_.site_ = site;
   }
 
-  Optimizer inner_;
   Run& run_;
 };
 

@@ -205,9 +205,9 @@ TEST(Adam8bit, ShowsPartsAsFloatsAndCodesThemAgain) {
     std::map<std::string, at::Tensor> codes;
     for (const char* name : {"state1", "state2", "absmax1", "absmax2"}) codes[name] = state_of(opt, "0", name).clone();
     EXPECT_TRUE((codes["state1"] == 0).any().item<bool>());  // the largest is negative somewhere
-    detail::set_parts(opt, [](const at::Tensor& param) {
-      return std::optional(detail::PartOfParam{.first = 0, .whole_numel = param.numel()});
-    });
+    opt.impl()->set_shards({.find = [](const at::Tensor& param) {
+      return std::optional(ParamShard{.first = 0, .full_numel = param.numel()});
+    }});
     const auto shown = opt.state_dict();
     const auto& state = shown.at("state").to_dict().at("0").to_dict();
     EXPECT_FALSE(state.contains("absmax1"));
@@ -223,9 +223,9 @@ TEST(Adam8bit, ShowsPartsAsFloatsAndCodesThemAgain) {
     // And a part takes its elements of what one process has saved; its blocks are others.
     auto part = w.detach().narrow(0, 8, 12).clone().requires_grad_();
     Adam8bit divided({part});
-    detail::set_parts(divided, [](const at::Tensor&) {
-      return std::optional(detail::PartOfParam{.first = 8 * 504, .whole_numel = 20 * 504});
-    });
+    divided.impl()->set_shards({.find = [](const at::Tensor&) {
+      return std::optional(ParamShard{.first = 8 * 504, .full_numel = 20 * 504});
+    }});
     divided.load_state_dict(whole.state_dict());
     const auto far = (state_of(divided, "0", "state1") - average.narrow(0, 8, 12)).abs().max().item<float>();
     EXPECT_GT(far, 0);

@@ -69,6 +69,13 @@ class TorchAdapter final : public OptimizerImpl {
     return nullptr;
   }
 
+  std::vector<std::string> hyper_names() const override {
+    sync();
+    std::vector<std::string> names;
+    for (const auto& number : mirrors_.front().numbers) names.emplace_back(number.name);
+    names.emplace_back("initial_lr");
+    return names;
+  }
   void add_param_group(std::vector<Tensor> params, const StateDict& values) override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& in) override;

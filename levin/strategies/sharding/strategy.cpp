@@ -291,7 +291,7 @@ void check_divided_optimizer(std::string_view strategy, std::string_view optimiz
               " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
               "(an override of levin::OptimizerImpl, or of optim::DeclaresTraits beside torch::optim::Optimizer); if "
               "not, use strategy \"ddp\"");
-  LEVIN_CHECK(traits->elementwise, "[", strategy, "] ", optimizer,
+  LEVIN_CHECK(traits->elementwise || traits->tensor_sums, "[", strategy, "] ", optimizer,
               " steps by figures of whole parameters, and each of the ", ranks,
               " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
 }
@@ -301,18 +301,32 @@ void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan&
               "precision \"", precision.name, "\"; use \"bf16-mixed\", or leave it out");
 }
 
+ParamShards ShardedStrategy::shards_of_params() const {
+  const auto find = [shards = shards_](const Tensor& param) {
+    std::optional<ParamShard> shard;
+    if (const auto* place = shards->find(param)) {
+      const auto numel = c10::multiply_integers(place->sizes);
+      shard = {numel == 0 ? 0 : place->start * (numel / place->whole_rows()), numel};
+    }
+    return shard;
+  };
+  const auto sum = [shards = shards_, ranks = ranks_](const Tensor& local, std::span<const Tensor> params) {
+    auto all = local.clone();
+    ranks->all_reduce(all, ReduceOp::kSum);
+    // A full parameter is on every rank, and counts once.
+    auto is_sharded = at::empty({local.size(0), 1}, at::kBool);
+    for (size_t i = 0; i < params.size(); ++i)
+      is_sharded.mutable_data_ptr<bool>()[i] = shards->find(params[i]) != nullptr;
+    return at::where(is_sharded.to(local.device()), all, local);
+  };
+  return {find, sum};
+}
+
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   const auto traits = optimizer.traits();
   if (ranks_->size() > 1) {
     check_divided_optimizer(plan_.name, optimizer.name(), traits, ranks_->size());
-    optim::detail::set_parts(optimizer, [shards = shards_](const Tensor& param) {
-      std::optional<optim::detail::PartOfParam> part;
-      if (const auto* place = shards->find(param)) {
-        const auto numel = c10::multiply_integers(place->sizes);
-        part = {numel == 0 ? 0 : place->start * (numel / place->whole_rows()), numel};
-      }
-      return part;
-    });
+    optimizer.impl()->set_shards(shards_of_params());
   }
   shards_->add_optimizer(optimizer);
   if (!plan_.optimizer_folder.empty()) {

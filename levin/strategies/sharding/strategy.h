@@ -101,6 +101,8 @@ class ShardedStrategy : public Strategy {
   virtual Divided divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units);
   virtual std::unique_ptr<Residency> make_residency(const Divided& divided);
   GroupOptions group_options() const;
+  /// What an optimizer is told of the parameters.
+  ParamShards shards_of_params() const;
   void place_buffers(torch::nn::Module& module) const;
   /// Throws when offloaded state would not fit into host memory; called before anything is allocated.
   virtual void check_host_memory(const torch::nn::Module& module) const;

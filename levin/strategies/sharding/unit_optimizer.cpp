@@ -88,7 +88,7 @@ class WideGradients {
 // ---- UnitOptimizer
 
 UnitOptimizer::UnitOptimizer(Optimizer inner, std::string strategy, bool in_backward)
-    : inner_(std::move(inner)), strategy_(std::move(strategy)), in_backward_(in_backward) {}
+    : ForwardingOptimizer(std::move(inner)), strategy_(std::move(strategy)), in_backward_(in_backward) {}
 
 UnitOptimizer::~UnitOptimizer() = default;
 
@@ -97,7 +97,7 @@ void UnitOptimizer::add_groups(const std::vector<std::unique_ptr<ShardGroup>>& g
     for (size_t i = 0; i < group->params().size(); ++i)
       places_[group->params()[i].param.unsafeGetTensorImpl()] = {group.get(), i};
   own_.clear();
-  for (const auto& param : inner_.all_params()) own_.insert(param.unsafeGetTensorImpl());
+  for (const auto& param : inner().all_params()) own_.insert(param.unsafeGetTensorImpl());
 }
 
 void UnitOptimizer::group_is_ready(ShardGroup& group, std::function<void()> arrived) {
@@ -127,7 +127,7 @@ void UnitOptimizer::step_group(ShardGroup& group) {
   }
   if (params.empty()) return;
   const std::lock_guard lock(stepping_);
-  LEVIN_CHECK(inner_.impl()->step_params(params, nullptr, copies), "[", strategy_, "] ", inner_.name(),
+  LEVIN_CHECK(inner().impl()->step_params(params, nullptr, copies), "[", strategy_, "] ", inner().name(),
               " cannot step some of its parameters, which optimizer_in_backward needs; use one of levin::optim");
   stepped_.push_back(group.name());
   for (auto& param : params) param.mutable_grad().reset();
@@ -136,28 +136,28 @@ void UnitOptimizer::step_group(ShardGroup& group) {
 void UnitOptimizer::step() {
   thread_.join();
   if (step_all(nullptr)) return;
-  const WideGradients wide(inner_);
-  inner_.step();
+  const WideGradients wide(inner());
+  inner().step();
 }
 
 Tensor UnitOptimizer::step_with(const std::function<Tensor()>& closure) {
-  const auto traits = inner_.traits();
+  const auto traits = inner().traits();
   if (traits && traits->elementwise) return OptimizerImpl::step_with(closure);
   // It may evaluate the closure more than once. (No rank has a part of a parameter here.)
   thread_.join();
-  return inner_.step(closure);
+  return inner().step(closure);
 }
 
 bool UnitOptimizer::step_scaled(const GradScale& scale) {
   thread_.join();
-  return step_all(&scale) || inner_.impl()->step_scaled(scale);
+  return step_all(&scale) || inner().impl()->step_scaled(scale);
 }
 
 /// Parameters with copies are stepped apart from those without. False when the optimizer cannot, and nothing was done.
 bool UnitOptimizer::step_all(const GradScale* scale) {
   std::vector<Tensor> plain, copied, copies;
-  for (size_t g = 0; g < inner_.num_groups(); ++g)
-    for (const auto& param : inner_.params(g)) {
+  for (size_t g = 0; g < inner().num_groups(); ++g)
+    for (const auto& param : inner().params(g)) {
       if (!param.grad().defined()) continue;
       const auto place = places_.find(param.unsafeGetTensorImpl());
       auto copy = place == places_.end() ? Tensor() : place->second.first->host_copy(place->second.second);
@@ -169,8 +169,8 @@ bool UnitOptimizer::step_all(const GradScale* scale) {
       }
     }
   if (copied.empty() && !in_backward_) return false;  // nothing that step() would not do as well
-  if (!copied.empty() && !inner_.impl()->step_params(copied, scale, copies)) return false;
-  if (!plain.empty() && !inner_.impl()->step_params(plain, scale)) return false;
+  if (!copied.empty() && !inner().impl()->step_params(copied, scale, copies)) return false;
+  if (!plain.empty() && !inner().impl()->step_params(plain, scale)) return false;
   return true;
 }
 

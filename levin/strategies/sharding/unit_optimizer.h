@@ -12,7 +12,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "levin/optim/optimizer.h"
+#include "levin/optim/forwarding.h"
 #include "levin/strategies/sharding/group.h"
 
 namespace levin::detail {
@@ -42,7 +42,7 @@ class StepThread {
 ///
 /// Parts in host memory that are computed with in another dtype have a copy in that dtype, which goes to the device;
 /// it is written in the same pass over memory as the parameter.
-class UnitOptimizer final : public OptimizerImpl {
+class UnitOptimizer final : public optim::ForwardingOptimizer {
  public:
   UnitOptimizer(Optimizer inner, std::string strategy, bool in_backward);
   ~UnitOptimizer() override;
@@ -57,27 +57,18 @@ class UnitOptimizer final : public OptimizerImpl {
   /// Units that were stepped in this backward so far, and not by the end of one; after join().
   std::vector<std::string> take_stepped() { return std::exchange(stepped_, {}); }
 
-  std::string name() const override { return inner_.name(); }
-  std::optional<OptimizerTraits> traits() const override { return inner_.traits(); }
   void step() override;
   bool step_scaled(const GradScale& scale) override;
   Tensor step_with(const std::function<Tensor()>& closure) override;
-  void zero_grad(bool set_to_none) override { inner_.zero_grad(set_to_none); }
-  size_t num_groups() const override { return inner_.num_groups(); }
-  std::vector<Tensor>& params(size_t group) override { return inner_.params(group); }
-  double* find_hyper(size_t group, std::string_view name) override { return inner_.impl()->find_hyper(group, name); }
   void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
     for (const auto& param : params) own_.insert(param.unsafeGetTensorImpl());
-    inner_.add_param_group(std::move(params), options);
+    ForwardingOptimizer::add_param_group(std::move(params), options);
   }
-  StateDict state_dict() const override { return inner_.state_dict(); }
-  void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
 
  private:
   bool step_all(const GradScale* scale);
   void step_group(ShardGroup& group);
 
-  Optimizer inner_;
   std::string strategy_;
   bool in_backward_;
   std::unordered_map<const c10::TensorImpl*, std::pair<ShardGroup*, size_t>> places_;

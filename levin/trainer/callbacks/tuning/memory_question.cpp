@@ -1,26 +1,10 @@
 #include "levin/trainer/callbacks/tuning/memory_question.h"
 
-#include <algorithm>
-#include <cctype>
-#include <string>
-
 #include "levin/core/error.h"
 #include "levin/strategies/strategy.h"
 #include "levin/trainer/context.h"
 
 namespace levin::detail {
-namespace {
-
-/// By the names of estimates: "AdamW" is "adamw", "AdamW8bit" is "adamw_8bit".
-std::string memory_optimizer(const Optimizer& optimizer) {
-  auto name = optimizer.name();
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
-  if (const auto bits = name.find("8bit"); bits != std::string::npos) name.insert(bits, "_");
-  const auto* momentum = optimizer.impl()->find_hyper(0, "momentum");
-  return name == "sgd" && momentum && *momentum > 0 ? "sgd_momentum" : name;
-}
-
-}  // namespace
 
 std::optional<StateLayout> memory_layout(TrainerContext& run) {
   try {
@@ -37,7 +21,8 @@ MemoryQuestion memory_question(TrainerContext& run) {
   return {.strategy = plan.strategy.name(),
           .layout = run.fabric().strategy().layout(),
           .precision = run.plan().fabric.precision,
-          .optimizer = memory_optimizer(optimizers.front()),
+          .optimizer = optimizers.front().name(),
+          .optimizer_traits = optimizers.front().traits(),
           .world_size = plan.world_size(),
           .device = run.fabric().device().type(),
           .accumulate = static_cast<int>(run.accumulate_grad_batches())};
