@@ -186,8 +186,9 @@ static std::string class_of_optimizer(const std::string& name) {
 
 void check_possible(const std::string& strategy, const StateLayout& layout, const PrecisionPlan& precision,
                     const std::string& optimizer, const OptimizerTraits& traits) {
-  if (layout.shards_optimizer) check_divided_optimizer(strategy, class_of_optimizer(optimizer), traits, layout.ranks);
-  if (layout.optimizer_in_backward) check_optimizer_in_backward(strategy, precision);
+  const auto name = class_of_optimizer(optimizer);
+  if (layout.shards_optimizer) check_divided_optimizer(strategy, name, traits, layout.ranks);
+  if (layout.optimizer_in_backward) check_optimizer_in_backward(strategy, precision, name, traits, layout.ranks);
 }
 
 std::vector<int64_t> optimizer_tensors(const OptimizerTraits& traits, const std::vector<int64_t>& sizes,

@@ -144,7 +144,7 @@ class AdafactorImpl final : public detail::Typed<Traits> {
     auto clips = root_mean_squares(updates, o.d);
     at::_foreach_clamp_min_(clips, 1.0);
     at::_foreach_div_(alphas, clips);
-    apply(bucket, updates, alphas);
+    detail::subtract_scaled(bucket, updates, alphas);
   }
 
  private:
@@ -167,20 +167,6 @@ class AdafactorImpl final : public detail::Typed<Traits> {
     auto& variances = bucket.slots[kVariance];
     at::_foreach_lerp_(variances, at::_foreach_mul(grads, grads), mix);
     return at::_foreach_mul(variances, 1);
-  }
-
-  static void apply(detail::Bucket& bucket, std::vector<Tensor>& updates, const std::vector<Tensor>& alphas) {
-    if (bucket.dtype == at::kFloat || bucket.dtype == at::kDouble) {
-      at::_foreach_mul_(updates, alphas);
-      at::_foreach_sub_(bucket.params, updates);
-      return;
-    }
-    // With 8 or 11 bits, rounding the factor and the product too would eat the update.
-    for (size_t i = 0; i < updates.size(); ++i) {
-      const auto moved =
-          bucket.params[i].to(at::kFloat).addcmul_(updates[i].to(at::kFloat), alphas[i].to(at::kFloat), -1);
-      bucket.params[i].copy_(moved);
-    }
   }
 };
 

@@ -94,10 +94,8 @@ void GroupedOptimizer::run_buckets(std::vector<Bucket>& buckets, const GradScale
   if (scale && scale->scale.defined()) here.scale = scale->scale;
   // A scaler may have summed over ranks or devices; the kernels compare with one.
   if (scale && scale->found_inf.defined()) here.found_inf = scale->found_inf.clamp_max(1);
+  update_all(buckets, here);
   for (auto& bucket : buckets) {
-    move_to(here.scale, bucket.device);
-    move_to(here.found_inf, bucket.device);
-    update(bucket, here);
     if (!bucket.copies.empty() && !writes_copies())
       for (size_t i = 0; i < bucket.params.size(); ++i)
         if (bucket.copies[i].defined()) bucket.copies[i].copy_(bucket.params[i]);
@@ -105,6 +103,15 @@ void GroupedOptimizer::run_buckets(std::vector<Bucket>& buckets, const GradScale
     // backward.
     for (auto& param : bucket.params)
       if (!param.is_inference()) param.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void GroupedOptimizer::update_all(std::vector<Bucket>& buckets, const DeviceScale& scale) {
+  auto here = scale;
+  for (auto& bucket : buckets) {
+    move_to(here.scale, bucket.device);
+    move_to(here.found_inf, bucket.device);
+    update(bucket, here);
   }
 }
 
@@ -168,6 +175,7 @@ GroupedOptimizer::Place GroupedOptimizer::add_to(std::vector<Bucket>& buckets, s
   Bucket& bucket = bucket_for(buckets, group, this_kind, param, grad.scalar_type());
   const Place place{static_cast<int>(&bucket - buckets.data()), static_cast<int>(bucket.params.size())};
   bucket.params.push_back(param);
+  bucket.index.push_back(index);
   bucket.grads.push_back(std::move(grad));
   if (counts_steps()) bucket.steps.push_back(state.step);
   const unsigned needed = slots_needed(group, param);
@@ -307,6 +315,20 @@ std::vector<int64_t> GroupedOptimizer::slot_shape(size_t, const Tensor& param) c
 
 std::string GroupedOptimizer::describe(size_t group, size_t index) const {
   return fmt::format("parameter {} of group {} (shape {})", index, group, groups_[group].params[index].sizes());
+}
+
+void subtract_scaled(Bucket& bucket, std::vector<Tensor>& updates, const std::vector<Tensor>& factors) {
+  if (bucket.dtype == at::kFloat || bucket.dtype == at::kDouble) {
+    at::_foreach_mul_(updates, factors);
+    at::_foreach_sub_(bucket.params, updates);
+    return;
+  }
+  // With 8 or 11 bits, rounding the factor and the product too would eat the update.
+  for (size_t i = 0; i < updates.size(); ++i) {
+    const auto moved =
+        bucket.params[i].to(at::kFloat).addcmul_(updates[i].to(at::kFloat), factors[i].to(at::kFloat), -1);
+    bucket.params[i].copy_(moved);
+  }
 }
 
 void advance(std::vector<Tensor>& steps) {

@@ -44,6 +44,7 @@ struct Bucket {
   c10::ScalarType dtype;
   c10::ScalarType grad_dtype;
   std::vector<Tensor> params;
+  std::vector<size_t> index;  // of each parameter in its group
   std::vector<Tensor> grads;  // filled for the length of a step, so that nobody is kept alive by them
   std::vector<Tensor> steps;
   std::array<std::vector<Tensor>, kMaxSlots> slots;
@@ -85,9 +86,12 @@ class GroupedOptimizer : public OptimizerImpl {
   void append_group(std::vector<Tensor> list);
 
   /// One update of a bucket. Runs without gradient mode.
-  virtual void update(Bucket& bucket, const DeviceScale& scale) = 0;
+  virtual void update(Bucket&, const DeviceScale&) {}
+  /// One update of all buckets: by default of one after the other. For an optimizer that must see all of them first.
+  virtual void update_all(std::vector<Bucket>& buckets, const DeviceScale& scale);
   /// As in OptimizerTraits.
   virtual bool is_elementwise() const { return true; }
+  virtual bool takes_tensor_sums() const { return false; }
   virtual int step_temporaries() const { return 0; }
   /// Whether `update` understands a scale.
   virtual bool is_fused() const { return true; }
@@ -163,6 +167,8 @@ class GroupedOptimizer : public OptimizerImpl {
   std::unordered_map<c10::TensorImpl*, std::pair<size_t, size_t>> index_;
 };
 
+/// params -= updates * factors, with one factor (0-dim, double) a tensor. Overwrites `updates`.
+void subtract_scaled(Bucket& bucket, std::vector<Tensor>& updates, const std::vector<Tensor>& factors);
 /// Adds one to every step counter.
 void advance(std::vector<Tensor>& steps);
 /// Takes back what was added where `found_inf`, on the same device, is one.

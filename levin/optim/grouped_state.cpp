@@ -24,8 +24,11 @@ std::optional<OptimizerTraits> GroupedOptimizer::traits() const {
       if (needed >> s & 1U) found.push_back({slot_names()[s], slot_shape(s, param), slot_dtype(0, s, param)});
     return found;
   };
-  return OptimizerTraits{
-      .elementwise = is_elementwise(), .slots = slots, .temporaries = step_temporaries(), .narrow_gradients = true};
+  return OptimizerTraits{.elementwise = is_elementwise(),
+                         .tensor_sums = takes_tensor_sums(),
+                         .slots = slots,
+                         .temporaries = step_temporaries(),
+                         .narrow_gradients = true};
 }
 
 StateDict GroupedOptimizer::state_dict() const {

@@ -78,6 +78,12 @@ class InBackwardImpl final : public ForwardingOptimizer {
     }
   }
 
+  // Each parameter is stepped alone, and ranks may step them in different orders.
+  std::optional<OptimizerTraits> traits() const override {
+    auto traits = ForwardingOptimizer::traits();
+    if (traits) traits->tensor_sums = false;
+    return traits;
+  }
   void step() override {
     inner().step();
     inner().zero_grad(/*set_to_none=*/true);

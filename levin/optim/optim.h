@@ -9,6 +9,7 @@
 #include "levin/optim/clip.h"
 #include "levin/optim/host_step.h"
 #include "levin/optim/in_backward.h"
+#include "levin/optim/lamb.h"
 #include "levin/optim/lion.h"
 #include "levin/optim/optimizer.h"
 #include "levin/optim/schedulers.h"

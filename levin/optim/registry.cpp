@@ -6,8 +6,8 @@ namespace levin::optim {
 
 const std::vector<OptimizerClass>& optimizer_classes() {
   static const std::vector<OptimizerClass> classes{
-      AdamW::describe(), Adam::describe(),    AdamW8bit::describe(), Adam8bit::describe(),
-      SGD::describe(),   Adagrad::describe(), Adafactor::describe(), Lion::describe(),
+      AdamW::describe(),   Adam::describe(),      AdamW8bit::describe(), Adam8bit::describe(), SGD::describe(),
+      Adagrad::describe(), Adafactor::describe(), Lion::describe(),      Lamb::describe(),
   };
   return classes;
 }

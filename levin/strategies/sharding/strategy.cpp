@@ -296,7 +296,12 @@ void check_divided_optimizer(std::string_view strategy, std::string_view optimiz
               " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
 }
 
-void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision) {
+void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision, std::string_view optimizer,
+                                 const std::optional<OptimizerTraits>& traits, int ranks) {
+  LEVIN_CHECK(
+      ranks <= 1 || !traits || traits->elementwise, "[", strategy, "] ", optimizer,
+      " needs norms over the shards of all ranks, and optimizer_in_backward steps each unit alone; use AdamW or "
+      "SGD, or leave optimizer_in_backward out");
   LEVIN_CHECK(!precision.scales_loss, "[", strategy, "] optimizer_in_backward cannot wait for the loss scaler of ",
               "precision \"", precision.name, "\"; use \"bf16-mixed\", or leave it out");
 }
@@ -340,7 +345,8 @@ Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   const bool has_copies = options.offload && options.param_dtype && !precision_.params;
   const bool wants_wide = !traits || !traits->narrow_gradients;
   if (!plan_.optimizer_in_backward && !has_copies && !wants_wide) return optimizer;
-  if (plan_.optimizer_in_backward) check_optimizer_in_backward(plan_.name, precision_);
+  if (plan_.optimizer_in_backward)
+    check_optimizer_in_backward(plan_.name, precision_, optimizer.name(), traits, ranks_->size());
   const bool divided = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
   if (!divided) return plan_.optimizer_in_backward ? Optimizer(optim::OptimizerInBackward(optimizer)) : optimizer;
   auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);

@@ -67,7 +67,8 @@ int ranks_on_this_node(Collective& group);
 /// the errors, `ranks` is over how many parameters are divided.
 void check_divided_optimizer(std::string_view strategy, std::string_view optimizer,
                              const std::optional<OptimizerTraits>& traits, int ranks);
-void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision);
+void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision, std::string_view optimizer,
+                                 const std::optional<OptimizerTraits>& traits, int ranks);
 
 /// Strategies that spread the training state over ranks and memories.
 class ShardedStrategy : public Strategy {

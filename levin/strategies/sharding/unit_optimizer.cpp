@@ -142,8 +142,8 @@ void UnitOptimizer::step() {
 
 Tensor UnitOptimizer::step_with(const std::function<Tensor()>& closure) {
   const auto traits = inner().traits();
-  if (traits && traits->elementwise) return OptimizerImpl::step_with(closure);
-  // It may evaluate the closure more than once. (No rank has a part of a parameter here.)
+  if (traits && (traits->elementwise || traits->tensor_sums)) return OptimizerImpl::step_with(closure);
+  // It may evaluate the closure more than once. (No rank has a shard of a parameter here.)
   thread_.join();
   return inner().step(closure);
 }
@@ -156,8 +156,8 @@ bool UnitOptimizer::step_scaled(const GradScale& scale) {
 /// Parameters with copies are stepped apart from those without. False when the optimizer cannot, and nothing was done.
 bool UnitOptimizer::step_all(const GradScale* scale) {
   std::vector<Tensor> plain, copied, copies;
-  for (size_t g = 0; g < inner().num_groups(); ++g)
-    for (const auto& param : inner().params(g)) {
+  for (size_t g = 0; g < num_groups(); ++g)
+    for (const auto& param : params(g)) {
       if (!param.grad().defined()) continue;
       const auto place = places_.find(param.unsafeGetTensorImpl());
       auto copy = place == places_.end() ? Tensor() : place->second.first->host_copy(place->second.second);
@@ -169,8 +169,16 @@ bool UnitOptimizer::step_all(const GradScale* scale) {
       }
     }
   if (copied.empty() && !in_backward_) return false;  // nothing that step() would not do as well
-  if (!copied.empty() && !inner().impl()->step_params(copied, scale, copies)) return false;
-  if (!plain.empty() && !inner().impl()->step_params(plain, scale)) return false;
+  const auto traits = inner().traits();
+  if (traits && traits->tensor_sums) {
+    // One sum over the ranks, as on a rank whose shards are all without copies.
+    copied.insert(copied.end(), plain.begin(), plain.end());
+    copies.resize(copied.size());
+    plain.clear();
+  }
+  auto& impl = *inner().impl();
+  if (!copied.empty() && !impl.step_params(copied, scale, copies)) return false;
+  if (!plain.empty() && !impl.step_params(plain, scale)) return false;
   return true;
 }
 

@@ -1,0 +1,147 @@
+#include "levin/optim/lamb.h"
+
+#include <cmath>
+
+#include <ATen/Functions.h>
+
+#include "levin/optim/typed.h"
+
+namespace levin::optim {
+namespace {
+
+struct Traits {
+  using Options = LambOptions;
+
+  template <class A, class B, class F>
+  static void each(A& a, B& b, F&& f) {
+    detail::each_adam_number(a, b, f, "added to the update as weight_decay * param, before its norm is taken");
+    f("bias_correction", a.bias_correction, b.bias_correction, "divide the moments by 1 - beta^t");
+    f("always_adapt", a.always_adapt, b.always_adapt, "use the trust ratio also where weight_decay is 0");
+    f("max_trust_ratio", a.max_trust_ratio, b.max_trust_ratio, "upper bound of the trust ratio; default: none");
+    f("maximize", a.maximize, b.maximize, detail::kMaximize);
+  }
+
+  static void check(const std::string& name, const Options& o) {
+    detail::check_adam_numbers(name, o);
+    LEVIN_CHECK(!o.max_trust_ratio || *o.max_trust_ratio > 0, "[", name, "] max_trust_ratio=", *o.max_trust_ratio,
+                " must be > 0");
+  }
+};
+
+using Tensors = std::vector<Tensor>;
+
+class LambImpl final : public detail::Typed<Traits> {
+ public:
+  LambImpl(std::vector<LambGroup> groups, const LambOptions& options) : Typed("Lamb", std::move(groups), options) {}
+
+  void set_shards(ParamShards shards) override { sum_ = std::move(shards.sum); }
+
+ protected:
+  enum Slot { kAverage, kSquare };
+
+  bool is_elementwise() const override { return false; }
+  bool takes_tensor_sums() const override { return true; }
+  bool is_fused() const override { return false; }
+  bool steps_on_host() const override { return true; }
+  int step_temporaries() const override { return 1; }
+  std::span<const char* const> slot_names() const override {
+    static constexpr std::array names{"exp_avg", "exp_avg_sq"};
+    return names;
+  }
+  unsigned slots_needed(size_t, const Tensor&) const override { return 0b11; }
+
+  // The norms of all parameters are there before the first one moves: one all-reduce for all of them.
+  void update_all(std::vector<detail::Bucket>& buckets, const detail::DeviceScale&) override {
+    std::vector<Tensors> updates;
+    std::vector<Tensor> squares;  // [params of the bucket, 2]: of the parameter, of the update
+    for (auto& bucket : buckets) {
+      updates.push_back(adam_updates(bucket));
+      squares.push_back(at::stack({squared_norms(bucket.params), squared_norms(updates.back())}, 1));
+    }
+    if (sum_) sum_over_shards(buckets, squares);
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const auto& o = options_[buckets[i].group];
+      auto rates = trust_ratios(squares[i], o).mul_(o.lr).unbind();
+      detail::subtract_scaled(buckets[i], updates[i], rates);
+    }
+  }
+
+ private:
+  static Tensor squared_norms(at::TensorList tensors) {
+    const auto dtype = at::promote_types(tensors[0].scalar_type(), at::kFloat);
+    return at::stack(at::_foreach_norm(tensors, 2, dtype)).to(at::kDouble).square_();
+  }
+
+  Tensors adam_updates(detail::Bucket& bucket) const {
+    const auto& o = options_[bucket.group];
+    const auto grads = o.maximize ? at::_foreach_neg(bucket.grads) : bucket.grads;
+    auto& averages = bucket.slots[kAverage];
+    auto& squares = bucket.slots[kSquare];
+    detail::advance(bucket.steps);
+    at::_foreach_mul_(averages, o.betas[0]);
+    at::_foreach_add_(averages, grads, 1 - o.betas[0]);
+    at::_foreach_mul_(squares, o.betas[1]);
+    at::_foreach_addcmul_(squares, grads, grads, 1 - o.betas[1]);
+
+    auto updates = at::_foreach_sqrt(squares);
+    std::vector<at::Scalar> first, second;
+    for (const auto& step : bucket.steps) {
+      const double t = *step.const_data_ptr<float>();
+      first.emplace_back(o.bias_correction ? 1 - std::pow(o.betas[0], t) : 1);
+      second.emplace_back(o.bias_correction ? std::sqrt(1 - std::pow(o.betas[1], t)) : 1);
+    }
+    at::_foreach_div_(updates, second);
+    at::_foreach_add_(updates, o.eps);
+    at::_foreach_reciprocal_(updates);
+    at::_foreach_mul_(updates, averages);
+    at::_foreach_div_(updates, first);
+    if (o.weight_decay != 0) at::_foreach_add_(updates, bucket.params, o.weight_decay);
+    return updates;
+  }
+
+  // Every rank calls it, with all parameters in their order: a rank may have no element of some.
+  void sum_over_shards(const std::vector<detail::Bucket>& buckets, std::vector<Tensor>& squares) const {
+    Tensors params;
+    std::vector<size_t> first_of_group;
+    for (size_t g = 0; g < num_groups(); ++g) {
+      first_of_group.push_back(params.size());
+      params.insert(params.end(), params_of(g).begin(), params_of(g).end());
+    }
+    const auto device = params.front().device();
+    const auto count = static_cast<int64_t>(params.size());
+    auto all = at::zeros({count, 2}, at::TensorOptions(device).dtype(at::kDouble));
+    Tensors rows;
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      std::vector<int64_t> row;
+      for (const auto index : buckets[i].index)
+        row.push_back(static_cast<int64_t>(first_of_group[buckets[i].group] + index));
+      rows.push_back(at::tensor(row, at::kLong).to(device));
+      all.index_copy_(0, rows.back(), squares[i].to(device));
+    }
+    all = sum_(all, params);
+    for (size_t i = 0; i < buckets.size(); ++i) squares[i] = all.index_select(0, rows[i]).to(squares[i].device());
+  }
+
+  static Tensor trust_ratios(const Tensor& squares, const LambOptions& o) {
+    if (o.weight_decay == 0 && !o.always_adapt) return at::ones({squares.size(0)}, squares.options());
+    const auto ratios = squares.select(1, 0).div(squares.select(1, 1)).sqrt_();
+    const auto is_known = squares.gt(0).all(1);
+    auto used = at::where(is_known, ratios, at::ones_like(ratios));
+    return o.max_trust_ratio ? used.clamp_max_(*o.max_trust_ratio) : used;
+  }
+
+  decltype(ParamShards::sum) sum_;
+};
+
+}  // namespace
+
+Lamb::Lamb(std::vector<Tensor> params, LambOptions options)
+    : Lamb(std::vector<LambGroup>{{.params = std::move(params)}}, options) {}
+Lamb::Lamb(std::vector<LambGroup> groups, LambOptions options)
+    : Optimizer(std::make_shared<LambImpl>(std::move(groups), options)) {}
+OptimizerClass Lamb::describe() {
+  return detail::describe<Lamb, Traits>("Lamb", "Adam's update scaled by a trust ratio for each tensor",
+                                        {{"lamb", {}}});
+}
+
+}  // namespace levin::optim
