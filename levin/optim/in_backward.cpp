@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "levin/core/error.h"
+#include "levin/core/log.h"
 #include "levin/optim/forwarding.h"
 
 namespace levin::optim {
@@ -94,7 +95,17 @@ class InBackwardImpl final : public ForwardingOptimizer {
                         " in backward] a loss scaler must see all gradients before a step, and here each parameter "
                         "moves as soon as it has its own; use precision \"bf16-mixed\", or the optimizer itself");
   }
-  void zero_grad(bool) override {}
+  // Before step() it follows a backward that did not end: what that one has stepped cannot be taken back.
+  void zero_grad(bool) override {
+    if (stepper_->stepped.empty()) return;
+    log_warning(
+        fmt::format("[{} in backward] zero_grad() came before step(): backward has stepped {} of {} parameters "
+                    "already, the others keep their values; resume from a checkpoint, or the parameters are of "
+                    "different steps",
+                    name(), stepper_->stepped.size(), hooked_.size()));
+    inner().zero_grad(/*set_to_none=*/true);
+    stepper_->stepped.clear();
+  }
   void add_param_group(std::vector<Tensor> more, const StateDict& options) override {
     inner().add_param_group(std::move(more), options);
     for (const auto& param : params(num_groups() - 1)) hook(param);

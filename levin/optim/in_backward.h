@@ -13,6 +13,7 @@ namespace levin::optim {
 ///
 /// Every backward is a step, and `step()` must follow it: what needs all gradients at once cannot be had. A second
 /// backward before `step()` (accumulation of gradients), a loss scaler (16-mixed) and clipping by norm are Errors.
+/// After a backward that threw, `zero_grad()` begins the next step, and warns how many parameters were stepped already.
 /// Hooks that were on the parameters before are kept and called first. They are taken off when the last handle goes.
 /// The optimizer must be able to step a part of its parameters, as all of Levin's can.
 class OptimizerInBackward : public Optimizer {

@@ -99,6 +99,27 @@ TEST(InBackward, HooksGoWithTheOptimizer) {
   EXPECT_EQ(calls, 1);
 }
 
+TEST(InBackward, TrainsOnAfterABackwardThatThrew) {
+  auto w = torch::ones({2}).requires_grad_(), v = torch::ones({2}).requires_grad_();
+  OptimizerInBackward opt(SGD({w, v}, {.lr = 0.5}));
+  auto middle = v * 2;
+  middle.register_hook([](const at::Tensor&) { throw std::runtime_error("no more memory"); });
+  // w is stepped before the hook throws: its gradient comes first.
+  EXPECT_THAT(error_of([&] { (middle.sum() + (w * 1).sum()).backward(); }), HasSubstr("no more memory"));
+  ::testing::internal::CaptureStderr();
+  opt.zero_grad();
+  const auto warning = ::testing::internal::GetCapturedStderr();
+  const auto before_w = w.detach().clone(), before_v = v.detach().clone();
+  if (torch::equal(before_w, torch::ones({2})))
+    EXPECT_EQ(warning, "");  // nothing was stepped
+  else
+    EXPECT_THAT(warning, HasSubstr("backward has stepped 1 of 2 parameters already"));
+  (w.sum() + v.sum()).backward();
+  opt.step();
+  EXPECT_TRUE(torch::equal(w, before_w - 0.5));
+  EXPECT_TRUE(torch::equal(v, before_v - 0.5));
+}
+
 TEST(InBackward, RefusesWhatNeedsAllGradients) {
   auto net = make_net();
   OptimizerInBackward opt(AdamW(net->parameters()));

@@ -260,5 +260,32 @@ TEST(FailedBackward, SaysWhatOptimizerInBackwardHasStepped) {
   });
 }
 
+TEST(FailedBackward, SecondBackwardBeforeAStepIsRefusedInBackward) {
+  for (const auto* kind : {"full", "none"})
+    run_ranks(2, [&](Collective& group) {
+      torch::manual_seed(3);
+      ShardNet net;
+      const auto parameters = net->parameters();
+      Trainee trainee(
+          group,
+          FsdpOptions{.auto_wrap_policy = kPenaltyBlocks, .sharding_strategy = kind, .optimizer_in_backward = true},
+          *net);
+      auto optimizer = trainee.strategy().setup_optimizer(optim::SGD(parameters, {.lr = 0.1}));
+      const auto pass = [&](int step) {
+        trainee.backward(trainee.forward([&] { return net(critic_data(group.rank(), step)); }).sum());
+      };
+      pass(0);
+      try {
+        pass(1);
+        ADD_FAILURE() << "it was not refused";
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("got gradients of a second backward before step()"));
+        EXPECT_THAT(error.what(), HasSubstr("fabric.no_backward_sync"));
+      }
+      pass(2);
+      optimizer.step();
+    });
+}
+
 }  // namespace
 }  // namespace levin::testing

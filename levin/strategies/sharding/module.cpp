@@ -545,9 +545,11 @@ void ShardedModule::backward_failed(const std::exception& error) {
   if (in_backward_) abandon();
   std::vector<std::string> stepped;
   for (const auto& weak : optimizers_)
-    if (const auto optimizer = weak.lock())
+    if (const auto optimizer = weak.lock()) {
       for (auto& name : optimizer->take_stepped())
         stepped.push_back(name.empty() ? "the root" : fmt::format("\"{}\"", name));
+      optimizer->backward_failed();
+    }
   if (stepped.empty()) return;
   throw Error(
       fmt::format("{} (in backward, when optimizer_in_backward had stepped {} already and nothing else; go on "

@@ -127,6 +127,11 @@ void UnitOptimizer::step_group(ShardGroup& group) {
   }
   if (params.empty()) return;
   const std::lock_guard lock(stepping_);
+  LEVIN_CHECK(
+      since_step_.insert(&group).second, "[", strategy_, "] ",
+      group.name().empty() ? "the root" : "\"" + group.name() + "\"",
+      " got gradients of a second backward before step(), and optimizer_in_backward has stepped it already; call "
+      "step() after every backward, or put all micro-batches but the last under fabric.no_backward_sync");
   LEVIN_CHECK(inner().impl()->step_params(params, nullptr, copies), "[", strategy_, "] ", inner().name(),
               " cannot step some of its parameters, which optimizer_in_backward needs; use one of levin::optim");
   stepped_.push_back(group.name());
@@ -135,6 +140,7 @@ void UnitOptimizer::step_group(ShardGroup& group) {
 
 void UnitOptimizer::step() {
   thread_.join();
+  since_step_.clear();
   if (step_all(nullptr)) return;
   const WideGradients wide(inner());
   inner().step();
@@ -150,6 +156,7 @@ Tensor UnitOptimizer::step_with(const std::function<Tensor()>& closure) {
 
 bool UnitOptimizer::step_scaled(const GradScale& scale) {
   thread_.join();
+  since_step_.clear();
   return step_all(&scale) || inner().impl()->step_scaled(scale);
 }
 

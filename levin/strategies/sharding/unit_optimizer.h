@@ -56,6 +56,8 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
   bool in_backward() const { return in_backward_; }
   /// Units that were stepped in this backward so far, and not by the end of one; after join().
   std::vector<std::string> take_stepped() { return std::exchange(stepped_, {}); }
+  /// A backward threw; the next one begins a step.
+  void backward_failed() { since_step_.clear(); }
 
   void step() override;
   bool step_scaled(const GradScale& scale) override;
@@ -75,6 +77,7 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
   std::unordered_set<const c10::TensorImpl*> own_;
   std::mutex stepping_;  // parts on the device are stepped by the thread of backward
   std::vector<std::string> stepped_;
+  std::unordered_set<const ShardGroup*> since_step_;
   StepThread thread_;
 };
 
