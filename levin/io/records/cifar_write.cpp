@@ -8,6 +8,7 @@
 #include "levin/core/words.h"
 #include "levin/io/records/cifar.h"
 #include "levin/io/records/plain_fields.h"
+#include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
 
 namespace levin::detail {
@@ -26,15 +27,14 @@ class CifarWriter final : public RecordWriter {
     LEVIN_CHECK(classes_.size() <= static_cast<size_t>(kind_), "[cifar", kind_, "] there are ", classes_.size(),
                 " classes, the format has ", kind_);
     if (path.extension() == ".bin") {
-      check_free(path, options, "cifar");
+      check_destination(path, OutputKind::kFile, options);
       single_.emplace(path);
       return;
     }
     std::error_code error;
     LEVIN_CHECK(!fs::exists(path, error) || fs::is_directory(path, error), "[cifar] \"", path.string(),
                 "\" is a file; name a folder, or a file that ends with .bin");
-    LEVIN_CHECK(options.overwrite || !fs::exists(path / file_name(), error), "[cifar] \"",
-                (path / file_name()).string(), "\" is there already; ask for overwrite to replace it");
+    levin::check_destination("cifar", path / file_name(), OutputKind::kFile, options.overwrite);
     staged_.emplace(path);
     folder_ = path;
   }
@@ -81,7 +81,7 @@ class CifarWriter final : public RecordWriter {
     std::error_code error;
     if (kind_ == 10 && split_ == "train")
       for (int64_t i = files_ + 1; fs::remove(folder_ / fmt::format("data_batch_{}.bin", i), error);) ++i;
-    staged_->commit();
+    staged_->merge();
     staged_.reset();
   }
 
@@ -108,7 +108,7 @@ class CifarWriter final : public RecordWriter {
   std::string split_;
   fs::path folder_;
   std::optional<AtomicFile> single_;
-  std::optional<StagedFiles> staged_;
+  std::optional<AtomicFolder> staged_;
   std::optional<FileWriter> file_;
   int64_t files_ = 0;
   int64_t count_ = 0;

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/io/images/image_codec.h"
 #include "levin/io/records/csv_rows.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/record_files.h"
@@ -34,7 +35,7 @@ struct CsvColumn {
     integers = integers && csv_integer(cell);
     // Digits beyond int64 stay text: a double would change them.
     numbers = numbers && (integers || (csv_number(cell) && (csv_integer(cell) || !csv_digits(cell))));
-    images = images && is_image_name(cell);
+    images = images && image_codec_by_path(cell);
   }
   void decide() {
     if (any && numbers) kind = integers && !holes ? CsvKind::kInteger : CsvKind::kFloat;

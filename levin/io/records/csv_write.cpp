@@ -20,8 +20,8 @@ class CsvWriter final : public RecordWriter {
  public:
   CsvWriter(const fs::path& path, const RecordWriterOptions& options)
       : path_(path), options_(options), separator_(path.extension() == ".tsv" ? '\t' : ',') {
-    check_free(path, options, "csv");
-    check_free(images_path(), options, "csv");
+    check_destination(path, OutputKind::kFile, options);
+    check_destination(images_path(), OutputKind::kFolder, options);
     if (options.overwrite) check_only_images(images_path(), "csv");
     file_.emplace(path);
   }
@@ -72,10 +72,9 @@ class CsvWriter final : public RecordWriter {
   std::string image_cell(const Record& record) {
     if (!images_) images_.emplace(images_path());
     const auto bytes = encoded_of(record, "csv");
-    const auto extension = image_extension(bytes);
-    LEVIN_CHECK(!extension.empty(), "[csv] the image of record \"", record.key, "\" is neither ",
-                image_titles(" nor "));
-    const auto name = numbered_key(count_) + std::string(extension);
+    const auto* codec = image_codec_of(bytes);
+    LEVIN_CHECK(codec, "[csv] the image of record \"", record.key, "\" is neither ", image_titles(" nor "));
+    const auto name = concat(numbered_key(count_), ".", codec->extensions.front());
     write_unsynced(images_->path() / name, bytes);
     return csv_cell((images_path().filename() / name).string(), separator_);
   }

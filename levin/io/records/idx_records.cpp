@@ -103,9 +103,9 @@ class IdxWriter final : public RecordWriter {
     LEVIN_CHECK(!fs::exists(path, error) || fs::is_directory(path, error), "[idx] \"", path.string(),
                 "\" is a file; IDX files are written into a folder");
     for (const auto& old : {find_idx(path, split_, "images", {3, 4}), find_idx(path, split_, "labels", {1})}) {
-      LEVIN_CHECK(old.empty() || options.overwrite, "[idx] \"", old.string(),
-                  "\" is there already; ask for overwrite to replace it");
-      if (!old.empty()) old_.push_back(old);
+      if (old.empty()) continue;
+      levin::check_destination("idx", old, OutputKind::kFile, options.overwrite);
+      old_.push_back(old);
     }
     staged_.emplace(path);
   }
@@ -142,7 +142,7 @@ class IdxWriter final : public RecordWriter {
     write_count(file_->path());
     if (!labels_.empty()) write_file(staged_->path() / name("labels", 1), labels_file());
     for (const auto& old : old_) fs::remove(old);
-    staged_->commit();
+    staged_->merge();
     staged_.reset();
   }
 
@@ -177,7 +177,7 @@ class IdxWriter final : public RecordWriter {
 
   std::string split_;
   std::vector<fs::path> old_;
-  std::optional<StagedFiles> staged_;
+  std::optional<AtomicFolder> staged_;
   std::optional<FileWriter> file_;
   std::vector<int64_t> shape_;
   std::vector<int64_t> labels_;

@@ -47,11 +47,8 @@ FolderListing list_folder(const fs::path& path) {
   return listing;
 }
 
-bool is_other_image_name(std::string_view name) {
-  std::string lower(name.substr(std::min(name.rfind('.'), name.size())));
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
-  static const std::set<std::string> kOthers{".ppm", ".bmp", ".pgm", ".tif", ".tiff"};
-  return kOthers.contains(lower);
+bool is_image_name(const std::string& name) {
+  return image_codec_by_path(name) != nullptr;
 }
 
 class ImageFolder final : public RecordReader {
@@ -191,7 +188,7 @@ class ImageFolder final : public RecordReader {
       if (is_image_name(name)) {
         files_.push_back({names_.size(), folder, stems[stem(name)] > 1});
         names_.append(name).push_back('\0');
-      } else if (is_other_image_name(name) && others_++ == 0) {
+      } else if (is_undecoded_image(name) && others_++ == 0) {
         other_ = (fs::path(path) / name).string();
       }
     }

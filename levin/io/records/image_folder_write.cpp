@@ -11,6 +11,7 @@
 #include "levin/io/images/image_codec.h"
 #include "levin/io/records/image_folder.h"
 #include "levin/io/records/plain_fields.h"
+#include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
 
 namespace levin::detail {
@@ -25,7 +26,7 @@ bool is_plain_name(std::string_view name) {
 class ImageFolderWriter final : public RecordWriter {
  public:
   ImageFolderWriter(const fs::path& path, const RecordWriterOptions& options) : classes_(options.classes) {
-    check_free(path, options, "folder");
+    check_destination(path, OutputKind::kFolder, options);
     if (options.overwrite) check_only_images(path, "folder");
     for (const auto& name : classes_) {
       LEVIN_CHECK(is_plain_name(name), "[folder] class \"", name, "\" cannot be the name of a folder");
@@ -42,16 +43,16 @@ class ImageFolderWriter final : public RecordWriter {
     LEVIN_CHECK(*labelled_ == label.has_value(), "[folder] record \"", record.key, "\" has ",
                 label ? "a label, those before have none" : "no label, those before have one");
     const auto bytes = encoded_of(record, "folder");
-    const auto extension = image_extension(bytes);
-    LEVIN_CHECK(!extension.empty(), "[folder] the image of record \"", record.key, "\" is neither ",
-                image_titles(" nor "));
+    const auto* codec = image_codec_of(bytes);
+    LEVIN_CHECK(codec, "[folder] the image of record \"", record.key, "\" is neither ", image_titles(" nor "));
 
     const auto folder = label ? class_name(*label) : std::string();
     const auto name = label ? below_class(record.key, folder) : flat(record.key);
-    auto path = folder_->path() / folder / concat(name, extension);
+    const auto extension = codec->extensions.front();
+    auto path = folder_->path() / folder / concat(name, ".", extension);
     if (const auto parent = path.parent_path(); made_.insert(parent.string()).second) fs::create_directories(parent);
     for (int i = 2; !write_unsynced(path, bytes); ++i)
-      path = folder_->path() / folder / concat(name, "-", i, extension);
+      path = folder_->path() / folder / concat(name, "-", i, ".", extension);
   }
 
   void close() override {

@@ -10,6 +10,7 @@
 #include "levin/core/files.h"
 #include "levin/core/regular_file.h"
 #include "levin/core/words.h"
+#include "levin/io/images/image_codec.h"
 #include "levin/io/records/lmdb_file.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_files.h"
@@ -77,7 +78,7 @@ class LmdbReader : public RecordReader {
                   " is a pickle of Python, which is not read; write the image and the label under keys of their own "
                   "(\"000042.png\", \"000042.cls\")");
       if (spelled.empty())
-        record.fields.emplace_back(image_kind(value).empty() ? "data" : "image", std::string(value));
+        record.fields.emplace_back(image_extension(value).empty() ? "data" : "image", std::string(value));
       else
         add_member(record, type, std::string(value), *this, index);
     }

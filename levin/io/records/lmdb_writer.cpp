@@ -4,6 +4,7 @@
 #include <lmdb.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/records/lmdb_file.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_files.h"
@@ -24,8 +25,8 @@ class LmdbWriter : public RecordWriter {
  public:
   LmdbWriter(const fs::path& path, const RecordWriterOptions& options)
       : path_(path), classes_(join_classes(options.classes)) {
-    check_destination(path, options);
     const bool single = path.extension() == ".mdb";
+    check_destination(path, single ? OutputKind::kFile : OutputKind::kFolder, options);
     if (single)
       place_ = file_.add(path);
     else
@@ -95,7 +96,7 @@ class LmdbWriter : public RecordWriter {
   fs::path path_, place_;
   std::string classes_;
   std::optional<AtomicFolder> folder_;
-  PendingFiles file_;
+  StagedFiles file_;
   LmdbEnvironment env_;  // closed before what it lies in goes
   std::vector<std::pair<std::string, std::string>> batch_;
   size_t gathered_ = 0;

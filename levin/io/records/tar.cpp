@@ -6,6 +6,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/parallel.h"
+#include "levin/core/words.h"
 #include "levin/io/decompress.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_files.h"

@@ -103,7 +103,7 @@ class TextRecords final : public RecordReader {
 class TextWriter final : public RecordWriter {
  public:
   TextWriter(const fs::path& path, const RecordWriterOptions& options) {
-    check_free(path, options, "text");
+    check_destination(path, OutputKind::kFile, options);
     file_.emplace(path);
   }
 

@@ -8,8 +8,9 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
+#include "levin/io/images/image_codec.h"
 #include "levin/io/records/record_formats.h"
 #include "levin/io/records/records.h"
 #include "levin/program/command.h"
@@ -43,7 +44,9 @@ bool parse_pack(const std::vector<std::string>& words, PackFlags& flags) {
   app.add_option("--shard-bytes", flags.shard_bytes, "a new file after so many bytes")->type_name("N");
   app.add_option("--workers", flags.workers, "threads that read, decode and encode (one for each core)")
       ->type_name("N");
-  app.add_option("--reencode", flags.images.reencode, "images as png, jpeg or raw pixels")->type_name("KIND");
+  app.add_option("--reencode", flags.images.reencode,
+                 "images as " + join(detail::written_image_kinds()) + " or raw pixels")
+      ->type_name("KIND");
   app.add_option("--resize", flags.images.resize, "pixels of the shorter side of each image")->type_name("N");
   app.add_option("--quality", flags.images.quality, "of JPEG, 1 to 100 (95)")->type_name("N");
   app.add_flag("--overwrite", flags.overwrite, "replace what stands at DST");
@@ -51,7 +54,8 @@ bool parse_pack(const std::vector<std::string>& words, PackFlags& flags) {
 
   LEVIN_CHECK(!flags.source.empty() && !flags.destination.empty(),
               "[levin pack] name what to read and what to write: levin pack SRC DST");
-  const std::vector<std::string> kinds{"png", "jpeg", "raw"};
+  auto kinds = detail::written_image_kinds();
+  kinds.emplace_back("raw");
   if (!flags.images.reencode.empty() && std::find(kinds.begin(), kinds.end(), flags.images.reencode) == kinds.end())
     fail_unknown("levin pack", "--reencode", flags.images.reencode, kinds);
   const std::vector<std::string> parts{"train", "test"};

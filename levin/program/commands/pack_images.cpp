@@ -52,8 +52,9 @@ void check_packable(const Record& first, const PackImages& images, const std::st
               " have ", join(fields), " and no image; there is nothing to ",
               images.resize > 0 ? "resize" : "encode anew");
   LEVIN_CHECK(images.reencode != "raw" || (images.format != "folder" && images.format != "csv"),
-              "[levin pack] --reencode raw: ", images.format, " holds encoded images alone (png, jpeg)");
-  LEVIN_CHECK((images.reencode != "png" && images.reencode != "jpeg") || !holds_pixels_alone(images.format),
+              "[levin pack] --reencode raw: ", images.format, " holds encoded images alone (",
+              join(detail::written_image_kinds()), ")");
+  LEVIN_CHECK(images.reencode.empty() || images.reencode == "raw" || !holds_pixels_alone(images.format),
               "[levin pack] --reencode ", images.reencode, ": ", images.format, " holds raw pixels alone");
 }
 
@@ -74,11 +75,11 @@ void prepare_image(Record& record, const PackImages& images) {
     record.set("image", pixels.permute({1, 2, 0}).contiguous());
     return;
   }
-  const auto& codecs = detail::image_codecs();
-  LEVIN_CHECK(std::any_of(codecs.begin(), codecs.end(), [&](auto& one) { return one.name == kind && one.encode; }),
-              "images of the kind ", kind.empty() ? "of these bytes" : kind,
-              " are not written; --reencode png or --reencode jpeg says what they become");
-  if (kind == "jpeg") pixels = detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
+  const auto* codec = detail::find_image_codec(kind);
+  LEVIN_CHECK(codec && codec->encode, "images of the kind ", kind.empty() ? "of these bytes" : kind,
+              " are not written; --reencode ", join(detail::written_image_kinds(), " or --reencode "),
+              " says what they become");
+  if (!codec->has_alpha) pixels = detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
   record.set("image", encode_image(pixels, {.format = kind, .quality = images.quality}));
 }
 

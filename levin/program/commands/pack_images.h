@@ -9,7 +9,8 @@ namespace levin::cli {
 
 /// What becomes of the images on the way from one file to another.
 struct PackImages {
-  /// "png", "jpeg" or "raw"; empty: as they are, where the format that is written can hold it.
+  /// A kind of images that is written (image_codec.h: "png", "jpeg") or "raw"; empty: as they are, where the format
+  /// that is written can hold it.
   std::string reencode = {};
   /// The shorter side; 0: as it is.
   int64_t resize = 0;

@@ -1,9 +1,10 @@
+#include "levin/core/progress_bar_style.h"
+
+#include <algorithm>
 #include <cmath>
 #include <iterator>
 
 #include <fmt/format.h>
-
-#include "levin/core/progress.h"
 
 namespace levin {
 namespace {

@@ -18,7 +18,7 @@ struct ProgressOptions {
   double per_step = 1;
   /// Where it is drawn.
   std::FILE* file = stderr;
-  /// Live (one line, redrawn) or plain lines; by itself: live when `file` is a terminal, or LEVIN_TERMINAL_WIDTH says
+  /// Live (one line, redrawn) or plain lines; by default live when `file` is a terminal, or LEVIN_TERMINAL_WIDTH says
   /// that one stands behind it.
   std::optional<bool> live = {};
   /// Whether the finished bar stays on the terminal.
@@ -31,6 +31,7 @@ struct ProgressOptions {
 ///
 ///     Epoch 1/5 ━━━━━━━━━━━╸─────── 62% 145/234  1830 img/s  loss 0.412  0:07<0:04
 ///
+/// What the line looks like is in progress_bar_style.h.
 /// On a terminal one line, redrawn at most ten times a second; elsewhere a plain line for every tenth, at most one a
 /// second, and at least one every ten. An update between two drawings costs a look at the clock and allocates nothing.
 ///
@@ -95,28 +96,6 @@ class ProgressBar {
   std::vector<std::pair<std::string, double>> numbers_;
   std::string line_;
 };
-
-/// What a progress line shows, and how; the drawing alone, for tests and other displays.
-struct ProgressFrame {
-  std::string_view label;
-  int64_t done = 0;
-  int64_t total = 0;
-  /// Of `unit` per second; 0 when not known yet.
-  double rate = 0;
-  std::string_view unit = "it";
-  double elapsed = 0;
-  /// Seconds to go; negative when not known.
-  double remaining = -1;
-  std::vector<std::pair<std::string, double>>* numbers = nullptr;
-};
-struct ProgressStyle {
-  /// Columns; the line is never wider. 0: as wide as it comes, without a bar (a plain line).
-  int width = 80;
-  bool color = false;
-  bool unicode = true;
-};
-/// Appends the line, without an end of line.
-void render_progress(const ProgressFrame& frame, const ProgressStyle& style, std::string& line);
 
 /// Columns of the terminal behind `file`: LEVIN_TERMINAL_WIDTH when a launcher set it, else what the terminal says; 0:
 /// none.

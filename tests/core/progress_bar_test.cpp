@@ -1,6 +1,8 @@
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 
 #include <gtest/gtest.h>
+
+#include "levin/core/progress_bar_style.h"
 
 namespace levin {
 namespace {

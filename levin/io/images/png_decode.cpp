@@ -1,5 +1,3 @@
-#include "levin/io/images/png_codec.h"
-
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -11,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/io/images/inflate.h"
 #include "levin/io/images/png_chunks.h"
+#include "levin/io/images/png_codec.h"
 
 namespace levin::detail {
 namespace {

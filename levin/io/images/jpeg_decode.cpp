@@ -1,10 +1,9 @@
-#include "levin/io/images/jpeg_codec.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "levin/core/error.h"
 #include "levin/io/images/exif.h"
+#include "levin/io/images/jpeg_codec.h"
 #include "levin/io/images/jpeg_error.h"
 
 namespace levin::detail {

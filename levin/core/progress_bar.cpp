@@ -1,4 +1,4 @@
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 
 #include <charconv>
 #include <chrono>
@@ -6,6 +6,8 @@
 
 #include <sys/ioctl.h>
 #include <unistd.h>
+
+#include "levin/core/progress_bar_style.h"
 
 namespace levin {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "levin/plots/drawing.h"
 
-namespace levin::cli {
+namespace levin {
 
 /// A line in a picture. Points that are not finite are left out.
 struct Curve {
@@ -26,4 +26,4 @@ Drawing curves_picture(const std::string& title, const std::string& subtitle, co
 /// Means of `window` neighbours each, so that a noisy curve can be read.
 Curve smoothed(const Curve& curve, size_t window);
 
-}  // namespace levin::cli
+}  // namespace levin
