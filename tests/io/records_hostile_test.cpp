@@ -8,7 +8,7 @@
 #include "levin/core/files.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_index.h"
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 #include "levin/io/records/tfrecord/example.h"
 #include "levin/io/records/tfrecord/format.h"
 #include "levin/io/records/tfrecord/tf_record.h"

@@ -184,10 +184,24 @@ class IdxWriter final : public RecordWriter {
   int64_t count_ = 0;
 };
 
-}  // namespace
+/// IDX files under the names of MNIST, or others that end so.
+bool holds_idx(const fs::path& folder) {
+  for (const auto* split : {"train", "test"})
+    if (!find_idx(folder, split, "images", {3, 4}).empty()) return true;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    if (name.starts_with('.') || name.find("ubyte") == std::string::npos || entry->is_directory(error)) continue;
+    const auto* format = record_format_by_end(name);
+    if (format && format->name == "idx") return true;
+  }
+  return false;
+}
 
-bool is_idx(const fs::path& path) {
-  return !find_idx(path, "train", "images", {3, 4}).empty() || !find_idx(path, "test", "images", {3, 4}).empty();
+bool is_idx_head(std::string_view head) {
+  return head.size() > 8 && head.substr(0, 2) == std::string_view("\0\0", 2) && head[2] >= 8 && head[2] <= 14 &&
+         head[3] >= 1 && head[3] <= 4;
 }
 
 std::unique_ptr<RecordReader> open_idx(const Paths& paths, const RecordOptions& options) {
@@ -203,6 +217,19 @@ std::unique_ptr<RecordReader> open_idx(const Paths& paths, const RecordOptions& 
 
 std::unique_ptr<RecordWriter> create_idx(const fs::path& path, const RecordWriterOptions& options) {
   return std::make_unique<IdxWriter>(path, options);
+}
+
+}  // namespace
+
+RecordFormat idx_format() {
+  return {.name = "idx",
+          .ends = {"-ubyte", "-ubyte.gz", ".idx", ".idx.gz"},
+          .matches = is_idx_head,
+          .matches_folder = holds_idx,
+          .open = open_idx,
+          .create = create_idx,
+          .only = "image",
+          .holds_encoded = false};
 }
 
 }  // namespace levin::detail

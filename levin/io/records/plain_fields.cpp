@@ -10,7 +10,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/images/image_codec.h"
-#include "levin/io/records/image_folder.h"
+#include "levin/io/records/image_folder/image_folder.h"
 #include "levin/io/records/record_files.h"
 
 namespace levin::detail {

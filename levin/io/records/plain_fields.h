@@ -35,9 +35,4 @@ void check_only_images(const std::filesystem::path& folder, std::string_view for
 bool write_unsynced(const std::filesystem::path& path, std::string_view bytes);
 void sync_files(const std::filesystem::path& folder);
 
-/// "cifar10" or "cifar100" when a folder holds it, in any of its layouts; else empty.
-std::string_view cifar_format(const std::filesystem::path& folder);
-/// Whether a folder holds IDX files under the names of MNIST.
-bool is_idx(const std::filesystem::path& folder);
-
 }  // namespace levin::detail

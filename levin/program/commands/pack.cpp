@@ -79,8 +79,8 @@ void check_apart(const PackFlags& flags) {
   const auto source = fs::weakly_canonical(flags.source, error);
   const auto destination = fs::weakly_canonical(flags.destination, error);
   const auto end = std::mismatch(destination.begin(), destination.end(), source.begin(), source.end()).first;
-  LEVIN_CHECK(source != destination && (end != destination.end() || flags.images.format != "folder"), "[levin pack] \"",
-              flags.source, "\" is, or is in, \"", flags.destination, "\", which would be replaced");
+  LEVIN_CHECK(source != destination && (end != destination.end() || !flags.images.format->replaces_folder),
+              "[levin pack] \"", flags.source, "\" is, or is in, \"", flags.destination, "\", which would be replaced");
 }
 
 }  // namespace
@@ -93,13 +93,13 @@ int pack(const std::vector<std::string>& words, const Args&) {
       open_records(flags.source, {.format = flags.from, .split = flags.split, .database = flags.database});
   const int64_t count = source->size();
   LEVIN_CHECK(count > 0, "[levin pack] \"", flags.source, "\" has no records");
-  flags.images.format = detail::format_to_write(flags.destination, flags.to);
+  flags.images.format = &detail::format_to_write(flags.destination, flags.to);
   check_apart(flags);
   check_packable(source->read(0), flags.images, std::string(source->format()));
 
   const detail::SignalFlags signals(false);
   at::set_num_threads(1);  // the workers are the parallelism
-  const auto writer = create_records(flags.destination, {.format = flags.images.format,
+  const auto writer = create_records(flags.destination, {.format = std::string(flags.images.format->name),
                                                          .classes = source->classes(),
                                                          .shard_records = flags.shard_records,
                                                          .shard_bytes = flags.shard_bytes,
@@ -118,7 +118,7 @@ int pack(const std::vector<std::string>& words, const Args&) {
   });
   uint64_t bytes = 0;
   {
-    ProgressBar bar(fmt::format("{} to {}", source->format(), flags.images.format), count, {.unit = "rec"});
+    ProgressBar bar(fmt::format("{} to {}", source->format(), flags.images.format->name), count, {.unit = "rec"});
     for (int64_t i = 0; i < count; ++i) {
       if (const int signal = detail::SignalFlags::pending(); signal != 0) {
         bar.discard();
@@ -135,7 +135,7 @@ int pack(const std::vector<std::string>& words, const Args&) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::puts(fmt::format("{}: {} records, {} in {:.1f} s ({} to {})", flags.destination, count,
                         format_bytes(static_cast<double>(bytes)), seconds.count(), source->format(),
-                        flags.images.format)
+                        flags.images.format->name)
                 .c_str());
   return 0;
 }

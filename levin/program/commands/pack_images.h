@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "levin/io/records/records.h"
+#include "levin/io/records/record_formats.h"
 
 namespace levin::cli {
 
@@ -17,7 +17,7 @@ struct PackImages {
   /// Of JPEG.
   int quality = 95;
   /// What is written.
-  std::string format = {};
+  const detail::RecordFormat* format = nullptr;
 };
 
 /// An Error in one line when records like this one cannot be written in that format.

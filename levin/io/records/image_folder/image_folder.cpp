@@ -1,4 +1,4 @@
-#include "levin/io/records/image_folder.h"
+#include "levin/io/records/image_folder/image_folder.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -203,11 +203,20 @@ class ImageFolder final : public RecordReader {
   std::string other_;
 };
 
-}  // namespace
-
 std::unique_ptr<RecordReader> open_image_folder(const Paths& paths, const RecordOptions& options) {
   LEVIN_CHECK(paths.size() == 1, "[folder] one folder is read at a time, ", paths.size(), " were named");
   return std::make_unique<ImageFolder>(paths.front(), options.split);
+}
+
+}  // namespace
+
+RecordFormat image_folder_format() {
+  return {.name = "folder",
+          .open = open_image_folder,
+          .create = create_image_folder,
+          .only = "image",
+          .holds_raw = false,
+          .replaces_folder = true};
 }
 
 }  // namespace levin::detail

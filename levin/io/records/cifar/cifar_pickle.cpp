@@ -1,5 +1,5 @@
 #include "levin/core/error.h"
-#include "levin/io/records/cifar.h"
+#include "levin/io/records/cifar/cifar.h"
 #include "levin/io/weights/numpy_pickle.h"
 
 namespace levin::detail {

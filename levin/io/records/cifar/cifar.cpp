@@ -1,4 +1,4 @@
-#include "levin/io/records/cifar.h"
+#include "levin/io/records/cifar/cifar.h"
 
 #include <algorithm>
 #include <array>
@@ -181,13 +181,6 @@ int kind_by_size(const Paths& paths) {
   return !fits(1 + kCifarBytes) && fits(2 + kCifarBytes) ? 100 : 10;
 }
 
-}  // namespace
-
-std::string_view cifar_format(const fs::path& folder) {
-  const auto layout = find_layout(folder, 0);
-  return !layout ? "" : layout->first.kind == 10 ? "cifar10" : "cifar100";
-}
-
 std::unique_ptr<RecordReader> open_cifar(const Paths& paths, const RecordOptions& options) {
   const int kind = cifar_kind(options.format);
   std::error_code error;
@@ -218,6 +211,31 @@ std::unique_ptr<RecordReader> open_cifar(const Paths& paths, const RecordOptions
   else if (fs::exists(folder / found.names, error))
     names = read_cifar_names(folder / found.names, found.kind == 10 ? "label_names" : "fine_label_names");
   return std::make_unique<Cifar>(found.kind, found.pickled, files, std::move(names));
+}
+
+RecordFormat format_of_cifar(std::string_view name, bool (*matches_folder)(const fs::path&)) {
+  return {.name = name,
+          .matches_folder = matches_folder,
+          .open = open_cifar,
+          .create = create_cifar,
+          .only = "image",
+          .holds_encoded = false,
+          .mode = ImageMode::kRgb};
+}
+
+}  // namespace
+
+std::string_view cifar_in(const fs::path& folder) {
+  const auto layout = find_layout(folder, 0);
+  return !layout ? "" : layout->first.kind == 10 ? "cifar10" : "cifar100";
+}
+
+RecordFormat cifar10_format() {
+  return format_of_cifar("cifar10", [](const fs::path& folder) { return cifar_in(folder) == "cifar10"; });
+}
+
+RecordFormat cifar100_format() {
+  return format_of_cifar("cifar100", [](const fs::path& folder) { return cifar_in(folder) == "cifar100"; });
 }
 
 }  // namespace levin::detail

@@ -1,4 +1,4 @@
-#include "levin/io/records/csv_rows.h"
+#include "levin/io/records/csv/csv_rows.h"
 
 #include <algorithm>
 #include <charconv>

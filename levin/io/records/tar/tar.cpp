@@ -12,7 +12,7 @@
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
 #include "levin/io/records/record_index.h"
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
@@ -243,14 +243,24 @@ class TarWriter : public RecordWriter {
   ShardWriter shards_;
 };
 
-}  // namespace
-
 std::unique_ptr<RecordReader> open_tar(const Paths& paths, const RecordOptions&) {
   return std::make_unique<TarReader>(paths);
 }
 
 std::unique_ptr<RecordWriter> create_tar(const fs::path& path, const RecordWriterOptions& options) {
   return std::make_unique<TarWriter>(path, options);
+}
+
+}  // namespace
+
+RecordFormat tar_format() {
+  return {.name = "tar",
+          .ends = {".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst"},
+          .matches = [](std::string_view head) { return head.size() > 262 && head.substr(257, 5) == "ustar"; },
+          .open = open_tar,
+          .create = create_tar,
+          .many = true,
+          .many_in_folder = true};
 }
 
 }  // namespace levin::detail

@@ -11,11 +11,11 @@
 #include "levin/core/regular_file.h"
 #include "levin/core/words.h"
 #include "levin/io/images/image_codec.h"
-#include "levin/io/records/lmdb_file.h"
+#include "levin/io/records/lmdb/lmdb_file.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;

@@ -8,7 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/io/images/image_codec.h"
-#include "levin/io/records/csv_rows.h"
+#include "levin/io/records/csv/csv_rows.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
@@ -218,11 +218,20 @@ class CsvRecords final : public RecordReader {
   bool pairs_agree_ = true;
 };
 
-}  // namespace
-
 std::unique_ptr<RecordReader> open_csv(const Paths& paths, const RecordOptions&) {
   LEVIN_CHECK(!paths.empty(), "[csv] no file was named");
   return std::make_unique<CsvRecords>(paths);
+}
+
+}  // namespace
+
+RecordFormat csv_format() {
+  return {.name = "csv",
+          .ends = {".csv", ".tsv", ".csv.gz", ".tsv.gz"},
+          .open = open_csv,
+          .create = create_csv,
+          .many = true,
+          .holds_raw = false};
 }
 
 }  // namespace levin::detail

@@ -1,4 +1,4 @@
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 
 #include <array>
 #include <charconv>

@@ -6,7 +6,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/images/image_codec.h"
-#include "levin/io/records/csv_rows.h"
+#include "levin/io/records/csv/csv_rows.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"

@@ -5,7 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/io/records/lmdb_file.h"
+#include "levin/io/records/lmdb/lmdb_file.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "levin/io/records/plain_file.h"
+#include "levin/io/records/records.h"
 
 namespace levin::detail {
 
@@ -22,6 +23,9 @@ std::optional<int64_t> csv_integer(std::string_view cell);
 std::optional<double> csv_number(std::string_view cell);
 /// Whether a cell is written as a whole number, of any size.
 bool csv_digits(std::string_view cell);
+
+/// The writer, in csv_write.cpp.
+std::unique_ptr<RecordWriter> create_csv(const std::filesystem::path& path, const RecordWriterOptions& options);
 
 /// Goes through the rows of a file from the first to the last, without the ends of their lines (\n, \r\n or \r). Blank
 /// lines and a byte-order mark are passed over.

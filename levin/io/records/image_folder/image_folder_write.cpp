@@ -9,7 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/images/image_codec.h"
-#include "levin/io/records/image_folder.h"
+#include "levin/io/records/image_folder/image_folder.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"

@@ -1,4 +1,4 @@
-#include "levin/io/records/lmdb_file.h"
+#include "levin/io/records/lmdb/lmdb_file.h"
 
 #include <lmdb.h>
 

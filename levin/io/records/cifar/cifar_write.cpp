@@ -6,7 +6,7 @@
 #include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/io/records/cifar.h"
+#include "levin/io/records/cifar/cifar.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
