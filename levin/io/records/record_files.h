@@ -18,7 +18,7 @@
 
 namespace levin::detail {
 
-/// The files of one reader. A few are kept open for good; of a thousand, only so many at a time that a process with the
+/// The files of one reader. A few are kept open for good; of a thousand, only as many at a time that a process with the
 /// usual limit of descriptors is not starved. Threads may share one.
 class RecordFiles {
  public:
@@ -48,7 +48,7 @@ class ShardWriter {
   ShardWriter(const std::filesystem::path& path, const RecordWriterOptions& options,
               std::function<void(FileWriter&)> begin, std::function<void(FileWriter&)> finish);
 
-  /// The file for a record that will take so many bytes.
+  /// The file for a record of this size.
   FileWriter& next(uint64_t bytes);
   /// Everything is at its place, with `beside` (name of the first file with another extension -> content) next to it.
   void close(const std::vector<std::pair<std::string, std::string>>& beside = {});
