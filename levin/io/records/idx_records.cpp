@@ -107,7 +107,7 @@ class IdxWriter final : public RecordWriter {
       levin::check_destination("idx", old, OutputKind::kFile, options.overwrite);
       old_.push_back(old);
     }
-    staged_.emplace(path);
+    staged_.emplace(fs::absolute(path));  // "." too
   }
 
   void write(const Record& record) override {

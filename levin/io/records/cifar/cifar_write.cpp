@@ -35,7 +35,7 @@ class CifarWriter final : public RecordWriter {
     LEVIN_CHECK(!fs::exists(path, error) || fs::is_directory(path, error), "[cifar] \"", path.string(),
                 "\" is a file; name a folder, or a file that ends with .bin");
     levin::check_destination("cifar", path / file_name(), OutputKind::kFile, options.overwrite);
-    staged_.emplace(path);
+    staged_.emplace(fs::absolute(path));  // "." too
     folder_ = path;
   }
 
