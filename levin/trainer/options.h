@@ -18,7 +18,7 @@ namespace levin {
 class Profiler;
 
 /// Where metrics go: `true` (TensorBoard's event file and metrics.csv, in one new folder of a run), `false`, a logger,
-/// or several. By name for command lines: "tensorboard", "csv", "json", "console", or several with commas.
+/// or several. By name for command lines (logger_names()): "csv", or several with commas.
 class LoggerChoice {
  public:
   LoggerChoice() = default;

@@ -42,7 +42,7 @@ struct Record {
 class RecordReader {
  public:
   virtual ~RecordReader() = default;
-  /// "tar", "tfrecord", "lmdb", "hdf5", "folder", "cifar10", "cifar100", "idx", "csv", "text".
+  /// One of record_formats(): "tar".
   virtual std::string_view format() const = 0;
   virtual int64_t size() const = 0;
   virtual Record read(int64_t index) const = 0;
