@@ -8,7 +8,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/main.h"
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/core/seed.h"
 #include "levin/core/state_dict.h"
 #include "levin/core/words.h"

@@ -85,8 +85,8 @@ struct RawOptions {
   Collective* group = nullptr;
 };
 
-/// Loads weights from elsewhere into one thing: a .safetensors file, a folder with model.safetensors or its index, or a
-/// checkpoint.
+/// Loads weights from elsewhere into one module or optimizer: a weight file of any format, an index or a folder of them
+/// (see WeightFile), or a checkpoint.
 void load_raw(const std::filesystem::path& path, const StateRef& target, const RawOptions& options = {});
 
 struct ConsolidateOptions {

@@ -53,8 +53,6 @@ struct Manifest {
   std::vector<TensorEntry> tensors;
 };
 
-/// A name out of a file as it may stand in a line that people read: what a terminal would obey is shown as ?.
-std::string printable(std::string_view name);
 /// An Error unless the parts are pieces of the tensor that neither overlap nor leave anything out.
 void check_parts(const TensorEntry& tensor, const std::string& where);
 std::string manifest_text(const Manifest& manifest);

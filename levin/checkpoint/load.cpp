@@ -12,7 +12,7 @@
 #include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/core/words.h"
-#include "levin/io/weights/safetensors_model.h"
+#include "levin/io/weights/weights.h"
 
 namespace levin {
 namespace fs = std::filesystem;
@@ -74,25 +74,31 @@ class ValueLoad {
 };
 
 /// Weights from elsewhere as a source.
-class ModelSource : public detail::TensorSource {
+class WeightTensors : public detail::TensorSource {
  public:
-  explicit ModelSource(const SafetensorsModel& model) : model_(model) {}
-  std::vector<std::string> names() const override { return model_.names(); }
-  Tensor like(const std::string& name) const override {
-    if (!model_.contains(name)) return {};
-    const auto& entry = model_.at(name);
-    return at::empty(entry.shape, at::TensorOptions().dtype(entry.scalar_type()).device(at::kMeta));
+  explicit WeightTensors(const WeightFile& file) : file_(file) {}
+  std::vector<std::string> names() const override {
+    std::vector<std::string> names;
+    for (const auto& entry : file_.entries())
+      if (!entry.is_alias) names.push_back(entry.name);
+    return names;
   }
-  Tensor read(const std::string& name) const override { return model_.read(name); }
-  void read_into(const std::string& name, Tensor& into) const override { model_.read_into(name, into); }
+  Tensor like(const std::string& name) const override {
+    const auto* entry = file_.find(name);
+    if (!entry) return {};
+    LEVIN_CHECK(entry->type != c10::ScalarType::Undefined, "[load_raw] \"", name, "\" of \"", file_.path().string(),
+                "\" is of ", entry->dtype, ", which torch does not have");
+    return at::empty(entry->shape, at::TensorOptions().dtype(entry->type).device(at::kMeta));
+  }
+  Tensor read(const std::string& name) const override { return file_.read(name); }
+  void read_into(const std::string& name, Tensor& into) const override { file_.read_into(name, into); }
   void read_rows(const std::string& name, int64_t start, Tensor& into) const override {
-    if (model_.at(name).shape.empty()) return TensorSource::read_rows(name, start, into);
-    for (const auto& file : model_.files())
-      if (const auto* entry = file.find(name)) return file.read_rows(*entry, start, into);
+    if (file_.at(name).shape.empty()) return TensorSource::read_rows(name, start, into);
+    file_.read_rows(name, start, into);
   }
 
  private:
-  const SafetensorsModel& model_;
+  const WeightFile& file_;
 };
 
 /// Runs a step of loading; with several ranks together with the others, so that all go on or none.
@@ -214,15 +220,15 @@ StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, L
 void load_raw(const fs::path& path, const StateRef& target, const RawOptions& options) {
   if (fs::is_directory(path) && fs::exists(path / detail::kManifestFile))
     return load_raw_checkpoint(path, target, options);
-  std::optional<SafetensorsModel> model;
-  std::optional<ModelSource> source;
+  std::optional<WeightFile> file;
+  std::optional<WeightTensors> source;
   detail::ModuleLoad load;
   auto* group = group_of(options);
   step(group, [&] {
     LEVIN_CHECK(target.module(), "[load_raw] \"", path.string(),
                 "\" has the weights of a module, only a module can take them");
-    model.emplace(path);
-    source.emplace(*model);
+    file.emplace(path);
+    source.emplace(*file);
     load.add(*target.module(), *source, "", options.shards);
     load.check("load_raw", path.string(), options.strict);
   });

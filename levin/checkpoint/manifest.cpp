@@ -6,6 +6,7 @@
 #include "levin/checkpoint/format.h"
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 
 namespace levin::detail {
 namespace {
@@ -91,13 +92,6 @@ Manifest decode(const Json& json, const std::string& where) {
 }
 
 }  // namespace
-
-std::string printable(std::string_view name) {
-  std::string text(name);
-  for (auto& c : text)
-    if (static_cast<unsigned char>(c) < ' ' || c == 0x7f) c = '?';
-  return text;
-}
 
 void check_parts(const TensorEntry& tensor, const std::string& where) {
   const auto bad = [&](const char* what) {

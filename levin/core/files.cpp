@@ -124,71 +124,6 @@ void FileReader::read(uint64_t offset, std::span<std::byte> into) const {
   }
 }
 
-AtomicFile::AtomicFile(const fs::path& path) : path_(path), writer_(detail::temporary_beside(path)) {}
-
-AtomicFile::~AtomicFile() {
-  if (!done_) ::unlink(writer_.path().c_str());
-}
-
-void AtomicFile::commit() {
-  writer_.close();
-  if (::rename(writer_.path().c_str(), path_.c_str()) != 0) detail::fail_file("replace", path_, errno);
-  done_ = true;
-  sync_folder(path_.parent_path());
-}
-
-AtomicFolder::AtomicFolder(const fs::path& path) {
-  std::error_code error;
-  // A link to a folder stays a link: what it points at is replaced. "run/last/" is "run/last".
-  path_ = fs::is_symlink(fs::symlink_status(path, error)) ? fs::weakly_canonical(path) : path.lexically_normal();
-  if (!path_.has_filename()) path_ = path_.parent_path();
-  LEVIN_CHECK(path_.has_filename() && path_.filename() != "." && path_.filename() != "..", "[file] \"", path.string(),
-              "\" is not a folder name that can be replaced");
-  const auto parent = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-  fs::create_directories(parent, error);
-  if (error) detail::fail_file("create folder", parent, error.value());
-  detail::restore_replaced(path_);
-  temporary_ = detail::temporary_beside(path_);
-  if (::mkdir(temporary_.c_str(), 0777) != 0) detail::fail_file("create folder", temporary_, errno);
-}
-
-AtomicFolder::~AtomicFolder() {
-  std::error_code ignored;
-  if (!done_) fs::remove_all(temporary_, ignored);
-}
-
-void AtomicFolder::commit() {
-  sync_folder(temporary_);
-  const auto parent = path_.parent_path();
-  struct stat status {};
-  if (::lstat(path_.c_str(), &status) != 0) {
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) detail::fail_file("create", path_, errno);
-    done_ = true;
-    sync_folder(parent);
-    return;
-  }
-#ifdef RENAME_EXCHANGE
-  const bool exchanged = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0;
-#else
-  const bool exchanged = false;
-#endif
-  auto old = temporary_;
-  if (!exchanged) {
-    // Without an exchange there is a short moment with no folder of that name; the old one then stands beside, whole.
-    old += ".old";
-    if (::rename(path_.c_str(), old.c_str()) != 0) detail::fail_file("replace", path_, errno);
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-      const int error = errno;
-      ::rename(old.c_str(), path_.c_str());
-      detail::fail_file("replace", path_, error);
-    }
-  }
-  done_ = true;
-  sync_folder(parent);
-  std::error_code ignored;
-  fs::remove_all(old, ignored);
-}
-
 std::string read_file(const fs::path& path, uint64_t limit) {
   const FileReader reader(path);
   LEVIN_CHECK(reader.size() <= limit, "[file] \"", path.string(), "\" has ", reader.size(), " bytes, at most ", limit,
@@ -204,10 +139,14 @@ void write_file(const fs::path& path, std::string_view content) {
   file.commit();
 }
 
-void check_writable(const fs::path& folder) {
+void make_folder(const fs::path& folder) {
   std::error_code error;
-  fs::create_directories(folder, error);
+  if (!folder.empty()) fs::create_directories(folder, error);
   if (error) detail::fail_file("create folder", folder, error.value());
+}
+
+void check_writable(const fs::path& folder) {
+  make_folder(folder);
   const auto probe = detail::temporary_beside(folder / "probe");
   const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) detail::fail_file("write to folder", folder, errno);
@@ -223,6 +162,25 @@ void sync_folder(const fs::path& folder) {
   const int error = ::fsync(fd) != 0 && errno != EINVAL ? errno : 0;
   close_quietly(fd);
   if (error != 0) detail::fail_file("sync folder", name, error);
+}
+
+void sync_file(const fs::path& path) {
+  int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) detail::fail_file("write", path, errno);
+  const int error = ::fsync(fd) != 0 && errno != EINVAL ? errno : 0;
+  close_quietly(fd);
+  if (error != 0) detail::fail_file("write", path, error);
+}
+
+void check_destination(std::string_view operation, const fs::path& path, OutputKind kind, bool overwrite,
+                       std::string_view consent) {
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(path, error))) return;
+  const bool is_folder = fs::is_directory(path, error), wants_folder = kind == OutputKind::kFolder;
+  LEVIN_CHECK(is_folder == wants_folder, "[", operation, "] \"", path.string(), "\" is a ",
+              is_folder ? "folder; a file is written" : "file; a folder is written");
+  if (is_folder && fs::is_empty(path, error)) return;
+  LEVIN_CHECK(overwrite, "[", operation, "] \"", path.string(), "\" is there already; ", consent, " replaces it");
 }
 
 }  // namespace levin

@@ -63,28 +63,43 @@ class FileReader {
   uint64_t size_ = 0;
 };
 
-/// A new content for a file: written beside it, synced, and renamed over it by commit(). Without commit() nothing
-/// changes.
+/// New files, or new contents for files: each is written under a temporary name beside its destination, and commit()
+/// gives all of them their names. Without commit() nothing changes.
+class StagedFiles {
+ public:
+  StagedFiles() = default;
+  ~StagedFiles();
+  StagedFiles(const StagedFiles&) = delete;
+  StagedFiles& operator=(const StagedFiles&) = delete;
+
+  /// Where the content of `destination` is to be written.
+  std::filesystem::path add(const std::filesystem::path& destination);
+  /// What was written must be closed and on the disk: see FileWriter::close and sync_file.
+  void commit();
+
+ private:
+  struct Staged {
+    std::filesystem::path temporary, destination;
+  };
+  std::vector<Staged> files_;
+};
+
+/// One staged file and its writer.
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::filesystem::path& path);
-  ~AtomicFile();
-  AtomicFile(const AtomicFile&) = delete;
-  AtomicFile& operator=(const AtomicFile&) = delete;
+  explicit AtomicFile(const std::filesystem::path& path) : writer_(staged_.add(path)) {}
 
   FileWriter& writer() { return writer_; }
   void write(std::string_view text) { writer_.write(text); }
   void commit();
 
  private:
-  std::filesystem::path path_;
+  StagedFiles staged_;
   FileWriter writer_;
-  bool done_ = false;
 };
 
-/// A new content for a folder: files go to path(), a hidden folder beside the real one, and commit() swaps the two and
-/// deletes the old. Readers see the old folder or the new one; where the file system can exchange names there is no
-/// moment without one.
+/// A staged folder: files go to path(), a hidden folder beside the real one. Without commit() or merge() nothing
+/// changes.
 class AtomicFolder {
  public:
   explicit AtomicFolder(const std::filesystem::path& path);
@@ -93,9 +108,15 @@ class AtomicFolder {
   AtomicFolder& operator=(const AtomicFolder&) = delete;
 
   const std::filesystem::path& path() const { return temporary_; }
+  /// Swaps the two and deletes the old. Readers see the old folder or the new one; where the file system can exchange
+  /// names there is no moment without one.
   void commit();
+  /// Where a folder stands, puts the files into it, each whole; what else it holds stays.
+  void merge();
 
  private:
+  void finish();
+
   std::filesystem::path path_;
   std::filesystem::path temporary_;
   bool done_ = false;
@@ -105,11 +126,25 @@ class AtomicFolder {
 std::string read_file(const std::filesystem::path& path, uint64_t limit = uint64_t{1} << 30);
 /// Replaces the content of a file, whole or not at all.
 void write_file(const std::filesystem::path& path, std::string_view content);
-/// Makes a folder and those above it; an Error when it cannot be, or when no file can be made in it. Long jobs ask at
-/// the start, not when the first checkpoint is due.
+/// Makes a folder and those above it; an empty path is the working folder.
+void make_folder(const std::filesystem::path& folder);
+/// As make_folder; also an Error when no file can be made in it. Long jobs ask at the start, not when the first
+/// checkpoint is due.
 void check_writable(const std::filesystem::path& folder);
 /// Waits until the names in a folder are on the disk.
 void sync_folder(const std::filesystem::path& folder);
+/// Waits until the content of a file is on the disk: for files that others write (FileWriter::close does it by
+/// default).
+void sync_file(const std::filesystem::path& path);
+
+/// What is written to a destination.
+enum class OutputKind { kFile, kFolder };
+/// An Error when something stands at `path` that must not be replaced. An empty folder may be replaced by a folder.
+/// `consent` is how a user asks for it: "overwrite = true", "--overwrite".
+///
+///     [levin convert] "vit.safetensors" is there already; --overwrite replaces it
+void check_destination(std::string_view operation, const std::filesystem::path& path, OutputKind kind, bool overwrite,
+                       std::string_view consent = "overwrite = true");
 
 namespace detail {
 /// `.<name>.tmp-<host>-<process>-<n>`, beside path. Also deletes what processes of this host that have died left there.

@@ -30,6 +30,22 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return steps[a.size()][b.size()];
 }
 
+// Bytes of the UTF-8 character at `at`; 0 when there is none, or one that a terminal would obey.
+size_t printable_bytes(std::string_view text, size_t at) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(at + i < text.size() ? text[at + i] : 0); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return first >= ' ' && first != 0x7f ? 1 : 0;
+  const size_t count = first >= 0xc2 && first < 0xe0 ? 2 : first >= 0xe0 && first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+  if (first < 0xc2 || count == 0) return 0;
+  for (size_t i = 1; i < count; ++i)
+    if ((byte(i) & 0xc0u) != 0x80) return 0;
+  const unsigned second = byte(1);
+  const bool is_control = first == 0xc2 && second < 0xa0;
+  const bool is_overlong = (first == 0xe0 && second < 0xa0) || (first == 0xf0 && second < 0x90);
+  const bool is_no_character = (first == 0xed && second >= 0xa0) || (first == 0xf4 && second >= 0x90);
+  return is_control || is_overlong || is_no_character ? 0 : count;
+}
+
 std::string scaled(double value, double step, std::span<const char* const> units) {
   size_t unit = 0;
   while (value >= step && unit + 1 < units.size()) {
@@ -60,6 +76,24 @@ std::string nearest_word(std::string_view word, std::span<const std::string> kno
 
 std::string join(std::span<const std::string> words, std::string_view separator) {
   return fmt::format("{}", fmt::join(words, separator));
+}
+
+std::string printable(std::string_view text) {
+  std::string result;
+  for (size_t at = 0; at < text.size();) {
+    const size_t count = printable_bytes(text, at);
+    result += count > 0 ? text.substr(at, count) : "?";
+    at += std::max<size_t>(count, 1);
+  }
+  return result;
+}
+
+std::string shown(std::string_view text) {
+  constexpr size_t kLimit = 200;
+  if (text.size() <= kLimit) return printable(text);
+  size_t end = kLimit;
+  while (end > kLimit - 4 && (text[end] & 0xc0) == 0x80) --end;
+  return printable(text.substr(0, end)) + "...";
 }
 
 void fail_unknown(std::string_view operation, std::string_view option, std::string_view value,

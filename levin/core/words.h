@@ -13,6 +13,12 @@ std::string nearest_word(std::string_view word, std::span<const std::string> kno
 /// "a, b, c"
 std::string join(std::span<const std::string> words, std::string_view separator = ", ");
 
+/// A name or text from a file, for a line that people read. What a terminal would obey (control characters) and bytes
+/// that are no UTF-8 become '?'.
+std::string printable(std::string_view text);
+/// The same for an error: after 200 bytes comes "...".
+std::string shown(std::string_view text);
+
 /// Throws the error for a value that is not one of the known ones: option, value, nearest, all known.
 [[noreturn]] void fail_unknown(std::string_view operation, std::string_view option, std::string_view value,
                                std::span<const std::string> known);

@@ -10,9 +10,9 @@
 #include "levin/core/random.h"
 #include "levin/core/words.h"
 #include "levin/data/drawn_shapes.h"
+#include "levin/io/records/cifar/cifar.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/record_files.h"
-#include "levin/io/records/record_formats.h"
 #include "levin/io/records/records.h"
 
 namespace levin {
@@ -40,14 +40,13 @@ bool has_folders(const fs::path& place) {
 
 fs::path find_cifar(const fs::path& folder) {
   for (const auto& place : cifar_places(folder))
-    if (detail::cifar_format(place) == "cifar10" || has_folders(place)) return place;
+    if (detail::cifar_in(place) == "cifar10" || has_folders(place)) return place;
   return {};
 }
 
 TensorDataset load_cifar_part(const fs::path& folder, const std::string& split) {
-  const bool folders = detail::cifar_format(folder) != "cifar10";
-  const RecordOptions options{.format = folders ? "folder" : "cifar10", .split = split};
-  const auto records = folders ? detail::open_image_folder({folder}, options) : detail::open_cifar({folder}, options);
+  const bool folders = detail::cifar_in(folder) != "cifar10";
+  const auto records = open_records(folder.string(), {.format = folders ? "folder" : "cifar10", .split = split});
   const auto count = records->size();
   auto images = at::empty({count, 3, kSide, kSide}, at::kByte);
   auto labels = at::empty({count}, at::kLong);
@@ -154,7 +153,7 @@ ImageData load_cifar10_or_drawn(const fs::path& folder) {
 }
 
 void write_image_folder(const fs::path& folder, const TensorDataset& data, const std::vector<std::string>& classes) {
-  const auto writer = detail::create_image_folder(folder, {.format = "folder", .classes = classes});
+  const auto writer = create_records(folder.string(), {.format = "folder", .classes = classes});
   for (int64_t i = 0; i < data.size(); ++i) {
     const Batch sample = data.get(i);
     Record record;

@@ -67,7 +67,7 @@ class CombinedBatch {
 };
 
 /// Several loaders as one, whose batches are CombinedBatch. A handle: copies share, and the loaders that were combined
-/// are moved along with it. Everything follows from the epoch and the batches given out, so that a run goes on anywhere
+/// are moved along with it. Everything follows from the epoch and the batches given out, so that a run resumes anywhere
 /// with the very same rest. A loader that is cycled has another order in every cycle of every epoch.
 template <class B>
 class CombinedLoader {
@@ -127,7 +127,7 @@ class CombinedLoader {
     return each([](const DataLoader<B>& loader) { return loader.sequential(); });
   }
 
-  /// The states of the loaders. On another number of ranks the longest one goes on at its place, and the others where
+  /// The states of the loaders. On another number of ranks the longest one resumes at its place, and the others where
   /// they then belong.
   StateDict state_dict() const {
     StateDict members;

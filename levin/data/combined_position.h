@@ -38,7 +38,7 @@ class CombinedPosition {
   int64_t epoch() const { return epoch_; }
   int64_t batch() const { return batch_; }
   void set_epoch(int64_t epoch);
-  /// Starts the next pass: goes on where a loaded state left off, or with the next epoch.
+  /// Starts the next pass: resumes where a loaded state left off, or with the next epoch.
   void begin();
   /// Goes on to the next batch; false, and in the next epoch, at the end of the pass.
   bool next();

@@ -9,7 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/main.h"
 #include "levin/data/transforms/color.h"
-#include "levin/io/decode_where.h"
+#include "levin/io/images/decode_where.h"
 #include "levin/io/records/plain_fields.h"
 
 namespace levin {

@@ -15,13 +15,13 @@
 namespace levin {
 
 struct ImageDatasetOptions {
-  /// What becomes of each image; nothing by itself.
+  /// What becomes of each image; by default nothing.
   Transform transform = {};
   /// The channels of the images.
   ImageMode mode = ImageMode::kRgb;
   /// Which part of a data set that has several: "train" or "test".
   std::string split = "train";
-  /// The format; by itself: what the path looks like (see open_records).
+  /// The format; by default what the path looks like (see open_records).
   std::string format = "auto";
   /// Turn photographs as their EXIF entry says.
   bool apply_exif = false;

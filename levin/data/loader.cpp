@@ -66,7 +66,7 @@ void LoaderPosition::load_state_dict(const StateDict& state) {
   LEVIN_CHECK(!random || state.at("seed").to_int() == static_cast<int64_t>(options_.seed),
               "[data] the state is of seed ", state.at("seed").to_int(), ", this loader shuffles with seed ",
               options_.seed);
-  // Samples, not batches: another number of ranks or another batch size goes on at the same place of the epoch.
+  // Samples, not batches: another number of ranks or another batch size resumes at the same place of the epoch.
   const int64_t samples = state.at("samples").to_int();
   const int64_t step = options_.batch_size * sampler_.world_size;
   LEVIN_CHECK(samples % step == 0, "[data] the state is ", samples, " samples into the epoch, which batches of ",

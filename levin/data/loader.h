@@ -28,7 +28,7 @@ class LoaderPosition {
 
   LoaderPosition(int64_t dataset_size, const LoaderOptions& options, int rank, int world_size, bool repeat = true);
 
-  /// Starts the next pass: goes on where a loaded state left off, or with the next epoch.
+  /// Starts the next pass: resumes where a loaded state left off, or with the next epoch.
   void begin();
   /// Counts a batch as given out; false, and in the next epoch, at the end of the pass.
   bool next();
@@ -165,7 +165,7 @@ struct LoaderPlacement {
 };
 
 /// Batches of a dataset, pass by pass. A handle: copies share. Every pass is the next epoch, with its own order; the
-/// state says which batch comes next, so that a run can stop anywhere and go on with the very same rest. Threads make
+/// state says which batch comes next, so that a run can stop anywhere and resume with the very same rest. Threads make
 /// batches ahead of time; what they make does not depend on how many they are.
 ///
 ///     auto loader = levin::make_loader(dataset, {.batch_size = 64, .shuffle = true});
@@ -252,7 +252,7 @@ class DataLoader {
     other.impl_->delivery.transforms.push_back(std::move(f));
     return other;
   }
-  /// This loader, whose batches arrive on a device: it stands where this one stands, and goes on together with it.
+  /// This loader, whose batches arrive on a device: it stands where this one stands, and advances together with it.
   DataLoader placed(const LoaderPlacement& placement) const {
     auto other = with(impl_->options);
     other.impl_->position = impl_->position;
@@ -320,7 +320,7 @@ class DataLoader {
     void advance() {
       if (jumps != position->jumps()) start();  // the program went elsewhere in the middle of a pass
       detail::let_go(current, delivery);
-      // The batch first: one that cannot be made counts as not given out, and whoever goes on all the same gets it
+      // The batch first: one that cannot be made counts as not given out, and whoever continues all the same gets it
       // again.
       jumps = -1;
       do {

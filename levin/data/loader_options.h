@@ -39,7 +39,7 @@ struct LoaderOptions {
   NumWorkers num_workers = {};
   /// Batches made ahead of the one in use, besides those that are needed to keep all threads busy.
   int64_t prefetch_factor = 2;
-  /// Batches in pinned memory, from which a GPU fetches at full speed while it computes; by itself where batches go to
+  /// Batches in pinned memory, from which a GPU fetches at full speed while it computes; by default where batches go to
   /// a GPU.
   bool pin_memory = false;
   /// Keep the threads between passes.

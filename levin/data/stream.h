@@ -19,8 +19,8 @@ namespace levin {
 
 /// Data that come one after the other, of no known number (lines of a pipe, a simulator, shards of a tar):
 /// `start(epoch)` begins a pass, `next()` gives the next item, or nothing at the end. One thread at a time calls them.
-/// What takes time belongs into a stage (stages::map), which runs on all threads. A stream that can go on in the middle
-/// may add `skip(count)`; else the loader reads up to there.
+/// What takes time belongs into a stage (stages::map), which runs on all threads. A stream that can resume in the
+/// middle may add `skip(count)`; else the loader reads up to there.
 template <class D>
 concept Stream = requires(D& stream, int64_t epoch) {
   stream.start(epoch);

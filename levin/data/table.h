@@ -17,7 +17,7 @@ struct TableOptions {
   std::string stack = {};
   /// The type of the stacked tensor.
   c10::ScalarType dtype = c10::kFloat;
-  /// The format; by itself: what the path looks like (see open_records).
+  /// The format; by default what the path looks like (see open_records).
   std::string format = "auto";
 };
 

@@ -13,14 +13,14 @@
 namespace levin {
 
 struct TextDatasetOptions {
-  /// Text to numbers; by itself its bytes.
+  /// Text to numbers; by default its bytes.
   std::function<std::vector<int64_t>(std::string_view)> encode = {};
-  /// Every sample has so many numbers: longer ones are cut, shorter ones filled up. 0: as long as each is, which only
+  /// Every sample has this many numbers: longer ones are cut, shorter ones filled up. 0: as long as each is, which only
   /// batches of one can hold.
   int64_t length = 0;
   /// What fills up.
   int64_t pad = 0;
-  /// The format; by itself: what the path looks like (see open_records).
+  /// The format; by default what the path looks like (see open_records).
   std::string format = "auto";
 };
 

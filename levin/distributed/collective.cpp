@@ -8,9 +8,9 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/host.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/distributed/gloo.h"
@@ -67,10 +67,8 @@ void wait_for_all(c10d::Store& store, const Placement& placement, Clock::time_po
 
 /// Whether two ranks of the run have the same GPU, in which case NCCL cannot be used.
 bool share_a_device(c10d::Store& store, const Placement& placement, c10::Device device) {
-  std::array<char, 256> host{};
-  ::gethostname(host.data(), host.size() - 1);
   store.append("devices", [&] {
-    const auto text = fmt::format("{} {}\n", host.data(), static_cast<int>(device.index()));
+    const auto text = fmt::format("{} {}\n", host_name(), static_cast<int>(device.index()));
     return std::vector<uint8_t>(text.begin(), text.end());
   }());
   if (store.add("devices/count", 1) == placement.world_size) store.set("devices/complete", std::string("1"));

@@ -1,7 +1,6 @@
 #include "levin/distributed/launcher.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -21,6 +20,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/host.h"
 #include "levin/distributed/rank_group.h"
 #include "levin/distributed/save_mark.h"
 #include "levin/distributed/store.h"
@@ -33,12 +33,6 @@ namespace {
 using namespace std::chrono_literals;
 using namespace levin::detail;
 using Clock = std::chrono::steady_clock;
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 void check(const LaunchSpec& spec) {
   LEVIN_CHECK(!spec.command.empty(), "[launch] no program was given");

@@ -27,14 +27,16 @@ const std::array kVariants{
 
 }  // namespace
 
+std::vector<std::string> environment_names() {
+  std::vector<std::string> names{"auto"};
+  for (const auto& variant : kVariants) names.emplace_back(variant.name);
+  return names;
+}
+
 std::unique_ptr<Environment> detect_environment(const std::string& name, const ReadVariable& read) {
-  std::vector<std::string> known{"auto"};
-  for (const auto& variant : kVariants) {
-    const bool chosen = name == "auto" ? variant.found && variant.found(read) : name == variant.name;
-    if (chosen) return variant.make(read);
-    known.emplace_back(variant.name);
-  }
-  fail_unknown("environment", "name", name, known);
+  for (const auto& variant : kVariants)
+    if (name == "auto" ? variant.found && variant.found(read) : name == variant.name) return variant.make(read);
+  fail_unknown("environment", "name", name, environment_names());
 }
 
 }  // namespace levin

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace levin {
 
@@ -53,6 +54,9 @@ class Environment {
   /// not the one asked for; the line names the variable, its value and what was asked.
   virtual Placement placement(const WorldAsked& asked) const = 0;
 };
+
+/// "auto" and the names that detect_environment knows.
+std::vector<std::string> environment_names();
 
 /// Finds out who started this process: torchelastic, then SLURM, LSF, MPI, else Levin's own. `name` picks one by hand
 /// ("kubeflow" is only found so); an unknown name is an Error with the known ones.

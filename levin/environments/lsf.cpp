@@ -4,8 +4,8 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include "levin/core/host.h"
 #include "levin/environments/variables.h"
 #include "levin/environments/variants.h"
 
@@ -13,12 +13,6 @@ namespace levin::detail {
 namespace {
 
 constexpr std::array kNeeded{"LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE"};
-
-std::string this_host() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 std::string_view short_name(std::string_view host) {
   return host.substr(0, host.find('.'));
@@ -28,7 +22,7 @@ std::string_view short_name(std::string_view host) {
 class LsfEnvironment : public Environment {
  public:
   LsfEnvironment(const ReadVariable& read, std::string hostname)
-      : variables_(read, "lsf"), hostname_(hostname.empty() ? this_host() : std::move(hostname)) {}
+      : variables_(read, "lsf"), hostname_(hostname.empty() ? host_name() : std::move(hostname)) {}
 
   std::string name() const override { return "lsf"; }
   bool creates_processes_externally() const override { return true; }

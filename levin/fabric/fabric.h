@@ -337,7 +337,7 @@ class Fabric {
   StateDict load(const std::string& path, const State& state, LoadOptions options = {});
   /// Everything in the checkpoint.
   StateDict load(const std::string& path);
-  /// Weights from elsewhere (a .safetensors file, a folder with one, a checkpoint) into one module or optimizer.
+  /// Weights from elsewhere (a weight file, a folder with one, a checkpoint) into one module or optimizer.
   void load_raw(const std::string& path, const StateRef& target, const RawOptions& options = {});
 
   /// Calls a method on every callback that has it: `fabric.call(&MyCallback::on_epoch_end, epoch)`.

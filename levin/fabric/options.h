@@ -19,7 +19,7 @@ class CallbackBase {
 
 /// Parts that are seldom replaced.
 struct Plugins {
-  /// Who started the processes: "auto", "torchelastic", "slurm", "mpi", "lsf", "kubeflow", "levin".
+  /// Who started the processes: "auto", or a name of environment_names() such as "slurm".
   std::string cluster_environment = "auto";
   /// The loss scaler of 16-mixed.
   GradScalerOptions grad_scaler = {};

@@ -15,9 +15,7 @@ class ConsoleLogger : public Logger {
  public:
   explicit ConsoleLogger(std::FILE* file = stdout) : file_(file) {}
 
-  /// How long the run is, from the one who runs it; 0 or less is unknown.
-  void set_totals(int64_t epochs, int64_t batches_per_epoch);
-
+  void set_totals(int64_t epochs, int64_t batches_per_epoch) override;
   void log_metrics(const Metrics& metrics, std::optional<int64_t> step = {}) override;
   void log_hyperparams(const StateDict&) override {}
   void log_text(const std::string& name, const std::string& text, std::optional<int64_t> step = {}) override;

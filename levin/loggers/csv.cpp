@@ -16,7 +16,7 @@ std::string read_whole(const std::filesystem::path& path) {
   return read_file(path, UINT64_MAX);
 }
 
-/// The fields of the last of so many rows; empty when there are fewer.
+/// The fields of row N, counted from 1; empty when there are fewer.
 std::string last_row(const std::string& text, std::span<const std::string> columns, int64_t rows) {
   auto table = detail::read_csv(text);
   if (rows < 1 || table.rows.size() < static_cast<size_t>(rows)) return {};

@@ -7,7 +7,7 @@ namespace levin {
 
 /// metrics.csv in root/name/version_N: a column for each metric that was ever logged, sorted, and `step`, in the bytes
 /// that Lightning's CSVLogger writes; hparams.yaml beside it. Rows are appended; a new column rewrites the file. A
-/// version that is named and has a file goes on with it.
+/// version that is named and has a file is resumed.
 ///
 ///     levin::Fabric fabric({.loggers = {std::make_shared<levin::CsvLogger>("logs")}});
 class CsvLogger : public FolderLogger {

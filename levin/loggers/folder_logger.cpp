@@ -67,8 +67,7 @@ StateDict FolderLogger::position() {
 void FolderLogger::resume(const StateDict& position) {
   if (position.empty()) return;
   if (const auto& kind = position.at("logger").to_string(); kind != kind_) {
-    log_warning("[" + kind_ + "] the log to go on from was written by another logger, " + kind +
-                ": this one starts empty");
+    log_warning("[" + kind_ + "] the log to resume was written by another logger, " + kind + ": this one starts empty");
     return;
   }
   rows_.forget_names();
@@ -105,11 +104,11 @@ bool FolderLogger::reopen(const std::filesystem::path& folder) {
 
 void FolderLogger::warn_incomplete(const std::filesystem::path& file, int64_t found, int64_t expected) const {
   if (found > 0)
-    log_warning(detail::concat("[", kind_, "] the log to go on from, \"", file.string(), "\", has only ", found, " of ",
-                               expected, " rows: this one goes on from there"));
+    log_warning(detail::concat("[", kind_, "] the log to resume, \"", file.string(), "\", has only ", found, " of ",
+                               expected, " rows: this one resumes from there"));
   else
     log_warning(
-        detail::concat("[", kind_, "] the log to go on from, \"", file.string(), "\", is gone: this one starts empty"));
+        detail::concat("[", kind_, "] the log to resume, \"", file.string(), "\", is gone: this one starts empty"));
 }
 
 }  // namespace levin

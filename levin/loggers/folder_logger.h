@@ -9,7 +9,7 @@
 namespace levin {
 
 /// What loggers with files in root/name/version_N share: the folder, which is made by the first write, the rows held
-/// back, and going on from a position. A logger of your own derives from it and writes rows.
+/// back, and resuming from a position. A logger of your own derives from it and writes rows.
 class FolderLogger : public Logger {
  public:
   void log_metrics(const Metrics& metrics, std::optional<int64_t> step = {}) override;

@@ -9,6 +9,7 @@
 
 namespace levin {
 
+void Logger::set_totals(int64_t, int64_t) {}
 void Logger::log_histogram(const std::string&, const at::Tensor&, std::optional<int64_t>) {}
 void Logger::log_image(const std::string&, const at::Tensor&, std::optional<int64_t>) {}
 void Logger::log_text(const std::string&, const std::string&, std::optional<int64_t>) {}

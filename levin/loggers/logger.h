@@ -26,6 +26,8 @@ class Logger {
  public:
   virtual ~Logger() = default;
 
+  /// How long the run is, before its first row; 0 or less is unknown. By default nothing is done with it.
+  virtual void set_totals(int64_t epochs, int64_t batches_per_epoch);
   /// A row of metrics. Without a step the logger counts its rows.
   virtual void log_metrics(const Metrics& metrics, std::optional<int64_t> step = {}) = 0;
   virtual void log_hyperparams(const StateDict& values) = 0;
@@ -45,23 +47,22 @@ class Logger {
 
   /// Writes what is held back and says where the log stands: what resume() needs, kept in a checkpoint.
   virtual StateDict position();
-  /// The run goes on from a checkpoint: this log becomes what the log at that position was, and new rows follow. Rows
+  /// The run resumes from a checkpoint: this log becomes what the log at that position was, and new rows follow. Rows
   /// behind the position are dropped when it is the same folder, and rows before it are copied when it is another.
   virtual void resume(const StateDict& position);
-  /// Whether the files that a position names are still there, and are those of its run. By itself yes.
+  /// Whether the files that a position names are still there, and are those of its run. By default yes.
   virtual bool has_log(const StateDict& position) const;
-  /// Before anything is written: the run goes on from a checkpoint, and so does its folder. False, and nothing changes,
-  /// when it is no folder of this logger, or the version was asked for by number. By itself so.
+  /// Before anything is written: the run resumes from a checkpoint, in the folder it had. False, and nothing changes,
+  /// when it is no folder of this logger, or the version was asked for by number. By default so.
   virtual bool reopen(const std::filesystem::path& folder);
 };
 
 struct LoggerOptions {
   /// The folder under the root; empty for none.
   std::string name = "levin_logs";
-  /// The folder version_N; by itself the next free one. Loggers that are given the same one share its folder.
+  /// The folder version_N; by default the next free one. Loggers that are given the same one share its folder.
   std::optional<int64_t> version = {};
-  /// The version is for a new run only: one that goes on from a checkpoint keeps its folder, as it does when no version
-  /// is given.
+  /// The version is for a new run only: a resumed run keeps its folder, as it does when no version is given.
   bool version_of_new_run = false;
   /// How many rows may be held back before they are written.
   int64_t flush_every_n_rows = 100;

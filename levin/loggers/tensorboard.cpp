@@ -8,6 +8,7 @@
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/host.h"
 #include "levin/core/log.h"
 #include "levin/loggers/events.h"
 #include "levin/loggers/pixels.h"
@@ -23,11 +24,6 @@ double system_seconds() {
 TensorBoardOptions with_clock(TensorBoardOptions options) {
   if (!options.clock) options.clock = system_seconds;
   return options;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  return ::gethostname(name, sizeof(name) - 1) == 0 && name[0] != '\0' ? name : "localhost";
 }
 
 }  // namespace

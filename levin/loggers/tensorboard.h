@@ -12,7 +12,7 @@ class Message;
 struct TensorBoardOptions {
   /// Hyperparameters come with a metric `hp_metric` of -1, without which the HParams tab shows nothing.
   bool default_hp_metric = true;
-  /// The time of an event, in seconds since 1970; by itself the system's clock.
+  /// The time of an event, in seconds since 1970; by default the system's clock.
   std::function<double()> clock = {};
 };
 

@@ -15,7 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/io/weights/torch_file.h"
+#include "levin/io/weights/weight_formats.h"
 #include "levin/models/naming.h"
 #include "levin/nn/named_tensors.h"
 
@@ -268,12 +268,10 @@ LoadWeightsReport load_weights(torch::nn::Module& module, const std::filesystem:
 void save_weights(const torch::nn::Module& module, const std::filesystem::path& path) {
   NamedTensors tensors;
   for (auto& [name, tensor] : levin::detail::named_tensors(module)) tensors.emplace_back(name, tensor.detach());
-  const auto ending = path.extension().string();
-  if (ending == ".safetensors") return write_safetensors(path, tensors, {{"format", "pt"}});
-  const std::vector<std::string> known{".safetensors", ".pth", ".pt", ".bin"};
-  if (std::find(known.begin(), known.end(), ending) == known.end())
-    fail_unknown("save_weights", "ending", ending, known);
-  write_torch_file(path, tensors);
+  const auto* format = levin::detail::weight_format_by_ending(path);
+  if (!format || !format->write)
+    fail_unknown("save_weights", "ending", path.extension().string(), levin::detail::weight_endings(/*written=*/true));
+  format->write(path, tensors);
 }
 
 }  // namespace levin::models

@@ -1,12 +1,11 @@
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "levin/plots/drawing.h"
 
-namespace levin::cli {
+namespace levin {
 
 /// Bars from left to right, one below the other, with words at both ends.
 struct BarPlot {
@@ -23,7 +22,5 @@ struct BarPlot {
 };
 
 Drawing picture_of(const BarPlot& plot);
-/// By the end of the name: .svg or .png.
-void write_plot(const std::filesystem::path& path, const BarPlot& plot);
 
-}  // namespace levin::cli
+}  // namespace levin

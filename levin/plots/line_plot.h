@@ -4,9 +4,11 @@
 #include <string>
 #include <vector>
 
+#include "levin/plots/drawing.h"
+
 namespace levin {
 
-/// A curve to be drawn (plots/line_picture.h): for what a run has to show once.
+/// A curve to be drawn: for what a run has to show once.
 ///
 ///     LinePlot plot{.title = "loss", .x_label = "learning rate", .y_label = "loss", .log_x = true, .x = lrs, .y = ys};
 ///     write_drawing("lr_find.svg", picture_of(plot));
@@ -25,11 +27,8 @@ struct LinePlot {
   std::string mark_label = {};
 };
 
-/// Round numbers that divide a range: about `count` of them, at 1, 2 or 5 times a power of ten.
-std::vector<double> nice_ticks(double low, double high, int count);
-
-/// The curve in one line of block characters, `width` of them, from the lowest value to the highest; blanks where there
-/// is no value.
-std::string sparkline(const std::vector<double>& values, int width);
+/// The plot as a drawing, for SVG and PNG alike. A plot without any finite point says "no data".
+Drawing picture_of(const LinePlot& plot);
+std::string to_svg(const LinePlot& plot);
 
 }  // namespace levin

@@ -1,20 +1,17 @@
 #include <algorithm>
-#include <cmath>
 
 #include <fmt/format.h>
 
 #include "levin/core/words.h"
-#include "levin/plots/drawing.h"
-#include "levin/plots/line_plot.h"
+#include "levin/plots/axes.h"
 #include "levin/profilers/memory_timeline.h"
 
 namespace levin {
 namespace {
 
 constexpr double kMemoryWidth = 860, kMemoryHeight = 440;
-constexpr double kMemoryLeft = 78, kMemoryRight = 836, kMemoryTop = 84, kMemoryBottom = 386;
-constexpr uint32_t kMemoryInk = 0x18181b, kMemoryMeasured = 0x2563eb, kMemoryFill = 0xdbeafe,
-                   kMemoryPredicted = 0xea580c, kMemoryGrid = 0xe4e4e7, kMemoryPart = 0xf4f4f5;
+constexpr PlotField kMemoryField{.left = 78, .top = 84, .right = 836, .bottom = 386};
+constexpr uint32_t kMemoryFill = 0xdbeafe;
 
 /// Points of a curve: between two points of the step the most that was in use, at each the bytes in use.
 struct MemoryCurve {
@@ -54,8 +51,9 @@ Drawing picture_of(const MemoryTimeline& measured, const MemoryTimeline* predict
   for (const auto* curve : {&blue, &orange})
     for (const double y : curve->y) high = std::max(high, y);
   const double top = high * 1.08;
-  const auto place_x = [&](double x) { return kMemoryLeft + x / length * (kMemoryRight - kMemoryLeft); };
-  const auto place_y = [&](double y) { return kMemoryBottom - y / top * (kMemoryBottom - kMemoryTop); };
+  const auto& field = kMemoryField;
+  const auto place_x = [&](double x) { return field.left + x / length * (field.right - field.left); };
+  const auto place_y = [&](double y) { return field.bottom - y / top * (field.bottom - field.top); };
   const auto points_of = [&](const MemoryCurve& curve) {
     std::vector<Drawing::Point> points;
     for (size_t i = 0; i < curve.x.size(); ++i) points.push_back({place_x(curve.x[i]), place_y(curve.y[i])});
@@ -63,15 +61,15 @@ Drawing picture_of(const MemoryTimeline& measured, const MemoryTimeline* predict
   };
 
   Drawing drawing(kMemoryWidth, kMemoryHeight);
-  drawing.text(kMemoryLeft, 30, title, {.size = 16, .color = kMemoryInk, .bold = true});
-  double legend = kMemoryLeft;
+  drawing.text(field.left, 30, title, {.size = 16, .color = ink::kText, .bold = true});
+  double legend = field.left;
   const auto explain = [&](const std::string& text, const Drawing::LineStyle& style) {
     drawing.line({{legend, 52}, {legend + 28, 52}}, style);
     drawing.text(legend + 36, 56.5, text, {});
     legend += 36 + text_width(text, 13) + 28;
   };
-  const Drawing::LineStyle measured_line{.color = kMemoryMeasured, .width = 2};
-  const Drawing::LineStyle predicted_line{.color = kMemoryPredicted, .width = 2, .dashed = true};
+  const Drawing::LineStyle measured_line{.color = ink::kBlue, .width = 2};
+  const Drawing::LineStyle predicted_line{.color = ink::kOrange, .width = 2, .dashed = true};
   const auto peak_text = [](const char* name, const MemoryTimeline& timeline) {
     return fmt::format("{}peak {}", name, format_bytes(static_cast<double>(timeline.peak())));
   };
@@ -81,22 +79,18 @@ Drawing picture_of(const MemoryTimeline& measured, const MemoryTimeline* predict
   const auto parts = parts_of(measured);
   for (size_t i = 0; i < parts.size(); ++i) {
     const double from = place_x(static_cast<double>(parts[i].first));
-    const double to = i + 1 < parts.size() ? place_x(static_cast<double>(parts[i + 1].first)) : kMemoryRight;
-    if (i % 2 == 1) drawing.rect(from, kMemoryTop, to - from, kMemoryBottom - kMemoryTop, kMemoryPart);
+    const double to = i + 1 < parts.size() ? place_x(static_cast<double>(parts[i + 1].first)) : field.right;
+    if (i % 2 == 1) drawing.rect(from, field.top, to - from, field.bottom - field.top, ink::kShade);
     const std::string name = to_string(parts[i].second);
     // A last part too narrow for its name is named to its left, one line below; others are told by their shades.
     if (to - from > text_width(name, 13) + 10)
-      drawing.text((from + to) / 2, kMemoryBottom + 20, name, {.anchor = 0.5});
+      drawing.text((from + to) / 2, field.bottom + 20, name, {.anchor = 0.5});
     else if (i + 1 == parts.size())
-      drawing.text(to, kMemoryBottom + 38, name, {.anchor = 1});
+      drawing.text(to, field.bottom + 38, name, {.anchor = 1});
   }
-  drawing.area(points_of(blue), kMemoryBottom, kMemoryFill);
-  for (const double tick : nice_ticks(0, top, 6)) {
-    drawing.line({{kMemoryLeft, place_y(tick)}, {kMemoryRight, place_y(tick)}}, {.color = kMemoryGrid});
-    // The first one is -0.
-    drawing.text(kMemoryLeft - 8, place_y(tick) + 4.5, format_bytes(std::abs(tick)), {.anchor = 1});
-  }
-  drawing.line({{kMemoryLeft, kMemoryTop}, {kMemoryLeft, kMemoryBottom}, {kMemoryRight, kMemoryBottom}}, {});
+  drawing.area(points_of(blue), field.bottom, kMemoryFill);
+  for (const double tick : nice_ticks(0, top, 6)) field.y_tick(drawing, place_y(tick), format_bytes(tick));
+  field.frame(drawing);
   drawing.line(points_of(blue), measured_line);
   if (predicted) drawing.line(points_of(orange), predicted_line);
   return drawing;

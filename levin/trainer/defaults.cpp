@@ -6,10 +6,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/loggers/console.h"
-#include "levin/loggers/csv.h"
-#include "levin/loggers/json_lines.h"
-#include "levin/loggers/tensorboard.h"
+#include "levin/loggers/logger_names.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/newest_checkpoint.h"
 #include "levin/trainer/callbacks/model_summary.h"
@@ -82,7 +79,6 @@ void add_default_callbacks(const TrainerOptions& asked, TrainerPlan& plan, std::
 }
 
 std::vector<std::shared_ptr<Logger>> make_loggers(const TrainerOptions& asked, const TrainerPlan& plan) {
-  static const std::vector<std::string> kKnown{"true", "false", "tensorboard", "csv", "json", "console"};
   const auto& choice = asked.logger;
   const bool refused = choice.is_set() && choice.is_off();
   auto names = choice.names();
@@ -100,23 +96,15 @@ std::vector<std::shared_ptr<Logger>> make_loggers(const TrainerOptions& asked, c
     const auto comma = std::min(names.find(',', at), names.size());
     const auto name = names.substr(at, comma - at);
     at = comma + 1;
-    if (name == "tensorboard")
-      loggers.push_back(std::make_shared<TensorBoardLogger>(plan.root_dir, options));
-    else if (name == "csv")
-      loggers.push_back(std::make_shared<CsvLogger>(plan.root_dir, options));
-    else if (name == "json")
-      loggers.push_back(std::make_shared<JsonLinesLogger>(plan.root_dir, options));
-    else if (name == "console")
-      loggers.push_back(std::make_shared<ConsoleLogger>());
-    else if (name != "false")
-      fail_unknown("trainer", "logger", name, kKnown);
+    if (name == "false") continue;
+    loggers.push_back(make_logger(name, plan.root_dir, options));
+    if (!loggers.back()) fail_unknown("trainer", "logger", name, LoggerChoice::known());
   }
   return off ? std::vector<std::shared_ptr<Logger>>{} : loggers;
 }
 
 void tell_totals(const std::vector<std::shared_ptr<Logger>>& loggers, int64_t epochs, int64_t batches) {
-  for (const auto& logger : loggers)
-    if (auto* console = dynamic_cast<ConsoleLogger*>(logger.get())) console->set_totals(epochs, batches);
+  for (const auto& logger : loggers) logger->set_totals(epochs, batches);
 }
 
 void print_above_bar(const std::vector<CallbackRef>& callbacks, const std::string& line) {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "levin/fabric/options.h"
-#include "levin/loggers/logger.h"
+#include "levin/loggers/logger_names.h"
 #include "levin/trainer/callback.h"
 #include "levin/trainer/values.h"
 
@@ -18,7 +18,7 @@ namespace levin {
 class Profiler;
 
 /// Where metrics go: `true` (TensorBoard's event file and metrics.csv, in one new folder of a run), `false`, a logger,
-/// or several. By name for command lines: "tensorboard", "csv", "json", "console", or several with commas.
+/// or several. By name for command lines (logger_names()): "csv", or several with commas.
 class LoggerChoice {
  public:
   LoggerChoice() = default;
@@ -29,6 +29,13 @@ class LoggerChoice {
   LoggerChoice(std::shared_ptr<L> logger) : loggers_{std::move(logger)}, set_(true) {}
   LoggerChoice(std::vector<std::shared_ptr<Logger>> loggers) : loggers_(std::move(loggers)), set_(true) {}
   LoggerChoice(std::initializer_list<std::shared_ptr<Logger>> loggers) : loggers_(loggers), set_(true) {}
+
+  /// "true", "false" and the names of loggers.
+  static std::vector<std::string> known() {
+    auto names = logger_names();
+    names.insert(names.begin(), {"true", "false"});
+    return names;
+  }
 
   /// The user said something, in place of leaving the default.
   bool is_set() const { return set_; }

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "levin/core/words.h"
+#include "levin/environments/environment.h"
 #include "levin/precision/precision.h"
 #include "levin/strategies/choice.h"
 
@@ -59,16 +60,15 @@ struct Codec<StrategyChoice> {
 
 template <>
 struct Codec<LoggerChoice> {
-  inline static const std::vector<std::string> kLoggers{"true", "false", "tensorboard", "csv", "json", "console"};
-
   static std::string type() { return "BOOL|NAME,..."; }
   static LoggerChoice read(const Node& node) {
     if (node.is_null()) return {};
     const auto text = one_text(node);
     if (text == "true" || text == "false") return text == "true";
+    const auto known = LoggerChoice::known();
     for (const auto& item : detail::read_items(Node::of_text(text)))
-      if (std::find(kLoggers.begin(), kLoggers.end(), item.text) == kLoggers.end()) {
-        const auto nearest = nearest_word(item.text, kLoggers);
+      if (std::find(known.begin(), known.end(), item.text) == known.end()) {
+        const auto nearest = nearest_word(item.text, known);
         throw BadValue("names a logger that is not known" +
                        (nearest.empty() ? std::string() : "; did you mean \"" + nearest + "\"?"));
       }
@@ -102,8 +102,7 @@ void fields(GradScalerOptions& o, auto f) {
 }
 
 void fields(Plugins& o, auto f) {
-  f("cluster_environment", o.cluster_environment, "who started the processes",
-    {"auto", "torchelastic", "slurm", "mpi", "lsf", "kubeflow", "levin"});
+  f("cluster_environment", o.cluster_environment, "who started the processes", environment_names());
   f("grad_scaler", o.grad_scaler, "the loss scaler of 16-mixed");
 }
 
@@ -170,7 +169,7 @@ void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& option
   for (size_t i = first; i < into.size(); ++i) {
     auto& field = into[i];
     if (field.name == "trainer.strategy") hint(field, known_strategies());
-    if (field.name == "trainer.logger") hint(field, config::Codec<LoggerChoice>::kLoggers);
+    if (field.name == "trainer.logger") hint(field, LoggerChoice::known());
     if (field.name == "trainer.profiler") hint(field, {"simple"});
     if (field.name == "trainer.deterministic") hint(field, {"true", "false", "warn"});
     if (field.name == "trainer.precision") {

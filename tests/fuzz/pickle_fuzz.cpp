@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/weights/pickle.cpp levin/io/weights/pickle_machine.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/weights/pickle.cpp levin/io/weights/pickle_machine.cpp levin/core/[ew][ro]r*.cpp
 // fuzz-seeds: tests/io/fixtures/weights/*.pkl
 //
 // Any bytes given to the pickle reader make a value or a one-line Error.

@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/records/tar_format.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/records/tar/tar_format.cpp levin/core/error.cpp
 // fuzz-seeds: tests/io/fixtures/records/*.tar
 // fuzz-libraries: -lz
 
@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "levin/core/error.h"
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 
 // Whatever the bytes are, members lie within them, or there is one Error of one line.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,4 +1,4 @@
-// fuzz-sources: levin/io/weights/zip_parse.cpp levin/core/error.cpp
+// fuzz-sources: levin/io/weights/zip_parse.cpp levin/core/error.cpp levin/core/words.cpp
 // fuzz-seeds: tests/io/fixtures/weights/*.pt
 //
 // Any bytes given to the zip reader make a list of entries that lie in the archive, apart from each other, or a

@@ -11,7 +11,7 @@
 #include "levin/data/table.h"
 #include "levin/io/decompress.h"
 #include "levin/io/records/idx.h"
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 #include "levin/io/weights/npy.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/io/weights/zip_file.h"

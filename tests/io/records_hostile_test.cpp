@@ -8,7 +8,7 @@
 #include "levin/core/files.h"
 #include "levin/io/records/record_fields.h"
 #include "levin/io/records/record_index.h"
-#include "levin/io/records/tar_format.h"
+#include "levin/io/records/tar/tar_format.h"
 #include "levin/io/records/tfrecord/example.h"
 #include "levin/io/records/tfrecord/format.h"
 #include "levin/io/records/tfrecord/tf_record.h"
@@ -200,7 +200,7 @@ TEST(Tar, ShardsByRecordsAndBytes) {
   write({.shard_records = 3}, path);
   EXPECT_EQ(open_records((folder.path / "s-{000000..000002}.tar").string())->size(), 7);
   EXPECT_EQ(open_records((folder.path / "s-*.tar").string())->read(6).key, "k006");
-  EXPECT_THAT(error_line([&] { write({.shard_records = 3}, path); }), HasSubstr("s-000000.tar\" exists"));
+  EXPECT_THAT(error_line([&] { write({.shard_records = 3}, path); }), HasSubstr("s-000000.tar\" is there already"));
   write({.shard_records = 4, .overwrite = true}, path);
   EXPECT_FALSE(fs::exists(folder.path / "s-000002.tar")) << "of the longer run before";
   EXPECT_EQ(open_records((folder.path / "s-*.tar").string())->size(), 7);

@@ -178,7 +178,8 @@ TEST_P(RecordFormats, ReplaceOnlyWhenAsked) {
     writer->close();
   }
   EXPECT_EQ(open_records(path("a"))->size(), 2);
-  EXPECT_THAT(error_line([&] { create_records(path("a")); }), HasSubstr("exists; overwrite = true replaces it"));
+  EXPECT_THAT(error_line([&] { create_records(path("a")); }),
+              HasSubstr("is there already; overwrite = true replaces it"));
   const auto writer = create_records(path("a"), {.overwrite = true});
   EXPECT_EQ(open_records(path("a"))->size(), 2) << "the old one stands until close()";
 }

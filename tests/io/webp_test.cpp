@@ -109,8 +109,8 @@ TEST_F(Webp, RefusesWhatItCannotRead) {
 }
 
 TEST_F(Webp, IsAnImageEverywhere) {
-  EXPECT_EQ(detail::image_codec_by_name("a/B.WEBP")->name, "webp");
-  EXPECT_EQ(detail::image_codec_by_name("a.b/webp"), nullptr);
+  EXPECT_EQ(detail::image_codec_by_path("a/B.WEBP")->name, "webp");
+  EXPECT_EQ(detail::image_codec_by_path("a.b/webp"), nullptr);
   EXPECT_HAS(detail::image_extensions(), ".webp");
   const auto root = fs::path(::testing::TempDir()) / "levin_webp";
   fs::remove_all(root);

@@ -99,7 +99,7 @@ TEST_F(DataCommands, PackRefusesInOneLine) {
   std::ofstream(path("there/x")) << "x";
   expect_fails({"pack", path("lines.txt"), path("out")},
                HasSubstr("have text and no image; folder holds images alone"));
-  expect_fails({"pack", path("shapes"), path("out.txt")}, HasSubstr("a text file holds text alone"));
+  expect_fails({"pack", path("shapes"), path("out.txt")}, HasSubstr("text holds text alone"));
   expect_fails({"pack", path("shapes"), path("there")}, HasSubstr("is there already"));
   expect_fails({"pack", path("shapes"), path("there"), "--overwrite"}, HasSubstr("holds more than images: \"x\""));
   expect_fails({"pack", path("shapes/0"), path("shapes"), "--overwrite"}, HasSubstr("which would be replaced"));

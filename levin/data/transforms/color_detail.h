@@ -3,7 +3,7 @@
 #include <array>
 
 #include "levin/data/transforms/pixels.h"
-#include "levin/io/codec.h"
+#include "levin/io/images/codec.h"
 
 namespace levin::transforms::detail {
 

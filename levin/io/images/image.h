@@ -14,7 +14,7 @@ namespace levin {
 
 using at::Tensor;
 
-/// Reads the head only. Bytes that are no PNG, JPEG or WebP, or a head that is cut off, are an Error; the name of the
+/// Reads the head only. Bytes that no codec knows, or a head that is cut off, are an Error; the name of the
 /// file is for the caller to add (see read_image).
 ImageInfo image_info(std::span<const std::byte> file);
 

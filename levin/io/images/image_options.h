@@ -41,7 +41,7 @@ struct ImageOptions {
 
 /// What the head of an image file says.
 struct ImageInfo {
-  /// "png", "jpeg" or "webp".
+  /// The name of a codec (image_codec.h): "png", "jpeg", "webp".
   std::string_view format;
   int64_t height = 0;
   int64_t width = 0;
@@ -63,7 +63,7 @@ struct ImageShape {
 };
 
 struct EncodeOptions {
-  /// "png" or "jpeg".
+  /// The name of a codec that writes: "png", "jpeg".
   std::string_view format = "png";
   /// Of JPEG, 1 to 100.
   int quality = 95;

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "levin/io/codec.h"
+#include "levin/io/images/codec.h"
 #include "levin/io/images/image_options.h"
 
 namespace levin::detail {

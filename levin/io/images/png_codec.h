@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "levin/io/codec.h"
+#include "levin/io/images/codec.h"
 #include "levin/io/images/image_options.h"
 
 namespace levin::detail {
@@ -29,7 +29,7 @@ struct PngHead {
   /// Whether a sample of at most a byte stands for a colour: palettes and grey.
   bool indexed() const { return samples() == 1 && depth <= 8; }
   int bits() const { return samples() * depth; }
-  /// Bytes of a row of so many pixels, without the byte that names its filter.
+  /// Bytes of a row of `pixels` pixels, without the byte that names its filter.
   int64_t row_bytes(int64_t pixels) const { return (pixels * bits() + 7) / 8; }
 };
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <string_view>
 
-#include "levin/io/codec.h"
+#include "levin/io/images/codec.h"
 #include "levin/io/images/image_options.h"
 
 /// WebP images, read by libwebp (webp.cpp; no_webp.cpp says that it is missing).

@@ -103,11 +103,11 @@ class IdxWriter final : public RecordWriter {
     LEVIN_CHECK(!fs::exists(path, error) || fs::is_directory(path, error), "[idx] \"", path.string(),
                 "\" is a file; IDX files are written into a folder");
     for (const auto& old : {find_idx(path, split_, "images", {3, 4}), find_idx(path, split_, "labels", {1})}) {
-      LEVIN_CHECK(old.empty() || options.overwrite, "[idx] \"", old.string(),
-                  "\" is there already; ask for overwrite to replace it");
-      if (!old.empty()) old_.push_back(old);
+      if (old.empty()) continue;
+      levin::check_destination("idx", old, OutputKind::kFile, options.overwrite);
+      old_.push_back(old);
     }
-    staged_.emplace(path);
+    staged_.emplace(fs::absolute(path));  // "." too
   }
 
   void write(const Record& record) override {
@@ -142,7 +142,7 @@ class IdxWriter final : public RecordWriter {
     write_count(file_->path());
     if (!labels_.empty()) write_file(staged_->path() / name("labels", 1), labels_file());
     for (const auto& old : old_) fs::remove(old);
-    staged_->commit();
+    staged_->merge();
     staged_.reset();
   }
 
@@ -177,17 +177,31 @@ class IdxWriter final : public RecordWriter {
 
   std::string split_;
   std::vector<fs::path> old_;
-  std::optional<StagedFiles> staged_;
+  std::optional<AtomicFolder> staged_;
   std::optional<FileWriter> file_;
   std::vector<int64_t> shape_;
   std::vector<int64_t> labels_;
   int64_t count_ = 0;
 };
 
-}  // namespace
+/// IDX files under the names of MNIST, or others that end so.
+bool holds_idx(const fs::path& folder) {
+  for (const auto* split : {"train", "test"})
+    if (!find_idx(folder, split, "images", {3, 4}).empty()) return true;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const auto name = entry->path().filename().string();
+    if (name.starts_with('.') || name.find("ubyte") == std::string::npos || entry->is_directory(error)) continue;
+    const auto* format = record_format_by_end(name);
+    if (format && format->name == "idx") return true;
+  }
+  return false;
+}
 
-bool is_idx(const fs::path& path) {
-  return !find_idx(path, "train", "images", {3, 4}).empty() || !find_idx(path, "test", "images", {3, 4}).empty();
+bool is_idx_head(std::string_view head) {
+  return head.size() > 8 && head.substr(0, 2) == std::string_view("\0\0", 2) && head[2] >= 8 && head[2] <= 14 &&
+         head[3] >= 1 && head[3] <= 4;
 }
 
 std::unique_ptr<RecordReader> open_idx(const Paths& paths, const RecordOptions& options) {
@@ -203,6 +217,19 @@ std::unique_ptr<RecordReader> open_idx(const Paths& paths, const RecordOptions& 
 
 std::unique_ptr<RecordWriter> create_idx(const fs::path& path, const RecordWriterOptions& options) {
   return std::make_unique<IdxWriter>(path, options);
+}
+
+}  // namespace
+
+RecordFormat idx_format() {
+  return {.name = "idx",
+          .ends = {"-ubyte", "-ubyte.gz", ".idx", ".idx.gz"},
+          .matches = is_idx_head,
+          .matches_folder = holds_idx,
+          .open = open_idx,
+          .create = create_idx,
+          .only = "image",
+          .holds_encoded = false};
 }
 
 }  // namespace levin::detail

@@ -10,7 +10,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/images/image_codec.h"
-#include "levin/io/records/image_folder.h"
+#include "levin/io/records/image_folder/image_folder.h"
 #include "levin/io/records/record_files.h"
 
 namespace levin::detail {
@@ -57,36 +57,11 @@ std::string encoded_of(const Record& record, std::string_view format) {
   return encode_image(pixels_of(record, format).permute({2, 0, 1}));
 }
 
-std::string image_extension(std::string_view bytes) {
-  const auto* codec = image_codec_of(bytes);
-  return codec ? "." + std::string(codec->extensions.front()) : std::string();
-}
-
-bool is_image_name(std::string_view name) {
-  return image_codec_by_name(name) != nullptr;
-}
-
-void check_free(const fs::path& path, const RecordWriterOptions& options, std::string_view format) {
-  std::error_code error;
-  if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
-  if (error) fail_file("create folder", path.parent_path(), error.value());
-  if (options.overwrite) return;
-  const auto status = fs::symlink_status(path, error);
-  if (!fs::exists(status)) return;
-  const bool empty_folder = fs::is_directory(path, error) && fs::is_empty(path, error);
-  LEVIN_CHECK(empty_folder, "[", format, "] \"", path.string(),
-              "\" is there already; ask for overwrite to replace it, or choose another name");
-}
-
 void check_only_images(const fs::path& folder, std::string_view format) {
   std::error_code error;
-  if (!fs::is_directory(folder, error)) {
-    LEVIN_CHECK(!fs::exists(fs::symlink_status(folder, error)), "[", format, "] \"", folder.string(),
-                "\" is a file; a folder of images does not replace it");
-    return;
-  }
+  if (!fs::is_directory(folder, error)) return;
   for (const auto& entry : fs::recursive_directory_iterator(folder))
-    LEVIN_CHECK(entry.is_directory() || is_image_name(entry.path().filename().string()) ||
+    LEVIN_CHECK(entry.is_directory() || image_codec_by_path(entry.path().filename().string()) ||
                     entry.path().filename() == kClassOrderFile,
                 "[", format, "] \"", folder.string(), "\" is not replaced, since it holds more than images: \"",
                 fs::relative(entry.path(), folder).string(), "\"");
@@ -116,39 +91,6 @@ void sync_files(const fs::path& folder) {
   const int error = ::syncfs(fd) != 0 ? errno : 0;
   ::close(fd);
   if (error != 0) fail_file("sync folder", folder, error);
-}
-
-StagedFiles::StagedFiles(fs::path folder) : folder_(folder.lexically_normal()) {
-  if (!folder_.has_filename()) folder_ = folder_.parent_path();
-  std::error_code error;
-  const auto parent = folder_.has_parent_path() ? folder_.parent_path() : fs::path(".");
-  fs::create_directories(parent, error);
-  if (error) fail_file("create folder", parent, error.value());
-  temporary_ = temporary_beside(folder_);
-  if (::mkdir(temporary_.c_str(), 0777) != 0) fail_file("create folder", temporary_, errno);
-}
-
-StagedFiles::~StagedFiles() {
-  std::error_code ignored;
-  if (!temporary_.empty()) fs::remove_all(temporary_, ignored);
-}
-
-void StagedFiles::commit() {
-  sync_folder(temporary_);
-  std::error_code error;
-  if (!fs::exists(folder_, error)) {
-    fs::rename(temporary_, folder_, error);
-    if (error) fail_file("create", folder_, error.value());
-  } else {
-    for (const auto& file : fs::directory_iterator(temporary_)) {
-      fs::rename(file.path(), folder_ / file.path().filename(), error);
-      if (error) fail_file("replace", folder_ / file.path().filename(), error.value());
-    }
-    sync_folder(folder_);
-    fs::remove_all(temporary_, error);
-  }
-  temporary_.clear();
-  sync_folder(folder_.parent_path());
 }
 
 }  // namespace levin::detail

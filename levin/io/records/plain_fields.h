@@ -27,15 +27,6 @@ std::string encoded_of(const Record& record, std::string_view format);
 /// Error when they are no pixels.
 Tensor channels_first(const Tensor& pixels, std::string_view format);
 
-/// ".png" and so on by what the bytes begin with; empty when they are of no kind that is decoded.
-std::string image_extension(std::string_view bytes);
-/// Whether a file of this name is taken for an image that is decoded (image_codec.h).
-bool is_image_name(std::string_view name);
-
-/// An Error when something stands at the destination and must not be replaced (an empty folder may be). Makes the
-/// folder that it will be in.
-void check_free(const std::filesystem::path& path, const RecordWriterOptions& options, std::string_view format);
-
 /// Replacing a folder deletes it: an Error when it holds more than images (and lists of their classes).
 void check_only_images(const std::filesystem::path& folder, std::string_view format);
 
@@ -43,27 +34,5 @@ void check_only_images(const std::filesystem::path& folder, std::string_view for
 /// there is one of that name.
 bool write_unsynced(const std::filesystem::path& path, std::string_view bytes);
 void sync_files(const std::filesystem::path& folder);
-
-/// Files of a folder being written: they go to path(), a hidden folder beside the real one. commit() gives that one its
-/// name or, when a folder stands there, puts the files into it, each whole.
-class StagedFiles {
- public:
-  explicit StagedFiles(std::filesystem::path folder);
-  ~StagedFiles();
-  StagedFiles(const StagedFiles&) = delete;
-  StagedFiles& operator=(const StagedFiles&) = delete;
-
-  const std::filesystem::path& path() const { return temporary_; }
-  void commit();
-
- private:
-  std::filesystem::path folder_;
-  std::filesystem::path temporary_;
-};
-
-/// "cifar10" or "cifar100" when a folder holds it, in any of its layouts; else empty.
-std::string_view cifar_format(const std::filesystem::path& folder);
-/// Whether a folder holds IDX files under the names of MNIST.
-bool is_idx(const std::filesystem::path& folder);
 
 }  // namespace levin::detail

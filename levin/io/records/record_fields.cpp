@@ -1,7 +1,6 @@
 #include "levin/io/records/record_fields.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <optional>
 
@@ -9,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/images/image_codec.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/weights/npy.h"
@@ -16,9 +16,12 @@
 namespace levin::detail {
 namespace {
 
-/// Besides those of the kinds that are decoded.
-constexpr std::array<std::string_view, 9> kOtherImages{"image", "img", "bmp", "gif", "ppm",
-                                                       "pgm",   "pbm", "tif", "tiff"};
+/// Whether a member of this extension is an image, of whatever kind.
+bool is_image_member(std::string_view extension) {
+  if (extension.find('.') != std::string_view::npos) return false;
+  const auto name = concat(".", extension);
+  return extension == "image" || extension == "img" || image_codec_by_path(name) || is_undecoded_image(name);
+}
 
 std::string_view trim_text(std::string_view text) {
   const auto begin = text.find_first_not_of(" \t\r\n");
@@ -102,7 +105,7 @@ std::pair<std::string, std::string> member_of(const std::string& name, const Fie
   const auto* bytes = std::get_if<std::string>(&value);
   const auto* ints = std::get_if<std::vector<int64_t>>(&value);
   if (bytes && name == "image") {
-    const auto kind = image_kind(*bytes);
+    const auto kind = image_extension(*bytes);
     return {std::string(kind.empty() ? "image" : kind), *bytes};
   }
   if (bytes) return {name == "text" ? "txt" : name == "label" ? "cls" : extension_of(name), *bytes};
@@ -116,9 +119,7 @@ std::pair<std::string, std::string> member_of(const std::string& name, const Fie
 MemberType member_type(std::string_view extension) {
   using Role = MemberType::Role;
   const std::string name(extension);
-  if ((extension.find('.') == std::string_view::npos && image_codec_by_name("." + name)) ||
-      std::find(kOtherImages.begin(), kOtherImages.end(), extension) != kOtherImages.end())
-    return {name, "image", Role::kImage};
+  if (is_image_member(extension)) return {name, "image", Role::kImage};
   if (extension == "cls" || extension == "class" || extension == "label") return {name, "label", Role::kLabel};
   if (extension == "txt" || extension == "text") return {name, "text", Role::kBytes};
   if (extension == "npy") return {name, name, Role::kArray};

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
-#include "levin/io/images/image_codec.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
@@ -54,32 +53,9 @@ std::string RecordFiles::read(size_t file, uint64_t offset, uint64_t size) const
   return bytes;
 }
 
-PendingFiles::~PendingFiles() {
-  for (const auto& file : pending_) ::unlink(file.temporary.c_str());
-}
-
-fs::path PendingFiles::add(const fs::path& destination) {
-  const auto parent = destination.has_parent_path() ? destination.parent_path() : fs::path(".");
-  std::error_code error;
-  fs::create_directories(parent, error);
-  if (error) fail_file("create folder", parent, error.value());
-  pending_.push_back({temporary_beside(destination), destination});
-  return pending_.back().temporary;
-}
-
-void PendingFiles::commit() {
-  for (auto& file : pending_) {
-    if (::rename(file.temporary.c_str(), file.destination.c_str()) != 0) fail_file("replace", file.destination, errno);
-    file.temporary.clear();
-  }
-  if (!pending_.empty()) sync_folder(pending_.front().destination.parent_path());
-  pending_.clear();
-}
-
-void check_destination(const fs::path& path, const RecordWriterOptions& options) {
-  std::error_code ignored;
-  LEVIN_CHECK(options.overwrite || fs::symlink_status(path, ignored).type() == fs::file_type::not_found, "[records] \"",
-              path.string(), "\" exists; overwrite = true replaces it");
+void check_destination(const fs::path& path, OutputKind kind, const RecordWriterOptions& options) {
+  levin::check_destination("records", path, kind, options.overwrite);
+  make_folder(path.parent_path());
 }
 
 ShardWriter::ShardWriter(const fs::path& path, const RecordWriterOptions& options,
@@ -108,7 +84,7 @@ ShardWriter::ShardWriter(const fs::path& path, const RecordWriterOptions& option
     before_ = text.substr(0, text.size() - extension.size()) + (sharded_ ? "-" : "");
     after_ = extension;
   }
-  for (const auto& old : standing()) check_destination(old, options);
+  check_destination(shard_path(0), OutputKind::kFile, options);
   begin_file();
 }
 
@@ -128,7 +104,7 @@ std::vector<fs::path> ShardWriter::standing() const {
 }
 
 void ShardWriter::begin_file() {
-  file_.emplace(pending_.add(shard_path(shards_++)));
+  file_.emplace(staged_.add(shard_path(shards_++)));
   in_shard_ = 0;
   begin_(*file_);
 }
@@ -156,30 +132,15 @@ void ShardWriter::close(const std::vector<std::pair<std::string, std::string>>& 
   if (closed_) return;
   finish_file();
   for (const auto& [extension, content] : beside) {
-    FileWriter file(pending_.add(shard_path(0).replace_extension(extension)));
+    FileWriter file(staged_.add(shard_path(0).replace_extension(extension)));
     file.write(content);
     file.close();
   }
   const auto old = standing();
-  pending_.commit();
+  staged_.commit();
   closed_ = true;
   // What a longer run of shards left would be read as part of this one.
   for (size_t i = static_cast<size_t>(shards_); i < old.size(); ++i) ::unlink(old[i].c_str());
-}
-
-std::string_view image_kind(std::string_view bytes) {
-  if (const auto* codec = image_codec_of(bytes)) return codec->extensions.front();
-  if (bytes.starts_with("GIF8")) return "gif";
-  if (bytes.starts_with("BM") && bytes.size() > 26) return "bmp";
-  return {};
-}
-
-std::string shown(std::string_view name) {
-  constexpr size_t kMost = 200;
-  std::string text(name.substr(0, kMost));
-  for (char& c : text)
-    if (static_cast<uint8_t>(c) < ' ' || c == 0x7f) c = '?';
-  return name.size() > kMost ? text + "..." : text;
 }
 
 std::string numbered_key(int64_t index) {

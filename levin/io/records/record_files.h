@@ -18,7 +18,7 @@
 
 namespace levin::detail {
 
-/// The files of one reader. A few are kept open for good; of a thousand, only so many at a time that a process with the
+/// The files of one reader. A few are kept open for good; of a thousand, only as many at a time that a process with the
 /// usual limit of descriptors is not starved. Threads may share one.
 class RecordFiles {
  public:
@@ -40,27 +40,6 @@ class RecordFiles {
   mutable std::deque<size_t> opened_;
 };
 
-/// Files that appear together once all are whole: each is written under a temporary name beside its destination.
-/// Without commit() nothing changes.
-class PendingFiles {
- public:
-  PendingFiles() = default;
-  ~PendingFiles();
-  PendingFiles(const PendingFiles&) = delete;
-  PendingFiles& operator=(const PendingFiles&) = delete;
-
-  /// Where the content of `destination` is to be written.
-  std::filesystem::path add(const std::filesystem::path& destination);
-  /// Renames all of them; what was written must be closed.
-  void commit();
-
- private:
-  struct Pending {
-    std::filesystem::path temporary, destination;
-  };
-  std::vector<Pending> pending_;
-};
-
 /// The one file of a writer, or its shards: "train.tar" becomes "train-000000.tar", "train-000001.tar", ... and "%06d"
 /// in a name is where the number goes.
 class ShardWriter {
@@ -69,7 +48,7 @@ class ShardWriter {
   ShardWriter(const std::filesystem::path& path, const RecordWriterOptions& options,
               std::function<void(FileWriter&)> begin, std::function<void(FileWriter&)> finish);
 
-  /// The file for a record that will take so many bytes.
+  /// The file for a record of this size.
   FileWriter& next(uint64_t bytes);
   /// Everything is at its place, with `beside` (name of the first file with another extension -> content) next to it.
   void close(const std::vector<std::pair<std::string, std::string>>& beside = {});
@@ -90,20 +69,13 @@ class ShardWriter {
   int64_t shard_records_ = 0;
   uint64_t shard_bytes_ = 0;
   std::function<void(FileWriter&)> begin_, finish_;
-  PendingFiles pending_;
+  StagedFiles staged_;
   std::optional<FileWriter> file_;
   int64_t shards_ = 0, in_shard_ = 0, records_ = 0;
 };
 
-/// An Error when something stands at the destination and may not be replaced.
-void check_destination(const std::filesystem::path& path, const RecordWriterOptions& options);
-
-/// The extension of an image by its first bytes, also of kinds that are not decoded ("gif", "bmp"); empty when they are
-/// of none.
-std::string_view image_kind(std::string_view bytes);
-
-/// A name out of a file, for a line: without control characters, and not longer than a line.
-std::string shown(std::string_view name);
+/// levin::check_destination for a writer of records. Makes the folder that the destination will be in.
+void check_destination(const std::filesystem::path& path, OutputKind kind, const RecordWriterOptions& options);
 
 /// The key of a record that has none: "00000042".
 std::string numbered_key(int64_t index);

@@ -42,7 +42,7 @@ struct Record {
 class RecordReader {
  public:
   virtual ~RecordReader() = default;
-  /// "tar", "tfrecord", "lmdb", "hdf5", "folder", "cifar10", "cifar100", "idx", "csv", "text".
+  /// One of record_formats(): "tar".
   virtual std::string_view format() const = 0;
   virtual int64_t size() const = 0;
   virtual Record read(int64_t index) const = 0;
@@ -61,7 +61,7 @@ class RecordWriter {
 };
 
 struct RecordOptions {
-  /// The format; by itself: what the path looks like and what the file begins with.
+  /// The format; by default what the path looks like and what the file begins with.
   std::string format = "auto";
   /// Check the checksums of every record that is read (where the format has them).
   bool verify = true;
@@ -72,12 +72,12 @@ struct RecordOptions {
 };
 
 struct RecordWriterOptions {
-  /// The format; by itself: what the end of the path says (.tar, .tfrecord, .lmdb, .h5, .csv, .txt; a plain name is a
+  /// The format; by default what the end of the path says (.tar, .tfrecord, .lmdb, .h5, .csv, .txt; a plain name is a
   /// folder of images).
   std::string format = "auto";
   /// Names of the classes, by label, where the format can keep them.
   std::vector<std::string> classes = {};
-  /// A new file after so many records or bytes, for formats of several files (tar, tfrecord); 0: one file.
+  /// A new file after N records or bytes, for formats of several files (tar, tfrecord); 0: one file.
   int64_t shard_records = 0;
   int64_t shard_bytes = 0;
   /// How many records will come, when that is known (HDF5 and progress lines like to know).

@@ -103,7 +103,7 @@ class TextRecords final : public RecordReader {
 class TextWriter final : public RecordWriter {
  public:
   TextWriter(const fs::path& path, const RecordWriterOptions& options) {
-    check_free(path, options, "text");
+    check_destination(path, OutputKind::kFile, options);
     file_.emplace(path);
   }
 
@@ -130,8 +130,6 @@ class TextWriter final : public RecordWriter {
   std::optional<AtomicFile> file_;
 };
 
-}  // namespace
-
 std::unique_ptr<RecordReader> open_text(const Paths& paths, const RecordOptions&) {
   LEVIN_CHECK(!paths.empty(), "[text] no file was named");
   return std::make_unique<TextRecords>(paths);
@@ -139,6 +137,17 @@ std::unique_ptr<RecordReader> open_text(const Paths& paths, const RecordOptions&
 
 std::unique_ptr<RecordWriter> create_text(const fs::path& path, const RecordWriterOptions& options) {
   return std::make_unique<TextWriter>(path, options);
+}
+
+}  // namespace
+
+RecordFormat text_format() {
+  return {.name = "text",
+          .ends = {".txt", ".text", ".txt.gz"},
+          .open = open_text,
+          .create = create_text,
+          .many = true,
+          .only = "text"};
 }
 
 }  // namespace levin::detail

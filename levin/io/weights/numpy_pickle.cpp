@@ -7,6 +7,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/words.h"
 #include "levin/io/byte_order.h"
 #include "levin/io/weights/pickle_nodes.h"
 
@@ -117,8 +118,8 @@ Value numpy_dtype(std::span<const Value> arguments) {
   if (!name.empty() && (name[0] == '<' || name[0] == '|' || name[0] == '=')) name.remove_prefix(1);
   for (const auto& type : kNumpyTypes)
     if (type.name == name) return Value(std::make_shared<DtypeObject>(type));
-  throw Error(levin::detail::concat("[pickle] numpy arrays of \"", pickle::detail::shown(name),
-                                    "\" cannot be read; numbers and bools can"));
+  throw Error(
+      levin::detail::concat("[pickle] numpy arrays of \"", shown(name), "\" cannot be read; numbers and bools can"));
 }
 
 Value numpy_array(std::span<const Value> arguments) {

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/weights/pickle_nodes.h"
 
 namespace levin::pickle {
@@ -164,12 +165,6 @@ bool detail::Dict::set(Value key, Value value) {
   return true;
 }
 
-std::string detail::shown(std::string_view text) {
-  std::string result;
-  for (const char c : text.substr(0, 120)) result += c >= ' ' && c <= '~' ? c : '?';
-  return result;
-}
-
 namespace {
 
 Value plain_items(Kind kind, std::span<const Value> arguments) {
@@ -220,7 +215,7 @@ Value encode(std::span<const Value> arguments) {
   LEVIN_CHECK(arguments.size() == 2 && arguments[0].is(Kind::text) && arguments[1].is(Kind::text),
               "[pickle] _codecs.encode takes a text and the name of an encoding");
   const auto& name = arguments[1].text();
-  LEVIN_CHECK(name == "latin1" || name == "latin-1", "[pickle] _codecs.encode to \"", detail::shown(name),
+  LEVIN_CHECK(name == "latin1" || name == "latin-1", "[pickle] _codecs.encode to \"", shown(name),
               "\"; latin1 is allowed");
   return Value(Kind::bytes, to_latin1(arguments[0].text()));
 }

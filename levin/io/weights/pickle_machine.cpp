@@ -3,6 +3,7 @@
 #include <unordered_map>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/weights/pickle.h"
 #include "levin/io/weights/pickle_nodes.h"
 
@@ -172,8 +173,7 @@ void Machine::global(const std::string& module, const std::string& name) {
   const auto full = module + "." + name;
   const auto found = options_.globals.find(full);
   if (found == options_.globals.end())
-    refuse("asks for ", detail::shown(full), ", which is not allowed", options_.advice.empty() ? "" : "; ",
-           options_.advice);
+    refuse("asks for ", shown(full), ", which is not allowed", options_.advice.empty() ? "" : "; ", options_.advice);
   push(Value::global(full));
 }
 
@@ -217,7 +217,7 @@ void Machine::set_items(const Value& dict, std::span<Value> items) {
     auto& key = items[i];
     const bool named = key.is(Kind::text) || key.is(Kind::bytes);
     if (named && key.text().size() > options_.limits.key_bytes) refuse("a key of ", key.text().size(), " bytes");
-    const auto name = named ? detail::shown(key.text()) : std::string(kind_name(key.kind()));
+    const auto name = named ? shown(key.text()) : std::string(kind_name(key.kind()));
     if (!node.set(std::move(key), std::move(items[i + 1]))) refuse("the key \"", name, "\" stands twice in a dict");
   }
 }

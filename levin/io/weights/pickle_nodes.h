@@ -30,9 +30,6 @@ inline std::string marked_key(char mark, std::string_view key) {
   return marked;
 }
 
-/// The beginning of a text from a file, fit to stand in a line of a message.
-std::string shown(std::string_view text);
-
 Dict& dict_of(const Value& value);
 
 }  // namespace levin::pickle::detail

@@ -4,29 +4,23 @@
 #include <map>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/io/weights/indexed_files.h"
+#include "levin/io/weights/weight_formats.h"
 
 namespace levin {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr uint64_t kLongestIndex = 100'000'000;
-constexpr const char* kFile = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
-
 fs::path find_file(const fs::path& path) {
   if (!fs::is_directory(path)) return path;
-  for (const char* name : {kFile, kIndex})
+  const auto format = detail::safetensors_format();
+  for (const auto& name : {format.file_name(0, 1), format.index_name()})
     if (fs::exists(path / name)) return path / name;
-  throw Error(fmt::format("[safetensors] \"{}\" has neither {} nor {}", path.string(), kFile, kIndex));
-}
-
-bool is_plain_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  throw Error(fmt::format("[safetensors] \"{}\" has neither {} nor {}", path.string(), format.file_name(0, 1),
+                          format.index_name()));
 }
 
 }  // namespace
@@ -34,45 +28,13 @@ bool is_plain_name(const std::string& name) {
 SafetensorsModel::SafetensorsModel(const fs::path& path) : where_(path.string()) {
   const auto file = find_file(path);
   if (file.extension() == ".json") {
-    add_index(file);
+    files_of_ = detail::open_indexed("safetensors", detail::read_weight_index("safetensors", file), files_);
   } else {
     files_.emplace_back(file);
     for (const auto& entry : files_[0].entries()) files_of_.emplace(entry.name, 0);
   }
   for (const auto& [name, index] : files_of_) names_.push_back(name);
   std::sort(names_.begin(), names_.end());
-}
-
-void SafetensorsModel::add_index(const fs::path& path) {
-  const auto where = path.string();
-  const auto text = read_file(path, kLongestIndex);
-  const auto index = nlohmann::json::parse(text, nullptr, false);
-  LEVIN_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object(), "[safetensors] \"",
-              where, "\" is not an index: a JSON object with a weight_map is needed");
-  std::map<std::string, size_t> opened;
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    LEVIN_CHECK(file.is_string() && is_plain_name(file.get<std::string>()), "[safetensors] \"", where, "\": \"", name,
-                "\" is said to be in ", file.dump(), "; only names of files beside the index are allowed");
-    const auto file_name = file.get<std::string>();
-    auto found = opened.find(file_name);
-    if (found == opened.end()) {
-      files_.emplace_back(path.parent_path() / file_name);
-      found = opened.emplace(file_name, files_.size() - 1).first;
-    }
-    LEVIN_CHECK(files_[found->second].find(name), "[safetensors] \"", where, "\": \"", name, "\" is said to be in \"",
-                file_name, "\", it is not");
-    files_of_.emplace(name, found->second);
-  }
-  for (size_t i = 0; i < files_.size(); ++i) {
-    for (const auto& entry : files_[i].entries()) {
-      const auto found = files_of_.find(entry.name);
-      LEVIN_CHECK(found != files_of_.end(), "[safetensors] \"", where, "\": \"", entry.name, "\" of \"",
-                  files_[i].path().filename().string(), "\" is not in the index");
-      LEVIN_CHECK(found->second == i, "[safetensors] \"", where, "\": \"", entry.name, "\" is in two files, \"",
-                  files_[found->second].path().filename().string(), "\" and \"", files_[i].path().filename().string(),
-                  "\"");
-    }
-  }
 }
 
 const SafetensorsFile& SafetensorsModel::file_of(std::string_view name) const {
@@ -101,20 +63,15 @@ void write_safetensors_model(const fs::path& folder, const NamedTensors& tensors
     filled += bytes;
     total += bytes;
   }
-  if (shards.size() == 1) {
-    write_safetensors(folder / kFile, tensors, metadata);
-    return;
-  }
-  nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", nlohmann::ordered_json::object()}};
+  const auto format = detail::safetensors_format();
   std::map<std::string, std::string> places;
   for (size_t i = 0; i < shards.size(); ++i) {
-    const auto name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    const auto name = format.file_name(i, shards.size());
     write_safetensors(folder / name, shards[i], metadata);
     for (const auto& item : shards[i])
       LEVIN_CHECK(places.emplace(item.first, name).second, "[safetensors] two tensors named \"", item.first, "\"");
   }
-  for (const auto& [name, file] : places) index["weight_map"][name] = file;
-  write_file(folder / kIndex, index.dump(2) + "\n");
+  if (shards.size() > 1) detail::write_weight_index(folder / format.index_name(), places, total);
 }
 
 }  // namespace levin

@@ -13,8 +13,8 @@ namespace levin {
 
 /// The tensors of a model, whether they are in one file or in several with an index.
 ///
-///     levin::SafetensorsModel weights("vit/");                    // model.safetensors or model.safetensors.index.json
-///     in it for (const auto& name : weights.names()) Tensor t = weights.read(name);
+///     levin::SafetensorsModel weights("vit/");  // with model.safetensors or model.safetensors.index.json
+///     for (const auto& name : weights.names()) Tensor t = weights.read(name);
 ///
 /// An index may only name files that stand beside it: a path in it is an Error. Every tensor it names must be in the
 /// file it names, and in no other.
@@ -33,7 +33,6 @@ class SafetensorsModel {
   const std::vector<SafetensorsFile>& files() const { return files_; }
 
  private:
-  void add_index(const std::filesystem::path& path);
   const SafetensorsFile& file_of(std::string_view name) const;
 
   std::string where_;

@@ -100,7 +100,7 @@ std::map<std::string, std::string> plain_values(const pickle::Value& whole) {
   if (!whole.is(pickle::Kind::dict)) return values;
   for (const auto& [key, value] : whole.pairs()) {
     if (!key.is(pickle::Kind::text) && !key.is(pickle::Kind::bytes)) continue;
-    const auto name = pickle::detail::shown(key.text());
+    const auto name = shown(key.text());
     if (const auto text = detail::plain_text(value); text && !value.is_none()) values[name] = *text;
     if (const auto attributes = value.object<detail::NamespaceObject>())
       for (const auto& [attribute, text] : attributes->values) values[name + "." + attribute] = text;
@@ -145,14 +145,14 @@ TorchFile::TorchFile(const fs::path& path, const TorchFileOptions& options) : op
     if (whole.is(pickle::Kind::dict))
       for (const auto& [key, value] : whole.pairs())
         if (key.is(pickle::Kind::text) && value.is(pickle::Kind::dict) && known.size() < 20)
-          known.push_back(pickle::detail::shown(key.text()));
+          known.push_back(shown(key.text()));
     fail_unknown("torch_file", "root", options_.root, known);
   }
   tree_ = *root;
   TensorWalk{where, entries_}.walk(tree_, "");
   for (size_t i = 0; i < entries_.size(); ++i)
     LEVIN_CHECK(index_.emplace(entries_[i].name, i).second, "[torch_file] \"", where, "\": two tensors are named \"",
-                pickle::detail::shown(entries_[i].name), "\"");
+                shown(entries_[i].name), "\"");
 }
 
 const TorchEntry* TorchFile::find(std::string_view name) const {

@@ -5,6 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/words.h"
 #include "levin/io/weights/pickle_nodes.h"
 #include "levin/io/weights/torch_pickle.h"
 #include "levin/io/weights/torch_storages.h"
@@ -42,8 +43,8 @@ class LegacyStorages : public TorchStorages {
   }
   void read(const std::string& storage, uint64_t begin, std::span<std::byte> into) const override {
     LEVIN_CHECK(begin <= bytes(storage) && into.size() <= bytes(storage) - begin, "[torch_file] \"", path().string(),
-                "\": storage \"", pickle::detail::shown(storage), "\" has ", bytes(storage), " bytes; asked for ",
-                into.size(), " from ", begin, " on");
+                "\": storage \"", shown(storage), "\" has ", bytes(storage), " bytes; asked for ", into.size(),
+                " from ", begin, " on");
     file.read(places.at(storage).offset + begin, into);
   }
   void verify(const std::string&) const override {}
@@ -107,11 +108,11 @@ class LegacyParser {
   uint64_t declare(const std::string& key, uint64_t elements, uint64_t width) {
     uint64_t bytes = 0;
     LEVIN_CHECK(!__builtin_mul_overflow(elements, width, &bytes) && bytes <= storages_.file.size(),
-                "[pickle] storage \"", pickle::detail::shown(key), "\" is said to have ", elements, " elements of ",
-                width, " bytes; the file has ", storages_.file.size(), " bytes");
+                "[pickle] storage \"", shown(key), "\" is said to have ", elements, " elements of ", width,
+                " bytes; the file has ", storages_.file.size(), " bytes");
     const auto [found, fresh] = storages_.places.emplace(key, LegacyStorage{0, elements, width});
     LEVIN_CHECK(fresh || (found->second.elements == elements && found->second.width == width), "[pickle] storage \"",
-                pickle::detail::shown(key), "\" is said to have two sizes");
+                shown(key), "\" is said to have two sizes");
     return bytes;
   }
 
@@ -127,7 +128,7 @@ class LegacyParser {
       auto& storage = found->second;
       uint64_t elements = 0;
       const auto size = storages_.file.size();
-      const auto name = pickle::detail::shown(key.text());
+      const auto name = shown(key.text());
       LEVIN_CHECK(size - at_ >= sizeof(elements), "[torch_file] \"", where_,
                   "\" is truncated: it ends before storage \"", name, "\"");
       storages_.file.read(at_, std::as_writable_bytes(std::span(&elements, 1)));
@@ -141,8 +142,7 @@ class LegacyParser {
       at_ = storage.offset + bytes;
     }
     for (const auto& [key, storage] : storages_.places)
-      LEVIN_CHECK(storage.found, "[torch_file] \"", where_, "\" is damaged: it has no storage \"",
-                  pickle::detail::shown(key), "\"");
+      LEVIN_CHECK(storage.found, "[torch_file] \"", where_, "\" is damaged: it has no storage \"", shown(key), "\"");
     LEVIN_CHECK(at_ == storages_.file.size(), "[torch_file] \"", where_, "\" has ", storages_.file.size() - at_,
                 " bytes after its end");
   }

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/weights/pickle_nodes.h"
 
 namespace levin::detail {
@@ -79,13 +80,12 @@ Value make_storage(const Value& id, const StorageBytes& storage_bytes) {
     width = c10::elementSize(storage->type);
   }
   const auto count = id.items()[4].integer();
-  LEVIN_CHECK(count >= 0, "[pickle] storage \"", pickle::detail::shown(storage->key), "\" is said to have ", count,
-              " elements");
+  LEVIN_CHECK(count >= 0, "[pickle] storage \"", shown(storage->key), "\" is said to have ", count, " elements");
   const auto bytes = storage_bytes(storage->key, static_cast<uint64_t>(count), width);
   uint64_t declared = 0;
   LEVIN_CHECK(!__builtin_mul_overflow(static_cast<uint64_t>(count), width, &declared) && declared == bytes,
-              "[pickle] storage \"", pickle::detail::shown(storage->key), "\" is said to have ", count, " elements of ",
-              width, " bytes; its record has ", bytes, " bytes");
+              "[pickle] storage \"", shown(storage->key), "\" is said to have ", count, " elements of ", width,
+              " bytes; its record has ", bytes, " bytes");
   storage->end = count;
   if (id.items().size() == 6 && !id.items()[5].is_none()) {
     const auto& view = id.items()[5];
@@ -95,7 +95,7 @@ Value make_storage(const Value& id, const StorageBytes& storage_bytes) {
     const auto elements = view.items()[2].integer();
     LEVIN_CHECK(storage->begin >= 0 && elements >= 0 && storage->begin <= count && elements <= count - storage->begin,
                 "[pickle] a view of ", elements, " elements from ", storage->begin, " on of storage \"",
-                pickle::detail::shown(storage->key), "\", which has ", count);
+                shown(storage->key), "\", which has ", count);
     storage->end = storage->begin + elements;
   }
   storage->end_bytes = static_cast<uint64_t>(storage->end) * width;
@@ -130,7 +130,7 @@ void check_place(const TorchEntry& entry, uint64_t storage_bytes) {
   }
   LEVIN_CHECK(!overflow, "[pickle] the size of a tensor overflows");
   LEVIN_CHECK(empty ? entry.offset <= elements : last < elements, "[pickle] a tensor reaches element ", last,
-              " of storage \"", pickle::detail::shown(entry.storage), "\", which has ", elements);
+              " of storage \"", shown(entry.storage), "\", which has ", elements);
   LEVIN_CHECK(empty || count <= std::max(elements, kMostRepeatedElements), "[pickle] a tensor of ", count,
               " elements repeats a storage of ", elements);
 }
@@ -247,7 +247,7 @@ std::optional<std::string> plain_text(const Value& value) {
       return fmt::format("{}", value.real());
     case Kind::text:
     case Kind::bytes:
-      return pickle::detail::shown(value.text());
+      return shown(value.text());
     default:
       return std::nullopt;
   }
@@ -259,7 +259,7 @@ void NamespaceObject::build(const Value& state) {
   for (const auto& [key, value] : state.pairs()) {
     const auto text = plain_text(value);
     if (!is_name(key) || !text) continue;
-    const auto [found, fresh] = values.emplace(pickle::detail::shown(key.text()), *text);
+    const auto [found, fresh] = values.emplace(shown(key.text()), *text);
     if (fresh) size += found->first.size() + found->second.size();
   }
 }

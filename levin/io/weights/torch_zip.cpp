@@ -1,4 +1,5 @@
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/weights/pickle_nodes.h"
 #include "levin/io/weights/torch_pickle.h"
 #include "levin/io/weights/torch_storages.h"
@@ -65,8 +66,8 @@ TorchContent open_torch_zip(const fs::path& path) {
   TorchContent content{.storages = storages};
   if (const auto* order = zip.find(prefix + "byteorder")) {
     const auto text = zip.read(*order, 16);
-    LEVIN_CHECK(text == "little" || text == "big", "[torch_file] \"", where, "\" has the byte order \"",
-                pickle::detail::shown(text), "\"; little and big are known");
+    LEVIN_CHECK(text == "little" || text == "big", "[torch_file] \"", where, "\" has the byte order \"", shown(text),
+                "\"; little and big are known");
     content.swapped = text == "big";
   }
   const auto& data = zip.at(prefix + "data.pkl");
@@ -75,7 +76,7 @@ TorchContent open_torch_zip(const fs::path& path) {
               "\" is damaged: the checksum of data.pkl differs");
   const auto record_bytes = [&](const std::string& key, uint64_t, uint64_t) {
     const auto* entry = zip.find(prefix + "data/" + key);
-    LEVIN_CHECK(entry, "[pickle] storage \"", pickle::detail::shown(key), "\" is not in the archive");
+    LEVIN_CHECK(entry, "[pickle] storage \"", shown(key), "\" is not in the archive");
     return entry->bytes;
   };
   content.whole = load_torch_pickle(std::as_bytes(std::span(bytes)), record_bytes, where);

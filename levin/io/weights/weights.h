@@ -13,6 +13,10 @@
 
 namespace levin {
 
+namespace detail {
+class OpenWeights;
+}
+
 /// One tensor of a weight file.
 struct WeightEntry {
   std::string name;
@@ -22,12 +26,14 @@ struct WeightEntry {
   c10::ScalarType type = c10::ScalarType::Undefined;
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
+  /// Another name of a tensor that the file keeps once.
+  bool is_alias = false;
 
   int64_t numel() const;
 };
 
 struct WeightOptions {
-  /// Which part of a file of torch.save to take ("state_dict"), by itself or by name; see TorchFileOptions. Empty: all
+  /// The part of a file of torch.save to take, such as "state_dict"; "auto" finds it (see TorchFileOptions). Empty: all
   /// of the file, with its names as they are.
   std::string root = "auto";
   /// Takes "module." from the names of a file of torch.save where all of them have it: DistributedDataParallel and
@@ -58,30 +64,28 @@ class WeightFile {
   /// Several at once: tensors that share memory in the file (tied weights) share it here. So do those that
   /// safetensors.torch.save_model has left out: it names them in the metadata.
   NamedTensors read(const std::vector<std::string>& names) const;
+  /// Into a contiguous CPU tensor of that shape and dtype.
+  void read_into(std::string_view name, Tensor& into) const;
+  /// The same for rows of the first dimension from `first` on, as many as `into` has.
+  void read_rows(std::string_view name, int64_t first, Tensor& into) const;
 
-  /// "safetensors" or "torch".
-  const std::string& format() const { return format_; }
+  /// The name of a format (weight_formats.h): "safetensors", "torch".
+  std::string_view format() const { return format_; }
   const std::filesystem::path& path() const { return path_; }
   /// The files that hold the tensors.
-  const std::vector<std::filesystem::path>& files() const { return files_; }
+  const std::vector<std::filesystem::path>& files() const;
   /// What a file says about itself: the metadata of safetensors, the plain values at the top of a torch file.
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  const std::map<std::string, std::string>& metadata() const;
   /// The part of a torch file that was taken; empty for all of it.
-  const std::string& root() const { return root_; }
+  const std::string& root() const;
   /// What was taken from the beginning of all names: "module." or nothing.
-  const std::string& stripped() const { return stripped_; }
+  const std::string& stripped() const;
   uint64_t bytes() const;
-
-  class Source;
 
  private:
   std::filesystem::path path_;
-  std::string format_;
-  std::string root_;
-  std::string stripped_;
-  std::vector<std::filesystem::path> files_;
-  std::map<std::string, std::string> metadata_;
-  std::shared_ptr<const Source> source_;
+  std::string_view format_;
+  std::shared_ptr<const detail::OpenWeights> open_;
   std::vector<WeightEntry> entries_;
   std::unordered_map<std::string_view, size_t> index_;
 };

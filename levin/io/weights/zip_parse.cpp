@@ -3,6 +3,7 @@
 #include <unordered_set>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/weights/zip_file.h"
 #include "levin/io/weights/zip_format.h"
 
@@ -29,12 +30,6 @@ struct ZipRecord {
   uint32_t size32 = 0;
 };
 
-std::string zip_shown(std::string_view name) {
-  std::string shown;
-  for (const char c : name.substr(0, 120)) shown += c >= ' ' && c <= '~' ? c : '?';
-  return shown;
-}
-
 bool leads_outside(std::string_view name) {
   if (name.empty() || name.front() == '/' || name.find_first_of(std::string_view("\\\0", 2)) != name.npos) return true;
   if (name.size() > 1 && name[1] == ':') return true;
@@ -59,7 +54,7 @@ class ZipParser {
     std::vector<ZipEntry> entries;
     uint64_t free_from = 0;
     for (auto& record : records) {
-      if (record.header < free_from) refuse("\"", zip_shown(record.entry.name), "\" overlaps the file before it");
+      if (record.header < free_from) refuse("\"", shown(record.entry.name), "\" overlaps the file before it");
       check_local(record);
       free_from = record.entry.offset + record.entry.bytes;
       entries.push_back(std::move(record.entry));
@@ -151,7 +146,7 @@ class ZipParser {
       const auto entry = std::string_view(text).substr(at, whole);
       records.push_back(read_central(entry, name_bytes, extra_bytes));
       const auto& name = records.back().entry.name;
-      if (!names.insert(name).second) refuse("the name \"", zip_shown(name), "\" stands twice");
+      if (!names.insert(name).second) refuse("the name \"", shown(name), "\" stands twice");
       at += whole;
     }
     if (at != text.size()) refuse("its directory is longer than its entries");
@@ -162,13 +157,13 @@ class ZipParser {
     ZipRecord record;
     auto& entry = record.entry;
     entry.name = text.substr(kZipCentralBytes, name_bytes);
-    const auto shown = zip_shown(entry.name);
-    if (leads_outside(entry.name)) refuse("the name \"", shown, "\" leads out of the archive");
+    const auto name = shown(entry.name);
+    if (leads_outside(entry.name)) refuse("the name \"", name, "\" leads out of the archive");
     if (check_name_) check_name_(entry.name);
     record.flags = zip_number<uint16_t>(text, 8);
-    if ((record.flags & 0x2041) != 0) refuse("\"", shown, "\" is encrypted, which cannot be read");
+    if ((record.flags & 0x2041) != 0) refuse("\"", name, "\" is encrypted, which cannot be read");
     const auto method = zip_number<uint16_t>(text, 10);
-    if (method != 0) refuse("\"", shown, "\" is compressed (method ", method, "); only stored files are read");
+    if (method != 0) refuse("\"", name, "\" is compressed (method ", method, "); only stored files are read");
     entry.crc = zip_number<uint32_t>(text, 16);
     uint64_t packed = zip_number<uint32_t>(text, 20);
     entry.bytes = zip_number<uint32_t>(text, 24);
@@ -180,12 +175,12 @@ class ZipParser {
       const auto kind = zip_number<uint16_t>(extra, at);
       const size_t length = zip_number<uint16_t>(extra, at + 2);
       at += 4;
-      if (length > extra.size() - at) refuse("\"", shown, "\" has a damaged extra field");
+      if (length > extra.size() - at) refuse("\"", name, "\" has a damaged extra field");
       if (kind == kZip64Extra) {
         auto field = extra.substr(at, length);
         const auto widen = [&](uint64_t& value, uint64_t mark) {
           if (value != mark) return;
-          if (field.size() < 8) refuse("\"", shown, "\" has a damaged zip64 field");
+          if (field.size() < 8) refuse("\"", name, "\" has a damaged zip64 field");
           value = zip_number<uint64_t>(field, 0);
           field.remove_prefix(8);
         };
@@ -195,31 +190,30 @@ class ZipParser {
       }
       at += length;
     }
-    if (disk != 0) refuse("\"", shown, "\" lies on another disk of a split archive");
-    if (packed != entry.bytes) refuse("\"", shown, "\" is stored, yet its two sizes differ");
+    if (disk != 0) refuse("\"", name, "\" lies on another disk of a split archive");
+    if (packed != entry.bytes) refuse("\"", name, "\" is stored, yet its two sizes differ");
     return record;
   }
 
   void check_local(ZipRecord& record) const {
     auto& entry = record.entry;
-    const auto shown = zip_shown(entry.name);
+    const auto name = shown(entry.name);
     const auto limit = directory_.offset;
-    if (record.header > limit || limit - record.header < kZipLocalBytes)
-      refuse("\"", shown, "\" lies beyond its files");
+    if (record.header > limit || limit - record.header < kZipLocalBytes) refuse("\"", name, "\" lies beyond its files");
     const auto local = bytes(record.header, kZipLocalBytes);
-    if (zip_number<uint32_t>(local, 0) != kZipLocal) refuse("\"", shown, "\" does not lie where the directory says");
+    if (zip_number<uint32_t>(local, 0) != kZipLocal) refuse("\"", name, "\" does not lie where the directory says");
     const uint64_t name_bytes = zip_number<uint16_t>(local, 26);
     const uint64_t extra_bytes = zip_number<uint16_t>(local, 28);
     const auto head = kZipLocalBytes + name_bytes + extra_bytes;
     if (head > limit - record.header || entry.bytes > limit - record.header - head)
-      refuse("\"", shown, "\" ends after the archive's files: ", entry.bytes, " bytes are announced");
+      refuse("\"", name, "\" ends after the archive's files: ", entry.bytes, " bytes are announced");
     const bool described_after = (zip_number<uint16_t>(local, 6) & 8) != 0;
     const auto size = zip_number<uint32_t>(local, 22);
     const bool same_size = size == record.size32 || size == kZipFull32 || (described_after && size == 0);
     const auto crc = zip_number<uint32_t>(local, 14);
     if (name_bytes != entry.name.size() || bytes(record.header + kZipLocalBytes, name_bytes) != entry.name ||
         zip_number<uint16_t>(local, 8) != 0 || !same_size || (crc != entry.crc && !(described_after && crc == 0)))
-      refuse("\"", shown, "\" is described otherwise at its data than in the directory");
+      refuse("\"", name, "\" is described otherwise at its data than in the directory");
     entry.offset = record.header + head;
   }
 

@@ -13,7 +13,7 @@
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/io/weights/torch_file.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "levin/checkpoint/reader.h"
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/io/weights/weights.h"
 
 namespace levin::cli {

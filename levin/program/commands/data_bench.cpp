@@ -10,7 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
 #include "levin/data/image_dataset.h"
 #include "levin/data/loader.h"
@@ -239,7 +239,7 @@ int bench(const std::vector<std::string>& words) {
                   .c_str());
     for (const auto& bar : plot.bars) std::puts(fmt::format("  {:<10}{}", bar.label, bar.text).c_str());
   }
-  if (!flags.plot.empty()) write_plot(flags.plot, plot);
+  if (!flags.plot.empty()) write_drawing(flags.plot, picture_of(plot));
   return 0;
 }
 

@@ -6,6 +6,7 @@
 
 #include "levin/checkpoint/reader.h"
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/models/naming.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/inspect_table.h"
@@ -40,7 +41,7 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
     out += fmt::format("names without \"{}\", which all of them have (--root \"\" for all of the file)\n",
                        file.stripped());
   for (const auto& [name, value] : file.metadata())
-    out += fmt::format("{}: {}\n", inspect_text(name), inspect_text(value.substr(0, 200)));
+    out += fmt::format("{}: {}\n", printable(name), printable(value.substr(0, 200)));
   std::fputs(out.c_str(), stdout);
 }
 

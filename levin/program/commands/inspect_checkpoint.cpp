@@ -105,7 +105,7 @@ std::string value_text(const StateValue& value) {
   return std::visit(
       []<class T>(const T& v) -> std::string {
         if constexpr (std::same_as<T, std::string>)
-          return inspect_text(std::string_view(v).substr(0, 200));
+          return printable(std::string_view(v).substr(0, 200));
         else if constexpr (std::same_as<T, bool> || std::same_as<T, int64_t> || std::same_as<T, double>)
           return fmt::format("{}", v);
         else
@@ -125,7 +125,7 @@ std::string key_text(const StateValue& value) {
     text = fmt::format("{} {} with {} numbers in {}", contents.tensors, contents.tensors == 1 ? "tensor" : "tensors",
                        format_count(contents.numbers), format_bytes(contents.bytes));
   if (contents.stepped_params > 0)
-    text += fmt::format(": {} of {} parameters", inspect_text(join(contents.slots)), contents.stepped_params);
+    text += fmt::format(": {} of {} parameters", printable(join(contents.slots)), contents.stepped_params);
   else if (contents.tensors == 0 || contents.values > 0)
     text +=
         fmt::format("{}{} {}", text.empty() ? "" : ", ", contents.values, contents.values == 1 ? "value" : "values");
@@ -150,7 +150,7 @@ std::string saved_text(const detail::Manifest& manifest) {
   const auto seconds = std::isfinite(manifest.saved_at) ? std::clamp(manifest.saved_at, 0.0, 2.5e11) : 0.0;
   return fmt::format("saved by {} {} at {:%Y-%m-%d %H:%M:%S} UTC (Levin {}, torch {})", manifest.world_size,
                      manifest.world_size == 1 ? "process" : "ranks", fmt::gmtime(static_cast<std::time_t>(seconds)),
-                     inspect_text(manifest.levin), inspect_text(manifest.torch));
+                     printable(manifest.levin), printable(manifest.torch));
 }
 
 void print_checkpoint(const CheckpointReader& reader, const std::vector<InspectRow>& rows,
@@ -167,13 +167,13 @@ void print_checkpoint(const CheckpointReader& reader, const std::vector<InspectR
   for (const auto& file : files) width = std::max(width, file.name.size());
   out += fmt::format("\n{:<{}}  {:>9}  tensors\n", "file", width, "bytes");
   for (const auto& file : files)
-    out += fmt::format("{:<{}}  {:>9}  {}\n", inspect_text(file.name), width,
+    out += fmt::format("{:<{}}  {:>9}  {}\n", printable(file.name), width,
                        format_bytes(static_cast<double>(file.bytes)), counts[file.name]);
   out += fmt::format("\n{}, {} files of a {} checkpoint\n{}\n", total_text(rows), manifest.files.size(),
                      reader.sharded() ? "divided" : "whole", saved_text(manifest));
   std::map<std::string, Tensor> described;
   for (const auto& key : keys)
-    out += fmt::format("{}: {}\n", inspect_text(key), key_text(reader.describe(key, described)));
+    out += fmt::format("{}: {}\n", printable(key), key_text(reader.describe(key, described)));
   out += flags.has("--verify") ? "all checksums are right\n"
                                : "sizes and headers are right; checksums of the data were not compared (--verify)\n";
   std::fputs(out.c_str(), stdout);

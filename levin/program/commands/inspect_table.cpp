@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
 
 namespace levin::cli {
@@ -30,12 +30,6 @@ std::optional<WeightStats> stats_of(const Tensor& tensor) {
   stats.min = numbers.min().item<double>();
   stats.max = numbers.max().item<double>();
   return stats;
-}
-
-std::string inspect_text(std::string_view text) {
-  std::string result;
-  for (const char c : text) result += static_cast<unsigned char>(c) < ' ' || c == 0x7f ? '?' : c;
-  return result;
 }
 
 std::vector<InspectRow> choose_rows(std::vector<InspectRow> rows, const WeightFlags& flags) {
@@ -73,14 +67,14 @@ std::string table_text(const std::vector<InspectRow>& rows, bool with_stats) {
   if (held) out += "  in";
   out += '\n';
   for (const auto& [entry, holders, stats] : rows) {
-    out += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", inspect_text(entry.name), name_width, entry.dtype, dtype_width,
+    out += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>9}", printable(entry.name), name_width, entry.dtype, dtype_width,
                        inspect_shape(entry), shape_width, format_bytes(static_cast<double>(entry.bytes)));
     if (stats)
       out += fmt::format("  {:>10.4g}  {:>10.4g}  {:>10.4g}  {:>10.4g}  {:>5}", stats->mean, stats->std, stats->min,
                          stats->max, stats->nan);
     else if (with_stats && held)
       out += fmt::format("  {:>10}  {:>10}  {:>10}  {:>10}  {:>5}", "", "", "", "", "");
-    if (held) out += "  " + inspect_text(holders);
+    if (held) out += "  " + printable(holders);
     out += '\n';
   }
   return out;

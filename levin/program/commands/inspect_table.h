@@ -35,8 +35,6 @@ void add_stats(std::vector<InspectRow>& rows, const std::function<Tensor(const s
 std::string table_text(const std::vector<InspectRow>& rows, bool with_stats);
 /// "3 tensors with 1.2k numbers in 4.8 kB"
 std::string total_text(const std::vector<InspectRow>& rows);
-/// Names come from files: what a terminal would obey is not printed.
-std::string inspect_text(std::string_view text);
 
 /// `levin inspect FOLDER` of a checkpoint.
 int inspect_checkpoint(const WeightFlags& flags);

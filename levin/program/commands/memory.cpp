@@ -321,7 +321,7 @@ int memory(const std::vector<std::string>& words, const Args&) {
       const auto peak = static_cast<double>(row.estimate.device_peak);
       plot.bars.push_back({row.label, peak, format_bytes(peak)});
     }
-    write_plot(flags.plot, plot);
+    write_drawing(flags.plot, picture_of(plot));
   }
   if (!flags.timeline.empty())
     write_drawing(flags.timeline, picture_of(rows.back().estimate.timeline, nullptr,

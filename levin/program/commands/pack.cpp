@@ -8,8 +8,9 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
+#include "levin/io/images/image_codec.h"
 #include "levin/io/records/record_formats.h"
 #include "levin/io/records/records.h"
 #include "levin/program/command.h"
@@ -43,7 +44,9 @@ bool parse_pack(const std::vector<std::string>& words, PackFlags& flags) {
   app.add_option("--shard-bytes", flags.shard_bytes, "a new file after so many bytes")->type_name("N");
   app.add_option("--workers", flags.workers, "threads that read, decode and encode (one for each core)")
       ->type_name("N");
-  app.add_option("--reencode", flags.images.reencode, "images as png, jpeg or raw pixels")->type_name("KIND");
+  app.add_option("--reencode", flags.images.reencode,
+                 "images as " + join(detail::written_image_kinds()) + " or raw pixels")
+      ->type_name("KIND");
   app.add_option("--resize", flags.images.resize, "pixels of the shorter side of each image")->type_name("N");
   app.add_option("--quality", flags.images.quality, "of JPEG, 1 to 100 (95)")->type_name("N");
   app.add_flag("--overwrite", flags.overwrite, "replace what stands at DST");
@@ -51,7 +54,8 @@ bool parse_pack(const std::vector<std::string>& words, PackFlags& flags) {
 
   LEVIN_CHECK(!flags.source.empty() && !flags.destination.empty(),
               "[levin pack] name what to read and what to write: levin pack SRC DST");
-  const std::vector<std::string> kinds{"png", "jpeg", "raw"};
+  auto kinds = detail::written_image_kinds();
+  kinds.emplace_back("raw");
   if (!flags.images.reencode.empty() && std::find(kinds.begin(), kinds.end(), flags.images.reencode) == kinds.end())
     fail_unknown("levin pack", "--reencode", flags.images.reencode, kinds);
   const std::vector<std::string> parts{"train", "test"};
@@ -75,8 +79,8 @@ void check_apart(const PackFlags& flags) {
   const auto source = fs::weakly_canonical(flags.source, error);
   const auto destination = fs::weakly_canonical(flags.destination, error);
   const auto end = std::mismatch(destination.begin(), destination.end(), source.begin(), source.end()).first;
-  LEVIN_CHECK(source != destination && (end != destination.end() || flags.images.format != "folder"), "[levin pack] \"",
-              flags.source, "\" is, or is in, \"", flags.destination, "\", which would be replaced");
+  LEVIN_CHECK(source != destination && (end != destination.end() || !flags.images.format->replaces_folder),
+              "[levin pack] \"", flags.source, "\" is, or is in, \"", flags.destination, "\", which would be replaced");
 }
 
 }  // namespace
@@ -89,13 +93,13 @@ int pack(const std::vector<std::string>& words, const Args&) {
       open_records(flags.source, {.format = flags.from, .split = flags.split, .database = flags.database});
   const int64_t count = source->size();
   LEVIN_CHECK(count > 0, "[levin pack] \"", flags.source, "\" has no records");
-  flags.images.format = detail::format_to_write(flags.destination, flags.to);
+  flags.images.format = &detail::format_to_write(flags.destination, flags.to);
   check_apart(flags);
   check_packable(source->read(0), flags.images, std::string(source->format()));
 
   const detail::SignalFlags signals(false);
   at::set_num_threads(1);  // the workers are the parallelism
-  const auto writer = create_records(flags.destination, {.format = flags.images.format,
+  const auto writer = create_records(flags.destination, {.format = std::string(flags.images.format->name),
                                                          .classes = source->classes(),
                                                          .shard_records = flags.shard_records,
                                                          .shard_bytes = flags.shard_bytes,
@@ -114,7 +118,7 @@ int pack(const std::vector<std::string>& words, const Args&) {
   });
   uint64_t bytes = 0;
   {
-    ProgressBar bar(fmt::format("{} to {}", source->format(), flags.images.format), count, {.unit = "rec"});
+    ProgressBar bar(fmt::format("{} to {}", source->format(), flags.images.format->name), count, {.unit = "rec"});
     for (int64_t i = 0; i < count; ++i) {
       if (const int signal = detail::SignalFlags::pending(); signal != 0) {
         bar.discard();
@@ -131,7 +135,7 @@ int pack(const std::vector<std::string>& words, const Args&) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::puts(fmt::format("{}: {} records, {} in {:.1f} s ({} to {})", flags.destination, count,
                         format_bytes(static_cast<double>(bytes)), seconds.count(), source->format(),
-                        flags.images.format)
+                        flags.images.format->name)
                 .c_str());
   return 0;
 }

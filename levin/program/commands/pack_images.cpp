@@ -1,8 +1,5 @@
 #include "levin/program/commands/pack_images.h"
 
-#include <algorithm>
-#include <set>
-
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/data/image_dataset.h"
@@ -14,17 +11,6 @@
 namespace levin::cli {
 namespace {
 
-bool holds_images_alone(const std::string& format) {
-  static const std::set<std::string> formats{"folder", "cifar10", "cifar100", "idx"};
-  return formats.contains(format);
-}
-
-/// Formats whose images are pixels.
-bool holds_pixels_alone(const std::string& format) {
-  static const std::set<std::string> formats{"cifar10", "cifar100", "idx"};
-  return formats.contains(format);
-}
-
 std::string_view kind_of(std::string_view bytes) {
   const auto* codec = detail::image_codec_of(bytes);
   return codec ? codec->name : "";
@@ -33,28 +19,28 @@ std::string_view kind_of(std::string_view bytes) {
 /// What the images are to be: a kind of image files, or "raw".
 std::string wanted_kind(const FieldValue& image, const PackImages& images) {
   if (!images.reencode.empty()) return images.reencode;
-  if (holds_pixels_alone(images.format)) return "raw";
+  if (!images.format->holds_encoded) return "raw";
   if (const auto* bytes = std::get_if<std::string>(&image)) return std::string(kind_of(*bytes));
-  return images.format == "hdf5" ? "raw" : "png";
+  return images.format->prefers_raw ? "raw" : "png";
 }
 
 }  // namespace
 
 void check_packable(const Record& first, const PackImages& images, const std::string& from) {
-  const bool has_image = first.find("image") != nullptr, has_text = first.find("text") != nullptr;
+  const auto& format = *images.format;
+  const bool has_image = first.find("image") != nullptr;
   std::vector<std::string> fields;
   for (const auto& field : first.fields) fields.push_back(field.first);
-  LEVIN_CHECK(has_image || !holds_images_alone(images.format), "[levin pack] the records of ", from, " have ",
-              join(fields), " and no image; ", images.format, " holds images alone");
-  LEVIN_CHECK(has_text || images.format != "text", "[levin pack] the records of ", from, " have ", join(fields),
-              " and no text; a text file holds text alone");
+  LEVIN_CHECK(format.only.empty() || first.find(format.only), "[levin pack] the records of ", from, " have ",
+              join(fields), " and no ", format.only, "; ", format.name, " holds ",
+              format.only == "image" ? "images" : format.only, " alone");
   LEVIN_CHECK(has_image || (images.reencode.empty() && images.resize == 0), "[levin pack] the records of ", from,
               " have ", join(fields), " and no image; there is nothing to ",
               images.resize > 0 ? "resize" : "encode anew");
-  LEVIN_CHECK(images.reencode != "raw" || (images.format != "folder" && images.format != "csv"),
-              "[levin pack] --reencode raw: ", images.format, " holds encoded images alone (png, jpeg)");
-  LEVIN_CHECK((images.reencode != "png" && images.reencode != "jpeg") || !holds_pixels_alone(images.format),
-              "[levin pack] --reencode ", images.reencode, ": ", images.format, " holds raw pixels alone");
+  LEVIN_CHECK(images.reencode != "raw" || format.holds_raw, "[levin pack] --reencode raw: ", format.name,
+              " holds encoded images alone (", join(detail::written_image_kinds()), ")");
+  LEVIN_CHECK(images.reencode.empty() || images.reencode == "raw" || format.holds_encoded, "[levin pack] --reencode ",
+              images.reencode, ": ", format.name, " holds raw pixels alone");
 }
 
 void prepare_image(Record& record, const PackImages& images) {
@@ -64,8 +50,7 @@ void prepare_image(Record& record, const PackImages& images) {
   const auto* bytes = std::get_if<std::string>(value);
   const bool as_it_is = images.resize == 0 && (bytes ? kind == kind_of(*bytes) : kind == "raw");
   if (as_it_is) return;
-  const auto mode = images.format.starts_with("cifar") ? ImageMode::kRgb : ImageMode::kUnchanged;
-  Tensor pixels = detail::pixels_of(record, "levin pack", mode).permute({2, 0, 1});
+  Tensor pixels = detail::pixels_of(record, "levin pack", images.format->mode).permute({2, 0, 1});
   if (images.resize > 0) {
     const auto size = transforms::resized_size(pixels.size(1), pixels.size(2), transforms::Size(images.resize));
     pixels = transforms::resize(pixels, size.height, size.width);
@@ -74,11 +59,11 @@ void prepare_image(Record& record, const PackImages& images) {
     record.set("image", pixels.permute({1, 2, 0}).contiguous());
     return;
   }
-  const auto& codecs = detail::image_codecs();
-  LEVIN_CHECK(std::any_of(codecs.begin(), codecs.end(), [&](auto& one) { return one.name == kind && one.encode; }),
-              "images of the kind ", kind.empty() ? "of these bytes" : kind,
-              " are not written; --reencode png or --reencode jpeg says what they become");
-  if (kind == "jpeg") pixels = detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
+  const auto* codec = detail::find_image_codec(kind);
+  LEVIN_CHECK(codec && codec->encode, "images of the kind ", kind.empty() ? "of these bytes" : kind,
+              " are not written; --reencode ", join(detail::written_image_kinds(), " or --reencode "),
+              " says what they become");
+  if (!codec->has_alpha) pixels = detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
   record.set("image", encode_image(pixels, {.format = kind, .quality = images.quality}));
 }
 

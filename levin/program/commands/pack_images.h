@@ -3,20 +3,21 @@
 #include <cstdint>
 #include <string>
 
-#include "levin/io/records/records.h"
+#include "levin/io/records/record_formats.h"
 
 namespace levin::cli {
 
 /// What becomes of the images on the way from one file to another.
 struct PackImages {
-  /// "png", "jpeg" or "raw"; empty: as they are, where the format that is written can hold it.
+  /// A kind of images that is written (image_codec.h: "png", "jpeg") or "raw"; empty: as they are, where the format
+  /// that is written can hold it.
   std::string reencode = {};
   /// The shorter side; 0: as it is.
   int64_t resize = 0;
   /// Of JPEG.
   int quality = 95;
   /// What is written.
-  std::string format = {};
+  const detail::RecordFormat* format = nullptr;
 };
 
 /// An Error in one line when records like this one cannot be written in that format.

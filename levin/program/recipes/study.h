@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "levin/cli/train_program.h"
-#include "levin/program/recipes/curves.h"
+#include "levin/plots/curves.h"
 #include "levin/program/recipes/images.h"
 
 namespace levin::cli {

@@ -13,9 +13,9 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/host.h"
 #include "levin/core/words.h"
 #include "levin/devices/host_memory.h"
 #include "levin/distributed/single.h"
@@ -57,12 +57,6 @@ struct Owners {
     if (is_unit) chain.pop_back();
   }
 };
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  ::gethostname(name.data(), name.size() - 1);
-  return name.data();
-}
 
 /// Ranks of one node, which must be neighbours and as many on each.
 int ranks_per_node(Collective& group) {

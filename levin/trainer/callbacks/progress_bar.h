@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "levin/core/progress.h"
+#include "levin/core/progress_bar.h"
 #include "levin/trainer/callback.h"
 
 namespace levin {
@@ -34,7 +34,8 @@ struct TrainerProgressBarOptions {
 ///
 /// On a terminal one line, in which validation shows itself while it runs; the finished line of an epoch stays, with
 /// the metrics that were logged with `prog_bar`. Elsewhere a few plain lines. A batch costs a look at the clock:
-/// metrics are read from the device only when they are shown.
+/// metrics are read from the device only when they are shown. What the line looks like is in
+/// levin/core/progress_bar_style.h.
 class TrainerProgressBar : public Callback {
  public:
   explicit TrainerProgressBar(TrainerProgressBarOptions options = {});

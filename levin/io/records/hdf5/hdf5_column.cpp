@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 #include <hdf5.h>
 
+#include "levin/core/words.h"
 #include "levin/io/records/record_files.h"
 
 namespace levin::detail {

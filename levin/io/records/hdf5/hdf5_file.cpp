@@ -4,6 +4,8 @@
 
 #include <hdf5.h>
 
+#include "levin/core/words.h"
+
 namespace levin::detail {
 namespace {
 
@@ -35,9 +37,7 @@ std::string hdf5_reason() {
         return 0;
       },
       &reason);
-  for (char& c : reason)
-    if (static_cast<unsigned char>(c) < ' ') c = ' ';
-  return reason;
+  return printable(reason);
 }
 
 }  // namespace levin::detail

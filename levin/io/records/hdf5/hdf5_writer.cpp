@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <optional>
 
-#include <fcntl.h>
 #include <hdf5.h>
-#include <unistd.h>
 
+#include "levin/core/words.h"
 #include "levin/io/records/hdf5/hdf5_file.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/record_formats.h"
@@ -174,9 +173,9 @@ class Hdf5Rows {
 class Hdf5Writer : public RecordWriter {
  public:
   Hdf5Writer(const fs::path& path, const RecordWriterOptions& options) : path_(path) {
-    check_destination(path, options);
+    check_destination(path, OutputKind::kFile, options);
     join_classes(options.classes);  // refuses what is no name
-    place_ = pending_.add(path);
+    place_ = staged_.add(path);
     const Hdf5Lock lock;
     file_ = Hdf5Id(check_hdf5(::H5Fcreate(place_.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), path_, "create"),
                    ::H5Fclose);
@@ -212,12 +211,8 @@ class Hdf5Writer : public RecordWriter {
       check_hdf5(::H5Fflush(file_, H5F_SCOPE_LOCAL), path_, "write");
     }
     release();
-    const int fd = ::open(place_.c_str(), O_RDWR | O_CLOEXEC);
-    const bool synced = fd >= 0 && ::fsync(fd) == 0;
-    const int error = errno;
-    if (fd >= 0) ::close(fd);
-    if (!synced && error != EINVAL) fail_file("write", path_, error);
-    pending_.commit();
+    sync_file(place_);
+    staged_.commit();
   }
 
  private:
@@ -256,7 +251,7 @@ class Hdf5Writer : public RecordWriter {
   }
 
   fs::path path_, place_;
-  PendingFiles pending_;
+  StagedFiles staged_;
   Hdf5Id file_;
   bool open_ = true;
   std::optional<Hdf5Rows> keys_;

@@ -11,6 +11,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/words.h"
 #include "levin/io/images/image_codec.h"
 #include "levin/io/records/record_files.h"
 #include "levin/io/records/tfrecord/example.h"
@@ -165,7 +166,7 @@ std::string example_of_record(const Record& record) {
                 "\", which cannot be written");
     if (const auto* bytes = std::get_if<std::string>(&value)) {
       add_bytes(name == "image" ? kTfImage : std::string_view(name), *bytes);
-      const auto kind = name == "image" && !record.find(kTfFormat) ? image_kind(*bytes) : "";
+      const auto kind = name == "image" && !record.find(kTfFormat) ? image_extension(*bytes) : "";
       if (!kind.empty()) add_bytes(kTfFormat, text(tf_format(*bytes, kind)));
     } else if (const auto* ints = std::get_if<std::vector<int64_t>>(&value)) {
       features.push_back({name == "label" ? kTfLabel : std::string_view(name), *ints});

@@ -258,14 +258,24 @@ class TfRecordWriter : public RecordWriter {
   ShardWriter shards_;
 };
 
-}  // namespace
-
 std::unique_ptr<RecordReader> open_tfrecord(const Paths& paths, const RecordOptions& options) {
   return std::make_unique<TfRecordReader>(paths, options);
 }
 
 std::unique_ptr<RecordWriter> create_tfrecord(const fs::path& path, const RecordWriterOptions& options) {
   return std::make_unique<TfRecordWriter>(path, options);
+}
+
+}  // namespace
+
+RecordFormat tfrecord_format() {
+  return {.name = "tfrecord",
+          .ends = {".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrecord.zlib"},
+          .matches = is_tfrecord_head,
+          .open = open_tfrecord,
+          .create = create_tfrecord,
+          .many = true,
+          .many_in_folder = true};
 }
 
 }  // namespace levin::detail

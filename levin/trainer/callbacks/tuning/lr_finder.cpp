@@ -9,8 +9,8 @@
 #include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/plots/line_picture.h"
 #include "levin/plots/line_plot.h"
+#include "levin/plots/sparkline.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/train_module.h"
 
