@@ -7,7 +7,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/distributed/checks.h"
-#include "levin/strategies/ddp.h"
+#include "levin/strategies/module_states.h"
 
 namespace levin::detail {
 namespace {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "levin/strategies/gemini/memory_monitor.h"
-#include "levin/strategies/gemini/tensor_states.h"
 #include "levin/strategies/gemini/use_trace.h"
 #include "levin/strategies/sharding/residency.h"
 
@@ -22,14 +21,15 @@ PlacementPolicy placement_policy(const std::string& word);
 struct ChunkResidence {
   enum class Where : uint8_t { kAway, kComing, kHere };
   std::string name;
-  /// Of the whole chunk, and of what its parts arrive in, which is there until it is put together; 0: it comes into its
-  /// place.
+  /// Of the gathered chunk, and of what its shards are gathered into until it is put together from them; 0: they are
+  /// gathered in place.
   int64_t bytes = 0;
   int64_t arriving_bytes = 0;
-  /// Stays once it is here.
+  /// Stays gathered within a step.
   bool keep = false;
   Where where = Where::kAway;
-  ChunkStates states{1};
+  /// A unit computes with it: it cannot be evicted.
+  bool computing = false;
   int64_t last_use = -1;
 
   int64_t bytes_now() const {

@@ -14,6 +14,7 @@
 #include "levin/checkpoint/shards.h"
 #include "levin/distributed/collective.h"
 #include "levin/strategies/sharding/lanes.h"
+#include "levin/strategies/sharding/scheduled_group.h"
 
 namespace levin::detail {
 
@@ -71,29 +72,25 @@ Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
 ///
 /// All memory is taken and given back on the compute stream; other streams wait for it and are waited for. So what is
 /// in memory at one time does not depend on timing.
-class ShardGroup {
+class ShardGroup final : public ScheduledGroup {
  public:
-  enum class State : uint8_t { kSharded, kGathering, kGathered };
-
   /// Takes this rank's part of parameters that are whole on every rank (or deferred: they are made here), and gives the
   /// wholes up. `ranks` share the parts; `replicas` are the ranks that hold the same part. All parameters have one
   /// dtype.
   ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
              std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options);
-  ~ShardGroup();
+  ~ShardGroup() override;
   ShardGroup(const ShardGroup&) = delete;
   ShardGroup& operator=(const ShardGroup&) = delete;
 
   const std::string& name() const { return name_; }
   std::vector<ShardedParam>& params() { return params_; }
-  State state() const { return state_; }
   /// Bytes of the whole parameters in the dtype in which they are gathered, and of this rank's part as it is kept.
   int64_t full_bytes() const;
-  int64_t full_numel() const { return full_numel_; }
+  int64_t full_numel() const override { return full_numel_; }
   int64_t shard_bytes() const;
   const GroupOptions& options() const { return options_; }
-  /// Whether any parameter needs a gradient now.
-  bool trained() const;
+  bool trained() const override;
   /// One rank, on its device, in its dtype: the parts are the wholes, and nothing has to be done.
   bool whole() const { return whole_; }
   /// Nobody to communicate with.
@@ -107,12 +104,9 @@ class ShardGroup {
   /// gathered. What optimizers keep for it is to follow.
   void set_offload(bool offload);
 
-  /// Starts to bring the whole parameters together; returns at once.
-  void begin_gather();
-  /// They are there when this returns, as far as the compute stream is concerned.
-  void finish_gather();
-  /// Gives the memory of the whole parameters back, or keeps it for the next time.
-  void release(bool keep_memory = false);
+  void begin_gather() override;
+  void finish_gather() override;
+  void release(bool keep_memory = false) override;
   /// The whole parameters in memory are out of date.
   void mark_stale() { stale_ = true; }
   /// Whether the whole parameters take up memory now.
@@ -123,18 +117,12 @@ class ShardGroup {
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
   bool take_grads();
-  /// Takes the gradients of the whole parameters, sums them over the ranks and adds this rank's part to what is there.
-  void begin_reduce();
-  /// Whether the last pass has reduced, and how often the group is still to be used in it. Kept by the module.
-  struct Progress {
-    int computing = 0;
-    int to_come = 0;
-    bool used = false;
-    bool ready = false;
-    bool reduced = false;
-  } progress;
-  /// What was reduced is in place when this returns; in host memory only with `on_host`, for which the host waits.
-  void finish_reduce(bool on_host = false);
+  /// Sums the gradients of the full parameters over the ranks and adds this rank's shard to what is there.
+  void begin_reduce() override;
+  /// Gradients that go to host memory may still be on their way there.
+  void finish_reduce() override;
+  /// The host waits for them, too.
+  void finish_reduce_on_host();
   /// ... for a group in host memory, when its gradients have arrived there.
   void settle_host();
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
@@ -180,7 +168,6 @@ class ShardGroup {
   std::shared_ptr<Lanes> lanes_;
   GroupOptions options_;
   bool whole_ = false;
-  State state_ = State::kSharded;
   bool stale_ = true;
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
