@@ -119,8 +119,8 @@ class Account {
   void count_shards() {
     for (const auto& group : groups_) {
       const auto shard = rounded_on_device(group.shard * figures_.kept);
-      if (figures_.keeps_whole) estimate_.parameters += rounded(group.full * figures_.computed);
-      put(figures_.keeps_whole ? estimate_.optimizer : estimate_.parameters, shard, figures_.offload,
+      if (figures_.keeps_full) estimate_.parameters += rounded(group.full * figures_.computed);
+      put(figures_.keeps_full ? estimate_.optimizer : estimate_.parameters, shard, figures_.offload,
           layout_.parameters_on_disk);
       // Pages that are copied to the device are pinned, and in the dtype of the computation.
       if (figures_.offload && figures_.kept != figures_.computed) estimate_.host += group.shard * figures_.computed;

@@ -31,8 +31,8 @@ struct TrainingStep {
 using MakeTrainingStep = std::function<TrainingStep()>;
 
 /// How a strategy lays out state over that many ranks. By name or by its options, as levin/strategies/choice.h takes
-/// it; an unknown name is an Error with the nearest. With `offload`, the strategy of that name has as much state in host
-/// memory as it can.
+/// it; an unknown name is an Error with the nearest. With `offload`, the strategy of that name has as much state in
+/// host memory as it can.
 ///
 ///     state_layout("fsdp", 8);
 ///     state_layout(FsdpOptions{.sharding_strategy = "hybrid", .hybrid_size = 8}, 64);

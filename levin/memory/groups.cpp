@@ -19,7 +19,7 @@ void GroupLedger::give_to_gloo() {
 }
 
 MeteredGroup::MeteredGroup(GroupLedger& ledger, const GroupSizes& sizes)
-    : ledger_(ledger), sizes_(sizes), has_memory_(ledger.figures.keeps_whole) {}
+    : ledger_(ledger), sizes_(sizes), has_memory_(ledger.figures.keeps_full) {}
 
 void MeteredGroup::begin_step(bool stale) {
   stale_ = stale;

@@ -14,7 +14,7 @@ struct GroupFigures {
   int ranks = 1;
   int replicas = 1;
   /// Full parameters keep their memory between steps.
-  bool keeps_whole = false;
+  bool keeps_full = false;
   /// This rank's shards of parameters and gradients are in host memory.
   bool offload = false;
   /// Gradients are used, and freed, as they are reduced.

@@ -5,9 +5,8 @@
 namespace levin::detail {
 
 ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFigures& figures, const GroupPlan& plan,
-                                       const std::vector<GroupSizes>& sizes,
-                                       const std::vector<StepTrace::Mark>& marks, int accumulate,
-                                       std::function<void()> note)
+                                       const std::vector<GroupSizes>& sizes, const std::vector<StepTrace::Mark>& marks,
+                                       int accumulate, std::function<void()> note)
     : ledger_{.figures = figures, .note = [] {}} {
   Schedule::Groups groups;
   for (const auto& each : sizes) {
@@ -21,9 +20,9 @@ ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFig
   }
   const bool alone = figures.ranks * figures.replicas == 1;
   schedule_ = std::make_unique<Schedule>(groups, std::move(units), layout.make_residency(groups, plan),
-                                         ScheduleOptions{.keeps_whole = figures.keeps_whole,
+                                         ScheduleOptions{.keeps_full = figures.keeps_full,
                                                          .reduces_at_end = layout.reduces_at_end,
-                                                         .own_order = figures.keeps_whole && !alone,
+                                                         .own_order = figures.keeps_full && !alone,
                                                          .gathers_ahead = layout.gathers_ahead});
   // In the first step the schedule learns in which order groups are used. The second one counts.
   for (const auto& mark : marks) follow(mark);

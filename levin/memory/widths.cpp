@@ -32,7 +32,7 @@ GroupFigures group_figures(const StateLayout& layout, const PrecisionPlan& preci
   const auto widths = state_widths(layout, precision);
   return {.ranks = layout.ranks,
           .replicas = layout.replicas,
-          .keeps_whole = !layout.shards_parameters,
+          .keeps_full = !layout.shards_parameters,
           .offload = layout.parameters_on_host || layout.optimizer_on_host,
           .steps_in_backward = layout.optimizer_in_backward,
           .gloo = device == c10::kCPU,

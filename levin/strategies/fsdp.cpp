@@ -31,7 +31,7 @@ ShardingPlan plan_of(const FsdpOptions& options) {
   plan.units = options.auto_wrap_policy;
   plan.shard_size = kind == "none" ? 1 : options.hybrid_size;
   plan.hybrid_by_node = kind == "hybrid" && options.hybrid_size == 0;
-  plan.keeps_whole = kind == "none";
+  plan.keeps_full = kind == "none";
   plan.residency.releases_after_forward = options.reshard_after_forward.value_or(kind == "full" || kind == "hybrid");
   plan.residency.releases_after_backward = kind != "none";
   plan.residency.forward_prefetch = options.forward_prefetch;

@@ -36,7 +36,7 @@ struct StateLayout {
   bool master_weights = false;
   /// Gradients are in buckets that are always allocated (ddp).
   bool gradient_buckets = false;
-  /// With `keeps_whole` parameters (ZeRO 1 and 2): the next group is gathered while one computes.
+  /// Where parameters are not sharded (ZeRO 1 and 2): the next group is gathered while one computes.
   bool gathers_ahead = true;
   /// Copies of the sharded state: each rank has as much as it would with `ranks` in all (hybrid).
   int replicas = 1;
@@ -57,8 +57,8 @@ struct StateLayout {
   std::optional<UnitPolicy> checkpointing = {};
   bool offload_activations = false;
 
-  /// Where state is sharded: which parameters are gathered together (`units` is their number), and how long they stay.
-  /// The strategy itself uses the same two.
+  /// Where state is sharded: which parameters are gathered together (`units` is the number of units), and how long they
+  /// stay gathered.
   std::function<detail::GroupPlan(const std::vector<detail::GroupedParam>& params, size_t units)> plan_groups = {};
   std::function<std::unique_ptr<detail::Residency>(const std::vector<detail::ScheduledGroup*>& groups,
                                                    const detail::GroupPlan& plan)>

@@ -40,7 +40,7 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   ShardingPlan plan;
   plan.name = fmt::format("deepspeed_stage_{}", options.stage);
   plan.units = options.auto_wrap_policy;
-  plan.keeps_whole = options.stage < 3;
+  plan.keeps_full = options.stage < 3;
   plan.reduces_at_end = options.stage == 1;
   plan.grads_as_computed = options.stage < 3;
   plan.residency.releases_after_forward = options.stage == 3;

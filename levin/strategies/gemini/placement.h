@@ -39,8 +39,8 @@ struct ChunkResidence {
 
 struct PlacementOptions {
   PlacementPolicy policy = PlacementPolicy::kAuto;
-  /// Bytes of the device, and the shares of it that parameters may use in a step that is recorded, and that everything
-  /// may use later. For "auto" alone.
+  /// Bytes of the device, and the fractions of it that parameters may use in a step that is recorded, and that
+  /// everything may use later. For "auto" alone.
   int64_t capacity = 0;
   double warmup_model_ratio = 0.2;
   double steady_ratio = 0.9;
@@ -52,7 +52,7 @@ struct PlacementOptions {
   std::function<void(int64_t)> after_record = {};
 };
 
-/// Decides which chunks are whole on the device at what time.
+/// Decides which chunks are gathered on the device at what time.
 ///
 /// The first step of a kind (training, evaluation) is recorded: which chunks are used, one after the other, and with
 /// "auto" how much memory everything else takes meanwhile. From then on chunks are brought before their time, and when

@@ -19,25 +19,25 @@
 namespace levin::detail {
 
 /// A parameter that is spread over ranks. The user's tensor itself (`param`) alternates: between steps it is this
-/// rank's part; from forward to the end of backward it is the whole one, with or without memory behind it.
+/// rank's shard; from forward to the end of backward it is the full one, with or without memory behind it.
 struct ShardedParam {
   std::string name;
   Tensor param;
-  /// Of the whole.
+  /// Of the full parameter.
   std::vector<int64_t> sizes = {};
   /// Rows of the first dimension on each rank (the last ones may have fewer, or none), and elements of a row.
   int64_t rows = 0;
   int64_t row_numel = 0;
-  /// First element in the group's memory of one rank, and in that of the whole.
+  /// First element in the group's memory of one rank, and in that of the full parameters.
   int64_t shard_offset = 0;
   int64_t full_offset = 0;
   /// In the memory of gradients; -1: it gets none.
   int64_t grad_offset = -1;
-  /// This rank's part: a view of the group's memory.
+  /// This rank's shard: a view of the group's memory.
   Tensor shard = {};
-  /// The whole: a view of storage that has memory only while the group is gathered.
+  /// The full parameter: a view of storage that has memory only while the group is gathered.
   Tensor full = {};
-  /// Gradients of the whole parameter that were accumulated without reducing them.
+  /// Gradients of the full parameter that were accumulated without reducing them.
   Tensor unreduced = {};
   ShardPlace place = {};
 
@@ -47,17 +47,17 @@ struct ShardedParam {
 /// How the parameters of a group are kept.
 struct GroupOptions {
   c10::Device device = at::kCPU;
-  /// Of the parts; none: the dtype that the parameters have.
+  /// Of the shards; none: the dtype that the parameters have.
   std::optional<c10::ScalarType> dtype = {};
-  /// The parts and their gradients live in host memory.
+  /// The shards and their gradients live in host memory.
   bool offload = false;
   bool pin_memory = true;
-  /// The parts live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
+  /// The shards live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
   std::string disk_folder = {};
-  /// Of gathered parameters, and in which gradients travel; none: the dtype of the parts.
+  /// Of gathered parameters, and in which gradients are reduced; none: the dtype of the shards.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
-  /// Of reduced gradients; none: the dtype of the parts.
+  /// Of reduced gradients; none: the dtype of the shards.
   std::optional<c10::ScalarType> grad_dtype = {};
   /// Rank 0's values count.
   bool broadcast = true;
@@ -74,8 +74,8 @@ Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
 /// in memory at one time does not depend on timing.
 class ShardGroup final : public ScheduledGroup {
  public:
-  /// Takes this rank's part of parameters that are whole on every rank (or deferred: they are made here), and gives the
-  /// wholes up. `ranks` share the parts; `replicas` are the ranks that hold the same part. All parameters have one
+  /// Takes this rank's shards of parameters that every rank has in full (or deferred: they are made here), and frees
+  /// the full ones. `ranks` have the shards; `replicas` are the ranks that have the same shard. All parameters have one
   /// dtype.
   ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
              std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options);
@@ -85,34 +85,35 @@ class ShardGroup final : public ScheduledGroup {
 
   const std::string& name() const { return name_; }
   std::vector<ShardedParam>& params() { return params_; }
-  /// Bytes of the whole parameters in the dtype in which they are gathered, and of this rank's part as it is kept.
+  /// Bytes of the full parameters in the dtype in which they are gathered, and of this rank's shards as they are kept.
   int64_t full_bytes() const;
   int64_t full_numel() const override { return full_numel_; }
   int64_t shard_bytes() const;
   const GroupOptions& options() const { return options_; }
   bool trained() const override;
-  /// One rank, on its device, in its dtype: the parts are the wholes, and nothing has to be done.
+  /// One rank, on its device, in its dtype: the shards are the full parameters, and nothing has to be done.
   bool whole() const { return whole_; }
   /// Nobody to communicate with.
   bool alone() const;
 
-  /// What parameters show: this rank's part, or the whole. A part that somebody has replaced or changed is taken over.
+  /// What parameters show: this rank's shard, or the full one. A shard that somebody has replaced or changed is taken
+  /// over.
   void show_shards();
   void show_full();
 
-  /// Moves this rank's part, with its gradients, to host memory or to the device; between steps, when nothing is
+  /// Moves this rank's shards, with their gradients, to host memory or to the device; between steps, when nothing is
   /// gathered. What optimizers keep for it is to follow.
   void set_offload(bool offload);
 
   void begin_gather() override;
   void finish_gather() override;
   void release(bool keep_memory = false) override;
-  /// The whole parameters in memory are out of date.
+  /// The full parameters in memory are out of date.
   void mark_stale() { stale_ = true; }
-  /// Whether the whole parameters take up memory now.
+  /// Whether the full parameters are allocated now.
   bool has_memory() const;
-  /// Between steps: whether the whole parameters in memory are not those of the parts as they are now. By their values:
-  /// whoever writes through data() leaves no trace in versions. Reads this rank's part once.
+  /// Between steps: whether the full parameters in memory are not those of the shards as they are now. By their values:
+  /// whoever writes through data() leaves no trace in versions. Reads this rank's shards once.
   bool outdated();
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
@@ -127,12 +128,12 @@ class ShardGroup final : public ScheduledGroup {
   void settle_host();
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
-  /// This rank's part of parameter `i` in the dtype of computation, where the part itself is in host memory in another
-  /// one; whoever changes the part may write it too, and saves the writing at the next gathering.
+  /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
+  /// another one; whoever changes the shard may write it too, and saves the writing at the next gathering.
   Tensor host_copy(size_t i) const;
-  /// After a backward without reduction: the gradients of the wholes stay until the next.
+  /// After a backward without reduction: the gradients of the full parameters stay until the next.
   void keep_unreduced();
-  /// After a backward: parameters that show their part get its gradient.
+  /// After a backward: parameters that show their shard get its gradient.
   void give_grads();
   /// Forgets what a pass that failed has left behind.
   void abandon();
@@ -174,7 +175,7 @@ class ShardGroup final : public ScheduledGroup {
   int64_t grad_numel_ = 0;
   int order_number_ = -1;           // in the order of calls; -1: nobody to compare with
   Tensor shards_;                   // [shard_numel], padded
-  Tensor host_copy_;                // the same in the dtype of computation, for parts in host memory that have another
+  Tensor host_copy_;                // the same in the dtype of computation, for shards in host memory that have another
   Tensor full_;                     // [full_numel] in the dtype of computation; its storage has memory while gathered
   Tensor arrived_;                  // [ranks * shard_numel], from the gathering to its end
   Tensor grads_;                    // [grad_numel] reduced gradients

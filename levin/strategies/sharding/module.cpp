@@ -165,13 +165,13 @@ void ShardedModule::begin_forward() {
   schedule_->begin_forward(training_);
 }
 
-/// Between two forwards anybody may write this rank's shards. Full parameters that are still in memory then are kept only
-/// when the shards have the same values: an optimizer that steps through data() changes no version. Ranks gather
+/// Between two forwards anybody may write this rank's shards. Full parameters that are still in memory then are kept
+/// only when the shards have the same values: an optimizer that steps through data() changes no version. Ranks gather
 /// together, so that one which has something new makes all of them do it.
 void ShardedModule::renew_outdated() {
   std::vector<ShardGroup*> kept;
   for (const auto& group : groups_) {
-    if (options_.schedule.keeps_whole || group->state() != ShardGroup::State::kSharded)
+    if (options_.schedule.keeps_full || group->state() != ShardGroup::State::kSharded)
       kept.push_back(group.get());
     else
       group->mark_stale();
@@ -263,7 +263,7 @@ void ShardedModule::begin_inner(const std::string& unit) {
 void ShardedModule::end_inner() {
   if (!std::exchange(inner_, false)) return;
   for (auto* group : std::exchange(gathered_aside_, {}))
-    if (group->progress.computing == 0) group->release(options_.schedule.keeps_whole);
+    if (group->progress.computing == 0) group->release(options_.schedule.keeps_full);
   if (depth_ > 0 && shows_full_) return;
   for (const auto& group : groups_) group->show_shards();
 }
@@ -360,8 +360,8 @@ void ShardedModule::step_reduced(ShardGroup& group) {
 }
 
 /// The first gradient of a unit comes when part of its backward is done: the moment to free the memory of the reduction
-/// before, so that no more than three units' worth is allocated at once. Any gradient says that the module takes part in
-/// the loss; it need not have come through an output.
+/// before, so that no more than three units' worth is allocated at once. Any gradient says that the module takes part
+/// in the loss; it need not have come through an output.
 void ShardedModule::watch_gradients(ShardedUnit& unit) {
   bool first = true;
   for (auto group = unit.groups.rbegin(); group != unit.groups.rend(); ++group)

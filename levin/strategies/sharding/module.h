@@ -46,7 +46,7 @@ struct ShardedModuleOptions {
   std::shared_ptr<Collective> batchnorm = {};
 };
 
-/// A module whose parameters are spread over ranks, or live in host memory, and come together for the unit that
+/// A module whose parameters are sharded over ranks, or live in host memory, and are gathered for the unit that
 /// computes.
 class ShardedModule final : public ModuleSync {
  public:
@@ -111,8 +111,8 @@ class ShardedModule final : public ModuleSync {
   std::vector<std::weak_ptr<UnitOptimizer>> optimizers_;
   std::optional<SyncBatchNormScope> forward_batchnorm_;
   std::optional<SyncBatchNormScope> backward_batchnorm_;  // for units that compute again there
-  std::vector<ShardGroup*> gathered_aside_;  // by torch::autograd::grad outside of backward
-  bool inner_ = false;                       // in one
+  std::vector<ShardGroup*> gathered_aside_;               // by torch::autograd::grad outside of backward
+  bool inner_ = false;                                    // in one
   bool alone_ = true;
   bool sync_ = true;
   bool training_ = false;

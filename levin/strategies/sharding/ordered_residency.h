@@ -40,7 +40,7 @@ class OrderedResidency : public Residency {
   std::vector<Groups> before_;   // of the forward before
   std::vector<Groups> now_;      // of this forward
   std::vector<Groups> to_come_;  // of all forwards that have not been differentiated
-  size_t cursor_ = 0;         // backward: everything from here on is done
+  size_t cursor_ = 0;            // backward: everything from here on is done
 };
 
 }  // namespace levin::detail

@@ -65,7 +65,7 @@ void Schedule::leave_forward(size_t unit) {
 void Schedule::end_forward() {
   for (auto* group : units_.back()) --group->progress.computing;
   if (!training_)
-    for (auto* group : groups_) group->release(options_.keeps_whole);
+    for (auto* group : groups_) group->release(options_.keeps_full);
   residency_->end_pass(Pass::kForward);
 }
 
@@ -172,7 +172,7 @@ void Schedule::end_reductions(bool used) {
     for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
       auto& each = **group;
       if (!each.progress.used || each.progress.reduced) continue;
-      if (!options_.keeps_whole) each.release();
+      if (!options_.keeps_full) each.release();
       if (reduces_) reduce(each);
     }
   settle_reduction();
@@ -180,7 +180,7 @@ void Schedule::end_reductions(bool used) {
 
 void Schedule::end_backward() {
   for (auto* group : groups_) {
-    group->release(options_.keeps_whole);
+    group->release(options_.keeps_full);
     group->progress = {};
   }
   residency_->end_pass(Pass::kBackward);
@@ -197,8 +197,7 @@ void Schedule::abandon(Pass pass) {
 
 std::string Schedule::numbers_of(const Groups& seen) const {
   std::string text;
-  for (const auto* group : seen)
-    text += std::to_string(std::ranges::find(groups_, group) - groups_.begin()) + " ";
+  for (const auto* group : seen) text += std::to_string(std::ranges::find(groups_, group) - groups_.begin()) + " ";
   return text;
 }
 

@@ -11,7 +11,7 @@ namespace levin::detail {
 
 struct ScheduleOptions {
   /// Full parameters keep their memory between steps; only their values are renewed.
-  bool keeps_whole = false;
+  bool keeps_full = false;
   /// Gradients are reduced when backward has ended, not as they come.
   bool reduces_at_end = false;
   /// Gathering and reducing have an order of their own: ranks may call units in any order, or not all of them.

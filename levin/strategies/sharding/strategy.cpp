@@ -98,7 +98,7 @@ GroupOptions ShardedStrategy::group_options() const {
                        .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
                        .reduce_dtype = plan_.mixed.reduce_dtype,
                        .broadcast = plan_.broadcast,
-                       .tells_use = plan_.keeps_whole};
+                       .tells_use = plan_.keeps_full};
   // Gradients that go to the host stay as small as they come: the optimizer there reads them as they are.
   // (Not in float16: a loss scaler must unscale them in place.)
   if ((plan_.grads_as_computed || plan_.offload) && options.param_dtype != at::kHalf)
@@ -114,14 +114,14 @@ StateLayout ShardedStrategy::layout_over(int world) const {
   check_shard_size(plan_, ranks, world);
   return {
       .ranks = ranks,
-      .shards_parameters = !plan_.keeps_whole,
+      .shards_parameters = !plan_.keeps_full,
       .shards_gradients = !plan_.reduces_at_end,
       .shards_optimizer = true,
-      .parameters_on_host = plan_.offload && !plan_.keeps_whole,
+      .parameters_on_host = plan_.offload && !plan_.keeps_full,
       .gradients_on_host = plan_.offload,
       .optimizer_on_host = plan_.offload,
       .casts_parameters = true,
-      .master_weights = plan_.keeps_whole,
+      .master_weights = plan_.keeps_full,
       .gathers_ahead = plan_.residency.forward_prefetch > 0,
       .replicas = world / ranks,
       .reduces_at_end = plan_.reduces_at_end,
@@ -133,12 +133,10 @@ StateLayout ShardedStrategy::layout_over(int world) const {
       .units = plan_.units,
       .checkpointing = plan_.checkpointing,
       .offload_activations = plan_.checkpoints_on_host,
-      .plan_groups =
-          [threshold = plan_.persistence_threshold, most = plan_.most_together](const auto& params, size_t units) {
-            return group_by_unit(params, units, threshold, most);
-          },
-      .make_residency =
-          [options = plan_.residency](const auto&, const auto&) { return std::make_unique<OrderedResidency>(options); },
+      .plan_groups = [threshold = plan_.persistence_threshold, most = plan_.most_together](
+                         const auto& params, size_t units) { return group_by_unit(params, units, threshold, most); },
+      .make_residency = [options = plan_.residency](
+                            const auto&, const auto&) { return std::make_unique<OrderedResidency>(options); },
   };
 }
 
@@ -269,9 +267,9 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
                            .root_users = std::move(root_users),
                            .everyone = plan_.broadcast ? group_ : nullptr,
                            .all_ranks = group_->size() > 1 ? group_ : nullptr,
-                           .schedule = {.keeps_whole = plan_.keeps_whole,
+                           .schedule = {.keeps_full = plan_.keeps_full,
                                         .reduces_at_end = plan_.reduces_at_end,
-                                        .own_order = plan_.keeps_whole && group_->size() > 1,
+                                        .own_order = plan_.keeps_full && group_->size() > 1,
                                         .gathers_ahead = plan_.residency.forward_prefetch > 0},
                            .ranks = ranks_,
                            .batchnorm = syncs_batchnorm && group_->size() > 1 ? group_ : nullptr});

@@ -25,7 +25,7 @@ struct ShardingPlan {
   /// ... or those of one node.
   bool hybrid_by_node = false;
   /// Full parameters keep their memory between steps.
-  bool keeps_whole = false;
+  bool keeps_full = false;
   bool reduces_at_end = false;
   ResidencyOptions residency = {};
   MixedPrecision mixed = {};
