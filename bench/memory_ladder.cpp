@@ -11,7 +11,7 @@
 
 #include "levin/levin.h"
 #include "levin/memory/estimate.h"
-#include "levin/strategies/sharding_options.h"
+#include "levin/strategies/options.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 
 #include "levin/devices/host_memory.h"
 #include "levin/levin.h"
-#include "levin/strategies/sharding_options.h"
+#include "levin/strategies/options.h"
 
 namespace {
 

@@ -109,7 +109,7 @@ void Fabric::launch_with(const Args* args) {
   const auto device = plan.devices[core.placement.local_rank];
   core.accelerator->set_device(device);
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
-  core.strategy->connect(join_group(core.placement, device, core.strategy->collective_options()), device);
+  core.strategy->connect(join_group(core.placement, device, core.strategy->traits().collective), device);
   core.strategy->set_precision(plan.precision);
   // Each rank sees the gradients of its part only: one that overflows stops the step of all.
   if (core.scaler && core.strategy->shards() && core.placement.world_size > 1)
@@ -127,7 +127,7 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   if (!core_->launched) launch_with(nullptr);
   auto& core = *core_;
   const auto& precision = core.plan.precision;
-  if (!core.strategy->places_modules()) {
+  if (!core.strategy->traits().places_modules) {
     if (is_deferred(*module)) materialize(*module);
     convert(*module, precision.params, options.move_to_device ? std::optional(device()) : std::nullopt);
   }
@@ -254,8 +254,14 @@ void detail::LoaderNote::tell(int64_t batch, std::optional<int64_t> batches, boo
 
 void Fabric::begin_join(detail::ModuleCall& call, const JoinOptions& options) {
   if (world_size() == 1 || !call.sync) return;
-  LEVIN_CHECK(call.sync->begin_join(options.divide_by_initial_world_size), "[fabric.join_uneven_inputs] strategy \"",
-              core_->strategy->name(), "\" needs as many steps on every rank; \"ddp\" can do without");
+  auto* uneven = call.sync->uneven_inputs();
+  LEVIN_CHECK(uneven, "[fabric.join_uneven_inputs] strategy \"", core_->strategy->name(),
+              "\" needs as many steps on every rank; \"ddp\" can do without");
+  uneven->begin(options.divide_by_initial_world_size);
+}
+
+void Fabric::end_join(detail::ModuleCall& call) {
+  if (world_size() > 1 && call.sync) call.sync->uneven_inputs()->end();
 }
 
 void Fabric::print_line(const std::string& line) const {

@@ -303,7 +303,7 @@ class Fabric {
     auto& call = module.setup_call();
     begin_join(call, options);
     loop();
-    if (call.sync) call.sync->end_join();
+    end_join(call);
   }
 
   /// While the result lives, new tensors are made on this rank's device, in the run's dtype.
@@ -399,6 +399,7 @@ class Fabric {
   void note_loader_kept(bool asked) const;
   detail::LoaderNote loader_note() const;
   void begin_join(detail::ModuleCall& call, const JoinOptions& options);
+  void end_join(detail::ModuleCall& call);
   InitOptions init_options(InitModuleOptions options) const;
   void print_line(const std::string& line) const;
   std::string broadcast_text(std::string text, int src);

@@ -35,10 +35,9 @@ FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   LEVIN_CHECK(options.num_nodes >= 1, "[fabric] num_nodes ", options.num_nodes, " is not allowed (1 or more)");
   plan.num_nodes = static_cast<int>(options.num_nodes);
   plan.strategy = options.strategy;
-  LEVIN_CHECK(options.strategy.name() != "single_device" || plan.world_size() == 1,
-              "[fabric] strategy \"single_device\" runs one process, but devices x num_nodes asks for ",
-              plan.world_size(), "; use \"ddp\"");
-  (void)make_strategy(plan.strategy, plan.world_size());  // refuses an unknown name
+  const auto strategy = make_strategy(plan.strategy, plan.world_size());  // refuses an unknown name
+  LEVIN_CHECK(!strategy->traits().one_process || plan.world_size() == 1, "[fabric] strategy \"", strategy->name(),
+              "\" runs one process, but devices x num_nodes asks for ", plan.world_size(), "; use \"ddp\"");
   plan.precision = resolve_precision(options.precision, type);
   return plan;
 }

@@ -17,13 +17,10 @@
 #include "levin/optim/optimizer.h"
 #include "levin/precision/precision.h"
 #include "levin/profilers/memory_timeline.h"
+#include "levin/strategies/choice.h"
+#include "levin/strategies/layout.h"
 
 namespace levin {
-
-class Strategy;
-struct FsdpOptions;
-struct ZeroOptions;
-struct GeminiOptions;
 
 /// A model and its training step, made anew for every estimate, on tensors without memory.
 struct TrainingStep {
@@ -33,73 +30,13 @@ struct TrainingStep {
 };
 using MakeTrainingStep = std::function<TrainingStep()>;
 
-/// How parameters are placed in chunks that are gathered together, as GeminiOptions has it: elements of a chunk (0:
-/// they are searched for, between the least size and that and the range, in steps).
-struct ChunkLayout {
-  int64_t elements = 0;
-  int64_t least = 0;
-  int64_t range = 0;
-  int64_t step = 1024;
-};
-
-/// What a strategy does to the state of a model, in numbers: all that an estimate needs to know of it.
-struct StateLayout {
-  /// Over how many ranks state is divided, and which part of it.
-  int ranks = 1;
-  bool shards_parameters = false;
-  bool shards_gradients = false;
-  bool shards_optimizer = false;
-  /// Which part lives in host memory. Parameters come to the device unit by unit then.
-  bool parameters_on_host = false;
-  bool gradients_on_host = false;
-  bool optimizer_on_host = false;
-  /// In mixed precision parameters themselves are cast for the computation, not by autocast.
-  bool casts_parameters = false;
-  /// Whole parameters stay in the dtype of the computation, and what the optimizer updates is beside its state.
-  bool master_weights = false;
-  /// Gradients are in buckets that are always there (ddp).
-  bool gradient_buckets = false;
-  /// Units stay whole from forward to the end of their backward.
-  bool keeps_gathered = false;
-  /// Units that are gathered ahead of the one that computes, in forward and in backward.
-  int prefetch = 1;
-  int backward_prefetch = 1;
-  /// Copies of the divided state: each rank has as much as it would with `ranks` in all (hybrid).
-  int replicas = 1;
-  /// Gradients stay whole to the end of backward (ZeRO-1).
-  bool reduces_at_end = false;
-  /// Elements that are gathered ahead, and whole in all; 0: no limit.
-  int64_t most_ahead = 0;
-  int64_t most_live = 0;
-  /// Parameters of fewer elements are whole all through forward and backward.
-  int64_t persistence_threshold = 0;
-  /// What is on the host is a cache of files there, and not counted.
-  bool parameters_on_disk = false;
-  bool optimizer_on_disk = false;
-  /// Gradients go as soon as they are used.
-  bool optimizer_in_backward = false;
-  /// Parts are kept in float32 whatever the precision (Gemini).
-  bool keeps_float = false;
-  /// Parameters are gathered in chunks, and not by unit.
-  std::optional<ChunkLayout> chunks = {};
-  /// Of gathered parameters, and in which gradients travel; none: as the precision says.
-  std::optional<c10::ScalarType> param_dtype = {};
-  std::optional<c10::ScalarType> reduce_dtype = {};
-  /// As in MemoryQuestion, which goes before them.
-  std::optional<UnitPolicy> units = {};
-  std::optional<UnitPolicy> checkpointing = {};
-  bool offload_activations = false;
-};
-
-/// How the strategy of that name lays out state over that many ranks: "single_device", "ddp", "fsdp",
-/// "deepspeed_stage_1" to "_3" (and "_offload"), "colossalai"; "auto" is one of the first two. An unknown name is an
-/// Error with the nearest. Options are those of the strategy by itself, and all that can be on the host is with
-/// `offload`.
-StateLayout state_layout(const std::string& strategy, int ranks = 1, bool offload = false);
-StateLayout state_layout(const FsdpOptions& options, int ranks);
-StateLayout state_layout(const ZeroOptions& options, int ranks);
-StateLayout state_layout(const GeminiOptions& options, int ranks);
-std::vector<std::string> known_layouts();
+/// How a strategy lays out state over that many ranks. By name or by its options, as levin/strategies/choice.h takes
+/// it; an unknown name is an Error with the nearest. With `offload`, the strategy of that name has as much state in
+/// host memory as it can.
+///
+///     state_layout("fsdp", 8);
+///     state_layout(FsdpOptions{.sharding_strategy = "hybrid", .hybrid_size = 8}, 64);
+StateLayout state_layout(const StrategyChoice& strategy, int ranks = 1, bool offload = false);
 
 /// Bytes of state per parameter on one rank, on the device and in host memory.
 struct StateBytes {
@@ -111,7 +48,7 @@ struct StateBytes {
 };
 StateBytes bytes_per_parameter(const StateLayout& layout, const PrecisionPlan& precision, const std::string& optimizer);
 
-/// "adam", "adamw", "adam_8bit", "adamw_8bit", "sgd", "sgd_momentum", "adagrad", "lion", "adafactor"
+/// Names that MemoryQuestion::optimizer takes: "adamw", "sgd_momentum", ...
 std::vector<std::string> known_memory_optimizers();
 
 namespace detail {
@@ -131,35 +68,35 @@ MakeTrainingStep training_step_of(Make make, Forward forward, Loss loss) {
 
 /// What an estimate is asked about.
 struct MemoryQuestion {
-  /// As state_layout takes it; `layout` goes before it.
+  /// A name as state_layout takes it; `layout` takes precedence.
   std::string strategy = "auto";
   std::optional<StateLayout> layout = {};
   std::string precision = "32-true";
   std::string optimizer = "adam";
   /// Of an optimizer of your own, which is asked about in place of `optimizer`: `opt.traits()`.
   std::optional<OptimizerTraits> optimizer_traits = {};
-  /// As in optim::AdamOptions: the dtype of its averages; none: that of the parameters.
+  /// As in optim::AdamOptions: the dtype of exp_avg and exp_avg_sq; none: that of the parameters.
   std::optional<c10::ScalarType> moments_dtype = {};
   int world_size = 1;
   /// State lives in host memory as far as the strategy can do it.
   bool offload = false;
-  /// The device whose kernels and allocator are played; it need not be here.
+  /// The device whose kernels and allocator are simulated; it need not be here.
   c10::DeviceType device = c10::DeviceType::CUDA;
-  /// Units whose activations are computed again in backward.
+  /// Units whose activations are recomputed in backward.
   std::optional<UnitPolicy> checkpointing = {};
-  /// Units that repeat (EncoderBlock, Bottleneck) are checkpointed; `checkpointing` goes before it.
+  /// Units that repeat (EncoderBlock, Bottleneck) are checkpointed; `checkpointing` takes precedence.
   bool checkpoint_blocks = false;
-  /// What checkpointed units keep goes to host memory.
+  /// What checkpointed units keep is offloaded to host memory.
   bool offload_activations = false;
   /// Units that are gathered one at a time; none: those that repeat, or the whole model.
   std::optional<UnitPolicy> units = {};
-  /// Forward and backward passes of one optimizer step; ranks communicate in the last one.
+  /// Micro-batches of one optimizer step; ranks communicate in the last one.
   int accumulate = 1;
   /// What libraries hold for themselves; none: 64 MiB on CUDA (cuBLAS on Hopper, forward and backward), else 0.
   std::optional<int64_t> workspace = {};
 };
 
-/// Bytes that a training step holds on one rank, from the second step on.
+/// Predicted bytes of a training step on one rank, from the second step on.
 struct MemoryEstimate {
   /// On the device, all through the step. (Buffers such as the statistics of batch norm count as parameters.)
   int64_t parameters = 0;
@@ -178,14 +115,14 @@ struct MemoryEstimate {
   StepPart peak_part = StepPart::kForward;
   /// The highest sum of device and host memory at one time. On the CPU they are one.
   int64_t total_peak = 0;
-  /// How many parameters the whole model has.
+  /// Parameters of the full model.
   int64_t num_parameters = 0;
   /// The whole step.
   MemoryTimeline timeline = {};
 };
 
-/// Runs a training step without memory, and tells what it would have taken. Nothing is allocated, on no device; a model
-/// of any size takes seconds. `batch` gives shapes and dtypes; its tensors may be on any device, meta too.
+/// Runs a training step without memory, and tells what it would have allocated. Nothing is allocated on any device; a
+/// model of any size takes seconds. `batch` gives shapes and dtypes; its tensors may be on any device, meta too.
 ///
 /// An Error names the operator when the step uses one whose results are not known without data.
 MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch, const MemoryQuestion& question = {});

@@ -20,8 +20,8 @@ enum class Rounding : uint8_t {
 };
 int64_t round_allocation(int64_t bytes, Rounding rounding);
 
-/// Writes down every allocation and release of meta tensors on this thread while it lives: tensors without memory have
-/// storages that come and go as real ones do. One at a time.
+/// Records every allocation and free of meta tensors on this thread while it lives: tensors without memory have
+/// storages that are allocated and freed as real ones are. One at a time.
 class MetaMeter {
  public:
   struct Event {

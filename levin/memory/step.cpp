@@ -14,7 +14,7 @@
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/unit.h"
-#include "levin/strategies/sharding/strategy.h"
+#include "levin/strategies/sharding/owned_params.h"
 
 namespace levin::detail {
 namespace {

@@ -4,7 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "levin/strategies/strategy.h"
+#include "levin/distributed/collective.h"
+#include "levin/strategies/options.h"
 
 namespace c10d {
 class CommHookInterface;

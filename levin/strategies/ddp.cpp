@@ -16,6 +16,8 @@
 #include "levin/core/main.h"
 #include "levin/distributed/failure.h"
 #include "levin/strategies/comm_hooks.h"
+#include "levin/strategies/layout.h"
+#include "levin/strategies/module_states.h"
 #include "levin/strategies/sync_batchnorm.h"
 
 namespace levin {
@@ -141,7 +143,7 @@ class QuietWarnings : public c10::WarningHandler {
 /// module that is no part of the loss is left alone, a second backward through the same graph is reduced again, and
 /// several forwards before one backward count as one. What torch::autograd::grad computes outside of backward (a
 /// gradient penalty) is no pass.
-class DdpModule : public ModuleSync {
+class DdpModule : public ModuleSync, private UnevenInputs {
  public:
   DdpModule(torch::nn::Module& module, std::shared_ptr<Collective> group, const DdpOptions& options,
             std::vector<NamedState> parameters, int number)
@@ -215,7 +217,9 @@ class DdpModule : public ModuleSync {
     if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_, joining_ ? authority_ : 0);
   }
 
-  bool begin_join(bool divide_by_initial_world_size) override {
+  UnevenInputs* uneven_inputs() override { return this; }
+
+  void begin(bool divide_by_initial_world_size) override {
     LEVIN_CHECK(!options_.static_graph && !options_.sync_batchnorm && sync_,
                 "[ddp] join_uneven_inputs does not go with ",
                 options_.static_graph     ? "static_graph"
@@ -224,10 +228,9 @@ class DdpModule : public ModuleSync {
                 ": a rank without a batch could not take part in it");
     joining_ = true;
     static_divisor_ = divide_by_initial_world_size;
-    return true;
   }
 
-  void end_join() override {
+  void end() override {
     if (!std::exchange(joining_, false)) return;
     // What the others do in a step, in the same order, with zeros. A rank that ends last finds nobody left.
     at::NoGradGuard no_grad;
@@ -280,10 +283,11 @@ class DdpModule : public ModuleSync {
     if (hands_out_leaf_) arm();
   }
 
-  void after_backward() override {
+  void after_backward(const std::exception* failure) override {
     backward_batchnorm_.reset();
     in_backward_ = false;
     loss_ = Tensor();
+    if (failure) return backward_failed(*failure);
     hands_out_leaf_ = false;
     if (!armed_) return;
     armed_ = false;
@@ -302,10 +306,16 @@ class DdpModule : public ModuleSync {
     }
   }
 
-  void backward_failed(const std::exception& error) override {
-    backward_batchnorm_.reset();
-    in_backward_ = false;
-    loss_ = Tensor();
+  void set_sync(bool enabled) override {
+    LEVIN_CHECK(enabled || !joining_, "[ddp] no_backward_sync does not go with join_uneven_inputs");
+    sync_ = enabled;
+  }
+  void sync_buffers() override {
+    if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
+  }
+
+ private:
+  void backward_failed(const std::exception& error) {
     auto* failures = group_->failures();
     // A collective inside backward has said it all, or somebody has ended the group while one waited.
     if (failures->failed()) {
@@ -326,15 +336,6 @@ class DdpModule : public ModuleSync {
       failures->leave({FailureReport::Kind::kFailed, line});
   }
 
-  void set_sync(bool enabled) override {
-    LEVIN_CHECK(enabled || !joining_, "[ddp] no_backward_sync does not go with join_uneven_inputs");
-    sync_ = enabled;
-  }
-  void sync_buffers() override {
-    if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_);
-  }
-
- private:
   /// How many ranks make a step now; a rank that does not says so.
   int64_t count_stepping(bool steps) {
     counted_ = at::full({1}, steps ? 1 : 0, at::device(parameters_[0].tensor.device()).dtype(at::kLong));
@@ -484,20 +485,29 @@ class DdpModule : public ModuleSync {
 
 }  // namespace
 
-DdpStrategy::DdpStrategy(DdpOptions options) : options_(std::move(options)) {
+DdpStrategy::DdpStrategy(DdpOptions options)
+    : Strategy({.name = "ddp",
+                .collective = {.backend = options.process_group_backend, .timeout = options.timeout},
+                .syncs_batchnorm = true}),
+      options_(std::move(options)) {
   LEVIN_CHECK(options_.bucket_cap_mb > 0, "[ddp] bucket_cap_mb is ", options_.bucket_cap_mb,
               "; it must be more than 0");
   detail::check_comm_hook(options_);
 }
 
-void DdpStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
-  group_ = std::move(group);
-  device_ = device;
+std::unique_ptr<Strategy> strategy_of(const DdpOptions& options) {
+  return std::make_unique<DdpStrategy>(options);
 }
 
-Collective& DdpStrategy::group() const {
-  LEVIN_CHECK(group_, "[strategy] \"ddp\" has not been connected; call launch() first");
-  return *group_;
+std::vector<NamedStrategy> DdpStrategy::names() {
+  return {named_strategy("ddp", DdpOptions{}),
+          named_strategy("ddp_find_unused_parameters_true", DdpOptions{.find_unused_parameters = true}),
+          named_strategy("ddp_find_unused_parameters_false", DdpOptions{}),
+          named_strategy("ddp_static_graph", DdpOptions{.static_graph = true})};
+}
+
+StateLayout DdpStrategy::layout_over(int ranks) const {
+  return {.ranks = ranks, .gradient_buckets = true};
 }
 
 std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module) {
@@ -512,7 +522,9 @@ std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module)
   for (const auto& parameter : parameters)
     if (parameter.tensor.requires_grad()) trained.push_back(parameter);
   if (trained.empty()) return nullptr;
-  return std::make_unique<DdpModule>(module, group_, options_, std::move(trained), modules_++);
+  auto options = options_;
+  options.sync_batchnorm = options.sync_batchnorm || sync_batchnorm_;
+  return std::make_unique<DdpModule>(module, group_, options, std::move(trained), modules_++);
 }
 
 }  // namespace levin

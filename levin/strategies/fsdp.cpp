@@ -4,15 +4,19 @@
 #include "levin/core/words.h"
 
 namespace levin {
-namespace detail {
+namespace {
 
+using detail::is_full;
+using detail::ShardingPlan;
+
+/// What the options ask for; an Error, one line, for what cannot be.
 ShardingPlan plan_of(const FsdpOptions& options) {
   static const std::vector<std::string> kKinds{"full", "grad_op", "none", "hybrid"};
   const auto& kind = options.sharding_strategy;
   if (std::find(kKinds.begin(), kKinds.end(), kind) == kKinds.end())
     fail_unknown("fsdp", "sharding_strategy", kind, kKinds);
   LEVIN_CHECK(kind != "none" || !options.cpu_offload,
-              "[fsdp] cpu_offload needs parameters that are divided; set sharding_strategy \"full\", or leave "
+              "[fsdp] cpu_offload needs parameters that are sharded; set sharding_strategy \"full\", or leave "
               "cpu_offload out");
   LEVIN_CHECK(options.hybrid_size == 0 || kind == "hybrid", "[fsdp] hybrid_size ", options.hybrid_size,
               " is for sharding_strategy \"hybrid\", and it is \"", kind, "\"");
@@ -27,7 +31,7 @@ ShardingPlan plan_of(const FsdpOptions& options) {
   plan.units = options.auto_wrap_policy;
   plan.shard_size = kind == "none" ? 1 : options.hybrid_size;
   plan.hybrid_by_node = kind == "hybrid" && options.hybrid_size == 0;
-  plan.keeps_whole = kind == "none";
+  plan.keeps_full = kind == "none";
   plan.residency.releases_after_forward = options.reshard_after_forward.value_or(kind == "full" || kind == "hybrid");
   plan.residency.releases_after_backward = kind != "none";
   plan.residency.forward_prefetch = options.forward_prefetch;
@@ -49,8 +53,17 @@ ShardingPlan plan_of(const FsdpOptions& options) {
   return plan;
 }
 
-}  // namespace detail
+}  // namespace
 
-FsdpStrategy::FsdpStrategy(const FsdpOptions& options) : ShardedStrategy(detail::plan_of(options)) {}
+FsdpStrategy::FsdpStrategy(const FsdpOptions& options) : ShardedStrategy(plan_of(options)) {}
+
+std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options) {
+  return std::make_unique<FsdpStrategy>(options);
+}
+
+std::vector<NamedStrategy> FsdpStrategy::names() {
+  const FsdpOptions offloaded{.cpu_offload = true};
+  return {named_strategy("fsdp", FsdpOptions{}, offloaded), named_strategy("fsdp_cpu_offload", offloaded, offloaded)};
+}
 
 }  // namespace levin

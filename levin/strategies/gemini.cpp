@@ -12,13 +12,19 @@
 #include "levin/devices/accelerator.h"
 #include "levin/devices/host_memory.h"
 #include "levin/nn/tie.h"
+#include "levin/strategies/gemini/chunk_groups.h"
 #include "levin/strategies/gemini/residency.h"
 
 namespace levin {
-namespace detail {
 namespace {
 
-void check_share(const char* option, double value) {
+using detail::ChunkResidence;
+using detail::GroupPlan;
+using detail::PlacementPolicy;
+using detail::ShardGroup;
+using detail::ShardingPlan;
+
+void check_fraction(const char* option, double value) {
   LEVIN_CHECK(value >= 0 && value <= 1, "[colossalai] ", option, " ", value, " is not allowed (0 to 1)");
 }
 
@@ -35,16 +41,26 @@ bool can_compute_in(c10::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
 }
 
-}  // namespace
+/// `copies`: how often the shards of one rank are in memory until a chunk is put together from those of all.
+ChunkResidence residence_of(const ShardGroup& group, bool keep, int copies) {
+  ChunkResidence chunk{.name = group.name(), .keep = keep};
+  if (group.whole()) return chunk;
+  const auto& options = group.options();
+  chunk.bytes = group.full_bytes();
+  chunk.arriving_bytes = group.shard_bytes() / static_cast<int64_t>(c10::elementSize(*options.dtype)) *
+                         static_cast<int64_t>(c10::elementSize(*options.param_dtype)) * copies;
+  return chunk;
+}
 
+/// What the options ask for; an Error, one line, for what cannot be.
 ShardingPlan plan_of(const GeminiOptions& options) {
-  const auto policy = placement_policy(options.placement_policy);
-  check_share("shard_param_frac", options.shard_param_frac);
-  check_share("offload_param_frac", options.offload_param_frac);
-  check_share("offload_optim_frac", options.offload_optim_frac);
-  check_share("warmup_non_model_data_ratio", options.warmup_non_model_data_ratio);
-  check_share("steady_cuda_cap_ratio", options.steady_cuda_cap_ratio);
-  check_share("gpu_margin_mem_ratio", options.gpu_margin_mem_ratio);
+  const auto policy = detail::placement_policy(options.placement_policy);
+  check_fraction("shard_param_frac", options.shard_param_frac);
+  check_fraction("offload_param_frac", options.offload_param_frac);
+  check_fraction("offload_optim_frac", options.offload_optim_frac);
+  check_fraction("warmup_non_model_data_ratio", options.warmup_non_model_data_ratio);
+  check_fraction("steady_cuda_cap_ratio", options.steady_cuda_cap_ratio);
+  check_fraction("gpu_margin_mem_ratio", options.gpu_margin_mem_ratio);
   const bool fractions =
       options.shard_param_frac != 1 || options.offload_param_frac != 0 || options.offload_optim_frac != 0;
   LEVIN_CHECK(!fractions || policy == PlacementPolicy::kStatic,
@@ -71,17 +87,21 @@ ShardingPlan plan_of(const GeminiOptions& options) {
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.optimizer_in_backward = options.optimizer_in_backward;
   plan.sync_batchnorm = options.sync_batchnorm;
-  plan.saves_full = is_full("colossalai", options.state_dict_type);
+  plan.saves_full = detail::is_full("colossalai", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};
   return plan;
 }
 
-std::vector<bool> first_part(const std::vector<int64_t>& bytes, double part) {
+}  // namespace
+
+namespace detail {
+
+std::vector<bool> first_part(const std::vector<int64_t>& bytes, double fraction) {
   double total = 0, before = 0;
   for (const auto each : bytes) total += static_cast<double>(each);
   std::vector<bool> chosen;
   for (const auto each : bytes) {
-    chosen.push_back(before + static_cast<double>(each) / 2 <= part * total);
+    chosen.push_back(before + static_cast<double>(each) / 2 <= fraction * total);
     before += static_cast<double>(each);
   }
   return chosen;
@@ -104,23 +124,54 @@ struct GeminiStrategy::Optimizers {
 };
 
 GeminiStrategy::GeminiStrategy(const GeminiOptions& options)
-    : ShardedStrategy(detail::plan_of(options)),
+    : ShardedStrategy(plan_of(options)),
       options_(options),
       policy_(detail::placement_policy(options.placement_policy)),
       optimizers_(std::make_shared<Optimizers>()) {}
+
+std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options) {
+  return std::make_unique<GeminiStrategy>(options);
+}
+
+std::vector<NamedStrategy> GeminiStrategy::names() {
+  return {named_strategy("colossalai", GeminiOptions{}, GeminiOptions{.placement_policy = "cpu"})};
+}
+
+StateLayout GeminiStrategy::layout_over(int world) const {
+  auto layout = ShardedStrategy::layout_over(world);
+  // Of state that is on the host by a fraction, the larger part counts.
+  const bool on_host = policy_ == PlacementPolicy::kStatic ? host_fraction() >= 0.5 : plan_.offload;
+  layout.parameters_on_host = layout.gradients_on_host = layout.optimizer_on_host = on_host;
+  layout.keeps_float = true;
+  layout.plan_groups = [options = options_, ranks = layout.ranks](const auto& params, size_t units) {
+    return detail::group_in_chunks(params, units, options, ranks).groups;
+  };
+  layout.make_residency = [options = options_, policy = policy_](const auto& groups, const GroupPlan& plan) {
+    // With enough room, which "auto" finds out, chunks stay gathered from forward to backward.
+    const bool stays = policy == PlacementPolicy::kAuto || options.shard_param_frac < 0.5;
+    std::vector<ChunkResidence> chunks(groups.size());
+    for (auto& chunk : chunks) chunk.keep = plan.stays_gathered;
+    return std::make_unique<detail::GeminiResidency>(
+        groups, std::move(chunks),
+        detail::PlacementOptions{.policy = stays ? PlacementPolicy::kCuda : policy,
+                                 .max_prefetch = options.max_prefetch},
+        nullptr);
+  };
+  return layout;
+}
 
 std::optional<c10::ScalarType> GeminiStrategy::compute_dtype() const {
   if (options_.param_dtype) return options_.param_dtype;
   return precision_.autocast ? precision_.autocast : precision_.params;
 }
 
-c10::ScalarType GeminiStrategy::kept_dtype(c10::ScalarType own) const {
+c10::ScalarType GeminiStrategy::shard_dtype(c10::ScalarType own) const {
   const auto dtype = compute_dtype();
   if (!dtype) return own;
   return *dtype == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-double GeminiStrategy::host_share() const {
+double GeminiStrategy::host_fraction() const {
   switch (policy_) {
     case detail::PlacementPolicy::kAuto:
     case detail::PlacementPolicy::kCpu:
@@ -130,66 +181,27 @@ double GeminiStrategy::host_share() const {
     case detail::PlacementPolicy::kStatic:
       break;
   }
-  // The optimizer works on the parts that parameters are gathered from: they are in one place.
+  // The optimizer steps the shards that parameters are gathered from: they are in one place.
   return std::max(options_.offload_param_frac, options_.offload_optim_frac);
 }
 
-GeminiStrategy::Divided GeminiStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
-  using namespace detail;
-  const auto computed = compute_dtype();
-  const int ranks = ranks_->size();
-  auto owned = owned_params(module, units);
-  // What the root has is whole all through a step; it shall not hold others' parameters there.
-  std::stable_partition(owned.begin(), owned.end(), [&](const auto& param) { return param.unit == units.size(); });
-  std::vector<ChunkParam> params;
-  for (const auto& [name, param, unit] : owned) {
-    LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[colossalai] parameter \"", name,
-                "\" is ", param.toString(), "; only dense floating point parameters can be divided");
-    params.push_back({name, param.sizes().vec(), kept_dtype(param.scalar_type()), param.unsafeGetTensorImpl(),
-                      unit == units.size() ? 0 : 1});
-  }
-  keep_gathered_ = false;
-  auto chunk_size = options_.chunk_size;
-  if (params.empty()) {
-    chunk_size = ranks;
-  } else if (chunk_size > 0) {
-    check_chunk_size(chunk_size, params, ranks);
-  } else {
-    constexpr double kMi = 1 << 20;
-    const auto found = search_chunk_size(params, {.range = static_cast<int64_t>(options_.search_range_m * kMi),
-                                                  .min_chunk = static_cast<int64_t>(options_.min_chunk_size_m * kMi),
-                                                  .interval = options_.hidden_dim ? options_.hidden_dim : 1024,
-                                                  .ranks = ranks});
-    chunk_size = found.elements;
-    keep_gathered_ = found.keep_gathered;
-  }
-  chunks_ = plan_chunks(params, chunk_size, ranks);
-
+GroupPlan GeminiStrategy::plan_groups(const std::vector<detail::GroupedParam>& params, size_t units) {
+  auto grouped = detail::group_in_chunks(params, units, options_, ranks_->size());
+  chunks_ = std::move(grouped.chunks);
+  keep_gathered_ = grouped.groups.stays_gathered;
   std::vector<int64_t> sizes;
   for (const auto& chunk : chunks_.chunks) sizes.push_back(chunk.occupied);
-  const auto on_host = first_part(sizes, host_share());
-  Divided divided;
-  for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
-  divided.units.push_back({"", nullptr, {}});
-  const auto options = group_options();
-  for (size_t i = 0; i < chunks_.chunks.size(); ++i) {
-    std::vector<ShardedParam> members;
-    for (const auto index : chunks_.chunks[i].params)
-      members.push_back({.name = owned[index].name, .param = owned[index].param});
-    auto own = options;
-    own.offload = on_host[i];
-    own.dtype = chunks_.chunks[i].dtype;
-    own.param_dtype = computed ? computed : own.dtype;
-    own.grad_dtype = on_host[i] && computed == at::kBFloat16 ? computed : own.dtype;
-    divided.groups.push_back(
-        std::make_unique<ShardGroup>(fmt::format("chunk {}", i), std::move(members), ranks_, replicas_, lanes_, own));
-    for (const auto index : chunks_.chunks[i].params) {
-      auto& needs = divided.units[owned[index].unit].groups;
-      if (std::ranges::find(needs, divided.groups.back().get()) == needs.end())
-        needs.push_back(divided.groups.back().get());
-    }
-  }
-  return divided;
+  on_host_ = detail::first_part(sizes, host_fraction());
+  return std::move(grouped.groups);
+}
+
+detail::GroupOptions GeminiStrategy::options_of_group(const GroupPlan& plan, size_t group) const {
+  const auto computed = compute_dtype();
+  auto options = ShardedStrategy::options_of_group(plan, group);
+  options.offload = on_host_[group];
+  options.param_dtype = computed ? computed : options.dtype;
+  options.grad_dtype = options.offload && computed == at::kBFloat16 ? computed : options.dtype;
+  return options;
 }
 
 void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
@@ -198,12 +210,12 @@ void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
   const int ranks = ranks_->size();
   int64_t total = 0;
   for (const auto& param : named_unique_parameters(module)) {
-    const auto kept = kept_dtype(param.tensor.scalar_type()), computed = compute_dtype().value_or(kept);
+    const auto kept = shard_dtype(param.tensor.scalar_type()), computed = compute_dtype().value_or(kept);
     // The part, the same as it is sent where that is another dtype, a gradient, two moments.
     const auto each = width(kept) + (computed == kept ? 0 : width(computed)) + width(computed) + 2 * width(kept);
     total += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks * each;
   }
-  const auto bytes = static_cast<int64_t>(host_share() * static_cast<double>(total));
+  const auto bytes = static_cast<int64_t>(host_fraction() * static_cast<double>(total));
   const auto needed = bytes * ranks_on_this_node(*group_);
   const auto available = available_host_memory().value_or(std::numeric_limits<int64_t>::max());
   // Ranks of different nodes must come to the same end.
@@ -216,11 +228,11 @@ void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
               "\"static\" with a smaller offload_optim_frac");
 }
 
-std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Divided& divided) {
+std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Sharded& sharded) {
   using namespace detail;
   std::vector<ShardGroup*> groups;
   std::vector<int64_t> sizes;
-  for (const auto& group : divided.groups) {
+  for (const auto& group : sharded.groups) {
     groups.push_back(group.get());
     sizes.push_back(group->full_bytes());
   }
@@ -263,8 +275,10 @@ std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Divided&
   const int ranks = ranks_->size();
   const auto process_group = ranks_->process_group();
   const int copies = !process_group ? 0 : process_group->getBackendType() == c10d::ProcessGroup::NCCL ? 1 : 2;
-  return std::make_unique<GeminiResidency>(std::move(groups), keep, ranks, copies, std::move(options),
-                                           std::move(source));
+  std::vector<ChunkResidence> chunks;
+  for (size_t i = 0; i < groups.size(); ++i) chunks.push_back(residence_of(*groups[i], keep[i], ranks * copies));
+  return std::make_unique<GeminiResidency>(Residency::Groups(groups.begin(), groups.end()), std::move(chunks),
+                                           std::move(options), std::move(source));
 }
 
 Optimizer GeminiStrategy::setup_optimizer(Optimizer optimizer) {

@@ -1,3 +1,5 @@
+#include "levin/strategies/module_states.h"
+
 #include <unordered_set>
 
 #include <fmt/format.h>
@@ -7,7 +9,6 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/distributed/checks.h"
-#include "levin/strategies/ddp.h"
 
 namespace levin::detail {
 namespace {

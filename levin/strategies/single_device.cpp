@@ -1,21 +1,14 @@
 #include "levin/strategies/single_device.h"
 
-#include "levin/core/error.h"
-
 namespace levin {
 
-// A strategy is made by its name before anything is known of the run, and told its place by Fabric::launch. That is the
-// one moment to refuse a world that it cannot serve.
-void SingleDeviceStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
-  LEVIN_CHECK(group->size() == 1, "[strategy] \"single_device\" is for one process, and there are ", group->size(),
-              "; \"ddp\" is the one that keeps a copy of the model in each");
-  group_ = std::move(group);
-  device_ = device;
-}
+// What a strategy says of itself. The batch of one process is that of all of them, so batch norm has nothing to do.
+SingleDeviceStrategy::SingleDeviceStrategy()
+    : Strategy({.name = "single_device", .one_process = true, .syncs_batchnorm = true}) {}
 
-Collective& SingleDeviceStrategy::group() const {
-  LEVIN_CHECK(group_, "[strategy] \"single_device\" has not been connected; call launch() first");
-  return *group_;
+// The names under which it can be chosen; choice.cpp has a row for them.
+std::vector<NamedStrategy> SingleDeviceStrategy::names() {
+  return {{"single_device", [] { return std::make_unique<SingleDeviceStrategy>(); }}};
 }
 
 // The module is on its device and in its dtype already. A strategy that has something to do around its forward and
@@ -24,7 +17,7 @@ std::unique_ptr<ModuleSync> SingleDeviceStrategy::setup_module(torch::nn::Module
   return nullptr;
 }
 
-// The optimizer stays as it is (setup_optimizer of the base), and the gradients are whole, so their norm is the plain
-// one (grad_norm of the base).
+// The optimizer stays as it is (setup_optimizer of the base), the gradients are full, so their norm is the plain one
+// (grad_norm of the base), and all state is here (layout_over of the base).
 
 }  // namespace levin

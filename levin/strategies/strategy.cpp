@@ -6,33 +6,42 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
+#include "levin/strategies/layout.h"
 
 namespace levin {
 
-void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward) {
-  try {
-    for (auto* module : modules) module->before_backward(loss);
-    backward();
-  } catch (const std::exception& error) {
-    std::exception_ptr better;  // every module must come to rest, also when one of them knows a better line
-    for (auto* module : modules) try {
-        module->backward_failed(error);
-      } catch (const std::exception&) {
-        if (!better) better = std::current_exception();
-      }
-    if (better) std::rethrow_exception(better);
-    throw;
-  }
-  for (auto* module : modules) module->after_backward();
+// A strategy is made before anything is known of the run, and told its place by Fabric::launch. That is the one moment
+// to refuse a number of ranks that it cannot serve.
+void Strategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
+  LEVIN_CHECK(!traits_.one_process || group->size() == 1, "[strategy] \"", name(),
+              "\" is for one process, and there are ", group->size(),
+              "; \"ddp\" is the one that keeps a copy of the model in each");
+  group_ = std::move(group);
+  device_ = device;
+  on_connect();
+}
+
+Collective& Strategy::group() const {
+  LEVIN_CHECK(group_, "[strategy] \"", name(), "\" has not been connected; call launch() first");
+  return *group_;
 }
 
 void Strategy::sync_batchnorm() {
-  levin::detail::fail("[" + name() +
-                      "] sync_batchnorm is not possible with this strategy; leave it out, or use strategy \"ddp\"");
+  LEVIN_CHECK(traits_.syncs_batchnorm, "[", name(),
+              "] sync_batchnorm is not possible with this strategy; leave it out, or use strategy \"ddp\"");
+  sync_batchnorm_ = true;
+}
+
+StateLayout Strategy::layout_over(int ranks) const {
+  return {.ranks = ranks};
+}
+
+StateLayout Strategy::layout() const {
+  return layout_over(group().size());
 }
 
 Tensor Strategy::grad_norm(std::span<const Tensor> params, double norm_type) {
-  // Every rank holds whole gradients here, so no communication is needed; one norm per tensor, then the norm of those.
+  // Every rank holds full gradients here, so no communication is needed; one norm per tensor, then the norm of those.
   at::NoGradGuard no_grad;
   std::vector<Tensor> grads;
   for (const auto& param : params)

@@ -1,10 +1,17 @@
+#include "levin/strategies/zero.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/strategies/fsdp.h"
 
 namespace levin {
-namespace detail {
 namespace {
+
+using detail::is_full;
+using detail::ShardingPlan;
 
 void check_offload(const char* what, const ZeroOffload& offload) {
   static const std::vector<std::string> kDevices{"none", "cpu", "nvme"};
@@ -14,8 +21,7 @@ void check_offload(const char* what, const ZeroOffload& offload) {
               " to \"nvme\" needs a folder: set nvme_path");
 }
 
-}  // namespace
-
+/// What the options ask for; an Error, one line, for what cannot be.
 ShardingPlan plan_of(const ZeroOptions& options) {
   LEVIN_CHECK(options.stage >= 1 && options.stage <= 3, "[deepspeed] stage ", options.stage,
               " is not allowed (1, 2 or 3; \"ddp\" is what stage 0 would be)");
@@ -34,7 +40,7 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   ShardingPlan plan;
   plan.name = fmt::format("deepspeed_stage_{}", options.stage);
   plan.units = options.auto_wrap_policy;
-  plan.keeps_whole = options.stage < 3;
+  plan.keeps_full = options.stage < 3;
   plan.reduces_at_end = options.stage == 1;
   plan.grads_as_computed = options.stage < 3;
   plan.residency.releases_after_forward = options.stage == 3;
@@ -63,8 +69,29 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   return plan;
 }
 
-}  // namespace detail
+ZeroOptions stage(int number, bool offload) {
+  ZeroOptions options{.stage = number};
+  if (offload) options.offload_optimizer.device = "cpu";
+  if (offload && number == 3) options.offload_param.device = "cpu";
+  return options;
+}
 
-ZeroStrategy::ZeroStrategy(const ZeroOptions& options) : ShardedStrategy(detail::plan_of(options)) {}
+}  // namespace
+
+ZeroStrategy::ZeroStrategy(const ZeroOptions& options) : ShardedStrategy(plan_of(options)) {}
+
+std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options) {
+  return std::make_unique<ZeroStrategy>(options);
+}
+
+std::vector<NamedStrategy> ZeroStrategy::names() {
+  std::vector<NamedStrategy> names{named_strategy("deepspeed", stage(2, false), stage(2, true))};
+  for (const int number : {1, 2, 3}) {
+    const auto name = fmt::format("deepspeed_stage_{}", number);
+    names.push_back(named_strategy(name, stage(number, false), stage(number, true)));
+    names.push_back(named_strategy(name + "_offload", stage(number, true), stage(number, true)));
+  }
+  return names;
+}
 
 }  // namespace levin

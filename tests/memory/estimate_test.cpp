@@ -17,7 +17,7 @@
 #include "levin/optim/adam.h"
 #include "levin/optim/adam_8bit.h"
 #include "levin/optim/sgd.h"
-#include "levin/strategies/sharding_options.h"
+#include "levin/strategies/options.h"
 
 namespace levin {
 namespace {

@@ -9,7 +9,7 @@
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
 #include "levin/optim/adam.h"
-#include "levin/strategies/sharding_options.h"
+#include "levin/strategies/options.h"
 #include "tests/strategies/training.h"
 
 namespace levin {

@@ -21,7 +21,7 @@ std::string weight_after(bool divide_by_initial_world_size, bool find_unused) {
       net->weight.zero_();
     }
     const auto sync = strategy.setup_module(*net);
-    EXPECT_TRUE(sync->begin_join(divide_by_initial_world_size));
+    sync->uneven_inputs()->begin(divide_by_initial_world_size);
     for (int step = 0; step < (ranks.rank() == 0 ? 3 : 1); ++step) {
       net->zero_grad();
       sync->before_forward();
@@ -34,7 +34,7 @@ std::string weight_after(bool divide_by_initial_world_size, bool find_unused) {
       at::NoGradGuard no_grad;
       net->weight.sub_(net->weight.grad());
     }
-    sync->end_join();
+    sync->uneven_inputs()->end();
     return std::to_string(net->weight.item<float>());
   });
   EXPECT_EQ(results[0].text, results[1].text);

@@ -6,7 +6,6 @@
 #include "levin/core/error.h"
 #include "levin/strategies/gemini/chunk_plan.h"
 #include "levin/strategies/gemini/chunk_search.h"
-#include "levin/strategies/gemini/tensor_states.h"
 
 namespace levin::detail {
 namespace {
@@ -153,49 +152,6 @@ TEST(GeminiSearch, RefusalsNameTheParameterAndWhatToSet) {
             "[colossalai] chunk_size 100 is smaller than parameter \"a\" with 512 elements; set chunk_size to 512 or "
             "more, or to 0 to have it searched for");
   EXPECT_THAT(error_of([] { search_chunk_size({}, {}); }), HasSubstr("no parameters"));
-}
-
-TEST(GeminiStates, OnlyLegalStepsAreTaken) {
-  using enum TensorState;
-  const std::vector<TensorState> all{kFree, kHold, kCompute, kHoldAfterBackward, kReadyForReduce};
-  const std::vector<std::pair<TensorState, TensorState>> legal{{kFree, kHold},
-                                                               {kFree, kCompute},
-                                                               {kHold, kFree},
-                                                               {kHold, kCompute},
-                                                               {kCompute, kHold},
-                                                               {kCompute, kHoldAfterBackward},
-                                                               {kHoldAfterBackward, kCompute},
-                                                               {kHoldAfterBackward, kReadyForReduce},
-                                                               {kReadyForReduce, kHold}};
-  for (const auto from : all)
-    for (const auto to : all)
-      EXPECT_EQ(is_legal(from, to), std::ranges::find(legal, std::pair(from, to)) != legal.end());
-}
-
-TEST(GeminiStates, CountsTellWhenAChunkMayLeaveAndBeReduced) {
-  using enum TensorState;
-  ChunkStates states(4);
-  EXPECT_EQ(states.count(kFree), 4);
-  EXPECT_FALSE(states.can_release());
-  states.move_all(kHold);
-  EXPECT_TRUE(states.can_release());
-  EXPECT_TRUE(states.move(1, kCompute));
-  EXPECT_FALSE(states.can_release());
-  EXPECT_TRUE(states.computing());
-  EXPECT_FALSE(states.move(1, kReadyForReduce));  // the gradient came before the operation ended
-  EXPECT_EQ(states.at(1), kCompute);
-  states.move_all(kCompute);
-  states.move_all(kHoldAfterBackward);
-  EXPECT_TRUE(states.can_release());
-  for (size_t i = 0; i < 4; ++i) {
-    EXPECT_FALSE(states.can_reduce());
-    states.move(i, kReadyForReduce);
-  }
-  EXPECT_TRUE(states.can_reduce());
-  EXPECT_EQ(states.count(kReadyForReduce), 4);
-  EXPECT_FALSE(states.can_release());
-  states.move_all(kHold);
-  EXPECT_EQ(states.count(kHold), 4);
 }
 
 }  // namespace

@@ -427,5 +427,31 @@ TEST(GeminiPlacement, OtherPoliciesDoAsTheyAreCalled) {
   EXPECT_THROW(placement_policy("gpu"), Error);
 }
 
+TEST(GeminiPlacement, AChunkIsNotEvictedWhileItIsComputedWith) {
+  std::vector<ChunkResidence> chunks(3);
+  for (auto& chunk : chunks) chunk.bytes = 10;
+  FakeMemory::Bytes memory;
+  Placement placement({.capacity = 125, .warmup_model_ratio = 0.2}, chunks, std::make_unique<FakeMemory>(&memory));
+  placement.begin_pass(Pass::kForward, true);
+  const auto use = [&](int chunk) {
+    const auto leave = placement.make_room(std::vector{chunk});
+    placement.chunks()[static_cast<size_t>(chunk)].where = Where::kHere;
+    return leave;
+  };
+  EXPECT_THAT(use(0), IsEmpty());
+  EXPECT_THAT(use(1), IsEmpty());
+  EXPECT_THAT(use(2), IsEmpty());  // 30 bytes are more than 25, but all three are in use
+  const auto after = [&](const std::function<void()>& what) {
+    what();
+    return placement.make_room(std::vector{2});
+  };
+  EXPECT_THAT(after([&] { EXPECT_TRUE(placement.keeps(0, Pass::kForward)); }), ElementsAre(0));
+  placement.chunks()[0].where = Where::kAway;
+  placement.make_room(std::vector{0});
+  placement.chunks()[0].where = Where::kHere;
+  EXPECT_THAT(after([&] { placement.reduced(1); }), ElementsAre(1));
+  EXPECT_THAT(after([&] { placement.abandon(), placement.begin_pass(Pass::kForward, true); }), ElementsAre(1));
+}
+
 }  // namespace
 }  // namespace levin::detail

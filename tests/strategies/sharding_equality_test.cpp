@@ -137,7 +137,7 @@ struct OddTrainee {
       : strategy(make_strategy(choice, group.size())) {
     strategy->connect({&group, [](auto*) {}}, at::kCPU);
     strategy->set_precision(plan);
-    if (!strategy->places_modules() && plan.params) module.to(*plan.params);
+    if (!strategy->traits().places_modules && plan.params) module.to(*plan.params);
     sync = strategy->setup_module(module);
   }
   Tensor forward(const std::function<Tensor()>& call) {

@@ -145,10 +145,10 @@ TEST(SyncBatchNormOfStrategies, EndsWithAForwardThatThrows) {
 }
 
 /// A strategy that knows nothing of batch norm.
-class OwnStrategy final : public SingleDeviceStrategy {
+class OwnStrategy final : public Strategy {
  public:
-  std::string name() const override { return "own"; }
-  void sync_batchnorm() override { Strategy::sync_batchnorm(); }
+  OwnStrategy() : Strategy({.name = "own"}) {}
+  std::unique_ptr<ModuleSync> setup_module(torch::nn::Module&) override { return nullptr; }
 };
 
 TEST(SyncBatchNormOfStrategies, IsRefusedByNameWhereItCannotBe) {

@@ -74,7 +74,7 @@ struct Session {
     params = unique_parameters(*net);
     strategy->connect({&group, [](auto*) {}}, at::kCPU);
     strategy->set_precision(plan);
-    if (!strategy->places_modules() && plan.params) net->to(*plan.params);
+    if (!strategy->traits().places_modules && plan.params) net->to(*plan.params);
     sync = strategy->setup_module(*net);
   }
   Tensor forward(const Tensor& x) {

@@ -25,7 +25,7 @@ TEST(SyncBatchNormOfTrainer, KeepsTheOptionsOfTheStrategy) {
                                      .devices = 2,
                                      .sync_batchnorm = true},
                                     0);
-  const auto* options = std::get_if<FsdpOptions>(&plan.fabric.strategy.value());
+  const auto* options = plan.fabric.strategy.options<FsdpOptions>();
   ASSERT_TRUE(options);
   EXPECT_EQ(options->sharding_strategy, "grad_op");
 }

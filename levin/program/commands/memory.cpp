@@ -83,9 +83,7 @@ bool parse_memory(const std::vector<std::string>& words, MemoryFlags& flags) {
   app.add_option("--num-classes", flags.num_classes, "classes of images (1000)")->type_name("N");
   app.add_option("--sequence-length", flags.sequence_length, "tokens of a sequence (as many as the model takes)")
       ->type_name("N");
-  app.add_option("--strategy", flags.strategy,
-                 "single_device, ddp, fsdp, deepspeed_stage_1, _2 or _3 (and _offload), colossalai (auto)")
-      ->type_name("NAME");
+  app.add_option("--strategy", flags.strategy, join(known_strategies()) + " (auto)")->type_name("NAME");
   app.add_option("--precision", flags.precision, "32-true, bf16-mixed, bf16-true, ... (32-true)")->type_name("NAME");
   app.add_option("--optimizer", flags.optimizer, join(known_memory_optimizers()) + " (adam)")->type_name("NAME");
   app.add_option("--devices,--world-size", flags.devices, "ranks (1)")->type_name("N");
@@ -110,7 +108,7 @@ bool parse_memory(const std::vector<std::string>& words, MemoryFlags& flags) {
     if (std::find(known.begin(), known.end(), word) == known.end()) fail_unknown("levin memory", flag, word, known);
   };
   check_word("--accelerator", flags.accelerator, {"cuda", "gpu", "cpu"});
-  check_word("--strategy", flags.strategy, known_layouts());
+  check_word("--strategy", flags.strategy, known_strategies());
   check_word("--optimizer", flags.optimizer, known_memory_optimizers());
   for (const auto& [flag, path] : {std::pair("--plot", flags.plot), std::pair("--timeline", flags.timeline)})
     LEVIN_CHECK(path.empty() || path.ends_with(".svg") || path.ends_with(".png"), "[levin memory] ", flag, " \"", path,
@@ -131,8 +129,7 @@ MemoryQuestion question_of(const MemoryFlags& flags) {
 }
 
 std::string row_name(const MemoryQuestion& question) {
-  const auto strategy =
-      question.strategy == "auto" ? question.world_size > 1 ? "ddp" : "single_device" : question.strategy;
+  const auto strategy = resolve_strategy_name(question.strategy, question.world_size);
   auto name = question.precision;
   if (question.world_size > 1 || strategy != "single_device") name += " " + strategy;
   if (question.world_size > 1) name += fmt::format(" x{}", question.world_size);

@@ -44,7 +44,7 @@ ChunkPlan plan_chunks(std::span<const ChunkParam> params, int64_t chunk_size, in
 ChunkPlan plan_chunks_by_use(std::span<const ChunkParam> params, std::span<const std::string> used, int64_t chunk_size,
                              int ranks);
 
-/// Elements of a rank's part of the chunk that hold values and not padding; over all ranks they sum up to `utilized`.
+/// Elements of a rank's shard of the chunk that hold values and not padding; over all ranks they sum up to `utilized`.
 int64_t valid_elements(const PlannedChunk& chunk, std::span<const ChunkParam> params, int ranks, int rank);
 
 }  // namespace levin::detail

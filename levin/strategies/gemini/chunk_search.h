@@ -9,11 +9,11 @@
 
 namespace levin::detail {
 
-/// A parameter as the division into chunks sees it.
+/// A parameter as it is placed in chunks.
 struct ChunkParam {
   std::string name;
   std::vector<int64_t> sizes;
-  /// Of the part that is kept between steps.
+  /// Of the shard that is kept between steps.
   c10::ScalarType dtype = c10::ScalarType::Float;
   /// Who it is: a parameter that comes twice (tied) is placed once. Null: someone of its own.
   const void* key = nullptr;
@@ -21,7 +21,7 @@ struct ChunkParam {
   int section = 0;
 
   int64_t numel() const;
-  /// Elements that it takes when its rows are divided over that many ranks: every rank has room for as many rows.
+  /// Elements that it takes when its rows are sharded over that many ranks: every rank has room for as many rows.
   int64_t padded_numel(int ranks) const;
 };
 
@@ -38,7 +38,7 @@ struct ChunkSize {
   int64_t elements = 0;
   /// Elements at the ends of chunks that no parameter uses.
   int64_t waste = 0;
-  /// All parameters together are smaller than the least chunk: there is one, and dividing it would save nothing.
+  /// All parameters together are smaller than the least chunk: there is one, and sharding it would save nothing.
   bool keep_gathered = false;
 };
 

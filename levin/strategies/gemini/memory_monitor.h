@@ -40,8 +40,8 @@ class MemoryMonitor {
   void begin();
   /// A use begins with so many bytes of parameters in memory.
   void begin_period(int64_t model_bytes);
-  /// Parameters are about to come or go, and did: now there are so many bytes of them. What is in memory in between is
-  /// not measured: the placement knows what chunks take while they come.
+  /// Parameters are about to be gathered or released, and were: now they take this many bytes. What is in memory in
+  /// between is not measured: the placement knows what chunks take while they are gathered.
   void layout_changing() { read_peak(); }
   void layout_changed(int64_t model_bytes);
   void finish();

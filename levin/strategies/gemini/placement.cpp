@@ -21,7 +21,7 @@ bool among_chunks(int chunk, std::span<const int> chunks) {
   return std::ranges::find(chunks, chunk) != chunks.end();
 }
 
-int64_t share_of_bytes(double ratio, int64_t bytes) {
+int64_t fraction_of(double ratio, int64_t bytes) {
   return static_cast<int64_t>(ratio * static_cast<double>(bytes));
 }
 
@@ -70,7 +70,7 @@ void Placement::begin_pass(Pass pass, bool training) {
 }
 
 void Placement::end_pass(Pass pass) {
-  for (auto& chunk : chunks_) chunk.states.move_all(TensorState::kHold);
+  for (auto& chunk : chunks_) chunk.computing = false;
   if (record_ && record_->open && (pass == Pass::kBackward || record_ == &records_[kEvaluation])) finish_step(*record_);
 }
 
@@ -139,8 +139,8 @@ void Placement::drop(Record& record) {
   record.trace.clear();
   ++counts_.mismatches;
   warn_once(
-      "[colossalai] parameters are used in another order than in the recorded step; they are brought without "
-      "foresight until a step was recorded again");
+      "[colossalai] parameters are used in another order than in the recorded step; they are not prefetched "
+      "until a step was recorded again");
 }
 
 void Placement::follow(Record& record, std::span<const int> needed) {
@@ -162,7 +162,7 @@ std::vector<int> Placement::make_room(std::span<const int> needed) {
   auto& record = *record_;
   follow(record, needed);
   for (const auto chunk : needed) {
-    chunks_[static_cast<size_t>(chunk)].states.move_all(TensorState::kCompute);
+    chunks_[static_cast<size_t>(chunk)].computing = true;
     chunks_[static_cast<size_t>(chunk)].last_use = now_;
   }
   if (options_.policy != PlacementPolicy::kAuto) return {};
@@ -176,9 +176,9 @@ std::vector<int> Placement::make_room(std::span<const int> needed) {
     coming += chunk.bytes + chunk.arriving_bytes - chunk.bytes_now();
     here += chunk.bytes - chunk.bytes_now();
   }
-  const auto limit = share_of_bytes(options_.steady_ratio, options_.capacity);
+  const auto limit = fraction_of(options_.steady_ratio, options_.capacity);
   int64_t others = 0;
-  int64_t over = coming - share_of_bytes(options_.warmup_model_ratio, options_.capacity);
+  int64_t over = coming - fraction_of(options_.warmup_model_ratio, options_.capacity);
   int64_t over_limit = coming - limit;
   if (record.ready) {
     const auto& period = record.periods[static_cast<size_t>(record.clock - 1)];
@@ -237,7 +237,7 @@ std::vector<int> Placement::by_eviction(std::span<const int> needed) const {
   for (size_t i = 0; i < chunks_.size(); ++i) {
     const auto& chunk = chunks_[i];
     const auto index = static_cast<int>(i);
-    if (chunk.where == Where::kAway || chunk.states.computing() || chunk.keep || among_chunks(index, needed)) continue;
+    if (chunk.where == Where::kAway || chunk.computing || chunk.keep || among_chunks(index, needed)) continue;
     distance[i] = record_->ready ? next_use(index) : -chunk.last_use;
     order.push_back(index);
   }
@@ -267,7 +267,7 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
     else
       coming += chunk.where == Where::kComing;
   }
-  const auto limit = share_of_bytes(options_.steady_ratio, options_.capacity) - record.excess;
+  const auto limit = fraction_of(options_.steady_ratio, options_.capacity) - record.excess;
   auto leaving = monitor_ ? by_eviction(needed) : std::vector<int>{};
   size_t first_leaving = 0;
   int64_t work = 0;
@@ -299,7 +299,7 @@ Placement::Ahead Placement::ahead(std::span<const int> needed) {
 
 bool Placement::keeps(int index, Pass pass) {
   auto& chunk = chunks_[static_cast<size_t>(index)];
-  chunk.states.move_all(pass == Pass::kForward ? TensorState::kHold : TensorState::kHoldAfterBackward);
+  chunk.computing = false;
   if (chunk.keep || (pass == Pass::kForward && needed_next(index))) return true;
   switch (options_.policy) {
     case PlacementPolicy::kCpu:
@@ -316,13 +316,11 @@ bool Placement::keeps(int index, Pass pass) {
 }
 
 void Placement::reduced(int index) {
-  auto& states = chunks_[static_cast<size_t>(index)].states;
-  states.move_all(TensorState::kReadyForReduce);
-  states.move_all(TensorState::kHold);
+  chunks_[static_cast<size_t>(index)].computing = false;
 }
 
 void Placement::abandon() {
-  for (auto& chunk : chunks_) chunk.states.move_all(TensorState::kHold);
+  for (auto& chunk : chunks_) chunk.computing = false;
   for (auto& record : records_) {
     record.open = false;
     record.recording = false;

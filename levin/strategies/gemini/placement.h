@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "levin/strategies/gemini/memory_monitor.h"
-#include "levin/strategies/gemini/tensor_states.h"
 #include "levin/strategies/gemini/use_trace.h"
 #include "levin/strategies/sharding/residency.h"
 
@@ -22,14 +21,15 @@ PlacementPolicy placement_policy(const std::string& word);
 struct ChunkResidence {
   enum class Where : uint8_t { kAway, kComing, kHere };
   std::string name;
-  /// Of the whole chunk, and of what its parts arrive in, which is there until it is put together; 0: it comes into its
-  /// place.
+  /// Of the gathered chunk, and of what its shards are gathered into until it is put together from them; 0: they are
+  /// gathered in place.
   int64_t bytes = 0;
   int64_t arriving_bytes = 0;
-  /// Stays once it is here.
+  /// Stays gathered within a step.
   bool keep = false;
   Where where = Where::kAway;
-  ChunkStates states{1};
+  /// A unit computes with it: it cannot be evicted.
+  bool computing = false;
   int64_t last_use = -1;
 
   int64_t bytes_now() const {
@@ -39,8 +39,8 @@ struct ChunkResidence {
 
 struct PlacementOptions {
   PlacementPolicy policy = PlacementPolicy::kAuto;
-  /// Bytes of the device, and the shares of it that parameters may use in a step that is recorded, and that everything
-  /// may use later. For "auto" alone.
+  /// Bytes of the device, and the fractions of it that parameters may use in a step that is recorded, and that
+  /// everything may use later. For "auto" alone.
   int64_t capacity = 0;
   double warmup_model_ratio = 0.2;
   double steady_ratio = 0.9;
@@ -52,7 +52,7 @@ struct PlacementOptions {
   std::function<void(int64_t)> after_record = {};
 };
 
-/// Decides which chunks are whole on the device at what time.
+/// Decides which chunks are gathered on the device at what time.
 ///
 /// The first step of a kind (training, evaluation) is recorded: which chunks are used, one after the other, and with
 /// "auto" how much memory everything else takes meanwhile. From then on chunks are brought before their time, and when

@@ -1,39 +1,14 @@
 #include "levin/strategies/gemini/residency.h"
 
 namespace levin::detail {
-namespace {
 
-std::vector<ChunkResidence> residences(const std::vector<ShardGroup*>& groups, const std::vector<bool>& keep, int ranks,
-                                       int copies) {
-  std::vector<ChunkResidence> chunks;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    const auto& group = *groups[i];
-    ChunkResidence chunk;
-    chunk.name = group.name();
-    chunk.keep = keep[i];
-    chunk.states = ChunkStates(groups[i]->params().size());
-    if (!group.whole()) {
-      chunk.bytes = group.full_bytes();
-      const auto& options = group.options();
-      const auto part = group.shard_bytes() / static_cast<int64_t>(c10::elementSize(*options.dtype)) *
-                        static_cast<int64_t>(c10::elementSize(*options.param_dtype));
-      chunk.arriving_bytes = part * ranks * copies;
-    }
-    chunks.push_back(std::move(chunk));
-  }
-  return chunks;
-}
-
-}  // namespace
-
-GeminiResidency::GeminiResidency(std::vector<ShardGroup*> chunks, const std::vector<bool>& keep, int ranks, int copies,
-                                 PlacementOptions options, std::unique_ptr<MemorySource> source)
-    : groups_(std::move(chunks)),
-      placement_(std::move(options), residences(groups_, keep, ranks, copies), std::move(source)) {
+GeminiResidency::GeminiResidency(Groups groups, std::vector<ChunkResidence> chunks, PlacementOptions options,
+                                 std::unique_ptr<MemorySource> source)
+    : groups_(std::move(groups)), placement_(std::move(options), std::move(chunks), std::move(source)) {
   for (size_t i = 0; i < groups_.size(); ++i) index_[groups_[i]] = static_cast<int>(i);
 }
 
-std::vector<int> GeminiResidency::indices(const std::vector<ShardGroup*>& groups) const {
+std::vector<int> GeminiResidency::indices(const Groups& groups) const {
   std::vector<int> result;
   for (const auto* group : groups) result.push_back(index_.at(group));
   return result;
@@ -44,14 +19,13 @@ void GeminiResidency::look() {
   for (size_t i = 0; i < groups_.size(); ++i) {
     auto& chunk = placement_.chunks()[i];
     switch (groups_[i]->state()) {
-      case ShardGroup::State::kSharded:
+      case ScheduledGroup::State::kSharded:
         chunk.where = ChunkResidence::Where::kAway;
-        if (!chunk.states.computing()) chunk.states.move_all(TensorState::kFree);
         break;
-      case ShardGroup::State::kGathering:
+      case ScheduledGroup::State::kGathering:
         chunk.where = ChunkResidence::Where::kComing;
         break;
-      case ShardGroup::State::kGathered:
+      case ScheduledGroup::State::kGathered:
         chunk.where = ChunkResidence::Where::kHere;
         break;
     }
@@ -67,12 +41,12 @@ void GeminiResidency::begin_pass(Pass pass, bool training) {
   placement_.begin_pass(pass, training);
 }
 
-void GeminiResidency::before_use(const std::vector<ShardGroup*>& needed) {
+void GeminiResidency::before_use(const Groups& needed) {
   look();
   for (const auto chunk : placement_.make_room(indices(needed))) release(chunk);
 }
 
-std::vector<ShardGroup*> GeminiResidency::ahead(const std::vector<ShardGroup*>& needed) {
+Residency::Groups GeminiResidency::ahead(const Groups& needed) {
   if (placement_.recording()) {
     // What is measured from here on is the unit's own work.
     for (auto* group : needed) group->finish_gather();
@@ -83,12 +57,12 @@ std::vector<ShardGroup*> GeminiResidency::ahead(const std::vector<ShardGroup*>& 
   look();
   const auto plan = placement_.ahead(indices(needed));
   for (const auto chunk : plan.leave) release(chunk);
-  std::vector<ShardGroup*> bring;
+  Groups bring;
   for (const auto chunk : plan.bring) bring.push_back(groups_[static_cast<size_t>(chunk)]);
   return bring;
 }
 
-bool GeminiResidency::release_after_use(ShardGroup& group, Pass pass) {
+bool GeminiResidency::release_after_use(ScheduledGroup& group, Pass pass) {
   if (placement_.keeps(index_.at(&group), pass)) return false;
   placement_.layout_changing();
   group.release();
@@ -97,7 +71,7 @@ bool GeminiResidency::release_after_use(ShardGroup& group, Pass pass) {
   return true;
 }
 
-void GeminiResidency::after_reduce(ShardGroup& group) {
+void GeminiResidency::after_reduce(ScheduledGroup& group) {
   placement_.reduced(index_.at(&group));
 }
 

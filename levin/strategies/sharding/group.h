@@ -14,29 +14,30 @@
 #include "levin/checkpoint/shards.h"
 #include "levin/distributed/collective.h"
 #include "levin/strategies/sharding/lanes.h"
+#include "levin/strategies/sharding/scheduled_group.h"
 
 namespace levin::detail {
 
 /// A parameter that is spread over ranks. The user's tensor itself (`param`) alternates: between steps it is this
-/// rank's part; from forward to the end of backward it is the whole one, with or without memory behind it.
+/// rank's shard; from forward to the end of backward it is the full one, with or without memory behind it.
 struct ShardedParam {
   std::string name;
   Tensor param;
-  /// Of the whole.
+  /// Of the full parameter.
   std::vector<int64_t> sizes = {};
   /// Rows of the first dimension on each rank (the last ones may have fewer, or none), and elements of a row.
   int64_t rows = 0;
   int64_t row_numel = 0;
-  /// First element in the group's memory of one rank, and in that of the whole.
+  /// First element in the group's memory of one rank, and in that of the full parameters.
   int64_t shard_offset = 0;
   int64_t full_offset = 0;
   /// In the memory of gradients; -1: it gets none.
   int64_t grad_offset = -1;
-  /// This rank's part: a view of the group's memory.
+  /// This rank's shard: a view of the group's memory.
   Tensor shard = {};
-  /// The whole: a view of storage that has memory only while the group is gathered.
+  /// The full parameter: a view of storage that has memory only while the group is gathered.
   Tensor full = {};
-  /// Gradients of the whole parameter that were accumulated without reducing them.
+  /// Gradients of the full parameter that were accumulated without reducing them.
   Tensor unreduced = {};
   ShardPlace place = {};
 
@@ -46,17 +47,17 @@ struct ShardedParam {
 /// How the parameters of a group are kept.
 struct GroupOptions {
   c10::Device device = at::kCPU;
-  /// Of the parts; none: the dtype that the parameters have.
+  /// Of the shards; none: the dtype that the parameters have.
   std::optional<c10::ScalarType> dtype = {};
-  /// The parts and their gradients live in host memory.
+  /// The shards and their gradients live in host memory.
   bool offload = false;
   bool pin_memory = true;
-  /// The parts live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
+  /// The shards live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
   std::string disk_folder = {};
-  /// Of gathered parameters, and in which gradients travel; none: the dtype of the parts.
+  /// Of gathered parameters, and in which gradients are reduced; none: the dtype of the shards.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
-  /// Of reduced gradients; none: the dtype of the parts.
+  /// Of reduced gradients; none: the dtype of the shards.
   std::optional<c10::ScalarType> grad_dtype = {};
   /// Rank 0's values count.
   bool broadcast = true;
@@ -71,80 +72,68 @@ Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
 ///
 /// All memory is taken and given back on the compute stream; other streams wait for it and are waited for. So what is
 /// in memory at one time does not depend on timing.
-class ShardGroup {
+class ShardGroup final : public ScheduledGroup {
  public:
-  enum class State : uint8_t { kSharded, kGathering, kGathered };
-
-  /// Takes this rank's part of parameters that are whole on every rank (or deferred: they are made here), and gives the
-  /// wholes up. `ranks` share the parts; `replicas` are the ranks that hold the same part. All parameters have one
+  /// Takes this rank's shards of parameters that every rank has in full (or deferred: they are made here), and frees
+  /// the full ones. `ranks` have the shards; `replicas` are the ranks that have the same shard. All parameters have one
   /// dtype.
   ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
              std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options);
-  ~ShardGroup();
+  ~ShardGroup() override;
   ShardGroup(const ShardGroup&) = delete;
   ShardGroup& operator=(const ShardGroup&) = delete;
 
   const std::string& name() const { return name_; }
   std::vector<ShardedParam>& params() { return params_; }
-  State state() const { return state_; }
-  /// Bytes of the whole parameters in the dtype in which they are gathered, and of this rank's part as it is kept.
+  /// Bytes of the full parameters in the dtype in which they are gathered, and of this rank's shards as they are kept.
   int64_t full_bytes() const;
-  int64_t full_numel() const { return full_numel_; }
+  int64_t full_numel() const override { return full_numel_; }
   int64_t shard_bytes() const;
   const GroupOptions& options() const { return options_; }
-  /// Whether any parameter needs a gradient now.
-  bool trained() const;
-  /// One rank, on its device, in its dtype: the parts are the wholes, and nothing has to be done.
+  bool trained() const override;
+  /// One rank, on its device, in its dtype: the shards are the full parameters, and nothing has to be done.
   bool whole() const { return whole_; }
   /// Nobody to communicate with.
   bool alone() const;
 
-  /// What parameters show: this rank's part, or the whole. A part that somebody has replaced or changed is taken over.
+  /// What parameters show: this rank's shard, or the full one. A shard that somebody has replaced or changed is taken
+  /// over.
   void show_shards();
   void show_full();
 
-  /// Moves this rank's part, with its gradients, to host memory or to the device; between steps, when nothing is
+  /// Moves this rank's shards, with their gradients, to host memory or to the device; between steps, when nothing is
   /// gathered. What optimizers keep for it is to follow.
   void set_offload(bool offload);
 
-  /// Starts to bring the whole parameters together; returns at once.
-  void begin_gather();
-  /// They are there when this returns, as far as the compute stream is concerned.
-  void finish_gather();
-  /// Gives the memory of the whole parameters back, or keeps it for the next time.
-  void release(bool keep_memory = false);
-  /// The whole parameters in memory are out of date.
+  void begin_gather() override;
+  void finish_gather() override;
+  void release(bool keep_memory = false) override;
+  /// The full parameters in memory are out of date.
   void mark_stale() { stale_ = true; }
-  /// Whether the whole parameters take up memory now.
+  /// Whether the full parameters are allocated now.
   bool has_memory() const;
-  /// Between steps: whether the whole parameters in memory are not those of the parts as they are now. By their values:
-  /// whoever writes through data() leaves no trace in versions. Reads this rank's part once.
+  /// Between steps: whether the full parameters in memory are not those of the shards as they are now. By their values:
+  /// whoever writes through data() leaves no trace in versions. Reads this rank's shards once.
   bool outdated();
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
   bool take_grads();
-  /// Takes the gradients of the whole parameters, sums them over the ranks and adds this rank's part to what is there.
-  void begin_reduce();
-  /// Whether the last pass has reduced, and how often the group is still to be used in it. Kept by the module.
-  struct Progress {
-    int computing = 0;
-    int to_come = 0;
-    bool used = false;
-    bool ready = false;
-    bool reduced = false;
-  } progress;
-  /// What was reduced is in place when this returns; in host memory only with `on_host`, for which the host waits.
-  void finish_reduce(bool on_host = false);
+  /// Sums the gradients of the full parameters over the ranks and adds this rank's shard to what is there.
+  void begin_reduce() override;
+  /// Gradients that go to host memory may still be on their way there.
+  void finish_reduce() override;
+  /// The host waits for them, too.
+  void finish_reduce_on_host();
   /// ... for a group in host memory, when its gradients have arrived there.
   void settle_host();
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
-  /// This rank's part of parameter `i` in the dtype of computation, where the part itself is in host memory in another
-  /// one; whoever changes the part may write it too, and saves the writing at the next gathering.
+  /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
+  /// another one; whoever changes the shard may write it too, and saves the writing at the next gathering.
   Tensor host_copy(size_t i) const;
-  /// After a backward without reduction: the gradients of the wholes stay until the next.
+  /// After a backward without reduction: the gradients of the full parameters stay until the next.
   void keep_unreduced();
-  /// After a backward: parameters that show their part get its gradient.
+  /// After a backward: parameters that show their shard get its gradient.
   void give_grads();
   /// Forgets what a pass that failed has left behind.
   void abandon();
@@ -180,14 +169,13 @@ class ShardGroup {
   std::shared_ptr<Lanes> lanes_;
   GroupOptions options_;
   bool whole_ = false;
-  State state_ = State::kSharded;
   bool stale_ = true;
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
   int64_t grad_numel_ = 0;
   int order_number_ = -1;           // in the order of calls; -1: nobody to compare with
   Tensor shards_;                   // [shard_numel], padded
-  Tensor host_copy_;                // the same in the dtype of computation, for parts in host memory that have another
+  Tensor host_copy_;                // the same in the dtype of computation, for shards in host memory that have another
   Tensor full_;                     // [full_numel] in the dtype of computation; its storage has memory while gathered
   Tensor arrived_;                  // [ranks * shard_numel], from the gathering to its end
   Tensor grads_;                    // [grad_numel] reduced gradients

@@ -212,11 +212,16 @@ void ShardGroup::add_grads(const Tensor& reduced) {
     grads_ = into;
 }
 
-void ShardGroup::finish_reduce(bool on_host) {
+void ShardGroup::finish_reduce() {
   if (reducing_.pending()) arrival_ = reducing_.finish();
   if (any_use_.defined()) forget_unused();
-  if (options_.offload && !on_host) return;
-  if (options_.offload && arrival_) arrival_();
+  if (!options_.offload) settle_host();
+}
+
+void ShardGroup::finish_reduce_on_host() {
+  finish_reduce();
+  if (!options_.offload) return;
+  if (arrival_) arrival_();
   settle_host();
 }
 

@@ -9,7 +9,7 @@
 
 namespace levin::detail {
 
-/// Every part begins where vector loads and fused kernels like it.
+/// Every shard begins where vector loads and fused kernels like it.
 inline int64_t aligned_part(int64_t numel) {
   constexpr int64_t kAlignment = 64;
   return (numel + kAlignment - 1) / kAlignment * kAlignment;
@@ -20,7 +20,7 @@ Tensor hollow(int64_t numel, c10::Device device, c10::ScalarType dtype);
 /// Gives the storage of a tensor its memory, or takes it away from all that show it.
 void set_memory(const Tensor& tensor, bool present);
 
-/// A flat buffer [ranks, part] and a whole tensor, cut into the pieces that correspond: all complete parts together,
+/// A flat buffer [ranks, shard] and a full tensor, cut into the pieces that correspond: all complete shards together,
 /// then the last one when it has fewer rows.
 template <class F>
 void each_piece(const Tensor& columns, const Tensor& flat_whole, const ShardedParam& param, int64_t offset, F&& f) {

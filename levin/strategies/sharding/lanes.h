@@ -21,7 +21,7 @@ namespace levin::detail {
 
 using at::Tensor;
 
-/// What runs beside the computation: a collective, copies around it, or copies alone.
+/// What overlaps with the computation: a collective, copies around it, or copies alone.
 struct LaneWork {
   /// How errors and those who count call it: "fsdp.all_gather".
   std::string_view operation;
@@ -58,8 +58,8 @@ class LaneTask {
   std::unique_ptr<State> state_;
 };
 
-/// Streams beside the compute stream, on which parameters come and gradients go. On the CPU collectives run on threads
-/// of their own and everything else at once.
+/// Streams that overlap with the compute stream: one gathers parameters, one reduces gradients. On the CPU collectives
+/// run on threads of their own and everything else at once.
 class Lanes {
  public:
   enum Which { kGather, kReduce };

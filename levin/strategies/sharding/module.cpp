@@ -14,7 +14,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
-#include "levin/strategies/ddp.h"
+#include "levin/strategies/module_states.h"
 
 namespace levin::detail {
 
@@ -56,7 +56,7 @@ Tensor behind(const Tensor& tensor, const std::shared_ptr<torch::autograd::Node>
 
 }  // namespace
 
-/// Gathers what a unit needs before its forward and lets go of it after.
+/// Gathers what a unit needs before its forward and releases it after.
 class ShardedModule::Around final : public Interceptor {
  public:
   Around(ShardedModule& module, ShardedUnit& unit)
@@ -68,20 +68,18 @@ class ShardedModule::Around final : public Interceptor {
     LEVIN_CHECK(m.depth_ > 0 || again, "[", m.options_.strategy, "] \"", unit_.name,
                 "\" was called outside of the module that setup returned; call that one: net(x), or "
                 "net.call(&Net::method, x)");
-    if (again) {  // for its activations: backward lets go of it
-      m.use(unit_);
+    if (again) {  // for its activations: backward releases it
+      m.use_again(unit_);
       return call.proceed();
     }
     m.resume_forward();
     if (m.options_.everyone) m.options_.everyone->note_doing(doing_);
-    m.use(unit_);
-    for (auto* group : unit_.groups) ++group->progress.computing;
+    m.schedule_->enter_forward(unit_.number);
     const bool training = at::GradMode::is_enabled();
     if (training) m.watch_inputs(call, unit_);
     call.proceed();
     if (training) m.watch_outputs(call, unit_);
-    for (auto* group : unit_.groups)
-      if (--group->progress.computing == 0 && m.residency_->release_after_use(*group, Pass::kForward)) group->release();
+    m.schedule_->leave_forward(unit_.number);
   }
 
  private:
@@ -90,7 +88,7 @@ class ShardedModule::Around final : public Interceptor {
   const std::string doing_;
 };
 
-/// Where a forward can go on after a backward in the middle of it.
+/// Where a forward can resume after a backward in the middle of it.
 class ShardedModule::Entrance final : public Interceptor {
  public:
   explicit Entrance(ShardedModule& module) : module_(module) {}
@@ -109,28 +107,29 @@ ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_
     : groups_(std::move(groups)),
       units_(std::move(units)),
       lanes_(std::move(lanes)),
-      residency_(std::move(residency)),
       options_(std::move(options)),
       buffers_(unique_buffers(module)),
       link_(std::make_shared<Link>(Link{this})) {
   std::vector<SelectedUnit> watched;
+  Schedule::Groups scheduled;
+  std::vector<Schedule::Groups> needs;
+  for (const auto& group : groups_) scheduled.push_back(group.get());
   for (auto& unit : units_) {
+    unit.number = needs.size();
+    needs.emplace_back(unit.groups.begin(), unit.groups.end());
     if (unit.unit) {
       attachments_.push_back(unit.unit->attach(std::make_shared<Around>(*this, unit), Order::kSharding));
       watched.push_back({unit.name, unit.unit, &unit.unit->as_module()});
     }
     watch_gradients(unit);
   }
+  auto how = options_.schedule;
+  how.on_reduced = [this](ScheduledGroup& group) { step_reduced(static_cast<ShardGroup&>(group)); };
+  schedule_ = std::make_unique<Schedule>(std::move(scheduled), std::move(needs), std::move(residency), std::move(how));
   fired_ = FiredCheck(options_.strategy, watched);
   const auto entrance = std::make_shared<Entrance>(*this);
   for (auto* unit : options_.root_users) attachments_.push_back(unit->attach(entrance, Order::kSharding));
   for (const auto& group : groups_) alone_ = alone_ && group->alone();
-  // The root is used first, and done with last.
-  const auto of_root = [&](ShardGroup* group) { return std::ranges::find(units_.back().groups, group); };
-  for (const auto& group : groups_) gather_order_.push_back(group.get());
-  std::ranges::stable_partition(gather_order_,
-                                [&](auto* group) { return of_root(group) != units_.back().groups.end(); });
-  reduce_order_.assign(gather_order_.rbegin(), gather_order_.rend());
 }
 
 ShardedModule::~ShardedModule() {
@@ -163,25 +162,16 @@ void ShardedModule::begin_forward() {
   shows_full_ = true;
   renew_outdated();
   for (const auto& group : groups_) group->show_full();
-  next_gather_ = 0;
-  residency_->begin_pass(Pass::kForward, training_);
-  auto& root = units_.back();
-  use(root);
-  for (auto* group : root.groups) {
-    ++group->progress.computing;
-    if (!training_) continue;
-    group->progress.used = true;
-    ++group->progress.to_come;  // until the end of backward: units that share the group must not be done with it before
-  }
+  schedule_->begin_forward(training_);
 }
 
-/// Between two forwards anybody may write this rank's parts. Wholes that are still in memory then are kept only when
-/// the parts have the same values: an optimizer that steps through data() changes no version. Ranks gather together, so
-/// that one which has something new makes all of them do it.
+/// Between two forwards anybody may write this rank's shards. Full parameters that are still in memory then are kept
+/// only when the shards have the same values: an optimizer that steps through data() changes no version. Ranks gather
+/// together, so that one which has something new makes all of them do it.
 void ShardedModule::renew_outdated() {
   std::vector<ShardGroup*> kept;
   for (const auto& group : groups_) {
-    if (options_.keeps_whole || group->state() != ShardGroup::State::kSharded)
+    if (options_.schedule.keeps_full || group->state() != ShardGroup::State::kSharded)
       kept.push_back(group.get());
     else
       group->mark_stale();
@@ -209,18 +199,17 @@ void ShardedModule::leave_forward() {
   forward_batchnorm_.reset();
   if (std::uncaught_exceptions() > exceptions_) return abandon();
   if (!std::exchange(shows_full_, false)) return;  // it ended with a backward
-  for (auto* group : units_.back().groups) --group->progress.computing;
+  schedule_->end_forward();
   if (!training_) {
-    for (const auto& group : groups_) group->release(options_.keeps_whole);
     lanes_->synchronize();  // who changes parameters in host memory now must not meet a copy that still reads them
     if (auto* order = lanes_->order()) order->begin_step();
   }
-  residency_->end_pass(Pass::kForward);
   for (const auto& group : groups_) group->show_shards();
 }
 
 void ShardedModule::after_forward(std::span<Tensor> outputs) {
-  if (depth_ == 0) gather_rest();
+  // (Not when forward is left, where nothing may throw.)
+  if (depth_ == 0) schedule_->gather_rest(/*keeps=*/shows_full_);
   for (auto& output : outputs) {
     if (output.is_leaf()) {
       hands_out_leaf_ = true;
@@ -236,43 +225,7 @@ void ShardedModule::after_forward(std::span<Tensor> outputs) {
   }
 }
 
-void ShardedModule::use(ShardedUnit& unit) {
-  if (unit.groups.empty()) return;
-  if (inner_ || (in_backward_ && inner_graphs_)) return gather_aside(unit.groups);
-  if (has_own_order()) return use_in_order(unit.groups);
-  residency_->before_use(unit.groups);
-  for (auto* group : unit.groups) group->begin_gather();
-  for (auto* group : unit.groups) group->finish_gather();
-  // Only then: what has arrived and what it was copied to are both in memory until here.
-  for (auto* group : residency_->ahead(unit.groups)) group->begin_gather();
-}
-
-/// Ranks may call units in other orders, or not all of them: each gathers what comes before, too.
-void ShardedModule::use_in_order(const std::vector<ShardGroup*>& needed) {
-  if (!order_adopted_) seen_uses_.insert(seen_uses_.end(), needed.begin(), needed.end());
-  size_t end = next_gather_;
-  for (size_t i = next_gather_; i < gather_order_.size(); ++i)
-    if (std::ranges::find(needed, gather_order_[i]) != needed.end()) end = i + 1;
-  for (; next_gather_ < end; ++next_gather_) {
-    gather_order_[next_gather_]->begin_gather();
-    if (options_.gathers_ahead && next_gather_ + 1 < end) gather_order_[next_gather_ + 1]->begin_gather();
-    gather_order_[next_gather_]->finish_gather();
-  }
-  for (auto* group : needed) group->finish_gather();
-  if (options_.gathers_ahead && end < gather_order_.size()) gather_order_[end]->begin_gather();
-}
-
-/// What this rank did not use; others may have. (Not when forward is left, where nothing may throw.)
-void ShardedModule::gather_rest() {
-  if (!has_own_order()) return;
-  for (; next_gather_ < gather_order_.size(); ++next_gather_) {
-    auto& group = *gather_order_[next_gather_];
-    group.finish_gather();
-    if (!shows_full_ && !training_) group.release(/*keep_memory=*/true);
-  }
-}
-
-/// Outside of the usual course: nothing leaves for it, and nothing comes ahead.
+/// Outside of the schedule: nothing is released for it, and nothing is gathered ahead.
 void ShardedModule::gather_aside(const std::vector<ShardGroup*>& groups) {
   for (auto* group : groups) {
     if (group->state() == ShardGroup::State::kSharded) gathered_aside_.push_back(group);
@@ -298,8 +251,8 @@ void ShardedModule::begin_inner(const std::string& unit) {
               unit.empty() ? std::string("the module") : fmt::format("\"{}\"", unit),
               " was started by loss.backward(); fabric.backward(loss) is needed");
   inner_ = true;
-  // Its graph has nodes that use whole parameters at times that nobody announces.
-  inner_graphs_ = inner_graphs_ || at::GradMode::is_enabled();
+  // Its graph has nodes that use full parameters at times that nobody announces.
+  if (at::GradMode::is_enabled()) schedule_->hold_groups();
   for (const auto& group : groups_) group->show_full();
   gather_aside(units_.back().groups);
   torch::autograd::Engine::get_default_engine().queue_callback([link = link_] {
@@ -310,18 +263,17 @@ void ShardedModule::begin_inner(const std::string& unit) {
 void ShardedModule::end_inner() {
   if (!std::exchange(inner_, false)) return;
   for (auto* group : std::exchange(gathered_aside_, {}))
-    if (group->progress.computing == 0) group->release(options_.keeps_whole);
+    if (group->progress.computing == 0) group->release(options_.schedule.keeps_full);
   if (depth_ > 0 && shows_full_) return;
   for (const auto& group : groups_) group->show_shards();
 }
 
 void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
-  for (auto* group : unit.groups) group->progress.used = true;
   std::vector<Tensor> inputs;
   call.each_input([&](Tensor& input) {
     if (input.requires_grad()) inputs.push_back(input);
   });
-  for (auto* group : unit.groups) ++group->progress.to_come;
+  schedule_->expect_backward(unit.number);
   if (inputs.empty()) return;  // the end of backward sees to it
   torch::autograd::edge_list edges;
   for (const auto& input : inputs) edges.push_back(torch::autograd::impl::gradient_edge(input));
@@ -329,9 +281,7 @@ void ShardedModule::watch_inputs(Call& call, ShardedUnit& unit) {
       new AfterBackward(
           std::move(edges), [link = link_, &unit] { return !link->module || link->module->post_backward(unit); },
           [link = link_, &unit] {
-            if (!link->module) return;
-            for (auto* group : unit.groups)
-              if (group->progress.to_come > 0) --group->progress.to_come;
+            if (link->module) link->module->schedule_->drop_backward(unit.number);
           }),
       torch::autograd::deleteNode);
   call.each_input([&](Tensor& input) {
@@ -359,101 +309,33 @@ void ShardedModule::before_backward(const Tensor&) {
   for (const auto& group : groups_) {
     group->show_full();
     if (group->take_grads()) group->progress.used = true;
-    group->progress.reduced = false;
   }
-  gather_rest();
-  next_reduce_ = 0;
-  residency_->begin_pass(Pass::kBackward, true);
-  use(units_.back());
-  if (!inner_graphs_) return;
+  schedule_->begin_backward(reduces());
+  if (!schedule_->holds_groups()) return schedule_->use_root();
+  gather_aside(units_.back().groups);
   for (const auto& group : groups_) gather_aside({group.get()});
+}
+
+/// A unit computes again, for its activations or in an inner pass.
+void ShardedModule::use_again(ShardedUnit& unit) {
+  if (inner_ || (in_backward_ && schedule_->holds_groups())) return gather_aside(unit.groups);
+  schedule_->use(unit.number);
 }
 
 void ShardedModule::pre_backward(ShardedUnit& unit) {
   if (!in_backward_) {
     begin_inner(unit.name);
-    return use(unit);
+    return gather_aside(unit.groups);
   }
   armed_ = true;
+  if (!schedule_->holds_groups()) return schedule_->enter_backward(unit.number);
   for (auto* group : unit.groups) group->progress.used = true;
-  use(unit);
+  gather_aside(unit.groups);
 }
 
 bool ShardedModule::post_backward(ShardedUnit& unit) {
-  if (!in_backward_) return false;
-  for (auto* group : unit.groups) {
-    auto& progress = group->progress;
-    // A use that nobody counted (its forward was before another backward) may not be the last.
-    const bool counted = progress.to_come > 0;
-    if (counted) --progress.to_come;
-    if (progress.to_come == 0 && (counted || !has_own_order())) done_with(*group);
-  }
-  return true;
-}
-
-void ShardedModule::done_with(ShardGroup& group) {
-  if (inner_graphs_) return;  // nodes of a graph of gradients may still need it, or add to its own
-  if (residency_->release_after_use(group, Pass::kBackward)) group.release();
-  if (!reduces_now()) return;
-  if (!has_own_order()) return reduce(group);
-  group.progress.ready = true;
-  if (!order_adopted_) seen_ready_.push_back(&group);
-  reduce_ready();
-}
-
-/// As far as the order allows: groups that are ready before their turn wait.
-void ShardedModule::reduce_ready() {
-  for (; next_reduce_ < reduce_order_.size(); ++next_reduce_) {
-    auto& group = *reduce_order_[next_reduce_];
-    if (!group.progress.ready && group.trained()) return;
-    reduce(group);
-  }
-}
-
-/// At the end of backward, what has not been reduced.
-void ShardedModule::reduce_rest() {
-  const bool reduces = sync_ || alone_;
-  if (has_own_order()) {
-    if (reduces)
-      for (; next_reduce_ < reduce_order_.size(); ++next_reduce_) reduce(*reduce_order_[next_reduce_]);
-    return;
-  }
-  for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
-    auto& each = **group;
-    if (!each.progress.used || each.progress.reduced) continue;
-    if (!options_.keeps_whole) each.release();
-    if (reduces) reduce(each);
-  }
-}
-
-/// Once: the order in which rank 0 has used groups and was done with them, so that little has to wait for its turn.
-void ShardedModule::adopt_order() {
-  if (!has_own_order() || order_adopted_) return;
-  order_adopted_ = true;
-  const auto text_of = [&](const std::vector<ShardGroup*>& seen) {
-    std::string text;
-    for (auto* group : seen)
-      for (size_t i = 0; i < groups_.size(); ++i)
-        if (groups_[i].get() == group) text += fmt::format("{} ", i);
-    return text;
-  };
-  const auto lines = broadcast_string(*options_.all_ranks, text_of(seen_uses_) + "\n" + text_of(seen_ready_));
-  const auto reorder = [&](std::vector<ShardGroup*>& order, const std::string& text) {
-    std::vector<ShardGroup*> now;
-    for (const char* at = text.c_str(); *at;) {
-      char* end = nullptr;
-      auto* group = groups_[std::strtoul(at, &end, 10)].get();
-      at = end + 1;
-      if (std::ranges::find(now, group) == now.end()) now.push_back(group);
-    }
-    for (auto* group : order)
-      if (std::ranges::find(now, group) == now.end()) now.push_back(group);
-    order = std::move(now);
-  };
-  reorder(gather_order_, lines.substr(0, lines.find('\n')));
-  reorder(reduce_order_, lines.substr(lines.find('\n') + 1));
-  seen_uses_.clear();
-  seen_ready_.clear();
+  if (in_backward_) schedule_->leave_backward(unit.number);
+  return in_backward_;
 }
 
 /// A unit that ran on one rank counts as run on all.
@@ -470,33 +352,16 @@ void ShardedModule::check_fired() {
   fired_.finish();
 }
 
-bool ShardedModule::reduces_now() const {
-  // Alone there is no communication to be saved by waiting, but memory.
-  return (sync_ || alone_) && !options_.reduces_at_end;
-}
-
-void ShardedModule::reduce(ShardGroup& group) {
-  if (!group.trained()) return;
-  settle_reduction();
-  group.begin_reduce();
-  group.progress.reduced = true;
-  reducing_ = &group;
-  residency_->after_reduce(group);
-}
-
-/// At most one reduction is under way; the one before has had the time of a unit.
-void ShardedModule::settle_reduction() {
-  auto* group = std::exchange(reducing_, nullptr);
-  if (!group) return;
-  group->finish_reduce();
+/// Optimizers that step in backward take it from here.
+void ShardedModule::step_reduced(ShardGroup& group) {
   if (!sync_) return;
   for (const auto& weak : optimizers_)
-    if (const auto optimizer = weak.lock()) optimizer->group_is_ready(*group, group->arrival());
+    if (const auto optimizer = weak.lock()) optimizer->group_is_ready(group, group.arrival());
 }
 
-/// The first gradient of a unit comes when part of its backward is done: the moment to take back the memory of the
-/// reduction before, so that no more than three units' worth is there at once. Any gradient says that the module takes
-/// part in the loss; it need not have come through an output.
+/// The first gradient of a unit comes when part of its backward is done: the moment to free the memory of the reduction
+/// before, so that no more than three units' worth is allocated at once. Any gradient says that the module takes part
+/// in the loss; it need not have come through an output.
 void ShardedModule::watch_gradients(ShardedUnit& unit) {
   bool first = true;
   for (auto group = unit.groups.rbegin(); group != unit.groups.rend(); ++group)
@@ -505,40 +370,42 @@ void ShardedModule::watch_gradients(ShardedUnit& unit) {
       param->param.register_hook([link = link_, settles = std::exchange(first, false)](const Tensor&) {
         if (!link->module || !link->module->in_backward_) return;
         link->module->armed_ = true;
-        if (settles) link->module->settle_reduction();
+        if (settles) link->module->schedule_->settle_reduction();
       });
     }
 }
 
-void ShardedModule::after_backward() {
+void ShardedModule::after_backward(const std::exception* failure) {
+  if (failure) return backward_failed(*failure);
+  end_backward();
+  if (!std::exchange(armed_, false)) return;
+  if (sync_) {
+    if (schedule_->learns_order())
+      schedule_->adopt_order(broadcast_string(*options_.all_ranks, schedule_->seen_order()));
+    if (auto* order = lanes_->order()) order->begin_step();
+  }
+  check_fired();
+}
+
+void ShardedModule::end_backward() {
   backward_batchnorm_.reset();
-  const bool reduces = sync_ || alone_;
-  if (armed_) reduce_rest();
-  settle_reduction();
+  schedule_->end_reductions(/*used=*/armed_);
   for (const auto& weak : optimizers_)
     if (const auto optimizer = weak.lock()) {
       optimizer->join();
       optimizer->take_stepped();
     }
+  for (const auto& group : groups_) group->finish_reduce_on_host();
+  schedule_->end_backward();
   for (const auto& group : groups_) {
-    group->finish_reduce(/*on_host=*/true);
-    group->release(options_.keeps_whole);
-    if (!reduces || !armed_) group->keep_unreduced();
+    if (!reduces() || !armed_) group->keep_unreduced();
     group->show_shards();
     group->give_grads();
-    group->progress = {};
   }
-  residency_->end_pass(Pass::kBackward);
   gathered_aside_.clear();
   in_backward_ = false;
   shows_full_ = false;
-  if (reduces) changed_ = true;
-  if (!std::exchange(armed_, false)) return;
-  if (sync_) {
-    adopt_order();
-    if (auto* order = lanes_->order()) order->begin_step();
-  }
-  check_fired();
+  if (reduces()) changed_ = true;
 }
 
 void ShardedModule::backward_failed(const std::exception& error) {
@@ -552,27 +419,22 @@ void ShardedModule::backward_failed(const std::exception& error) {
     }
   if (stepped.empty()) return;
   throw Error(
-      fmt::format("{} (in backward, when optimizer_in_backward had stepped {} already and nothing else; go on "
+      fmt::format("{} (in backward, when optimizer_in_backward had stepped {} already and nothing else; resume "
                   "from a checkpoint, or the parameters are of different steps)",
                   one_line(error), fmt::join(stepped, ", ")));
 }
 
 void ShardedModule::abandon() {
   backward_batchnorm_.reset();
-  reducing_ = nullptr;
   inner_ = false;
   gathered_aside_.clear();
-  next_gather_ = gather_order_.size();  // there is no forward whose rest others could wait for
   if (auto* order = lanes_->order()) order->lose();
   for (const auto& weak : optimizers_) try {
       if (const auto optimizer = weak.lock()) optimizer->join();
     } catch (const std::exception&) {  // it follows from what ended the pass, or comes again
     }
-  for (const auto& group : groups_) {
-    group->abandon();
-    group->progress = {};
-  }
-  residency_->abandon_pass(in_backward_ ? Pass::kBackward : Pass::kForward);
+  for (const auto& group : groups_) group->abandon();
+  schedule_->abandon(in_backward_ ? Pass::kBackward : Pass::kForward);
   in_backward_ = false;
   shows_full_ = false;
   armed_ = false;

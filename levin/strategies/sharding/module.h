@@ -11,9 +11,10 @@
 #include <torch/nn/module.h>
 
 #include "levin/nn/policy.h"
-#include "levin/strategies/sharding/residency.h"
+#include "levin/strategies/module_sync.h"
+#include "levin/strategies/sharding/group.h"
+#include "levin/strategies/sharding/schedule.h"
 #include "levin/strategies/sharding/unit_optimizer.h"
-#include "levin/strategies/strategy.h"
 #include "levin/strategies/sync_batchnorm.h"
 
 namespace levin::detail {
@@ -25,6 +26,8 @@ struct ShardedUnit {
   std::string name;
   Unit* unit = nullptr;
   std::vector<ShardGroup*> groups = {};
+  /// Its number in the schedule.
+  size_t number = 0;
 };
 
 struct ShardedModuleOptions {
@@ -36,20 +39,14 @@ struct ShardedModuleOptions {
   std::shared_ptr<Collective> everyone = {};
   /// All ranks; null: there is one.
   std::shared_ptr<Collective> all_ranks = {};
-  /// Whole parameters keep their memory between steps; only their values are renewed. Ranks may call units in any order
-  /// then: gathering and reducing have an order of their own.
-  bool keeps_whole = false;
-  /// Gradients are reduced when backward has ended, not as they come.
-  bool reduces_at_end = false;
+  ScheduleOptions schedule = {};
   /// Ranks that gather together.
   std::shared_ptr<Collective> ranks = {};
   /// Ranks over whose batches batch norm takes its statistics; none: each rank has its own.
   std::shared_ptr<Collective> batchnorm = {};
-  /// The next group of that order is gathered while one computes.
-  bool gathers_ahead = true;
 };
 
-/// A module whose parameters are spread over ranks, or live in host memory, and come together for the unit that
+/// A module whose parameters are sharded over ranks, or live in host memory, and are gathered for the unit that
 /// computes.
 class ShardedModule final : public ModuleSync {
  public:
@@ -63,13 +60,12 @@ class ShardedModule final : public ModuleSync {
   void leave_forward() override;
   void after_forward(std::span<Tensor> outputs) override;
   void before_backward(const Tensor& loss) override;
-  void after_backward() override;
-  void backward_failed(const std::exception& error) override;
+  void after_backward(const std::exception* failure) override;
   void set_sync(bool enabled) override { sync_ = enabled; }
   void sync_buffers() override;
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
-  Residency& residency() const { return *residency_; }
+  Residency& residency() const { return schedule_->residency(); }
   /// Empty when this object is gone.
   std::weak_ptr<ShardedModule*> self() const { return self_; }
   /// An optimizer that steps in backward.
@@ -84,24 +80,19 @@ class ShardedModule final : public ModuleSync {
   void renew_outdated();
   void resume_forward();
 
-  void use(ShardedUnit& unit);
-  void use_in_order(const std::vector<ShardGroup*>& needed);
-  void gather_rest();
   void gather_aside(const std::vector<ShardGroup*>& groups);
   void begin_inner(const std::string& unit);
   void end_inner();
-  bool has_own_order() const { return options_.keeps_whole && options_.all_ranks; }
-  void adopt_order();
   void check_fired();
 
+  void use_again(ShardedUnit& unit);
   void pre_backward(ShardedUnit& unit);
   bool post_backward(ShardedUnit& unit);
-  void done_with(ShardGroup& group);
-  bool reduces_now() const;
-  void reduce(ShardGroup& group);
-  void reduce_ready();
-  void reduce_rest();
-  void settle_reduction();
+  /// Alone there is no communication to be saved by waiting, but memory.
+  bool reduces() const { return sync_ || alone_; }
+  void step_reduced(ShardGroup& group);
+  void end_backward();
+  void backward_failed(const std::exception& error);
   void watch_inputs(Call& call, ShardedUnit& unit);
   void watch_outputs(Call& call, ShardedUnit& unit);
   void watch_gradients(ShardedUnit& unit);
@@ -110,8 +101,8 @@ class ShardedModule final : public ModuleSync {
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::vector<ShardedUnit> units_;
   std::shared_ptr<Lanes> lanes_;
-  std::unique_ptr<Residency> residency_;
   const ShardedModuleOptions options_;
+  std::unique_ptr<Schedule> schedule_;
   std::vector<NamedState> buffers_;
   std::vector<Attachment> attachments_;
   FiredCheck fired_;
@@ -120,16 +111,8 @@ class ShardedModule final : public ModuleSync {
   std::vector<std::weak_ptr<UnitOptimizer>> optimizers_;
   std::optional<SyncBatchNormScope> forward_batchnorm_;
   std::optional<SyncBatchNormScope> backward_batchnorm_;  // for units that compute again there
-  ShardGroup* reducing_ = nullptr;
-  // Where groups have an order of their own: it, how far it has come, and what this rank saw in the first step.
-  std::vector<ShardGroup*> gather_order_, reduce_order_;
-  size_t next_gather_ = 0, next_reduce_ = 0;
-  std::vector<ShardGroup*> seen_uses_, seen_ready_;
-  bool order_adopted_ = false;
-  // torch::autograd::grad outside of backward: what it gathered, and whether its result was ever a graph itself.
-  std::vector<ShardGroup*> gathered_aside_;
-  bool inner_ = false;
-  bool inner_graphs_ = false;
+  std::vector<ShardGroup*> gathered_aside_;               // by torch::autograd::grad outside of backward
+  bool inner_ = false;                                    // in one
   bool alone_ = true;
   bool sync_ = true;
   bool training_ = false;

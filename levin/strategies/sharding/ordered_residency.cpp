@@ -11,7 +11,7 @@ void OrderedResidency::begin_pass(Pass pass, bool training) {
   cursor_ = to_come_.size();
 }
 
-void OrderedResidency::before_use(const Use& needed) {
+void OrderedResidency::before_use(const Groups& needed) {
   if (pass_ == Pass::kForward) {
     now_.push_back(needed);
     if (training_) to_come_.push_back(needed);
@@ -26,12 +26,12 @@ void OrderedResidency::before_use(const Use& needed) {
     }
 }
 
-bool OrderedResidency::is_root(const Use& needed) const {
+bool OrderedResidency::is_root(const Groups& needed) const {
   return !to_come_.empty() && to_come_.front() == needed;
 }
 
-std::vector<ShardGroup*> OrderedResidency::ahead(const Use& needed) {
-  std::vector<const Use*> uses;
+Residency::Groups OrderedResidency::ahead(const Groups& needed) {
+  std::vector<const Groups*> uses;
   if (pass_ == Pass::kForward) {
     const size_t at = now_.size();
     if (at <= before_.size() && at > 0 && before_[at - 1] == needed)
@@ -41,25 +41,25 @@ std::vector<ShardGroup*> OrderedResidency::ahead(const Use& needed) {
     for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
       uses.push_back(&to_come_[i]);
   }
-  std::vector<ShardGroup*> groups;
+  Groups groups;
   int64_t live = 0, ahead = 0;
   for (const auto* group : needed) live += group->full_numel();
   for (const auto* use : uses) {
     for (auto* group : *use)
-      if (group->state() != ShardGroup::State::kGathered) ahead += group->full_numel();  // on its way, or to come
-    // A unit that is larger than the limit by itself comes ahead all the same: computation would stand still for it.
+      if (group->state() != ScheduledGroup::State::kGathered) ahead += group->full_numel();  // being gathered, or to be
+    // A unit that is larger than the limit is gathered ahead all the same: computation would wait for it.
     const bool first = use == uses.front();
     if ((!first && options_.most_ahead > 0 && ahead > options_.most_ahead) ||
         (options_.most_live > 0 && live + ahead > options_.most_live))
       break;
     for (auto* group : *use)
-      if (group->state() == ShardGroup::State::kSharded && std::ranges::find(groups, group) == groups.end())
+      if (group->state() == ScheduledGroup::State::kSharded && std::ranges::find(groups, group) == groups.end())
         groups.push_back(group);
   }
   return groups;
 }
 
-bool OrderedResidency::release_after_use(ShardGroup&, Pass pass) {
+bool OrderedResidency::release_after_use(ScheduledGroup&, Pass pass) {
   return pass == Pass::kForward ? options_.releases_after_forward || (!training_ && options_.releases_after_backward)
                                 : options_.releases_after_backward;
 }

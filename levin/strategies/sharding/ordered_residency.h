@@ -7,40 +7,40 @@
 namespace levin::detail {
 
 struct ResidencyOptions {
-  /// Whole parameters are given up after forward and gathered again for backward.
+  /// Full parameters are freed after forward and gathered again for backward.
   bool releases_after_forward = true;
   /// ... and after backward.
   bool releases_after_backward = true;
   /// Uses that are gathered ahead of the one at hand.
   int forward_prefetch = 1;
   int backward_prefetch = 1;
-  /// At most that many elements are gathered ahead (but one use always), and whole in all; 0: no limit.
+  /// At most N elements are gathered ahead (but one use always), and are gathered in all; 0: no limit.
   int64_t most_ahead = 0;
   int64_t most_live = 0;
 };
 
-/// Groups come when they are used and go right after; the next ones are those that came next in the pass before.
+/// Groups are gathered when they are used and released right after; the next ones are those that came next in the pass
+/// before.
 class OrderedResidency : public Residency {
  public:
   explicit OrderedResidency(const ResidencyOptions& options) : options_(options) {}
 
   void begin_pass(Pass pass, bool training) override;
-  void before_use(const std::vector<ShardGroup*>& needed) override;
-  std::vector<ShardGroup*> ahead(const std::vector<ShardGroup*>& needed) override;
-  bool release_after_use(ShardGroup& group, Pass pass) override;
+  void before_use(const Groups& needed) override;
+  Groups ahead(const Groups& needed) override;
+  bool release_after_use(ScheduledGroup& group, Pass pass) override;
   void end_pass(Pass pass) override;
 
  private:
-  using Use = std::vector<ShardGroup*>;
-  bool is_root(const Use& needed) const;
+  bool is_root(const Groups& needed) const;
 
   ResidencyOptions options_;
   Pass pass_ = Pass::kForward;
   bool training_ = false;
-  std::vector<Use> before_;   // of the forward before
-  std::vector<Use> now_;      // of this forward
-  std::vector<Use> to_come_;  // of all forwards that have not been differentiated
-  size_t cursor_ = 0;         // backward: everything from here on is done
+  std::vector<Groups> before_;   // of the forward before
+  std::vector<Groups> now_;      // of this forward
+  std::vector<Groups> to_come_;  // of all forwards that have not been differentiated
+  size_t cursor_ = 0;            // backward: everything from here on is done
 };
 
 }  // namespace levin::detail

@@ -6,8 +6,6 @@
 #include <cmath>
 #include <iterator>
 #include <limits>
-#include <map>
-#include <tuple>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
@@ -22,41 +20,11 @@
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
-#include "levin/optim/adam_8bit.h"
 #include "levin/optim/in_backward.h"
-#include "levin/strategies/ddp.h"
+#include "levin/strategies/module_states.h"
 
 namespace levin::detail {
 namespace {
-
-struct Owners {
-  const std::vector<SelectedUnit>& units;
-  std::vector<size_t> chain = {};  // units around the module at hand, outermost first
-  std::unordered_map<c10::TensorImpl*, size_t> index = {};
-  std::vector<OwnedParam> params = {};
-  std::vector<std::vector<size_t>> chains = {};
-
-  void walk(torch::nn::Module& module, const std::string& prefix) {
-    const auto found =
-        std::find_if(units.begin(), units.end(), [&](const auto& unit) { return unit.module == &module; });
-    const bool is_unit = found != units.end();
-    if (is_unit) chain.push_back(static_cast<size_t>(found - units.begin()));
-    for (auto& item : ModuleAccess::parameters(module)) {
-      if (!item.value().defined()) continue;
-      const auto [at, is_new] = index.emplace(item.value().unsafeGetTensorImpl(), params.size());
-      if (is_new) {
-        params.push_back({prefix + item.key(), item.value()});
-        chains.push_back(chain);
-      } else {
-        auto& common = chains[at->second];
-        const auto end = std::mismatch(common.begin(), common.end(), chain.begin(), chain.end()).first;
-        common.erase(end, common.end());
-      }
-    }
-    for (auto& child : ModuleAccess::children(module)) walk(*child.value(), prefix + child.key() + ".");
-    if (is_unit) chain.pop_back();
-  }
-};
 
 /// Ranks of one node, which must be neighbours and as many on each.
 int ranks_per_node(Collective& group) {
@@ -68,19 +36,12 @@ int ranks_per_node(Collective& group) {
   return static_cast<int>(size);
 }
 
-bool is_plain_dense(const Tensor& tensor) {
-  return tensor.layout() == at::kStrided;
+void check_shard_size(const ShardingPlan& plan, int size, int world) {
+  LEVIN_CHECK(size >= 1 && size <= world && world % size == 0, "[", plan.name, "] the ", world,
+              " ranks cannot be divided into groups of ", size, "; hybrid_size must divide the number of ranks");
 }
 
 }  // namespace
-
-std::vector<OwnedParam> owned_params(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
-  Owners owners{units};
-  owners.walk(module, "");
-  for (size_t i = 0; i < owners.params.size(); ++i)
-    owners.params[i].unit = owners.chains[i].empty() ? units.size() : owners.chains[i].back();
-  return std::move(owners.params);
-}
 
 int ranks_on_this_node(Collective& group) {
   if (group.size() == 1) return 1;
@@ -95,15 +56,14 @@ bool is_full(std::string_view strategy, const std::string& state_dict_type) {
   return state_dict_type == "full";
 }
 
-ShardedStrategy::ShardedStrategy(ShardingPlan plan) : plan_(std::move(plan)) {}
+ShardedStrategy::ShardedStrategy(ShardingPlan plan)
+    : Strategy({.name = plan.name, .collective = plan.collective, .syncs_batchnorm = true, .places_modules = true}),
+      plan_(std::move(plan)) {}
 
-void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device device) {
-  group_ = std::move(group);
-  device_ = device;
+void ShardedStrategy::on_connect() {
   const int world = group_->size();
   const int size = plan_.hybrid_by_node ? ranks_per_node(*group_) : plan_.shard_size == 0 ? world : plan_.shard_size;
-  LEVIN_CHECK(size >= 1 && size <= world && world % size == 0, "[", plan_.name, "] the ", world,
-              " ranks cannot be divided into groups of ", size, "; hybrid_size must divide the number of ranks");
+  check_shard_size(plan_, size, world);
   if (size == world) {
     ranks_ = group_;
     replicas_ = std::make_shared<SingleCollective>();
@@ -123,11 +83,6 @@ void ShardedStrategy::connect(std::shared_ptr<Collective> group, c10::Device dev
   shards_->set_saves_full(plan_.saves_full);
 }
 
-Collective& ShardedStrategy::group() const {
-  LEVIN_CHECK(group_, "[strategy] \"", plan_.name, "\" has not been connected; call launch() first");
-  return *group_;
-}
-
 GroupOptions ShardedStrategy::group_options() const {
   GroupOptions options{.device = device_,
                        .dtype = precision_.params,
@@ -137,7 +92,7 @@ GroupOptions ShardedStrategy::group_options() const {
                        .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
                        .reduce_dtype = plan_.mixed.reduce_dtype,
                        .broadcast = plan_.broadcast,
-                       .tells_use = plan_.keeps_whole};
+                       .tells_use = plan_.keeps_full};
   // Gradients that go to the host stay as small as they come: the optimizer there reads them as they are.
   // (Not in float16: a loss scaler must unscale them in place.)
   if ((plan_.grads_as_computed || plan_.offload) && options.param_dtype != at::kHalf)
@@ -145,47 +100,85 @@ GroupOptions ShardedStrategy::group_options() const {
   return options;
 }
 
+StateLayout ShardedStrategy::layout_over(int world) const {
+  const bool connected = group_ && group_->size() == world;
+  // The ranks of one node are not known before it is connected: all of them.
+  const int unconnected = plan_.shard_size > 0 && !plan_.hybrid_by_node ? plan_.shard_size : world;
+  const int ranks = connected ? ranks_->size() : unconnected;
+  check_shard_size(plan_, ranks, world);
+  return {
+      .ranks = ranks,
+      .shards_parameters = !plan_.keeps_full,
+      .shards_gradients = !plan_.reduces_at_end,
+      .shards_optimizer = true,
+      .parameters_on_host = plan_.offload && !plan_.keeps_full,
+      .gradients_on_host = plan_.offload,
+      .optimizer_on_host = plan_.offload,
+      .casts_parameters = true,
+      .master_weights = plan_.keeps_full,
+      .gathers_ahead = plan_.residency.forward_prefetch > 0,
+      .replicas = world / ranks,
+      .reduces_at_end = plan_.reduces_at_end,
+      .parameters_on_disk = !plan_.param_folder.empty(),
+      .optimizer_on_disk = !plan_.optimizer_folder.empty(),
+      .optimizer_in_backward = plan_.optimizer_in_backward,
+      .param_dtype = plan_.mixed.param_dtype,
+      .reduce_dtype = plan_.mixed.reduce_dtype,
+      .units = plan_.units,
+      .checkpointing = plan_.checkpointing,
+      .offload_activations = plan_.checkpoints_on_host,
+      .plan_groups = [threshold = plan_.persistence_threshold, most = plan_.most_together](
+                         const auto& params, size_t units) { return group_by_unit(params, units, threshold, most); },
+      .make_residency = [options = plan_.residency](
+                            const auto&, const auto&) { return std::make_unique<OrderedResidency>(options); },
+  };
+}
+
 std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& module) const {
   if (plan_.units) return select_units(module, *plan_.units);
   return policy::has_repeated(module) ? select_units(module, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
-ShardedStrategy::Divided ShardedStrategy::divide(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
-  Divided divided;
-  for (const auto& unit : units) divided.units.push_back({unit.name, unit.unit, {}});
-  divided.units.push_back({"", nullptr, {}});
-
-  // By unit and dtype: what is gathered together has one type. Units that are too large are several groups.
-  using Key = std::tuple<size_t, c10::ScalarType, int>;
-  std::map<Key, std::vector<ShardedParam>> members;
-  std::map<std::pair<size_t, c10::ScalarType>, std::pair<int, int64_t>> last;  // part of the unit, and its elements
-  for (auto& [name, param, unit] : owned_params(module, units)) {
-    LEVIN_CHECK(is_plain_dense(param) && param.is_floating_point(), "[", plan_.name, "] parameter \"", name, "\" is ",
-                param.toString(), "; only dense floating point parameters can be divided");
-    const bool stays = param.numel() < plan_.persistence_threshold;
-    const auto dtype = precision_.params.value_or(param.scalar_type());
-    const auto owner = stays ? units.size() : unit;
-    auto& [part, elements] = last[{owner, dtype}];
-    if (plan_.most_together > 0 && elements > 0 && elements + param.numel() > plan_.most_together) {
-      ++part;
-      elements = 0;
-    }
-    elements += param.numel();
-    members[{owner, dtype, part}].push_back({.name = name, .param = param});
+ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
+  auto owned = owned_params(module, units);
+  std::vector<GroupedParam> params;
+  for (const auto& [name, param, unit] : owned) {
+    LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[", plan_.name, "] parameter \"", name,
+                "\" is ", param.toString(), "; only dense floating point parameters can be sharded");
+    params.push_back({name, param.sizes().vec(), shard_dtype(param.scalar_type()), unit});
   }
-  const auto options = group_options();
-  for (auto& [key, params] : members) {
-    auto& unit = divided.units[std::get<0>(key)];
-    auto own = options;
-    own.dtype = std::get<1>(key);
-    divided.groups.push_back(
-        std::make_unique<ShardGroup>(unit.name, std::move(params), ranks_, replicas_, lanes_, own));
-    unit.groups.push_back(divided.groups.back().get());
+  const auto plan = plan_groups(params, units.size());
+  Sharded sharded;
+  for (const auto& unit : units) sharded.units.push_back({unit.name, unit.unit, {}});
+  sharded.units.push_back({"", nullptr, {}});
+  std::vector<std::string> names;
+  for (const auto& group : plan.groups) names.push_back(group.name);
+  for (size_t unit = 0; unit < plan.needs.size(); ++unit)
+    for (const auto group : plan.needs[unit])
+      if (names[group].empty()) names[group] = sharded.units[unit].name;
+  for (size_t i = 0; i < plan.groups.size(); ++i) {
+    std::vector<ShardedParam> members;
+    for (const auto index : plan.groups[i].params)
+      members.push_back({.name = owned[index].name, .param = owned[index].param});
+    sharded.groups.push_back(std::make_unique<ShardGroup>(names[i], std::move(members), ranks_, replicas_, lanes_,
+                                                          options_of_group(plan, i)));
   }
-  return divided;
+  for (size_t unit = 0; unit < plan.needs.size(); ++unit)
+    for (const auto group : plan.needs[unit]) sharded.units[unit].groups.push_back(sharded.groups[group].get());
+  return sharded;
 }
 
-std::unique_ptr<Residency> ShardedStrategy::make_residency(const Divided&) {
+GroupPlan ShardedStrategy::plan_groups(const std::vector<GroupedParam>& params, size_t units) {
+  return layout().plan_groups(params, units);
+}
+
+GroupOptions ShardedStrategy::options_of_group(const GroupPlan& plan, size_t group) const {
+  auto options = group_options();
+  options.dtype = plan.groups[group].dtype;
+  return options;
+}
+
+std::unique_ptr<Residency> ShardedStrategy::make_residency(const Sharded&) {
   return std::make_unique<OrderedResidency>(plan_.residency);
 }
 
@@ -237,17 +230,17 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   }
   check_same_states(*group_, "parameter", unique_parameters(module));
   if (plan_.offload) check_host_memory(module);
-  auto divided = divide(module, units);
+  auto sharded = shard(module, units);
   place_buffers(module);
   bool all_whole = true;
-  for (const auto& group : divided.groups) {
+  for (const auto& group : sharded.groups) {
     all_whole = all_whole && group->whole();
     if (group->whole() || ranks_->size() == 1) continue;
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
   std::vector<Unit*> root_users;
-  const auto& of_root = divided.units.back().groups;
+  const auto& of_root = sharded.units.back().groups;
   for (const auto& each : module.modules(/*include_self=*/false)) {
     auto* unit = dynamic_cast<Unit*>(each.get());
     const bool chosen = std::any_of(units.begin(), units.end(), [&](const auto& one) { return one.unit == unit; });
@@ -260,26 +253,28 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     });
     if (uses) root_users.push_back(unit);
   }
-  auto residency = make_residency(divided);
-  auto sharded = std::make_unique<ShardedModule>(
-      module, std::move(divided.groups), std::move(divided.units), lanes_, std::move(residency),
+  const bool syncs_batchnorm = plan_.sync_batchnorm || sync_batchnorm_;
+  auto residency = make_residency(sharded);
+  auto synced = std::make_unique<ShardedModule>(
+      module, std::move(sharded.groups), std::move(sharded.units), lanes_, std::move(residency),
       ShardedModuleOptions{.strategy = plan_.name,
                            .root_users = std::move(root_users),
                            .everyone = plan_.broadcast ? group_ : nullptr,
                            .all_ranks = group_->size() > 1 ? group_ : nullptr,
-                           .keeps_whole = plan_.keeps_whole,
-                           .reduces_at_end = plan_.reduces_at_end,
+                           .schedule = {.keeps_full = plan_.keeps_full,
+                                        .reduces_at_end = plan_.reduces_at_end,
+                                        .own_order = plan_.keeps_full && group_->size() > 1,
+                                        .gathers_ahead = plan_.residency.forward_prefetch > 0},
                            .ranks = ranks_,
-                           .batchnorm = plan_.sync_batchnorm && group_->size() > 1 ? group_ : nullptr,
-                           .gathers_ahead = plan_.residency.forward_prefetch > 0});
-  modules_.push_back(sharded->self());
-  return sharded;
+                           .batchnorm = syncs_batchnorm && group_->size() > 1 ? group_ : nullptr});
+  modules_.push_back(synced->self());
+  return synced;
 }
 
-void check_divided_optimizer(std::string_view strategy, std::string_view optimizer,
+void check_sharded_optimizer(std::string_view strategy, std::string_view optimizer,
                              const std::optional<OptimizerTraits>& traits, int ranks) {
   if (ranks <= 1) return;
-  // Whatever steps each element by itself gives the same on a part.
+  // Whatever steps each element by itself gives the same on a shard.
   LEVIN_CHECK(traits, "[", strategy, "] ", optimizer,
               " does not say whether it steps each element by itself, and each of the ", ranks,
               " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
@@ -324,7 +319,7 @@ ParamShards ShardedStrategy::shards_of_params() const {
 Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   const auto traits = optimizer.traits();
   if (ranks_->size() > 1) {
-    check_divided_optimizer(plan_.name, optimizer.name(), traits, ranks_->size());
+    check_sharded_optimizer(plan_.name, optimizer.name(), traits, ranks_->size());
     optimizer.impl()->set_shards(shards_of_params());
   }
   shards_->add_optimizer(optimizer);
@@ -341,8 +336,8 @@ Optimizer ShardedStrategy::setup_optimizer(Optimizer optimizer) {
   if (!plan_.optimizer_in_backward && !has_copies && !wants_wide) return optimizer;
   if (plan_.optimizer_in_backward)
     check_optimizer_in_backward(plan_.name, precision_, optimizer.name(), traits, ranks_->size());
-  const bool divided = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
-  if (!divided) return plan_.optimizer_in_backward ? Optimizer(optim::OptimizerInBackward(optimizer)) : optimizer;
+  const bool sharded = std::any_of(modules_.begin(), modules_.end(), [](const auto& weak) { return !weak.expired(); });
+  if (!sharded) return plan_.optimizer_in_backward ? Optimizer(optim::OptimizerInBackward(optimizer)) : optimizer;
   auto wrapped = std::make_shared<UnitOptimizer>(optimizer, plan_.name, plan_.optimizer_in_backward);
   for (const auto& weak : modules_)
     if (const auto module = weak.lock()) {
@@ -357,7 +352,7 @@ Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_ty
               "] gradients cannot be clipped by their norm with optimizer_in_backward: they are gone when it is known");
   const at::NoGradGuard no_grad;
   const bool largest = std::isinf(norm_type);
-  // Powers of norms add up over tensors and ranks. [0] is of divided parameters, [1] of whole ones, which count once.
+  // Powers of norms add up over tensors and ranks. [0] is of sharded parameters, [1] of full ones, which count once.
   std::array<Tensor, 2> sums;
   std::unordered_map<const c10::TensorImpl*, bool> seen;
   for (const auto& param : params) {
@@ -374,9 +369,9 @@ Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_ty
   }
   // On the host where the gradients are, so that all ranks do the same, also one that has no gradient.
   const auto place = plan_.offload ? c10::Device(at::kCPU) : device_;
-  auto divided = sums[0].defined() ? sums[0].to(place, at::kFloat) : at::zeros({}, at::TensorOptions(place));
-  if (ranks_->size() > 1) ranks_->all_reduce(divided, largest ? ReduceOp::kMax : ReduceOp::kSum);
-  auto total = divided;
+  auto sharded = sums[0].defined() ? sums[0].to(place, at::kFloat) : at::zeros({}, at::TensorOptions(place));
+  if (ranks_->size() > 1) ranks_->all_reduce(sharded, largest ? ReduceOp::kMax : ReduceOp::kSum);
+  auto total = sharded;
   if (sums[1].defined()) {
     const auto whole = sums[1].to(place, at::kFloat);
     total = largest ? at::maximum(total, whole) : total + whole;

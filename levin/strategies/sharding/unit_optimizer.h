@@ -40,7 +40,7 @@ class StepThread {
 /// An optimizer of parameters that live in host memory, or that are stepped while backward still runs, or one that is
 /// to see gradients in the dtype of its parameters.
 ///
-/// Parts in host memory that are computed with in another dtype have a copy in that dtype, which goes to the device;
+/// Shards in host memory that are computed with in another dtype have a copy in that dtype, which goes to the device;
 /// it is written in the same pass over memory as the parameter.
 class UnitOptimizer final : public optim::ForwardingOptimizer {
  public:
@@ -75,7 +75,7 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
   bool in_backward_;
   std::unordered_map<const c10::TensorImpl*, std::pair<ShardGroup*, size_t>> places_;
   std::unordered_set<const c10::TensorImpl*> own_;
-  std::mutex stepping_;  // parts on the device are stepped by the thread of backward
+  std::mutex stepping_;  // shards on the device are stepped by the thread of backward
   std::vector<std::string> stepped_;
   std::unordered_set<const ShardGroup*> since_step_;
   StepThread thread_;

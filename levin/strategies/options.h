@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -10,6 +11,35 @@
 #include "levin/nn/policy.h"
 
 namespace levin {
+
+class Strategy;
+
+/// Strategy "ddp": a copy of the model on every rank; gradients are averaged while backward runs.
+struct DdpOptions {
+  /// Walk the graph each step and let parameters that took no part pass. Costs time; needed when forward has branches.
+  bool find_unused_parameters = false;
+  /// The same parameters take part in every step: lets the reducer plan ahead, and parameters be used twice.
+  bool static_graph = false;
+  /// Gradients are views into the buckets: one copy of the gradients less in memory.
+  bool gradient_as_bucket_view = true;
+  /// Size of a bucket in MiB.
+  double bucket_cap_mb = 25;
+  /// Rank 0's buffers (batch norm statistics) are broadcast before each forward.
+  bool broadcast_buffers = true;
+  /// How gradients are compressed for the all-reduce: "" (not at all), "fp16", "bf16", "powersgd".
+  std::string comm_hook = {};
+  /// PowerSGD: rank of the approximation, steps of plain all-reduce at the start, least compression worth it.
+  int64_t powersgd_rank = 1;
+  int64_t powersgd_start_iter = 1000;
+  double powersgd_min_compression_rate = 2;
+  /// Batch norm takes its statistics over the batches of all ranks, in training, in every torch::nn::BatchNorm of the
+  /// module.
+  bool sync_batchnorm = false;
+  /// "auto" (nccl when each rank has a GPU of its own, else gloo), "gloo" (ranks may then share a GPU), "nccl".
+  std::string process_group_backend = "auto";
+  /// How long a collective may wait for the other ranks.
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
 
 /// In what dtypes a sharded module computes. What is left open follows the run's precision: "bf16-mixed" gathers and
 /// reduces in bfloat16 and keeps float32 shards, "bf16-true" has everything in bfloat16.
@@ -26,42 +56,43 @@ struct MixedPrecision {
   bool cast_forward_inputs = true;
 };
 
-/// Strategy "fsdp": parameters, gradients and optimizer states are divided over the ranks; a unit has its whole
+/// Strategy "fsdp": parameters, gradients and optimizer states are sharded over the ranks; a unit has its full
 /// parameters only while it computes.
 struct FsdpOptions {
   /// Which modules are gathered one at a time. None: the blocks that repeat (policy::repeated()), and the whole model
   /// as one unit when there are none.
   std::optional<UnitPolicy> auto_wrap_policy = {};
-  /// "full" (parameters, gradients, optimizer), "grad_op" (parameters stay gathered from forward to the end of
-  /// backward), "none" (as ddp), "hybrid" (full within groups of `hybrid_size` ranks, copies between them).
+  /// "full": parameters, gradients and optimizer states are sharded. "grad_op": parameters stay gathered from forward
+  /// to the end of backward. "none": as ddp. "hybrid": full within groups of `hybrid_size` ranks, replicated between
+  /// them.
   std::string sharding_strategy = "full";
   /// Ranks of one sharded copy of the model in "hybrid"; 0: those of one node.
   int hybrid_size = 0;
-  /// Give whole parameters up after forward and gather them again for backward. None: as the sharding strategy says.
+  /// Frees full parameters after forward and gathers them again for backward. None: as the sharding strategy says.
   std::optional<bool> reshard_after_forward = {};
   MixedPrecision mixed_precision = {};
   /// Parameters, gradients and optimizer states live in host memory; units are copied to the device for their turn.
   bool cpu_offload = false;
-  /// Host memory of offloaded state is pinned: copies run beside the computation.
+  /// Host memory of offloaded state is pinned: copies overlap with the computation.
   bool pin_memory = true;
-  /// Units whose activations are not kept but computed again in backward.
+  /// Units whose activations are recomputed in backward.
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
-  /// What a checkpointed unit keeps (its inputs) goes to host memory in between.
+  /// What a checkpointed unit keeps (its inputs) is offloaded to host memory.
   bool activation_cpu_offload = false;
   /// How many units are gathered ahead of the one that computes, in forward and in backward.
   int forward_prefetch = 1;
   int backward_prefetch = 1;
-  /// At most that many units are whole, or on their way, at once; 0: no limit but the prefetching.
+  /// At most N units are gathered, or being gathered, at once; 0: no limit but the prefetching.
   int limit_all_gathers = 0;
-  /// The optimizer steps each unit as soon as its gradients are there, beside the rest of backward; they are gone then.
-  /// Not together with clipping, a loss scaler or accumulated gradients.
+  /// The optimizer steps each unit as soon as its gradients are reduced, and frees them. It overlaps with the rest of
+  /// backward. Not together with clipping, a loss scaler or accumulated gradients.
   bool optimizer_in_backward = false;
   /// Every rank starts from rank 0's values.
   bool sync_module_states = true;
   /// As in DdpOptions.
   bool sync_batchnorm = false;
-  /// What checkpoints hold: "sharded" (every rank writes its part, at once) or "full" (rank 0 writes what one process
-  /// would, tensor by tensor). Both load anywhere.
+  /// What checkpoints hold: "sharded" (every rank writes its shards, in parallel) or "full" (rank 0 writes what one
+  /// process would, tensor by tensor). Both load anywhere.
   std::string state_dict_type = "sharded";
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
@@ -81,28 +112,28 @@ struct ZeroOffload {
 
 /// Strategies "deepspeed_stage_1", "_2", "_3" (and "_offload"), with DeepSpeed's words and defaults.
 struct ZeroOptions {
-  /// 1: optimizer states, 2: and gradients, 3: and parameters are divided over the ranks.
+  /// What is sharded over the ranks. 1: optimizer states, 2: and gradients, 3: and parameters.
   int stage = 2;
   ZeroOffload offload_optimizer = {};
   /// Stage 3 only.
   ZeroOffload offload_param = {};
-  /// Elements of one reduction and of one gathering of parameters (stages 1 and 2) at most: a larger unit is sent in
-  /// several parts. A single parameter is never cut.
+  /// At most N elements in one reduce-scatter, and in one all-gather of parameters (stages 1 and 2): a larger unit is
+  /// sent in several groups. A single parameter is never split.
   int64_t reduce_bucket_size = 500'000'000;
   int64_t allgather_bucket_size = 500'000'000;
-  /// Communicate beside the computation.
+  /// Communication overlaps with the computation.
   bool overlap_comm = true;
   /// Copy gradients into one buffer as they come (the reduction needs it; always so here).
   bool contiguous_gradients = true;
-  /// Stage 3: elements that are gathered ahead (a whole unit at least; 0: nothing is); parameters below the threshold
-  /// stay whole on every rank; at most that many elements are whole at once.
+  /// Stage 3: N elements that are gathered ahead (one unit at least; 0: none); parameters of fewer elements than the
+  /// threshold stay unsharded in a step; at most N elements are gathered at once.
   int64_t stage3_prefetch_bucket_size = 50'000'000;
   int64_t stage3_param_persistence_threshold = 100'000;
   int64_t stage3_max_live_parameters = 1'000'000'000;
   /// Which modules are gathered one at a time. None: as FsdpOptions.
   std::optional<UnitPolicy> auto_wrap_policy = {};
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
-  /// What checkpointed units keep goes to host memory.
+  /// What checkpointed units keep is offloaded to host memory.
   bool cpu_checkpointing = false;
   /// As in FsdpOptions.
   bool optimizer_in_backward = false;
@@ -120,8 +151,8 @@ struct GeminiOptions {
   /// "auto" (device memory is filled, the chunk that is needed last is evicted), "cuda" (never evict), "cpu" (evict
   /// after each use), "static" (fractions below).
   std::string placement_policy = "auto";
-  /// "static": which part of the chunks is divided over the ranks, and which part of parameters and of optimizer states
-  /// lives in host memory.
+  /// "static": which fraction of the chunks is sharded over the ranks, and which fraction of parameters and of
+  /// optimizer states lives in host memory.
   double shard_param_frac = 1.0;
   double offload_param_frac = 0.0;
   double offload_optim_frac = 0.0;
@@ -131,15 +162,15 @@ struct GeminiOptions {
   double search_range_m = 32;
   double min_chunk_size_m = 32;
   int64_t hidden_dim = 0;
-  /// How much of the device the parameters may use in the first step, in which the rest is measured.
+  /// Fraction of the device that is not for parameters in the first step, in which it is measured.
   double warmup_non_model_data_ratio = 0.8;
-  /// How much of the device is used in all ("auto"); the rest is for what no one can foresee.
+  /// Fraction of the device that is used in all ("auto"); the rest is a margin.
   double steady_cuda_cap_ratio = 0.9;
-  /// "auto": share of the memory that is free after the first step to which optimizer states return.
+  /// "auto": fraction of the memory that is free after the first step to which optimizer states return.
   double gpu_margin_mem_ratio = 0.0;
   /// Bytes of the device that may be used; 0: what it has (or what the allocator is limited to).
   int64_t memory_budget = 0;
-  /// Chunks that are brought ahead of their use.
+  /// Chunks that are gathered ahead of their use.
   int max_prefetch = 1;
   bool pin_memory = true;
   /// float32, bfloat16 or float16: the dtype of parameters on the device; none: as the run's precision says.
@@ -155,5 +186,12 @@ struct GeminiOptions {
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
+
+/// The strategy that has these options; an Error, one line, for what cannot be. Options of any type can be chosen that
+/// have such a function in their namespace (levin/strategies/choice.h).
+std::unique_ptr<Strategy> strategy_of(const DdpOptions& options);
+std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options);
+std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options);
 
 }  // namespace levin

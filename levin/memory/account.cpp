@@ -1,0 +1,254 @@
+#include "levin/memory/account.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "levin/memory/optimizers.h"
+#include "levin/memory/simulation.h"
+#include "levin/memory/widths.h"
+#include "levin/strategies/sharding/group_memory.h"
+
+namespace levin::detail {
+namespace {
+
+/// Walks over a trace and keeps account of what a layout has on the device.
+class Account {
+ public:
+  Account(const StepTrace& trace, const StateLayout& layout, const PrecisionPlan& asked, const MemoryQuestion& question)
+      : trace_(trace),
+        layout_(layout),
+        question_(question),
+        figures_(group_figures(layout, asked, question.device)),
+        traits_(question.optimizer_traits ? *question.optimizer_traits
+                                          : optimizer_traits(question.optimizer, question.moments_dtype)),
+        optimizer_width_(state_widths(layout, asked).optimizer),
+        sharded_(is_sharded(layout, asked)) {
+    workspace_ = question_.workspace.value_or(question_.device == c10::kCUDA ? int64_t{64} << 20 : 0);
+    estimate_.parameters = trace_.buffers;
+    count_optimizer();
+    if (!sharded_) {
+      count_full();
+      return;
+    }
+    const auto plan = group_parameters();
+    count_shards();
+    simulation_.emplace(layout_, figures_, plan, groups_, trace_.marks, question_.accumulate, [this] { note(); });
+  }
+
+  MemoryEstimate run() {
+    size_t next = 0;
+    for (size_t m = 0; m < trace_.marks.size(); ++m) {
+      const auto& mark = trace_.marks[m];
+      for (; next < mark.at; ++next) count(trace_.events[next]);
+      if (m == 0) peak_ = 0, estimate_.temporary = estimate_.total_peak = 0;  // what was before the step
+      // A forward is seen before anything is done for it, everything else when it has been done.
+      const bool before = mark.part == StepPart::kForward && mark.begins;
+      if (before) add_point(mark);
+      pass(mark);
+      note();
+      if (!before) add_point(mark);
+    }
+    estimate_.host += activations_on_host_;
+    return std::move(estimate_);
+  }
+
+ private:
+  int64_t rounded(int64_t bytes) const { return round_allocation(bytes, figures_.rounding); }
+  /// Of shards, which host memory holds as they are.
+  int64_t rounded_on_device(int64_t bytes) const { return figures_.offload ? bytes : rounded(bytes); }
+  void put(int64_t& place, int64_t bytes, bool on_host, bool on_disk = false) {
+    if (!on_disk) (on_host ? estimate_.host : place) += bytes;
+  }
+
+  /// As rank 0 has it: of rows that do not divide evenly, others have fewer.
+  std::vector<int64_t> shard_of(const std::vector<int64_t>& sizes) const {
+    auto shard = sizes;
+    if (sharded_ && !shard.empty()) shard[0] = (shard[0] + layout_.ranks - 1) / layout_.ranks;
+    return shard;
+  }
+
+  // ---- what is there all through the step
+
+  void count_optimizer() {
+    for (const auto& param : trace_.params) {
+      estimate_.num_parameters += param.numel;
+      if (!param.trained) continue;
+      const auto shard = shard_of(param.sizes);
+      for (const auto bytes : optimizer_tensors(traits_, shard, optimizer_width_))
+        put(estimate_.optimizer, layout_.optimizer_on_host ? bytes : rounded(bytes), layout_.optimizer_on_host,
+            layout_.optimizer_on_disk);
+      step_temporary_ += traits_.temporaries * c10::multiply_integers(shard) * optimizer_width_;
+    }
+  }
+
+  int64_t full_gradient(const StepTrace::Param& param) const {
+    return param.trained ? rounded(param.numel * (layout_.casts_parameters ? figures_.computed : figures_.kept)) : 0;
+  }
+
+  /// Parameters and gradients that every rank has in full.
+  void count_full() {
+    for (const auto& param : trace_.params) {
+      estimate_.parameters += rounded(param.numel * figures_.kept);
+      estimate_.gradients += full_gradient(param);
+    }
+  }
+
+  /// Which parameters are gathered together, and by which units.
+  GroupPlan group_parameters() {
+    std::vector<GroupedParam> params;
+    for (const auto& param : trace_.params)
+      params.push_back({.sizes = param.sizes, .unit = static_cast<size_t>(param.unit)});
+    auto plan = layout_.plan_groups(params, trace_.units.size());
+    group_of_.resize(params.size());
+    for (const auto& group : plan.groups) {
+      auto& sizes = groups_.emplace_back();
+      for (const auto index : group.params) {
+        group_of_[index] = groups_.size() - 1;
+        const auto& param = trace_.params[index];
+        const auto shard = aligned_part(c10::multiply_integers(shard_of(param.sizes)));
+        sizes.shard += shard;
+        sizes.full += aligned_part(param.numel);
+        if (param.trained) sizes.grad += shard;
+      }
+    }
+    return plan;
+  }
+
+  void count_shards() {
+    for (const auto& group : groups_) {
+      const auto shard = rounded_on_device(group.shard * figures_.kept);
+      if (figures_.keeps_full) estimate_.parameters += rounded(group.full * figures_.computed);
+      put(figures_.keeps_full ? estimate_.optimizer : estimate_.parameters, shard, figures_.offload,
+          layout_.parameters_on_disk);
+      // Pages that are copied to the device are pinned, and in the dtype of the computation.
+      if (figures_.offload && figures_.kept != figures_.computed) estimate_.host += group.shard * figures_.computed;
+    }
+    host_state_ = estimate_.host;
+    // Page-locked memory of gradients is kept, also where they are used up at once.
+    if (!layout_.optimizer_in_backward || (figures_.offload && question_.device == c10::kCUDA))
+      for (const auto& group : groups_)
+        put(estimate_.gradients, rounded_on_device(group.grad * figures_.gradient), figures_.offload);
+    if (!layout_.reduces_at_end || figures_.offload) return;
+    estimate_.gradients = 0;
+    for (const auto& param : trace_.params) estimate_.gradients += full_gradient(param);
+  }
+
+  // ---- what is allocated and freed
+
+  void count(const MetaMeter::Event& event) {
+    const auto& owner = trace_.owners[static_cast<size_t>(event.id)];
+    switch (owner.kind) {
+      case StepTrace::Kind::kParameter:
+        return;  // as the layout has it
+      case StepTrace::Kind::kGradient:
+        count_gradient(owner, event.bytes);
+        break;
+      case StepTrace::Kind::kInput:
+        other_ += event.bytes;
+        break;
+      case StepTrace::Kind::kUnitInput:
+        if (owner.saved && event.bytes > 0) unit_inputs_[owner.of] += event.bytes;
+        [[fallthrough]];
+      default:
+        (owner.saved ? saved_ : other_) += event.bytes;
+    }
+    note();
+  }
+
+  void count_gradient(const StepTrace::Owner& owner, int64_t bytes) {
+    if (sharded_)
+      simulation_->add_gradient(group_of_[static_cast<size_t>(owner.of)], bytes);
+    else if (layout_.gradient_buckets)
+      arriving_ = bytes > 0 ? bytes : 0;  // copied into its bucket when the next one comes
+    else if (layout_.optimizer_in_backward && question_.accumulate == 1)
+      gradients_ = bytes;  // used when the next one comes
+    else
+      gradients_ += bytes;
+  }
+
+  void pass(const StepTrace::Mark& mark) {
+    if (mark.unit >= 0 && question_.offload_activations) move_inputs(mark);
+    if (mark.unit < 0 && mark.part == StepPart::kBackward) estimate_.activations = saved_;
+    if (sharded_) simulation_->follow(mark);
+    if (mark.part == StepPart::kOptimizer && mark.begins) begin_optimizer();
+  }
+
+  /// What a checkpointed unit keeps waits on the host, from the end of its forward to its backward.
+  void move_inputs(const StepTrace::Mark& mark) {
+    auto& moved = on_host_[mark.unit];
+    if (mark.part == StepPart::kForward && !mark.begins) {
+      moved = unit_inputs_[mark.unit];
+      saved_ -= moved;
+      activations_on_host_ += moved;
+    } else if (mark.part == StepPart::kBackward && mark.begins) {
+      saved_ += std::exchange(moved, 0);
+    }
+  }
+
+  void begin_optimizer() {
+    arriving_ = 0;
+    if (layout_.optimizer_on_host || layout_.optimizer_in_backward) return;
+    other_ += step_temporary_;
+    note();
+    other_ -= step_temporary_;
+  }
+
+  // ---- sums
+
+  int64_t temporary() const { return other_ + arriving_ + (simulation_ ? simulation_->parameters() : 0) + workspace_; }
+  int64_t gradients() const {
+    if (layout_.gradient_buckets) return estimate_.gradients;
+    return simulation_ ? simulation_->gradients() : gradients_;
+  }
+  int64_t now() const { return estimate_.parameters + estimate_.optimizer + gradients() + saved_ + temporary(); }
+  /// In host memory at this moment.
+  int64_t on_host() const {
+    int64_t bytes = host_state_ + (simulation_ ? simulation_->host_gradients() : 0);
+    for (const auto& [unit, moved] : on_host_) bytes += moved;
+    return bytes;
+  }
+  void note() {
+    peak_ = std::max(peak_, now());
+    estimate_.total_peak = std::max(estimate_.total_peak, now() + on_host());
+    const auto full = simulation_ && !layout_.reduces_at_end ? simulation_->full_gradients() : 0;
+    estimate_.temporary = std::max(estimate_.temporary, temporary() + full);
+  }
+
+  void add_point(const StepTrace::Mark& mark) {
+    MemoryPoint point{.part = mark.part, .begins = mark.begins, .bytes = now(), .peak = std::max(peak_, now())};
+    if (mark.unit >= 0) point.unit = trace_.units[static_cast<size_t>(mark.unit)];
+    // What came before a part began was in the part before.
+    const bool closes = mark.unit < 0 && mark.begins && !estimate_.timeline.points.empty();
+    const auto within = closes ? estimate_.timeline.points.back().part : mark.part;
+    if (peak_ > estimate_.device_peak) estimate_.device_peak = peak_, estimate_.peak_part = within;
+    estimate_.timeline.points.push_back(std::move(point));
+    peak_ = now();
+  }
+
+  const StepTrace& trace_;
+  const StateLayout& layout_;
+  const MemoryQuestion& question_;
+  const GroupFigures figures_;
+  const OptimizerTraits traits_;
+  const int64_t optimizer_width_;
+  const bool sharded_;
+  MemoryEstimate estimate_;
+  std::vector<GroupSizes> groups_;
+  std::vector<size_t> group_of_;  // of parameters
+  std::optional<ShardingSimulation> simulation_;
+  std::map<int, int64_t> unit_inputs_, on_host_;
+  int64_t activations_on_host_ = 0, host_state_ = 0;
+  int64_t saved_ = 0, other_ = 0, gradients_ = 0, arriving_ = 0;
+  int64_t workspace_ = 0, step_temporary_ = 0, peak_ = 0;
+};
+
+}  // namespace
+
+MemoryEstimate account_for(const StepTrace& trace, const StateLayout& layout, const PrecisionPlan& asked,
+                           const MemoryQuestion& question) {
+  return Account(trace, layout, asked, question).run();
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,68 @@
+#include "levin/memory/simulation.h"
+
+#include <utility>
+
+namespace levin::detail {
+
+ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFigures& figures, const GroupPlan& plan,
+                                       const std::vector<GroupSizes>& sizes, const std::vector<StepTrace::Mark>& marks,
+                                       int accumulate, std::function<void()> note)
+    : ledger_{.figures = figures, .note = [] {}} {
+  Schedule::Groups groups;
+  for (const auto& each : sizes) {
+    groups_.push_back(std::make_unique<MeteredGroup>(ledger_, each));
+    groups.push_back(groups_.back().get());
+  }
+  std::vector<Schedule::Groups> units;
+  for (const auto& needs : plan.needs) {
+    auto& unit = units.emplace_back();
+    for (const auto group : needs) unit.push_back(groups[group]);
+  }
+  const bool alone = figures.ranks * figures.replicas == 1;
+  schedule_ = std::make_unique<Schedule>(groups, std::move(units), layout.make_residency(groups, plan),
+                                         ScheduleOptions{.keeps_full = figures.keeps_full,
+                                                         .reduces_at_end = layout.reduces_at_end,
+                                                         .own_order = figures.keeps_full && !alone,
+                                                         .gathers_ahead = layout.gathers_ahead});
+  // In the first step the schedule learns in which order groups are used. The second one counts.
+  for (const auto& mark : marks) follow(mark);
+  if (schedule_->learns_order()) schedule_->adopt_order(schedule_->seen_order());
+  ledger_ = {.figures = figures, .note = std::move(note)};
+  // Micro-batches that only accumulate change no parameter.
+  for (const auto& group : groups_) group->begin_step(/*stale=*/accumulate == 1 || alone);
+  if (accumulate == 1 || !alone) return;
+  for (const auto& group : groups_) group->keep_reduced();
+  ledger_.accumulates = true;
+}
+
+void ShardingSimulation::follow(const StepTrace::Mark& mark) {
+  const bool forward = mark.part == StepPart::kForward;
+  const auto unit = static_cast<size_t>(mark.unit);
+  if (mark.part == StepPart::kOptimizer) {
+    if (!mark.begins) return;
+    schedule_->end_reductions(/*used=*/true);
+    schedule_->end_backward();
+  } else if (mark.unit < 0 && forward) {
+    schedule_->begin_forward(/*training=*/true);
+  } else if (mark.unit < 0) {
+    schedule_->end_forward();
+    schedule_->begin_backward(/*reduces=*/true);
+    schedule_->use_root();
+  } else if (forward && mark.begins) {
+    schedule_->enter_forward(unit);
+    schedule_->expect_backward(unit);
+  } else if (forward) {
+    schedule_->leave_forward(unit);
+  } else if (mark.begins) {
+    schedule_->enter_backward(unit);
+  } else {
+    schedule_->leave_backward(unit);
+  }
+}
+
+void ShardingSimulation::add_gradient(size_t group, int64_t bytes) {
+  if (!groups_[group]->has_gradient()) schedule_->settle_reduction();
+  groups_[group]->add_gradient(bytes);
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "levin/memory/groups.h"
+#include "levin/memory/step.h"
+#include "levin/strategies/layout.h"
+#include "levin/strategies/sharding/group_plan.h"
+#include "levin/strategies/sharding/schedule.h"
+
+namespace levin::detail {
+
+/// The schedule of a sharded module, driven by a trace of a step, with groups of which only the bytes are counted.
+class ShardingSimulation {
+ public:
+  /// `sizes` are those of the plan's groups. `accumulate`: micro-batches of an optimizer step, of which the last one is
+  /// simulated. `note` is called whenever the sum of bytes may be at its highest.
+  ShardingSimulation(const StateLayout& layout, const GroupFigures& figures, const GroupPlan& plan,
+                     const std::vector<GroupSizes>& sizes, const std::vector<StepTrace::Mark>& marks, int accumulate,
+                     std::function<void()> note);
+
+  void follow(const StepTrace::Mark& mark);
+  /// A full gradient of a parameter of the group was allocated.
+  void add_gradient(size_t group, int64_t bytes);
+
+  /// Gathered parameters that do not stay, and the buffers of collectives.
+  int64_t parameters() const { return ledger_.gathered + ledger_.arrived + ledger_.sent; }
+  /// Full gradients, and reduced ones.
+  int64_t gradients() const { return ledger_.full_gradients + ledger_.gradients; }
+  int64_t full_gradients() const { return ledger_.full_gradients; }
+  /// Reduced gradients in host memory.
+  int64_t host_gradients() const { return ledger_.host_gradients; }
+
+ private:
+  GroupLedger ledger_;
+  std::vector<std::unique_ptr<MeteredGroup>> groups_;
+  std::unique_ptr<Schedule> schedule_;
+};
+
+}  // namespace levin::detail

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+#include "levin/nn/policy.h"
+
+namespace levin {
+
+namespace detail {
+struct GroupedParam;
+struct GroupPlan;
+class Residency;
+class ScheduledGroup;
+}  // namespace detail
+
+/// What a strategy does to the state of a model: all that a memory estimate needs to know of it.
+struct StateLayout {
+  /// Over how many ranks state is sharded, and which state.
+  int ranks = 1;
+  bool shards_parameters = false;
+  bool shards_gradients = false;
+  bool shards_optimizer = false;
+  /// Which state lives in host memory. Parameters are copied to the device unit by unit then.
+  bool parameters_on_host = false;
+  bool gradients_on_host = false;
+  bool optimizer_on_host = false;
+  /// In mixed precision parameters themselves are cast for the computation, not by autocast.
+  bool casts_parameters = false;
+  /// Full parameters stay in the dtype of the computation, and what the optimizer updates is beside its state.
+  bool master_weights = false;
+  /// Gradients are in buckets that are always allocated (ddp).
+  bool gradient_buckets = false;
+  /// Where parameters are not sharded (ZeRO 1 and 2): the next group is gathered while one computes.
+  bool gathers_ahead = true;
+  /// Copies of the sharded state: each rank has as much as it would with `ranks` in all (hybrid).
+  int replicas = 1;
+  /// Gradients stay unsharded to the end of backward (ZeRO-1).
+  bool reduces_at_end = false;
+  /// What is on the host is a cache of files there, and not counted.
+  bool parameters_on_disk = false;
+  bool optimizer_on_disk = false;
+  /// Gradients are freed as soon as they are used.
+  bool optimizer_in_backward = false;
+  /// Shards are kept in float32 whatever the precision (Gemini).
+  bool keeps_float = false;
+  /// Of gathered parameters, and in which gradients are reduced; none: as the precision says.
+  std::optional<c10::ScalarType> param_dtype = {};
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  /// As in MemoryQuestion, which takes precedence.
+  std::optional<UnitPolicy> units = {};
+  std::optional<UnitPolicy> checkpointing = {};
+  bool offload_activations = false;
+
+  /// Where state is sharded: which parameters are gathered together (`units` is the number of units), and how long they
+  /// stay gathered.
+  std::function<detail::GroupPlan(const std::vector<detail::GroupedParam>& params, size_t units)> plan_groups = {};
+  std::function<std::unique_ptr<detail::Residency>(const std::vector<detail::ScheduledGroup*>& groups,
+                                                   const detail::GroupPlan& plan)>
+      make_residency = {};
+};
+
+}  // namespace levin

@@ -1,0 +1,22 @@
+#include "levin/strategies/module_sync.h"
+
+namespace levin {
+
+void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward) {
+  try {
+    for (auto* module : modules) module->before_backward(loss);
+    backward();
+  } catch (const std::exception& error) {
+    std::exception_ptr better;  // every module must come to rest, also when one of them knows a better line
+    for (auto* module : modules) try {
+        module->after_backward(&error);
+      } catch (const std::exception&) {
+        if (!better) better = std::current_exception();
+      }
+    if (better) std::rethrow_exception(better);
+    throw;
+  }
+  for (auto* module : modules) module->after_backward(nullptr);
+}
+
+}  // namespace levin

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+namespace levin {
+
+using at::Tensor;
+
+/// Ranks that make different numbers of steps (fabric.join_uneven_inputs).
+class UnevenInputs {
+ public:
+  virtual ~UnevenInputs() = default;
+
+  /// From here on a rank that has made its last step takes part in the reductions of the others with zeros. Gradients
+  /// are divided by the number of all ranks, or of those that still step.
+  virtual void begin(bool divide_by_initial_world_size) = 0;
+  /// This rank has made its last step. Returns when all have; parameters and buffers are then those of a rank that made
+  /// the most.
+  virtual void end() = 0;
+};
+
+/// What a strategy does around one module that was set up with it. All calls are made by Fabric, in this order, each
+/// step: before_forward, leave_forward, after_forward, before_backward, after_backward.
+class ModuleSync {
+ public:
+  virtual ~ModuleSync() = default;
+
+  /// Before the module's forward, when gradients are enabled or not.
+  virtual void before_forward() = 0;
+  /// After it, whether it returned or threw.
+  virtual void leave_forward() {}
+  /// Then, when it returned, with every tensor of the output that needs a gradient.
+  virtual void after_forward(std::span<Tensor> outputs) = 0;
+  /// Before the backward of a loss that came from this module's output.
+  virtual void before_backward(const Tensor& loss) = 0;
+  /// After it. Throws when ranks disagree about what was used: one line, the same on every rank.
+  ///
+  /// `failure` is what backward threw; null: it returned. After a failure it throws the line on which the ranks agree
+  /// when other ranks are concerned; it returns when the failure is this rank's own, after telling the others.
+  virtual void after_backward(const std::exception* failure) = 0;
+  /// While false, gradients are only accumulated locally (no_backward_sync). It must cover forward and backward.
+  virtual void set_sync(bool enabled) = 0;
+  /// Rank 0's buffers on every rank, where the strategy keeps them the same. Every rank must call.
+  virtual void sync_buffers() {}
+  /// Null: every rank must make as many steps.
+  virtual UnevenInputs* uneven_inputs() { return nullptr; }
+};
+
+/// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.
+///
+///     run_backward(syncs, loss, [&] { loss.backward(); });
+void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward);
+
+}  // namespace levin
