@@ -20,7 +20,7 @@ COMPILER = $(if $(filter default,$(origin CXX)),$(shell tools/compiler),$(CXX))
 CONFIGURE = -G Ninja -DCMAKE_CXX_COMPILER=$(COMPILER) -DLEVIN_TORCH=$(LEVIN_TORCH) -DLEVIN_CUDA=$(LEVIN_CUDA) -DLEVIN_UNITY=$(UNITY) -DLEVIN_BENCH=ON $(CMAKE_ARGS)
 NINJA := cmake --build $(BUILD) -j $(JOBS) --target
 
-.PHONY: help run build test bench docs format lint gpu install clean setup-% configure
+.PHONY: help run build test bench docs format lint gpu install wheel package clean setup-% configure
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,14 @@ gpu: ## on a machine with a GPU: configure, build, test, measure
 install: build ## install into PREFIX, for find_package(Levin)
 	@cmake --install $(BUILD) --prefix '$(PREFIX)' | tail -n 1
 	@echo 'Levin is in $(PREFIX); LibTorch stays where it was: $(if $(LEVIN_TORCH),$(LEVIN_TORCH),$(CURDIR)/$(BUILD)/deps)'
+
+wheel: setup-package configure ## a Python wheel with the program and the library, in build/packages
+	@$(NINJA) levin levin_program
+	@cmake/package/wheel.py $(BUILD) $(BUILD)/packages
+
+package: setup-package configure ## an archive that works in any folder and a Debian package, in build/packages
+	@$(NINJA) levin levin_program
+	@cd $(BUILD) && cpack | sed -n 's/^CPack: - package: \(.*\) generated\.$$/\1/p'
 
 clean: ## remove what was built; downloads stay (they are in build/deps)
 	@[[ ! -d $(BUILD) ]] || find $(BUILD) -mindepth 1 -maxdepth 1 ! -name deps ! -name 'venv*' -exec rm -rf {} +

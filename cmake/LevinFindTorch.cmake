@@ -37,7 +37,7 @@ function(levin_declare_torch folder cuda)
   endif()
   # The Pythons' wheels put CUDA's own libraries beside torch; libtorch finds them by its own run path, the linker by this.
   file(GLOB _beside "${folder}/../nvidia/*/lib")
-  set(_options "-Wl,-rpath,${folder}/lib" "-Wl,-rpath-link,${folder}/lib")
+  set(_options "-Wl,-rpath-link,${folder}/lib")
   foreach(_path ${_beside})
     list(APPEND _options "-Wl,-rpath-link,${_path}")
   endforeach()

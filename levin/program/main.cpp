@@ -8,8 +8,10 @@
 #include <fmt/format.h>
 #include <torch/version.h>
 
+#include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/program/command.h"
+#include "levin/program/own_prefix.h"
 
 namespace {
 
@@ -45,8 +47,9 @@ std::string help() {
   std::string text = "Levin: train models in C++ on LibTorch.\n\nUsage: levin COMMAND ...\n\nCommands:\n";
   for (const auto& sub : kSubcommands) text += fmt::format("  {:<12}{}\n", sub.name, sub.summary);
   return text +
-         "\n  levin COMMAND --help    what a command takes\n  levin --version         the version of Levin and of "
-         "LibTorch\n";
+         "\n  levin COMMAND --help    what a command takes"
+         "\n  levin --version         the version of Levin and of LibTorch"
+         "\n  levin --cmake-prefix    the folder for CMAKE_PREFIX_PATH, with which find_package(Levin) finds this Levin\n";
 }
 
 int dispatch(const levin::Args& args) {
@@ -58,6 +61,12 @@ int dispatch(const levin::Args& args) {
   }
   if (words[0] == "--version" || words[0] == "-V") {
     std::puts(fmt::format("levin {} (LibTorch {})", LEVIN_VERSION, TORCH_VERSION).c_str());
+    return 0;
+  }
+  if (words[0] == "--cmake-prefix") {
+    const auto prefix = levin::cli::own_prefix();
+    LEVIN_CHECK(!prefix.empty(), "[levin] this program lies in no installed Levin and in no build folder");
+    std::puts(prefix.c_str());
     return 0;
   }
   std::vector<std::string> known;

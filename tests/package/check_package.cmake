@@ -12,9 +12,18 @@ endfunction()
 
 # The run path alone must find every library.
 unset(ENV{LD_LIBRARY_PATH})
-step("installing" ${CMAKE_COMMAND} --install "${BUILD}" --prefix "${_work}/prefix")
+step("installing" ${CMAKE_COMMAND} --install "${BUILD}" --prefix "${_work}/installed")
+# What is installed can be moved.
+file(RENAME "${_work}/installed" "${_work}/prefix")
 if(PROGRAM)
   step("running the installed program" "${_work}/prefix/bin/levin" --help)
+  step("asking for the prefix" "${_work}/prefix/bin/levin" --cmake-prefix)
+  if(NOT output STREQUAL "${_work}/prefix\n")
+    message(FATAL_ERROR "package: `levin --cmake-prefix` printed \"${output}\" instead of \"${_work}/prefix\"")
+  endif()
+endif()
+if(EXISTS "${_work}/prefix/include/levin/pch.h" OR NOT EXISTS "${_work}/prefix/include/levin/cli/train_main.h")
+  message(FATAL_ERROR "package: the installed headers are not the public ones")
 endif()
 
 set(_configure ${CMAKE_COMMAND} -S "${SOURCE}" -B "${_work}/build" -G "${GENERATOR}" -DCMAKE_CXX_COMPILER=${COMPILER}
@@ -32,5 +41,18 @@ step("running the installed project" "${_work}/user/bin/uses_levin")
 execute_process(COMMAND ${_configure} -DLEVIN_TORCH=/nowhere RESULT_VARIABLE _status OUTPUT_QUIET ERROR_VARIABLE _errors)
 if(_status EQUAL 0 OR NOT _errors MATCHES "no LibTorch in")
   message(FATAL_ERROR "package: LEVIN_TORCH=/nowhere was not refused\n${_errors}")
+endif()
+
+# A package has no LibTorch: the program says so, and takes one that is named.
+if(PROGRAM)
+  file(READ_SYMLINK "${_work}/prefix/lib/levin/torch" _torch)
+  file(REMOVE "${_work}/prefix/lib/levin/torch")
+  execute_process(COMMAND "${_work}/prefix/bin/levin" --version RESULT_VARIABLE _status OUTPUT_QUIET ERROR_VARIABLE _errors)
+  if(NOT _status EQUAL 1 OR NOT _errors MATCHES "^levin: no LibTorch [^\n]*fetch_torch[^\n]*\n$")
+    message(FATAL_ERROR "package: without LibTorch the program ended with ${_status} and said\n${_errors}")
+  endif()
+  step("naming LibTorch" ${CMAKE_COMMAND} -E env "LEVIN_TORCH=${_torch}" "${_work}/prefix/bin/levin" --version)
+  step("linking LibTorch" "${_work}/prefix/lib/levin/fetch_torch" "${_torch}")
+  step("running with the linked LibTorch" "${_work}/prefix/bin/levin" --version)
 endif()
 message(STATUS "package: installed, found, built and run")

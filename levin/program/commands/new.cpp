@@ -10,6 +10,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/program/command.h"
+#include "levin/program/own_prefix.h"
 
 namespace levin::cli {
 namespace {
@@ -67,15 +68,6 @@ int main(int argc, char** argv) {
   });
 }
 )";
-
-/// The prefix or build folder that this program lies in; empty when it lies in neither.
-fs::path own_prefix() {
-  std::error_code error;
-  const auto program = fs::read_symlink("/proc/self/exe", error);
-  if (error) return {};
-  const auto prefix = program.parent_path().parent_path();
-  return fs::exists(prefix / LEVIN_PACKAGE, error) ? prefix : fs::path();
-}
 
 /// A word of a command line as a shell takes it back.
 std::string shell_word(const std::string& text) {
