@@ -43,7 +43,7 @@ struct Codec<c10::Device> {
 template <class... T>
 requires(std::same_as<T, double> || ...) && (std::same_as<T, int64_t> || ...) struct Codec<std::variant<T...>> {
   using Value = std::variant<T...>;
-  static std::string type() { return "N|SHARE"; }
+  static std::string type() { return "N|FRACTION"; }
   static Value read(const Node& node) {
     const auto text = detail::read_text(node);
     if (text.find_first_of(".eE") == std::string::npos) return Codec<int64_t>::read(node);

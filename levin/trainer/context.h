@@ -3,13 +3,10 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
-#include <variant>
 #include <vector>
 
 #include "levin/core/error.h"
@@ -40,11 +37,47 @@ struct Progress {
   int64_t validated_at = -1;
   /// No more batches come in this epoch and its end hooks are running: what is left is to close it.
   bool closing_epoch = false;
-  /// The end of the run, or a request to stop, came before the epoch's last batch: a longer run goes on inside it.
+  /// The end of the run, or a request to stop, came before the epoch's last batch: a longer run resumes inside it.
   bool epoch_cut = false;
 };
 
-/// Training steps on the side, after which everything is as it was before: for tuners.
+/// Where a run is, and how long it will be.
+class RunPosition {
+ public:
+  virtual ~RunPosition() = default;
+
+  virtual Stage stage() const = 0;
+  bool sanity_checking() const { return stage() == Stage::kSanity; }
+  /// Of fit(), whatever is going on inside it.
+  virtual bool fitting() const = 0;
+  virtual const Progress& progress() const = 0;
+  int64_t current_epoch() const { return progress().epoch; }
+  int64_t global_step() const { return progress().global_step; }
+  /// The batch under way is the last of its epoch, as far as that is known.
+  virtual bool is_last_batch() const = 0;
+  /// Batches of an epoch on this rank; nothing when the loader does not know.
+  virtual std::optional<int64_t> num_training_batches() const = 0;
+  /// Of each loader of the evaluation under way, or of validation while fitting.
+  virtual std::vector<std::optional<int64_t>> num_eval_batches() const = 0;
+  /// Optimizer steps that the whole run will make; nothing when that is not known.
+  virtual std::optional<int64_t> estimated_stepping_batches() const = 0;
+  /// What the run does. Tuning changes it for this run.
+  virtual const TrainerPlan& plan() const = 0;
+};
+
+/// The metrics of a run so far, by the names callbacks see ("loss", "loss_epoch"). Tensors stay on the device.
+class RunMetrics {
+ public:
+  virtual ~RunMetrics() = default;
+
+  /// What callbacks may monitor.
+  virtual MetricMap callback_metrics() = 0;
+  /// What the loggers were given.
+  virtual MetricMap logged_metrics() = 0;
+  virtual MetricMap progress_bar_metrics() = 0;
+};
+
+/// Training steps after which everything is as it was before: for tuners.
 struct Trial {
   /// Optimizer steps to make.
   int64_t steps = 0;
@@ -56,29 +89,30 @@ struct Trial {
   std::function<bool(int64_t step, double loss)> after_step = {};
 };
 
+/// What a tuner does to a run: trials, and changes of the plan for this run alone.
+class Tuning {
+ public:
+  virtual ~Tuning() = default;
+
+  /// Runs training steps outside of the run, from on_fit_start or on_train_start; weights, optimizers, schedulers,
+  /// progress, random generators, logs and the loader are restored. No callback or logger hears of it. False when the
+  /// data ended before, or after_step said so. An exception (out of memory) is thrown on after everything was restored.
+  virtual bool run_trial(const Trial& trial) = 0;
+  /// The batch size of the training loader; nothing when it is not a Levin loader.
+  virtual std::optional<int64_t> train_batch_size() const = 0;
+  virtual void set_train_batch_size(int64_t batch_size) = 0;
+  /// From the next epoch or, inside on_train_epoch_start, this one on: `plan().accumulate`.
+  virtual void set_accumulate_grad_batches(int64_t k) = 0;
+  /// Another `plan().max_epochs`: for a pass after training.
+  virtual void set_max_epochs(int64_t epochs) = 0;
+  /// While set, training steps run forward only: no backward, no optimizer step.
+  virtual void set_forward_only(bool enabled) = 0;
+};
+
 /// The surroundings of a callback or a module while the trainer works: where the run is, what it uses, what can be
 /// asked of it. It lives for the length of fit(), validate(), test() or predict().
-class TrainerContext {
+class TrainerContext : public RunPosition {
  public:
-  virtual ~TrainerContext() = default;
-
-  virtual Stage stage() const = 0;
-  bool sanity_checking() const { return stage() == Stage::kSanity; }
-  /// Of fit(), whatever is going on inside it.
-  virtual bool fitting() const = 0;
-  virtual const Progress& progress() const = 0;
-  int64_t current_epoch() const { return progress().epoch; }
-  int64_t global_step() const { return progress().global_step; }
-  /// The epoch or batch under way is the last of the run, as far as that is known.
-  virtual bool is_last_batch() const = 0;
-  /// Batches of an epoch on this rank; nothing when the loader does not know.
-  virtual std::optional<int64_t> num_training_batches() const = 0;
-  /// Of each loader of the evaluation under way, or of validation while fitting.
-  virtual std::vector<std::optional<int64_t>> num_eval_batches() const = 0;
-  /// Optimizer steps that the whole run will make, as far as that is known; nothing when it is not.
-  virtual std::optional<int64_t> estimated_stepping_batches() const = 0;
-  virtual const TrainerPlan& plan() const = 0;
-
   virtual Fabric& fabric() const = 0;
   virtual TrainModuleBase& module() const = 0;
   virtual const std::vector<Optimizer>& optimizers() const = 0;
@@ -91,10 +125,8 @@ class TrainerContext {
 
   /// The newest value of a metric that was logged, by the names callbacks see ("loss", "loss_epoch"). Reads the device.
   virtual std::optional<double> metric(std::string_view name) = 0;
-  /// All of them. Tensors stay on the device.
-  virtual std::map<std::string, std::variant<double, Tensor>> callback_metrics() = 0;
-  virtual std::map<std::string, std::variant<double, Tensor>> logged_metrics() = 0;
-  virtual std::map<std::string, std::variant<double, Tensor>> progress_bar_metrics() = 0;
+  /// All of them.
+  virtual RunMetrics& metrics() = 0;
   /// As the module's log(): from a callback's hook.
   virtual void log(std::string_view name, const Tensor& value, const LogOptions& options = {}) = 0;
   virtual void log(std::string_view name, double value, const LogOptions& options = {}) = 0;
@@ -102,6 +134,11 @@ class TrainerContext {
   virtual void log_row(const Metrics& metrics) = 0;
   /// Step metrics go to the loggers at the end of this batch: what is costly to know should be found out only then.
   virtual bool row_is_due() const = 0;
+  /// One line on stdout, of rank 0; printed above the progress bar.
+  template <class... Args>
+  void print(const Args&... args) {
+    print_line(detail::concat(args...));
+  }
 
   /// Ends the run after the batch under way (once min_epochs and min_steps are reached). With several ranks every rank
   /// must call at the same place, or use `request_stop`.
@@ -110,35 +147,17 @@ class TrainerContext {
   virtual void request_stop(std::string_view reason) = 0;
   virtual bool should_stop() const = 0;
 
-  /// Writes a checkpoint. Inside a training batch it is written as soon as the batch is complete, so that it always
-  /// stands between two batches. Every rank must call.
-  virtual void save_checkpoint(const std::filesystem::path& path, bool weights_only = false) = 0;
-  /// As above, and when it is written (at once, or at the end of the batch) `then` is called.
-  virtual void save_checkpoint(const std::filesystem::path& path, bool weights_only, std::function<void()> then) = 0;
-  /// The path of the checkpoint this run went on from, or that validate, test or predict loaded; empty: none.
+  /// Writes a checkpoint. Inside a training batch it is written as soon as the batch is complete, so that it is always
+  /// between two batches; when it is written, `then` is called. Every rank must call.
+  virtual void save_checkpoint(const std::filesystem::path& path, bool weights_only = false,
+                               std::function<void()> then = {}) = 0;
+  /// The path of the checkpoint this run resumed from, or that validate, test or predict loaded; empty: none.
   virtual const std::filesystem::path& ckpt_path() const = 0;
 
-  virtual int64_t accumulate_grad_batches() const = 0;
-  /// From the next epoch or, inside on_train_epoch_start, this one on.
-  virtual void set_accumulate_grad_batches(int64_t k) = 0;
-  /// More epochs than max_epochs says: for a pass after training.
-  virtual void set_max_epochs(int64_t epochs) = 0;
-  /// While set, training steps run forward only: no backward, no optimizer step.
-  virtual void set_forward_only(bool enabled) = 0;
-  /// Runs training steps outside of the run, from on_fit_start or on_train_start; weights, optimizers, schedulers,
-  /// progress, random generators, logs and the loader are put back. No callback or logger hears of it. False when the
-  /// data ended before, or after_step said so. An exception (out of memory) comes through after everything was put
-  /// back.
-  virtual bool run_trial(const Trial& trial) = 0;
-  /// The batch size of the training loader; nothing when it is not a Levin loader.
-  virtual std::optional<int64_t> train_batch_size() const = 0;
-  virtual void set_train_batch_size(int64_t batch_size) = 0;
+  /// For tuners: trials, and changes of the plan.
+  virtual Tuning& tuning() = 0;
 
-  /// One line on stdout, of rank 0; a progress bar makes way.
-  template <class... Args>
-  void print(const Args&... args) {
-    print_line(detail::concat(args...));
-  }
+ protected:
   virtual void print_line(const std::string& line) = 0;
 };
 

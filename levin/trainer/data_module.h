@@ -5,12 +5,13 @@
 #include "levin/core/batch.h"
 #include "levin/core/state_dict.h"
 #include "levin/trainer/loaders.h"
+#include "levin/trainer/module_hooks.h"
 #include "levin/trainer/step.h"
 
 namespace levin {
 
 /// Everything of a DataModule that does not depend on its batch type.
-class DataModuleBase {
+class DataModuleBase : public Hyperparameters {
  public:
   virtual ~DataModuleBase() = default;
 
@@ -23,14 +24,10 @@ class DataModuleBase {
   virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict&) {}
 
-  /// Kept in checkpoints and given to the loggers.
-  StateDict hparams;
-
-  virtual detail::AnyLoaders any_train_dataloader() = 0;
-  virtual detail::AnyLoaders any_eval_dataloader(Stage) = 0;
+  virtual detail::AnyLoaders any_dataloader(Stage) = 0;
 };
 
-/// The data of a training, apart from the model: how it is fetched, divided and loaded.
+/// The data of a training, apart from the model: how it is fetched, split and loaded.
 ///
 ///     struct Digits : levin::DataModule {
 ///       void setup(std::string_view) override { data = levin::TensorDataset({{"image", images}, {"label", labels}}); }
@@ -39,21 +36,12 @@ class DataModuleBase {
 ///       }
 ///     };
 template <class B>
-class DataModuleOf : public DataModuleBase {
+class DataModuleOf : public DataModuleBase, public DataHooks<B> {
  public:
   using BatchType = B;
 
-  virtual Loaders<B> train_dataloader() { return {}; }
-  virtual Loaders<B> val_dataloader() { return {}; }
-  virtual Loaders<B> test_dataloader() { return {}; }
-  virtual Loaders<B> predict_dataloader() { return {}; }
-
-  detail::AnyLoaders any_train_dataloader() final { return train_dataloader().sources(); }
-  detail::AnyLoaders any_eval_dataloader(Stage stage) final {
-    if (stage == Stage::kTest) return test_dataloader().sources();
-    if (stage == Stage::kPredict) return predict_dataloader().sources();
-    return val_dataloader().sources();
-  }
+ private:
+  detail::AnyLoaders any_dataloader(Stage stage) final { return this->sources(stage); }
 };
 
 using DataModule = DataModuleOf<Batch>;

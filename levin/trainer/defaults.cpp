@@ -131,7 +131,7 @@ std::optional<fs::path> last_checkpoint(const std::vector<CallbackRef>& callback
     if (auto* keeper = dynamic_cast<ModelCheckpoint*>(callback.get().get()))
       if (keeper->dirpath() != own) folders.push_back(keeper->dirpath());
   folders.push_back(own);
-  // A run that starts again has a new folder for its logs: what it goes on from is in that of an earlier one.
+  // A run that starts again has a new folder for its logs: what it resumes from is in that of an earlier one.
   if (!run.loggers().empty())
     for (const auto& version : earlier_versions(run.log_dir())) folders.push_back(version / "checkpoints");
   for (const auto& folder : folders)

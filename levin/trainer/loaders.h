@@ -23,25 +23,23 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
 
-  /// Starts the pass of an epoch; after load_state_dict or skip_to it goes on there instead.
+  /// Starts the pass of an epoch; after load_state_dict or skip_to it resumes there instead.
   virtual void start(int64_t epoch) = 0;
   /// For a source without a state: goes to a batch of an epoch by fetching those before it.
   void skip_to(int64_t epoch, int64_t batch) {
     start(epoch);
-    while (batch-- > 0 && next()) {
+    while (batch-- > 0 && !next().empty()) {
     }
     resumed_ = true;
   }
-  /// The next batch, valid until the next call; null at the end of the pass.
-  virtual void* next() = 0;
+  /// The next batch, valid until the next call; empty at the end of the pass.
+  virtual AnyBatch next() = 0;
   /// Batches of a pass; nothing when that is not known.
   virtual std::optional<int64_t> size() const = 0;
   /// Whether the batch that next() gave is the last; for sources that do not know their size.
   virtual bool is_last() = 0;
   /// Drops the batch and the iterator of a pass.
   virtual void finish() = 0;
-
-  virtual AnyBatch any(void* batch) const = 0;
 
   /// Makes state_dict say that this batch of this epoch comes next; for sources with a state.
   virtual void seek(int64_t /*epoch*/, int64_t /*batch*/) {}
@@ -88,22 +86,22 @@ class SourceOf final : public BatchSource {
     loaded_ = false;
     advanced_ = false;
   }
-  void* next() override {
+  AnyBatch next() override {
     if (!iterator_)
       iterator_.emplace(loader_.begin());
     else if (!std::exchange(advanced_, false))
       ++*iterator_;
-    if (*iterator_ == loader_.end()) return nullptr;
+    if (*iterator_ == loader_.end()) return {};
     if constexpr (kOwnsBatches) {
-      return &**iterator_;
+      B& batch = **iterator_;
+      return AnyBatch(batch);
     } else {
-      batch_.emplace(**iterator_);
-      return &*batch_;
+      return AnyBatch(batch_.emplace(**iterator_));
     }
   }
   bool is_last() override {
     if constexpr (!kOwnsBatches) {
-      // The batch is a copy, so the iterator may go on; where it stood before is what a checkpoint must know.
+      // The batch is a copy, so the iterator may advance; where it stood before is what a checkpoint must know.
       if (!advanced_) {
         if constexpr (kHasState) before_ = loader_.state_dict();
         ++*iterator_;
@@ -124,7 +122,6 @@ class SourceOf final : public BatchSource {
     else
       return {};
   }
-  AnyBatch any(void* batch) const override { return AnyBatch(*static_cast<B*>(batch)); }
   void seek(int64_t epoch, int64_t batch) override {
     if constexpr (requires { loader_.seek(epoch, batch); }) {
       iterator_.reset();
@@ -250,5 +247,31 @@ namespace detail {
 /// Loaders whose batch type was checked already.
 using AnyLoaders = std::vector<std::shared_ptr<BatchSource>>;
 }  // namespace detail
+
+/// The loaders of a module or a data module, by stage: override those that the run needs.
+template <class B>
+class DataHooks {
+ public:
+  virtual ~DataHooks() = default;
+
+  virtual Loaders<B> train_dataloader() { return {}; }
+  virtual Loaders<B> val_dataloader() { return {}; }
+  virtual Loaders<B> test_dataloader() { return {}; }
+  virtual Loaders<B> predict_dataloader() { return {}; }
+
+ protected:
+  detail::AnyLoaders sources(Stage stage) {
+    switch (stage) {
+      case Stage::kTrain:
+        return train_dataloader().sources();
+      case Stage::kTest:
+        return test_dataloader().sources();
+      case Stage::kPredict:
+        return predict_dataloader().sources();
+      default:
+        return val_dataloader().sources();
+    }
+  }
+};
 
 }  // namespace levin

@@ -11,6 +11,7 @@
 
 #include "levin/core/state_dict.h"
 #include "levin/loggers/logger.h"
+#include "levin/trainer/hooks.h"
 #include "levin/trainer/step.h"
 
 namespace levin {
@@ -19,24 +20,8 @@ class Fabric;
 
 namespace levin::detail {
 
-/// A hook in which log() may be called, and what it means there.
-struct LogSite {
-  enum class Kind {
-    kRefused,
-    /// Values of steps, by default; epochs too when asked.
-    kTrainStep,
-    /// Values of epochs, by default; steps too when asked.
-    kEvalStep,
-    /// Values of epochs, nothing else.
-    kEpoch,
-  };
-  const char* hook = "";
-  Kind kind = Kind::kRefused;
-};
-
 /// A value on the host, or a tensor of one element on a device, which is read only when somebody must know.
 using LoggedValue = std::variant<double, Tensor>;
-using MetricMap = std::map<std::string, LoggedValue>;
 double metric_number(const LoggedValue& value);
 
 /// What log() was given in one kind of loop: the value of the step, and what becomes the value of the epoch.

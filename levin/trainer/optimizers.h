@@ -25,7 +25,7 @@ struct SchedulerConfig {
   std::string monitor = {};
   /// A missing metric is an error; otherwise a warning, and the scheduler is not stepped.
   bool strict = true;
-  /// For LearningRateMonitor; by itself "lr-" and the optimizer's name.
+  /// For LearningRateMonitor. Defaults to "lr-" and the optimizer's name.
   std::string name = {};
 };
 

@@ -12,9 +12,9 @@ namespace levin {
 namespace {
 
 void check_limit(const char* name, const Limit& limit) {
-  if (limit.is_share())
-    LEVIN_CHECK(limit.share() >= 0 && limit.share() <= 1, "[trainer] ", name, " ", limit.to_string(),
-                " is not allowed: a share is between 0.0 and 1.0, a number of batches is an integer");
+  if (limit.is_fraction())
+    LEVIN_CHECK(limit.fraction() >= 0 && limit.fraction() <= 1, "[trainer] ", name, " ", limit.to_string(),
+                " is not allowed: a fraction is between 0.0 and 1.0, a number of batches is an integer");
   else
     LEVIN_CHECK(limit.count() >= 0, "[trainer] ", name, " ", limit.to_string(), " is not allowed (0 or more batches)");
 }
@@ -22,13 +22,13 @@ void check_limit(const char* name, const Limit& limit) {
 void check_interval(const TrainerOptions& asked, const Interval& interval) {
   const auto text = interval.to_string();
   switch (interval.unit()) {
-    case Interval::Unit::kShare:
+    case Interval::Unit::kFraction:
       LEVIN_CHECK(
-          interval.share() > 0 && interval.share() <= 1, "[trainer] val_check_interval ", text,
-          " is not allowed: a share of an epoch is above 0.0 and at most 1.0, a number of batches is an integer");
+          interval.fraction() > 0 && interval.fraction() <= 1, "[trainer] val_check_interval ", text,
+          " is not allowed: a fraction of an epoch is above 0.0 and at most 1.0, a number of batches is an integer");
       LEVIN_CHECK(
           asked.check_val_every_n_epoch || !asked.val_check_interval, "[trainer] val_check_interval ", text,
-          " is a share of an epoch, which check_val_every_n_epoch = none does not go with; give batches or steps");
+          " is a fraction of an epoch, which check_val_every_n_epoch = none does not go with; give batches or steps");
       break;
     case Interval::Unit::kBatches:
     case Interval::Unit::kSteps:

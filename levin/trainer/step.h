@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -50,15 +52,19 @@ struct StepOutput {
   }
 };
 
+/// A metric by its name: a number on the host, or a tensor of one element on a device, read only when somebody must
+/// know.
+using MetricMap = std::map<std::string, std::variant<double, Tensor>>;
+
 /// How a value that is logged is shown and reduced.
 struct LogOptions {
   /// Show it in the progress bar.
   bool prog_bar = false;
   /// Give it to the loggers.
   bool logger = true;
-  /// The value of each step; by itself as fits the hook: training steps yes, evaluation no.
+  /// The value of each step. By default as fits the hook: training steps yes, evaluation no.
   std::optional<bool> on_step = {};
-  /// The value of the epoch; by itself as fits the hook: evaluation yes, training steps no.
+  /// The value of the epoch. By default as fits the hook: evaluation yes, training steps no.
   std::optional<bool> on_epoch = {};
   /// How values become the epoch's: "mean" (weighted by batch size), "sum", "min", "max".
   std::string_view reduce_fx = "mean";
@@ -66,13 +72,13 @@ struct LogOptions {
   bool sync_dist = false;
   /// With several evaluation loaders, append "/dataloader_idx_N".
   bool add_dataloader_idx = true;
-  /// The weight in the epoch's mean; by itself the first size of the first tensor of the batch.
+  /// The weight in the epoch's mean. Defaults to the first size of the first tensor of the batch.
   std::optional<int64_t> batch_size = {};
   /// Logged on rank 0 alone. Such a value cannot be monitored.
   bool rank_zero_only = false;
 };
 
-/// A batch of any type, as callbacks get it.
+/// A reference to a batch of any type, as loaders give it and callbacks get it; it stays the loader's.
 class AnyBatch {
  public:
   AnyBatch() = default;
@@ -101,7 +107,6 @@ class AnyBatch {
       each_(
           batch_, [](void* to, const Tensor& t) { (*static_cast<std::remove_reference_t<F>*>(to))(t); }, &f);
   }
-  void* pointer() const { return batch_; }
 
  private:
   template <class B>

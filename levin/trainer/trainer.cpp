@@ -1,12 +1,11 @@
 #include "levin/trainer/trainer.h"
 
-#include "levin/trainer/run.h"
+#include "levin/trainer/run/run.h"
 
 namespace levin {
 
-Trainer::Trainer() : Trainer(TrainerOptions{}) {}
-Trainer::Trainer(TrainerOptions options) : run_(std::make_unique<detail::Run>(std::move(options))) {}
-Trainer::~Trainer() = default;
+LastRun::LastRun(TrainerOptions options) : run_(std::make_unique<detail::Run>(std::move(options))) {}
+LastRun::~LastRun() = default;
 
 void Trainer::launch() {
   run_->launch(nullptr);
@@ -28,39 +27,39 @@ std::vector<std::vector<StepOutput>> Trainer::run_predict(TrainModuleBase& modul
   return run_->predict(module, data, std::move(loaders), options);
 }
 
-void Trainer::save_checkpoint(const std::filesystem::path& path, bool weights_only) {
-  LEVIN_CHECK(run_->module_, "[trainer.save_checkpoint] nothing has run yet");
-  run_->write_checkpoint(path, weights_only);
+void LastRun::save_checkpoint(const std::filesystem::path& path, bool weights_only) {
+  LEVIN_CHECK(run_->model.module, "[trainer.save_checkpoint] nothing has run yet");
+  detail::write_checkpoint(*run_, path, weights_only);
 }
-int64_t Trainer::current_epoch() const {
-  return run_->current_epoch();
+int64_t LastRun::current_epoch() const {
+  return progress().epoch;
 }
-int64_t Trainer::global_step() const {
-  return run_->global_step();
+int64_t LastRun::global_step() const {
+  return progress().global_step;
 }
-const Progress& Trainer::progress() const {
-  return run_->progress();
+const Progress& LastRun::progress() const {
+  return run_->state.progress;
 }
-std::map<std::string, std::variant<double, Tensor>> Trainer::callback_metrics() const {
-  return run_->callback_metrics();
+MetricMap LastRun::callback_metrics() const {
+  return detail::publish(*run_).callback;
 }
-std::optional<double> Trainer::metric(std::string_view name) const {
-  return run_->metric(name);
+std::optional<double> LastRun::metric(std::string_view name) const {
+  return detail::metric(*run_, name);
 }
-std::filesystem::path Trainer::log_dir() const {
-  return run_->log_dir();
+std::filesystem::path LastRun::log_dir() const {
+  return detail::log_dir(*run_);
 }
-const std::vector<CallbackRef>& Trainer::callbacks() const {
-  return run_->callbacks();
+const std::vector<CallbackRef>& LastRun::callbacks() const {
+  return run_->hooks.callbacks();
 }
-const std::vector<std::shared_ptr<Logger>>& Trainer::loggers() const {
-  return run_->loggers();
+const std::vector<std::shared_ptr<Logger>>& LastRun::loggers() const {
+  return run_->logs.loggers;
 }
-const TrainerPlan& Trainer::plan() const {
-  return run_->plan();
+const TrainerPlan& LastRun::plan() const {
+  return run_->plan;
 }
-Fabric& Trainer::fabric() const {
-  return run_->fabric();
+Fabric& LastRun::fabric() const {
+  return *run_->fabric;
 }
 
 }  // namespace levin

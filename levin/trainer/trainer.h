@@ -1,12 +1,14 @@
 #pragma once
 
+#include <concepts>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "levin/core/main.h"
@@ -19,11 +21,10 @@ namespace levin {
 
 namespace detail {
 class Run;
-
 }  // namespace detail
 
 struct FitOptions {
-  /// A checkpoint to go on from: a path, "last" (the newest there is; none is no error), "best", or "hpc" (what was
+  /// A checkpoint to resume from: a path, "last" (the newest there is; none is no error), "best", or "hpc" (what was
   /// saved when a signal ended the run). Empty: start anew, unless a cluster has restarted the job.
   std::string ckpt_path = {};
 };
@@ -44,99 +45,18 @@ struct PredictOptions {
 /// The metrics of one evaluation loader.
 using EvaluationResult = std::map<std::string, double>;
 
-/// Trains a TrainModule: loops, logs, checkpoints, devices and ranks are its matter.
-///
-///     levin::Trainer trainer({.devices = 2, .precision = "bf16-mixed", .max_epochs = 10});
-///     trainer.fit(classifier, train_loader, val_loader);
-///     trainer.test(classifier, test_loader);
-class Trainer {
+/// What a trainer knows of its last run.
+class LastRun {
  public:
-  Trainer();
-  /// Refuses bad values, in one line, before anything starts.
-  explicit Trainer(TrainerOptions options);
-  ~Trainer();
-  Trainer(const Trainer&) = delete;
-  Trainer& operator=(const Trainer&) = delete;
-
-  /// Starts the other ranks when `devices` asks for several, and joins them. fit and the others do it by themselves;
-  /// called first thing, nothing before it runs twice. See Fabric::launch.
-  void launch();
-  void launch(const Args& args);
-
-  /// Trains, from the start in every call. Loaders may be left out when the module has its own.
-  template <class B>
-  void fit(TrainModuleOf<B>& module, std::type_identity_t<Loaders<B>> train = {},
-           std::type_identity_t<Loaders<B>> val = {}, const FitOptions& options = {}) {
-    run_fit(module, nullptr, train.sources(), val.sources(), options);
-  }
-  template <class B>
-  void fit(TrainModuleOf<B>& module, DataModuleOf<B>& data, const FitOptions& options = {}) {
-    run_fit(module, &data, {}, {}, options);
-  }
-
-  /// One pass over validation or test data; the metrics of each loader.
-  template <class B>
-  std::vector<EvaluationResult> validate(TrainModuleOf<B>& module, std::type_identity_t<Loaders<B>> loaders = {},
-                                         const EvaluateOptions& options = {}) {
-    return run_evaluate(Stage::kValidate, module, nullptr, loaders.sources(), options);
-  }
-  template <class B>
-  std::vector<EvaluationResult> validate(TrainModuleOf<B>& module, DataModuleOf<B>& data,
-                                         const EvaluateOptions& options = {}) {
-    return run_evaluate(Stage::kValidate, module, &data, {}, options);
-  }
-  template <class B>
-  std::vector<EvaluationResult> test(TrainModuleOf<B>& module, std::type_identity_t<Loaders<B>> loaders = {},
-                                     const EvaluateOptions& options = {}) {
-    return run_evaluate(Stage::kTest, module, nullptr, loaders.sources(), options);
-  }
-  template <class B>
-  std::vector<EvaluationResult> test(TrainModuleOf<B>& module, DataModuleOf<B>& data,
-                                     const EvaluateOptions& options = {}) {
-    return run_evaluate(Stage::kTest, module, &data, {}, options);
-  }
-
-  /// What predict_step returns for every batch, by loader. This rank's part of the data.
-  template <class B>
-  std::vector<std::vector<StepOutput>> predict(TrainModuleOf<B>& module, std::type_identity_t<Loaders<B>> loaders = {},
-                                               const PredictOptions& options = {}) {
-    return run_predict(module, nullptr, loaders.sources(), options);
-  }
-  template <class B>
-  std::vector<std::vector<StepOutput>> predict(TrainModuleOf<B>& module, DataModuleOf<B>& data,
-                                               const PredictOptions& options = {}) {
-    return run_predict(module, &data, {}, options);
-  }
-
-  // A shared_ptr to a module does as well as the module.
-  template <std::derived_from<TrainModuleBase> T, class... Args>
-  void fit(const std::shared_ptr<T>& module, Args&&... args) {
-    fit(*module, std::forward<Args>(args)...);
-  }
-  template <std::derived_from<TrainModuleBase> T, class... Args>
-  auto validate(const std::shared_ptr<T>& module, Args&&... args) {
-    return validate(*module, std::forward<Args>(args)...);
-  }
-  template <std::derived_from<TrainModuleBase> T, class... Args>
-  auto test(const std::shared_ptr<T>& module, Args&&... args) {
-    return test(*module, std::forward<Args>(args)...);
-  }
-  template <std::derived_from<TrainModuleBase> T, class... Args>
-  auto predict(const std::shared_ptr<T>& module, Args&&... args) {
-    return predict(*module, std::forward<Args>(args)...);
-  }
-
-  /// A checkpoint of the last run. Every rank must call.
-  void save_checkpoint(const std::filesystem::path& path, bool weights_only = false);
-
-  /// Of the last run.
   int64_t current_epoch() const;
   int64_t global_step() const;
   const Progress& progress() const;
-  std::map<std::string, std::variant<double, Tensor>> callback_metrics() const;
+  MetricMap callback_metrics() const;
   /// A metric that was logged, by its name; nothing when there is none.
   std::optional<double> metric(std::string_view name) const;
   std::filesystem::path log_dir() const;
+  /// A checkpoint of it. Every rank must call.
+  void save_checkpoint(const std::filesystem::path& path, bool weights_only = false);
   /// The callback of that class, the trainer's own among them; null when there is none.
   template <std::derived_from<Callback> C>
   C* callback() const {
@@ -150,6 +70,89 @@ class Trainer {
   Fabric& fabric() const;
   bool is_global_zero() const { return fabric().is_global_zero(); }
 
+ protected:
+  explicit LastRun(TrainerOptions options);
+  ~LastRun();
+
+  std::unique_ptr<detail::Run> run_;
+};
+
+namespace detail {
+
+/// A TrainModule, or a shared_ptr to one.
+template <std::derived_from<TrainModuleBase> T>
+T& module_of(T& module) {
+  return module;
+}
+template <std::derived_from<TrainModuleBase> T>
+T& module_of(const std::shared_ptr<T>& module) {
+  return *module;
+}
+template <class M>
+using BatchTypeOf = typename std::remove_cvref_t<decltype(module_of(std::declval<M>()))>::BatchType;
+
+}  // namespace detail
+
+/// Trains a TrainModule: loops, logs, checkpoints, devices and ranks are its matter. A module may be a shared_ptr too.
+///
+///     levin::Trainer trainer({.devices = 2, .precision = "bf16-mixed", .max_epochs = 10});
+///     trainer.fit(classifier, train_loader, val_loader);
+///     trainer.test(classifier, test_loader);
+class Trainer : public LastRun {
+ public:
+  /// Refuses bad values, in one line, before anything starts.
+  explicit Trainer(TrainerOptions options = {}) : LastRun(std::move(options)) {}
+
+  /// Starts the other ranks when `devices` asks for several, and joins them. fit and the others do it automatically;
+  /// called first thing, nothing before it runs twice. See Fabric::launch.
+  void launch();
+  void launch(const Args& args);
+
+  /// Trains, from the start in every call. Loaders may be left out when the module has its own.
+  template <class M, class B = detail::BatchTypeOf<M>>
+  void fit(M&& module, std::type_identity_t<Loaders<B>> train = {}, std::type_identity_t<Loaders<B>> val = {},
+           const FitOptions& options = {}) {
+    run_fit(detail::module_of(module), nullptr, train.sources(), val.sources(), options);
+  }
+  template <class M, class B = detail::BatchTypeOf<M>>
+  void fit(M&& module, DataModuleOf<std::type_identity_t<B>>& data, const FitOptions& options = {}) {
+    run_fit(detail::module_of(module), &data, {}, {}, options);
+  }
+
+  /// One pass over validation or test data; the metrics of each loader.
+  template <class M, class B = detail::BatchTypeOf<M>>
+  std::vector<EvaluationResult> validate(M&& module, std::type_identity_t<Loaders<B>> loaders = {},
+                                         const EvaluateOptions& options = {}) {
+    return run_evaluate(Stage::kValidate, detail::module_of(module), nullptr, loaders.sources(), options);
+  }
+  template <class M, class B = detail::BatchTypeOf<M>>
+  std::vector<EvaluationResult> validate(M&& module, DataModuleOf<std::type_identity_t<B>>& data,
+                                         const EvaluateOptions& options = {}) {
+    return run_evaluate(Stage::kValidate, detail::module_of(module), &data, {}, options);
+  }
+  template <class M, class B = detail::BatchTypeOf<M>>
+  std::vector<EvaluationResult> test(M&& module, std::type_identity_t<Loaders<B>> loaders = {},
+                                     const EvaluateOptions& options = {}) {
+    return run_evaluate(Stage::kTest, detail::module_of(module), nullptr, loaders.sources(), options);
+  }
+  template <class M, class B = detail::BatchTypeOf<M>>
+  std::vector<EvaluationResult> test(M&& module, DataModuleOf<std::type_identity_t<B>>& data,
+                                     const EvaluateOptions& options = {}) {
+    return run_evaluate(Stage::kTest, detail::module_of(module), &data, {}, options);
+  }
+
+  /// What predict_step returns for every batch, by loader. This rank's shard of the data.
+  template <class M, class B = detail::BatchTypeOf<M>>
+  std::vector<std::vector<StepOutput>> predict(M&& module, std::type_identity_t<Loaders<B>> loaders = {},
+                                               const PredictOptions& options = {}) {
+    return run_predict(detail::module_of(module), nullptr, loaders.sources(), options);
+  }
+  template <class M, class B = detail::BatchTypeOf<M>>
+  std::vector<std::vector<StepOutput>> predict(M&& module, DataModuleOf<std::type_identity_t<B>>& data,
+                                               const PredictOptions& options = {}) {
+    return run_predict(detail::module_of(module), &data, {}, options);
+  }
+
  private:
   void run_fit(TrainModuleBase& module, DataModuleBase* data, detail::AnyLoaders train, detail::AnyLoaders val,
                const FitOptions& options);
@@ -157,8 +160,6 @@ class Trainer {
                                              detail::AnyLoaders loaders, const EvaluateOptions& options);
   std::vector<std::vector<StepOutput>> run_predict(TrainModuleBase& module, DataModuleBase* data,
                                                    detail::AnyLoaders loaders, const PredictOptions& options);
-
-  std::unique_ptr<detail::Run> run_;
 };
 
 }  // namespace levin

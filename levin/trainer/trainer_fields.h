@@ -17,11 +17,11 @@ struct TrainerValueCodec {
 };
 template <>
 struct Codec<Limit> : TrainerValueCodec<Limit> {
-  static std::string type() { return "N|SHARE"; }
+  static std::string type() { return "N|FRACTION"; }
 };
 template <>
 struct Codec<Interval> : TrainerValueCodec<Interval> {
-  static std::string type() { return "N|SHARE|TIME"; }
+  static std::string type() { return "N|FRACTION|TIME"; }
 };
 template <>
 struct Codec<Duration> : TrainerValueCodec<Duration> {

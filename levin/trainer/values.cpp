@@ -91,16 +91,16 @@ Limit::Limit(std::string_view text) {
     count_ = *count;
     return;
   }
-  const auto share = number<double>(amount);
-  LEVIN_CHECK(share && unit.empty(), "[trainer] \"", text,
-              "\" is no limit: give a number of batches (10) or a share of them (0.25)");
-  share_ = *share;
+  const auto fraction = number<double>(amount);
+  LEVIN_CHECK(fraction && unit.empty(), "[trainer] \"", text,
+              "\" is no limit: give a number of batches (10) or a fraction of them (0.25)");
+  fraction_ = *fraction;
 }
 
 std::string Limit::to_string() const {
   if (count_) return std::to_string(*count_);
   // Always with a point: 1 is one batch, 1.0 is all of them.
-  auto text = fmt::format("{}", share_);
+  auto text = fmt::format("{}", fraction_);
   return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;
 }
 
@@ -127,21 +127,21 @@ Interval::Interval(std::string_view text) {
       amount_ = static_cast<double>(*count);
       return;
     }
-  } else if (const auto share = number<double>(amount); share && unit.empty()) {
-    amount_ = *share;
+  } else if (const auto fraction = number<double>(amount); fraction && unit.empty()) {
+    amount_ = *fraction;
     return;
   }
   const auto seconds = seconds_of(trimmed(text));
   LEVIN_CHECK(
       seconds, "[trainer] \"", text,
-      "\" is no interval: give a share of an epoch (0.25), batches (100), \"500 steps\", or a time (\"30 min\", "
+      "\" is no interval: give a fraction of an epoch (0.25), batches (100), \"500 steps\", or a time (\"30 min\", "
       "\"00:00:30:00\")");
   unit_ = Unit::kTime;
   amount_ = *seconds;
 }
 std::string Interval::to_string() const {
   switch (unit_) {
-    case Unit::kShare:
+    case Unit::kFraction:
       return Limit(amount_).to_string();
     case Unit::kBatches:
       return std::to_string(count());

@@ -27,31 +27,31 @@ constexpr Batches operator""_batches(unsigned long long n) {
 }
 }  // namespace literals
 
-/// A share of something, or a number of batches of it: `0.25` is a quarter, `10` and `10_batches` are ten. A double is
-/// a share and an integer is a number, so 1.0 is everything and 1 is one batch.
+/// A fraction of something, or a number of batches of it: `0.25` is a quarter, `10` and `10_batches` are ten. A double
+/// is a fraction and an integer is a number, so 1.0 is everything and 1 is one batch.
 class Limit {
  public:
   Limit() = default;
   template <std::integral I>
   requires(!std::same_as<I, bool>) Limit(I count) : count_(static_cast<int64_t>(count)) {}
   template <std::floating_point F>
-  Limit(F share) : share_(static_cast<double>(share)) {}
+  Limit(F fraction) : fraction_(static_cast<double>(fraction)) {}
   Limit(Batches batches) : count_(batches.count) {}
   /// "0.25", "10", "10 batches".
   Limit(const char* text);
   Limit(std::string_view text);
   Limit(const std::string& text) : Limit(std::string_view(text)) {}
 
-  bool is_share() const { return !count_; }
-  double share() const { return share_; }
+  bool is_fraction() const { return !count_; }
+  double fraction() const { return fraction_; }
   int64_t count() const { return count_.value_or(0); }
-  bool is_zero() const { return count_ ? *count_ == 0 : share_ == 0; }
-  bool is_all() const { return !count_ && share_ == 1.0; }
+  bool is_zero() const { return count_ ? *count_ == 0 : fraction_ == 0; }
+  bool is_all() const { return !count_ && fraction_ == 1.0; }
   std::string to_string() const;
 
  private:
   std::optional<int64_t> count_;
-  double share_ = 1.0;
+  double fraction_ = 1.0;
 };
 
 /// A length of time: `std::chrono::minutes(30)`, or "DD:HH:MM:SS", "30 min", "90 s", "1.5 h", "2 d".
@@ -72,17 +72,17 @@ class Duration {
   double seconds_ = 0;
 };
 
-/// How often: a share of an epoch (`0.25`), a number of batches (`100`, `100_batches`), of optimizer steps
+/// How often: a fraction of an epoch (`0.25`), a number of batches (`100`, `100_batches`), of optimizer steps
 /// (`500_steps`), or a time (`30min`, "00:00:30:00").
 class Interval {
  public:
-  enum class Unit { kShare, kBatches, kSteps, kTime };
+  enum class Unit { kFraction, kBatches, kSteps, kTime };
 
   Interval() = default;
   template <std::integral I>
   requires(!std::same_as<I, bool>) Interval(I batches) : unit_(Unit::kBatches), amount_(static_cast<double>(batches)) {}
   template <std::floating_point F>
-  Interval(F share) : amount_(static_cast<double>(share)) {}
+  Interval(F fraction) : amount_(static_cast<double>(fraction)) {}
   Interval(Steps steps) : unit_(Unit::kSteps), amount_(static_cast<double>(steps.count)) {}
   Interval(Batches batches) : unit_(Unit::kBatches), amount_(static_cast<double>(batches.count)) {}
   template <class R, class P>
@@ -93,13 +93,13 @@ class Interval {
   Interval(const std::string& text) : Interval(std::string_view(text)) {}
 
   Unit unit() const { return unit_; }
-  double share() const { return amount_; }
+  double fraction() const { return amount_; }
   int64_t count() const { return static_cast<int64_t>(amount_); }
   double seconds() const { return amount_; }
   std::string to_string() const;
 
  private:
-  Unit unit_ = Unit::kShare;
+  Unit unit_ = Unit::kFraction;
   double amount_ = 1.0;
 };
 

@@ -102,7 +102,7 @@ TEST(TrainerFields, EveryKindOfValueComesBack) {
   EXPECT_EQ(back.strategy.name(), "ddp");
   EXPECT_EQ(back.logger.names(), "csv,json");
   EXPECT_EQ(back.max_time->seconds(), 5400);
-  EXPECT_TRUE(back.limit_train_batches->is_share());
+  EXPECT_TRUE(back.limit_train_batches->is_fraction());
   EXPECT_EQ(back.limit_val_batches->count(), 1);
   EXPECT_TRUE(back.limit_test_batches->is_all());
   EXPECT_EQ(back.val_check_interval->unit(), Interval::Unit::kSteps);

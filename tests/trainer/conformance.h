@@ -357,8 +357,8 @@ struct Watch : Callback {
     num_training_batches = run.num_training_batches();
     for (const auto& n : run.num_eval_batches()) num_val_batches.push_back(*n);
     estimated = run.estimated_stepping_batches();
-    callback_metrics = run.callback_metrics();
-    logged_metrics = run.logged_metrics();
+    callback_metrics = run.metrics().callback_metrics();
+    logged_metrics = run.metrics().logged_metrics();
   }
 
   int64_t epochs = 0, batches = 0, sanity_batches = 0, val_batches = 0;

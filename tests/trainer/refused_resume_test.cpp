@@ -235,7 +235,7 @@ Optimizers Stubborn::configure_optimizers() {
 }
 
 struct TriesOut : Callback {
-  void on_fit_start(TrainerContext& run) override { run.run_trial({.steps = 3}); }
+  void on_fit_start(TrainerContext& run) override { run.tuning().run_trial({.steps = 3}); }
 };
 
 TEST(RefusedTrial, ATrialThatCannotBeUndoneIsAnErrorAndNotTheEnd) {

@@ -93,7 +93,7 @@ void expect_goes_on(const fs::path& folder, const std::string& ckpt_path, const 
   if (!ckpt_path.empty()) flags.insert(flags.end(), {"--ckpt_path", ckpt_path});
   const auto run = start_probe(folder, flags, environment);
   EXPECT_EQ(run->wait(), 0) << run->err();
-  EXPECT_THAT(run->err(), HasSubstr("goes on from"));
+  EXPECT_THAT(run->err(), HasSubstr("resumes from"));
   EXPECT_EQ(final_difference(whole.folder.path(), folder), "") << ckpt_path;
   EXPECT_EQ(csv_of(run->out()), whole.csv) << ckpt_path;
 }
@@ -119,7 +119,7 @@ TEST(Signals, CtrlCKeepsTheStateOfTraining) {
     const auto run = start_probe(folder.path(), {"--at", at(phase, "INT")});
     expect_in_order(*run, SIGINT);
     const auto kept = folder.path() / "checkpoints" / "interrupted.ckpt";
-    EXPECT_THAT(run->err(), HasSubstr("go on from there with ckpt_path \"" + kept.string() + "\""));
+    EXPECT_THAT(run->err(), HasSubstr("resume from there with ckpt_path \"" + kept.string() + "\""));
     EXPECT_EQ(whole_checkpoints(folder.path() / "checkpoints").back(), kept);
     expect_goes_on(folder.path(), "last", undisturbed());
   }

@@ -137,7 +137,7 @@ TEST(TrainerValues, DefaultsAreThoseOfLightning) {
   EXPECT_EQ(plan.max_steps, -1);
   EXPECT_EQ(plan.min_epochs, 0);
   EXPECT_TRUE(plan.limit_train.is_all());
-  EXPECT_EQ(plan.val_check.share(), 1.0);
+  EXPECT_EQ(plan.val_check.fraction(), 1.0);
   EXPECT_EQ(plan.check_val_every_n_epoch, 1);
   EXPECT_EQ(plan.sanity_steps, 2);
   EXPECT_EQ(plan.log_every_n_steps, 50);
@@ -163,21 +163,21 @@ TEST(TrainerValues, DefaultsAreThoseOfLightning) {
 }
 
 TEST(TrainerValues, LimitAsText) {
-  EXPECT_EQ(Limit("0.25").share(), 0.25);
-  EXPECT_TRUE(Limit("0.25").is_share());
+  EXPECT_EQ(Limit("0.25").fraction(), 0.25);
+  EXPECT_TRUE(Limit("0.25").is_fraction());
   EXPECT_EQ(Limit("10").count(), 10);
-  EXPECT_FALSE(Limit("10").is_share());
+  EXPECT_FALSE(Limit("10").is_fraction());
   EXPECT_EQ(Limit(" 7 batches ").count(), 7);
   EXPECT_EQ(Limit(7_batches).count(), 7);
   EXPECT_TRUE(Limit("1.0").is_all());
   EXPECT_FALSE(Limit("1").is_all());
   EXPECT_TRUE(Limit("0").is_zero());
   EXPECT_TRUE(Limit("0.0").is_zero());
-  EXPECT_EQ(Limit("1e-3").share(), 1e-3);
+  EXPECT_EQ(Limit("1e-3").fraction(), 1e-3);
   for (const Limit& limit : {Limit(1), Limit(1.0), Limit(0.25), Limit(1e-5), Limit(12345678901)}) {
     const auto text = limit.to_string();
-    EXPECT_EQ(Limit(text).is_share(), limit.is_share()) << text;
-    EXPECT_EQ(Limit(text).share(), limit.share()) << text;
+    EXPECT_EQ(Limit(text).is_fraction(), limit.is_fraction()) << text;
+    EXPECT_EQ(Limit(text).fraction(), limit.fraction()) << text;
     EXPECT_EQ(Limit(text).count(), limit.count()) << text;
   }
   EXPECT_EQ(Limit(1).to_string(), "1");
@@ -188,9 +188,9 @@ TEST(TrainerValues, LimitAsText) {
 
 TEST(TrainerValues, IntervalAsText) {
   using Unit = Interval::Unit;
-  EXPECT_EQ(Interval("0.25").unit(), Unit::kShare);
-  EXPECT_EQ(Interval("0.25").share(), 0.25);
-  EXPECT_EQ(Interval("1.0").unit(), Unit::kShare);
+  EXPECT_EQ(Interval("0.25").unit(), Unit::kFraction);
+  EXPECT_EQ(Interval("0.25").fraction(), 0.25);
+  EXPECT_EQ(Interval("1.0").unit(), Unit::kFraction);
   EXPECT_EQ(Interval("100").unit(), Unit::kBatches);
   EXPECT_EQ(Interval("100 batches").count(), 100);
   EXPECT_EQ(Interval("500 steps").unit(), Unit::kSteps);
@@ -204,7 +204,7 @@ TEST(TrainerValues, IntervalAsText) {
        {Interval(0.5), Interval(3), Interval(3_steps), Interval(90s), Interval(1500ms), Interval(1e-6)}) {
     const auto text = interval.to_string();
     EXPECT_EQ(Interval(text).unit(), interval.unit()) << text;
-    EXPECT_EQ(Interval(text).share(), interval.share()) << text;
+    EXPECT_EQ(Interval(text).fraction(), interval.fraction()) << text;
   }
   for (const char* text : {"", "often", "0.5 steps", "10 epochs", "1:2:3", "-3 s", "nan", "5 minuets"})
     EXPECT_THAT(refusal([&] { Interval{text}; }), HasSubstr("is no interval")) << text;

@@ -9,7 +9,7 @@
 namespace levin {
 
 struct DeviceStatsMonitorOptions {
-  /// Processors and memory of the machine too; by itself when training runs on the CPU.
+  /// Processors and memory of the machine too. By default when training runs on the CPU.
   std::optional<bool> cpu_stats = {};
 };
 

@@ -28,8 +28,8 @@ struct EarlyStoppingOptions {
   std::optional<double> stopping_threshold = {};
   /// A value worse than this ends the run.
   std::optional<double> divergence_threshold = {};
-  /// Look at the end of the training epoch, or after validation; by itself as fits: after validation when it comes more
-  /// or less often than once an epoch.
+  /// Look at the end of the training epoch, or after validation. By default as fits: after validation when it comes
+  /// more or less often than once an epoch.
   std::optional<bool> check_on_train_epoch_end = {};
   /// Only rank 0 speaks of improvements; with values that were not reduced, each rank has its own.
   bool log_rank_zero_only = false;
@@ -48,7 +48,7 @@ enum class StoppingReason {
 ///     levin::Trainer trainer({.callbacks = {levin::EarlyStopping({.monitor = "val_loss", .patience = 5})}});
 ///
 /// In this order: a value that is not finite, the stopping threshold, the divergence threshold, an improvement, the
-/// patience. Any rank stops all of them. A run that goes on from a checkpoint keeps the best value and the checks it
+/// patience. Any rank stops all of them. A run that resumes from a checkpoint keeps the best value and the checks it
 /// has waited, and takes the patience of its options.
 class EarlyStopping : public Callback {
  public:

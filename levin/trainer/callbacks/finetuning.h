@@ -36,13 +36,13 @@ class BaseFinetuning : public Callback {
   virtual void finetune_function(TrainModuleBase& module, int64_t epoch, Optimizer& optimizer) = 0;
 
   struct Unfreeze {
-    /// Of the new group; by itself that of the first group divided by initial_denom_lr.
+    /// Of the new group. Defaults to that of the first group divided by initial_denom_lr.
     std::optional<double> lr = {};
     double initial_denom_lr = 10;
     /// Give the optimizer the parameters of batch norm too.
     bool train_bn = true;
   };
-  /// Parameters need no gradient any more. Batch norm goes on training with `train_bn`; otherwise its statistics stay
+  /// Parameters need no gradient any more. Batch norm continues training with `train_bn`; otherwise its statistics stay
   /// as they are, too.
   static void freeze(torch::nn::Module& module, bool train_bn = true);
   static void make_trainable(torch::nn::Module& module);
@@ -73,9 +73,9 @@ class BaseFinetuning : public Callback {
 struct BackboneFinetuningOptions {
   /// The epoch (from 0) in which the backbone begins to train.
   int64_t unfreeze_backbone_at_epoch = 10;
-  /// What the learning rate of the backbone is multiplied with at the start of each epoch after that; by itself 2.
+  /// What the learning rate of the backbone is multiplied with at the start of each epoch after that. Defaults to 2.
   std::function<double(int64_t epoch)> lambda_func = {};
-  /// The learning rate it begins with, as a share of the rest's.
+  /// The learning rate it begins with, as a fraction of the rest's.
   double backbone_initial_ratio_lr = 0.1;
   /// The learning rate it begins with; takes the place of the share.
   std::optional<double> backbone_initial_lr = {};

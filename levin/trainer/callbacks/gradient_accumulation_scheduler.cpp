@@ -33,12 +33,12 @@ void GradientAccumulationScheduler::on_fit_start(TrainerContext& run) {
 }
 
 void GradientAccumulationScheduler::on_train_start(TrainerContext& run) {
-  // A run that goes on inside an epoch does not start that epoch again.
-  run.set_accumulate_grad_batches(accumulate_grad_batches(run.current_epoch()));
+  // A run that resumes inside an epoch does not start that epoch again.
+  run.tuning().set_accumulate_grad_batches(accumulate_grad_batches(run.current_epoch()));
 }
 
 void GradientAccumulationScheduler::on_train_epoch_start(TrainerContext& run) {
-  run.set_accumulate_grad_batches(accumulate_grad_batches(run.current_epoch()));
+  run.tuning().set_accumulate_grad_batches(accumulate_grad_batches(run.current_epoch()));
 }
 
 }  // namespace levin

@@ -290,7 +290,7 @@ void MemoryReport::report(TrainerContext& run) const {
     write_memory_timeline(folder / "memory", m.timeline, predicted ? &predicted->timeline : nullptr);
     run.print("memory over the step: ", (folder / "memory.png").string());
   } catch (const std::exception& error) {
-    // Training goes on without a picture.
+    // Training continues without a picture.
     log_warning(detail::concat("[MemoryReport] ", one_line(error)));
   }
 }
@@ -309,16 +309,16 @@ std::string memory_table(const MemoryEstimate& measured, const MemoryEstimate* p
   if (predicted) head.emplace_back("measured / predicted");
   table.header(head);
   for (const auto& [name, field] : kRows) {
-    const auto real = measured.*field, foreseen = predicted ? predicted->*field : 0;
+    const auto real = measured.*field, estimated = predicted ? predicted->*field : 0;
     const bool is_peak = field == &MemoryEstimate::device_peak;
-    if (field == &MemoryEstimate::host && real == 0 && foreseen == 0) continue;
+    if (field == &MemoryEstimate::host && real == 0 && estimated == 0) continue;
     if (is_peak) table.rule();
     std::vector<std::string> cells{is_peak ? fmt::format("peak, in {}", to_string(measured.peak_part)) : name};
-    if (predicted) cells.push_back(bytes_text(foreseen));
+    if (predicted) cells.push_back(bytes_text(estimated));
     cells.push_back(bytes_text(real));
     if (predicted)
-      cells.push_back(real > 0 && foreseen > 0
-                          ? fmt::format("{:.2f}", static_cast<double>(real) / static_cast<double>(foreseen))
+      cells.push_back(real > 0 && estimated > 0
+                          ? fmt::format("{:.2f}", static_cast<double>(real) / static_cast<double>(estimated))
                           : "");
     table.row(cells);
   }

@@ -44,7 +44,7 @@ ModelPruning::ModelPruning(ModelPruningOptions options) : options_(std::move(opt
   LEVIN_CHECK(!options_.parameter_names.empty(), kWhat, "parameter_names is empty");
   if (const auto* share = std::get_if<double>(&options_.amount))
     LEVIN_CHECK(*share >= 0 && *share <= 1, kWhat, "amount=", *share,
-                " must be a share between 0.0 and 1.0, or a number of weights as an integer");
+                " must be a fraction between 0.0 and 1.0, or a number of weights as an integer");
   if (const auto* count = std::get_if<int64_t>(&options_.amount))
     LEVIN_CHECK(*count >= 0, kWhat, "amount=", *count, " must be at least 0");
   LEVIN_CHECK(options_.verbose >= 0 && options_.verbose <= 2, kWhat, "verbose=", options_.verbose,

@@ -14,8 +14,8 @@ namespace levin {
 
 class TrainModuleBase;
 
-/// How much to prune: a share (`0.5`) of what is left, a number of weights (`1000`), or a function of the epoch that
-/// says a share.
+/// How much to prune: a fraction (`0.5`) of what is left, a number of weights (`1000`), or a function of the epoch that
+/// returns a fraction.
 using PruningAmount = std::variant<double, int64_t, std::function<double(int64_t epoch)>>;
 /// Yes, no, or a function of the epoch.
 using EpochCondition = std::variant<bool, std::function<bool(int64_t epoch)>>;
@@ -23,10 +23,10 @@ using EpochCondition = std::variant<bool, std::function<bool(int64_t epoch)>>;
 struct ModelPruningOptions {
   /// "l1_unstructured": the smallest weights; "random_unstructured": any.
   std::string pruning_fn = "l1_unstructured";
-  /// Parameters by name ("encoder.0.weight"); by itself all whose last name is one of parameter_names.
+  /// Parameters by name ("encoder.0.weight"). Defaults to all whose last name is one of parameter_names.
   std::vector<std::string> parameters_to_prune = {};
   std::vector<std::string> parameter_names = {"weight", "bias"};
-  /// Choose among all weights together; otherwise in each parameter by itself.
+  /// Choose among all weights together; otherwise in each parameter separately.
   bool use_global_unstructured = true;
   PruningAmount amount = 0.5;
   EpochCondition apply_pruning = true;
@@ -41,8 +41,8 @@ struct ModelPruningOptions {
 };
 
 /// Sets weights to zero along the way and keeps them there: gradients and weights are masked around each optimizer
-/// step. Logs "sparsity", the share of the chosen parameters that is pruned. What is pruned, and the first weights for
-/// the lottery ticket, are in checkpoints.
+/// step. Logs "sparsity", the fraction of the chosen parameters that is pruned. What is pruned, and the first weights
+/// for the lottery ticket, are in checkpoints.
 class ModelPruning : public Callback {
  public:
   explicit ModelPruning(ModelPruningOptions options = {});
@@ -57,7 +57,7 @@ class ModelPruning : public Callback {
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override { loaded_ = state; }
 
-  /// Pruned weights as a share of all that were chosen.
+  /// Pruned weights as a fraction of all that were chosen.
   double sparsity() const { return sparsity_; }
 
  private:

@@ -20,7 +20,7 @@ void ModelSummary::on_fit_start(TrainerContext& run) {
   summary.has_sizes = has_sample;
   auto text = summary.text();
   while (text.ends_with('\n')) text.pop_back();
-  run.print_line(text);
+  run.print(text);
 }
 
 }  // namespace levin

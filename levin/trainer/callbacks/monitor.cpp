@@ -30,8 +30,8 @@ bool has_validation(const TrainerContext& run) {
 bool epoch_end_knows_all(const TrainerContext& run) {
   if (!has_validation(run)) return true;
   const auto& plan = run.plan();
-  return plan.check_val_every_n_epoch == 1 && plan.val_check.unit() == Interval::Unit::kShare &&
-         plan.val_check.share() == 1.0;
+  return plan.check_val_every_n_epoch == 1 && plan.val_check.unit() == Interval::Unit::kFraction &&
+         plan.val_check.fraction() == 1.0;
 }
 
 bool lower_is_better(std::string_view callback, std::string_view mode) {
@@ -42,7 +42,7 @@ bool lower_is_better(std::string_view callback, std::string_view mode) {
 
 std::string missing_metric_line(std::string_view callback, std::string_view metric, TrainerContext& run) {
   std::vector<std::string> names;
-  for (const auto& entry : run.callback_metrics()) names.push_back(entry.first);
+  for (const auto& entry : run.metrics().callback_metrics()) names.push_back(entry.first);
   const auto nearest = nearest_word(metric, names);
   return fmt::format("[{}] metric \"{}\" was not logged{}; log(\"{}\", value) makes it known (logged: {})", callback,
                      metric, nearest.empty() ? "" : fmt::format(", did you mean \"{}\"?", nearest), metric,

@@ -83,7 +83,7 @@ void TrainerProgressBar::start_training(TrainerContext& run) {
   if (plan.max_steps > 0) {
     // The run may end inside the epoch.
     const int64_t left =
-        progress.batch + std::max<int64_t>(0, plan.max_steps - progress.global_step) * run.accumulate_grad_batches();
+        progress.batch + std::max<int64_t>(0, plan.max_steps - progress.global_step) * run.plan().accumulate;
     total = total ? std::min(*total, left) : left;
   }
   if (train_) train_->discard();
@@ -97,7 +97,7 @@ void TrainerProgressBar::on_train_epoch_start(TrainerContext& run) {
 }
 
 void TrainerProgressBar::on_train_start(TrainerContext& run) {
-  // A run that goes on inside an epoch does not start that epoch again.
+  // A run that resumes inside an epoch does not start that epoch again.
   if (enabled_ && run.progress().batch > 0) start_training(run);
 }
 
@@ -115,7 +115,7 @@ void TrainerProgressBar::on_train_batch_end(TrainerContext& run, const StepOutpu
 void TrainerProgressBar::on_train_epoch_end(TrainerContext& run) {
   // Metrics of the epoch may be reduced over the ranks when they are asked for, so every rank asks.
   if (!train_) {
-    if (run.fabric().world_size() > 1 && options_.refresh_rate > 0) run.progress_bar_metrics();
+    if (run.fabric().world_size() > 1 && options_.refresh_rate > 0) run.metrics().progress_bar_metrics();
     return;
   }
   (void)train_->count(std::exchange(uncounted_, 0));
@@ -125,7 +125,7 @@ void TrainerProgressBar::on_train_epoch_end(TrainerContext& run) {
 }
 
 void TrainerProgressBar::show_metrics(TrainerContext& run, ProgressBar& bar, bool finished) {
-  const auto metrics = run.progress_bar_metrics();
+  const auto metrics = run.metrics().progress_bar_metrics();
   const std::string_view hidden = finished ? "_step" : "_epoch", twin = finished ? "_epoch" : "_step";
   const auto is_hidden = [&](const std::string& name) {
     return name.ends_with(hidden) && metrics.contains(name.substr(0, name.size() - hidden.size()) + std::string(twin));

@@ -22,7 +22,7 @@ struct TrainerProgressBarOptions {
   std::FILE* file = stderr;
   /// Where lines go that are printed above it.
   std::FILE* lines = stdout;
-  /// One line that is redrawn, or plain lines; by itself as fits the file.
+  /// One line that is redrawn, or plain lines. By default as fits the file.
   std::optional<bool> live = {};
   /// Seconds, rising; for tests.
   std::function<double()> clock = {};
@@ -63,7 +63,7 @@ class TrainerProgressBar : public Callback {
   void on_exception(TrainerContext& run, const std::exception& error) override;
 
  protected:
-  /// What stands beside the bar; by itself the version of the first logger and what was logged with `prog_bar`: of a
+  /// What stands beside the bar. Defaults to the version of the first logger and what was logged with `prog_bar`: of a
   /// metric that has a value for each step and one for the epoch the former, and of a finished bar the latter.
   virtual void show_metrics(TrainerContext& run, ProgressBar& bar, bool finished);
 

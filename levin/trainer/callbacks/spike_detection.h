@@ -34,9 +34,9 @@ struct SpikeDetectionOptions {
   int64_t warmup = 1;
   /// A spike is at least so far from the mean ...
   std::optional<double> atol = {};
-  /// ... and at least so many times the mean away from it.
+  /// ... and at least this many times the mean away from it.
   std::optional<double> rtol = 2.0;
-  /// The file of batches to leave out, or its folder; by itself skip_batches.json in default_root_dir.
+  /// The file of batches to leave out, or its folder. Defaults to skip_batches.json in default_root_dir.
   std::filesystem::path exclude_batches_path = {};
   /// A loss that is nan or infinite is a spike, too.
   bool finite_only = true;

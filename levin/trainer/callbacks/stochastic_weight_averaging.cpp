@@ -23,11 +23,11 @@ StochasticWeightAveraging::StochasticWeightAveraging(StochasticWeightAveragingOp
     LEVIN_CHECK(std::isfinite(lr) && lr > 0, kWhat, "swa_lrs=", lr, " must be a positive number");
   if (const auto* epoch = std::get_if<int64_t>(&options_.swa_epoch_start))
     LEVIN_CHECK(*epoch >= 1, kWhat, "swa_epoch_start=", *epoch,
-                " must be an epoch >= 1, or a share between 0.0 and 1.0");
+                " must be an epoch >= 1, or a fraction between 0.0 and 1.0");
   else
     LEVIN_CHECK(std::get<double>(options_.swa_epoch_start) >= 0 && std::get<double>(options_.swa_epoch_start) <= 1,
                 kWhat, "swa_epoch_start=", std::get<double>(options_.swa_epoch_start),
-                " must be a share between 0.0 and 1.0, or an epoch >= 1");
+                " must be a fraction between 0.0 and 1.0, or an epoch >= 1");
   LEVIN_CHECK(options_.annealing_epochs >= 0, kWhat, "annealing_epochs=", options_.annealing_epochs,
               " must be at least 0");
   static const std::vector<std::string> known{"cos", "linear"};
@@ -44,7 +44,7 @@ void StochasticWeightAveraging::on_fit_start(TrainerContext& run) {
   max_epochs_ = max_epochs;
   if (const auto* share = std::get_if<double>(&options_.swa_epoch_start)) {
     LEVIN_CHECK(max_epochs != -1, "[StochasticWeightAveraging] swa_epoch_start=", *share,
-                " is a share of max_epochs, which is without end; give an epoch, as an integer");
+                " is a fraction of max_epochs, which is without end; give an epoch, as an integer");
     first_epoch_ = static_cast<int64_t>(static_cast<double>(max_epochs) * *share);
   } else {
     first_epoch_ = std::get<int64_t>(options_.swa_epoch_start);
@@ -54,7 +54,7 @@ void StochasticWeightAveraging::on_fit_start(TrainerContext& run) {
 
   has_batch_norm_ = std::ranges::any_of(run.module().modules(/*include_self=*/false),
                                         [](const auto& module) { return detail::as_batch_norm(*module).has_value(); });
-  if (has_batch_norm_ && max_epochs != -1) run.set_max_epochs(max_epochs + 1);
+  if (has_batch_norm_ && max_epochs != -1) run.tuning().set_max_epochs(max_epochs + 1);
 
   weights_ = std::make_shared<optim::AveragedWeights>(
       run.module(),
@@ -79,7 +79,7 @@ void StochasticWeightAveraging::restore(TrainerContext& run) {
   weights_->set_swapped(swapped);
   // The statistics so far are in the module's own state.
   if (refreshing_) begin_refresh(run);
-  // It was stopped early and saved afterwards: training goes on with the weights, not with their average.
+  // It was stopped early and saved afterwards: training continues with the weights, not with their average.
   if (swapped && !refreshing_ && !finished_) weights_->swap();
 }
 
@@ -128,14 +128,14 @@ void StochasticWeightAveraging::begin_refresh(TrainerContext& run) {
       momenta_.emplace_back(norm->momentum, *norm->momentum);
       norm->momentum->reset();
     }
-  run.set_forward_only(true);
+  run.tuning().set_forward_only(true);
 }
 
 void StochasticWeightAveraging::end_refresh(TrainerContext& run) {
   refreshing_ = false;
   for (auto& [momentum, value] : momenta_) *momentum = value;
   momenta_.clear();
-  run.set_forward_only(false);
+  run.tuning().set_forward_only(false);
 }
 
 void StochasticWeightAveraging::on_train_epoch_end(TrainerContext& run) {
@@ -158,7 +158,7 @@ void StochasticWeightAveraging::on_train_end(TrainerContext& run) {
 void StochasticWeightAveraging::teardown(TrainerContext& run, std::string_view stage) {
   if (stage != "fit" || !max_epochs_) return;
   if (refreshing_) end_refresh(run);
-  run.set_max_epochs(*max_epochs_);
+  run.tuning().set_max_epochs(*max_epochs_);
   max_epochs_.reset();
 }
 

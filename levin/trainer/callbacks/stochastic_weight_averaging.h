@@ -23,13 +23,13 @@ namespace levin {
 struct StochasticWeightAveragingOptions {
   /// The learning rate while weights are averaged: one, or one for each group of parameters; must be given.
   optim::PerGroup swa_lrs = {};
-  /// The epoch it starts with, counted from 1 (`5`), or a share of max_epochs (`0.8`).
+  /// The epoch it starts with, counted from 1 (`5`), or a fraction of max_epochs (`0.8`).
   std::variant<int64_t, double> swa_epoch_start = 0.8;
   /// Epochs on the way from the learning rate that is found to swa_lrs.
   int64_t annealing_epochs = 10;
   /// "cos" or "linear".
   std::string annealing_strategy = "cos";
-  /// The new average, from the one before, the weight, and how many were averaged; by itself the plain mean.
+  /// The new average, from the one before, the weight, and how many were averaged. Defaults to the plain mean.
   std::function<Tensor(const Tensor& average, const Tensor& weight, int64_t count)> avg_fn = {};
   /// Where the average is kept; std::nullopt: beside the weights.
   std::optional<c10::Device> device = c10::Device(c10::kCPU);

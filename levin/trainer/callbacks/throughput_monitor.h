@@ -14,16 +14,16 @@
 namespace levin {
 
 struct ThroughputMonitorOptions {
-  /// Samples of a batch; by itself the first size of its first tensor.
+  /// Samples of a batch. Defaults to the first size of its first tensor.
   std::function<int64_t(const AnyBatch&)> batch_size_fn = {};
-  /// Items of a batch, such as tokens; by itself none are counted.
+  /// Items of a batch, such as tokens. By default none are counted.
   std::function<int64_t(const AnyBatch&)> length_fn = {};
   /// Batches that the rates are taken over.
   int64_t window_size = 100;
-  /// Floating point operations of a batch on one device, forward and backward; by itself those of matrix products,
+  /// Floating point operations of a batch on one device, forward and backward. Defaults to those of matrix products,
   /// convolutions and attention are counted in the first training batch. 0: not wanted.
   std::optional<double> flops_per_batch = {};
-  /// FLOP/s that the device could do, for mfu; by itself from a table of known devices.
+  /// FLOP/s that the device could do, for mfu. By default from a table of known devices.
   std::optional<double> available_flops = {};
   /// Seconds, rising; for tests.
   std::function<double()> clock = {};

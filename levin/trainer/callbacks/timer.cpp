@@ -49,7 +49,7 @@ void Timer::setup(TrainerContext&, std::string_view stage) {
 }
 
 void Timer::on_fit_start(TrainerContext& run) {
-  // The time of the run that this one goes on with may be over already.
+  // The time of the run that this one resumes may be over already.
   if (!options_.duration) return;
   check(run, run.fabric().broadcast(time_elapsed() >= options_.duration->seconds()));
 }

@@ -25,7 +25,7 @@ struct TimerOptions {
 };
 
 /// Measures the time of training, validation and tests, and ends the run when its time is over. The time counts on in a
-/// run that goes on from a checkpoint. min_steps and min_epochs come first.
+/// run that resumes from a checkpoint. min_steps and min_epochs come first.
 ///
 ///     levin::Trainer trainer({.callbacks = {levin::Timer({.duration = "00:12:00:00"})}});
 ///

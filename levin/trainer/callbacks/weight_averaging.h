@@ -15,17 +15,17 @@
 namespace levin {
 
 struct WeightAveragingOptions {
-  /// Where the average is kept; by itself beside the weights.
+  /// Where the average is kept. By default with the weights.
   std::optional<c10::Device> device = {};
   /// Average buffers too; otherwise they are copied. Integers are always copied.
   bool use_buffers = true;
-  /// The new average, from the one before, the weight, and how many were averaged; by itself the plain mean.
+  /// The new average, from the one before, the weight, and how many were averaged. Defaults to the plain mean.
   std::function<Tensor(const Tensor& average, const Tensor& weight, int64_t count)> avg_fn = {};
 };
 
 /// Keeps an average of the weights, updated after every optimizer step, or when an override of should_update says so.
 /// Validation runs with the average, and the run ends with it. In a checkpoint the model's state is the average, for
-/// whoever loads it, and "current_model_state" the weights themselves, from which a resumed run goes on exactly.
+/// whoever loads it, and "current_model_state" the weights themselves, from which a resumed run continues exactly.
 ///
 /// Until the first update nothing is exchanged: there is no average yet.
 class WeightAveraging : public Callback {
@@ -69,7 +69,7 @@ class WeightAveraging : public Callback {
 };
 
 struct EMAWeightAveragingOptions {
-  /// Where the average is kept; by itself beside the weights.
+  /// Where the average is kept. By default with the weights.
   std::optional<c10::Device> device = {};
   /// Average buffers too; otherwise they are copied. Integers are always copied.
   bool use_buffers = true;

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <string_view>
 
 namespace levin::detail {
@@ -12,11 +11,8 @@ struct StageData;
 
 // What keeps the ranks of a run at the same batch. All of it does nothing with one process.
 
-/// "train_dataloader"; "val_dataloader 1" where there are several.
-std::string loader_name(const Run& run, const StageData& data, size_t index);
-
-/// Loaders that know how many batches they have must have as many on every rank: an Error on all of them that names
-/// loaders, ranks and batches. Every rank must call.
+/// Loaders that know how many batches they have must have the same number on every rank: an Error on all of them that
+/// names loaders, ranks and batches. Every rank must call.
 void check_lengths(Run& run, std::string_view operation, const StageData& data);
 
 /// For lines about ranks that wait for this one.

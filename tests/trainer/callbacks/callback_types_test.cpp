@@ -69,12 +69,12 @@ TEST(CallbackTypes, OverridesThatArePrivateOrOverloadedCompileAndAreCalled) {
 }
 
 TEST(CallbackTypes, AProfileHasRowsForWhatMayBeOverridden) {
-  EXPECT_TRUE(CallbackRef(Counter{}).overrides(Hook::kTrainStart));
-  EXPECT_FALSE(CallbackRef(Counter{}).overrides(Hook::kFitStart));
-  EXPECT_FALSE(CallbackRef(std::make_shared<Counter>()).overrides(Hook::kFitStart));
-  EXPECT_TRUE(CallbackRef(std::shared_ptr<Named>(std::make_shared<Counter>())).overrides(Hook::kTrainStart));
-  EXPECT_TRUE(CallbackRef(Private(nullptr)).overrides(Hook::kTrainStart));
-  EXPECT_TRUE(CallbackRef(Overloaded(nullptr)).overrides(Hook::kTrainStart));
+  EXPECT_TRUE(CallbackRef(Counter{}).overrides(Hook::on_train_start));
+  EXPECT_FALSE(CallbackRef(Counter{}).overrides(Hook::on_fit_start));
+  EXPECT_FALSE(CallbackRef(std::make_shared<Counter>()).overrides(Hook::on_fit_start));
+  EXPECT_TRUE(CallbackRef(std::shared_ptr<Named>(std::make_shared<Counter>())).overrides(Hook::on_train_start));
+  EXPECT_TRUE(CallbackRef(Private(nullptr)).overrides(Hook::on_train_start));
+  EXPECT_TRUE(CallbackRef(Overloaded(nullptr)).overrides(Hook::on_train_start));
 }
 
 /// One from a module takes the place of one of its class, whatever the pointers say.

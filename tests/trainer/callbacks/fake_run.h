@@ -46,7 +46,7 @@ inline std::set<std::string> names_in(const std::filesystem::path& folder) {
 }
 
 /// A run without data and without weights, in which a test says what happens: for the callbacks' own decisions.
-class FakeRun : public TrainerContext {
+class FakeRun : public TrainerContext, public RunMetrics, public Tuning {
  public:
   explicit FakeRun(std::vector<CallbackRef> callbacks, std::filesystem::path root = {})
       : callbacks_(std::move(callbacks)), fabric_({.accelerator = "cpu", .devices = 1}) {
@@ -58,7 +58,7 @@ class FakeRun : public TrainerContext {
   TrainerPlan plan_;
   Progress progress_;
   std::map<std::string, double> metrics_;
-  std::map<std::string, std::variant<double, Tensor>> bar_metrics_;
+  MetricMap bar_metrics_;
   std::vector<std::optional<int64_t>> eval_batches_;
   std::optional<int64_t> train_batches_;
   Stage stage_ = Stage::kTrain;
@@ -68,7 +68,6 @@ class FakeRun : public TrainerContext {
   std::vector<std::string> lines_;
   std::string stop_reason_;
   TrainModuleBase* module_ = nullptr;
-  int64_t accumulate_ = 1;
 
   template <class... P, class... A>
   void each(void (Callback::*hook)(P...), A&&... args) {
@@ -149,11 +148,10 @@ class FakeRun : public TrainerContext {
     const auto found = metrics_.find(std::string(name));
     return found == metrics_.end() ? std::nullopt : std::optional(found->second);
   }
-  std::map<std::string, std::variant<double, Tensor>> callback_metrics() override {
-    return {metrics_.begin(), metrics_.end()};
-  }
-  std::map<std::string, std::variant<double, Tensor>> logged_metrics() override { return {}; }
-  std::map<std::string, std::variant<double, Tensor>> progress_bar_metrics() override { return bar_metrics_; }
+  RunMetrics& metrics() override { return *this; }
+  MetricMap callback_metrics() override { return {metrics_.begin(), metrics_.end()}; }
+  MetricMap logged_metrics() override { return {}; }
+  MetricMap progress_bar_metrics() override { return bar_metrics_; }
   void log(std::string_view, const Tensor&, const LogOptions& = {}) override {}
   void log(std::string_view, double, const LogOptions& = {}) override {}
   void log_row(const levin::Metrics&) override {}
@@ -161,23 +159,20 @@ class FakeRun : public TrainerContext {
   void stop(std::string_view reason) override { stop_reason_ = reason; }
   void request_stop(std::string_view reason) override { stop_reason_ = reason; }
   bool should_stop() const override { return !stop_reason_.empty(); }
-  void save_checkpoint(const std::filesystem::path& path, bool weights_only = false) override {
-    save_checkpoint(path, weights_only, [] {});
-  }
-  void save_checkpoint(const std::filesystem::path& path, bool, std::function<void()> then) override {
+  void save_checkpoint(const std::filesystem::path& path, bool = false, std::function<void()> then = {}) override {
     auto write = [this, path, then] {
       StateDict states;
       for (auto& callback : callbacks_)
         if (auto state = callback->state_dict(); !state.empty()) states[callback->state_key()] = state;
       StateDict checkpoint{{"epoch", progress_.epoch}, {"global_step", progress_.global_step}, {"callbacks", states}};
       levin::save_checkpoint(path, checkpoint);
-      then();
+      if (then) then();
     };
     in_batch_ ? due_.push_back(write) : write();
   }
   const std::filesystem::path& ckpt_path() const override { return ckpt_path_; }
-  int64_t accumulate_grad_batches() const override { return accumulate_; }
-  void set_accumulate_grad_batches(int64_t k) override { accumulate_ = k; }
+  Tuning& tuning() override { return *this; }
+  void set_accumulate_grad_batches(int64_t k) override { plan_.accumulate = k; }
   void set_max_epochs(int64_t) override {}
   void set_forward_only(bool) override {}
   bool run_trial(const Trial&) override { return false; }

@@ -35,9 +35,9 @@ class SaveLast {
 };
 
 struct ModelCheckpointOptions {
-  /// The folder; by itself "checkpoints" in the folder of the first logger, or in default_root_dir without loggers.
+  /// The folder. Defaults to "checkpoints" in the folder of the first logger, or in default_root_dir without loggers.
   std::filesystem::path dirpath = {};
-  /// A pattern (CheckpointName) without ".ckpt"; by itself "{epoch}-{step}".
+  /// A pattern (CheckpointName) without ".ckpt". Defaults to "{epoch}-{step}".
   std::string filename = {};
   /// The metric that says which are best; empty: the newest are.
   std::string monitor = {};
@@ -49,7 +49,7 @@ struct ModelCheckpointOptions {
   int64_t save_top_k = 1;
   /// Keep the state when an exception ends the run.
   bool save_on_exception = false;
-  /// Weights only: nothing to go on training from.
+  /// Weights only: nothing to resume training from.
   bool save_weights_only = false;
   /// "min" or "max" of the metric is best.
   std::string mode = "min";
@@ -59,9 +59,9 @@ struct ModelCheckpointOptions {
   std::optional<int64_t> every_n_train_steps = {};
   /// Time between two.
   std::optional<Duration> train_time_interval = {};
-  /// Epochs between two; by itself 1 when neither steps nor time are given. 0: never.
+  /// Epochs between two. Defaults to 1 when neither steps nor time are given. 0: never.
   std::optional<int64_t> every_n_epochs = {};
-  /// At the end of the training epoch, or after validation; by itself as fits: after validation when it comes more or
+  /// At the end of the training epoch, or after validation. By default as fits: after validation when it comes more or
   /// less often than once an epoch.
   std::optional<bool> save_on_train_epoch_end = {};
   /// A name that is taken gets "-v1", "-v2"; else what is there is replaced.
@@ -98,7 +98,7 @@ class ModelCheckpoint : public Callback {
 
   CallbackOrder order() const override { return CallbackOrder::kCheckpoint; }
   std::string state_key() const override;
-  /// Names in it are relative to dirpath, so that a folder that was moved goes on working.
+  /// Names in it are relative to dirpath, so that a folder that was moved keeps working.
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 

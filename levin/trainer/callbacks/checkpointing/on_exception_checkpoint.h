@@ -9,7 +9,7 @@
 namespace levin {
 
 struct OnExceptionCheckpointOptions {
-  /// The folder; by itself "checkpoints" in the folder of the first logger, or in default_root_dir without loggers.
+  /// The folder. Defaults to "checkpoints" in the folder of the first logger, or in default_root_dir without loggers.
   std::filesystem::path dirpath = {};
   /// Without ".ckpt".
   std::string filename = "on_exception";

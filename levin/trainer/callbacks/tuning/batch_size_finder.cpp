@@ -42,7 +42,7 @@ BatchSizeFinder::BatchSizeFinder(BatchSizeFinderOptions options) : options_(std:
 void BatchSizeFinder::on_fit_start(TrainerContext& run) {
   if (run.plan().fast_dev_run > 0 || !run.ckpt_path().empty()) {
     log_info(run.ckpt_path().empty() ? "BatchSizeFinder: skipped, as fast_dev_run is on"
-                                     : "BatchSizeFinder: skipped, as the run goes on from a checkpoint");
+                                     : "BatchSizeFinder: skipped, as the run resumes from a checkpoint");
     return;
   }
   LEVIN_CHECK(run.fabric().world_size() == 1, "[BatchSizeFinder] it works with one process, not with ",
@@ -64,7 +64,7 @@ void BatchSizeFinder::on_fit_start(TrainerContext& run) {
     best = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(best) * (1 - options_.margin)));
   }
   run.fabric().accelerator().empty_cache(run.fabric().device());
-  run.set_train_batch_size(best);
+  run.tuning().set_train_batch_size(best);
   optimal_ = best;
   const char* why = too_large_ > 0 ? "" : all_in_one_ ? " (all of the data)" : " (the limit of the search)";
   run.print("batch size search: ", attempts_.size(), " trials; batch size ", best, why);
@@ -93,12 +93,12 @@ bool BatchSizeFinder::fits(TrainerContext& run, int64_t batch_size) {
   int64_t steps = 0;
   bool fits = true;
   try {
-    run.run_trial({.steps = options_.steps_per_trial, .batch_size = batch_size, .after_step = [&](int64_t, double) {
-                     ++steps;
-                     if (run.plan().limit_train.is_all() && run.num_training_batches().value_or(2) <= 1)
-                       all_in_one_ = true;
-                     return true;
-                   }});
+    run.tuning().run_trial(
+        {.steps = options_.steps_per_trial, .batch_size = batch_size, .after_step = [&](int64_t, double) {
+           ++steps;
+           if (run.plan().limit_train.is_all() && run.num_training_batches().value_or(2) <= 1) all_in_one_ = true;
+           return true;
+         }});
     // Not even one batch of that size can be made.
     if (steps == 0) fits = false;
   } catch (const std::exception& error) {

@@ -98,7 +98,7 @@ void LearningRateFinder::on_fit_start(TrainerContext& run) {
     return;
   }
   if (!run.ckpt_path().empty()) {
-    log_info("LearningRateFinder: skipped, as the run goes on from a checkpoint");
+    log_info("LearningRateFinder: skipped, as the run resumes from a checkpoint");
     return;
   }
   LEVIN_CHECK(run.optimizers().size() == 1, "[LearningRateFinder] the module has ", run.optimizers().size(),
@@ -115,25 +115,25 @@ void LearningRateFinder::search(TrainerContext& run) {
   results_ = {};
   const Optimizer optimizer = run.optimizers()[0];
   double average = 0, best = 0;
-  run.run_trial({.steps = options_.num_training_steps,
-                 .before_step =
-                     [&](int64_t step) {
-                       for (size_t group = 0; group < optimizer.num_groups(); ++group)
-                         optimizer.set_lr(lr_at(step), group);
-                     },
-                 .after_step =
-                     [&](int64_t step, double loss) {
-                       if (run.fabric().world_size() > 1) loss = run.fabric().broadcast(loss);
-                       average = kBeta * average + (1 - kBeta) * loss;
-                       const double smoothed = average / (1 - std::pow(kBeta, static_cast<double>(step + 2)));
-                       results_.lrs.push_back(lr_at(step));
-                       results_.losses.push_back(smoothed);
-                       if (options_.early_stop_threshold && step > 0 &&
-                           !(smoothed <= *options_.early_stop_threshold * best))
-                         results_.stopped_early = true;
-                       if (step == 0 || smoothed < best) best = smoothed;
-                       return !results_.stopped_early;
-                     }});
+  run.tuning().run_trial({.steps = options_.num_training_steps,
+                          .before_step =
+                              [&](int64_t step) {
+                                for (size_t group = 0; group < optimizer.num_groups(); ++group)
+                                  optimizer.set_lr(lr_at(step), group);
+                              },
+                          .after_step =
+                              [&](int64_t step, double loss) {
+                                if (run.fabric().world_size() > 1) loss = run.fabric().broadcast(loss);
+                                average = kBeta * average + (1 - kBeta) * loss;
+                                const double smoothed = average / (1 - std::pow(kBeta, static_cast<double>(step + 2)));
+                                results_.lrs.push_back(lr_at(step));
+                                results_.losses.push_back(smoothed);
+                                if (options_.early_stop_threshold && step > 0 &&
+                                    !(smoothed <= *options_.early_stop_threshold * best))
+                                  results_.stopped_early = true;
+                                if (step == 0 || smoothed < best) best = smoothed;
+                                return !results_.stopped_early;
+                              }});
 }
 
 void LearningRateFinder::report(TrainerContext& run) {
@@ -168,7 +168,7 @@ void LearningRateFinder::report(TrainerContext& run) {
   run.print("  loss ", sparkline(results_.losses, 60));
 }
 
-// A scheduler that has begun already (a warm-up) keeps its share of the rate.
+// A scheduler that has begun already (a warm-up) keeps its fraction of the rate.
 void LearningRateFinder::apply(TrainerContext& run, double lr) const {
   const auto& optimizer = run.optimizers()[0];
   for (size_t group = 0; group < optimizer.num_groups(); ++group) {

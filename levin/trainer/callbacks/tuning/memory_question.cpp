@@ -25,7 +25,7 @@ MemoryQuestion memory_question(TrainerContext& run) {
           .optimizer_traits = optimizers.front().traits(),
           .world_size = plan.world_size(),
           .device = run.fabric().device().type(),
-          .accumulate = static_cast<int>(run.accumulate_grad_batches())};
+          .accumulate = static_cast<int>(run.plan().accumulate)};
 }
 
 MemoryEstimate with_gradients_in_forward(MemoryEstimate estimate, const MemoryQuestion& question) {

@@ -9,7 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/main.h"
 #include "levin/nn/failed_unit.h"
-#include "levin/trainer/run.h"
+#include "levin/trainer/run/run.h"
 
 namespace levin::detail {
 namespace {
@@ -20,33 +20,36 @@ void print_error_line(int rank, const std::string& line) {
   std::fprintf(stderr, "levin: %s%s\n", of_rank.c_str(), line.c_str());
 }
 
-}  // namespace
-
-std::string Run::where() const {
-  if (!doing_.what) return {};
-  auto text = std::string(doing_.what);
-  if (doing_.callback) text = concat(c10::demangle(typeid(*doing_.callback).name()), ".", text);
-  if (fitting_) text += stage_ == Stage::kSanity ? ", sanity check" : concat(", epoch ", progress_.epoch);
-  if (!at_) return text;
-  text += concat(", batch ", at_->batch_idx);
-  if (dataloader_idx_ >= 0) text += concat(" of loader ", dataloader_idx_);
+/// Empty outside of hooks and steps.
+std::string where(const LoopState& state) {
+  const auto& place = state.place;
+  if (!place.doing.what) return {};
+  auto text = std::string(place.doing.what);
+  if (place.doing.callback) text = concat(c10::demangle(typeid(*place.doing.callback).name()), ".", text);
+  if (state.fitting)
+    text += state.stage == Stage::kSanity ? ", sanity check" : concat(", epoch ", state.progress.epoch);
+  if (!place.at) return text;
+  text += concat(", batch ", place.at->batch_idx);
+  if (place.dataloader_idx >= 0) text += concat(" of loader ", place.dataloader_idx);
   return text;
 }
 
-std::exception_ptr Run::located(std::string_view stage) const {
+}  // namespace
+
+std::exception_ptr located(const Run& run, std::string_view stage) {
   const auto thrown = std::current_exception();
-  const auto place = where();
+  const auto place = where(run.state);
   if (place.empty()) return thrown;
   try {
     try {
       std::rethrow_exception(thrown);
     } catch (c10::Error& error) {
-      auto unit = failed_unit(error, module_);
-      if (unit.empty() && !batch_.empty()) {
-        batch_.each_tensor([&](const Tensor& tensor) { describe_input(unit, tensor); });
+      auto unit = failed_unit(error, run.model.module);
+      if (unit.empty() && !run.state.place.batch.empty()) {
+        run.state.place.batch.each_tensor([&](const Tensor& tensor) { describe_input(unit, tensor); });
         if (!unit.empty()) unit = "batch " + unit;
       }
-      if (torch::get_cpp_stacktraces_enabled()) print_error_line(fabric_->global_rank(), error.what());
+      if (torch::get_cpp_stacktraces_enabled()) print_error_line(run.fabric->global_rank(), error.what());
       const auto context = unit.empty() ? place : concat(place, ", ", unit);
       // Who frees memory and tries again must know it.
       if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) {
@@ -59,10 +62,10 @@ std::exception_ptr Run::located(std::string_view stage) const {
       if (typeid(error) != typeid(Error)) return thrown;
       return std::make_exception_ptr(Error(concat(error.what(), " (", place, ")")));
     } catch (const std::exception& error) {
-      print_error_line(fabric_->global_rank(), concat("[trainer.", stage, "] ", c10::demangle(typeid(error).name()),
-                                                      " in ", place, ": ", one_line(error)));
+      print_error_line(run.fabric->global_rank(), concat("[trainer.", stage, "] ", c10::demangle(typeid(error).name()),
+                                                         " in ", place, ": ", one_line(error)));
     } catch (...) {
-      print_error_line(fabric_->global_rank(),
+      print_error_line(run.fabric->global_rank(),
                        concat("[trainer.", stage, "] an exception of an unknown type in ", place));
     }
   } catch (...) {  // no memory for words: what was thrown is enough

@@ -1,4 +1,4 @@
-#include "levin/trainer/signals.h"
+#include "levin/trainer/run/signals.h"
 
 #include <atomic>
 #include <csignal>

@@ -1,0 +1,141 @@
+// What a checkpoint holds of a run.
+#include "levin/trainer/run/checkpointing.h"
+
+#include <utility>
+
+#include "levin/checkpoint/format.h"
+#include "levin/checkpoint/module_state.h"
+#include "levin/checkpoint/together.h"
+#include "levin/core/error.h"
+#include "levin/core/main.h"
+#include "levin/core/version.h"
+#include "levin/trainer/run/call.h"
+#include "levin/trainer/run/run.h"
+
+namespace levin::detail {
+namespace {
+
+// Bytes travel as text, with the rest of what belongs to one rank.
+std::string bytes_of(const Tensor& tensor) {
+  const auto flat = tensor.cpu().contiguous();
+  return {static_cast<const char*>(flat.const_data_ptr()), flat.nbytes()};
+}
+
+std::string text_of(const StateDict& state) {
+  return tree_text(StateDict{{"rank", state}}, [](const StatePath&, const Tensor&) -> std::string {
+    throw Error("[trainer] a tensor in the state of a rank");
+  });
+}
+StateDict state_of(const std::string& text) {
+  return Tree(text, "the state of a rank").decode("rank", [](const std::string&) { return Tensor(); }).to_dict();
+}
+
+StateDict checkpoint(Run& run, bool weights_only) {
+  StateDict all{{"epoch", run.state.progress.epoch},
+                {"global_step", run.state.progress.global_step},
+                {"levin_version", std::string(kVersion)},
+                {"model", module_state_dict(*run.model.module)}};
+  if (!run.model.module->hparams.empty()) all["hyper_parameters"] = run.model.module->hparams;
+  if (run.model.data) {
+    if (!run.model.data->hparams.empty()) all["datamodule_hyper_parameters"] = run.model.data->hparams;
+    if (auto state = run.model.data->state_dict(); !state.empty()) all["datamodule"] = std::move(state);
+  }
+  if (!weights_only) {
+    StateList optimizers, schedulers;
+    for (const auto& optimizer : run.model.optimizers) optimizers.emplace_back(optimizer.state_dict());
+    for (const auto& config : run.model.schedulers) schedulers.emplace_back(config.scheduler.state_dict());
+    StateDict callbacks;
+    for (const auto& callback : run.hooks.callbacks())
+      if (auto state = callback->state_dict(); !state.empty()) callbacks[callback->state_key()] = std::move(state);
+
+    const auto& kept = run.checkpoints;
+    StateDict mine{{"rng", kept.rng_before_validation ? *kept.rng_before_validation : rng_state(run)},
+                   {"metrics", run.metrics.train.state_dict()}};
+    StateDict values;
+    for (const auto& [name, value] : run.metrics.published.callback) values[name] = metric_number(value);
+    mine["callback_metrics"] = std::move(values);
+    StateList ranks;
+    if (run.fabric->world_size() > 1) {
+      for (const auto& text : gather_strings(run.fabric->strategy().group(), text_of(mine)))
+        ranks.emplace_back(state_of(text));
+    } else {
+      ranks.emplace_back(std::move(mine));
+    }
+
+    all["optimizers"] = std::move(optimizers);
+    all["schedulers"] = std::move(schedulers);
+    if (auto* scaler = run.fabric->grad_scaler()) all["scaler"] = scaler->state_dict();
+    StateList seen;
+    for (const auto batches : run.data.val.seen) seen.emplace_back(batches);
+    all["loops"] = StateDict{{"fit", run.state.state_dict()}, {"validation", StateDict{{"seen", std::move(seen)}}}};
+    if (!run.data.train.loaders.empty()) {
+      const auto& source = *run.data.train.loaders.front();
+      if (source.has_state()) all["train_loader"] = source.state_dict();
+    }
+    all["callbacks"] = std::move(callbacks);
+    all["loggers"] = kept.logs_before_validation ? *kept.logs_before_validation : log_positions(run);
+    all["ranks"] = std::move(ranks);
+  }
+  const auto* site = run.state.place.site;
+  call<Hook::on_save_checkpoint>(run, all);
+  run.state.place.site = site;
+  return all;
+}
+
+}  // namespace
+
+ShardTargets targets_in_checkpoint(Run& run, ShardMap& shards) {
+  const auto& module = *run.model.module;
+  ShardTargets targets(shards);
+  targets.add({"model"}, module);
+  targets.add({"current_model_state"}, module);
+  for (const auto& callback : run.hooks.callbacks())
+    targets.add({"callbacks", callback->state_key(), "weights"}, module);
+  const auto& optimizers = run.model.optimizers;
+  for (size_t i = 0; i < optimizers.size(); ++i) targets.add({"optimizers", std::to_string(i)}, optimizers[i]);
+  return targets;
+}
+
+StateDict rng_state(const Run& run) {
+  const auto& fabric = *run.fabric;
+  StateDict rng{{"cpu", bytes_of(RngState::capture().cpu)}};
+  if (!fabric.device().is_cpu()) rng["device"] = bytes_of(fabric.accelerator().rng_state(fabric.device()));
+  return rng;
+}
+
+void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only) {
+  const auto time = run.hooks.span(Action::kSaveCheckpoint);
+  const auto all = checkpoint(run, weights_only);
+  auto* shards = run.fabric->strategy().shards();
+  if (!shards) {
+    run.fabric->save(path.string(), all);
+    return;
+  }
+  const auto targets = targets_in_checkpoint(run, *shards);
+  levin::save_checkpoint(path, all, {.world_size = run.fabric->world_size(), .shards = shards, .targets = &targets});
+}
+
+void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
+  LEVIN_CHECK(run.model.module, "[trainer.save_checkpoint] nothing is running");
+  if (!run.state.between_steps()) {
+    run.checkpoints.waiting.push_back({path, weights_only, std::move(then)});
+    return;
+  }
+  write_checkpoint(run, path, weights_only);
+  if (then) then();
+}
+
+void write_waiting_checkpoints(Run& run) {
+  if (run.checkpoints.waiting.empty() || run.state.window_open) [[likely]]
+    return;
+  for (auto& waiting : std::exchange(run.checkpoints.waiting, {})) {
+    write_checkpoint(run, waiting.path, waiting.weights_only);
+    if (waiting.then) waiting.then();
+  }
+}
+
+std::filesystem::path hpc_path(const Run& run, int64_t number) {
+  return run.plan.root_dir / concat("hpc_ckpt_", number, ".ckpt");
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/core/state_dict.h"
+
+namespace levin::detail {
+
+class Run;
+
+/// The checkpoint a run resumes from, and those that it is asked to write.
+struct Checkpoints {
+  std::filesystem::path ckpt_path = {};
+  /// What was read of it; there until the run has taken all of it.
+  std::optional<StateDict> loaded = {};
+  /// What resuming changes, as it was; there until the run has taken all of it.
+  struct BeforeRestore;
+  std::shared_ptr<BeforeRestore> before_restore = {};
+  /// Asked for inside a batch: written when the batch is complete.
+  struct Waiting {
+    std::filesystem::path path;
+    bool weights_only = false;
+    std::function<void()> then;
+  };
+  std::vector<Waiting> waiting = {};
+  /// The random generators, and the loggers' positions where it has written rows, before the validation under way.
+  std::optional<StateDict> rng_before_validation = {};
+  std::optional<StateList> logs_before_validation = {};
+};
+
+// Writing (checkpointing.cpp).
+
+/// The random generators of this rank.
+StateDict rng_state(const Run& run);
+/// Writes now. Every rank must call.
+void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only);
+/// Writes now or, inside a batch, when it is complete; then calls `then`.
+void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then);
+/// Writes what was asked for during the batch.
+void write_waiting_checkpoints(Run& run);
+/// Where a checkpoint goes that a cluster's signal asks for.
+std::filesystem::path hpc_path(const Run& run, int64_t number);
+/// Where a checkpoint has tensors of which a rank may hold shards.
+ShardTargets targets_in_checkpoint(Run& run, ShardMap& shards);
+
+// Resuming (restore.cpp), in this order.
+
+/// The path that `ckpt_path` means: a path, "last", "best", "hpc", or nothing.
+std::filesystem::path find_checkpoint(Run& run, const std::string& asked, bool fit);
+/// Weights, and the states of callbacks and of the data module.
+void restore_model(Run& run, bool fit);
+/// Optimizers, schedulers, the loss scaler and the progress of the loops.
+void restore_training(Run& run);
+/// The loader, metrics, random generators and logs.
+void restore_position(Run& run);
+/// The run has failed before it took all of a checkpoint: what was changed is as before.
+void put_back_restored(Run& run) noexcept;
+
+}  // namespace levin::detail
