@@ -7,6 +7,7 @@
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/optim/adam.h"
+#include "levin/testing/tensors.h"
 
 namespace levin {
 
@@ -103,11 +104,6 @@ inline void each_tensor_of(const StateValue& value, const std::string& at,
       each_tensor_of(value.to_list()[i], at + "/" + std::to_string(i), f);
 }
 
-inline bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(), a.nbytes()) == 0;
-}
-
 /// What differs between two trees: empty when nothing does. Where `shards` knows a tensor of `here`, it is compared
 /// with its rows of `whole`.
 inline std::string difference(const StateDict& here, const StateDict& whole, const ShardMap* shards = nullptr) {
@@ -126,7 +122,7 @@ inline std::string difference(const StateDict& here, const StateDict& whole, con
     const auto expected =
         place ? detail::narrow_rows(found->second, place->start, detail::rows_of(tensor)).reshape(tensor.sizes())
               : found->second;
-    if (!same_bits(tensor.detach(), expected.detach())) text += at + " differs; ";
+    if (!testing::same_bytes(tensor.detach(), expected.detach())) text += at + " differs; ";
   });
   if (count != wholes.size()) text += fmt::format("{} tensors, not {}", count, wholes.size());
   return text;

@@ -7,12 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 
 using Json = nlohmann::json;
+using testing::error_of;
 
 const std::vector<std::string> kModes{"min_size", "max_size", "max_size_cycle", "sequential"};
 
@@ -56,15 +58,6 @@ Json places(const CombinedLoader<Batch>& loader) {
   for (const auto& [name, member] : state.at("members").to_dict())
     result[name] = {member.to_dict().at("epoch").to_int(), member.to_dict().at("samples").to_int()};
   return result;
-}
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(CombinedLoader, GivesWhatLightningGives) {
@@ -194,8 +187,8 @@ TEST(CombinedBatch, IsWalkedAndAsked) {
     EXPECT_EQ(batch.names(), (std::vector<std::string>{"a", "b"}));
     if (++seen < 2) continue;
     const auto& fixed = batch;
-    EXPECT_NE(message([&] { fixed["b"]; }).find("loader \"b\" has no batch here"), std::string::npos);
-    EXPECT_NE(message([&] { batch["aa"]; }).find("\"aa\" is not known; did you mean \"a\"?"), std::string::npos);
+    EXPECT_NE(error_of([&] { fixed["b"]; }).find("loader \"b\" has no batch here"), std::string::npos);
+    EXPECT_NE(error_of([&] { batch["aa"]; }).find("\"aa\" is not known; did you mean \"a\"?"), std::string::npos);
   }
   EXPECT_EQ(seen, 3);
   static_assert(TensorNest<CombinedBatch<Batch>>);
@@ -218,16 +211,20 @@ TEST(CombinedLoader, TakesBatchesOfTheUsers) {
 }
 
 TEST(CombinedLoader, RefusesInOneLine) {
-  EXPECT_NE(message([] {
+  EXPECT_NE(error_of([] {
               combine({{"a", numbers(2)}}, {.mode = "maxsize"});
             }).find("mode \"maxsize\" is not known; did you mean \"max_size\""),
             std::string::npos);
-  EXPECT_NE(message([] { combine({{"a", numbers(2)}, {"a", numbers(3)}}); }).find("the name \"a\""), std::string::npos);
-  EXPECT_NE(message([] { combine(CombinedLoader<Batch>::Members{}); }).find("no loader to combine"), std::string::npos);
-  const auto state = three("min_size").state_dict();
-  EXPECT_NE(message([&] { three("max_size").load_state_dict(state); }).find("combined by \"min_size\""),
+  EXPECT_NE(error_of([] {
+              combine({{"a", numbers(2)}, {"a", numbers(3)}});
+            }).find("the name \"a\""),
             std::string::npos);
-  EXPECT_NE(message([&] {
+  EXPECT_NE(error_of([] { combine(CombinedLoader<Batch>::Members{}); }).find("no loader to combine"),
+            std::string::npos);
+  const auto state = three("min_size").state_dict();
+  EXPECT_NE(error_of([&] { three("max_size").load_state_dict(state); }).find("combined by \"min_size\""),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
               combine({{"a", numbers(2)}}, {.mode = "min_size"}).load_state_dict(state);
             }).find("loaders a, b, c, these are a"),
             std::string::npos);

@@ -10,6 +10,8 @@
 #include "levin/core/error.h"
 #include "levin/distributed/failure.h"
 #include "levin/distributed/store.h"
+#include "levin/testing/capture.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
@@ -21,6 +23,7 @@ using levin::testing::run_ranks;
 using std::chrono::milliseconds;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 RanksOptions failing(milliseconds timeout = std::chrono::seconds(60)) {
@@ -28,16 +31,6 @@ RanksOptions failing(milliseconds timeout = std::chrono::seconds(60)) {
   options.errors_expected = true;
   options.collective.timeout = timeout;
   return options;
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Collective, ReduceOpByWord) {
@@ -299,18 +292,19 @@ TEST(Collective, EndsOrderlyByExitWithRankZeroServingTheStore) {
   RanksOptions options;
   options.exit_normally = true;
   options.rank_0_serves_store = true;
-  ::testing::internal::CaptureStderr();
-  run_ranks(
-      3,
-      [](Collective& group) {
-        auto x = at::ones({1000});
-        group.all_reduce(x);
-        EXPECT_EQ(x[999].item<float>(), 3);
-        auto half = split_group(group, {{0, 1}, {2}}, "half");
-        half->barrier();
-      },
-      options);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  const auto said = testing::captured_stderr([&] {
+    run_ranks(
+        3,
+        [](Collective& group) {
+          auto x = at::ones({1000});
+          group.all_reduce(x);
+          EXPECT_EQ(x[999].item<float>(), 3);
+          auto half = split_group(group, {{0, 1}, {2}}, "half");
+          half->barrier();
+        },
+        options);
+  });
+  EXPECT_EQ(said, "");
 }
 
 TEST(FailureWatcher, ReactsToAPostedFailure) {
@@ -321,12 +315,11 @@ TEST(FailureWatcher, ReactsToAPostedFailure) {
           report_failure(group, "gone");
           return;
         }
-        std::atomic<bool> reacted{false};
+        std::promise<void> reacted;
         std::shared_ptr<FailureExchange> failures(group.failures(), [](auto*) {});
         FailureWatcher watcher(
-            failures, [&] { reacted = true; }, milliseconds(5));
-        for (int i = 0; i < 10000 && !reacted; ++i) std::this_thread::sleep_for(milliseconds(5));
-        EXPECT_TRUE(reacted);
+            failures, [&] { reacted.set_value(); }, milliseconds(5));
+        EXPECT_EQ(reacted.get_future().wait_for(std::chrono::seconds(50)), std::future_status::ready);
       },
       failing());
 }

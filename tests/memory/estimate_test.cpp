@@ -18,10 +18,12 @@
 #include "levin/optim/adam_8bit.h"
 #include "levin/optim/sgd.h"
 #include "levin/strategies/sharding_options.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 
 struct MlpImpl : torch::nn::Module {
@@ -430,12 +432,7 @@ TEST(Memory, IsForeseenWhereSamplesWereDrawn) {
 
 TEST(Memory, WhatCannotBeEstimatedIsRefusedInOneLine) {
   const auto ask = [](const MemoryQuestion& question) -> std::string {
-    try {
-      estimate_memory([] { return Mlp(8); }, kForward, kClasses, rows(2, 8), question);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { estimate_memory([] { return Mlp(8); }, kForward, kClasses, rows(2, 8), question); });
   };
   EXPECT_THAT(ask({.strategy = "fdsp"}), HasSubstr("did you mean \"fsdp\"?"));
   EXPECT_THAT(ask({.precision = "bf17-true"}), HasSubstr("did you mean \"bf16-true\"?"));
@@ -450,15 +447,11 @@ TEST(Memory, WhatCannotBeEstimatedIsRefusedInOneLine) {
   const auto unknown = [](const Tensor& logits, const Batch&) {
     return std::get<0>(at::_linalg_svd(logits)).sum() + at::bincount(logits.argmax(1)).sum();
   };
-  try {
-    estimate_memory([] { return Mlp(8); }, kForward, unknown, rows(2, 8), {});
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_THAT(std::string(error.what()), HasSubstr("[estimate_memory] the step uses aten::bincount"));
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-  }
+  const auto line = error_of([&] { estimate_memory([] { return Mlp(8); }, kForward, unknown, rows(2, 8), {}); });
+  EXPECT_THAT(line, HasSubstr("[estimate_memory] the step uses aten::bincount"));
+  EXPECT_EQ(line.find('\n'), std::string::npos);
   // After a failure all is as before.
-  EXPECT_EQ(ask({}), "");
+  EXPECT_EQ(ask({}), "no error");
 }
 
 }  // namespace

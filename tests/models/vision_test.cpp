@@ -13,6 +13,7 @@
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 #include "tests/models/vision_rule.h"
 
@@ -21,6 +22,7 @@ namespace {
 
 using levin::testing::rule_digest;
 using nlohmann::json;
+using testing::error_of;
 
 const std::string kVisionFixtures = levin::testing::source_dir() + "/tests/models/fixtures/";
 constexpr int64_t kClasses = 10;
@@ -202,14 +204,6 @@ TEST(Vision, WholeModelsByHand) {
 }
 
 TEST(Registry, UnknownNamesAndForeignOptionsAreOneLine) {
-  const auto error_of = [](auto f) -> std::string {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_THAT(error_of([] { models::make("resnet_50"); }),
               ::testing::StartsWith("[models.make] model \"resnet_50\" is not known; did you mean \"resnet50\"?"));
   EXPECT_EQ(error_of([] { models::make("vit_b_16", {.small_images = true}); }),

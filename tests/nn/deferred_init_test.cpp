@@ -143,7 +143,7 @@ TEST(DeferredInit, UseBeforeMaterializeIsAnErrorNotACrash) {
     made(torch::ones({2, 4}));
     FAIL();
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("call levin::materialize(module) before it is used"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("call levin::materialize(module) before it is used"));
   }
   materialize(*made);
   EXPECT_TRUE(made(torch::ones({2, 4})).isfinite().all().item<bool>());

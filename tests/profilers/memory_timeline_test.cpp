@@ -9,11 +9,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "levin/core/files.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/memory/estimate.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"
 #include "levin/optim/adam.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
@@ -37,11 +39,6 @@ LEVIN_MODULE(Tower);
 
 Batch rows(c10::Device device) {
   return {{"x", torch::ones({1000, 200}, device)}, {"y", torch::ones({1000}, torch::dtype(at::kLong).device(device))}};
-}
-
-std::string slurp(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 TEST(MemoryTimeline, IsMeasuredAndForeseenAtTheSamePoints) {
@@ -84,15 +81,14 @@ TEST(MemoryTimeline, IsMeasuredAndForeseenAtTheSamePoints) {
   EXPECT_EQ(foreseen.timeline.highest()->part, foreseen.peak_part);
   EXPECT_EQ(foreseen.timeline.peak(), foreseen.device_peak);
 
-  const auto folder = std::filesystem::path(::testing::TempDir()) / ("levin_memory_" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
+  const testing::TemporaryFolder folder;
   write_memory_timeline(folder / "memory", recorder.timeline(), &foreseen.timeline);
-  EXPECT_THAT(slurp(folder / "memory.csv"),
+  EXPECT_THAT(read_file(folder / "memory.csv"),
               StartsWith("part,unit,event,bytes,peak\nforward,,begin," + std::to_string(measured[0].bytes)));
-  EXPECT_THAT(slurp(folder / "memory_predicted.csv"), HasSubstr("backward,floor1,begin,"));
-  EXPECT_THAT(slurp(folder / "memory.svg"), ::testing::AllOf(HasSubstr("measured, peak"), HasSubstr("predicted, peak"),
-                                                             HasSubstr(">optimizer step</text>")));
-  if (!::getenv("LEVIN_KEEP_PICTURES")) std::filesystem::remove_all(folder);
+  EXPECT_THAT(read_file(folder / "memory_predicted.csv"), HasSubstr("backward,floor1,begin,"));
+  EXPECT_THAT(
+      read_file(folder / "memory.svg"),
+      ::testing::AllOf(HasSubstr("measured, peak"), HasSubstr("predicted, peak"), HasSubstr(">optimizer step</text>")));
 }
 
 TEST(MemoryTimeline, WithoutARunIsEmpty) {

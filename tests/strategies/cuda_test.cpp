@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/gpu.h"
 #include "tests/strategies/training.h"
 
 // Several ranks share one GPU here, so everything goes over Gloo. The test program itself must not touch CUDA: its
@@ -8,12 +9,10 @@
 namespace levin::testing {
 namespace {
 
-class Cuda : public ::testing::Test {
+class Cuda : public GpuTest {
  protected:
   void SetUp() override {
-    const auto found =
-        run_ranks(1, [](Collective&) { return std::string(torch::cuda::is_available() ? "yes" : "no"); });
-    if (found[0].text != "yes") GTEST_SKIP() << "no CUDA device";
+    GpuTest::SetUp();
     options.device = c10::Device(at::kCUDA, 0);
     options.collective.backend = "auto";
     options.limit = std::chrono::seconds(180);

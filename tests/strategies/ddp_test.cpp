@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 #include "tests/strategies/training.h"
 
 namespace levin::testing {
@@ -242,12 +243,8 @@ TEST(Ddp, DifferentModelsAreShownOnEveryRank) {
   run_ranks(2, [&](Collective& group) {
     for (const auto& [how, line] : expected) {
       OddNetImpl net(group.rank(), how);
-      try {
-        Trainee trainee(group, "ddp", net);
-        ADD_FAILURE() << how;
-      } catch (const Error& error) {
-        EXPECT_EQ(error.what(), "[ddp] the ranks have different models: " + line);
-      }
+      EXPECT_EQ(error_of([&] { Trainee trainee(group, "ddp", net); }), "[ddp] the ranks have different models: " + line)
+          << how;
     }
   });
 }

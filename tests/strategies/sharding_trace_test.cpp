@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "levin/devices/accelerator.h"
+#include "levin/testing/gpu.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -143,12 +144,7 @@ TEST(ShardingTrace, GlooRunsBesideCompute) {
   });
 }
 
-class ShardingTraceCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "no GPU on this machine";
-  }
-};
+class ShardingTraceCuda : public GpuTest {};
 
 TEST_F(ShardingTraceCuda, GlooRunsBesideCompute) {
   run_ranks(

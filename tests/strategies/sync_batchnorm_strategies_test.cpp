@@ -4,6 +4,7 @@
 
 #include "levin/nn/checkpointing.h"
 #include "levin/strategies/single_device.h"
+#include "levin/testing/error_of.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -153,12 +154,7 @@ class OwnStrategy final : public SingleDeviceStrategy {
 
 TEST(SyncBatchNormOfStrategies, IsRefusedByNameWhereItCannotBe) {
   OwnStrategy strategy;
-  try {
-    strategy.sync_batchnorm();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("[own] sync_batchnorm is not possible"));
-  }
+  EXPECT_THAT(error_of([&] { strategy.sync_batchnorm(); }), HasSubstr("[own] sync_batchnorm is not possible"));
 }
 
 TEST(SyncBatchNormOfStrategies, LeavesTheChoiceAsItIs) {

@@ -28,12 +28,12 @@ std::string resume_probe() {
   return binary_dir() + "/bin/tests/resume_probe";
 }
 
-std::unique_ptr<Child> start_probe(const fs::path& folder, const std::vector<std::string>& flags,
-                                   std::vector<std::string> environment) {
+std::unique_ptr<Process> start_probe(const fs::path& folder, const std::vector<std::string>& flags,
+                                     std::vector<std::string> environment) {
   std::vector<std::string> command{resume_probe(), "--out", folder.string()};
   command.insert(command.end(), flags.begin(), flags.end());
   environment.emplace_back("OMP_NUM_THREADS=1");
-  return std::make_unique<Child>(command, environment);
+  return std::make_unique<Process>(command, environment);
 }
 
 int64_t event_count(const std::string& out, const std::string& event) {

@@ -85,7 +85,7 @@ class Series {
     return flags;
   }
 
-  bool died(Child& run) {
+  bool died(Process& run) {
     const int status = run.wait();
     if (status == 128 + SIGKILL) return true;
     EXPECT_EQ(status, 0) << history_ << "\n" << run.err();

@@ -67,7 +67,7 @@ std::string text_of(const fs::path& path) {
 }
 
 /// The lines that say that a signal came.
-std::vector<std::string> lines_of(const Child& run, const std::string& word) {
+std::vector<std::string> lines_of(const Process& run, const std::string& word) {
   std::vector<std::string> found;
   std::istringstream text(run.err());
   for (std::string line; std::getline(text, line);)
@@ -75,7 +75,7 @@ std::vector<std::string> lines_of(const Child& run, const std::string& word) {
   return found;
 }
 
-void expect_in_order(Child& run, int signal) {
+void expect_in_order(Process& run, int signal) {
   EXPECT_TRUE(run.wait_for("signalled"));
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(run.wait(), 128 + signal) << run.err();
@@ -242,7 +242,7 @@ TEST(Signals, TheLauncherPassesTheWishToRequeueOn) {
   environment.emplace_back("TORCHELASTIC_RUN_ID=job");
   auto command = levin_run({"--nproc-per-node", "2", resume_probe(), "--out", folder.path().string(), "--pause", "30",
                             "--devices", "2", "--at", "batch_end:5:USR", "--to", "parent"});
-  Child run(command, environment);
+  Process run(command, environment);
   expect_in_order(run, SIGUSR1);
   EXPECT_EQ(text_of(folder.path() / "requeued"), "requeue 12345\n");
   EXPECT_TRUE(fs::exists(folder.path() / "hpc_ckpt_1.ckpt"));
