@@ -127,7 +127,7 @@ TEST_F(FaultTest, ANewerFormatIsRefusedWithBothVersions) {
   EXPECT_EQ(latest_good_checkpoint(folder_), std::nullopt);
 }
 
-TEST_F(FaultTest, ManifestsCannotLeaveTheFolderOrLieAboutParts) {
+TEST_F(FaultTest, ManifestsCannotLeaveTheFolderOrLieAboutShards) {
   const auto refused = [](const std::function<void(detail::Manifest&)>& change) {
     detail::Manifest manifest;
     manifest.tensors = {{"t", "F32", {4, 2}, {{"a", "t", {0, 0}, {2, 2}, "0"}, {"b", "t", {2, 0}, {2, 2}, "0"}}}};
@@ -149,7 +149,7 @@ TEST_F(FaultTest, ManifestsCannotLeaveTheFolderOrLieAboutParts) {
               HasSubstr("too large"));
 }
 
-TEST_F(FaultTest, TensorsInPartsArePutTogether) {
+TEST_F(FaultTest, ShardedTensorsAreConsolidated) {
   // What ranks that each write their own shard leave: one tensor in two files, cut along its second dimension.
   const auto whole = torch::arange(12.0).reshape({3, 4});
   const auto folder = folder_ / "c";

@@ -1,4 +1,4 @@
-// Whole files out of divided states: what they cost while they are written, and who can read them.
+// Whole files out of sharded states: what they cost while they are written, and who can read them.
 #include <cstdlib>
 
 #include <sys/wait.h>
@@ -56,7 +56,7 @@ struct Counted {
 
 using FullTest = testing::FolderTest;
 
-TEST_F(FullTest, OneTensorAtATimeIsWholeAndOnlyOnRankZero) {
+TEST_F(FullTest, OneTensorAtATimeIsUnshardedAndOnlyOnRankZero) {
   run_ranks(3, [&](Collective& group) {
     Counted here(&group);
     const MemoryCounter counter;
@@ -75,7 +75,7 @@ TEST_F(FullTest, OneTensorAtATimeIsWholeAndOnlyOnRankZero) {
   }
 }
 
-TEST_F(FullTest, AWholeFileGoesIntoPartsWithoutBeingWholeAnywhere) {
+TEST_F(FullTest, AFullFileLoadsIntoShardsWithoutBeingFullAnywhere) {
   save_checkpoint(folder_ / "one", Counted(nullptr).state());
   run_ranks(3, [&](Collective& group) {
     for (const char* from : {"one", "one/model.safetensors"}) {
@@ -90,7 +90,7 @@ TEST_F(FullTest, AWholeFileGoesIntoPartsWithoutBeingWholeAnywhere) {
   });
 }
 
-TEST_F(FullTest, PuttingPartsTogetherTakesOneTensorAndTellsHowFarItIs) {
+TEST_F(FullTest, ConsolidatingTakesOneTensorAndReportsProgress) {
   run_ranks(3, [&](Collective& group) {
     Counted here(&group);
     save_checkpoint(folder_ / "parts", here.state(), {.shards = here.shards.get()});

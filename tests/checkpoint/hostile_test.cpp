@@ -155,7 +155,7 @@ TEST_F(HostileTest, SizesThatCannotBeAreRefusedAndNothingIsAllocated) {
   EXPECT_LT(counter.peak(), 1 << 20);
 }
 
-TEST_F(HostileTest, PartsThatAreNotRowsAreComparedEachWithEachAndSoLimited) {
+TEST_F(HostileTest, ShardsThatAreNotRowsAreComparedPairwiseAndSoLimited) {
   EXPECT_THAT(with([](Json& m) {
                 auto& tensor = m["tensors"][0];
                 auto part = tensor["parts"][0];

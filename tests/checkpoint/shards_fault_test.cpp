@@ -19,7 +19,7 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::run_ranks;
 
-/// A state whose every number is `n`, divided evenly; `start` is what a rank says of its rows.
+/// A state whose every number is `n`, sharded evenly; `start` is what a rank says of its rows.
 struct Numbered {
   Numbered(Collective& group, int64_t n) : shards(group), number(n) {
     const auto part = net->register_parameter("w", torch::full({100, 64}, static_cast<double>(n)));
@@ -162,7 +162,7 @@ TEST_F(ShardsFaultTest, ARankThatIsKilledWhileItWritesLeavesThePreviousCheckpoin
   }
 }
 
-TEST_F(ShardsFaultTest, ARankThatIsKilledWhileWholeFilesAreWrittenLeavesThePreviousCheckpoint) {
+TEST_F(ShardsFaultTest, ARankKilledDuringAFullSaveLeavesThePreviousCheckpoint) {
   for (const int victim : {2, 0}) {
     save_number(1, "old");
     const auto results = run_ranks(3,
@@ -218,7 +218,7 @@ TEST_F(ShardsFaultTest, WhereARankCannotWriteAllAreToldAtOnce) {
   }
 }
 
-TEST_F(ShardsFaultTest, ADiskThatIsFullWhileWholeFilesAreWrittenStopsAll) {
+TEST_F(ShardsFaultTest, ADiskThatFillsDuringAFullSaveStopsAll) {
   save_number(1);
   const auto results = run_ranks(3, [&](Collective& group) -> std::string {
     Numbered here(group, 2);
@@ -250,7 +250,7 @@ TEST_F(ShardsFaultTest, ARankThatDoesNotComeIsNamed) {
   EXPECT_EQ(temporary_.entries(), 1U);
 }
 
-TEST_F(ShardsFaultTest, PartsThatAreNotOneTensorAreRefused) {
+TEST_F(ShardsFaultTest, ShardsThatAreNotOneTensorAreRefused) {
   for (const bool full : {false, true}) {
     const auto results = run_ranks(2, [&](Collective& group) -> std::string {
       Numbered here(group, 2);
@@ -267,7 +267,7 @@ TEST_F(ShardsFaultTest, PartsThatAreNotOneTensorAreRefused) {
   }
 }
 
-TEST_F(ShardsFaultTest, AParameterThatIsShownWholeIsNoPart) {
+TEST_F(ShardsFaultTest, AnUnshardedParameterIsNoShard) {
   const auto results = run_ranks(2, [&](Collective& group) -> std::string {
     Numbered here(group, 2);
     here.net->parameters()[0].set_data(torch::zeros({200, 64}));
@@ -276,7 +276,7 @@ TEST_F(ShardsFaultTest, AParameterThatIsShownWholeIsNoPart) {
   EXPECT_THAT(results[1].text, HasSubstr("which is no part of [200, 64] from row 100 on; save between steps (rank 1)"));
 }
 
-TEST_F(ShardsFaultTest, ADamagedPartIsNamedByAllRanksAndNothingChanges) {
+TEST_F(ShardsFaultTest, ADamagedShardIsNamedByAllRanksAndNothingChanges) {
   save_number(1, "one");
   save_number(2, "two");
   flip_last_byte(folder_ / "two/model.rank-1.safetensors");

@@ -1,11 +1,11 @@
 #include "levin/checkpoint/shards.h"
 
-#include "divided.h"
 #include "levin/core/files.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/folder_test.h"
 #include "levin/testing/ranks.h"
+#include "sharded.h"
 
 namespace levin {
 namespace {
@@ -24,10 +24,10 @@ class ShardsTest : public testing::FolderTest {
   }
 
   /// Loads what is in `from` on that many ranks, compares every rank's rows, and saves it again to `to`.
-  void pass(int world, const std::string& from, const std::string& to, Divided::Rows rows = even_rows,
+  void pass(int world, const std::string& from, const std::string& to, ShardedModule::Rows rows = even_rows,
             bool full = false) {
     run_ranks(world, [&](Collective& group) {
-      Divided here(&group, rows);
+      ShardedModule here(&group, rows);
       auto state = here.state();
       load_checkpoint(folder_ / from, state, {.shards = here.shards.get()});
       here.shards->refresh();
@@ -38,9 +38,9 @@ class ShardsTest : public testing::FolderTest {
     });
   }
 
-  /// Loads into a module that is not divided.
+  /// Loads into a module that is not sharded.
   void expect_whole(const std::string& from) {
-    Divided again(nullptr);
+    ShardedModule again(nullptr);
     auto state = again.state();
     const auto left = load_checkpoint(folder_ / from, state);
     EXPECT_TRUE(left.empty());
@@ -63,7 +63,7 @@ class ShardsTest : public testing::FolderTest {
     return names;
   }
 
-  Divided whole_{nullptr};
+  ShardedModule whole_{nullptr};
   StateDict expected_;
 };
 
@@ -88,7 +88,7 @@ TEST_F(ShardsTest, WhatFourRanksSaveAnyNumberLoads) {
   pass(4, "three", "");
 }
 
-TEST_F(ShardsTest, APartHasOnlyItsRows) {
+TEST_F(ShardsTest, AShardHasOnlyItsRows) {
   pass(4, "whole", "four");
   const SafetensorsFile second(folder_ / "four/model.rank-1.safetensors");
   EXPECT_EQ(second.at("weight").shape, (std::vector<int64_t>{3, 3}));
@@ -103,7 +103,7 @@ TEST_F(ShardsTest, APartHasOnlyItsRows) {
 
 TEST_F(ShardsTest, ReplicasWriteNothing) {
   run_ranks(4, [&](Collective& group) {
-    Divided here(&group, even_rows, /*copies=*/2);
+    ShardedModule here(&group, even_rows, /*copies=*/2);
     auto state = here.state();
     load_checkpoint(folder_ / "whole", state, {.shards = here.shards.get()});
     save_checkpoint(folder_ / "hybrid", state, {.shards = here.shards.get()});
@@ -139,7 +139,7 @@ TEST_F(ShardsTest, AFullSaveIsWhatOneProcessWrites) {
 
 TEST_F(ShardsTest, TheFullStateIsGatheredToRankZeroOrToAll) {
   run_ranks(3, [&](Collective& group) {
-    Divided here(&group, uneven_rows);
+    ShardedModule here(&group, uneven_rows);
     auto state = here.state();
     load_checkpoint(folder_ / "whole", state, {.shards = here.shards.get()});
     auto model = full_state_dict(*here.net, *here.shards);
@@ -164,7 +164,7 @@ TEST_F(ShardsTest, TheFullStateIsGatheredToRankZeroOrToAll) {
 
 TEST_F(ShardsTest, OtherDtypesAreConverted) {
   run_ranks(2, [&](Collective& group) {
-    Divided here(&group);
+    ShardedModule here(&group);
     here.net->to(at::kDouble);
     State state{{"model", here.net}};
     load_checkpoint(folder_ / "whole", state, {.leftover = false, .shards = here.shards.get()});
@@ -173,10 +173,10 @@ TEST_F(ShardsTest, OtherDtypesAreConverted) {
   });
 }
 
-TEST_F(ShardsTest, WhatDoesNotFitIsToldInWholeShapesByAllRanks) {
+TEST_F(ShardsTest, AMismatchIsToldInFullShapesByAllRanks) {
   const auto results = run_ranks(2,
                                  [&](Collective& group) {
-                                   Divided here(&group);
+                                   ShardedModule here(&group);
                                    auto more = std::make_shared<torch::nn::Module>();
                                    const auto part = more->register_parameter("weight", torch::zeros({6, 3}));
                                    more->register_parameter("extra", torch::zeros({2}));
@@ -194,7 +194,7 @@ TEST_F(ShardsTest, WhatDoesNotFitIsToldInWholeShapesByAllRanks) {
 
 TEST_F(ShardsTest, WhatOneRankCannotLoadNoneLoads) {
   const auto results = run_ranks(3, [&](Collective& group) -> std::string {
-    Divided here(&group);
+    ShardedModule here(&group);
     if (group.rank() == 1) here.net->register_buffer("mine", torch::zeros({2}));
     State state{{"model", here.net}};
     const auto line = error_of([&] { load_checkpoint(folder_ / "whole", state, {.shards = here.shards.get()}); });
@@ -207,19 +207,19 @@ TEST_F(ShardsTest, WhatOneRankCannotLoadNoneLoads) {
   }
 }
 
-TEST_F(ShardsTest, RawWeightsGoIntoParts) {
+TEST_F(ShardsTest, RawWeightsLoadIntoShards) {
   pass(4, "whole", "four");
   run_ranks(2, [&](Collective& group) {
     for (const char* from : {"four", "whole", "whole/model.safetensors"}) {
-      Divided here(&group, uneven_rows);
+      ShardedModule here(&group, uneven_rows);
       load_raw(folder_ / from, here.net, {.shards = here.shards.get()});
       EXPECT_EQ(difference(module_state_dict(*here.net), expected_.at("model").to_dict(), here.shards.get()), "")
           << from;
     }
     // A dict may hold wholes, or the parts themselves.
-    Divided here(&group, uneven_rows);
+    ShardedModule here(&group, uneven_rows);
     load_module_state_dict(*here.net, expected_.at("model").to_dict(), {.shards = here.shards.get()});
-    Divided again(&group, uneven_rows);
+    ShardedModule again(&group, uneven_rows);
     load_module_state_dict(*again.net, module_state_dict(*here.net), {.shards = again.shards.get()});
     EXPECT_EQ(difference(module_state_dict(*again.net), expected_.at("model").to_dict(), again.shards.get()), "");
   });
@@ -228,7 +228,7 @@ TEST_F(ShardsTest, RawWeightsGoIntoParts) {
 TEST_F(ShardsTest, ATreeIsReadForItsTargets) {
   pass(3, "whole", "three");
   run_ranks(2, [&](Collective& group) {
-    Divided here(&group, uneven_rows);
+    ShardedModule here(&group, uneven_rows);
     ShardTargets targets(*here.shards);
     targets.add({"model"}, *here.net);
     targets.add({"optimizer"}, here.opt);
@@ -244,13 +244,13 @@ TEST_F(ShardsTest, ATreeIsReadForItsTargets) {
 
 TEST_F(ShardsTest, SlotsThatAreMadeByTheFirstStepAreKnown) {
   run_ranks(4, [&](Collective& group) {
-    Divided here(&group);
+    ShardedModule here(&group);
     auto state = here.state();
     save_checkpoint(folder_ / "fresh", state, {.shards = here.shards.get()});
     for (auto& p : here.opt.params()) p.mutable_grad() = torch::full_like(p, 1 + group.rank());
     here.opt.step();
     save_checkpoint(folder_ / "stepped", state, {.shards = here.shards.get()});
-    Divided again(&group);
+    ShardedModule again(&group);
     auto loaded = again.state();
     load_checkpoint(folder_ / "stepped", loaded, {.shards = again.shards.get()});
     // A rank without rows of a parameter has made no slots for it; others have, and it gets empty ones.
@@ -269,12 +269,12 @@ TEST_F(ShardsTest, SlotsThatAreMadeByTheFirstStepAreKnown) {
   EXPECT_EQ(state.at("4").to_dict().at("exp_avg").to_tensor().dim(), 0);  // of scalar
 }
 
-/// Whole parameters, divided state: what a stage-one optimizer shows.
-struct DividedOptimizer : OptimizerImpl {
+/// Whole parameters, sharded state: what a stage-one optimizer shows.
+struct ShardedOptimizer : OptimizerImpl {
   std::vector<Tensor> all;
   StateDict state;
 
-  std::string name() const override { return "Divided"; }
+  std::string name() const override { return "Sharded"; }
   void step() override {}
   void zero_grad(bool) override {}
   size_t num_groups() const override { return 1; }
@@ -284,11 +284,11 @@ struct DividedOptimizer : OptimizerImpl {
   void load_state_dict(const StateDict& loaded) override { state = loaded; }
 };
 
-TEST_F(ShardsTest, SlotsMayBeDividedWhereParametersAreNot) {
+TEST_F(ShardsTest, StatesMayBeShardedWhereParametersAreNot) {
   const auto average = torch::randn({5, 2});
   const auto body = [&](Collective& group, bool save) {
     const auto [start, rows] = even_rows(5, group.rank(), group.size());
-    auto impl = std::make_shared<DividedOptimizer>();
+    auto impl = std::make_shared<ShardedOptimizer>();
     impl->all = {torch::zeros({5, 2})};
     TensorShards shards(group);
     shards.add_slots(impl->all[0], {.sizes = {5, 2}, .start = start, .rows = rows});
@@ -317,7 +317,7 @@ TEST_F(ShardsTest, SlotsMayBeDividedWhereParametersAreNot) {
 
 TEST_F(ShardsTest, SlotsOfAnotherShapeAreRefused) {
   const auto results = run_ranks(2, [&](Collective& group) -> std::string {
-    auto impl = std::make_shared<DividedOptimizer>();
+    auto impl = std::make_shared<ShardedOptimizer>();
     impl->all = {torch::zeros({3, 2})};
     impl->state = {{"state", StateDict{{"0", StateDict{{"col", torch::zeros({2})}}}}}};
     TensorShards shards(group);
@@ -329,13 +329,13 @@ TEST_F(ShardsTest, SlotsOfAnotherShapeAreRefused) {
   });
   for (const auto& result : results)
     EXPECT_THAT(result.text,
-                HasSubstr("Divided keeps \"col\" of shape [2] for parameter 0, of which this rank has 3 rows of"));
+                HasSubstr("Sharded keeps \"col\" of shape [2] for parameter 0, of which this rank has 3 rows of"));
   EXPECT_FALSE(fs::exists(folder_ / "c"));
 }
 
 TEST_F(ShardsTest, OneProcessMayHaveAMapToo) {
   run_ranks(1, [&](Collective& group) {
-    Divided here(&group);
+    ShardedModule here(&group);
     auto state = here.state();
     load_checkpoint(folder_ / "whole", state, {.shards = here.shards.get()});
     save_checkpoint(folder_ / "alone", state, {.shards = here.shards.get()});

@@ -1,13 +1,13 @@
 // A tied tensor is one tensor of a state, and has all of its names wherever weights leave Levin.
 #include <sys/stat.h>
 
-#include "divided.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/reader.h"
 #include "levin/core/files.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/folder_test.h"
 #include "levin/testing/ranks.h"
+#include "sharded.h"
 
 namespace levin {
 namespace {
@@ -33,7 +33,7 @@ std::vector<std::string> names_in(const fs::path& file) {
 
 using TiedNames = testing::FolderTest;
 
-TEST_F(TiedNames, AWholeFileHasAllOfThem) {
+TEST_F(TiedNames, AFullFileHasAllOfThem) {
   const auto net = tied_module();
   save_checkpoint(folder_ / "last", {{"model", net}});
   EXPECT_EQ(names_in(folder_ / "last/model.safetensors"), (std::vector<std::string>{"bias", "embedding", "head"}));
@@ -70,20 +70,20 @@ TEST_F(TiedNames, ATensorOfAnotherFileIsNotCopied) {
   EXPECT_EQ(detail::CheckpointReader(folder_ / "last").list("again").size(), 3U);
 }
 
-TEST_F(TiedNames, DividedStatesKeepThemUntilTheyAreWhole) {
+TEST_F(TiedNames, ShardedStatesKeepThemUntilConsolidated) {
   run_ranks(2, [&](Collective& group) {
-    Divided here(&group);
-    save_checkpoint(folder_ / "divided", here.state(), {.world_size = 2, .shards = here.shards.get()});
+    ShardedModule here(&group);
+    save_checkpoint(folder_ / "sharded", here.state(), {.world_size = 2, .shards = here.shards.get()});
     save_checkpoint(folder_ / "full", here.state(), {.world_size = 2, .shards = here.shards.get(), .full = true});
   });
-  Divided whole(nullptr);
+  ShardedModule whole(nullptr);
   save_checkpoint(folder_ / "single", whole.state());
   const auto expected = names_in(folder_ / "single/model.safetensors");
   EXPECT_NE(std::find(expected.begin(), expected.end(), "tied"), expected.end());
   EXPECT_EQ(names_in(folder_ / "full/model.safetensors"), expected);
-  consolidate_checkpoint(folder_ / "divided", folder_ / "consolidated");
+  consolidate_checkpoint(folder_ / "sharded", folder_ / "consolidated");
   EXPECT_EQ(names_in(folder_ / "consolidated/model.safetensors"), expected);
-  const detail::CheckpointReader reader(folder_ / "divided");
+  const detail::CheckpointReader reader(folder_ / "sharded");
   EXPECT_TRUE(reader.sharded());
   EXPECT_EQ(reader.list("model").size(), expected.size());
 }

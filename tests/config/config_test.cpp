@@ -431,7 +431,7 @@ TEST(Config, HelpIsForEightyColumns) {
   EXPECT_THAT(error_of([&] { (void)s.config.help("modl"); }), HasSubstr("did you mean \"model\"?"));
 }
 
-TEST(Config, ValuesOfAPart) {
+TEST(Config, ValuesOfASection) {
   App s;
   s.flags({"--optimizer", "Sgd"});
   EXPECT_EQ(s.config.values("optimizer").to_string(), "{class: Sgd, lr: 0.1, nesterov: false}");

@@ -146,7 +146,7 @@ TEST_F(TrainCli, MistakesAreOneLineBeforeAnythingStarts) {
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 
-TEST_F(TrainCli, GoesOnFromTheLastCheckpointAndUsesIt) {
+TEST_F(TrainCli, ResumesFromTheLastCheckpointAndUsesIt) {
   Process first(boring("fit", {"--trainer.max_epochs", "1"}));
   ASSERT_EQ(first.wait(), 0) << first.err();
   ASSERT_EQ(find("metrics.csv").size(), 1u);

@@ -242,7 +242,7 @@ TEST(SkippedSamples, ABatchWithoutAGoodOneIsLeftOut) {
   EXPECT_EQ(values(collated), kGood);
 }
 
-TEST(SkippedSamples, AResumedPassGoesOnBehindThem) {
+TEST(SkippedSamples, AResumedEpochContinuesBehindThem) {
   auto loader = make_loader(SomeBad(), {.batch_size = 1, .bad_samples = "skip"});
   auto it = loader.begin();
   for (int i = 0; i < 3; ++i) ++it;  // gives 5, past 3 and 4

@@ -86,7 +86,7 @@ TEST(CombinedLoader, GivesWhatLightningGives) {
   }
 }
 
-TEST(CombinedLoader, GoesOnAtAnyBatchOfAnyEpoch) {
+TEST(CombinedLoader, ResumesAtAnyBatchOfAnyEpoch) {
   for (const auto& mode : kModes) {
     const auto reference = three(mode);
     for (int64_t epoch = 0; epoch < 3; ++epoch) {
@@ -157,7 +157,7 @@ TEST(CombinedLoader, DistributesEveryMember) {
                             {{"a", {2}}, {"b", nullptr}}, {{"a", {5}}, {"b", nullptr}}, {{"a", {8}}, {"b", nullptr}}}));
 }
 
-TEST(CombinedLoader, GoesOnOnAnotherNumberOfRanks) {
+TEST(CombinedLoader, ResumesOnAnotherNumberOfRanks) {
   const auto make = [](int64_t batch_size) {
     return combine({{"a", numbers(8, {.batch_size = batch_size})}, {"b", numbers(24, {.batch_size = batch_size})}});
   };

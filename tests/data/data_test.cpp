@@ -141,7 +141,7 @@ TEST(DataLoader, SeeksToAnyBatchOfAnyEpoch) {
   EXPECT_EQ(loader.batch(), 0);
 }
 
-TEST(DataLoader, GoesOnAtAnyBatch) {
+TEST(DataLoader, ResumesAtAnyBatch) {
   auto loader = make_loader(numbers(40), {.batch_size = 4, .shuffle = true});
   pass(loader);
   const auto second = pass(loader);

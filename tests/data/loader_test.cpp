@@ -114,7 +114,7 @@ TEST(Loader, GivesEverySampleOnceOverTheRanks) {
   EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), 30u);
 }
 
-TEST(Loader, GoesOnWithTheSameRestAfterAnyBatch) {
+TEST(Loader, ResumesWithTheSameBatchesAfterAnyBatch) {
   const LoaderOptions options{.batch_size = 4, .shuffle = true, .num_workers = 4};
   const Drawing data{.count = 30, .by_torch = true};
   auto whole = make_loader(data, options);

@@ -59,7 +59,7 @@ TEST_F(Pictures, AreTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST_F(Pictures, GoOnAfterAnyBatch) {
+TEST_F(Pictures, ResumeAfterAnyBatch) {
   const auto expected = all(loader(4));
   for (size_t stop = 1; stop < expected.size(); ++stop) {
     auto stopped = loader(2);

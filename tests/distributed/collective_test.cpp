@@ -130,7 +130,7 @@ TEST(Collective, GathersAndScatters) {
   });
 }
 
-TEST(Collective, RefusesAlikeOnEveryRankAndGoesOn) {
+TEST(Collective, RefusesAlikeOnEveryRankAndStaysUsable) {
   run_ranks(2, [](Collective& group) {
     auto whole = at::ones({3}, at::kLong);
     EXPECT_THAT(error_of([&] { group.all_reduce(whole, ReduceOp::kMean); }),

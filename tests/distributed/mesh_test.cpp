@@ -37,7 +37,7 @@ TEST(Mesh, GroupsAlongNamedAxes) {
   });
 }
 
-TEST(Mesh, FailureInAPartEndsTheWhole) {
+TEST(Mesh, FailureInASubgroupEndsTheWholeGroup) {
   levin::testing::RanksOptions options;
   options.errors_expected = true;
   const auto results = run_ranks(

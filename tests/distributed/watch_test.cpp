@@ -176,7 +176,7 @@ TEST(Watch, OperationsOfDifferentNamesMeet) {
   });
 }
 
-TEST(Watch, EndsAPartOfTheRanksAndTheRestWithThem) {
+TEST(Watch, EndsASubgroupAndTheOtherRanksWithIt) {
   const auto results = run_ranks(
       3,
       [](Collective& ranks) {

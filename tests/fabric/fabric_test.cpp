@@ -205,7 +205,7 @@ TEST(Fabric, InitModuleMakesParametersInPlaceAndDtype) {
   }
 }
 
-TEST(Fabric, SavesAndGoesOnExactly) {
+TEST(Fabric, SavesAndResumesExactly) {
   const testing::TemporaryFolder folder;
   const auto path = (folder / "resume").string();
   auto run = [&](int from, int to, bool load, bool save) {

@@ -1,4 +1,4 @@
-// Whole runs under every sharding strategy: the losses of one process, and checkpoints that go on anywhere.
+// Whole runs under every sharding strategy: the losses of one process, and checkpoints that resume under any strategy.
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -42,7 +42,7 @@ class ShardingRun : public testing::FolderTest {
   }
 };
 
-TEST_F(ShardingRun, EqualsOneProcessAndGoesOnAnywhere) {
+TEST_F(ShardingRun, EqualsOneProcessAndResumesUnderAnyStrategy) {
   const auto wanted = train("--clip 0.5 --save one");
   ASSERT_EQ(wanted.size(), 8u);
   expect_near(train("--clip 0.5 --strategy stage_1 --devices 2"), wanted, 8, "stage 1");
@@ -52,7 +52,7 @@ TEST_F(ShardingRun, EqualsOneProcessAndGoesOnAnywhere) {
        {"--strategy single_device --devices 1", "--strategy stage_2 --devices 2", "--strategy fsdp --devices 3",
         "--strategy ddp --devices 2", "--strategy stage_3 --devices 3 --meta", "--strategy fsdp --devices 4"})
     expect_near(train(std::string("--clip 0.5 --load four ") + other), wanted, 4, other);
-  // What one process saved goes on when it is divided.
+  // What one process saved resumes when it is sharded.
   train("--clip 0.5 --to 4 --save whole");
   expect_near(train("--clip 0.5 --strategy fsdp --devices 3 --load whole"), wanted, 4, "from one process");
 }
@@ -73,7 +73,7 @@ TEST_F(ShardingRun, StepsInBackwardAsAfterIt) {
   expect_near(train("--strategy fsdp_in_backward --devices 3 --meta"), wanted, 8, "three");
 }
 
-TEST_F(ShardingRun, AveragesOfOneByteGoOnExactlyAndAnywhere) {
+TEST_F(ShardingRun, EightBitStatesResumeExactlyAndUnderAnyStrategy) {
   constexpr double kCodes = 2e-2;  // the losses go from 80 to 19
   const std::string lean = "--optimizer AdamW8bit --width 90 ";
   const auto alone = train(lean);
@@ -87,7 +87,7 @@ TEST_F(ShardingRun, AveragesOfOneByteGoOnExactlyAndAnywhere) {
   expect_near(train(host + "--load host"), offloaded, 4, "in host memory", 0);
 }
 
-TEST_F(ShardingRun, AnOptimizerOfWholeParametersIsRefused) {
+TEST_F(ShardingRun, AnOptimizerThatNeedsFullParametersIsRefused) {
   const auto text = run("--optimizer Adafactor --strategy fsdp --devices 2", /*succeeds=*/false);
   EXPECT_NE(text.find("[fsdp] Adafactor steps by figures of whole parameters"), std::string::npos) << text;
   EXPECT_EQ(train("--optimizer Adafactor --strategy fsdp --devices 1").size(), 8u);

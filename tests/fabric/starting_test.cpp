@@ -39,7 +39,7 @@ double sum_of(const ProgramResult& result, int ranks) {
   return sum;
 }
 
-TEST(Starting, ByItselfAndByLevinRunEqualsOneProcess) {
+TEST(Starting, ByFabricAndByLevinRunEqualsOneProcess) {
   const double one = sum_of(run({kProbe}), 1);
   EXPECT_NEAR(sum_of(run({kProbe, "--devices", "2"}), 2), one, 1e-3);
   EXPECT_NEAR(sum_of(run(levin_run({"--nproc-per-node", "2", kProbe})), 2), one, 1e-3);

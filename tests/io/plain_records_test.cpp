@@ -116,7 +116,7 @@ TEST_F(PlainRecords, AFolderIsInTheOrderOfTorchvision) {
   EXPECT_THAT(error_of([&] { reader->read(99); }), HasSubstr("record 99 was asked for"));
 }
 
-TEST_F(PlainRecords, AFolderWithPartsAndOneWithoutClasses) {
+TEST_F(PlainRecords, AFolderWithSplitsAndOneWithoutClasses) {
   const auto png = encode_image(at::zeros({3, 2, 2}, at::kByte));
   for (const auto* name : {"train/cat/1.png", "train/dog/1.png", "train/dog/1.jpg", "val/cat/9.png", "val/dog/8.png"})
     put(std::string("pets/") + name, png);
@@ -315,7 +315,7 @@ TEST_F(PlainRecords, WhatStandsThereStaysUnlessAsked) {
   EXPECT_EQ(slurp("precious/thesis.tex"), "years of work");
 }
 
-TEST_F(PlainRecords, BothPartsGoIntoOneFolder) {
+TEST_F(PlainRecords, BothSplitsGoIntoOneFolder) {
   const auto train = drawn_records(3, 3), test = drawn_records(2, 2);
   for (const auto* format : {"cifar10", "cifar100", "idx"}) {
     const auto name = path(std::string("z_") + format);

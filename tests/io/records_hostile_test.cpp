@@ -468,7 +468,7 @@ TEST(Lmdb, GrowsAndLimitsKeys) {
   EXPECT_THAT(error_of([&] { again->close(); }), HasSubstr("has the key \"a.txt\" already"));
 }
 
-TEST(Hdf5, ReadsPartsAndRefusesWhatItCannot) {
+TEST(Hdf5, ReadsSlicesAndRefusesWhatItCannot) {
   if (!testing::has_format("hdf5")) GTEST_SKIP() << "no HDF5";
   EXPECT_EQ(open_records((record_fixtures() / "groups.h5").string(), {.split = "test"})->size(), 2);
   EXPECT_EQ(open_records((record_fixtures() / "chunked.h5").string())->classes().size(), 10);

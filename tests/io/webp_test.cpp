@@ -66,7 +66,7 @@ TEST_F(Webp, HeadsSayWhatTheFileIs) {
   EXPECT_EQ(decode(fixture("lossless_alpha.webp"), {.mode = ImageMode::kUnchanged}).size(0), 4);
 }
 
-TEST_F(Webp, ARegionHasThePixelsOfTheWhole) {
+TEST_F(Webp, ARegionHasThePixelsOfTheFullImage) {
   for (const char* name : {"lossy.webp", "lossless_alpha.webp", "odd.webp"})
     for (const auto mode : {ImageMode::kGray, ImageMode::kRgb, ImageMode::kRgba}) {
       const auto file = fixture(name);

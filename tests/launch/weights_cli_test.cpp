@@ -73,7 +73,7 @@ TEST_F(WeightsCli, InspectGivesJson) {
 }
 
 /// A net and its optimizer as three ranks of a strategy save them: rows of two, two and one.
-class DividedCli : public WeightsCli {
+class ShardedCli : public WeightsCli {
  protected:
   void SetUp() override {
     WeightsCli::SetUp();
@@ -107,7 +107,7 @@ class DividedCli : public WeightsCli {
   }
 };
 
-TEST_F(DividedCli, InspectShowsWholeShapesAndWhoHoldsThem) {
+TEST_F(ShardedCli, InspectShowsFullShapesAndTheRanksThatHoldThem) {
   const auto shown = run_levin({"inspect", at("parts"), "--verify"});
   EXPECT_EQ(shown.status, 0) << shown.err;
   EXPECT_THAT(
@@ -128,7 +128,7 @@ TEST_F(DividedCli, InspectShowsWholeShapesAndWhoHoldsThem) {
   EXPECT_EQ(nlohmann::json::parse(run_levin({"inspect", at("one"), "--json"}).out)["state"]["epoch"], 3);
 }
 
-TEST_F(DividedCli, DamageIsToldInALineThatNamesTheFile) {
+TEST_F(ShardedCli, DamageIsToldInALineThatNamesTheFile) {
   const auto part = at("parts/model.rank-1.safetensors");
   const auto good = read_file(part);
   auto bad = good;
@@ -145,7 +145,7 @@ TEST_F(DividedCli, DamageIsToldInALineThatNamesTheFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "nothing is left behind";
 }
 
-TEST_F(DividedCli, ConvertPutsTogetherWhatRanksWroteInParts) {
+TEST_F(ShardedCli, ConvertConsolidatesWhatRanksWroteInShards) {
   auto answer = run_levin({"convert", at("parts"), at("w.safetensors")});
   EXPECT_EQ(answer.status, 0) << answer.err;
   EXPECT_EQ(read_file(at("w.safetensors")), read_file(at("one/model.safetensors")));

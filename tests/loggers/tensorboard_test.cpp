@@ -115,7 +115,7 @@ TEST(TensorBoardLogger, SkipsAHistogramOfNothing) {
   EXPECT_THROW(logger.log_image("batch", torch::zeros({1, 3, 2, 2})), Error);
 }
 
-TEST(Histogram, IsTheSameInParts) {
+TEST(Histogram, IsTheSameInChunks) {
   const auto part = torch::arange(-64, 64).to(torch::kFloat) / 16;
   const auto once = detail::make_histogram(part), often = detail::make_histogram(part.repeat({40000}));  // 5 million
   EXPECT_EQ(often.count, 40000 * once.count);

@@ -131,7 +131,7 @@ TEST(Memory, OfAnMlpIsAsCountedByHand) {
   EXPECT_EQ(estimate.peak_part, StepPart::kBackward);
 }
 
-TEST(Memory, OfARunOnTheCpuIsForeseen) {
+TEST(Memory, OfARunOnTheCpuMatchesThePrediction) {
   const MemoryQuestion plain{.optimizer = "sgd", .device = at::kCPU};
   std::vector<MemoryQuestion> questions(10, plain);
   questions[0].optimizer = "adam";
@@ -219,7 +219,7 @@ TEST(Memory, BytesPerParameterOfZero) {
             16);
 }
 
-TEST(Memory, OfShardsIsTheirPartAndAFewUnits) {
+TEST(Memory, OfShardsIsTheirFractionAndAFewUnits) {
   const auto ask = [](const char* strategy, int ranks, bool offload = false) {
     return estimate_memory(
         small_vit, kForward, kClasses, images(2),
@@ -310,7 +310,7 @@ TEST(Memory, LayoutsCarryTheOptionsOfStrategies) {
   EXPECT_EQ(carried.reduce_dtype, at::kFloat);
 }
 
-TEST(Memory, OfPersistentParametersIsThatOfWholesAllThroughTheStep) {
+TEST(Memory, OfPersistentParametersIsUnshardedAllThroughTheStep) {
   const auto ask = [](int64_t threshold) {
     return estimate_memory(
         small_vit, kForward, kClasses, images(1),
@@ -411,7 +411,7 @@ TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {
 }
 
 /// Samples, synchronized batch norm and estimates stand before torch's operators in one process, whoever comes first.
-TEST(Memory, IsForeseenWhereSamplesWereDrawn) {
+TEST(Memory, IsPredictedWhereSamplesWereDrawn) {
   const auto ask = [](c10::DeviceType device) {
     return estimate_memory(small_vit, kForward, kClasses, images(4), {.precision = "bf16-mixed", .device = device})
         .device_peak;

@@ -45,7 +45,7 @@ void expect_refused(const std::string& expected, const std::function<std::unique
   });
 }
 
-TEST(MemoryRefusals, AdafactorNeedsWholeParameters) {
+TEST(MemoryRefusals, AdafactorNeedsFullParameters) {
   const auto line = estimated({.strategy = "fsdp", .optimizer = "adafactor", .world_size = 2});
   EXPECT_THAT(line, HasSubstr("[fsdp] Adafactor steps by figures of whole parameters"));
   expect_refused(

@@ -70,7 +70,7 @@ TEST_F(GptGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
   }
 }
 
-TEST_F(GptGpu, LogitsOfTheLossAreNeverWhole) {
+TEST_F(GptGpu, LogitsOfTheLossAreNeverAllocatedInFull) {
   auto o = options(false);
   o.vocab_size = 50000;
   o.loss_rows = 128;

@@ -120,7 +120,7 @@ TEST(Gpt, WeightsGoToHuggingfaceAndBack) {
   EXPECT_TRUE(other(tokens).equal(model(tokens)));
 }
 
-TEST(Gpt, LossInPortionsIsTheLoss) {
+TEST(Gpt, ChunkedLossEqualsTheLoss) {
   const auto x = torch::randn({3, 7, 8}, at::kDouble).requires_grad_();
   const auto weight = torch::randn({11, 8}, at::kDouble).requires_grad_();
   auto targets = torch::randint(0, 11, {3, 7});
@@ -145,7 +145,7 @@ TEST(Gpt, LossInPortionsIsTheLoss) {
   }
 }
 
-TEST(Gpt, LossInPortionsKeepsItsGraphAndLeavesFrozenWeightsAlone) {
+TEST(Gpt, ChunkedLossKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   const auto x = torch::randn({5, 8}).requires_grad_();
   const auto weight = torch::randn({11, 8});
   const auto targets = torch::randint(0, 11, {5});
@@ -159,7 +159,7 @@ TEST(Gpt, LossInPortionsKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   EXPECT_FALSE(models::linear_cross_entropy(x, weight, targets, 2).requires_grad());
 }
 
-TEST(Gpt, LossInPortionsInBfloat16AndUnderAutocast) {
+TEST(Gpt, ChunkedLossInBfloat16AndUnderAutocast) {
   const auto x = torch::randn({64, 32}), weight = torch::randn({50, 32}) * 0.1;
   const auto targets = torch::randint(0, 50, {64});
   const auto gradient = [&](at::ScalarType dtype, bool autocast) {
@@ -178,7 +178,7 @@ TEST(Gpt, LossInPortionsInBfloat16AndUnderAutocast) {
   expect_near(gradient(at::kFloat, true), exact, 0.02 * scale);
 }
 
-TEST(Gpt, WholeLogitsAndPortionsTrainAlike) {
+TEST(Gpt, FullAndChunkedLogitsTrainAlike) {
   for (auto options : {tiny_gpt2(), tiny_llama()}) {
     options.loss_rows = 0;
     torch::manual_seed(3);

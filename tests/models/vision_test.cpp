@@ -167,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(All, VisionParity, ::testing::Range<size_t>(0, 17), [](
 
 // Whole models with all of their gradients: make_vision_fixtures.py --full DIR, then this with LEVIN_VISION_FULL=DIR.
 // It prints the rows of the table in docs/models.md.
-TEST(Vision, WholeModelsByHand) {
+TEST(Vision, FullModelsByHand) {
   const char* folder = std::getenv("LEVIN_VISION_FULL");
   if (!folder) GTEST_SKIP() << "by hand: LEVIN_VISION_FULL names no folder";
   for (const auto& name : models::names()) {

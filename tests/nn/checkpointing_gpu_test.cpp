@@ -95,7 +95,7 @@ class CheckpointingGpu : public levin::testing::GpuTest, public ::testing::WithP
   const UnitPolicy blocks_ = policy::by_class<GpuBlock>();
 };
 
-TEST_P(CheckpointingGpu, Whole) {
+TEST_P(CheckpointingGpu, Full) {
   expect_same_with_less([&](auto& net) { checkpoint_activations(net, blocks_); });
 }
 

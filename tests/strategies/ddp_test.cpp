@@ -53,7 +53,7 @@ std::vector<Tensor> train(Collective& group, const Case& c, const StrategyChoice
 
 class DdpEquality : public ::testing::TestWithParam<Case> {};
 
-TEST_P(DdpEquality, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(DdpEquality, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto one = run_ranks(1, [&](Collective& group) { return train(group, c, "single_device"); });
   const auto many = run_ranks(c.world, [&](Collective& group) { return train(group, c, c.choice); });

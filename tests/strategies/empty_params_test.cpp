@@ -161,7 +161,7 @@ TEST_F(EmptyParams, TrainAsInOneProcess) {
   });
 }
 
-TEST_F(EmptyParams, GoOnFromCheckpointsOfAnyStrategy) {
+TEST_F(EmptyParams, ResumeFromCheckpointsOfAnyStrategy) {
   const auto all = strategies(folder_);
   for (const bool torchs : {false, true}) {
     const auto folder = [&](const std::string& name) { return folder_ / (torchs ? "torch" : "levin") / name; };

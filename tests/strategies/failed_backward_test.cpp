@@ -219,7 +219,7 @@ TEST(GradientPenaltyOfCheckpointedUnits, EqualsThatOfOthersInOneProcess) {
   EXPECT_LT(max_difference(critic_alone(false, true), critic_alone(false, false)), 1e-6);
 }
 
-TEST(GradientInTheLoss, PlainBackwardIsStillRefusedWhereParametersAreDivided) {
+TEST(GradientInTheLoss, PlainBackwardIsRefusedWhereParametersAreSharded) {
   run_ranks(2, [](Collective& group) {
     ShardNet net;
     Trainee trainee(group, FsdpOptions{.auto_wrap_policy = kPenaltyBlocks}, *net);

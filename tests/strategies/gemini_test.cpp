@@ -194,7 +194,7 @@ const std::vector<Tensor>& reference(const GeminiCase& c) {
 
 class GeminiEquality : public ::testing::TestWithParam<GeminiCase> {};
 
-TEST_P(GeminiEquality, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(GeminiEquality, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto& one = reference(c);
   const auto many =
@@ -374,7 +374,7 @@ TEST(Gemini, RefusesBeforeAnythingIsAllocated) {
   EXPECT_THAT(message(options), HasSubstr("param_dtype Double is not allowed (float32, float16 or bfloat16)"));
 }
 
-TEST(Gemini, PartsOfChunks) {
+TEST(Gemini, ShardsOfChunks) {
   using levin::detail::first_part;
   EXPECT_THAT(first_part({10, 10, 10}, 0), ::testing::ElementsAre(false, false, false));
   EXPECT_THAT(first_part({10, 10, 10}, 1), ::testing::ElementsAre(true, true, true));

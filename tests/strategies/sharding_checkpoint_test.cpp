@@ -38,7 +38,7 @@ std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, 
   return whole;
 }
 
-TEST(ShardingCheckpoint, GoesOnUnderAnyStrategyOnAnyNumberOfRanks) {
+TEST(ShardingCheckpoint, ResumesUnderAnyStrategyOnAnyNumberOfRanks) {
   const TemporaryFolder root;
   const FsdpOptions fsdp{.auto_wrap_policy = policy::by_class<ShardBlock>()};
   const auto expected =

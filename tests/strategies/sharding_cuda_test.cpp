@@ -18,7 +18,7 @@ std::vector<RankResult> run_on_gpu(int world, const ShardCase& c, const Strategy
       world, [&](Collective& group) { return train_sharded(group, c, choice, c10::Device(at::kCUDA, 0)); }, options);
 }
 
-TEST_P(ShardingCuda, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(ShardingCuda, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto one = run_on_gpu(1, c, "single_device");
   const auto many = run_on_gpu(c.world, c, c.choice);

@@ -1,4 +1,4 @@
-// Divided training against one process on the whole batch: what is rare in a model, and the ways in which it is
+// Sharded training against one process on the whole batch: what is rare in a model, and the ways in which it is
 // trained.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -321,7 +321,7 @@ TEST(ShardingEquality, OfUnevenShapesScalarsAndBuffers) {
   }
 }
 
-TEST(ShardingEquality, OfCopiesOfADividedModel) {
+TEST(ShardingEquality, OfReplicasOfAShardedModel) {
   std::vector<OddCase> cases;
   for (const char* optimizer : {"sgd", "adamw"}) {
     cases.push_back({.name = optimizer, .optimizer = optimizer});

@@ -20,7 +20,7 @@ const FsdpOptions kFsdp{.auto_wrap_policy = policy::by_class<ShardBlock>()};
 
 /// Parts of its weights have codes on two ranks, and floats or codes on four. The codes of "up" have the shape of the
 /// weight itself.
-constexpr ShardNetOptions kLeanNet{.width = 256, .hidden = 40, .blocks = 2};
+const ShardNetOptions kLeanNet{.width = 256, .hidden = 40, .blocks = 2};
 
 struct LeanRun {
   std::string name;
@@ -108,7 +108,7 @@ class ShardingLean : public FolderTest {
   const int threads_ = at::get_num_threads();
 };
 
-TEST_F(ShardingLean, GoesOnAnywhere) {
+TEST_F(ShardingLean, ResumesUnderAnyStrategy) {
   const auto one = folder_ / "one", two = folder_ / "two", four = folder_ / "four", zero = folder_ / "zero",
              full = folder_ / "full", whole = folder_ / "whole";
   const ZeroOptions stage2{.stage = 2, .auto_wrap_policy = policy::by_class<ShardBlock>()};
@@ -164,7 +164,7 @@ TEST_F(ShardingLean, GoesOnAnywhere) {
   }
 }
 
-TEST_F(ShardingLean, KeepsCodesAndShowsFloatsOfThePart) {
+TEST_F(ShardingLean, KeepsCodesAndShowsFloatsOfTheShard) {
   run_ranks(2, [](Collective& group) {
     torch::manual_seed(1);
     ShardNet net(kLeanNet);
@@ -201,7 +201,7 @@ TEST_F(ShardingLean, KeepsCodesAndShowsFloatsOfThePart) {
   });
 }
 
-TEST(ShardingOptimizers, ThoseThatLookAtWholeParametersAreRefused) {
+TEST(ShardingOptimizers, ThoseThatNeedFullParametersAreRefused) {
   run_ranks(2, [](Collective& group) {
     for (const StrategyChoice& choice : {StrategyChoice(kFsdp), StrategyChoice("deepspeed_stage_1")}) {
       ShardNet net;

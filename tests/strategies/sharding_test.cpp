@@ -15,7 +15,7 @@ namespace {
 
 class Sharding : public ::testing::TestWithParam<ShardCase> {};
 
-TEST_P(Sharding, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(Sharding, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto one = run_ranks(1, [&](Collective& group) { return train_sharded(group, c, "single_device"); });
   const auto many = run_ranks(c.world, [&](Collective& group) { return train_sharded(group, c, c.choice); });
@@ -493,7 +493,7 @@ TEST(Fsdp, ParametersMayBeReadAndChangedBetweenSteps) {
   });
 }
 
-TEST(Fsdp, GoesOnAfterAnException) {
+TEST(Fsdp, TrainsOnAfterAnException) {
   run_ranks(2, [](Collective& group) {
     torch::manual_seed(5);
     ShardRun run(group, fsdp_blocks()), calm(group, fsdp_blocks());
@@ -611,7 +611,7 @@ TEST(Fsdp, DeferredModelsAreMadeUnitByUnit) {
   });
 }
 
-TEST(Fsdp, NormsAreThoseOfTheWholeGradients) {
+TEST(Fsdp, NormsAreThoseOfTheFullGradients) {
   run_ranks(4, [](Collective& group) {
     for (const double p : {1.0, 2.0, 3.0, std::numeric_limits<double>::infinity()}) {
       torch::manual_seed(2);

@@ -112,7 +112,7 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const std:
   return results;
 }
 
-TEST(SyncBatchNormOfStrategies, EqualsOneProcessOnTheWholeBatch) {
+TEST(SyncBatchNormOfStrategies, EqualsOneProcessOnTheGlobalBatch) {
   run_ranks(2,
             [](Collective& group) {
               at::set_num_threads(1);

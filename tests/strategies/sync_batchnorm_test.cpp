@@ -33,7 +33,7 @@ Outcome pass(Norm& norm, const Tensor& x, const Tensor& weights) {
           norm->running_var.clone()};
 }
 
-TEST(SyncBatchNorm, EqualsTheWholeBatchWithUnevenParts) {
+TEST(SyncBatchNorm, EqualsTheGlobalBatchWithUnevenShards) {
   run_ranks(3, [](Collective& group) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {8, 4, 3}, {8, 4, 3, 2}, {8, 4, 2, 2, 2}}) {
       torch::manual_seed(7);
