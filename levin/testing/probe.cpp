@@ -1,10 +1,12 @@
 #include "levin/testing/probe.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 
 #include <gtest/gtest.h>
 
+#include "levin/core/files.h"
 #include "levin/distributed/launcher.h"
 
 namespace levin::testing {
@@ -29,6 +31,20 @@ std::vector<std::string> probe_command(const std::string& name, const std::vecto
 
 int launch_probe(const std::string& name, int world, const std::vector<std::string>& arguments) {
   return launch({.command = probe_command(name, arguments), .nproc = world});
+}
+
+void write_answer(const std::filesystem::path& folder, const std::string& text) {
+  const char* rank = std::getenv("RANK");
+  write_file(folder / ("rank_" + std::string(rank ? rank : "0")), text);
+}
+
+std::vector<std::string> read_answers(const std::filesystem::path& folder, int world) {
+  std::vector<std::string> answers;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto path = folder / ("rank_" + std::to_string(rank));
+    answers.push_back(std::filesystem::exists(path) ? read_file(path) : "no answer");
+  }
+  return answers;
 }
 
 bool register_probe(const std::string& name, Body body) {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <functional>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -24,6 +24,11 @@ namespace levin::testing {
 std::vector<std::string> probe_command(const std::string& name, const std::vector<std::string>& arguments = {});
 /// Runs a probe as `world` ranks of this node. Returns the launcher's status: 0, or that of the rank that failed.
 int launch_probe(const std::string& name, int world, const std::vector<std::string>& arguments = {});
+
+/// What the ranks of a probe found out: each writes its answer to a folder, and the test reads them, by rank
+/// ("no answer" where there is none).
+void write_answer(const std::filesystem::path& folder, const std::string& text);
+std::vector<std::string> read_answers(const std::filesystem::path& folder, int world);
 
 bool register_probe(const std::string& name, void (*body)(const std::vector<std::string>& arguments));
 /// Of main(): runs the probe that the words of the command line name and returns its status; -1 when they name none.
