@@ -11,8 +11,8 @@ namespace levin::testing {
 
 namespace fs = std::filesystem;
 
-TemporaryFolder::TemporaryFolder() {
-  auto pattern = (fs::temp_directory_path() / "levin tést XXXXXX").string();
+TemporaryFolder::TemporaryFolder(const fs::path& parent) {
+  auto pattern = (parent / "levin tést XXXXXX").string();
   if (!::mkdtemp(pattern.data())) throw std::runtime_error("no temporary folder: " + pattern);
   path_ = pattern;
 }
