@@ -20,7 +20,9 @@ using Json = nlohmann::json;
 inline Json fixture(const std::string& name) {
   std::ifstream file(levin::testing::source_dir() + "/tests/optim/fixtures/" + name + ".json");
   EXPECT_TRUE(file.good()) << name;
-  return Json::parse(file);
+  auto cases = Json::parse(file);
+  EXPECT_FALSE(cases.empty()) << name;
+  return cases;
 }
 
 /// The hash that make_fixtures.py fills parameters and gradients with.
