@@ -133,7 +133,7 @@ TEST_F(ImageDatasets, CifarIsFoundInItsLayouts) {
   EXPECT_TRUE(at::equal(png.train.tensors()["image"], binary.train.tensors()["image"]));
   EXPECT_TRUE(at::equal(png.test.tensors()["label"], binary.test.tensors()["label"]));
 
-  const testing::ScopedVariable data("LEVIN_DATA", folder_.string());
+  const testing::ScopedVariable place("LEVIN_DATA", folder_.string());
   EXPECT_FALSE(has_cifar10(path("nowhere")));
   EXPECT_THAT(error_of([&] { load_cifar10(path("nowhere")); }), AllOf(HasSubstr("nowhere"), HasSubstr("unpack")));
   fs::rename(path("bin"), path("cifar10"));

@@ -1,6 +1,7 @@
 #include "levin/distributed/collective.h"
 
 #include <csignal>
+#include <future>
 #include <thread>
 
 #include <gmock/gmock.h>

@@ -9,6 +9,8 @@
 namespace levin {
 namespace {
 
+using testing::error_of;
+
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int64_t width = 8)
       : a(register_module("a", torch::nn::Linear(4, width))), b(register_module("b", torch::nn::Linear(width, 3))) {}
