@@ -53,8 +53,8 @@ TEST_F(Cuda, DdpEqualsOneProcess) {
       torch::optim::SGD optimizer(net->parameters(), 0.1);
       for (int step = 0; step < 10; ++step) {
         const auto [x, y] = boring_data(16, 32, static_cast<uint64_t>(step));
-        const auto own = share_of(x, group.rank(), group.size()).cuda();
-        const auto target = share_of(y, group.rank(), group.size()).cuda();
+        const auto own = shard_of(x, group.rank(), group.size()).cuda();
+        const auto target = shard_of(y, group.rank(), group.size()).cuda();
         trainee.backward(mse(trainee.forward([&] { return net(own); }), target));
         optimizer.step();
         clear_grads(net->parameters());

@@ -39,8 +39,8 @@ std::vector<Tensor> train(Collective& group, const Case& c, const StrategyChoice
     for (int micro = 0; micro < c.accumulate; ++micro) {
       const auto [x, y] = boring_data(kRows, 32, static_cast<uint64_t>(1000 + step * 10 + micro));
       trainee.set_sync(micro + 1 == c.accumulate);
-      const auto output = trainee.forward([&, x = x] { return net(share_of(x, group.rank(), group.size())); });
-      trainee.backward(mse(output, share_of(y, group.rank(), group.size())) / c.accumulate);
+      const auto output = trainee.forward([&, x = x] { return net(shard_of(x, group.rank(), group.size())); });
+      trainee.backward(mse(output, shard_of(y, group.rank(), group.size())) / c.accumulate);
     }
     optimizer->step();
     clear_grads(net->parameters());

@@ -106,8 +106,8 @@ std::vector<Tensor> train(Collective& group, const StrategyChoice& choice, int f
   std::vector<Tensor> losses, results;
   for (int step = first; step < last; ++step) {
     const auto [x, y] = boring_data(12, 10, static_cast<uint64_t>(1000 + step));
-    const auto target = share_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
-    const auto mine = share_of(x, group.rank(), group.size());
+    const auto target = shard_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
+    const auto mine = shard_of(x, group.rank(), group.size());
     const auto output = trainee.forward([&] {
       const auto plan = resolve_precision(precision, at::kCPU);
       std::optional<Autocast> autocast;

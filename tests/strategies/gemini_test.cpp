@@ -70,8 +70,8 @@ class GeminiRun {
       const auto [x, y] = boring_data(rows, width, static_cast<uint64_t>(1000 + number * 10 + micro));
       if (sync_) sync_->set_sync(micro + 1 == accumulate);
       const auto target = torch::cat(std::vector<Tensor>(static_cast<size_t>(width) / 2, y), 1);
-      const auto output = forward(share_of(x, group_.rank(), group_.size()));
-      const auto loss = mse(output.to(at::kFloat), share_of(target, group_.rank(), group_.size())) / accumulate;
+      const auto output = forward(shard_of(x, group_.rank(), group_.size()));
+      const auto loss = mse(output.to(at::kFloat), shard_of(target, group_.rank(), group_.size())) / accumulate;
       backward(loss);
       total = total + loss.detach();
     }

@@ -24,8 +24,8 @@ std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, 
   if (!from.empty()) load_checkpoint(from, state, {.shards = shards});
   for (int step = first; step < last; ++step) {
     const auto [x, y] = boring_data(8, 10, static_cast<uint64_t>(1000 + step));
-    const auto target = share_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
-    const auto mine = share_of(x, group.rank(), group.size());
+    const auto target = shard_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
+    const auto mine = shard_of(x, group.rank(), group.size());
     const auto output = trainee.forward([&] { return net(mine); });
     trainee.backward(mse(output, target));
     optimizer.step();

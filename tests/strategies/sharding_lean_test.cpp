@@ -56,9 +56,9 @@ std::vector<Tensor> train_lean(Collective& group, const LeanRun& run) {
       save_checkpoint(run.to, state, {.world_size = group.size(), .shards = shards, .full = run.full});
     const auto [x, y] = boring_data(8, kLeanNet.width);
     const auto target = torch::cat(std::vector<Tensor>(static_cast<size_t>(kLeanNet.width) / 2, y), 1);
-    const auto mine = share_of(x, group.rank(), group.size());
+    const auto mine = shard_of(x, group.rank(), group.size());
     const auto output = trainee.forward([&] { return net(mine); });
-    auto loss = mse(output, share_of(target, group.rank(), group.size()));
+    auto loss = mse(output, shard_of(target, group.rank(), group.size()));
     trainee.backward(loss);
     optimizer.step();
     optimizer.zero_grad();

@@ -96,7 +96,7 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const std:
     auto [x, y] = boring_data(8, 10, static_cast<uint64_t>(step + 1));
     x = x * torch::linspace(0.2, 3, 8).view({8, 1}) + torch::linspace(-1, 2, 8).view({8, 1});
     const auto target = torch::cat(std::vector<Tensor>(5, y), 1);
-    const auto loss = mse(call(share_of(x, group.rank(), group.size())), share_of(target, group.rank(), group.size()));
+    const auto loss = mse(call(shard_of(x, group.rank(), group.size())), shard_of(target, group.rank(), group.size()));
     trainee.backward(loss);
     auto total = loss.detach().clone();
     group.all_reduce(total, ReduceOp::kMean);
