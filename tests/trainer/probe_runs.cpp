@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/files.h"
@@ -14,18 +13,8 @@
 namespace levin::testing {
 namespace fs = std::filesystem;
 
-ProbeFolder::ProbeFolder() {
-  auto name = (fs::temp_directory_path() / "levin_resume_XXXXXX").string();
-  if (!::mkdtemp(name.data())) std::abort();
-  path_ = name;
-}
-ProbeFolder::~ProbeFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 std::string resume_probe() {
-  return binary_dir() + "/bin/tests/resume_probe";
+  return test_program("resume_probe");
 }
 
 std::unique_ptr<Process> start_probe(const fs::path& folder, const std::vector<std::string>& flags,

@@ -8,21 +8,9 @@
 
 #include "levin/core/state_dict.h"
 #include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::testing {
-
-/// A folder of its own that is gone at the end.
-class ProbeFolder {
- public:
-  ProbeFolder();
-  ~ProbeFolder();
-  ProbeFolder(const ProbeFolder&) = delete;
-  ProbeFolder& operator=(const ProbeFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 std::string resume_probe();
 
