@@ -14,6 +14,9 @@ TOKEN = re.compile(r'R"\(.*?\)"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\
 WORD = re.compile(r"[A-Za-z_]\w*$")
 TYPES = {"struct", "class", "union", "enum"}
 OPEN, CLOSE = {"(": ")", "[": "]", "[[": "]]"}, {")", "]", "]]"}
+# A macro at namespace scope is no name. LEVIN_MODULE(Net) declares Net; TEST(Suite, Name) a class that no other test has.
+MACRO = re.compile(r"[A-Z][A-Z0-9_]+$")
+MODULE_MACRO = re.compile(r"[A-Z_]+_MODULE\(\s*(\w+)\s*\)")
 
 
 def tokens_of(text):
@@ -57,6 +60,8 @@ def declared(statement):
             return names
     for i, token in enumerate(statement):
         after = statement[i + 1] if i + 1 < len(statement) else ";"
+        if after == "()" and MACRO.match(token):
+            return {}
         if WORD.match(token) and token != "__attribute__" and after in {"()", "=", ";", "[]"}:
             return {token: None}
     return {}
@@ -106,6 +111,12 @@ def local_names(tokens):
     return names
 
 
+def source_of(path, text, line_count):
+    tokens = tokens_of(text)
+    names = local_names(tokens) | {name: None for name in MODULE_MACRO.findall(text)}
+    return {"path": path, "lines": line_count, "names": names, "words": words_of(tokens)}
+
+
 def clash(a, b):
     """Whether a name of `a` would mean something else, or twice something, in a file with `b`."""
     return any(name in b["words"] and (text is None or b["names"].get(name) != text) for name, text in a["names"].items())
@@ -136,9 +147,7 @@ def main():
     for name in sys.argv[4:]:
         path = Path(name).relative_to(root).as_posix()
         text = Path(name).read_text()
-        tokens = tokens_of(text)
-        source = {"path": path, "lines": text.count("\n"), "names": local_names(tokens), "words": words_of(tokens)}
-        folders.setdefault(path.rsplit("/", 1)[0], []).append(source)
+        folders.setdefault(path.rsplit("/", 1)[0], []).append(source_of(path, text, text.count("\n")))
     output.mkdir(parents=True, exist_ok=True)
     # Folders first: what is edited together is compiled together. Then what is left over of several.
     units = [unit for sources in folders.values() for unit in group([[source] for source in sources], max_lines)]

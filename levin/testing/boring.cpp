@@ -15,9 +15,9 @@ std::pair<at::Tensor, at::Tensor> boring_data(int64_t n, int64_t features, uint6
   return {x, y};
 }
 
-at::Tensor share_of(const at::Tensor& whole, int rank, int world) {
-  const auto rows = whole.size(0) / world;
-  return whole.narrow(0, rank * rows, rows);
+at::Tensor shard_of(const at::Tensor& full, int rank, int world) {
+  const auto rows = full.size(0) / world;
+  return full.narrow(0, rank * rows, rows);
 }
 
 }  // namespace levin::testing

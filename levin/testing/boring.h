@@ -18,7 +18,7 @@ TORCH_MODULE(BoringModule);
 /// Inputs [n, features] and targets [n, 2] that are the same in every process and do not touch the default generator.
 std::pair<at::Tensor, at::Tensor> boring_data(int64_t n, int64_t features = 32, uint64_t seed = 1);
 
-/// Rows of rank `rank` when `whole` is divided evenly.
-at::Tensor share_of(const at::Tensor& whole, int rank, int world);
+/// The rows of one rank when a tensor is sharded evenly along its first dimension.
+at::Tensor shard_of(const at::Tensor& full, int rank, int world);
 
 }  // namespace levin::testing

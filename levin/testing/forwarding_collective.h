@@ -11,8 +11,8 @@
 
 namespace levin::testing {
 
-/// Hands every call on to another group; tests stand between by what they override. It has no parts: they would be
-/// groups that nobody stands before.
+/// Forwards every call to another group; tests intercept what they override. It has no subgroups: they would be
+/// groups that nobody intercepts.
 class ForwardingCollective : public Collective {
  public:
   explicit ForwardingCollective(Collective& inner) : inner_(inner) {}
@@ -34,7 +34,7 @@ class ForwardingCollective : public Collective {
 
  protected:
   std::shared_ptr<Collective> part(const std::vector<int>&, const std::string& name) override {
-    throw Error("[testing] a group that forwards has no parts: " + name);
+    throw Error("[testing] a group that forwards has no subgroups: " + name);
   }
 
  private:

@@ -8,6 +8,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "levin/testing/probe.h"
+
 namespace {
 
 // Before the first test, so that it is there when one crashes or hangs. gtest's brief output has no such line.
@@ -101,6 +103,7 @@ int run_each_in_a_process(const std::vector<std::string>& names) {
 // The main of every test program.
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
+  if (const int status = levin::testing::run_probe({argv, argv + argc}); status >= 0) return status;
   if (::access("/dev/nvidiactl", F_OK) == 0 && !GTEST_FLAG_GET(list_tests))
     if (const auto names = selected_tests(); names.size() > 1) return run_each_in_a_process(names);
   testing::UnitTest::GetInstance()->listeners().Append(new OrderLine);

@@ -10,6 +10,14 @@ std::string binary_dir() {
   return std::filesystem::canonical("/proc/self/exe").parent_path().parent_path().parent_path().string();
 }
 
+std::string levin_program() {
+  return binary_dir() + "/bin/levin";
+}
+
+std::string test_program(const std::string& name) {
+  return binary_dir() + "/bin/tests/" + name;
+}
+
 std::string source_dir() {
   std::ifstream file(binary_dir() + "/source_dir");
   std::string path;

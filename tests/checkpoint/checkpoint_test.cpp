@@ -2,17 +2,20 @@
 
 #include <limits>
 
-#include "folder.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/core/files.h"
 #include "levin/core/seed.h"
 #include "levin/core/version.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/io/weights/safetensors_model.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using testing::error_of;
+using ::testing::HasSubstr;
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -94,7 +97,7 @@ bool same(const torch::nn::Module& module, const std::vector<Tensor>& tensors) {
   return now.size() == tensors.size();
 }
 
-using CheckpointTest = FolderTest;
+using CheckpointTest = testing::FolderTest;
 
 TEST_F(CheckpointTest, EverythingBoundComesBack) {
   Net net;
@@ -119,7 +122,7 @@ TEST_F(CheckpointTest, EverythingBoundComesBack) {
   const auto optimizer_state = fake->state;
   const auto x_before = x.clone();
   const auto rng_before = rng.cpu.clone();
-  save_checkpoint(root_ / "last", state);
+  save_checkpoint(folder_ / "last", state);
 
   for (auto& p : net->parameters()) p.detach().zero_();
   net->norm->running_mean.zero_();
@@ -133,7 +136,7 @@ TEST_F(CheckpointTest, EverythingBoundComesBack) {
   history.clear();
   extra = {};
   rng.cpu = Tensor();
-  const auto leftover = load_checkpoint(root_ / "last", state);
+  const auto leftover = load_checkpoint(folder_ / "last", state);
   EXPECT_TRUE(leftover.empty());
   EXPECT_TRUE(same(*net, weights));
   expect_equal(fake->state, optimizer_state, "optimizer");
@@ -178,20 +181,21 @@ TEST_F(CheckpointTest, TreesComeBackBitByBit) {
                   {"mixed", StateList{torch::ones({2}).to(at::kBFloat16), StateDict{{"t", torch::ones({0, 3})}}, true}},
                   {"half", torch::randn({3, 5}).to(at::kHalf).t()},
                   {std::string(300, 'n'), StateDict{{"x", torch::randn({2})}}}};
-  save_checkpoint(root_ / "tree", state);
-  expect_equal(load_checkpoint(root_ / "tree"), state, "state");
-  for (const auto& entry : fs::directory_iterator(root_ / "tree")) EXPECT_TRUE(entry.is_regular_file()) << entry.path();
+  save_checkpoint(folder_ / "tree", state);
+  expect_equal(load_checkpoint(folder_ / "tree"), state, "state");
+  for (const auto& entry : fs::directory_iterator(folder_ / "tree"))
+    EXPECT_TRUE(entry.is_regular_file()) << entry.path();
 }
 
 TEST_F(CheckpointTest, TheModelsFileIsPlainWeights) {
   Net net;
   State state{{"model", net}};
-  save_checkpoint(root_ / "last", state);
-  const SafetensorsFile file(root_ / "last/model.safetensors");
+  save_checkpoint(folder_ / "last", state);
+  const SafetensorsFile file(folder_ / "last/model.safetensors");
   EXPECT_TRUE(torch::equal(file.read("fc1.weight"), net->fc1->weight));
   EXPECT_TRUE(file.find("norm.num_batches_tracked"));
   EXPECT_FALSE(file.find("fc2.bias"));
-  const auto info = checkpoint_info(root_ / "last");
+  const auto info = checkpoint_info(folder_ / "last");
   EXPECT_EQ(info.levin_version, kVersion);
   EXPECT_STREQ(kVersion, LEVIN_PROJECT_VERSION);
   EXPECT_EQ(info.torch_version, TORCH_VERSION);
@@ -202,32 +206,33 @@ TEST_F(CheckpointTest, WhatIsNotBoundIsReturned) {
   Net net;
   int64_t epoch = 4;
   Tensor x = torch::ones({2});
-  save_checkpoint(root_ / "last", {{"model", net}, {"epoch", epoch}, {"x", x}});
+  save_checkpoint(folder_ / "last", {{"model", net}, {"epoch", epoch}, {"x", x}});
   State state{{"model", net}};
-  const auto leftover = load_checkpoint(root_ / "last", state);
+  const auto leftover = load_checkpoint(folder_ / "last", state);
   EXPECT_EQ(leftover.size(), 2U);
   EXPECT_EQ(leftover.at("epoch").to_int(), 4);
   EXPECT_TRUE(torch::equal(leftover.at("x").to_tensor(), x));
-  EXPECT_TRUE(load_checkpoint(root_ / "last", state, {.leftover = false}).empty());
+  EXPECT_TRUE(load_checkpoint(folder_ / "last", state, {.leftover = false}).empty());
 }
 
 TEST_F(CheckpointTest, EverythingThatDoesNotFitIsListedAtOnceAndNothingChanges) {
   auto small = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
-  save_checkpoint(root_ / "last", {{"model", small}});
+  save_checkpoint(folder_ / "last", {{"model", small}});
   auto other = torch::nn::Sequential(torch::nn::Linear(2, 4), torch::nn::ReLU(), torch::nn::Linear(4, 1));
   const auto before = clones(*other);
   int64_t epoch = 1;
   State state{{"model", other}, {"epoch", epoch}};
-  const auto line = error_of([&] { load_checkpoint(root_ / "last", state); });
-  EXPECT_HAS(line, "missing: model.2.weight, model.2.bias, epoch");
-  EXPECT_HAS(line, "unexpected: model.1.weight, model.1.bias");
-  EXPECT_HAS(line, "wrong shape: model.0.weight ([3, 2] in the file, [4, 2] in the module), model.0.bias ([3] in");
+  const auto line = error_of([&] { load_checkpoint(folder_ / "last", state); });
+  EXPECT_THAT(line, HasSubstr("missing: model.2.weight, model.2.bias, epoch"));
+  EXPECT_THAT(line, HasSubstr("unexpected: model.1.weight, model.1.bias"));
+  EXPECT_THAT(
+      line, HasSubstr("wrong shape: model.0.weight ([3, 2] in the file, [4, 2] in the module), model.0.bias ([3] in"));
   EXPECT_TRUE(same(*other, before));
   // A wrong shape is refused even when strictness is not asked for.
-  EXPECT_HAS(error_of([&] { load_checkpoint(root_ / "last", state, {.strict = false}); }), "wrong shape");
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "last", state, {.strict = false}); }), HasSubstr("wrong shape"));
   auto partial = torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::ReLU(), torch::nn::Linear(4, 1));
   State loose{{"model", partial}, {"epoch", epoch}};
-  load_checkpoint(root_ / "last", loose, {.strict = false});
+  load_checkpoint(folder_ / "last", loose, {.strict = false});
   EXPECT_TRUE(torch::equal(partial->parameters()[0], small->parameters()[0]));
   EXPECT_EQ(epoch, 1);
 }
@@ -235,23 +240,24 @@ TEST_F(CheckpointTest, EverythingThatDoesNotFitIsListedAtOnceAndNothingChanges) 
 TEST_F(CheckpointTest, OtherKindsAndSizesOfVariablesAreNamed) {
   int64_t epoch = int64_t{1} << 40;
   std::string tag = "x";
-  save_checkpoint(root_ / "last", {{"epoch", epoch}, {"tag", tag}});
+  save_checkpoint(folder_ / "last", {{"epoch", epoch}, {"tag", tag}});
   int small = 5;
   State narrow{{"epoch", small}};
-  EXPECT_HAS(error_of([&] { load_checkpoint(root_ / "last", narrow); }), "\"epoch\" of");
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "last", narrow); }), HasSubstr("\"epoch\" of"));
   EXPECT_EQ(small, 5);
   double number = 0;
   State wrong{{"tag", number}};
-  EXPECT_HAS(error_of([&] { load_checkpoint(root_ / "last", wrong); }), "expected a number, found a string");
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "last", wrong); }),
+              HasSubstr("expected a number, found a string"));
 }
 
 TEST_F(CheckpointTest, DtypesAreConverted) {
   Net net;
   net->to(at::kBFloat16);
-  save_checkpoint(root_ / "half", {{"model", net}});
+  save_checkpoint(folder_ / "half", {{"model", net}});
   Net full;
   State state{{"model", full}};
-  load_checkpoint(root_ / "half", state);
+  load_checkpoint(folder_ / "half", state);
   EXPECT_EQ(full->fc1->weight.scalar_type(), at::kFloat);
   EXPECT_TRUE(torch::equal(full->fc1->weight, net->fc1->weight.to(at::kFloat)));
 }
@@ -261,18 +267,18 @@ TEST_F(CheckpointTest, FiltersKeepWhatTheySay) {
   int64_t epoch = 0;
   State state{{"model", net}, {"epoch", epoch}};
   save_checkpoint(
-      root_ / "last", state,
+      folder_ / "last", state,
       {.filter = {{"model", [](std::string_view name, const StateValue&) { return name.starts_with("fc1"); }}}});
-  EXPECT_EQ(SafetensorsFile(root_ / "last/model.safetensors").entries().size(), 2U);
+  EXPECT_EQ(SafetensorsFile(folder_ / "last/model.safetensors").entries().size(), 2U);
   const auto yes = [](std::string_view, const StateValue&) { return true; };
-  EXPECT_HAS(error_of([&] {
-               save_checkpoint(root_ / "x", state, {.filter = {{"modle", yes}}});
-             }),
-             "did you mean \"model\"?");
-  EXPECT_HAS(error_of([&] {
-               save_checkpoint(root_ / "x", state, {.filter = {{"epoch", yes}}});
-             }),
-             "must be a function");
+  EXPECT_THAT(error_of([&] {
+                save_checkpoint(folder_ / "x", state, {.filter = {{"modle", yes}}});
+              }),
+              HasSubstr("did you mean \"model\"?"));
+  EXPECT_THAT(error_of([&] {
+                save_checkpoint(folder_ / "x", state, {.filter = {{"epoch", yes}}});
+              }),
+              HasSubstr("must be a function"));
 }
 
 TEST_F(CheckpointTest, TiedTensorsStandUnderEachNameAndEitherWillDo) {
@@ -285,23 +291,23 @@ TEST_F(CheckpointTest, TiedTensorsStandUnderEachNameAndEitherWillDo) {
   auto net = tied();
   const auto weight = net->named_parameters()["embedding"].detach().clone();
   EXPECT_EQ(module_state_dict(*net).size(), 2U);
-  save_checkpoint(root_ / "last", {{"model", net}});
-  EXPECT_EQ(SafetensorsFile(root_ / "last/model.safetensors").entries().size(), 2U);
+  save_checkpoint(folder_ / "last", {{"model", net}});
+  EXPECT_EQ(SafetensorsFile(folder_ / "last/model.safetensors").entries().size(), 2U);
   auto again = tied();
   State state{{"model", again}};
-  load_checkpoint(root_ / "last", state);
+  load_checkpoint(folder_ / "last", state);
   EXPECT_TRUE(torch::equal(again->named_parameters()["head"], weight));
   // A module that is not tied takes both.
   auto loose = std::make_shared<torch::nn::Module>();
   loose->register_parameter("embedding", torch::zeros({4, 3}));
   loose->register_parameter("head", torch::zeros({4, 3}));
   State untied{{"model", loose}};
-  load_checkpoint(root_ / "last", untied);
+  load_checkpoint(folder_ / "last", untied);
   EXPECT_TRUE(torch::equal(loose->named_parameters()["head"], weight));
   // A file from elsewhere has one of the names.
   for (const std::string name : {"embedding", "head"}) {
-    write_safetensors(root_ / "model.safetensors", {{name, torch::full({4, 3}, 2.0)}});
-    load_raw(root_ / "model.safetensors", again);
+    write_safetensors(folder_ / "model.safetensors", {{name, torch::full({4, 3}, 2.0)}});
+    load_raw(folder_ / "model.safetensors", again);
     EXPECT_EQ(again->named_parameters()["embedding"].sum().item<double>(), 24);
     again->named_parameters()["embedding"].detach().zero_();
   }
@@ -311,21 +317,22 @@ TEST_F(CheckpointTest, RawWeightsComeFromFilesShardsAndCheckpoints) {
   Net net;
   NamedTensors tensors;
   for (const auto& [name, value] : module_state_dict(*net)) tensors.emplace_back(name, value.to_tensor());
-  write_safetensors(root_ / "w.safetensors", tensors);
-  write_safetensors_model(root_ / "shards", tensors, 64);
+  write_safetensors(folder_ / "w.safetensors", tensors);
+  write_safetensors_model(folder_ / "shards", tensors, 64);
   int64_t epoch = 0;
-  save_checkpoint(root_ / "last", {{"model", net}, {"epoch", epoch}});
+  save_checkpoint(folder_ / "last", {{"model", net}, {"epoch", epoch}});
   for (const auto* path : {"w.safetensors", "shards", "last"}) {
     Net other;
-    load_raw(root_ / path, other);
+    load_raw(folder_ / path, other);
     EXPECT_TRUE(same(*other, clones(*net))) << path;
   }
-  load_raw(root_ / "last", StateRef(epoch), {.key = "epoch"});
-  EXPECT_HAS(error_of([&] { load_raw(root_ / "last", net, {.key = "modle"}); }), "did you mean \"model\"?");
-  EXPECT_HAS(error_of([&] { load_raw(root_ / "w.safetensors", StateRef(epoch)); }), "only a module");
+  load_raw(folder_ / "last", StateRef(epoch), {.key = "epoch"});
+  EXPECT_THAT(error_of([&] { load_raw(folder_ / "last", net, {.key = "modle"}); }),
+              HasSubstr("did you mean \"model\"?"));
+  EXPECT_THAT(error_of([&] { load_raw(folder_ / "w.safetensors", StateRef(epoch)); }), HasSubstr("only a module"));
   auto linear = torch::nn::Linear(2, 2);
-  EXPECT_HAS(error_of([&] { load_raw(root_ / "w.safetensors", linear); }),
-             "missing: weight, bias; unexpected: fc1.bias");
+  EXPECT_THAT(error_of([&] { load_raw(folder_ / "w.safetensors", linear); }),
+              HasSubstr("missing: weight, bias; unexpected: fc1.bias"));
 }
 
 TEST(State, BindsWhatCanBeLoadedAgain) {
@@ -352,9 +359,9 @@ struct Wrapped {
 TEST_F(CheckpointTest, AWrapperMaySpeakForItsModule) {
   Wrapped wrapped;
   State state{{"model", wrapped}};
-  save_checkpoint(root_ / "last", state);
+  save_checkpoint(folder_ / "last", state);
   Net net;
-  load_raw(root_ / "last", net);
+  load_raw(folder_ / "last", net);
   EXPECT_TRUE(same(*net, clones(*wrapped.net)));
 }
 

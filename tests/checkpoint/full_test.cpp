@@ -1,19 +1,22 @@
-// Whole files out of divided states: what they cost while they are written, and who can read them.
+// Whole files out of sharded states: what they cost while they are written, and who can read them.
 #include <cstdlib>
 
 #include <sys/wait.h>
 
-#include "folder.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/core/files.h"
 #include "levin/devices/memory_counter.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "levin/testing/python.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 
 constexpr int64_t kRows = 300, kColumns = 500, kTensors = 6;
@@ -51,35 +54,35 @@ struct Counted {
   std::unique_ptr<TensorShards> shards;
 };
 
-using FullTest = FolderTest;
+using FullTest = testing::FolderTest;
 
-TEST_F(FullTest, OneTensorAtATimeIsWholeAndOnlyOnRankZero) {
+TEST_F(FullTest, OneTensorAtATimeIsUnshardedAndOnlyOnRankZero) {
   run_ranks(3, [&](Collective& group) {
     Counted here(&group);
     const MemoryCounter counter;
-    save_checkpoint(root_ / "full", here.state(), {.shards = here.shards.get(), .full = true});
+    save_checkpoint(folder_ / "full", here.state(), {.shards = here.shards.get(), .full = true});
     EXPECT_LT(counter.peak(), (group.rank() == 0 ? kWhole : 0) + kWhole / 4);
   });
   run_ranks(3, [&](Collective& group) {
     Counted here(&group);
     here.shards->set_saves_full(true);
-    save_checkpoint(root_ / "by the map", here.state(), {.world_size = 3, .shards = here.shards.get()});
+    save_checkpoint(folder_ / "by the map", here.state(), {.world_size = 3, .shards = here.shards.get()});
   });
-  save_checkpoint(root_ / "one", Counted(nullptr).state());
+  save_checkpoint(folder_ / "one", Counted(nullptr).state());
   for (const char* name : {"model.safetensors", "state.json"}) {
-    EXPECT_EQ(read_file(root_ / "full" / name), read_file(root_ / "one" / name));
-    EXPECT_EQ(read_file(root_ / "by the map" / name), read_file(root_ / "one" / name));
+    EXPECT_EQ(read_file(folder_ / "full" / name), read_file(folder_ / "one" / name));
+    EXPECT_EQ(read_file(folder_ / "by the map" / name), read_file(folder_ / "one" / name));
   }
 }
 
-TEST_F(FullTest, AWholeFileGoesIntoPartsWithoutBeingWholeAnywhere) {
-  save_checkpoint(root_ / "one", Counted(nullptr).state());
+TEST_F(FullTest, AFullFileLoadsIntoShardsWithoutBeingFullAnywhere) {
+  save_checkpoint(folder_ / "one", Counted(nullptr).state());
   run_ranks(3, [&](Collective& group) {
     for (const char* from : {"one", "one/model.safetensors"}) {
       Counted here(&group, /*filled=*/false);
       {
         const MemoryCounter counter;
-        load_raw(root_ / from, here.net, {.shards = here.shards.get()});
+        load_raw(folder_ / from, here.net, {.shards = here.shards.get()});
         EXPECT_LT(counter.peak(), kWhole / 4) << from;
       }
       EXPECT_TRUE(here.is_right()) << from;
@@ -87,15 +90,15 @@ TEST_F(FullTest, AWholeFileGoesIntoPartsWithoutBeingWholeAnywhere) {
   });
 }
 
-TEST_F(FullTest, PuttingPartsTogetherTakesOneTensorAndTellsHowFarItIs) {
+TEST_F(FullTest, ConsolidatingTakesOneTensorAndReportsProgress) {
   run_ranks(3, [&](Collective& group) {
     Counted here(&group);
-    save_checkpoint(root_ / "parts", here.state(), {.shards = here.shards.get()});
+    save_checkpoint(folder_ / "parts", here.state(), {.shards = here.shards.get()});
   });
   std::vector<std::pair<uint64_t, uint64_t>> told;
   {
     const MemoryCounter counter;
-    consolidate_checkpoint(root_ / "parts", root_ / "whole",
+    consolidate_checkpoint(folder_ / "parts", folder_ / "whole",
                            {.progress = [&](uint64_t done, uint64_t all) { told.emplace_back(done, all); }});
     EXPECT_LT(counter.peak(), kWhole + kWhole / 4);
   }
@@ -108,23 +111,18 @@ TEST_F(FullTest, PuttingPartsTogetherTakesOneTensorAndTellsHowFarItIs) {
 TEST_F(FullTest, TorchReadsIt) {
   run_ranks(3, [&](Collective& group) {
     Counted here(&group);
-    save_checkpoint(root_ / "full", here.state(), {.shards = here.shards.get(), .full = true});
+    save_checkpoint(folder_ / "full", here.state(), {.shards = here.shards.get(), .full = true});
   });
   Counted whole(nullptr, /*filled=*/false);
-  load_raw(root_ / "full/model.safetensors", whole.net);
+  load_raw(folder_ / "full/model.safetensors", whole.net);
   EXPECT_TRUE(whole.is_right());
-  const char* named = std::getenv("LEVIN_PEER_PYTHON");
-  const std::string python = named ? named : "python3";
-  const auto log = root_ / "log.txt";
+  const auto python = testing::python_with("torch, safetensors");
+  if (!python) GTEST_SKIP() << "no Python with torch and safetensors (LEVIN_PEER_PYTHON names one)";
   const auto script = fs::path(testing::source_dir()) / "tests/checkpoint/read_full.py";
-  const auto command =
-      fmt::format("'{}' '{}' '{}' {} {} {} > '{}' 2>&1", python, script.string(),
-                  (root_ / "full/model.safetensors").string(), kTensors, kRows, kColumns, log.string());
-  const int status = std::system(command.c_str());
-  if (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)
-    GTEST_SKIP() << "no Python with torch and safetensors (LEVIN_PEER_PYTHON names one)";
-  EXPECT_EQ(status, 0) << read_file(log);
-  EXPECT_HAS(read_file(log), "6 tensors: equal");
+  const auto ran = testing::run_program({*python, script.string(), (folder_ / "full/model.safetensors").string(),
+                                         std::to_string(kTensors), std::to_string(kRows), std::to_string(kColumns)});
+  EXPECT_EQ(ran.status, 0) << ran.text();
+  EXPECT_THAT(ran.text(), HasSubstr("6 tensors: equal"));
 }
 
 }  // namespace

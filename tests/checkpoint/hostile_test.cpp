@@ -4,25 +4,28 @@
 
 #include <nlohmann/json.hpp>
 
-#include "folder.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/checksum.h"
 #include "levin/core/files.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/io/weights/safetensors.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
+using testing::error_of;
+using ::testing::HasSubstr;
 
 /// A checkpoint whose "w" [6, 4] is in three parts of two rows, as ranks write them, and "b" whole.
-class HostileTest : public FolderTest {
+class HostileTest : public testing::FolderTest {
  protected:
   void SetUp() override {
     FolderTest::SetUp();
-    folder_ = root_ / "c";
-    fs::create_directories(folder_);
+    checkpoint_ = folder_ / "c";
+    fs::create_directories(checkpoint_);
     Json parts = Json::array();
     manifest_ = {{"format", "levin checkpoint"},
                  {"version", 1},
@@ -52,23 +55,23 @@ class HostileTest : public FolderTest {
 
   /// Writes a file of one tensor and lists it; sum_ is the checksum of the tensor.
   std::string put(const std::string& name, const std::string& tensor, const Tensor& value) {
-    FileWriter writer(folder_ / name);
+    FileWriter writer(checkpoint_ / name);
     const auto records = write_safetensors(writer, {{tensor, value}});
     writer.close();
     sum_ = checksum_text(records[0].checksum);
     manifest_["files"].push_back({{"name", name},
                                   {"bytes", writer.size()},
-                                  {"crc32c", checksum_text(SafetensorsFile(folder_ / name).header_checksum())}});
+                                  {"crc32c", checksum_text(SafetensorsFile(checkpoint_ / name).header_checksum())}});
     return name;
   }
 
   /// The line with which it is refused.
   std::string answer_to(const std::string& manifest, const std::string& tree) {
-    std::ofstream(folder_ / "state.json") << tree;
-    std::ofstream(folder_ / "manifest.json") << manifest;
+    std::ofstream(checkpoint_ / "state.json") << tree;
+    std::ofstream(checkpoint_ / "manifest.json") << manifest;
     return error_of([&] {
-      checkpoint_info(folder_);
-      load_checkpoint(folder_);
+      checkpoint_info(checkpoint_);
+      load_checkpoint(checkpoint_);
     });
   }
   /// With all checksums put right.
@@ -94,7 +97,7 @@ class HostileTest : public FolderTest {
   }
 
   Tensor whole_ = torch::arange(24.0).reshape({6, 4});
-  fs::path folder_;
+  fs::path checkpoint_;
   std::string sum_;
   Json manifest_;
   Json tree_;
@@ -102,97 +105,100 @@ class HostileTest : public FolderTest {
 
 TEST_F(HostileTest, AGoodOneIsRead) {
   EXPECT_EQ(answer_to(manifest_, tree_), "no error");
-  consolidate_checkpoint(folder_, root_ / "whole");
-  EXPECT_TRUE(torch::equal(load_checkpoint(root_ / "whole").at("model").to_dict().at("w").to_tensor(), whole_));
+  consolidate_checkpoint(checkpoint_, folder_ / "whole");
+  EXPECT_TRUE(torch::equal(load_checkpoint(folder_ / "whole").at("model").to_dict().at("w").to_tensor(), whole_));
 }
 
 TEST_F(HostileTest, RowsThatLieAreRefused) {
-  EXPECT_HAS(with_part([](Json& p) { p["start"] = {1, 0}; }), "parts of \"model.w\" overlap");
-  EXPECT_HAS(with_part([](Json& p) { p["start"] = {0, 0}; }), "overlap");
-  EXPECT_HAS(with_part([](Json& p) { p["start"] = {5, 0}; }), "lie outside of it");
-  EXPECT_HAS(with_part([](Json& p) { p["start"] = {-2, 0}; }), "lie outside of it");
-  EXPECT_HAS(with_part([](Json& p) { p["start"] = {2, 1}; }), "lie outside of it");
-  EXPECT_HAS(with_part([](Json& p) { p["shape"] = {1, 4}; }), "do not cover it");
-  EXPECT_HAS(with_part([](Json& p) { p["shape"] = {-2, 4}; }), "lie outside of it");
-  EXPECT_HAS(with_part([](Json& p) { p["shape"] = {2}; }), "have another rank");
-  EXPECT_HAS(with_part([](Json& p) { p.erase("start"), p.erase("shape"); }), "overlap");
-  EXPECT_HAS(with([](Json& m) { m["tensors"][0]["parts"].erase(1); }), "do not cover it");
-  EXPECT_HAS(with([](Json& m) { m["tensors"][0]["parts"] = Json::array(); }), "do not cover it");
-  EXPECT_HAS(with([](Json& m) { m["tensors"].push_back(m["tensors"][0]); }), "lists \"model.w\" twice");
+  EXPECT_THAT(with_part([](Json& p) { p["start"] = {1, 0}; }), HasSubstr("parts of \"model.w\" overlap"));
+  EXPECT_THAT(with_part([](Json& p) { p["start"] = {0, 0}; }), HasSubstr("overlap"));
+  EXPECT_THAT(with_part([](Json& p) { p["start"] = {5, 0}; }), HasSubstr("lie outside of it"));
+  EXPECT_THAT(with_part([](Json& p) { p["start"] = {-2, 0}; }), HasSubstr("lie outside of it"));
+  EXPECT_THAT(with_part([](Json& p) { p["start"] = {2, 1}; }), HasSubstr("lie outside of it"));
+  EXPECT_THAT(with_part([](Json& p) { p["shape"] = {1, 4}; }), HasSubstr("do not cover it"));
+  EXPECT_THAT(with_part([](Json& p) { p["shape"] = {-2, 4}; }), HasSubstr("lie outside of it"));
+  EXPECT_THAT(with_part([](Json& p) { p["shape"] = {2}; }), HasSubstr("have another rank"));
+  EXPECT_THAT(with_part([](Json& p) { p.erase("start"), p.erase("shape"); }), HasSubstr("overlap"));
+  EXPECT_THAT(with([](Json& m) { m["tensors"][0]["parts"].erase(1); }), HasSubstr("do not cover it"));
+  EXPECT_THAT(with([](Json& m) { m["tensors"][0]["parts"] = Json::array(); }), HasSubstr("do not cover it"));
+  EXPECT_THAT(with([](Json& m) { m["tensors"].push_back(m["tensors"][0]); }), HasSubstr("lists \"model.w\" twice"));
   // The rows are right, and in another file than it says.
-  EXPECT_HAS(with_part([](Json& p) { p["file"] = "model.rank-0.safetensors"; }), "is damaged");
-  EXPECT_HAS(with_part([](Json& p) { p["file"] = "model.whole.safetensors"; }),
-             "\"model.whole.safetensors\" does not hold \"model.w\" as the manifest says");
-  EXPECT_HAS(with_part([](Json& p) { p["name"] = "v"; }), "does not hold \"model.w\"");
-  EXPECT_HAS(with([](Json& m) { m["tensors"][0]["dtype"] = "I32"; }), "does not hold \"model.w\"");
+  EXPECT_THAT(with_part([](Json& p) { p["file"] = "model.rank-0.safetensors"; }), HasSubstr("is damaged"));
+  EXPECT_THAT(with_part([](Json& p) { p["file"] = "model.whole.safetensors"; }),
+              HasSubstr("\"model.whole.safetensors\" does not hold \"model.w\" as the manifest says"));
+  EXPECT_THAT(with_part([](Json& p) { p["name"] = "v"; }), HasSubstr("does not hold \"model.w\""));
+  EXPECT_THAT(with([](Json& m) { m["tensors"][0]["dtype"] = "I32"; }), HasSubstr("does not hold \"model.w\""));
 }
 
 TEST_F(HostileTest, SizesThatCannotBeAreRefusedAndNothingIsAllocated) {
   const MemoryCounter counter;
   const auto resized = [&](const Json& shape) { return with([&](Json& m) { m["tensors"][0]["shape"] = shape; }); };
-  EXPECT_HAS(resized({int64_t{1} << 40, int64_t{1} << 40}), "too large");
-  EXPECT_HAS(resized({int64_t{1} << 50, 4}), "do not cover it");
-  EXPECT_HAS(resized({-6, -4}), "negative size");
-  EXPECT_HAS(resized({uint64_t{1} << 63, 4}), "is not a whole number");
-  EXPECT_HAS(resized({6.5, 4}), "6.5 is not a whole number");
-  EXPECT_HAS(resized({1e30, 4}), "is not a whole number");
-  EXPECT_HAS(resized({"6", 4}), "is not a whole number");
-  EXPECT_HAS(resized(24), "24 is not a list of sizes");
-  EXPECT_HAS(resized({nullptr}), "null is not a whole number");
+  EXPECT_THAT(resized({int64_t{1} << 40, int64_t{1} << 40}), HasSubstr("too large"));
+  EXPECT_THAT(resized({int64_t{1} << 50, 4}), HasSubstr("do not cover it"));
+  EXPECT_THAT(resized({-6, -4}), HasSubstr("negative size"));
+  EXPECT_THAT(resized({uint64_t{1} << 63, 4}), HasSubstr("is not a whole number"));
+  EXPECT_THAT(resized({6.5, 4}), HasSubstr("6.5 is not a whole number"));
+  EXPECT_THAT(resized({1e30, 4}), HasSubstr("is not a whole number"));
+  EXPECT_THAT(resized({"6", 4}), HasSubstr("is not a whole number"));
+  EXPECT_THAT(resized(24), HasSubstr("24 is not a list of sizes"));
+  EXPECT_THAT(resized({nullptr}), HasSubstr("null is not a whole number"));
   // Of no elements, and still too large to be described.
-  EXPECT_HAS(with([](Json& m) {
-               m["tensors"][0]["shape"] = {0, int64_t{1} << 62, int64_t{1} << 62};
-               m["tensors"][0]["parts"] = Json::array();
-             }),
-             "too large");
-  EXPECT_HAS(with([](Json& m) { m["files"][0]["bytes"] = -1; }), "\"model.rank-0.safetensors\" has -1 bytes");
-  EXPECT_HAS(with([](Json& m) { m["files"][0]["bytes"] = uint64_t{1} << 60; }), "1152921504606846976 were written");
+  EXPECT_THAT(with([](Json& m) {
+                m["tensors"][0]["shape"] = {0, int64_t{1} << 62, int64_t{1} << 62};
+                m["tensors"][0]["parts"] = Json::array();
+              }),
+              HasSubstr("too large"));
+  EXPECT_THAT(with([](Json& m) { m["files"][0]["bytes"] = -1; }),
+              HasSubstr("\"model.rank-0.safetensors\" has -1 bytes"));
+  EXPECT_THAT(with([](Json& m) { m["files"][0]["bytes"] = uint64_t{1} << 60; }),
+              HasSubstr("1152921504606846976 were written"));
   EXPECT_LT(counter.peak(), 1 << 20);
 }
 
-TEST_F(HostileTest, PartsThatAreNotRowsAreComparedEachWithEachAndSoLimited) {
-  EXPECT_HAS(with([](Json& m) {
-               auto& tensor = m["tensors"][0];
-               auto part = tensor["parts"][0];
-               tensor["shape"] = {2, 5'000};
-               tensor["parts"] = Json::array();
-               part["shape"] = {2, 1};
-               for (int i = 0; i < 5'000; ++i) {
-                 part["start"] = {0, i};
-                 tensor["parts"].push_back(part);
-               }
-             }),
-             "are too many");
+TEST_F(HostileTest, ShardsThatAreNotRowsAreComparedPairwiseAndSoLimited) {
+  EXPECT_THAT(with([](Json& m) {
+                auto& tensor = m["tensors"][0];
+                auto part = tensor["parts"][0];
+                tensor["shape"] = {2, 5'000};
+                tensor["parts"] = Json::array();
+                part["shape"] = {2, 1};
+                for (int i = 0; i < 5'000; ++i) {
+                  part["start"] = {0, i};
+                  tensor["parts"].push_back(part);
+                }
+              }),
+              HasSubstr("are too many"));
 }
 
 TEST_F(HostileTest, NamesDoNotLeaveTheFolderOrTheLine) {
-  write_file(root_ / "x.safetensors", read_file(folder_ / "model.rank-0.safetensors"));
+  write_file(folder_ / "x.safetensors", read_file(checkpoint_ / "model.rank-0.safetensors"));
   for (const char* name :
        {"../x.safetensors", "../../x", "/etc/passwd", "a/b", "..\\x", "..", ".", "", "a\nb", "a\x1b[2J"}) {
     const auto line = with([&](Json& m) { m["files"][0]["name"] = name; });
-    EXPECT_HAS(line, "only plain file names are allowed");
+    EXPECT_THAT(line, HasSubstr("only plain file names are allowed"));
     EXPECT_EQ(line.find('\x1b'), std::string::npos);
-    EXPECT_HAS(with_part([&](Json& p) { p["file"] = name; }), "does not hold \"model.w\"");
+    EXPECT_THAT(with_part([&](Json& p) { p["file"] = name; }), HasSubstr("does not hold \"model.w\""));
   }
   for (const char* name : {"model.w\nerror: all is well", "model.w\x1b[2J"}) {
     const auto line = with([&](Json& m) {
       m["tensors"][0]["id"] = name;
       m["tensors"][0]["parts"].erase(0);
     });
-    EXPECT_HAS(line, "parts of \"model.w?");
+    EXPECT_THAT(line, HasSubstr("parts of \"model.w?"));
     EXPECT_EQ(line.find_first_of("\n\x1b"), std::string::npos);
   }
 }
 
 TEST_F(HostileTest, DeepNestingIsNoStack) {
   const auto deep = std::string(500'000, '[') + std::string(500'000, ']');
-  EXPECT_HAS(answer_to(R"({"format": "levin checkpoint", "version": 1, "x": )" + deep + "}", tree_.dump()), "damaged");
+  EXPECT_THAT(answer_to(R"({"format": "levin checkpoint", "version": 1, "x": )" + deep + "}", tree_.dump()),
+              HasSubstr("damaged"));
   auto manifest = manifest_;
   const auto tree = R"({"model": )" + deep + "}";
   manifest["files"].back()["bytes"] = tree.size();
   manifest["files"].back()["crc32c"] = checksum_text(crc32c(tree));
   manifest["manifest_crc32c"] = checksum_text(crc32c(manifest.dump()));
-  EXPECT_HAS(answer_to(manifest.dump(), tree), "nested deeper than 200 levels");
+  EXPECT_THAT(answer_to(manifest.dump(), tree), HasSubstr("nested deeper than 200 levels"));
 }
 
 /// Changes one place of a JSON value, anywhere in it.
@@ -260,7 +266,7 @@ TEST_F(HostileTest, NoChangeOfThePapersIsMoreThanARefusal) {
     const auto line = answer_to(manifest, tree);
     refused += line != "no error";
     if (round % 50 != 0) continue;
-    EXPECT_EQ(error_of([&] { consolidate_checkpoint(folder_, root_ / "whole"); }), line);
+    EXPECT_EQ(error_of([&] { consolidate_checkpoint(checkpoint_, folder_ / "whole"); }), line);
   }
   EXPECT_GT(refused, 300);
   EXPECT_LT(refused, 600);

@@ -6,17 +6,20 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unistd.h>
 
-#include "folder.h"
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/forwarding_collective.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using testing::error_of;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 
-/// A state whose every number is `n`, divided evenly; `start` is what a rank says of its rows.
+/// A state whose every number is `n`, sharded evenly; `start` is what a rank says of its rows.
 struct Numbered {
   Numbered(Collective& group, int64_t n) : shards(group), number(n) {
     const auto part = net->register_parameter("w", torch::full({100, 64}, static_cast<double>(n)));
@@ -96,10 +99,10 @@ void flip_last_byte(const fs::path& path) {
   file.put(byte);
 }
 
-class ShardsFaultTest : public FolderTest {
+class ShardsFaultTest : public testing::FolderTest {
  protected:
   void save_number(int64_t n, const std::string& name = "c") {
-    run_ranks(4, [&](Collective& group) { Numbered(group, n).save(root_ / name); });
+    run_ranks(4, [&](Collective& group) { Numbered(group, n).save(folder_ / name); });
   }
 };
 
@@ -111,18 +114,18 @@ TEST_F(ShardsFaultTest, ADiskThatIsFullForOneRankStopsAll) {
       std::signal(SIGXFSZ, SIG_IGN);
       std::optional<SmallFiles> limit;
       if (group.rank() == full) limit.emplace();
-      const auto line = error_of([&] { here.save(root_ / "c"); });
+      const auto line = error_of([&] { here.save(folder_ / "c"); });
       limit.reset();
       // The group is as good as before.
       group.barrier();
       return line;
     });
     for (const auto& result : results) {
-      EXPECT_HAS(result.text, fmt::format("model.rank-{0}.safetensors\": File too large (rank {0})", full));
+      EXPECT_THAT(result.text, HasSubstr(fmt::format("model.rank-{0}.safetensors\": File too large (rank {0})", full)));
       EXPECT_EQ(result.text, results[0].text);
     }
-    EXPECT_EQ(number_in(root_ / "c"), 1);
-    EXPECT_EQ(entries(), 1U);
+    EXPECT_EQ(number_in(folder_ / "c"), 1);
+    EXPECT_EQ(temporary_.entries(), 1U);
   }
 }
 
@@ -137,7 +140,7 @@ TEST_F(ShardsFaultTest, ARankThatIsKilledWhileItWritesLeavesThePreviousCheckpoin
                                        std::signal(SIGXFSZ, [](int) { ::kill(::getpid(), SIGKILL); });
                                        limit.emplace();
                                      }
-                                     here.save(root_ / "c");
+                                     here.save(folder_ / "c");
                                    },
                                    {.errors_expected = true});
     // Nobody takes it for saved, and everybody names the dead, perhaps beside others that left since.
@@ -150,22 +153,22 @@ TEST_F(ShardsFaultTest, ARankThatIsKilledWhileItWritesLeavesThePreviousCheckpoin
       naming += std::regex_search(result.error, named) ? 1 : 0;
     }
     EXPECT_EQ(naming, 3);
-    EXPECT_EQ(number_in(root_ / "c"), 1);
-    EXPECT_EQ(latest_good_checkpoint(root_), root_ / "c");
+    EXPECT_EQ(number_in(folder_ / "c"), 1);
+    EXPECT_EQ(latest_good_checkpoint(folder_), folder_ / "c");
     // The next save clears away what the dead left.
     save_number(3);
-    EXPECT_EQ(number_in(root_ / "c"), 3);
-    EXPECT_EQ(entries(), 1U);
+    EXPECT_EQ(number_in(folder_ / "c"), 3);
+    EXPECT_EQ(temporary_.entries(), 1U);
   }
 }
 
-TEST_F(ShardsFaultTest, ARankThatIsKilledWhileWholeFilesAreWrittenLeavesThePreviousCheckpoint) {
+TEST_F(ShardsFaultTest, ARankKilledDuringAFullSaveLeavesThePreviousCheckpoint) {
   for (const int victim : {2, 0}) {
     save_number(1, "old");
     const auto results = run_ranks(3,
                                    [&](Collective& group) {
                                      DyingGroup dying(group, group.rank() == victim);
-                                     Numbered(dying, 2).save(root_ / "new", /*full=*/true);
+                                     Numbered(dying, 2).save(folder_ / "new", /*full=*/true);
                                    },
                                    {.errors_expected = true});
     for (int rank = 0; rank < 3; ++rank) {
@@ -174,20 +177,20 @@ TEST_F(ShardsFaultTest, ARankThatIsKilledWhileWholeFilesAreWrittenLeavesThePrevi
       if (rank == victim)
         EXPECT_EQ(result.signal, SIGKILL);
       else
-        EXPECT_HAS(result.error, fmt::format("rank {}", victim));
+        EXPECT_THAT(result.error, HasSubstr(fmt::format("rank {}", victim)));
     }
-    EXPECT_EQ(number_in(root_ / "old"), 1);
+    EXPECT_EQ(number_in(folder_ / "old"), 1);
     // What there is of the new one has a hidden name, no manifest, and passes for nothing.
-    EXPECT_HAS(error_of([&] { load_checkpoint(root_ / "new"); }), "does not exist");
-    EXPECT_EQ(latest_good_checkpoint(root_), root_ / "old");
-    for (const auto& entry : fs::directory_iterator(root_)) {
+    EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "new"); }), HasSubstr("does not exist"));
+    EXPECT_EQ(latest_good_checkpoint(folder_), folder_ / "old");
+    for (const auto& entry : fs::directory_iterator(folder_)) {
       if (entry.path().filename() == "old") continue;
-      EXPECT_HAS(error_of([&] { load_checkpoint(entry.path()); }), "incomplete: it has no manifest.json");
+      EXPECT_THAT(error_of([&] { load_checkpoint(entry.path()); }), HasSubstr("incomplete: it has no manifest.json"));
     }
-    run_ranks(3, [&](Collective& group) { Numbered(group, 3).save(root_ / "new", /*full=*/true); });
-    EXPECT_EQ(number_in(root_ / "new"), 3);
-    EXPECT_EQ(entries(), 2U);
-    fs::remove_all(root_ / "new");
+    run_ranks(3, [&](Collective& group) { Numbered(group, 3).save(folder_ / "new", /*full=*/true); });
+    EXPECT_EQ(number_in(folder_ / "new"), 3);
+    EXPECT_EQ(temporary_.entries(), 2U);
+    fs::remove_all(folder_ / "new");
   }
 }
 
@@ -199,89 +202,89 @@ TEST_F(ShardsFaultTest, WhereARankCannotWriteAllAreToldAtOnce) {
       Numbered here(group, 2);
       std::optional<NoFiles> forbidden;
       if (group.rank() == victim) forbidden.emplace();
-      const auto line = error_of([&] { here.save(root_ / "c", full); });
+      const auto line = error_of([&] { here.save(folder_ / "c", full); });
       forbidden.reset();
       group.barrier();
       return line;
     });
     for (const auto& result : results) {
-      EXPECT_HAS(result.text, fmt::format("(rank {})", victim));
-      EXPECT_HAS(result.text, ::getuid() == 0 ? "Permission denied" : "Too many open files");
+      EXPECT_THAT(result.text, HasSubstr(fmt::format("(rank {})", victim)));
+      EXPECT_THAT(result.text, HasSubstr(::getuid() == 0 ? "Permission denied" : "Too many open files"));
       EXPECT_EQ(result.text, results[0].text);
       EXPECT_LT(result.seconds, 45);
     }
-    EXPECT_EQ(number_in(root_ / "c"), 1);
-    EXPECT_EQ(entries(), 1U);
+    EXPECT_EQ(number_in(folder_ / "c"), 1);
+    EXPECT_EQ(temporary_.entries(), 1U);
   }
 }
 
-TEST_F(ShardsFaultTest, ADiskThatIsFullWhileWholeFilesAreWrittenStopsAll) {
+TEST_F(ShardsFaultTest, ADiskThatFillsDuringAFullSaveStopsAll) {
   save_number(1);
   const auto results = run_ranks(3, [&](Collective& group) -> std::string {
     Numbered here(group, 2);
     std::signal(SIGXFSZ, SIG_IGN);
     std::optional<SmallFiles> limit;
     if (group.rank() == 0) limit.emplace();
-    const auto line = error_of([&] { here.save(root_ / "c", /*full=*/true); });
+    const auto line = error_of([&] { here.save(folder_ / "c", /*full=*/true); });
     limit.reset();
     group.barrier();
     return line;
   });
   for (const auto& result : results) {
-    EXPECT_HAS(result.text, "model.safetensors\": File too large (rank 0)");
+    EXPECT_THAT(result.text, HasSubstr("model.safetensors\": File too large (rank 0)"));
     EXPECT_EQ(result.text, results[0].text);
   }
-  EXPECT_EQ(number_in(root_ / "c"), 1);
-  EXPECT_EQ(entries(), 1U);
+  EXPECT_EQ(number_in(folder_ / "c"), 1);
+  EXPECT_EQ(temporary_.entries(), 1U);
 }
 
 TEST_F(ShardsFaultTest, ARankThatDoesNotComeIsNamed) {
   save_number(1);
   const auto results = run_ranks(2,
                                  [&](Collective& group) {
-                                   if (group.rank() == 0) Numbered(group, 2).save(root_ / "c");
+                                   if (group.rank() == 0) Numbered(group, 2).save(folder_ / "c");
                                  },
                                  {.errors_expected = true});
-  EXPECT_HAS(results[0].error, "rank 1");
-  EXPECT_EQ(number_in(root_ / "c"), 1);
-  EXPECT_EQ(entries(), 1U);
+  EXPECT_THAT(results[0].error, HasSubstr("rank 1"));
+  EXPECT_EQ(number_in(folder_ / "c"), 1);
+  EXPECT_EQ(temporary_.entries(), 1U);
 }
 
-TEST_F(ShardsFaultTest, PartsThatAreNotOneTensorAreRefused) {
+TEST_F(ShardsFaultTest, ShardsThatAreNotOneTensorAreRefused) {
   for (const bool full : {false, true}) {
     const auto results = run_ranks(2, [&](Collective& group) -> std::string {
       Numbered here(group, 2);
       here.place.start = 0;
       here.shards.add(here.net->parameters()[0], here.place);
-      return error_of([&] { save_checkpoint(root_ / "c", here.state(), {.shards = &here.shards, .full = full}); });
+      return error_of([&] { save_checkpoint(folder_ / "c", here.state(), {.shards = &here.shards, .full = full}); });
     });
     for (const auto& result : results) {
-      EXPECT_HAS(result.text,
-                 full ? "the parts of \"model.w\" on the ranks are not one tensor" : "parts of \"model.w\" overlap");
+      EXPECT_THAT(result.text, HasSubstr(full ? "the parts of \"model.w\" on the ranks are not one tensor"
+                                              : "parts of \"model.w\" overlap"));
       EXPECT_EQ(result.text, results[0].text);
     }
-    EXPECT_EQ(entries(), 0U);
+    EXPECT_EQ(temporary_.entries(), 0U);
   }
 }
 
-TEST_F(ShardsFaultTest, AParameterThatIsShownWholeIsNoPart) {
+TEST_F(ShardsFaultTest, AnUnshardedParameterIsNoShard) {
   const auto results = run_ranks(2, [&](Collective& group) -> std::string {
     Numbered here(group, 2);
     here.net->parameters()[0].set_data(torch::zeros({200, 64}));
-    return error_of([&] { here.save(root_ / "c"); });
+    return error_of([&] { here.save(folder_ / "c"); });
   });
-  EXPECT_HAS(results[1].text, "which is no part of [200, 64] from row 100 on; save between steps (rank 1)");
+  EXPECT_THAT(results[1].text, HasSubstr("which is no part of [200, 64] from row 100 on; save between steps (rank 1)"));
 }
 
-TEST_F(ShardsFaultTest, ADamagedPartIsNamedByAllRanksAndNothingChanges) {
+TEST_F(ShardsFaultTest, ADamagedShardIsNamedByAllRanksAndNothingChanges) {
   save_number(1, "one");
   save_number(2, "two");
-  flip_last_byte(root_ / "two/model.rank-1.safetensors");
+  flip_last_byte(folder_ / "two/model.rank-1.safetensors");
   const std::string what = "tensor \"model.w\" in \"model.rank-1.safetensors\" has checksum";
-  EXPECT_HAS(error_of([&] { verify_checkpoint(root_ / "two"); }), what);
-  EXPECT_EQ(latest_good_checkpoint(root_), root_ / "one");
-  EXPECT_HAS(error_of([&] { consolidate_checkpoint(root_ / "two", root_ / "three"); }), what);
-  EXPECT_FALSE(fs::exists(root_ / "three"));
+  EXPECT_THAT(error_of([&] { verify_checkpoint(folder_ / "two"); }), HasSubstr(what));
+  EXPECT_EQ(latest_good_checkpoint(folder_), folder_ / "one");
+  EXPECT_THAT(error_of([&] { consolidate_checkpoint(folder_ / "two", folder_ / "three"); }), HasSubstr(what));
+  EXPECT_FALSE(fs::exists(folder_ / "three"));
   const auto results = run_ranks(2, [&](Collective& group) -> std::string {
     Numbered here(group, 7);
     // 200 rows for each of these ranks, where four ranks had 100.
@@ -289,27 +292,28 @@ TEST_F(ShardsFaultTest, ADamagedPartIsNamedByAllRanksAndNothingChanges) {
     here.net->parameters()[0].set_data(part);
     here.shards.add(here.net->parameters()[0], {.sizes = {400, 64}, .start = 200 * group.rank()});
     const auto state = here.state();
-    const auto line = error_of([&] { load_checkpoint(root_ / "two", state, {.shards = &here.shards}); });
+    const auto line = error_of([&] { load_checkpoint(folder_ / "two", state, {.shards = &here.shards}); });
     EXPECT_TRUE(part.eq(7).all().item<bool>());
     EXPECT_EQ(here.number, 7);
-    load_checkpoint(root_ / "one", state, {.shards = &here.shards});
+    load_checkpoint(folder_ / "one", state, {.shards = &here.shards});
     EXPECT_TRUE(part.eq(1).all().item<bool>());
     return line;
   });
-  for (const auto& result : results) EXPECT_HAS(result.text, what);
+  for (const auto& result : results) EXPECT_THAT(result.text, HasSubstr(what));
 
-  fs::remove(root_ / "two/model.rank-3.safetensors");
-  EXPECT_HAS(error_of([&] { verify_checkpoint(root_ / "two"); }),
-             "incomplete: cannot read \"model.rank-3.safetensors\"");
+  fs::remove(folder_ / "two/model.rank-3.safetensors");
+  EXPECT_THAT(error_of([&] { verify_checkpoint(folder_ / "two"); }),
+              HasSubstr("incomplete: cannot read \"model.rank-3.safetensors\""));
 }
 
 TEST_F(ShardsFaultTest, OnlyACheckpointIsReplaced) {
-  fs::create_directories(root_ / "c");
-  std::ofstream(root_ / "c/notes.txt") << "mine";
+  fs::create_directories(folder_ / "c");
+  std::ofstream(folder_ / "c/notes.txt") << "mine";
   const auto results = run_ranks(
-      2, [&](Collective& group) -> std::string { return error_of([&] { Numbered(group, 2).save(root_ / "c"); }); });
-  for (const auto& result : results) EXPECT_HAS(result.text, "holds \"notes.txt\", which is not part of a checkpoint");
-  EXPECT_TRUE(fs::exists(root_ / "c/notes.txt"));
+      2, [&](Collective& group) -> std::string { return error_of([&] { Numbered(group, 2).save(folder_ / "c"); }); });
+  for (const auto& result : results)
+    EXPECT_THAT(result.text, HasSubstr("holds \"notes.txt\", which is not part of a checkpoint"));
+  EXPECT_TRUE(fs::exists(folder_ / "c/notes.txt"));
 }
 
 }  // namespace

@@ -1,16 +1,18 @@
 // A tied tensor is one tensor of a state, and has all of its names wherever weights leave Levin.
 #include <sys/stat.h>
 
-#include "divided.h"
-#include "folder.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/reader.h"
 #include "levin/core/files.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/ranks.h"
+#include "sharded.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using testing::error_of;
 using testing::run_ranks;
 
 std::shared_ptr<torch::nn::Module> tied_module() {
@@ -29,20 +31,20 @@ std::vector<std::string> names_in(const fs::path& file) {
   return names;
 }
 
-using TiedNames = FolderTest;
+using TiedNames = testing::FolderTest;
 
-TEST_F(TiedNames, AWholeFileHasAllOfThem) {
+TEST_F(TiedNames, AFullFileHasAllOfThem) {
   const auto net = tied_module();
-  save_checkpoint(root_ / "last", {{"model", net}});
-  EXPECT_EQ(names_in(root_ / "last/model.safetensors"), (std::vector<std::string>{"bias", "embedding", "head"}));
-  const SafetensorsFile file(root_ / "last/model.safetensors");
+  save_checkpoint(folder_ / "last", {{"model", net}});
+  EXPECT_EQ(names_in(folder_ / "last/model.safetensors"), (std::vector<std::string>{"bias", "embedding", "head"}));
+  const SafetensorsFile file(folder_ / "last/model.safetensors");
   EXPECT_TRUE(file.read("head").equal(file.read("embedding")));
-  verify_checkpoint(root_ / "last");
+  verify_checkpoint(folder_ / "last");
   // Read back it is one tensor.
-  const auto all = load_checkpoint(root_ / "last");
+  const auto all = load_checkpoint(folder_ / "last");
   const auto& model = all.at("model").to_dict();
   EXPECT_TRUE(model.at("head").to_tensor().is_same(model.at("embedding").to_tensor()));
-  const detail::CheckpointReader reader(root_ / "last");
+  const detail::CheckpointReader reader(folder_ / "last");
   const auto listed = reader.list("model");
   ASSERT_EQ(listed.size(), 3U);
   EXPECT_EQ(listed[0], (std::pair<std::string, std::string>("embedding", "model.embedding")));
@@ -52,36 +54,36 @@ TEST_F(TiedNames, AWholeFileHasAllOfThem) {
 }
 
 TEST_F(TiedNames, ADamagedCopyIsNoticed) {
-  save_checkpoint(root_ / "last", {{"model", tied_module()}});
-  const auto path = root_ / "last/model.safetensors";
+  save_checkpoint(folder_ / "last", {{"model", tied_module()}});
+  const auto path = folder_ / "last/model.safetensors";
   auto bytes = read_file(path);
   bytes.back() ^= 1;
   write_file(path, bytes);
-  EXPECT_NE(error_of([&] { verify_checkpoint(root_ / "last"); }), "no error");
+  EXPECT_NE(error_of([&] { verify_checkpoint(folder_ / "last"); }), "no error");
 }
 
 TEST_F(TiedNames, ATensorOfAnotherFileIsNotCopied) {
   const auto net = tied_module();
-  save_checkpoint(root_ / "last", {{"model", net}, {"again", net}});
-  EXPECT_TRUE(fs::exists(root_ / "last/model.safetensors"));
-  EXPECT_FALSE(fs::exists(root_ / "last/again.safetensors"));
-  EXPECT_EQ(detail::CheckpointReader(root_ / "last").list("again").size(), 3U);
+  save_checkpoint(folder_ / "last", {{"model", net}, {"again", net}});
+  EXPECT_TRUE(fs::exists(folder_ / "last/model.safetensors"));
+  EXPECT_FALSE(fs::exists(folder_ / "last/again.safetensors"));
+  EXPECT_EQ(detail::CheckpointReader(folder_ / "last").list("again").size(), 3U);
 }
 
-TEST_F(TiedNames, DividedStatesKeepThemUntilTheyAreWhole) {
+TEST_F(TiedNames, ShardedStatesKeepThemUntilConsolidated) {
   run_ranks(2, [&](Collective& group) {
-    Divided here(&group);
-    save_checkpoint(root_ / "divided", here.state(), {.world_size = 2, .shards = here.shards.get()});
-    save_checkpoint(root_ / "full", here.state(), {.world_size = 2, .shards = here.shards.get(), .full = true});
+    ShardedModule here(&group);
+    save_checkpoint(folder_ / "sharded", here.state(), {.world_size = 2, .shards = here.shards.get()});
+    save_checkpoint(folder_ / "full", here.state(), {.world_size = 2, .shards = here.shards.get(), .full = true});
   });
-  Divided whole(nullptr);
-  save_checkpoint(root_ / "single", whole.state());
-  const auto expected = names_in(root_ / "single/model.safetensors");
+  ShardedModule whole(nullptr);
+  save_checkpoint(folder_ / "single", whole.state());
+  const auto expected = names_in(folder_ / "single/model.safetensors");
   EXPECT_NE(std::find(expected.begin(), expected.end(), "tied"), expected.end());
-  EXPECT_EQ(names_in(root_ / "full/model.safetensors"), expected);
-  consolidate_checkpoint(root_ / "divided", root_ / "consolidated");
-  EXPECT_EQ(names_in(root_ / "consolidated/model.safetensors"), expected);
-  const detail::CheckpointReader reader(root_ / "divided");
+  EXPECT_EQ(names_in(folder_ / "full/model.safetensors"), expected);
+  consolidate_checkpoint(folder_ / "sharded", folder_ / "consolidated");
+  EXPECT_EQ(names_in(folder_ / "consolidated/model.safetensors"), expected);
+  const detail::CheckpointReader reader(folder_ / "sharded");
   EXPECT_TRUE(reader.sharded());
   EXPECT_EQ(reader.list("model").size(), expected.size());
 }
@@ -89,14 +91,14 @@ TEST_F(TiedNames, DividedStatesKeepThemUntilTheyAreWhole) {
 TEST_F(TiedNames, AFifoInPlaceOfAFileIsRefused) {
   ::alarm(120);  // a read that waits would wait for ever
   for (const char* name : {"manifest.json", "state.json", "model.safetensors"}) {
-    save_checkpoint(root_ / "last", {{"model", tied_module()}});
-    fs::remove(root_ / "last" / name);
-    ASSERT_EQ(::mkfifo((root_ / "last" / name).c_str(), 0600), 0);
-    EXPECT_NE(error_of([&] { detail::CheckpointReader reader(root_ / "last"); }), "no error") << name;
-    EXPECT_NE(error_of([&] { (void)load_checkpoint(root_ / "last"); }), "no error") << name;
-    EXPECT_NE(error_of([&] { (void)checkpoint_info(root_ / "last"); }), "no error") << name;
-    EXPECT_FALSE(latest_good_checkpoint(root_).has_value()) << name;
-    fs::remove_all(root_ / "last");
+    save_checkpoint(folder_ / "last", {{"model", tied_module()}});
+    fs::remove(folder_ / "last" / name);
+    ASSERT_EQ(::mkfifo((folder_ / "last" / name).c_str(), 0600), 0);
+    EXPECT_NE(error_of([&] { detail::CheckpointReader reader(folder_ / "last"); }), "no error") << name;
+    EXPECT_NE(error_of([&] { (void)load_checkpoint(folder_ / "last"); }), "no error") << name;
+    EXPECT_NE(error_of([&] { (void)checkpoint_info(folder_ / "last"); }), "no error") << name;
+    EXPECT_FALSE(latest_good_checkpoint(folder_).has_value()) << name;
+    fs::remove_all(folder_ / "last");
   }
   ::alarm(0);
 }

@@ -8,7 +8,8 @@
 
 #include "levin/core/files.h"
 #include "levin/testing/paths.h"
-#include "tests/launch/child.h"
+#include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::testing {
 namespace {
@@ -34,15 +35,14 @@ std::vector<double> column_of(const std::string& csv, const std::string& name) {
 }
 
 TEST(BoringRecipe, ReachesItsMinimumWithItsDefaults) {
-  const auto program = binary_dir() + "/bin/levin";
-  if (!fs::exists(program)) GTEST_SKIP() << "the program `levin` is not built here";
-  const auto folder = fs::path(::testing::TempDir()) / fmt::format("levin_boring_{}", ::getpid());
+  if (!fs::exists(levin_program())) GTEST_SKIP() << "the program `levin` is not built here";
   for (const char* seed : {"0", "1", "2"}) {
-    Child child({program, "fit", "boring", "--trainer.accelerator", "cpu", "--seed", seed, "--trainer.default_root_dir",
-                 folder.string()});
+    const TemporaryFolder folder;
+    Process child({levin_program(), "fit", "boring", "--trainer.accelerator", "cpu", "--seed", seed,
+                   "--trainer.default_root_dir", folder.path().string()});
     ASSERT_EQ(child.wait(), 0) << child.err();
     fs::path metrics;
-    for (const auto& entry : fs::recursive_directory_iterator(folder))
+    for (const auto& entry : fs::recursive_directory_iterator(folder.path()))
       if (entry.path().filename() == "metrics.csv") metrics = entry.path();
     const auto text = read_file(metrics);
     const auto train = column_of(text, "train_loss"), val = column_of(text, "val_loss");
@@ -52,7 +52,6 @@ TEST(BoringRecipe, ReachesItsMinimumWithItsDefaults) {
     EXPECT_GT(train.front(), 0.05);
     EXPECT_LT(train.back(), 1e-4);
     EXPECT_LT(val.back(), 1e-4);
-    fs::remove_all(folder);
   }
 }
 

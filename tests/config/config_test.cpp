@@ -10,6 +10,9 @@
 
 #include "levin/config/yaml.h"
 #include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::config {
 namespace {
@@ -17,6 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -110,15 +114,9 @@ struct App {
     return all;
   }
   void yaml(const std::string& text, const std::string& name = "run.yaml") {
-    const auto path = fs::path(::testing::TempDir()) / ("levin_config_" + std::to_string(::getpid()) + name);
-    std::ofstream(path) << text;
-    try {
-      config.add_file(path);
-    } catch (...) {
-      fs::remove(path);
-      throw;
-    }
-    fs::remove(path);
+    const testing::TemporaryFolder folder;
+    write_file(folder / name, text);
+    config.add_file(folder / name);
   }
   Asked flags(const std::vector<std::string>& words) {
     auto asked = config.add_arguments(words);
@@ -126,16 +124,6 @@ struct App {
     return asked;
   }
 };
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Yaml, KeepsOrderAndLines) {
   const auto tree = parse_yaml("b: 1\na:\n  - x\n  - 'y'\nc: {d: null, e: ~}\n", "t.yaml");
@@ -214,11 +202,11 @@ TEST(Config, LaterLayersWin) {
 }
 
 TEST(Config, FilesAreReadBeforeFlagsWhereverTheyStand) {
-  const auto path = fs::path(::testing::TempDir()) / ("levin_order_" + std::to_string(::getpid()) + ".yaml");
-  std::ofstream(path) << "model: {width: 2, lr: 2}\n";
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "order.yaml";
+  write_file(path, "model: {width: 2, lr: 2}\n");
   App s;
   s.flags({"--model.width", "3", "--config", path.string()});
-  fs::remove(path);
   EXPECT_EQ(s.options.width, 3);
   EXPECT_EQ(s.options.lr, 2);
 }
@@ -443,7 +431,7 @@ TEST(Config, HelpIsForEightyColumns) {
   EXPECT_THAT(error_of([&] { (void)s.config.help("modl"); }), HasSubstr("did you mean \"model\"?"));
 }
 
-TEST(Config, ValuesOfAPart) {
+TEST(Config, ValuesOfASection) {
   App s;
   s.flags({"--optimizer", "Sgd"});
   EXPECT_EQ(s.config.values("optimizer").to_string(), "{class: Sgd, lr: 0.1, nesterov: false}");

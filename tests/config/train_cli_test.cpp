@@ -13,8 +13,9 @@
 #include "levin/config/yaml.h"
 #include "levin/core/files.h"
 #include "levin/io/weights/safetensors.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
-#include "tests/launch/child.h"
+#include "levin/testing/process.h"
 
 namespace levin::testing {
 namespace {
@@ -24,11 +25,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string levin_program() {
-  return binary_dir() + "/bin/levin";
-}
 std::string own_program() {
-  return binary_dir() + "/bin/tests/own_program";
+  return test_program("own_program");
 }
 
 std::string without_comments(const std::string& yaml) {
@@ -39,17 +37,11 @@ std::string without_comments(const std::string& yaml) {
   return out;
 }
 
-class TrainCli : public ::testing::Test {
+class TrainCli : public FolderTest {
  protected:
   void SetUp() override {
     if (!fs::exists(levin_program())) GTEST_SKIP() << "the program `levin` is not built here";
-    folder_ =
-        fs::path(::testing::TempDir()) /
-        fmt::format("levin_cli_{}_{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   /// Words for a short quiet run whose files lie in `runs` below the test's folder.
   std::vector<std::string> boring(const std::string& command, std::vector<std::string> more = {},
@@ -79,12 +71,10 @@ class TrainCli : public ::testing::Test {
     std::sort(found.begin(), found.end());
     return found;
   }
-
-  fs::path folder_;
 };
 
 TEST_F(TrainCli, TheConfigBesideTheLogsGivesTheSameRunAgain) {
-  Child first(
+  Process first(
       boring("fit", {"--trainer.max_epochs", "2", "--seed", "7", "--optimizer", "Adam", "--optimizer.lr", "0.05",
                      "--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "val_loss"}));
   ASSERT_EQ(first.wait(), 0) << first.err();
@@ -99,8 +89,8 @@ TEST_F(TrainCli, TheConfigBesideTheLogsGivesTheSameRunAgain) {
             HasSubstr("\nlr_scheduler:  #"), HasSubstr("  step_size: 1  "),
             HasSubstr("\n    - class: EarlyStopping  # [--trainer.callbacks]\n      monitor: val_loss  ")));
 
-  Child again({levin_program(), "fit", "--config", configs[0].string(), "--trainer.default_root_dir",
-               (folder_ / "again").string()});
+  Process again({levin_program(), "fit", "--config", configs[0].string(), "--trainer.default_root_dir",
+                 (folder_ / "again").string()});
   ASSERT_EQ(again.wait(), 0) << again.err();
   const auto second = find("config.yaml", "again");
   ASSERT_EQ(second.size(), 1u);
@@ -112,22 +102,22 @@ TEST_F(TrainCli, TheConfigBesideTheLogsGivesTheSameRunAgain) {
 }
 
 TEST_F(TrainCli, PrintConfigGivesItselfBack) {
-  Child first({levin_program(), "fit", "vit_fashion_mnist", "--model.num_layers", "2", "--print-config"},
-              {"LEVIN_TRAINER_MAX_EPOCHS=9", "LEVIN_TRAINER_PRECISION=bf16-mixed"});
+  Process first({levin_program(), "fit", "vit_fashion_mnist", "--model.num_layers", "2", "--print-config"},
+                {"LEVIN_TRAINER_MAX_EPOCHS=9", "LEVIN_TRAINER_PRECISION=bf16-mixed"});
   ASSERT_EQ(first.wait(), 0) << first.err();
   EXPECT_THAT(first.out(), AllOf(HasSubstr("max_epochs: 9"), HasSubstr("[LEVIN_TRAINER_MAX_EPOCHS]"),
                                  HasSubstr("num_layers: 2"), HasSubstr("[recipe vit_fashion_mnist:5]")));
   const auto path = folder_ / "run.yaml";
   write_file(path, first.out());
-  Child second({levin_program(), "fit", "--config=" + path.string(), "--print_config"});
+  Process second({levin_program(), "fit", "--config=" + path.string(), "--print_config"});
   ASSERT_EQ(second.wait(), 0) << second.err();
   EXPECT_EQ(without_comments(second.out()), without_comments(first.out()));
-  Child flag({levin_program(), "fit", "--config", path.string(), "--print-config", "--trainer.max-epochs=3"},
-             {"LEVIN_TRAINER_MAX_EPOCHS=9"});
+  Process flag({levin_program(), "fit", "--config", path.string(), "--print-config", "--trainer.max-epochs=3"},
+               {"LEVIN_TRAINER_MAX_EPOCHS=9"});
   ASSERT_EQ(flag.wait(), 0) << flag.err();
   EXPECT_THAT(flag.out(), HasSubstr("max_epochs: 3"));
   // The file of one command is good for the others.
-  Child test({levin_program(), "test", "--config", path.string(), "--print-config"});
+  Process test({levin_program(), "test", "--config", path.string(), "--print-config"});
   EXPECT_EQ(test.wait(), 0) << test.err();
 }
 
@@ -145,23 +135,23 @@ TEST_F(TrainCli, MistakesAreOneLineBeforeAnythingStarts) {
            {{run, "fit", "--config", yaml.string()},
             yaml.string() + ":3: key of \"trainer\" \"max_epoch\" is not known; did you mean \"max_epochs\"?"},
            {boring("validate", {"more"}), "\"more\" is not expected here"}}) {
-    Child child(words);
+    Process child(words);
     EXPECT_EQ(child.wait(), 1) << line;
     EXPECT_THAT(child.err(), AllOf(::testing::StartsWith("error: ["), HasSubstr(line)));
     EXPECT_EQ(std::count(child.err().begin(), child.err().end(), '\n'), 1) << child.err();
   }
-  Child variable(boring("fit"), {"LEVIN_TRAINER_MAX_EPOCH=3"});
+  Process variable(boring("fit"), {"LEVIN_TRAINER_MAX_EPOCH=3"});
   EXPECT_EQ(variable.wait(), 1);
   EXPECT_THAT(variable.err(), HasSubstr("did you mean \"LEVIN_TRAINER_MAX_EPOCHS\"?"));
   EXPECT_FALSE(fs::exists(folder_ / "runs"));
 }
 
-TEST_F(TrainCli, GoesOnFromTheLastCheckpointAndUsesIt) {
-  Child first(boring("fit", {"--trainer.max_epochs", "1"}));
+TEST_F(TrainCli, ResumesFromTheLastCheckpointAndUsesIt) {
+  Process first(boring("fit", {"--trainer.max_epochs", "1"}));
   ASSERT_EQ(first.wait(), 0) << first.err();
   ASSERT_EQ(find("metrics.csv").size(), 1u);
   const auto before = read_file(find("metrics.csv")[0]);
-  Child more(boring("fit", {"--trainer.max_epochs", "2", "--ckpt_path", "last"}));
+  Process more(boring("fit", {"--trainer.max_epochs", "2", "--ckpt_path", "last"}));
   ASSERT_EQ(more.wait(), 0) << more.err();
   EXPECT_THAT(more.err(), HasSubstr("resumes from"));
   // The second run goes on in the version folder of the first, where its log ended: 8 batches an epoch.
@@ -172,18 +162,18 @@ TEST_F(TrainCli, GoesOnFromTheLastCheckpointAndUsesIt) {
   EXPECT_EQ(std::count(before.begin(), before.end(), '\n'), 1 + 8 + 1);
   EXPECT_EQ(std::count(after.begin(), after.end(), '\n'), 1 + 2 * (8 + 1));
 
-  Child test(boring("test", {"--ckpt_path", "last"}));
+  Process test(boring("test", {"--ckpt_path", "last"}));
   ASSERT_EQ(test.wait(), 0) << test.err();
   EXPECT_THAT(test.out(), HasSubstr("test_loss"));
   const auto output = folder_ / "out" / "predictions.safetensors";
-  Child predict(boring("predict", {"--ckpt_path", "last", "--output", output.string()}));
+  Process predict(boring("predict", {"--ckpt_path", "last", "--output", output.string()}));
   ASSERT_EQ(predict.wait(), 0) << predict.err();
   const SafetensorsFile file(output);
   EXPECT_EQ(file.read("prediction").sizes(), (std::vector<int64_t>{64, 2}));
 }
 
 TEST_F(TrainCli, TwoRanks) {
-  Child child(boring("fit", {"--trainer.devices", "2"}));
+  Process child(boring("fit", {"--trainer.devices", "2"}));
   ASSERT_EQ(child.wait(), 0) << child.err();
   ASSERT_EQ(find("config.yaml").size(), 1u);
   EXPECT_THAT(read_file(find("config.yaml")[0]), HasSubstr("  devices: 2  # "));
@@ -198,7 +188,7 @@ TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
                                                 {"fit", "boring", "--help", "OneCycleLR"}}) {
     auto command = words;
     command.insert(command.begin(), levin_program());
-    Child child(command);
+    Process child(command);
     ASSERT_EQ(child.wait(), 0) << child.err();
     std::istringstream in(child.out());
     for (std::string line; std::getline(in, line);) EXPECT_LE(line.size(), 80u) << line;
@@ -218,10 +208,10 @@ TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
 TEST_F(TrainCli, ShellsComplete) {
   const auto completed = [&](const std::string& words, int at, const std::string& program = levin_program()) {
     const auto name = fs::path(program).filename().string();
-    Child child({"/bin/bash", "-c",
-                 fmt::format("source <({} completion bash); COMP_WORDS=({} {}); COMP_CWORD={}; _{}_complete; "
-                             "echo \"${{COMPREPLY[*]}}\"",
-                             program, name, words, at, name)});
+    Process child({"/bin/bash", "-c",
+                   fmt::format("source <({} completion bash); COMP_WORDS=({} {}); COMP_CWORD={}; _{}_complete; "
+                               "echo \"${{COMPREPLY[*]}}\"",
+                               program, name, words, at, name)});
     EXPECT_EQ(child.wait(), 0) << child.err();
     EXPECT_EQ(child.err(), "");
     return " " + child.out().substr(0, child.out().size() - 1) + " ";
@@ -254,23 +244,23 @@ TEST_F(TrainCli, AProgramOfOnesOwnHasAllOfIt) {
     words.insert(words.end(), quiet.begin(), quiet.end());
     return words;
   };
-  Child plain(run({}));
+  Process plain(run({}));
   EXPECT_EQ(plain.wait(), 0) << plain.err();
   EXPECT_THAT(plain.out(), HasSubstr("optimizer SGD lr 0.1 epochs 2"));
-  Child option(run({"--model.lr", "0.25", "--trainer.max_epochs", "1"}));
+  Process option(run({"--model.lr", "0.25", "--trainer.max_epochs", "1"}));
   EXPECT_EQ(option.wait(), 0) << option.err();
   EXPECT_THAT(option.out(), HasSubstr("optimizer SGD lr 0.25 epochs 1"));
-  Child chosen(run({"--optimizer", "Adam", "--optimizer.lr", "0.5"}));
+  Process chosen(run({"--optimizer", "Adam", "--optimizer.lr", "0.5"}));
   EXPECT_EQ(chosen.wait(), 0) << chosen.err();
   EXPECT_THAT(chosen.out(), HasSubstr("optimizer Adam lr 0.5"));
-  Child wrong({own, "fit", "--model.inptus", "3"});
+  Process wrong({own, "fit", "--model.inptus", "3"});
   EXPECT_EQ(wrong.wait(), 1);
   EXPECT_THAT(wrong.err(),
               HasSubstr("[own_program fit] flag \"--model.inptus\" is not known; did you mean \"--model.inputs\"?"));
-  Child command({own, "fitt"});
+  Process command({own, "fitt"});
   EXPECT_EQ(command.wait(), 1);
   EXPECT_THAT(command.err(), HasSubstr("did you mean \"fit\"?"));
-  Child help({own, "fit", "--help"});
+  Process help({own, "fit", "--help"});
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.out(),
               AllOf(HasSubstr("--model.inputs N"), HasSubstr("max_epochs N"), Not(HasSubstr("recipe NAME"))));

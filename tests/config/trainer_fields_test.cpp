@@ -13,27 +13,21 @@
 #include "levin/config/config.h"
 #include "levin/config/yaml.h"
 #include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 
 using config::Node;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 config::Config config_of(TrainerOptions& options) {
   std::vector<config::Field> fields;
   add_trainer_fields(fields, options);
   return {"levin fit", std::move(fields), {{"trainer", "Trainer:"}}};
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 /// Comments say who set a value, which is not the value.
@@ -45,10 +39,7 @@ std::string values_of(const std::string& yaml) {
 }
 
 TEST(TrainerFields, EveryOptionHasOne) {
-  std::ifstream file(testing::source_dir() + "/levin/trainer/options.h");
-  std::stringstream all;
-  all << file.rdbuf();
-  auto text = all.str();
+  auto text = read_file(testing::source_dir() + "/levin/trainer/options.h");
   text = text.substr(text.find("struct TrainerOptions {"));
   text = text.substr(0, text.find("\n};"));
   const std::regex member(R"(\n  [\w:<>]+ (\w+) = )");

@@ -3,17 +3,15 @@
 
 #include "levin/config/yaml.h"
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 
 namespace levin::config {
 namespace {
 
+using testing::error_of;
+
 std::string refusal(const std::string& yaml) {
-  try {
-    (void)parse_yaml(yaml, "run.yaml", "levin fit");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of([&] { (void)parse_yaml(yaml, "run.yaml", "levin fit"); });
 }
 
 TEST(YamlTab, IsToldByLineAndWithWhatToWrite) {

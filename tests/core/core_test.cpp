@@ -5,9 +5,12 @@
 #include "levin/core/error.h"
 #include "levin/core/main.h"
 #include "levin/core/words.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 
 struct Inner {
   Tensor a;
@@ -35,12 +38,8 @@ TEST(EachTensor, WalksNestedValues) {
 
 TEST(Batch, UnknownNameListsTheKnownOnes) {
   const Batch batch{{"image", torch::ones({2})}, {"label", torch::ones({2})}};
-  try {
-    (void)batch["lable"];
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[batch] name \"lable\" is not known; did you mean \"label\"? (known: image, label)");
-  }
+  EXPECT_EQ(error_of([&] { (void)batch["lable"]; }),
+            "[batch] name \"lable\" is not known; did you mean \"label\"? (known: image, label)");
 }
 
 TEST(Args, ReadsBothFormsAndRefusesWords) {

@@ -9,40 +9,25 @@
 
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 namespace fs = std::filesystem;
 
 /// An empty folder with a difficult name, for one test.
-class FilesTest : public testing::Test {
+class FilesTest : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / fmt::format("levin ünïcode {} {}", ::getpid(),
-                                                    testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(root_);
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
   std::vector<std::string> names() const {
     std::vector<std::string> found;
-    for (const auto& entry : fs::directory_iterator(root_)) found.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(folder_)) found.push_back(entry.path().filename().string());
     std::sort(found.begin(), found.end());
     return found;
   }
-
-  fs::path root_;
 };
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(Checksum, KnownValuesAndTheTwinAgree) {
   EXPECT_EQ(crc32c(""), 0U);
@@ -57,7 +42,7 @@ TEST(Checksum, KnownValuesAndTheTwinAgree) {
 }
 
 TEST_F(FilesTest, WritesAndReads) {
-  const auto path = root_ / "file.txt";
+  const auto path = folder_ / "file.txt";
   write_file(path, "one");
   write_file(path, "two");
   EXPECT_EQ(read_file(path), "two");
@@ -68,66 +53,66 @@ TEST_F(FilesTest, WritesAndReads) {
 TEST_F(FilesTest, LargeWritesGoThroughWhole) {
   const std::string large((size_t{3} << 20) + 17, 'x');
   {
-    FileWriter writer(root_ / "large");
+    FileWriter writer(folder_ / "large");
     writer.write("head");
     writer.write(large);
     writer.write("tail");
     EXPECT_EQ(writer.size(), large.size() + 8);
     writer.close();
   }
-  EXPECT_EQ(read_file(root_ / "large"), "head" + large + "tail");
+  EXPECT_EQ(read_file(folder_ / "large"), "head" + large + "tail");
 }
 
 TEST_F(FilesTest, WithoutCommitNothingChanges) {
-  write_file(root_ / "file", "old");
+  write_file(folder_ / "file", "old");
   {
-    AtomicFile file(root_ / "file");
+    AtomicFile file(folder_ / "file");
     file.write("new");
   }
   {
-    AtomicFolder folder(root_ / "folder");
+    AtomicFolder folder(folder_ / "folder");
     write_file(folder.path() / "a", "1");
   }
-  EXPECT_EQ(read_file(root_ / "file"), "old");
+  EXPECT_EQ(read_file(folder_ / "file"), "old");
   EXPECT_EQ(names(), std::vector<std::string>{"file"});
 }
 
 TEST_F(FilesTest, FoldersAreReplacedWhole) {
   for (const std::string content : {"first", "second"}) {
-    AtomicFolder folder(root_ / "deep" / "checkpoint/");
+    AtomicFolder folder(folder_ / "deep" / "checkpoint/");
     write_file(folder.path() / content, content);
     folder.commit();
   }
-  EXPECT_EQ(read_file(root_ / "deep/checkpoint/second"), "second");
-  EXPECT_FALSE(fs::exists(root_ / "deep/checkpoint/first"));
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_ / "deep"), {}), 1);
+  EXPECT_EQ(read_file(folder_ / "deep/checkpoint/second"), "second");
+  EXPECT_FALSE(fs::exists(folder_ / "deep/checkpoint/first"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_ / "deep"), {}), 1);
 }
 
 TEST_F(FilesTest, ALinkToAFolderStaysALink) {
-  fs::create_directories(root_ / "real");
-  fs::create_directory_symlink(root_ / "real", root_ / "link");
-  AtomicFolder folder(root_ / "link");
+  fs::create_directories(folder_ / "real");
+  fs::create_directory_symlink(folder_ / "real", folder_ / "link");
+  AtomicFolder folder(folder_ / "link");
   write_file(folder.path() / "a", "1");
   folder.commit();
-  EXPECT_TRUE(fs::is_symlink(root_ / "link"));
-  EXPECT_EQ(read_file(root_ / "real" / "a"), "1");
+  EXPECT_TRUE(fs::is_symlink(folder_ / "link"));
+  EXPECT_EQ(read_file(folder_ / "real" / "a"), "1");
 }
 
 TEST_F(FilesTest, NamesOfFullLengthWork) {
-  const auto path = root_ / std::string(255, 'n');
+  const auto path = folder_ / std::string(255, 'n');
   write_file(path, "content");
   EXPECT_EQ(read_file(path), "content");
 }
 
 TEST_F(FilesTest, ErrorsNameThePathAndTheReason) {
-  EXPECT_EQ(error_of([&] { read_file(root_ / "none"); }),
-            fmt::format("[file] cannot open \"{}\": No such file or directory", (root_ / "none").string()));
-  EXPECT_EQ(error_of([&] { read_file(root_); }),
-            fmt::format("[file] cannot read \"{}\": Is a directory", root_.string()));
-  write_file(root_ / "file", "x");
-  EXPECT_NE(error_of([&] { check_writable(root_ / "file"); }).find("Not a directory"), std::string::npos);
+  EXPECT_EQ(error_of([&] { read_file(folder_ / "none"); }),
+            fmt::format("[file] cannot open \"{}\": No such file or directory", (folder_ / "none").string()));
+  EXPECT_EQ(error_of([&] { read_file(folder_); }),
+            fmt::format("[file] cannot read \"{}\": Is a directory", folder_.string()));
+  write_file(folder_ / "file", "x");
+  EXPECT_NE(error_of([&] { check_writable(folder_ / "file"); }).find("Not a directory"), std::string::npos);
   EXPECT_NE(error_of([&] { check_writable("/proc/levin"); }).find("/proc/levin"), std::string::npos);
-  EXPECT_NO_THROW(check_writable(root_ / "new" / "folder"));
+  EXPECT_NO_THROW(check_writable(folder_ / "new" / "folder"));
 }
 
 TEST_F(FilesTest, AFullDiskIsLoudAndKeepsTheOldFile) {
@@ -137,34 +122,34 @@ TEST_F(FilesTest, AFullDiskIsLoudAndKeepsTheOldFile) {
               writer.close();
             }),
             "[file] cannot write \"/dev/full\": No space left on device");
-  write_file(root_ / "file", "old");
+  write_file(folder_ / "file", "old");
   // A limit on the size of files fails in the middle of writing, as a full disk does.
   struct rlimit before {};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   const struct rlimit small { 1 << 20, before.rlim_max };
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-  const auto line = error_of([&] { write_file(root_ / "file", std::string(size_t{2} << 20, 'x')); });
+  const auto line = error_of([&] { write_file(folder_ / "file", std::string(size_t{2} << 20, 'x')); });
   ::setrlimit(RLIMIT_FSIZE, &before);
   std::signal(SIGXFSZ, handler);
   EXPECT_NE(line.find("File too large"), std::string::npos) << line;
-  EXPECT_EQ(read_file(root_ / "file"), "old");
+  EXPECT_EQ(read_file(folder_ / "file"), "old");
   EXPECT_EQ(names(), std::vector<std::string>{"file"});
 }
 
 TEST_F(FilesTest, LeftoversOfADeadProcessAreRemoved) {
-  write_file(root_ / "file", "old");
+  write_file(folder_ / "file", "old");
   const pid_t child = ::fork();
   if (child == 0) {
-    AtomicFile file(root_ / "file");
+    AtomicFile file(folder_ / "file");
     file.write("half");
     ::_exit(0);
   }
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(names().size(), 2U);
-  EXPECT_EQ(read_file(root_ / "file"), "old");
-  write_file(root_ / "file", "new");
+  EXPECT_EQ(read_file(folder_ / "file"), "old");
+  write_file(folder_ / "file", "new");
   EXPECT_EQ(names(), std::vector<std::string>{"file"});
 }
 

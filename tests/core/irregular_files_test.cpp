@@ -12,46 +12,38 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/regular_file.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 
 namespace levin {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::error_of;
 using ::testing::HasSubstr;
 
-class IrregularFiles : public ::testing::Test {
+class IrregularFiles : public testing::FolderTest {
  protected:
   void SetUp() override {
     // A read that waits would wait for ever.
     ::alarm(120);
-    root_ = fs::temp_directory_path() / fmt::format("levin_irregular_{}", ::getpid());
-    fs::create_directories(root_);
   }
-  void TearDown() override {
-    fs::remove_all(root_);
-    ::alarm(0);
-  }
+  void TearDown() override { ::alarm(0); }
   static std::string refusal(const fs::path& path) {
-    try {
-      (void)read_file(path);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_of([&] { (void)read_file(path); });
   }
-  fs::path root_;
 };
 
 TEST_F(IrregularFiles, AreRefusedByKind) {
-  const auto fifo = root_ / "fifo";
+  const auto fifo = folder_ / "fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   EXPECT_EQ(refusal(fifo), fmt::format("[file] \"{}\" is a FIFO; only regular files are read", fifo.string()));
-  fs::create_symlink(fifo, root_ / "link");
-  EXPECT_THAT(refusal(root_ / "link"), HasSubstr("is a FIFO"));
+  fs::create_symlink(fifo, folder_ / "link");
+  EXPECT_THAT(refusal(folder_ / "link"), HasSubstr("is a FIFO"));
   EXPECT_THAT(refusal("/dev/zero"), HasSubstr("is a device"));
   EXPECT_THAT(refusal("/dev/null"), HasSubstr("is a device"));
-  EXPECT_THAT(refusal(root_), HasSubstr("Is a directory"));
-  const auto place = root_ / "socket";
+  EXPECT_THAT(refusal(folder_), HasSubstr("Is a directory"));
+  const auto place = folder_ / "socket";
   const int socket = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -63,9 +55,9 @@ TEST_F(IrregularFiles, AreRefusedByKind) {
 }
 
 TEST_F(IrregularFiles, ALibraryGetsTheFileThatWasOpened) {
-  write_file(root_ / "file", "first");
-  const detail::PinnedFile pinned(root_ / "file");
-  write_file(root_ / "file", "second one");
+  write_file(folder_ / "file", "first");
+  const detail::PinnedFile pinned(folder_ / "file");
+  write_file(folder_ / "file", "second one");
   EXPECT_EQ(read_file(pinned.name()), "first");
 }
 

@@ -3,26 +3,18 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/progress_bar_style.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin {
 namespace {
 
 /// A file in memory, and a clock that the test moves.
-class ProgressTest : public testing::Test {
+class ProgressTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    ::setenv("NO_COLOR", "1", 1);
-    ::setenv("LANG", "C.UTF-8", 1);
-    ::unsetenv("LC_ALL");
-    ::unsetenv("LC_CTYPE");
-    ::unsetenv("LEVIN_TERMINAL_WIDTH");
-    file_ = ::open_memstream(&data_, &size_);
-  }
+  void SetUp() override { file_ = ::open_memstream(&data_, &size_); }
   void TearDown() override {
     std::fclose(file_);
     std::free(data_);
-    ::unsetenv("NO_COLOR");
-    ::unsetenv("LEVIN_TERMINAL_WIDTH");
   }
   ProgressOptions options(bool live) {
     return {.unit = "img", .per_step = 10, .file = file_, .live = live, .clock = [this] { return now_; }};
@@ -36,6 +28,8 @@ class ProgressTest : public testing::Test {
   std::FILE* file_ = nullptr;
   char* data_ = nullptr;
   size_t size_ = 0;
+  const testing::ScopedVariable color_{"NO_COLOR", "1"}, language_{"LANG", "C.UTF-8"}, all_{"LC_ALL", std::nullopt},
+      characters_{"LC_CTYPE", std::nullopt}, width_{"LEVIN_TERMINAL_WIDTH", std::nullopt};
 };
 
 std::string rendered(const ProgressFrame& frame, const ProgressStyle& style) {
@@ -132,7 +126,7 @@ TEST_F(ProgressTest, SlowStepsAreNotSilent) {
 }
 
 TEST_F(ProgressTest, WidthComesFromTheLauncher) {
-  ::setenv("LEVIN_TERMINAL_WIDTH", "50", 1);
+  const testing::ScopedVariable width("LEVIN_TERMINAL_WIDTH", "50");
   auto o = options(true);
   o.live = std::nullopt;
   ProgressBar bar("Train", 10, o);

@@ -3,16 +3,15 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin {
 namespace {
 
-class SeedTest : public testing::Test {
+class SeedTest : public ::testing::Test {
  protected:
-  void SetUp() override { TearDown(); }
-  void TearDown() override {
-    for (const char* name : {"LEVIN_GLOBAL_SEED", "PL_GLOBAL_SEED", "PL_SEED_WORKERS"}) ::unsetenv(name);
-  }
+  const testing::ScopedVariable seed_{"LEVIN_GLOBAL_SEED", std::nullopt}, lightnings_{"PL_GLOBAL_SEED", std::nullopt},
+      workers_{"PL_SEED_WORKERS", std::nullopt};
 };
 
 TEST_F(SeedTest, SameSeedSameNumbers) {
@@ -27,11 +26,10 @@ TEST_F(SeedTest, SameSeedSameNumbers) {
 
 TEST_F(SeedTest, TakesTheSeedOfTheEnvironment) {
   EXPECT_EQ(seed_everything(std::nullopt, {.verbose = false}), 0);
-  ::unsetenv("LEVIN_GLOBAL_SEED");
-  ::setenv("PL_GLOBAL_SEED", "41", 1);
+  const testing::ScopedVariable none("LEVIN_GLOBAL_SEED", std::nullopt), other("PL_GLOBAL_SEED", "41");
   EXPECT_EQ(seed_everything(std::nullopt, {.verbose = false}), 41);
   for (const char* bad : {"abc", "", "3x", "1e3"}) {
-    ::setenv("LEVIN_GLOBAL_SEED", bad, 1);
+    const testing::ScopedVariable seed("LEVIN_GLOBAL_SEED", bad);
     EXPECT_THROW(seed_everything(std::nullopt, {.verbose = false}), Error) << bad;
   }
 }

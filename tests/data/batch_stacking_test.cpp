@@ -1,5 +1,6 @@
 // Batches are put together by the names of fields, in torch's common type; what does not go together is an error that
 // names sample and field.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -8,9 +9,13 @@
 #include "levin/data/combined.h"
 #include "levin/data/loader.h"
 #include "levin/data/stages.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
+using ::testing::HasSubstr;
 
 template <class S>
 struct Samples {
@@ -20,18 +25,6 @@ struct Samples {
 };
 template <class S>
 Samples(std::vector<S>) -> Samples<S>;
-
-template <class F>
-std::string message(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 template <class S>
 std::vector<S> batches_of(std::vector<S> samples, int64_t batch_size, int workers, std::string bad = "stop") {
@@ -45,7 +38,7 @@ std::vector<S> batches_of(std::vector<S> samples, int64_t batch_size, int worker
 template <class S>
 std::string refused(std::vector<S> samples, int workers = 0) {
   const auto count = static_cast<int64_t>(samples.size());
-  return message([&] { batches_of(std::move(samples), count, workers); });
+  return error_of([&] { batches_of(std::move(samples), count, workers); });
 }
 
 Tensor number(int64_t value) {
@@ -55,11 +48,11 @@ Tensor number(int64_t value) {
 TEST(BatchAccess, AReadOfAnUnknownNameIsAnErrorAndAddsNothing) {
   Batch batch{{"image", torch::ones({2})}, {"label", torch::ones({2})}};
   const std::string known = "[batch] name \"lable\" is not known; did you mean \"label\"? (known: image, label)";
-  EXPECT_EQ(message([&] { (void)batch["lable"]; }), known);
-  EXPECT_EQ(message([&] { (void)std::as_const(batch)["lable"]; }), known);
-  EXPECT_EQ(message([&] { batch["lable"] = torch::zeros({1}); }), known);
+  EXPECT_EQ(error_of([&] { (void)batch["lable"]; }), known);
+  EXPECT_EQ(error_of([&] { (void)std::as_const(batch)["lable"]; }), known);
+  EXPECT_EQ(error_of([&] { batch["lable"] = torch::zeros({1}); }), known);
   EXPECT_EQ(batch.size(), 2u);
-  EXPECT_EQ(message([&] { batch["mixing_weight"] = torch::zeros({1}); }),
+  EXPECT_EQ(error_of([&] { batch["mixing_weight"] = torch::zeros({1}); }),
             "[batch] name \"mixing_weight\" is not known (known: image, label); batch.set(\"mixing_weight\", tensor) "
             "adds one");
   EXPECT_EQ(batch.size(), 2u);
@@ -74,7 +67,7 @@ TEST(BatchAccess, AssignsAndAdds) {
   EXPECT_EQ(batch.size(), 2u);
   EXPECT_EQ(batch["image"].size(0), 5);
   EXPECT_EQ(batch["label"].size(0), 4);
-  EXPECT_HAS(message([] { Batch({{"x", Tensor()}, {"x", Tensor()}}); }), "stands twice");
+  EXPECT_THAT(error_of([] { Batch({{"x", Tensor()}, {"x", Tensor()}}); }), HasSubstr("stands twice"));
 }
 
 TEST(Stacking, GoesByNameNotByPlace) {
@@ -109,11 +102,11 @@ TEST(Stacking, MissingAndAdditionalFieldsAreErrors) {
     EXPECT_EQ(refused<Batch>({two, two, {{"a", number(1)}, {"bb", number(2)}}}, workers),
               "[data] sample 2 has the fields a, bb, sample 0 of the same batch has a, b (\"b\" is missing, \"bb\" is "
               "additional)");
-    EXPECT_HAS(refused<Batch>({two, {{"a", number(1)}}}, workers), "\"b\" is missing");
-    EXPECT_HAS(refused<Batch>({two, {{"a", number(1)}, {"b", number(2)}, {"c", number(3)}}}, workers),
-               "sample 1 has the fields a, b, c");
-    EXPECT_HAS(refused<Batch>({two, Batch()}, workers), "\"a\" is missing, \"b\" is missing");
-    EXPECT_HAS(refused<Batch>({Batch(), two}, workers), "\"a\" is additional, \"b\" is additional");
+    EXPECT_THAT(refused<Batch>({two, {{"a", number(1)}}}, workers), HasSubstr("\"b\" is missing"));
+    EXPECT_THAT(refused<Batch>({two, {{"a", number(1)}, {"b", number(2)}, {"c", number(3)}}}, workers),
+                HasSubstr("sample 1 has the fields a, b, c"));
+    EXPECT_THAT(refused<Batch>({two, Batch()}, workers), HasSubstr("\"a\" is missing, \"b\" is missing"));
+    EXPECT_THAT(refused<Batch>({Batch(), two}, workers), HasSubstr("\"a\" is additional, \"b\" is additional"));
   }
 }
 
@@ -147,31 +140,33 @@ TEST(Stacking, TypesOfOneBatchDoNotReachIntoTheNext) {
 
 TEST(Stacking, TypesWithoutACommonOneAreAnError) {
   const auto line = refused<Batch>({{{"x", number(1)}}, {{"x", torch::ones({}, torch::kUInt64)}}});
-  EXPECT_HAS(line, "sample 1: field \"x\"");
-  EXPECT_HAS(line, "no common type");
+  EXPECT_THAT(line, HasSubstr("sample 1: field \"x\""));
+  EXPECT_THAT(line, HasSubstr("no common type"));
 }
 
 TEST(Stacking, ShapesThatDifferNameSampleAndField) {
   const auto line = refused<Batch>({{{"id", number(0)}, {"x", torch::ones({2, 3})}},
                                     {{"id", number(1)}, {"x", torch::ones({2, 3})}},
                                     {{"x", torch::ones({2, 4})}, {"id", number(2)}}});
-  EXPECT_HAS(line, "differ in shape: [2, 3] and [2, 4] (field \"x\" of sample 0 and of sample 2)");
-  EXPECT_HAS(refused<Batch>({{{"x", torch::ones({1})}}, {{"x", Tensor()}}}), "sample 1: field \"x\" is an undefined");
+  EXPECT_THAT(line, HasSubstr("differ in shape: [2, 3] and [2, 4] (field \"x\" of sample 0 and of sample 2)"));
+  EXPECT_THAT(refused<Batch>({{{"x", torch::ones({1})}}, {{"x", Tensor()}}}),
+              HasSubstr("sample 1: field \"x\" is an undefined"));
 }
 
 TEST(Stacking, SamplesOfOtherTypesHaveNamesToo) {
   using Map = std::map<std::string, Tensor>;
-  EXPECT_HAS(refused<Map>({{{"a", number(1)}}, {{"b", number(1)}}}), "\"a\" is missing, \"b\" is additional");
+  EXPECT_THAT(refused<Map>({{{"a", number(1)}}, {{"b", number(1)}}}),
+              HasSubstr("\"a\" is missing, \"b\" is additional"));
   using List = std::vector<Tensor>;
-  EXPECT_HAS(refused<List>({{number(1), number(2)}, {number(1)}}), "\"[1]\" is missing");
+  EXPECT_THAT(refused<List>({{number(1), number(2)}, {number(1)}}), HasSubstr("\"[1]\" is missing"));
   using Pair = std::pair<Tensor, std::optional<Tensor>>;
-  EXPECT_HAS(refused<Pair>({{number(1), number(2)}, {number(1), std::nullopt}}), "\"1\" is missing");
+  EXPECT_THAT(refused<Pair>({{number(1), number(2)}, {number(1), std::nullopt}}), HasSubstr("\"1\" is missing"));
   // Alternatives with one tensor each are not the same thing.
   struct Text {
     Tensor ids;
   };
   using Either = std::variant<Tensor, Text>;
-  EXPECT_HAS(refused<Either>({number(1), Text{number(1)}}), "is missing");
+  EXPECT_THAT(refused<Either>({number(1), Text{number(1)}}), HasSubstr("is missing"));
   struct Inner {
     Batch fields;
     Tensor weight;
@@ -181,7 +176,8 @@ TEST(Stacking, SamplesOfOtherTypesHaveNamesToo) {
   EXPECT_TRUE(inner.at(0).fields["a"].equal(torch::tensor({1, 4})));
   EXPECT_TRUE(inner.at(0).fields["b"].equal(torch::tensor({2, 5})));
   EXPECT_TRUE(inner.at(0).weight.equal(torch::tensor({3, 6})));
-  EXPECT_HAS(refused<Tensor>({torch::ones({1}), torch::ones({2})}), "the tensor of sample 0 and of sample 1");
+  EXPECT_THAT(refused<Tensor>({torch::ones({1}), torch::ones({2})}),
+              HasSubstr("the tensor of sample 0 and of sample 1"));
 }
 
 /// Items of a stream that come in other orders of names.
@@ -208,8 +204,8 @@ TEST(Stacking, StreamsAndStagesGoByNameToo) {
 TEST(Stacking, ErrorsOfACollateFunctionNameTheSamples) {
   auto loader = make_loader(Samples<Tensor>{{torch::ones({1}), torch::ones({2}), torch::ones({3})}}, {.batch_size = 2},
                             [](std::vector<Tensor> samples) { return torch::stack(samples); });
-  const auto line = message([&] { loader.begin(); });
-  EXPECT_HAS(line, "[data] collate of batch 0 of epoch 0 (samples 0, 1): ");
+  const auto line = error_of([&] { loader.begin(); });
+  EXPECT_THAT(line, HasSubstr("[data] collate of batch 0 of epoch 0 (samples 0, 1): "));
   EXPECT_EQ(line.find('\n'), std::string::npos);
 }
 
@@ -246,7 +242,7 @@ TEST(SkippedSamples, ABatchWithoutAGoodOneIsLeftOut) {
   EXPECT_EQ(values(collated), kGood);
 }
 
-TEST(SkippedSamples, AResumedPassGoesOnBehindThem) {
+TEST(SkippedSamples, AResumedEpochContinuesBehindThem) {
   auto loader = make_loader(SomeBad(), {.batch_size = 1, .bad_samples = "skip"});
   auto it = loader.begin();
   for (int i = 0; i < 3; ++i) ++it;  // gives 5, past 3 and 4
@@ -277,7 +273,7 @@ TEST(SkippedSamples, NothingButBadSamples) {
   auto loader = make_loader(AllBad(), {.batch_size = 2, .bad_samples = "skip"});
   EXPECT_EQ(values(loader), std::vector<int64_t>());
   EXPECT_EQ(loader.stats().skipped, 4);
-  EXPECT_HAS(message([&] { values(loader.fixed_size()); }), "no other sample is good");
+  EXPECT_THAT(error_of([&] { values(loader.fixed_size()); }), HasSubstr("no other sample is good"));
 }
 
 struct WholeBad : SomeBad {

@@ -7,12 +7,14 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
 
 using Json = nlohmann::json;
+using testing::error_of;
 
 const std::vector<std::string> kModes{"min_size", "max_size", "max_size_cycle", "sequential"};
 
@@ -58,15 +60,6 @@ Json places(const CombinedLoader<Batch>& loader) {
   return result;
 }
 
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 TEST(CombinedLoader, GivesWhatLightningGives) {
   std::ifstream file(testing::source_dir() + "/tests/trainer/fixtures/counts.json");
   ASSERT_TRUE(file.good());
@@ -93,7 +86,7 @@ TEST(CombinedLoader, GivesWhatLightningGives) {
   }
 }
 
-TEST(CombinedLoader, GoesOnAtAnyBatchOfAnyEpoch) {
+TEST(CombinedLoader, ResumesAtAnyBatchOfAnyEpoch) {
   for (const auto& mode : kModes) {
     const auto reference = three(mode);
     for (int64_t epoch = 0; epoch < 3; ++epoch) {
@@ -164,7 +157,7 @@ TEST(CombinedLoader, DistributesEveryMember) {
                             {{"a", {2}}, {"b", nullptr}}, {{"a", {5}}, {"b", nullptr}}, {{"a", {8}}, {"b", nullptr}}}));
 }
 
-TEST(CombinedLoader, GoesOnOnAnotherNumberOfRanks) {
+TEST(CombinedLoader, ResumesOnAnotherNumberOfRanks) {
   const auto make = [](int64_t batch_size) {
     return combine({{"a", numbers(8, {.batch_size = batch_size})}, {"b", numbers(24, {.batch_size = batch_size})}});
   };
@@ -194,8 +187,8 @@ TEST(CombinedBatch, IsWalkedAndAsked) {
     EXPECT_EQ(batch.names(), (std::vector<std::string>{"a", "b"}));
     if (++seen < 2) continue;
     const auto& fixed = batch;
-    EXPECT_NE(message([&] { fixed["b"]; }).find("loader \"b\" has no batch here"), std::string::npos);
-    EXPECT_NE(message([&] { batch["aa"]; }).find("\"aa\" is not known; did you mean \"a\"?"), std::string::npos);
+    EXPECT_NE(error_of([&] { fixed["b"]; }).find("loader \"b\" has no batch here"), std::string::npos);
+    EXPECT_NE(error_of([&] { batch["aa"]; }).find("\"aa\" is not known; did you mean \"a\"?"), std::string::npos);
   }
   EXPECT_EQ(seen, 3);
   static_assert(TensorNest<CombinedBatch<Batch>>);
@@ -218,16 +211,20 @@ TEST(CombinedLoader, TakesBatchesOfTheUsers) {
 }
 
 TEST(CombinedLoader, RefusesInOneLine) {
-  EXPECT_NE(message([] {
+  EXPECT_NE(error_of([] {
               combine({{"a", numbers(2)}}, {.mode = "maxsize"});
             }).find("mode \"maxsize\" is not known; did you mean \"max_size\""),
             std::string::npos);
-  EXPECT_NE(message([] { combine({{"a", numbers(2)}, {"a", numbers(3)}}); }).find("the name \"a\""), std::string::npos);
-  EXPECT_NE(message([] { combine(CombinedLoader<Batch>::Members{}); }).find("no loader to combine"), std::string::npos);
-  const auto state = three("min_size").state_dict();
-  EXPECT_NE(message([&] { three("max_size").load_state_dict(state); }).find("combined by \"min_size\""),
+  EXPECT_NE(error_of([] {
+              combine({{"a", numbers(2)}, {"a", numbers(3)}});
+            }).find("the name \"a\""),
             std::string::npos);
-  EXPECT_NE(message([&] {
+  EXPECT_NE(error_of([] { combine(CombinedLoader<Batch>::Members{}); }).find("no loader to combine"),
+            std::string::npos);
+  const auto state = three("min_size").state_dict();
+  EXPECT_NE(error_of([&] { three("max_size").load_state_dict(state); }).find("combined by \"min_size\""),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
               combine({{"a", numbers(2)}}, {.mode = "min_size"}).load_state_dict(state);
             }).find("loaders a, b, c, these are a"),
             std::string::npos);

@@ -5,9 +5,12 @@
 #include "levin/core/error.h"
 #include "levin/data/fashion_mnist.h"
 #include "levin/data/loader.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 
 TensorDataset numbers(int64_t count) {
   return TensorDataset({{"x", torch::arange(count)}});
@@ -36,15 +39,6 @@ struct Ragged {
   int64_t size() const { return 4; }
   Tensor get(int64_t i) const { return torch::ones({i + 1}); }
 };
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(DataLoader, GivesEverySampleOnceInOrder) {
   auto loader = make_loader(numbers(7), {.batch_size = 3});
@@ -133,7 +127,7 @@ TEST(DataLoader, GivesVariantsOfItself) {
   // The share of a rank stays its own.
   auto part = loader.distributed(1, 2, false).sequential().with_batch_size(3);
   EXPECT_EQ(pass(part), (std::vector<std::vector<int64_t>>{{1, 3, 5}, {7}}));
-  EXPECT_NE(message([&] { loader.with_batch_size(0); }).find("batch_size 0"), std::string::npos);
+  EXPECT_NE(error_of([&] { loader.with_batch_size(0); }).find("batch_size 0"), std::string::npos);
 }
 
 TEST(DataLoader, SeeksToAnyBatchOfAnyEpoch) {
@@ -147,7 +141,7 @@ TEST(DataLoader, SeeksToAnyBatchOfAnyEpoch) {
   EXPECT_EQ(loader.batch(), 0);
 }
 
-TEST(DataLoader, GoesOnAtAnyBatch) {
+TEST(DataLoader, ResumesAtAnyBatch) {
   auto loader = make_loader(numbers(40), {.batch_size = 4, .shuffle = true});
   pass(loader);
   const auto second = pass(loader);
@@ -190,22 +184,22 @@ TEST(DataLoader, CollatesTypesOfTheUsers) {
   }
   EXPECT_EQ(count, 1);
   auto ragged = make_loader(Ragged(), {.batch_size = 2});
-  EXPECT_NE(message([&] { ragged.begin(); }).find("differ in shape"), std::string::npos);
+  EXPECT_NE(error_of([&] { ragged.begin(); }).find("differ in shape"), std::string::npos);
 }
 
 TEST(DataLoader, RefusesInOneLine) {
-  EXPECT_NE(message([] { make_loader(numbers(3), {.batch_size = 0}); }).find("batch_size 0"), std::string::npos);
+  EXPECT_NE(error_of([] { make_loader(numbers(3), {.batch_size = 0}); }).find("batch_size 0"), std::string::npos);
   EXPECT_NE(
-      message([] { make_loader(numbers(3), {.batch_size = 5, .drop_last = true}); }).find("drop_last leaves nothing"),
+      error_of([] { make_loader(numbers(3), {.batch_size = 5, .drop_last = true}); }).find("drop_last leaves nothing"),
       std::string::npos);
-  EXPECT_NE(message([] {
+  EXPECT_NE(error_of([] {
               TensorDataset({{"a", torch::ones({3})}, {"b", torch::ones({4})}});
             }).find("\"b\" has 4 samples, \"a\" has 3"),
             std::string::npos);
   auto loader = make_loader(numbers(9), {.batch_size = 2});
   auto state = loader.state_dict();
   state["dataset_size"] = 8;
-  EXPECT_NE(message([&] { loader.load_state_dict(state); }).find("8 samples, this one has 9"), std::string::npos);
+  EXPECT_NE(error_of([&] { loader.load_state_dict(state); }).find("8 samples, this one has 9"), std::string::npos);
 }
 
 TEST(ImageData, DrawsTenKindsOfShapes) {
@@ -213,7 +207,7 @@ TEST(ImageData, DrawsTenKindsOfShapes) {
   EXPECT_EQ(data.train.tensors()["image"].sizes(), (std::vector<int64_t>{200, 1, 28, 28}));
   EXPECT_EQ(data.train.tensors()["label"].max().item<int64_t>(), 9);
   EXPECT_TRUE(torch::equal(data.train.tensors()["image"], draw_shapes(200, 50).train.tensors()["image"]));
-  EXPECT_NE(message([] { load_fashion_mnist("/nonexistent"); }).find("train-images-idx3-ubyte"), std::string::npos);
+  EXPECT_NE(error_of([] { load_fashion_mnist("/nonexistent"); }).find("train-images-idx3-ubyte"), std::string::npos);
 }
 
 }  // namespace

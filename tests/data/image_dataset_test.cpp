@@ -11,37 +11,22 @@
 #include "levin/core/error.h"
 #include "levin/data/cifar.h"
 #include "levin/data/loader.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin {
 namespace {
 
 namespace fs = std::filesystem;
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 
-template <class F>
-std::string image_error(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-class ImageDatasets : public ::testing::Test {
+class ImageDatasets : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("levin_images_" + std::to_string(::getpid()) + "_" +
-                                                ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
-
-  fs::path folder_;
 };
 
 TEST_F(ImageDatasets, AFolderGivesWhatWasDrawn) {
@@ -116,14 +101,13 @@ TEST_F(ImageDatasets, AnErrorNamesTheFile) {
   const auto bad = data.records().where(1);
   fs::resize_file(bad, 60);
   Random random(0, 0, 1);
-  EXPECT_THAT(image_error([&] { data.get(1, random); }), AllOf(HasSubstr("[data] sample 1"), HasSubstr(bad)));
+  EXPECT_THAT(error_of([&] { data.get(1, random); }), AllOf(HasSubstr("[data] sample 1"), HasSubstr(bad)));
   fs::remove(bad);
-  EXPECT_THAT(image_error([&] { data.get(1, random); }), AllOf(HasSubstr(bad), HasSubstr("No such file")));
-  EXPECT_THAT(image_error([&] { data.get(3, random); }), HasSubstr("sample 3 was asked for, there are 3"));
+  EXPECT_THAT(error_of([&] { data.get(1, random); }), AllOf(HasSubstr(bad), HasSubstr("No such file")));
+  EXPECT_THAT(error_of([&] { data.get(3, random); }), HasSubstr("sample 3 was asked for, there are 3"));
   std::ofstream(path("lines.txt")) << "no image\n";
   const ImageDataset text(path("lines.txt"));
-  EXPECT_THAT(image_error([&] { text.get(0, random); }),
-              AllOf(HasSubstr("lines.txt:1"), HasSubstr("no field \"image\"")));
+  EXPECT_THAT(error_of([&] { text.get(0, random); }), AllOf(HasSubstr("lines.txt:1"), HasSubstr("no field \"image\"")));
 }
 
 TEST_F(ImageDatasets, CifarIsFoundInItsLayouts) {
@@ -149,13 +133,12 @@ TEST_F(ImageDatasets, CifarIsFoundInItsLayouts) {
   EXPECT_TRUE(at::equal(png.train.tensors()["image"], binary.train.tensors()["image"]));
   EXPECT_TRUE(at::equal(png.test.tensors()["label"], binary.test.tensors()["label"]));
 
-  ::setenv("LEVIN_DATA", folder_.c_str(), 1);
+  const testing::ScopedVariable place("LEVIN_DATA", folder_.string());
   EXPECT_FALSE(has_cifar10(path("nowhere")));
-  EXPECT_THAT(image_error([&] { load_cifar10(path("nowhere")); }), AllOf(HasSubstr("nowhere"), HasSubstr("unpack")));
+  EXPECT_THAT(error_of([&] { load_cifar10(path("nowhere")); }), AllOf(HasSubstr("nowhere"), HasSubstr("unpack")));
   fs::rename(path("bin"), path("cifar10"));
   EXPECT_TRUE(has_cifar10());
   EXPECT_EQ(load_cifar10_or_drawn().train.size(), 60);
-  ::unsetenv("LEVIN_DATA");
 }
 
 TEST_F(ImageDatasets, DrawnShapesAreTheSameForTheSameSeed) {

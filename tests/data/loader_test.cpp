@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <fstream>
+#include <future>
 #include <set>
 #include <thread>
 
@@ -10,9 +11,12 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 
 /// Samples that draw from their own random numbers, and, when asked, from torch's generator.
 struct Drawing {
@@ -67,15 +71,6 @@ void expect_equal(const std::vector<Batch>& a, const std::vector<Batch>& b) {
     for (const auto& [name, tensor] : a[i]) EXPECT_TRUE(torch::equal(tensor, b[i][name])) << name << " of batch " << i;
 }
 
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 int64_t entries(const char* folder) {
   int64_t count = 0;
   auto* open = opendir(folder);
@@ -120,7 +115,7 @@ TEST(Loader, GivesEverySampleOnceOverTheRanks) {
   EXPECT_EQ(std::set<int64_t>(seen.begin(), seen.end()).size(), 30u);
 }
 
-TEST(Loader, GoesOnWithTheSameRestAfterAnyBatch) {
+TEST(Loader, ResumesWithTheSameBatchesAfterAnyBatch) {
   const LoaderOptions options{.batch_size = 4, .shuffle = true, .num_workers = 4};
   const Drawing data{.count = 30, .by_torch = true};
   auto whole = make_loader(data, options);
@@ -208,11 +203,11 @@ TEST(Loader, LetsThePlacesBeUsedInAnyOrder) {
 TEST(Loader, TellsWhichSampleIsBad) {
   for (const int workers : {0, 1, 8}) {
     auto loader = make_loader(Broken(), {.batch_size = 8, .num_workers = workers});
-    EXPECT_EQ(message([&] { all(loader); }), "[data] sample 3: [image] \"pictures/3.png\" ends too early");
+    EXPECT_EQ(error_of([&] { all(loader); }), "[data] sample 3: [image] \"pictures/3.png\" ends too early");
     // Batches before a bad one come.
     auto later = make_loader(Broken(), {.batch_size = 1, .num_workers = workers});
     int64_t count = 0;
-    EXPECT_NE(message([&] {
+    EXPECT_NE(error_of([&] {
                 for ([[maybe_unused]] auto& batch : later) ++count;
               }).find("sample 3"),
               std::string::npos);
@@ -249,7 +244,7 @@ TEST(Loader, MakesBatchesByAFunctionOfTheProgram) {
   for (auto& batch : loader) sizes.push_back(batch.sizes().vec());
   EXPECT_EQ(sizes, (std::vector<std::vector<int64_t>>{{3, 3}, {3, 6}}));
   auto plain = make_loader(Ragged(), {.batch_size = 3, .num_workers = 2});
-  EXPECT_NE(message([&] {
+  EXPECT_NE(error_of([&] {
               for ([[maybe_unused]] auto& batch : plain) {
               }
             }).find("differ in shape: [1] and [2]"),
@@ -277,15 +272,18 @@ TEST(Loader, TransformsWholeBatches) {
 }
 
 TEST(Loader, SaysWhatItWaitsFor) {
-  struct Slow {
+  struct Stuck {
     int64_t size() const { return 2; }
     Tensor get(int64_t) const {
-      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      released.wait_for(std::chrono::seconds(10));
       return torch::ones({});
     }
+    std::shared_future<void> released;
   };
-  auto loader = make_loader(Slow(), {.batch_size = 1, .num_workers = 1, .timeout = 0.02});
-  EXPECT_NE(message([&] { loader.begin(); }).find("batch 0 of epoch 0 did not come within 0.02 s"), std::string::npos);
+  std::promise<void> release;
+  auto loader = make_loader(Stuck{release.get_future().share()}, {.batch_size = 1, .num_workers = 1, .timeout = 0.02});
+  EXPECT_NE(error_of([&] { loader.begin(); }).find("batch 0 of epoch 0 did not come within 0.02 s"), std::string::npos);
+  release.set_value();
 }
 
 TEST(Loader, LeavesNothingBehind) {
@@ -307,14 +305,14 @@ TEST(Loader, LeavesNothingBehind) {
 
 TEST(Loader, RefusesOptionsInOneLine) {
   const auto refuse = [](const LoaderOptions& options) {
-    return message([&] { make_loader(Drawing{.count = 4}, options); });
+    return error_of([&] { make_loader(Drawing{.count = 4}, options); });
   };
   EXPECT_NE(refuse({.prefetch_factor = 0}).find("prefetch_factor 0"), std::string::npos);
   EXPECT_NE(refuse({.timeout = -1}).find("timeout -1"), std::string::npos);
   EXPECT_NE(refuse({.bad_samples = "ship"}).find("\"skip\""), std::string::npos);
   EXPECT_NE(refuse({.shuffle = true, .sampler = Sampler::sequential()}).find("exclude each other"), std::string::npos);
-  EXPECT_NE(message([] { NumWorkers("many"); }).find("num_workers \"many\""), std::string::npos);
-  EXPECT_NE(message([] { NumWorkers(-1); }).find("num_workers -1"), std::string::npos);
+  EXPECT_NE(error_of([] { NumWorkers("many"); }).find("num_workers \"many\""), std::string::npos);
+  EXPECT_NE(error_of([] { NumWorkers(-1); }).find("num_workers -1"), std::string::npos);
 }
 
 TEST(Sampler, DrawsByWeight) {
@@ -332,7 +330,7 @@ TEST(Sampler, DrawsByWeight) {
   EXPECT_NE(order, sampler.order(10, 1, 1));
   const auto once = Sampler::weighted(weights, 9, false).order(10, 1, 0);
   EXPECT_EQ(std::set<int64_t>(once.begin(), once.end()), (std::set<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
-  EXPECT_NE(message([&] { Sampler::weighted(weights, 10, false); }).find("10 samples without replacement"),
+  EXPECT_NE(error_of([&] { Sampler::weighted(weights, 10, false); }).find("10 samples without replacement"),
             std::string::npos);
   auto loader =
       make_loader(Drawing{.count = 10}, {.batch_size = 8, .num_workers = 0, .sampler = Sampler::weighted(weights, 20)});
@@ -348,7 +346,7 @@ TEST(Sampler, ShufflesInABuffer) {
   EXPECT_EQ(Sampler::buffered(1).count(5), 5);
   const Sampler wrong(
       "wrong", [](int64_t size, uint64_t, int64_t) { return std::vector<int64_t>(static_cast<size_t>(size), 7); });
-  EXPECT_NE(message([&] { wrong.order(5, 0, 0); }).find("gave sample 7 of a dataset with 5"), std::string::npos);
+  EXPECT_NE(error_of([&] { wrong.order(5, 0, 0); }).find("gave sample 7 of a dataset with 5"), std::string::npos);
 }
 
 TEST(Random, BelongsToItsKey) {

@@ -12,20 +12,18 @@
 #include "levin/data/image_dataset.h"
 #include "levin/data/loader.h"
 #include "levin/data/transforms/transforms.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 
 namespace levin {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::error_of;
 
-class Pictures : public ::testing::Test {
+class Pictures : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("levin-pictures-" + std::to_string(getpid()));
-    fs::remove_all(folder_);
-    write_image_folder(folder_, draw_color_shapes(60, 10).train, color_shape_classes());
-  }
-  void TearDown() override { fs::remove_all(folder_); }
+  void SetUp() override { write_image_folder(folder_, draw_color_shapes(60, 10).train, color_shape_classes()); }
 
   auto loader(int workers, const std::string& bad = "stop") const {
     const auto augment =
@@ -42,16 +40,9 @@ class Pictures : public ::testing::Test {
     return batches;
   }
   static std::string refusal(const DataLoader<Batch>& loader) {
-    try {
-      all(loader);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { all(loader); });
   }
   void put(const std::string& name, std::string_view bytes) const { write_file(folder_ / "disc" / name, bytes); }
-
-  fs::path folder_;
 };
 
 TEST_F(Pictures, AreTheSameForAnyNumberOfThreads) {
@@ -68,7 +59,7 @@ TEST_F(Pictures, AreTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST_F(Pictures, GoOnAfterAnyBatch) {
+TEST_F(Pictures, ResumeAfterAnyBatch) {
   const auto expected = all(loader(4));
   for (size_t stop = 1; stop < expected.size(); ++stop) {
     auto stopped = loader(2);
@@ -108,7 +99,7 @@ TEST_F(Pictures, OfEveryBadKindAreNamedOrLeftOut) {
   }
   // The name does not matter, the bytes do.
   put("really_a.jpg", good);
-  EXPECT_EQ(refusal(loader(2)), "");
+  EXPECT_EQ(refusal(loader(2)), "no error");
 }
 
 TEST_F(Pictures, LeaveNothingBehindWhenTheyAreClosed) {

@@ -78,7 +78,7 @@ TEST(Stream, GivesTheSameForAnyNumberOfThreads) {
   }
 }
 
-TEST(Stream, GoesOnAndIsSharedByRanks) {
+TEST(Stream, ResumesAndIsSplitAmongRanks) {
   const auto check = [](auto stream) {
     auto loader = make_loader(stream, {.batch_size = 4, .num_workers = 2});
     const auto whole = numbers(loader);

@@ -11,36 +11,22 @@
 #include "levin/data/text_dataset.h"
 #include "levin/data/token_dataset.h"
 #include "levin/io/weights/npy.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 
 namespace levin {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class F>
-std::string text_error(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 Tensor longs(std::vector<int64_t> values) {
   return at::tensor(values);
 }
 
-class TextData : public ::testing::Test {
+class TextData : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("levin_text_" + std::to_string(::getpid()) + "_" +
-                                                ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string put(const std::string& name, const std::string& content) const {
     std::ofstream(folder_ / name, std::ios::binary) << content;
     return (folder_ / name).string();
@@ -49,8 +35,6 @@ class TextData : public ::testing::Test {
   std::string put_tokens(const std::string& name, const std::vector<T>& tokens) const {
     return put(name, std::string(reinterpret_cast<const char*>(tokens.data()), tokens.size() * sizeof(T)));
   }
-
-  fs::path folder_;
 };
 
 TEST_F(TextData, TokensAreWindowsAndTheirTargetsOneFurther) {
@@ -93,19 +77,19 @@ TEST_F(TextData, TokensOfAllWidths) {
 TEST_F(TextData, BadTokensAreErrors) {
   const auto path = put_tokens("a.bin", std::vector<uint16_t>{1, 2, 300, 4});
   const TokenDataset data(path, {.length = 2, .vocab_size = 256});
-  EXPECT_THAT(text_error([&] { data.get(0); }), AllOf(HasSubstr("a.bin"), HasSubstr("token 300 at 2")));
-  EXPECT_THAT(text_error([&] { TokenDataset(path, {.length = 4}); }), HasSubstr("do not fill one sample"));
-  EXPECT_THAT(text_error([&] { TokenDataset(path, {.length = 2, .dtype = "int16"}); }), HasSubstr("did you mean"));
-  EXPECT_THAT(text_error([&] { TokenDataset(put("odd.bin", "abc")); }), HasSubstr("no multiple of 2"));
+  EXPECT_THAT(error_of([&] { data.get(0); }), AllOf(HasSubstr("a.bin"), HasSubstr("token 300 at 2")));
+  EXPECT_THAT(error_of([&] { TokenDataset(path, {.length = 4}); }), HasSubstr("do not fill one sample"));
+  EXPECT_THAT(error_of([&] { TokenDataset(path, {.length = 2, .dtype = "int16"}); }), HasSubstr("did you mean"));
+  EXPECT_THAT(error_of([&] { TokenDataset(put("odd.bin", "abc")); }), HasSubstr("no multiple of 2"));
   const auto npy = detail::write_npy(longs({1, 2, 3}));
-  EXPECT_THAT(text_error([&] { TokenDataset(put("short.npy", npy.substr(0, npy.size() - 1)), {.length = 1}); }),
+  EXPECT_THAT(error_of([&] { TokenDataset(put("short.npy", npy.substr(0, npy.size() - 1)), {.length = 1}); }),
               HasSubstr("declares 3 tokens"));
-  EXPECT_THAT(text_error([&] { TokenDataset(put("f.npy", detail::write_npy(at::ones({3}))), {.length = 1}); }),
+  EXPECT_THAT(error_of([&] { TokenDataset(put("f.npy", detail::write_npy(at::ones({3}))), {.length = 1}); }),
               HasSubstr("f4"));
   // A file that shrinks while it is read is an error, not the end of the process.
   const TokenDataset shrinking(path, {.length = 3});
   fs::resize_file(path, 4);
-  EXPECT_THAT(text_error([&] { shrinking.get(0); }), HasSubstr("too early"));
+  EXPECT_THAT(error_of([&] { shrinking.get(0); }), HasSubstr("too early"));
 }
 
 TEST_F(TextData, TextsAreBytesOrWhatAFunctionMakesOfThem) {
@@ -125,7 +109,7 @@ TEST_F(TextData, TextsAreBytesOrWhatAFunctionMakesOfThem) {
   }
   EXPECT_EQ(TextDataset(path, {.length = 2}).get(0)["length"].item<int64_t>(), 2);
   const TextDataset none(put("n.csv", "a\n1\nx\n"));
-  EXPECT_THAT(text_error([&] { none.get(0); }), AllOf(HasSubstr("n.csv: row 2"), HasSubstr("no field \"text\"")));
+  EXPECT_THAT(error_of([&] { none.get(0); }), AllOf(HasSubstr("n.csv: row 2"), HasSubstr("no field \"text\"")));
 }
 
 TEST_F(TextData, TablesBecomeTensors) {
@@ -143,8 +127,8 @@ TEST_F(TextData, TablesBecomeTensors) {
   const auto exact = load_table(path, {.columns = {"length"}, .stack = "input", .dtype = at::kDouble});
   EXPECT_EQ(exact.tensors()["input"][0][0].item<double>(), 5.1);
   EXPECT_EQ(stacked.tensors()["label"].scalar_type(), at::kLong);
-  EXPECT_THAT(text_error([&] { load_table(path, {.columns = {"lenght"}}); }), HasSubstr("did you mean \"length\"?"));
-  EXPECT_THAT(text_error([&] { load_table(put("w.csv", "a\nx\n")); }), HasSubstr("no column of numbers"));
+  EXPECT_THAT(error_of([&] { load_table(path, {.columns = {"lenght"}}); }), HasSubstr("did you mean \"length\"?"));
+  EXPECT_THAT(error_of([&] { load_table(put("w.csv", "a\nx\n")); }), HasSubstr("no column of numbers"));
 }
 
 }  // namespace

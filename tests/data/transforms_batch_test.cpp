@@ -5,9 +5,12 @@
 #include "levin/core/error.h"
 #include "levin/data/transforms/transforms.h"
 #include "levin/kernels/image_batch.h"
+#include "levin/testing/error_of.h"
 
 namespace levin::transforms {
 namespace {
+
+using testing::error_of;
 
 const std::vector<double> kMean = {0.4914, 0.4822, 0.4465}, kStd = {0.247, 0.243, 0.261};
 
@@ -118,12 +121,7 @@ TEST(BatchTransforms, ComposeRunsInOrder) {
 TEST(BatchTransforms, ErrorsNameWhatIsWrong) {
   Random random(1, 0, 0);
   const auto line = [&](const BatchTransform& step, Batch batch) -> std::string {
-    try {
-      step(batch, random);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { step(batch, random); });
   };
   const Tensor images = some_images(2, 4, 4, false);
   EXPECT_THAT(line(BatchNormalize{.crop = 9}, {{"image", images}}), ::testing::HasSubstr("9 x 9 is larger"));

@@ -5,16 +5,13 @@
 #include "levin/data/transforms/transforms.h"
 #include "levin/devices/accelerator.h"
 #include "levin/kernels/image_batch.h"
+#include "levin/testing/gpu.h"
 
 namespace levin::transforms {
 namespace {
 
-class TransformsGpu : public ::testing::Test {
+class TransformsGpu : public levin::testing::GpuTest {
  protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  }
-
   // The step on both, from the same images and the same numbers.
   void expect_twins(const BatchTransform& step, const Batch& batch) {
     Batch here, there;

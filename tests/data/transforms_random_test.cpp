@@ -142,7 +142,7 @@ TEST(TransformDraws, JitterUsesEachFactorOnceInAnyOrder) {
   EXPECT_THROW(Jitter(1.2, 0.8).range(1), Error);
 }
 
-TEST(TransformDraws, ErasingTakesTheAskedPart) {
+TEST(TransformDraws, ErasingTakesTheAskedArea) {
   const Tensor image = at::ones({3, 40, 50});
   double erased = 0;
   const int hits = count([&](Random& r) {
@@ -265,7 +265,7 @@ TEST(TransformSteps, CropFirstIsTheSameAsTheWholeStep) {
   check(RandomCrop{.size = {32, 8}, .pad_if_needed = true});
 }
 
-TEST(TransformSteps, DecodingAPartIsTheSameAsDecodingAll) {
+TEST(TransformSteps, DecodingARegionEqualsDecodingAll) {
   const Tensor image = resize(gradient(40, 60), 90, 130);
   for (const char* format : {"png", "jpeg"}) {
     const std::string text = encode_image(image, {.format = format});

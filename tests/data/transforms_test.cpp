@@ -10,12 +10,14 @@
 
 #include "levin/core/error.h"
 #include "levin/io/weights/safetensors.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin::transforms {
 namespace {
 
 using Numbers = std::vector<double>;
+using testing::error_of;
 
 int64_t whole(double number) {
   return static_cast<int64_t>(number);
@@ -202,24 +204,19 @@ TEST(TransformSizes, ResizeKeepsProportionsAsTorchvision) {
 
 TEST(TransformErrors, SayWhatIsAllowed) {
   const Tensor bytes = at::zeros({3, 8, 8}, at::kByte), numbers = at::zeros({3, 8, 8});
-  const auto line = [](auto&& f) -> std::string {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  };
-  EXPECT_THAT(line([&] { resize(bytes, 0, 4); }), ::testing::HasSubstr("[transforms.resize] to 0 x 4"));
-  EXPECT_THAT(line([&] { resize(numbers, 4, 4, Interpolation::kLanczos); }), ::testing::HasSubstr("uint8"));
-  EXPECT_THAT(line([&] { resize(at::zeros({8, 8}, at::kByte), 4, 4); }), ::testing::HasSubstr("[C, H, W]"));
-  EXPECT_THAT(line([&] { adjust_hue(bytes, 0.6); }), ::testing::HasSubstr("-0.5 and 0.5"));
-  EXPECT_THAT(line([&] { gaussian_blur(bytes, 4, 1, 1); }), ::testing::HasSubstr("odd"));
-  EXPECT_THAT(line([&] { pad(bytes, Padding(1), {1, 2}); }), ::testing::HasSubstr("2 values, the image 3 channels"));
-  EXPECT_THAT(line([&] { affine(numbers, {.interpolation = Interpolation::kBicubic}); }),
+  EXPECT_THAT(error_of([&] { resize(bytes, 0, 4); }), ::testing::HasSubstr("[transforms.resize] to 0 x 4"));
+  EXPECT_THAT(error_of([&] { resize(numbers, 4, 4, Interpolation::kLanczos); }), ::testing::HasSubstr("uint8"));
+  EXPECT_THAT(error_of([&] { resize(at::zeros({8, 8}, at::kByte), 4, 4); }), ::testing::HasSubstr("[C, H, W]"));
+  EXPECT_THAT(error_of([&] { adjust_hue(bytes, 0.6); }), ::testing::HasSubstr("-0.5 and 0.5"));
+  EXPECT_THAT(error_of([&] { gaussian_blur(bytes, 4, 1, 1); }), ::testing::HasSubstr("odd"));
+  EXPECT_THAT(error_of([&] {
+                pad(bytes, Padding(1), {1, 2});
+              }),
+              ::testing::HasSubstr("2 values, the image 3 channels"));
+  EXPECT_THAT(error_of([&] { affine(numbers, {.interpolation = Interpolation::kBicubic}); }),
               ::testing::HasSubstr("bicubic for images of uint8"));
-  EXPECT_THAT(line([&] { augment(bytes, "Colour", 0.1); }), ::testing::HasSubstr("did you mean \"Color\"?"));
-  EXPECT_THAT(line([&] { interpolation_of("bilinera"); }), ::testing::HasSubstr("did you mean \"bilinear\"?"));
+  EXPECT_THAT(error_of([&] { augment(bytes, "Colour", 0.1); }), ::testing::HasSubstr("did you mean \"Color\"?"));
+  EXPECT_THAT(error_of([&] { interpolation_of("bilinera"); }), ::testing::HasSubstr("did you mean \"bilinear\"?"));
   EXPECT_EQ(interpolation_of("nearest-exact"), Interpolation::kNearestExact);
 }
 

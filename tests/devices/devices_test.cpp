@@ -4,20 +4,18 @@
 
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 
 constexpr auto kCpu = c10::DeviceType::CPU;
 constexpr auto kCuda = c10::DeviceType::CUDA;
 
 std::string message(const Devices& asked, c10::DeviceType type, int available) {
-  try {
-    resolve_devices(asked, type, available);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return error_of([&] { resolve_devices(asked, type, available); });
 }
 
 std::vector<int> ids(const Devices& asked, int available) {
@@ -51,13 +49,8 @@ TEST(Devices, RefusesWithWhatThereIs) {
 
 TEST(Accelerator, NamesAreChecked) {
   EXPECT_EQ(accelerator("cpu").name(), "cpu");
-  try {
-    accelerator("cdua");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(),
-                 "[fabric] accelerator \"cdua\" is not known; did you mean \"cuda\"? (known: auto, cpu, cuda, gpu)");
-  }
+  EXPECT_EQ(error_of([&] { accelerator("cdua"); }),
+            "[fabric] accelerator \"cdua\" is not known; did you mean \"cuda\"? (known: auto, cpu, cuda, gpu)");
   if (detail::cuda_accelerator().device_count() == 0) {
     EXPECT_THROW(accelerator("gpu"), Error);
   }

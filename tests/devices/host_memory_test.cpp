@@ -5,26 +5,26 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin {
 namespace {
 
-struct HostMemory : ::testing::Test {
-  ~HostMemory() override { ::unsetenv("LEVIN_HOST_MEMORY_GB"); }
-};
+using testing::ScopedVariable;
 
-TEST_F(HostMemory, IsWhatTheSystemSaysOrWhatItIsToldToBe) {
-  ::unsetenv("LEVIN_HOST_MEMORY_GB");
+TEST(HostMemory, IsWhatTheSystemSaysOrWhatItIsToldToBe) {
+  const char* name = "LEVIN_HOST_MEMORY_GB";
+  const ScopedVariable none(name, std::nullopt);
   EXPECT_GT(available_host_memory().value_or(0), 0);
-  ::setenv("LEVIN_HOST_MEMORY_GB", "1.5", 1);
+  const ScopedVariable told(name, "1.5");
   EXPECT_EQ(available_host_memory(), 1'500'000'000);
   for (const char* wrong : {"much", "12 GB", "-3", "0", "nan"}) {
-    ::setenv("LEVIN_HOST_MEMORY_GB", wrong, 1);
+    const ScopedVariable mistaken(name, wrong);
     EXPECT_THROW(available_host_memory(), Error) << wrong;
   }
 }
 
-TEST_F(HostMemory, ThatIsPageLockedIsAsLargeAsAsked) {
+TEST(HostMemory, ThatIsPageLockedIsAsLargeAsAsked) {
   for (const int64_t elements : {0, 1, 1000, 3'000'001}) {
     auto memory = page_locked(elements, at::kBFloat16);
     EXPECT_EQ(memory.numel(), elements);
@@ -35,7 +35,7 @@ TEST_F(HostMemory, ThatIsPageLockedIsAsLargeAsAsked) {
   }
 }
 
-TEST_F(HostMemory, OnLargePagesIsTheSameTensor) {
+TEST(HostMemory, OnLargePagesIsTheSameTensor) {
   for (const int64_t elements : {0, 100, 3'000'000}) {
     const auto fresh = at::empty({elements});
     const auto same = on_large_pages(fresh);

@@ -2,6 +2,7 @@
 
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
+#include "levin/testing/gpu.h"
 
 namespace levin {
 namespace {
@@ -14,7 +15,7 @@ at::Tensor take(int64_t bytes) {
 
 TEST(MemoryLimit, MoreThanTheLimitIsRefusedAndTheRestCanBeHad) {
   const auto& cuda = detail::cuda_accelerator();
-  if (cuda.device_count() == 0) GTEST_SKIP() << "no GPU";
+  if (!testing::has_gpu()) GTEST_SKIP() << "no GPU";
   const auto all = cuda.memory_limit(kGpu);
   EXPECT_EQ(all, cuda.info(kGpu).total_memory);
   cuda.empty_cache(kGpu);

@@ -2,13 +2,14 @@
 
 #include "levin/devices/accelerator.h"
 #include "levin/devices/host_memory.h"
+#include "levin/testing/gpu.h"
 
 namespace levin {
 namespace {
 
 TEST(PageLockedGpu, CopiesDoNotWaitAndTheSizeIsAsAsked) {
   const auto& cuda = detail::cuda_accelerator();
-  if (cuda.device_count() == 0) GTEST_SKIP() << "no GPU";
+  if (!testing::has_gpu()) GTEST_SKIP() << "no GPU";
   const c10::Device gpu(c10::kCUDA, 0);
   constexpr int64_t kElements = 33'000'001;
   for (int i = 0; i < 3; ++i) {

@@ -1,6 +1,7 @@
 #include "levin/distributed/collective.h"
 
 #include <csignal>
+#include <future>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -10,6 +11,8 @@
 #include "levin/core/error.h"
 #include "levin/distributed/failure.h"
 #include "levin/distributed/store.h"
+#include "levin/testing/capture.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
@@ -21,6 +24,7 @@ using levin::testing::run_ranks;
 using std::chrono::milliseconds;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 RanksOptions failing(milliseconds timeout = std::chrono::seconds(60)) {
@@ -28,16 +32,6 @@ RanksOptions failing(milliseconds timeout = std::chrono::seconds(60)) {
   options.errors_expected = true;
   options.collective.timeout = timeout;
   return options;
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Collective, ReduceOpByWord) {
@@ -137,7 +131,7 @@ TEST(Collective, GathersAndScatters) {
   });
 }
 
-TEST(Collective, RefusesAlikeOnEveryRankAndGoesOn) {
+TEST(Collective, RefusesAlikeOnEveryRankAndStaysUsable) {
   run_ranks(2, [](Collective& group) {
     auto whole = at::ones({3}, at::kLong);
     EXPECT_THAT(error_of([&] { group.all_reduce(whole, ReduceOp::kMean); }),
@@ -299,18 +293,19 @@ TEST(Collective, EndsOrderlyByExitWithRankZeroServingTheStore) {
   RanksOptions options;
   options.exit_normally = true;
   options.rank_0_serves_store = true;
-  ::testing::internal::CaptureStderr();
-  run_ranks(
-      3,
-      [](Collective& group) {
-        auto x = at::ones({1000});
-        group.all_reduce(x);
-        EXPECT_EQ(x[999].item<float>(), 3);
-        auto half = split_group(group, {{0, 1}, {2}}, "half");
-        half->barrier();
-      },
-      options);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  const auto said = testing::captured_stderr([&] {
+    run_ranks(
+        3,
+        [](Collective& group) {
+          auto x = at::ones({1000});
+          group.all_reduce(x);
+          EXPECT_EQ(x[999].item<float>(), 3);
+          auto half = split_group(group, {{0, 1}, {2}}, "half");
+          half->barrier();
+        },
+        options);
+  });
+  EXPECT_EQ(said, "");
 }
 
 TEST(FailureWatcher, ReactsToAPostedFailure) {
@@ -321,12 +316,11 @@ TEST(FailureWatcher, ReactsToAPostedFailure) {
           report_failure(group, "gone");
           return;
         }
-        std::atomic<bool> reacted{false};
+        std::promise<void> reacted;
         std::shared_ptr<FailureExchange> failures(group.failures(), [](auto*) {});
         FailureWatcher watcher(
-            failures, [&] { reacted = true; }, milliseconds(5));
-        for (int i = 0; i < 10000 && !reacted; ++i) std::this_thread::sleep_for(milliseconds(5));
-        EXPECT_TRUE(reacted);
+            failures, [&] { reacted.set_value(); }, milliseconds(5));
+        EXPECT_EQ(reacted.get_future().wait_for(std::chrono::seconds(50)), std::future_status::ready);
       },
       failing());
 }

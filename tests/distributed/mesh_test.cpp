@@ -5,6 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/distributed/single.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
@@ -13,6 +14,7 @@ namespace {
 using levin::testing::errors_of;
 using levin::testing::run_ranks;
 using ::testing::Each;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 std::shared_ptr<Collective> borrow(Collective& group) {
@@ -35,7 +37,7 @@ TEST(Mesh, GroupsAlongNamedAxes) {
   });
 }
 
-TEST(Mesh, FailureInAPartEndsTheWhole) {
+TEST(Mesh, FailureInASubgroupEndsTheWholeGroup) {
   levin::testing::RanksOptions options;
   options.errors_expected = true;
   const auto results = run_ranks(
@@ -88,12 +90,7 @@ TEST(Mesh, ListsMustAgree) {
 TEST(Mesh, SizesAreChecked) {
   auto one = std::make_shared<SingleCollective>();
   const auto error = [&](std::vector<std::pair<std::string, int>> axes) -> std::string {
-    try {
-      Mesh mesh(one, axes);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "";
+    return error_of([&] { Mesh mesh(one, axes); });
   };
   EXPECT_EQ(error({{"data", 2}, {"tensor", 2}}), "[mesh] data 2 x tensor 2 needs 4 ranks, and there is 1");
   EXPECT_THAT(error({{"data", 1}, {"data", 1}}), HasSubstr("\"data\" stands twice"));

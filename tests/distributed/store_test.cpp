@@ -7,23 +7,14 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "no error";
-}
 
 /// Local addresses, as the kernel writes them, of the sockets that listen on a port.
 std::vector<std::string> listeners(int port) {

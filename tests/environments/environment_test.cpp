@@ -9,13 +9,16 @@
 
 #include "levin/core/error.h"
 #include "levin/environments/variants.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
 
 using Vars = std::map<std::string, std::string>;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using testing::error_of;
+using ::testing::HasSubstr;
 
 ReadVariable reader(Vars variables) {
   return [variables = std::move(variables)](const char* name) -> std::optional<std::string> {
@@ -41,12 +44,7 @@ Placement place(const Vars& variables, const WorldAsked& asked, const std::strin
 }
 
 std::string error(const Vars& variables, const WorldAsked& asked, const std::string& name = "auto") {
-  try {
-    place(variables, asked, name);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
+  return error_of([&] { place(variables, asked, name); });
 }
 
 const Vars kTorchrun{
@@ -87,7 +85,7 @@ TEST(Detection, FollowsTheOrder) {
       {with(kSlurm, {{"SLURM_NTASKS", ""}}), "levin"},
   };
   for (const auto& [variables, name] : cases)
-    EXPECT_EQ(detect_environment("auto", reader(variables))->name(), name) << testing::PrintToString(variables);
+    EXPECT_EQ(detect_environment("auto", reader(variables))->name(), name) << ::testing::PrintToString(variables);
 }
 
 TEST(Detection, TakesANameAndRefusesAnUnknownOne) {
@@ -205,7 +203,8 @@ TEST(Slurm, FindsTheFirstHost) {
 }
 
 TEST(Lsf, ReadsTheRankFile) {
-  const auto path = testing::TempDir() + "levin_rankfile";
+  const testing::TemporaryFolder folder;
+  const auto path = (folder / "rankfile").string();
   std::ofstream(path) << "submit\nnodeA\nnodeA\nnodeB.cluster\nnodeB.cluster\n";
   const Vars variables{{"LSB_JOBID", "123456"},
                        {"LSB_DJOB_RANKFILE", path},
@@ -214,14 +213,7 @@ TEST(Lsf, ReadsTheRankFile) {
                        {"JSM_NAMESPACE_SIZE", "4"}};
   const WorldAsked asked{.devices = 2, .num_nodes = 2};
   const auto at = [&](const Vars& v, const char* host) { return detail::make_lsf(reader(v), host)->placement(asked); };
-  const auto line = [&](const Vars& v, const char* host) -> std::string {
-    try {
-      at(v, host);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "no error";
-  };
+  const auto line = [&](const Vars& v, const char* host) -> std::string { return error_of([&] { at(v, host); }); };
   EXPECT_EQ(at(variables, "nodeB"), (Placement{2, 0, 1, 4, 2, "nodeA", 10456, false, 0}));
   EXPECT_EQ(at(with(variables, {{"MASTER_PORT", "77"}, {"MASTER_ADDR", "x"}}), "nodeA"),
             (Placement{2, 0, 0, 4, 2, "x", 77, false, 0}));

@@ -27,7 +27,10 @@ void fail_as_asked(levin::Fabric& fabric, const std::string& how) {
   if (how == "exit") std::exit(3);
   if (how == "throw") throw levin::Error("[probe] asked to fail");
   if (how == "kill") std::raise(SIGKILL);
-  if (how == "sleep") std::this_thread::sleep_for(std::chrono::minutes(10));
+  if (how == "sleep") {
+    std::cout << fmt::format("rank {} sleeps\n", fabric.global_rank()) << std::flush;
+    std::this_thread::sleep_for(std::chrono::minutes(10));
+  }
   if (how == "mismatch") fabric.all_reduce(torch::ones({fabric.global_rank() + 4}));
 }
 

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "levin/levin.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int64_t width = 8)
@@ -43,21 +47,6 @@ struct Graph {
   std::vector<Tensor> edges;
   int64_t count = 0;
 };
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string temporary(const std::string& name) {
-  const auto path = std::filesystem::temp_directory_path() / ("levin_fabric_test_" + std::to_string(getpid())) / name;
-  std::filesystem::create_directories(path.parent_path());
-  return path.string();
-}
 
 template <class Model, class Optimizer_, class Backward>
 std::vector<Tensor> train(Model& model, Optimizer_& optimizer, std::vector<Tensor> params, Backward&& backward) {
@@ -151,34 +140,35 @@ TEST(Fabric, OtherMethodsRunUnderTheSameCare) {
 }
 
 TEST(Fabric, RefusesInOneLine) {
-  EXPECT_NE(message([] { Fabric({.accelerator = "tpuu"}); }).find("accelerator \"tpuu\" is not known"),
+  EXPECT_NE(error_of([] { Fabric({.accelerator = "tpuu"}); }).find("accelerator \"tpuu\" is not known"),
             std::string::npos);
-  EXPECT_NE(message([] { Fabric({.strategy = "dpp"}); }).find("did you mean \"ddp\""), std::string::npos);
-  EXPECT_NE(message([] { Fabric({.devices = 0}); }).find("devices 0"), std::string::npos);
-  EXPECT_NE(message([] { Fabric({.num_nodes = 0}); }).find("num_nodes 0"), std::string::npos);
-  EXPECT_NE(message([] { Fabric({.precision = "bf17"}); }).find("did you mean \"bf16\""), std::string::npos);
-  EXPECT_NE(message([] {
+  EXPECT_NE(error_of([] { Fabric({.strategy = "dpp"}); }).find("did you mean \"ddp\""), std::string::npos);
+  EXPECT_NE(error_of([] { Fabric({.devices = 0}); }).find("devices 0"), std::string::npos);
+  EXPECT_NE(error_of([] { Fabric({.num_nodes = 0}); }).find("num_nodes 0"), std::string::npos);
+  EXPECT_NE(error_of([] { Fabric({.precision = "bf17"}); }).find("did you mean \"bf16\""), std::string::npos);
+  EXPECT_NE(error_of([] {
               Fabric fabric({.accelerator = "cpu", .devices = 2});
               fabric.launch();
             }).find("launch(argc, argv)"),
             std::string::npos);
-  EXPECT_NE(message([] {
+  EXPECT_NE(error_of([] {
               Fabric fabric({.accelerator = "cpu", .devices = 2});
               (void)fabric.setup(Net());
             }).find("fabric.launch(args) before setup"),
             std::string::npos);
   Fabric fabric({.accelerator = "cpu"});
-  EXPECT_NE(message([&] { (void)fabric.setup(Net(nullptr)); }).find("the module is empty"), std::string::npos);
+  EXPECT_NE(error_of([&] { (void)fabric.setup(Net(nullptr)); }).find("the module is empty"), std::string::npos);
   Net model;
   optim::SGD optimizer(model->parameters(), {.lr = 0.1});
   auto [net, opt] = fabric.setup(model, optimizer);
-  EXPECT_NE(message([&] { (void)fabric.setup_optimizers(optimizer); }).find("was set up already"), std::string::npos);
-  EXPECT_NE(message([&] { fabric.backward(Tensor()); }).find("empty tensor"), std::string::npos);
-  EXPECT_NE(message([&] { fabric.backward(torch::ones({})); }).find("needs no gradient"), std::string::npos);
-  EXPECT_NE(message([&, &o = opt] { fabric.clip_gradients(o, {}); }).find("exactly one of"), std::string::npos);
-  EXPECT_NE(message([&, &o = opt] { fabric.clip_gradients(o, {.clip_val = 1, .max_norm = 1}); }).find("exactly one of"),
-            std::string::npos);
-  EXPECT_NE(message([&] { fabric.logger(); }).find("no logger was given"), std::string::npos);
+  EXPECT_NE(error_of([&] { (void)fabric.setup_optimizers(optimizer); }).find("was set up already"), std::string::npos);
+  EXPECT_NE(error_of([&] { fabric.backward(Tensor()); }).find("empty tensor"), std::string::npos);
+  EXPECT_NE(error_of([&] { fabric.backward(torch::ones({})); }).find("needs no gradient"), std::string::npos);
+  EXPECT_NE(error_of([&, &o = opt] { fabric.clip_gradients(o, {}); }).find("exactly one of"), std::string::npos);
+  EXPECT_NE(
+      error_of([&, &o = opt] { fabric.clip_gradients(o, {.clip_val = 1, .max_norm = 1}); }).find("exactly one of"),
+      std::string::npos);
+  EXPECT_NE(error_of([&] { fabric.logger(); }).find("no logger was given"), std::string::npos);
 }
 
 TEST(Fabric, ClipsToExactlyTheNorm) {
@@ -193,7 +183,7 @@ TEST(Fabric, ClipsToExactlyTheNorm) {
   EXPECT_NEAR(torch::stack(norms).norm().item<double>(), 0.05, 1e-6);
   fabric.clip_gradients(optimizer, {.clip_val = 1e-10});
   for (auto& p : model->parameters()) EXPECT_LE(p.grad().abs().max().item<double>(), 1.0001e-10);
-  EXPECT_NE(message([&, &o = optimizer] {
+  EXPECT_NE(error_of([&, &o = optimizer] {
               model->a->weight.mutable_grad().fill_(NAN);
               fabric.clip_gradients(o, {.max_norm = 1});
             }).find("non-finite"),
@@ -217,8 +207,9 @@ TEST(Fabric, InitModuleMakesParametersInPlaceAndDtype) {
   }
 }
 
-TEST(Fabric, SavesAndGoesOnExactly) {
-  const auto path = temporary("resume");
+TEST(Fabric, SavesAndResumesExactly) {
+  const testing::TemporaryFolder folder;
+  const auto path = (folder / "resume").string();
   auto run = [&](int from, int to, bool load, bool save) {
     torch::manual_seed(3);
     Fabric fabric({.accelerator = "cpu"});

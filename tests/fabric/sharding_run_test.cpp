@@ -1,43 +1,33 @@
-// Whole runs under every sharding strategy: the losses of one process, and checkpoints that go on anywhere.
-#include <array>
-#include <cstdio>
+// Whole runs under every sharding strategy: the losses of one process, and checkpoints that resume under any strategy.
 #include <filesystem>
 #include <map>
 #include <regex>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "levin/core/files.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
 
 namespace levin {
 namespace {
 
 namespace fs = std::filesystem;
 
-class ShardingRun : public ::testing::Test {
+class ShardingRun : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::temp_directory_path() / ("levin_sharding_run_" + std::to_string(getpid()));
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  /// All that the program says.
-  static std::string run(const std::string& flags, bool succeeds = true) {
+  /// All that the program says, started in the test's folder.
+  std::string run(const std::string& flags, bool succeeds = true) const {
     const auto command =
-        "OMP_NUM_THREADS=1 timeout 100 " + testing::binary_dir() + "/bin/tests/sharding_probe " + flags + " 2>&1";
-    std::string text;
-    FILE* pipe = popen(command.c_str(), "r");
-    std::array<char, 4096> buffer;
-    while (const size_t n = fread(buffer.data(), 1, buffer.size(), pipe)) text.append(buffer.data(), n);
-    EXPECT_EQ(pclose(pipe) == 0, succeeds) << flags << "\n" << text;
-    return text;
+        fmt::format("cd '{}' && exec '{}' {}", folder_.string(), testing::test_program("sharding_probe"), flags);
+    const auto result = testing::run_program({"/bin/sh", "-c", command}, {"OMP_NUM_THREADS=1"});
+    EXPECT_EQ(result.status == 0, succeeds) << flags << "\n" << result.text();
+    return result.text();
   }
   /// The losses by step.
-  static std::map<int, double> train(const std::string& flags) {
+  std::map<int, double> train(const std::string& flags) const {
     const auto text = run(flags);
     const std::regex line("step (\\d+) loss ([-0-9.e]+)");
     std::map<int, double> losses;
@@ -50,32 +40,28 @@ class ShardingRun : public ::testing::Test {
     EXPECT_EQ(ours.size(), count) << what;
     for (const auto& [step, loss] : ours) EXPECT_NEAR(loss, wanted.at(step), tolerance) << what << " step " << step;
   }
-  fs::path folder_;
 };
 
-TEST_F(ShardingRun, EqualsOneProcessAndGoesOnAnywhere) {
-  const auto wanted = train("--clip 0.5 --save " + (folder_ / "one").string());
+TEST_F(ShardingRun, EqualsOneProcessAndResumesUnderAnyStrategy) {
+  const auto wanted = train("--clip 0.5 --save one");
   ASSERT_EQ(wanted.size(), 8u);
   expect_near(train("--clip 0.5 --strategy stage_1 --devices 2"), wanted, 8, "stage 1");
   expect_near(train("--clip 0.5 --strategy stage_2 --devices 4 --meta"), wanted, 8, "stage 2");
-  const auto four = (folder_ / "four").string();
-  expect_near(train("--clip 0.5 --strategy fsdp --devices 4 --to 4 --meta --save " + four), wanted, 4, "fsdp");
+  expect_near(train("--clip 0.5 --strategy fsdp --devices 4 --to 4 --meta --save four"), wanted, 4, "fsdp");
   for (const char* other :
        {"--strategy single_device --devices 1", "--strategy stage_2 --devices 2", "--strategy fsdp --devices 3",
         "--strategy ddp --devices 2", "--strategy stage_3 --devices 3 --meta", "--strategy fsdp --devices 4"})
-    expect_near(train(std::string("--clip 0.5 --load ") + four + " " + other), wanted, 4, other);
-  // What one process saved goes on when it is divided.
-  const auto whole = (folder_ / "whole").string();
-  train("--clip 0.5 --to 4 --save " + whole);
-  expect_near(train("--clip 0.5 --strategy fsdp --devices 3 --load " + whole), wanted, 4, "from one process");
+    expect_near(train(std::string("--clip 0.5 --load four ") + other), wanted, 4, other);
+  // What one process saved resumes when it is sharded.
+  train("--clip 0.5 --to 4 --save whole");
+  expect_near(train("--clip 0.5 --strategy fsdp --devices 3 --load whole"), wanted, 4, "from one process");
 }
 
 TEST_F(ShardingRun, WritesWhatOneProcessWrites) {
-  const auto at = [&](const char* name) { return (folder_ / name).string(); };
-  train("--strategy fsdp --devices 4 --to 4 --full --save " + at("call"));
-  train("--strategy fsdp --devices 3 --to 4 --load " + at("call") + " --type full --save " + at("fsdp"));
-  train("--strategy stage_2 --devices 2 --to 4 --load " + at("call") + " --type full --save " + at("zero"));
-  train("--strategy single_device --to 4 --load " + at("call") + " --save " + at("one"));
+  train("--strategy fsdp --devices 4 --to 4 --full --save call");
+  train("--strategy fsdp --devices 3 --to 4 --load call --type full --save fsdp");
+  train("--strategy stage_2 --devices 2 --to 4 --load call --type full --save zero");
+  train("--strategy single_device --to 4 --load call --save one");
   for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"})
     for (const char* folder : {"call", "fsdp", "zero"})
       EXPECT_EQ(read_file(folder_ / folder / name), read_file(folder_ / "one" / name)) << folder << " " << name;
@@ -87,22 +73,21 @@ TEST_F(ShardingRun, StepsInBackwardAsAfterIt) {
   expect_near(train("--strategy fsdp_in_backward --devices 3 --meta"), wanted, 8, "three");
 }
 
-TEST_F(ShardingRun, AveragesOfOneByteGoOnExactlyAndAnywhere) {
+TEST_F(ShardingRun, EightBitStatesResumeExactlyAndUnderAnyStrategy) {
   constexpr double kCodes = 2e-2;  // the losses go from 80 to 19
-  const std::string lean = "--optimizer AdamW8bit --width 90 ", two = (folder_ / "two").string();
+  const std::string lean = "--optimizer AdamW8bit --width 90 ";
   const auto alone = train(lean);
-  const auto wanted = train(lean + "--strategy fsdp --devices 2 --save-at 4 --save " + two);
+  const auto wanted = train(lean + "--strategy fsdp --devices 2 --save-at 4 --save two");
   expect_near(wanted, alone, 8, "two", kCodes);
-  expect_near(train(lean + "--strategy fsdp --devices 2 --load " + two), wanted, 4, "again", 0);
-  expect_near(train(lean + "--strategy stage_3 --devices 3 --load " + two), wanted, 4, "three", kCodes);
-  expect_near(train(lean + "--load " + two), wanted, 4, "one", kCodes);
-  const auto host = lean + "--strategy fsdp_offload --devices 2 --precision bf16-mixed ",
-             on_host = (folder_ / "host").string();
-  const auto offloaded = train(host + "--save-at 4 --save " + on_host);
-  expect_near(train(host + "--load " + on_host), offloaded, 4, "in host memory", 0);
+  expect_near(train(lean + "--strategy fsdp --devices 2 --load two"), wanted, 4, "again", 0);
+  expect_near(train(lean + "--strategy stage_3 --devices 3 --load two"), wanted, 4, "three", kCodes);
+  expect_near(train(lean + "--load two"), wanted, 4, "one", kCodes);
+  const auto host = lean + "--strategy fsdp_offload --devices 2 --precision bf16-mixed ";
+  const auto offloaded = train(host + "--save-at 4 --save host");
+  expect_near(train(host + "--load host"), offloaded, 4, "in host memory", 0);
 }
 
-TEST_F(ShardingRun, AnOptimizerOfWholeParametersIsRefused) {
+TEST_F(ShardingRun, AnOptimizerThatNeedsFullParametersIsRefused) {
   const auto text = run("--optimizer Adafactor --strategy fsdp --devices 2", /*succeeds=*/false);
   EXPECT_NE(text.find("[fsdp] Adafactor steps by figures of whole parameters"), std::string::npos) << text;
   EXPECT_EQ(train("--optimizer Adafactor --strategy fsdp --devices 1").size(), 8u);

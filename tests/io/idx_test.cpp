@@ -5,7 +5,9 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
@@ -14,16 +16,9 @@ namespace fs = std::filesystem;
 const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/io/fixtures";
 
 std::string error_of(const std::string& content, IdxOptions options = {}) {
-  const auto path = fs::temp_directory_path() / fmt::format("levin_idx_{}", ::getpid());
-  write_file(path, content);
-  std::string line = "no error";
-  try {
-    read_idx(path, options);
-  } catch (const Error& e) {
-    line = e.what();
-  }
-  fs::remove(path);
-  return line;
+  const testing::TemporaryFolder folder;
+  write_file(folder / "x.idx", content);
+  return testing::error_of([&] { read_idx(folder / "x.idx", options); });
 }
 
 TEST(Idx, ReadsPlainAndCompressed) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "levin/core/files.h"
 #include "levin/io/weights/numpy_pickle.h"
 #include "tests/io/crafted.h"
 
@@ -10,7 +11,6 @@ namespace {
 
 using pickle::Kind;
 using pickle::Value;
-using testing::content_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::weight_fixture;
@@ -174,7 +174,7 @@ TEST(Pickle, LimitsHold) {
 
 TEST(Pickle, EveryBeginningAndEveryChangedByteIsAnsweredInOneLine) {
   for (const char* name : {"numpy2.pkl", "numpy5.pkl", "cifar_like.pkl"}) {
-    const auto body = content_of(weight_fixture(name));
+    const auto body = read_file(weight_fixture(name));
     const auto read = [&](const std::string& bytes) {
       return error_of([&] { read_numpy_pickle(std::as_bytes(std::span(bytes)), name); });
     };

@@ -12,6 +12,8 @@
 #include "levin/core/files.h"
 #include "levin/io/images/image.h"
 #include "levin/io/records/records.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
 
 namespace levin {
@@ -20,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -32,16 +35,6 @@ std::vector<std::string> lines_of(const std::string& path) {
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
   return lines;
-}
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 int64_t label_in(const Record& record, const char* field = "label") {
@@ -60,16 +53,8 @@ Tensor image_in(const Record& record) {
   return pixels_in(record);
 }
 
-class PlainRecords : public ::testing::Test {
+class PlainRecords : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("levin_plain_" + std::to_string(::getpid()) + "_" +
-                                                ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   void put(const std::string& name, const std::string& content) const {
     fs::create_directories((folder_ / name).parent_path());
@@ -84,8 +69,6 @@ class PlainRecords : public ::testing::Test {
     std::sort(found.begin(), found.end());
     return found;
   }
-
-  fs::path folder_;
 };
 
 /// Records with 32x32 pixels in the order of their labels, as a folder gives them back.
@@ -133,7 +116,7 @@ TEST_F(PlainRecords, AFolderIsInTheOrderOfTorchvision) {
   EXPECT_THAT(error_of([&] { reader->read(99); }), HasSubstr("record 99 was asked for"));
 }
 
-TEST_F(PlainRecords, AFolderWithPartsAndOneWithoutClasses) {
+TEST_F(PlainRecords, AFolderWithSplitsAndOneWithoutClasses) {
   const auto png = encode_image(at::zeros({3, 2, 2}, at::kByte));
   for (const auto* name : {"train/cat/1.png", "train/dog/1.png", "train/dog/1.jpg", "val/cat/9.png", "val/dog/8.png"})
     put(std::string("pets/") + name, png);
@@ -332,7 +315,7 @@ TEST_F(PlainRecords, WhatStandsThereStaysUnlessAsked) {
   EXPECT_EQ(slurp("precious/thesis.tex"), "years of work");
 }
 
-TEST_F(PlainRecords, BothPartsGoIntoOneFolder) {
+TEST_F(PlainRecords, BothSplitsGoIntoOneFolder) {
   const auto train = drawn_records(3, 3), test = drawn_records(2, 2);
   for (const auto* format : {"cifar10", "cifar100", "idx"}) {
     const auto name = path(std::string("z_") + format);

@@ -20,11 +20,11 @@
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
-using testing::error_line;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::plain_record;
 using testing::record_fixtures;
-using testing::RecordFolder;
+using testing::TemporaryFolder;
 
 void put(const fs::path& path, const std::string& content) {
   std::ofstream(path, std::ios::binary) << content;  // not write_file: hundreds of files need not reach the disk
@@ -32,7 +32,7 @@ void put(const fs::path& path, const std::string& content) {
 
 /// What opening and reading all of a file says.
 std::string refusal(const fs::path& path) {
-  return error_line([&] {
+  return error_of([&] {
     const auto reader = open_records(path.string());
     for (int64_t i = 0; i < reader->size(); ++i) reader->read(i);
   });
@@ -47,8 +47,8 @@ double double_in(const Record& record, std::string_view name, size_t at = 0) {
 }
 
 TEST(Float64, OfTablesIsKept) {
-  const RecordFolder folder;
-  const auto path = folder.path / "t.csv";
+  const TemporaryFolder folder;
+  const auto path = folder / "t.csv";
   put(path, "value,id\n0.1,1\n1e300,2\n0.30000000000000004,3\n");
   const auto table = open_records(path.string());
   EXPECT_EQ(double_in(table->read(0), "value"), 0.1);
@@ -60,7 +60,7 @@ TEST(Float64, OfTablesIsKept) {
   // Through every format and back.
   for (const std::string end : {"tar", "tfrecord", "lmdb", "h5", "csv"}) {
     if ((end == "lmdb" || end == "h5") && !testing::has_format(end == "h5" ? "hdf5" : "lmdb")) continue;
-    const auto copy = folder.path / ("copy." + end);
+    const auto copy = folder / ("copy." + end);
     const auto writer = create_records(copy.string());
     for (int64_t i = 0; i < table->size(); ++i) writer->write(table->read(i));
     writer->close();
@@ -74,9 +74,9 @@ TEST(Float64, OfTablesIsKept) {
 }
 
 TEST(Float64, NumbersBeyondInt64StayText) {
-  const RecordFolder folder;
-  put(folder.path / "t.csv", "id,x\n18446744073709551615,1\n5,2\n");
-  const auto record = open_records((folder.path / "t.csv").string())->read(0);
+  const TemporaryFolder folder;
+  put(folder / "t.csv", "id,x\n18446744073709551615,1\n5,2\n");
+  const auto record = open_records((folder / "t.csv").string())->read(0);
   EXPECT_EQ(std::get<std::string>(*record.find("id")), "18446744073709551615");
 }
 
@@ -105,7 +105,7 @@ TEST_F(Hdf5Edges, NumbersKeepTheirType) {
 TEST_F(Hdf5Edges, ANumberThatInt64DoesNotHoldIsRefused) {
   const auto reader = open_records(odd("odd-large.h5"));
   EXPECT_EQ(std::get<std::vector<int64_t>>(*reader->read(0).find("ids")).at(0), 1);
-  const auto line = error_line([&] { reader->read(1); });
+  const auto line = error_of([&] { reader->read(1); });
   EXPECT_THAT(line, HasSubstr("row 1 of the dataset \"ids\""));
   EXPECT_THAT(line, HasSubstr("9223372036854775808"));
 }
@@ -122,26 +122,26 @@ TEST(LmdbEdges, NamedDatabases) {
   const auto path = odd("odd-named.mdb");
   EXPECT_THAT(refusal(path),
               HasSubstr("holds named databases (test, train); say which one is read: database = \"test\""));
-  EXPECT_THAT(error_line([&] { open_records(path, {.database = "trian"}); }), HasSubstr("did you mean \"train\"?"));
+  EXPECT_THAT(error_of([&] { open_records(path, {.database = "trian"}); }), HasSubstr("did you mean \"train\"?"));
   const auto reader = open_records(path, {.database = "train"});
   ASSERT_EQ(reader->size(), 3);
   EXPECT_EQ(std::get<std::string>(*reader->read(2).find("text")), "train 2");
   EXPECT_EQ(std::get<std::string>(*open_records(path, {.database = "test"})->read(0).find("text")), "test 0");
-  EXPECT_THAT(error_line([&] { open_records(odd("plain.lmdb"), {.database = "x"}); }), HasSubstr("is not known"));
+  EXPECT_THAT(error_of([&] { open_records(odd("plain.lmdb"), {.database = "x"}); }), HasSubstr("is not known"));
 }
 
 TEST(LineEnds, OfAnyKind) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const std::string lines[] = {"\n", "\r\n", "\r"};
   for (const auto& end : lines) {
-    const auto path = folder.path / "t.csv";
+    const auto path = folder / "t.csv";
     put(path, "a,b" + end + "1,x" + end + "2,\"y" + end + "z\"" + end + "3,w");
     const auto table = open_records(path.string());
     ASSERT_EQ(table->size(), 3);
     EXPECT_EQ(std::get<std::vector<int64_t>>(*table->read(2).find("a")).at(0), 3);
     EXPECT_EQ(std::get<std::string>(*table->read(1).find("b")), "y" + end + "z") << "an end of line in quotes";
-    put(folder.path / "t.txt", "one" + end + "two" + end + end + "four" + end);
-    const auto text = open_records((folder.path / "t.txt").string());
+    put(folder / "t.txt", "one" + end + "two" + end + end + "four" + end);
+    const auto text = open_records((folder / "t.txt").string());
     ASSERT_EQ(text->size(), 4);
     EXPECT_EQ(std::get<std::string>(*text->read(1).find("text")), "two");
     EXPECT_EQ(std::get<std::string>(*text->read(2).find("text")), "");
@@ -157,10 +157,10 @@ std::string whole_file(const fs::path& path, const RecordWriterOptions& options 
 }
 
 TEST(Truncation, OfATarIsAnErrorBeforeTheEndMarker) {
-  const RecordFolder folder;
-  const auto cut = folder.path / "cut.tar";
+  const TemporaryFolder folder;
+  const auto cut = folder / "cut.tar";
   for (const std::string source : {"own", "wds.tar", "tarfile-pax.tar", "gnutar-gnu.tar"}) {
-    const auto whole = source == "own" ? whole_file(folder.path / "a.tar") : read_file(record_fixtures() / source);
+    const auto whole = source == "own" ? whole_file(folder / "a.tar") : read_file(record_fixtures() / source);
     // The marker begins with the block after the last byte that is not zero, or where its member ends.
     size_t end = 0;
     detail::scan_tar([&](uint64_t offset,
@@ -181,11 +181,11 @@ TEST(Truncation, OfATarIsAnErrorBeforeTheEndMarker) {
 }
 
 TEST(Truncation, OfCompressedArchivesIsAnError) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   for (const std::string end : {".tar.gz", ".tar.zst"}) {
     if (end == ".tar.zst" && !detail::has_zstd()) continue;
     const auto whole = read_file(record_fixtures() / ("packed" + end));
-    const auto path = folder.path / ("cut" + end);
+    const auto path = folder / ("cut" + end);
     for (size_t size = 0; size < whole.size(); size += 7) {
       put(path, whole.substr(0, size));
       ASSERT_NE(refusal(path), "no error") << end << " cut at " << size;
@@ -219,17 +219,17 @@ std::string gzip(const std::string& content) {
 }
 
 TEST(CompressedTar, IsReadInAnyOrderByAnyThread) {
-  const RecordFolder folder;
-  const auto first = whole_file(folder.path / "a.tar"), second = read_file(record_fixtures() / "wds.tar");
-  put(folder.path / "s-0.tar.gz", gzip(first));
-  put(folder.path / "s-1.tar", second);
+  const TemporaryFolder folder;
+  const auto first = whole_file(folder / "a.tar"), second = read_file(record_fixtures() / "wds.tar");
+  put(folder / "s-0.tar.gz", gzip(first));
+  put(folder / "s-1.tar", second);
   // Two members of gzip, as parallel tools write them.
-  put(folder.path / "s-2.tgz", gzip(first.substr(0, 700)) + gzip(first.substr(700)));
+  put(folder / "s-2.tgz", gzip(first.substr(0, 700)) + gzip(first.substr(700)));
   const auto before = testing::process_counts();
   {
-    const auto reader = open_records((folder.path / "s-*").string(), {.format = "tar"});
-    const auto plain = open_records((folder.path / "a.tar").string());
-    const auto between = open_records((folder.path / "s-1.tar").string())->size();
+    const auto reader = open_records((folder / "s-*").string(), {.format = "tar"});
+    const auto plain = open_records((folder / "a.tar").string());
+    const auto between = open_records((folder / "s-1.tar").string())->size();
     ASSERT_EQ(reader->size(), 2 * plain->size() + between);
     for (int64_t i = plain->size() - 1; i >= 0; --i) {
       EXPECT_EQ(testing::to_json(reader->read(i)), testing::to_json(plain->read(i)));
@@ -241,58 +241,57 @@ TEST(CompressedTar, IsReadInAnyOrderByAnyThread) {
 }
 
 TEST(CompressedTar, ABombIsBounded) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const FileReader file([&] {
-    put(folder.path / "bomb.gz", gzip(std::string(64 << 20, 'x')));
-    return folder.path / "bomb.gz";
+    put(folder / "bomb.gz", gzip(std::string(64 << 20, 'x')));
+    return folder / "bomb.gz";
   }());
   EXPECT_LT(file.size(), 100'000u);
   const auto before = testing::process_counts().resident_bytes;
   detail::UnpackedFiles unpacked;
-  EXPECT_THAT(error_line([&] { unpacked.add(file, detail::Compression::kGzip, 16 << 20); }),
+  EXPECT_THAT(error_of([&] { unpacked.add(file, detail::Compression::kGzip, 16 << 20); }),
               HasSubstr("unpacks to more than 16.8 MB"));
   EXPECT_LT(testing::process_counts().resident_bytes, before + (8 << 20));
 }
 
 TEST(CompressedTar, IsNotWritten) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   for (const char* name : {"a.tar.gz", "a.tgz", "a.tar.zst", "a.csv.gz", "a.tfrecord.gz"})
-    EXPECT_THAT(error_line([&] { create_records((folder.path / name).string()); }),
-                HasSubstr("are read, but not written"));
+    EXPECT_THAT(error_of([&] { create_records((folder / name).string()); }), HasSubstr("are read, but not written"));
 }
 
 // Formats that know how long they are: every cut is an error.
 TEST(Truncation, OfOtherFormatsIsAnError) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const auto every = [&](const std::string& whole, const std::string& name,
                          const std::function<void(const fs::path&)>& read) {
-    const auto path = folder.path / name;
+    const auto path = folder / name;
     put(path, whole);
-    ASSERT_EQ(error_line([&] { read(path); }), "no error") << name;
+    ASSERT_EQ(error_of([&] { read(path); }), "no error") << name;
     const size_t step = std::max<size_t>(whole.size() / 400, 1);
     for (size_t size = 0; size < whole.size(); size += step) {
       put(path, whole.substr(0, size));
-      EXPECT_NE(error_line([&] { read(path); }), "no error") << name << " cut at " << size << " of " << whole.size();
+      EXPECT_NE(error_of([&] { read(path); }), "no error") << name << " cut at " << size << " of " << whole.size();
     }
     put(path, whole.substr(0, whole.size() - 1));
-    EXPECT_NE(error_line([&] { read(path); }), "no error") << name << " without its last byte";
+    EXPECT_NE(error_of([&] { read(path); }), "no error") << name << " without its last byte";
   };
   const auto array = at::arange(40, at::kFloat).reshape({4, 10});
   every(detail::write_npy(array), "a.npy", [](const fs::path& path) { detail::read_npy(read_file(path), "a.npy"); });
-  write_safetensors(folder.path / "w.safetensors", {{"x", array}});
-  every(read_file(folder.path / "w.safetensors"), "a.safetensors",
+  write_safetensors(folder / "w.safetensors", {{"x", array}});
+  every(read_file(folder / "w.safetensors"), "a.safetensors",
         [](const fs::path& path) { SafetensorsFile(path).read("x"); });
   const auto idx = std::string("\0\0\x08\1\0\0\0\5", 8) + "hello";
   every(idx, "a.idx", [](const fs::path& path) { read_idx(path); });
   every(gzip(idx), "a.idx.gz", [](const fs::path& path) { read_idx(path); });
   {
-    AtomicFile out(folder.path / "z.zip");
+    AtomicFile out(folder / "z.zip");
     ZipWriter zip(out.writer());
     zip.add("a.txt", "content");
     zip.finish();
     out.commit();
   }
-  every(read_file(folder.path / "z.zip"), "a.zip", [](const fs::path& path) { ZipFile zip(path); });
+  every(read_file(folder / "z.zip"), "a.zip", [](const fs::path& path) { ZipFile zip(path); });
   const auto reading = [](const fs::path& path) {
     const auto reader = open_records(path.string());
     for (int64_t i = 0; i < reader->size(); ++i) reader->read(i);
@@ -301,8 +300,8 @@ TEST(Truncation, OfOtherFormatsIsAnError) {
   if (testing::has_format("lmdb")) {
     const auto whole = read_file(record_fixtures() / "members.mdb");
     for (size_t size = 0; size < whole.size(); size += 509) {
-      put(folder.path / "a.mdb", whole.substr(0, size));
-      EXPECT_NE(refusal(folder.path / "a.mdb"), "no error") << "cut at " << size;
+      put(folder / "a.mdb", whole.substr(0, size));
+      EXPECT_NE(refusal(folder / "a.mdb"), "no error") << "cut at " << size;
     }
   }
   if (testing::has_format("hdf5")) every(read_file(record_fixtures() / "contiguous.h5"), "a.h5", reading);
@@ -311,8 +310,8 @@ TEST(Truncation, OfOtherFormatsIsAnError) {
 // A TFRecord file has neither a count nor an end: a cut between two records cannot be seen, every other one is an
 // error.
 TEST(Truncation, OfATfRecordIsAnErrorWithinARecord) {
-  const RecordFolder folder;
-  const auto whole = whole_file(folder.path / "a.tfrecord");
+  const TemporaryFolder folder;
+  const auto whole = whole_file(folder / "a.tfrecord");
   std::vector<size_t> ends{0};
   while (ends.back() < whole.size()) {
     uint64_t size = 0;
@@ -321,9 +320,9 @@ TEST(Truncation, OfATfRecordIsAnErrorWithinARecord) {
   }
   ASSERT_EQ(ends.size(), 4u);
   for (size_t size = 0; size < whole.size(); ++size) {
-    put(folder.path / "cut.tfrecord", whole.substr(0, size));
+    put(folder / "cut.tfrecord", whole.substr(0, size));
     const bool between = std::find(ends.begin(), ends.end(), size) != ends.end();
-    ASSERT_EQ(refusal(folder.path / "cut.tfrecord") == "no error", between) << size;
+    ASSERT_EQ(refusal(folder / "cut.tfrecord") == "no error", between) << size;
   }
 }
 

@@ -19,12 +19,12 @@ namespace levin {
 namespace {
 namespace fs = std::filesystem;
 using detail::split_tar_name;
-using testing::error_line;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::hex;
 using testing::plain_record;
 using testing::record_fixtures;
-using testing::RecordFolder;
+using testing::TemporaryFolder;
 
 std::string unhex(std::string_view text) {
   std::string bytes;
@@ -34,10 +34,10 @@ std::string unhex(std::string_view text) {
 }
 
 /// What opening and reading all of a file with that content says.
-std::string refusal(const RecordFolder& folder, const std::string& name, const std::string& content) {
-  const auto path = folder.path / name;
+std::string refusal(const TemporaryFolder& folder, const std::string& name, const std::string& content) {
+  const auto path = folder / name;
   std::ofstream(path, std::ios::binary) << content;  // not write_file: hundreds of files need not reach the disk
-  return error_line([&] {
+  return error_of([&] {
     const auto reader = open_records(path.string());
     for (int64_t i = 0; i < reader->size(); ++i) reader->read(i);
   });
@@ -89,8 +89,8 @@ TEST(Tar, WritesWhatTarToolsWrite) {
 }
 
 TEST(Tar, EverySizeOfNameComesBack) {
-  const RecordFolder folder;
-  const auto path = (folder.path / "a.tar").string();
+  const TemporaryFolder folder;
+  const auto path = (folder / "a.tar").string();
   const auto writer = create_records(path);
   std::vector<std::string> keys;
   for (const size_t size : {1, 94, 95, 96, 97, 150, 154, 155, 156, 240, 251, 252, 253, 300, 1000}) {
@@ -108,7 +108,7 @@ TEST(Tar, EverySizeOfNameComesBack) {
 }
 
 TEST(Tar, RefusesDamagedFiles) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const std::string good = tar_member("a.txt", "hello") + tar_member("b.txt", std::string(600, 'x'));
   EXPECT_EQ(refusal(folder, "good.tar", good + std::string(1024, '\0')), "no error");
   EXPECT_THAT(refusal(folder, "no_end.tar", good), HasSubstr("is truncated: the two empty blocks"));
@@ -119,7 +119,7 @@ TEST(Tar, RefusesDamagedFiles) {
   auto bad = good;
   bad[1030] ^= 1;
   EXPECT_EQ(refusal(folder, "sum.tar", bad),
-            "[records] \"" + (folder.path / "sum.tar").string() + "\" has a bad checksum in the header at byte 1024");
+            "[records] \"" + (folder / "sum.tar").string() + "\" has a bad checksum in the header at byte 1024");
   EXPECT_THAT(refusal(folder, "cut.tar", good.substr(0, 1700)),
               HasSubstr("is truncated: it ends within the member at byte 1024"));
   EXPECT_THAT(refusal(folder, "cut_head.tar", good.substr(0, 1100)),
@@ -165,8 +165,8 @@ TEST(Tar, RefusesDamagedFiles) {
 
 // The same key again, later: another sample, as in WebDataset. Nothing is ever written by a name of an archive.
 TEST(Tar, KeysAreOnlyKeys) {
-  const RecordFolder folder;
-  const auto path = folder.path / "a.tar";
+  const TemporaryFolder folder;
+  const auto path = folder / "a.tar";
   write_file(path,
              tar_member("/etc/x.txt", "1") + tar_member("../../y.txt", "2") + tar_member("/etc/x.txt", "3") + kTarEnd);
   const auto reader = open_records(path.string());
@@ -174,12 +174,12 @@ TEST(Tar, KeysAreOnlyKeys) {
   EXPECT_EQ(reader->read(0).key, "/etc/x");
   EXPECT_EQ(reader->read(1).key, "../../y");
   EXPECT_EQ(std::get<std::string>(*reader->read(2).find("text")), "3");
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 1);
 }
 
 // Cutting a file anywhere or changing any one byte of its headers never does more than give an Error.
 TEST(Tar, SurvivesAnyCutAndAnyChange) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const auto whole = read_file(record_fixtures() / "tarfile-pax.tar");
   for (size_t cut = 0; cut < whole.size(); cut += 487) refusal(folder, "cut.tar", whole.substr(0, cut));
   for (size_t at = 0; at < 2048; at += 11) {
@@ -190,39 +190,39 @@ TEST(Tar, SurvivesAnyCutAndAnyChange) {
 }
 
 TEST(Tar, ShardsByRecordsAndBytes) {
-  const RecordFolder folder;
-  const auto path = (folder.path / "s.tar").string();
+  const TemporaryFolder folder;
+  const auto path = (folder / "s.tar").string();
   auto write = [&](const RecordWriterOptions& options, const std::string& to) {
     const auto writer = create_records(to, options);
     for (int64_t i = 0; i < 7; ++i) writer->write(plain_record(i));
     writer->close();
   };
   write({.shard_records = 3}, path);
-  EXPECT_EQ(open_records((folder.path / "s-{000000..000002}.tar").string())->size(), 7);
-  EXPECT_EQ(open_records((folder.path / "s-*.tar").string())->read(6).key, "k006");
-  EXPECT_THAT(error_line([&] { write({.shard_records = 3}, path); }), HasSubstr("s-000000.tar\" is there already"));
+  EXPECT_EQ(open_records((folder / "s-{000000..000002}.tar").string())->size(), 7);
+  EXPECT_EQ(open_records((folder / "s-*.tar").string())->read(6).key, "k006");
+  EXPECT_THAT(error_of([&] { write({.shard_records = 3}, path); }), HasSubstr("s-000000.tar\" is there already"));
   write({.shard_records = 4, .overwrite = true}, path);
-  EXPECT_FALSE(fs::exists(folder.path / "s-000002.tar")) << "of the longer run before";
-  EXPECT_EQ(open_records((folder.path / "s-*.tar").string())->size(), 7);
-  write({.shard_bytes = 8000}, (folder.path / "b-%04d.tar").string());
-  EXPECT_EQ(open_records((folder.path / "b-*.tar").string())->size(), 7);
-  EXPECT_TRUE(fs::exists(folder.path / "b-0002.tar"));
-  for (const auto& entry : fs::directory_iterator(folder.path))
+  EXPECT_FALSE(fs::exists(folder / "s-000002.tar")) << "of the longer run before";
+  EXPECT_EQ(open_records((folder / "s-*.tar").string())->size(), 7);
+  write({.shard_bytes = 8000}, (folder / "b-%04d.tar").string());
+  EXPECT_EQ(open_records((folder / "b-*.tar").string())->size(), 7);
+  EXPECT_TRUE(fs::exists(folder / "b-0002.tar"));
+  for (const auto& entry : fs::directory_iterator(folder.path()))
     if (entry.path().filename().string().starts_with("b-")) {
       EXPECT_LE(fs::file_size(entry.path()), 10240);
     }
-  EXPECT_THAT(error_line([&] { create_records((folder.path / "b-%d.tar").string()); }), HasSubstr("is written %06d"));
+  EXPECT_THAT(error_of([&] { create_records((folder / "b-%d.tar").string()); }), HasSubstr("is written %06d"));
 }
 
 // More files than a process may have open are read all the same, by several threads.
 TEST(Tar, ManyShardsShareFewDescriptors) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   constexpr int64_t kFiles = 260;
   for (int64_t i = 0; i < kFiles; ++i)
-    std::ofstream(folder.path / fmt::format("{:03}.tar", i))
+    std::ofstream(folder / fmt::format("{:03}.tar", i))
         << tar_member(fmt::format("k{}.txt", i), fmt::format("t{}", i)) + kTarEnd;
   const auto before = testing::process_counts().descriptors;
-  const auto reader = open_records((folder.path / "{000..259}.tar").string());
+  const auto reader = open_records((folder / "{000..259}.tar").string());
   ASSERT_EQ(reader->size(), kFiles);
   std::atomic<int> wrong = 0;
   std::vector<std::thread> threads;
@@ -239,9 +239,9 @@ TEST(Tar, ManyShardsShareFewDescriptors) {
 }
 
 TEST(Tar, RefusesWhatCannotBeAName) {
-  const RecordFolder folder;
-  const auto writer = create_records((folder.path / "a.tar").string());
-  auto line = [&](const Record& record) { return error_line([&] { writer->write(record); }); };
+  const TemporaryFolder folder;
+  const auto writer = create_records((folder / "a.tar").string());
+  auto line = [&](const Record& record) { return error_of([&] { writer->write(record); }); };
   EXPECT_THAT(line({.key = "__x__", .fields = {{"text", "x"}}}), HasSubstr("cannot be a name"));
   EXPECT_THAT(line({.key = "a/../b", .fields = {{"text", "x"}}}), HasSubstr("cannot be a name"));
   EXPECT_THAT(line({.key = "a\nb", .fields = {{"text", "x"}}}), HasSubstr("\"a?b\" cannot be a name"));
@@ -252,8 +252,8 @@ TEST(Tar, RefusesWhatCannotBeAName) {
 }
 
 TEST(Tar, LabelsAreFoundWhereTheyStand) {
-  const RecordFolder folder;
-  const auto path = folder.path / "a.tar";
+  const TemporaryFolder folder;
+  const auto path = folder / "a.tar";
   write_file(path, tar_member("__classes__", "cat\ndog\n") + tar_member("a.cls", " 7\n") + tar_member("b.txt", "12\n") +
                        tar_member("c.json", R"({"label": 3})") + tar_member("d.cls", "dog") +
                        tar_member("e.json", "[[[") + tar_member("f.cls", "wolf") + tar_member("g.txt", "x") +
@@ -277,21 +277,21 @@ TEST(Tar, LabelsAreFoundWhereTheyStand) {
 }
 
 TEST(RecordIndex, IsACacheAndNothingMore) {
-  const RecordFolder folder;
-  const auto file = folder.path / "a.tar";
+  const TemporaryFolder folder;
+  const auto file = folder / "a.tar";
   write_file(file, "content");
   EXPECT_FALSE(detail::load_record_index(file, "tar"));
   detail::save_record_index(file, "tar", "0 7 a\n");
   EXPECT_EQ(detail::load_record_index(file, "tar"), "0 7 a\n");
   EXPECT_FALSE(detail::load_record_index(file, "tfrecord"));
-  auto text = read_file(folder.path / "a.tar.index");
+  auto text = read_file(folder / "a.tar.index");
   text.back() = 'x';
-  write_file(folder.path / "a.tar.index", text);
+  write_file(folder / "a.tar.index", text);
   EXPECT_FALSE(detail::load_record_index(file, "tar")) << "damaged";
   detail::save_record_index(file, "tar", "0 7 a\n");
   write_file(file, "Content");
   EXPECT_FALSE(detail::load_record_index(file, "tar")) << "of another time";
-  detail::save_record_index(folder.path / "nowhere/x", "tar", "");  // says nothing
+  detail::save_record_index(folder / "nowhere/x", "tar", "");  // says nothing
 
   // One that fits is used in place of the walk, and still checked.
   write_file(file, tar_member("a.txt", "hello") + kTarEnd);
@@ -313,9 +313,9 @@ TEST(TfRecord, GivesTheBytesOfTheFormat) {
 }
 
 TEST(TfRecord, RefusesDamagedFiles) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const auto whole = read_file(record_fixtures() / "train-00000-of-00001");
-  const auto where = "\"" + (folder.path / "x.tfrecord").string() + "\"";
+  const auto where = "\"" + (folder / "x.tfrecord").string() + "\"";
   auto changed = [&](size_t at) {
     auto bytes = whole;
     bytes[at] = static_cast<char>(bytes[at] ^ 4);
@@ -333,11 +333,9 @@ TEST(TfRecord, RefusesDamagedFiles) {
   // Without verification the data are read as they are.
   auto bytes = whole;
   bytes[bytes.size() - 1] = static_cast<char>(bytes[bytes.size() - 1] ^ 4);
-  write_file(folder.path / "y.tfrecord", bytes);
-  EXPECT_EQ(error_line([&] { open_records((folder.path / "y.tfrecord").string(), {.verify = false})->read(3); }),
-            "no error");
-  EXPECT_THAT(error_line([&] { open_records((folder.path / "y.tfrecord").string())->read(3); }),
-              HasSubstr("wrong checksum"));
+  write_file(folder / "y.tfrecord", bytes);
+  EXPECT_EQ(error_of([&] { open_records((folder / "y.tfrecord").string(), {.verify = false})->read(3); }), "no error");
+  EXPECT_THAT(error_of([&] { open_records((folder / "y.tfrecord").string())->read(3); }), HasSubstr("wrong checksum"));
   const auto packed = read_file(record_fixtures() / "whole.tfrecord.gz");
   EXPECT_THAT(refusal(folder, "z.tfrecord.gz", packed.substr(0, packed.size() / 2)), HasSubstr("is truncated"));
   auto broken = packed;
@@ -346,7 +344,7 @@ TEST(TfRecord, RefusesDamagedFiles) {
 }
 
 TEST(TfRecord, RefusesWhatIsNoExample) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   auto line = [&](const std::string& data) {
     std::string file;
     detail::append_tfrecord(file, data);
@@ -393,18 +391,18 @@ TEST(TfRecord, ReadsListsThatAreNotPacked) {
 }
 
 TEST(TfRecord, ReadsIndexesOfDali) {
-  const RecordFolder folder;
-  const auto file = folder.path / "a.tfrecord";
+  const TemporaryFolder folder;
+  const auto file = folder / "a.tfrecord";
   fs::copy_file(record_fixtures() / "tfrecord.tfrecord", file);
   const auto lines = read_file(record_fixtures() / "tfrecord.tfrecord.idx");
-  write_file(folder.path / "a.idx", lines);
+  write_file(folder / "a.idx", lines);
   EXPECT_EQ(open_records(file.string())->size(), 4);
   // One that leads elsewhere does not fit and is not used.
-  write_file(folder.path / "a.idx", "0 20\n20 " + std::to_string(fs::file_size(file) - 21) + "\n");
+  write_file(folder / "a.idx", "0 20\n20 " + std::to_string(fs::file_size(file) - 21) + "\n");
   EXPECT_EQ(open_records(file.string())->size(), 4);
   // One that fits but lies is found out at the record.
-  write_file(folder.path / "a.idx", "0 " + std::to_string(fs::file_size(file)) + "\n");
-  EXPECT_THAT(error_line([&] { open_records(file.string())->read(0); }), HasSubstr("is not what its index says"));
+  write_file(folder / "a.idx", "0 " + std::to_string(fs::file_size(file)) + "\n");
+  EXPECT_THAT(error_of([&] { open_records(file.string())->read(0); }), HasSubstr("is not what its index says"));
 }
 
 TEST(Npy, ReadsAndRefuses) {
@@ -421,25 +419,25 @@ TEST(Npy, ReadsAndRefuses) {
       detail::read_npy(with("'fortran_order': False, 'shape': (2, 3)", "'fortran_order': True,  'shape': (3, 2)"), "x"),
       at::arange(6, at::kInt).reshape({2, 3}).t()));
   EXPECT_EQ(detail::read_npy(with("<i4", ">i4"), "x")[0][1].item<int>(), 1 << 24);
-  EXPECT_THAT(error_line([&] { detail::read_npy(with("'<i4'", "'|O' "), "x"); }),
+  EXPECT_THAT(error_of([&] { detail::read_npy(with("'<i4'", "'|O' "), "x"); }),
               HasSubstr("type \"O\", which is not read"));
-  EXPECT_THAT(error_line([&] { detail::read_npy(with("(2, 3)", "(2, 4)"), "x"); }),
+  EXPECT_THAT(error_of([&] { detail::read_npy(with("(2, 3)", "(2, 4)"), "x"); }),
               HasSubstr("declares an array of 32 bytes, there are 24"));
-  EXPECT_THAT(error_line([&] { detail::read_npy(with("(2, 3)", "(-2,3)"), "x"); }), HasSubstr("bad shape"));
-  EXPECT_THAT(error_line([&] { detail::read_npy(with("(2, 3), }   ", "(9999999999,9999999999)"), "x"); }),
+  EXPECT_THAT(error_of([&] { detail::read_npy(with("(2, 3)", "(-2,3)"), "x"); }), HasSubstr("bad shape"));
+  EXPECT_THAT(error_of([&] { detail::read_npy(with("(2, 3), }   ", "(9999999999,9999999999)"), "x"); }),
               HasSubstr("[records] x"));
   for (size_t cut = 0; cut < bytes.size(); ++cut)
-    EXPECT_NE(error_line([&] { detail::read_npy(std::string_view(bytes).substr(0, cut), "x"); }), "no error");
+    EXPECT_NE(error_of([&] { detail::read_npy(std::string_view(bytes).substr(0, cut), "x"); }), "no error");
 }
 
 TEST(Lmdb, RefusesPicklesAndOtherFiles) {
   if (!testing::has_format("lmdb")) GTEST_SKIP() << "no LMDB";
   const auto path = (record_fixtures() / "pickled.lmdb").string();
-  EXPECT_EQ(error_line([&] { open_records(path)->read(1); }),
+  EXPECT_EQ(error_of([&] { open_records(path)->read(1); }),
             "[records] \"" + path +
                 "\": 1 is a pickle of Python, which is not read; write the image and the label "
                 "under keys of their own (\"000042.png\", \"000042.cls\")");
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   const auto whole = read_file(record_fixtures() / "members.mdb");
   EXPECT_THAT(refusal(folder, "a.mdb", whole.substr(0, whole.size() - 8192)), HasSubstr("is truncated: it declares"));
   EXPECT_THAT(refusal(folder, "b.mdb", "nothing"), HasSubstr("is no LMDB database"));
@@ -451,12 +449,12 @@ TEST(Lmdb, RefusesPicklesAndOtherFiles) {
 // The map begins small and grows; keys have an end.
 TEST(Lmdb, GrowsAndLimitsKeys) {
   if (!testing::has_format("lmdb")) GTEST_SKIP() << "no LMDB";
-  const RecordFolder folder;
-  const auto path = (folder.path / "a.mdb").string();
+  const TemporaryFolder folder;
+  const auto path = (folder / "a.mdb").string();
   const auto writer = create_records(path);
   for (int64_t i = 0; i < 3; ++i)
     writer->write({.key = fmt::format("{:03}", i), .fields = {{"image", std::string(9 << 20, static_cast<char>(i))}}});
-  EXPECT_THAT(error_line([&] {
+  EXPECT_THAT(error_of([&] {
                 writer->write({.key = std::string(508, 'k'), .fields = {{"text", "x"}}});
               }),
               HasSubstr("has 512 bytes; LMDB takes 511"));
@@ -464,17 +462,17 @@ TEST(Lmdb, GrowsAndLimitsKeys) {
   const auto reader = open_records(path);
   ASSERT_EQ(reader->size(), 3);
   EXPECT_EQ(std::get<std::string>(*reader->read(2).find("image")), std::string(9 << 20, 2));
-  const auto again = create_records((folder.path / "b.mdb").string());
+  const auto again = create_records((folder / "b.mdb").string());
   again->write({.key = "a", .fields = {{"text", "x"}}});
   again->write({.key = "a", .fields = {{"text", "y"}}});
-  EXPECT_THAT(error_line([&] { again->close(); }), HasSubstr("has the key \"a.txt\" already"));
+  EXPECT_THAT(error_of([&] { again->close(); }), HasSubstr("has the key \"a.txt\" already"));
 }
 
-TEST(Hdf5, ReadsPartsAndRefusesWhatItCannot) {
+TEST(Hdf5, ReadsSlicesAndRefusesWhatItCannot) {
   if (!testing::has_format("hdf5")) GTEST_SKIP() << "no HDF5";
   EXPECT_EQ(open_records((record_fixtures() / "groups.h5").string(), {.split = "test"})->size(), 2);
   EXPECT_EQ(open_records((record_fixtures() / "chunked.h5").string())->classes().size(), 10);
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   EXPECT_THAT(refusal(folder, "a.h5", "nothing"), HasSubstr("cannot open"));
   for (const char* name : {"contiguous.h5", "chunked.h5", "vlen.h5"}) {
     const auto whole = read_file(record_fixtures() / name);
@@ -490,9 +488,9 @@ TEST(Hdf5, ReadsPartsAndRefusesWhatItCannot) {
 
 TEST(Hdf5, WantsTheSameOfEveryRecord) {
   if (!testing::has_format("hdf5")) GTEST_SKIP() << "no HDF5";
-  const RecordFolder folder;
-  const auto writer = create_records((folder.path / "a.h5").string());
-  auto line = [&](const Record& record) { return error_line([&] { writer->write(record); }); };
+  const TemporaryFolder folder;
+  const auto writer = create_records((folder / "a.h5").string());
+  auto line = [&](const Record& record) { return error_of([&] { writer->write(record); }); };
   const auto label = std::vector<int64_t>{1};
   EXPECT_EQ(line({.key = "a", .fields = {{"image", at::zeros({2, 2, 3}, at::kByte)}, {"label", label}}}), "no error");
   EXPECT_THAT(line({.key = "b", .fields = {{"image", at::zeros({2, 3, 3}, at::kByte)}, {"label", label}}}),

@@ -1,40 +1,24 @@
-#include <cstdio>
-
 #include <gtest/gtest.h>
 
 #include "levin/core/files.h"
+#include "levin/testing/process.h"
+#include "levin/testing/python.h"
 #include "tests/io/records_testing.h"
 
 namespace levin {
 namespace {
 
-struct RanPython {
-  int status;
-  std::string output;
-};
-
-RanPython run_python(const std::string& command) {
-  std::FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  RanPython ran{};
-  std::array<char, 4096> buffer{};
-  while (const auto count = std::fread(buffer.data(), 1, buffer.size(), pipe)) ran.output.append(buffer.data(), count);
-  ran.status = ::pclose(pipe);
-  return ran;
-}
-
 // webdataset, GNU tar, tfrecord, py-lmdb and h5py themselves read what Levin writes.
 TEST(RecordPeersInPython, ReadWhatLevinWrites) {
-  const char* named = std::getenv("LEVIN_PEER_PYTHON");
-  const std::string python = named ? named : "python3";
-  if (!named && run_python(python + " -c 'import webdataset, tfrecord, lmdb, h5py'").status != 0)
-    GTEST_SKIP() << "no Python with webdataset, tfrecord, lmdb and h5py (LEVIN_PEER_PYTHON names one)";
-  const testing::RecordFolder folder;
+  const auto python = testing::python_with("webdataset, tfrecord, lmdb, h5py");
+  if (!python) GTEST_SKIP() << "no Python with webdataset, tfrecord, lmdb and h5py (LEVIN_PEER_PYTHON names one)";
+  const testing::TemporaryFolder folder;
   nlohmann::json files = nlohmann::json::object();
   auto write = [&](const std::string& name, const std::vector<Record>& records, RecordWriterOptions options = {}) {
     if (name.ends_with("db") && !testing::has_format("lmdb")) return;
     if (name.ends_with(".h5") && !testing::has_format("hdf5")) return;
     options.classes = {"cat", "dog"};
-    const auto writer = create_records((folder.path / name).string(), options);
+    const auto writer = create_records((folder / name).string(), options);
     for (const auto& record : records) {
       writer->write(record);
       files[name].push_back(testing::to_json(record));
@@ -59,11 +43,11 @@ TEST(RecordPeersInPython, ReadWhatLevinWrites) {
     write("kinds." + end, {kinds});
   }
   write("shards-%06d.tar", plain, {.shard_records = 4});
-  write_file(folder.path / "files.json", files.dump());
+  write_file(folder / "files.json", files.dump());
   const auto script = std::filesystem::path(testing::source_dir()) / "tests/io/read_records.py";
-  const auto ran = run_python("'" + python + "' '" + script.string() + "' '" + folder.path.string() + "'");
-  EXPECT_EQ(ran.status, 0) << ran.output;
-  EXPECT_NE(ran.output.find(": equal"), std::string::npos) << ran.output;
+  const auto ran = testing::run_program({*python, script.string(), folder.path().string()});
+  EXPECT_EQ(ran.status, 0) << ran.text();
+  EXPECT_NE(ran.text().find(": equal"), std::string::npos) << ran.text();
 }
 
 }  // namespace

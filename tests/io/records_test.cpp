@@ -18,12 +18,12 @@
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
-using testing::error_line;
+using testing::error_of;
 using ::testing::HasSubstr;
 using testing::hex;
 using testing::plain_record;
 using testing::record_fixtures;
-using testing::RecordFolder;
+using testing::TemporaryFolder;
 using testing::to_json;
 
 TEST(Record, FindsAndSetsFields) {
@@ -51,8 +51,8 @@ TEST_P(RecordPeers, AreReadAsTheyReadThemselves) {
   for (int64_t i = reader->size() - 1; i >= 0; --i) {
     EXPECT_EQ(to_json(reader->read(i)), expected[static_cast<size_t>(i)]) << name << " " << reader->where(i);
   }
-  EXPECT_THAT(error_line([&] { reader->read(reader->size()); }), HasSubstr("was asked for, there are"));
-  EXPECT_THAT(error_line([&] { reader->read(-1); }), HasSubstr("was asked for, there are"));
+  EXPECT_THAT(error_of([&] { reader->read(reader->size()); }), HasSubstr("was asked for, there are"));
+  EXPECT_THAT(error_of([&] { reader->read(-1); }), HasSubstr("was asked for, there are"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
@@ -70,29 +70,29 @@ INSTANTIATE_TEST_SUITE_P(Files, RecordPeers, ::testing::ValuesIn([] {
 
 TEST(Records, KnowFormatsByNameAndByFirstBytes) {
   EXPECT_EQ(open_records((record_fixtures() / "train-00000-of-00001").string())->format(), "tfrecord");
-  const RecordFolder folder;
-  fs::copy_file(record_fixtures() / "wds.tar", folder.path / "no_extension");
-  EXPECT_EQ(open_records((folder.path / "no_extension").string())->format(), "tar");
-  fs::copy_file(record_fixtures() / "contiguous.h5", folder.path / "hdf");
-  fs::copy_file(record_fixtures() / "members.mdb", folder.path / "db");
+  const TemporaryFolder folder;
+  fs::copy_file(record_fixtures() / "wds.tar", folder / "no_extension");
+  EXPECT_EQ(open_records((folder / "no_extension").string())->format(), "tar");
+  fs::copy_file(record_fixtures() / "contiguous.h5", folder / "hdf");
+  fs::copy_file(record_fixtures() / "members.mdb", folder / "db");
   if (testing::has_format("hdf5")) {
-    EXPECT_EQ(open_records((folder.path / "hdf").string())->format(), "hdf5");
+    EXPECT_EQ(open_records((folder / "hdf").string())->format(), "hdf5");
   }
   if (testing::has_format("lmdb")) {
-    EXPECT_EQ(open_records((folder.path / "db").string())->format(), "lmdb");
+    EXPECT_EQ(open_records((folder / "db").string())->format(), "lmdb");
     EXPECT_EQ(open_records((record_fixtures() / "members.lmdb").string())->format(), "lmdb");
   }
-  write_file(folder.path / "unknown.bin", "something");
-  EXPECT_THAT(error_line([&] { open_records((folder.path / "unknown.bin").string()); }),
+  write_file(folder / "unknown.bin", "something");
+  EXPECT_THAT(error_of([&] { open_records((folder / "unknown.bin").string()); }),
               HasSubstr("is of no format that is known by its name or its first bytes"));
 }
 
 TEST(Records, FolderOfShardsIsAllOfThem) {
-  const RecordFolder folder;
+  const TemporaryFolder folder;
   for (const char* name : {"shard-000001.tar", "shard-000000.tar", "shard-000002.tar"})
-    fs::copy_file(record_fixtures() / name, folder.path / name);
-  write_file(folder.path / "shard-000000.tar.index", "stale");
-  const auto reader = open_records(folder.path.string());
+    fs::copy_file(record_fixtures() / name, folder / name);
+  write_file(folder / "shard-000000.tar.index", "stale");
+  const auto reader = open_records(folder.path().string());
   ASSERT_EQ(reader->size(), 5);
   EXPECT_EQ(reader->read(0).key, "s/0");
   EXPECT_EQ(reader->read(4).key, "s/4");
@@ -100,21 +100,21 @@ TEST(Records, FolderOfShardsIsAllOfThem) {
 
 TEST(Records, RefuseInOneLineWithTheNearestWord) {
   const auto path = (record_fixtures() / "wds.tar").string();
-  EXPECT_EQ(error_line([&] { open_records(path, {.format = "tfrecrod"}); }),
+  EXPECT_EQ(error_of([&] { open_records(path, {.format = "tfrecrod"}); }),
             "[records] format \"tfrecrod\" is not known; did you mean \"tfrecord\"? (known: auto, tar, tfrecord, lmdb, "
             "hdf5, folder, cifar10, cifar100, idx, csv, text)");
   EXPECT_EQ(
-      error_line([&] { open_records((record_fixtures() / "wsd.tar").string()); }),
+      error_of([&] { open_records((record_fixtures() / "wsd.tar").string()); }),
       "[records] \"" + (record_fixtures() / "wsd.tar").string() + "\" is not there; did you mean \"" + path + "\"?");
-  EXPECT_THAT(error_line([&] { open_records((record_fixtures() / "nowhere/x.tar").string()); }),
+  EXPECT_THAT(error_of([&] { open_records((record_fixtures() / "nowhere/x.tar").string()); }),
               HasSubstr("is not there: there is no folder \""));
-  EXPECT_THAT(error_line([&] { open_records((record_fixtures() / "shard-{000000..000003}.tar").string()); }),
+  EXPECT_THAT(error_of([&] { open_records((record_fixtures() / "shard-{000000..000003}.tar").string()); }),
               HasSubstr("shard-000003.tar\" is not there (asked for: \""));
-  EXPECT_THAT(error_line([&] { open_records((record_fixtures() / "none-*.tar").string()); }),
+  EXPECT_THAT(error_of([&] { open_records((record_fixtures() / "none-*.tar").string()); }),
               HasSubstr("there is no such file"));
-  EXPECT_THAT(error_line([&] { create_records("x.zip"); }), HasSubstr("no format is known by the end \".zip\""));
-  EXPECT_THAT(error_line([&] { create_records("x-{0..3}.tar"); }), HasSubstr("is a pattern"));
-  EXPECT_THAT(error_line([&] { create_records(""); }), HasSubstr("the path is empty"));
+  EXPECT_THAT(error_of([&] { create_records("x.zip"); }), HasSubstr("no format is known by the end \".zip\""));
+  EXPECT_THAT(error_of([&] { create_records("x-{0..3}.tar"); }), HasSubstr("is a pattern"));
+  EXPECT_THAT(error_of([&] { create_records(""); }), HasSubstr("the path is empty"));
 }
 
 TEST(Records, PatternsAreWrittenOut) {
@@ -126,7 +126,7 @@ TEST(Records, PatternsAreWrittenOut) {
   EXPECT_EQ(expand_braces("{a,b}{0..1}"), (std::vector<std::string>{"a0", "a1", "b0", "b1"}));
   for (const char* bad :
        {"{3..1}", "{a..b}", "{1..2", "{{1..2}}", "{-1..2}", "{0..99999999999}", "{0..999}{0..9999}", "{..}"})
-    EXPECT_THAT(error_line([&] { expand_braces(bad); }), HasSubstr("[records] \"")) << bad;
+    EXPECT_THAT(error_of([&] { expand_braces(bad); }), HasSubstr("[records] \"")) << bad;
 }
 
 // Every format takes the same records and gives them back.
@@ -137,9 +137,9 @@ class RecordFormats : public ::testing::TestWithParam<std::string> {
   }
   std::string path(const std::string& stem) const {
     const auto format = GetParam().substr(1);
-    return (folder_.path / (stem + "." + (format == "hdf5" ? "h5" : format))).string();
+    return (folder_ / (stem + "." + (format == "hdf5" ? "h5" : format))).string();
   }
-  RecordFolder folder_;
+  TemporaryFolder folder_;
 };
 
 TEST_P(RecordFormats, GiveBackWhatWasWritten) {
@@ -168,7 +168,7 @@ TEST_P(RecordFormats, LeaveNothingWithoutClose) {
     const auto writer = create_records(path("a"));
     writer->write(plain_record(0));
   }
-  EXPECT_TRUE(fs::is_empty(folder_.path));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
 TEST_P(RecordFormats, ReplaceOnlyWhenAsked) {
@@ -178,7 +178,7 @@ TEST_P(RecordFormats, ReplaceOnlyWhenAsked) {
     writer->close();
   }
   EXPECT_EQ(open_records(path("a"))->size(), 2);
-  EXPECT_THAT(error_line([&] { create_records(path("a")); }),
+  EXPECT_THAT(error_of([&] { create_records(path("a")); }),
               HasSubstr("is there already; overwrite = true replaces it"));
   const auto writer = create_records(path("a"), {.overwrite = true});
   EXPECT_EQ(open_records(path("a"))->size(), 2) << "the old one stands until close()";
@@ -188,7 +188,7 @@ TEST_P(RecordFormats, RefuseWritingAfterClose) {
   const auto writer = create_records(path("a"));
   writer->write(plain_record(0));
   writer->close();
-  EXPECT_THAT(error_line([&] { writer->write(plain_record(1)); }), HasSubstr("was closed"));
+  EXPECT_THAT(error_of([&] { writer->write(plain_record(1)); }), HasSubstr("was closed"));
 }
 
 TEST_P(RecordFormats, NumberRecordsWithoutKeys) {

@@ -13,7 +13,9 @@
 
 #include "levin/core/error.h"
 #include "levin/io/records/records.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::testing {
 
@@ -21,32 +23,9 @@ inline std::filesystem::path record_fixtures() {
   return std::filesystem::path(source_dir()) / "tests/io/fixtures/records";
 }
 
-/// An empty folder, deleted at the end.
-struct RecordFolder {
-  RecordFolder() {
-    static int count = 0;
-    path = std::filesystem::temp_directory_path() / fmt::format("levin_records_{}_{}", ::getpid(), count++);
-    std::filesystem::create_directories(path);
-  }
-  ~RecordFolder() { std::filesystem::remove_all(path); }
-  RecordFolder(const RecordFolder&) = delete;
-  std::filesystem::path path;
-};
-
 inline bool has_format(const std::string& name) {
   const auto known = record_formats();
   return std::find(known.begin(), known.end(), name) != known.end();
-}
-
-/// What the Error says; it must be one line.
-inline std::string error_line(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const Error& error) {
-    const std::string line = error.what();
-    return line.find('\n') == std::string::npos ? line : "more than one line: " + line;
-  }
-  return "no error";
 }
 
 inline std::string hex(std::string_view bytes) {

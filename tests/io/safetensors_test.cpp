@@ -9,26 +9,21 @@
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
 #include "levin/io/weights/safetensors_model.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/tensors.h"
+#include "tests/io/crafted.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using testing::error_of;
+using testing::same_bytes;
 
 const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/io/fixtures";
 
-class SafetensorsTest : public ::testing::Test {
+class SafetensorsTest : public testing::CraftedFiles {
  protected:
-  void SetUp() override {
-    const char* keep = std::getenv("LEVIN_IO_KEEP");
-    keep_ = keep != nullptr;
-    root_ = keep ? fs::path(keep) : fs::temp_directory_path() / fmt::format("levin_io_{}", ::getpid());
-    fs::create_directories(root_);
-  }
-  void TearDown() override {
-    if (!keep_) fs::remove_all(root_);
-  }
-
   /// A file with that header and data.
   fs::path file(const std::string& header, const std::string& data = "", std::optional<uint64_t> length = {}) {
     const auto path = root_ / "crafted.safetensors";
@@ -39,21 +34,13 @@ class SafetensorsTest : public ::testing::Test {
     return path;
   }
   std::string error(const fs::path& path) {
-    try {
-      SafetensorsFile opened(path);
-    } catch (const Error& e) {
-      return e.what();
-    }
-    return "no error";
+    return error_of([&] { SafetensorsFile opened(path); });
   }
   void expect_refused(const std::string& header, const std::string& data, const std::string& why) {
     const auto line = error(file(header, data));
     EXPECT_NE(line.find(why), std::string::npos) << header << "\n  " << line;
     EXPECT_EQ(line.find('\n'), std::string::npos) << line;
   }
-
-  bool keep_ = false;
-  fs::path root_;
 };
 
 std::vector<std::pair<std::string, c10::ScalarType>> types() {
@@ -89,11 +76,6 @@ NamedTensors expected_tensors() {
   tensors.emplace_back("empty", torch::zeros({0, 4}));
   tensors.emplace_back("ünï/cödé \"quoted\"\n", torch::ones({1}));
   return tensors;
-}
-
-bool same_bytes(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()) == 0;
 }
 
 TEST_F(SafetensorsTest, ReadsWhatTheReferenceWrote) {
@@ -141,12 +123,7 @@ TEST_F(SafetensorsTest, RefusesToWriteWhatItCannotHold) {
 
 TEST_F(SafetensorsTest, UnknownNameTellsTheNearest) {
   const SafetensorsFile file(kFixtures / "all_types.safetensors");
-  try {
-    (void)file.read("flaot32");
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("did you mean \"float32\"?"), std::string::npos) << e.what();
-  }
+  EXPECT_NE(error_of([&] { (void)file.read("flaot32"); }).find("did you mean \"float32\"?"), std::string::npos);
 }
 
 TEST_F(SafetensorsTest, AcceptsWhatIsLegal) {
@@ -277,12 +254,7 @@ TEST_F(SafetensorsTest, AnIndexCannotLeaveItsFolder) {
                 fs::copy_options::overwrite_existing);
   const auto refused = [&](const std::string& map) {
     write_file(folder / "model.safetensors.index.json", R"({"weight_map":)" + map + "}");
-    try {
-      SafetensorsModel model(folder);
-    } catch (const Error& e) {
-      return std::string(e.what());
-    }
-    return std::string("no error");
+    return error_of([&] { SafetensorsModel model(folder); });
   };
   const std::string a = R"("a":"model-00001-of-00002.safetensors")";
   for (const std::string place :

@@ -5,6 +5,7 @@
 #include "levin/core/files.h"
 #include "levin/io/weights/torch_pickle.h"
 #include "levin/io/weights/zip_file.h"
+#include "levin/testing/tensors.h"
 #include "tests/io/crafted.h"
 
 namespace levin::torch_file_tests {
@@ -12,9 +13,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using pickle::Kind;
-using testing::content_of;
 using testing::error_of;
 using ::testing::HasSubstr;
+using testing::same_bytes;
 using testing::weight_fixture;
 using namespace std::string_literals;
 
@@ -23,11 +24,6 @@ Tensor expected(const detail::TorchType& type) {
   auto values = torch::arange(6);
   if (type.type == at::kBool) values = values % 2;
   return values.to(at::kFloat).to(type.type).reshape({2, 3});
-}
-
-bool same_bytes(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(), a.nbytes()) == 0;
 }
 
 class TorchFileTest : public testing::CraftedFiles {

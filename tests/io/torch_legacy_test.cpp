@@ -1,6 +1,7 @@
 // Files of torch.save from before 1.6, and what training scripts put into a file beside the weights.
 #include <gmock/gmock.h>
 
+#include "levin/core/files.h"
 #include "levin/io/weights/torch_file.h"
 #include "levin/io/weights/torch_pickle.h"
 #include "levin/io/weights/weights.h"
@@ -10,7 +11,6 @@ namespace levin::torch_legacy_tests {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::content_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::weight_fixture;
@@ -65,7 +65,7 @@ TEST_F(TorchLegacy, ReadsWhatPython2Wrote) {
 
 TEST_F(TorchLegacy, RefusesEveryTruncation) {
   for (const char* name : {"legacy_shared.pth", "reference_legacy.pth", "legacy_python2.pth"}) {
-    const auto whole = content_of(weight_fixture(name));
+    const auto whole = read_file(weight_fixture(name));
     for (size_t size = 0; size < whole.size(); ++size)
       EXPECT_NE(refusal(file("cut.pth", std::string_view(whole).substr(0, size))), "no error") << name << " " << size;
     EXPECT_THAT(refusal(file("long.pth", whole + "x")), HasSubstr("1 bytes after its end"));
@@ -74,7 +74,7 @@ TEST_F(TorchLegacy, RefusesEveryTruncation) {
 
 TEST_F(TorchLegacy, AnyByteThatDiffersIsReadOrOneLine) {
   for (const char* name : {"legacy_shared.pth", "legacy_python2.pth"}) {
-    const auto whole = content_of(weight_fixture(name));
+    const auto whole = read_file(weight_fixture(name));
     for (size_t at = 0; at < whole.size(); ++at)
       for (const unsigned char value : {0x00, 0xff, static_cast<int>(static_cast<unsigned char>(whole[at]) ^ 0x01)}) {
         auto changed = whole;
@@ -85,7 +85,7 @@ TEST_F(TorchLegacy, AnyByteThatDiffersIsReadOrOneLine) {
 }
 
 TEST_F(TorchLegacy, RefusesHostileFiles) {
-  const auto whole = content_of(weight_fixture("legacy_python2.pth"));
+  const auto whole = read_file(weight_fixture("legacy_python2.pth"));
   const auto with = [&](const std::string& from, const std::string& to) {
     auto changed = whole;
     const auto at = changed.find(from);

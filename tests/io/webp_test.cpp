@@ -1,5 +1,6 @@
 // WebP images: Pillow's pixels, and files that are no good.
 #include <ATen/ops/empty_like.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
@@ -10,11 +11,15 @@
 #include "levin/io/images/webp_codec.h"
 #include "levin/io/records/records.h"
 #include "levin/io/weights/safetensors.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using testing::error_of;
+using ::testing::HasSubstr;
 
 class Webp : public ::testing::Test {
  protected:
@@ -28,16 +33,9 @@ class Webp : public ::testing::Test {
     return decode_image(std::as_bytes(std::span(file)), options);
   }
   static std::string refusal(const std::string& file, const ImageOptions& options = {}) {
-    try {
-      decode(file, options);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "no error";
+    return error_of([&] { decode(file, options); });
   }
 };
-
-#define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST_F(Webp, GivesPillowsPixels) {
   SafetensorsFile expected(folder() / "expected.safetensors");
@@ -68,7 +66,7 @@ TEST_F(Webp, HeadsSayWhatTheFileIs) {
   EXPECT_EQ(decode(fixture("lossless_alpha.webp"), {.mode = ImageMode::kUnchanged}).size(0), 4);
 }
 
-TEST_F(Webp, ARegionHasThePixelsOfTheWhole) {
+TEST_F(Webp, ARegionHasThePixelsOfTheFullImage) {
   for (const char* name : {"lossy.webp", "lossless_alpha.webp", "odd.webp"})
     for (const auto mode : {ImageMode::kGray, ImageMode::kRgb, ImageMode::kRgba}) {
       const auto file = fixture(name);
@@ -91,10 +89,10 @@ TEST_F(Webp, EveryCutIsAnError) {
 }
 
 TEST_F(Webp, RefusesWhatItCannotRead) {
-  EXPECT_HAS(refusal(fixture("animation.webp")), "[image] the WebP file is an animation");
-  EXPECT_HAS(refusal(fixture("lossy.webp"), {.max_pixels = 1000}), "more than max_pixels");
-  EXPECT_HAS(refusal("RIFF\x10\0\0\0WEBPVP8 "), "neither PNG nor JPEG nor WebP");
-  EXPECT_HAS(refusal(std::string("RIFF\4\0\0\0WEBP", 12)), "bad head");
+  EXPECT_THAT(refusal(fixture("animation.webp")), HasSubstr("[image] the WebP file is an animation"));
+  EXPECT_THAT(refusal(fixture("lossy.webp"), {.max_pixels = 1000}), HasSubstr("more than max_pixels"));
+  EXPECT_THAT(refusal("RIFF\x10\0\0\0WEBPVP8 "), HasSubstr("neither PNG nor JPEG nor WebP"));
+  EXPECT_THAT(refusal(std::string("RIFF\4\0\0\0WEBP", 12)), HasSubstr("bad head"));
   // Any changed byte gives pixels or one line.
   for (const char* name : {"lossless_alpha.webp", "lossy_alpha.webp"}) {
     const auto file = fixture(name);
@@ -112,8 +110,7 @@ TEST_F(Webp, IsAnImageEverywhere) {
   EXPECT_EQ(detail::image_codec_by_path("a/B.WEBP")->name, "webp");
   EXPECT_EQ(detail::image_codec_by_path("a.b/webp"), nullptr);
   EXPECT_HAS(detail::image_extensions(), ".webp");
-  const auto root = fs::path(::testing::TempDir()) / "levin_webp";
-  fs::remove_all(root);
+  const testing::TemporaryFolder root;
   fs::create_directories(root / "photos/cat");
   fs::copy(folder() / "lossless.webp", root / "photos/cat/a.webp");
   fs::copy(folder() / "odd.webp", root / "photos/cat/b.WEBP");
@@ -130,7 +127,6 @@ TEST_F(Webp, IsAnImageEverywhere) {
     EXPECT_EQ(std::get<std::string>(*back.records().read(1).find("image")), fixture("odd.webp")) << end;
   }
   EXPECT_THROW(write_image(root / "x.webp", decode(fixture("lossy.webp"))), Error);
-  fs::remove_all(root);
 }
 
 }  // namespace

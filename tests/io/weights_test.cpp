@@ -17,20 +17,12 @@ using testing::weight_fixture;
 
 class WeightsTest : public testing::CraftedFiles {
  protected:
-  void SetUp() override {
-    CraftedFiles::SetUp();
-    folder_ = root_ / "weights";
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
   std::string refusal(const fs::path& path, const WeightOptions& options = {}) {
     return error_of([&] { WeightFile opened(path, options); });
   }
   void index(const std::string& name, const std::string& map) {
     write_file(folder_ / name, "{\"weight_map\": " + map + "}");
   }
-
-  fs::path folder_;
 };
 
 std::vector<std::string> names(const WeightFile& file) {

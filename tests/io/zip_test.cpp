@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 
+#include "levin/core/files.h"
 #include "levin/io/weights/zip_file.h"
 #include "levin/io/weights/zip_format.h"
 #include "tests/io/crafted.h"
@@ -9,7 +10,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using detail::zip_put;
-using testing::content_of;
 using testing::error_of;
 using ::testing::HasSubstr;
 using namespace std::string_literals;

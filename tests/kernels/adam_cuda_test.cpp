@@ -4,16 +4,12 @@
 
 #include "levin/kernels/fused_step/adam.h"
 #include "levin/kernels/fused_step/adam_8bit.h"
+#include "levin/testing/gpu.h"
 
 namespace levin::kernels {
 namespace {
 
-class FusedOnCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  }
-};
+class FusedOnCuda : public levin::testing::GpuTest {};
 
 using Lists = std::vector<std::vector<Tensor>>;
 

@@ -11,8 +11,11 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "child.h"
+#include "levin/core/files.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
+#include "tests/launch/probes.h"
 
 namespace levin::testing {
 namespace {
@@ -21,27 +24,22 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const std::string kLevin = levin::testing::binary_dir() + "/bin/levin";
-
-std::string slurp(const fs::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+const std::string kLevin = levin_program();
 
 TEST(Cli, SaysItsVersionAndItsCommands) {
-  Child version({kLevin, "--version"});
+  Process version({kLevin, "--version"});
   EXPECT_EQ(version.wait(), 0);
   EXPECT_THAT(version.out(), ::testing::MatchesRegex("levin [0-9.]+ \\(LibTorch [0-9.]+\\)\n"));
-  Child help({kLevin, "--help"});
+  Process help({kLevin, "--help"});
   EXPECT_EQ(help.wait(), 0);
   EXPECT_THAT(help.out(), AllOf(HasSubstr("\n  run  "), HasSubstr("\n  new  ")));
-  Child nothing({kLevin});
+  Process nothing({kLevin});
   EXPECT_EQ(nothing.wait(), 1);
   EXPECT_THAT(nothing.err(), HasSubstr("Usage: levin COMMAND"));
 }
 
 TEST(Cli, AnUnknownCommandIsToldTheNearest) {
-  Child child({kLevin, "rnu"});
+  Process child({kLevin, "rnu"});
   EXPECT_EQ(child.wait(), 1);
   EXPECT_EQ(child.err(),
             "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: fit, validate, test, predict, "
@@ -49,20 +47,19 @@ TEST(Cli, AnUnknownCommandIsToldTheNearest) {
 }
 
 TEST(Cli, NewWritesAProjectOnce) {
-  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("levin_new_{}", ::getpid()) / "deep app";
-  fs::remove_all(folder.parent_path());
-  Child first({kLevin, "new", "app", folder.string()});
+  const TemporaryFolder temporary;
+  const auto folder = temporary / "deep" / "deep app";
+  Process first({kLevin, "new", "app", folder.string()});
   EXPECT_EQ(first.wait(), 0) << first.err();
   EXPECT_THAT(first.out(), AllOf(HasSubstr("cmake --build"), HasSubstr("/build/app")));
-  EXPECT_THAT(slurp(folder / "CMakeLists.txt"),
+  EXPECT_THAT(read_file(folder / "CMakeLists.txt"),
               AllOf(HasSubstr("find_package(Levin REQUIRED)"), HasSubstr("Levin::levin")));
-  const auto text = slurp(folder / "main.cpp");
+  const auto text = read_file(folder / "main.cpp");
   EXPECT_THAT(text, AllOf(HasSubstr("levin::Fabric"), HasSubstr("fabric.launch(args)")));
-  Child second({kLevin, "new", "app", folder.string()});
+  Process second({kLevin, "new", "app", folder.string()});
   EXPECT_EQ(second.wait(), 1);
   EXPECT_THAT(second.err(), HasSubstr("CMakeLists.txt\" is there already"));
-  EXPECT_EQ(slurp(folder / "main.cpp"), text);
-  fs::remove_all(folder.parent_path());
+  EXPECT_EQ(read_file(folder / "main.cpp"), text);
 }
 
 TEST(Cli, NewRefusesWhatItDoesNotKnow) {
@@ -72,7 +69,7 @@ TEST(Cli, NewRefusesWhatItDoesNotKnow) {
            {{kLevin, "new", "app", "--force"}, "\"--force\" is not known"},
            {{kLevin, "new", "app", "a", "b"}, "\"b\" is one word too many"},
            {{kLevin, "new", "app", "/proc/no"}, "cannot be made"}}) {
-    Child child(words);
+    Process child(words);
     EXPECT_EQ(child.wait(), 1);
     EXPECT_THAT(child.err(), AllOf(::testing::StartsWith("error: [levin new] "), HasSubstr(line)));
   }
@@ -88,8 +85,9 @@ TEST(Cli, RankZeroLearnsTheWidthOfTheTerminal) {
   const int slave = ::open(name, O_RDWR | O_NOCTTY | O_CLOEXEC);
   const winsize size{.ws_row = 24, .ws_col = 123, .ws_xpixel = 0, .ws_ypixel = 0};
   ASSERT_EQ(::ioctl(terminal, TIOCSWINSZ, &size), 0);
-  Child child({"/bin/sh", "-c",
-               fmt::format("exec {} run --nproc-per-node 2 {} get=LEVIN_TERMINAL_WIDTH 2>{}", kLevin, probe(), name)});
+  Process child(
+      {"/bin/sh", "-c",
+       fmt::format("exec {} run --nproc-per-node 2 {} get=LEVIN_TERMINAL_WIDTH 2>{}", kLevin, probe(), name)});
   EXPECT_EQ(child.wait(), 0);
   EXPECT_THAT(child.out(), AllOf(::testing::ContainsRegex("(^|\n)LEVIN_TERMINAL_WIDTH=123\n"),
                                  HasSubstr("[rank 1] LEVIN_TERMINAL_WIDTH=(none)\n")));

@@ -8,12 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "child.h"
 #include "levin/core/files.h"
 #include "levin/data/cifar.h"
 #include "levin/io/images/image.h"
 #include "levin/io/records/records.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
 
 namespace levin::testing {
 namespace {
@@ -22,29 +23,19 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class DataCommands : public ::testing::Test {
+class DataCommands : public FolderTest {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(::testing::TempDir()) / ("levin_data_" + std::to_string(::getpid()) + "_" +
-                                                ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string path(const std::string& name) const { return (folder_ / name).string(); }
   std::vector<std::string> levin(std::vector<std::string> words) const {
-    words.insert(words.begin(), binary_dir() + "/bin/levin");
+    words.insert(words.begin(), levin_program());
     return words;
   }
   void expect_fails(const std::vector<std::string>& words, const ::testing::Matcher<const std::string&>& line) const {
-    Child child(levin(words));
+    Process child(levin(words));
     EXPECT_EQ(child.wait(), 1) << child.out();
     EXPECT_THAT(child.err(), line);
     EXPECT_EQ(std::count(child.err().begin(), child.err().end(), '\n'), 1) << child.err();
   }
-
-  fs::path folder_;
 };
 
 Tensor pixels_of(const Record& record) {
@@ -70,7 +61,7 @@ TEST_F(DataCommands, PackGoesThroughAllFormatsAndBack) {
   std::vector<std::string> chain{"a.tar", "b.tfrecord", "c.csv", "d", "e", "f"};
   const std::vector<std::string> formats{"tar", "tfrecord", "csv", "cifar10", "idx", "folder"};
   for (size_t i = 0; i < chain.size(); ++i) {
-    Child child(levin({"pack", from, path(chain[i]), "--to", formats[i], "--workers", "3"}));
+    Process child(levin({"pack", from, path(chain[i]), "--to", formats[i], "--workers", "3"}));
     ASSERT_EQ(child.wait(), 0) << child.err();
     EXPECT_THAT(child.out(), AllOf(HasSubstr(": 50 records, "), HasSubstr("to " + formats[i] + ")")));
     expect_same(*open_records(path("shapes")), *open_records(path(chain[i])));
@@ -80,8 +71,8 @@ TEST_F(DataCommands, PackGoesThroughAllFormatsAndBack) {
 
 TEST_F(DataCommands, PackShardsResizesAndEncodes) {
   write_image_folder(path("shapes"), draw_color_shapes(10, 1).train, color_shape_classes());
-  Child shards(levin({"pack", path("shapes"), path("s.tar"), "--shard-records", "4", "--resize", "16", "--reencode",
-                      "jpeg", "--quality", "80"}));
+  Process shards(levin({"pack", path("shapes"), path("s.tar"), "--shard-records", "4", "--resize", "16", "--reencode",
+                        "jpeg", "--quality", "80"}));
   ASSERT_EQ(shards.wait(), 0) << shards.err();
   const auto reader = open_records(path("s-{000000..000002}.tar"));
   ASSERT_EQ(reader->size(), 10);
@@ -116,8 +107,8 @@ TEST_F(DataCommands, CtrlCLeavesNothing) {
   // A file of holes: a hundred thousand black images that take no room.
   std::ofstream(path("data_batch_1.bin")).close();
   fs::resize_file(path("data_batch_1.bin"), 100'000 * 3073);
-  Child child(levin({"pack", path("data_batch_1.bin"), path("out"), "--from", "cifar10", "--workers", "2"}),
-              {"LEVIN_TERMINAL_WIDTH=80"});
+  Process child(levin({"pack", path("data_batch_1.bin"), path("out"), "--from", "cifar10", "--workers", "2"}),
+                {"LEVIN_TERMINAL_WIDTH=80"});
   ASSERT_TRUE(child.wait_for("cifar10 to folder")) << child.err();
   child.signal(SIGINT);
   EXPECT_EQ(child.wait(), 128 + SIGINT) << child.err();
@@ -129,14 +120,14 @@ TEST_F(DataCommands, CtrlCLeavesNothing) {
 
 TEST_F(DataCommands, BenchTellsRateAndStages) {
   write_image_folder(path("shapes"), draw_color_shapes(40, 1).train, color_shape_classes());
-  Child plain(levin({"data", "bench", path("shapes"), "--batch-size", "8", "--num-workers", "2", "--transform", "cifar",
-                     "--epochs", "2", "--plot", path("bench.svg")}));
+  Process plain(levin({"data", "bench", path("shapes"), "--batch-size", "8", "--num-workers", "2", "--transform",
+                       "cifar", "--epochs", "2", "--plot", path("bench.svg")}));
   ASSERT_EQ(plain.wait(), 0) << plain.err();
   EXPECT_THAT(plain.out(), AllOf(HasSubstr("80 images in"), HasSubstr("images/s; first batch after"),
                                  HasSubstr("; 2 workers"), HasSubstr("\n  decode "), HasSubstr("\n  wait ")));
   EXPECT_THAT(read_file(path("bench.svg")), AllOf(::testing::StartsWith("<svg"), HasSubstr(">transform</text>")));
-  Child json(levin({"data", "bench", path("shapes"), "--batch-size", "7", "--num-workers", "0", "--json", "--plot",
-                    path("bench.png")}));
+  Process json(levin({"data", "bench", path("shapes"), "--batch-size", "7", "--num-workers", "0", "--json", "--plot",
+                      path("bench.png")}));
   ASSERT_EQ(json.wait(), 0) << json.err();
   const auto result = nlohmann::json::parse(json.out());
   EXPECT_EQ(result["images"], 40);

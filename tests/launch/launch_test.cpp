@@ -13,8 +13,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "child.h"
+#include "levin/core/files.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
+#include "tests/launch/probes.h"
 
 namespace levin::testing {
 namespace {
@@ -34,13 +37,6 @@ Words ranks(int count, const Words& actions, const Words& flags = {}) {
   words.push_back(needs_levin ? self_probe() : probe());
   words.insert(words.end(), actions.begin(), actions.end());
   return levin_run(words);
-}
-
-std::string slurp(const fs::path& path) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 size_t count(const std::string& text, const std::string& part) {
@@ -71,8 +67,8 @@ class TakenPort {
 // ---- what ranks are told and what they print
 
 TEST(Launch, RanksGetTorchrunsVariables) {
-  Child child(ranks(2, {"env"}, {"--rdzv-id", "job7", "--max-restarts", "3"}),
-              {"OMP_NUM_THREADS=7", "GLOBAL_RANK=5", "RANK=9"});
+  Process child(ranks(2, {"env"}, {"--rdzv-id", "job7", "--max-restarts", "3"}),
+                {"OMP_NUM_THREADS=7", "GLOBAL_RANK=5", "RANK=9"});
   EXPECT_EQ(child.wait(), 0) << child.err();
   const std::string shared =
       "ROLE_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=3 "
@@ -90,14 +86,14 @@ TEST(Launch, RanksGetTorchrunsVariables) {
 TEST(Launch, ThreadsAreSharedAmongRanks) {
   const std::string script =
       "[ $RANK != 0 ] || echo $OMP_NUM_THREADS ${LEVIN_TERMINAL_WIDTH-none} ${TORCHELASTIC_ERROR_FILE-none}";
-  Child child(levin_run({"--nproc-per-node", "64", "sh", "-c", script}),
-              {"OMP_NUM_THREADS", "LEVIN_TERMINAL_WIDTH=80"});
+  Process child(levin_run({"--nproc-per-node", "64", "sh", "-c", script}),
+                {"OMP_NUM_THREADS", "LEVIN_TERMINAL_WIDTH=80"});
   EXPECT_EQ(child.wait(), 0) << child.err();
   EXPECT_EQ(child.out(), fmt::format("{} none none\n", std::max(std::thread::hardware_concurrency() / 64, 1u)));
 }
 
 TEST(Launch, RanksFindTheirPlaceInTheVariables) {
-  Child child(ranks(2, {"place"}));
+  Process child(ranks(2, {"place"}));
   EXPECT_EQ(child.wait(), 0) << child.err();
   EXPECT_THAT(child.out(),
               ContainsRegex("placement torchelastic rank 0 of 2 local 0 of 2 node 0 at 127.0.0.1:[0-9]+\n"));
@@ -106,7 +102,7 @@ TEST(Launch, RanksFindTheirPlaceInTheVariables) {
 
 TEST(Launch, RankZeroIsPassedThroughAndOthersLineByLine) {
   // Rank 0's unfinished line must arrive while it still runs; another rank's line does not land in the middle of it.
-  Child child(ranks(2, {"@0:part=live", "@1:part=one", "@1:ms=50", "@1:part=two\n", "@0:ms=1500", "@0:part=rest\n"}));
+  Process child(ranks(2, {"@0:part=live", "@1:part=one", "@1:ms=50", "@1:part=two\n", "@0:ms=1500", "@0:part=rest\n"}));
   EXPECT_TRUE(child.wait_for("live"));
   EXPECT_EQ(child.out().find("rest"), std::string::npos);
   EXPECT_EQ(child.wait(), 0);
@@ -115,13 +111,13 @@ TEST(Launch, RankZeroIsPassedThroughAndOthersLineByLine) {
 }
 
 TEST(Launch, AnUnfinishedLastLineIsShown) {
-  Child child(ranks(2, {"@1:part=no end"}));
+  Process child(ranks(2, {"@1:part=no end"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "[rank 1] no end\n");
 }
 
 TEST(Launch, ProgressBarsOfOtherRanksShowTheirLastState) {
-  Child child(ranks(2, {"bar"}));
+  Process child(ranks(2, {"bar"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_THAT(child.err(), HasSubstr("\rbar 1/5\rbar 2/5\rbar 3/5\rbar 4/5\rbar 5/5\n"));
   EXPECT_THAT(child.err(), HasSubstr("[rank 1] bar 5/5\n"));
@@ -129,7 +125,7 @@ TEST(Launch, ProgressBarsOfOtherRanksShowTheirLastState) {
 }
 
 TEST(Launch, MuchOutputArrivesWhole) {
-  Child child(ranks(2, {"lines=20000"}));
+  Process child(ranks(2, {"lines=20000"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(count(child.out(), "\n"), 40000u);
   EXPECT_EQ(count(child.out(), "\n[rank 1] line "), 20000u);
@@ -137,58 +133,55 @@ TEST(Launch, MuchOutputArrivesWhole) {
 }
 
 TEST(Launch, ASlowReaderLosesNothing) {
-  Child child(
-      {"/bin/sh", "-c",
-       fmt::format("{} run {} lines=300000 | (sleep 1; wc -l)", levin::testing::binary_dir() + "/bin/levin", probe())});
+  Process child({"/bin/sh", "-c", fmt::format("{} run {} lines=300000 | (sleep 1; wc -l)", levin_program(), probe())});
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "300000\n");
 }
 
 TEST(Launch, RankZeroReadsStandardInput) {
-  Child child(ranks(2, {"cat"}), {}, "words for rank 0\n");
+  Process child(ranks(2, {"cat"}), {}, "words for rank 0\n");
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "words for rank 0\n");
 }
 
 TEST(Launch, NoFileOfTheLauncherReachesTheRanks) {
-  Child alone({probe(), "files"});
+  Process alone({probe(), "files"});
   EXPECT_EQ(alone.wait(), 0);
-  Child child(ranks(1, {"files"}));
+  Process child(ranks(1, {"files"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), alone.out());
 }
 
 TEST(Launch, OnlyChosenRanksAreShown) {
-  Child child(ranks(3, {"say=hello"}, {"--local-ranks-filter", "1"}));
+  Process child(ranks(3, {"say=hello"}, {"--local-ranks-filter", "1"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "[rank 1] hello\n");
 }
 
 TEST(Launch, LogFilesAsAsked) {
-  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("levin_logs_{}", ::getpid());
-  fs::remove_all(folder);
-  Child child(
+  const TemporaryFolder temporary;
+  const auto folder = temporary / "logs";
+  Process child(
       ranks(2, {"say=words", "complain=sorrow", "get=TORCHELASTIC_ERROR_FILE"},
             {"--log-dir", folder.string(), "--redirects", "0:1,1:3", "--tee", "0:2,1:2", "--rdzv-id", "night"}));
   EXPECT_EQ(child.wait(), 0) << child.err();
   fs::path run;
   for (const auto& entry : fs::directory_iterator(folder)) run = entry.path();
   EXPECT_THAT(run.filename().string(), ::testing::StartsWith("night_"));
-  EXPECT_THAT(slurp(run / "attempt_0/0/stdout.log"), HasSubstr("words\n"));
-  EXPECT_THAT(slurp(run / "attempt_0/0/stdout.log"), HasSubstr((run / "attempt_0/0/error.json").string()));
-  EXPECT_EQ(slurp(run / "attempt_0/0/stderr.log"), "sorrow\n");
-  EXPECT_THAT(slurp(run / "attempt_0/1/stdout.log"), HasSubstr("words\n"));
-  EXPECT_EQ(slurp(run / "attempt_0/1/stderr.log"), "sorrow\n");
+  EXPECT_THAT(read_file(run / "attempt_0/0/stdout.log"), HasSubstr("words\n"));
+  EXPECT_THAT(read_file(run / "attempt_0/0/stdout.log"), HasSubstr((run / "attempt_0/0/error.json").string()));
+  EXPECT_EQ(read_file(run / "attempt_0/0/stderr.log"), "sorrow\n");
+  EXPECT_THAT(read_file(run / "attempt_0/1/stdout.log"), HasSubstr("words\n"));
+  EXPECT_EQ(read_file(run / "attempt_0/1/stderr.log"), "sorrow\n");
   EXPECT_EQ(child.out(), "");                                // both were redirected
   EXPECT_THAT(child.err(), HasSubstr("[rank 1] sorrow\n"));  // tee wins over the redirect
   EXPECT_EQ(count(child.err(), "sorrow\n"), 2u);
-  fs::remove_all(folder);
 }
 
 // ---- failures
 
 TEST(Fault, TheFailedRankIsNamedWithItsLastLines) {
-  Child child(ranks(3, {"@1:complain=before", "@1:complain=the reason", "@1:exit=3", "sleep"}));
+  Process child(ranks(3, {"@1:complain=before", "@1:complain=the reason", "@1:exit=3", "sleep"}));
   EXPECT_EQ(child.wait(), 3);
   EXPECT_THAT(
       child.err(),
@@ -202,7 +195,7 @@ TEST(Fault, OnlyTheLastTenLinesAreRepeated) {
   Words actions;
   for (int i = 0; i < 30; ++i) actions.push_back(fmt::format("@0:complain=line {}", i));
   actions.push_back("@0:exit=1");
-  Child child(ranks(1, actions));
+  Process child(ranks(1, actions));
   EXPECT_EQ(child.wait(), 1);
   EXPECT_THAT(child.err(),
               AllOf(HasSubstr("    line 20\n"), HasSubstr("    line 29\n"), Not(HasSubstr("    line 19\n"))));
@@ -210,7 +203,7 @@ TEST(Fault, OnlyTheLastTenLinesAreRepeated) {
 
 TEST(Fault, KillOfAnyRank) {
   for (const int victim : {0, 1, 2}) {
-    Child child(ranks(3, {"say=up", "sleep"}));
+    Process child(ranks(3, {"say=up", "sleep"}));
     while (child.out().find("[rank 1] up") == std::string::npos ||
            child.out().find("[rank 2] up") == std::string::npos || child.out().find("up\n") == std::string::npos)
       ASSERT_TRUE(child.wait_for("[rank 1] up") && child.wait_for("[rank 2] up"));
@@ -228,10 +221,10 @@ TEST(Fault, KillOfAnyRank) {
 
 TEST(Fault, TheCauseIsNamedNotTheConsequences) {
   // Rank 0 fails first, but as one does whose peer has died; rank 2 dies a moment later.
-  Child signal(ranks(3, {"@0:exit=1", "@1:exit=1", "@2:ms=100", "@2:kill=11"}));
+  Process signal(ranks(3, {"@0:exit=1", "@1:exit=1", "@2:ms=100", "@2:kill=11"}));
   EXPECT_EQ(signal.wait(), 139);
   EXPECT_THAT(signal.err(), ContainsRegex("levin: rank 2 \\(pid [0-9]+\\) was killed by SIGSEGV"));
-  Child reset(
+  Process reset(
       ranks(2, {"@0:complain=Connection reset by peer", "@0:exit=1", "@1:ms=100", "@1:complain=real", "@1:exit=2"}));
   EXPECT_EQ(reset.wait(), 2);
   EXPECT_THAT(reset.err(),
@@ -239,27 +232,27 @@ TEST(Fault, TheCauseIsNamedNotTheConsequences) {
 }
 
 TEST(Fault, RanksThatDoNotHeedAreKilled) {
-  Child child(ranks(2, {"@0:deaf", "say=up", "@1:ms=300", "@1:exit=5", "sleep"}, {"--stop-grace", "1"}));
+  Process child(ranks(2, {"@0:deaf", "say=up", "@1:ms=300", "@1:exit=5", "sleep"}, {"--stop-grace", "1"}));
   EXPECT_EQ(child.wait(), 5);
   EXPECT_THAT(child.err(), HasSubstr("levin: rank 0 did not end within 1 s and was killed\n"));
   EXPECT_TRUE(child.all_gone());
 }
 
 TEST(Fault, ADeafRankIsKilledSoonByDefault) {
-  Child child(ranks(2, {"@0:deaf", "@1:ms=100", "@1:exit=5", "sleep"}));
+  Process child(ranks(2, {"@0:deaf", "@1:ms=100", "@1:exit=5", "sleep"}));
   EXPECT_EQ(child.wait(), 5);
   EXPECT_LT(child.seconds(), 20);
   EXPECT_TRUE(child.all_gone());
 }
 
 TEST(Fault, OtherRanksMayEndInOrder) {
-  Child child(ranks(2, {"@0:polite", "@1:ms=500", "@1:exit=5", "sleep"}));
+  Process child(ranks(2, {"@0:polite", "@1:ms=500", "@1:exit=5", "sleep"}));
   EXPECT_EQ(child.wait(), 5);
   EXPECT_THAT(child.out(), HasSubstr("got SIGTERM\n"));
 }
 
 TEST(Fault, AStoppedRankIsEndedToo) {
-  Child child(ranks(2, {"say=up", "@1:ms=1000", "@1:exit=5", "sleep"}));
+  Process child(ranks(2, {"say=up", "@1:ms=1000", "@1:exit=5", "sleep"}));
   ASSERT_TRUE(child.wait_for("up"));
   if (const auto pid = child.rank(0)) ::kill(pid, SIGSTOP);
   EXPECT_EQ(child.wait(), 5);
@@ -268,13 +261,13 @@ TEST(Fault, AStoppedRankIsEndedToo) {
 }
 
 TEST(Fault, GrandchildrenGoWithAFailedRun) {
-  Child child(ranks(2, {"fork", "@1:ms=200", "@1:exit=6", "sleep"}));
+  Process child(ranks(2, {"fork", "@1:ms=200", "@1:exit=6", "sleep"}));
   EXPECT_EQ(child.wait(), 6);
   EXPECT_TRUE(child.all_gone());
 }
 
 TEST(Fault, GrandchildrenThatHoldTheOutputDelayNothing) {
-  Child child(ranks(2, {"fork", "say=bye"}));
+  Process child(ranks(2, {"fork", "say=bye"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_THAT(child.out(), HasSubstr("[rank 1] bye\n"));
   EXPECT_LT(child.seconds(), 30);
@@ -282,7 +275,7 @@ TEST(Fault, GrandchildrenThatHoldTheOutputDelayNothing) {
 }
 
 TEST(Fault, KillOfTheLauncherLeavesNothing) {
-  Child child(ranks(3, {"deaf", "say=up", "sleep"}));
+  Process child(ranks(3, {"deaf", "say=up", "sleep"}));
   ASSERT_TRUE(child.wait_for("[rank 1] up") && child.wait_for("[rank 2] up"));
   EXPECT_EQ(child.descendants().size(), 3u);
   child.signal(SIGKILL);
@@ -292,7 +285,7 @@ TEST(Fault, KillOfTheLauncherLeavesNothing) {
 
 TEST(Fault, SignalsEndTheRunInOrder) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
-    Child child(ranks(2, {"say=up", "sleep"}));
+    Process child(ranks(2, {"say=up", "sleep"}));
     ASSERT_TRUE(child.wait_for("[rank 1] up"));
     child.signal(signal);
     EXPECT_EQ(child.wait(), 128 + signal);
@@ -303,7 +296,7 @@ TEST(Fault, SignalsEndTheRunInOrder) {
 }
 
 TEST(Fault, RanksGetTheSignalAndTimeToEnd) {
-  Child child(ranks(2, {"polite", "say=up", "sleep"}));
+  Process child(ranks(2, {"polite", "say=up", "sleep"}));
   ASSERT_TRUE(child.wait_for("[rank 1] up"));
   child.signal(SIGTERM);
   EXPECT_EQ(child.wait(), 143);
@@ -311,7 +304,7 @@ TEST(Fault, RanksGetTheSignalAndTimeToEnd) {
 }
 
 TEST(Fault, ASecondInterruptKillsAtOnce) {
-  Child child(ranks(2, {"deaf", "say=up", "sleep"}, {"--stop-grace", "60"}));
+  Process child(ranks(2, {"deaf", "say=up", "sleep"}, {"--stop-grace", "60"}));
   ASSERT_TRUE(child.wait_for("[rank 1] up"));
   child.signal(SIGINT);
   ASSERT_TRUE(child.wait_for("stopped by SIGINT"));
@@ -322,8 +315,8 @@ TEST(Fault, ASecondInterruptKillsAtOnce) {
 }
 
 TEST(Fault, ARestartCanSucceed) {
-  Child child(ranks(2, {"@1:failfirst=4", "@0:failfirst=0", "say=second", "get=TORCHELASTIC_RESTART_COUNT"},
-                    {"--max-restarts", "2"}));
+  Process child(ranks(2, {"@1:failfirst=4", "@0:failfirst=0", "say=second", "get=TORCHELASTIC_RESTART_COUNT"},
+                      {"--max-restarts", "2"}));
   EXPECT_EQ(child.wait(), 0);
   EXPECT_THAT(child.err(), AllOf(HasSubstr("ended with exit status 4"),
                                  HasSubstr("levin: starting all ranks again (restart 1 of 2)\n")));
@@ -331,7 +324,7 @@ TEST(Fault, ARestartCanSucceed) {
 }
 
 TEST(Fault, EveryAttemptHasAStoreOfItsOwn) {
-  Child child(ranks(1, {"get=MASTER_PORT", "exit=1"}, {"--max-restarts", "1"}));
+  Process child(ranks(1, {"get=MASTER_PORT", "exit=1"}, {"--max-restarts", "1"}));
   EXPECT_EQ(child.wait(), 1);
   std::set<std::string> ports;
   std::istringstream lines(child.out());
@@ -340,7 +333,7 @@ TEST(Fault, EveryAttemptHasAStoreOfItsOwn) {
 }
 
 TEST(Fault, RestartsRunOut) {
-  Child child(ranks(2, {"@1:exit=7", "sleep"}, {"--max-restarts", "2"}));
+  Process child(ranks(2, {"@1:exit=7", "sleep"}, {"--max-restarts", "2"}));
   EXPECT_EQ(child.wait(), 7);
   // Once for each attempt, and once more in the last line, which says how the run ended.
   EXPECT_EQ(count(child.err(), "ended with exit status 7"), 4u);
@@ -349,9 +342,7 @@ TEST(Fault, RestartsRunOut) {
 }
 
 TEST(Fault, AReaderThatGoesAwayEndsTheRun) {
-  Child child(
-      {"/bin/sh", "-c",
-       fmt::format("{} run {} lines=200000 sleep | head -1", levin::testing::binary_dir() + "/bin/levin", probe())});
+  Process child({"/bin/sh", "-c", fmt::format("{} run {} lines=200000 sleep | head -1", levin_program(), probe())});
   EXPECT_EQ(child.wait(), 0);
   EXPECT_EQ(child.out(), "line 0 of rank 0\n");
   EXPECT_LT(child.seconds(), 30);
@@ -377,7 +368,7 @@ TEST(Refused, OneLineNamesTheProblem) {
        "192.0.2.1 is not one of this machine"},
   };
   for (const auto& [words, line] : cases) {
-    Child child(levin_run(words));
+    Process child(levin_run(words));
     EXPECT_EQ(child.wait(), 1);
     EXPECT_THAT(child.err(), AllOf(::testing::StartsWith("error: ["), HasSubstr(line)));
     EXPECT_EQ(count(child.err(), "\n"), 1u) << child.err();
@@ -386,10 +377,11 @@ TEST(Refused, OneLineNamesTheProblem) {
 }
 
 TEST(Refused, AFileThatCannotRunIsReported) {
-  const auto path = ::testing::TempDir() + "levin_not_a_program";
-  std::ofstream(path) << "no program\n";
+  const TemporaryFolder folder;
+  const auto path = (folder / "not_a_program").string();
+  write_file(path, "no program\n");
   fs::permissions(path, fs::perms::owner_all);
-  Child child(levin_run({path}));
+  Process child(levin_run({path}));
   EXPECT_EQ(child.wait(), 1);
   EXPECT_THAT(child.err(), HasSubstr("cannot be started: Exec format error"));
 }
@@ -397,18 +389,18 @@ TEST(Refused, AFileThatCannotRunIsReported) {
 // ---- programs that start their own ranks
 
 TEST(LaunchSelf, RunsTheProgramAgainAsRanks) {
-  Child child({self_probe(), "--self", "2", "say=hello there", "place"});
+  Process child({self_probe(), "--self", "2", "say=hello there", "place"});
   EXPECT_EQ(child.wait(), 0) << child.err();
   EXPECT_THAT(child.out(), AllOf(HasSubstr("[rank 1] hello there\n"), HasSubstr("rank 0 of 2"),
                                  HasSubstr("[rank 1] placement torchelastic rank 1 of 2")));
 }
 
 TEST(LaunchSelf, FailsLikeTheLauncher) {
-  Child child({self_probe(), "--self", "2", "@1:kill=9", "sleep"});
+  Process child({self_probe(), "--self", "2", "@1:kill=9", "sleep"});
   EXPECT_EQ(child.wait(), 137);
   EXPECT_THAT(child.err(), ContainsRegex("levin: rank 1 \\(pid [0-9]+\\) was killed by SIGKILL"));
   EXPECT_TRUE(child.all_gone());
-  Child killed({self_probe(), "--self", "2", "say=up", "sleep"});
+  Process killed({self_probe(), "--self", "2", "say=up", "sleep"});
   ASSERT_TRUE(killed.wait_for("[rank 1] up"));
   killed.signal(SIGKILL);
   EXPECT_EQ(killed.wait(), 137);
@@ -416,14 +408,14 @@ TEST(LaunchSelf, FailsLikeTheLauncher) {
 }
 
 TEST(LaunchSelf, WrongWorldsAreRefused) {
-  Child world({self_probe(), "--self", "2", "place"}, {"WORLD_SIZE=4"});
+  Process world({self_probe(), "--self", "2", "place"}, {"WORLD_SIZE=4"});
   EXPECT_EQ(world.wait(), 1);
   EXPECT_THAT(world.err(), HasSubstr("WORLD_SIZE=4, but devices x num_nodes = 2 x 1 = 2"));
-  Child nested(ranks(3, {"--self", "2", "place"}));
+  Process nested(ranks(3, {"--self", "2", "place"}));
   EXPECT_EQ(nested.wait(), 1);
   EXPECT_THAT(nested.err(), HasSubstr("WORLD_SIZE=3, but devices x num_nodes = 2 x 1 = 2"));
-  Child address({self_probe(), "--self", "2", "--nodes", "2", "place"},
-                {"NODE_RANK=0", "MASTER_PORT=29500", "MASTER_ADDR"});
+  Process address({self_probe(), "--self", "2", "--nodes", "2", "place"},
+                  {"NODE_RANK=0", "MASTER_PORT=29500", "MASTER_ADDR"});
   EXPECT_EQ(address.wait(), 1);
   EXPECT_THAT(address.err(), HasSubstr("MASTER_ADDR is not set"));
 }

@@ -9,8 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "child.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::testing {
 namespace {
@@ -18,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
-const std::string kLevin = levin::testing::binary_dir() + "/bin/levin";
+const std::string kLevin = levin_program();
 
 struct Answer {
   int status;
@@ -26,7 +27,7 @@ struct Answer {
 };
 Answer ask(std::vector<std::string> words) {
   words.insert(words.begin(), {kLevin, "memory"});
-  Child child(words);
+  Process child(words);
   const int status = child.wait();
   return {status, child.out(), child.err()};
 }
@@ -77,8 +78,7 @@ TEST(MemoryCli, NumbersAreForPrograms) {
 }
 
 TEST(MemoryCli, TheLadderGoesDown) {
-  const fs::path folder = fs::path(::testing::TempDir()) / fmt::format("levin_memory_cli_{}", ::getpid());
-  fs::create_directories(folder);
+  const TemporaryFolder folder;
   const auto answer = ask({"--model", "vit_h_14", "--batch", "16", "--devices", "8", "--ladder", "--json", "--plot",
                            folder / "ladder.png", "--timeline", folder / "step.png"});
   ASSERT_EQ(answer.status, 0) << answer.err;
@@ -88,7 +88,6 @@ TEST(MemoryCli, TheLadderGoesDown) {
   EXPECT_GT(read["rows"].back()["host"], 0);
   EXPECT_GT(fs::file_size(folder / "ladder.png"), 1000u);
   EXPECT_GT(fs::file_size(folder / "step.png"), 1000u);
-  fs::remove_all(folder);
 }
 
 TEST(MemoryCli, RefusesInOneLine) {

@@ -7,7 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "child.h"
+#include "levin/testing/process.h"
+#include "tests/launch/probes.h"
 
 namespace levin::testing {
 namespace {
@@ -29,11 +30,11 @@ struct TwoNodes {
       words.insert(words.end(), flags.begin(), flags.end());
       words.push_back(actions.front() == "place" ? self_probe() : probe());
       words.insert(words.end(), actions.begin(), actions.end());
-      nodes[i] = std::make_unique<Child>(levin_run(words));
+      nodes[i] = std::make_unique<Process>(levin_run(words));
     }
   }
-  Child& operator[](int i) { return *nodes[i]; }
-  std::unique_ptr<Child> nodes[2];
+  Process& operator[](int i) { return *nodes[i]; }
+  std::unique_ptr<Process> nodes[2];
 };
 
 TEST(Nodes, RanksAreNumberedAcrossNodes) {
@@ -136,7 +137,7 @@ TEST(Nodes, AMissingNodeIsNamed) {
   for (const char* node : {"0", "1"}) {
     Words words = common;
     words.insert(words.end(), {"--node-rank", node, "true"});
-    Child child(levin_run(words));
+    Process child(levin_run(words));
     EXPECT_EQ(child.wait(), 1);
     EXPECT_LT(child.seconds(), 30);
     if (std::string(node) == "0") {
@@ -149,7 +150,7 @@ TEST(Nodes, AMissingNodeIsNamed) {
 
 TEST(Nodes, ASignalWhileWaitingEndsTheWait) {
   const auto port = std::to_string(free_port());
-  Child child(
+  Process child(
       levin_run({"--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port, "true"}));
   ASSERT_TRUE(child.wait_for("waiting for node 1 of 2 to join"));
   child.signal(SIGINT);
@@ -164,7 +165,7 @@ TEST(Nodes, ContradictionsAreRefused) {
     Words words = where;
     words.insert(words.end(), flags.begin(), flags.end());
     words.push_back("true");
-    return std::make_unique<Child>(levin_run(words));
+    return std::make_unique<Process>(levin_run(words));
   };
   auto first = start({"--nnodes", "3", "--node-rank", "0"});
   auto second = start({"--nnodes", "3", "--node-rank", "1"});

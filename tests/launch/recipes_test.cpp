@@ -9,10 +9,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include "child.h"
 #include "levin/models/load_weights.h"
 #include "levin/models/resnet.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
 
 namespace levin::testing {
 namespace {
@@ -28,17 +29,11 @@ std::string text_of(const fs::path& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-class Recipes : public ::testing::Test {
+class Recipes : public FolderTest {
  protected:
   void SetUp() override {
     if (!fs::exists(program_)) GTEST_SKIP() << "the program `levin` is not built here";
-    folder_ =
-        fs::path(::testing::TempDir()) /
-        fmt::format("levin_recipes_{}_{}", ::getpid(), ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
   }
-  void TearDown() override { fs::remove_all(folder_); }
 
   /// `levin COMMAND RECIPE` with a few batches, files in the test's folder.
   std::vector<std::string> words(const std::string& command, const std::string& recipe,
@@ -66,8 +61,7 @@ class Recipes : public ::testing::Test {
     return found.empty() ? fs::path() : found[0];
   }
 
-  std::string program_ = binary_dir() + "/bin/levin";
-  fs::path folder_;
+  std::string program_ = levin_program();
 };
 
 const std::vector<std::string> kSmallVit{"--model.num_layers=1", "--model.num_heads=2", "--model.hidden_dim=8",
@@ -82,7 +76,7 @@ std::vector<std::string> joined(std::vector<std::string> a, const std::vector<st
 TEST_F(Recipes, ShippedConfigsAreUnderstood) {
   int count = 0;
   for (const auto& entry : fs::directory_iterator(source_dir() + "/examples/configs")) {
-    Child child({program_, "fit", "--config", entry.path().string(), "--print-config"});
+    Process child({program_, "fit", "--config", entry.path().string(), "--print-config"});
     EXPECT_EQ(child.wait(), 0) << child.err();
     EXPECT_THAT(child.out(), HasSubstr("\nrecipe: " + entry.path().stem().string() + "  #"));
     ++count;
@@ -91,7 +85,7 @@ TEST_F(Recipes, ShippedConfigsAreUnderstood) {
 }
 
 TEST_F(Recipes, VisionTransformerOnCifar) {
-  Child child(words("fit", "vit_cifar10", joined(kSmallVit, kDrawn)));
+  Process child(words("fit", "vit_cifar10", joined(kSmallVit, kDrawn)));
   ASSERT_EQ(child.wait(), 0) << child.err();
   EXPECT_THAT(child.err(), AllOf(HasSubstr("bf16-mixed"), HasSubstr("val_acc")));
   EXPECT_THAT(text_of(only("metrics.csv")), HasSubstr("val_acc"));
@@ -99,18 +93,18 @@ TEST_F(Recipes, VisionTransformerOnCifar) {
 
 TEST_F(Recipes, ResidualNetworkOnCifarInSixteenBits) {
   for (const std::string precision : {"bf16-mixed", "16-mixed"}) {
-    Child child(words("fit", "resnet50_cifar10",
-                      joined(kDrawn, {"--model.name=resnet18", "--model.small_images=false", "--data.batch_size=2",
-                                      "--data.eval_batch_size=2", "--trainer.limit_train_batches=1",
-                                      "--trainer.max_epochs=1", "--trainer.precision=" + precision}),
-                      precision));
+    Process child(words("fit", "resnet50_cifar10",
+                        joined(kDrawn, {"--model.name=resnet18", "--model.small_images=false", "--data.batch_size=2",
+                                        "--data.eval_batch_size=2", "--trainer.limit_train_batches=1",
+                                        "--trainer.max_epochs=1", "--trainer.precision=" + precision}),
+                        precision));
     ASSERT_EQ(child.wait(), 0) << child.err();
     EXPECT_THAT(child.err(), AllOf(HasSubstr(precision), HasSubstr("val_acc")));
   }
 }
 
 TEST_F(Recipes, MissingDataIsOneLineThatSaysWhereToPutIt) {
-  Child child(words("fit", "vit_cifar10", kSmallVit), {"HOME=" + folder_.string(), "LEVIN_DATA"});
+  Process child(words("fit", "vit_cifar10", kSmallVit), {"HOME=" + folder_.string(), "LEVIN_DATA"});
   EXPECT_EQ(child.wait(), 1);
   const auto last = child.err().substr(child.err().rfind("error:"));
   EXPECT_EQ(std::count(last.begin(), last.end(), '\n'), 1) << last;
@@ -119,7 +113,7 @@ TEST_F(Recipes, MissingDataIsOneLineThatSaysWhereToPutIt) {
 
 TEST_F(Recipes, FineTuningIsComparedWithScratch) {
   const auto few = joined(kSmallVit, {"--data.train_size=32", "--data.val_size=16", "--data.repeats=2"});
-  Child child(words("fit", "finetune_fashion_mnist", few));
+  Process child(words("fit", "finetune_fashion_mnist", few));
   ASSERT_EQ(child.wait(), 0) << child.err();
   EXPECT_THAT(child.out(),
               AllOf(HasSubstr("Learning classes 0 2 4 6 8 first"), ContainsRegex("\nfrom scratch +6 +[0-9.]+ % "),
@@ -132,26 +126,26 @@ TEST_F(Recipes, FineTuningIsComparedWithScratch) {
 
   // From a checkpoint of before there is nothing to learn first.
   const auto checkpoint = only("pretrained.ckpt");
-  Child from(
+  Process from(
       words("fit", "finetune_fashion_mnist", joined(few, {"--model.checkpoint=" + checkpoint.string()}), "from"));
   ASSERT_EQ(from.wait(), 0) << from.err();
   EXPECT_THAT(from.out(),
               AllOf(HasSubstr("Beginning with " + checkpoint.string()), Not(HasSubstr("Learning classes")),
                     Not(HasSubstr("has learned from images of the same classes")), ContainsRegex("\nfine-tuned +6 ")));
   // The models are those of another recipe.
-  Child test(words("test", "vit_fashion_mnist", joined(kSmallVit, {"--ckpt_path=" + only("finetuned.ckpt").string()}),
-                   "test"));
+  Process test(words("test", "vit_fashion_mnist", joined(kSmallVit, {"--ckpt_path=" + only("finetuned.ckpt").string()}),
+                     "test"));
   ASSERT_EQ(test.wait(), 0) << test.err();
   EXPECT_THAT(test.out(), HasSubstr("test_acc"));
 }
 
 TEST_F(Recipes, ACheckpointThatHasSeenTheClassesIsSaidToHave) {
-  Child before(words("fit", "vit_fashion_mnist", kSmallVit));
+  Process before(words("fit", "vit_fashion_mnist", kSmallVit));
   ASSERT_EQ(before.wait(), 0) << before.err();
-  Child child(words("fit", "finetune_fashion_mnist",
-                    joined(kSmallVit, {"--data.train_size=32", "--data.val_size=16", "--data.repeats=2",
-                                       "--model.checkpoint=" + (folder_ / "runs").string()}),
-                    "study"));
+  Process child(words("fit", "finetune_fashion_mnist",
+                      joined(kSmallVit, {"--data.train_size=32", "--data.val_size=16", "--data.repeats=2",
+                                         "--model.checkpoint=" + (folder_ / "runs").string()}),
+                      "study"));
   ASSERT_EQ(child.wait(), 0) << child.err();
   EXPECT_THAT(child.out(), HasSubstr("has learned from images of the same classes"));
 }
@@ -161,7 +155,7 @@ TEST_F(Recipes, WeightsOfAFileAreComparedWithScratch) {
   models::save_weights(*models::resnet18(), file);  // of a thousand classes: the head stays the model's own
   const auto named = joined(kDrawn, {"--model.name=resnet18", "--model.image_size=32", "--trainer.precision=32-true",
                                      "--trainer.max_epochs=1"});
-  Child child(words("fit", "finetune_cifar10", joined(named, {"--model.weights=" + file.string()})));
+  Process child(words("fit", "finetune_cifar10", joined(named, {"--model.weights=" + file.string()})));
   ASSERT_EQ(child.wait(), 0) << child.err();
   EXPECT_THAT(child.out(), AllOf(ContainsRegex("\nfine-tuned +3 +[0-9.]+ % "), HasSubstr("weights.pth")));
   only("curves.svg");
@@ -169,7 +163,7 @@ TEST_F(Recipes, WeightsOfAFileAreComparedWithScratch) {
   for (const auto& [more, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{}, "[levin fit] model.weights must name the weights to fine-tune from"},
            {{"--model.weights=" + file.string(), "--model.name=resnet34"}, "missing"}}) {
-    Child wrong(words("fit", "finetune_cifar10", joined(named, more), "wrong"));
+    Process wrong(words("fit", "finetune_cifar10", joined(named, more), "wrong"));
     EXPECT_EQ(wrong.wait(), 1);
     EXPECT_THAT(wrong.err(), HasSubstr(line));
     EXPECT_THAT(wrong.out(), Not(HasSubstr("From scratch")));
@@ -178,11 +172,11 @@ TEST_F(Recipes, WeightsOfAFileAreComparedWithScratch) {
 
 TEST_F(Recipes, StudiesAreTrainedOnly) {
   for (const std::string command : {"validate", "test", "predict"}) {
-    Child child(words(command, "finetune_fashion_mnist", kSmallVit));
+    Process child(words(command, "finetune_fashion_mnist", kSmallVit));
     EXPECT_EQ(child.wait(), 1);
     EXPECT_THAT(child.err(), HasSubstr("[levin " + command + "] a study is for `levin fit` alone"));
   }
-  Child resumed(words("fit", "finetune_fashion_mnist", joined(kSmallVit, {"--ckpt_path=last"})));
+  Process resumed(words("fit", "finetune_fashion_mnist", joined(kSmallVit, {"--ckpt_path=last"})));
   EXPECT_EQ(resumed.wait(), 1);
   EXPECT_THAT(resumed.err(), HasSubstr("ckpt_path \"last\" is for one"));
 }
@@ -193,7 +187,7 @@ TEST_F(Recipes, WrongDataOptionsAreOneLine) {
            {"--data.train_size=10000000", "[recipe] data.train_size 10000000 is more than the "},
            {"--data.repeats=0", "[recipe] data.repeats must be at least 1, got 0"},
            {"--data.val_size=10000000", "[recipe] data.val_size 10000000 must leave some of the "}}) {
-    Child child(words("fit", "vit_fashion_mnist", joined(kSmallVit, {flag})));
+    Process child(words("fit", "vit_fashion_mnist", joined(kSmallVit, {flag})));
     EXPECT_EQ(child.wait(), 1) << flag;
     EXPECT_THAT(child.err(), HasSubstr("error: " + line));
   }

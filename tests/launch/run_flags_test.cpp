@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/capture.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin::cli {
 namespace {
@@ -15,6 +18,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
+using testing::error_of;
 
 const Machine kMachine{.cores = 12, .gpus = 0};
 
@@ -23,12 +27,7 @@ LaunchSpec parse(const Words& words, const Machine& machine = kMachine) {
 }
 
 std::string error(const Words& words) {
-  try {
-    parse(words);
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
+  return error_of([&] { parse(words); });
 }
 
 TEST(RunFlags, DefaultsAreOneRankOnOneNode) {
@@ -136,21 +135,17 @@ TEST(RunFlags, ErrorsAreOneLineThatNamesTheFlag) {
 }
 
 TEST(RunFlags, DefaultsComeFromPetVariables) {
-  ::setenv("PET_NPROC_PER_NODE", "5", 1);
-  ::setenv("PET_MAX_RESTARTS", "2", 1);
-  ::setenv("PET_STANDALONE", "1", 1);
+  const testing::ScopedVariable ranks("PET_NPROC_PER_NODE", "5"), restarts("PET_MAX_RESTARTS", "2"),
+      standalone("PET_STANDALONE", "1");
   const auto spec = parse({"p"});
   const auto overruled = parse({"--nproc-per-node", "6", "p"});
-  for (const char* name : {"PET_NPROC_PER_NODE", "PET_MAX_RESTARTS", "PET_STANDALONE"}) ::unsetenv(name);
   EXPECT_EQ(spec.nproc, 5);
   EXPECT_EQ(spec.max_restarts, 2);
   EXPECT_EQ(overruled.nproc, 6);
 }
 
 TEST(RunFlags, HelpIsReadable) {
-  testing::internal::CaptureStdout();
-  EXPECT_FALSE(parse_run({"--help"}, kMachine).has_value());
-  const auto help = testing::internal::GetCapturedStdout();
+  const auto help = testing::captured_stdout([] { EXPECT_FALSE(parse_run({"--help"}, kMachine).has_value()); });
   EXPECT_THAT(help, AllOf(HasSubstr("levin run [FLAGS] PROGRAM"), HasSubstr("--nproc-per-node N|auto|cpu|gpu")));
   EXPECT_EQ(help.find("nproc_per_node"), std::string::npos);
 }

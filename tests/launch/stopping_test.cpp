@@ -4,7 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "child.h"
+#include "levin/testing/process.h"
+#include "tests/launch/probes.h"
 
 namespace levin::testing {
 namespace {
@@ -30,7 +31,7 @@ std::string last_line(std::string text) {
 
 TEST(Stopping, WaitsForACheckpointThatIsBeingWritten) {
   for (const int signal : {SIGINT, SIGTERM}) {
-    Child child(ranks(2, {"@0:save=1500", "say=up", "sleep"}, {"--stop-grace", "0.2"}));
+    Process child(ranks(2, {"@0:save=1500", "say=up", "sleep"}, {"--stop-grace", "0.2"}));
     ASSERT_TRUE(child.wait_for("saving"));
     child.signal(signal);
     EXPECT_EQ(child.wait(), 128 + signal);
@@ -42,7 +43,7 @@ TEST(Stopping, WaitsForACheckpointThatIsBeingWritten) {
 }
 
 TEST(Stopping, DoesNotWaitAfterASecondSignal) {
-  Child child(ranks(2, {"@0:save=60000", "say=up", "sleep"}, {"--stop-grace", "60"}));
+  Process child(ranks(2, {"@0:save=60000", "say=up", "sleep"}, {"--stop-grace", "60"}));
   ASSERT_TRUE(child.wait_for("saving"));
   child.signal(SIGINT);
   ASSERT_TRUE(child.wait_for("to finish its checkpoint"));
@@ -53,7 +54,7 @@ TEST(Stopping, DoesNotWaitAfterASecondSignal) {
 }
 
 TEST(Stopping, WaitsNoLongerThanItMay) {
-  Child child(ranks(1, {"save=60000"}, {"--stop-grace", "0.2", "--save-grace", "0.5"}));
+  Process child(ranks(1, {"save=60000"}, {"--stop-grace", "0.2", "--save-grace", "0.5"}));
   ASSERT_TRUE(child.wait_for("saving"));
   child.signal(SIGTERM);
   EXPECT_EQ(child.wait(), 128 + SIGTERM);
@@ -61,7 +62,7 @@ TEST(Stopping, WaitsNoLongerThanItMay) {
 }
 
 TEST(LastLine, NamesTheRankThatFailedFirst) {
-  Child child(
+  Process child(
       ranks(3, {"@1:complain=the reason", "@1:exit=3", "@0:polite", "@2:deaf", "sleep"}, {"--stop-grace", "0.5"}));
   EXPECT_EQ(child.wait(), 3);
   EXPECT_THAT(last_line(child.err()), ContainsRegex("^levin: the run failed: rank 1 \\(pid [0-9]+\\) failed first: it "
@@ -69,23 +70,23 @@ TEST(LastLine, NamesTheRankThatFailedFirst) {
 }
 
 TEST(LastLine, NamesARankThatSaidNothing) {
-  Child silent(ranks(2, {"@1:exit=4", "sleep"}));
+  Process silent(ranks(2, {"@1:exit=4", "sleep"}));
   EXPECT_EQ(silent.wait(), 4);
   EXPECT_THAT(last_line(silent.err()), ContainsRegex("rank 1 .* failed first: it ended with exit status 4$"));
-  Child killed(ranks(2, {"@1:kill=11", "sleep"}));
+  Process killed(ranks(2, {"@1:kill=11", "sleep"}));
   EXPECT_EQ(killed.wait(), 128 + SIGSEGV);
   EXPECT_THAT(last_line(killed.err()), ContainsRegex("rank 1 .* failed first: it was killed by SIGSEGV$"));
 }
 
 TEST(LastLine, NamesTheRankThatOthersBlame) {
-  Child child(ranks(
+  Process child(ranks(
       2, {"@0:complain=[all_reduce] rank 1 failed: boom", "@0:exit=1", "@1:ms=900", "@1:complain=boom", "@1:exit=7"}));
   EXPECT_EQ(child.wait(), 7);
   EXPECT_THAT(last_line(child.err()), ContainsRegex("rank 1 .* failed first: it ended with exit status 7: boom$"));
 }
 
 TEST(LastLine, NamesTheRankThatLeftEarly) {
-  Child child(
+  Process child(
       ranks(2, {"@1:exit=0", "@0:ms=200", "@0:complain=[barrier] rank 1 has left the group already", "@0:exit=1"}));
   EXPECT_EQ(child.wait(), 1);
   EXPECT_THAT(last_line(child.err()),

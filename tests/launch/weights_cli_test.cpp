@@ -7,12 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include "child.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/files.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/optim/adam.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
 #include "levin/testing/ranks.h"
 
 namespace levin::testing::weights_cli {
@@ -30,9 +31,9 @@ struct Answer {
 };
 
 Answer run_levin(const std::vector<std::string>& words) {
-  std::vector<std::string> command{binary_dir() + "/bin/levin"};
+  std::vector<std::string> command{levin_program()};
   command.insert(command.end(), words.begin(), words.end());
-  Child child(command);
+  Process child(command);
   const int status = child.wait();
   return {status, child.out(), child.err()};
 }
@@ -40,16 +41,9 @@ Answer run_levin(const std::vector<std::string>& words) {
 const fs::path kIo = fs::path(source_dir()) / "tests/io/fixtures/weights";
 const fs::path kModels = fs::path(source_dir()) / "tests/models/fixtures/naming";
 
-class WeightsCli : public ::testing::Test {
+class WeightsCli : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) / fmt::format("levin_weights_cli_{}", ::getpid());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  std::string at(const std::string& name) const { return (root_ / name).string(); }
-
-  fs::path root_;
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
 };
 
 TEST_F(WeightsCli, InspectShowsATable) {
@@ -79,7 +73,7 @@ TEST_F(WeightsCli, InspectGivesJson) {
 }
 
 /// A net and its optimizer as three ranks of a strategy save them: rows of two, two and one.
-class DividedCli : public WeightsCli {
+class ShardedCli : public WeightsCli {
  protected:
   void SetUp() override {
     WeightsCli::SetUp();
@@ -113,7 +107,7 @@ class DividedCli : public WeightsCli {
   }
 };
 
-TEST_F(DividedCli, InspectShowsWholeShapesAndWhoHoldsThem) {
+TEST_F(ShardedCli, InspectShowsFullShapesAndTheRanksThatHoldThem) {
   const auto shown = run_levin({"inspect", at("parts"), "--verify"});
   EXPECT_EQ(shown.status, 0) << shown.err;
   EXPECT_THAT(
@@ -134,7 +128,7 @@ TEST_F(DividedCli, InspectShowsWholeShapesAndWhoHoldsThem) {
   EXPECT_EQ(nlohmann::json::parse(run_levin({"inspect", at("one"), "--json"}).out)["state"]["epoch"], 3);
 }
 
-TEST_F(DividedCli, DamageIsToldInALineThatNamesTheFile) {
+TEST_F(ShardedCli, DamageIsToldInALineThatNamesTheFile) {
   const auto part = at("parts/model.rank-1.safetensors");
   const auto good = read_file(part);
   auto bad = good;
@@ -148,10 +142,10 @@ TEST_F(DividedCli, DamageIsToldInALineThatNamesTheFile) {
   refused({"inspect", at("parts")}, "incomplete: cannot read \"model.rank-1.safetensors\"");
   fs::remove(at("parts/manifest.json"));
   refused({"inspect", at("parts")}, "incomplete: it has no manifest.json");
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 2) << "nothing is left behind";
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "nothing is left behind";
 }
 
-TEST_F(DividedCli, ConvertPutsTogetherWhatRanksWroteInParts) {
+TEST_F(ShardedCli, ConvertConsolidatesWhatRanksWroteInShards) {
   auto answer = run_levin({"convert", at("parts"), at("w.safetensors")});
   EXPECT_EQ(answer.status, 0) << answer.err;
   EXPECT_EQ(read_file(at("w.safetensors")), read_file(at("one/model.safetensors")));
@@ -159,7 +153,7 @@ TEST_F(DividedCli, ConvertPutsTogetherWhatRanksWroteInParts) {
   EXPECT_EQ(answer.status, 0) << answer.err;
   EXPECT_THAT(answer.out, HasSubstr("whole: 5 tensors, 192 B, a checkpoint with model, optimizer, epoch\n"));
   for (const char* name : {"model.safetensors", "optimizer.safetensors", "state.json"})
-    EXPECT_EQ(read_file(root_ / "whole" / name), read_file(root_ / "one" / name)) << name;
+    EXPECT_EQ(read_file(folder_ / "whole" / name), read_file(folder_ / "one" / name)) << name;
   answer = run_levin({"convert", at("parts"), at("all.safetensors"), "--root", "", "--dtype", "bfloat16"});
   EXPECT_EQ(answer.status, 0) << answer.err;
   EXPECT_EQ(SafetensorsFile(at("all.safetensors")).at("optimizer.state.0.exp_avg").dtype, "BF16");
@@ -167,7 +161,7 @@ TEST_F(DividedCli, ConvertPutsTogetherWhatRanksWroteInParts) {
   refused({"convert", at("parts"), at("w"), "--to", "checkpoint", "--dtype", "float16"}, "leave --dtype out");
   refused({"convert", at("parts"), at("x.safetensors"), "--root", "modle"}, "did you mean \"model\"?");
   // Nothing else is left beside them.
-  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 5);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 5);
 }
 
 TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
@@ -186,7 +180,7 @@ TEST_F(WeightsCli, ConvertMovesBetweenFormatsAndNames) {
                     "--dtype", "bfloat16", "--strip-prefix", "net.", "--add-prefix", "vit.", "--select",
                     "net.encoder.*", "--select", "!*bias"});
   ASSERT_EQ(done.status, 0) << done.err;
-  EXPECT_TRUE(fs::exists(root_ / "shards/model.safetensors.index.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "shards/model.safetensors.index.json"));
   const auto shards = json(at("shards"));
   for (const auto& tensor : shards) {
     EXPECT_TRUE(tensor["name"].get<std::string>().starts_with("vit.encoder."));
@@ -228,7 +222,7 @@ TEST_F(WeightsCli, ConvertRefusesInOneLineAndLeavesNothingBehind) {
   refused({source, at("x.safetensors"), "--select", "nothing*"}, "none of them was selected");
   refused({source, at("x")}, "say --to safetensors or --to pth");
   refused({(kIo / "module.pt").string(), at("x.safetensors")}, "asks for torch.nn.modules.linear.Linear");
-  EXPECT_TRUE(fs::is_empty(root_)) << "nothing is left behind";
+  EXPECT_TRUE(fs::is_empty(folder_)) << "nothing is left behind";
   ASSERT_EQ(run_levin({"convert", source, at("x.safetensors")}).status, 0);
   refused({source, at("x.safetensors")}, "is there already; --overwrite replaces it");
   EXPECT_EQ(run_levin({"convert", source, at("x.safetensors"), "--overwrite", "--dtype", "float16"}).status, 0);

@@ -10,11 +10,13 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
-#include "child.h"
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/files.h"
 #include "levin/io/weights/weights.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "levin/testing/python.h"
 #include "levin/testing/ranks.h"
 
 namespace levin::testing::weights_names {
@@ -26,18 +28,13 @@ using ::testing::HasSubstr;
 
 const fs::path kIo = fs::path(source_dir()) / "tests/io/fixtures/weights";
 
-class WeightsNames : public ::testing::Test {
+class WeightsNames : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    root_ = fs::path(::testing::TempDir()) / fmt::format("levin_weights_names_{}", ::getpid());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  std::string at(const std::string& name) const { return (root_ / name).string(); }
+  std::string at(const std::string& name) const { return (folder_ / name).string(); }
   std::string levin(const std::vector<std::string>& words, int expected = 0) {
-    std::vector<std::string> command{binary_dir() + "/bin/levin"};
+    std::vector<std::string> command{levin_program()};
     command.insert(command.end(), words.begin(), words.end());
-    Child child(command);
+    Process child(command);
     EXPECT_EQ(child.wait(), expected) << child.err();
     return child.out() + child.err();
   }
@@ -48,8 +45,6 @@ class WeightsNames : public ::testing::Test {
     std::sort(found.begin(), found.end());
     return found;
   }
-
-  fs::path root_;
 };
 
 /// An embedding and a head that are one; of a rank of `group` its rows.
@@ -103,13 +98,12 @@ TEST_F(WeightsNames, EveryFormatHasBothNamesOfATiedWeight) {
   const auto shared = WeightFile(at("parts.pt")).read(both);
   EXPECT_EQ(shared[0].second.data_ptr(), shared[1].second.data_ptr());
 
-  const char* named = std::getenv("LEVIN_PEER_PYTHON");
-  auto command = fmt::format("'{}' '{}/tests/launch/read_tied.py'", named ? named : "python3", source_dir());
-  for (const auto& path : written) command += fmt::format(" '{}'", path);
-  const int status = std::system((command + " > '" + at("log.txt") + "' 2>&1").c_str());
-  if (WEXITSTATUS(status) == 77 || WEXITSTATUS(status) == 127)
-    GTEST_SKIP() << "no Python with torch and safetensors (LEVIN_PEER_PYTHON names one)";
-  EXPECT_EQ(status, 0) << read_file(at("log.txt"));
+  const auto python = python_with("torch, safetensors");
+  if (!python) GTEST_SKIP() << "no Python with torch and safetensors (LEVIN_PEER_PYTHON names one)";
+  std::vector<std::string> command{*python, source_dir() + "/tests/launch/read_tied.py"};
+  command.insert(command.end(), written.begin(), written.end());
+  const auto ran = run_program(command);
+  EXPECT_EQ(ran.status, 0) << ran.text();
 }
 
 TEST_F(WeightsNames, WhatSafetensorsLeftOutComesBack) {
@@ -143,16 +137,16 @@ TEST_F(WeightsNames, FilesOfTrainingScriptsAreRead) {
 }
 
 TEST_F(WeightsNames, AFifoIsRefusedAtOnce) {
-  fs::create_directories(root_ / "folder");
+  fs::create_directories(folder_ / "folder");
   for (const char* name : {"folder/manifest.json", "folder/model.safetensors", "weights.pth"}) {
     const auto path = at(name);
     ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
     const auto from = std::string(name).starts_with("folder") ? at("folder") : path;
     for (const std::string command : {"inspect", "convert"}) {
-      std::vector<std::string> words{"timeout", "60", binary_dir() + "/bin/levin", command, from};
+      std::vector<std::string> words{"timeout", "60", levin_program(), command, from};
       if (command == "convert") words.push_back(at("x.pt"));
       words[0] = "/usr/bin/timeout";
-      Child child(words);
+      Process child(words);
       EXPECT_EQ(child.wait(), 1) << name;
       EXPECT_THAT(child.err(), HasSubstr("is a FIFO; only regular files are read")) << name;
     }

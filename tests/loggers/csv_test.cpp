@@ -61,7 +61,7 @@ TEST(CsvLogger, AppendsUntilAColumnIsAdded) {
   EXPECT_EQ(read_file(path), "acc,loss,step\r\n,0.5,0\r\n,0.25,1\r\n,0.25,2\r\n,0.25,3\r\n,0.25,4\r\n1,nan,5\r\n");
 }
 
-TEST(CsvLogger, GoesOnWithAVersionThatWasNamed) {
+TEST(CsvLogger, ResumesAVersionThatWasNamed) {
   const LogFolder folder;
   const auto path = folder.path / "levin_logs" / "version_0" / "metrics.csv";
   {

@@ -1,26 +1,18 @@
 #pragma once
 
-#include <atomic>
 #include <filesystem>
 #include <string>
 
-#include <unistd.h>
-
 #include "levin/core/files.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::testing {
 
-/// A folder of one test, gone afterwards. It is not made: loggers make what they need.
+/// A folder of one test, not yet made: loggers make what they need.
 struct LogFolder {
-  std::filesystem::path path;
-  LogFolder() {
-    static std::atomic<int> count{0};
-    path = std::filesystem::temp_directory_path() /
-           ("levin loggers ü " + std::to_string(getpid()) + "-" + std::to_string(count++));
-    std::filesystem::remove_all(path);
-  }
-  ~LogFolder() { std::filesystem::remove_all(path); }
+  TemporaryFolder parent;
+  std::filesystem::path path = parent / "logs";
 };
 
 inline std::string log_fixture(const std::string& name) {

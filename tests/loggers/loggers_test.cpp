@@ -8,10 +8,12 @@
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
 #include "levin/loggers/tensorboard.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
 using testing::LogFolder;
 
 TEST(JsonLinesLogger, WritesOneObjectARow) {
@@ -113,12 +115,7 @@ TEST(Loggers, NameTheFileThatCannotBeWritten) {
   write_file(folder.path, "in the way");
   CsvLogger logger(folder.path);
   logger.log_metrics({{"loss", 1.0}});
-  try {
-    logger.save();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("cannot make the folder"), std::string::npos) << error.what();
-  }
+  EXPECT_NE(error_of([&] { logger.save(); }).find("cannot make the folder"), std::string::npos);
 }
 
 class Console : public ::testing::Test {

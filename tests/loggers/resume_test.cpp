@@ -12,6 +12,7 @@
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
 #include "levin/loggers/tensorboard.h"
+#include "levin/testing/capture.h"
 
 namespace levin {
 namespace {
@@ -158,10 +159,12 @@ TEST_P(Resume, AfterAKillGivesTheFileOfARunThatNeverStopped) {
   const auto file = folder.path / "levin_logs" / "version_0";
   const auto start = std::chrono::steady_clock::now();
   std::error_code ignored;
-  for (uintmax_t size = 0; size < 60000 && std::chrono::steady_clock::now() - start < std::chrono::seconds(20);) {
+  uintmax_t size = 0;
+  while (size < 60000 && std::chrono::steady_clock::now() - start < std::chrono::seconds(20)) {
     size = std::filesystem::file_size(GetParam().file(file), ignored);
     if (ignored) size = 0;
   }
+  EXPECT_GE(size, 60000U) << "it was not yet writing";
   EXPECT_EQ(::kill(child, SIGKILL), 0);
   EXPECT_EQ(::waitpid(child, nullptr, 0), child);
   auto third = run(folder.path, 0);
@@ -191,9 +194,7 @@ TEST_P(Resume, StartsEmptyWhenTheOldFilesAreGone) {
   std::filesystem::remove_all(folder.path / "levin_logs" / "version_0");
   auto second = run(folder.path, 5);
   second.log_start();
-  ::testing::internal::CaptureStderr();
-  second.logger->resume(positions.at(2));
-  const auto line = ::testing::internal::GetCapturedStderr();
+  const auto line = testing::captured_stderr([&] { second.logger->resume(positions.at(2)); });
   EXPECT_NE(line.find("is gone: this one starts empty"), std::string::npos) << line;
   EXPECT_EQ(std::count(line.begin(), line.end(), '\n'), 1);
   clock_ = 1000;
@@ -210,9 +211,8 @@ TEST_P(Resume, KeepsWhatIsThereOfADamagedLog) {
   const auto whole = read_file(file);
   write_file(file, whole.substr(0, whole.size() / 5));
   auto second = run(folder.path, 0);
-  ::testing::internal::CaptureStderr();
-  second.logger->resume(positions.at(2));
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("has only"), std::string::npos);
+  const auto line = testing::captured_stderr([&] { second.logger->resume(positions.at(2)); });
+  EXPECT_NE(line.find("has only"), std::string::npos) << line;
   const auto kept = content(folder.path / "levin_logs" / "version_0");
   EXPECT_GT(kept.size(), 0);
   second.log_steps(20, 22);
@@ -228,9 +228,10 @@ TEST_P(Resume, KeepsWhatIsThereOfADamagedLog) {
 TEST_P(Resume, IgnoresThePositionOfAnotherLogger) {
   const LogFolder folder;
   auto logger = run(folder.path).logger;
-  ::testing::internal::CaptureStderr();
-  logger->resume({{"logger", "other_logger"}, {"folder", "/nowhere"}, {"rows", 3}});
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("other_logger"), std::string::npos);
+  const auto line = testing::captured_stderr([&] {
+    logger->resume({{"logger", "other_logger"}, {"folder", "/nowhere"}, {"rows", 3}});
+  });
+  EXPECT_NE(line.find("other_logger"), std::string::npos) << line;
   logger->resume({});
   EXPECT_FALSE(std::filesystem::exists(folder.path));
 }

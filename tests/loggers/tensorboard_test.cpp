@@ -17,6 +17,9 @@
 #include "levin/loggers/pixels.h"
 #include "levin/loggers/records.h"
 #include "levin/loggers/yaml.h"
+#include "levin/testing/capture.h"
+#include "levin/testing/process.h"
+#include "levin/testing/python.h"
 
 namespace levin {
 namespace {
@@ -103,9 +106,8 @@ TEST(TensorBoardLogger, NamesItsFileAsTensorBoardExpects) {
 TEST(TensorBoardLogger, SkipsAHistogramOfNothing) {
   const LogFolder folder;
   TensorBoardLogger logger(folder.path);
-  ::testing::internal::CaptureStderr();
-  logger.log_histogram("gradients", torch::full({4}, NAN), 0);
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("no finite value"), std::string::npos);
+  const auto line = testing::captured_stderr([&] { logger.log_histogram("gradients", torch::full({4}, NAN), 0); });
+  EXPECT_NE(line.find("no finite value"), std::string::npos) << line;
   EXPECT_FALSE(std::filesystem::exists(folder.path));
   EXPECT_THROW(logger.log_histogram("nothing", torch::empty({0})), Error);
   EXPECT_THROW(logger.log_image("long", torch::zeros({3, 2, 2}, torch::kLong)), Error);
@@ -113,7 +115,7 @@ TEST(TensorBoardLogger, SkipsAHistogramOfNothing) {
   EXPECT_THROW(logger.log_image("batch", torch::zeros({1, 3, 2, 2})), Error);
 }
 
-TEST(Histogram, IsTheSameInParts) {
+TEST(Histogram, IsTheSameInChunks) {
   const auto part = torch::arange(-64, 64).to(torch::kFloat) / 16;
   const auto once = detail::make_histogram(part), often = detail::make_histogram(part.repeat({40000}));  // 5 million
   EXPECT_EQ(often.count, 40000 * once.count);
@@ -256,26 +258,10 @@ TEST(TensorBoardLogger, WritesTheBytesThatTensorBoardRead) {
   EXPECT_EQ(events, testing::log_fixture("events.levin"));
 }
 
-struct Ran {
-  int status;
-  std::string output;
-};
-
-Ran run_program(const std::string& command) {
-  std::FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
-  Ran ran{};
-  std::array<char, 4096> buffer{};
-  while (const auto count = std::fread(buffer.data(), 1, buffer.size(), pipe)) ran.output.append(buffer.data(), count);
-  ran.status = ::pclose(pipe);
-  return ran;
-}
-
 // TensorBoard itself reads the file: every number is the one that torch.utils.tensorboard would have written.
 TEST(TensorBoardLogger, IsReadByTensorBoard) {
-  const char* named = std::getenv("LEVIN_PEER_PYTHON");
-  const std::string python = named ? named : "python3";
-  if (!named && run_program(python + " -c 'import tensorboard, torch.utils.tensorboard, PIL'").status != 0)
-    GTEST_SKIP() << "no Python with tensorboard, torch and PIL (LEVIN_PEER_PYTHON names one)";
+  const auto python = testing::python_with("tensorboard, torch.utils.tensorboard, PIL");
+  if (!python) GTEST_SKIP() << "no Python with tensorboard, torch and PIL (LEVIN_PEER_PYTHON names one)";
   const LogFolder folder;
   Calls calls(folder.path);
   exact_calls(calls);
@@ -293,10 +279,9 @@ TEST(TensorBoardLogger, IsReadByTensorBoard) {
   const auto events = calls.events();
   write_file(list, calls.json());
   const auto script = std::filesystem::path(testing::source_dir()) / "tests/loggers/read_events.py";
-  const auto ran =
-      run_program("'" + python + "' '" + script.string() + "' '" + events.string() + "' '" + list.string() + "'");
-  EXPECT_EQ(ran.status, 0) << ran.output;
-  EXPECT_NE(ran.output.find(": equal"), std::string::npos) << ran.output;
+  const auto ran = testing::run_program({*python, script.string(), events.string(), list.string()});
+  EXPECT_EQ(ran.status, 0) << ran.text();
+  EXPECT_NE(ran.text().find(": equal"), std::string::npos) << ran.text();
 }
 
 }  // namespace

@@ -18,10 +18,12 @@
 #include "levin/optim/adam_8bit.h"
 #include "levin/optim/sgd.h"
 #include "levin/strategies/options.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 
 struct MlpImpl : torch::nn::Module {
@@ -129,7 +131,7 @@ TEST(Memory, OfAnMlpIsAsCountedByHand) {
   EXPECT_EQ(estimate.peak_part, StepPart::kBackward);
 }
 
-TEST(Memory, OfARunOnTheCpuIsForeseen) {
+TEST(Memory, OfARunOnTheCpuMatchesThePrediction) {
   const MemoryQuestion plain{.optimizer = "sgd", .device = at::kCPU};
   std::vector<MemoryQuestion> questions(10, plain);
   questions[0].optimizer = "adam";
@@ -217,7 +219,7 @@ TEST(Memory, BytesPerParameterOfZero) {
             16);
 }
 
-TEST(Memory, OfShardsIsTheirPartAndAFewUnits) {
+TEST(Memory, OfShardsIsTheirFractionAndAFewUnits) {
   const auto ask = [](const char* strategy, int ranks, bool offload = false) {
     return estimate_memory(
         small_vit, kForward, kClasses, images(2),
@@ -308,7 +310,7 @@ TEST(Memory, LayoutsCarryTheOptionsOfStrategies) {
   EXPECT_EQ(carried.reduce_dtype, at::kFloat);
 }
 
-TEST(Memory, OfPersistentParametersIsThatOfWholesAllThroughTheStep) {
+TEST(Memory, OfPersistentParametersIsUnshardedAllThroughTheStep) {
   const auto ask = [](int64_t threshold) {
     return estimate_memory(
         small_vit, kForward, kClasses, images(1),
@@ -409,7 +411,7 @@ TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {
 }
 
 /// Samples, synchronized batch norm and estimates stand before torch's operators in one process, whoever comes first.
-TEST(Memory, IsForeseenWhereSamplesWereDrawn) {
+TEST(Memory, IsPredictedWhereSamplesWereDrawn) {
   const auto ask = [](c10::DeviceType device) {
     return estimate_memory(small_vit, kForward, kClasses, images(4), {.precision = "bf16-mixed", .device = device})
         .device_peak;
@@ -430,12 +432,7 @@ TEST(Memory, IsForeseenWhereSamplesWereDrawn) {
 
 TEST(Memory, WhatCannotBeEstimatedIsRefusedInOneLine) {
   const auto ask = [](const MemoryQuestion& question) -> std::string {
-    try {
-      estimate_memory([] { return Mlp(8); }, kForward, kClasses, rows(2, 8), question);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return error_of([&] { estimate_memory([] { return Mlp(8); }, kForward, kClasses, rows(2, 8), question); });
   };
   EXPECT_THAT(ask({.strategy = "fdsp"}), HasSubstr("did you mean \"fsdp\"?"));
   EXPECT_THAT(ask({.precision = "bf17-true"}), HasSubstr("did you mean \"bf16-true\"?"));
@@ -450,15 +447,11 @@ TEST(Memory, WhatCannotBeEstimatedIsRefusedInOneLine) {
   const auto unknown = [](const Tensor& logits, const Batch&) {
     return std::get<0>(at::_linalg_svd(logits)).sum() + at::bincount(logits.argmax(1)).sum();
   };
-  try {
-    estimate_memory([] { return Mlp(8); }, kForward, unknown, rows(2, 8), {});
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_THAT(std::string(error.what()), HasSubstr("[estimate_memory] the step uses aten::bincount"));
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-  }
+  const auto line = error_of([&] { estimate_memory([] { return Mlp(8); }, kForward, unknown, rows(2, 8), {}); });
+  EXPECT_THAT(line, HasSubstr("[estimate_memory] the step uses aten::bincount"));
+  EXPECT_EQ(line.find('\n'), std::string::npos);
   // After a failure all is as before.
-  EXPECT_EQ(ask({}), "");
+  EXPECT_EQ(ask({}), "no error");
 }
 
 }  // namespace

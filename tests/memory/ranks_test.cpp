@@ -1,4 +1,4 @@
-// What a training step takes on one of several ranks, against what was foreseen.
+// What a training step takes on one of several ranks, against what was predicted.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -83,7 +83,7 @@ int64_t measure(Collective& group, const MemoryCase& c) {
 
 class MemoryOfRanks : public ::testing::TestWithParam<MemoryCase> {};
 
-TEST_P(MemoryOfRanks, IsForeseen) {
+TEST_P(MemoryOfRanks, MatchesPrediction) {
   const auto& c = GetParam();
   const auto results = run_ranks(c.world, [&](Collective& group) { return at::tensor(measure(group, c)); });
   const auto estimate = estimate_memory(
@@ -97,7 +97,7 @@ TEST_P(MemoryOfRanks, IsForeseen) {
        .device = at::kCPU,
        .accumulate = c.accumulate});
   const auto predicted = static_cast<double>(estimate.total_peak);  // here the host is the device
-  // Foreseen is that each of Gloo's two threads has a unit in its buffer at the highest moment. They may be done
+  // Predicted is that each of Gloo's two threads has a unit in its buffer at the highest moment. They may be done
   // before.
   const int64_t width = c.deep ? 128 : 256;
   const double gloo = c.world == 1 ? 0 : 2 * 13 * width * width * (c.precision == "32-true" ? 4 : 2);

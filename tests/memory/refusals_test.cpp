@@ -8,23 +8,22 @@
 #include "levin/nn/functional.h"
 #include "levin/optim/optim.h"
 #include "levin/strategies/fsdp.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 
 std::string estimated(const MemoryQuestion& question) {
   const Batch batch{{"x", torch::empty({4, 8})}};
-  try {
+  return error_of([&] {
     (void)estimate_memory([] { return torch::nn::Linear(8, 8); },
                           [](auto& net, const Batch& given) { return net(given["x"]); },
                           [](const Tensor& y, const Batch&) { return y.sum(); }, batch, question);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  });
 }
 
 /// Two ranks under the strategy are refused with that very line.
@@ -46,7 +45,7 @@ void expect_refused(const std::string& expected, const std::function<std::unique
   });
 }
 
-TEST(MemoryRefusals, AdafactorNeedsWholeParameters) {
+TEST(MemoryRefusals, AdafactorNeedsFullParameters) {
   const auto line = estimated({.strategy = "fsdp", .optimizer = "adafactor", .world_size = 2});
   EXPECT_THAT(line, HasSubstr("[fsdp] Adafactor steps by figures of whole parameters"));
   expect_refused(

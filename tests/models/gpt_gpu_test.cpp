@@ -5,16 +5,13 @@
 #include "levin/models/decoder.h"
 #include "levin/nn/tie.h"
 #include "levin/precision/precision.h"
+#include "levin/testing/gpu.h"
 
 namespace levin::gpt_gpu_tests {
 namespace {
 
-class GptGpu : public ::testing::Test {
+class GptGpu : public levin::testing::GpuTest {
  protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  }
-
   static models::GptOptions options(bool llama) {
     models::GptOptions o{
         .vocab_size = 1000, .max_positions = 128, .num_layers = 3, .num_heads = 4, .hidden_dim = 128, .loss_rows = 100};
@@ -73,7 +70,7 @@ TEST_F(GptGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
   }
 }
 
-TEST_F(GptGpu, LogitsOfTheLossAreNeverWhole) {
+TEST_F(GptGpu, LogitsOfTheLossAreNeverAllocatedInFull) {
   auto o = options(false);
   o.vocab_size = 50000;
   o.loss_rows = 128;

@@ -16,7 +16,9 @@
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tie.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::gpt_tests {
 namespace {
@@ -24,6 +26,7 @@ namespace {
 namespace fs = std::filesystem;
 using models::Gpt;
 using models::GptOptions;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 const fs::path kGpt = fs::path(levin::testing::source_dir()) / "tests/models/fixtures/gpt";
@@ -39,15 +42,6 @@ GptOptions tiny_llama() {
   options.activation = "silu_gated";
   options.positions = "rotary";
   return options;
-}
-
-std::string error_line(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::vector<Tensor> gradients(const torch::nn::Module& module) {
@@ -80,6 +74,7 @@ void expect_equals_original(const std::string& name, const GptOptions& options) 
   std::vector<std::string> names;
   for (const auto& entry : outputs.entries())
     if (entry.name.starts_with("grad.")) names.push_back(entry.name.substr(5));
+  EXPECT_GE(names.size(), 10u);
   const auto parameters = model->named_parameters();
   for (const auto& weight : models::plan_naming(names, "huggingface", "levin")) {
     std::vector<Tensor> parts;
@@ -106,6 +101,7 @@ TEST(Gpt, WeightsGoToHuggingfaceAndBack) {
   NamedTensors named;
   std::vector<std::string> names;
   for (const auto& [name, tensor, aliases] : named_unique_parameters(*model)) names.push_back(name);
+  EXPECT_GE(names.size(), 10u);
   const auto parameters = model->named_parameters();
   for (const auto& weight : models::plan_naming(names, "levin", "huggingface")) {
     const auto tensor = parameters[weight.sources[0]].detach();
@@ -117,16 +113,16 @@ TEST(Gpt, WeightsGoToHuggingfaceAndBack) {
   // As older files have it: no prefix, and masks among the weights.
   for (auto& [name, tensor] : named) name = name.substr(name.find('.') + 1);
   named.emplace_back("h.0.attn.bias", torch::ones({1, 1, 12, 12}));
-  const auto path = fs::temp_directory_path() / fmt::format("levin_gpt_{}.safetensors", ::getpid());
+  const testing::TemporaryFolder folder;
+  const auto path = folder / "gpt.safetensors";
   write_safetensors(path, named);
   auto other = models::gpt(tiny_gpt2());
   EXPECT_EQ(models::load_weights(*other, path).naming, "huggingface");
-  fs::remove(path);
   const auto tokens = torch::randint(0, 37, {2, 12});
   EXPECT_TRUE(other(tokens).equal(model(tokens)));
 }
 
-TEST(Gpt, LossInPortionsIsTheLoss) {
+TEST(Gpt, ChunkedLossEqualsTheLoss) {
   const auto x = torch::randn({3, 7, 8}, at::kDouble).requires_grad_();
   const auto weight = torch::randn({11, 8}, at::kDouble).requires_grad_();
   auto targets = torch::randint(0, 11, {3, 7});
@@ -151,7 +147,7 @@ TEST(Gpt, LossInPortionsIsTheLoss) {
   }
 }
 
-TEST(Gpt, LossInPortionsKeepsItsGraphAndLeavesFrozenWeightsAlone) {
+TEST(Gpt, ChunkedLossKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   const auto x = torch::randn({5, 8}).requires_grad_();
   const auto weight = torch::randn({11, 8});
   const auto targets = torch::randint(0, 11, {5});
@@ -165,7 +161,7 @@ TEST(Gpt, LossInPortionsKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   EXPECT_FALSE(models::linear_cross_entropy(x, weight, targets, 2).requires_grad());
 }
 
-TEST(Gpt, LossInPortionsInBfloat16AndUnderAutocast) {
+TEST(Gpt, ChunkedLossInBfloat16AndUnderAutocast) {
   const auto x = torch::randn({64, 32}), weight = torch::randn({50, 32}) * 0.1;
   const auto targets = torch::randint(0, 50, {64});
   const auto gradient = [&](at::ScalarType dtype, bool autocast) {
@@ -184,7 +180,7 @@ TEST(Gpt, LossInPortionsInBfloat16AndUnderAutocast) {
   expect_near(gradient(at::kFloat, true), exact, 0.02 * scale);
 }
 
-TEST(Gpt, WholeLogitsAndPortionsTrainAlike) {
+TEST(Gpt, FullAndChunkedLogitsTrainAlike) {
   for (auto options : {tiny_gpt2(), tiny_llama()}) {
     options.loss_rows = 0;
     torch::manual_seed(3);
@@ -269,15 +265,15 @@ TEST(Gpt, IsFoundByName) {
   const auto module = init_module([] { return models::make_module("gpt2_medium"); }, {.deferred = true});
   EXPECT_NE(std::dynamic_pointer_cast<models::GptImpl>(module), nullptr);
   EXPECT_THAT(models::module_names(), ::testing::IsSupersetOf({"gpt2", "gpt_6_7b", "vit_b_16", "resnet50"}));
-  EXPECT_THAT(error_line([] { models::make_module("gpt3"); }), HasSubstr("did you mean \"gpt2\"?"));
-  EXPECT_THAT(error_line([] { models::gpt_options("gpt_xl"); }), HasSubstr("did you mean \"gpt2_xl\"?"));
+  EXPECT_THAT(error_of([] { models::make_module("gpt3"); }), HasSubstr("did you mean \"gpt2\"?"));
+  EXPECT_THAT(error_of([] { models::gpt_options("gpt_xl"); }), HasSubstr("did you mean \"gpt2_xl\"?"));
 }
 
 TEST(Gpt, MistakesAreOneLine) {
   const auto with = [](auto change) {
     auto options = tiny_gpt2();
     change(options);
-    return error_line([&] { models::gpt(options); });
+    return error_of([&] { models::gpt(options); });
   };
   EXPECT_EQ(with([](auto& o) { o.num_heads = 3; }), "[gpt] hidden_dim 16 is not a multiple of num_heads 3");
   EXPECT_THAT(with([](auto& o) { o.norm = "rmsnorm"; }), HasSubstr("[gpt] norm \"rmsnorm\""));
@@ -289,12 +285,12 @@ TEST(Gpt, MistakesAreOneLine) {
             }),
             "[gpt] rotary positions need heads of even width, not 1");
   auto model = models::gpt(tiny_gpt2());
-  EXPECT_EQ(error_line([&] {
+  EXPECT_EQ(error_of([&] {
               model(torch::zeros({1, 13}, at::kLong));
             }),
             "[gpt] 13 tokens are more than the 12 of max_positions");
-  EXPECT_THAT(error_line([&] { model(torch::zeros({1, 3})); }), HasSubstr("[gpt] tokens must be integers [B, T]"));
-  EXPECT_THAT(error_line([&] {
+  EXPECT_THAT(error_of([&] { model(torch::zeros({1, 3})); }), HasSubstr("[gpt] tokens must be integers [B, T]"));
+  EXPECT_THAT(error_of([&] {
                 model(torch::zeros({1, 3}, at::kLong), torch::zeros({1, 2}, at::kLong));
               }),
               HasSubstr("[linear_cross_entropy] needs x [..., D]"));

@@ -9,7 +9,11 @@
 #include "levin/core/error.h"
 #include "levin/io/weights/torch_file.h"
 #include "levin/models/vit.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "levin/testing/python.h"
 
 namespace levin::load_weights_tests {
 namespace {
@@ -17,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using models::load_weights;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -32,16 +37,6 @@ models::ViTOptions tiny() {
           .num_classes = 5};
 }
 
-std::string error_line(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos);
-    return error.what();
-  }
-  return "no error";
-}
-
 std::vector<Tensor> copies(const torch::nn::Module& module) {
   std::vector<Tensor> result;
   for (const auto& tensor : module.parameters()) result.push_back(tensor.detach().clone());
@@ -53,14 +48,8 @@ void expect_untouched(const torch::nn::Module& module, const std::vector<Tensor>
   for (size_t i = 0; i < now.size(); ++i) EXPECT_TRUE(now[i].equal(before[i]));
 }
 
-class LoadWeights : public ::testing::Test {
+class LoadWeights : public testing::FolderTest {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / fmt::format("levin_load_weights_{}", ::getpid());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  fs::path root_;
 };
 
 TEST_F(LoadWeights, EveryNamingGivesTheOutputsOfTheOriginal) {
@@ -83,7 +72,7 @@ TEST_F(LoadWeights, EveryNamingGivesTheOutputsOfTheOriginal) {
 TEST_F(LoadWeights, StrictMismatchIsOneLineAndChangesNothing) {
   auto model = models::vit(tiny());
   const auto before = copies(*model);
-  EXPECT_THAT(error_line([&] { load_weights(*model, kNaming / "vit_lightning.ckpt"); }),
+  EXPECT_THAT(error_of([&] { load_weights(*model, kNaming / "vit_lightning.ckpt"); }),
               ::testing::AllOf(HasSubstr("32 missing: class_token"), HasSubstr("32 unexpected: net.class_token"),
                                HasSubstr("strip_prefix \"net.\" would fit")));
   EXPECT_EQ(load_weights(*models::vit(tiny()), kNaming / "vit_lightning.ckpt", {.strip_prefix = "net."}).loaded.size(),
@@ -94,7 +83,7 @@ TEST_F(LoadWeights, StrictMismatchIsOneLineAndChangesNothing) {
   auto head = models::vit(other);
   const auto head_before = copies(*head);
   EXPECT_THAT(
-      error_line([&] { load_weights(*head, kNaming / "vit_timm.safetensors"); }),
+      error_of([&] { load_weights(*head, kNaming / "vit_timm.safetensors"); }),
       ::testing::AllOf(HasSubstr("2 of another shape: heads.head.weight ([5, 8] in the file, [7, 8] in the module)"),
                        HasSubstr("put \"heads.*\" into ignore")));
   expect_untouched(*head, head_before);
@@ -103,22 +92,22 @@ TEST_F(LoadWeights, StrictMismatchIsOneLineAndChangesNothing) {
   EXPECT_EQ(report.loaded.size(), 30u);
   EXPECT_TRUE(head->head->weight.equal(head_before[head_before.size() - 2]));
 
-  EXPECT_THAT(error_line([&] { load_weights(*model, kNaming / "resnet_basic_torchvision.safetensors"); }),
+  EXPECT_THAT(error_of([&] { load_weights(*model, kNaming / "resnet_basic_torchvision.safetensors"); }),
               HasSubstr("does not fit the module (32 tensors): 32 missing"));
-  EXPECT_THAT(error_line([&] { load_weights(*model, kNaming / "vit_timm.safetensors", {.naming = "tim"}); }),
+  EXPECT_THAT(error_of([&] { load_weights(*model, kNaming / "vit_timm.safetensors", {.naming = "tim"}); }),
               HasSubstr("did you mean \"timm\"?"));
-  EXPECT_THAT(error_line([&] { load_weights(*model, kNaming / "vit_timm.safetensors", {.naming = "same"}); }),
+  EXPECT_THAT(error_of([&] { load_weights(*model, kNaming / "vit_timm.safetensors", {.naming = "same"}); }),
               HasSubstr("32 unexpected"));
   expect_untouched(*model, before);
 }
 
 TEST_F(LoadWeights, NotStrictTakesWhatFits) {
   torch::nn::Linear net(2, 3);
-  write_torch_file(root_ / "part.pth", {{"weight", torch::ones({3, 2}, torch::kHalf)}, {"extra", torch::ones(1)}});
-  EXPECT_THAT(error_line([&] { load_weights(*net, root_ / "part.pth"); }),
+  write_torch_file(folder_ / "part.pth", {{"weight", torch::ones({3, 2}, torch::kHalf)}, {"extra", torch::ones(1)}});
+  EXPECT_THAT(error_of([&] { load_weights(*net, folder_ / "part.pth"); }),
               HasSubstr("1 missing: bias; 1 unexpected: extra"));
   const auto bias = net->bias.detach().clone();
-  const auto report = load_weights(*net, root_ / "part.pth", {.strict = false});
+  const auto report = load_weights(*net, folder_ / "part.pth", {.strict = false});
   EXPECT_THAT(report.loaded, ElementsAre("weight"));
   EXPECT_THAT(report.missing, ElementsAre("bias"));
   EXPECT_THAT(report.unexpected, ElementsAre("extra"));
@@ -126,8 +115,8 @@ TEST_F(LoadWeights, NotStrictTakesWhatFits) {
   EXPECT_EQ(net->weight.scalar_type(), torch::kFloat);
   EXPECT_TRUE(net->weight.equal(torch::ones({3, 2})));
   EXPECT_TRUE(net->bias.equal(bias));
-  write_torch_file(root_ / "wrong.pth", {{"weight", torch::ones({2, 3})}, {"bias", torch::zeros(3)}});
-  EXPECT_THAT(error_line([&] { load_weights(*net, root_ / "wrong.pth", {.strict = false}); }),
+  write_torch_file(folder_ / "wrong.pth", {{"weight", torch::ones({2, 3})}, {"bias", torch::zeros(3)}});
+  EXPECT_THAT(error_of([&] { load_weights(*net, folder_ / "wrong.pth", {.strict = false}); }),
               HasSubstr("1 of another shape: weight ([2, 3] in the file, [3, 2] in the module)"));
   EXPECT_TRUE(net->bias.equal(bias));
 }
@@ -142,13 +131,13 @@ struct TiedImpl : torch::nn::Module {
 
 TEST_F(LoadWeights, OfATiedTensorOneNameIsEnough) {
   TiedImpl tied;
-  write_torch_file(root_ / "one.pth", {{"second", torch::ones({2, 2})}});
-  EXPECT_THAT(load_weights(tied, root_ / "one.pth").loaded, ElementsAre("second"));
+  write_torch_file(folder_ / "one.pth", {{"second", torch::ones({2, 2})}});
+  EXPECT_THAT(load_weights(tied, folder_ / "one.pth").loaded, ElementsAre("second"));
   EXPECT_TRUE(tied.first.equal(torch::ones({2, 2})));
-  models::save_weights(tied, root_ / "tied.pth");
-  const TorchFile file(root_ / "tied.pth");
+  models::save_weights(tied, folder_ / "tied.pth");
+  const TorchFile file(folder_ / "tied.pth");
   EXPECT_EQ(file.at("first").storage, file.at("second").storage);
-  load_weights(tied, root_ / "tied.pth");
+  load_weights(tied, folder_ / "tied.pth");
 }
 
 TEST_F(LoadWeights, PositionsOfAnotherGridAreStretchedWhenAsked) {
@@ -157,8 +146,7 @@ TEST_F(LoadWeights, PositionsOfAnotherGridAreStretchedWhenAsked) {
   auto model = models::vit(options);
   const auto before = copies(*model);
   for (const char* name : {"vit_torchvision.safetensors", "vit_huggingface.safetensors"}) {
-    EXPECT_THAT(error_line([&] { load_weights(*model, kNaming / name); }),
-                HasSubstr("interpolate_positions stretches"));
+    EXPECT_THAT(error_of([&] { load_weights(*model, kNaming / name); }), HasSubstr("interpolate_positions stretches"));
     expect_untouched(*model, before);
     const auto report = load_weights(*models::vit(options), kNaming / name, {.interpolate_positions = true});
     EXPECT_THAT(report.interpolated, ElementsAre("encoder.pos_embedding"));
@@ -166,7 +154,7 @@ TEST_F(LoadWeights, PositionsOfAnotherGridAreStretchedWhenAsked) {
   load_weights(*model, kNaming / "vit_timm.safetensors", {.interpolate_positions = true});
   const auto expected = WeightFile(kNaming / "vit_outputs.safetensors").read("positions_32");
   EXPECT_TRUE(torch::allclose(model->encoder->pos_embedding, expected, 1e-6, 1e-7));
-  EXPECT_THAT(error_line([] {
+  EXPECT_THAT(error_of([] {
                 models::interpolate_positions(torch::ones({1, 6, 2}), 10);
               }),
               HasSubstr("5 patches are not a square"));
@@ -175,26 +163,22 @@ TEST_F(LoadWeights, PositionsOfAnotherGridAreStretchedWhenAsked) {
 TEST_F(LoadWeights, SavesWhatItLoads) {
   auto model = models::vit(tiny());
   load_weights(*model, kNaming / "vit_torchvision.safetensors");
-  const char* python_name = std::getenv("LEVIN_PEER_PYTHON");
   for (const char* name : {"vit_torchvision_saved.safetensors", "vit_torchvision_saved.pth"}) {
-    models::save_weights(*model, root_ / name);
+    models::save_weights(*model, folder_ / name);
     auto again = models::vit(tiny());
-    EXPECT_EQ(load_weights(*again, root_ / name).loaded.size(), 32u);
+    EXPECT_EQ(load_weights(*again, folder_ / name).loaded.size(), 32u);
     expect_untouched(*again, copies(*model));
   }
-  EXPECT_THAT(error_line([&] { models::save_weights(*model, root_ / "x.safetensor"); }),
+  EXPECT_THAT(error_of([&] { models::save_weights(*model, folder_ / "x.safetensor"); }),
               HasSubstr("did you mean \".safetensors\"?"));
-  const std::string python = python_name ? python_name : "python3";
-  if (std::system((python + " -c 'import torchvision, safetensors' > /dev/null 2>&1").c_str()) != 0)
-    GTEST_SKIP() << "no Python with torchvision and safetensors (LEVIN_PEER_PYTHON names one)";
+  const auto python = testing::python_with("torchvision, safetensors");
+  if (!python) GTEST_SKIP() << "no Python with torchvision and safetensors (LEVIN_PEER_PYTHON names one)";
   const auto script = (kNaming / "../../read_saved.py").lexically_normal();
-  const auto log = root_ / "log.txt";
-  const auto command = fmt::format("'{}' '{}' '{}' '{}' '{}' > '{}' 2>&1", python, script.string(),
-                                   (kNaming / "vit_outputs.safetensors").string(),
-                                   (root_ / "vit_torchvision_saved.safetensors").string(),
-                                   (root_ / "vit_torchvision_saved.pth").string(), log.string());
-  EXPECT_EQ(std::system(command.c_str()), 0) << read_file(log);
-  EXPECT_THAT(read_file(log), HasSubstr("2 files: equal"));
+  const auto ran = testing::run_program({*python, script.string(), (kNaming / "vit_outputs.safetensors").string(),
+                                         (folder_ / "vit_torchvision_saved.safetensors").string(),
+                                         (folder_ / "vit_torchvision_saved.pth").string()});
+  EXPECT_EQ(ran.status, 0) << ran.text();
+  EXPECT_THAT(ran.text(), HasSubstr("2 files: equal"));
 }
 
 }  // namespace

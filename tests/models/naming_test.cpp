@@ -10,6 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/io/weights/weights.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin::naming_tests {
@@ -17,19 +18,11 @@ namespace {
 
 using models::detect_naming;
 using models::plan_naming;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 const std::string kNaming =
     (std::filesystem::path(levin::testing::source_dir()) / "tests/models/fixtures/naming/").string();
-
-std::string error_line(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::vector<std::string> names(const WeightFile& file) {
   std::vector<std::string> result;
@@ -122,21 +115,21 @@ TEST(Naming, NamesAndShapesAtRealSizesAreEqualSets) {
 TEST(Naming, SaysWhatItDoesNotKnow) {
   const std::vector<std::string> other{"layer.weight", "layer.bias"};
   EXPECT_EQ(detect_naming(other).scheme, "");
-  EXPECT_THAT(error_line([&] { plan_naming(other, "timm", "torchvision"); }),
+  EXPECT_THAT(error_of([&] { plan_naming(other, "timm", "torchvision"); }),
               HasSubstr("not of a vit, resnet, gpt2 or llama of timm"));
-  EXPECT_THAT(error_line([&] { plan_naming(other, "tim", "torchvision"); }), HasSubstr("did you mean \"timm\"?"));
+  EXPECT_THAT(error_of([&] { plan_naming(other, "tim", "torchvision"); }), HasSubstr("did you mean \"timm\"?"));
   auto list = names(WeightFile(kNaming + "vit_timm.safetensors"));
   list.push_back("pre_logits.fc.weight");
   EXPECT_EQ(detect_naming(list).unknown, std::vector<std::string>{"pre_logits.fc.weight"});
-  EXPECT_THAT(error_line([&] { plan_naming(list, "timm", "torchvision"); }),
+  EXPECT_THAT(error_of([&] { plan_naming(list, "timm", "torchvision"); }),
               HasSubstr("1 of 33 names are not of a vit of timm: pre_logits.fc.weight"));
   auto hugging = names(WeightFile(kNaming + "vit_huggingface.safetensors"));
   std::erase(hugging, "vit.encoder.layer.1.attention.attention.key.weight");
-  EXPECT_THAT(error_line([&] { plan_naming(hugging, "huggingface", "timm"); }),
+  EXPECT_THAT(error_of([&] { plan_naming(hugging, "huggingface", "timm"); }),
               HasSubstr("\"blocks.1.attn.qkv.weight\" is made of queries, keys and values; one is missing"));
   const models::RenamedWeight third{"x", {"y"}, 0, 3};
   const std::vector<std::vector<int64_t>> ten{{10, 2}};
-  EXPECT_THAT(error_line([&] { models::renamed_shape(third, ten); }), HasSubstr("10 rows cannot be cut into 3 parts"));
+  EXPECT_THAT(error_of([&] { models::renamed_shape(third, ten); }), HasSubstr("10 rows cannot be cut into 3 parts"));
 }
 
 TEST(Naming, AModelWithoutItsHeadIsKnown) {

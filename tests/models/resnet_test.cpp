@@ -7,21 +7,15 @@
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
+
 models::ResNetOptions short_resnet(bool bottleneck = false) {
   return {.layers = {1, 1, 1, 1}, .bottleneck = bottleneck, .num_classes = 5};
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
 }
 
 TEST(ResNet, BlocksAreUnitsAndFire) {
@@ -86,18 +80,18 @@ TEST(ResNet, SmallImagesKeepTheirResolutionInTheFirstStage) {
 }
 
 TEST(ResNet, WrongOptionsAndImagesAreOneLine) {
-  EXPECT_EQ(message_of([] { models::resnet({.bottleneck = false, .groups = 2}); }),
+  EXPECT_EQ(error_of([] { models::resnet({.bottleneck = false, .groups = 2}); }),
             "[resnet] groups, width_per_group and replace_stride_with_dilation need bottleneck blocks");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(error_of([] {
               models::resnet18({.replace_stride_with_dilation = {true, false, false}});
             }),
             "[resnet] groups, width_per_group and replace_stride_with_dilation need bottleneck blocks");
-  EXPECT_EQ(message_of([] {
+  EXPECT_EQ(error_of([] {
               models::resnet({.layers = {1, 0, 1, 1}});
             }),
             "[resnet] each of the four stages needs a block; layers has 0");
   auto model = models::resnet(short_resnet());
-  EXPECT_EQ(message_of([&] {
+  EXPECT_EQ(error_of([&] {
               model(torch::randn({2, 1, 32, 32}));
             }),
             "[resnet] images must be [B, 3, H, W], got [2, 1, 32, 32]");
@@ -126,8 +120,7 @@ TEST(ReplaceHead, KeepsAllButTheLastLayer) {
       EXPECT_EQ(item.value().scalar_type(), torch::kDouble);
     }
     EXPECT_EQ(model(torch::randn({2, 3, side, side}, torch::kDouble)).sizes(), (std::vector<int64_t>{2, 3}));
-    EXPECT_EQ(message_of([&, &m = model] { replace_head(m, 0); }),
-              "[replace_head] num_classes must be positive, got 0");
+    EXPECT_EQ(error_of([&, &m = model] { replace_head(m, 0); }), "[replace_head] num_classes must be positive, got 0");
   }
 }
 

@@ -13,6 +13,7 @@
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 #include "tests/models/vision_rule.h"
 
@@ -21,6 +22,7 @@ namespace {
 
 using levin::testing::rule_digest;
 using nlohmann::json;
+using testing::error_of;
 
 const std::string kVisionFixtures = levin::testing::source_dir() + "/tests/models/fixtures/";
 constexpr int64_t kClasses = 10;
@@ -165,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(All, VisionParity, ::testing::Range<size_t>(0, 17), [](
 
 // Whole models with all of their gradients: make_vision_fixtures.py --full DIR, then this with LEVIN_VISION_FULL=DIR.
 // It prints the rows of the table in docs/models.md.
-TEST(Vision, WholeModelsByHand) {
+TEST(Vision, FullModelsByHand) {
   const char* folder = std::getenv("LEVIN_VISION_FULL");
   if (!folder) GTEST_SKIP() << "by hand: LEVIN_VISION_FULL names no folder";
   for (const auto& name : models::names()) {
@@ -202,14 +204,6 @@ TEST(Vision, WholeModelsByHand) {
 }
 
 TEST(Registry, UnknownNamesAndForeignOptionsAreOneLine) {
-  const auto error_of = [](auto f) -> std::string {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_THAT(error_of([] { models::make("resnet_50"); }),
               ::testing::StartsWith("[models.make] model \"resnet_50\" is not known; did you mean \"resnet50\"?"));
   EXPECT_EQ(error_of([] { models::make("vit_b_16", {.small_images = true}); }),

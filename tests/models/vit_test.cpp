@@ -8,10 +8,13 @@
 #include "levin/core/error.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
+
+using testing::error_of;
 
 const std::string kFixtures = levin::testing::source_dir() + "/tests/models/fixtures/";
 
@@ -107,14 +110,6 @@ TEST(ViT, DropoutIsOnlyThereInTraining) {
 }
 
 TEST(ViT, WrongSizesAreOneLine) {
-  const auto error_of = [](auto f) -> std::string {
-    try {
-      f();
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
-  };
   EXPECT_EQ(error_of([] { models::vit_b_16({.image_size = 100}); }),
             "[vit] image_size 100 is not a multiple of patch_size 16");
   auto model = models::vit(tiny());

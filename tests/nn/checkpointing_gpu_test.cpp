@@ -11,6 +11,7 @@
 #include "levin/nn/layers.h"
 #include "levin/nn/unit.h"
 #include "levin/precision/precision.h"
+#include "levin/testing/gpu.h"
 
 namespace levin {
 namespace {
@@ -79,11 +80,8 @@ StepResult gpu_step(bool autocast, const Prepare& prepare) {
   return result;
 }
 
-class CheckpointingGpu : public ::testing::TestWithParam<bool> {
+class CheckpointingGpu : public levin::testing::GpuTest, public ::testing::WithParamInterface<bool> {
  protected:
-  void SetUp() override {
-    if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "no GPU on this machine";
-  }
   template <class Prepare>
   void expect_same_with_less(const Prepare& prepare, double share = 0.8) {
     const auto plain = gpu_step(GetParam(), [](auto&) {});
@@ -97,7 +95,7 @@ class CheckpointingGpu : public ::testing::TestWithParam<bool> {
   const UnitPolicy blocks_ = policy::by_class<GpuBlock>();
 };
 
-TEST_P(CheckpointingGpu, Whole) {
+TEST_P(CheckpointingGpu, Full) {
   expect_same_with_less([&](auto& net) { checkpoint_activations(net, blocks_); });
 }
 

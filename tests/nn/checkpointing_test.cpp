@@ -11,11 +11,13 @@
 #include "levin/nn/layers.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/nn/unit.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
 namespace tnn = torch::nn;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 struct MlpImpl : tnn::Module {
@@ -109,16 +111,6 @@ void expect_equal(const Result<M>& a, const Result<M>& b) {
 Model make_model() {
   torch::manual_seed(1);
   return Model();
-}
-
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no Error";
 }
 
 const auto kNothing = [](auto&) {};
@@ -705,7 +697,7 @@ TEST(CheckpointingErrorTest, ForwardsThatDoNotRepeatAreOneLine) {
             "[checkpointing] forward of Unsteady does not do the same when it runs again: it saved 2 tensors for "
             "backward and now 1");
   EXPECT_THAT(run("input"), HasSubstr("forward of Unsteady changes input 0 in place"));
-  EXPECT_EQ(run("none"), "no Error");
+  EXPECT_EQ(run("none"), "no error");
 }
 
 TEST(CheckpointingErrorTest, AnExceptionInRecomputeLeavesEverythingAsItWas) {

@@ -86,7 +86,7 @@ struct Eager {
   Tensor after;
 };
 
-TEST(DeferredInit, WholeIsBitEqualToEagerAndSoIsTheGenerator) {
+TEST(DeferredInit, EqualsEagerInitBitForBitAndSoDoesTheGenerator) {
   Eager eager;
   torch::manual_seed(3);
   auto made = init_module([] { return Zoo(); }, {.deferred = true});
@@ -108,7 +108,7 @@ TEST(DeferredInit, WholeIsBitEqualToEagerAndSoIsTheGenerator) {
   EXPECT_TRUE(made->a->weight.grad().defined());
 }
 
-TEST(DeferredInit, AnyOrderOfPartsGivesTheSame) {
+TEST(DeferredInit, AnyOrderOfMaterializingGivesTheSame) {
   Eager eager;
   for (const bool backwards : {false, true}) {
     torch::manual_seed(3);
@@ -143,7 +143,7 @@ TEST(DeferredInit, UseBeforeMaterializeIsAnErrorNotACrash) {
     made(torch::ones({2, 4}));
     FAIL();
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("call levin::materialize(module) before it is used"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("call levin::materialize(module) before it is used"));
   }
   materialize(*made);
   EXPECT_TRUE(made(torch::ones({2, 4})).isfinite().all().item<bool>());

@@ -7,20 +7,13 @@
 #include "levin/nn/functional.h"
 #include "levin/nn/summary.h"
 #include "levin/nn/tie.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
 namespace tnn = torch::nn;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::error_of;
 
 TEST(Layers, AreTorchsOwn) {
   torch::manual_seed(0);
@@ -58,11 +51,11 @@ TEST(Functional, IsTorchs) {
   EXPECT_EQ(error_of([&] { cross_entropy(logits, target, {.reduction = "men"}); }),
             "[cross_entropy] reduction \"men\" is not known; did you mean \"mean\"? (known: mean, sum, none)");
   EXPECT_THAT(error_of([&] { cross_entropy(logits, target.unsqueeze(1)); }),
-              testing::HasSubstr("logits [4, 3] need class indices of 1 dimension(s)"));
+              ::testing::HasSubstr("logits [4, 3] need class indices of 1 dimension(s)"));
   EXPECT_THAT(error_of([&] {
                 levin::mse_loss(torch::ones({4}), torch::ones({4, 1}));
               }),
-              testing::HasSubstr("they must be equal"));
+              ::testing::HasSubstr("they must be equal"));
   EXPECT_TRUE(torch::equal(levin::mse_loss(logits, logits + 2), torch::tensor(4.0f)));
 }
 
@@ -70,7 +63,7 @@ TEST(Functional, Accuracy) {
   const auto logits = torch::tensor({{0.1f, 0.7f, 0.2f}, {0.5f, 0.3f, 0.2f}});
   EXPECT_EQ(accuracy(logits, torch::tensor({1, 1})).item<float>(), 0.5);
   EXPECT_EQ(accuracy(logits, torch::tensor({1, 1}), 2).item<float>(), 1.0);
-  EXPECT_THAT(error_of([&] { accuracy(logits, torch::tensor({1, 1}), 4); }), testing::HasSubstr("not in 1 to 3"));
+  EXPECT_THAT(error_of([&] { accuracy(logits, torch::tensor({1, 1}), 4); }), ::testing::HasSubstr("not in 1 to 3"));
 }
 
 struct LmImpl : tnn::Module {
@@ -96,7 +89,7 @@ TEST(Tie, MakesOneParameterOfTwo) {
   const auto unique = named_unique_parameters(*lm);
   ASSERT_EQ(unique.size(), 4u);
   EXPECT_EQ(unique[1].name, "embedding.weight");
-  EXPECT_THAT(unique[1].aliases, testing::ElementsAre("head.weight"));
+  EXPECT_THAT(unique[1].aliases, ::testing::ElementsAre("head.weight"));
   EXPECT_EQ(unique_parameters(*lm).size(), 4u);
   lm(torch::tensor({1, 2})).sum().backward();
   EXPECT_TRUE(lm->head->weight.grad().is_same(lm->embedding->weight.grad()));
@@ -110,9 +103,9 @@ TEST(Tie, RefusesWhatCannotBeOne) {
   tnn::Linear other(4, 10), wrong(4, 9);
   const auto before = wrong->weight;
   EXPECT_THAT(error_of([&] { tie(*lm, wrong->weight, lm->embedding->weight); }),
-              testing::HasSubstr("shape, dtype and device must be equal"));
+              ::testing::HasSubstr("shape, dtype and device must be equal"));
   EXPECT_THAT(error_of([&] { tie(*lm, other->weight, lm->embedding->weight); }),
-              testing::HasSubstr("is not registered in"));
+              ::testing::HasSubstr("is not registered in"));
   EXPECT_TRUE(wrong->weight.is_same(before));
   tie(other, other->weight, lm->embedding->weight);
   EXPECT_TRUE(other->parameters()[0].is_same(lm->embedding->weight));
@@ -165,7 +158,7 @@ TEST(Summary, DepthSaysHowMuch) {
   EXPECT_EQ(all.rows[0].params, 64);
   EXPECT_EQ(all.rows[2].name, "inner.body");
   EXPECT_EQ(all.total, 70);
-  EXPECT_THAT(summarize(deep, {.max_depth = 0}).text(), testing::StartsWith("70 "));
+  EXPECT_THAT(summarize(deep, {.max_depth = 0}).text(), ::testing::StartsWith("70 "));
 }
 
 }  // namespace

@@ -5,11 +5,13 @@
 
 #include "levin/core/error.h"
 #include "levin/nn/layers.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
 namespace tnn = torch::nn;
+using testing::error_of;
 
 struct BlockImpl : tnn::Module {
   explicit BlockImpl(int64_t n) {
@@ -49,16 +51,7 @@ std::vector<std::string> names(const std::vector<SelectedUnit>& units) {
   return result;
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
 TEST(Policy, ByClassTakesHoldersAndImpls) {
   Net net;
@@ -84,7 +77,7 @@ TEST(Policy, BySizeTakesWhatIsNotYetTaken) {
               ElementsAre("layers.0.up", "layers.0.down", "layers.1.up", "layers.1.down"));
   EXPECT_THAT(
       error_of([&] { select_units(*net, policy::by_size(100000)); }),
-      testing::HasSubstr("policy::by_size(100000) matches no unit below Net (unit classes: Block x2, Linear x"));
+      ::testing::HasSubstr("policy::by_size(100000) matches no unit below Net (unit classes: Block x2, Linear x"));
 }
 
 TEST(Policy, PredicateSeesNamesAndModules) {
@@ -98,12 +91,12 @@ TEST(Policy, PredicateSeesNamesAndModules) {
 TEST(Policy, ErrorsSayWhatThereIs) {
   Net net;
   EXPECT_THAT(error_of([&] { select_units(*net, policy::by_class<nn::GRU>()); }),
-              testing::HasSubstr("matches no unit below Net (unit classes: Block x2"));
+              ::testing::HasSubstr("matches no unit below Net (unit classes: Block x2"));
   tnn::Linear plain(2, 2);
   EXPECT_THAT(error_of([&] { select_units(*plain, policy::all_units()); }),
-              testing::HasSubstr("declare modules with LEVIN_MODULE"));
+              ::testing::HasSubstr("declare modules with LEVIN_MODULE"));
   EXPECT_THAT(error_of([&] { select_units(*net, policy::by_class<tnn::LinearImpl>()); }),
-              testing::HasSubstr("matches attention.out_proj (Linear), which is no unit"));
+              ::testing::HasSubstr("matches attention.out_proj (Linear), which is no unit"));
 }
 
 TEST(Policy, UnitsThatDoNotFireAreNamed) {
@@ -119,7 +112,7 @@ TEST(Policy, UnitsThatDoNotFireAreNamed) {
   net(torch::ones({1, 8}));
   EXPECT_THAT(
       error_of([&] { check.finish(); }),
-      testing::StartsWith("[fsdp] 1 of 3 units did not run in the first step: attention (MultiheadAttention);"));
+      ::testing::StartsWith("[fsdp] 1 of 3 units did not run in the first step: attention (MultiheadAttention);"));
 }
 
 }  // namespace

@@ -5,10 +5,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/error_of.h"
+
 namespace levin {
 namespace {
 
 namespace tnn = torch::nn;
+using testing::error_of;
 
 struct BlockImpl : tnn::Cloneable<BlockImpl> {
   explicit BlockImpl(int64_t n) : size(n) { reset(); }
@@ -133,15 +136,6 @@ std::shared_ptr<Interceptor> lambda(std::function<void(Call&)> f) {
 template <class M>
 Attachment count(M& module, const std::shared_ptr<Count>& counter) {
   return module->attach(counter, Order::kProfiler);
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Unit, EveryWayToCallIsIntercepted) {
@@ -350,21 +344,21 @@ TEST(Unit, MistakesOfInterceptorsAreErrors) {
     const auto attached = module->attach(lambda(std::move(f)), Order::kSharding);
     return error_of([&] { module(x); });
   };
-  EXPECT_THAT(with([](Call&) {}), testing::HasSubstr("returned without Call::proceed()"));
-  EXPECT_THAT(with([](Call& c) { c.proceed(), c.proceed(); }), testing::HasSubstr("ran the forward twice"));
-  EXPECT_THAT(with([](Call& c) { c.each_output([](Tensor&) {}); }), testing::HasSubstr("before the forward has run"));
+  EXPECT_THAT(with([](Call&) {}), ::testing::HasSubstr("returned without Call::proceed()"));
+  EXPECT_THAT(with([](Call& c) { c.proceed(), c.proceed(); }), ::testing::HasSubstr("ran the forward twice"));
+  EXPECT_THAT(with([](Call& c) { c.each_output([](Tensor&) {}); }), ::testing::HasSubstr("before the forward has run"));
   EXPECT_THAT(with([](Call& c) { c.proceed(), c.each_input([](Tensor&) {}); }),
-              testing::HasSubstr("after the forward has run"));
+              ::testing::HasSubstr("after the forward has run"));
   EXPECT_EQ(module->num_interceptors(), 0u);
 
   MoveOnly move_only;
   const auto a = move_only->attach(lambda([](Call& c) { c.replay(); }), Order::kCheckpointing);
-  EXPECT_THAT(error_of([&] { move_only(std::make_unique<Tensor>(x)); }), testing::HasSubstr("cannot be copied"));
+  EXPECT_THAT(error_of([&] { move_only(std::make_unique<Tensor>(x)); }), ::testing::HasSubstr("cannot be copied"));
   Opaque opaque;
   const auto b = opaque->attach(lambda([](Call& c) { c.proceed(), c.each_output([](Tensor&) {}); }), Order::kSharding);
-  EXPECT_THAT(error_of([&] { opaque(x); }), testing::HasSubstr("cannot be seen"));
+  EXPECT_THAT(error_of([&] { opaque(x); }), ::testing::HasSubstr("cannot be seen"));
   Block empty = nullptr;
-  EXPECT_THAT(error_of([&] { empty(x); }), testing::HasSubstr("is empty; assign it"));
+  EXPECT_THAT(error_of([&] { empty(x); }), ::testing::HasSubstr("is empty; assign it"));
 }
 
 TEST(Unit, AttachmentsOutliveUnitsAndChangeDuringACall) {
@@ -401,7 +395,7 @@ TEST(Unit, IsFoundAndNamedAsTheUsersClass) {
   EXPECT_EQ(class_name(*block->fc), "Linear");
   std::ostringstream text;
   text << block;
-  EXPECT_THAT(text.str(), testing::HasSubstr("BlockImpl(\n  (fc): torch::nn::Linear(in_features=4"));
+  EXPECT_THAT(text.str(), ::testing::HasSubstr("BlockImpl(\n  (fc): torch::nn::Linear(in_features=4"));
 }
 
 TEST(Unit, CloneIsAUnitWithItsOwnTensorsAndNoInterceptors) {
@@ -417,7 +411,7 @@ TEST(Unit, CloneIsAUnitWithItsOwnTensorsAndNoInterceptors) {
   EXPECT_EQ(copy->num_interceptors(), 0u);
   EXPECT_EQ(block->num_interceptors(), 1u);
   Value plain;
-  EXPECT_THAT(error_of([&] { plain->clone(); }), testing::HasSubstr("derive it from torch::nn::Cloneable<"));
+  EXPECT_THAT(error_of([&] { plain->clone(); }), ::testing::HasSubstr("derive it from torch::nn::Cloneable<"));
   tnn::Sequential sequential(Block(4), Block(4));
   EXPECT_NE(dynamic_cast<Unit*>(std::dynamic_pointer_cast<tnn::SequentialImpl>(sequential->clone())->ptr(1).get()),
             nullptr);

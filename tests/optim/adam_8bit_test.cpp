@@ -191,7 +191,7 @@ TEST(Adam8bit, StateTakesTwoBytesAnElementAndIsLoadedBack) {
 }
 
 // As a strategy asks for it that divides parameters: floats, which become the very codes again.
-TEST(Adam8bit, ShowsPartsAsFloatsAndCodesThemAgain) {
+TEST(Adam8bit, ShowsShardsAsFloatsAndQuantizesThemAgain) {
   for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
     auto w = torch::zeros({20, 9, 8, 7}).contiguous(format).requires_grad_();
     Adam8bit opt({w}, {.lr = 0.01});
@@ -222,12 +222,12 @@ TEST(Adam8bit, ShowsPartsAsFloatsAndCodesThemAgain) {
     if (format != at::MemoryFormat::Contiguous) continue;
     // And a part takes its elements of what one process has saved; its blocks are others.
     auto part = w.detach().narrow(0, 8, 12).clone().requires_grad_();
-    Adam8bit divided({part});
-    divided.impl()->set_shards({.find = [](const at::Tensor&) {
+    Adam8bit sharded({part});
+    sharded.impl()->set_shards({.find = [](const at::Tensor&) {
       return std::optional(ParamShard{.first = 8 * 504, .full_numel = 20 * 504});
     }});
-    divided.load_state_dict(whole.state_dict());
-    const auto far = (state_of(divided, "0", "state1") - average.narrow(0, 8, 12)).abs().max().item<float>();
+    sharded.load_state_dict(whole.state_dict());
+    const auto far = (state_of(sharded, "0", "state1") - average.narrow(0, 8, 12)).abs().max().item<float>();
     EXPECT_GT(far, 0);
     EXPECT_LT(far, 0.02f * average.abs().max().item<float>());
   }

@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "levin/optim/optim.h"
+#include "levin/testing/gpu.h"
 #include "make_optimizer.h"
 
 namespace levin::optim {
@@ -9,12 +10,7 @@ namespace {
 
 using namespace testing;
 
-class Cuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no GPU";
-  }
-};
+class Cuda : public levin::testing::GpuTest {};
 
 std::vector<Optimizer> one_of_each(const std::vector<at::Tensor>& params) {
   return {SGD(params, {.lr = 0.02, .momentum = 0.9}),

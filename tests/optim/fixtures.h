@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
 namespace levin::optim::testing {
@@ -19,7 +20,9 @@ using Json = nlohmann::json;
 inline Json fixture(const std::string& name) {
   std::ifstream file(levin::testing::source_dir() + "/tests/optim/fixtures/" + name + ".json");
   EXPECT_TRUE(file.good()) << name;
-  return Json::parse(file);
+  auto cases = Json::parse(file);
+  EXPECT_FALSE(cases.empty()) << name;
+  return cases;
 }
 
 /// The hash that make_fixtures.py fills parameters and gradients with.
@@ -77,18 +80,6 @@ inline void expect_near(const at::Tensor& actual, const Json& expected, double t
     ASSERT_NEAR(flat.data_ptr<double>()[i], value, tolerance * std::max(1.0, std::abs(value)))
         << where << " element " << i;
   }
-}
-
-/// The one line of the Error that f throws.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "(no error)";
 }
 
 }  // namespace levin::optim::testing

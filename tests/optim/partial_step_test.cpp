@@ -51,7 +51,7 @@ float steps_of(const Optimizer& optimizer, const char* index) {
   return optimizer.state_dict().at("state").to_dict().at(index).to_dict().at("step").to_tensor().item<float>();
 }
 
-TEST(StepParams, PartsMakeAWhole) {
+TEST(StepParams, StepsOfSubsetsEqualTheFullStep) {
   for (size_t kind = 0; kind < kKinds; ++kind) {
     const auto whole = make_params(), parts = make_params();
     auto a = make(kind, whole), b = make(kind, parts);

@@ -11,10 +11,13 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/io/images/image.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
 using ::testing::HasSubstr;
 
 std::vector<int64_t> color_at(const Tensor& pixels, int64_t x, int64_t y) {
@@ -99,8 +102,7 @@ TEST(Drawing, WhatLiesOutsideIsCutOff) {
 }
 
 TEST(Drawing, IsWrittenByTheEndOfItsName) {
-  const auto folder = std::filesystem::path(::testing::TempDir()) / ("levin_drawing_" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
+  const testing::TemporaryFolder folder;
   Drawing drawing(60, 20);
   drawing.text(2, 15, "a < b & c", {.bold = true, .anchor = 0.5});
   drawing.line({{0, 1}, {9, 1}}, {.dashed = true});
@@ -113,14 +115,8 @@ TEST(Drawing, IsWrittenByTheEndOfItsName) {
   for (const auto& [f, line] : std::vector<std::pair<std::function<void()>, std::string>>{
            {[&] { write_drawing("a.gif", drawing); }, "must end with .svg or .png"},
            {[] { Drawing(0, 20); }, "0 x 20 points are not allowed"}}) {
-    try {
-      f();
-      ADD_FAILURE() << line;
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr(line));
-    }
+    EXPECT_THAT(error_of([&] { f(); }), HasSubstr(line)) << line;
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "levin/precision/precision.h"
+#include "levin/testing/capture.h"
 
 namespace levin {
 namespace {
@@ -217,14 +218,15 @@ TEST(CpuProductsInTraining, LeaveOneDnnOnInEveryThread) {
 }
 
 TEST(CpuProductsInPrecision, EmulationIsSaidWhereItIsAsked) {
-  ::testing::internal::CaptureStderr();
-  resolve_precision("bf16-true", c10::DeviceType::CUDA);
-  resolve_precision("32-true", c10::DeviceType::CPU);
-  EXPECT_EQ(::testing::internal::GetCapturedStderr().find("emulated"), std::string::npos);
-  ::testing::internal::CaptureStderr();
-  resolve_precision("bf16-true", c10::DeviceType::CPU);
-  resolve_precision("bf16-true", c10::DeviceType::CPU);
-  const auto said = ::testing::internal::GetCapturedStderr();
+  const auto others = testing::captured_stderr([] {
+    resolve_precision("bf16-true", c10::DeviceType::CUDA);
+    resolve_precision("32-true", c10::DeviceType::CPU);
+  });
+  EXPECT_EQ(others.find("emulated"), std::string::npos) << others;
+  const auto said = testing::captured_stderr([] {
+    resolve_precision("bf16-true", c10::DeviceType::CPU);
+    resolve_precision("bf16-true", c10::DeviceType::CPU);
+  });
   const auto first = said.find("\"bf16-true\" is emulated");
   if (detail::cpu_has_products_in(at::kBFloat16)) {
     EXPECT_EQ(first, std::string::npos) << said;

@@ -5,21 +5,15 @@
 
 #include "levin/core/error.h"
 #include "levin/precision/matmul.h"
+#include "levin/testing/error_of.h"
 
 namespace levin {
 namespace {
 
+using testing::error_of;
+
 constexpr auto kCpu = c10::DeviceType::CPU;
 constexpr auto kCuda = c10::DeviceType::CUDA;
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(Precision, AliasesAreLightnings) {
   EXPECT_EQ(resolve_precision("32", kCpu).name, "32-true");
@@ -32,13 +26,13 @@ TEST(Precision, AliasesAreLightnings) {
 }
 
 TEST(Precision, UnknownWordsGetTheNearestKnownOne) {
-  EXPECT_EQ(message([] { resolve_precision("fp16", kCpu); }),
+  EXPECT_EQ(error_of([] { resolve_precision("fp16", kCpu); }),
             "[fabric] precision \"fp16\" is not known; did you mean \"16-mixed\"? (known: 32-true, 64-true, 16-true, "
             "bf16-true, "
             "16-mixed, bf16-mixed, 16, bf16, 32, 64)");
-  EXPECT_NE(message([] { resolve_precision("bf16-mixd", kCpu); }).find("did you mean \"bf16-mixed\""),
+  EXPECT_NE(error_of([] { resolve_precision("bf16-mixd", kCpu); }).find("did you mean \"bf16-mixed\""),
             std::string::npos);
-  EXPECT_NE(message([] { set_float32_matmul_precision("hi"); }).find("highest, high, medium"), std::string::npos);
+  EXPECT_NE(error_of([] { set_float32_matmul_precision("hi"); }).find("highest, high, medium"), std::string::npos);
 }
 
 TEST(Precision, MatmulPrecisionIsTorchs) {

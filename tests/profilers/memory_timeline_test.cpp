@@ -1,4 +1,4 @@
-// The memory of a step from point to point, measured and foreseen.
+// The memory of a step from point to point, measured and predicted.
 #include "levin/profilers/memory_timeline.h"
 
 #include <filesystem>
@@ -9,11 +9,13 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "levin/core/files.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/memory/estimate.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"
 #include "levin/optim/adam.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
@@ -39,12 +41,7 @@ Batch rows(c10::Device device) {
   return {{"x", torch::ones({1000, 200}, device)}, {"y", torch::ones({1000}, torch::dtype(at::kLong).device(device))}};
 }
 
-std::string slurp(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-TEST(MemoryTimeline, IsMeasuredAndForeseenAtTheSamePoints) {
+TEST(MemoryTimeline, IsMeasuredAndPredictedAtTheSamePoints) {
   MemoryCounter counter;
   Tower model;
   const auto batch = rows(at::kCPU);
@@ -60,12 +57,12 @@ TEST(MemoryTimeline, IsMeasuredAndForeseenAtTheSamePoints) {
     recorder.end_step();
     optimizer.zero_grad();
   }
-  const auto foreseen =
+  const auto estimate =
       estimate_memory([] { return Tower(); }, [](auto& net, const Batch& given) { return net(given["x"]); },
                       [](const Tensor& y, const Batch& given) { return cross_entropy(y, given["y"]); }, rows(at::kMeta),
                       {.device = at::kCPU});
   const auto& measured = recorder.timeline().points;
-  const auto& predicted = foreseen.timeline.points;
+  const auto& predicted = estimate.timeline.points;
   // Forward, backward, optimizer and the end; three floors begin and end in both passes.
   ASSERT_EQ(measured.size(), 4 + 3 * 4);
   ASSERT_EQ(predicted.size(), measured.size());
@@ -81,18 +78,17 @@ TEST(MemoryTimeline, IsMeasuredAndForeseenAtTheSamePoints) {
   }
   EXPECT_EQ(measured[1].unit, "floor0");
   EXPECT_EQ(measured[8].unit, "floor2");  // backward begins with the last one
-  EXPECT_EQ(foreseen.timeline.highest()->part, foreseen.peak_part);
-  EXPECT_EQ(foreseen.timeline.peak(), foreseen.device_peak);
+  EXPECT_EQ(estimate.timeline.highest()->part, estimate.peak_part);
+  EXPECT_EQ(estimate.timeline.peak(), estimate.device_peak);
 
-  const auto folder = std::filesystem::path(::testing::TempDir()) / ("levin_memory_" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
-  write_memory_timeline(folder / "memory", recorder.timeline(), &foreseen.timeline);
-  EXPECT_THAT(slurp(folder / "memory.csv"),
+  const testing::TemporaryFolder folder;
+  write_memory_timeline(folder / "memory", recorder.timeline(), &estimate.timeline);
+  EXPECT_THAT(read_file(folder / "memory.csv"),
               StartsWith("part,unit,event,bytes,peak\nforward,,begin," + std::to_string(measured[0].bytes)));
-  EXPECT_THAT(slurp(folder / "memory_predicted.csv"), HasSubstr("backward,floor1,begin,"));
-  EXPECT_THAT(slurp(folder / "memory.svg"), ::testing::AllOf(HasSubstr("measured, peak"), HasSubstr("predicted, peak"),
-                                                             HasSubstr(">optimizer step</text>")));
-  if (!::getenv("LEVIN_KEEP_PICTURES")) std::filesystem::remove_all(folder);
+  EXPECT_THAT(read_file(folder / "memory_predicted.csv"), HasSubstr("backward,floor1,begin,"));
+  EXPECT_THAT(
+      read_file(folder / "memory.svg"),
+      ::testing::AllOf(HasSubstr("measured, peak"), HasSubstr("predicted, peak"), HasSubstr(">optimizer step</text>")));
 }
 
 TEST(MemoryTimeline, WithoutARunIsEmpty) {

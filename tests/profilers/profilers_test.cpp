@@ -8,12 +8,16 @@
 #include "levin/core/files.h"
 #include "levin/profilers/simple.h"
 #include "levin/profilers/table.h"
+#include "levin/testing/capture.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
 
 using std::chrono::nanoseconds;
+using testing::error_of;
 constexpr nanoseconds kTotal{20'000'000'000'000};
 
 std::string profiler_fixture(const std::string& name) {
@@ -71,15 +75,6 @@ TEST(SimpleProfiler, FormatsNumbersAsPython) {
   EXPECT_GT(count, 10);
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(SimpleProfiler, RefusesWrongStartsAndStops) {
   SimpleProfiler profiler;
   const auto action = profiler.register_action("step");
@@ -115,19 +110,17 @@ TEST(SimpleProfiler, MeasuresSpans) {
 }
 
 TEST(Profiler, WritesToAFile) {
-  const auto folder = std::filesystem::temp_directory_path() / ("levin profilers " + std::to_string(getpid()));
-  std::filesystem::remove_all(folder);
+  const testing::TemporaryFolder folder;
   {
     SimpleProfiler profiler({.filename = "per/f:report"});
     profiler.add(profiler.register_action("step"), std::chrono::seconds(1));
-    profiler.setup("fit", 3, folder);
+    profiler.setup("fit", 3, folder.path());
     profiler.describe();
     profiler.describe();
   }
   const auto text = read_file(folder / "fit-per_f_report-3.txt");
   EXPECT_TRUE(text.starts_with("FIT Profiler Report\n"));
   EXPECT_NE(text.find("FIT Profiler Report", 10), std::string::npos);  // reports follow each other
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Profiler, PrintsOnRankZeroAlone) {
@@ -135,9 +128,8 @@ TEST(Profiler, PrintsOnRankZeroAlone) {
   profiler.add(profiler.register_action("step"), std::chrono::seconds(1));
   for (const int rank : {0, 1}) {
     profiler.setup("fit", rank);
-    ::testing::internal::CaptureStdout();
-    profiler.describe();
-    EXPECT_EQ(::testing::internal::GetCapturedStdout().starts_with("FIT Profiler Report\n"), rank == 0);
+    const auto printed = testing::captured_stdout([&] { profiler.describe(); });
+    EXPECT_EQ(printed.starts_with("FIT Profiler Report\n"), rank == 0) << printed;
   }
 }
 

@@ -4,6 +4,7 @@
 #include "levin/core/error.h"
 #include "levin/distributed/single.h"
 #include "levin/strategies/comm_hooks.h"
+#include "levin/testing/error_of.h"
 #include "tests/strategies/training.h"
 
 namespace levin::testing {
@@ -11,16 +12,6 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
-
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(StrategyChoice, ByNameAndByOptions) {
   EXPECT_EQ(make_strategy("auto", 1)->name(), "single_device");

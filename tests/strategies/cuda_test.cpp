@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/gpu.h"
 #include "tests/strategies/training.h"
 
 // Several ranks share one GPU here, so everything goes over Gloo. The test program itself must not touch CUDA: its
@@ -8,12 +9,10 @@
 namespace levin::testing {
 namespace {
 
-class Cuda : public ::testing::Test {
+class Cuda : public GpuTest {
  protected:
   void SetUp() override {
-    const auto found =
-        run_ranks(1, [](Collective&) { return std::string(torch::cuda::is_available() ? "yes" : "no"); });
-    if (found[0].text != "yes") GTEST_SKIP() << "no CUDA device";
+    GpuTest::SetUp();
     options.device = c10::Device(at::kCUDA, 0);
     options.collective.backend = "auto";
     options.limit = std::chrono::seconds(180);
@@ -54,8 +53,8 @@ TEST_F(Cuda, DdpEqualsOneProcess) {
       torch::optim::SGD optimizer(net->parameters(), 0.1);
       for (int step = 0; step < 10; ++step) {
         const auto [x, y] = boring_data(16, 32, static_cast<uint64_t>(step));
-        const auto own = share_of(x, group.rank(), group.size()).cuda();
-        const auto target = share_of(y, group.rank(), group.size()).cuda();
+        const auto own = shard_of(x, group.rank(), group.size()).cuda();
+        const auto target = shard_of(y, group.rank(), group.size()).cuda();
         trainee.backward(mse(trainee.forward([&] { return net(own); }), target));
         optimizer.step();
         clear_grads(net->parameters());

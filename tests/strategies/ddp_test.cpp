@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/testing/error_of.h"
 #include "tests/strategies/training.h"
 
 namespace levin::testing {
@@ -38,8 +39,8 @@ std::vector<Tensor> train(Collective& group, const Case& c, const StrategyChoice
     for (int micro = 0; micro < c.accumulate; ++micro) {
       const auto [x, y] = boring_data(kRows, 32, static_cast<uint64_t>(1000 + step * 10 + micro));
       trainee.set_sync(micro + 1 == c.accumulate);
-      const auto output = trainee.forward([&, x = x] { return net(share_of(x, group.rank(), group.size())); });
-      trainee.backward(mse(output, share_of(y, group.rank(), group.size())) / c.accumulate);
+      const auto output = trainee.forward([&, x = x] { return net(shard_of(x, group.rank(), group.size())); });
+      trainee.backward(mse(output, shard_of(y, group.rank(), group.size())) / c.accumulate);
     }
     optimizer->step();
     clear_grads(net->parameters());
@@ -52,7 +53,7 @@ std::vector<Tensor> train(Collective& group, const Case& c, const StrategyChoice
 
 class DdpEquality : public ::testing::TestWithParam<Case> {};
 
-TEST_P(DdpEquality, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(DdpEquality, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto one = run_ranks(1, [&](Collective& group) { return train(group, c, "single_device"); });
   const auto many = run_ranks(c.world, [&](Collective& group) { return train(group, c, c.choice); });
@@ -242,12 +243,8 @@ TEST(Ddp, DifferentModelsAreShownOnEveryRank) {
   run_ranks(2, [&](Collective& group) {
     for (const auto& [how, line] : expected) {
       OddNetImpl net(group.rank(), how);
-      try {
-        Trainee trainee(group, "ddp", net);
-        ADD_FAILURE() << how;
-      } catch (const Error& error) {
-        EXPECT_EQ(error.what(), "[ddp] the ranks have different models: " + line);
-      }
+      EXPECT_EQ(error_of([&] { Trainee trainee(group, "ddp", net); }), "[ddp] the ranks have different models: " + line)
+          << how;
     }
   });
 }

@@ -6,6 +6,7 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/optim/torch/adapter.h"
+#include "levin/testing/folder_test.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -105,8 +106,8 @@ std::vector<Tensor> train(Collective& group, const StrategyChoice& choice, int f
   std::vector<Tensor> losses, results;
   for (int step = first; step < last; ++step) {
     const auto [x, y] = boring_data(12, 10, static_cast<uint64_t>(1000 + step));
-    const auto target = share_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
-    const auto mine = share_of(x, group.rank(), group.size());
+    const auto target = shard_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
+    const auto mine = shard_of(x, group.rank(), group.size());
     const auto output = trainee.forward([&] {
       const auto plan = resolve_precision(precision, at::kCPU);
       std::optional<Autocast> autocast;
@@ -135,14 +136,8 @@ std::vector<Tensor> train(Collective& group, const StrategyChoice& choice, int f
   return results;
 }
 
-class EmptyParams : public ::testing::Test {
+class EmptyParams : public FolderTest {
  protected:
-  void SetUp() override {
-    root_ = fs::temp_directory_path() / ("levin_empty_params_" + std::to_string(::getpid()));
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  fs::path root_;
 };
 
 TEST_F(EmptyParams, TrainAsInOneProcess) {
@@ -152,7 +147,7 @@ TEST_F(EmptyParams, TrainAsInOneProcess) {
       for (const bool torchs : {false, true}) {
         SingleCollective alone;
         const auto one = train(alone, "single_device", 0, 4, {}, {}, precision, torchs);
-        for (const auto& [name, choice] : strategies(root_)) {
+        for (const auto& [name, choice] : strategies(folder_)) {
           const bool disk = name == "stage_3_nvme" && torchs;  // torch's state cannot be put there
           if (disk) continue;
           EXPECT_LT(max_difference(train(group, choice, 0, 4, {}, {}, precision, torchs), one),
@@ -166,10 +161,10 @@ TEST_F(EmptyParams, TrainAsInOneProcess) {
   });
 }
 
-TEST_F(EmptyParams, GoOnFromCheckpointsOfAnyStrategy) {
-  const auto all = strategies(root_);
+TEST_F(EmptyParams, ResumeFromCheckpointsOfAnyStrategy) {
+  const auto all = strategies(folder_);
   for (const bool torchs : {false, true}) {
-    const auto folder = [&](const std::string& name) { return root_ / (torchs ? "torch" : "levin") / name; };
+    const auto folder = [&](const std::string& name) { return folder_ / (torchs ? "torch" : "levin") / name; };
     const auto usable = [&](const std::string& name) { return !torchs || name != "stage_3_nvme"; };
     run_ranks(2, [&](Collective& group) {
       for (const auto& [name, choice] : all)

@@ -6,11 +6,13 @@
 #include "levin/core/error.h"
 #include "levin/strategies/gemini/chunk_plan.h"
 #include "levin/strategies/gemini/chunk_search.h"
+#include "levin/testing/error_of.h"
 
 namespace levin::detail {
 namespace {
 
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 ChunkParam sized(const std::string& name, std::vector<int64_t> sizes, c10::ScalarType dtype = at::kFloat) {
@@ -19,15 +21,6 @@ ChunkParam sized(const std::string& name, std::vector<int64_t> sizes, c10::Scala
 
 std::vector<ChunkParam> four_params() {
   return {sized("a", {8, 8, 8}), sized("b", {4, 4}), sized("c", {4, 8, 2}), sized("d", {1, 1, 5})};
-}
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return {};
 }
 
 TEST(GeminiPlan, OneChunkHoldsWhatFitsOnAnyNumberOfRanks) {

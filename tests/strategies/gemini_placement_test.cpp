@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/strategies/gemini/placement.h"
+#include "levin/testing/error_of.h"
 
 namespace levin::detail {
 namespace {
@@ -16,6 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Where = ChunkResidence::Where;
+using testing::error_of;
 
 class FakeMemory final : public MemorySource {
  public:
@@ -394,15 +396,10 @@ TEST(GeminiPlacement, WhatCannotFitIsRefusedWithNumbers) {
   FakeDevice device({400, 100}, automatic(450));
   const auto ops = there_and_back(2, 40, 0);
   device.step(ops);
-  try {
-    device.step(ops);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "[colossalai] what is needed together does not fit on the device: 400 B of parameters (chunk \"chunk "
-              "0\") and 80 B of everything else are 30 B more than 100 % of 450 B; take smaller units or a smaller "
-              "chunk_size, a smaller batch, activation_checkpointing_policy, or raise memory_budget");
-  }
+  EXPECT_EQ(error_of([&] { device.step(ops); }),
+            "[colossalai] what is needed together does not fit on the device: 400 B of parameters (chunk \"chunk "
+            "0\") and 80 B of everything else are 30 B more than 100 % of 450 B; take smaller units or a smaller "
+            "chunk_size, a smaller batch, activation_checkpointing_policy, or raise memory_budget");
 }
 
 TEST(GeminiPlacement, OtherPoliciesDoAsTheyAreCalled) {

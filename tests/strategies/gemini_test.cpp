@@ -70,8 +70,8 @@ class GeminiRun {
       const auto [x, y] = boring_data(rows, width, static_cast<uint64_t>(1000 + number * 10 + micro));
       if (sync_) sync_->set_sync(micro + 1 == accumulate);
       const auto target = torch::cat(std::vector<Tensor>(static_cast<size_t>(width) / 2, y), 1);
-      const auto output = forward(share_of(x, group_.rank(), group_.size()));
-      const auto loss = mse(output.to(at::kFloat), share_of(target, group_.rank(), group_.size())) / accumulate;
+      const auto output = forward(shard_of(x, group_.rank(), group_.size()));
+      const auto loss = mse(output.to(at::kFloat), shard_of(target, group_.rank(), group_.size())) / accumulate;
       backward(loss);
       total = total + loss.detach();
     }
@@ -194,7 +194,7 @@ const std::vector<Tensor>& reference(const GeminiCase& c) {
 
 class GeminiEquality : public ::testing::TestWithParam<GeminiCase> {};
 
-TEST_P(GeminiEquality, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(GeminiEquality, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto& one = reference(c);
   const auto many =
@@ -374,7 +374,7 @@ TEST(Gemini, RefusesBeforeAnythingIsAllocated) {
   EXPECT_THAT(message(options), HasSubstr("param_dtype Double is not allowed (float32, float16 or bfloat16)"));
 }
 
-TEST(Gemini, PartsOfChunks) {
+TEST(Gemini, ShardsOfChunks) {
   using levin::detail::first_part;
   EXPECT_THAT(first_part({10, 10, 10}, 0), ::testing::ElementsAre(false, false, false));
   EXPECT_THAT(first_part({10, 10, 10}, 1), ::testing::ElementsAre(true, true, true));

@@ -95,7 +95,7 @@ std::string refusal(Collective& group, const StrategyChoice& choice,
   return {};
 }
 
-TEST(OptimizerTraits, DecideWhatMayStepParts) {
+TEST(OptimizerTraits, DecideWhatMayStepShards) {
   const auto own = [](auto params) { return Optimizer(std::make_shared<OwnSgd>(params)); };
   const auto declared = [](auto params) { return Optimizer(std::make_shared<DeclaredSgd>(params)); };
   const auto sign = [](auto params) { return optim::adapt(SignSgd(params)); };

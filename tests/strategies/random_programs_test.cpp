@@ -11,8 +11,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/process.h"
 #include "levin/testing/ranks.h"
-#include "tests/launch/child.h"
+#include "levin/testing/temporary_folder.h"
 #include "tests/strategies/random_program.h"
 
 namespace levin::testing {
@@ -146,13 +147,12 @@ TEST(RandomPrograms, EqualOneProcessOrAreRefused) {
   const auto count = variable("LEVIN_RANDOM_PROGRAMS", std::getenv("LEVIN_RANDOM_SECONDS") ? 1'000'000 : 50);
   const auto limit = std::chrono::seconds(variable("LEVIN_RANDOM_SECONDS", 240));
   std::cout << fmt::format("LEVIN_RANDOM_SEED={}\n", seed) << std::flush;
-  const auto folder = fs::temp_directory_path() / fmt::format("levin_random_{}_{}", ::getpid(), seed);
   const auto start = std::chrono::steady_clock::now();
   Tally tally;
   int64_t done = 0;
   for (; done < count && std::chrono::steady_clock::now() - start < limit; ++done) {
-    check(RandomProgram(seed + static_cast<uint64_t>(done)), folder, tally);
-    fs::remove_all(folder);
+    const TemporaryFolder folder;
+    check(RandomProgram(seed + static_cast<uint64_t>(done)), folder.path(), tally);
   }
   std::cout << fmt::format("{} programs: {} equal one process, {} refused, {} failed on every rank in one line\n", done,
                            tally.equal, tally.refused, tally.failed_together);

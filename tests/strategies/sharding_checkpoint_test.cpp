@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/testing/temporary_folder.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -23,8 +24,8 @@ std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, 
   if (!from.empty()) load_checkpoint(from, state, {.shards = shards});
   for (int step = first; step < last; ++step) {
     const auto [x, y] = boring_data(8, 10, static_cast<uint64_t>(1000 + step));
-    const auto target = share_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
-    const auto mine = share_of(x, group.rank(), group.size());
+    const auto target = shard_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
+    const auto mine = shard_of(x, group.rank(), group.size());
     const auto output = trainee.forward([&] { return net(mine); });
     trainee.backward(mse(output, target));
     optimizer.step();
@@ -37,8 +38,8 @@ std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, 
   return whole;
 }
 
-TEST(ShardingCheckpoint, GoesOnUnderAnyStrategyOnAnyNumberOfRanks) {
-  const auto root = fs::temp_directory_path() / ("levin_sharding_checkpoint_" + std::to_string(::getpid()));
+TEST(ShardingCheckpoint, ResumesUnderAnyStrategyOnAnyNumberOfRanks) {
+  const TemporaryFolder root;
   const FsdpOptions fsdp{.auto_wrap_policy = policy::by_class<ShardBlock>()};
   const auto expected =
       run_ranks(1, [&](Collective& group) { return train_part(group, "single_device", 0, 6, {}, {}); })[0].tensors;
@@ -60,7 +61,6 @@ TEST(ShardingCheckpoint, GoesOnUnderAnyStrategyOnAnyNumberOfRanks) {
     const auto ends = run_ranks(2, [&](Collective& group) { return train_part(group, fsdp, 4, 6, root / leg.to, {}); });
     EXPECT_LT(max_difference(ends[0].tensors, expected), 1e-5) << leg.to;
   }
-  fs::remove_all(root);
 }
 
 }  // namespace

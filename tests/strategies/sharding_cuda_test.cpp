@@ -3,17 +3,13 @@
 #include <unistd.h>
 
 #include "levin/devices/accelerator.h"
+#include "levin/testing/gpu.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
 namespace {
 
-class ShardingCuda : public ::testing::TestWithParam<ShardCase> {
- protected:
-  void SetUp() override {
-    if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "no GPU on this machine";
-  }
-};
+class ShardingCuda : public GpuTest, public ::testing::WithParamInterface<ShardCase> {};
 
 std::vector<RankResult> run_on_gpu(int world, const ShardCase& c, const StrategyChoice& choice) {
   RanksOptions options;
@@ -22,7 +18,7 @@ std::vector<RankResult> run_on_gpu(int world, const ShardCase& c, const Strategy
       world, [&](Collective& group) { return train_sharded(group, c, choice, c10::Device(at::kCUDA, 0)); }, options);
 }
 
-TEST_P(ShardingCuda, EqualsOneProcessOnTheWholeBatch) {
+TEST_P(ShardingCuda, EqualsOneProcessOnTheGlobalBatch) {
   const auto& c = GetParam();
   const auto one = run_on_gpu(1, c, "single_device");
   const auto many = run_on_gpu(c.world, c, c.choice);

@@ -1,4 +1,4 @@
-// Divided training against one process on the whole batch: what is rare in a model, and the ways in which it is
+// Sharded training against one process on the whole batch: what is rare in a model, and the ways in which it is
 // trained.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -220,8 +220,8 @@ std::vector<Tensor> train_odd(Collective& group, const OddCase& c, const Strateg
     auto total = at::zeros({});
     for (int micro = 0; micro < c.accumulate; ++micro) {
       const auto [x, y] = boring_data(kRows, OddNetImpl::kWidth, static_cast<uint64_t>(1000 + step * 10 + micro));
-      const auto mine = share_of(x, group.rank(), group.size());
-      const auto target = share_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
+      const auto mine = shard_of(x, group.rank(), group.size());
+      const auto target = shard_of(torch::cat(std::vector<Tensor>(5, y), 1), group.rank(), group.size());
       for (auto& block : net->blocks) block->rare_rows = rare_rows(c.net.rare, step, group, mine.size(0));
       // Once in the last of several batches, once in the only one.
       const bool skips = c.net.rare == "unit" && (step == 2 || step == 4) && micro + 1 == c.accumulate;
@@ -321,7 +321,7 @@ TEST(ShardingEquality, OfUnevenShapesScalarsAndBuffers) {
   }
 }
 
-TEST(ShardingEquality, OfCopiesOfADividedModel) {
+TEST(ShardingEquality, OfReplicasOfAShardedModel) {
   std::vector<OddCase> cases;
   for (const char* optimizer : {"sgd", "adamw"}) {
     cases.push_back({.name = optimizer, .optimizer = optimizer});

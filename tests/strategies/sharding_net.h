@@ -175,13 +175,13 @@ inline std::vector<Tensor> train_sharded(Collective& real, const ShardCase& c, c
       const auto [x, y] = boring_data(8, c.net.width, static_cast<uint64_t>(1000 + step * 10 + micro));
       const auto target = torch::cat(std::vector<Tensor>(static_cast<size_t>(c.net.width) / 2, y), 1);
       trainee.set_sync(!c.no_sync || micro + 1 == c.accumulate);
-      const auto mine = share_of(x, real.rank(), real.size()).to(device);
+      const auto mine = shard_of(x, real.rank(), real.size()).to(device);
       auto output = trainee.forward([&] {
         std::optional<Autocast> autocast;
         if (plan.autocast) autocast.emplace(device.type(), *plan.autocast);
         return net(plan.params ? mine.to(*plan.params) : mine);
       });
-      const auto loss = mse(output.to(at::kFloat), share_of(target, real.rank(), real.size()).to(device));
+      const auto loss = mse(output.to(at::kFloat), shard_of(target, real.rank(), real.size()).to(device));
       trainee.backward(loss / c.accumulate);
       total = total + loss.detach() / c.accumulate;
     }

@@ -1,4 +1,4 @@
-// What PyTorch's profiler sees of a divided step: collectives and copies run beside the computation.
+// What PyTorch's profiler sees of a sharded step: collectives and copies overlap with the computation.
 // LEVIN_TRACE_DIR=folder keeps the traces, for chrome://tracing or Perfetto.
 #include <cstdlib>
 
@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "levin/devices/accelerator.h"
+#include "levin/testing/gpu.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -124,7 +125,7 @@ Overlap trace(Collective& group, const StrategyChoice& choice, c10::Device devic
   return overlap;
 }
 
-FsdpOptions divided_blocks(bool offload = false) {
+FsdpOptions sharded_blocks(bool offload = false) {
   return {.auto_wrap_policy = policy::by_class<ShardBlock>(), .cpu_offload = offload};
 }
 
@@ -134,39 +135,34 @@ RanksOptions on_gpu() {
   return options;
 }
 
-TEST(ShardingTrace, GlooRunsBesideCompute) {
+TEST(ShardingTrace, GlooOverlapsWithCompute) {
   run_ranks(2, [](Collective& group) {
-    const auto overlap = trace(group, divided_blocks(), at::kCPU, "cpu_gloo");
+    const auto overlap = trace(group, sharded_blocks(), at::kCPU, "cpu_gloo");
     // Two steps: units are gathered for forward and, but for the last, for backward; each is reduced once.
     EXPECT_GE(overlap.operations, 2 * (4 + 4 + 4));
     EXPECT_GT(overlap.share(), 0.02);
   });
 }
 
-class ShardingTraceCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (access("/dev/nvidiactl", F_OK) != 0) GTEST_SKIP() << "no GPU on this machine";
-  }
-};
+class ShardingTraceCuda : public GpuTest {};
 
-TEST_F(ShardingTraceCuda, GlooRunsBesideCompute) {
+TEST_F(ShardingTraceCuda, GlooOverlapsWithCompute) {
   run_ranks(
       2,
       [](Collective& group) {
-        const auto overlap = trace(group, divided_blocks(), c10::Device(at::kCUDA, 0), "gpu_gloo");
+        const auto overlap = trace(group, sharded_blocks(), c10::Device(at::kCUDA, 0), "gpu_gloo");
         EXPECT_GE(overlap.operations, 2 * (6 + 6 + 6));
         EXPECT_GT(overlap.share(), 0.5);
       },
       on_gpu());
 }
 
-TEST_F(ShardingTraceCuda, NcclRunsBesideCompute) {
+TEST_F(ShardingTraceCuda, NcclOverlapsWithCompute) {
   run_ranks(
       1,
       [](Collective&) {
         const auto group = lone_group(c10::Device(at::kCUDA, 0), /*nccl=*/true);
-        const auto overlap = trace(*group, divided_blocks(), c10::Device(at::kCUDA, 0), "gpu_nccl");
+        const auto overlap = trace(*group, sharded_blocks(), c10::Device(at::kCUDA, 0), "gpu_nccl");
         EXPECT_GE(overlap.operations, 2 * (6 + 6 + 6));
         // With one rank a collective is a copy in the device's memory, for which copies that compute compete.
         EXPECT_GT(overlap.share(), 0.1);
@@ -175,11 +171,11 @@ TEST_F(ShardingTraceCuda, NcclRunsBesideCompute) {
       on_gpu());
 }
 
-TEST_F(ShardingTraceCuda, OffloadRunsBesideCompute) {
+TEST_F(ShardingTraceCuda, OffloadOverlapsWithCompute) {
   run_ranks(
       1,
       [](Collective& group) {
-        const auto overlap = trace(group, divided_blocks(true), c10::Device(at::kCUDA, 0), "gpu_offload");
+        const auto overlap = trace(group, sharded_blocks(true), c10::Device(at::kCUDA, 0), "gpu_offload");
         EXPECT_GE(overlap.operations, 2 * (6 + 6 + 6));
         EXPECT_GT(overlap.share(), 0.5);
         EXPECT_LT(overlap.exposed(), 0.1);

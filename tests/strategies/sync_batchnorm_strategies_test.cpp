@@ -4,6 +4,7 @@
 
 #include "levin/nn/checkpointing.h"
 #include "levin/strategies/single_device.h"
+#include "levin/testing/error_of.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -95,7 +96,7 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const std:
     auto [x, y] = boring_data(8, 10, static_cast<uint64_t>(step + 1));
     x = x * torch::linspace(0.2, 3, 8).view({8, 1}) + torch::linspace(-1, 2, 8).view({8, 1});
     const auto target = torch::cat(std::vector<Tensor>(5, y), 1);
-    const auto loss = mse(call(share_of(x, group.rank(), group.size())), share_of(target, group.rank(), group.size()));
+    const auto loss = mse(call(shard_of(x, group.rank(), group.size())), shard_of(target, group.rank(), group.size()));
     trainee.backward(loss);
     auto total = loss.detach().clone();
     group.all_reduce(total, ReduceOp::kMean);
@@ -111,7 +112,7 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const std:
   return results;
 }
 
-TEST(SyncBatchNormOfStrategies, EqualsOneProcessOnTheWholeBatch) {
+TEST(SyncBatchNormOfStrategies, EqualsOneProcessOnTheGlobalBatch) {
   run_ranks(2,
             [](Collective& group) {
               at::set_num_threads(1);
@@ -153,12 +154,7 @@ class OwnStrategy final : public Strategy {
 
 TEST(SyncBatchNormOfStrategies, IsRefusedByNameWhereItCannotBe) {
   OwnStrategy strategy;
-  try {
-    strategy.sync_batchnorm();
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("[own] sync_batchnorm is not possible"));
-  }
+  EXPECT_THAT(error_of([&] { strategy.sync_batchnorm(); }), HasSubstr("[own] sync_batchnorm is not possible"));
 }
 
 TEST(SyncBatchNormOfStrategies, LeavesTheChoiceAsItIs) {

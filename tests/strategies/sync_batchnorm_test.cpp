@@ -33,7 +33,7 @@ Outcome pass(Norm& norm, const Tensor& x, const Tensor& weights) {
           norm->running_var.clone()};
 }
 
-TEST(SyncBatchNorm, EqualsTheWholeBatchWithUnevenParts) {
+TEST(SyncBatchNorm, EqualsTheGlobalBatchWithUnevenShards) {
   run_ranks(3, [](Collective& group) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{{8, 4}, {8, 4, 3}, {8, 4, 3, 2}, {8, 4, 2, 2, 2}}) {
       torch::manual_seed(7);
@@ -74,7 +74,7 @@ TEST(SyncBatchNorm, ScopeReachesTorchsOwnLayers) {
     const auto x = torch::randn({8, 4, 3, 3}) * 2 + 5, weights = torch::randn({8, 4, 3, 3});
     torch::nn::BatchNorm2d norm(4), whole(4), local(4);
     const auto expected = pass(whole, x, weights);
-    const auto own = share_of(x, group.rank(), 2), own_weights = share_of(weights, group.rank(), 2);
+    const auto own = shard_of(x, group.rank(), 2), own_weights = shard_of(weights, group.rank(), 2);
     Outcome got;
     {
       SyncBatchNormScope scope(group);
@@ -82,8 +82,8 @@ TEST(SyncBatchNorm, ScopeReachesTorchsOwnLayers) {
       norm->eval();
       if (group.rank() == 0) norm(own);  // evaluation meets nobody
     }
-    EXPECT_TRUE(at::allclose(got.y, share_of(expected.y, group.rank(), 2), 1e-5, 1e-5));
-    EXPECT_TRUE(at::allclose(got.dx, share_of(expected.dx, group.rank(), 2), 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(got.y, shard_of(expected.y, group.rank(), 2), 1e-5, 1e-5));
+    EXPECT_TRUE(at::allclose(got.dx, shard_of(expected.dx, group.rank(), 2), 1e-5, 1e-5));
     EXPECT_TRUE(at::allclose(got.var, expected.var, 1e-5, 1e-5));
     EXPECT_FALSE(at::allclose(pass(local, own, own_weights).y, got.y, 1e-3, 1e-3));  // the scope is over
   });

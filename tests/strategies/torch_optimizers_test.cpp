@@ -116,9 +116,9 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const Sett
     auto total = at::zeros({});
     for (int micro = 0; micro < setting.accumulate; ++micro) {
       const auto [x, y] = boring_data(kRows, kWidth, static_cast<uint64_t>(50 + micro));
-      const auto target = share_of(torch::cat(std::vector<Tensor>(kWidth / 2, y), 1), group.rank(), group.size());
+      const auto target = shard_of(torch::cat(std::vector<Tensor>(kWidth / 2, y), 1), group.rank(), group.size());
       if (run.sync) run.sync->set_sync(micro + 1 == setting.accumulate);
-      const auto loss = mse(run.forward(share_of(x, group.rank(), group.size())), target) / setting.accumulate;
+      const auto loss = mse(run.forward(shard_of(x, group.rank(), group.size())), target) / setting.accumulate;
       total = total + loss.detach();
       run.backward(run.plan.scales_loss ? scaler.scale(loss) : loss);
     }

@@ -10,6 +10,7 @@
 #include "levin/strategies/choice.h"
 #include "levin/testing/boring.h"
 #include "levin/testing/ranks.h"
+#include "levin/testing/tensors.h"
 
 namespace levin::testing {
 
@@ -87,12 +88,6 @@ inline std::vector<Tensor> values(const std::vector<Tensor>& tensors) {
   std::vector<Tensor> copies;
   for (const auto& tensor : tensors) copies.push_back(tensor.detach().clone());
   return copies;
-}
-
-inline double max_difference(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, (a[i] - b[i]).abs().max().item<double>());
-  return a.size() == b.size() && !a.empty() ? largest : 1e9;
 }
 
 inline void clear_grads(const std::vector<Tensor>& parameters) {

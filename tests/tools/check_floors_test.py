@@ -1,11 +1,8 @@
 """tools/check_floors on small trees: the good one passes, and each breach is named with its file."""
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tree_check import TreeCheck
+
 TABLE = """| n | folder | what |
 |---|---|---|
 | 0 | `core/` | base |
@@ -16,31 +13,16 @@ TABLE = """| n | folder | what |
 """
 
 
-class CheckFloors(unittest.TestCase):
-    def run_on(self, files):
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            tree = {
-                "docs/architecture.md": TABLE,
-                "levin/core/error.h": "#pragma once\n#include <string>\n",
-                "levin/core/error.cpp": '#include "levin/core/error.h"\n',
-                "levin/data/loader.h": '#pragma once\n#include "levin/core/error.h"\n#include "levin/io/file.h"\n',
-                "levin/io/file.h": "#pragma once\n",
-                "tests/core/core_test.cpp": '#include "levin/testing/ranks.h"\n',
-                **files,
-            }
-            for name, text in tree.items():
-                path = root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            result = subprocess.run([sys.executable, ROOT / "tools/check_floors", root], capture_output=True, text=True)
-            return result.returncode, result.stdout
-
-    def assert_breach(self, files, *words):
-        status, output = self.run_on(files)
-        self.assertEqual(status, 1, output)
-        for word in words:
-            self.assertIn(word, output)
+class CheckFloors(TreeCheck):
+    tool = "check_floors"
+    tree = {
+        "docs/architecture.md": TABLE,
+        "levin/core/error.h": "#pragma once\n#include <string>\n",
+        "levin/core/error.cpp": '#include "levin/core/error.h"\n',
+        "levin/data/loader.h": '#pragma once\n#include "levin/core/error.h"\n#include "levin/io/file.h"\n',
+        "levin/io/file.h": "#pragma once\n",
+        "tests/core/core_test.cpp": '#include "levin/testing/ranks.h"\n',
+    }
 
     def test_good_tree(self):
         self.assertEqual(self.run_on({}), (0, "floors: fine\n"))

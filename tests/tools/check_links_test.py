@@ -1,36 +1,17 @@
 """tools/check_links on small trees: the good one passes, and each breach is named with its file and line."""
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tree_check import TreeCheck
 
 
-class CheckLinks(unittest.TestCase):
-    def run_on(self, files):
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            tree = {
-                "README.md": "# Top\n[all](docs/README.md) [how](docs/nn.md#two-words) [web](https://example.org/x)\n",
-                "docs/README.md": "# Pages\n[nn](nn.md)\n",
-                "docs/nn.md": "# nn\n## Two words\n[up](../README.md#top) `levin/nn/unit.h`, `unit.h` and `levin/<folder>/x.cpp`\n",
-                "levin/nn/unit.h": "// see docs/nn.md and levin/nn/*.h; torch/torch.h is not ours\n",
-                **files,
-            }
-            for name, text in tree.items():
-                path = root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            result = subprocess.run([sys.executable, ROOT / "tools/check_links", root], capture_output=True, text=True)
-            return result.returncode, result.stdout
-
-    def assert_breach(self, files, *words):
-        status, output = self.run_on(files)
-        self.assertEqual(status, 1, output)
-        for word in words:
-            self.assertIn(word, output)
+class CheckLinks(TreeCheck):
+    tool = "check_links"
+    tree = {
+        "README.md": "# Top\n[all](docs/README.md) [how](docs/nn.md#two-words) [web](https://example.org/x)\n",
+        "docs/README.md": "# Pages\n[nn](nn.md)\n",
+        "docs/nn.md": "# nn\n## Two words\n[up](../README.md#top) `levin/nn/unit.h`, `unit.h` and `levin/<folder>/x.cpp`\n",
+        "levin/nn/unit.h": "// see docs/nn.md and levin/nn/*.h; torch/torch.h is not ours\n",
+    }
 
     def test_good_tree(self):
         self.assertEqual(self.run_on({}), (0, "links: fine\n"))

@@ -8,8 +8,7 @@ import unity
 
 
 def source(path, text, lines=10):
-    tokens = unity.tokens_of(text)
-    return {"path": path, "lines": lines, "names": unity.local_names(tokens), "words": unity.words_of(tokens)}
+    return unity.source_of(path, text, lines)
 
 
 def names(text):
@@ -54,6 +53,13 @@ class Group(unittest.TestCase):
 
     def test_a_name_the_other_uses_keeps_them_apart(self):
         self.assertEqual(self.group(source("a", "namespace { void describe() {} }"), source("b", "void f() { describe(3); }")), [["a"], ["b"]])
+
+    def test_macros_are_no_names_and_modules_are(self):
+        tests = "namespace { TEST(%s, Works) { EXPECT_TRUE(true); } }"
+        self.assertEqual(self.group(source("a", tests % "A"), source("b", tests % "B")), [["a", "b"]])
+        net = "namespace { struct %sImpl {}; LEVIN_MODULE(%s); }"
+        self.assertEqual(self.group(source("a", net % ("A", "A")), source("b", net % ("B", "B"))), [["a", "b"]])
+        self.assertEqual(self.group(source("a", net % ("A", "A")), source("b", "void f() { A a; }")), [["a"], ["b"]])
 
     def test_members_and_qualified_names_do_not(self):
         self.assertEqual(self.group(source("a", "namespace { int size = 1; }"), source("b", "int f() { return v.size() + w->size() + std::size(v); }")),

@@ -19,6 +19,7 @@
 #include "levin/optim/optim.h"
 #include "levin/optim/schedulers.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 #include "levin/trainer/trainer.h"
 
 namespace levin::conformance {
@@ -62,27 +63,10 @@ class Quiet {
   Quiet& operator=(const Quiet&) = delete;
 };
 
-/// A folder that goes away.
-class Folder {
- public:
-  Folder() {
-    // In memory where that can be: hundreds of small checkpoints are synced to disk otherwise.
-    const std::filesystem::path memory = "/dev/shm";
-    const auto parent = std::filesystem::exists(memory) ? memory : std::filesystem::temp_directory_path();
-    auto name = (parent / "levin-conformance-XXXXXX").string();
-    LEVIN_CHECK(::mkdtemp(name.data()), "no temporary folder");
-    path_ = name;
-  }
-  ~Folder() {
-    std::error_code error;
-    std::filesystem::remove_all(path_, error);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
+/// In memory where that can be: hundreds of small checkpoints are synced to disk otherwise.
+struct Folder : levin::testing::TemporaryFolder {
+  Folder()
+      : TemporaryFolder(std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path()) {}
 };
 
 inline DataLoader<Batch> loader_of(int64_t samples, int64_t batch_size = 1, const std::string& which = "x",

@@ -140,7 +140,7 @@ std::string name_at(int64_t step, int64_t steps_per_epoch = 4) {
   return detail::concat("epoch=", (step - 1) / steps_per_epoch, "-step=", step, ".ckpt");
 }
 
-TEST(ConformanceRestart, WholeRun) {
+TEST(ConformanceRestart, UninterruptedRun) {
   const Folder folder;
   const auto whole = run(folder.path(), placed());
   expect_as_recorded(whole, restart()["whole"]);
@@ -149,7 +149,7 @@ TEST(ConformanceRestart, WholeRun) {
     EXPECT_TRUE(std::filesystem::exists(folder.path() / name)) << name;
 }
 
-TEST(ConformanceRestart, GoesOnFromEveryPlace) {
+TEST(ConformanceRestart, ResumesFromEveryPlace) {
   const Folder folder;
   const auto whole = run(folder.path() / "whole", placed());
   for (const int64_t step : {2, 4, 6, 8}) {
@@ -192,7 +192,7 @@ TEST(ConformanceRestart, ValidatesWhatTheCheckpointCutOff) {
   expect_same_rows(resumed, whole);
 }
 
-TEST(ConformanceRestart, GoesOnInsideAnEpochThatWasCut) {
+TEST(ConformanceRestart, ResumesInsideAnInterruptedEpoch) {
   for (const bool plateau : {false, true}) {
     const Folder folder;
     torch::manual_seed(5);

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/error_of.h"
 #include "levin/trainer/trainer.h"
 #include "tests/trainer/boring.h"
 
@@ -9,6 +10,7 @@ namespace levin::trainer_test {
 namespace {
 
 using ::testing::AllOf;
+using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -21,12 +23,7 @@ std::string refusal(TrainerOptions options, const L& loader) {
   options.enable_progress_bar = false;
   options.enable_model_summary = false;
   Boring module;
-  try {
-    Trainer(options).fit(module, loader, loader);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
+  return error_of([&] { Trainer(options).fit(module, loader, loader); });
 }
 
 std::string refusal_of(const TrainerOptions& options, int64_t samples) {

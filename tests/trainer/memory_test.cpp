@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "levin/levin.h"
+#include "levin/testing/folder_test.h"
 #include "levin/trainer/callbacks/progress_bar.h"
 #include "levin/trainer/trainer.h"
 #include "tests/trainer/boring.h"
@@ -69,19 +70,13 @@ struct Watched : trainer_test::Boring {
   int64_t first_resident = 0, first_used = 0, last_resident = 0, last_used = 0, own_allocations = 0;
 };
 
-class Memory : public ::testing::Test {
+class Memory : public testing::FolderTest {
  protected:
   void SetUp() override {
     at::set_num_threads(1);
-    auto name = (fs::temp_directory_path() / "levin_memory_XXXXXX").string();
-    ASSERT_TRUE(::mkdtemp(name.data()));
-    folder_ = name;
     quiet_ = std::fopen("/dev/null", "w");
   }
-  void TearDown() override {
-    std::fclose(quiet_);
-    fs::remove_all(folder_);
-  }
+  void TearDown() override { std::fclose(quiet_); }
   TrainerOptions options() {
     return {.accelerator = "cpu",
             .logger = std::make_shared<CsvLogger>(folder_),
@@ -91,7 +86,6 @@ class Memory : public ::testing::Test {
             .enable_model_summary = false,
             .default_root_dir = folder_};
   }
-  fs::path folder_;
   std::FILE* quiet_ = nullptr;
 };
 

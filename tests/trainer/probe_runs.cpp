@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/files.h"
@@ -14,26 +13,16 @@
 namespace levin::testing {
 namespace fs = std::filesystem;
 
-ProbeFolder::ProbeFolder() {
-  auto name = (fs::temp_directory_path() / "levin_resume_XXXXXX").string();
-  if (!::mkdtemp(name.data())) std::abort();
-  path_ = name;
-}
-ProbeFolder::~ProbeFolder() {
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
-}
-
 std::string resume_probe() {
-  return binary_dir() + "/bin/tests/resume_probe";
+  return test_program("resume_probe");
 }
 
-std::unique_ptr<Child> start_probe(const fs::path& folder, const std::vector<std::string>& flags,
-                                   std::vector<std::string> environment) {
+std::unique_ptr<Process> start_probe(const fs::path& folder, const std::vector<std::string>& flags,
+                                     std::vector<std::string> environment) {
   std::vector<std::string> command{resume_probe(), "--out", folder.string()};
   command.insert(command.end(), flags.begin(), flags.end());
   environment.emplace_back("OMP_NUM_THREADS=1");
-  return std::make_unique<Child>(command, environment);
+  return std::make_unique<Process>(command, environment);
 }
 
 int64_t event_count(const std::string& out, const std::string& event) {

@@ -7,28 +7,16 @@
 #include <vector>
 
 #include "levin/core/state_dict.h"
-#include "tests/launch/child.h"
+#include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::testing {
 
-/// A folder of its own that is gone at the end.
-class ProbeFolder {
- public:
-  ProbeFolder();
-  ~ProbeFolder();
-  ProbeFolder(const ProbeFolder&) = delete;
-  ProbeFolder& operator=(const ProbeFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
-
 std::string resume_probe();
 
-/// The probe at work in a folder; `environment` is as Child takes it.
-std::unique_ptr<Child> start_probe(const std::filesystem::path& folder, const std::vector<std::string>& flags,
-                                   std::vector<std::string> environment = {});
+/// The probe at work in a folder; `environment` is as Process takes it.
+std::unique_ptr<Process> start_probe(const std::filesystem::path& folder, const std::vector<std::string>& flags,
+                                     std::vector<std::string> environment = {});
 
 /// "NAME=NUMBER" in the line of events that a probe prints at its end.
 int64_t event_count(const std::string& out, const std::string& event);

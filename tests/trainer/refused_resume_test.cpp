@@ -3,13 +3,15 @@
 #include <cstdlib>
 
 #include "levin/checkpoint/checkpoint.h"
-#include "levin/distributed/launcher.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/probe.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::error_of;
 
 struct Counts : Callback {
   StateDict state_dict() const override { return {{"n", n}}; }
@@ -76,19 +78,15 @@ class RefusedResume : public ::testing::Test {
     const auto rng = at::rand({3});
     torch::manual_seed(11);
     Trainer trainer(quiet({counts}, 2));
-    try {
-      trainer.fit(net, data, {.ckpt_path = c.path.string()});
-      ADD_FAILURE() << "not refused: " << c.says;
-    } catch (const Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr(c.says));
-    }
+    EXPECT_THAT(error_of([&] { trainer.fit(net, data, {.ckpt_path = c.path.string()}); }), HasSubstr(c.says))
+        << "not refused: " << c.says;
     EXPECT_TRUE(net.plain->weight.eq(7).all().item<bool>()) << c.says;
     EXPECT_EQ(counts->n, 100) << c.says;
     EXPECT_EQ(data.seed, 1) << c.says;
     EXPECT_TRUE(at::equal(at::rand({3}), rng)) << c.says;
     EXPECT_EQ(trainer.global_step(), 0) << c.says;
   }
-  Folder folder;
+  TemporaryFolder folder;
 };
 
 TEST_F(RefusedResume, AnotherOptimizer) {
@@ -153,7 +151,7 @@ TEST_F(RefusedResume, ADamagedFile) {
   expect_refused({folder.path() / "damaged", {}, "damaged"});
 }
 
-TEST_F(RefusedResume, WhatIsTakenGoesOnAsBefore) {
+TEST_F(RefusedResume, WhatIsTakenResumesAsBefore) {
   Adam net;
   Data data;
   const auto counts = std::make_shared<Counts>();
@@ -164,11 +162,8 @@ TEST_F(RefusedResume, WhatIsTakenGoesOnAsBefore) {
   EXPECT_EQ(data.seed, 5);
 }
 
-constexpr const char* kFolder = "LEVIN_REFUSED_RESUME_FOLDER";
-
-/// The body of each of two ranks; what it saw is a file in the folder.
-TEST(RefusedResumeRank, DISABLED_Body) {
-  const fs::path root = std::getenv(kFolder);
+LEVIN_PROBE(resume_refused_by_rank_1) {
+  const fs::path root = arguments.at(0);
   Adam net;
   net.plain->weight.detach().fill_(7);
   Data data;
@@ -187,17 +182,12 @@ TEST(RefusedResumeRank, DISABLED_Body) {
     text = error.what();
   }
   text += net.plain->weight.eq(7).all().item<bool>() ? ", as before" : ", changed";
-  write_file(root / ("rank_" + std::to_string(rank)), text);
+  testing::write_answer(root, text);
 }
 
 TEST_F(RefusedResume, OnOneRankIsTheRefusalOfAll) {
-  ::setenv(kFolder, folder.path().c_str(), 1);
-  EXPECT_EQ(launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
-                                "--gtest_filter=RefusedResumeRank.DISABLED_Body"},
-                    .nproc = 2}),
-            0);
-  for (const char* rank : {"rank_0", "rank_1"})
-    EXPECT_EQ(read_file(folder.path() / rank), "[counts] refused (rank 1), as before") << rank;
+  EXPECT_EQ(testing::launch_probe("resume_refused_by_rank_1", 2, {folder.path().string()}), 0);
+  EXPECT_THAT(testing::read_answers(folder.path(), 2), ::testing::Each("[counts] refused (rank 1), as before"));
 }
 
 /// An optimizer that takes no state back, as when there is no memory for it.
@@ -240,12 +230,9 @@ struct TriesOut : Callback {
 
 TEST(RefusedTrial, ATrialThatCannotBeUndoneIsAnErrorAndNotTheEnd) {
   Stubborn net;
-  try {
-    Trainer(quiet({TriesOut{}}, 1)).fit(net, loader(8, 2));
-    ADD_FAILURE() << "the run went on";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("before a trial could not be put back: [NoState] there is no memory"));
-  }
+  EXPECT_THAT(error_of([&] { Trainer(quiet({TriesOut{}}, 1)).fit(net, loader(8, 2)); }),
+              HasSubstr("before a trial could not be put back: [NoState] there is no memory"))
+      << "the run went on";
 }
 
 }  // namespace

@@ -54,8 +54,8 @@ void fit(const TrainerOptions& o, const std::string& ckpt = {}) {
   Trainer(o).fit(net, loader(16, 4), {}, {.ckpt_path = ckpt});
 }
 
-TEST(ResumeFolder, GoesOnInTheSameVersion) {
-  const Folder whole, parts;
+TEST(ResumeFolder, ResumesInTheSameVersion) {
+  const TemporaryFolder whole, parts;
   fit(options(whole.path(), 3));
   for (const int64_t steps : {3, 6, 9, -1}) fit(options(parts.path(), 3, steps), "last");
   EXPECT_EQ(versions(parts.path()), Names{"version_0"});
@@ -67,7 +67,7 @@ TEST(ResumeFolder, GoesOnInTheSameVersion) {
 }
 
 TEST(ResumeFolder, SoDoLinesOfJson) {
-  const Folder whole, parts;
+  const TemporaryFolder whole, parts;
   fit(options(whole.path(), 3, -1, "json"));
   for (const int64_t steps : {5, -1}) fit(options(parts.path(), 3, steps, "json"), "last");
   EXPECT_EQ(versions(parts.path()), Names{"version_0"});
@@ -76,7 +76,7 @@ TEST(ResumeFolder, SoDoLinesOfJson) {
 }
 
 TEST(ResumeFolder, RowsAfterTheCheckpointAreReplaced) {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto first = options(folder.path(), 3);
   first.callbacks.push_back(SaveAt(folder.path() / "at_5", 5));
   fit(first);
@@ -87,7 +87,7 @@ TEST(ResumeFolder, RowsAfterTheCheckpointAreReplaced) {
 }
 
 TEST(ResumeFolder, AFinishedRunStaysAsItIs) {
-  const Folder folder;
+  const TemporaryFolder folder;
   fit(options(folder.path(), 2));
   const auto before = rows(folder.path());
   for (int i = 0; i < 2; ++i) fit(options(folder.path(), 2), "last");
@@ -97,14 +97,14 @@ TEST(ResumeFolder, AFinishedRunStaysAsItIs) {
 }
 
 TEST(ResumeFolder, ANewFitHasANewVersion) {
-  const Folder folder;
+  const TemporaryFolder folder;
   fit(options(folder.path(), 1));
   fit(options(folder.path(), 1));
   EXPECT_EQ(versions(folder.path()), (Names{"version_0", "version_1"}));
 }
 
 TEST(ResumeFolder, ALogThatIsGoneIsSaidOnceAndStartsAnew) {
-  const Folder folder;
+  const TemporaryFolder folder;
   auto first = options(folder.path(), 2);
   first.callbacks.push_back(SaveAt(folder.path() / "moved", 5));
   fit(first);
@@ -122,7 +122,7 @@ TEST(ResumeFolder, ALogThatIsGoneIsSaidOnceAndStartsAnew) {
 
 TEST(ResumeFolder, TheLogOfAnotherRunIsLeftAlone) {
   for (const char* logger : {"csv", "json", "tensorboard,csv"}) {
-    const Folder folder;
+    const TemporaryFolder folder;
     auto first = options(folder.path(), 2, -1, logger);
     first.callbacks.push_back(SaveAt(folder.path() / "moved", 5));
     fit(first);
@@ -143,7 +143,7 @@ TEST(ResumeFolder, TheLogOfAnotherRunIsLeftAlone) {
 }
 
 TEST(ResumeFolder, AnotherRootOrAVersionByNumberIsKept) {
-  const Folder folder, other;
+  const TemporaryFolder folder, other;
   fit(options(folder.path(), 2, 5));
   const auto last = (folder.path() / "levin_logs/version_0/checkpoints/last.ckpt").string();
   const auto before = rows(folder.path());

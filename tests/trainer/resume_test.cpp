@@ -20,7 +20,7 @@ constexpr const char* kFirstLine = "levin: [trainer]";
 
 /// The run that nobody disturbs, which the others are compared with.
 struct Whole {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   std::string out;
   std::string csv;
   /// From its first line to its end.
@@ -85,7 +85,7 @@ class Series {
     return flags;
   }
 
-  bool died(Child& run) {
+  bool died(Process& run) {
     const int status = run.wait();
     if (status == 128 + SIGKILL) return true;
     EXPECT_EQ(status, 0) << history_ << "\n" << run.err();
@@ -98,7 +98,7 @@ class Series {
 
   const Whole& whole_;
   std::vector<std::string> flags_;
-  ProbeFolder folder_;
+  TemporaryFolder folder_;
   std::string history_;
   int starts_ = 0;
   bool ended_ = false;
@@ -197,7 +197,7 @@ TEST(Resume, ExactOnTwoRanks) {
   die_often(whole, flags, 6, 5, 2);
 }
 
-TEST(Resume, ExactWhereEachRankWritesItsPart) {
+TEST(Resume, ExactWhereEachRankWritesItsShard) {
   const std::vector<std::string> flags{"--scheduler", "step", "--devices", "2", "--strategy", "fsdp"};
   const Whole whole(flags);
   EXPECT_TRUE(checkpoint_info(whole.folder.path() / "final.ckpt").sharded);

@@ -21,7 +21,7 @@ using ::testing::IsEmpty;
 
 /// A probe that is never signalled, for comparison.
 struct Undisturbed {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   std::string csv;
 
   explicit Undisturbed(const std::vector<std::string>& flags) {
@@ -67,7 +67,7 @@ std::string text_of(const fs::path& path) {
 }
 
 /// The lines that say that a signal came.
-std::vector<std::string> lines_of(const Child& run, const std::string& word) {
+std::vector<std::string> lines_of(const Process& run, const std::string& word) {
   std::vector<std::string> found;
   std::istringstream text(run.err());
   for (std::string line; std::getline(text, line);)
@@ -75,7 +75,7 @@ std::vector<std::string> lines_of(const Child& run, const std::string& word) {
   return found;
 }
 
-void expect_in_order(Child& run, int signal) {
+void expect_in_order(Process& run, int signal) {
   EXPECT_TRUE(run.wait_for("signalled"));
   const auto start = std::chrono::steady_clock::now();
   EXPECT_EQ(run.wait(), 128 + signal) << run.err();
@@ -115,7 +115,7 @@ std::string at(const Phase& phase, const char* signal) {
 TEST(Signals, CtrlCKeepsTheStateOfTraining) {
   for (const auto& phase : kFitPhases) {
     SCOPED_TRACE(at(phase, "INT"));
-    ProbeFolder folder;
+    TemporaryFolder folder;
     const auto run = start_probe(folder.path(), {"--at", at(phase, "INT")});
     expect_in_order(*run, SIGINT);
     const auto kept = folder.path() / "checkpoints" / "interrupted.ckpt";
@@ -128,7 +128,7 @@ TEST(Signals, CtrlCKeepsTheStateOfTraining) {
 TEST(Signals, TermKeepsTheStateForTheCluster) {
   for (const auto& phase : {kFitPhases[1], kFitPhases[2], kFitPhases[5]}) {
     SCOPED_TRACE(at(phase, "TERM"));
-    ProbeFolder folder;
+    TemporaryFolder folder;
     const auto run = start_probe(folder.path(), {"--at", at(phase, "TERM")});
     expect_in_order(*run, SIGTERM);
     whole_checkpoints(folder.path() / "checkpoints");
@@ -145,7 +145,7 @@ TEST(Signals, OutsideOfTrainingNothingIsKept) {
   for (const auto& [job, phase] : jobs)
     for (const auto& [name, signal] : {std::pair{"INT", SIGINT}, std::pair{"TERM", SIGTERM}}) {
       SCOPED_TRACE(job + " " + name);
-      ProbeFolder folder;
+      TemporaryFolder folder;
       const auto run = start_probe(folder.path(), {"--job", job, "--at", at(phase, name)});
       expect_in_order(*run, signal);
       EXPECT_THAT(whole_checkpoints(folder.path()), IsEmpty());
@@ -154,14 +154,14 @@ TEST(Signals, OutsideOfTrainingNothingIsKept) {
 }
 
 TEST(Signals, ASecondCtrlCEndsAtOnce) {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   const auto run = start_probe(folder.path(), {"--at", "forward:5:INT2"});
   EXPECT_EQ(run->wait(), 128 + SIGINT);
   EXPECT_THAT(lines_of(*run, "levin: [trainer] Ctrl-C"), IsEmpty());
 }
 
 TEST(Signals, AProgramsOwnHandlerIsLeftAlone) {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   const auto run = start_probe(folder.path(), {"--handler", "--at", "forward:5:TERM"});
   EXPECT_EQ(run->wait(), 0) << run->err();
   EXPECT_THAT(run->out(), HasSubstr("own handler"));
@@ -194,8 +194,8 @@ TEST(Signals, DispositionsComeBack) {
   EXPECT_EQ(of(SIGUSR1), SIG_DFL);
 }
 
-TEST(Signals, SlurmPutsTheJobBackAndItGoesOn) {
-  ProbeFolder folder;
+TEST(Signals, SlurmRequeuesTheJobAndItResumes) {
+  TemporaryFolder folder;
   const auto environment = slurm(folder.path());
   auto run = start_probe(folder.path(), {"--at", "batch_end:7:USR"}, environment);
   expect_in_order(*run, SIGUSR1);
@@ -211,7 +211,7 @@ TEST(Signals, SlurmPutsTheJobBackAndItGoesOn) {
 }
 
 TEST(Signals, WithoutSlurmNobodyIsAskedToRequeue) {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   const auto run = start_probe(folder.path(), {"--at", "batch_end:7:USR"});
   EXPECT_EQ(run->wait(), 128 + SIGUSR1);  // its own business: nothing handles it
   EXPECT_THAT(lines_of(*run, "levin: [trainer] SIGUSR1"), IsEmpty());
@@ -220,7 +220,7 @@ TEST(Signals, WithoutSlurmNobodyIsAskedToRequeue) {
 TEST(Signals, ReachTwoRanksThroughTheLauncher) {
   for (const auto& [phase, name] : {std::pair{Phase{"forward", 5}, "INT"}, std::pair{Phase{"val_batch", 4}, "TERM"}}) {
     SCOPED_TRACE(at(phase, name));
-    ProbeFolder folder;
+    TemporaryFolder folder;
     auto flags = kTwo;
     flags.insert(flags.end(), {"--at", at(phase, name), "--to", "parent"});
     const auto run = start_probe(folder.path(), flags);
@@ -229,27 +229,27 @@ TEST(Signals, ReachTwoRanksThroughTheLauncher) {
     whole_checkpoints(folder.path() / "checkpoints");
     expect_goes_on(folder.path(), by_hand ? "last" : "hpc", two_undisturbed(), kTwo);
   }
-  ProbeFolder folder;
+  TemporaryFolder folder;
   const auto run = start_probe(folder.path(), {"--devices", "2", "--pause", "500", "--job", "test", "--at",
                                                "test_batch:1:TERM", "--to", "parent"});
   expect_in_order(*run, SIGTERM);
 }
 
 TEST(Signals, TheLauncherPassesTheWishToRequeueOn) {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   // As from `levin run` in a batch job of one task: the ranks are the launcher's, the job is SLURM's.
   auto environment = slurm(folder.path());
   environment.emplace_back("TORCHELASTIC_RUN_ID=job");
   auto command = levin_run({"--nproc-per-node", "2", resume_probe(), "--out", folder.path().string(), "--pause", "30",
                             "--devices", "2", "--at", "batch_end:5:USR", "--to", "parent"});
-  Child run(command, environment);
+  Process run(command, environment);
   expect_in_order(run, SIGUSR1);
   EXPECT_EQ(text_of(folder.path() / "requeued"), "requeue 12345\n");
   EXPECT_TRUE(fs::exists(folder.path() / "hpc_ckpt_1.ckpt"));
 }
 
 TEST(Signals, OneRankOfTwoIsEnough) {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   const auto run =
       start_probe(folder.path(), {"--devices", "2", "--pause", "30", "--rank", "1", "--at", "forward:6:TERM"});
   expect_in_order(*run, SIGTERM);
@@ -257,7 +257,7 @@ TEST(Signals, OneRankOfTwoIsEnough) {
 }
 
 TEST(Signals, SlurmWithTwoTasks) {
-  ProbeFolder folder;
+  TemporaryFolder folder;
   const auto start = [&](const std::vector<std::string>& flags, int rank, int port) {
     return start_probe(folder.path(), flags, slurm(folder.path(), rank, 2, port));
   };

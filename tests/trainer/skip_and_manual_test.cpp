@@ -40,7 +40,7 @@ TEST(SkippedEpoch, StepsThePlateauToo) {
   EXPECT_NEAR(net.rates.lr(), 0.01, 1e-12);  // the first value is the best one, two more are not better
 }
 
-TEST(SkippedEpoch, AnEpochThatEndsByItselfStepsOnce) {
+TEST(SkippedEpoch, AnEpochThatEndsRegularlyStepsOnce) {
   Skips net;
   net.until = 100;
   Trainer(quiet({}, 3)).fit(net, loader(16, 4));

@@ -5,6 +5,7 @@
 
 #include "levin/core/files.h"
 #include "levin/levin.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin {
 namespace {
@@ -98,7 +99,8 @@ TEST_P(TrainerGpu, EqualsFabric) {
 INSTANTIATE_TEST_SUITE_P(Precisions, TrainerGpu, ::testing::Values("32-true", "16-mixed", "bf16-mixed"));
 
 TEST(TrainerGpuResume, IsExact) {
-  const auto root = std::filesystem::temp_directory_path() / ("levin-trainer-gpu-" + std::to_string(::getpid()));
+  const testing::TemporaryFolder folder;
+  const auto& root = folder.path();
   const auto options = [&](int64_t epochs, int64_t steps) {
     return TrainerOptions{.accelerator = "cuda",
                           .devices = 1,
@@ -135,7 +137,6 @@ TEST(TrainerGpuResume, IsExact) {
   second.fit(resumed, loader(), val, {.ckpt_path = (root / "at_21.ckpt").string()});
   expect_equal(weights(whole), weights(resumed));
   EXPECT_EQ(read_file(log), rows);
-  std::filesystem::remove_all(root);
 }
 
 }  // namespace

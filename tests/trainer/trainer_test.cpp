@@ -2,8 +2,8 @@
 // too.
 #include <gtest/gtest.h>
 
-#include "levin/distributed/launcher.h"
 #include "levin/levin.h"
+#include "levin/testing/probe.h"
 #include "tests/trainer/boring.h"
 
 namespace levin {
@@ -112,7 +112,7 @@ TEST(Trainer, EqualsFabricAndPlainLoops) {
   expect_equal(by_trainer(start, trainer), expected, "Trainer");
 }
 
-TEST(Trainer, DISABLED_OnRanks) {
+LEVIN_PROBE(trainer_fabric_and_plain_loops) {
   torch::manual_seed(1);
   const auto start = weights_of(Boring());
   Trainer trainer(options(2));
@@ -123,10 +123,7 @@ TEST(Trainer, DISABLED_OnRanks) {
 }
 
 TEST(Trainer, EqualsFabricAndPlainLoopsOnTwoRanks) {
-  EXPECT_EQ(launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
-                                "--gtest_filter=Trainer.DISABLED_OnRanks"},
-                    .nproc = 2}),
-            0);
+  EXPECT_EQ(testing::launch_probe("trainer_fabric_and_plain_loops", 2), 0);
 }
 
 }  // namespace

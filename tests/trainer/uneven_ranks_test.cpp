@@ -4,7 +4,7 @@
 
 #include <gmock/gmock.h>
 
-#include "levin/distributed/launcher.h"
+#include "levin/testing/probe.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
@@ -12,25 +12,11 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kUnevenFolder = "LEVIN_UNEVEN_TEST_FOLDER";
-
-/// Runs a disabled test of this program as two ranks; the error that each of them got.
-std::vector<std::string> errors_of_ranks(const std::string& test) {
-  Folder folder;
-  ::setenv(kUnevenFolder, folder.path().c_str(), 1);
-  launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
-                      "--gtest_filter=UnevenRankBodies.DISABLED_" + test},
-          .nproc = 2});
-  std::vector<std::string> errors;
-  for (const char* rank : {"rank_0", "rank_1"}) {
-    const auto path = folder.path() / rank;
-    errors.push_back(std::filesystem::exists(path) ? read_file(path) : "(nothing)");
-  }
-  return errors;
-}
-
-std::filesystem::path uneven_folder() {
-  return std::getenv(kUnevenFolder) ? std::getenv(kUnevenFolder) : "";
+/// Runs a probe as two ranks; the error that each of them got.
+std::vector<std::string> errors_of_ranks(const std::string& probe) {
+  const TemporaryFolder folder;
+  testing::launch_probe(probe, 2, {folder.path().string()});
+  return testing::read_answers(folder.path(), 2);
 }
 
 int own_rank() {
@@ -58,8 +44,8 @@ struct Stream {
 };
 
 template <class L>
-void fit_and_tell(L loader, std::vector<CallbackRef> callbacks = {}) {
-  auto options = quiet(std::move(callbacks), 2, uneven_folder());
+void fit_and_answer(const std::filesystem::path& folder, L loader, std::vector<CallbackRef> callbacks = {}) {
+  auto options = quiet(std::move(callbacks), 2, folder);
   options.strategy = "ddp";
   options.devices = 2;
   options.use_distributed_sampler = false;
@@ -71,33 +57,33 @@ void fit_and_tell(L loader, std::vector<CallbackRef> callbacks = {}) {
   } catch (const std::exception& e) {
     error = e.what();
   }
-  write_file(uneven_folder() / ("rank_" + std::to_string(own_rank())), error);
+  testing::write_answer(folder, error);
 }
 
-TEST(UnevenRankBodies, DISABLED_KnownLengths) {
-  fit_and_tell(batches(own_rank() == 0 ? 5 : 3));
+LEVIN_PROBE(uneven_lengths) {
+  fit_and_answer(arguments.at(0), batches(own_rank() == 0 ? 5 : 3));
 }
 
 TEST(UnevenRanks, LengthsThatAreKnownAreCompared) {
-  for (const auto& error : errors_of_ranks("KnownLengths"))
+  for (const auto& error : errors_of_ranks("uneven_lengths"))
     EXPECT_THAT(error, HasSubstr("rank 1's train_dataloader has 3 batches, rank 0's has 5"));
 }
 
-TEST(UnevenRankBodies, DISABLED_Streams) {
-  fit_and_tell(Stream{batches(own_rank() == 0 ? 5 : 3)});
+LEVIN_PROBE(uneven_streams) {
+  fit_and_answer(arguments.at(0), Stream{batches(own_rank() == 0 ? 5 : 3)});
 }
 
 TEST(UnevenRanks, AStreamThatEndsEarlyIsNoticed) {
-  for (const auto& error : errors_of_ranks("Streams"))
+  for (const auto& error : errors_of_ranks("uneven_streams"))
     EXPECT_THAT(error, HasSubstr("its train_dataloader ended after 3 batches"));
 }
 
-TEST(UnevenRankBodies, DISABLED_EvenStreams) {
-  fit_and_tell(Stream{batches(3)});
+LEVIN_PROBE(even_streams) {
+  fit_and_answer(arguments.at(0), Stream{batches(3)});
 }
 
 TEST(UnevenRanks, StreamsOfTheSameLengthTrain) {
-  for (const auto& error : errors_of_ranks("EvenStreams")) EXPECT_EQ(error, "no error");
+  for (const auto& error : errors_of_ranks("even_streams")) EXPECT_EQ(error, "no error");
 }
 
 /// Tells this rank alone to stop, in the middle of an epoch.
@@ -107,12 +93,12 @@ struct StopsRank1 : Callback {
   }
 };
 
-TEST(UnevenRankBodies, DISABLED_StopOfOneRank) {
-  fit_and_tell(batches(5), {std::make_shared<StopsRank1>()});
+LEVIN_PROBE(stop_of_one_rank) {
+  fit_and_answer(arguments.at(0), batches(5), {std::make_shared<StopsRank1>()});
 }
 
 TEST(UnevenRanks, AStopOfOneRankInTheMiddleOfAnEpochIsNoticed) {
-  for (const auto& error : errors_of_ranks("StopOfOneRank"))
+  for (const auto& error : errors_of_ranks("stop_of_one_rank"))
     EXPECT_THAT(error, HasSubstr("it was told to stop after 2 batches of epoch 0"));
 }
 
@@ -123,12 +109,12 @@ struct StopsRank1AtTheEnd : Callback {
   }
 };
 
-TEST(UnevenRankBodies, DISABLED_StopOfOneRankAtTheEnd) {
-  fit_and_tell(batches(3), {std::make_shared<StopsRank1AtTheEnd>()});
+LEVIN_PROBE(stop_of_one_rank_at_the_end) {
+  fit_and_answer(arguments.at(0), batches(3), {std::make_shared<StopsRank1AtTheEnd>()});
 }
 
 TEST(UnevenRanks, AStopOfOneRankAtTheEndOfAnEpochStopsAll) {
-  for (const auto& error : errors_of_ranks("StopOfOneRankAtTheEnd")) EXPECT_EQ(error, "no error");
+  for (const auto& error : errors_of_ranks("stop_of_one_rank_at_the_end")) EXPECT_EQ(error, "no error");
 }
 
 }  // namespace

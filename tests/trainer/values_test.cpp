@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/error_of.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/early_stopping.h"
 #include "levin/trainer/callbacks/progress_bar.h"
@@ -15,27 +16,17 @@ namespace {
 
 using namespace std::chrono_literals;
 using namespace levin::literals;
+using testing::error_of;
 using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-/// The line by which something is refused.
-template <class F>
-std::string refusal(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(not refused)";
-}
-
 /// Refused by the constructor of the Trainer, in one line that names the option.
 void expect_refused(const char* says, TrainerOptions options) {
   if (options.accelerator == "auto") options.accelerator = "cpu";
   if (!options.logger.is_set()) options.logger = false;
-  const auto line = refusal([&] { const Trainer trainer(std::move(options)); });
+  const auto line = error_of([&] { const Trainer trainer(std::move(options)); });
   EXPECT_THAT(line, HasSubstr(says));
   EXPECT_EQ(line.front(), '[') << line;
   EXPECT_EQ(line.find('\n'), std::string::npos) << line;
@@ -43,7 +34,7 @@ void expect_refused(const char* says, TrainerOptions options) {
 
 TEST(TrainerValues, DevicesAreThoseOfFabric) {
   expect_refused("\"cpuu\" is not known", {.accelerator = "cpuu"});
-  EXPECT_THAT(refusal([] { resolve_trainer(TrainerOptions{.accelerator = "gpu"}, 0); }),
+  EXPECT_THAT(error_of([] { resolve_trainer(TrainerOptions{.accelerator = "gpu"}, 0); }),
               HasSubstr("accelerator \"gpu\""));
   expect_refused("did you mean \"ddp\"?", {.strategy = "dddp"});
   expect_refused("leaves nothing to run on", {.devices = 0});
@@ -56,7 +47,7 @@ TEST(TrainerValues, DevicesAreThoseOfFabric) {
   expect_refused("precision \"fp16\"", {.precision = "fp16"});
   // Who started the processes is looked up when they start.
   Trainer trainer({.accelerator = "cpu", .logger = false, .plugins = {.cluster_environment = "slrm"}});
-  EXPECT_THAT(refusal([&] { trainer.launch(); }), HasSubstr("did you mean \"slurm\"?"));
+  EXPECT_THAT(error_of([&] { trainer.launch(); }), HasSubstr("did you mean \"slurm\"?"));
 }
 
 TEST(TrainerValues, LoggersCallbacksAndProfiler) {
@@ -183,7 +174,7 @@ TEST(TrainerValues, LimitAsText) {
   EXPECT_EQ(Limit(1).to_string(), "1");
   EXPECT_EQ(Limit(1.0).to_string(), "1.0");
   for (const char* text : {"", "some", "10 steps", "0.5 batches", "1.2.3", "0,5", "nan", "inf", "10%"})
-    EXPECT_THAT(refusal([&] { Limit{text}; }), HasSubstr("is no limit")) << text;
+    EXPECT_THAT(error_of([&] { Limit{text}; }), HasSubstr("is no limit")) << text;
 }
 
 TEST(TrainerValues, IntervalAsText) {
@@ -207,7 +198,7 @@ TEST(TrainerValues, IntervalAsText) {
     EXPECT_EQ(Interval(text).fraction(), interval.fraction()) << text;
   }
   for (const char* text : {"", "often", "0.5 steps", "10 epochs", "1:2:3", "-3 s", "nan", "5 minuets"})
-    EXPECT_THAT(refusal([&] { Interval{text}; }), HasSubstr("is no interval")) << text;
+    EXPECT_THAT(error_of([&] { Interval{text}; }), HasSubstr("is no interval")) << text;
 }
 
 TEST(TrainerValues, DurationAsText) {
@@ -222,7 +213,7 @@ TEST(TrainerValues, DurationAsText) {
   EXPECT_EQ(Duration(1500ms).to_string(), "1.5 s");
   for (const char* text : {"", "90", "soon", "1:2:3", "1:2:3:4:5", "00:00:-1:00", "a:b:c:d", "-5 s", "5 y",
                            ":::", "nan s", "99999999999999999999:00:00:00"})
-    EXPECT_THAT(refusal([&] { Duration{text}; }), HasSubstr("is no time")) << text;
+    EXPECT_THAT(error_of([&] { Duration{text}; }), HasSubstr("is no time")) << text;
 }
 
 TEST(TrainerValues, DeterministicAsText) {
@@ -234,7 +225,7 @@ TEST(TrainerValues, DeterministicAsText) {
   EXPECT_TRUE(Deterministic("warn").only_warns());
   EXPECT_TRUE(Deterministic(false).is_set());
   EXPECT_FALSE(Deterministic("false").is_on());
-  EXPECT_THAT(refusal([] { Deterministic("wran"); }), HasSubstr("did you mean \"warn\"?"));
+  EXPECT_THAT(error_of([] { Deterministic("wran"); }), HasSubstr("did you mean \"warn\"?"));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ void expect_state(const StateDict& state, const Json& expected, const std::strin
 TEST(Ema, EqualsLightning) {
   for (const auto& expected : cases_of("ema.json")) {
     const std::string name = expected.at("name");
-    Folder folder;
+    TemporaryFolder folder;
     Net net(expected.at("model") == "NormNet");
     const auto rows = std::make_shared<Rows>(folder.path());
     const auto average = std::make_shared<EMAWeightAveraging>(options_of(expected.at("options")));
@@ -71,7 +71,7 @@ TEST(Ema, EqualsLightning) {
 TEST(Ema, ResumesExactly) {
   for (const bool norm : {false, true})
     for (const int64_t save_after : {1, 5, 8, 13}) {
-      Folder folder;
+      TemporaryFolder folder;
       const auto callback = [] { return EMAWeightAveraging({.decay = 0.9, .update_starting_at_step = 2}); };
       Net whole(norm), resumed(norm);
       whole.momentum = resumed.momentum = 0.5;
@@ -86,8 +86,8 @@ TEST(Ema, ResumesExactly) {
 }
 
 // What is saved after the run still has the weights, so that more epochs go on from them.
-TEST(Ema, ARunGoesOnFromACheckpointMadeAfterIt) {
-  Folder folder;
+TEST(Ema, ARunResumesFromACheckpointMadeAfterIt) {
+  TemporaryFolder folder;
   const auto path = (folder.path() / "kept").string();
   const auto callback = [] { return EMAWeightAveraging({.decay = 0.5}); };
   Net whole, half;
@@ -108,7 +108,7 @@ TEST(Ema, ARunGoesOnFromACheckpointMadeAfterIt) {
 
 TEST(Ema, LeavesTheWeightsAloneUntilThereIsAnAverage) {
   const auto validated = [](std::vector<CallbackRef> callbacks) {
-    Folder folder;
+    TemporaryFolder folder;
     const auto rows = std::make_shared<Rows>(folder.path());
     auto options = quiet(std::move(callbacks), 1, folder.path());
     options.logger = rows;

@@ -2,16 +2,13 @@
 #include <cstdlib>
 
 #include "levin/checkpoint/checkpoint.h"
-#include "levin/distributed/launcher.h"
+#include "levin/testing/probe.h"
 #include "levin/trainer/callbacks/stochastic_weight_averaging.h"
 #include "levin/trainer/callbacks/weight_averaging.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
 namespace {
-
-constexpr const char* kAveragingFolder = "LEVIN_AVERAGING_TEST_FOLDER";
-constexpr const char* kAveragingStrategy = "LEVIN_AVERAGING_TEST_STRATEGY";
 
 struct AveragedNet : Net {
   AveragedNet() { momentum = 0.5; }
@@ -58,12 +55,11 @@ std::vector<double> train_averages(const std::filesystem::path& folder, const st
   return whole.val_losses;
 }
 
-TEST(AveragingRankBodies, DISABLED_Train) {
-  const std::filesystem::path folder = std::getenv(kAveragingFolder);
-  const auto losses = train_averages(folder, std::getenv(kAveragingStrategy), 2);
+LEVIN_PROBE(averages_weights) {
+  const auto losses = train_averages(arguments.at(0), arguments.at(1), 2);
   std::string text;
   for (const auto loss : losses) text += levin::detail::concat(loss, " ");
-  write_file(folder / ("rank_" + std::string(std::getenv("RANK"))), text);
+  testing::write_answer(arguments.at(0), text);
 }
 
 void expect_weights_near(const StateDict& ours, const StateDict& wanted, double tolerance, const std::string& where) {
@@ -73,16 +69,11 @@ void expect_weights_near(const StateDict& ours, const StateDict& wanted, double 
 }
 
 TEST(AveragingRanks, AreThoseOfOneProcess) {
-  Folder one;
+  TemporaryFolder one;
   const auto losses = train_averages(one.path(), "auto", 1);
   for (const char* strategy : {"fsdp", "deepspeed_stage_2"}) {
-    Folder two;
-    ::setenv(kAveragingFolder, two.path().c_str(), 1);
-    ::setenv(kAveragingStrategy, strategy, 1);
-    ASSERT_EQ(launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
-                                  "--gtest_filter=AveragingRankBodies.DISABLED_Train"},
-                      .nproc = 2}),
-              0);
+    TemporaryFolder two;
+    ASSERT_EQ(testing::launch_probe("averages_weights", 2, {two.path().string(), strategy}), 0);
     for (const char* name : {"whole", "resumed", "last"}) {
       const auto ours = load_checkpoint((two.path() / name).string()),
                  wanted = load_checkpoint((one.path() / name).string());
@@ -96,7 +87,8 @@ TEST(AveragingRanks, AreThoseOfOneProcess) {
                resumed = load_checkpoint((two.path() / "resumed").string());
     expect_weights_near(resumed.at("model").to_dict(), whole.at("model").to_dict(), 0, "resumed");
     // Validation saw the average.
-    std::istringstream zero(read_file(two.path() / "rank_0")), other(read_file(two.path() / "rank_1"));
+    const auto answers = testing::read_answers(two.path(), 2);
+    std::istringstream zero(answers[0]), other(answers[1]);
     double a = 0, b = 0;
     size_t count = 0;
     for (; zero >> a && other >> b; ++count) EXPECT_NEAR((a + b) / 2, losses.at(count), 2e-6) << strategy << count;

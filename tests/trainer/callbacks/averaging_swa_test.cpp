@@ -69,7 +69,7 @@ TEST(Swa, ResumesExactly) {
   for (const auto& [name, norm, save_after] :
        {Case{"before", false, 3}, Case{"inside", false, 27}, Case{"end of an epoch", false, 32}, Case{"norm", true, 30},
         Case{"refreshing", true, 51}}) {
-    Folder folder;
+    TemporaryFolder folder;
     const auto callback = [] {
       return StochasticWeightAveraging({.swa_lrs = 0.05, .swa_epoch_start = 3, .annealing_epochs = 2});
     };

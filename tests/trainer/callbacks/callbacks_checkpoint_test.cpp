@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/error_of.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/newest_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/on_exception_checkpoint.h"
@@ -19,15 +20,7 @@ using levin::testing::names_in;
 using levin::testing::TemporaryFolder;
 using ::testing::HasSubstr;
 using Names = std::set<std::string>;
-
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
+using testing::error_of;
 
 std::string name_of(std::string_view pattern, bool insert, const std::map<std::string, double>& metrics,
                     int64_t epoch = 0, int64_t step = 0) {
@@ -354,7 +347,7 @@ TEST_F(ModelCheckpointTest, ACheckpointKnowsItself) {
   EXPECT_EQ(state.to_dict().at("last_model_path").to_string(), "last.ckpt");
 }
 
-TEST_F(ModelCheckpointTest, AResumedRunGoesOnWithItsBest) {
+TEST_F(ModelCheckpointTest, AResumedRunKeepsItsBest) {
   const ModelCheckpointOptions options{.filename = "{epoch}", .monitor = "loss", .save_last = true, .save_top_k = 2};
   FakeRun first({make(options)});
   first.fit(3, 1, 1, {}, [&] { first.metrics_["loss"] = 3 - first.current_epoch(); });
@@ -377,7 +370,7 @@ TEST_F(ModelCheckpointTest, WhatTheRunWentOnFromIsNotDeleted) {
   EXPECT_EQ(names_in(dir()), (Names{"step=2.ckpt", "step=6.ckpt"}));
 }
 
-TEST_F(ModelCheckpointTest, AMovedFolderGoesOnWorking) {
+TEST_F(ModelCheckpointTest, AMovedFolderKeepsWorking) {
   const ModelCheckpointOptions options{.filename = "{epoch}", .monitor = "loss", .save_top_k = 2};
   FakeRun first({make(options)});
   first.fit(2, 1, 1, {}, [&] { first.metrics_["loss"] = 3 - first.current_epoch(); });
@@ -457,7 +450,7 @@ TEST(OnExceptionCheckpoint, IsWrittenOnErrorAndGoesWithACleanRun) {
   EXPECT_THROW(OnExceptionCheckpoint({.filename = ""}), Error);
 }
 
-TEST(NewestCheckpoint, PrefersThoseMadeToGoOnFrom) {
+TEST(NewestCheckpoint, PrefersThoseMadeForResuming) {
   TemporaryFolder folder;
   const auto save = [&](const std::string& name) { save_checkpoint(folder.path() / name, StateDict{{"x", 1}}); };
   EXPECT_EQ(newest_checkpoint(folder.path()), std::nullopt);

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/files.h"
-#include "levin/distributed/launcher.h"
+#include "levin/testing/probe.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/early_stopping.h"
 #include "levin/trainer/callbacks/progress_bar.h"
@@ -17,28 +17,12 @@ namespace levin {
 namespace {
 
 namespace fs = std::filesystem;
+using levin::testing::launch_probe;
 using levin::testing::names_in;
 using levin::testing::TemporaryFolder;
+using levin::testing::write_answer;
 
-constexpr const char* kFolder = "LEVIN_TEST_FOLDER";
-
-/// Runs a test of this program that is otherwise disabled, as two ranks.
-int run_as_ranks(const std::string& test, const fs::path& folder) {
-  ::setenv(kFolder, folder.c_str(), 1);
-  return launch(
-      {.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests", "--gtest_filter=*" + test},
-       .nproc = 2});
-}
-
-fs::path folder_of_ranks() {
-  return std::getenv(kFolder) ? std::getenv(kFolder) : "";
-}
-
-void tell(int rank, const std::string& text) {
-  write_file(folder_of_ranks() / ("rank_" + std::to_string(rank)), text);
-}
-
-TrainerOptions two_ranks(std::vector<CallbackRef> callbacks) {
+TrainerOptions two_ranks(const fs::path& folder, std::vector<CallbackRef> callbacks) {
   TrainerOptions o;
   o.accelerator = "cpu";
   o.strategy = "ddp";
@@ -48,7 +32,7 @@ TrainerOptions two_ranks(std::vector<CallbackRef> callbacks) {
   o.enable_model_summary = false;
   o.enable_progress_bar = false;
   o.num_sanity_val_steps = 0;
-  o.default_root_dir = folder_of_ranks();
+  o.default_root_dir = folder;
   return o;
 }
 
@@ -71,18 +55,18 @@ struct Differing : trainer_test::Boring {
   std::vector<double> values[2];
 };
 
-TEST(RankBodies, DISABLED_Checkpoints) {
+LEVIN_PROBE(checkpoints_of_ranks) {
   Differing module;
   module.values[0] = {3, 2, 5, 1};
   module.values[1] = {1, 2, 3, 4};
-  auto kept = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder_of_ranks() / "kept",
+  auto kept = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = fs::path(arguments.at(0)) / "kept",
                                                                        .filename = "{epoch}-{train_loss_epoch:.0f}",
                                                                        .monitor = "value",
                                                                        .save_last = "link",
                                                                        .save_top_k = 2});
   auto newest = std::make_shared<ModelCheckpoint>(
-      ModelCheckpointOptions{.dirpath = folder_of_ranks() / "newest", .filename = "{epoch}-{val_loss:.0f}"});
-  auto o = two_ranks({kept, newest, TrainerProgressBar({.file = std::fopen("/dev/null", "w")})});
+      ModelCheckpointOptions{.dirpath = fs::path(arguments.at(0)) / "newest", .filename = "{epoch}-{val_loss:.0f}"});
+  auto o = two_ranks(arguments.at(0), {kept, newest, TrainerProgressBar({.file = std::fopen("/dev/null", "w")})});
   o.enable_progress_bar = {};
   o.max_epochs = 4;
   Trainer trainer(o);
@@ -90,12 +74,12 @@ TEST(RankBodies, DISABLED_Checkpoints) {
   std::string told;
   for (const auto& [path, score] : kept->best_k_models())
     told += path.filename().string().substr(0, 7) + " " + std::to_string(score) + "\n";
-  tell(trainer.fabric().global_rank(), told + newest->best_model_path().filename().string().substr(0, 7));
+  write_answer(arguments.at(0), told + newest->best_model_path().filename().string().substr(0, 7));
 }
 
 TEST(CallbacksOfRanks, KeepWhatRankZeroSays) {
   TemporaryFolder folder;
-  ASSERT_EQ(run_as_ranks("RankBodies.DISABLED_Checkpoints", folder.path()), 0);
+  ASSERT_EQ(launch_probe("checkpoints_of_ranks", 2, {folder.path().string()}), 0);
   EXPECT_EQ(read_file(folder.path() / "rank_0"), "epoch=1 2.000000\nepoch=3 1.000000\nepoch=3");
   EXPECT_EQ(read_file(folder.path() / "rank_1"), read_file(folder.path() / "rank_0"));
   EXPECT_EQ(names_in(folder.path() / "kept").size(), 3u);
@@ -103,29 +87,29 @@ TEST(CallbacksOfRanks, KeepWhatRankZeroSays) {
   EXPECT_TRUE(fs::is_symlink(folder.path() / "kept" / "last.ckpt"));
 }
 
-TEST(RankBodies, DISABLED_EarlyStopping) {
+LEVIN_PROBE(early_stopping_of_ranks) {
   Differing module;
   module.values[0] = {9, 8, 7, 6, 5, 4, 3, 2};
   module.values[1] = {1, 1, 1, 1, 1, 1, 1, 1};
   auto stopping = std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "value", .patience = 2});
-  auto o = two_ranks({stopping});
+  auto o = two_ranks(arguments.at(0), {stopping});
   o.max_epochs = 8;
   o.enable_checkpointing = false;
   Trainer trainer(o);
   trainer.fit(module, trainer_test::boring_loader(4, 1), trainer_test::boring_loader(4, 1));
-  tell(trainer.fabric().global_rank(), std::to_string(stopping->stopped_epoch()) + " " +
-                                           std::to_string(trainer.current_epoch()) + " " +
-                                           std::to_string(static_cast<int>(stopping->stopping_reason())));
+  write_answer(arguments.at(0), std::to_string(stopping->stopped_epoch()) + " " +
+                                    std::to_string(trainer.current_epoch()) + " " +
+                                    std::to_string(static_cast<int>(stopping->stopping_reason())));
 }
 
 TEST(CallbacksOfRanks, AnyRankStopsAll) {
   TemporaryFolder folder;
-  ASSERT_EQ(run_as_ranks("RankBodies.DISABLED_EarlyStopping", folder.path()), 0);
+  ASSERT_EQ(launch_probe("early_stopping_of_ranks", 2, {folder.path().string()}), 0);
   EXPECT_EQ(read_file(folder.path() / "rank_0"), "2 3 3");
   EXPECT_EQ(read_file(folder.path() / "rank_1"), "2 3 3");
 }
 
-TEST(RankBodies, DISABLED_Clocks) {
+LEVIN_PROBE(clocks_of_ranks) {
   trainer_test::Boring module;
   int64_t batches = 0;
   // Only rank 0's clock runs.
@@ -139,20 +123,20 @@ TEST(RankBodies, DISABLED_Clocks) {
     }
     int64_t& count;
   } counting(batches);
-  auto o = two_ranks({Timer({.duration = std::chrono::seconds(10), .verbose = false, .clock = clock}),
-                      ModelCheckpoint({.dirpath = folder_of_ranks() / "kept",
-                                       .save_top_k = -1,
-                                       .train_time_interval = std::chrono::seconds(4),
-                                       .clock = clock})});
+  auto o = two_ranks(arguments.at(0), {Timer({.duration = std::chrono::seconds(10), .verbose = false, .clock = clock}),
+                                       ModelCheckpoint({.dirpath = fs::path(arguments.at(0)) / "kept",
+                                                        .save_top_k = -1,
+                                                        .train_time_interval = std::chrono::seconds(4),
+                                                        .clock = clock})});
   o.max_epochs = 1;
   Trainer trainer(o);
   trainer.fit(counting, trainer_test::boring_loader(400, 1));
-  tell(trainer.fabric().global_rank(), std::to_string(trainer.global_step()));
+  write_answer(arguments.at(0), std::to_string(trainer.global_step()));
 }
 
 TEST(CallbacksOfRanks, TheClockOfRankZeroCounts) {
   TemporaryFolder folder;
-  ASSERT_EQ(run_as_ranks("RankBodies.DISABLED_Clocks", folder.path()), 0);
+  ASSERT_EQ(launch_probe("clocks_of_ranks", 2, {folder.path().string()}), 0);
   const auto steps = std::stoll(read_file(folder.path() / "rank_0"));
   EXPECT_EQ(read_file(folder.path() / "rank_1"), read_file(folder.path() / "rank_0"));
   // Batches take a tenth of a second, always: what is asked about less often is still found in time.

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
 #include "levin/trainer/callbacks/early_stopping.h"
 #include "levin/trainer/callbacks/gradient_accumulation_scheduler.h"
@@ -13,16 +14,8 @@ namespace levin {
 namespace {
 
 using levin::testing::FakeRun;
+using testing::error_of;
 using ::testing::HasSubstr;
-
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 struct Stopped {
   int64_t epoch;
@@ -87,16 +80,16 @@ TEST(EarlyStopping, LooksAfterValidationWhenItIsNotOnceAnEpoch) {
 
 TEST(EarlyStopping, MissingMetrics) {
   FakeRun strict({std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_los"})});
-  EXPECT_THAT(refusal([&] { strict.fit(1, 1, 1, {}, [&] { strict.metrics_["val_loss"] = 1; }); }),
+  EXPECT_THAT(error_of([&] { strict.fit(1, 1, 1, {}, [&] { strict.metrics_["val_loss"] = 1; }); }),
               HasSubstr("[EarlyStopping] metric \"val_los\" was not logged, did you mean \"val_loss\"?"));
   FakeRun lenient({std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_los", .strict = false})});
   lenient.fit(5, 1, 1);
   EXPECT_FALSE(lenient.should_stop());
-  EXPECT_THAT(refusal([] { EarlyStopping({}); }), HasSubstr("monitor is empty"));
-  EXPECT_THAT(refusal([] { EarlyStopping({.monitor = "x", .mode = "maxi"}); }), HasSubstr("did you mean \"max\"?"));
+  EXPECT_THAT(error_of([] { EarlyStopping({}); }), HasSubstr("monitor is empty"));
+  EXPECT_THAT(error_of([] { EarlyStopping({.monitor = "x", .mode = "maxi"}); }), HasSubstr("did you mean \"max\"?"));
 }
 
-TEST(EarlyStopping, GoesOnFromItsState) {
+TEST(EarlyStopping, ResumesFromItsState) {
   EarlyStopping first({.monitor = "val_loss"});
   auto shared = std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_loss", .patience = 3});
   FakeRun run({shared});
@@ -169,7 +162,7 @@ TEST(Timer, CountsOnInAResumedRun) {
 }
 
 TEST(Timer, RefusesWordsItDoesNotKnow) {
-  EXPECT_THAT(refusal([] { Timer({.interval = "steps"}); }), HasSubstr("did you mean \"step\"?"));
+  EXPECT_THAT(error_of([] { Timer({.interval = "steps"}); }), HasSubstr("did you mean \"step\"?"));
 }
 
 TEST(GradientAccumulationScheduler, KnowsTheEpochs) {
@@ -183,9 +176,9 @@ TEST(GradientAccumulationScheduler, KnowsTheEpochs) {
 }
 
 TEST(GradientAccumulationScheduler, Refuses) {
-  EXPECT_THAT(refusal([] { GradientAccumulationScheduler({.scheduling = {}}); }), HasSubstr("is empty"));
-  EXPECT_THAT(refusal([] { GradientAccumulationScheduler({.scheduling = {{-1, 2}}}); }), HasSubstr("epoch -1"));
-  EXPECT_THAT(refusal([] {
+  EXPECT_THAT(error_of([] { GradientAccumulationScheduler({.scheduling = {}}); }), HasSubstr("is empty"));
+  EXPECT_THAT(error_of([] { GradientAccumulationScheduler({.scheduling = {{-1, 2}}}); }), HasSubstr("epoch -1"));
+  EXPECT_THAT(error_of([] {
                 GradientAccumulationScheduler({.scheduling = {{0, 0}}});
               }),
               HasSubstr("0 batches from epoch 0 on"));

@@ -143,7 +143,7 @@ TEST_F(CallbacksInRuns, ExceptionsAreKeptAndGoneOnFrom) {
   }
 }
 
-TEST_F(CallbacksInRuns, AccumulationIsSetForARunThatGoesOnInsideAnEpoch) {
+TEST_F(CallbacksInRuns, AccumulationIsSetForARunThatResumesInsideAnEpoch) {
   const auto fit = [&](int64_t max_steps, const std::string& from) {
     torch::manual_seed(3);
     trainer_test::Boring module;

@@ -14,27 +14,11 @@
 #include <unistd.h>
 
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/testing/temporary_folder.h"
 #include "levin/trainer/context.h"
 #include "levin/trainer/train_module.h"
 
 namespace levin::testing {
-
-/// A folder of its own that goes away with the test.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    auto pattern = (std::filesystem::temp_directory_path() / "levin-trainer-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 /// The names in a folder that are not hidden.
 inline std::set<std::string> names_in(const std::filesystem::path& folder) {

@@ -8,12 +8,12 @@
 #include "levin/core/files.h"
 #include "levin/data/loader.h"
 #include "levin/devices/memory_counter.h"
-#include "levin/distributed/launcher.h"
 #include "levin/io/images/image.h"
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"
 #include "levin/optim/optim.h"
+#include "levin/testing/probe.h"
 #include "levin/trainer/trainer.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
@@ -82,7 +82,7 @@ class MemoryReportTest : public ::testing::Test {
     return report;
   }
 
-  Folder folder;
+  TemporaryFolder folder;
   std::string printed;
 };
 
@@ -190,7 +190,7 @@ TEST_F(MemoryReportTest, TakesAPredictionOfAnybody) {
   EXPECT_THAT(printed, HasSubstr("|  parameters          \t|  3.29 MB        \t|  1.64 MB        \t|  0.50"));
 }
 
-TEST_F(MemoryReportTest, GoesOnWithoutAPredictionThatFails) {
+TEST_F(MemoryReportTest, WorksWithoutAPredictionThatFails) {
   WideModule module;
   const auto report = measure(module, {.make_step = []() -> TrainingStep { throw Error("[net] no data"); }});
   EXPECT_TRUE(report->measured());
@@ -210,15 +210,12 @@ TEST_F(MemoryReportTest, RefusesInOneLine) {
   EXPECT_THAT(error_of([] { MemoryReport({.step = 0}); }), HasSubstr("step=0 must be at least 1"));
 }
 
-constexpr const char* kStrategy = "LEVIN_TEST_STRATEGY";
-
-// One of two ranks; as a test of its own it is not run.
-TEST_F(MemoryReportTest, DISABLED_Rank) {
+LEVIN_PROBE(memory_report_of_a_rank) {
   MemoryCounter counter;
   Foreseen module;
   const auto report = std::make_shared<MemoryReport>(MemoryReportOptions{.picture = false, .counter = &counter});
   auto asked = quiet({report}, 1);
-  asked.strategy = std::getenv(kStrategy);
+  asked.strategy = arguments.at(0);
   asked.devices = 2;
   Trainer trainer(asked);
   trainer.fit(module, rows(8));
@@ -234,12 +231,7 @@ TEST_F(MemoryReportTest, DISABLED_Rank) {
 
 TEST_F(MemoryReportTest, IsOfWhatOneRankHolds) {
   for (const auto* strategy : {"ddp", "fsdp", "deepspeed_stage_2"}) {
-    ::setenv(kStrategy, strategy, 1);
-    EXPECT_EQ(launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
-                                  "--gtest_filter=*MemoryReportTest.DISABLED_Rank"},
-                      .nproc = 2}),
-              0)
-        << strategy;
+    EXPECT_EQ(testing::launch_probe("memory_report_of_a_rank", 2, {strategy}), 0) << strategy;
   }
 }
 

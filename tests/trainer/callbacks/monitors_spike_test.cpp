@@ -16,7 +16,7 @@ struct Scripted : Net {
 
 /// The batch of the spike; -1: none.
 int64_t spike_in(std::vector<double> losses, SpikeDetectionOptions options = {}, std::string* file = nullptr) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto count = static_cast<int64_t>(losses.size());
   Scripted net(std::move(losses));
   Trainer trainer(quiet({SpikeDetection(options)}, 1, folder.path()));

@@ -115,7 +115,7 @@ TEST(ThroughputMonitor, HasOneRowForAStepOfSeveralBatches) {
   EXPECT_EQ(found[1].second.at("train/batches"), 8);
 }
 
-TEST(ThroughputMonitor, CountsOperationsByItself) {
+TEST(ThroughputMonitor, CountsOperationsAutomatically) {
   Measured run({});
   run.trainer->fit(run.net, loader(32, 4));
   // Forward, and the gradient of the weight.

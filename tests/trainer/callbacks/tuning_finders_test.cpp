@@ -25,7 +25,7 @@ TEST(LearningRateFinder, EqualsLightning) {
     const std::string name = expected.at("name");
     if (name == "cut by max_epochs") continue;  // a search here goes round the data as often as it must
     ++cases;
-    Folder folder;
+    TemporaryFolder folder;
     const auto finder = std::make_shared<LearningRateFinder>(options_of(expected.at("options")));
     Net net;
     net.hparams = {{"lr", 0.1}};
@@ -55,7 +55,7 @@ TEST(LearningRateFinder, EqualsLightning) {
 }
 
 TEST(LearningRateFinder, PutsEverythingBack) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto finder =
       std::make_shared<LearningRateFinder>(LearningRateFinderOptions{.num_training_steps = 20, .update_attr = false});
   const Json step{{"type", "StepLR"}, {"options", {{"step_size", 1}, {"gamma", 0.5}}}};
@@ -81,7 +81,7 @@ TEST(LearningRateFinder, GivesTheRateToSchedulersToo) {
       return {sgd, {.scheduler = optim::LinearLR(sgd, {.start_factor = 0.5, .total_iters = 2}), .interval = "step"}};
     }
   };
-  Folder folder;
+  TemporaryFolder folder;
   const auto finder = std::make_shared<LearningRateFinder>(LearningRateFinderOptions{.num_training_steps = 30});
   const auto rate = std::make_shared<Rate>();
   Warmup net;
@@ -92,7 +92,7 @@ TEST(LearningRateFinder, GivesTheRateToSchedulersToo) {
 }
 
 TEST(LearningRateFinder, WritesThePicture) {
-  Folder folder;
+  TemporaryFolder folder;
   const auto rows = std::make_shared<Rows>(folder.path() / "logs");
   const auto finder = std::make_shared<LearningRateFinder>(LearningRateFinderOptions{.num_training_steps = 40});
   auto options = quiet({finder}, 1, folder.path());
@@ -129,7 +129,7 @@ struct Hungry : Net {
 std::pair<std::vector<std::pair<int64_t, bool>>, int64_t> search(BatchSizeFinderOptions options, Hungry& net,
                                                                  int64_t samples = 64) {
   const auto finder = std::make_shared<BatchSizeFinder>(options);
-  Folder folder;
+  TemporaryFolder folder;
   Trainer(quiet({finder}, 1, folder.path())).fit(net, loader(samples, 3));
   std::vector<std::pair<int64_t, bool>> attempts;
   for (const auto& attempt : finder->attempts()) attempts.emplace_back(attempt.batch_size, attempt.fits);

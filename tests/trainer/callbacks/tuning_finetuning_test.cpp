@@ -71,7 +71,7 @@ TEST(BackboneFinetuning, TakesItsOptions) {
 
 TEST(BackboneFinetuning, ResumesExactly) {
   for (const int64_t save_after : {3, 16, 20, 27}) {
-    Folder folder;
+    TemporaryFolder folder;
     const auto callback = [] { return BackboneFinetuning({.unfreeze_backbone_at_epoch = 2}); };
     Transfer whole, resumed;
     Trainer(quiet({callback(), SaveAt(folder.path() / "kept", save_after)}, 5, folder.path()))

@@ -19,11 +19,16 @@
 #include "levin/core/files.h"
 #include "levin/data/loader.h"
 #include "levin/optim/optim.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 #include "levin/trainer/trainer.h"
 
 // The model and the data of tests/trainer/fixtures (README.md there), and what the tests of tuning callbacks share.
 namespace levin::tuning_test {
+
+using testing::error_of;
+using testing::TemporaryFolder;
 
 using Json = nlohmann::json;
 using ::testing::HasSubstr;
@@ -47,23 +52,6 @@ inline DataLoader<Batch> loader(int64_t samples, int64_t batch_size, const std::
   return make_loader(TensorDataset({{"x", fixture_tensor(which + ".bin", {64, 32}).narrow(0, 0, samples).clone()}}),
                      {.batch_size = batch_size});
 }
-
-/// A folder of its own that goes away with the test.
-class Folder {
- public:
-  Folder() {
-    auto pattern = (std::filesystem::temp_directory_path() / "levin-tuning-XXXXXX").string();
-    path_ = ::mkdtemp(pattern.data());
-  }
-  ~Folder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline double number(const MetricValue& value) {
   return std::visit(
@@ -222,18 +210,6 @@ inline void expect_equal(const torch::nn::Module& a, const torch::nn::Module& b,
   const auto left = weights_of(a), right = weights_of(b);
   ASSERT_EQ(left.size(), right.size());
   for (const auto& [name, tensor] : left) EXPECT_TRUE(at::equal(tensor, right.at(name))) << where << " " << name;
-}
-
-/// The one line of the Error that f throws.
-template <class F>
-std::string error_of(F&& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
-    return error.what();
-  }
-  return "(no error)";
 }
 
 /// Writes a checkpoint when so many batches are done, and one at the end of an epoch when asked.

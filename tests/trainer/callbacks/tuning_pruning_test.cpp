@@ -78,7 +78,7 @@ TEST(ModelPruning, MasksGradientsBeforeClipping) {
 
 TEST(ModelPruning, ResumesExactly) {
   for (const int64_t save_after : {2, 6, 8, 11}) {
-    Folder folder;
+    TemporaryFolder folder;
     const auto callback = [] {
       return ModelPruning({.amount = 0.3, .use_lottery_ticket_hypothesis = [](int64_t epoch) { return epoch == 1; }});
     };

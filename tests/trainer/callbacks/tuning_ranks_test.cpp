@@ -1,7 +1,7 @@
 // Tuning callbacks of two ranks that see different data: what they decide is the same.
 #include <cstdlib>
 
-#include "levin/distributed/launcher.h"
+#include "levin/testing/probe.h"
 #include "levin/trainer/callbacks/finetuning.h"
 #include "levin/trainer/callbacks/model_pruning.h"
 #include "levin/trainer/callbacks/spike_detection.h"
@@ -13,37 +13,18 @@
 namespace levin::tuning_test {
 namespace {
 
-constexpr const char* kFolder = "LEVIN_TUNING_TEST_FOLDER";
-
-/// Runs a test of this program that is otherwise disabled, as two ranks; what each of them told.
-std::vector<std::string> told_by_ranks(const std::string& test) {
-  Folder folder;
-  ::setenv(kFolder, folder.path().c_str(), 1);
-  EXPECT_EQ(launch({.command = {"/proc/self/exe", "--gtest_brief=1", "--gtest_also_run_disabled_tests",
-                                "--gtest_filter=TuningRankBodies.DISABLED_" + test},
-                    .nproc = 2}),
-            0);
-  std::vector<std::string> told;
-  for (const char* rank : {"rank_0", "rank_1"}) {
-    const auto path = folder.path() / rank;
-    told.push_back(std::filesystem::exists(path) ? read_file(path) : "(nothing)");
-  }
-  return told;
+/// Runs a probe as two ranks; what each of them answers.
+std::vector<std::string> answers_of_ranks(const std::string& probe) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(testing::launch_probe(probe, 2, {folder.path().string()}), 0);
+  return testing::read_answers(folder.path(), 2);
 }
 
-std::filesystem::path folder_of_ranks() {
-  return std::getenv(kFolder) ? std::getenv(kFolder) : "";
-}
-
-TrainerOptions two_ranks(std::vector<CallbackRef> callbacks, int64_t max_epochs) {
-  auto options = quiet(std::move(callbacks), max_epochs, folder_of_ranks());
+TrainerOptions two_ranks(const std::filesystem::path& folder, std::vector<CallbackRef> callbacks, int64_t max_epochs) {
+  auto options = quiet(std::move(callbacks), max_epochs, folder);
   options.strategy = "ddp";
   options.devices = 2;
   return options;
-}
-
-void tell(const Trainer& trainer, const std::string& text) {
-  write_file(folder_of_ranks() / ("rank_" + std::to_string(trainer.fabric().global_rank())), text);
 }
 
 std::string text_of(const torch::nn::Module& module) {
@@ -68,15 +49,15 @@ struct Transfer : TrainModule {
   torch::nn::Linear backbone{nullptr}, head{nullptr};
 };
 
-TEST(TuningRankBodies, DISABLED_Finetuning) {
+LEVIN_PROBE(finetuning_of_ranks) {
   Transfer net;
-  Trainer trainer(two_ranks({BackboneFinetuning({.unfreeze_backbone_at_epoch = 1})}, 3));
+  Trainer trainer(two_ranks(arguments.at(0), {BackboneFinetuning({.unfreeze_backbone_at_epoch = 1})}, 3));
   trainer.fit(net, loader(32, 4));
-  tell(trainer, text_of(net));
+  testing::write_answer(arguments.at(0), text_of(net));
 }
 
 TEST(TuningRanks, FinetuningAveragesWhatTheStrategyLeftOut) {
-  const auto told = told_by_ranks("Finetuning");
+  const auto told = answers_of_ranks("finetuning_of_ranks");
   EXPECT_EQ(told[0], told[1]);
   Transfer one;
   Trainer(quiet({BackboneFinetuning({.unfreeze_backbone_at_epoch = 1})}, 3)).fit(one, loader(32, 8));
@@ -87,7 +68,7 @@ TEST(TuningRanks, FinetuningAveragesWhatTheStrategyLeftOut) {
   EXPECT_EQ(numbers, 32 * 6 + 6 + 6 * 2 + 2);
 }
 
-TEST(TuningRankBodies, DISABLED_Spike) {
+LEVIN_PROBE(spike_of_one_rank) {
   struct Jumping : Net {
     StepOutput training_step(const Batch& batch, const StepInfo& at) override {
       const bool jumps = trainer().fabric().global_rank() == 1 && at.batch_idx == 3;
@@ -95,57 +76,58 @@ TEST(TuningRankBodies, DISABLED_Spike) {
     }
   };
   Jumping net;
-  Trainer trainer(two_ranks({SpikeDetection()}, 1));
+  Trainer trainer(two_ranks(arguments.at(0), {SpikeDetection()}, 1));
   try {
     trainer.fit(net, loader(32, 2));
-    tell(trainer, "no spike");
+    testing::write_answer(arguments.at(0), "no spike");
   } catch (const TrainingSpikeError& error) {
-    tell(trainer, levin::detail::concat("spike in ", error.batch_idx()));
+    testing::write_answer(arguments.at(0), levin::detail::concat("spike in ", error.batch_idx()));
   }
 }
 
 TEST(TuningRanks, ASpikeOfOneEndsAll) {
-  EXPECT_EQ(told_by_ranks("Spike"), (std::vector<std::string>{"spike in 3", "spike in 3"}));
+  EXPECT_EQ(answers_of_ranks("spike_of_one_rank"), (std::vector<std::string>{"spike in 3", "spike in 3"}));
 }
 
-TEST(TuningRankBodies, DISABLED_LearningRate) {
+LEVIN_PROBE(learning_rate_of_ranks) {
   const auto finder = std::make_shared<LearningRateFinder>(LearningRateFinderOptions{.min_lr = 1e-2, .max_lr = 100});
   Net net;
-  Trainer trainer(two_ranks({finder, EMAWeightAveraging({.decay = 0.5})}, 1));
+  Trainer trainer(two_ranks(arguments.at(0), {finder, EMAWeightAveraging({.decay = 0.5})}, 1));
   trainer.fit(net, loader(32, 2));
-  tell(trainer, levin::detail::concat(finder->results().lrs.size(), " ", finder->results().suggestion().value_or(0),
-                                      " ", text_of(net)));
+  testing::write_answer(arguments.at(0),
+                        levin::detail::concat(finder->results().lrs.size(), " ",
+                                              finder->results().suggestion().value_or(0), " ", text_of(net)));
 }
 
 TEST(TuningRanks, FollowOneLearningRate) {
-  const auto told = told_by_ranks("LearningRate");
+  const auto told = answers_of_ranks("learning_rate_of_ranks");
   EXPECT_EQ(told[0], told[1]);
   EXPECT_LT(std::stoi(told[0]), 100);  // it diverged, and both stopped
 }
 
-TEST(TuningRankBodies, DISABLED_Pruning) {
+LEVIN_PROBE(pruning_of_ranks) {
   Net net;
-  Trainer trainer(two_ranks({ModelPruning({.pruning_fn = "random_unstructured"})}, 2));
+  Trainer trainer(two_ranks(arguments.at(0), {ModelPruning({.pruning_fn = "random_unstructured"})}, 2));
   trainer.launch();
   torch::manual_seed(trainer.fabric().global_rank());
   trainer.fit(net, loader(16, 2));
-  tell(trainer, text_of(net));
+  testing::write_answer(arguments.at(0), text_of(net));
 }
 
 TEST(TuningRanks, PruneTheSameAtRandom) {
-  const auto told = told_by_ranks("Pruning");
+  const auto told = answers_of_ranks("pruning_of_ranks");
   EXPECT_EQ(told[0], told[1]);
   EXPECT_THAT(told[0], HasSubstr(" 0 "));
 }
 
-TEST(TuningRankBodies, DISABLED_BatchSize) {
+LEVIN_PROBE(batch_size_of_ranks) {
   Net net;
-  Trainer trainer(two_ranks({BatchSizeFinder()}, 1));
-  tell(trainer, error_of([&] { trainer.fit(net, loader(16, 2)); }));
+  Trainer trainer(two_ranks(arguments.at(0), {BatchSizeFinder()}, 1));
+  testing::write_answer(arguments.at(0), error_of([&] { trainer.fit(net, loader(16, 2)); }));
 }
 
 TEST(TuningRanks, RefuseToSearchForABatchSize) {
-  for (const auto& told : told_by_ranks("BatchSize")) EXPECT_THAT(told, HasSubstr("not with 2"));
+  for (const auto& told : answers_of_ranks("batch_size_of_ranks")) EXPECT_THAT(told, HasSubstr("not with 2"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "child.h"
+#include "levin/testing/process.h"
 
 #include <atomic>
 #include <cerrno>
@@ -7,8 +7,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
-#include <thread>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -17,6 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "levin/testing/eventually.h"
 #include "levin/testing/paths.h"
 
 extern char** environ;
@@ -28,11 +27,10 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 constexpr auto kLimit = 120s;
 
+/// A file of /proc, whose size is not known; empty when the process is gone.
 std::string slurp(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 bool has_entry(const std::string& environment, const std::string& entry) {
@@ -47,8 +45,8 @@ bool is_zombie(const std::string& folder) {
 
 }  // namespace
 
-Child::Child(const std::vector<std::string>& command, const std::vector<std::string>& environment,
-             const std::string& input) {
+Process::Process(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                 const std::string& input) {
   static std::atomic<int> count{0};
   token_ = "LEVIN_TEST_TOKEN=" + std::to_string(::getpid()) + "_" + std::to_string(count++);
   std::vector<std::string> variables{token_};
@@ -75,7 +73,7 @@ Child::Child(const std::vector<std::string>& command, const std::vector<std::str
     ::dup2(in[0], 0);
     ::dup2(out[1], 1);
     ::dup2(err[1], 2);
-    ::execve(argv[0], argv.data(), envp.data());
+    ::execvpe(argv[0], argv.data(), envp.data());
     ::_exit(127);
   }
   ::close(in[0]);
@@ -88,7 +86,7 @@ Child::Child(const std::vector<std::string>& command, const std::vector<std::str
   fds_[1] = err[0];
 }
 
-Child::~Child() {
+Process::~Process() {
   if (!waited_) {
     ::kill(pid_, SIGKILL);
     ::waitpid(pid_, nullptr, 0);
@@ -98,11 +96,11 @@ Child::~Child() {
     if (fd >= 0) ::close(fd);
 }
 
-void Child::signal(int signal) const {
+void Process::signal(int signal) const {
   ::kill(pid_, signal);
 }
 
-bool Child::read_some(std::chrono::milliseconds patience) {
+bool Process::read_some(std::chrono::milliseconds patience) {
   pollfd polls[2] = {{fds_[0], POLLIN, 0}, {fds_[1], POLLIN, 0}};
   if (::poll(polls, 2, static_cast<int>(patience.count())) <= 0) return fds_[0] >= 0 || fds_[1] >= 0;
   for (int i = 0; i < 2; ++i) {
@@ -119,14 +117,14 @@ bool Child::read_some(std::chrono::milliseconds patience) {
   return fds_[0] >= 0 || fds_[1] >= 0;
 }
 
-bool Child::wait_for(const std::string& text) {
+bool Process::wait_for(const std::string& text) {
   const auto found = [&] { return out_.find(text) != std::string::npos || err_.find(text) != std::string::npos; };
   while (!found() && Clock::now() < start_ + kLimit)
     if (!read_some(100ms)) break;
   return found();
 }
 
-int Child::wait() {
+int Process::wait() {
   int status = 0;
   while (!waited_) {
     read_some(20ms);
@@ -147,7 +145,7 @@ int Child::wait() {
   return status_;
 }
 
-std::vector<pid_t> Child::descendants() const {
+std::vector<pid_t> Process::descendants() const {
   std::vector<pid_t> found;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
@@ -159,33 +157,27 @@ std::vector<pid_t> Child::descendants() const {
   return found;
 }
 
-pid_t Child::rank(int rank) const {
+pid_t Process::rank(int rank) const {
   for (const auto pid : descendants())
     if (has_entry(slurp("/proc/" + std::to_string(pid) + "/environ"), "RANK=" + std::to_string(rank))) return pid;
   return 0;
 }
 
-bool Child::all_gone() const {
-  const auto deadline = Clock::now() + 15s;
-  while (!descendants().empty()) {
-    if (Clock::now() > deadline) return false;
-    std::this_thread::sleep_for(10ms);
-  }
-  return true;
+bool Process::all_gone() const {
+  return eventually([&] { return descendants().empty(); }, 15s);
+}
+
+ProgramResult run_program(const std::vector<std::string>& command, const std::vector<std::string>& environment,
+                          const std::string& input) {
+  Process process(command, environment, input);
+  const int status = process.wait();
+  return {status, process.out(), process.err(), process.seconds()};
 }
 
 std::vector<std::string> levin_run(const std::vector<std::string>& words) {
-  std::vector<std::string> command{levin::testing::binary_dir() + "/bin/levin", "run"};
+  std::vector<std::string> command{levin_program(), "run"};
   command.insert(command.end(), words.begin(), words.end());
   return command;
-}
-
-std::string probe() {
-  return levin::testing::binary_dir() + "/bin/tests/launch_probe";
-}
-
-std::string self_probe() {
-  return levin::testing::binary_dir() + "/bin/tests/self_probe";
 }
 
 int free_port() {

@@ -10,14 +10,14 @@ namespace levin::testing {
 
 /// A program under test: its output is collected, its time is limited, and a word in its environment finds every
 /// process that comes from it, even those whose parent has died.
-class Child {
+class Process {
  public:
   /// `environment` is NAME=VALUE to set, or NAME to remove.
-  explicit Child(const std::vector<std::string>& command, const std::vector<std::string>& environment = {},
-                 const std::string& input = "");
-  ~Child();
-  Child(const Child&) = delete;
-  Child& operator=(const Child&) = delete;
+  explicit Process(const std::vector<std::string>& command, const std::vector<std::string>& environment = {},
+                   const std::string& input = "");
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
 
   pid_t pid() const { return pid_; }
   void signal(int signal) const;
@@ -51,11 +51,22 @@ class Child {
   int status_ = 0;
 };
 
-/// `levin run` of this build, with these flags and words.
+/// What became of a program: its status as a shell gives it, all that it wrote to each output, and its time.
+struct ProgramResult {
+  int status = -1;
+  std::string out;
+  std::string err;
+  double seconds = 0;
+
+  std::string text() const { return out + err; }
+};
+
+/// Runs a program to its end; arguments as those of Process.
+ProgramResult run_program(const std::vector<std::string>& command, const std::vector<std::string>& environment = {},
+                          const std::string& input = "");
+
+/// The command `levin run` of this build with these words.
 std::vector<std::string> levin_run(const std::vector<std::string>& words);
-/// Path of the program that acts as a rank, and of the one that starts its own ranks and knows its place.
-std::string probe();
-std::string self_probe();
 /// A port that was free a moment ago.
 int free_port();
 

@@ -7,6 +7,7 @@
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/optim/adam.h"
+#include "levin/testing/tensors.h"
 
 namespace levin {
 
@@ -41,26 +42,26 @@ inline std::pair<int64_t, int64_t> uneven_rows(int64_t whole, int rank, int worl
 
 /// A module whose parameters (and one buffer) are rows of whole ones, as a strategy leaves it: this rank's part, and a
 /// map that knows. World 1 without a map is the whole module.
-struct Divided {
+struct ShardedModule {
   using Rows = std::pair<int64_t, int64_t> (*)(int64_t, int, int);
 
-  explicit Divided(Collective* group, Rows rows = even_rows, int copies = 1)
+  explicit ShardedModule(Collective* group, Rows rows = even_rows, int copies = 1)
       : net(std::make_shared<torch::nn::Module>()) {
     if (group) shards = std::make_unique<TensorShards>(*group);
     const int world = group ? group->size() / copies : 1;
     const int rank = group ? group->rank() % world : 0;
     for (const auto& [name, whole] : whole_tensors(0)) {
       const bool parameter = !name.starts_with("buffer.");
-      const bool divided = group && (parameter || name == "buffer.mask");
+      const bool sharded = group && (parameter || name == "buffer.mask");
       const auto [start, count] =
-          divided ? rows(whole.dim() == 0 ? 1 : whole.size(0), rank, world) : std::pair<int64_t, int64_t>{0, -1};
+          sharded ? rows(whole.dim() == 0 ? 1 : whole.size(0), rank, world) : std::pair<int64_t, int64_t>{0, -1};
       ShardPlace place{.sizes = whole.sizes().vec(), .start = start, .writes = !group || group->rank() < world};
-      auto part = torch::zeros(divided ? at::IntArrayRef(place.part_sizes(count)) : whole.sizes(), whole.options());
+      auto part = torch::zeros(sharded ? at::IntArrayRef(place.part_sizes(count)) : whole.sizes(), whole.options());
       if (parameter)
         part = net->register_parameter(name, part);
       else
         net->register_buffer(name.substr(7), part);
-      if (divided) shards->add(part, place);
+      if (sharded) shards->add(part, place);
       if (name == "weight") net->register_parameter("tied", part);
     }
     std::vector<Tensor> params;
@@ -103,11 +104,6 @@ inline void each_tensor_of(const StateValue& value, const std::string& at,
       each_tensor_of(value.to_list()[i], at + "/" + std::to_string(i), f);
 }
 
-inline bool same_bits(const Tensor& a, const Tensor& b) {
-  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
-         std::memcmp(a.contiguous().data_ptr(), b.contiguous().data_ptr(), a.nbytes()) == 0;
-}
-
 /// What differs between two trees: empty when nothing does. Where `shards` knows a tensor of `here`, it is compared
 /// with its rows of `whole`.
 inline std::string difference(const StateDict& here, const StateDict& whole, const ShardMap* shards = nullptr) {
@@ -126,7 +122,7 @@ inline std::string difference(const StateDict& here, const StateDict& whole, con
     const auto expected =
         place ? detail::narrow_rows(found->second, place->start, detail::rows_of(tensor)).reshape(tensor.sizes())
               : found->second;
-    if (!same_bits(tensor.detach(), expected.detach())) text += at + " differs; ";
+    if (!testing::same_bytes(tensor.detach(), expected.detach())) text += at + " differs; ";
   });
   if (count != wholes.size()) text += fmt::format("{} tensors, not {}", count, wholes.size());
   return text;
