@@ -109,7 +109,7 @@ TEST_F(Webp, RefusesWhatItCannotRead) {
 TEST_F(Webp, IsAnImageEverywhere) {
   EXPECT_EQ(detail::image_codec_by_path("a/B.WEBP")->name, "webp");
   EXPECT_EQ(detail::image_codec_by_path("a.b/webp"), nullptr);
-  EXPECT_HAS(detail::image_extensions(), ".webp");
+  EXPECT_THAT(detail::image_extensions(), HasSubstr(".webp"));
   const testing::TemporaryFolder root;
   fs::create_directories(root / "photos/cat");
   fs::copy(folder() / "lossless.webp", root / "photos/cat/a.webp");
