@@ -96,7 +96,7 @@ void print_figure(const std::string& name, const char* what, double value, const
 }
 
 double predicted_peak(const Case& c, bool tiny) {
-  const auto* fsdp = std::get_if<FsdpOptions>(&c.strategy.value());
+  const auto* fsdp = c.strategy.options<FsdpOptions>();
   levin::MemoryQuestion question{.strategy = "single_device",
                                  .precision = c.precision,
                                  .optimizer = c.adam ? "adam" : "sgd",
