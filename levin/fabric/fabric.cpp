@@ -111,7 +111,7 @@ void Fabric::launch_with(const Args* args) {
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
   core.strategy->connect(join_group(core.placement, device, core.strategy->traits().collective), device);
   core.strategy->set_precision(plan.precision);
-  // Each rank sees the gradients of its part only: one that overflows stops the step of all.
+  // Each rank sees the gradients of its shards only: one that overflows stops the step of all.
   if (core.scaler && core.strategy->shards() && core.placement.world_size > 1)
     core.scaler->share_found_inf(
         [group = &core.strategy->group()](Tensor& found) { group->all_reduce(found, ReduceOp::kMax); });

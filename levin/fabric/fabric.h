@@ -31,7 +31,7 @@ struct SetupOptions {
 };
 
 struct LoaderSetup {
-  /// Give each rank its own part of the data.
+  /// Give each rank its own fraction of the data.
   bool use_distributed_sampler = true;
   /// Move batches to this rank's device.
   bool move_to_device = true;
@@ -154,7 +154,7 @@ class Fabric {
       return std::tuple{setup_optimizer(as_optimizer(std::forward<O>(optimizers)))...};
   }
 
-  /// A loader whose batches arrive on this rank's device, each rank with its own part of the data. Takes Levin's
+  /// A loader whose batches arrive on this rank's device, each rank with its own fraction of the data. Takes Levin's
   /// loaders and anything else with begin() and end() (torch's data loaders, a vector of batches), of any batch type;
   /// of those every rank sees all batches, which is said. An lvalue that is not a Levin loader must outlive the result.
   template <class L>
@@ -326,7 +326,7 @@ class Fabric {
   /// Writes a checkpoint folder: modules, optimizers and whatever else the state binds. Every rank must call.
   void save(const std::string& path, const State& state, const Filter& filter = {});
   /// The same in other words: `fabric.save("run/whole", state, {.full = true})` writes what a single process would,
-  /// whatever the strategy has divided. World size and shards are this Fabric's own.
+  /// whatever the strategy has sharded. World size and shards are this Fabric's own.
   void save(const std::string& path, const State& state, const SaveOptions& options);
   /// The same for a tree of values.
   template <std::same_as<StateDict> D>

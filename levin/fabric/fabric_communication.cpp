@@ -97,7 +97,7 @@ void Fabric::save_tree(const std::string& path, const StateDict& state, const Sa
 void Fabric::save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write) {
   options.world_size = world_size();
   options.shards = shard_map(core_->strategy.get());
-  // Ranks that hold parts write together, and come to the same end by themselves.
+  // Ranks that have shards write together, and agree on the result.
   if (options.shards) return write(options);
   std::string failure;
   if (is_global_zero()) {

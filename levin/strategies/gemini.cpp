@@ -211,7 +211,7 @@ void GeminiStrategy::check_host_memory(const torch::nn::Module& module) const {
   int64_t total = 0;
   for (const auto& param : named_unique_parameters(module)) {
     const auto kept = shard_dtype(param.tensor.scalar_type()), computed = compute_dtype().value_or(kept);
-    // The part, the same as it is sent where that is another dtype, a gradient, two moments.
+    // The shard, its copy in the dtype of the computation, a gradient, exp_avg and exp_avg_sq.
     const auto each = width(kept) + (computed == kept ? 0 : width(computed)) + width(computed) + 2 * width(kept);
     total += ChunkParam{param.name, param.tensor.sizes().vec()}.padded_numel(ranks) / ranks * each;
   }
@@ -259,7 +259,7 @@ std::unique_ptr<detail::Residency> GeminiStrategy::make_residency(const Sharded&
     options.after_record = [groups, optimizers = optimizers_, ratio = options_.gpu_margin_mem_ratio,
                             capacity = options.capacity](int64_t peak) {
       std::vector<int64_t> states;
-      // A part, two moments of its size, and its gradient.
+      // A shard, two moments of its size, and its gradient.
       for (const auto* group : groups) states.push_back(4 * group->shard_bytes());
       const auto free_bytes = static_cast<int64_t>(ratio * static_cast<double>(std::max<int64_t>(0, capacity - peak)));
       const auto back = returning(states, free_bytes);

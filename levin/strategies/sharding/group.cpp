@@ -105,7 +105,7 @@ void ShardGroup::make_shards() {
   if (!whole_) set_memory(full_, false);
 }
 
-/// This rank's part of a whole parameter.
+/// This rank's shard of a full parameter.
 Tensor ShardGroup::own_rows(const Tensor& whole, const ShardedParam& param) {
   const auto rows = whole.dim() == 0 ? whole.view({1}) : whole;
   return rows.narrow(0, param.place.start, rows_of(param.shard)).view(param.shard.sizes());
@@ -116,14 +116,14 @@ bool ShardGroup::needs_host_copy() const {
   return options_.offload && options_.param_dtype != options_.dtype;
 }
 
-/// Room for this rank's part where and as it is kept.
+/// Allocates this rank's shards where and as they are kept.
 Tensor ShardGroup::empty_parts() const {
   if (options_.offload && !needs_host_copy()) return host_parts(*options_.dtype);
   const auto place = options_.offload ? c10::Device(at::kCPU) : options_.device;
   return on_large_pages(at::empty({shard_numel_}, at::TensorOptions(place).dtype(*options_.dtype)));
 }
 
-/// Room for this rank's part in host memory, from where it is copied to the device.
+/// Allocates this rank's shards in host memory, from where they are copied to the device.
 Tensor ShardGroup::host_parts(c10::ScalarType dtype) const {
   return options_.pin_memory ? page_locked(shard_numel_, dtype)
                              : at::empty({shard_numel_}, at::TensorOptions().dtype(dtype));
@@ -164,7 +164,7 @@ void ShardGroup::show_full() {
   }
 }
 
-// Whoever assigns new data to a parameter (a loader, a user) means this rank's part, or the whole.
+// Whoever assigns new data to a parameter (a loader, a user) means this rank's shard, or the full parameter.
 void ShardGroup::take_over(ShardedParam& param) {
   const Tensor& now = param.param;
   if (now.is_alias_of(param.full)) return;  // shown already
@@ -232,7 +232,7 @@ void ShardGroup::allocate_full() {
   if (!has_memory()) set_memory(full_, true);
 }
 
-/// This rank's part where and as the gathering wants it.
+/// This rank's shards where and as the all-gather takes them.
 Tensor ShardGroup::source() {
   if (!host_copy_.defined()) return shards_;
   if (stale_) renew_copy();

@@ -45,7 +45,7 @@ Tensor ShardGroup::grads_in_place() const {
   return flat;
 }
 
-/// Room for this rank's part of the gradients. Page-locked memory that nobody holds any more is taken again.
+/// Allocates this rank's shards of the gradients. Page-locked memory that nobody holds any more is reused.
 Tensor ShardGroup::empty_grads() {
   const auto options = at::TensorOptions(options_.offload ? at::kCPU : options_.device).dtype(*options_.grad_dtype);
   if (!options_.offload || !options_.pin_memory) return at::empty({grad_numel_}, options);
@@ -118,7 +118,7 @@ void ShardGroup::reduce_alone() {
     incoming_ = into;
   work.used.push_back(into);
   work.before = [this, grads, into] {
-    for (const auto& [grad, param] : grads)  // without elements there may be a part of other rows, and nothing in it
+    for (const auto& [grad, param] : grads)  // without elements there may be a shard of other rows, and nothing in it
       if (grad.numel() > 0) grad_part(into, *param).copy_(grad, /*non_blocking=*/true);
   };
   reducing_ = lanes_->run(Lanes::kReduce, std::move(work));

@@ -151,7 +151,7 @@ void ShardedModule::sync_buffers() {
   if (options_.everyone) broadcast_states(*options_.everyone, buffers_);
 }
 
-/// A training step may call backward itself and then compute on: the parameters are parts again in between, so that an
+/// A training step may call backward itself and then compute on: the parameters are shards again in between, so that an
 /// optimizer can step.
 void ShardedModule::resume_forward() {
   if (depth_ > 0 && !shows_full_) begin_forward();
