@@ -55,7 +55,7 @@ int64_t measure(Collective& group, const MemoryCase& c) {
   MemoryCounter counter;
   const auto plan = resolve_precision(c.precision, at::kCPU);
   auto model = make_vit(c.deep);
-  if (plan.params && !make_strategy(c.choice, c.world)->places_modules()) model->to(*plan.params);
+  if (plan.params && !make_strategy(c.choice, c.world)->traits().places_modules) model->to(*plan.params);
   Optimizer optimizer(optim::AdamW(model->parameters(), {.lr = 1e-3}));
   Trainee trainee(group, c.choice, *model, at::kCPU, c.precision);
   optimizer = trainee.strategy().setup_optimizer(optimizer);

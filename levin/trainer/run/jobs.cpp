@@ -104,7 +104,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders t
     if (plan.max_epochs_is_default)
       log_info("[trainer] max_epochs was not given: 1000 epochs, as nothing else ends the run");
     // A module that is sharded takes its shards after that: it may have been unsharded nowhere before.
-    const bool shards = fabric->strategy().places_modules();
+    const bool shards = fabric->strategy().traits().places_modules;
     if (!shards) restore_model(*this, /*fit=*/true);
     module.train();
     model.wrapped.emplace(fabric->setup_module(borrowed(module)));
@@ -145,7 +145,7 @@ bool Run::begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase*
   state.stage = stage;
   auto& of_stage = data.eval(stage);
   of_stage.loaders = std::move(loaders);
-  const bool shards = fabric->strategy().places_modules();
+  const bool shards = fabric->strategy().traits().places_modules;
   if (!shards) restore_model(*this, /*fit=*/false);
   model.wrapped.emplace(fabric->setup_module(borrowed(module)));
   if (shards) restore_model(*this, /*fit=*/false);
