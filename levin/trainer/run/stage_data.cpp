@@ -33,7 +33,7 @@ int64_t limited(const char* option, const Limit& limit, int64_t size) {
 
 AnyLoaders prepared(const Run& run, const AnyLoaders& loaders, bool training) {
   const auto& plan = run.plan;
-  const auto& fabric = *run.fabric;
+  auto& fabric = *run.fabric;
   AnyLoaders result;
   for (auto source : loaders) {
     if (plan.overfits && source->shuffles()) {
@@ -119,9 +119,9 @@ void load_train_data(Run& run) {
   const auto& check = plan.val_check;
   if (check.unit() == Interval::Unit::kBatches) {
     val_every = check.count();
-    LEVIN_CHECK(!batches || !plan.check_val_everyn_epoch || val_every <= *batches, "[trainer] val_check_interval ",
+    LEVIN_CHECK(!batches || !plan.check_val_every_n_epoch || val_every <= *batches, "[trainer] val_check_interval ",
                 val_every, " is more than the ", batches.value_or(0),
-                " training batches of an epoch; set check_val_everyn_epoch to none to count across epochs");
+                " training batches of an epoch; set check_val_every_n_epoch to none to count across epochs");
   } else if (check.unit() == Interval::Unit::kFraction) {
     if (batches)
       val_every = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(*batches) * check.fraction()));
