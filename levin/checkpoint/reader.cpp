@@ -9,6 +9,7 @@
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/words.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
