@@ -96,7 +96,8 @@ struct Pack {
     writer->close();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::puts(fmt::format("{}: {}, {} in {:.1f} s ({} to {})", destination, counted(count, "record"),
-                          format_bytes(static_cast<double>(bytes)), seconds.count(), reader->format(), images.format->name)
+                          format_bytes(static_cast<double>(bytes)), seconds.count(), reader->format(),
+                          images.format->name)
                   .c_str());
     return 0;
   }

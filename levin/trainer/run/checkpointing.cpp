@@ -1,6 +1,7 @@
 // What a checkpoint holds of a run.
 #include "levin/trainer/run/checkpointing.h"
 
+#include <optional>
 #include <utility>
 
 #include "levin/checkpoint/format.h"
