@@ -8,6 +8,8 @@
 namespace levin {
 namespace {
 namespace fs = std::filesystem;
+using testing::error_of;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 
 /// One file that names a folder, in which the state is.
@@ -22,7 +24,7 @@ struct PointerFormat : CheckpointFormat {
   StateDict load(const fs::path& path) const override { return load_checkpoint(target(path)); }
 };
 
-class CheckpointFormatTest : public FolderTest {
+class CheckpointFormatTest : public testing::FolderTest {
  protected:
   void SetUp() override {
     FolderTest::SetUp();
@@ -30,57 +32,57 @@ class CheckpointFormatTest : public FolderTest {
     expected_ = whole_.state().state_dict();
   }
   void expect_right(const std::string& from) {
-    Divided again(nullptr);
+    ShardedModule again(nullptr);
     auto state = again.state();
-    EXPECT_TRUE(load_checkpoint(root_ / from, state, {.format = &format_}).empty());
+    EXPECT_TRUE(load_checkpoint(folder_ / from, state, {.format = &format_}).empty());
     EXPECT_EQ(difference(state.state_dict(), expected_), "") << from;
     EXPECT_EQ(again.epoch, 3);
   }
 
   PointerFormat format_;
-  Divided whole_{nullptr};
+  ShardedModule whole_{nullptr};
   StateDict expected_;
 };
 
 TEST_F(CheckpointFormatTest, SavesAndLoadsAState) {
-  save_checkpoint(root_ / "own", whole_.state(), {.format = &format_});
-  EXPECT_TRUE(fs::is_regular_file(root_ / "own"));
+  save_checkpoint(folder_ / "own", whole_.state(), {.format = &format_});
+  EXPECT_TRUE(fs::is_regular_file(folder_ / "own"));
   expect_right("own");
-  Divided raw(nullptr);
-  load_raw(root_ / "own", raw.net, {.format = &format_});
+  ShardedModule raw(nullptr);
+  load_raw(folder_ / "own", raw.net, {.format = &format_});
   EXPECT_EQ(difference(module_state_dict(*raw.net), module_state_dict(*whole_.net)), "");
 }
 
 TEST_F(CheckpointFormatTest, FilterAndSkipHold) {
   const auto keeps = [](std::string_view name, const StateValue&) { return name == "weight"; };
-  save_checkpoint(root_ / "own", whole_.state(), {.filter = {{"model", keeps}}, .format = &format_});
-  const auto all = load_checkpoint(root_ / "own", {.skip = {"optimizer"}, .format = &format_});
+  save_checkpoint(folder_ / "own", whole_.state(), {.filter = {{"model", keeps}}, .format = &format_});
+  const auto all = load_checkpoint(folder_ / "own", {.skip = {"optimizer"}, .format = &format_});
   EXPECT_EQ(all.at("model").to_dict().size(), 1u);
   EXPECT_FALSE(all.contains("optimizer"));
 }
 
 TEST_F(CheckpointFormatTest, LevinsOwnFormatIsReadToo) {
-  save_checkpoint(root_ / "folder", whole_.state());
+  save_checkpoint(folder_ / "folder", whole_.state());
   expect_right("folder");
-  EXPECT_EQ(find_checkpoint_format(root_ / "folder", &format_), checkpoint_formats().front());
-  EXPECT_EQ(find_checkpoint_format(root_ / "nothing", &format_), nullptr);
-  EXPECT_HAS(error_of([&] { load_checkpoint(root_ / "nothing"); }), "does not exist");
+  EXPECT_EQ(find_checkpoint_format(folder_ / "folder", &format_), checkpoint_formats().front());
+  EXPECT_EQ(find_checkpoint_format(folder_ / "nothing", &format_), nullptr);
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "nothing"); }), HasSubstr("does not exist"));
 }
 
 TEST_F(CheckpointFormatTest, RanksGatherAndTakeTheirShards) {
-  save_checkpoint(root_ / "folder", whole_.state());
+  save_checkpoint(folder_ / "folder", whole_.state());
   run_ranks(3, [&](Collective& group) {
-    Divided here(&group);
+    ShardedModule here(&group);
     auto state = here.state();
-    load_checkpoint(root_ / "folder", state, {.shards = here.shards.get()});
+    load_checkpoint(folder_ / "folder", state, {.shards = here.shards.get()});
     here.shards->refresh();
-    save_checkpoint(root_ / "own", state, {.shards = here.shards.get(), .format = &format_});
+    save_checkpoint(folder_ / "own", state, {.shards = here.shards.get(), .format = &format_});
   });
   expect_right("own");
   run_ranks(2, [&](Collective& group) {
-    Divided here(&group, uneven_rows);
+    ShardedModule here(&group, uneven_rows);
     auto state = here.state();
-    load_checkpoint(root_ / "own", state, {.shards = here.shards.get(), .format = &format_});
+    load_checkpoint(folder_ / "own", state, {.shards = here.shards.get(), .format = &format_});
     here.shards->refresh();
     EXPECT_EQ(difference(state.state_dict(), expected_, here.shards.get()), "");
   });
@@ -92,10 +94,10 @@ TEST_F(CheckpointFormatTest, AFailureOnRankZeroIsEveryones) {
   };
   const Full full;
   run_ranks(2, [&](Collective& group) {
-    Divided here(&group);
-    EXPECT_HAS(
-        error_of([&] { save_checkpoint(root_ / "own", here.state(), {.shards = here.shards.get(), .format = &full}); }),
-        "the disk is full");
+    ShardedModule here(&group);
+    const SaveOptions options{.shards = here.shards.get(), .format = &full};
+    EXPECT_THAT(error_of([&] { save_checkpoint(folder_ / "own", here.state(), options); }),
+                HasSubstr("the disk is full"));
   });
 }
 
