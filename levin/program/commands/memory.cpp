@@ -5,7 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/models/decoder.h"
+#include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
 #include "levin/plots/drawing.h"
 #include "levin/program/command.h"
@@ -81,7 +81,7 @@ struct Memory {
       check_number(flag, *value, most);
     };
     if (text) {
-      const auto longest = models::gpt_options(step.model).max_positions;
+      const auto longest = models::decoder_options(step.model).max_positions;
       set("sequence-length", step.sequence_length, longest, longest);
     } else {
       set("image-size", step.image_size, 224, 1 << 16);

@@ -5,7 +5,7 @@
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
-#include "levin/models/decoder.h"
+#include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
 #include "levin/nn/functional.h"
 #include "levin/program/flags.h"
@@ -57,7 +57,7 @@ MemoryEstimate estimate_images(const MemoryStep& step, const MemoryQuestion& que
 
 /// A decoder computes its loss itself, without keeping the logits.
 MemoryEstimate estimate_tokens(const MemoryStep& step, const MemoryQuestion& question) {
-  const auto make = [&] { return models::gpt(models::gpt_options(step.model)); };
+  const auto make = [&] { return models::decoder(models::decoder_options(step.model)); };
   const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
   const Batch batch{{"tokens", at::empty({step.batch, *step.sequence_length}, tokens)},
                     {"targets", at::empty({step.batch, *step.sequence_length}, tokens)}};
@@ -69,7 +69,7 @@ MemoryEstimate estimate_tokens(const MemoryStep& step, const MemoryQuestion& que
 }  // namespace
 
 bool MemoryStep::is_text() const {
-  const auto decoders = models::gpt_names();
+  const auto decoders = models::decoder_names();
   return std::find(decoders.begin(), decoders.end(), model) != decoders.end();
 }
 
