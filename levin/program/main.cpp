@@ -49,7 +49,8 @@ std::string help() {
   return text +
          "\n  levin COMMAND --help    what a command takes"
          "\n  levin --version         the version of Levin and of LibTorch"
-         "\n  levin --cmake-prefix    the folder for CMAKE_PREFIX_PATH, with which find_package(Levin) finds this Levin\n";
+         "\n  levin --cmake-prefix    the folder for CMAKE_PREFIX_PATH, with which find_package(Levin) finds this "
+         "Levin\n";
 }
 
 int dispatch(const levin::Args& args) {
