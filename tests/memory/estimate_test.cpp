@@ -7,6 +7,7 @@
 #include "levin/core/error.h"
 #include "levin/data/sample_random.h"
 #include "levin/devices/memory_counter.h"
+#include "levin/memory/groups.h"
 #include "levin/models/registry.h"
 #include "levin/models/vit.h"
 #include "levin/nn/checkpointing.h"
@@ -18,6 +19,8 @@
 #include "levin/optim/adam_8bit.h"
 #include "levin/optim/sgd.h"
 #include "levin/strategies/options.h"
+#include "levin/strategies/sharding/group_plan.h"
+#include "levin/strategies/sharding/residency.h"
 #include "levin/testing/error_of.h"
 
 namespace levin {
@@ -304,10 +307,26 @@ TEST(Memory, LayoutsCarryTheOptionsOfStrategies) {
                           .backward_prefetch = 2};
   const auto carried = state_layout(units, 2);
   EXPECT_TRUE(carried.units && carried.checkpointing && carried.offload_activations);
-  EXPECT_EQ(carried.prefetch, 3);
-  EXPECT_EQ(carried.backward_prefetch, 2);
   EXPECT_EQ(carried.param_dtype, at::kHalf);
   EXPECT_EQ(carried.reduce_dtype, at::kFloat);
+
+  detail::GroupLedger ledger{.figures = {}, .note = [] {}};
+  std::vector<std::unique_ptr<detail::MeteredGroup>> groups;
+  detail::Residency::Groups uses;
+  for (int i = 0; i < 5; ++i) {
+    groups.push_back(std::make_unique<detail::MeteredGroup>(ledger, detail::GroupSizes{1, 1, 1}));
+    uses.push_back(groups.back().get());
+  }
+  const auto residency = carried.make_residency(uses, {});
+  residency->begin_pass(detail::Pass::kForward, true);
+  for (auto* use : uses) residency->before_use({use});
+  residency->end_pass(detail::Pass::kForward);
+  for (const auto& [pass, ahead] :
+       {std::pair(detail::Pass::kForward, size_t{3}), std::pair(detail::Pass::kBackward, size_t{2})}) {
+    residency->begin_pass(pass, true);
+    residency->before_use({uses[0]});
+    EXPECT_EQ(residency->ahead({uses[0]}).size(), ahead);
+  }
 }
 
 TEST(Memory, OfPersistentParametersIsUnshardedAllThroughTheStep) {
