@@ -66,6 +66,13 @@ const WeightFormat* find_weight_format(std::string_view word) {
   return nullptr;
 }
 
+std::vector<std::string> written_formats() {
+  std::vector<std::string> words;
+  for (const auto& format : weight_formats())
+    if (format.write) words.emplace_back(format.word);
+  return words;
+}
+
 std::vector<std::string> weight_endings(bool written) {
   std::vector<std::string> endings;
   for (const auto& format : weight_formats())

@@ -80,6 +80,8 @@ const WeightFormat& weight_format_of(const std::filesystem::path& file);
 const WeightFormat* weight_format_by_ending(const std::filesystem::path& path);
 /// By the word of `--to`; null when there is none.
 const WeightFormat* find_weight_format(std::string_view word);
+/// The words of the formats that are written: "safetensors", "pth".
+std::vector<std::string> written_formats();
 /// All endings, or those of formats that are written: ".safetensors", ".pth", ...
 std::vector<std::string> weight_endings(bool written = false);
 /// The file or index that a folder holds: one of the usual names, or the only one that could be meant.

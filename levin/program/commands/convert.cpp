@@ -5,6 +5,7 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/core/words.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/convert_plan.h"
@@ -13,17 +14,17 @@
 namespace levin::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
 struct Convert : ConvertFlags {
   void describe(Flags& flags) {
     const auto schemes = std::vector<std::string>(models::naming_schemes().begin(), models::naming_schemes().end());
+    auto formats = detail::written_formats();
+    formats.emplace_back("checkpoint");
     flags.argument("SRC", source,
-                   "a weight file (.safetensors, .pt, .pth, .bin, .ckpt), an index of several, a folder with one of "
-                   "these, or a checkpoint, full or sharded");
+                   "a weight file (" + join(detail::weight_endings()) +
+                       "), an index of several, a folder with one of these, or a checkpoint, full or sharded");
     flags.argument("DST", target, "a file; a folder with --shard-bytes or --to checkpoint");
     flags.flag("to", to, "format [by the ending of DST]; checkpoint writes a full checkpoint from a sharded one",
-               "FORMAT", {"safetensors", "pth", "checkpoint"});
+               "FORMAT", formats);
     flags.flag("dtype", dtype, "cast all floating-point tensors", "DTYPE", {"float32", "bfloat16", "float16"});
     flags.flag("naming", naming, "rename the weights of a ViT, ResNet or decoder (GPT-2, Llama)", "SCHEME", schemes);
     flags.flag("from-naming", from_naming, "naming scheme of SRC [detected]", "SCHEME", schemes);
@@ -41,7 +42,7 @@ struct Convert : ConvertFlags {
 
   int run() {
     if (to == "checkpoint") return convert_checkpoint();
-    const auto format = target_format();
+    const auto& format = target_format();
     const bool is_folder = shard_bytes.bytes > 0;
     check_convert_target(target, is_folder, overwrite);
     // A prefix or pattern that is given speaks of the names as SRC has them.
@@ -61,7 +62,7 @@ struct Convert : ConvertFlags {
         write_items(target, file, items, format, bar);
     }
     fmt::print("{}: {}, {}, {} of {}\n", target, counted(static_cast<int64_t>(items.size()), "tensor"),
-               format_bytes(static_cast<double>(total)), counted(static_cast<int64_t>(files), "file"), format);
+               format_bytes(static_cast<double>(total)), counted(static_cast<int64_t>(files), "file"), format.word);
     if (!file.stripped().empty())
       fmt::print("the prefix \"{0}\" of all names in {1} was removed (--add-prefix {0} keeps it)\n", file.stripped(),
                  file.path().string());
@@ -69,13 +70,12 @@ struct Convert : ConvertFlags {
   }
 
  private:
-  std::string target_format() const {
-    if (!to.empty()) return to;
-    const auto ending = fs::path(target).extension().string();
-    const bool torch = ending == ".pth" || ending == ".pt" || ending == ".bin" || ending == ".ckpt";
-    LEVIN_CHECK(torch || ending == ".safetensors" || shard_bytes.bytes > 0, "[levin convert] \"", target,
-                "\" does not tell the format by its ending; say --to safetensors or --to pth");
-    return torch ? "pth" : "safetensors";
+  const detail::WeightFormat& target_format() const {
+    if (!to.empty()) return *detail::find_weight_format(to);
+    if (const auto* format = detail::weight_format_by_ending(target); format && format->write) return *format;
+    LEVIN_CHECK(shard_bytes.bytes > 0, "[levin convert] \"", target,
+                "\" does not tell the format by its ending; say --to ", join(detail::written_formats(), " or --to "));
+    return detail::weight_formats().front();
   }
 
   /// `--to checkpoint`: the whole training state, to resume from.
@@ -93,8 +93,7 @@ struct Convert : ConvertFlags {
                   " out");
     LEVIN_CHECK(levin::detail::looks_like_checkpoint(source), "[levin convert] \"", source,
                 "\" is not a checkpoint, so --to checkpoint can do nothing with it");
-    LEVIN_CHECK(!fs::exists(target) || overwrite || (fs::is_directory(target) && fs::is_empty(target)),
-                "[levin convert] \"", target, "\" is there already; --overwrite replaces it");
+    check_destination("levin convert", target, OutputKind::kFolder, overwrite, "--overwrite");
     consolidate();
     const levin::detail::CheckpointReader written(target);
     uint64_t total = 0;

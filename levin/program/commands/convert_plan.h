@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "levin/core/progress_bar.h"
+#include "levin/io/weights/weight_formats.h"
 #include "levin/models/naming.h"
 #include "levin/program/commands/convert_source.h"
 #include "levin/program/flags.h"
@@ -36,12 +37,12 @@ std::vector<ConvertItem> plan_conversion(const WeightSource& file, const Convert
 
 /// An Error unless `target` can be written: nothing is there, or --overwrite replaces weights.
 void check_convert_target(const std::filesystem::path& target, bool is_folder, bool overwrite);
-/// Writes one file. One tensor at a time is in memory; for torch.save's format all of them are.
+/// Writes one file. One tensor at a time is in memory, unless the format needs them all.
 void write_items(const std::filesystem::path& path, const WeightSource& file, std::span<const ConvertItem> items,
-                 const std::string& format, ProgressBar& bar);
+                 const detail::WeightFormat& format, ProgressBar& bar);
 /// Writes a folder of files of at most `shard_bytes` each, with an index; returns how many.
 size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& items,
-                    const std::filesystem::path& target, const std::string& format, uint64_t shard_bytes,
+                    const std::filesystem::path& target, const detail::WeightFormat& format, uint64_t shard_bytes,
                     ProgressBar& bar);
 
 }  // namespace levin::cli

@@ -4,13 +4,9 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/io/weights/safetensors.h"
-#include "levin/io/weights/torch_file.h"
 #include "levin/program/commands/convert_plan.h"
 
 namespace levin::cli {
@@ -53,12 +49,14 @@ NamedTensors read_items(const WeightSource& file, std::span<const ConvertItem> i
   return tensors;
 }
 
+/// Files that write_shards may have left; others are not deleted with the folder.
 bool holds_only_weights(const fs::path& folder) {
   for (const auto& item : fs::directory_iterator(folder)) {
     const auto name = item.path().filename().string();
-    if (!item.is_regular_file() ||
-        !(name.ends_with(".safetensors") || name.ends_with(".bin") || name.ends_with(".index.json")))
-      return false;
+    bool is_weights = name.ends_with(".index.json");
+    for (const auto& format : detail::weight_formats())
+      is_weights = is_weights || (format.write && name.ends_with(format.folder_ending));
+    if (!item.is_regular_file() || !is_weights) return false;
   }
   return true;
 }
@@ -82,57 +80,45 @@ std::vector<std::span<const ConvertItem>> split_items(std::span<const ConvertIte
 }  // namespace
 
 void check_convert_target(const fs::path& target, bool is_folder, bool overwrite) {
-  if (!fs::exists(target)) return;
-  LEVIN_CHECK(
-      fs::is_directory(target) == is_folder, "[levin convert] \"", target.string(), "\" is a ",
-      is_folder ? "file; with --shard-bytes a folder is written" : "folder; name a file in it, or give --shard-bytes");
-  if (is_folder && fs::is_empty(target)) return;
-  LEVIN_CHECK(overwrite, "[levin convert] \"", target.string(), "\" is there already; --overwrite replaces it");
-  LEVIN_CHECK(!is_folder || holds_only_weights(target), "[levin convert] \"", target.string(),
+  check_destination("levin convert", target, is_folder ? OutputKind::kFolder : OutputKind::kFile, overwrite,
+                    "--overwrite");
+  LEVIN_CHECK(!is_folder || !fs::exists(target) || holds_only_weights(target), "[levin convert] \"", target.string(),
               "\" holds other things than weights; name another folder");
 }
 
 void write_items(const fs::path& path, const WeightSource& file, std::span<const ConvertItem> items,
-                 const std::string& format, ProgressBar& bar) {
-  if (format == "pth") return write_torch_file(path, read_items(file, items, bar));
+                 const detail::WeightFormat& format, ProgressBar& bar) {
+  if (!format.write_each) return format.write(path, read_items(file, items, bar));
   NamedTensors like;
   std::map<std::string_view, const ConvertItem*> by_name;
   for (const auto& item : items) {
     like.emplace_back(item.weight.name, at::empty(item.shape, at::TensorOptions(item.dtype).device(at::kMeta)));
     by_name.emplace(item.weight.name, &item);
   }
-  AtomicFile out(path);
   const auto read = [&](const std::string& name) {
     const auto& item = *by_name.at(name);
     const auto tensor = make_item(item, [&](const std::string& source) { return file.read(source); });
     bar.advance(static_cast<int64_t>(item.bytes));
     return tensor.to(item.dtype);
   };
-  write_safetensors(out.writer(), like, read, {{"format", "pt"}});
-  out.commit();
+  format.write_each(path, like, read);
 }
 
 size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& items, const fs::path& target,
-                    const std::string& format, uint64_t shard_bytes, ProgressBar& bar) {
+                    const detail::WeightFormat& format, uint64_t shard_bytes, ProgressBar& bar) {
   const auto shards = split_items(items, shard_bytes);
-  const std::string stem = format == "pth" ? "pytorch_model" : "model";
-  const std::string ending = format == "pth" ? ".bin" : ".safetensors";
   AtomicFolder folder(target);
   std::map<std::string, std::string> places;
   uint64_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
-    const auto name =
-        shards.size() == 1 ? stem + ending : fmt::format("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), ending);
+    const auto name = format.file_name(i, shards.size());
     write_items(folder.path() / name, file, shards[i], format, bar);
     for (const auto& item : shards[i]) {
       places[item.weight.name] = name;
       total += item.bytes;
     }
   }
-  if (shards.size() > 1) {
-    const nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", places}};
-    write_file(folder.path() / (stem + ending + ".index.json"), index.dump(2) + "\n");
-  }
+  if (shards.size() > 1) detail::write_weight_index(folder.path() / format.index_name(), places, total);
   folder.commit();
   return shards.size();
 }

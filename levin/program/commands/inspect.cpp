@@ -7,6 +7,7 @@
 #include "levin/checkpoint/reader.h"
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/io/weights/weight_formats.h"
 #include "levin/models/naming.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/inspect_table.h"
@@ -55,8 +56,8 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
 struct Inspect : InspectFlags {
   void describe(Flags& flags) {
     flags.argument("FILE", file,
-                   "a weight file (.safetensors, .pt, .pth, .bin, .ckpt), an index of several, a folder with one of "
-                   "these, or a checkpoint");
+                   "a weight file (" + join(detail::weight_endings()) +
+                       "), an index of several, a folder with one of these, or a checkpoint");
     flags.repeated("filter", filter, "only names that match, such as \"encoder.*\"; repeatable; !GLOB excludes",
                    "GLOB");
     flags.flag("sort", sort, "order; size is largest first [the order of the file]", "ORDER", {"name", "size"});
