@@ -50,7 +50,7 @@ docs: setup-docs ## the documentation as a site with search, in build/site (SITE
 format: ## format the C++ sources in place
 	@tools/format
 
-lint: ## check formatting, floors and links (TIDY=1: clang-tidy too)
+lint: ## check formatting, floors, links and words (TIDY=1: clang-tidy too)
 	@tools/lint
 
 gpu: ## on a machine with a GPU: configure, build, test, measure
