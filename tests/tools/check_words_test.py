@@ -1,35 +1,16 @@
 """tools/check_words on small trees: the good one passes, and each breach is named with its file, its line and what to write."""
-import subprocess
-import sys
-import tempfile
 import unittest
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tree_check import TreeCheck
 
 
-class CheckWords(unittest.TestCase):
-    def run_on(self, files):
-        with tempfile.TemporaryDirectory() as folder:
-            root = Path(folder)
-            tree = {
-                "README.md": "# Top\nThe run resumes automatically; parameters are sharded over the ranks.\n",
-                "docs/nn.md": "# nn\n`goes on` in code is left alone, and so is a sum divided by two.\n",
-                "examples/a.cpp": '#include "goes on.h"\n// A full parameter.\nauto x = "resumes";\n',
-                **files,
-            }
-            for name, text in tree.items():
-                path = root / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
-            result = subprocess.run([sys.executable, ROOT / "tools/check_words", root], capture_output=True, text=True)
-            return result.returncode, result.stdout
-
-    def assert_breach(self, files, *words):
-        status, output = self.run_on(files)
-        self.assertEqual(status, 1, output)
-        for word in words:
-            self.assertIn(word, output)
+class CheckWords(TreeCheck):
+    tool = "check_words"
+    tree = {
+        "README.md": "# Top\nThe run resumes automatically; parameters are sharded over the ranks.\n",
+        "docs/nn.md": "# nn\n`goes on` in code is left alone, and so is a sum divided by two.\n",
+        "examples/a.cpp": '#include "goes on.h"\n// A full parameter.\nauto x = "resumes";\n',
+    }
 
     def test_good_tree(self):
         self.assertEqual(self.run_on({}), (0, "words: fine\n"))
