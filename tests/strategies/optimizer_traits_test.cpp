@@ -126,7 +126,8 @@ TEST(OptimizerTraits, DecideWhatMayStepShards) {
                   "");
       }
     }
-    for (const auto& make : std::vector<std::function<Optimizer(std::vector<Tensor>)>>{own, sign, lars, adafactor, lamb})
+    for (const auto& make :
+         std::vector<std::function<Optimizer(std::vector<Tensor>)>>{own, sign, lars, adafactor, lamb})
       EXPECT_EQ(refusal(group, "ddp", make), "");
     SingleCollective alone;
     EXPECT_EQ(refusal(alone, "single_device", own), "");
