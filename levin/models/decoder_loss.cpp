@@ -43,7 +43,7 @@ struct LossParts {
 
 /// Sum of the losses of rows x [N, D], and its gradients where they are asked for.
 LossParts loss_in_chunks(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows, bool for_x,
-                           bool for_weight) {
+                         bool for_weight) {
   const auto dtype = product_dtype(weight);
   const auto w = weight.to(dtype);
   LossParts parts{.sum = at::zeros({}, x.options().dtype(wide_dtype(x)))};

@@ -210,8 +210,8 @@ struct Timer : levin::Interceptor {
   auto loss = model(tokens, levin::models::next_tokens(tokens));      // the logits are never whole in memory
 
   auto other = levin::models::decoder({.vocab_size = 32000, .max_positions = 2048, .num_layers = 16, .num_heads = 16,
-                                   .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
-                                   .activation = "silu_gated", .positions = "rotary", .tied_head = false});
+                                       .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
+                                       .activation = "silu_gated", .positions = "rotary", .tied_head = false});
 }
 
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {
