@@ -19,7 +19,7 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using levin::models::GptBlock;
+using levin::models::DecoderBlock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -34,8 +34,8 @@ struct Plan {
   double host() const { return master + moments + gradients + copy; }
 };
 
-Plan plan_of(const levin::models::GptOptions& options, int64_t batch, int64_t length) {
-  const auto model = levin::init_module([&] { return levin::models::gpt(options); }, {.deferred = true});
+Plan plan_of(const levin::models::DecoderOptions& options, int64_t batch, int64_t length) {
+  const auto model = levin::init_module([&] { return levin::models::decoder(options); }, {.deferred = true});
   const auto count = [](const torch::nn::Module& module) {
     double sum = 0;
     for (const auto& parameter : levin::unique_parameters(module)) sum += static_cast<double>(parameter.numel());
@@ -63,7 +63,7 @@ void print_plan(const Plan& plan, double available) {
 }
 
 levin::StrategyChoice strategy_of(const std::string& name, int64_t budget, bool in_backward) {
-  const auto blocks = levin::policy::by_class<GptBlock>();
+  const auto blocks = levin::policy::by_class<DecoderBlock>();
   if (name == "deepspeed_stage_3_offload")
     return levin::ZeroOptions{.stage = 3,
                               .offload_optimizer = {.device = "cpu"},
@@ -158,7 +158,7 @@ void train(levin::Args& args) {
     std::printf("{\"skip\": \"needs --model (gpt_6_7b: about 110 GB of host memory)\"}\n");
     return;
   }
-  auto options = levin::models::gpt_options(name);
+  auto options = levin::models::decoder_options(name);
   if (tiny) options = {.vocab_size = 512, .max_positions = 64, .num_layers = 4, .num_heads = 4, .hidden_dim = 64};
   LEVIN_CHECK(length <= options.max_positions, "[offload_decoder] --seq ", length, " is more than the ",
               options.max_positions, " positions of ", name);
@@ -185,7 +185,7 @@ void train(levin::Args& args) {
   device.limit_memory(where, budget);
   torch::manual_seed(0);
   auto start = Clock::now();
-  auto model = fabric.init_module([&] { return levin::models::gpt(options); }, {.meta = true});
+  auto model = fabric.init_module([&] { return levin::models::decoder(options); }, {.meta = true});
   auto [net, optimizer] = fabric.setup(model, levin::optim::AdamW(levin::unique_parameters(*model), {.lr = 1e-4}));
   net->train();
   std::printf("made in %.1f s: %s\n", seconds_since(start), fabric.plan().to_string().c_str());

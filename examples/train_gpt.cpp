@@ -52,13 +52,13 @@ void train(levin::Args& args) {
   fabric.launch(args);
   levin::Fabric::seed_everything(1, {.verbose = false});
   auto model = fabric.init_module([] {
-    return levin::models::gpt({.vocab_size = static_cast<int64_t>(kWords.size()),
-                               .max_positions = 48,
-                               .num_layers = 2,
-                               .num_heads = 4,
-                               .hidden_dim = 64,
-                               .norm = "rms",
-                               .positions = "rotary"});
+    return levin::models::decoder({.vocab_size = static_cast<int64_t>(kWords.size()),
+                                   .max_positions = 48,
+                                   .num_layers = 2,
+                                   .num_heads = 4,
+                                   .hidden_dim = 64,
+                                   .norm = "rms",
+                                   .positions = "rotary"});
   });
   auto [net, optimizer] = fabric.setup(model, levin::optim::AdamW(levin::unique_parameters(*model), {.lr = lr}));
 

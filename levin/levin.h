@@ -31,7 +31,7 @@
 #include "levin/loggers/json_lines.h"
 #include "levin/loggers/tensorboard.h"
 #include "levin/memory/estimate.h"
-#include "levin/models/decoder.h"
+#include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"

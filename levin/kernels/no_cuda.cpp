@@ -13,15 +13,15 @@ void erase_images_cuda(Tensor&, EraseLaunch, std::span<const EraseBox>) {
   levin::detail::fail("[erase_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void adam_cuda(std::span<const StepEntry>, const AdamRates&, const StepScale&, c10::Device) {
+void adam_cuda(std::span<const StepEntry>, const AdamNumbers&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void sgd_cuda(std::span<const StepEntry>, const SgdRates&, const StepScale&, c10::Device) {
+void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_sgd] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void adam_8bit_cuda(std::span<const StepEntry>, const AdamRates&, const CodeBooks&, const StepScale&, c10::Device) {
+void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const CodeBooks&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 

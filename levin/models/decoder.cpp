@@ -30,33 +30,34 @@ namespace {
 constexpr double kInitStd = 0.02;
 
 /// A name in the tree of parameters, nothing else.
-struct GptGroupImpl : torch::nn::Module {};
+struct DecoderGroupImpl : torch::nn::Module {};
 
-Tensor gpt_drop(const Tensor& x, double p, bool training) {
+Tensor dropped(const Tensor& x, double p, bool training) {
   return p > 0 && training ? at::dropout(x, p, true) : x;
 }
 
 /// Layers that write into the stream of hidden states start smaller the more of them there are.
-double residual_std(const GptOptions& options) {
+double residual_std(const DecoderOptions& options) {
   return kInitStd / std::sqrt(2.0 * static_cast<double>(options.num_layers));
 }
 
-int64_t mlp_width(const GptOptions& options) {
+int64_t mlp_width(const DecoderOptions& options) {
   return options.mlp_dim > 0 ? options.mlp_dim : 4 * options.hidden_dim;
 }
 
 size_t word_index(const char* what, const std::string& word, std::span<const std::string> known) {
   const auto found = std::find(known.begin(), known.end(), word);
-  if (found == known.end()) fail_unknown("gpt", what, word, known);
+  if (found == known.end()) fail_unknown("decoder", what, word, known);
   return static_cast<size_t>(found - known.begin());
 }
 
 const std::array<std::string, 2> kNorms{"layer", "rms"};
 const std::array<std::string, 2> kPositions{"learned", "rotary"};
-const std::array<std::string, 4> kActivations{"gelu", "gelu_tanh", "relu", "silu_gated"};  // as GptMlpImpl::Activation
+const std::array<std::string, 4> kActivations{"gelu", "gelu_tanh", "relu",
+                                              "silu_gated"};  // as DecoderMlpImpl::Activation
 
 /// Cosines and sines of the angles of each position: [2, T, D / H / 2].
-Tensor rotary_angles(const GptOptions& options, int64_t length, const Tensor& like) {
+Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& like) {
   const auto head = options.hidden_dim / options.num_heads;
   const auto kind = at::TensorOptions().dtype(at::kFloat).device(like.device());
   const auto powers = at::arange(0, head, 2, kind) / static_cast<double>(head);
@@ -72,63 +73,63 @@ Tensor rotate(const Tensor& x, const Tensor& rotary) {
   return at::cat({halves[0] * cosine - halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
 }
 
-void check_options(const GptOptions& o) {
+void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.vocab_size > 0 && o.max_positions > 0 && o.num_layers > 0 && o.hidden_dim > 0 && o.mlp_dim >= 0,
-              "[gpt] vocab_size, max_positions, num_layers and hidden_dim must be positive, mlp_dim 0 or more");
-  LEVIN_CHECK(o.num_heads > 0 && o.hidden_dim % o.num_heads == 0, "[gpt] hidden_dim ", o.hidden_dim,
+              "[decoder] vocab_size, max_positions, num_layers and hidden_dim must be positive, mlp_dim 0 or more");
+  LEVIN_CHECK(o.num_heads > 0 && o.hidden_dim % o.num_heads == 0, "[decoder] hidden_dim ", o.hidden_dim,
               " is not a multiple of num_heads ", o.num_heads);
-  LEVIN_CHECK(o.loss_rows >= 0, "[gpt] loss_rows ", o.loss_rows, " must be 0 (all) or more");
+  LEVIN_CHECK(o.loss_rows >= 0, "[decoder] loss_rows ", o.loss_rows, " must be 0 (all) or more");
   word_index("norm", o.norm, kNorms);
   word_index("activation", o.activation, kActivations);
   word_index("positions", o.positions, kPositions);
   LEVIN_CHECK(o.positions != "rotary" || o.hidden_dim / o.num_heads % 2 == 0,
-              "[gpt] rotary positions need heads of even width, not ", o.hidden_dim / o.num_heads);
+              "[decoder] rotary positions need heads of even width, not ", o.hidden_dim / o.num_heads);
 }
 
 }  // namespace
 
 // ---- layers
 
-GptEmbeddingImpl::GptEmbeddingImpl(int64_t rows, int64_t dim) {
+DecoderEmbeddingImpl::DecoderEmbeddingImpl(int64_t rows, int64_t dim) {
   weight = register_parameter("weight", torch::empty({rows, dim}));
   torch::nn::init::normal_(weight, 0, kInitStd);
 }
 
-Tensor GptEmbeddingImpl::forward(const Tensor& ids) {
+Tensor DecoderEmbeddingImpl::forward(const Tensor& ids) {
   return at::embedding(weight, ids);
 }
 
-GptLinearImpl::GptLinearImpl(int64_t in, int64_t out, bool has_bias, double std) {
+DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std) {
   weight = register_parameter("weight", torch::empty({out, in}));
   torch::nn::init::normal_(weight, 0, std);
   if (has_bias) bias = register_parameter("bias", torch::zeros({out}));
 }
 
-Tensor GptLinearImpl::forward(const Tensor& x) {
+Tensor DecoderLinearImpl::forward(const Tensor& x) {
   return at::linear(x, weight, bias);
 }
 
-GptNormImpl::GptNormImpl(const GptOptions& options)
+DecoderNormImpl::DecoderNormImpl(const DecoderOptions& options)
     : rms(word_index("norm", options.norm, kNorms) == 1), eps(options.norm_eps) {
   weight = register_parameter("weight", torch::ones({options.hidden_dim}));
   if (options.bias && !rms) bias = register_parameter("bias", torch::zeros({options.hidden_dim}));
 }
 
-Tensor GptNormImpl::forward(const Tensor& x) {
+Tensor DecoderNormImpl::forward(const Tensor& x) {
   const auto size = weight.size(0);
   return rms ? at::rms_norm(x, {size}, weight, eps) : at::layer_norm(x, {size}, weight, bias, eps);
 }
 
 // ---- block
 
-GptAttentionImpl::GptAttentionImpl(const GptOptions& options)
+DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options)
     : num_heads(options.num_heads), dropout(options.attention_dropout) {
   const auto dim = options.hidden_dim;
-  qkv = register_module("qkv", GptLinear(dim, 3 * dim, options.bias, kInitStd));
-  out = register_module("out", GptLinear(dim, dim, options.bias, residual_std(options)));
+  qkv = register_module("qkv", DecoderLinear(dim, 3 * dim, options.bias, kInitStd));
+  out = register_module("out", DecoderLinear(dim, dim, options.bias, residual_std(options)));
 }
 
-Tensor GptAttentionImpl::forward(const Tensor& x, const Tensor& rotary) {
+Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary) {
   const auto b = x.size(0), t = x.size(1), d = x.size(2);
   auto parts = qkv(x).view({b, t, 3, num_heads, d / num_heads}).unbind(2);  // [B, T, H, D / H] each
   if (rotary.defined()) {
@@ -141,16 +142,16 @@ Tensor GptAttentionImpl::forward(const Tensor& x, const Tensor& rotary) {
   return out(mixed.transpose(1, 2).reshape({b, t, d}));
 }
 
-GptMlpImpl::GptMlpImpl(const GptOptions& options)
+DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options)
     : activation(static_cast<Activation>(word_index("activation", options.activation, kActivations))) {
   const auto dim = options.hidden_dim, width = mlp_width(options);
   if (activation == Activation::kSiluGated)
-    gate = register_module("gate", GptLinear(dim, width, options.bias, kInitStd));
-  up = register_module("up", GptLinear(dim, width, options.bias, kInitStd));
-  down = register_module("down", GptLinear(width, dim, options.bias, residual_std(options)));
+    gate = register_module("gate", DecoderLinear(dim, width, options.bias, kInitStd));
+  up = register_module("up", DecoderLinear(dim, width, options.bias, kInitStd));
+  down = register_module("down", DecoderLinear(width, dim, options.bias, residual_std(options)));
 }
 
-Tensor GptMlpImpl::forward(const Tensor& x) {
+Tensor DecoderMlpImpl::forward(const Tensor& x) {
   switch (activation) {
     case Activation::kSiluGated:
       return down(at::silu(gate(x)) * up(x));
@@ -163,116 +164,63 @@ Tensor GptMlpImpl::forward(const Tensor& x) {
   }
 }
 
-GptBlockImpl::GptBlockImpl(const GptOptions& options) : dropout(options.dropout) {
-  norm_1 = register_module("norm_1", GptNorm(options));
-  attention = register_module("attention", GptAttention(options));
-  norm_2 = register_module("norm_2", GptNorm(options));
-  mlp = register_module("mlp", GptMlp(options));
+DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options) : dropout(options.dropout) {
+  norm_1 = register_module("norm_1", DecoderNorm(options));
+  attention = register_module("attention", DecoderAttention(options));
+  norm_2 = register_module("norm_2", DecoderNorm(options));
+  mlp = register_module("mlp", DecoderMlp(options));
 }
 
-Tensor GptBlockImpl::forward(const Tensor& x, const Tensor& rotary) {
-  const auto h = x + gpt_drop(attention(norm_1(x), rotary), dropout, is_training());
-  return h + gpt_drop(mlp(norm_2(h)), dropout, is_training());
+Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary) {
+  const auto h = x + dropped(attention(norm_1(x), rotary), dropout, is_training());
+  return h + dropped(mlp(norm_2(h)), dropout, is_training());
 }
 
-// ---- the whole
+// ---- the model
 
-GptHeadImpl::GptHeadImpl(const GptOptions& options) : loss_rows(options.loss_rows) {
+DecoderHeadImpl::DecoderHeadImpl(const DecoderOptions& options) : loss_rows(options.loss_rows) {
   weight = register_parameter("weight", torch::empty({options.vocab_size, options.hidden_dim}));
   if (!options.tied_head) torch::nn::init::normal_(weight, 0, kInitStd);
 }
 
-Tensor GptHeadImpl::forward(const Tensor& x, const Tensor& targets) {
+Tensor DecoderHeadImpl::forward(const Tensor& x, const Tensor& targets) {
   return targets.defined() ? linear_cross_entropy(x, weight, targets, loss_rows) : at::linear(x, weight);
 }
 
-GptImpl::GptImpl(const GptOptions& asked) : options(asked) {
+DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   check_options(options);
-  tokens = register_module("tokens", GptEmbedding(options.vocab_size, options.hidden_dim));
+  tokens = register_module("tokens", DecoderEmbedding(options.vocab_size, options.hidden_dim));
   if (options.positions == "learned")
-    positions = register_module("positions", GptEmbedding(options.max_positions, options.hidden_dim));
-  auto layers = register_module("blocks", std::make_shared<GptGroupImpl>());
+    positions = register_module("positions", DecoderEmbedding(options.max_positions, options.hidden_dim));
+  auto layers = register_module("blocks", std::make_shared<DecoderGroupImpl>());
   for (int64_t i = 0; i < options.num_layers; ++i) {
-    blocks.push_back(GptBlock(options));
+    blocks.push_back(DecoderBlock(options));
     layers->register_module(std::to_string(i), blocks.back());
   }
-  norm = register_module("norm", GptNorm(options));
-  head = register_module("head", GptHead(options));
+  norm = register_module("norm", DecoderNorm(options));
+  head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
 
-Tensor GptImpl::forward(const Tensor& ids, const Tensor& targets) {
+Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets) {
   LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
-              "[gpt] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
+              "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
   const auto length = ids.size(1);
-  LEVIN_CHECK(length <= options.max_positions, "[gpt] ", length, " tokens are more than the ", options.max_positions,
-              " of max_positions");
+  LEVIN_CHECK(length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
+              options.max_positions, " of max_positions");
   auto x = tokens(ids);
   Tensor rotary;
   if (positions)
     x = x + positions(at::arange(length, ids.options()));
   else
     rotary = rotary_angles(options, length, x);
-  x = gpt_drop(x, options.dropout, is_training());
+  x = dropped(x, options.dropout, is_training());
   for (auto& block : blocks) x = block(x, rotary);
   return head(norm(x), targets);
 }
 
-// ---- sizes
-
-namespace {
-
-struct GptSize {
-  const char* name;
-  int64_t layers, heads, dim, mlp, vocab, positions;
-};
-
-constexpr GptSize kGptSizes[] = {
-    {"gpt2", 12, 12, 768, 3072, 50257, 1024},        {"gpt2_medium", 24, 16, 1024, 4096, 50257, 1024},
-    {"gpt2_large", 36, 20, 1280, 5120, 50257, 1024}, {"gpt2_xl", 48, 25, 1600, 6400, 50257, 1024},
-    {"gpt_6_7b", 32, 32, 4096, 16384, 50272, 2048},
-};
-
-}  // namespace
-
-std::vector<std::string> gpt_names() {
-  std::vector<std::string> all;
-  for (const auto& size : kGptSizes) all.emplace_back(size.name);
-  return all;
-}
-
-GptOptions gpt_options(std::string_view name, const GptVariant& variant) {
-  for (const auto& size : kGptSizes)
-    if (name == size.name)
-      return {.vocab_size = variant.vocab_size > 0 ? variant.vocab_size : size.vocab,
-              .max_positions = variant.max_positions > 0 ? variant.max_positions : size.positions,
-              .num_layers = size.layers,
-              .num_heads = size.heads,
-              .hidden_dim = size.dim,
-              .mlp_dim = size.mlp,
-              .dropout = variant.dropout,
-              .attention_dropout = variant.attention_dropout,
-              .loss_rows = variant.loss_rows};
-  fail_unknown("gpt", "size", name, gpt_names());
-}
-
-Gpt gpt(const GptOptions& options) {
-  return Gpt(options);
-}
-Gpt gpt2(const GptVariant& variant) {
-  return gpt(gpt_options("gpt2", variant));
-}
-Gpt gpt2_medium(const GptVariant& variant) {
-  return gpt(gpt_options("gpt2_medium", variant));
-}
-Gpt gpt2_large(const GptVariant& variant) {
-  return gpt(gpt_options("gpt2_large", variant));
-}
-Gpt gpt2_xl(const GptVariant& variant) {
-  return gpt(gpt_options("gpt2_xl", variant));
-}
-Gpt gpt_6_7b(const GptVariant& variant) {
-  return gpt(gpt_options("gpt_6_7b", variant));
+Decoder decoder(const DecoderOptions& options) {
+  return Decoder(options);
 }
 
 }  // namespace levin::models

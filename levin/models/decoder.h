@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +15,7 @@
 namespace levin::models {
 
 /// A decoder of tokens. The defaults are GPT-2's.
-struct GptOptions {
+struct DecoderOptions {
   int64_t vocab_size = 50257;
   /// The longest sequence.
   int64_t max_positions = 1024;
@@ -44,119 +43,101 @@ struct GptOptions {
 };
 
 /// Rows of a table: integers of any shape to [..., D].
-struct GptEmbeddingImpl : torch::nn::Module {
-  GptEmbeddingImpl(int64_t rows, int64_t dim);
+struct DecoderEmbeddingImpl : torch::nn::Module {
+  DecoderEmbeddingImpl(int64_t rows, int64_t dim);
   Tensor forward(const Tensor& ids);
 
   Tensor weight;
 };
-LEVIN_MODULE(GptEmbedding);
+LEVIN_MODULE(DecoderEmbedding);
 
 /// A linear layer that starts from a normal distribution: [..., in] to [..., out].
-struct GptLinearImpl : torch::nn::Module {
-  GptLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
+struct DecoderLinearImpl : torch::nn::Module {
+  DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
   Tensor forward(const Tensor& x);
 
   Tensor weight, bias;
 };
-LEVIN_MODULE(GptLinear);
+LEVIN_MODULE(DecoderLinear);
 
 /// Layer norm or root mean square norm over the last dimension.
-struct GptNormImpl : torch::nn::Module {
-  explicit GptNormImpl(const GptOptions& options);
+struct DecoderNormImpl : torch::nn::Module {
+  explicit DecoderNormImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x);
 
   bool rms;
   double eps;
   Tensor weight, bias;
 };
-LEVIN_MODULE(GptNorm);
+LEVIN_MODULE(DecoderNorm);
 
 /// Causal self attention: [B, T, D] to [B, T, D]. No mask is made: the kernel knows that it is causal.
-struct GptAttentionImpl : torch::nn::Module {
-  explicit GptAttentionImpl(const GptOptions& options);
+struct DecoderAttentionImpl : torch::nn::Module {
+  explicit DecoderAttentionImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& rotary = {});
 
   int64_t num_heads;
   double dropout;
-  GptLinear qkv = nullptr, out = nullptr;
+  DecoderLinear qkv = nullptr, out = nullptr;
 };
-LEVIN_MODULE(GptAttention);
+LEVIN_MODULE(DecoderAttention);
 
-struct GptMlpImpl : torch::nn::Module {
+struct DecoderMlpImpl : torch::nn::Module {
   enum class Activation { kGelu, kGeluTanh, kRelu, kSiluGated };
-  explicit GptMlpImpl(const GptOptions& options);
+  explicit DecoderMlpImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x);
 
   Activation activation;
-  GptLinear gate = nullptr, up = nullptr, down = nullptr;
+  DecoderLinear gate = nullptr, up = nullptr, down = nullptr;
 };
-LEVIN_MODULE(GptMlp);
+LEVIN_MODULE(DecoderMlp);
 
 /// One layer: what is sharded, checkpointed and streamed as one. [B, T, D] to the same; `rotary` are the angles of
-/// rotary positions (Gpt makes them once for all layers).
-struct GptBlockImpl : torch::nn::Module {
-  explicit GptBlockImpl(const GptOptions& options);
+/// rotary positions (Decoder makes them once for all layers).
+struct DecoderBlockImpl : torch::nn::Module {
+  explicit DecoderBlockImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& rotary = {});
 
   double dropout;
-  GptNorm norm_1 = nullptr, norm_2 = nullptr;
-  GptAttention attention = nullptr;
-  GptMlp mlp = nullptr;
+  DecoderNorm norm_1 = nullptr, norm_2 = nullptr;
+  DecoderAttention attention = nullptr;
+  DecoderMlp mlp = nullptr;
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})  // for torch::nn::Sequential
 };
-LEVIN_MODULE(GptBlock);
+LEVIN_MODULE(DecoderBlock);
 
 /// Hidden states [B, T, D] to logits [B, T, V], or with targets [B, T] straight to the loss
 /// (levin/models/decoder_loss.h).
-struct GptHeadImpl : torch::nn::Module {
-  explicit GptHeadImpl(const GptOptions& options);
+struct DecoderHeadImpl : torch::nn::Module {
+  explicit DecoderHeadImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& targets = {});
 
   int64_t loss_rows;
   Tensor weight;
 };
-LEVIN_MODULE(GptHead);
+LEVIN_MODULE(DecoderHead);
 
 /// A decoder-only transformer, norms before the layers.
 ///
 ///     auto model = levin::models::gpt2();
 ///     auto logits = model(tokens);                                          // [B, T] to [B, T, V]
 ///     auto loss = model(tokens, levin::models::next_tokens(tokens));       // without keeping the logits
-struct GptImpl : torch::nn::Module {
-  explicit GptImpl(const GptOptions& options = {});
+struct DecoderImpl : torch::nn::Module {
+  explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
   Tensor forward(const Tensor& tokens, const Tensor& targets = {});
 
-  GptOptions options;
-  GptEmbedding tokens = nullptr, positions = nullptr;
-  std::vector<GptBlock> blocks;
-  GptNorm norm = nullptr;
-  GptHead head = nullptr;
+  DecoderOptions options;
+  DecoderEmbedding tokens = nullptr, positions = nullptr;
+  std::vector<DecoderBlock> blocks;
+  DecoderNorm norm = nullptr;
+  DecoderHead head = nullptr;
 };
-LEVIN_MODULE(Gpt);
+LEVIN_MODULE(Decoder);
 
-/// What can be chosen about a decoder of a named size; 0 is the size's own.
-struct GptVariant {
-  int64_t vocab_size = 0;
-  int64_t max_positions = 0;
-  double dropout = 0;
-  double attention_dropout = 0;
-  int64_t loss_rows = 1024;
-};
-
-/// The options of a named size: "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl", "gpt_6_7b" (OPT-6.7B's sizes). An
-/// unknown name is an Error with the nearest one.
-GptOptions gpt_options(std::string_view name, const GptVariant& variant = {});
-std::vector<std::string> gpt_names();
-
-Gpt gpt(const GptOptions& options);
-Gpt gpt2(const GptVariant& variant = {});
-Gpt gpt2_medium(const GptVariant& variant = {});
-Gpt gpt2_large(const GptVariant& variant = {});
-Gpt gpt2_xl(const GptVariant& variant = {});
-Gpt gpt_6_7b(const GptVariant& variant = {});
+/// A decoder of any options; sizes with a name are in decoder_sizes.h.
+Decoder decoder(const DecoderOptions& options);
 
 }  // namespace levin::models

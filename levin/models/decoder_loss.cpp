@@ -42,8 +42,8 @@ struct LossParts {
 };
 
 /// Sum of the losses of rows x [N, D], and its gradients where they are asked for.
-LossParts loss_in_portions(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows, bool for_x,
-                           bool for_weight) {
+LossParts loss_in_chunks(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows, bool for_x,
+                         bool for_weight) {
   const auto dtype = product_dtype(weight);
   const auto w = weight.to(dtype);
   LossParts parts{.sum = at::zeros({}, x.options().dtype(wide_dtype(x)))};
@@ -75,7 +75,7 @@ LossParts loss_in_portions(const Tensor& x, const Tensor& weight, const Tensor& 
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& targets,
                         int64_t rows, bool for_x, bool for_weight) {
-    const auto parts = loss_in_portions(x, weight, targets, rows, for_x, for_weight);
+    const auto parts = loss_in_chunks(x, weight, targets, rows, for_x, for_weight);
     const auto count = targets.ne(kIgnoredToken).sum();
     context->save_for_backward({parts.grad_x, parts.grad_weight, count});
     return parts.sum / count;

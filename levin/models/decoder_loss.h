@@ -16,7 +16,7 @@ Tensor next_tokens(const Tensor& tokens);
 
 /// The mean cross entropy of logits x W^T with targets, x [..., D], W [V, D], targets [...] (kIgnoredToken counts for
 /// nothing), in float32 or wider. At most `rows` rows of logits are in memory at once (0: all): their gradients are
-/// taken in the same go, so that nothing is computed twice. The gradient of W is summed over the portions in W's dtype.
+/// taken in the same go, so that nothing is computed twice. The gradient of W is summed over the chunks in W's dtype.
 Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows = 1024);
 
 }  // namespace levin::models

@@ -4,7 +4,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/models/decoder.h"
+#include "levin/models/decoder_sizes.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"
 
@@ -66,8 +66,8 @@ std::vector<std::string> names() {
 }
 
 std::shared_ptr<torch::nn::Module> make_module(std::string_view name) {
-  const auto decoders = gpt_names();
-  if (std::find(decoders.begin(), decoders.end(), name) != decoders.end()) return gpt(gpt_options(name)).ptr();
+  const auto decoders = decoder_names();
+  if (std::find(decoders.begin(), decoders.end(), name) != decoders.end()) return decoder(decoder_options(name)).ptr();
   const auto images = names();
   if (std::find(images.begin(), images.end(), name) != images.end()) return make(name).ptr();
   fail_unknown("models.make_module", "model", name, module_names());
@@ -75,7 +75,7 @@ std::shared_ptr<torch::nn::Module> make_module(std::string_view name) {
 
 std::vector<std::string> module_names() {
   auto all = names();
-  for (auto& name : gpt_names()) all.push_back(std::move(name));
+  for (auto& name : decoder_names()) all.push_back(std::move(name));
   return all;
 }
 

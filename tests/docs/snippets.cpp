@@ -12,7 +12,7 @@
 #include <levin/io/weights/torch_file.h>
 #include <levin/io/weights/weights.h>
 #include <levin/levin.h>
-#include <levin/models/decoder.h>
+#include <levin/models/decoder_sizes.h>
 #include <levin/models/registry.h>
 #include <levin/models/resnet.h>
 #include <levin/models/load_weights.h>
@@ -209,9 +209,9 @@ struct Timer : levin::Interceptor {
   auto logits = model(tokens);                                        // [B, T] to [B, T, V]
   auto loss = model(tokens, levin::models::next_tokens(tokens));      // the full logits are never in memory
 
-  auto other = levin::models::gpt({.vocab_size = 32000, .max_positions = 2048, .num_layers = 16, .num_heads = 16,
-                                   .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
-                                   .activation = "silu_gated", .positions = "rotary", .tied_head = false});
+  auto other = levin::models::decoder({.vocab_size = 32000, .max_positions = 2048, .num_layers = 16, .num_heads = 16,
+                                       .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
+                                       .activation = "silu_gated", .positions = "rotary", .tied_head = false});
 }
 
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {

@@ -57,6 +57,19 @@ TEST(MemoryRefusals, AdafactorNeedsFullParameters) {
   EXPECT_EQ(estimated({.strategy = "fsdp", .optimizer = "adafactor", .world_size = 1}), "no error");
 }
 
+TEST(MemoryRefusals, LambNeedsNormsOverAllRanks) {
+  for (const char* strategy : {"ddp", "fsdp", "deepspeed_stage_1", "deepspeed_stage_2", "deepspeed_stage_3"})
+    EXPECT_EQ(estimated({.strategy = strategy, .optimizer = "lamb", .world_size = 2}), "no error");
+  const FsdpOptions options{.optimizer_in_backward = true};
+  const auto line =
+      estimated({.strategy = "fsdp", .layout = state_layout(options, 2), .optimizer = "lamb", .world_size = 2});
+  EXPECT_THAT(line, HasSubstr("[fsdp] Lamb needs norms over the shards of all ranks"));
+  expect_refused(
+      line, [&] { return std::make_unique<FsdpStrategy>(options); },
+      [](torch::nn::Linear& net) -> Optimizer { return optim::Lamb(net->parameters()); });
+  EXPECT_EQ(estimated({.strategy = "fsdp", .layout = state_layout(options, 1), .optimizer = "lamb"}), "no error");
+}
+
 TEST(MemoryRefusals, TheLossScalerNeedsAllGradients) {
   const auto layout = state_layout(FsdpOptions{.optimizer_in_backward = true}, 2);
   MemoryQuestion question{.layout = layout, .precision = "16-mixed", .world_size = 2};

@@ -18,6 +18,7 @@ std::vector<Optimizer> one_of_each(const std::vector<at::Tensor>& params) {
           AdamW(params, {.lr = 0.02}),
           Adagrad(params, {.lr = 0.02}),
           Lion(params, {.lr = 0.02}),
+          Lamb(params, {.lr = 0.02}),
           Adafactor(params, {.lr = 0.02})};
 }
 

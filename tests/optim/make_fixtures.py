@@ -54,6 +54,51 @@ class Lion(torch.optim.Optimizer):
                 m.copy_(beta2 * m + (1 - beta2) * p.grad)
 
 
+class Lamb(torch.optim.Optimizer):
+    """Algorithm 2 of the paper, written out, with the switches that published implementations have."""
+
+    def __init__(
+        self,
+        params,
+        lr=1e-3,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        weight_decay=1e-2,
+        bias_correction=True,
+        always_adapt=False,
+        max_trust_ratio=None,
+        maximize=False,
+    ):
+        options = dict(locals())
+        del options["self"], options["params"], options["__class__"]
+        super().__init__(params, options)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                grad = -p.grad if group["maximize"] else p.grad
+                state = self.state[p]
+                if not state:
+                    state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+                state["step"] += 1
+                m, v, t = state["exp_avg"], state["exp_avg_sq"], state["step"].item()
+                m.copy_(beta1 * m + (1 - beta1) * grad)
+                v.copy_(beta2 * v + (1 - beta2) * grad * grad)
+                first, second = (1 - beta1**t, 1 - beta2**t) if group["bias_correction"] else (1, 1)
+                update = (m / first) / ((v / second).sqrt() + group["eps"]) + group["weight_decay"] * p
+                ratio = 1.0
+                if group["weight_decay"] != 0 or group["always_adapt"]:
+                    of_param, of_update = p.norm().item(), update.norm().item()
+                    ratio = of_param / of_update if of_param > 0 and of_update > 0 else 1.0
+                    if group["max_trust_ratio"] is not None:
+                        ratio = min(ratio, group["max_trust_ratio"])
+                p.copy_(p - group["lr"] * ratio * update)
+
+
 OPTIMIZERS = [
     ("SGD", dict(), dict(lr=0.05)),
     ("SGD", dict(lr=0.1, momentum=0.9), dict(lr=0.05)),
@@ -73,6 +118,10 @@ OPTIMIZERS = [
     ("Adafactor", dict(lr=0.1, maximize=True), dict(d=2.0)),
     ("Lion", dict(), dict(lr=0.003)),
     ("Lion", dict(lr=0.01, betas=[0.8, 0.9], weight_decay=0.1), dict(weight_decay=0.0)),
+    ("Lamb", dict(), dict(lr=0.01)),
+    ("Lamb", dict(lr=0.1, betas=[0.8, 0.95], eps=1e-4, weight_decay=0.2), dict(weight_decay=0.0)),
+    ("Lamb", dict(lr=0.1, weight_decay=0.0, maximize=True), dict(always_adapt=True)),
+    ("Lamb", dict(lr=0.1, bias_correction=False, max_trust_ratio=0.4), dict(max_trust_ratio=1.0)),
 ]
 
 
@@ -91,7 +140,8 @@ def run_optimizer(name, options, override, dtype):
             params.append(group[-1])
         groups.append({"params": group})
     groups[1].update(override)
-    optimizer = (Lion if name == "Lion" else getattr(torch.optim, name))(groups, **options)
+    optimizer = {"Lion": Lion, "Lamb": Lamb}.get(name) or getattr(torch.optim, name)
+    optimizer = optimizer(groups, **options)
     snapshots = {}
     for step in range(1, STEPS + 1):
         for k, p in enumerate(params):

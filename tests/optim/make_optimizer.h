@@ -4,6 +4,7 @@
 #include "levin/optim/adafactor.h"
 #include "levin/optim/adagrad.h"
 #include "levin/optim/adam.h"
+#include "levin/optim/lamb.h"
 #include "levin/optim/lion.h"
 #include "levin/optim/sgd.h"
 
@@ -64,6 +65,18 @@ void read_lion(const Json& in, T& out) {
   read(in, "weight_decay", out.weight_decay);
 }
 
+template <class T>
+void read_lamb(const Json& in, T& out) {
+  read(in, "lr", out.lr);
+  read(in, "betas", out.betas);
+  read(in, "eps", out.eps);
+  read(in, "weight_decay", out.weight_decay);
+  read(in, "bias_correction", out.bias_correction);
+  read(in, "always_adapt", out.always_adapt);
+  read(in, "max_trust_ratio", out.max_trust_ratio);
+  read(in, "maximize", out.maximize);
+}
+
 template <class Handle, class Group, class Options, class Read>
 Optimizer make(const Json& options, const Json& override_with, const std::vector<std::vector<at::Tensor>>& params,
                Read&& read_into) {
@@ -92,6 +105,8 @@ inline Optimizer make_optimizer(const Json& test, const std::vector<std::vector<
   if (name == "Adafactor")
     return make<Adafactor, AdafactorGroup, AdafactorOptions>(options, other, params,
                                                              [](auto& j, auto& o) { read_adafactor(j, o); });
+  if (name == "Lamb")
+    return make<Lamb, LambGroup, LambOptions>(options, other, params, [](auto& j, auto& o) { read_lamb(j, o); });
   return make<Lion, LionGroup, LionOptions>(options, other, params, [](auto& j, auto& o) { read_lion(j, o); });
 }
 

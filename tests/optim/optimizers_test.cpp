@@ -30,6 +30,7 @@ std::vector<Optimizer> one_of_each(const std::vector<at::Tensor>& params) {
           AdamW(params),
           Adagrad(params),
           Lion(params),
+          Lamb(params),
           Adafactor(params)};
 }
 
@@ -86,6 +87,7 @@ TEST(Construction, ErrorsNameOptionAndValue) {
   EXPECT_THAT(error_of([&] { Adafactor(p, {.beta2_decay = 0.8}); }), HasSubstr("beta2_decay=0.8 must be <= 0"));
   EXPECT_THAT(error_of([&] { Adafactor(p, {.d = 0.5}); }), HasSubstr("d=0.5 must be >= 1"));
   EXPECT_THAT(error_of([&] { Lion(p, {.betas = {-0.1, 0.9}}); }), HasSubstr("betas[0]=-0.1"));
+  EXPECT_THAT(error_of([&] { Lamb(p, {.max_trust_ratio = 0}); }), HasSubstr("max_trust_ratio=0 must be > 0"));
   EXPECT_THAT(error_of([&] { SGD(std::vector<at::Tensor>{}); }), StartsWith("[SGD] the parameter list is empty"));
   EXPECT_THAT(error_of([&] { SGD({p[0] * 2}); }), StartsWith("[SGD] parameter 0 of group 0 (shape [2]) is not a leaf"));
   EXPECT_THAT(error_of([&] { SGD({at::Tensor()}); }), HasSubstr("is undefined"));

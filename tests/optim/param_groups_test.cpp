@@ -40,6 +40,7 @@ std::vector<Kind> kinds() {
           levins<AdamW, AdamGroup>("AdamW", AdamWOptions{.lr = 0.02, .weight_decay = 0.1}),
           levins<Adagrad, AdagradGroup>("Adagrad", AdagradOptions{.lr = 0.1, .initial_accumulator_value = 0.2}),
           levins<Lion, LionGroup>("Lion", LionOptions{.lr = 0.01}),
+          levins<Lamb, LambGroup>("Lamb", LambOptions{.lr = 0.05, .weight_decay = 0.1}),
           torchs<t::SGD>("torch SGD", t::SGDOptions(0.1).momentum(0.9)),
           torchs<t::Adam>("torch Adam", t::AdamOptions(0.02)),
           torchs<t::Adagrad>("torch Adagrad", t::AdagradOptions(0.1).initial_accumulator_value(0.2))};

@@ -68,10 +68,10 @@ TEST_P(Parity, ContinuesBitEqualFromSavedState) {
     EXPECT_TRUE(torch::equal(problem.all[k], other.all[k])) << label() << " parameter " << k;
 }
 
-INSTANTIATE_TEST_SUITE_P(Optimizers, Parity, ::testing::Range<size_t>(0, 36));
+INSTANTIATE_TEST_SUITE_P(Optimizers, Parity, ::testing::Range<size_t>(0, 44));
 
 TEST(ParityFixture, IsWhole) {
-  EXPECT_EQ(fixture("optimizers").size(), 36u);
+  EXPECT_EQ(fixture("optimizers").size(), 44u);
 }
 
 }  // namespace

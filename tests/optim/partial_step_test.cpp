@@ -12,7 +12,7 @@ using namespace testing;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr size_t kKinds = 6;
+constexpr size_t kKinds = 7;
 
 Optimizer make(size_t kind, const std::vector<at::Tensor>& params) {
   switch (kind) {
@@ -26,6 +26,8 @@ Optimizer make(size_t kind, const std::vector<at::Tensor>& params) {
       return Adagrad(params);
     case 4:
       return Lion(params);
+    case 5:
+      return Lamb(params, {.lr = 0.01});
     default:
       return Adafactor(params);
   }

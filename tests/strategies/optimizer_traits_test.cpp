@@ -102,6 +102,10 @@ TEST(OptimizerTraits, DecideWhatMayStepShards) {
   const auto declared_sign = [](auto params) { return optim::adapt(DeclaredSignSgd(params)); };
   const auto lars = [](auto params) { return optim::adapt(Lars(params, to::SGDOptions(0.1))); };
   const auto adafactor = [](auto params) -> Optimizer { return optim::Adafactor(params); };
+  const auto lamb = [](auto params) -> Optimizer { return optim::Lamb(params); };
+  const auto lamb_in_backward = [](auto params) -> Optimizer {
+    return optim::OptimizerInBackward(optim::Lamb(params));
+  };
   const auto lbfgs = [](auto params) { return optim::adapt(to::LBFGS(params)); };
   run_ranks(2, [&](Collective& group) {
     for (const auto& choice : sharded()) {
@@ -112,7 +116,9 @@ TEST(OptimizerTraits, DecideWhatMayStepShards) {
       EXPECT_THAT(refusal(group, choice, lars), HasSubstr("Lars does not say"));
       EXPECT_THAT(refusal(group, choice, adafactor), HasSubstr("Adafactor steps by figures of whole parameters"));
       EXPECT_THAT(refusal(group, choice, lbfgs), HasSubstr("LBFGS steps by figures of whole parameters"));
+      EXPECT_THAT(refusal(group, choice, lamb_in_backward), HasSubstr("Lamb steps by figures of whole parameters"));
       for (const char* precision : {"32-true", "bf16-mixed"}) {
+        EXPECT_EQ(refusal(group, choice, lamb, precision), "");
         EXPECT_EQ(refusal(group, choice, declared, precision), "");
         EXPECT_EQ(refusal(group, choice, declared_sign, precision), "");
         EXPECT_EQ(refusal(
@@ -120,7 +126,8 @@ TEST(OptimizerTraits, DecideWhatMayStepShards) {
                   "");
       }
     }
-    for (const auto& make : std::vector<std::function<Optimizer(std::vector<Tensor>)>>{own, sign, lars, adafactor})
+    for (const auto& make :
+         std::vector<std::function<Optimizer(std::vector<Tensor>)>>{own, sign, lars, adafactor, lamb})
       EXPECT_EQ(refusal(group, "ddp", make), "");
     SingleCollective alone;
     EXPECT_EQ(refusal(alone, "single_device", own), "");
@@ -159,6 +166,7 @@ TEST(OptimizerTraits, SayWhatIsKept) {
                                    optim::SGD(param(), {.momentum = 0.9}),
                                    optim::Adagrad(param()),
                                    optim::Lion(param()),
+                                   optim::Lamb(param()),
                                    optim::Adafactor(param())};
   for (const auto& optimizer : all)
     EXPECT_THAT(kept_names(optimizer), ::testing::UnorderedElementsAreArray(slot_names(optimizer))) << optimizer.name();
@@ -187,6 +195,7 @@ TEST(OptimizerTraits, AreWhatAnEstimateCounts) {
   EXPECT_EQ(estimate({.optimizer = "sgd"}), 0);
   EXPECT_EQ(estimate({.optimizer = "sgd_momentum"}), 4 * kNumel);
   EXPECT_EQ(estimate({.optimizer = "adam"}), 8 * kNumel + 8);
+  EXPECT_EQ(estimate({.optimizer = "lamb"}), 8 * kNumel + 8);
   const OptimizerTraits mine{.elementwise = true, .slots = [](at::IntArrayRef sizes, c10::ScalarType dtype) {
                                return std::vector<OptimizerSlot>(3, {"slot", sizes.vec(), dtype});
                              }};

@@ -126,6 +126,7 @@ struct OddCase {
 Optimizer make_odd_optimizer(const std::string& name, const std::vector<Tensor>& params) {
   if (name == "sgd") return optim::SGD(params, {.lr = 0.05, .momentum = 0.9});
   if (name == "sgd_decay") return optim::SGD(params, {.lr = 0.05, .weight_decay = 0.1});
+  if (name == "lamb") return optim::Lamb(params, {.lr = 1e-2, .eps = 1e-3, .always_adapt = true});
   if (name == "lion") return optim::Lion(params, {.lr = 1e-3});
   if (name == "adagrad") return optim::Adagrad(params, {.lr = 1e-2});
   return optim::AdamW(params, {.lr = 1e-2});
@@ -312,6 +313,7 @@ const std::vector<std::pair<std::string, StrategyChoice>> kWays{
 TEST(ShardingEquality, OfUnevenShapesScalarsAndBuffers) {
   for (const int world : {3, 4}) {
     std::vector<OddCase> cases{{.name = "fsdp", .net = {.tied = true}, .clip = 0.1}};
+    cases.push_back({.name = "lamb", .optimizer = "lamb"});
     if (world == 3)
       for (const char* optimizer : {"sgd_decay", "lion", "adagrad"})
         cases.push_back({.name = optimizer, .optimizer = optimizer});

@@ -1,5 +1,5 @@
-// Torch's own optimizers, which step through data() and leave versions as they were, beside Levin's: under every
-// strategy and precision they are equal to one process, and the loss falls.
+// Torch's own optimizers, which step through data() and leave versions as they were, beside Levin's, also the one that
+// needs norms of full parameters: under every strategy and precision they are equal to one process, and the loss falls.
 #include <gtest/gtest.h>
 
 #include "levin/optim/torch/adapter.h"
@@ -53,6 +53,7 @@ Optimizer make_optimizer(const std::string& name, const std::vector<Tensor>& par
   if (name == "torch::SGD") return optim::adapt(to::SGD(params, to::SGDOptions(0.05).momentum(0.9)));
   if (name == "torch::Adam") return optim::adapt(to::Adam(params, to::AdamOptions(2e-2).eps(1e-2)));
   if (name == "torch::RMSprop") return optim::adapt(to::RMSprop(params, to::RMSpropOptions(5e-3).eps(5e-2)));
+  if (name == "Lamb") return optim::Lamb(params, {.lr = 2e-2, .eps = 1e-2, .weight_decay = 0.05});
   if (name == "SGD") return optim::SGD(params, {.lr = 0.05, .momentum = 0.9});
   return optim::AdamW(params, {.lr = 2e-2, .eps = 1e-2});
 }
@@ -147,10 +148,11 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const Sett
 
 std::vector<Setting> settings(const std::string& precision, double tolerance) {
   std::vector<Setting> all;
-  for (const char* optimizer : {"torch::SGD", "torch::Adam", "torch::RMSprop", "AdamW"})
+  for (const char* optimizer : {"torch::SGD", "torch::Adam", "torch::RMSprop", "AdamW", "Lamb"})
     all.push_back({optimizer, precision, tolerance});
   all.push_back({"torch::SGD", precision, tolerance, 2, 0.2});
   all.push_back({"SGD", precision, tolerance, 2, 0.2});
+  all.push_back({"Lamb", precision, tolerance, 2, 0.2});
   return all;
 }
 

@@ -35,13 +35,12 @@ void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& sca
   };
   const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  const auto rates = detail::adam_rates(n);
-  if (device->is_cuda()) return detail::adam_cuda(entries, rates, scale, *device);
+  if (device->is_cuda()) return detail::adam_cuda(entries, n, scale, *device);
   LEVIN_CHECK(device->is_cpu(), "[fused_adam] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
-  const auto factors = detail::adam_factors(entries, rates, scale);
+  const double scaled = detail::host_scale(scale);
   detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
-    detail::adam_loop(entries[e], factors[e], begin, end);
+    detail::adam_loop(entries[e], n, scaled, begin, end);
   });
 }
 
@@ -58,25 +57,12 @@ void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale)
   };
   const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  const detail::SgdRates rates{.lr = n.lr,
-                               .keep = n.is_first ? 0 : n.momentum,
-                               .take = n.is_first ? 1 : 1 - n.dampening,
-                               .momentum = n.momentum,
-                               .weight_decay = n.weight_decay,
-                               .nesterov = n.nesterov,
-                               .maximize = n.maximize};
-  if (device->is_cuda()) return detail::sgd_cuda(entries, rates, scale, *device);
+  if (device->is_cuda()) return detail::sgd_cuda(entries, n, scale, *device);
   LEVIN_CHECK(device->is_cpu(), "[fused_sgd] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
-  const detail::SgdFactors factors{.lr = rates.lr,
-                                   .keep = rates.keep,
-                                   .take = rates.take,
-                                   .momentum = rates.momentum,
-                                   .decay = rates.weight_decay,
-                                   .grad_factor = (rates.maximize ? -1 : 1) / detail::host_scale(scale),
-                                   .nesterov = rates.nesterov};
+  const double scaled = detail::host_scale(scale);
   detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
-    detail::sgd_loop(entries[e], factors, begin, end);
+    detail::sgd_loop(entries[e], n, scaled, begin, end);
   });
 }
 

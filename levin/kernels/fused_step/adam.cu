@@ -4,12 +4,12 @@ namespace levin::kernels::detail {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kStepThreads) adam_kernel(const NumberTable table, const AdamRates rates) {
+__global__ void __launch_bounds__(kStepThreads) adam_kernel(const NumberTable table, const AdamNumbers numbers) {
   if (table.found_inf != nullptr && *table.found_inf != 0) return;
   const int index = entry_of_block(table);
   const StepEntry& e = table.entries[index];
-  __shared__ DeviceFactors<T> f;
-  if (threadIdx.x == 0) f.fill(rates, e.step, table.scale);
+  __shared__ AdamStep<T> f;
+  if (threadIdx.x == 0) f = adam_step<T>(numbers, *e.step, device_scale(table.scale));
   __syncthreads();
   const int64_t begin = static_cast<int64_t>(blockIdx.x - table.first_block[index]) * kBlockElements;
   const int64_t end = begin + kBlockElements < e.numel ? begin + kBlockElements : e.numel;
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kStepThreads) adam_kernel(const NumberTable ta
 #pragma unroll
     for (int k = 0; k < kPack; ++k) {
       p[k] *= f.shrink;
-      f.averages(p[k], g[k], m[k], v[k]);
+      update_moments(f, p[k], g[k], m[k], v[k]);
     }
     store_pack(e.first, e.state_type, at, count, packs, m);
     store_pack(e.second, e.state_type, at, count, packs, v);
@@ -36,21 +36,18 @@ __global__ void __launch_bounds__(kStepThreads) adam_kernel(const NumberTable ta
       store_pack(e.third, e.state_type, at, count, packs, v);
     }
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) p[k] = f.updated(p[k], m[k], v[k]);
+    for (int k = 0; k < kPack; ++k) p[k] = updated(f, p[k], m[k], v[k]);
     store_pack(e.param, e.param_type, at, count, packs, p);
     if (e.copy != nullptr) store_pack(e.copy, e.copy_type, at, count, packs, p);
   }
 }
 
 template <class T>
-__global__ void __launch_bounds__(kStepThreads) sgd_kernel(const NumberTable table, const SgdRates rates) {
+__global__ void __launch_bounds__(kStepThreads) sgd_kernel(const NumberTable table, const SgdNumbers numbers) {
   if (table.found_inf != nullptr && *table.found_inf != 0) return;
   const int index = entry_of_block(table);
   const StepEntry& e = table.entries[index];
-  const T lr = static_cast<T>(rates.lr), keep = static_cast<T>(rates.keep), take = static_cast<T>(rates.take);
-  const T momentum = static_cast<T>(rates.momentum), decay = static_cast<T>(rates.weight_decay);
-  const T scale = table.scale != nullptr ? static_cast<T>(*table.scale) : T(1);
-  const T grad_factor = (rates.maximize ? T(-1) : T(1)) / scale;
+  const SgdStep<T> f = sgd_step<T>(numbers, device_scale(table.scale));
   const int64_t begin = static_cast<int64_t>(blockIdx.x - table.first_block[index]) * kBlockElements;
   const int64_t end = begin + kBlockElements < e.numel ? begin + kBlockElements : e.numel;
   for (int64_t at = begin + threadIdx.x * kPack; at < end; at += kStepThreads * kPack) {
@@ -60,19 +57,19 @@ __global__ void __launch_bounds__(kStepThreads) sgd_kernel(const NumberTable tab
     load_pack(e.param, e.param_type, at, count, packs, p);
     load_pack(e.grad, e.grad_type, at, count, packs, g);
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) g[k] = g[k] * grad_factor + decay * p[k];
+    for (int k = 0; k < kPack; ++k) g[k] = g[k] * f.grad_factor + f.decay * p[k];
     if (e.first != nullptr) {
       T b[kPack];
       load_pack(e.first, e.state_type, at, count, packs, b);
 #pragma unroll
       for (int k = 0; k < kPack; ++k) {
-        b[k] = keep * b[k] + take * g[k];
-        g[k] = rates.nesterov ? g[k] + momentum * b[k] : b[k];
+        b[k] = f.keep * b[k] + f.take * g[k];
+        g[k] = f.direct * g[k] + f.rest * b[k];
       }
       store_pack(e.first, e.state_type, at, count, packs, b);
     }
 #pragma unroll
-    for (int k = 0; k < kPack; ++k) p[k] -= lr * g[k];
+    for (int k = 0; k < kPack; ++k) p[k] -= f.lr * g[k];
     store_pack(e.param, e.param_type, at, count, packs, p);
     if (e.copy != nullptr) store_pack(e.copy, e.copy_type, at, count, packs, p);
   }
@@ -80,21 +77,21 @@ __global__ void __launch_bounds__(kStepThreads) sgd_kernel(const NumberTable tab
 
 }  // namespace
 
-int launch_adam(const NumberTable& table, const AdamRates& rates, bool in_double, CUstream_st* stream) {
+int launch_adam(const NumberTable& table, const AdamNumbers& numbers, bool in_double, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>(table.first_block[table.count]);
   if (in_double)
-    adam_kernel<double><<<blocks, kStepThreads, 0, stream>>>(table, rates);
+    adam_kernel<double><<<blocks, kStepThreads, 0, stream>>>(table, numbers);
   else
-    adam_kernel<float><<<blocks, kStepThreads, 0, stream>>>(table, rates);
+    adam_kernel<float><<<blocks, kStepThreads, 0, stream>>>(table, numbers);
   return static_cast<int>(cudaGetLastError());
 }
 
-int launch_sgd(const NumberTable& table, const SgdRates& rates, bool in_double, CUstream_st* stream) {
+int launch_sgd(const NumberTable& table, const SgdNumbers& numbers, bool in_double, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>(table.first_block[table.count]);
   if (in_double)
-    sgd_kernel<double><<<blocks, kStepThreads, 0, stream>>>(table, rates);
+    sgd_kernel<double><<<blocks, kStepThreads, 0, stream>>>(table, numbers);
   else
-    sgd_kernel<float><<<blocks, kStepThreads, 0, stream>>>(table, rates);
+    sgd_kernel<float><<<blocks, kStepThreads, 0, stream>>>(table, numbers);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "levin/kernels/fused_step/step_numbers.h"
+
 /// Whole steps of Adam and SGD over lists of tensors, in one pass over memory, of parameters, gradients and state whose
 /// dtypes differ: on CUDA one kernel for dozens of tensors, on the CPU all threads over all tensors together.
 namespace levin::kernels {
@@ -16,13 +18,6 @@ using at::Tensor;
 struct StepScale {
   std::optional<Tensor> scale = {};
   std::optional<Tensor> found_inf = {};
-};
-
-struct AdamNumbers {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool amsgrad, maximize;
-  /// Decay shrinks the parameter itself (AdamW), and is not added to the gradient.
-  bool decoupled;
 };
 
 /// Parallel lists, all on one device; tensors of one index are laid out alike and have as many elements. Tensors
@@ -45,13 +40,6 @@ struct AdamTensors {
 
 /// One step. Gradients are not written, not even under a scale.
 void fused_adam(const AdamTensors& tensors, const AdamNumbers& numbers, const StepScale& scale = {});
-
-struct SgdNumbers {
-  double lr, momentum, dampening, weight_decay;
-  bool nesterov, maximize;
-  /// The momentum buffers are new: they take the gradient undamped.
-  bool is_first;
-};
 
 /// As AdamTensors; buffers are none without momentum.
 struct SgdTensors {

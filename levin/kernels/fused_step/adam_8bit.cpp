@@ -83,19 +83,18 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
   };
   const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  const auto rates = detail::adam_rates(n);
   if (device->is_cuda()) {
     detail::CodeBooks books;
     std::ranges::copy(dynamic_codes(true), books.average);
     std::ranges::copy(dynamic_codes(false), books.square);
-    return detail::adam_8bit_cuda(entries, rates, books, scale, *device);
+    return detail::adam_8bit_cuda(entries, n, books, scale, *device);
   }
   LEVIN_CHECK(device->is_cpu(), "[fused_adam_8bit] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
-  const auto factors = detail::adam_factors(entries, rates, scale);
+  const double scaled = detail::host_scale(scale);
   const auto &average = code_table(true), &square = code_table(false);
   detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
-    detail::adam_8bit_loop(entries[e], factors[e], average, square, begin, end);
+    detail::adam_8bit_loop(entries[e], n, scaled, {average, square}, begin, end);
   });
 }
 

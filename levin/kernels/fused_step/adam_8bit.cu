@@ -38,17 +38,17 @@ __device__ void store_one(void* to, NumberType type, int64_t at, float value) {
 }
 
 __global__ void __launch_bounds__(kStepThreads)
-    adam_8bit_kernel(const CodeStepTable table, const AdamRates rates, const CodeBooks books) {
+    adam_8bit_kernel(const CodeStepTable table, const AdamNumbers numbers, const CodeBooks books) {
   if (table.found_inf != nullptr && *table.found_inf != 0) return;
   const int index = entry_of_block(table);
   const StepEntry& e = table.entries[index];
-  __shared__ DeviceFactors<float> f;
+  __shared__ AdamStep<float> f;
   __shared__ float average_codes[kCodes], square_codes[kCodes], m_shared[kStepThreads / 32],
       v_shared[kStepThreads / 32];
   const int t = static_cast<int>(threadIdx.x);
   average_codes[t] = books.average[t];
   square_codes[t] = books.square[t];
-  if (t == 0) f.fill(rates, e.step, table.scale);
+  if (t == 0) f = adam_step<float>(numbers, *e.step, device_scale(table.scale));
   __syncthreads();
   auto* first = static_cast<unsigned char*>(e.first);
   auto* second = static_cast<unsigned char*>(e.second);
@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(kStepThreads)
       m = average_codes[first[at]] * e.first_scale[block / kCodes];
       v = square_codes[second[at]] * e.second_scale[block / kCodes];
       const float p = load_one(e.param, e.param_type, at) * f.shrink;
-      f.averages(p, load_one(e.grad, e.grad_type, at), m, v);
-      const float updated = f.updated(p, m, v);
+      update_moments(f, p, load_one(e.grad, e.grad_type, at), m, v);
+      const float updated = ::levin::kernels::detail::updated(f, p, m, v);
       store_one(e.param, e.param_type, at, updated);
       if (e.copy != nullptr) store_one(e.copy, e.copy_type, at, updated);
     }
@@ -81,8 +81,9 @@ __global__ void __launch_bounds__(kStepThreads)
 
 }  // namespace
 
-int launch_adam_8bit(const CodeStepTable& table, const AdamRates& rates, const CodeBooks& codes, CUstream_st* stream) {
-  adam_8bit_kernel<<<static_cast<unsigned>(table.first_block[table.count]), kStepThreads, 0, stream>>>(table, rates,
+int launch_adam_8bit(const CodeStepTable& table, const AdamNumbers& numbers, const CodeBooks& codes,
+                     CUstream_st* stream) {
+  adam_8bit_kernel<<<static_cast<unsigned>(table.first_block[table.count]), kStepThreads, 0, stream>>>(table, numbers,
                                                                                                        codes);
   return static_cast<int>(cudaGetLastError());
 }

@@ -51,22 +51,24 @@ void by_precision(std::span<const StepEntry> entries, const StepScale& scale, c1
 
 }  // namespace
 
-void adam_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale, c10::Device device) {
+void adam_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const StepScale& scale,
+               c10::Device device) {
   by_precision(entries, scale, device, [&](const NumberTable& table, bool in_double, CUstream_st* stream) {
-    return launch_adam(table, rates, in_double, stream);
+    return launch_adam(table, numbers, in_double, stream);
   });
 }
 
-void sgd_cuda(std::span<const StepEntry> entries, const SgdRates& rates, const StepScale& scale, c10::Device device) {
+void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, const StepScale& scale,
+              c10::Device device) {
   by_precision(entries, scale, device, [&](const NumberTable& table, bool in_double, CUstream_st* stream) {
-    return launch_sgd(table, rates, in_double, stream);
+    return launch_sgd(table, numbers, in_double, stream);
   });
 }
 
-void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const CodeBooks& codes,
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const CodeBooks& codes,
                     const StepScale& scale, c10::Device device) {
   each_table<CodeStepTable>(entries, scale, device, [&](const CodeStepTable& table, CUstream_st* stream) {
-    return launch_adam_8bit(table, rates, codes, stream);
+    return launch_adam_8bit(table, numbers, codes, stream);
   });
 }
 

@@ -23,11 +23,6 @@ struct StepEntries {
 StepEntries step_entries(const char* operation, std::span<const Tensor> params, std::span<const Tensor> grads,
                          std::span<const Tensor> copies, c10::function_ref<void(StepEntry&, size_t)> fill);
 
-AdamRates adam_rates(const AdamNumbers& numbers);
-/// Of each entry, for a step on the CPU.
-std::vector<AdamFactors> adam_factors(std::span<const StepEntry> entries, const AdamRates& rates,
-                                      const StepScale& scale);
-
 /// A state tensor that must be as the parameter is: its pointer; also says when alignment is lost.
 void* state_pointer(const char* operation, StepEntry& entry, const char* name, std::span<const Tensor> list,
                     size_t index, const Tensor& param);
@@ -44,9 +39,11 @@ bool host_skips(const StepScale& scale);
 void each_piece(std::span<const StepEntry> entries, c10::function_ref<void(size_t, int64_t, int64_t)> body);
 
 /// In adam_cuda.cpp, or no_cuda.cpp where there is no CUDA.
-void adam_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const StepScale& scale, c10::Device device);
-void sgd_cuda(std::span<const StepEntry> entries, const SgdRates& rates, const StepScale& scale, c10::Device device);
-void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamRates& rates, const CodeBooks& codes,
+void adam_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const StepScale& scale,
+               c10::Device device);
+void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, const StepScale& scale,
+              c10::Device device);
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const CodeBooks& codes,
                     const StepScale& scale, c10::Device device);
 
 }  // namespace levin::kernels::detail

@@ -128,32 +128,21 @@ __device__ int entry_of_block(const Table& table) {
   return low;
 }
 
-/// The numbers of one tensor's step, worked out by one thread of a block.
-template <class T>
-struct DeviceFactors {
-  T step_size, root_factor, take1, beta2, take2, eps, shrink, decay, grad_factor;
+/// A loss scale on the device; 1 where there is none.
+__device__ inline double device_scale(const float* scale) {
+  return scale != nullptr ? static_cast<double>(*scale) : 1.0;
+}
 
-  __device__ void fill(const AdamRates& r, const float* step, const float* scale) {
-    const double steps = *step;
-    step_size = static_cast<T>(r.lr / (1 - pow(r.beta1, steps)));
-    root_factor = static_cast<T>(1 / sqrt(1 - pow(r.beta2, steps)));
-    take1 = static_cast<T>(1 - r.beta1);
-    beta2 = static_cast<T>(r.beta2);
-    take2 = static_cast<T>(1 - r.beta2);
-    eps = static_cast<T>(r.eps);
-    shrink = static_cast<T>(r.decoupled ? 1 - r.lr * r.weight_decay : 1.0);
-    decay = static_cast<T>(r.decoupled ? 0.0 : r.weight_decay);
-    grad_factor = static_cast<T>((r.maximize ? -1.0 : 1.0) / (scale != nullptr ? static_cast<double>(*scale) : 1.0));
-  }
-  /// The averages of one element; `square` is what stands under the root. The parameter has shrunk already.
-  __device__ void averages(T param, T grad, T& average, T& square) const {
-    const T g = grad * grad_factor + decay * param;
-    average += take1 * (g - average);
-    square = beta2 * square + take2 * g * g;
-  }
-  __device__ T updated(T param, T average, T square) const {
-    return param - step_size * average / (sqrt(square) * root_factor + eps);
-  }
-};
+/// The moments of one element; `square` is what stands under the root. The parameter has shrunk already.
+template <class T>
+__device__ void update_moments(const AdamStep<T>& f, T param, T grad, T& average, T& square) {
+  const T g = grad * f.grad_factor + f.decay * param;
+  average += f.take1 * (g - average);
+  square = f.beta2 * square + f.take2 * g * g;
+}
+template <class T>
+__device__ T updated(const AdamStep<T>& f, T param, T average, T square) {
+  return param - f.step_size * average / (sqrt(square) * f.root_factor + f.eps);
+}
 
 }  // namespace levin::kernels::detail

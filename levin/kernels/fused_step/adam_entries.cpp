@@ -94,24 +94,6 @@ StepEntries step_entries(const char* operation, std::span<const Tensor> params, 
   return result;
 }
 
-AdamRates adam_rates(const AdamNumbers& numbers) {
-  return {.lr = numbers.lr,
-          .beta1 = numbers.beta1,
-          .beta2 = numbers.beta2,
-          .eps = numbers.eps,
-          .weight_decay = numbers.weight_decay,
-          .decoupled = numbers.decoupled,
-          .maximize = numbers.maximize};
-}
-
-std::vector<AdamFactors> adam_factors(std::span<const StepEntry> entries, const AdamRates& rates,
-                                      const StepScale& scale) {
-  std::vector<AdamFactors> factors;
-  factors.reserve(entries.size());
-  for (const auto& entry : entries) factors.push_back(adam_factors(rates, *entry.step, host_scale(scale)));
-  return factors;
-}
-
 void* state_pointer(const char* operation, StepEntry& entry, const char* name, std::span<const Tensor> list,
                     size_t index, const Tensor& param) {
   const Tensor& state = list[index];

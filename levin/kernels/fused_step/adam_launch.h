@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "levin/kernels/fused_step/step_numbers.h"
+
 /// What the loops and kernels of the fused steps are told: pointers, sizes and numbers, without a header of torch.
 struct CUstream_st;
 
@@ -30,18 +32,6 @@ struct StepEntry {
   bool aligned = false;
 };
 
-struct AdamRates {
-  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
-  bool decoupled = false;
-  bool maximize = false;
-};
-
-struct SgdRates {
-  double lr = 0, keep = 0, take = 0, momentum = 0, weight_decay = 0;
-  bool nesterov = false;
-  bool maximize = false;
-};
-
 /// What one launch takes as its arguments, of which there is room for 4 KB.
 template <int N>
 struct StepTable {
@@ -61,15 +51,16 @@ struct CodeBooks {
   float average[256];
   float square[256];
 };
-static_assert(sizeof(NumberTable) + sizeof(AdamRates) <= 4096 &&
-              sizeof(CodeStepTable) + sizeof(CodeBooks) + sizeof(AdamRates) <= 4096);
+static_assert(sizeof(NumberTable) + sizeof(AdamNumbers) <= 4096 &&
+              sizeof(CodeStepTable) + sizeof(CodeBooks) + sizeof(AdamNumbers) <= 4096);
 
 /// Elements of one thread block on CUDA.
 constexpr int64_t kBlockElements = 8192;
 
 /// In adam.cu and adam_8bit.cu; each returns a cudaError_t. In a table all parameters are double, or none is.
-int launch_adam(const NumberTable& table, const AdamRates& rates, bool in_double, CUstream_st* stream);
-int launch_sgd(const NumberTable& table, const SgdRates& rates, bool in_double, CUstream_st* stream);
-int launch_adam_8bit(const CodeStepTable& table, const AdamRates& rates, const CodeBooks& codes, CUstream_st* stream);
+int launch_adam(const NumberTable& table, const AdamNumbers& numbers, bool in_double, CUstream_st* stream);
+int launch_sgd(const NumberTable& table, const SgdNumbers& numbers, bool in_double, CUstream_st* stream);
+int launch_adam_8bit(const CodeStepTable& table, const AdamNumbers& numbers, const CodeBooks& codes,
+                     CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -74,60 +74,52 @@ struct Stretch {
   }
 };
 
+/// A stretch of one tensor's numbers, in place or in buffers.
 template <class T>
-struct AdamLanes {
-  T step_size, root_factor, take1, beta2, take2, eps, shrink, decay, grad_factor;
-
-  explicit AdamLanes(const AdamFactors& f)
-      : step_size(static_cast<T>(f.step_size)),
-        root_factor(static_cast<T>(f.root_factor)),
-        take1(static_cast<T>(f.take1)),
-        beta2(static_cast<T>(f.beta2)),
-        take2(static_cast<T>(f.take2)),
-        eps(static_cast<T>(f.eps)),
-        shrink(static_cast<T>(f.shrink)),
-        decay(static_cast<T>(f.decay)),
-        grad_factor(static_cast<T>(f.grad_factor)) {}
-
-  // `largest` is null without amsgrad.
-  template <int W>
-  __attribute__((always_inline)) void run(T* params, const T* grads, T* averages, T* squares, T* largest,
-                                          int64_t count) const {
-    using V = typename Register<T, W>::Type;
-    constexpr int kNumbers = Register<T, W>::kNumbers, kPart = 16 / static_cast<int>(sizeof(T));
-    for (int64_t i = 0; i < count; i += kNumbers) {
-      V p, g, m, v;
-      load(p, params + i);
-      load(g, grads + i);
-      load(m, averages + i);
-      load(v, squares + i);
-      p = p * shrink;
-      g = g * grad_factor + p * decay;
-      m = m + (g - m) * take1;
-      v = v * beta2 + g * g * take2;
-      store(m, averages + i);
-      store(v, squares + i);
-      if (largest) {
-        V x;
-        load(x, largest + i);
-        v = x < v ? v : x;
-        store(v, largest + i);
-      }
-      T roots[kNumbers];
-      store(v, roots);
-      for (int j = 0; j < kNumbers; j += kPart) take_roots(roots + j);
-      load(v, roots);
-      p = p - m * step_size / (v * root_factor + eps);
-      store(p, params + i);
-    }
-  }
+struct AdamStretch {
+  T* params;
+  const T* grads;
+  T* averages;
+  T* squares;
+  T* largest;  // null without amsgrad
 };
 
 template <class T, int W>
-inline __attribute__((always_inline)) void adam_body(const StepEntry& e, const AdamFactors& factors, int64_t begin,
-                                                     int64_t end) {
+inline __attribute__((always_inline)) void adam_numbers(const AdamStep<T>& f, const AdamStretch<T>& on, int64_t count) {
+  using V = typename Register<T, W>::Type;
+  constexpr int kNumbers = Register<T, W>::kNumbers, kPart = 16 / static_cast<int>(sizeof(T));
+  for (int64_t i = 0; i < count; i += kNumbers) {
+    V p, g, m, v;
+    load(p, on.params + i);
+    load(g, on.grads + i);
+    load(m, on.averages + i);
+    load(v, on.squares + i);
+    p = p * f.shrink;
+    g = g * f.grad_factor + p * f.decay;
+    m = m + (g - m) * f.take1;
+    v = v * f.beta2 + g * g * f.take2;
+    store(m, on.averages + i);
+    store(v, on.squares + i);
+    if (on.largest) {
+      V x;
+      load(x, on.largest + i);
+      v = x < v ? v : x;
+      store(v, on.largest + i);
+    }
+    T roots[kNumbers];
+    store(v, roots);
+    for (int j = 0; j < kNumbers; j += kPart) take_roots(roots + j);
+    load(v, roots);
+    p = p - m * f.step_size / (v * f.root_factor + f.eps);
+    store(p, on.params + i);
+  }
+}
+
+template <class T, int W>
+inline __attribute__((always_inline)) void adam_body(const StepEntry& e, const AdamNumbers& n, double scale,
+                                                     int64_t begin, int64_t end) {
   alignas(64) T buffers[5][kStretch];
-  const AdamLanes<T> update(factors);
+  const auto step = adam_step<T>(n, *e.step, scale);
   for (int64_t at = begin; at < end; at += kStretch) {
     const int64_t count = std::min(kStretch, end - at);
     const Stretch<T> param(e.param, e.param_type, at, count, buffers[0]);
@@ -136,10 +128,10 @@ inline __attribute__((always_inline)) void adam_body(const StepEntry& e, const A
     const Stretch<T> square(e.second, e.state_type, at, count, buffers[3]);
     if (e.third) {
       const Stretch<T> largest(e.third, e.state_type, at, count, buffers[4]);
-      update.template run<W>(param.numbers, grad.numbers, average.numbers, square.numbers, largest.numbers, count);
+      adam_numbers<T, W>(step, {param.numbers, grad.numbers, average.numbers, square.numbers, largest.numbers}, count);
       largest.write_back(e.third, e.state_type, at, count);
     } else {
-      update.template run<W>(param.numbers, grad.numbers, average.numbers, square.numbers, nullptr, count);
+      adam_numbers<T, W>(step, {param.numbers, grad.numbers, average.numbers, square.numbers, nullptr}, count);
     }
     param.write_back(e.param, e.param_type, at, count);
     average.write_back(e.first, e.state_type, at, count);
@@ -149,13 +141,10 @@ inline __attribute__((always_inline)) void adam_body(const StepEntry& e, const A
 }
 
 template <class T, int W>
-inline __attribute__((always_inline)) void sgd_body(const StepEntry& e, const SgdFactors& f, int64_t begin,
-                                                    int64_t end) {
+inline __attribute__((always_inline)) void sgd_body(const StepEntry& e, const SgdNumbers& n, double scale,
+                                                    int64_t begin, int64_t end) {
   alignas(64) T buffers[3][kStretch];
-  const T lr = static_cast<T>(f.lr), keep = static_cast<T>(f.keep), take = static_cast<T>(f.take);
-  const T momentum = static_cast<T>(f.nesterov ? f.momentum : 0), decay = static_cast<T>(f.decay);
-  const T grad_factor = static_cast<T>(f.grad_factor), direct = f.nesterov ? T(1) : T(0);
-  const T rest = f.nesterov ? momentum : T(1);
+  const auto f = sgd_step<T>(n, scale);
   for (int64_t at = begin; at < end; at += kStretch) {
     const int64_t count = std::min(kStretch, end - at);
     const Stretch<T> param(e.param, e.param_type, at, count, buffers[0]);
@@ -168,9 +157,9 @@ inline __attribute__((always_inline)) void sgd_body(const StepEntry& e, const Sg
         load(p, param.numbers + i);
         load(g, grad.numbers + i);
         load(b, buffer.numbers + i);
-        g = g * grad_factor + p * decay;
-        b = b * keep + g * take;
-        p = p - (g * direct + b * rest) * lr;
+        g = g * f.grad_factor + p * f.decay;
+        b = b * f.keep + g * f.take;
+        p = p - (g * f.direct + b * f.rest) * f.lr;
         store(b, buffer.numbers + i);
         store(p, param.numbers + i);
       }
@@ -180,7 +169,7 @@ inline __attribute__((always_inline)) void sgd_body(const StepEntry& e, const Sg
         V p, g;
         load(p, param.numbers + i);
         load(g, grad.numbers + i);
-        p = p - (g * grad_factor + p * decay) * lr;
+        p = p - (g * f.grad_factor + p * f.decay) * f.lr;
         store(p, param.numbers + i);
       }
     }
@@ -191,9 +180,9 @@ inline __attribute__((always_inline)) void sgd_body(const StepEntry& e, const Sg
 
 // One block of codes: back to numbers, a step, and to codes again under a new scale.
 template <int W>
-inline __attribute__((always_inline)) void adam_8bit_block(const StepEntry& e, const AdamLanes<float>& update,
-                                                           const CodeTable& average, const CodeTable& square,
-                                                           int64_t at, int64_t count) {
+inline __attribute__((always_inline)) void adam_8bit_block(const StepEntry& e, const AdamStep<float>& step,
+                                                           const CodeTables& codes, int64_t at, int64_t count) {
+  const auto& [average, square] = codes;
   constexpr int64_t kBlock = 256;
   alignas(64) float p_buffer[kBlock], g_buffer[kBlock], m[kBlock], v[kBlock];
   auto* first = static_cast<uint8_t*>(e.first) + at;
@@ -204,7 +193,7 @@ inline __attribute__((always_inline)) void adam_8bit_block(const StepEntry& e, c
   for (int64_t i = 0; i < kBlock; ++i) v[i] = square.values[second[i]] * v_scale;
   const Stretch<float> param(e.param, e.param_type, at, count, p_buffer);
   const Stretch<float> grad(e.grad, e.grad_type, at, count, g_buffer);
-  update.run<W>(param.numbers, grad.numbers, m, v, nullptr, count);
+  adam_numbers<float, W>(step, {param.numbers, grad.numbers, m, v, nullptr}, count);
   param.write_back(e.param, e.param_type, at, count);
   if (e.copy) store_numbers(param.numbers, e.copy_type, at, count, e.copy);
   for (int64_t i = count; i < kBlock; ++i) m[i] = v[i] = 0;
@@ -236,23 +225,24 @@ inline __attribute__((always_inline)) void adam_8bit_block(const StepEntry& e, c
 }
 
 template <int W>
-inline __attribute__((always_inline)) void adam_8bit_body(const StepEntry& e, const AdamFactors& factors,
-                                                          const CodeTable& average, const CodeTable& square,
-                                                          int64_t begin, int64_t end) {
-  const AdamLanes<float> update(factors);
+inline __attribute__((always_inline)) void adam_8bit_body(const StepEntry& e, const AdamNumbers& n, double scale,
+                                                          const CodeTables& codes, int64_t begin, int64_t end) {
+  const auto step = adam_step<float>(n, *e.step, scale);
   for (int64_t at = begin; at < end; at += 256)
-    adam_8bit_block<W>(e, update, average, square, at, std::min<int64_t>(256, end - at));
+    adam_8bit_block<W>(e, step, codes, at, std::min<int64_t>(256, end - at));
 }
 
 template <int W>
-inline __attribute__((always_inline)) void adam_any(const StepEntry& e, const AdamFactors& f, int64_t begin,
-                                                    int64_t end) {
-  e.param_type == NumberType::kDouble ? adam_body<double, W>(e, f, begin, end) : adam_body<float, W>(e, f, begin, end);
+inline __attribute__((always_inline)) void adam_any(const StepEntry& e, const AdamNumbers& n, double scale,
+                                                    int64_t begin, int64_t end) {
+  e.param_type == NumberType::kDouble ? adam_body<double, W>(e, n, scale, begin, end)
+                                      : adam_body<float, W>(e, n, scale, begin, end);
 }
 template <int W>
-inline __attribute__((always_inline)) void sgd_any(const StepEntry& e, const SgdFactors& f, int64_t begin,
+inline __attribute__((always_inline)) void sgd_any(const StepEntry& e, const SgdNumbers& n, double scale, int64_t begin,
                                                    int64_t end) {
-  e.param_type == NumberType::kDouble ? sgd_body<double, W>(e, f, begin, end) : sgd_body<float, W>(e, f, begin, end);
+  e.param_type == NumberType::kDouble ? sgd_body<double, W>(e, n, scale, begin, end)
+                                      : sgd_body<float, W>(e, n, scale, begin, end);
 }
 
 }  // namespace
@@ -273,81 +263,72 @@ Level machine_level() {
   return level;
 }
 
-__attribute__((target("avx2,fma"))) void adam_avx2(const StepEntry& e, const AdamFactors& f, int64_t begin,
-                                                   int64_t end) {
-  adam_any<32>(e, f, begin, end);
+__attribute__((target("avx2,fma"))) void adam_avx2(const StepEntry& e, const AdamNumbers& n, double scale,
+                                                   int64_t begin, int64_t end) {
+  adam_any<32>(e, n, scale, begin, end);
 }
-__attribute__((target("avx2,fma"))) void sgd_avx2(const StepEntry& e, const SgdFactors& f, int64_t begin, int64_t end) {
-  sgd_any<32>(e, f, begin, end);
+__attribute__((target("avx2,fma"))) void sgd_avx2(const StepEntry& e, const SgdNumbers& n, double scale, int64_t begin,
+                                                  int64_t end) {
+  sgd_any<32>(e, n, scale, begin, end);
 }
-__attribute__((target("avx2,fma"))) void adam_8bit_avx2(const StepEntry& e, const AdamFactors& f, const CodeTable& a,
-                                                        const CodeTable& s, int64_t begin, int64_t end) {
-  adam_8bit_body<32>(e, f, a, s, begin, end);
+__attribute__((target("avx2,fma"))) void adam_8bit_avx2(const StepEntry& e, const AdamNumbers& n, double scale,
+                                                        const CodeTables& codes, int64_t begin, int64_t end) {
+  adam_8bit_body<32>(e, n, scale, codes, begin, end);
 }
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))) void adam_avx512(const StepEntry& e,
-                                                                                        const AdamFactors& f,
-                                                                                        int64_t begin, int64_t end) {
-  adam_any<64>(e, f, begin, end);
+                                                                                        const AdamNumbers& n,
+                                                                                        double scale, int64_t begin,
+                                                                                        int64_t end) {
+  adam_any<64>(e, n, scale, begin, end);
 }
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))) void sgd_avx512(const StepEntry& e,
-                                                                                       const SgdFactors& f,
-                                                                                       int64_t begin, int64_t end) {
-  sgd_any<64>(e, f, begin, end);
+                                                                                       const SgdNumbers& n,
+                                                                                       double scale, int64_t begin,
+                                                                                       int64_t end) {
+  sgd_any<64>(e, n, scale, begin, end);
 }
 
 }  // namespace
 
-void adam_loop(const StepEntry& e, const AdamFactors& f, int64_t begin, int64_t end) {
+void adam_loop(const StepEntry& e, const AdamNumbers& n, double scale, int64_t begin, int64_t end) {
   switch (machine_level()) {
     case Level::kAvx512:
-      return adam_avx512(e, f, begin, end);
+      return adam_avx512(e, n, scale, begin, end);
     case Level::kAvx2:
-      return adam_avx2(e, f, begin, end);
+      return adam_avx2(e, n, scale, begin, end);
     case Level::kBase:
-      return adam_any<16>(e, f, begin, end);
+      return adam_any<16>(e, n, scale, begin, end);
   }
 }
 
-void sgd_loop(const StepEntry& e, const SgdFactors& f, int64_t begin, int64_t end) {
+void sgd_loop(const StepEntry& e, const SgdNumbers& n, double scale, int64_t begin, int64_t end) {
   switch (machine_level()) {
     case Level::kAvx512:
-      return sgd_avx512(e, f, begin, end);
+      return sgd_avx512(e, n, scale, begin, end);
     case Level::kAvx2:
-      return sgd_avx2(e, f, begin, end);
+      return sgd_avx2(e, n, scale, begin, end);
     case Level::kBase:
-      return sgd_any<16>(e, f, begin, end);
+      return sgd_any<16>(e, n, scale, begin, end);
   }
 }
 
-void adam_8bit_loop(const StepEntry& e, const AdamFactors& f, const CodeTable& a, const CodeTable& s, int64_t begin,
+void adam_8bit_loop(const StepEntry& e, const AdamNumbers& n, double scale, const CodeTables& codes, int64_t begin,
                     int64_t end) {
-  if (machine_level() == Level::kBase) return adam_8bit_body<16>(e, f, a, s, begin, end);
-  adam_8bit_avx2(e, f, a, s, begin, end);
+  if (machine_level() == Level::kBase) return adam_8bit_body<16>(e, n, scale, codes, begin, end);
+  adam_8bit_avx2(e, n, scale, codes, begin, end);
 }
 #else
-void adam_loop(const StepEntry& e, const AdamFactors& f, int64_t begin, int64_t end) {
-  adam_any<16>(e, f, begin, end);
+void adam_loop(const StepEntry& e, const AdamNumbers& n, double scale, int64_t begin, int64_t end) {
+  adam_any<16>(e, n, scale, begin, end);
 }
-void sgd_loop(const StepEntry& e, const SgdFactors& f, int64_t begin, int64_t end) {
-  sgd_any<16>(e, f, begin, end);
+void sgd_loop(const StepEntry& e, const SgdNumbers& n, double scale, int64_t begin, int64_t end) {
+  sgd_any<16>(e, n, scale, begin, end);
 }
-void adam_8bit_loop(const StepEntry& e, const AdamFactors& f, const CodeTable& a, const CodeTable& s, int64_t begin,
+void adam_8bit_loop(const StepEntry& e, const AdamNumbers& n, double scale, const CodeTables& codes, int64_t begin,
                     int64_t end) {
-  adam_8bit_body<16>(e, f, a, s, begin, end);
+  adam_8bit_body<16>(e, n, scale, codes, begin, end);
 }
 #endif
-
-AdamFactors adam_factors(const AdamRates& r, double step, double scale) {
-  return {.step_size = r.lr / (1 - std::pow(r.beta1, step)),
-          .root_factor = 1 / std::sqrt(1 - std::pow(r.beta2, step)),
-          .take1 = 1 - r.beta1,
-          .beta2 = r.beta2,
-          .take2 = 1 - r.beta2,
-          .eps = r.eps,
-          .shrink = r.decoupled ? 1 - r.lr * r.weight_decay : 1,
-          .decay = r.decoupled ? 0 : r.weight_decay,
-          .grad_factor = (r.maximize ? -1 : 1) / scale};
-}
 
 void fill_code_table(CodeTable& table, const float* values) {
   for (int k = 0; k < 256; ++k) {

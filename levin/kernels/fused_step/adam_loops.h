@@ -7,20 +7,9 @@
 /// The loops of the fused steps on the CPU: no header of torch, so that a compiler sees nothing but arithmetic.
 namespace levin::kernels::detail {
 
-/// The numbers of one tensor's step, worked out from its counter.
-struct AdamFactors {
-  double step_size, root_factor, take1, beta2, take2, eps, shrink, decay, grad_factor;
-};
-AdamFactors adam_factors(const AdamRates& rates, double step, double scale);
-
-struct SgdFactors {
-  double lr, keep, take, momentum, decay, grad_factor;
-  bool nesterov;
-};
-
-/// Elements [begin, end) of one parameter.
-void adam_loop(const StepEntry& entry, const AdamFactors& factors, int64_t begin, int64_t end);
-void sgd_loop(const StepEntry& entry, const SgdFactors& factors, int64_t begin, int64_t end);
+/// Elements [begin, end) of one parameter. Gradients are still multiplied by `scale`.
+void adam_loop(const StepEntry& entry, const AdamNumbers& numbers, double scale, int64_t begin, int64_t end);
+void sgd_loop(const StepEntry& entry, const SgdNumbers& numbers, double scale, int64_t begin, int64_t end);
 
 /// The nearest code of a number between -1 and 1: `first[x's upper 16 bits]` or the one after it, by `middle`.
 struct CodeTable {
@@ -30,8 +19,13 @@ struct CodeTable {
 };
 void fill_code_table(CodeTable& table, const float* values);
 
+struct CodeTables {
+  const CodeTable& average;
+  const CodeTable& square;
+};
+
 /// `begin` is a multiple of a block of codes, `end` too, or the end of the parameter.
-void adam_8bit_loop(const StepEntry& entry, const AdamFactors& factors, const CodeTable& average,
-                    const CodeTable& square, int64_t begin, int64_t end);
+void adam_8bit_loop(const StepEntry& entry, const AdamNumbers& numbers, double scale, const CodeTables& codes,
+                    int64_t begin, int64_t end);
 
 }  // namespace levin::kernels::detail

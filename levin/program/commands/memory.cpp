@@ -10,7 +10,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/memory/estimate.h"
-#include "levin/models/decoder.h"
+#include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
 #include "levin/nn/functional.h"
 #include "levin/plots/bar_plot.h"
@@ -42,7 +42,7 @@ struct MemoryRow {
 };
 
 bool is_decoder(const std::string& model) {
-  const auto decoders = models::gpt_names();
+  const auto decoders = models::decoder_names();
   return std::find(decoders.begin(), decoders.end(), model) != decoders.end();
 }
 
@@ -61,7 +61,7 @@ void complete(MemoryFlags& flags, const CLI::App& app) {
   for (const auto* flag : text ? std::array{"--image-size", "--num-classes"} : std::array{"--sequence-length", ""})
     LEVIN_CHECK(*flag == '\0' || app.count(flag) == 0, "[levin memory] ", flag, " is not for ", flags.model,
                 ", a model of ", text ? "text (--sequence-length is)" : "images (--image-size is)");
-  const auto longest = text ? models::gpt_options(flags.model).max_positions : 0;
+  const auto longest = text ? models::decoder_options(flags.model).max_positions : 0;
   const auto set = [&](const char* flag, int64_t& value, int64_t usual, int64_t most) {
     if (app.count(flag) == 0) value = usual;
     check_number(flag, value, most);
@@ -192,7 +192,7 @@ MemoryEstimate estimate_images(const MemoryFlags& flags, const MemoryQuestion& q
 
 /// A decoder computes its loss itself, without keeping the logits.
 MemoryEstimate estimate_tokens(const MemoryFlags& flags, const MemoryQuestion& question) {
-  const auto make = [&] { return models::gpt(models::gpt_options(flags.model)); };
+  const auto make = [&] { return models::decoder(models::decoder_options(flags.model)); };
   const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
   const Batch batch{{"tokens", at::empty({flags.batch, flags.sequence_length}, tokens)},
                     {"targets", at::empty({flags.batch, flags.sequence_length}, tokens)}};

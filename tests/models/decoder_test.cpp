@@ -8,7 +8,7 @@
 #include "levin/core/error.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/io/weights/weights.h"
-#include "levin/models/decoder.h"
+#include "levin/models/decoder_sizes.h"
 #include "levin/models/load_weights.h"
 #include "levin/models/naming.h"
 #include "levin/models/registry.h"
@@ -20,22 +20,22 @@
 #include "levin/testing/paths.h"
 #include "levin/testing/temporary_folder.h"
 
-namespace levin::gpt_tests {
+namespace levin::decoder_tests {
 namespace {
 
 namespace fs = std::filesystem;
-using models::Gpt;
-using models::GptOptions;
+using models::Decoder;
+using models::DecoderOptions;
 using testing::error_of;
 using ::testing::HasSubstr;
 
-const fs::path kGpt = fs::path(levin::testing::source_dir()) / "tests/models/fixtures/gpt";
+const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/models/fixtures/gpt";
 
-GptOptions tiny_gpt2() {
+DecoderOptions tiny_gpt2() {
   return {.vocab_size = 37, .max_positions = 12, .num_layers = 2, .num_heads = 2, .hidden_dim = 16, .mlp_dim = 24};
 }
 
-GptOptions tiny_llama() {
+DecoderOptions tiny_llama() {
   auto options = tiny_gpt2();
   options.bias = options.tied_head = false;
   options.norm = "rms";
@@ -56,10 +56,10 @@ void expect_near(const Tensor& found, const Tensor& expected, double tolerance, 
 }
 
 /// Outputs and gradients are transformers' for the weights in its own file.
-void expect_equals_original(const std::string& name, const GptOptions& options) {
-  const WeightFile outputs(kGpt / (name + "_outputs.safetensors"));
-  auto model = models::gpt(options);
-  const auto report = models::load_weights(*model, kGpt / (name + ".safetensors"));
+void expect_equals_original(const std::string& name, const DecoderOptions& options) {
+  const WeightFile outputs(kFixtures / (name + "_outputs.safetensors"));
+  auto model = models::decoder(options);
+  const auto report = models::load_weights(*model, kFixtures / (name + ".safetensors"));
   EXPECT_EQ(report.naming, "huggingface");
   const auto tokens = outputs.read("tokens");
   expect_near(model(tokens), outputs.read("logits"), 1e-5);
@@ -86,17 +86,17 @@ void expect_equals_original(const std::string& name, const GptOptions& options) 
   EXPECT_EQ(report.loaded.size(), unique_parameters(*model).size());
 }
 
-TEST(Gpt, IsTransformersGpt2) {
+TEST(Decoder, IsTransformersGpt2) {
   expect_equals_original("gpt2", tiny_gpt2());
 }
 
-TEST(Gpt, IsTransformersLlama) {
+TEST(Decoder, IsTransformersLlama) {
   expect_equals_original("llama", tiny_llama());
 }
 
-TEST(Gpt, WeightsGoToHuggingfaceAndBack) {
-  const WeightFile original(kGpt / "gpt2.safetensors");
-  auto model = models::gpt(tiny_gpt2());
+TEST(Decoder, WeightsGoToHuggingfaceAndBack) {
+  const WeightFile original(kFixtures / "gpt2.safetensors");
+  auto model = models::decoder(tiny_gpt2());
   models::load_weights(*model, original.path());
   NamedTensors named;
   std::vector<std::string> names;
@@ -116,13 +116,13 @@ TEST(Gpt, WeightsGoToHuggingfaceAndBack) {
   const testing::TemporaryFolder folder;
   const auto path = folder / "gpt.safetensors";
   write_safetensors(path, named);
-  auto other = models::gpt(tiny_gpt2());
+  auto other = models::decoder(tiny_gpt2());
   EXPECT_EQ(models::load_weights(*other, path).naming, "huggingface");
   const auto tokens = torch::randint(0, 37, {2, 12});
   EXPECT_TRUE(other(tokens).equal(model(tokens)));
 }
 
-TEST(Gpt, ChunkedLossEqualsTheLoss) {
+TEST(Decoder, ChunkedLossEqualsTheLoss) {
   const auto x = torch::randn({3, 7, 8}, at::kDouble).requires_grad_();
   const auto weight = torch::randn({11, 8}, at::kDouble).requires_grad_();
   auto targets = torch::randint(0, 11, {3, 7});
@@ -147,7 +147,7 @@ TEST(Gpt, ChunkedLossEqualsTheLoss) {
   }
 }
 
-TEST(Gpt, ChunkedLossKeepsItsGraphAndLeavesFrozenWeightsAlone) {
+TEST(Decoder, ChunkedLossKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   const auto x = torch::randn({5, 8}).requires_grad_();
   const auto weight = torch::randn({11, 8});
   const auto targets = torch::randint(0, 11, {5});
@@ -161,7 +161,7 @@ TEST(Gpt, ChunkedLossKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   EXPECT_FALSE(models::linear_cross_entropy(x, weight, targets, 2).requires_grad());
 }
 
-TEST(Gpt, ChunkedLossInBfloat16AndUnderAutocast) {
+TEST(Decoder, ChunkedLossInBfloat16AndUnderAutocast) {
   const auto x = torch::randn({64, 32}), weight = torch::randn({50, 32}) * 0.1;
   const auto targets = torch::randint(0, 50, {64});
   const auto gradient = [&](at::ScalarType dtype, bool autocast) {
@@ -180,26 +180,26 @@ TEST(Gpt, ChunkedLossInBfloat16AndUnderAutocast) {
   expect_near(gradient(at::kFloat, true), exact, 0.02 * scale);
 }
 
-TEST(Gpt, FullAndChunkedLogitsTrainAlike) {
+TEST(Decoder, FullAndChunkedLogitsTrainAlike) {
   for (auto options : {tiny_gpt2(), tiny_llama()}) {
     options.loss_rows = 0;
     torch::manual_seed(3);
-    auto whole = models::gpt(options);
+    auto whole = models::decoder(options);
     options.loss_rows = 4;
     torch::manual_seed(3);
-    auto portions = models::gpt(options);
+    auto chunks = models::decoder(options);
     const auto tokens = torch::randint(0, 37, {2, 9});
     whole(tokens, models::next_tokens(tokens)).backward();
-    portions(tokens, models::next_tokens(tokens)).backward();
-    const auto a = gradients(*whole), b = gradients(*portions);
+    chunks(tokens, models::next_tokens(tokens)).backward();
+    const auto a = gradients(*whole), b = gradients(*chunks);
     ASSERT_EQ(a.size(), b.size());
     for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-6));
   }
 }
 
-TEST(Gpt, LaterTokensDoNotChangeEarlierOnes) {
+TEST(Decoder, LaterTokensDoNotChangeEarlierOnes) {
   for (const auto& options : {tiny_gpt2(), tiny_llama()}) {
-    auto model = models::gpt(options);
+    auto model = models::decoder(options);
     const auto tokens = torch::randint(0, 37, {1, 12});
     auto changed = tokens.clone();
     changed[0][8] = (changed[0][8] + 1) % 37;
@@ -209,12 +209,12 @@ TEST(Gpt, LaterTokensDoNotChangeEarlierOnes) {
   }
 }
 
-TEST(Gpt, DeferredIsWhatItWouldHaveBeen) {
+TEST(Decoder, DeferredIsWhatItWouldHaveBeen) {
   for (const auto& options : {tiny_gpt2(), tiny_llama()}) {
     torch::manual_seed(5);
-    auto eager = models::gpt(options);
+    auto eager = models::decoder(options);
     torch::manual_seed(5);
-    auto deferred = init_module([&] { return models::gpt(options); }, {.deferred = true});
+    auto deferred = init_module([&] { return models::decoder(options); }, {.deferred = true});
     EXPECT_TRUE(is_deferred(*deferred));
     EXPECT_EQ(deferred->head->weight.is_same(deferred->tokens->weight), options.tied_head);
     materialize(*deferred->blocks[1]);
@@ -225,24 +225,24 @@ TEST(Gpt, DeferredIsWhatItWouldHaveBeen) {
   }
 }
 
-TEST(Gpt, SizesAreTheOriginals) {
+TEST(Decoder, SizesAreTheOriginals) {
   const std::map<std::string, int64_t> expected{{"gpt2", 124'439'808},
                                                 {"gpt2_medium", 354'823'168},
                                                 {"gpt2_large", 774'030'080},
                                                 {"gpt2_xl", 1'557'611'200},
                                                 {"gpt_6_7b", 6'658'465'792}};
-  EXPECT_EQ(models::gpt_names().size(), expected.size());
-  for (const auto& name : models::gpt_names()) {
-    const auto model = init_module([&] { return models::gpt(models::gpt_options(name)); }, {.deferred = true});
+  EXPECT_EQ(models::decoder_names().size(), expected.size());
+  for (const auto& name : models::decoder_names()) {
+    const auto model = init_module([&] { return models::decoder(models::decoder_options(name)); }, {.deferred = true});
     int64_t count = 0;
     for (const auto& parameter : unique_parameters(*model)) count += parameter.numel();
     EXPECT_EQ(count, expected.at(name)) << name;
   }
 }
 
-TEST(Gpt, BlocksAreUnitsAndFire) {
-  auto model = models::gpt(tiny_llama());
-  const auto units = select_units(*model, policy::by_class<models::GptBlock>());
+TEST(Decoder, BlocksAreUnitsAndFire) {
+  auto model = models::decoder(tiny_llama());
+  const auto units = select_units(*model, policy::by_class<models::DecoderBlock>());
   ASSERT_EQ(units.size(), 2u);
   EXPECT_EQ(units[1].name, "blocks.1");
   FiredCheck check("fsdp", select_units(*model, policy::all_units()));
@@ -251,45 +251,45 @@ TEST(Gpt, BlocksAreUnitsAndFire) {
   check.finish();
 }
 
-TEST(Gpt, DropoutIsOnlyThereInTraining) {
+TEST(Decoder, DropoutIsOnlyThereInTraining) {
   auto options = tiny_gpt2();
   options.dropout = options.attention_dropout = 0.5;
-  auto model = models::gpt(options);
+  auto model = models::decoder(options);
   const auto tokens = torch::randint(0, 37, {2, 6});
   EXPECT_FALSE(model(tokens).equal(model(tokens)));
   model->eval();
   EXPECT_TRUE(model(tokens).equal(model(tokens)));
 }
 
-TEST(Gpt, IsFoundByName) {
+TEST(Decoder, IsFoundByName) {
   const auto module = init_module([] { return models::make_module("gpt2_medium"); }, {.deferred = true});
-  EXPECT_NE(std::dynamic_pointer_cast<models::GptImpl>(module), nullptr);
+  EXPECT_NE(std::dynamic_pointer_cast<models::DecoderImpl>(module), nullptr);
   EXPECT_THAT(models::module_names(), ::testing::IsSupersetOf({"gpt2", "gpt_6_7b", "vit_b_16", "resnet50"}));
   EXPECT_THAT(error_of([] { models::make_module("gpt3"); }), HasSubstr("did you mean \"gpt2\"?"));
-  EXPECT_THAT(error_of([] { models::gpt_options("gpt_xl"); }), HasSubstr("did you mean \"gpt2_xl\"?"));
+  EXPECT_THAT(error_of([] { models::decoder_options("gpt_xl"); }), HasSubstr("did you mean \"gpt2_xl\"?"));
 }
 
-TEST(Gpt, MistakesAreOneLine) {
+TEST(Decoder, MistakesAreOneLine) {
   const auto with = [](auto change) {
     auto options = tiny_gpt2();
     change(options);
-    return error_of([&] { models::gpt(options); });
+    return error_of([&] { models::decoder(options); });
   };
-  EXPECT_EQ(with([](auto& o) { o.num_heads = 3; }), "[gpt] hidden_dim 16 is not a multiple of num_heads 3");
-  EXPECT_THAT(with([](auto& o) { o.norm = "rmsnorm"; }), HasSubstr("[gpt] norm \"rmsnorm\""));
+  EXPECT_EQ(with([](auto& o) { o.num_heads = 3; }), "[decoder] hidden_dim 16 is not a multiple of num_heads 3");
+  EXPECT_THAT(with([](auto& o) { o.norm = "rmsnorm"; }), HasSubstr("[decoder] norm \"rmsnorm\""));
   EXPECT_THAT(with([](auto& o) { o.activation = "gelu_tan"; }), HasSubstr("did you mean \"gelu_tanh\"?"));
   EXPECT_THAT(with([](auto& o) { o.positions = "rotation"; }), HasSubstr("did you mean \"rotary\"?"));
   EXPECT_EQ(with([](auto& o) {
               o.positions = "rotary";
               o.num_heads = 16;
             }),
-            "[gpt] rotary positions need heads of even width, not 1");
-  auto model = models::gpt(tiny_gpt2());
+            "[decoder] rotary positions need heads of even width, not 1");
+  auto model = models::decoder(tiny_gpt2());
   EXPECT_EQ(error_of([&] {
               model(torch::zeros({1, 13}, at::kLong));
             }),
-            "[gpt] 13 tokens are more than the 12 of max_positions");
-  EXPECT_THAT(error_of([&] { model(torch::zeros({1, 3})); }), HasSubstr("[gpt] tokens must be integers [B, T]"));
+            "[decoder] 13 tokens are more than the 12 of max_positions");
+  EXPECT_THAT(error_of([&] { model(torch::zeros({1, 3})); }), HasSubstr("[decoder] tokens must be integers [B, T]"));
   EXPECT_THAT(error_of([&] {
                 model(torch::zeros({1, 3}, at::kLong), torch::zeros({1, 2}, at::kLong));
               }),
@@ -297,4 +297,4 @@ TEST(Gpt, MistakesAreOneLine) {
 }
 
 }  // namespace
-}  // namespace levin::gpt_tests
+}  // namespace levin::decoder_tests

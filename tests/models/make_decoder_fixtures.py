@@ -1,5 +1,5 @@
-"""Writes what gpt_test.cpp compares with: tiny models of transformers as it saves them, with outputs and gradients. Run:
-python tests/models/make_gpt_fixtures.py
+"""Writes what decoder_test.cpp compares with: tiny models of transformers as it saves them, with outputs and gradients. Run:
+python tests/models/make_decoder_fixtures.py
 """
 import pathlib
 import tempfile

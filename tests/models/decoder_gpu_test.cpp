@@ -7,13 +7,13 @@
 #include "levin/precision/precision.h"
 #include "levin/testing/gpu.h"
 
-namespace levin::gpt_gpu_tests {
+namespace levin::decoder_gpu_tests {
 namespace {
 
-class GptGpu : public levin::testing::GpuTest {
+class DecoderGpu : public levin::testing::GpuTest {
  protected:
-  static models::GptOptions options(bool llama) {
-    models::GptOptions o{
+  static models::DecoderOptions options(bool llama) {
+    models::DecoderOptions o{
         .vocab_size = 1000, .max_positions = 128, .num_layers = 3, .num_heads = 4, .hidden_dim = 128, .loss_rows = 100};
     if (llama) {
       o.bias = o.tied_head = false;
@@ -29,7 +29,7 @@ class GptGpu : public levin::testing::GpuTest {
     std::vector<Tensor> gradients;
   };
 
-  static Result run(models::Gpt& model, const Tensor& tokens) {
+  static Result run(models::Decoder& model, const Tensor& tokens) {
     const auto loss = model(tokens, models::next_tokens(tokens));
     loss.backward();
     Result result{.loss = loss.item<double>()};
@@ -50,11 +50,11 @@ class GptGpu : public levin::testing::GpuTest {
   }
 };
 
-TEST_F(GptGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
+TEST_F(DecoderGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
   for (const bool llama : {false, true}) {
     SCOPED_TRACE(llama);
     torch::manual_seed(1);
-    auto model = models::gpt(options(llama));
+    auto model = models::decoder(options(llama));
     const auto tokens = torch::randint(0, 1000, {3, 128});
     const auto expected = run(model, tokens);
     model->to(at::kCUDA);
@@ -70,11 +70,11 @@ TEST_F(GptGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
   }
 }
 
-TEST_F(GptGpu, LogitsOfTheLossAreNeverAllocatedInFull) {
+TEST_F(DecoderGpu, LogitsOfTheLossAreNeverAllocatedInFull) {
   auto o = options(false);
   o.vocab_size = 50000;
   o.loss_rows = 128;
-  auto model = models::gpt(o);
+  auto model = models::decoder(o);
   model->to(at::kCUDA);
   const auto tokens = torch::randint(0, 1000, {32, 128}).to(at::kCUDA);
   const auto& cuda = detail::cuda_accelerator();
@@ -91,4 +91,4 @@ TEST_F(GptGpu, LogitsOfTheLossAreNeverAllocatedInFull) {
 }
 
 }  // namespace
-}  // namespace levin::gpt_gpu_tests
+}  // namespace levin::decoder_gpu_tests
