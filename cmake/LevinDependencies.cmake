@@ -18,11 +18,6 @@ if(TARGET yaml-cpp::yaml-cpp)  # its name since 0.8
   set(LEVIN_YAML yaml-cpp::yaml-cpp)
 endif()
 
-find_package(CLI11 QUIET)
-if(NOT CLI11_FOUND)
-  message(STATUS "The program `levin` is left out: no CLI11 (libcli11-dev)")
-endif()
-
 # levin_optional(<variable> <header> <library> <debian> <what is missing without>): the target of a library, or nothing. Found by file: LMDB has no package
 # for CMake, and HDF5's own brings its compiler wrappers into the build.
 function(levin_optional variable header library debian)

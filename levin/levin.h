@@ -2,6 +2,7 @@
 
 // The whole of Levin in one include.
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/checkpoint_format.h"
 #include "levin/checkpoint/state.h"
 #include "levin/core/batch.h"
 #include "levin/core/each_tensor.h"

@@ -14,9 +14,11 @@
 
 namespace levin {
 
+class CheckpointFormat;
+
 /// A checkpoint is a folder: one safetensors file for each name of the state that has tensors (one from each rank where
-/// tensors are divided), state.json for the rest of the tree, and manifest.json with versions, sizes and a checksum of
-/// every tensor. It is written under a temporary name and renamed: it is there whole or not at all, and one that is
+/// tensors are sharded), state.json for the rest of the tree, and manifest.json with versions, sizes and a checksum of
+/// every tensor. It is written under a temporary name and renamed, so it is never incomplete, and one that is
 /// replaced stays until the new one is complete.
 
 /// Says of one entry of a dict whether it is to be saved.
@@ -25,17 +27,19 @@ using StateFilter = std::function<bool(std::string_view name, const StateValue& 
 struct SaveOptions {
   /// By name of the state ("model"): keeps only what the function says yes to.
   std::map<std::string, StateFilter> filter = {};
-  /// Number of ranks that train; written down for those who resume.
+  /// Number of ranks that train; noted for those who resume.
   int world_size = 1;
-  /// Which tensors are parts of larger ones. When it is set, every rank of its group must call: each writes its own
-  /// parts into the folder, which all of them must see, and rank 0 the rest. Either all return, and the checkpoint is
-  /// there whole, or all throw the same line, and nothing has changed.
+  /// Which tensors are shards. When it is set, every rank of its group must call: each writes its own shards into the
+  /// folder, which all of them must see, and rank 0 the rest. Either all return, and the checkpoint is complete, or all
+  /// throw the same line, and nothing has changed.
   ShardMap* shards = nullptr;
-  /// Parts are sent to rank 0, which writes what a single process would have written. One tensor at a time is whole, in
-  /// rank 0's host memory. Without `shards` it is so anyway, and so it is where `shards->saves_full()`.
+  /// Shards are sent to rank 0, which writes what a single process would have written. One full tensor at a time is in
+  /// rank 0's host memory. Without `shards`, and where `shards->saves_full()`, it is always so.
   bool full = false;
-  /// Where tensors of the tree stand that are parts without being known to `shards`.
+  /// Where tensors of the tree stand that are shards without being known to `shards`.
   const ShardTargets* targets = nullptr;
+  /// How it is stored; null: a folder, as above.
+  const CheckpointFormat* format = nullptr;
 };
 
 /// Saves a state under `folder`. A checkpoint that is there already is replaced; a folder with anything else in it is
@@ -52,15 +56,17 @@ struct LoadOptions {
   bool verify = true;
   /// Read what is not bound, and return it.
   bool leftover = true;
-  /// Which tensors of the modules and optimizers are parts of larger ones: only their rows are read, however many ranks
-  /// wrote the checkpoint. Every rank of its group must call; they share the comparing of checksums, and when one fails
-  /// all throw the same line.
+  /// Which tensors of the modules and optimizers are shards: only their rows are read, however many ranks wrote the
+  /// checkpoint. Every rank of its group must call; they split the comparing of checksums, and when one fails all throw
+  /// the same line.
   ShardMap* shards = nullptr;
   /// Names that are not read although nothing is bound to them.
   std::vector<std::string> skip = {};
   /// The ranks that load together: when one fails, all throw the same line and nothing has changed on any. Those of
-  /// `shards` where that is set; by itself this process alone.
+  /// `shards` where that is set; by default this process alone.
   Collective* group = nullptr;
+  /// A format besides Levin's own that the checkpoint may have.
+  const CheckpointFormat* format = nullptr;
 };
 
 /// Loads into everything that `state` binds, in place, and returns what the checkpoint holds besides. Modules are read
@@ -77,12 +83,14 @@ StateDict load_checkpoint(const std::filesystem::path& folder, const ShardTarget
 
 struct RawOptions {
   bool strict = true;
-  /// Which name of a checkpoint to take; by itself "model", or the only one.
+  /// Which name of a checkpoint to take; by default "model", or the only one.
   std::string key = {};
   /// As in LoadOptions; every rank of its group must call.
   ShardMap* shards = nullptr;
   /// As in LoadOptions.
   Collective* group = nullptr;
+  /// As in LoadOptions.
+  const CheckpointFormat* format = nullptr;
 };
 
 /// Loads weights from elsewhere into one module or optimizer: a weight file of any format, an index or a folder of them
@@ -101,11 +109,11 @@ void consolidate_checkpoint(const std::filesystem::path& folder, const std::file
                             const ConsolidateOptions& options = {});
 
 struct FullStateOptions {
-  /// Only rank 0 gets it, the others an empty dict.
+  /// Only rank 0 gets it; the others get an empty dict.
   bool rank0_only = true;
 };
-/// A module's state with whole tensors, on the CPU, brought together one by one from those who hold parts. Equal to
-/// module_state_dict of the module where it is not divided. Every rank of the map's group must call.
+/// A module's state with full tensors on the CPU, gathered one by one from the ranks that hold shards. Equal to
+/// module_state_dict of the unsharded module. Every rank of the map's group must call.
 StateDict full_state_dict(const torch::nn::Module& module, ShardMap& shards, FullStateOptions options = {});
 /// The same for any tree: an optimizer's state_dict.
 StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOptions options = {});
@@ -126,7 +134,7 @@ struct CheckpointInfo {
   double saved_at = 0;
   /// Names of the state, in order.
   std::vector<std::string> keys;
-  /// Whether some tensors are in parts, as several ranks have written them.
+  /// Whether some tensors are stored as shards.
   bool sharded = false;
 };
 /// What the manifest says, without reading any data.

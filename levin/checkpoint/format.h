@@ -28,7 +28,7 @@ struct TensorPart {
   std::string checksum;
 };
 
-/// A tensor of the state. One part when it was whole where it was saved, more when ranks saved their shards.
+/// A tensor of the state. One part when a full tensor was saved, more when ranks saved their shards.
 struct TensorEntry {
   std::string id;
   std::string dtype;

@@ -136,8 +136,13 @@ StateValue with_tensors(const StateValue& value, const std::function<Tensor(cons
 }  // namespace
 
 StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOptions options) {
+  return detail::gather_full_state(state, shards, nullptr, options);
+}
+
+StateDict detail::gather_full_state(const StateDict& state, ShardMap& shards, const ShardTargets* targets,
+                                    FullStateOptions options) {
   auto& group = shards.group();
-  StateFiles files(detail::shard_key, &shards);
+  StateFiles files(detail::shard_key, &shards, targets);
   detail::together(group, [&] {
     shards.refresh();
     (void)detail::tree_text(

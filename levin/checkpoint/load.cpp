@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/checkpoint_format.h"
+#include "levin/checkpoint/open_checkpoint.h"
 #include "levin/checkpoint/reader.h"
 #include "levin/checkpoint/state_copy.h"
 #include "levin/checkpoint/together.h"
@@ -19,10 +21,11 @@ namespace fs = std::filesystem;
 namespace {
 
 using detail::CheckpointReader;
+using detail::OpenCheckpoint;
 
 /// Adds to an error which name of which checkpoint it was about.
 template <class F>
-auto about(const CheckpointReader& reader, const std::string& name, F&& f) {
+auto about(const OpenCheckpoint& reader, const std::string& name, F&& f) {
   const auto line = [&](const std::exception& error) {
     return fmt::format("[checkpoint.load] \"{}\" of \"{}\" cannot be loaded: {}", name, reader.where(),
                        one_line(error));
@@ -37,7 +40,7 @@ auto about(const CheckpointReader& reader, const std::string& name, F&& f) {
 }
 
 /// What a thing takes of a checkpoint; of an optimizer of parts only those.
-StateValue read_one(const StateRef& ref, const CheckpointReader& reader, const std::string& name, ShardMap* shards) {
+StateValue read_one(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
   return about(reader, name, [&] {
     if (!shards || !ref.optimizer()) return reader.read(name);
     ShardTargets targets(*shards);
@@ -49,10 +52,10 @@ StateValue read_one(const StateRef& ref, const CheckpointReader& reader, const s
 /// Values that have been read, and those who take them: all of them do, or nothing changes.
 class ValueLoad {
  public:
-  void add(const StateRef& ref, const CheckpointReader& reader, const std::string& name, ShardMap* shards) {
+  void add(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
     parts_.push_back({&ref, name, read_one(ref, reader, name, shards)});
   }
-  void run(const CheckpointReader& reader) {
+  void run(const OpenCheckpoint& reader) {
     for (auto& part : parts_) {
       about(reader, part.name, [&] {
         undo_.add(*part.ref);
@@ -118,20 +121,20 @@ bool skips(const LoadOptions& options, const std::string& name) {
   return std::find(options.skip.begin(), options.skip.end(), name) != options.skip.end();
 }
 
-void verify_share(const CheckpointReader& reader, ShardMap* shards) {
+void verify_share(const OpenCheckpoint& reader, ShardMap* shards) {
   reader.verify(shards ? shards->group().rank() : 0, shards ? shards->group().size() : 1);
 }
 
 /// The part of a checkpoint that one thing takes.
 void load_raw_checkpoint(const fs::path& path, const StateRef& target, const RawOptions& options) {
-  std::optional<CheckpointReader> reader;
+  std::unique_ptr<OpenCheckpoint> reader;
   std::string key;
   std::unique_ptr<detail::TensorSource> source;
   detail::ModuleLoad load;
   ValueLoad value;
   auto* group = group_of(options);
   step(group, [&] {
-    reader.emplace(path);
+    reader = detail::open_checkpoint(path, options.format);
     key = reader->choose_key("load_raw", options.key, ".key");
     if (!target.module()) return;
     LEVIN_CHECK(reader->is_dict(key), "[load_raw] \"", key, "\" of \"", reader->where(), "\" is not a module's state");
@@ -155,7 +158,7 @@ void load_raw_checkpoint(const fs::path& path, const StateRef& target, const Raw
 }  // namespace
 
 StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOptions options) {
-  std::optional<CheckpointReader> reader;
+  std::unique_ptr<OpenCheckpoint> reader;
   std::vector<std::string> keys;
   const auto there = [&](const std::string& name) { return std::find(keys.begin(), keys.end(), name) != keys.end(); };
 
@@ -164,7 +167,7 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
   std::vector<std::unique_ptr<detail::TensorSource>> sources;
   auto* group = group_of(options);
   step(group, [&] {
-    reader.emplace(folder);
+    reader = detail::open_checkpoint(folder, options.format);
     keys = reader->keys();
     for (const auto& [name, ref] : state.items()) {
       if (!there(name)) {
@@ -205,9 +208,9 @@ StateDict load_checkpoint(const fs::path& folder, LoadOptions options) {
 }
 
 StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, LoadOptions options) {
-  std::optional<CheckpointReader> reader;
+  std::unique_ptr<OpenCheckpoint> reader;
   auto* group = &targets.shards().group();
-  step(group, [&] { reader.emplace(folder); });
+  step(group, [&] { reader = detail::open_checkpoint(folder, options.format); });
   if (options.verify) step(group, [&] { verify_share(*reader, &targets.shards()); });
   StateDict state;
   step(group, [&] {
@@ -218,8 +221,7 @@ StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, L
 }
 
 void load_raw(const fs::path& path, const StateRef& target, const RawOptions& options) {
-  if (fs::is_directory(path) && fs::exists(path / detail::kManifestFile))
-    return load_raw_checkpoint(path, target, options);
+  if (find_checkpoint_format(path, options.format)) return load_raw_checkpoint(path, target, options);
   std::optional<WeightFile> file;
   std::optional<WeightTensors> source;
   detail::ModuleLoad load;

@@ -44,6 +44,10 @@ std::string shape_text(at::IntArrayRef sizes) {
 
 }  // namespace
 
+std::unique_ptr<detail::TensorSource> detail::dict_source(const StateDict& state) {
+  return std::make_unique<DictSource>(state);
+}
+
 std::string detail::memory_key(const Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0 || !tensor.storage().data()) return {};
   return fmt::format("{}+{} {} [{}] [{}]", fmt::ptr(tensor.storage().data()), tensor.storage_offset(),

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,8 +25,7 @@ class ShardMap;
 struct ModuleLoadOptions {
   /// Names that are missing or not expected are an Error that lists them all. A wrong shape always is one.
   bool strict = true;
-  /// Which tensors of the module are parts of larger ones: they take their rows of whole tensors, and parts as they
-  /// are.
+  /// Which tensors of the module are shards: they take their rows of full tensors, and shards as they are.
   const ShardMap* shards = nullptr;
 };
 
@@ -46,17 +46,20 @@ class TensorSource {
   virtual Tensor read(const std::string& name) const = 0;
   /// Into a contiguous CPU tensor of that very shape and dtype.
   virtual void read_into(const std::string& name, Tensor& into) const = 0;
-  /// Rows from `start` on, as many as `into` has, which is a contiguous CPU tensor of that dtype. By itself reads all.
+  /// Rows from `start` on, as many as `into` has, which is a contiguous CPU tensor of that dtype. By default reads all.
   virtual void read_rows(const std::string& name, int64_t start, Tensor& into) const;
-  /// Whether tensors may be parts already, for those who hold the same part.
+  /// Whether tensors may be shards already, for those who hold the same shard.
   virtual bool has_parts() const { return false; }
 };
+
+/// A StateDict as a source. Borrows it.
+std::unique_ptr<TensorSource> dict_source(const StateDict& state);
 
 /// What it takes to fill modules from sources, found out before anything is touched.
 class ModuleLoad {
  public:
   /// `prefix` ("model.") stands before the names in messages. Both arguments must outlive this object.
-  /// Tensors that are parts in `shards` take their rows, and are compared as wholes.
+  /// Tensors that are shards take their rows, and their full shapes are compared.
   void add(torch::nn::Module& module, const TensorSource& source, const std::string& prefix,
            const ShardMap* shards = nullptr);
   void add_missing(std::string name) { missing_.push_back(std::move(name)); }
@@ -82,11 +85,11 @@ class ModuleLoad {
 
 /// Copies in place when the shapes agree, without recording; an undefined target becomes the value.
 void load_tensor(Tensor& target, const Tensor& value);
-/// Some rows of a whole tensor, a scalar having one.
+/// Some rows of a full tensor; a scalar has one.
 Tensor narrow_rows(const Tensor& whole, int64_t start, int64_t rows);
 /// Equal for two tensors exactly when they are one and the same piece of memory; empty for tensors without any.
 std::string memory_key(const Tensor& tensor);
-/// The same, and for tensors without memory (parts that have no rows) their identity.
+/// The same, and for tensors without memory (shards that have no rows) their identity.
 std::string shard_key(const Tensor& tensor);
 
 }  // namespace detail

@@ -131,28 +131,10 @@ void CheckpointReader::check_files(const fs::path& folder) {
   }
 }
 
-bool CheckpointReader::contains(std::string_view key) const {
-  const auto all = keys();
-  return std::find(all.begin(), all.end(), key) != all.end();
-}
-
 bool CheckpointReader::sharded() const {
   return std::any_of(manifest_.tensors.begin(), manifest_.tensors.end(), [](const TensorEntry& tensor) {
     return tensor.parts.size() != 1 || tensor.parts[0].file.find(".rank-") != std::string::npos;
   });
-}
-
-std::string CheckpointReader::choose_key(std::string_view operation, const std::string& asked,
-                                         std::string_view how) const {
-  const auto all = keys();
-  if (!asked.empty()) {
-    if (!contains(asked)) fail_unknown(operation, fmt::format("\"{}\": key", where_), asked, all);
-    return asked;
-  }
-  if (contains("model")) return "model";
-  LEVIN_CHECK(all.size() == 1, "[", operation, "] \"", where_, "\" holds ", printable(join(all)),
-              "; say which one with ", how);
-  return all[0];
 }
 
 std::vector<std::pair<std::string, std::string>> CheckpointReader::list(std::string_view key) const {

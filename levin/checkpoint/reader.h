@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "levin/checkpoint/format.h"
-#include "levin/checkpoint/module_state.h"
-#include "levin/checkpoint/shard_targets.h"
+#include "levin/checkpoint/open_checkpoint.h"
 #include "levin/core/state_dict.h"
 #include "levin/io/weights/safetensors.h"
 
@@ -20,39 +19,30 @@ namespace levin::detail {
 /// Whether a path is a checkpoint, or what is left of one: damaged, or without its manifest.
 bool looks_like_checkpoint(const std::filesystem::path& path);
 
-/// A checkpoint, open for reading. Opening checks the manifest, that every file is there with its size, and that what
-/// the files declare is what the manifest says; data are read when asked for.
-class CheckpointReader {
+/// A checkpoint folder, open for reading. Opening checks the manifest, that every file is there with its size, and that
+/// what the files declare is what the manifest says; data are read when asked for.
+class CheckpointReader final : public OpenCheckpoint {
  public:
   explicit CheckpointReader(const std::filesystem::path& folder);
 
   const Manifest& manifest() const { return manifest_; }
-  const std::string& where() const { return where_; }
-  std::vector<std::string> keys() const { return tree_->keys(); }
-  bool contains(std::string_view key) const;
-  bool is_dict(std::string_view key) const { return tree_->is_dict(key); }
-  /// The name of the state that is meant: the one that was asked for, else "model", else the only one. An Error of
-  /// `operation` tells of others; `how` says how one is chosen.
-  std::string choose_key(std::string_view operation, const std::string& asked, std::string_view how) const;
+  const std::string& where() const override { return where_; }
+  std::vector<std::string> keys() const override { return tree_->keys(); }
+  bool is_dict(std::string_view key) const override { return tree_->is_dict(key); }
   /// The tensors under a name of the state: their names as a single process's file of that name has them, and their
   /// ids. A tied tensor comes under each of its names, with one id.
   std::vector<std::pair<std::string, std::string>> list(std::string_view key) const;
   /// The same for all of the state, with the names of the state before those of its tensors.
   std::vector<std::pair<std::string, std::string>> list_all() const;
-  /// Whether some tensors are in parts.
+  /// Whether some tensors are in shards.
   bool sharded() const;
 
-  /// Compares the checksum of every part of a tensor; an Error names the first that is damaged. Of `sharers` that read
-  /// together each takes its share. `checked` is told of the bytes of each part.
-  void verify(int share = 0, int sharers = 1, const std::function<void(uint64_t bytes)>& checked = {}) const;
-  /// A value with its tensors.
-  StateValue read(std::string_view key) const;
-  /// The same, but of tensors that have a target only the rows that it takes.
-  StateValue read(std::string_view key, const ShardTargets& targets) const;
-  /// The same with tensors on the meta device; `ids` gets the id of each. One that stands in several places is one.
+  void verify(int share = 0, int sharers = 1, const std::function<void(uint64_t bytes)>& checked = {}) const override;
+  StateValue read(std::string_view key) const override;
+  StateValue read(std::string_view key, const ShardTargets& targets) const override;
+  /// A value with tensors on the meta device; `ids` gets the id of each. One that stands in several places is one.
   StateValue describe(std::string_view key, std::map<std::string, Tensor>& ids) const;
-  /// The tensors of a dict, to be read one by one. Borrows this reader.
-  std::unique_ptr<TensorSource> tensors(std::string_view key) const;
+  std::unique_ptr<TensorSource> tensors(std::string_view key) const override;
 
   const TensorEntry& entry(const std::string& id) const;
   Tensor like(const std::string& id) const;

@@ -12,8 +12,8 @@
 
 namespace levin {
 
-/// Who takes which tensors of a tree that is read: modules and optimizers of which this rank has parts, and where in
-/// the tree their states stand. Whatever has no target is read whole.
+/// Who takes which tensors of a tree that is read: modules and optimizers of which this rank has shards, and where
+/// their states stand in the tree. Whatever has no target is read in full.
 ///
 ///     ShardTargets targets(*strategy.shards());
 ///     targets.add({"model"}, *net);
@@ -33,9 +33,9 @@ class ShardTargets {
   void add(const std::vector<std::string>& path, const torch::nn::Module& module);
   void add(const std::vector<std::string>& path, const Optimizer& optimizer);
 
-  /// What is taken of the tensor at a place of the tree whose whole shape is `sizes`; nothing when it is taken whole.
+  /// What is taken of the tensor at a place of the tree whose full shape is `sizes`; nothing when all of it is taken.
   std::optional<Rows> find(const std::vector<std::string>& path, at::IntArrayRef sizes) const;
-  /// The place of a part at that place of a tree; null for what is none.
+  /// The place of a shard at that place of a tree; null for what is none.
   const ShardPlace* find_part(const std::vector<std::string>& path, const Tensor& part) const;
   ShardMap& shards() const { return shards_; }
 

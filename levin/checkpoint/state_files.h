@@ -85,5 +85,8 @@ FileEntry describe_file(const std::filesystem::path& folder, const std::string& 
 /// What the ranks do when SaveOptions::shards is set.
 void save_shards(const std::filesystem::path& folder, const StateDict& state, const SaveOptions& options);
 void save_full(const std::filesystem::path& folder, const StateDict& state, const SaveOptions& options);
+/// full_state_dict of a tree in which `targets`, which may be null, names more shards.
+StateDict gather_full_state(const StateDict& state, ShardMap& shards, const ShardTargets* targets,
+                            FullStateOptions options);
 
 }  // namespace levin::detail

@@ -22,33 +22,37 @@ constexpr Entry callback(const char* name, const char* help) {
           [](const config::AnyOptions& options) { return CallbackRef(std::make_shared<T>(options.get<Options>())); }};
 }
 
-/// All callbacks that need nothing but words.
+/// All callbacks whose options can be set by name. A callback is a row here and its fields in callback_fields.h.
 constexpr std::array kCallbacks{
-    callback<EarlyStopping, EarlyStoppingOptions>("EarlyStopping", "ends a run that gets no better"),
-    callback<ModelCheckpoint, ModelCheckpointOptions>("ModelCheckpoint", "keeps the best or newest checkpoints"),
+    callback<EarlyStopping, EarlyStoppingOptions>("EarlyStopping", "stops training when a metric stops improving"),
+    callback<ModelCheckpoint, ModelCheckpointOptions>("ModelCheckpoint",
+                                                      "saves checkpoints and keeps the best or newest"),
     callback<OnExceptionCheckpoint, OnExceptionCheckpointOptions>("OnExceptionCheckpoint",
-                                                                  "keeps the state when an exception ends the run"),
+                                                                  "saves a checkpoint when an exception is raised"),
     callback<GradientAccumulationScheduler, GradientAccumulationSchedulerOptions>(
-        "GradientAccumulationScheduler", "accumulates over more or fewer batches, by epoch"),
-    callback<ModelSummary, ModelSummaryOptions>("ModelSummary", "prints the model's layers"),
-    callback<TrainerProgressBar, TrainerProgressBarOptions>("TrainerProgressBar", "shows how far the run is"),
-    callback<Timer, TimerOptions>("Timer", "measures a run, or ends it"),
-    callback<SafetensorsPredictionWriter, SafetensorsPredictionWriterOptions>("SafetensorsPredictionWriter",
-                                                                              "writes what is predicted"),
+        "GradientAccumulationScheduler", "changes accumulate_grad_batches by epoch"),
+    callback<ModelSummary, ModelSummaryOptions>("ModelSummary", "prints the layers of the model"),
+    callback<TrainerProgressBar, TrainerProgressBarOptions>("TrainerProgressBar", "shows a progress bar"),
+    callback<Timer, TimerOptions>("Timer", "measures training time and can limit it"),
+    callback<SafetensorsPredictionWriter, SafetensorsPredictionWriterOptions>(
+        "SafetensorsPredictionWriter", "writes predictions to safetensors files"),
     callback<LearningRateMonitor, LearningRateMonitorOptions>("LearningRateMonitor", "logs learning rates"),
-    callback<LearningRateFinder, LearningRateFinderOptions>("LearningRateFinder", "finds a learning rate first"),
-    callback<BatchSizeFinder, BatchSizeFinderOptions>("BatchSizeFinder", "finds the largest batch that fits first"),
-    callback<DeviceStatsMonitor, DeviceStatsMonitorOptions>("DeviceStatsMonitor", "logs memory and use of devices"),
-    callback<ThroughputMonitor, ThroughputMonitorOptions>("ThroughputMonitor", "logs samples and FLOP per second"),
-    callback<MemoryReport, MemoryReportOptions>("MemoryReport", "tells what a step holds, predicted and measured"),
-    callback<SpikeDetection, SpikeDetectionOptions>("SpikeDetection", "stops at a sudden loss and notes its batch"),
-    callback<StochasticWeightAveraging, StochasticWeightAveragingOptions>("StochasticWeightAveraging",
-                                                                          "ends with the average of late weights"),
-    callback<WeightAveraging, WeightAveragingOptions>("WeightAveraging", "ends with the average of all weights"),
+    callback<LearningRateFinder, LearningRateFinderOptions>("LearningRateFinder",
+                                                            "finds a learning rate before training"),
+    callback<BatchSizeFinder, BatchSizeFinderOptions>("BatchSizeFinder", "finds the largest batch size that fits"),
+    callback<DeviceStatsMonitor, DeviceStatsMonitorOptions>("DeviceStatsMonitor",
+                                                            "logs memory and utilization of devices"),
+    callback<ThroughputMonitor, ThroughputMonitorOptions>("ThroughputMonitor", "logs samples and FLOPs per second"),
+    callback<MemoryReport, MemoryReportOptions>("MemoryReport", "prints the memory of a step, predicted and measured"),
+    callback<SpikeDetection, SpikeDetectionOptions>("SpikeDetection", "stops at a loss spike and records its batch"),
+    callback<StochasticWeightAveraging, StochasticWeightAveragingOptions>(
+        "StochasticWeightAveraging", "averages the weights of the last epochs (SWA)"),
+    callback<WeightAveraging, WeightAveragingOptions>("WeightAveraging", "averages the weights over training"),
     callback<EMAWeightAveraging, EMAWeightAveragingOptions>("EMAWeightAveraging",
-                                                            "keeps a running average of the weights"),
-    callback<ModelPruning, ModelPruningOptions>("ModelPruning", "sets weights to zero along the way"),
-    callback<BackboneFinetuning, BackboneFinetuningOptions>("BackboneFinetuning", "trains the head first, then all"),
+                                                            "exponential moving average of the weights"),
+    callback<ModelPruning, ModelPruningOptions>("ModelPruning", "prunes weights during training"),
+    callback<BackboneFinetuning, BackboneFinetuningOptions>("BackboneFinetuning",
+                                                            "trains the head first, then the backbone too"),
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ struct Codec<c10::Device> {
   static Node write(const c10::Device& value) { return Node::of_text(value.str()); }
 };
 
-/// A whole number is a count, one with a point a share; what can also be a function cannot be said in words then.
+/// An integer is a count, a number with a point a fraction. A function has no text form.
 template <class... T>
 requires(std::same_as<T, double> || ...) && (std::same_as<T, int64_t> || ...) struct Codec<std::variant<T...>> {
   using Value = std::variant<T...>;
@@ -51,9 +51,9 @@ requires(std::same_as<T, double> || ...) && (std::same_as<T, int64_t> || ...) st
   }
   static Node write(const Value& value) {
     if (const auto* count = std::get_if<int64_t>(&value)) return Codec<int64_t>::write(*count);
-    const auto* share = std::get_if<double>(&value);
-    if (!share) return {};
-    auto node = Codec<double>::write(*share);
+    const auto* fraction = std::get_if<double>(&value);
+    if (!fraction) return {};
+    auto node = Codec<double>::write(*fraction);
     if (node.text.find_first_of(".en") == std::string::npos) node.text += ".0";
     return node;
   }

@@ -9,7 +9,6 @@
 #include <ATen/ops/cat.h>
 #include <fmt/format.h>
 
-#include "levin/cli/completion.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/seed.h"
@@ -21,17 +20,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Command {
+struct TrainCommand {
   const char* name;
   const char* summary;
 };
-constexpr std::array kCommands{Command{"fit", "train a model"}, Command{"validate", "one pass over validation data"},
-                               Command{"test", "one pass over test data"},
-                               Command{"predict", "what a model makes of data"}};
+constexpr std::array kCommands{TrainCommand{"fit", "train a model"},
+                               TrainCommand{"validate", "run one epoch over the validation data"},
+                               TrainCommand{"test", "run one epoch over the test data"},
+                               TrainCommand{"predict", "run inference and save the predictions"}};
 
 constexpr const char* kConfigMark = "# A run of `";
 
-/// Puts what the run was told beside its logs.
+/// Saves the resolved config next to the logs.
 struct SaveConfig final : Callback {
   SaveConfig(std::string text, bool always) : text_(std::move(text)), always_(always) {}
 
@@ -41,7 +41,7 @@ struct SaveConfig final : Callback {
     if (run.loggers().empty() && !always_) return;
     const auto path = run.log_dir() / "config.yaml";
     if (fs::exists(path) && !read_file(path, 1 << 20).starts_with(kConfigMark)) {
-      run.print("config.yaml in ", run.log_dir().string(), " is not of a run, so it is left as it is");
+      run.print("config.yaml in ", run.log_dir().string(), " was not written by a run, so it is kept");
       return;
     }
     fs::create_directories(run.log_dir());
@@ -117,7 +117,7 @@ void predict(TrainProgram& program, Trainer& trainer, const TrainConfig& asked) 
       program.predict(trainer, {.ckpt_path = asked.ckpt_path, .return_predictions = !asked.output.empty()});
   if (asked.output.empty()) return;
   auto path = asked.output;
-  // Every rank has predicted its own part.
+  // Every rank has predictions of its own samples.
   if (trainer.fabric().world_size() > 1)
     path.replace_filename(
         fmt::format("{}-rank{}{}", path.stem().string(), trainer.fabric().global_rank(), path.extension().string()));
@@ -130,14 +130,13 @@ std::string usage_of(const TrainSpec& spec, const config::Config& config, const 
   if (!about.empty()) return config.help(about);
   auto text = fmt::format("{}: {}\n\nUsage: {} [--config FILE] [--FLAG VALUE]...\n\n", spec.usage,
                           train_command_summary(spec.command), spec.usage);
-  text += config::detail::help_line("--config FILE, -c FILE",
-                                    "values from a YAML file; may come several times, the last wins");
-  text += config::detail::help_line("--print-config", "print all values as YAML, which --config takes, and stop");
+  text += config::detail::help_line("--config FILE, -c FILE", "values from a YAML file; repeatable, the last wins");
+  text += config::detail::help_line("--print-config", "print all values as YAML for --config, and exit");
   text += config::detail::help_line("--help [ABOUT], -h [ABOUT]",
-                                    "this, or only a part: trainer, model, data, optimizer, AdamW, ...");
+                                    "print this help, or that of a part: trainer, model, data, optimizer, AdamW, ...");
   return text + "\n" + config.help() +
-         "\nA value is the last of: default, recipe, --config, LEVIN_TRAINER_<NAME> (for\n"
-         "the trainer), flag. In square brackets: the value it has now.\n";
+         "\nIn square brackets: the current value. Later sources override earlier ones:\n"
+         "defaults, recipe, --config, LEVIN_TRAINER_<NAME> (for the trainer), flags.\n";
 }
 
 }  // namespace

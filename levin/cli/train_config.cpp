@@ -24,7 +24,7 @@ RunLength run_length(const TrainModuleBase& module) {
 TrainConfig::TrainConfig(const TrainSpec& spec, TrainProgram& program) : spec_(spec), trainer_(spec.options.trainer) {
   std::vector<config::Field> fields;
   if (!spec_.recipe.empty()) {
-    config::Field field{.name = "recipe", .help = "the ready model and its data", .type = "NAME"};
+    config::Field field{.name = "recipe", .help = "ready model with its data", .type = "NAME"};
     field.is_hidden = true;  // it stands in front of the flags
     field.read = [this](const config::Node& node) {
       if (node.text != spec_.recipe) throw config::BadValue("is not the recipe that was named");
@@ -32,27 +32,28 @@ TrainConfig::TrainConfig(const TrainSpec& spec, TrainProgram& program) : spec_(s
     field.write = [this] { return config::Node::of_text(spec_.recipe, true); };
     fields.push_back(std::move(field));
   }
-  fields.push_back(config::make_field("seed", seed, "of all random generators; by itself LEVIN_GLOBAL_SEED, or 0"));
+  fields.push_back(config::make_field("seed", seed, "seed of all random generators; default: LEVIN_GLOBAL_SEED, or 0"));
   fields.back().aliases = {"seed_everything"};
   fields.push_back(config::make_field("ckpt_path", ckpt_path,
-                                      spec_.command == "fit" ? "checkpoint to go on from: a path, last, best or hpc"
-                                                             : "weights to load: a path, last or best"));
+                                      spec_.command == "fit"
+                                          ? "checkpoint to resume from: a path, last, best or hpc"
+                                          : "checkpoint to load weights from: a path, last or best"));
   fields.back().words = {"last", "best", "hpc"};
   fields.back().words_are_hints = true;
   if (spec_.command == "predict")
-    fields.push_back(config::make_field("output", output, "safetensors file for what is predicted"));
+    fields.push_back(config::make_field("output", output, "safetensors file for the predictions"));
   program.add_fields(fields);
-  fields.push_back(config::make_class_field("optimizer", "who changes the weights; by itself the model's own",
-                                            optimizer_classes(), optimizer_));
+  fields.push_back(config::make_class_field(
+      "optimizer", "optimizer by name; default: configure_optimizers of the model", optimizer_classes(), optimizer_));
   fields.push_back(
-      config::make_class_field("lr_scheduler", "how the learning rate changes", scheduler_classes(), scheduler_));
+      config::make_class_field("lr_scheduler", "learning rate scheduler by name", scheduler_classes(), scheduler_));
   const auto first_of_trainer = fields.size();
   add_trainer_fields(fields, trainer_);
   // Where the list of callbacks stands among the options.
   auto after = fields.begin() + static_cast<std::ptrdiff_t>(first_of_trainer);
   while (after != fields.end() && after->name != "trainer.fast_dev_run") ++after;
-  fields.insert(after, config::make_class_field("trainer.callbacks", "what else happens along the way",
-                                                callback_classes(), callbacks_, /*takes_many=*/true));
+  fields.insert(after, config::make_class_field("trainer.callbacks", "callbacks by name", callback_classes(),
+                                                callbacks_, /*takes_many=*/true));
   config_ = std::make_unique<config::Config>(spec_.usage, std::move(fields),
                                              std::vector<config::Group>{{"model", "Model:"},
                                                                         {"data", "Data:"},

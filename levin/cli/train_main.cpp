@@ -18,8 +18,24 @@ std::string help(const std::string& name) {
   std::string text = fmt::format("Usage: {} COMMAND [--config FILE] [--FLAG VALUE]...\n\nCommands:\n", name);
   for (const auto& command : train_commands())
     text += fmt::format("  {:<12}{}\n", command, train_command_summary(command));
-  text += fmt::format("  {:<12}{}\n", "completion", "words for the shell: source <(" + name + " completion bash)");
-  return text + fmt::format("\n  {} fit --help   all flags\n", name);
+  text += fmt::format("  {:<12}{}\n", "completion", "print a shell completion script: bash or zsh");
+  return text + fmt::format("\n  {} fit --help   list all flags\n", name);
+}
+
+void print_completion(const std::string& name, const std::vector<std::string>& words, const TrainMainOptions& options,
+                      TrainProgram& program) {
+  const auto operation = name + " completion";
+  LEVIN_CHECK(!words.empty(), "[", operation, "] name a shell: bash or zsh, as in: source <(", operation, " bash)");
+  if (words[0] == "--help" || words[0] == "-h") {
+    fmt::print("{0}: print a shell completion script\n\nUsage: {0} bash|zsh\n\n{1}", operation, completion_usage(name));
+    return;
+  }
+  TrainConfig config({.command = "predict", .usage = name, .options = options}, program);
+  Completion completion{.program = name};
+  for (const auto& command : train_commands()) completion.commands.push_back({.name = command, .takes_fields = true});
+  completion.commands.push_back({.name = "completion", .arguments = {completion_shells()}});
+  completion.recipes.push_back({"", config.config().fields()});
+  std::fputs(completion_script(completion, words[0]).c_str(), stdout);
 }
 
 int dispatch(const Args& args, const TrainMainOptions& options,
@@ -39,12 +55,7 @@ int dispatch(const Args& args, const TrainMainOptions& options,
                              args);
   }
   if (words[0] == "completion") {
-    const auto program = make();
-    TrainConfig config({.command = "predict", .usage = name, .options = options}, *program);
-    Completion completion{
-        .program = name, .train_commands = train_commands(), .other_commands = {{"completion", {"bash", "zsh"}}}};
-    completion.recipes.push_back({"", config.config().fields()});
-    std::fputs(completion_script(completion, rest).c_str(), stdout);
+    print_completion(name, rest, options, *make());
     return 0;
   }
   auto known = train_commands();

@@ -339,6 +339,8 @@ class Fabric {
   StateDict load(const std::string& path);
   /// Weights from elsewhere (a weight file, a folder with one, a checkpoint) into one module or optimizer.
   void load_raw(const std::string& path, const StateRef& target, const RawOptions& options = {});
+  /// How this Fabric stores checkpoints; null: Levin's own format.
+  const CheckpointFormat* checkpoint_format() const { return options_.plugins.checkpoint_format.get(); }
 
   /// Calls a method on every callback that has it: `fabric.call(&MyCallback::on_epoch_end, epoch)`.
   template <class C, class R, class... P, class... Args>

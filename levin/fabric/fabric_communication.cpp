@@ -97,6 +97,7 @@ void Fabric::save_tree(const std::string& path, const StateDict& state, const Sa
 void Fabric::save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write) {
   options.world_size = world_size();
   options.shards = shard_map(core_->strategy.get());
+  if (!options.format) options.format = checkpoint_format();
   // Ranks that have shards write together, and agree on the result.
   if (options.shards) return write(options);
   std::string failure;
@@ -116,6 +117,7 @@ void Fabric::save_with(SaveOptions options, const std::function<void(const SaveO
 StateDict Fabric::load(const std::string& path, const State& state, LoadOptions options) {
   barrier("load " + path);
   if (!options.shards) options.shards = shard_map(core_->strategy.get());
+  if (!options.format) options.format = checkpoint_format();
   if (world_size() > 1) options.group = &strategy().group();
   return load_checkpoint(path, state, options);
 }
@@ -128,6 +130,7 @@ void Fabric::load_raw(const std::string& path, const StateRef& target, const Raw
   barrier("load_raw " + path);
   auto together = options;
   if (!together.shards) together.shards = shard_map(core_->strategy.get());
+  if (!together.format) together.format = checkpoint_format();
   if (world_size() > 1) together.group = &strategy().group();
   levin::load_raw(path, target, together);
 }

@@ -11,6 +11,8 @@
 
 namespace levin {
 
+class CheckpointFormat;
+
 /// The base of everything that can stand in `callbacks`; `fabric.call` finds the ones that have the method.
 class CallbackBase {
  public:
@@ -23,6 +25,8 @@ struct Plugins {
   std::string cluster_environment = "auto";
   /// The loss scaler of 16-mixed.
   GradScalerOptions grad_scaler = {};
+  /// How checkpoints are stored; null: Levin's own format.
+  std::shared_ptr<const CheckpointFormat> checkpoint_format = {};
 };
 
 /// What a run asks for. Fields stand in the order of Lightning's arguments; every one has a default that works.

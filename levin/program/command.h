@@ -1,26 +1,56 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "levin/core/main.h"
+#include "levin/program/flags.h"
 
 namespace levin::cli {
 
-/// A subcommand of the `levin` program: gets the words after its name and the whole command line (to start other ranks
-/// with), returns the exit status, throws Error.
-using Command = int (*)(const std::vector<std::string>& words, const Args& args);
+/// A subcommand of the program `levin`: a file in commands/ and a row in commands.cpp. `levin --help`, the help of the
+/// command and shell completion are made from it.
+struct Command {
+  std::string name;
+  /// One line: what it does.
+  std::string summary;
+  /// Runs it with the words after its name; `args` is the whole command line, to start other ranks with. Returns the
+  /// exit status, throws Error.
+  std::function<int(const std::vector<std::string>& words, const Args& args)> run;
+  /// What it takes, for completion. Empty for a command that takes a recipe and its fields.
+  std::function<Flags()> flags = {};
+};
 
-int run(const std::vector<std::string>& words, const Args& args);           // run.cpp
-int new_project(const std::vector<std::string>& words, const Args& args);   // new.cpp
-int pack(const std::vector<std::string>& words, const Args& args);          // pack.cpp
-int data(const std::vector<std::string>& words, const Args& args);          // data_bench.cpp
-int list_recipes(const std::vector<std::string>& words, const Args& args);  // train.cpp
-int memory(const std::vector<std::string>& words, const Args& args);        // memory.cpp
-int inspect(const std::vector<std::string>& words, const Args& args);       // inspect.cpp
-int convert(const std::vector<std::string>& words, const Args& args);       // convert.cpp
-int completion(const std::vector<std::string>& words, const Args& args);
-/// `command` is fit, validate, test or predict.
-int train(const std::string& command, const std::vector<std::string>& words, const Args& args);
+/// A command of a struct whose members are the values of its flags: `void describe(Flags& flags)` binds them, `int
+/// run()` does the work.
+///
+///     struct Doctor {
+///       bool json = false;
+///       void describe(Flags& flags) { flags.flag("json", json, "print JSON"); }
+///       int run();
+///     };
+///     Command doctor_command() { return make_command<Doctor>("doctor", "check that this machine can train"); }
+template <class T>
+Command make_command(const std::string& name, const std::string& summary) {
+  const auto make_flags = [=](T& values) {
+    Flags flags("levin " + name, summary);
+    values.describe(flags);
+    return flags;
+  };
+  Command command{.name = name, .summary = summary};
+  command.run = [=](const std::vector<std::string>& words, const Args&) {
+    T values;
+    return make_flags(values).parse(words) ? values.run() : 0;
+  };
+  command.flags = [=] {
+    static T values;  // the fields point into it
+    return make_flags(values);
+  };
+  return command;
+}
+
+/// All commands, in the order of `levin --help`.
+const std::vector<Command>& commands();
 
 }  // namespace levin::cli

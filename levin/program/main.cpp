@@ -1,6 +1,5 @@
 #include "levin/core/main.h"
 
-#include <array>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -15,41 +14,13 @@
 
 namespace {
 
-struct Subcommand {
-  const char* name;
-  levin::cli::Command command;
-  const char* summary;
-};
-
-template <const char* name>
-int train(const std::vector<std::string>& words, const levin::Args& args) {
-  return levin::cli::train(name, words, args);
-}
-constexpr char kFit[] = "fit", kValidate[] = "validate", kTest[] = "test", kPredict[] = "predict";
-
-constexpr std::array kSubcommands{
-    Subcommand{kFit, train<kFit>, "train a model: a recipe, with config files and flags"},
-    Subcommand{kValidate, train<kValidate>, "one pass over validation data"},
-    Subcommand{kTest, train<kTest>, "one pass over test data"},
-    Subcommand{kPredict, train<kPredict>, "what a model makes of data"},
-    Subcommand{"recipes", levin::cli::list_recipes, "list the models that are ready to train"},
-    Subcommand{"run", levin::cli::run, "start a program as several ranks, on one machine or many"},
-    Subcommand{"pack", levin::cli::pack, "turn a data set from one format into another"},
-    Subcommand{"data", levin::cli::data, "measure how fast data come: levin data bench"},
-    Subcommand{"memory", levin::cli::memory, "tell how much memory a training step will take"},
-    Subcommand{"new", levin::cli::new_project, "write the files of a new project"},
-    Subcommand{"inspect", levin::cli::inspect, "show what is in a weight file"},
-    Subcommand{"convert", levin::cli::convert, "move weights to another format or naming scheme"},
-    Subcommand{"completion", levin::cli::completion, "let a shell complete all of this"},
-};
-
 std::string help() {
   std::string text = "Levin: train models in C++ on LibTorch.\n\nUsage: levin COMMAND ...\n\nCommands:\n";
-  for (const auto& sub : kSubcommands) text += fmt::format("  {:<12}{}\n", sub.name, sub.summary);
+  for (const auto& command : levin::cli::commands()) text += fmt::format("  {:<12}{}\n", command.name, command.summary);
   return text +
-         "\n  levin COMMAND --help    what a command takes"
-         "\n  levin --version         the version of Levin and of LibTorch"
-         "\n  levin --cmake-prefix    the folder for CMAKE_PREFIX_PATH, with which find_package(Levin) finds this Levin\n";
+         "\n  levin COMMAND --help    arguments and flags of a command\n"
+         "  levin --version         print the versions of Levin and LibTorch\n"
+         "  levin --cmake-prefix    print the folder for CMAKE_PREFIX_PATH\n";
 }
 
 int dispatch(const levin::Args& args) {
@@ -70,9 +41,9 @@ int dispatch(const levin::Args& args) {
     return 0;
   }
   std::vector<std::string> known;
-  for (const auto& sub : kSubcommands) {
-    if (words[0] == sub.name) return sub.command({words.begin() + 1, words.end()}, args);
-    known.emplace_back(sub.name);
+  for (const auto& command : levin::cli::commands()) {
+    if (words[0] == command.name) return command.run({words.begin() + 1, words.end()}, args);
+    known.push_back(command.name);
   }
   levin::fail_unknown("levin", "command", words[0], known);
 }

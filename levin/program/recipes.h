@@ -10,22 +10,14 @@ namespace levin::cli {
 /// A ready model with its data and the settings it trains well with.
 struct Recipe {
   const char* name;
+  /// Task, dataset and model in a line of `levin recipes`: at most 50 characters.
   const char* summary;
-  /// Values under all config files and flags, as a config file says them.
+  /// Default values of its fields, as a config file says them; config files and flags override them.
   const char* defaults;
   std::unique_ptr<TrainProgram> (*make)();
 };
 
-/// All recipes; each is a file in recipes/.
+/// All recipes, in the order of `levin recipes`: each is a file in recipes/ and a row in recipes.cpp.
 const std::vector<Recipe>& recipes();
-
-Recipe vit_fashion_mnist();
-Recipe finetune_fashion_mnist();
-Recipe vit_cifar10();
-Recipe resnet50_cifar10();
-Recipe finetune_cifar10();
-Recipe mlp_fashion_mnist();
-Recipe autoencoder_fashion_mnist();
-Recipe boring();
 
 }  // namespace levin::cli

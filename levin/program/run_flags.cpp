@@ -4,9 +4,6 @@
 #include <charconv>
 #include <sstream>
 
-#include <CLI/CLI.hpp>
-#include <fmt/format.h>
-
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 
@@ -43,80 +40,56 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-/// Hides the spellings with underscores, which are accepted as well.
-class Help : public CLI::Formatter {
- public:
-  Help() { column_width(34); }
-  std::string make_usage(const CLI::App*, std::string) const override {
-    return "Usage: levin run [FLAGS] PROGRAM [ARGUMENTS OF THE PROGRAM]\n";
-  }
-  std::string make_option_name(const CLI::Option* option, bool) const override {
-    std::vector<std::string> names;
-    for (const auto& name : option->get_snames()) names.push_back("-" + name);
-    for (const auto& name : option->get_lnames())
-      if (name.find('_') == std::string::npos) names.push_back("--" + name);
-    return join(names);
-  }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_items_expected_max() == 0 ? "" : " " + option->get_type_name();
-  }
-};
-
-/// The flags as words, before they are understood.
-struct Flags {
+/// The values of the flags as words, before they are understood.
+struct RunWords {
   std::string nproc_per_node = "1", nnodes = "1", node_rank, master_addr, master_port, rdzv_endpoint,
               rdzv_backend = "static", rdzv_id = "none", rdzv_conf, max_restarts = "0", monitor_interval = "0.1",
               log_dir, redirects = "0", tee = "0", local_ranks_filter, role = "default", stop_grace = "5",
               save_grace = "600";
   bool standalone = false;
   bool no_python = false;
+  std::vector<std::string> command;
 
-  void add_to(CLI::App& app) {
-    value(app, "nproc-per-node", nproc_per_node, "N|auto|cpu|gpu", "ranks on this machine");
-    value(app, "nnodes", nnodes, "N", "machines in the run");
-    value(app, "node-rank", node_rank, "N", "which of them this is, from 0");
-    value(app, "master-addr", master_addr, "HOST", "address of machine 0 (127.0.0.1)");
-    value(app, "master-port", master_port, "PORT", "port on machine 0 (one machine: any free one, else 29500)");
-    flag(app, "standalone", standalone, "one machine, any free port, whatever else is said");
-    value(app, "rdzv-endpoint", rdzv_endpoint, "HOST:PORT",
-          "where the machines meet; without --node-rank they agree on theirs");
-    value(app, "rdzv-backend", rdzv_backend, "static|c10d", "both are Levin's own store");
-    value(app, "rdzv-id", rdzv_id, "NAME", "name of the run, in log folders and variables");
-    value(app, "rdzv-conf", rdzv_conf, "K=V,...", "join_timeout=SECONDS to wait for all machines (300)");
-    value(app, "max-restarts", max_restarts, "N", "start all ranks again after a failure, up to N times");
-    value(app, "monitor-interval", monitor_interval, "SECONDS", "accepted; ranks are watched without polling");
-    value(app, "role", role, "NAME", "handed on as ROLE_NAME");
-    value(app, "log-dir", log_dir, "FOLDER", "folder for log files");
-    value(app, "redirects,-r", redirects, "N|R:N,...",
-          "outputs to files: 0 none, 1 stdout, 2 stderr, 3 both; or by rank");
-    value(app, "tee,-t", tee, "N|R:N,...", "outputs to files and to the console, as above");
-    value(app, "local-ranks-filter", local_ranks_filter, "R,...", "show the output of these local ranks only");
-    value(app, "stop-grace", stop_grace, "SECONDS", "time for ranks to end after a signal before they are killed (5)");
-    value(app, "save-grace", save_grace, "SECONDS", "time for a rank to finish the checkpoint it is writing (600)");
-    flag(app, "no-python", no_python, "accepted; programs are always started as they are");
-  }
-
- private:
-  static std::string names(const std::string& name) {
-    const auto comma = std::min(name.find(','), name.size());
-    auto underscored = name.substr(0, comma);
-    std::string all = "--" + name;
-    std::replace(underscored.begin(), underscored.end(), '-', '_');
-    if (underscored != name.substr(0, comma)) all += ",--" + underscored;
-    return all;
-  }
-  static std::string variable(const std::string& name) {
-    auto upper = "PET_" + name.substr(0, name.find(','));
-    std::transform(upper.begin(), upper.end(), upper.begin(), [](char c) { return c == '-' ? '_' : std::toupper(c); });
-    return upper;
-  }
-  static void value(CLI::App& app, const std::string& name, std::string& target, const char* type, const char* text) {
-    app.add_option(names(name), target, text)->type_name(type)->envname(variable(name))->take_last();
-  }
-  static void flag(CLI::App& app, const std::string& name, bool& target, const char* text) {
-    app.add_flag(names(name), target, text)->envname(variable(name))->take_last();
+  void describe(Flags& flags) {
+    flags.set_rest("PROGRAM [ARGUMENTS OF THE PROGRAM]", command);
+    flags.set_environment("PET");
+    flags.set_epilog(
+        "The flags are torchrun's. Each can be set by the environment too:\nPET_NPROC_PER_NODE, PET_NNODES, ...\n");
+    auto& nproc = flags.flag("nproc-per-node", nproc_per_node, "ranks on this node: auto is one per GPU, else per core",
+                             "N|auto|cpu|gpu", {"auto", "cpu", "gpu"});
+    nproc.words_are_hints = true;
+    flags.flag("nnodes", nnodes, "number of nodes", "N");
+    flags.flag("node-rank", node_rank, "rank of this node, from 0", "N");
+    flags.flag("master-addr", master_addr, "address of node 0 [127.0.0.1]", "HOST");
+    flags.flag("master-port", master_port, "port on node 0 [one node: any free port, else 29500]", "PORT");
+    flags.flag("standalone", standalone, "one node, on any free port; overrides the rendezvous flags");
+    flags.flag("rdzv-endpoint", rdzv_endpoint, "rendezvous address; without --node-rank the nodes agree on their ranks",
+               "HOST:PORT");
+    flags.flag("rdzv-backend", rdzv_backend, "accepted; both are Levin's own store", "NAME", {"static", "c10d"});
+    flags.flag("rdzv-id", rdzv_id, "name of the run, in log folders and variables", "NAME");
+    flags.flag("rdzv-conf", rdzv_conf, "join_timeout=SECONDS to wait for all nodes [300]", "K=V,...");
+    flags.flag("max-restarts", max_restarts, "restart all ranks after a failure, up to N times", "N");
+    flags.flag("monitor-interval", monitor_interval, "accepted; ranks are watched without polling", "SECONDS");
+    flags.flag("role", role, "passed to the ranks as ROLE_NAME", "NAME");
+    flags.flag("log-dir", log_dir, "folder for log files", "FOLDER");
+    const char* streams = "N|R:N,...";
+    flags
+        .flag("redirects", redirects, "redirect to log files: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank",
+              streams)
+        .aliases = {"r"};
+    flags.flag("tee", tee, "write to log files and to the console, values as above", streams).aliases = {"t"};
+    flags.flag("local-ranks-filter", local_ranks_filter, "print the output of these local ranks only", "R,...");
+    flags.flag("stop-grace", stop_grace, "time for ranks to end after a signal before they are killed", "SECONDS");
+    flags.flag("save-grace", save_grace, "time for a rank to finish the checkpoint it is writing", "SECONDS");
+    flags.flag("no-python", no_python, "accepted; programs are always started as they are");
   }
 };
+
+Flags flags_of(RunWords& words) {
+  Flags flags("levin run", kRunSummary);
+  words.describe(flags);
+  return flags;
+}
 
 int ranks_here(const std::string& text, const Machine& machine) {
   if (text == "cpu") return machine.cores;
@@ -141,10 +114,7 @@ int node_count(const std::string& text) {
   return least;
 }
 
-void place(LaunchSpec& spec, const Flags& flags) {
-  const std::vector<std::string> backends{"static", "c10d"};
-  if (std::find(backends.begin(), backends.end(), flags.rdzv_backend) == backends.end())
-    fail_unknown("levin run", "--rdzv-backend", flags.rdzv_backend, backends);
+void place(LaunchSpec& spec, const RunWords& flags) {
   if (flags.standalone || spec.nnodes == 1) {
     LEVIN_CHECK(spec.nnodes == 1, "[levin run] --standalone is for one node, but --nnodes is ", spec.nnodes);
     spec.node_rank = flags.node_rank.empty() ? 0 : number("--node-rank", flags.node_rank, 0, 0);
@@ -164,9 +134,9 @@ void place(LaunchSpec& spec, const Flags& flags) {
     LEVIN_CHECK(!spec.master_addr.empty(), "[levin run] --rdzv-endpoint \"", flags.rdzv_endpoint, "\" has no host");
   } else {
     LEVIN_CHECK(!flags.node_rank.empty(), "[levin run] --node-rank is not set; with --nnodes ", spec.nnodes,
-                " each machine must be told its own (or give --rdzv-endpoint)");
+                " each node must be given its own (or give --rdzv-endpoint)");
     LEVIN_CHECK(!flags.master_addr.empty(), "[levin run] --master-addr is not set; with --nnodes ", spec.nnodes,
-                " it must name machine 0 (MASTER_ADDR of the ranks)");
+                " it must name node 0 (MASTER_ADDR of the ranks)");
     spec.node_rank = number("--node-rank", flags.node_rank, 0, spec.nnodes - 1);
     spec.master_addr = flags.master_addr;
     spec.master_port = flags.master_port.empty() ? kStaticPort : number("--master-port", flags.master_port, 1, 65535);
@@ -188,7 +158,7 @@ void read_conf(LaunchSpec& spec, const std::string& text) {
   }
 }
 
-LaunchSpec understand(const Flags& flags, const Machine& machine) {
+LaunchSpec understand(const RunWords& flags, const Machine& machine) {
   LaunchSpec spec;
   spec.nproc = ranks_here(flags.nproc_per_node, machine);
   spec.nnodes = node_count(flags.nnodes);
@@ -231,34 +201,17 @@ StreamChoice parse_streams(const std::string& flag, const std::string& text) {
   return choice;
 }
 
+Flags run_flags() {
+  static RunWords words;  // the fields point into it
+  return flags_of(words);
+}
+
 std::optional<LaunchSpec> parse_run(const std::vector<std::string>& words, const Machine& machine) {
-  CLI::App app(
-      "Starts PROGRAM as several ranks and watches them. Takes torchrun's flags; each can also come from PET_<FLAG>.",
-      "levin run");
-  app.formatter(std::make_shared<Help>());
-  app.prefix_command();
-  Flags flags;
-  flags.add_to(app);
-  try {
-    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));  // CLI11 takes them last first
-  } catch (const CLI::CallForHelp&) {
-    std::fputs(app.help().c_str(), stdout);
-    return std::nullopt;
-  } catch (const CLI::ParseError& error) {
-    throw Error(fmt::format("[levin run] {}", error.what()));
-  }
-  auto command = app.remaining();
-  if (!command.empty() && command.front() == "--") command.erase(command.begin());
-  LEVIN_CHECK(!command.empty(), "[levin run] no program was given (levin run [FLAGS] PROGRAM ...)");
-  if (command.front().starts_with("-")) {
-    std::vector<std::string> known;
-    for (const auto* option : app.get_options())
-      for (const auto& name : option->get_lnames())
-        if (name.find('_') == std::string::npos) known.push_back("--" + name);
-    fail_unknown("levin run", "flag", command.front().substr(0, command.front().find('=')), known);
-  }
+  RunWords flags;
+  if (!flags_of(flags).parse(words)) return std::nullopt;
+  LEVIN_CHECK(!flags.command.empty(), "[levin run] no program was given (levin run [FLAGS] PROGRAM ...)");
   auto spec = understand(flags, machine);
-  spec.command = std::move(command);
+  spec.command = std::move(flags.command);
   return spec;
 }
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "levin/distributed/launcher.h"
+#include "levin/program/flags.h"
 
 namespace levin::cli {
 
@@ -13,6 +14,11 @@ struct Machine {
   int cores = 1;
   int gpus = 0;
 };
+
+inline constexpr const char* kRunSummary = "start a program on several ranks, as torchrun does";
+
+/// The flags of `levin run`, which are torchrun's.
+Flags run_flags();
 
 /// Turns the words after `levin run` into what to launch. Nothing when only the help was asked for, which is then
 /// printed. Throws Error of one line for an unknown flag (with the nearest), a malformed value, or a contradiction.

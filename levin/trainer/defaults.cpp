@@ -135,7 +135,7 @@ std::optional<fs::path> last_checkpoint(const std::vector<CallbackRef>& callback
   if (!run.loggers().empty())
     for (const auto& version : earlier_versions(run.log_dir())) folders.push_back(version / "checkpoints");
   for (const auto& folder : folders)
-    if (auto found = newest_checkpoint(folder)) return found;
+    if (auto found = newest_checkpoint(folder, run.fabric().checkpoint_format())) return found;
   return {};
 }
 

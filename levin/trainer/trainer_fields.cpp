@@ -95,63 +95,64 @@ struct Codec<ProfilerChoice> {
 namespace levin {
 
 void fields(GradScalerOptions& o, auto f) {
-  f("init_scale", o.init_scale, "what the loss is multiplied with at first");
-  f("growth_factor", o.growth_factor, "the scale grows by this");
-  f("backoff_factor", o.backoff_factor, "after an inf or nan it shrinks by this");
-  f("growth_interval", o.growth_interval, "steps without inf and nan before it grows");
+  f("init_scale", o.init_scale, "initial loss scale");
+  f("growth_factor", o.growth_factor, "growth factor");
+  f("backoff_factor", o.backoff_factor, "factor after an inf or NaN");
+  f("growth_interval", o.growth_interval, "steps without inf or NaN before the scale grows");
 }
 
 void fields(Plugins& o, auto f) {
-  f("cluster_environment", o.cluster_environment, "who started the processes", environment_names());
-  f("grad_scaler", o.grad_scaler, "the loss scaler of 16-mixed");
+  f("cluster_environment", o.cluster_environment, "cluster environment that started the processes",
+    environment_names());
+  f("grad_scaler", o.grad_scaler, "loss scaler of 16-mixed");
 }
 
 void fields(TrainerOptions& o, auto f) {
-  f("accelerator", o.accelerator, "what to run on", {"auto", "cpu", "cuda", "gpu"});
-  f("strategy", o.strategy, "how the model is spread over processes");
-  f("devices", o.devices, "processes on each node: a count, -1 for all, or device numbers such as 0,2");
-  f("num_nodes", o.num_nodes, "machines");
-  f("precision", o.precision, "dtypes of parameters and computation");
-  f("logger", o.logger, "where metrics go; by itself TensorBoard and metrics.csv");
+  f("accelerator", o.accelerator, "accelerator to use", {"auto", "cpu", "cuda", "gpu"});
+  f("strategy", o.strategy, "distributed strategy");
+  f("devices", o.devices, "devices per node: a number, -1 for all, or a list such as 0,2");
+  f("num_nodes", o.num_nodes, "number of nodes");
+  f("precision", o.precision, "precision: dtypes of parameters and computation");
+  f("logger", o.logger, "loggers; default: TensorBoard and CSV");
   f("fast_dev_run", o.fast_dev_run,
-    "so many batches of everything, without logs or checkpoints, to see whether it runs; true is one");
-  f("max_epochs", o.max_epochs, "epochs to train; -1 without end; by itself 1000 when nothing else ends the run");
-  f("min_epochs", o.min_epochs, "a request to stop waits until then");
-  f("max_steps", o.max_steps, "optimizer steps to train; -1 without end");
-  f("min_steps", o.min_steps, "a request to stop waits until then");
-  f("max_time", o.max_time, "DD:HH:MM:SS, or a number with s, min, h, d");
-  f("limit_train_batches", o.limit_train_batches, "batches of an epoch, on each rank: 10, or 0.1 of them");
-  f("limit_val_batches", o.limit_val_batches, "the same for validation; 0 leaves it out");
+    "run N batches of every stage without logs or checkpoints, to find bugs; true is 1");
+  f("max_epochs", o.max_epochs,
+    "maximum number of epochs; -1 is unlimited; default: 1000 if neither max_steps nor max_time is set");
+  f("min_epochs", o.min_epochs, "minimum number of epochs");
+  f("max_steps", o.max_steps, "maximum number of optimizer steps; -1 is unlimited");
+  f("min_steps", o.min_steps, "minimum number of optimizer steps");
+  f("max_time", o.max_time, "maximum training time: DD:HH:MM:SS, or a number with s, min, h, d");
+  f("limit_train_batches", o.limit_train_batches,
+    "training batches per epoch and rank: a number (10) or a fraction (0.1)");
+  f("limit_val_batches", o.limit_val_batches, "the same for validation; 0 skips it");
   f("limit_test_batches", o.limit_test_batches, "the same for test");
   f("limit_predict_batches", o.limit_predict_batches, "the same for predict");
-  f("overfit_batches", o.overfit_batches,
-    "train and validate on these few batches, to see whether the model can learn them");
+  f("overfit_batches", o.overfit_batches, "overfit on this number or fraction of batches, to find bugs");
   f("val_check_interval", o.val_check_interval,
-    "when to validate: 0.25 of an epoch, 100 batches, '500 steps', '30 min'");
+    "time between validations: 0.25 of an epoch, 100 batches, '500 steps', '30 min'");
   f("check_val_every_n_epoch", o.check_val_every_n_epoch,
-    "validate in every n-th epoch; null: val_check_interval counts on across epochs");
+    "validate every N epochs; null: val_check_interval counts across epochs");
   f("num_sanity_val_steps", o.num_sanity_val_steps,
-    "batches of validation to try before training; -1 all; by itself 2");
-  f("log_every_n_steps", o.log_every_n_steps, "optimizer steps between two rows of metrics; by itself 50");
-  f("enable_checkpointing", o.enable_checkpointing, "keep the newest checkpoint when no ModelCheckpoint is given");
+    "validation batches to run before training; -1 runs all; default: 2");
+  f("log_every_n_steps", o.log_every_n_steps, "optimizer steps between logged metrics; default: 50");
+  f("enable_checkpointing", o.enable_checkpointing, "save the newest checkpoint if no ModelCheckpoint is given");
   f("enable_progress_bar", o.enable_progress_bar, "show a progress bar");
-  f("enable_model_summary", o.enable_model_summary, "print a summary of the model first");
-  f("accumulate_grad_batches", o.accumulate_grad_batches, "batches whose gradients make one optimizer step");
-  f("gradient_clip_val", o.gradient_clip_val, "gradients are cut to this; off when not set");
-  f("gradient_clip_algorithm", o.gradient_clip_algorithm, "all gradients together, or each element", {"norm", "value"});
-  f("deterministic", o.deterministic, "only deterministic algorithms; warn runs the others and says so");
-  f("benchmark", o.benchmark, "let cuDNN try which algorithm is fastest");
-  f("inference_mode", o.inference_mode, "validate, test and predict in inference mode");
-  f("use_distributed_sampler", o.use_distributed_sampler, "give each rank its own part of the data");
-  f("profiler", o.profiler, "what the run spends its time on");
-  f("detect_anomaly", o.detect_anomaly, "name the operation whose backward made a nan; slow");
-  f("barebones", o.barebones, "nothing but the loop, to measure it");
-  f("plugins", o.plugins, "parts that are seldom replaced");
-  f("sync_batchnorm", o.sync_batchnorm, "batch norm over the batches of all ranks");
-  f("reload_dataloaders_every_n_epochs", o.reload_dataloaders_every_n_epochs,
-    "ask for the loaders anew every n epochs");
-  f("default_root_dir", o.default_root_dir, "where logs and checkpoints go; by itself the current folder");
-  f("enable_autolog_hparams", o.enable_autolog_hparams, "give the hyperparameters to the loggers");
+  f("enable_model_summary", o.enable_model_summary, "print a summary of the model before training");
+  f("accumulate_grad_batches", o.accumulate_grad_batches, "batches per optimizer step (gradient accumulation)");
+  f("gradient_clip_val", o.gradient_clip_val, "clip gradients to this; default: no clipping");
+  f("gradient_clip_algorithm", o.gradient_clip_algorithm, "clip by the global norm, or each value", {"norm", "value"});
+  f("deterministic", o.deterministic, "use deterministic algorithms only; warn uses others with a warning");
+  f("benchmark", o.benchmark, "cuDNN benchmark mode: try which algorithm is fastest");
+  f("inference_mode", o.inference_mode, "use inference mode in validate, test and predict");
+  f("use_distributed_sampler", o.use_distributed_sampler, "wrap the sampler so that each rank gets its own samples");
+  f("profiler", o.profiler, "profiler");
+  f("detect_anomaly", o.detect_anomaly, "find the operation whose backward produced a NaN; slow");
+  f("barebones", o.barebones, "run the bare loop, to measure its overhead");
+  f("plugins", o.plugins, "plugins");
+  f("sync_batchnorm", o.sync_batchnorm, "synchronize batch norm across ranks");
+  f("reload_dataloaders_every_n_epochs", o.reload_dataloaders_every_n_epochs, "reload the data loaders every N epochs");
+  f("default_root_dir", o.default_root_dir, "folder for logs and checkpoints; default: the current folder");
+  f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
 }
 
 namespace {

@@ -85,7 +85,7 @@ TEST_F(TrainCli, TheConfigBesideTheLogsGivesTheSameRunAgain) {
   EXPECT_THAT(
       text,
       AllOf(HasSubstr("\nrecipe: boring"), HasSubstr("\nseed: 7  "), HasSubstr("\n  class: Adam  # [--optimizer]"),
-            HasSubstr("\n  batch_size: 8  # samples of a batch, on each rank [--data.batch_size]\n"),
+            HasSubstr("\n  batch_size: 8  # batch size per rank [--data.batch_size]\n"),
             HasSubstr("\nlr_scheduler:  #"), HasSubstr("  step_size: 1  "),
             HasSubstr("\n    - class: EarlyStopping  # [--trainer.callbacks]\n      monitor: val_loss  ")));
 
@@ -185,7 +185,16 @@ TEST_F(TrainCli, HelpIsGroupedAndFitsEightyColumns) {
                                                 {"fit", "boring", "--help"},
                                                 {"predict", "vit_fashion_mnist", "-h"},
                                                 {"fit", "boring", "--help", "trainer"},
-                                                {"fit", "boring", "--help", "OneCycleLR"}}) {
+                                                {"fit", "boring", "--help", "OneCycleLR"},
+                                                {"--help"},
+                                                {"run", "--help"},
+                                                {"pack", "--help"},
+                                                {"data", "bench", "--help"},
+                                                {"memory", "--help"},
+                                                {"new", "--help"},
+                                                {"inspect", "-h"},
+                                                {"convert", "--help"},
+                                                {"completion", "--help"}}) {
     auto command = words;
     command.insert(command.begin(), levin_program());
     Process child(command);
@@ -228,6 +237,13 @@ TEST_F(TrainCli, ShellsComplete) {
               AllOf(HasSubstr(" --model.in_features "), Not(HasSubstr("num_heads"))));
   EXPECT_THAT(completed("fit vit_fashion_mnist --model.", 3), HasSubstr(" --model.num_heads "));
   EXPECT_EQ(completed("completion z", 2), " zsh ");
+  EXPECT_EQ(completed("data b", 2), " bench ");
+  EXPECT_EQ(completed("memory --opt", 2), " --optimizer ");
+  EXPECT_EQ(completed("memory --model vit_b", 3), " vit_b_16 vit_b_32 ");
+  EXPECT_EQ(completed("convert a b --dtype bf", 5), " bfloat16 ");
+  EXPECT_EQ(completed("convert a b --dtype f", 5), " float32 float16 ");
+  EXPECT_EQ(completed("convert a b --ov", 4), " --overwrite ");
+  EXPECT_EQ(completed("run --rdzv-backend c", 3), " c10d ");
   EXPECT_EQ(completed("fit --model.", 2, own_program()), " --model.inputs --model.lr ");
 }
 

@@ -267,6 +267,25 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::FsdpOptions options{.state_dict_type = "full"};        // every save is full, the Trainer's too (default "sharded")
 }
 
+struct MirroredFormat : levin::CheckpointFormat {
+  std::string_view name() const override { return "mirrored"; }
+  bool recognizes(const std::filesystem::path& path) const override { return path.extension() == ".mirrored"; }
+  void save(const std::filesystem::path& path, const levin::StateDict& state) const override {
+    levin::save_checkpoint(path, state);
+    levin::save_checkpoint("/backup" / path.filename(), state);
+  }
+  levin::StateDict load(const std::filesystem::path& path) const override {
+    return levin::load_checkpoint(exists(path) ? path : "/backup" / path.filename());
+  }
+};
+
+[[maybe_unused]] void checkpoint_format(const levin::State& state) {
+  const auto format = std::make_shared<MirroredFormat>();
+  levin::Trainer trainer({.plugins = {.checkpoint_format = format}});   // ModelCheckpoint and ckpt_path use it
+  levin::Fabric fabric({.plugins = {.checkpoint_format = format}});     // fabric.save and fabric.load use it
+  levin::save_checkpoint("last.mirrored", state, {.format = format.get()});
+}
+
 [[maybe_unused]] void data(const Tensor& images, const Tensor& labels, levin::Args& args, const std::function<void(Tensor, Tensor)>& train) {
   auto loader = levin::make_loader(levin::TensorDataset({{"image", images}, {"label", labels}}), {.batch_size = 64, .shuffle = true});
   for (auto& batch : loader) train(batch["image"], batch["label"]);

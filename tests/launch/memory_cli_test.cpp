@@ -100,7 +100,7 @@ TEST(MemoryCli, RefusesInOneLine) {
            {{"--model", "gpt2", "--sequence-length", "2048"}, "--sequence-length 2048 is not allowed (1 to 1024)"},
            {{"--model", "gpt2", "--batch", "9999999"}, "--batch 9999999 is not allowed (1 to 16384)"},
            {{"--model", "resnet18", "--devices", "-1"}, "--devices -1 is not allowed (1 to "},
-           {{"--model", "resnet18", "--devices", "many"}, "--devices = many is not a number"},
+           {{"--model", "resnet18", "--devices", "many"}, "--devices \"many\" is not a whole number"},
            {{"--model", "resnet18", "--strategy", "fdsp"}, "did you mean \"fsdp\"?"},
            {{"--model", "resnet18", "--precision", "bf16-mixd"}, "did you mean \"bf16-mixed\"?"},
            {{"--model", "resnet18", "--optimizer", "adan"}, "did you mean \"adam\"?"},

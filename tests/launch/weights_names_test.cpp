@@ -119,7 +119,7 @@ TEST_F(WeightsNames, FilesOfTrainingScriptsAreRead) {
     EXPECT_EQ(names(at("out.safetensors")), plain) << name;
     EXPECT_TRUE(WeightFile(at("out.safetensors")).read("bias").equal(torch::arange(3, torch::kFloat)));
     const bool wrapped = std::string(name).starts_with("wrapped");
-    EXPECT_EQ(told.find("names are without \"module.\"") != std::string::npos, wrapped) << told;
+    EXPECT_EQ(told.find("the prefix \"module.\" of all names") != std::string::npos, wrapped) << told;
     const auto shown = levin({"inspect", path});
     EXPECT_THAT(shown, HasSubstr("[3, 2]"));
     EXPECT_EQ(shown.find("args.lr: 0.1") != std::string::npos, !wrapped) << shown;

@@ -1,5 +1,5 @@
 // Signals end a run in order: soon, with the right status, one line, and a checkpoint from which it goes on exactly.
-#include "levin/trainer/signals.h"
+#include "levin/trainer/run/signals.h"
 
 #include <chrono>
 #include <csignal>

@@ -4,7 +4,6 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -17,10 +16,10 @@
 #include "levin/data/transforms/crops.h"
 #include "levin/data/transforms/flips.h"
 #include "levin/io/records/plain_fields.h"
+#include "levin/io/records/records.h"
 #include "levin/plots/bar_plot.h"
 #include "levin/program/command.h"
-#include "levin/program/flags.h"
-#include "levin/trainer/signals.h"
+#include "levin/trainer/run/signals.h"
 
 namespace levin::cli {
 namespace {
@@ -52,39 +51,11 @@ double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-bool parse_bench(const std::vector<std::string>& words, BenchFlags& flags) {
-  CLI::App app("Measures how fast images come from a file or folder, and what the time goes to.", "levin data bench");
-  app.add_option("PATH", flags.path, "what to read (see levin pack)");
-  app.add_option("--batch-size", flags.batch_size, "images of a batch (64)")->type_name("N");
-  app.add_option("--num-workers", flags.num_workers, "threads of the loader (auto)")->type_name("N|auto");
-  app.add_option("--epochs", flags.epochs, "passes over the data (1)")->type_name("N");
-  app.add_option("--transform", flags.transform,
-                 "none; cifar: a crop of a padded image, mirrored at times; imagenet: a random part at 224 pixels, "
-                 "mirrored at times")
-      ->type_name("none|cifar|imagenet");
-  app.add_option("--format", flags.format, "format of PATH; by itself what it looks like")->type_name("FORMAT");
-  app.add_option("--split", flags.split, "part of a data set that has several")->type_name("train|test");
-  app.add_option("--samples", flags.samples, "images that the stages are measured on (256)")->type_name("N");
-  app.add_option("--plot", flags.plot, "draw the stages")->type_name("FILE.svg|FILE.png");
-  app.add_flag("--shuffle", flags.shuffle, "in random order");
-  app.add_flag("--json", flags.json, "the numbers as JSON");
-  if (!parse_flags(app, words)) return false;
-  LEVIN_CHECK(!flags.path.empty(), "[levin data bench] name what to read: levin data bench PATH");
-  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, int64_t>>{
-           {"--batch-size", flags.batch_size}, {"--epochs", flags.epochs}, {"--samples", flags.samples}})
-    LEVIN_CHECK(value >= 1, "[levin data bench] ", name, " ", value, " is not allowed (1 or more)");
-  LEVIN_CHECK(flags.plot.empty() || flags.plot.ends_with(".svg") || flags.plot.ends_with(".png"),
-              "[levin data bench] --plot \"", flags.plot, "\" must end with .svg or .png");
-  return true;
-}
-
 Transform transform_named(const std::string& name) {
   using namespace transforms;
-  const std::vector<std::string> known{"none", "cifar", "imagenet"};
-  if (name == "none") return {};
   if (name == "cifar") return compose({RandomCrop{.size = 32, .padding = 4}, RandomHorizontalFlip{}});
   if (name == "imagenet") return compose({RandomResizedCrop{.size = 224}, RandomHorizontalFlip{}});
-  fail_unknown("levin data bench", "--transform", name, known);
+  return {};
 }
 
 NumWorkers workers_of(const std::string& text) {
@@ -214,46 +185,74 @@ void print_json(const ImageDataset& data, const BenchFlags& flags, const BenchRe
   std::puts(json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
-int bench(const std::vector<std::string>& words) {
-  BenchFlags flags;
-  if (!parse_bench(words, flags)) return 0;
-  at::set_num_threads(1);  // the loader's threads are the parallelism
-  const ImageDataset data(
-      flags.path, {.transform = transform_named(flags.transform), .split = flags.split, .format = flags.format});
-  LEVIN_CHECK(data.size() > 0, "[levin data bench] \"", flags.path, "\" has no records");
-  const auto result = measure(data, flags);
-  const double all = result.stages.all() + result.wait;
-  const auto rate = fmt::format("{:.0f} images/s", static_cast<double>(result.images) / result.seconds);
-  const auto source = flags.path.size() > 44 ? "..." + flags.path.substr(flags.path.size() - 41) : flags.path;
-  BarPlot plot{.title = fmt::format("{} ({}): {}", source, data.records().format(), rate),
-               .subtitle = fmt::format("transform {}, batches of {}, {} workers: time of a worker for one image",
-                                       flags.transform, flags.batch_size, result.workers)};
-  for (const auto& [name, seconds] : stages_of(result))
-    plot.bars.push_back(
-        {name, seconds, fmt::format("{:.0f}%  {}", all > 0 ? 100 * seconds / all : 0, time_text(seconds))});
-  if (flags.json) {
-    print_json(data, flags, result);
-  } else {
-    std::puts(fmt::format("{}: {} images in {:.2f} s, {}; first batch after {}; {} workers", flags.path, result.images,
-                          result.seconds, rate, time_text(result.first_batch), result.workers)
-                  .c_str());
-    for (const auto& bar : plot.bars) std::puts(fmt::format("  {:<10}{}", bar.label, bar.text).c_str());
-  }
-  if (!flags.plot.empty()) write_drawing(flags.plot, picture_of(plot));
-  return 0;
+void print_table(const BenchFlags& flags, const BenchResult& result, const std::string& rate, const BarPlot& stages) {
+  fmt::print("{}: {} in {:.2f} s, {}; first batch after {}; {}\n", flags.path, counted(result.images, "image"),
+             result.seconds, rate, time_text(result.first_batch), counted(result.workers, "worker"));
+  for (const auto& bar : stages.bars) fmt::print("  {:<10}{}\n", bar.label, bar.text);
 }
+
+struct DataBench : BenchFlags {
+  std::string action;
+
+  void describe(Flags& flags) {
+    auto formats = record_formats();
+    formats.insert(formats.begin(), "auto");
+    flags.argument("bench", action, "the measurement", {"bench"});
+    flags.argument("PATH", path, "dataset: file, glob of files or folder, in any format of levin pack");
+    flags.flag("batch-size", batch_size, "images per batch", "N");
+    auto& workers = flags.flag("num-workers", num_workers, "threads of the data loader", "N|auto", {"auto"});
+    workers.words_are_hints = true;
+    flags.flag("epochs", epochs, "passes over the data", "N");
+    flags.flag("transform", transform,
+               "cifar: RandomCrop(32, padding=4) and RandomHorizontalFlip; imagenet: RandomResizedCrop(224) and "
+               "RandomHorizontalFlip",
+               "NAME", {"none", "cifar", "imagenet"});
+    flags.flag("format", format, "format of PATH; auto detects it", "FORMAT", formats);
+    flags.flag("split", split, "split to read, of a dataset that has several", "SPLIT", {"train", "test"});
+    flags.flag("samples", samples, "images that the stages are measured on", "N");
+    flags.flag("plot", plot, "write a bar plot of the stages (.svg or .png)", "FILE");
+    flags.flag("shuffle", shuffle, "read in random order");
+    flags.flag("json", json, "print JSON");
+  }
+
+  int run() {
+    check();
+    at::set_num_threads(1);  // the loader's threads are the parallelism
+    const ImageDataset data(path, {.transform = transform_named(transform), .split = split, .format = format});
+    LEVIN_CHECK(data.size() > 0, "[levin data bench] \"", path, "\" has no records");
+    const auto result = measure(data, *this);
+    const double all = result.stages.all() + result.wait;
+    const auto rate = fmt::format("{:.0f} images/s", static_cast<double>(result.images) / result.seconds);
+    const auto source = path.size() > 44 ? "..." + path.substr(path.size() - 41) : path;
+    BarPlot stages{.title = fmt::format("{} ({}): {}", source, data.records().format(), rate),
+                   .subtitle = fmt::format("transform {}, batches of {}, {}: time of a worker for one image", transform,
+                                           batch_size, counted(result.workers, "worker"))};
+    for (const auto& [name, seconds] : stages_of(result))
+      stages.bars.push_back(
+          {name, seconds, fmt::format("{:.0f}%  {}", all > 0 ? 100 * seconds / all : 0, time_text(seconds))});
+    if (json)
+      print_json(data, *this, result);
+    else
+      print_table(*this, result, rate, stages);
+    if (!plot.empty()) write_drawing(plot, picture_of(stages));
+    return 0;
+  }
+
+ private:
+  void check() const {
+    const std::vector<std::pair<const char*, int64_t>> counts{
+        {"--batch-size", batch_size}, {"--epochs", epochs}, {"--samples", samples}};
+    for (const auto& [name, value] : counts)
+      LEVIN_CHECK(value >= 1, "[levin data bench] ", name, " ", value, " is not allowed (1 or more)");
+    LEVIN_CHECK(plot.empty() || plot.ends_with(".svg") || plot.ends_with(".png"), "[levin data bench] --plot \"", plot,
+                "\" must end with .svg or .png");
+  }
+};
 
 }  // namespace
 
-int data(const std::vector<std::string>& words, const Args&) {
-  const std::vector<std::string> known{"bench"};
-  if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
-    std::puts("Usage: levin data bench PATH ...     how fast images come (levin data bench --help tells more)");
-    return 0;
-  }
-  LEVIN_CHECK(!words.empty(), "[levin data] name what to do: levin data bench PATH");
-  if (words[0] != "bench") fail_unknown("levin data", "command", words[0], known);
-  return bench({words.begin() + 1, words.end()});
+Command data_command() {
+  return make_command<DataBench>("data", "measure the throughput of data loading: levin data bench PATH");
 }
 
 }  // namespace levin::cli

@@ -10,36 +10,23 @@
 #include "levin/models/naming.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/inspect_table.h"
+#include "levin/program/commands/name_patterns.h"
 
 namespace levin::cli {
 namespace {
 
-constexpr const char* kInspectHelp =
-    "Shows what is in a weight file or a checkpoint: names, dtypes, shapes, bytes, metadata. Nothing in it is run.\n"
-    "Usage: levin inspect FILE [FLAGS]\n\n"
-    "  FILE            .safetensors, .pt, .pth, .bin, .ckpt, an index of several, or a folder with one of these; or a\n"
-    "                  checkpoint: its tensors, whole or in parts, and which files and ranks hold them\n"
-    "  --filter GLOB   only names such as \"encoder.*\"; may come again, and !GLOB leaves names out\n"
-    "  --sort WORD     name or size (largest first); else the order of the file\n"
-    "  --stats         read the tensors too: mean, standard deviation, smallest, largest, how many are NaN\n"
-    "  --verify        of a checkpoint: read everything and compare all checksums first\n"
-    "  --root NAME     the part to take: of a torch file (state_dict), of a checkpoint (model, optimizer); \"\" for "
-    "all\n"
-    "                  of it (auto)\n"
-    "  --json          for programs\n";
-
 void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bool with_stats) {
   auto out = table_text(rows, with_stats);
-  out += fmt::format("\n{}, {} {} of {}\n", total_text(rows), file.files().size(),
-                     file.files().size() == 1 ? "file" : "files", file.format());
+  out += fmt::format("\n{}, {} of {}\n", total_text(rows), counted(static_cast<int64_t>(file.files().size()), "file"),
+                     file.format());
   std::vector<std::string> names;
   for (const auto& entry : file.entries()) names.push_back(entry.name);
   const auto naming = models::detect_naming(names);
-  if (!naming.scheme.empty()) out += fmt::format("names: a {} of {}\n", naming.architecture, naming.scheme);
-  if (!file.root().empty()) out += fmt::format("part: {} (--root \"\" for all of the file)\n", file.root());
+  if (!naming.scheme.empty()) out += fmt::format("naming: {} of {}\n", naming.architecture, naming.scheme);
+  if (!file.root().empty()) out += fmt::format("root: {} (--root \"\" for the whole file)\n", file.root());
   if (!file.stripped().empty())
-    out += fmt::format("names without \"{}\", which all of them have (--root \"\" for all of the file)\n",
-                       file.stripped());
+    out +=
+        fmt::format("names without \"{}\", which all of them have (--root \"\" for the whole file)\n", file.stripped());
   for (const auto& [name, value] : file.metadata())
     out += fmt::format("{}: {}\n", printable(name), printable(value.substr(0, 200)));
   std::fputs(out.c_str(), stdout);
@@ -65,33 +52,44 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
   std::puts(out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
-}  // namespace
+struct Inspect : InspectFlags {
+  void describe(Flags& flags) {
+    flags.argument("FILE", file,
+                   "a weight file (.safetensors, .pt, .pth, .bin, .ckpt), an index of several, a folder with one of "
+                   "these, or a checkpoint");
+    flags.repeated("filter", filter, "only names that match, such as \"encoder.*\"; repeatable; !GLOB excludes",
+                   "GLOB");
+    flags.flag("sort", sort, "order; size is largest first [the order of the file]", "ORDER", {"name", "size"});
+    flags.flag("stats", stats, "read the tensors too: mean, std, min, max and number of NaN");
+    flags.flag("verify", verify, "of a checkpoint: read everything and compare all checksums");
+    flags.flag("root", root,
+               "key to show: of a torch file (state_dict), of a checkpoint (model, optimizer); \"\" shows everything",
+               "KEY");
+    flags.flag("json", json, "print JSON");
+    flags.set_epilog("No code in a file is ever executed.\n");
+  }
 
-int inspect(const std::vector<std::string>& words, const Args&) {
-  if (wants_help(words)) {
-    std::fputs(kInspectHelp, stdout);
+  int run() {
+    if (detail::looks_like_checkpoint(file)) return inspect_checkpoint(*this);
+    LEVIN_CHECK(!verify, "[levin inspect] --verify is for checkpoints, which have checksums; \"", file,
+                "\" is a weight file");
+    const WeightFile weights(file, {.root = root, .strip_module = !name_module_prefix(filter)});
+    std::vector<InspectRow> rows;
+    for (const auto& entry : weights.entries()) rows.push_back({entry});
+    rows = choose_rows(std::move(rows), *this);
+    if (stats) add_stats(rows, [&](const std::string& name) { return weights.read(name); });
+    if (json)
+      print_json(weights, rows);
+    else
+      print_table(weights, rows, stats);
     return 0;
   }
-  const WeightFlags flags("levin inspect", words, {"--json", "--stats", "--verify"}, {"--sort", "--filter", "--root"},
-                          {"FILE"});
-  flags.get("--sort", "", {"name", "size"});
-  if (detail::looks_like_checkpoint(flags.file(0))) return inspect_checkpoint(flags);
-  LEVIN_CHECK(!flags.has("--verify"), "[levin inspect] --verify is for checkpoints, which have checksums; \"",
-              flags.file(0), "\" is none");
-  const auto patterns = flags.all("--filter");
-  const bool strips = std::none_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
-    return pattern.starts_with("module.") || pattern.starts_with("!module.");
-  });
-  const WeightFile file(flags.file(0), {.root = flags.get("--root", "auto"), .strip_module = strips});
-  std::vector<InspectRow> rows;
-  for (const auto& entry : file.entries()) rows.push_back({entry});
-  rows = choose_rows(std::move(rows), flags);
-  if (flags.has("--stats")) add_stats(rows, [&](const std::string& name) { return file.read(name); });
-  if (flags.has("--json"))
-    print_json(file, rows);
-  else
-    print_table(file, rows, flags.has("--stats"));
-  return 0;
+};
+
+}  // namespace
+
+Command inspect_command() {
+  return make_command<Inspect>("inspect", "list the tensors of a weight file or checkpoint");
 }
 
 }  // namespace levin::cli

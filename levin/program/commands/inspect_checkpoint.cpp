@@ -13,6 +13,7 @@
 #include "levin/core/words.h"
 #include "levin/program/commands/convert_source.h"
 #include "levin/program/commands/inspect_table.h"
+#include "levin/program/flags.h"
 
 namespace levin::cli {
 namespace {
@@ -61,7 +62,7 @@ std::string holders_text(const TensorEntry& tensor) {
     if (!numbers.contains(-1))
       text += fmt::format("{}{}{}{}", kRank, several ? "{" : "", ranges_text(numbers), several ? "}" : "");
   }
-  return text.empty() ? "nowhere, it has no elements" : text;
+  return text.empty() ? "nothing, it has no elements" : text;
 }
 
 /// Tensors, other values and slots of optimizers somewhere in a value.
@@ -122,13 +123,13 @@ std::string key_text(const StateValue& value) {
   contents.add(value, seen);
   std::string text;
   if (contents.tensors > 0)
-    text = fmt::format("{} {} with {} numbers in {}", contents.tensors, contents.tensors == 1 ? "tensor" : "tensors",
+    text = fmt::format("{} with {} elements in {}", counted(static_cast<int64_t>(contents.tensors), "tensor"),
                        format_count(contents.numbers), format_bytes(contents.bytes));
   if (contents.stepped_params > 0)
-    text += fmt::format(": {} of {} parameters", printable(join(contents.slots)), contents.stepped_params);
+    text += fmt::format(": {} of {}", printable(join(contents.slots)),
+                        counted(static_cast<int64_t>(contents.stepped_params), "parameter"));
   else if (contents.tensors == 0 || contents.values > 0)
-    text +=
-        fmt::format("{}{} {}", text.empty() ? "" : ", ", contents.values, contents.values == 1 ? "value" : "values");
+    text += (text.empty() ? "" : ", ") + counted(static_cast<int64_t>(contents.values), "value");
   return text;
 }
 
@@ -154,8 +155,8 @@ std::string saved_text(const detail::Manifest& manifest) {
 }
 
 void print_checkpoint(const CheckpointReader& reader, const std::vector<InspectRow>& rows,
-                      const std::vector<std::string>& keys, const WeightFlags& flags) {
-  auto out = table_text(rows, flags.has("--stats"));
+                      const std::vector<std::string>& keys, const InspectFlags& flags) {
+  auto out = table_text(rows, flags.stats);
   const auto& manifest = reader.manifest();
   std::map<std::string_view, size_t> counts;
   for (const auto& tensor : manifest.tensors)
@@ -170,12 +171,12 @@ void print_checkpoint(const CheckpointReader& reader, const std::vector<InspectR
     out += fmt::format("{:<{}}  {:>9}  {}\n", printable(file.name), width,
                        format_bytes(static_cast<double>(file.bytes)), counts[file.name]);
   out += fmt::format("\n{}, {} files of a {} checkpoint\n{}\n", total_text(rows), manifest.files.size(),
-                     reader.sharded() ? "divided" : "whole", saved_text(manifest));
+                     reader.sharded() ? "sharded" : "full", saved_text(manifest));
   std::map<std::string, Tensor> described;
   for (const auto& key : keys)
     out += fmt::format("{}: {}\n", printable(key), key_text(reader.describe(key, described)));
-  out += flags.has("--verify") ? "all checksums are right\n"
-                               : "sizes and headers are right; checksums of the data were not compared (--verify)\n";
+  out += flags.verify ? "all checksums are right\n"
+                      : "sizes and headers are right; checksums of the data were not compared (--verify)\n";
   std::fputs(out.c_str(), stdout);
 }
 
@@ -203,7 +204,7 @@ void print_checkpoint_json(const CheckpointReader& reader, const std::vector<Ins
   std::map<std::string, Tensor> described;
   for (const auto& key : keys) state[key] = key_json(reader.describe(key, described));
   const Json out{{"format", "checkpoint"},
-                 {"divided", reader.sharded()},
+                 {"sharded", reader.sharded()},
                  {"world_size", manifest.world_size},
                  {"saved_at", manifest.saved_at},
                  {"levin", manifest.levin},
@@ -216,11 +217,10 @@ void print_checkpoint_json(const CheckpointReader& reader, const std::vector<Ins
 
 }  // namespace
 
-int inspect_checkpoint(const WeightFlags& flags) {
-  const CheckpointReader reader(flags.file(0));
-  const auto root = flags.get("--root", "auto");
-  const bool all = root == "auto" || root.empty();
-  const auto keys = all ? reader.keys() : std::vector{reader.choose_key("levin inspect", root, "--root NAME")};
+int inspect_checkpoint(const InspectFlags& flags) {
+  const CheckpointReader reader(flags.file);
+  const bool all = flags.root == "auto" || flags.root.empty();
+  const auto keys = all ? reader.keys() : std::vector{reader.choose_key("levin inspect", flags.root, "--root NAME")};
   std::map<std::string, std::string> ids;  // by the name that is shown
   std::vector<InspectRow> rows;
   const auto add = [&](const std::string& name, const std::string& id) {
@@ -232,9 +232,9 @@ int inspect_checkpoint(const WeightFlags& flags) {
   else
     for (const auto& [name, id] : reader.list(keys[0])) add(name, id);
   rows = choose_rows(std::move(rows), flags);
-  if (flags.has("--verify")) verify_with_progress(reader);
-  if (flags.has("--stats")) add_stats(rows, [&](const std::string& name) { return reader.read_tensor(ids.at(name)); });
-  if (flags.has("--json"))
+  if (flags.verify) verify_with_progress(reader);
+  if (flags.stats) add_stats(rows, [&](const std::string& name) { return reader.read_tensor(ids.at(name)); });
+  if (flags.json)
     print_checkpoint_json(reader, rows, ids, keys);
   else
     print_checkpoint(reader, rows, keys, flags);

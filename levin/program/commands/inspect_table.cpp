@@ -7,6 +7,8 @@
 
 #include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
+#include "levin/program/commands/name_patterns.h"
+#include "levin/program/flags.h"
 
 namespace levin::cli {
 namespace {
@@ -32,13 +34,11 @@ std::optional<WeightStats> stats_of(const Tensor& tensor) {
   return stats;
 }
 
-std::vector<InspectRow> choose_rows(std::vector<InspectRow> rows, const WeightFlags& flags) {
-  const auto order = flags.get("--sort", "", {"name", "size"});
-  const auto patterns = flags.all("--filter");
-  std::erase_if(rows, [&](const InspectRow& row) { return !passes(row.entry.name, patterns); });
-  if (order == "name")
+std::vector<InspectRow> choose_rows(std::vector<InspectRow> rows, const InspectFlags& flags) {
+  std::erase_if(rows, [&](const InspectRow& row) { return !passes(row.entry.name, flags.filter); });
+  if (flags.sort == "name")
     std::sort(rows.begin(), rows.end(), [](const auto& a, const auto& b) { return a.entry.name < b.entry.name; });
-  if (order == "size")
+  if (flags.sort == "size")
     std::stable_sort(rows.begin(), rows.end(),
                      [](const auto& a, const auto& b) { return a.entry.bytes > b.entry.bytes; });
   return rows;
@@ -87,7 +87,7 @@ std::string total_text(const std::vector<InspectRow>& rows) {
     numbers += static_cast<double>(row.entry.numel());
     bytes += static_cast<double>(row.entry.bytes);
   }
-  return fmt::format("{} {} with {} numbers in {}", rows.size(), rows.size() == 1 ? "tensor" : "tensors",
+  return fmt::format("{} with {} elements in {}", counted(static_cast<int64_t>(rows.size()), "tensor"),
                      format_count(numbers), format_bytes(bytes));
 }
 

@@ -7,9 +7,15 @@
 #include <vector>
 
 #include "levin/io/weights/weights.h"
-#include "levin/program/commands/weight_flags.h"
 
 namespace levin::cli {
+
+/// The values of the flags of `levin inspect`.
+struct InspectFlags {
+  std::string file, sort, root = "auto";
+  std::vector<std::string> filter;
+  bool stats = false, verify = false, json = false;
+};
 
 struct WeightStats {
   double mean = 0, std = 0, min = 0, max = 0;
@@ -27,16 +33,16 @@ struct InspectRow {
 };
 
 /// The rows that --filter lets through, in the order that --sort asks for.
-std::vector<InspectRow> choose_rows(std::vector<InspectRow> rows, const WeightFlags& flags);
+std::vector<InspectRow> choose_rows(std::vector<InspectRow> rows, const InspectFlags& flags);
 /// Fills in the stats, with a progress bar.
 void add_stats(std::vector<InspectRow>& rows, const std::function<Tensor(const std::string& name)>& read);
 
 /// A line for each tensor.
 std::string table_text(const std::vector<InspectRow>& rows, bool with_stats);
-/// "3 tensors with 1.2k numbers in 4.8 kB"
+/// "3 tensors with 1.2k elements in 4.8 kB"
 std::string total_text(const std::vector<InspectRow>& rows);
 
 /// `levin inspect FOLDER` of a checkpoint.
-int inspect_checkpoint(const WeightFlags& flags);
+int inspect_checkpoint(const InspectFlags& flags);
 
 }  // namespace levin::cli

@@ -1,4 +1,3 @@
-#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -8,7 +7,6 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/words.h"
 #include "levin/program/command.h"
 #include "levin/program/own_prefix.h"
 
@@ -16,12 +14,6 @@ namespace levin::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kHelp =
-    "Writes the files of a new project, which builds and trains as it is.\n"
-    "Usage: levin new app [FOLDER]\n\n"
-    "  app      CMakeLists.txt and main.cpp: a training loop with Fabric\n"
-    "  FOLDER   where to write them (app); what is there already is never overwritten\n";
 
 constexpr const char* kCMakeLists = R"(cmake_minimum_required(VERSION 3.25)
 project(app LANGUAGES CXX)
@@ -85,37 +77,46 @@ void write(const fs::path& path, const char* text) {
   LEVIN_CHECK(file, "[levin new] \"", path.string(), "\" cannot be written: ", std::strerror(errno));
 }
 
-}  // namespace
+struct NewProject {
+  std::string what;
+  std::string folder = "app";
 
-int new_project(const std::vector<std::string>& words, const Args&) {
-  if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
-    std::fputs(kHelp, stdout);
+  void describe(Flags& flags) {
+    flags.argument("app", what, "a program with a Fabric training loop: CMakeLists.txt and main.cpp", {"app"});
+    flags.argument("FOLDER", folder, "where to write it [app]; existing files are never overwritten", {}, true);
+  }
+
+  int run() const {
+    const fs::path into = folder;
+    for (const char* name : {"CMakeLists.txt", "main.cpp"})
+      LEVIN_CHECK(!fs::exists(into / name), "[levin new] \"", (into / name).string(),
+                  "\" is there already; name another folder");
+    std::error_code error;
+    fs::create_directories(into, error);
+    LEVIN_CHECK(!error, "[levin new] folder \"", folder, "\" cannot be made: ", error.message());
+    write(into / "CMakeLists.txt", kCMakeLists);
+    write(into / "main.cpp", kMain);
+    print_next_steps(into);
     return 0;
   }
-  LEVIN_CHECK(!words.empty(), "[levin new] nothing was asked for; known: app (levin new app [FOLDER])");
-  const std::array<std::string, 1> known{"app"};
-  if (words[0] != "app") fail_unknown("levin new", "project", words[0], known);
-  LEVIN_CHECK(words.size() <= 2, "[levin new] \"", words[2], "\" is one word too many (levin new app [FOLDER])");
-  const fs::path folder = words.size() == 2 ? words[1] : "app";
-  LEVIN_CHECK(!folder.string().starts_with("-"), "[levin new] flag \"", folder.string(),
-              "\" is not known (levin new app [FOLDER])");
-  for (const char* name : {"CMakeLists.txt", "main.cpp"})
-    LEVIN_CHECK(!fs::exists(folder / name), "[levin new] \"", (folder / name).string(),
-                "\" is there already; name another folder");
-  std::error_code error;
-  fs::create_directories(folder, error);
-  LEVIN_CHECK(!error, "[levin new] folder \"", folder.string(), "\" cannot be made: ", error.message());
-  write(folder / "CMakeLists.txt", kCMakeLists);
-  write(folder / "main.cpp", kMain);
-  const auto prefix = own_prefix();
-  const auto place = shell_word(folder.string()), build = shell_word((folder / "build").string());
-  const auto find =
-      prefix.empty() ? std::string("-DCMAKE_PREFIX_PATH=PREFIX") : shell_word("-DCMAKE_PREFIX_PATH=" + prefix.string());
-  fmt::print("Wrote {0}/CMakeLists.txt and {0}/main.cpp. Build and run{1}:\n", folder.string(),
-             prefix.empty() ? " (PREFIX is the folder that Levin is installed in, or its build folder)" : "");
-  fmt::print("  cmake -S {} -B {} {}\n  cmake --build {}\n  {}\n", place, build, find, build,
-             shell_word(((folder.is_absolute() ? folder : "." / folder) / "build" / "app").string()));
-  return 0;
+
+ private:
+  static void print_next_steps(const fs::path& into) {
+    const auto prefix = own_prefix();
+    const auto place = shell_word(into.string()), build = shell_word((into / "build").string());
+    const auto find = prefix.empty() ? std::string("-DCMAKE_PREFIX_PATH=PREFIX")
+                                     : shell_word("-DCMAKE_PREFIX_PATH=" + prefix.string());
+    fmt::print("Wrote {0}/CMakeLists.txt and {0}/main.cpp. Build and run{1}:\n", into.string(),
+               prefix.empty() ? " (PREFIX is the folder that Levin is installed in, or its build folder)" : "");
+    fmt::print("  cmake -S {} -B {} {}\n  cmake --build {}\n  {}\n", place, build, find, build,
+               shell_word(((into.is_absolute() ? into : "." / into) / "build" / "app").string()));
+  }
+};
+
+}  // namespace
+
+Command new_command() {
+  return make_command<NewProject>("new", "create a new project that builds and trains");
 }
 
 }  // namespace levin::cli

@@ -8,12 +8,17 @@
 
 namespace levin::cli {
 
-int run(const std::vector<std::string>& words, const Args&) {
-  Machine machine;
-  machine.cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1);
-  machine.gpus = static_cast<int>(torch::cuda::device_count());
-  const auto spec = parse_run(words, machine);
-  return spec ? launch(*spec) : 0;
+Command run_command() {
+  return {.name = "run",
+          .summary = kRunSummary,
+          .run =
+              [](const std::vector<std::string>& words, const Args&) {
+                const Machine machine{.cores = std::max(static_cast<int>(std::thread::hardware_concurrency()), 1),
+                                      .gpus = static_cast<int>(torch::cuda::device_count())};
+                const auto spec = parse_run(words, machine);
+                return spec ? launch(*spec) : 0;
+              },
+          .flags = run_flags};
 }
 
 }  // namespace levin::cli

@@ -1,11 +1,10 @@
-// fit, validate, test and predict over the recipes; the list of recipes; completion.
+// fit, validate, test and predict over the recipes; the list of recipes.
 #include <algorithm>
 #include <cstdio>
 #include <optional>
 
 #include <fmt/format.h>
 
-#include "levin/cli/completion.h"
 #include "levin/cli/train_command.h"
 #include "levin/config/yaml.h"
 #include "levin/core/error.h"
@@ -14,13 +13,6 @@
 #include "levin/program/recipes.h"
 
 namespace levin::cli {
-
-const std::vector<Recipe>& recipes() {
-  static const std::vector<Recipe> all{
-      vit_fashion_mnist(), finetune_fashion_mnist(), mlp_fashion_mnist(), autoencoder_fashion_mnist(),
-      vit_cifar10(),       resnet50_cifar10(),       finetune_cifar10(),  boring()};
-  return all;
-}
 
 namespace {
 
@@ -55,31 +47,37 @@ std::string list_of_recipes() {
   return text;
 }
 
-}  // namespace
+/// What a command line runs: the recipe, and the words after its name.
+struct NamedRecipe {
+  const Recipe& recipe;
+  std::vector<std::string> rest;
+};
+
+NamedRecipe name_recipe(const std::string& operation, std::vector<std::string> words) {
+  if (!words.empty() && !words[0].starts_with('-')) {
+    const auto& recipe = find_recipe(operation, "", words[0]);
+    words.erase(words.begin());
+    return {recipe, std::move(words)};
+  }
+  if (const auto found = recipe_of_files(operation, words))
+    return {find_recipe(operation, found->origin.where + ": ", found->text), std::move(words)};
+  std::vector<std::string> known;
+  for (const auto& recipe : recipes()) known.emplace_back(recipe.name);
+  throw Error(fmt::format("[{0}] no recipe is named; {0} RECIPE ..., or a config file with `recipe: NAME` (known: {1})",
+                          operation, join(known)));
+}
 
 int train(const std::string& command, const std::vector<std::string>& words, const Args& args) {
   const auto operation = "levin " + command;
-  auto rest = words;
-  std::string name;
-  std::string where;
-  if (!rest.empty() && !rest[0].starts_with('-')) {
-    name = rest[0];
-    rest.erase(rest.begin());
-  } else if (const auto found = recipe_of_files(operation, rest)) {
-    name = found->text;
-    where = found->origin.where + ": ";
-  } else if (!rest.empty() && (rest[0] == "--help" || rest[0] == "-h")) {
+  const bool asks_help = !words.empty() && (words[0] == "--help" || words[0] == "-h");
+  if (asks_help && !recipe_of_files(operation, words)) {
     fmt::print(
         "{0}: {1}\n\nUsage: {0} RECIPE [--config FILE] [--FLAG VALUE]...\n       {0} --config FILE   (with a line "
-        "`recipe: NAME`)\n\nRecipes:\n{2}\n  {0} RECIPE --help   all flags of a recipe\n",
+        "`recipe: NAME`)\n\nRecipes:\n{2}\n  {0} RECIPE --help   list the flags of a recipe\n",
         operation, train_command_summary(command), list_of_recipes());
     return 0;
   }
-  std::vector<std::string> known;
-  for (const auto& recipe : recipes()) known.emplace_back(recipe.name);
-  LEVIN_CHECK(!name.empty(), "[", operation, "] no recipe is named; ", operation,
-              " RECIPE ..., or a config file with `recipe: NAME` (known: ", join(known), ")");
-  const auto& recipe = find_recipe(operation, where, name);
+  const auto [recipe, rest] = name_recipe(operation, words);
   const auto program = recipe.make();
   return run_train_command({.command = command,
                             .usage = operation + " " + recipe.name,
@@ -88,43 +86,40 @@ int train(const std::string& command, const std::vector<std::string>& words, con
                            *program, rest, args);
 }
 
-int list_recipes(const std::vector<std::string>& words, const Args&) {
-  LEVIN_CHECK(words.empty() || words[0] == "--help" || words[0] == "-h", "[levin recipes] \"", words[0],
-              "\" is not expected; it takes nothing");
-  fmt::print(
-      "Models that are ready to train, with their data:\n{}\n  levin fit RECIPE           train one\n"
-      "  levin fit RECIPE --help    what can be set\n",
-      list_of_recipes());
-  return 0;
+Command train_command(const std::string& name) {
+  return {.name = name,
+          .summary = std::string(train_command_summary(name)),
+          .run = [name](const std::vector<std::string>& words, const Args& args) { return train(name, words, args); }};
 }
 
-int completion(const std::vector<std::string>& words, const Args&) {
-  // The fields point into what they were made from.
-  std::vector<std::unique_ptr<TrainProgram>> programs;
-  std::vector<std::unique_ptr<TrainConfig>> configs;
-  Completion all{
-      .program = "levin",
-      .train_commands = train_commands(),
-      .other_commands = {{"run", {}},
-                         {"pack", {}},
-                         {"data", {"bench"}},
-                         {"memory",
-                          {"--model", "--batch", "--image-size", "--num-classes", "--strategy", "--precision",
-                           "--optimizer", "--devices", "--accumulate", "--accelerator", "--checkpointing", "--offload",
-                           "--ladder", "--csv", "--json", "--plot", "--timeline", "--help"}},
-                         {"new", {"app"}},
-                         {"inspect", {}},
-                         {"convert", {}},
-                         {"recipes", {"--help"}},
-                         {"completion", {"bash", "zsh"}}}};
-  for (const auto& recipe : recipes()) {
-    programs.push_back(recipe.make());
-    configs.push_back(std::make_unique<TrainConfig>(
-        TrainSpec{.command = "predict", .usage = "levin", .recipe = recipe.name}, *programs.back()));
-    all.recipes.push_back({recipe.name, configs.back()->config().fields()});
+struct ListRecipes {
+  void describe(Flags&) {}
+  int run() const {
+    fmt::print(
+        "Recipes: ready models with their data and hyperparameters\n{}\n"
+        "  levin fit RECIPE           train it\n"
+        "  levin fit RECIPE --help    list its flags\n",
+        list_of_recipes());
+    return 0;
   }
-  std::fputs(completion_script(all, words).c_str(), stdout);
-  return 0;
+};
+
+}  // namespace
+
+Command fit_command() {
+  return train_command("fit");
+}
+Command validate_command() {
+  return train_command("validate");
+}
+Command test_command() {
+  return train_command("test");
+}
+Command predict_command() {
+  return train_command("predict");
+}
+Command recipes_command() {
+  return make_command<ListRecipes>("recipes", "list the recipes: ready models with their data");
 }
 
 }  // namespace levin::cli

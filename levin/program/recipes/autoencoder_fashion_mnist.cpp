@@ -9,7 +9,7 @@
 namespace levin::cli {
 namespace {
 
-/// Squeezes images through a few numbers and draws them again.
+/// Reconstructs images from a small latent code.
 class Autoencoder : public TrainModule {
  public:
   struct Options {
@@ -17,8 +17,8 @@ class Autoencoder : public TrainModule {
     int64_t latent = 16;
 
     void fields(auto f) {
-      f("hidden", hidden, "width of the layers between");
-      f("latent", latent, "numbers that an image is squeezed into");
+      f("hidden", hidden, "width of the hidden layers");
+      f("latent", latent, "size of the latent code");
     }
   };
 
@@ -33,7 +33,7 @@ class Autoencoder : public TrainModule {
   StepOutput training_step(const Batch& batch, const StepInfo&) override { return step(batch, "train_loss"); }
   StepOutput validation_step(const Batch& batch, const StepInfo&) override { return step(batch, "val_loss"); }
   StepOutput test_step(const Batch& batch, const StepInfo&) override { return step(batch, "test_loss"); }
-  /// The image as it was drawn again, [B, 784], and the numbers it was squeezed into, [B, latent].
+  /// The reconstruction [B, 784] and the latent code [B, latent].
   StepOutput predict_step(const Batch& batch, const StepInfo&) override {
     const auto code = encoder_->forward(flat(batch));
     return {decoder_->forward(code), {{"latent", code}}};
@@ -56,7 +56,7 @@ class Autoencoder : public TrainModule {
 
 Recipe autoencoder_fashion_mnist() {
   return {
-      "autoencoder_fashion_mnist", "squeezes images and draws them again",
+      "autoencoder_fashion_mnist", "autoencoder on Fashion-MNIST",
       R"(trainer:
   max_epochs: 5
 optimizer:

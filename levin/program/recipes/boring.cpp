@@ -12,9 +12,8 @@
 namespace levin::cli {
 namespace {
 
-/// The smallest model worth training: whether a machine, a strategy or a flag works is seen in seconds. It learns to
-/// answer 1 to whatever comes in: with weights of 0 and a bias of 1 the loss is 0, its minimum, and the defaults reach
-/// less than 1e-4 of it.
+/// The smallest model worth training: it shows in seconds whether a machine, a strategy or a flag works. The target is
+/// 1 for every input: weights of 0 and a bias of 1 have a loss of 0, and the defaults get below 1e-4.
 class BoringModel : public TrainModule {
  public:
   struct Options {
@@ -22,8 +21,8 @@ class BoringModel : public TrainModule {
     int64_t out_features = 2;
 
     void fields(auto f) {
-      f("in_features", in_features, "numbers of a sample; must be data.features");
-      f("out_features", out_features, "numbers that come out");
+      f("in_features", in_features, "input features; must equal data.features");
+      f("out_features", out_features, "output features");
     }
   };
 
@@ -54,9 +53,9 @@ class RandomNumbers : public DataModule {
     int64_t batch_size = 8;
 
     void fields(auto f) {
-      f("features", features, "numbers of a sample");
-      f("samples", samples, "samples of each set");
-      f("batch_size", batch_size, "samples of a batch, on each rank");
+      f("features", features, "features per sample");
+      f("samples", samples, "samples per split");
+      f("batch_size", batch_size, "batch size per rank");
     }
   };
 
@@ -81,7 +80,7 @@ class RandomNumbers : public DataModule {
 
 Recipe boring() {
   return {
-      "boring", "one linear layer, to see whether all works",
+      "boring", "one linear layer on random data, for quick checks",
       R"(trainer:
   max_epochs: 5
   log_every_n_steps: 8

@@ -6,7 +6,7 @@
 
 namespace levin::cli {
 
-/// CIFAR-10; without its files an Error says where to put them. `drawn` takes coloured shapes instead.
+/// CIFAR-10; without its files an Error says where to put them. `drawn` generates images of coloured shapes instead.
 class Cifar10 : public MemoryImages {
  public:
   struct Options : Sizes {
@@ -16,8 +16,8 @@ class Cifar10 : public MemoryImages {
     Options() { val_size = 5000; }
 
     void fields(auto f) {
-      f("folder", folder, "CIFAR-10, as unpacked; by itself where it usually is");
-      f("drawn", drawn, "draw so many coloured shapes instead, to try things without data");
+      f("folder", folder, "folder of CIFAR-10; default: the usual places");
+      f("drawn", drawn, "use N generated images instead, to run without the dataset");
       Sizes::fields(f);
     }
   };
@@ -32,8 +32,7 @@ class Cifar10 : public MemoryImages {
   int64_t drawn_;
 };
 
-/// Three channels, by the means and spreads of CIFAR-10; training mirrors half of the images and moves them by up to 4
-/// pixels.
+/// Normalizes by mean and standard deviation of CIFAR-10; in training random flips and shifts of up to 4 pixels.
 ImageInput cifar10_input();
 
 }  // namespace levin::cli

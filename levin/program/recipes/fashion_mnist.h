@@ -6,14 +6,14 @@
 
 namespace levin::cli {
 
-/// Fashion-MNIST, or drawn shapes where it is not.
+/// Fashion-MNIST, or generated images where it is not installed.
 class FashionMnist : public MemoryImages {
  public:
   struct Options : Sizes {
     std::filesystem::path folder = {};
 
     void fields(auto f) {
-      f("folder", folder, "the four IDX files; by itself the system's, else drawn shapes");
+      f("folder", folder, "folder of the IDX files; default: the usual places, else generated images");
       Sizes::fields(f);
     }
   };
@@ -27,7 +27,7 @@ class FashionMnist : public MemoryImages {
   std::filesystem::path folder_;
 };
 
-/// One channel, by the mean and spread of Fashion-MNIST.
+/// Normalizes by mean and standard deviation of Fashion-MNIST.
 ImageInput fashion_mnist_input();
 
 /// uint8 [B, 1, 28, 28] to floats around 0.

@@ -1,4 +1,4 @@
-// A model with weights from elsewhere on CIFAR-10, against the same model that begins at random.
+// Fine-tunes pretrained weights on CIFAR-10 and compares with training from scratch.
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 namespace levin::cli {
 namespace {
 
-/// A named model; images are enlarged to the size that it knows.
+/// A model by name; images are resized to the size it was pretrained with.
 class NamedClassifier : public ImageClassifier {
  public:
   struct Options {
@@ -22,9 +22,9 @@ class NamedClassifier : public ImageClassifier {
     int64_t image_size = 224;
 
     void fields(auto f) {
-      f("name", name, "which model: vit_b_16, resnet50, ...");
-      f("weights", weights, "torchvision's .pth, or a .safetensors file, to fine-tune from");
-      f("image_size", image_size, "side that images are enlarged to");
+      f("name", name, "model by name: vit_b_16, resnet50, ...");
+      f("weights", weights, "pretrained weights: torchvision's .pth, or a .safetensors file");
+      f("image_size", image_size, "size that images are resized to");
     }
   };
 
@@ -101,7 +101,7 @@ class FinetuneCifar10 final : public FinetuneStudy {
 }  // namespace
 
 Recipe finetune_cifar10() {
-  return {"finetune_cifar10", "weights from a file: fine-tuning against scratch",
+  return {"finetune_cifar10", "fine-tuning of pretrained weights on CIFAR-10",
           R"(trainer:
   max_epochs: 3
   precision: bf16-mixed

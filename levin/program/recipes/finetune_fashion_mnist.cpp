@@ -1,9 +1,9 @@
-// Learns kinds of clothes from a few images, with and without having seen other kinds before.
+// Few-shot classification of Fashion-MNIST, fine-tuned from other classes and from scratch.
 #include <algorithm>
 
 #include <fmt/format.h>
 
-#include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/checkpoint_format.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/core/error.h"
 #include "levin/program/recipes.h"
@@ -21,13 +21,14 @@ constexpr std::string_view kHead = "net.heads.";
 fs::path find_pretrained(const fs::path& path) {
   LEVIN_CHECK(fs::exists(path), "[levin fit] model.checkpoint: there is no \"", path.string(), "\"");
   fs::path newest;
+  if (find_checkpoint_format(path)) return path;
   for (const auto& entry : fs::recursive_directory_iterator(path)) {
-    if (entry.path().filename() != "manifest.json") continue;
+    if (!find_checkpoint_format(entry.path())) continue;
     if (newest.empty() || entry.last_write_time() > fs::last_write_time(newest)) newest = entry.path();
   }
   LEVIN_CHECK(!newest.empty(), "[levin fit] model.checkpoint: \"", path.string(),
               "\" is no checkpoint, nor has it one below it");
-  return newest.parent_path();
+  return newest;
 }
 
 class FinetuneFashionMnist final : public FinetuneStudy {
@@ -36,7 +37,7 @@ class FinetuneFashionMnist final : public FinetuneStudy {
     fs::path checkpoint = {};
 
     void fields(auto f) {
-      f("checkpoint", checkpoint, "of vit_fashion_mnist, or the folder of its runs; none: train it first");
+      f("checkpoint", checkpoint, "checkpoint of vit_fashion_mnist, or a folder of runs; default: pretrain first");
       VitClassifier::Options::fields(f);
     }
   };
@@ -132,7 +133,7 @@ class FinetuneFashionMnist final : public FinetuneStudy {
 }  // namespace
 
 Recipe finetune_fashion_mnist() {
-  return {"finetune_fashion_mnist", "few images: fine-tuning against scratch",
+  return {"finetune_fashion_mnist", "few-shot fine-tuning on Fashion-MNIST",
           R"(trainer:
   max_epochs: 4
   gradient_clip_val: 1.0

@@ -13,25 +13,25 @@ namespace levin::cli {
 /// Images in memory: the last of the training set are kept for validation.
 class MemoryImages : public DataModule {
  public:
-  /// What all of them can be told.
+  /// Options of all image datasets.
   struct Sizes {
     int64_t batch_size = 128;
     int64_t eval_batch_size = 500;
     int64_t val_size = 4000;
-    /// Only the first so many images of the training set; 0: all that are not kept for validation.
+    /// Only the first N images of the training set; 0: all that are not kept for validation.
     int64_t train_size = 0;
-    /// How often each training image comes in an epoch: for a few images.
+    /// Repetitions of each training image in an epoch, for small training sets.
     int64_t repeats = 1;
     /// Only images of these classes; none: all. Labels stay what they are.
     std::vector<int64_t> classes = {};
 
     void fields(auto f) {
-      f("batch_size", batch_size, "images of a training batch, on each rank");
-      f("eval_batch_size", eval_batch_size, "images of any other batch, on each rank");
-      f("val_size", val_size, "images kept for validation, from the end of the training set");
-      f("train_size", train_size, "images to train on; 0: all the others");
-      f("repeats", repeats, "times that a training image comes in an epoch");
-      f("classes", classes, "keep only these labels (0,2,4); none: all");
+      f("batch_size", batch_size, "training batch size per rank");
+      f("eval_batch_size", eval_batch_size, "batch size of validation, test and predict, per rank");
+      f("val_size", val_size, "validation images, taken from the end of the training set");
+      f("train_size", train_size, "training images; 0: all that remain");
+      f("repeats", repeats, "repetitions of each training image in an epoch");
+      f("classes", classes, "keep only these labels (0,2,4); default: all");
     }
   };
 
@@ -56,17 +56,17 @@ class MemoryImages : public DataModule {
   TensorDataset train_, val_, test_;
 };
 
-/// What becomes of images of bytes before a model sees them, and what training does to them besides.
+/// Normalization of uint8 images, and the augmentation of training.
 struct ImageInput {
   /// Of each channel, between 0 and 1.
   std::vector<double> mean = {};
   std::vector<double> std = {};
-  /// Moves each training image by up to so many pixels.
+  /// Maximum random shift of training images, in pixels.
   int64_t shift = 0;
-  /// Mirrors a share of the training images.
+  /// Probability of a horizontal flip in training.
   double flip = 0;
   double label_smoothing = 0;
-  /// How images lie in memory.
+  /// Memory format of the images.
   bool channels_last = false;
 };
 

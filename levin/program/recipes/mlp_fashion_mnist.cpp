@@ -18,7 +18,7 @@ class MlpClassifier : public ImageClassifier {
 
     void fields(auto f) {
       f("hidden", hidden, "widths of the hidden layers");
-      f("dropout", dropout, "share of values dropped in training");
+      f("dropout", dropout, "dropout probability");
     }
   };
 
@@ -43,7 +43,7 @@ class MlpClassifier : public ImageClassifier {
 }  // namespace
 
 Recipe mlp_fashion_mnist() {
-  return {"mlp_fashion_mnist", "layers of units: kinds of clothes",
+  return {"mlp_fashion_mnist", "image classification on Fashion-MNIST with an MLP",
           R"(trainer:
   max_epochs: 5
 optimizer:

@@ -15,11 +15,11 @@ class ResNetCifar : public ImageClassifier {
     double label_smoothing = 0.1;
 
     void fields(auto f) {
-      f("name", name, "which residual network: resnet18, resnet50, wide_resnet50_2, ...");
-      f("small_images", small_images, "begin as 32 x 32 pixels need it");
-      f("channels_last", channels_last, "lay out images and weights for fast convolutions");
-      f("zero_init_residual", zero_init_residual, "each block begins as the identity");
-      f("label_smoothing", label_smoothing, "share of the label given to all classes");
+      f("name", name, "ResNet by name: resnet18, resnet50, wide_resnet50_2, ...");
+      f("small_images", small_images, "stem for 32 x 32 images: 3 x 3 convolution, no max pooling");
+      f("channels_last", channels_last, "use the channels_last memory format");
+      f("zero_init_residual", zero_init_residual, "initialize the last norm of each block to zero");
+      f("label_smoothing", label_smoothing, "label smoothing");
     }
   };
 
@@ -47,7 +47,7 @@ class ResNetCifar : public ImageClassifier {
 }  // namespace
 
 Recipe resnet50_cifar10() {
-  return {"resnet50_cifar10", "a residual network: kinds of things",
+  return {"resnet50_cifar10", "image classification on CIFAR-10 with ResNet-50",
           R"(trainer:
   max_epochs: 30
   precision: bf16-mixed

@@ -6,7 +6,7 @@
 
 namespace levin::cli {
 
-/// What recipes of vision transformers can be told; each has defaults of its own.
+/// Options of the ViT recipes; each has its own defaults.
 struct VitSizes {
   int64_t patch_size = 0;
   int64_t num_layers = 0;
@@ -17,17 +17,17 @@ struct VitSizes {
   double label_smoothing = 0;
 
   void fields(auto f) {
-    f("patch_size", patch_size, "pixels of a patch's side; must divide the image's");
-    f("num_layers", num_layers, "blocks of the encoder");
-    f("num_heads", num_heads, "heads of the attention; must divide hidden_dim");
-    f("hidden_dim", hidden_dim, "width of the tokens");
-    f("mlp_dim", mlp_dim, "width inside the blocks");
-    f("dropout", dropout, "share of values dropped in training");
-    f("label_smoothing", label_smoothing, "share of the label given to all classes");
+    f("patch_size", patch_size, "patch size in pixels; must divide the image size");
+    f("num_layers", num_layers, "encoder blocks");
+    f("num_heads", num_heads, "attention heads; must divide hidden_dim");
+    f("hidden_dim", hidden_dim, "embedding dimension");
+    f("mlp_dim", mlp_dim, "hidden dimension of the MLP blocks");
+    f("dropout", dropout, "dropout probability");
+    f("label_smoothing", label_smoothing, "label smoothing");
   }
 };
 
-/// A vision transformer that learns labels of images, and foresees what its step takes.
+/// A vision transformer for image classification that predicts the memory of its step.
 class VitImages : public ImageClassifier, public PredictsMemory {
  public:
   VitImages(ImageInput input, const VitSizes& sizes, int64_t image_size, int64_t channels);

@@ -16,7 +16,7 @@ class VitCifar : public VitImages {
 }  // namespace
 
 Recipe vit_cifar10() {
-  return {"vit_cifar10", "a vision transformer: kinds of things",
+  return {"vit_cifar10", "image classification on CIFAR-10 with ViT",
           R"(trainer:
   max_epochs: 50
   precision: bf16-mixed

@@ -17,7 +17,7 @@ ImageInput with_augmentation(const VitClassifier::Options& options) {
 VitClassifier::VitClassifier(const Options& options) : VitImages(with_augmentation(options), options, 28, 1) {}
 
 Recipe vit_fashion_mnist() {
-  return {"vit_fashion_mnist", "a small vision transformer: kinds of clothes",
+  return {"vit_fashion_mnist", "image classification on Fashion-MNIST with ViT",
           R"(trainer:
   max_epochs: 10
   gradient_clip_val: 1.0

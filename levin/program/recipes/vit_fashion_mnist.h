@@ -15,8 +15,8 @@ class VitClassifier : public VitImages {
 
     void fields(auto f) {
       VitSizes::fields(f);
-      f("flip", flip, "share of the training images that are mirrored");
-      f("shift", shift, "pixels that training images are moved by, at most");
+      f("flip", flip, "probability of a horizontal flip in training");
+      f("shift", shift, "maximum random shift in training, in pixels");
     }
   };
 

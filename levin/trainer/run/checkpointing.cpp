@@ -1,6 +1,7 @@
 // What a checkpoint holds of a run.
 #include "levin/trainer/run/checkpointing.h"
 
+#include <optional>
 #include <utility>
 
 #include "levin/checkpoint/format.h"
@@ -106,13 +107,9 @@ StateDict rng_state(const Run& run) {
 void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only) {
   const auto time = run.hooks.span(Action::kSaveCheckpoint);
   const auto all = checkpoint(run, weights_only);
-  auto* shards = run.fabric->strategy().shards();
-  if (!shards) {
-    run.fabric->save(path.string(), all);
-    return;
-  }
-  const auto targets = targets_in_checkpoint(run, *shards);
-  levin::save_checkpoint(path, all, {.world_size = run.fabric->world_size(), .shards = shards, .targets = &targets});
+  std::optional<ShardTargets> targets;
+  if (auto* shards = run.fabric->strategy().shards()) targets.emplace(targets_in_checkpoint(run, *shards));
+  run.fabric->save(path.string(), all, {.targets = targets ? &*targets : nullptr});
 }
 
 void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then) {

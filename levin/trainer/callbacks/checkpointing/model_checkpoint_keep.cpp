@@ -3,9 +3,10 @@
 
 #include <fmt/format.h>
 
-#include "levin/checkpoint/format.h"
+#include "levin/checkpoint/checkpoint_format.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/log.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/context.h"
 
@@ -27,13 +28,21 @@ bool is_link(const fs::path& path) {
 }
 
 /// A checkpoint's files never change once it is there, so a second name for them is as good as a copy.
+void duplicate_file(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::create_hard_link(from, to, error);
+  if (error) fs::copy_file(from, to);
+}
+
 void duplicate_checkpoint(const fs::path& from, const fs::path& to) {
-  AtomicFolder target(to);
-  for (const auto& entry : fs::directory_iterator(from)) {
-    std::error_code error;
-    fs::create_hard_link(entry.path(), target.path() / entry.path().filename(), error);
-    if (error) fs::copy_file(entry.path(), target.path() / entry.path().filename());
+  if (!fs::is_directory(from)) {
+    const auto fresh = detail::temporary_beside(to);
+    duplicate_file(from, fresh);
+    return fs::rename(fresh, to);
   }
+  AtomicFolder target(to);
+  for (const auto& entry : fs::directory_iterator(from))
+    duplicate_file(entry.path(), target.path() / entry.path().filename());
   target.commit();
 }
 
@@ -190,8 +199,13 @@ void ModelCheckpoint::remove(TrainerContext& run, const std::string& name) const
     fs::remove(path, error);
     return;
   }
-  if (!fs::exists(path / detail::kManifestFile, error)) return;
-  fs::remove_all(path, error);
+  const auto* format = find_checkpoint_format(path, run.fabric().checkpoint_format());
+  if (!format) return;
+  try {
+    format->remove(path);
+  } catch (const std::exception& reason) {
+    log_warning(detail::concat("cannot remove ", path.string(), ": ", reason.what()));
+  }
   // "{val/loss}" makes a folder for each; it goes with the last thing in it.
   for (auto parent = path.parent_path(); parent != dirpath_ && parent.has_parent_path(); parent = parent.parent_path())
     if (!fs::is_empty(parent, error) || error || !fs::remove(parent, error)) break;

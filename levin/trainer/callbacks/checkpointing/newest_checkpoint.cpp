@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "levin/checkpoint/checkpoint.h"
-#include "levin/checkpoint/format.h"
+#include "levin/checkpoint/checkpoint_format.h"
+#include "levin/checkpoint/open_checkpoint.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 
@@ -15,9 +15,10 @@ namespace {
 namespace fs = std::filesystem;
 
 struct FoundCheckpoint {
-  bool is_named = false;  // as one that is made to be gone on from
+  bool is_named = false;  // as one that is made to be resumed from
   double saved_at = 0;
   fs::path path;
+  const CheckpointFormat* format = nullptr;
 };
 
 bool is_resume_name(const std::string& name) {
@@ -26,18 +27,20 @@ bool is_resume_name(const std::string& name) {
 }
 
 /// Names of checkpoints may hold slashes ("{val/loss}"), so those in folders of the folder count too.
-void collect_checkpoints(const fs::path& folder, int depth, std::vector<FoundCheckpoint>& found) {
+void collect_checkpoints(const fs::path& folder, int depth, const CheckpointFormat* own,
+                         std::vector<FoundCheckpoint>& found) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const auto name = it->path().filename().string();
     std::error_code ignored;
-    if (name.starts_with('.') || !it->is_directory(ignored)) continue;
-    if (!fs::exists(it->path() / detail::kManifestFile, ignored)) {
-      if (depth > 0) collect_checkpoints(it->path(), depth - 1, found);
+    if (name.starts_with('.')) continue;
+    const auto* format = find_checkpoint_format(it->path(), own);
+    if (!format) {
+      if (depth > 0 && it->is_directory(ignored)) collect_checkpoints(it->path(), depth - 1, own, found);
       continue;
     }
     try {
-      found.push_back({is_resume_name(name), checkpoint_info(it->path()).saved_at, it->path()});
+      found.push_back({is_resume_name(name), format->saved_at(it->path()), it->path(), format});
     } catch (const Error& reason) {
       log_warning(detail::concat("passed over: ", reason.what()));
     }
@@ -46,9 +49,9 @@ void collect_checkpoints(const fs::path& folder, int depth, std::vector<FoundChe
 
 }  // namespace
 
-std::optional<fs::path> newest_checkpoint(const fs::path& dir) {
+std::optional<fs::path> newest_checkpoint(const fs::path& dir, const CheckpointFormat* format) {
   std::vector<FoundCheckpoint> found;
-  collect_checkpoints(dir, 2, found);
+  collect_checkpoints(dir, 2, format, found);
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     if (a.is_named != b.is_named) return a.is_named;
     if (a.saved_at != b.saved_at) return a.saved_at > b.saved_at;
@@ -56,7 +59,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& dir) {
   });
   for (const auto& candidate : found) {
     try {
-      verify_checkpoint(candidate.path);
+      candidate.format->open(candidate.path)->verify();
       return candidate.path;
     } catch (const Error& reason) {
       log_warning(detail::concat("passed over: ", reason.what()));

@@ -1,6 +1,6 @@
 #include "levin/trainer/callbacks/checkpointing/on_exception_checkpoint.h"
 
-#include "levin/checkpoint/format.h"
+#include "levin/checkpoint/checkpoint_format.h"
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/trainer/callbacks/monitor.h"
@@ -30,9 +30,8 @@ void OnExceptionCheckpoint::on_exception(TrainerContext& run, const std::excepti
 
 void OnExceptionCheckpoint::teardown(TrainerContext& run, std::string_view stage) {
   if (stage != "fit" || failed_ || run.plan().fast_dev_run > 0 || !run.fabric().is_global_zero()) return;
-  std::error_code error;
-  if (std::filesystem::exists(ckpt_path() / detail::kManifestFile, error))
-    std::filesystem::remove_all(ckpt_path(), error);
+  if (const auto* format = find_checkpoint_format(ckpt_path(), run.fabric().checkpoint_format()))
+    format->remove(ckpt_path());
 }
 
 }  // namespace levin

@@ -1,0 +1,140 @@
+// Writing the result of `levin convert`: one file, or several with an index.
+#include <functional>
+#include <set>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/io/weights/safetensors.h"
+#include "levin/io/weights/torch_file.h"
+#include "levin/program/commands/convert_plan.h"
+
+namespace levin::cli {
+namespace fs = std::filesystem;
+namespace {
+
+/// A tensor of the result, out of what it is made of.
+Tensor make_item(const ConvertItem& item, const std::function<Tensor(const std::string&)>& source) {
+  std::vector<Tensor> parts;
+  for (const auto& name : item.weight.sources) parts.push_back(source(name));
+  auto tensor = parts.size() == 1 ? parts[0] : at::cat(parts, 0);
+  if (item.weight.parts > 1) {
+    const auto rows = tensor.size(0) / item.weight.parts;
+    tensor = tensor.slice(0, item.weight.part * rows, (item.weight.part + 1) * rows).clone();
+  }
+  return item.weight.transposed ? tensor.t().contiguous() : tensor;
+}
+
+/// All of a part of the result. What shared memory in the file and is not changed shares it still.
+NamedTensors read_items(const WeightSource& file, std::span<const ConvertItem> items, ProgressBar& bar) {
+  std::vector<std::string> names;
+  std::set<std::string> seen;
+  for (const auto& item : items)
+    for (const auto& source : item.weight.sources)
+      if (seen.insert(source).second) names.push_back(source);
+  std::map<std::string, Tensor> sources;
+  for (auto& [name, tensor] : file.read(names)) sources.emplace(name, std::move(tensor));
+  std::map<std::pair<void*, c10::ScalarType>, Tensor> cast;  // tied tensors stay tied
+  NamedTensors tensors;
+  for (const auto& item : items) {
+    auto tensor = make_item(item, [&](const std::string& name) { return sources.at(name); });
+    if (tensor.scalar_type() != item.dtype) {
+      auto& known = cast[{tensor.data_ptr(), item.dtype}];
+      if (!known.defined() || known.sizes() != tensor.sizes() || tensor.numel() == 0) known = tensor.to(item.dtype);
+      tensor = known;
+    }
+    tensors.emplace_back(item.weight.name, tensor);
+    bar.advance(static_cast<int64_t>(item.bytes));
+  }
+  return tensors;
+}
+
+bool holds_only_weights(const fs::path& folder) {
+  for (const auto& item : fs::directory_iterator(folder)) {
+    const auto name = item.path().filename().string();
+    if (!item.is_regular_file() ||
+        !(name.ends_with(".safetensors") || name.ends_with(".bin") || name.ends_with(".index.json")))
+      return false;
+  }
+  return true;
+}
+
+/// Runs of items that fit into one file each.
+std::vector<std::span<const ConvertItem>> split_items(std::span<const ConvertItem> items, uint64_t shard_bytes) {
+  std::vector<std::span<const ConvertItem>> shards;
+  uint64_t filled = 0;
+  for (size_t i = 0, begin = 0; i < items.size(); ++i) {
+    if (shards.empty() || (filled > 0 && filled + items[i].bytes > shard_bytes)) {
+      shards.emplace_back();
+      begin = i;
+      filled = 0;
+    }
+    shards.back() = items.subspan(begin, i + 1 - begin);
+    filled += items[i].bytes;
+  }
+  return shards;
+}
+
+}  // namespace
+
+void check_convert_target(const fs::path& target, bool is_folder, bool overwrite) {
+  if (!fs::exists(target)) return;
+  LEVIN_CHECK(
+      fs::is_directory(target) == is_folder, "[levin convert] \"", target.string(), "\" is a ",
+      is_folder ? "file; with --shard-bytes a folder is written" : "folder; name a file in it, or give --shard-bytes");
+  if (is_folder && fs::is_empty(target)) return;
+  LEVIN_CHECK(overwrite, "[levin convert] \"", target.string(), "\" is there already; --overwrite replaces it");
+  LEVIN_CHECK(!is_folder || holds_only_weights(target), "[levin convert] \"", target.string(),
+              "\" holds other things than weights; name another folder");
+}
+
+void write_items(const fs::path& path, const WeightSource& file, std::span<const ConvertItem> items,
+                 const std::string& format, ProgressBar& bar) {
+  if (format == "pth") return write_torch_file(path, read_items(file, items, bar));
+  NamedTensors like;
+  std::map<std::string_view, const ConvertItem*> by_name;
+  for (const auto& item : items) {
+    like.emplace_back(item.weight.name, at::empty(item.shape, at::TensorOptions(item.dtype).device(at::kMeta)));
+    by_name.emplace(item.weight.name, &item);
+  }
+  AtomicFile out(path);
+  const auto read = [&](const std::string& name) {
+    const auto& item = *by_name.at(name);
+    const auto tensor = make_item(item, [&](const std::string& source) { return file.read(source); });
+    bar.advance(static_cast<int64_t>(item.bytes));
+    return tensor.to(item.dtype);
+  };
+  write_safetensors(out.writer(), like, read, {{"format", "pt"}});
+  out.commit();
+}
+
+size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& items, const fs::path& target,
+                    const std::string& format, uint64_t shard_bytes, ProgressBar& bar) {
+  const auto shards = split_items(items, shard_bytes);
+  const std::string stem = format == "pth" ? "pytorch_model" : "model";
+  const std::string ending = format == "pth" ? ".bin" : ".safetensors";
+  AtomicFolder folder(target);
+  std::map<std::string, std::string> places;
+  uint64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const auto name =
+        shards.size() == 1 ? stem + ending : fmt::format("{}-{:05}-of-{:05}{}", stem, i + 1, shards.size(), ending);
+    write_items(folder.path() / name, file, shards[i], format, bar);
+    for (const auto& item : shards[i]) {
+      places[item.weight.name] = name;
+      total += item.bytes;
+    }
+  }
+  if (shards.size() > 1) {
+    const nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", places}};
+    write_file(folder.path() / (stem + ending + ".index.json"), index.dump(2) + "\n");
+  }
+  folder.commit();
+  return shards.size();
+}
+
+}  // namespace levin::cli
