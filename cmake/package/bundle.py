@@ -77,15 +77,22 @@ def bundle(prefix, torch):
         copy = private / renamed[name]
         shutil.copy(path, copy)
         copy.chmod(0o644)
-        run("patchelf", "--set-soname", renamed[name], "--set-rpath", "$ORIGIN", *replacements(copy, renamed), copy)
+        # One change at a time: patchelf 0.14 mixes up the names of several.
+        run("patchelf", "--set-soname", renamed[name], copy)
+        replace(copy, renamed)
+        run("patchelf", "--set-rpath", "$ORIGIN", copy)
         copy_licence(path, prefix / "share/doc/levin/licenses")
-    if more := replacements(library, renamed):
-        run("patchelf", *more, library)
+    replace(library, renamed)
     return renamed
 
 
-def replacements(file, renamed):
-    return [word for name in needed(file) if name in renamed for word in ("--replace-needed", name, renamed[name])]
+def replace(file, renamed):
+    """Lets a file ask for the copies, and makes sure that it does."""
+    pairs = [(name, renamed[name]) for name in needed(file) if name in renamed]
+    if pairs:
+        run("patchelf", *(word for pair in pairs for word in ("--replace-needed", *pair)), file)
+    if not {new for _, new in pairs} <= set(needed(file)) or any(old in needed(file) for old, _ in pairs):
+        raise SystemExit(f"bundle: patchelf has not renamed what {file} needs")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders t
     call<Hook::on_fit_start>(*this);
     restore_training(*this);
     signals.emplace(slurm_job_to_requeue().has_value());
-    state.train_vote = state.eval_vote = {};
+    state.votes = {};
     advice.start(*this);
     {
       std::optional<torch::autograd::DetectAnomalyGuard> anomaly;

@@ -43,6 +43,11 @@ struct StopVote {
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
 };
 
+/// Training and evaluation go at their own pace.
+struct StopVotes {
+  StopVote train = {}, eval = {};
+};
+
 /// Everything that the loops change as they go: beginning a run is an assignment, a snapshot a copy, and a checkpoint
 /// holds its state_dict().
 struct LoopState {
@@ -63,8 +68,7 @@ struct LoopState {
   /// This rank alone asks to stop: the next vote tells the others.
   bool stop_requested = false;
   std::chrono::steady_clock::time_point last_validation = {};
-  /// Training and evaluation go at their own pace.
-  StopVote train_vote = {}, eval_vote = {};
+  StopVotes votes = {};
   Place place = {};
 
   void enter_batch(const AnyBatch& batch) {

@@ -80,7 +80,7 @@ void check_stop_requests(Run& run) {
       end_by_signal(run, signal);
     return;
   }
-  auto& vote = run.state.stage == Stage::kTrain ? run.state.train_vote : run.state.eval_vote;
+  auto& vote = run.state.stage == Stage::kTrain ? run.state.votes.train : run.state.votes.eval;
   if (--vote.batches_left > 0) return;
   // A vote costs a collective, so it is taken about twice a second. How many batches that is, the slowest rank says; it
   // at most doubles each time, since first batches say little.
