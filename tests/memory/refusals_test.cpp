@@ -34,13 +34,10 @@ void expect_refused(const std::string& expected, const std::function<std::unique
     strategy->connect(std::shared_ptr<Collective>(&group, [](Collective*) {}), at::kCPU);
     strategy->set_precision(resolve_precision("32-true", at::kCPU));
     torch::nn::Linear net(8, 8);
-    std::string line = "no error";
-    try {
+    const auto line = testing::error_of([&] {
       const auto sync = strategy->setup_module(*net);
       (void)strategy->setup_optimizer(optimizer(net));
-    } catch (const Error& error) {
-      line = error.what();
-    }
+    });
     ASSERT_EQ(line, expected);
   });
 }

@@ -15,6 +15,8 @@
 
 namespace levin::optim::testing {
 
+using levin::testing::error_of;
+
 using Json = nlohmann::json;
 
 inline Json fixture(const std::string& name) {

@@ -4,6 +4,7 @@
 
 #include "fixtures.h"
 #include "levin/optim/optim.h"
+#include "levin/testing/capture.h"
 
 namespace levin::optim {
 namespace {
@@ -105,10 +106,9 @@ TEST(InBackward, TrainsOnAfterABackwardThatThrew) {
   auto middle = v * 2;
   middle.register_hook([](const at::Tensor&) { throw std::runtime_error("no more memory"); });
   // w is stepped before the hook throws: its gradient comes first.
-  EXPECT_THAT(error_of([&] { (middle.sum() + (w * 1).sum()).backward(); }), HasSubstr("no more memory"));
-  ::testing::internal::CaptureStderr();
-  opt.zero_grad();
-  const auto warning = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT([&] { (middle.sum() + (w * 1).sum()).backward(); },
+              ::testing::ThrowsMessage<std::exception>(HasSubstr("no more memory")));
+  const auto warning = levin::testing::captured_stderr([&] { opt.zero_grad(); });
   const auto before_w = w.detach().clone(), before_v = v.detach().clone();
   if (torch::equal(before_w, torch::ones({2})))
     EXPECT_EQ(warning, "");  // nothing was stepped

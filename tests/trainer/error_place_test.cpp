@@ -5,6 +5,7 @@
 #include <c10/util/Type.h>
 
 #include "levin/nn/unit.h"
+#include "levin/testing/capture.h"
 #include "levin/trainer/callbacks/tuning/batch_size_finder.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
@@ -56,16 +57,16 @@ struct Caught {
 
 Caught fit(Faulty& net, std::vector<CallbackRef> callbacks = {}) {
   Caught caught;
-  ::testing::internal::CaptureStderr();
-  try {
-    auto options = quiet(std::move(callbacks), 2);
-    options.num_sanity_val_steps = 0;
-    Trainer(options).fit(net, loader(8, 2), loader(8, 2, "x_val"));
-  } catch (const std::exception& error) {
-    caught.type = c10::demangle(typeid(error).name());
-    caught.line = error.what();
-  }
-  caught.log = ::testing::internal::GetCapturedStderr();
+  caught.log = testing::captured_stderr([&] {
+    try {
+      auto options = quiet(std::move(callbacks), 2);
+      options.num_sanity_val_steps = 0;
+      Trainer(options).fit(net, loader(8, 2), loader(8, 2, "x_val"));
+    } catch (const std::exception& error) {
+      caught.type = c10::demangle(typeid(error).name());
+      caught.line = error.what();
+    }
+  });
   return caught;
 }
 

@@ -1,6 +1,7 @@
 // A run that goes on writes where it wrote before; a new one has a version of its own.
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
+#include "levin/testing/capture.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
@@ -110,9 +111,8 @@ TEST(ResumeFolder, ALogThatIsGoneIsSaidOnceAndStartsAnew) {
   fit(first);
   fs::remove_all(folder.path() / "levin_logs/version_0");
   fs::create_directories(folder.path() / "levin_logs/version_3");
-  ::testing::internal::CaptureStderr();
-  fit(options(folder.path(), 2), (folder.path() / "moved").string());
-  const auto text = ::testing::internal::GetCapturedStderr();
+  const auto text =
+      testing::captured_stderr([&] { fit(options(folder.path(), 2), (folder.path() / "moved").string()); });
   EXPECT_EQ(versions(folder.path()), (Names{"version_3", "version_4"}));
   const auto at = text.find("the checkpoint's log is not in");
   ASSERT_NE(at, std::string::npos) << text;

@@ -1,6 +1,7 @@
 // What used to pass without a word: a log outside of a run, a loss that is not finite, steps without a loss.
 #include <limits>
 
+#include "levin/testing/capture.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
@@ -10,13 +11,6 @@ size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
   return count;
-}
-
-template <class F>
-std::string stderr_of(F&& f) {
-  ::testing::internal::CaptureStderr();
-  f();
-  return ::testing::internal::GetCapturedStderr();
 }
 
 struct Logs : Net {
@@ -29,7 +23,7 @@ struct Logs : Net {
 TEST(SilentMistakes, ALogOutsideOfARunIsSaid) {
   Logs net;
   const Batch batch{{"x", at::zeros({1, 32})}};
-  const auto text = stderr_of([&] {
+  const auto text = testing::captured_stderr([&] {
     net.training_step(batch, {});
     net.training_step(batch, {});
     net.log("of_a_tensor", at::ones({}));
@@ -53,7 +47,7 @@ TEST(SilentMistakes, ALossThatIsNotFiniteIsSaidOnceWithItsPlace) {
   for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     Bad net;
     net.value = value;
-    const auto text = stderr_of([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
+    const auto text = testing::captured_stderr([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
     EXPECT_EQ(count_of(text, "the loss is nan or inf"), 1u) << text;
     EXPECT_THAT(text, HasSubstr("epoch 1, batch 2"));
     EXPECT_THAT(text, HasSubstr("detect_anomaly"));
@@ -65,12 +59,13 @@ TEST(SilentMistakes, EveryFitWarnsAnew) {
   net.value = std::numeric_limits<double>::infinity();
   Trainer trainer(quiet({}, 2));
   for (int i = 0; i < 2; ++i)
-    EXPECT_EQ(count_of(stderr_of([&] { trainer.fit(net, loader(16, 4)); }), "the loss is nan or inf"), 1u);
+    EXPECT_EQ(count_of(testing::captured_stderr([&] { trainer.fit(net, loader(16, 4)); }), "the loss is nan or inf"),
+              1u);
 }
 
 TEST(SilentMistakes, AFiniteLossSaysNothing) {
   Net net;
-  EXPECT_EQ(count_of(stderr_of([&] { Trainer(quiet({}, 2)).fit(net, loader(16, 4)); }), "nan"), 0u);
+  EXPECT_EQ(count_of(testing::captured_stderr([&] { Trainer(quiet({}, 2)).fit(net, loader(16, 4)); }), "nan"), 0u);
 }
 
 struct NoLoss : Net {
@@ -85,7 +80,7 @@ struct NoLoss : Net {
 TEST(SilentMistakes, AnEpochWithoutALossIsSaidOnce) {
   NoLoss net;
   net.from = 1;
-  const auto text = stderr_of([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
+  const auto text = testing::captured_stderr([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
   EXPECT_EQ(count_of(text, "returned no loss"), 1u) << text;
   EXPECT_THAT(text, HasSubstr("4 batches of epoch 1"));
 }
@@ -93,7 +88,9 @@ TEST(SilentMistakes, AnEpochWithoutALossIsSaidOnce) {
 TEST(SilentMistakes, SomeBatchesWithoutALossAreAllowed) {
   NoLoss net;
   net.sometimes = true;
-  EXPECT_EQ(count_of(stderr_of([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"), 0u);
+  EXPECT_EQ(
+      count_of(testing::captured_stderr([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"),
+      0u);
 }
 
 struct Manual : Net {
@@ -109,7 +106,9 @@ struct Manual : Net {
 
 TEST(SilentMistakes, ManualOptimizationReturnsWhatItLikes) {
   Manual net;
-  EXPECT_EQ(count_of(stderr_of([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"), 0u);
+  EXPECT_EQ(
+      count_of(testing::captured_stderr([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"),
+      0u);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/io/weights/safetensors.h"
+#include "levin/testing/scoped_variable.h"
 #include "levin/trainer/callbacks/lambda.h"
 #include "levin/trainer/callbacks/model_summary.h"
 #include "levin/trainer/callbacks/prediction_writer.h"
@@ -41,19 +42,10 @@ std::vector<std::string> screen_of(const std::string& text) {
 
 class ProgressBarTest : public ::testing::Test {
  protected:
-  void SetUp() override {
-    ::setenv("NO_COLOR", "1", 1);
-    ::setenv("LANG", "C", 1);
-    ::setenv("LC_ALL", "C", 1);
-    ::setenv("LEVIN_TERMINAL_WIDTH", "100", 1);
-    file_ = ::open_memstream(&data_, &size_);
-  }
+  void SetUp() override { file_ = ::open_memstream(&data_, &size_); }
   void TearDown() override {
     std::fclose(file_);
     std::free(data_);
-    ::unsetenv("NO_COLOR");
-    ::unsetenv("LC_ALL");
-    ::unsetenv("LEVIN_TERMINAL_WIDTH");
   }
   std::shared_ptr<TrainerProgressBar> make(bool live, int64_t refresh_rate = 1) {
     return std::make_shared<TrainerProgressBar>(TrainerProgressBarOptions{
@@ -64,6 +56,8 @@ class ProgressBarTest : public ::testing::Test {
     return {data_, size_};
   }
 
+  const testing::ScopedVariable color_{"NO_COLOR", "1"}, language_{"LANG", "C"}, all_{"LC_ALL", "C"},
+      width_{"LEVIN_TERMINAL_WIDTH", "100"};
   double now_ = 100;
   std::FILE* file_ = nullptr;
   char* data_ = nullptr;

@@ -13,6 +13,7 @@
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"
 #include "levin/optim/optim.h"
+#include "levin/testing/capture.h"
 #include "levin/testing/probe.h"
 #include "levin/trainer/trainer.h"
 #include "tests/trainer/callbacks/tuning_net.h"
@@ -76,9 +77,7 @@ class MemoryReportTest : public ::testing::Test {
     const auto report = std::make_shared<MemoryReport>(std::move(options));
     auto asked = quiet({report}, 1, folder.path());
     asked.accumulate_grad_batches = accumulate;
-    ::testing::internal::CaptureStdout();
-    Trainer(asked).fit(module, rows(batches));
-    printed = ::testing::internal::GetCapturedStdout();
+    printed = testing::captured_stdout([&] { Trainer(asked).fit(module, rows(batches)); });
     return report;
   }
 
