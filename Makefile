@@ -75,7 +75,7 @@ setup-%:
 	@tools/setup $*
 
 # CMake runs again when an option has changed or the test library has come; sources that come and go are seen by ninja. Another compiler
-# starts the folder anew.
+# starts the folder again.
 configure:
 	@options='$(CONFIGURE) gtest=$(wildcard /usr/include/gtest/gtest.h /usr/local/include/gtest/gtest.h) benchmark=$(wildcard /usr/include/benchmark/benchmark.h)'; \
 	if [[ ! -e $(BUILD)/build.ninja || $$options != "$$(cat $(BUILD)/.options 2>/dev/null)" ]]; then \

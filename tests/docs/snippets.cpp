@@ -541,7 +541,7 @@ struct ThawEncoder : levin::BaseFinetuning {
                         .precision = "bf16-true"});
 }
 
-[[maybe_unused]] void foresee_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
+[[maybe_unused]] void predict_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
                                      const std::function<Tensor()>& step, levin::Optimizer optimizer,
                                      const levin::Fabric& fabric) {
   auto estimate = levin::estimate_memory(
