@@ -7,13 +7,10 @@
 #include <vector>
 
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/open_checkpoint.h"
 #include "levin/core/state_dict.h"
 
 namespace levin {
-
-namespace detail {
-class OpenCheckpoint;
-}
 
 /// How checkpoints are stored. Levin's own format, a folder of safetensors files, is the default. A program can pass
 /// another one to Fabric and Trainer, as it would pass a CheckpointIO to Lightning:

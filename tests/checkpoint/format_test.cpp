@@ -1,9 +1,10 @@
 // A checkpoint format of a program's own: plain and sharded, saved and loaded through the same calls as Levin's.
-#include "divided.h"
-#include "folder.h"
 #include "levin/checkpoint/checkpoint_format.h"
 #include "levin/core/files.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/ranks.h"
+#include "sharded.h"
 
 namespace levin {
 namespace {

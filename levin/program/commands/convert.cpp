@@ -91,12 +91,12 @@ struct Convert : ConvertFlags {
     for (const auto& [flag, is_given] : unusable)
       LEVIN_CHECK(!is_given, "[levin convert] --to checkpoint takes all of a checkpoint as it is; leave ", flag,
                   " out");
-    LEVIN_CHECK(detail::looks_like_checkpoint(source), "[levin convert] \"", source,
+    LEVIN_CHECK(levin::detail::looks_like_checkpoint(source), "[levin convert] \"", source,
                 "\" is not a checkpoint, so --to checkpoint can do nothing with it");
     LEVIN_CHECK(!fs::exists(target) || overwrite || (fs::is_directory(target) && fs::is_empty(target)),
                 "[levin convert] \"", target, "\" is there already; --overwrite replaces it");
     consolidate();
-    const detail::CheckpointReader written(target);
+    const levin::detail::CheckpointReader written(target);
     uint64_t total = 0;
     for (const auto& tensor : written.manifest().tensors) total += written.like(tensor.id).nbytes();
     fmt::print("{}: {}, {}, a checkpoint with {}\n", target,

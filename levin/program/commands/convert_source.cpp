@@ -4,12 +4,13 @@
 
 namespace levin::cli {
 
-WeightEntry checkpoint_entry(const detail::CheckpointReader& reader, const std::string& name, const std::string& id) {
+WeightEntry checkpoint_entry(const levin::detail::CheckpointReader& reader, const std::string& name,
+                             const std::string& id) {
   const auto like = reader.like(id);
   return {name, dtype_name(like.scalar_type()), like.scalar_type(), like.sizes().vec(), like.nbytes()};
 }
 
-void verify_with_progress(const detail::CheckpointReader& reader) {
+void verify_with_progress(const levin::detail::CheckpointReader& reader) {
   uint64_t total = 0;
   for (const auto& tensor : reader.manifest().tensors) total += reader.like(tensor.id).nbytes();
   ProgressBar bar("comparing checksums", static_cast<int64_t>(total), {.unit = "B", .keep = false});
@@ -20,7 +21,7 @@ void verify_with_progress(const detail::CheckpointReader& reader) {
 
 WeightSource::WeightSource(const std::filesystem::path& path, const std::string& root, bool strip_module)
     : path_(path) {
-  if (!detail::looks_like_checkpoint(path)) {
+  if (!levin::detail::looks_like_checkpoint(path)) {
     file_.emplace(path, WeightOptions{.root = root, .strip_module = strip_module});
     return;
   }

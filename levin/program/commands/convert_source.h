@@ -36,7 +36,7 @@ class WeightSource {
  private:
   std::filesystem::path path_;
   std::optional<WeightFile> file_;
-  std::optional<detail::CheckpointReader> checkpoint_;
+  std::optional<levin::detail::CheckpointReader> checkpoint_;
   std::vector<WeightEntry> entries_;
   std::map<std::string, std::pair<size_t, std::string>> places_;  // index and id by name
 };
@@ -57,8 +57,9 @@ class DropBar {
 };
 
 /// A tensor of a checkpoint as a weight file would list it.
-WeightEntry checkpoint_entry(const detail::CheckpointReader& reader, const std::string& name, const std::string& id);
+WeightEntry checkpoint_entry(const levin::detail::CheckpointReader& reader, const std::string& name,
+                             const std::string& id);
 /// Compares all checksums of a checkpoint, with a progress bar.
-void verify_with_progress(const detail::CheckpointReader& reader);
+void verify_with_progress(const levin::detail::CheckpointReader& reader);
 
 }  // namespace levin::cli

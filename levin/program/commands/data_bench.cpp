@@ -89,7 +89,7 @@ Tensor measure_image(const ImageDataset& data, int64_t index, StageSeconds& tota
   }
   const auto* array = std::get_if<Tensor>(value);
   LEVIN_CHECK(array != nullptr, "the field \"image\" is neither encoded bytes nor pixels");
-  const Tensor pixels = detail::to_mode(detail::channels_first(*array, "data"), options.mode);
+  const Tensor pixels = levin::detail::to_mode(levin::detail::channels_first(*array, "data"), options.mode);
   start = Clock::now();
   Tensor image = options.transform(pixels, random);
   total.transform += since(start);
@@ -109,7 +109,7 @@ StageSeconds measure_stages(const ImageDataset& data, int64_t count, int64_t bat
     try {
       batch.push_back(measure_image(data, index, total));
     } catch (const std::exception& error) {
-      detail::fail(fmt::format("[levin data bench] {}: {}", place(index), one_line(error)));
+      levin::detail::fail(fmt::format("[levin data bench] {}: {}", place(index), one_line(error)));
     }
     indices.push_back(index);
     if (static_cast<int64_t>(batch.size()) < std::min(batch_size, count)) continue;
@@ -133,7 +133,7 @@ BenchResult measure(const ImageDataset& data, const BenchFlags& flags) {
   BenchResult result;
   measure_stages(data, std::min(flags.batch_size, data.size()), flags.batch_size);  // the first time is never the usual
   result.stages = measure_stages(data, std::min(flags.samples, data.size()), flags.batch_size);
-  const detail::SignalFlags signals(false);
+  const levin::detail::SignalFlags signals(false);
   auto loader = make_loader(
       data, {.batch_size = flags.batch_size, .shuffle = flags.shuffle, .num_workers = workers_of(flags.num_workers)});
   const auto start = Clock::now();
@@ -144,7 +144,7 @@ BenchResult measure(const ImageDataset& data, const BenchFlags& flags) {
       if (result.images == 0) result.first_batch = since(start);
       result.images += batch["image"].size(0);
       bar.advance();
-      if (const int signal = detail::SignalFlags::pending(); signal != 0)
+      if (const int signal = levin::detail::SignalFlags::pending(); signal != 0)
         throw Interrupted("[levin data bench] stopped", signal);
     }
   result.seconds = since(start);

@@ -70,7 +70,7 @@ struct Inspect : InspectFlags {
   }
 
   int run() {
-    if (detail::looks_like_checkpoint(file)) return inspect_checkpoint(*this);
+    if (levin::detail::looks_like_checkpoint(file)) return inspect_checkpoint(*this);
     LEVIN_CHECK(!verify, "[levin inspect] --verify is for checkpoints, which have checksums; \"", file,
                 "\" is a weight file");
     const WeightFile weights(file, {.root = root, .strip_module = !name_module_prefix(filter)});

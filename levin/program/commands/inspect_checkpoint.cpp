@@ -18,8 +18,8 @@
 namespace levin::cli {
 namespace {
 
-using detail::CheckpointReader;
-using detail::TensorEntry;
+using levin::detail::CheckpointReader;
+using levin::detail::TensorEntry;
 
 constexpr std::string_view kRank = ".rank-";
 
@@ -147,7 +147,7 @@ nlohmann::ordered_json key_json(const StateValue& value) {
       value.variant());
 }
 
-std::string saved_text(const detail::Manifest& manifest) {
+std::string saved_text(const levin::detail::Manifest& manifest) {
   const auto seconds = std::isfinite(manifest.saved_at) ? std::clamp(manifest.saved_at, 0.0, 2.5e11) : 0.0;
   return fmt::format("saved by {} {} at {:%Y-%m-%d %H:%M:%S} UTC (Levin {}, torch {})", manifest.world_size,
                      manifest.world_size == 1 ? "process" : "ranks", fmt::gmtime(static_cast<std::time_t>(seconds)),

@@ -41,7 +41,7 @@ struct Pack {
     flags.flag("shard-records", shard_records, "records per file; 0 writes one file", "N");
     flags.flag("shard-bytes", shard_bytes, "bytes per file (1GB, 500MB)", "N");
     flags.flag("workers", workers, "threads that read, decode and encode; -1 is one per core", "N");
-    auto kinds = detail::written_image_kinds();
+    auto kinds = levin::detail::written_image_kinds();
     kinds.emplace_back("raw");
     flags.flag("reencode", images.reencode, "encode all images in this format [as they are]", "FORMAT", kinds);
     flags.flag("resize", images.resize, "resize images: pixels of the shorter side; 0 keeps the size", "N");
@@ -55,11 +55,11 @@ struct Pack {
     const auto reader = open_records(source, {.format = from, .split = split, .database = database});
     const int64_t count = reader->size();
     LEVIN_CHECK(count > 0, "[levin pack] \"", source, "\" has no records");
-    images.format = &detail::format_to_write(destination, to);
+    images.format = &levin::detail::format_to_write(destination, to);
     check_apart();
     check_packable(reader->read(0), images, std::string(reader->format()));
 
-    const detail::SignalFlags signals(false);
+    const levin::detail::SignalFlags signals(false);
     at::set_num_threads(1);  // the workers are the parallelism
     const auto writer = create_records(destination, {.format = std::string(images.format->name),
                                                      .classes = reader->classes(),
@@ -82,7 +82,7 @@ struct Pack {
     {
       ProgressBar bar(fmt::format("{} to {}", reader->format(), images.format->name), count, {.unit = "rec"});
       for (int64_t i = 0; i < count; ++i) {
-        if (const int signal = detail::SignalFlags::pending(); signal != 0) {
+        if (const int signal = levin::detail::SignalFlags::pending(); signal != 0) {
           bar.discard();
           throw Interrupted(fmt::format("[levin pack] stopped after {} of {} records; nothing was written", i, count),
                             signal);

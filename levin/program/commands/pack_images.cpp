@@ -12,7 +12,7 @@ namespace levin::cli {
 namespace {
 
 std::string_view kind_of(std::string_view bytes) {
-  const auto* codec = detail::image_codec_of(bytes);
+  const auto* codec = levin::detail::image_codec_of(bytes);
   return codec ? codec->name : "";
 }
 
@@ -38,7 +38,7 @@ void check_packable(const Record& first, const PackImages& images, const std::st
               " have ", join(fields), " and no image; there is nothing to ",
               images.resize > 0 ? "resize" : "encode again");
   LEVIN_CHECK(images.reencode != "raw" || format.holds_raw, "[levin pack] --reencode raw: ", format.name,
-              " holds encoded images alone (", join(detail::written_image_kinds()), ")");
+              " holds encoded images alone (", join(levin::detail::written_image_kinds()), ")");
   LEVIN_CHECK(images.reencode.empty() || images.reencode == "raw" || format.holds_encoded, "[levin pack] --reencode ",
               images.reencode, ": ", format.name, " holds raw pixels alone");
 }
@@ -50,7 +50,7 @@ void prepare_image(Record& record, const PackImages& images) {
   const auto* bytes = std::get_if<std::string>(value);
   const bool as_it_is = images.resize == 0 && (bytes ? kind == kind_of(*bytes) : kind == "raw");
   if (as_it_is) return;
-  Tensor pixels = detail::pixels_of(record, "levin pack", images.format->mode).permute({2, 0, 1});
+  Tensor pixels = levin::detail::pixels_of(record, "levin pack", images.format->mode).permute({2, 0, 1});
   if (images.resize > 0) {
     const auto size = transforms::resized_size(pixels.size(1), pixels.size(2), transforms::Size(images.resize));
     pixels = transforms::resize(pixels, size.height, size.width);
@@ -59,11 +59,12 @@ void prepare_image(Record& record, const PackImages& images) {
     record.set("image", pixels.permute({1, 2, 0}).contiguous());
     return;
   }
-  const auto* codec = detail::find_image_codec(kind);
+  const auto* codec = levin::detail::find_image_codec(kind);
   LEVIN_CHECK(codec && codec->encode, "images of the kind ", kind.empty() ? "of these bytes" : kind,
-              " are not written; --reencode ", join(detail::written_image_kinds(), " or --reencode "),
+              " are not written; --reencode ", join(levin::detail::written_image_kinds(), " or --reencode "),
               " says what they become");
-  if (!codec->has_alpha) pixels = detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
+  if (!codec->has_alpha)
+    pixels = levin::detail::to_mode(pixels, pixels.size(0) <= 2 ? ImageMode::kGray : ImageMode::kRgb);
   record.set("image", encode_image(pixels, {.format = kind, .quality = images.quality}));
 }
 

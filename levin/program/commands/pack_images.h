@@ -17,7 +17,7 @@ struct PackImages {
   /// Of JPEG.
   int quality = 95;
   /// What is written.
-  const detail::RecordFormat* format = nullptr;
+  const levin::detail::RecordFormat* format = nullptr;
 };
 
 /// An Error in one line when records like this one cannot be written in that format.

@@ -34,7 +34,11 @@ HookTable::HookTable(std::vector<CallbackRef> callbacks, std::shared_ptr<Profile
 void HookTable::begin(const std::vector<CallbackRef>& own) {
   callbacks_ = base_;
   for (const auto& callback : own) {
-    std::erase_if(callbacks_, [&](const CallbackRef& c) { return typeid(*c.get()) == typeid(*callback.get()); });
+    const Callback& mine = *callback.get();
+    std::erase_if(callbacks_, [&](const CallbackRef& c) {
+      const Callback& other = *c.get();
+      return typeid(other) == typeid(mine);
+    });
     callbacks_.push_back(callback);
   }
   callbacks_ = in_order(std::move(callbacks_));

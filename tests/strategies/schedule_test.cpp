@@ -1,0 +1,129 @@
+// When groups are gathered, released and reduced: without ranks, tensors or memory.
+#include "levin/strategies/sharding/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "levin/core/words.h"
+#include "levin/strategies/sharding/ordered_residency.h"
+
+namespace levin::detail {
+namespace {
+
+class NotedGroup final : public ScheduledGroup {
+ public:
+  NotedGroup(std::string name, std::vector<std::string>& notes) : name_(std::move(name)), notes_(notes) {}
+
+  int64_t full_numel() const override { return 1; }
+  bool trained() const override { return true; }
+  void begin_gather() override {
+    if (state_ != State::kSharded) return;
+    state_ = State::kGathering;
+    note("gather");
+  }
+  void finish_gather() override {
+    begin_gather();
+    state_ = State::kGathered;
+  }
+  void release(bool keep_memory) override {
+    if (state_ != State::kSharded) note(keep_memory ? "keep" : "free");
+    state_ = State::kSharded;
+  }
+  void begin_reduce() override { note("reduce"); }
+  void finish_reduce() override { note("reduced"); }
+
+ private:
+  void note(const std::string& what) { notes_.push_back(what + " " + name_); }
+  std::string name_;
+  std::vector<std::string>& notes_;
+};
+
+/// Units a and b, and the root r.
+class TwoUnits {
+ public:
+  explicit TwoUnits(const ScheduleOptions& options = {}, const ResidencyOptions& residency = {})
+      : schedule({&a_, &b_, &r_}, {{&a_}, {&b_}, {&r_}}, std::make_unique<OrderedResidency>(residency), options) {}
+
+  /// What is done in a forward that comes to the units in this order.
+  std::string forward(const std::vector<size_t>& units) {
+    notes_.clear();
+    schedule.begin_forward(/*training=*/true);
+    for (const auto unit : units) {
+      schedule.enter_forward(unit);
+      schedule.expect_backward(unit);
+      schedule.leave_forward(unit);
+    }
+    schedule.end_forward();
+    return join(notes_);
+  }
+  std::string backward(const std::vector<size_t>& units, bool reduces = true) {
+    notes_.clear();
+    schedule.begin_backward(reduces);
+    schedule.use_root();
+    for (const auto unit : units) {
+      schedule.enter_backward(unit);
+      schedule.leave_backward(unit);
+    }
+    schedule.end_reductions(/*used=*/true);
+    schedule.end_backward();
+    return join(notes_);
+  }
+
+ private:
+  std::vector<std::string> notes_;
+  NotedGroup a_{"a", notes_}, b_{"b", notes_}, r_{"r", notes_};
+
+ public:
+  Schedule schedule;
+};
+
+constexpr auto kBackward =
+    "gather b, gather a, free b, reduce b, free a, reduced b, reduce a, free r, reduced a, reduce r, reduced r";
+
+TEST(Schedule, GathersAheadWhatCameNextInTheStepBefore) {
+  TwoUnits units;
+  EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, free a, gather b, free b");
+  EXPECT_EQ(units.backward({1, 0}), kBackward);
+  EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, gather b, free a, free b");
+  EXPECT_EQ(units.backward({1, 0}), kBackward);
+}
+
+TEST(Schedule, ReducesNothingWhileGradientsAreAccumulated) {
+  TwoUnits units;
+  units.forward({0, 1});
+  EXPECT_EQ(units.backward({1, 0}, /*reduces=*/false), "gather b, gather a, free b, free a, free r");
+}
+
+TEST(Schedule, ReducesAtTheEnd) {
+  TwoUnits units({.reduces_at_end = true});
+  units.forward({0, 1});
+  EXPECT_EQ(
+      units.backward({1, 0}),
+      "gather b, gather a, free b, free a, free r, reduce r, reduced r, reduce b, reduced b, reduce a, reduced a");
+}
+
+TEST(Schedule, KeepsGroupsWhoseUsesNobodyAnnounces) {
+  TwoUnits units;
+  units.schedule.hold_groups();
+  units.forward({0, 1});
+  EXPECT_EQ(
+      units.backward({1, 0}),
+      "gather b, gather a, free r, reduce r, free b, reduced r, reduce b, free a, reduced b, reduce a, reduced a");
+}
+
+TEST(Schedule, AnOrderOfItsOwnIsThatOfTheFirstStep) {
+  const ResidencyOptions stays{.releases_after_forward = false, .releases_after_backward = false};
+  TwoUnits units({.keeps_full = true, .own_order = true}, stays);
+  // Groups are gathered in the order of definition, and reduced in its reverse, whatever this rank does.
+  EXPECT_EQ(units.forward({1, 0}), "gather r, gather a, gather b");
+  EXPECT_EQ(units.backward({0, 1}),
+            "reduce b, reduced b, reduce a, reduced a, reduce r, reduced r, keep a, keep b, keep r");
+  ASSERT_TRUE(units.schedule.learns_order());
+  units.schedule.adopt_order(units.schedule.seen_order());
+  EXPECT_FALSE(units.schedule.learns_order());
+  EXPECT_EQ(units.forward({1, 0}), "gather r, gather b, gather a");
+  EXPECT_EQ(units.backward({0, 1}),
+            "reduce a, reduced a, reduce b, reduced b, reduce r, reduced r, keep a, keep b, keep r");
+}
+
+}  // namespace
+}  // namespace levin::detail
