@@ -50,7 +50,7 @@ docs: setup-docs ## the documentation as a site with search, in build/site (SITE
 format: ## format the C++ sources in place
 	@tools/format
 
-lint: ## check formatting, floors and links (TIDY=1: clang-tidy too)
+lint: ## check formatting, floors, links and words (TIDY=1: clang-tidy too)
 	@tools/lint
 
 gpu: ## on a machine with a GPU: configure, build, test, measure
@@ -75,7 +75,7 @@ setup-%:
 	@tools/setup $*
 
 # CMake runs again when an option has changed or the test library has come; sources that come and go are seen by ninja. Another compiler
-# starts the folder anew.
+# starts the folder again.
 configure:
 	@options='$(CONFIGURE) gtest=$(wildcard /usr/include/gtest/gtest.h /usr/local/include/gtest/gtest.h) benchmark=$(wildcard /usr/include/benchmark/benchmark.h)'; \
 	if [[ ! -e $(BUILD)/build.ninja || $$options != "$$(cat $(BUILD)/.options 2>/dev/null)" ]]; then \

@@ -1,9 +1,9 @@
 // Vision transformers on one GPU, with less and less memory: time of a step and peak memory, technique by technique.
 //   memory_ladder [--only NAME,...] [--steps N] [--list] [--predict] [--tiny]
-// ViT-L/16 from float32 with Adam down to bfloat16, accumulated portions, SGD and birth on the device; ViT-H/14 under
-// fsdp from one unit to offloaded blocks. A step is one call of forward and backward (of a portion, where batches are
-// accumulated). --predict: only what the peak will be, which needs no GPU. --tiny: a small model on whatever device
-// there is, to see that every case runs.
+// ViT-L/16 from float32 with Adam down to bfloat16, accumulated micro-batches, SGD and birth on the device; ViT-H/14
+// under fsdp from one unit to offloaded blocks. A step is one call of forward and backward (of a micro-batch, where
+// batches are accumulated). --predict: only what the peak will be, which needs no GPU. --tiny: a small model on
+// whatever device there is, to see that every case runs.
 #include <chrono>
 #include <cstdio>
 

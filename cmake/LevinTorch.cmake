@@ -1,7 +1,7 @@
 # Finds LibTorch for this build and declares Levin::torch; settles LEVIN_CUDA_MODE.
 #
 # Sources of LibTorch, in this order: LEVIN_TORCH (option, then environment): a LibTorch folder or a Python torch package;
-# else what tools/setup put under build/deps. No other torch of the machine is ever picked up by itself.
+# else what tools/setup put under build/deps. No other torch of the machine is ever picked up automatically.
 include(LevinFindTorch)
 set(LEVIN_TORCH_VERSION "2.11.0")
 

@@ -1,4 +1,4 @@
-// An autoencoder for images, and pictures of what it makes of them in TensorBoard.
+// An autoencoder for images, with its reconstructions in TensorBoard.
 //   autoencoder [--epochs 3] [--devices 1]
 #include "levin/data/fashion_mnist.h"
 #include "levin/levin.h"

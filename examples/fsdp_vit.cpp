@@ -1,5 +1,5 @@
-// A vision transformer divided over processes: each has a part of every parameter, its gradient and its optimizer
-// state, and the whole of a block only while the block computes. Two CPU processes by default.
+// A vision transformer sharded over processes (FSDP): each holds a shard of every parameter, gradient and optimizer
+// state, and gathers a block only while the block computes. Two CPU processes by default.
 //   fsdp_vit [--devices 2] [--strategy fsdp] [--precision 32-true] [--accelerator cpu] [--epochs 2]
 #include "levin/levin.h"
 #include "small_vit.h"

@@ -1,4 +1,4 @@
-// A GAN: two optimizers that take turns, which is what manual optimization is for. It learns a ring of eight blobs.
+// A GAN with manual optimization: two optimizers that alternate. It learns a ring of eight blobs.
 //   gan [--epochs 30] [--devices 1]
 #include "levin/levin.h"
 

@@ -1,4 +1,4 @@
-// A small decoder learns a small language: sentences of a grammar, word by word. Then it speaks. Seconds on one CPU.
+// Trains a small decoder on sentences of a grammar, then generates some. Seconds on one CPU.
 //   train_gpt [--steps 150] [--devices 1] [--strategy auto] [--precision 32-true] [--accelerator cpu] [--lr 3e-3]
 #include <algorithm>
 #include <random>

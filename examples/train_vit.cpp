@@ -1,4 +1,4 @@
-// The main job: a small vision transformer on Fashion-MNIST, on two CPU processes by default.
+// A small vision transformer on Fashion-MNIST with Fabric, on two CPU processes by default (`make run`).
 //   train_vit [--devices 2] [--accelerator cpu] [--strategy ddp] [--precision 32-true] [--epochs 4] [--batch-size 128]
 //   [--lr 1e-3]
 //             [--data FOLDER] [--output runs/vit] [--resume] [--seed 1]

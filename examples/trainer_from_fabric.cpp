@@ -25,7 +25,7 @@ struct MyTrainer {
       const double accuracy = validate(net, val_loader);
       fabric.log("val_acc", accuracy, step);
       fabric.print("epoch ", epoch, ": validation accuracy ", accuracy);
-      ++epoch;  // a run that goes on starts with the next one
+      ++epoch;  // a resumed run starts with the next one
       fabric.save(folder, state);
       --epoch;
     }

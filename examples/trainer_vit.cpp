@@ -1,4 +1,4 @@
-// A vision transformer on Fashion-MNIST by the Trainer: steps and optimizer are yours, the rest is options.
+// A vision transformer on Fashion-MNIST with the Trainer.
 //   trainer_vit [--devices 2] [--precision bf16-mixed] [--epochs 4] [--resume last]
 #include "levin/data/fashion_mnist.h"
 #include "levin/levin.h"

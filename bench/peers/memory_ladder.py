@@ -77,7 +77,7 @@ def train(case, make, batch, precision="bf16-true", optimizer="adam", accumulate
         nonlocal calls
         calls += 1
         last = calls % accumulate == 0
-        # FSDP with offloaded parameters cannot hold gradients back: it reduces those of every portion.
+        # FSDP with offloaded parameters cannot hold gradients back: it reduces those of every micro-batch.
         with fabric.no_backward_sync(net, enabled=not last) if accumulate > 1 and not strategy else contextlib.nullcontext():
             fabric.backward(F.cross_entropy(net(x), y) / accumulate)
         if last:

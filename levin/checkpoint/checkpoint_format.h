@@ -43,7 +43,7 @@ class CheckpointFormat {
   virtual std::unique_ptr<detail::OpenCheckpoint> open(const std::filesystem::path& path) const;
 };
 
-/// The formats that Levin knows by itself.
+/// The formats that Levin knows by default.
 const std::vector<const CheckpointFormat*>& checkpoint_formats();
 /// The format of a checkpoint: `own` if it recognizes it, else one of checkpoint_formats(), else null.
 const CheckpointFormat* find_checkpoint_format(const std::filesystem::path& path,

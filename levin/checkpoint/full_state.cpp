@@ -24,7 +24,7 @@ Tensor bytes_view(const Tensor& tensor) {
   return tensor.view({-1}).view(at::kByte);
 }
 
-/// Rank 0 asks for tensors by id, and the others answer until it has all. Only rank 0 fails: the others go on until
+/// Rank 0 asks for tensors by id, and the others answer until it has all. Only rank 0 fails: the others continue until
 /// they are told.
 class PartGathering {
  public:

@@ -104,7 +104,7 @@ class WeightTensors : public detail::TensorSource {
   const WeightFile& file_;
 };
 
-/// Runs a step of loading; with several ranks together with the others, so that all go on or none.
+/// Runs a step of loading; with several ranks together with the others, so that all continue or none.
 void step(Collective* group, const std::function<void()>& work) {
   if (group)
     detail::together(*group, work);

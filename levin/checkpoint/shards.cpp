@@ -47,7 +47,7 @@ void TensorShards::add(const Tensor& param, ShardPlace place) {
 void TensorShards::add_slots(const Tensor& param, ShardPlace place) {
   LEVIN_CHECK(place.rows >= 0, "[shards.add_slots] the place must say how many rows are here");
   check_place("shards.add_slots", param, place, place.rows);
-  whole_params_.insert_or_assign(param.unsafeGetTensorImpl(), Known{weakly(param), std::move(place)});
+  full_params_.insert_or_assign(param.unsafeGetTensorImpl(), Known{weakly(param), std::move(place)});
 }
 
 void TensorShards::add_optimizer(const Optimizer& optimizer) {
@@ -67,7 +67,7 @@ const ShardPlace* TensorShards::find(const Tensor& tensor) const {
 const ShardPlace* TensorShards::find_slots(const Tensor& param) const {
   const auto* key = param.unsafeGetTensorImpl();
   if (const auto found = params_.find(key); found != params_.end()) return &found->second.place;
-  if (const auto found = whole_params_.find(key); found != whole_params_.end()) return &found->second.place;
+  if (const auto found = full_params_.find(key); found != full_params_.end()) return &found->second.place;
   return nullptr;
 }
 
@@ -75,7 +75,7 @@ void TensorShards::refresh() {
   slots_.clear();
   std::erase_if(optimizers_, [](const auto& optimizer) { return optimizer.expired(); });
   std::erase_if(params_, [](const auto& item) { return item.second.tensor.expired(); });
-  std::erase_if(whole_params_, [](const auto& item) { return item.second.tensor.expired(); });
+  std::erase_if(full_params_, [](const auto& item) { return item.second.tensor.expired(); });
   for (const auto& weak : optimizers_) {
     const Optimizer optimizer(weak.lock());
     const auto params = optimizer.all_params();

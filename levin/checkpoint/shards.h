@@ -82,7 +82,7 @@ class TensorShards : public ShardMap {
 
   Collective& group_;
   Places params_;
-  Places whole_params_;
+  Places full_params_;
   Places slots_;
   std::vector<std::weak_ptr<OptimizerImpl>> optimizers_;
   bool saves_full_ = false;

@@ -47,11 +47,11 @@ void fields(CosineAnnealingWarmRestartsOptions& o, auto f) {
   f("eta_min", o.eta_min, kEtaMin);
 }
 void fields(OneCycleLROptions& o, auto f) {
-  f("max_lr", o.max_lr, "the peak; by itself the optimizer's learning rate");
-  f("total_steps", o.total_steps, "of the whole cycle; by itself those of the run");
+  f("max_lr", o.max_lr, "the peak; by default the optimizer's learning rate");
+  f("total_steps", o.total_steps, "of the whole cycle; by default those of the run");
   f("epochs", o.epochs, "with steps_per_epoch, in place of total_steps");
   f("steps_per_epoch", o.steps_per_epoch, "with epochs, in place of total_steps");
-  f("pct_start", o.pct_start, "share of the cycle that the learning rate rises");
+  f("pct_start", o.pct_start, "fraction of the cycle that the learning rate rises");
   f("anneal_strategy", o.anneal_strategy, "the form of rise and fall", {"cos", "linear"});
   f("cycle_momentum", o.cycle_momentum, "move momentum (or beta1) against the learning rate");
   f("base_momentum", o.base_momentum, "the least momentum");
@@ -65,7 +65,7 @@ void fields(ReduceLROnPlateauOptions& o, auto f) {
   f("factor", o.factor, kGamma);
   f("patience", o.patience, "steps without improvement that are let pass");
   f("threshold", o.threshold, "smaller improvements do not count");
-  f("threshold_mode", o.threshold_mode, "a share of the best value, or a difference to it", {"rel", "abs"});
+  f("threshold_mode", o.threshold_mode, "a fraction of the best value, or a difference to it", {"rel", "abs"});
   f("cooldown", o.cooldown, "steps after a reduction during which nothing is counted");
   f("min_lr", o.min_lr, kEtaMin);
   f("eps", o.eps, "smaller reductions are not made");

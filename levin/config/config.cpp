@@ -323,7 +323,7 @@ void Config::add_flag(const std::string& word, std::string name, const std::stri
     assign_option(index, option, node);
     if (origins_[index].is_below(origin)) origins_[index] = origin;
   } else if (field.takes_many) {
-    // The first of the flags starts the list anew; those that follow it go on with it.
+    // The first of the flags starts the list again; those that follow it continue with it.
     assign_class(index, node, append || origins_[index].layer == Layer::kFlag);
     origins_[index] = origin;
   } else {

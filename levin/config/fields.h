@@ -20,7 +20,7 @@
 
 namespace levin::config {
 
-/// A value that a field cannot take; the line goes on after the key and the value: "is not a whole number".
+/// A value that a field cannot take; the line continues after the key and the value: "is not a whole number".
 struct BadValue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -188,7 +188,7 @@ NamedRows SampleColumns::finish(std::span<const char> bad, const RowName& row_na
       for (auto& [name, tensor] : tensors) tensor = tensor.index_select(0, at::tensor(good));
     return tensors;
   }
-  // Some samples did not fit what the others, or those of the batch before, looked like: put them together anew.
+  // Some samples did not fit what the others, or those of the batch before, looked like: put them together again.
   std::vector<NamedRows> samples(good.size());
   std::vector<char> other(good.size(), 0);  // a sample without any field is one too, and has nothing in the columns
   for (auto& [row, sample] : others_)

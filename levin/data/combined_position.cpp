@@ -63,7 +63,7 @@ bool CombinedPosition::next() {
 
 void CombinedPosition::resume(int64_t epoch, std::span<const int64_t> member_batches) {
   set_epoch(epoch);
-  // All members go through a pass at one pace, and the longest never starts anew.
+  // All members go through a pass at one pace, and the longest never starts again.
   if (mode_ == CombineMode::kSequential)
     batch_ = std::accumulate(member_batches.begin(), member_batches.end(), int64_t{0});
   else

@@ -13,7 +13,7 @@ namespace levin {
 
 struct CombineOptions {
   /// "min_size": a pass ends with the shortest loader. "max_size": it ends with the longest, the others have no batch
-  /// once they are through. "max_size_cycle": the same, but the others start anew. "sequential": one loader after the
+  /// once they are through. "max_size_cycle": the same, but the others start again. "sequential": one loader after the
   /// other.
   std::string mode = "max_size_cycle";
 };
@@ -40,12 +40,12 @@ class CombinedPosition {
   void set_epoch(int64_t epoch);
   /// Starts the next pass: resumes where a loaded state left off, or with the next epoch.
   void begin();
-  /// Goes on to the next batch; false, and in the next epoch, at the end of the pass.
+  /// Continues to the next batch; false, and in the next epoch, at the end of the pass.
   bool next();
-  /// Takes the place that members have of which so many batches were given out.
+  /// Takes the place that members have of which this many batches were given out.
   void resume(int64_t epoch, std::span<const int64_t> member_batches);
 
-  /// The batch that a member gives to the one just gone on to, if any.
+  /// The batch that a member gives to the one just advanced to, if any.
   std::optional<Place> giving(size_t member) const;
   /// The epoch of a member, and how many of its batches were given out.
   Place standing(size_t member) const;

@@ -21,7 +21,7 @@ namespace levin {
 
 namespace detail {
 
-/// Where a loader stands. The order of the samples is worked out anew, never stored.
+/// Where a loader stands. The order of the samples is worked out again, never stored.
 class LoaderPosition {
  public:
   using Order = std::shared_ptr<const std::vector<int64_t>>;

@@ -83,7 +83,7 @@ void check_source(std::string_view operation, int src, int size) {
 
 void check_scatterable(const Tensor& input, int size) {
   LEVIN_CHECK(input.dim() > 0 && input.size(0) % size == 0, "[reduce_scatter] the first dimension of ", describe(input),
-              " cannot be divided among ", size, " ranks");
+              " cannot be split over ", size, " ranks");
 }
 
 }  // namespace detail

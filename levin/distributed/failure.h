@@ -29,7 +29,7 @@ struct FailureReport {
     kTimedOut = 't',
     /// It found something wrong that concerns all; the text is the line for all, with "{ranks}" for those who found it.
     kShared = 's',
-    /// It failed by itself; the text is its line.
+    /// It failed on its own; the text is its line.
     kFailed = 'f',
     /// It is done and has left.
     kLeft = 'l',

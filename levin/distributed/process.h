@@ -31,7 +31,7 @@ std::pair<Fd, Fd> make_pipe();
 /// How a process ended.
 struct ExitStatus {
   int code = 0;
-  int signal = 0;  // 0: it ended by itself
+  int signal = 0;  // 0: it ended on its own
 
   bool ok() const { return code == 0 && signal == 0; }
   /// What a shell would say: the exit status, or 128 + the signal.

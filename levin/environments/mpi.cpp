@@ -87,7 +87,7 @@ class MpiEnvironment : public Environment {
     return place.global_rank / place.local_world_size;
   }
 
-  // Below the range from which the kernel picks ports by itself.
+  // Below the range from which the kernel picks ports automatically.
   int job_port() const {
     std::string job = std::to_string(parent_);
     for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_PORT"}) {

@@ -180,7 +180,7 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
     }
   LEVIN_CHECK(!options.create_graph || syncs.empty(), "[fabric.backward] create_graph is not possible with strategy \"",
               core.strategy->name(),
-              "\": gradients are averaged over the ranks or divided among them, and no graph leads through that; use "
+              "\": gradients are averaged over the ranks or sharded over them, and no graph leads through that; use "
               "torch::autograd::grad with create_graph for the part of the loss that needs it, and "
               "fabric.backward(loss) for the sum");
   struct Inside {

@@ -9,7 +9,7 @@
 namespace levin {
 namespace {
 
-// The gradient of a gathered value: every rank's gradient of this rank's part, added up.
+// The gradient of a gathered value: every rank's gradient of this rank's shard, added up.
 struct GatherWithGrad : torch::autograd::Function<GatherWithGrad> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& tensor, int64_t group) {
     context->saved_data["group"] = group;

@@ -126,7 +126,7 @@ class Account {
       if (figures_.offload && figures_.kept != figures_.computed) estimate_.host += group.shard * figures_.computed;
     }
     host_state_ = estimate_.host;
-    // Page-locked memory of gradients is kept, also where they are used up at once.
+    // Pinned memory of gradients is kept, also where they are used up at once.
     if (!layout_.optimizer_in_backward || (figures_.offload && question_.device == c10::kCUDA))
       for (const auto& group : groups_)
         put(estimate_.gradients, rounded_on_device(group.grad * figures_.gradient), figures_.offload);

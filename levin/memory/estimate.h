@@ -22,7 +22,7 @@
 
 namespace levin {
 
-/// A model and its training step, made anew for every estimate, on tensors without memory.
+/// A model and its training step, made again for every estimate, on tensors without memory.
 struct TrainingStep {
   std::shared_ptr<torch::nn::Module> module;
   std::function<Tensor(const Batch&)> forward;

@@ -53,7 +53,7 @@ std::vector<Tensor> copies_of(const c10::OperatorHandle& op, const torch::jit::S
 
 void promote_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   std::vector<Tensor> copies;
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> once;  // whoever stands below may begin the call anew
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> once;  // whoever stands below may begin the call again
   if (promotes_here) {
     copies = copies_of(op, *stack);
     once.emplace(kPromotionKey);

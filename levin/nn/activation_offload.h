@@ -11,7 +11,7 @@ namespace levin {
 
 /// How activations wait in host memory.
 struct OffloadOptions {
-  /// Page-locked memory: copies run beside the computation. (It cannot be swapped out; the host needs enough of it.)
+  /// Pinned memory: copies overlap with the computation. (It cannot be swapped out; the host needs enough of it.)
   bool pin_memory = true;
   /// Smaller tensors stay where they are.
   int64_t min_bytes = 1 << 16;

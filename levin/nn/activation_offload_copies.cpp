@@ -19,7 +19,7 @@ c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
 
-/// `later` goes on when all that `earlier` has been given so far is done.
+/// `later` continues when all that `earlier` has been given so far is done.
 void order_after(const c10::Stream& later, const c10::Stream& earlier) {
   c10::Event event(earlier.device_type());
   event.record(earlier);

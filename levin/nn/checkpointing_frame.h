@@ -43,7 +43,7 @@ class LivingStorages {
   /// `activations` are none of the module's, even if they look like parameters (leaves that want a gradient).
   LivingStorages(const torch::nn::Module& module, const std::vector<Tensor>& inputs,
                  const std::vector<Tensor>& activations = {});
-  /// A parameter, a buffer or a view of one; or any leaf that wants a gradient. Whole parameters that a sharded unit
+  /// A parameter, a buffer or a view of one; or any leaf that wants a gradient. Full parameters that a sharded unit
   /// gathers are such: they come and go under the same storage.
   bool is_state(const Tensor& tensor) const;
   bool is_input(const Tensor& tensor) const;

@@ -23,7 +23,7 @@ struct AdamOptions {
   bool amsgrad = false;
   /// Goes up the gradient instead of down.
   bool maximize = false;
-  /// Of the running averages: at::kFloat or at::kBFloat16; by itself the parameter's dtype. For all groups.
+  /// Of the running averages: at::kFloat or at::kBFloat16; by default the parameter's dtype. For all groups.
   std::optional<at::ScalarType> moments_dtype = {};
 };
 
@@ -40,7 +40,7 @@ struct AdamWOptions {
   bool amsgrad = false;
   /// Goes up the gradient instead of down.
   bool maximize = false;
-  /// Of the running averages: at::kFloat or at::kBFloat16; by itself the parameter's dtype. For all groups.
+  /// Of the running averages: at::kFloat or at::kBFloat16; by default the parameter's dtype. For all groups.
   std::optional<at::ScalarType> moments_dtype = {};
 };
 

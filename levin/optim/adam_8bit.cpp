@@ -165,7 +165,7 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
     return values;
   }
 
-  /// The state of a parameter in the form in which it is kept here: a file may have codes or floats, of the whole
+  /// The state of a parameter in the form in which it is kept here: a file may have codes or floats, of the full
   /// parameter or of the part.
   StateDict as_kept(const Tensor& param, const StateDict& in) const {
     StateDict out = in;

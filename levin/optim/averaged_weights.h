@@ -22,10 +22,10 @@ using at::Tensor;
 enum class AveragedBuffers { kAverage, kCopy, kLeave };
 
 struct AveragedWeightsOptions {
-  /// Where the averages are kept; by itself beside each tensor.
+  /// Where the averages are kept; by default beside each tensor.
   std::optional<c10::Device> device = {};
   AveragedBuffers buffers = AveragedBuffers::kAverage;
-  /// Exponential moving average: average = decay * average + (1 - decay) * weight. By itself the plain mean.
+  /// Exponential moving average: average = decay * average + (1 - decay) * weight. By default the plain mean.
   std::optional<double> ema_decay = {};
   /// The new average, from the one before, the weight, and how many were averaged. Takes the place of the two above.
   std::function<Tensor(const Tensor& average, const Tensor& weight, int64_t count)> avg_fn = {};

@@ -124,7 +124,7 @@ class GroupedOptimizer : public OptimizerImpl {
 
   const std::vector<Tensor>& params_of(size_t group) const { return groups_[group].params; }
 
-  /// Makes the next step build its lists anew.
+  /// Makes the next step build its lists again.
   void invalidate() { valid_ = false; }
 
   std::string name_;

@@ -108,7 +108,7 @@ void GroupedOptimizer::check_param(size_t group, size_t index, const StateDict& 
   }
 }
 
-// Copies into tensors that are there, so that their addresses stay; what was not saved is made anew by the next step.
+// Copies into tensors that are there, so that their addresses stay; what was not saved is made again by the next step.
 void GroupedOptimizer::load_param(ParamState& state, size_t group, const StateDict& in) {
   const Tensor& param = state.param;
   if (counts_steps()) {

@@ -44,7 +44,7 @@ Tensor batch_norm(const Tensor& x, const MaybeTensor& weight, const MaybeTensor&
 
 }  // namespace
 
-void widen_weights_of_cpu_norms() {
+void upcast_weights_of_cpu_norms() {
   // For the life of the process: whoever is under autocast then may be on any thread.
   static const auto& library = *[] {
     auto* made = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastCPU, __FILE__, __LINE__);

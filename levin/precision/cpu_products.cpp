@@ -33,7 +33,7 @@ bool defined(const MaybeTensor& tensor) {
 }
 
 // All in one dtype that is computed in float32. Who switched oneDNN off gets LibTorch's own kernels, which take no
-// scratch. Mixed dtypes go on to LibTorch, which refuses them in its own words.
+// scratch. Mixed dtypes continue to LibTorch, which refuses them in its own words.
 template <typename... Others>
 bool narrow(const Tensor& first, const Others&... others) {
   const auto dtype = first.scalar_type();

@@ -85,7 +85,7 @@ Autocast::Autocast(c10::DeviceType device, c10::ScalarType dtype, bool enabled)
     : device_(device),
       previous_dtype_(at::autocast::get_autocast_dtype(device)),
       previous_enabled_(at::autocast::is_autocast_enabled(device)) {
-  if (device == c10::kCPU) detail::widen_weights_of_cpu_norms();
+  if (device == c10::kCPU) detail::upcast_weights_of_cpu_norms();
   at::autocast::increment_nesting();
   at::autocast::set_autocast_dtype(device, dtype);
   at::autocast::set_autocast_enabled(device, enabled);

@@ -14,7 +14,7 @@ enum class ActionId : int32_t {};
 
 /// Where a report goes.
 struct ProfilerOptions {
-  /// The folder of the file; by itself that of the run's log.
+  /// The folder of the file; by default that of the run's log.
   std::filesystem::path dirpath = {};
   /// Writes the report to dirpath/STAGE-filename-RANK.txt instead of stdout.
   std::string filename = {};
@@ -42,7 +42,7 @@ class Profiler {
   /// The report.
   virtual std::string summary() const = 0;
 
-  /// Which stage is running ("fit"), on which rank, and the folder of its log. Actions and times go on.
+  /// Which stage is running ("fit"), on which rank, and the folder of its log. Actions and times continue.
   void setup(std::string stage, std::optional<int> rank = {}, const std::filesystem::path& log_dir = {});
   /// Writes the report: to the file, on every rank, or else to stdout, on rank 0.
   void describe() const;

@@ -9,7 +9,7 @@
 namespace levin {
 
 struct SimpleProfilerOptions {
-  /// The folder of the file; by itself that of the run's log.
+  /// The folder of the file; by default that of the run's log.
   std::filesystem::path dirpath = {};
   /// Writes the report to dirpath/STAGE-filename-RANK.txt instead of stdout.
   std::string filename = {};

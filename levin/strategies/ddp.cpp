@@ -113,7 +113,7 @@ class OpenReducer : public c10d::Reducer {
     expect_autograd_hooks_ = false;
     require_finalize_ = false;
     first_autograd_hook_called_ = false;
-    div_factor_ = -1;  // taken anew
+    div_factor_ = -1;  // taken again
     local_used_work_.reset();
     local_used_map_reduced_ = false;
     if (local_used_map_.defined()) local_used_map_.zero_();

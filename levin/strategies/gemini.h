@@ -50,7 +50,7 @@ class GeminiStrategy : public detail::ShardedStrategy {
 namespace detail {
 /// Which chunks belong to a fraction of all, the first ones first: true for as many as come nearest to it.
 std::vector<bool> first_part(const std::vector<int64_t>& bytes, double fraction);
-/// Which chunks' states return to the device when so many bytes are free; `bytes` are of the states of each.
+/// Which chunks' states return to the device when this many bytes are free; `bytes` are of the states of each.
 std::vector<bool> returning(const std::vector<int64_t>& bytes, int64_t free_bytes);
 }  // namespace detail
 

@@ -89,7 +89,7 @@ struct Child {
     result["text"] = returned.text;
     if (!returned.tensors.empty()) tensors = to_bytes(returned.tensors);
   } catch (const Error& error) {
-    result["error"] = error.what();  // whole: it must be one line by itself
+    result["error"] = error.what();  // whole: it must be one line on its own
   } catch (const std::exception& error) {
     result["error"] = one_line(error);
   }

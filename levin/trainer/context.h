@@ -48,7 +48,7 @@ class RunPosition {
 
   virtual Stage stage() const = 0;
   bool sanity_checking() const { return stage() == Stage::kSanity; }
-  /// Of fit(), whatever is going on inside it.
+  /// Of fit(), whatever runs inside it.
   virtual bool fitting() const = 0;
   virtual const Progress& progress() const = 0;
   int64_t current_epoch() const { return progress().epoch; }

@@ -183,8 +183,8 @@ class SourceOf final : public BatchSource {
     { l.state_dict() } -> std::convertible_to<StateDict>;
     m.load_state_dict(s);
   };
-  // A Levin loader makes every batch anew, so it may be changed in place. A range of the user's may hand out what it
-  // keeps.
+  // Every batch of a Levin loader is a new one, so it may be changed in place. A range of the user's may hand out what
+  // it keeps.
   static constexpr bool kOwnsBatches = requires(const L& l) { l.distributed(0, 1); };
   using Iterator = decltype(std::declval<L&>().begin());
 

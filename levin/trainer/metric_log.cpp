@@ -105,7 +105,7 @@ MetricLog::Entry& MetricLog::entry(const Call& call, std::string_view name, cons
   if (call.fabric && call.fabric->world_size() > 1 && made.on_epoch && !made.sync_dist && !made.rank_zero_only &&
       !training_)
     warn_once(concat("[log] \"", name, "\" is logged in ", call.site->hook,
-                     " without sync_dist: what is shown is rank 0's part of the data; set sync_dist = true"));
+                     " without sync_dist: what is shown is of rank 0's data only; set sync_dist = true"));
   logs_steps_ |= made.on_step && made.logger;
   entries_.push_back(std::move(made));
   cursor_ = entries_.size();

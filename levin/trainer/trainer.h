@@ -25,7 +25,7 @@ class Run;
 
 struct FitOptions {
   /// A checkpoint to resume from: a path, "last" (the newest there is; none is no error), "best", or "hpc" (what was
-  /// saved when a signal ended the run). Empty: start anew, unless a cluster has restarted the job.
+  /// saved when a signal ended the run). Empty: start from scratch, unless a cluster has restarted the job.
   std::string ckpt_path = {};
 };
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads the whole weights that ranks have written together, as torch's users do, and compares them bit by bit.
+"""Reads the full weights that ranks have written together, as torch's users do, and compares them bit by bit.
 
     read_full.py FILE TENSORS ROWS COLUMNS
 """

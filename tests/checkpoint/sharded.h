@@ -40,7 +40,7 @@ inline std::pair<int64_t, int64_t> uneven_rows(int64_t whole, int rank, int worl
   return {start, rank == world - 1 ? whole - start : std::min<int64_t>(whole, rank + 1) - start};
 }
 
-/// A module whose parameters (and one buffer) are rows of whole ones, as a strategy leaves it: this rank's part, and a
+/// A module whose parameters (and one buffer) are rows of whole ones, as a strategy leaves it: this rank's shard, and a
 /// map that knows. World 1 without a map is the whole module.
 struct ShardedModule {
   using Rows = std::pair<int64_t, int64_t> (*)(int64_t, int, int);

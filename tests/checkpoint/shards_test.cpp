@@ -149,7 +149,7 @@ TEST_F(ShardsTest, TheFullStateIsGatheredToRankZeroOrToAll) {
       EXPECT_EQ(difference(optimizer, expected_.at("optimizer").to_dict()), "");
       EXPECT_EQ(optimizer.at("param_groups").to_list().size(), 1U);
       EXPECT_TRUE(model.at("weight").to_tensor().is_same(model.at("tied").to_tensor()));
-      // A copy: training that goes on does not change it.
+      // A copy: training that continues does not change it.
       here.net->named_buffers()["mean"].zero_();
       EXPECT_FALSE(model.at("mean").to_tensor().eq(0).any().item<bool>());
     } else {
@@ -269,7 +269,7 @@ TEST_F(ShardsTest, SlotsThatAreMadeByTheFirstStepAreKnown) {
   EXPECT_EQ(state.at("4").to_dict().at("exp_avg").to_tensor().dim(), 0);  // of scalar
 }
 
-/// Whole parameters, sharded state: what a stage-one optimizer shows.
+/// Full parameters, sharded state: what a stage-one optimizer shows.
 struct ShardedOptimizer : OptimizerImpl {
   std::vector<Tensor> all;
   StateDict state;

@@ -69,7 +69,7 @@ struct Options {
     f("sizes", sizes, "sizes of something, to fill the line so that it has to be broken at the end");
     f("labels", labels, "words");
     f("betas", betas, "two numbers");
-    f("share", share, "a share");
+    f("share", share, "a fraction");
     f("inner", inner, "deeper");
   }
 };

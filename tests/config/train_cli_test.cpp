@@ -154,7 +154,7 @@ TEST_F(TrainCli, ResumesFromTheLastCheckpointAndUsesIt) {
   Process more(boring("fit", {"--trainer.max_epochs", "2", "--ckpt_path", "last"}));
   ASSERT_EQ(more.wait(), 0) << more.err();
   EXPECT_THAT(more.err(), HasSubstr("resumes from"));
-  // The second run goes on in the version folder of the first, where its log ended: 8 batches an epoch.
+  // The second run continues in the version folder of the first, where its log ended: 8 batches an epoch.
   const auto rows = find("metrics.csv");
   ASSERT_EQ(rows.size(), 1u);
   const auto after = read_file(rows[0]);

@@ -151,7 +151,7 @@ TEST(CombinedLoader, DistributesEveryMember) {
     EXPECT_EQ(b.size(), repeat ? 6u : 4u);
     EXPECT_EQ(std::set<int64_t>(a.begin(), a.end()).size(), 10u);
   }
-  // A member without a sample on this rank cannot be cycled; the pass goes on without it.
+  // A member without a sample on this rank cannot be cycled; the pass continues without it.
   const auto last = combine({{"a", numbers(9)}, {"b", numbers(2)}}).distributed(2, 3, false);
   EXPECT_EQ(pass(last), (std::vector<Json>{
                             {{"a", {2}}, {"b", nullptr}}, {{"a", {5}}, {"b", nullptr}}, {{"a", {8}}, {"b", nullptr}}}));

@@ -124,7 +124,7 @@ TEST(DataLoader, GivesVariantsOfItself) {
   EXPECT_EQ(loader.batch_size(), 2);
   auto reference = make_loader(numbers(9), {.batch_size = 4, .shuffle = true, .seed = 5});
   EXPECT_EQ(pass(wide), pass(reference));
-  // The share of a rank stays its own.
+  // The samples of a rank stay its own.
   auto part = loader.distributed(1, 2, false).sequential().with_batch_size(3);
   EXPECT_EQ(pass(part), (std::vector<std::vector<int64_t>>{{1, 3, 5}, {7}}));
   EXPECT_NE(error_of([&] { loader.with_batch_size(0); }).find("batch_size 0"), std::string::npos);

@@ -136,7 +136,7 @@ TEST(Collective, RefusesAlikeOnEveryRankAndStaysUsable) {
     auto whole = at::ones({3}, at::kLong);
     EXPECT_THAT(error_of([&] { group.all_reduce(whole, ReduceOp::kMean); }),
                 HasSubstr("a tensor of int64 has no mean"));
-    EXPECT_THAT(error_of([&] { group.reduce_scatter(whole); }), HasSubstr("int64 [3] cannot be divided among 2 ranks"));
+    EXPECT_THAT(error_of([&] { group.reduce_scatter(whole); }), HasSubstr("int64 [3] cannot be split over 2 ranks"));
     EXPECT_THAT(error_of([&] { group.broadcast(whole, 2); }), HasSubstr("source rank 2 is not in the group: 0 to 1"));
     group.all_reduce(whole);
     EXPECT_EQ(whole[0].item<int64_t>(), 2);

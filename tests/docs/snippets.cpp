@@ -207,7 +207,7 @@ struct Timer : levin::Interceptor {
 [[maybe_unused]] void decoders(const Tensor& tokens) {
   auto model = levin::models::gpt2();
   auto logits = model(tokens);                                        // [B, T] to [B, T, V]
-  auto loss = model(tokens, levin::models::next_tokens(tokens));      // the logits are never whole in memory
+  auto loss = model(tokens, levin::models::next_tokens(tokens));      // the full logits are never in memory
 
   auto other = levin::models::decoder({.vocab_size = 32000, .max_positions = 2048, .num_layers = 16, .num_heads = 16,
                                        .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
@@ -259,12 +259,12 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::save_checkpoint("run/last", state);
   levin::load_checkpoint("run/last", state);                    // everything bound is as it was
   levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
-  auto path = levin::latest_good_checkpoint("run");             // the newest that is whole and undamaged
-  levin::consolidate_checkpoint("run/last", "run/whole");       // what many ranks wrote, as one process writes it
-  fabric.save("run/last", state);                               // every rank writes its part
-  fabric.save("run/whole", state, {.full = true});              // rank 0 writes what one process would write
-  fabric.load("run/whole", state);                              // of either kind; each rank takes its part
-  levin::FsdpOptions options{.state_dict_type = "full"};        // every save is whole, the Trainer's too (default "sharded")
+  auto path = levin::latest_good_checkpoint("run");             // the newest that is complete and undamaged
+  levin::consolidate_checkpoint("run/last", "run/full");        // what many ranks wrote, as one process writes it
+  fabric.save("run/last", state);                               // every rank writes its shard
+  fabric.save("run/full", state, {.full = true});               // rank 0 writes what one process would write
+  fabric.load("run/full", state);                               // of either kind; each rank reads its shard
+  levin::FsdpOptions options{.state_dict_type = "full"};        // every save is full, the Trainer's too (default "sharded")
 }
 
 struct MirroredFormat : levin::CheckpointFormat {
@@ -434,6 +434,11 @@ struct Classifier : levin::TrainModule {
   trainer.test(classifier, test_loader, {.ckpt_path = "best"});
 }
 
+// strategies.md
+void sync_batch_norm_trainer() {
+levin::Trainer trainer({.devices = 2, .sync_batchnorm = true});
+}
+
 // callbacks.md
 [[maybe_unused]] void callbacks(levin::TrainModule& module, const levin::Loaders<Batch>& train, const levin::Loaders<Batch>& val, const levin::Loaders<Batch>& test) {
   auto checkpoint = std::make_shared<levin::ModelCheckpoint>(levin::ModelCheckpointOptions{.monitor = "val_loss", .save_top_k = 3});
@@ -496,7 +501,7 @@ struct ThawEncoder : levin::BaseFinetuning {
   optim::host_step(opt, masters, copies);                // and write 16-bit copies of the new values
 
   optim::OptimizerInBackward stepping(optim::AdamW(model->parameters(), {.lr = 3e-4}));
-  loss.backward();     // each parameter moves as soon as its gradient is whole, and the gradient is freed
+  loss.backward();     // each parameter moves as soon as its gradient is complete, and the gradient is freed
   stepping.step();     // ends the step; parameters whose gradient came another way move here
 }
 
@@ -507,7 +512,7 @@ struct ThawEncoder : levin::BaseFinetuning {
   optim::AveragedWeights ema(*model, {.ema_decay = 0.999});
   opt.step();
   ema.update();
-  ema.swap();   // evaluate the average; again to go on with the weights
+  ema.swap();   // evaluate the average; again to continue with the weights
 }
 
 // transforms.md
@@ -536,7 +541,7 @@ struct ThawEncoder : levin::BaseFinetuning {
                         .precision = "bf16-true"});
 }
 
-[[maybe_unused]] void foresee_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
+[[maybe_unused]] void predict_memory(const levin::Batch& batch, torch::nn::Module* model, c10::Device device,
                                      const std::function<Tensor()>& step, levin::Optimizer optimizer,
                                      const levin::Fabric& fabric) {
   auto estimate = levin::estimate_memory(

@@ -1,4 +1,4 @@
-// A program that trains a small decoder under any strategy, and goes on from any checkpoint.
+// A program that trains a small decoder under any strategy, and resumes from any checkpoint.
 //   sharding_probe [--strategy S] [--devices N] [--precision P] [--from STEP] [--to STEP] [--load DIR] [--save DIR]
 //                  [--save-at STEP] [--clip NORM] [--meta] [--optimizer AdamW|AdamW8bit|Adafactor] [--width N]
 //                  [--type full] [--full]

@@ -89,7 +89,7 @@ TEST_F(ShardingRun, EightBitStatesResumeExactlyAndUnderAnyStrategy) {
 
 TEST_F(ShardingRun, AnOptimizerThatNeedsFullParametersIsRefused) {
   const auto text = run("--optimizer Adafactor --strategy fsdp --devices 2", /*succeeds=*/false);
-  EXPECT_NE(text.find("[fsdp] Adafactor steps by figures of whole parameters"), std::string::npos) << text;
+  EXPECT_NE(text.find("[fsdp] Adafactor steps by figures of full parameters"), std::string::npos) << text;
   EXPECT_EQ(train("--optimizer Adafactor --strategy fsdp --devices 1").size(), 8u);
 }
 

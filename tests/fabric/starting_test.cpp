@@ -1,4 +1,4 @@
-// The same program started by itself and by `levin run`, and what happens when a rank fails.
+// The same program started directly and by `levin run`, and what happens when a rank fails.
 #include <regex>
 
 #include <gtest/gtest.h>

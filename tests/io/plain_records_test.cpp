@@ -353,7 +353,7 @@ TEST_F(PlainRecords, IdxOfColorsAndOfManyClasses) {
   auto mixed = gray;
   mixed[1] = color[1];
   EXPECT_THAT(error_of([&] { write_all(path("mixed"), mixed, {.format = "idx"}); }), HasSubstr("one shape"));
-  // A file by itself finds its labels.
+  // A file alone finds its labels.
   expect_same(*open_records(path("gray/train-images-idx3-ubyte")), gray);
 }
 

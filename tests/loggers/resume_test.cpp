@@ -149,7 +149,7 @@ TEST_P(Resume, AfterAKillGivesTheFileOfARunThatNeverStopped) {
   const LogFolder folder;
   const auto position = killed(folder.path).at(2);
   const auto child = ::fork();
-  if (child == 0) {  // goes on until it is killed, in the middle of whatever it writes
+  if (child == 0) {  // continues until it is killed, in the middle of whatever it writes
     ::alarm(30);
     auto second = run(folder.path, 0, 1);
     second.logger->resume(position);

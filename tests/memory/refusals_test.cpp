@@ -44,7 +44,7 @@ void expect_refused(const std::string& expected, const std::function<std::unique
 
 TEST(MemoryRefusals, AdafactorNeedsFullParameters) {
   const auto line = estimated({.strategy = "fsdp", .optimizer = "adafactor", .world_size = 2});
-  EXPECT_THAT(line, HasSubstr("[fsdp] Adafactor steps by figures of whole parameters"));
+  EXPECT_THAT(line, HasSubstr("[fsdp] Adafactor steps by figures of full parameters"));
   expect_refused(
       line, [] { return std::make_unique<FsdpStrategy>(FsdpOptions{}); },
       [](torch::nn::Linear& net) -> Optimizer { return optim::Adafactor(net->parameters(), {}); });

@@ -1,4 +1,4 @@
-// Adam with averages of one byte: the map, the codes, and that it learns as Adam does.
+// Adam with 8-bit state: the map, the codes, and that it learns as Adam does.
 #include "levin/kernels/fused_step/adam_8bit.h"
 
 #include <ATen/Parallel.h>

@@ -23,7 +23,7 @@ TEST(Axes, LabelNumbersShortly) {
   EXPECT_EQ(tick_label(2e6), "2e+06");
 }
 
-TEST(Axes, WidenARange) {
+TEST(Axes, WidenARange) {  // words: ok
   PlotRange range;
   EXPECT_TRUE(range.is_empty());
   range.add(2);

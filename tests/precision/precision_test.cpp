@@ -78,7 +78,7 @@ TEST(Autocast, NormsOfTheCpuTakeNarrowWeights) {
   at::layer_norm(x, {5}, trained, trained).square().sum().backward();
   EXPECT_EQ(trained.grad().scalar_type(), at::kBFloat16);
   EXPECT_GT(trained.grad().abs().sum().item<double>(), 0);
-  // What there is no need to widen stays as it is.
+  // What there is no need to upcast stays as it is.
   EXPECT_EQ(at::layer_norm(narrow(x), {5}, narrow(weight), {}).scalar_type(), at::kBFloat16);
 }
 

@@ -24,7 +24,7 @@ struct TroubledBlockImpl : torch::nn::Module {
 };
 LEVIN_MODULE(TroubledBlock);
 
-/// Goes on without a block that has thrown.
+/// Continues without a block that has thrown.
 struct CatchingNetImpl : torch::nn::Module {
   CatchingNetImpl() {
     for (int i = 0; i < 3; ++i) blocks.push_back(register_module("block" + std::to_string(i), TroubledBlock()));
@@ -70,7 +70,7 @@ std::vector<RankResult> run_with_trouble(const StrategyChoice& choice, Catches w
             trainee.backward(mse(output, y));
           } catch (const Error&) {
             throw;
-          } catch (const std::exception&) {  // a loop that goes on with the next batch
+          } catch (const std::exception&) {  // a loop that continues with the next batch
           }
         }
         group.barrier("end");

@@ -1,5 +1,5 @@
 // Parameters without elements, scalars, and units that have nothing else: set up, trained, saved, loaded and sharded
-// anew like all others.
+// again like all others.
 #include <filesystem>
 
 #include <gtest/gtest.h>

@@ -110,13 +110,13 @@ TEST(OptimizerTraits, DecideWhatMayStepShards) {
   run_ranks(2, [&](Collective& group) {
     for (const auto& choice : sharded()) {
       EXPECT_THAT(refusal(group, choice, own),
-                  HasSubstr("OwnSgd does not say whether it steps each element by itself"));
+                  HasSubstr("OwnSgd does not say whether it steps each element separately"));
       EXPECT_THAT(refusal(group, choice, own), HasSubstr("traits() returns {.elementwise = true}"));
       EXPECT_THAT(refusal(group, choice, sign), HasSubstr("SignSgd does not say"));
       EXPECT_THAT(refusal(group, choice, lars), HasSubstr("Lars does not say"));
-      EXPECT_THAT(refusal(group, choice, adafactor), HasSubstr("Adafactor steps by figures of whole parameters"));
-      EXPECT_THAT(refusal(group, choice, lbfgs), HasSubstr("LBFGS steps by figures of whole parameters"));
-      EXPECT_THAT(refusal(group, choice, lamb_in_backward), HasSubstr("Lamb steps by figures of whole parameters"));
+      EXPECT_THAT(refusal(group, choice, adafactor), HasSubstr("Adafactor steps by figures of full parameters"));
+      EXPECT_THAT(refusal(group, choice, lbfgs), HasSubstr("LBFGS steps by figures of full parameters"));
+      EXPECT_THAT(refusal(group, choice, lamb_in_backward), HasSubstr("Lamb steps by figures of full parameters"));
       for (const char* precision : {"32-true", "bf16-mixed"}) {
         EXPECT_EQ(refusal(group, choice, lamb, precision), "");
         EXPECT_EQ(refusal(group, choice, declared, precision), "");

@@ -65,7 +65,7 @@ struct RandomProgram {
   bool offload = false;
   bool in_backward = false;
   /// "": nothing. "forward", "backward": that pass of `throw_step` throws on every rank and is caught, and training
-  /// goes on. "one_forward", "one_backward": it throws on one rank alone, and ends the run.
+  /// continues. "one_forward", "one_backward": it throws on one rank alone, and ends the run.
   std::string failure;
   int throw_step = -1;
 
@@ -90,7 +90,7 @@ struct DrawnFailure : std::runtime_error {
 struct TrainedProgram {
   /// The mean loss of all ranks, by step.
   std::vector<double> losses;
-  /// Errors that the program caught and went on after.
+  /// Errors that the program caught and continued after.
   std::vector<std::string> caught;
 };
 

@@ -10,7 +10,7 @@ namespace levin::testing {
 namespace {
 namespace fs = std::filesystem;
 
-/// Loads when `from` is there, trains steps [first, last), saves when `to` is there; the whole parameters.
+/// Loads when `from` is there, trains steps [first, last), saves when `to` is there; the full parameters.
 std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
                                const fs::path& from, const fs::path& to) {
   torch::manual_seed(first == 0 ? 3 : 1000 + group.rank());

@@ -165,7 +165,7 @@ int64_t rare_rows(const std::string& when, int step, Collective& group, int64_t 
   return std::clamp<int64_t>(6 - group.rank() * rows, 0, rows);
 }
 
-/// Whole parameters, by one gathering of all parts, and buffers, one after the other.
+/// Full parameters, by one gathering of all parts, and buffers, one after the other.
 Tensor whole_states(Collective& group, OddTrainee& trainee, const std::vector<Tensor>& params,
                     const std::vector<Tensor>& buffers, int ranks) {
   auto* shards = trainee.strategy->shards();

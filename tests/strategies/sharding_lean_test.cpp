@@ -25,17 +25,17 @@ const ShardNetOptions kLeanNet{.width = 256, .hidden = 40, .blocks = 2};
 struct LeanRun {
   std::string name;
   StrategyChoice choice = kFsdp;
-  /// Where it goes on from, at step 3; empty: it begins.
+  /// Where it resumes from, at step 3; empty: it begins.
   fs::path from = {};
   /// Saved at step 3.
   fs::path to = {};
   bool full = false;
   int shard_size = 0;
-  /// The optimizer begins anew.
+  /// The optimizer begins again.
   bool forgets = false;
 };
 
-/// Losses, then whole parameters.
+/// Losses, then full parameters.
 std::vector<Tensor> train_lean(Collective& group, const LeanRun& run) {
   at::set_num_threads(1);
   torch::manual_seed(run.from.empty() ? 3 : 1000 + group.rank());
@@ -210,7 +210,7 @@ TEST(ShardingOptimizers, ThoseThatNeedFullParametersAreRefused) {
            {Optimizer(optim::Adafactor(net->parameters())),
             optim::adapt(torch::optim::LBFGS(net->parameters(), torch::optim::LBFGSOptions(1.0)))}) {
         const auto line = error_of([&] { trainee.strategy().setup_optimizer(optimizer); });
-        EXPECT_THAT(line, HasSubstr(optimizer.name() + " steps by figures of whole parameters"));
+        EXPECT_THAT(line, HasSubstr(optimizer.name() + " steps by figures of full parameters"));
         EXPECT_THAT(line, HasSubstr("use AdamW8bit or SGD"));
       }
     }

@@ -372,7 +372,7 @@ TEST(Zero, BytesPerParameterAreThoseOfTheTheory) {
         optimizer.zero_grad();
         step();
         const double n = group.size();
-        // Gradients are there, and whatever else stays. Stage 1 gives its whole gradients up when they are reduced.
+        // Gradients are there, and whatever else stays. Stage 1 gives its full gradients up when they are reduced.
         const double expected = stage == 1 ? 2 + 14 / n : stage == 2 ? 2 + 14 / n : 16 / n;
         const auto stays = settled(counter, static_cast<int64_t>(expected * 1.05 * numel));
         EXPECT_NEAR(static_cast<double>(stays) / numel, expected, expected * 0.05) << stage << " " << n;
@@ -410,9 +410,9 @@ TEST(Fsdp, MixedPrecisionKeepsNoCopyOfGatheredWeights) {
   });
 }
 
-/// A float32 buffer widens what goes into a layer norm, and a batch norm has float32 statistics.
-struct WidenedNetImpl : torch::nn::Module {
-  WidenedNetImpl() {
+/// A float32 buffer upcasts what goes into a layer norm, and a batch norm has float32 statistics.
+struct UpcastNetImpl : torch::nn::Module {
+  UpcastNetImpl() {
     in = register_module("in", nn::Linear(8, 8));
     positions = register_buffer("positions", torch::linspace(0, 1, 8));
     layers = register_module("layers", nn::LayerNorm(torch::nn::LayerNormOptions({8})));
@@ -430,12 +430,12 @@ struct WidenedNetImpl : torch::nn::Module {
   torch::nn::BatchNorm1d batches{nullptr};
   Tensor positions;
 };
-LEVIN_MODULE(WidenedNet);
+LEVIN_MODULE(UpcastNet);
 
 TEST(Fsdp, MixedPrecisionMeetsNumbersOfFullPrecision) {
   const auto train = [](Collective& group, const StrategyChoice& choice) {
     torch::manual_seed(2);
-    WidenedNet net;
+    UpcastNet net;
     Optimizer optimizer(optim::SGD(net->parameters(), {.lr = 0.05}));
     Trainee trainee(group, choice, *net, at::kCPU, "bf16-mixed");
     optimizer = trainee.strategy().setup_optimizer(optimizer);

@@ -103,7 +103,7 @@ struct Session {
   std::unique_ptr<ModuleSync> sync;
 };
 
-/// Losses of the steps, then whole parameters.
+/// Losses of the steps, then full parameters.
 std::vector<Tensor> train(Collective& group, const NamedChoice& with, const Setting& setting) {
   constexpr int kSteps = 5;
   constexpr int64_t kRows = 8, kWidth = 10;

@@ -247,7 +247,7 @@ TEST(UnitOrder, ForwardThatThrewOnOneRankAloneIsOneLine) {
             trainee.backward(mse(output, y));
           } catch (const Error&) {
             throw;
-          } catch (const std::exception&) {  // a loop that goes on with the next batch
+          } catch (const std::exception&) {  // a loop that continues with the next batch
           }
         }
       },

@@ -1,5 +1,5 @@
-// Runs that go on from a checkpoint: fixtures/restart.json. What is asked of them is the result of the run that was
-// never interrupted, also where Lightning starts the epoch's data anew.
+// Runs that resume from a checkpoint: fixtures/restart.json. What is asked of them is the result of the run that was
+// never interrupted, also where Lightning starts the epoch's data again.
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "tests/trainer/conformance.h"
 
@@ -129,7 +129,7 @@ void expect_same_end(const Result& resumed, const Result& whole, size_t done) {
   for (size_t i = 0; i < whole.weights.size(); ++i) EXPECT_TRUE(resumed.weights[i].equal(whole.weights[i])) << i;
 }
 
-/// What a run that went on wrote is the end of what the whole run wrote.
+/// What a run that continued wrote is the end of what the whole run wrote.
 void expect_same_rows(const Result& resumed, const Result& whole) {
   const auto &rows = resumed.rows->rows, &all = whole.rows->rows;
   ASSERT_LE(rows.size(), all.size());

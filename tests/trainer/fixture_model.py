@@ -140,7 +140,7 @@ def number(value):
 
 
 class Net(LightningModule):
-    """Linear(32, 2) that does what a case asks for: log these, stop there, use so many optimizers."""
+    """Linear(32, 2) that does what a case asks for: log these, stop there, use this many optimizers."""
     def __init__(self, log=(), stop_at_batch=None, optimizers=1, manual=False, schedule=None, lr=0.1, sgd=None, calls=None):
         super().__init__()
         self.layer = torch.nn.Linear(32, 2)

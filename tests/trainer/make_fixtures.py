@@ -637,7 +637,7 @@ def make_ema():
 # ------------------------------------------------------------------------------------------------------------- restart
 
 class Placed(DataLoader):
-    """A loader that knows its place: what Lightning needs to go on in the middle of an epoch."""
+    """A loader that knows its place: what Lightning needs to continue in the middle of an epoch."""
     place, start = 0, 0
 
     def __iter__(self):

@@ -175,7 +175,7 @@ LEVIN_PROBE(resume_refused_by_rank_1) {
   trainer.launch();
   const int rank = trainer.fabric().global_rank();
   counts->refuses = rank == 1;
-  std::string text = "went on";
+  std::string text = "continued";
   try {
     trainer.fit(net, data, {.ckpt_path = (root / "good").string()});
   } catch (const Error& error) {
@@ -232,7 +232,7 @@ TEST(RefusedTrial, ATrialThatCannotBeUndoneIsAnErrorAndNotTheEnd) {
   Stubborn net;
   EXPECT_THAT(error_of([&] { Trainer(quiet({TriesOut{}}, 1)).fit(net, loader(8, 2)); }),
               HasSubstr("before a trial could not be put back: [NoState] there is no memory"))
-      << "the run went on";
+      << "the run continued";
 }
 
 }  // namespace

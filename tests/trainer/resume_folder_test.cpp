@@ -1,4 +1,4 @@
-// A run that goes on writes where it wrote before; a new one has a version of its own.
+// A resumed run writes where it wrote before; a new one has a version of its own.
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
 #include "levin/testing/capture.h"
@@ -104,7 +104,7 @@ TEST(ResumeFolder, ANewFitHasANewVersion) {
   EXPECT_EQ(versions(folder.path()), (Names{"version_0", "version_1"}));
 }
 
-TEST(ResumeFolder, ALogThatIsGoneIsSaidOnceAndStartsAnew) {
+TEST(ResumeFolder, ALogThatIsGoneIsSaidOnceAndStartsAgain) {
   const TemporaryFolder folder;
   auto first = options(folder.path(), 2);
   first.callbacks.push_back(SaveAt(folder.path() / "moved", 5));

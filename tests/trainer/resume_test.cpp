@@ -43,7 +43,7 @@ struct Point {
   int64_t count;
 };
 
-/// One folder in which runs are killed, and go on, until one is left alone.
+/// One folder in which runs are killed, and resumed, until one is left alone.
 class Series {
  public:
   Series(const Whole& whole, std::vector<std::string> flags) : whole_(whole), flags_(std::move(flags)) {}
@@ -77,7 +77,7 @@ class Series {
   std::vector<std::string> next_flags() {
     auto flags = flags_;
     flags.emplace_back("--ckpt_path");
-    // "last" takes those that are made to be gone on from; the others must do as well.
+    // "last" takes those that are made to be resumed from; the others must do as well.
     const auto all = whole_checkpoints(folder_.path() / "checkpoints");
     const bool newest = ++starts_ % 2 == 0 && !all.empty();
     flags.push_back(newest ? all.back().string() : "last");
@@ -112,7 +112,7 @@ unsigned other_places() {
   return static_cast<unsigned>(GTEST_FLAG_GET(random_seed)) * 100;
 }
 
-/// Draws points until so many runs have died; a series goes on for a few deaths.
+/// Draws points until that many runs have died; a series continues for a few deaths.
 void die_often(const Whole& whole, const std::vector<std::string>& flags, int deaths, unsigned seed, int ranks = 1) {
   std::mt19937 draw(seed + other_places());
   const auto below = [&](int64_t n) {

@@ -1,4 +1,4 @@
-// Signals end a run in order: soon, with the right status, one line, and a checkpoint from which it goes on exactly.
+// Signals end a run in order: soon, with the right status, one line, and a checkpoint from which it resumes exactly.
 #include "levin/trainer/run/signals.h"
 
 #include <chrono>
@@ -87,8 +87,8 @@ void expect_in_order(Process& run, int signal) {
   EXPECT_TRUE(run.all_gone());
 }
 
-/// A run that went on from there ends as the one that was never disturbed.
-void expect_goes_on(const fs::path& folder, const std::string& ckpt_path, const Undisturbed& whole,
+/// A run that resumed from there ends as the one that was never disturbed.
+void expect_resumes(const fs::path& folder, const std::string& ckpt_path, const Undisturbed& whole,
                     std::vector<std::string> flags = {}, const std::vector<std::string>& environment = {}) {
   if (!ckpt_path.empty()) flags.insert(flags.end(), {"--ckpt_path", ckpt_path});
   const auto run = start_probe(folder, flags, environment);
@@ -121,7 +121,7 @@ TEST(Signals, CtrlCKeepsTheStateOfTraining) {
     const auto kept = folder.path() / "checkpoints" / "interrupted.ckpt";
     EXPECT_THAT(run->err(), HasSubstr("resume from there with ckpt_path \"" + kept.string() + "\""));
     EXPECT_EQ(whole_checkpoints(folder.path() / "checkpoints").back(), kept);
-    expect_goes_on(folder.path(), "last", undisturbed());
+    expect_resumes(folder.path(), "last", undisturbed());
   }
 }
 
@@ -133,7 +133,7 @@ TEST(Signals, TermKeepsTheStateForTheCluster) {
     expect_in_order(*run, SIGTERM);
     whole_checkpoints(folder.path() / "checkpoints");
     EXPECT_EQ(whole_checkpoints(folder.path()).size(), 1U);
-    expect_goes_on(folder.path(), "hpc", undisturbed());
+    expect_resumes(folder.path(), "hpc", undisturbed());
   }
 }
 
@@ -201,13 +201,13 @@ TEST(Signals, SlurmRequeuesTheJobAndItResumes) {
   expect_in_order(*run, SIGUSR1);
   EXPECT_THAT(run->err(), HasSubstr("job 12345 is queued again"));
   EXPECT_EQ(text_of(folder.path() / "requeued"), "requeue 12345\n");
-  // It is started again and asked again: a second checkpoint, from which the third start goes on by itself.
+  // It is started again and asked again: a second checkpoint, from which the third start continues automatically.
   run = start_probe(folder.path(), {"--at", "val_batch:7:USR"}, environment);
   expect_in_order(*run, SIGUSR1);
   EXPECT_THAT(run->err(), HasSubstr("hpc_ckpt_1.ckpt"));
   EXPECT_EQ(text_of(folder.path() / "requeued"), "requeue 12345\nrequeue 12345\n");
   EXPECT_TRUE(fs::exists(folder.path() / "hpc_ckpt_2.ckpt"));
-  expect_goes_on(folder.path(), "", undisturbed(), {}, environment);
+  expect_resumes(folder.path(), "", undisturbed(), {}, environment);
 }
 
 TEST(Signals, WithoutSlurmNobodyIsAskedToRequeue) {
@@ -227,7 +227,7 @@ TEST(Signals, ReachTwoRanksThroughTheLauncher) {
     const bool by_hand = name == std::string("INT");
     expect_in_order(*run, by_hand ? SIGINT : SIGTERM);
     whole_checkpoints(folder.path() / "checkpoints");
-    expect_goes_on(folder.path(), by_hand ? "last" : "hpc", two_undisturbed(), kTwo);
+    expect_resumes(folder.path(), by_hand ? "last" : "hpc", two_undisturbed(), kTwo);
   }
   TemporaryFolder folder;
   const auto run = start_probe(folder.path(), {"--devices", "2", "--pause", "500", "--job", "test", "--at",

@@ -54,7 +54,7 @@ TEST(SilentMistakes, ALossThatIsNotFiniteIsSaidOnceWithItsPlace) {
   }
 }
 
-TEST(SilentMistakes, EveryFitWarnsAnew) {
+TEST(SilentMistakes, EveryFitWarnsAgain) {
   Bad net;
   net.value = std::numeric_limits<double>::infinity();
   Trainer trainer(quiet({}, 2));

@@ -83,7 +83,7 @@ Weights by_fabric(const Weights& start, Fabric& fabric) {
   return weights_of(*module);
 }
 
-/// LibTorch alone; with several ranks each takes its share and gradients are averaged by hand.
+/// LibTorch alone; with several ranks each takes its samples and gradients are averaged by hand.
 Weights by_hand(const Weights& start, Fabric* ranks) {
   Boring module;
   set_weights(module, start);

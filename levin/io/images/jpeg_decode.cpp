@@ -181,7 +181,7 @@ bool run_decoding(JpegDecoding& decoding) {
   if (strict && decoding.ended && decoding.many_scans) stop_jpeg(decoding, JpegStop::kTruncated);
   decoding.started = true;
   read_jpeg_rows(decoding);
-  // Arithmetic decoding goes on with zeros when the data end, and does not mention it.
+  // Arithmetic decoding continues with zeros when the data end, and does not mention it.
   if (strict && decoding.ended && codec.arith_code) stop_jpeg(decoding, JpegStop::kTruncated);
   return true;
 }
@@ -223,7 +223,7 @@ void decode_jpeg(std::span<const std::byte> file, const ImageInfo& info, const C
   decoding.many_scans = false;
   decoding.started = false;
   decoding.stop = JpegStop::kLibrary;
-  // Made anew for every image: it takes a fifth of a microsecond, and no table of one file can serve another.
+  // Made for each image: it takes a fifth of a microsecond, and no table of one file can serve another.
   const bool done = run_decoding(decoding);
   jpeg_destroy_decompress(&decoding.codec);
   if (!done) fail_jpeg(decoding);

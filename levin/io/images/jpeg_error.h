@@ -7,7 +7,7 @@
 
 namespace levin::detail {
 
-/// libjpeg's errors: it prints nothing, and what it cannot go on from jumps back to `place`. Frames between the two
+/// libjpeg's errors: it prints nothing, and what it cannot recover from jumps back to `place`. Frames between the two
 /// hold nothing that has a destructor.
 struct JpegErrors {
   jpeg_error_mgr manager;

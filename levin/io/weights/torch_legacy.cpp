@@ -68,7 +68,7 @@ class LegacyParser {
     LEVIN_CHECK(plain("the sizes of types").is(Kind::dict), "[torch_file] \"", where_,
                 "\" is damaged: no dict of types");
     auto whole = next([&](std::span<const std::byte> bytes, size_t& used) {
-      // Each try begins anew.
+      // Each try begins again.
       storages_.places.clear();
       return load_torch_pickle(
           bytes,

@@ -35,7 +35,7 @@ struct NamespaceObject : pickle::Object {
 /// A number, a text or None as people read it; nothing for other values.
 std::optional<std::string> plain_text(const pickle::Value& value);
 
-/// Tells how many bytes a storage has in the file, which the pickle says to have so many elements of so many bytes;
+/// Tells how many bytes a storage has in the file, which the pickle says to have this many elements of this many bytes;
 /// throws when there is none of that key.
 using StorageBytes = std::function<uint64_t(const std::string& key, uint64_t elements, uint64_t width)>;
 /// Reads the pickle of the saved object. `used` as in pickle::load.

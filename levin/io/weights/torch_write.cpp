@@ -15,7 +15,7 @@ namespace levin {
 namespace {
 
 /// Tensors that share memory, of one type. Different views bring the whole of it; a tensor under one or several names
-/// is written by itself, so that a slice does not bring along what it was cut from.
+/// is written separately, so that a slice does not bring along what it was cut from.
 struct WrittenStorage {
   std::vector<Tensor> users;
   size_t key = 0;

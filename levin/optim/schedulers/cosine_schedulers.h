@@ -12,7 +12,7 @@ struct CosineAnnealingLROptions {
   /// The least learning rate.
   double eta_min = 0;
 };
-/// Half a cosine down to eta_min in t_max steps, and up again if the run goes on.
+/// Half a cosine down to eta_min in t_max steps, and up again if the run continues.
 class CosineAnnealingLR : public Scheduler {
  public:
   CosineAnnealingLR(const Optimizer& optimizer, CosineAnnealingLROptions options);

@@ -17,7 +17,7 @@ struct ReduceLROnPlateauOptions {
   int64_t patience = 10;
   /// Improvements smaller than this do not count.
   double threshold = 1e-4;
-  /// "rel": the threshold is a share of the best value; "abs": a difference to it.
+  /// "rel": the threshold is a fraction of the best value; "abs": a difference to it.
   std::string threshold_mode = "rel";
   /// Steps after a reduction during which nothing is counted.
   int64_t cooldown = 0;

@@ -208,7 +208,7 @@ const TorchKind& kind_of(const torch::optim::Optimizer& optimizer) {
 std::optional<OptimizerTraits> traits_of(const torch::optim::Optimizer& optimizer) {
   using namespace torch::optim;
   const auto& type = typeid(optimizer);
-  // A step of these treats every element by itself; their steps are counted on the host.
+  // A step of these treats every element separately; their steps are counted on the host.
   const auto elementwise = [](const std::vector<std::string>& names) {
     return OptimizerTraits{.elementwise = true, .slots = [names](at::IntArrayRef sizes, c10::ScalarType dtype) {
                              std::vector<OptimizerSlot> slots;

@@ -18,7 +18,7 @@ namespace levin::cli {
 /// not.
 class WeightSource {
  public:
-  /// `root` is the part of a torch file to take, or a name of a checkpoint's state ("model" by itself); empty for all.
+  /// `root` is the part of a torch file to take, or a name of a checkpoint's state ("model" by default); empty for all.
   /// `strip_module` as in WeightOptions.
   WeightSource(const std::filesystem::path& path, const std::string& root, bool strip_module = true);
 

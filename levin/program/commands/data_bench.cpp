@@ -96,8 +96,8 @@ Tensor measure_image(const ImageDataset& data, int64_t index, StageSeconds& tota
   return image;
 }
 
-/// Every stage by itself, over images from all parts of the data. A transform that begins with a crop decodes less than
-/// the whole: what the two take together, less the transform of decoded pixels, is what decoding takes.
+/// Every stage separately, over images from all parts of the data. A transform that begins with a crop decodes less
+/// than the whole: what the two take together, less the transform of decoded pixels, is what decoding takes.
 StageSeconds measure_stages(const ImageDataset& data, int64_t count, int64_t batch_size) {
   StageSeconds total;
   std::vector<Tensor> batch;

@@ -36,7 +36,7 @@ void check_packable(const Record& first, const PackImages& images, const std::st
               format.only == "image" ? "images" : format.only, " alone");
   LEVIN_CHECK(has_image || (images.reencode.empty() && images.resize == 0), "[levin pack] the records of ", from,
               " have ", join(fields), " and no image; there is nothing to ",
-              images.resize > 0 ? "resize" : "encode anew");
+              images.resize > 0 ? "resize" : "encode again");
   LEVIN_CHECK(images.reencode != "raw" || format.holds_raw, "[levin pack] --reencode raw: ", format.name,
               " holds encoded images alone (", join(levin::detail::written_image_kinds()), ")");
   LEVIN_CHECK(images.reencode.empty() || images.reencode == "raw" || format.holds_encoded, "[levin pack] --reencode ",

@@ -85,7 +85,7 @@ Tensor ImageClassifier::input(const Batch& batch, const StepInfo* training) cons
     normalize.crop = {part["image"].size(2), part["image"].size(3)};
     normalize.padding = input_.shift;
   }
-  // They belong to the batch: a run that goes on draws them again.
+  // They belong to the batch: a resumed run draws them again.
   const auto seed = at::detail::getDefaultCPUGenerator().current_seed();
   auto& fabric = trainer().fabric();
   Random random(seed, static_cast<uint64_t>(current_epoch()),

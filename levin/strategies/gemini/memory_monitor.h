@@ -30,7 +30,7 @@ struct MemoryPeriod {
 };
 
 /// Measures how much memory activations and everything else need besides the parameters, use after use, while a step
-/// runs. A peak does not tell what it was made of, so it is read and begun anew whenever the parameters in memory
+/// runs. A peak does not tell what it was made of, so it is read and reset whenever the parameters in memory
 /// change: what it exceeds them by is the rest.
 class MemoryMonitor {
  public:
@@ -38,7 +38,7 @@ class MemoryMonitor {
 
   /// Forgets what was measured.
   void begin();
-  /// A use begins with so many bytes of parameters in memory.
+  /// A use begins with this many bytes of parameters in memory.
   void begin_period(int64_t model_bytes);
   /// Parameters are about to be gathered or released, and were: now they take this many bytes. What is in memory in
   /// between is not measured: the placement knows what chunks take while they are gathered.

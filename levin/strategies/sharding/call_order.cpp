@@ -20,7 +20,7 @@ constexpr size_t kLost = ~size_t{0};
 constexpr size_t kRemembered = 1 << 14;
 /// A tree that has grown so large is forgotten, on all ranks at once; orders that never repeat must not fill memory.
 constexpr size_t kMostPlaces = 1 << 17;
-/// Steps that never end (forwards that nobody differentiates) begin anew after as many calls.
+/// Steps that never end (forwards that nobody differentiates) begin again after as many calls.
 constexpr size_t kLongestStep = 1 << 14;
 constexpr milliseconds kLookEvery{100};
 /// How long a rank that departs waits for answers through the store before it waits where all collectives do.

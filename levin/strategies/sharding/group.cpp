@@ -42,7 +42,7 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
 ShardGroup::~ShardGroup() {
   if (!options_.offload) return;
   try {
-    lanes_->synchronize();           // page-locked memory goes at once
+    lanes_->synchronize();           // pinned memory goes at once
   } catch (const std::exception&) {  // a device that has failed copies nothing
   }
 }
@@ -177,7 +177,7 @@ void ShardGroup::take_over(ShardedParam& param) {
     param.shard.copy_(now.detach());
   } else {
     LEVIN_CHECK(now.sizes() == at::IntArrayRef(param.sizes), "[fsdp] parameter \"", param.name,
-                "\" was replaced by a tensor of shape ", fmt::format("{}", now.sizes()), "; this rank's part has ",
+                "\" was replaced by a tensor of shape ", fmt::format("{}", now.sizes()), "; this rank's shard has ",
                 fmt::format("{}", param.shard.sizes()), ", the whole ", fmt::format("{}", param.sizes));
     param.shard.copy_(own_rows(now.detach().contiguous(), param));
   }
@@ -188,7 +188,7 @@ void ShardGroup::set_offload(bool offload) {
   LEVIN_CHECK(state_ == State::kSharded, "[", name_, "] parts cannot move while they are gathered");
   const at::NoGradGuard no_grad;
   options_.offload = offload;
-  lanes_->synchronize();  // page-locked memory goes at once
+  lanes_->synchronize();  // pinned memory goes at once
   const auto moved = empty_parts();
   moved.copy_(shards_);
   shards_ = moved;

@@ -181,7 +181,7 @@ class ShardGroup final : public ScheduledGroup {
   Tensor grads_;                    // [grad_numel] reduced gradients
   Tensor incoming_;                 // on the host: what is still to be added to them
   Tensor any_use_;                  // [1], not 0 when a rank had a gradient; undefined: this rank had one
-  std::vector<Tensor> host_grads_;  // page-locked memory in which gradients have been
+  std::vector<Tensor> host_grads_;  // pinned memory in which gradients have been
   bool used_here_ = false;          // in the last reduction: this rank had a gradient
   bool first_grads_ = false;        // ... and there were none of an earlier backward
   LaneTask gathering_;

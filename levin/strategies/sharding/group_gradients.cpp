@@ -45,7 +45,7 @@ Tensor ShardGroup::grads_in_place() const {
   return flat;
 }
 
-/// Allocates this rank's shards of the gradients. Page-locked memory that nobody holds any more is reused.
+/// Allocates this rank's shards of the gradients. Pinned memory that nobody holds any more is reused.
 Tensor ShardGroup::empty_grads() {
   const auto options = at::TensorOptions(options_.offload ? at::kCPU : options_.device).dtype(*options_.grad_dtype);
   if (!options_.offload || !options_.pin_memory) return at::empty({grad_numel_}, options);
@@ -73,7 +73,7 @@ bool ShardGroup::take_grads() {
       const Tensor& grad = param.param.grad();
       if (param.grad_offset < 0 || !grad.defined()) continue;
       LEVIN_CHECK(grad.sizes() == param.shard.sizes(), "[fsdp] the gradient of \"", param.name, "\" has shape ",
-                  fmt::format("{}", grad.sizes()), "; this rank's part has ", fmt::format("{}", param.shard.sizes()));
+                  fmt::format("{}", grad.sizes()), "; this rank's shard has ", fmt::format("{}", param.shard.sizes()));
       grad_part(grads_, param).copy_(grad);
     }
   }
@@ -187,7 +187,7 @@ void ShardGroup::reduce_over_ranks() {
       if (!used_here_) any_use_ = reduced.narrow(0, grad_numel_, 1);
       reduced = reduced.narrow(0, 0, grad_numel_);
     }
-    // Widened first, so that nothing is lost in the division.
+    // Upcast first, so that nothing is lost in the division.
     if (options_.grad_dtype != options_.reduce_dtype && !options_.offload) reduced = reduced.to(*options_.grad_dtype);
     if (factor != 1) reduced.mul_(factor);
     add_grads(reduced);

@@ -33,7 +33,7 @@ struct ShardedUnit {
 struct ShardedModuleOptions {
   /// For messages.
   std::string strategy = "fsdp";
-  /// Units that are not gathered by themselves, but have parameters of the root.
+  /// Units that are not gathered separately, but have parameters of the root.
   std::vector<Unit*> root_users = {};
   /// Ranks that have the same buffers: rank 0's, from before each forward that can be differentiated.
   std::shared_ptr<Collective> everyone = {};

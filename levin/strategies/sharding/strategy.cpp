@@ -274,14 +274,14 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
 void check_sharded_optimizer(std::string_view strategy, std::string_view optimizer,
                              const std::optional<OptimizerTraits>& traits, int ranks) {
   if (ranks <= 1) return;
-  // Whatever steps each element by itself gives the same on a shard.
+  // Whatever steps each element separately gives the same on a shard.
   LEVIN_CHECK(traits, "[", strategy, "] ", optimizer,
-              " does not say whether it steps each element by itself, and each of the ", ranks,
+              " does not say whether it steps each element separately, and each of the ", ranks,
               " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
               "(an override of levin::OptimizerImpl, or of optim::DeclaresTraits beside torch::optim::Optimizer); if "
               "not, use strategy \"ddp\"");
   LEVIN_CHECK(traits->elementwise || traits->tensor_sums, "[", strategy, "] ", optimizer,
-              " steps by figures of whole parameters, and each of the ", ranks,
+              " steps by figures of full parameters, and each of the ", ranks,
               " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
 }
 

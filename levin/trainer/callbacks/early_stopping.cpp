@@ -17,10 +17,10 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options)
   LEVIN_CHECK(!options_.monitor.empty(), "[EarlyStopping] monitor is empty; it is the name of a metric that is logged");
   LEVIN_CHECK(options_.patience >= 0, "[EarlyStopping] patience is ", options_.patience, "; 0 or more is needed");
   LEVIN_CHECK(options_.min_delta >= 0, "[EarlyStopping] min_delta is ", options_.min_delta, "; 0 or more is needed");
-  start_anew();
+  start_over();
 }
 
-void EarlyStopping::start_anew() {
+void EarlyStopping::start_over() {
   wait_count_ = stopped_epoch_ = 0;
   best_ = lower_is_better_ ? std::numeric_limits<double>::infinity() : -std::numeric_limits<double>::infinity();
   reason_ = StoppingReason::kNotStopped;
@@ -48,7 +48,7 @@ void EarlyStopping::load_state_dict(const StateDict& state) {
 }
 
 void EarlyStopping::setup(TrainerContext&, std::string_view stage) {
-  if (stage == "fit") start_anew();
+  if (stage == "fit") start_over();
 }
 
 bool EarlyStopping::checks_at_train_epoch_end(const TrainerContext& run) const {

@@ -14,7 +14,7 @@ struct EarlyStoppingOptions {
   std::string monitor = {};
   /// A change that is not larger is no improvement.
   double min_delta = 0;
-  /// So many checks in a row without an improvement end the run.
+  /// This many checks in a row without an improvement end the run.
   int64_t patience = 3;
   /// Say when the metric improved.
   bool verbose = false;
@@ -76,7 +76,7 @@ class EarlyStopping : public Callback {
   /// Says whether to stop; notes an improvement, or one more check without.
   StoppingReason judge(double current, std::string& message);
   bool is_better(double a, double b) const { return lower_is_better_ ? a < b : a > b; }
-  void start_anew();
+  void start_over();
 
   EarlyStoppingOptions options_;
   bool lower_is_better_;

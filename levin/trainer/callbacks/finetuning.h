@@ -77,7 +77,7 @@ struct BackboneFinetuningOptions {
   std::function<double(int64_t epoch)> lambda_func = {};
   /// The learning rate it begins with, as a fraction of the rest's.
   double backbone_initial_ratio_lr = 0.1;
-  /// The learning rate it begins with; takes the place of the share.
+  /// The learning rate it begins with; takes the place of the fraction.
   std::optional<double> backbone_initial_lr = {};
   /// Once it reaches the rest's learning rate it stays with it.
   bool should_align = true;

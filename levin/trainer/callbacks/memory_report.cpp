@@ -253,7 +253,7 @@ void MemoryReport::finish(TrainerContext& run) {
   auto rest = timeline.points.front().bytes - model.device - optimizer.device - m.gradients_at_start;
   const auto layout = detail::memory_layout(run);
   if (layout && layout->master_weights && layout->ranks > 1) {
-    // The parameters that one sees are this rank's part, in full precision; those to compute with are the strategy's.
+    // The parameters that one sees are this rank's shard, in full precision; those to compute with are the strategy's.
     m.found.optimizer += model.device;
     m.found.parameters = std::max<int64_t>(rest - m.batch_bytes, 0);
     rest = std::min(rest, m.batch_bytes);

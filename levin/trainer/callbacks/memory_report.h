@@ -28,7 +28,7 @@ struct MemoryReportOptions {
   MemoryCounter* counter = nullptr;
 };
 
-/// A TrainModule that can make its model and step anew, on tensors without memory: MemoryReport predicts automatically
+/// A TrainModule that can make its model and step again, on tensors without memory: MemoryReport predicts automatically
 /// then.
 struct PredictsMemory {
   virtual ~PredictsMemory() = default;

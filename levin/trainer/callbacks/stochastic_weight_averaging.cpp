@@ -151,7 +151,7 @@ void StochasticWeightAveraging::on_train_end(TrainerContext& run) {
   finished_ = run.current_epoch() > last_epoch_ || last_epoch_ == std::numeric_limits<int64_t>::max();
   if (has_batch_norm_)
     log_warning(
-        "StochasticWeightAveraging: the run ended before the epoch that makes the statistics of batch norm anew; "
+        "StochasticWeightAveraging: the run ended before the epoch that recomputes the statistics of batch norm; "
         "those of the last weights stay");
 }
 

@@ -37,7 +37,7 @@ struct StochasticWeightAveragingOptions {
 
 /// Stochastic Weight Averaging: from an epoch on the learning rate goes to a constant (SWALR takes the place of the
 /// scheduler), the weights are averaged at the start of every epoch, and the run ends with the average. A module with
-/// batch norm gets one more epoch, forward only, in which its statistics are made anew. One optimizer, at most one
+/// batch norm gets one more epoch, forward only, in which its statistics are made again. One optimizer, at most one
 /// scheduler.
 ///
 ///     levin::Trainer trainer({.callbacks = {levin::StochasticWeightAveraging({.swa_lrs = 0.01})}, .max_epochs = 50});

@@ -96,7 +96,7 @@ void WeightAveraging::on_load_checkpoint(TrainerContext& run, StateDict& checkpo
   if (!run.fitting()) return;
   const auto* state = checkpoint.find("averaging_state");
   if (!state) {
-    log_warning("WeightAveraging: the checkpoint was made without it; the average starts anew from its weights");
+    log_warning("WeightAveraging: the checkpoint was made without it; the average starts again from its weights");
     return;
   }
   loaded_count_ = state->to_dict().at("n_averaged").to_int();

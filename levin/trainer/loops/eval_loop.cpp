@@ -94,7 +94,7 @@ void log_eval_step(Run& run, Stage stage, const MetricLog& log, int64_t row) {
   MetricLog::Published values;
   log.publish_step(values, run.state.place.dataloader_idx);
   for (const auto& [name, value] : values.log) run.metrics.published.log[name] = value;
-  // A checkpoint that cuts the validation off starts it anew, and so must its rows.
+  // A checkpoint that cuts the validation off starts it again, and so must its rows.
   auto& positions = run.checkpoints.logs_before_validation;
   if (run.state.fitting && !positions) positions = log_positions(run);
   send_row(run, values.log, row, /*with_epoch=*/false);
@@ -174,7 +174,7 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
       run.metrics.of(stage).publish_epoch(run.metrics.published, *run.fabric);
       if (stage != Stage::kSanity) send_row(run, values.log, row_step(run));
     }
-    // Only now: what a checkpoint cuts off starts anew, with its rows.
+    // Only now: what a checkpoint cuts off starts again, with its rows.
     for (size_t i = 0; i < done.size() && stage != Stage::kSanity; ++i) data.seen[i] += done[i];
     if (state.fitting && stage == Stage::kValidate) {
       state.progress.validated_at = state.progress.total_batches;

@@ -98,9 +98,9 @@ bool run_trial_steps(Run& run, const Trial& trial) {
     state.leave_batch();
     if (!stepped) continue;
     const double loss = output.loss.defined() ? output.loss.item<double>() : 0;
-    const bool go_on = !trial.after_step || trial.after_step(step, loss);
+    const bool keep_going = !trial.after_step || trial.after_step(step, loss);
     ++step;
-    if (!go_on) {
+    if (!keep_going) {
       complete = false;
       break;
     }

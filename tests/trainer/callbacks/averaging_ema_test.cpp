@@ -85,7 +85,7 @@ TEST(Ema, ResumesExactly) {
     }
 }
 
-// What is saved after the run still has the weights, so that more epochs go on from them.
+// What is saved after the run still has the weights, so that more epochs resume from them.
 TEST(Ema, ARunResumesFromACheckpointMadeAfterIt) {
   TemporaryFolder folder;
   const auto path = (folder.path() / "kept").string();

@@ -27,7 +27,7 @@ struct SaveWhenTrained : Callback {
   std::filesystem::path path;
 };
 
-/// Trains with an average, goes on from the middle, and averages the last epochs; returns the losses of validation.
+/// Trains with an average, resumes from the middle, and averages the last epochs; returns the losses of validation.
 std::vector<double> train_averages(const std::filesystem::path& folder, const std::string& strategy, int ranks) {
   const auto options = [&](std::vector<CallbackRef> callbacks) {
     auto asked = quiet(std::move(callbacks), 2, folder);

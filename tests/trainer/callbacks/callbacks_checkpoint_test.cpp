@@ -360,7 +360,7 @@ TEST_F(ModelCheckpointTest, AResumedRunKeepsItsBest) {
   EXPECT_EQ(checkpoint->best_model_score(), 0.5);
 }
 
-TEST_F(ModelCheckpointTest, WhatTheRunWentOnFromIsNotDeleted) {
+TEST_F(ModelCheckpointTest, WhatTheRunResumedFromIsNotDeleted) {
   const ModelCheckpointOptions options{.filename = "{step}", .every_n_train_steps = 2};
   FakeRun first({make(options)});
   first.fit(1, 2, 0);
@@ -402,7 +402,7 @@ TEST_F(ModelCheckpointTest, AnotherFolderForgetsAllButTheBest) {
   EXPECT_EQ(checkpoint->best_model_score(), std::nullopt);
 }
 
-TEST_F(ModelCheckpointTest, ASecondFitStartsAnew) {
+TEST_F(ModelCheckpointTest, ASecondFitStartsAgain) {
   auto checkpoint = make({.filename = "{epoch}", .monitor = "loss"});
   FakeRun run({checkpoint});
   run.fit(1, 1, 1, {}, [&] { run.metrics_["loss"] = 1; });

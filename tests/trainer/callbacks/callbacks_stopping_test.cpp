@@ -99,7 +99,7 @@ TEST(EarlyStopping, ResumesFromItsState) {
   second.load_state_dict(shared->state_dict());
   EXPECT_EQ(second.wait_count(), 2);
   EXPECT_EQ(second.best_score(), 1);
-  // A fit that starts anew forgets.
+  // A fit that starts again forgets.
   shared->setup(run, "fit");
   EXPECT_EQ(shared->wait_count(), 0);
 }

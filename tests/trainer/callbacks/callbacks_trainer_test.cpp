@@ -1,4 +1,4 @@
-// Callbacks in real runs: going on from a checkpoint, exceptions, predictions.
+// Callbacks in real runs: resuming from a checkpoint, exceptions, predictions.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,7 +58,7 @@ class CallbacksInRuns : public ::testing::Test {
 };
 
 TEST_F(CallbacksInRuns, AResumedRunEndsWithTheSameCheckpoints) {
-  // Every save of the whole run must come again in a run that was cut off and goes on, with the same weights.
+  // Every save of the whole run must come again in a run that was cut off and continues, with the same weights.
   struct Ending : Logging {
     StepOutput training_step(const Batch& batch, const StepInfo& at) override {
       LEVIN_CHECK(global_step() != ends_at, "[test] the run is cut off here");
@@ -120,7 +120,7 @@ struct Failing : trainer_test::Boring {
   int64_t fails_at = 5;
 };
 
-TEST_F(CallbacksInRuns, ExceptionsAreKeptAndGoneOnFrom) {
+TEST_F(CallbacksInRuns, ExceptionsAreKeptAndResumedFrom) {
   for (const int64_t accumulate : {1, 4}) {
     SCOPED_TRACE(accumulate);
     Failing module;

@@ -52,7 +52,7 @@ struct WideModule : TrainModule {
   Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-3}); }
   Wide net;
 };
-struct Foreseen : WideModule, PredictsMemory {
+struct Predicted : WideModule, PredictsMemory {
   TrainingStep make_step() const override { return wide_step(); }
 };
 
@@ -114,7 +114,7 @@ TEST_F(MemoryReportTest, MeasuresAStepByKind) {
 TEST_F(MemoryReportTest, StandsBesideThePrediction) {
   for (const bool own_counter : {true, false}) {
     MemoryCounter counter;
-    Foreseen module;
+    Predicted module;
     const auto report = measure(module, {.counter = own_counter ? nullptr : &counter});
     ASSERT_TRUE(report->measured() && report->predicted());
     const auto &found = *report->measured(), &foreseen = *report->predicted();
@@ -211,7 +211,7 @@ TEST_F(MemoryReportTest, RefusesInOneLine) {
 
 LEVIN_PROBE(memory_report_of_a_rank) {
   MemoryCounter counter;
-  Foreseen module;
+  Predicted module;
   const auto report = std::make_shared<MemoryReport>(MemoryReportOptions{.picture = false, .counter = &counter});
   auto asked = quiet({report}, 1);
   asked.strategy = arguments.at(0);

@@ -47,7 +47,7 @@ TEST(BackboneFinetuning, TrainsTheBackboneFromAnEpochOn) {
                                                  std::vector<double>{0, 0, 0.01, 0.02, 0.04, 0.08, 0.1}));
   EXPECT_TRUE(at::equal(watch->weights[0], watch->weights[2]));
   EXPECT_FALSE(at::equal(watch->weights[2], watch->weights[3]));
-  // Batch norm goes on with its statistics unless it is told not to.
+  // Batch norm continues with its statistics unless it is told not to.
   EXPECT_FALSE(at::equal(watch->means[0], watch->means[1]));
 }
 

@@ -212,7 +212,7 @@ inline void expect_equal(const torch::nn::Module& a, const torch::nn::Module& b,
   for (const auto& [name, tensor] : left) EXPECT_TRUE(at::equal(tensor, right.at(name))) << where << " " << name;
 }
 
-/// Writes a checkpoint when so many batches are done, and one at the end of an epoch when asked.
+/// Writes a checkpoint when that many batches are done, and one at the end of an epoch when asked.
 struct SaveAt : Callback {
   SaveAt(std::filesystem::path where, int64_t batches, std::optional<int64_t> end_of_epoch = {})
       : path(std::move(where)), after(batches), epoch(end_of_epoch) {}

@@ -91,7 +91,7 @@ class Hdf5Reader : public RecordReader {
     LEVIN_CHECK(link.type == H5L_TYPE_HARD || link.type == H5L_TYPE_SOFT, what, " lies in another file");
     const Hdf5Id object(::H5Oopen(group, name.c_str(), H5P_DEFAULT), ::H5Oclose);
     LEVIN_CHECK(object.good(), what, " cannot be opened: ", hdf5_reason());
-    // A soft link may go on over a link to another file.
+    // A soft link may continue over a link to another file.
     LEVIN_CHECK(link.type == H5L_TYPE_HARD || file_name(object) == file_name(group), what, " lies in another file");
     return ::H5Iget_type(object);
   }

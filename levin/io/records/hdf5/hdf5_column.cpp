@@ -100,7 +100,7 @@ void Hdf5Column::read_type() {
     element_bytes_ = c10::elementSize(type_);
     Hdf5Id native(::H5Tget_native_type(type, H5T_DIR_DEFAULT), ::H5Tclose);
     native_ = ::H5Tequal(type, native) > 0 && ::H5Tget_size(native) == element_bytes_;
-    // Floats of 16 bits and the like are widened by the library.
+    // Floats of 16 bits and the like are upcast by the library.
     const bool odd = ::H5Tget_size(type) != element_bytes_;
     memory_type_ = odd ? Hdf5Id(::H5Tcopy(H5T_NATIVE_FLOAT), ::H5Tclose) : std::move(native);
   }

@@ -141,7 +141,7 @@ void ModelCheckpoint::setup(TrainerContext& run, std::string_view stage) {
     dirpath_ = run.fabric().broadcast((root / "checkpoints").string());
   }
   if (stage != "fit") return;
-  // Every fit starts anew; one that resumes from a checkpoint gets the book from there.
+  // Every fit starts again; one that resumes from a checkpoint gets the book from there.
   book_ = {};
   validated_ = false;
   if (run.plan().fast_dev_run > 0 || (options_.save_top_k == 0 && !options_.save_last.is_on())) return;

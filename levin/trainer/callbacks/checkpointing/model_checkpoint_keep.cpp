@@ -189,7 +189,7 @@ void ModelCheckpoint::point_last_at(const std::string& name) const {
 }
 
 void ModelCheckpoint::remove(TrainerContext& run, const std::string& name) const {
-  // Only checkpoints in our own folder, and never the one that this run went on from.
+  // Only checkpoints in our own folder, and never the one that this run resumed from.
   const auto path = path_of(name);
   if (name.empty() || fs::path(name).is_absolute() || fs::path(name).lexically_normal().string().starts_with(".."))
     return;
