@@ -19,7 +19,7 @@ template <>
 struct Codec<SaveLast> {
   static std::string type() { return "BOOL|link"; }
   static SaveLast read(const Node& node) {
-    return node.text == "link" ? SaveLast("link") : SaveLast(levin::detail::read_bool(node));
+    return node.text == "link" ? SaveLast("link") : SaveLast(detail::read_bool(node));
   }
   static Node write(const SaveLast& value) {
     return Node::of_text(value.is_link() ? "link" : value.is_on() ? "true" : "false");
@@ -31,7 +31,7 @@ struct Codec<c10::Device> {
   static std::string type() { return "DEVICE"; }
   static c10::Device read(const Node& node) {
     try {
-      return c10::Device(levin::detail::read_text(node));
+      return c10::Device(detail::read_text(node));
     } catch (const c10::Error&) {
       throw BadValue("is not a device such as cpu or cuda:0");
     }
@@ -45,7 +45,7 @@ requires(std::same_as<T, double> || ...) && (std::same_as<T, int64_t> || ...) st
   using Value = std::variant<T...>;
   static std::string type() { return "N|FRACTION"; }
   static Value read(const Node& node) {
-    const auto text = levin::detail::read_text(node);
+    const auto text = detail::read_text(node);
     if (text.find_first_of(".eE") == std::string::npos) return Codec<int64_t>::read(node);
     return Codec<double>::read(node);
   }
@@ -64,7 +64,7 @@ template <>
 struct Codec<std::variant<bool, std::function<bool(int64_t)>>> {
   using Value = std::variant<bool, std::function<bool(int64_t)>>;
   static std::string type() { return "BOOL"; }
-  static Value read(const Node& node) { return levin::detail::read_bool(node); }
+  static Value read(const Node& node) { return detail::read_bool(node); }
   static Node write(const Value& value) {
     const auto* on = std::get_if<bool>(&value);
     return on ? Codec<bool>::write(*on) : Node();

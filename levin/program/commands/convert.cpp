@@ -17,10 +17,10 @@ namespace {
 struct Convert : ConvertFlags {
   void describe(Flags& flags) {
     const auto schemes = std::vector<std::string>(models::naming_schemes().begin(), models::naming_schemes().end());
-    auto formats = detail::written_formats();
+    auto formats = levin::detail::written_formats();
     formats.emplace_back("checkpoint");
     flags.argument("SRC", source,
-                   "a weight file (" + join(detail::weight_endings()) +
+                   "a weight file (" + join(levin::detail::weight_endings()) +
                        "), an index of several, a folder with one of these, or a checkpoint, full or sharded");
     flags.argument("DST", target, "a file; a folder with --shard-bytes or --to checkpoint");
     flags.flag("to", to, "format [by the ending of DST]; checkpoint writes a full checkpoint from a sharded one",
@@ -70,12 +70,13 @@ struct Convert : ConvertFlags {
   }
 
  private:
-  const detail::WeightFormat& target_format() const {
-    if (!to.empty()) return *detail::find_weight_format(to);
-    if (const auto* format = detail::weight_format_by_ending(target); format && format->write) return *format;
+  const levin::detail::WeightFormat& target_format() const {
+    if (!to.empty()) return *levin::detail::find_weight_format(to);
+    if (const auto* format = levin::detail::weight_format_by_ending(target); format && format->write) return *format;
     LEVIN_CHECK(shard_bytes.bytes > 0, "[levin convert] \"", target,
-                "\" does not tell the format by its ending; say --to ", join(detail::written_formats(), " or --to "));
-    return detail::weight_formats().front();
+                "\" does not tell the format by its ending; say --to ",
+                join(levin::detail::written_formats(), " or --to "));
+    return levin::detail::weight_formats().front();
   }
 
   /// `--to checkpoint`: the whole training state, to resume from.

@@ -39,10 +39,10 @@ std::vector<ConvertItem> plan_conversion(const WeightSource& file, const Convert
 void check_convert_target(const std::filesystem::path& target, bool is_folder, bool overwrite);
 /// Writes one file. One tensor at a time is in memory, unless the format needs them all.
 void write_items(const std::filesystem::path& path, const WeightSource& file, std::span<const ConvertItem> items,
-                 const detail::WeightFormat& format, ProgressBar& bar);
+                 const levin::detail::WeightFormat& format, ProgressBar& bar);
 /// Writes a folder of files of at most `shard_bytes` each, with an index; returns how many.
 size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& items,
-                    const std::filesystem::path& target, const detail::WeightFormat& format, uint64_t shard_bytes,
-                    ProgressBar& bar);
+                    const std::filesystem::path& target, const levin::detail::WeightFormat& format,
+                    uint64_t shard_bytes, ProgressBar& bar);
 
 }  // namespace levin::cli

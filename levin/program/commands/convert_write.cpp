@@ -54,7 +54,7 @@ bool holds_only_weights(const fs::path& folder) {
   for (const auto& item : fs::directory_iterator(folder)) {
     const auto name = item.path().filename().string();
     bool is_weights = name.ends_with(".index.json");
-    for (const auto& format : detail::weight_formats())
+    for (const auto& format : levin::detail::weight_formats())
       is_weights = is_weights || (format.write && name.ends_with(format.folder_ending));
     if (!item.is_regular_file() || !is_weights) return false;
   }
@@ -87,7 +87,7 @@ void check_convert_target(const fs::path& target, bool is_folder, bool overwrite
 }
 
 void write_items(const fs::path& path, const WeightSource& file, std::span<const ConvertItem> items,
-                 const detail::WeightFormat& format, ProgressBar& bar) {
+                 const levin::detail::WeightFormat& format, ProgressBar& bar) {
   if (!format.write_each) return format.write(path, read_items(file, items, bar));
   NamedTensors like;
   std::map<std::string_view, const ConvertItem*> by_name;
@@ -105,7 +105,7 @@ void write_items(const fs::path& path, const WeightSource& file, std::span<const
 }
 
 size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& items, const fs::path& target,
-                    const detail::WeightFormat& format, uint64_t shard_bytes, ProgressBar& bar) {
+                    const levin::detail::WeightFormat& format, uint64_t shard_bytes, ProgressBar& bar) {
   const auto shards = split_items(items, shard_bytes);
   AtomicFolder folder(target);
   std::map<std::string, std::string> places;
@@ -118,7 +118,7 @@ size_t write_shards(const WeightSource& file, const std::vector<ConvertItem>& it
       total += item.bytes;
     }
   }
-  if (shards.size() > 1) detail::write_weight_index(folder.path() / format.index_name(), places, total);
+  if (shards.size() > 1) levin::detail::write_weight_index(folder.path() / format.index_name(), places, total);
   folder.commit();
   return shards.size();
 }

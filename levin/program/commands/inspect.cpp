@@ -56,7 +56,7 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
 struct Inspect : InspectFlags {
   void describe(Flags& flags) {
     flags.argument("FILE", file,
-                   "a weight file (" + join(detail::weight_endings()) +
+                   "a weight file (" + join(levin::detail::weight_endings()) +
                        "), an index of several, a folder with one of these, or a checkpoint");
     flags.repeated("filter", filter, "only names that match, such as \"encoder.*\"; repeatable; !GLOB excludes",
                    "GLOB");

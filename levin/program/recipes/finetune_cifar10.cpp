@@ -68,7 +68,7 @@ class FinetuneCifar10 final : public FinetuneStudy {
 
  protected:
   std::shared_ptr<ImageClassifier> make_model(const Configure& configure) override {
-    auto model = std::make_shared<levin::detail::Configured<NamedClassifier>>(model_options_);
+    auto model = std::make_shared<detail::Configured<NamedClassifier>>(model_options_);
     model->configure = configure;
     return model;
   }

@@ -56,7 +56,7 @@ class FinetuneFashionMnist final : public FinetuneStudy {
 
  protected:
   std::shared_ptr<ImageClassifier> make_model(const Configure& configure) override {
-    auto model = std::make_shared<levin::detail::Configured<VitClassifier>>(model_options_);
+    auto model = std::make_shared<detail::Configured<VitClassifier>>(model_options_);
     model->configure = configure;
     return model;
   }
