@@ -54,6 +54,8 @@ def main():
         header = cache / (re.sub(r"\W", "_", heavy) + ".h")
         header.write_text(f"#include <{heavy}>\n")
         flags = [flag if flag != "c++" else "c++-header" for flag in command if flag != "-fsyntax-only"]
+        if "clang" in command[0]:  # its templates once, not in every header again
+            flags.insert(1, "-fpch-instantiate-templates")
         subprocess.run([*flags, str(header), "-o", f"{header}.gch"], check=True)
         return heavy, header
 
