@@ -560,7 +560,7 @@ TEST(Fsdp, SaysWhatIsWrong) {
   };
   using ::testing::HasSubstr;
   EXPECT_THAT(message(FsdpOptions{.sharding_strategy = "none", .cpu_offload = true}),
-              HasSubstr("cpu_offload needs parameters that are divided"));
+              HasSubstr("cpu_offload needs parameters that are sharded"));
   EXPECT_THAT(message(FsdpOptions{.sharding_strategy = "ful"}), HasSubstr("\"full\""));
   EXPECT_THAT(
       message(ZeroOptions{.stage = 2, .offload_optimizer = {.device = "cpu"}, .offload_param = {.device = "cpu"}}),
