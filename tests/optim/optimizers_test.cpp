@@ -121,7 +121,7 @@ TEST(Handle, ClosureRunsWithGradients) {
 }
 
 TEST(Step, PassesOverWhatHasNoGradientOrNoElements) {
-  for (size_t k = 0; k < 6; ++k) {
+  for (size_t k = 0; k < 7; ++k) {
     auto with = leaf_with_grad({2}, 1), without = leaf({2}), empty = leaf_with_grad({0, 3}, 1);
     auto frozen = torch::ones({2});
     auto opt = one_of_each({without, empty, frozen, with})[k];
@@ -210,7 +210,7 @@ TEST(Step, FollowsOtherMemoryLayouts) {
 
 TEST(Step, TrueHalfPrecisionOnTheCpu) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
-    for (size_t k = 0; k < 6; ++k) {
+    for (size_t k = 0; k < 7; ++k) {
       const auto start = filled({10, 13}, dtype, 0, 0);
       auto low = start.clone().requires_grad_(), high = start.to(at::kDouble).requires_grad_();
       auto low_opt = one_of_each({low})[k], high_opt = one_of_each({high})[k];
