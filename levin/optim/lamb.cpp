@@ -49,6 +49,10 @@ class LambImpl final : public detail::Typed<Traits> {
     return names;
   }
   unsigned slots_needed(size_t, const Tensor&) const override { return 0b11; }
+  // 16-bit numbers have no room for eps, nor for the inverse of a small root: moments and updates are float then.
+  c10::ScalarType slot_dtype(size_t, size_t, const Tensor& param) const override {
+    return at::promote_types(param.scalar_type(), at::kFloat);
+  }
 
   // The norms of all parameters are there before the first one moves: one all-reduce for all of them.
   void update_all(std::vector<detail::Bucket>& buckets, const detail::DeviceScale&) override {
@@ -72,9 +76,15 @@ class LambImpl final : public detail::Typed<Traits> {
     return at::stack(at::_foreach_norm(tensors, 2, dtype)).to(at::kDouble).square_();
   }
 
+  static Tensors promoted(const Tensors& tensors) {
+    Tensors all;
+    for (const auto& tensor : tensors) all.push_back(tensor.to(at::promote_types(tensor.scalar_type(), at::kFloat)));
+    return all;
+  }
+
   Tensors adam_updates(detail::Bucket& bucket) const {
     const auto& o = options_[bucket.group];
-    const auto grads = o.maximize ? at::_foreach_neg(bucket.grads) : bucket.grads;
+    const auto grads = o.maximize ? at::_foreach_neg(promoted(bucket.grads)) : promoted(bucket.grads);
     auto& averages = bucket.slots[kAverage];
     auto& squares = bucket.slots[kSquare];
     detail::advance(bucket.steps);
@@ -95,7 +105,7 @@ class LambImpl final : public detail::Typed<Traits> {
     at::_foreach_reciprocal_(updates);
     at::_foreach_mul_(updates, averages);
     at::_foreach_div_(updates, first);
-    if (o.weight_decay != 0) at::_foreach_add_(updates, bucket.params, o.weight_decay);
+    if (o.weight_decay != 0) at::_foreach_add_(updates, promoted(bucket.params), o.weight_decay);
     return updates;
   }
 

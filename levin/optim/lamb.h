@@ -41,7 +41,8 @@ struct LambGroup {
 };
 
 /// LAMB (You et al., "Large Batch Optimization for Deep Learning", 2020): Adam's update with weight decay, scaled for
-/// each tensor by its trust ratio, |param| / |update|. Two state tensors per parameter.
+/// each tensor by its trust ratio, |param| / |update|. Two state tensors per parameter, in float32 for 16-bit
+/// parameters.
 ///
 /// Shards are stepped as the full parameter would be: the norms are summed over the ranks, by one all-reduce a step.
 /// Gradients are not clipped here (`gradient_clip_val`). Not fused with the loss scaler: step_scaled says false.

@@ -50,7 +50,7 @@ TEST_F(Cuda, EqualsTorch) {
 
 TEST_F(Cuda, HalfPrecision) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
-    for (size_t k = 0; k < 6; ++k) {
+    for (size_t k = 0; k < 7; ++k) {
       const auto start = filled({10, 130}, dtype, 0, 0).cuda();
       auto low = start.clone().requires_grad_(), high = start.to(at::kDouble).requires_grad_();
       auto low_opt = one_of_each({low})[k], high_opt = one_of_each({high})[k];
@@ -113,7 +113,7 @@ TEST_F(Cuda, ClipEqualsTorchAndMixesDevices) {
 TEST_F(Cuda, NeverWaitsForTheDevice) {
   auto w = torch::ones({64, 64}, at::kCUDA).requires_grad_(), b = torch::ones({64}, at::kCUDA).requires_grad_();
   const auto a = torch::randn({8192, 8192}, at::kCUDA);
-  for (size_t k = 0; k < 6; ++k) {
+  for (size_t k = 0; k < 7; ++k) {
     w.mutable_grad() = torch::ones_like(w);
     b.mutable_grad() = torch::ones_like(b);
     auto opt = one_of_each({w, b})[k];

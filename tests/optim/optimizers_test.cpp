@@ -121,7 +121,7 @@ TEST(Handle, ClosureRunsWithGradients) {
 }
 
 TEST(Step, PassesOverWhatHasNoGradientOrNoElements) {
-  for (size_t k = 0; k < 6; ++k) {
+  for (size_t k = 0; k < 7; ++k) {
     auto with = leaf_with_grad({2}, 1), without = leaf({2}), empty = leaf_with_grad({0, 3}, 1);
     auto frozen = torch::ones({2});
     auto opt = one_of_each({without, empty, frozen, with})[k];
@@ -210,7 +210,7 @@ TEST(Step, FollowsOtherMemoryLayouts) {
 
 TEST(Step, TrueHalfPrecisionOnTheCpu) {
   for (const auto dtype : {at::kBFloat16, at::kHalf})
-    for (size_t k = 0; k < 6; ++k) {
+    for (size_t k = 0; k < 7; ++k) {
       const auto start = filled({10, 13}, dtype, 0, 0);
       auto low = start.clone().requires_grad_(), high = start.to(at::kDouble).requires_grad_();
       auto low_opt = one_of_each({low})[k], high_opt = one_of_each({high})[k];
@@ -274,7 +274,7 @@ TEST(Scaled, UnscalesInsideAndSkipsOnInf) {
     EXPECT_TRUE(torch::equal(plain, scaled)) << a.name();
   }
   auto w = leaf_with_grad({3}, 1);
-  for (size_t k = 4; k < 6; ++k) {
+  for (size_t k = 4; k < 7; ++k) {
     auto opt = one_of_each({w})[k];
     EXPECT_FALSE(opt.impl()->step_scaled({torch::tensor(2.0f), torch::tensor(0.0f)})) << opt.name();
     EXPECT_TRUE(torch::equal(w, torch::ones({3}))) << opt.name();
