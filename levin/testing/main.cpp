@@ -1,4 +1,6 @@
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -62,8 +64,17 @@ std::vector<std::string> selected_tests() {
   return names;
 }
 
+/// Whether a test is about a GPU, as its name or its program's says. Others do not see one: with it autograd starts a
+/// thread for each device, and a test that has run a backward could not fork ranks.
+bool concerns_gpu(const std::string& name) {
+  for (const char* word : {"Gpu", "GPU", "Cuda", "CUDA", "Nccl"})
+    if (name.find(word) != std::string::npos) return true;
+  return std::string(program_invocation_short_name).find("_gpu_") != std::string::npos;
+}
+
 int run_as_child(const std::string& name) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (!concerns_gpu(name)) ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
   ::unsetenv("GTEST_TOTAL_SHARDS");  // the parent has applied them
   ::unsetenv("GTEST_SHARD_INDEX");
   auto& listeners = testing::UnitTest::GetInstance()->listeners();
