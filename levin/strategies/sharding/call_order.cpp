@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include <fmt/format.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "levin/core/error.h"
@@ -28,18 +29,24 @@ constexpr milliseconds kPatience{2000};
 /// ... and, once it knows that there is a difference, for the rest of them.
 constexpr milliseconds kPatienceForRest{1000};
 
-constexpr auto kDepartures = "order/departures";
+constexpr auto kDepartures = "departures";
 
 std::string departure_key(int64_t number) {
-  return fmt::format("order/departure/{}", number);
+  return fmt::format("departure/{}", number);
 }
 
 std::string call_key(int64_t position, int rank) {
-  return fmt::format("order/call/{}/{}", position, rank);
+  return fmt::format("call/{}/{}", position, rank);
 }
 
 std::string outcome_key(int64_t position) {
-  return fmt::format("order/outcome/{}", position);
+  return fmt::format("outcome/{}", position);
+}
+
+/// A group may see several of them, one after the other or at once; every rank makes them in the same order.
+c10::intrusive_ptr<c10d::Store> store_of_instance(const Collective& group) {
+  const auto number = group.store()->add(fmt::format("order/made_by_{}", group.rank()), 1);
+  return c10::make_intrusive<c10d::PrefixStore>(fmt::format("order/{}", number), group.store());
 }
 
 uint64_t mixed(uint64_t hash, uint64_t value) {
@@ -49,7 +56,7 @@ uint64_t mixed(uint64_t hash, uint64_t value) {
 }  // namespace
 
 CallOrder::CallOrder(std::shared_ptr<Collective> group, std::string strategy)
-    : group_(std::move(group)), strategy_(std::move(strategy)), log_(kRemembered) {
+    : group_(std::move(group)), strategy_(std::move(strategy)), store_(store_of_instance(*group_)), log_(kRemembered) {
   watcher_ = std::thread([this] { watch(); });
 }
 
@@ -164,7 +171,7 @@ void CallOrder::fail(std::string_view operation, const std::string& line) {
 
 void CallOrder::compare_through_store(const Call& call) {
   ++comparisons_;
-  const auto store = group_->store();
+  const auto& store = store_;
   auto* failures = group_->failures();
   const int64_t position = announced_ - 1;
   const auto mine = posted(call);
@@ -219,7 +226,7 @@ void CallOrder::compare_through_store(const Call& call) {
 // ---- the thread that answers for calls that are past
 
 void CallOrder::watch() {
-  const auto store = group_->store();
+  const auto& store = store_;
   int64_t seen = 0;
   std::vector<std::pair<int64_t, int>> open;
   std::unique_lock lock(mutex_);
@@ -255,7 +262,7 @@ void CallOrder::answer(int64_t position, int departed) {
     const bool remembered = position + static_cast<int64_t>(kRemembered) > announced_;
     mine = remembered ? posted(log_[static_cast<size_t>(position) % kRemembered]) : "\nsomething else";
   }
-  const auto store = group_->store();
+  const auto& store = store_;
   store->set(call_key(position, group_->rank()), mine);
   // The rank that departed waits in the store for this answer, unless that came too late.
   const bool late = store->check({outcome_key(position)}) && store->get_to_str(outcome_key(position)) == "meet";

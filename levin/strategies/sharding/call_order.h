@@ -73,6 +73,7 @@ class CallOrder {
 
   const std::shared_ptr<Collective> group_;
   const std::string strategy_;
+  const c10::intrusive_ptr<c10d::Store> store_;  // of this instance alone
   std::vector<std::shared_ptr<Collective>> parts_;
   std::vector<Unit> units_;
   std::vector<Place> places_ = std::vector<Place>(1);  // the first is the start of a step
