@@ -42,7 +42,11 @@ void write_own_file(const fs::path& folder, const std::string& name, const std::
 }
 
 std::string write_own_files(const fs::path& folder, const StateFiles& files, int rank) {
-  LEVIN_CHECK(fs::is_directory(folder), "[checkpoint.save] \"", folder.string(),
+  std::error_code error;
+  const bool exists = fs::is_directory(folder, error);
+  LEVIN_CHECK(!error || error == std::errc::no_such_file_or_directory, "[checkpoint.save] \"", folder.string(),
+              "\": ", error.message());
+  LEVIN_CHECK(exists, "[checkpoint.save] \"", folder.string(),
               "\", which rank 0 has made, is not there; ranks that hold parts need a folder that all of them see");
   EntriesJson told{{"files", EntriesJson::array()}, {"parts", EntriesJson::array()}};
   for (const auto& file : files.files()) {

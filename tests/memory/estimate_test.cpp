@@ -455,7 +455,7 @@ TEST(Memory, WhatCannotBeEstimatedIsRefusedInOneLine) {
   };
   EXPECT_THAT(ask({.strategy = "fdsp"}), HasSubstr("did you mean \"fsdp\"?"));
   EXPECT_THAT(ask({.precision = "bf17-true"}), HasSubstr("did you mean \"bf16-true\"?"));
-  EXPECT_THAT(ask({.optimizer = "adamm"}), HasSubstr("did you mean \"adam\"?"));
+  EXPECT_THAT(ask({.optimizer = "adamm"}), HasSubstr("did you mean \"adamw\"?"));
   EXPECT_THAT(ask({.strategy = "ddp", .offload = true}), HasSubstr("cannot offload"));
   EXPECT_THAT(ask({.strategy = "single_device", .world_size = 2}), HasSubstr("one process"));
   EXPECT_THAT(ask({.world_size = 0}), HasSubstr("1 or more"));
