@@ -3,7 +3,7 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 
-#include "levin/optim/plain_kernels.h"
+#include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {

@@ -4,8 +4,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "levin/kernels/fused_step/adam_8bit.h"
-#include "levin/optim/plain_kernels.h"
 #include "levin/optim/state_layout.h"
+#include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {

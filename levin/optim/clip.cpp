@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "levin/core/error.h"
-#include "levin/optim/by_device.h"
 #include "levin/optim/in_backward.h"
+#include "levin/optim/step/by_device.h"
 
 namespace levin::optim {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/_fused_sgd.h>
 
-#include "levin/optim/plain_kernels.h"
+#include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {

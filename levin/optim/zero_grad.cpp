@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_zero.h>
 
-#include "levin/optim/by_device.h"
+#include "levin/optim/step/by_device.h"
 
 namespace levin::optim {
 

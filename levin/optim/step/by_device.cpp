@@ -1,4 +1,4 @@
-#include "levin/optim/by_device.h"
+#include "levin/optim/step/by_device.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "levin/optim/plain_kernels.h"
+#include "levin/optim/step/plain_kernels.h"
 
 #include <cmath>
 
