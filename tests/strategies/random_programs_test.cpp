@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "levin/testing/process.h"
+#include "levin/distributed/store.h"
 #include "levin/testing/ranks.h"
 #include "levin/testing/temporary_folder.h"
 #include "tests/strategies/random_program.h"
@@ -29,7 +29,6 @@ int64_t variable(const char* name, int64_t otherwise) {
 /// Trains as forked ranks that a launcher like torchrun would have started.
 std::vector<RankResult> run_program(const RandomProgram& program, bool alone, const fs::path& folder) {
   const int world = alone ? 1 : program.ranks;
-  const auto port = std::to_string(free_port());
   RanksOptions options;
   options.errors_expected = true;
   options.limit = std::chrono::seconds(90);
@@ -37,6 +36,10 @@ std::vector<RankResult> run_program(const RandomProgram& program, bool alone, co
       world,
       [&](Collective& group) {
         const auto rank = std::to_string(group.rank()), size = std::to_string(world);
+        // Served here, as by a launcher: a port that was only found free could be taken by then.
+        HostedStore hosted;
+        if (group.rank() == 0) hosted = host_store("127.0.0.1", 0, std::chrono::seconds(60));
+        const auto port = broadcast_string(group, std::to_string(hosted.port));
         for (const auto& [name, value] :
              std::vector<std::pair<std::string, std::string>>{{"RANK", rank},
                                                               {"LOCAL_RANK", rank},
@@ -45,6 +48,7 @@ std::vector<RankResult> run_program(const RandomProgram& program, bool alone, co
                                                               {"GROUP_RANK", "0"},
                                                               {"MASTER_ADDR", "127.0.0.1"},
                                                               {"MASTER_PORT", port},
+                                                              {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                                               {"TORCHELASTIC_RUN_ID", "random"}})
           ::setenv(name.c_str(), value.c_str(), 1);
         const auto trained = train_program(program, alone, (folder / (alone ? "alone" : "ranks")).string());
