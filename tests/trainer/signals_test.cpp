@@ -46,7 +46,7 @@ const Undisturbed& two_undisturbed() {
 std::vector<std::string> slurm(const fs::path& folder, int rank = 0, int ranks = 1, int port = 0) {
   const auto program = folder / "scontrol";
   if (!fs::exists(program)) {
-    write_file(program, "#!/bin/sh\necho \"$@\" >> " + (folder / "requeued").string() + "\n");
+    write_file(program, "#!/bin/sh\necho \"$@\" >> '" + (folder / "requeued").string() + "'\n");
     fs::permissions(program, fs::perms::owner_all);
   }
   return {"PATH=" + folder.string() + ":" + std::getenv("PATH"),
