@@ -184,6 +184,8 @@ void RandomProgram::draw_run(Dice& dice) {
   if (dice.chance(40)) {
     failure = dice.one_of<const char*>({"forward", "backward", "one_forward", "one_backward"});
     throw_step = static_cast<int>(dice.between(0, steps - 1));
+    // A backward that throws has stepped some parameters in this mode, which one process has not.
+    if (in_backward && failure == "backward") failure = "forward";
   }
 }
 
