@@ -84,6 +84,7 @@ class WeightTensors : public detail::TensorSource {
     std::vector<std::string> names;
     for (const auto& entry : file_.entries())
       if (!entry.is_alias) names.push_back(entry.name);
+    std::ranges::sort(names);  // the order of a file means nothing
     return names;
   }
   Tensor like(const std::string& name) const override {

@@ -117,7 +117,6 @@ void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& sour
   }
   for (const auto& name : source.names())
     if (!expected.contains(name)) unexpected_.push_back(prefix + name);
-  std::ranges::sort(unexpected_);
 }
 
 void detail::ModuleLoad::check(std::string_view operation, std::string_view where, bool strict) const {

@@ -186,7 +186,7 @@ TEST_F(ShardsTest, AMismatchIsToldInFullShapesByAllRanks) {
                                  },
                                  {.errors_expected = true});
   for (const auto& line : testing::errors_of(results)) {
-    EXPECT_THAT(line, HasSubstr("missing: model.extra; unexpected: model.bias, model.count"));
+    EXPECT_THAT(line, HasSubstr("missing: model.extra; unexpected: model.tied, model.bias"));
     EXPECT_THAT(line, HasSubstr("wrong shape: model.weight ([10, 3] in the file, [12, 3] in the module)"));
     EXPECT_EQ(line, results[0].error);
   }
