@@ -13,9 +13,10 @@ at::Tensor take(int64_t bytes) {
   return at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(kGpu));
 }
 
-TEST(MemoryLimit, MoreThanTheLimitIsRefusedAndTheRestCanBeHad) {
+class MemoryLimit : public testing::GpuTest {};
+
+TEST_F(MemoryLimit, MoreThanTheLimitIsRefusedAndTheRestCanBeHad) {
   const auto& cuda = detail::cuda_accelerator();
-  if (!testing::has_gpu()) GTEST_SKIP() << "no GPU";
   const auto all = cuda.memory_limit(kGpu);
   EXPECT_EQ(all, cuda.info(kGpu).total_memory);
   cuda.empty_cache(kGpu);

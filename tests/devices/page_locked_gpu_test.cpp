@@ -7,9 +7,10 @@
 namespace levin {
 namespace {
 
-TEST(PageLockedGpu, CopiesDoNotWaitAndTheSizeIsAsAsked) {
+class PageLockedGpu : public testing::GpuTest {};
+
+TEST_F(PageLockedGpu, CopiesDoNotWaitAndTheSizeIsAsAsked) {
   const auto& cuda = detail::cuda_accelerator();
-  if (!testing::has_gpu()) GTEST_SKIP() << "no GPU";
   const c10::Device gpu(c10::kCUDA, 0);
   constexpr int64_t kElements = 33'000'001;
   for (int i = 0; i < 3; ++i) {
