@@ -104,7 +104,8 @@ const Accelerator& detail::cuda_accelerator() {
 at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {
   const auto options = at::TensorOptions().dtype(dtype);
   const auto bytes = static_cast<size_t>(elements) * c10::elementSize(dtype);
-  if (bytes == 0) return at::empty({elements}, options);
+  if (bytes == 0 || c10::cuda::device_count() == 0) return at::empty({elements}, options);
+  at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);  // before it, torch calls no memory pinned
   void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   LEVIN_CHECK(memory != MAP_FAILED, "[host memory] ", bytes, " bytes cannot be had");
   ::madvise(memory, bytes, MADV_DONTFORK);  // a process that is forked must not make copies of what the device writes

@@ -14,7 +14,7 @@ std::optional<int64_t> available_host_memory();
 
 /// Host memory that a CUDA device copies from and to while it computes, of exactly that size (torch's pinned memory is
 /// rounded up to a power of two). It is dear to make, and is to be kept; whoever frees it knows that no copy is under
-/// way. In a build without CUDA it is plain memory.
+/// way. Without a CUDA device it is plain memory.
 at::Tensor page_locked(int64_t elements, c10::ScalarType dtype);
 
 /// Asks for large pages under a tensor in host memory that nobody has written to yet, and returns it: fewer of them are

@@ -16,8 +16,8 @@ class TransformsGpu : public levin::testing::GpuTest {
   void expect_twins(const BatchTransform& step, const Batch& batch) {
     Batch here, there;
     for (const auto& [name, tensor] : batch) {
-      here[name] = tensor.clone();
-      there[name] = tensor.clone().to(at::kCUDA);
+      here.set(name, tensor.clone());
+      there.set(name, tensor.clone().to(at::kCUDA));
     }
     Random random(4, 1, 7), same = random;
     step(here, random);
@@ -79,7 +79,7 @@ TEST_F(TransformsGpu, MixturesAreNearThoseOfTheCpu) {
   for (const BatchTransform& step :
        {BatchTransform(MixUp{.num_classes = 5}), BatchTransform(CutMix{.num_classes = 5})}) {
     Batch here{{"image", at::rand({6, 3, 10, 12})}, {"label", at::tensor({0, 4, 2, 2, 1, 3}, at::kLong)}}, there;
-    for (const auto& [name, tensor] : std::as_const(here)) there[name] = tensor.to(at::kCUDA);
+    for (const auto& [name, tensor] : std::as_const(here)) there.set(name, tensor.to(at::kCUDA));
     Random random(4, 1, 7), same = random;
     step(here, random);
     step(there, same);

@@ -129,7 +129,8 @@ Optimizer make_odd_optimizer(const std::string& name, const std::vector<Tensor>&
   if (name == "lamb") return optim::Lamb(params, {.lr = 1e-2, .eps = 1e-3, .always_adapt = true});
   if (name == "lion") return optim::Lion(params, {.lr = 1e-3});
   if (name == "adagrad") return optim::Adagrad(params, {.lr = 1e-2});
-  return optim::AdamW(params, {.lr = 1e-2});
+  // A larger eps than usual: where a gradient is nearly zero, Adam would make its rounding as large as lr.
+  return optim::AdamW(params, {.lr = 1e-2, .eps = 1e-4});
 }
 
 /// A strategy of which the precision is said as on a GPU.
