@@ -39,7 +39,7 @@ auto about(const OpenCheckpoint& reader, const std::string& name, F&& f) {
   }
 }
 
-/// What a thing takes of a checkpoint; of an optimizer of parts only those.
+/// What a thing takes of a checkpoint; of an optimizer of shards only those.
 StateValue read_one(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
   return about(reader, name, [&] {
     if (!shards || !ref.optimizer()) return reader.read(name);
