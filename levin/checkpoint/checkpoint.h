@@ -122,8 +122,9 @@ StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOpt
 void verify_checkpoint(const std::filesystem::path& folder);
 
 /// The newest checkpoint in a folder of checkpoints that passes verification; those that do not are passed over, with a
-/// line that says why. Nothing when there is none.
-std::optional<std::filesystem::path> latest_good_checkpoint(const std::filesystem::path& folder);
+/// line that says why. Nothing when there is none. `format`: one besides Levin's own that checkpoints may have.
+std::optional<std::filesystem::path> latest_good_checkpoint(const std::filesystem::path& folder,
+                                                            const CheckpointFormat* format = nullptr);
 
 struct CheckpointInfo {
   int64_t format_version = 0;

@@ -1,4 +1,4 @@
-// Whole tensors on rank 0, from the parts that ranks hold, one at a time.
+// Full tensors on rank 0, from the shards that ranks hold, one at a time.
 #include <map>
 #include <optional>
 #include <span>
@@ -34,11 +34,11 @@ class PartGathering {
         if (item.place) parts_.emplace(item.id, &item);
   }
 
-  /// On rank 0: the whole tensor, on the CPU.
+  /// On rank 0: the full tensor, on the CPU.
   Tensor whole(const StateFiles::Item& item) {
     broadcast_string(group_, kNext + item.id);
     Tensor whole;
-    LEVIN_CHECK(gather(&item, &whole), "[full_state] the parts of \"", item.id, "\" on the ranks are not one tensor");
+    LEVIN_CHECK(gather(&item, &whole), "[full_state] the shards of \"", item.id, "\" on the ranks are not one tensor");
     return whole;
   }
   /// On rank 0: no more will be asked.
@@ -58,7 +58,7 @@ class PartGathering {
   static constexpr char kNext = '+';
   static constexpr char kEnd = '.';
 
-  /// Whether the parts fit together: every rank sees the same figures, and so comes to the same end.
+  /// Whether the shards fit together: every rank sees the same figures, and so comes to the same end.
   bool gather(const StateFiles::Item* item, Tensor* whole) {
     const at::NoGradGuard no_grad;
     const bool sends = item && item->place->writes && item->tensor.numel() > 0;

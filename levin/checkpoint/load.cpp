@@ -39,7 +39,7 @@ auto about(const OpenCheckpoint& reader, const std::string& name, F&& f) {
   }
 }
 
-/// What a thing takes of a checkpoint; of an optimizer of parts only those.
+/// What a thing takes of a checkpoint; of an optimizer of shards only those.
 StateValue read_one(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
   return about(reader, name, [&] {
     if (!shards || !ref.optimizer()) return reader.read(name);
@@ -249,25 +249,27 @@ CheckpointInfo checkpoint_info(const fs::path& folder) {
           manifest.saved_at, reader.keys(),  reader.sharded()};
 }
 
-std::optional<fs::path> latest_good_checkpoint(const fs::path& folder) {
+std::optional<fs::path> latest_good_checkpoint(const fs::path& folder, const CheckpointFormat* format) {
   std::error_code error;
   std::vector<std::pair<double, fs::path>> found;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     // Hidden folders are those still being written, or left by a process that died.
-    if (!it->is_directory() || it->path().filename().string().starts_with('.')) continue;
+    if (it->path().filename().string().starts_with('.')) continue;
+    const auto* known = find_checkpoint_format(it->path(), format);
+    if (!known && !it->is_directory()) continue;
     try {
-      const CheckpointReader reader(it->path());
-      found.emplace_back(reader.manifest().saved_at, it->path());
-    } catch (const Error& reason) {
+      // A folder that no format recognizes is passed over with the line that Levin's own has for it.
+      found.emplace_back((known ? known : checkpoint_formats().front())->saved_at(it->path()), it->path());
+    } catch (const std::exception& reason) {
       log_warning(fmt::format("passed over: {}", reason.what()));
     }
   }
   std::sort(found.rbegin(), found.rend());
   for (const auto& [when, path] : found) {
     try {
-      verify_checkpoint(path);
+      detail::open_checkpoint(path, format)->verify();
       return path;
-    } catch (const Error& reason) {
+    } catch (const std::exception& reason) {
       log_warning(fmt::format("passed over: {}", reason.what()));
     }
   }

@@ -95,7 +95,7 @@ Manifest decode(const Json& json, const std::string& where) {
 
 void check_parts(const TensorEntry& tensor, const std::string& where) {
   const auto bad = [&](const char* what) {
-    fail(concat("[checkpoint] \"", where, "\": the manifest's parts of \"", printable(tensor.id), "\" ", what));
+    fail(concat("[checkpoint] \"", where, "\": the manifest's shards of \"", printable(tensor.id), "\" ", what));
   };
   // Sizes first, those of no elements too: torch counts them when it only describes the tensor.
   int64_t extent = 16;

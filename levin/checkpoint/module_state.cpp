@@ -110,7 +110,7 @@ void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& sour
       continue;
     }
     LEVIN_CHECK(!place || fits(tensor, *place), "[checkpoint.load] \"", prefix, *name, "\" has shape ",
-                shape_text(tensor.sizes()), " here, which is no part of ", shape_text(needed), " from row ",
+                shape_text(tensor.sizes()), " here, which is no shard of ", shape_text(needed), " from row ",
                 place->start, " on; load between steps");
     if (like.scalar_type() != tensor.scalar_type()) ++conversions_[{like.scalar_type(), tensor.scalar_type()}];
     copies_.push_back({&source, *name, tensor, place && whole ? place->start : -1});

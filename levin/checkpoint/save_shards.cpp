@@ -1,4 +1,4 @@
-// Saving by ranks that each hold a part of the state.
+// Saving by ranks that each hold a shard of the state.
 #include <algorithm>
 #include <optional>
 
@@ -19,7 +19,7 @@ namespace {
 using EntriesJson = nlohmann::json;
 
 /// Writes one file of this rank, and tells of it: files as [name, bytes, checksum], parts as [id, file, first row,
-/// rows, dtype, checksum]. A whole tensor has no rows.
+/// rows, dtype, checksum]. A full tensor has no rows.
 void write_own_file(const fs::path& folder, const std::string& name, const std::vector<const StateFiles::Item*>& items,
                     EntriesJson& told) {
   if (items.empty()) return;
@@ -47,7 +47,7 @@ std::string write_own_files(const fs::path& folder, const StateFiles& files, int
   LEVIN_CHECK(!error || error == std::errc::no_such_file_or_directory, "[checkpoint.save] \"", folder.string(),
               "\": ", error.message());
   LEVIN_CHECK(exists, "[checkpoint.save] \"", folder.string(),
-              "\", which rank 0 has made, is not there; ranks that hold parts need a folder that all of them see");
+              "\", which rank 0 has made, is not there; ranks that hold shards need a folder that all of them see");
   EntriesJson told{{"files", EntriesJson::array()}, {"parts", EntriesJson::array()}};
   for (const auto& file : files.files()) {
     std::vector<const StateFiles::Item*> whole;
@@ -88,7 +88,7 @@ Manifest merge(const std::vector<std::string>& told, const StateFiles& files, co
     for (const auto& part : json["parts"]) {
       const auto id = part[0].get<std::string>();
       const auto found = index.find(id);
-      LEVIN_CHECK(found != index.end(), "[checkpoint.save] rank ", rank, " has a part of \"", id,
+      LEVIN_CHECK(found != index.end(), "[checkpoint.save] rank ", rank, " has a shard of \"", id,
                   "\", of which rank 0's state knows nothing");
       auto& tensor = manifest.tensors[found->second];
       const auto dtype = part[4].get<std::string>();

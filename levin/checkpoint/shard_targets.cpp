@@ -17,7 +17,7 @@ std::string key_of(const std::vector<std::string>& path, size_t count) {
 }  // namespace
 
 void ShardTargets::put(const std::vector<std::string>& path, const ShardPlace& place, const Tensor& tensor) {
-  // A parameter that is whole itself does not show the shape of the parts that are kept for it.
+  // A parameter that is not sharded itself does not show the shape of the shards that are kept for it.
   const bool is_part = place.rows < 0 || detail::rows_of(tensor) == place.rows;
   const auto rows = is_part ? detail::rows_of(tensor) : place.rows;
   targets_.insert_or_assign(

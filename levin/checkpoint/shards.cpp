@@ -39,7 +39,7 @@ bool detail::fits(const Tensor& part, const ShardPlace& place) {
 }
 
 void TensorShards::add(const Tensor& param, ShardPlace place) {
-  // Where the whole is shown at the moment, the rows must have been said.
+  // Where the full parameter is shown at the moment, the rows must have been said.
   check_place("shards.add", param, place, place.rows < 0 ? 0 : place.rows);
   params_.insert_or_assign(param.unsafeGetTensorImpl(), Known{weakly(param), std::move(place)});
 }

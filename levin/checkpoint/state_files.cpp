@@ -40,7 +40,7 @@ std::string StateFiles::place(const StatePath& path, const Tensor& tensor) {
   const auto* part = shards_ ? shards_->find(tensor) : nullptr;
   if (!part && targets_) part = targets_->find_part(path, tensor);
   LEVIN_CHECK(!part || fits(tensor, *part), "[checkpoint.save] \"", id, "\" has shape ",
-              fmt::format("{}", tensor.sizes()), ", which is no part of ",
+              fmt::format("{}", tensor.sizes()), ", which is no shard of ",
               fmt::format("{}", part ? part->sizes : std::vector<int64_t>()), " from row ", part ? part->start : 0,
               " on; save between steps");
   file.divided = file.divided || part;

@@ -22,7 +22,7 @@ class StateFiles {
     std::string name;
     std::string id;
     Tensor tensor;
-    /// Null for a whole tensor.
+    /// Null for a full tensor.
     const ShardPlace* place = nullptr;
     /// A further name of a tensor that comes before it in this file. The state knows it by the first id alone.
     bool alias = false;
@@ -31,7 +31,7 @@ class StateFiles {
     /// Without the ending.
     std::string stem;
     std::vector<Item> items;
-    /// Whether some of the tensors are parts.
+    /// Whether some of the tensors are shards.
     bool divided = false;
     std::unordered_set<std::string> taken;
 

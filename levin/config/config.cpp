@@ -31,7 +31,7 @@ Node node_of_words(const Field& field, const std::string& text, const Origin& or
 }
 
 /// A class as a map with `class` and its options: from a name, or from the form with class_path and init_args.
-Node normalized(const Node& node) {
+Node normalized(const Field& field, const Node& node) {
   Node out = Node::of_map();
   out.origin = node.origin;
   const std::function<void(const Node&)> add = [&](const Node& map) {
@@ -48,6 +48,8 @@ Node normalized(const Node& node) {
     add(node);
   if (auto* name = out.find("class"); name && name->text.find('.') != std::string::npos)
     name->text.erase(0, name->text.rfind('.') + 1);
+  if (auto* name = out.find("class"))
+    if (const auto* known = find_class(*field.classes, name->text)) name->text = known->name;
   return out;
 }
 
@@ -197,7 +199,7 @@ void Config::assign_class(size_t index, const Node& node, bool append) {
   }
   if (!field.takes_many) {
     if (node.is_list()) fail_value(field, field.name, node, "is a list where one is needed");
-    const auto next = normalized(node);
+    const auto next = normalized(field, node);
     const auto* name = next.find("class");
     const auto* before = said.find("class");
     // Options belong to the class they were said for: those of lower layers go with it.
@@ -208,7 +210,7 @@ void Config::assign_class(size_t index, const Node& node, bool append) {
   }
   if (!append || !said.is_list()) said = Node::of_list({});
   const auto items = node.is_map() ? std::vector<Node>{node} : detail::read_items(node);
-  for (const auto& item : items) said.items.push_back(normalized(item));
+  for (const auto& item : items) said.items.push_back(normalized(field, item));
   said.origin = node.origin;
 }
 
@@ -338,9 +340,7 @@ Chosen Config::read_one(const Field& field, const Node& node) const {
     throw Error(fmt::format("[{}] {}{} has options but no class; name one of: {}", operation_,
                             first.where.empty() ? "" : first.where + ": ", field.name, join(field.words)));
   }
-  const Class* found = nullptr;
-  for (const auto& one : *field.classes)
-    if (one.name == name->text) found = &one;
+  const auto* found = find_class(*field.classes, name->text);
   if (!found) {
     const auto nearest = nearest_word(name->text, field.words);
     fail_value(field, field.name, *name,

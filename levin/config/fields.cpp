@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "levin/config/yaml.h"
+#include "levin/core/words.h"
 
 namespace levin::config {
 namespace detail {
@@ -114,7 +115,20 @@ bool is_none(const Node& node) {
   return node.is_text() && !node.is_quoted && (lower(node.text) == "none" || lower(node.text) == "null");
 }
 
+void Describe::operator()(const AnyOptions& options) const {
+  for (auto field : options.fields()) {
+    field.name.insert(0, prefix_);
+    into_->push_back(std::move(field));
+  }
+}
+
 }  // namespace detail
+
+const Class* find_class(const std::vector<Class>& classes, std::string_view name) {
+  for (const auto& one : classes)
+    if (equal_ignoring_case(one.name, name)) return &one;
+  return nullptr;
+}
 
 Field make_class_field(std::string name, std::string help, const std::vector<Class>& classes,
                        std::vector<Chosen>& chosen, bool takes_many) {

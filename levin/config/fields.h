@@ -164,6 +164,7 @@ struct Codec<std::map<K, V>> {
 
 struct Class;
 struct Chosen;
+class AnyOptions;
 
 /// One thing that can be set by its name. It is bound to a variable, which must outlive it.
 struct Field {
@@ -201,6 +202,8 @@ class Describe {
   Describe(std::vector<Field>& into, std::string prefix) : into_(&into), prefix_(std::move(prefix)) {}
   template <class T>
   void operator()(std::string_view name, T& value, std::string_view help, std::vector<std::string> words = {}) const;
+  /// The fields of a struct whose type is not known here.
+  void operator()(const AnyOptions& options) const;
 
  private:
   std::vector<Field>* into_;
@@ -210,6 +213,7 @@ class Describe {
 struct Probe {
   template <class T>
   void operator()(std::string_view, T&, std::string_view, std::vector<std::string> = {}) const {}
+  void operator()(const AnyOptions&) const {}
 };
 template <class T>
 concept HasMemberFields = requires(T& options, Probe f) {
@@ -297,6 +301,9 @@ struct Class {
   std::string help;
   std::function<AnyOptions()> options;
 };
+
+/// The class of this name, in letters of either case; null when there is none.
+const Class* find_class(const std::vector<Class>& classes, std::string_view name);
 
 /// One that was chosen, with its options read.
 struct Chosen {

@@ -206,10 +206,10 @@ std::string Config::help(std::string_view about) const {
       field.classes ? add_classes(field) : void(out += field_help(field, "--"));
     known.push_back(field.name);
     if (!field.classes) continue;
-    for (const auto& one : *field.classes) {
-      if (one.name == word || field.name + "." + one.name == word) out += class_help(field, one, one.options());
-      known.push_back(one.name);
-    }
+    const auto prefix = field.name + ".";
+    const auto* one = find_class(*field.classes, word.starts_with(prefix) ? word.substr(prefix.size()) : word);
+    if (one) out += class_help(field, *one, one->options());
+    known.insert(known.end(), field.words.begin(), field.words.end());
   }
   if (out.empty()) fail_unknown_key("help about", word, {}, known);
   return out;

@@ -12,10 +12,14 @@
 namespace levin {
 namespace {
 
+bool same_letter(char a, char b) {
+  return std::tolower(static_cast<unsigned char>(a)) == std::tolower(static_cast<unsigned char>(b));
+}
+
 // Insertions, deletions, replacements and swaps of neighbours ("cdua" is one step from "cuda").
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> steps(a.size() + 1, std::vector<size_t>(b.size() + 1));
-  auto same = [&](size_t i, size_t j) { return std::tolower(a[i]) == std::tolower(b[j]); };
+  auto same = [&](size_t i, size_t j) { return same_letter(a[i], b[j]); };
   for (size_t i = 0; i <= a.size(); ++i)
     for (size_t j = 0; j <= b.size(); ++j) {
       if (i == 0 || j == 0) {
@@ -57,6 +61,10 @@ std::string scaled(double value, double step, std::span<const char* const> units
 }
 
 }  // namespace
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  return std::ranges::equal(a, b, same_letter);
+}
 
 std::string nearest_word(std::string_view word, std::span<const std::string> known) {
   std::string best;

@@ -10,6 +10,9 @@ namespace levin {
 /// The known word that is nearest to `word` by edit distance, or empty when none is near enough to be meant.
 std::string nearest_word(std::string_view word, std::span<const std::string> known);
 
+/// "AdamW" equals "adamw": ASCII letters of either case are the same.
+bool equal_ignoring_case(std::string_view a, std::string_view b);
+
 /// "a, b, c"
 std::string join(std::span<const std::string> words, std::string_view separator = ", ");
 

@@ -1,7 +1,6 @@
 #include "levin/memory/optimizers.h"
 
 #include <algorithm>
-#include <cctype>
 #include <utility>
 
 #include <ATen/Functions.h>
@@ -17,14 +16,12 @@ namespace levin {
 namespace detail {
 namespace {
 
-/// Null when the word, in letters of any size, is not known.
+/// Null when the word, in letters of either case, is not known.
 using Named = std::pair<const optim::OptimizerClass*, const optim::EstimatedOptimizer*>;
 std::optional<Named> find_optimizer(const std::string& name) {
-  std::string lower;
-  for (const char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   for (const auto& each : optim::optimizer_classes())
     for (const auto& estimated : each.estimates)
-      if (lower == estimated.word) return Named{&each, &estimated};
+      if (equal_ignoring_case(name, estimated.word)) return Named{&each, &estimated};
   return {};
 }
 

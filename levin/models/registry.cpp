@@ -11,51 +11,56 @@
 namespace levin::models {
 namespace {
 
+template <auto kMake>
+ImageModel make_vit(std::string_view name, const ModelOptions& o) {
+  LEVIN_CHECK(!o.zero_init_residual && !o.small_images, "[models.make] ", name,
+              " has no zero_init_residual and no small_images: these are of residual networks");
+  return kMake({.image_size = o.image_size,
+                .dropout = o.dropout,
+                .attention_dropout = o.attention_dropout,
+                .num_classes = o.num_classes,
+                .in_channels = o.in_channels});
+}
+
+template <auto kMake>
+ImageModel make_resnet(std::string_view name, const ModelOptions& o) {
+  LEVIN_CHECK(o.dropout == 0 && o.attention_dropout == 0, "[models.make] ", name,
+              " has no dropout: this is of vision transformers");
+  return kMake({.num_classes = o.num_classes,
+                .zero_init_residual = o.zero_init_residual,
+                .in_channels = o.in_channels,
+                .small_images = o.small_images});
+}
+
 struct Entry {
   const char* name;
-  VisionTransformer (*vit)(const ViTVariant&) = nullptr;
-  ResNet (*resnet)(const ResNetVariant&) = nullptr;
+  /// Refuses options that the model does not have.
+  ImageModel (*make)(std::string_view name, const ModelOptions& options);
 };
 
 constexpr Entry kModels[] = {
-    {.name = "vit_b_16", .vit = vit_b_16},
-    {.name = "vit_b_32", .vit = vit_b_32},
-    {.name = "vit_l_16", .vit = vit_l_16},
-    {.name = "vit_l_32", .vit = vit_l_32},
-    {.name = "vit_h_14", .vit = vit_h_14},
-    {.name = "resnet18", .resnet = resnet18},
-    {.name = "resnet34", .resnet = resnet34},
-    {.name = "resnet50", .resnet = resnet50},
-    {.name = "resnet101", .resnet = resnet101},
-    {.name = "resnet152", .resnet = resnet152},
-    {.name = "resnext50_32x4d", .resnet = resnext50_32x4d},
-    {.name = "resnext101_32x8d", .resnet = resnext101_32x8d},
-    {.name = "resnext101_64x4d", .resnet = resnext101_64x4d},
-    {.name = "wide_resnet50_2", .resnet = wide_resnet50_2},
-    {.name = "wide_resnet101_2", .resnet = wide_resnet101_2},
+    {"vit_b_16", make_vit<vit_b_16>},
+    {"vit_b_32", make_vit<vit_b_32>},
+    {"vit_l_16", make_vit<vit_l_16>},
+    {"vit_l_32", make_vit<vit_l_32>},
+    {"vit_h_14", make_vit<vit_h_14>},
+    {"resnet18", make_resnet<resnet18>},
+    {"resnet34", make_resnet<resnet34>},
+    {"resnet50", make_resnet<resnet50>},
+    {"resnet101", make_resnet<resnet101>},
+    {"resnet152", make_resnet<resnet152>},
+    {"resnext50_32x4d", make_resnet<resnext50_32x4d>},
+    {"resnext101_32x8d", make_resnet<resnext101_32x8d>},
+    {"resnext101_64x4d", make_resnet<resnext101_64x4d>},
+    {"wide_resnet50_2", make_resnet<wide_resnet50_2>},
+    {"wide_resnet101_2", make_resnet<wide_resnet101_2>},
 };
 
 }  // namespace
 
 ImageModel make(std::string_view name, const ModelOptions& o) {
-  for (const auto& entry : kModels) {
-    if (name != entry.name) continue;
-    if (entry.vit) {
-      LEVIN_CHECK(!o.zero_init_residual && !o.small_images, "[models.make] ", name,
-                  " has no zero_init_residual and no small_images: these are of residual networks");
-      return entry.vit({.image_size = o.image_size,
-                        .dropout = o.dropout,
-                        .attention_dropout = o.attention_dropout,
-                        .num_classes = o.num_classes,
-                        .in_channels = o.in_channels});
-    }
-    LEVIN_CHECK(o.dropout == 0 && o.attention_dropout == 0, "[models.make] ", name,
-                " has no dropout: this is of vision transformers");
-    return entry.resnet({.num_classes = o.num_classes,
-                         .zero_init_residual = o.zero_init_residual,
-                         .in_channels = o.in_channels,
-                         .small_images = o.small_images});
-  }
+  for (const auto& entry : kModels)
+    if (name == entry.name) return entry.make(name, o);
   fail_unknown("models.make", "model", name, names());
 }
 

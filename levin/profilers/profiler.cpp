@@ -65,14 +65,38 @@ void Span::stop() noexcept {
   }
 }
 
+namespace {
+
+struct NamedProfiler {
+  const char* name;
+  std::shared_ptr<Profiler> (*make)();
+};
+
+template <class T>
+std::shared_ptr<Profiler> make_as() {
+  return std::make_shared<T>();
+}
+
+constexpr std::array kProfilers{
+    NamedProfiler{"simple", make_as<SimpleProfiler>},
+};
+
+}  // namespace
+
+std::vector<std::string> profiler_names() {
+  std::vector<std::string> names;
+  for (const auto& profiler : kProfilers) names.emplace_back(profiler.name);
+  return names;
+}
+
 std::shared_ptr<Profiler> make_profiler(const std::string& name) {
-  static const std::array<std::string, 1> kKnown{"simple"};
-  if (name == "simple") return std::make_shared<SimpleProfiler>();
+  for (const auto& profiler : kProfilers)
+    if (name == profiler.name) return profiler.make();
   LEVIN_CHECK(name != "advanced",
               "[make_profiler] profiler \"advanced\" reports the functions of a Python program, and "
               "there are none here (known: ",
-              join(kKnown), ")");
-  fail_unknown("make_profiler", "profiler", name, kKnown);
+              join(profiler_names()), ")");
+  fail_unknown("make_profiler", "profiler", name, profiler_names());
 }
 
 }  // namespace levin

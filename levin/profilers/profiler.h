@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace levin {
 
@@ -78,7 +79,10 @@ class [[nodiscard]] Span {
   ActionId action_;
 };
 
-/// The profiler of that name: "simple". An Error that says what there is for any other.
+/// The profilers that have a name on command lines: "simple".
+std::vector<std::string> profiler_names();
+
+/// The profiler of that name. An Error that says what there is for any other.
 std::shared_ptr<Profiler> make_profiler(const std::string& name);
 
 }  // namespace levin

@@ -6,6 +6,7 @@
 #include "levin/core/words.h"
 #include "levin/environments/environment.h"
 #include "levin/precision/precision.h"
+#include "levin/profilers/profiler.h"
 #include "levin/strategies/choice.h"
 
 namespace levin::config {
@@ -171,7 +172,7 @@ void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& option
     auto& field = into[i];
     if (field.name == "trainer.strategy") hint(field, known_strategies());
     if (field.name == "trainer.logger") hint(field, LoggerChoice::known());
-    if (field.name == "trainer.profiler") hint(field, {"simple"});
+    if (field.name == "trainer.profiler") hint(field, profiler_names());
     if (field.name == "trainer.deterministic") hint(field, {"true", "false", "warn"});
     if (field.name == "trainer.precision") {
       hint(field, known_precisions());

@@ -1,4 +1,6 @@
 // A checkpoint format of a program's own: plain and sharded, saved and loaded through the same calls as Levin's.
+#include <chrono>
+
 #include "levin/checkpoint/checkpoint_format.h"
 #include "levin/core/files.h"
 #include "levin/testing/error_of.h"
@@ -68,6 +70,18 @@ TEST_F(CheckpointFormatTest, LevinsOwnFormatIsReadToo) {
   EXPECT_EQ(find_checkpoint_format(folder_ / "folder", &format_), checkpoint_formats().front());
   EXPECT_EQ(find_checkpoint_format(folder_ / "nothing", &format_), nullptr);
   EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "nothing"); }), HasSubstr("does not exist"));
+}
+
+TEST_F(CheckpointFormatTest, TheLatestGoodOneMayHaveAnyFormat) {
+  save_checkpoint(folder_ / "folder", whole_.state());
+  save_checkpoint(folder_ / "own", whole_.state(), {.format = &format_});
+  fs::rename(folder_ / "own.data", folder_ / ".own.data");  // hidden: not a checkpoint of its own
+  write_file(folder_ / "own", "");
+  fs::last_write_time(folder_ / "own", fs::file_time_type::clock::now() + std::chrono::hours(1));
+  EXPECT_EQ(latest_good_checkpoint(folder_, &format_), folder_ / "folder") << "the newer one cannot be read";
+  fs::rename(folder_ / ".own.data", folder_ / "own.data");
+  EXPECT_EQ(latest_good_checkpoint(folder_, &format_), folder_ / "own");
+  EXPECT_EQ(latest_good_checkpoint(folder_), folder_ / "own.data") << "a file is no checkpoint of Levin's own format";
 }
 
 TEST_F(CheckpointFormatTest, RanksGatherAndTakeTheirShards) {

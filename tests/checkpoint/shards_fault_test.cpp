@@ -259,7 +259,7 @@ TEST_F(ShardsFaultTest, ShardsThatAreNotOneTensorAreRefused) {
       return error_of([&] { save_checkpoint(folder_ / "c", here.state(), {.shards = &here.shards, .full = full}); });
     });
     for (const auto& result : results) {
-      EXPECT_THAT(result.text, HasSubstr(full ? "the parts of \"model.w\" on the ranks are not one tensor"
+      EXPECT_THAT(result.text, HasSubstr(full ? "the shards of \"model.w\" on the ranks are not one tensor"
                                               : "parts of \"model.w\" overlap"));
       EXPECT_EQ(result.text, results[0].text);
     }
@@ -273,7 +273,8 @@ TEST_F(ShardsFaultTest, AnUnshardedParameterIsNoShard) {
     here.net->parameters()[0].set_data(torch::zeros({200, 64}));
     return error_of([&] { here.save(folder_ / "c"); });
   });
-  EXPECT_THAT(results[1].text, HasSubstr("which is no part of [200, 64] from row 100 on; save between steps (rank 1)"));
+  EXPECT_THAT(results[1].text,
+              HasSubstr("which is no shard of [200, 64] from row 100 on; save between steps (rank 1)"));
 }
 
 TEST_F(ShardsFaultTest, ADamagedShardIsNamedByAllRanksAndNothingChanges) {

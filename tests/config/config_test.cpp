@@ -314,6 +314,24 @@ TEST(Config, OneLineForEachMistakeOfFiles) {
             "[app fit] APP_MODEL_WIDTH: model.width \"x\" is not a whole number");
 }
 
+TEST(Config, ClassesAreFoundInLettersOfEitherCase) {
+  for (const std::string name : {"Adam", "adam", "ADAM", "torch.optim.adam"}) {
+    App s;
+    s.yaml("optimizer: {class: Adam, lr: 5}");
+    s.flags({"--optimizer", name});
+    ASSERT_EQ(s.optimizer.size(), 1u) << name;
+    EXPECT_EQ(s.optimizer[0].name, "Adam") << name;
+    EXPECT_EQ(s.optimizer[0].options.get<AdamLike>().lr, 5) << "the same class: its options stay, " << name;
+    EXPECT_THAT(s.config.to_yaml("x"), HasSubstr("class: Adam"));
+  }
+  App many;
+  many.flags({"--model.callbacks", "sgd,ADAM"});
+  ASSERT_EQ(many.callbacks.size(), 2u);
+  EXPECT_EQ(many.callbacks[0].name, "Sgd");
+  EXPECT_EQ(many.callbacks[1].name, "Adam");
+  EXPECT_EQ(App().config.help("adam"), App().config.help("Adam"));
+}
+
 TEST(Config, AnotherClassForgetsTheOptionsOfTheFormer) {
   App same;
   same.yaml("optimizer: {class: Adam, lr: 5, betas: [0.1, 0.2]}");

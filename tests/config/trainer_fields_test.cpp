@@ -161,6 +161,16 @@ TEST(Optimizers, EveryOptionOfEachHasAField) {
   }
 }
 
+TEST(Optimizers, NamesAreFoundInLettersOfEitherCase) {
+  const auto name_of = [](const char* word) {
+    const auto* found = config::find_class(cli::optimizer_classes(), word);
+    return found ? found->name : "";
+  };
+  for (const auto* word : {"AdamW", "adamw", "ADAMW"}) EXPECT_EQ(name_of(word), "AdamW") << word;
+  for (const auto* word : {"lamb", "LAMB"}) EXPECT_EQ(name_of(word), "Lamb") << word;
+  EXPECT_EQ(name_of("adamww"), "");
+}
+
 TEST(Optimizers, OptionsReachThem) {
   const auto optimizer = cli::make_optimizer(chosen(cli::optimizer_classes(), "AdamW", "lr: 0.25, betas: [0.5, 0.75]"),
                                              {torch::zeros({2}).requires_grad_()});
@@ -181,6 +191,9 @@ TEST(Schedulers, EachCanBeMadeByName) {
         cli::make_scheduler(chosen(cli::scheduler_classes(), one.name, at == needed.end() ? "" : at->second), optimizer,
                             {.steps = 100, .epochs = 10});
     EXPECT_TRUE(made.scheduler) << one.name;
+    if (one.name != "LinearWarmupCosine") {  // that one is two schedulers
+      EXPECT_EQ(made.scheduler.name(), one.name);
+    }
     const bool by_step = one.name == "OneCycleLR" || one.name == "LinearWarmupCosine";
     EXPECT_EQ(made.interval, by_step ? "step" : "epoch") << one.name;
     EXPECT_EQ(made.scheduler.needs_metric(), !made.monitor.empty()) << one.name;

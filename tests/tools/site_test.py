@@ -66,6 +66,14 @@ class Pages(unittest.TestCase):
         self.assertIn("Runs &lt;all&gt;.", page)
         self.assertIn("the loop", (self.root / "api/index.md").read_text())
 
+    def test_the_first_word_of_a_sentence_is_no_link(self):
+        link = '<ref refid="structlevin_1_1Options" kindref="compound">Options</ref>'
+        text = f"{link} of a run. {link} may be given: {link} are refused. One {link} is enough."
+        (self.root / "xml/trainer.xml").write_text(USER.replace("Trains.", text))
+        api.write_pages(self.reference(), self.root, {})
+        page = (self.root / "api/trainer/trainer.md").read_text()
+        self.assertIn("Options of a run. Options may be given: Options are refused. One <a ", page)
+
     def test_private_headers_have_no_page(self):
         api.write_pages(self.reference(lambda path: path.endswith("options.h")), self.root, {})
         self.assertFalse((self.root / "api/trainer/options.md").exists())

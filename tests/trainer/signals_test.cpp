@@ -1,5 +1,5 @@
 // Signals end a run in order: soon, with the right status, one line, and a checkpoint from which it resumes exactly.
-#include "levin/trainer/run/signals.h"
+#include "levin/trainer/signals.h"
 
 #include <chrono>
 #include <csignal>

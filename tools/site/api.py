@@ -153,6 +153,11 @@ def page_of(header):
     return "api/" + header.removeprefix("levin/").removesuffix(".h").removesuffix(".cuh")
 
 
+def _plain_first_words(text):
+    """Doxygen links every word that is also a class. "Steps between two rows" means no class: a sentence begins there."""
+    return re.sub(r'(^|[.:;] )<a [^>]*>([A-Z][a-z]+)</a>', r"\1\2", text)
+
+
 class Writer:
     """Turns Doxygen's elements into HTML within Markdown, with links as seen from one page."""
 
@@ -199,7 +204,7 @@ class Writer:
             text = " ".join("".join(words).split())
             words.clear()
             if text:
-                result.append(f"<p>{text}</p>")
+                result.append(f"<p>{_plain_first_words(text)}</p>")
 
         for child in para:
             if child.tag in BLOCKS:
@@ -220,7 +225,7 @@ class Writer:
             return [f"```{language}\n" + "\n".join(line[margin:] for line in lines) + "\n```"]
         if node.tag in ("itemizedlist", "orderedlist"):
             name = "ul" if node.tag == "itemizedlist" else "ol"
-            items = "".join("<li>" + " ".join(self.inline(p) for p in item.findall("para")) + "</li>" for item in node)
+            items = "".join("<li>" + _plain_first_words(" ".join(self.inline(p) for p in item.findall("para"))) + "</li>" for item in node)
             return [f"<{name}>{' '.join(items.split())}</{name}>"]
         return [block for para in node.findall("para") for block in self.blocks(para)]
 

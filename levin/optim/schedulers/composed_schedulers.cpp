@@ -4,6 +4,7 @@
 
 #include "levin/optim/schedulers/cosine_schedulers.h"
 #include "levin/optim/schedulers/decay_schedulers.h"
+#include "levin/optim/schedulers/describe.h"
 #include "levin/optim/schedulers/lr_scheduler.h"
 
 namespace levin::optim {
@@ -149,6 +150,22 @@ Scheduler linear_warmup_cosine(const Optimizer& optimizer, LinearWarmupCosineOpt
   LinearLR warmup(optimizer, {.start_factor = options.start_factor, .total_iters = options.warmup_steps});
   CosineAnnealingLR decay(optimizer, cosine);
   return SequentialLR(optimizer, {warmup, decay}, {.milestones = {options.warmup_steps}});
+}
+
+void fields(LinearWarmupCosineOptions& o, auto f) {
+  f("total_steps", o.total_steps, "steps of warm-up and decay; 0: those of the run");
+  f("warmup_steps", o.warmup_steps, "steps of the warm-up");
+  f("start_factor", o.start_factor, "factor of the first step of the warm-up");
+  f("eta_min", o.eta_min, "learning rate at the end");
+}
+
+SchedulerClass describe_linear_warmup_cosine() {
+  return detail::describe_scheduler<LinearWarmupCosineOptions>(
+      {.name = "LinearWarmupCosine", .help = "linear warm-up, then cosine decay", .interval = "step"},
+      [](const Optimizer& optimizer, LinearWarmupCosineOptions options, std::optional<int64_t> length) {
+        if (options.total_steps == 0) options.total_steps = length.value_or(0);
+        return linear_warmup_cosine(optimizer, options);
+      });
 }
 
 }  // namespace levin::optim

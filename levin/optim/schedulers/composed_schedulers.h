@@ -39,8 +39,10 @@ struct LinearWarmupCosineOptions {
   double eta_min = 0;
 };
 
-/// The schedule most transformers are trained with: a linear warm-up, then half a cosine down to eta_min at
+/// The schedule most transformers are trained with: a linear warm-up, then cosine decay to eta_min at
 /// total_steps.
 Scheduler linear_warmup_cosine(const Optimizer& optimizer, LinearWarmupCosineOptions options);
+/// As "LinearWarmupCosine" in configs and flags.
+SchedulerClass describe_linear_warmup_cosine();
 
 }  // namespace levin::optim

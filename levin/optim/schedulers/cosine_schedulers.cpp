@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "levin/optim/schedulers/describe.h"
 #include "levin/optim/schedulers/lr_scheduler.h"
 
 namespace levin::optim {
@@ -90,5 +91,28 @@ CosineAnnealingLR::CosineAnnealingLR(const Optimizer& optimizer, CosineAnnealing
 CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(const Optimizer& optimizer,
                                                          CosineAnnealingWarmRestartsOptions options)
     : Scheduler(detail::begun<WarmRestartsImpl>(optimizer, options)) {}
+
+void fields(CosineAnnealingLROptions& o, auto f) {
+  f("t_max", o.t_max, "steps from the initial learning rate to eta_min; 0: those of the run");
+  f("eta_min", o.eta_min, detail::kEtaMin);
+}
+void fields(CosineAnnealingWarmRestartsOptions& o, auto f) {
+  f("t_0", o.t_0, "steps of the first cycle; must be given");
+  f("t_mult", o.t_mult, "each cycle is this many times as long as the one before");
+  f("eta_min", o.eta_min, detail::kEtaMin);
+}
+
+SchedulerClass CosineAnnealingLR::describe() {
+  return detail::describe_scheduler<CosineAnnealingLROptions>(
+      {.name = "CosineAnnealingLR", .help = "cosine decay to eta_min"},
+      [](const Optimizer& optimizer, CosineAnnealingLROptions options, std::optional<int64_t> length) {
+        if (options.t_max == 0) options.t_max = length.value_or(0);
+        return CosineAnnealingLR(optimizer, options);
+      });
+}
+SchedulerClass CosineAnnealingWarmRestarts::describe() {
+  return detail::describe_scheduler<CosineAnnealingWarmRestarts, CosineAnnealingWarmRestartsOptions>(
+      {.name = "CosineAnnealingWarmRestarts", .help = "cosine decay, restarted after each cycle (SGDR)"});
+}
 
 }  // namespace levin::optim

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "levin/optim/schedulers/describe.h"
 #include "levin/optim/schedulers/lr_scheduler.h"
 
 namespace levin::optim {
@@ -200,5 +201,55 @@ LambdaLR::LambdaLR(const Optimizer& optimizer, Factor factor)
     : LambdaLR(optimizer, std::vector<Factor>(optimizer.num_groups(), std::move(factor))) {}
 LambdaLR::LambdaLR(const Optimizer& optimizer, std::vector<Factor> factors)
     : Scheduler(begun<LambdaLRImpl>(optimizer, std::move(factors))) {}
+
+void fields(StepLROptions& o, auto f) {
+  f("step_size", o.step_size, "steps between two decays; must be given");
+  f("gamma", o.gamma, detail::kGamma);
+}
+void fields(MultiStepLROptions& o, auto f) {
+  f("milestones", o.milestones, "steps at which to decay; must be given");
+  f("gamma", o.gamma, detail::kGamma);
+}
+void fields(ConstantLROptions& o, auto f) {
+  f("factor", o.factor, detail::kGamma);
+  f("total_iters", o.total_iters, "step from which the full learning rate is used");
+}
+void fields(LinearLROptions& o, auto f) {
+  f("start_factor", o.start_factor, "factor of the first step");
+  f("end_factor", o.end_factor, "factor from step total_iters on");
+  f("total_iters", o.total_iters, "steps from start_factor to end_factor");
+}
+void fields(ExponentialLROptions& o, auto f) {
+  f("gamma", o.gamma, "factor of the learning rate in each step; must be given");
+}
+void fields(PolynomialLROptions& o, auto f) {
+  f("total_iters", o.total_iters, "step at which zero is reached");
+  f("power", o.power, "power of (1 - step / total_iters)");
+}
+
+SchedulerClass StepLR::describe() {
+  return detail::describe_scheduler<StepLR, StepLROptions>(
+      {.name = "StepLR", .help = "multiplies by gamma every step_size steps"});
+}
+SchedulerClass MultiStepLR::describe() {
+  return detail::describe_scheduler<MultiStepLR, MultiStepLROptions>(
+      {.name = "MultiStepLR", .help = "multiplies by gamma at each milestone"});
+}
+SchedulerClass ConstantLR::describe() {
+  return detail::describe_scheduler<ConstantLR, ConstantLROptions>(
+      {.name = "ConstantLR", .help = "a smaller learning rate for the first steps"});
+}
+SchedulerClass LinearLR::describe() {
+  return detail::describe_scheduler<LinearLR, LinearLROptions>(
+      {.name = "LinearLR", .help = "linear from one factor to another, e.g. a warm-up"});
+}
+SchedulerClass ExponentialLR::describe() {
+  return detail::describe_scheduler<ExponentialLR, ExponentialLROptions>(
+      {.name = "ExponentialLR", .help = "multiplies by gamma every step"});
+}
+SchedulerClass PolynomialLR::describe() {
+  return detail::describe_scheduler<PolynomialLR, PolynomialLROptions>(
+      {.name = "PolynomialLR", .help = "polynomial decay to zero"});
+}
 
 }  // namespace levin::optim

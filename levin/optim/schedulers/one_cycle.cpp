@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "levin/core/words.h"
+#include "levin/optim/schedulers/describe.h"
 #include "levin/optim/schedulers/lr_scheduler.h"
 
 namespace levin::optim {
@@ -109,5 +110,30 @@ class OneCycleLRImpl final : public detail::LrSchedulerOf<OneCycleLRImpl> {
 
 OneCycleLR::OneCycleLR(const Optimizer& optimizer, OneCycleLROptions options)
     : Scheduler(detail::begun<OneCycleLRImpl>(optimizer, options)) {}
+
+void fields(OneCycleLROptions& o, auto f) {
+  f("max_lr", o.max_lr, "maximum learning rate; default: the optimizer's");
+  f("total_steps", o.total_steps, "steps of the cycle; default: those of the run");
+  f("epochs", o.epochs, "with steps_per_epoch, in place of total_steps");
+  f("steps_per_epoch", o.steps_per_epoch, "with epochs, in place of total_steps");
+  f("pct_start", o.pct_start, "fraction of the cycle in which the learning rate rises");
+  f("anneal_strategy", o.anneal_strategy, "shape of rise and fall", {"cos", "linear"});
+  f("cycle_momentum", o.cycle_momentum, "move momentum (or beta1) against the learning rate");
+  f("base_momentum", o.base_momentum, "minimum momentum");
+  f("max_momentum", o.max_momentum, "maximum momentum");
+  f("div_factor", o.div_factor, "the cycle starts at max_lr / div_factor");
+  f("final_div_factor", o.final_div_factor, "the cycle ends at its start / final_div_factor");
+  f("three_phase", o.three_phase, "fall to the start first, then to the end");
+}
+
+SchedulerClass OneCycleLR::describe() {
+  return detail::describe_scheduler<OneCycleLROptions>(
+      {.name = "OneCycleLR", .help = "one rise and fall over the run (1cycle)", .interval = "step"},
+      [](const Optimizer& optimizer, OneCycleLROptions options, std::optional<int64_t> length) {
+        if (options.max_lr.empty()) options.max_lr = optimizer.lr();
+        if (!options.total_steps && !options.epochs && !options.steps_per_epoch) options.total_steps = length;
+        return OneCycleLR(optimizer, options);
+      });
+}
 
 }  // namespace levin::optim

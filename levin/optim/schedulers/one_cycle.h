@@ -10,13 +10,13 @@
 namespace levin::optim {
 
 struct OneCycleLROptions {
-  /// The peak; must be given.
+  /// Maximum learning rate; must be given.
   PerGroup max_lr = {};
   /// Steps of the whole cycle; or give epochs and steps_per_epoch.
   std::optional<int64_t> total_steps = {};
   std::optional<int64_t> epochs = {};
   std::optional<int64_t> steps_per_epoch = {};
-  /// Share of the cycle that the learning rate rises.
+  /// Fraction of the cycle in which the learning rate rises.
   double pct_start = 0.3;
   /// "cos" or "linear".
   std::string anneal_strategy = "cos";
@@ -37,6 +37,7 @@ struct OneCycleLROptions {
 class OneCycleLR : public Scheduler {
  public:
   OneCycleLR(const Optimizer& optimizer, OneCycleLROptions options);
+  static SchedulerClass describe();
 };
 
 }  // namespace levin::optim

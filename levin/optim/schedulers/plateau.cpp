@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "levin/core/words.h"
+#include "levin/optim/schedulers/describe.h"
 #include "levin/optim/schedulers/lr_scheduler.h"
 
 namespace levin::optim {
@@ -111,5 +112,22 @@ class ReduceLROnPlateauImpl final : public SchedulerImpl {
 
 ReduceLROnPlateau::ReduceLROnPlateau(const Optimizer& optimizer, ReduceLROnPlateauOptions options)
     : Scheduler(std::make_shared<ReduceLROnPlateauImpl>(optimizer, std::move(options))) {}
+
+void fields(ReduceLROnPlateauOptions& o, auto f) {
+  f("mode", o.mode, "min: the metric should fall; max: it should rise", {"min", "max"});
+  f("factor", o.factor, detail::kGamma);
+  f("patience", o.patience, "steps without improvement before a reduction");
+  f("threshold", o.threshold, "smaller improvements do not count");
+  f("threshold_mode", o.threshold_mode, "threshold as a fraction of the best value, or a difference from it",
+    {"rel", "abs"});
+  f("cooldown", o.cooldown, "steps after a reduction in which nothing is counted");
+  f("min_lr", o.min_lr, detail::kEtaMin);
+  f("eps", o.eps, "smaller reductions are not made");
+}
+
+SchedulerClass ReduceLROnPlateau::describe() {
+  return detail::describe_scheduler<ReduceLROnPlateau, ReduceLROnPlateauOptions>(
+      {.name = "ReduceLROnPlateau", .help = "reduces when a metric stops improving", .monitor = "val_loss"});
+}
 
 }  // namespace levin::optim

@@ -9,6 +9,10 @@
 
 namespace levin {
 
+namespace optim {
+struct SchedulerClass;
+}
+
 /// What a scheduler must offer to stand in a SequentialLR.
 class Restartable {
  public:

@@ -19,7 +19,7 @@
 #include "levin/io/records/records.h"
 #include "levin/plots/bar_plot.h"
 #include "levin/program/command.h"
-#include "levin/trainer/run/signals.h"
+#include "levin/trainer/signals.h"
 
 namespace levin::cli {
 namespace {

@@ -15,7 +15,7 @@
 #include "levin/program/command.h"
 #include "levin/program/commands/ordered_records.h"
 #include "levin/program/commands/pack_images.h"
-#include "levin/trainer/run/signals.h"
+#include "levin/trainer/signals.h"
 
 namespace levin::cli {
 namespace fs = std::filesystem;

@@ -178,14 +178,14 @@ void ShardGroup::take_over(ShardedParam& param) {
   } else {
     LEVIN_CHECK(now.sizes() == at::IntArrayRef(param.sizes), "[fsdp] parameter \"", param.name,
                 "\" was replaced by a tensor of shape ", fmt::format("{}", now.sizes()), "; this rank's shard has ",
-                fmt::format("{}", param.shard.sizes()), ", the whole ", fmt::format("{}", param.sizes));
+                fmt::format("{}", param.shard.sizes()), ", the full parameter ", fmt::format("{}", param.sizes));
     param.shard.copy_(own_rows(now.detach().contiguous(), param));
   }
 }
 
 void ShardGroup::set_offload(bool offload) {
   if (whole_ || options_.device.is_cpu() || offload == options_.offload) return;
-  LEVIN_CHECK(state_ == State::kSharded, "[", name_, "] parts cannot move while they are gathered");
+  LEVIN_CHECK(state_ == State::kSharded, "[", name_, "] shards cannot move while they are gathered");
   const at::NoGradGuard no_grad;
   options_.offload = offload;
   lanes_->synchronize();  // pinned memory goes at once

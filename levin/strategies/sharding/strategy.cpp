@@ -277,12 +277,12 @@ void check_sharded_optimizer(std::string_view strategy, std::string_view optimiz
   // Whatever steps each element separately gives the same on a shard.
   LEVIN_CHECK(traits, "[", strategy, "] ", optimizer,
               " does not say whether it steps each element separately, and each of the ", ranks,
-              " ranks has a part of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
+              " ranks has a shard of the parameters; if it does, declare it: traits() returns {.elementwise = true} "
               "(an override of levin::OptimizerImpl, or of optim::DeclaresTraits beside torch::optim::Optimizer); if "
               "not, use strategy \"ddp\"");
   LEVIN_CHECK(traits->elementwise || traits->tensor_sums, "[", strategy, "] ", optimizer,
               " steps by figures of full parameters, and each of the ", ranks,
-              " ranks has a part of them; use AdamW8bit or SGD, or strategy \"ddp\"");
+              " ranks has a shard of them; use AdamW8bit or SGD, or strategy \"ddp\"");
 }
 
 void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision, std::string_view optimizer,

@@ -15,9 +15,9 @@
 #include "levin/trainer/run/hook_table.h"
 #include "levin/trainer/run/logging.h"
 #include "levin/trainer/run/loop_state.h"
-#include "levin/trainer/run/signals.h"
 #include "levin/trainer/run/stage_data.h"
 #include "levin/trainer/run/stopping.h"
+#include "levin/trainer/signals.h"
 #include "levin/trainer/train_module.h"
 #include "levin/trainer/trainer.h"
 

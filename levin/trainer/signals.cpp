@@ -1,4 +1,4 @@
-#include "levin/trainer/run/signals.h"
+#include "levin/trainer/signals.h"
 
 #include <atomic>
 #include <csignal>
@@ -6,24 +6,24 @@
 namespace levin::detail {
 namespace {
 
-std::atomic<int> flag = 0;
-std::atomic<bool> in_use = false;
+std::atomic<int> caught_signal = 0;
+std::atomic<bool> is_installed = false;
 static_assert(std::atomic<int>::is_always_lock_free);
 
 extern "C" void levin_take_signal(int signal) {
-  if (signal == SIGINT && flag.exchange(SIGINT) == SIGINT) {
+  if (signal == SIGINT && caught_signal.exchange(SIGINT) == SIGINT) {
     std::signal(SIGINT, SIG_DFL);
     std::raise(SIGINT);
     return;
   }
-  flag.store(signal);
+  caught_signal.store(signal);
 }
 
 }  // namespace
 
 SignalFlags::SignalFlags(bool with_requeue) {
-  if (in_use.exchange(true)) return;
-  flag = 0;
+  if (is_installed.exchange(true)) return;
+  caught_signal = 0;
   for (const int signal : {SIGINT, SIGTERM, SIGUSR1}) {
     if (signal == SIGUSR1 && !with_requeue) continue;
     struct sigaction before {};
@@ -35,20 +35,20 @@ SignalFlags::SignalFlags(bool with_requeue) {
     sigemptyset(&action.sa_mask);
     if (::sigaction(signal, &action, nullptr) == 0) taken_.push_back(signal);
   }
-  if (taken_.empty()) in_use = false;
+  if (taken_.empty()) is_installed = false;
 }
 
 SignalFlags::~SignalFlags() {
   if (taken_.empty()) return;
   for (const int signal : taken_) std::signal(signal, SIG_DFL);
-  in_use = false;
+  is_installed = false;
 }
 
 int SignalFlags::pending() {
-  return flag.load(std::memory_order_relaxed);
+  return caught_signal.load(std::memory_order_relaxed);
 }
 void SignalFlags::clear() {
-  flag = 0;
+  caught_signal = 0;
 }
 
 }  // namespace levin::detail
