@@ -14,6 +14,7 @@
 #include <iostream>
 #include <memory>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "bench/speed/encoder.h"
@@ -73,6 +74,8 @@ struct Trained {
 
 struct Case {
   std::string name;
+  /// For tables.
+  std::string title;
   std::string precision = "bf16-mixed";
   /// Images or tokens of a step.
   int64_t items = 0;
@@ -118,28 +121,30 @@ Tensor random_tokens(const Fabric& fabric, int64_t rows, int64_t length, int64_t
   return torch::randint(0, vocabulary, {rows, length}, at::TensorOptions(fabric.device()).dtype(at::kLong));
 }
 
-Case vit_case(std::string name, levin::models::ViTOptions sizes, int64_t batch, std::string precision, bool decoupled,
-              bool cuda = true) {
+Case vit_case(std::string name, const std::string& label, levin::models::ViTOptions sizes, int64_t batch,
+              std::string precision, bool adamw, bool cuda = true) {
   sizes.num_classes = 10;
   return {.name = std::move(name),
+          .title = fmt::format("{}, batch {}, {}{}", label, batch, precision, cuda ? "" : ", CPU"),
           .precision = std::move(precision),
           .items = batch,
           .make =
               [=](Fabric& fabric, bool compiled) {
                 auto model = fabric.init_module([&] { return levin::models::vit(sizes); });
                 const auto parameters = model->parameters();
-                const auto optimizer = decoupled ? levin::Optimizer(levin::optim::AdamW(parameters, {.lr = 1e-4}))
-                                                 : levin::Optimizer(levin::optim::Adam(parameters, {.lr = 5e-5}));
+                const auto optimizer = adamw ? levin::Optimizer(levin::optim::AdamW(parameters, {.lr = 1e-4}))
+                                             : levin::Optimizer(levin::optim::Adam(parameters, {.lr = 5e-5}));
                 return trained(fabric, model, optimizer, images(fabric, batch, sizes.image_size), kImageLoss, compiled);
               },
           .work = [=](auto bytes, auto roof) { return levin::bench::vit_work(sizes, batch, bytes, roof); },
           .cuda = cuda};
 }
 
-Case resnet_case(std::string name, levin::models::ResNetOptions sizes, int64_t batch, int64_t side,
-                 std::string precision, bool cuda = true) {
+Case resnet_case(std::string name, const std::string& label, levin::models::ResNetOptions sizes, int64_t batch,
+                 int64_t side, std::string precision, bool cuda = true) {
   sizes.num_classes = 10;
   return {.name = std::move(name),
+          .title = fmt::format("{}, {} px, batch {}, {}{}", label, side, batch, precision, cuda ? "" : ", CPU"),
           .precision = std::move(precision),
           .items = batch,
           .moments = 1,
@@ -158,6 +163,7 @@ Case gpt2_case(int64_t sequences, int64_t length) {
   const auto sizes = levin::models::decoder_options("gpt2");
   return {
       .name = "gpt2_124m",
+      .title = fmt::format("GPT-2 124M, {} x {} tokens, bf16-mixed", sequences, length),
       .items = sequences * length,
       .unit = "tokens",
       .make =
@@ -176,6 +182,7 @@ Case distilbert_case(int64_t sequences, int64_t length) {
   const levin::bench::TextEncoderOptions sizes;
   return {
       .name = "distilbert",
+      .title = fmt::format("DistilBERT, {} x {} tokens, bf16-true", sequences, length),
       .precision = "bf16-true",
       .items = sequences * length,
       .unit = "tokens",
@@ -204,17 +211,17 @@ std::vector<Case> all_cases() {
       .image_size = 32, .patch_size = 4, .num_layers = 12, .num_heads = 3, .hidden_dim = 192, .mlp_dim = 768};
   const levin::models::ResNetOptions resnet50{};
   const levin::models::ResNetOptions resnet18{.layers = {2, 2, 2, 2}, .bottleneck = false};
-  return {vit_case("vit_l_16_bs64_mixed", large, 64, "bf16-mixed", false),
-          vit_case("vit_l_16_bs64", large, 64, "bf16-true", false),
-          vit_case("vit_l_16_bs16", large, 16, "bf16-true", false),
-          vit_case("vit_l_16_bs4", large, 4, "bf16-true", false),
-          vit_case("vit_b_16_bs32", base, 32, "bf16-mixed", true),
-          resnet_case("resnet50_32px_bs128", resnet50, 128, 32, "bf16-mixed"),
-          resnet_case("resnet50_224px_bs64", resnet50, 64, 224, "bf16-mixed"),
+  return {vit_case("vit_l_16_bs64_mixed", "ViT-L/16", large, 64, "bf16-mixed", false),
+          vit_case("vit_l_16_bs64", "ViT-L/16", large, 64, "bf16-true", false),
+          vit_case("vit_l_16_bs16", "ViT-L/16", large, 16, "bf16-true", false),
+          vit_case("vit_l_16_bs4", "ViT-L/16", large, 4, "bf16-true", false),
+          vit_case("vit_b_16_bs32", "ViT-B/16", base, 32, "bf16-mixed", true),
+          resnet_case("resnet50_32px_bs128", "ResNet-50", resnet50, 128, 32, "bf16-mixed"),
+          resnet_case("resnet50_224px_bs64", "ResNet-50", resnet50, 64, 224, "bf16-mixed"),
           gpt2_case(16, 1024),
           distilbert_case(12, 512),
-          vit_case("vit_tiny_cpu", tiny, 8, "32-true", true, /*cuda=*/false),
-          resnet_case("resnet18_32px_cpu", resnet18, 16, 32, "32-true", /*cuda=*/false)};
+          vit_case("vit_tiny_cpu", "ViT-tiny", tiny, 8, "32-true", true, /*cuda=*/false),
+          resnet_case("resnet18_32px_cpu", "ResNet-18", resnet18, 16, 32, "32-true", /*cuda=*/false)};
 }
 
 // ---- measurement
@@ -394,7 +401,7 @@ int main(int argc, char** argv) {
         levin::fail_unknown("speed", "mode", mode, known_modes);
 
     if (list) {
-      for (const auto& c : cases) print({{"list", c.name}, {"modes", modes}, {"device", c.cuda ? "cuda" : "cpu"}});
+      for (const auto& c : cases) print({{"list", c.name}, {"title", c.title}, {"modes", modes}});
       return;
     }
     if (cases.empty() || (kernels && !has_cuda)) return print({{"skip", "no GPU"}});
