@@ -49,6 +49,15 @@ inline KernelClass kernel_class(std::string_view name) {
       {"cucompute", kNorm},
       {"rowwisemoments", kNorm},
       {"_norm_", kNorm},
+      // Levin's own kernels of layer norm and batch norm.
+      {"norm_forward", kNorm},
+      {"norm_backward", kNorm},
+      {"norm_weight", kNorm},
+      {"statistics_kernel", kNorm},
+      {"normalize_rows", kNorm},
+      {"backward_sums_kernel", kNorm},
+      {"backward_input_kernel", kNorm},
+      {"finish_backward_kernel", kNorm},
       {"pool", kOther},
       {"embedding", kOther},
       {"index", kOther},
@@ -82,6 +91,8 @@ inline KernelClass kernel_class(std::string_view name) {
       {"fill", kCopy},
       {"transpose", kCopy},
       {"cast_kernel", kCopy},
+      {"amax_kernel", kCopy},
+      {"pack_heads", kCopy},
       {"reduce", kReduction},
       {"column_sum", kReduction},
       {"bias_grad", kReduction},
@@ -94,6 +105,8 @@ inline KernelClass kernel_class(std::string_view name) {
       {"relu", kElementwise},
       {"dropout", kElementwise},
       {"residual", kElementwise},
+      {"activation_kernel", kElementwise},
+      {"rotary", kElementwise},
   };
   std::string lower(name);
   for (auto& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));

@@ -34,6 +34,9 @@ TEST(SpeedKernels, ClassesByName) {
       {"void at::native::vectorized_elementwise_kernel<8, at::native::GeluCUDAKernelImpl>", KernelClass::kElementwise},
       {"void at::native::reduce_kernel<128, 4, at::native::ReduceOp<c10::BFloat16>>", KernelClass::kReduction},
       {"void at::native::max_pool_forward_nhwc<c10::BFloat16, int>", KernelClass::kOther},
+      {"void levin::kernels::detail::(anonymous namespace)::norm_backward_kernel<c10::BFloat16, 4>",
+       KernelClass::kNorm},
+      {"void levin::kernels::detail::(anonymous namespace)::column_sum_kernel<float>", KernelClass::kReduction},
       {"something_new", KernelClass::kOther},
   };
   for (const auto& [name, kind] : names) EXPECT_EQ(name_of(kernel_class(name)), name_of(kind)) << name;
