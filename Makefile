@@ -25,7 +25,7 @@ NINJA := cmake --build $(BUILD) -j $(JOBS) --target
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Options: ARGS="..." (run), T=pattern and LABEL=unit|multi|parity|fault|gpu (test), TIDY=1 (lint), PREFIX=DIR (install),'
+	@echo '  Options: ARGS="..." (run, bench), T=pattern and LABEL=unit|multi|parity|fault|gpu (test), TIDY=1 (lint), PREFIX=DIR (install),'
 	@echo '           JOBS=N, UNITY=OFF (for working on the sources), CXX=COMPILER, LEVIN_TORCH=DIR, LEVIN_CUDA=AUTO|ON|OFF|COMPILE'
 
 run: setup-run configure ## train a small vision transformer: the quickest way to see Levin work

@@ -1,0 +1,151 @@
+"""Programs that take turns: all of them are ready, one at a time makes a round of steps, and the others wait.
+
+A program is started with --turns. It prints {"ready": ...} when it has warmed up, {"round": MS} after each round that a line on
+its stdin asked for, and its figure, {"name": ..., "ms": ..., ...}, when stdin has ended. {"skip": "why"} instead: there is nothing
+to do here. A busy or throttled machine is then unkind to all of them alike, and nothing is compiled or captured twice.
+"""
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import threading
+
+
+class Player:
+    """One process: `side` is "levin" or "peer", `mode` how it runs."""
+
+    def __init__(self, side, mode, command, patience):
+        self.side, self.mode, self.command, self.patience = side, mode, command, patience
+        self.rounds, self.figure, self.skip, self.error = [], None, None, None
+        self.log = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+                                        env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        self._answer("ready")
+
+    @property
+    def plays(self):
+        return self.skip is None and self.error is None
+
+    def _answer(self, key):
+        """The next line with that key; None when the program ended, failed or skips."""
+        timer = threading.Timer(self.patience, self.process.kill)
+        timer.start()
+        try:
+            for line in self.process.stdout:
+                try:
+                    answer = json.loads(line) if line.startswith("{") else {}
+                except ValueError:
+                    continue
+                if "skip" in answer:
+                    self.skip = answer["skip"]
+                    self._finish()
+                    return None
+                if key in answer:
+                    return answer
+        finally:
+            timer.cancel()
+        self._finish()
+        self.log.seek(0)
+        self.error = f"exited with {self.process.returncode}: {self.log.read().strip()[-400:]}"
+        return None
+
+    def _finish(self):
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        self.process.stdout.close()
+        self.process.wait()
+
+    def play(self):
+        try:
+            print("go", file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            pass  # the answer says why
+        answer = self._answer("round")
+        if answer:
+            self.rounds.append(answer["round"])
+
+    def end(self):
+        """Asks for the figure. Its median and spread are taken here, over all rounds."""
+        if not self.plays:
+            return
+        try:
+            self.process.stdin.close()
+        except BrokenPipeError:
+            pass
+        self.figure = self._answer("ms")
+        if self.figure is None:
+            return
+        self._finish()
+        self.figure.update(ms=statistics.median(self.rounds), spread=[min(self.rounds), max(self.rounds)], rounds=self.rounds)
+
+
+def take_turns(case, levin, peers, rounds, say, patience=900):
+    """Measures one case. levin and peers: {mode: command}. Levin's programs live through all; of the peers, which are large, one
+    at a time does. Returns {"levin": {mode: figure}, "peer": {mode: figure}} and whether nothing failed."""
+    ok = True
+    result = {"levin": {}, "peer": {}}
+
+    def started(side, mode, command):
+        nonlocal ok
+        player = Player(side, mode, command, patience)
+        if player.skip:
+            say(f"{case}: {side} {mode} skipped: {player.skip}")
+        elif player.error:
+            ok = False
+            say(f"{case}: {side} {mode} {player.error}")
+        return player
+
+    def ended(player):
+        nonlocal ok
+        before = player.error
+        player.end()
+        if player.error and not before:
+            say(f"{case}: {player.side} {player.mode} {player.error}")
+        ok = ok and not player.error
+        if player.figure:
+            result[player.side][player.mode] = player.figure
+
+    ours = [started("levin", mode, command) for mode, command in levin.items()]
+    def play(players):
+        nonlocal ok
+        for turn in range(rounds):
+            # Who comes first changes: a device that has just idled is cooler.
+            for player in players if turn % 2 == 0 else players[::-1]:
+                if player.plays:
+                    player.play()
+                    if player.error:
+                        ok = False
+                        say(f"{case}: {player.side} {player.mode} {player.error}")
+
+    try:
+        for mode, command in peers.items():
+            peer = started("peer", mode, command)
+            if not peer.plays:
+                continue
+            play([*ours, peer])
+            ended(peer)
+            if peer.figure:
+                say(f"{case}: peer {mode} {peer.figure['ms']:.3f} ms, " +
+                    ", ".join(f"levin {p.mode} {statistics.median(p.rounds):.3f} ms" for p in ours if p.rounds))
+        if not any(player.rounds for player in ours):
+            play(ours)
+    finally:
+        for player in ours:
+            ended(player)
+    return result, ok
+
+
+def best_of(figures):
+    """(mode, figure) of the fastest; (None, None) of none."""
+    return min(figures.items(), key=lambda item: item[1]["ms"], default=(None, None))
+
+
+def compare(case, sides):
+    """Both sides at their best: the ratio is how many times faster Levin is; its range is what the rounds allow."""
+    (levin_mode, levin), (peer_mode, peer) = best_of(sides["levin"]), best_of(sides["peer"])
+    ratio = peer["ms"] / levin["ms"] if levin and peer else None
+    between = [peer["spread"][0] / levin["spread"][1], peer["spread"][1] / levin["spread"][0]] if ratio else None
+    return {"case": case, "levin_mode": levin_mode, "peer_mode": peer_mode, "ratio": ratio, "ratio_range": between, **sides}
