@@ -1,7 +1,11 @@
-// The null twin of image_batch_cuda.cpp and adam_cuda.cpp, for builds without CUDA.
+// The null twin of the *_cuda.cpp of this folder, for builds without CUDA.
 #include "levin/core/error.h"
+#include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
+#include "levin/kernels/linear_detail.h"
+#include "levin/kernels/played_device.h"
+#include "levin/kernels/residual_norm_detail.h"
 
 namespace levin::kernels::detail {
 
@@ -24,5 +28,13 @@ void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c
 void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const CodeBooks&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
+
+// Fused layers compute with torch's operators then.
+bool has_cuda_kernels() {
+  return false;
+}
+void register_residual_norm_cuda(torch::Library&) {}
+void register_activation_cuda(torch::Library&) {}
+void register_linear_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

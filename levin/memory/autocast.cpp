@@ -11,6 +11,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "levin/core/dispatch.h"
+#include "levin/kernels/played_device.h"
 
 namespace levin::detail {
 namespace {
@@ -71,6 +72,8 @@ struct MetaAutocast::State {
   /// Cast weights, by weight; the weights outlive the scope.
   std::unordered_map<c10::TensorImpl*, Tensor> weights;
   std::optional<c10::impl::IncludeDispatchKeyGuard> include;
+  /// For layers that cast by themselves.
+  kernels::PlayedAutocast for_kernels = {};
 };
 
 namespace {
@@ -146,11 +149,14 @@ MetaAutocast::MetaAutocast(c10::DeviceType device, c10::ScalarType dtype) : stat
   }();
   (void)registered;
   cast_here = state_.get();
+  state_->for_kernels = {dtype, [](const Tensor& tensor) { return cast_to(tensor, cast_here->dtype); }};
+  kernels::set_played_autocast(&state_->for_kernels);
   state_->include.emplace(kCastKey);
 }
 
 MetaAutocast::~MetaAutocast() {
   state_->include.reset();
+  kernels::set_played_autocast(nullptr);
   cast_here = nullptr;
 }
 

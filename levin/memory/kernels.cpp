@@ -7,6 +7,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "levin/kernels/played_device.h"
+
 namespace levin::detail {
 namespace {
 
@@ -16,11 +18,8 @@ using Three = std::tuple<Tensor, Tensor, Tensor>;
 using SymInts = c10::SymIntArrayRef;
 using Mask3 = std::array<bool, 3>;
 
-/// Which device's kernels are played; set for the length of an estimate.
-c10::DeviceType played_device = c10::kCPU;
-
 bool plays_cuda() {
-  return played_device == c10::kCUDA;
+  return kernels::played_device() == c10::kCUDA;
 }
 
 std::vector<int64_t> ints(SymInts list) {
@@ -284,7 +283,7 @@ MetaKernels::MetaKernels(c10::DeviceType device)
           std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__)),
       choices_(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__,
                                                 __LINE__)) {
-  played_device = device;
+  kernels::set_played_device(device);
   auto& m = *shapes_;
   {
     // It has one, which knows nothing of the memory that the device's takes; a warning says that this one is used now.
@@ -324,6 +323,8 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   choices_->impl("dropout", dropout);
 }
 
-MetaKernels::~MetaKernels() = default;
+MetaKernels::~MetaKernels() {
+  kernels::set_played_device(c10::kCPU);
+}
 
 }  // namespace levin::detail

@@ -3,25 +3,23 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/outer.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/rms_norm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
-#include <ATen/ops/silu.h>
 #include <ATen/ops/stack.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/kernels/activation.h"
+#include "levin/kernels/linear.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -73,6 +71,12 @@ Tensor rotate(const Tensor& x, const Tensor& rotary) {
   return at::cat({halves[0] * cosine - halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
 }
 
+nn::ResidualNorm decoder_norm(const DecoderOptions& options) {
+  const bool rms = word_index("norm", options.norm, kNorms) == 1;
+  return nn::ResidualNorm(nn::ResidualNormOptions{
+      .size = options.hidden_dim, .eps = options.norm_eps, .rms = rms, .bias = options.bias && !rms});
+}
+
 void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.vocab_size > 0 && o.max_positions > 0 && o.num_layers > 0 && o.hidden_dim > 0 && o.mlp_dim >= 0,
               "[decoder] vocab_size, max_positions, num_layers and hidden_dim must be positive, mlp_dim 0 or more");
@@ -106,18 +110,7 @@ DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, dou
 }
 
 Tensor DecoderLinearImpl::forward(const Tensor& x) {
-  return at::linear(x, weight, bias);
-}
-
-DecoderNormImpl::DecoderNormImpl(const DecoderOptions& options)
-    : rms(word_index("norm", options.norm, kNorms) == 1), eps(options.norm_eps) {
-  weight = register_parameter("weight", torch::ones({options.hidden_dim}));
-  if (options.bias && !rms) bias = register_parameter("bias", torch::zeros({options.hidden_dim}));
-}
-
-Tensor DecoderNormImpl::forward(const Tensor& x) {
-  const auto size = weight.size(0);
-  return rms ? at::rms_norm(x, {size}, weight, eps) : at::layer_norm(x, {size}, weight, bias, eps);
+  return kernels::linear(x, weight, bias);
 }
 
 // ---- block
@@ -151,29 +144,35 @@ DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options)
   down = register_module("down", DecoderLinear(width, dim, options.bias, residual_std(options)));
 }
 
+Tensor DecoderMlpImpl::gated(const Tensor& x) {
+  const auto opened = gate(x);
+  return kernels::gated_silu(opened, up(x));
+}
+
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
   switch (activation) {
     case Activation::kSiluGated:
-      return down(at::silu(gate(x)) * up(x));
+      return down(gated(x));
     case Activation::kRelu:
-      return down(at::relu(up(x)));
+      return down(kernels::activation(up(x), kernels::Activation::kRelu));
     case Activation::kGelu:
-      return down(at::gelu(up(x)));
+      return down(kernels::activation(up(x), kernels::Activation::kGelu));
     default:
-      return down(at::gelu(up(x), "tanh"));
+      return down(kernels::activation(up(x), kernels::Activation::kGeluTanh));
   }
 }
 
 DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options) : dropout(options.dropout) {
-  norm_1 = register_module("norm_1", DecoderNorm(options));
+  norm_1 = register_module("norm_1", decoder_norm(options));
   attention = register_module("attention", DecoderAttention(options));
-  norm_2 = register_module("norm_2", DecoderNorm(options));
+  norm_2 = register_module("norm_2", decoder_norm(options));
   mlp = register_module("mlp", DecoderMlp(options));
 }
 
 Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary) {
-  const auto h = x + dropped(attention(norm_1(x), rotary), dropout, is_training());
-  return h + dropped(mlp(norm_2(h)), dropout, is_training());
+  auto [normed, stream] = norm_1(x);
+  const auto [inner, h] = norm_2(stream, attention(std::exchange(normed, {}), rotary), dropout);
+  return h + dropped(mlp(inner), dropout, is_training());
 }
 
 // ---- the model
@@ -197,7 +196,7 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
     blocks.push_back(DecoderBlock(options));
     layers->register_module(std::to_string(i), blocks.back());
   }
-  norm = register_module("norm", DecoderNorm(options));
+  norm = register_module("norm", decoder_norm(options));
   head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
@@ -216,7 +215,7 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets) {
     rotary = rotary_angles(options, length, x);
   x = dropped(x, options.dropout, is_training());
   for (auto& block : blocks) x = block(x, rotary);
-  return head(norm(x), targets);
+  return head(std::get<0>(norm(x)), targets);
 }
 
 Decoder decoder(const DecoderOptions& options) {

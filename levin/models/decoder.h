@@ -10,6 +10,7 @@
 #include <torch/nn/modules/container/any_value.h>
 
 #include "levin/models/decoder_loss.h"
+#include "levin/nn/residual_norm.h"
 #include "levin/nn/unit.h"
 
 namespace levin::models {
@@ -60,17 +61,6 @@ struct DecoderLinearImpl : torch::nn::Module {
 };
 LEVIN_MODULE(DecoderLinear);
 
-/// Layer norm or root mean square norm over the last dimension.
-struct DecoderNormImpl : torch::nn::Module {
-  explicit DecoderNormImpl(const DecoderOptions& options);
-  Tensor forward(const Tensor& x);
-
-  bool rms;
-  double eps;
-  Tensor weight, bias;
-};
-LEVIN_MODULE(DecoderNorm);
-
 /// Causal self attention: [B, T, D] to [B, T, D]. No mask is made: the kernel knows that it is causal.
 struct DecoderAttentionImpl : torch::nn::Module {
   explicit DecoderAttentionImpl(const DecoderOptions& options);
@@ -86,6 +76,8 @@ struct DecoderMlpImpl : torch::nn::Module {
   enum class Activation { kGelu, kGeluTanh, kRelu, kSiluGated };
   explicit DecoderMlpImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x);
+  /// silu(gate(x)) * up(x).
+  Tensor gated(const Tensor& x);
 
   Activation activation;
   DecoderLinear gate = nullptr, up = nullptr, down = nullptr;
@@ -99,7 +91,7 @@ struct DecoderBlockImpl : torch::nn::Module {
   Tensor forward(const Tensor& x, const Tensor& rotary = {});
 
   double dropout;
-  DecoderNorm norm_1 = nullptr, norm_2 = nullptr;
+  nn::ResidualNorm norm_1 = nullptr, norm_2 = nullptr;
   DecoderAttention attention = nullptr;
   DecoderMlp mlp = nullptr;
 
@@ -132,7 +124,7 @@ struct DecoderImpl : torch::nn::Module {
   DecoderOptions options;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
   std::vector<DecoderBlock> blocks;
-  DecoderNorm norm = nullptr;
+  nn::ResidualNorm norm = nullptr;
   DecoderHead head = nullptr;
 };
 LEVIN_MODULE(Decoder);

@@ -1,15 +1,16 @@
 #include "levin/models/vit.h"
 
 #include <cmath>
+#include <utility>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/gelu.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/init.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/activation.h"
+#include "levin/kernels/linear.h"
 #include "levin/nn/init.h"
 
 namespace levin::models {
@@ -18,8 +19,8 @@ namespace {
 /// A name in the tree of parameters, nothing else ("encoder.layers", "heads").
 struct GroupImpl : torch::nn::Module {};
 
-nn::LayerNorm layer_norm(int64_t size) {
-  return nn::LayerNorm(nn::LayerNormOptions({size}).eps(1e-6));
+nn::ResidualNorm layer_norm(int64_t size) {
+  return nn::ResidualNorm(nn::ResidualNormOptions{.size = size, .eps = 1e-6});
 }
 
 Tensor drop(const Tensor& x, double p, bool training) {
@@ -55,7 +56,7 @@ Tensor ViTPatchesImpl::forward(const Tensor& images) {
   const auto rows = images.size(2) / p, columns = images.size(3) / p;
   const auto patches =
       images.reshape({b, c, rows, p, columns, p}).permute({0, 2, 4, 1, 3, 5}).reshape({b, rows * columns, c * p * p});
-  return at::linear(patches, weight.flatten(1), bias);
+  return kernels::linear(patches, weight.flatten(1), bias);
 }
 
 // ---- attention
@@ -75,13 +76,14 @@ Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
   const auto b = x.size(0), s = x.size(1), d = x.size(2), asking = first_only ? 1 : s;
   Tensor q, k, v;  // [B, S, H, D / H] each
   if (first_only) {
-    q = at::linear(x.narrow(1, 0, 1), in_proj_weight.narrow(0, 0, d), in_proj_bias.narrow(0, 0, d));
-    const auto both = at::linear(x, in_proj_weight.narrow(0, d, 2 * d), in_proj_bias.narrow(0, d, 2 * d));
+    q = kernels::linear(x.narrow(1, 0, 1), in_proj_weight.narrow(0, 0, d), in_proj_bias.narrow(0, 0, d));
+    const auto both = kernels::linear(x, in_proj_weight.narrow(0, d, 2 * d), in_proj_bias.narrow(0, d, 2 * d));
     const auto parts = both.view({b, s, 2, num_heads, d / num_heads}).unbind(2);
     q = q.view({b, 1, num_heads, d / num_heads}), k = parts[0], v = parts[1];
   } else {
     // Views of one product; what backward gives for them is put together by one copy.
-    const auto parts = at::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
+    const auto parts =
+        kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
     q = parts[0], k = parts[1], v = parts[2];
   }
   const auto mixed = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {},
@@ -101,7 +103,7 @@ ViTMlpImpl::ViTMlpImpl(const ViTOptions& options) : dropout(options.dropout) {
 }
 
 Tensor ViTMlpImpl::forward(const Tensor& x) {
-  const auto hidden = drop(at::gelu(up(x)), dropout, is_training());
+  const auto hidden = drop(kernels::activation(up(x), kernels::Activation::kGelu), dropout, is_training());
   return drop(down(hidden), dropout, is_training());
 }
 
@@ -113,9 +115,10 @@ EncoderBlockImpl::EncoderBlockImpl(const ViTOptions& options) : dropout(options.
 }
 
 Tensor EncoderBlockImpl::forward(const Tensor& x, bool first_only) {
-  const auto attended = drop(self_attention(ln_1(x), first_only), dropout, is_training());
-  const auto h = attended + (first_only ? x.narrow(1, 0, 1) : x);
-  return h + mlp(ln_2(h));
+  auto [normed, stream] = ln_1(x);
+  if (first_only) stream = stream.narrow(1, 0, 1);
+  const auto [inner, h] = ln_2(stream, self_attention(std::exchange(normed, {}), first_only), dropout);
+  return h + mlp(inner);
 }
 
 // ---- the whole
@@ -136,7 +139,7 @@ Tensor ViTEncoderImpl::forward(Tensor x, bool first_only) {
   auto h = drop(x + pos_embedding, dropout, is_training());
   x.reset();  // nobody needs it any more
   for (size_t i = 0; i + 1 < blocks.size(); ++i) h = blocks[i](h);
-  return ln(blocks.back()(h, first_only));
+  return std::get<0>(ln(blocks.back()(h, first_only)));
 }
 
 VisionTransformerImpl::VisionTransformerImpl(const ViTOptions& asked) : options(asked) {

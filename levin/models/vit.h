@@ -5,6 +5,7 @@
 
 #include "levin/models/image_model.h"
 #include "levin/nn/layers.h"
+#include "levin/nn/residual_norm.h"
 #include "levin/nn/unit.h"
 
 namespace levin::models {
@@ -62,7 +63,7 @@ struct EncoderBlockImpl : torch::nn::Module {
   Tensor forward(const Tensor& x, bool first_only = false);
 
   double dropout;
-  nn::LayerNorm ln_1 = nullptr, ln_2 = nullptr;
+  nn::ResidualNorm ln_1 = nullptr, ln_2 = nullptr;
   ViTAttention self_attention = nullptr;
   ViTMlp mlp = nullptr;
 
@@ -80,7 +81,7 @@ struct ViTEncoderImpl : torch::nn::Module {
   double dropout;
   Tensor pos_embedding;
   std::vector<EncoderBlock> blocks;
-  nn::LayerNorm ln = nullptr;
+  nn::ResidualNorm ln = nullptr;
 };
 LEVIN_MODULE(ViTEncoder);
 

@@ -24,11 +24,16 @@ using torch::nn::BilinearOptions;
 using torch::nn::FlattenImpl;
 using torch::nn::FlattenOptions;
 using torch::nn::IdentityImpl;
-using torch::nn::LinearImpl;
 using torch::nn::LinearOptions;
 using torch::nn::UnflattenImpl;
 using torch::nn::UnflattenOptions;
 LEVIN_MODULE(Identity);
+
+/// torch's, with the fused backward of levin/kernels/linear.h on CUDA.
+struct LinearImpl : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& input);
+};
 LEVIN_MODULE(Linear);
 LEVIN_MODULE(Bilinear);
 LEVIN_MODULE(Flatten);

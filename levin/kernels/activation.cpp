@@ -1,0 +1,176 @@
+#include "levin/kernels/activation.h"
+
+#include <optional>
+#include <tuple>
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/activation_detail.h"
+#include "levin/kernels/played_device.h"
+
+namespace levin::kernels {
+namespace detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Two = std::tuple<Tensor, Tensor>;
+
+// ---- in operators of torch: the kernels of the CPU, and gradients that can be differentiated again
+
+Tensor plain(const Tensor& x, int64_t kind) {
+  switch (static_cast<Activation>(kind)) {
+    case Activation::kGelu:
+      return at::gelu(x);
+    case Activation::kGeluTanh:
+      return at::gelu(x, "tanh");
+    case Activation::kRelu:
+      return at::relu(x);
+    case Activation::kSilu:
+      return at::silu(x);
+  }
+  levin::detail::fail("[activation] unknown kind");
+}
+
+Tensor plain_backward(const Tensor& grad, const Tensor& x, int64_t kind) {
+  switch (static_cast<Activation>(kind)) {
+    case Activation::kGelu:
+      return at::gelu_backward(grad, x);
+    case Activation::kGeluTanh:
+      return at::gelu_backward(grad, x, "tanh");
+    case Activation::kRelu:
+      return at::threshold_backward(grad, x, 0);
+    case Activation::kSilu:
+      return at::silu_backward(grad, x);
+  }
+  levin::detail::fail("[activation] unknown kind");
+}
+
+Tensor plain_gated(const Tensor& gate, const Tensor& up) {
+  return at::silu(gate) * up;
+}
+Two plain_gated_backward(const Tensor& grad, const Tensor& gate, const Tensor& up) {
+  return {at::silu_backward(grad * up, gate), grad * at::silu(gate)};
+}
+
+// ---- on meta tensors: what the kernels of CUDA allocate
+
+Tensor like(const Tensor& x) {
+  return at::empty_like(x, at::MemoryFormat::Contiguous);
+}
+Tensor on_meta(const Tensor& x, int64_t) {
+  return like(x);
+}
+Tensor backward_on_meta(const Tensor&, const Tensor& x, int64_t) {
+  return like(x);
+}
+Tensor gated_on_meta(const Tensor& gate, const Tensor&) {
+  return like(gate);
+}
+Two gated_backward_on_meta(const Tensor&, const Tensor& gate, const Tensor& up) {
+  return {like(gate), like(up)};
+}
+
+// ---- the operators
+
+struct ActivationOps {
+  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
+  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
+  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
+  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
+  std::optional<c10::TypedOperatorHandle<decltype(plain)>> forward;
+  std::optional<c10::TypedOperatorHandle<decltype(plain_backward)>> backward;
+  std::optional<c10::TypedOperatorHandle<decltype(plain_gated)>> gated;
+  std::optional<c10::TypedOperatorHandle<decltype(plain_gated_backward)>> gated_backward;
+
+  ActivationOps() {
+    names.def("activation(Tensor x, int kind) -> Tensor");
+    names.def("activation_backward(Tensor grad, Tensor x, int kind) -> Tensor");
+    names.def("gated_silu(Tensor gate, Tensor up) -> Tensor");
+    names.def("gated_silu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
+    cpu.impl("activation", plain);
+    cpu.impl("activation_backward", plain_backward);
+    cpu.impl("gated_silu", plain_gated);
+    cpu.impl("gated_silu_backward", plain_gated_backward);
+    meta.impl("activation", on_meta);
+    meta.impl("activation_backward", backward_on_meta);
+    meta.impl("gated_silu", gated_on_meta);
+    meta.impl("gated_silu_backward", gated_backward_on_meta);
+    register_activation_cuda(cuda);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    forward = dispatcher.findSchemaOrThrow("levin::activation", "").typed<decltype(plain)>();
+    backward = dispatcher.findSchemaOrThrow("levin::activation_backward", "").typed<decltype(plain_backward)>();
+    gated = dispatcher.findSchemaOrThrow("levin::gated_silu", "").typed<decltype(plain_gated)>();
+    gated_backward =
+        dispatcher.findSchemaOrThrow("levin::gated_silu_backward", "").typed<decltype(plain_gated_backward)>();
+  }
+};
+
+const ActivationOps& activation_ops() {
+  static const auto& ops = *new ActivationOps();  // for the life of the process
+  return ops;
+}
+
+// ---- autograd
+
+struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, int64_t kind) {
+    context->save_for_backward({x});
+    context->saved_data["kind"] = kind;
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return activation_ops().forward->call(x, kind);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto x = context->get_saved_variables()[0];
+    const auto kind = context->saved_data["kind"].toInt();
+    if (at::GradMode::is_enabled()) return {plain_backward(grads[0], x, kind), Tensor()};
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return {activation_ops().backward->call(grads[0], x, kind), Tensor()};
+  }
+};
+
+struct GatedSilu : torch::autograd::Function<GatedSilu> {
+  static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
+    context->save_for_backward({gate, up});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return activation_ops().gated->call(gate, up);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const auto gradients = [&]() -> Two {
+      if (at::GradMode::is_enabled()) return plain_gated_backward(grads[0], saved[0], saved[1]);
+      const at::AutoDispatchBelowADInplaceOrView below;
+      return activation_ops().gated_backward->call(grads[0], saved[0], saved[1]);
+    }();
+    return {std::get<0>(gradients), std::get<1>(gradients)};
+  }
+};
+
+}  // namespace
+
+Tensor fused_activation(const Tensor& x, Activation kind) {
+  return ActivationFunction::apply(x, static_cast<int64_t>(kind));
+}
+Tensor fused_gated_silu(const Tensor& gate, const Tensor& up) {
+  return GatedSilu::apply(gate, up);
+}
+
+}  // namespace detail
+
+Tensor activation(const Tensor& x, Activation kind) {
+  return detail::runs_fused(x) ? detail::fused_activation(x, kind) : detail::plain(x, static_cast<int64_t>(kind));
+}
+
+Tensor gated_silu(const Tensor& gate, const Tensor& up) {
+  LEVIN_CHECK(gate.sizes() == up.sizes(), "[gated_silu] gate is ", gate.sizes(), ", up ", up.sizes(),
+              "; they must be equal");
+  const bool fused = detail::runs_fused(gate) && gate.scalar_type() == up.scalar_type();
+  return fused ? detail::fused_gated_silu(gate, up) : detail::plain_gated(gate, up);
+}
+
+}  // namespace levin::kernels

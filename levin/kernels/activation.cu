@@ -1,0 +1,201 @@
+#include "levin/kernels/activation_launch.h"
+#include "levin/kernels/packs.cuh"
+
+namespace levin::kernels::detail {
+namespace {
+
+constexpr int kThreads = 256, kPacks = 4;  // packs of a thread that are on their way together
+
+// ---- functions. Of 16-bit numbers the instructions of the special function units are exact enough.
+
+template <class T>
+__device__ __forceinline__ float exponential(float x) {
+  return sizeof(T) == 2 ? __expf(x) : expf(x);
+}
+template <class T>
+__device__ __forceinline__ double exponential(double x) {
+  return exp(x);
+}
+template <class T>
+__device__ __forceinline__ float quotient(float a, float b) {
+  return sizeof(T) == 2 ? __fdividef(a, b) : a / b;
+}
+template <class T>
+__device__ __forceinline__ double quotient(double a, double b) {
+  return a / b;
+}
+/// __fdividef gives 0 for divisors beyond 2^126, and 1 + e^x may be one: what is divided by then is as good as
+/// infinite.
+template <class T, class A>
+__device__ __forceinline__ A sigmoid(A x) {
+  return quotient<T>(A(1), A(1) + exponential<T>(-x));
+}
+
+/// The normal distribution up to x, and e^(-x^2 / 2).
+template <class A>
+struct Normal {
+  A below, bell;
+};
+
+template <class T, class A>
+__device__ __forceinline__ Normal<A> normal(A x) {
+  if constexpr (sizeof(T) == 8) {
+    return {0.5 * (1 + erf(x * 0.70710678118654752440)), exp(-0.5 * x * x)};
+  } else {
+    const float bell = exponential<T>(-0.5f * x * x);
+    if constexpr (sizeof(T) == 4) return {0.5f * (1 + erff(x * 0.70710678118654752440f)), bell};
+    // Abramowitz and Stegun 7.1.26: off by 1.5e-7 at most, and it shares the bell.
+    const float t = __fdividef(1.0f, 1.0f + 0.3275911f * 0.70710678118654752440f * fabsf(x));
+    const float series =
+        t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    const float tail = 0.5f * series * bell;
+    return {x < 0 ? tail : 1.0f - tail, bell};
+  }
+}
+
+constexpr double kTanhScale = 0.79788456080286535588, kTanhCube = 0.044715;  // sqrt(2 / pi)
+
+template <ActivationKind kind, class T, class A>
+__device__ __forceinline__ A activated(A x) {
+  if constexpr (kind == ActivationKind::kGelu) {
+    return x * normal<T>(x).below;
+  } else if constexpr (kind == ActivationKind::kGeluTanh) {
+    const A inner = A(2 * kTanhScale) * (x + A(kTanhCube) * x * x * x);
+    return x * sigmoid<T>(inner);  // (1 + tanh(z)) / 2 is the sigmoid of 2 z
+  } else if constexpr (kind == ActivationKind::kRelu) {
+    return x < 0 ? A(0) : x;
+  } else {
+    return x * sigmoid<T>(x);
+  }
+}
+
+template <ActivationKind kind, class T, class A>
+__device__ __forceinline__ A derivative(A x) {
+  if constexpr (kind == ActivationKind::kGelu) {
+    const auto at = normal<T>(x);
+    return at.below + x * A(0.39894228040143267794) * at.bell;
+  } else if constexpr (kind == ActivationKind::kGeluTanh) {
+    const A inner = A(2 * kTanhScale) * (x + A(kTanhCube) * x * x * x);
+    const A slope = A(2 * kTanhScale) * (1 + A(3 * kTanhCube) * x * x);
+    const A s = sigmoid<T>(inner);
+    return s + x * s * (1 - s) * slope;
+  } else {
+    const A s = sigmoid<T>(x);
+    return s * (1 + x * (1 - s));
+  }
+}
+
+// ---- one pass over memory
+
+/// What is done with the numbers of one element.
+template <ActivationKind kind, bool backward, class T>
+__device__ __forceinline__ void element(T first, T second, T grad, T& out, T& second_out) {
+  using A = Wide<T>;
+  const A x = widened(first);
+  if constexpr (kind == ActivationKind::kGatedSilu) {
+    const A up = widened(second), s = sigmoid<T>(x);
+    if constexpr (!backward) {
+      out = narrowed<T>(x * s * up);
+    } else {
+      const A g = widened(grad);
+      out = narrowed<T>(g * up * (s * (1 + x * (1 - s))));
+      second_out = narrowed<T>(g * x * s);
+    }
+  } else if constexpr (!backward) {
+    out = narrowed<T>(activated<kind, T>(x));
+  } else if constexpr (kind == ActivationKind::kRelu) {
+    out = x <= 0 ? narrowed<T>(A(0)) : grad;
+  } else {
+    out = narrowed<T>(A(widened(grad)) * derivative<kind, T>(x));
+  }
+}
+
+template <ActivationKind kind, bool backward, class T>
+__global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPointers pointers) {
+  constexpr int V = 16 / sizeof(T), kTile = kThreads * kPacks * V;
+  constexpr bool gated = kind == ActivationKind::kGatedSilu;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int t = static_cast<int>(threadIdx.x);
+  if (pointers.aligned && begin + kTile <= pointers.numel) {
+    Pack<T, V> first[kPacks], second[kPacks], grad[kPacks];
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t at = begin + (i * kThreads + t) * V;
+      first[i] = load<T, V>(pointers.first, at);
+      if constexpr (gated) second[i] = load<T, V>(pointers.second, at);
+      if constexpr (backward) grad[i] = load<T, V>(pointers.grad, at);
+    }
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t at = begin + (i * kThreads + t) * V;
+      Pack<T, V> out, second_out;
+#pragma unroll
+      for (int k = 0; k < V; ++k)
+        element<kind, backward>(first[i].values[k], second[i].values[k], grad[i].values[k], out.values[k],
+                                second_out.values[k]);
+      store(pointers.out, at, out);
+      if constexpr (gated && backward) store(pointers.second_out, at, second_out);
+    }
+    return;
+  }
+  const int64_t end = begin + kTile < pointers.numel ? begin + kTile : pointers.numel;
+  for (int64_t at = begin + t; at < end; at += kThreads) {
+    T second{}, grad{}, out{}, second_out{};
+    if constexpr (gated) second = static_cast<const T*>(pointers.second)[at];
+    if constexpr (backward) grad = static_cast<const T*>(pointers.grad)[at];
+    element<kind, backward>(static_cast<const T*>(pointers.first)[at], second, grad, out, second_out);
+    static_cast<T*>(pointers.out)[at] = out;
+    if constexpr (gated && backward) static_cast<T*>(pointers.second_out)[at] = second_out;
+  }
+}
+
+template <ActivationKind kind, bool backward, class T>
+void launch_typed(const ActivationPointers& pointers, cudaStream_t stream) {
+  constexpr int64_t kTile = kThreads * kPacks * (16 / static_cast<int64_t>(sizeof(T)));
+  const auto blocks = static_cast<unsigned>((pointers.numel + kTile - 1) / kTile);
+  activation_kernel<kind, backward, T><<<blocks, kThreads, 0, stream>>>(pointers);
+}
+
+template <ActivationKind kind, bool backward>
+void launch_kind(const ActivationPointers& pointers, cudaStream_t stream) {
+  switch (pointers.type) {
+    case NumberType::kFloat:
+      return launch_typed<kind, backward, float>(pointers, stream);
+    case NumberType::kDouble:
+      return launch_typed<kind, backward, double>(pointers, stream);
+    case NumberType::kHalf:
+      return launch_typed<kind, backward, __half>(pointers, stream);
+    case NumberType::kBFloat16:
+      return launch_typed<kind, backward, __nv_bfloat16>(pointers, stream);
+    case NumberType::kNone:
+      return;
+  }
+}
+
+template <bool backward>
+void launch_any(const ActivationPointers& pointers, ActivationKind kind, cudaStream_t stream) {
+  switch (kind) {
+    case ActivationKind::kGelu:
+      return launch_kind<ActivationKind::kGelu, backward>(pointers, stream);
+    case ActivationKind::kGeluTanh:
+      return launch_kind<ActivationKind::kGeluTanh, backward>(pointers, stream);
+    case ActivationKind::kRelu:
+      return launch_kind<ActivationKind::kRelu, backward>(pointers, stream);
+    case ActivationKind::kSilu:
+      return launch_kind<ActivationKind::kSilu, backward>(pointers, stream);
+    case ActivationKind::kGatedSilu:
+      return launch_kind<ActivationKind::kGatedSilu, backward>(pointers, stream);
+  }
+}
+
+}  // namespace
+
+int launch_activation(const ActivationPointers& pointers, ActivationKind kind, bool backward, CUstream_st* stream) {
+  if (backward)
+    launch_any<true>(pointers, kind, stream);
+  else
+    launch_any<false>(pointers, kind, stream);
+  return static_cast<int>(cudaGetLastError());
+}
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,78 @@
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/activation_detail.h"
+#include "levin/kernels/activation_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+static_assert(static_cast<int>(ActivationKind::kGelu) == static_cast<int>(Activation::kGelu) &&
+              static_cast<int>(ActivationKind::kGeluTanh) == static_cast<int>(Activation::kGeluTanh) &&
+              static_cast<int>(ActivationKind::kRelu) == static_cast<int>(Activation::kRelu) &&
+              static_cast<int>(ActivationKind::kSilu) == static_cast<int>(Activation::kSilu));
+
+void run(ActivationPointers pointers, ActivationKind kind, bool backward, const Tensor& like) {
+  if (like.numel() == 0) return;
+  const c10::cuda::CUDAGuard guard(like.device());
+  pointers.numel = like.numel();
+  pointers.type = number_type("activation", like.scalar_type());
+  const auto all = {pointers.first, pointers.second, pointers.grad, static_cast<const void*>(pointers.out),
+                    static_cast<const void*>(pointers.second_out)};
+  pointers.aligned = std::all_of(all.begin(), all.end(), is_pack_aligned);
+  C10_CUDA_CHECK(static_cast<cudaError_t>(
+      launch_activation(pointers, kind, backward, c10::cuda::getCurrentCUDAStream().stream())));
+}
+
+Tensor forward(const Tensor& given, int64_t kind) {
+  const auto x = given.contiguous();
+  auto out = at::empty_like(x);
+  run({.first = x.const_data_ptr(), .out = out.mutable_data_ptr()}, static_cast<ActivationKind>(kind), false, x);
+  return out;
+}
+
+Tensor backward(const Tensor& given_grad, const Tensor& given, int64_t kind) {
+  const auto grad = given_grad.contiguous(), x = given.contiguous();
+  auto out = at::empty_like(x);
+  run({.first = x.const_data_ptr(), .grad = grad.const_data_ptr(), .out = out.mutable_data_ptr()},
+      static_cast<ActivationKind>(kind), true, x);
+  return out;
+}
+
+Tensor gated_forward(const Tensor& given_gate, const Tensor& given_up) {
+  const auto gate = given_gate.contiguous(), up = given_up.contiguous();
+  auto out = at::empty_like(gate);
+  run({.first = gate.const_data_ptr(), .second = up.const_data_ptr(), .out = out.mutable_data_ptr()},
+      ActivationKind::kGatedSilu, false, gate);
+  return out;
+}
+
+std::tuple<Tensor, Tensor> gated_backward(const Tensor& given_grad, const Tensor& given_gate, const Tensor& given_up) {
+  const auto grad = given_grad.contiguous(), gate = given_gate.contiguous(), up = given_up.contiguous();
+  auto grad_gate = at::empty_like(gate), grad_up = at::empty_like(up);
+  run({.first = gate.const_data_ptr(),
+       .second = up.const_data_ptr(),
+       .grad = grad.const_data_ptr(),
+       .out = grad_gate.mutable_data_ptr(),
+       .second_out = grad_up.mutable_data_ptr()},
+      ActivationKind::kGatedSilu, true, gate);
+  return {grad_gate, grad_up};
+}
+
+}  // namespace
+
+void register_activation_cuda(torch::Library& library) {
+  library.impl("activation", forward);
+  library.impl("activation_backward", backward);
+  library.impl("gated_silu", gated_forward);
+  library.impl("gated_silu_backward", gated_backward);
+}
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,18 @@
+#pragma once
+
+#include "levin/kernels/activation.h"
+
+namespace torch {
+class Library;
+}
+
+namespace levin::kernels::detail {
+
+/// As the public ones, through the operators of levin whatever the device.
+Tensor fused_activation(const Tensor& x, Activation kind);
+Tensor fused_gated_silu(const Tensor& gate, const Tensor& up);
+
+/// In activation_cuda.cpp, or no_cuda.cpp where there is no CUDA.
+void register_activation_cuda(torch::Library& library);
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,149 @@
+#include "levin/kernels/linear.h"
+
+#include <optional>
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear_detail.h"
+#include "levin/kernels/linear_launch.h"
+#include "levin/kernels/played_device.h"
+
+namespace levin::kernels {
+namespace detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// ---- column_sum
+
+Tensor sum_on_cpu(const Tensor& x, at::ScalarType dtype) {
+  return x.sum(0).to(dtype);
+}
+
+Tensor sum_on_meta(const Tensor& x, at::ScalarType dtype) {
+  auto result = at::empty({x.size(1)}, x.options().dtype(dtype));
+  if (x.numel() == 0) return result;
+  const auto parts =
+      column_sum_parts(x.size(0), x.size(1), number_type("column_sum", x.scalar_type()), kPlayedProcessors);
+  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  if (parts > 1) (void)at::empty({parts, x.size(1)}, x.options().dtype(wide));  // gone when the sum is there
+  return result;
+}
+
+struct LinearOps {
+  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
+  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
+  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
+  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
+  std::optional<c10::TypedOperatorHandle<decltype(sum_on_cpu)>> column_sum;
+
+  LinearOps() {
+    names.def("column_sum(Tensor x, ScalarType dtype) -> Tensor");
+    cpu.impl("column_sum", sum_on_cpu);
+    meta.impl("column_sum", sum_on_meta);
+    register_linear_cuda(cuda);
+    column_sum = c10::Dispatcher::singleton().findSchemaOrThrow("levin::column_sum", "").typed<decltype(sum_on_cpu)>();
+  }
+};
+
+const LinearOps& linear_ops() {
+  static const auto& ops = *new LinearOps();  // for the life of the process
+  return ops;
+}
+
+Tensor column_sum_of(const Tensor& x, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return linear_ops().column_sum->call(x, dtype);
+}
+
+// ---- linear
+
+/// A product whose result may be wider than its factors.
+Tensor product(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
+  if (dtype == a.scalar_type()) return at::mm(a, b);
+  if (a.is_meta()) return at::empty({a.size(0), b.size(1)}, a.options().dtype(dtype));
+  if (a.is_cuda() && dtype == at::kFloat) return at::mm(a, b, dtype);
+  return at::mm(a, b).to(dtype);
+}
+
+Tensor rows_of(const Tensor& x) {
+  return x.reshape({-1, x.size(-1)});
+}
+
+struct Linear : torch::autograd::Function<Linear> {
+  /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's.
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const std::optional<Tensor>& cast) {
+    // The weight itself costs nothing; a gradient of the gradient leads to it.
+    context->save_for_backward({x, weight, cast.value_or(Tensor())});
+    context->saved_data["bias"] = static_cast<int64_t>(bias.scalar_type());
+    return at::linear(x, cast ? *cast : weight, bias.to(x.scalar_type()));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1];
+    const auto bias_dtype = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
+    const bool again = at::GradMode::is_enabled();
+    const auto computed = !saved[2].defined() ? weight : again ? weight.to(x.scalar_type()) : saved[2];
+    const auto grad = rows_of(grads[0]);
+    Tensor grad_x, grad_weight, grad_bias;
+    if (context->needs_input_grad(0)) grad_x = grad.mm(computed).reshape(x.sizes());
+    if (context->needs_input_grad(1))
+      grad_weight = again ? grad.t().mm(rows_of(x)).to(weight.scalar_type())
+                          : product(grad.t(), rows_of(x), weight.scalar_type());
+    if (context->needs_input_grad(2)) grad_bias = again ? grad.sum(0).to(bias_dtype) : column_sum_of(grad, bias_dtype);
+    return {grad_x, grad_weight, grad_bias, Tensor()};
+  }
+};
+
+struct ColumnSumFunction : torch::autograd::Function<ColumnSumFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, at::ScalarType dtype) {
+    context->saved_data["rows"] = x.size(0);
+    context->saved_data["dtype"] = static_cast<int64_t>(x.scalar_type());
+    return column_sum_of(x, dtype);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto dtype = static_cast<at::ScalarType>(context->saved_data["dtype"].toInt());
+    return {grads[0].to(dtype).unsqueeze(0).expand({context->saved_data["rows"].toInt(), -1}), Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed) {
+  const auto cast = computed.is_same(weight) ? std::nullopt : std::optional(computed.detach());
+  return Linear::apply(x, weight, bias, cast);
+}
+
+}  // namespace detail
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (!bias.defined() || !detail::runs_fused(x)) return at::linear(x, weight, bias);
+  Tensor in = x, computed = weight;
+  if (const auto dtype = detail::autocast_dtype(x)) {
+    in = detail::autocast_to(x, *dtype);
+    computed = detail::autocast_to(weight, *dtype);
+  }
+  const bool fits = in.scalar_type() == computed.scalar_type() && weight.dim() == 2 && bias.dim() == 1 &&
+                    bias.is_floating_point() && in.dim() > 0;
+  // What torch does not compute it explains itself.
+  if (!fits || (!detail::autocast_dtype(x) && bias.scalar_type() != in.scalar_type()))
+    return at::linear(x, weight, bias);
+  return detail::fused_linear(in, weight, bias, computed);
+}
+
+Tensor column_sum(const Tensor& x, at::ScalarType dtype) {
+  LEVIN_CHECK(x.dim() == 2, "[column_sum] needs a matrix [N, C], got ", x.sizes());
+  if (!detail::runs_fused(x)) return x.sum(0).to(dtype);
+  return detail::ColumnSumFunction::apply(x, dtype);
+}
+
+}  // namespace levin::kernels

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any_value.h>
+
+#include "levin/nn/unit.h"
+
+namespace levin::nn {
+
+struct ResidualNormOptions {
+  /// Of the last dimension.
+  int64_t size = 0;
+  double eps = 1e-5;
+  /// Root mean square norm in place of layer norm.
+  bool rms = false;
+  bool bias = true;
+};
+
+/// A norm inside a stack of residual branches. It also ends the branch before it, so that the sum and the norm, and in
+/// backward their gradients, are one kernel on CUDA (levin/kernels/residual_norm.h). Parameters are those of layer
+/// norm: "weight" of ones and "bias" of zeros.
+///
+///     auto [y, stream] = norm_1(x);
+///     auto [z, h] = norm_2(stream, attention(y));   // z = norm(stream + attention(y))
+///     return h + mlp(z);
+struct ResidualNormImpl : torch::nn::Cloneable<ResidualNormImpl> {
+  explicit ResidualNormImpl(const ResidualNormOptions& options);
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// stream [..., size] to {norm(h), h}, h = stream + dropout(branch). `dropout` is the fraction of the branch that is
+  /// dropped in training.
+  std::tuple<Tensor, Tensor> forward(const Tensor& stream, const Tensor& branch = {}, double dropout = 0);
+
+  ResidualNormOptions options;
+  Tensor weight, bias;
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())}, {2, torch::nn::AnyValue(0.0)})
+};
+LEVIN_MODULE(ResidualNorm);
+
+}  // namespace levin::nn
