@@ -1,7 +1,10 @@
-// The null twin of image_batch_cuda.cpp and adam_cuda.cpp, for builds without CUDA.
+// The null twins of *_cuda.cpp, for builds without CUDA.
 #include "levin/core/error.h"
+#include "levin/kernels/attention_detail.h"
+#include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
+#include "levin/kernels/rotary_detail.h"
 
 namespace levin::kernels::detail {
 
@@ -24,5 +27,16 @@ void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c
 void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const CodeBooks&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
+
+bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
+  return false;
+}
+AttentionBackend faster_attention(const Tensor&, bool) {
+  return AttentionBackend::kTorch;
+}
+
+// Without them the operators have no kernel for CUDA, and say so.
+void register_cross_entropy_cuda(torch::Library&) {}
+void register_rotary_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

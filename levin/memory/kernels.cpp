@@ -7,6 +7,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "levin/core/played_device.h"
+
 namespace levin::detail {
 namespace {
 
@@ -16,11 +18,8 @@ using Three = std::tuple<Tensor, Tensor, Tensor>;
 using SymInts = c10::SymIntArrayRef;
 using Mask3 = std::array<bool, 3>;
 
-/// Which device's kernels are played; set for the length of an estimate.
-c10::DeviceType played_device = c10::kCPU;
-
 bool plays_cuda() {
-  return played_device == c10::kCUDA;
+  return played_device() == c10::kCUDA;
 }
 
 std::vector<int64_t> ints(SymInts list) {
@@ -130,6 +129,21 @@ Three flash_backward(const Tensor&, const Tensor& q, const Tensor& k, const Tens
   const auto rows = (q.size(2) + 127) / 128 * 128, width = (q.size(3) + 31) / 32 * 32;
   const auto sum = made({q.size(0), rows, q.size(1), width}, q, at::kFloat);
   const auto dot = made({q.size(0), q.size(1), rows}, q, at::kFloat);
+  return {heads_last(q, q.size(3)), heads_last(k, k.size(3)), heads_last(v, v.size(3))};
+}
+
+Flash cudnn(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor&, bool sums, double, bool, bool,
+            std::optional<double>) {
+  auto out = heads_last(q, v.size(3));
+  auto kept = sums ? made({q.size(0), q.size(1), q.size(2), 1}, q, at::kFloat) : Tensor();
+  return {out, kept, {}, {}, q.size(2), k.size(2), made({}, q, at::kLong), made({}, q, at::kLong), {}};
+}
+Three cudnn_backward(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&,
+                     const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt,
+                     c10::SymInt, double, bool, std::optional<double>) {
+  // The workspace of its plan: the gradient of the queries is summed in float32 here, too.
+  const auto sum = made({q.size(0), q.size(1), q.size(2), q.size(3)}, q, at::kFloat);
+  const auto dot = made({q.size(0), q.size(1), q.size(2)}, q, at::kFloat);
   return {heads_last(q, q.size(3)), heads_last(k, k.size(3)), heads_last(v, v.size(3))};
 }
 
@@ -284,7 +298,7 @@ MetaKernels::MetaKernels(c10::DeviceType device)
           std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__)),
       choices_(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__,
                                                 __LINE__)) {
-  played_device = device;
+  set_played_device(device);
   auto& m = *shapes_;
   {
     // It has one, which knows nothing of the memory that the device's takes; a warning says that this one is used now.
@@ -304,6 +318,8 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   m.impl("convolution_backward_overrideable", convolution_backward);
   m.impl("_scaled_dot_product_flash_attention", flash);
   m.impl("_scaled_dot_product_flash_attention_backward", flash_backward);
+  m.impl("_scaled_dot_product_cudnn_attention", cudnn);
+  m.impl("_scaled_dot_product_cudnn_attention_backward", cudnn_backward);
   m.impl("_scaled_dot_product_efficient_attention", efficient);
   m.impl("_scaled_dot_product_efficient_attention_backward", efficient_backward);
   m.impl("_scaled_dot_product_flash_attention_for_cpu", cpu_flash);
@@ -324,6 +340,8 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   choices_->impl("dropout", dropout);
 }
 
-MetaKernels::~MetaKernels() = default;
+MetaKernels::~MetaKernels() {
+  set_played_device(c10::kCPU);
+}
 
 }  // namespace levin::detail
