@@ -1,11 +1,14 @@
-// The null twin of the *_cuda.cpp of this folder, for builds without CUDA.
+// The null twins of the *_cuda.cpp of this folder, for builds without CUDA.
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
+#include "levin/kernels/attention_detail.h"
+#include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/residual_norm_detail.h"
+#include "levin/kernels/rotary_detail.h"
 
 namespace levin::kernels::detail {
 
@@ -36,5 +39,15 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
+  return false;
+}
+AttentionBackend faster_attention(const Tensor&, bool) {
+  return AttentionBackend::kTorch;
+}
+
+// Without them the operators have no kernel for CUDA, and say so.
+void register_cross_entropy_cuda(torch::Library&) {}
+void register_rotary_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

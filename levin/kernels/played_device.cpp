@@ -18,6 +18,9 @@ c10::DeviceType played_device() {
 void set_played_device(c10::DeviceType device) {
   device_played = device;
 }
+c10::DeviceType kernel_device(const Tensor& tensor) {
+  return tensor.is_meta() ? played_device() : tensor.device().type();
+}
 
 const PlayedAutocast* played_autocast() {
   return autocast_played;

@@ -15,6 +15,8 @@ using at::Tensor;
 /// The device whose kernels meta tensors run as; the CPU unless an estimate says otherwise.
 c10::DeviceType played_device();
 void set_played_device(c10::DeviceType device);
+/// Whose kernels run on the tensor: those of its device, or of the one that a meta tensor stands for.
+c10::DeviceType kernel_device(const Tensor& tensor);
 
 /// Autocast of meta tensors, which torch has none of. One per thread; null outside of an estimate in mixed precision.
 struct PlayedAutocast {

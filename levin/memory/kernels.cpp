@@ -132,6 +132,21 @@ Three flash_backward(const Tensor&, const Tensor& q, const Tensor& k, const Tens
   return {heads_last(q, q.size(3)), heads_last(k, k.size(3)), heads_last(v, v.size(3))};
 }
 
+Flash cudnn(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor&, bool sums, double, bool, bool,
+            std::optional<double>) {
+  auto out = heads_last(q, v.size(3));
+  auto kept = sums ? made({q.size(0), q.size(1), q.size(2), 1}, q, at::kFloat) : Tensor();
+  return {out, kept, {}, {}, q.size(2), k.size(2), made({}, q, at::kLong), made({}, q, at::kLong), {}};
+}
+Three cudnn_backward(const Tensor&, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor&, const Tensor&,
+                     const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, c10::SymInt,
+                     c10::SymInt, double, bool, std::optional<double>) {
+  // The workspace of its plan: the gradient of the queries is summed in float32 here, too.
+  const auto sum = made({q.size(0), q.size(1), q.size(2), q.size(3)}, q, at::kFloat);
+  const auto dot = made({q.size(0), q.size(1), q.size(2)}, q, at::kFloat);
+  return {heads_last(q, q.size(3)), heads_last(k, k.size(3)), heads_last(v, v.size(3))};
+}
+
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor&, const Tensor& v,
                                                      const MaybeTensor&, bool sums, double, bool,
                                                      std::optional<double>) {
@@ -303,6 +318,8 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   m.impl("convolution_backward_overrideable", convolution_backward);
   m.impl("_scaled_dot_product_flash_attention", flash);
   m.impl("_scaled_dot_product_flash_attention_backward", flash_backward);
+  m.impl("_scaled_dot_product_cudnn_attention", cudnn);
+  m.impl("_scaled_dot_product_cudnn_attention_backward", cudnn_backward);
   m.impl("_scaled_dot_product_efficient_attention", efficient);
   m.impl("_scaled_dot_product_efficient_attention_backward", efficient_backward);
   m.impl("_scaled_dot_product_flash_attention_for_cpu", cpu_flash);

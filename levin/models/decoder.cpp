@@ -6,12 +6,10 @@
 #include <utility>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/outer.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/stack.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
@@ -19,6 +17,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/kernels/activation.h"
+#include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
 #include "levin/nn/tie.h"
 
@@ -54,21 +53,13 @@ const std::array<std::string, 2> kPositions{"learned", "rotary"};
 const std::array<std::string, 4> kActivations{"gelu", "gelu_tanh", "relu",
                                               "silu_gated"};  // as DecoderMlpImpl::Activation
 
-/// Cosines and sines of the angles of each position: [2, T, D / H / 2].
+/// Cosines and sines of the angles of each position: [2, T, D / H / 2], float32.
 Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& like) {
   const auto head = options.hidden_dim / options.num_heads;
   const auto kind = at::TensorOptions().dtype(at::kFloat).device(like.device());
   const auto powers = at::arange(0, head, 2, kind) / static_cast<double>(head);
   const auto angles = at::outer(at::arange(length, kind), at::pow(options.rotary_base, powers).reciprocal());
-  return at::stack({angles.cos(), angles.sin()}).to(like.scalar_type());
-}
-
-/// Turns the first half of each head against the second. x [B, T, H, D / H].
-Tensor rotate(const Tensor& x, const Tensor& rotary) {
-  const auto angles = rotary.to(x.scalar_type()).unsqueeze(2);  // [2, T, 1, D / H / 2]
-  const auto cosine = angles[0], sine = angles[1];
-  const auto halves = x.chunk(2, -1);
-  return at::cat({halves[0] * cosine - halves[1] * sine, halves[1] * cosine + halves[0] * sine}, -1);
+  return at::stack({angles.cos(), angles.sin()});
 }
 
 nn::ResidualNorm decoder_norm(const DecoderOptions& options) {
@@ -82,7 +73,7 @@ void check_options(const DecoderOptions& o) {
               "[decoder] vocab_size, max_positions, num_layers and hidden_dim must be positive, mlp_dim 0 or more");
   LEVIN_CHECK(o.num_heads > 0 && o.hidden_dim % o.num_heads == 0, "[decoder] hidden_dim ", o.hidden_dim,
               " is not a multiple of num_heads ", o.num_heads);
-  LEVIN_CHECK(o.loss_rows >= 0, "[decoder] loss_rows ", o.loss_rows, " must be 0 (all) or more");
+  LEVIN_CHECK(o.loss_rows >= -1, "[decoder] loss_rows ", o.loss_rows, " must be -1 (chosen by size), 0 (all) or more");
   word_index("norm", o.norm, kNorms);
   word_index("activation", o.activation, kActivations);
   word_index("positions", o.positions, kPositions);
@@ -124,15 +115,8 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options)
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary) {
   const auto b = x.size(0), t = x.size(1), d = x.size(2);
-  auto parts = qkv(x).view({b, t, 3, num_heads, d / num_heads}).unbind(2);  // [B, T, H, D / H] each
-  if (rotary.defined()) {
-    parts[0] = rotate(parts[0], rotary);
-    parts[1] = rotate(parts[1], rotary);
-  }
-  const auto mixed =
-      at::scaled_dot_product_attention(parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2), {},
-                                       is_training() ? dropout : 0.0, /*is_causal=*/true);
-  return out(mixed.transpose(1, 2).reshape({b, t, d}));
+  return out(kernels::attention(qkv(x).view({b, t, 3, num_heads, d / num_heads}),
+                                {.causal = true, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
 }
 
 DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options)

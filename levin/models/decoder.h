@@ -39,8 +39,9 @@ struct DecoderOptions {
   bool tied_head = true;
   double dropout = 0;
   double attention_dropout = 0;
-  /// Rows whose logits are in memory at once when the model computes its loss; 0: all of them.
-  int64_t loss_rows = 1024;
+  /// Rows whose logits are in memory at once when the model computes its loss; -1: chosen by size (the default), 0: all
+  /// of them.
+  int64_t loss_rows = -1;
 };
 
 /// Rows of a table: integers of any shape to [..., D].

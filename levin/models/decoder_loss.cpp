@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include <ATen/autocast_mode.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/empty.h>
@@ -11,30 +11,27 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/played_device.h"
+#include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/product_dtype.h"
 
 namespace levin::models {
 namespace {
 
 using torch::autograd::AutogradContext;
 
+constexpr int64_t kRowsOfTheCpu = 1024;
+
 at::ScalarType wide_dtype(const Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
-/// In what dtype a product with the weight is computed here.
-at::ScalarType product_dtype(const Tensor& weight) {
-  const auto device = weight.device().type();
-  if (at::autocast::is_autocast_available(device))
-    return at::autocast::is_autocast_enabled(device) ? at::autocast::get_autocast_dtype(device) : weight.scalar_type();
-  // torch has no autocast of meta tensors, but estimates of memory have: a product of nothing tells.
-  const auto nothing = at::empty({0, 0}, weight.options());
-  return at::mm(nothing, nothing).scalar_type();
 }
 
 struct LossParts {
@@ -44,7 +41,7 @@ struct LossParts {
 /// Sum of the losses of rows x [N, D], and its gradients where they are asked for.
 LossParts loss_in_chunks(const Tensor& x, const Tensor& weight, const Tensor& targets, int64_t rows, bool for_x,
                          bool for_weight) {
-  const auto dtype = product_dtype(weight);
+  const auto dtype = kernels::product_dtype(weight);
   const auto w = weight.to(dtype);
   LossParts parts{.sum = at::zeros({}, x.options().dtype(wide_dtype(x)))};
   if (for_x) parts.grad_x = at::empty_like(x);
@@ -72,26 +69,143 @@ LossParts loss_in_chunks(const Tensor& x, const Tensor& weight, const Tensor& ta
   return parts;
 }
 
+// ---- on CUDA
+
+bool has_fused_loss(const Tensor& x, const Tensor& weight) {
+  const auto narrow = [](at::ScalarType dtype) { return dtype == at::kFloat || at::isReducedFloatingType(dtype); };
+  return kernels::kernel_device(weight) == c10::kCUDA && narrow(x.scalar_type()) &&
+         narrow(weight.scalar_type()) && weight.size(0) > 0;
+}
+
+/// Rows of logits in a chunk: chunks of about one size, whole tiles of the products.
+int64_t chunk_rows(int64_t rows, int64_t columns, int64_t element_size) {
+  constexpr int64_t kBytes = 470'000'000, kLeast = 1024, kTile = 128;
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  const auto most = std::max(kLeast, kBytes / (columns * element_size));
+  const auto chunks = std::max<int64_t>(1, up(rows, most));
+  return std::max<int64_t>(1, std::min(rows, up(up(rows, chunks), kTile) * kTile));
+}
+
+/// The weight in the dtype of the products, its rows filled up with zeros: the leading dimension of the logits decides
+/// which kernels cuBLAS can take.
+Tensor padded_weight(const Tensor& weight, at::ScalarType dtype) {
+  constexpr int64_t kGood = 8, kPadded = 64;
+  const auto rows = weight.size(0);
+  if (weight.scalar_type() == dtype && rows % kGood == 0) return weight.contiguous();
+  const auto padded = (rows + kPadded - 1) / kPadded * kPadded;
+  auto result = at::empty({padded, weight.size(1)}, weight.options().dtype(dtype));
+  result.narrow(0, 0, rows).copy_(weight);
+  if (padded > rows) result.narrow(0, rows, padded - rows).zero_();
+  return result;
+}
+
+/// out = a b, or out += a b. A product of 16-bit matrices is written in float32 without being rounded between.
+void multiply_into(Tensor out, const Tensor& a, const Tensor& b, bool add = false) {
+  if (out.is_meta()) return;  // takes no memory
+  if (out.scalar_type() == a.scalar_type())
+    add ? at::addmm_out(out, out, a, b) : at::mm_out(out, a, b);
+  else if (out.scalar_type() == at::kFloat)
+    add ? at::addmm_out(out, out, a, b, at::kFloat) : at::mm_out(out, a, b, at::kFloat);
+  else
+    add ? out.add_(at::mm(a, b)) : out.copy_(at::mm(a, b));
+}
+
+/// As loss_in_chunks, with the gradients times `scale`. That of the weight is [padded V, D] and may be float32.
+LossParts fused_loss(const Tensor& x, const Tensor& weight, const Tensor& targets, const Tensor& scale, int64_t asked,
+                     bool for_x, bool for_weight) {
+  const auto dtype = kernels::product_dtype(weight);
+  const auto w = padded_weight(weight, dtype);
+  const auto all = x.size(0), columns = w.size(0);
+  const auto rows = asked > 0 ? std::min(asked, std::max<int64_t>(all, 1))
+                              : chunk_rows(all, columns, static_cast<int64_t>(w.element_size()));
+  const bool once = rows >= all;
+  // The gradient of the sum, which float16 gets, may pass its range.
+  const auto sum_dtype = once && weight.scalar_type() == dtype && dtype != at::kHalf ? dtype : at::kFloat;
+  LossParts parts;
+  if (for_x) parts.grad_x = at::empty(x.sizes(), x.options());
+  if (for_weight) parts.grad_weight = at::empty(w.sizes(), w.options().dtype(sum_dtype));
+  if (for_weight && all == 0) parts.grad_weight.zero_();
+  const auto losses = at::empty({all}, x.options().dtype(at::kFloat));
+  {
+    const auto room = at::empty({rows, columns}, w.options());
+    for (int64_t begin = 0; begin < all; begin += rows) {
+      const auto count = std::min(rows, all - begin);
+      const auto part = x.narrow(0, begin, count).to(dtype);
+      const auto logits = room.narrow(0, 0, count);  // their gradient after the step
+      multiply_into(logits, part, w.t());
+      kernels::cross_entropy_step(logits, targets.narrow(0, begin, count), losses.narrow(0, begin, count),
+                                  {.classes = weight.size(0),
+                                   .ignore_index = kIgnoredToken,
+                                   .gradient = for_x || for_weight,
+                                   .scale = scale.defined() ? std::optional<Tensor>(scale) : std::nullopt});
+      if (for_x) multiply_into(parts.grad_x.narrow(0, begin, count), logits, w);
+      if (for_weight) multiply_into(parts.grad_weight, logits.t(), part, /*add=*/begin > 0);
+    }
+  }
+  parts.sum = losses.sum();
+  return parts;
+}
+
+// ---- the function
+
 struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& targets,
                         int64_t rows, bool for_x, bool for_weight) {
-    const auto parts = loss_in_chunks(x, weight, targets, rows, for_x, for_weight);
     const auto count = targets.ne(kIgnoredToken).sum();
-    context->save_for_backward({parts.grad_x, parts.grad_weight, count});
+    const bool fused = has_fused_loss(x, weight);
+    LossParts parts;
+    Tensor divisor = count.clamp_min(1);  // where nothing counts there is no gradient
+    if (fused) {
+      // The mean's factor goes into the gradient of the logits, where it is rounded with them; float16 has no numbers
+      // that small.
+      Tensor scale;
+      if (kernels::product_dtype(weight) != at::kHalf) scale = divisor.to(at::kFloat).reciprocal_(), divisor.reset();
+      parts = fused_loss(x, weight, targets.contiguous(), scale, rows, for_x, for_weight);
+    } else {
+      parts = loss_in_chunks(x, weight, targets, rows < 0 ? kRowsOfTheCpu : rows, for_x, for_weight);
+    }
+    context->saved_data["rows"] = weight.size(0);
+    context->saved_data["dtype"] = static_cast<int64_t>(weight.scalar_type());
+    context->save_for_backward({parts.grad_x, parts.grad_weight, divisor});
     return parts.sum / count;
   }
 
   static torch::autograd::variable_list backward(AutogradContext* context, torch::autograd::variable_list grads) {
+    const bool again = at::GradMode::is_enabled();
+    const at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
-    const auto scale = grads[0] / saved[2];
+    const auto scale = saved[2].defined() ? grads[0] / saved[2] : grads[0];
     // The gradients are as large as what they belong to; nobody reads the saved ones again unless the graph is kept.
     const bool kept = torch::autograd::get_current_graph_task_keep_graph();
-    const auto scaled = [&](Tensor grad) {
+    const auto scaled = [&](Tensor grad, at::ScalarType dtype) {
       if (!grad.defined()) return grad;
+      if (grad.scalar_type() != dtype) {
+        auto result = at::empty(grad.sizes(), grad.options().dtype(dtype));
+        return at::mul_out(result, grad, scale.to(grad.scalar_type()));
+      }
       const auto factor = scale.to(grad.scalar_type());
       return kept ? grad * factor : grad.mul_(factor);
     };
-    return {scaled(saved[0]), scaled(saved[1]), {}, {}, {}, {}};
+    auto of_weight = saved[1];
+    if (of_weight.defined()) of_weight = of_weight.narrow(0, 0, context->saved_data["rows"].toInt());
+    const auto dtype = static_cast<at::ScalarType>(context->saved_data["dtype"].toInt());
+    torch::autograd::variable_list result{saved[0].defined() ? scaled(saved[0], saved[0].scalar_type()) : Tensor(),
+                                          scaled(of_weight, dtype)};
+    if (again) result = not_again(result);
+    result.resize(6);
+    return result;
+  }
+
+ private:
+  /// The gradients do not know what they were computed from: to differentiate them must fail.
+  static torch::autograd::variable_list not_again(torch::autograd::variable_list result) {
+    const at::AutoGradMode grad(true);
+    const auto error = std::make_shared<torch::autograd::DelayedError>(
+        "[linear_cross_entropy] the gradient of a chunked loss cannot be differentiated; use loss_rows = 0",
+        static_cast<int64_t>(result.size()));
+    for (auto& each : result)
+      if (each.defined()) each = each.detach().requires_grad_();
+    return (*error)(std::move(result));
   }
 };
 
@@ -108,7 +222,7 @@ Tensor linear_cross_entropy(const Tensor& x, const Tensor& weight, const Tensor&
                   targets.sizes() == x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)),
               "[linear_cross_entropy] needs x [..., D], weight [V, D] and targets [...], got ", x.sizes(), ", ",
               weight.sizes(), " and ", targets.sizes());
-  LEVIN_CHECK(rows >= 0, "[linear_cross_entropy] rows ", rows, " must be 0 (all) or more");
+  LEVIN_CHECK(rows >= -1, "[linear_cross_entropy] rows ", rows, " must be -1 (chosen by size), 0 (all) or more");
   const auto flat = x.reshape({-1, x.size(-1)});
   const auto flat_targets = targets.reshape({-1}).to(at::kLong);
   if (rows == 0) {

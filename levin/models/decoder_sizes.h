@@ -9,13 +9,13 @@
 
 namespace levin::models {
 
-/// What can be chosen about a decoder of a named size; 0 is the size's own.
+/// What can be chosen about a decoder of a named size; 0 is the size's own, loss_rows as in DecoderOptions.
 struct DecoderVariant {
   int64_t vocab_size = 0;
   int64_t max_positions = 0;
   double dropout = 0;
   double attention_dropout = 0;
-  int64_t loss_rows = 1024;
+  int64_t loss_rows = -1;
 };
 
 /// The options of a named size: "gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl", "gpt_6_7b" (OPT-6.7B's sizes). An

@@ -10,6 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation.h"
+#include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
 #include "levin/nn/init.h"
 
@@ -73,22 +74,19 @@ ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
 }
 
 Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
-  const auto b = x.size(0), s = x.size(1), d = x.size(2), asking = first_only ? 1 : s;
-  Tensor q, k, v;  // [B, S, H, D / H] each
-  if (first_only) {
-    q = kernels::linear(x.narrow(1, 0, 1), in_proj_weight.narrow(0, 0, d), in_proj_bias.narrow(0, 0, d));
-    const auto both = kernels::linear(x, in_proj_weight.narrow(0, d, 2 * d), in_proj_bias.narrow(0, d, 2 * d));
-    const auto parts = both.view({b, s, 2, num_heads, d / num_heads}).unbind(2);
-    q = q.view({b, 1, num_heads, d / num_heads}), k = parts[0], v = parts[1];
-  } else {
-    // Views of one product; what backward gives for them is put together by one copy.
-    const auto parts =
-        kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
-    q = parts[0], k = parts[1], v = parts[2];
-  }
-  const auto mixed = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {},
-                                                      is_training() ? dropout : 0.0);
-  return out_proj(mixed.transpose(1, 2).reshape({b, asking, d}));
+  const auto b = x.size(0), s = x.size(1), d = x.size(2), size = d / num_heads;
+  const double p = is_training() ? dropout : 0.0;
+  // Queries, keys and values are views of one product.
+  if (!first_only)
+    return out_proj(kernels::attention(kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, size}),
+                                       {.dropout = p}));
+  const auto q = kernels::linear(x.narrow(1, 0, 1), in_proj_weight.narrow(0, 0, d), in_proj_bias.narrow(0, 0, d))
+                     .view({b, 1, num_heads, size});
+  const auto both = kernels::linear(x, in_proj_weight.narrow(0, d, 2 * d), in_proj_bias.narrow(0, d, 2 * d));
+  const auto parts = both.view({b, s, 2, num_heads, size}).unbind(2);
+  const auto mixed =
+      at::scaled_dot_product_attention(q.transpose(1, 2), parts[0].transpose(1, 2), parts[1].transpose(1, 2), {}, p);
+  return out_proj(mixed.transpose(1, 2).reshape({b, 1, d}));
 }
 
 // ---- block

@@ -8,6 +8,7 @@
 #include "levin/data/sample_random.h"
 #include "levin/devices/memory_counter.h"
 #include "levin/memory/groups.h"
+#include "levin/models/decoder.h"
 #include "levin/models/registry.h"
 #include "levin/models/vit.h"
 #include "levin/nn/checkpointing.h"
@@ -427,6 +428,32 @@ TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {
   // Norms and sums stay in float32, products and attention do not; weights are kept in both.
   EXPECT_LT(vit_mixed.activations, vit.activations * 3 / 4);
   EXPECT_GT(vit_mixed.activations, vit.activations / 2);
+}
+
+/// The logits of a chunk are the largest tensor of this step, in the dtype of the products.
+TEST(Memory, OfALossInChunksOnCudaIsThatOfItsPaddedLogits) {
+  const Batch batch{{"x", torch::empty({8, 1024}, torch::dtype(at::kLong).device(at::kMeta))},
+                    {"y", torch::empty({8, 1024}, torch::dtype(at::kLong).device(at::kMeta))}};
+  const auto peak = [&](int64_t rows, const char* precision) {
+    return estimate_memory(
+               [&] {
+                 return models::decoder({.vocab_size = 20011,
+                                         .max_positions = 1024,
+                                         .num_layers = 1,
+                                         .num_heads = 4,
+                                         .hidden_dim = 64,
+                                         .loss_rows = rows});
+               },
+               [](auto& model, const Batch& given) { return model(given["x"], given["y"]); },
+               [](const Tensor& loss, const Batch&) { return loss; }, batch, {.precision = precision})
+        .device_peak;
+  };
+  for (const auto& [precision, width] :
+       {std::pair("bf16-mixed", 2), std::pair("bf16-true", 2), std::pair("32-true", 4)})
+    expect_near(peak(8192, precision) - peak(4096, precision), int64_t{4096} * 20032 * width, 0.03);
+  // All rows fit in 16 bits; in float32 they are two chunks.
+  EXPECT_EQ(peak(-1, "bf16-mixed"), peak(8192, "bf16-mixed"));
+  EXPECT_LT(peak(-1, "32-true"), peak(8192, "32-true"));
 }
 
 /// Samples, synchronized batch norm and estimates stand before torch's operators in one process, whoever comes first.

@@ -70,6 +70,67 @@ TEST_F(DecoderGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
   }
 }
 
+TEST_F(DecoderGpu, ChunkedLossIsThatOfTheCpuForOddVocabularies) {
+  torch::manual_seed(2);
+  struct Case {
+    int64_t rows, classes;
+    at::ScalarType x, weight;
+    std::optional<at::ScalarType> autocast = {};
+  };
+  const std::vector<Case> cases{{1000, 50257, at::kFloat, at::kFloat, at::kBFloat16},
+                                {1000, 50257, at::kBFloat16, at::kBFloat16},
+                                {300, 1000, at::kHalf, at::kHalf},
+                                {300, 17, at::kFloat, at::kFloat, at::kHalf},
+                                {300, 17, at::kBFloat16, at::kFloat, at::kBFloat16},
+                                {300, 1001, at::kFloat, at::kFloat},
+                                {1, 1000, at::kBFloat16, at::kBFloat16}};
+  for (const auto& each : cases)
+    for (const int64_t chunk : {-1, 128, 0}) {
+      SCOPED_TRACE(::testing::Message() << each.rows << " x " << each.classes << " " << each.x << " " << each.weight
+                                        << " chunks of " << chunk);
+      const auto x = torch::randn({each.rows, 64}).to(each.x),
+                 weight = (torch::randn({each.classes, 64}) * 0.1).to(each.weight);
+      auto targets = torch::randint(0, each.classes, {each.rows});
+      if (each.rows > 1) targets[0] = models::kIgnoredToken, targets[7] = models::kIgnoredToken;
+      const auto here = x.to(at::kDouble).requires_grad_(), weight_here = weight.to(at::kDouble).requires_grad_();
+      const auto expected = models::linear_cross_entropy(here, weight_here, targets, 0);
+      (expected * 3).backward();
+      const auto there = x.cuda().requires_grad_(), weight_there = weight.cuda().requires_grad_();
+      Tensor loss;
+      {
+        std::optional<Autocast> autocast;
+        if (each.autocast) autocast.emplace(at::kCUDA, *each.autocast);
+        loss = models::linear_cross_entropy(there, weight_there, targets.cuda(), chunk);
+      }
+      EXPECT_EQ(loss.scalar_type(), at::kFloat);
+      EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 2e-3 * expected.item<double>());
+      (loss * 3).backward();
+      const bool exact = !each.autocast && each.weight == at::kFloat;
+      const auto compare = [&](const Tensor& found, const Tensor& wanted) {
+        EXPECT_EQ(found.sizes(), wanted.sizes());
+        EXPECT_LT((found.cpu().to(at::kDouble) - wanted).norm().item<double>(),
+                  (exact ? 2e-3 : 2e-2) * wanted.norm().item<double>());
+      };
+      compare(there.grad(), here.grad());
+      compare(weight_there.grad(), weight_here.grad());
+      EXPECT_EQ(weight_there.grad().scalar_type(), each.weight);
+    }
+}
+
+TEST_F(DecoderGpu, ChunkedLossOfNothingHasNoGradient) {
+  for (const int64_t rows : {5, 0}) {
+    const auto x = torch::randn({rows, 16}, at::kCUDA).to(at::kBFloat16).requires_grad_();
+    const auto weight = torch::randn({1001, 16}, at::kCUDA).requires_grad_();
+    const auto targets = torch::full({rows}, models::kIgnoredToken, torch::dtype(at::kLong).device(at::kCUDA));
+    Autocast autocast(at::kCUDA, at::kBFloat16);
+    const auto loss = models::linear_cross_entropy(x, weight, targets);
+    EXPECT_TRUE(loss.isnan().item<bool>());
+    loss.backward();
+    EXPECT_EQ(weight.grad().abs().sum().item<double>(), 0);
+    EXPECT_EQ(x.grad().abs().sum().item<double>(), 0);
+  }
+}
+
 TEST_F(DecoderGpu, LogitsOfTheLossAreNeverAllocatedInFull) {
   auto o = options(false);
   o.vocab_size = 50000;

@@ -161,6 +161,44 @@ TEST(Decoder, ChunkedLossKeepsItsGraphAndLeavesFrozenWeightsAlone) {
   EXPECT_FALSE(models::linear_cross_entropy(x, weight, targets, 2).requires_grad());
 }
 
+TEST(Decoder, ChunkedLossRefusesToBeDifferentiatedTwice) {
+  const auto x = torch::randn({5, 8}).requires_grad_();
+  const auto weight = torch::randn({11, 8}).requires_grad_();
+  const auto targets = torch::randint(0, 11, {5});
+  const auto gradient = [&](int64_t rows) {
+    const auto loss = models::linear_cross_entropy(x, weight, targets, rows);
+    return torch::autograd::grad({loss}, {x}, {}, {}, /*create_graph=*/true)[0];
+  };
+  expect_near(gradient(2), gradient(0), 1e-6);
+  EXPECT_TRUE(torch::autograd::grad({gradient(0).square().sum()}, {weight})[0].defined());
+  try {
+    (void)torch::autograd::grad({gradient(2).square().sum()}, {weight});
+    ADD_FAILURE() << "no error";
+  } catch (const std::exception& error) {
+    EXPECT_THAT(error.what(), HasSubstr("[linear_cross_entropy] the gradient of a chunked loss"));
+  }
+}
+
+TEST(Decoder, LossOfIgnoredTokensHasNoGradient) {
+  const auto x = torch::randn({5, 8}).requires_grad_();
+  const auto weight = torch::randn({11, 8}).requires_grad_();
+  const auto loss = models::linear_cross_entropy(x, weight, torch::full({5}, models::kIgnoredToken, at::kLong), 2);
+  EXPECT_TRUE(loss.isnan().item<bool>());
+  loss.backward();
+  EXPECT_TRUE(x.grad().equal(torch::zeros({5, 8})));
+  EXPECT_TRUE(weight.grad().equal(torch::zeros({11, 8})));
+}
+
+TEST(Decoder, DefaultChunksOfTheCpuAreOf1024Rows) {
+  const auto weight = torch::randn({11, 8}).requires_grad_();
+  const auto x = torch::randn({1500, 8});
+  const auto targets = torch::randint(0, 11, {1500});
+  const auto gradient = [&](int64_t rows) {
+    return torch::autograd::grad({models::linear_cross_entropy(x, weight, targets, rows)}, {weight})[0];
+  };
+  EXPECT_TRUE(gradient(-1).equal(gradient(1024)));
+}
+
 TEST(Decoder, ChunkedLossInBfloat16AndUnderAutocast) {
   const auto x = torch::randn({64, 32}), weight = torch::randn({50, 32}) * 0.1;
   const auto targets = torch::randint(0, 50, {64});

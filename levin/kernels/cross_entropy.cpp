@@ -1,0 +1,81 @@
+#include "levin/kernels/cross_entropy.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
+#include <torch/library.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/cross_entropy_detail.h"
+
+namespace levin::kernels {
+namespace {
+
+using CrossEntropyFunction = void(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool,
+                                  const std::optional<Tensor>&);
+
+/// The kernel of CUDA takes no memory.
+void cross_entropy_of_nothing(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool,
+                              const std::optional<Tensor>&) {}
+
+struct CrossEntropyOps {
+  CrossEntropyOps() {
+    schema.def(
+        "cross_entropy_step(Tensor(a!) logits, Tensor targets, Tensor(b!) losses, int classes, int ignore_index, bool "
+        "gradient, Tensor? scale) -> ()");
+    cpu.impl("cross_entropy_step", detail::cross_entropy_by_aten);
+    meta.impl("cross_entropy_step", cross_entropy_of_nothing);
+    detail::register_cross_entropy_cuda(cuda);
+    step.emplace(
+        c10::Dispatcher::singleton().findSchemaOrThrow("levin::cross_entropy_step", "").typed<CrossEntropyFunction>());
+  }
+
+  torch::Library schema{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
+  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
+  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
+  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
+  std::optional<c10::TypedOperatorHandle<CrossEntropyFunction>> step;
+};
+
+const CrossEntropyOps& cross_entropy_ops() {
+  static const CrossEntropyOps ops;
+  return ops;
+}
+
+}  // namespace
+
+namespace detail {
+
+void cross_entropy_by_aten(const Tensor& logits, const Tensor& targets, const Tensor& losses, int64_t classes,
+                           int64_t ignore_index, bool gradient, const std::optional<Tensor>& scale) {
+  const auto counted = logits.narrow(1, 0, classes);
+  const auto target = targets.unsqueeze(1), ignored = target.eq(ignore_index);
+  const auto index = target.masked_fill(ignored, 0);
+  auto scores = at::log_softmax(counted, 1, logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  losses.copy_(scores.gather(1, index).neg_().masked_fill_(ignored, 0).squeeze(1));
+  if (!gradient) return;
+  scores.exp_().scatter_add_(1, index, at::full({1, 1}, -1, scores.options()).expand({index.size(0), 1}));
+  if (scale) scores.mul_(*scale);
+  counted.copy_(scores.masked_fill_(ignored, 0));
+  if (classes < logits.size(1)) logits.narrow(1, classes, logits.size(1) - classes).zero_();
+}
+
+}  // namespace detail
+
+void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
+                        const CrossEntropyStep& options) {
+  LEVIN_CHECK(logits.dim() == 2 && logits.is_floating_point() && targets.dim() == 1 &&
+                  targets.scalar_type() == at::kLong && targets.size(0) == logits.size(0) &&
+                  losses.sizes() == targets.sizes(),
+              "[cross_entropy_step] needs logits [N, C], targets int64 [N] and losses [N], got ", logits.sizes(), ", ",
+              targets.scalar_type(), " ", targets.sizes(), " and ", losses.sizes());
+  LEVIN_CHECK(losses.scalar_type() == (logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat),
+              "[cross_entropy_step] losses of ", logits.scalar_type(), " logits cannot be ", losses.scalar_type());
+  LEVIN_CHECK(options.classes > 0 && options.classes <= logits.size(1), "[cross_entropy_step] classes ",
+              options.classes, " are not in 1 to ", logits.size(1));
+  if (logits.size(0) == 0) return;
+  cross_entropy_ops().step->call(logits, targets, losses, options.classes, options.ignore_index, options.gradient,
+                                 options.scale);
+}
+
+}  // namespace levin::kernels

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+namespace levin::kernels {
+
+using at::Tensor;
+
+struct CrossEntropyStep {
+  /// Columns that are classes; those after them are padding.
+  int64_t classes = 0;
+  /// Targets of this value count for nothing.
+  int64_t ignore_index = -100;
+  /// Overwrite the logits with their gradient; otherwise they stay as they are.
+  bool gradient = true;
+  /// A factor of the gradient, float32 [] on the logits' device; 1 if there is none.
+  std::optional<Tensor> scale = {};
+};
+
+/// The cross entropy of each row of logits [N, C] with targets int64 [N], into losses [N] (float32; double for double
+/// logits). The gradient of the logits takes their place: (softmax - one-hot) * scale, zero in rows that are ignored
+/// and in padding. Rows may lie further apart than C. All rows are one kernel on CUDA, which computes in float32 and
+/// reads the logits from memory once. A target that is no class is an error on the CPU and NaN on CUDA.
+///
+/// Autograd does not see it: it is a part of autograd functions.
+void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
+                        const CrossEntropyStep& options);
+
+}  // namespace levin::kernels

@@ -1,0 +1,52 @@
+#include <limits>
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/cross_entropy_launch.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+LogitType logit_type(at::ScalarType dtype) {
+  return dtype == at::kHalf ? LogitType::kHalf : dtype == at::kBFloat16 ? LogitType::kBFloat16 : LogitType::kFloat;
+}
+
+void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tensor& losses, int64_t classes,
+                        int64_t ignore_index, bool gradient, const std::optional<Tensor>& scale) {
+  const auto dtype = logits.scalar_type();
+  const bool has_kernel = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
+  // Sums of threads and strides fit into 32 bits.
+  if (!has_kernel || logits.stride(1) != 1 || logits.size(1) > (int64_t{1} << 30) || !losses.is_contiguous() ||
+      logits.size(0) > std::numeric_limits<int32_t>::max())
+    return cross_entropy_by_aten(logits, targets, losses, classes, ignore_index, gradient, scale);
+  LEVIN_CHECK(!scale || (scale->is_cuda() && scale->scalar_type() == at::kFloat && scale->numel() == 1),
+              "[cross_entropy_step] the scale must be one float32 on the device of the logits");
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const auto classes_of_rows = targets.contiguous();
+  const CrossEntropyLaunch launch{.logits = logits.mutable_data_ptr(),
+                                  .type = logit_type(dtype),
+                                  .stride = logits.stride(0),
+                                  .targets = classes_of_rows.const_data_ptr<int64_t>(),
+                                  .losses = losses.mutable_data_ptr<float>(),
+                                  .scale = scale ? scale->const_data_ptr<float>() : nullptr,
+                                  .rows = logits.size(0),
+                                  .columns = static_cast<int32_t>(logits.size(1)),
+                                  .classes = static_cast<int32_t>(classes),
+                                  .ignore_index = ignore_index,
+                                  .gradient = gradient};
+  C10_CUDA_CHECK(static_cast<cudaError_t>(
+      launch_cross_entropy(launch, c10::cuda::getCurrentCUDAStream(logits.device().index()).stream())));
+}
+
+}  // namespace
+
+void register_cross_entropy_cuda(torch::Library& library) {
+  library.impl("cross_entropy_step", cross_entropy_cuda);
+}
+
+}  // namespace levin::kernels::detail

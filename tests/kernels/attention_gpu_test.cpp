@@ -1,0 +1,189 @@
+// Fused attention and rotary positions on the GPU against plain operators.
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "levin/devices/flop_counter.h"
+#include "levin/kernels/attention.h"
+#include "levin/kernels/attention_detail.h"
+#include "levin/kernels/rotary.h"
+#include "levin/kernels/rotary_detail.h"
+#include "levin/testing/gpu.h"
+
+namespace levin::attention_gpu_tests {
+namespace {
+
+using at::Tensor;
+using kernels::AttentionOptions;
+using kernels::detail::AttentionBackend;
+
+class AttentionGpu : public levin::testing::GpuTest {};
+
+double relative(const Tensor& found, const Tensor& expected) {
+  const auto a = found.to(at::kCPU, at::kDouble), b = expected.to(at::kCPU, at::kDouble);
+  return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
+}
+
+Tensor angles_of(int64_t length, int64_t half) {
+  const auto angles = at::outer(torch::arange(length, at::kFloat), torch::linspace(1, 0.01, half));
+  return at::stack({angles.cos(), angles.sin()}).cuda();
+}
+
+/// In float32, by plain operators.
+Tensor exact(const Tensor& qkv, const AttentionOptions& options) {
+  auto parts = qkv.to(at::kFloat).unbind(2);
+  if (options.rotary.defined())
+    for (const size_t i : {0, 1}) parts[i] = kernels::rotate(parts[i], options.rotary);
+  const auto mixed = std::get<0>(at::_scaled_dot_product_attention_math(
+      parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2), {}, 0.0, options.causal));
+  return mixed.transpose(1, 2).flatten(2);
+}
+
+Tensor random(std::vector<int64_t> shape, at::ScalarType dtype) {
+  return torch::randn(shape, at::kCUDA).to(dtype).requires_grad_();
+}
+
+template <class Run>
+void compare(const Tensor& qkv, const AttentionOptions& options, double tolerance, const Run& run) {
+  const auto expected = exact(qkv, options), found = run();
+  ASSERT_EQ(found.sizes(), expected.sizes());
+  EXPECT_EQ(found.scalar_type(), qkv.scalar_type());
+  EXPECT_LT(relative(found, expected), tolerance);
+  const auto grad = torch::randn(expected.sizes(), at::kCUDA).to(qkv.scalar_type());
+  const auto of = torch::autograd::grad({found}, {qkv}, {grad})[0];
+  EXPECT_TRUE(of.is_contiguous());
+  EXPECT_LT(relative(of, torch::autograd::grad({expected}, {qkv}, {grad.to(at::kFloat)})[0]), 2 * tolerance);
+}
+
+TEST_F(AttentionGpu, OfEveryBackendEqualsThePlainOne) {
+  torch::manual_seed(12);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const int64_t length : {2, 17, 197, 1000})
+      for (const int64_t size : {64, 80, 128})
+        for (const bool causal : {false, true})
+          for (const auto backend : {AttentionBackend::kCudnn, AttentionBackend::kFlash, AttentionBackend::kTorch}) {
+            SCOPED_TRACE(::testing::Message() << dtype << " " << length << " x " << size << " " << causal << " "
+                                              << static_cast<int>(backend));
+            const auto qkv = random({2, length, 3, 3, size}, dtype);
+            if (backend != AttentionBackend::kTorch && !kernels::detail::attention_runs_on(backend, qkv, causal, 0))
+              continue;
+            compare(qkv, {.causal = causal}, dtype == at::kHalf ? 2e-3 : 1e-2,
+                    [&] { return kernels::detail::attention_with(qkv, {.causal = causal}, backend); });
+          }
+}
+
+TEST_F(AttentionGpu, OfEveryShapeEqualsThePlainOne) {
+  torch::manual_seed(13);
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat})
+    for (const int64_t length : {1, 5, 300})
+      for (const int64_t size : {6, 24, 64, 160})
+        for (const bool turns : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << dtype << " " << length << " x " << size << " " << turns);
+          const auto qkv = random({3, length, 3, 2, size}, dtype);
+          AttentionOptions options{.causal = true};
+          if (turns) options.rotary = angles_of(length, size / 2);
+          compare(qkv, options, dtype == at::kFloat ? 2e-3 : 1.5e-2, [&] { return kernels::attention(qkv, options); });
+        }
+}
+
+TEST_F(AttentionGpu, OfABatchThatIsNotPackedOrEmpty) {
+  const auto qkv = torch::randn({2, 3, 33, 4, 64}, at::kCUDA).to(at::kHalf).transpose(1, 2).requires_grad_();
+  compare(qkv, {}, 2e-3, [&] { return kernels::attention(qkv); });
+  EXPECT_EQ(kernels::attention(torch::empty({0, 33, 3, 4, 64}, torch::dtype(at::kHalf).device(at::kCUDA))).sizes(),
+            torch::IntArrayRef({0, 33, 256}));
+}
+
+TEST_F(AttentionGpu, BackwardDropsWhatForwardDropped) {
+  torch::manual_seed(14);
+  for (const auto backend : {AttentionBackend::kCudnn, AttentionBackend::kFlash}) {
+    SCOPED_TRACE(static_cast<int>(backend));
+    const auto qkv = random({2, 256, 3, 4, 64}, at::kHalf);
+    if (!kernels::detail::attention_runs_on(backend, qkv, false, 0.25)) continue;
+    const AttentionOptions options{.dropout = 0.25};
+    const auto out = kernels::detail::attention_with(qkv, options, backend);
+    EXPECT_GT(relative(out, exact(qkv, options)), 0.05);
+    // The result is linear in the values, for one choice of what is dropped.
+    const auto grad = torch::randn(out.sizes(), at::kCUDA).to(at::kHalf);
+    const auto of = torch::autograd::grad({out}, {qkv}, {grad})[0];
+    const auto product = [](const Tensor& a, const Tensor& b) {
+      return (a.to(at::kDouble) * b.to(at::kDouble)).sum().item<double>();
+    };
+    const auto expected = product(out, grad);
+    EXPECT_NEAR(product(of.select(2, 2), qkv.select(2, 2)), expected, 0.02 * std::abs(expected) + 1);
+    torch::manual_seed(15);
+    const auto once = kernels::detail::attention_with(qkv, options, backend);
+    torch::manual_seed(15);
+    EXPECT_TRUE(kernels::detail::attention_with(qkv, options, backend).equal(once));
+    EXPECT_FALSE(kernels::detail::attention_with(qkv, options, backend).equal(once));
+  }
+}
+
+TEST_F(AttentionGpu, TimingLeavesNoTrace) {
+  const auto qkv = random({3, 91, 3, 5, 64}, at::kBFloat16);
+  torch::manual_seed(16);
+  const auto expected = torch::rand({4}, at::kCUDA);
+  torch::manual_seed(16);
+  double flops = 0;
+  {
+    FlopCounter counter;
+    kernels::attention(qkv);
+    flops = counter.flops();
+  }
+  EXPECT_TRUE(torch::rand({4}, at::kCUDA).equal(expected));
+  EXPECT_EQ(flops, 4.0 * 3 * 5 * 91 * 91 * 64);
+}
+
+TEST_F(AttentionGpu, UnderAutocastIsIn16Bits) {
+  const auto qkv = random({2, 50, 3, 4, 64}, at::kFloat);
+  at::autocast::set_autocast_enabled(at::kCUDA, true);
+  at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
+  const auto out = kernels::attention(qkv);
+  at::autocast::set_autocast_enabled(at::kCUDA, false);
+  EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+  EXPECT_LT(relative(out, exact(qkv, {})), 1e-2);
+}
+
+TEST_F(AttentionGpu, SecondDerivativesArePlainOnes) {
+  const auto qkv = random({1, 20, 3, 2, 16}, at::kHalf);
+  const auto second = [&](const Tensor& out) {
+    const auto first = torch::autograd::grad({out.to(at::kFloat).square().sum()}, {qkv}, {}, {}, true)[0];
+    return torch::autograd::grad({first.to(at::kFloat).square().sum()}, {qkv})[0];
+  };
+  EXPECT_LT(relative(second(kernels::attention(qkv)), second(exact(qkv, {}))), 5e-2);
+}
+
+TEST_F(AttentionGpu, RotaryEqualsTheCpus) {
+  torch::manual_seed(17);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble})
+    for (const int64_t size : {2, 6, 24, 64, 80}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << size);
+      const auto qkv = torch::randn({3, 7, 3, 5, size}, at::kCUDA).to(dtype).requires_grad_();
+      const auto angles = angles_of(7, size / 2);
+      const auto here = qkv.detach().cpu().to(at::kDouble).requires_grad_();
+      const auto expected = kernels::rotary_qk(here, angles.cpu()), found = kernels::rotary_qk(qkv, angles);
+      const double tolerance = at::isReducedFloatingType(dtype) ? 4e-3 : 1e-6;
+      EXPECT_LT(relative(found, expected), tolerance);
+      const auto grad = torch::randn(qkv.sizes(), at::kCUDA).to(dtype);
+      EXPECT_LT(relative(torch::autograd::grad({found}, {qkv}, {grad})[0],
+                         torch::autograd::grad({expected}, {here}, {grad.cpu().to(at::kDouble)})[0]),
+                tolerance);
+      EXPECT_TRUE(found.select(2, 2).equal(qkv.select(2, 2)));
+    }
+}
+
+TEST_F(AttentionGpu, PacksAtAnyAddress) {
+  for (const int64_t size : {2, 3, 8, 64})
+    for (const int64_t offset : {0, 1, 4}) {
+      SCOPED_TRACE(::testing::Message() << size << " at " << offset);
+      std::vector<Tensor> parts;
+      for (int i = 0; i < 3; ++i)
+        parts.push_back(torch::randn({2 * 5 * 3 * size + offset}, at::kCUDA)
+                            .to(at::kHalf)
+                            .narrow(0, offset, 2 * 5 * 3 * size)
+                            .view({2, 5, 3, size}));
+      EXPECT_TRUE(kernels::detail::pack_qkv(parts[0], parts[1], parts[2]).equal(at::stack(parts, 2)));
+    }
+}
+
+}  // namespace
+}  // namespace levin::attention_gpu_tests
