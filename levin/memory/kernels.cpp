@@ -7,6 +7,8 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
+#include "levin/kernels/played_device.h"
+
 namespace levin::detail {
 namespace {
 
@@ -285,6 +287,7 @@ MetaKernels::MetaKernels(c10::DeviceType device)
       choices_(std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__,
                                                 __LINE__)) {
   played_device = device;
+  kernels::set_played_device(device);  // the fused kernels have shapes of their own
   auto& m = *shapes_;
   {
     // It has one, which knows nothing of the memory that the device's takes; a warning says that this one is used now.
@@ -324,6 +327,8 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   choices_->impl("dropout", dropout);
 }
 
-MetaKernels::~MetaKernels() = default;
+MetaKernels::~MetaKernels() {
+  kernels::set_played_device(c10::kCUDA);
+}
 
 }  // namespace levin::detail
