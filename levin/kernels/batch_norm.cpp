@@ -201,9 +201,9 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
     }
     if (wanted[1]) result[1] = masked;
     if (!wanted[0] && !wanted[2] && !wanted[3]) return;
-    std::tie(result[0], result[2], result[3]) = at::native_batch_norm_backward(
-        masked, x, maybe(weight), maybe(running_mean), maybe(running_var), maybe(mean), maybe(inverse_std), training,
-        eps, {wanted[0], wanted[2], wanted[3]});
+    std::tie(result[0], result[2], result[3]) =
+        at::native_batch_norm_backward(masked, x, maybe(weight), maybe(running_mean), maybe(running_var), maybe(mean),
+                                       maybe(inverse_std), training, eps, {wanted[0], wanted[2], wanted[3]});
   }
 };
 
@@ -233,8 +233,7 @@ bool fits_channels(const Tensor& numbers, const Tensor& x) {
   if (!numbers.defined()) return true;
   const auto dtype = numbers.scalar_type();
   return numbers.device() == x.device() && numbers.dim() == 1 && numbers.size(0) == x.size(1) &&
-         numbers.is_contiguous() &&
-         (dtype == x.scalar_type() || dtype == detail::batch_norm_sums(x.scalar_type()));
+         numbers.is_contiguous() && (dtype == x.scalar_type() || dtype == detail::batch_norm_sums(x.scalar_type()));
 }
 
 bool can_fuse(const Tensor& x, const Tensor& residual, std::initializer_list<const Tensor*> of_channels,
@@ -243,8 +242,8 @@ bool can_fuse(const Tensor& x, const Tensor& residual, std::initializer_list<con
   const auto dtype = x.scalar_type();
   if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf && dtype != at::kBFloat16) return false;
   if (!training && !has_statistics) return false;
-  if (residual.defined() && (residual.sizes() != x.sizes() || residual.scalar_type() != dtype ||
-                             residual.device() != x.device()))
+  if (residual.defined() &&
+      (residual.sizes() != x.sizes() || residual.scalar_type() != dtype || residual.device() != x.device()))
     return false;
   for (const auto* each : of_channels)
     if (!fits_channels(*each, x)) return false;
@@ -261,10 +260,10 @@ Tensor batch_norm_act(const Tensor& x, const Tensor& residual, const Tensor& wei
   const bool alike = !weight.defined() || !bias.defined() || weight.scalar_type() == bias.scalar_type();
   if (!alike || !can_fuse(x, residual, {&weight, &bias, &running_mean, &running_var}, has_statistics, training))
     return composed(x, residual, weight, bias, running_mean, running_var, training, momentum, eps, relu);
-  const auto added = !residual.defined() || is_channels_last(residual)
-                         ? residual
-                         : residual.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast
-                                                            : at::MemoryFormat::Contiguous);
+  const auto added =
+      !residual.defined() || is_channels_last(residual)
+          ? residual
+          : residual.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   return BatchNormAct::apply(x, maybe(added), maybe(weight), maybe(bias), maybe(running_mean), maybe(running_var),
                              training, momentum, eps, relu);
 }

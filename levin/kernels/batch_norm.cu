@@ -7,8 +7,8 @@
 #include "levin/kernels/batch_norm_launch.h"
 
 // Every kernel reads the matrix [rows, channels] once. A thread keeps its channels for all of its rows, so what belongs
-// to channels is loaded once and stays in registers. Sums are taken in two stages, in an order that depends on the sizes
-// alone: results repeat bit by bit.
+// to channels is loaded once and stays in registers. Sums are taken in two stages, in an order that depends on the
+// sizes alone: results repeat bit by bit.
 namespace levin::kernels::detail {
 namespace {
 
@@ -96,17 +96,25 @@ __device__ void store(T* to, const Pack<T, V>& pack) {
 template <class A>
 __device__ A number_at(const ChannelNumbers& numbers, int64_t channel) {
   switch (numbers.type) {
-    case BatchNormType::kFloat: return static_cast<A>(static_cast<const float*>(numbers.data)[channel]);
-    case BatchNormType::kDouble: return static_cast<A>(static_cast<const double*>(numbers.data)[channel]);
-    case BatchNormType::kHalf: return static_cast<A>(widened(static_cast<const __half*>(numbers.data)[channel]));
-    default: return static_cast<A>(widened(static_cast<const __nv_bfloat16*>(numbers.data)[channel]));
+    case BatchNormType::kFloat:
+      return static_cast<A>(static_cast<const float*>(numbers.data)[channel]);
+    case BatchNormType::kDouble:
+      return static_cast<A>(static_cast<const double*>(numbers.data)[channel]);
+    case BatchNormType::kHalf:
+      return static_cast<A>(widened(static_cast<const __half*>(numbers.data)[channel]));
+    default:
+      return static_cast<A>(widened(static_cast<const __nv_bfloat16*>(numbers.data)[channel]));
   }
 }
 
 __device__ void set_number(const ChannelNumbers& numbers, int64_t channel, double value) {
   switch (numbers.type) {
-    case BatchNormType::kFloat: static_cast<float*>(numbers.data)[channel] = static_cast<float>(value); break;
-    case BatchNormType::kDouble: static_cast<double*>(numbers.data)[channel] = value; break;
+    case BatchNormType::kFloat:
+      static_cast<float*>(numbers.data)[channel] = static_cast<float>(value);
+      break;
+    case BatchNormType::kDouble:
+      static_cast<double*>(numbers.data)[channel] = value;
+      break;
     case BatchNormType::kHalf:
       static_cast<__half*>(numbers.data)[channel] = __float2half_rn(static_cast<float>(value));
       break;
@@ -446,8 +454,7 @@ __global__ void __launch_bounds__(kBatchNormThreads, kBackwardResident)
       for (int i = 0; i < V; ++i) {
         const A in = widened(ins[k].values[i]);
         const A out = kMask == ReluMask::kOutput ? A(widened(outs[k].values[i])) : A(0);
-        const A grad =
-            masked_gradient<T, kMask>(widened(grads[k].values[i]), out, in, mean[i], scale[i], bias[i]);
+        const A grad = masked_gradient<T, kMask>(widened(grads[k].values[i]), out, in, mean[i], scale[i], bias[i]);
         sum[i] += grad;
         product[i] = multiply_add(in - mean[i], grad, product[i]);
         if constexpr (kMask != ReluMask::kNone) assign(grads[k].values[i], grad);
@@ -537,10 +544,8 @@ __global__ void __launch_bounds__(kBatchNormThreads, kBackwardResident)
       for (int i = 0; i < V; ++i) {
         const A in = reads_x ? A(widened(ins[k].values[i])) : mean[i];
         const A out = kMask == ReluMask::kOutput ? A(widened(outs[k].values[i])) : A(0);
-        const A grad =
-            masked_gradient<T, kMask>(widened(grads[k].values[i]), out, in, mean[i], scale[i], bias[i]);
-        assign(result.values[i],
-               multiply_add(in - mean[i], slope[i], multiply_add(grad, scale[i], constant[i])));
+        const A grad = masked_gradient<T, kMask>(widened(grads[k].values[i]), out, in, mean[i], scale[i], bias[i]);
+        assign(result.values[i], multiply_add(in - mean[i], slope[i], multiply_add(grad, scale[i], constant[i])));
         if constexpr (kMask != ReluMask::kNone) assign(grads[k].values[i], grad);
       }
       store<V>(dx + row * channels + place.channel, result);
@@ -575,10 +580,18 @@ int with_type(const BatchNormShape& shape, const F& f) {
       f(type, Width<1>());
   };
   switch (shape.type) {
-    case BatchNormType::kFloat: call(Type<float>(), Width<4>()); break;
-    case BatchNormType::kDouble: call(Type<double>(), Width<2>()); break;
-    case BatchNormType::kHalf: call(Type<__half>(), Width<8>()); break;
-    case BatchNormType::kBFloat16: call(Type<__nv_bfloat16>(), Width<8>()); break;
+    case BatchNormType::kFloat:
+      call(Type<float>(), Width<4>());
+      break;
+    case BatchNormType::kDouble:
+      call(Type<double>(), Width<2>());
+      break;
+    case BatchNormType::kHalf:
+      call(Type<__half>(), Width<8>());
+      break;
+    case BatchNormType::kBFloat16:
+      call(Type<__nv_bfloat16>(), Width<8>());
+      break;
   }
   return static_cast<int>(cudaGetLastError());
 }
@@ -586,9 +599,15 @@ int with_type(const BatchNormShape& shape, const F& f) {
 template <class F>
 void with_mask(ReluMask mask, const F& f) {
   switch (mask) {
-    case ReluMask::kNone: f(Mask<ReluMask::kNone>()); break;
-    case ReluMask::kOutput: f(Mask<ReluMask::kOutput>()); break;
-    case ReluMask::kInput: f(Mask<ReluMask::kInput>()); break;
+    case ReluMask::kNone:
+      f(Mask<ReluMask::kNone>());
+      break;
+    case ReluMask::kOutput:
+      f(Mask<ReluMask::kOutput>());
+      break;
+    case ReluMask::kInput:
+      f(Mask<ReluMask::kInput>());
+      break;
   }
 }
 
@@ -625,9 +644,9 @@ int launch_normalize_rows(const NormalizeRowsLaunch& launch, CUstream_st* stream
     const auto* x = static_cast<const T*>(launch.x);
     auto* y = static_cast<T*>(launch.y);
     if (launch.residual != nullptr)
-      normalize_rows_kernel<T, V, true><<<grid_of(plan), kBatchNormThreads, 0, stream>>>(
-          x, static_cast<const T*>(launch.residual), y, shape.rows, shape.channels, plan.columns, launch.affine,
-          launch.relu);
+      normalize_rows_kernel<T, V, true>
+          <<<grid_of(plan), kBatchNormThreads, 0, stream>>>(x, static_cast<const T*>(launch.residual), y, shape.rows,
+                                                            shape.channels, plan.columns, launch.affine, launch.relu);
     else
       normalize_rows_kernel<T, V, false><<<grid_of(plan), kBatchNormThreads, 0, stream>>>(
           x, nullptr, y, shape.rows, shape.channels, plan.columns, launch.affine, launch.relu);

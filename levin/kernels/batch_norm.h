@@ -7,9 +7,9 @@ namespace levin::kernels {
 using at::Tensor;
 
 /// relu(batch_norm(x) + residual), in two passes over x when training and in one in evaluation. `x` is [N, C] or
-/// [N, C, ...]; `residual`, of the same shape, may be undefined, and so may `weight`, `bias` and the running statistics,
-/// [C] each. When training, the running statistics are updated in place with the weight `momentum` for the new batch (1
-/// / n for an average over n batches). Differentiable, twice too.
+/// [N, C, ...]; `residual`, of the same shape, may be undefined, and so may `weight`, `bias` and the running
+/// statistics, [C] each. When training, the running statistics are updated in place with the weight `momentum` for the
+/// new batch (1 / n for an average over n batches). Differentiable, twice too.
 ///
 ///     auto y = batch_norm_act(x, identity, weight, bias, mean, var, true, 0.1, 1e-5, true);
 ///

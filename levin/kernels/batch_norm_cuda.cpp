@@ -90,16 +90,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_act_backward_on_cuda(
       batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(dy) && stands_at_vector(y), multiprocessors());
   const auto made = allocate_batch_norm_backward(x, weight, shape, training, wanted);
   const bool has_y = y && y->defined();
-  BatchNormBackwardLaunch launch{
-      .shape = shape,
-      .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
-      .mask = !relu ? ReluMask::kNone : has_y ? ReluMask::kOutput : ReluMask::kInput,
-      .dy = dy.const_data_ptr(),
-      .x = x.const_data_ptr(),
-      .y = data_of(y),
-      .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
-      .grad_weight = channel_numbers(made.grad_weight),
-      .grad_bias = channel_numbers(made.grad_bias)};
+  BatchNormBackwardLaunch launch{.shape = shape,
+                                 .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
+                                 .mask = !relu   ? ReluMask::kNone
+                                         : has_y ? ReluMask::kOutput
+                                                 : ReluMask::kInput,
+                                 .dy = dy.const_data_ptr(),
+                                 .x = x.const_data_ptr(),
+                                 .y = data_of(y),
+                                 .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
+                                 .grad_weight = channel_numbers(made.grad_weight),
+                                 .grad_bias = channel_numbers(made.grad_bias)};
   if (wanted.sums(training)) {
     launch.partial = made.partial.mutable_data_ptr();
     launch.sums = made.sums.mutable_data_ptr();

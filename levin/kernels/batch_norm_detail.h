@@ -24,8 +24,8 @@ inline at::ScalarType batch_norm_sums(at::ScalarType dtype) {
 /// [N, C] or channels-last [N, C, H, W], as the kernels read it.
 BatchNormShape batch_norm_shape(const Tensor& x, bool vectors, int multiprocessors);
 
-/// What forward allocates. `statistics` [2, C] are mean and inverse standard deviation of the batch; in evaluation, none
-/// and the shape is [0].
+/// What forward allocates. `statistics` [2, C] are mean and inverse standard deviation of the batch; in evaluation,
+/// none and the shape is [0].
 struct BatchNormForward {
   Tensor y, statistics, partial;
 };

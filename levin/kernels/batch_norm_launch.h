@@ -99,10 +99,10 @@ struct BatchNormBackwardLaunch {
   ReluMask mask = ReluMask::kNone;
   const void* dy = nullptr;
   const void* x = nullptr;
-  const void* y = nullptr;    // of ReluMask::kOutput
-  void* masked = nullptr;     // the gradient after the mask, or null
-  void* partial = nullptr;    // [parts, 2, channels], sums
-  void* sums = nullptr;       // [2, channels], sums; null in the pass for dx: the statistics are constants
+  const void* y = nullptr;  // of ReluMask::kOutput
+  void* masked = nullptr;   // the gradient after the mask, or null
+  void* partial = nullptr;  // [parts, 2, channels], sums
+  void* sums = nullptr;     // [2, channels], sums; null in the pass for dx: the statistics are constants
   ChannelNumbers grad_weight, grad_bias;
   void* dx = nullptr;
 };

@@ -35,9 +35,9 @@ bool casts_on_cuda(const Tensor& tensor) {
 
 /// Parameters stay as they lie: a strategy may keep them as views of a flat buffer, and states of optimizers and files
 /// follow them. cuDNN, told channels-last by the input, would convert the weight in forward and again in backward. So
-/// the cast of autocast, whose result is kept for backward anyway, changes the layout too. It is not in autocast's cache
-/// of weights; a convolution is called once in a forward. Without autocast the copy would be one more tensor to keep,
-/// and cuDNN converts.
+/// the cast of autocast, whose result is kept for backward anyway, changes the layout too. It is not in autocast's
+/// cache of weights; a convolution is called once in a forward. Without autocast the copy would be one more tensor to
+/// keep, and cuDNN converts.
 bool wants_other_layout(const Tensor& weight, const Tensor& x) {
   return casts_on_cuda(weight) && x.dim() == 4 && x.suggest_memory_format() == kChannelsLast &&
          !weight.is_contiguous(kChannelsLast);
