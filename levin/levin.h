@@ -39,6 +39,7 @@
 #include "levin/nn/activation_offload.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/functional.h"
+#include "levin/nn/fuse.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/summary.h"

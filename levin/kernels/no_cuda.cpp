@@ -2,6 +2,7 @@
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention_detail.h"
+#include "levin/kernels/batch_norm_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
@@ -49,5 +50,6 @@ AttentionBackend faster_attention(const Tensor&, bool) {
 // Without them the operators have no kernel for CUDA, and say so.
 void register_cross_entropy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
+void register_batch_norm_act_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

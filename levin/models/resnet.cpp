@@ -2,7 +2,6 @@
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/max_pool2d.h>
-#include <ATen/ops/relu.h>
 #include <torch/nn/init.h>
 
 #include "levin/core/error.h"
@@ -26,13 +25,8 @@ torch::nn::Sequential downsampling(const ResNetBlockOptions& o, int64_t out) {
   return torch::nn::Sequential(conv1x1(o.in_planes, out, o.stride), nn::BatchNorm2d(out));
 }
 
-// What a normalization gives is nobody else's, so it may be overwritten.
-Tensor activated(Tensor x) {
-  return x.relu_();
-}
-
-Tensor added(Tensor x, const Tensor& identity) {
-  return x.add_(identity).relu_();
+Tensor activated(nn::BatchNorm2d& norm, const Tensor& x) {
+  return norm(x, Tensor(), /*relu=*/true);
 }
 
 template <class Block>
@@ -82,8 +76,8 @@ BasicBlockImpl::BasicBlockImpl(const ResNetBlockOptions& o) {
 }
 
 Tensor BasicBlockImpl::forward(const Tensor& x) {
-  const auto out = bn2(conv2(activated(bn1(conv1(x)))));
-  return added(out, downsample ? downsample->forward(x) : x);
+  const auto out = conv2(activated(bn1, conv1(x)));
+  return bn2(out, downsample ? downsample->forward(x) : x, /*relu=*/true);
 }
 
 BottleneckImpl::BottleneckImpl(const ResNetBlockOptions& o) {
@@ -100,8 +94,8 @@ BottleneckImpl::BottleneckImpl(const ResNetBlockOptions& o) {
 }
 
 Tensor BottleneckImpl::forward(const Tensor& x) {
-  const auto out = bn3(conv3(activated(bn2(conv2(activated(bn1(conv1(x))))))));
-  return added(out, downsample ? downsample->forward(x) : x);
+  const auto out = conv3(activated(bn2, conv2(activated(bn1, conv1(x)))));
+  return bn3(out, downsample ? downsample->forward(x) : x, /*relu=*/true);
 }
 
 // ---- the whole
@@ -136,7 +130,7 @@ ResNetImpl::ResNetImpl(const ResNetOptions& asked) : options(asked) {
 Tensor ResNetImpl::forward(const Tensor& images) {
   LEVIN_CHECK(images.dim() == 4 && images.size(1) == options.in_channels, "[resnet] images must be [B, ",
               options.in_channels, ", H, W], got ", images.sizes());
-  auto x = activated(bn1(conv1(images)));
+  auto x = activated(bn1, conv1(nn::channels_last_on_cuda(images)));
   if (!options.small_images) x = at::max_pool2d(x, 3, 2, 1);
   for (auto* layer : {&layer1, &layer2, &layer3, &layer4}) x = (*layer)->forward(x);
   return fc(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));

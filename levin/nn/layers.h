@@ -10,10 +10,11 @@
 #include <torch/nn/modules/pooling.h>
 #include <torch/nn/modules/rnn.h>
 
+#include "levin/nn/image_layers.h"
 #include "levin/nn/unit.h"
 
 /// torch's own layers as units: same classes, same options, same parameter names; only their forward can be
-/// intercepted.
+/// intercepted. Those of image_layers.h are derived from torch's and have forwards of their own.
 ///
 ///     levin::nn::Linear head(32, 2);
 ///     levin::nn::Linear bare(levin::nn::LinearOptions(32, 2).bias(false));
@@ -41,8 +42,6 @@ LEVIN_MODULE(Unflatten);
 
 using torch::nn::Conv1dImpl;
 using torch::nn::Conv1dOptions;
-using torch::nn::Conv2dImpl;
-using torch::nn::Conv2dOptions;
 using torch::nn::Conv3dImpl;
 using torch::nn::Conv3dOptions;
 using torch::nn::ConvTranspose1dImpl;
@@ -50,7 +49,6 @@ using torch::nn::ConvTranspose1dOptions;
 using torch::nn::ConvTranspose2dImpl;
 using torch::nn::ConvTranspose2dOptions;
 LEVIN_MODULE(Conv1d);
-LEVIN_MODULE(Conv2d);
 LEVIN_MODULE(Conv3d);
 LEVIN_MODULE(ConvTranspose1d);
 LEVIN_MODULE(ConvTranspose2d);
@@ -60,15 +58,12 @@ using torch::nn::EmbeddingOptions;
 LEVIN_MODULE(Embedding);
 
 using torch::nn::BatchNorm1dImpl;
-using torch::nn::BatchNorm2dImpl;
 using torch::nn::BatchNorm3dImpl;
-using torch::nn::BatchNormOptions;
 using torch::nn::GroupNormImpl;
 using torch::nn::GroupNormOptions;
 using torch::nn::LayerNormImpl;
 using torch::nn::LayerNormOptions;
 LEVIN_MODULE(BatchNorm1d);
-LEVIN_MODULE(BatchNorm2d);
 LEVIN_MODULE(BatchNorm3d);
 LEVIN_MODULE(GroupNorm);
 LEVIN_MODULE(LayerNorm);

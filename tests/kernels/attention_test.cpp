@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/core/played_device.h"
+#include "levin/kernels/played_device.h"
 #include "levin/kernels/attention_detail.h"
 #include "levin/kernels/rotary.h"
 #include "levin/kernels/rotary_detail.h"
@@ -133,12 +133,12 @@ TEST(Rotary, PacksPartsAndRefusesWhatDoesNotFit) {
 }
 
 TEST(PlayedDevice, IsTheTensorsOrTheOneAskedAbout) {
-  EXPECT_EQ(levin::detail::kernel_device(torch::zeros({1})), c10::kCPU);
-  EXPECT_EQ(levin::detail::kernel_device(torch::empty({1}, at::kMeta)), c10::kCPU);
-  levin::detail::set_played_device(c10::kCUDA);
-  EXPECT_EQ(levin::detail::kernel_device(torch::empty({1}, at::kMeta)), c10::kCUDA);
-  EXPECT_EQ(levin::detail::kernel_device(torch::zeros({1})), c10::kCPU);
-  levin::detail::set_played_device(c10::kCPU);
+  EXPECT_EQ(kernels::kernel_device(torch::zeros({1})), c10::kCPU);
+  EXPECT_EQ(kernels::kernel_device(torch::empty({1}, at::kMeta)), c10::kCPU);
+  kernels::set_played_device(c10::kCUDA);
+  EXPECT_EQ(kernels::kernel_device(torch::empty({1}, at::kMeta)), c10::kCUDA);
+  EXPECT_EQ(kernels::kernel_device(torch::zeros({1})), c10::kCPU);
+  kernels::set_played_device(c10::kCPU);
 }
 
 }  // namespace

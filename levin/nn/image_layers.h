@@ -1,0 +1,47 @@
+#pragma once
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/conv.h>
+
+#include "levin/nn/unit.h"
+
+namespace levin::nn {
+
+using torch::nn::BatchNormOptions;
+using torch::nn::Conv2dOptions;
+
+/// torch's Conv2d. On CUDA, under autocast and with channels-last input, it casts the weight straight to channels-last.
+struct Conv2dImpl : torch::nn::Conv2dImpl {
+  using torch::nn::Conv2dImpl::Conv2dImpl;
+  Tensor forward(const Tensor& x);
+};
+LEVIN_MODULE(Conv2d);
+
+/// torch's BatchNorm2d, which can also add a residual of the shape of x, and apply a ReLU to the result: on CUDA in the
+/// same pass over memory (kernels/batch_norm.h), elsewhere one after the other, bit by bit.
+///
+///     y = bn(conv(x), identity, /*relu=*/true);
+struct BatchNorm2dImpl : torch::nn::BatchNorm2dImpl {
+  using torch::nn::BatchNorm2dImpl::BatchNorm2dImpl;
+  Tensor forward(const Tensor& x, const Tensor& residual = {}, bool relu = false);
+
+ protected:
+  // For torch::nn::Sequential.
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())}, {2, torch::nn::AnyValue(false)})
+};
+LEVIN_MODULE(BatchNorm2d);
+
+/// A BatchNorm2d and the ReLU after it.
+struct BatchNormReLU2dImpl : BatchNorm2dImpl {
+  using BatchNorm2dImpl::BatchNorm2dImpl;
+  Tensor forward(const Tensor& x) { return BatchNorm2dImpl::forward(x, {}, true); }
+  bool _forward_has_default_args() override { return false; }  // public: torch::nn::AnyModule asks the class itself
+};
+LEVIN_MODULE(BatchNormReLU2d);
+
+/// Images [B, C, H, W] as convolutions on CUDA are quickest with: channels-last, and under autocast in its dtype, by
+/// one copy at most. Elsewhere they stay as they are.
+Tensor channels_last_on_cuda(const Tensor& images);
+
+}  // namespace levin::nn

@@ -1,0 +1,116 @@
+// Residual networks on the GPU, channels-last and fused, against the CPU. Skipped where there is none.
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "levin/models/resnet.h"
+#include "levin/nn/functional.h"
+#include "levin/testing/gpu.h"
+
+namespace levin {
+namespace {
+
+class ResNetOnCuda : public testing::GpuTest {
+ protected:
+  void SetUp() override {
+    GpuTest::SetUp();
+    at::globalContext().setAllowTF32CuDNN(false);
+  }
+  void TearDown() override { at::globalContext().setAllowTF32CuDNN(true); }
+};
+
+models::ResNet short_resnet(bool bottleneck) {
+  torch::manual_seed(1);
+  return models::resnet({.layers = {1, 2, 1, 1}, .bottleneck = bottleneck, .num_classes = 5});
+}
+
+double apart(const Tensor& found, const Tensor& expected) {
+  const auto a = found.detach().cpu().to(at::kDouble), b = expected.detach().cpu().to(at::kDouble);
+  return ((a - b).norm() / (b.norm() + 1e-12)).item<double>();
+}
+
+struct Autocast {
+  Autocast() {
+    at::autocast::set_autocast_enabled(at::kCUDA, true);
+    at::autocast::set_autocast_dtype(at::kCUDA, at::kBFloat16);
+  }
+  ~Autocast() {
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCUDA, false);
+  }
+};
+
+TEST_F(ResNetOnCuda, AgreesWithTheCpu) {
+  for (const bool bottleneck : {false, true}) {
+    auto here = short_resnet(bottleneck), there = short_resnet(bottleneck);
+    there->to(at::kCUDA);
+    const auto images = torch::randn({16, 3, 64, 64});
+    const auto labels = torch::randint(5, {16});
+    const auto expected = here(images), found = there(images.cuda());
+    EXPECT_LT(apart(found, expected), 1e-4);
+    cross_entropy(expected, labels).backward();
+    cross_entropy(found, labels.cuda()).backward();
+    const auto a = there->named_parameters(), b = here->named_parameters();
+    for (const auto& item : a) {
+      EXPECT_LT(apart(item.value().grad(), b[item.key()].grad()), 5e-3) << item.key();
+      EXPECT_TRUE(item.value().is_contiguous()) << item.key();
+    }
+    const auto c = there->named_buffers(), d = here->named_buffers();
+    for (const auto& item : c) EXPECT_LT(apart(item.value(), d[item.key()]), 1e-4) << item.key();
+    here->eval(), there->eval();
+    EXPECT_LT(apart(there(images.cuda()), here(images)), 1e-3);
+  }
+}
+
+TEST_F(ResNetOnCuda, RunsChannelsLastUnasked) {
+  auto model = short_resnet(true);
+  model->to(at::kCUDA);
+  const auto x = torch::randn({4, 64, 16, 16}, at::kCUDA).contiguous(at::MemoryFormat::ChannelsLast);
+  const auto y = model->layer1->forward(x);
+  EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_NE(y.grad_fn()->name().find("BatchNormAct"), std::string::npos) << y.grad_fn()->name();
+  const auto pooled = at::max_pool2d(y, 3, 2, 1);
+  EXPECT_TRUE(pooled.is_contiguous(at::MemoryFormat::ChannelsLast));
+  const auto grad = torch::autograd::grad({pooled.sum()}, {y})[0];
+  EXPECT_TRUE(grad.is_contiguous(at::MemoryFormat::ChannelsLast));
+}
+
+TEST_F(ResNetOnCuda, AutocastIsNearFloat32AndLeavesTheWeightsAsTheyLie) {
+  auto model = short_resnet(true);
+  model->to(at::kCUDA);
+  const auto images = torch::randn({16, 3, 64, 64}, at::kCUDA);
+  const auto labels = torch::randint(5, {16}, torch::dtype(at::kLong).device(at::kCUDA));
+  const auto expected = model(images);
+  cross_entropy(expected, labels).backward();
+  std::vector<Tensor> grads;
+  for (const auto& parameter : model->parameters()) grads.push_back(parameter.grad().clone());
+  model->zero_grad();
+  Tensor found;
+  {
+    const Autocast autocast;
+    found = model(images);
+  }
+  EXPECT_EQ(found.scalar_type(), at::kBFloat16);
+  EXPECT_LT(apart(found, expected), 0.1);
+  cross_entropy(found.to(at::kFloat), labels).backward();
+  const auto parameters = model->named_parameters();
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto& name = parameters[i].key();
+    const auto& parameter = parameters[i].value();
+    EXPECT_TRUE(parameter.is_contiguous()) << name;
+    EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat) << name;
+    EXPECT_EQ(parameter.grad().strides(), parameter.strides()) << name;
+    EXPECT_LT(apart(parameter.grad(), grads[i]), 0.35) << name;
+  }
+}
+
+TEST_F(ResNetOnCuda, ChannelsLastWeightsGiveTheSame) {
+  auto plain = short_resnet(true), last = short_resnet(true);
+  plain->to(at::kCUDA), last->to(at::kCUDA);
+  models::to_channels_last(*last);
+  const auto images = torch::randn({16, 3, 64, 64}, at::kCUDA);
+  EXPECT_LT(apart(last(images), plain(images)), 1e-4);
+}
+
+}  // namespace
+}  // namespace levin
