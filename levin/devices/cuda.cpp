@@ -9,6 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
+#include "levin/devices/graphs_rng.h"
 #include "levin/devices/host_memory.h"
 
 namespace levin {
@@ -84,12 +85,14 @@ class Cuda final : public Accelerator {
   at::Tensor rng_state(c10::Device device) const override {
     auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
     std::lock_guard lock(generator.mutex());
+    if (auto captured = detail::captured_rng(device)) return *captured;
     return generator.get_state();
   }
 
   void set_rng_state(c10::Device device, const at::Tensor& state) const override {
     auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
     std::lock_guard lock(generator.mutex());
+    if (detail::set_captured_rng(device, state)) return;
     generator.set_state(state);
   }
 };

@@ -1,8 +1,9 @@
-// The null twin of cuda.cpp, for builds without CUDA.
+// The null twin of cuda.cpp and graphs_cuda.cpp, for builds without CUDA.
 #include <ATen/Functions.h>
 
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
+#include "levin/devices/graphs.h"
 #include "levin/devices/host_memory.h"
 
 namespace levin {
@@ -33,6 +34,10 @@ class NoCuda final : public Accelerator {
 const Accelerator& detail::cuda_accelerator() {
   static const NoCuda cuda;
   return cuda;
+}
+
+std::shared_ptr<detail::GraphDevice> detail::cuda_graphs(c10::Device) {
+  detail::fail("[compile] " + cuda_accelerator().why_unavailable());
 }
 
 at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {

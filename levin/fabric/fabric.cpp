@@ -25,6 +25,8 @@ class ScaledOptimizer final : public optim::ForwardingOptimizer {
     core_->scaler->step(inner());
     core_->scaler->update();
   }
+  std::string prepare_capture() override { return inner().impl()->prepare_capture(); }
+  uint64_t layout_version() const override { return inner().impl()->layout_version(); }
 
  private:
   std::shared_ptr<detail::FabricCore> core_;
@@ -141,6 +143,9 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   call->guards_backward = call->sync || core.scaler;
   call->plain = !call->sync && !precision.params && !precision.autocast;
   if (call->sync) core.synced.push_back(call);
+  std::erase_if(core.calls, [](const auto& known) { return known.expired(); });
+  core.calls.push_back(call);
+  ++core.version;
   return call;
 }
 
@@ -154,6 +159,7 @@ Optimizer Fabric::setup_optimizer(Optimizer optimizer) {
     launch_with(nullptr);
   }
   core_->optimizers.push_back(optimizer.impl());
+  ++core_->version;
   optimizer = core_->strategy->setup_optimizer(optimizer);
   if (!core_->scaler) return optimizer;
   Optimizer scaled(std::make_shared<ScaledOptimizer>(std::move(optimizer), core_));
@@ -210,11 +216,47 @@ Tensor Fabric::clip_gradients(Optimizer& optimizer, const ClipOptions& options) 
     return {};
   }
   const auto norm = core_->strategy->grad_norm(params, options.norm_type);
-  LEVIN_CHECK(!options.error_if_nonfinite || norm.isfinite().item<bool>(),
-              "[fabric.clip_gradients] the norm of the gradients is non-finite (", norm.item<double>(),
-              "); look for inf or nan in the loss, or pass error_if_nonfinite = false");
+  if (options.error_if_nonfinite && detail::is_capturing())
+    detail::current_step()->checks->add(
+        norm.isfinite().logical_not(),
+        "[fabric.clip_gradients] the norm of the gradients was non-finite in an earlier "
+        "step; look for inf or nan in the loss, or pass error_if_nonfinite = false");
+  else
+    LEVIN_CHECK(!options.error_if_nonfinite || norm.isfinite().item<bool>(),
+                "[fabric.clip_gradients] the norm of the gradients is non-finite (", norm.item<double>(),
+                "); look for inf or nan in the loss, or pass error_if_nonfinite = false");
   optim::clip_grads_with_norm(params, *options.max_norm, norm);
   return norm;
+}
+
+std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions& options) {
+  if (!options_.compile) return nullptr;
+  auto& core = *core_;
+  if (!core.launched && core.plan.world_size() == 1) launch_with(nullptr);
+  LEVIN_CHECK(core.launched, "[fabric.compile] call fabric.launch(args) before");
+  if (!device().is_cuda()) {
+    warn_once(detail::concat("[compile] steps are not captured on ", device().type(), ": CUDA graphs need a GPU"));
+    return nullptr;
+  }
+  if (!core.strategy->traits().one_process) {
+    warn_once(detail::concat("[compile] steps run eagerly: strategy \"", core.strategy->name(),
+                             "\" cannot be captured; \"single_device\" can"));
+    return nullptr;
+  }
+  if (!core.graphs) core.graphs = detail::cuda_graphs(device());
+  const auto around = [weak = std::weak_ptr(core_)] {
+    detail::StepSurroundings found;
+    const auto core = weak.lock();
+    if (!core) return found;
+    for (const auto& call : core->calls)
+      if (const auto alive = call.lock()) found.modules.push_back(alive->module);
+    for (const auto& optimizer : core->optimizers)
+      if (auto alive = optimizer.lock()) found.optimizers.push_back(std::move(alive));
+    found.scaler = core->scaler.get();
+    found.version = core->version;
+    return found;
+  };
+  return std::make_shared<detail::StepCompiler>(core.graphs, around, options.max_graphs);
 }
 
 std::unique_ptr<Autocast> Fabric::autocast() const {

@@ -17,6 +17,7 @@
 #include "levin/core/main.h"
 #include "levin/core/seed.h"
 #include "levin/devices/accelerator.h"
+#include "levin/fabric/compiled_step.h"
 #include "levin/fabric/fabric_loader.h"
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/options.h"
@@ -200,6 +201,27 @@ class Fabric {
 
   /// Divides the gradients of an optimizer by the loss scale, once per step; nothing in precisions without a scaler.
   void unscale_gradients(Optimizer& optimizer);
+
+  /// A training or evaluation step that is captured in a CUDA graph when the options say `compile`, and replayed. Each
+  /// kind of call (shapes, flags) runs eagerly twice before. What cannot be captured runs eagerly, and a line says why;
+  /// docs/compile.md has the rules for what stands in a step. Without `compile`, and on the CPU, it is the function
+  /// itself.
+  ///
+  ///     auto step = fabric.compile([&](levin::Batch& batch) {
+  ///       auto loss = levin::cross_entropy(net(batch["image"]), batch["label"]);
+  ///       fabric.backward(loss);
+  ///       opt.step();
+  ///       opt.zero_grad();
+  ///       return loss;
+  ///     });
+  ///     for (auto& batch : loader) step(batch);
+  template <class F>
+  [[nodiscard]] auto compile(F step, CompileOptions options = {}) {
+    auto compiler = step_compiler(options);
+    return CompiledStep<F>(std::move(step), std::move(compiler), std::move(options));
+  }
+  /// Null where steps are not compiled.
+  std::shared_ptr<detail::StepCompiler> step_compiler(const CompileOptions& options);
 
   /// The run's precision for code outside of a module's forward; put back when the result dies.
   [[nodiscard]] std::unique_ptr<Autocast> autocast() const;

@@ -119,6 +119,7 @@ StateDict Fabric::load(const std::string& path, const State& state, LoadOptions 
   if (!options.shards) options.shards = shard_map(core_->strategy.get());
   if (!options.format) options.format = checkpoint_format();
   if (world_size() > 1) options.group = &strategy().group();
+  ++core_->version;
   return load_checkpoint(path, state, options);
 }
 
@@ -132,6 +133,7 @@ void Fabric::load_raw(const std::string& path, const StateRef& target, const Raw
   if (!together.shards) together.shards = shard_map(core_->strategy.get());
   if (!together.format) together.format = checkpoint_format();
   if (world_size() > 1) together.group = &strategy().group();
+  ++core_->version;
   levin::load_raw(path, target, together);
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "levin/devices/accelerator.h"
+#include "levin/devices/graphs.h"
 #include "levin/environments/environment.h"
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/options.h"
@@ -23,12 +24,18 @@ struct FabricCore {
   bool launched = false;
   /// > 0 while fabric.backward runs. Read by gradient hooks on the autograd engine's threads.
   std::atomic<int> in_backward = 0;
+  /// Calls of all modules that were set up.
+  std::vector<std::weak_ptr<ModuleCall>> calls;
   /// Calls of modules whose gradients the strategy takes part in.
   std::vector<std::weak_ptr<ModuleCall>> synced;
   /// Optimizers that were set up: a second time is refused.
   std::vector<std::weak_ptr<OptimizerImpl>> optimizers;
   /// Loaders that were set up: their numbers name them.
   int loaders = 0;
+  /// Changes when something is set up or loaded: steps captured before are captured again.
+  int64_t version = 0;
+  /// Made when a step is compiled; all of this Fabric share its memory.
+  std::shared_ptr<GraphDevice> graphs;
 };
 
 }  // namespace levin::detail

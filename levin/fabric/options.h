@@ -45,6 +45,8 @@ struct FabricOptions {
   Plugins plugins = {};
   std::vector<std::shared_ptr<CallbackBase>> callbacks = {};
   std::vector<std::shared_ptr<Logger>> loggers = {};
+  /// Steps made by `fabric.compile` are captured in CUDA graphs; `false`: they are called as they are.
+  bool compile = false;
 };
 
 /// What a run will do: the options with every "auto" answered. A plain value, printable, made without touching

@@ -21,17 +21,22 @@ void erase_images_cuda(Tensor&, EraseLaunch, std::span<const EraseBox>) {
   levin::detail::fail("[erase_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void adam_cuda(std::span<const StepEntry>, const AdamNumbers&, const StepScale&, c10::Device) {
+void adam_cuda(std::span<const StepEntry>, const AdamNumbers&, const StepScale&, c10::Device,
+               const StepReplay<AdamNumbers>&) {
   levin::detail::fail("[fused_adam] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c10::Device) {
+void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c10::Device,
+              const StepReplay<SgdNumbers>&) {
   levin::detail::fail("[fused_sgd] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
-void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const CodeBooks&, const StepScale&, c10::Device) {
+void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const AdamNumbers*, const CodeBooks&,
+                    const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
+
+void load_step_kernels_cuda(c10::Device) {}
 
 // Fused layers compute with torch's operators then.
 bool has_cuda_kernels() {

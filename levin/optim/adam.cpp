@@ -3,6 +3,7 @@
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 
+#include "levin/optim/step/captured.h"
 #include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
@@ -55,26 +56,36 @@ class AdamImpl final : public detail::Typed<Traits<Options>> {
     return detail::has_kernels(param) && kernels::takes_grad(param.scalar_type(), grad);
   }
   bool writes_copies() const override { return true; }
+  bool is_capturable() const override { return true; }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = this->options_[bucket.group];
     detail::advance(bucket.steps);
     auto& [averages, squares, largest, none] = bucket.slots;
-    constexpr bool decoupled = std::same_as<Options, AdamWOptions>;
-    const kernels::AdamNumbers numbers{o.lr,           o.betas[0], o.betas[1], o.eps,
-                                       o.weight_decay, o.amsgrad,  o.maximize, decoupled};
-    if (bucket.mixed || !bucket.copies.empty())
+    const auto numbers = numbers_of(bucket.group);
+    const bool by_levin = bucket.mixed || !bucket.copies.empty();
+    const auto* refreshed =
+        detail::refreshed_numbers<kernels::AdamNumbers>([this, group = bucket.group] { return numbers_of(group); });
+    if (by_levin || refreshed)
       kernels::fused_adam({bucket.params, bucket.grads, averages, squares, largest, bucket.steps, bucket.copies},
-                          numbers, scale);
+                          numbers, scale, {refreshed, !by_levin});
     else if (bucket.plain)
       detail::plain_adam(bucket, numbers, scale);
-    else if constexpr (decoupled)
+    else if constexpr (kDecoupledDecay)
       at::_fused_adamw_(bucket.params, bucket.grads, averages, squares, largest, bucket.steps, o.lr, o.betas[0],
                         o.betas[1], o.weight_decay, o.eps, o.amsgrad, o.maximize, scale.scale, scale.found_inf);
     else
       at::_fused_adam_(bucket.params, bucket.grads, averages, squares, largest, bucket.steps, o.lr, o.betas[0],
                        o.betas[1], o.weight_decay, o.eps, o.amsgrad, o.maximize, scale.scale, scale.found_inf);
     detail::take_back(bucket.steps, scale.found_inf);
+  }
+
+ private:
+  static constexpr bool kDecoupledDecay = std::same_as<Options, AdamWOptions>;
+
+  kernels::AdamNumbers numbers_of(size_t group) const {
+    const auto& o = this->options_[group];
+    return {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.amsgrad, o.maximize, kDecoupledDecay};
   }
 };
 

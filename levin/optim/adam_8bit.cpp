@@ -5,6 +5,7 @@
 
 #include "levin/kernels/fused_step/adam_8bit.h"
 #include "levin/optim/state_layout.h"
+#include "levin/optim/step/captured.h"
 #include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
@@ -127,26 +128,32 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
     return detail::has_kernels(param) && kernels::takes_grad(param.scalar_type(), grad);
   }
   bool writes_copies() const override { return true; }
+  bool is_capturable() const override { return true; }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
-    const auto& o = this->options_[bucket.group];
-    constexpr bool decoupled = std::same_as<Options, AdamW8bitOptions>;
-    const kernels::AdamNumbers numbers{o.lr,           o.betas[0], o.betas[1], o.eps,
-                                       o.weight_decay, false,      o.maximize, decoupled};
+    const auto numbers = numbers_of(bucket.group);
+    const auto* refreshed =
+        detail::refreshed_numbers<kernels::AdamNumbers>([this, group = bucket.group] { return numbers_of(group); });
     ++changes_;
     detail::advance(bucket.steps);
     auto& [averages, squares, average_scales, square_scales] = bucket.slots;
     if (bucket.kind == kCodes)
       kernels::fused_adam_8bit(
           {bucket.params, bucket.grads, averages, squares, average_scales, square_scales, bucket.steps, bucket.copies},
-          numbers, scale);
+          numbers, scale, refreshed);
     else
       kernels::fused_adam({bucket.params, bucket.grads, averages, squares, {}, bucket.steps, bucket.copies}, numbers,
-                          scale);
+                          scale, {.refreshed = refreshed});
     detail::take_back(bucket.steps, scale.found_inf);
   }
 
  private:
+  kernels::AdamNumbers numbers_of(size_t group) const {
+    const auto& o = this->options_[group];
+    constexpr bool decoupled = std::same_as<Options, AdamW8bitOptions>;
+    return {o.lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, false, o.maximize, decoupled};
+  }
+
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   struct Spread {
     uint64_t changes = 0;

@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/graphs.h"
 #include "levin/devices/host_memory.h"
 #include "levin/optim/zero_grad.h"
 
@@ -76,6 +77,13 @@ bool GroupedOptimizer::step_scaled(const GradScale& scale) {
 
 void GroupedOptimizer::zero_grad(bool set_to_none) {
   for (auto& group : groups_) levin::optim::zero_grad(group.params, set_to_none);
+}
+
+std::string GroupedOptimizer::prepare_capture() {
+  if (!is_capturable()) return OptimizerImpl::prepare_capture();
+  for (const auto& group : groups_)
+    if (!group.params.empty()) kernels::load_step_kernels(group.params.front().device());
+  return {};
 }
 
 void GroupedOptimizer::run(const GradScale* scale) {
@@ -227,6 +235,11 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
               name_, ".step] ", describe(group, index), " must be a dense floating point tensor, it is ",
               param.toString(), " with strides ", fmt::format("{}", param.strides()), "; give a contiguous one");
   const auto step_device = steps_on_host() ? c10::Device(c10::kCPU) : param.device();
+  // What is made in a capture is made again by each replay.
+  const auto refuse = [&] {
+    levin::detail::refuse_capture(levin::detail::concat(describe(group, index), " of ", name_, " has no state yet"));
+  };
+  if (counts_steps() && !state.step.defined()) refuse();
   if (counts_steps() && !state.step.defined())
     state.step = at::zeros({}, at::TensorOptions(step_device).dtype(at::kFloat));
   if (counts_steps()) state.step = state.step.to(step_device);
@@ -243,6 +256,7 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
     if (!(needed >> s & 1)) continue;
     Tensor& slot = state.slots[s];
     if (!slot.defined()) {
+      refuse();
       slot = make_slot(group, s, param);
       if (slot_memory_ && slot.is_cpu() && slot.is_contiguous() && slot.numel() > 0)
         slot = slot_memory_(slot).copy_(slot);
@@ -255,6 +269,7 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
     const bool follows = !in_order && slot.sizes() == param.sizes();
     const bool laid_out = !follows || same_layout(slot, param);
     if (slot.device() == param.device() && slot.scalar_type() == dtype && laid_out) continue;
+    refuse();
     slot = follows ? at::empty_like(param, param.options().dtype(dtype)).copy_(slot)
                    : slot.to(param.options().dtype(dtype));
     invalidate();

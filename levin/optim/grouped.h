@@ -72,6 +72,8 @@ class GroupedOptimizer : public OptimizerImpl {
     slot_memory_ = std::move(make);
     return true;
   }
+  std::string prepare_capture() final;
+  uint64_t layout_version() const final { return layout_version_; }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -93,6 +95,8 @@ class GroupedOptimizer : public OptimizerImpl {
   virtual bool is_elementwise() const { return true; }
   virtual bool takes_tensor_sums() const { return false; }
   virtual int step_temporaries() const { return 0; }
+  /// Whether `update` takes numbers that may change between the replays of a graph from refreshed_numbers().
+  virtual bool is_capturable() const { return false; }
   /// Whether `update` understands a scale.
   virtual bool is_fused() const { return true; }
   /// Names of the state tensors besides "step", in the order of the slots.
@@ -125,7 +129,10 @@ class GroupedOptimizer : public OptimizerImpl {
   const std::vector<Tensor>& params_of(size_t group) const { return groups_[group].params; }
 
   /// Makes the next step build its lists again.
-  void invalidate() { valid_ = false; }
+  void invalidate() {
+    valid_ = false;
+    ++layout_version_;
+  }
 
   std::string name_;
   /// One per group; NaN until a scheduler sets it.
@@ -163,6 +170,7 @@ class GroupedOptimizer : public OptimizerImpl {
   std::unordered_map<c10::TensorImpl*, ParamState> states_;
   std::vector<Bucket> buckets_;
   bool valid_ = false;
+  uint64_t layout_version_ = 0;
   /// Group and position of each parameter; made when first asked for.
   std::unordered_map<c10::TensorImpl*, std::pair<size_t, size_t>> index_;
 };

@@ -20,6 +20,10 @@ void OptimizerImpl::add_param_group(std::vector<Tensor>, const StateDict&) {
   levin::detail::fail("[" + name() + ".add_param_group] this optimizer cannot take more parameters once it is made");
 }
 
+std::string OptimizerImpl::prepare_capture() {
+  return name() + " works out its step with numbers of the host, such as the learning rate, which a graph would repeat";
+}
+
 Tensor Optimizer::step(const std::function<Tensor()>& closure) {
   LEVIN_CHECK(closure, "[optimizer.step] the closure is empty; give a function that returns the loss, or call step()");
   return get().step_with(closure);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -107,6 +108,12 @@ class OptimizerImpl {
   virtual StateDict state_dict() const = 0;
   /// Moves loaded state to the device and dtype of each parameter.
   virtual void load_state_dict(const StateDict& state) = 0;
+
+  /// Called before its step is captured in a CUDA graph: makes ready what cannot be made then. Returns why its step cannot
+  /// be replayed; empty: it can, and hyperparameters that change later count in the replays.
+  virtual std::string prepare_capture();
+  /// Changes when the memory that its step works on, or how, is another: a step captured before does not fit any more.
+  virtual uint64_t layout_version() const { return 0; }
 
   /// One update of some of the parameters alone, those of them that have gradients; the state of others, and their step
   /// counters, stay as they are. False when this optimizer cannot, or cannot under a scale, and nothing was done.

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_fused_sgd.h>
 
+#include "levin/optim/step/captured.h"
 #include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
@@ -56,19 +57,30 @@ class SGDImpl final : public detail::Typed<Traits> {
     return detail::has_kernels(param) && kernels::takes_grad(param.scalar_type(), grad);
   }
   bool writes_copies() const override { return true; }
+  bool is_capturable() const override { return true; }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
     const auto& o = options_[bucket.group];
     const bool is_first = bucket.kind == kFirst;
     if (is_first) invalidate();
-    const kernels::SgdNumbers numbers{o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, is_first};
+    const auto numbers = numbers_of(bucket.group, is_first);
     // torch's fused kernel for the CPU leaves 16-bit parameters unchanged, all but the rest of a vector.
     const bool unknown_to_torch = bucket.device.is_cpu() && at::isReducedFloatingType(bucket.dtype);
-    if (bucket.mixed || !bucket.copies.empty() || (unknown_to_torch && !bucket.plain))
-      return kernels::fused_sgd({bucket.params, bucket.grads, bucket.slots[0], bucket.copies}, numbers, scale);
+    const bool by_levin = bucket.mixed || !bucket.copies.empty() || (unknown_to_torch && !bucket.plain);
+    const auto* refreshed = detail::refreshed_numbers<kernels::SgdNumbers>(
+        [this, group = bucket.group] { return numbers_of(group, /*is_first=*/false); });
+    if (by_levin || refreshed)
+      return kernels::fused_sgd({bucket.params, bucket.grads, bucket.slots[0], bucket.copies}, numbers, scale,
+                                {refreshed, !by_levin});
     if (bucket.plain) return detail::plain_sgd(bucket, numbers, scale);
     at::_fused_sgd_(bucket.params, bucket.grads, bucket.slots[0], o.weight_decay, o.momentum, o.lr, o.dampening,
                     o.nesterov, o.maximize, is_first, scale.scale, scale.found_inf);
+  }
+
+ private:
+  kernels::SgdNumbers numbers_of(size_t group, bool is_first) const {
+    const auto& o = options_[group];
+    return {o.lr, o.momentum, o.dampening, o.weight_decay, o.nesterov, o.maximize, is_first};
   }
 };
 

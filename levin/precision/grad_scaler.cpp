@@ -4,6 +4,7 @@
 #include <ATen/ops/_amp_update_scale.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/graphs.h"
 #include "levin/precision/precision.h"
 
 namespace levin {
@@ -23,6 +24,8 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
+  if (!scale_.defined() || scale_.device() != loss.device())
+    levin::detail::refuse_capture("the loss scale is not on the device yet");
   if (!scale_.defined()) {
     const auto fp32 = at::TensorOptions().device(loss.device()).dtype(at::kFloat);
     scale_ = at::full({}, options_.init_scale, fp32);
@@ -99,6 +102,7 @@ void GradScaler::step(Optimizer& optimizer) {
     check_inf(state, optimizer, /*unscale=*/true);
     state.unscaled = true;
   }
+  levin::detail::refuse_capture(optimizer.name() + " cannot step under a loss scaler without the host's help");
   if (state.found_inf.item<float>() == 0) optimizer.step();
 }
 

@@ -79,6 +79,9 @@ class GradScaler {
   /// Grows or backs off; call once after all optimizers have stepped.
   void update();
 
+  /// Forgets a step that was not completed: what was unscaled or stepped since the last update().
+  void abandon_step() { per_optimizer_.clear(); }
+
   /// For gradients that are spread over ranks: `reduce` makes what one rank found known to all, in place.
   void share_found_inf(std::function<void(Tensor&)> reduce) { share_ = std::move(reduce); }
 

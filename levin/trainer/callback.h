@@ -46,6 +46,8 @@ class Callback : public CallbackBase {
   /// What a checkpoint keeps of it; empty: nothing.
   virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict&) {}
+  /// Whether a hook that it overrides does anything. A training step with a hook of a callback inside is not compiled.
+  virtual bool hears(Hook) const { return true; }
 
   // The hooks; levin/trainer/hooks.h lists them with their parameters.
 #define LEVIN_HOOK(name, kind, parameters, arguments) \

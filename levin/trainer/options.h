@@ -155,6 +155,9 @@ struct TrainerOptions {
   std::filesystem::path default_root_dir = {};
   /// Gives the hyperparameters to the loggers.
   bool enable_autolog_hparams = true;
+  /// Captures the steps in CUDA graphs and replays them (docs/compile.md). What cannot be captured runs eagerly, and a line
+  /// says why.
+  bool compile = false;
 };
 
 /// What a run will do: every default filled in, every name known, contradictions refused. Printable, and made without

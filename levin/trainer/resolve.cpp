@@ -65,7 +65,8 @@ TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
                  .devices = asked.devices,
                  .num_nodes = asked.num_nodes,
                  .precision = asked.precision,
-                 .plugins = asked.plugins};
+                 .plugins = asked.plugins,
+                 .compile = asked.compile};
   plan.devices = resolve(plan.fabric, cuda_devices);
 
   if (asked.barebones) check_barebones(asked);

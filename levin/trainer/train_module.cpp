@@ -1,6 +1,7 @@
 #include "levin/trainer/train_module.h"
 
 #include "levin/core/log.h"
+#include "levin/devices/graphs.h"
 #include "levin/trainer/run/run.h"
 #include "levin/trainer/run/step.h"
 
@@ -50,9 +51,11 @@ void ModuleInRun::fail_missing(const char* step, const char* what) const {
 }
 
 int64_t ModuleInRun::current_epoch() const {
+  detail::refuse_capture("it asks for current_epoch(), which replays would not see change");
   return trainer().current_epoch();
 }
 int64_t ModuleInRun::global_step() const {
+  detail::refuse_capture("it asks for global_step(), which replays would not see change");
   return trainer().global_step();
 }
 c10::Device ModuleInRun::device() const {

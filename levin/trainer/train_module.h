@@ -3,7 +3,10 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -86,10 +89,50 @@ class TrainModuleBase : public ModuleInRun,
   /// them there. False: the batch is moved when its turn comes, after that hook.
   bool prefetch_to_device = true;
 
+  /// A hook inside of the training step that this class overrides, or may; empty when there is none.
+  const std::string& overridden_in_step() const { return overridden_in_step_; }
+  /// The trainer says so, which sees the type.
+  void note_overridden_in_step(std::string name) { overridden_in_step_ = std::move(name); }
+
   /// Parameters need no gradient any more, or do again; freezing also switches to evaluation mode.
   void freeze();
   void unfreeze();
+
+ private:
+  std::string overridden_in_step_ = "hooks of the training step, perhaps";
 };
+
+namespace detail {
+
+/// The first hook inside of the training step that T overrides, as far as that can be seen: a private one, or one with
+/// an overload beside it, counts as overridden.
+template <class T>
+std::string overridden_in_step() {
+  std::string name;
+  const auto look = [&]<class Member>(const char* hook, Member) {
+    constexpr bool unchanged = [] {
+      if constexpr (std::is_invocable_v<Member, std::type_identity<T>>)
+        return std::is_same_v<std::invoke_result_t<Member, std::type_identity<T>>,
+                              std::invoke_result_t<Member, std::type_identity<TrainModuleBase>>>;
+      else
+        return false;
+    }();
+    if (!unchanged && name.empty()) name = hook;
+  };
+#define LEVIN_HOOK(hook) look(#hook, []<class C>(std::type_identity<C>) -> decltype(&C::hook) { return nullptr; })
+  LEVIN_HOOK(on_before_zero_grad);
+  LEVIN_HOOK(on_before_backward);
+  LEVIN_HOOK(on_after_backward);
+  LEVIN_HOOK(on_before_optimizer_step);
+  LEVIN_HOOK(backward);
+  LEVIN_HOOK(optimizer_zero_grad);
+  LEVIN_HOOK(optimizer_step);
+  LEVIN_HOOK(configure_gradient_clipping);
+#undef LEVIN_HOOK
+  return name;
+}
+
+}  // namespace detail
 
 /// A model, its steps and its optimizers: everything of a training that is yours. B is what your loaders hand out.
 ///

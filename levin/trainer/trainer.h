@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -82,11 +83,13 @@ namespace detail {
 /// A TrainModule, or a shared_ptr to one.
 template <std::derived_from<TrainModuleBase> T>
 T& module_of(T& module) {
+  // What stands behind a reference to a base may override any of them.
+  if (typeid(module) == typeid(T)) module.note_overridden_in_step(overridden_in_step<T>());
   return module;
 }
 template <std::derived_from<TrainModuleBase> T>
 T& module_of(const std::shared_ptr<T>& module) {
-  return *module;
+  return module_of(*module);
 }
 template <class M>
 using BatchTypeOf = typename std::remove_cvref_t<decltype(module_of(std::declval<M>()))>::BatchType;

@@ -154,6 +154,7 @@ void fields(TrainerOptions& o, auto f) {
   f("reload_dataloaders_every_n_epochs", o.reload_dataloaders_every_n_epochs, "reload the data loaders every N epochs");
   f("default_root_dir", o.default_root_dir, "folder for logs and checkpoints; default: the current folder");
   f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
+  f("compile", o.compile, "capture steps in CUDA graphs and replay them");
 }
 
 namespace {

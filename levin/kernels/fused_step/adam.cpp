@@ -16,7 +16,8 @@ void check_lengths(const char* operation, size_t count, std::initializer_list<st
 
 }  // namespace
 
-void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& scale) {
+void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& scale,
+                const StepReplay<AdamNumbers>& replay) {
   constexpr const char* kOperation = "fused_adam";
   const size_t count = t.params.size();
   check_lengths(kOperation, count,
@@ -35,7 +36,7 @@ void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& sca
   };
   const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  if (device->is_cuda()) return detail::adam_cuda(entries, n, scale, *device);
+  if (device->is_cuda()) return detail::adam_cuda(entries, n, scale, *device, replay);
   LEVIN_CHECK(device->is_cpu(), "[fused_adam] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
   const double scaled = detail::host_scale(scale);
@@ -44,7 +45,7 @@ void fused_adam(const AdamTensors& t, const AdamNumbers& n, const StepScale& sca
   });
 }
 
-void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale) {
+void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale, const StepReplay<SgdNumbers>& replay) {
   constexpr const char* kOperation = "fused_sgd";
   const size_t count = t.params.size();
   check_lengths(kOperation, count,
@@ -57,13 +58,17 @@ void fused_sgd(const SgdTensors& t, const SgdNumbers& n, const StepScale& scale)
   };
   const auto [entries, device] = detail::step_entries(kOperation, t.params, t.grads, t.copies, fill);
   if (entries.empty()) return;
-  if (device->is_cuda()) return detail::sgd_cuda(entries, n, scale, *device);
+  if (device->is_cuda()) return detail::sgd_cuda(entries, n, scale, *device, replay);
   LEVIN_CHECK(device->is_cpu(), "[fused_sgd] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;
   const double scaled = detail::host_scale(scale);
   detail::each_piece(entries, [&, &entries = entries](size_t e, int64_t begin, int64_t end) {
     detail::sgd_loop(entries[e], n, scaled, begin, end);
   });
+}
+
+void load_step_kernels(c10::Device device) {
+  if (device.is_cuda()) detail::load_step_kernels_cuda(device);
 }
 
 }  // namespace levin::kernels

@@ -20,6 +20,16 @@ struct StepScale {
   std::optional<Tensor> found_inf = {};
 };
 
+/// How a step on CUDA runs that a graph replays.
+template <class Numbers>
+struct StepReplay {
+  /// Memory of the device that the kernel reads its numbers from when it runs. Null: the ones given by value.
+  const Numbers* refreshed = nullptr;
+  /// Rounds as torch's fused kernels do (at::_fused_adam_, at::_fused_sgd_), so that eager steps and replays mix. Only
+  /// for lists that torch's kernels take: one dtype for all.
+  bool as_torch = false;
+};
+
 /// Parallel lists, all on one device; tensors of one index are laid out alike and have as many elements. Tensors
 /// without elements are passed over. Parameters are float, double, half or bfloat16, gradients of the parameter's
 /// width or a lesser one; averages are of the parameter's dtype, float or bfloat16. Arithmetic is in float, of double
@@ -39,7 +49,8 @@ struct AdamTensors {
 };
 
 /// One step. Gradients are not written, not even under a scale.
-void fused_adam(const AdamTensors& tensors, const AdamNumbers& numbers, const StepScale& scale = {});
+void fused_adam(const AdamTensors& tensors, const AdamNumbers& numbers, const StepScale& scale = {},
+                const StepReplay<AdamNumbers>& replay = {});
 
 /// As AdamTensors; buffers are none without momentum.
 struct SgdTensors {
@@ -49,7 +60,11 @@ struct SgdTensors {
   std::span<const Tensor> copies = {};
 };
 
-void fused_sgd(const SgdTensors& tensors, const SgdNumbers& numbers, const StepScale& scale = {});
+void fused_sgd(const SgdTensors& tensors, const SgdNumbers& numbers, const StepScale& scale = {},
+               const StepReplay<SgdNumbers>& replay = {});
+
+/// Loads the kernels of all fused steps, once: that cannot be done while a graph is captured. Nothing without CUDA.
+void load_step_kernels(c10::Device device);
 
 /// Whether a parameter of dtype `param` may have a gradient of dtype `grad` here.
 bool takes_grad(at::ScalarType param, at::ScalarType grad);

@@ -62,7 +62,8 @@ const std::array<float, 256>& dynamic_codes(bool with_sign) {
   return with_sign ? with : without;
 }
 
-void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepScale& scale) {
+void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepScale& scale,
+                     const AdamNumbers* refreshed) {
   constexpr const char* kOperation = "fused_adam_8bit";
   const size_t count = t.params.size();
   for (const size_t length : {t.grads.size(), t.averages.size(), t.squares.size(), t.average_scales.size(),
@@ -87,7 +88,7 @@ void fused_adam_8bit(const Adam8bitTensors& t, const AdamNumbers& n, const StepS
     detail::CodeBooks books;
     std::ranges::copy(dynamic_codes(true), books.average);
     std::ranges::copy(dynamic_codes(false), books.square);
-    return detail::adam_8bit_cuda(entries, n, books, scale, *device);
+    return detail::adam_8bit_cuda(entries, n, refreshed, books, scale, *device);
   }
   LEVIN_CHECK(device->is_cpu(), "[fused_adam_8bit] the parameters are on ", *device, "; cpu and cuda are known");
   if (detail::host_skips(scale)) return;

@@ -37,8 +37,8 @@ __device__ void store_one(void* to, NumberType type, int64_t at, float value) {
   store_pack(to, type, at, 1, false, in);
 }
 
-__global__ void __launch_bounds__(kStepThreads)
-    adam_8bit_kernel(const CodeStepTable table, const AdamNumbers numbers, const CodeBooks books) {
+__global__ void __launch_bounds__(kStepThreads) adam_8bit_kernel(const CodeStepTable table, const AdamNumbers numbers,
+                                                                 const AdamNumbers* refreshed, const CodeBooks books) {
   if (table.found_inf != nullptr && *table.found_inf != 0) return;
   const int index = entry_of_block(table);
   const StepEntry& e = table.entries[index];
@@ -48,7 +48,10 @@ __global__ void __launch_bounds__(kStepThreads)
   const int t = static_cast<int>(threadIdx.x);
   average_codes[t] = books.average[t];
   square_codes[t] = books.square[t];
-  if (t == 0) f = adam_step<float>(numbers, *e.step, device_scale(table.scale));
+  if (t == 0) {
+    const AdamNumbers now = refreshed != nullptr ? *refreshed : numbers;
+    f = adam_step<float>(now, *e.step, device_scale(table.scale));
+  }
   __syncthreads();
   auto* first = static_cast<unsigned char*>(e.first);
   auto* second = static_cast<unsigned char*>(e.second);
@@ -81,11 +84,15 @@ __global__ void __launch_bounds__(kStepThreads)
 
 }  // namespace
 
-int launch_adam_8bit(const CodeStepTable& table, const AdamNumbers& numbers, const CodeBooks& codes,
-                     CUstream_st* stream) {
-  adam_8bit_kernel<<<static_cast<unsigned>(table.first_block[table.count]), kStepThreads, 0, stream>>>(table, numbers,
-                                                                                                       codes);
+int launch_adam_8bit(const CodeStepTable& table, const AdamNumbers& numbers, const AdamNumbers* refreshed,
+                     const CodeBooks& codes, CUstream_st* stream) {
+  const auto blocks = static_cast<unsigned>(table.first_block[table.count]);
+  adam_8bit_kernel<<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed, codes);
   return static_cast<int>(cudaGetLastError());
+}
+
+int load_adam_8bit() {
+  return load_kernels(adam_8bit_kernel);
 }
 
 }  // namespace levin::kernels::detail

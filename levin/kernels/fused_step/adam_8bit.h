@@ -31,8 +31,9 @@ struct Adam8bitTensors {
   std::span<const Tensor> copies = {};
 };
 
-/// One step in float; `amsgrad` is not known here.
-void fused_adam_8bit(const Adam8bitTensors& tensors, const AdamNumbers& numbers, const StepScale& scale = {});
+/// One step in float; `amsgrad` is not known here. `refreshed` as in StepReplay.
+void fused_adam_8bit(const Adam8bitTensors& tensors, const AdamNumbers& numbers, const StepScale& scale = {},
+                     const AdamNumbers* refreshed = nullptr);
 
 /// Codes [blocks, 256] and scales [blocks] of the averages of `numel` elements, as float [numel].
 Tensor from_codes(const Tensor& codes, const Tensor& scales, bool with_sign, int64_t numel);

@@ -52,24 +52,29 @@ void by_precision(std::span<const StepEntry> entries, const StepScale& scale, c1
 }  // namespace
 
 void adam_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const StepScale& scale,
-               c10::Device device) {
+               c10::Device device, const StepReplay<AdamNumbers>& replay) {
   by_precision(entries, scale, device, [&](const NumberTable& table, bool in_double, CUstream_st* stream) {
-    return launch_adam(table, numbers, in_double, stream);
+    return launch_adam(table, numbers, replay.refreshed, {in_double, replay.as_torch}, stream);
   });
 }
 
-void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, const StepScale& scale,
-              c10::Device device) {
+void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, const StepScale& scale, c10::Device device,
+              const StepReplay<SgdNumbers>& replay) {
   by_precision(entries, scale, device, [&](const NumberTable& table, bool in_double, CUstream_st* stream) {
-    return launch_sgd(table, numbers, in_double, stream);
+    return launch_sgd(table, numbers, replay.refreshed, {in_double, replay.as_torch}, stream);
   });
 }
 
-void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const CodeBooks& codes,
-                    const StepScale& scale, c10::Device device) {
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const AdamNumbers* refreshed,
+                    const CodeBooks& codes, const StepScale& scale, c10::Device device) {
   each_table<CodeStepTable>(entries, scale, device, [&](const CodeStepTable& table, CUstream_st* stream) {
-    return launch_adam_8bit(table, numbers, codes, stream);
+    return launch_adam_8bit(table, numbers, refreshed, codes, stream);
   });
+}
+
+void load_step_kernels_cuda(c10::Device device) {
+  const c10::cuda::CUDAGuard guard(device);
+  for (const int result : {load_adam(), load_sgd(), load_adam_8bit()}) C10_CUDA_CHECK(static_cast<cudaError_t>(result));
 }
 
 }  // namespace levin::kernels::detail

@@ -40,10 +40,11 @@ void each_piece(std::span<const StepEntry> entries, c10::function_ref<void(size_
 
 /// In adam_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 void adam_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const StepScale& scale,
-               c10::Device device);
-void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, const StepScale& scale,
-              c10::Device device);
-void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const CodeBooks& codes,
-                    const StepScale& scale, c10::Device device);
+               c10::Device device, const StepReplay<AdamNumbers>& replay);
+void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, const StepScale& scale, c10::Device device,
+              const StepReplay<SgdNumbers>& replay);
+void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const AdamNumbers* refreshed,
+                    const CodeBooks& codes, const StepScale& scale, c10::Device device);
+void load_step_kernels_cuda(c10::Device device);
 
 }  // namespace levin::kernels::detail

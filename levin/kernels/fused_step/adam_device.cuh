@@ -9,6 +9,15 @@
 /// What the kernels of the fused steps share on the device.
 namespace levin::kernels::detail {
 
+/// Loads kernels that were not launched yet.
+template <class... Kernel>
+int load_kernels(Kernel*... kernel) {
+  cudaFuncAttributes attributes;
+  int result = 0;
+  ((result = result != 0 ? result : static_cast<int>(cudaFuncGetAttributes(&attributes, kernel))), ...);
+  return result;
+}
+
 constexpr int kStepThreads = 256;
 constexpr int kPack = 4;  // neighbours that one thread takes together
 
@@ -143,6 +152,67 @@ __device__ void update_moments(const AdamStep<T>& f, T param, T grad, T& average
 template <class T>
 __device__ T updated(const AdamStep<T>& f, T param, T average, T square) {
   return param - f.step_size * average / (sqrt(square) * f.root_factor + f.eps);
+}
+
+/// A step of Adam with the numbers and the roundings of torch's fused kernel: graphs of it go on where eager steps
+/// were, bit by bit. Products that nvcc would fuse there are fused here in so many words.
+template <class T>
+struct TorchAdamStep {
+  T lr, beta1, beta2, decay, eps, correction1, root_correction2, scale;
+  bool scaled, maximize, decoupled;
+};
+
+template <class T>
+__device__ TorchAdamStep<T> torch_adam_step(const AdamNumbers& n, float steps, const float* scale) {
+  TorchAdamStep<T> f;
+  f.lr = static_cast<T>(n.lr);
+  f.beta1 = static_cast<T>(n.beta1);
+  f.beta2 = static_cast<T>(n.beta2);
+  f.decay = static_cast<T>(n.weight_decay);
+  f.eps = static_cast<T>(n.eps);
+  f.correction1 = 1 - pow(f.beta1, static_cast<T>(steps));
+  f.root_correction2 = sqrt(1 - pow(f.beta2, static_cast<T>(steps)));
+  f.scaled = scale != nullptr;
+  f.scale = f.scaled ? static_cast<T>(*scale) : static_cast<T>(1);
+  f.maximize = n.maximize;
+  f.decoupled = n.decoupled;
+  return f;
+}
+
+template <class T>
+__device__ void update_moments(const TorchAdamStep<T>& f, T& param, T grad, T& average, T& square) {
+  if (f.scaled) grad /= f.scale;
+  if (f.maximize) grad = -grad;
+  if (f.decay != 0) {
+    if (f.decoupled)
+      param = fma(-(f.lr * f.decay), param, param);
+    else
+      grad = fma(param, f.decay, grad);
+  }
+  average = fma(f.beta1, average, fma(-f.beta1, grad, grad));
+  const T squared = grad * grad;
+  square = fma(f.beta2, square, fma(-f.beta2, squared, squared));
+}
+template <class T>
+__device__ T updated(const TorchAdamStep<T>& f, T param, T average, T square) {
+  const T size = f.lr / f.correction1;
+  return param - size * average / (sqrt(square) / f.root_correction2 + f.eps);
+}
+
+/// The same for SGD, whose kernel computes in double.
+template <class T>
+__device__ void torch_sgd(const SgdNumbers& n, const float* scale, T& param, T grad, T* buffer) {
+  if (scale != nullptr) grad = static_cast<T>(static_cast<double>(grad) / static_cast<double>(*scale));
+  if (n.maximize) grad = -grad;
+  if (n.weight_decay != 0)
+    grad = static_cast<T>(fma(n.weight_decay, static_cast<double>(param), static_cast<double>(grad)));
+  if (buffer != nullptr) {
+    const double taken = (1 - n.dampening) * static_cast<double>(grad);
+    const double kept = n.is_first ? static_cast<double>(grad) : fma(n.momentum, static_cast<double>(*buffer), taken);
+    *buffer = static_cast<T>(kept);
+    grad = n.nesterov ? static_cast<T>(fma(n.momentum, kept, static_cast<double>(grad))) : static_cast<T>(kept);
+  }
+  param = static_cast<T>(fma(-n.lr, static_cast<double>(grad), static_cast<double>(param)));
 }
 
 }  // namespace levin::kernels::detail

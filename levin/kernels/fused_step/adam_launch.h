@@ -51,16 +51,31 @@ struct CodeBooks {
   float average[256];
   float square[256];
 };
-static_assert(sizeof(NumberTable) + sizeof(AdamNumbers) <= 4096 &&
-              sizeof(CodeStepTable) + sizeof(CodeBooks) + sizeof(AdamNumbers) <= 4096);
+static_assert(sizeof(NumberTable) + sizeof(AdamNumbers) + sizeof(void*) <= 4096 &&
+              sizeof(CodeStepTable) + sizeof(CodeBooks) + sizeof(AdamNumbers) + sizeof(void*) <= 4096);
 
 /// Elements of one thread block on CUDA.
 constexpr int64_t kBlockElements = 8192;
 
-/// In adam.cu and adam_8bit.cu; each returns a cudaError_t. In a table all parameters are double, or none is.
-int launch_adam(const NumberTable& table, const AdamNumbers& numbers, bool in_double, CUstream_st* stream);
-int launch_sgd(const NumberTable& table, const SgdNumbers& numbers, bool in_double, CUstream_st* stream);
-int launch_adam_8bit(const CodeStepTable& table, const AdamNumbers& numbers, const CodeBooks& codes,
-                     CUstream_st* stream);
+/// Which kernel of a step.
+struct StepKernel {
+  /// In a table all parameters are double, or none is.
+  bool in_double = false;
+  /// Rounds as torch's fused kernels do.
+  bool as_torch = false;
+};
+
+/// In adam.cu, sgd.cu and adam_8bit.cu; each returns a cudaError_t. Where `refreshed`, memory of the device, is not
+/// null, the kernel reads the numbers from there when it runs.
+int launch_adam(const NumberTable& table, const AdamNumbers& numbers, const AdamNumbers* refreshed, StepKernel kernel,
+                CUstream_st* stream);
+int launch_sgd(const NumberTable& table, const SgdNumbers& numbers, const SgdNumbers* refreshed, StepKernel kernel,
+               CUstream_st* stream);
+int launch_adam_8bit(const CodeStepTable& table, const AdamNumbers& numbers, const AdamNumbers* refreshed,
+                     const CodeBooks& codes, CUstream_st* stream);
+/// Loads the kernels, which cannot be done while a graph is captured.
+int load_adam();
+int load_sgd();
+int load_adam_8bit();
 
 }  // namespace levin::kernels::detail

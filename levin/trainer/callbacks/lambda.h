@@ -31,6 +31,17 @@ class LambdaCallback : public Callback {
   LEVIN_HOOKS(LEVIN_HOOK)
 #undef LEVIN_HOOK
 
+  bool hears(Hook hook) const override {
+    switch (hook) {
+#define LEVIN_HOOK(name, kind, parameters, arguments) \
+  case Hook::name:                                    \
+    return static_cast<bool>(hooks_.name);
+      LEVIN_HOOKS(LEVIN_HOOK)
+#undef LEVIN_HOOK
+    }
+    return true;
+  }
+
  private:
   LambdaHooks hooks_;
 };

@@ -127,7 +127,14 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
     StepOutput output;
     {
       const auto time = run.hooks.span(hooks.step);
-      output = run_step(run, [&] { return module.any_step(stage, batch, at); });
+      const auto step = [&] { return run_step(run, [&] { return module.any_step(stage, batch, at); }); };
+      if (auto* compiled = compiled_steps(run, stage)) {
+        StepCall call{.name = step_site(stage).hook};
+        call.key.add(at.dataloader_idx);
+        output = compiled->run(run, std::move(call), batch, step);
+      } else {
+        output = step();
+      }
     }
     hooks.batch_end(run, output, batch, at);
     state.place.set_site(kNoLogging);

@@ -1,4 +1,8 @@
 // One training batch: forward, backward and, where a window of accumulation ends, the optimizer's step.
+#include <bit>
+#include <functional>
+#include <utility>
+
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/trainer/loops/loops.h"
@@ -58,12 +62,32 @@ struct Closure {
   }
 };
 
+/// The whole step from a CUDA graph. What the graph has fixed besides shapes is in the key.
+void run_compiled(Run& run, CompiledSteps& compiled, const Closure& closure, StepOutput& output,
+                  const std::function<void()>& whole_step) {
+  const auto& plan = run.plan;
+  run.state.place.set_site(step_site(Stage::kTrain));
+  StepCall call{.name = step_site(Stage::kTrain).hook,
+                .accumulates_gradients = plan.accumulate > 1,
+                .drops_gradients = closure.first_of_window};
+  for (const int64_t number : {int64_t{closure.first_of_window}, int64_t{closure.steps}, plan.accumulate,
+                               std::bit_cast<int64_t>(plan.clip_val), int64_t{plan.clips_value}})
+    call.key.add(number);
+  output = compiled.run(run, std::move(call), closure.batch, [&] {
+    whole_step();
+    if (!output.loss.defined()) refuse_capture("training_step skipped a batch");
+    return std::exchange(output, {});
+  });
+  run.state.place.set_doing("optimizer_step");
+}
+
 }  // namespace
 
 bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, StepOutput& output) {
   auto& module = *run.model.module;
   const StepInfo at{batch_idx, 0};
   if (!module.automatic_optimization) {
+    compiled_steps(run, Stage::kTrain);  // says why not
     output = training_step(run, batch, at);
     return true;
   }
@@ -76,15 +100,21 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
   const int64_t window = run.plan.accumulate;
   const bool steps = (batch_idx + 1) % window == 0 || run.state.is_last_batch;
   Closure closure{run, batch, at, output, batch_idx % window == 0, steps};
-  if (!steps) {
-    const NoSync no_sync(&run.model.wrapped->setup_call());
-    closure();
-    return false;
-  }
-  const auto time = run.hooks.span(Action::kOptimizerStep);
-  module.optimizer_step(run.model.optimizers.front(), [&closure] { return closure(); });
-  ++run.state.progress.global_step;
-  return true;
+  const auto whole_step = [&] {
+    if (!steps) {
+      const NoSync no_sync(&run.model.wrapped->setup_call());
+      closure();
+      return;
+    }
+    const auto time = run.hooks.span(Action::kOptimizerStep);
+    module.optimizer_step(run.model.optimizers.front(), [&closure] { return closure(); });
+  };
+  if (auto* compiled = compiled_steps(run, Stage::kTrain))
+    run_compiled(run, *compiled, closure, output, whole_step);
+  else
+    whole_step();
+  if (steps) ++run.state.progress.global_step;
+  return steps;
 }
 
 void step_schedulers(Run& run, std::string_view interval, bool plateau) {

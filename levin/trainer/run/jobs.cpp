@@ -42,6 +42,7 @@ std::shared_ptr<torch::nn::Module> borrowed(torch::nn::Module& module) {
 
 void Run::release() {
   signals.reset();
+  compiled.reset();
   model.wrapped.reset();
   data = {};
   checkpoints = {};

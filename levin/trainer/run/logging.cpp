@@ -78,6 +78,7 @@ void log_value(Run& run, std::string_view name, const LoggedValue& value, const 
     warn_once("[trainer] barebones: what is logged goes nowhere");
     return;
   }
+  if (run.compiled && run.compiled->record(name, value, options)) return;
   const auto& place = run.state.place;
   run.metrics.of(run.state.stage)
       .log({place.site, &place.batch, place.dataloader_idx, run.fabric.get()}, name, value, options);

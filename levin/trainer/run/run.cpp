@@ -79,6 +79,7 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data_module, std::strin
   metrics = {};
   checkpoints = {};
   loss_watch = {};
+  compiled.reset();
   set_global_options(plan);
   hooks.begin(module.configure_callbacks());
 

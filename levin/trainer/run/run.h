@@ -11,6 +11,7 @@
 #include "levin/trainer/data_module.h"
 #include "levin/trainer/loss_watch.h"
 #include "levin/trainer/run/checkpointing.h"
+#include "levin/trainer/run/compiled.h"
 #include "levin/trainer/run/context.h"
 #include "levin/trainer/run/hook_table.h"
 #include "levin/trainer/run/logging.h"
@@ -60,6 +61,10 @@ class Run {
   std::optional<SignalFlags> signals;
   Advice advice;
   LossWatch loss_watch;
+  /// Made when the first step is to be compiled.
+  std::unique_ptr<CompiledSteps> compiled;
+  /// Steps of a tuner run, which are not compiled.
+  bool in_trial = false;
   /// What callbacks and modules see of all this.
   RunContext context{*this};
 

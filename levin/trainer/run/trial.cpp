@@ -29,9 +29,11 @@ class Snapshot {
     if (!fabric.device().is_cpu()) device_rng_ = fabric.accelerator().rng_state(fabric.device());
     loggers_.swap(run.logs.loggers);
     listeners_ = run.hooks.silence();
+    run.in_trial = true;
   }
   /// An Error when it cannot be: the run must not continue then. What needs no memory comes first.
   void restore() {
+    run_.in_trial = false;
     run_.state = state_;
     run_.data = std::move(data_);
     run_.metrics = std::move(metrics_);

@@ -1,0 +1,101 @@
+#include "levin/devices/graphs.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace levin::detail {
+namespace {
+
+constexpr size_t kChunk = 4096;
+constexpr size_t kAlign = 16;
+
+std::atomic<const StepScope*> step_now = nullptr;
+
+}  // namespace
+
+const void* RefreshedValues::add(size_t bytes, Fill fill) {
+  LEVIN_CHECK(bytes > 0 && bytes <= kChunk, "[compile] a refreshed value of ", bytes, " bytes; 1 to ", kChunk,
+              " are allowed");
+  const size_t rounded = (bytes + kAlign - 1) / kAlign * kAlign;
+  if (chunks_.empty() || chunks_.back().used + rounded > kChunk)
+    chunks_.push_back({.memory = at::empty({static_cast<int64_t>(kChunk)}, at::TensorOptions(device_).dtype(at::kByte)),
+                       .host = std::vector<std::byte>(kChunk),
+                       .sent = {}});
+  auto& chunk = chunks_.back();
+  const size_t offset = chunk.used;
+  chunk.used += rounded;
+  chunk.sent.clear();
+  values_.push_back({chunks_.size() - 1, offset, std::move(fill)});
+  return static_cast<const std::byte*>(chunk.memory.const_data_ptr()) + offset;
+}
+
+void RefreshedValues::refresh(GraphDevice& device) {
+  for (auto& value : values_) value.fill(chunks_[value.chunk].host.data() + value.offset);
+  for (auto& chunk : chunks_) {
+    if (chunk.sent.size() == chunk.used && std::memcmp(chunk.sent.data(), chunk.host.data(), chunk.used) == 0) continue;
+    device.upload(chunk.memory, chunk.host.data(), chunk.used);
+    chunk.sent.assign(chunk.host.begin(), chunk.host.begin() + static_cast<std::ptrdiff_t>(chunk.used));
+    ++uploads_;
+  }
+}
+
+void DeferredChecks::add(const Tensor& failed, std::string line) {
+  const at::NoGradGuard no_grad;
+  // Once failed it stays so, since not every replay is looked at.
+  auto ever = at::empty({}, failed.options().dtype(at::kBool));
+  ever.logical_or_(failed.reshape({}));
+  checks_.push_back({std::move(ever), std::move(line)});
+}
+
+void DeferredChecks::start() {
+  for (auto& check : checks_) check.failed.zero_();
+}
+
+void DeferredChecks::look() {
+  if (checks_.empty() || (arrived_ && !arrived_->query())) return;
+  if (host_.defined()) {
+    const auto* failed = host_.const_data_ptr<bool>();
+    for (size_t i = 0; i < checks_.size(); ++i) LEVIN_CHECK(!failed[i], checks_[i].line);
+  }
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> flags;
+  for (const auto& check : checks_) flags.push_back(check.failed);
+  const auto now = at::stack(flags);
+  if (!host_.defined())
+    host_ = at::empty(now.sizes(), at::TensorOptions().dtype(at::kBool).pinned_memory(now.is_cuda()));
+  host_.copy_(now, /*non_blocking=*/true);
+  if (now.is_cpu()) return;
+  if (!arrived_) arrived_.emplace(now.device().type());
+  arrived_->record(c10::impl::VirtualGuardImpl(now.device().type()).getStream(now.device()));
+}
+
+EnterStep::EnterStep(const StepScope& scope) : outer_(step_now.exchange(&scope)) {}
+
+EnterStep::~EnterStep() {
+  step_now = outer_;
+}
+
+const StepScope* current_step() {
+  return step_now;
+}
+
+bool is_capturing() {
+  const auto* step = current_step();
+  return step && step->values;
+}
+
+void refuse_capture(const std::string& reason) {
+  if (is_capturing()) throw CaptureRefused("[compile] " + reason);
+}
+
+const void* refreshed(size_t bytes, RefreshedValues::Fill fill) {
+  return is_capturing() ? current_step()->values->add(bytes, std::move(fill)) : nullptr;
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,156 @@
+// CUDA graphs through torch's class, which knows the allocator and the random generators.
+#include <map>
+#include <mutex>
+
+#include <ATen/Functions.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include "levin/core/error.h"
+#include "levin/devices/graphs.h"
+#include "levin/devices/graphs_rng.h"
+
+namespace levin::detail {
+namespace {
+
+using GeneratorState = c10::intrusive_ptr<at::CUDAGeneratorState>;
+
+// torch hides the state of a generator. The default one of a device gets an equal state that we hold too, once: graphs
+// refer to the state, so it must stay the same from then on.
+GeneratorState& generator_state(c10::Device device) {
+  static std::mutex mutex;
+  static auto& states = *new std::map<c10::DeviceIndex, GeneratorState>();  // outlives the generators of torch
+  const std::lock_guard lock(mutex);
+  auto& state = states[device.index()];
+  if (!state) {
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
+    const std::lock_guard of_generator(generator.mutex());
+    auto* impl = generator.get<at::CUDAGeneratorImpl>();
+    state = c10::make_intrusive<at::CUDAGeneratorState>(impl->current_seed(), impl->philox_offset_per_thread());
+    impl->graphsafe_set_state(c10::make_intrusive<at::CUDAGeneratorImpl>(device.index(), state));
+  }
+  return state;
+}
+
+// What a failing clean-up throws follows from the failure that is reported already.
+template <class F>
+bool tried(F&& f) {
+  try {
+    f();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+class CudaGraph final : public DeviceGraph {
+ public:
+  void replay() override { graph.replay(); }
+  at::cuda::CUDAGraph graph;
+};
+
+class CudaGraphs final : public GraphDevice {
+ public:
+  explicit CudaGraphs(c10::Device device)
+      : device_(device), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+
+  c10::Device device() const override { return device_; }
+
+  std::shared_ptr<DeviceGraph> capture(const std::function<void()>& body) override {
+    const c10::cuda::CUDAGuard device_guard(device_);
+    auto& random = generator_state(device_);
+    std::erase_if(alive_, [](const auto& graph) { return graph.expired(); });
+    // A pool dies with the last graph that uses it, and its name cannot be used again.
+    if (alive_.empty()) pool_ = at::cuda::graph_pool_handle();
+    c10::cuda::getCurrentCUDAStream(device_.index()).synchronize();
+    auto made = std::make_shared<CudaGraph>();
+    std::exception_ptr failure;
+    {
+      const c10::cuda::CUDAStreamGuard stream_guard(stream_);
+      try {
+        // Other threads (loaders, writers of checkpoints) may use CUDA meanwhile.
+        made->graph.capture_begin(pool_, cudaStreamCaptureModeThreadLocal);
+        body();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      try {
+        made->graph.capture_end();
+      } catch (...) {
+        if (!failure) failure = std::current_exception();
+        clean_up(*random);
+      }
+    }
+    // The seed of the generator was copied to the device on that stream; replays copy it on another one.
+    stream_.synchronize();
+    if (failure) {
+      made.reset();
+      std::rethrow_exception(failure);
+    }
+    alive_.push_back(made);
+    return made;
+  }
+
+  void upload(const Tensor& to, const void* host, size_t bytes) override {
+    // From memory that is not pinned: CUDA takes a copy of it before the call returns, and does not wait for the
+    // stream.
+    C10_CUDA_CHECK(cudaMemcpyAsync(to.mutable_data_ptr(), host, bytes, cudaMemcpyHostToDevice,
+                                   c10::cuda::getCurrentCUDAStream(device_.index()).stream()));
+  }
+
+  Tensor alias(const Tensor& tensor, std::shared_ptr<DeviceGraph> graph) override {
+    return at::from_blob(
+        tensor.mutable_data_ptr(), tensor.sizes(), tensor.strides(), [graph = std::move(graph)](void*) {},
+        tensor.options());
+  }
+
+  void empty_cache() override { c10::cuda::CUDACachingAllocator::emptyCache(); }
+
+ private:
+  // torch's capture_end ends an invalid capture too, but throws before it has told allocators and generator.
+  void clean_up(at::CUDAGeneratorState& random) {
+    (void)cudaGetLastError();
+    if (tried([&] { c10::cuda::CUDACachingAllocator::endAllocateToPool(device_.index(), pool_); }))
+      tried([&] { c10::cuda::CUDACachingAllocator::releasePool(device_.index(), pool_); });
+    auto* host = at::getHostAllocator(at::kCUDA);
+    if (tried([&] { host->end_allocate_to_pool(pool_); })) tried([&] { host->release_pool(pool_); });
+    random.capturing_ = false;
+    random.offset_intragraph_ = 0;
+  }
+
+  c10::Device device_;
+  c10::cuda::CUDAStream stream_;
+  c10::MempoolId_t pool_{0, 0};
+  std::vector<std::weak_ptr<CudaGraph>> alive_;
+};
+
+}  // namespace
+
+std::shared_ptr<GraphDevice> cuda_graphs(c10::Device device) {
+  return std::make_shared<CudaGraphs>(device);
+}
+
+std::optional<at::Tensor> captured_rng(c10::Device device) {
+  if (!is_capturing()) return {};
+  auto& state = generator_state(device);
+  if (!state->capturing_) return {};
+  return at::full({1}, static_cast<int64_t>(state->offset_intragraph_), at::kLong);
+}
+
+bool set_captured_rng(c10::Device device, const at::Tensor& to) {
+  if (!is_capturing()) return false;
+  auto& state = generator_state(device);
+  if (!state->capturing_) return false;
+  LEVIN_CHECK(to.scalar_type() == at::kLong && to.numel() == 1,
+              "[compile] the step sets the random generator to a state from before");
+  state->offset_intragraph_ = static_cast<uint64_t>(*to.const_data_ptr<int64_t>());
+  return true;
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,418 @@
+#include "levin/fabric/compiled_step.h"
+
+#include <algorithm>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/core/main.h"
+
+namespace levin::detail {
+namespace {
+
+/// Kinds of calls that are told apart; others run eagerly.
+constexpr size_t kMostKinds = 256;
+/// Captures of one step that may fail, and times that graphs may turn out not to fit any more.
+constexpr int kMostFailures = 3, kMostDrops = 8;
+
+/// Gradients turned out to live from one call to the next.
+class Accumulates : public CaptureRefused {
+ public:
+  using CaptureRefused::CaptureRefused;
+};
+
+/// Inputs are where the graph expects them, for its life.
+class SwapInputs {
+ public:
+  SwapInputs(const std::vector<Tensor*>& inputs, const std::vector<Tensor>& others) : inputs_(inputs) {
+    for (size_t i = 0; i < inputs.size(); ++i) before_.push_back(std::exchange(*inputs[i], others[i]));
+  }
+  ~SwapInputs() {
+    for (size_t i = 0; i < inputs_.size(); ++i) *inputs_[i] = std::move(before_[i]);
+  }
+  SwapInputs(const SwapInputs&) = delete;
+  SwapInputs& operator=(const SwapInputs&) = delete;
+
+ private:
+  const std::vector<Tensor*>& inputs_;
+  std::vector<Tensor> before_;
+};
+
+/// Weights that were cast outside of the graph must not be used inside of it.
+class NoAutocastCache {
+ public:
+  NoAutocastCache() : before_(at::autocast::is_autocast_cache_enabled()) {
+    for (const auto device : at::autocast::_AUTOCAST_SUPPORTED_DEVICES)
+      if (at::autocast::is_autocast_enabled(device)) at::autocast::set_autocast_cache_enabled(false);
+  }
+  ~NoAutocastCache() { at::autocast::set_autocast_cache_enabled(before_); }
+  NoAutocastCache(const NoAutocastCache&) = delete;
+  NoAutocastCache& operator=(const NoAutocastCache&) = delete;
+
+ private:
+  bool before_;
+};
+
+Tensor static_input(const Tensor& input) {
+  return input.is_non_overlapping_and_dense() ? at::empty_strided(input.sizes(), input.strides(), input.options())
+                                              : at::empty(input.sizes(), input.options());
+}
+
+void copy_inputs(const std::vector<Tensor>& to, const std::vector<Tensor*>& from) {
+  if (to.empty()) return;
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> sources;
+  for (const auto* tensor : from) sources.push_back(*tensor);
+  at::_foreach_copy_(to, sources, /*non_blocking=*/true);
+}
+
+std::vector<const void*> data_of(const std::vector<std::shared_ptr<torch::nn::Module>>& modules) {
+  std::vector<const void*> all;
+  const auto add = [&](const Tensor& t) {
+    if (t.defined() && t.has_storage()) all.push_back(t.const_data_ptr());
+  };
+  for (const auto& module : modules) {
+    for (const auto& parameter : module->parameters()) add(parameter);
+    for (const auto& buffer : module->buffers()) add(buffer);
+  }
+  return all;
+}
+
+}  // namespace
+
+void StepKey::add(const Tensor& tensor) {
+  if (!tensor.defined()) return add(-1);
+  add(static_cast<int64_t>(tensor.scalar_type()));
+  add(static_cast<int64_t>(tensor.device().type()));
+  add(tensor.device().index());
+  add(tensor.requires_grad());
+  add(tensor.layout() == at::kStrided);
+  add(tensor.dim());
+  if (tensor.layout() != at::kStrided) return;
+  for (const auto size : tensor.sizes()) add(size);
+  for (const auto stride : tensor.strides()) add(stride);
+}
+
+std::string capture_failure(const std::exception& error) {
+  auto line = one_line(error);
+  if (dynamic_cast<const CaptureRefused*>(&error)) return line.substr(line.find(']') + 2);
+  if (line.find("captur") != std::string::npos)
+    line =
+        "the host waits for the device, or copies between the two, in the step (item(), cpu(), a condition on a "
+        "tensor, a "
+        "tensor made from numbers): " +
+        line;
+  return line;
+}
+
+StepCompiler::StepCompiler(std::shared_ptr<GraphDevice> device, std::function<StepSurroundings()> surroundings,
+                           int64_t max_graphs)
+    : device_(std::move(device)), find_surroundings_(std::move(surroundings)), max_graphs_(max_graphs) {
+  LEVIN_CHECK(max_graphs >= 1, "[compile] max_graphs ", max_graphs, " is not allowed (1 or more)");
+}
+
+StepCompiler::~StepCompiler() {
+  try {
+    drop();
+  } catch (const std::exception& error) {  // a device that has failed fails what comes next, too
+    log_warning(concat("[compile] gradients could not be kept: ", one_line(error)));
+  }
+}
+
+void StepCompiler::look_around() {
+  looked_ = true;
+  around_ = find_surroundings_();
+  units_.clear();
+  params_.clear();
+  std::set<c10::TensorImpl*> known;
+  const auto add = [&](const Tensor& param) {
+    if (param.defined() && known.insert(param.unsafeGetTensorImpl()).second) params_.push_back(param);
+  };
+  for (const auto& module : around_.modules) {
+    units_.push_back(module);
+    // Without itself: it may live on the stack.
+    for (auto& unit : module->modules(/*include_self=*/false)) units_.push_back(std::move(unit));
+    for (const auto& param : module->parameters()) add(param);
+  }
+  for (const auto& optimizer : around_.optimizers)
+    for (size_t group = 0; group < optimizer->num_groups(); ++group)
+      for (const auto& param : optimizer->params(group)) add(param);
+}
+
+void StepCompiler::watch() {
+  watched_.clear();
+  layouts_.clear();
+  const auto add = [&](const Tensor& t) {
+    if (t.defined() && t.has_storage()) watched_.push_back({t, t.const_data_ptr()});
+  };
+  for (const auto& param : params_) add(param);
+  for (const auto& module : around_.modules)
+    for (const auto& buffer : module->buffers()) add(buffer);
+  for (const auto& optimizer : around_.optimizers) layouts_.push_back(optimizer->layout_version());
+}
+
+/// Whether the graphs work on the memory that parameters and optimizers have now.
+bool StepCompiler::fits() const {
+  for (const auto& [tensor, data] : watched_)
+    if (tensor.const_data_ptr() != data) return false;
+  for (size_t i = 0; i < layouts_.size(); ++i)
+    if (around_.optimizers[i]->layout_version() != layouts_[i]) return false;
+  return true;
+}
+
+/// With the modes of torch, of the modules and of the parameters.
+StepKey StepCompiler::full_key(const StepCall& call) const {
+  auto key = call.key;
+  for (const char letter : call.name) key.add(letter);
+  key.add(at::GradMode::is_enabled() | c10::InferenceMode::is_enabled() << 1 |
+          at::globalContext().deterministicAlgorithms() << 2);
+  key.add(static_cast<int64_t>(c10::get_default_dtype_as_scalartype()));
+  const auto device = device_->device().type();
+  key.add(at::autocast::is_autocast_enabled(device) ? static_cast<int64_t>(at::autocast::get_autocast_dtype(device))
+                                                    : -1);
+  uint64_t flags = 1;
+  const auto add = [&](bool flag) {
+    if (flags >> 62 != 0) key.add(static_cast<int64_t>(std::exchange(flags, 1)));
+    flags = flags << 1 | static_cast<uint64_t>(flag);
+  };
+  for (const auto& unit : units_) add(unit->is_training());
+  for (const auto& param : params_) add(param.requires_grad());
+  key.add(static_cast<int64_t>(flags));
+  return key;
+}
+
+StepCompiler::Entry* StepCompiler::entry_of(StepKey key) {
+  for (auto& entry : entries_)
+    if (entry->key == key) return entry.get();
+  if (entries_.size() >= kMostKinds) return nullptr;
+  return entries_.emplace_back(std::make_unique<Entry>(Entry{.key = std::move(key)})).get();
+}
+
+void StepCompiler::refuse(std::string_view name, const std::string& reason) {
+  refused_.emplace(name);
+  warn_once(concat("[compile] ", name, " runs eagerly: ", reason));
+}
+
+void StepCompiler::refuse_entry(StepCall& call, Entry& entry, const std::string& reason) {
+  entry.refused = true;
+  warn_once(concat("[compile] ", call.name, " runs eagerly: ", reason));
+  if (++failures_[std::string(call.name)] >= kMostFailures) refused_.emplace(call.name);
+}
+
+void StepCompiler::drop() {
+  for (auto& entry : entries_) {
+    if (!entry->graph) continue;
+    // A gradient would keep all memory of the graph.
+    const at::NoGradGuard no_grad;
+    for (auto& [param, after] : entry->graph->gradients)
+      if (auto& grad = param.mutable_grad(); grad.defined() && after.defined() && grad.is_same(after))
+        grad = after.clone();
+    entry->graph.reset();
+    entry->seen = kWarmUp - 1;
+  }
+  graphs_ = 0;
+  watched_.clear();
+  layouts_.clear();
+}
+
+bool StepCompiler::keeps(const StepCall& call) const {
+  return call.accumulates_gradients || accumulating_.contains(call.name);
+}
+
+void StepCompiler::run_eagerly(StepCall& call) {
+  ++counts_.eager;
+  const StepScope scope{.keeps_gradients = keeps(call)};
+  const EnterStep enter(scope);
+  call.run();
+  for (const auto& param : params_)
+    if (param.grad().defined()) had_gradient_.insert(param.unsafeGetTensorImpl());
+}
+
+CompiledGraph* StepCompiler::call(StepCall& call) {
+  if (current_step() || refused_.contains(call.name)) {
+    ++counts_.eager;
+    call.run();
+    return nullptr;
+  }
+  if (!looked_ || find_surroundings_().version != around_.version) {
+    look_around();
+    drop();
+  }
+  auto* entry = entry_of(full_key(call));
+  if (!entry || entry->refused) {
+    run_eagerly(call);
+    return nullptr;
+  }
+  if (graphs_ > 0 && !fits()) {
+    drop();
+    look_around();
+    if (++counts_.dropped >= kMostDrops)
+      refuse(call.name, "the memory of parameters or of the optimizer's state changes again and again");
+  }
+  if (entry->graph) {
+    replay(call, *entry->graph);
+    return entry->graph.get();
+  }
+  if (++entry->seen > kWarmUp && try_capture(call, *entry)) return entry->graph.get();
+  run_eagerly(call);
+  return nullptr;
+}
+
+/// What can be seen before a capture.
+std::string StepCompiler::why_not(const StepCall& call) const {
+  for (const auto* input : call.inputs) {
+    if (input->device() != device_->device())
+      return concat("a tensor of its arguments is on ", input->device(), ", not on ", device_->device());
+    if (input->requires_grad()) return "a tensor of its arguments needs a gradient";
+    if (input->layout() != at::kStrided) return "a tensor of its arguments is sparse";
+  }
+  if (torch::autograd::AnomalyMode::is_enabled()) return "anomaly detection looks at every operation";
+  if (at::GradMode::is_enabled())
+    for (const auto& optimizer : around_.optimizers)
+      if (auto reason = optimizer->prepare_capture(); !reason.empty()) return reason;
+  return {};
+}
+
+bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
+  look_around();
+  if (full_key(call) != entry.key) return false;
+  if (auto reason = why_not(call); !reason.empty()) {
+    refuse_entry(call, entry, reason);
+    return false;
+  }
+  if (graphs_ >= max_graphs_) {
+    refuse_entry(call, entry, concat("there are ", graphs_, " graphs for other shapes already (max_graphs)"));
+    return false;
+  }
+  // Where a graph of autograd is alive, its ends belong to another stream.
+  for (const auto& param : params_)
+    if (param.requires_grad() && torch::autograd::impl::try_get_grad_accumulator(param)) {
+      if (++entry.waited >= kMostFailures)
+        refuse_entry(call, entry, "a loss or an output of an earlier step is kept with its graph; detach it");
+      return false;
+    }
+
+  auto graph = std::make_unique<CompiledGraph>(device_->device());
+  std::vector<Tensor> before;
+  try {
+    for (const auto* input : call.inputs) graph->inputs.push_back(static_input(*input));
+    if (call.drops_gradients && at::GradMode::is_enabled() && !keeps(call))
+      for (auto& param : params_) param.mutable_grad().reset();
+    graph->keeps_gradients = keeps(call) && at::GradMode::is_enabled();
+    if (graph->keeps_gradients) hold_gradients();
+    for (const auto& param : params_) before.push_back(param.grad());
+    device_->empty_cache();
+    record(call, *graph, before);
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const std::exception& error) {
+    // Nothing was executed; what the host has done so far is undone, and done again.
+    graph.reset();
+    for (size_t i = 0; i < before.size(); ++i) params_[i].mutable_grad() = before[i];
+    if (around_.scaler) around_.scaler->abandon_step();
+    if (dynamic_cast<const Accumulates*>(&error)) {
+      accumulating_.emplace(call.name);
+      drop();
+    } else {
+      refuse_entry(call, entry, capture_failure(error));
+    }
+    return false;
+  }
+  before.clear();
+  ++counts_.captured;
+  ++graphs_;
+  watch();
+  entry.graph = std::move(graph);
+  entry.graph->checks.start();
+  replay(call, *entry.graph);
+  return true;
+}
+
+/// The capture itself, and what becomes of the gradients.
+void StepCompiler::record(StepCall& call, CompiledGraph& graph, const std::vector<Tensor>& before) {
+  const auto data = data_of(around_.modules);
+  std::vector<int64_t> versions;
+  for (const auto& grad : before) versions.push_back(grad.defined() ? grad._version() : 0);
+  {
+    const SwapInputs swap(call.inputs, graph.inputs);
+    const NoAutocastCache no_cache;
+    const StepScope scope{.values = &graph.values, .checks = &graph.checks, .keeps_gradients = graph.keeps_gradients};
+    graph.graph = device_->capture([&] {
+      const EnterStep enter(scope);
+      call.run();
+    });
+  }
+  if (data_of(around_.modules) != data)
+    throw CaptureRefused(
+        "[compile] the step puts other tensors in place of parameters or buffers; change them in place");
+  if (!at::GradMode::is_enabled()) return;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    auto& grad = params_[i].mutable_grad();
+    const bool same = grad.defined() && before[i].defined() && grad.is_same(before[i]);
+    if (graph.keeps_gradients) {
+      if (grad.defined() != before[i].defined() || (grad.defined() && !same))
+        throw CaptureRefused("[compile] a parameter has its first gradient in this step, or loses it");
+      continue;
+    }
+    if (before[i].defined() && before[i]._version() != versions[i])
+      throw Accumulates("[compile] gradients of earlier calls are added to");
+    if (same || (!grad.defined() && !before[i].defined())) continue;
+    // Its memory is free for the next graph: it is read before that one runs, or not at all.
+    if (grad.defined()) grad = device_->alias(grad, graph.graph);
+    graph.gradients.push_back({params_[i], grad});
+  }
+}
+
+/// Gradients that stay in memory of their own, where graphs find them.
+void StepCompiler::hold_gradients() {
+  const at::NoGradGuard no_grad;
+  for (auto& param : params_) {
+    auto* impl = param.unsafeGetTensorImpl();
+    if (!param.requires_grad() || held_.contains(impl)) continue;
+    auto& grad = param.mutable_grad();
+    if (!grad.defined() && !had_gradient_.contains(impl)) continue;
+    // A gradient may lie in memory of a graph.
+    held_[impl] = grad.defined() ? grad.clone() : at::zeros_like(param);
+    grad = held_[impl];
+  }
+  attach_gradients();
+}
+
+void StepCompiler::attach_gradients() {
+  const at::NoGradGuard no_grad;
+  for (auto& param : params_) {
+    const auto found = held_.find(param.unsafeGetTensorImpl());
+    if (found == held_.end()) continue;
+    auto& grad = param.mutable_grad();
+    if (grad.defined() && grad.is_same(found->second)) continue;
+    if (grad.defined())
+      found->second.copy_(grad);
+    else
+      found->second.zero_();
+    grad = found->second;
+  }
+}
+
+void StepCompiler::replay(StepCall& call, CompiledGraph& graph) {
+  copy_inputs(graph.inputs, call.inputs);
+  if (graph.keeps_gradients) attach_gradients();
+  graph.values.refresh(*device_);
+  graph.graph->replay();
+  for (auto& [param, after] : graph.gradients) {
+    auto& grad = param.mutable_grad();
+    if (!grad.defined() && !after.defined()) continue;
+    if (!grad.defined() || !after.defined() || !grad.is_same(after)) grad = after;
+  }
+  graph.checks.look();
+  ++counts_.replayed;
+}
+
+}  // namespace levin::detail
