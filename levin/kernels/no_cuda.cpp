@@ -1,5 +1,6 @@
-// The null twin of image_batch_cuda.cpp and adam_cuda.cpp, for builds without CUDA.
+// The null twin of image_batch_cuda.cpp, adam_cuda.cpp and fp8_cuda.cpp, for builds without CUDA.
 #include "levin/core/error.h"
+#include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
 
@@ -24,5 +25,7 @@ void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c
 void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const CodeBooks&, const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
+
+void register_fp8_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

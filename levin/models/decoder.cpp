@@ -22,6 +22,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/kernels/linear.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -106,7 +107,7 @@ DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, dou
 }
 
 Tensor DecoderLinearImpl::forward(const Tensor& x) {
-  return at::linear(x, weight, bias);
+  return kernels::linear(x, weight, bias);
 }
 
 DecoderNormImpl::DecoderNormImpl(const DecoderOptions& options)

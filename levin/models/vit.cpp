@@ -10,6 +10,7 @@
 #include <torch/nn/init.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/linear.h"
 #include "levin/nn/init.h"
 
 namespace levin::models {
@@ -81,7 +82,8 @@ Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
     q = q.view({b, 1, num_heads, d / num_heads}), k = parts[0], v = parts[1];
   } else {
     // Views of one product; what backward gives for them is put together by one copy.
-    const auto parts = at::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
+    const auto parts =
+        kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, d / num_heads}).unbind(2);
     q = parts[0], k = parts[1], v = parts[2];
   }
   const auto mixed = at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {},

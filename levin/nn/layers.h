@@ -10,10 +10,11 @@
 #include <torch/nn/modules/pooling.h>
 #include <torch/nn/modules/rnn.h>
 
+#include "levin/kernels/linear.h"
 #include "levin/nn/unit.h"
 
 /// torch's own layers as units: same classes, same options, same parameter names; only their forward can be
-/// intercepted.
+/// intercepted. Linear is derived from torch's: its forward is kernels::linear.
 ///
 ///     levin::nn::Linear head(32, 2);
 ///     levin::nn::Linear bare(levin::nn::LinearOptions(32, 2).bias(false));
@@ -24,10 +25,13 @@ using torch::nn::BilinearOptions;
 using torch::nn::FlattenImpl;
 using torch::nn::FlattenOptions;
 using torch::nn::IdentityImpl;
-using torch::nn::LinearImpl;
 using torch::nn::LinearOptions;
 using torch::nn::UnflattenImpl;
 using torch::nn::UnflattenOptions;
+struct LinearImpl : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+  Tensor forward(const Tensor& input) { return kernels::linear(input, weight, bias); }
+};
 LEVIN_MODULE(Identity);
 LEVIN_MODULE(Linear);
 LEVIN_MODULE(Bilinear);
