@@ -12,6 +12,7 @@
 #include "levin/kernels/linear.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/layers.h"
+#include "levin/nn/policy.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/error_of.h"
 
@@ -114,8 +115,7 @@ TEST(Fp8Cast, EveryRowAndColumnHasItsScale) {
   ASSERT_EQ(cast.inverse.sizes(), at::IntArrayRef({40, 1}));
   ASSERT_EQ(cast.column_inverse.sizes(), at::IntArrayRef({32, 1}));
   const auto back = numbers_of(cast.rows, cast.inverse);
-  EXPECT_TRUE(torch::allclose(back, x, 1.0 / 16, 0) ||
-              ((back - x).abs() <= x.abs() / 16 + x.abs().amax({1}, true) / 4096).all().item<bool>());
+  EXPECT_TRUE(((back - x).abs() <= x.abs() / 16 + x.abs().amax({1}, true) / 4096).all().item<bool>());
   const auto turned = numbers_of(cast.columns, cast.column_inverse).narrow(1, 0, 40).t();
   EXPECT_TRUE(((turned - x).abs() <= x.abs() / 16 + x.abs().amax({0}, true) / 4096).all().item<bool>());
 }
@@ -185,12 +185,22 @@ TEST(Fp8Layers, ScalesComeFromTheHistory) {
   EXPECT_FLOAT_EQ(first[0][1][0].item<float>(), net->layers[1]->weight.abs().max().item<float>());
   train(2);
   EXPECT_TRUE(torch::equal(layers->history().select(2, 1), first.select(2, 0)));
-  {
-    const torch::NoGradGuard no_grad;
-    fp8_forward(net, layers, torch::full({16, 32}, 100.0));
+}
+
+TEST(Fp8Layers, ForwardsWithoutGradientsLeaveNoTrace) {
+  torch::manual_seed(4);
+  Fp8Net net;
+  Tensor histories[2];
+  for (const bool validates : {false, true}) {
+    const auto layers = fp8_layers_of(net);
+    for (const double size : {0.1, 0.2, 0.3}) {
+      fp8_forward(net, layers, torch::full({16, 32}, size)).sum().backward();
+      const torch::NoGradGuard no_grad;
+      if (validates) fp8_forward(net, layers, torch::full({16, 32}, 5.0));
+    }
+    histories[validates] = layers->history();
   }
-  train(1);
-  EXPECT_LE(layers->history().select(1, 0).max().item<float>(), 1);  // after tanh; the pass without gradients is not in
+  EXPECT_TRUE(torch::equal(histories[0], histories[1]));
 }
 
 TEST(Fp8Linear, IsTheProductOfTheRoundedOperands) {
