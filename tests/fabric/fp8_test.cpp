@@ -57,7 +57,7 @@ TEST(Fp8Mixed, LearnsAsInBfloat16) {
     const auto losses = fp8_curve("fp8-mixed", plugins);
     EXPECT_NE(losses, narrow);
     for (size_t i = 0; i < losses.size(); ++i)
-      EXPECT_NEAR(losses[i], narrow[i], 0.05 * narrow.front())
+      EXPECT_NEAR(losses[i], narrow[i], 0.01 * narrow.front())
           << "step " << i << " recipe " << static_cast<int>(recipe);
   }
 }
