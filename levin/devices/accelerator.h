@@ -24,6 +24,8 @@ struct DeviceInfo {
   int64_t total_memory = 0;
   /// It has tensor cores that float32 matrix products leave idle unless float32_matmul_precision allows TF32.
   bool has_tf32 = false;
+  /// Its tensor cores multiply in float8.
+  bool has_fp8 = false;
 };
 
 /// A kind of device. There is one object per kind; a kind that this build or machine lacks is a null twin that says

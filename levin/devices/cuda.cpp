@@ -74,7 +74,8 @@ class Cuda final : public Accelerator {
     const auto* properties = at::cuda::getDeviceProperties(device.index());
     return {.name = properties->name,
             .total_memory = static_cast<int64_t>(properties->totalGlobalMem),
-            .has_tf32 = properties->major >= 8};
+            .has_tf32 = properties->major >= 8,
+            .has_fp8 = properties->major >= 9 || (properties->major == 8 && properties->minor >= 9)};
   }
 
   void set_sync_warnings(bool on) const override {

@@ -11,6 +11,7 @@
 #include "levin/optim/clip.h"
 #include "levin/optim/forwarding.h"
 #include "levin/precision/matmul.h"
+#include "levin/strategies/layout.h"
 
 namespace levin {
 namespace {
@@ -110,6 +111,11 @@ void Fabric::launch_with(const Args* args) {
               core.placement.local_rank, " has no device: this node has ", plan.devices.size());
   const auto device = plan.devices[core.placement.local_rank];
   core.accelerator->set_device(device);
+  if (plan.precision.fp8 && device.is_cuda()) {
+    const auto info = core.accelerator->info(device);
+    LEVIN_CHECK(info.has_fp8, "[fabric.launch] precision \"", plan.precision.name,
+                "\" needs a GPU of compute capability 8.9 or higher, which ", info.name, " is not; use \"bf16-mixed\"");
+  }
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
   core.strategy->connect(join_group(core.placement, device, core.strategy->traits().collective), device);
   core.strategy->set_precision(plan.precision);
@@ -138,6 +144,11 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   call->core = core_;
   call->precision = precision;
   call->device = device().type();
+  if (precision.fp8)  // reads the sizes of parameters before they are sharded
+    call->fp8 = std::make_shared<kernels::Fp8Layers>(
+        module, kernels::Fp8Setup{.options = *precision.fp8,
+                                  .device = device(),
+                                  .casts_weights_again = core.strategy->layout().plan_groups != nullptr});
   call->sync = core.strategy->setup_module(*module);
   call->module = std::move(module);
   call->guards_backward = call->sync || core.scaler;

@@ -13,6 +13,7 @@
 
 #include "levin/checkpoint/state.h"
 #include "levin/core/each_tensor.h"
+#include "levin/kernels/fp8_layers.h"
 #include "levin/nn/failed_unit.h"
 #include "levin/precision/precision.h"
 #include "levin/strategies/strategy.h"
@@ -32,6 +33,8 @@ struct ModuleCall {
   std::shared_ptr<torch::nn::Module> module;
   std::unique_ptr<ModuleSync> sync;
   PrecisionPlan precision;
+  /// Null unless the precision multiplies in float8.
+  std::shared_ptr<kernels::Fp8Layers> fp8;
   c10::DeviceType device = c10::DeviceType::CPU;
   /// Nothing has to be done around a call: one branch, then the user's forward.
   bool plain = true;
@@ -55,6 +58,7 @@ class CallScope {
   ModuleCall& call_;
   bool left_ = false;
   std::optional<Autocast> autocast_;
+  std::optional<kernels::Fp8Scope> fp8_;
   std::optional<c10::ScalarType> default_dtype_;
 };
 

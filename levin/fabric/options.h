@@ -25,6 +25,8 @@ struct Plugins {
   std::string cluster_environment = "auto";
   /// The loss scaler of 16-mixed.
   GradScalerOptions grad_scaler = {};
+  /// How fp8-mixed scales.
+  kernels::Fp8Options fp8 = {};
   /// How checkpoints are stored; null: Levin's own format.
   std::shared_ptr<const CheckpointFormat> checkpoint_format = {};
 };
@@ -40,7 +42,7 @@ struct FabricOptions {
   /// Processes on each node: a count, -1 for all, a list of device numbers, "auto".
   Devices devices = "auto";
   int64_t num_nodes = 1;
-  /// "32-true", "16-mixed", "bf16-mixed", "bf16-true", ...
+  /// "32-true", "16-mixed", "bf16-mixed", "fp8-mixed", "bf16-true", ...
   std::string precision = "32-true";
   Plugins plugins = {};
   std::vector<std::shared_ptr<CallbackBase>> callbacks = {};

@@ -39,6 +39,7 @@ FabricPlan resolve(const FabricOptions& options, int cuda_devices) {
   LEVIN_CHECK(!strategy->traits().one_process || plan.world_size() == 1, "[fabric] strategy \"", strategy->name(),
               "\" runs one process, but devices x num_nodes asks for ", plan.world_size(), "; use \"ddp\"");
   plan.precision = resolve_precision(options.precision, type);
+  if (plan.precision.fp8) plan.precision.fp8 = options.plugins.fp8;
   return plan;
 }
 

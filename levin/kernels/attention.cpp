@@ -14,9 +14,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/played_device.h"
 #include "levin/core/words.h"
 #include "levin/kernels/attention_detail.h"
+#include "levin/kernels/played_device.h"
 #include "levin/kernels/product_dtype.h"
 #include "levin/kernels/rotary.h"
 #include "levin/kernels/rotary_detail.h"

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/linear_launch.h"
@@ -126,6 +127,7 @@ Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, c
 }  // namespace detail
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
   if (!bias.defined() || !detail::runs_fused(x)) return at::linear(x, weight, bias);
   Tensor in = x, computed = weight;
   if (const auto dtype = detail::autocast_dtype(x)) {

@@ -4,6 +4,7 @@
 #include "levin/kernels/attention_detail.h"
 #include "levin/kernels/batch_norm_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
 #include "levin/kernels/linear_detail.h"
@@ -56,5 +57,6 @@ AttentionBackend faster_attention(const Tensor&, bool) {
 void register_cross_entropy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
 void register_batch_norm_act_cuda(torch::Library&) {}
+void register_fp8_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

@@ -41,6 +41,7 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   plan.params = detail::computed_dtype(layout, asked);
   // Alone, gradients are reduced in every micro-batch, and none is full when the next one begins.
   auto traced = question;
+  traced.layout = layout;
   if (detail::is_sharded(layout, asked) && layout.ranks * layout.replicas == 1) traced.accumulate = 1;
   const auto trace = detail::trace_step(make, batch, traced, plan);
   return detail::account_for(trace, layout, asked, question);

@@ -8,6 +8,7 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/fp8_layers.h"
 #include "levin/memory/autocast.h"
 #include "levin/memory/kernels.h"
 #include "levin/memory/promotion.h"
@@ -77,6 +78,11 @@ class Tracer {
       scope.finish(*step_.module);
     }
     step_.module->train();
+    if (plan_.fp8)
+      fp8_ = std::make_shared<kernels::Fp8Layers>(
+          step_.module, kernels::Fp8Setup{.options = *plan_.fp8,
+                                          .device = c10::Device(at::kMeta),
+                                          .casts_weights_again = question_.layout && question_.layout->plan_groups});
     find_params();
     checkpoint();
     for (const auto& [name, tensor] : given) batch_.set(name, tensor.defined() ? without_data(tensor) : tensor);
@@ -169,6 +175,7 @@ class Tracer {
       for (const auto& [name, tensor] : batch_) cast.set(name, cast_floating_to(tensor, plan_.inputs));
       std::optional<MetaAutocast> autocast;
       if (plan_.autocast) autocast.emplace(question_.device, *plan_.autocast);
+      const kernels::Fp8Scope fp8(fp8_);
       output = step_.forward(cast);
     }
     return step_.loss(cast_floating_to(output, plan_.outputs), batch_);
@@ -190,6 +197,7 @@ class Tracer {
   MetaMeter meter_;
   std::optional<MetaPromotion> promotion_;
   TrainingStep step_;
+  std::shared_ptr<kernels::Fp8Layers> fp8_;
   Batch batch_;
   std::vector<SelectedUnit> units_;
   std::vector<Attachment> attachments_;

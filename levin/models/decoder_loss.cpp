@@ -19,8 +19,8 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/played_device.h"
 #include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/played_device.h"
 #include "levin/kernels/product_dtype.h"
 
 namespace levin::models {
@@ -73,8 +73,8 @@ LossParts loss_in_chunks(const Tensor& x, const Tensor& weight, const Tensor& ta
 
 bool has_fused_loss(const Tensor& x, const Tensor& weight) {
   const auto narrow = [](at::ScalarType dtype) { return dtype == at::kFloat || at::isReducedFloatingType(dtype); };
-  return kernels::kernel_device(weight) == c10::kCUDA && narrow(x.scalar_type()) &&
-         narrow(weight.scalar_type()) && weight.size(0) > 0;
+  return kernels::kernel_device(weight) == c10::kCUDA && narrow(x.scalar_type()) && narrow(weight.scalar_type()) &&
+         weight.size(0) > 0;
 }
 
 /// Rows of logits in a chunk: chunks of about one size, whole tiles of the products.

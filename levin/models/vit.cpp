@@ -78,8 +78,8 @@ Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
   const double p = is_training() ? dropout : 0.0;
   // Queries, keys and values are views of one product.
   if (!first_only)
-    return out_proj(kernels::attention(kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, size}),
-                                       {.dropout = p}));
+    return out_proj(kernels::attention(
+        kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, size}), {.dropout = p}));
   const auto q = kernels::linear(x.narrow(1, 0, 1), in_proj_weight.narrow(0, 0, d), in_proj_bias.narrow(0, 0, d))
                      .view({b, 1, num_heads, size});
   const auto both = kernels::linear(x, in_proj_weight.narrow(0, d, 2 * d), in_proj_bias.narrow(0, d, 2 * d));

@@ -60,7 +60,9 @@ ForwardState::ForwardState(std::span<const c10::Device> rng_devices)
 }
 
 ForwardStateScope::ForwardStateScope(const ForwardState& state)
-    : autocast_(AutocastState::now()), default_dtype_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
+    : autocast_(AutocastState::now()),
+      fp8_(state.fp8),
+      default_dtype_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
   if (state.rng) {
     rng_.emplace(state.rng->devices());
     state.rng->apply();

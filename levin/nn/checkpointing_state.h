@@ -9,6 +9,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include "levin/kernels/fp8_layers.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -48,6 +50,7 @@ struct AutocastState {
 struct ForwardState {
   std::optional<RngStates> rng;
   AutocastState autocast = AutocastState::now();
+  kernels::detail::Fp8ContextPtr fp8 = kernels::detail::fp8_context();
   c10::ScalarType default_dtype;
 
   /// Of now; `rng_devices` empty: random numbers are left alone.
@@ -65,6 +68,7 @@ class ForwardStateScope {
  private:
   std::optional<RngStates> rng_;
   AutocastState autocast_;
+  kernels::detail::Fp8ContextScope fp8_;
   c10::ScalarType default_dtype_;
 };
 

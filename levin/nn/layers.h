@@ -14,7 +14,7 @@
 #include "levin/nn/unit.h"
 
 /// torch's own layers as units: same classes, same options, same parameter names; only their forward can be
-/// intercepted. Those of image_layers.h are derived from torch's and have forwards of their own.
+/// intercepted. Linear and those of image_layers.h are derived from torch's and have forwards of their own.
 ///
 ///     levin::nn::Linear head(32, 2);
 ///     levin::nn::Linear bare(levin::nn::LinearOptions(32, 2).bias(false));

@@ -16,14 +16,15 @@ namespace {
 using enum c10::ScalarType;
 
 // One line per precision. Mixed: fp32 parameters, autocast inside. True: everything in the dtype, outputs back in fp32.
-const std::array<PrecisionPlan, 6>& table() {
-  static const std::array<PrecisionPlan, 6> plans{{
+const std::array<PrecisionPlan, 7>& table() {
+  static const std::array<PrecisionPlan, 7> plans{{
       {.name = "32-true"},
       {.name = "64-true", .params = Double, .inputs = Double, .outputs = Float},
       {.name = "16-true", .params = Half, .inputs = Half, .outputs = Float},
       {.name = "bf16-true", .params = BFloat16, .inputs = BFloat16, .outputs = Float},
       {.name = "16-mixed", .inputs = Float, .outputs = Float, .autocast = Half, .scales_loss = true},
       {.name = "bf16-mixed", .inputs = Float, .outputs = Float, .autocast = BFloat16},
+      {.name = "fp8-mixed", .inputs = Float, .outputs = Float, .autocast = BFloat16, .fp8 = kernels::Fp8Options{}},
   }};
   return plans;
 }
@@ -33,6 +34,12 @@ constexpr std::array<std::array<std::string_view, 2>, 4> kAliases{
 
 // Nobody should wait for a speed that the CPU does not have.
 void hint_emulation(const PrecisionPlan& plan) {
+  if (plan.fp8) {
+    warn_once(detail::concat("precision \"", plan.name,
+                             "\" is emulated: CPUs have no products in float8, so operands are rounded to it and "
+                             "multiplied in float32, slower than \"32-true\""));
+    return;
+  }
   const auto dtype = plan.autocast ? plan.autocast : plan.params;
   if (!dtype || !at::isReducedFloatingType(*dtype) || detail::cpu_has_products_in(*dtype)) return;
   const auto* name = *dtype == Half ? "float16" : "bfloat16";
@@ -67,14 +74,16 @@ PrecisionPlan resolve_precision(std::string_view word, c10::DeviceType device) {
     return plan;
   }
   // The words other libraries use, which are too far from ours for the edit distance.
-  static const std::array<std::array<std::string_view, 2>, 8> meant{{{"fp16", "16-mixed"},
-                                                                     {"float16", "16-true"},
-                                                                     {"half", "16-true"},
-                                                                     {"fp32", "32-true"},
-                                                                     {"float32", "32-true"},
-                                                                     {"bfloat16", "bf16-true"},
-                                                                     {"double", "64-true"},
-                                                                     {"mixed", "16-mixed"}}};
+  static const std::array<std::array<std::string_view, 2>, 10> meant{{{"fp16", "16-mixed"},
+                                                                      {"fp8", "fp8-mixed"},
+                                                                      {"transformer-engine", "fp8-mixed"},
+                                                                      {"float16", "16-true"},
+                                                                      {"half", "16-true"},
+                                                                      {"fp32", "32-true"},
+                                                                      {"float32", "32-true"},
+                                                                      {"bfloat16", "bf16-true"},
+                                                                      {"double", "64-true"},
+                                                                      {"mixed", "16-mixed"}}};
   for (const auto& [other, ours] : meant)
     LEVIN_CHECK(word != other, "[fabric] precision \"", word, "\" is not known; did you mean \"", ours,
                 "\"? (known: ", join(known_precisions()), ")");

@@ -12,6 +12,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "levin/core/state_dict.h"
+#include "levin/kernels/fp8.h"
 #include "levin/optim/optimizer.h"
 
 namespace levin {
@@ -32,13 +33,15 @@ struct PrecisionPlan {
   std::optional<c10::ScalarType> autocast = {};
   /// The loss is scaled against underflow (fp16 only).
   bool scales_loss = false;
+  /// Linear layers multiply in float8; none: as autocast says.
+  std::optional<kernels::Fp8Options> fp8 = {};
 
   bool operator==(const PrecisionPlan&) const = default;
 };
 
 /// "32-true", "16-mixed", "bf16", "64", ... to a plan, with Lightning's aliases. On the CPU 16-mixed becomes
-/// bf16-mixed, with a line that says so; another line says when the CPU has no products in that dtype and they are
-/// emulated. An unknown word is an Error with the known ones and the nearest.
+/// bf16-mixed, with a line that says so; another line says when the CPU has no products in that dtype (in float8:
+/// never) and they are emulated. An unknown word is an Error with the known ones and the nearest.
 PrecisionPlan resolve_precision(std::string_view word, c10::DeviceType device);
 std::vector<std::string> known_precisions();
 

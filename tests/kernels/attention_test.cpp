@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/played_device.h"
 #include "levin/kernels/attention_detail.h"
+#include "levin/kernels/played_device.h"
 #include "levin/kernels/rotary.h"
 #include "levin/kernels/rotary_detail.h"
 #include "levin/testing/error_of.h"

@@ -135,6 +135,25 @@ TEST(Memory, OfAnMlpIsAsCountedByHand) {
   EXPECT_EQ(estimate.peak_part, StepPart::kBackward);
 }
 
+struct GeluMlpImpl : MlpImpl {
+  using MlpImpl::MlpImpl;
+  Tensor forward(Tensor x) {
+    for (auto& layer : layers) x = torch::gelu(layer(x));
+    return x;
+  }
+};
+LEVIN_MODULE(GeluMlp);
+
+TEST(Memory, LayersInFloat8KeepOneBytePerNumber) {
+  const int64_t n = 4096, w = 256;
+  const auto activations = [&](const char* precision) {
+    return estimate_memory([] { return GeluMlp(256, 4); }, kForward, kClasses, rows(n, w), {.precision = precision})
+        .activations;
+  };
+  // Of four layers the two in the middle: their inputs and their weights take one byte in place of two.
+  EXPECT_NEAR(activations("bf16-mixed") - activations("fp8-mixed"), 2 * (n * w + w * w), 32 * 1024);
+}
+
 TEST(Memory, OfARunOnTheCpuMatchesThePrediction) {
   const MemoryQuestion plain{.optimizer = "sgd", .device = at::kCPU};
   std::vector<MemoryQuestion> questions(10, plain);

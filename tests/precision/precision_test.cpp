@@ -29,7 +29,7 @@ TEST(Precision, UnknownWordsGetTheNearestKnownOne) {
   EXPECT_EQ(error_of([] { resolve_precision("fp16", kCpu); }),
             "[fabric] precision \"fp16\" is not known; did you mean \"16-mixed\"? (known: 32-true, 64-true, 16-true, "
             "bf16-true, "
-            "16-mixed, bf16-mixed, 16, bf16, 32, 64)");
+            "16-mixed, bf16-mixed, fp8-mixed, 16, bf16, 32, 64)");
   EXPECT_NE(error_of([] { resolve_precision("bf16-mixd", kCpu); }).find("did you mean \"bf16-mixed\""),
             std::string::npos);
   EXPECT_NE(error_of([] { set_float32_matmul_precision("hi"); }).find("highest, high, medium"), std::string::npos);
