@@ -88,26 +88,38 @@ __device__ __forceinline__ A derivative(A x) {
 // ---- one pass over memory
 
 /// What is done with the numbers of one element.
-template <ActivationKind kind, bool backward, class T>
-__device__ __forceinline__ void element(T first, T second, T grad, T& out, T& second_out) {
-  using A = Wide<T>;
-  const A x = widened(first);
+template <ActivationKind kind, bool backward, class T, class A>
+__device__ __forceinline__ void element(A x, A second, A grad, A& out, A& second_out) {
   if constexpr (kind == ActivationKind::kGatedSilu) {
-    const A up = widened(second), s = sigmoid<T>(x);
+    const A s = sigmoid<T>(x);
     if constexpr (!backward) {
-      out = narrowed<T>(x * s * up);
+      out = x * s * second;
     } else {
-      const A g = widened(grad);
-      out = narrowed<T>(g * up * (s * (1 + x * (1 - s))));
-      second_out = narrowed<T>(g * x * s);
+      out = grad * second * (s * (1 + x * (1 - s)));
+      second_out = grad * x * s;
     }
   } else if constexpr (!backward) {
-    out = narrowed<T>(activated<kind, T>(x));
+    out = activated<kind, T>(x);
   } else if constexpr (kind == ActivationKind::kRelu) {
-    out = x <= 0 ? narrowed<T>(A(0)) : grad;
+    out = x <= 0 ? A(0) : grad;
   } else {
-    out = narrowed<T>(A(widened(grad)) * derivative<kind, T>(x));
+    out = grad * derivative<kind, T>(x);
   }
+}
+
+/// V neighbours.
+template <ActivationKind kind, bool backward, class T, int V>
+__device__ __forceinline__ void neighbours(const ActivationPointers& pointers, int64_t at, const Pack<T, V>& first,
+                                           const Pack<T, V>& second, const Pack<T, V>& grad) {
+  using A = Wide<T>;
+  A x[V], y[V] = {}, g[V] = {}, out[V], second_out[V] = {};
+  unpack<T, V>(first, x);
+  if constexpr (kind == ActivationKind::kGatedSilu) unpack<T, V>(second, y);
+  if constexpr (backward) unpack<T, V>(grad, g);
+#pragma unroll
+  for (int k = 0; k < V; ++k) element<kind, backward, T>(x[k], y[k], g[k], out[k], second_out[k]);
+  store_packed<T, V>(pointers.out, at, out);
+  if constexpr (kind == ActivationKind::kGatedSilu && backward) store_packed<T, V>(pointers.second_out, at, second_out);
 }
 
 template <ActivationKind kind, bool backward, class T>
@@ -117,7 +129,7 @@ __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPo
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
   const int t = static_cast<int>(threadIdx.x);
   if (pointers.aligned && begin + kTile <= pointers.numel) {
-    Pack<T, V> first[kPacks], second[kPacks], grad[kPacks];
+    Pack<T, V> first[kPacks], second[kPacks] = {}, grad[kPacks] = {};
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int64_t at = begin + (i * kThreads + t) * V;
@@ -126,26 +138,16 @@ __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPo
       if constexpr (backward) grad[i] = load<T, V>(pointers.grad, at);
     }
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      const int64_t at = begin + (i * kThreads + t) * V;
-      Pack<T, V> out, second_out;
-#pragma unroll
-      for (int k = 0; k < V; ++k)
-        element<kind, backward>(first[i].values[k], second[i].values[k], grad[i].values[k], out.values[k],
-                                second_out.values[k]);
-      store(pointers.out, at, out);
-      if constexpr (gated && backward) store(pointers.second_out, at, second_out);
-    }
+    for (int i = 0; i < kPacks; ++i)
+      neighbours<kind, backward, T, V>(pointers, begin + (i * kThreads + t) * V, first[i], second[i], grad[i]);
     return;
   }
   const int64_t end = begin + kTile < pointers.numel ? begin + kTile : pointers.numel;
   for (int64_t at = begin + t; at < end; at += kThreads) {
-    T second{}, grad{}, out{}, second_out{};
-    if constexpr (gated) second = static_cast<const T*>(pointers.second)[at];
-    if constexpr (backward) grad = static_cast<const T*>(pointers.grad)[at];
-    element<kind, backward>(static_cast<const T*>(pointers.first)[at], second, grad, out, second_out);
-    static_cast<T*>(pointers.out)[at] = out;
-    if constexpr (gated && backward) static_cast<T*>(pointers.second_out)[at] = second_out;
+    Pack<T, 1> second{}, grad{};
+    if constexpr (gated) second = load<T, 1>(pointers.second, at);
+    if constexpr (backward) grad = load<T, 1>(pointers.grad, at);
+    neighbours<kind, backward, T, 1>(pointers, at, load<T, 1>(pointers.first, at), second, grad);
   }
 }
 

@@ -23,14 +23,18 @@ __global__ void __launch_bounds__(kAcross* kDown) column_sum_kernel(const Column
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) packs[i] = load<T, V>(sum.from, (row + i * kDown) * sum.columns + column);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i)
+      for (int i = 0; i < kAhead; ++i) {
+        A values[V];
+        unpack<T, V>(packs[i], values);
 #pragma unroll
-        for (int k = 0; k < V; ++k) total[k] += widened(packs[i].values[k]);
+        for (int k = 0; k < V; ++k) total[k] += values[k];
+      }
     }
     for (; row < end; row += kDown) {
-      const auto pack = load<T, V>(sum.from, row * sum.columns + column);
+      A values[V];
+      load_wide<V, T>(sum.from, row * sum.columns + column, values);
 #pragma unroll
-      for (int k = 0; k < V; ++k) total[k] += widened(pack.values[k]);
+      for (int k = 0; k < V; ++k) total[k] += values[k];
     }
   }
   // Neighbours in shared memory are the neighbours of a warp: no two of its threads meet in a bank.

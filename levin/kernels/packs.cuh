@@ -1,5 +1,7 @@
 #pragma once
 
+#include <type_traits>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -9,10 +11,15 @@
 /// Neighbouring numbers that move together, and sums over a row, for kernels whose time is that of the memory.
 namespace levin::kernels::detail {
 
-/// N numbers in one instruction, or in several of 16 bytes.
-template <class T, int N>
+/// N numbers as they move: in one instruction, or in several of 16 bytes. Pairs of 16-bit numbers stay together in a
+/// register, which a compiler does not see by itself.
+template <class T, int N, bool kPairs = sizeof(T) == 2 && N % 2 == 0>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T values[N];
+};
+template <class T, int N>
+struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack<T, N, true> {
+  uint32_t pairs[N / 2];
 };
 
 /// In what numbers of a dtype are added up.
@@ -61,6 +68,60 @@ __device__ __forceinline__ __nv_bfloat16 narrowed<__nv_bfloat16, double>(double 
   return __double2bfloat16(value);
 }
 
+__device__ __forceinline__ void widen_pair(uint32_t pair, float* out, __nv_bfloat16) {
+  out[0] = __uint_as_float(pair << 16);
+  out[1] = __uint_as_float(pair & 0xffff0000u);
+}
+__device__ __forceinline__ void widen_pair(uint32_t pair, float* out, __half) {
+  const __half2_raw raw{static_cast<unsigned short>(pair & 0xffffu), static_cast<unsigned short>(pair >> 16)};
+  const float2 both = __half22float2(__half2(raw));
+  out[0] = both.x;
+  out[1] = both.y;
+}
+template <class T, class A>
+__device__ __forceinline__ uint32_t narrow_pair(A first, A second) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2_raw raw = std::is_same_v<A, float>
+                                ? __floats2half2_rn(first, second)
+                                : __halves2half2(narrowed<__half>(first), narrowed<__half>(second));
+    return raw.x | static_cast<uint32_t>(raw.y) << 16;
+  } else {
+    const __nv_bfloat162_raw raw =
+        std::is_same_v<A, float> ? __floats2bfloat162_rn(first, second)
+                                 : __halves2bfloat162(narrowed<__nv_bfloat16>(first), narrowed<__nv_bfloat16>(second));
+    return raw.x | static_cast<uint32_t>(raw.y) << 16;
+  }
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ void unpack(const Pack<T, N>& pack, A* out) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) {
+      float both[2];
+      widen_pair(pack.pairs[k], both, T());
+      out[2 * k] = both[0];
+      out[2 * k + 1] = both[1];
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) out[k] = static_cast<A>(widened(pack.values[k]));
+  }
+}
+
+template <class T, int N, class A>
+__device__ __forceinline__ Pack<T, N> packed(const A* in) {
+  Pack<T, N> pack;
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int k = 0; k < N / 2; ++k) pack.pairs[k] = narrow_pair<T>(in[2 * k], in[2 * k + 1]);
+  } else {
+#pragma unroll
+    for (int k = 0; k < N; ++k) pack.values[k] = narrowed<T>(in[k]);
+  }
+  return pack;
+}
+
 template <class T, int N>
 __device__ __forceinline__ Pack<T, N> load(const void* from, int64_t at) {
   return *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(from) + at);
@@ -69,12 +130,14 @@ template <class T, int N>
 __device__ __forceinline__ void store(void* to, int64_t at, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(static_cast<T*>(to) + at) = pack;
 }
+template <class T, int N, class A>
+__device__ __forceinline__ void store_packed(void* to, int64_t at, const A* in) {
+  store<T, N>(to, at, packed<T, N>(in));
+}
 
 template <int N, class T, class A>
 __device__ __forceinline__ void load_wide(const void* from, int64_t at, A* out) {
-  const auto pack = load<T, N>(from, at);
-#pragma unroll
-  for (int k = 0; k < N; ++k) out[k] = static_cast<A>(widened(pack.values[k]));
+  unpack<T, N>(load<T, N>(from, at), out);
 }
 
 /// N neighbours of a dtype that is known when the kernel runs; for what is read once.

@@ -35,15 +35,19 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
     for (int i = 0; i < kPacks; ++i) {
       const int column = (i * lanes + t) * V;
       if (column >= columns) continue;
-      A factors[V];
-      if (norm.dropout.enabled) dropout.template factors<V>(begin + column, factors);
+      A sums[V], added[V];
+      unpack<S, V>(stream[i], sums);
+      unpack<B, V>(branch[i], added);
+      if (norm.dropout.enabled) {
+        A factors[V];
+        dropout.template factors<V>(begin + column, factors);
 #pragma unroll
-      for (int k = 0; k < V; ++k) {
-        A added = widened(branch[i].values[k]);
-        if (norm.dropout.enabled) added = factors[k] == 0 ? A(0) : added * factors[k];
-        stream[i].values[k] = narrowed<S>(widened(stream[i].values[k]) + added);
+        for (int k = 0; k < V; ++k) added[k] = factors[k] == 0 ? A(0) : added[k] * factors[k];
       }
-      store(norm.sum, begin + column, stream[i]);
+#pragma unroll
+      for (int k = 0; k < V; ++k) sums[k] += added[k];
+      stream[i] = packed<S, V>(sums);
+      store<S, V>(norm.sum, begin + column, stream[i]);
     }
   }
 
@@ -52,12 +56,11 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
   A sum = 0;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
-    const bool inside = (i * lanes + t) * V < columns;
 #pragma unroll
-    for (int k = 0; k < V; ++k) {
-      x[i * V + k] = inside ? static_cast<A>(widened(stream[i].values[k])) : A(0);
-      sum += x[i * V + k];
-    }
+    for (int k = 0; k < V; ++k) x[i * V + k] = 0;
+    if ((i * lanes + t) * V < columns) unpack<S, V>(stream[i], x + i * V);
+#pragma unroll
+    for (int k = 0; k < V; ++k) sum += x[i * V + k];
   }
   const A mean = norm.rms ? A(0) : row_sum(sum, warps, slots[0]) / static_cast<A>(columns);
   A squares = 0;
@@ -83,10 +86,10 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
     A weight[V], bias[V] = {};
     load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight);
     if (norm.bias != nullptr) load_any<V>(norm.bias, norm.bias_type, column, norm.weight_aligned, bias);
-    Pack<O, V> out;
+    A out[V];
 #pragma unroll
-    for (int k = 0; k < V; ++k) out.values[k] = narrowed<O>((x[i * V + k] - mean) * rstd * weight[k] + bias[k]);
-    store(norm.output, begin + column, out);
+    for (int k = 0; k < V; ++k) out[k] = (x[i * V + k] - mean) * rstd * weight[k] + bias[k];
+    store_packed<O, V>(norm.output, begin + column, out);
   }
 }
 

@@ -34,8 +34,10 @@ struct GradientRow {
 
 /// Blocks walk over the rows and keep the sums of columns in registers. Where `kAhead`, the next row is on its way
 /// while one is computed.
-template <class S, class B, class O, int E, bool kAhead>
-__global__ void __launch_bounds__(sizeof(S) == 8 ? 256 : 512)
+template <class S, class B, class O, int E, bool kAhead, bool kDropout>
+__global__ void __launch_bounds__(sizeof(S) == 8             ? 256
+                                  : sizeof(S) == 2 && E == 8 ? 768
+                                                             : 512)
     norm_backward_kernel(const NormBackward norm, const int warps) {
   using A = Wide<S>;
   constexpr int V = 16 / sizeof(S), kPacks = E / V;
@@ -52,16 +54,22 @@ __global__ void __launch_bounds__(sizeof(S) == 8 ? 256 : 512)
   const A scale = A(1) / static_cast<A>(columns);
   const bool has_grad = norm.grad_output != nullptr, has_residual = norm.grad_stream != nullptr;
 
-  A weight[E], weight_sum[E], bias_sum[E];
+  // Weights stay in registers where there is room for them.
+  constexpr bool kKeepsWeight = E == 8;
+  A weight[kKeepsWeight ? E : 1], weight_sum[E], bias_sum[E];
 #pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
+  for (int e = 0; e < E; ++e) weight_sum[e] = bias_sum[e] = 0;
+  if constexpr (kKeepsWeight) {
 #pragma unroll
-    for (int k = 0; k < V; ++k) weight[i * V + k] = weight_sum[i * V + k] = bias_sum[i * V + k] = 0;
-    if (const int column = (i * lanes + t) * V; column < columns)
-      load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight + i * V);
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) weight[i * V + k] = 0;
+      if (const int column = (i * lanes + t) * V; column < columns)
+        load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight + i * V);
+    }
   }
   DropoutFactors<A> dropout;
-  if (norm.dropout.enabled) dropout = dropout_factors<A>(norm.dropout, /*backward=*/true);
+  if constexpr (kDropout) dropout = dropout_factors<A>(norm.dropout, /*backward=*/true);
 
   GradientRow<S, O, V, kPacks> next;
   if (kAhead && first < norm.rows) next.load_from(norm, first, t, lanes);
@@ -80,15 +88,26 @@ __global__ void __launch_bounds__(sizeof(S) == 8 ? 256 : 512)
     A sum = 0, product = 0;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      const bool inside = has_grad && (i * lanes + t) * V < columns;
+      A grad[V], factor[V];
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        grad[k] = normed[i * V + k] = 0;
+        factor[k] = kKeepsWeight ? weight[kKeepsWeight ? i * V + k : 0] : A(0);
+      }
+      const int column = (i * lanes + t) * V;
+      if (has_grad && column < columns) {
+        if constexpr (!kKeepsWeight) load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, factor);
+        unpack<O, V>(here.grad[i], grad);
+        unpack<S, V>(here.stream[i], normed + i * V);
+#pragma unroll
+        for (int k = 0; k < V; ++k) normed[i * V + k] = (normed[i * V + k] - mean) * rstd;
+      }
 #pragma unroll
       for (int k = 0; k < V; ++k) {
         const int e = i * V + k;
-        const A grad = inside ? static_cast<A>(widened(here.grad[i].values[k])) : A(0);
-        normed[e] = inside ? (static_cast<A>(widened(here.stream[i].values[k])) - mean) * rstd : A(0);
-        weighted[e] = grad * weight[e];
-        weight_sum[e] += grad * normed[e];
-        bias_sum[e] += grad;
+        weighted[e] = grad[k] * factor[k];
+        weight_sum[e] += grad[k] * normed[e];
+        bias_sum[e] += grad[k];
         sum += weighted[e];
         product += weighted[e] * normed[e];
       }
@@ -112,28 +131,22 @@ __global__ void __launch_bounds__(sizeof(S) == 8 ? 256 : 512)
     for (int i = 0; i < kPacks; ++i) {
       const int column = (i * lanes + t) * V;
       if (column >= columns) continue;
-      Pack<S, V> out;
       A values[V];
 #pragma unroll
-      for (int k = 0; k < V; ++k) {
-        const int e = i * V + k;
-        A value = has_grad ? rstd * (weighted[e] - sum - normed[e] * product) : A(0);
-        if (has_residual) value += static_cast<A>(widened(here.residual[i].values[k]));
-        out.values[k] = narrowed<S>(value);
-        values[k] = value;
-      }
-      store(norm.grad_sum, begin + column, out);
+      for (int k = 0; k < V; ++k) values[k] = 0;
+      if (has_residual) unpack<S, V>(here.residual[i], values);
+#pragma unroll
+      for (int k = 0; k < V; ++k)
+        if (has_grad) values[k] += rstd * (weighted[i * V + k] - sum - normed[i * V + k] * product);
+      store_packed<S, V>(norm.grad_sum, begin + column, values);
       if (norm.grad_branch == nullptr) continue;
-      if (norm.dropout.enabled) {
+      if constexpr (kDropout) {
         A factors[V];
         dropout.template factors<V>(begin + column, factors);
 #pragma unroll
         for (int k = 0; k < V; ++k) values[k] = factors[k] == 0 ? A(0) : values[k] * factors[k];
       }
-      Pack<B, V> branch;
-#pragma unroll
-      for (int k = 0; k < V; ++k) branch.values[k] = narrowed<B>(values[k]);
-      store(norm.grad_branch, begin + column, branch);
+      store_packed<B, V>(norm.grad_branch, begin + column, values);
     }
   }
 
@@ -236,16 +249,25 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows) norm_weight_sums_kernel
   static_cast<A*>(norm.partials)[(y * parts + part) * columns + column] = sum;
 }
 
+template <class S, class B, class O, bool kDropout>
+void launch_packs(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(plan.blocks);
+  const int threads = 32 * plan.warps * plan.groups;
+  if (plan.per_thread == 8)
+    norm_backward_kernel<S, B, O, 8, true, kDropout><<<blocks, threads, 0, stream>>>(norm, plan.warps);
+  else if constexpr (sizeof(S) < 8)
+    norm_backward_kernel<S, B, O, 16, false, kDropout><<<blocks, threads, 0, stream>>>(norm, plan.warps);
+}
+
 template <class S, class B, class O>
 void launch_backward(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
   using A = Wide<S>;
   const auto blocks = static_cast<unsigned>(plan.blocks);
   if (plan.packs) {
-    const int threads = 32 * plan.warps * plan.groups;
-    if (plan.per_thread == 8)
-      norm_backward_kernel<S, B, O, 8, true><<<blocks, threads, 0, stream>>>(norm, plan.warps);
-    else if constexpr (sizeof(S) < 8)
-      norm_backward_kernel<S, B, O, 16, false><<<blocks, threads, 0, stream>>>(norm, plan.warps);
+    if (norm.dropout.enabled)
+      launch_packs<S, B, O, true>(norm, plan, stream);
+    else
+      launch_packs<S, B, O, false>(norm, plan, stream);
   } else {
     norm_backward_long_kernel<S, B, O><<<static_cast<unsigned>(norm.rows), kLongThreads, 0, stream>>>(norm);
     if (norm.partials != nullptr) {
