@@ -85,9 +85,10 @@ Two forward_on_meta(const Tensor& x, const MaybeTensor&, const MaybeTensor&, con
   return {made.y, made.statistics};
 }
 
-Four backward_on_meta(const Tensor&, const Tensor& x, const MaybeTensor&, const MaybeTensor& weight, const MaybeTensor&,
-                      const MaybeTensor& statistics, const MaybeTensor&, const MaybeTensor&, double, bool,
-                      std::array<bool, 4> wanted) {
+Four backward_on_meta(const Tensor& grad, const Tensor& x, const MaybeTensor&, const MaybeTensor& weight,
+                      const MaybeTensor&, const MaybeTensor& statistics, const MaybeTensor&, const MaybeTensor&, double,
+                      bool, std::array<bool, 4> wanted) {
+  const auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   const auto made = detail::allocate_batch_norm_backward(
       x, weight, detail::batch_norm_shape(x, true, kMetaMultiprocessors), statistics && statistics->defined(),
       {wanted[0], wanted[1], wanted[2], wanted[3]});

@@ -193,9 +193,7 @@ struct Timer : levin::Interceptor {
   auto model = levin::models::resnet50({.num_classes = 10});
   auto small = levin::models::resnet18({.num_classes = 10, .small_images = true});     // for 32 x 32
   auto other = levin::models::resnet({.layers = {3, 4, 6, 3}, .groups = 32, .width_per_group = 4});
-
-  levin::models::to_channels_last(*model);
-  auto logits = model(images.contiguous(at::MemoryFormat::ChannelsLast));
+  auto logits = model(images);
 }
 
 [[maybe_unused]] void models_by_name(const Tensor& images) {
