@@ -54,7 +54,7 @@ class GraphDevice {
 /// graphs_cuda.cpp, or its twin no_cuda.cpp, where it is an Error.
 std::shared_ptr<GraphDevice> cuda_graphs(c10::Device device);
 
-/// Small values in device memory that the host works out anew before each replay, such as a learning rate.
+/// Small values in device memory that the host works out before each replay, such as a learning rate.
 class RefreshedValues {
  public:
   using Fill = std::function<void(void* host)>;

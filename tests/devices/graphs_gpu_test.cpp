@@ -37,7 +37,7 @@ TEST_F(GraphsGpu, ReplaysOnNewInputs) {
   }
 }
 
-TEST_F(GraphsGpu, RandomNumbersGoOnAsInEagerMode) {
+TEST_F(GraphsGpu, RandomNumbersContinueAsInEagerMode) {
   auto x = torch::ones({4096}, at::kCUDA);
   std::vector<Tensor> eager, captured;
   const auto step = [&] { return torch::dropout(x, 0.3, true) + torch::rand_like(x); };
@@ -122,7 +122,7 @@ TEST_F(GraphsGpu, RefreshedValuesReachTheDevice) {
   for (const float now : {2.0f, 3.0f, 3.0f}) {
     value = now;
     values.refresh(*graphs);
-    value = -1;  // the host may go on at once
+    value = -1;  // the host may change it at once
     graph->replay();
     EXPECT_EQ(y.item<float>(), 10 * now);
   }

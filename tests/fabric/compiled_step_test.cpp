@@ -125,7 +125,7 @@ TEST_F(CompiledStepTest, ShapesFlagsAndModesAreOtherKinds) {
   EXPECT_EQ(device->replays, replays + 1);
 }
 
-TEST_F(CompiledStepTest, AtMostSoManyGraphs) {
+TEST_F(CompiledStepTest, KeepsAtMostMaxGraphs) {
   auto step = compiled([](const Tensor& x) { return x + 1; }, {.name = "many shapes", .max_graphs = 2});
   const auto lines = testing::captured_stderr([&] {
     for (int64_t size = 1; size < 5; ++size)
