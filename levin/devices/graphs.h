@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -106,8 +107,8 @@ class DeferredChecks {
   std::optional<c10::Event> arrived_;
 };
 
-/// What code inside a compiled step may need to know. One at a time in a process; backward runs on threads of its own,
-/// so this is no thread-local.
+/// What code inside a compiled step may need to know. One at a time in a process: it counts on the thread that has
+/// entered it and on those of a backward, and not on others, such as a loader's.
 struct StepScope {
   /// Null: the step runs eagerly.
   RefreshedValues* values = nullptr;
@@ -126,6 +127,7 @@ class EnterStep {
 
  private:
   const StepScope* outer_;
+  std::thread::id outer_thread_;
 };
 
 /// The compiled step under way; null outside of one.

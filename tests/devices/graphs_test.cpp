@@ -1,6 +1,7 @@
 #include "levin/devices/graphs.h"
 
 #include <cstring>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -85,6 +86,14 @@ TEST(StepScope, RefusesInACaptureOnly) {
       EXPECT_TRUE(is_capturing());
       EXPECT_NE(refreshed(8, [](void*) {}), nullptr);
       EXPECT_THROW(refuse_capture("a reason"), CaptureRefused);
+      bool elsewhere = true, in_backward = false;
+      std::thread([&] { elsewhere = is_capturing(); }).join();
+      EXPECT_FALSE(elsewhere) << "a loader's thread";
+      auto x = torch::ones({1}).requires_grad_();
+      auto y = x * 2;
+      y.register_hook([&](const Tensor&) { in_backward = is_capturing(); });
+      y.backward();
+      EXPECT_TRUE(in_backward);
     }
     EXPECT_FALSE(is_capturing());
     EXPECT_EQ(current_step(), &eager);
