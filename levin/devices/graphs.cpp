@@ -8,6 +8,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace levin::detail {
 namespace {
@@ -16,6 +17,7 @@ constexpr size_t kChunk = 4096;
 constexpr size_t kAlign = 16;
 
 std::atomic<const StepScope*> step_now = nullptr;
+std::atomic<std::thread::id> step_thread;
 
 }  // namespace
 
@@ -75,14 +77,21 @@ void DeferredChecks::look() {
   arrived_->record(c10::impl::VirtualGuardImpl(now.device().type()).getStream(now.device()));
 }
 
-EnterStep::EnterStep(const StepScope& scope) : outer_(step_now.exchange(&scope)) {}
+EnterStep::EnterStep(const StepScope& scope)
+    : outer_(step_now.exchange(&scope)), outer_thread_(step_thread.exchange(std::this_thread::get_id())) {}
 
 EnterStep::~EnterStep() {
   step_now = outer_;
+  step_thread = outer_thread_;
 }
 
 const StepScope* current_step() {
-  return step_now;
+  const auto* step = step_now.load();
+  if (!step) [[likely]]
+    return nullptr;
+  const bool is_inside =
+      step_thread.load() == std::this_thread::get_id() || torch::autograd::get_current_graph_task_id() >= 0;
+  return is_inside ? step : nullptr;
 }
 
 bool is_capturing() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -54,7 +55,7 @@ class GraphDevice {
 /// graphs_cuda.cpp, or its twin no_cuda.cpp, where it is an Error.
 std::shared_ptr<GraphDevice> cuda_graphs(c10::Device device);
 
-/// Small values in device memory that the host works out anew before each replay, such as a learning rate.
+/// Small values in device memory that the host works out before each replay, such as a learning rate.
 class RefreshedValues {
  public:
   using Fill = std::function<void(void* host)>;
@@ -106,8 +107,8 @@ class DeferredChecks {
   std::optional<c10::Event> arrived_;
 };
 
-/// What code inside a compiled step may need to know. One at a time in a process; backward runs on threads of its own,
-/// so this is no thread-local.
+/// What code inside a compiled step may need to know. One at a time in a process: it counts on the thread that has
+/// entered it and on those of a backward, and not on others, such as a loader's.
 struct StepScope {
   /// Null: the step runs eagerly.
   RefreshedValues* values = nullptr;
@@ -126,6 +127,7 @@ class EnterStep {
 
  private:
   const StepScope* outer_;
+  std::thread::id outer_thread_;
 };
 
 /// The compiled step under way; null outside of one.

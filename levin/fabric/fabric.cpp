@@ -257,14 +257,14 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
   if (!core.graphs) core.graphs = detail::cuda_graphs(device());
   const auto around = [weak = std::weak_ptr(core_)] {
     detail::StepSurroundings found;
-    const auto core = weak.lock();
-    if (!core) return found;
-    for (const auto& call : core->calls)
+    const auto owner = weak.lock();
+    if (!owner) return found;
+    for (const auto& call : owner->calls)
       if (const auto alive = call.lock()) found.modules.push_back(alive->module);
-    for (const auto& optimizer : core->optimizers)
+    for (const auto& optimizer : owner->optimizers)
       if (auto alive = optimizer.lock()) found.optimizers.push_back(std::move(alive));
-    found.scaler = core->scaler.get();
-    found.version = core->version;
+    found.scaler = owner->scaler.get();
+    found.version = owner->version;
     return found;
   };
   return std::make_shared<detail::StepCompiler>(core.graphs, around, options.max_graphs);

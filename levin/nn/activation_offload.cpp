@@ -3,7 +3,6 @@
 #include <c10/core/GradMode.h>
 
 #include "levin/core/error.h"
-#include "levin/devices/graphs.h"
 #include "levin/nn/activation_offload_copies.h"
 #include "levin/nn/checkpointing_frame.h"
 #include "levin/nn/saved_tensors.h"
@@ -55,7 +54,6 @@ class Offload final : public Interceptor {
   explicit Offload(const OffloadOptions& options) : copies_(std::make_shared<detail::HostCopies>(options)) {}
 
   void around(Call& call) override {
-    detail::refuse_capture("activations are kept in host memory (offload_activations)");
     if (!c10::GradMode::is_enabled() || offloading || detail::CheckpointFrame::active()) return call.proceed();
     struct Scope {
       Scope() { offloading = true; }

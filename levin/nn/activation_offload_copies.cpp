@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/graphs.h"
 
 namespace levin::detail {
 namespace {
@@ -78,6 +79,7 @@ void HostCopies::begin_group() {
 }
 
 std::unique_ptr<HostCopy> HostCopies::put(const Tensor& tensor) {
+  refuse_capture("activations are kept in host memory");
   if (!tensor.has_storage() || tensor.layout() != c10::kStrided || tensor.is_meta() ||
       static_cast<int64_t>(tensor.nbytes()) < options_.min_bytes)
     return nullptr;

@@ -225,6 +225,30 @@ struct Timer : levin::Interceptor {
   scheduler.step();
 }
 
+// compile.md
+template <class Loader>
+void compiled_steps(const models::VisionTransformer& model, Loader& loader) {
+  levin::Fabric fabric({.precision = "bf16-mixed", .compile = true});
+  auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
+  auto step = fabric.compile([&](levin::Batch& batch) {
+    auto loss = levin::cross_entropy(net(batch["image"]), batch["label"]);
+    fabric.backward(loss);
+    opt.step();
+    opt.zero_grad();
+    return loss;
+  });
+  for (auto& batch : loader) step(batch);
+  auto micro_step = fabric.compile(
+      [&](levin::Batch& batch, bool last) {
+        fabric.backward(levin::cross_entropy(net(batch["image"]), batch["label"]) / 4);
+        if (!last) return;
+        opt.step();
+        opt.zero_grad();
+      },
+      {.accumulates_gradients = true});
+  for (auto& batch : loader) micro_step(batch, true);
+}
+
 // fabric.md
 template <class Loader>
 void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Loader& train_loader) {
@@ -288,6 +312,7 @@ struct MirroredFormat : levin::CheckpointFormat {
   auto loader = levin::make_loader(levin::TensorDataset({{"image", images}, {"label", labels}}), {.batch_size = 64, .shuffle = true});
   for (auto& batch : loader) train(batch["image"], batch["label"]);
   fabric_loop(args, models::vit_b_16(), loader);
+  compiled_steps(models::vit_b_16(), loader);
 }
 
 [[maybe_unused]] void threads(const std::vector<int64_t>& few) {

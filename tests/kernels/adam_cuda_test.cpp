@@ -116,5 +116,119 @@ TEST_F(FusedOnCuda, Adam8bit) {
   }
 }
 
+void expect_same(const Lists& ours, const Lists& theirs, const std::string& what) {
+  for (size_t k = 0; k < ours.size(); ++k)
+    for (size_t i = 0; i < ours[k].size(); ++i)
+      EXPECT_TRUE(torch::equal(ours[k][i], theirs[k][i])) << what << " list " << k << " tensor " << i;
+}
+
+std::vector<Tensor> without_empty(std::vector<Tensor> list) {
+  std::erase_if(list, [](const Tensor& tensor) { return tensor.numel() == 0; });
+  for (auto& tensor : list) tensor = tensor.cuda();
+  return list;
+}
+
+template <class Numbers>
+Tensor on_device(const Numbers& n) {
+  return torch::from_blob(const_cast<Numbers*>(&n), {sizeof(Numbers)}, at::kByte).cuda();
+}
+
+// Steps of a graph follow on eager ones of torch's kernels, so not a bit may differ.
+TEST_F(FusedOnCuda, RefreshedAdamRoundsAsTorch) {
+  torch::manual_seed(8);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
+    for (const bool amsgrad : {false, true})
+      for (const bool decoupled : {false, true})
+        for (const bool scaled : {false, true}) {
+          const AdamNumbers wrong{7, 0, 0, 1, 0, amsgrad, true, decoupled};
+          const AdamNumbers n{1.7e-3, 0.9, 0.999, 1e-8, 0.03, amsgrad, amsgrad, decoupled};
+          Lists ours{without_empty(numbers(dtype, 1, false)), without_empty(numbers(dtype, 1, false)),
+                     without_empty(numbers(dtype, 0.1, false)), without_empty(numbers(dtype, 0.1, true)),
+                     without_empty(numbers(dtype, 0.1, true))};
+          if (!amsgrad) ours[4].clear();
+          ours.emplace_back();
+          for (size_t i = 0; i < ours[0].size(); ++i) ours[5].push_back(torch::full({}, 1.0f + i % 50, at::kCUDA));
+          Lists theirs;
+          for (const auto& list : ours) {
+            auto& copy = theirs.emplace_back();
+            for (const auto& tensor : list) copy.push_back(tensor.clone());
+          }
+          const auto scale = torch::full({}, 1024.0f, at::kCUDA), found = torch::zeros({}, at::kCUDA);
+          const auto memory = on_device(n);
+          for (int step = 0; step < 3; ++step) {
+            StepScale s;
+            std::optional<Tensor> grad_scale, found_inf;
+            if (scaled) s = {scale, found}, grad_scale = scale, found_inf = found;
+            fused_adam({ours[0], ours[1], ours[2], ours[3], ours[4], ours[5]}, wrong, s,
+                       {static_cast<const AdamNumbers*>(memory.const_data_ptr()), true});
+            const auto op = [&](auto torch_step) {
+              torch_step(theirs[0], theirs[1], theirs[2], theirs[3], theirs[4], theirs[5], n.lr, n.beta1, n.beta2,
+                         n.weight_decay, n.eps, n.amsgrad, n.maximize, grad_scale, found_inf);
+            };
+            decoupled ? op([](auto&&... a) { at::_fused_adamw_(a...); })
+                      : op([](auto&&... a) { at::_fused_adam_(a...); });
+            for (auto* lists : {&ours, &theirs})
+              for (auto& grad : (*lists)[1]) grad.copy_(torch::linspace(-1, 1, grad.numel(), grad.options()));
+          }
+          expect_same(ours, theirs,
+                      c10::toString(dtype) + std::string(amsgrad ? " amsgrad" : "") + (decoupled ? " decoupled" : "") +
+                          (scaled ? " scaled" : ""));
+        }
+}
+
+TEST_F(FusedOnCuda, RefreshedSgdRoundsAsTorch) {
+  torch::manual_seed(9);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble})
+    for (const double momentum : {0.0, 0.9})
+      for (const bool nesterov : {false, true})
+        for (const bool scaled : {false, true}) {
+          if (nesterov && momentum == 0) continue;
+          const SgdNumbers wrong{7, momentum, 0, 3, nesterov, true, false};
+          const SgdNumbers n{0.0137, momentum, nesterov ? 0 : 0.1, 0.05, nesterov, false, false};
+          Lists ours{without_empty(numbers(dtype, 1, false)), without_empty(numbers(dtype, 1, false)),
+                     without_empty(numbers(dtype, 1, false))};
+          if (momentum == 0) ours[2].clear();
+          Lists theirs;
+          for (const auto& list : ours) {
+            auto& copy = theirs.emplace_back();
+            for (const auto& tensor : list) copy.push_back(tensor.clone());
+          }
+          const auto memory = on_device(n);
+          StepScale s;
+          std::optional<Tensor> grad_scale, found_inf;
+          if (scaled) {
+            grad_scale = torch::full({}, 1024.0f, at::kCUDA);
+            found_inf = torch::zeros({}, at::kCUDA);
+            s = {grad_scale, found_inf};
+          }
+          fused_sgd({ours[0], ours[1], ours[2]}, wrong, s,
+                    {static_cast<const SgdNumbers*>(memory.const_data_ptr()), true});
+          at::_fused_sgd_(theirs[0], theirs[1], theirs[2], n.weight_decay, n.momentum, n.lr, n.dampening, n.nesterov,
+                          n.maximize, false, grad_scale, found_inf);
+          ours.erase(ours.begin() + 1);  // torch's kernel writes the gradient that it has unscaled
+          theirs.erase(theirs.begin() + 1);
+          expect_same(ours, theirs, c10::toString(dtype) + std::string(nesterov ? " nesterov" : ""));
+        }
+}
+
+TEST_F(FusedOnCuda, RefreshedNumbersAreReadWhenTheKernelRuns) {
+  torch::manual_seed(10);
+  const AdamNumbers n{0.01, 0.9, 0.95, 1e-6, 0.1, false, false, true}, other{1, 0, 0, 1, 0, false, false, true};
+  const auto memory = on_device(n);
+  const auto* refreshed = static_cast<const AdamNumbers*>(memory.const_data_ptr());
+  Lists by_value{without_empty(numbers(at::kFloat, 1, false)), without_empty(numbers(at::kBFloat16, 1, false)),
+                 without_empty(numbers(at::kFloat, 0.1, false)), without_empty(numbers(at::kFloat, 0.1, true))};
+  by_value.emplace_back(by_value[0].size(), torch::full({}, 3.0f, at::kCUDA));
+  Lists by_pointer;
+  for (const auto& list : by_value) {
+    auto& copy = by_pointer.emplace_back();
+    for (const auto& tensor : list) copy.push_back(tensor.clone());
+  }
+  fused_adam({by_value[0], by_value[1], by_value[2], by_value[3], {}, by_value[4]}, n);
+  fused_adam({by_pointer[0], by_pointer[1], by_pointer[2], by_pointer[3], {}, by_pointer[4]}, other, {},
+             {.refreshed = refreshed});
+  expect_same(by_pointer, by_value, "adam");
+}
+
 }  // namespace
 }  // namespace levin::kernels

@@ -154,8 +154,8 @@ __device__ T updated(const AdamStep<T>& f, T param, T average, T square) {
   return param - f.step_size * average / (sqrt(square) * f.root_factor + f.eps);
 }
 
-/// A step of Adam with the numbers and the roundings of torch's fused kernel: graphs of it go on where eager steps
-/// were, bit by bit. Products that nvcc would fuse there are fused here in so many words.
+/// A step of Adam with the numbers and the roundings of torch's fused kernel: graphs of it continue where eager steps
+/// were, bit by bit. Products that nvcc would fuse there are fused here by name.
 template <class T>
 struct TorchAdamStep {
   T lr, beta1, beta2, decay, eps, correction1, root_correction2, scale;

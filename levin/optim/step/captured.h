@@ -7,7 +7,7 @@
 namespace levin::optim::detail {
 
 /// The numbers of a step in memory of the device, for a step that is being captured: every replay reads what `now()`
-/// gives then, so that schedulers go on working. Null outside of a capture.
+/// gives then, so that schedulers have their effect. Null outside of a capture.
 template <class Numbers, class F>
 const Numbers* refreshed_numbers(F now) {
   return static_cast<const Numbers*>(levin::detail::refreshed(

@@ -1,0 +1,280 @@
+// Which calls of a step run eagerly, are captured and are replayed: on a device that only counts. docs/compile.md.
+#include "levin/fabric/compiled_step.h"
+
+#include <cstring>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "levin/levin.h"
+#include "levin/optim/zero_grad.h"
+#include "levin/testing/capture.h"
+
+namespace levin {
+namespace {
+
+using detail::StepCompiler;
+
+/// Captures by running the step, which is one step on the CPU; a replay runs `replayed`.
+struct CountingDevice final : detail::GraphDevice {
+  struct Graph final : detail::DeviceGraph {
+    explicit Graph(CountingDevice& d) : device(d) {}
+    void replay() override {
+      ++device.replays;
+      if (device.replayed) device.replayed();
+    }
+    CountingDevice& device;
+  };
+
+  c10::Device device() const override { return at::kCPU; }
+  std::shared_ptr<detail::DeviceGraph> capture(const std::function<void()>& body) override {
+    ++captures;
+    body();
+    return std::make_shared<Graph>(*this);
+  }
+  void upload(const Tensor& to, const void* host, size_t bytes) override {
+    std::memcpy(to.mutable_data_ptr(), host, bytes);
+  }
+  Tensor alias(const Tensor& tensor, std::shared_ptr<detail::DeviceGraph>) override { return tensor.detach(); }
+  void empty_cache() override {}
+
+  int captures = 0, replays = 0;
+  std::function<void()> replayed;
+};
+
+class CompiledStepTest : public ::testing::Test {
+ protected:
+  auto compiled(auto step, CompileOptions options = {}) {
+    compiler = std::make_shared<StepCompiler>(
+        device, [this] { return around; }, options.max_graphs);
+    return CompiledStep(std::move(step), compiler, options);
+  }
+
+  std::shared_ptr<CountingDevice> device = std::make_shared<CountingDevice>();
+  detail::StepSurroundings around;
+  std::shared_ptr<StepCompiler> compiler;
+};
+
+TEST_F(CompiledStepTest, TwoCallsOfAKindRunEagerlyThenOneIsCaptured) {
+  int calls = 0;
+  const void* seen = nullptr;
+  auto step = compiled([&](Batch& batch) {
+    ++calls;
+    seen = batch["x"].const_data_ptr();
+    return batch["x"].sum();
+  });
+  for (int i = 0; i < 6; ++i) {
+    Batch batch{{"x", torch::full({4}, i)}};
+    const auto* own = batch["x"].const_data_ptr();
+    step(batch);
+    EXPECT_EQ(batch["x"].const_data_ptr(), own) << "the caller's batch is as it was";
+    EXPECT_EQ(seen == own, i < 2);
+  }
+  EXPECT_EQ(calls, 3);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->replays, 4);
+  EXPECT_EQ(compiler->counts().eager, 2);
+}
+
+TEST_F(CompiledStepTest, InputsAreCopiedAndResultsAreCopies) {
+  Tensor input, output;
+  auto step = compiled([&](const Tensor& x) {
+    input = x;
+    output = x * 2;
+    return output;
+  });
+  device->replayed = [&] { output.copy_(input * 2); };
+  std::vector<Tensor> results;
+  for (int i = 0; i < 6; ++i) results.push_back(step(torch::full({2}, 1.0 * i)));
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(results[i][1].item<float>(), 2.0f * i) << i;
+}
+
+TEST_F(CompiledStepTest, ShapesFlagsAndModesAreOtherKinds) {
+  torch::nn::Linear layer(2, 2);
+  around.modules = {layer.ptr()};
+  auto step = compiled([&](const Tensor& x, bool last) { return last ? layer(x) : x; });
+  const auto thrice = [&](auto&&... args) {
+    for (int i = 0; i < 3; ++i) step(args...);
+  };
+  thrice(torch::ones({3, 2}), true);
+  EXPECT_EQ(device->captures, 1);
+  thrice(torch::ones({2, 2}), true);  // shape
+  EXPECT_EQ(device->captures, 2);
+  thrice(torch::ones({3, 2}), false);  // flag
+  EXPECT_EQ(device->captures, 3);
+  layer->eval();  // mode of a module
+  thrice(torch::ones({3, 2}), true);
+  EXPECT_EQ(device->captures, 4);
+  layer->weight.requires_grad_(false);  // what is trained
+  thrice(torch::ones({3, 2}), true);
+  EXPECT_EQ(device->captures, 5);
+  {
+    const at::NoGradGuard no_grad;
+    thrice(torch::ones({3, 2}), true);
+  }
+  EXPECT_EQ(device->captures, 6);
+  thrice(torch::ones({2, 3}).t(), false);  // strides
+  EXPECT_EQ(device->captures, 7);
+  thrice(torch::ones({3, 2}, at::kDouble), false);
+  EXPECT_EQ(device->captures, 8);
+  layer->train();
+  layer->weight.requires_grad_(true);
+  const auto replays = device->replays;
+  step(torch::ones({3, 2}), true);
+  EXPECT_EQ(device->captures, 8);
+  EXPECT_EQ(device->replays, replays + 1);
+}
+
+TEST_F(CompiledStepTest, KeepsAtMostMaxGraphs) {
+  auto step = compiled([](const Tensor& x) { return x + 1; }, {.name = "many shapes", .max_graphs = 2});
+  const auto lines = testing::captured_stderr([&] {
+    for (int64_t size = 1; size < 5; ++size)
+      for (int i = 0; i < 4; ++i) step(torch::ones({size}));
+  });
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_NE(lines.find("many shapes runs eagerly: there are 2 graphs"), std::string::npos) << lines;
+}
+
+TEST_F(CompiledStepTest, WhatCannotBeCapturedRunsEagerlyWithTheReason) {
+  int done = 0;
+  auto step = compiled(
+      [&](const Tensor& x) {
+        detail::refuse_capture("it asks for the moon");
+        ++done;
+        return x;
+      },
+      {.name = "lunar step"});
+  const auto lines = testing::captured_stderr([&] {
+    for (int i = 0; i < 5; ++i) step(torch::ones({1}));
+  });
+  EXPECT_EQ(done, 5);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->replays, 0);
+  EXPECT_NE(lines.find("[compile] lunar step runs eagerly: it asks for the moon\n"), std::string::npos) << lines;
+}
+
+TEST_F(CompiledStepTest, AFailedCapturePutsGradientsBack) {
+  torch::nn::Linear layer(2, 1);
+  around.modules = {layer.ptr()};
+  auto step = compiled([&](const Tensor& x) {
+    layer->zero_grad();
+    layer(x).sum().backward();
+    detail::refuse_capture("no");
+    return x;
+  });
+  for (int i = 0; i < 4; ++i) {
+    step(torch::full({1, 2}, 3.0));
+    EXPECT_EQ(layer->weight.grad()[0][0].item<float>(), 3) << i;
+  }
+}
+
+TEST_F(CompiledStepTest, OptimizersThatCannotBeCapturedAreNamed) {
+  torch::nn::Linear layer(2, 1);
+  optim::Lion lion(layer->parameters(), {.lr = 1e-3});
+  around = {.modules = {layer.ptr()}, .optimizers = {lion.impl()}};
+  auto step = compiled([&](const Tensor& x) {
+    layer(x).sum().backward();
+    lion.step();
+    lion.zero_grad();
+  });
+  const auto lines = testing::captured_stderr([&] {
+    for (int i = 0; i < 4; ++i) step(torch::ones({1, 2}));
+  });
+  EXPECT_EQ(device->captures, 0);
+  EXPECT_NE(lines.find("step runs eagerly: Lion works out its step with numbers of the host"), std::string::npos)
+      << lines;
+  EXPECT_EQ(optim::AdamW(layer->parameters()).impl()->prepare_capture(), "");
+  EXPECT_EQ(optim::SGD(layer->parameters(), {.lr = 1}).impl()->prepare_capture(), "");
+}
+
+TEST_F(CompiledStepTest, GraphsAreCapturedAgainWhenMemoryMoves) {
+  torch::nn::Linear layer(2, 1);
+  optim::SGD sgd(layer->parameters(), {.lr = 0.1, .momentum = 0.9});
+  around = {.modules = {layer.ptr()}, .optimizers = {sgd.impl()}};
+  auto step = compiled([&](const Tensor& x) {
+    layer(x).sum().backward();
+    sgd.step();
+    sgd.zero_grad();
+  });
+  const auto call = [&](int times) {
+    for (int i = 0; i < times; ++i) step(torch::ones({1, 2}));
+  };
+  call(4);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->replays, 2);
+  sgd.load_state_dict(sgd.state_dict());
+  call(1);  // eagerly, to make what is missing
+  EXPECT_EQ(device->captures, 1);
+  call(2);
+  EXPECT_EQ(device->captures, 2);
+  layer->weight.set_data(layer->weight.detach().clone());
+  call(3);
+  EXPECT_EQ(device->captures, 3);
+  ++around.version;
+  call(3);
+  EXPECT_EQ(device->captures, 4);
+  EXPECT_EQ(compiler->counts().dropped, 2);
+}
+
+TEST_F(CompiledStepTest, AccumulationIsFoundOut) {
+  torch::nn::Linear layer(2, 1);
+  around.modules = {layer.ptr()};
+  auto step = compiled([&](const Tensor& x, bool last) {
+    layer(x).sum().backward();
+    if (last) optim::zero_grad(layer->parameters(), /*set_to_none=*/true);
+  });
+  for (int i = 0; i < 4; ++i) {
+    step(torch::ones({1, 2}), false);
+    step(torch::ones({1, 2}), true);
+  }
+  // From there on gradients stay where they are.
+  const auto* grad = layer->weight.grad().const_data_ptr();
+  EXPECT_GE(device->captures, 2);
+  step(torch::ones({1, 2}), false);
+  EXPECT_EQ(layer->weight.grad().const_data_ptr(), grad);
+  layer->zero_grad();
+  step(torch::ones({1, 2}), false);
+  EXPECT_EQ(layer->weight.grad().const_data_ptr(), grad) << "none stands for zeros";
+}
+
+TEST_F(CompiledStepTest, ALossThatIsKeptWithItsGraphIsNamed) {
+  torch::nn::Linear layer(2, 1);
+  around.modules = {layer.ptr()};
+  Tensor kept;
+  auto step = compiled([&](const Tensor& x) { kept = layer(x).sum(); });
+  const auto lines = testing::captured_stderr([&] {
+    for (int i = 0; i < 6; ++i) step(torch::ones({1, 2}));
+  });
+  EXPECT_EQ(device->captures, 0);
+  EXPECT_NE(lines.find("is kept with its graph; detach it"), std::string::npos) << lines;
+}
+
+TEST(FabricCompile, IsThePlainFunctionOnTheCpu) {
+  const auto train = [](bool compile) {
+    torch::manual_seed(4);
+    Fabric fabric({.accelerator = "cpu", .devices = 1, .compile = compile});
+    torch::nn::Linear model(8, 1);
+    auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2}));
+    auto step = fabric.compile([&, &net = net, &opt = opt](Batch& batch) {
+      auto loss = net(batch["x"]).pow(2).mean();
+      fabric.backward(loss);
+      opt.step();
+      opt.zero_grad();
+      return loss;
+    });
+    EXPECT_EQ(step.compiler(), nullptr);
+    for (int i = 0; i < 5; ++i) {
+      Batch batch{{"x", torch::randn({4, 8})}};
+      step(batch);
+    }
+    return model->weight.detach().clone();
+  };
+  const auto plain = train(false);
+  Tensor compiled;
+  const auto lines = testing::captured_stderr([&] { compiled = train(true); });
+  EXPECT_TRUE(torch::equal(plain, compiled));
+  EXPECT_NE(lines.find("[compile] steps are not captured on cpu: CUDA graphs need a GPU"), std::string::npos) << lines;
+}
+
+}  // namespace
+}  // namespace levin
