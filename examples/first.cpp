@@ -8,7 +8,7 @@ struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return layers->forward(x); }
   torch::nn::Sequential layers;
 };
-LEVIN_MODULE(Net);  // stands where TORCH_MODULE(Net) stood
+LEVIN_MODULE(Net);  // in place of TORCH_MODULE(Net)
 
 int main(int argc, char** argv) {
   return levin::run_main(argc, argv, [](levin::Args& args) {  // any error: one line and exit status 1

@@ -62,6 +62,12 @@ class LoadedCheckpoint final : public detail::OpenCheckpoint {
   StateDict state_;
 };
 
+template <class Format>
+const CheckpointFormat* instance_of() {
+  static const Format format;
+  return &format;
+}
+
 }  // namespace
 
 void CheckpointFormat::remove(const fs::path& path) const {
@@ -88,8 +94,9 @@ std::unique_ptr<detail::OpenCheckpoint> CheckpointFormat::open(const fs::path& p
 }
 
 const std::vector<const CheckpointFormat*>& checkpoint_formats() {
-  static const detail::FolderFormat folder;
-  static const std::vector<const CheckpointFormat*> all{&folder};
+  static const std::vector<const CheckpointFormat*> all{
+      instance_of<detail::FolderFormat>(),
+  };
   return all;
 }
 

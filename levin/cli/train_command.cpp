@@ -132,8 +132,9 @@ std::string usage_of(const TrainSpec& spec, const config::Config& config, const 
                           train_command_summary(spec.command), spec.usage);
   text += config::detail::help_line("--config FILE, -c FILE", "values from a YAML file; repeatable, the last wins");
   text += config::detail::help_line("--print-config", "print all values as YAML for --config, and exit");
-  text += config::detail::help_line("--help [ABOUT], -h [ABOUT]",
-                                    "print this help, or that of a part: trainer, model, data, optimizer, AdamW, ...");
+  text +=
+      config::detail::help_line("--help [ABOUT], -h [ABOUT]",
+                                "print this help, or that of a section: trainer, model, data, optimizer, AdamW, ...");
   return text + "\n" + config.help() +
          "\nIn square brackets: the current value. Later sources override earlier ones:\n"
          "defaults, recipe, --config, LEVIN_TRAINER_<NAME> (for the trainer), flags.\n";

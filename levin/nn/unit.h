@@ -284,7 +284,7 @@ class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
   }
 };
 
-/// Declares `Name`, the holder of a NameImpl whose forward can be intercepted; stands where TORCH_MODULE(Name) stood.
+/// Declares `Name`, the holder of a NameImpl whose forward can be intercepted. Use it in place of TORCH_MODULE(Name).
 ///
 ///     struct BlockImpl : torch::nn::Module { Tensor forward(const Tensor& x); };
 ///     LEVIN_MODULE(Block);

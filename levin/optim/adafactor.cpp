@@ -177,7 +177,7 @@ Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
 Adafactor::Adafactor(std::vector<AdafactorGroup> groups, AdafactorOptions options)
     : Optimizer(std::make_shared<AdafactorImpl>(std::move(groups), options)) {}
 OptimizerClass Adafactor::describe() {
-  return detail::describe<Adafactor, Traits>("Adafactor", "a row and a column of squares for each matrix",
+  return detail::describe<Adafactor, Traits>("Adafactor", "factored second moments: little memory for state",
                                              {{"adafactor", {}}});
 }
 

@@ -68,7 +68,8 @@ Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options)
 Adagrad::Adagrad(std::vector<AdagradGroup> groups, AdagradOptions options)
     : Optimizer(std::make_shared<AdagradImpl>(std::move(groups), options)) {}
 OptimizerClass Adagrad::describe() {
-  return detail::describe<Adagrad, Traits>("Adagrad", "the rate shrinks with the sum of squares", {{"adagrad", {}}});
+  return detail::describe<Adagrad, Traits>("Adagrad", "divides by the root of the summed squared gradients",
+                                           {{"adagrad", {}}});
 }
 
 }  // namespace levin::optim

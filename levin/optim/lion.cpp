@@ -60,7 +60,7 @@ Lion::Lion(std::vector<Tensor> params, LionOptions options)
 Lion::Lion(std::vector<LionGroup> groups, LionOptions options)
     : Optimizer(std::make_shared<LionImpl>(std::move(groups), options)) {}
 OptimizerClass Lion::describe() {
-  return detail::describe<Lion, Traits>("Lion", "the sign of a mix of momentum and gradient", {{"lion", {}}});
+  return detail::describe<Lion, Traits>("Lion", "steps by the sign of the momentum; one state tensor", {{"lion", {}}});
 }
 
 }  // namespace levin::optim

@@ -91,7 +91,7 @@ SGD::SGD(std::vector<Tensor> params, SGDOptions options)
 SGD::SGD(std::vector<SGDGroup> groups, SGDOptions options)
     : Optimizer(std::make_shared<SGDImpl>(std::move(groups), options)) {}
 OptimizerClass SGD::describe() {
-  return detail::describe<SGD, Traits>("SGD", "gradient descent, with momentum or not",
+  return detail::describe<SGD, Traits>("SGD", "stochastic gradient descent, with or without momentum",
                                        {{"sgd", {}}, {"sgd_momentum", {.momentum = 0.9}}});
 }
 

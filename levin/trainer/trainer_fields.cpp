@@ -97,8 +97,8 @@ namespace levin {
 
 void fields(GradScalerOptions& o, auto f) {
   f("init_scale", o.init_scale, "initial loss scale");
-  f("growth_factor", o.growth_factor, "growth factor");
-  f("backoff_factor", o.backoff_factor, "factor after an inf or NaN");
+  f("growth_factor", o.growth_factor, "factor by which the scale grows");
+  f("backoff_factor", o.backoff_factor, "factor of the scale after an inf or NaN");
   f("growth_interval", o.growth_interval, "steps without inf or NaN before the scale grows");
 }
 
@@ -110,7 +110,7 @@ void fields(Plugins& o, auto f) {
 
 void fields(TrainerOptions& o, auto f) {
   f("accelerator", o.accelerator, "accelerator to use", {"auto", "cpu", "cuda", "gpu"});
-  f("strategy", o.strategy, "distributed strategy");
+  f("strategy", o.strategy, "how the model is spread over the ranks");
   f("devices", o.devices, "devices per node: a number, -1 for all, or a list such as 0,2");
   f("num_nodes", o.num_nodes, "number of nodes");
   f("precision", o.precision, "precision: dtypes of parameters and computation");
@@ -119,39 +119,44 @@ void fields(TrainerOptions& o, auto f) {
     "run N batches of every stage without logs or checkpoints, to find bugs; true is 1");
   f("max_epochs", o.max_epochs,
     "maximum number of epochs; -1 is unlimited; default: 1000 if neither max_steps nor max_time is set");
-  f("min_epochs", o.min_epochs, "minimum number of epochs");
+  f("min_epochs", o.min_epochs, "minimum number of epochs, also when early stopping asks to stop");
   f("max_steps", o.max_steps, "maximum number of optimizer steps; -1 is unlimited");
-  f("min_steps", o.min_steps, "minimum number of optimizer steps");
+  f("min_steps", o.min_steps, "minimum number of optimizer steps, also when early stopping asks to stop");
   f("max_time", o.max_time, "maximum training time: DD:HH:MM:SS, or a number with s, min, h, d");
   f("limit_train_batches", o.limit_train_batches,
-    "training batches per epoch and rank: a number (10) or a fraction (0.1)");
+    "training batches per epoch and rank: a number (10) or a fraction (0.1); default: all");
   f("limit_val_batches", o.limit_val_batches, "the same for validation; 0 skips it");
   f("limit_test_batches", o.limit_test_batches, "the same for test");
   f("limit_predict_batches", o.limit_predict_batches, "the same for predict");
   f("overfit_batches", o.overfit_batches, "overfit on this number or fraction of batches, to find bugs");
   f("val_check_interval", o.val_check_interval,
-    "time between validations: 0.25 of an epoch, 100 batches, '500 steps', '30 min'");
+    "when to validate: every 0.25 epochs, 100 batches, '500 steps' or '30 min'; default: after each epoch");
   f("check_val_every_n_epoch", o.check_val_every_n_epoch,
     "validate every N epochs; null: val_check_interval counts across epochs");
   f("num_sanity_val_steps", o.num_sanity_val_steps,
     "validation batches to run before training; -1 runs all; default: 2");
   f("log_every_n_steps", o.log_every_n_steps, "optimizer steps between logged metrics; default: 50");
-  f("enable_checkpointing", o.enable_checkpointing, "save the newest checkpoint if no ModelCheckpoint is given");
-  f("enable_progress_bar", o.enable_progress_bar, "show a progress bar");
-  f("enable_model_summary", o.enable_model_summary, "print a summary of the model before training");
+  f("enable_checkpointing", o.enable_checkpointing,
+    "save the newest checkpoint if no ModelCheckpoint is given; default: true");
+  f("enable_progress_bar", o.enable_progress_bar, "show a progress bar; default: true");
+  f("enable_model_summary", o.enable_model_summary, "print a summary of the model before training; default: true");
   f("accumulate_grad_batches", o.accumulate_grad_batches, "batches per optimizer step (gradient accumulation)");
-  f("gradient_clip_val", o.gradient_clip_val, "clip gradients to this; default: no clipping");
-  f("gradient_clip_algorithm", o.gradient_clip_algorithm, "clip by the global norm, or each value", {"norm", "value"});
-  f("deterministic", o.deterministic, "use deterministic algorithms only; warn uses others with a warning");
-  f("benchmark", o.benchmark, "cuDNN benchmark mode: try which algorithm is fastest");
+  f("gradient_clip_val", o.gradient_clip_val, "clip gradients to this norm or value; default: no clipping");
+  f("gradient_clip_algorithm", o.gradient_clip_algorithm, "clip by the global norm, or each value; default: norm",
+    {"norm", "value"});
+  f("deterministic", o.deterministic,
+    "use deterministic algorithms only; warn uses others with a warning; default: false");
+  f("benchmark", o.benchmark, "cuDNN benchmark mode: try which algorithm is fastest; default: torch's setting");
   f("inference_mode", o.inference_mode, "use inference mode in validate, test and predict");
   f("use_distributed_sampler", o.use_distributed_sampler, "wrap the sampler so that each rank gets its own samples");
-  f("profiler", o.profiler, "profiler");
+  f("profiler", o.profiler, "profiler that times each action of the loop; default: none");
   f("detect_anomaly", o.detect_anomaly, "find the operation whose backward produced a NaN; slow");
-  f("barebones", o.barebones, "run the bare loop, to measure its overhead");
+  f("barebones", o.barebones,
+    "turn off logs, checkpoints, progress bar and summary, to measure the overhead of the loop");
   f("plugins", o.plugins, "plugins");
   f("sync_batchnorm", o.sync_batchnorm, "synchronize batch norm across ranks");
-  f("reload_dataloaders_every_n_epochs", o.reload_dataloaders_every_n_epochs, "reload the data loaders every N epochs");
+  f("reload_dataloaders_every_n_epochs", o.reload_dataloaders_every_n_epochs,
+    "reload the data loaders every N epochs; 0 is never");
   f("default_root_dir", o.default_root_dir, "folder for logs and checkpoints; default: the current folder");
   f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
   f("compile", o.compile, "capture steps in CUDA graphs and replay them");

@@ -457,7 +457,15 @@ struct Classifier : levin::TrainModule {
   trainer.test(classifier, test_loader, {.ckpt_path = "best"});
 }
 
+[[maybe_unused]] void accumulating_trainer() {
+levin::Trainer trainer({.max_epochs = 10, .accumulate_grad_batches = 4});
+}
+
 // strategies.md
+[[maybe_unused]] void sharded_trainer() {
+levin::Trainer trainer({.strategy = "fsdp", .devices = 8, .precision = "bf16-mixed"});
+}
+
 void sync_batch_norm_trainer() {
 levin::Trainer trainer({.devices = 2, .sync_batchnorm = true});
 }

@@ -73,7 +73,8 @@ int train(const std::string& command, const std::vector<std::string>& words, con
   if (asks_help && !recipe_of_files(operation, words)) {
     fmt::print(
         "{0}: {1}\n\nUsage: {0} RECIPE [--config FILE] [--FLAG VALUE]...\n       {0} --config FILE   (with a line "
-        "`recipe: NAME`)\n\nRecipes:\n{2}\n  {0} RECIPE --help   list the flags of a recipe\n",
+        "`recipe: NAME`)\n\nExample: {0} boring --trainer.accelerator cpu\n\n"
+        "Recipes (a model with its data and settings):\n{2}\n  {0} RECIPE --help   list the flags of a recipe\n",
         operation, train_command_summary(command), list_of_recipes());
     return 0;
   }
