@@ -1,7 +1,9 @@
-// The null twin of image_batch_cuda.cpp and adam_cuda.cpp, for builds without CUDA.
+// The null twin of this folder's *_cuda.cpp, for builds without CUDA.
 #include "levin/core/error.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
+#include "levin/kernels/image_resample_detail.h"
+#include "levin/kernels/jpeg_colors.h"
 
 namespace levin::kernels::detail {
 
@@ -11,6 +13,14 @@ void normalize_images_cuda(const Tensor&, NormalizeLaunch, std::span<const Image
 
 void erase_images_cuda(Tensor&, EraseLaunch, std::span<const EraseBox>) {
   levin::detail::fail("[erase_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void resample_images_cuda(std::span<const ResampleEntry>, ResampleLaunch, Tensor&) {
+  levin::detail::fail("[resample_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void jpeg_colors_cuda(std::span<const JpegPlanesEntry>, c10::Device) {
+  levin::detail::fail("[jpeg_colors] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
 void adam_cuda(std::span<const StepEntry>, const AdamNumbers&, const StepScale&, c10::Device) {
