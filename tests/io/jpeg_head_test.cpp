@@ -20,7 +20,8 @@ std::string jpeg_fixture(const std::string& name) {
 }
 
 TEST(JpegHead, SaysHowTheFileIsCoded) {
-  const auto color = head_of(jpeg_fixture("baseline_420.jpg"));
+  const auto file = jpeg_fixture("baseline_420.jpg");
+  const auto color = head_of(file);
   ASSERT_TRUE(color);
   EXPECT_EQ(color->frame, 0xc0);
   EXPECT_EQ(color->components, 3);
@@ -28,7 +29,7 @@ TEST(JpegHead, SaysHowTheFileIsCoded) {
   EXPECT_EQ(color->down[0], 2);
   EXPECT_EQ(color->across[1], 1);
   EXPECT_TRUE(color->is_interleaved && color->is_whole && !color->is_rgb);
-  const auto info = image_info(std::as_bytes(std::span(jpeg_fixture("baseline_420.jpg"))));
+  const auto info = image_info(std::as_bytes(std::span(file)));
   EXPECT_EQ(color->height, info.height);
   EXPECT_EQ(color->width, info.width);
   EXPECT_EQ(head_of(jpeg_fixture("progressive_444.jpg"))->frame, 0xc2);

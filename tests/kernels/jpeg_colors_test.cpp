@@ -51,7 +51,7 @@ struct SquarePlanes {
 };
 
 TEST(JpegColors, AreThoseOfLibjpeg) {
-  for (const auto& [height, width] : {std::pair(64, 96), std::pair(48, 80), std::pair(16, 16)}) {
+  for (const auto& [height, width] : {std::pair(64, 96), std::pair(37, 53), std::pair(16, 16)}) {
     const SquarePlanes planes(height, width);
     const auto file = encode_image(planes.rgb, {.format = "jpeg", .quality = 100});
     const Tensor expected = decode_image(std::as_bytes(std::span(file)));

@@ -54,8 +54,8 @@ struct JpegPlacing {
 
 class NvJpegDecoder final : public GpuJpegDecoder {
  public:
-  NvJpegDecoder(const NvJpegApi& api, NvJpegApi::Library* library, bool hardware, c10::Device device)
-      : api_(api), library_(library), hardware_(hardware), device_(device) {}
+  NvJpegDecoder(const NvJpegApi& api, NvJpegApi::Library* library, bool hardware, c10::Device device, std::string name)
+      : api_(api), library_(library), hardware_(hardware), device_(device), name_(std::move(name)) {}
 
   ~NvJpegDecoder() override {
     const c10::cuda::CUDAGuard guard(device_);
@@ -70,7 +70,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     api_.destroy(library_);
   }
 
-  std::string name() const override { return hardware_ ? "nvJPEG (hardware)" : "nvJPEG (CUDA)"; }
+  std::string name() const override { return name_; }
 
   bool takes(std::span<const std::byte> file, const JpegHead& head) const override {
     if (!is_common_jpeg(head)) return false;
@@ -87,10 +87,12 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     int refused = 1;
     const bool parsed = api_.stream_parse_header(library_, reinterpret_cast<const unsigned char*>(file.data()),
                                                  file.size(), parser.stream) == 0;
-    const bool asked = parsed && api_.batched_supported(library_, parser.stream, parser.params, &refused) == 0;
+    // Without hardware the question may have no answer; a file that is refused after all is decoded by the CPU.
+    if (parsed && api_.batched_supported(library_, parser.stream, parser.params, &refused) != 0)
+      refused = hardware_ ? 1 : 0;
     const std::lock_guard lock(mutex_);
     parsers_.push_back(parser);
-    return asked && refused == 0;
+    return parsed && refused == 0;
   }
 
   bool decode(std::span<const JpegJob> jobs, int channels, const Use& use) override {
@@ -273,6 +275,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
   NvJpegApi::Library* library_;
   bool hardware_;
   c10::Device device_;
+  std::string name_;
   mutable std::mutex mutex_;
   mutable std::vector<Parser> parsers_;
   std::condition_variable freed_;
@@ -309,6 +312,7 @@ std::unique_ptr<GpuJpegDecoder> open_gpu_jpeg_decoder(c10::Device device, std::s
   const NvJpegApi* api = NvJpegApi::find(why);
   if (!api) return nullptr;
   const c10::cuda::CUDAGuard guard(device);
+  std::string name = "nvJPEG (hardware)";
   for (const bool hardware : {true, false}) {
     NvJpegApi::Library* library = nullptr;
     const int status =
@@ -316,11 +320,12 @@ std::unique_ptr<GpuJpegDecoder> open_gpu_jpeg_decoder(c10::Device device, std::s
     (void)cudaGetLastError();
     if (status != 0) {
       why = concat("nvJPEG cannot be used on ", device, " (its status is ", status, ")");
-      continue;
+    } else {
+      auto decoder = std::make_unique<NvJpegDecoder>(*api, library, hardware, device, name);
+      if (decodes_as_the_cpu(*decoder)) return decoder;
+      why = concat(name, " on ", device, " does not decode a test image as the CPU does");
     }
-    auto decoder = std::make_unique<NvJpegDecoder>(*api, library, hardware, device);
-    if (decodes_as_the_cpu(*decoder)) return decoder;
-    why = concat(decoder->name(), " on ", device, " does not decode a test image as the CPU does");
+    name = concat("nvJPEG (CUDA; hardware: ", status != 0 ? concat("status ", status) : "other pixels", ")");
   }
   return nullptr;
 }
