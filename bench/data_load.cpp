@@ -1,6 +1,7 @@
 // How many images a second the loader gives, beside torch's DataLoader with torchvision (peers/data_load.py): the same
 // files, the same number of threads as the peer has processes, the same tensors out (float, normalized).
 //   data_load [--folder DIR] [--images N]
+// With a GPU, also how many a second arrive there when the CPU and when the GPU (nvJPEG) decodes.
 // Writes the files on first use: small PNG pictures, like CIFAR-10's, and JPEG photographs of noise and gradients, like
 // ImageNet's.
 #include <chrono>
@@ -13,6 +14,7 @@
 #include "levin/data/image_dataset.h"
 #include "levin/data/loader.h"
 #include "levin/data/transforms/transforms.h"
+#include "levin/devices/accelerator.h"
 #include "levin/io/images/image.h"
 #include "levin/io/records/records.h"
 
@@ -75,6 +77,45 @@ void measure(const std::string& name, const std::string& path, const levin::Tran
   if (limit > 0) report(name + ": first batch", first, "ms", 0);
 }
 
+/// Images a second that arrive on the GPU, over whole passes, after one to warm up.
+double rate_on_gpu(const std::string& path, const levin::Transform& transform, int workers, const char* decode) {
+  const c10::Device device(c10::kCUDA, 0);
+  auto loader = levin::make_loader(levin::ImageDataset(path, {.transform = transform}),
+                                   {.batch_size = 256, .shuffle = true, .num_workers = workers, .decode = decode})
+                    .placed({.device = device});
+  double best = 0;
+  for (int pass = 0; pass < 4; ++pass) {
+    int64_t images = 0;
+    const auto begin = Clock::now();
+    for (auto& one : loader) images += one["label"].size(0);
+    levin::accelerator_of(device).synchronize(device);
+    if (pass > 0) best = std::max(best, static_cast<double>(images) / since(begin));
+  }
+  std::printf("decode = %s: %.0f images/s, %ld of them decoded on the GPU, waited %.2f s\n", decode, best,
+              static_cast<long>(loader.stats().decoded_on_gpu), loader.stats().waited);
+  return best;
+}
+
+void measure_gpu(const fs::path& folder, const levin::Transform& transform) {
+  if (levin::detail::cuda_accelerator().device_count() == 0) return;
+  // 500 pictures, eight files of each: passes long enough to measure.
+  write_files(folder / "jpeg_gpu", 500, 375, 500, 24, ".jpg");
+  const auto files = folder / "jpeg_gpu/files";
+  if (!fs::exists(files / "0/0_1.jpg"))
+    for (int64_t i = 0; i < 500; ++i)
+      for (int copy = 1; copy < 8; ++copy) {
+        const auto cls = files / std::to_string(i % 10);
+        fs::copy_file(cls / (std::to_string(i) + ".jpg"),
+                      cls / (std::to_string(i) + "_" + std::to_string(copy) + ".jpg"));
+      }
+  const double cpu = rate_on_gpu(files.string(), transform, 16, "cpu");
+  const double gpu = rate_on_gpu(files.string(), transform, 16, "gpu");
+  std::printf(
+      "{\"case\": \"JPEG 500x375, random resized crop, 16 workers, decode = gpu; decode = cpu\", \"value\": %.4g, "
+      "\"peer\": %.4g, \"unit\": \"images/s\", \"better\": \"higher\", \"limit\": 2}\n",
+      gpu, cpu);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -94,6 +135,7 @@ int main(int argc, char** argv) {
     measure("PNG 32x32, all workers", png, small, cores, 128, 5);
     measure("JPEG 500x375, random resized crop, one core", jpeg, large, 0, 32, 1.5);
     measure("JPEG 500x375, random resized crop, all workers", jpeg, large, cores, 32, 1.5);
+    measure_gpu(folder, large);
     // The same small pictures, packed: each must be faster than the folder.
     for (const auto& end : {".tar", ".tfrecord", ".lmdb", ".h5"}) {
       const auto known = levin::record_formats();

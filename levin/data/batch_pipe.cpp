@@ -151,6 +151,9 @@ void check_loader_options(const LoaderOptions& options) {
   static const std::vector<std::string> known{"stop", "skip"};
   if (std::find(known.begin(), known.end(), options.bad_samples) == known.end())
     fail_unknown("data", "bad_samples", options.bad_samples, known);
+  static const std::vector<std::string> decoders{"cpu", "gpu", "auto"};
+  if (std::find(decoders.begin(), decoders.end(), options.decode) == decoders.end())
+    fail_unknown("data", "decode", options.decode, decoders);
 }
 
 }  // namespace detail

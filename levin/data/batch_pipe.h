@@ -21,6 +21,7 @@
 #include "levin/core/random.h"
 #include "levin/data/batch_memory.h"
 #include "levin/data/dataset.h"
+#include "levin/data/decode_gpu/jpeg_decoder.h"
 #include "levin/data/loader_engine.h"
 #include "levin/data/loader_options.h"
 #include "levin/data/sample_random.h"
@@ -35,6 +36,8 @@ struct LoaderStats {
   int64_t skipped = 0;
   /// Threads that make batches.
   int workers = 0;
+  /// Images that the GPU has decoded (LoaderOptions::decode).
+  int64_t decoded_on_gpu = 0;
 };
 
 namespace detail {
@@ -129,6 +132,7 @@ class BatchOfWork : public SampleWork {
   using SampleWork::SampleWork;
 
   void finish() final {
+    prepare();
     if (!check()) return;
     B made = collate();
     Random random(id_.seed ^ kBatchSeed, static_cast<uint64_t>(id_.epoch), static_cast<uint64_t>(id_.batch));
@@ -159,6 +163,8 @@ class BatchOfWork : public SampleWork {
   std::shared_ptr<const Delivery<B>> delivery;
 
  protected:
+  /// All samples are made, and some may be bad: what is done for the whole batch. More may be bad afterwards.
+  virtual void prepare() {}
   virtual B collate() = 0;
 
  private:
@@ -370,7 +376,8 @@ class BatchPipe {
     if (engine_) engine_->end();
   }
   LoaderStats stats() const {
-    return {engine_ ? engine_->waited() : 0, bad_samples->count.load(), engine_ ? options_.workers : 0};
+    return {engine_ ? engine_->waited() : 0, bad_samples->count.load(), engine_ ? options_.workers : 0,
+            decoder ? decoder->decoded() : 0};
   }
 
  private:
@@ -380,6 +387,8 @@ class BatchPipe {
  public:
   std::shared_ptr<BatchMemory> memory;
   std::shared_ptr<BadSamples> bad_samples;
+  /// Null: the CPU decodes.
+  std::shared_ptr<GpuJpegDecoder> decoder;
 
  private:
   std::unique_ptr<LoaderEngine> engine_;  // last: its threads end before what they use

@@ -7,9 +7,12 @@
 #include <ATen/ops/tensor.h>
 
 #include "levin/core/error.h"
+#include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/data/transforms/color.h"
+#include "levin/data/transforms/pixel_plan.h"
 #include "levin/io/images/decode_where.h"
+#include "levin/io/images/exif.h"
 #include "levin/io/records/plain_fields.h"
 
 namespace levin {
@@ -84,24 +87,78 @@ Tensor ImageDataset::decode(const Record& record, Random& random, SamplePlace& p
   return options_.transform(detail::to_mode(detail::channels_first(*pixels, "data"), options_.mode), random);
 }
 
-Batch ImageDataset::get(int64_t index, Random& random) const {
-  SamplePlace anywhere;
-  return get(index, random, anywhere);
-}
-
-Batch ImageDataset::get(int64_t index, Random& random, SamplePlace& place) const {
+template <class F>
+auto ImageDataset::with_record(int64_t index, F&& f) const {
   LEVIN_CHECK(index >= 0 && index < size(), "[data] sample ", index, " was asked for, there are ", size());
   try {
-    const Record record = records_->read(index);
-    Batch sample{{"image", decode(record, random, place)}};
-    if (const FieldValue* label = record.find("label")) sample.set("label", label_tensor(*label));
-    return sample;
+    return f(records_->read(index));
   } catch (const std::exception& error) {
     const auto line = reason(error), where = records_->where(index);
     throw Error(line.find(where) != std::string::npos
                     ? detail::concat("[data] sample ", index, ": ", line)
                     : detail::concat("[data] sample ", index, ", ", where, ": ", line));
   }
+}
+
+Batch ImageDataset::get(int64_t index, Random& random) const {
+  SamplePlace anywhere;
+  return get(index, random, anywhere);
+}
+
+bool ImageDataset::plan(Record& record, Random& random, const detail::GpuJpegDecoder& decoder,
+                        detail::EncodedImage& sample) const {
+  const FieldValue* value = record.find("image");
+  const auto* text = value ? std::get_if<std::string>(value) : nullptr;
+  if (!text) return false;
+  const auto bytes = std::as_bytes(std::span(*text));
+  const auto head = detail::jpeg_head(bytes);
+  if (!head || !decoder.takes(bytes, *head)) return false;
+  const ImageInfo info = image_info(bytes);
+  const int orientation = options_.apply_exif ? info.orientation : 1;
+  const ImageShape shape = decoded_shape(info, {.mode = options_.mode, .apply_exif = options_.apply_exif});
+  transforms::PixelPlan plan(shape.height, shape.width);
+  const Random before = random;
+  options_.transform.plan(plan, random);
+  if (!plan.fits()) {
+    warn_once("[data] the CPU decodes: the GPU resizes once, before any border and before images are floats");
+    random = before;
+    return false;
+  }
+  sample.head = *head;
+  sample.region = detail::stored_region(plan.region(), orientation, info.height, info.width);
+  sample.placement = plan.placement(orientation);
+  sample.how = plan.options();
+  sample.channels = static_cast<int>(shape.channels);
+  for (auto& [name, field] : record.fields)
+    if (name == "image") sample.file = std::move(std::get<std::string>(field));
+  return true;
+}
+
+std::string ImageDataset::why_not_gpu() const {
+  if (options_.mode != ImageMode::kRgb && options_.mode != ImageMode::kGray)
+    return "images are wanted with the channels of their files or with alpha; RGB and grey are decoded on the GPU";
+  const auto step = options_.transform.unplanned();
+  return step.empty() ? step : detail::concat("the transform has ", step, ", which runs on the CPU alone");
+}
+
+Batch ImageDataset::get(int64_t index, Random& random, SamplePlace& place) const {
+  return with_record(index, [&](Record record) {
+    Batch sample{{"image", decode(record, random, place)}};
+    if (const FieldValue* label = record.find("label")) sample.set("label", label_tensor(*label));
+    return sample;
+  });
+}
+
+detail::EncodedImage ImageDataset::get_encoded(int64_t index, Random& random,
+                                               const detail::GpuJpegDecoder* decoder) const {
+  return with_record(index, [&](Record record) {
+    detail::EncodedImage sample;
+    if (const FieldValue* label = record.find("label")) sample.label = label_tensor(*label);
+    if (decoder && plan(record, random, *decoder, sample)) return sample;
+    SamplePlace anywhere;
+    sample.pixels = decode(record, random, anywhere);
+    return sample;
+  });
 }
 
 }  // namespace levin

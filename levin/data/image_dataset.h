@@ -8,6 +8,8 @@
 #include "levin/core/batch.h"
 #include "levin/core/random.h"
 #include "levin/data/batch_memory.h"
+#include "levin/data/decode_gpu/encoded_image.h"
+#include "levin/data/decode_gpu/jpeg_decoder.h"
 #include "levin/data/transforms/transform.h"
 #include "levin/io/images/image.h"
 #include "levin/io/records/records.h"
@@ -45,6 +47,12 @@ class ImageDataset {
   /// The same, decoded where the loader wants it.
   Batch get(int64_t index, Random& random, SamplePlace& place) const;
 
+  /// The same with the image undecoded, if the decoder takes it and the transform can be planned; with the same random
+  /// numbers. Without a decoder it is decoded here.
+  detail::EncodedImage get_encoded(int64_t index, Random& random, const detail::GpuJpegDecoder* decoder) const;
+  /// Why no image can be left undecoded: its mode, or a step of its transform; empty when some can.
+  std::string why_not_gpu() const;
+
   /// Names of the classes, by label; empty when they are not known.
   std::vector<std::string> classes() const { return records_->classes(); }
   const RecordReader& records() const { return *records_; }
@@ -52,6 +60,11 @@ class ImageDataset {
 
  private:
   Tensor decode(const Record& record, Random& random, SamplePlace& place) const;
+  /// Whether the image is left undecoded in `sample`.
+  bool plan(Record& record, Random& random, const detail::GpuJpegDecoder& decoder, detail::EncodedImage& sample) const;
+  /// Reads a record and calls f with it; an Error of either names the sample.
+  template <class F>
+  auto with_record(int64_t index, F&& f) const;
 
   std::shared_ptr<const RecordReader> records_;
   ImageDatasetOptions options_;

@@ -14,6 +14,7 @@
 #include "levin/data/batch_iterator.h"
 #include "levin/data/batch_pipe.h"
 #include "levin/data/dataset.h"
+#include "levin/data/decode_gpu/gpu_images_work.h"
 #include "levin/data/loader_options.h"
 #include "levin/data/sampler.h"
 
@@ -64,6 +65,10 @@ class BatchMaker {
   virtual int64_t size() const = 0;
   /// Batches come whole, from memory.
   virtual bool whole() const = 0;
+  /// Why the images cannot be decoded on the device with the rest of their batch; empty when they can.
+  virtual std::string why_not_gpu() const {
+    return "the dataset decodes its images itself; an ImageDataset, or a subset of one, leaves that to the loader";
+  }
   virtual std::shared_ptr<BatchOfWork<B>> start(BatchId id, std::vector<int64_t> indices,
                                                 const BatchPipe<B>& pipe) const = 0;
 };
@@ -91,6 +96,13 @@ template <class D>
 using SampleOf = std::remove_cvref_t<decltype(get_sample(std::declval<const D&>(), 0, std::declval<Random&>(),
                                                          std::declval<SamplePlace&>()))>;
 
+/// A dataset that can leave the decoding of images to the loader.
+template <class D>
+concept EncodedDataset = requires(const D& dataset, Random& random, const GpuJpegDecoder* decoder) {
+  { dataset.get_encoded(int64_t{}, random, decoder) } -> std::convertible_to<EncodedImage>;
+  { dataset.why_not_gpu() } -> std::convertible_to<std::string>;
+};
+
 template <class D>
 class RowsMaker final : public BatchMaker<SampleOf<D>> {
  public:
@@ -98,8 +110,21 @@ class RowsMaker final : public BatchMaker<SampleOf<D>> {
   explicit RowsMaker(D dataset) : dataset_(std::make_shared<const D>(std::move(dataset))) {}
   int64_t size() const override { return static_cast<int64_t>(dataset_->size()); }
   bool whole() const override { return false; }
+  std::string why_not_gpu() const override {
+    if constexpr (EncodedDataset<D>)
+      return dataset_->why_not_gpu();
+    else
+      return BatchMaker<S>::why_not_gpu();
+  }
   std::shared_ptr<BatchOfWork<S>> start(BatchId id, std::vector<int64_t> indices,
                                         const BatchPipe<S>& pipe) const override {
+    if constexpr (EncodedDataset<D>)
+      if (pipe.decoder)
+        return std::make_shared<GpuImagesWork>(
+            id, std::move(indices), pipe.bad_samples, pipe.memory, pipe.decoder,
+            [dataset = dataset_](int64_t index, Random& random, const GpuJpegDecoder* decoder) {
+              return dataset->get_encoded(index, random, decoder);
+            });
     return std::make_shared<RowsWork<S>>(
         id, std::move(indices), pipe.bad_samples, pipe.memory,
         [dataset = dataset_](int64_t, int64_t index, Random& random, SamplePlace& place) {
@@ -290,10 +315,13 @@ class DataLoader {
 
     void start() {
       const bool to_device = delivery.copy != nullptr;
-      if (!pipe)
+      if (!pipe) {
         pipe = std::make_unique<detail::BatchPipe<B>>(
             detail::engine_options(options, maker->whole(), to_device, local_ranks), options.pin_memory || to_device,
             options.bad_samples == "skip", !fixed_size && position->sampler().world_size == 1);
+        pipe->decoder = detail::choose_jpeg_decoder(
+            options.decode, to_device ? delivery.copy->device() : c10::Device(c10::kCPU), maker->why_not_gpu());
+      }
       detail::let_go(current, delivery);
       jumps = position->jumps();
       pipe->start([order = position->order(), batch = position->batch(), batches = position->batches(),

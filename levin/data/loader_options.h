@@ -50,6 +50,11 @@ struct LoaderOptions {
   /// counted (DataLoader::stats().skipped). A batch of bad samples alone is left out; where the number of batches is
   /// fixed (several ranks, Trainer's training, combined loaders) the next good sample of the epoch stands in for it.
   std::string bad_samples = "stop";
+  /// Who decodes JPEG images: "cpu", "gpu" (nvJPEG, for batches that go to a GPU) or "auto" (the GPU where it can). Of
+  /// an ImageDataset whose transform is made of crops, resizes, flips and normalize, which then run on the GPU too,
+  /// with the same random numbers; another one is an Error with "gpu". Files that nvJPEG does not take, and all where
+  /// there is no GPU or no nvJPEG, are decoded by the CPU.
+  std::string decode = "cpu";
   /// Seconds that one batch may keep the caller waiting; 0: no limit, but a line every half minute that says what for.
   double timeout = 0;
 };

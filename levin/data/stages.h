@@ -59,6 +59,12 @@ class Subset {
   auto get(int64_t index, Random& random, SamplePlace& place) const {
     return levin::detail::get_sample(data_, indices_[static_cast<size_t>(index)], random, place);
   }
+  /// Of images that the loader decodes.
+  auto get_encoded(int64_t index, Random& random,
+                   const levin::detail::GpuJpegDecoder* decoder) const requires levin::detail::EncodedDataset<D> {
+    return data_.get_encoded(indices_[static_cast<size_t>(index)], random, decoder);
+  }
+  std::string why_not_gpu() const requires levin::detail::EncodedDataset<D> { return data_.why_not_gpu(); }
 
  private:
   D data_;

@@ -7,6 +7,8 @@
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
+#include "levin/kernels/image_resample_detail.h"
+#include "levin/kernels/jpeg_colors.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/residual_norm_detail.h"
@@ -20,6 +22,14 @@ void normalize_images_cuda(const Tensor&, NormalizeLaunch, std::span<const Image
 
 void erase_images_cuda(Tensor&, EraseLaunch, std::span<const EraseBox>) {
   levin::detail::fail("[erase_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void resample_images_cuda(std::span<const ResampleEntry>, ResampleLaunch, Tensor&) {
+  levin::detail::fail("[resample_images] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+void jpeg_colors_cuda(std::span<const JpegPlanesEntry>, c10::Device) {
+  levin::detail::fail("[jpeg_colors] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
 void adam_cuda(std::span<const StepEntry>, const AdamNumbers&, const StepScale&, c10::Device,

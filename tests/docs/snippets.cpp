@@ -326,6 +326,14 @@ struct MirroredFormat : levin::CheckpointFormat {
   auto small_loader = levin::make_loader(small, {.batch_size = 8});
 }
 
+[[maybe_unused]] void decode_on_gpu() {
+  namespace T = levin::transforms;
+  levin::Transform crop = T::compose({T::RandomResizedCrop{.size = 224}, T::RandomHorizontalFlip{}});
+  levin::ImageDataset photos("imagenet/train", {.transform = crop});
+  auto loader = levin::make_loader(photos, {.batch_size = 256, .shuffle = true, .decode = "gpu"})
+                    .transformed(T::BatchNormalize{.dtype = at::kBFloat16, .channels_last = true});
+}
+
 [[maybe_unused]] void combined(const DataLoader<Batch>& labelled, const DataLoader<Batch>& unlabelled, const std::function<void(Tensor, Tensor)>& train) {
   auto both = levin::combine({{"labelled", labelled}, {"unlabelled", unlabelled}}, {.mode = "max_size_cycle"});
   for (auto& batch : both) train(batch["labelled"]["image"], batch["unlabelled"]["image"]);

@@ -2,7 +2,24 @@
 
 #include <numeric>
 
+#include <c10/util/Type.h>
+
 #include "levin/core/error.h"
+
+namespace levin {
+
+std::string detail::step_name(const std::type_info& type) {
+  auto name = c10::demangle(type.name());
+  if (name.find_first_of("({") != std::string::npos) return "a function of the program";
+  if (const auto colon = name.rfind("::"); colon != std::string::npos) name = name.substr(colon + 2);
+  return name;
+}
+
+void detail::fail_unplanned(const std::string& step) {
+  fail(concat("[transforms] ", step, " needs the pixels of an image and cannot be planned"));
+}
+
+}  // namespace levin
 
 namespace levin::transforms {
 namespace {
@@ -13,6 +30,14 @@ struct Steps {
   Tensor operator()(const Tensor& image, Random& random) const { return from(0, image, random); }
   Tensor decode(std::span<const std::byte> file, Random& random, const ImageOptions& options) const {
     return from(1, steps.front().decode(file, random, options), random);
+  }
+  std::string unplanned() const {
+    for (const auto& step : steps)
+      if (auto name = step.unplanned(); !name.empty()) return name;
+    return {};
+  }
+  void plan(PixelPlan& plan, Random& random) const {
+    for (const auto& step : steps) step.plan(plan, random);
   }
   Tensor from(size_t first, Tensor image, Random& random) const {
     for (size_t i = first; i < steps.size(); ++i) image = steps[i](image, random);

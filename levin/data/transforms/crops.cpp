@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "levin/core/error.h"
+#include "levin/data/transforms/pixel_plan.h"
 #include "levin/data/transforms/pixels.h"
 #include "levin/data/transforms/resize.h"
 
@@ -101,6 +102,25 @@ int64_t half_to_even(double value) {
   return static_cast<int64_t>(std::nearbyint(value));
 }
 
+// A part of an image that has a border, which the part may reach into.
+ImageRegion bordered_part(const RandomCrop& step, int64_t height, int64_t width, Random& random) {
+  const Size to = square(step.size, "transforms.RandomCrop");
+  Padding border = step.padding;
+  if (step.pad_if_needed) {
+    const int64_t missing_y = to.height - (height + border.top + border.bottom);
+    const int64_t missing_x = to.width - (width + border.left + border.right);
+    if (missing_y > 0) border.top += missing_y, border.bottom += missing_y;
+    if (missing_x > 0) border.left += missing_x, border.right += missing_x;
+  }
+  const int64_t spare_y = height + border.top + border.bottom - to.height;
+  const int64_t spare_x = width + border.left + border.right - to.width;
+  LEVIN_CHECK(spare_y >= 0 && spare_x >= 0, "[transforms.RandomCrop] ", to.height, " x ", to.width,
+              " is larger than the image with its border, ", to.height + spare_y, " x ", to.width + spare_x,
+              "; pad_if_needed adds what is missing");
+  const int64_t top = spare_y ? random.integer(0, spare_y) : 0, left = spare_x ? random.integer(0, spare_x) : 0;
+  return {top - border.top, left - border.left, to.height, to.width};
+}
+
 }  // namespace
 
 Tensor crop(const Tensor& image, const ImageRegion& region) {
@@ -154,32 +174,39 @@ std::optional<ImageRegion> CenterCrop::crop(int64_t height, int64_t width, Rando
                      half_to_even(static_cast<double>(width - to.width) / 2), to.height, to.width};
 }
 
+void CenterCrop::plan(PixelPlan& plan, Random&) const {
+  const Size to = square(size, "transforms.CenterCrop");
+  // A smaller image stands in the middle; what is left over of an odd border is below and to the right.
+  const auto begin = [](int64_t from, int64_t wanted) {
+    return wanted > from ? -((wanted - from) / 2) : half_to_even(static_cast<double>(from - wanted) / 2);
+  };
+  plan.crop({begin(plan.height(), to.height), begin(plan.width(), to.width), to.height, to.width});
+}
+
 Tensor CenterCrop::after_crop(const Tensor& image, Random& random) const {
   return (*this)(image, random);
 }
 
 Tensor RandomCrop::operator()(const Tensor& image, Random& random) const {
   detail::check_image(image, "transforms.RandomCrop");
-  if (const auto region = crop(image.size(1), image.size(2), random)) return transforms::crop(image, *region);
-  const Size to = square(size, "transforms.RandomCrop");
-  Padding border = padding;
-  if (pad_if_needed) {
-    const int64_t missing_y = to.height - (image.size(1) + border.top + border.bottom);
-    const int64_t missing_x = to.width - (image.size(2) + border.left + border.right);
-    if (missing_y > 0) border.top += missing_y, border.bottom += missing_y;
-    if (missing_x > 0) border.left += missing_x, border.right += missing_x;
-  }
-  const int64_t spare_y = image.size(1) + border.top + border.bottom - to.height;
-  const int64_t spare_x = image.size(2) + border.left + border.right - to.width;
-  LEVIN_CHECK(spare_y >= 0 && spare_x >= 0, "[transforms.RandomCrop] ", to.height, " x ", to.width,
-              " is larger than the image with its border, ", to.height + spare_y, " x ", to.width + spare_x,
-              "; pad_if_needed adds what is missing");
-  const int64_t top = spare_y ? random.integer(0, spare_y) : 0, left = spare_x ? random.integer(0, spare_x) : 0;
+  const int64_t height = image.size(1), width = image.size(2);
+  if (const auto region = crop(height, width, random)) return transforms::crop(image, *region);
+  const auto part = bordered_part(*this, height, width, random);
   // The border and the cut in one: only what stays is ever written.
-  return pad(
-      image,
-      Padding(border.left - left, border.top - top, border.right - (spare_x - left), border.bottom - (spare_y - top)),
-      fill, padding_mode);
+  return pad(image, Padding(-part.left, -part.top, part.left + part.width - width, part.top + part.height - height),
+             fill, padding_mode);
+}
+
+void RandomCrop::plan(PixelPlan& plan, Random& random) const {
+  if (const auto region = crop(plan.height(), plan.width(), random))
+    plan.crop(*region);
+  else
+    plan.crop(bordered_part(*this, plan.height(), plan.width(), random), fill);
+}
+
+std::string RandomCrop::unplanned() const {
+  const bool borders = !padding.empty() || pad_if_needed;
+  return borders && padding_mode != PaddingMode::kConstant ? "RandomCrop with a border that repeats the image" : "";
 }
 
 std::optional<ImageRegion> RandomCrop::crop(int64_t height, int64_t width, Random& random) const {
@@ -224,6 +251,16 @@ std::optional<ImageRegion> RandomResizedCrop::crop(int64_t height, int64_t width
 Tensor RandomResizedCrop::after_crop(const Tensor& image, Random&) const {
   const Size to = square(size, "transforms.RandomResizedCrop");
   return resize(image, to.height, to.width, interpolation, antialias);
+}
+
+void RandomResizedCrop::plan(PixelPlan& plan, Random& random) const {
+  const Size to = square(size, "transforms.RandomResizedCrop");
+  plan.crop(*crop(plan.height(), plan.width(), random));
+  plan.resize(to.height, to.width, interpolation);
+}
+
+std::string RandomResizedCrop::unplanned() const {
+  return unplanned_resize("RandomResizedCrop", interpolation, antialias);
 }
 
 Tensor Pad::operator()(const Tensor& image, Random&) const {

@@ -18,6 +18,7 @@ Tensor pad(const Tensor& image, const Padding& padding, const Fill& fill = 0,
 
 struct CenterCrop {
   Size size = {};
+  void plan(PixelPlan& plan, Random& random) const;
   Tensor operator()(const Tensor& image, Random& random) const;
   std::optional<ImageRegion> crop(int64_t height, int64_t width, Random& random) const;
   Tensor after_crop(const Tensor& image, Random& random) const;
@@ -29,6 +30,8 @@ struct RandomCrop {
   bool pad_if_needed = false;
   Fill fill = 0;
   PaddingMode padding_mode = PaddingMode::kConstant;
+  void plan(PixelPlan& plan, Random& random) const;
+  std::string unplanned() const;
   Tensor operator()(const Tensor& image, Random& random) const;
   /// Nothing when a border must be added: that needs the whole image.
   std::optional<ImageRegion> crop(int64_t height, int64_t width, Random& random) const;
@@ -42,6 +45,8 @@ struct RandomResizedCrop {
   Range ratio = {3.0 / 4.0, 4.0 / 3.0};
   Interpolation interpolation = Interpolation::kBilinear;
   bool antialias = true;
+  void plan(PixelPlan& plan, Random& random) const;
+  std::string unplanned() const;
   Tensor operator()(const Tensor& image, Random& random) const;
   std::optional<ImageRegion> crop(int64_t height, int64_t width, Random& random) const;
   Tensor after_crop(const Tensor& image, Random& random) const;

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "levin/data/transforms/pixel_plan.h"
 #include "levin/data/transforms/pixels.h"
 
 namespace levin::transforms {
@@ -45,6 +46,14 @@ Tensor RandomHorizontalFlip::operator()(const Tensor& image, Random& random) con
 
 Tensor RandomVerticalFlip::operator()(const Tensor& image, Random& random) const {
   return random.chance(p) ? vertical_flip(image) : image;
+}
+
+void RandomHorizontalFlip::plan(PixelPlan& plan, Random& random) const {
+  if (random.chance(p)) plan.flip_x();
+}
+
+void RandomVerticalFlip::plan(PixelPlan& plan, Random& random) const {
+  if (random.chance(p)) plan.flip_y();
 }
 
 }  // namespace levin::transforms

@@ -11,11 +11,13 @@ Tensor vertical_flip(const Tensor& image);
 
 struct RandomHorizontalFlip {
   double p = 0.5;
+  void plan(PixelPlan& plan, Random& random) const;
   Tensor operator()(const Tensor& image, Random& random) const;
 };
 
 struct RandomVerticalFlip {
   double p = 0.5;
+  void plan(PixelPlan& plan, Random& random) const;
   Tensor operator()(const Tensor& image, Random& random) const;
 };
 

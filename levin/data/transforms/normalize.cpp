@@ -1,6 +1,7 @@
 #include "levin/data/transforms/normalize.h"
 
 #include "levin/core/error.h"
+#include "levin/data/transforms/pixel_plan.h"
 #include "levin/data/transforms/pixels.h"
 #include "levin/kernels/image_batch.h"
 
@@ -59,6 +60,22 @@ Tensor ToTensor::operator()(const Tensor& image, Random&) const {
 
 Tensor Normalize::operator()(const Tensor& image, Random&) const {
   return normalize(image, mean, std, channels_last);
+}
+
+void ToDtype::plan(PixelPlan& plan, Random&) const {
+  plan.to_float();
+}
+
+std::string ToDtype::unplanned() const {
+  return dtype == at::kFloat && scale ? "" : "ToDtype to anything but scaled floats";
+}
+
+void ToTensor::plan(PixelPlan& plan, Random&) const {
+  plan.to_float();
+}
+
+void Normalize::plan(PixelPlan& plan, Random&) const {
+  plan.normalize(mean, std, channels_last);
 }
 
 }  // namespace levin::transforms

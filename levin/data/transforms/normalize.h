@@ -18,11 +18,14 @@ Tensor normalize(const Tensor& image, const std::vector<double>& mean, const std
 struct ToDtype {
   at::ScalarType dtype = at::kFloat;
   bool scale = false;
+  void plan(PixelPlan& plan, Random& random) const;
+  std::string unplanned() const;
   Tensor operator()(const Tensor& image, Random& random) const;
 };
 
 /// Bytes to float between 0 and 1. Not needed before Normalize.
 struct ToTensor {
+  void plan(PixelPlan& plan, Random& random) const;
   Tensor operator()(const Tensor& image, Random& random) const;
 };
 
@@ -32,6 +35,7 @@ struct Normalize {
   std::vector<double> std = {0.229, 0.224, 0.225};
   /// The memory of what comes of bytes: [H, W, C] if set.
   bool channels_last = false;
+  void plan(PixelPlan& plan, Random& random) const;
   Tensor operator()(const Tensor& image, Random& random) const;
 };
 

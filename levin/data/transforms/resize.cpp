@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "levin/core/error.h"
+#include "levin/data/transforms/pixel_plan.h"
 #include "levin/data/transforms/pixels.h"
 
 namespace levin::transforms {
@@ -105,6 +106,17 @@ Tensor Resize::operator()(const Tensor& image, Random&) const {
   detail::check_image(image, "transforms.Resize");
   const Size to = resized_size(image.size(1), image.size(2), size, max_size);
   return resize(image, to.height, to.width, interpolation, antialias);
+}
+
+void Resize::plan(PixelPlan& plan, Random&) const {
+  const Size to = resized_size(plan.height(), plan.width(), size, max_size);
+  LEVIN_CHECK(to.height > 0 && to.width > 0, "[transforms.resize] to ", to.height, " x ", to.width,
+              ": both must be at least 1");
+  plan.resize(to.height, to.width, interpolation);
+}
+
+std::string Resize::unplanned() const {
+  return unplanned_resize("Resize", interpolation, antialias);
 }
 
 }  // namespace levin::transforms

@@ -22,6 +22,8 @@ struct Resize {
   /// 0: no bound.
   int64_t max_size = 0;
   bool antialias = true;
+  void plan(PixelPlan& plan, Random& random) const;
+  std::string unplanned() const;
   Tensor operator()(const Tensor& image, Random& random) const;
 };
 

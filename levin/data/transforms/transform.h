@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,24 @@ concept CroppingStep = ImageStep<T> &&
   { step.after_crop(image, random) } -> std::convertible_to<Tensor>;
 };
 
+namespace transforms {
+class PixelPlan;
+}  // namespace transforms
+
+/// A step that can say what it does from the size of an image alone (crops, resizes, flips, normalize). A pipeline of
+/// such steps may run on the device (LoaderOptions::decode). `unplanned()`, where there is one, names options with
+/// which it cannot.
+template <class T>
+concept PlannedStep = ImageStep<T> && requires(const T& step, transforms::PixelPlan& plan, Random& random) {
+  step.plan(plan, random);
+};
+
+namespace detail {
+/// The name of a step for messages: "ColorJitter".
+std::string step_name(const std::type_info& type);
+[[noreturn]] void fail_unplanned(const std::string& step);
+}  // namespace detail
+
 /// One step or several, as a value: a small handle that copies share. An empty one changes nothing.
 ///
 ///     levin::Transform train = levin::transforms::compose({levin::transforms::RandomResizedCrop{.size = 224},
@@ -46,6 +66,13 @@ class Transform {
     return step_ ? step_->decode(file, random, options) : decode_image(file, options);
   }
 
+  /// The first step that needs the pixels, by name; empty when all of them can be planned.
+  std::string unplanned() const { return step_ ? step_->unplanned() : std::string(); }
+  /// What the steps make of an image of the plan's size, with the random numbers that they would draw for its pixels.
+  void plan(transforms::PixelPlan& plan, Random& random) const {
+    if (step_) step_->plan(plan, random);
+  }
+
   bool empty() const { return !step_; }
 
  private:
@@ -53,6 +80,8 @@ class Transform {
     virtual ~Step() = default;
     virtual Tensor run(const Tensor& image, Random& random) const = 0;
     virtual Tensor decode(std::span<const std::byte> file, Random& random, const ImageOptions& options) const = 0;
+    virtual std::string unplanned() const = 0;
+    virtual void plan(transforms::PixelPlan& plan, Random& random) const = 0;
   };
   template <class T>
   struct Model final : Step {
@@ -75,6 +104,20 @@ class Transform {
         }
         return step(decode_image(file, options), random);
       }
+    }
+    std::string unplanned() const override {
+      if constexpr (!PlannedStep<T>)
+        return detail::step_name(typeid(T));
+      else if constexpr (requires { step.unplanned(); })
+        return step.unplanned();
+      else
+        return {};
+    }
+    void plan(transforms::PixelPlan& plan, Random& random) const override {
+      if constexpr (PlannedStep<T>)
+        step.plan(plan, random);
+      else
+        detail::fail_unplanned(unplanned());
     }
     T step;
   };

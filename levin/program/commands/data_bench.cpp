@@ -15,6 +15,7 @@
 #include "levin/data/loader.h"
 #include "levin/data/transforms/crops.h"
 #include "levin/data/transforms/flips.h"
+#include "levin/devices/accelerator.h"
 #include "levin/io/records/plain_fields.h"
 #include "levin/io/records/records.h"
 #include "levin/plots/bar_plot.h"
@@ -25,7 +26,7 @@ namespace levin::cli {
 namespace {
 
 struct BenchFlags {
-  std::string path, format = "auto", split = "train", transform = "none", plot, num_workers = "auto";
+  std::string path, format = "auto", split = "train", transform = "none", plot, num_workers = "auto", decode = "cpu";
   int64_t batch_size = 64, epochs = 1, samples = 256;
   bool shuffle = false, json = false;
 };
@@ -134,8 +135,13 @@ BenchResult measure(const ImageDataset& data, const BenchFlags& flags) {
   measure_stages(data, std::min(flags.batch_size, data.size()), flags.batch_size);  // the first time is never the usual
   result.stages = measure_stages(data, std::min(flags.samples, data.size()), flags.batch_size);
   const levin::detail::SignalFlags signals(false);
-  auto loader = make_loader(
-      data, {.batch_size = flags.batch_size, .shuffle = flags.shuffle, .num_workers = workers_of(flags.num_workers)});
+  auto loader = make_loader(data, {.batch_size = flags.batch_size,
+                                   .shuffle = flags.shuffle,
+                                   .num_workers = workers_of(flags.num_workers),
+                                   .decode = flags.decode});
+  const bool to_gpu = flags.decode != "cpu" && levin::detail::cuda_accelerator().device_count() > 0;
+  const c10::Device device = to_gpu ? c10::Device(c10::kCUDA, 0) : c10::Device(c10::kCPU);
+  if (to_gpu) loader = loader.placed({.device = device});
   const auto start = Clock::now();
   ProgressBar bar("levin data bench", loader.size() * flags.epochs,
                   {.unit = "img", .per_step = static_cast<double>(flags.batch_size)});
@@ -147,6 +153,7 @@ BenchResult measure(const ImageDataset& data, const BenchFlags& flags) {
       if (const int signal = levin::detail::SignalFlags::pending(); signal != 0)
         throw Interrupted("[levin data bench] stopped", signal);
     }
+  accelerator_of(device).synchronize(device);
   result.seconds = since(start);
   bar.discard();
   result.workers = loader.stats().workers;
@@ -175,6 +182,7 @@ void print_json(const ImageDataset& data, const BenchFlags& flags, const BenchRe
                               {"transform", flags.transform},
                               {"batch_size", flags.batch_size},
                               {"num_workers", result.workers},
+                              {"decode", flags.decode},
                               {"images", result.images},
                               {"seconds", result.seconds},
                               {"images_per_second", static_cast<double>(result.images) / result.seconds},
@@ -202,6 +210,8 @@ struct DataBench : BenchFlags {
     flags.flag("batch-size", batch_size, "images per batch", "N");
     auto& workers = flags.flag("num-workers", num_workers, "threads of the data loader", "N|auto", {"auto"});
     workers.words_are_hints = true;
+    flags.flag("decode", decode, "who decodes JPEG images; for gpu and auto, batches go to the GPU", "WHERE",
+               {"cpu", "gpu", "auto"});
     flags.flag("epochs", epochs, "passes over the data", "N");
     flags.flag("transform", transform,
                "cifar: RandomCrop(32, padding=4) and RandomHorizontalFlip; imagenet: RandomResizedCrop(224) and "
