@@ -109,8 +109,8 @@ class OptimizerImpl {
   /// Moves loaded state to the device and dtype of each parameter.
   virtual void load_state_dict(const StateDict& state) = 0;
 
-  /// Called before its step is captured in a CUDA graph: makes ready what cannot be made then. Returns why its step cannot
-  /// be replayed; empty: it can, and hyperparameters that change later count in the replays.
+  /// Called before its step is captured in a CUDA graph: makes ready what cannot be made then. Returns why its step
+  /// cannot be replayed; empty: it can, and hyperparameters that change later count in the replays.
   virtual std::string prepare_capture();
   /// Changes when the memory that its step works on, or how, is another: a step captured before does not fit any more.
   virtual uint64_t layout_version() const { return 0; }

@@ -155,8 +155,8 @@ struct TrainerOptions {
   std::filesystem::path default_root_dir = {};
   /// Gives the hyperparameters to the loggers.
   bool enable_autolog_hparams = true;
-  /// Captures the steps in CUDA graphs and replays them (docs/compile.md). What cannot be captured runs eagerly, and a line
-  /// says why.
+  /// Captures the steps in CUDA graphs and replays them (docs/compile.md). What cannot be captured runs eagerly, and a
+  /// line says why.
   bool compile = false;
 };
 
