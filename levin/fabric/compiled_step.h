@@ -10,6 +10,7 @@
 #include <string_view>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -165,7 +166,7 @@ class StepCompiler {
   std::vector<uint64_t> layouts_;
   /// Parameters that have had a gradient, and the memory of those that stay from call to call.
   std::set<c10::TensorImpl*> had_gradient_;
-  std::map<c10::TensorImpl*, Tensor> held_;
+  std::unordered_map<c10::TensorImpl*, Tensor> held_;
 };
 
 /// The first line of an exception that ended a capture, in words for people.

@@ -249,6 +249,25 @@ TEST_F(CompiledStepTest, ALossThatIsKeptWithItsGraphIsNamed) {
   EXPECT_NE(lines.find("is kept with its graph; detach it"), std::string::npos) << lines;
 }
 
+TEST(CapturedOptimizer, NeedsItsStateBefore) {
+  torch::nn::Linear layer(2, 1);
+  const std::vector<Optimizer> optimizers{optim::AdamW(layer->parameters()),
+                                          optim::SGD(layer->parameters(), {.lr = 0.1, .momentum = 0.9})};
+  for (auto optimizer : optimizers) {
+    layer->zero_grad();
+    layer(torch::ones({1, 2})).sum().backward();
+    detail::RefreshedValues values(at::kCPU);
+    const detail::StepScope scope{.values = &values};
+    {
+      const detail::EnterStep enter(scope);
+      EXPECT_THROW(optimizer.step(), detail::CaptureRefused) << optimizer.name();
+    }
+    optimizer.step();
+    const detail::EnterStep enter(scope);
+    optimizer.step();
+  }
+}
+
 TEST(FabricCompile, IsThePlainFunctionOnTheCpu) {
   const auto train = [](bool compile) {
     torch::manual_seed(4);
