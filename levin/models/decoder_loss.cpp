@@ -17,6 +17,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/cross_entropy.h"
@@ -191,21 +192,22 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     const auto dtype = static_cast<at::ScalarType>(context->saved_data["dtype"].toInt());
     torch::autograd::variable_list result{saved[0].defined() ? scaled(saved[0], saved[0].scalar_type()) : Tensor(),
                                           scaled(of_weight, dtype)};
-    if (again) result = not_again(result);
+    if (again) refuse_again(result);
     result.resize(6);
     return result;
   }
 
  private:
   /// The gradients do not know what they were computed from: to differentiate them must fail.
-  static torch::autograd::variable_list not_again(torch::autograd::variable_list result) {
-    const at::AutoGradMode grad(true);
-    const auto error = std::make_shared<torch::autograd::DelayedError>(
+  static void refuse_again(torch::autograd::variable_list& result) {
+    const auto error = std::make_shared<torch::autograd::Error>(
         "[linear_cross_entropy] the gradient of a chunked loss cannot be differentiated; use loss_rows = 0",
-        static_cast<int64_t>(result.size()));
-    for (auto& each : result)
-      if (each.defined()) each = each.detach().requires_grad_();
-    return (*error)(std::move(result));
+        torch::autograd::edge_list(torch::autograd::get_current_node()->next_edges()));
+    for (auto& each : result) {
+      if (!each.defined()) continue;
+      each = each.detach();
+      torch::autograd::set_history(each, error);
+    }
   }
 };
 
