@@ -49,9 +49,10 @@ foreach(_flag ${_flags})
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:${_flag}>)
 endforeach()
 
-find_program(LEVIN_MOLD mold)
-if(LEVIN_MOLD)
-  add_link_options(-fuse-ld=mold)
+# mold of Debian 12 (1.10) ends with an assertion on a library of this size on aarch64.
+find_program(LEVIN_LLD ld.lld)
+if(LEVIN_LLD)
+  add_link_options(-fuse-ld=lld)
 endif()
 
 # levin_unity(<out> <target> <source>...): the sources as few files that include some each, or as they are when
