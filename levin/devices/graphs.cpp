@@ -14,6 +14,8 @@ namespace levin::detail {
 namespace {
 
 constexpr size_t kChunk = 4096;
+constexpr size_t kChunks = 16;
+constexpr int64_t kMostChecks = 64;
 constexpr size_t kAlign = 16;
 
 std::atomic<const StepScope*> step_now = nullptr;
@@ -21,14 +23,21 @@ std::atomic<std::thread::id> step_thread;
 
 }  // namespace
 
+// Made before a capture: memory that a capture allocates may be that of something which its graph computes earlier.
+RefreshedValues::RefreshedValues(c10::Device device)
+    : memory_(at::empty({static_cast<int64_t>(kChunks), static_cast<int64_t>(kChunk)},
+                        at::TensorOptions(device).dtype(at::kByte))) {}
+
 const void* RefreshedValues::add(size_t bytes, Fill fill) {
   LEVIN_CHECK(bytes > 0 && bytes <= kChunk, "[compile] a refreshed value of ", bytes, " bytes; 1 to ", kChunk,
               " are allowed");
   const size_t rounded = (bytes + kAlign - 1) / kAlign * kAlign;
-  if (chunks_.empty() || chunks_.back().used + rounded > kChunk)
-    chunks_.push_back({.memory = at::empty({static_cast<int64_t>(kChunk)}, at::TensorOptions(device_).dtype(at::kByte)),
-                       .host = std::vector<std::byte>(kChunk),
-                       .sent = {}});
+  if (chunks_.empty() || chunks_.back().used + rounded > kChunk) {
+    LEVIN_CHECK(chunks_.size() < kChunks, "[compile] a step has more than ", kChunks * kChunk,
+                " bytes of values that change between replays");
+    chunks_.push_back(
+        {.memory = memory_[static_cast<int64_t>(chunks_.size())], .host = std::vector<std::byte>(kChunk), .sent = {}});
+  }
   auto& chunk = chunks_.back();
   const size_t offset = chunk.used;
   chunk.used += rounded;
@@ -47,28 +56,30 @@ void RefreshedValues::refresh(GraphDevice& device) {
   }
 }
 
+DeferredChecks::DeferredChecks(c10::Device device)
+    : failed_(at::zeros({kMostChecks}, at::TensorOptions(device).dtype(at::kBool))) {}
+
 void DeferredChecks::add(const Tensor& failed, std::string line) {
   const at::NoGradGuard no_grad;
+  const auto index = static_cast<int64_t>(lines_.size());
+  LEVIN_CHECK(index < kMostChecks, "[compile] a step has more than ", kMostChecks, " checks");
   // Once failed it stays so, since not every replay is looked at.
-  auto ever = at::empty({}, failed.options().dtype(at::kBool));
-  ever.logical_or_(failed.reshape({}));
-  checks_.push_back({std::move(ever), std::move(line)});
+  failed_[index].logical_or_(failed.reshape({}));
+  lines_.push_back(std::move(line));
 }
 
 void DeferredChecks::start() {
-  for (auto& check : checks_) check.failed.zero_();
+  failed_.zero_();
 }
 
 void DeferredChecks::look() {
-  if (checks_.empty() || (arrived_ && !arrived_->query())) return;
+  if (lines_.empty() || (arrived_ && !arrived_->query())) return;
   if (host_.defined()) {
     const auto* failed = host_.const_data_ptr<bool>();
-    for (size_t i = 0; i < checks_.size(); ++i) LEVIN_CHECK(!failed[i], checks_[i].line);
+    for (size_t i = 0; i < lines_.size(); ++i) LEVIN_CHECK(!failed[i], lines_[i]);
   }
   const at::NoGradGuard no_grad;
-  std::vector<Tensor> flags;
-  for (const auto& check : checks_) flags.push_back(check.failed);
-  const auto now = at::stack(flags);
+  const auto& now = failed_;
   if (!host_.defined())
     host_ = at::empty(now.sizes(), at::TensorOptions().dtype(at::kBool).pinned_memory(now.is_cuda()));
   host_.copy_(now, /*non_blocking=*/true);

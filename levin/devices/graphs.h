@@ -60,7 +60,8 @@ class RefreshedValues {
  public:
   using Fill = std::function<void(void* host)>;
 
-  explicit RefreshedValues(c10::Device device) : device_(device) {}
+  /// Allocates, so it is to be made before the capture.
+  explicit RefreshedValues(c10::Device device);
 
   /// Device memory of `bytes` bytes, aligned to 16, which holds what `fill` wrote at the last refresh().
   const void* add(size_t bytes, Fill fill);
@@ -81,7 +82,7 @@ class RefreshedValues {
     size_t used = 0;
   };
 
-  c10::Device device_;
+  Tensor memory_;
   std::vector<Value> values_;
   std::vector<Chunk> chunks_;
   int64_t uploads_ = 0;
@@ -90,6 +91,8 @@ class RefreshedValues {
 /// Conditions that must hold in every replay. The host learns of a failure without waiting, at a later replay.
 class DeferredChecks {
  public:
+  /// Allocates, so it is to be made before the capture.
+  explicit DeferredChecks(c10::Device device);
   /// Part of the graph: `failed` is one element on the device.
   void add(const Tensor& failed, std::string line);
   /// Once, between the capture and the first replay.
@@ -98,11 +101,9 @@ class DeferredChecks {
   void look();
 
  private:
-  struct Check {
-    Tensor failed;
-    std::string line;
-  };
-  std::vector<Check> checks_;
+  /// A flag for each line.
+  Tensor failed_;
+  std::vector<std::string> lines_;
   Tensor host_;
   std::optional<c10::Event> arrived_;
 };

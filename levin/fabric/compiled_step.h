@@ -76,7 +76,7 @@ struct StepCall {
 
 /// A captured step.
 struct CompiledGraph {
-  explicit CompiledGraph(c10::Device device) : values(device) {}
+  explicit CompiledGraph(c10::Device device) : values(device), checks(device) {}
 
   /// What `run` made, for the caller to keep: its tensors get new values at each replay.
   std::shared_ptr<void> result;

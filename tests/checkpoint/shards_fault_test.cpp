@@ -174,9 +174,9 @@ TEST_F(ShardsFaultTest, ARankKilledDuringAFullSaveLeavesThePreviousCheckpoint) {
     for (int rank = 0; rank < 3; ++rank) {
       const auto& result = results[static_cast<size_t>(rank)];
       EXPECT_LT(result.seconds, 45) << "the timeout is 60 s, and nobody waits for it";
-      if (rank == victim)
+      if (rank == victim) {
         EXPECT_EQ(result.signal, SIGKILL);
-      else
+      } else
         EXPECT_THAT(result.error, HasSubstr(fmt::format("rank {}", victim)));
     }
     EXPECT_EQ(number_in(folder_ / "old"), 1);

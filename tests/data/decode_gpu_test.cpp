@@ -83,7 +83,9 @@ class DecodeGpu : public testing::FolderTest {
   void expect_same(const Batch& one, const Batch& other, bool in_memory_too = true) {
     for (const char* name : {"image", "label"}) {
       ASSERT_EQ(one[name].sizes(), other[name].sizes());
-      if (in_memory_too) EXPECT_EQ(one[name].strides(), other[name].strides()) << name;
+      if (in_memory_too) {
+        EXPECT_EQ(one[name].strides(), other[name].strides()) << name;
+      }
       EXPECT_TRUE(one[name].equal(other[name])) << name;
     }
   }

@@ -1,3 +1,5 @@
+#include <optional>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -12,7 +14,10 @@ class GraphsGpu : public levin::testing::GpuTest {
  protected:
   void SetUp() override {
     GpuTest::SetUp();
-    if (!IsSkipped()) graphs = cuda_graphs(c10::Device(at::kCUDA, 0));
+    if (IsSkipped()) return;
+    graphs = cuda_graphs(c10::Device(at::kCUDA, 0));
+    values.emplace(c10::Device(at::kCUDA, 0));
+    scope.values = &*values;
   }
   std::shared_ptr<DeviceGraph> capture(const std::function<void()>& body) {
     return graphs->capture([&] {
@@ -22,8 +27,8 @@ class GraphsGpu : public levin::testing::GpuTest {
   }
 
   std::shared_ptr<GraphDevice> graphs;
-  RefreshedValues values{c10::Device(at::kCUDA, 0)};
-  StepScope scope{.values = &values};
+  std::optional<RefreshedValues> values;
+  StepScope scope;
 };
 
 TEST_F(GraphsGpu, ReplaysOnNewInputs) {
@@ -115,18 +120,35 @@ TEST_F(GraphsGpu, GraphsShareTheirMemory) {
 TEST_F(GraphsGpu, RefreshedValuesReachTheDevice) {
   float value = 2;
   const auto* place =
-      static_cast<const float*>(values.add(sizeof(float), [&](void* to) { *static_cast<float*>(to) = value; }));
+      static_cast<const float*>(values->add(sizeof(float), [&](void* to) { *static_cast<float*>(to) = value; }));
   const auto view = torch::from_blob(const_cast<float*>(place), {1}, at::TensorOptions(at::kCUDA).dtype(at::kFloat));
   Tensor y;
   const auto graph = capture([&] { y = view * 10; });
   for (const float now : {2.0f, 3.0f, 3.0f}) {
     value = now;
-    values.refresh(*graphs);
+    values->refresh(*graphs);
     value = -1;  // the host may change it at once
     graph->replay();
     EXPECT_EQ(y.item<float>(), 10 * now);
   }
-  EXPECT_EQ(values.uploads(), 2);
+  EXPECT_EQ(values->uploads(), 2);
+}
+
+TEST_F(GraphsGpu, RefreshedValuesAreNotInMemoryThatTheGraphUsesBefore) {
+  const auto x = torch::full({1024}, 7.0f, at::kCUDA);
+  Tensor y;
+  const auto graph = capture([&] {
+    auto sum = torch::zeros({}, at::kCUDA);
+    for (int i = 0; i < 64; ++i) sum = sum + (x * 3).sum();  // memory that is free again when the value is asked for
+    const auto* place =
+        static_cast<const float*>(refreshed(sizeof(float), [](void* to) { *static_cast<float*>(to) = 5; }));
+    y = torch::from_blob(const_cast<float*>(place), {1}, at::TensorOptions(at::kCUDA).dtype(at::kFloat)) + 0 * sum;
+  });
+  for (int i = 0; i < 3; ++i) {
+    values->refresh(*graphs);
+    graph->replay();
+    EXPECT_EQ(y.item<float>(), 5);
+  }
 }
 
 }  // namespace

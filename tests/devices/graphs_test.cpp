@@ -60,13 +60,13 @@ TEST(RefreshedValues, FillSeveralChunks) {
 }
 
 TEST(DeferredChecks, FailAtALaterLook) {
-  DeferredChecks checks;
+  DeferredChecks checks(at::kCPU);
   auto failed = torch::zeros({1}, at::kBool);
   checks.add(failed, "[test] it failed");
   checks.start();
   checks.look();
   checks.look();
-  DeferredChecks bad;
+  DeferredChecks bad(at::kCPU);
   bad.add(torch::ones({}, at::kBool), "[test] it failed");
   bad.look();  // sends for the flag
   EXPECT_EQ(testing::error_of([&] { bad.look(); }), "[test] it failed");

@@ -28,7 +28,9 @@ double fp8_vit_loss(const char* precision, bool* in_fp8 = nullptr) {
     optimizer.step();
     optimizer.zero_grad();
     if (step < 20) sum += loss.item<double>();
-    if (step == 99) EXPECT_LT(loss.item<double>(), 0.1) << precision;
+    if (step == 99) {
+      EXPECT_LT(loss.item<double>(), 0.1) << precision;
+    }
   }
   if (in_fp8) *in_fp8 = net.setup_call().fp8 && net.setup_call().fp8->history().defined();
   return sum / 20;

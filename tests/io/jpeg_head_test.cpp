@@ -46,7 +46,9 @@ TEST(JpegHead, KnowsAFileThatWasCutOff) {
   EXPECT_FALSE(head_of(file.substr(0, file.size() / 2))->is_whole);
   // Nothing is read beyond the end, wherever it is.
   for (size_t size = 0; size < std::min<size_t>(file.size(), 700); ++size)
-    if (const auto head = head_of(file.substr(0, size))) EXPECT_FALSE(head->is_whole) << size;
+    if (const auto head = head_of(file.substr(0, size))) {
+      EXPECT_FALSE(head->is_whole) << size;
+    }
   EXPECT_FALSE(head_of(""));
   EXPECT_FALSE(head_of("no image"));
 }

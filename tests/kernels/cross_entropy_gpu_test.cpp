@@ -44,8 +44,12 @@ void compare(at::ScalarType dtype, int64_t rows, int64_t classes, int64_t column
     return all.narrow(0, offset, rows * stride).view({rows, stride}).narrow(1, columns, stride - columns);
   };
   EXPECT_TRUE(outside(storage).equal(outside(before)));
-  if (columns > classes) EXPECT_EQ(logits.narrow(1, classes, columns - classes).abs().max().item<double>(), 0);
-  if (rows > 3) EXPECT_EQ(logits[1].abs().max().item<double>(), 0);
+  if (columns > classes) {
+    EXPECT_EQ(logits.narrow(1, classes, columns - classes).abs().max().item<double>(), 0);
+  }
+  if (rows > 3) {
+    EXPECT_EQ(logits[1].abs().max().item<double>(), 0);
+  }
 }
 
 TEST_F(CrossEntropyGpu, EqualsTheCpusAtOddSizes) {

@@ -73,8 +73,12 @@ void check_norm(const NormCase& c, at::IntArrayRef sizes) {
   EXPECT_LT(relative(h, sum), tolerance(c.stream));
   EXPECT_LT(relative(stream.grad(), x.grad()), of_stream);
   EXPECT_LT(relative(weight.grad(), w.grad()), std::max(of_stream, tolerance(c.weight)));
-  if (c.has_branch) EXPECT_LT(relative(branch.grad(), b.grad()), std::max(of_stream, tolerance(c.branch)));
-  if (c.has_bias) EXPECT_LT(relative(bias.grad(), v.grad()), std::max(of_stream, tolerance(c.weight)));
+  if (c.has_branch) {
+    EXPECT_LT(relative(branch.grad(), b.grad()), std::max(of_stream, tolerance(c.branch)));
+  }
+  if (c.has_bias) {
+    EXPECT_LT(relative(bias.grad(), v.grad()), std::max(of_stream, tolerance(c.weight)));
+  }
 }
 
 TEST_F(FusedLayersOnCuda, NormOfEverySizeAndDtype) {

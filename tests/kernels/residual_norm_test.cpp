@@ -88,7 +88,9 @@ TEST(ResidualNormOperator, GradientsAreThoseOfDifferences) {
         return loss;
       };
       EXPECT_LT(testing::gradient_error(f, inputs), 1e-6) << c.rms << c.branch << c.bias << used;
-      if (used == 3) EXPECT_LT(testing::second_gradient_error(f, inputs), 1e-3) << c.rms << c.branch << c.bias;
+      if (used == 3) {
+        EXPECT_LT(testing::second_gradient_error(f, inputs), 1e-3) << c.rms << c.branch << c.bias;
+      }
     }
   }
 }
