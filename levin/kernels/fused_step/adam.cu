@@ -62,10 +62,91 @@ __global__ void __launch_bounds__(kStepThreads)
   }
 }
 
+/// 16 bytes of neighbours.
+template <class V>
+struct alignas(16) WidePack {
+  static constexpr int kCount = 16 / sizeof(V);
+  V values[kCount];
+};
+
+/// The same for entries whose tensors all have one dtype V, without copies: all four loads of a thread are under way
+/// at once.
+template <template <class> class Step, class V>
+__global__ void __launch_bounds__(kStepThreads)
+    adam_uniform_kernel(const NumberTable table, const AdamNumbers numbers, const AdamNumbers* refreshed) {
+  if (table.found_inf != nullptr && *table.found_inf != 0) return;
+  const int index = entry_of_block(table);
+  const StepEntry& e = table.entries[index];
+  __shared__ Step<float> f;
+  if (threadIdx.x == 0) {
+    const AdamNumbers now = refreshed != nullptr ? *refreshed : numbers;
+    make_step(f, now, *e.step, table.scale);
+  }
+  __syncthreads();
+  using Pack = WidePack<V>;
+  constexpr int kCount = Pack::kCount;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x - table.first_block[index]) * kBlockElements;
+  const int64_t end = begin + kBlockElements < e.numel ? begin + kBlockElements : e.numel;
+  V* const params = static_cast<V*>(e.param);
+  const V* const grads = static_cast<const V*>(e.grad);
+  V* const averages = static_cast<V*>(e.first);
+  V* const squares = static_cast<V*>(e.second);
+  const auto element = [&](V& param, V grad, V& average, V& square) {
+    float p, g, m, v;
+    load_as(p, param);
+    load_as(g, grad);
+    load_as(m, average);
+    load_as(v, square);
+    shrink(f, p);
+    update_moments(f, p, g, m, v);
+    store_as(average, m);
+    store_as(square, v);
+    store_as(param, updated(f, p, m, v));
+  };
+  for (int64_t at = begin + threadIdx.x * kCount; at < end; at += kStepThreads * kCount) {
+    if (e.aligned && at + kCount <= end) {
+      Pack p = *reinterpret_cast<const Pack*>(params + at);
+      const Pack g = *reinterpret_cast<const Pack*>(grads + at);
+      Pack m = *reinterpret_cast<const Pack*>(averages + at);
+      Pack v = *reinterpret_cast<const Pack*>(squares + at);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) element(p.values[k], g.values[k], m.values[k], v.values[k]);
+      *reinterpret_cast<Pack*>(params + at) = p;
+      *reinterpret_cast<Pack*>(averages + at) = m;
+      *reinterpret_cast<Pack*>(squares + at) = v;
+    } else {
+      for (int64_t i = at; i < at + kCount && i < end; ++i) element(params[i], grads[i], averages[i], squares[i]);
+    }
+  }
+}
+
+/// The dtype of all tensors of a table; none where they differ, or have copies or largest averages.
+NumberType uniform_type(const NumberTable& table) {
+  const auto type = table.entries[0].param_type;
+  for (int i = 0; i < table.count; ++i) {
+    const StepEntry& e = table.entries[i];
+    if (e.param_type != type || e.grad_type != type || e.state_type != type || e.copy || e.third)
+      return NumberType::kNone;
+  }
+  return type;
+}
+
 template <class T, template <class> class Step>
 int launch(const NumberTable& table, const AdamNumbers& numbers, const AdamNumbers* refreshed, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>(table.first_block[table.count]);
-  adam_kernel<T, Step><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
+  switch (uniform_type(table)) {
+    case NumberType::kFloat:
+      adam_uniform_kernel<Step, float><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
+      break;
+    case NumberType::kHalf:
+      adam_uniform_kernel<Step, __half><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
+      break;
+    case NumberType::kBFloat16:
+      adam_uniform_kernel<Step, __nv_bfloat16><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
+      break;
+    default:
+      adam_kernel<T, Step><<<blocks, kStepThreads, 0, stream>>>(table, numbers, refreshed);
+  }
   return static_cast<int>(cudaGetLastError());
 }
 
@@ -82,7 +163,10 @@ int launch_adam(const NumberTable& table, const AdamNumbers& numbers, const Adam
 
 int load_adam() {
   return load_kernels(adam_kernel<float, AdamStep>, adam_kernel<double, AdamStep>, adam_kernel<float, TorchAdamStep>,
-                      adam_kernel<double, TorchAdamStep>);
+                      adam_kernel<double, TorchAdamStep>, adam_uniform_kernel<AdamStep, float>,
+                      adam_uniform_kernel<AdamStep, __half>, adam_uniform_kernel<AdamStep, __nv_bfloat16>,
+                      adam_uniform_kernel<TorchAdamStep, float>, adam_uniform_kernel<TorchAdamStep, __half>,
+                      adam_uniform_kernel<TorchAdamStep, __nv_bfloat16>);
 }
 
 }  // namespace levin::kernels::detail

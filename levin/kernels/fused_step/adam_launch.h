@@ -55,7 +55,7 @@ static_assert(sizeof(NumberTable) + sizeof(AdamNumbers) + sizeof(void*) <= 4096 
               sizeof(CodeStepTable) + sizeof(CodeBooks) + sizeof(AdamNumbers) + sizeof(void*) <= 4096);
 
 /// Elements of one thread block on CUDA.
-constexpr int64_t kBlockElements = 8192;
+constexpr int64_t kBlockElements = 16384;
 
 /// Which kernel of a step.
 struct StepKernel {
