@@ -110,7 +110,10 @@ class CudaGraphs final : public GraphDevice {
         tensor.options());
   }
 
-  void empty_cache() override { c10::cuda::CUDACachingAllocator::emptyCache(); }
+  void empty_cache() override {
+    at::cuda::clearCublasWorkspaces();  // the capture has its own
+    c10::cuda::CUDACachingAllocator::emptyCache();
+  }
 
  private:
   // torch's capture_end ends an invalid capture too, but throws before it has told allocators and generator.

@@ -51,6 +51,12 @@ Tensor plain_backward(const Tensor& grad, const Tensor& x, int64_t kind) {
   levin::detail::fail("[activation] unknown kind");
 }
 
+/// torch's own has no derivative.
+Tensor smooth_silu_backward(const Tensor& grad, const Tensor& x) {
+  const auto s = at::sigmoid(x);
+  return grad * s * (1 + x * (1 - s));
+}
+
 Tensor plain_gated(const Tensor& gate, const Tensor& up) {
   return at::silu(gate) * up;
 }
@@ -128,7 +134,10 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto x = context->get_saved_variables()[0];
     const auto kind = context->saved_data["kind"].toInt();
-    if (at::GradMode::is_enabled()) return {plain_backward(grads[0], x, kind), Tensor()};
+    if (at::GradMode::is_enabled()) {
+      const bool silu = static_cast<Activation>(kind) == Activation::kSilu;
+      return {silu ? smooth_silu_backward(grads[0], x) : plain_backward(grads[0], x, kind), Tensor()};
+    }
     const at::AutoDispatchBelowADInplaceOrView below;
     return {activation_ops().backward->call(grads[0], x, kind), Tensor()};
   }
@@ -143,7 +152,8 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
     const auto gradients = [&]() -> Two {
-      if (at::GradMode::is_enabled()) return plain_gated_backward(grads[0], saved[0], saved[1]);
+      if (at::GradMode::is_enabled())
+        return {smooth_silu_backward(grads[0] * saved[1], saved[0]), grads[0] * at::silu(saved[0])};
       const at::AutoDispatchBelowADInplaceOrView below;
       return activation_ops().gated_backward->call(grads[0], saved[0], saved[1]);
     }();

@@ -202,9 +202,11 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
     }
     if (wanted[1]) result[1] = masked;
     if (!wanted[0] && !wanted[2] && !wanted[3]) return;
-    std::tie(result[0], result[2], result[3]) =
-        at::native_batch_norm_backward(masked, x, maybe(weight), maybe(running_mean), maybe(running_var), maybe(mean),
-                                       maybe(inverse_std), training, eps, {wanted[0], wanted[2], wanted[3]});
+    // Without training the statistics are those that run along, but CUDA's kernel wants others to be there.
+    const auto none = training ? Tensor() : at::empty({0}, x.options().dtype(detail::batch_norm_sums(x.scalar_type())));
+    std::tie(result[0], result[2], result[3]) = at::native_batch_norm_backward(
+        masked, x, maybe(weight), maybe(running_mean), maybe(running_var), training ? maybe(mean) : maybe(none),
+        training ? maybe(inverse_std) : maybe(none), training, eps, {wanted[0], wanted[2], wanted[3]});
   }
 };
 

@@ -158,11 +158,8 @@ __global__ void __launch_bounds__(sizeof(S) == 8             ? 256
     for (int i = 0; i < kPacks; ++i) {
       const int column = (i * lanes + t) * V;
       if (column >= columns) continue;
-#pragma unroll
-      for (int k = 0; k < V; ++k) {
-        partials[column + k] = weight_sum[i * V + k];
-        partials[second + column + k] = bias_sum[i * V + k];
-      }
+      store_packed<A, V>(partials, column, weight_sum + i * V);
+      store_packed<A, V>(partials + second, column, bias_sum + i * V);
     }
     return;
   }

@@ -91,10 +91,10 @@ inline NormPlan norm_backward_plan(int64_t rows, int64_t columns, NumberType str
   plan.per_thread = columns <= 8 * most_threads ? 8 : 16;
   plan.warps = static_cast<int>((columns + 32 * plan.per_thread - 1) / (32 * plan.per_thread));
   plan.groups = plan.warps == 1 ? 4 : 1;
-  // As many as are resident together: more would only be more sums to add up.
+  // As many as are resident together, and some rows for each: more would only be more sums to add up.
   const int resident = (size == 2 ? 768 : size == 4 ? 512 : 256) / (32 * plan.warps * plan.groups);
-  plan.blocks = std::min<int64_t>((rows + plan.groups - 1) / plan.groups,
-                                  static_cast<int64_t>(processors) * std::max(resident, 1));
+  const int64_t least = 3 * plan.groups;
+  plan.blocks = std::min<int64_t>((rows + least - 1) / least, static_cast<int64_t>(processors) * std::max(resident, 1));
   return plan;
 }
 

@@ -93,6 +93,7 @@ TEST_F(DecodeJpegGpu, HasThePixelsOfTheCpu) {
       EXPECT_TRUE(decoder_->decode(jobs, channels, [&](size_t, std::span<const Tensor> pixels) {
         ASSERT_EQ(pixels.size(), 2u);
         expect_close(pixels[0], expected, name);
+        if (head->height < 4 || head->width < 4) return;
         expect_close(pixels[1], expected.narrow(1, 1, part.height).narrow(2, 2, part.width), name);
       }));
     }
@@ -124,7 +125,7 @@ TEST_F(DecodeJpegGpu, LoadersGiveTheSameBatches) {
         for (; other != on_cpu.end(); ++one, ++other) {
           ASSERT_TRUE(one != on_gpu.end());
           EXPECT_TRUE((*one)["image"].is_cuda());
-          EXPECT_EQ((*one)["image"].strides(), (*other)["image"].strides());
+          ASSERT_EQ((*one)["image"].sizes(), (*other)["image"].sizes());
           EXPECT_TRUE((*one)["label"].equal((*other)["label"]));
           expect_close((*one)["image"], (*other)["image"], "batch");
         }

@@ -53,6 +53,15 @@ struct Outcome {
   double scale = 0;
 };
 
+/// All tensors of a state, in order.
+void add_tensors(const StateValue& value, std::vector<Tensor>& to) {
+  if (value.is_tensor()) to.push_back(value.to_tensor().cpu().clone());
+  if (value.is_list())
+    for (const auto& item : value.to_list()) add_tensors(item, to);
+  if (value.is_dict())
+    for (const auto& [name, item] : value.to_dict()) add_tensors(item, to);
+}
+
 Outcome train(const Training& t, bool compile) {
   torch::manual_seed(11);
   Fabric fabric({.accelerator = "cuda", .devices = 1, .precision = t.precision, .compile = compile});
@@ -85,8 +94,7 @@ Outcome train(const Training& t, bool compile) {
   for (const auto& loss : losses) outcome.losses.push_back(loss.item<float>());
   for (const auto& p : model->parameters()) outcome.state.push_back(p.detach().cpu());
   for (const auto& b : model->buffers()) outcome.state.push_back(b.detach().cpu());
-  for (const auto& [name, value] : opt.state_dict().at("state").to_dict())
-    for (const auto& [slot, tensor] : value.to_dict()) outcome.state.push_back(tensor.to_tensor().cpu().clone());
+  add_tensors(opt.state_dict(), outcome.state);
   if (step.compiler()) outcome.counts = step.compiler()->counts();
   if (fabric.grad_scaler()) outcome.scale = fabric.grad_scaler()->current_scale();
   return outcome;
