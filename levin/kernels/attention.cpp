@@ -162,7 +162,8 @@ Tensor attention(const Tensor& given, const AttentionOptions& options) {
   LEVIN_CHECK(given.dim() == 5 && given.size(2) == 3, "[attention] needs qkv [B, T, 3, H, D], got ", given.sizes());
   LEVIN_CHECK(options.dropout >= 0 && options.dropout <= 1, "[attention] dropout ", options.dropout,
               " is not in 0 to 1");
-  if (kernel_device(given) != c10::kCUDA || given.numel() == 0) return attention_by_torch(given, options);
+  if (kernel_device(given) != c10::kCUDA) return attention_by_torch(given, options);
+  if (given.numel() == 0) return given.select(2, 2).flatten(2);  // torch gives no tensor at all
   // As autocast has it for attention.
   const auto qkv = given.scalar_type() == at::kDouble ? given : given.to(product_dtype(given));
   static const auto wish = attention_wish_of_environment();

@@ -69,7 +69,7 @@ class SGDImpl final : public detail::Typed<Traits> {
     const bool by_levin = bucket.mixed || !bucket.copies.empty() || (unknown_to_torch && !bucket.plain);
     const auto* refreshed = detail::refreshed_numbers<kernels::SgdNumbers>(
         [this, group = bucket.group] { return numbers_of(group, /*is_first=*/false); });
-    if (by_levin || refreshed)
+    if (by_levin || refreshed || bucket.device.is_cuda())  // as in adam.cpp
       return kernels::fused_sgd({bucket.params, bucket.grads, bucket.slots[0], bucket.copies}, numbers, scale,
                                 {refreshed, !by_levin});
     if (bucket.plain) return detail::plain_sgd(bucket, numbers, scale);
