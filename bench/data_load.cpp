@@ -1,7 +1,7 @@
 // How many images a second the loader gives, beside torch's DataLoader with torchvision (peers/data_load.py): the same
 // files, the same number of threads as the peer has processes, the same tensors out (float, normalized).
 //   data_load [--folder DIR] [--images N]
-// With a GPU, also how many a second arrive there when the CPU and when the GPU (nvJPEG) decodes.
+// With a GPU, also how many images per second arrive there when the CPU and when the GPU (nvJPEG) decodes.
 // Writes the files on first use: small PNG pictures, like CIFAR-10's, and JPEG photographs of noise and gradients, like
 // ImageNet's.
 #include <chrono>

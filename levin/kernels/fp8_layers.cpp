@@ -102,7 +102,7 @@ detail::Fp8ContextPtr Fp8Layers::begin() {
       history_ = at::zeros({slots, setup_.options.history}, options);
       seen_ = at::zeros({slots}, options);
     }
-    // A tensor of its own: graphs of earlier forwards go on with theirs.
+    // A tensor of its own: graphs of earlier forwards keep theirs.
     amax_ = fp8_roll(history_, seen_);
     for (size_t i = 0; i < has_history_.size(); ++i) has_history_[i] = has_history_[i] || recorded_[i];
   }

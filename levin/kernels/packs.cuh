@@ -12,7 +12,7 @@
 namespace levin::kernels::detail {
 
 /// N numbers as they move: in one instruction, or in several of 16 bytes. Pairs of 16-bit numbers stay together in a
-/// register, which a compiler does not see by itself.
+/// register, which a compiler does not do.
 template <class T, int N, bool kPairs = sizeof(T) == 2 && N % 2 == 0>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack {
   T values[N];
@@ -68,11 +68,11 @@ __device__ __forceinline__ __nv_bfloat16 narrowed<__nv_bfloat16, double>(double 
   return __double2bfloat16(value);
 }
 
-__device__ __forceinline__ void widen_pair(uint32_t pair, float* out, __nv_bfloat16) {
+__device__ __forceinline__ void upcast_pair(uint32_t pair, float* out, __nv_bfloat16) {
   out[0] = __uint_as_float(pair << 16);
   out[1] = __uint_as_float(pair & 0xffff0000u);
 }
-__device__ __forceinline__ void widen_pair(uint32_t pair, float* out, __half) {
+__device__ __forceinline__ void upcast_pair(uint32_t pair, float* out, __half) {
   const __half2_raw raw{static_cast<unsigned short>(pair & 0xffffu), static_cast<unsigned short>(pair >> 16)};
   const float2 both = __half22float2(__half2(raw));
   out[0] = both.x;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void unpack(const Pack<T, N>& pack, A* out) {
 #pragma unroll
     for (int k = 0; k < N / 2; ++k) {
       float both[2];
-      widen_pair(pack.pairs[k], both, T());
+      upcast_pair(pack.pairs[k], both, T());
       out[2 * k] = both[0];
       out[2 * k + 1] = both[1];
     }

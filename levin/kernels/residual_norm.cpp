@@ -262,7 +262,7 @@ NormedStream residual_norm(const Tensor& stream, const Tensor& branch, const Ten
   LEVIN_CHECK(!branch.defined() || branch.sizes() == stream.sizes(), "[residual_norm] the branch is ", branch.sizes(),
               ", the stream ", stream.sizes(), "; they must be equal");
   LEVIN_CHECK(dropout >= 0 && dropout <= 1, "[residual_norm] dropout ", dropout, " is not in 0 to 1");
-  // A branch that is wider than the stream widens it, as a sum does.
+  // A stream of a narrower dtype than the branch is promoted, as in a sum.
   const bool widens =
       branch.defined() && at::promote_types(stream.scalar_type(), branch.scalar_type()) != stream.scalar_type();
   if (!widens && detail::runs_fused(stream)) {

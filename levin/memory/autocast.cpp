@@ -72,7 +72,7 @@ struct MetaAutocast::State {
   /// Cast weights, by weight; the weights outlive the scope.
   std::unordered_map<c10::TensorImpl*, Tensor> weights;
   std::optional<c10::impl::IncludeDispatchKeyGuard> include;
-  /// For layers that cast by themselves.
+  /// For layers that do their own casts.
   kernels::PlayedAutocast for_kernels = {};
 };
 
