@@ -110,7 +110,7 @@ TEST_F(HostileTest, AGoodOneIsRead) {
 }
 
 TEST_F(HostileTest, RowsThatLieAreRefused) {
-  EXPECT_THAT(with_part([](Json& p) { p["start"] = {1, 0}; }), HasSubstr("parts of \"model.w\" overlap"));
+  EXPECT_THAT(with_part([](Json& p) { p["start"] = {1, 0}; }), HasSubstr("shards of \"model.w\" overlap"));
   EXPECT_THAT(with_part([](Json& p) { p["start"] = {0, 0}; }), HasSubstr("overlap"));
   EXPECT_THAT(with_part([](Json& p) { p["start"] = {5, 0}; }), HasSubstr("lie outside of it"));
   EXPECT_THAT(with_part([](Json& p) { p["start"] = {-2, 0}; }), HasSubstr("lie outside of it"));
@@ -184,7 +184,7 @@ TEST_F(HostileTest, NamesDoNotLeaveTheFolderOrTheLine) {
       m["tensors"][0]["id"] = name;
       m["tensors"][0]["parts"].erase(0);
     });
-    EXPECT_THAT(line, HasSubstr("parts of \"model.w?"));
+    EXPECT_THAT(line, HasSubstr("shards of \"model.w?"));
     EXPECT_EQ(line.find_first_of("\n\x1b"), std::string::npos);
   }
 }

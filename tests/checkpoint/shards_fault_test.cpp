@@ -260,7 +260,7 @@ TEST_F(ShardsFaultTest, ShardsThatAreNotOneTensorAreRefused) {
     });
     for (const auto& result : results) {
       EXPECT_THAT(result.text, HasSubstr(full ? "the shards of \"model.w\" on the ranks are not one tensor"
-                                              : "parts of \"model.w\" overlap"));
+                                              : "shards of \"model.w\" overlap"));
       EXPECT_EQ(result.text, results[0].text);
     }
     EXPECT_EQ(temporary_.entries(), 0U);
