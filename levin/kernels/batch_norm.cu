@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "levin/kernels/batch_norm_launch.h"
+#include "levin/kernels/numbers.cuh"
 
 // Every kernel reads the matrix [rows, channels] once. A thread keeps its channels for all of its rows, so what belongs
 // to channels is loaded once and stays in registers. Sums are taken in two stages, in an order that depends on the
@@ -13,46 +14,6 @@ namespace levin::kernels::detail {
 namespace {
 
 constexpr int kWarp = 32, kWarps = kBatchNormThreads / kWarp;
-
-template <class T>
-struct SumOf {
-  using type = float;
-};
-template <>
-struct SumOf<double> {
-  using type = double;
-};
-template <class T>
-using Sum = typename SumOf<T>::type;
-
-__device__ float widened(float value) {
-  return value;
-}
-__device__ double widened(double value) {
-  return value;
-}
-__device__ float widened(__half value) {
-  return __half2float(value);
-}
-__device__ float widened(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-
-__device__ void assign(float& out, double value) {
-  out = static_cast<float>(value);
-}
-__device__ void assign(float& out, float value) {
-  out = value;
-}
-__device__ void assign(double& out, double value) {
-  out = value;
-}
-__device__ void assign(__half& out, float value) {
-  out = __float2half_rn(value);
-}
-__device__ void assign(__nv_bfloat16& out, float value) {
-  out = __float2bfloat16_rn(value);
-}
 
 __device__ float multiply_add(float a, float b, float c) {
   return fmaf(a, b, c);
@@ -234,8 +195,8 @@ __device__ int64_t rows_of_part(int64_t part, int64_t parts, int64_t tile, int64
 /// large means are kept. Each part gives its mean and its sum of squared deviations from it.
 template <class T, int V>
 __global__ void __launch_bounds__(kBatchNormThreads, kStatisticsResident)
-    statistics_kernel(const T* __restrict__ x, int64_t rows, int64_t channels, int columns, Sum<T>* partial) {
-  using A = Sum<T>;
+    statistics_kernel(const T* __restrict__ x, int64_t rows, int64_t channels, int columns, Wide<T>* partial) {
+  using A = Wide<T>;
   constexpr int kRows = kStatisticsUnrolled;
   const Place place = place_of(columns, V, channels);
   const int64_t tile = static_cast<int64_t>(place.height) * kRows;
@@ -359,7 +320,7 @@ template <class T, int V, bool kResidual>
 __global__ void __launch_bounds__(kBatchNormThreads, kStatisticsResident)
     normalize_rows_kernel(const T* __restrict__ x, const T* __restrict__ residual, T* __restrict__ y, int64_t rows,
                           int64_t channels, int columns, const BatchNormAffine affine, const bool relu) {
-  using A = Sum<T>;
+  using A = Wide<T>;
   constexpr int kRows = kBackwardUnrolled;
   const Place place = place_of(columns, V, channels);
   if (!place.inside) return;
@@ -403,12 +364,12 @@ __global__ void __launch_bounds__(kBatchNormThreads, kStatisticsResident)
 
 /// What the ReLU lets through of a gradient.
 template <class T, ReluMask kMask>
-__device__ Sum<T> masked_gradient(Sum<T> dy, Sum<T> y, Sum<T> x, Sum<T> mean, Sum<T> scale, Sum<T> bias) {
-  if constexpr (kMask == ReluMask::kOutput) return y <= Sum<T>(0) ? Sum<T>(0) : dy;
+__device__ Wide<T> masked_gradient(Wide<T> dy, Wide<T> y, Wide<T> x, Wide<T> mean, Wide<T> scale, Wide<T> bias) {
+  if constexpr (kMask == ReluMask::kOutput) return y <= Wide<T>(0) ? Wide<T>(0) : dy;
   if constexpr (kMask == ReluMask::kInput) {
     T rounded;  // as forward has rounded it: tiny halves are zero
-    assign(rounded, normalized<Sum<T>>(x, mean, scale, bias));
-    return widened(rounded) <= Sum<T>(0) ? Sum<T>(0) : dy;
+    assign(rounded, normalized<Wide<T>>(x, mean, scale, bias));
+    return widened(rounded) <= Wide<T>(0) ? Wide<T>(0) : dy;
   }
   return dy;
 }
@@ -417,8 +378,8 @@ template <class T, int V, ReluMask kMask>
 __global__ void __launch_bounds__(kBatchNormThreads, kBackwardResident)
     backward_sums_kernel(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ y,
                          T* __restrict__ masked, int64_t rows, int64_t channels, int columns,
-                         const BatchNormAffine affine, Sum<T>* partial) {
-  using A = Sum<T>;
+                         const BatchNormAffine affine, Wide<T>* partial) {
+  using A = Wide<T>;
   constexpr int kRows = kBackwardUnrolled;
   const Place place = place_of(columns, V, channels);
   const int64_t tile = static_cast<int64_t>(place.height) * kRows;
@@ -500,8 +461,8 @@ template <class T, int V, ReluMask kMask>
 __global__ void __launch_bounds__(kBatchNormThreads, kBackwardResident)
     backward_input_kernel(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ y,
                           T* __restrict__ masked, T* __restrict__ dx, int64_t rows, int64_t channels, int columns,
-                          const BatchNormAffine affine, const Sum<T>* __restrict__ sums) {
-  using A = Sum<T>;
+                          const BatchNormAffine affine, const Wide<T>* __restrict__ sums) {
+  using A = Wide<T>;
   constexpr int kRows = kBackwardUnrolled;
   const Place place = place_of(columns, V, channels);
   if (!place.inside) return;
@@ -626,11 +587,11 @@ int launch_batch_norm_statistics(const StatisticsLaunch& launch, CUstream_st* st
   const auto plan = plan_statistics(shape);
   return with_type(shape, [&](auto type, auto width) {
     using T = typename decltype(type)::type;
-    auto* partial = static_cast<Sum<T>*>(launch.partial);
+    auto* partial = static_cast<Wide<T>*>(launch.partial);
     statistics_kernel<T, decltype(width)::value><<<grid_of(plan), kBatchNormThreads, 0, stream>>>(
         static_cast<const T*>(launch.x), shape.rows, shape.channels, plan.columns, partial);
-    finish_statistics_kernel<Sum<T>><<<finishing_blocks(shape.channels), dim3(kWarp, kWarp), 0, stream>>>(
-        partial, plan.parts, plan.tile, shape.rows, shape.channels, static_cast<Sum<T>*>(launch.statistics),
+    finish_statistics_kernel<Wide<T>><<<finishing_blocks(shape.channels), dim3(kWarp, kWarp), 0, stream>>>(
+        partial, plan.parts, plan.tile, shape.rows, shape.channels, static_cast<Wide<T>*>(launch.statistics),
         launch.running_mean, launch.running_var, launch.momentum, launch.eps);
   });
 }
@@ -658,15 +619,15 @@ int launch_batch_norm_backward_sums(const BatchNormBackwardLaunch& launch, CUstr
   const auto plan = plan_backward(shape);
   return with_type(shape, [&](auto type, auto width) {
     using T = typename decltype(type)::type;
-    auto* partial = static_cast<Sum<T>*>(launch.partial);
+    auto* partial = static_cast<Wide<T>*>(launch.partial);
     with_mask(launch.mask, [&](auto mask) {
       backward_sums_kernel<T, decltype(width)::value, decltype(mask)::value>
           <<<grid_of(plan), kBatchNormThreads, 0, stream>>>(
               static_cast<const T*>(launch.dy), static_cast<const T*>(launch.x), static_cast<const T*>(launch.y),
               static_cast<T*>(launch.masked), shape.rows, shape.channels, plan.columns, launch.affine, partial);
     });
-    finish_backward_kernel<Sum<T>><<<finishing_blocks(shape.channels), dim3(kWarp, kWarp), 0, stream>>>(
-        partial, plan.parts, shape.channels, static_cast<Sum<T>*>(launch.sums), launch.affine, launch.grad_weight,
+    finish_backward_kernel<Wide<T>><<<finishing_blocks(shape.channels), dim3(kWarp, kWarp), 0, stream>>>(
+        partial, plan.parts, shape.channels, static_cast<Wide<T>*>(launch.sums), launch.affine, launch.grad_weight,
         launch.grad_bias);
   });
 }
@@ -681,7 +642,7 @@ int launch_batch_norm_backward_input(const BatchNormBackwardLaunch& launch, CUst
           <<<grid_of(plan), kBatchNormThreads, 0, stream>>>(
               static_cast<const T*>(launch.dy), static_cast<const T*>(launch.x), static_cast<const T*>(launch.y),
               static_cast<T*>(launch.masked), static_cast<T*>(launch.dx), shape.rows, shape.channels, plan.columns,
-              launch.affine, static_cast<const Sum<T>*>(launch.sums));
+              launch.affine, static_cast<const Wide<T>*>(launch.sums));
     });
   });
 }

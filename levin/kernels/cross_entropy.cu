@@ -6,31 +6,13 @@
 #include <cuda_runtime.h>
 
 #include "levin/kernels/cross_entropy_launch.h"
+#include "levin/kernels/numbers.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kWarp = 32;
 constexpr float kLog2E = 1.4426950408889634f;
-
-__device__ float number_of(float value) {
-  return value;
-}
-__device__ float number_of(__half value) {
-  return __half2float(value);
-}
-__device__ float number_of(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-__device__ void assign(float& out, float value) {
-  out = value;
-}
-__device__ void assign(__half& out, float value) {
-  out = __float2half_rn(value);
-}
-__device__ void assign(__nv_bfloat16& out, float value) {
-  out = __float2bfloat16_rn(value);
-}
 
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) LogitPack {
@@ -41,7 +23,7 @@ template <class T, int kWidth>
 __device__ void load(const T* from, float (&out)[kWidth]) {
   const auto pack = *reinterpret_cast<const LogitPack<T, kWidth>*>(from);
 #pragma unroll
-  for (int k = 0; k < kWidth; ++k) out[k] = number_of(pack.values[k]);
+  for (int k = 0; k < kWidth; ++k) out[k] = widened(pack.values[k]);
 }
 template <class T, int kWidth>
 __device__ void store(T* to, const float (&in)[kWidth]) {
@@ -108,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) cross_entropy_kerne
   }
   const bool is_class = target >= 0 && target < launch.classes;
   // Read before the barrier: nobody has written yet.
-  const float picked = threadIdx.x == 0 && is_class ? number_of(logits[target]) : NAN;
+  const float picked = threadIdx.x == 0 && is_class ? widened(logits[target]) : NAN;
   mine = over_warp(mine);
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   if (lane == 0) tops[warp] = mine.top, sums[warp] = mine.sum;

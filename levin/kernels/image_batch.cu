@@ -3,22 +3,13 @@
 #include <cuda_runtime.h>
 
 #include "levin/kernels/image_batch_launch.h"
+#include "levin/kernels/numbers.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kPixels = 4;  // neighbours in a row that one thread makes, so that it can store them together
-
-__device__ void assign(float& out, float value) {
-  out = value;
-}
-__device__ void assign(__half& out, float value) {
-  out = __float2half_rn(value);
-}
-__device__ void assign(__nv_bfloat16& out, float value) {
-  out = __float2bfloat16_rn(value);
-}
 
 // torchvision's three steps, each rounded: joined multiplications and additions would differ from the CPU.
 __device__ float normalized(uint8_t value, float mean, float std) {

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include "levin/kernels/number_type.h"
+#include "levin/kernels/numbers.cuh"
 
 /// Neighbouring numbers that move together, and sums over a row, for kernels whose time is that of the memory.
 namespace levin::kernels::detail {
@@ -21,52 +22,6 @@ template <class T, int N>
 struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack<T, N, true> {
   uint32_t pairs[N / 2];
 };
-
-/// In what numbers of a dtype are added up.
-template <class T>
-struct WideNumber {
-  using type = float;
-};
-template <>
-struct WideNumber<double> {
-  using type = double;
-};
-template <class T>
-using Wide = typename WideNumber<T>::type;
-
-__device__ __forceinline__ float widened(float value) {
-  return value;
-}
-__device__ __forceinline__ double widened(double value) {
-  return value;
-}
-__device__ __forceinline__ float widened(__half value) {
-  return __half2float(value);
-}
-__device__ __forceinline__ float widened(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-
-template <class T, class A>
-__device__ __forceinline__ T narrowed(A value) {
-  return static_cast<T>(value);
-}
-template <>
-__device__ __forceinline__ __half narrowed<__half, float>(float value) {
-  return __float2half_rn(value);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 narrowed<__nv_bfloat16, float>(float value) {
-  return __float2bfloat16_rn(value);
-}
-template <>
-__device__ __forceinline__ __half narrowed<__half, double>(double value) {
-  return __double2half(value);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 narrowed<__nv_bfloat16, double>(double value) {
-  return __double2bfloat16(value);
-}
 
 __device__ __forceinline__ void upcast_pair(uint32_t pair, float* out, __nv_bfloat16) {
   out[0] = __uint_as_float(pair << 16);

@@ -2,31 +2,13 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "levin/kernels/numbers.cuh"
 #include "levin/kernels/rotary_launch.h"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kThreads = 256;
-
-__device__ float number_of(float value) {
-  return value;
-}
-__device__ float number_of(__half value) {
-  return __half2float(value);
-}
-__device__ float number_of(__nv_bfloat16 value) {
-  return __bfloat162float(value);
-}
-__device__ void assign(float& out, float value) {
-  out = value;
-}
-__device__ void assign(__half& out, float value) {
-  out = __float2half_rn(value);
-}
-__device__ void assign(__nv_bfloat16& out, float value) {
-  out = __float2bfloat16_rn(value);
-}
 
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) HeadPack {
@@ -59,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) pack_heads_kernel(const PackHeadsLau
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
       const float c = __ldg(cosine + k), s = launch.inverse ? -__ldg(sine + k) : __ldg(sine + k);
-      const float x = number_of(a.values[k]), y = number_of(b.values[k]);
+      const float x = widened(a.values[k]), y = widened(b.values[k]);
       assign(a.values[k], x * c - y * s);
       assign(b.values[k], y * c + x * s);
     }
