@@ -66,7 +66,8 @@ class AdamImpl final : public detail::Typed<Traits<Options>> {
     const bool by_levin = bucket.mixed || !bucket.copies.empty();
     const auto* refreshed =
         detail::refreshed_numbers<kernels::AdamNumbers>([this, group = bucket.group] { return numbers_of(group); });
-    // On CUDA the same kernel eagerly and in graphs, so that both give the same bits; it rounds as torch's.
+    // On CUDA the same kernel eagerly and in graphs, so that both give the same bits; it gives torch's numbers up to
+    // the last bit.
     if (by_levin || refreshed || bucket.device.is_cuda())
       kernels::fused_adam({bucket.params, bucket.grads, averages, squares, largest, bucket.steps, bucket.copies},
                           numbers, scale, {refreshed, !by_levin});

@@ -56,8 +56,8 @@ struct AdamGroup {
 };
 using AdamWGroup = AdamGroup;
 
-/// Adam with L2 decay, torch.optim.Adam's numbers, by torch's fused kernel; where gradients or averages are narrower
-/// than the parameter, by Levin's (fused_step/adam.h).
+/// Adam with L2 decay, torch.optim.Adam's numbers, by a fused kernel (torch's on the CPU); where gradients or averages
+/// are narrower than the parameter, by Levin's (fused_step/adam.h).
 class Adam : public Optimizer {
  public:
   explicit Adam(std::vector<Tensor> params, AdamOptions options = {});

@@ -33,7 +33,7 @@ struct SGDGroup {
   std::optional<bool> maximize = {};
 };
 
-/// Stochastic gradient descent with momentum, torch.optim.SGD's numbers, by torch's fused kernel.
+/// Stochastic gradient descent with momentum, torch.optim.SGD's numbers, by a fused kernel (torch's on the CPU).
 ///
 ///     optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
 class SGD : public Optimizer {
