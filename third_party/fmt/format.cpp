@@ -3,6 +3,11 @@
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE
+#if FMT_USE_LOCALE
+template FMT_API locale_ref::locale_ref(const std::locale& locale);
+template FMT_API auto locale_ref::get<std::locale>() const -> std::locale;
+#endif
+
 namespace detail {
 
 template FMT_API auto dragonbox::to_decimal(float x) noexcept -> dragonbox::decimal_fp<float>;
