@@ -9,6 +9,7 @@
 
 #include "levin/core/dispatch.h"
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -18,10 +19,7 @@ BatchNormShape batch_norm_shape(const Tensor& x, bool vectors, int multiprocesso
   BatchNormShape shape;
   shape.channels = x.size(1);
   shape.rows = x.numel() / shape.channels;
-  shape.type = x.scalar_type() == at::kDouble  ? BatchNormType::kDouble
-               : x.scalar_type() == at::kFloat ? BatchNormType::kFloat
-               : x.scalar_type() == at::kHalf  ? BatchNormType::kHalf
-                                               : BatchNormType::kBFloat16;
+  shape.type = number_type("batch_norm_act", x.scalar_type());
   shape.vectors = vectors && shape.channels % (16 / x.element_size()) == 0;
   shape.multiprocessors = multiprocessors;
   return shape;
@@ -31,7 +29,7 @@ BatchNormForward allocate_batch_norm(const Tensor& x, const BatchNormShape& shap
   const auto sums = x.options().dtype(batch_norm_sums(x.scalar_type()));
   if (!training) return {at::empty_like(x), at::empty({0}, sums), {}};
   return {at::empty_like(x), at::empty({2, shape.channels}, sums),
-          at::empty({plan_statistics(shape).parts, 2, shape.channels}, sums)};
+          at::empty({plan_batch_norm(shape, kStatisticsLoop).parts, 2, shape.channels}, sums)};
 }
 
 BatchNormBackward allocate_batch_norm_backward(const Tensor& x, const std::optional<Tensor>& weight,
@@ -43,10 +41,8 @@ BatchNormBackward allocate_batch_norm_backward(const Tensor& x, const std::optio
   if (wanted.residual) result.masked = at::empty_like(x);
   if (wanted.weight) result.grad_weight = at::empty({shape.channels}, of_weight);
   if (wanted.bias) result.grad_bias = at::empty({shape.channels}, of_weight);
-  if (wanted.sums(training)) {
-    result.sums = at::empty({2, shape.channels}, sums);
-    result.partial = at::empty({plan_backward(shape).parts, 2, shape.channels}, sums);
-  }
+  if (wanted.sums(training))
+    result.partial = at::empty({plan_batch_norm(shape, kBackwardLoop).parts, 2, shape.channels}, sums);
   if (wanted.dx) result.dx = at::empty_like(x);
   return result;
 }
@@ -76,12 +72,10 @@ using Forward = Two(const Tensor&, const MaybeTensor&, const MaybeTensor&, const
 using Backward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, double, bool, std::array<bool, 4>);
 
-/// The multiprocessors that a tensor on meta counts on: partial sums depend on them.
-constexpr int kMetaMultiprocessors = 132;
-
 Two forward_on_meta(const Tensor& x, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                     const MaybeTensor&, bool training, double, double, bool) {
-  const auto made = detail::allocate_batch_norm(x, detail::batch_norm_shape(x, true, kMetaMultiprocessors), training);
+  const auto made =
+      detail::allocate_batch_norm(x, detail::batch_norm_shape(x, true, detail::kPlayedProcessors), training);
   return {made.y, made.statistics};
 }
 
@@ -90,7 +84,7 @@ Four backward_on_meta(const Tensor& grad, const Tensor& x, const MaybeTensor&, c
                       bool, std::array<bool, 4> wanted) {
   const auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   const auto made = detail::allocate_batch_norm_backward(
-      x, weight, detail::batch_norm_shape(x, true, kMetaMultiprocessors), statistics && statistics->defined(),
+      x, weight, detail::batch_norm_shape(x, true, detail::kPlayedProcessors), statistics && statistics->defined(),
       {wanted[0], wanted[1], wanted[2], wanted[3]});
   return {made.dx, made.masked, made.grad_weight, made.grad_bias};
 }

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -22,11 +23,7 @@ bool stands_at_vector(const MaybeTensor& tensor) {
 /// The statistics of a running layer are written; everything else is only read.
 ChannelNumbers channel_numbers(const MaybeTensor& tensor) {
   if (!tensor || !tensor->defined()) return {};
-  const auto dtype = tensor->scalar_type();
-  return {tensor->data_ptr(), dtype == at::kDouble  ? BatchNormType::kDouble
-                              : dtype == at::kFloat ? BatchNormType::kFloat
-                              : dtype == at::kHalf  ? BatchNormType::kHalf
-                                                    : BatchNormType::kBFloat16};
+  return {tensor->data_ptr(), number_type("batch_norm_act", tensor->scalar_type())};
 }
 
 int multiprocessors() {
@@ -57,23 +54,17 @@ std::tuple<Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTe
   // What the allocator gives stands at a vector.
   const auto shape = batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(residual), multiprocessors());
   const auto made = allocate_batch_norm(x, shape, training);
-  if (training)
-    check(launch_batch_norm_statistics({.shape = shape,
-                                        .x = x.const_data_ptr(),
-                                        .partial = made.partial.mutable_data_ptr(),
-                                        .statistics = made.statistics.mutable_data_ptr(),
-                                        .running_mean = channel_numbers(running_mean),
-                                        .running_var = channel_numbers(running_var),
-                                        .momentum = momentum,
-                                        .eps = eps},
-                                       stream));
-  check(launch_normalize_rows({.shape = shape,
-                               .x = x.const_data_ptr(),
-                               .residual = data_of(residual),
-                               .y = made.y.mutable_data_ptr(),
-                               .affine = affine_of(weight, bias, made.statistics, running_mean, running_var, eps),
-                               .relu = relu},
-                              stream));
+  // In training the kernel makes the statistics itself, and updates those that run along.
+  check(launch_batch_norm({.shape = shape,
+                           .x = x.const_data_ptr(),
+                           .residual = data_of(residual),
+                           .y = made.y.mutable_data_ptr(),
+                           .affine = affine_of(weight, bias, std::nullopt, running_mean, running_var, eps),
+                           .momentum = momentum,
+                           .relu = relu,
+                           .partial = training ? made.partial.mutable_data_ptr() : nullptr,
+                           .statistics = training ? made.statistics.mutable_data_ptr() : nullptr},
+                          stream));
   return {made.y, made.statistics};
 }
 
@@ -86,39 +77,27 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_act_backward_on_cuda(
   const auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   const bool training = statistics && statistics->defined();
   const BatchNormWanted wanted{asked[0], asked[1], asked[2], asked[3]};
+  // Alone, the gradient of the residual is torch's own.
+  if (!wanted.dx && !wanted.sums(training)) return {Tensor(), at::threshold_backward(dy, *y, 0), Tensor(), Tensor()};
   const auto shape =
       batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(dy) && stands_at_vector(y), multiprocessors());
   const auto made = allocate_batch_norm_backward(x, weight, shape, training, wanted);
   const bool has_y = y && y->defined();
-  BatchNormBackwardLaunch launch{.shape = shape,
-                                 .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
-                                 .mask = !relu   ? ReluMask::kNone
-                                         : has_y ? ReluMask::kOutput
-                                                 : ReluMask::kInput,
-                                 .dy = dy.const_data_ptr(),
-                                 .x = x.const_data_ptr(),
-                                 .y = data_of(y),
-                                 .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
-                                 .grad_weight = channel_numbers(made.grad_weight),
-                                 .grad_bias = channel_numbers(made.grad_bias)};
-  if (wanted.sums(training)) {
-    launch.partial = made.partial.mutable_data_ptr();
-    launch.sums = made.sums.mutable_data_ptr();
-    check(launch_batch_norm_backward_sums(launch, stream));
-    if (wanted.residual) {
-      // It is written: the second pass reads it in place of dy and y.
-      launch.dy = launch.masked;
-      launch.masked = nullptr;
-      launch.mask = ReluMask::kNone;
-    }
-  }
-  if (!training) launch.sums = nullptr;
-  if (wanted.dx) {
-    launch.dx = made.dx.mutable_data_ptr();
-    check(launch_batch_norm_backward_input(launch, stream));
-  }
-  // Alone, the gradient of the residual is torch's own.
-  if (!wanted.dx && !wanted.sums(training)) return {Tensor(), at::threshold_backward(dy, *y, 0), Tensor(), Tensor()};
+  check(launch_batch_norm_backward({.shape = shape,
+                                    .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
+                                    .mask = !relu   ? ReluMask::kNone
+                                            : has_y ? ReluMask::kOutput
+                                                    : ReluMask::kInput,
+                                    .dy = dy.const_data_ptr(),
+                                    .x = x.const_data_ptr(),
+                                    .y = data_of(y),
+                                    .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
+                                    .dx = wanted.dx ? made.dx.mutable_data_ptr() : nullptr,
+                                    .partial = wanted.sums(training) ? made.partial.mutable_data_ptr() : nullptr,
+                                    .of_batch = training,
+                                    .grad_weight = channel_numbers(made.grad_weight),
+                                    .grad_bias = channel_numbers(made.grad_bias)},
+                                   stream));
   return {made.dx, made.masked, made.grad_weight, made.grad_bias};
 }
 

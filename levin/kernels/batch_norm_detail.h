@@ -33,7 +33,7 @@ BatchNormForward allocate_batch_norm(const Tensor& x, const BatchNormShape& shap
 
 /// What backward allocates.
 struct BatchNormBackward {
-  Tensor dx, masked, grad_weight, grad_bias, sums, partial;
+  Tensor dx, masked, grad_weight, grad_bias, partial;
 };
 struct BatchNormWanted {
   bool dx = false, residual = false, weight = false, bias = false;

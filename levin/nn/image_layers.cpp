@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "levin/kernels/batch_norm.h"
+#include "levin/kernels/max_pool.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::nn {
@@ -63,6 +64,15 @@ Tensor BatchNorm2dImpl::forward(const Tensor& x, const Tensor& residual, bool re
               "Expected more than 1 value per channel when training, got input size ", x.sizes());
   return kernels::batch_norm_act(x, residual, weight, bias, running_mean, running_var, uses_batch, momentum,
                                  options.eps(), relu);
+}
+
+Tensor MaxPool2dImpl::forward(const Tensor& x) {
+  const auto pair = [](const torch::ExpandingArray<2>& sizes) { return std::array<int64_t, 2>(*sizes); };
+  return kernels::max_pool2d(x, {.kernel = pair(options.kernel_size()),
+                                 .stride = pair(options.stride()),
+                                 .padding = pair(options.padding()),
+                                 .dilation = pair(options.dilation()),
+                                 .ceil_mode = options.ceil_mode()});
 }
 
 Tensor channels_last_on_cuda(const Tensor& images) {

@@ -117,7 +117,7 @@ void expect_equal_to_double(const Case& c) {
 
 TEST_F(BatchNormActOnCuda, AgreesWithTorchInDouble) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
-    for (const int64_t channels : {3, 16, 64, 100, 2048})
+    for (const int64_t channels : {3, 16, 24, 64, 100, 256, 1032, 2048})
       for (const auto& [batch, side] : std::vector<std::pair<int64_t, int64_t>>{{7, 1}, {64, 7}, {10, 100}}) {
         if (channels * batch * side * side > 30'000'000) continue;
         for (const bool residual : {false, true})
@@ -169,8 +169,19 @@ TEST_F(BatchNormActOnCuda, KeepsSmallVariancesBesideLargeMeans) {
   EXPECT_LT(apart(mine.var, theirs.var), 1e-5);
 }
 
-TEST_F(BatchNormActOnCuda, RepeatsBitByBit) {
-  const Case c{at::kBFloat16, at::kFloat, {64, 64, 56, 56}, true, true};
+/// Of a channel whose first pixel stands out.
+TEST_F(BatchNormActOnCuda, KeepsSmallVariancesBesideOneLargeNumber) {
+  const Case c{at::kFloat, at::kFloat, {64, 64, 28, 28}};
+  auto mine = Inputs::random(c);
+  mine.x = laid_out(torch::randn(c.sizes, at::kCUDA) * 0.01);
+  mine.x.select(0, 0).select(1, 0).select(1, 0).fill_(3);
+  mine.x.requires_grad_();
+  const auto theirs = mine.doubled();
+  fused(mine, c, 1.0), plain(theirs, c, 1.0);
+  EXPECT_LT(apart(mine.var, theirs.var), 1e-5);
+}
+
+void expect_repeats(const Case& c) {
   const auto first = Inputs::random(c);
   auto second = first.leaves();
   second.mean = first.mean.clone(), second.var = first.var.clone();
@@ -180,7 +191,13 @@ TEST_F(BatchNormActOnCuda, RepeatsBitByBit) {
   const auto grad = torch::randn_like(a);
   const auto da = torch::autograd::grad({a}, first.wanted(), {grad});
   const auto db = torch::autograd::grad({b}, second.wanted(), {grad});
-  for (size_t i = 0; i < da.size(); ++i) EXPECT_TRUE(torch::equal(da[i], db[i])) << i;
+  for (size_t i = 0; i < da.size(); ++i) EXPECT_TRUE(torch::equal(da[i], db[i])) << text(c) << " gradient " << i;
+}
+
+TEST_F(BatchNormActOnCuda, RepeatsBitByBit) {
+  expect_repeats({at::kBFloat16, at::kFloat, {64, 64, 56, 56}, true, true});
+  expect_repeats({at::kBFloat16, at::kFloat, {64, 2048, 7, 7}, false, true});
+  expect_repeats({at::kFloat, at::kFloat, {16, 100, 14, 14}, true, true});
 }
 
 TEST_F(BatchNormActOnCuda, TakesGradientsOfAnyLayout) {
@@ -209,6 +226,12 @@ TEST_F(BatchNormActOnCuda, GivesOnlyTheGradientsThatAreAskedFor) {
       EXPECT_TRUE(torch::equal(two[0], all[0]));
       EXPECT_TRUE(torch::equal(two[1], all[3]));
       mine.x = mine.x.detach();
+      const auto weights = mine.leaves();
+      const auto last = torch::autograd::grad(
+          {fused({mine.x, mine.residual.detach(), weights.weight, weights.bias, mine.mean, mine.var}, c).pow(2).sum()},
+          {weights.weight, weights.bias});
+      EXPECT_TRUE(torch::equal(last[0], all[1]));
+      EXPECT_TRUE(torch::equal(last[1], all[2]));
       const auto one = torch::autograd::grad({fused(mine, c).pow(2).sum()}, {mine.residual});
       EXPECT_TRUE(torch::equal(one[0], all[3]));
     }
