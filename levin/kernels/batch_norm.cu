@@ -128,35 +128,26 @@ __device__ SumPair<A> finish_statistics(const BatchNormLaunch& launch, int strip
 /// From the last row to the first: the rows that the pass before has read last are still in the cache.
 template <class T, int V, bool kResidual>
 __global__ void __launch_bounds__(kNormalizeLoop.threads, kNormalizeLoop.resident)
-    normalize_kernel(const __grid_constant__ BatchNormLaunch launch, int columns, int parts) {
+    normalize_rows_kernel(const __grid_constant__ BatchNormLaunch launch, int columns, int parts) {
   using A = Wide<T>;
   constexpr int kThreads = kNormalizeLoop.threads, kRows = kNormalizeLoop.unrolled;
   const int64_t rows = launch.shape.rows, channels = launch.shape.channels;
   const auto place = batch_norm_place<kThreads>(columns, V, channels);
-  __shared__ A means[kStrip<V>], scales[kStrip<V>], biases[kStrip<V>];
+  __shared__ ChannelTable<A, V> table;
   {
+    const auto& affine = launch.affine;
     SumPair<A> statistics{A(0), A(0)};
     if (launch.partial != nullptr) statistics = finish_statistics<kThreads, A>(launch, place.strip, columns, parts);
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t channel = static_cast<int64_t>(blockIdx.x) * place.strip + thread;
     if (thread < place.strip && channel < channels) {
-      const auto& affine = launch.affine;
-      if (launch.partial == nullptr)
-        statistics = {load_number<A>(affine.mean.data, affine.mean.type, channel), inverse_std_of<A>(affine, channel)};
-      means[thread] = statistics.first;
-      scales[thread] = statistics.second * number_or<A>(affine.weight, channel, A(1));
-      biases[thread] = number_or<A>(affine.bias, channel, A(0));
+      if (launch.partial == nullptr) statistics = {mean_of<A>(affine, channel), inverse_std_of<A>(affine, channel)};
+      table.set(thread, statistics.first, statistics.second, affine, channel);
     }
     __syncthreads();
   }
   if (!place.inside) return;
-  A mean[V], scale[V], bias[V];
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    mean[i] = means[place.column * V + i];
-    scale[i] = scales[place.column * V + i];
-    bias[i] = biases[place.column * V + i];
-  }
+  const ChannelMap<A, V> map = table.of(place.column);
   const T* __restrict__ x = static_cast<const T*>(launch.x);
   const T* __restrict__ residual = static_cast<const T*>(launch.residual);
   T* __restrict__ y = static_cast<T*>(launch.y);
@@ -178,7 +169,7 @@ __global__ void __launch_bounds__(kNormalizeLoop.threads, kNormalizeLoop.residen
       if constexpr (kResidual) unpack<T, V>(added[k], others);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        values[i] = normalized<A>(values[i], mean[i], scale[i], bias[i]);
+        values[i] = normalized<A>(values[i] - map.mean[i], map.scale[i], map.bias[i]);
         if constexpr (kResidual) values[i] += others[i];
         if (launch.relu && values[i] <= A(0)) values[i] = A(0);  // what is no number stays one
       }
@@ -199,7 +190,8 @@ int launch_batch_norm(const BatchNormLaunch& launch, CUstream_st* stream) {
       statistics_kernel<T, V><<<grid_of(sums), kStatisticsLoop.threads, 0, stream>>>(
           static_cast<const T*>(launch.x), shape.rows, shape.channels, sums.columns,
           static_cast<Wide<T>*>(launch.partial));
-    const auto kernel = launch.residual != nullptr ? normalize_kernel<T, V, true> : normalize_kernel<T, V, false>;
+    const auto kernel =
+        launch.residual != nullptr ? normalize_rows_kernel<T, V, true> : normalize_rows_kernel<T, V, false>;
     kernel<<<grid_of(plan), kNormalizeLoop.threads, 0, stream>>>(launch, plan.columns, static_cast<int>(sums.parts));
   });
   return static_cast<int>(cudaGetLastError());

@@ -15,12 +15,6 @@ constexpr float kVanishes<__half> = 0x1p-25f;
 template <>
 constexpr float kVanishes<__nv_bfloat16> = 0x1p-134f;
 
-/// How x became y, for the channels of a thread.
-template <class A, int V>
-struct ChannelMap {
-  A mean[V], scale[V], bias[V];
-};
-
 /// Calls f(place, masked gradient, x - mean) for the rows of a thread; kBackwards goes from the last row to the first,
 /// since the rows that the pass before has read last are still in the cache. Without `reads_x` the deviation is 0.
 template <class T, int V, ReluMask kMask, bool kBackwards, class F>
@@ -57,7 +51,7 @@ __device__ __forceinline__ void for_each_row(const BatchNormBackwardLaunch& laun
         in[i] = reads_x ? in[i] - map.mean[i] : A(0);
         if constexpr (kMask == ReluMask::kOutput) grad[i] = out[i] <= A(0) ? A(0) : grad[i];
         if constexpr (kMask == ReluMask::kInput)
-          grad[i] = multiply_add(in[i], map.scale[i], map.bias[i]) <= A(kVanishes<T>) ? A(0) : grad[i];
+          grad[i] = normalized<A>(in[i], map.scale[i], map.bias[i]) <= A(kVanishes<T>) ? A(0) : grad[i];
       }
       f(at[k], grad, in);
       if constexpr (kMask != ReluMask::kNone)
@@ -72,20 +66,18 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
   using A = Wide<T>;
   const int64_t channels = launch.shape.channels;
   const auto place = batch_norm_place<kThreads>(columns, V, channels);
-  ChannelMap<A, V> map;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t channel = static_cast<int64_t>(blockIdx.x) * place.strip + thread;
+  const bool has_channel = thread < place.strip && channel < channels;
+  __shared__ ChannelTable<A, V> table;
+  if (has_channel)
+    table.set(thread, mean_of<A>(launch.affine, channel), inverse_std_of<A>(launch.affine, channel), launch.affine,
+              channel);
+  __syncthreads();
+  const ChannelMap<A, V> map = table.of(place.column);
   A sum[V], product[V];
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    sum[i] = product[i] = map.mean[i] = map.scale[i] = map.bias[i] = A(0);
-    if (!place.inside) continue;
-    const auto& affine = launch.affine;
-    map.mean[i] = load_number<A>(affine.mean.data, affine.mean.type, place.channel + i);
-    if constexpr (kMask == ReluMask::kInput) {
-      map.scale[i] =
-          inverse_std_of<A>(affine, place.channel + i) * number_or<A>(affine.weight, place.channel + i, A(1));
-      map.bias[i] = number_or<A>(affine.bias, place.channel + i, A(0));
-    }
-  }
+  for (int i = 0; i < V; ++i) sum[i] = product[i] = A(0);
   if (place.inside)
     for_each_row<T, V, kMask, false>(launch, place, true, map, [&](int64_t, const A* grad, const A* deviation) {
 #pragma unroll
@@ -95,9 +87,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
       }
     });
   const SumPair<A> total = block_sums<kThreads, A, V>(sum, product, columns);
-  const int thread = static_cast<int>(threadIdx.x);
-  const int64_t channel = static_cast<int64_t>(blockIdx.x) * place.strip + thread;
-  if (thread >= place.strip || channel >= channels) return;
+  if (!has_channel) return;
   A* out = static_cast<A*>(launch.partial) + blockIdx.y * 2 * channels + channel;
   out[0] = total.first;
   out[channels] = total.second;
@@ -111,7 +101,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
   using A = Wide<T>;
   const int64_t channels = launch.shape.channels;
   const auto place = batch_norm_place<kThreads>(columns, V, channels);
-  __shared__ A means[kStrip<V>], scales[kStrip<V>], biases[kStrip<V>], constants[kStrip<V>], slopes[kStrip<V>];
+  __shared__ ChannelTable<A, V> table;
+  __shared__ A constants[kStrip<V>], slopes[kStrip<V>];
   {
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t channel = static_cast<int64_t>(blockIdx.x) * place.strip + thread % place.strip;
@@ -124,11 +115,9 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
     if (thread < place.strip && channel < channels) {
       const auto& affine = launch.affine;
       const A inverse_std = inverse_std_of<A>(affine, channel);
-      const A scale = inverse_std * number_or<A>(affine.weight, channel, A(1));
+      table.set(thread, mean_of<A>(affine, channel), inverse_std, affine, channel);
+      const A scale = table.scale[thread];
       const double n = static_cast<double>(launch.shape.rows);
-      means[thread] = load_number<A>(affine.mean.data, affine.mean.type, channel);
-      scales[thread] = scale;
-      biases[thread] = number_or<A>(affine.bias, channel, A(0));
       constants[thread] = launch.of_batch ? -scale * static_cast<A>(sums.first / n) : A(0);
       slopes[thread] = launch.of_batch ? -scale * inverse_std * inverse_std * static_cast<A>(sums.second / n) : A(0);
       if (blockIdx.y == 0) {
@@ -140,14 +129,10 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
     __syncthreads();
   }
   if (!place.inside || launch.dx == nullptr) return;
-  ChannelMap<A, V> map;
+  const ChannelMap<A, V> map = table.of(place.column);
   A constant[V], slope[V];
 #pragma unroll
-  for (int i = 0; i < V; ++i) {
-    const int at = place.column * V + i;
-    map.mean[i] = means[at], map.scale[i] = scales[at], map.bias[i] = biases[at];
-    constant[i] = constants[at], slope[i] = slopes[at];
-  }
+  for (int i = 0; i < V; ++i) constant[i] = constants[place.column * V + i], slope[i] = slopes[place.column * V + i];
   const bool reads_x = launch.of_batch || kMask == ReluMask::kInput;
   for_each_row<T, V, kMask, true>(launch, place, reads_x, map, [&](int64_t at, const A* grad, const A* deviation) {
     A result[V];

@@ -22,10 +22,11 @@ __device__ __forceinline__ double multiply_add(double a, double b, double c) {
   return fma(a, b, c);
 }
 
-/// y before residual and ReLU. Forward and backward share it: the mask of the ReLU must be the same in both.
+/// y before residual and ReLU, of x - mean. Forward and backward share it: the mask of the ReLU must be the same in
+/// both.
 template <class A>
-__device__ __forceinline__ A normalized(A x, A mean, A scale, A bias) {
-  return multiply_add(x - mean, scale, bias);
+__device__ __forceinline__ A normalized(A deviation, A scale, A bias) {
+  return multiply_add(deviation, scale, bias);
 }
 
 template <class A>
@@ -85,10 +86,41 @@ __device__ __forceinline__ double inverse_root(double value) {
 }
 
 template <class A>
+__device__ __forceinline__ A mean_of(const BatchNormAffine& affine, int64_t channel) {
+  return load_number<A>(affine.mean.data, affine.mean.type, channel);
+}
+
+template <class A>
 __device__ __forceinline__ A inverse_std_of(const BatchNormAffine& affine, int64_t channel) {
   const A spread = load_number<A>(affine.spread.data, affine.spread.type, channel);
   return affine.spread_is_variance ? inverse_root(spread + static_cast<A>(affine.eps)) : spread;
 }
+
+/// How x becomes y before residual and ReLU, for the channels of a thread.
+template <class A, int V>
+struct ChannelMap {
+  A mean[V], scale[V], bias[V];
+};
+
+/// The same for the channels of a block, in shared memory.
+template <class A, int V>
+struct ChannelTable {
+  A mean[kStrip<V>], scale[kStrip<V>], bias[kStrip<V>];
+
+  __device__ __forceinline__ void set(int at, A mean_of, A inverse_std, const BatchNormAffine& affine,
+                                      int64_t channel) {
+    mean[at] = mean_of;
+    scale[at] = inverse_std * number_or<A>(affine.weight, channel, A(1));
+    bias[at] = number_or<A>(affine.bias, channel, A(0));
+  }
+  __device__ __forceinline__ ChannelMap<A, V> of(int column) const {
+    ChannelMap<A, V> map;
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      map.mean[i] = mean[column * V + i], map.scale[i] = scale[column * V + i], map.bias[i] = bias[column * V + i];
+    return map;
+  }
+};
 
 // ---- sums
 

@@ -32,7 +32,7 @@ struct BatchNormShape {
 struct BatchNormLoop {
   int threads, resident, unrolled;
 };
-constexpr BatchNormLoop kStatisticsLoop{512, 2, 4}, kNormalizeLoop{512, 2, 2}, kBackwardLoop{256, 3, 2};
+constexpr BatchNormLoop kStatisticsLoop{1024, 1, 4}, kNormalizeLoop{512, 2, 2}, kBackwardLoop{512, 1, 4};
 
 /// A block has a strip of channels, 128 bytes wide where rows are vectors.
 constexpr int strip_columns(bool vectors) {
