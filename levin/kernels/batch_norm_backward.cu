@@ -7,14 +7,6 @@ namespace {
 
 constexpr int kThreads = kBackwardLoop.threads;
 
-/// Rounded to the dtype, positive numbers up to this are zero.
-template <class T>
-constexpr float kVanishes = 0;
-template <>
-constexpr float kVanishes<__half> = 0x1p-25f;
-template <>
-constexpr float kVanishes<__nv_bfloat16> = 0x1p-134f;
-
 /// Calls f(place, masked gradient, x - mean) for the rows of a thread; kBackwards goes from the last row to the first,
 /// since the rows that the pass before has read last are still in the cache. Without `reads_x` the deviation is 0.
 template <class T, int V, ReluMask kMask, bool kBackwards, class F>
@@ -23,35 +15,31 @@ __device__ __forceinline__ void for_each_row(const BatchNormBackwardLaunch& laun
   using A = Wide<T>;
   constexpr int kRows = kBackwardLoop.unrolled;
   const int64_t rows = launch.shape.rows, channels = launch.shape.channels;
-  const auto read = [](const void* from, int64_t at) {
-    if constexpr (kBackwards) return load_last<T, V>(from, at);
-    return load<T, V>(from, at);
-  };
   for (int64_t first = place.row; first < rows; first += kRows * place.step) {
-    Pack<T, V> grads[kRows], ins[kRows], outs[kRows];
+    Pack<T, V> grads[kRows], ins[kRows];
+    uint32_t bits[kRows];
     int64_t at[kRows];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const int64_t row = first + k * place.step;
       at[k] = (kBackwards ? rows - 1 - row : row) * channels + place.channel;
       if (row >= rows) continue;
-      grads[k] = read(launch.dy, at[k]);
-      if (reads_x) ins[k] = read(launch.x, at[k]);
-      if constexpr (kMask == ReluMask::kOutput) outs[k] = read(launch.y, at[k]);
+      grads[k] = load<T, V>(launch.dy, at[k]);
+      if (reads_x) ins[k] = load<T, V>(launch.x, at[k]);
+      if constexpr (kMask == ReluMask::kBits) bits[k] = launch.passed[at[k] / V];
     }
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       if (first + k * place.step >= rows) continue;
-      A grad[V], in[V], out[V];
+      A grad[V], in[V];
       unpack<T, V>(grads[k], grad);
       unpack<T, V>(ins[k], in);
-      if constexpr (kMask == ReluMask::kOutput) unpack<T, V>(outs[k], out);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
         in[i] = reads_x ? in[i] - map.mean[i] : A(0);
-        if constexpr (kMask == ReluMask::kOutput) grad[i] = out[i] <= A(0) ? A(0) : grad[i];
+        if constexpr (kMask == ReluMask::kBits) grad[i] = bits[k] >> i & 1 ? grad[i] : A(0);
         if constexpr (kMask == ReluMask::kInput)
-          grad[i] = normalized<A>(in[i], map.scale[i], map.bias[i]) <= A(kVanishes<T>) ? A(0) : grad[i];
+          grad[i] = passes<T>(normalized<A>(in[i], map.scale[i], map.bias[i])) ? grad[i] : A(0);
       }
       f(at[k], grad, in);
       if constexpr (kMask != ReluMask::kNone)
@@ -70,9 +58,12 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
   const int64_t channel = static_cast<int64_t>(blockIdx.x) * place.strip + thread;
   const bool has_channel = thread < place.strip && channel < channels;
   __shared__ ChannelTable<A, V> table;
-  if (has_channel)
-    table.set(thread, mean_of<A>(launch.affine, channel), inverse_std_of<A>(launch.affine, channel), launch.affine,
-              channel);
+  if (has_channel) {
+    const auto& affine = launch.affine;
+    table.mean[thread] = mean_of<A>(affine, channel);
+    table.scale[thread] = inverse_std_of<A>(affine, channel) * number_or<A>(affine.weight, channel, A(1));
+    table.bias[thread] = number_or<A>(affine.bias, channel, A(0));
+  }
   __syncthreads();
   const ChannelMap<A, V> map = table.of(place.column);
   A sum[V], product[V];
@@ -97,7 +88,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
 /// and bias.
 template <class T, int V, ReluMask kMask>
 __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
-    backward_input_kernel(const __grid_constant__ BatchNormBackwardLaunch launch, int columns, int parts) {
+    backward_input_kernel(const __grid_constant__ BatchNormBackwardLaunch launch, int columns, int parts,
+                          double inverse_rows) {
   using A = Wide<T>;
   const int64_t channels = launch.shape.channels;
   const auto place = batch_norm_place<kThreads>(columns, V, channels);
@@ -106,27 +98,35 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
   {
     const int thread = static_cast<int>(threadIdx.x);
     const int64_t channel = static_cast<int64_t>(blockIdx.x) * place.strip + thread % place.strip;
+    const bool has_channel = thread < place.strip && channel < channels;
+    // What waits for nothing is read before the sums are.
+    A inverse_std = A(0), scale = A(0);
+    if (has_channel) {
+      const auto& affine = launch.affine;
+      inverse_std = inverse_std_of<A>(affine, channel);
+      scale = inverse_std * number_or<A>(affine.weight, channel, A(1));
+      table.mean[thread] = mean_of<A>(affine, channel);
+      table.scale[thread] = scale;
+      table.bias[thread] = number_or<A>(affine.bias, channel, A(0));
+    }
     SumPair<double> sums{0, 0};
     if (launch.partial != nullptr)
       sums = part_sums<kThreads>(channel < channels ? parts : 0, place.strip, [&](int part) {
         const A* from = static_cast<const A*>(launch.partial) + part * 2 * channels + channel;
         return SumPair<double>{static_cast<double>(from[0]), static_cast<double>(from[channels])};
       });
-    if (thread < place.strip && channel < channels) {
-      const auto& affine = launch.affine;
-      const A inverse_std = inverse_std_of<A>(affine, channel);
-      table.set(thread, mean_of<A>(affine, channel), inverse_std, affine, channel);
-      const A scale = table.scale[thread];
-      const double n = static_cast<double>(launch.shape.rows);
-      constants[thread] = launch.of_batch ? -scale * static_cast<A>(sums.first / n) : A(0);
-      slopes[thread] = launch.of_batch ? -scale * inverse_std * inverse_std * static_cast<A>(sums.second / n) : A(0);
-      if (blockIdx.y == 0) {
-        const auto &weight = launch.grad_weight, &bias = launch.grad_bias;
-        if (weight.data != nullptr) store_number(weight.data, weight.type, channel, sums.second * inverse_std);
-        if (bias.data != nullptr) store_number(bias.data, bias.type, channel, sums.first);
-      }
+    if (has_channel) {
+      const A of_mean = static_cast<A>(sums.first * inverse_rows),
+              of_spread = static_cast<A>(sums.second * inverse_rows);
+      constants[thread] = launch.of_batch ? -scale * of_mean : A(0);
+      slopes[thread] = launch.of_batch ? -scale * inverse_std * inverse_std * of_spread : A(0);
     }
     __syncthreads();
+    if (has_channel && blockIdx.y == 0) {
+      const auto &weight = launch.grad_weight, &bias = launch.grad_bias;
+      if (weight.data != nullptr) store_number(weight.data, weight.type, channel, sums.second * inverse_std);
+      if (bias.data != nullptr) store_number(bias.data, bias.type, channel, sums.first);
+    }
   }
   if (!place.inside || launch.dx == nullptr) return;
   const ChannelMap<A, V> map = table.of(place.column);
@@ -153,8 +153,8 @@ void with_mask(ReluMask mask, const F& f) {
   switch (mask) {
     case ReluMask::kNone:
       return f(MaskOf<ReluMask::kNone>());
-    case ReluMask::kOutput:
-      return f(MaskOf<ReluMask::kOutput>());
+    case ReluMask::kBits:
+      return f(MaskOf<ReluMask::kBits>());
     case ReluMask::kInput:
       return f(MaskOf<ReluMask::kInput>());
   }
@@ -173,7 +173,7 @@ int launch_batch_norm_backward(const BatchNormBackwardLaunch& asked, CUstream_st
         backward_sums_kernel<T, V, decltype(mask)::value><<<grid_of(plan), kThreads, 0, stream>>>(launch, plan.columns);
       });
       if (launch.masked != nullptr) {
-        // It is written: the second pass reads it in place of dy and y.
+        // It is written: the second pass reads it in place of dy.
         launch.dy = launch.masked;
         launch.masked = nullptr;
         launch.mask = ReluMask::kNone;
@@ -181,8 +181,8 @@ int launch_batch_norm_backward(const BatchNormBackwardLaunch& asked, CUstream_st
     }
     const dim3 grid = launch.dx != nullptr ? grid_of(plan) : dim3(static_cast<unsigned>(plan.strips));
     with_mask(launch.mask, [&](auto mask) {
-      backward_input_kernel<T, V, decltype(mask)::value>
-          <<<grid, kThreads, 0, stream>>>(launch, plan.columns, static_cast<int>(plan.parts));
+      backward_input_kernel<T, V, decltype(mask)::value><<<grid, kThreads, 0, stream>>>(
+          launch, plan.columns, static_cast<int>(plan.parts), 1.0 / static_cast<double>(launch.shape.rows));
     });
   });
   return static_cast<int>(cudaGetLastError());

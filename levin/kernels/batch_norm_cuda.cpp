@@ -45,15 +45,17 @@ void check(int error) {
   C10_CUDA_CHECK(static_cast<cudaError_t>(error));
 }
 
-std::tuple<Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTensor& residual,
-                                                  const MaybeTensor& weight, const MaybeTensor& bias,
-                                                  const MaybeTensor& running_mean, const MaybeTensor& running_var,
-                                                  bool training, double momentum, double eps, bool relu) {
+std::tuple<Tensor, Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTensor& residual,
+                                                          const MaybeTensor& weight, const MaybeTensor& bias,
+                                                          const MaybeTensor& running_mean,
+                                                          const MaybeTensor& running_var, bool training,
+                                                          double momentum, double eps, bool relu) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* const stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
   // What the allocator gives stands at a vector.
   const auto shape = batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(residual), multiprocessors());
-  const auto made = allocate_batch_norm(x, shape, training);
+  const bool keeps_bits = relu && residual && residual->defined();
+  const auto made = allocate_batch_norm(x, shape, training, keeps_bits);
   // In training the kernel makes the statistics itself, and updates those that run along.
   check(launch_batch_norm({.shape = shape,
                            .x = x.const_data_ptr(),
@@ -63,34 +65,38 @@ std::tuple<Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTe
                            .momentum = momentum,
                            .relu = relu,
                            .partial = training ? made.partial.mutable_data_ptr() : nullptr,
-                           .statistics = training ? made.statistics.mutable_data_ptr() : nullptr},
+                           .statistics = training ? made.statistics.mutable_data_ptr() : nullptr,
+                           .passed = keeps_bits ? made.passed.mutable_data_ptr<uint8_t>() : nullptr},
                           stream));
-  return {made.y, made.statistics};
+  return {made.y, made.statistics, made.passed};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_act_backward_on_cuda(
-    const Tensor& grad, const Tensor& x, const MaybeTensor& y, const MaybeTensor& weight, const MaybeTensor& bias,
+    const Tensor& grad, const Tensor& x, const MaybeTensor& passed, const MaybeTensor& weight, const MaybeTensor& bias,
     const MaybeTensor& statistics, const MaybeTensor& running_mean, const MaybeTensor& running_var, double eps,
     bool relu, std::array<bool, 4> asked) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* const stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
-  const auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+  auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   const bool training = statistics && statistics->defined();
   const BatchNormWanted wanted{asked[0], asked[1], asked[2], asked[3]};
+  const bool has_bits = passed && passed->defined();
   // Alone, the gradient of the residual is torch's own.
-  if (!wanted.dx && !wanted.sums(training)) return {Tensor(), at::threshold_backward(dy, *y, 0), Tensor(), Tensor()};
-  const auto shape =
-      batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(dy) && stands_at_vector(y), multiprocessors());
+  if (!wanted.dx && !wanted.sums(training))
+    return {Tensor(), dy.masked_fill(passed_of_bits(*passed, x.sizes()).logical_not(), 0), Tensor(), Tensor()};
+  // Threads have as many channels as in forward, where bits are theirs.
+  const bool whole = has_bits ? passed->size(1) < x.size(1) : stands_at_vector(x) && stands_at_vector(dy);
+  if (has_bits && whole && !stands_at_vector(dy)) dy = dy.clone();
+  const auto shape = batch_norm_shape(x, whole, multiprocessors());
   const auto made = allocate_batch_norm_backward(x, weight, shape, training, wanted);
-  const bool has_y = y && y->defined();
   check(launch_batch_norm_backward({.shape = shape,
                                     .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
-                                    .mask = !relu   ? ReluMask::kNone
-                                            : has_y ? ReluMask::kOutput
-                                                    : ReluMask::kInput,
+                                    .mask = !relu      ? ReluMask::kNone
+                                            : has_bits ? ReluMask::kBits
+                                                       : ReluMask::kInput,
                                     .dy = dy.const_data_ptr(),
                                     .x = x.const_data_ptr(),
-                                    .y = data_of(y),
+                                    .passed = static_cast<const uint8_t*>(data_of(passed)),
                                     .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
                                     .dx = wanted.dx ? made.dx.mutable_data_ptr() : nullptr,
                                     .partial = wanted.sums(training) ? made.partial.mutable_data_ptr() : nullptr,

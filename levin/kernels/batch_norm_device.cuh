@@ -29,6 +29,21 @@ __device__ __forceinline__ A normalized(A deviation, A scale, A bias) {
   return multiply_add(deviation, scale, bias);
 }
 
+/// Rounded to the dtype, positive numbers up to this are zero.
+template <class T>
+constexpr float kVanishes = 0;
+template <>
+constexpr float kVanishes<__half> = 0x1p-25f;
+template <>
+constexpr float kVanishes<__nv_bfloat16> = 0x1p-134f;
+
+/// Whether the ReLU lets the gradient of a sum through. Numbers do not pass that are zero once they are rounded; what
+/// is no number does.
+template <class T>
+__device__ __forceinline__ bool passes(Wide<T> value) {
+  return !(value <= Wide<T>(kVanishes<T>));
+}
+
 template <class A>
 struct SumPair {
   A first, second;
@@ -58,19 +73,6 @@ __device__ __forceinline__ BatchNormPlace batch_norm_place(int columns, int widt
   return place;
 }
 
-/// A number that is read for the last time: the cache may forget it.
-template <class T, int V>
-__device__ __forceinline__ Pack<T, V> load_last(const void* from, int64_t at) {
-  if constexpr (sizeof(T) * V == 16) {
-    const uint4 bits = __ldcs(reinterpret_cast<const uint4*>(static_cast<const T*>(from) + at));
-    Pack<T, V> pack;
-    memcpy(&pack, &bits, 16);
-    return pack;
-  } else {
-    return load<T, V>(from, at);
-  }
-}
-
 // ---- numbers of channels
 
 template <class A>
@@ -93,6 +95,7 @@ __device__ __forceinline__ A mean_of(const BatchNormAffine& affine, int64_t chan
 template <class A>
 __device__ __forceinline__ A inverse_std_of(const BatchNormAffine& affine, int64_t channel) {
   const A spread = load_number<A>(affine.spread.data, affine.spread.type, channel);
+  // As forward does it: the mask of the ReLU depends on the last bit.
   return affine.spread_is_variance ? inverse_root(spread + static_cast<A>(affine.eps)) : spread;
 }
 
@@ -107,12 +110,6 @@ template <class A, int V>
 struct ChannelTable {
   A mean[kStrip<V>], scale[kStrip<V>], bias[kStrip<V>];
 
-  __device__ __forceinline__ void set(int at, A mean_of, A inverse_std, const BatchNormAffine& affine,
-                                      int64_t channel) {
-    mean[at] = mean_of;
-    scale[at] = inverse_std * number_or<A>(affine.weight, channel, A(1));
-    bias[at] = number_or<A>(affine.bias, channel, A(0));
-  }
   __device__ __forceinline__ ChannelMap<A, V> of(int column) const {
     ChannelMap<A, V> map;
 #pragma unroll

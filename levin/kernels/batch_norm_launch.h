@@ -32,7 +32,7 @@ struct BatchNormShape {
 struct BatchNormLoop {
   int threads, resident, unrolled;
 };
-constexpr BatchNormLoop kStatisticsLoop{1024, 1, 4}, kNormalizeLoop{512, 2, 2}, kBackwardLoop{512, 1, 4};
+constexpr BatchNormLoop kStatisticsLoop{512, 2, 4}, kNormalizeLoop{512, 2, 2}, kBackwardLoop{512, 1, 4};
 
 /// A block has a strip of channels, 128 bytes wide where rows are vectors.
 constexpr int strip_columns(bool vectors) {
@@ -61,6 +61,25 @@ inline BatchNormPlan plan_batch_norm(const BatchNormShape& shape, const BatchNor
   return plan;
 }
 
+/// How many rows each part has: every `parts`-th tile of `height` rows, of which the last tile may miss some.
+struct BatchNormParts {
+  int parts = 1;
+  int tiles = 1, longer = 0;  // of each part; the first `longer` ones have one more
+  int height = 1;
+  int last = 0, missing = 0;
+};
+
+inline BatchNormParts parts_of(const BatchNormShape& shape, const BatchNormLoop& loop) {
+  const auto plan = plan_batch_norm(shape, loop);
+  const int64_t height = loop.threads / plan.columns, tiles = (shape.rows + height - 1) / height;
+  return {static_cast<int>(plan.parts),
+          static_cast<int>(tiles / plan.parts),
+          static_cast<int>(tiles % plan.parts),
+          static_cast<int>(height),
+          static_cast<int>((tiles - 1) % plan.parts),
+          static_cast<int>(tiles * height - shape.rows)};
+}
+
 /// How x becomes y: mean and variance of a batch or of many, weight and bias.
 struct BatchNormAffine {
   ChannelNumbers mean, spread, weight, bias;
@@ -82,10 +101,12 @@ struct BatchNormLaunch {
   /// and inverse standard deviation.
   void* partial = nullptr;
   void* statistics = nullptr;
+  /// Which channels the ReLU let through, a bit each, one byte for the `width` channels of a thread; or null.
+  uint8_t* passed = nullptr;
 };
 
-/// Where the ReLU let gradients through.
-enum class ReluMask : int { kNone, kOutput, kInput };
+/// From where it is known what the ReLU let through: it is all, the bits of forward say so, or x does.
+enum class ReluMask : int { kNone, kBits, kInput };
 
 struct BatchNormBackwardLaunch {
   BatchNormShape shape;
@@ -93,9 +114,9 @@ struct BatchNormBackwardLaunch {
   ReluMask mask = ReluMask::kNone;
   const void* dy = nullptr;
   const void* x = nullptr;
-  const void* y = nullptr;  // of ReluMask::kOutput
-  void* masked = nullptr;   // the gradient after the mask, or null
-  void* dx = nullptr;       // or null
+  const uint8_t* passed = nullptr;  // of ReluMask::kBits
+  void* masked = nullptr;           // the gradient after the mask, or null
+  void* dx = nullptr;               // or null
   /// Sums over the batch [parts of kBackwardLoop, 2, channels], or null where nobody needs them.
   void* partial = nullptr;
   bool of_batch = false;  // the statistics came from x, so dx goes through them too

@@ -150,6 +150,61 @@ __global__ void __launch_bounds__(kThreads)
   store_packed<T, V>(p.in, at, sum);
 }
 
+/// Patches of kStride x kStride pixels that lie in the same windows.
+int patches_along(int size, int padding, int stride) {
+  return (size - 1 + padding) / stride + 1;
+}
+
+/// The same for square windows whose size and stride are known here. A thread has a patch, and reads each window once
+/// for all of its pixels. With the padding a patch begins at a multiple of the stride.
+template <class T, int V, int kSize, int kStride>
+__global__ void __launch_bounds__(kThreads)
+    max_pool_patch_backward_kernel(const __grid_constant__ MaxPoolLaunch p, int columns, int rows_of_patches,
+                                   int columns_of_patches) {
+  using A = Wide<T>;
+  constexpr int kReach = (kSize + kStride - 1) / kStride;
+  const Pixel patch = pixel_of_thread(rows_of_patches, columns_of_patches, p.channels, columns, V);
+  if (!patch.inside) return;
+  Pack<T, V> grads[kReach][kReach];
+  Bytes<V> chosen[kReach][kReach];
+  bool is_window[kReach][kReach];
+#pragma unroll
+  for (int a = 0; a < kReach; ++a)
+#pragma unroll
+    for (int b = 0; b < kReach; ++b) {
+      const int y = patch.row - a, x = patch.column - b;
+      is_window[a][b] = y >= 0 && y < p.out_height && x >= 0 && x < p.out_width;
+      if (!is_window[a][b]) continue;
+      const int64_t at = ((patch.image * p.out_height + y) * p.out_width + x) * p.channels + patch.channel;
+      chosen[a][b] = *reinterpret_cast<const Bytes<V>*>(p.chosen + at);
+      grads[a][b] = load<T, V>(p.out, at);
+    }
+#pragma unroll
+  for (int u = 0; u < kStride; ++u)
+#pragma unroll
+    for (int v = 0; v < kStride; ++v) {
+      const int row = patch.row * kStride + u - p.padding_height, column = patch.column * kStride + v - p.padding_width;
+      if (row < 0 || row >= p.height || column < 0 || column >= p.width) continue;
+      A sum[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) sum[i] = A(0);
+#pragma unroll
+      for (int a = 0; a < kReach; ++a)
+#pragma unroll
+        for (int b = 0; b < kReach; ++b) {
+          const int in_row = a * kStride + u, in_column = b * kStride + v;  // where the pixel stands in the window
+          if (in_row >= kSize || in_column >= kSize || !is_window[a][b]) continue;
+          A values[V];
+          unpack<T, V>(grads[a][b], values);
+#pragma unroll
+          for (int i = 0; i < V; ++i)
+            if (byte_of<V>(chosen[a][b], i) == in_row * kSize + in_column) sum[i] += values[i];
+        }
+      const int64_t at = ((patch.image * p.height + row) * p.width + column) * p.channels + patch.channel;
+      store_packed<T, V>(p.in, at, sum);
+    }
+}
+
 template <class T>
 struct PoolType {
   using type = T;
@@ -206,6 +261,17 @@ int launch_max_pool(const MaxPoolLaunch& p, CUstream_st* stream) {
 }
 
 int launch_max_pool_backward(const MaxPoolLaunch& p, CUstream_st* stream) {
+  const bool is_square = p.kernel_height == p.kernel_width && p.stride_height == 2 && p.stride_width == 2;
+  if (is_square && (p.kernel_height == 3 || p.kernel_height == 2)) {
+    const int rows = patches_along(p.height, p.padding_height, 2), columns = patches_along(p.width, p.padding_width, 2);
+    return with_tiles(p, rows, columns, [&](auto type, auto vector, int threads_beside, unsigned blocks) {
+      using T = typename decltype(type)::type;
+      constexpr int V = decltype(vector)::value;
+      const auto kernel = p.kernel_height == 3 ? max_pool_patch_backward_kernel<T, V, 3, 2>
+                                               : max_pool_patch_backward_kernel<T, V, 2, 2>;
+      kernel<<<blocks, kThreads, 0, stream>>>(p, threads_beside, rows, columns);
+    });
+  }
   return with_tiles(p, p.height, p.width, [&](auto type, auto vector, int columns, unsigned blocks) {
     using T = typename decltype(type)::type;
     constexpr int V = decltype(vector)::value;

@@ -160,6 +160,38 @@ TEST_F(BatchNormActOnCuda, TakesWhatDoesNotStandAtVectors) {
             3 * tolerance(c.dtype));
 }
 
+/// The bits of the ReLU are those of forward's vectors.
+TEST_F(BatchNormActOnCuda, TakesGradientsThatDoNotStandAtVectors) {
+  for (const bool residual : {true, false})
+    for (const bool training : {true, false}) {
+      const Case c{at::kBFloat16, at::kFloat, {65, 64}, residual, true, training};
+      const auto in = Inputs::random(c);
+      const auto y = fused(in, c);
+      const auto flat = torch::randn({65 * 64 + 1}, torch::dtype(at::kBFloat16).device(at::kCUDA));
+      const auto grad = flat.narrow(0, 1, 65 * 64).view({65, 64});
+      const auto a = torch::autograd::grad({y}, in.wanted(), {grad}, true);
+      const auto b = torch::autograd::grad({y}, in.wanted(), {grad.clone()});
+      for (size_t i = 0; i < a.size(); ++i) EXPECT_LT(apart(a[i], b[i]), 1e-2) << text(c) << " gradient " << i;
+    }
+}
+
+/// What is no number passes the ReLU, forward and backward, as torch's does.
+TEST_F(BatchNormActOnCuda, WhatIsNoNumberStaysOne) {
+  for (const bool residual : {true, false}) {
+    const Case c{at::kFloat, at::kFloat, {64, 16}, residual, true, false};
+    auto mine = Inputs::random(c);
+    mine.x = mine.x.detach();
+    mine.x[3][5] = NAN;
+    mine.x.requires_grad_();
+    const auto theirs = mine.doubled();
+    const auto found = fused(mine, c), expected = plain(theirs, c);
+    EXPECT_TRUE(torch::equal(found.isnan(), expected.isnan()));
+    const auto a = torch::autograd::grad({found}, {mine.x}, {torch::ones_like(found)})[0];
+    const auto b = torch::autograd::grad({expected}, {theirs.x}, {torch::ones_like(expected)})[0];
+    EXPECT_TRUE(a.to(at::kDouble).allclose(b, 1e-4, 1e-4));
+  }
+}
+
 TEST_F(BatchNormActOnCuda, KeepsSmallVariancesBesideLargeMeans) {
   const Case c{at::kFloat, at::kFloat, {64, 64, 28, 28}};
   auto mine = Inputs::random(c);
