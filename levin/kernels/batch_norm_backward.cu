@@ -137,8 +137,11 @@ __global__ void __launch_bounds__(kThreads, kBackwardLoop.resident)
   for_each_row<T, V, kMask, true>(launch, place, reads_x, map, [&](int64_t at, const A* grad, const A* deviation) {
     A result[V];
 #pragma unroll
-    for (int i = 0; i < V; ++i)
-      result[i] = multiply_add(deviation[i], slope[i], multiply_add(grad[i], map.scale[i], constant[i]));
+    for (int i = 0; i < V; ++i) {
+      result[i] = multiply_add(grad[i], map.scale[i], constant[i]);
+      // Constant statistics take no gradient, whatever x is: 0 times infinity is no number.
+      if (launch.of_batch) result[i] = multiply_add(deviation[i], slope[i], result[i]);
+    }
     store_packed<T, V>(launch.dx, at, result);
   });
 }
