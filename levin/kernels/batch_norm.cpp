@@ -73,19 +73,21 @@ using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 constexpr auto kForward =
     "batch_norm_act(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
-    "Tensor(b!)? running_var, bool training, float momentum, float eps, bool relu) -> (Tensor, Tensor, Tensor)";
+    "Tensor(b!)? running_var, Tensor(c!)? batches, bool training, float momentum, float eps, bool relu) -> (Tensor, "
+    "Tensor, Tensor)";
 constexpr auto kBackward =
     "batch_norm_act_backward(Tensor dy, Tensor x, Tensor? passed, Tensor? weight, Tensor? bias, Tensor? statistics, "
     "Tensor? running_mean, Tensor? running_var, float eps, bool relu, bool[4] wanted) -> (Tensor, Tensor, Tensor, "
     "Tensor)";
 
 using Forward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                      const MaybeTensor&, bool, double, double, bool);
+                      const MaybeTensor&, const MaybeTensor&, bool, double, double, bool);
 using Backward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, double, bool, std::array<bool, 4>);
 
 Three forward_on_meta(const Tensor& x, const MaybeTensor& residual, const MaybeTensor&, const MaybeTensor&,
-                      const MaybeTensor&, const MaybeTensor&, bool training, double, double, bool relu) {
+                      const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, bool training, double, double,
+                      bool relu) {
   const auto made = detail::allocate_batch_norm(x, detail::batch_norm_shape(x, true, detail::kPlayedProcessors),
                                                 training, relu && residual && residual->defined());
   return {made.y, made.statistics, made.passed};
@@ -143,11 +145,11 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
   /// What may be missing is optional: autograd takes no undefined tensor, and has no edge for it.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight,
                         const MaybeTensor& bias, const MaybeTensor& running_mean, const MaybeTensor& running_var,
-                        bool training, double momentum, double eps, bool relu) {
+                        const MaybeTensor& batches, bool training, double momentum, double eps, bool relu) {
     // Running statistics change without a new version, as torch's do: an earlier forward may have saved them.
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, statistics, passed] = batch_norm_ops().forward->call(x, residual, weight, bias, running_mean,
-                                                                        running_var, training, momentum, eps, relu);
+    const auto [y, statistics, passed] = batch_norm_ops().forward->call(
+        x, residual, weight, bias, running_mean, running_var, batches, training, momentum, eps, relu);
     const auto none = Tensor();
     // With a residual the mask of the ReLU is kept as bits. Without, it comes from x.
     ctx->save_for_backward({x, weight.value_or(none), bias.value_or(none), training ? statistics : none,
@@ -168,7 +170,7 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
     const std::array<bool, 4> has{true, ctx->saved_data["residual"].toBool(), weight.defined(), bias.defined()};
     std::array<bool, 4> wanted{};
     for (size_t i = 0, edge = 0; i < 4; ++i) wanted[i] = has[i] && ctx->needs_input_grad(edge++);
-    variable_list result(10);
+    variable_list result(11);
     if (at::GradMode::is_enabled()) {
       differentiable(grads[0], saved, eps, relu, wanted, result);
       return result;
@@ -261,18 +263,23 @@ bool can_fuse(const Tensor& x, const Tensor& residual, std::initializer_list<con
 
 Tensor batch_norm_act(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                       const Tensor& running_mean, const Tensor& running_var, bool training, double momentum, double eps,
-                      bool relu) {
+                      bool relu, const Tensor& batches) {
   const bool has_statistics = running_mean.defined() && running_var.defined();
   // Weight and bias have one dtype: their gradients are written together.
   const bool alike = !weight.defined() || !bias.defined() || weight.scalar_type() == bias.scalar_type();
-  if (!alike || !can_fuse(x, residual, {&weight, &bias, &running_mean, &running_var}, has_statistics, training))
+  const bool counts = !batches.defined() ||
+                      (batches.device() == x.device() && batches.scalar_type() == at::kLong && batches.numel() == 1);
+  if (!alike || !counts ||
+      !can_fuse(x, residual, {&weight, &bias, &running_mean, &running_var}, has_statistics, training)) {
+    if (training && batches.defined()) batches.add_(1);
     return composed(x, residual, weight, bias, running_mean, running_var, training, momentum, eps, relu);
+  }
   const auto added =
       !residual.defined() || is_channels_last(residual)
           ? residual
           : residual.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   return BatchNormAct::apply(x, maybe(added), maybe(weight), maybe(bias), maybe(running_mean), maybe(running_var),
-                             training, momentum, eps, relu);
+                             maybe(training ? batches : Tensor()), training, momentum, eps, relu);
 }
 
 }  // namespace levin::kernels

@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(kNormalizeLoop.threads, kNormalizeLoop.residen
       };
       run_along(affine.mean, running_mean, statistics.first);
       run_along(affine.spread, running_var, statistics.second * unbiased);
+      if (channel == 0 && launch.batches != nullptr) ++*launch.batches;
     }
   }
   if (!place.inside) return;

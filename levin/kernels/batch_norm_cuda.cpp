@@ -48,8 +48,8 @@ void check(int error) {
 std::tuple<Tensor, Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTensor& residual,
                                                           const MaybeTensor& weight, const MaybeTensor& bias,
                                                           const MaybeTensor& running_mean,
-                                                          const MaybeTensor& running_var, bool training,
-                                                          double momentum, double eps, bool relu) {
+                                                          const MaybeTensor& running_var, const MaybeTensor& batches,
+                                                          bool training, double momentum, double eps, bool relu) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* const stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
   // What the allocator gives stands at a vector.
@@ -66,6 +66,7 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const
                            .relu = relu,
                            .partial = training ? made.partial.mutable_data_ptr() : nullptr,
                            .statistics = training ? made.statistics.mutable_data_ptr() : nullptr,
+                           .batches = training && batches ? batches->mutable_data_ptr<int64_t>() : nullptr,
                            .passed = keeps_bits ? made.passed.mutable_data_ptr<uint8_t>() : nullptr},
                           stream));
   return {made.y, made.statistics, made.passed};

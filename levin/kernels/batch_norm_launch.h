@@ -101,6 +101,7 @@ struct BatchNormLaunch {
   /// and inverse standard deviation.
   void* partial = nullptr;
   void* statistics = nullptr;
+  int64_t* batches = nullptr;  // counted up when training, or null
   /// Which channels the ReLU let through, a bit each, one byte for the `width` channels of a thread; or null.
   uint8_t* passed = nullptr;
 };

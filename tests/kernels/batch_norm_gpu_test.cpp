@@ -140,6 +140,18 @@ TEST_F(BatchNormActOnCuda, TakesMatricesAndNumbersOfItsOwnDtype) {
     }
 }
 
+TEST_F(BatchNormActOnCuda, CountsTheBatchesOfTraining) {
+  for (const bool training : {true, false})
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{64, 2048, 7, 7}, {513, 3}}) {
+      const Case c{at::kBFloat16, at::kFloat, sizes, true, true, training};
+      const auto in = Inputs::random(c);
+      const auto batches = torch::full({}, 5, torch::dtype(at::kLong).device(at::kCUDA));
+      for (int i = 0; i < 3; ++i)
+        batch_norm_act(in.x, in.residual, in.weight, in.bias, in.mean, in.var, training, 0.1, 1e-5, true, batches);
+      EXPECT_EQ(batches.item<int64_t>(), training ? 8 : 5) << text(c);
+    }
+}
+
 TEST_F(BatchNormActOnCuda, OneRowIsEvaluated) {
   for (const auto dtype : {at::kFloat, at::kBFloat16})
     expect_equal_to_double({dtype, at::kFloat, {1, 64, 1, 1}, true, true, false});
