@@ -57,7 +57,6 @@ inline KernelClass kernel_class(std::string_view name) {
       {"normalize_rows", kNorm},
       {"backward_sums_kernel", kNorm},
       {"backward_input_kernel", kNorm},
-      {"finish_backward_kernel", kNorm},
       {"pool", kOther},
       {"embedding", kOther},
       {"index", kOther},

@@ -10,6 +10,7 @@
 #include "levin/kernels/image_resample_detail.h"
 #include "levin/kernels/jpeg_colors.h"
 #include "levin/kernels/linear_detail.h"
+#include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/residual_norm_detail.h"
 #include "levin/kernels/rotary_detail.h"
@@ -67,6 +68,7 @@ AttentionBackend faster_attention(const Tensor&, bool) {
 void register_cross_entropy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
 void register_batch_norm_act_cuda(torch::Library&) {}
+void register_max_pool_cuda(torch::Library&) {}
 void register_fp8_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail
