@@ -90,9 +90,13 @@ struct LogitGradient {
 
   template <int kWidth>
   __device__ __forceinline__ void apply(float (&x)[kWidth], int at) const {
-    cut(x, at, classes);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) x[k] = power_of_two((x[k] - top) * kLog2E) * factor;
+    if (at + kWidth > classes) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k)
+        if (at + k >= classes) x[k] = 0;
+    }
     if (static_cast<unsigned>(hit - at) < static_cast<unsigned>(kWidth)) {
 #pragma unroll
       for (int k = 0; k < kWidth; ++k)

@@ -24,6 +24,7 @@ void compare(at::ScalarType dtype, int64_t rows, int64_t classes, int64_t column
   const auto logits = storage.narrow(0, offset, rows * stride).view({rows, stride}).narrow(1, 0, columns);
   auto targets = torch::randint(0, classes, {rows});
   if (rows > 3) targets[1] = -100, targets[rows - 1] = -100, targets[2] = classes - 1;
+  if (rows > 500) targets.slice(0, 5, {}, 3).fill_(-100);
   auto expected = logits.cpu().to(at::kDouble);
   auto expected_losses = torch::empty({rows}, at::kDouble);
   kernels::cross_entropy_step(expected, targets, expected_losses,
@@ -61,6 +62,9 @@ TEST_F(CrossEntropyGpu, EqualsTheCpusAtOddSizes) {
     compare(dtype, 37, 50257, 50257, 50257, 0);  // nothing is aligned
     compare(dtype, 37, 50257, 50304, 50304, 1);  // nor here
     compare(dtype, 5, 50304, 50304, 50400, 8);
+    compare(dtype, 700, 16450, 16512, 16512, 0);  // several rows for each block
+    compare(dtype, 300, 100001, 100032, 100032, 0);
+    compare(dtype, 5, 150000, 150016, 150016, 0);  // no room for a row in shared memory
     compare(dtype, 5, 16383, 16384, 16384, 0);
     compare(dtype, 5, 16384, 16384, 16384, 0);
   }
