@@ -256,7 +256,34 @@ void launch_rows(const CrossEntropyLaunch& launch, cudaStream_t stream) {
     launch_wide<T, kWidth>(launch, stream);
 }
 
+template <class T, int kWidth>
+__global__ void __launch_bounds__(256) scale_kernel(const ScaleLaunch launch) {
+  const float factor = widened(*static_cast<const T*>(launch.factor));
+  if (factor == 1) return;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * kWidth;
+  for (int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kWidth; at < launch.count;
+       at += step) {
+    float x[kWidth];
+    load<T, kWidth>(static_cast<T*>(launch.x) + at, x);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) x[k] *= factor;
+    store<T, kWidth>(static_cast<T*>(launch.x) + at, x);
+  }
+}
+
 }  // namespace
+
+int launch_scale(const ScaleLaunch& launch, CUstream_st* stream) {
+  return launch_for_number(launch.type, [&](auto number) {
+    using T = typename decltype(number)::type;
+    constexpr int kWidth = 16 / sizeof(T), kThreads = 256, kResident = 8;
+    const bool packs = launch.count % kWidth == 0 && is_pack_aligned(launch.x);
+    const auto kernel = packs ? scale_kernel<T, kWidth> : scale_kernel<T, 1>;
+    const int64_t items = packs ? launch.count / kWidth : launch.count;
+    const auto blocks = std::min<int64_t>((items + kThreads - 1) / kThreads, int64_t{kResident} * launch.processors);
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(launch);
+  });
+}
 
 int launch_cross_entropy(const CrossEntropyLaunch& launch, CUstream_st* stream) {
   return launch_for_number(launch.type,

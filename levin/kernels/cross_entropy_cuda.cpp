@@ -44,10 +44,23 @@ void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tenso
       launch_cross_entropy(launch, c10::cuda::getCurrentCUDAStream(logits.device().index()).stream())));
 }
 
+void scale_cuda(const Tensor& x, const Tensor& factor) {
+  if (x.scalar_type() == at::kDouble || !x.is_contiguous() || !factor.is_cuda()) return scale_by_aten(x, factor);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const ScaleLaunch launch{.x = x.mutable_data_ptr(),
+                           .factor = factor.const_data_ptr(),
+                           .type = number_type("scale_in_place", x.scalar_type()),
+                           .count = x.numel(),
+                           .processors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount};
+  C10_CUDA_CHECK(
+      static_cast<cudaError_t>(launch_scale(launch, c10::cuda::getCurrentCUDAStream(x.device().index()).stream())));
+}
+
 }  // namespace
 
 void register_cross_entropy_cuda(torch::Library& library) {
   library.impl("cross_entropy_step", cross_entropy_cuda);
+  library.impl("scale_", scale_cuda);
 }
 
 }  // namespace levin::kernels::detail

@@ -25,7 +25,16 @@ struct CrossEntropyLaunch {
   int32_t shared_memory = 0;  // bytes that one block may have
 };
 
-/// Returns a cudaError_t.
+struct ScaleLaunch {
+  void* x = nullptr;
+  const void* factor = nullptr;  // one number
+  NumberType type = NumberType::kFloat;
+  int64_t count = 0;
+  int32_t processors = 1;
+};
+
+/// In cross_entropy.cu; both return a cudaError_t.
 int launch_cross_entropy(const CrossEntropyLaunch& launch, CUstream_st* stream);
+int launch_scale(const ScaleLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -97,6 +97,19 @@ TEST_F(CrossEntropyGpu, KeepsExtremesAndShowsWhatIsWrong) {
   EXPECT_NEAR(losses[5].item<double>(), std::log(64.0), 1e-5);
 }
 
+TEST_F(CrossEntropyGpu, ScalesInPlaceLikeTorch) {
+  torch::manual_seed(12);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble})
+    for (const int64_t offset : {0, 1})
+      for (const int64_t count : {0, 5, 4096, 3'000'003})
+        for (const double number : {1.0, 0.3}) {
+          const auto all = torch::randn({count + offset}, at::kCUDA).to(dtype), x = all.narrow(0, offset, count);
+          const auto factor = torch::full({}, number, x.options()), expected = x * factor;
+          kernels::scale_in_place(x, factor);
+          EXPECT_TRUE(x.equal(expected)) << dtype << " " << offset << " " << count << " " << number;
+        }
+}
+
 TEST_F(CrossEntropyGpu, DoubleIsComputedInDouble) {
   const auto here = torch::randn({4, 20}, at::kDouble);
   auto expected = here.clone(), expected_losses = torch::empty({4}, at::kDouble);
