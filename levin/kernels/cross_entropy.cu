@@ -112,8 +112,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
     cross_entropy_kept_kernel(const CrossEntropyLaunch launch) {
   constexpr int kWidth = 16 / sizeof(T), kStep = kThreads * kWidth, kWarps = kThreads / kWarp;
   extern __shared__ __align__(16) unsigned char room[];
-  __shared__ Softmax parts[2][kWarps];
-  __shared__ float picked[2];
+  __shared__ float tops[2][kWarps], sums[2][kWarps], picked[2];
   T* const kept = reinterpret_cast<T*>(room);
   const int first = static_cast<int>(threadIdx.x) * kWidth;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
@@ -142,9 +141,9 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads)
         if (static_cast<unsigned>(hit - at) < static_cast<unsigned>(kWidth)) picked[turn] = widened(kept[hit]);
       }
       mine = over_warp(mine);
-      if (lane == 0) parts[turn][warp] = mine;
+      if (lane == 0) tops[turn][warp] = mine.top, sums[turn][warp] = mine.sum;
       __syncthreads();
-      const Softmax all = over_warp(lane < kWarps ? parts[turn][lane] : Softmax{});
+      const Softmax all = over_warp(lane < kWarps ? Softmax{tops[turn][lane], sums[turn][lane]} : Softmax{});
       if (threadIdx.x == 0) launch.losses[row] = is_class ? logf(all.sum) + (all.top - picked[turn]) : NAN;
       const float scale = is_class ? (launch.scale != nullptr ? *launch.scale : 1.0f) : NAN;
       gradient = {all.top, scale / all.sum, scale, hit, launch.classes};
