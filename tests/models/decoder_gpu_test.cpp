@@ -90,7 +90,7 @@ TEST_F(DecoderGpu, BlocksThatLeaveTheirSumToTheNextGiveTheSameLoss) {
     const auto checkpoints = attach_checkpointing(*model, policy::by_class<models::DecoderBlock>());
     const auto closed = result();
     EXPECT_EQ(open.loss, closed.loss);
-    expect_close(open, closed, 1e-3);  // attention's gradients may be summed in another order
+    expect_close(open, closed, 1e-2);  // attention's gradients may be summed in another order
   }
 }
 
