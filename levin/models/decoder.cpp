@@ -153,10 +153,15 @@ DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options) : dropout(opti
   mlp = register_module("mlp", DecoderMlp(options));
 }
 
+nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary) {
+  auto [normed, x] = norm_1(stream.sum, stream.branch);
+  stream = {};  // nobody needs it any more
+  const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary), dropout);
+  return {h, dropped(mlp(inner), dropout, is_training())};
+}
+
 Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary) {
-  auto [normed, stream] = norm_1(x);
-  const auto [inner, h] = norm_2(stream, attention(std::exchange(normed, {}), rotary), dropout);
-  return h + dropped(mlp(inner), dropout, is_training());
+  return open({x, {}}, rotary).closed();
 }
 
 // ---- the model
@@ -197,9 +202,9 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets) {
     x = x + positions(at::arange(length, ids.options()));
   else
     rotary = rotary_angles(options, length, x);
-  x = dropped(x, options.dropout, is_training());
-  for (auto& block : blocks) x = block(x, rotary);
-  return head(std::get<0>(norm(x)), targets);
+  nn::OpenStream h{dropped(std::exchange(x, {}), options.dropout, is_training()), {}};
+  for (const auto& block : blocks) h = nn::open_block<&DecoderBlockImpl::open>(block, std::move(h), rotary);
+  return head(std::get<0>(norm(h.sum, h.branch)), targets);
 }
 
 Decoder decoder(const DecoderOptions& options) {

@@ -90,6 +90,8 @@ LEVIN_MODULE(DecoderMlp);
 struct DecoderBlockImpl : torch::nn::Module {
   explicit DecoderBlockImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& rotary = {});
+  /// The same without the last sum, and with that of the block before.
+  nn::OpenStream open(nn::OpenStream stream, const Tensor& rotary);
 
   double dropout;
   nn::ResidualNorm norm_1 = nullptr, norm_2 = nullptr;

@@ -185,7 +185,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
         return at::mul_out(result, grad, scale.to(grad.scalar_type()));
       }
       const auto factor = scale.to(grad.scalar_type());
-      return kept ? grad * factor : grad.mul_(factor);
+      if (kept) return grad * factor;
+      kernels::scale_in_place(grad, factor);
+      return grad;
     };
     auto of_weight = saved[1];
     if (of_weight.defined()) of_weight = of_weight.narrow(0, 0, context->saved_data["rows"].toInt());
