@@ -128,8 +128,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, int64_t kind) {
     context->save_for_backward({x});
     context->saved_data["kind"] = kind;
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return activation_ops().forward->call(x, kind);
+    return run_activation(x, static_cast<Activation>(kind));
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto x = context->get_saved_variables()[0];
@@ -138,8 +137,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
       const bool silu = static_cast<Activation>(kind) == Activation::kSilu;
       return {silu ? smooth_silu_backward(grads[0], x) : plain_backward(grads[0], x, kind), Tensor()};
     }
-    const at::AutoDispatchBelowADInplaceOrView below;
-    return {activation_ops().backward->call(grads[0], x, kind), Tensor()};
+    return {run_activation_backward(grads[0], x, static_cast<Activation>(kind)), Tensor()};
   }
 };
 
@@ -168,6 +166,15 @@ Tensor fused_activation(const Tensor& x, Activation kind) {
 }
 Tensor fused_gated_silu(const Tensor& gate, const Tensor& up) {
   return GatedSilu::apply(gate, up);
+}
+
+Tensor run_activation(const Tensor& x, Activation kind) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().forward->call(x, static_cast<int64_t>(kind));
+}
+Tensor run_activation_backward(const Tensor& grad, const Tensor& x, Activation kind) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().backward->call(grad, x, static_cast<int64_t>(kind));
 }
 
 }  // namespace detail

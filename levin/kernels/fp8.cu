@@ -5,14 +5,16 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/fp8_launch.h"
+#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 // A block takes a tile of 64 x 128 numbers; a thread takes 4 rows x 8 columns of it, 16 bytes of bfloat16 at a time.
 constexpr int kThreads = 256;
-constexpr int kTileRows = 64;
+constexpr int kTileRows = kFp8TileRows;
 constexpr int kTileColumns = 128;
 constexpr int kTall = 4;
 constexpr int kWide = 8;
@@ -150,7 +152,61 @@ __device__ void load_tile(const From* in, const Place& place, int64_t rows, int6
   }
 }
 
-template <class From, bool kE5m2, bool kPerRow>
+// Rounded to bfloat16, as kernels of their own would leave it in memory.
+template <ActivationKind kKind, bool kDerivative>
+__device__ void activate(const Fp8CastLaunch& launch, const Place& place, float (&values)[kTall][kWide]) {
+  float at[kTall][kWide];
+  if constexpr (kDerivative)
+    load_tile(static_cast<const __nv_bfloat16*>(launch.derivative_at), place, launch.rows, launch.columns, at);
+#pragma unroll
+  for (int i = 0; i < kTall; ++i)
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      float& value = values[i][j];
+      if constexpr (!kDerivative)
+        value = activated<kKind, __nv_bfloat16>(value);
+      else if constexpr (kKind == ActivationKind::kRelu)
+        value = at[i][j] <= 0.0f ? 0.0f : value;
+      else
+        value *= derivative<kKind, __nv_bfloat16>(at[i][j]);
+      value = __bfloat162float(__float2bfloat16_rn(value));
+    }
+}
+
+template <bool kDerivative>
+__device__ void activate_any(const Fp8CastLaunch& launch, const Place& place, float (&values)[kTall][kWide]) {
+  if (launch.activation == ActivationKind::kGelu)
+    activate<ActivationKind::kGelu, kDerivative>(launch, place, values);
+  else if (launch.activation == ActivationKind::kGeluTanh)
+    activate<ActivationKind::kGeluTanh, kDerivative>(launch, place, values);
+  else if (launch.activation == ActivationKind::kRelu)
+    activate<ActivationKind::kRelu, kDerivative>(launch, place, values);
+  else
+    activate<ActivationKind::kSilu, kDerivative>(launch, place, values);
+}
+
+// The sums of the tile's columns, added in a fixed order.
+__device__ void sum_columns(const Fp8CastLaunch& launch, const Place& place, const float (&values)[kTall][kWide]) {
+  __shared__ float parts[kThreads / 32][kTileColumns];
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kTall; ++i) sum += values[i][j];
+    sum += __shfl_xor_sync(0xffffffffu, sum, kAcross);
+    // Neighbours of a warp are neighbours in shared memory.
+    if (threadIdx.x % 32 < kAcross) parts[threadIdx.x / 32][j * kAcross + place.across] = sum;
+  }
+  __syncthreads();
+  const int column = static_cast<int>(threadIdx.x);
+  if (column >= kTileColumns || place.first_column + column >= launch.columns) return;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kThreads / 32; ++i) sum += parts[i][column % kWide * kAcross + column / kWide];
+  launch.partials[place.first_row / kTileRows * launch.columns + place.first_column + column] = sum;
+}
+
+template <class From, bool kE5m2, bool kPerRow, Fp8Before kBefore = Fp8Before::kNothing>
 __global__ void __launch_bounds__(kThreads) cast_kernel(const Fp8CastLaunch launch) {
   // Codes by column, words of 4 rows each. The place of a word is mixed with the number of its column, so that no two
   // threads of a warp meet in a bank, neither when they write nor when they read.
@@ -159,6 +215,8 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const Fp8CastLaunch laun
   const Place place = place_of(launch.columns);
   float values[kTall][kWide];
   load_tile(static_cast<const From*>(launch.in), place, launch.rows, launch.columns, values);
+  if constexpr (kBefore != Fp8Before::kNothing) activate_any<kBefore == Fp8Before::kDerivative>(launch, place, values);
+  if (launch.partials) sum_columns(launch, place, values);
 
   float row_scale[kTall], column_scale[kWide];
   if constexpr (kPerRow) {
@@ -339,6 +397,14 @@ template <class From>
 void cast_from(const Fp8CastLaunch& launch, CUstream_st* stream) {
   // Rows of padding are written by the tiles of the last rows: padded_rows and a tile are multiples of 16.
   const unsigned int blocks = tiles_of(launch.rows, launch.columns);
+  if constexpr (sizeof(From) == 2 && !std::is_same_v<From, __half>)
+    if (launch.before != Fp8Before::kNothing) {
+      if (launch.before == Fp8Before::kActivation)
+        cast_kernel<From, false, false, Fp8Before::kActivation><<<blocks, kThreads, 0, stream>>>(launch);
+      else
+        cast_kernel<From, true, false, Fp8Before::kDerivative><<<blocks, kThreads, 0, stream>>>(launch);
+      return;
+    }
   if (launch.e5m2 && launch.per_row)
     cast_kernel<From, true, true><<<blocks, kThreads, 0, stream>>>(launch);
   else if (launch.e5m2)
@@ -367,12 +433,20 @@ void amax_from(const Fp8AmaxLaunch& launch, CUstream_st* stream) {
 }  // namespace
 
 int launch_fp8_cast(const Fp8CastLaunch& launch, CUstream_st* stream) {
+  const bool plain = launch.before == Fp8Before::kNothing;
+  // Of inputs and of gradients: no other cast follows an activation.
+  if (!plain &&
+      (launch.type != Fp8From::kBFloat16 || launch.per_row || launch.e5m2 != (launch.before == Fp8Before::kDerivative)))
+    return static_cast<int>(cudaErrorInvalidValue);
   if (launch.type == Fp8From::kFloat)
     cast_from<float>(launch, stream);
   else if (launch.type == Fp8From::kHalf)
     cast_from<__half>(launch, stream);
   else
     cast_from<__nv_bfloat16>(launch, stream);
+  if (launch.partials)
+    launch_finish<float>(launch.partials, (launch.rows + kTileRows - 1) / kTileRows, launch.columns, launch.sums,
+                         launch.sums_type, nullptr, NumberType::kNone, stream);
   return static_cast<int>(cudaGetLastError());
 }
 

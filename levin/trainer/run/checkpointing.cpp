@@ -66,6 +66,7 @@ StateDict checkpoint(Run& run, bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = run.fabric->grad_scaler()) all["scaler"] = scaler->state_dict();
+    if (const auto fp8 = run.fabric->fp8_state(); !fp8.empty()) all[kFp8State] = fp8.gathered();
     StateList seen;
     for (const auto batches : run.data.val.seen) seen.emplace_back(batches);
     all["loops"] = StateDict{{"fit", run.state.state_dict()}, {"validation", StateDict{{"seen", std::move(seen)}}}};
