@@ -51,7 +51,7 @@ struct JpegPlanesEntry {
   int32_t chroma_pitch = 0;
   int32_t chroma_height = 0;
   int32_t chroma_width = 0;
-  int32_t half_height = 0;  // 1: chroma has half of the rows (4:2:0)
+  int32_t half_height = 0;  // 1: chroma has half of the rows (4:2:0, 4:4:0)
   int32_t half_width = 0;   // 1: half of the columns (4:2:0, 4:2:2)
   int32_t top = 0;
   int32_t left = 0;

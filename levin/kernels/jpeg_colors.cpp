@@ -18,7 +18,10 @@ int mixed_rows(const uint8_t* plane, const JpegPlanesEntry& entry, int y, int co
 }
 
 int chroma_at(const uint8_t* plane, const JpegPlanesEntry& entry, int y, int x) {
-  if (!entry.half_width) return mixed_rows(plane, entry, y, x);
+  if (!entry.half_width) {
+    const int sum = mixed_rows(plane, entry, y, x);
+    return entry.half_height ? (sum + (y & 1 ? 2 : 1)) >> 2 : sum;
+  }
   // libjpeg leaves planes of two columns alone.
   if (entry.chroma_width <= 2)
     return plane[static_cast<int64_t>(entry.half_height ? y >> 1 : y) * entry.chroma_pitch + (x >> 1)];
@@ -48,9 +51,6 @@ void colors_of_row(const JpegPlanesEntry& entry, int row) {
 }  // namespace
 
 void jpeg_colors(std::span<const JpegPlanesEntry> entries, c10::Device device) {
-  for (const auto& entry : entries)
-    LEVIN_CHECK(!entry.half_height || entry.half_width,
-                "[jpeg_colors] chroma of half the rows and all columns (4:4:0) is not known");
   if (device.is_cuda()) {
     if (!entries.empty()) detail::jpeg_colors_cuda(entries, device);
     return;

@@ -16,7 +16,10 @@ __device__ int mixed_rows(const uint8_t* plane, const JpegPlanesEntry& entry, in
 }
 
 __device__ int chroma_at(const uint8_t* plane, const JpegPlanesEntry& entry, int y, int x) {
-  if (!entry.half_width) return mixed_rows(plane, entry, y, x);
+  if (!entry.half_width) {
+    const int sum = mixed_rows(plane, entry, y, x);
+    return entry.half_height ? (sum + (y & 1 ? 2 : 1)) >> 2 : sum;
+  }
   if (entry.chroma_width <= 2)
     return plane[static_cast<int64_t>(entry.half_height ? y >> 1 : y) * entry.chroma_pitch + (x >> 1)];
   const int near = x >> 1, far = min(max(near + (x & 1 ? 1 : -1), 0), entry.chroma_width - 1);

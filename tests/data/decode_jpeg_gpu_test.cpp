@@ -212,7 +212,7 @@ TEST_F(DecodeJpegGpu, KernelsHaveTheNumbersOfTheCpu) {
 
 TEST_F(DecodeJpegGpu, ColorsHaveTheNumbersOfTheCpu) {
   at::manual_seed(6);
-  for (const auto& [half_height, half_width] : {std::pair(0, 0), std::pair(0, 1), std::pair(1, 1)})
+  for (const auto& [half_height, half_width] : {std::pair(0, 0), std::pair(0, 1), std::pair(1, 1), std::pair(1, 0)})
     for (const int32_t width : {3, 41, 64}) {
       const int32_t height = 37, rows = half_height ? 19 : 37, columns = half_width ? (width + 1) / 2 : width;
       const Tensor planes[] = {at::randint(256, {height, width}, at::kByte),
