@@ -57,7 +57,8 @@ struct JpegPlanesEntry {
   int32_t left = 0;
   int32_t height = 0;
   int32_t width = 0;
-  uint8_t* out = nullptr;  // [height, width, 3]
+  int32_t gray = 0;        // 1: the luma of the colors, as of Pillow, in place of them
+  uint8_t* out = nullptr;  // [height, width, 3], or [height, width]
 };
 
 /// In image_resample.cu and jpeg_colors.cu; both return a cudaError_t.
