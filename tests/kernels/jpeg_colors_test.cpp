@@ -175,6 +175,7 @@ std::vector<Tensor> jpeg_planes(const std::string& file) {
 
 TEST(JpegColors, OfLibjpegsOwnPlanesAreItsPixels) {
   at::manual_seed(11);
+  bool luma_differs = false;
   for (const Sampling sampling : {Sampling{"4:4:4", 1, 1}, {"4:2:2", 2, 1}, {"4:2:0", 2, 2}, {"4:4:0", 1, 2}})
     for (const auto& [height, width] :
          {std::pair(1, 1), std::pair(2, 3), std::pair(3, 4), std::pair(4, 5), std::pair(7, 6), std::pair(16, 17),
@@ -202,7 +203,16 @@ TEST(JpegColors, OfLibjpegsOwnPlanesAreItsPixels) {
       jpeg_colors(std::span(&entry, 1), at::kCPU);
       const Tensor expected = decode_image(std::as_bytes(std::span(file)));
       EXPECT_TRUE(out.permute({2, 0, 1}).equal(expected)) << sampling.name << " " << height << " x " << width;
+
+      Tensor gray = at::empty({height, width}, at::kByte);
+      JpegPlanesEntry to_gray = entry;
+      to_gray.gray = 1, to_gray.out = gray.mutable_data_ptr<uint8_t>();
+      jpeg_colors(std::span(&to_gray, 1), at::kCPU);
+      const Tensor expected_gray = decode_image(std::as_bytes(std::span(file)), {.mode = ImageMode::kGray});
+      EXPECT_TRUE(gray.equal(expected_gray[0])) << sampling.name << " " << height << " x " << width;
+      luma_differs = luma_differs || !planes[0].equal(gray);
     }
+  EXPECT_TRUE(luma_differs);  // where colors are out of range
 }
 
 TEST(JpegColors, OfGrayFilesAreTheirLuma) {
