@@ -91,7 +91,7 @@ void Fabric::save(const std::string& path, const State& state, const SaveOptions
   const auto fp8 = fp8_state();
   StateDict histories;
   if (!fp8.empty()) {
-    histories = fp8.gathered();
+    histories = fp8.gathered(fp8.state_dict());
     all.add(detail::kFp8State, histories);
   }
   save_with(options, [&](const SaveOptions& ours) { save_checkpoint(path, all, ours); });

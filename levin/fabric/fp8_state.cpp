@@ -27,17 +27,16 @@ StateDict Fp8State::state_dict() const {
   return all;
 }
 
-StateDict Fp8State::gathered() const {
-  auto all = state_dict();
-  if (core_->placement.world_size < 2) return all;
+StateDict Fp8State::gathered(StateDict here) const {
+  if (core_->placement.world_size < 2) return here;
   auto& strategy = *core_->strategy;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto here = layers_[i]->state().to(strategy.device());
-    auto module = all.at(module_name(i)).to_dict();
-    module["histories"] = strategy.group().all_gather(here).cpu();
-    all[module_name(i)] = std::move(module);
+  for (auto& [name, value] : here) {
+    auto module = value.to_dict();
+    const auto histories = module.at("histories").to_tensor()[0].to(strategy.device());
+    module["histories"] = strategy.group().all_gather(histories).cpu();
+    value = std::move(module);
   }
-  return all;
+  return here;
 }
 
 void Fp8State::load_state_dict(const StateDict& state) {

@@ -20,8 +20,8 @@ class Fp8State {
   bool empty() const { return layers_.empty(); }
   /// Of this rank.
   StateDict state_dict() const;
-  /// Of all ranks, whose inputs and scales differ. Every rank must call.
-  StateDict gathered() const;
+  /// Of all ranks, whose inputs and scales differ; `here` is what state_dict() gave on this one. Every rank must call.
+  StateDict gathered(StateDict here) const;
   /// Of this rank, or of as many ranks as there are now: each takes its own. Of another number of ranks each takes the
   /// largest numbers of all. A module that is not in the state stays as it is.
   void load_state_dict(const StateDict& state);
