@@ -128,7 +128,8 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, int64_t kind) {
     context->save_for_backward({x});
     context->saved_data["kind"] = kind;
-    return run_activation(x, static_cast<Activation>(kind));
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return activation_ops().forward->call(x, kind);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto x = context->get_saved_variables()[0];
@@ -137,7 +138,8 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
       const bool silu = static_cast<Activation>(kind) == Activation::kSilu;
       return {silu ? smooth_silu_backward(grads[0], x) : plain_backward(grads[0], x, kind), Tensor()};
     }
-    return {run_activation_backward(grads[0], x, static_cast<Activation>(kind)), Tensor()};
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return {activation_ops().backward->call(grads[0], x, kind), Tensor()};
   }
 };
 
@@ -161,13 +163,6 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
 
 }  // namespace
 
-Tensor fused_activation(const Tensor& x, Activation kind) {
-  return ActivationFunction::apply(x, static_cast<int64_t>(kind));
-}
-Tensor fused_gated_silu(const Tensor& gate, const Tensor& up) {
-  return GatedSilu::apply(gate, up);
-}
-
 Tensor run_activation(const Tensor& x, Activation kind) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return activation_ops().forward->call(x, static_cast<int64_t>(kind));
@@ -175,6 +170,13 @@ Tensor run_activation(const Tensor& x, Activation kind) {
 Tensor run_activation_backward(const Tensor& grad, const Tensor& x, Activation kind) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return activation_ops().backward->call(grad, x, static_cast<int64_t>(kind));
+}
+
+Tensor fused_activation(const Tensor& x, Activation kind) {
+  return ActivationFunction::apply(x, static_cast<int64_t>(kind));
+}
+Tensor fused_gated_silu(const Tensor& gate, const Tensor& up) {
+  return GatedSilu::apply(gate, up);
 }
 
 }  // namespace detail
