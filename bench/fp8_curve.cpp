@@ -1,9 +1,8 @@
 // Whether training in float8 learns as training in bfloat16 does: the same model from the same seed on the same
 // batches, once in bf16-mixed and once in fp8-mixed. A decoder learns sequences with a structure (each is a walk over
-// the tokens with a stride of its own, and noise), a ViT the shapes of drawn pictures.
-//   fp8_curve [--steps 300] [--model decoder,vit] [--window 50] [--recipe delayed|current|row] [--json FILE] [--svg
-//   FILE]
-//             [--accelerator auto]
+// the tokens with a stride of its own, and noise), a ViT the shapes of drawn pictures, a tenth with random labels.
+//   fp8_curve [--steps 300] [--model decoder,vit] [--window 50] [--recipe delayed|current|row] [--accelerator auto]
+//             [--json FILE] [--svg FILE]
 // Prints, for each model, a line of JSON with the largest difference of the running means of both losses, relative to
 // the mean in bf16-mixed, from the first full window on; the target is 1 %. On the CPU float8 is emulated.
 #include <algorithm>
