@@ -163,6 +163,15 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
 
 }  // namespace
 
+Tensor run_activation(const Tensor& x, Activation kind) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().forward->call(x, static_cast<int64_t>(kind));
+}
+Tensor run_activation_backward(const Tensor& grad, const Tensor& x, Activation kind) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().backward->call(grad, x, static_cast<int64_t>(kind));
+}
+
 Tensor fused_activation(const Tensor& x, Activation kind) {
   return ActivationFunction::apply(x, static_cast<int64_t>(kind));
 }

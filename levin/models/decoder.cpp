@@ -19,6 +19,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
+#include "levin/nn/fp8_mlp.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -134,6 +135,12 @@ Tensor DecoderMlpImpl::gated(const Tensor& x) {
 }
 
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
+  if (activation != Activation::kSiluGated) {
+    const auto kind = activation == Activation::kRelu   ? kernels::Activation::kRelu
+                      : activation == Activation::kGelu ? kernels::Activation::kGelu
+                                                        : kernels::Activation::kGeluTanh;
+    if (const auto result = nn::fp8_mlp(x, up, kind, down)) return *result;
+  }
   switch (activation) {
     case Activation::kSiluGated:
       return down(gated(x));

@@ -12,6 +12,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
+#include "levin/nn/fp8_mlp.h"
 #include "levin/nn/init.h"
 
 namespace levin::models {
@@ -101,6 +102,8 @@ ViTMlpImpl::ViTMlpImpl(const ViTOptions& options) : dropout(options.dropout) {
 }
 
 Tensor ViTMlpImpl::forward(const Tensor& x) {
+  if (dropout == 0 || !is_training())
+    if (const auto result = nn::fp8_mlp(x, up, kernels::Activation::kGelu, down)) return *result;
   const auto hidden = drop(kernels::activation(up(x), kernels::Activation::kGelu), dropout, is_training());
   return drop(down(hidden), dropout, is_training());
 }
