@@ -93,6 +93,8 @@ constexpr std::array kRules{
     Rule{"aten::mm", matmul<0>},
     Rule{"aten::bmm", matmul<0>},
     Rule{"aten::_scaled_mm", matmul<0>},
+    Rule{"levin::matmul", matmul<0>},
+    Rule{"levin::matmul_and_sums", matmul<0>},
     Rule{"aten::addmm", matmul<1>},
     Rule{"aten::_addmm_activation", matmul<1>},
     Rule{"aten::baddbmm", matmul<1>},

@@ -1,6 +1,7 @@
 #include "levin/kernels/linear.h"
 
 #include <optional>
+#include <tuple>
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -13,6 +14,7 @@
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/linear_launch.h"
+#include "levin/kernels/matmul.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -68,6 +70,7 @@ Tensor column_sum_of(const Tensor& x, at::ScalarType dtype) {
 
 /// A product whose result may be wider than its factors.
 Tensor product(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
+  if (runs_matmul(a)) return matmul(a, b, {}, dtype);
   if (dtype == a.scalar_type()) return at::mm(a, b);
   if (a.is_meta()) return at::empty({a.size(0), b.size(1)}, a.options().dtype(dtype));
   if (a.is_cuda() && dtype == at::kFloat) return at::mm(a, b, dtype);
@@ -78,6 +81,14 @@ Tensor rows_of(const Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
 
+/// x times the transposed weight plus bias, all of one dtype.
+Tensor multiplied(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (!runs_matmul(x)) return at::linear(x, weight, bias);
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return at::_unsafe_view(matmul(rows_of(x), weight.t(), bias, x.scalar_type()), sizes);  // no view to autograd
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's.
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -85,7 +96,7 @@ struct Linear : torch::autograd::Function<Linear> {
     // The weight itself costs nothing; a gradient of the gradient leads to it.
     context->save_for_backward({x, weight, cast.value_or(Tensor())});
     context->saved_data["bias"] = static_cast<int64_t>(bias.scalar_type());
-    return at::linear(x, cast ? *cast : weight, bias.to(x.scalar_type()));
+    return multiplied(x, cast ? *cast : weight, bias.to(x.scalar_type()));
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -95,12 +106,23 @@ struct Linear : torch::autograd::Function<Linear> {
     const bool again = at::GradMode::is_enabled();
     const auto computed = !saved[2].defined() ? weight : again ? weight.to(x.scalar_type()) : saved[2];
     const auto grad = rows_of(grads[0]);
+    const bool for_x = context->needs_input_grad(0), for_weight = context->needs_input_grad(1),
+               for_bias = context->needs_input_grad(2);
     Tensor grad_x, grad_weight, grad_bias;
-    if (context->needs_input_grad(0)) grad_x = grad.mm(computed).reshape(x.sizes());
-    if (context->needs_input_grad(1))
-      grad_weight = again ? grad.t().mm(rows_of(x)).to(weight.scalar_type())
-                          : product(grad.t(), rows_of(x), weight.scalar_type());
-    if (context->needs_input_grad(2)) grad_bias = again ? grad.sum(0).to(bias_dtype) : column_sum_of(grad, bias_dtype);
+    if (again) {  // in operators that can be differentiated
+      if (for_x) grad_x = grad.mm(computed).reshape(x.sizes());
+      if (for_weight) grad_weight = grad.t().mm(rows_of(x)).to(weight.scalar_type());
+      if (for_bias) grad_bias = grad.sum(0).to(bias_dtype);
+      return {grad_x, grad_weight, grad_bias, Tensor()};
+    }
+    const auto rows = grad.contiguous();
+    if (for_x) grad_x = product(rows, computed, x.scalar_type()).reshape(x.sizes());
+    if (for_weight && for_bias && runs_matmul(rows)) {
+      std::tie(grad_weight, grad_bias) = matmul_and_sums(rows.t(), rows_of(x), weight.scalar_type(), bias_dtype);
+    } else {
+      if (for_weight) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
+      if (for_bias) grad_bias = column_sum_of(rows, bias_dtype);
+    }
     return {grad_x, grad_weight, grad_bias, Tensor()};
   }
 };
@@ -135,7 +157,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
     computed = detail::autocast_to(weight, *dtype);
   }
   const bool fits = in.scalar_type() == computed.scalar_type() && weight.dim() == 2 && bias.dim() == 1 &&
-                    bias.is_floating_point() && in.dim() > 0;
+                    bias.is_floating_point() && in.dim() > 0 && in.size(-1) > 0 && in.size(-1) == weight.size(1) &&
+                    bias.size(0) == weight.size(0) && in.device() == weight.device() && in.device() == bias.device();
   // What torch does not compute it explains itself.
   if (!fits || (!detail::autocast_dtype(x) && bias.scalar_type() != in.scalar_type()))
     return at::linear(x, weight, bias);
