@@ -16,6 +16,7 @@
 #include "levin/kernels/linear_launch.h"
 #include "levin/kernels/matmul.h"
 #include "levin/kernels/played_device.h"
+#include "levin/kernels/weight_casts.h"
 
 namespace levin::kernels {
 namespace detail {
@@ -96,7 +97,10 @@ struct Linear : torch::autograd::Function<Linear> {
     // The weight itself costs nothing; a gradient of the gradient leads to it.
     context->save_for_backward({x, weight, cast.value_or(Tensor())});
     context->saved_data["bias"] = static_cast<int64_t>(bias.scalar_type());
-    return multiplied(x, cast ? *cast : weight, bias.to(x.scalar_type()));
+    // Not by autocast: its cache would keep a bias without a gradient, since there is none in here.
+    auto narrow = find_cast(bias, x.scalar_type());
+    if (!narrow.defined()) narrow = bias.to(x.scalar_type());
+    return multiplied(x, cast ? *cast : weight, narrow);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -154,7 +158,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   Tensor in = x, computed = weight;
   if (const auto dtype = detail::autocast_dtype(x)) {
     in = detail::autocast_to(x, *dtype);
-    computed = detail::autocast_to(weight, *dtype);
+    computed = detail::find_cast(weight, *dtype);
+    if (!computed.defined()) computed = detail::autocast_to(weight, *dtype);
   }
   const bool fits = in.scalar_type() == computed.scalar_type() && weight.dim() == 2 && bias.dim() == 1 &&
                     bias.is_floating_point() && in.dim() > 0 && in.size(-1) > 0 && in.size(-1) == weight.size(1) &&
