@@ -92,14 +92,17 @@ Tensor multiplied(const Tensor& x, const Tensor& weight, const Tensor& bias) {
 
 struct Linear : torch::autograd::Function<Linear> {
   /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's.
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        const std::optional<Tensor>& cast) {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
+                        const std::optional<Tensor>& bias, const std::optional<Tensor>& cast) {
     // The weight itself costs nothing; a gradient of the gradient leads to it.
     context->save_for_backward({x, weight, cast.value_or(Tensor())});
-    context->saved_data["bias"] = static_cast<int64_t>(bias.scalar_type());
-    // Not by autocast: its cache would keep a bias without a gradient, since there is none in here.
-    auto narrow = find_cast(bias, x.scalar_type());
-    if (!narrow.defined()) narrow = bias.to(x.scalar_type());
+    context->saved_data["bias"] = static_cast<int64_t>(bias ? bias->scalar_type() : at::ScalarType::Undefined);
+    Tensor narrow;
+    if (bias) {
+      // Not by autocast: its cache would keep a bias without a gradient, since there is none in here.
+      narrow = find_cast(*bias, x.scalar_type());
+      if (!narrow.defined()) narrow = bias->to(x.scalar_type());
+    }
     return multiplied(x, cast ? *cast : weight, narrow);
   }
 
@@ -111,7 +114,7 @@ struct Linear : torch::autograd::Function<Linear> {
     const auto computed = !saved[2].defined() ? weight : again ? weight.to(x.scalar_type()) : saved[2];
     const auto grad = rows_of(grads[0]);
     const bool for_x = context->needs_input_grad(0), for_weight = context->needs_input_grad(1),
-               for_bias = context->needs_input_grad(2);
+               for_bias = bias_dtype != at::ScalarType::Undefined && context->needs_input_grad(2);
     Tensor grad_x, grad_weight, grad_bias;
     if (again) {  // in operators that can be differentiated
       if (for_x) grad_x = grad.mm(computed).reshape(x.sizes());
@@ -147,27 +150,33 @@ struct ColumnSumFunction : torch::autograd::Function<ColumnSumFunction> {
 
 Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed) {
   const auto cast = computed.is_same(weight) ? std::nullopt : std::optional(computed.detach());
-  return Linear::apply(x, weight, bias, cast);
+  return Linear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, cast);
 }
 
 }  // namespace detail
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
-  if (!bias.defined() || !detail::runs_fused(x)) return at::linear(x, weight, bias);
+  if (!detail::runs_fused(x)) return at::linear(x, weight, bias);
+  const auto dtype = detail::autocast_dtype(x);
+  // Without a bias and in full precision torch's backward has nothing to lose.
+  if (!bias.defined() && !at::isReducedFloatingType(dtype.value_or(x.scalar_type())))
+    return at::linear(x, weight, bias);
   Tensor in = x, computed = weight;
-  if (const auto dtype = detail::autocast_dtype(x)) {
+  if (dtype) {
     in = detail::autocast_to(x, *dtype);
     computed = detail::find_cast(weight, *dtype);
     if (!computed.defined()) computed = detail::autocast_to(weight, *dtype);
   }
-  const bool fits = in.scalar_type() == computed.scalar_type() && weight.dim() == 2 && bias.dim() == 1 &&
-                    bias.is_floating_point() && in.dim() > 0 && in.size(-1) > 0 && in.size(-1) == weight.size(1) &&
-                    bias.size(0) == weight.size(0) && in.device() == weight.device() && in.device() == bias.device();
+  const auto bias_fits = [&] {
+    return bias.dim() == 1 && bias.is_floating_point() && bias.size(0) == weight.size(0) &&
+           bias.device() == in.device() && (dtype || bias.scalar_type() == in.scalar_type());
+  };
+  const bool fits = in.scalar_type() == computed.scalar_type() && in.device() == weight.device() && weight.dim() == 2 &&
+                    in.dim() > 0 && in.size(-1) > 0 && in.size(-1) == weight.size(1) &&
+                    (!bias.defined() || bias_fits());
   // What torch does not compute it explains itself.
-  if (!fits || (!detail::autocast_dtype(x) && bias.scalar_type() != in.scalar_type()))
-    return at::linear(x, weight, bias);
-  return detail::fused_linear(in, weight, bias, computed);
+  return fits ? detail::fused_linear(in, weight, bias, computed) : at::linear(x, weight, bias);
 }
 
 Tensor column_sum(const Tensor& x, at::ScalarType dtype) {

@@ -8,7 +8,8 @@ class Library;
 
 namespace levin::kernels::detail {
 
-/// linear with its own backward, whatever the device. x and bias have a dtype; `computed` is the weight in it.
+/// linear with its own backward, whatever the device. `computed` is the weight in the dtype of x; the bias may be
+/// undefined.
 Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed);
 
 /// In linear_cuda.cpp, or no_cuda.cpp where there is no CUDA.

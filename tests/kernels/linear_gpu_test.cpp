@@ -162,6 +162,25 @@ TEST_F(LinearGpu, LayersOfViews) {
   }
 }
 
+TEST_F(LinearGpu, LayersWithoutABias) {
+  torch::manual_seed(12);
+  for (const bool mixed : {false, true}) {
+    const auto parameters = mixed ? at::kFloat : at::kBFloat16;
+    const auto x = leaf(numbers({4, 50, 64}, parameters)), weight = leaf(numbers({96, 64}, parameters));
+    std::optional<Autocast> autocast;
+    if (mixed) autocast.emplace(at::kCUDA, at::kBFloat16);
+    const auto y = kernels::linear(x, weight);
+    autocast.reset();
+    const auto grad = numbers({4, 50, 96}, at::kBFloat16);
+    y.backward(grad);
+    const auto g = grad.to(at::kDouble).flatten(0, 1), a = x.to(at::kBFloat16).to(at::kDouble).flatten(0, 1);
+    const auto w = weight.to(at::kBFloat16).to(at::kDouble);
+    EXPECT_LT(relative(y.flatten(0, 1), a.mm(w.t())), tolerance(at::kBFloat16));
+    EXPECT_LT(relative(x.grad().flatten(0, 1), g.mm(w)), tolerance(at::kBFloat16));
+    EXPECT_LT(relative(weight.grad(), g.t().mm(a)), tolerance(parameters));
+  }
+}
+
 TEST_F(LinearGpu, GradientsThatAreNotContiguous) {
   torch::manual_seed(5);
   const auto x = leaf(numbers({40, 64}, at::kBFloat16)), weight = leaf(numbers({96, 64}, at::kBFloat16));

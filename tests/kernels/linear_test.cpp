@@ -68,6 +68,19 @@ TEST(FusedLinear, FloatWeightsBehindNarrowProducts) {
   EXPECT_TRUE(torch::allclose(grads[0], mine[1].grad(), 0.05, 0.05));
 }
 
+TEST(FusedLinear, WithoutABias) {
+  for (const bool cast : {false, true}) {
+    const auto mine = layer({16, 4}), theirs = copies(mine);
+    const auto x = cast ? mine[0].to(at::kBFloat16) : mine[0];
+    const auto out = detail::fused_linear(x, mine[1], {}, cast ? mine[1].to(at::kBFloat16) : mine[1]);
+    out.sum().backward();
+    const auto right = at::linear(theirs[0], theirs[1]);
+    right.sum().backward();
+    EXPECT_TRUE(torch::allclose(out.to(at::kFloat), right, 0.05, 0.05));
+    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(torch::allclose(mine[i].grad(), theirs[i].grad(), 0.05, 0.05)) << i;
+  }
+}
+
 TEST(FusedLinear, FrozenWeightsGetNoGradient) {
   const auto all = layer({5, 4});
   all[1].set_requires_grad(false);
