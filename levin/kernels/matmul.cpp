@@ -27,6 +27,11 @@ Two with_sums_on_cpu(const Tensor& a, const Tensor& b, at::ScalarType dtype, at:
   return {at::mm(a, b).to(dtype), a.sum(1).to(sums_dtype)};
 }
 
+void into_on_cpu(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
+  const auto product = at::mm(a, b);
+  add ? out.add_(product) : out.copy_(product);
+}
+
 // ---- on meta tensors: what the kernels of CUDA allocate
 
 Tensor on_meta(const Tensor& a, const Tensor& b, const std::optional<Tensor>&, at::ScalarType dtype) {
@@ -36,6 +41,8 @@ Two with_sums_on_meta(const Tensor& a, const Tensor& b, at::ScalarType dtype, at
   return {on_meta(a, b, {}, dtype), at::empty({a.size(0)}, a.options().dtype(sums_dtype))};
 }
 
+void into_on_meta(const Tensor&, const Tensor&, const Tensor&, bool) {}
+
 struct MatmulOps {
   torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
   torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
@@ -43,18 +50,23 @@ struct MatmulOps {
   torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
   std::optional<c10::TypedOperatorHandle<decltype(on_cpu)>> matmul;
   std::optional<c10::TypedOperatorHandle<decltype(with_sums_on_cpu)>> matmul_and_sums;
+  std::optional<c10::TypedOperatorHandle<decltype(into_on_cpu)>> matmul_into;
 
   MatmulOps() {
     names.def("matmul(Tensor a, Tensor b, Tensor? bias, ScalarType dtype) -> Tensor");
     names.def("matmul_and_sums(Tensor a, Tensor b, ScalarType dtype, ScalarType sums_dtype) -> (Tensor, Tensor)");
+    names.def("matmul_into(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()");
     cpu.impl("matmul", on_cpu);
     cpu.impl("matmul_and_sums", with_sums_on_cpu);
+    cpu.impl("matmul_into", into_on_cpu);
     meta.impl("matmul", on_meta);
+    meta.impl("matmul_into", into_on_meta);
     meta.impl("matmul_and_sums", with_sums_on_meta);
     register_matmul_cuda(cuda);
     auto& dispatcher = c10::Dispatcher::singleton();
     matmul = dispatcher.findSchemaOrThrow("levin::matmul", "").typed<decltype(on_cpu)>();
     matmul_and_sums = dispatcher.findSchemaOrThrow("levin::matmul_and_sums", "").typed<decltype(with_sums_on_cpu)>();
+    matmul_into = dispatcher.findSchemaOrThrow("levin::matmul_into", "").typed<decltype(into_on_cpu)>();
   }
 };
 
@@ -93,6 +105,11 @@ Tensor matmul(const Tensor& a, const Tensor& b, const Tensor& bias, at::ScalarTy
 Two matmul_and_sums(const Tensor& a, const Tensor& b, at::ScalarType dtype, at::ScalarType sums_dtype) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return matmul_ops().matmul_and_sums->call(a, b, dtype, sums_dtype);
+}
+
+void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  matmul_ops().matmul_into->call(out, a, b, add);
 }
 
 }  // namespace detail

@@ -38,5 +38,8 @@ Tensor matmul(const Tensor& a, const Tensor& b, const Tensor& bias, at::ScalarTy
 std::tuple<Tensor, Tensor> matmul_and_sums(const Tensor& a, const Tensor& b, at::ScalarType dtype,
                                            at::ScalarType sums_dtype);
 
+/// out = a b, or out += a b. `out` has the dtype of a, or is float.
+void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add = false);
+
 }  // namespace detail
 }  // namespace levin::kernels

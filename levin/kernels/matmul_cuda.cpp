@@ -86,7 +86,8 @@ struct Product {
   Operand a, b;
   Tensor out;
   Epilogue epilogue = Epilogue::kNone;
-  Tensor vector;  // the bias, or where sums go
+  Tensor vector;     // the bias, or where sums go
+  bool add = false;  // to what `out` holds
 };
 
 cudaDataType_t data_type(const Tensor& x) {
@@ -189,10 +190,10 @@ void prepare(Plan& plan, const Product& product) {
 }
 
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
-  const float one = 1, zero = 0;
+  const float one = 1, kept = product.add ? 1 : 0;
   auto* out = product.out.mutable_data_ptr();
   return lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, &one, product.b.kept.const_data_ptr(),
-                     plan.a, product.a.kept.const_data_ptr(), plan.b, &zero, out, plan.out, out, plan.out,
+                     plan.a, product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
                      &plan.algorithms[algorithm], at::cuda::getCUDABlasLtWorkspace(),
                      at::cuda::getCUDABlasLtWorkspaceSize(), c10::cuda::getCurrentCUDAStream().stream());
 }
@@ -256,7 +257,8 @@ bool multiplied(const Product& product) {
   if (product.epilogue != Epilogue::kNone)
     set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
   const bool first = takes_first();
-  if (!first && !plan.measured) {
+  // To measure would add several times. What comes first is mostly not added, and of the same shape.
+  if (!first && !plan.measured && !product.add) {
     if (!is_capturing()) measure(plan, product);
     plan.measured = true;
     if (plan.algorithms.empty()) return false;
@@ -329,9 +331,27 @@ std::tuple<Tensor, Tensor> matmul_and_sums_cuda(const Tensor& a, const Tensor& b
   return {out, column_sum(a.t(), sums_dtype)};
 }
 
+void matmul_into_cuda(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
+  check(a, b, {});
+  LEVIN_CHECK(out.dim() == 2 && out.size(0) == a.size(0) && out.size(1) == b.size(1) && out.device() == a.device() &&
+                  (out.scalar_type() == a.scalar_type() || out.scalar_type() == at::kFloat),
+              "[matmul_into] needs a result of [", a.size(0), ", ", b.size(1), "], ", a.scalar_type(),
+              " or float, got ", out.sizes(), " ", out.scalar_type());
+  const c10::cuda::CUDAGuard guard(a.device());
+  if (!is_empty(a, b) && out.is_contiguous() && multiplied({.a = operand(a), .b = operand(b), .out = out, .add = add}))
+    return;
+  const at::RecordFunctionGuard unseen(/*is_enabled=*/false);  // it is counted once
+  auto to = out;
+  if (out.scalar_type() == a.scalar_type())
+    add ? at::addmm_out(to, out, a, b) : at::mm_out(to, a, b);
+  else
+    add ? at::addmm_out(to, out, a, b, at::kFloat) : at::mm_out(to, a, b, at::kFloat);
+}
+
 }  // namespace
 
 void register_matmul_cuda(torch::Library& library) {
+  library.impl("matmul_into", matmul_into_cuda);
   library.impl("matmul", matmul_cuda);
   library.impl("matmul_and_sums", matmul_and_sums_cuda);
 }

@@ -81,6 +81,27 @@ TEST_F(LinearGpu, ProductsOfParts) {
   EXPECT_LT(relative(matmul(scattered, b, {}, at::kFloat), scattered.to(at::kDouble).mm(b.to(at::kDouble))), 1e-4);
 }
 
+TEST_F(LinearGpu, ProductsIntoWhatIsThere) {
+  torch::manual_seed(13);
+  const auto a = numbers({70, 64}, at::kBFloat16), b = numbers({96, 64}, at::kBFloat16).t();
+  const auto right = a.to(at::kDouble).mm(b.to(at::kDouble));
+  for (const auto dtype : {at::kBFloat16, at::kFloat})
+    for (const bool narrow : {false, true}) {
+      const auto room = torch::zeros({70, 100}, at::TensorOptions(at::kCUDA).dtype(dtype));
+      const auto out = narrow ? room.narrow(1, 2, 96) : torch::empty({70, 96}, room.options());
+      out.fill_(3);
+      kernels::detail::matmul_into(out, a, b, /*add=*/true);
+      EXPECT_LT(relative(out, right + 3), tolerance(dtype));
+      kernels::detail::matmul_into(out, a, b);
+      EXPECT_LT(relative(out, right), tolerance(dtype));
+      kernels::detail::matmul_into(out, a, b, /*add=*/true);
+      EXPECT_LT(relative(out, 2 * right), tolerance(dtype));
+      if (narrow) {
+        EXPECT_EQ(room.narrow(1, 0, 2).abs().sum().item<double>(), 0);
+      }
+    }
+}
+
 TEST_F(LinearGpu, ProductsOfNothing) {
   const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
   const auto bias = torch::ones({3}, options);

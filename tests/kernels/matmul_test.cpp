@@ -33,6 +33,14 @@ TEST(Matmul, OnTheCpu) {
   EXPECT_TRUE(torch::equal(sums, a.sum(1).to(at::kBFloat16)));
 }
 
+TEST(Matmul, IntoWhatIsThere) {
+  const auto a = torch::randn({5, 3}), b = torch::randn({3, 4}), out = torch::ones({5, 4}, at::kDouble);
+  detail::matmul_into(out, a, b, /*add=*/true);
+  EXPECT_TRUE(torch::equal(out, at::mm(a, b).to(at::kDouble) + 1));
+  detail::matmul_into(out, a, b);
+  EXPECT_TRUE(torch::equal(out, at::mm(a, b).to(at::kDouble)));
+}
+
 TEST(Matmul, LeavesTheCpuToTorch) {
   EXPECT_FALSE(detail::runs_matmul(torch::ones({2, 2}, at::kBFloat16)));
 }
