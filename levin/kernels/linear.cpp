@@ -6,10 +6,12 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/linear_detail.h"
@@ -90,6 +92,12 @@ Tensor multiplied(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return at::_unsafe_view(matmul(rows_of(x), weight.t(), bias, x.scalar_type()), sizes);  // no view to autograd
 }
 
+/// Not by autocast: its cache would keep a bias without a gradient, since there is none inside of a forward.
+Tensor narrow_bias(const Tensor& bias, at::ScalarType dtype) {
+  auto cast = find_cast(bias, dtype);
+  return cast.defined() ? cast : bias.to(dtype);
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's.
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
@@ -97,13 +105,7 @@ struct Linear : torch::autograd::Function<Linear> {
     // The weight itself costs nothing; a gradient of the gradient leads to it.
     context->save_for_backward({x, weight, cast.value_or(Tensor())});
     context->saved_data["bias"] = static_cast<int64_t>(bias ? bias->scalar_type() : at::ScalarType::Undefined);
-    Tensor narrow;
-    if (bias) {
-      // Not by autocast: its cache would keep a bias without a gradient, since there is none in here.
-      narrow = find_cast(*bias, x.scalar_type());
-      if (!narrow.defined()) narrow = bias->to(x.scalar_type());
-    }
-    return multiplied(x, cast ? *cast : weight, narrow);
+    return multiplied(x, cast ? *cast : weight, bias ? narrow_bias(*bias, x.scalar_type()) : Tensor());
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -134,6 +136,46 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
+struct LinearActivation : torch::autograd::Function<LinearActivation> {
+  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const std::optional<Tensor>& cast, int64_t kind) {
+    const auto linear = multiplied(x, cast ? *cast : weight, narrow_bias(bias, x.scalar_type()));
+    context->save_for_backward({x, weight, bias, cast.value_or(Tensor()), linear});
+    context->saved_data["kind"] = kind;
+    return activate(linear, static_cast<Activation>(kind));
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1], &bias = saved[2];
+    const auto kind = static_cast<Activation>(context->saved_data["kind"].toInt());
+    if (at::GradMode::is_enabled()) return again(context, grads[0], {x, weight, bias}, kind);
+    auto [of_linear, grad_bias] = activation_backward_and_sums(grads[0], saved[4], kind, bias.scalar_type());
+    const auto rows = rows_of(of_linear);
+    Tensor grad_x, grad_weight;
+    if (context->needs_input_grad(0))
+      grad_x = product(rows, saved[3].defined() ? saved[3] : weight, x.scalar_type()).reshape(x.sizes());
+    if (context->needs_input_grad(1)) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
+    if (!context->needs_input_grad(2)) grad_bias.reset();
+    return {grad_x, grad_weight, grad_bias, Tensor(), Tensor()};
+  }
+
+ private:
+  /// In operators that can be differentiated.
+  static variable_list again(AutogradContext* context, const Tensor& grad, const variable_list& inputs,
+                             Activation kind) {
+    const auto dtype = inputs[0].scalar_type();
+    const auto y = plain_activation(at::linear(inputs[0], inputs[1].to(dtype), inputs[2].to(dtype)), kind);
+    variable_list wanted, result(5);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
+    const auto found = torch::autograd::grad({y}, wanted, {grad}, std::nullopt, /*create_graph=*/true);
+    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
+      if (context->needs_input_grad(i)) result[i] = found[next++];
+    return result;
+  }
+};
+
 struct ColumnSumFunction : torch::autograd::Function<ColumnSumFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, at::ScalarType dtype) {
     context->saved_data["rows"] = x.size(0);
@@ -153,30 +195,57 @@ Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, c
   return Linear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, cast);
 }
 
-}  // namespace detail
+Tensor fused_linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed,
+                               Activation kind) {
+  const auto cast = computed.is_same(weight) ? std::nullopt : std::optional(computed.detach());
+  return LinearActivation::apply(x, weight, bias, cast, static_cast<int64_t>(kind));
+}
 
-Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
-  if (!detail::runs_fused(x)) return at::linear(x, weight, bias);
-  const auto dtype = detail::autocast_dtype(x);
+namespace {
+
+/// What a fused layer computes with.
+struct Factors {
+  Tensor in, weight;
+};
+
+/// In the dtype of autocast; none where torch computes, or explains why it does not.
+std::optional<Factors> factors(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (!runs_fused(x)) return std::nullopt;
+  const auto dtype = autocast_dtype(x);
   // Without a bias and in full precision torch's backward has nothing to lose.
-  if (!bias.defined() && !at::isReducedFloatingType(dtype.value_or(x.scalar_type())))
-    return at::linear(x, weight, bias);
-  Tensor in = x, computed = weight;
+  if (!bias.defined() && !at::isReducedFloatingType(dtype.value_or(x.scalar_type()))) return std::nullopt;
+  Factors result{x, weight};
   if (dtype) {
-    in = detail::autocast_to(x, *dtype);
-    computed = detail::find_cast(weight, *dtype);
-    if (!computed.defined()) computed = detail::autocast_to(weight, *dtype);
+    result.in = autocast_to(x, *dtype);
+    result.weight = find_cast(weight, *dtype);
+    if (!result.weight.defined()) result.weight = autocast_to(weight, *dtype);
   }
+  const auto& in = result.in;
   const auto bias_fits = [&] {
     return bias.dim() == 1 && bias.is_floating_point() && bias.size(0) == weight.size(0) &&
            bias.device() == in.device() && (dtype || bias.scalar_type() == in.scalar_type());
   };
-  const bool fits = in.scalar_type() == computed.scalar_type() && in.device() == weight.device() && weight.dim() == 2 &&
-                    in.dim() > 0 && in.size(-1) > 0 && in.size(-1) == weight.size(1) &&
+  const bool fits = in.scalar_type() == result.weight.scalar_type() && in.device() == weight.device() &&
+                    weight.dim() == 2 && in.dim() > 0 && in.size(-1) > 0 && in.size(-1) == weight.size(1) &&
                     (!bias.defined() || bias_fits());
-  // What torch does not compute it explains itself.
-  return fits ? detail::fused_linear(in, weight, bias, computed) : at::linear(x, weight, bias);
+  return fits ? std::optional(result) : std::nullopt;
+}
+
+}  // namespace
+
+}  // namespace detail
+
+Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
+  const auto factors = detail::factors(x, weight, bias);
+  return factors ? detail::fused_linear(factors->in, weight, bias, factors->weight) : at::linear(x, weight, bias);
+}
+
+Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind) {
+  if (bias.defined() && !fp8_layer(x, weight))
+    if (const auto factors = detail::factors(x, weight, bias); factors && detail::runs_matmul(factors->in))
+      return detail::fused_linear_activation(factors->in, weight, bias, factors->weight, kind);
+  return activation(linear(x, weight, bias), kind);
 }
 
 Tensor column_sum(const Tensor& x, at::ScalarType dtype) {

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "levin/kernels/activation.h"
+
 namespace levin::kernels {
 
 using at::Tensor;
@@ -11,6 +13,10 @@ using at::Tensor;
 /// float weights get their gradients in float from the product itself. In precision "fp8-mixed" it multiplies in float8
 /// where that is possible.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+
+/// activation(linear(x, weight, bias), kind). On CUDA in 16 bits the gradient of the bias is added up while that of the
+/// activation is computed.
+Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind);
 
 /// x [N, C] to its sum over rows [C], in the given dtype. On CUDA partial sums in float are added in a fixed order.
 Tensor column_sum(const Tensor& x, at::ScalarType dtype);

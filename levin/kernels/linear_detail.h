@@ -12,6 +12,10 @@ namespace levin::kernels::detail {
 /// undefined.
 Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed);
 
+/// linear_activation, likewise.
+Tensor fused_linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed,
+                               Activation kind);
+
 /// In linear_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 void register_linear_cuda(torch::Library& library);
 

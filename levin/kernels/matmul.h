@@ -8,7 +8,8 @@
 #include <ATen/core/Tensor.h>
 
 /// Products of 16-bit matrices on CUDA by cuBLASLt, with what follows them in the same kernel. Of the algorithms that
-/// cuBLASLt proposes for a shape, the fastest is measured once per process.
+/// cuBLASLt proposes for a small product, the fastest is measured once per shape and process; of a large one the first
+/// is taken.
 namespace levin::kernels {
 
 using at::Tensor;
@@ -19,7 +20,7 @@ std::vector<std::string> product_operators();
 
 namespace detail {
 
-/// LEVIN_GEMM: "lt" (default) measures, "first" takes what cuBLASLt proposes first, "torch" leaves products to torch.
+/// LEVIN_GEMM: "lt" (default), "first" never measures, "torch" leaves products to torch.
 enum class GemmWish { kLt, kFirst, kTorch };
 /// Throws an Error for a word that is not known.
 GemmWish gemm_wish(std::string_view word);
@@ -34,7 +35,7 @@ bool runs_matmul(const Tensor& tensor);
 Tensor matmul(const Tensor& a, const Tensor& b, const Tensor& bias, at::ScalarType dtype);
 
 /// The product, and the sums of the rows of a [M] in the second dtype: of a = grad^T the gradients of a weight and a
-/// bias. One kernel where both dtypes are equal.
+/// bias. One kernel where both dtypes are equal and cuBLASLt has one.
 std::tuple<Tensor, Tensor> matmul_and_sums(const Tensor& a, const Tensor& b, at::ScalarType dtype,
                                            at::ScalarType sums_dtype);
 

@@ -200,16 +200,15 @@ cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();
 
-/// The shortest time of `run` in milliseconds; kNever where it returns false.
-template <class Run>
-float time_of(const Run& run) {
+/// The shortest time in milliseconds; kNever where the algorithm does not run after all.
+float time_of(const Plan& plan, const Product& product, size_t algorithm) {
   constexpr int kRuns = 5;
-  if (!run()) return kNever;  // libraries load kernels, the allocator gets its memory
+  if (run(plan, product, algorithm) != CUBLAS_STATUS_SUCCESS) return kNever;  // loads the kernel, too
   float best = kNever;
   for (int i = 0; i < kRuns; ++i) {
     at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
     begin.record();
-    if (!run()) return kNever;
+    if (run(plan, product, algorithm) != CUBLAS_STATUS_SUCCESS) return kNever;
     end.record();
     end.synchronize();
     best = std::min(best, begin.elapsed_time(end));
@@ -222,8 +221,7 @@ constexpr float kWithin = 1.02f;
 
 void measure(Plan& plan, const Product& product) {
   std::vector<float> times;
-  for (size_t i = 0; i < plan.algorithms.size(); ++i)
-    times.push_back(time_of([&] { return run(plan, product, i) == CUBLAS_STATUS_SUCCESS; }));
+  for (size_t i = 0; i < plan.algorithms.size(); ++i) times.push_back(time_of(plan, product, i));
   const float best = *std::min_element(times.begin(), times.end());
   if (best == kNever) return plan.algorithms.clear();
   plan.chosen = static_cast<size_t>(
@@ -239,14 +237,13 @@ Plan& plan_of(const Product& product) {
   return found->second;
 }
 
-/// Two runs of a program may measure differently.
-bool takes_first() {
-  return gemm_wish_of_environment() == GemmWish::kFirst || at::globalContext().deterministicAlgorithms();
-}
-
-/// Nothing can be measured in a capture. What it takes stays, so that eager steps compute the same.
-bool is_capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+/// Whether the algorithm is what was measured, not what is proposed first. Large products run at the limit of power,
+/// where all proposals take the same time. Two runs of a program may measure differently.
+bool is_measured(const Product& product) {
+  constexpr double kLarge = 1e10;
+  const auto operations = 2.0 * static_cast<double>(product.a.kept.numel()) * static_cast<double>(product.out.size(1));
+  return operations < kLarge && gemm_wish_of_environment() != GemmWish::kFirst &&
+         !at::globalContext().deterministicAlgorithms();
 }
 
 /// False where cuBLASLt has no kernel for it.
@@ -256,14 +253,15 @@ bool multiplied(const Product& product) {
   if (plan.algorithms.empty()) return false;
   if (product.epilogue != Epilogue::kNone)
     set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
-  const bool first = takes_first();
+  const bool measured = is_measured(product);
   // To measure would add several times. What comes first is mostly not added, and of the same shape.
-  if (!first && !plan.measured && !product.add) {
-    if (!is_capturing()) measure(plan, product);
+  if (measured && !plan.measured && !product.add) {
+    // Nothing can be measured in a capture. What it takes stays, so that eager steps compute the same.
+    if (c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None) measure(plan, product);
     plan.measured = true;
     if (plan.algorithms.empty()) return false;
   }
-  TORCH_CUDABLAS_CHECK(run(plan, product, first ? 0 : plan.chosen));
+  TORCH_CUDABLAS_CHECK(run(plan, product, measured ? plan.chosen : 0));
   return true;
 }
 
@@ -301,33 +299,17 @@ Tensor matmul_cuda(const Tensor& a, const Tensor& b, const std::optional<Tensor>
   return bias ? at::addmm(*bias, a, b) : by_torch(a, b, dtype);
 }
 
-/// Whether one kernel for the product and the sums is there, and not slower than two.
-bool are_sums_fused(const Product& product, const Product& plain, const Tensor& a) {
-  static auto& choices = *new std::map<Key, bool>();  // for the life of the process
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  const auto [found, is_new] = choices.try_emplace(key_of(product), true);
-  if (!is_new || takes_first() || is_capturing()) return found->second;
-  const at::RecordFunctionGuard unseen(/*is_enabled=*/false);
-  const float together = time_of([&] { return multiplied(product); });
-  const float apart = time_of([&] {
-    column_sum(a.t(), product.vector.scalar_type());
-    return multiplied(plain);
-  });
-  found->second = together <= apart;
-  return found->second;
-}
-
 std::tuple<Tensor, Tensor> matmul_and_sums_cuda(const Tensor& a, const Tensor& b, at::ScalarType dtype,
                                                 at::ScalarType sums_dtype) {
   check(a, b, {});
   const c10::cuda::CUDAGuard guard(a.device());
   if (dtype != sums_dtype || is_empty(a, b))
     return {matmul_cuda(a, b, std::nullopt, dtype), column_sum(a.t(), sums_dtype)};
-  const Product plain{operand(a), operand(b), at::empty({a.size(0), b.size(1)}, a.options().dtype(dtype))};
-  const Product product{plain.a, plain.b, plain.out, Epilogue::kSums, at::empty({a.size(0)}, plain.out.options())};
-  if (are_sums_fused(product, plain, a) && multiplied(product)) return {product.out, product.vector};
-  const auto out = multiplied(plain) ? plain.out : by_torch(a, b, dtype);
+  Product product{operand(a), operand(b), at::empty({a.size(0), b.size(1)}, a.options().dtype(dtype))};
+  product.epilogue = Epilogue::kSums, product.vector = at::empty({a.size(0)}, product.out.options());
+  if (multiplied(product)) return {product.out, product.vector};
+  product.epilogue = Epilogue::kNone, product.vector.reset();
+  const auto out = multiplied(product) ? product.out : by_torch(a, b, dtype);
   return {out, column_sum(a.t(), sums_dtype)};
 }
 

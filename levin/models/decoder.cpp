@@ -134,15 +134,19 @@ Tensor DecoderMlpImpl::gated(const Tensor& x) {
 }
 
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
+  const auto activated = [&](kernels::Activation kind) {
+    return up->num_interceptors() > 0 ? kernels::activation(up(x), kind)
+                                      : kernels::linear_activation(x, up->weight, up->bias, kind);
+  };
   switch (activation) {
     case Activation::kSiluGated:
       return down(gated(x));
     case Activation::kRelu:
-      return down(kernels::activation(up(x), kernels::Activation::kRelu));
+      return down(activated(kernels::Activation::kRelu));
     case Activation::kGelu:
-      return down(kernels::activation(up(x), kernels::Activation::kGelu));
+      return down(activated(kernels::Activation::kGelu));
     default:
-      return down(kernels::activation(up(x), kernels::Activation::kGeluTanh));
+      return down(activated(kernels::Activation::kGeluTanh));
   }
 }
 

@@ -101,7 +101,10 @@ ViTMlpImpl::ViTMlpImpl(const ViTOptions& options) : dropout(options.dropout) {
 }
 
 Tensor ViTMlpImpl::forward(const Tensor& x) {
-  const auto hidden = drop(kernels::activation(up(x), kernels::Activation::kGelu), dropout, is_training());
+  constexpr auto kGelu = kernels::Activation::kGelu;
+  const auto hidden = drop(up->num_interceptors() > 0 ? kernels::activation(up(x), kGelu)
+                                                      : kernels::linear_activation(x, up->weight, up->bias, kGelu),
+                           dropout, is_training());
   return drop(down(hidden), dropout, is_training());
 }
 

@@ -5,6 +5,7 @@
 #include "levin/core/error.h"
 #include "levin/devices/flop_counter.h"
 #include "levin/devices/graphs.h"
+#include "levin/kernels/activation_detail.h"
 #include "levin/kernels/linear.h"
 #include "levin/kernels/matmul.h"
 #include "levin/kernels/weight_casts.h"
@@ -200,6 +201,52 @@ TEST_F(LinearGpu, LayersWithoutABias) {
     EXPECT_LT(relative(x.grad().flatten(0, 1), g.mm(w)), tolerance(at::kBFloat16));
     EXPECT_LT(relative(weight.grad(), g.t().mm(a)), tolerance(parameters));
   }
+}
+
+TEST_F(LinearGpu, LayersWithAnActivation) {
+  using kernels::Activation;
+  torch::manual_seed(14);
+  for (const auto kind : {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu, Activation::kSilu})
+    for (const auto dtype : {at::kBFloat16, at::kHalf})
+      for (const bool mixed : {false, true})
+        for (const auto& sizes :
+             std::vector<std::vector<int64_t>>{{64}, {0, 64}, {5, 33, 64}, {4, 197, 64}, {5003, 64}})
+          for (const int64_t out : {10, 96, 1000, 4096}) {
+            SCOPED_TRACE(::testing::Message()
+                         << static_cast<int>(kind) << " " << dtype << (mixed ? " mixed " : " ") << sizes << " " << out);
+            const auto parameters = mixed ? at::kFloat : dtype;
+            const auto x = leaf(numbers(sizes, parameters)), weight = leaf(numbers({out, 64}, parameters).div_(8));
+            const auto bias = leaf(numbers({out}, parameters));
+            const auto a = leaf(x), b = leaf(weight), c = leaf(bias);
+            std::optional<Autocast> autocast;
+            if (mixed) autocast.emplace(at::kCUDA, dtype);
+            const auto y = kernels::linear_activation(x, weight, bias, kind);
+            const auto right = kernels::activation(kernels::linear(a, b, c), kind);
+            autocast.reset();
+            EXPECT_TRUE(torch::equal(y, right));
+            const auto grad = numbers(y.sizes(), dtype);
+            y.backward(grad);
+            right.backward(grad);
+            EXPECT_TRUE(torch::equal(x.grad(), a.grad()));
+            EXPECT_LT(relative(weight.grad(), b.grad()), tolerance(parameters));
+            EXPECT_EQ(bias.grad().scalar_type(), parameters);
+            // Numbers are added up before they are rounded.
+            EXPECT_LT(relative(bias.grad(), c.grad()), 2 * tolerance(dtype));
+          }
+}
+
+TEST_F(LinearGpu, SumsOfActivationsInTheSameOrder) {
+  torch::manual_seed(15);
+  const auto x = numbers({12608, 4096}, at::kBFloat16), grad = numbers({12608, 4096}, at::kBFloat16);
+  const auto run = [&] {
+    return kernels::detail::activation_backward_and_sums(grad, x, kernels::Activation::kGelu, at::kFloat);
+  };
+  const auto [out, sums] = run();
+  EXPECT_TRUE(torch::equal(out, std::get<0>(run())));
+  EXPECT_TRUE(torch::equal(sums, std::get<1>(run())));
+  const auto right = at::gelu_backward(grad.to(at::kDouble), x.to(at::kDouble));
+  EXPECT_LT(relative(sums, right.sum(0)), 1e-4);
+  EXPECT_LT(relative(out, right), 1e-2);
 }
 
 TEST_F(LinearGpu, GradientsThatAreNotContiguous) {
