@@ -102,7 +102,7 @@ uint32_t alignment(const Product& product) {
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
-using Key = std::array<int64_t, 12>;
+using Key = std::array<int64_t, 13>;
 
 Key key_of(const Product& product) {
   const auto& a = product.a;
@@ -117,6 +117,7 @@ Key key_of(const Product& product) {
           2 * static_cast<int64_t>(a.transposed) + static_cast<int64_t>(b.transposed),
           a.stride,
           b.stride,
+          product.out.stride(0),
           product.vector.defined() ? static_cast<int64_t>(product.vector.scalar_type()) : -1,
           alignment(product)};
 }
@@ -168,7 +169,7 @@ void prepare(Plan& plan, const Product& product) {
   }
   plan.a = layout(product.b.kept, product.b.stride, product.b.transposed);
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
-  plan.out = layout(product.out, product.out.size(1), false);
+  plan.out = layout(product.out, product.out.stride(0), false);
 
   cublasLtMatmulPreference_t preference = nullptr;
   TORCH_CUDABLAS_CHECK(lt().create_preference(&preference));
@@ -191,11 +192,12 @@ void prepare(Plan& plan, const Product& product) {
 
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   const float one = 1, kept = product.add ? 1 : 0;
-  auto* out = product.out.mutable_data_ptr();
-  return lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, &one, product.b.kept.const_data_ptr(),
-                     plan.a, product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
-                     &plan.algorithms[algorithm], at::cuda::getCUDABlasLtWorkspace(),
-                     at::cuda::getCUDABlasLtWorkspaceSize(), c10::cuda::getCurrentCUDAStream().stream());
+  const auto handle = at::cuda::getCurrentCUDABlasLtHandle();
+  void *workspace = at::cuda::getCUDABlasLtWorkspace(), *out = product.out.mutable_data_ptr();
+  return lt().matmul(handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
+                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
+                     &plan.algorithms[algorithm], workspace, at::cuda::getCUDABlasLtWorkspaceSize(),
+                     c10::cuda::getCurrentCUDAStream().stream());
 }
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();
@@ -320,8 +322,8 @@ void matmul_into_cuda(const Tensor& out, const Tensor& a, const Tensor& b, bool 
               "[matmul_into] needs a result of [", a.size(0), ", ", b.size(1), "], ", a.scalar_type(),
               " or float, got ", out.sizes(), " ", out.scalar_type());
   const c10::cuda::CUDAGuard guard(a.device());
-  if (!is_empty(a, b) && out.is_contiguous() && multiplied({.a = operand(a), .b = operand(b), .out = out, .add = add}))
-    return;
+  const bool has_rows = out.stride(1) == 1 && out.stride(0) >= out.size(1);
+  if (!is_empty(a, b) && has_rows && multiplied({.a = operand(a), .b = operand(b), .out = out, .add = add})) return;
   const at::RecordFunctionGuard unseen(/*is_enabled=*/false);  // it is counted once
   auto to = out;
   if (out.scalar_type() == a.scalar_type())
