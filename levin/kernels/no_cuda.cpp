@@ -10,6 +10,7 @@
 #include "levin/kernels/image_resample_detail.h"
 #include "levin/kernels/jpeg_colors.h"
 #include "levin/kernels/linear_detail.h"
+#include "levin/kernels/matmul_detail.h"
 #include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/residual_norm_detail.h"
@@ -57,6 +58,7 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_matmul_cuda(torch::Library&) {}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }

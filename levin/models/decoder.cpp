@@ -135,22 +135,13 @@ Tensor DecoderMlpImpl::gated(const Tensor& x) {
 }
 
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
-  if (activation != Activation::kSiluGated) {
-    const auto kind = activation == Activation::kRelu   ? kernels::Activation::kRelu
-                      : activation == Activation::kGelu ? kernels::Activation::kGelu
-                                                        : kernels::Activation::kGeluTanh;
-    if (const auto result = nn::fp8_mlp(x, up, kind, down)) return *result;
-  }
-  switch (activation) {
-    case Activation::kSiluGated:
-      return down(gated(x));
-    case Activation::kRelu:
-      return down(kernels::activation(up(x), kernels::Activation::kRelu));
-    case Activation::kGelu:
-      return down(kernels::activation(up(x), kernels::Activation::kGelu));
-    default:
-      return down(kernels::activation(up(x), kernels::Activation::kGeluTanh));
-  }
+  if (activation == Activation::kSiluGated) return down(gated(x));
+  const auto kind = activation == Activation::kRelu   ? kernels::Activation::kRelu
+                    : activation == Activation::kGelu ? kernels::Activation::kGelu
+                                                      : kernels::Activation::kGeluTanh;
+  if (const auto result = nn::fp8_mlp(x, up, kind, down)) return *result;
+  return down(up->num_interceptors() > 0 ? kernels::activation(up(x), kind)
+                                         : kernels::linear_activation(x, up->weight, up->bias, kind));
 }
 
 DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options) : dropout(options.dropout) {

@@ -102,9 +102,12 @@ ViTMlpImpl::ViTMlpImpl(const ViTOptions& options) : dropout(options.dropout) {
 }
 
 Tensor ViTMlpImpl::forward(const Tensor& x) {
+  constexpr auto kGelu = kernels::Activation::kGelu;
   if (dropout == 0 || !is_training())
-    if (const auto result = nn::fp8_mlp(x, up, kernels::Activation::kGelu, down)) return *result;
-  const auto hidden = drop(kernels::activation(up(x), kernels::Activation::kGelu), dropout, is_training());
+    if (const auto result = nn::fp8_mlp(x, up, kGelu, down)) return *result;
+  const auto hidden = drop(up->num_interceptors() > 0 ? kernels::activation(up(x), kGelu)
+                                                      : kernels::linear_activation(x, up->weight, up->bias, kGelu),
+                           dropout, is_training());
   return drop(down(hidden), dropout, is_training());
 }
 
