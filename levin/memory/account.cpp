@@ -43,6 +43,10 @@ class Account {
       const auto& mark = trace_.marks[m];
       for (; next < mark.at; ++next) count(trace_.events[next]);
       if (m == 0) peak_ = 0, estimate_.temporary = estimate_.total_peak = 0;  // what was before the step
+      if (mark.recomputed) {
+        if (sharded_) simulation_->follow(mark);
+        continue;
+      }
       // A forward is seen before anything is done for it, everything else when it has been done.
       const bool before = mark.part == StepPart::kForward && mark.begins;
       if (before) add_point(mark);

@@ -93,6 +93,7 @@ class MeteredGroup final : public ScheduledGroup {
     return ledger_.figures.bytes(ledger_.figures.ranks * sizes_.shard, ledger_.figures.computed);
   }
   bool alone() const { return ledger_.figures.ranks * ledger_.figures.replicas == 1; }
+  int64_t arrived_gradients() const;
 
   GroupLedger& ledger_;
   GroupSizes sizes_;
@@ -101,6 +102,7 @@ class MeteredGroup final : public ScheduledGroup {
   bool at_gloo_ = false;
   bool has_gradient_ = false;
   int64_t full_gradients_ = 0;
+  std::vector<int64_t> large_gradients_ = {};  // as they came; to host memory they leave one by one
 };
 
 }  // namespace levin::detail

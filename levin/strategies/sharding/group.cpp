@@ -164,6 +164,11 @@ void ShardGroup::show_full() {
   }
 }
 
+void ShardGroup::take_over_shards() {
+  if (whole_) return;
+  for (auto& param : params_) take_over(param);
+}
+
 // Whoever assigns new data to a parameter (a loader, a user) means this rank's shard, or the full parameter.
 void ShardGroup::take_over(ShardedParam& param) {
   const Tensor& now = param.param;
@@ -332,6 +337,8 @@ void ShardGroup::abandon() {
     }
   }
   lanes_->synchronize();
+  sending_.clear();
+  receiving_.reset();
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,6 +40,8 @@ struct ShardedParam {
   Tensor full = {};
   /// Gradients of the full parameter that were accumulated without reducing them.
   Tensor unreduced = {};
+  /// Its gradient of this backward has left for host memory.
+  bool sent = false;
   ShardPlace place = {};
 
   int64_t shard_numel() const { return rows * row_numel; }
@@ -100,6 +103,7 @@ class ShardGroup final : public ScheduledGroup {
   /// over.
   void show_shards();
   void show_full();
+  void take_over_shards();
 
   /// Moves this rank's shards, with their gradients, to host memory or to the device; between steps, when nothing is
   /// gathered. What optimizers keep for it is to follow.
@@ -118,6 +122,9 @@ class ShardGroup final : public ScheduledGroup {
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
   bool take_grads();
+  /// The gradient of parameter `i` is complete. Where nobody has to be asked, a large one leaves for host memory now;
+  /// others do in begin_reduce.
+  void send_grad(size_t i);
   /// Sums the gradients of the full parameters over the ranks and adds this rank's shard to what is there.
   void begin_reduce() override;
   /// Gradients that go to host memory may still be on their way there.
@@ -158,7 +165,9 @@ class ShardGroup final : public ScheduledGroup {
   Tensor pack_grads(double scale);
   int64_t grad_row() const;
   void forget_unused();
+  Tensor receiving();
   void reduce_alone();
+  void add_later_grads(const std::vector<size_t>& params, const Tensor& into);
   void reduce_over_ranks();
   void add_grads(const Tensor& reduced);
 
@@ -186,6 +195,9 @@ class ShardGroup final : public ScheduledGroup {
   bool first_grads_ = false;        // ... and there were none of an earlier backward
   LaneTask gathering_;
   LaneTask reducing_;
+  std::deque<LaneTask> sending_;     // gradients that leave one by one
+  std::vector<int64_t> sent_bytes_;  // ... and the bytes of all that did in this backward
+  Tensor receiving_;                 // where those of this backward go; undefined: nothing has left yet
   std::function<void()> arrival_;
 };
 

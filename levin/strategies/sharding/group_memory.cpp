@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <numeric>
 
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
@@ -27,6 +28,13 @@ void set_memory(const Tensor& tensor, bool present) {
   storage->set_data_ptr_noswap(present ? c10::GetAllocator(tensor.device().type())->allocate(bytes)
                                        : at::DataPtr(nullptr, tensor.device()));
   storage->set_nbytes(bytes);
+}
+
+size_t arrived_with_unit(std::span<const int64_t> bytes) {
+  const auto all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  size_t arrived = 0;
+  for (auto left = all; left > all / 2; ++arrived) left -= bytes[arrived];
+  return arrived;
 }
 
 Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype) {

@@ -73,6 +73,7 @@ class ShardedModule final : public ModuleSync {
 
  private:
   class Around;
+  class Arrival;
   class Entrance;
   struct Link;
 
@@ -86,16 +87,19 @@ class ShardedModule final : public ModuleSync {
   void check_fired();
 
   void use_again(ShardedUnit& unit);
+  void after_recompute();
   void pre_backward(ShardedUnit& unit);
   bool post_backward(ShardedUnit& unit);
   /// Alone there is no communication to be saved by waiting, but memory.
   bool reduces() const { return sync_ || alone_; }
+  bool sends_grads() const { return reduces() && !options_.schedule.reduces_at_end && !schedule_->holds_groups(); }
   void step_reduced(ShardGroup& group);
   void end_backward();
   void backward_failed(const std::exception& error);
   void watch_inputs(Call& call, ShardedUnit& unit);
   void watch_outputs(Call& call, ShardedUnit& unit);
   void watch_gradients(ShardedUnit& unit);
+  void watch_arrivals(ShardGroup& group);
   void abandon();
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;

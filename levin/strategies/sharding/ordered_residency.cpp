@@ -59,9 +59,16 @@ Residency::Groups OrderedResidency::ahead(const Groups& needed) {
   return groups;
 }
 
-bool OrderedResidency::release_after_use(ScheduledGroup&, Pass pass) {
-  return pass == Pass::kForward ? options_.releases_after_forward || (!training_ && options_.releases_after_backward)
-                                : options_.releases_after_backward;
+/// By the forward before.
+bool OrderedResidency::is_last(const ScheduledGroup& group) const {
+  return now_.size() == before_.size() && !now_.empty() && now_.back() == before_.back() &&
+         std::ranges::find(now_.back(), &group) != now_.back().end();
+}
+
+bool OrderedResidency::release_after_use(ScheduledGroup& group, Pass pass) {
+  if (pass == Pass::kBackward) return options_.releases_after_backward;
+  if (!training_) return options_.releases_after_forward || options_.releases_after_backward;
+  return options_.releases_after_forward && !(options_.keeps_last && is_last(group));
 }
 
 void OrderedResidency::end_pass(Pass pass) {

@@ -12,6 +12,8 @@ struct ResidencyOptions {
   bool releases_after_forward = true;
   /// ... and after backward.
   bool releases_after_backward = true;
+  /// What a forward uses last stays for backward, which needs it first.
+  bool keeps_last = false;
   /// Uses that are gathered ahead of the one at hand.
   int forward_prefetch = 1;
   int backward_prefetch = 1;
@@ -34,6 +36,7 @@ class OrderedResidency : public Residency {
 
  private:
   bool is_root(const Groups& needed) const;
+  bool is_last(const ScheduledGroup& group) const;
 
   ResidencyOptions options_;
   Pass pass_ = Pass::kForward;

@@ -58,7 +58,10 @@ bool is_full(std::string_view strategy, const std::string& state_dict_type) {
 
 ShardedStrategy::ShardedStrategy(ShardingPlan plan)
     : Strategy({.name = plan.name, .collective = plan.collective, .syncs_batchnorm = true, .places_modules = true}),
-      plan_(std::move(plan)) {}
+      plan_(std::move(plan)) {
+  // Its copy would be waited for: there is nothing to compute before it.
+  plan_.residency.keeps_last = plan_.offload;
+}
 
 void ShardedStrategy::on_connect() {
   const int world = group_->size();
