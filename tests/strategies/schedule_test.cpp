@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/words.h"
+#include "levin/strategies/sharding/group_memory.h"
 #include "levin/strategies/sharding/ordered_residency.h"
 
 namespace levin::detail {
@@ -85,6 +86,28 @@ TEST(Schedule, GathersAheadWhatCameNextInTheStepBefore) {
   EXPECT_EQ(units.backward({1, 0}), kBackward);
   EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, gather b, free a, free b");
   EXPECT_EQ(units.backward({1, 0}), kBackward);
+}
+
+TEST(Schedule, KeepsWhatForwardUsedLastForBackward) {
+  TwoUnits units({}, {.keeps_last = true});
+  EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, free a, gather b, free b");  // which is the last is not known
+  EXPECT_EQ(units.backward({1, 0}), kBackward);
+  EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, gather b, free a");
+  EXPECT_EQ(units.backward({1, 0}),
+            "gather a, free b, reduce b, free a, reduced b, reduce a, free r, reduced a, reduce r, reduced r");
+  EXPECT_EQ(units.forward({1, 0}), "gather r, gather a, gather b, free b, free a");  // another order than before
+  EXPECT_EQ(
+      units.backward({0, 1}),
+      "gather a, gather b, free a, reduce a, free b, reduced a, reduce b, free r, reduced b, reduce r, reduced r");
+}
+
+TEST(Schedule, HalfOfWhatHasLeftIsThereWhenAUnitEnds) {
+  const auto arrived = [](std::vector<int64_t> bytes) { return arrived_with_unit(bytes); };
+  EXPECT_EQ(arrived({}), 0);
+  EXPECT_EQ(arrived({5}), 0);  // the last one has only begun
+  EXPECT_EQ(arrived({8, 8}), 1);
+  EXPECT_EQ(arrived({1, 9}), 1);
+  EXPECT_EQ(arrived({13, 13, 3, 10}), 2);
 }
 
 TEST(Schedule, ReducesNothingWhileGradientsAreAccumulated) {

@@ -151,9 +151,21 @@ bool ShardGroup::alone() const {
 
 // ---- what parameters show
 
+namespace {
+
+bool shows_shard(const ShardedParam& param) {
+  const Tensor& now = param.param;
+  return now.sizes() == param.shard.sizes() && now.scalar_type() == param.shard.scalar_type() &&
+         now.device() == param.shard.device() &&
+         (now.numel() == 0 || now.const_data_ptr() == param.shard.const_data_ptr());
+}
+
+}  // namespace
+
 void ShardGroup::show_shards() {
   if (whole_) return;
-  for (auto& param : params_) param.param.set_data(param.shard);
+  for (auto& param : params_)
+    if (!shows_shard(param)) param.param.set_data(param.shard);
 }
 
 void ShardGroup::show_full() {
@@ -173,9 +185,7 @@ void ShardGroup::take_over_shards() {
 void ShardGroup::take_over(ShardedParam& param) {
   const Tensor& now = param.param;
   if (now.is_alias_of(param.full)) return;  // shown already
-  if (now.sizes() == param.shard.sizes() && now.scalar_type() == param.shard.scalar_type() &&
-      (now.numel() == 0 || now.const_data_ptr() == param.shard.const_data_ptr()))
-    return;
+  if (shows_shard(param)) return;
   const at::NoGradGuard no_grad;
   stale_ = true;
   if (now.sizes() == param.shard.sizes()) {

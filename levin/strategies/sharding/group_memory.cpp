@@ -33,7 +33,7 @@ void set_memory(const Tensor& tensor, bool present) {
 size_t arrived_with_unit(std::span<const int64_t> bytes) {
   const auto all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   size_t arrived = 0;
-  for (auto left = all; left > all / 2; ++arrived) left -= bytes[arrived];
+  for (auto left = all; left > all / 2 && arrived + 1 < bytes.size(); ++arrived) left -= bytes[arrived];
   return arrived;
 }
 

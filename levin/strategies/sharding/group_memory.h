@@ -24,8 +24,8 @@ void set_memory(const Tensor& tensor, bool present);
 
 /// Gradients of at least this many bytes leave for host memory one by one, as they come; the others with their unit.
 inline constexpr int64_t kLeavesAlone = 1 << 18;
-/// When the backward of a unit ends, at most half of what has left one by one may still be on its way: how many of
-/// those gradients, the oldest first, have to be there.
+/// When the backward of a unit ends, at most half of what has left one by one may still be on its way, or the last of
+/// it: how many of those gradients, the oldest first, have to be there.
 size_t arrived_with_unit(std::span<const int64_t> bytes);
 
 /// A flat buffer [ranks, shard] and a full tensor, cut into the pieces that correspond: all complete shards together,

@@ -1,0 +1,167 @@
+// Gradients that leave for host memory one by one: nothing else of a training run changes.
+#include <gtest/gtest.h>
+
+#include "levin/distributed/single.h"
+#include "levin/strategies/sharding/group.h"
+#include "levin/strategies/sharding/group_memory.h"
+#include "tests/strategies/sharding_net.h"
+
+namespace levin::testing {
+namespace {
+
+using levin::detail::GroupOptions;
+using levin::detail::kLeavesAlone;
+using levin::detail::Lanes;
+using levin::detail::ShardedParam;
+using levin::detail::ShardGroup;
+
+/// Two large parameters and a small one, in host memory.
+class OffloadedGroup : public ::testing::Test {
+ protected:
+  OffloadedGroup() {
+    std::vector<ShardedParam> params;
+    for (const int64_t rows : {256, 300, 2}) {
+      params.push_back({.name = std::to_string(rows), .param = at::randn({rows, 300}).requires_grad_()});
+      ones_.push_back(at::ones({rows, 300}));
+    }
+    const auto nobody = std::make_shared<SingleCollective>();
+    group_ = std::make_unique<ShardGroup>("group", std::move(params), nobody, nobody, std::make_shared<Lanes>(at::kCPU),
+                                          GroupOptions{.offload = true});
+  }
+  Tensor& grad(size_t i) { return group_->params()[i].param.mutable_grad(); }
+  void begin_backward() {
+    group_->show_full();
+    group_->take_grads();
+    group_->progress = {.used = true};
+  }
+  void end_backward() {
+    group_->begin_reduce();
+    group_->progress.reduced = true;
+    group_->finish_reduce_on_host();
+    group_->show_shards();
+    group_->give_grads();
+  }
+  std::vector<Tensor> ones_;
+  std::unique_ptr<ShardGroup> group_;
+};
+
+TEST_F(OffloadedGroup, SendsLargeGradientsAsTheyComeAndTheRestAtTheEnd) {
+  begin_backward();
+  for (size_t i = 0; i < 3; ++i) {
+    grad(i) = ones_[i] * static_cast<double>(i + 1);
+    group_->send_grad(i);
+    EXPECT_EQ(grad(i).defined(), i == 2);  // the others have left
+  }
+  end_backward();
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(grad(i), ones_[i] * static_cast<double>(i + 1))) << i;
+}
+
+TEST_F(OffloadedGroup, AddsToTheGradientsOfTheBackwardBefore) {
+  for (int backward = 0; backward < 3; ++backward) {
+    begin_backward();
+    for (size_t i = 0; i < 3; ++i) {
+      grad(i) = ones_[i].clone();
+      if (backward != 1) group_->send_grad(i);
+    }
+    end_backward();
+  }
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(grad(i), ones_[i] * 3)) << i;
+}
+
+TEST_F(OffloadedGroup, GivesZerosForParametersWithoutAGradient) {
+  begin_backward();
+  grad(1) = ones_[1].clone();
+  group_->send_grad(1);
+  end_backward();
+  EXPECT_EQ(grad(0).abs().max().item<double>(), 0);
+  EXPECT_TRUE(at::equal(grad(1), ones_[1]));
+  EXPECT_EQ(grad(2).abs().max().item<double>(), 0);
+}
+
+TEST_F(OffloadedGroup, AddsAGradientThatComesAfterTheFirstHasLeft) {
+  begin_backward();
+  for (int time = 0; time < 2; ++time) {
+    grad(0) = ones_[0].clone();
+    group_->send_grad(0);
+  }
+  EXPECT_TRUE(grad(0).defined());
+  end_backward();
+  EXPECT_TRUE(at::equal(grad(0), ones_[0] * 2));
+}
+
+TEST_F(OffloadedGroup, ForgetsWhatAFailedPassHasSent) {
+  begin_backward();
+  grad(0) = ones_[0].clone();
+  group_->send_grad(0);
+  group_->abandon();
+  EXPECT_FALSE(grad(0).defined());
+  begin_backward();
+  grad(1) = ones_[1].clone();
+  group_->send_grad(1);
+  end_backward();
+  EXPECT_EQ(grad(0).abs().max().item<double>(), 0);
+  EXPECT_TRUE(at::equal(grad(1), ones_[1]));
+}
+
+TEST_F(OffloadedGroup, SendsNothingThatNoReductionFollows) {
+  begin_backward();
+  group_->progress.used = false;
+  grad(0) = ones_[0].clone();
+  group_->send_grad(0);
+  EXPECT_TRUE(grad(0).defined());
+}
+
+class ShardingOffload : public ::testing::TestWithParam<ShardCase> {};
+
+TEST_P(ShardingOffload, EqualsOneProcessBitForBit) {
+  at::set_num_threads(1);
+  auto group = std::make_shared<SingleCollective>();
+  const auto& c = GetParam();
+  ASSERT_GE(c.net.width * c.net.hidden * 4, kLeavesAlone);
+  const auto offloaded = train_sharded(*group, c, c.choice), plain = train_sharded(*group, c, "single_device");
+  ASSERT_EQ(offloaded.size(), plain.size());
+  EXPECT_EQ(max_difference(offloaded, plain), 0);
+}
+
+std::vector<ShardCase> offload_cases() {
+  const auto blocks = policy::by_class<ShardBlock>();
+  const FsdpOptions offload{.auto_wrap_policy = blocks, .cpu_offload = true};
+  auto stepped = offload, lean = offload;
+  stepped.optimizer_in_backward = true;
+  lean.activation_checkpointing_policy = blocks;
+  lean.optimizer_in_backward = true;
+  const ShardNetOptions large{.width = 256, .hidden = 300};
+  auto twice = large, tied = large, frozen = large;
+  twice.twice = true;
+  tied.tied = "across";
+  frozen.frozen = "first";
+  std::vector<ShardCase> cases{
+      {.name = "plain", .choice = offload},
+      {.name = "accumulation", .choice = offload, .accumulate = 3},
+      {.name = "accumulation_reduced", .choice = offload, .accumulate = 3, .no_sync = false},
+      {.name = "in_backward", .choice = stepped},
+      {.name = "in_backward_accumulation", .choice = stepped, .accumulate = 3},
+      {.name = "checkpointed_in_backward", .choice = lean},
+      {.name = "twice", .choice = lean, .net = twice},
+      {.name = "tied", .choice = offload, .net = tied},
+      {.name = "frozen", .choice = lean, .net = frozen},
+      {.name = "sgd", .choice = lean, .adamw = false},
+      {.name = "stage_2",
+       .choice = ZeroOptions{.stage = 2, .offload_optimizer = {.device = "cpu"}, .auto_wrap_policy = blocks}},
+      {.name = "stage_3",
+       .choice = ZeroOptions{.stage = 3,
+                             .offload_optimizer = {.device = "cpu"},
+                             .offload_param = {.device = "cpu"},
+                             .auto_wrap_policy = blocks}}};
+  for (auto& c : cases) {
+    c.world = 1;
+    if (c.net.width < large.width) c.net = large;
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ShardingOffload, ::testing::ValuesIn(offload_cases()),
+                         [](const auto& instance) { return instance.param.name; });
+
+}  // namespace
+}  // namespace levin::testing
