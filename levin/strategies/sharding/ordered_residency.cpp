@@ -3,6 +3,14 @@
 #include <algorithm>
 
 namespace levin::detail {
+namespace {
+
+bool is_gathered(const Residency::Groups& groups) {
+  return std::ranges::all_of(groups,
+                             [](const auto* group) { return group->state() == ScheduledGroup::State::kGathered; });
+}
+
+}  // namespace
 
 void OrderedResidency::begin_pass(Pass pass, bool training) {
   pass_ = pass;
@@ -38,7 +46,10 @@ Residency::Groups OrderedResidency::ahead(const Groups& needed) {
       for (size_t i = at; i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch; ++i)
         uses.push_back(&before_[i]);
   } else if (cursor_ < to_come_.size() ? to_come_[cursor_] == needed : is_root(needed)) {
-    for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
+    size_t end = cursor_;
+    // What forward has kept needs no copy: the one before it does.
+    if (options_.keeps_last && end == to_come_.size() && end > 1 && is_gathered(to_come_[end - 1])) --end;
+    for (size_t i = end; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
       uses.push_back(&to_come_[i]);
   }
   Groups groups;
