@@ -111,6 +111,30 @@ TEST_F(OffloadedGroup, SendsNothingThatNoReductionFollows) {
   EXPECT_TRUE(grad(0).defined());
 }
 
+TEST(Offload, SendsGradientsWhileTheirUnitIsStillDifferentiated) {
+  for (const bool offload : {false, true}) {
+    SingleCollective group;
+    ShardNet net(ShardNetOptions{.width = 256, .hidden = 600});
+    // In float32 on the device, in bfloat16 while it computes: without offload something is left to be reduced, too.
+    Trainee trainee(group, FsdpOptions{.auto_wrap_policy = policy::by_class<ShardBlock>(), .cpu_offload = offload},
+                    *net, at::kCPU, "bf16-mixed");
+    auto& block = net->blocks[1];
+    bool weight = false, bias = false, seen = false;
+    // The norm is differentiated last.
+    block->norm->weight.register_hook([&](const Tensor&) {
+      seen = true;
+      weight = block->down->weight.grad().defined();
+      bias = block->down->bias.grad().defined();
+    });
+    const auto loss = trainee.forward([&] { return net(at::ones({2, 256}, at::kBFloat16)); }).to(at::kFloat).sum();
+    trainee.backward(loss);
+    EXPECT_TRUE(seen);
+    EXPECT_TRUE(bias);
+    EXPECT_EQ(weight, !offload);
+    EXPECT_TRUE(block->down->weight.grad().defined());
+  }
+}
+
 class ShardingOffload : public ::testing::TestWithParam<ShardCase> {};
 
 TEST_P(ShardingOffload, EqualsOneProcessBitForBit) {
