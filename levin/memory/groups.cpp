@@ -92,7 +92,9 @@ int64_t MeteredGroup::arrived_gradients() const {
 
 void MeteredGroup::begin_reduce() {
   const auto& figures = ledger_.figures;
-  if (alone()) {
+  if (figures.updates_in_place) {
+    // Nothing is kept of gradients.
+  } else if (alone()) {
     // Cast, or copied to the host; the full gradients are held until that is done.
     keep_reduced();
     ledger_.sent += full_gradients_ - arrived_gradients();

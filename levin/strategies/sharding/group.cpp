@@ -349,6 +349,7 @@ void ShardGroup::abandon() {
   lanes_->synchronize();
   sending_.clear();
   receiving_.reset();
+  update_ = nullptr;
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();

@@ -88,6 +88,7 @@ class ShardGroup final : public ScheduledGroup {
 
   const std::string& name() const { return name_; }
   std::vector<ShardedParam>& params() { return params_; }
+  const std::vector<ShardedParam>& params() const { return params_; }
   /// Bytes of the full parameters in the dtype in which they are gathered, and of this rank's shards as they are kept.
   int64_t full_bytes() const;
   int64_t full_numel() const override { return full_numel_; }
@@ -133,6 +134,10 @@ class ShardGroup final : public ScheduledGroup {
   void finish_reduce_on_host();
   /// ... for a group in host memory, when its gradients have arrived there.
   void settle_host();
+  /// For this backward, after take_grads: `step` steps the full parameters by their gradients. Then nothing goes to
+  /// host memory but the new values. Null, or not possible: gradients are reduced.
+  void set_update(std::function<void()> step);
+  bool updates_in_place() const override { return update_ != nullptr; }
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
   /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
@@ -167,6 +172,7 @@ class ShardGroup final : public ScheduledGroup {
   void forget_unused();
   Tensor receiving();
   void reduce_alone();
+  void update_in_place();
   void add_later_grads(const std::vector<size_t>& params, const Tensor& into);
   void reduce_over_ranks();
   void add_grads(const Tensor& reduced);
@@ -199,6 +205,7 @@ class ShardGroup final : public ScheduledGroup {
   std::vector<int64_t> sent_bytes_;  // ... and the bytes of all that did in this backward
   Tensor receiving_;                 // where those of this backward go; undefined: nothing has left yet
   std::function<void()> arrival_;
+  std::function<void()> update_;
 };
 
 }  // namespace levin::detail

@@ -92,10 +92,29 @@ bool ShardGroup::take_grads() {
 void ShardGroup::begin_reduce() {
   if (whole_) return;
   const at::NoGradGuard no_grad;
-  if (alone() || grad_numel_ == 0)
+  if (update_)
+    update_in_place();
+  else if (alone() || grad_numel_ == 0)
     reduce_alone();
   else
     reduce_over_ranks();
+}
+
+void ShardGroup::set_update(std::function<void()> step) {
+  const bool possible = options_.offload && alone() && !whole_ && options_.param_dtype == options_.dtype &&
+                        options_.grad_dtype == options_.dtype && !grads_.defined() && trained();
+  update_ = possible ? std::move(step) : nullptr;
+}
+
+void ShardGroup::update_in_place() {
+  const bool any =
+      std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param.param.grad().defined(); });
+  if (!any) return;
+  update_();
+  // Alone, shards are laid out as the full parameters are.
+  LaneWork work{.operation = "fsdp.update", .used = {shards_, full_}};
+  work.before = [to = shards_, from = full_] { to.copy_(from, /*non_blocking=*/true); };
+  reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
 }
 
 /// Where the gradients of this backward go.
@@ -113,7 +132,7 @@ void ShardGroup::send_grad(size_t i) {
   auto& param = params_[i];
   auto& grad = param.param.mutable_grad();
   // Only what a begin_reduce will follow in this pass.
-  if (!options_.offload || !alone() || !progress.used || progress.reduced) return;
+  if (!options_.offload || !alone() || update_ || !progress.used || progress.reduced) return;
   if (param.sent || param.grad_offset < 0 || !grad.defined() || grad.layout() != at::kStrided ||
       static_cast<int64_t>(grad.nbytes()) < kLeavesAlone)
     return;

@@ -339,10 +339,27 @@ void ShardedModule::before_backward(const Tensor&) {
     group->show_full();
     if (group->take_grads()) group->progress.used = true;
   }
+  plan_updates();
   schedule_->begin_backward(reduces());
   if (!schedule_->holds_groups()) return schedule_->use_root();
   gather_aside(units_.back().groups);
   for (const auto& group : groups_) gather_aside({group.get()});
+}
+
+/// Parameters and gradients are on the device at the end of a unit's backward. An optimizer that needs nothing else
+/// steps there, and the new values are copied to the host in place of the gradients: its cores have nothing to do.
+void ShardedModule::plan_updates() {
+  std::vector<std::shared_ptr<UnitOptimizer>> stateless;
+  if (options_.updates_in_place && sync_ && !schedule_->holds_groups())
+    for (const auto& weak : optimizers_)
+      if (auto optimizer = weak.lock(); optimizer && optimizer->in_backward() && optimizer->is_stateless())
+        stateless.push_back(std::move(optimizer));
+  for (const auto& group : groups_) {
+    std::function<void()> step;
+    for (const auto& optimizer : stateless)
+      if (optimizer->owns_all(*group)) step = [optimizer, &each = *group] { optimizer->step_in_place(each); };
+    group->set_update(std::move(step));
+  }
 }
 
 /// A unit computes again, for its activations or in an inner pass.
@@ -354,7 +371,7 @@ void ShardedModule::use_again(ShardedUnit& unit) {
 /// All activations of a unit are in memory now: what the unit before it has sent must be gone, so that there is room
 /// for gradients. It has had the time of a forward.
 void ShardedModule::after_recompute() {
-  if (in_backward_ && !inner_ && alone_) schedule_->settle_reduction();
+  if (in_backward_ && !inner_ && alone_) schedule_->settle_early();
 }
 
 void ShardedModule::pre_backward(ShardedUnit& unit) {
@@ -405,7 +422,7 @@ void ShardedModule::watch_gradients(ShardedUnit& unit) {
       param->param.register_hook([link = link_, settles = std::exchange(first, false)](const Tensor&) {
         if (!link->module || !link->module->in_backward_) return;
         link->module->armed_ = true;
-        if (settles) link->module->schedule_->settle_reduction();
+        if (settles) link->module->schedule_->settle_early();
       });
     }
 }
@@ -450,6 +467,7 @@ void ShardedModule::end_backward() {
     group->give_grads();
   }
   gathered_aside_.clear();
+  for (const auto& group : groups_) group->set_update(nullptr);
   in_backward_ = false;
   shows_full_ = false;
   if (reduces()) changed_ = true;

@@ -40,6 +40,8 @@ struct ShardedModuleOptions {
   /// All ranks; null: there is one.
   std::shared_ptr<Collective> all_ranks = {};
   ScheduleOptions schedule = {};
+  /// Units whose optimizer has no state are stepped on the device, in backward.
+  bool updates_in_place = false;
   /// Ranks that gather together.
   std::shared_ptr<Collective> ranks = {};
   /// Ranks over whose batches batch norm takes its statistics; none: each rank has its own.
@@ -88,6 +90,7 @@ class ShardedModule final : public ModuleSync {
 
   void use_again(ShardedUnit& unit);
   void after_recompute();
+  void plan_updates();
   void pre_backward(ShardedUnit& unit);
   bool post_backward(ShardedUnit& unit);
   /// Alone there is no communication to be saved by waiting, but memory.

@@ -125,6 +125,7 @@ StateLayout ShardedStrategy::layout_over(int world) const {
       .parameters_on_disk = !plan_.param_folder.empty(),
       .optimizer_on_disk = !plan_.optimizer_folder.empty(),
       .optimizer_in_backward = plan_.optimizer_in_backward,
+      .updates_in_place = plan_.updates_in_place,
       .param_dtype = plan_.mixed.param_dtype,
       .reduce_dtype = plan_.mixed.reduce_dtype,
       .units = plan_.units,
@@ -268,6 +269,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
                                         .reduces_at_end = plan_.reduces_at_end,
                                         .own_order = plan_.keeps_full && group_->size() > 1,
                                         .gathers_ahead = plan_.residency.forward_prefetch > 0},
+                           .updates_in_place = plan_.updates_in_place,
                            .ranks = ranks_,
                            .batchnorm = syncs_batchnorm && group_->size() > 1 ? group_ : nullptr});
   modules_.push_back(synced->self());
