@@ -73,7 +73,8 @@ TEST_F(OffloadGpu, TakesThePredictedMemoryAndChangesNoLoss) {
     for (size_t i = 0; i < run->losses.size(); ++i)
       EXPECT_NEAR(run->losses[i], reference.losses[i], 0.02 * reference.losses[i]) << "step " << i;
   }
-  EXPECT_EQ(at_the_end.losses, in_backward.losses);
+  // SGD without momentum is stepped on the device, by the same kernel.
+  EXPECT_EQ(in_backward.losses, reference.losses);
 }
 
 }  // namespace

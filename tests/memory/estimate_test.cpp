@@ -432,9 +432,9 @@ TEST(Memory, OfOffloadedBlocksIsTwoBlocksAndTheActivationsOfOne) {
   for (const bool huge : {false, true}) {
     const auto estimate = ask(huge);
     EXPECT_EQ(estimate.peak_part, StepPart::kBackward);
-    EXPECT_LT(static_cast<double>(estimate.device_peak), huge ? 0.72e9 : 0.203e9);
-    // Parameters and gradients, in 16 bits.
-    EXPECT_NEAR(static_cast<double>(estimate.host) / static_cast<double>(estimate.num_parameters), 4, 0.01);
+    EXPECT_LT(static_cast<double>(estimate.device_peak), huge ? 0.76e9 : 0.203e9);
+    // In 16 bits: parameters, and the gradients of micro-batches. What is stepped on the device leaves none.
+    EXPECT_NEAR(static_cast<double>(estimate.host) / static_cast<double>(estimate.num_parameters), huge ? 2 : 4, 0.01);
   }
 }
 

@@ -13,6 +13,8 @@ namespace {
 class NotedGroup final : public ScheduledGroup {
  public:
   NotedGroup(std::string name, std::vector<std::string>& notes) : name_(std::move(name)), notes_(notes) {}
+  bool updates = false;
+  bool updates_in_place() const override { return updates; }
 
   int64_t full_numel() const override { return 1; }
   bool trained() const override { return true; }
@@ -56,12 +58,14 @@ class TwoUnits {
     schedule.end_forward();
     return join(notes_);
   }
+  void update_in_place() { a_.updates = b_.updates = r_.updates = true; }
   std::string backward(const std::vector<size_t>& units, bool reduces = true) {
     notes_.clear();
     schedule.begin_backward(reduces);
     schedule.use_root();
     for (const auto unit : units) {
       schedule.enter_backward(unit);
+      schedule.settle_early();
       schedule.leave_backward(unit);
     }
     schedule.end_reductions(/*used=*/true);
@@ -78,7 +82,7 @@ class TwoUnits {
 };
 
 constexpr auto kBackward =
-    "gather b, gather a, free b, reduce b, free a, reduced b, reduce a, free r, reduced a, reduce r, reduced r";
+    "gather b, gather a, free b, reduce b, reduced b, free a, reduce a, free r, reduced a, reduce r, reduced r";
 
 TEST(Schedule, GathersAheadWhatCameNextInTheStepBefore) {
   TwoUnits units;
@@ -94,11 +98,22 @@ TEST(Schedule, KeepsWhatForwardUsedLastForBackward) {
   EXPECT_EQ(units.backward({1, 0}), kBackward);
   EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, gather b, free a");
   EXPECT_EQ(units.backward({1, 0}),
-            "gather a, free b, reduce b, free a, reduced b, reduce a, free r, reduced a, reduce r, reduced r");
+            "gather a, free b, reduce b, reduced b, free a, reduce a, free r, reduced a, reduce r, reduced r");
   EXPECT_EQ(units.forward({1, 0}), "gather r, gather a, gather b, free b, free a");  // another order than before
   EXPECT_EQ(
       units.backward({0, 1}),
-      "gather a, gather b, free a, reduce a, free b, reduced a, reduce b, free r, reduced b, reduce r, reduced r");
+      "gather a, gather b, free a, reduce a, reduced a, free b, reduce b, free r, reduced b, reduce r, reduced r");
+}
+
+TEST(Schedule, WhatIsSteppedOnTheDeviceKeepsItsMemoryForTheTimeOfAUnit) {
+  TwoUnits units;
+  units.update_in_place();
+  units.forward({0, 1});
+  EXPECT_EQ(
+      units.backward({1, 0}),
+      "gather b, gather a, reduce b, reduced b, free b, reduce a, reduced a, free a, reduce r, reduced r, free r");
+  units.forward({0, 1});
+  EXPECT_EQ(units.backward({1, 0}, /*reduces=*/false), "gather b, gather a, free b, free a, free r");
 }
 
 TEST(Schedule, HalfOfWhatHasLeftIsThereWhenAUnitEnds) {

@@ -103,6 +103,44 @@ TEST_F(OffloadedGroup, ForgetsWhatAFailedPassHasSent) {
   EXPECT_TRUE(at::equal(grad(1), ones_[1]));
 }
 
+TEST_F(OffloadedGroup, StepsFullParametersAndCopiesThemBack) {
+  std::vector<Tensor> expected;
+  for (const auto& param : group_->params()) expected.push_back(param.shard - 0.5);
+  begin_backward();
+  group_->set_update([&] {
+    const at::NoGradGuard no_grad;
+    for (auto& param : group_->params()) {
+      param.param.sub_(param.param.grad(), 0.5);
+      param.param.mutable_grad().reset();
+    }
+  });
+  ASSERT_TRUE(group_->updates_in_place());
+  group_->finish_gather();
+  for (size_t i = 0; i < 3; ++i) {
+    grad(i) = ones_[i].clone();
+    group_->send_grad(i);
+    EXPECT_TRUE(grad(i).defined());  // it does not leave the device
+  }
+  end_backward();
+  group_->release();
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(at::equal(group_->params()[i].param, expected[i])) << i;
+    EXPECT_FALSE(grad(i).defined()) << i;
+  }
+}
+
+TEST_F(OffloadedGroup, IsReducedWhereGradientsOfABackwardBeforeAreThere) {
+  begin_backward();
+  for (size_t i = 0; i < 3; ++i) grad(i) = ones_[i].clone();
+  end_backward();
+  begin_backward();
+  group_->set_update([] { FAIL() << "gradients in host memory would be lost"; });
+  EXPECT_FALSE(group_->updates_in_place());
+  for (size_t i = 0; i < 3; ++i) grad(i) = ones_[i].clone();
+  end_backward();
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::equal(grad(i), ones_[i] * 2)) << i;
+}
+
 TEST_F(OffloadedGroup, SendsNothingThatNoReductionFollows) {
   begin_backward();
   group_->progress.used = false;
@@ -132,6 +170,30 @@ TEST(Offload, SendsGradientsWhileTheirUnitIsStillDifferentiated) {
     EXPECT_TRUE(bias);
     EXPECT_EQ(weight, !offload);
     EXPECT_TRUE(block->down->weight.grad().defined());
+  }
+}
+
+TEST(Offload, StepsEveryUnitInBackwardWithAndWithoutState) {
+  for (const double momentum : {0.0, 0.9}) {
+    SingleCollective group;
+    ShardNet net(ShardNetOptions{.width = 256, .hidden = 300});
+    Optimizer optimizer = optim::SGD(net->parameters(), {.lr = 0.1, .momentum = momentum});
+    Trainee trainee(
+        group,
+        FsdpOptions{
+            .auto_wrap_policy = policy::by_class<ShardBlock>(), .cpu_offload = true, .optimizer_in_backward = true},
+        *net);
+    optimizer = trainee.strategy().setup_optimizer(optimizer);
+    auto& block = net->blocks[1];
+    const auto before = block->up->weight.detach().clone();
+    bool waits = false;
+    // The stem is differentiated last, when the block has been stepped, or its gradients have left.
+    net->stem->weight.register_hook([&](const Tensor&) { waits = block->up->weight.grad().defined(); });
+    trainee.backward(trainee.forward([&] { return net(at::ones({2, 256})); }).sum());
+    optimizer.step();
+    EXPECT_FALSE(waits);
+    EXPECT_GT((block->up->weight - before).abs().max().item<double>(), 0);
+    EXPECT_FALSE(block->up->weight.grad().defined());
   }
 }
 
@@ -169,7 +231,20 @@ std::vector<ShardCase> offload_cases() {
       {.name = "twice", .choice = lean, .net = twice},
       {.name = "tied", .choice = offload, .net = tied},
       {.name = "frozen", .choice = lean, .net = frozen},
-      {.name = "sgd", .choice = lean, .adamw = false},
+      {.name = "momentum", .choice = lean, .adamw = false},
+      {.name = "stateless", .choice = lean, .adamw = false, .momentum = 0},
+      {.name = "stateless_accumulation", .choice = stepped, .accumulate = 3, .adamw = false, .momentum = 0},
+      {.name = "stateless_twice", .choice = lean, .net = twice, .adamw = false, .momentum = 0},
+      {.name = "stateless_tied", .choice = stepped, .net = tied, .adamw = false, .momentum = 0},
+      {.name = "stateless_frozen", .choice = lean, .net = frozen, .adamw = false, .momentum = 0},
+      {.name = "stateless_stage_3",
+       .choice = ZeroOptions{.stage = 3,
+                             .offload_optimizer = {.device = "cpu"},
+                             .offload_param = {.device = "cpu"},
+                             .auto_wrap_policy = blocks,
+                             .optimizer_in_backward = true},
+       .adamw = false,
+       .momentum = 0},
       {.name = "stage_2",
        .choice = ZeroOptions{.stage = 2, .offload_optimizer = {.device = "cpu"}, .auto_wrap_policy = blocks}},
       {.name = "stage_3",
