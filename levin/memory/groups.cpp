@@ -26,6 +26,7 @@ MeteredGroup::MeteredGroup(GroupLedger& ledger, const GroupSizes& sizes)
 
 void MeteredGroup::begin_step(bool stale) {
   stale_ = stale;
+  if (state_ == State::kGathered) ledger_.gathered += full_bytes();  // it stayed
   has_gradient_ = false;
   full_gradients_ = 0;
   large_gradients_.clear();

@@ -116,6 +116,18 @@ TEST(Schedule, WhatIsSteppedOnTheDeviceKeepsItsMemoryForTheTimeOfAUnit) {
   EXPECT_EQ(units.backward({1, 0}, /*reduces=*/false), "gather b, gather a, free b, free a, free r");
 }
 
+TEST(Schedule, WhatForwardUsesFirstStaysAfterItWasSteppedOnTheDevice) {
+  TwoUnits units({}, {.keeps_first = 2});
+  units.update_in_place();
+  for (int step = 0; step < 2; ++step) {
+    // The first unit is not kept: its step ends with backward.
+    EXPECT_EQ(units.forward({0, 1}),
+              step == 0 ? "gather r, gather a, free a, gather b, free b" : "gather r, gather a, free a, free b");
+    EXPECT_EQ(units.backward({1, 0}),
+              "gather b, gather a, reduce b, reduced b, reduce a, reduced a, free a, reduce r, reduced r, free r");
+  }
+}
+
 TEST(Schedule, HalfOfWhatHasLeftIsThereWhenAUnitEnds) {
   const auto arrived = [](std::vector<int64_t> bytes) { return arrived_with_unit(bytes); };
   EXPECT_EQ(arrived({}), 0);

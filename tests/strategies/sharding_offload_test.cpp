@@ -173,6 +173,48 @@ TEST(Offload, SendsGradientsWhileTheirUnitIsStillDifferentiated) {
   }
 }
 
+TEST(Offload, FingerprintsTellValuesApart) {
+  const auto values = at::randn({640}, at::kBFloat16);
+  const auto print = levin::detail::fingerprint(values);
+  EXPECT_EQ(levin::detail::fingerprint(values.clone()), print);
+  EXPECT_NE(levin::detail::fingerprint(-values), print);
+  EXPECT_NE(levin::detail::fingerprint(values.flip(0).contiguous()), print);
+  auto other = values.clone();
+  other[7] = -other[7];
+  other[15] = -other[15];
+  EXPECT_NE(levin::detail::fingerprint(other), print);
+}
+
+/// Units that stay on the device are copied again when somebody has changed them in host memory.
+TEST(Offload, NoticesWhatIsChangedBetweenSteps) {
+  at::set_num_threads(1);
+  const auto train = [](const StrategyChoice& choice) {
+    SingleCollective group;
+    torch::manual_seed(5);
+    ShardNet net(ShardNetOptions{.width = 256, .hidden = 300, .blocks = 5});
+    Optimizer optimizer = optim::SGD(net->parameters(), {.lr = 0.01});
+    Trainee trainee(group, choice, *net);
+    optimizer = trainee.strategy().setup_optimizer(optimizer);
+    std::vector<Tensor> losses;
+    for (int step = 0; step < 6; ++step) {
+      const auto loss = trainee.forward([&] { return net(at::ones({2, 256})); }).square().mean();
+      trainee.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+      losses.push_back(loss.detach());
+      const at::NoGradGuard no_grad;
+      if (step == 2) net->blocks[1]->up->weight.data().mul_(0.5);  // leaves no trace in versions
+      if (step == 3) net->blocks[2]->down->weight.set_data(at::ones({256, 300}) * 0.01);
+      if (step == 4) losses.push_back(trainee.forward([&] { return net(at::ones({2, 256})); }).mean());
+    }
+    return losses;
+  };
+  const auto blocks = policy::by_class<ShardBlock>();
+  const auto offloaded =
+      train(FsdpOptions{.auto_wrap_policy = blocks, .cpu_offload = true, .optimizer_in_backward = true});
+  EXPECT_EQ(max_difference(offloaded, train("single_device")), 0);
+}
+
 TEST(Offload, StepsEveryUnitInBackwardWithAndWithoutState) {
   for (const double momentum : {0.0, 0.9}) {
     SingleCollective group;
@@ -216,7 +258,7 @@ std::vector<ShardCase> offload_cases() {
   stepped.optimizer_in_backward = true;
   lean.activation_checkpointing_policy = blocks;
   lean.optimizer_in_backward = true;
-  const ShardNetOptions large{.width = 256, .hidden = 300};
+  const ShardNetOptions large{.width = 256, .hidden = 300, .blocks = 5};
   auto twice = large, tied = large, frozen = large;
   twice.twice = true;
   tied.tied = "across";

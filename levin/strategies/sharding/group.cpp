@@ -281,7 +281,19 @@ Tensor ShardGroup::host_copy(size_t i) const {
   return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
+void ShardGroup::note_values() {
+  noted_ = fingerprint(shards_);
+}
+
+void ShardGroup::check_noted() {
+  const auto before = std::exchange(noted_, std::nullopt);
+  if (!stale_ && fingerprint(shards_) == *before) return;
+  state_ = State::kSharded;
+  stale_ = true;
+}
+
 void ShardGroup::begin_gather() {
+  if (noted_) check_noted();
   if (state_ != State::kSharded) return;
   if (whole_ || full_numel_ == 0 || (has_memory() && !stale_)) {
     state_ = State::kGathered;
@@ -336,6 +348,7 @@ void ShardGroup::copy_out() {
 void ShardGroup::release(bool keep_memory) {
   if (state_ == State::kGathering) finish_gather();
   state_ = State::kSharded;
+  noted_.reset();
   if (!whole_ && !keep_memory && has_memory()) set_memory(full_, false);
 }
 
@@ -350,6 +363,7 @@ void ShardGroup::abandon() {
   sending_.clear();
   receiving_.reset();
   update_ = nullptr;
+  noted_.reset();
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();

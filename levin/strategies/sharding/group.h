@@ -138,6 +138,10 @@ class ShardGroup final : public ScheduledGroup {
   /// host memory but the new values. Null, or not possible: gradients are reduced.
   void set_update(std::function<void()> step);
   bool updates_in_place() const override { return update_ != nullptr; }
+  /// The full parameters in memory are those that the shards in host memory have now. Before the next use of them it is
+  /// found out whether somebody has changed the shards since.
+  void note_values();
+  bool has_noted() const { return noted_.has_value(); }
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
   /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
@@ -173,6 +177,7 @@ class ShardGroup final : public ScheduledGroup {
   Tensor receiving();
   void reduce_alone();
   void update_in_place();
+  void check_noted();
   void add_later_grads(const std::vector<size_t>& params, const Tensor& into);
   void reduce_over_ranks();
   void add_grads(const Tensor& reduced);
@@ -206,6 +211,7 @@ class ShardGroup final : public ScheduledGroup {
   Tensor receiving_;                 // where those of this backward go; undefined: nothing has left yet
   std::function<void()> arrival_;
   std::function<void()> update_;
+  std::optional<uint64_t> noted_;  // fingerprint of the shards when the full parameters were the same
 };
 
 }  // namespace levin::detail

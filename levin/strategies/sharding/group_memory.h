@@ -28,6 +28,10 @@ inline constexpr int64_t kLeavesAlone = 1 << 18;
 /// it: how many of those gradients, the oldest first, have to be there.
 size_t arrived_with_unit(std::span<const int64_t> bytes);
 
+/// Of all bytes of a contiguous tensor in host memory, a multiple of 8. Other values have another one, but for an
+/// accident of 1 in 2^60.
+uint64_t fingerprint(const Tensor& tensor);
+
 /// A flat buffer [ranks, shard] and a full tensor, cut into the pieces that correspond: all complete shards together,
 /// then the last one when it has fewer rows.
 template <class F>

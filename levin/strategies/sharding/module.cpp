@@ -200,6 +200,7 @@ void ShardedModule::begin_forward() {
 void ShardedModule::renew_outdated() {
   std::vector<ShardGroup*> kept;
   for (const auto& group : groups_) {
+    if (group->has_noted()) continue;  // it finds out itself, when it is used
     if (options_.schedule.keeps_full || group->state() != ShardGroup::State::kSharded)
       kept.push_back(group.get());
     else

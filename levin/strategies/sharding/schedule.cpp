@@ -156,7 +156,7 @@ void Schedule::reduce(ScheduledGroup& group, bool frees) {
   group.begin_reduce();
   group.progress.reduced = true;
   reducing_ = &group;
-  frees_reduced_ = frees && group.updates_in_place();
+  frees_reduced_ = frees && group.updates_in_place() && !residency_->stays(group);
   residency_->after_reduce(group);
 }
 
@@ -189,7 +189,8 @@ void Schedule::end_reductions(bool used) {
 
 void Schedule::end_backward() {
   for (auto* group : groups_) {
-    group->release(options_.keeps_full);
+    const bool stays = group->progress.reduced && group->updates_in_place() && residency_->stays(*group);
+    if (!stays) group->release(options_.keeps_full);
     group->progress = {};
   }
   residency_->end_pass(Pass::kBackward);

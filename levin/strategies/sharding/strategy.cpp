@@ -61,6 +61,9 @@ ShardedStrategy::ShardedStrategy(ShardingPlan plan)
       plan_(std::move(plan)) {
   // Its copy would be waited for: there is nothing to compute before it.
   plan_.residency.keeps_last = plan_.offload;
+  // Forward waits for copies; these need none. The activations that backward has freed are larger.
+  constexpr int kStay = 3;
+  if (plan_.updates_in_place && plan_.residency.forward_prefetch > 0) plan_.residency.keeps_first = kStay;
 }
 
 void ShardedStrategy::on_connect() {

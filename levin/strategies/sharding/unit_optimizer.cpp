@@ -105,7 +105,14 @@ void UnitOptimizer::add_groups(const std::vector<std::unique_ptr<ShardGroup>>& g
 void UnitOptimizer::group_is_ready(ShardGroup& group, std::function<void()> arrived) {
   if (!in_backward_) return;
   group.show_shards();
-  if (group.updates_in_place()) return;  // it has been stepped
+  if (group.updates_in_place()) {  // it has been stepped
+    if (group.state() != ShardGroup::State::kGathered) return;
+    thread_.run([&group, arrived = std::move(arrived)] {
+      if (arrived) arrived();
+      group.note_values();
+    });
+    return;
+  }
   if (!group.options().offload) {
     group.give_grads();
     step_group(group);
