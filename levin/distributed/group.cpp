@@ -9,6 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
+#include "levin/devices/graphs.h"
 #include "levin/distributed/checks.h"
 #include "levin/distributed/gloo.h"
 #include "levin/distributed/nccl.h"
@@ -46,6 +47,13 @@ int64_t hash_of(std::string_view text) {
   uint64_t hash = 1469598103934665603ull;
   for (const unsigned char c : text) hash = (hash ^ c) * 1099511628211ull;
   return static_cast<int64_t>(hash);
+}
+
+/// Ends a capture of a call that other ranks may not make, or run eagerly.
+void check_capture(std::string_view operation) {
+  if (detail::is_capturing() && !detail::current_step()->ranks_agree)
+    detail::refuse_capture(
+        fmt::format("it communicates ({}), and ranks need not make as many calls of it as others", operation));
 }
 
 /// Contiguous bytes of a tensor, without its history: what any backend can carry whatever the dtype.
@@ -87,7 +95,8 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   process_group_->setGroupName(name_);
 
   FailureExchange::Hooks hooks;
-  hooks.abort = [control = control_, gloo = gloo_, nccl = nccl_] {
+  hooks.abort = [control = control_, gloo = gloo_, nccl = nccl_, before = route_.before_abort] {
+    if (*before) (*before)();
     control->abort();
     gloo->abort();
     if (nccl) nccl->abort();
@@ -160,20 +169,38 @@ void ProcessCollective::guarded(const std::string& operation, const std::functio
 
 void ProcessCollective::run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) {
   const detail::GroupTrace::Label label(operation);
+  check_capture(operation);
   guarded(std::string(operation), [&] { body(*process_group_); });
 }
 
-void ProcessCollective::meet(const std::string& operation, const std::string& call) {
-  auto mine = at::tensor({++sequence_, hash_of(call)}, at::kLong);
-  auto all = at::empty({size() * mine.numel()}, at::kLong);
+std::vector<int64_t> ProcessCollective::meet(const std::string& operation, const std::string& call, int64_t number) {
+  if (detail::is_capturing())
+    detail::refuse_capture(fmt::format("it calls {}, where ranks wait for each other on the host", call));
+  constexpr int64_t kNumbers = 3;
+  auto mine = at::tensor({++sequence_, hash_of(call), number}, at::kLong);
+  auto all = at::empty({size() * kNumbers}, at::kLong);
   {
     const detail::GroupTrace::Meeting meeting(*trace_, call);
     guarded(operation, [&] { control_->_allgather_base(all, mine)->wait(); });
   }
   const auto* row = all.const_data_ptr<int64_t>();
   const auto* own = mine.const_data_ptr<int64_t>();
-  for (int i = 0; i < size(); ++i, row += 2)
+  std::vector<int64_t> numbers;
+  for (int i = 0; i < size(); ++i, row += kNumbers) {
     if (row[0] != own[0] || row[1] != own[1]) fail_disagreement(operation, call);
+    numbers.push_back(row[2]);
+  }
+  return numbers;
+}
+
+void ProcessCollective::begin(const std::string& operation, const std::string& call, const Tensor& tensor) {
+  if (!detail::is_capturing()) {
+    meet(operation, call);
+    return;
+  }
+  check_capture(operation);
+  if (!tensor.is_cuda() || !nccl_)
+    detail::refuse_capture(fmt::format("it calls {} over Gloo, which is work of the host", call));
 }
 
 void ProcessCollective::fail_disagreement(const std::string& operation, const std::string& call) {
@@ -231,8 +258,10 @@ Tensor ProcessCollective::reduced(const Tensor& input, ReduceOp op,
 void ProcessCollective::all_reduce(Tensor& tensor, ReduceOp op) {
   const std::string operation = "all_reduce";
   LEVIN_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
-  meet(operation, fmt::format("all_reduce {}{}", detail::describe(tensor),
-                              op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))));
+  begin(operation,
+        fmt::format("all_reduce {}{}", detail::describe(tensor),
+                    op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))),
+        tensor);
   detail::check_reducible(operation, tensor, op);
   if (tensor.numel() == 0) return;
   at::NoGradGuard no_grad;
@@ -250,8 +279,10 @@ void ProcessCollective::all_reduce(Tensor& tensor, ReduceOp op) {
 Tensor ProcessCollective::reduce_scatter(const Tensor& input, ReduceOp op) {
   const std::string operation = "reduce_scatter";
   LEVIN_CHECK(input.defined(), "[reduce_scatter] the tensor is undefined");
-  meet(operation, fmt::format("reduce_scatter {}{}", detail::describe(input),
-                              op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))));
+  begin(operation,
+        fmt::format("reduce_scatter {}{}", detail::describe(input),
+                    op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))),
+        input);
   detail::check_reducible(operation, input, op);
   detail::check_scatterable(input, size());
   auto sizes = input.sizes().vec();
@@ -277,7 +308,7 @@ Tensor ProcessCollective::reduce_scatter(const Tensor& input, ReduceOp op) {
 Tensor ProcessCollective::all_gather(const Tensor& tensor) {
   const std::string operation = "all_gather";
   LEVIN_CHECK(tensor.defined(), "[all_gather] the tensor is undefined");
-  meet(operation, fmt::format("all_gather {}", detail::describe(tensor)));
+  begin(operation, fmt::format("all_gather {}", detail::describe(tensor)), tensor);
   detail::check_dense(operation, tensor);
   auto sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), size());
@@ -295,7 +326,7 @@ Tensor ProcessCollective::all_gather(const Tensor& tensor) {
 void ProcessCollective::broadcast(Tensor& tensor, int src) {
   const std::string operation = "broadcast";
   LEVIN_CHECK(tensor.defined(), "[broadcast] the tensor is undefined");
-  meet(operation, fmt::format("broadcast {} from rank {}", detail::describe(tensor), src));
+  begin(operation, fmt::format("broadcast {} from rank {}", detail::describe(tensor), src), tensor);
   detail::check_dense(operation, tensor);
   detail::check_source(operation, src, size());
   if (tensor.numel() == 0) return;

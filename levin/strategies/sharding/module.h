@@ -63,6 +63,10 @@ class ShardedModule final : public ModuleSync {
   void after_backward(const std::exception* failure) override;
   void set_sync(bool enabled) override { sync_ = enabled; }
   void sync_buffers() override;
+  bool communicates() const override { return !alone_; }
+  std::string prepare_capture(bool keeps_gradients) override;
+  void capture_failed() override;
+  uint64_t layout_version() const override;
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   Residency& residency() const { return schedule_->residency(); }
@@ -97,6 +101,7 @@ class ShardedModule final : public ModuleSync {
   void watch_outputs(Call& call, ShardedUnit& unit);
   void watch_gradients(ShardedUnit& unit);
   void abandon();
+  void forget_pass(bool keeps_gradients);
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::vector<ShardedUnit> units_;
