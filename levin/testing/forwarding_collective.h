@@ -31,6 +31,11 @@ class ForwardingCollective : public Collective {
     inner_.run(operation, body);
   }
   FailureExchange* failures() override { return inner_.failures(); }
+  std::vector<int64_t> exchange(std::string_view operation, int64_t number) override {
+    return inner_.exchange(operation, number);
+  }
+  bool is_stream_work() const override { return inner_.is_stream_work(); }
+  void set_before_abort(std::function<void()> action) override { inner_.set_before_abort(std::move(action)); }
 
  protected:
   std::shared_ptr<Collective> part(const std::vector<int>&, const std::string& name) override {
