@@ -315,6 +315,7 @@ CompiledGraph* StepCompiler::call_together(StepCall& call) {
   const auto wishes = exchange(call.name, wish);
   const auto common = *std::ranges::min_element(wishes);
   if (common == kNever) {
+    refused_.emplace(call.name);
     given_up_.emplace(call.name);
     if (wish != kNever)
       warn_once(concat("[compile] ", call.name, " runs eagerly: another rank cannot capture it, and says why"));
