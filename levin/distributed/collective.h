@@ -72,6 +72,9 @@ class Collective {
 
   /// Whether operations on tensors of a GPU are work of its streams, which a CUDA graph can hold.
   virtual bool is_stream_work() const { return true; }
+  /// Work of the device that communicates, and that nobody else watches: the group ends when `is_done`, which any
+  /// thread may call, does not say so within the timeout.
+  virtual void watch_work(std::function<bool()> /*is_done*/) {}
   /// Called before this rank ends the group because of a failure. NCCL does not end before the graphs that use it.
   virtual void set_before_abort(std::function<void()>) {}
 

@@ -1,6 +1,8 @@
 #include "levin/distributed/group.h"
 
+#include <deque>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -56,12 +58,43 @@ void check_capture(std::string_view operation) {
         fmt::format("it communicates ({}), and ranks need not make as many calls of it as others", operation));
 }
 
+/// Returns when all graphs that use it are gone; in a thread of its own that may be after its timeout, which throws.
+void abort_nccl(const c10::intrusive_ptr<c10d::Backend>& nccl) noexcept {
+  try {
+    if (nccl) nccl->abort();
+  } catch (const std::exception&) {  // the kernels have been told to end
+  }
+}
+
 /// Contiguous bytes of a tensor, without its history: what any backend can carry whatever the dtype.
 Tensor as_bytes(const Tensor& contiguous) {
   return contiguous.detach().reshape({-1}).view(at::kByte);
 }
 
 }  // namespace
+
+/// What watch_work was given, oldest first.
+struct ProcessCollective::PendingWork {
+  using Work = std::pair<std::function<bool()>, Clock::time_point>;
+
+  std::mutex mutex;
+  std::deque<Work> works;
+
+  void add(std::function<bool()> is_done) {
+    constexpr size_t kMost = 64;  // the oldest ones say enough
+    const std::lock_guard lock(mutex);
+    if (works.size() < kMost) works.emplace_back(std::move(is_done), Clock::now());
+  }
+  bool is_late(std::chrono::milliseconds timeout) {
+    const std::lock_guard lock(mutex);
+    try {
+      while (!works.empty() && works.front().first()) works.pop_front();
+    } catch (const std::exception&) {  // a device that has failed says so to whoever uses it
+      works.clear();
+    }
+    return !works.empty() && Clock::now() - works.front().second > timeout;
+  }
+};
 
 ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank,
                                      std::vector<int> names, GroupRoute route, std::shared_ptr<FailureExchange> parent,
@@ -99,7 +132,7 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
     if (*before) (*before)();
     control->abort();
     gloo->abort();
-    if (nccl) nccl->abort();
+    abort_nccl(nccl);
   };
   hooks.closed_peers = [control = control_, gloo = gloo_] {
     auto closed = detail::gloo_closed_peers(*control);
@@ -110,9 +143,17 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   const auto patience = std::clamp(route_.timeout, std::chrono::milliseconds(200), std::chrono::milliseconds(2000));
   failures_ = std::make_shared<FailureExchange>(store_, rank_, names_, std::move(hooks), patience, std::move(parent));
   // Work on a GPU does not end when a connection closes; somebody must look.
-  if (nccl_)
+  if (nccl_) {
+    pending_ = std::make_shared<PendingWork>();
+    const auto look = [pending = pending_, failures = failures_, timeout = route_.timeout] {
+      if (failures->failed() || !pending->is_late(timeout)) return;
+      failures->conclude(fmt::format("[compiled step] its collectives did not end within {:g} s",
+                                     std::chrono::duration<double>(timeout).count()),
+                         /*store_answers=*/true);
+    };
     watcher_.emplace(
-        failures_, [nccl = nccl_] { nccl->abort(); }, std::chrono::milliseconds(500));
+        failures_, [nccl = nccl_] { abort_nccl(nccl); }, std::chrono::milliseconds(500), look);
+  }
   // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
   if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
   watch_->add(trace_, failures_);
@@ -143,6 +184,10 @@ c10::intrusive_ptr<c10d::ProcessGroup> ProcessCollective::process_group() const 
 
 c10::intrusive_ptr<c10d::Store> ProcessCollective::store() const {
   return store_;
+}
+
+void ProcessCollective::watch_work(std::function<bool()> is_done) {
+  if (pending_) pending_->add(std::move(is_done));
 }
 
 c10d::Backend& ProcessCollective::backend(const Tensor& tensor) const {

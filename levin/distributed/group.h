@@ -57,6 +57,7 @@ class ProcessCollective : public Collective {
     return meet(std::string(operation), std::string(operation), number);
   }
   bool is_stream_work() const override { return nccl_ != nullptr; }
+  void watch_work(std::function<bool()> is_done) override;
   void set_before_abort(std::function<void()> action) override { *route_.before_abort = std::move(action); }
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override;
   c10::intrusive_ptr<c10d::Store> store() const override;
@@ -89,6 +90,8 @@ class ProcessCollective : public Collective {
   c10::intrusive_ptr<c10d::Backend> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   std::shared_ptr<FailureExchange> failures_;
+  struct PendingWork;
+  std::shared_ptr<PendingWork> pending_;
   std::optional<FailureWatcher> watcher_;
   std::shared_ptr<detail::GroupTrace> trace_;
   std::shared_ptr<detail::RankWatch> watch_;

@@ -340,6 +340,7 @@ CompiledGraph* StepCompiler::call_together(StepCall& call) {
     return nullptr;
   }
   replay(call, *entry->graph);
+  if (around_.on_replayed) around_.on_replayed();
   return entry->graph.get();
 }
 

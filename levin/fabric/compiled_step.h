@@ -62,6 +62,8 @@ struct StepSurroundings {
   std::vector<std::shared_ptr<ModuleSync>> syncs = {};
   /// One number of each rank, by rank; none: there is one rank.
   std::function<std::vector<int64_t>(int64_t)> exchange = {};
+  /// Called after a replay that communicates was given to the device.
+  std::function<void()> on_replayed = {};
   /// Changes when one of the above does, or was loaded.
   int64_t version = 0;
 };

@@ -5,6 +5,9 @@
 #include <exception>
 #include <thread>
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/distributed/launcher.h"
@@ -269,8 +272,14 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
       if (auto alive = optimizer.lock()) found.optimizers.push_back(std::move(alive));
     found.scaler = owner->scaler.get();
     found.version = owner->version;
-    if (auto& group = owner->strategy->group(); group.failures())
+    if (auto& group = owner->strategy->group(); group.failures()) {
       found.exchange = [&group](int64_t number) { return group.exchange("compiled step", number); };
+      found.on_replayed = [&group, device = owner->strategy->device()] {
+        const auto done = std::make_shared<c10::Event>(device.type());
+        done->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+        group.watch_work([done] { return done->query(); });
+      };
+    }
     return found;
   };
   auto compiler = std::make_shared<detail::StepCompiler>(core.graphs, around, options.max_graphs);

@@ -50,6 +50,14 @@ class AdagradImpl final : public detail::Typed<Traits> {
   }
 
   bool is_capturable() const override { return true; }
+  // torch's kernel reads a rate of the device as float.
+  std::string capture_obstacle() const override {
+    for (size_t group = 0; group < num_groups(); ++group)
+      for (const auto& param : params_of(group))
+        if (param.scalar_type() == at::kDouble)
+          return name_ + " steps double parameters with a learning rate of the host, which a graph would repeat";
+    return {};
+  }
   uint64_t numbers_in_graph() const override { return numbers_but_lr(); }
 
   bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
@@ -59,7 +67,7 @@ class AdagradImpl final : public detail::Typed<Traits> {
     detail::advance(bucket.steps);
     if (bucket.plain)
       detail::plain_adagrad(bucket, {o.lr, o.lr_decay, o.weight_decay, o.eps, o.maximize}, scale);
-    else if (bucket.device.is_cuda())  // the same kernel eagerly and in graphs
+    else if (bucket.device.is_cuda() && bucket.dtype != at::kDouble)  // the same kernel eagerly and in graphs
       at::_fused_adagrad_(bucket.params, bucket.grads, bucket.slots[0], bucket.steps, lr_on_device(bucket), o.lr_decay,
                           o.weight_decay, o.eps, o.maximize, scale.scale, scale.found_inf);
     else

@@ -35,6 +35,7 @@ class ForwardingCollective : public Collective {
     return inner_.exchange(operation, number);
   }
   bool is_stream_work() const override { return inner_.is_stream_work(); }
+  void watch_work(std::function<bool()> is_done) override { inner_.watch_work(std::move(is_done)); }
   void set_before_abort(std::function<void()> action) override { inner_.set_before_abort(std::move(action)); }
 
  protected:

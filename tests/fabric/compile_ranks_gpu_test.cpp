@@ -2,6 +2,7 @@
 // for each rank, so on a machine with one GPU a rank communicates with itself.
 #include <cmath>
 #include <regex>
+#include <thread>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include "levin/levin.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/testing/capture.h"
+#include "levin/testing/error_of.h"
 #include "levin/testing/gpu.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"
@@ -202,6 +204,31 @@ TEST_F(CompileDdpGpu, AGroupThatFailsEndsItsGraphs) {
     EXPECT_THROW(step(x), Error);
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+}
+
+TEST_F(CompileDdpGpu, ACollectiveThatDoesNotEndEndsTheGroup) {
+  Fabric fabric({.accelerator = "cuda",
+                 .strategy = DdpOptions{.timeout = std::chrono::seconds(3)},
+                 .devices = 1,
+                 .compile = true});
+  fabric.launch();
+  torch::nn::Linear model(4, 4);
+  auto [net, opt] = fabric.setup(model, optim::SGD(model->parameters(), {.lr = 0.1}));
+  auto step = fabric.compile([&, &net = net, &opt = opt](const Tensor& x) {
+    fabric.backward(net(x).sum());
+    opt.step();
+    opt.zero_grad();
+  });
+  const auto x = fabric.to_device(torch::ones({2, 4}));
+  for (int i = 0; i < 5; ++i) step(x);
+  EXPECT_EQ(step.compiler()->counts().captured, 1);
+  fabric.strategy().group().watch_work([] { return false; });
+  std::string error;
+  for (int i = 0; i < 100 && error.empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    error = testing::error_of([&] { step(x); });
+  }
+  EXPECT_NE(error.find("did not end within 3 s"), std::string::npos) << error;
 }
 
 StrategyChoice fsdp(const std::string& kind) {
