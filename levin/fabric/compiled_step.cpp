@@ -196,6 +196,7 @@ StepCompiler::Entry* StepCompiler::entry_of(StepKey key) {
 
 void StepCompiler::refuse(std::string_view name, const std::string& reason) {
   give_up(name);
+  reasons_[std::string(name)] = reason;
   warn_once(concat("[compile] ", name, " runs eagerly: ", reason));
 }
 
@@ -207,6 +208,7 @@ void StepCompiler::give_up(std::string_view name) {
 
 void StepCompiler::refuse_entry(StepCall& call, Entry& entry, const std::string& reason) {
   entry.refused = true;
+  reasons_[std::string(call.name)] = reason;
   warn_once(concat("[compile] ", call.name, " runs eagerly: ", reason));
   if (++failures_[std::string(call.name)] >= kMostFailures) give_up(call.name);
 }
@@ -309,6 +311,14 @@ std::vector<int64_t> StepCompiler::exchange(std::string_view name, int64_t numbe
   return all;
 }
 
+/// Only rank 0 prints: it is told the reason of the first rank that brings 0.
+void StepCompiler::share_reason(std::string_view name, const std::vector<int64_t>& numbers) {
+  const auto rank = static_cast<int>(std::ranges::find(numbers, 0) - numbers.begin());
+  if (rank == static_cast<int>(numbers.size())) return;
+  const auto reason = around_.share(reasons_[std::string(name)], rank);
+  if (rank > 0 && !reason.empty()) warn_once(concat("[compile] ", name, " runs eagerly: on rank ", rank, ": ", reason));
+}
+
 CompiledGraph* StepCompiler::call_together(StepCall& call) {
   Entry* entry = nullptr;
   const auto wish = wish_of(call, entry);
@@ -317,8 +327,7 @@ CompiledGraph* StepCompiler::call_together(StepCall& call) {
   if (common == kNever) {
     refused_.emplace(call.name);
     given_up_.emplace(call.name);
-    if (wish != kNever)
-      warn_once(concat("[compile] ", call.name, " runs eagerly: another rank cannot capture it, and says why"));
+    share_reason(call.name, wishes);
   }
   if (common < kCapture) {
     run_eagerly(call);
@@ -328,6 +337,7 @@ CompiledGraph* StepCompiler::call_together(StepCall& call) {
   if (std::ranges::find(wishes, kCapture) != wishes.end()) {
     const auto outcomes = exchange(call.name, ready);
     const bool mine = std::exchange(ready, *std::ranges::min_element(outcomes) == 1);
+    if (!ready) share_reason(call.name, outcomes);
     // A graph that another rank has none for is of no use.
     if (mine && !ready && wish == kCapture) {
       put_back(entry->graph->before);
@@ -363,6 +373,7 @@ std::string StepCompiler::why_not(const StepCall& call) const {
 
 bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   look_around();
+  reasons_[std::string(call.name)].clear();
   if (full_key(call) != entry.key) return false;
   if (auto reason = why_not(call); !reason.empty()) {
     refuse_entry(call, entry, reason);

@@ -62,6 +62,8 @@ struct StepSurroundings {
   std::vector<std::shared_ptr<ModuleSync>> syncs = {};
   /// One number of each rank, by rank; none: there is one rank.
   std::function<std::vector<int64_t>(int64_t)> exchange = {};
+  /// A text of one rank, on every rank.
+  std::function<std::string(const std::string& text, int rank)> share = {};
   /// Called after a replay that communicates was given to the device.
   std::function<void()> on_replayed = {};
   /// Changes when one of the above does, or was loaded.
@@ -160,6 +162,7 @@ class StepCompiler {
   Wish wish_of(const StepCall& call, Entry*& entry);
   bool ranks_meet() const;
   std::vector<int64_t> exchange(std::string_view name, int64_t number) const;
+  void share_reason(std::string_view name, const std::vector<int64_t>& numbers);
   CompiledGraph* call_together(StepCall& call);
   bool try_capture(StepCall& call, Entry& entry);
   void refuse_entry(StepCall& call, Entry& entry, const std::string& reason);
@@ -180,6 +183,8 @@ class StepCompiler {
   /// ... on every rank.
   std::set<std::string, std::less<>> given_up_;
   std::map<std::string, int, std::less<>> failures_;
+  /// Why the last capture of a step failed here, or it is refused; empty: it may work later.
+  std::map<std::string, std::string, std::less<>> reasons_;
   std::set<std::string, std::less<>> accumulating_;
   Counts counts_;
 

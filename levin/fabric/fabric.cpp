@@ -274,6 +274,7 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
     found.version = owner->version;
     if (auto& group = owner->strategy->group(); group.failures()) {
       found.exchange = [&group](int64_t number) { return group.exchange("compiled step", number); };
+      found.share = [&group](const std::string& text, int rank) { return levin::broadcast_string(group, text, rank); };
       found.on_replayed = [&group, device = owner->strategy->device()] {
         const auto done = std::make_shared<c10::Event>(device.type());
         done->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
@@ -287,7 +288,7 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
   core.compilers.push_back(compiler);
   if (core.compilers.size() == 1)
     core.strategy->group().set_before_abort([weak = std::weak_ptr(core_), own = std::this_thread::get_id()] {
-      // Whoever ends the group from another thread lets this one go on, which then comes here.
+      // Whoever ends the group from another thread lets this one continue, which then comes here.
       const auto owner = weak.lock();
       if (!owner || std::this_thread::get_id() != own) return;
       for (const auto& each : owner->compilers)

@@ -523,7 +523,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
 std::string DdpModule::prepare_capture(bool keeps_gradients) {
   if (!at::GradMode::is_enabled()) return {};
-  if (joining_) return "ranks join uneven inputs, and say in every step whether they go on";
+  if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
   if (options_.find_unused_parameters && !options_.static_graph)
     return "ddp with find_unused_parameters exchanges on the host which parameters were used";
   if (options_.static_graph && !static_graph_known_) return "ddp with static_graph has not seen its first step";
