@@ -404,6 +404,33 @@ TEST(CapturedOptimizer, NeedsItsStateBefore) {
   }
 }
 
+// Counters on the host count replays, not captures, which may fail.
+TEST(CapturedOptimizer, CountsStepsOfReplays) {
+  torch::nn::Linear layer(2, 1);
+  const std::vector<Optimizer> optimizers{optim::Lamb(layer->parameters()), optim::Adafactor(layer->parameters())};
+  for (auto optimizer : optimizers) {
+    layer->zero_grad();
+    layer(torch::ones({1, 2})).sum().backward();
+    const auto steps = [&] {
+      return optimizer.state_dict().at("state").to_dict().at("0").to_dict().at("step").to_tensor().item<float>();
+    };
+    optimizer.step();
+    detail::RefreshedValues values(at::kCPU);
+    {
+      const detail::StepScope scope{.values = &values};
+      const detail::EnterStep enter(scope);
+      optimizer.step();
+    }
+    EXPECT_EQ(steps(), 1) << optimizer.name();
+    CountingDevice device;
+    values.refresh(device);
+    EXPECT_EQ(steps(), 2) << optimizer.name();
+    values.refresh(device);
+    EXPECT_EQ(steps(), 3) << optimizer.name();
+    EXPECT_GE(values.uploads(), 1) << optimizer.name();
+  }
+}
+
 TEST(FabricCompile, IsThePlainFunctionOnTheCpu) {
   const auto train = [](bool compile) {
     torch::manual_seed(4);
