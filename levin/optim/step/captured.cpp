@@ -11,6 +11,7 @@ namespace levin::optim::detail {
 
 std::vector<Tensor> refreshed_scalars(c10::Device device, c10::ScalarType dtype, size_t count,
                                       std::function<void(std::span<double>)> now) {
+  if (!levin::detail::is_capturing()) return {};
   LEVIN_CHECK(dtype == at::kFloat || dtype == at::kDouble, "[compile] refreshed numbers of ", dtype,
               "; Float and Double are known");
   const bool wide = dtype == at::kDouble;
@@ -22,7 +23,6 @@ std::vector<Tensor> refreshed_scalars(c10::Device device, c10::ScalarType dtype,
       std::ranges::transform(numbers, static_cast<float*>(host), [](double n) { return static_cast<float>(n); });
   };
   const void* place = levin::detail::refreshed(count * c10::elementSize(dtype), fill);
-  if (!place) return {};
   // The graph has the memory, and lives longer than what is captured in it.
   return at::from_blob(
              const_cast<void*>(place), {static_cast<int64_t>(count)}, [](void*) {},
