@@ -477,12 +477,20 @@ void StepCompiler::hold_gradients() {
   const at::NoGradGuard no_grad;
   for (auto& param : params_) {
     auto* impl = param.unsafeGetTensorImpl();
-    if (!param.requires_grad() || held_.contains(impl)) continue;
+    if (!param.requires_grad()) continue;
     auto& grad = param.mutable_grad();
     if (!grad.defined() && !had_gradient_.contains(impl)) continue;
-    // A gradient may lie in memory of a graph.
-    held_[impl] = grad.defined() ? grad.clone() : at::zeros_like(param);
-    grad = held_[impl];
+    Tensor memory;
+    for (const auto& sync : around_.syncs)
+      if (!memory.defined()) memory = sync->gradient_memory(param);
+    auto& held = held_[impl];
+    if (memory.defined() && !memory.is_same(held)) {
+      held = memory;  // attach_gradients copies what is there
+    } else if (!held.defined()) {
+      // A gradient may lie in memory of a graph.
+      held = grad.defined() ? grad.clone() : at::zeros_like(param);
+      grad = held;
+    }
   }
   attach_gradients();
 }

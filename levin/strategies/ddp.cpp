@@ -97,6 +97,12 @@ class OpenReducer : public c10d::Reducer {
     const bool exchanges_uses = find_unused_parameters_ && !static_graph_ && next_bucket_ == buckets_.size();
     return next_bucket_ + (exchanges_uses && local_used_work_ ? 1 : 0);
   }
+  /// The part of a bucket that belongs to a parameter.
+  Tensor bucket_view(size_t param) {
+    std::lock_guard lock(mutex_);
+    const auto& place = variable_locators_[param];
+    return buckets_[place.bucket_index].bucket_views_in[place.intra_bucket_index];
+  }
   bool has_sparse() const {
     return std::ranges::find(expect_sparse_gradients_, true) != expect_sparse_gradients_.end();
   }
@@ -241,6 +247,13 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   // Ranks that join uneven inputs make different numbers of steps.
   bool communicates() const override { return at::GradMode::is_enabled() && !joining_; }
   std::string prepare_capture(bool keeps_gradients) override;
+  // The reducer lets gradients be its buckets, and would put others aside.
+  Tensor gradient_memory(const Tensor& param) override {
+    if (!options_.gradient_as_bucket_view) return {};
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].tensor.is_same(param)) return reducer_->bucket_view(i);
+    return {};
+  }
   void capture_failed() override {
     reducer_->forget_pass();
     batchnorm_.reset();
@@ -521,15 +534,13 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   c10::intrusive_ptr<c10d::Work> count_work_;
 };
 
-std::string DdpModule::prepare_capture(bool keeps_gradients) {
+std::string DdpModule::prepare_capture(bool) {
   if (!at::GradMode::is_enabled()) return {};
   if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
   if (options_.find_unused_parameters && !options_.static_graph)
     return "ddp with find_unused_parameters exchanges on the host which parameters were used";
   if (options_.static_graph && !static_graph_known_) return "ddp with static_graph has not seen its first step";
   if (options_.comm_hook == "powersgd") return "comm_hook \"powersgd\" counts its steps on the host";
-  if (options_.gradient_as_bucket_view && keeps_gradients)
-    return "ddp with gradient_as_bucket_view moves gradients that accumulate; leave it out";
   if (reducer_->has_sparse()) return "ddp sums sparse gradients, whose sizes change";
   return {};
 }

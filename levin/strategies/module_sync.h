@@ -56,6 +56,8 @@ class ModuleSync {
   /// Called before a step is captured in a CUDA graph. Returns why it cannot be; empty: it can. With `keeps_gradients`
   /// gradients stay where they are from call to call.
   virtual std::string prepare_capture(bool keeps_gradients);
+  /// Where a gradient that keeps its memory from call to call is to be; undefined: anywhere.
+  virtual Tensor gradient_memory(const Tensor& /*param*/) { return {}; }
   /// A capture has failed at any point of the step. Nothing of it was executed, and it is about to run again.
   virtual void capture_failed() {}
   /// Changes when memory that it keeps from step to step is another: steps captured before do not fit any more.

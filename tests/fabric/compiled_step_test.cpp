@@ -280,7 +280,9 @@ struct Around final : ModuleSync {
   std::string prepare_capture(bool) override { return reason; }
   void capture_failed() override { ++failed; }
   uint64_t layout_version() const override { return layout; }
+  Tensor gradient_memory(const Tensor&) override { return memory; }
 
+  Tensor memory;
   std::string reason;
   int failed = 0;
   uint64_t layout = 0;
@@ -353,6 +355,37 @@ TEST_F(CompiledRanks, AllGiveUpTogether) {
   EXPECT_EQ(device->captures, 0);
   EXPECT_NE(lines.find("uneven step runs eagerly: on rank 1: it is shy"), std::string::npos) << lines;
   EXPECT_TRUE(compiler->refuses("uneven step"));
+}
+
+TEST_F(CompiledRanks, GradientsThatStayAreWhereTheStrategyWantsThem) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(2, 1).bias(false));
+  around.modules = {layer.ptr()};
+  // Inputs of a graph have no values yet when it is captured.
+  auto step = compiled(
+      [&](const Tensor&) {
+        layer(torch::ones({1, 2})).sum().backward();
+      },
+      {.accumulates_gradients = true});
+  const auto call = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      others.assign(2, 1);
+      others.front() = 3;
+      step(torch::ones({1, 2}));
+    }
+  };
+  call(2);
+  EXPECT_EQ(layer->weight.grad()[0][0].item<float>(), 2);
+  sync->memory = torch::full({1, 2}, 70.0);
+  call(1);  // captured on the CPU, where that is a step
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_TRUE(layer->weight.grad().is_same(sync->memory));
+  EXPECT_EQ(sync->memory[0][0].item<float>(), 3);
+  sync->memory = torch::full({1, 2}, 70.0);  // a bucket that was built again
+  ++sync->layout;
+  call(2);
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_TRUE(layer->weight.grad().is_same(sync->memory));
+  EXPECT_EQ(sync->memory[0][0].item<float>(), 5);
 }
 
 TEST_F(CompiledRanks, WhatAStrategySaysCounts) {
