@@ -142,7 +142,8 @@ TEST_F(CompileDdpGpu, Precisions) {
 
 TEST_F(CompileDdpGpu, Options) {
   expect_captured({.strategy = DdpOptions{.static_graph = true}});
-  expect_captured({.strategy = DdpOptions{.gradient_as_bucket_view = true}});
+  expect_captured({.strategy = DdpOptions{.gradient_as_bucket_view = false}});
+  expect_captured({.strategy = DdpOptions{.gradient_as_bucket_view = false}, .accumulate = 2});
   expect_captured({.strategy = DdpOptions{.comm_hook = "bf16"}});
   expect_captured({.strategy = DdpOptions{.bucket_cap_mb = 0.01}});
 }
