@@ -8,9 +8,14 @@
 namespace levin::text {
 
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& vocabulary, const Normalizer* normalizer) {
+  auto free = static_cast<int64_t>(vocabulary.end());
+  for (const auto& token : tokens) {
+    if (!vocabulary.find(token.content)) free = std::max(free, token.id + 1);
+  }
   for (auto& token : tokens) {
     if (token.content.empty()) continue;
     if (const auto known = vocabulary.find(token.content)) token.id = *known;
+    if (token.id < 0) token.id = free++;
     LEVIN_CHECK(token.id >= 0 && token.id < (int64_t{1} << 28), "[tokenizer] the added token \"", shown(token.content),
                 "\" has the id ", token.id, ", which cannot be");
     const auto* taken = vocabulary.token(static_cast<uint32_t>(token.id));

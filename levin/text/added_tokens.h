@@ -17,7 +17,7 @@ namespace levin::text {
 
 /// A token that is found in the text before the model sees it.
 struct AddedToken {
-  int64_t id = 0;
+  int64_t id = 0;  ///< -1 for the next free one.
   std::string content;
   bool single_word = false;  ///< Not beside a letter, digit or underscore.
   bool lstrip = false;       ///< Takes the white space before it.

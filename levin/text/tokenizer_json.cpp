@@ -400,7 +400,7 @@ std::vector<AddedToken> read_added(const Json& json) {
 
 }  // namespace
 
-std::unique_ptr<Tokenizer::Parts> parts_of_json(std::string_view text) {
+std::unique_ptr<Tokenizer::Parts> parts_of_json(std::string_view text, std::vector<AddedToken> more) {
   check_json_depth(text, "tokenizer.json");
   const auto json = Json::parse(text, nullptr, false);
   LEVIN_CHECK(json.is_object(), "[tokenizer] the file is not a tokenizer.json");
@@ -416,12 +416,14 @@ std::unique_ptr<Tokenizer::Parts> parts_of_json(std::string_view text) {
     parts->pre_tokenizer = read_pre_tokenizer(*part, parts->model->reads_bytes());
   if (const auto* part = member(json, "post_processor")) parts->post_processor = read_post_processor(*part);
   if (const auto* part = member(json, "decoder")) parts->decoder = read_decoder(*part);
-  if (member(json, "added_tokens")) {
-    auto added = read_added(json);
-    if (!added.empty())
-      parts->added =
-          std::make_unique<AddedTokens>(std::move(added), parts->model->vocabulary(), parts->normalizer.get());
+  std::vector<AddedToken> added;
+  if (member(json, "added_tokens")) added = read_added(json);
+  for (auto& token : more) {
+    const auto same = [&](const AddedToken& other) { return other.content == token.content; };
+    if (std::none_of(added.begin(), added.end(), same)) added.push_back(std::move(token));
   }
+  if (!added.empty())
+    parts->added = std::make_unique<AddedTokens>(std::move(added), parts->model->vocabulary(), parts->normalizer.get());
   return parts;
 }
 

@@ -34,7 +34,8 @@ struct Tokenizer::Parts {
   TokenizerConfig config;
 };
 
-/// The parts that the content of a tokenizer.json describes. The result may still get a config.
-std::unique_ptr<Tokenizer::Parts> parts_of_json(std::string_view json);
+/// The parts that the content of a tokenizer.json describes, and `more` added tokens unless the file has them; an id of
+/// -1 is that of the vocabulary, or the next free one. The result may still get a config.
+std::unique_ptr<Tokenizer::Parts> parts_of_json(std::string_view json, std::vector<AddedToken> more = {});
 
 }  // namespace levin::text
