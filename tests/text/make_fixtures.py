@@ -223,11 +223,6 @@ def component_cases():
                 r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
                 r"[\p{L}&&[^a-m]]+", r"(?<=a)b|(?<![a-z])x", r"(?>a+)b|(ab)*?c", r"[一-龥぀-ゟ゠-ヿ]+", r"\p{Han}+|\p{Cyrillic}|\P{L}", r"(?i)HELLO|[k-m]+", r"[[:punct:]]+|[[:alpha:]&&[^aeiou]]", r".{2,3}?\b|\Bo", r"a{2,}|b{,2}|\x41|\u00e9|\t",
                 r"(?:x|xy|xyz)*z|(a|b|)*c", r"\p{N}", r"[0-9][0-9][0-9]", r"\n|[^\n]+", r"[\s\-]+|[a\-z]|[]x]", r"\A.|.\z|\h\H"]
-    cases = []
-
-    def add(kind, what, text, pieces):
-        cases.append({"kind": kind, "what": what, "text": text, "pieces": [[p, list(o)] for p, o in pieces]})
-
     splits = [json.loads(pre_tokenizers.Split(Regex(p), "isolated").__getstate__()) for p in patterns]
     for behavior in ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous"):
         for invert in (False, True):
@@ -238,33 +233,37 @@ def component_cases():
     others += [{"type": t} for t in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer", "UnicodeScripts")]
     others += [{"type": "Punctuation", "behavior": b} for b in ("Isolated", "Removed", "Contiguous", "MergedWithNext")]
     others += [{"type": "Digits", "individual_digits": b} for b in (True, False)] + [{"type": "CharDelimiterSplit", "delimiter": "o"}, {"type": "FixedLength", "length": 3}]
-    short = [t for t in TEXTS if len(t) < 60]
-    probe = short[:40] + short[-12:] + ["Hello aaab abc xx ab xyzxyz MixedCase K k\u212a", "a b\n c \n\n d  ", "aab ab b xb x ax"]
+    short = [t for t in TEXTS if 0 < len(t) < 60]
+    probe = short[:44:2] + short[-9::3] + ["it's 12345 déjà–vu","Hello aaab abc xx ab xyzxyz MixedCase K k\u212a", "a b\n c \n\n d  ", "aab ab b xb x ax"]
+    found = {"texts": probe, "pre_tokenizers": [], "normalizers": []}
     for what in splits + others:
         value = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None, "pre_tokenizer": what, "post_processor": None, "decoder": None,
                  "model": {"type": "WordLevel", "vocab": {"<unk>": 0}, "unk_token": "<unk>"}}
         t = Tokenizer.from_str(json.dumps(value))
-        for text in probe:
-            add("pre_tokenizer", what, text, [("<unk>", o) for o in t.encode(text).offsets])
+        offsets = [[n for o in t.encode(text).offsets for n in o] for text in probe]
+        found["pre_tokenizers"].append({"what": what, "offsets": offsets})
     norms = [{"type": t} for t in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "Nmt", "ByteLevel")]
     norms += [{"type": "Strip", "strip_left": a, "strip_right": b} for a in (True, False) for b in (True, False)]
     norms += [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": "__"}, {"type": "Replace", "pattern": {"String": "a"}, "content": ""}]
     norms += [{"type": "BertNormalizer", "clean_text": c, "handle_chinese_chars": h, "strip_accents": s, "lowercase": l}
               for c, h, s, l in ((True, True, None, True), (False, True, True, False), (True, False, False, True), (False, False, None, False))]
     norms += [{"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}, {"type": "NFKC"}]}]
-    probe = [t for t in TEXTS if t][:50]
     for what in norms:
         value = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": what, "pre_tokenizer": None, "post_processor": None, "decoder": None,
                  "model": {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0]] , "byte_fallback": False}}
         t = Tokenizer.from_str(json.dumps(value))
         # One character a piece, so that every offset is seen.
         t.pre_tokenizer = pre_tokenizers.FixedLength(1)
-        for text in probe:
-            e = t.encode(text)
-            add("normalizer", what, text, list(zip(e.tokens, e.offsets)))
+        encodings = [t.encode(text) for text in probe]
+        found["normalizers"].append({"what": what, "texts": ["".join(e.tokens) for e in encodings],
+                                     "offsets": [[n for o in e.offsets for n in o] for e in encodings]})
     folder = HERE / "components"
     folder.mkdir(parents=True, exist_ok=True)
-    write_cases(folder, cases)
+    lines = [f'"texts": {json.dumps(probe, ensure_ascii=False)}']
+    for kind in ("pre_tokenizers", "normalizers"):
+        rows = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in found[kind])
+        lines.append(f'"{kind}": [\n{rows}\n]')
+    (folder / "cases.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 
 def main():

@@ -61,7 +61,7 @@ def main():
     words = "".join(word + "\n" for word in sorted(bert, key=bert.get))
     write(folder_of("bert", {"tokenizer_class": "BertTokenizer"}, vocab__txt=words), BertTokenizer)
     write(folder_of("bert_cased", {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "tokenize_chinese_chars": False}, vocab__txt=words), BertTokenizer)
-    bpe = sentence_piece("llama", vocab_size=560, model_type="bpe", byte_fallback=True, character_coverage=0.97, normalization_rule_name="identity",
+    bpe = sentence_piece("llama", vocab_size=560, model_type="bpe", byte_fallback=True, character_coverage=0.98, normalization_rule_name="identity",
                          add_dummy_prefix=True, remove_extra_whitespaces=False, user_defined_symbols=["<tool>"])
     write(folder_of("llama", {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "add_eos_token": False, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
                     tokenizer__model=bpe), LlamaTokenizer)
