@@ -19,7 +19,7 @@ class CharSet {
   void add(char32_t from, char32_t to) { ranges_.emplace_back(from, to); }
   void add_categories(uint32_t bits) { categories_ |= bits; }
   void add_script(uint32_t script) { scripts_.push_back(script); }
-  enum Flag : uint8_t { kSpace = 1, kWord = 2, kAny = 4 };
+  enum Flag : uint8_t { kSpace = 1, kWord = 2, kAny = 4, kAlphabetic = 8 };
   void add_flag(Flag flag) { flags_ |= flag; }
   void add_set(CharSet set) { sets_.push_back(std::move(set)); }
   /// What is added after it makes a set of its own; the whole holds what both hold.

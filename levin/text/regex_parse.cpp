@@ -37,6 +37,7 @@ bool CharSet::holds_one(char32_t point) const {
   const auto all = properties(point);
   if (categories_ >> static_cast<uint32_t>(all.category()) & 1) return true;
   if ((flags_ & kSpace && all.is_space()) || (flags_ & kWord && all.is_word())) return true;
+  if (flags_ & kAlphabetic && all.is_alphabetic()) return true;
   if (std::find(scripts_.begin(), scripts_.end(), all.script()) != scripts_.end()) return true;
   return std::any_of(sets_.begin(), sets_.end(), [&](const CharSet& set) { return set.holds(point); });
 }
@@ -350,6 +351,7 @@ class RegexParser {
     }
     if (equal_ignoring_case(plain, "Space") || equal_ignoring_case(plain, "WhiteSpace"))
       return set.add_flag(CharSet::kSpace);
+    if (equal_ignoring_case(plain, "Alphabetic")) return set.add_flag(CharSet::kAlphabetic);
     if (equal_ignoring_case(plain, "Word")) return set.add_flag(CharSet::kWord);
     if (equal_ignoring_case(plain, "Any")) return set.add_flag(CharSet::kAny);
     if (equal_ignoring_case(plain, "ASCII")) return set.add(0, 127);
@@ -451,9 +453,16 @@ class RegexParser {
     }
     CharSet made;
     if (name == "alpha")
-      made.add_categories(category_bits("L"));
-    else if (name == "alnum")
-      made.add_categories(category_bits("L") | category_bits("Nd"));
+      made.add_flag(CharSet::kAlphabetic);
+    else if (name == "alnum") {
+      made.add_flag(CharSet::kAlphabetic);
+      made.add_categories(category_bits("Nd"));
+    } else if (name == "punct") {
+      made.add_categories(category_bits("P"));
+      for (const char32_t c : U"$+<=>^`|~") {
+        if (c) made.add(c, c);
+      }
+    }
     else if (name == "xdigit")
       for (const auto& [a, b] : {std::pair(U'0', U'9'), {U'a', U'f'}, {U'A', U'F'}}) made.add(a, b);
     else if (name == "upper")

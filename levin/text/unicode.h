@@ -106,7 +106,8 @@ class Properties {
   bool is_combining() const { return bits_ >> 16 & 1; }
   bool is_pictographic() const { return bits_ >> 17 & 1; }
   /// An index of script_names().
-  uint32_t script() const { return bits_ >> 18; }
+  uint32_t script() const { return bits_ >> 18 & 255; }
+  bool is_alphabetic() const { return bits_ >> 26 & 1; }
 
  private:
   uint32_t bits_;

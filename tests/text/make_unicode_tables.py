@@ -72,7 +72,7 @@ def main():
         if name not in ("Cn", "Cs"):
             for point in matched(rf"\p{{{name}}}"):
                 category[point] = i
-    space, word = matched(r"\s"), matched(r"\w")
+    space, word, alphabetic = matched(r"\s"), matched(r"\w"), matched("[[:alpha:]]")
     number_like = {p for p in POINTS if len(pre_tokenizers.Digits(True).pre_tokenize_str("aa" + chr(p))) == 2}
     rust_word = {p for p in POINTS if len(pre_tokenizers.Whitespace().pre_tokenize_str("a" + chr(p) + "a")) == 1}
     punctuation = {p for p in POINTS if len(pre_tokenizers.Punctuation().pre_tokenize_str("aa" + chr(p))) == 2}
@@ -106,7 +106,7 @@ def main():
         value = (category.get(point, 0) | breaks.get(point, 0) << 5 | (point in space) << 9 | (point in word) << 10
                  | (point in rust_word) << 11 | (point in number_like) << 12 | (point in punctuation) << 13
                  | (point in control) << 14 | (point in accents) << 15 | (point in marks) << 16
-                 | (point in pictures) << 17 | scripts.get(point, 0) << 18)
+                 | (point in pictures) << 17 | scripts.get(point, 0) << 18 | (point in alphabetic) << 26)
         if value != last and last is not None:
             close()
             length = 0
