@@ -42,6 +42,7 @@ class Value {
   Value(const char* text) : Value(std::string(text)) {}
   Value(List list) : data_(std::make_shared<const List>(std::move(list))) {}
   Value(Dict dict) : data_(std::make_shared<const Dict>(std::move(dict))) {}
+  static Value tuple(List list);
   static Value function(Function function);
   static Value name_space(Dict values);
 
@@ -53,6 +54,8 @@ class Value {
   bool is_number() const { return is_bool() || is_int() || is_float(); }
   bool is_string() const { return std::holds_alternative<std::shared_ptr<const std::string>>(data_); }
   bool is_list() const { return std::holds_alternative<std::shared_ptr<const List>>(data_); }
+  /// A list that Python calls a tuple; it is written with other brackets.
+  bool is_tuple() const { return is_tuple_; }
   bool is_dict() const { return std::holds_alternative<std::shared_ptr<const Dict>>(data_); }
   bool is_namespace() const { return std::holds_alternative<std::shared_ptr<Dict>>(data_); }
   bool is_function() const { return std::holds_alternative<std::shared_ptr<const Function>>(data_); }
@@ -79,6 +82,7 @@ class Value {
   std::variant<Undefined, None, bool, int64_t, double, std::shared_ptr<const std::string>, std::shared_ptr<const List>,
                std::shared_ptr<const Dict>, std::shared_ptr<Dict>, std::shared_ptr<const Function>>
       data_;
+  bool is_tuple_ = false;
 };
 
 struct Arguments {

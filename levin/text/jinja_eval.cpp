@@ -335,7 +335,7 @@ Value Interpreter::evaluate_node(const Node& node) {
       List list;
       for (const auto& part : node.parts) list.push_back(evaluate(*part));
       charge(list.size() * 16);
-      return Value(std::move(list));
+      return node.kind == NodeKind::kTuple ? Value::tuple(std::move(list)) : Value(std::move(list));
     }
     case NodeKind::kDict: {
       Dict dict;
@@ -353,25 +353,37 @@ Value Interpreter::evaluate_node(const Node& node) {
     }
     case NodeKind::kAttribute: {
       const auto value = evaluate(*node.parts[0]);
-      auto found = attribute(value, node.text);
-      return found;
+      line_ = node.line;
+      return attribute(value, node.text);
     }
-    case NodeKind::kItem:
-      return item(evaluate(*node.parts[0]), evaluate(*node.parts[1]));
+    case NodeKind::kItem: {
+      const auto value = evaluate(*node.parts[0]);
+      const auto key = evaluate(*node.parts[1]);
+      line_ = node.line;
+      return item(value, key);
+    }
     case NodeKind::kSlice: {
       const auto value = evaluate(*node.parts[0]);
       const auto bound = [&](size_t i) { return node.parts[i] ? evaluate(*node.parts[i]) : Value(); };
       return slice(value, bound(1), bound(2), bound(3));
     }
-    case NodeKind::kInvoke:
-      return call(evaluate(*node.parts[0]), arguments_of(node, 1));
+    case NodeKind::kInvoke: {
+      const auto function = evaluate(*node.parts[0]);
+      const auto arguments = arguments_of(node, 1);
+      line_ = node.line;
+      return call(function, arguments);
+    }
     case NodeKind::kFilter: {
       const auto value = evaluate(*node.parts[0]);
-      return apply_filter(*this, node.text, value, arguments_of(node, 1));
+      const auto arguments = arguments_of(node, 1);
+      line_ = node.line;
+      return apply_filter(*this, node.text, value, arguments);
     }
     case NodeKind::kTest: {
       const auto value = evaluate(*node.parts[0]);
-      return Value(apply_test(*this, node.text, value, arguments_of(node, 1)));
+      const auto arguments = arguments_of(node, 1);
+      line_ = node.line;
+      return Value(apply_test(*this, node.text, value, arguments));
     }
     case NodeKind::kNot:
       return Value(!evaluate(*node.parts[0]).truth());
@@ -391,7 +403,9 @@ Value Interpreter::evaluate_node(const Node& node) {
     }
     case NodeKind::kBinary: {
       const auto left = evaluate(*node.parts[0]);
-      return binary(node.text, left, evaluate(*node.parts[1]));
+      const auto right = evaluate(*node.parts[1]);
+      line_ = node.line;
+      return binary(node.text, left, right);
     }
     case NodeKind::kCompare: {
       auto left = evaluate(*node.parts[0]);

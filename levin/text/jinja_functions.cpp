@@ -301,7 +301,7 @@ Value dict_method(const Value& value, const std::string& name) {
       i.step(value.dict().size());
       i.charge(value.dict().size() * 32);
       for (const auto& [key, held] : value.dict())
-        list.push_back(name == "keys" ? key : name == "values" ? held : Value(List{key, held}));
+        list.push_back(name == "keys" ? key : name == "values" ? held : Value::tuple({key, held}));
       return list;
     });
   if (name == "get")
@@ -388,7 +388,7 @@ Value sorted(Interpreter& interpreter, const Value& value, const Arguments& argu
   List items;
   if (is_dict) {
     LEVIN_CHECK(value.is_dict(), "dictsort needs a dict");
-    for (const auto& [key, held] : value.dict()) items.emplace_back(List{key, held});
+    for (const auto& [key, held] : value.dict()) items.push_back(Value::tuple({key, held}));
   } else {
     items = items_of(interpreter, value);
   }

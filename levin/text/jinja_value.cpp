@@ -8,6 +8,12 @@
 
 namespace levin::text::jinja {
 
+Value Value::tuple(List list) {
+  Value value(std::move(list));
+  value.is_tuple_ = true;
+  return value;
+}
+
 Value Value::function(Function function) {
   Value value;
   value.data_ = std::make_shared<const Function>(std::move(function));
@@ -35,7 +41,7 @@ bool Value::equals(const Value& other) const {
     if (is_float() || other.is_float()) return number() == other.number();
     return integer() == other.integer();
   }
-  if (data_.index() != other.data_.index()) return false;
+  if (data_.index() != other.data_.index() || is_tuple_ != other.is_tuple_) return false;
   if (is_string()) return string() == other.string();
   if (is_list()) {
     return std::equal(list().begin(), list().end(), other.list().begin(), other.list().end(),
@@ -128,13 +134,18 @@ void repr_string(const std::string& text, std::string& out) {
 void repr(const Value& value, std::string& out, int depth) {
   LEVIN_CHECK(depth < 100, "a value is nested too deeply");
   if (value.is_string()) return repr_string(value.string(), out);
+  if (value.is_undefined()) {
+    out += "Undefined";
+    return;
+  }
   if (value.is_list()) {
-    out += '[';
+    out += value.is_tuple() ? '(' : '[';
     for (size_t i = 0; i < value.list().size(); ++i) {
       if (i > 0) out += ", ";
       repr(value.list()[i], out, depth + 1);
     }
-    out += ']';
+    if (value.is_tuple() && value.list().size() == 1) out += ',';
+    out += value.is_tuple() ? ')' : ']';
     return;
   }
   if (value.is_dict()) {

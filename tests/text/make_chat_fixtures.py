@@ -95,7 +95,7 @@ SMALL = [
     "{% for x in 'héy' %}{{ loop.revindex }}{{ x }}{{ loop.previtem }}{{ loop.nextitem }}{% endfor %}", "{% for i in range(4) %}{{ loop.cycle('a', 'b') }}{{ loop.first }}{{ loop.length }}{% endfor %}",
     "{% set x = 1 %}{% for i in range(2) %}{% set x = x + 1 %}{{ x }}{% endfor %}{{ x }}", "{% set ns = namespace(a=1) %}{% for i in range(3) %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}{{ ns.b is defined }}",
     "{% macro m(a, b=2) %}[{{ a }}|{{ b }}]{% endmacro %}{{ m(1) }}{{ m(1, 3) }}{{ m(b=5, a=4) }}{{ m() }}", "{% macro r(n) %}{{ n }}{% if n > 0 %}{{ r(n - 1) }}{% endif %}{% endmacro %}{{ r(3) }}",
-    "{% set t %}  block {{ 1 + 1 }} {% endset %}[{{ t }}]", "{% set t | upper | trim %} x {% endset %}[{{ t }}]", "{% filter upper %}abc{{ 1 }}{% endfilter %}", "{% call(x) m() %}{{ x }}{% endcall %}" if False else "{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}in{% endcall %}",
+    "{% set t %}  block {{ 1 + 1 }} {% endset %}[{{ t }}]", "{% set t | upper | trim %} x {% endset %}[{{ t }}]", "{% filter upper %}abc{{ 1 }}{% endfilter %}", "{% macro w() %}<{{ caller() }}>{% endmacro %}{% call w() %}in{% endcall %}",
     "{{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % 3 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 6 / 2 }} {{ 1.5 * 2 }} {{ 1e20 }} {{ 0.1 + 0.2 }} {{ 1e-7 }} {{ 10 ** 2 }}",
     "{{ 1 if false else 2 }}{{ 'x' if false }}{{ (1, 2) | length }}{{ not true and false or true }}", "{{ 1 < 2 < 3 }} {{ 1 < 2 > 5 }} {{ 'a' in 'abc' }} {{ 2 not in [1, 3] }} {{ 'k' in {'k': 1} }} {{ 1 == 1.0 }} {{ true == 1 }} {{ 'a' < 'b' }}",
     "{{ 'a' ~ 1 ~ none ~ true ~ 1.0 }} {{ 'ab' * 3 }} {{ [1] + [2, 'x'] }} {{ -3 | abs }} {{ 'x' 'y' }}", "{{ [1, 'a', none, true, 1.5, {'k': 'v'}, \"it's\", 'q\"q', '\\n'] }}",
@@ -148,6 +148,8 @@ def main():
         except Exception:
             rows.append({"template": template, "variables": {"messages": []}, "fails": True})
     HERE.mkdir(parents=True, exist_ok=True)
+    for name, template in (("chatml", CHATML), ("headers", HEADERS), ("inst", INST), ("think", THINK), ("small", "\n".join(SMALL[:40])), ("more", "\n".join(SMALL[40:]))):
+        (HERE / f"{name}.jinja").write_text(template)  # seeds for tests/fuzz
     (HERE / "cases.json").write_text("[\n" + ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n]\n")
 
 
