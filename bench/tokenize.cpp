@@ -1,7 +1,8 @@
-// How many bytes a second a tokenizer encodes and decodes, beside the Python package `tokenizers` (peers/tokenize.py), which
-// is written in Rust: the same tokenizer.json, the same text, ids with tokens and offsets as the peer makes them.
+// How many bytes a second a tokenizer encodes and decodes, beside the Python package `tokenizers` (peers/tokenize.py),
+// which is written in Rust: the same tokenizer.json, the same text, ids with tokens and offsets as the peer makes them.
 //   tokenize [--folder DIR]
-// DIR holds tokenizer.json and text.txt. Without them it trains a tokenizer of 8000 tokens on the repository's own pages.
+// DIR holds tokenizer.json and text.txt. Without them it trains a tokenizer of 8000 tokens on the repository's own
+// pages.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -21,7 +22,8 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 void report(const char* name, double value) {
-  std::printf("{\"case\": \"%s\", \"value\": %.4g, \"unit\": \"MB/s\", \"better\": \"higher\", \"limit\": 1.0}\n", name, value);
+  std::printf("{\"case\": \"%s\", \"value\": %.4g, \"unit\": \"MB/s\", \"better\": \"higher\", \"limit\": 1.0}\n", name,
+              value);
   std::fflush(stdout);
 }
 
@@ -31,7 +33,8 @@ double best_rate(size_t bytes, Work&& work) {
   for (int i = 0; i < 5; ++i) {
     const auto start = Clock::now();
     work();
-    best = std::max(best, static_cast<double>(bytes) / 1e6 / std::chrono::duration<double>(Clock::now() - start).count());
+    best =
+        std::max(best, static_cast<double>(bytes) / 1e6 / std::chrono::duration<double>(Clock::now() - start).count());
   }
   return best;
 }
@@ -74,4 +77,6 @@ void bench(levin::Args& args) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return levin::run_main(argc, argv, bench); }
+int main(int argc, char** argv) {
+  return levin::run_main(argc, argv, bench);
+}

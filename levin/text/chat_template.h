@@ -30,7 +30,8 @@ struct ChatLimits {
 /// lists and dicts do not change. It reaches nothing but its variables.
 ///
 ///     const ChatTemplate chat(*tokenizer.config().chat_template);
-///     const auto text = chat.render(R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true})");
+///     const auto text = chat.render(R"({"messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt":
+///     true})");
 ///
 /// What is wrong is an Error with the line: `[chat template] line 3: ...`.
 class ChatTemplate {

@@ -111,10 +111,37 @@ using NodePointer = std::unique_ptr<Node>;
 struct Node {
   enum class Kind {
     // statements
-    kBlock, kText, kOutput, kIf, kFor, kSet, kSetBlock, kMacro, kCall, kFilterBlock, kBreak, kContinue,
+    kBlock,
+    kText,
+    kOutput,
+    kIf,
+    kFor,
+    kSet,
+    kSetBlock,
+    kMacro,
+    kCall,
+    kFilterBlock,
+    kBreak,
+    kContinue,
     // expressions
-    kLiteral, kName, kList, kTuple, kDict, kAttribute, kItem, kSlice, kInvoke, kFilter, kTest, kNot, kAnd, kOr, kUnary,
-    kBinary, kCompare, kConditional
+    kLiteral,
+    kName,
+    kList,
+    kTuple,
+    kDict,
+    kAttribute,
+    kItem,
+    kSlice,
+    kInvoke,
+    kFilter,
+    kTest,
+    kNot,
+    kAnd,
+    kOr,
+    kUnary,
+    kBinary,
+    kCompare,
+    kConditional
   };
   Kind kind = Kind::kBlock;
   int line = 0;

@@ -15,8 +15,8 @@ using NodeKind = Node::Kind;
 [[noreturn]] void fail_operation(const std::string& operation, const Value& left, const Value& right) {
   if (left.is_undefined()) ::levin::detail::fail("\"" + shown(left.undefined_name()) + "\" is not defined");
   if (right.is_undefined()) ::levin::detail::fail("\"" + shown(right.undefined_name()) + "\" is not defined");
-  ::levin::detail::fail(::levin::detail::concat("a ", left.type_name(), " ", operation, " a ", right.type_name(),
-                                                " cannot be computed"));
+  ::levin::detail::fail(
+      ::levin::detail::concat("a ", left.type_name(), " ", operation, " a ", right.type_name(), " cannot be computed"));
 }
 
 int64_t checked(bool overflows, int64_t value) {
@@ -174,7 +174,8 @@ void Interpreter::assign(const std::vector<std::string>& names, const Value& val
     scope_->values[names[0]] = value;
     return;
   }
-  LEVIN_CHECK(value.is_list() && value.list().size() == names.size(), "line ", line, " needs ", names.size(), " values");
+  LEVIN_CHECK(value.is_list() && value.list().size() == names.size(), "line ", line, " needs ", names.size(),
+              " values");
   for (size_t i = 0; i < names.size(); ++i) scope_->values[names[i]] = value.list()[i];
 }
 
@@ -287,7 +288,9 @@ Value Interpreter::make_macro(const Node& node, const std::shared_ptr<Scope>& sc
   });
 }
 
-void Interpreter::define_macro(const Node& node) { scope_->values[node.text] = make_macro(node, scope_); }
+void Interpreter::define_macro(const Node& node) {
+  scope_->values[node.text] = make_macro(node, scope_);
+}
 
 Value Interpreter::look_up(const std::string& name) const {
   for (const Scope* scope = scope_.get(); scope; scope = scope->parent.get()) {
@@ -342,7 +345,8 @@ Value Interpreter::evaluate_node(const Node& node) {
       for (size_t i = 0; i + 1 < node.parts.size(); i += 2) {
         auto key = evaluate(*node.parts[i]);
         auto value = evaluate(*node.parts[i + 1]);
-        const auto same = std::find_if(dict.begin(), dict.end(), [&](const auto& item) { return item.first.equals(key); });
+        const auto same =
+            std::find_if(dict.begin(), dict.end(), [&](const auto& item) { return item.first.equals(key); });
         if (same != dict.end())
           same->second = std::move(value);
         else
@@ -522,7 +526,8 @@ Value Interpreter::item(const Value& value, const Value& key) {
     if (value.is_list()) {
       const auto size = static_cast<int64_t>(value.list().size());
       if (index < 0) index += size;
-      return index >= 0 && index < size ? value.list()[static_cast<size_t>(index)] : Value(Undefined{"an item of a list"});
+      return index >= 0 && index < size ? value.list()[static_cast<size_t>(index)]
+                                        : Value(Undefined{"an item of a list"});
     }
     step(value.string().size() / 8);
     const auto points = to_points(value.string());

@@ -100,8 +100,9 @@ std::string float_text(double value) {
   char buffer[64];
   const double size = std::abs(value);
   const bool plain = value == 0 || (size >= 1e-4 && size < 1e16);
-  const auto end =
-      std::to_chars(buffer, buffer + sizeof(buffer), value, plain ? std::chars_format::fixed : std::chars_format::scientific).ptr;
+  const auto end = std::to_chars(buffer, buffer + sizeof(buffer), value,
+                                 plain ? std::chars_format::fixed : std::chars_format::scientific)
+                       .ptr;
   std::string text(buffer, end);
   if (plain && text.find('.') == text.npos) text += ".0";
   return text;

@@ -462,8 +462,7 @@ class RegexParser {
       for (const char32_t c : U"$+<=>^`|~") {
         if (c) made.add(c, c);
       }
-    }
-    else if (name == "xdigit")
+    } else if (name == "xdigit")
       for (const auto& [a, b] : {std::pair(U'0', U'9'), {U'a', U'f'}, {U'A', U'F'}}) made.add(a, b);
     else if (name == "upper")
       made.add_categories(category_bits("Lu"));

@@ -19,7 +19,9 @@ namespace {
 
 using Pair = uint64_t;
 
-Pair pair_of(uint32_t left, uint32_t right) { return static_cast<Pair>(left) << 32 | right; }
+Pair pair_of(uint32_t left, uint32_t right) {
+  return static_cast<Pair>(left) << 32 | right;
+}
 
 // A pair and words that have it. A pair may have several entries, each with words of its own.
 struct Candidate {
@@ -182,24 +184,26 @@ class BpeTraining {
   std::string json() const {
     using Json = nlohmann::json;
     const auto quoted = [](const std::string& text) { return Json(text).dump(); };
-    std::string out = "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [";
+    std::string out =
+        "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [";
     for (size_t i = 0; i < options_.special_tokens.size(); ++i) {
       const auto& token = options_.special_tokens[i];
       out += i == 0 ? "\n" : ",\n";
-      out += "    {\"id\": " + std::to_string(ids_.at(token)) + ", \"content\": " + quoted(token) +
-             ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}";
+      out +=
+          "    {\"id\": " + std::to_string(ids_.at(token)) + ", \"content\": " + quoted(token) +
+          ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}";
     }
     const std::string prefix = options_.add_prefix_space ? "true" : "false";
     const auto byte_level = [&](bool regex) {
-      return "{\"type\": \"ByteLevel\", \"add_prefix_space\": " + prefix + ", \"trim_offsets\": true, \"use_regex\": " +
-             (regex ? "true}" : "false}");
+      return "{\"type\": \"ByteLevel\", \"add_prefix_space\": " + prefix +
+             ", \"trim_offsets\": true, \"use_regex\": " + (regex ? "true}" : "false}");
     };
     auto pre = byte_level(true);
     if (!options_.pattern.empty())
       pre = "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": " +
             quoted(options_.pattern) + "}, \"behavior\": \"Isolated\", \"invert\": false}, " + byte_level(false) + "]}";
-    out += "\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": " + pre + ",\n  \"post_processor\": " + byte_level(true) +
-           ",\n  \"decoder\": " + byte_level(true) +
+    out += "\n  ],\n  \"normalizer\": null,\n  \"pre_tokenizer\": " + pre +
+           ",\n  \"post_processor\": " + byte_level(true) + ",\n  \"decoder\": " + byte_level(true) +
            ",\n  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
            "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n    \"fuse_unk\": false,\n"
            "    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n    \"vocab\": {";

@@ -1,5 +1,5 @@
-// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
-// fuzz-seeds: tests/text/fixtures/chat/*.jinja
+// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp
+// levin/core/host.cpp levin/core/checksum.cpp fuzz-seeds: tests/text/fixtures/chat/*.jinja
 //
 // Any bytes given as a chat template render a text or are refused in one line, within their limits.
 #include <string_view>

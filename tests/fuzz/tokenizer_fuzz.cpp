@@ -1,5 +1,5 @@
-// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
-// fuzz-seeds: tests/text/fixtures/*/tokenizer.json
+// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp
+// levin/core/host.cpp levin/core/checksum.cpp fuzz-seeds: tests/text/fixtures/*/tokenizer.json
 //
 // Any bytes given as a tokenizer.json make a tokenizer or a one-line Error. A tokenizer encodes a text of all kinds of
 // characters, or refuses it; its ids are decoded, at once and one by one, to the same text.
@@ -15,7 +15,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using levin::text::Tokenizer;
   const std::string_view json(reinterpret_cast<const char*>(data), size);
   constexpr std::string_view text =
-      "It's a <s>test</s> 12345 of \xc3\xa9 e\xcc\x81 \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80\xe2\x80\x8d\xf0\x9f\x91\xa9  \n\n\tend.";
+      "It's a <s>test</s> 12345 of \xc3\xa9 e\xcc\x81 \xe4\xbd\xa0\xe5\xa5\xbd "
+      "\xf0\x9f\x98\x80\xe2\x80\x8d\xf0\x9f\x91\xa9  \n\n\tend.";
   levin::fuzz::taken([&] {
     const auto tokenizer = Tokenizer::from_json(json);
     levin::fuzz::taken([&] {

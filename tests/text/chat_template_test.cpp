@@ -31,7 +31,8 @@ TEST(ChatTemplate, SameAsTransformers) {
     const auto source = row.at("template").get<std::string>();
     const auto variables = row.at("variables").dump();
     if (row.contains("fails")) {
-      EXPECT_TRUE(failure_of(source, variables).starts_with("[chat template] line ")) << source << failure_of(source, variables);
+      EXPECT_TRUE(failure_of(source, variables).starts_with("[chat template] line "))
+          << source << failure_of(source, variables);
       continue;
     }
     ++rendered;
@@ -46,7 +47,8 @@ TEST(ChatTemplate, SameAsTransformers) {
 
 TEST(ChatTemplate, ErrorsHaveTheLine) {
   EXPECT_EQ(failure_of("a\nb\n{{ x.y }}"), "[chat template] line 3: \"x\" is not defined");
-  EXPECT_EQ(failure_of("{% if true %}\n\n{% include 'a' %}"), "[chat template] line 3: the statement \"include\" is not known");
+  EXPECT_EQ(failure_of("{% if true %}\n\n{% include 'a' %}"),
+            "[chat template] line 3: the statement \"include\" is not known");
   EXPECT_EQ(failure_of("{% for x in [1] %}\n{{ raise_exception('no\nway') }}{% endfor %}"),
             "[chat template] line 2: the template refuses: no?way");
 }

@@ -18,9 +18,13 @@ namespace {
 using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
-fs::path fixtures() { return fs::path(testing::source_dir()) / "tests" / "text" / "fixtures"; }
+fs::path fixtures() {
+  return fs::path(testing::source_dir()) / "tests" / "text" / "fixtures";
+}
 
-Json cases_of(const fs::path& folder) { return Json::parse(read_file(folder / "cases.json")); }
+Json cases_of(const fs::path& folder) {
+  return Json::parse(read_file(folder / "cases.json"));
+}
 
 Json json_of(const std::vector<Span>& offsets) {
   auto list = Json::array();
@@ -81,8 +85,7 @@ std::string with_parts(const Json& normalizer, const Json& pre_tokenizer) {
   return Json{{"version", "1.0"},
               {"normalizer", normalizer},
               {"pre_tokenizer", pre_tokenizer},
-              {"model",
-               {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", Json::array({Json::array({"<unk>", 0.0})})}}}}
+              {"model", {{"type", "Unigram"}, {"unk_id", 0}, {"vocab", Json::array({Json::array({"<unk>", 0.0})})}}}}
       .dump();
 }
 
@@ -114,9 +117,10 @@ TEST(Tokenizer, EveryNormalizerChangesAsThePackage) {
 
 // A text of all kinds of characters, always the same.
 std::string mixed_text(uint32_t seed, int characters) {
-  const char32_t points[] = {U'a', U'Z', U'\'', U's', U'L', U'l', U' ', U' ', U'\n', U'\r', U'\t', U'1', U'2', U'.', U',',
-                             U'!', U'é', U'你', U'好', U'。', U'，', U'٣', U'½', U'\u00a0', U'\u3000', U'ſ', U'😀', U'\u0301',
-                             U'(', U'|', U'_', U'-', U'न', U'\u094d', U'।'};
+  const char32_t points[] = {U'a',      U'Z',  U'\'', U's', U'L', U'l',      U' ',      U' ', U'\n',
+                             U'\r',     U'\t', U'1',  U'2', U'.', U',',      U'!',      U'é', U'你',
+                             U'好',     U'。', U'，', U'٣', U'½', U'\u00a0', U'\u3000', U'ſ', U'😀',
+                             U'\u0301', U'(',  U'|',  U'_', U'-', U'न',      U'\u094d', U'।'};
   std::string text;
   for (int i = 0; i < characters; ++i) {
     seed = seed * 1664525u + 1013904223u;
@@ -156,7 +160,8 @@ TEST(Pattern, RefusesWhatItCannotRun) {
 TEST(Tokenizer, StreamGivesWholeCharactersAndTheSameText) {
   for (const char* name : {"gpt2", "llama2", "llama3", "unigram", "bert", "roberta", "folder_t5", "folder_llama"}) {
     const auto tokenizer = Tokenizer::from_folder(fixtures() / name);
-    for (const std::string text : {"Hi 😀👩‍👩‍👧‍👦 नमस्ते สวัสดี", "a b c", "é", "日本語 텍스트"}) {
+    for (const std::string text :
+         {"Hi 😀👩‍👩‍👧‍👦 नमस्ते สวัสดี", "a b c", "é", "日本語 텍스트"}) {
       const auto ids = tokenizer.encode(text).ids;
       for (const bool skip : {true, false}) {
         DecodeStream stream(tokenizer, skip);
@@ -237,8 +242,7 @@ TEST(Tokenizer, TokensAndIds) {
 TEST(Tokenizer, MergesAsStrings) {
   auto json = Json::parse(read_file(fixtures() / "llama3" / "tokenizer.json"));
   const auto pairs = Tokenizer::from_json(json.dump());
-  for (auto& merge : json["model"]["merges"])
-    merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+  for (auto& merge : json["model"]["merges"]) merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
   const auto strings = Tokenizer::from_json(json.dump());
   for (uint32_t seed = 0; seed < 50; ++seed) {
     const auto text = mixed_text(seed, 200);
@@ -291,10 +295,12 @@ TEST(Tokenizer, HostileFilesAreRefusedInOneLine) {
        "precompiled_charsmap"},
       {R"({"model": {"type": "WordLevel", "vocab": {}}, "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated"}})",
        "cannot be run"},
-      {R"({"model": {"type": "WordLevel", "vocab": {}}, "pre_tokenizer": {"type": "FixedLength", "length": 0}})", "length"},
+      {R"({"model": {"type": "WordLevel", "vocab": {}}, "pre_tokenizer": {"type": "FixedLength", "length": 0}})",
+       "length"},
       {R"({"model": {"type": "WordLevel", "vocab": {}}, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}})",
        "needs the special token"},
-      {R"({"model": {"type": "WordLevel", "vocab": {"a": 0}}, "added_tokens": [{"id": 0, "content": "b"}]})", "has the id"},
+      {R"({"model": {"type": "WordLevel", "vocab": {"a": 0}}, "added_tokens": [{"id": 0, "content": "b"}]})",
+       "has the id"},
   };
   for (const auto& [json, part] : cases) {
     const auto line = error_of(json);

@@ -14,14 +14,17 @@ namespace {
 using TrainJson = nlohmann::json;
 namespace fs = std::filesystem;
 
-fs::path corpus_folder() { return fs::path(testing::source_dir()) / "tests" / "text" / "fixtures" / "train"; }
+fs::path corpus_folder() {
+  return fs::path(testing::source_dir()) / "tests" / "text" / "fixtures" / "train";
+}
 
 // The vocabulary and the merges, in order, are those that the Python package learned from the same text.
 TEST(TrainBpe, SameAsThePythonPackage) {
   const auto learned = TrainJson::parse(read_file(corpus_folder() / "learned.json"));
   const fs::path files[] = {corpus_folder() / "corpus.txt"};
   for (const auto& [name, want] : learned.items()) {
-    TrainBpeOptions options{.min_frequency = want.at("min_frequency").get<uint64_t>(), .add_prefix_space = name == "frequent"};
+    TrainBpeOptions options{.min_frequency = want.at("min_frequency").get<uint64_t>(),
+                            .add_prefix_space = name == "frequent"};
     if (name == "llama3")
       options.pattern =
           R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";

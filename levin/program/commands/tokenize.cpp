@@ -28,7 +28,8 @@ struct TokenizeFlags {
     flags.flag("no-special", no_special, "do not add the tokens of the post-processor (bos, [CLS])");
     flags.set_rest("TOKENIZER [FILE]", files);
     flags.set_epilog(
-        "TOKENIZER is a folder with tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model, or such a file.\n"
+        "TOKENIZER is a folder with tokenizer.json, vocab.json and merges.txt, vocab.txt or tokenizer.model, or such a "
+        "file.\n"
         "Every line of FILE, or of the standard input, is a text; its ids are printed.\n"
         "`levin tokenize train` trains a byte-level BPE: see `levin tokenize train --help`.\n");
   }
@@ -81,17 +82,15 @@ int run_tokenize(const std::vector<std::string>& words) {
   }
   LEVIN_CHECK(!names.empty() && names.size() <= 2, "[levin tokenize] takes a tokenizer and at most one file");
   const fs::path path = names[0];
-  const auto tokenizer =
-      fs::is_directory(path) ? text::Tokenizer::from_folder(path) : text::Tokenizer::from_file(path);
+  const auto tokenizer = fs::is_directory(path) ? text::Tokenizer::from_folder(path) : text::Tokenizer::from_file(path);
   each_line(names.size() > 1 ? names[1] : "", [&](const std::string& line) {
     if (values.decode) {
       const auto text = tokenizer.decode(ids_of(line), !values.keep_special);
       std::puts(values.json ? nlohmann::json(text).dump().c_str() : text.c_str());
       return;
     }
-    const auto encoding = tokenizer.encode(line, {.add_special_tokens = !values.no_special,
-                                                  .tokens = values.json,
-                                                  .offsets = values.json});
+    const auto encoding = tokenizer.encode(
+        line, {.add_special_tokens = !values.no_special, .tokens = values.json, .offsets = values.json});
     if (values.json) {
       nlohmann::ordered_json json{{"ids", encoding.ids}, {"tokens", encoding.tokens}};
       auto& offsets = json["offsets"] = nlohmann::ordered_json::array();
