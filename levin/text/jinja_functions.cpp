@@ -196,7 +196,7 @@ Value formatted(Interpreter& interpreter, const std::string& text, const Argumen
       out += '%';
       continue;
     }
-    LEVIN_CHECK(kind == 's' || kind == 'd' || kind == 'r', "the format %", std::string(1, kind == 0 ? '?' : kind),
+    LEVIN_CHECK(kind == 's' || kind == 'd' || kind == 'r', "the format %", shown(std::string(1, kind)),
                 " is not known");
     LEVIN_CHECK(next < arguments.positional.size(), "a format has too few values");
     const auto& value = arguments.positional[next++];

@@ -60,7 +60,7 @@ class Tokenizer {
   Encoding encode(std::string_view text, const EncodeOptions& options = {}) const;
   /// Two texts that belong together, joined as the post-processor says.
   Encoding encode_pair(std::string_view text, std::string_view second, const EncodeOptions& options = {}) const;
-  /// Each text by itself, on `threads` threads; 0 for one per core.
+  /// The encoding of each text, on `threads` threads; 0 for one per core.
   std::vector<Encoding> encode_batch(std::span<const std::string> texts, const EncodeOptions& options = {},
                                      int threads = 0) const;
   /// An id that the tokenizer does not have is left out, as the Python package does it.
