@@ -2,6 +2,7 @@
 // verbatim.
 // clang-format off
 #include <levin/cli/train_main.h>
+#include <levin/core/files.h>
 #include <levin/core/words.h>
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
@@ -365,6 +366,20 @@ struct MirroredFormat : levin::CheckpointFormat {
   levin::SafetensorsFile file("model.safetensors");
   Tensor weight = file.read("fc.weight");
   levin::write_safetensors("copy.safetensors", {{"fc.weight", weight}}, {{"format", "pt"}});
+}
+
+[[maybe_unused]] void tokenizers() {
+  const auto tokenizer = levin::text::Tokenizer::from_folder("gpt2");
+  const auto encoding = tokenizer.encode("Hello, world");  // ids, tokens, offsets, special_mask, type_ids
+  const std::string text = tokenizer.decode(encoding.ids);
+  levin::text::DecodeStream stream(tokenizer);
+  for (const auto id : encoding.ids) std::fputs(stream.step(id).c_str(), stdout);
+  std::fputs(stream.finish().c_str(), stdout);
+  const levin::text::ChatMessage messages[] = {{"user", "Hi"}};
+  const std::string prompt = levin::text::apply_chat_template(tokenizer, messages);
+  const auto ids = tokenizer.encode(prompt, {.add_special_tokens = false}).ids;
+  const std::filesystem::path files[] = {"corpus.txt"};
+  levin::write_file("tokenizer.json", levin::text::train_bpe(files, 32'000));
 }
 
 [[maybe_unused]] std::string records() {
