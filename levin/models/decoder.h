@@ -110,7 +110,7 @@ LEVIN_MODULE(DecoderHead);
 ///     auto model = levin::models::gpt2();
 ///     auto logits = model(tokens);                                          // [B, T] to [B, T, V]
 ///     auto loss = model(tokens, levin::models::next_tokens(tokens));       // without keeping the logits
-///     auto padded = model(tokens, {}, mask);                                // rows of unequal length
+///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
 struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
