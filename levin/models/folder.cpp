@@ -82,68 +82,132 @@ detail::QkvRows qkv_rows(const DecoderOptions& options) {
   return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
 }
 
-const DecoderOptions& body_options(const LanguageModel& model) {
-  return model.decoder->options;
+/// The head of an encoder by the first of `architectures`: "BertForMaskedLM".
+std::string head_of_config(const ModelConfig& config) {
+  const auto names = config.texts("architectures");
+  if (names.empty()) return "none";
+  const std::vector<std::pair<std::string_view, const char*>> endings{
+      {"ForMaskedLM", "masked_lm"},
+      {"ForPreTraining", "masked_lm"},
+      {"ForSequenceClassification", "sequence_classification"},
+      {"ForTokenClassification", "token_classification"},
+      {"Model", "none"}};
+  for (const auto& [ending, head] : endings)
+    if (names[0].ends_with(ending)) return head;
+  config.fail("architectures",
+              fmt::format("\"{}\" has a head that is not known; open it with head \"none\"", shown(names[0])));
 }
 
 LanguageModel made_model(const ModelConfig& config, const Architecture& architecture, std::optional<bool> tied,
-                         c10::ScalarType dtype, const InitOptions& init) {
+                         const detail::WeightNames* names, const OpenModelOptions& asked, c10::ScalarType dtype,
+                         const InitOptions& init) {
   LanguageModel model{.model_type = std::string(architecture.model_type), .config = config, .dtype = dtype};
-  auto options = architecture.decoder(config);
-  options.tied_head = tied.value_or(config.flag("tie_word_embeddings", architecture.tied));
-  check_options(options);
-  model.decoder = init_module([&] { return Decoder(options); }, init);
+  const bool tied_head = tied.value_or(config.flag("tie_word_embeddings", architecture.tied));
+  if (architecture.decoder) {
+    LEVIN_CHECK(asked.head == "auto", "[open_model] head \"", asked.head, "\" is of encoders; ",
+                architecture.model_type, " is a decoder");
+    auto options = architecture.decoder(config);
+    options.tied_head = tied_head;
+    model.decoder = init_module([&] { return Decoder(options); }, init);
+    return model;
+  }
+  auto options = architecture.encoder(config);
+  options.body.tied_head = tied_head;
+  options.head = asked.head == "auto" ? head_of_config(config) : asked.head;
+  const bool classifies = options.head == "sequence_classification" && options.classifier == "pooler";
+  // transformers saves the pooler with a model without a head only where there was one.
+  const bool in_file = options.head == "none" && names && !found_name(*names, architecture, "pooler.weight").empty();
+  options.pooler = classifies || in_file;
+  model.encoder = init_module([&] { return TextEncoder(options); }, init);
   return model;
 }
 
-}  // namespace
-
-torch::nn::Module& LanguageModel::module() const {
-  LEVIN_CHECK(decoder, "[LanguageModel] is empty");
-  return *decoder.ptr();
+/// Names of heads stand beside the body, without its prefix.
+bool is_of_head(std::string_view name) {
+  for (const char* beginning : {"head.", "classifier.", "classifier_dense.", "token_classifier."})
+    if (name.starts_with(beginning)) return true;
+  return false;
 }
 
-LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
-  LEVIN_CHECK(fs::is_directory(folder), "[open_model] \"", folder.string(), "\" is not a folder");
-  const auto config = ModelConfig::read(folder / "config.json");
+/// A model without data, and what its tensors are read from.
+struct PlannedModel {
+  LanguageModel model;
+  std::vector<detail::PlannedWeight> weights;
+};
+
+PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& config,
+                           const OpenModelOptions& options) {
   const auto& architecture = architecture_of(config);
   if (config.has("quantization_config")) config.fail("quantization_config", "is not supported: its weights are packed");
-  const WeightFile file(folder);
   const detail::WeightNames names(file, architecture);
   const auto dtype = options.dtype.value_or(dtype_of_config(config, dtype_of_file(file)));
-  const auto head = plan_head(config, architecture, names, "tokens.weight", "head.weight");
-
-  auto model =
-      made_model(config, architecture, head.tied, dtype, {.device = options.device, .dtype = dtype, .deferred = true});
+  const auto head_word = options.head == "auto" && architecture.encoder ? head_of_config(config) : options.head;
+  const bool predicts = architecture.decoder || head_word == "masked_lm";
+  const auto head = predicts ? plan_head(config, architecture, names, "tokens.weight", "head.weight") : HeadPlan{};
+  PlannedModel planned{made_model(config, architecture, head.tied, &names, options, dtype,
+                                  {.device = options.device, .dtype = dtype, .deferred = true}),
+                       {}};
+  auto& model = planned.model;
   if (!head.note.empty()) {
     model.notes.push_back(head.note);
     log_warning(fmt::format("[open_model] \"{}\": {}", folder.string(), head.note));
   }
   std::unordered_map<std::string, std::string> instead;
   if (head.embedding_from_head) instead.emplace("tokens.weight", "head.weight");
-  const auto& body = body_options(model);
-  const auto plan = detail::plan_weights(model.module(), names, architecture, qkv_rows(body), body.num_heads, instead,
-                                         head.unused, options.dtype ? *options.dtype : dtype);
+  planned.weights = detail::plan_weights(model.module(), names, architecture, qkv_rows(model.body()),
+                                         model.body().num_heads, instead, head.unused, dtype);
+  return planned;
+}
+
+ModelConfig config_in(const fs::path& folder) {
+  LEVIN_CHECK(fs::is_directory(folder), "[open_model] \"", folder.string(), "\" is not a folder");
+  return ModelConfig::read(folder / "config.json");
+}
+
+}  // namespace
+
+torch::nn::Module& LanguageModel::module() const {
+  LEVIN_CHECK(decoder || encoder, "[LanguageModel] is empty");
+  if (decoder) return *decoder.ptr();
+  return *encoder.ptr();
+}
+
+const DecoderOptions& LanguageModel::body() const {
+  LEVIN_CHECK(decoder || encoder, "[LanguageModel] is empty");
+  return decoder ? decoder->options : encoder->options.body;
+}
+
+LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
+  const auto config = config_in(folder);
+  const WeightFile file(folder);
+  auto [model, plan] = planned_model(folder, file, config, options);
   std::vector<Tensor> targets;
   for (const auto& weight : plan) targets.push_back(weight.target);
   materialize(targets, /*initialize=*/false);
-  detail::read_weights(file, plan, body.num_heads);
+  detail::read_weights(file, plan, model.body().num_heads);
   model.module().eval();
   return model;
+}
+
+LanguageModel open_model_meta(const fs::path& folder, const OpenModelOptions& options) {
+  const auto config = config_in(folder);
+  const WeightFile file(folder);
+  return planned_model(folder, file, config, options).model;
 }
 
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options) {
   const ModelConfig config(config_json, "config.json");
   const auto& architecture = architecture_of(config);
   const auto dtype = options.dtype.value_or(dtype_of_config(config, at::kFloat));
-  return made_model(config, architecture, std::nullopt, dtype, {.device = options.device, .dtype = dtype});
+  return made_model(config, architecture, std::nullopt, nullptr, options, dtype,
+                    {.device = options.device, .dtype = dtype});
 }
 
 void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
   LEVIN_CHECK(options.max_shard_size > 0, "[save_model] max_shard_size must be positive");
   check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
   const auto& architecture = architecture_of(model.config);
-  const auto& body = body_options(model);
+  const auto& body = model.body();
   const auto rows = qkv_rows(body);
 
   // Names and shapes first: what is not a view is made when its file is written.
@@ -163,13 +227,18 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
     const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
     dtype = dtype.value_or(parameter.scalar_type());
     for (size_t i = 0; i < shapes.size(); ++i) {
-      const bool of_head = name.starts_with("head.");
-      const auto full = (of_head ? "" : std::string(architecture.prefix)) + theirs->names[i];
+      const auto full = (is_of_head(name) ? "" : std::string(architecture.prefix)) + theirs->names[i];
       const uint64_t bytes = shapes[i].nbytes();
       if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
       shards.back().emplace_back(full, shapes[i]);
       filled += bytes, total += bytes;
       parts.emplace(full, Part{parameter, *theirs, i});
+    }
+    // A head of masked tokens that is not tied has its bias under both names.
+    if (name == "head.bias" && !body.tied_head && !theirs->also.empty()) {
+      shards.back().emplace_back(theirs->also, shapes[0]);
+      parts.emplace(theirs->also, Part{parameter, *theirs, 0});
+      total += shapes[0].nbytes();
     }
   }
   const auto read = [&](const std::string& name) {
@@ -187,7 +256,7 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
     for (const auto& [name, like] : shards[i]) places.emplace(name, file);
   }
   if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, total);
-  const auto tied = model.decoder->options.tied_head;
+  const auto tied = body.tied_head;
   write_file(staged.path() / "config.json",
              model.config.with({{"torch_dtype", ""},
                                 {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},

@@ -13,16 +13,16 @@
 
 #include "levin/models/decoder.h"
 #include "levin/models/language/model_config.h"
+#include "levin/models/text_encoder.h"
 
 namespace levin::models {
-
-struct Architecture;
 
 /// A language model and what its folder says of it. One of `decoder` and `encoder` is there.
 struct LanguageModel {
   /// "gpt2", "llama", ...
   std::string model_type;
   Decoder decoder = nullptr;
+  TextEncoder encoder = nullptr;
   ModelConfig config;
   /// Of the parameters.
   c10::ScalarType dtype = c10::ScalarType::Float;
@@ -30,12 +30,17 @@ struct LanguageModel {
   std::vector<std::string> notes = {};
 
   torch::nn::Module& module() const;
+  /// Sizes of the blocks.
+  const DecoderOptions& body() const;
 };
 
 struct OpenModelOptions {
   /// None: what config.json says (`dtype`, `torch_dtype`), else what the file has.
   std::optional<c10::ScalarType> dtype = {};
   c10::Device device = c10::kCPU;
+  /// Of an encoder: "none" (hidden states, embeddings), "masked_lm", "sequence_classification" or
+  /// "token_classification"; "auto": by the `architectures` of config.json.
+  std::string head = "auto";
 };
 
 /// Opens a folder in the layout of transformers: config.json with model.safetensors, pytorch_model.bin, or an index of
@@ -45,6 +50,9 @@ struct OpenModelOptions {
 ///     auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
 ///     auto logits = model.decoder(tokens);
 LanguageModel open_model(const std::filesystem::path& folder, const OpenModelOptions& options = {});
+
+/// Sizes and dtype of the model in a folder, on tensors without memory: nothing but headers is read.
+LanguageModel open_model_meta(const std::filesystem::path& folder, const OpenModelOptions& options = {});
 
 /// A model with new weights, from the text of a config.json.
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options = {});

@@ -148,7 +148,8 @@ Tensor TextEncoderImpl::hidden_states(const Tensor& given, const Tensor& given_m
   if (by_blocks) {
     const auto of_blocks = block_scores(padded, size, options.random_blocks, x).unsqueeze(0).unsqueeze(0);
     // BigBird's own penalty, finite: a query that sees padding alone gives a number.
-    added = mask.defined() ? of_blocks + (mask == 0).unsqueeze(1).unsqueeze(1).to(x.scalar_type()) * -10000.0 : of_blocks;
+    added =
+        mask.defined() ? of_blocks + (mask == 0).unsqueeze(1).unsqueeze(1).to(x.scalar_type()) * -10000.0 : of_blocks;
   }
   for (auto& block : blocks) x = block(x, Tensor(), added);
   return rest > 0 ? x.slice(1, 0, length) : x;

@@ -8,7 +8,8 @@
 
 namespace levin::models {
 
-/// Hidden states [B, T, D] to logits [B, T, V] of the tokens that stand there: a layer, a norm, and the table of tokens.
+/// Hidden states [B, T, D] to logits [B, T, V] of the tokens that stand there: a layer, a norm, and the table of
+/// tokens.
 struct MaskedTokenHeadImpl : torch::nn::Module {
   explicit MaskedTokenHeadImpl(const TextEncoderOptions& options);
   Tensor forward(const Tensor& x);

@@ -29,7 +29,8 @@ struct TextEncoderOptions {
   double classifier_dropout = 0;
   /// Of the layer in the head of masked_lm.
   std::string head_activation = "gelu";
-  /// Sequences longer than (5 + 2 * random_blocks) * block_size attend by blocks of this many tokens (BigBird); 0: never.
+  /// Sequences longer than (5 + 2 * random_blocks) * block_size attend by blocks of this many tokens (BigBird); 0:
+  /// never.
   int64_t block_size = 0;
   int64_t random_blocks = 3;
 };

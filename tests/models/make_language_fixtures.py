@@ -84,6 +84,44 @@ model("gpt_neox_odd")(lambda: neox(hidden_size=20, tie_word_embeddings=True,
                                    rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)))
 
 
+ENCODERS = {}
+
+
+def encoder(name, length=11, files="safetensors", grads=True):
+    def keep(make):
+        ENCODERS[name] = (make, files, length, grads)
+        return make
+    return keep
+
+
+def bert_sizes(**more):
+    sizes = dict(vocab_size=VOCAB, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20,
+                 max_position_embeddings=16, pad_token_id=0)
+    return {**sizes, **more}
+
+
+def labels(n):
+    return dict(id2label={i: f"l{i}" for i in range(n)}, label2id={f"l{i}": i for i in range(n)})
+
+
+def distil(**more):
+    return T.DistilBertConfig(vocab_size=VOCAB, dim=12, n_layers=2, n_heads=3, hidden_dim=20, max_position_embeddings=16, **more)
+
+
+encoder("bert")(lambda: T.BertModel(T.BertConfig(**bert_sizes())))
+encoder("bert_masked", files="gamma")(lambda: T.BertForMaskedLM(T.BertConfig(**bert_sizes(hidden_act="gelu_new", layer_norm_eps=1e-3))))
+encoder("bert_sequence")(lambda: T.BertForSequenceClassification(T.BertConfig(**bert_sizes(), **labels(3))))
+encoder("bert_token", files="bin")(lambda: T.BertForTokenClassification(T.BertConfig(**bert_sizes(), **labels(4))))
+encoder("distilbert_masked")(lambda: T.DistilBertForMaskedLM(distil()))
+encoder("distilbert_sequence")(lambda: T.DistilBertForSequenceClassification(distil(**labels(3))))
+encoder("roberta_masked")(lambda: T.RobertaForMaskedLM(T.RobertaConfig(**bert_sizes(pad_token_id=1, type_vocab_size=1))))
+encoder("roberta_sequence")(lambda: T.RobertaForSequenceClassification(T.RobertaConfig(**bert_sizes(pad_token_id=1, type_vocab_size=1), **labels(3))))
+encoder("big_bird", length=38, grads=False)(lambda: T.BigBirdModel(T.BigBirdConfig(
+    **bert_sizes(max_position_embeddings=44, block_size=4, num_random_blocks=1, use_bias=False, rescale_embeddings=True))))
+encoder("big_bird_sequence")(lambda: T.BigBirdForSequenceClassification(T.BigBirdConfig(
+    **bert_sizes(block_size=4, num_random_blocks=1), **labels(3))))
+
+
 def change_config(folder, f):
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -95,6 +133,9 @@ def write_bin(folder, shards):
     tensors = load_file(folder / "model.safetensors")
     tensors["transformer.h.0.attn.bias" if "transformer.wte.weight" in tensors else "model.layers.0.self_attn.rotary_emb.inv_freq"] = \
         torch.ones(2)
+    if "bert.embeddings.word_embeddings.weight" in tensors:
+        tensors["bert.embeddings.position_ids"] = torch.arange(16).unsqueeze(0)
+        del tensors["model.layers.0.self_attn.rotary_emb.inv_freq"]
     (folder / "model.safetensors").unlink()
     if shards == 1:
         return torch.save(tensors, folder / "pytorch_model.bin")
@@ -136,6 +177,8 @@ def save(net, folder, files):
     elif files == "bare":
         prefix = net.base_model_prefix + "."
         rename(folder, lambda name: name.removeprefix(prefix))
+    elif files == "gamma":
+        rename(folder, lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"))
     elif files == "old_norm":
         rename(folder, lambda name: name.replace("decoder.final_layer_norm", "decoder.layer_norm"))
     elif files == "old":
@@ -149,8 +192,7 @@ def projected(grad):
     return grad if grad.dim() < 2 else grad @ torch.cos(torch.arange(grad.shape[1], dtype=grad.dtype))
 
 
-def write(name):
-    make, files, length = MODELS[name]
+def made(name, make, files):
     torch.manual_seed(sum(name.encode()))
     net = make().eval()
     with torch.no_grad():
@@ -160,6 +202,36 @@ def write(name):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     save(net, folder, files)
+    return net, folder
+
+
+def write_encoder(name):
+    make, files, length, grads = ENCODERS[name]
+    net, folder = made(name, make, files)
+    pad = net.config.pad_token_id
+    ids = torch.randint(2, VOCAB, (2, length))
+    mask = torch.ones_like(ids)
+    ids[1, -3:], mask[1, -3:] = pad, 0
+    inputs = dict(input_ids=ids, attention_mask=mask)
+    out = dict(ids=ids, mask=mask)
+    if getattr(net.config, "type_vocab_size", 1) > 1:
+        out["types"] = inputs["token_type_ids"] = (torch.arange(length) > 4).long().expand(2, length).contiguous()
+    result = net(**inputs, output_hidden_states=True)
+    out["hidden"] = result.hidden_states[-1] if "last_hidden_state" not in result else result.last_hidden_state
+    head = result.logits if "logits" in result else result.pooler_output
+    out["head"] = head
+    if grads:
+        real = mask.unsqueeze(2) if head.dim() == 3 else 1
+        (head * real * torch.cos(torch.arange(head.numel())).view_as(head)).sum().backward()
+        for key, p in net.named_parameters():
+            if p.grad is not None:
+                out["grad." + key] = projected(p.grad)
+    save_file({key: value.detach().contiguous() for key, value in out.items()}, folder / "outputs.st")
+
+
+def write(name):
+    make, files, length = MODELS[name]
+    net, folder = made(name, make, files)
     ids = torch.randint(2, VOCAB, (2, length))
     logits = net(ids).logits
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -175,6 +247,6 @@ def write(name):
 
 if __name__ == "__main__":
     T.logging.set_verbosity_error()
-    for each in sys.argv[1:] or MODELS:
-        write(each)
+    for each in sys.argv[1:] or [*MODELS, *ENCODERS]:
+        write(each) if each in MODELS else write_encoder(each)
         print(each, sum(f.stat().st_size for f in (HERE / each).iterdir()) // 1000, "kB")

@@ -1,5 +1,6 @@
 #include "levin/models/language/architecture.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -47,9 +48,10 @@ void read_scaling(const ModelConfig& config, const ModelConfig& rope, const std:
 
 const std::vector<Architecture>& architectures_of_text() {
   static const std::vector<Architecture> table{
-      gpt2_architecture(),  llama_architecture(),    mistral_architecture(), qwen2_architecture(),
-      qwen3_architecture(), gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
-      opt_architecture(),   gpt_neox_architecture(),
+      gpt2_architecture(),    llama_architecture(),    mistral_architecture(), qwen2_architecture(),
+      qwen3_architecture(),   gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
+      opt_architecture(),     gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
+      roberta_architecture(), big_bird_architecture(),
   };
   return table;
 }
@@ -116,6 +118,11 @@ void read_rotary(const ModelConfig& config, DecoderOptions& options, double part
   if (std::find(known.begin(), known.end(), type) == known.end())
     fail_unknown("open_model", "rope_type", shown(type), known);
   read_scaling(config, rope, type, options);
+}
+
+int64_t labels_of(const ModelConfig& config) {
+  const auto named = config.is_object("id2label") ? config.size("id2label") : 2;
+  return config.integer("num_labels", 1, kMostTokens, std::max<int64_t>(1, named));
 }
 
 std::vector<bool> windowed_layers(const ModelConfig& config, int64_t layers) {

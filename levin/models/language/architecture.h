@@ -41,6 +41,9 @@ struct Architecture {
   std::vector<WeightRule> rules;
   /// In some files, and no weights: masks, frequencies.
   std::vector<std::string> ignored = {};
+  /// Beginnings of the names of heads. An encoder may be opened with another head than its file has: what is left over
+  /// of these is no mistake.
+  std::vector<std::string> of_heads = {};
   /// Whether the head is tied when config.json does not say it.
   bool tied = true;
   /// One of the two.
@@ -50,7 +53,8 @@ struct Architecture {
 
 Architecture gpt2_architecture(), llama_architecture(), mistral_architecture(), qwen2_architecture(),
     qwen3_architecture(), gemma_architecture(), gemma2_architecture(), bloom_architecture(), opt_architecture(),
-    gpt_neox_architecture();
+    gpt_neox_architecture(), bert_architecture(), distilbert_architecture(), roberta_architecture(),
+    big_bird_architecture();
 
 const std::vector<Architecture>& architectures_of_text();
 /// By the model_type of config.json; an Error with the nearest when it is not known.
@@ -73,5 +77,10 @@ std::vector<bool> windowed_layers(const ModelConfig& config, int64_t layers);
 /// say it; 0: hidden_size / num_attention_heads.
 DecoderOptions llama_options(const ModelConfig& config, int64_t head_dim = 0);
 std::vector<WeightRule> llama_weights();
+/// The same of BERT and its relatives, without the choice of a head.
+TextEncoderOptions bert_options(const ModelConfig& config);
+std::vector<WeightRule> bert_weights();
+/// The number of classes: id2label, num_labels, or 2.
+int64_t labels_of(const ModelConfig& config);
 
 }  // namespace levin::models

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <unordered_set>
 
 #include <ATen/ops/empty.h>
@@ -73,6 +74,10 @@ std::string listed(const std::vector<std::string>& names) {
   std::vector<std::string> few;
   for (size_t i = 0; i < std::min(names.size(), kListedNames); ++i) few.push_back(names[i]);
   return join(few) + (names.size() > few.size() ? ", ..." : "");
+}
+
+bool begins_with_any(std::string_view name, const std::vector<std::string>& beginnings) {
+  return std::any_of(beginnings.begin(), beginnings.end(), [&](const auto& each) { return name.starts_with(each); });
 }
 
 bool is_float(c10::ScalarType type) {
@@ -162,8 +167,16 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
     bool whole = true;
     for (size_t i = 0; i < theirs->names.size(); ++i) {
       auto key = theirs->names[i];
-      if (!names.find(key) && !theirs->also.empty()) key = theirs->also;
       const auto* entry = names.find(key);
+      const auto* other = theirs->also.empty() ? nullptr : names.find(theirs->also);
+      if (entry && other) {
+        LEVIN_CHECK(equal_in_file(names.file(), *entry, *other), "[open_model] \"", names.file().path().string(),
+                    "\": \"", shown(entry->name), "\" and \"", shown(other->name),
+                    "\" are one tensor by their names, but differ");
+        used.insert(theirs->also);
+      } else if (other) {
+        key = theirs->also, entry = other;
+      }
       if (!entry) {
         missing.push_back(theirs->names[i]);
         whole = false;
@@ -190,7 +203,7 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
   }
   std::vector<std::string> unexpected;
   for (const auto& [key, entry] : names.all())
-    if (!used.contains(key)) unexpected.push_back(entry->name);
+    if (!used.contains(key) && !begins_with_any(key, architecture.of_heads)) unexpected.push_back(entry->name);
   std::sort(unexpected.begin(), unexpected.end());
   std::vector<std::string> parts;
   if (!missing.empty()) parts.push_back(fmt::format("{} missing: {}", missing.size(), listed(missing)));
