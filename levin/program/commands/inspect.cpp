@@ -10,6 +10,7 @@
 #include "levin/io/weights/weight_formats.h"
 #include "levin/models/naming.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/inspect_model.h"
 #include "levin/program/commands/inspect_table.h"
 #include "levin/program/commands/name_patterns.h"
 
@@ -33,7 +34,7 @@ void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bo
   std::fputs(out.c_str(), stdout);
 }
 
-void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
+void print_json(const WeightFile& file, const std::vector<InspectRow>& rows, const std::optional<ModelFacts>& model) {
   using Json = nlohmann::ordered_json;
   Json tensors = Json::array();
   for (const auto& [entry, held, stats] : rows) {
@@ -45,19 +46,30 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
   }
   Json files = Json::array();
   for (const auto& path : file.files()) files.push_back(path.string());
-  const Json out{{"format", file.format()},
-                 {"files", files},
-                 {"root", file.root()},
-                 {"metadata", file.metadata()},
-                 {"tensors", tensors}};
+  Json out{{"format", file.format()},
+           {"files", files},
+           {"root", file.root()},
+           {"metadata", file.metadata()},
+           {"tensors", tensors}};
+  if (model) {
+    out["model"] = {{"model_type", model->model_type},   {"dtype", model->dtype},
+                    {"parameters", model->parameters},   {"num_layers", model->layers},
+                    {"hidden_dim", model->hidden},       {"num_heads", model->heads},
+                    {"kv_heads", model->kv_heads},       {"vocab_size", model->vocab},
+                    {"max_positions", model->positions}, {"weight_bytes", model->weights}};
+    if (model->cache_per_token > 0) out["model"]["cache_bytes_per_token"] = model->cache_per_token;
+    if (model->training)
+      out["model"]["training"] = {{"tokens", model->training_tokens}, {"peak_bytes", *model->training}};
+  }
   std::puts(out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
 struct Inspect : InspectFlags {
   void describe(Flags& flags) {
-    flags.argument("FILE", file,
-                   "a weight file (" + join(levin::detail::weight_endings()) +
-                       "), an index of several, a folder with one of these, or a checkpoint");
+    flags.argument(
+        "FILE", file,
+        "a weight file (" + join(levin::detail::weight_endings()) +
+            "), an index of several, a folder with one of these (a model with its config.json too), or a checkpoint");
     flags.repeated("filter", filter, "only names that match, such as \"encoder.*\"; repeatable; !GLOB excludes",
                    "GLOB");
     flags.flag("sort", sort, "order; size is largest first [the order of the file]", "ORDER", {"name", "size"});
@@ -79,10 +91,13 @@ struct Inspect : InspectFlags {
     for (const auto& entry : weights.entries()) rows.push_back({entry});
     rows = choose_rows(std::move(rows), *this);
     if (stats) add_stats(rows, [&](const std::string& name) { return weights.read(name); });
-    if (json)
-      print_json(weights, rows);
-    else
+    const auto model = model_facts(file);
+    if (json) {
+      print_json(weights, rows, model);
+    } else {
       print_table(weights, rows, stats);
+      if (model) std::fputs(model->to_string().c_str(), stdout);
+    }
     return 0;
   }
 };
