@@ -33,6 +33,8 @@
 #include "levin/loggers/tensorboard.h"
 #include "levin/memory/estimate.h"
 #include "levin/models/decoder_sizes.h"
+#include "levin/models/folder.h"
+#include "levin/models/language_score.h"
 #include "levin/models/registry.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"
