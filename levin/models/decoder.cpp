@@ -8,6 +8,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/full.h>
@@ -174,7 +175,13 @@ DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, dou
 }
 
 Tensor DecoderLinearImpl::forward(const Tensor& x) {
-  return kernels::linear(x, weight, bias);
+  auto y = kernels::linear(x, weight, bias);
+  for (auto& adapter : adapters) {
+    const auto change = adapter(x);
+    const auto behind = y.size(-1) - adapter->first_row - change.size(-1);
+    y = y + (change.size(-1) == y.size(-1) ? change : at::constant_pad_nd(change, {adapter->first_row, behind}));
+  }
+  return y;
 }
 
 // ---- block

@@ -11,6 +11,7 @@
 
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
+#include "levin/models/low_rank.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/unit.h"
 
@@ -31,6 +32,8 @@ struct DecoderLinearImpl : torch::nn::Module {
   Tensor forward(const Tensor& x);
 
   Tensor weight, bias;
+  /// Changes of low rank that are added to the result (levin/models/lora.h).
+  std::vector<LowRank> adapters;
 };
 LEVIN_MODULE(DecoderLinear);
 

@@ -221,6 +221,8 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
   uint64_t filled = 0, total = 0;
   std::optional<c10::ScalarType> dtype;
   for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
+    LEVIN_CHECK(name.find(".lora_") == name.npos,
+                "[save_model] the model has adapters; merge_lora first, or save_lora");
     const auto theirs = detail::their_weight(architecture, name);
     LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
     const auto like = at::empty(parameter.sizes(), parameter.options().device(c10::kMeta));

@@ -92,15 +92,6 @@ std::vector<int64_t> shape_in_file(const PlannedWeight& weight, size_t source) {
   return shape;
 }
 
-/// [H, 3, D, ...] to [3, H, D, ...], and back.
-Tensor heads_apart(const Tensor& x, int64_t heads, bool back) {
-  auto sizes = x.sizes().vec();
-  const auto width = sizes[0] / (3 * heads);
-  std::vector<int64_t> split{back ? 3 : heads, back ? heads : 3, width};
-  split.insert(split.end(), sizes.begin() + 1, sizes.end());
-  return x.view(split).transpose(0, 1).reshape(sizes);
-}
-
 void read_weight(const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
   int64_t row = 0;
   for (size_t i = 0; i < weight.sources.size(); ++i) {
@@ -122,6 +113,14 @@ void read_weight(const WeightFile& file, const PlannedWeight& weight, int64_t he
 }
 
 }  // namespace
+
+Tensor heads_apart(const Tensor& x, int64_t heads, bool back) {
+  auto sizes = x.sizes().vec();
+  const auto width = sizes[0] / (3 * heads);
+  std::vector<int64_t> split{back ? 3 : heads, back ? heads : 3, width};
+  split.insert(split.end(), sizes.begin() + 1, sizes.end());
+  return x.view(split).transpose(0, 1).reshape(sizes);
+}
 
 std::optional<TheirWeight> their_weight(const Architecture& architecture, const std::string& ours) {
   for (const auto& rule : architecture.rules) {

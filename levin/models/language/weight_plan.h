@@ -64,6 +64,9 @@ void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan
 std::vector<Tensor> weights_for_file(const Tensor& parameter, const TheirWeight& theirs, const QkvRows& rows,
                                      int64_t heads);
 
+/// Rows of a tensor by head and part, [H, 3, D, ...], to [3, H, D, ...], and back.
+Tensor heads_apart(const Tensor& x, int64_t heads, bool back);
+
 /// Whether two tensors of a file have the same bytes.
 bool equal_in_file(const WeightFile& file, const WeightEntry& a, const WeightEntry& b);
 
