@@ -57,10 +57,15 @@ const std::array<std::string, 2> kNorms{"layer", "rms"};
 const std::array<std::string, 4> kPositions{"learned", "rotary", "alibi", "none"};
 const std::array<std::string, 5> kScalings{"none", "linear", "dynamic", "yarn", "llama3"};
 const std::array<std::string, 5> kOrders{"pre", "post", "parallel", "residual", "sandwich"};  // as Order
-const std::array<std::string, 12> kActivations{
-    "gelu",       "gelu_tanh",       "quick_gelu",       "relu",       "silu",       "tanh",
-    "gelu_gated", "gelu_tanh_gated", "quick_gelu_gated", "relu_gated", "silu_gated", "tanh_gated"};
-constexpr size_t kPlainActivations = 6;  // as DecoderMlpImpl::Activation; then the same, gated
+const std::array<std::string, 6> kActivations{"gelu", "gelu_tanh", "quick_gelu",
+                                              "relu", "silu",      "tanh"};  // as Activation
+
+/// Of an activation with or without "_gated".
+size_t activation_index(const std::string& name) {
+  constexpr std::string_view kGated = "_gated";
+  return word_index("activation", name.ends_with(kGated) ? name.substr(0, name.size() - kGated.size()) : name,
+                    kActivations);
+}
 
 void check_rotary(const DecoderOptions& o) {
   const auto& scaling = o.rotary_scaling;
@@ -123,7 +128,7 @@ void check_options(const DecoderOptions& o) {
               "[decoder] windowed_layers names ", o.windowed_layers.size(), " layers, there are ", o.num_layers);
   const bool rms = word_index("norm", o.norm, kNorms) == 1;
   LEVIN_CHECK(!o.norm_unit_offset || rms, "[decoder] norm_unit_offset is of norm \"rms\"");
-  word_index("activation", o.activation, kActivations);
+  activation_index(o.activation);
   word_index("positions", o.positions, kPositions);
   word_index("block", o.block, kOrders);
   LEVIN_CHECK(o.causal || (o.positions != "alibi" && o.window == 0),
@@ -226,7 +231,10 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
   q = q.transpose(1, 2), k = k.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;
-  const auto added = mask.defined() && mask.is_floating_point() ? mask.to(q.scalar_type()) : mask;
+  auto added = mask;
+  // Under autocast: a lowest number of float32 would become infinite.
+  if (mask.defined() && mask.is_floating_point() && mask.scalar_type() != q.scalar_type())
+    added = mask.clamp_min(lowest_number(q.scalar_type())).to(q.scalar_type());
   if (softcap == 0) {
     const auto mixed = at::scaled_dot_product_attention(
         q, k, v, added.defined() ? std::optional<Tensor>(added) : std::nullopt, p, causal && !added.defined(), scale,
@@ -246,7 +254,7 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
 }
 
 DecoderMlpImpl::Activation activation_of(const std::string& name) {
-  return static_cast<DecoderMlpImpl::Activation>(word_index("activation", name, kActivations) % kPlainActivations);
+  return static_cast<DecoderMlpImpl::Activation>(activation_index(name));
 }
 
 Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation) {

@@ -65,6 +65,16 @@ double yarn_attention_factor(const RotaryScaling& scaling) {
   return scale(1);
 }
 
+/// [T, T]: whether query i sees key j.
+Tensor seen_keys(int64_t length, int64_t window, c10::Device device) {
+  const auto place = at::arange(length, at::TensorOptions().dtype(at::kLong).device(device));
+  const auto query = place.unsqueeze(1), key = place.unsqueeze(0);
+  const auto before = key <= query;
+  return window > 0 ? before & (key > query - window) : before;
+}
+
+}  // namespace
+
 double lowest_number(at::ScalarType dtype) {
   switch (dtype) {
     case at::kHalf:
@@ -77,16 +87,6 @@ double lowest_number(at::ScalarType dtype) {
       return std::numeric_limits<float>::lowest();
   }
 }
-
-/// [T, T]: whether query i sees key j.
-Tensor seen_keys(int64_t length, int64_t window, c10::Device device) {
-  const auto place = at::arange(length, at::TensorOptions().dtype(at::kLong).device(device));
-  const auto query = place.unsqueeze(1), key = place.unsqueeze(0);
-  const auto before = key <= query;
-  return window > 0 ? before & (key > query - window) : before;
-}
-
-}  // namespace
 
 Tensor token_positions(const Tensor& mask) {
   return (mask.to(at::kLong).cumsum(1) - 1).clamp_min(0);

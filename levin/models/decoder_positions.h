@@ -30,6 +30,9 @@ struct AttentionMasks {
 /// padding too, so that no row of scores is empty.
 AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, const Tensor& mask, const Tensor& like);
 
+/// The lowest finite number of a floating dtype.
+double lowest_number(at::ScalarType dtype);
+
 /// Throws an Error where a mask is not of integers or booleans, or not of the shape of the tokens.
 void check_mask(const Tensor& mask, const Tensor& tokens);
 

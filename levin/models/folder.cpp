@@ -51,15 +51,15 @@ struct HeadPlan {
 };
 
 /// The name under which a file has the weight of ours, or empty.
-std::string found_name(const detail::WeightNames& names, const Architecture& architecture, const char* ours) {
+std::string found_name(const detail::WeightNames& names, const LanguageArchitecture& architecture, const char* ours) {
   const auto theirs = detail::their_weight(architecture, ours);
   if (!theirs) return {};
   if (names.find(theirs->names[0])) return theirs->names[0];
   return !theirs->also.empty() && names.find(theirs->also) ? theirs->also : "";
 }
 
-HeadPlan plan_head(const ModelConfig& config, const Architecture& architecture, const detail::WeightNames& names,
-                   const char* embedding_name, const char* head_name) {
+HeadPlan plan_head(const ModelConfig& config, const LanguageArchitecture& architecture,
+                   const detail::WeightNames& names, const char* embedding_name, const char* head_name) {
   HeadPlan plan{.tied = config.flag("tie_word_embeddings", architecture.tied)};
   if (!plan.tied) return plan;
   const auto embedding = found_name(names, architecture, embedding_name);
@@ -98,7 +98,7 @@ std::string head_of_config(const ModelConfig& config) {
               fmt::format("\"{}\" has a head that is not known; open it with head \"none\"", shown(names[0])));
 }
 
-LanguageModel made_model(const ModelConfig& config, const Architecture& architecture, std::optional<bool> tied,
+LanguageModel made_model(const ModelConfig& config, const LanguageArchitecture& architecture, std::optional<bool> tied,
                          const detail::WeightNames* names, const OpenModelOptions& asked, c10::ScalarType dtype,
                          const InitOptions& init) {
   LanguageModel model{.model_type = std::string(architecture.model_type), .config = config, .dtype = dtype};

@@ -46,8 +46,8 @@ void read_scaling(const ModelConfig& config, const ModelConfig& rope, const std:
 
 }  // namespace
 
-const std::vector<Architecture>& architectures_of_text() {
-  static const std::vector<Architecture> table{
+const std::vector<LanguageArchitecture>& architectures_of_text() {
+  static const std::vector<LanguageArchitecture> table{
       gpt2_architecture(),    llama_architecture(),    mistral_architecture(), qwen2_architecture(),
       qwen3_architecture(),   gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
       opt_architecture(),     gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
@@ -56,7 +56,7 @@ const std::vector<Architecture>& architectures_of_text() {
   return table;
 }
 
-const Architecture& architecture_of(const ModelConfig& config) {
+const LanguageArchitecture& architecture_of(const ModelConfig& config) {
   const auto type = config.text("model_type", "");
   if (type.empty()) config.fail("model_type", "is missing");
   std::vector<std::string> known;

@@ -32,7 +32,7 @@ struct WeightRule {
   std::string also = {};
 };
 
-struct Architecture {
+struct LanguageArchitecture {
   /// As in config.json.
   std::string_view model_type;
   /// What stands before the names of the body in a model with a head. It may be missing in a file, or stand twice.
@@ -51,14 +51,14 @@ struct Architecture {
   TextEncoderOptions (*encoder)(const ModelConfig& config) = nullptr;
 };
 
-Architecture gpt2_architecture(), llama_architecture(), mistral_architecture(), qwen2_architecture(),
+LanguageArchitecture gpt2_architecture(), llama_architecture(), mistral_architecture(), qwen2_architecture(),
     qwen3_architecture(), gemma_architecture(), gemma2_architecture(), bloom_architecture(), opt_architecture(),
     gpt_neox_architecture(), bert_architecture(), distilbert_architecture(), roberta_architecture(),
     big_bird_architecture();
 
-const std::vector<Architecture>& architectures_of_text();
+const std::vector<LanguageArchitecture>& architectures_of_text();
 /// By the model_type of config.json; an Error with the nearest when it is not known.
-const Architecture& architecture_of(const ModelConfig& config);
+const LanguageArchitecture& architecture_of(const ModelConfig& config);
 
 /// Bounds of what a config may ask for: refused before anything is made.
 inline constexpr int64_t kMostLayers = 10'000, kMostWidth = 1 << 20, kMostHeads = 1 << 16, kMostTokens = 1 << 28,

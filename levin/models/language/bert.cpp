@@ -50,7 +50,7 @@ std::vector<WeightRule> bert_weights() {
   };
 }
 
-Architecture bert_architecture() {
+LanguageArchitecture bert_architecture() {
   return {.model_type = "bert",
           .prefix = "bert.",
           .rules = bert_weights(),

@@ -4,7 +4,7 @@
 
 namespace levin::models {
 
-Architecture big_bird_architecture() {
+LanguageArchitecture big_bird_architecture() {
   auto rules = bert_weights();
   for (auto& rule : rules) {
     if (rule.ours == "pooler.*") rule.theirs = {"pooler.*"};

@@ -24,7 +24,7 @@ DecoderOptions bloom_options(const ModelConfig& config) {
 
 }  // namespace
 
-Architecture bloom_architecture() {
+LanguageArchitecture bloom_architecture() {
   const std::string theirs = "h.#.", ours = "blocks.#.";
   return {.model_type = "bloom",
           .prefix = "transformer.",

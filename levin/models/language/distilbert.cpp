@@ -25,7 +25,7 @@ TextEncoderOptions distilbert_options(const ModelConfig& config) {
 
 }  // namespace
 
-Architecture distilbert_architecture() {
+LanguageArchitecture distilbert_architecture() {
   const std::string theirs = "transformer.layer.#.", ours = "blocks.#.", attention = theirs + "attention.";
   return {.model_type = "distilbert",
           .prefix = "distilbert.",

@@ -17,11 +17,11 @@ DecoderOptions gemma_options(const ModelConfig& config) {
 
 }  // namespace
 
-Architecture gemma_architecture() {
+LanguageArchitecture gemma_architecture() {
   return {.model_type = "gemma", .prefix = "model.", .rules = llama_weights(), .decoder = gemma_options};
 }
 
-Architecture gemma2_architecture() {
+LanguageArchitecture gemma2_architecture() {
   auto rules = llama_weights();
   const std::string theirs = "layers.#.", ours = "blocks.#.";
   for (auto& rule : rules)

@@ -23,7 +23,7 @@ DecoderOptions gpt2_options(const ModelConfig& config) {
 
 }  // namespace
 
-Architecture gpt2_architecture() {
+LanguageArchitecture gpt2_architecture() {
   const std::string theirs = "h.#.", ours = "blocks.#.";
   const auto transposed = WeightLayout::kTransposed;
   return {.model_type = "gpt2",

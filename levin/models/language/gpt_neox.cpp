@@ -24,7 +24,7 @@ DecoderOptions gpt_neox_options(const ModelConfig& config) {
 
 }  // namespace
 
-Architecture gpt_neox_architecture() {
+LanguageArchitecture gpt_neox_architecture() {
   const std::string theirs = "layers.#.", ours = "blocks.#.";
   return {.model_type = "gpt_neox",
           .prefix = "gpt_neox.",

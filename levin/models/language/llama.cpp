@@ -42,7 +42,7 @@ std::vector<WeightRule> llama_weights() {
   };
 }
 
-Architecture llama_architecture() {
+LanguageArchitecture llama_architecture() {
   return {.model_type = "llama",
           .prefix = "model.",
           .rules = llama_weights(),

@@ -2,7 +2,7 @@
 
 namespace levin::models {
 
-Architecture mistral_architecture() {
+LanguageArchitecture mistral_architecture() {
   return {.model_type = "mistral",
           .prefix = "model.",
           .rules = llama_weights(),

@@ -28,7 +28,7 @@ DecoderOptions opt_options(const ModelConfig& config) {
 
 }  // namespace
 
-Architecture opt_architecture() {
+LanguageArchitecture opt_architecture() {
   const std::string theirs = "decoder.layers.#.", ours = "blocks.#.", attention = theirs + "self_attn.";
   return {
       .model_type = "opt",

@@ -19,7 +19,7 @@ void read_qwen_window(const ModelConfig& config, DecoderOptions& options) {
 
 }  // namespace
 
-Architecture qwen2_architecture() {
+LanguageArchitecture qwen2_architecture() {
   return {.model_type = "qwen2",
           .prefix = "model.",
           .rules = llama_weights(),
@@ -33,7 +33,7 @@ Architecture qwen2_architecture() {
           }};
 }
 
-Architecture qwen3_architecture() {
+LanguageArchitecture qwen3_architecture() {
   return {.model_type = "qwen3",
           .prefix = "model.",
           .rules = llama_weights(),

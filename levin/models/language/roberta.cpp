@@ -2,7 +2,7 @@
 
 namespace levin::models {
 
-Architecture roberta_architecture() {
+LanguageArchitecture roberta_architecture() {
   auto rules = bert_weights();
   std::erase_if(rules, [](const WeightRule& rule) { return rule.ours.starts_with("head."); });
   std::erase_if(rules, [](const WeightRule& rule) { return rule.ours == "classifier.*"; });

@@ -122,7 +122,7 @@ Tensor heads_apart(const Tensor& x, int64_t heads, bool back) {
   return x.view(split).transpose(0, 1).reshape(sizes);
 }
 
-std::optional<TheirWeight> their_weight(const Architecture& architecture, const std::string& ours) {
+std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours) {
   for (const auto& rule : architecture.rules) {
     const auto parts = match_weight(rule.ours, ours);
     if (!parts) continue;
@@ -134,7 +134,7 @@ std::optional<TheirWeight> their_weight(const Architecture& architecture, const 
   return {};
 }
 
-WeightNames::WeightNames(const WeightFile& file, const Architecture& architecture) : file_(file) {
+WeightNames::WeightNames(const WeightFile& file, const LanguageArchitecture& architecture) : file_(file) {
   for (const auto& entry : file.entries()) {
     auto name = plain_name(entry.name, architecture.prefix);
     const bool ignored = std::any_of(architecture.ignored.begin(), architecture.ignored.end(),
@@ -152,7 +152,7 @@ const WeightEntry* WeightNames::find(const std::string& name) const {
 }
 
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
-                                        const Architecture& architecture, const QkvRows& rows, int64_t heads,
+                                        const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
                                         const std::vector<std::string>& unused, c10::ScalarType dtype) {
   std::vector<PlannedWeight> plan;

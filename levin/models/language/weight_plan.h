@@ -29,13 +29,13 @@ struct TheirWeight {
   WeightLayout layout = WeightLayout::kPlain;
   std::string also = {};
 };
-std::optional<TheirWeight> their_weight(const Architecture& architecture, const std::string& ours);
+std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours);
 
 /// The tensors of a file by names without the prefix of the architecture, without what is no weight. Two tensors of one
 /// name are an Error.
 class WeightNames {
  public:
-  WeightNames(const WeightFile& file, const Architecture& architecture);
+  WeightNames(const WeightFile& file, const LanguageArchitecture& architecture);
 
   /// The entry of a name without prefix; null when there is none.
   const WeightEntry* find(const std::string& name) const;
@@ -54,7 +54,7 @@ using QkvRows = std::array<int64_t, 3>;
 /// Finds the tensors of all parameters; one Error lists what is missing, left over and of another shape or type.
 /// `instead`: names of the module that are read from another one of it (an embedding from the head).
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
-                                        const Architecture& architecture, const QkvRows& rows, int64_t heads,
+                                        const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
                                         const std::vector<std::string>& unused, c10::ScalarType dtype);
 /// Reads them, on torch's threads.
