@@ -17,20 +17,22 @@
 namespace levin::cli {
 namespace {
 
-void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bool with_stats) {
+void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bool with_stats,
+                 const std::optional<ModelFacts>& model) {
   auto out = table_text(rows, with_stats);
   out += fmt::format("\n{}, {} of {}\n", total_text(rows), counted(static_cast<int64_t>(file.files().size()), "file"),
                      file.format());
   std::vector<std::string> names;
   for (const auto& entry : file.entries()) names.push_back(entry.name);
   const auto naming = models::detect_naming(names);
-  if (!naming.scheme.empty()) out += fmt::format("naming: {} of {}\n", naming.architecture, naming.scheme);
+  if (!naming.scheme.empty() && !model) out += fmt::format("naming: {} of {}\n", naming.architecture, naming.scheme);
   if (!file.root().empty()) out += fmt::format("root: {} (--root \"\" for the whole file)\n", file.root());
   if (!file.stripped().empty())
     out +=
         fmt::format("names without \"{}\", which all of them have (--root \"\" for the whole file)\n", file.stripped());
   for (const auto& [name, value] : file.metadata())
     out += fmt::format("{}: {}\n", printable(name), printable(value.substr(0, 200)));
+  if (model) out += model->to_string();
   std::fputs(out.c_str(), stdout);
 }
 
@@ -92,12 +94,10 @@ struct Inspect : InspectFlags {
     rows = choose_rows(std::move(rows), *this);
     if (stats) add_stats(rows, [&](const std::string& name) { return weights.read(name); });
     const auto model = model_facts(file);
-    if (json) {
+    if (json)
       print_json(weights, rows, model);
-    } else {
-      print_table(weights, rows, stats);
-      if (model) std::fputs(model->to_string().c_str(), stdout);
-    }
+    else
+      print_table(weights, rows, stats, model);
     return 0;
   }
 };

@@ -26,7 +26,8 @@ std::optional<int64_t> training_peak(const models::DecoderOptions& options, int6
                            [](auto& model, const Batch& given) { return model(given["tokens"], given["targets"]); },
                            [](const Tensor& loss, const Batch&) { return loss; }, batch)
         .device_peak;
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    fmt::print(stderr, "levin: no estimate of training: {}\n", error.what());
     return {};
   }
 }
