@@ -4,7 +4,9 @@
 // A case prints one line of JSON. A round is as many steps as fill its part of --seconds, 10 to 20 (on the CPU, which
 // uses two threads, 3 to 20); ms is the median of the rounds.
 // --turns: every round waits for a line on stdin, so that other programs can have the device in between (bench/run);
-// the end of stdin ends the rounds. --kernels: the device time of a step by class of kernels, beside its limit.
+// the end of stdin ends the rounds. A case in fp8-mixed is followed by its ratio to the same case in bf16-mixed, if
+// that was measured before it: --case vit_l_16_bs64_mixed,vit_l_16_bs64_fp8. --kernels: the device time of a step by
+// class of kernels, beside its limit.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -12,6 +14,7 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 
 #include <fmt/format.h>
@@ -85,6 +88,10 @@ struct Case {
   std::function<Trained(Fabric&, bool compiled)> make;
   std::function<Work(levin::bench::StepBytes, levin::bench::Roof)> work;
   bool cuda = true;
+  /// Without a peer: it runs only when it is named.
+  bool named_only = false;
+  /// The case whose time is divided by that of this one.
+  std::string compared_with = {};
 };
 
 /// The whole of a user's loop: forward, backward, step, zero_grad.
@@ -159,11 +166,13 @@ Case resnet_case(std::string name, const std::string& label, levin::models::ResN
           .cuda = cuda};
 }
 
-Case gpt2_case(int64_t sequences, int64_t length) {
-  const auto sizes = levin::models::decoder_options("gpt2");
+Case gpt2_case(std::string name, const std::string& size, const std::string& label, int64_t sequences, int64_t length,
+               std::string precision = "bf16-mixed") {
+  const auto sizes = levin::models::decoder_options(size);
   return {
-      .name = "gpt2_124m",
-      .title = fmt::format("GPT-2 124M, {} x {} tokens, bf16-mixed", sequences, length),
+      .name = std::move(name),
+      .title = fmt::format("{}, {} x {} tokens, {}", label, sequences, length, precision),
+      .precision = std::move(precision),
       .items = sequences * length,
       .unit = "tokens",
       .make =
@@ -202,7 +211,13 @@ Case distilbert_case(int64_t sequences, int64_t length) {
                   auto roof) { return levin::bench::text_encoder_work(sizes, sequences, length, bytes, roof); }};
 }
 
-/// bench/peers/speed.py has the same cases under the same names.
+/// A case without a peer, beside the one that does the same in another precision.
+Case named_only(Case c, std::string compared_with = {}) {
+  c.named_only = true, c.compared_with = std::move(compared_with);
+  return c;
+}
+
+/// bench/peers/speed.py has the same cases under the same names, but for those that run only when they are named.
 std::vector<Case> all_cases() {
   const levin::models::ViTOptions large{
       .patch_size = 16, .num_layers = 24, .num_heads = 16, .hidden_dim = 1024, .mlp_dim = 4096};
@@ -218,10 +233,13 @@ std::vector<Case> all_cases() {
           vit_case("vit_b_16_bs32", "ViT-B/16", base, 32, "bf16-mixed", true),
           resnet_case("resnet50_32px_bs128", "ResNet-50", resnet50, 128, 32, "bf16-mixed"),
           resnet_case("resnet50_224px_bs64", "ResNet-50", resnet50, 64, 224, "bf16-mixed"),
-          gpt2_case(16, 1024),
+          gpt2_case("gpt2_124m", "gpt2", "GPT-2 124M", 16, 1024),
           distilbert_case(12, 512),
           vit_case("vit_tiny_cpu", "ViT-tiny", tiny, 8, "32-true", true, /*cuda=*/false),
-          resnet_case("resnet18_32px_cpu", "ResNet-18", resnet18, 16, 32, "32-true", /*cuda=*/false)};
+          resnet_case("resnet18_32px_cpu", "ResNet-18", resnet18, 16, 32, "32-true", /*cuda=*/false),
+          named_only(vit_case("vit_l_16_bs64_fp8", "ViT-L/16", large, 64, "fp8-mixed", false), "vit_l_16_bs64_mixed"),
+          named_only(gpt2_case("gpt2_774m", "gpt2_large", "GPT-2 774M", 8, 1024)),
+          named_only(gpt2_case("gpt2_774m_fp8", "gpt2_large", "GPT-2 774M", 8, 1024, "fp8-mixed"), "gpt2_774m")};
 }
 
 // ---- measurement
@@ -352,7 +370,10 @@ std::vector<Case> chosen_cases(const std::string& list, bool has_cuda) {
     if (at == names.end()) levin::fail_unknown("speed", "case", word, names);
     chosen.push_back(all[static_cast<size_t>(at - names.begin())]);
   }
-  if (list.empty()) chosen = std::move(all);
+  if (list.empty()) {
+    chosen = std::move(all);
+    std::erase_if(chosen, [](const Case& c) { return c.named_only; });
+  }
   std::erase_if(chosen, [&](const Case& c) { return c.cuda && !has_cuda; });
   return chosen;
 }
@@ -408,10 +429,18 @@ int main(int argc, char** argv) {
     if (!kCompiles && std::find(modes.begin(), modes.end(), "compiled") != modes.end())
       return print({{"skip", "this Levin has no compiled mode"}});
     if (kernels) return print_kernels(cases, modes, roof, json);
+    std::map<std::pair<std::string, std::string>, double> measured;  // ms by name and mode
     for (const auto& c : cases)
       for (const auto& mode : modes) {
         if (!c.cuda) at::set_num_threads(2);
-        print(Running(c, mode == "compiled").measure(settings, mode));
+        const auto figures = Running(c, mode == "compiled").measure(settings, mode);
+        print(figures);
+        const auto ms = measured[{c.name, mode}] = figures["ms"].get<double>();
+        if (const auto other = measured.find({c.compared_with, mode}); other != measured.end())
+          print({{"ratio", rounded(other->second / ms, 1e-3)},
+                 {"of", c.name},
+                 {"to", other->first.first},
+                 {"mode", mode}});
       }
   });
 }

@@ -4,6 +4,7 @@ A program is started with --turns. It prints {"ready": ...} when it has warmed u
 its stdin asked for, and its figure, {"name": ..., "ms": ..., ...}, when stdin has ended. {"skip": "why"} instead: there is nothing
 to do here. A busy or throttled machine is then unkind to all of them alike, and nothing is compiled or captured twice.
 """
+import concurrent.futures
 import json
 import os
 import statistics
@@ -82,60 +83,48 @@ class Player:
         self.figure.update(ms=statistics.median(self.rounds), spread=[min(self.rounds), max(self.rounds)], rounds=self.rounds)
 
 
-def take_turns(case, levin, peers, rounds, say, patience=900):
-    """Measures one case. levin and peers: {mode: command}. Levin's programs live through all; of the peers, which are large, one
-    at a time does. Returns {"levin": {mode: figure}, "peer": {mode: figure}} and whether nothing failed."""
+def take_turns(cases, rounds, say, patience=900):
+    """Measures cases, {name: (levin, peers)} with {mode: command} each. All programs of all cases start together and wait until all
+    are ready; then the cases are measured one by one. They must fit into the memory of the device together.
+    Returns {name: {"levin": {mode: figure}, "peer": {mode: figure}}} and whether nothing failed."""
     ok = True
-    result = {"levin": {}, "peer": {}}
+    results = {case: {"levin": {}, "peer": {}} for case in cases}
 
-    def started(side, mode, command):
+    def failed(case, player):
         nonlocal ok
-        player = Player(side, mode, command, patience)
+        ok = False
+        say(f"{case}: {player.side} {player.mode} {player.error}")
+
+    started = [(case, side, mode, command) for case, sides in cases.items()
+               for side, commands in zip(("levin", "peer"), sides) for mode, command in commands.items()]
+    with concurrent.futures.ThreadPoolExecutor(len(started) or 1) as threads:
+        players = list(threads.map(lambda s: (s[0], Player(*s[1:], patience)), started))
+    for case, player in players:
         if player.skip:
-            say(f"{case}: {side} {mode} skipped: {player.skip}")
+            say(f"{case}: {player.side} {player.mode} skipped: {player.skip}")
         elif player.error:
-            ok = False
-            say(f"{case}: {side} {mode} {player.error}")
-        return player
-
-    def ended(player):
-        nonlocal ok
-        before = player.error
-        player.end()
-        if player.error and not before:
-            say(f"{case}: {player.side} {player.mode} {player.error}")
-        ok = ok and not player.error
-        if player.figure:
-            result[player.side][player.mode] = player.figure
-
-    ours = [started("levin", mode, command) for mode, command in levin.items()]
-    def play(players):
-        nonlocal ok
-        for turn in range(rounds):
-            # Who comes first changes: a device that has just idled is cooler.
-            for player in players if turn % 2 == 0 else players[::-1]:
-                if player.plays:
-                    player.play()
-                    if player.error:
-                        ok = False
-                        say(f"{case}: {player.side} {player.mode} {player.error}")
-
+            failed(case, player)
     try:
-        for mode, command in peers.items():
-            peer = started("peer", mode, command)
-            if not peer.plays:
-                continue
-            play([*ours, peer])
-            ended(peer)
-            if peer.figure:
-                say(f"{case}: peer {mode} {peer.figure['ms']:.3f} ms, " +
-                    ", ".join(f"levin {p.mode} {statistics.median(p.rounds):.3f} ms" for p in ours if p.rounds))
-        if not any(player.rounds for player in ours):
-            play(ours)
+        for case in cases:
+            playing = [player for name, player in players if name == case and player.plays]
+            for turn in range(rounds):
+                # Who comes first changes: a device that has just idled is cooler.
+                for player in playing if turn % 2 == 0 else playing[::-1]:
+                    if player.plays:
+                        player.play()
+                        if player.error:
+                            failed(case, player)
+            if playing:
+                say(f"{case}: " + ", ".join(f"{p.side} {p.mode} {statistics.median(p.rounds):.3f} ms" for p in playing if p.rounds))
     finally:
-        for player in ours:
-            ended(player)
-    return result, ok
+        for case, player in players:
+            before = player.error
+            player.end()
+            if player.error and not before:
+                failed(case, player)
+            if player.figure:
+                results[case][player.side][player.mode] = player.figure
+    return results, ok
 
 
 def best_of(figures):

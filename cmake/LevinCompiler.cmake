@@ -58,7 +58,7 @@ endif()
 # levin_unity(<out> <target> <source>...): the sources as few files that include some each, or as they are when
 # LEVIN_UNITY is off. Every file pays about six seconds for what torch's headers leave to be instantiated, whatever is in it,
 # and sources share most of the rest (docs/build.md).
-set(LEVIN_UNITY_LINES 1500 CACHE STRING "How many lines are compiled as one at most")
+set(LEVIN_UNITY_LINES 3000 CACHE STRING "How many lines are compiled as one at most")
 find_package(Python3 COMPONENTS Interpreter QUIET)
 if(LEVIN_UNITY AND NOT Python3_FOUND)
   message(STATUS "LEVIN_UNITY is ignored: no python3")

@@ -51,9 +51,10 @@ def declared(statement):
         return {statement[1]: " ".join(statement)} if "=" in statement else {}
     if statement[0] == "concept":
         return {statement[1]: None}
-    names = {}
+    names, depth = {}, 0
     for i, token in enumerate(statement[:-1]):
-        if token in TYPES and statement[i + 1] in TYPES:
+        depth += {"<": 1, ">": -1}.get(token, 0)  # array<struct sigaction, 2> declares no type
+        if depth or token in TYPES and statement[i + 1] in TYPES:
             continue
         if token in TYPES and WORD.match(statement[i + 1]):
             names[statement[i + 1]] = None

@@ -29,6 +29,7 @@ inline KernelClass kernel_class(std::string_view name) {
       {"fmha", kAttention},
       {"sdpa", kAttention},
       {"attention", kAttention},
+      {"copyfunctor", kCopy},  // of lists of tensors
       // The fused steps of torch and Levin.
       {"multi_tensor_apply", kOptimizer},
       {"adam", kOptimizer},
@@ -57,7 +58,6 @@ inline KernelClass kernel_class(std::string_view name) {
       {"normalize_rows", kNorm},
       {"backward_sums_kernel", kNorm},
       {"backward_input_kernel", kNorm},
-      {"finish_backward_kernel", kNorm},
       {"pool", kOther},
       {"embedding", kOther},
       {"index", kOther},
@@ -106,6 +106,7 @@ inline KernelClass kernel_class(std::string_view name) {
       {"dropout", kElementwise},
       {"residual", kElementwise},
       {"activation_kernel", kElementwise},
+      {"activation_sums", kElementwise},
       {"rotary", kElementwise},
   };
   std::string lower(name);

@@ -52,12 +52,14 @@ struct StepBytes {
   double casts = 0;
 };
 
-/// Bytes of a step in `precision` ("bf16-true", "bf16-mixed", "32-true") with an optimizer that keeps `moments` tensors
-/// of state: value and moments are read and written, the gradient is read.
+/// Bytes of a step in `precision` ("bf16-true", "bf16-mixed", "fp8-mixed", "32-true") with an optimizer that keeps
+/// `moments` tensors of state: value and moments are read and written, the gradient is read.
 inline StepBytes step_bytes(std::string_view precision, int moments) {
   const double tensors = 3 + 2 * moments;
   if (precision == "bf16-true") return {.activation = 2, .residual = 2, .optimizer = 2 * tensors};
   if (precision == "bf16-mixed") return {.activation = 2, .residual = 4, .optimizer = 4 * tensors, .casts = 12};
+  // Casts of weights alone, to two layouts; those of activations and gradients are what float8 costs.
+  if (precision == "fp8-mixed") return {.activation = 2, .residual = 4, .optimizer = 4 * tensors, .casts = 6};
   return {.activation = 4, .residual = 4, .optimizer = 4 * tensors};
 }
 

@@ -62,6 +62,8 @@ struct LoadOptions {
   ShardMap* shards = nullptr;
   /// Names that are not read although nothing is bound to them.
   std::vector<std::string> skip = {};
+  /// Names that are bound and that the checkpoint may lack: what is bound to them stays as it is then.
+  std::vector<std::string> optional = {};
   /// The ranks that load together: when one fails, all throw the same line and nothing has changed on any. Those of
   /// `shards` where that is set; by default this process alone.
   Collective* group = nullptr;

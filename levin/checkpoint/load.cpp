@@ -118,8 +118,8 @@ Collective* group_of(const Options& options) {
   return options.shards ? &options.shards->group() : options.group;
 }
 
-bool skips(const LoadOptions& options, const std::string& name) {
-  return std::find(options.skip.begin(), options.skip.end(), name) != options.skip.end();
+bool has(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
 }
 
 void verify_share(const OpenCheckpoint& reader, ShardMap* shards) {
@@ -161,7 +161,7 @@ void load_raw_checkpoint(const fs::path& path, const StateRef& target, const Raw
 StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOptions options) {
   std::unique_ptr<OpenCheckpoint> reader;
   std::vector<std::string> keys;
-  const auto there = [&](const std::string& name) { return std::find(keys.begin(), keys.end(), name) != keys.end(); };
+  const auto there = [&](const std::string& name) { return has(keys, name); };
 
   // All that can be known before a byte of data is read comes first: a refused load changes nothing.
   detail::ModuleLoad modules;
@@ -172,7 +172,7 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
     keys = reader->keys();
     for (const auto& [name, ref] : state.items()) {
       if (!there(name)) {
-        modules.add_missing(name);
+        if (!has(options.optional, name)) modules.add_missing(name);
       } else if (ref.module()) {
         LEVIN_CHECK(reader->is_dict(name), "[checkpoint.load] \"", name, "\" of \"", reader->where(),
                     "\" is not a module's state");
@@ -191,7 +191,7 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
       if (there(name) && !ref.module()) values.add(ref, *reader, name, options.shards);
     if (options.leftover)
       for (const auto& name : keys)
-        if (!state.find(name) && !skips(options, name)) leftover[name] = reader->read(name);
+        if (!state.find(name) && !has(options.skip, name)) leftover[name] = reader->read(name);
   });
   // Whoever may still refuse comes before the modules, which have been compared.
   try {
@@ -216,7 +216,7 @@ StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, L
   StateDict state;
   step(group, [&] {
     for (const auto& name : reader->keys())
-      if (!skips(options, name)) state[name] = reader->read(name, targets);
+      if (!has(options.skip, name)) state[name] = reader->read(name, targets);
   });
   return state;
 }

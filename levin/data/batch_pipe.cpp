@@ -138,6 +138,8 @@ EngineOptions engine_options(const LoaderOptions& options, bool whole, bool to_d
   // Enough that every thread has a sample while the caller takes a batch.
   const int64_t busy = whole ? engine.workers - 1 : (engine.workers + options.batch_size - 1) / options.batch_size;
   engine.ahead = options.prefetch_factor + std::max<int64_t>(busy, 0);
+  // A GPU decodes several batches at a time, each of them for longer than it takes to read its files.
+  if (to_device && options.decode != "cpu") engine.ahead += 3;
   return engine;
 }
 
@@ -154,6 +156,8 @@ void check_loader_options(const LoaderOptions& options) {
   static const std::vector<std::string> decoders{"cpu", "gpu", "auto"};
   if (std::find(decoders.begin(), decoders.end(), options.decode) == decoders.end())
     fail_unknown("data", "decode", options.decode, decoders);
+  LEVIN_CHECK(options.decode_on_cpu >= 0 && options.decode_on_cpu <= 1, "[data] decode_on_cpu ", options.decode_on_cpu,
+              " is not allowed (0 to 1)");
 }
 
 }  // namespace detail

@@ -389,6 +389,8 @@ class BatchPipe {
   std::shared_ptr<BadSamples> bad_samples;
   /// Null: the CPU decodes.
   std::shared_ptr<GpuJpegDecoder> decoder;
+  /// The fraction that it decodes anyway.
+  double decode_on_cpu = 0;
 
  private:
   std::unique_ptr<LoaderEngine> engine_;  // last: its threads end before what they use

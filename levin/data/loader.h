@@ -124,7 +124,8 @@ class RowsMaker final : public BatchMaker<SampleOf<D>> {
             id, std::move(indices), pipe.bad_samples, pipe.memory, pipe.decoder,
             [dataset = dataset_](int64_t index, Random& random, const GpuJpegDecoder* decoder) {
               return dataset->get_encoded(index, random, decoder);
-            });
+            },
+            pipe.decode_on_cpu);
     return std::make_shared<RowsWork<S>>(
         id, std::move(indices), pipe.bad_samples, pipe.memory,
         [dataset = dataset_](int64_t, int64_t index, Random& random, SamplePlace& place) {
@@ -321,6 +322,7 @@ class DataLoader {
             options.bad_samples == "skip", !fixed_size && position->sampler().world_size == 1);
         pipe->decoder = detail::choose_jpeg_decoder(
             options.decode, to_device ? delivery.copy->device() : c10::Device(c10::kCPU), maker->why_not_gpu());
+        pipe->decode_on_cpu = options.decode_on_cpu;
       }
       detail::let_go(current, delivery);
       jumps = position->jumps();

@@ -55,6 +55,9 @@ struct LoaderOptions {
   /// with the same random numbers; another one is an Error with "gpu". Files that nvJPEG does not take, and all where
   /// there is no GPU or no nvJPEG, are decoded by the CPU.
   std::string decode = "cpu";
+  /// With `decode` = "gpu" or "auto": the fraction of the images that threads decode nonetheless, beside the GPU, so
+  /// that neither waits for the other; 0 to 1. Which ones they are is fixed by their places in the batch.
+  double decode_on_cpu = 0;
   /// Seconds that one batch may keep the caller waiting; 0: no limit, but a line every half minute that says what for.
   double timeout = 0;
 };

@@ -149,6 +149,8 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
         module, kernels::Fp8Setup{.options = *precision.fp8,
                                   .device = device(),
                                   .casts_weights_again = core.strategy->layout().plan_groups != nullptr});
+  if (precision.autocast && device().is_cuda() && core.strategy->layout().plan_groups == nullptr)
+    call->weight_casts = std::make_unique<kernels::WeightCasts>();
   call->sync = core.strategy->setup_module(*module);
   call->module = std::move(module);
   call->guards_backward = call->sync || core.scaler;

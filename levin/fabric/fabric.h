@@ -20,6 +20,7 @@
 #include "levin/fabric/compiled_step.h"
 #include "levin/fabric/fabric_loader.h"
 #include "levin/fabric/fabric_module.h"
+#include "levin/fabric/fp8_state.h"
 #include "levin/fabric/options.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/optim/torch/adapter.h"
@@ -397,6 +398,9 @@ class Fabric {
   const FabricPlan& plan() const;
   /// The loss scaler of 16-mixed; null in other precisions.
   GradScaler* grad_scaler() const;
+  /// What fp8-mixed has seen, and makes its scales from. `save` and `load` take care of it; it is for those who write a
+  /// tree of their own.
+  detail::Fp8State fp8_state() const { return detail::Fp8State(core_); }
 
  private:
   template <class T>

@@ -87,7 +87,14 @@ void Fabric::save(const std::string& path, const State& state, const Filter& fil
 }
 
 void Fabric::save(const std::string& path, const State& state, const SaveOptions& options) {
-  save_with(options, [&](const SaveOptions& ours) { save_checkpoint(path, state, ours); });
+  State all = state;
+  const auto fp8 = fp8_state();
+  StateDict histories;
+  if (!fp8.empty()) {
+    histories = fp8.gathered(fp8.state_dict());
+    all.add(detail::kFp8State, histories);
+  }
+  save_with(options, [&](const SaveOptions& ours) { save_checkpoint(path, all, ours); });
 }
 
 void Fabric::save_tree(const std::string& path, const StateDict& state, const SaveOptions& options) {
@@ -120,7 +127,13 @@ StateDict Fabric::load(const std::string& path, const State& state, LoadOptions 
   if (!options.format) options.format = checkpoint_format();
   if (world_size() > 1) options.group = &strategy().group();
   ++core_->version;
-  return load_checkpoint(path, state, options);
+  State all = state;
+  auto fp8 = fp8_state();
+  if (!fp8.empty()) {
+    all.add(detail::kFp8State, fp8);
+    options.optional.emplace_back(detail::kFp8State);
+  }
+  return load_checkpoint(path, all, options);
 }
 
 StateDict Fabric::load(const std::string& path) {

@@ -21,6 +21,7 @@ CallScope::CallScope(ModuleCall& call) : call_(call) {
   if (call.precision.autocast) {
     autocast_.emplace(call.device, *call.precision.autocast);
     if (call.fp8) fp8_.emplace(call.fp8);
+    if (call.weight_casts) weight_casts_.emplace(*call.weight_casts, *call.precision.autocast);
   } else if (call.precision.params) {
     // Tensors that forward makes itself (masks, positions) must have the dtype of the parameters.
     default_dtype_ = c10::get_default_dtype_as_scalartype();

@@ -14,6 +14,7 @@
 #include "levin/checkpoint/state.h"
 #include "levin/core/each_tensor.h"
 #include "levin/kernels/fp8_layers.h"
+#include "levin/kernels/weight_casts.h"
 #include "levin/nn/failed_unit.h"
 #include "levin/precision/precision.h"
 #include "levin/strategies/strategy.h"
@@ -35,6 +36,8 @@ struct ModuleCall {
   PrecisionPlan precision;
   /// Null unless the precision multiplies in float8.
   std::shared_ptr<kernels::Fp8Layers> fp8;
+  /// Null unless autocast casts weights that are all in place when forward begins.
+  std::unique_ptr<kernels::WeightCasts> weight_casts;
   c10::DeviceType device = c10::DeviceType::CPU;
   /// Nothing has to be done around a call: one branch, then the user's forward.
   bool plain = true;
@@ -59,6 +62,7 @@ class CallScope {
   bool left_ = false;
   std::optional<Autocast> autocast_;
   std::optional<kernels::Fp8Scope> fp8_;
+  std::optional<kernels::WeightCastsScope> weight_casts_;
   std::optional<c10::ScalarType> default_dtype_;
 };
 

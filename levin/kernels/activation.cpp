@@ -11,6 +11,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
+#include "levin/kernels/activation_launch.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -51,6 +52,12 @@ Tensor plain_backward(const Tensor& grad, const Tensor& x, int64_t kind) {
   levin::detail::fail("[activation] unknown kind");
 }
 
+Two plain_backward_and_sums(const Tensor& grad, const Tensor& x, int64_t kind, at::ScalarType dtype) {
+  auto result = plain_backward(grad, x, kind);
+  auto sums = result.reshape({-1, x.size(-1)}).sum(0).to(dtype);
+  return {std::move(result), std::move(sums)};
+}
+
 /// torch's own has no derivative.
 Tensor smooth_silu_backward(const Tensor& grad, const Tensor& x) {
   const auto s = at::sigmoid(x);
@@ -75,6 +82,13 @@ Tensor on_meta(const Tensor& x, int64_t) {
 Tensor backward_on_meta(const Tensor&, const Tensor& x, int64_t) {
   return like(x);
 }
+Two backward_and_sums_on_meta(const Tensor&, const Tensor& x, int64_t, at::ScalarType dtype) {
+  const auto columns = x.size(-1), rows = columns > 0 ? x.numel() / columns : 0;
+  auto result = like(x), sums = at::empty({columns}, x.options().dtype(dtype));
+  if (x.numel() > 0)  // gone when the sums are there
+    (void)at::empty({activation_sums_parts(rows, columns, kPlayedProcessors), columns}, x.options().dtype(at::kFloat));
+  return {std::move(result), std::move(sums)};
+}
 Tensor gated_on_meta(const Tensor& gate, const Tensor&) {
   return like(gate);
 }
@@ -91,26 +105,32 @@ struct ActivationOps {
   torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
   std::optional<c10::TypedOperatorHandle<decltype(plain)>> forward;
   std::optional<c10::TypedOperatorHandle<decltype(plain_backward)>> backward;
+  std::optional<c10::TypedOperatorHandle<decltype(plain_backward_and_sums)>> backward_and_sums;
   std::optional<c10::TypedOperatorHandle<decltype(plain_gated)>> gated;
   std::optional<c10::TypedOperatorHandle<decltype(plain_gated_backward)>> gated_backward;
 
   ActivationOps() {
     names.def("activation(Tensor x, int kind) -> Tensor");
     names.def("activation_backward(Tensor grad, Tensor x, int kind) -> Tensor");
+    names.def("activation_backward_and_sums(Tensor grad, Tensor x, int kind, ScalarType dtype) -> (Tensor, Tensor)");
     names.def("gated_silu(Tensor gate, Tensor up) -> Tensor");
     names.def("gated_silu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
     cpu.impl("activation", plain);
     cpu.impl("activation_backward", plain_backward);
+    cpu.impl("activation_backward_and_sums", plain_backward_and_sums);
     cpu.impl("gated_silu", plain_gated);
     cpu.impl("gated_silu_backward", plain_gated_backward);
     meta.impl("activation", on_meta);
     meta.impl("activation_backward", backward_on_meta);
+    meta.impl("activation_backward_and_sums", backward_and_sums_on_meta);
     meta.impl("gated_silu", gated_on_meta);
     meta.impl("gated_silu_backward", gated_backward_on_meta);
     register_activation_cuda(cuda);
     auto& dispatcher = c10::Dispatcher::singleton();
     forward = dispatcher.findSchemaOrThrow("levin::activation", "").typed<decltype(plain)>();
     backward = dispatcher.findSchemaOrThrow("levin::activation_backward", "").typed<decltype(plain_backward)>();
+    backward_and_sums = dispatcher.findSchemaOrThrow("levin::activation_backward_and_sums", "")
+                            .typed<decltype(plain_backward_and_sums)>();
     gated = dispatcher.findSchemaOrThrow("levin::gated_silu", "").typed<decltype(plain_gated)>();
     gated_backward =
         dispatcher.findSchemaOrThrow("levin::gated_silu_backward", "").typed<decltype(plain_gated_backward)>();
@@ -162,6 +182,22 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
 };
 
 }  // namespace
+
+Tensor run_activation(const Tensor& x, Activation kind) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().forward->call(x, static_cast<int64_t>(kind));
+}
+Tensor run_activation_backward(const Tensor& grad, const Tensor& x, Activation kind) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().backward->call(grad, x, static_cast<int64_t>(kind));
+}
+Two activation_backward_and_sums(const Tensor& grad, const Tensor& x, Activation kind, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return activation_ops().backward_and_sums->call(grad, x, static_cast<int64_t>(kind), dtype);
+}
+Tensor plain_activation(const Tensor& x, Activation kind) {
+  return plain(x, static_cast<int64_t>(kind));
+}
 
 Tensor fused_activation(const Tensor& x, Activation kind) {
   return ActivationFunction::apply(x, static_cast<int64_t>(kind));

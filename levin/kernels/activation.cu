@@ -1,3 +1,4 @@
+#include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/activation_launch.h"
 #include "levin/kernels/packs.cuh"
 
@@ -5,85 +6,6 @@ namespace levin::kernels::detail {
 namespace {
 
 constexpr int kThreads = 256, kPacks = 4;  // packs of a thread that are on their way together
-
-// ---- functions. Of 16-bit numbers the instructions of the special function units are exact enough.
-
-template <class T>
-__device__ __forceinline__ float exponential(float x) {
-  return sizeof(T) == 2 ? __expf(x) : expf(x);
-}
-template <class T>
-__device__ __forceinline__ double exponential(double x) {
-  return exp(x);
-}
-template <class T>
-__device__ __forceinline__ float quotient(float a, float b) {
-  return sizeof(T) == 2 ? __fdividef(a, b) : a / b;
-}
-template <class T>
-__device__ __forceinline__ double quotient(double a, double b) {
-  return a / b;
-}
-/// __fdividef gives 0 for divisors beyond 2^126, and 1 + e^x may be one: what is divided by then is as good as
-/// infinite.
-template <class T, class A>
-__device__ __forceinline__ A sigmoid(A x) {
-  return quotient<T>(A(1), A(1) + exponential<T>(-x));
-}
-
-/// The normal distribution up to x, and e^(-x^2 / 2).
-template <class A>
-struct Normal {
-  A below, bell;
-};
-
-template <class T, class A>
-__device__ __forceinline__ Normal<A> normal(A x) {
-  if constexpr (sizeof(T) == 8) {
-    return {0.5 * (1 + erf(x * 0.70710678118654752440)), exp(-0.5 * x * x)};
-  } else {
-    const float bell = exponential<T>(-0.5f * x * x);
-    if constexpr (sizeof(T) == 4) return {0.5f * (1 + erff(x * 0.70710678118654752440f)), bell};
-    // Abramowitz and Stegun 7.1.26: off by 1.5e-7 at most, and it shares the bell.
-    const float t = __fdividef(1.0f, 1.0f + 0.3275911f * 0.70710678118654752440f * fabsf(x));
-    const float series =
-        t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
-    const float tail = 0.5f * series * bell;
-    return {x < 0 ? tail : 1.0f - tail, bell};
-  }
-}
-
-constexpr double kTanhScale = 0.79788456080286535588, kTanhCube = 0.044715;  // sqrt(2 / pi)
-
-template <ActivationKind kind, class T, class A>
-__device__ __forceinline__ A activated(A x) {
-  if constexpr (kind == ActivationKind::kGelu) {
-    return x * normal<T>(x).below;
-  } else if constexpr (kind == ActivationKind::kGeluTanh) {
-    const A inner = A(2 * kTanhScale) * (x + A(kTanhCube) * x * x * x);
-    return x * sigmoid<T>(inner);  // (1 + tanh(z)) / 2 is the sigmoid of 2 z
-  } else if constexpr (kind == ActivationKind::kRelu) {
-    return x < 0 ? A(0) : x;
-  } else {
-    return x * sigmoid<T>(x);
-  }
-}
-
-template <ActivationKind kind, class T, class A>
-__device__ __forceinline__ A derivative(A x) {
-  if constexpr (kind == ActivationKind::kGelu) {
-    const auto at = normal<T>(x);
-    return at.below + x * A(0.39894228040143267794) * at.bell;
-  } else if constexpr (kind == ActivationKind::kGeluTanh) {
-    const A inner = A(2 * kTanhScale) * (x + A(kTanhCube) * x * x * x);
-    const A slope = A(2 * kTanhScale) * (1 + A(3 * kTanhCube) * x * x);
-    const A s = sigmoid<T>(inner);
-    return s + x * s * (1 - s) * slope;
-  } else {
-    const A s = sigmoid<T>(x);
-    return s * (1 + x * (1 - s));
-  }
-}
 
 // ---- one pass over memory
 
@@ -190,7 +112,92 @@ void launch_any(const ActivationPointers& pointers, ActivationKind kind, cudaStr
   }
 }
 
+// ---- backward with sums
+
+constexpr int kAcross = 32, kDown = 8, kAhead = 4, kPack = 8;  // four blocks of a multiprocessor fill it
+
+/// A block goes through 256 columns of part blockIdx.y of the rows.
+template <ActivationKind kind, class T>
+__global__ void __launch_bounds__(kAcross* kDown, 4) activation_sums_kernel(const ActivationSums given) {
+  __shared__ float shared[kDown][kAcross * kPack];
+  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kAcross * kPack, column = first + x * kPack;
+  const int64_t per_part = (given.rows + given.parts - 1) / given.parts, begin = per_part * blockIdx.y;
+  const int64_t end = begin + per_part < given.rows ? begin + per_part : given.rows;
+  float total[kPack] = {};
+  const auto add = [&](const Pack<T, kPack>& at, const Pack<T, kPack>& grad, int64_t row) {
+    float values[kPack], grads[kPack], out[kPack], none = 0;
+    unpack<T, kPack>(at, values);
+    unpack<T, kPack>(grad, grads);
+#pragma unroll
+    for (int k = 0; k < kPack; ++k) {
+      element<kind, true, T>(values[k], 0.0f, grads[k], out[k], none);
+      total[k] += out[k];
+    }
+    store_packed<T, kPack>(given.out, row * given.columns + column, out);
+  };
+  if (column < given.columns) {
+    int64_t row = begin + y;
+    for (; row + (kAhead - 1) * kDown < end; row += kAhead * kDown) {
+      Pack<T, kPack> at[kAhead], grad[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        at[i] = load<T, kPack>(given.x, (row + i * kDown) * given.columns + column);
+        grad[i] = load<T, kPack>(given.grad, (row + i * kDown) * given.columns + column);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) add(at[i], grad[i], row + i * kDown);
+    }
+    for (; row < end; row += kDown)
+      add(load<T, kPack>(given.x, row * given.columns + column),
+          load<T, kPack>(given.grad, row * given.columns + column), row);
+  }
+  // Neighbours in shared memory are the neighbours of a warp: no two of its threads meet in a bank.
+#pragma unroll
+  for (int k = 0; k < kPack; ++k) shared[y][k * kAcross + x] = total[k];
+  __syncthreads();
+  const int c = y * kAcross + x;
+  float all = 0;
+#pragma unroll
+  for (int each = 0; each < kDown; ++each) all += shared[each][c];
+  const int64_t at = first + (c % kAcross) * kPack + c / kAcross;
+  if (at < given.columns) given.partials[blockIdx.y * given.columns + at] = all;
+}
+
+template <class T>
+void launch_sums(const ActivationSums& sums, ActivationKind kind, cudaStream_t stream) {
+  static_assert(kAcross * kPack == kAcross * kDown, "a thread for each sum of a block");
+  const dim3 grid(static_cast<unsigned>((sums.columns + kAcross * kPack - 1) / (kAcross * kPack)),
+                  static_cast<unsigned>(sums.parts)),
+      block(kAcross, kDown);
+  switch (kind) {
+    case ActivationKind::kGelu:
+      activation_sums_kernel<ActivationKind::kGelu, T><<<grid, block, 0, stream>>>(sums);
+      break;
+    case ActivationKind::kGeluTanh:
+      activation_sums_kernel<ActivationKind::kGeluTanh, T><<<grid, block, 0, stream>>>(sums);
+      break;
+    case ActivationKind::kRelu:
+      activation_sums_kernel<ActivationKind::kRelu, T><<<grid, block, 0, stream>>>(sums);
+      break;
+    default:
+      activation_sums_kernel<ActivationKind::kSilu, T><<<grid, block, 0, stream>>>(sums);
+      break;
+  }
+  launch_finish(sums.partials, sums.parts, sums.columns, sums.to, sums.to_type, nullptr, NumberType::kNone, stream);
+}
+
 }  // namespace
+
+int launch_activation_sums(const ActivationSums& sums, ActivationKind kind, CUstream_st* stream) {
+  if (sums.type == NumberType::kHalf)
+    launch_sums<__half>(sums, kind, stream);
+  else if (sums.type == NumberType::kBFloat16)
+    launch_sums<__nv_bfloat16>(sums, kind, stream);
+  else
+    return static_cast<int>(cudaErrorInvalidValue);
+  return static_cast<int>(cudaGetLastError());
+}
 
 int launch_activation(const ActivationPointers& pointers, ActivationKind kind, bool backward, CUstream_st* stream) {
   if (backward)

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include <ATen/Functions.h>
+#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -10,6 +11,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/activation_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -46,6 +48,32 @@ Tensor backward(const Tensor& given_grad, const Tensor& given, int64_t kind) {
   return out;
 }
 
+std::tuple<Tensor, Tensor> backward_and_sums(const Tensor& given_grad, const Tensor& given, int64_t kind,
+                                             at::ScalarType dtype) {
+  const auto columns = given.size(-1);
+  const bool narrow = given.scalar_type() == at::kHalf || given.scalar_type() == at::kBFloat16;
+  const auto grad = given_grad.contiguous(), x = given.contiguous();
+  const bool fits = narrow && x.numel() > 0 && columns % 8 == 0 && is_pack_aligned(x.const_data_ptr()) &&
+                    is_pack_aligned(grad.const_data_ptr());
+  if (!fits) {
+    auto out = backward(grad, x, kind);
+    auto sums = column_sum(out.view({-1, columns}), dtype);
+    return {std::move(out), std::move(sums)};
+  }
+  const c10::cuda::CUDAGuard guard(x.device());
+  auto out = at::empty_like(x), to = at::empty({columns}, x.options().dtype(dtype));
+  ActivationSums sums;
+  sums.rows = x.numel() / columns, sums.columns = columns;
+  sums.parts = activation_sums_parts(sums.rows, columns, at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
+  const auto partials = at::empty({sums.parts, columns}, x.options().dtype(at::kFloat));
+  sums.x = x.const_data_ptr(), sums.grad = grad.const_data_ptr(), sums.out = out.mutable_data_ptr();
+  sums.partials = partials.mutable_data_ptr<float>(), sums.to = to.mutable_data_ptr();
+  sums.type = number_type("activation", x.scalar_type()), sums.to_type = number_type("activation", dtype);
+  C10_CUDA_CHECK(static_cast<cudaError_t>(
+      launch_activation_sums(sums, static_cast<ActivationKind>(kind), c10::cuda::getCurrentCUDAStream().stream())));
+  return {std::move(out), std::move(to)};
+}
+
 Tensor gated_forward(const Tensor& given_gate, const Tensor& given_up) {
   const auto gate = given_gate.contiguous(), up = given_up.contiguous();
   auto out = at::empty_like(gate);
@@ -71,6 +99,7 @@ std::tuple<Tensor, Tensor> gated_backward(const Tensor& given_grad, const Tensor
 void register_activation_cuda(torch::Library& library) {
   library.impl("activation", forward);
   library.impl("activation_backward", backward);
+  library.impl("activation_backward_and_sums", backward_and_sums);
   library.impl("gated_silu", gated_forward);
   library.impl("gated_silu_backward", gated_backward);
 }

@@ -9,6 +9,7 @@
 
 #include "levin/core/dispatch.h"
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -18,20 +19,29 @@ BatchNormShape batch_norm_shape(const Tensor& x, bool vectors, int multiprocesso
   BatchNormShape shape;
   shape.channels = x.size(1);
   shape.rows = x.numel() / shape.channels;
-  shape.type = x.scalar_type() == at::kDouble  ? BatchNormType::kDouble
-               : x.scalar_type() == at::kFloat ? BatchNormType::kFloat
-               : x.scalar_type() == at::kHalf  ? BatchNormType::kHalf
-                                               : BatchNormType::kBFloat16;
+  shape.type = number_type("batch_norm_act", x.scalar_type());
   shape.vectors = vectors && shape.channels % (16 / x.element_size()) == 0;
   shape.multiprocessors = multiprocessors;
   return shape;
 }
 
-BatchNormForward allocate_batch_norm(const Tensor& x, const BatchNormShape& shape, bool training) {
+BatchNormForward allocate_batch_norm(const Tensor& x, const BatchNormShape& shape, bool training, bool keeps_bits) {
   const auto sums = x.options().dtype(batch_norm_sums(x.scalar_type()));
-  if (!training) return {at::empty_like(x), at::empty({0}, sums), {}};
-  return {at::empty_like(x), at::empty({2, shape.channels}, sums),
-          at::empty({plan_statistics(shape).parts, 2, shape.channels}, sums)};
+  const auto plan = plan_batch_norm(shape, kStatisticsLoop);
+  BatchNormForward made;
+  made.y = at::empty_like(x);
+  made.statistics = training ? at::empty({2, shape.channels}, sums) : at::empty({0}, sums);
+  if (training) made.partial = at::empty({plan.parts, 2, shape.channels}, sums);
+  const auto bytes = x.options().dtype(at::kByte);
+  made.passed = keeps_bits ? at::empty({shape.rows, shape.channels / plan.width}, bytes) : at::empty({0}, bytes);
+  return made;
+}
+
+Tensor passed_of_bits(const Tensor& passed, at::IntArrayRef sizes) {
+  const auto width = sizes[1] / passed.size(1);
+  const auto bits = passed.unsqueeze(-1).bitwise_right_shift(at::arange(width, passed.options())).bitwise_and(1);
+  const auto rows = bits.to(at::kBool).view({passed.size(0), sizes[1]});
+  return sizes.size() == 2 ? rows : rows.view({sizes[0], sizes[2], sizes[3], sizes[1]}).permute({0, 3, 1, 2});
 }
 
 BatchNormBackward allocate_batch_norm_backward(const Tensor& x, const std::optional<Tensor>& weight,
@@ -43,10 +53,8 @@ BatchNormBackward allocate_batch_norm_backward(const Tensor& x, const std::optio
   if (wanted.residual) result.masked = at::empty_like(x);
   if (wanted.weight) result.grad_weight = at::empty({shape.channels}, of_weight);
   if (wanted.bias) result.grad_bias = at::empty({shape.channels}, of_weight);
-  if (wanted.sums(training)) {
-    result.sums = at::empty({2, shape.channels}, sums);
-    result.partial = at::empty({plan_backward(shape).parts, 2, shape.channels}, sums);
-  }
+  if (wanted.sums(training))
+    result.partial = at::empty({plan_batch_norm(shape, kBackwardLoop).parts, 2, shape.channels}, sums);
   if (wanted.dx) result.dx = at::empty_like(x);
   return result;
 }
@@ -58,31 +66,31 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
-using Two = std::tuple<Tensor, Tensor>;
+using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
 // ---- the operators
 
 constexpr auto kForward =
     "batch_norm_act(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
-    "Tensor(b!)? running_var, bool training, float momentum, float eps, bool relu) -> (Tensor, Tensor)";
+    "Tensor(b!)? running_var, Tensor(c!)? batches, bool training, float momentum, float eps, bool relu) -> (Tensor, "
+    "Tensor, Tensor)";
 constexpr auto kBackward =
-    "batch_norm_act_backward(Tensor dy, Tensor x, Tensor? y, Tensor? weight, Tensor? bias, Tensor? statistics, "
+    "batch_norm_act_backward(Tensor dy, Tensor x, Tensor? passed, Tensor? weight, Tensor? bias, Tensor? statistics, "
     "Tensor? running_mean, Tensor? running_var, float eps, bool relu, bool[4] wanted) -> (Tensor, Tensor, Tensor, "
     "Tensor)";
 
-using Forward = Two(const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                    const MaybeTensor&, bool, double, double, bool);
+using Forward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+                      const MaybeTensor&, const MaybeTensor&, bool, double, double, bool);
 using Backward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, double, bool, std::array<bool, 4>);
 
-/// The multiprocessors that a tensor on meta counts on: partial sums depend on them.
-constexpr int kMetaMultiprocessors = 132;
-
-Two forward_on_meta(const Tensor& x, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                    const MaybeTensor&, bool training, double, double, bool) {
-  const auto made = detail::allocate_batch_norm(x, detail::batch_norm_shape(x, true, kMetaMultiprocessors), training);
-  return {made.y, made.statistics};
+Three forward_on_meta(const Tensor& x, const MaybeTensor& residual, const MaybeTensor&, const MaybeTensor&,
+                      const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, bool training, double, double,
+                      bool relu) {
+  const auto made = detail::allocate_batch_norm(x, detail::batch_norm_shape(x, true, detail::kPlayedProcessors),
+                                                training, relu && residual && residual->defined());
+  return {made.y, made.statistics, made.passed};
 }
 
 Four backward_on_meta(const Tensor& grad, const Tensor& x, const MaybeTensor&, const MaybeTensor& weight,
@@ -90,7 +98,7 @@ Four backward_on_meta(const Tensor& grad, const Tensor& x, const MaybeTensor&, c
                       bool, std::array<bool, 4> wanted) {
   const auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   const auto made = detail::allocate_batch_norm_backward(
-      x, weight, detail::batch_norm_shape(x, true, kMetaMultiprocessors), statistics && statistics->defined(),
+      x, weight, detail::batch_norm_shape(x, true, detail::kPlayedProcessors), statistics && statistics->defined(),
       {wanted[0], wanted[1], wanted[2], wanted[3]});
   return {made.dx, made.masked, made.grad_weight, made.grad_bias};
 }
@@ -137,16 +145,16 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
   /// What may be missing is optional: autograd takes no undefined tensor, and has no edge for it.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const MaybeTensor& residual, const MaybeTensor& weight,
                         const MaybeTensor& bias, const MaybeTensor& running_mean, const MaybeTensor& running_var,
-                        bool training, double momentum, double eps, bool relu) {
+                        const MaybeTensor& batches, bool training, double momentum, double eps, bool relu) {
     // Running statistics change without a new version, as torch's do: an earlier forward may have saved them.
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, statistics] = batch_norm_ops().forward->call(x, residual, weight, bias, running_mean, running_var,
-                                                                training, momentum, eps, relu);
+    const auto [y, statistics, passed] = batch_norm_ops().forward->call(
+        x, residual, weight, bias, running_mean, running_var, batches, training, momentum, eps, relu);
     const auto none = Tensor();
-    // With a residual the mask of the ReLU is in y, which the next layer keeps anyway. Without, it comes from x.
+    // With a residual the mask of the ReLU is kept as bits. Without, it comes from x.
     ctx->save_for_backward({x, weight.value_or(none), bias.value_or(none), training ? statistics : none,
                             training ? none : running_mean.value_or(none), training ? none : running_var.value_or(none),
-                            relu && residual ? y : none});
+                            relu && residual ? passed : none});
     ctx->saved_data["residual"] = residual.has_value();
     ctx->saved_data["eps"] = eps;
     ctx->saved_data["relu"] = relu;
@@ -156,13 +164,13 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3], &mean = saved[4],
-               &var = saved[5], &y = saved[6];
+               &var = saved[5], &passed = saved[6];
     const auto eps = ctx->saved_data["eps"].toDouble();
     const auto relu = ctx->saved_data["relu"].toBool();
     const std::array<bool, 4> has{true, ctx->saved_data["residual"].toBool(), weight.defined(), bias.defined()};
     std::array<bool, 4> wanted{};
     for (size_t i = 0, edge = 0; i < 4; ++i) wanted[i] = has[i] && ctx->needs_input_grad(edge++);
-    variable_list result(10);
+    variable_list result(11);
     if (at::GradMode::is_enabled()) {
       differentiable(grads[0], saved, eps, relu, wanted, result);
       return result;
@@ -172,7 +180,7 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
     if (passes_on) wanted[1] = false;
     if (wanted[0] || wanted[1] || wanted[2] || wanted[3])
       std::tie(result[0], result[1], result[2], result[3]) =
-          batch_norm_ops().backward->call(grads[0], x, maybe(y), maybe(weight), maybe(bias), maybe(statistics),
+          batch_norm_ops().backward->call(grads[0], x, maybe(passed), maybe(weight), maybe(bias), maybe(statistics),
                                           maybe(mean), maybe(var), eps, relu, wanted);
     if (passes_on) result[1] = grads[0];
     return result;
@@ -182,24 +190,22 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
   static void differentiable(const Tensor& grad, const variable_list& saved, double eps, bool relu,
                              const std::array<bool, 4>& wanted, variable_list& result) {
     const auto &x = saved[0], &weight = saved[1], &bias = saved[2], &statistics = saved[3], &running_mean = saved[4],
-               &running_var = saved[5], &y = saved[6];
+               &running_var = saved[5], &passed = saved[6];
     const bool training = statistics.defined();
     const auto mean = training ? statistics.select(0, 0) : Tensor();
     const auto inverse_std = training ? statistics.select(0, 1) : Tensor();
-    auto masked = grad;
-    if (relu) {
-      auto out = y.defined() ? y.detach() : Tensor();
-      if (!out.defined()) {
-        const at::NoGradGuard constant;
-        const auto wide = x.to(detail::batch_norm_sums(x.scalar_type()));
-        auto scale = training ? inverse_std : (running_var.to(wide.scalar_type()) + eps).rsqrt();
-        if (weight.defined()) scale = scale * weight;
-        out = (wide - along(training ? mean : running_mean, x)) * along(scale, x);
-        if (bias.defined()) out = out + along(bias, x);
-        out = out.to(x.scalar_type());
-      }
-      masked = at::threshold_backward(grad, out, 0);
+    auto masked = grad, out = Tensor();
+    if (relu && passed.defined()) {
+      masked = grad.masked_fill(detail::passed_of_bits(passed, x.sizes()).logical_not(), 0);
+    } else if (relu) {
+      const at::NoGradGuard constant;
+      const auto wide = x.to(detail::batch_norm_sums(x.scalar_type()));
+      auto scale = training ? inverse_std : (running_var.to(wide.scalar_type()) + eps).rsqrt();
+      if (weight.defined()) scale = scale * weight;
+      out = (wide - along(training ? mean : running_mean, x)) * along(scale, x);
+      if (bias.defined()) out = out + along(bias, x);
     }
+    if (out.defined()) masked = at::threshold_backward(grad, out.to(x.scalar_type()), 0);
     if (wanted[1]) result[1] = masked;
     if (!wanted[0] && !wanted[2] && !wanted[3]) return;
     // Without training the statistics are those that run along, but CUDA's kernel wants others to be there.
@@ -257,18 +263,23 @@ bool can_fuse(const Tensor& x, const Tensor& residual, std::initializer_list<con
 
 Tensor batch_norm_act(const Tensor& x, const Tensor& residual, const Tensor& weight, const Tensor& bias,
                       const Tensor& running_mean, const Tensor& running_var, bool training, double momentum, double eps,
-                      bool relu) {
+                      bool relu, const Tensor& batches) {
   const bool has_statistics = running_mean.defined() && running_var.defined();
   // Weight and bias have one dtype: their gradients are written together.
   const bool alike = !weight.defined() || !bias.defined() || weight.scalar_type() == bias.scalar_type();
-  if (!alike || !can_fuse(x, residual, {&weight, &bias, &running_mean, &running_var}, has_statistics, training))
+  const bool counts = !batches.defined() ||
+                      (batches.device() == x.device() && batches.scalar_type() == at::kLong && batches.numel() == 1);
+  if (!alike || !counts ||
+      !can_fuse(x, residual, {&weight, &bias, &running_mean, &running_var}, has_statistics, training)) {
+    if (training && batches.defined()) batches.add_(1);
     return composed(x, residual, weight, bias, running_mean, running_var, training, momentum, eps, relu);
+  }
   const auto added =
       !residual.defined() || is_channels_last(residual)
           ? residual
           : residual.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   return BatchNormAct::apply(x, maybe(added), maybe(weight), maybe(bias), maybe(running_mean), maybe(running_var),
-                             training, momentum, eps, relu);
+                             maybe(training ? batches : Tensor()), training, momentum, eps, relu);
 }
 
 }  // namespace levin::kernels

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -22,11 +23,7 @@ bool stands_at_vector(const MaybeTensor& tensor) {
 /// The statistics of a running layer are written; everything else is only read.
 ChannelNumbers channel_numbers(const MaybeTensor& tensor) {
   if (!tensor || !tensor->defined()) return {};
-  const auto dtype = tensor->scalar_type();
-  return {tensor->data_ptr(), dtype == at::kDouble  ? BatchNormType::kDouble
-                              : dtype == at::kFloat ? BatchNormType::kFloat
-                              : dtype == at::kHalf  ? BatchNormType::kHalf
-                                                    : BatchNormType::kBFloat16};
+  return {tensor->data_ptr(), number_type("batch_norm_act", tensor->scalar_type())};
 }
 
 int multiprocessors() {
@@ -48,77 +45,66 @@ void check(int error) {
   C10_CUDA_CHECK(static_cast<cudaError_t>(error));
 }
 
-std::tuple<Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTensor& residual,
-                                                  const MaybeTensor& weight, const MaybeTensor& bias,
-                                                  const MaybeTensor& running_mean, const MaybeTensor& running_var,
-                                                  bool training, double momentum, double eps, bool relu) {
+std::tuple<Tensor, Tensor, Tensor> batch_norm_act_on_cuda(const Tensor& x, const MaybeTensor& residual,
+                                                          const MaybeTensor& weight, const MaybeTensor& bias,
+                                                          const MaybeTensor& running_mean,
+                                                          const MaybeTensor& running_var, const MaybeTensor& batches,
+                                                          bool training, double momentum, double eps, bool relu) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* const stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
   // What the allocator gives stands at a vector.
   const auto shape = batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(residual), multiprocessors());
-  const auto made = allocate_batch_norm(x, shape, training);
-  if (training)
-    check(launch_batch_norm_statistics({.shape = shape,
-                                        .x = x.const_data_ptr(),
-                                        .partial = made.partial.mutable_data_ptr(),
-                                        .statistics = made.statistics.mutable_data_ptr(),
-                                        .running_mean = channel_numbers(running_mean),
-                                        .running_var = channel_numbers(running_var),
-                                        .momentum = momentum,
-                                        .eps = eps},
-                                       stream));
-  check(launch_normalize_rows({.shape = shape,
-                               .x = x.const_data_ptr(),
-                               .residual = data_of(residual),
-                               .y = made.y.mutable_data_ptr(),
-                               .affine = affine_of(weight, bias, made.statistics, running_mean, running_var, eps),
-                               .relu = relu},
-                              stream));
-  return {made.y, made.statistics};
+  const bool keeps_bits = relu && residual && residual->defined();
+  const auto made = allocate_batch_norm(x, shape, training, keeps_bits);
+  // In training the kernel makes the statistics itself, and updates those that run along.
+  check(launch_batch_norm({.shape = shape,
+                           .x = x.const_data_ptr(),
+                           .residual = data_of(residual),
+                           .y = made.y.mutable_data_ptr(),
+                           .affine = affine_of(weight, bias, std::nullopt, running_mean, running_var, eps),
+                           .momentum = momentum,
+                           .relu = relu,
+                           .partial = training ? made.partial.mutable_data_ptr() : nullptr,
+                           .statistics = training ? made.statistics.mutable_data_ptr() : nullptr,
+                           .batches = training && batches ? batches->mutable_data_ptr<int64_t>() : nullptr,
+                           .passed = keeps_bits ? made.passed.mutable_data_ptr<uint8_t>() : nullptr},
+                          stream));
+  return {made.y, made.statistics, made.passed};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm_act_backward_on_cuda(
-    const Tensor& grad, const Tensor& x, const MaybeTensor& y, const MaybeTensor& weight, const MaybeTensor& bias,
+    const Tensor& grad, const Tensor& x, const MaybeTensor& passed, const MaybeTensor& weight, const MaybeTensor& bias,
     const MaybeTensor& statistics, const MaybeTensor& running_mean, const MaybeTensor& running_var, double eps,
     bool relu, std::array<bool, 4> asked) {
   const c10::cuda::CUDAGuard guard(x.device());
   auto* const stream = c10::cuda::getCurrentCUDAStream(x.device().index()).stream();
-  const auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
+  auto dy = grad.contiguous(x.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
   const bool training = statistics && statistics->defined();
   const BatchNormWanted wanted{asked[0], asked[1], asked[2], asked[3]};
-  const auto shape =
-      batch_norm_shape(x, stands_at_vector(x) && stands_at_vector(dy) && stands_at_vector(y), multiprocessors());
-  const auto made = allocate_batch_norm_backward(x, weight, shape, training, wanted);
-  const bool has_y = y && y->defined();
-  BatchNormBackwardLaunch launch{.shape = shape,
-                                 .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
-                                 .mask = !relu   ? ReluMask::kNone
-                                         : has_y ? ReluMask::kOutput
-                                                 : ReluMask::kInput,
-                                 .dy = dy.const_data_ptr(),
-                                 .x = x.const_data_ptr(),
-                                 .y = data_of(y),
-                                 .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
-                                 .grad_weight = channel_numbers(made.grad_weight),
-                                 .grad_bias = channel_numbers(made.grad_bias)};
-  if (wanted.sums(training)) {
-    launch.partial = made.partial.mutable_data_ptr();
-    launch.sums = made.sums.mutable_data_ptr();
-    check(launch_batch_norm_backward_sums(launch, stream));
-    if (wanted.residual) {
-      // It is written: the second pass reads it in place of dy and y.
-      launch.dy = launch.masked;
-      launch.masked = nullptr;
-      launch.mask = ReluMask::kNone;
-    }
-  }
-  if (!training) launch.sums = nullptr;
-  if (wanted.dx) {
-    launch.dx = made.dx.mutable_data_ptr();
-    check(launch_batch_norm_backward_input(launch, stream));
-  }
+  const bool has_bits = passed && passed->defined();
   // Alone, the gradient of the residual is torch's own.
-  if (!wanted.dx && !wanted.sums(training)) return {Tensor(), at::threshold_backward(dy, *y, 0), Tensor(), Tensor()};
+  if (!wanted.dx && !wanted.sums(training))
+    return {Tensor(), dy.masked_fill(passed_of_bits(*passed, x.sizes()).logical_not(), 0), Tensor(), Tensor()};
+  // Threads have as many channels as in forward, where bits are theirs.
+  const bool whole = has_bits ? passed->size(1) < x.size(1) : stands_at_vector(x) && stands_at_vector(dy);
+  if (has_bits && whole && !stands_at_vector(dy)) dy = dy.clone();
+  const auto shape = batch_norm_shape(x, whole, multiprocessors());
+  const auto made = allocate_batch_norm_backward(x, weight, shape, training, wanted);
+  check(launch_batch_norm_backward({.shape = shape,
+                                    .affine = affine_of(weight, bias, statistics, running_mean, running_var, eps),
+                                    .mask = !relu      ? ReluMask::kNone
+                                            : has_bits ? ReluMask::kBits
+                                                       : ReluMask::kInput,
+                                    .dy = dy.const_data_ptr(),
+                                    .x = x.const_data_ptr(),
+                                    .passed = static_cast<const uint8_t*>(data_of(passed)),
+                                    .masked = wanted.residual ? made.masked.mutable_data_ptr() : nullptr,
+                                    .dx = wanted.dx ? made.dx.mutable_data_ptr() : nullptr,
+                                    .partial = wanted.sums(training) ? made.partial.mutable_data_ptr() : nullptr,
+                                    .of_batch = training,
+                                    .grad_weight = channel_numbers(made.grad_weight),
+                                    .grad_bias = channel_numbers(made.grad_bias)},
+                                   stream));
   return {made.dx, made.masked, made.grad_weight, made.grad_bias};
 }
 

@@ -28,12 +28,18 @@ BatchNormShape batch_norm_shape(const Tensor& x, bool vectors, int multiprocesso
 /// none and the shape is [0].
 struct BatchNormForward {
   Tensor y, statistics, partial;
+  /// What the ReLU after a residual let through, a bit for each number of x: uint8 [rows, C / channels of a vector].
+  /// Without ReLU or residual, none and the shape is [0].
+  Tensor passed;
 };
-BatchNormForward allocate_batch_norm(const Tensor& x, const BatchNormShape& shape, bool training);
+BatchNormForward allocate_batch_norm(const Tensor& x, const BatchNormShape& shape, bool training, bool keeps_bits);
+
+/// Those bits as a tensor of bool of the shape of x.
+Tensor passed_of_bits(const Tensor& passed, at::IntArrayRef sizes);
 
 /// What backward allocates.
 struct BatchNormBackward {
-  Tensor dx, masked, grad_weight, grad_bias, sums, partial;
+  Tensor dx, masked, grad_weight, grad_bias, partial;
 };
 struct BatchNormWanted {
   bool dx = false, residual = false, weight = false, bias = false;

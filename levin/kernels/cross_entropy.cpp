@@ -18,6 +18,10 @@ using CrossEntropyFunction = void(const Tensor&, const Tensor&, const Tensor&, i
 void cross_entropy_of_nothing(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool,
                               const std::optional<Tensor>&) {}
 
+using ScaleFunction = void(const Tensor&, const Tensor&);
+
+void scale_of_nothing(const Tensor&, const Tensor&) {}
+
 struct CrossEntropyOps {
   CrossEntropyOps() {
     schema.def(
@@ -25,7 +29,11 @@ struct CrossEntropyOps {
         "gradient, Tensor? scale) -> ()");
     cpu.impl("cross_entropy_step", detail::cross_entropy_by_aten);
     meta.impl("cross_entropy_step", cross_entropy_of_nothing);
+    schema.def("scale_(Tensor(a!) x, Tensor factor) -> ()");
+    cpu.impl("scale_", detail::scale_by_aten);
+    meta.impl("scale_", scale_of_nothing);
     detail::register_cross_entropy_cuda(cuda);
+    scale.emplace(c10::Dispatcher::singleton().findSchemaOrThrow("levin::scale_", "").typed<ScaleFunction>());
     step.emplace(
         c10::Dispatcher::singleton().findSchemaOrThrow("levin::cross_entropy_step", "").typed<CrossEntropyFunction>());
   }
@@ -35,6 +43,7 @@ struct CrossEntropyOps {
   torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
   torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
   std::optional<c10::TypedOperatorHandle<CrossEntropyFunction>> step;
+  std::optional<c10::TypedOperatorHandle<ScaleFunction>> scale;
 };
 
 const CrossEntropyOps& cross_entropy_ops() {
@@ -60,6 +69,10 @@ void cross_entropy_by_aten(const Tensor& logits, const Tensor& targets, const Te
   if (classes < logits.size(1)) logits.narrow(1, classes, logits.size(1) - classes).zero_();
 }
 
+void scale_by_aten(const Tensor& x, const Tensor& factor) {
+  x.mul_(factor);
+}
+
 }  // namespace detail
 
 void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
@@ -76,6 +89,12 @@ void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tenso
   if (logits.size(0) == 0) return;
   cross_entropy_ops().step->call(logits, targets, losses, options.classes, options.ignore_index, options.gradient,
                                  options.scale);
+}
+
+void scale_in_place(const Tensor& x, const Tensor& factor) {
+  LEVIN_CHECK(factor.numel() == 1 && factor.scalar_type() == x.scalar_type(), "[scale_in_place] needs one factor of ",
+              x.scalar_type(), ", got ", factor.scalar_type(), " ", factor.sizes());
+  if (x.numel() > 0) cross_entropy_ops().scale->call(x, factor);
 }
 
 }  // namespace levin::kernels

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 
@@ -5,7 +6,9 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "levin/kernels/async_copy.cuh"
 #include "levin/kernels/cross_entropy_launch.h"
+#include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 
 namespace levin::kernels::detail {
@@ -33,14 +36,34 @@ __device__ void store(T* to, const float (&in)[kWidth]) {
   *reinterpret_cast<LogitPack<T, kWidth>*>(to) = pack;
 }
 
+/// 2^x; what float has no normal number for is zero.
+__device__ __forceinline__ float power_of_two(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+
 /// The largest of some logits, and the sum of exp(logit - largest).
 struct Softmax {
   float top = -FLT_MAX;  // no infinity: the difference of two would be NaN
   float sum = 0;
+
+  template <int kWidth>
+  __device__ __forceinline__ void take(const float (&x)[kWidth]) {
+    float most = x[0];
+#pragma unroll
+    for (int k = 1; k < kWidth; ++k) most = fmaxf(most, x[k]);
+    if (most > top) {
+      sum *= power_of_two((top - most) * kLog2E);
+      top = most;
+    }
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) sum += power_of_two((x[k] - top) * kLog2E);
+  }
 };
 __device__ Softmax joined(const Softmax& a, const Softmax& b) {
   const float top = fmaxf(a.top, b.top);
-  return {top, a.sum * exp2f((a.top - top) * kLog2E) + b.sum * exp2f((b.top - top) * kLog2E)};
+  return {top, a.sum * power_of_two((a.top - top) * kLog2E) + b.sum * power_of_two((b.top - top) * kLog2E)};
 }
 __device__ Softmax over_warp(Softmax mine) {
 #pragma unroll
@@ -49,6 +72,96 @@ __device__ Softmax over_warp(Softmax mine) {
     mine = joined(mine, other);
   }
   return mine;
+}
+
+/// Logits past the classes count for nothing.
+template <int kWidth>
+__device__ __forceinline__ void cut(float (&x)[kWidth], int at, int classes) {
+  if (at + kWidth <= classes) return;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k)
+    if (at + k >= classes) x[k] = -INFINITY;
+}
+
+/// Logits to their gradients: scale * (softmax - 1 at the target).
+struct LogitGradient {
+  float top, factor, scale;
+  int hit, classes;
+
+  template <int kWidth>
+  __device__ __forceinline__ void apply(float (&x)[kWidth], int at) const {
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) x[k] = power_of_two((x[k] - top) * kLog2E) * factor;
+    if (at + kWidth > classes) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k)
+        if (at + k >= classes) x[k] = 0;
+    }
+    if (static_cast<unsigned>(hit - at) < static_cast<unsigned>(kWidth)) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k)
+        if (at + k == hit) x[k] -= scale;
+    }
+  }
+};
+
+/// Blocks walk over the rows. A row stays in shared memory between its two readings; every pack of it makes place for
+/// the next row's as soon as its gradient is written. A thread reads what it has copied itself.
+template <class T, int kThreads, bool kGradient>
+__global__ void __launch_bounds__(kThreads, 2048 / kThreads)
+    cross_entropy_kept_kernel(const CrossEntropyLaunch launch) {
+  constexpr int kWidth = 16 / sizeof(T), kStep = kThreads * kWidth, kWarps = kThreads / kWarp;
+  extern __shared__ __align__(16) unsigned char room[];
+  __shared__ float tops[2][kWarps], sums[2][kWarps], picked[2];
+  T* const kept = reinterpret_cast<T*>(room);
+  const int first = static_cast<int>(threadIdx.x) * kWidth;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  T* const all_logits = static_cast<T*>(launch.logits);
+  int64_t row = blockIdx.x;
+  if (row >= launch.rows) return;
+  for (int at = first; at < launch.columns; at += kStep) begin_copy(kept + at, all_logits + row * launch.stride + at);
+  int64_t target = launch.targets[row];
+  for (int turn = 0; row < launch.rows; row += gridDim.x) {
+    T* const logits = all_logits + row * launch.stride;
+    const int64_t next_row = row + gridDim.x;
+    const T* const next = next_row < launch.rows ? all_logits + next_row * launch.stride : nullptr;
+    const int64_t next_target = next != nullptr ? launch.targets[next_row] : 0;
+    end_copies();
+    await_copies<0>();
+    const bool ignored = target == launch.ignore_index, is_class = target >= 0 && target < launch.classes;
+    LogitGradient gradient{0, 0, 0, -1, 0};  // no class: all are zero
+    if (!ignored) {
+      const int hit = is_class ? static_cast<int>(target) : -1;
+      Softmax mine;
+      for (int at = first; at < launch.classes; at += kStep) {
+        float x[kWidth];
+        load<T, kWidth>(kept + at, x);
+        cut(x, at, launch.classes);
+        mine.take(x);
+        if (static_cast<unsigned>(hit - at) < static_cast<unsigned>(kWidth)) picked[turn] = widened(kept[hit]);
+      }
+      mine = over_warp(mine);
+      if (lane == 0) tops[turn][warp] = mine.top, sums[turn][warp] = mine.sum;
+      __syncthreads();
+      const Softmax all = over_warp(lane < kWarps ? Softmax{tops[turn][lane], sums[turn][lane]} : Softmax{});
+      if (threadIdx.x == 0) launch.losses[row] = is_class ? logf(all.sum) + (all.top - picked[turn]) : NAN;
+      const float scale = is_class ? (launch.scale != nullptr ? *launch.scale : 1.0f) : NAN;
+      gradient = {all.top, scale / all.sum, scale, hit, launch.classes};
+      turn ^= 1;  // the others may still read these places
+    } else if (threadIdx.x == 0) {
+      launch.losses[row] = 0;
+    }
+    for (int at = first; at < launch.columns; at += kStep) {
+      if (kGradient) {
+        float x[kWidth];
+        load<T, kWidth>(kept + at, x);
+        gradient.apply(x, at);
+        store<T, kWidth>(logits + at, x);
+      }
+      if (next != nullptr) begin_copy(kept + at, next + at);
+    }
+    target = next_target;
+  }
 }
 
 /// One block of threads for each row. The second reading of a row goes backward, so that it begins with what the caches
@@ -73,20 +186,8 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) cross_entropy_kerne
   for (int at = first; at < launch.classes; at += kStep) {
     float x[kWidth];
     load<T, kWidth>(logits + at, x);
-    if (kWidth > 1 && at + kWidth > launch.classes) {
-#pragma unroll
-      for (int k = 0; k < kWidth; ++k)
-        if (at + k >= launch.classes) x[k] = -INFINITY;
-    }
-    float most = x[0];
-#pragma unroll
-    for (int k = 1; k < kWidth; ++k) most = fmaxf(most, x[k]);
-    if (most > mine.top) {
-      mine.sum *= exp2f((mine.top - most) * kLog2E);
-      mine.top = most;
-    }
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) mine.sum += exp2f((x[k] - mine.top) * kLog2E);
+    cut(x, at, launch.classes);
+    mine.take(x);
   }
   const bool is_class = target >= 0 && target < launch.classes;
   // Read before the barrier: nobody has written yet.
@@ -100,16 +201,12 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) cross_entropy_kerne
   if (!kGradient || first >= launch.columns) return;
 
   const float scale = is_class ? (launch.scale != nullptr ? *launch.scale : 1.0f) : NAN;
-  const float factor = scale / all.sum;
-  const int hit = is_class ? static_cast<int>(target) : -1;
+  const LogitGradient gradient{all.top, scale / all.sum, scale, is_class ? static_cast<int>(target) : -1,
+                               launch.classes};
   for (int at = first + (launch.columns - 1 - first) / kStep * kStep; at >= 0; at -= kStep) {
     float x[kWidth];
     load<T, kWidth>(logits + at, x);
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      x[k] = at + k < launch.classes ? exp2f((x[k] - all.top) * kLog2E) * factor : 0.0f;
-      if (at + k == hit) x[k] -= scale;
-    }
+    gradient.apply(x, at);
     store<T, kWidth>(logits + at, x);
   }
 }
@@ -132,32 +229,64 @@ void launch_wide(const CrossEntropyLaunch& launch, cudaStream_t stream) {
     launch_typed<T, kWidth, kFew>(launch, stream);
 }
 
+/// Rows that find room in shared memory, and are long enough for many threads.
+template <class T>
+bool launch_kept(const CrossEntropyLaunch& launch, cudaStream_t stream) {
+  constexpr int kThreads = 1024, kOther = 1024;  // bytes of other variables
+  const int64_t bytes = launch.columns * static_cast<int64_t>(sizeof(T));
+  if (bytes < 2 * 16 * kThreads || bytes + kOther > launch.shared_memory) return false;
+  const auto kernel =
+      launch.gradient ? cross_entropy_kept_kernel<T, kThreads, true> : cross_entropy_kept_kernel<T, kThreads, false>;
+  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)) != cudaSuccess)
+    return false;
+  const int resident = 2 * (bytes + kOther) <= launch.shared_memory ? 2 : 1;
+  const auto blocks = std::min<int64_t>(launch.rows, static_cast<int64_t>(resident) * launch.processors);
+  kernel<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(bytes), stream>>>(launch);
+  return true;
+}
+
 template <class T>
 void launch_rows(const CrossEntropyLaunch& launch, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
-  const bool packs = launch.stride % kWidth == 0 && launch.columns % kWidth == 0 &&
-                     reinterpret_cast<uintptr_t>(launch.logits) % 16 == 0;
-  if (packs)
-    launch_wide<T, kWidth>(launch, stream);
-  else
+  const bool packs = launch.stride % kWidth == 0 && launch.columns % kWidth == 0 && is_pack_aligned(launch.logits);
+  if (!packs)
     launch_wide<T, 1>(launch, stream);
+  else if (!launch_kept<T>(launch, stream))
+    launch_wide<T, kWidth>(launch, stream);
+}
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(256) scale_kernel(const ScaleLaunch launch) {
+  const float factor = widened(*static_cast<const T*>(launch.factor));
+  if (factor == 1) return;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x * kWidth;
+  for (int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kWidth; at < launch.count;
+       at += step) {
+    float x[kWidth];
+    load<T, kWidth>(static_cast<T*>(launch.x) + at, x);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) x[k] *= factor;
+    store<T, kWidth>(static_cast<T*>(launch.x) + at, x);
+  }
 }
 
 }  // namespace
 
+int launch_scale(const ScaleLaunch& launch, CUstream_st* stream) {
+  return launch_for_number(launch.type, [&](auto number) {
+    using T = typename decltype(number)::type;
+    constexpr int kWidth = 16 / sizeof(T), kThreads = 256, kResident = 8;
+    const bool packs = launch.count % kWidth == 0 && is_pack_aligned(launch.x);
+    const auto kernel = packs ? scale_kernel<T, kWidth> : scale_kernel<T, 1>;
+    const int64_t items = packs ? launch.count / kWidth : launch.count;
+    const auto blocks = std::min<int64_t>((items + kThreads - 1) / kThreads, int64_t{kResident} * launch.processors);
+    kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(launch);
+  });
+}
+
 int launch_cross_entropy(const CrossEntropyLaunch& launch, CUstream_st* stream) {
-  switch (launch.type) {
-    case LogitType::kFloat:
-      launch_rows<float>(launch, stream);
-      break;
-    case LogitType::kHalf:
-      launch_rows<__half>(launch, stream);
-      break;
-    case LogitType::kBFloat16:
-      launch_rows<__nv_bfloat16>(launch, stream);
-      break;
-  }
-  return static_cast<int>(cudaGetLastError());
+  return launch_for_number(launch.type,
+                           [&](auto number) { launch_rows<typename decltype(number)::type>(launch, stream); });
 }
 
 }  // namespace levin::kernels::detail

@@ -29,4 +29,8 @@ struct CrossEntropyStep {
 void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
                         const CrossEntropyStep& options);
 
+/// x *= factor, one number of x's dtype on its device. On CUDA a factor of 1, which the gradient of a loss mostly is,
+/// takes no pass over x. Autograd does not see it.
+void scale_in_place(const Tensor& x, const Tensor& factor);
+
 }  // namespace levin::kernels

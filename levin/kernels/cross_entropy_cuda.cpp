@@ -1,5 +1,6 @@
 #include <limits>
 
+#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -8,13 +9,10 @@
 #include "levin/core/error.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/cross_entropy_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 
 namespace levin::kernels::detail {
 namespace {
-
-LogitType logit_type(at::ScalarType dtype) {
-  return dtype == at::kHalf ? LogitType::kHalf : dtype == at::kBFloat16 ? LogitType::kBFloat16 : LogitType::kFloat;
-}
 
 void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tensor& losses, int64_t classes,
                         int64_t ignore_index, bool gradient, const std::optional<Tensor>& scale) {
@@ -27,9 +25,10 @@ void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tenso
   LEVIN_CHECK(!scale || (scale->is_cuda() && scale->scalar_type() == at::kFloat && scale->numel() == 1),
               "[cross_entropy_step] the scale must be one float32 on the device of the logits");
   const c10::cuda::CUDAGuard guard(logits.device());
+  const auto* device = at::cuda::getCurrentDeviceProperties();
   const auto classes_of_rows = targets.contiguous();
   const CrossEntropyLaunch launch{.logits = logits.mutable_data_ptr(),
-                                  .type = logit_type(dtype),
+                                  .type = number_type("cross_entropy_step", dtype),
                                   .stride = logits.stride(0),
                                   .targets = classes_of_rows.const_data_ptr<int64_t>(),
                                   .losses = losses.mutable_data_ptr<float>(),
@@ -38,15 +37,30 @@ void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tenso
                                   .columns = static_cast<int32_t>(logits.size(1)),
                                   .classes = static_cast<int32_t>(classes),
                                   .ignore_index = ignore_index,
-                                  .gradient = gradient};
+                                  .gradient = gradient,
+                                  .processors = device->multiProcessorCount,
+                                  .shared_memory = static_cast<int32_t>(device->sharedMemPerBlockOptin)};
   C10_CUDA_CHECK(static_cast<cudaError_t>(
       launch_cross_entropy(launch, c10::cuda::getCurrentCUDAStream(logits.device().index()).stream())));
+}
+
+void scale_cuda(const Tensor& x, const Tensor& factor) {
+  if (x.scalar_type() == at::kDouble || !x.is_contiguous() || !factor.is_cuda()) return scale_by_aten(x, factor);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const ScaleLaunch launch{.x = x.mutable_data_ptr(),
+                           .factor = factor.const_data_ptr(),
+                           .type = number_type("scale_in_place", x.scalar_type()),
+                           .count = x.numel(),
+                           .processors = at::cuda::getCurrentDeviceProperties()->multiProcessorCount};
+  C10_CUDA_CHECK(
+      static_cast<cudaError_t>(launch_scale(launch, c10::cuda::getCurrentCUDAStream(x.device().index()).stream())));
 }
 
 }  // namespace
 
 void register_cross_entropy_cuda(torch::Library& library) {
   library.impl("cross_entropy_step", cross_entropy_cuda);
+  library.impl("scale_", scale_cuda);
 }
 
 }  // namespace levin::kernels::detail

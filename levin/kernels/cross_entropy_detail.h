@@ -16,7 +16,9 @@ using at::Tensor;
 void cross_entropy_by_aten(const Tensor& logits, const Tensor& targets, const Tensor& losses, int64_t classes,
                            int64_t ignore_index, bool gradient, const std::optional<Tensor>& scale);
 
-/// Adds the kernel of CUDA to the operator.
+void scale_by_aten(const Tensor& x, const Tensor& factor);
+
+/// Adds the kernels of CUDA to the operators.
 void register_cross_entropy_cuda(torch::Library& library);
 
 }  // namespace levin::kernels::detail

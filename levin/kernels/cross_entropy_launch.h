@@ -2,17 +2,17 @@
 
 #include <cstdint>
 
+#include "levin/kernels/number_type.h"
+
 /// What the kernel of cross_entropy.cu is told: pointers, sizes and a stream, without a header of torch.
 struct CUstream_st;
 
 namespace levin::kernels::detail {
 
-enum class LogitType { kFloat, kHalf, kBFloat16 };
-
 struct CrossEntropyLaunch {
-  void* logits = nullptr;  // [rows, columns]
-  LogitType type = LogitType::kFloat;
-  int64_t stride = 0;  // numbers from row to row
+  void* logits = nullptr;                // [rows, columns]
+  NumberType type = NumberType::kFloat;  // or kHalf, kBFloat16
+  int64_t stride = 0;                    // numbers from row to row
   const int64_t* targets = nullptr;
   float* losses = nullptr;
   const float* scale = nullptr;  // or null
@@ -21,9 +21,20 @@ struct CrossEntropyLaunch {
   int32_t classes = 0;
   int64_t ignore_index = 0;
   bool gradient = false;
+  int32_t processors = 1;     // of the device
+  int32_t shared_memory = 0;  // bytes that one block may have
 };
 
-/// Returns a cudaError_t.
+struct ScaleLaunch {
+  void* x = nullptr;
+  const void* factor = nullptr;  // one number
+  NumberType type = NumberType::kFloat;
+  int64_t count = 0;
+  int32_t processors = 1;
+};
+
+/// In cross_entropy.cu; both return a cudaError_t.
 int launch_cross_entropy(const CrossEntropyLaunch& launch, CUstream_st* stream);
+int launch_scale(const ScaleLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

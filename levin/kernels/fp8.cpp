@@ -12,13 +12,16 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fp8_detail.h"
+#include "levin/kernels/fp8_launch.h"
 
 namespace levin::kernels {
 
 namespace detail {
 
-Fp8Parts empty_fp8_parts(const Tensor& x, at::ScalarType dtype, bool per_row, bool rows, bool columns) {
+Fp8Parts empty_fp8_parts(const Tensor& x, at::ScalarType dtype, bool per_row, bool rows, bool columns,
+                         const MaybeDtype& sums) {
   const auto m = x.size(0), k = x.size(1), padded = (m + kFp8Multiple - 1) / kFp8Multiple * kFp8Multiple;
   const auto codes = x.options().dtype(dtype), numbers = x.options().dtype(at::kFloat);
   Fp8Parts parts;
@@ -29,6 +32,7 @@ Fp8Parts empty_fp8_parts(const Tensor& x, at::ScalarType dtype, bool per_row, bo
   else if (rows)
     std::get<2>(parts) = at::empty({m, 1}, numbers);
   if (per_row && columns) std::get<3>(parts) = at::empty({k, 1}, numbers);
+  if (sums) std::get<4>(parts) = at::empty({k}, x.options().dtype(*sums));
   return parts;
 }
 
@@ -37,10 +41,12 @@ Fp8Parts empty_fp8_parts(const Tensor& x, at::ScalarType dtype, bool per_row, bo
 namespace {
 
 using detail::Fp8Parts;
+using detail::MaybeDtype;
+using detail::MaybeKind;
 using detail::MaybeTensor;
 
 using CastSignature = Fp8Parts(const Tensor&, const MaybeTensor&, const MaybeTensor&, at::ScalarType, bool, bool, bool,
-                               int64_t);
+                               int64_t, MaybeKind, const MaybeTensor&, MaybeDtype);
 using ProductSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
                                 at::ScalarType, bool);
 using RollSignature = Tensor(const Tensor&, const Tensor&);
@@ -75,15 +81,24 @@ Tensor codes_of(const Tensor& x, const Tensor& scale, at::ScalarType dtype) {
   return at::where(x.isfinite(), scaled, std::numeric_limits<double>::quiet_NaN()).to(at::kFloat).to(dtype);
 }
 
-Fp8Parts cast_cpu(const Tensor& x, const MaybeTensor& amax, const MaybeTensor& seen, at::ScalarType dtype, bool per_row,
-                  bool rows, bool columns, int64_t margin) {
+/// The activation of x, or the product of x with its derivative, by operators of their own.
+Tensor activated(const Tensor& x, int64_t kind, const MaybeTensor& derivative_at) {
+  return derivative_at ? detail::run_activation_backward(x, *derivative_at, static_cast<Activation>(kind))
+                       : detail::run_activation(x, static_cast<Activation>(kind));
+}
+
+Fp8Parts cast_cpu(const Tensor& given, const MaybeTensor& amax, const MaybeTensor& seen, at::ScalarType dtype,
+                  bool per_row, bool rows, bool columns, int64_t margin, MaybeKind kind,
+                  const MaybeTensor& derivative_at, MaybeDtype sums) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto x = kind ? activated(given, *kind, derivative_at) : given;
   const auto wide = x.to(at::kFloat);
   const auto size = at::where(wide.isfinite(), wide.abs(), 0).to(at::kFloat);
   const auto most = x.numel() == 0 ? at::zeros({1}, wide.options()) : size.max().view({1});
   if (seen) seen->copy_(at::maximum(*seen, most.view_as(*seen)));
   const auto of_rows = scales_of(per_row ? size.amax({1}, /*keepdim=*/true) : amax.value_or(most), dtype, margin);
   Fp8Parts parts;
+  if (sums) std::get<4>(parts) = at::sum(x, {0}, /*keepdim=*/false, *sums);
   if (rows) std::get<0>(parts) = codes_of(wide, of_rows, dtype);
   if (rows || !per_row) std::get<2>(parts) = of_rows.reciprocal();
   if (!columns) return parts;
@@ -113,11 +128,13 @@ Tensor roll_cpu(const Tensor& history, const Tensor& seen) {
 // ---- without data: what CUDA allocates
 
 Fp8Parts cast_meta(const Tensor& x, const MaybeTensor& amax, const MaybeTensor&, at::ScalarType dtype, bool per_row,
-                   bool rows, bool columns, int64_t) {
+                   bool rows, bool columns, int64_t, MaybeKind, const MaybeTensor&, MaybeDtype sums) {
   const auto found = per_row ? at::empty({x.size(0) + x.size(1)}, x.options().dtype(at::kFloat))
                      : amax  ? Tensor()
                              : at::empty({1}, x.options().dtype(at::kFloat));
-  return detail::empty_fp8_parts(x, dtype, per_row, rows, columns);
+  const auto tiles = (x.size(0) + detail::kFp8TileRows - 1) / detail::kFp8TileRows;
+  const auto partials = sums ? at::empty({tiles, x.size(1)}, x.options().dtype(at::kFloat)) : Tensor();
+  return detail::empty_fp8_parts(x, dtype, per_row, rows, columns, sums);
 }
 
 Tensor product_meta(const Tensor& a, const Tensor& b, const Tensor& inverse_a, const Tensor&, const MaybeTensor&,
@@ -138,7 +155,8 @@ struct Ops {
   Ops() {
     definitions.def(
         "fp8_cast(Tensor x, Tensor? amax, Tensor(a!)? seen, ScalarType dtype, bool per_row, bool rows, bool columns, "
-        "int margin) -> (Tensor, Tensor, Tensor, Tensor)");
+        "int margin, int? activation, Tensor? derivative_at, ScalarType? sums) -> (Tensor, Tensor, Tensor, Tensor, "
+        "Tensor)");
     definitions.def(
         "fp8_mm(Tensor a, Tensor b, Tensor inverse_a, Tensor inverse_b, Tensor? bias, ScalarType dtype, bool "
         "fast_accumulation) -> Tensor");
@@ -187,12 +205,24 @@ Fp8Cast fp8_cast(const Tensor& x, const Tensor& amax, const Tensor& seen, const 
               "[fp8_cast] needs Float, Half or BFloat16, got ", x.scalar_type());
   LEVIN_CHECK(is_float8(options.dtype), "[fp8_cast] casts to Float8_e4m3fn and Float8_e5m2, not to ", options.dtype);
   LEVIN_CHECK(!options.per_row || !amax.defined(), "[fp8_cast] scales per row are those of the tensor itself");
+  const auto& at = options.derivative_at;
+  LEVIN_CHECK(!at.defined() || (options.activation && at.sizes() == x.sizes() && at.scalar_type() == x.scalar_type()),
+              "[fp8_cast] derivative_at needs an activation, and the sizes and dtype of x");
   const at::NoGradGuard no_grad;
-  auto [rows, columns, inverse, column_inverse] =
-      ops().cast->call(x.contiguous(), if_defined(amax), if_defined(seen), options.dtype, options.per_row, options.rows,
-                       options.columns, options.margin);
+  Tensor matrix = x.contiguous();
+  auto kind = options.activation ? MaybeKind(static_cast<int64_t>(*options.activation)) : std::nullopt;
+  auto derivative_at = at.defined() ? MaybeTensor(at.contiguous()) : std::nullopt;
+  const bool at_once = amax.defined() && !options.per_row && x.scalar_type() == at::kBFloat16 &&
+                       (options.dtype == at::kFloat8_e5m2) == at.defined();
+  if (kind && !at_once) {
+    matrix = activated(matrix, *kind, derivative_at);
+    kind.reset(), derivative_at.reset();
+  }
+  auto [rows, columns, inverse, column_inverse, sums] =
+      ops().cast->call(matrix, if_defined(amax), if_defined(seen), options.dtype, options.per_row, options.rows,
+                       options.columns, options.margin, kind, derivative_at, options.sums);
   if (!options.per_row) column_inverse = inverse;
-  return {rows, columns, inverse, column_inverse};
+  return {rows, columns, inverse, column_inverse, sums};
 }
 
 Tensor fp8_mm(const Tensor& a, const Tensor& b, const Tensor& inverse_a, const Tensor& inverse_b, const Tensor& bias,

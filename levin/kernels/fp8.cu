@@ -5,14 +5,16 @@
 #include <cuda_fp8.h>
 #include <cuda_runtime.h>
 
+#include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/fp8_launch.h"
+#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 // A block takes a tile of 64 x 128 numbers; a thread takes 4 rows x 8 columns of it, 16 bytes of bfloat16 at a time.
 constexpr int kThreads = 256;
-constexpr int kTileRows = 64;
+constexpr int kTileRows = kFp8TileRows;
 constexpr int kTileColumns = 128;
 constexpr int kTall = 4;
 constexpr int kWide = 8;
@@ -20,41 +22,56 @@ constexpr int kAcross = kTileColumns / kWide;  // 16 threads side by side
 constexpr int kWords = kTileRows / kTall;      // words of 4 codes in a column of the tile
 static_assert(kAcross * kWords == kThreads && kAcross == 16 && kWords == 16);
 
-__device__ void load_8(const float* from, float (&out)[kWide]) {
-  const float4 a = *reinterpret_cast<const float4*>(from);
-  const float4 b = *reinterpret_cast<const float4*>(from + 4);
-  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w;
-  out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
-}
-__device__ float2 widened(__nv_bfloat162 pair) {
-  return __bfloat1622float2(pair);
-}
-__device__ float2 widened(__half2 pair) {
-  return __half22float2(pair);
-}
-template <class Pair>
-__device__ void load_pairs(const uint4* from, float (&out)[kWide]) {
-  const uint4 bits = *from;
-  const unsigned int words[4] = {bits.x, bits.y, bits.z, bits.w};
+// 8 neighbours as they come from memory: what waits in registers for its turn should be small.
+template <class From>
+struct Eight {
+  uint4 words[sizeof(From) / 2];
+};
+
+template <class From>
+__device__ Eight<From> load_8(const From* from) {
+  Eight<From> raw;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 two = widened(*reinterpret_cast<const Pair*>(&words[i]));
-    out[2 * i] = two.x, out[2 * i + 1] = two.y;
+  for (int i = 0; i < static_cast<int>(sizeof(From) / 2); ++i) raw.words[i] = reinterpret_cast<const uint4*>(from)[i];
+  return raw;
+}
+
+__device__ void unpack(const Eight<float>& raw, float (&out)[kWide]) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    out[4 * i] = __uint_as_float(raw.words[i].x), out[4 * i + 1] = __uint_as_float(raw.words[i].y);
+    out[4 * i + 2] = __uint_as_float(raw.words[i].z), out[4 * i + 3] = __uint_as_float(raw.words[i].w);
   }
 }
-__device__ void load_8(const __nv_bfloat16* from, float (&out)[kWide]) {
-  load_pairs<__nv_bfloat162>(reinterpret_cast<const uint4*>(from), out);
-}
-__device__ void load_8(const __half* from, float (&out)[kWide]) {
-  load_pairs<__half2>(reinterpret_cast<const uint4*>(from), out);
+template <class From>
+__device__ void unpack(const Eight<From>& raw, float (&out)[kWide]) {
+  const uint32_t pairs[4] = {raw.words[0].x, raw.words[0].y, raw.words[0].z, raw.words[0].w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) upcast_pair(pairs[i], out + 2 * i, From());
 }
 
 __device__ bool is_finite(float x) {
   return fabsf(x) <= FLT_MAX;
 }
-// Numbers that are not finite make the result nan, but no scale.
+// Numbers that are not finite make no scale.
 __device__ float size_of(float x) {
   return is_finite(x) ? fabsf(x) : 0.0f;
+}
+
+// The largest finite size. The conversion to float8 makes inf the largest number, but it must stay visible: it becomes
+// nan here. fmaxf passes over nan, so inf is found where it is the largest.
+__device__ float largest_of(float (&values)[kWide]) {
+  float most = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) most = fmaxf(most, fabsf(values[j]));
+  if (most <= FLT_MAX) return most;
+  most = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kWide; ++j) {
+    most = fmaxf(most, size_of(values[j]));
+    if (!is_finite(values[j])) values[j] = __int_as_float(0x7fffffff);
+  }
+  return most;
 }
 
 // The power of two that brings amax just below the largest number of float8. Neither it nor its inverse is subnormal.
@@ -82,10 +99,6 @@ struct Format<true> {
   static constexpr float kLargest = 57344.0f;
 };
 
-// The conversion makes inf the largest number; here it must stay visible.
-__device__ float scaled(float x, float scale) {
-  return is_finite(x) ? x * scale : __int_as_float(0x7fffffff);
-}
 template <bool kE5m2>
 __device__ unsigned int codes_of(float a, float b, float c, float d) {
   const unsigned int low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, Format<kE5m2>::kKind);
@@ -136,39 +149,63 @@ __device__ Place place_of(int64_t columns) {
 
 // What lies outside of the matrix is 0.
 template <class From>
-__device__ void load_tile(const From* in, const Place& place, int64_t rows, int64_t columns,
-                          float (&values)[kTall][kWide]) {
+__device__ void load_tile(const void* in, const Place& place, int64_t rows, int64_t columns,
+                          Eight<From> (&raw)[kTall]) {
 #pragma unroll
   for (int i = 0; i < kTall; ++i) {
     const int64_t row = place.row() + i;
-    if (row < rows && place.column() < columns) {
-      load_8(in + row * columns + place.column(), values[i]);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kWide; ++j) values[i][j] = 0.0f;
-    }
+    raw[i] = row < rows && place.column() < columns
+                 ? load_8(static_cast<const From*>(in) + row * columns + place.column())
+                 : Eight<From>{};
   }
 }
 
-template <class From, bool kE5m2, bool kPerRow>
+// Rounded to bfloat16, as kernels of their own would leave it in memory.
+template <ActivationKind kKind, bool kDerivative>
+__device__ void activate(float (&values)[kWide], const float (&at)[kWide]) {
+#pragma unroll
+  for (int j = 0; j < kWide; j += 2) {
+#pragma unroll
+    for (int k = j; k < j + 2; ++k) {
+      if constexpr (!kDerivative)
+        values[k] = activated<kKind, __nv_bfloat16>(values[k]);
+      else if constexpr (kKind == ActivationKind::kRelu)
+        values[k] = at[k] <= 0.0f ? 0.0f : values[k];
+      else
+        values[k] *= derivative<kKind, __nv_bfloat16>(at[k]);
+    }
+    upcast_pair(narrow_pair<__nv_bfloat16>(values[j], values[j + 1]), values + j, __nv_bfloat16());
+  }
+}
+
+template <bool kDerivative>
+__device__ void activate_any(ActivationKind kind, float (&values)[kWide], const float (&at)[kWide]) {
+  if (kind == ActivationKind::kGelu)
+    activate<ActivationKind::kGelu, kDerivative>(values, at);
+  else if (kind == ActivationKind::kGeluTanh)
+    activate<ActivationKind::kGeluTanh, kDerivative>(values, at);
+  else if (kind == ActivationKind::kRelu)
+    activate<ActivationKind::kRelu, kDerivative>(values, at);
+  else
+    activate<ActivationKind::kSilu, kDerivative>(values, at);
+}
+
+template <class From, bool kE5m2, bool kPerRow, Fp8Before kBefore = Fp8Before::kNothing>
 __global__ void __launch_bounds__(kThreads) cast_kernel(const Fp8CastLaunch launch) {
   // Codes by column, words of 4 rows each. The place of a word is mixed with the number of its column, so that no two
   // threads of a warp meet in a bank, neither when they write nor when they read.
   __shared__ unsigned int tile[kTileColumns * kWords];
+  __shared__ float column_sums[kThreads / 32][kTileColumns];
+  __shared__ float sizes[kThreads / 32];
   constexpr float kLargest = Format<kE5m2>::kLargest;
+  constexpr bool kDerivative = kBefore == Fp8Before::kDerivative;
   const Place place = place_of(launch.columns);
-  float values[kTall][kWide];
-  load_tile(static_cast<const From*>(launch.in), place, launch.rows, launch.columns, values);
+  Eight<From> raw[kTall], raw_at[kDerivative ? kTall : 1];
+  load_tile<From>(launch.in, place, launch.rows, launch.columns, raw);
+  if constexpr (kDerivative) load_tile<From>(launch.derivative_at, place, launch.rows, launch.columns, raw_at);
 
-  float row_scale[kTall], column_scale[kWide];
+  float scale = 1.0f, column_scale[kPerRow ? kWide : 1];
   if constexpr (kPerRow) {
-#pragma unroll
-    for (int i = 0; i < kTall; ++i) {
-      const int64_t row = place.row() + i;
-      row_scale[i] = row < launch.rows ? scale_of(launch.amax[row], kLargest, launch.margin) : 1.0f;
-      if (launch.out && row < launch.rows && place.first_column == 0 && place.across == 0)
-        launch.inverse[row] = inverse_of(row_scale[i]);
-    }
 #pragma unroll
     for (int j = 0; j < kWide; ++j) {
       const int64_t column = place.column() + j;
@@ -177,39 +214,46 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const Fp8CastLaunch laun
         launch.column_inverse[column] = inverse_of(column_scale[j]);
     }
   } else {
-    const float scale = scale_of(*launch.amax, kLargest, launch.margin);
+    scale = scale_of(*launch.amax, kLargest, launch.margin);
     if (blockIdx.x == 0 && threadIdx.x == 0) *launch.inverse = inverse_of(scale);
-#pragma unroll
-    for (int i = 0; i < kTall; ++i) row_scale[i] = scale;
-#pragma unroll
-    for (int j = 0; j < kWide; ++j) column_scale[j] = scale;
   }
 
+  float most = 0.0f, sums[kWide] = {};
   unsigned int codes[2][kTall];  // columns 0 to 3 and 4 to 7
-  if (launch.out || !kPerRow) {
 #pragma unroll
-    for (int i = 0; i < kTall; ++i) {
-      const auto& v = values[i];
-      const float s = row_scale[i];
-      codes[0][i] = codes_of<kE5m2>(scaled(v[0], s), scaled(v[1], s), scaled(v[2], s), scaled(v[3], s));
-      codes[1][i] = codes_of<kE5m2>(scaled(v[4], s), scaled(v[5], s), scaled(v[6], s), scaled(v[7], s));
-      const int64_t row = place.row() + i;
-      if (launch.out && row < launch.rows && place.column() < launch.columns)
-        *reinterpret_cast<uint2*>(launch.out + row * launch.columns + place.column()) =
-            make_uint2(codes[0][i], codes[1][i]);
+  for (int i = 0; i < kTall; ++i) {
+    const int64_t row = place.row() + i;
+    const bool inside = row < launch.rows && place.column() < launch.columns;
+    float v[kWide];
+    unpack(raw[i], v);
+    if constexpr (kBefore != Fp8Before::kNothing) {
+      float at[kWide] = {};
+      if constexpr (kDerivative) unpack(raw_at[i], at);
+      activate_any<kDerivative>(launch.activation, v, at);
     }
-  }
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) sums[j] += v[j];
+    most = fmaxf(most, largest_of(v));
 
-  if (launch.transposed) {
+    if constexpr (kPerRow) {
+      scale = row < launch.rows ? scale_of(launch.amax[row], kLargest, launch.margin) : 1.0f;
+      if (launch.out && row < launch.rows && place.first_column == 0 && place.across == 0)
+        launch.inverse[row] = inverse_of(scale);
+    }
+    codes[0][i] = codes_of<kE5m2>(v[0] * scale, v[1] * scale, v[2] * scale, v[3] * scale);
+    codes[1][i] = codes_of<kE5m2>(v[4] * scale, v[5] * scale, v[6] * scale, v[7] * scale);
+    if (launch.out && inside)
+      *reinterpret_cast<uint2*>(launch.out + row * launch.columns + place.column()) =
+          make_uint2(codes[0][i], codes[1][i]);
     if constexpr (kPerRow) {
       const auto& s = column_scale;
-#pragma unroll
-      for (int i = 0; i < kTall; ++i) {
-        const auto& v = values[i];
-        codes[0][i] = codes_of<kE5m2>(scaled(v[0], s[0]), scaled(v[1], s[1]), scaled(v[2], s[2]), scaled(v[3], s[3]));
-        codes[1][i] = codes_of<kE5m2>(scaled(v[4], s[4]), scaled(v[5], s[5]), scaled(v[6], s[6]), scaled(v[7], s[7]));
-      }
+      codes[0][i] = codes_of<kE5m2>(v[0] * s[0], v[1] * s[1], v[2] * s[2], v[3] * s[3]);
+      codes[1][i] = codes_of<kE5m2>(v[4] * s[4], v[5] * s[5], v[6] * s[6], v[7] * s[7]);
     }
+  }
+
+  // What the threads of the block have for each other.
+  if (launch.transposed) {
     unsigned int words[kWide];
     transpose_codes(codes[0], words);
     transpose_codes(codes[1], words + 4);
@@ -220,9 +264,25 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const Fp8CastLaunch laun
       const int column = place.across * kWide + (odd ? j ^ 1 : j);
       tile[column * kWords + (place.down ^ place.across)] = odd ? words[j ^ 1] : words[j];
     }
-    __syncthreads();
+  }
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  if (launch.partials) {
+#pragma unroll
+    for (int j = 0; j < kWide; ++j) {
+      const float sum = sums[j] + __shfl_xor_sync(0xffffffffu, sums[j], kAcross);
+      // Neighbours of a warp are neighbours in shared memory.
+      if (lane < kAcross) column_sums[warp][j * kAcross + place.across] = sum;
+    }
+  }
+  if (launch.seen) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    if (lane == 0) sizes[warp] = most;
+  }
+  __syncthreads();
+
+  if (launch.transposed) {
     // Four threads give one column of the tile, 16 bytes each; the columns of a warp differ in their mixing.
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int chunk = lane % 4, parity = lane / 4 % 2, low = lane / 8;
 #pragma unroll
     for (int pass = 0; pass < 2; ++pass) {
@@ -238,14 +298,17 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const Fp8CastLaunch laun
             make_uint4(four[0], four[1], four[2], four[3]);
     }
   }
-
-  if (launch.seen) {
-    float most = 0.0f;
+  if (launch.partials && threadIdx.x < kTileColumns && place.first_column + threadIdx.x < launch.columns) {
+    const int column = static_cast<int>(threadIdx.x);
+    float sum = 0.0f;  // in a fixed order
 #pragma unroll
-    for (int i = 0; i < kTall; ++i)
+    for (int i = 0; i < kThreads / 32; ++i) sum += column_sums[i][column % kWide * kAcross + column / kWide];
+    launch.partials[place.first_row / kTileRows * launch.columns + place.first_column + column] = sum;
+  }
+  if (launch.seen && threadIdx.x == 0) {
 #pragma unroll
-      for (int j = 0; j < kWide; ++j) most = fmaxf(most, size_of(values[i][j]));
-    raise_from_block(launch.seen, most);
+    for (int i = 1; i < kThreads / 32; ++i) most = fmaxf(most, sizes[i]);
+    raise(launch.seen, most);
   }
 }
 
@@ -256,19 +319,20 @@ __global__ void __launch_bounds__(kThreads) amax_kernel(const From* in, int64_t 
   int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t groups = count / kWide;
   for (; at + 3 * stride < groups; at += 4 * stride) {
-    float values[4][kWide];
+    Eight<From> raw[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) load_8(in + (at + i * stride) * kWide, values[i]);
+    for (int i = 0; i < 4; ++i) raw[i] = load_8(in + (at + i * stride) * kWide);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-#pragma unroll
-      for (int j = 0; j < kWide; ++j) most = fmaxf(most, size_of(values[i][j]));
+    for (int i = 0; i < 4; ++i) {
+      float values[kWide];
+      unpack(raw[i], values);
+      most = fmaxf(most, largest_of(values));
+    }
   }
   for (; at < groups; at += stride) {
     float values[kWide];
-    load_8(in + at * kWide, values);
-#pragma unroll
-    for (int j = 0; j < kWide; ++j) most = fmaxf(most, size_of(values[j]));
+    unpack(load_8(in + at * kWide), values);
+    most = fmaxf(most, largest_of(values));
   }
   raise_from_block(amax, most);
 }
@@ -277,13 +341,13 @@ template <class From>
 __global__ void __launch_bounds__(kThreads) row_amax_kernel(const Fp8AmaxLaunch launch) {
   __shared__ float parts[kThreads / 32][kTileColumns];
   const Place place = place_of(launch.columns);
+  Eight<From> raw[kTall];
+  load_tile<From>(launch.in, place, launch.rows, launch.columns, raw);
   float values[kTall][kWide];
-  load_tile(static_cast<const From*>(launch.in), place, launch.rows, launch.columns, values);
 #pragma unroll
   for (int i = 0; i < kTall; ++i) {
-    float most = 0.0f;
-#pragma unroll
-    for (int j = 0; j < kWide; ++j) most = fmaxf(most, size_of(values[i][j]));
+    unpack(raw[i], values[i]);
+    float most = largest_of(values[i]);
 #pragma unroll
     for (int step = kAcross / 2; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
     if (place.across == 0 && place.row() + i < launch.rows) raise(launch.amax + place.row() + i, most);
@@ -339,6 +403,14 @@ template <class From>
 void cast_from(const Fp8CastLaunch& launch, CUstream_st* stream) {
   // Rows of padding are written by the tiles of the last rows: padded_rows and a tile are multiples of 16.
   const unsigned int blocks = tiles_of(launch.rows, launch.columns);
+  if constexpr (sizeof(From) == 2 && !std::is_same_v<From, __half>)
+    if (launch.before != Fp8Before::kNothing) {
+      if (launch.before == Fp8Before::kActivation)
+        cast_kernel<From, false, false, Fp8Before::kActivation><<<blocks, kThreads, 0, stream>>>(launch);
+      else
+        cast_kernel<From, true, false, Fp8Before::kDerivative><<<blocks, kThreads, 0, stream>>>(launch);
+      return;
+    }
   if (launch.e5m2 && launch.per_row)
     cast_kernel<From, true, true><<<blocks, kThreads, 0, stream>>>(launch);
   else if (launch.e5m2)
@@ -367,12 +439,20 @@ void amax_from(const Fp8AmaxLaunch& launch, CUstream_st* stream) {
 }  // namespace
 
 int launch_fp8_cast(const Fp8CastLaunch& launch, CUstream_st* stream) {
+  const bool plain = launch.before == Fp8Before::kNothing;
+  // Of inputs and of gradients: no other cast follows an activation.
+  if (!plain &&
+      (launch.type != Fp8From::kBFloat16 || launch.per_row || launch.e5m2 != (launch.before == Fp8Before::kDerivative)))
+    return static_cast<int>(cudaErrorInvalidValue);
   if (launch.type == Fp8From::kFloat)
     cast_from<float>(launch, stream);
   else if (launch.type == Fp8From::kHalf)
     cast_from<__half>(launch, stream);
   else
     cast_from<__nv_bfloat16>(launch, stream);
+  if (launch.partials)
+    launch_finish<float>(launch.partials, (launch.rows + kTileRows - 1) / kTileRows, launch.columns, launch.sums,
+                         launch.sums_type, nullptr, NumberType::kNone, stream);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
+
+#include "levin/kernels/activation.h"
 
 namespace levin::kernels {
 
@@ -43,6 +46,7 @@ struct Fp8Cast {
   Tensor columns;         // [K, M rounded up to kFp8Multiple], the rest zero
   Tensor inverse;         // [1], or [M, 1]
   Tensor column_inverse;  // [1], or [K, 1]
+  Tensor sums;            // [K], where they are wanted
 };
 
 struct Fp8CastOptions {
@@ -52,6 +56,12 @@ struct Fp8CastOptions {
   bool rows = true;
   bool columns = true;
   int margin = 0;
+  /// The activation of x is cast in place of x; with `derivative_at` [M, K], of one dtype with x, the product of x with
+  /// the activation's derivative there. Part of the same pass for bfloat16 with `amax`, else one of its own before it.
+  std::optional<Activation> activation = {};
+  Tensor derivative_at = {};
+  /// Sums over the rows of what is cast, in this dtype: the gradient of a bias.
+  std::optional<c10::ScalarType> sums = {};
 };
 
 /// x [M, K] (float, half, bfloat16; K a multiple of 16) in float8, both layouts in one pass. Scales are powers of two,

@@ -6,6 +6,8 @@
 
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fp8_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/number_type.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -32,16 +34,21 @@ float* floats_of(const Tensor& tensor) {
 }
 
 Fp8Parts cast(const Tensor& given, const MaybeTensor& given_amax, const MaybeTensor& seen, at::ScalarType dtype,
-              bool per_row, bool rows, bool columns, int64_t margin) {
+              bool per_row, bool rows, bool columns, int64_t margin, MaybeKind kind, const MaybeTensor& derivative_at,
+              MaybeDtype wanted_sums) {
   const c10::cuda::CUDAGuard guard(given.device());
   // Parts of a flat buffer may begin anywhere.
-  const auto x = reinterpret_cast<uintptr_t>(given.const_data_ptr()) % 16 == 0 ? given : given.clone();
+  const auto aligned = [](const Tensor& tensor) {
+    return is_pack_aligned(tensor.const_data_ptr()) ? tensor : tensor.clone();
+  };
+  const auto x = aligned(given), at = derivative_at ? aligned(*derivative_at) : Tensor();
   const auto m = x.size(0), k = x.size(1);
-  auto parts = empty_fp8_parts(x, dtype, per_row, rows, columns);
-  auto& [out, transposed, inverse, column_inverse] = parts;
+  auto parts = empty_fp8_parts(x, dtype, per_row, rows, columns, wanted_sums);
+  auto& [out, transposed, inverse, column_inverse, sums] = parts;
   if (x.numel() == 0) {
     if (inverse.defined()) inverse.fill_(1);
     if (column_inverse.defined()) column_inverse.fill_(1);
+    if (sums.defined()) sums.zero_();
     return parts;
   }
   Tensor amax = given_amax.value_or(Tensor());
@@ -56,6 +63,8 @@ Fp8Parts cast(const Tensor& given, const MaybeTensor& given_amax, const MaybeTen
                            .column_amax = per_row ? floats_of(amax) + m : nullptr},
                           stream_of(x)));
   }
+  Tensor partials;
+  if (wanted_sums) partials = at::empty({(m + kFp8TileRows - 1) / kFp8TileRows, k}, x.options().dtype(at::kFloat));
   check(launch_fp8_cast({.in = x.const_data_ptr(),
                          .type = from_of(x),
                          .e5m2 = dtype == at::kFloat8_e5m2,
@@ -70,7 +79,15 @@ Fp8Parts cast(const Tensor& given, const MaybeTensor& given_amax, const MaybeTen
                          .out = bytes_of(out),
                          .transposed = bytes_of(transposed),
                          .inverse = floats_of(inverse),
-                         .column_inverse = floats_of(column_inverse)},
+                         .column_inverse = floats_of(column_inverse),
+                         .before = !kind           ? Fp8Before::kNothing
+                                   : derivative_at ? Fp8Before::kDerivative
+                                                   : Fp8Before::kActivation,
+                         .activation = static_cast<ActivationKind>(kind.value_or(0)),
+                         .derivative_at = at.defined() ? at.const_data_ptr() : nullptr,
+                         .partials = floats_of(partials),
+                         .sums = sums.defined() ? sums.mutable_data_ptr() : nullptr,
+                         .sums_type = wanted_sums ? number_type("fp8_cast", *wanted_sums) : NumberType::kNone},
                         stream_of(x)));
   return parts;
 }

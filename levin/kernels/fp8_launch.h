@@ -2,14 +2,22 @@
 
 #include <cstdint>
 
+#include "levin/kernels/activation_launch.h"
+
 /// What the kernels of fp8.cu are told: pointers, sizes and a stream, without a header of torch.
 struct CUstream_st;
 
 namespace levin::kernels::detail {
 
 enum class Fp8From : uint8_t { kFloat, kHalf, kBFloat16 };
+/// What becomes of numbers before they are cast: nothing, their activation, or, of a gradient, its product with the
+/// derivative of the activation.
+enum class Fp8Before : uint8_t { kNothing, kActivation, kDerivative };
+
+constexpr int64_t kFp8TileRows = 64;
 
 /// A matrix to float8. `columns` is a multiple of 16, and all pointers are multiples of 16 bytes but those to floats.
+/// With an activation it is of bfloat16, and has one scale.
 struct Fp8CastLaunch {
   const void* in = nullptr;  // [rows, columns]
   Fp8From type = Fp8From::kFloat;
@@ -26,6 +34,12 @@ struct Fp8CastLaunch {
   uint8_t* transposed = nullptr;       // [columns, padded_rows], or null
   float* inverse = nullptr;            // as amax
   float* column_inverse = nullptr;     // as column_amax
+  Fp8Before before = Fp8Before::kNothing;
+  ActivationKind activation = ActivationKind::kGelu;
+  const void* derivative_at = nullptr;  // as `in`
+  float* partials = nullptr;            // [tiles of rows, columns], or null
+  void* sums = nullptr;                 // [columns]: sums of what is cast, before it is
+  NumberType sums_type = NumberType::kNone;
 };
 
 /// The largest finite numbers of a matrix. The results must be 0 before.

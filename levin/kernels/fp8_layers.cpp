@@ -1,5 +1,7 @@
 #include "levin/kernels/fp8_layers.h"
 
+#include <algorithm>
+
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
@@ -84,6 +86,14 @@ void Fp8Layers::bind() {
     }
 }
 
+void Fp8Layers::make_histories() {
+  if (history_.defined()) return;
+  const auto slots = static_cast<int64_t>(has_history_.size());
+  const auto options = at::TensorOptions(setup_.device).dtype(at::kFloat);
+  history_ = at::zeros({slots, setup_.options.history}, options);
+  seen_ = at::zeros({slots}, options);
+}
+
 detail::Fp8ContextPtr Fp8Layers::begin() {
   const std::lock_guard lock(mutex_);
   if (!bound_) bind();
@@ -96,12 +106,7 @@ detail::Fp8ContextPtr Fp8Layers::begin() {
   context->records = is_delayed() && at::GradMode::is_enabled();
   if (context->records && !names_.empty()) {
     const at::NoGradGuard no_grad;
-    const auto slots = static_cast<int64_t>(has_history_.size());
-    const auto options = at::TensorOptions(setup_.device).dtype(at::kFloat);
-    if (!history_.defined()) {
-      history_ = at::zeros({slots, setup_.options.history}, options);
-      seen_ = at::zeros({slots}, options);
-    }
+    make_histories();
     // A tensor of its own: graphs of earlier forwards keep theirs.
     amax_ = fp8_roll(history_, seen_);
     for (size_t i = 0; i < has_history_.size(); ++i) has_history_[i] = has_history_[i] || recorded_[i];
@@ -122,15 +127,13 @@ std::optional<int64_t> Fp8Layers::index_of(const Tensor& weight) const {
 }
 
 Fp8Cast Fp8Layers::cast(const detail::Fp8Context& context, int64_t index, detail::Fp8Operand operand,
-                        const Tensor& matrix, bool rows, bool columns) {
+                        const Tensor& matrix, Fp8CastOptions wanted) {
   used_ = true;
   const auto& options = setup_.options;
   const bool gradient = operand == detail::Fp8Operand::kGradient, per_row = options.recipe == Fp8Recipe::kRow;
-  const Fp8CastOptions wanted{.dtype = gradient && !per_row ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn,
-                              .per_row = per_row,
-                              .rows = rows,
-                              .columns = columns,
-                              .margin = gradient && is_delayed() ? options.gradient_margin : options.margin};
+  wanted.dtype = gradient && !per_row ? at::kFloat8_e5m2 : at::kFloat8_e4m3fn;
+  wanted.per_row = per_row;
+  wanted.margin = gradient && is_delayed() ? options.gradient_margin : options.margin;
   const auto slot = index * kOperands + static_cast<int64_t>(operand);
   const auto at = static_cast<size_t>(slot);
   Tensor amax, seen;
@@ -140,6 +143,58 @@ Fp8Cast Fp8Layers::cast(const detail::Fp8Context& context, int64_t index, detail
     recorded_[at] = true;
   }
   return fp8_cast(matrix, amax, seen, wanted);
+}
+
+Tensor Fp8Layers::state() const {
+  if (!is_delayed() || names_.empty()) return {};
+  const auto weights = static_cast<int64_t>(names_.size()), length = setup_.options.history;
+  auto state = at::zeros({weights * kOperands, length + 2}, at::kFloat);
+  if (history_.defined()) {
+    state.narrow(1, 0, length).copy_(history_);
+    state.select(1, length).copy_(seen_);
+  }
+  auto* begun = state.mutable_data_ptr<float>() + length + 1;
+  for (size_t i = 0; i < has_history_.size(); ++i, begun += length + 2)
+    *begun = (recorded_[i] ? 1.0f : 0.0f) + (has_history_[i] ? 1.0f : 0.0f);
+  return state.view({weights, kOperands, length + 2});
+}
+
+void Fp8Layers::load_state(const std::vector<std::string>& names, const Tensor& given) {
+  if (!is_delayed() || names_.empty()) return;
+  LEVIN_CHECK(given.dim() == 3 && given.size(0) == static_cast<int64_t>(names.size()) && given.size(1) == kOperands &&
+                  given.size(2) >= 3 && given.is_floating_point(),
+              "[fp8] the state of ", names.size(), " weights must be [", names.size(), ", ", kOperands,
+              ", history + 2], got ", given.sizes());
+  const at::NoGradGuard no_grad;
+  const auto from = given.to(at::kCPU, at::kFloat).contiguous();
+  const auto there = from.size(2) - 2, length = setup_.options.history, kept = std::min(there, length);
+  std::unordered_map<std::string, int64_t> places;
+  for (size_t i = 0; i < names.size(); ++i) places.emplace(names[i], static_cast<int64_t>(i));
+
+  const auto slots = static_cast<int64_t>(has_history_.size());
+  const auto history = at::zeros({slots, length}, at::kFloat), seen = at::zeros({slots}, at::kFloat);
+  std::vector<bool> recorded(has_history_.size()), begun(has_history_.size());
+  for (size_t i = 0; i < names_.size(); ++i) {
+    const auto place = places.find(names_[i]);
+    if (place == places.end()) continue;
+    const auto rows = from[place->second];  // [3, there + 2]
+    const auto first = static_cast<int64_t>(i) * kOperands;
+    history.narrow(0, first, kOperands).narrow(1, 0, kept).copy_(rows.narrow(1, 0, kept));
+    seen.narrow(0, first, kOperands).copy_(rows.select(1, there));
+    for (int64_t k = 0; k < kOperands; ++k) {
+      const auto flags = rows[k][there + 1].item<float>();
+      recorded[static_cast<size_t>(first + k)] = flags > 0;
+      begun[static_cast<size_t>(first + k)] = flags > 1;
+    }
+  }
+
+  const std::lock_guard lock(mutex_);
+  make_histories();
+  history_.copy_(history);
+  seen_.copy_(seen);
+  amax_ = history_.amax({1});
+  has_history_ = begun;
+  for (size_t i = 0; i < recorded.size(); ++i) recorded_[i] = recorded[i];
 }
 
 Fp8Scope::Fp8Scope(const std::shared_ptr<Fp8Layers>& layers) {

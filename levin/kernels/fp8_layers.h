@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -86,12 +87,21 @@ class Fp8Layers : public std::enable_shared_from_this<Fp8Layers> {
   /// At the beginning of a forward: what was seen since the last one becomes history.
   detail::Fp8ContextPtr begin();
   std::optional<int64_t> index_of(const Tensor& weight) const;
-  /// A matrix that belongs to the layer with that index.
+  /// A matrix that belongs to the layer with that index. Of `wanted` dtype, scales and margin are the layer's own.
   Fp8Cast cast(const detail::Fp8Context& context, int64_t index, detail::Fp8Operand operand, const Tensor& matrix,
-               bool rows, bool columns);
+               Fp8CastOptions wanted);
+
+  /// The histories, what was seen since, and for each how far it is (1: something was seen, 2: it has a history):
+  /// [weights, 3, history + 2], on the CPU. What a resumed run needs to continue with the same scales. Undefined with
+  /// recipes that need no history.
+  Tensor state() const;
+  /// `names` are those of the weights in `state`. A weight that is not among them begins without a history; of
+  /// histories of another length the newest numbers are taken.
+  void load_state(const std::vector<std::string>& names, const Tensor& state);
 
  private:
   void bind();
+  void make_histories();
   bool is_delayed() const { return setup_.options.recipe == Fp8Recipe::kDelayed; }
 
   std::shared_ptr<const torch::nn::Module> module_;
@@ -129,5 +139,18 @@ std::optional<int64_t> fp8_layer(const Tensor& x, const Tensor& weight);
 /// x [..., K] and weight [N, K] of the layer `index` of the context of this thread: [..., N] in bfloat16. Saved for
 /// backward are x and the weight, both in float8. It has no second derivative, and says so.
 Tensor fp8_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, int64_t index);
+
+/// A linear layer in float8.
+struct Fp8Factor {
+  Tensor weight, bias;
+  int64_t index = 0;
+};
+/// Both layers if they, with an activation between them, can be one operation here: both multiply in float8 with
+/// weights that stay in memory, and none of them is frozen.
+std::optional<std::pair<Fp8Factor, Fp8Factor>> fp8_pair(const Tensor& x, const Tensor& up, const Tensor& up_bias,
+                                                        const Tensor& down, const Tensor& down_bias);
+/// down(activation(up(x))), with the numbers of the three operations. The activation is computed while its result is
+/// cast to float8, and its derivative while the gradient is, so neither is written in bfloat16.
+Tensor fp8_mlp(const Tensor& x, const Fp8Factor& up, Activation kind, const Fp8Factor& down);
 
 }  // namespace levin::kernels

@@ -10,14 +10,14 @@
 namespace levin::kernels {
 namespace {
 
-detail::PixelType pixel_type(at::ScalarType dtype, const char* operation) {
+detail::NumberType pixel_type(at::ScalarType dtype, const char* operation) {
   switch (dtype) {
     case at::kFloat:
-      return detail::PixelType::kFloat;
+      return detail::NumberType::kFloat;
     case at::kHalf:
-      return detail::PixelType::kHalf;
+      return detail::NumberType::kHalf;
     case at::kBFloat16:
-      return detail::PixelType::kBFloat16;
+      return detail::NumberType::kBFloat16;
     default:
       levin::detail::fail(
           levin::detail::concat("[", operation, "] ", dtype, " is not known; Float, Half and BFloat16 are"));
@@ -179,13 +179,13 @@ Tensor normalize_images(const Tensor& images, const NormalizeImages& options,
   launch.in = images.const_data_ptr<uint8_t>();
   launch.out = out.mutable_data_ptr();
   switch (launch.type) {
-    case detail::PixelType::kFloat:
+    case detail::NumberType::kFloat:
       normalize_cpu<float>(launch, placements);
       break;
-    case detail::PixelType::kHalf:
+    case detail::NumberType::kHalf:
       normalize_cpu<at::Half>(launch, placements);
       break;
-    case detail::PixelType::kBFloat16:
+    default:  // kBFloat16
       normalize_cpu<at::BFloat16>(launch, placements);
       break;
   }

@@ -1,8 +1,5 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
 #include "levin/kernels/image_batch_launch.h"
+#include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 
 namespace levin::kernels::detail {
@@ -119,34 +116,15 @@ __global__ void erase_kernel(const EraseLaunch launch) {
 }  // namespace
 
 int launch_normalize_images(const NormalizeLaunch& launch, CUstream_st* stream) {
-  switch (launch.type) {
-    case PixelType::kFloat:
-      normalize<float>(launch, stream);
-      break;
-    case PixelType::kHalf:
-      normalize<__half>(launch, stream);
-      break;
-    case PixelType::kBFloat16:
-      normalize<__nv_bfloat16>(launch, stream);
-      break;
-  }
-  return static_cast<int>(cudaGetLastError());
+  return launch_for_number(launch.type,
+                           [&](auto number) { normalize<typename decltype(number)::type>(launch, stream); });
 }
 
 int launch_erase_images(const EraseLaunch& launch, CUstream_st* stream) {
   const dim3 grid(16, static_cast<unsigned>(launch.batch));
-  switch (launch.type) {
-    case PixelType::kFloat:
-      erase_kernel<float><<<grid, kThreads, 0, stream>>>(launch);
-      break;
-    case PixelType::kHalf:
-      erase_kernel<__half><<<grid, kThreads, 0, stream>>>(launch);
-      break;
-    case PixelType::kBFloat16:
-      erase_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(launch);
-      break;
-  }
-  return static_cast<int>(cudaGetLastError());
+  return launch_for_number(launch.type, [&](auto number) {
+    erase_kernel<typename decltype(number)::type><<<grid, kThreads, 0, stream>>>(launch);
+  });
 }
 
 }  // namespace levin::kernels::detail

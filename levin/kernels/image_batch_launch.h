@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "levin/kernels/number_type.h"
+
 /// What the kernels of image_batch.cu are told: pointers, sizes and a stream, without a header of torch.
 struct CUstream_st;
 
@@ -9,8 +11,6 @@ namespace levin::kernels::detail {
 
 constexpr int kMaxChannels = 8;
 constexpr int kMaxBatch = 65535;  // blocks along y
-
-enum class PixelType { kFloat, kHalf, kBFloat16 };
 
 /// Bytes in, numbers out: pointers to device memory.
 struct NormalizeLaunch {
@@ -22,7 +22,7 @@ struct NormalizeLaunch {
   int32_t in_height = 0;
   int32_t in_width = 0;
   void* out = nullptr;
-  PixelType type = PixelType::kFloat;
+  NumberType type = NumberType::kFloat;  // or kHalf, kBFloat16
   bool channels_last = false;
   int32_t batch = 0;
   int32_t channels = 0;
@@ -36,8 +36,8 @@ struct NormalizeLaunch {
 
 struct EraseLaunch {
   void* images = nullptr;
-  PixelType type = PixelType::kFloat;
-  int64_t image = 0;  // strides, in numbers
+  NumberType type = NumberType::kFloat;  // or kHalf, kBFloat16
+  int64_t image = 0;                     // strides, in numbers
   int64_t channel = 0;
   int64_t row = 0;
   int64_t column = 0;

@@ -51,13 +51,14 @@ struct JpegPlanesEntry {
   int32_t chroma_pitch = 0;
   int32_t chroma_height = 0;
   int32_t chroma_width = 0;
-  int32_t half_height = 0;  // 1: chroma has half of the rows (4:2:0)
+  int32_t half_height = 0;  // 1: chroma has half of the rows (4:2:0, 4:4:0)
   int32_t half_width = 0;   // 1: half of the columns (4:2:0, 4:2:2)
   int32_t top = 0;
   int32_t left = 0;
   int32_t height = 0;
   int32_t width = 0;
-  uint8_t* out = nullptr;  // [height, width, 3]
+  int32_t gray = 0;        // 1: the luma of the colors, as of Pillow, in place of them
+  uint8_t* out = nullptr;  // [height, width, 3], or [height, width]
 };
 
 /// In image_resample.cu and jpeg_colors.cu; both return a cudaError_t.

@@ -18,7 +18,10 @@ int mixed_rows(const uint8_t* plane, const JpegPlanesEntry& entry, int y, int co
 }
 
 int chroma_at(const uint8_t* plane, const JpegPlanesEntry& entry, int y, int x) {
-  if (!entry.half_width) return mixed_rows(plane, entry, y, x);
+  if (!entry.half_width) {
+    const int sum = mixed_rows(plane, entry, y, x);
+    return entry.half_height ? (sum + (y & 1 ? 2 : 1)) >> 2 : sum;
+  }
   // libjpeg leaves planes of two columns alone.
   if (entry.chroma_width <= 2)
     return plane[static_cast<int64_t>(entry.half_height ? y >> 1 : y) * entry.chroma_pitch + (x >> 1)];
@@ -33,24 +36,25 @@ uint8_t color_byte(int value) {
 }
 
 void colors_of_row(const JpegPlanesEntry& entry, int row) {
-  const int y = entry.top + row;
-  uint8_t* out = entry.out + static_cast<int64_t>(row) * entry.width * 3;
-  for (int column = 0; column < entry.width; ++column, out += 3) {
+  const int y = entry.top + row, channels = entry.gray ? 1 : 3;
+  uint8_t* out = entry.out + static_cast<int64_t>(row) * entry.width * channels;
+  for (int column = 0; column < entry.width; ++column, out += channels) {
     const int x = entry.left + column, luma = entry.luma[static_cast<int64_t>(y) * entry.luma_pitch + x];
     const int blue = chroma_at(entry.blue, entry, y, x) - 128, red = chroma_at(entry.red, entry, y, x) - 128;
     // ITU-R 601 with 16 bits after the point: 1.402, 0.344136, 0.714136 and 1.772.
-    out[0] = color_byte(luma + ((91881 * red + 32768) >> 16));
-    out[1] = color_byte(luma + ((-22554 * blue - 46802 * red + 32768) >> 16));
-    out[2] = color_byte(luma + ((116130 * blue + 32768) >> 16));
+    const uint8_t r = color_byte(luma + ((91881 * red + 32768) >> 16));
+    const uint8_t g = color_byte(luma + ((-22554 * blue - 46802 * red + 32768) >> 16));
+    const uint8_t b = color_byte(luma + ((116130 * blue + 32768) >> 16));
+    if (entry.gray)
+      out[0] = static_cast<uint8_t>((r * 19595 + g * 38470 + b * 7471 + 32768) >> 16);
+    else
+      out[0] = r, out[1] = g, out[2] = b;
   }
 }
 
 }  // namespace
 
 void jpeg_colors(std::span<const JpegPlanesEntry> entries, c10::Device device) {
-  for (const auto& entry : entries)
-    LEVIN_CHECK(!entry.half_height || entry.half_width,
-                "[jpeg_colors] chroma of half the rows and all columns (4:4:0) is not known");
   if (device.is_cuda()) {
     if (!entries.empty()) detail::jpeg_colors_cuda(entries, device);
     return;

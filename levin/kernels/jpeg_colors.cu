@@ -16,7 +16,10 @@ __device__ int mixed_rows(const uint8_t* plane, const JpegPlanesEntry& entry, in
 }
 
 __device__ int chroma_at(const uint8_t* plane, const JpegPlanesEntry& entry, int y, int x) {
-  if (!entry.half_width) return mixed_rows(plane, entry, y, x);
+  if (!entry.half_width) {
+    const int sum = mixed_rows(plane, entry, y, x);
+    return entry.half_height ? (sum + (y & 1 ? 2 : 1)) >> 2 : sum;
+  }
   if (entry.chroma_width <= 2)
     return plane[static_cast<int64_t>(entry.half_height ? y >> 1 : y) * entry.chroma_pitch + (x >> 1)];
   const int near = x >> 1, far = min(max(near + (x & 1 ? 1 : -1), 0), entry.chroma_width - 1);
@@ -37,10 +40,15 @@ __global__ void __launch_bounds__(kThreads) jpeg_colors_kernel(const JpegPlanesE
     const int x = entry.left + static_cast<int>(i - static_cast<int64_t>(row) * entry.width), y = entry.top + row;
     const int luma = entry.luma[static_cast<int64_t>(y) * entry.luma_pitch + x];
     const int blue = chroma_at(entry.blue, entry, y, x) - 128, red = chroma_at(entry.red, entry, y, x) - 128;
-    uint8_t* out = entry.out + i * 3;
-    out[0] = color_byte(luma + ((91881 * red + 32768) >> 16));
-    out[1] = color_byte(luma + ((-22554 * blue - 46802 * red + 32768) >> 16));
-    out[2] = color_byte(luma + ((116130 * blue + 32768) >> 16));
+    const uint8_t r = color_byte(luma + ((91881 * red + 32768) >> 16));
+    const uint8_t g = color_byte(luma + ((-22554 * blue - 46802 * red + 32768) >> 16));
+    const uint8_t b = color_byte(luma + ((116130 * blue + 32768) >> 16));
+    if (entry.gray) {
+      entry.out[i] = static_cast<uint8_t>((r * 19595 + g * 38470 + b * 7471 + 32768) >> 16);
+    } else {
+      uint8_t* out = entry.out + i * 3;
+      out[0] = r, out[1] = g, out[2] = b;
+    }
   }
 }
 

@@ -10,6 +10,8 @@
 #include "levin/kernels/image_resample_detail.h"
 #include "levin/kernels/jpeg_colors.h"
 #include "levin/kernels/linear_detail.h"
+#include "levin/kernels/matmul_detail.h"
+#include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/residual_norm_detail.h"
 #include "levin/kernels/rotary_detail.h"
@@ -56,6 +58,7 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_matmul_cuda(torch::Library&) {}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }
@@ -67,6 +70,7 @@ AttentionBackend faster_attention(const Tensor&, bool) {
 void register_cross_entropy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
 void register_batch_norm_act_cuda(torch::Library&) {}
+void register_max_pool_cuda(torch::Library&) {}
 void register_fp8_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail

@@ -41,6 +41,8 @@ Tensor autocast_to(const Tensor& tensor, at::ScalarType dtype);
 
 /// Multiprocessors of the GPU that meta tensors stand for.
 inline constexpr int kPlayedProcessors = 132;
+/// Bytes of shared memory that one block may have there.
+inline constexpr int kPlayedSharedMemory = 232448;
 
 }  // namespace detail
 }  // namespace levin::kernels

@@ -116,7 +116,8 @@ NormGradients gradients_on_meta(const MaybeTensor& grad_output, const MaybeTenso
   const auto columns = stream.size(-1);
   const auto plan =
       norm_backward_plan(stream.numel() / columns, columns, number_type("residual_norm", stream.scalar_type()),
-                         /*aligned=*/true, kPlayedProcessors);
+                         number_type("residual_norm", grad_output->scalar_type()), /*aligned=*/true,
+                         {.processors = kPlayedProcessors, .shared_memory = kPlayedSharedMemory});
   (void)at::empty({2, plan.blocks, columns}, rstd.options());  // gone when the sums are there
   return result;
 }

@@ -3,20 +3,18 @@
 namespace levin::kernels::detail {
 namespace {
 
-constexpr int kForwardThreads = 128;  // where a warp has a row of its own
-constexpr int kLongThreads = 256;     // where a row is read more than once
+constexpr int kLongThreads = 256;  // where a row is read more than once
 
 /// A row in registers: E numbers for each thread of `warps` warps.
 template <class S, class B, class O, int E>
-__global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
-    norm_forward_kernel(const NormForward norm, const int warps) {
+__global__ void __launch_bounds__(512) norm_forward_kernel(const NormForward norm, const int warps) {
   using A = Wide<S>;
   constexpr int V = 16 / sizeof(S), kPacks = E / V;
-  __shared__ A slots[2][32];
-  const int lanes = 32 * warps;
-  const int t = warps == 1 ? static_cast<int>(threadIdx.x) % 32 : static_cast<int>(threadIdx.x);
-  const int64_t row = warps == 1 ? static_cast<int64_t>(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32 : blockIdx.x;
-  if (row >= norm.rows) return;  // a whole warp; where a block has one row there is none to spare
+  __shared__ A slots[2][16];
+  const RowGroup all(warps);
+  const int t = all.t, lanes = all.lanes;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / lanes) + all.group;
+  if (row >= norm.rows) return;  // a whole group
   const int columns = static_cast<int>(norm.columns);
   const int64_t begin = row * norm.columns;
 
@@ -24,6 +22,20 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
 #pragma unroll
   for (int i = 0; i < kPacks; ++i)
     if (const int column = (i * lanes + t) * V; column < columns) stream[i] = load<S, V>(norm.stream, begin + column);
+  // Where there are registers for them, weights are on their way with the row.
+  constexpr bool kEarly = E == 8;
+  A weights[kEarly ? E : 1], biases[kEarly ? E : 1];
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) weights[i * V + k] = biases[i * V + k] = 0;
+      const int column = (i * lanes + t) * V;
+      if (column >= columns) continue;
+      load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weights + i * V);
+      if (norm.bias != nullptr) load_any<V>(norm.bias, norm.bias_type, column, norm.weight_aligned, biases + i * V);
+    }
+  }
   if (norm.branch != nullptr) {
     Pack<B, V> branch[kPacks];
 #pragma unroll
@@ -62,7 +74,7 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
 #pragma unroll
     for (int k = 0; k < V; ++k) sum += x[i * V + k];
   }
-  const A mean = norm.rms ? A(0) : row_sum(sum, warps, slots[0]) / static_cast<A>(columns);
+  const A mean = norm.rms ? A(0) : all.sum(sum, slots[0]) / static_cast<A>(columns);
   A squares = 0;
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
@@ -73,7 +85,7 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
       squares += centered * centered;
     }
   }
-  const A rstd = inverse_root(row_sum(squares, warps, slots[1]) / static_cast<A>(columns) + static_cast<A>(norm.eps));
+  const A rstd = inverse_root(all.sum(squares, slots[1]) / static_cast<A>(columns) + static_cast<A>(norm.eps));
   if (t == 0) {
     if (!norm.rms) static_cast<A*>(norm.mean)[row] = mean;
     static_cast<A*>(norm.rstd)[row] = rstd;
@@ -83,10 +95,14 @@ __global__ void __launch_bounds__(E == 16 ? 1024 : kForwardThreads)
   for (int i = 0; i < kPacks; ++i) {
     const int column = (i * lanes + t) * V;
     if (column >= columns) continue;
-    A weight[V], bias[V] = {};
-    load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight);
-    if (norm.bias != nullptr) load_any<V>(norm.bias, norm.bias_type, column, norm.weight_aligned, bias);
-    A out[V];
+    A weight[V], bias[V] = {}, out[V];
+    if constexpr (kEarly) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) weight[k] = weights[i * V + k], bias[k] = biases[i * V + k];
+    } else {
+      load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight);
+      if (norm.bias != nullptr) load_any<V>(norm.bias, norm.bias_type, column, norm.weight_aligned, bias);
+    }
 #pragma unroll
     for (int k = 0; k < V; ++k) out[k] = (x[i * V + k] - mean) * rstd * weight[k] + bias[k];
     store_packed<O, V>(norm.output, begin + column, out);
@@ -142,35 +158,25 @@ __global__ void __launch_bounds__(kLongThreads) norm_forward_long_kernel(const N
 }
 
 template <class S, class B, class O>
-void launch_forward(const NormForward& norm, bool aligned, cudaStream_t stream) {
-  const int64_t columns = norm.columns;
-  if (!aligned || columns % (16 / static_cast<int64_t>(sizeof(S))) != 0 || columns > 16 * 1024) {
+void launch_forward(const NormForward& norm, const NormForwardPlan& plan, cudaStream_t stream) {
+  if (!plan.packs) {
     norm_forward_long_kernel<S, B, O><<<static_cast<unsigned>(norm.rows), kLongThreads, 0, stream>>>(norm);
     return;
   }
-  if (columns <= 1024) {
-    constexpr int kRows = kForwardThreads / 32;
-    const auto blocks = static_cast<unsigned>((norm.rows + kRows - 1) / kRows);
-    if (columns <= 256)
-      norm_forward_kernel<S, B, O, 8><<<blocks, kForwardThreads, 0, stream>>>(norm, 1);
-    else if (columns <= 512)
-      norm_forward_kernel<S, B, O, 16><<<blocks, kForwardThreads, 0, stream>>>(norm, 1);
-    else if (columns <= 768)
-      norm_forward_kernel<S, B, O, 24><<<blocks, kForwardThreads, 0, stream>>>(norm, 1);
-    else
-      norm_forward_kernel<S, B, O, 32><<<blocks, kForwardThreads, 0, stream>>>(norm, 1);
-    return;
-  }
-  const int warps = static_cast<int>((columns + 511) / 512);
-  norm_forward_kernel<S, B, O, 16><<<static_cast<unsigned>(norm.rows), 32 * warps, 0, stream>>>(norm, warps);
+  const auto kernel = plan.per_thread == 8    ? norm_forward_kernel<S, B, O, 8>
+                      : plan.per_thread == 16 ? norm_forward_kernel<S, B, O, 16>
+                      : plan.per_thread == 24 ? norm_forward_kernel<S, B, O, 24>
+                                              : norm_forward_kernel<S, B, O, 32>;
+  const auto blocks = static_cast<unsigned>((norm.rows + plan.groups - 1) / plan.groups);
+  kernel<<<blocks, 32 * plan.warps * plan.groups, 0, stream>>>(norm, plan.warps);
 }
 
 }  // namespace
 
-int launch_norm_forward(const NormForward& norm, bool aligned, CUstream_st* stream) {
+int launch_norm_forward(const NormForward& norm, const NormForwardPlan& plan, CUstream_st* stream) {
   const auto branch = norm.branch != nullptr ? norm.branch_type : norm.stream_type;
   const bool known = with_norm_types(norm.stream_type, branch, norm.output_type, [&](auto s, auto b, auto o) {
-    launch_forward<typename decltype(s)::type, typename decltype(b)::type, typename decltype(o)::type>(norm, aligned,
+    launch_forward<typename decltype(s)::type, typename decltype(b)::type, typename decltype(o)::type>(norm, plan,
                                                                                                        stream);
   });
   return static_cast<int>(known ? cudaGetLastError() : cudaErrorInvalidValue);

@@ -1,3 +1,4 @@
+#include "levin/kernels/async_copy.cuh"
 #include "levin/kernels/residual_norm_device.cuh"
 
 namespace levin::kernels::detail {
@@ -11,172 +12,151 @@ __device__ __forceinline__ A row_statistic(const void* list, int64_t row) {
   return list != nullptr ? static_cast<const A*>(list)[row] : A(0);
 }
 
-/// One row's packs as they come from memory.
-template <class S, class O, int V, int kPacks>
-struct GradientRow {
-  Pack<O, V> grad[kPacks];
-  Pack<S, V> stream[kPacks];
-  Pack<S, V> residual[kPacks];
+/// Groups of warps walk over the rows and keep the sums of columns in registers. The next rows are on their way to
+/// shared memory while one is computed.
+template <class S, class B, class O, int E, bool kDropout>
+__global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
+    norm_backward_kernel(const NormBackward norm, const int warps, const int stages) {
+  constexpr int V = 16 / sizeof(S), kPacks = E / V;
+  extern __shared__ __align__(16) unsigned char ring[];
+  __shared__ float slots[2][kNormWarps];
+  const RowGroup all(warps);
+  const int t = all.t, lanes = all.lanes;
+  const int groups = static_cast<int>(blockDim.x) / lanes;
+  const int columns = static_cast<int>(norm.columns);
+  const int64_t stride = static_cast<int64_t>(gridDim.x) * groups;
+  const float scale = 1.0f / static_cast<float>(columns);
+  const bool has_residual = norm.grad_stream != nullptr;
+  const int stream_at = columns * static_cast<int>(sizeof(O));
+  const int residual_at = stream_at + columns * static_cast<int>(sizeof(S));
+  const int row_bytes = residual_at + columns * static_cast<int>(sizeof(S));
+  unsigned char* const places = ring + all.group * stages * row_bytes;
 
-  __device__ __forceinline__ void load_from(const NormBackward& norm, int64_t row, int t, int lanes) {
-    const int columns = static_cast<int>(norm.columns);
-    const int64_t begin = row * norm.columns;
+  const auto fetch = [&](int64_t row, int stage) {
+    if (row < norm.rows) {
+      const int64_t begin = row * norm.columns;
+      unsigned char* to = places + stage * row_bytes;
+      all.copy(to, static_cast<const O*>(norm.grad_output) + begin, stream_at);
+      all.copy(to + stream_at, static_cast<const S*>(norm.stream) + begin, residual_at - stream_at);
+      if (has_residual)
+        all.copy(to + residual_at, static_cast<const S*>(norm.grad_stream) + begin, residual_at - stream_at);
+    }
+    end_copies();
+  };
+  int64_t row = static_cast<int64_t>(blockIdx.x) * groups + all.group;
+  for (int stage = 0; stage + 1 < stages; ++stage) fetch(row + stage * stride, stage);
+  float next_mean = 0, next_rstd = 0;
+  if (row < norm.rows) {
+    next_mean = row_statistic<float>(norm.mean, row);
+    next_rstd = row_statistic<float>(norm.rstd, row);
+  }
+
+  float weight[E], weight_sum[E], bias_sum[E];
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) weight[i * V + k] = weight_sum[i * V + k] = bias_sum[i * V + k] = 0;
+    if (const int column = (i * lanes + t) * V; column < columns)
+      load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight + i * V);
+  }
+  DropoutFactors<float> dropout;
+  if constexpr (kDropout) dropout = dropout_factors<float>(norm.dropout, /*backward=*/true);
+
+  for (int stage = 0; row < norm.rows; row += stride) {
+    await_copies(stages - 2);
+    all.meet();  // copies of all are there, and nobody reads the row before any more
+    fetch(row + (stages - 1) * stride, stage == 0 ? stages - 1 : stage - 1);
+    const unsigned char* here = places + stage * row_bytes;
+    stage = stage + 1 == stages ? 0 : stage + 1;
+    const float mean = next_mean, rstd = next_rstd;
+    if (row + stride < norm.rows) {
+      next_mean = row_statistic<float>(norm.mean, row + stride);
+      next_rstd = row_statistic<float>(norm.rstd, row + stride);
+    }
+
+    float sum = 0, product = 0;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int column = (i * lanes + t) * V;
       if (column >= columns) continue;
-      if (norm.grad_output != nullptr) grad[i] = load<O, V>(norm.grad_output, begin + column);
-      stream[i] = load<S, V>(norm.stream, begin + column);
-      if (norm.grad_stream != nullptr) residual[i] = load<S, V>(norm.grad_stream, begin + column);
-    }
-  }
-};
-
-/// Blocks walk over the rows and keep the sums of columns in registers. Where `kAhead`, the next row is on its way
-/// while one is computed.
-template <class S, class B, class O, int E, bool kAhead, bool kDropout>
-__global__ void __launch_bounds__(sizeof(S) == 8             ? 256
-                                  : sizeof(S) == 2 && E == 8 ? 768
-                                                             : 512)
-    norm_backward_kernel(const NormBackward norm, const int warps) {
-  using A = Wide<S>;
-  constexpr int V = 16 / sizeof(S), kPacks = E / V;
-  constexpr int kGroups = 4;  // warps of a block that has a row for each
-  __shared__ A slots[2][2][32];
-  __shared__ A sums[kGroups][32 * E];
-  const int lanes = 32 * warps;
-  const int t = warps == 1 ? static_cast<int>(threadIdx.x) % 32 : static_cast<int>(threadIdx.x);
-  const int group = warps == 1 ? static_cast<int>(threadIdx.x) / 32 : 0;
-  const int groups = warps == 1 ? kGroups : 1;
-  const int columns = static_cast<int>(norm.columns);
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * groups + group;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * groups;
-  const A scale = A(1) / static_cast<A>(columns);
-  const bool has_grad = norm.grad_output != nullptr, has_residual = norm.grad_stream != nullptr;
-
-  // Weights stay in registers where there is room for them.
-  constexpr bool kKeepsWeight = E == 8;
-  A weight[kKeepsWeight ? E : 1], weight_sum[E], bias_sum[E];
-#pragma unroll
-  for (int e = 0; e < E; ++e) weight_sum[e] = bias_sum[e] = 0;
-  if constexpr (kKeepsWeight) {
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-#pragma unroll
-      for (int k = 0; k < V; ++k) weight[i * V + k] = 0;
-      if (const int column = (i * lanes + t) * V; column < columns)
-        load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight + i * V);
-    }
-  }
-  DropoutFactors<A> dropout;
-  if constexpr (kDropout) dropout = dropout_factors<A>(norm.dropout, /*backward=*/true);
-
-  GradientRow<S, O, V, kPacks> next;
-  if (kAhead && first < norm.rows) next.load_from(norm, first, t, lanes);
-  int turn = 0;
-  for (int64_t row = first; row < norm.rows; row += stride, turn ^= 1) {
-    GradientRow<S, O, V, kPacks> here;
-    if constexpr (kAhead) {
-      here = next;
-      if (row + stride < norm.rows) next.load_from(norm, row + stride, t, lanes);
-    } else {
-      here.load_from(norm, row, t, lanes);
-    }
-    const A mean = row_statistic<A>(norm.mean, row), rstd = row_statistic<A>(norm.rstd, row);
-    const int64_t begin = row * norm.columns;
-    A weighted[E], normed[E];
-    A sum = 0, product = 0;
-#pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
-      A grad[V], factor[V];
-#pragma unroll
-      for (int k = 0; k < V; ++k) {
-        grad[k] = normed[i * V + k] = 0;
-        factor[k] = kKeepsWeight ? weight[kKeepsWeight ? i * V + k : 0] : A(0);
-      }
-      const int column = (i * lanes + t) * V;
-      if (has_grad && column < columns) {
-        if constexpr (!kKeepsWeight) load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, factor);
-        unpack<O, V>(here.grad[i], grad);
-        unpack<S, V>(here.stream[i], normed + i * V);
-#pragma unroll
-        for (int k = 0; k < V; ++k) normed[i * V + k] = (normed[i * V + k] - mean) * rstd;
-      }
+      float grad[V], normed[V];
+      load_wide<V, O>(here, column, grad);
+      load_wide<V, S>(here + stream_at, column, normed);
 #pragma unroll
       for (int k = 0; k < V; ++k) {
         const int e = i * V + k;
-        weighted[e] = grad[k] * factor[k];
-        weight_sum[e] += grad[k] * normed[e];
+        normed[k] = (normed[k] - mean) * rstd;
+        const float weighted = grad[k] * weight[e];
+        weight_sum[e] += grad[k] * normed[k];
         bias_sum[e] += grad[k];
-        sum += weighted[e];
-        product += weighted[e] * normed[e];
+        sum += weighted;
+        product += weighted * normed[k];
       }
     }
     sum = warp_sum(sum);
     product = warp_sum(product);
     if (warps > 1) {
-      // Two sets of slots in turn: nobody writes one before all have read it, a barrier later.
-      const int lane = t % 32, warp = t / 32;
-      if (lane == 0) {
-        slots[turn][0][warp] = sum;
-        slots[turn][1][warp] = product;
-      }
-      __syncthreads();
-      sum = warp_sum(lane < warps ? slots[turn][0][lane] : A(0));
-      product = warp_sum(lane < warps ? slots[turn][1][lane] : A(0));
+      const int warp = static_cast<int>(threadIdx.x) / 32, begin = all.group * warps;
+      if (t % 32 == 0) slots[0][warp] = sum, slots[1][warp] = product;
+      all.meet();
+      sum = product = 0;
+      for (int w = begin; w < begin + warps; ++w) sum += slots[0][w], product += slots[1][w];
     }
-    sum = norm.rms ? A(0) : sum * scale;
-    product *= scale;
+    sum = norm.rms ? 0.0f : sum * scale;
+    product *= scale * rstd;
+
+    const int64_t begin = row * norm.columns;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int column = (i * lanes + t) * V;
       if (column >= columns) continue;
-      A values[V];
+      float grad[V], x[V], values[V] = {};
+      load_wide<V, O>(here, column, grad);
+      load_wide<V, S>(here + stream_at, column, x);
+      if (has_residual) load_wide<V, S>(here + residual_at, column, values);
 #pragma unroll
-      for (int k = 0; k < V; ++k) values[k] = 0;
-      if (has_residual) unpack<S, V>(here.residual[i], values);
-#pragma unroll
-      for (int k = 0; k < V; ++k)
-        if (has_grad) values[k] += rstd * (weighted[i * V + k] - sum - normed[i * V + k] * product);
+      for (int k = 0; k < V; ++k) values[k] += rstd * (grad[k] * weight[i * V + k] - sum - (x[k] - mean) * product);
       store_packed<S, V>(norm.grad_sum, begin + column, values);
       if (norm.grad_branch == nullptr) continue;
       if constexpr (kDropout) {
-        A factors[V];
+        float factors[V];
         dropout.template factors<V>(begin + column, factors);
 #pragma unroll
-        for (int k = 0; k < V; ++k) values[k] = factors[k] == 0 ? A(0) : values[k] * factors[k];
+        for (int k = 0; k < V; ++k) values[k] = factors[k] == 0 ? 0.0f : values[k] * factors[k];
       }
       store_packed<B, V>(norm.grad_branch, begin + column, values);
     }
   }
 
   if (norm.partials == nullptr) return;
-  A* partials = static_cast<A*>(norm.partials) + static_cast<int64_t>(blockIdx.x) * norm.columns;
+  float* partials = static_cast<float*>(norm.partials) + static_cast<int64_t>(blockIdx.x) * norm.columns;
   const int64_t second = static_cast<int64_t>(gridDim.x) * norm.columns;
-  if (warps > 1) {
+  if (groups == 1) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int column = (i * lanes + t) * V;
       if (column >= columns) continue;
-      store_packed<A, V>(partials, column, weight_sum + i * V);
-      store_packed<A, V>(partials + second, column, bias_sum + i * V);
+      store_packed<float, V>(partials, column, weight_sum + i * V);
+      store_packed<float, V>(partials + second, column, bias_sum + i * V);
     }
     return;
   }
-  for (int which = 0; which < 2; ++which) {
-    __syncthreads();
+  // The places of rows have room for two lists of each group.
+  await_copies<0>();
+  __syncthreads();
+  float* sums = reinterpret_cast<float*>(ring);
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i)
-#pragma unroll
-      for (int k = 0; k < V; ++k)
-        sums[group][(i * 32 + t) * V + k] = which == 0 ? weight_sum[i * V + k] : bias_sum[i * V + k];
-    __syncthreads();
-    for (int column = static_cast<int>(threadIdx.x); column < columns; column += static_cast<int>(blockDim.x)) {
-      A sum = 0;
-#pragma unroll
-      for (int g = 0; g < kGroups; ++g) sum += sums[g][column];
-      partials[which * second + column] = sum;
-    }
+  for (int i = 0; i < kPacks; ++i) {
+    const int column = (i * lanes + t) * V;
+    if (column >= columns) continue;
+    store_packed<float, V>(sums, 2 * all.group * columns + column, weight_sum + i * V);
+    store_packed<float, V>(sums, (2 * all.group + 1) * columns + column, bias_sum + i * V);
+  }
+  __syncthreads();
+  for (int at = static_cast<int>(threadIdx.x); at < 2 * columns; at += static_cast<int>(blockDim.x)) {
+    float sum = 0;
+    for (int g = 0; g < groups; ++g) sum += sums[2 * g * columns + at];
+    partials[at < columns ? at : second + at - columns] = sum;
   }
 }
 
@@ -246,46 +226,64 @@ __global__ void __launch_bounds__(kSumColumns* kSumRows) norm_weight_sums_kernel
   static_cast<A*>(norm.partials)[(y * parts + part) * columns + column] = sum;
 }
 
+template <class S, class B, class O, int E, bool kDropout>
+int launch_rows(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
+  const auto kernel = norm_backward_kernel<S, B, O, E, kDropout>;
+  if (plan.shared > 48 * 1024)  // more is to be asked for
+    if (const auto error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.shared))
+      return static_cast<int>(error);
+  kernel<<<static_cast<unsigned>(plan.blocks), 32 * plan.warps * plan.groups, static_cast<size_t>(plan.shared),
+           stream>>>(norm, plan.warps, plan.stages);
+  return 0;
+}
+
 template <class S, class B, class O, bool kDropout>
-void launch_packs(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(plan.blocks);
-  const int threads = 32 * plan.warps * plan.groups;
-  if (plan.per_thread == 8)
-    norm_backward_kernel<S, B, O, 8, true, kDropout><<<blocks, threads, 0, stream>>>(norm, plan.warps);
-  else if constexpr (sizeof(S) < 8)
-    norm_backward_kernel<S, B, O, 16, false, kDropout><<<blocks, threads, 0, stream>>>(norm, plan.warps);
+int launch_packs(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
+  switch (plan.per_thread) {
+    case 8:
+      return launch_rows<S, B, O, 8, kDropout>(norm, plan, stream);
+    case 16:
+      return launch_rows<S, B, O, 16, kDropout>(norm, plan, stream);
+    case 24:
+      return launch_rows<S, B, O, 24, kDropout>(norm, plan, stream);
+    default:
+      return launch_rows<S, B, O, 32, kDropout>(norm, plan, stream);
+  }
 }
 
 template <class S, class B, class O>
-void launch_backward(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
+int launch_backward(const NormBackward& norm, const NormPlan& plan, cudaStream_t stream) {
   using A = Wide<S>;
-  const auto blocks = static_cast<unsigned>(plan.blocks);
   if (plan.packs) {
-    if (norm.dropout.enabled)
-      launch_packs<S, B, O, true>(norm, plan, stream);
-    else
-      launch_packs<S, B, O, false>(norm, plan, stream);
+    if constexpr (sizeof(S) < 8) {
+      const int error = norm.dropout.enabled ? launch_packs<S, B, O, true>(norm, plan, stream)
+                                             : launch_packs<S, B, O, false>(norm, plan, stream);
+      if (error != 0) return error;
+    }
   } else {
     norm_backward_long_kernel<S, B, O><<<static_cast<unsigned>(norm.rows), kLongThreads, 0, stream>>>(norm);
     if (norm.partials != nullptr) {
-      const dim3 grid(static_cast<unsigned>((norm.columns + kSumColumns - 1) / kSumColumns), blocks);
+      const dim3 grid(static_cast<unsigned>((norm.columns + kSumColumns - 1) / kSumColumns),
+                      static_cast<unsigned>(plan.blocks));
       norm_weight_sums_kernel<S, O><<<grid, dim3(kSumColumns, kSumRows), 0, stream>>>(norm);
     }
   }
   if (norm.partials != nullptr)
     launch_finish(static_cast<const A*>(norm.partials), plan.blocks, norm.columns, norm.grad_weight,
                   norm.grad_weight_type, norm.grad_bias, norm.grad_bias_type, stream);
+  return static_cast<int>(cudaGetLastError());
 }
 
 }  // namespace
 
 int launch_norm_backward(const NormBackward& norm, const NormPlan& plan, CUstream_st* stream) {
   const auto branch = norm.grad_branch != nullptr ? norm.branch_type : norm.stream_type;
-  const bool known = with_norm_types(norm.stream_type, branch, norm.output_type, [&](auto s, auto b, auto o) {
-    launch_backward<typename decltype(s)::type, typename decltype(b)::type, typename decltype(o)::type>(norm, plan,
-                                                                                                        stream);
+  int error = static_cast<int>(cudaErrorInvalidValue);  // stays where there is no kernel
+  with_norm_types(norm.stream_type, branch, norm.output_type, [&](auto s, auto b, auto o) {
+    error = launch_backward<typename decltype(s)::type, typename decltype(b)::type, typename decltype(o)::type>(
+        norm, plan, stream);
   });
-  return static_cast<int>(known ? cudaGetLastError() : cudaErrorInvalidValue);
+  return error;
 }
 
 }  // namespace levin::kernels::detail

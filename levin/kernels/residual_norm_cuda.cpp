@@ -84,9 +84,11 @@ NormResults forward(const Tensor& given_stream, const MaybeTensor& given_branch,
       norm.dropout = norm_dropout(dropout, random.mutable_data_ptr<int64_t>());
       take_random(norm.dropout);
     }
-    C10_CUDA_CHECK(static_cast<cudaError_t>(
-        launch_norm_forward(norm, are_aligned({norm.stream, norm.branch, norm.output, norm.sum}),
-                            c10::cuda::getCurrentCUDAStream().stream())));
+    const auto plan = norm_forward_plan(rows, columns, norm.stream_type,
+                                        are_aligned({norm.stream, norm.branch, norm.output, norm.sum}),
+                                        at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
+    C10_CUDA_CHECK(
+        static_cast<cudaError_t>(launch_norm_forward(norm, plan, c10::cuda::getCurrentCUDAStream().stream())));
   }
   return {output, sum, mean, rstd, random};
 }
@@ -128,10 +130,13 @@ NormGradients backward(const MaybeTensor& given_output, const MaybeTensor& given
   norm.grad_weight_type = type_of(grad_weight), norm.grad_bias_type = type_of(grad_bias);
   norm.rms = rms;
   if (given(random)) norm.dropout = norm_dropout(dropout, random->mutable_data_ptr<int64_t>());
+  const auto* device = at::cuda::getCurrentDeviceProperties();
+  // Without a gradient of the output there is nothing to add up.
+  const bool packs = grad_output.defined() &&
+                     are_aligned({norm.grad_output, norm.grad_stream, norm.stream, norm.grad_sum, norm.grad_branch});
   const auto plan = norm_backward_plan(
-      rows, columns, norm.stream_type,
-      are_aligned({norm.grad_output, norm.grad_stream, norm.stream, norm.grad_sum, norm.grad_branch}),
-      at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
+      rows, columns, norm.stream_type, output_type, packs,
+      {.processors = device->multiProcessorCount, .shared_memory = static_cast<int>(device->sharedMemPerBlockOptin)});
   if (grad_weight.defined() || grad_bias.defined()) {
     partials = at::empty({2, plan.blocks, columns}, rstd.options());
     norm.partials = target(partials);

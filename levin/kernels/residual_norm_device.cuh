@@ -1,9 +1,47 @@
 #pragma once
 
+#include "levin/kernels/async_copy.cuh"
+#include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/packs.cuh"
 #include "levin/kernels/residual_norm_launch.h"
 
 namespace levin::kernels::detail {
+
+/// The threads that share a row: a warp, or some warps of a block that meet at a barrier of their own.
+struct RowGroup {
+  int warps, lanes, t, group;
+
+  __device__ __forceinline__ explicit RowGroup(int warps_of_row)
+      : warps(warps_of_row),
+        lanes(32 * warps_of_row),
+        t(static_cast<int>(threadIdx.x) % lanes),
+        group(static_cast<int>(threadIdx.x) / lanes) {}
+
+  __device__ __forceinline__ void meet() const {
+    if (warps == 1)
+      __syncwarp();
+    else
+      asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(lanes) : "memory");
+  }
+
+  /// Begins to copy bytes of a row, a multiple of 16.
+  __device__ __forceinline__ void copy(unsigned char* to, const void* from, int bytes) const {
+    for (int at = t * 16; at < bytes; at += lanes * 16) begin_copy(to + at, static_cast<const char*>(from) + at);
+  }
+
+  /// The sum over all threads. `slots` has a place for each warp of the block, and is not used again before the group
+  /// has met once more.
+  template <class A>
+  __device__ __forceinline__ A sum(A value, A* slots) const {
+    value = warp_sum(value);
+    if (warps == 1) return value;
+    if (t % 32 == 0) slots[threadIdx.x / 32] = value;
+    meet();
+    value = 0;
+    for (int warp = group * warps; warp < (group + 1) * warps; ++warp) value += slots[warp];
+    return value;
+  }
+};
 
 /// The factors of dropout. An element's depends on its index alone, so that backward finds the same one however it
 /// divides the work.
@@ -68,11 +106,6 @@ __device__ __forceinline__ float inverse_root(float value) {
 __device__ __forceinline__ double inverse_root(double value) {
   return 1 / sqrt(value);
 }
-
-template <class T>
-struct NumberOf {
-  using type = T;
-};
 
 /// Calls f with the types of stream, branch and output; false where there is no kernel for them.
 template <class F>

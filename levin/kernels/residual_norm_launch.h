@@ -64,37 +64,82 @@ struct NormBackward {
   NormDropout dropout = {};
 };
 
+/// Warps of a block of backward, and numbers of a row that a thread has at most.
+constexpr int kNormWarps = 8, kNormPerThread = 32;
+
+/// How forward divides rows over the device.
+struct NormForwardPlan {
+  /// Rows are held in registers by packs of 16 bytes; else they are read three times, number by number.
+  bool packs = false;
+  /// Numbers of a row that one thread has (8, 16, 24 or 32), warps that share a row, rows of a block.
+  int per_thread = 0, warps = 0, groups = 0;
+};
+
+/// `warps` that share a row; 0: as many as are best.
+inline NormForwardPlan norm_forward_plan(int64_t rows, int64_t columns, NumberType stream_type, bool aligned,
+                                         int processors, int warps = 0) {
+  constexpr int64_t kMostWarps = 16, kBlockWarps = 4, kWarpsOfProcessor = 32;
+  const int64_t per_thread = stream_type == NumberType::kDouble ? 16 : kNormPerThread;
+  NormForwardPlan plan;
+  plan.packs = aligned && columns % (16 / number_size(stream_type)) == 0 && columns <= 32 * per_thread * kMostWarps;
+  if (!plan.packs) return plan;
+  const auto parts = [&](int64_t size) { return (columns + size - 1) / size; };
+  // Few rows: more threads for each, so that a row takes less time.
+  const bool few = rows * parts(256) <= processors * kWarpsOfProcessor && parts(256) <= kMostWarps;
+  plan.warps = static_cast<int>(warps > 0 ? warps : few ? parts(256) : parts(32 * per_thread));
+  plan.per_thread = static_cast<int>(parts(256 * plan.warps) * 8);
+  plan.groups = static_cast<int>(std::max<int64_t>(1, kBlockWarps / plan.warps));
+  return plan;
+}
+
 /// How backward divides rows over the device.
 struct NormPlan {
-  /// Rows are held in registers by packs of 16 bytes; else they are read twice, number by number.
+  /// Rows travel to shared memory in packs of 16 bytes, ahead of their turn; else they are read twice, number by
+  /// number.
   bool packs = false;
-  /// Numbers of a row that one thread holds.
+  /// Numbers of a row that one thread has: 8, 16, 24 or 32.
   int per_thread = 0;
-  /// Warps that share a row, and rows that a block has at once.
-  int warps = 0, groups = 0;
+  /// Warps that share a row, rows that a block has at once, and places for rows that each of them has.
+  int warps = 0, groups = 0, stages = 0;
+  /// Bytes of shared memory of a block.
+  int shared = 0;
   /// Blocks that walk over the rows, each with sums of columns of its own.
   int64_t blocks = 0;
 };
 
-inline NormPlan norm_backward_plan(int64_t rows, int64_t columns, NumberType stream_type, bool aligned,
-                                   int processors) {
-  const int size = number_size(stream_type);
-  const int most_threads = size == 8 ? 256 : 512;
-  const int64_t most = size == 8 ? 8 * most_threads : 16 * most_threads;
+/// What a device has: processors, and bytes of shared memory that one block may have.
+struct NormDevice {
+  int processors = 0, shared_memory = 0;
+};
+
+/// Blocks of the kernel that are resident together on a processor.
+constexpr int norm_resident(int per_thread) {
+  return per_thread <= 8 ? 3 : per_thread <= 16 ? 2 : 1;
+}
+
+/// `warps` that share a row; 0: as many as are best.
+inline NormPlan norm_backward_plan(int64_t rows, int64_t columns, NumberType stream_type, NumberType output_type,
+                                   bool aligned, const NormDevice& device, int warps = 0) {
+  constexpr int kStages = 4;
+  const int size = number_size(stream_type), output_size = number_size(output_type);
+  const int64_t row_bytes = columns * (2 * size + output_size);
   NormPlan plan;
-  plan.packs = aligned && columns % (16 / size) == 0 && columns <= most;
+  plan.warps = warps > 0 ? warps : static_cast<int>((columns + 32 * kNormPerThread - 1) / (32 * kNormPerThread));
+  plan.per_thread = static_cast<int>((columns + 256 * plan.warps - 1) / (256 * plan.warps)) * 8;
+  const int resident = norm_resident(plan.per_thread);
+  constexpr int kOther = 4096;                                                  // bytes that are not for rows
+  const int64_t room = (device.shared_memory - kOther) / resident / row_bytes;  // rows
+  plan.packs = aligned && size <= 4 && columns % (16 / std::min(size, output_size)) == 0 && plan.warps <= kNormWarps &&
+               room >= 2;
   if (!plan.packs) {
     // Sums of columns are a kernel of their own then, which divides rows into as many parts.
     plan.blocks = std::clamp<int64_t>(rows / 64, 1, 128);
     return plan;
   }
-  plan.per_thread = columns <= 8 * most_threads ? 8 : 16;
-  plan.warps = static_cast<int>((columns + 32 * plan.per_thread - 1) / (32 * plan.per_thread));
-  plan.groups = plan.warps == 1 ? 4 : 1;
-  // As many as are resident together, and some rows for each: more would only be more sums to add up.
-  const int resident = (size == 2 ? 768 : size == 4 ? 512 : 256) / (32 * plan.warps * plan.groups);
-  const int64_t least = 3 * plan.groups;
-  plan.blocks = std::min<int64_t>((rows + least - 1) / least, static_cast<int64_t>(processors) * std::max(resident, 1));
+  plan.groups = static_cast<int>(std::min<int64_t>(kNormWarps / plan.warps, room / 2));
+  plan.stages = static_cast<int>(std::min<int64_t>(kStages, room / plan.groups));
+  plan.shared = static_cast<int>(plan.groups * plan.stages * row_bytes);
+  plan.blocks = std::min<int64_t>((rows + plan.groups - 1) / plan.groups, int64_t{device.processors} * resident);
   return plan;
 }
 
@@ -106,9 +151,8 @@ constexpr bool norm_knows(NumberType stream, NumberType branch, NumberType outpu
   return branch == stream || branch == output || output == stream;
 }
 
-/// In residual_norm.cu and residual_norm_backward.cu; each returns a cudaError_t. `aligned`: pointers to rows are
-/// multiples of 16 bytes.
-int launch_norm_forward(const NormForward& norm, bool aligned, CUstream_st* stream);
+/// In residual_norm.cu and residual_norm_backward.cu; each returns a cudaError_t.
+int launch_norm_forward(const NormForward& norm, const NormForwardPlan& plan, CUstream_st* stream);
 int launch_norm_backward(const NormBackward& norm, const NormPlan& plan, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -1,7 +1,4 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_runtime.h>
-
+#include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 #include "levin/kernels/rotary_launch.h"
 
@@ -92,18 +89,8 @@ void launch_heads(const PackHeadsLaunch& launch, cudaStream_t stream) {
 }  // namespace
 
 int launch_pack_heads(const PackHeadsLaunch& launch, CUstream_st* stream) {
-  switch (launch.type) {
-    case HeadType::kFloat:
-      launch_heads<float>(launch, stream);
-      break;
-    case HeadType::kHalf:
-      launch_heads<__half>(launch, stream);
-      break;
-    case HeadType::kBFloat16:
-      launch_heads<__nv_bfloat16>(launch, stream);
-      break;
-  }
-  return static_cast<int>(cudaGetLastError());
+  return launch_for_number(launch.type,
+                           [&](auto number) { launch_heads<typename decltype(number)::type>(launch, stream); });
 }
 
 }  // namespace levin::kernels::detail

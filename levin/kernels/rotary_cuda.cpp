@@ -6,6 +6,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/rotary_detail.h"
 #include "levin/kernels/rotary_launch.h"
 
@@ -18,8 +19,7 @@ bool has_pack_kernel(const Tensor& x) {
 }
 
 void run_pack_heads(PackHeadsLaunch launch, const Tensor& out) {
-  const auto dtype = out.scalar_type();
-  launch.type = dtype == at::kHalf ? HeadType::kHalf : dtype == at::kBFloat16 ? HeadType::kBFloat16 : HeadType::kFloat;
+  launch.type = number_type("rotary_qk", out.scalar_type());
   launch.out = out.mutable_data_ptr();
   const c10::cuda::CUDAGuard guard(out.device());
   C10_CUDA_CHECK(static_cast<cudaError_t>(

@@ -2,19 +2,19 @@
 
 #include <cstdint>
 
+#include "levin/kernels/number_type.h"
+
 /// What the kernel of rotary.cu is told: pointers, sizes and a stream, without a header of torch.
 struct CUstream_st;
 
 namespace levin::kernels::detail {
 
-enum class HeadType { kFloat, kHalf, kBFloat16 };
-
 /// Three matrices of rows of heads * size numbers into one, side by side, the first two turned.
 struct PackHeadsLaunch {
   const void* parts[3] = {};
-  int64_t strides[3] = {};  // numbers from row to row
-  void* out = nullptr;      // [rows, 3, heads, size]
-  HeadType type = HeadType::kFloat;
+  int64_t strides[3] = {};               // numbers from row to row
+  void* out = nullptr;                   // [rows, 3, heads, size]
+  NumberType type = NumberType::kFloat;  // or kHalf, kBFloat16
   int64_t rows = 0;
   int32_t heads = 0;
   int32_t size = 0;               // even

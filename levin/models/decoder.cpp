@@ -27,6 +27,7 @@
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
+#include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/tie.h"
 
@@ -257,22 +258,30 @@ DecoderMlpImpl::Activation activation_of(const std::string& name) {
   return static_cast<DecoderMlpImpl::Activation>(activation_index(name));
 }
 
-Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation) {
+namespace {
+
+/// The kernel of an activation; none for those that are plain operators.
+std::optional<kernels::Activation> fused_kind(DecoderMlpImpl::Activation activation) {
   using Kind = DecoderMlpImpl::Activation;
   switch (activation) {
     case Kind::kGelu:
-      return kernels::activation(x, kernels::Activation::kGelu);
-    case Kind::kQuickGelu:
-      return x * at::sigmoid(x * 1.702);
+      return kernels::Activation::kGelu;
+    case Kind::kGeluTanh:
+      return kernels::Activation::kGeluTanh;
     case Kind::kRelu:
-      return kernels::activation(x, kernels::Activation::kRelu);
+      return kernels::Activation::kRelu;
     case Kind::kSilu:
-      return kernels::activation(x, kernels::Activation::kSilu);
-    case Kind::kTanh:
-      return at::tanh(x);
+      return kernels::Activation::kSilu;
     default:
-      return kernels::activation(x, kernels::Activation::kGeluTanh);
+      return {};
   }
+}
+
+}  // namespace
+
+Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation) {
+  if (const auto kind = fused_kind(activation)) return kernels::activation(x, *kind);
+  return activation == DecoderMlpImpl::Activation::kTanh ? at::tanh(x) : x * at::sigmoid(x * 1.702);
 }
 
 DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options) : activation(activation_of(options.activation)) {
@@ -290,7 +299,13 @@ Tensor DecoderMlpImpl::gated(const Tensor& x) {
 }
 
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
-  return gate ? down(gated(x)) : down(activated(up(x), activation));
+  if (gate) return down(gated(x));
+  const auto kind = fused_kind(activation);
+  const bool bare = up->adapters.empty() && down->adapters.empty();
+  if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
+  if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
+  return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)
+                                         : kernels::linear_activation(x, up->weight, up->bias, *kind));
 }
 
 DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options, int64_t layer)
@@ -304,7 +319,15 @@ DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options, int64_t layer)
   norm_2_after = register_module("norm_2_after", decoder_norm(options));
 }
 
-Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
+  if (order != Order::kPre) return {closed(stream.closed(), rotary, mask), {}};
+  auto [normed, x] = norm_1(stream.sum, stream.branch);
+  stream = {};  // nobody needs it any more
+  const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary, mask), dropout);
+  return {h, dropped(mlp(inner), dropout, is_training())};
+}
+
+Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
   const auto drop = [&](const Tensor& branch) { return dropped(branch, dropout, is_training()); };
   switch (order) {
     case Order::kPost: {
@@ -320,16 +343,15 @@ Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Te
       const auto z = std::get<0>(norm_2(y + drop(attention(y, rotary, mask))));
       return z + drop(mlp(z));
     }
-    case Order::kSandwich: {
+    default: {
       const auto h = x + std::get<0>(norm_1_after(attention(std::get<0>(norm_1(x)), rotary, mask)));
       return h + std::get<0>(norm_2_after(mlp(std::get<0>(norm_2(h)))));
     }
-    default: {
-      auto [normed, stream] = norm_1(x);
-      const auto [inner, h] = norm_2(stream, attention(std::exchange(normed, {}), rotary, mask), dropout);
-      return h + drop(mlp(inner));
-    }
   }
+}
+
+Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  return open({x, {}}, rotary, mask).closed();
 }
 
 // ---- the model
@@ -386,14 +408,16 @@ Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
   else if (options.positions == "rotary")
     rotary = rotary_angles(options, length, mask, x.device());
   if (embedding_norm) x = std::get<0>(embedding_norm(x));
-  x = dropped(x, options.embedding_dropout.value_or(options.dropout), is_training());
   const auto masks = attention_masks(options, length, mask, x);
+  nn::OpenStream h{dropped(std::exchange(x, {}), options.embedding_dropout.value_or(options.dropout), is_training()),
+                   {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool windowed = options.window > 0 && (options.windowed_layers.empty() || options.windowed_layers[i]);
-    x = blocks[i](x, rotary, windowed ? masks.windowed : masks.full);
+    h = nn::open_block<&DecoderBlockImpl::open>(blocks[i], std::move(h), rotary,
+                                                windowed ? masks.windowed : masks.full);
   }
-  if (norm) x = std::get<0>(norm(x));
-  return project_out ? project_out(x) : x;
+  const auto result = norm ? std::get<0>(norm(h.sum, h.branch)) : h.closed();
+  return project_out ? project_out(result) : result;
 }
 
 Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tensor& mask) {

@@ -81,6 +81,8 @@ struct DecoderBlockImpl : torch::nn::Module {
   enum class Order { kPre, kPost, kParallel, kResidual, kSandwich };
   explicit DecoderBlockImpl(const DecoderOptions& options, int64_t layer = 0);
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
+  /// The same without the last sum, and with that of the block before; a block other than "pre" leaves no sum open.
+  nn::OpenStream open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask);
 
   double dropout;
   Order order;
@@ -89,6 +91,10 @@ struct DecoderBlockImpl : torch::nn::Module {
   nn::ResidualNorm norm_1_after = nullptr, norm_2_after = nullptr;
   DecoderAttention attention = nullptr;
   DecoderMlp mlp = nullptr;
+
+ private:
+  /// A block other than "pre".
+  Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},

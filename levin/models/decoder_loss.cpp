@@ -21,6 +21,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/matmul.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/product_dtype.h"
 
@@ -103,6 +104,8 @@ Tensor padded_weight(const Tensor& weight, at::ScalarType dtype) {
 /// out = a b, or out += a b. A product of 16-bit matrices is written in float32 without being rounded between.
 void multiply_into(Tensor out, const Tensor& a, const Tensor& b, bool add = false) {
   if (out.is_meta()) return;  // takes no memory
+  if (kernels::detail::runs_matmul(a) && (out.scalar_type() == a.scalar_type() || out.scalar_type() == at::kFloat))
+    return kernels::detail::matmul_into(out, a, b, add);
   if (out.scalar_type() == a.scalar_type())
     add ? at::addmm_out(out, out, a, b) : at::mm_out(out, a, b);
   else if (out.scalar_type() == at::kFloat)
@@ -185,7 +188,9 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
         return at::mul_out(result, grad, scale.to(grad.scalar_type()));
       }
       const auto factor = scale.to(grad.scalar_type());
-      return kept ? grad * factor : grad.mul_(factor);
+      if (kept) return grad * factor;
+      kernels::scale_in_place(grad, factor);
+      return grad;
     };
     auto of_weight = saved[1];
     if (of_weight.defined()) of_weight = of_weight.narrow(0, 0, context->saved_data["rows"].toInt());

@@ -12,6 +12,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
+#include "levin/nn/fp8_mlp.h"
 #include "levin/nn/init.h"
 
 namespace levin::models {
@@ -101,7 +102,12 @@ ViTMlpImpl::ViTMlpImpl(const ViTOptions& options) : dropout(options.dropout) {
 }
 
 Tensor ViTMlpImpl::forward(const Tensor& x) {
-  const auto hidden = drop(kernels::activation(up(x), kernels::Activation::kGelu), dropout, is_training());
+  constexpr auto kGelu = kernels::Activation::kGelu;
+  if (dropout == 0 || !is_training())
+    if (const auto result = nn::fp8_mlp(x, up, kGelu, down)) return *result;
+  const auto hidden = drop(up->num_interceptors() > 0 ? kernels::activation(up(x), kGelu)
+                                                      : kernels::linear_activation(x, up->weight, up->bias, kGelu),
+                           dropout, is_training());
   return drop(down(hidden), dropout, is_training());
 }
 
@@ -112,11 +118,16 @@ EncoderBlockImpl::EncoderBlockImpl(const ViTOptions& options) : dropout(options.
   mlp = register_module("mlp", ViTMlp(options));
 }
 
+nn::OpenStream EncoderBlockImpl::open(nn::OpenStream stream, bool first_only) {
+  auto [normed, x] = ln_1(stream.sum, stream.branch);
+  stream = {};  // nobody needs it any more
+  if (first_only) x = x.narrow(1, 0, 1);
+  const auto [inner, h] = ln_2(x, self_attention(std::exchange(normed, {}), first_only), dropout);
+  return {h, mlp(inner)};
+}
+
 Tensor EncoderBlockImpl::forward(const Tensor& x, bool first_only) {
-  auto [normed, stream] = ln_1(x);
-  if (first_only) stream = stream.narrow(1, 0, 1);
-  const auto [inner, h] = ln_2(stream, self_attention(std::exchange(normed, {}), first_only), dropout);
-  return h + mlp(inner);
+  return open({x, {}}, first_only).closed();
 }
 
 // ---- the whole
@@ -134,10 +145,11 @@ ViTEncoderImpl::ViTEncoderImpl(const ViTOptions& options) : dropout(options.drop
 }
 
 Tensor ViTEncoderImpl::forward(Tensor x, bool first_only) {
-  auto h = drop(x + pos_embedding, dropout, is_training());
+  nn::OpenStream h{drop(x + pos_embedding, dropout, is_training()), {}};
   x.reset();  // nobody needs it any more
-  for (size_t i = 0; i + 1 < blocks.size(); ++i) h = blocks[i](h);
-  return std::get<0>(ln(blocks.back()(h, first_only)));
+  for (const auto& block : blocks)
+    h = nn::open_block<&EncoderBlockImpl::open>(block, std::move(h), first_only && &block == &blocks.back());
+  return std::get<0>(ln(h.sum, h.branch));
 }
 
 VisionTransformerImpl::VisionTransformerImpl(const ViTOptions& asked) : options(asked) {

@@ -61,6 +61,8 @@ LEVIN_MODULE(ViTMlp);
 struct EncoderBlockImpl : torch::nn::Module {
   explicit EncoderBlockImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x, bool first_only = false);
+  /// The same without the last sum, and with that of the block before.
+  nn::OpenStream open(nn::OpenStream stream, bool first_only);
 
   double dropout;
   nn::ResidualNorm ln_1 = nullptr, ln_2 = nullptr;

@@ -1,6 +1,7 @@
 #include "levin/nn/checkpointing.h"
 
 #include "levin/core/error.h"
+#include "levin/kernels/matmul.h"
 #include "levin/nn/checkpointing_frame.h"
 
 namespace levin {
@@ -35,15 +36,17 @@ constexpr auto kRestoreOrder = static_cast<Order>(static_cast<int>(Order::kCheck
 }  // namespace
 
 std::vector<std::string> CheckpointOptions::matrix_products() {
-  return {"aten::mm",
-          "aten::addmm",
-          "aten::bmm",
-          "aten::baddbmm",
-          "aten::convolution",
-          "aten::_scaled_dot_product_flash_attention",
-          "aten::_scaled_dot_product_flash_attention_for_cpu",
-          "aten::_scaled_dot_product_efficient_attention",
-          "aten::_scaled_dot_product_cudnn_attention"};
+  std::vector<std::string> names{"aten::mm",
+                                 "aten::addmm",
+                                 "aten::bmm",
+                                 "aten::baddbmm",
+                                 "aten::convolution",
+                                 "aten::_scaled_dot_product_flash_attention",
+                                 "aten::_scaled_dot_product_flash_attention_for_cpu",
+                                 "aten::_scaled_dot_product_efficient_attention",
+                                 "aten::_scaled_dot_product_cudnn_attention"};
+  for (auto& name : kernels::product_operators()) names.push_back(std::move(name));
+  return names;
 }
 
 std::vector<Attachment> attach_checkpointing(torch::nn::Module& root, const UnitPolicy& policy,

@@ -56,8 +56,10 @@ AnyModule remade(Module& module) {
   Holder made = init_module([&] { return Holder(options_of(old)); }, {.device = c10::Device(c10::kMeta)});
   for (const auto& item : ModuleAccess::parameters(old)) ModuleAccess::parameters(*made)[item.key()] = item.value();
   for (const auto& item : ModuleAccess::buffers(old)) ModuleAccess::buffers(*made)[item.key()] = item.value();
-  made->weight = old.weight;
-  made->bias = old.bias;
+  if constexpr (requires { old.weight; }) {
+    made->weight = old.weight;
+    made->bias = old.bias;
+  }
   if constexpr (requires { old.running_mean; }) {
     made->running_mean = old.running_mean;
     made->running_var = old.running_var;
@@ -77,6 +79,7 @@ constexpr std::array kReplacements{
     Replacement{is_exactly<torch::nn::Conv2dImpl>, remade<nn::Conv2d, torch::nn::Conv2dImpl>},
     Replacement{is_exactly<torch::nn::LayerNormImpl>, remade<nn::LayerNorm, torch::nn::LayerNormImpl>},
     Replacement{is_exactly<torch::nn::LinearImpl>, remade<nn::Linear, torch::nn::LinearImpl>},
+    Replacement{is_exactly<torch::nn::MaxPool2dImpl>, remade<nn::MaxPool2d, torch::nn::MaxPool2dImpl>},
 };
 
 const Replacement* replacement_of(const Module& module) {

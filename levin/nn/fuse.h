@@ -19,9 +19,9 @@ struct FuseReport {
 
 /// Replaces layers of torch below the module by Levin's, which are fused on CUDA (levin/nn/layers.h): in every
 /// torch::nn::Sequential, BatchNorm2d with a ReLU behind it becomes BatchNormReLU2d (and the ReLU an Identity, so that
-/// names and indices stay), and BatchNorm2d, Conv2d, LayerNorm and Linear become those of levin::nn. Parameters and
-/// buffers are the same tensors under the same names, so optimizers and checkpoints keep working. Layers of classes
-/// derived from torch's, and units with interceptors, stay as they are.
+/// names and indices stay), and BatchNorm2d, Conv2d, LayerNorm, Linear and MaxPool2d become those of levin::nn.
+/// Parameters and buffers are the same tensors under the same names, so optimizers and checkpoints keep working. Layers
+/// of classes derived from torch's, and units with interceptors, stay as they are.
 ///
 /// What a class has as a member cannot be replaced from outside: C++ calls a member by its declared type. Such layers
 /// are named in the report, and one warning is logged; declare them as levin::nn::Linear and so on.

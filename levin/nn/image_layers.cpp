@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "levin/kernels/batch_norm.h"
+#include "levin/kernels/max_pool.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::nn {
@@ -54,15 +55,25 @@ Tensor BatchNorm2dImpl::forward(const Tensor& x, const Tensor& residual, bool re
   _check_input_dim(x);
   const bool tracks = options.track_running_stats();
   double momentum = options.momentum().value_or(0);
-  if (is_training() && tracks && num_batches_tracked.defined()) {
-    num_batches_tracked += 1;
-    if (!options.momentum()) momentum = 1.0 / num_batches_tracked.item<double>();
+  auto batches = is_training() && tracks ? num_batches_tracked : Tensor();
+  if (batches.defined() && !options.momentum()) {
+    momentum = 1.0 / batches.add_(1).item<double>();
+    batches = Tensor();
   }
   const bool uses_batch = is_training() || !tracks;
   TORCH_CHECK(!uses_batch || x.size(0) * x.size(2) * x.size(3) != 1,
               "Expected more than 1 value per channel when training, got input size ", x.sizes());
   return kernels::batch_norm_act(x, residual, weight, bias, running_mean, running_var, uses_batch, momentum,
-                                 options.eps(), relu);
+                                 options.eps(), relu, batches);
+}
+
+Tensor MaxPool2dImpl::forward(const Tensor& x) {
+  const auto pair = [](const torch::ExpandingArray<2>& sizes) { return std::array<int64_t, 2>(*sizes); };
+  return kernels::max_pool2d(x, {.kernel = pair(options.kernel_size()),
+                                 .stride = pair(options.stride()),
+                                 .padding = pair(options.padding()),
+                                 .dilation = pair(options.dilation()),
+                                 .ceil_mode = options.ceil_mode()});
 }
 
 Tensor channels_last_on_cuda(const Tensor& images) {

@@ -3,6 +3,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/pooling.h>
 
 #include "levin/nn/unit.h"
 
@@ -10,6 +11,7 @@ namespace levin::nn {
 
 using torch::nn::BatchNormOptions;
 using torch::nn::Conv2dOptions;
+using torch::nn::MaxPool2dOptions;
 
 /// torch's Conv2d. On CUDA, under autocast and with channels-last input, it casts the weight straight to channels-last.
 struct Conv2dImpl : torch::nn::Conv2dImpl {
@@ -39,6 +41,14 @@ struct BatchNormReLU2dImpl : BatchNorm2dImpl {
   bool _forward_has_default_args() override { return false; }  // public: torch::nn::AnyModule asks the class itself
 };
 LEVIN_MODULE(BatchNormReLU2d);
+
+/// torch's MaxPool2d. On CUDA, with channels-last input, a kernel of Levin's (kernels/max_pool.h), which keeps one byte
+/// of each output for backward.
+struct MaxPool2dImpl : torch::nn::MaxPool2dImpl {
+  using torch::nn::MaxPool2dImpl::MaxPool2dImpl;
+  Tensor forward(const Tensor& x);
+};
+LEVIN_MODULE(MaxPool2d);
 
 /// Images [B, C, H, W] as convolutions on CUDA are quickest with: channels-last, and under autocast in its dtype, by
 /// one copy at most. Elsewhere they stay as they are.

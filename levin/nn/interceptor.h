@@ -132,6 +132,8 @@ class Unit {
   /// Not while another thread runs this unit. Within a running call it counts from the next call on.
   Attachment attach(std::shared_ptr<Interceptor> interceptor, Order order);
   size_t num_interceptors() const { return interceptors_ ? interceptors_->size() : 0; }
+  /// Whether one of exactly this order is attached.
+  bool has_interceptor(Order order) const;
 
   Phase call_phase() const { return phase_; }
 

@@ -109,13 +109,10 @@ using torch::nn::AvgPool2dImpl;
 using torch::nn::AvgPool2dOptions;
 using torch::nn::MaxPool1dImpl;
 using torch::nn::MaxPool1dOptions;
-using torch::nn::MaxPool2dImpl;
-using torch::nn::MaxPool2dOptions;
 LEVIN_MODULE(AdaptiveAvgPool1d);
 LEVIN_MODULE(AdaptiveAvgPool2d);
 LEVIN_MODULE(AvgPool2d);
 LEVIN_MODULE(MaxPool1d);
-LEVIN_MODULE(MaxPool2d);
 
 using torch::nn::GRUImpl;
 using torch::nn::GRUOptions;

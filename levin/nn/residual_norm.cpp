@@ -41,4 +41,8 @@ std::tuple<Tensor, Tensor> ResidualNormImpl::forward(const Tensor& stream, const
   return {std::move(result.output), std::move(result.stream)};
 }
 
+Tensor OpenStream::closed() const {
+  return branch.defined() ? sum + branch : sum;
+}
+
 }  // namespace levin::nn

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <tuple>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
@@ -30,7 +31,7 @@ struct ResidualNormOptions {
 ///
 ///     auto [y, stream] = norm_1(x);
 ///     auto [z, h] = norm_2(stream, attention(y));   // z = norm(stream + attention(y))
-///     return h + mlp(z);
+///     return h + mlp(z);                            // or {h, mlp(z)}, for the norm_1 of the next block
 struct ResidualNormImpl : torch::nn::Cloneable<ResidualNormImpl> {
   explicit ResidualNormImpl(const ResidualNormOptions& options);
   void reset() override;
@@ -47,5 +48,21 @@ struct ResidualNormImpl : torch::nn::Cloneable<ResidualNormImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())}, {2, torch::nn::AnyValue(0.0)})
 };
 LEVIN_MODULE(ResidualNorm);
+
+/// What goes from block to block: `sum`, and the last branch, which nobody has added to it yet, or undefined.
+struct OpenStream {
+  Tensor sum, branch;
+
+  /// sum + branch.
+  Tensor closed() const;
+};
+
+/// Runs a block's method `open(OpenStream, ...)`, which leaves its last sum to the norm that comes next. A checkpoint
+/// keeps what its block is given: one tensor is better than two there, so the sum is computed before it.
+template <auto kOpen, class Block, class... A>
+OpenStream open_block(const Block& block, OpenStream stream, A&&... more) {
+  if (block->has_interceptor(Order::kCheckpointing)) stream = {stream.closed(), {}};
+  return block.template call<kOpen>(std::move(stream), std::forward<A>(more)...);
+}
 
 }  // namespace levin::nn

@@ -28,6 +28,11 @@ void Attachment::detach() noexcept {
 
 // ---- Unit
 
+bool Unit::has_interceptor(Order order) const {
+  return interceptors_ && std::any_of(interceptors_->begin(), interceptors_->end(),
+                                      [&](const auto& entry) { return entry.order == static_cast<int>(order); });
+}
+
 Attachment Unit::attach(std::shared_ptr<Interceptor> interceptor, Order order) {
   LEVIN_CHECK(interceptor, "[unit.attach] the interceptor is null");
   auto list = interceptors_ ? std::make_shared<detail::InterceptorList>(*interceptors_)

@@ -76,13 +76,17 @@ class UnitOf : public Impl, public Unit {
   using Impl::Impl;
   torch::nn::Module& as_module() final { return *this; }
 
-  /// The plain forward, for the innermost end of a call. An error of torch learns where it was.
-  template <class R, class... P>
+  /// The plain forward, or another method in its place, for the innermost end of a call. An error of torch learns where
+  /// it was.
+  template <auto kMethod, class R, class... P>
   static R levin_plain(Unit& unit, P&&... args) {
     auto& self = static_cast<UnitOf&>(unit);
     const std::tuple<InputNote<P>...> notes{InputNote<P>(args)...};
     try {
-      return self.Impl::forward(std::forward<P>(args)...);
+      if constexpr (std::is_null_pointer_v<decltype(kMethod)>)
+        return self.Impl::forward(std::forward<P>(args)...);
+      else
+        return (self.*kMethod)(std::forward<P>(args)...);
     } catch (c10::Error& error) {
       std::string inputs;
       std::apply([&](const auto&... note) { (note.describe(inputs), ...); }, notes);
@@ -91,15 +95,25 @@ class UnitOf : public Impl, public Unit {
     }
   }
 
+  template <auto kMethod, class R, class C, class... P>
+  R levin_method(R (C::*)(P...), std::type_identity_t<P>... args) {
+    return levin_run_method<kMethod, R, P...>(std::forward<P>(args)...);
+  }
+
  protected:
   template <class R, class... P>
   R levin_run(std::type_identity_t<P>&&... args) {
-    if (!this->intercepted()) [[likely]]
-      return levin_plain<R, P...>(*this, std::forward<P>(args)...);
-    return intercept<R, P...>(*this, &UnitOf::template levin_plain<R, P...>, std::forward<P>(args)...);
+    return levin_run_method<nullptr, R, P...>(std::forward<P>(args)...);
   }
 
  private:
+  template <auto kMethod, class R, class... P>
+  R levin_run_method(std::type_identity_t<P>&&... args) {
+    if (!this->intercepted()) [[likely]]
+      return levin_plain<kMethod, R, P...>(*this, std::forward<P>(args)...);
+    return intercept<R, P...>(*this, &UnitOf::template levin_plain<kMethod, R, P...>, std::forward<P>(args)...);
+  }
+
   struct LevinName {
     explicit LevinName(const torch::nn::Module& self) { set_class_name(self, typeid(Impl)); }
     LevinName(const LevinName&) noexcept {}
@@ -281,6 +295,17 @@ class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
     if (!this->impl_) [[unlikely]]
       detail::fail_empty_holder(typeid(Impl));
     return this->impl_->forward(std::forward<A>(args)...);
+  }
+
+  /// Calls another method of the Impl as if it were forward: through the unit's interceptors. It has no default
+  /// arguments.
+  ///
+  ///     auto [x, branch] = block.call<&BlockImpl::open>(x, branch);
+  template <auto kMethod, class... A>
+  decltype(auto) call(A&&... args) const {
+    if (!this->impl_) [[unlikely]]
+      detail::fail_empty_holder(typeid(Impl));
+    return this->impl_->template levin_method<kMethod>(kMethod, std::forward<A>(args)...);
   }
 };
 

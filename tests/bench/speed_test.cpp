@@ -37,6 +37,10 @@ TEST(SpeedKernels, ClassesByName) {
       {"void levin::kernels::detail::(anonymous namespace)::norm_backward_kernel<c10::BFloat16, 4>",
        KernelClass::kNorm},
       {"void levin::kernels::detail::(anonymous namespace)::column_sum_kernel<float>", KernelClass::kReduction},
+      {"void levin::kernels::detail::(anonymous namespace)::activation_sums_kernel<0, __nv_bfloat16>",
+       KernelClass::kElementwise},
+      {"void at::native::(anonymous namespace)::multi_tensor_apply_kernel<CopyFunctor<c10::BFloat16, float>>",
+       KernelClass::kCopy},
       {"something_new", KernelClass::kOther},
   };
   for (const auto& [name, kind] : names) EXPECT_EQ(name_of(kernel_class(name)), name_of(kind)) << name;

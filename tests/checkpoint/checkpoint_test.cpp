@@ -215,6 +215,17 @@ TEST_F(CheckpointTest, WhatIsNotBoundIsReturned) {
   EXPECT_TRUE(load_checkpoint(folder_ / "last", state, {.leftover = false}).empty());
 }
 
+TEST_F(CheckpointTest, OptionalNamesMayBeMissing) {
+  int64_t there = 3, missing = 4;
+  save_checkpoint(folder_ / "last", {{"there", there}});
+  there = 0;
+  const State both{{"there", there}, {"missing", missing}};
+  EXPECT_THAT(error_of([&] { load_checkpoint(folder_ / "last", both); }), HasSubstr("missing"));
+  load_checkpoint(folder_ / "last", both, {.optional = {"there", "missing"}});
+  EXPECT_EQ(there, 3);
+  EXPECT_EQ(missing, 4);
+}
+
 TEST_F(CheckpointTest, EverythingThatDoesNotFitIsListedAtOnceAndNothingChanges) {
   auto small = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
   save_checkpoint(folder_ / "last", {{"model", small}});

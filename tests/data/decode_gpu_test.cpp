@@ -62,14 +62,16 @@ class DecodeGpu : public testing::FolderTest {
   }
   fs::path file(int64_t i) const { return folder_ / "images" / std::to_string(i % 2) / (std::to_string(i) + ".jpg"); }
 
-  std::optional<Batch> make(const ImageDataset& data, bool skip = false) {
+  std::optional<Batch> make(const ImageDataset& data, bool skip = false, double on_cpu = 0) {
     std::vector<int64_t> indices(static_cast<size_t>(data.size()));
     std::iota(indices.begin(), indices.end(), 0);
     bad_->skip = skip;
-    detail::GpuImagesWork work({.seed = 9, .epoch = 2}, indices, bad_, std::make_shared<detail::BatchMemory>(false, 8),
-                               decoder_, [&](int64_t index, Random& random, const detail::GpuJpegDecoder* decoder) {
-                                 return data.get_encoded(index, random, decoder);
-                               });
+    detail::GpuImagesWork work(
+        {.seed = 9, .epoch = 2}, indices, bad_, std::make_shared<detail::BatchMemory>(false, 8), decoder_,
+        [&](int64_t index, Random& random, const detail::GpuJpegDecoder* decoder) {
+          return data.get_encoded(index, random, decoder);
+        },
+        on_cpu);
     for (int64_t i = 0; i < work.samples(); ++i) work.make(i);
     work.finish();
     return work.take();
@@ -111,6 +113,17 @@ TEST_F(DecodeGpu, BatchesAreThoseOfTheCpu) {
       EXPECT_EQ(decoder_->decoded() - before, 7);  // not the PNG
     }
   }
+}
+
+TEST_F(DecodeGpu, APartOfTheImagesIsLeftToTheThreads) {
+  const ImageDataset data(write_images(8, false),
+                          {.transform = T::compose({T::RandomResizedCrop{.size = 24}, T::Normalize{}})});
+  for (const auto& [share, decoded] : {std::pair(0.25, 6), std::pair(0.5, 4), std::pair(0.7, 3), std::pair(1.0, 0)}) {
+    const auto before = decoder_->decoded();
+    expect_same(*make(data, false, share), loaded(data), /*in_memory_too=*/share < 1);
+    EXPECT_EQ(decoder_->decoded() - before, decoded) << share;
+  }
+  EXPECT_THAT(error_of([&] { make_loader(data, {.decode_on_cpu = 1.5}); }), HasSubstr("decode_on_cpu 1.5"));
 }
 
 TEST_F(DecodeGpu, ABrokenFileHasTheErrorOfTheCpu) {

@@ -11,8 +11,10 @@ namespace {
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(int64_t width)
       : norm(register_module("norm", levin::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-        up(register_module("up", levin::nn::Linear(width, 3 * width + 1))),
-        down(register_module("down", levin::nn::Linear(3 * width + 1, width))) {}
+        up(register_module("up", levin::nn::Linear(width, hidden(width)))),
+        down(register_module("down", levin::nn::Linear(hidden(width), width))) {}
+  // Odd, or with multiples of 16, which float8 needs, one of them.
+  static int64_t hidden(int64_t width) { return 3 * width + (width % 16 == 0 ? 0 : 1); }
   torch::Tensor forward(const torch::Tensor& x) { return x + down(torch::gelu(up(norm(x)))); }
   levin::nn::LayerNorm norm;
   levin::nn::Linear up, down;

@@ -57,6 +57,19 @@ TEST_F(ShardingRun, EqualsOneProcessAndResumesUnderAnyStrategy) {
   expect_near(train("--clip 0.5 --strategy fsdp --devices 3 --load whole"), wanted, 4, "from one process");
 }
 
+TEST_F(ShardingRun, ResumesInFloat8ToTheBit) {
+  for (const std::string strategy : {"ddp", "fsdp", "stage_2"}) {
+    const auto flags = "--precision fp8-mixed --width 32 --devices 2 --strategy " + strategy + " ";
+    const auto whole = train(flags + "--save-at 4 --save at_4_" + strategy);
+    const auto resumed = train(flags + "--load at_4_" + strategy);
+    ASSERT_EQ(resumed.size(), 4u) << strategy;
+    for (const auto& [step, loss] : resumed) EXPECT_EQ(loss, whole.at(step)) << strategy << " step " << step;
+    EXPECT_NE(read_file(folder_ / ("at_4_" + strategy) / "state.json").find("fp8_histories"), std::string::npos);
+    // Another number of ranks takes the largest numbers of all.
+    EXPECT_EQ(train("--precision fp8-mixed --width 32 --devices 1 --load at_4_" + strategy).size(), 4u);
+  }
+}
+
 TEST_F(ShardingRun, WritesWhatOneProcessWrites) {
   train("--strategy fsdp --devices 4 --to 4 --full --save call");
   train("--strategy fsdp --devices 3 --to 4 --load call --type full --save fsdp");

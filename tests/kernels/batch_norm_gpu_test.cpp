@@ -117,7 +117,7 @@ void expect_equal_to_double(const Case& c) {
 
 TEST_F(BatchNormActOnCuda, AgreesWithTorchInDouble) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble})
-    for (const int64_t channels : {3, 16, 64, 100, 2048})
+    for (const int64_t channels : {3, 16, 24, 64, 100, 256, 1032, 2048})
       for (const auto& [batch, side] : std::vector<std::pair<int64_t, int64_t>>{{7, 1}, {64, 7}, {10, 100}}) {
         if (channels * batch * side * side > 30'000'000) continue;
         for (const bool residual : {false, true})
@@ -137,6 +137,18 @@ TEST_F(BatchNormActOnCuda, TakesMatricesAndNumbersOfItsOwnDtype) {
     for (const bool training : {true, false}) {
       expect_equal_to_double({dtype, std::nullopt, {513, 72}, true, true, training});
       expect_equal_to_double({dtype, std::nullopt, {33, 7, 3, 5}, false, true, training});
+    }
+}
+
+TEST_F(BatchNormActOnCuda, CountsTheBatchesOfTraining) {
+  for (const bool training : {true, false})
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{64, 2048, 7, 7}, {513, 3}}) {
+      const Case c{at::kBFloat16, at::kFloat, sizes, true, true, training};
+      const auto in = Inputs::random(c);
+      const auto batches = torch::full({}, 5, torch::dtype(at::kLong).device(at::kCUDA));
+      for (int i = 0; i < 3; ++i)
+        batch_norm_act(in.x, in.residual, in.weight, in.bias, in.mean, in.var, training, 0.1, 1e-5, true, batches);
+      EXPECT_EQ(batches.item<int64_t>(), training ? 8 : 5) << text(c);
     }
 }
 
@@ -160,6 +172,38 @@ TEST_F(BatchNormActOnCuda, TakesWhatDoesNotStandAtVectors) {
             3 * tolerance(c.dtype));
 }
 
+/// The bits of the ReLU are those of forward's vectors.
+TEST_F(BatchNormActOnCuda, TakesGradientsThatDoNotStandAtVectors) {
+  for (const bool residual : {true, false})
+    for (const bool training : {true, false}) {
+      const Case c{at::kBFloat16, at::kFloat, {65, 64}, residual, true, training};
+      const auto in = Inputs::random(c);
+      const auto y = fused(in, c);
+      const auto flat = torch::randn({65 * 64 + 1}, torch::dtype(at::kBFloat16).device(at::kCUDA));
+      const auto grad = flat.narrow(0, 1, 65 * 64).view({65, 64});
+      const auto a = torch::autograd::grad({y}, in.wanted(), {grad}, true);
+      const auto b = torch::autograd::grad({y}, in.wanted(), {grad.clone()});
+      for (size_t i = 0; i < a.size(); ++i) EXPECT_LT(apart(a[i], b[i]), 1e-2) << text(c) << " gradient " << i;
+    }
+}
+
+/// What is no number passes the ReLU, forward and backward, as torch's does.
+TEST_F(BatchNormActOnCuda, WhatIsNoNumberStaysOne) {
+  for (const bool residual : {true, false}) {
+    const Case c{at::kFloat, at::kFloat, {64, 16}, residual, true, false};
+    auto mine = Inputs::random(c);
+    mine.x = mine.x.detach();
+    mine.x[3][5] = NAN;
+    mine.x.requires_grad_();
+    const auto theirs = mine.doubled();
+    const auto found = fused(mine, c), expected = plain(theirs, c);
+    EXPECT_TRUE(torch::equal(found.isnan(), expected.isnan()));
+    const auto a = torch::autograd::grad({found}, {mine.x}, {torch::ones_like(found)})[0];
+    const auto b = torch::autograd::grad({expected}, {theirs.x}, {torch::ones_like(expected)})[0];
+    EXPECT_TRUE(a.to(at::kDouble).allclose(b, 1e-4, 1e-4));
+  }
+}
+
 TEST_F(BatchNormActOnCuda, KeepsSmallVariancesBesideLargeMeans) {
   const Case c{at::kFloat, at::kFloat, {64, 64, 28, 28}};
   auto mine = Inputs::random(c);
@@ -169,8 +213,19 @@ TEST_F(BatchNormActOnCuda, KeepsSmallVariancesBesideLargeMeans) {
   EXPECT_LT(apart(mine.var, theirs.var), 1e-5);
 }
 
-TEST_F(BatchNormActOnCuda, RepeatsBitByBit) {
-  const Case c{at::kBFloat16, at::kFloat, {64, 64, 56, 56}, true, true};
+/// Of a channel whose first pixel stands out.
+TEST_F(BatchNormActOnCuda, KeepsSmallVariancesBesideOneLargeNumber) {
+  const Case c{at::kFloat, at::kFloat, {64, 64, 28, 28}};
+  auto mine = Inputs::random(c);
+  mine.x = laid_out(torch::randn(c.sizes, at::kCUDA) * 0.01);
+  mine.x.select(0, 0).select(1, 0).select(1, 0).fill_(3);
+  mine.x.requires_grad_();
+  const auto theirs = mine.doubled();
+  fused(mine, c, 1.0), plain(theirs, c, 1.0);
+  EXPECT_LT(apart(mine.var, theirs.var), 1e-5);
+}
+
+void expect_repeats(const Case& c) {
   const auto first = Inputs::random(c);
   auto second = first.leaves();
   second.mean = first.mean.clone(), second.var = first.var.clone();
@@ -180,7 +235,13 @@ TEST_F(BatchNormActOnCuda, RepeatsBitByBit) {
   const auto grad = torch::randn_like(a);
   const auto da = torch::autograd::grad({a}, first.wanted(), {grad});
   const auto db = torch::autograd::grad({b}, second.wanted(), {grad});
-  for (size_t i = 0; i < da.size(); ++i) EXPECT_TRUE(torch::equal(da[i], db[i])) << i;
+  for (size_t i = 0; i < da.size(); ++i) EXPECT_TRUE(torch::equal(da[i], db[i])) << text(c) << " gradient " << i;
+}
+
+TEST_F(BatchNormActOnCuda, RepeatsBitByBit) {
+  expect_repeats({at::kBFloat16, at::kFloat, {64, 64, 56, 56}, true, true});
+  expect_repeats({at::kBFloat16, at::kFloat, {64, 2048, 7, 7}, false, true});
+  expect_repeats({at::kFloat, at::kFloat, {16, 100, 14, 14}, true, true});
 }
 
 TEST_F(BatchNormActOnCuda, TakesGradientsOfAnyLayout) {
@@ -209,6 +270,12 @@ TEST_F(BatchNormActOnCuda, GivesOnlyTheGradientsThatAreAskedFor) {
       EXPECT_TRUE(torch::equal(two[0], all[0]));
       EXPECT_TRUE(torch::equal(two[1], all[3]));
       mine.x = mine.x.detach();
+      const auto weights = mine.leaves();
+      const auto last = torch::autograd::grad(
+          {fused({mine.x, mine.residual.detach(), weights.weight, weights.bias, mine.mean, mine.var}, c).pow(2).sum()},
+          {weights.weight, weights.bias});
+      EXPECT_TRUE(torch::equal(last[0], all[1]));
+      EXPECT_TRUE(torch::equal(last[1], all[2]));
       const auto one = torch::autograd::grad({fused(mine, c).pow(2).sum()}, {mine.residual});
       EXPECT_TRUE(torch::equal(one[0], all[3]));
     }

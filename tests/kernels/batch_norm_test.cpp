@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "levin/kernels/batch_norm_detail.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -110,6 +111,16 @@ TEST(BatchNormAct, CanBeDifferentiatedTwice) {
       return torch::autograd::grad({first[0].pow(3).sum()}, {in.x})[0];
     };
     EXPECT_TRUE(torch::equal(second(fused(mine, c), mine), second(plain(theirs, c), theirs)));
+  }
+}
+
+TEST(BatchNormAct, BitsOfTheReluSayWhatPassed) {
+  for (const int64_t width : {1, 2, 4, 8}) {
+    const auto passed = torch::rand({2, 16, 3, 5}) > 0.5;
+    const auto rows = passed.permute({0, 2, 3, 1}).reshape({30, 16 / width, width}).to(at::kByte);
+    const auto bits = rows.bitwise_left_shift(torch::arange(width, at::kByte)).sum(-1).to(at::kByte);
+    EXPECT_TRUE(torch::equal(detail::passed_of_bits(bits, {2, 16, 3, 5}), passed)) << width;
+    EXPECT_TRUE(torch::equal(detail::passed_of_bits(bits, {30, 16}), rows.to(at::kBool).view({30, 16}))) << width;
   }
 }
 

@@ -24,6 +24,7 @@ void compare(at::ScalarType dtype, int64_t rows, int64_t classes, int64_t column
   const auto logits = storage.narrow(0, offset, rows * stride).view({rows, stride}).narrow(1, 0, columns);
   auto targets = torch::randint(0, classes, {rows});
   if (rows > 3) targets[1] = -100, targets[rows - 1] = -100, targets[2] = classes - 1;
+  if (rows > 500) targets.slice(0, 5, {}, 3).fill_(-100);
   auto expected = logits.cpu().to(at::kDouble);
   auto expected_losses = torch::empty({rows}, at::kDouble);
   kernels::cross_entropy_step(expected, targets, expected_losses,
@@ -61,6 +62,9 @@ TEST_F(CrossEntropyGpu, EqualsTheCpusAtOddSizes) {
     compare(dtype, 37, 50257, 50257, 50257, 0);  // nothing is aligned
     compare(dtype, 37, 50257, 50304, 50304, 1);  // nor here
     compare(dtype, 5, 50304, 50304, 50400, 8);
+    compare(dtype, 700, 16450, 16512, 16512, 0);  // several rows for each block
+    compare(dtype, 300, 100001, 100032, 100032, 0);
+    compare(dtype, 5, 150000, 150016, 150016, 0);  // no room for a row in shared memory
     compare(dtype, 5, 16383, 16384, 16384, 0);
     compare(dtype, 5, 16384, 16384, 16384, 0);
   }
@@ -91,6 +95,19 @@ TEST_F(CrossEntropyGpu, KeepsExtremesAndShowsWhatIsWrong) {
   EXPECT_TRUE(losses[4].isnan().item<bool>());  // no class
   EXPECT_TRUE(logits[4].isnan().all().item<bool>());
   EXPECT_NEAR(losses[5].item<double>(), std::log(64.0), 1e-5);
+}
+
+TEST_F(CrossEntropyGpu, ScalesInPlaceLikeTorch) {
+  torch::manual_seed(12);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble})
+    for (const int64_t offset : {0, 1})
+      for (const int64_t count : {0, 5, 4096, 3'000'003})
+        for (const double number : {1.0, 0.3}) {
+          const auto all = torch::randn({count + offset}, at::kCUDA).to(dtype), x = all.narrow(0, offset, count);
+          const auto factor = torch::full({}, number, x.options()), expected = x * factor;
+          kernels::scale_in_place(x, factor);
+          EXPECT_TRUE(x.equal(expected)) << dtype << " " << offset << " " << count << " " << number;
+        }
 }
 
 TEST_F(CrossEntropyGpu, DoubleIsComputedInDouble) {

@@ -61,5 +61,13 @@ TEST(CrossEntropyStep, IsAnOperator) {
                      {.classes = 7});
 }
 
+TEST(CrossEntropyStep, ScaleInPlaceIsAProduct) {
+  const auto x = torch::randn({7}), expected = x * 0.25;
+  kernels::scale_in_place(x, torch::full({}, 0.25));
+  EXPECT_TRUE(x.equal(expected));
+  EXPECT_EQ(testing::error_of([&] { kernels::scale_in_place(x, torch::full({}, 0.25, at::kDouble)); }),
+            "[scale_in_place] needs one factor of Float, got Double []");
+}
+
 }  // namespace
 }  // namespace levin::cross_entropy_tests

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "levin/devices/accelerator.h"
+#include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fp8.h"
 #include "levin/kernels/fp8_layers.h"
 #include "levin/nn/layers.h"
@@ -69,6 +70,40 @@ TEST_F(Fp8Gpu, CastsAreTorchsAfterScaling) {
     const auto columns = fp8_cast(x, {}, {}, {.dtype = format, .rows = false});
     EXPECT_TRUE(same_codes(columns.columns, cast.columns));
     EXPECT_FALSE(columns.rows.defined());
+  }
+}
+
+// One pass against a kernel for the activation and one for the cast: the same codes.
+TEST_F(Fp8Gpu, ActivationsAndSumsInThePassOfTheCast) {
+  torch::manual_seed(3);
+  for (const auto& [m, k] : std::vector<std::pair<int64_t, int64_t>>{{1, 16}, {63, 144}, {197, 512}, {1000, 2048}}) {
+    const auto options = torch::dtype(at::kBFloat16).device(at::kCUDA);
+    const auto x = torch::randn({m, k}, options) * 3, at = torch::randn({m, k}, options) * 2;
+    const auto amax = torch::full({1}, 5.0f, at::kCUDA);
+    for (const auto kind : {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu, Activation::kSilu}) {
+      auto seen = torch::zeros({1}, at::kCUDA), seen_apart = seen.clone();
+      const auto what = ::testing::Message() << m << " x " << k << " kind " << static_cast<int>(kind);
+      const auto one = fp8_cast(x, amax, seen, {.activation = kind});
+      const auto apart = fp8_cast(detail::run_activation(x, kind), amax, seen_apart);
+      EXPECT_TRUE(same_codes(one.rows, apart.rows)) << what;
+      EXPECT_TRUE(same_codes(one.columns, apart.columns)) << what;
+      EXPECT_TRUE(torch::equal(seen, seen_apart)) << what;
+
+      const auto gradient = detail::run_activation_backward(x, at, kind);
+      const auto back = fp8_cast(
+          x, amax, seen, {.dtype = at::kFloat8_e5m2, .activation = kind, .derivative_at = at, .sums = at::kFloat});
+      const auto back_apart = fp8_cast(gradient, amax, {}, {.dtype = at::kFloat8_e5m2, .sums = at::kFloat});
+      EXPECT_TRUE(same_codes(back.rows, back_apart.rows)) << what;
+      EXPECT_TRUE(same_codes(back.columns, back_apart.columns)) << what;
+      EXPECT_TRUE(torch::equal(back.sums, back_apart.sums)) << what;
+      EXPECT_TRUE(torch::allclose(back.sums, gradient.sum({0}, false, at::kFloat), 1e-4, 1e-3)) << what;
+    }
+    for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16})
+      for (const bool per_row : {false, true}) {
+        const auto sums = fp8_cast(x.to(dtype), {}, {}, {.per_row = per_row, .sums = at::kBFloat16}).sums;
+        EXPECT_EQ(sums.scalar_type(), at::kBFloat16);
+        EXPECT_TRUE(torch::allclose(sums.to(at::kFloat), x.to(at::kFloat).sum(0), 1e-2, 1e-2)) << dtype << per_row;
+      }
   }
 }
 

@@ -11,6 +11,7 @@
 #include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/linear.h"
 #include "levin/nn/checkpointing.h"
+#include "levin/nn/fp8_mlp.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/policy.h"
 #include "levin/precision/precision.h"
@@ -313,6 +314,135 @@ TEST(KernelsLinear, IsTorchsWithoutFp8) {
   const auto x = torch::randn({2, 3, 10}), weight = torch::randn({7, 10}), bias = torch::randn({7});
   EXPECT_TRUE(torch::equal(kernels::linear(x, weight, bias), at::linear(x, weight, bias)));
   EXPECT_TRUE(torch::equal(kernels::linear(x, weight), at::linear(x, weight)));
+}
+
+/// up, an activation and down between two layers that stay in bfloat16.
+struct Fp8MlpNetImpl : torch::nn::Module {
+  Fp8MlpNetImpl() {
+    first = register_module("first", nn::Linear(32, 32));
+    up = register_module("up", nn::Linear(32, 64));
+    down = register_module("down", nn::Linear(64, 32));
+    last = register_module("last", nn::Linear(32, 32));
+  }
+  Tensor forward(const Tensor& x) {
+    const auto h = first(x);
+    const auto one = at_once ? nn::fp8_mlp(h, up, kind, down) : std::nullopt;
+    was_one = one.has_value();
+    return last(one ? *one : down(activation(up(h), kind)));
+  }
+  bool at_once = true, was_one = false;
+  Activation kind = Activation::kGelu;
+  nn::Linear first = nullptr, up = nullptr, down = nullptr, last = nullptr;
+};
+LEVIN_MODULE(Fp8MlpNet);
+
+/// Results and gradients of three steps.
+std::vector<Tensor> mlp_numbers(bool at_once, Activation kind, Fp8Recipe recipe) {
+  torch::manual_seed(7);
+  Fp8MlpNet net;
+  net->at_once = at_once, net->kind = kind;
+  const auto layers = std::make_shared<Fp8Layers>(net.ptr(), Fp8Setup{.options = {.recipe = recipe}});
+  std::vector<Tensor> all;
+  for (int step = 0; step < 3; ++step) {
+    const auto x = torch::randn({5, 7, 32}).requires_grad_();
+    Tensor y;
+    {
+      const Autocast autocast(at::kCPU, at::kBFloat16);
+      const Fp8Scope scope(layers);
+      y = net(x);
+    }
+    EXPECT_EQ(net->was_one, at_once);
+    y.to(at::kFloat).square().sum().backward();
+    all.insert(all.end(), {y.detach(), x.grad()});
+  }
+  for (const auto& parameter : net->parameters()) all.push_back(parameter.grad());
+  all.push_back(layers->state());
+  return all;
+}
+
+TEST(Fp8Mlp, HasTheNumbersOfItsThreeOperations) {
+  for (const auto recipe : {Fp8Recipe::kDelayed, Fp8Recipe::kCurrent, Fp8Recipe::kRow})
+    for (const auto kind : {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu, Activation::kSilu}) {
+      const auto one = mlp_numbers(true, kind, recipe), three = mlp_numbers(false, kind, recipe);
+      for (size_t i = 0; i < one.size(); ++i) {
+        if (!three[i].defined()) continue;  // recipes without histories have no state
+        EXPECT_TRUE(torch::equal(one[i], three[i])) << i << " " << static_cast<int>(kind);
+      }
+    }
+}
+
+TEST(Fp8Mlp, IsNotForFrozenOrInterceptedLayers) {
+  struct Nothing : Interceptor {
+    void around(Call& call) override { call.proceed(); }
+  };
+  Fp8MlpNet net;
+  const auto layers = std::make_shared<Fp8Layers>(net.ptr(), Fp8Setup{});
+  const auto is_one = [&](const std::shared_ptr<Fp8Layers>& of) {
+    const Autocast autocast(at::kCPU, at::kBFloat16);
+    const Fp8Scope scope(of);
+    net(torch::ones({16, 32}));
+    return net->was_one;
+  };
+  EXPECT_TRUE(is_one(layers));
+  EXPECT_FALSE(is_one(nullptr));
+  EXPECT_FALSE(is_one(std::make_shared<Fp8Layers>(net.ptr(), Fp8Setup{.casts_weights_again = true})));
+  {
+    const auto attached = net->down->attach(std::make_shared<Nothing>(), Order::kInnermost);
+    EXPECT_FALSE(is_one(layers));
+  }
+  net->up->weight.requires_grad_(false);
+  EXPECT_FALSE(is_one(layers));
+  const torch::NoGradGuard no_grad;
+  EXPECT_TRUE(is_one(layers));
+}
+
+TEST(Fp8Cast, SumsItsRows) {
+  torch::manual_seed(8);
+  const auto x = torch::randn({70, 32}).to(at::kBFloat16), at = torch::randn({70, 32}).to(at::kBFloat16);
+  const auto amax = torch::full({1}, 4.0f);
+  EXPECT_TRUE(torch::equal(fp8_cast(x, amax, {}, {.sums = at::kFloat}).sums, x.sum({0}, false, at::kFloat)));
+  EXPECT_FALSE(fp8_cast(x, amax, {}).sums.defined());
+  const auto gradient = at::gelu_backward(x, at);
+  const auto cast = fp8_cast(
+      x, amax, {},
+      {.dtype = at::kFloat8_e5m2, .activation = Activation::kGelu, .derivative_at = at, .sums = at::kBFloat16});
+  EXPECT_TRUE(torch::equal(cast.sums, gradient.sum({0}, false, at::kBFloat16)));
+  EXPECT_TRUE(torch::equal(cast.rows.to(at::kFloat),
+                           fp8_cast(gradient, amax, {}, {.dtype = at::kFloat8_e5m2}).rows.to(at::kFloat)));
+  EXPECT_THAT(levin::testing::error_of([&] { fp8_cast(x, amax, {}, {.derivative_at = at}); }),
+              HasSubstr("derivative_at needs an activation"));
+}
+
+TEST(Fp8Layers, StatesComeBack) {
+  torch::manual_seed(9);
+  Fp8Net net;
+  const auto layers = fp8_layers_of(net);
+  const auto step = [&] { fp8_forward(net, layers, torch::randn({16, 32})).to(at::kFloat).sum().backward(); };
+  step();
+  const auto once = layers->state();
+  for (int i = 0; i < 3; ++i) step();
+  const auto state = layers->state();
+  ASSERT_EQ(state.sizes(), at::IntArrayRef({2, 3, 16 + 2}));
+  EXPECT_EQ(state.select(2, 17).min().item<float>(), 2);
+  EXPECT_EQ(once.select(2, 17).min().item<float>(), 1);  // seen, but no history yet
+  EXPECT_GT(state.select(2, 16).min().item<float>(), 0);
+
+  const auto other = fp8_layers_of(net);
+  other->load_state(layers->names(), state);
+  EXPECT_TRUE(torch::equal(other->state(), state));
+  // By name; a shorter history takes the newest numbers; a weight without a state begins anew.
+  const auto shorter = fp8_layers_of(net, {.history = 3});
+  shorter->load_state({"another", layers->names()[1]}, state);
+  const auto taken = shorter->state();
+  EXPECT_TRUE(torch::equal(taken[0], torch::zeros({3, 5})));
+  EXPECT_TRUE(torch::equal(taken[1].narrow(1, 0, 3), state[1].narrow(1, 0, 3)));
+  EXPECT_TRUE(torch::equal(taken[1].narrow(1, 3, 2), state[1].narrow(1, 16, 2)));
+
+  const auto current = fp8_layers_of(net, {.recipe = Fp8Recipe::kCurrent});
+  EXPECT_FALSE(current->state().defined());
+  current->load_state(layers->names(), state);  // nothing to do
+  EXPECT_THAT(levin::testing::error_of([&] { other->load_state(layers->names(), state[0]); }),
+              HasSubstr("history + 2], got [3, 18]"));
 }
 
 }  // namespace

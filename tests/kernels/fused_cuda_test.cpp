@@ -13,7 +13,7 @@ namespace {
 
 class FusedLayersOnCuda : public levin::testing::GpuTest {};
 
-constexpr int64_t kSizes[]{1, 7, 64, 197, 768, 1000, 1024, 1280, 4096, 5000, 8192, 12288, 20000};
+constexpr int64_t kSizes[]{1, 7, 64, 192, 197, 512, 768, 1000, 1024, 1280, 3072, 4096, 5000, 8192, 12288, 20000};
 
 double tolerance(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-10 : dtype == at::kFloat ? 2e-5 : dtype == at::kHalf ? 3e-3 : 2e-2;
@@ -95,10 +95,33 @@ TEST_F(FusedLayersOnCuda, NormOfEverySizeAndDtype) {
 
 TEST_F(FusedLayersOnCuda, NormOfManyRows) {
   torch::manual_seed(2);
-  for (const auto size : {64, 768, 1024, 4096})
+  // Blocks of backward have several rows one after the other, of which the last are not for all.
+  for (const auto size : {64, 192, 768, 1024, 1280, 2048, 4096, 8192}) {
+    SCOPED_TRACE(size);
+    const int64_t rows = size > 1280 ? 1003 : 5003;
+    for (const auto dtype : {at::kFloat, at::kBFloat16}) check_norm({dtype, dtype, dtype, at::kFloat}, {rows, size});
+    check_norm({at::kFloat, at::kBFloat16, at::kBFloat16, at::kFloat}, {rows, size});
+    check_norm({at::kBFloat16, at::kBFloat16, at::kBFloat16, at::kBFloat16, true}, {788, size});
+  }
+}
+
+TEST_F(FusedLayersOnCuda, NormIsTheSameEveryTime) {
+  torch::manual_seed(7);
+  for (const auto size : {768, 1024, 4096})
     for (const auto dtype : {at::kFloat, at::kBFloat16}) {
       SCOPED_TRACE(::testing::Message() << size << " " << dtype);
-      check_norm({dtype, dtype, dtype, at::kFloat}, {5003, size});
+      const auto stream = leaf(numbers({3001, size}, dtype)), branch = leaf(numbers({3001, size}, at::kBFloat16));
+      const auto weight = leaf(numbers({size}, at::kFloat)), bias = leaf(numbers({size}, at::kFloat));
+      const auto grad = numbers({3001, size}, at::kBFloat16), residual = numbers({3001, size}, dtype);
+      const auto run = [&] {
+        const Autocast autocast(at::kCUDA, at::kBFloat16);
+        const auto [output, h] = residual_norm(stream, branch, weight, bias, 1e-5, false);
+        auto all = torch::autograd::grad({output, h}, {stream, branch, weight, bias}, {grad, residual});
+        all.push_back(output);
+        return all;
+      };
+      const auto first = run(), second = run();
+      for (size_t i = 0; i < first.size(); ++i) EXPECT_TRUE(first[i].equal(second[i])) << i;
     }
 }
 

@@ -68,6 +68,19 @@ TEST(FusedLinear, FloatWeightsBehindNarrowProducts) {
   EXPECT_TRUE(torch::allclose(grads[0], mine[1].grad(), 0.05, 0.05));
 }
 
+TEST(FusedLinear, WithoutABias) {
+  for (const bool cast : {false, true}) {
+    const auto mine = layer({16, 4}), theirs = copies(mine);
+    const auto x = cast ? mine[0].to(at::kBFloat16) : mine[0];
+    const auto out = detail::fused_linear(x, mine[1], {}, cast ? mine[1].to(at::kBFloat16) : mine[1]);
+    out.sum().backward();
+    const auto right = at::linear(theirs[0], theirs[1]);
+    right.sum().backward();
+    EXPECT_TRUE(torch::allclose(out.to(at::kFloat), right, 0.05, 0.05));
+    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(torch::allclose(mine[i].grad(), theirs[i].grad(), 0.05, 0.05)) << i;
+  }
+}
+
 TEST(FusedLinear, FrozenWeightsGetNoGradient) {
   const auto all = layer({5, 4});
   all[1].set_requires_grad(false);
@@ -75,6 +88,52 @@ TEST(FusedLinear, FrozenWeightsGetNoGradient) {
   EXPECT_FALSE(all[1].grad().defined());
   EXPECT_TRUE(torch::equal(all[2].grad(), torch::full({6}, 5.0f)));
   EXPECT_TRUE(all[0].grad().defined());
+}
+
+TEST(FusedLinearActivation, GradientsAreThoseOfDifferences) {
+  for (const auto kind : {Activation::kGelu, Activation::kGeluTanh, Activation::kSilu})
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 2, 4}, {5, 4}, {4}}) {
+      const auto inputs = layer(sizes, at::kDouble);
+      const auto f = [&](const std::vector<Tensor>& in) {
+        return detail::fused_linear_activation(in[0], in[1], in[2], in[1], kind).sin().sum();
+      };
+      EXPECT_LT(testing::gradient_error(f, inputs), 1e-7);
+      EXPECT_LT(testing::second_gradient_error(f, inputs), 1e-4);
+    }
+}
+
+TEST(FusedLinearActivation, IsBothOnTheCpu) {
+  const auto mine = layer({3, 5, 4}), theirs = copies(mine);
+  const auto a = linear_activation(mine[0], mine[1], mine[2], Activation::kGelu);
+  const auto b = at::gelu(at::linear(theirs[0], theirs[1], theirs[2]));
+  EXPECT_TRUE(same_bytes(a, b));
+  a.square().sum().backward();
+  b.square().sum().backward();
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(same_bytes(mine[i].grad(), theirs[i].grad()));
+  EXPECT_TRUE(same_bytes(linear_activation(mine[0], mine[1], {}, Activation::kRelu),
+                         at::relu(at::linear(theirs[0], theirs[1]))));
+}
+
+TEST(FusedLinearActivation, FloatWeightsBehindNarrowProducts) {
+  const auto mine = layer({16, 4}), theirs = copies(mine);
+  const auto out = detail::fused_linear_activation(mine[0].to(at::kBFloat16), mine[1], mine[2],
+                                                   mine[1].to(at::kBFloat16), Activation::kGeluTanh);
+  EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+  out.sum().backward();
+  at::gelu(at::linear(theirs[0], theirs[1], theirs[2]), "tanh").sum().backward();
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(mine[i].grad().scalar_type(), at::kFloat);
+    EXPECT_TRUE(torch::allclose(mine[i].grad(), theirs[i].grad(), 0.05, 0.1)) << i;
+  }
+}
+
+TEST(FusedLinearActivation, OnlyGradientsThatAreAskedFor) {
+  for (size_t frozen = 0; frozen < 3; ++frozen) {
+    const auto all = layer({5, 4});
+    all[frozen].set_requires_grad(false);
+    detail::fused_linear_activation(all[0], all[1], all[2], all[1], Activation::kGelu).sum().backward();
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ(all[i].grad().defined(), i != frozen) << i;
+  }
 }
 
 /// As an estimate of a step on a GPU in mixed precision sees it: float gradients without 16-bit ones before them.

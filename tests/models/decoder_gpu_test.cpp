@@ -3,6 +3,8 @@
 
 #include "levin/devices/accelerator.h"
 #include "levin/models/decoder.h"
+#include "levin/nn/checkpointing.h"
+#include "levin/nn/policy.h"
 #include "levin/nn/tie.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/gpu.h"
@@ -67,6 +69,28 @@ TEST_F(DecoderGpu, LossAndGradientsAreThoseOfTheCpuInEveryPrecision) {
     }
     model->to(at::kBFloat16);
     expect_close(run(model, there), expected, 0.1);
+  }
+}
+
+TEST_F(DecoderGpu, BlocksThatLeaveTheirSumToTheNextGiveTheSameLoss) {
+  for (const bool mixed : {false, true}) {
+    SCOPED_TRACE(mixed);
+    torch::manual_seed(2);
+    auto model = models::decoder(options(false));
+    model->to(at::kCUDA);
+    if (!mixed) model->to(at::kBFloat16);
+    const auto tokens = torch::randint(0, 1000, {3, 128}).to(at::kCUDA);
+    const auto result = [&] {
+      std::optional<Autocast> autocast;
+      if (mixed) autocast.emplace(at::kCUDA, at::kBFloat16);
+      return run(model, tokens);
+    };
+    const auto open = result();
+    // Before a checkpointed block the sum is computed on its own.
+    const auto checkpoints = attach_checkpointing(*model, policy::by_class<models::DecoderBlock>());
+    const auto closed = result();
+    EXPECT_EQ(open.loss, closed.loss);
+    expect_close(open, closed, 1e-2);  // attention's gradients may be summed in another order
   }
 }
 

@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <functional>
 
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
@@ -12,6 +13,7 @@
 #include "levin/models/load_weights.h"
 #include "levin/models/naming.h"
 #include "levin/models/registry.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
@@ -287,6 +289,28 @@ TEST(Decoder, BlocksAreUnitsAndFire) {
   const auto tokens = torch::randint(0, 37, {1, 5});
   model(tokens, tokens);
   check.finish();
+}
+
+TEST(Decoder, BlocksThatLeaveTheirSumToTheNextAreBlocksOneByOne) {
+  for (auto options : {tiny_gpt2(), tiny_llama()}) {
+    options.dropout = options.positions == "learned" ? 0.25 : 0;
+    auto model = models::decoder(options);
+    const auto tokens = torch::randint(0, 37, {2, 6});
+    const auto run = [&](const std::function<Tensor()>& forward) {
+      torch::manual_seed(4);
+      model->zero_grad();
+      auto loss = forward();
+      loss.backward();
+      auto all = gradients(*model);
+      all.push_back(loss.detach());
+      return all;
+    };
+    const auto together = run([&] { return model(tokens).square().mean(); });
+    const auto checkpoints = attach_checkpointing(*model, policy::by_class<models::DecoderBlock>());
+    const auto alone = run([&] { return model(tokens).square().mean(); });  // each block ends with its sum
+    ASSERT_EQ(together.size(), alone.size());
+    for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(together[i].equal(alone[i])) << i;
+  }
 }
 
 TEST(Decoder, DropoutIsOnlyThereInTraining) {

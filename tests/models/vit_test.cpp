@@ -1,11 +1,13 @@
 #include "levin/models/vit.h"
 
 #include <fstream>
+#include <functional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
 #include "levin/testing/error_of.h"
@@ -96,6 +98,53 @@ TEST(ViT, TheFirstTokenAloneIsTheSameFirstToken) {
   const auto options = tiny();
   torch::nn::Sequential blocks{models::EncoderBlock(options), models::EncoderBlock(options)};
   EXPECT_EQ(blocks->forward(tokens).sizes(), tokens.sizes());
+}
+
+/// What a unit is given and what it gives.
+struct Counted : Interceptor {
+  void around(Call& call) override {
+    call.each_input([&](Tensor&) { ++inputs; });
+    call.proceed();
+    call.each_output([&](Tensor&) { ++outputs; });
+  }
+  int inputs = 0, outputs = 0;
+};
+
+TEST(ViT, BlocksThatLeaveTheirSumToTheNextAreBlocksOneByOne) {
+  auto options = tiny();
+  options.dropout = 0.25;
+  auto model = models::vit(options);
+  auto& encoder = *model->encoder;
+  const auto tokens = torch::randn({2, 5, 8}), grad = torch::randn({2, 5, 8});
+  const auto run = [&](const std::function<Tensor()>& forward) {
+    torch::manual_seed(3);
+    model->zero_grad();
+    std::vector<Tensor> all{forward()};
+    all[0].backward(grad);
+    for (const auto& parameter : encoder.parameters()) all.push_back(parameter.grad().clone());
+    return all;
+  };
+  const auto expect_same = [](const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+  };
+  const auto one_by_one = run([&] {
+    auto h = at::dropout(tokens + encoder.pos_embedding, options.dropout, true);
+    for (auto& block : encoder.blocks) h = block(h);
+    return std::get<0>(encoder.ln(h));
+  });
+  const auto counted = std::make_shared<Counted>();
+  const auto attached = encoder.blocks[1]->attach(counted, Order::kInnermost);
+  const auto together = run([&] { return model->encoder(tokens); });
+  expect_same(together, one_by_one);
+  EXPECT_EQ(counted->inputs, 2);
+  EXPECT_EQ(counted->outputs, 2);
+  // A checkpoint keeps one tensor, not two.
+  *counted = {};
+  const auto checkpoints = attach_checkpointing(*model, policy::by_class<models::EncoderBlock>());
+  const auto again = run([&] { return model->encoder(tokens); });
+  expect_same(again, one_by_one);
+  EXPECT_EQ(counted->inputs, 2);  // one in forward, one when it runs again
 }
 
 TEST(ViT, DropoutIsOnlyThereInTraining) {

@@ -13,8 +13,9 @@ namespace tnn = torch::nn;
 
 tnn::Sequential torchs() {
   return tnn::Sequential(tnn::Conv2d(tnn::Conv2dOptions(3, 4, 3).padding(1).bias(false)), tnn::BatchNorm2d(4),
-                         tnn::ReLU(), tnn::BatchNorm2d(4), tnn::Flatten(), tnn::Linear(4 * 64, 8), tnn::GELU(),
-                         tnn::LayerNorm(tnn::LayerNormOptions({8})));
+                         tnn::ReLU(), tnn::BatchNorm2d(4),
+                         tnn::MaxPool2d(tnn::MaxPool2dOptions(3).stride(2).padding(1)), tnn::Flatten(),
+                         tnn::Linear(4 * 16, 8), tnn::GELU(), tnn::LayerNorm(tnn::LayerNormOptions({8})));
 }
 
 TEST(Fuse, ReplacesLayersOfSequentials) {
@@ -25,7 +26,7 @@ TEST(Fuse, ReplacesLayersOfSequentials) {
   const auto before = net->named_parameters();
   torch::manual_seed(11);
   const auto report = fuse(*net);
-  EXPECT_EQ(report.replaced, 5);
+  EXPECT_EQ(report.replaced, 6);
   EXPECT_THAT(report.left, ::testing::IsEmpty());
   const auto next = torch::rand({3});
   torch::manual_seed(11);
@@ -34,7 +35,8 @@ TEST(Fuse, ReplacesLayersOfSequentials) {
   EXPECT_TRUE(net->ptr(1)->as<nn::BatchNormReLU2dImpl>());
   EXPECT_TRUE(net->ptr(2)->as<tnn::IdentityImpl>());
   EXPECT_TRUE(net->ptr(3)->as<nn::BatchNorm2dImpl>());
-  EXPECT_TRUE(dynamic_cast<Unit*>(net->ptr(5).get()));
+  EXPECT_TRUE(net->ptr(4)->as<nn::MaxPool2dImpl>());
+  EXPECT_TRUE(dynamic_cast<Unit*>(net->ptr(6).get()));
   const auto after = net->named_parameters();
   ASSERT_EQ(after.keys(), before.keys());
   for (const auto& item : after) EXPECT_TRUE(item.value().is_same(before[item.key()])) << item.key();

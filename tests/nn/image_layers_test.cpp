@@ -49,5 +49,20 @@ TEST(BatchNorm2d, StandsInSequentialsAndClones) {
   EXPECT_FALSE(torch::equal(net->forward(x), copy->forward(x)));
 }
 
+TEST(MaxPool2d, IsTorchs) {
+  const std::vector<nn::MaxPool2dOptions> all{nn::MaxPool2dOptions(2), nn::MaxPool2dOptions(3).stride(2).padding(1),
+                                              nn::MaxPool2dOptions({3, 2}).stride({1, 2}).dilation({1, 2}),
+                                              nn::MaxPool2dOptions(3).stride(2).ceil_mode(true)};
+  for (const auto& options : all) {
+    nn::MaxPool2d mine(options);
+    torch::nn::MaxPool2d theirs(options);
+    for (const auto& x : {torch::randn({4, 3, 10, 8}), torch::randn({3, 10, 8})})
+      EXPECT_TRUE(torch::equal(mine(x), theirs(x)));
+    torch::nn::Sequential net(mine);
+    const auto x = torch::randn({4, 3, 10, 8});
+    EXPECT_TRUE(torch::equal(net->forward(x), theirs(x)));
+  }
+}
+
 }  // namespace
 }  // namespace levin

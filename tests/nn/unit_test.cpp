@@ -71,6 +71,15 @@ struct ReferenceImpl : tnn::Module {
 };
 LEVIN_MODULE(Reference);
 
+struct Pair {
+  Tensor sum, branch;
+};
+struct OpenImpl : tnn::Module {
+  Tensor forward(const Tensor& x) { return open({x, {}}, 2).branch; }
+  Pair open(Pair in, int64_t scale) { return {in.branch.defined() ? in.sum + in.branch : in.sum, in.sum * scale}; }
+};
+LEVIN_MODULE(Open);
+
 struct MoveOnlyImpl : tnn::Module {
   Tensor forward(std::unique_ptr<Tensor> x) { return *x; }
 };
@@ -238,6 +247,37 @@ TEST(Unit, OtherKindsOfForward) {
   static_assert(std::invocable<Block&, Tensor>);
   static_assert(!std::invocable<Block&, Tensor, int>);
   static_assert(!std::invocable<Overloaded&, int, int, int>);
+}
+
+TEST(Unit, AnotherMethodIsInterceptedLikeForward) {
+  Open unit;
+  const auto x = torch::ones({2}), y = torch::full({2}, 5.0);
+  EXPECT_TRUE(unit.call<&OpenImpl::open>(Pair{x, y}, 3).sum.equal(x + y));
+  std::function<void()> again;
+  int inputs = 0, outputs = 0, runs = 0;
+  const auto outer = unit->attach(lambda([&](Call& call) {
+                                    call.each_input([&](Tensor& input) { ++inputs, input = input * 2; });
+                                    again = call.replay();
+                                    call.proceed();
+                                    call.each_output([&](Tensor& output) { ++outputs, output = output + 1; });
+                                  }),
+                                  Order::kCheckpointing);
+  const auto inner = unit->attach(lambda([&](Call& call) {
+                                    ++runs;
+                                    call.proceed();
+                                  }),
+                                  Order::kInnermost);
+  const auto result = unit.call<&OpenImpl::open>(Pair{x, y}, 3);
+  EXPECT_TRUE(result.sum.equal(2 * (x + y) + 1));
+  EXPECT_TRUE(result.branch.equal(2 * x * 3 + 1));
+  EXPECT_EQ(inputs, 2);
+  EXPECT_EQ(outputs, 2);
+  again();
+  EXPECT_EQ(runs, 2);
+  EXPECT_TRUE(unit(x).equal(2 * x * 2 + 1));  // forward is what it was
+  EXPECT_TRUE(unit->has_interceptor(Order::kCheckpointing));
+  EXPECT_FALSE(unit->has_interceptor(Order::kSharding));
+  EXPECT_FALSE(Open()->has_interceptor(Order::kCheckpointing));
 }
 
 TEST(Unit, MembersOfTheUsersClassStayReachable) {

@@ -130,17 +130,18 @@ print(json.dumps({{"name": case, "mode": mode, "ms": 1, "spread": [1, 1], "peak_
         self.assertEqual(turns["ratio_range"], [2.0, 3.5])
 
     def test_turns_against_the_best_mode_of_the_peer(self):
-        status, table, errors, rows = self.take_turns({"eager": [9, 9, 9, 9], "compiled": [7, 7, 7, 7]},
+        status, table, errors, rows = self.take_turns({"eager": [9, 9], "compiled": [7, 7]},
                                                       {"eager": [12, 12], "default": [6, 6]}, "--cases", "first")
-        # Levin's rounds stand beside those of each mode.
-        self.assertEqual(self.turns.count("first levin compiled"), 4)
+        self.assertEqual(self.turns.count("first levin compiled"), 2)
         self.assertEqual((rows[0]["turns"]["peer_mode"], rows[0]["ok"], status), ("default", False, 1))
         self.assertIn("peer reduce-overhead skipped: no reduce-overhead", errors)
         self.assertIn("below their limit: first", errors)
 
     def test_turns_table_and_picture(self):
-        status, _, errors, _ = self.take_turns({"eager": [8, 10, 8, 10]}, {"eager": [12, 14], "default": [10, 10]}, "--peer-modes", "eager,default")
-        self.assertEqual((status, len(self.turns)), (0, 2 * (2 * 2 + 2 * 2)), errors)
+        status, _, errors, _ = self.take_turns({"eager": [8, 10]}, {"eager": [12, 14], "default": [10, 10]}, "--peer-modes", "eager,default",
+                                               "--together", "2")
+        # Two cases get ready at once; their rounds do not mix.
+        self.assertEqual((status, [turn.split()[0] for turn in self.turns]), (0, ["first"] * 6 + ["second"] * 6), errors)
         self.assertIn("Levin", self.files["table.md"])
         self.assertRegex(self.files["table.md"], r"\| First case \| PyTorch \+ Lightning \| eager \| 13.00 \| 640 images \| 2.50 \|  \| 0.10 \| 2.0000 \|")
         svg = xml.etree.ElementTree.fromstring(self.files["bars.svg"])
@@ -148,7 +149,7 @@ print(json.dumps({{"name": case, "mode": mode, "ms": 1, "spread": [1, 1], "peak_
         self.assertIn("Second case", self.files["bars.svg"])
 
     def test_turns_of_a_peer_that_fails(self):
-        status, _, errors, rows = self.take_turns({"eager": [8, 10, 8, 10]}, {"eager": [12, 14], "default": None}, "--cases", "first",
+        status, _, errors, rows = self.take_turns({"eager": [8, 10]}, {"eager": [12, 14], "default": None}, "--cases", "first",
                                                   "--peer-modes", "default,eager")
         self.assertEqual(status, 1)
         self.assertIn("peer default exited with 1: out of memory", errors)

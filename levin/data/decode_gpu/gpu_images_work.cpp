@@ -4,29 +4,38 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/tensor.h>
 
 #include "levin/kernels/image_resample.h"
 
 namespace levin::detail {
 
 GpuImagesWork::GpuImagesWork(BatchId id, std::vector<int64_t> indices, std::shared_ptr<BadSamples> bad,
-                             std::shared_ptr<BatchMemory> memory, std::shared_ptr<GpuJpegDecoder> decoder, Make make)
+                             std::shared_ptr<BatchMemory> memory, std::shared_ptr<GpuJpegDecoder> decoder, Make make,
+                             double cpu_share)
     : BatchOfWork<Batch>(id, static_cast<int64_t>(indices.size()), std::move(bad)),
       indices_(std::move(indices)),
       made_(indices_.size()),
       memory_(std::move(memory)),
       decoder_(std::move(decoder)),
-      make_(std::move(make)) {}
+      make_(std::move(make)),
+      cpu_share_(cpu_share) {}
 
 std::string GpuImagesWork::sample_name(int64_t row) const {
   return concat("sample ", indices_[static_cast<size_t>(row)]);
+}
+
+bool GpuImagesWork::is_for_cpu(int64_t row) const {
+  const auto before = [&](int64_t rows) { return static_cast<int64_t>(static_cast<double>(rows) * cpu_share_); };
+  return before(row + 1) > before(row);
 }
 
 void GpuImagesWork::make_sample(int64_t row) {
   const int64_t index = indices_[static_cast<size_t>(row)];
   Random random(id_.seed, static_cast<uint64_t>(id_.epoch), static_cast<uint64_t>(index));
   const SampleRandomScope scope(random);
-  made_[static_cast<size_t>(row)] = make_(index, random, on_cpu_ ? nullptr : decoder_.get());
+  made_[static_cast<size_t>(row)] = make_(index, random, on_cpu_ || is_for_cpu(row) ? nullptr : decoder_.get());
 }
 
 std::vector<int64_t> GpuImagesWork::good_rows() const {
@@ -100,30 +109,32 @@ bool GpuImagesWork::decode(const std::vector<int64_t>& rows) {
 
 void GpuImagesWork::add_pixels(const std::vector<int64_t>& rows) {
   std::vector<NamedRows> samples;
-  std::vector<int64_t> from;
-  for (const int64_t row : rows)
-    if (!is_encoded(row)) {
-      samples.push_back({{"image", made_[static_cast<size_t>(row)].pixels}});
-      from.push_back(row);
+  std::vector<int64_t> from, here, there;  // rows, and places of those that the CPU and the device have made
+  const EncodedImage* encoded = nullptr;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto& one = made_[static_cast<size_t>(rows[i])];
+    if (is_encoded(rows[i])) {
+      encoded = &one;
+      there.push_back(static_cast<int64_t>(i));
+      continue;
     }
-  const Tensor here =
+    samples.push_back({{"image", one.pixels}});
+    from.push_back(rows[i]);
+    here.push_back(static_cast<int64_t>(i));
+  }
+  const Tensor pixels =
       stack_samples(*memory_, samples, from, [this](int64_t row) { return sample_name(row); })[0].second;
   auto sizes = images_.sizes().vec();
   sizes[0] = static_cast<int64_t>(rows.size());
-  const auto format =
-      made_[static_cast<size_t>(*std::find_if(rows.begin(), rows.end(), [&](int64_t row) { return is_encoded(row); }))]
-              .how.channels_last
-          ? at::MemoryFormat::ChannelsLast
-          : at::MemoryFormat::Contiguous;
+  const auto format = encoded->how.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   Tensor all = at::empty(sizes, images_.options(), format);
-  int64_t decoded = 0, uploaded = 0;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Tensor place = all.select(0, static_cast<int64_t>(i));
-    if (is_encoded(rows[i]))
-      place.copy_(images_.select(0, decoded++));
-    else
-      place.copy_(here.select(0, uploaded++), /*non_blocking=*/true);
-  }
+  const auto put = [&](const std::vector<int64_t>& places, const Tensor& images) {
+    Tensor at = at::tensor(places, at::kLong);
+    if (all.is_cuda()) at = at.pin_memory();
+    all.index_copy_(0, at.to(all.device(), /*non_blocking=*/true), images);
+  };
+  put(there, images_);
+  put(here, pixels.to(all.device(), /*non_blocking=*/true));
   images_ = all;
 }
 

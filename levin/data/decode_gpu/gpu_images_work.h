@@ -19,8 +19,10 @@ class GpuImagesWork final : public BatchOfWork<Batch> {
  public:
   /// A sample by its index; without a decoder it is decoded here.
   using Make = std::function<EncodedImage(int64_t index, Random&, const GpuJpegDecoder*)>;
+  /// `cpu_share`: LoaderOptions::decode_on_cpu.
   GpuImagesWork(BatchId id, std::vector<int64_t> indices, std::shared_ptr<BadSamples> bad,
-                std::shared_ptr<BatchMemory> memory, std::shared_ptr<GpuJpegDecoder> decoder, Make make);
+                std::shared_ptr<BatchMemory> memory, std::shared_ptr<GpuJpegDecoder> decoder, Make make,
+                double cpu_share = 0);
 
  protected:
   void make_sample(int64_t row) override;
@@ -31,6 +33,8 @@ class GpuImagesWork final : public BatchOfWork<Batch> {
 
  private:
   std::vector<int64_t> good_rows() const;
+  /// Whether the row is one of those that the CPU decodes, which are spread evenly.
+  bool is_for_cpu(int64_t row) const;
   bool is_encoded(int64_t row) const { return !made_[static_cast<size_t>(row)].file.empty(); }
   /// Whether all good samples will be of one shape and type.
   bool goes_together(const std::vector<int64_t>& rows) const;
@@ -43,6 +47,7 @@ class GpuImagesWork final : public BatchOfWork<Batch> {
   std::shared_ptr<BatchMemory> memory_;
   std::shared_ptr<GpuJpegDecoder> decoder_;
   Make make_;
+  double cpu_share_;
   bool on_cpu_ = false;  // the device has failed: samples are made without it
   Tensor images_;        // of all good rows, unless the CPU made all of them
 };

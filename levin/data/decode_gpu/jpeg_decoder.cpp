@@ -13,7 +13,7 @@ bool is_common_jpeg(const JpegHead& head) {
   for (const int chroma : {1, 2})
     if (head.across[chroma] != 1 || head.down[chroma] != 1) return false;
   const int across = head.across[0], down = head.down[0];
-  return (across == 1 && down == 1) || (across == 2 && (down == 1 || down == 2));
+  return (across == 1 || across == 2) && (down == 1 || down == 2);
 }
 
 std::shared_ptr<GpuJpegDecoder> choose_jpeg_decoder(const std::string& mode, c10::Device device,

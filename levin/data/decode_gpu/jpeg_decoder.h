@@ -50,11 +50,11 @@ class GpuJpegDecoder {
 };
 
 /// Whether the pixels of a file can be put together as libjpeg does: one Huffman-coded scan of 8 bits that is there to
-/// its end, grey or with chroma of 4:4:4, 4:2:2 or 4:2:0.
+/// its end, grey or with chroma of 4:4:4, 4:2:2, 4:4:0 or 4:2:0.
 bool is_common_jpeg(const JpegHead& head);
 
-/// nvJPEG on a CUDA device, by its hardware where there is one. Null, and `why`, without a GPU, the library or CUDA in
-/// this build. In nvjpeg_cuda.cpp, or no_cuda.cpp where there is no CUDA.
+/// nvJPEG on a CUDA device: by its hardware where there is one, and with CUDA what that has no time for. Null, and
+/// `why`, without a GPU, the library or CUDA in this build. In nvjpeg_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 std::unique_ptr<GpuJpegDecoder> open_gpu_jpeg_decoder(c10::Device device, std::string& why);
 
 /// The decoder of a loader with LoaderOptions::decode = `mode` whose batches go to `device`; null: the CPU decodes.

@@ -20,7 +20,9 @@ namespace {
 
 constexpr int64_t kPlaneAlign = 256;
 constexpr int64_t kMostBytes = int64_t{1} << 30;  // of decoded planes and pixels at a time
-constexpr size_t kSlots = 3;                      // batches under way: one is parsed, one decoded, one resampled
+// Calls under way at a time. A batch of 256 alone stays with the hardware, and the multiprocessors have nothing to do.
+constexpr size_t kHardwareSlots = 4, kCudaSlots = 3;
+constexpr size_t kFilesAtOnce = 64;  // in a call; CUDA decodes more than 50 without the CPU's help
 
 int64_t aligned(int64_t bytes) {
   return (bytes + kPlaneAlign - 1) / kPlaneAlign * kPlaneAlign;
@@ -30,7 +32,7 @@ int64_t aligned(int64_t bytes) {
 struct JpegPlacing {
   int64_t planes[3] = {};
   int64_t luma_pitch = 0, chroma_pitch = 0, chroma_height = 0, chroma_width = 0;
-  int64_t colors = -1;  // only where RGB is wanted of a file that has colors
+  int64_t colors = -1;  // only of a file that has them
   int64_t end = 0;
 
   JpegPlacing(const JpegJob& job, int channels, int64_t begin) {
@@ -46,16 +48,23 @@ struct JpegPlacing {
       planes[plane] = end;
       end += aligned(chroma_pitch * chroma_height);
     }
-    if (channels == 1) return;
     colors = end;
-    end += aligned(job.region.height * job.region.width * 3);
+    end += aligned(job.region.height * job.region.width * channels);
   }
+};
+
+/// One way of nvJPEG to decode. All give the same planes.
+struct NvJpegBackend {
+  std::shared_ptr<NvJpegApi::Library> library;
+  bool hardware = false;
 };
 
 class NvJpegDecoder final : public GpuJpegDecoder {
  public:
-  NvJpegDecoder(const NvJpegApi& api, NvJpegApi::Library* library, bool hardware, c10::Device device, std::string name)
-      : api_(api), library_(library), hardware_(hardware), device_(device), name_(std::move(name)) {}
+  /// The first of the backends is asked whether it takes a file, and has the first batch. What a backend has no time
+  /// for goes to the next one.
+  NvJpegDecoder(const NvJpegApi& api, std::vector<NvJpegBackend> backends, c10::Device device, std::string name)
+      : api_(api), backends_(std::move(backends)), device_(device), name_(std::move(name)) {}
 
   ~NvJpegDecoder() override {
     const c10::cuda::CUDAGuard guard(device_);
@@ -67,7 +76,6 @@ class NvJpegDecoder final : public GpuJpegDecoder {
       api_.params_destroy(parser.params);
       api_.stream_destroy(parser.stream);
     }
-    api_.destroy(library_);
   }
 
   std::string name() const override { return name_; }
@@ -85,11 +93,12 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     }
     if (!parser.stream && !open_parser(parser)) return false;
     int refused = 1;
-    const bool parsed = api_.stream_parse_header(library_, reinterpret_cast<const unsigned char*>(file.data()),
-                                                 file.size(), parser.stream) == 0;
+    const bool parsed =
+        api_.stream_parse_header(first().library.get(), reinterpret_cast<const unsigned char*>(file.data()),
+                                 file.size(), parser.stream) == 0;
     // Without hardware the question may have no answer; a file that is refused after all is decoded by the CPU.
-    if (parsed && api_.batched_supported(library_, parser.stream, parser.params, &refused) != 0)
-      refused = hardware_ ? 1 : 0;
+    if (parsed && api_.batched_supported(first().library.get(), parser.stream, parser.params, &refused) != 0)
+      refused = first().hardware ? 1 : 0;
     const std::lock_guard lock(mutex_);
     parsers_.push_back(parser);
     return parsed && refused == 0;
@@ -102,7 +111,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
       int64_t bytes = 0;
       for (size_t i = first; i < jobs.size(); ++i) {
         JpegPlacing place(jobs[i], channels, bytes);
-        if (i > first && place.end > kMostBytes) break;
+        if (i > first && (place.end > kMostBytes || places.size() == kFilesAtOnce)) break;
         bytes = place.end;
         places.push_back(place);
       }
@@ -119,7 +128,9 @@ class NvJpegDecoder final : public GpuJpegDecoder {
   };
   /// What one call of nvJPEG works with, on a stream of its own.
   struct Slot {
-    explicit Slot(c10::DeviceIndex index) : stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {}
+    Slot(NvJpegApi::Library* backend, c10::DeviceIndex index)
+        : library(backend), stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {}
+    NvJpegApi::Library* library;
     NvJpegApi::State* state = nullptr;
     c10::cuda::CUDAStream stream;
     at::cuda::CUDAEvent done, used;
@@ -128,14 +139,35 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     int batch = 0;  // what the state is initialized for
     bool busy = false;
   };
+  const NvJpegBackend& first() const { return backends_.front(); }
 
   bool open_parser(Parser& parser) const {
-    if (api_.stream_create(library_, &parser.stream) != 0) return false;
-    if (api_.params_create(library_, &parser.params) == 0 &&
+    if (api_.stream_create(first().library.get(), &parser.stream) != 0) return false;
+    if (api_.params_create(first().library.get(), &parser.params) == 0 &&
         api_.params_set_output(parser.params, NvJpegApi::kYuv) == 0)
       return true;
     api_.stream_destroy(parser.stream);
     return false;
+  }
+
+  /// Of the first backend that is not under way with as many batches as it has slots; where all are, a slot that nobody
+  /// holds, and whose batch will be done before long. Null when there is none. Under the mutex.
+  Slot* free_slot() {
+    if (slots_.empty())
+      for (const auto& backend : backends_)
+        for (size_t i = 0; i < (backend.hardware ? kHardwareSlots : kCudaSlots); ++i) {
+          auto made = std::make_unique<Slot>(backend.library.get(), device_.index());
+          LEVIN_CHECK(api_.state_create(made->library, &made->state) == 0,
+                      "[data] nvJPEG has no memory for another decoder");
+          slots_.push_back(std::move(made));
+        }
+    Slot* found = nullptr;
+    for (auto& slot : slots_) {
+      if (slot->busy) continue;
+      if (slot->done.query()) return slot.get();
+      if (!found) found = slot.get();
+    }
+    return found;
   }
 
   /// A slot that nobody uses, as long as this lives.
@@ -143,22 +175,8 @@ class NvJpegDecoder final : public GpuJpegDecoder {
    public:
     explicit TakenSlot(NvJpegDecoder& decoder) : decoder_(decoder) {
       std::unique_lock lock(decoder.mutex_);
-      for (;;) {
-        for (auto& slot : decoder.slots_)
-          if (!slot->busy) {
-            slot_ = slot.get();
-            slot_->busy = true;
-            return;
-          }
-        if (decoder.slots_.size() < kSlots) {
-          auto made = std::make_unique<Slot>(decoder.device_.index());
-          LEVIN_CHECK(decoder.api_.state_create(decoder.library_, &made->state) == 0,
-                      "[data] nvJPEG has no memory for another decoder");
-          decoder.slots_.push_back(std::move(made));
-          continue;
-        }
-        decoder.freed_.wait(lock);
-      }
+      while (!(slot_ = decoder.free_slot())) decoder.freed_.wait(lock);
+      slot_->busy = true;
     }
     ~TakenSlot() {
       {
@@ -195,7 +213,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
         slot->done.record(slot->stream);
         return false;
       }
-      make_colors(*slot, jobs, places);
+      make_colors(*slot, jobs, places, channels);
       slot->done.record(slot->stream);
     }
     for (size_t i = 0; i < jobs.size(); ++i) pixels.push_back(pixels_of(slot->memory, jobs[i], places[i], channels));
@@ -229,14 +247,14 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     }
     const int batch = static_cast<int>(jobs.size());
     if (slot.batch != batch) {
-      if (api_.batched_initialize(library_, slot.state, batch, 1, NvJpegApi::kYuv) != 0) return false;
+      if (api_.batched_initialize(slot.library, slot.state, batch, 1, NvJpegApi::kYuv) != 0) return false;
       slot.batch = batch;
     }
-    return api_.batched_decode(library_, slot.state, data.data(), lengths.data(), images.data(),
+    return api_.batched_decode(slot.library, slot.state, data.data(), lengths.data(), images.data(),
                                slot.stream.stream()) == 0;
   }
 
-  void make_colors(Slot& slot, std::span<const JpegJob> jobs, std::span<const JpegPlacing> places) {
+  void make_colors(Slot& slot, std::span<const JpegJob> jobs, std::span<const JpegPlacing> places, int channels) {
     auto* memory = slot.memory.mutable_data_ptr<uint8_t>();
     std::vector<kernels::JpegPlanesEntry> entries;
     for (size_t i = 0; i < jobs.size(); ++i) {
@@ -257,6 +275,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
                          .left = number(job.region.left),
                          .height = number(job.region.height),
                          .width = number(job.region.width),
+                         .gray = channels == 1,
                          .out = memory + place.colors});
     }
     kernels::jpeg_colors(entries, device_);
@@ -265,15 +284,15 @@ class NvJpegDecoder final : public GpuJpegDecoder {
   static Tensor pixels_of(const Tensor& memory, const JpegJob& job, const JpegPlacing& place, int channels) {
     const auto& region = job.region;
     if (place.colors >= 0)
-      return memory.as_strided({3, region.height, region.width}, {1, region.width * 3, 3}, place.colors);
-    // Luma alone is grey; for RGB it stands in all three channels.
+      return memory.as_strided({channels, region.height, region.width}, {1, region.width * channels, channels},
+                               place.colors);
+    // Of a file without colors luma stands in all channels.
     return memory.as_strided({channels, region.height, region.width}, {0, place.luma_pitch, 1},
                              place.planes[0] + region.top * place.luma_pitch + region.left);
   }
 
   const NvJpegApi& api_;
-  NvJpegApi::Library* library_;
-  bool hardware_;
+  std::vector<NvJpegBackend> backends_;
   c10::Device device_;
   std::string name_;
   mutable std::mutex mutex_;
@@ -300,7 +319,7 @@ bool decodes_as_the_cpu(NvJpegDecoder& decoder) {
   const bool done = decoder.decode(jobs, 3, [&](size_t, std::span<const Tensor> pixels) {
     for (const auto& one : pixels) {
       const Tensor difference = (one.cpu().to(at::kInt) - expected).abs();
-      equal = equal && difference.max().item<int>() <= 4 && difference.to(at::kFloat).mean().item<float>() < 0.75f;
+      equal = equal && difference.max().item<int>() <= 2;
     }
   });
   return done && equal;
@@ -312,22 +331,33 @@ std::unique_ptr<GpuJpegDecoder> open_gpu_jpeg_decoder(c10::Device device, std::s
   const NvJpegApi* api = NvJpegApi::find(why);
   if (!api) return nullptr;
   const c10::cuda::CUDAGuard guard(device);
-  std::string name = "nvJPEG (hardware)";
+  std::vector<NvJpegBackend> good;
+  std::string names;
   for (const bool hardware : {true, false}) {
-    NvJpegApi::Library* library = nullptr;
-    const int status =
-        api->create(hardware ? NvJpegApi::kHardware : NvJpegApi::kGpuHybrid, nullptr, nullptr, 0, &library);
+    const std::string name = hardware ? "hardware" : "CUDA";
+    NvJpegApi::Library* made = nullptr;
+    const int status = api->create(hardware ? NvJpegApi::kHardware : NvJpegApi::kGpuHybrid, nullptr, nullptr, 0, &made);
     (void)cudaGetLastError();
     if (status != 0) {
-      why = concat("nvJPEG cannot be used on ", device, " (its status is ", status, ")");
-    } else {
-      auto decoder = std::make_unique<NvJpegDecoder>(*api, library, hardware, device, name);
-      if (decodes_as_the_cpu(*decoder)) return decoder;
-      why = concat(name, " on ", device, " does not decode a test image as the CPU does");
+      why = concat("nvJPEG (", name, ") cannot be used on ", device, " (its status is ", status, ")");
+      continue;
     }
-    name = concat("nvJPEG (CUDA; hardware: ", status != 0 ? concat("status ", status) : "other pixels", ")");
+    const NvJpegBackend backend{{made,
+                                 [api, device](NvJpegApi::Library* library) {
+                                   const c10::cuda::CUDAGuard there(device);
+                                   api->destroy(library);
+                                 }},
+                                hardware};
+    NvJpegDecoder alone(*api, {backend}, device, name);
+    if (decodes_as_the_cpu(alone)) {
+      good.push_back(backend);
+      names += names.empty() ? name : " and " + name;
+    } else {
+      why = concat("nvJPEG (", name, ") on ", device, " does not decode a test image as the CPU does");
+    }
   }
-  return nullptr;
+  if (good.empty()) return nullptr;
+  return std::make_unique<NvJpegDecoder>(*api, std::move(good), device, concat("nvJPEG (", names, ")"));
 }
 
 }  // namespace levin::detail

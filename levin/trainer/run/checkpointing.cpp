@@ -66,6 +66,9 @@ StateDict checkpoint(Run& run, bool weights_only) {
     all["optimizers"] = std::move(optimizers);
     all["schedulers"] = std::move(schedulers);
     if (auto* scaler = run.fabric->grad_scaler()) all["scaler"] = scaler->state_dict();
+    const auto fp8 = run.fabric->fp8_state();
+    if (auto histories = fp8.gathered(run.state.fitting ? fp8.state_dict() : run.model.fp8); !histories.empty())
+      all[kFp8State] = std::move(histories);
     StateList seen;
     for (const auto batches : run.data.val.seen) seen.emplace_back(batches);
     all["loops"] = StateDict{{"fit", run.state.state_dict()}, {"validation", StateDict{{"seen", std::move(seen)}}}};

@@ -126,6 +126,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders t
     checkpoints.loaded.reset();
     checkpoints.before_restore.reset();
     call<Hook::on_fit_end>(*this);
+    model.fp8 = fabric->fp8_state().state_dict();
     const auto hints = advice.hints(*this);
     end("fit", "success");
     for (const auto& hint : hints) log_info(hint);

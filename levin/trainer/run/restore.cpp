@@ -183,6 +183,7 @@ void restore_training(Run& run) {
                 schedulers.size(), " schedulers, the module ", run.model.schedulers.size());
     if (auto* scaler = run.fabric->grad_scaler())
       if (const auto* state = loaded->find("scaler")) scaler->load_state_dict(state->to_dict());
+    if (const auto* state = loaded->find(kFp8State)) run.fabric->fp8_state().load_state_dict(state->to_dict());
     for (size_t i = 0; i < optimizers.size(); ++i) run.model.optimizers[i].load_state_dict(optimizers[i].to_dict());
     for (size_t i = 0; i < schedulers.size(); ++i)
       run.model.schedulers[i].scheduler.load_state_dict(schedulers[i].to_dict());

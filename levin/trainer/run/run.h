@@ -31,6 +31,8 @@ struct RunModel {
   std::optional<FabricModule<std::shared_ptr<torch::nn::Module>>> wrapped = {};
   std::vector<Optimizer> optimizers = {};
   std::vector<SchedulerConfig> schedulers = {};
+  /// The float8 histories when the last fit ended, for checkpoints that are saved after it.
+  StateDict fp8 = {};
 };
 
 /// One trainer at work: the parts that the loops share. What is done with them are functions over it: the loops

@@ -26,6 +26,7 @@ class Snapshot {
     for (const auto& config : run.model.schedulers) schedulers_.push_back(copy_of_state(config.scheduler.state_dict()));
     const auto& fabric = *run.fabric;
     if (auto* scaler = fabric.grad_scaler()) scaler_ = scaler->state_dict();
+    fp8_ = fabric.fp8_state().state_dict();
     if (!fabric.device().is_cpu()) device_rng_ = fabric.accelerator().rng_state(fabric.device());
     loggers_.swap(run.logs.loggers);
     listeners_ = run.hooks.silence();
@@ -49,6 +50,7 @@ class Snapshot {
       for (size_t i = 0; i < schedulers_.size(); ++i)
         model.schedulers[i].scheduler.load_state_dict(schedulers_[i].to_dict());
       if (auto* scaler = fabric.grad_scaler()) scaler->load_state_dict(scaler_);
+      fabric.fp8_state().load_state_dict(fp8_);
       if (device_rng_.defined()) fabric.accelerator().set_rng_state(fabric.device(), device_rng_);
       rng_.restore();
     } catch (const std::exception& error) {
@@ -63,7 +65,7 @@ class Snapshot {
   LoggedMetrics metrics_;
   StateDict model_;
   StateList optimizers_, schedulers_;
-  StateDict scaler_;
+  StateDict scaler_, fp8_;
   RngState rng_;
   Tensor device_rng_;
   std::vector<std::shared_ptr<Logger>> loggers_;

@@ -1,0 +1,166 @@
+// Whether training in float8 learns as training in bfloat16 does: the same model from the same seed on the same
+// batches, once in bf16-mixed and once in fp8-mixed. A decoder learns sequences with a structure (each is a walk over
+// the tokens with a stride of its own, and noise), a ViT the shapes of drawn pictures, a tenth with random labels.
+//   fp8_curve [--steps 300] [--model decoder,vit] [--window 50] [--recipe delayed|current|row] [--accelerator auto]
+//             [--json FILE] [--svg FILE]
+// Prints, for each model, a line of JSON with the largest difference of the running means of both losses, relative to
+// the mean in bf16-mixed, from the first full window on; the target is 1 %. On the CPU float8 is emulated.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "levin/data/cifar.h"
+#include "levin/levin.h"
+#include "levin/plots/curves.h"
+
+namespace {
+
+using at::Tensor;
+using Losses = std::vector<double>;
+
+struct Settings {
+  int64_t steps = 300;
+  size_t window = 50;
+  levin::kernels::Fp8Recipe recipe = levin::kernels::Fp8Recipe::kDelayed;
+  std::string accelerator = "auto";
+};
+
+levin::FabricOptions options_of(const Settings& settings, const std::string& precision) {
+  levin::FabricOptions options{.accelerator = settings.accelerator, .devices = 1, .precision = precision};
+  options.plugins.fp8.recipe = settings.recipe;
+  return options;
+}
+
+/// Losses of all steps. `batch_of` gives the batch of a step on the CPU, the same in every run.
+template <class Model, class BatchOf, class LossOf>
+Losses train(const Settings& settings, levin::Fabric& fabric, const Model& model, BatchOf batch_of, LossOf loss_of) {
+  auto [net, optimizer] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 5e-4}));
+  net->train();
+  std::vector<Tensor> losses;
+  for (int64_t step = 0; step < settings.steps; ++step) {
+    auto batch = fabric.to_device(batch_of(step));
+    const auto loss = loss_of(net, batch);
+    fabric.backward(loss);
+    optimizer.step();
+    optimizer.zero_grad();
+    losses.push_back(loss.detach().to(at::kDouble));
+  }
+  const auto all = at::stack(losses).cpu();
+  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
+}
+
+Losses decoder_losses(const Settings& settings, const std::string& precision) {
+  constexpr int64_t kTokens = 256, kLength = 128, kBatch = 32;
+  levin::Fabric fabric(options_of(settings, precision));
+  fabric.launch();
+  torch::manual_seed(0);
+  auto model = levin::models::Decoder(levin::models::DecoderOptions{
+      .vocab_size = kTokens, .max_positions = kLength, .num_layers = 4, .num_heads = 4, .hidden_dim = 256});
+  const auto batch_of = [](int64_t step) {
+    torch::manual_seed(1000 + step);
+    const auto stride = torch::randint(1, 8, {kBatch, 1});
+    auto tokens = (torch::randint(0, kTokens, {kBatch, 1}) + stride * torch::arange(kLength)).remainder(kTokens);
+    const auto noise = torch::rand({kBatch, kLength}) < 0.05;
+    tokens = torch::where(noise, torch::randint(0, kTokens, {kBatch, kLength}), tokens);
+    return levin::Batch{{"tokens", tokens}, {"next", levin::models::next_tokens(tokens)}};
+  };
+  return train(settings, fabric, model, batch_of,
+               [](const auto& net, levin::Batch& batch) { return net(batch["tokens"], batch["next"]); });
+}
+
+Losses vit_losses(const Settings& settings, const std::string& precision) {
+  constexpr int64_t kBatch = 64;
+  levin::Fabric fabric(options_of(settings, precision));
+  fabric.launch();
+  torch::manual_seed(0);
+  auto model = levin::models::vit({.image_size = 32,
+                                   .patch_size = 4,
+                                   .num_layers = 6,
+                                   .num_heads = 4,
+                                   .hidden_dim = 256,
+                                   .mlp_dim = 1024,
+                                   .num_classes = 10});
+  const auto drawn = levin::draw_color_shapes(8192, 1).train.tensors();
+  const auto images = drawn["image"], labels = drawn["label"];
+  const auto batch_of = [&](int64_t step) {
+    torch::manual_seed(1000 + step);
+    const auto rows = torch::randint(0, images.size(0), {kBatch});
+    // A loss that goes to 0 has no relative difference to speak of.
+    const auto label =
+        torch::where(torch::rand({kBatch}) < 0.1, torch::randint(0, 10, {kBatch}), labels.index_select(0, rows));
+    return levin::Batch{{"image", images.index_select(0, rows).to(at::kFloat).div(127.5).sub(1)}, {"label", label}};
+  };
+  return train(settings, fabric, model, batch_of, [](const auto& net, levin::Batch& batch) {
+    return levin::cross_entropy(net(batch["image"]), batch["label"]);
+  });
+}
+
+/// Means of the last `window` steps, from the first full window on.
+Losses running_means(const Losses& losses, size_t window) {
+  Losses means;
+  double sum = 0;
+  for (size_t i = 0; i < losses.size(); ++i) {
+    sum += losses[i] - (i >= window ? losses[i - window] : 0);
+    if (i + 1 >= window) means.push_back(sum / static_cast<double>(window));
+  }
+  return means;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return levin::run_main(argc, argv, [](levin::Args& args) {
+    Settings settings;
+    settings.steps = args.get("steps", int64_t{300});
+    settings.window = static_cast<size_t>(args.get("window", int64_t{50}));
+    settings.accelerator = args.get("accelerator", std::string("auto"));
+    const auto models = args.get("model", std::string("decoder,vit"));
+    const auto recipe = args.get("recipe", std::string("delayed"));
+    const auto json_file = args.get("json", std::string()), svg_file = args.get("svg", std::string());
+    args.check_all_used();
+    const std::vector<std::string> recipes{"delayed", "current", "row"};
+    const auto found = std::find(recipes.begin(), recipes.end(), recipe);
+    if (found == recipes.end()) levin::fail_unknown("fp8_curve", "recipe", recipe, recipes);
+    settings.recipe = static_cast<levin::kernels::Fp8Recipe>(found - recipes.begin());
+    LEVIN_CHECK(settings.window >= 1 && static_cast<int64_t>(settings.window) <= settings.steps,
+                "[fp8_curve] --window must be 1 to the number of steps, got ", settings.window);
+
+    auto all = nlohmann::json::array();
+    std::vector<levin::CurvePanel> panels;
+    for (const auto& [name, losses_of] :
+         std::vector<std::pair<std::string, Losses (*)(const Settings&, const std::string&)>>{
+             {"decoder", decoder_losses}, {"vit", vit_losses}}) {
+      if (("," + models + ",").find("," + name + ",") == std::string::npos) continue;
+      const auto sixteen = losses_of(settings, "bf16-mixed"), eight = losses_of(settings, "fp8-mixed");
+      const auto means = running_means(sixteen, settings.window), means_8 = running_means(eight, settings.window);
+      double worst = 0;
+      for (size_t i = 0; i < means.size(); ++i) worst = std::max(worst, std::abs(means_8[i] / means[i] - 1));
+      if (std::isnan(means_8.back())) worst = means_8.back();
+      std::printf(
+          "{\"curve\": \"%s\", \"recipe\": \"%s\", \"steps\": %ld, \"first\": %.4f, \"bf16\": %.5f, \"fp8\": %.5f, "
+          "\"worst_percent\": %.3f, \"target_percent\": 1}\n",
+          name.c_str(), recipe.c_str(), static_cast<long>(settings.steps), sixteen.front(), means.back(),
+          means_8.back(), 100 * worst);
+      std::fflush(stdout);
+      all.push_back({{"curve", name},
+                     {"recipe", recipe},
+                     {"bf16-mixed", sixteen},
+                     {"fp8-mixed", eight},
+                     {"worst_percent", 100 * worst}});
+      std::vector<double> x(sixteen.size());
+      for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<double>(i);
+      panels.push_back(
+          {.title = name,
+           .x_label = "step",
+           .curves = {{.name = "bf16-mixed", .x = x, .y = sixteen}, {.name = "fp8-mixed", .x = x, .y = eight}}});
+    }
+    LEVIN_CHECK(!panels.empty(), "[fp8_curve] --model knows decoder and vit, got \"", models, "\"");
+    if (!json_file.empty()) std::ofstream(json_file) << all.dump() << '\n';
+    if (!svg_file.empty())
+      levin::write_drawing(
+          svg_file, levin::curves_picture("Loss in bfloat16 and in float8", "the same seed and batches", panels));
+  });
+}
