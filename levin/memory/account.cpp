@@ -20,9 +20,9 @@ class Account {
       : trace_(trace),
         layout_(layout),
         question_(question),
-        figures_(group_figures(layout, asked, question.device)),
         traits_(question.optimizer_traits ? *question.optimizer_traits
                                           : optimizer_traits(question.optimizer, question.moments_dtype)),
+        figures_(figures_of(asked)),
         optimizer_width_(state_widths(layout, asked).optimizer),
         sharded_(is_sharded(layout, asked)) {
     workspace_ = question_.workspace.value_or(question_.device == c10::kCUDA ? int64_t{64} << 20 : 0);
@@ -43,6 +43,10 @@ class Account {
       const auto& mark = trace_.marks[m];
       for (; next < mark.at; ++next) count(trace_.events[next]);
       if (m == 0) peak_ = 0, estimate_.temporary = estimate_.total_peak = 0;  // what was before the step
+      if (mark.recomputed) {
+        if (sharded_) simulation_->follow(mark);
+        continue;
+      }
       // A forward is seen before anything is done for it, everything else when it has been done.
       const bool before = mark.part == StepPart::kForward && mark.begins;
       if (before) add_point(mark);
@@ -55,6 +59,14 @@ class Account {
   }
 
  private:
+  GroupFigures figures_of(const PrecisionPlan& asked) const {
+    auto figures = group_figures(layout_, asked, question_.device);
+    const bool one_dtype = figures.kept == figures.computed && figures.kept == figures.gradient;
+    figures.updates_in_place = layout_.updates_in_place && figures.ranks * figures.replicas == 1 && one_dtype &&
+                               traits_.elementwise && optimizer_tensors(traits_, {1}, figures.kept).empty();
+    return figures;
+  }
+
   int64_t rounded(int64_t bytes) const { return round_allocation(bytes, figures_.rounding); }
   /// Of shards, which host memory holds as they are.
   int64_t rounded_on_device(int64_t bytes) const { return figures_.offload ? bytes : rounded(bytes); }
@@ -127,6 +139,7 @@ class Account {
     }
     host_state_ = estimate_.host;
     // Pinned memory of gradients is kept, also where they are used up at once.
+    if (figures_.updates_in_place) return;
     if (!layout_.optimizer_in_backward || (figures_.offload && question_.device == c10::kCUDA))
       for (const auto& group : groups_)
         put(estimate_.gradients, rounded_on_device(group.grad * figures_.gradient), figures_.offload);
@@ -230,8 +243,8 @@ class Account {
   const StepTrace& trace_;
   const StateLayout& layout_;
   const MemoryQuestion& question_;
-  const GroupFigures figures_;
   const OptimizerTraits traits_;
+  const GroupFigures figures_;
   const int64_t optimizer_width_;
   const bool sharded_;
   MemoryEstimate estimate_;

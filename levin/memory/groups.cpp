@@ -1,6 +1,9 @@
 #include "levin/memory/groups.h"
 
+#include <numeric>
 #include <utility>
+
+#include "levin/strategies/sharding/group_memory.h"
 
 namespace levin::detail {
 
@@ -23,8 +26,10 @@ MeteredGroup::MeteredGroup(GroupLedger& ledger, const GroupSizes& sizes)
 
 void MeteredGroup::begin_step(bool stale) {
   stale_ = stale;
+  if (state_ == State::kGathered) ledger_.gathered += full_bytes();  // it stayed
   has_gradient_ = false;
   full_gradients_ = 0;
+  large_gradients_.clear();
 }
 
 // ---- parameters
@@ -76,14 +81,24 @@ void MeteredGroup::add_gradient(int64_t bytes) {
   has_gradient_ = true;
   full_gradients_ += bytes;
   ledger_.full_gradients += bytes;
+  if (bytes >= kLeavesAlone) large_gradients_.push_back(bytes);
+}
+
+/// Bytes of gradients that are in host memory when the backward of the unit ends.
+int64_t MeteredGroup::arrived_gradients() const {
+  if (!ledger_.figures.offload) return 0;
+  const auto arrived = static_cast<std::ptrdiff_t>(arrived_with_unit(large_gradients_));
+  return std::accumulate(large_gradients_.begin(), large_gradients_.begin() + arrived, int64_t{0});
 }
 
 void MeteredGroup::begin_reduce() {
   const auto& figures = ledger_.figures;
-  if (alone()) {
+  if (figures.updates_in_place) {
+    // Nothing is kept of gradients.
+  } else if (alone()) {
     // Cast, or copied to the host; the full gradients are held until that is done.
     keep_reduced();
-    ledger_.sent += full_gradients_;
+    ledger_.sent += full_gradients_ - arrived_gradients();
   } else {
     ledger_.sent += figures.bytes(figures.ranks * sizes_.grad, figures.reduced);
     ledger_.note();

@@ -19,6 +19,8 @@ struct GroupFigures {
   bool offload = false;
   /// Gradients are used, and freed, as they are reduced.
   bool steps_in_backward = false;
+  /// ... on the device, where full parameters are, which are copied to the host then.
+  bool updates_in_place = false;
   /// Collectives are Gloo's.
   bool gloo = false;
   /// Bytes of an element: of the shard, gathered, while it is reduced, and of a gradient that is kept.
@@ -74,6 +76,7 @@ class MeteredGroup final : public ScheduledGroup {
   void begin_gather() override;
   void finish_gather() override;
   void release(bool keep_memory = false) override;
+  bool updates_in_place() const override { return ledger_.figures.updates_in_place; }
   void begin_reduce() override;
   void finish_reduce() override;
 
@@ -93,6 +96,7 @@ class MeteredGroup final : public ScheduledGroup {
     return ledger_.figures.bytes(ledger_.figures.ranks * sizes_.shard, ledger_.figures.computed);
   }
   bool alone() const { return ledger_.figures.ranks * ledger_.figures.replicas == 1; }
+  int64_t arrived_gradients() const;
 
   GroupLedger& ledger_;
   GroupSizes sizes_;
@@ -101,6 +105,7 @@ class MeteredGroup final : public ScheduledGroup {
   bool at_gloo_ = false;
   bool has_gradient_ = false;
   int64_t full_gradients_ = 0;
+  std::vector<int64_t> large_gradients_ = {};  // as they came; to host memory they leave one by one
 };
 
 }  // namespace levin::detail

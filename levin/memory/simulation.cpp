@@ -38,7 +38,9 @@ ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFig
 void ShardingSimulation::follow(const StepTrace::Mark& mark) {
   const bool forward = mark.part == StepPart::kForward;
   const auto unit = static_cast<size_t>(mark.unit);
-  if (mark.part == StepPart::kOptimizer) {
+  if (mark.recomputed) {
+    if (ledger_.figures.ranks * ledger_.figures.replicas == 1) schedule_->settle_early();
+  } else if (mark.part == StepPart::kOptimizer) {
     if (!mark.begins) return;
     schedule_->end_reductions(/*used=*/true);
     schedule_->end_backward();
@@ -61,7 +63,7 @@ void ShardingSimulation::follow(const StepTrace::Mark& mark) {
 }
 
 void ShardingSimulation::add_gradient(size_t group, int64_t bytes) {
-  if (!groups_[group]->has_gradient()) schedule_->settle_reduction();
+  if (!groups_[group]->has_gradient()) schedule_->settle_early();
   groups_[group]->add_gradient(bytes);
 }
 

@@ -50,11 +50,18 @@ struct AroundCheckpointed : Interceptor {
       call.each_input([&](Tensor& input) { keeps(input); });
       return call.proceed();
     }
-    std::optional<MetaAutocast> autocast;
-    if (dtype) autocast.emplace(device, *dtype);
-    call.proceed();
+    try {
+      std::optional<MetaAutocast> autocast;
+      if (dtype) autocast.emplace(device, *dtype);
+      call.proceed();
+    } catch (...) {  // also when all activations are there, and the rest is left out
+      recomputed();
+      throw;
+    }
+    recomputed();
   }
   std::function<void(const Tensor&)> keeps;
+  std::function<void()> recomputed;
   c10::DeviceType device = c10::kCPU;
   std::optional<c10::ScalarType> dtype;
 };
@@ -162,6 +169,9 @@ class Tracer {
       around->keeps = [this, unit](const Tensor& input) {
         if (auto* found = owner(input); found && found->kind == StepTrace::Kind::kOther)
           found->kind = StepTrace::Kind::kUnitInput, found->of = unit;
+      };
+      around->recomputed = [this, unit] {
+        trace_.marks.push_back({meter_.events().size(), StepPart::kBackward, unit, false, /*recomputed=*/true});
       };
       attachments_.push_back(
           chosen.unit->attach(std::move(around), static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50)));

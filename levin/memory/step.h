@@ -26,6 +26,8 @@ struct StepTrace {
     StepPart part;
     int unit;
     bool begins;
+    /// The unit was computed again in backward; neither its beginning nor its end.
+    bool recomputed = false;
   };
   struct Param {
     std::vector<int64_t> sizes;

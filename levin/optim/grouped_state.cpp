@@ -19,7 +19,8 @@ std::optional<OptimizerTraits> GroupedOptimizer::traits() const {
     const auto param = at::empty(sizes, at::TensorOptions(at::kMeta).dtype(dtype));
     std::vector<OptimizerSlot> found;
     if (counts_steps()) found.push_back({"step", {}, at::kFloat});
-    const auto needed = slots_needed(0, param);
+    unsigned needed = 0;  // by any group
+    for (size_t g = 0; g < groups_.size(); ++g) needed |= slots_needed(g, param);
     for (size_t s = 0; s < slot_names().size(); ++s)
       if (needed >> s & 1U) found.push_back({slot_names()[s], slot_shape(s, param), slot_dtype(0, s, param)});
     return found;

@@ -46,6 +46,7 @@ ShardingPlan plan_of(const FsdpOptions& options) {
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.checkpoints_on_host = options.activation_cpu_offload;
   plan.optimizer_in_backward = options.optimizer_in_backward;
+  plan.updates_in_place = options.cpu_offload && options.optimizer_in_backward;
   plan.sync_batchnorm = options.sync_batchnorm;
   plan.saves_full = is_full("fsdp", options.state_dict_type);
   plan.broadcast = options.sync_module_states;

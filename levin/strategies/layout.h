@@ -47,6 +47,8 @@ struct StateLayout {
   bool optimizer_on_disk = false;
   /// Gradients are freed as soon as they are used.
   bool optimizer_in_backward = false;
+  /// ... and where the optimizer has no state, offloaded units are stepped on the device: gradients do not leave it.
+  bool updates_in_place = false;
   /// Shards are kept in float32 whatever the precision (Gemini).
   bool keeps_float = false;
   /// Of gathered parameters, and in which gradients are reduced; none: as the precision says.

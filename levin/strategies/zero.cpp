@@ -63,6 +63,7 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.checkpoints_on_host = options.cpu_checkpointing;
   plan.optimizer_in_backward = options.optimizer_in_backward;
+  plan.updates_in_place = moves_params && options.optimizer_in_backward && plan.param_folder.empty();
   plan.sync_batchnorm = options.sync_batchnorm;
   plan.saves_full = is_full("deepspeed", options.state_dict_type);
   plan.collective = {.backend = options.process_group_backend, .timeout = options.timeout};

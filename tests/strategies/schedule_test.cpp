@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/words.h"
+#include "levin/strategies/sharding/group_memory.h"
 #include "levin/strategies/sharding/ordered_residency.h"
 
 namespace levin::detail {
@@ -12,6 +13,8 @@ namespace {
 class NotedGroup final : public ScheduledGroup {
  public:
   NotedGroup(std::string name, std::vector<std::string>& notes) : name_(std::move(name)), notes_(notes) {}
+  bool updates = false;
+  bool updates_in_place() const override { return updates; }
 
   int64_t full_numel() const override { return 1; }
   bool trained() const override { return true; }
@@ -55,12 +58,14 @@ class TwoUnits {
     schedule.end_forward();
     return join(notes_);
   }
+  void update_in_place() { a_.updates = b_.updates = r_.updates = true; }
   std::string backward(const std::vector<size_t>& units, bool reduces = true) {
     notes_.clear();
     schedule.begin_backward(reduces);
     schedule.use_root();
     for (const auto unit : units) {
       schedule.enter_backward(unit);
+      schedule.settle_early();
       schedule.leave_backward(unit);
     }
     schedule.end_reductions(/*used=*/true);
@@ -77,7 +82,7 @@ class TwoUnits {
 };
 
 constexpr auto kBackward =
-    "gather b, gather a, free b, reduce b, free a, reduced b, reduce a, free r, reduced a, reduce r, reduced r";
+    "gather b, gather a, free b, reduce b, reduced b, free a, reduce a, free r, reduced a, reduce r, reduced r";
 
 TEST(Schedule, GathersAheadWhatCameNextInTheStepBefore) {
   TwoUnits units;
@@ -85,6 +90,51 @@ TEST(Schedule, GathersAheadWhatCameNextInTheStepBefore) {
   EXPECT_EQ(units.backward({1, 0}), kBackward);
   EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, gather b, free a, free b");
   EXPECT_EQ(units.backward({1, 0}), kBackward);
+}
+
+TEST(Schedule, KeepsWhatForwardUsedLastForBackward) {
+  TwoUnits units({}, {.keeps_last = true});
+  EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, free a, gather b, free b");  // which is the last is not known
+  EXPECT_EQ(units.backward({1, 0}), kBackward);
+  EXPECT_EQ(units.forward({0, 1}), "gather r, gather a, gather b, free a");
+  EXPECT_EQ(units.backward({1, 0}),
+            "gather a, free b, reduce b, reduced b, free a, reduce a, free r, reduced a, reduce r, reduced r");
+  EXPECT_EQ(units.forward({1, 0}), "gather r, gather a, gather b, free b, free a");  // another order than before
+  EXPECT_EQ(
+      units.backward({0, 1}),
+      "gather a, gather b, free a, reduce a, reduced a, free b, reduce b, free r, reduced b, reduce r, reduced r");
+}
+
+TEST(Schedule, WhatIsSteppedOnTheDeviceKeepsItsMemoryForTheTimeOfAUnit) {
+  TwoUnits units;
+  units.update_in_place();
+  units.forward({0, 1});
+  EXPECT_EQ(
+      units.backward({1, 0}),
+      "gather b, gather a, reduce b, reduced b, free b, reduce a, reduced a, free a, reduce r, reduced r, free r");
+  units.forward({0, 1});
+  EXPECT_EQ(units.backward({1, 0}, /*reduces=*/false), "gather b, gather a, free b, free a, free r");
+}
+
+TEST(Schedule, WhatForwardUsesFirstStaysAfterItWasSteppedOnTheDevice) {
+  TwoUnits units({}, {.keeps_first = 2});
+  units.update_in_place();
+  for (int step = 0; step < 2; ++step) {
+    // The first unit is not kept: its step ends with backward.
+    EXPECT_EQ(units.forward({0, 1}),
+              step == 0 ? "gather r, gather a, free a, gather b, free b" : "gather r, gather a, free a, free b");
+    EXPECT_EQ(units.backward({1, 0}),
+              "gather b, gather a, reduce b, reduced b, reduce a, reduced a, free a, reduce r, reduced r, free r");
+  }
+}
+
+TEST(Schedule, HalfOfWhatHasLeftIsThereWhenAUnitEnds) {
+  const auto arrived = [](std::vector<int64_t> bytes) { return arrived_with_unit(bytes); };
+  EXPECT_EQ(arrived({}), 0);
+  EXPECT_EQ(arrived({5}), 0);  // the last one has only begun
+  EXPECT_EQ(arrived({8, 8}), 1);
+  EXPECT_EQ(arrived({1, 9}), 1);
+  EXPECT_EQ(arrived({13, 13, 3, 10}), 2);
 }
 
 TEST(Schedule, ReducesNothingWhileGradientsAreAccumulated) {

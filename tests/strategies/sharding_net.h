@@ -137,6 +137,8 @@ struct ShardCase {
   ShardNetOptions net = {};
   std::string precision = "32-true";
   bool adamw = true;
+  /// Of SGD.
+  double momentum = 0.9;
   /// Of AdamW. Larger ones keep the last bits of gradients that should be zero from becoming whole steps.
   double eps = 1e-8;
   int delay_us = 0;
@@ -158,7 +160,7 @@ inline std::vector<Tensor> train_sharded(Collective& real, const ShardCase& c, c
   for (const auto& parameter : parameters)
     if (parameter.requires_grad()) trained.push_back(parameter);
   Optimizer optimizer = c.adamw ? Optimizer(optim::AdamW(trained, {.lr = 1e-2, .eps = c.eps}))
-                                : Optimizer(optim::SGD(trained, {.lr = 0.05, .momentum = 0.9}));
+                                : Optimizer(optim::SGD(trained, {.lr = 0.05, .momentum = c.momentum}));
   // A part of a watched group could not be watched.
   Collective& group = c.delay_us > 0 ? static_cast<Collective&>(watched) : real;
   const auto plan = resolve_precision(c.precision, device.type());

@@ -151,9 +151,21 @@ bool ShardGroup::alone() const {
 
 // ---- what parameters show
 
+namespace {
+
+bool shows_shard(const ShardedParam& param) {
+  const Tensor& now = param.param;
+  return now.sizes() == param.shard.sizes() && now.scalar_type() == param.shard.scalar_type() &&
+         now.device() == param.shard.device() &&
+         (now.numel() == 0 || now.const_data_ptr() == param.shard.const_data_ptr());
+}
+
+}  // namespace
+
 void ShardGroup::show_shards() {
   if (whole_) return;
-  for (auto& param : params_) param.param.set_data(param.shard);
+  for (auto& param : params_)
+    if (!shows_shard(param)) param.param.set_data(param.shard);
 }
 
 void ShardGroup::show_full() {
@@ -164,13 +176,16 @@ void ShardGroup::show_full() {
   }
 }
 
+void ShardGroup::take_over_shards() {
+  if (whole_) return;
+  for (auto& param : params_) take_over(param);
+}
+
 // Whoever assigns new data to a parameter (a loader, a user) means this rank's shard, or the full parameter.
 void ShardGroup::take_over(ShardedParam& param) {
   const Tensor& now = param.param;
   if (now.is_alias_of(param.full)) return;  // shown already
-  if (now.sizes() == param.shard.sizes() && now.scalar_type() == param.shard.scalar_type() &&
-      (now.numel() == 0 || now.const_data_ptr() == param.shard.const_data_ptr()))
-    return;
+  if (shows_shard(param)) return;
   const at::NoGradGuard no_grad;
   stale_ = true;
   if (now.sizes() == param.shard.sizes()) {
@@ -266,7 +281,19 @@ Tensor ShardGroup::host_copy(size_t i) const {
   return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
+void ShardGroup::note_values() {
+  noted_ = fingerprint(shards_);
+}
+
+void ShardGroup::check_noted() {
+  const auto before = std::exchange(noted_, std::nullopt);
+  if (!stale_ && fingerprint(shards_) == *before) return;
+  state_ = State::kSharded;
+  stale_ = true;
+}
+
 void ShardGroup::begin_gather() {
+  if (noted_) check_noted();
   if (state_ != State::kSharded) return;
   if (whole_ || full_numel_ == 0 || (has_memory() && !stale_)) {
     state_ = State::kGathered;
@@ -321,6 +348,7 @@ void ShardGroup::copy_out() {
 void ShardGroup::release(bool keep_memory) {
   if (state_ == State::kGathering) finish_gather();
   state_ = State::kSharded;
+  noted_.reset();
   if (!whole_ && !keep_memory && has_memory()) set_memory(full_, false);
 }
 
@@ -332,6 +360,10 @@ void ShardGroup::abandon() {
     }
   }
   lanes_->synchronize();
+  sending_.clear();
+  receiving_.reset();
+  update_ = nullptr;
+  noted_.reset();
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,6 +40,8 @@ struct ShardedParam {
   Tensor full = {};
   /// Gradients of the full parameter that were accumulated without reducing them.
   Tensor unreduced = {};
+  /// Its gradient of this backward has left for host memory.
+  bool sent = false;
   ShardPlace place = {};
 
   int64_t shard_numel() const { return rows * row_numel; }
@@ -85,6 +88,7 @@ class ShardGroup final : public ScheduledGroup {
 
   const std::string& name() const { return name_; }
   std::vector<ShardedParam>& params() { return params_; }
+  const std::vector<ShardedParam>& params() const { return params_; }
   /// Bytes of the full parameters in the dtype in which they are gathered, and of this rank's shards as they are kept.
   int64_t full_bytes() const;
   int64_t full_numel() const override { return full_numel_; }
@@ -100,6 +104,7 @@ class ShardGroup final : public ScheduledGroup {
   /// over.
   void show_shards();
   void show_full();
+  void take_over_shards();
 
   /// Moves this rank's shards, with their gradients, to host memory or to the device; between steps, when nothing is
   /// gathered. What optimizers keep for it is to follow.
@@ -118,6 +123,9 @@ class ShardGroup final : public ScheduledGroup {
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
   bool take_grads();
+  /// The gradient of parameter `i` is complete. Where nobody has to be asked, a large one leaves for host memory now;
+  /// others do in begin_reduce.
+  void send_grad(size_t i);
   /// Sums the gradients of the full parameters over the ranks and adds this rank's shard to what is there.
   void begin_reduce() override;
   /// Gradients that go to host memory may still be on their way there.
@@ -126,6 +134,14 @@ class ShardGroup final : public ScheduledGroup {
   void finish_reduce_on_host();
   /// ... for a group in host memory, when its gradients have arrived there.
   void settle_host();
+  /// For this backward, after take_grads: `step` steps the full parameters by their gradients. Then nothing goes to
+  /// host memory but the new values. Null, or not possible: gradients are reduced.
+  void set_update(std::function<void()> step);
+  bool updates_in_place() const override { return update_ != nullptr; }
+  /// The full parameters in memory are those that the shards in host memory have now. Before the next use of them it is
+  /// found out whether somebody has changed the shards since.
+  void note_values();
+  bool has_noted() const { return noted_.has_value(); }
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
   /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
@@ -158,7 +174,11 @@ class ShardGroup final : public ScheduledGroup {
   Tensor pack_grads(double scale);
   int64_t grad_row() const;
   void forget_unused();
+  Tensor receiving();
   void reduce_alone();
+  void update_in_place();
+  void check_noted();
+  void add_later_grads(const std::vector<size_t>& params, const Tensor& into);
   void reduce_over_ranks();
   void add_grads(const Tensor& reduced);
 
@@ -186,7 +206,12 @@ class ShardGroup final : public ScheduledGroup {
   bool first_grads_ = false;        // ... and there were none of an earlier backward
   LaneTask gathering_;
   LaneTask reducing_;
+  std::deque<LaneTask> sending_;     // gradients that leave one by one
+  std::vector<int64_t> sent_bytes_;  // ... and the bytes of all that did in this backward
+  Tensor receiving_;                 // where those of this backward go; undefined: nothing has left yet
   std::function<void()> arrival_;
+  std::function<void()> update_;
+  std::optional<uint64_t> noted_;  // fingerprint of the shards when the full parameters were the same
 };
 
 }  // namespace levin::detail

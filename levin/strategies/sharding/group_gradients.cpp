@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -63,6 +64,7 @@ bool ShardGroup::take_grads() {
   if (whole_) return false;
   const at::NoGradGuard no_grad;
   lay_out_grads();
+  sent_bytes_.clear();
   grads_ = grads_in_place();
   const bool any = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
     return param.grad_offset >= 0 && param.param.grad().defined();
@@ -82,6 +84,7 @@ bool ShardGroup::take_grads() {
     unreduced = unreduced || param.unreduced.defined();
     param.param.mutable_grad() = param.unreduced;
     param.unreduced.reset();
+    param.sent = false;
   }
   return unreduced;
 }
@@ -89,39 +92,107 @@ bool ShardGroup::take_grads() {
 void ShardGroup::begin_reduce() {
   if (whole_) return;
   const at::NoGradGuard no_grad;
-  if (alone() || grad_numel_ == 0)
+  if (update_)
+    update_in_place();
+  else if (alone() || grad_numel_ == 0)
     reduce_alone();
   else
     reduce_over_ranks();
+}
+
+void ShardGroup::set_update(std::function<void()> step) {
+  const bool possible = options_.offload && alone() && !whole_ && options_.param_dtype == options_.dtype &&
+                        options_.grad_dtype == options_.dtype && !grads_.defined() && trained();
+  update_ = possible ? std::move(step) : nullptr;
+}
+
+void ShardGroup::update_in_place() {
+  const bool any =
+      std::any_of(params_.begin(), params_.end(), [](const auto& param) { return param.param.grad().defined(); });
+  if (!any) return;
+  update_();
+  // Alone, shards are laid out as the full parameters are.
+  LaneWork work{.operation = "fsdp.update", .used = {shards_, full_}};
+  work.before = [to = shards_, from = full_] { to.copy_(from, /*non_blocking=*/true); };
+  reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
+}
+
+/// Where the gradients of this backward go.
+Tensor ShardGroup::receiving() {
+  if (receiving_.defined()) return receiving_;
+  receiving_ = empty_grads();
+  if (grads_.defined())
+    incoming_ = receiving_;
+  else
+    grads_ = receiving_;
+  return receiving_;
+}
+
+void ShardGroup::send_grad(size_t i) {
+  auto& param = params_[i];
+  auto& grad = param.param.mutable_grad();
+  // Only what a begin_reduce will follow in this pass.
+  if (!options_.offload || !alone() || update_ || !progress.used || progress.reduced) return;
+  if (param.sent || param.grad_offset < 0 || !grad.defined() || grad.layout() != at::kStrided ||
+      static_cast<int64_t>(grad.nbytes()) < kLeavesAlone)
+    return;
+  const at::NoGradGuard no_grad;
+  param.sent = true;
+  sent_bytes_.push_back(static_cast<int64_t>(grad.nbytes()));
+  const auto from = std::exchange(grad, {});
+  const auto to = grad_part(receiving(), param);
+  LaneWork work{.operation = "fsdp.reduce", .used = {from, to}};
+  work.before = [from, to] { to.copy_(from, /*non_blocking=*/true); };
+  sending_.push_back(lanes_->run(Lanes::kReduce, std::move(work)));
 }
 
 // Nobody else has gradients, or they are empty: they are cast, or brought to the host.
 void ShardGroup::reduce_alone() {
   LaneWork work{.operation = "fsdp.reduce"};
   std::vector<std::pair<Tensor, const ShardedParam*>> grads;
-  for (auto& param : params_) {
+  std::vector<const ShardedParam*> without;
+  std::vector<size_t> again;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    auto& param = params_[i];
     auto& grad = param.param.mutable_grad();
-    if (param.grad_offset < 0 || !grad.defined()) continue;
-    grads.emplace_back(grad.layout() == at::kStrided ? grad : grad.to_dense(), &param);
-    work.used.push_back(grads.back().first);
-    grad.reset();
+    if (param.grad_offset < 0) continue;
+    if (param.sent) {
+      if (grad.defined()) again.push_back(i);
+    } else if (!grad.defined()) {
+      without.push_back(&param);
+    } else {
+      grads.emplace_back(grad.layout() == at::kStrided ? grad : grad.to_dense(), &param);
+      work.used.push_back(grads.back().first);
+      grad.reset();
+    }
   }
-  if (grads.empty()) return;
-  const bool first = !grads_.defined();
-  auto into = empty_grads();
-  if (grads.size() < static_cast<size_t>(std::count_if(params_.begin(), params_.end(),
-                                                       [](const auto& param) { return param.grad_offset >= 0; })))
-    into.zero_();
-  if (first)
-    grads_ = into;
-  else
-    incoming_ = into;
+  if (grads.empty() && sending_.empty()) return;
+  const auto into = receiving();
+  for (const auto* param : without) grad_part(into, *param).zero_();
+  add_later_grads(again, into);
+  // The oldest have had the time of the rest of the unit; what they leave is free for the next one.
+  for (auto arrived = arrived_with_unit(sent_bytes_); arrived > 0 && !sending_.empty(); --arrived) {
+    sending_.front().finish();
+    sending_.pop_front();
+  }
   work.used.push_back(into);
   work.before = [this, grads, into] {
     for (const auto& [grad, param] : grads)  // without elements there may be a shard of other rows, and nothing in it
       if (grad.numel() > 0) grad_part(into, *param).copy_(grad, /*non_blocking=*/true);
   };
   reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
+  receiving_.reset();
+}
+
+/// A backward within backward gave these a gradient after theirs had left.
+void ShardGroup::add_later_grads(const std::vector<size_t>& params, const Tensor& into) {
+  if (params.empty()) return;
+  lanes_->synchronize();
+  for (const auto i : params) {
+    auto& grad = params_[i].param.mutable_grad();
+    grad_part(into, params_[i]).add_((grad.layout() == at::kStrided ? grad : grad.to_dense()).to(at::kCPU));
+    grad.reset();
+  }
 }
 
 Tensor ShardGroup::pack_grads(double scale) {
@@ -213,7 +284,10 @@ void ShardGroup::add_grads(const Tensor& reduced) {
 }
 
 void ShardGroup::finish_reduce() {
-  if (reducing_.pending()) arrival_ = reducing_.finish();
+  if (reducing_.pending()) {
+    arrival_ = reducing_.finish();
+    sending_.clear();  // copies of one lane end in order
+  }
   if (any_use_.defined()) forget_unused();
   if (!options_.offload) settle_host();
 }

@@ -2,12 +2,14 @@
 
 #include <atomic>
 #include <filesystem>
+#include <numeric>
 
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/parallel.h"
 
 namespace levin::detail {
 
@@ -27,6 +29,29 @@ void set_memory(const Tensor& tensor, bool present) {
   storage->set_data_ptr_noswap(present ? c10::GetAllocator(tensor.device().type())->allocate(bytes)
                                        : at::DataPtr(nullptr, tensor.device()));
   storage->set_nbytes(bytes);
+}
+
+size_t arrived_with_unit(std::span<const int64_t> bytes) {
+  const auto all = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+  size_t arrived = 0;
+  for (auto left = all; left > all / 2 && arrived + 1 < bytes.size(); ++arrived) left -= bytes[arrived];
+  return arrived;
+}
+
+uint64_t fingerprint(const Tensor& tensor) {
+  const auto* words = static_cast<const uint64_t*>(tensor.const_data_ptr());
+  std::atomic<uint64_t> sum = 0;
+  parallel_for(0, static_cast<int64_t>(tensor.nbytes() / sizeof(uint64_t)), 1 << 15, [&](int64_t begin, int64_t end) {
+    constexpr uint64_t kPlace = 0x9e3779b97f4a7c15, kMix = 0xd6e8feb86659fd93;
+    uint64_t part = 0, place = static_cast<uint64_t>(begin) * kPlace;
+    for (int64_t i = begin; i < end; ++i, place += kPlace) {
+      uint64_t mixed = (words[i] ^ place) * kMix;
+      mixed ^= mixed >> 32;
+      part += mixed;
+    }
+    sum += part;
+  });
+  return sum;
 }
 
 Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype) {

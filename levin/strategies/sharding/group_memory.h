@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include <ATen/Functions.h>
@@ -19,6 +21,16 @@ inline int64_t aligned_part(int64_t numel) {
 Tensor hollow(int64_t numel, c10::Device device, c10::ScalarType dtype);
 /// Gives the storage of a tensor its memory, or takes it away from all that show it.
 void set_memory(const Tensor& tensor, bool present);
+
+/// Gradients of at least this many bytes leave for host memory one by one, as they come; the others with their unit.
+inline constexpr int64_t kLeavesAlone = 1 << 18;
+/// When the backward of a unit ends, at most half of what has left one by one may still be on its way, or the last of
+/// it: how many of those gradients, the oldest first, have to be there.
+size_t arrived_with_unit(std::span<const int64_t> bytes);
+
+/// Of all bytes of a contiguous tensor in host memory, a multiple of 8. Other values have another one, but for an
+/// accident of 1 in 2^60.
+uint64_t fingerprint(const Tensor& tensor);
 
 /// A flat buffer [ranks, shard] and a full tensor, cut into the pieces that correspond: all complete shards together,
 /// then the last one when it has fewer rows.

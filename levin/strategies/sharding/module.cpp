@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -70,7 +71,13 @@ class ShardedModule::Around final : public Interceptor {
                 "net.call(&Net::method, x)");
     if (again) {  // for its activations: backward releases it
       m.use_again(unit_);
-      return call.proceed();
+      try {
+        call.proceed();
+      } catch (...) {  // also when all activations are there, and the rest is left out
+        m.after_recompute();
+        throw;
+      }
+      return m.after_recompute();
     }
     m.resume_forward();
     if (m.options_.everyone) m.options_.everyone->note_doing(doing_);
@@ -86,6 +93,26 @@ class ShardedModule::Around final : public Interceptor {
   ShardedModule& module_;
   ShardedUnit& unit_;
   const std::string doing_;
+};
+
+/// Called when a parameter has its gradient of a backward.
+class ShardedModule::Arrival final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  Arrival(std::shared_ptr<Link> link, ShardGroup& group, size_t param,
+          std::unique_ptr<torch::autograd::PostAccumulateGradHook> before)
+      : link_(std::move(link)), group_(group), param_(param), before_(std::move(before)) {}
+
+  void operator()(const Tensor& param) override {
+    if (before_) (*before_)(param);
+    const auto* m = link_->module;
+    if (m && m->in_backward_ && !m->inner_ && m->sends_grads()) group_.send_grad(param_);
+  }
+
+ private:
+  const std::shared_ptr<Link> link_;
+  ShardGroup& group_;
+  const size_t param_;
+  const std::unique_ptr<torch::autograd::PostAccumulateGradHook> before_;
 };
 
 /// Where a forward can resume after a backward in the middle of it.
@@ -123,6 +150,7 @@ ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_
     }
     watch_gradients(unit);
   }
+  for (const auto& group : groups_) watch_arrivals(*group);
   auto how = options_.schedule;
   how.on_reduced = [this](ScheduledGroup& group) { step_reduced(static_cast<ShardGroup&>(group)); };
   schedule_ = std::make_unique<Schedule>(std::move(scheduled), std::move(needs), std::move(residency), std::move(how));
@@ -161,8 +189,9 @@ void ShardedModule::begin_forward() {
   training_ = at::GradMode::is_enabled();
   shows_full_ = true;
   renew_outdated();
+  for (const auto& group : groups_) group->take_over_shards();
+  schedule_->begin_forward(training_);  // first: the copies of the first units have begun while parameters are set
   for (const auto& group : groups_) group->show_full();
-  schedule_->begin_forward(training_);
 }
 
 /// Between two forwards anybody may write this rank's shards. Full parameters that are still in memory then are kept
@@ -171,6 +200,7 @@ void ShardedModule::begin_forward() {
 void ShardedModule::renew_outdated() {
   std::vector<ShardGroup*> kept;
   for (const auto& group : groups_) {
+    if (group->has_noted()) continue;  // it finds out itself, when it is used
     if (options_.schedule.keeps_full || group->state() != ShardGroup::State::kSharded)
       kept.push_back(group.get());
     else
@@ -310,16 +340,39 @@ void ShardedModule::before_backward(const Tensor&) {
     group->show_full();
     if (group->take_grads()) group->progress.used = true;
   }
+  plan_updates();
   schedule_->begin_backward(reduces());
   if (!schedule_->holds_groups()) return schedule_->use_root();
   gather_aside(units_.back().groups);
   for (const auto& group : groups_) gather_aside({group.get()});
 }
 
+/// Parameters and gradients are on the device at the end of a unit's backward. An optimizer that needs nothing else
+/// steps there, and the new values are copied to the host in place of the gradients: its cores have nothing to do.
+void ShardedModule::plan_updates() {
+  std::vector<std::shared_ptr<UnitOptimizer>> stateless;
+  if (options_.updates_in_place && sync_ && !schedule_->holds_groups())
+    for (const auto& weak : optimizers_)
+      if (auto optimizer = weak.lock(); optimizer && optimizer->in_backward() && optimizer->is_stateless())
+        stateless.push_back(std::move(optimizer));
+  for (const auto& group : groups_) {
+    std::function<void()> step;
+    for (const auto& optimizer : stateless)
+      if (optimizer->owns_all(*group)) step = [optimizer, &each = *group] { optimizer->step_in_place(each); };
+    group->set_update(std::move(step));
+  }
+}
+
 /// A unit computes again, for its activations or in an inner pass.
 void ShardedModule::use_again(ShardedUnit& unit) {
   if (inner_ || (in_backward_ && schedule_->holds_groups())) return gather_aside(unit.groups);
   schedule_->use(unit.number);
+}
+
+/// All activations of a unit are in memory now: what the unit before it has sent must be gone, so that there is room
+/// for gradients. It has had the time of a forward.
+void ShardedModule::after_recompute() {
+  if (in_backward_ && !inner_ && alone_) schedule_->settle_early();
 }
 
 void ShardedModule::pre_backward(ShardedUnit& unit) {
@@ -370,9 +423,21 @@ void ShardedModule::watch_gradients(ShardedUnit& unit) {
       param->param.register_hook([link = link_, settles = std::exchange(first, false)](const Tensor&) {
         if (!link->module || !link->module->in_backward_) return;
         link->module->armed_ = true;
-        if (settles) link->module->schedule_->settle_reduction();
+        if (settles) link->module->schedule_->settle_early();
       });
     }
+}
+
+/// Where nobody has to be asked, large gradients leave for host memory as they come: the copies have the time of the
+/// unit's own backward, and the last unit's are almost all there when backward ends.
+void ShardedModule::watch_arrivals(ShardGroup& group) {
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const auto& param = group.params()[i].param;
+    if (!param.requires_grad() || group.whole() || !group.alone()) continue;
+    auto before = std::move(torch::autograd::impl::post_acc_grad_hooks(param));
+    torch::autograd::impl::set_post_acc_grad_hooks(param,
+                                                   std::make_unique<Arrival>(link_, group, i, std::move(before)));
+  }
 }
 
 void ShardedModule::after_backward(const std::exception* failure) {
@@ -403,6 +468,7 @@ void ShardedModule::end_backward() {
     group->give_grads();
   }
   gathered_aside_.clear();
+  for (const auto& group : groups_) group->set_update(nullptr);
   in_backward_ = false;
   shows_full_ = false;
   if (reduces()) changed_ = true;

@@ -40,6 +40,8 @@ struct ShardedModuleOptions {
   /// All ranks; null: there is one.
   std::shared_ptr<Collective> all_ranks = {};
   ScheduleOptions schedule = {};
+  /// Units whose optimizer has no state are stepped on the device, in backward.
+  bool updates_in_place = false;
   /// Ranks that gather together.
   std::shared_ptr<Collective> ranks = {};
   /// Ranks over whose batches batch norm takes its statistics; none: each rank has its own.
@@ -73,6 +75,7 @@ class ShardedModule final : public ModuleSync {
 
  private:
   class Around;
+  class Arrival;
   class Entrance;
   struct Link;
 
@@ -86,16 +89,20 @@ class ShardedModule final : public ModuleSync {
   void check_fired();
 
   void use_again(ShardedUnit& unit);
+  void after_recompute();
+  void plan_updates();
   void pre_backward(ShardedUnit& unit);
   bool post_backward(ShardedUnit& unit);
   /// Alone there is no communication to be saved by waiting, but memory.
   bool reduces() const { return sync_ || alone_; }
+  bool sends_grads() const { return reduces() && !options_.schedule.reduces_at_end && !schedule_->holds_groups(); }
   void step_reduced(ShardGroup& group);
   void end_backward();
   void backward_failed(const std::exception& error);
   void watch_inputs(Call& call, ShardedUnit& unit);
   void watch_outputs(Call& call, ShardedUnit& unit);
   void watch_gradients(ShardedUnit& unit);
+  void watch_arrivals(ShardGroup& group);
   void abandon();
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;

@@ -3,11 +3,23 @@
 #include <algorithm>
 
 namespace levin::detail {
+namespace {
+
+bool is_gathered(const Residency::Groups& groups) {
+  return std::ranges::all_of(groups,
+                             [](const auto* group) { return group->state() == ScheduledGroup::State::kGathered; });
+}
+
+}  // namespace
 
 void OrderedResidency::begin_pass(Pass pass, bool training) {
   pass_ = pass;
   training_ = training;
-  if (pass == Pass::kForward) now_.clear();
+  if (pass == Pass::kForward) {
+    now_.clear();
+    stayed_ = 0;
+    for (size_t i = 2; i < before_.size(); ++i) stayed_ += !before_[i].empty() && is_gathered(before_[i]);
+  }
   cursor_ = to_come_.size();
 }
 
@@ -35,10 +47,14 @@ Residency::Groups OrderedResidency::ahead(const Groups& needed) {
   if (pass_ == Pass::kForward) {
     const size_t at = now_.size();
     if (at <= before_.size() && at > 0 && before_[at - 1] == needed)
-      for (size_t i = at; i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch; ++i)
+      for (size_t i = at; i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch + stayed_;
+           ++i)
         uses.push_back(&before_[i]);
   } else if (cursor_ < to_come_.size() ? to_come_[cursor_] == needed : is_root(needed)) {
-    for (size_t i = cursor_; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
+    size_t end = cursor_;
+    // What forward has kept needs no copy: the one before it does.
+    if (options_.keeps_last && end == to_come_.size() && end > 1 && is_gathered(to_come_[end - 1])) --end;
+    for (size_t i = end; i-- > 0 && static_cast<int>(uses.size()) < options_.backward_prefetch;)
       uses.push_back(&to_come_[i]);
   }
   Groups groups;
@@ -59,9 +75,24 @@ Residency::Groups OrderedResidency::ahead(const Groups& needed) {
   return groups;
 }
 
-bool OrderedResidency::release_after_use(ScheduledGroup&, Pass pass) {
-  return pass == Pass::kForward ? options_.releases_after_forward || (!training_ && options_.releases_after_backward)
-                                : options_.releases_after_backward;
+/// By the forward before.
+bool OrderedResidency::is_last(const ScheduledGroup& group) const {
+  return now_.size() == before_.size() && !now_.empty() && now_.back() == before_.back() &&
+         std::ranges::find(now_.back(), &group) != now_.back().end();
+}
+
+bool OrderedResidency::release_after_use(ScheduledGroup& group, Pass pass) {
+  if (pass == Pass::kBackward) return options_.releases_after_backward;
+  if (!training_) return options_.releases_after_forward || options_.releases_after_backward;
+  return options_.releases_after_forward && !(options_.keeps_last && is_last(group));
+}
+
+bool OrderedResidency::stays(const ScheduledGroup& group) const {
+  // The root comes first, and the first unit after it.
+  const auto end = std::min(before_.size(), static_cast<size_t>(2 + options_.keeps_first));
+  for (size_t i = 2; i < end; ++i)
+    if (std::ranges::find(before_[i], &group) != before_[i].end()) return true;
+  return false;
 }
 
 void OrderedResidency::end_pass(Pass pass) {

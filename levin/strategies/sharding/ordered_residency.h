@@ -12,6 +12,11 @@ struct ResidencyOptions {
   bool releases_after_forward = true;
   /// ... and after backward.
   bool releases_after_backward = true;
+  /// What a forward uses last stays for backward, which needs it first.
+  bool keeps_last = false;
+  /// So many units that forward uses first stay after they were stepped on the device; but not the very first, whose
+  /// step has only ended. As many more are gathered ahead in the next forward.
+  int keeps_first = 0;
   /// Uses that are gathered ahead of the one at hand.
   int forward_prefetch = 1;
   int backward_prefetch = 1;
@@ -30,10 +35,12 @@ class OrderedResidency : public Residency {
   void before_use(const Groups& needed) override;
   Groups ahead(const Groups& needed) override;
   bool release_after_use(ScheduledGroup& group, Pass pass) override;
+  bool stays(const ScheduledGroup& group) const override;
   void end_pass(Pass pass) override;
 
  private:
   bool is_root(const Groups& needed) const;
+  bool is_last(const ScheduledGroup& group) const;
 
   ResidencyOptions options_;
   Pass pass_ = Pass::kForward;
@@ -42,6 +49,7 @@ class OrderedResidency : public Residency {
   std::vector<Groups> now_;      // of this forward
   std::vector<Groups> to_come_;  // of all forwards that have not been differentiated
   size_t cursor_ = 0;            // backward: everything from here on is done
+  int stayed_ = 0;               // uses that were gathered when this forward began
 };
 
 }  // namespace levin::detail

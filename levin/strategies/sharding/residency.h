@@ -26,6 +26,8 @@ class Residency {
   virtual Groups ahead(const Groups& needed) = 0;
   /// Nobody computes with the group any more in this pass: whether to release it.
   virtual bool release_after_use(ScheduledGroup& group, Pass pass) = 0;
+  /// The group was stepped on the device: whether it stays there for the next forward.
+  virtual bool stays(const ScheduledGroup&) const { return false; }
   /// The gradients of the group were handed to the reduction.
   virtual void after_reduce(ScheduledGroup&) {}
   virtual void end_pass(Pass) {}

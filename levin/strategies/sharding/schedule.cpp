@@ -131,9 +131,11 @@ void Schedule::leave_backward(size_t unit) {
 
 void Schedule::done_with(ScheduledGroup& group) {
   if (holds_) return;
-  if (residency_->release_after_use(group, Pass::kBackward)) group.release();
-  if (!reduces_ || options_.reduces_at_end) return;
-  if (!options_.own_order) return reduce(group);
+  const bool now = reduces_ && !options_.reduces_at_end;
+  const bool frees = residency_->release_after_use(group, Pass::kBackward);
+  if (frees && !(now && group.updates_in_place())) group.release();
+  if (!now) return;
+  if (!options_.own_order) return reduce(group, frees);
   group.progress.ready = true;
   if (!order_adopted_) seen_ready_.push_back(&group);
   reduce_ready();
@@ -148,12 +150,13 @@ void Schedule::reduce_ready() {
   }
 }
 
-void Schedule::reduce(ScheduledGroup& group) {
+void Schedule::reduce(ScheduledGroup& group, bool frees) {
   if (!group.trained()) return;
   settle_reduction();
   group.begin_reduce();
   group.progress.reduced = true;
   reducing_ = &group;
+  frees_reduced_ = frees && group.updates_in_place() && !residency_->stays(group);
   residency_->after_reduce(group);
 }
 
@@ -162,7 +165,12 @@ void Schedule::settle_reduction() {
   auto* group = std::exchange(reducing_, nullptr);
   if (!group) return;
   group->finish_reduce();
+  if (std::exchange(frees_reduced_, false)) group->release();
   if (options_.on_reduced) options_.on_reduced(*group);
+}
+
+void Schedule::settle_early() {
+  if (reducing_ && !reducing_->updates_in_place()) settle_reduction();
 }
 
 void Schedule::end_reductions(bool used) {
@@ -172,15 +180,17 @@ void Schedule::end_reductions(bool used) {
     for (auto group = groups_.rbegin(); group != groups_.rend(); ++group) {
       auto& each = **group;
       if (!each.progress.used || each.progress.reduced) continue;
-      if (!options_.keeps_full) each.release();
-      if (reduces_) reduce(each);
+      const bool frees = !options_.keeps_full;
+      if (frees && !(reduces_ && each.updates_in_place())) each.release();
+      if (reduces_) reduce(each, frees);
     }
   settle_reduction();
 }
 
 void Schedule::end_backward() {
   for (auto* group : groups_) {
-    group->release(options_.keeps_full);
+    const bool stays = group->progress.reduced && group->updates_in_place() && residency_->stays(*group);
+    if (!stays) group->release(options_.keeps_full);
     group->progress = {};
   }
   residency_->end_pass(Pass::kBackward);
@@ -188,6 +198,7 @@ void Schedule::end_backward() {
 
 void Schedule::abandon(Pass pass) {
   reducing_ = nullptr;
+  frees_reduced_ = false;
   next_gather_ = gather_order_.size();  // there is no forward whose rest others could wait for
   for (auto* group : groups_) group->progress = {};
   residency_->abandon_pass(pass);

@@ -57,6 +57,8 @@ class Schedule {
   bool holds_groups() const { return holds_; }
   /// At most one reduction is under way; this ends it.
   void settle_reduction();
+  /// ... where computation need not wait for it long. A whole unit that is copied has the time of the next one.
+  void settle_early();
   /// The end of backward: what has not been reduced is. `used`: the module took part in the loss.
   void end_reductions(bool used);
   void end_backward();
@@ -78,7 +80,7 @@ class Schedule {
  private:
   void use_in_order(const Groups& needed);
   void done_with(ScheduledGroup& group);
-  void reduce(ScheduledGroup& group);
+  void reduce(ScheduledGroup& group, bool frees = false);
   void reduce_ready();
   std::string numbers_of(const Groups& seen) const;
   void reorder(Groups& order, const std::string& numbers) const;
@@ -88,6 +90,7 @@ class Schedule {
   std::unique_ptr<Residency> residency_;
   const ScheduleOptions options_;
   ScheduledGroup* reducing_ = nullptr;
+  bool frees_reduced_ = false;  // its full parameters, when that has ended
   // The order of their own, how far it has come, and what this rank saw in the first step.
   Groups gather_order_, reduce_order_;
   size_t next_gather_ = 0, next_reduce_ = 0;

@@ -24,6 +24,9 @@ class ScheduledGroup {
   virtual void finish_gather() = 0;
   /// Frees the full parameters, or keeps their memory for the next time.
   virtual void release(bool keep_memory = false) = 0;
+  /// In this backward begin_reduce steps the full parameters where they are, and copies them to the shards: they keep
+  /// their memory until finish_reduce.
+  virtual bool updates_in_place() const { return false; }
   /// Takes the gradients of the full parameters and starts to reduce them.
   virtual void begin_reduce() = 0;
   /// What was reduced is in place when this returns, as far as the compute stream is concerned.

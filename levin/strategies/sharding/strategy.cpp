@@ -58,7 +58,13 @@ bool is_full(std::string_view strategy, const std::string& state_dict_type) {
 
 ShardedStrategy::ShardedStrategy(ShardingPlan plan)
     : Strategy({.name = plan.name, .collective = plan.collective, .syncs_batchnorm = true, .places_modules = true}),
-      plan_(std::move(plan)) {}
+      plan_(std::move(plan)) {
+  // Its copy would be waited for: there is nothing to compute before it.
+  plan_.residency.keeps_last = plan_.offload;
+  // Forward waits for copies; these need none. The activations that backward has freed are larger.
+  constexpr int kStay = 3;
+  if (plan_.updates_in_place && plan_.residency.forward_prefetch > 0) plan_.residency.keeps_first = kStay;
+}
 
 void ShardedStrategy::on_connect() {
   const int world = group_->size();
@@ -122,6 +128,7 @@ StateLayout ShardedStrategy::layout_over(int world) const {
       .parameters_on_disk = !plan_.param_folder.empty(),
       .optimizer_on_disk = !plan_.optimizer_folder.empty(),
       .optimizer_in_backward = plan_.optimizer_in_backward,
+      .updates_in_place = plan_.updates_in_place,
       .param_dtype = plan_.mixed.param_dtype,
       .reduce_dtype = plan_.mixed.reduce_dtype,
       .units = plan_.units,
@@ -265,6 +272,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
                                         .reduces_at_end = plan_.reduces_at_end,
                                         .own_order = plan_.keeps_full && group_->size() > 1,
                                         .gathers_ahead = plan_.residency.forward_prefetch > 0},
+                           .updates_in_place = plan_.updates_in_place,
                            .ranks = ranks_,
                            .batchnorm = syncs_batchnorm && group_->size() > 1 ? group_ : nullptr});
   modules_.push_back(synced->self());

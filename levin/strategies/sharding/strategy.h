@@ -43,6 +43,8 @@ struct ShardingPlan {
   std::optional<UnitPolicy> checkpointing = {};
   bool checkpoints_on_host = false;
   bool optimizer_in_backward = false;
+  /// ... which steps units on the device where it has no state, and only their new values go to host memory.
+  bool updates_in_place = false;
   bool broadcast = true;
   bool saves_full = false;
   /// Batch norm over the batches of all ranks.

@@ -1,5 +1,7 @@
 #include "levin/strategies/sharding/unit_optimizer.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 
 #include "levin/core/error.h"
@@ -103,6 +105,14 @@ void UnitOptimizer::add_groups(const std::vector<std::unique_ptr<ShardGroup>>& g
 void UnitOptimizer::group_is_ready(ShardGroup& group, std::function<void()> arrived) {
   if (!in_backward_) return;
   group.show_shards();
+  if (group.updates_in_place()) {  // it has been stepped
+    if (group.state() != ShardGroup::State::kGathered) return;
+    thread_.run([&group, arrived = std::move(arrived)] {
+      if (arrived) arrived();
+      group.note_values();
+    });
+    return;
+  }
   if (!group.options().offload) {
     group.give_grads();
     step_group(group);
@@ -117,11 +127,23 @@ void UnitOptimizer::group_is_ready(ShardGroup& group, std::function<void()> arri
   });
 }
 
+bool UnitOptimizer::is_stateless() const {
+  const auto traits = inner().traits();
+  return traits && traits->elementwise && traits->slots && traits->slots({1}, at::kFloat).empty();
+}
+
+bool UnitOptimizer::owns_all(const ShardGroup& group) const {
+  return std::ranges::all_of(group.params(), [&](const auto& param) {
+    return !param.param.requires_grad() || own_.contains(param.param.unsafeGetTensorImpl());
+  });
+}
+
 void UnitOptimizer::step_group(ShardGroup& group) {
   std::vector<Tensor> params, copies;
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& param = group.params()[i].param;
     if (!param.grad().defined() || !own_.contains(param.unsafeGetTensorImpl())) continue;
+    if (param.grad().layout() != at::kStrided) param.mutable_grad() = param.grad().to_dense();
     params.push_back(param);
     if (auto copy = group.host_copy(i); copy.defined()) copies.push_back(std::move(copy));
   }

@@ -51,6 +51,11 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
   void add_groups(const std::vector<std::unique_ptr<ShardGroup>>& groups);
   /// The reduced gradients of a group are in place (in host memory: when `arrived` returns).
   void group_is_ready(ShardGroup& group, std::function<void()> arrived);
+  /// Whether its steps need nothing but parameters and gradients (SGD without momentum).
+  bool is_stateless() const;
+  bool owns_all(const ShardGroup& group) const;
+  /// Steps the full parameters of a group by their gradients, where they are.
+  void step_in_place(ShardGroup& group) { step_group(group); }
   /// Waits for the steps that were started in backward.
   void join() { thread_.join(); }
   bool in_backward() const { return in_backward_; }
