@@ -35,6 +35,7 @@
 #include "levin/models/decoder_sizes.h"
 #include "levin/models/folder.h"
 #include "levin/models/language_score.h"
+#include "levin/models/lora.h"
 #include "levin/models/registry.h"
 #include "levin/models/resnet.h"
 #include "levin/models/vit.h"

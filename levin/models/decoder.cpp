@@ -18,6 +18,7 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
@@ -249,7 +250,7 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   if (!added.defined() && causal)
     scores = scores + at::full({t, t}, lowest, scores.options()).triu_(1);
   else if (added.defined())
-    scores = added.scalar_type() == at::kBool ? scores.masked_fill(added.logical_not(), lowest) : scores + added;
+    scores = added.scalar_type() == at::kBool ? at::where(added, scores, lowest) : scores + added;
   const auto weights = at::softmax(scores, -1, at::kFloat).to(v.scalar_type());
   return at::matmul(dropped(weights, p, is_training()), v).transpose(1, 2).reshape({b, t, wide});
 }

@@ -12,7 +12,6 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -136,16 +135,14 @@ Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor
   return turns * yarn_attention_factor(options.rotary_scaling);
 }
 
-Tensor alibi_slopes(int64_t heads) {
+Tensor alibi_slopes(int64_t heads, c10::Device device) {
   int64_t power = 1;
   while (2 * power <= heads) power *= 2;
-  std::vector<float> slopes;
-  const auto slope = [](int64_t of, int64_t n) {
-    return static_cast<float>(std::pow(2.0, -8.0 * static_cast<double>(n) / static_cast<double>(of)));
-  };
-  for (int64_t i = 1; i <= power; ++i) slopes.push_back(slope(power, i));
-  for (int64_t i = 1; static_cast<int64_t>(slopes.size()) < heads; i += 2) slopes.push_back(slope(2 * power, i));
-  return at::tensor(slopes, at::kFloat);
+  const auto kind = at::TensorOptions().dtype(at::kDouble).device(device);
+  const auto slopes = [](const Tensor& n, int64_t of) { return at::pow(2.0, n * (-8.0 / static_cast<double>(of))); };
+  const auto first = slopes(at::arange(1, power + 1, kind), power);
+  const auto rest = slopes(at::arange(heads - power, kind) * 2 + 1, 2 * power);
+  return at::cat({first, rest}).to(at::kFloat);
 }
 
 AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, const Tensor& mask, const Tensor& like) {
@@ -174,7 +171,7 @@ AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, co
             ? token_positions(mask)
             : at::arange(length, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);  // [B or 1, T]
     const auto distance = (place.unsqueeze(1) - place.unsqueeze(2)).unsqueeze(1).to(at::kFloat);  // [B or 1, 1, T, T]
-    const auto added = alibi_slopes(options.num_heads).to(device).view({-1, 1, 1}) * distance;
+    const auto added = alibi_slopes(options.num_heads, device).view({-1, 1, 1}) * distance;
     return at::where(seen, added, -std::numeric_limits<float>::infinity()).to(like.scalar_type());
   };
   AttentionMasks masks;

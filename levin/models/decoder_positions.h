@@ -20,7 +20,7 @@ Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor
 Tensor rotary_frequencies(const DecoderOptions& options, int64_t length, c10::Device device);
 
 /// The slope of each head, float32 [H].
-Tensor alibi_slopes(int64_t heads);
+Tensor alibi_slopes(int64_t heads, c10::Device device = c10::kCPU);
 
 /// What attention adds to its scores, or a boolean of what is seen. Undefined: nothing but the causal flag.
 struct AttentionMasks {

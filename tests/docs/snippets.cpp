@@ -222,6 +222,12 @@ struct Timer : levin::Interceptor {
   levin::models::save_model(model, "tuned", {.max_shard_size = 2'000'000'000});
 }
 
+[[maybe_unused]] void adapters(levin::models::LanguageModel& model) {
+  levin::models::add_lora(model, {.rank = 16, .alpha = 32, .target_modules = {"q_proj", "v_proj"}});
+  levin::optim::AdamW opt(levin::models::lora_parameters(model), {.lr = 1e-4});
+  levin::models::save_lora(model, "adapter");
+}
+
 [[maybe_unused]] void text_encoders(const Tensor& ids, const Tensor& mask) {
   auto model = levin::models::open_model("bert-base-uncased", {.head = "none"});
   auto hidden = model.encoder->hidden_states(ids, mask);                          // [B, T, D]

@@ -269,6 +269,38 @@ TEST(LanguagePositions, AlibiSlopesAreKnownNumbers) {
   EXPECT_EQ(models::alibi_slopes(14).size(0), 14);
 }
 
+TEST(LanguagePositions, RotaryScalingsOfRealModelsAreTransformers) {
+  const WeightFile file(kOriginals / "../language_ropes.safetensors");
+  using models::RotaryScaling;
+  const auto expect = [&](const std::string& name, double base, int64_t positions, const RotaryScaling& scaling) {
+    SCOPED_TRACE(name);
+    models::DecoderOptions options{.max_positions = positions, .num_heads = 2, .hidden_dim = 256};
+    options.positions = "rotary";
+    options.rotary_base = base;
+    options.rotary_scaling = scaling;
+    models::check_options(options);
+    const auto frequencies = models::rotary_frequencies(options, 20000, at::kCPU),
+               known = file.read(name + ".inv_freq");
+    EXPECT_LT(((frequencies - known) / known).abs().max().item<float>(), 1e-6);
+    EXPECT_LT((frequencies - known).abs().max().item<float>(), 1e-7);
+    const auto angles = models::rotary_angles(options, 20000, {}, at::kCPU).select(1, 19999);
+    EXPECT_LT((angles[0] - file.read(name + ".cos")).abs().max().item<float>(), 5e-3);
+    EXPECT_LT((angles[1] - file.read(name + ".sin")).abs().max().item<float>(), 5e-3);
+  };
+  expect("llama3", 500000, 131072, {.type = "llama3", .factor = 8, .original_positions = 8192});
+  expect("yarn", 1000000, 131072, {.type = "yarn", .factor = 4, .original_positions = 32768});
+  expect("yarn_mscale", 10000, 163840,
+         {.type = "yarn",
+          .factor = 40,
+          .original_positions = 4096,
+          .beta_fast = 16,
+          .truncate = false,
+          .mscale = 0.707,
+          .mscale_all_dim = 1});
+  expect("dynamic", 10000, 4096, {.type = "dynamic", .factor = 3});
+  expect("linear", 10000, 32768, {.type = "linear", .factor = 8});
+}
+
 TEST(LanguagePositions, CountTokensOnly) {
   const auto mask = at::tensor({0, 0, 1, 1, 1, 1, 1, 0}, at::kLong).view({2, 4});
   EXPECT_TRUE(models::token_positions(mask).equal(at::tensor({0, 0, 0, 1, 0, 1, 2, 2}, at::kLong).view({2, 4})));

@@ -122,6 +122,27 @@ encoder("big_bird_sequence")(lambda: T.BigBirdForSequenceClassification(T.BigBir
     **bert_sizes(block_size=4, num_random_blocks=1), **labels(3))))
 
 
+ROPES = {  # of real models, with the longest sequence that is asked for
+    "llama3": (dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                    original_max_position_embeddings=8192), 131072, 20000),
+    "yarn": (dict(rope_type="yarn", rope_theta=1000000.0, factor=4.0, original_max_position_embeddings=32768), 131072, 20000),
+    "yarn_mscale": (dict(rope_type="yarn", rope_theta=10000.0, factor=40.0, original_max_position_embeddings=4096, mscale=0.707,
+                         mscale_all_dim=1.0, beta_fast=16, truncate=False), 163840, 20000),
+    "dynamic": (dict(rope_type="dynamic", rope_theta=10000.0, factor=3.0), 4096, 20000),
+    "linear": (dict(rope_type="linear", rope_theta=10000.0, factor=8.0), 32768, 20000),
+}
+
+
+def write_ropes():
+    out = {}
+    for name, (parameters, positions, length) in ROPES.items():
+        config = T.LlamaConfig(hidden_size=256, num_attention_heads=2, head_dim=128, max_position_embeddings=positions, rope_parameters=parameters)
+        rope = T.models.llama.modeling_llama.LlamaRotaryEmbedding(config)
+        cos, sin = rope(torch.zeros(1), torch.tensor([[length - 1]]))
+        out |= {f"{name}.inv_freq": rope.inv_freq.clone(), f"{name}.cos": cos[0, 0, :64].clone(), f"{name}.sin": sin[0, 0, :64].clone()}
+    save_file(out, HERE.parent / "language_ropes.safetensors")
+
+
 def change_config(folder, f):
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -247,6 +268,7 @@ def write(name):
 
 if __name__ == "__main__":
     T.logging.set_verbosity_error()
+    write_ropes()
     for each in sys.argv[1:] or [*MODELS, *ENCODERS]:
         write(each) if each in MODELS else write_encoder(each)
         print(each, sum(f.stat().st_size for f in (HERE / each).iterdir()) // 1000, "kB")
