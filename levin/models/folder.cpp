@@ -20,6 +20,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// What a folder holds besides config and weights.
+constexpr const char* kFilesOfText[] = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "generation_config.json",
+};
+
 c10::ScalarType dtype_of_config(const ModelConfig& config, c10::ScalarType usual) {
   for (const char* key : {"dtype", "torch_dtype"}) {
     auto word = config.text(key, "");
@@ -122,13 +136,6 @@ LanguageModel made_model(const ModelConfig& config, const LanguageArchitecture& 
   return model;
 }
 
-/// Names of heads stand beside the body, without its prefix.
-bool is_of_head(std::string_view name) {
-  for (const char* beginning : {"head.", "classifier.", "classifier_dense.", "token_classifier."})
-    if (name.starts_with(beginning)) return true;
-  return false;
-}
-
 /// A model without data, and what its tensors are read from.
 struct PlannedModel {
   LanguageModel model;
@@ -148,6 +155,7 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
                                   {.device = options.device, .dtype = dtype, .deferred = true}),
                        {}};
   auto& model = planned.model;
+  model.folder = folder;
   if (!head.note.empty()) {
     model.notes.push_back(head.note);
     log_warning(fmt::format("[open_model] \"{}\": {}", folder.string(), head.note));
@@ -229,7 +237,7 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
     const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
     dtype = dtype.value_or(parameter.scalar_type());
     for (size_t i = 0; i < shapes.size(); ++i) {
-      const auto full = (is_of_head(name) ? "" : std::string(architecture.prefix)) + theirs->names[i];
+      const auto full = full_name(architecture, name, theirs->names[i]);
       const uint64_t bytes = shapes[i].nbytes();
       if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
       shards.back().emplace_back(full, shapes[i]);
@@ -248,6 +256,8 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
     return detail::weights_for_file(part.parameter, part.theirs, rows, body.num_heads)[part.index];
   };
   AtomicFolder staged(folder);
+  for (const char* name : kFilesOfText)
+    if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
   const auto format = levin::detail::safetensors_format();
   std::map<std::string, std::string> places;
   for (size_t i = 0; i < shards.size(); ++i) {

@@ -24,6 +24,8 @@ struct LanguageModel {
   Decoder decoder = nullptr;
   TextEncoder encoder = nullptr;
   ModelConfig config;
+  /// Where it was opened; empty for a new one.
+  std::filesystem::path folder = {};
   /// Of the parameters.
   c10::ScalarType dtype = c10::ScalarType::Float;
   /// What was decided while loading: a head that is not tied though the config says so.
@@ -64,8 +66,8 @@ struct SaveModelOptions {
   bool overwrite = false;
 };
 
-/// Writes a folder that transformers and open_model read: config.json and weights under their names, whole or not at
-/// all.
+/// Writes a folder that transformers and open_model read: config.json and weights under their names, and the files of
+/// the tokenizer from the folder that the model was opened from; whole or not at all.
 void save_model(const LanguageModel& model, const std::filesystem::path& folder, const SaveModelOptions& options = {});
 
 }  // namespace levin::models

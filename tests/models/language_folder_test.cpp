@@ -233,6 +233,9 @@ TEST_F(LanguageFolder, NewModelsAndMetaModelsHaveTheSizes) {
   EXPECT_EQ(made.decoder->options.kv_heads, 2);
   EXPECT_EQ(made.decoder->parameters()[0].scalar_type(), at::kBFloat16);
   models::save_model(made, temporary_ / "new");
+  write_file(path() / "tokenizer.json", "{}");
+  models::save_model(open_model(path()), temporary_ / "again");
+  EXPECT_EQ(read_file(temporary_ / "again/tokenizer.json"), "{}");
   EXPECT_EQ(open_model(temporary_ / "new").dtype, at::kBFloat16);
   EXPECT_THAT(read_file(temporary_ / "new/config.json"), HasSubstr("\"dtype\": \"bfloat16\""));
 }

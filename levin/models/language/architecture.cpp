@@ -46,6 +46,12 @@ void read_scaling(const ModelConfig& config, const ModelConfig& rope, const std:
 
 }  // namespace
 
+std::string full_name(const LanguageArchitecture& architecture, std::string_view ours, const std::string& theirs) {
+  for (const char* beginning : {"head.", "classifier.", "classifier_dense.", "token_classifier."})
+    if (ours.starts_with(beginning)) return theirs;
+  return std::string(architecture.prefix) + theirs;
+}
+
 const std::vector<LanguageArchitecture>& architectures_of_text() {
   static const std::vector<LanguageArchitecture> table{
       gpt2_architecture(),    llama_architecture(),    mistral_architecture(), qwen2_architecture(),

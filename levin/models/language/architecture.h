@@ -56,6 +56,9 @@ LanguageArchitecture gpt2_architecture(), llama_architecture(), mistral_architec
     gpt_neox_architecture(), bert_architecture(), distilbert_architecture(), roberta_architecture(),
     big_bird_architecture();
 
+/// The full name of a tensor of the file: with the prefix, but for the heads, which stand beside the body.
+std::string full_name(const LanguageArchitecture& architecture, std::string_view ours, const std::string& theirs);
+
 const std::vector<LanguageArchitecture>& architectures_of_text();
 /// By the model_type of config.json; an Error with the nearest when it is not known.
 const LanguageArchitecture& architecture_of(const ModelConfig& config);
