@@ -110,6 +110,11 @@ bool is_capturing() {
   return step && step->values;
 }
 
+bool keeps_gradients() {
+  const auto* step = current_step();
+  return step && step->keeps_gradients;
+}
+
 void refuse_capture(const std::string& reason) {
   if (is_capturing()) throw CaptureRefused("[compile] " + reason);
 }

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
+#include <c10/core/Stream.h>
 
 #include "levin/core/error.h"
 
@@ -26,12 +27,21 @@ class CaptureRefused : public Error {
   using Error::Error;
 };
 
+/// Gradients turned out to live from one call to the next.
+class GradientsAccumulate : public CaptureRefused {
+ public:
+  GradientsAccumulate() : CaptureRefused("[compile] gradients of earlier calls are added to") {}
+};
+
 /// A captured graph. It holds the memory that its kernels use.
 class DeviceGraph {
  public:
   virtual ~DeviceGraph() = default;
   /// Gives the work to the current stream. The host does not wait.
   virtual void replay() = 0;
+  /// Ends its life while others may still hold it: a group of ranks cannot end before the graphs that communicate in
+  /// it.
+  virtual void destroy() {}
 };
 
 /// What captures graphs on one device. All its graphs share a memory pool: memory that is free after one capture is
@@ -41,6 +51,8 @@ class GraphDevice {
   virtual ~GraphDevice() = default;
 
   virtual c10::Device device() const = 0;
+  /// The stream that captures; none where there are no streams.
+  virtual std::optional<c10::Stream> stream() const { return std::nullopt; }
   /// Runs `body`, whose work on the device is captured and not executed. When `body` throws, or the capture is invalid,
   /// the stream, the allocator and the random generator are as before, and the exception passes on.
   virtual std::shared_ptr<DeviceGraph> capture(const std::function<void()>& body) = 0;
@@ -54,6 +66,9 @@ class GraphDevice {
 
 /// graphs_cuda.cpp, or its twin no_cuda.cpp, where it is an Error.
 std::shared_ptr<GraphDevice> cuda_graphs(c10::Device device);
+/// The stream on which all graphs of a device are captured. What autograd keeps from step to step (the ends of its
+/// graph, where a reducer holds them) is to be made on it.
+c10::Stream graph_stream(c10::Device device);
 
 /// Small values in device memory that the host works out before each replay, such as a learning rate.
 class RefreshedValues {
@@ -116,6 +131,8 @@ struct StepScope {
   DeferredChecks* checks = nullptr;
   /// Gradients keep their memory from one call to the next: zero_grad fills with zeros instead of freeing.
   bool keeps_gradients = false;
+  /// All ranks capture or replay this call, or none does: what they exchange can be part of the graph.
+  bool ranks_agree = false;
 };
 
 /// Makes a scope the current one for its life.
@@ -135,6 +152,8 @@ class EnterStep {
 const StepScope* current_step();
 /// Whether work on the device is captured now.
 bool is_capturing();
+/// Whether the step under way works on gradients that keep their memory from call to call.
+bool keeps_gradients();
 /// Ends a capture: "[compile] <reason>". Nothing outside of one.
 void refuse_capture(const std::string& reason);
 /// `RefreshedValues::add` of the capture under way; null outside of one.

@@ -52,15 +52,16 @@ bool tried(F&& f) {
 class CudaGraph final : public DeviceGraph {
  public:
   void replay() override { graph.replay(); }
+  void destroy() override { graph.reset(); }
   at::cuda::CUDAGraph graph;
 };
 
 class CudaGraphs final : public GraphDevice {
  public:
-  explicit CudaGraphs(c10::Device device)
-      : device_(device), stream_(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index())) {}
+  explicit CudaGraphs(c10::Device device) : device_(device), stream_(c10::cuda::CUDAStream(graph_stream(device))) {}
 
   c10::Device device() const override { return device_; }
+  std::optional<c10::Stream> stream() const override { return stream_.unwrap(); }
 
   std::shared_ptr<DeviceGraph> capture(const std::function<void()>& body) override {
     const c10::cuda::CUDAGuard device_guard(device_);
@@ -137,6 +138,16 @@ class CudaGraphs final : public GraphDevice {
 
 std::shared_ptr<GraphDevice> cuda_graphs(c10::Device device) {
   return std::make_shared<CudaGraphs>(device);
+}
+
+c10::Stream graph_stream(c10::Device device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, c10::Stream> streams;
+  const std::lock_guard lock(mutex);
+  const auto found = streams.find(device.index());
+  if (found != streams.end()) return found->second;
+  const auto made = c10::cuda::getStreamFromPool(/*isHighPriority=*/false, device.index()).unwrap();
+  return streams.emplace(device.index(), made).first->second;
 }
 
 std::optional<at::Tensor> captured_rng(c10::Device device) {

@@ -40,6 +40,10 @@ std::shared_ptr<detail::GraphDevice> detail::cuda_graphs(c10::Device) {
   detail::fail("[compile] " + cuda_accelerator().why_unavailable());
 }
 
+c10::Stream detail::graph_stream(c10::Device) {
+  detail::fail("[compile] " + cuda_accelerator().why_unavailable());
+}
+
 at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {
   return at::empty({elements}, at::TensorOptions().dtype(dtype));
 }

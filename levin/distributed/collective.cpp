@@ -152,20 +152,24 @@ std::shared_ptr<Collective> join_group(const Placement& placement, c10::Device d
   LEVIN_CHECK(placement.world_size > 0 && placement.global_rank >= 0 && placement.global_rank < placement.world_size,
               "[join] rank ", placement.global_rank, " is not one of ", placement.world_size, " ranks");
   set_log_rank(placement.global_rank);
-  if (placement.world_size == 1) return std::make_shared<SingleCollective>();
+  // For tests: one rank communicates with itself, so that one GPU shows what NCCL does.
+  const bool with_itself = placement.world_size == 1 && std::getenv("LEVIN_TEST_GROUP_OF_ONE");
+  if (placement.world_size == 1 && !with_itself) return std::make_shared<SingleCollective>();
 
   // A program may join more than once, one group after the other, on a store that outlives them.
   static std::atomic<int> joins{0};
   const auto name = fmt::format("group_{}", joins++);
   const auto deadline = Clock::now() + options.join_timeout;
-  auto store = c10::make_intrusive<c10d::PrefixStore>(name, connect_store(placement, options.join_timeout));
+  auto store =
+      c10::make_intrusive<c10d::PrefixStore>(name, with_itself ? host_store("127.0.0.1", 0, options.join_timeout).store
+                                                               : connect_store(placement, options.join_timeout));
   const auto left = [&] {
     return std::max(std::chrono::duration_cast<milliseconds>(deadline - Clock::now()), milliseconds(1));
   };
   wait_for_all(*store, placement, deadline, options.join_timeout);
 
   GroupRoute route;
-  route.address = detail::address_towards(placement.master_addr, placement.master_port);
+  route.address = with_itself ? "127.0.0.1" : detail::address_towards(placement.master_addr, placement.master_port);
   route.device = device;
   route.nccl = use_nccl(*store, placement, device, options.backend);
   route.serves_store = placement.global_rank == 0 && !placement.store_is_hosted;

@@ -67,6 +67,17 @@ class Collective {
   /// How the ranks agree on why the group ended; null when there is only one process.
   virtual FailureExchange* failures() { return nullptr; }
 
+  /// One number of each rank, on every rank, by rank. The host waits for the others; one message, for every step.
+  virtual std::vector<int64_t> exchange(std::string_view /*operation*/, int64_t number) { return {number}; }
+
+  /// Whether operations on tensors of a GPU are work of its streams, which a CUDA graph can hold.
+  virtual bool is_stream_work() const { return true; }
+  /// Work of the device that communicates, and that nobody else watches: the group ends when `is_done`, which any
+  /// thread may call, does not say so within the timeout.
+  virtual void watch_work(std::function<bool()> /*is_done*/) {}
+  /// Called before this rank ends the group because of a failure. NCCL does not end before the graphs that use it.
+  virtual void set_before_abort(std::function<void()>) {}
+
  protected:
   /// The group of some ranks of this one, of which this rank is one; `name` is the same on all of them and new to the
   /// store.

@@ -242,15 +242,17 @@ void FailureExchange::end_with(const FailureReport& report) noexcept {
 }
 
 FailureWatcher::FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
-                               milliseconds every)
-    : thread_([this, failures = std::move(failures), react = std::move(react), every] {
-        std::unique_lock lock(mutex_);
-        while (!stop_.wait_for(lock, every, [this] { return stopping_; })) {
-          if (!failures->others_failed()) continue;
-          react();
-          return;
-        }
-      }) {}
+                               milliseconds every, std::function<void()> each_turn)
+    : thread_(
+          [this, failures = std::move(failures), react = std::move(react), every, each_turn = std::move(each_turn)] {
+            std::unique_lock lock(mutex_);
+            while (!stop_.wait_for(lock, every, [this] { return stopping_; })) {
+              if (each_turn) each_turn();
+              if (!failures->others_failed()) continue;
+              react();
+              return;
+            }
+          }) {}
 
 FailureWatcher::~FailureWatcher() {
   {

@@ -103,11 +103,11 @@ class FailureExchange {
 };
 
 /// Looks at the store from a thread of its own and runs `react` once when some rank has failed. For backends whose
-/// pending operations do not end when a peer's connections close.
+/// pending operations do not end when a peer's connections close. `each_turn` is called before each look.
 class FailureWatcher {
  public:
   FailureWatcher(std::shared_ptr<FailureExchange> failures, std::function<void()> react,
-                 std::chrono::milliseconds every);
+                 std::chrono::milliseconds every, std::function<void()> each_turn = {});
   ~FailureWatcher();
   FailureWatcher(const FailureWatcher&) = delete;
   FailureWatcher& operator=(const FailureWatcher&) = delete;

@@ -1,6 +1,8 @@
 #include "levin/distributed/group.h"
 
+#include <deque>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include <fmt/format.h>
@@ -9,6 +11,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
+#include "levin/devices/graphs.h"
 #include "levin/distributed/checks.h"
 #include "levin/distributed/gloo.h"
 #include "levin/distributed/nccl.h"
@@ -48,12 +51,50 @@ int64_t hash_of(std::string_view text) {
   return static_cast<int64_t>(hash);
 }
 
+/// Ends a capture of a call that other ranks may not make, or run eagerly.
+void check_capture(std::string_view operation) {
+  if (detail::is_capturing() && !detail::current_step()->ranks_agree)
+    detail::refuse_capture(
+        fmt::format("it communicates ({}), and ranks need not make as many calls of it as others", operation));
+}
+
+/// Returns when all graphs that use it are gone; in a thread of its own that may be after its timeout, which throws.
+void abort_nccl(const c10::intrusive_ptr<c10d::Backend>& nccl) noexcept {
+  try {
+    if (nccl) nccl->abort();
+  } catch (const std::exception&) {  // the kernels have been told to end
+  }
+}
+
 /// Contiguous bytes of a tensor, without its history: what any backend can carry whatever the dtype.
 Tensor as_bytes(const Tensor& contiguous) {
   return contiguous.detach().reshape({-1}).view(at::kByte);
 }
 
 }  // namespace
+
+/// What watch_work was given, oldest first.
+struct ProcessCollective::PendingWork {
+  using Work = std::pair<std::function<bool()>, Clock::time_point>;
+
+  std::mutex mutex;
+  std::deque<Work> works;
+
+  void add(std::function<bool()> is_done) {
+    constexpr size_t kMost = 64;  // the oldest ones say enough
+    const std::lock_guard lock(mutex);
+    if (works.size() < kMost) works.emplace_back(std::move(is_done), Clock::now());
+  }
+  bool is_late(std::chrono::milliseconds timeout) {
+    const std::lock_guard lock(mutex);
+    try {
+      while (!works.empty() && works.front().first()) works.pop_front();
+    } catch (const std::exception&) {  // a device that has failed says so to whoever uses it
+      works.clear();
+    }
+    return !works.empty() && Clock::now() - works.front().second > timeout;
+  }
+};
 
 ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank,
                                      std::vector<int> names, GroupRoute route, std::shared_ptr<FailureExchange> parent,
@@ -87,10 +128,11 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   process_group_->setGroupName(name_);
 
   FailureExchange::Hooks hooks;
-  hooks.abort = [control = control_, gloo = gloo_, nccl = nccl_] {
+  hooks.abort = [control = control_, gloo = gloo_, nccl = nccl_, before = route_.before_abort] {
+    if (*before) (*before)();
     control->abort();
     gloo->abort();
-    if (nccl) nccl->abort();
+    abort_nccl(nccl);
   };
   hooks.closed_peers = [control = control_, gloo = gloo_] {
     auto closed = detail::gloo_closed_peers(*control);
@@ -101,9 +143,17 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   const auto patience = std::clamp(route_.timeout, std::chrono::milliseconds(200), std::chrono::milliseconds(2000));
   failures_ = std::make_shared<FailureExchange>(store_, rank_, names_, std::move(hooks), patience, std::move(parent));
   // Work on a GPU does not end when a connection closes; somebody must look.
-  if (nccl_)
+  if (nccl_) {
+    pending_ = std::make_shared<PendingWork>();
+    const auto look = [pending = pending_, failures = failures_, timeout = route_.timeout] {
+      if (failures->failed() || !pending->is_late(timeout)) return;
+      failures->conclude(fmt::format("[compiled step] its collectives did not end within {:g} s",
+                                     std::chrono::duration<double>(timeout).count()),
+                         /*store_answers=*/true);
+    };
     watcher_.emplace(
-        failures_, [nccl = nccl_] { nccl->abort(); }, std::chrono::milliseconds(500));
+        failures_, [nccl = nccl_] { abort_nccl(nccl); }, std::chrono::milliseconds(500), look);
+  }
   // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
   if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
   watch_->add(trace_, failures_);
@@ -136,6 +186,10 @@ c10::intrusive_ptr<c10d::Store> ProcessCollective::store() const {
   return store_;
 }
 
+void ProcessCollective::watch_work(std::function<bool()> is_done) {
+  if (pending_) pending_->add(std::move(is_done));
+}
+
 c10d::Backend& ProcessCollective::backend(const Tensor& tensor) const {
   return tensor.is_cuda() && nccl_ ? *nccl_ : *gloo_;
 }
@@ -160,20 +214,38 @@ void ProcessCollective::guarded(const std::string& operation, const std::functio
 
 void ProcessCollective::run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) {
   const detail::GroupTrace::Label label(operation);
+  check_capture(operation);
   guarded(std::string(operation), [&] { body(*process_group_); });
 }
 
-void ProcessCollective::meet(const std::string& operation, const std::string& call) {
-  auto mine = at::tensor({++sequence_, hash_of(call)}, at::kLong);
-  auto all = at::empty({size() * mine.numel()}, at::kLong);
+std::vector<int64_t> ProcessCollective::meet(const std::string& operation, const std::string& call, int64_t number) {
+  if (detail::is_capturing())
+    detail::refuse_capture(fmt::format("it calls {}, where ranks wait for each other on the host", call));
+  constexpr int64_t kNumbers = 3;
+  auto mine = at::tensor({++sequence_, hash_of(call), number}, at::kLong);
+  auto all = at::empty({size() * kNumbers}, at::kLong);
   {
     const detail::GroupTrace::Meeting meeting(*trace_, call);
     guarded(operation, [&] { control_->_allgather_base(all, mine)->wait(); });
   }
   const auto* row = all.const_data_ptr<int64_t>();
   const auto* own = mine.const_data_ptr<int64_t>();
-  for (int i = 0; i < size(); ++i, row += 2)
+  std::vector<int64_t> numbers;
+  for (int i = 0; i < size(); ++i, row += kNumbers) {
     if (row[0] != own[0] || row[1] != own[1]) fail_disagreement(operation, call);
+    numbers.push_back(row[2]);
+  }
+  return numbers;
+}
+
+void ProcessCollective::begin(const std::string& operation, const std::string& call, const Tensor& tensor) {
+  if (!detail::is_capturing()) {
+    meet(operation, call);
+    return;
+  }
+  check_capture(operation);
+  if (!tensor.is_cuda() || !nccl_)
+    detail::refuse_capture(fmt::format("it calls {} over Gloo, which is work of the host", call));
 }
 
 void ProcessCollective::fail_disagreement(const std::string& operation, const std::string& call) {
@@ -231,8 +303,10 @@ Tensor ProcessCollective::reduced(const Tensor& input, ReduceOp op,
 void ProcessCollective::all_reduce(Tensor& tensor, ReduceOp op) {
   const std::string operation = "all_reduce";
   LEVIN_CHECK(tensor.defined(), "[all_reduce] the tensor is undefined");
-  meet(operation, fmt::format("all_reduce {}{}", detail::describe(tensor),
-                              op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))));
+  begin(operation,
+        fmt::format("all_reduce {}{}", detail::describe(tensor),
+                    op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))),
+        tensor);
   detail::check_reducible(operation, tensor, op);
   if (tensor.numel() == 0) return;
   at::NoGradGuard no_grad;
@@ -250,8 +324,10 @@ void ProcessCollective::all_reduce(Tensor& tensor, ReduceOp op) {
 Tensor ProcessCollective::reduce_scatter(const Tensor& input, ReduceOp op) {
   const std::string operation = "reduce_scatter";
   LEVIN_CHECK(input.defined(), "[reduce_scatter] the tensor is undefined");
-  meet(operation, fmt::format("reduce_scatter {}{}", detail::describe(input),
-                              op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))));
+  begin(operation,
+        fmt::format("reduce_scatter {}{}", detail::describe(input),
+                    op == ReduceOp::kSum ? "" : fmt::format(" {}", detail::word_of(op))),
+        input);
   detail::check_reducible(operation, input, op);
   detail::check_scatterable(input, size());
   auto sizes = input.sizes().vec();
@@ -277,7 +353,7 @@ Tensor ProcessCollective::reduce_scatter(const Tensor& input, ReduceOp op) {
 Tensor ProcessCollective::all_gather(const Tensor& tensor) {
   const std::string operation = "all_gather";
   LEVIN_CHECK(tensor.defined(), "[all_gather] the tensor is undefined");
-  meet(operation, fmt::format("all_gather {}", detail::describe(tensor)));
+  begin(operation, fmt::format("all_gather {}", detail::describe(tensor)), tensor);
   detail::check_dense(operation, tensor);
   auto sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), size());
@@ -295,7 +371,7 @@ Tensor ProcessCollective::all_gather(const Tensor& tensor) {
 void ProcessCollective::broadcast(Tensor& tensor, int src) {
   const std::string operation = "broadcast";
   LEVIN_CHECK(tensor.defined(), "[broadcast] the tensor is undefined");
-  meet(operation, fmt::format("broadcast {} from rank {}", detail::describe(tensor), src));
+  begin(operation, fmt::format("broadcast {} from rank {}", detail::describe(tensor), src), tensor);
   detail::check_dense(operation, tensor);
   detail::check_source(operation, src, size());
   if (tensor.numel() == 0) return;

@@ -27,6 +27,8 @@ struct GroupRoute {
   /// How long to wait for the connections to be made.
   std::chrono::milliseconds join_timeout{};
   detail::WatchOptions watch = {};
+  /// What set_before_abort was given, for a group and its parts.
+  std::shared_ptr<std::function<void()>> before_abort = std::make_shared<std::function<void()>>();
 };
 
 /// Several processes over Gloo, and NCCL where each has a GPU of its own.
@@ -51,6 +53,12 @@ class ProcessCollective : public Collective {
   Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) override;
   void barrier(std::string_view name = "barrier") override;
   void agree(std::string_view operation, const std::string& call) override { meet(std::string(operation), call); }
+  std::vector<int64_t> exchange(std::string_view operation, int64_t number) override {
+    return meet(std::string(operation), std::string(operation), number);
+  }
+  bool is_stream_work() const override { return nccl_ != nullptr; }
+  void watch_work(std::function<bool()> is_done) override;
+  void set_before_abort(std::function<void()> action) override { *route_.before_abort = std::move(action); }
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override;
   c10::intrusive_ptr<c10d::Store> store() const override;
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override;
@@ -63,8 +71,10 @@ class ProcessCollective : public Collective {
 
  private:
   void guarded(const std::string& operation, const std::function<void()>& body);
-  /// Meets all ranks and compares what each is about to do.
-  void meet(const std::string& operation, const std::string& call);
+  /// Meets all ranks and compares what each is about to do. Returns the numbers that they bring.
+  std::vector<int64_t> meet(const std::string& operation, const std::string& call, int64_t number = 0);
+  /// Meets before an operation on a tensor. In a capture ranks do not meet: they have, before the step.
+  void begin(const std::string& operation, const std::string& call, const Tensor& tensor);
   [[noreturn]] void fail_disagreement(const std::string& operation, const std::string& call);
   c10d::Backend& backend(const Tensor& tensor) const;
   Tensor reduced(const Tensor& input, ReduceOp op,
@@ -80,6 +90,8 @@ class ProcessCollective : public Collective {
   c10::intrusive_ptr<c10d::Backend> nccl_;
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   std::shared_ptr<FailureExchange> failures_;
+  struct PendingWork;
+  std::shared_ptr<PendingWork> pending_;
   std::optional<FailureWatcher> watcher_;
   std::shared_ptr<detail::GroupTrace> trace_;
   std::shared_ptr<detail::RankWatch> watch_;

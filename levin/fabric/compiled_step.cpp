@@ -23,12 +23,6 @@ constexpr size_t kMostKinds = 256;
 /// Captures of one step that may fail, and times that graphs may turn out not to fit any more.
 constexpr int kMostFailures = 3, kMostDrops = 8;
 
-/// Gradients turned out to live from one call to the next.
-class Accumulates : public CaptureRefused {
- public:
-  using CaptureRefused::CaptureRefused;
-};
-
 /// Inputs are where the graph expects them, for its life.
 class SwapInputs {
  public:
@@ -157,14 +151,18 @@ void StepCompiler::watch() {
   for (const auto& module : around_.modules)
     for (const auto& buffer : module->buffers()) add(buffer);
   for (const auto& optimizer : around_.optimizers) layouts_.push_back(optimizer->layout_version());
+  for (const auto& sync : around_.syncs) layouts_.push_back(sync->layout_version());
 }
 
 /// Whether the graphs work on the memory that parameters and optimizers have now.
 bool StepCompiler::fits() const {
   for (const auto& [tensor, data] : watched_)
     if (tensor.const_data_ptr() != data) return false;
-  for (size_t i = 0; i < layouts_.size(); ++i)
-    if (around_.optimizers[i]->layout_version() != layouts_[i]) return false;
+  auto layout = layouts_.begin();
+  for (const auto& optimizer : around_.optimizers)
+    if (optimizer->layout_version() != *layout++) return false;
+  for (const auto& sync : around_.syncs)
+    if (sync->layout_version() != *layout++) return false;
   return true;
 }
 
@@ -197,14 +195,22 @@ StepCompiler::Entry* StepCompiler::entry_of(StepKey key) {
 }
 
 void StepCompiler::refuse(std::string_view name, const std::string& reason) {
-  refused_.emplace(name);
+  give_up(name);
+  reasons_[std::string(name)] = reason;
   warn_once(concat("[compile] ", name, " runs eagerly: ", reason));
+}
+
+/// Other ranks, where there are any, are told at the next call.
+void StepCompiler::give_up(std::string_view name) {
+  refused_.emplace(name);
+  if (!find_surroundings_().exchange) given_up_.emplace(name);
 }
 
 void StepCompiler::refuse_entry(StepCall& call, Entry& entry, const std::string& reason) {
   entry.refused = true;
+  reasons_[std::string(call.name)] = reason;
   warn_once(concat("[compile] ", call.name, " runs eagerly: ", reason));
-  if (++failures_[std::string(call.name)] >= kMostFailures) refused_.emplace(call.name);
+  if (++failures_[std::string(call.name)] >= kMostFailures) give_up(call.name);
 }
 
 void StepCompiler::drop() {
@@ -223,6 +229,20 @@ void StepCompiler::drop() {
   layouts_.clear();
 }
 
+void StepCompiler::abandon() noexcept {
+  for (auto& entry : entries_) {
+    if (!entry->graph) continue;
+    try {
+      for (auto& [param, after] : entry->graph->gradients)
+        if (auto& grad = param.mutable_grad(); grad.is_same(after)) grad.reset();
+      entry->graph->graph->destroy();
+      entry->graph.reset();
+    } catch (const std::exception&) {  // a device that has failed
+    }
+  }
+  graphs_ = 0;
+}
+
 bool StepCompiler::keeps(const StepCall& call) const {
   return call.accumulates_gradients || accumulating_.contains(call.name);
 }
@@ -237,33 +257,101 @@ void StepCompiler::run_eagerly(StepCall& call) {
 }
 
 CompiledGraph* StepCompiler::call(StepCall& call) {
+  if (!current_step() && !given_up_.contains(call.name)) {
+    if (!looked_ || find_surroundings_().version != around_.version) {
+      look_around();
+      drop();
+    }
+    if (ranks_meet()) return call_together(call);
+  }
   if (current_step() || refused_.contains(call.name)) {
     ++counts_.eager;
     call.run();
     return nullptr;
   }
-  if (!looked_ || find_surroundings_().version != around_.version) {
-    look_around();
-    drop();
+  Entry* entry = nullptr;
+  const auto wish = wish_of(call, entry);
+  if (wish == kReplay || (wish == kCapture && try_capture(call, *entry))) {
+    replay(call, *entry->graph);
+    return entry->graph.get();
   }
-  auto* entry = entry_of(full_key(call));
-  if (!entry || entry->refused) {
-    run_eagerly(call);
-    return nullptr;
-  }
+  run_eagerly(call);
+  return nullptr;
+}
+
+StepCompiler::Wish StepCompiler::wish_of(const StepCall& call, Entry*& entry) {
+  if (refused_.contains(call.name)) return kNever;
+  entry = entry_of(full_key(call));
+  if (!entry || entry->refused) return kEager;
   if (graphs_ > 0 && !fits()) {
     drop();
     look_around();
     if (++counts_.dropped >= kMostDrops)
-      refuse(call.name, "the memory of parameters or of the optimizer's state changes again and again");
+      refuse(call.name,
+             "the memory of parameters or of the optimizer's state, or a number that is part of the graph, changes "
+             "again and again");
   }
-  if (entry->graph) {
-    replay(call, *entry->graph);
-    return entry->graph.get();
+  if (entry->graph) return kReplay;
+  return ++entry->seen > kWarmUp ? kCapture : kEager;
+}
+
+bool StepCompiler::ranks_meet() const {
+  return around_.exchange && std::ranges::any_of(around_.syncs, [](const auto& sync) { return sync->communicates(); });
+}
+
+/// The numbers of all ranks. A rank that calls another step brings -1: nothing is captured then, and what is wrong
+/// shows where the steps communicate.
+std::vector<int64_t> StepCompiler::exchange(std::string_view name, int64_t number) const {
+  constexpr int64_t kStates = 8;
+  uint64_t hash = 1469598103934665603ull;
+  for (const unsigned char c : name) hash = (hash ^ c) * 1099511628211ull;
+  const auto step = static_cast<int64_t>(hash >> 8);
+  auto all = around_.exchange(step * kStates + number);
+  for (auto& each : all) each = each / kStates == step ? each % kStates : -1;
+  return all;
+}
+
+/// Only rank 0 prints: it is told the reason of the first rank that brings 0.
+void StepCompiler::share_reason(std::string_view name, const std::vector<int64_t>& numbers) {
+  const auto rank = static_cast<int>(std::ranges::find(numbers, 0) - numbers.begin());
+  if (rank == static_cast<int>(numbers.size())) return;
+  const auto reason = around_.share(reasons_[std::string(name)], rank);
+  if (rank > 0 && !reason.empty()) warn_once(concat("[compile] ", name, " runs eagerly: on rank ", rank, ": ", reason));
+}
+
+CompiledGraph* StepCompiler::call_together(StepCall& call) {
+  Entry* entry = nullptr;
+  const auto wish = wish_of(call, entry);
+  const auto wishes = exchange(call.name, wish);
+  const auto common = *std::ranges::min_element(wishes);
+  if (common == kNever) {
+    refused_.emplace(call.name);
+    given_up_.emplace(call.name);
+    share_reason(call.name, wishes);
   }
-  if (++entry->seen > kWarmUp && try_capture(call, *entry)) return entry->graph.get();
-  run_eagerly(call);
-  return nullptr;
+  if (common < kCapture) {
+    run_eagerly(call);
+    return nullptr;
+  }
+  bool ready = wish == kReplay || try_capture(call, *entry);
+  if (std::ranges::find(wishes, kCapture) != wishes.end()) {
+    const auto outcomes = exchange(call.name, ready);
+    const bool mine = std::exchange(ready, *std::ranges::min_element(outcomes) == 1);
+    if (!ready) share_reason(call.name, outcomes);
+    // A graph that another rank has none for is of no use.
+    if (mine && !ready && wish == kCapture) {
+      put_back(entry->graph->before);
+      entry->graph.reset();
+      --graphs_;
+    }
+  }
+  if (!ready) {
+    run_eagerly(call);
+    return nullptr;
+  }
+  replay(call, *entry->graph);
+  if (around_.on_replayed) around_.on_replayed();
+  return entry->graph.get();
 }
 
 /// What can be seen before a capture.
@@ -278,11 +366,14 @@ std::string StepCompiler::why_not(const StepCall& call) const {
   if (at::GradMode::is_enabled())
     for (const auto& optimizer : around_.optimizers)
       if (auto reason = optimizer->prepare_capture(); !reason.empty()) return reason;
+  for (const auto& sync : around_.syncs)
+    if (auto reason = sync->prepare_capture(keeps(call)); !reason.empty()) return reason;
   return {};
 }
 
 bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   look_around();
+  reasons_[std::string(call.name)].clear();
   if (full_key(call) != entry.key) return false;
   if (auto reason = why_not(call); !reason.empty()) {
     refuse_entry(call, entry, reason);
@@ -293,15 +384,18 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
     return false;
   }
   // Where a graph of autograd is alive, its ends belong to another stream.
-  for (const auto& param : params_)
-    if (param.requires_grad() && torch::autograd::impl::try_get_grad_accumulator(param)) {
+  for (const auto& param : params_) {
+    const auto end = param.requires_grad() ? torch::autograd::impl::try_get_grad_accumulator(param) : nullptr;
+    const bool is_ours = end && device_->stream() && end->stream() == device_->stream();
+    if (end && !is_ours) {
       if (++entry.waited >= kMostFailures)
         refuse_entry(call, entry, "a loss or an output of an earlier step is kept with its graph; detach it");
       return false;
     }
+  }
 
   auto graph = std::make_unique<CompiledGraph>(device_->device());
-  std::vector<Tensor> before;
+  auto& before = graph->before;
   try {
     for (const auto* input : call.inputs) graph->inputs.push_back(static_input(*input));
     if (call.drops_gradients && at::GradMode::is_enabled() && !keeps(call))
@@ -310,15 +404,17 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
     if (graph->keeps_gradients) hold_gradients();
     for (const auto& param : params_) before.push_back(param.grad());
     device_->empty_cache();
-    record(call, *graph, before);
+    record(call, *graph);
   } catch (const Interrupted&) {
     throw;
   } catch (const std::exception& error) {
     // Nothing was executed; what the host has done so far is undone, and done again.
+    const auto gradients = std::move(before);
     graph.reset();
-    for (size_t i = 0; i < before.size(); ++i) params_[i].mutable_grad() = before[i];
+    for (const auto& sync : around_.syncs) sync->capture_failed();
+    put_back(gradients);
     if (around_.scaler) around_.scaler->abandon_step();
-    if (dynamic_cast<const Accumulates*>(&error)) {
+    if (dynamic_cast<const GradientsAccumulate*>(&error)) {
       accumulating_.emplace(call.name);
       drop();
     } else {
@@ -326,25 +422,31 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
     }
     return false;
   }
-  before.clear();
   ++counts_.captured;
   ++graphs_;
   watch();
   entry.graph = std::move(graph);
   entry.graph->checks.start();
-  replay(call, *entry.graph);
   return true;
 }
 
+void StepCompiler::put_back(const std::vector<Tensor>& gradients) {
+  for (size_t i = 0; i < gradients.size(); ++i) params_[i].mutable_grad() = gradients[i];
+}
+
 /// The capture itself, and what becomes of the gradients.
-void StepCompiler::record(StepCall& call, CompiledGraph& graph, const std::vector<Tensor>& before) {
+void StepCompiler::record(StepCall& call, CompiledGraph& graph) {
+  const auto& before = graph.before;
   const auto data = data_of(around_.modules);
   std::vector<int64_t> versions;
   for (const auto& grad : before) versions.push_back(grad.defined() ? grad._version() : 0);
   {
     const SwapInputs swap(call.inputs, graph.inputs);
     const NoAutocastCache no_cache;
-    const StepScope scope{.values = &graph.values, .checks = &graph.checks, .keeps_gradients = graph.keeps_gradients};
+    const StepScope scope{.values = &graph.values,
+                          .checks = &graph.checks,
+                          .keeps_gradients = graph.keeps_gradients,
+                          .ranks_agree = ranks_meet()};
     graph.graph = device_->capture([&] {
       const EnterStep enter(scope);
       call.run();
@@ -362,8 +464,7 @@ void StepCompiler::record(StepCall& call, CompiledGraph& graph, const std::vecto
         throw CaptureRefused("[compile] a parameter has its first gradient in this step, or loses it");
       continue;
     }
-    if (before[i].defined() && before[i]._version() != versions[i])
-      throw Accumulates("[compile] gradients of earlier calls are added to");
+    if (before[i].defined() && before[i]._version() != versions[i]) throw GradientsAccumulate();
     if (same || (!grad.defined() && !before[i].defined())) continue;
     // Its memory is free for the next graph: it is read before that one runs, or not at all.
     if (grad.defined()) grad = device_->alias(grad, graph.graph);
@@ -376,12 +477,20 @@ void StepCompiler::hold_gradients() {
   const at::NoGradGuard no_grad;
   for (auto& param : params_) {
     auto* impl = param.unsafeGetTensorImpl();
-    if (!param.requires_grad() || held_.contains(impl)) continue;
+    if (!param.requires_grad()) continue;
     auto& grad = param.mutable_grad();
     if (!grad.defined() && !had_gradient_.contains(impl)) continue;
-    // A gradient may lie in memory of a graph.
-    held_[impl] = grad.defined() ? grad.clone() : at::zeros_like(param);
-    grad = held_[impl];
+    Tensor memory;
+    for (const auto& sync : around_.syncs)
+      if (!memory.defined()) memory = sync->gradient_memory(param);
+    auto& held = held_[impl];
+    if (memory.defined() && !memory.is_same(held)) {
+      held = memory;  // attach_gradients copies what is there
+    } else if (!held.defined()) {
+      // A gradient may lie in memory of a graph.
+      held = grad.defined() ? grad.clone() : at::zeros_like(param);
+      grad = held;
+    }
   }
   attach_gradients();
 }
@@ -402,6 +511,7 @@ void StepCompiler::attach_gradients() {
 }
 
 void StepCompiler::replay(StepCall& call, CompiledGraph& graph) {
+  graph.before.clear();
   copy_inputs(graph.inputs, call.inputs);
   if (graph.keeps_gradients) attach_gradients();
   graph.values.refresh(*device_);

@@ -21,6 +21,7 @@
 #include "levin/devices/graphs.h"
 #include "levin/optim/optimizer.h"
 #include "levin/precision/precision.h"
+#include "levin/strategies/module_sync.h"
 
 namespace levin {
 
@@ -57,6 +58,14 @@ struct StepSurroundings {
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   std::vector<std::shared_ptr<OptimizerImpl>> optimizers;
   GradScaler* scaler = nullptr;
+  /// What a strategy does around modules. Whoever finds them keeps them alive.
+  std::vector<std::shared_ptr<ModuleSync>> syncs = {};
+  /// One number of each rank, by rank; none: there is one rank.
+  std::function<std::vector<int64_t>(int64_t)> exchange = {};
+  /// A text of one rank, on every rank.
+  std::function<std::string(const std::string& text, int rank)> share = {};
+  /// Called after a replay that communicates was given to the device.
+  std::function<void()> on_replayed = {};
   /// Changes when one of the above does, or was loaded.
   int64_t version = 0;
 };
@@ -92,11 +101,16 @@ struct CompiledGraph {
   /// Of the parameters whose gradients the step replaces.
   std::vector<Gradient> gradients;
   bool keeps_gradients = false;
+  /// The gradients of the parameters before the capture, until the first replay.
+  std::vector<Tensor> before;
   std::shared_ptr<DeviceGraph> graph;
 };
 
 /// Runs the calls of steps: the first ones of a kind eagerly, then one that is captured, then replays of it. What
 /// cannot be captured runs eagerly, and a line says why. One thread.
+///
+/// Where ranks communicate in a step they first tell each other, on the host, how far they are with it: a call runs
+/// eagerly on all of them, or from graphs on all.
 class StepCompiler {
  public:
   /// Calls of a kind that run eagerly before one is captured.
@@ -111,9 +125,12 @@ class StepCompiler {
   CompiledGraph* call(StepCall& call);
   /// Forgets all graphs: steps are captured again.
   void drop();
+  /// Ends all graphs at once, with the gradients in their memory: the group of ranks ends.
+  void abandon() noexcept;
   /// `name` runs eagerly from now on; the line is printed once.
   void refuse(std::string_view name, const std::string& reason);
-  bool refuses(std::string_view name) const { return refused_.contains(name); }
+  /// It need not be called for `name` any more: all ranks know that it runs eagerly.
+  bool refuses(std::string_view name) const { return given_up_.contains(name); }
 
   struct Counts {
     int64_t eager = 0, captured = 0, replayed = 0, dropped = 0;
@@ -128,6 +145,8 @@ class StepCompiler {
     bool refused = false;
     std::unique_ptr<CompiledGraph> graph;
   };
+  /// What a rank could do with a call. All do the least of these.
+  enum Wish : int64_t { kNever, kEager, kCapture, kReplay };
   struct Watched {
     Tensor tensor;
     const void* data;
@@ -140,9 +159,16 @@ class StepCompiler {
   Entry* entry_of(StepKey key);
   void run_eagerly(StepCall& call);
   void replay(StepCall& call, CompiledGraph& graph);
+  Wish wish_of(const StepCall& call, Entry*& entry);
+  bool ranks_meet() const;
+  std::vector<int64_t> exchange(std::string_view name, int64_t number) const;
+  void share_reason(std::string_view name, const std::vector<int64_t>& numbers);
+  CompiledGraph* call_together(StepCall& call);
   bool try_capture(StepCall& call, Entry& entry);
   void refuse_entry(StepCall& call, Entry& entry, const std::string& reason);
-  void record(StepCall& call, CompiledGraph& graph, const std::vector<Tensor>& gradients);
+  void give_up(std::string_view name);
+  void put_back(const std::vector<Tensor>& gradients);
+  void record(StepCall& call, CompiledGraph& graph);
   bool keeps(const StepCall& call) const;
   void hold_gradients();
   void attach_gradients();
@@ -154,7 +180,11 @@ class StepCompiler {
   int64_t graphs_ = 0;
   std::vector<std::unique_ptr<Entry>> entries_;
   std::set<std::string, std::less<>> refused_;
+  /// ... on every rank.
+  std::set<std::string, std::less<>> given_up_;
   std::map<std::string, int, std::less<>> failures_;
+  /// Why the last capture of a step failed here, or it is refused; empty: it may work later.
+  std::map<std::string, std::string, std::less<>> reasons_;
   std::set<std::string, std::less<>> accumulating_;
   Counts counts_;
 

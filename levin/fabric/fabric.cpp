@@ -3,6 +3,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <thread>
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
@@ -119,6 +123,7 @@ void Fabric::launch_with(const Args* args) {
   core.strategy = make_strategy(plan.strategy, core.placement.world_size);
   core.strategy->connect(join_group(core.placement, device, core.strategy->traits().collective), device);
   core.strategy->set_precision(plan.precision);
+  core.strategy->set_captured(options_.compile && device.is_cuda() && core.strategy->why_not_captured().empty());
   // Each rank sees the gradients of its shards only: one that overflows stops the step of all.
   if (core.scaler && core.strategy->shards() && core.placement.world_size > 1)
     core.scaler->share_found_inf(
@@ -251,9 +256,8 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
     warn_once(detail::concat("[compile] steps are not captured on ", device().type(), ": CUDA graphs need a GPU"));
     return nullptr;
   }
-  if (!core.strategy->traits().one_process) {
-    warn_once(detail::concat("[compile] steps run eagerly: strategy \"", core.strategy->name(),
-                             "\" cannot be captured; \"single_device\" can"));
+  if (const auto reason = core.strategy->why_not_captured(); !reason.empty()) {
+    warn_once(detail::concat("[compile] steps run eagerly under strategy \"", core.strategy->name(), "\": ", reason));
     return nullptr;
   }
   if (!core.graphs) core.graphs = detail::cuda_graphs(device());
@@ -262,14 +266,37 @@ std::shared_ptr<detail::StepCompiler> Fabric::step_compiler(const CompileOptions
     const auto owner = weak.lock();
     if (!owner) return found;
     for (const auto& call : owner->calls)
-      if (const auto alive = call.lock()) found.modules.push_back(alive->module);
+      if (const auto alive = call.lock()) {
+        found.modules.push_back(alive->module);
+        if (alive->sync) found.syncs.emplace_back(alive, alive->sync.get());
+      }
     for (const auto& optimizer : owner->optimizers)
       if (auto alive = optimizer.lock()) found.optimizers.push_back(std::move(alive));
     found.scaler = owner->scaler.get();
     found.version = owner->version;
+    if (auto& group = owner->strategy->group(); group.failures()) {
+      found.exchange = [&group](int64_t number) { return group.exchange("compiled step", number); };
+      found.share = [&group](const std::string& text, int rank) { return levin::broadcast_string(group, text, rank); };
+      found.on_replayed = [&group, device = owner->strategy->device()] {
+        const auto done = std::make_shared<c10::Event>(device.type());
+        done->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+        group.watch_work([done] { return done->query(); });
+      };
+    }
     return found;
   };
-  return std::make_shared<detail::StepCompiler>(core.graphs, around, options.max_graphs);
+  auto compiler = std::make_shared<detail::StepCompiler>(core.graphs, around, options.max_graphs);
+  std::erase_if(core.compilers, [](const auto& known) { return known.expired(); });
+  core.compilers.push_back(compiler);
+  if (core.compilers.size() == 1)
+    core.strategy->group().set_before_abort([weak = std::weak_ptr(core_), own = std::this_thread::get_id()] {
+      // Whoever ends the group from another thread lets this one continue, which then comes here.
+      const auto owner = weak.lock();
+      if (!owner || std::this_thread::get_id() != own) return;
+      for (const auto& each : owner->compilers)
+        if (const auto alive = each.lock()) alive->abandon();
+    });
+  return compiler;
 }
 
 std::unique_ptr<Autocast> Fabric::autocast() const {

@@ -8,6 +8,7 @@
 #include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
 #include "levin/environments/environment.h"
+#include "levin/fabric/compiled_step.h"
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/options.h"
 #include "levin/strategies/strategy.h"
@@ -36,6 +37,8 @@ struct FabricCore {
   int64_t version = 0;
   /// Made when a step is compiled; all of this Fabric share its memory.
   std::shared_ptr<GraphDevice> graphs;
+  /// What runs compiled steps: where a group of ranks fails, their graphs end before it does.
+  std::vector<std::weak_ptr<StepCompiler>> compilers;
 };
 
 }  // namespace levin::detail

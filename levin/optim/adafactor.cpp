@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 
+#include "levin/optim/step/captured.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -59,8 +60,21 @@ std::vector<Tensor> root_mean_squares(at::TensorList tensors, double factor) {
   return roots;
 }
 
+/// What depends on the step or on the learning rate: a number for each parameter. In a graph they are on the device.
+struct Numbers {
+  Scalars mix, rates;
+  std::vector<Tensor> device_mix, device_rates, device_shrink;
+};
+
+void mix_in(std::vector<Tensor>& variances, at::TensorList squares, const Numbers& now) {
+  if (now.device_mix.empty())
+    at::_foreach_lerp_(variances, squares, now.mix);
+  else
+    at::_foreach_lerp_(variances, squares, now.device_mix);
+}
+
 // variance += (mean of squares along dim - variance) * mix, without a temporary of the gradient's size.
-void mix_in_squares(std::vector<Tensor>& variances, at::TensorList grads, int64_t dim, const Scalars& mix) {
+void mix_in_squares(std::vector<Tensor>& variances, at::TensorList grads, int64_t dim, const Numbers& now) {
   std::vector<Tensor> means;
   Scalars sizes;
   for (const auto& grad : grads) {
@@ -69,7 +83,7 @@ void mix_in_squares(std::vector<Tensor>& variances, at::TensorList grads, int64_
   }
   at::_foreach_mul_(means, means);
   at::_foreach_div_(means, sizes);
-  at::_foreach_lerp_(variances, means, mix);
+  mix_in(variances, means, now);
 }
 
 class AdafactorImpl final : public detail::Typed<Traits> {
@@ -84,6 +98,9 @@ class AdafactorImpl final : public detail::Typed<Traits> {
   bool is_elementwise() const override { return false; }
   bool is_fused() const override { return false; }
   bool steps_on_host() const override { return true; }
+  bool is_capturable() const override { return true; }
+  std::string capture_obstacle() const override { return narrow_obstacle(); }
+  uint64_t numbers_in_graph() const override { return numbers_but_lr(); }
   std::span<const char* const> slot_names() const override {
     static constexpr std::array names{"row_var", "col_var", "variance"};
     return names;
@@ -123,20 +140,17 @@ class AdafactorImpl final : public detail::Typed<Traits> {
     const double eps1 = o.eps1.value_or(machine_epsilon(bucket.dtype));
     const auto grads = o.maximize ? at::_foreach_neg(bucket.grads) : bucket.grads;
 
-    detail::advance(bucket.steps);
-    Scalars mix, rates;
-    for (const auto& step : bucket.steps) {
-      const double t = *step.const_data_ptr<float>();
-      mix.emplace_back(std::pow(t, o.beta2_decay));
-      rates.emplace_back(std::min(o.lr, 1 / std::sqrt(t)));
-    }
+    const auto now = next_numbers(bucket);
+    const bool captured = !now.device_mix.empty();
     auto alphas = root_mean_squares(bucket.params, 1);
     at::_foreach_clamp_min_(alphas, o.eps2);
-    at::_foreach_mul_(alphas, rates);
+    captured ? at::_foreach_mul_(alphas, now.device_rates) : at::_foreach_mul_(alphas, now.rates);
 
-    if (o.weight_decay != 0) at::_foreach_mul_(bucket.params, 1 - o.lr * o.weight_decay);
+    if (o.weight_decay != 0)
+      captured ? at::_foreach_mul_(bucket.params, now.device_shrink[0])
+               : at::_foreach_mul_(bucket.params, 1 - o.lr * o.weight_decay);
 
-    auto updates = bucket.kind ? factored(bucket, grads, mix, eps1) : plain(bucket, grads, mix);
+    auto updates = bucket.kind ? factored(bucket, grads, now, eps1) : plain(bucket, grads, now);
     at::_foreach_clamp_min_(updates, eps1 * eps1);
     at::_foreach_rsqrt_(updates);
     at::_foreach_mul_(updates, grads);
@@ -148,11 +162,54 @@ class AdafactorImpl final : public detail::Typed<Traits> {
   }
 
  private:
-  static std::vector<Tensor> factored(detail::Bucket& bucket, at::TensorList grads, const Scalars& mix, double eps1) {
+  // Steps are counted on the host: in a graph before each replay.
+  Numbers next_numbers(detail::Bucket& bucket) const {
+    const size_t count = bucket.steps.size();
+    const auto each = [this, group = bucket.group](std::span<const Tensor> steps, auto&& f) {
+      for (const auto& step : steps) f(options_[group], static_cast<double>(*step.const_data_ptr<float>()));
+    };
+    const auto mix = [](const AdafactorOptions& o, double t) { return std::pow(t, o.beta2_decay); };
+    const auto rate = [](const AdafactorOptions& o, double t) { return std::min(o.lr, 1 / std::sqrt(t)); };
+    Numbers now;
+    // Parameters that have made as many steps share their numbers.
+    const size_t places = detail::are_equal(bucket.steps) ? 1 : count;
+    const std::vector<Tensor> counted(bucket.steps.begin(), bucket.steps.begin() + static_cast<int64_t>(places));
+    now.device_mix = detail::refreshed_scalars(bucket.device, bucket.dtype, places,
+                                               [each, mix, counted, steps = bucket.steps](auto numbers) mutable {
+                                                 detail::advance(steps);
+                                                 auto to = numbers.begin();
+                                                 each(counted, [&](const auto& o, double t) { *to++ = mix(o, t); });
+                                               });
+    if (now.device_mix.empty()) {
+      detail::advance(bucket.steps);
+      each(bucket.steps, [&](const auto& o, double t) {
+        now.mix.emplace_back(mix(o, t));
+        now.rates.emplace_back(rate(o, t));
+      });
+      return now;
+    }
+    // After the one above, which has counted the step.
+    now.device_rates =
+        detail::refreshed_scalars(bucket.device, at::kDouble, places, [each, rate, counted](auto numbers) {
+          auto to = numbers.begin();
+          each(counted, [&](const auto& o, double t) { *to++ = rate(o, t); });
+        });
+    now.device_shrink =
+        detail::refreshed_scalars(bucket.device, bucket.dtype, 1, [this, group = bucket.group](auto numbers) {
+          numbers[0] = 1 - options_[group].lr * options_[group].weight_decay;
+        });
+    if (places == 1) {
+      now.device_mix.resize(count, now.device_mix[0]);
+      now.device_rates.resize(count, now.device_rates[0]);
+    }
+    return now;
+  }
+
+  static std::vector<Tensor> factored(detail::Bucket& bucket, at::TensorList grads, const Numbers& now, double eps1) {
     auto& rows = bucket.slots[kRow];
     auto& cols = bucket.slots[kCol];
-    mix_in_squares(rows, grads, -1, mix);
-    mix_in_squares(cols, grads, -2, mix);
+    mix_in_squares(rows, grads, -1, now);
+    mix_in_squares(cols, grads, -2, now);
     std::vector<Tensor> estimates, means;
     for (size_t i = 0; i < rows.size(); ++i) {
       estimates.push_back(at::matmul(rows[i], cols[i]));
@@ -163,9 +220,9 @@ class AdafactorImpl final : public detail::Typed<Traits> {
     return estimates;
   }
 
-  static std::vector<Tensor> plain(detail::Bucket& bucket, at::TensorList grads, const Scalars& mix) {
+  static std::vector<Tensor> plain(detail::Bucket& bucket, at::TensorList grads, const Numbers& now) {
     auto& variances = bucket.slots[kVariance];
-    at::_foreach_lerp_(variances, at::_foreach_mul(grads, grads), mix);
+    mix_in(variances, at::_foreach_mul(grads, grads), now);
     return at::_foreach_mul(variances, 1);
   }
 };

@@ -1,8 +1,10 @@
 #include "levin/optim/adagrad.h"
 
 #include <ATen/ops/_fused_adagrad.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/full_like.h>
 
+#include "levin/optim/step/captured.h"
 #include "levin/optim/step/plain_kernels.h"
 #include "levin/optim/typed.h"
 
@@ -47,6 +49,17 @@ class AdagradImpl final : public detail::Typed<Traits> {
     return at::full_like(param, options_[group].initial_accumulator_value);
   }
 
+  bool is_capturable() const override { return true; }
+  // torch's kernel reads a rate of the device as float.
+  std::string capture_obstacle() const override {
+    for (size_t group = 0; group < num_groups(); ++group)
+      for (const auto& param : params_of(group))
+        if (param.scalar_type() == at::kDouble)
+          return name_ + " steps double parameters with a learning rate of the host, which a graph would repeat";
+    return {};
+  }
+  uint64_t numbers_in_graph() const override { return numbers_but_lr(); }
+
   bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale& scale) override {
@@ -54,10 +67,21 @@ class AdagradImpl final : public detail::Typed<Traits> {
     detail::advance(bucket.steps);
     if (bucket.plain)
       detail::plain_adagrad(bucket, {o.lr, o.lr_decay, o.weight_decay, o.eps, o.maximize}, scale);
+    else if (bucket.device.is_cuda() && bucket.dtype != at::kDouble)  // the same kernel eagerly and in graphs
+      at::_fused_adagrad_(bucket.params, bucket.grads, bucket.slots[0], bucket.steps, lr_on_device(bucket), o.lr_decay,
+                          o.weight_decay, o.eps, o.maximize, scale.scale, scale.found_inf);
     else
       at::_fused_adagrad_(bucket.params, bucket.grads, bucket.slots[0], bucket.steps, o.lr, o.lr_decay, o.weight_decay,
                           o.eps, o.maximize, scale.scale, scale.found_inf);
     detail::take_back(bucket.steps, scale.found_inf);
+  }
+
+ private:
+  Tensor lr_on_device(const detail::Bucket& bucket) const {
+    const auto now = detail::refreshed_scalars(
+        bucket.device, at::kFloat, 1, [this, group = bucket.group](auto numbers) { numbers[0] = options_[group].lr; });
+    if (!now.empty()) return now[0];
+    return at::full({}, options_[bucket.group].lr, at::TensorOptions(bucket.device).dtype(at::kFloat));
   }
 };
 

@@ -11,6 +11,7 @@
 #include "levin/core/error.h"
 #include "levin/devices/graphs.h"
 #include "levin/devices/host_memory.h"
+#include "levin/optim/step/captured.h"
 #include "levin/optim/zero_grad.h"
 
 namespace levin::optim::detail {
@@ -81,8 +82,20 @@ void GroupedOptimizer::zero_grad(bool set_to_none) {
 
 std::string GroupedOptimizer::prepare_capture() {
   if (!is_capturable()) return OptimizerImpl::prepare_capture();
+  if (auto reason = capture_obstacle(); !reason.empty()) return reason;
   for (const auto& group : groups_)
-    if (!group.params.empty()) kernels::load_step_kernels(group.params.front().device());
+    if (!group.params.empty()) {
+      kernels::load_step_kernels(group.params.front().device());
+      load_scalar_kernels(group.params.front().device());
+    }
+  return {};
+}
+
+std::string GroupedOptimizer::narrow_obstacle() const {
+  for (const auto& group : groups_)
+    for (const auto& param : group.params)
+      if (at::isReducedFloatingType(param.scalar_type()))
+        return name_ + " steps 16-bit parameters with numbers of the host, which a graph would repeat";
   return {};
 }
 

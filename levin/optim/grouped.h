@@ -73,7 +73,7 @@ class GroupedOptimizer : public OptimizerImpl {
     return true;
   }
   std::string prepare_capture() final;
-  uint64_t layout_version() const final { return layout_version_; }
+  uint64_t layout_version() const final { return layout_version_ + numbers_in_graph(); }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
@@ -97,6 +97,12 @@ class GroupedOptimizer : public OptimizerImpl {
   virtual int step_temporaries() const { return 0; }
   /// Whether `update` takes numbers that may change between the replays of a graph from refreshed_numbers().
   virtual bool is_capturable() const { return false; }
+  /// Why that cannot be as parameters and options are now; empty: it can.
+  virtual std::string capture_obstacle() const { return {}; }
+  /// Other numbers may be part of the graph: this changes when one of them does.
+  virtual uint64_t numbers_in_graph() const { return 0; }
+  /// An obstacle for what aten's operators step: a number of the device would be rounded to 16 bits.
+  std::string narrow_obstacle() const;
   /// Whether `update` understands a scale.
   virtual bool is_fused() const { return true; }
   /// Names of the state tensors besides "step", in the order of the slots.

@@ -4,6 +4,7 @@
 
 #include <ATen/Functions.h>
 
+#include "levin/optim/step/captured.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -43,6 +44,11 @@ class LambImpl final : public detail::Typed<Traits> {
   bool takes_tensor_sums() const override { return true; }
   bool is_fused() const override { return false; }
   bool steps_on_host() const override { return true; }
+  bool is_capturable() const override { return true; }
+  std::string capture_obstacle() const override {
+    return sum_ ? name_ + " sums norms over shards by lists that the host makes" : std::string();
+  }
+  uint64_t numbers_in_graph() const override { return numbers_but_lr(); }
   int step_temporaries() const override { return 1; }
   std::span<const char* const> slot_names() const override {
     static constexpr std::array names{"exp_avg", "exp_avg_sq"};
@@ -65,8 +71,15 @@ class LambImpl final : public detail::Typed<Traits> {
     if (sum_) sum_over_shards(buckets, squares);
     for (size_t i = 0; i < buckets.size(); ++i) {
       const auto& o = options_[buckets[i].group];
-      auto rates = trust_ratios(squares[i], o).mul_(o.lr).unbind();
-      detail::subtract_scaled(buckets[i], updates[i], rates);
+      auto rates = trust_ratios(squares[i], o);
+      const auto lr = detail::refreshed_scalars(
+          rates.device(), at::kDouble, 1,
+          [this, group = buckets[i].group](auto numbers) { numbers[0] = options_[group].lr; });
+      if (lr.empty())
+        rates.mul_(o.lr);
+      else
+        rates.mul_(lr[0]);
+      detail::subtract_scaled(buckets[i], updates[i], rates.unbind());
     }
   }
 
@@ -87,26 +100,56 @@ class LambImpl final : public detail::Typed<Traits> {
     const auto grads = o.maximize ? at::_foreach_neg(promoted(bucket.grads)) : promoted(bucket.grads);
     auto& averages = bucket.slots[kAverage];
     auto& squares = bucket.slots[kSquare];
-    detail::advance(bucket.steps);
+    const auto corrections = next_corrections(bucket);
     at::_foreach_mul_(averages, o.betas[0]);
     at::_foreach_add_(averages, grads, 1 - o.betas[0]);
     at::_foreach_mul_(squares, o.betas[1]);
     at::_foreach_addcmul_(squares, grads, grads, 1 - o.betas[1]);
 
     auto updates = at::_foreach_sqrt(squares);
-    std::vector<at::Scalar> first, second;
-    for (const auto& step : bucket.steps) {
-      const double t = *step.const_data_ptr<float>();
-      first.emplace_back(o.bias_correction ? 1 - std::pow(o.betas[0], t) : 1);
-      second.emplace_back(o.bias_correction ? std::sqrt(1 - std::pow(o.betas[1], t)) : 1);
-    }
-    at::_foreach_div_(updates, second);
+    corrections.divide(updates, 1);
     at::_foreach_add_(updates, o.eps);
     at::_foreach_reciprocal_(updates);
     at::_foreach_mul_(updates, averages);
-    at::_foreach_div_(updates, first);
+    corrections.divide(updates, 0);
     if (o.weight_decay != 0) at::_foreach_add_(updates, promoted(bucket.params), o.weight_decay);
     return updates;
+  }
+
+  /// What the first and the second moments are divided by, in turns: a pair for each parameter, or one for all.
+  struct Corrections {
+    std::vector<at::Scalar> host;
+    Tensors device;
+
+    void divide(Tensors& updates, size_t which) const {
+      if (device.size() == 2) return at::_foreach_div_(updates, device[which]);
+      std::vector<at::Scalar> numbers;
+      Tensors tensors;
+      for (size_t i = which; i < host.size(); i += 2) numbers.push_back(host[i]);
+      for (size_t i = which; i < device.size(); i += 2) tensors.push_back(device[i]);
+      return device.empty() ? at::_foreach_div_(updates, numbers) : at::_foreach_div_(updates, tensors);
+    }
+  };
+
+  // Steps are counted on the host: in a graph before each replay.
+  Corrections next_corrections(detail::Bucket& bucket) const {
+    const auto count = 2 * (detail::are_equal(bucket.steps) ? 1 : bucket.steps.size());
+    const auto next = [this, group = bucket.group, steps = bucket.steps](std::span<double> numbers) mutable {
+      const auto& o = options_[group];
+      detail::advance(steps);
+      for (size_t i = 0; i < numbers.size() / 2; ++i) {
+        const double t = *steps[i].const_data_ptr<float>();
+        numbers[2 * i] = o.bias_correction ? 1 - std::pow(o.betas[0], t) : 1;
+        numbers[2 * i + 1] = o.bias_correction ? std::sqrt(1 - std::pow(o.betas[1], t)) : 1;
+      }
+    };
+    const auto dtype = bucket.slots[kAverage][0].scalar_type();
+    if (auto device = detail::refreshed_scalars(bucket.device, dtype, count, next); !device.empty())
+      return {.host = {}, .device = std::move(device)};
+    std::vector<double> numbers(2 * bucket.steps.size());
+    auto now = next;
+    now(numbers);
+    return {.host = {numbers.begin(), numbers.end()}, .device = {}};
   }
 
   // Every rank calls it, with all parameters in their order: a rank may have no element of some.

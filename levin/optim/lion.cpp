@@ -3,7 +3,9 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_sign.h>
+#include <ATen/ops/_foreach_sub.h>
 
+#include "levin/optim/step/captured.h"
 #include "levin/optim/typed.h"
 
 namespace levin::optim {
@@ -38,6 +40,9 @@ class LionImpl final : public detail::Typed<Traits> {
   }
   int step_temporaries() const override { return 1; }
   bool counts_steps() const override { return false; }
+  bool is_capturable() const override { return true; }
+  std::string capture_obstacle() const override { return narrow_obstacle(); }
+  uint64_t numbers_in_graph() const override { return numbers_but_lr(); }
   unsigned slots_needed(size_t, const Tensor&) const override { return 1; }
 
   void update(detail::Bucket& bucket, const detail::DeviceScale&) override {
@@ -46,8 +51,20 @@ class LionImpl final : public detail::Typed<Traits> {
     auto direction = at::_foreach_mul(momentum, o.betas[0]);
     at::_foreach_add_(direction, bucket.grads, 1 - o.betas[0]);
     at::_foreach_sign_(direction);
-    if (o.weight_decay != 0) at::_foreach_mul_(bucket.params, 1 - o.lr * o.weight_decay);
-    at::_foreach_add_(bucket.params, direction, -o.lr);
+    const auto now =
+        detail::refreshed_scalars(bucket.device, bucket.dtype, 2, [this, group = bucket.group](auto numbers) {
+          const auto& latest = options_[group];
+          numbers[0] = latest.lr;
+          numbers[1] = 1 - latest.lr * latest.weight_decay;
+        });
+    if (!now.empty()) {
+      if (o.weight_decay != 0) at::_foreach_mul_(bucket.params, now[1]);
+      at::_foreach_mul_(direction, now[0]);
+      at::_foreach_sub_(bucket.params, direction);
+    } else {
+      if (o.weight_decay != 0) at::_foreach_mul_(bucket.params, 1 - o.lr * o.weight_decay);
+      at::_foreach_add_(bucket.params, direction, -o.lr);
+    }
     at::_foreach_mul_(momentum, o.betas[1]);
     at::_foreach_add_(momentum, bucket.grads, 1 - o.betas[1]);
   }

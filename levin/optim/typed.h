@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <deque>
 #include <optional>
@@ -131,6 +132,26 @@ class Typed : public GroupedOptimizer {
         value = saved->to_double();
       }
     });
+  }
+
+  /// All but the learning rate, for an optimizer that takes only this from the device in a graph.
+  uint64_t numbers_but_lr() const {
+    uint64_t hash = 0;
+    const auto add = [&](double number) { hash = (hash ^ std::bit_cast<uint64_t>(number)) * 1099511628211ull; };
+    for (const auto& options : options_)
+      Traits::each(options, options, [&](std::string_view field, const auto& value, const auto&, const char*) {
+        using Value = std::remove_cvref_t<decltype(value)>;
+        if (field == "lr") return;
+        if constexpr (std::same_as<Value, std::array<double, 2>>) {
+          add(value[0]);
+          add(value[1]);
+        } else if constexpr (std::same_as<Value, std::optional<double>>) {
+          add(value.value_or(-1));
+        } else {
+          add(static_cast<double>(value));
+        }
+      });
+    return hash;
   }
 
   std::deque<Options> options_;

@@ -5,6 +5,8 @@
 #include <optional>
 #include <thread>
 
+#include <ATen/Context.h>
+#include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
@@ -14,6 +16,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/main.h"
+#include "levin/devices/graphs.h"
 #include "levin/distributed/failure.h"
 #include "levin/strategies/comm_hooks.h"
 #include "levin/strategies/layout.h"
@@ -76,6 +79,12 @@ class OpenReducer : public c10d::Reducer {
     std::lock_guard lock(mutex_);
     return require_finalize_;
   }
+  /// What is measured for the logger waits for events, which a capture cannot. Not before the first pass.
+  void stop_statistics() {
+    set_ddp_runtime_logging_sample_rate(std::numeric_limits<int>::max());
+    constexpr long kMeasured = 10;
+    num_iterations_ = std::max(num_iterations_, kMeasured + 1);
+  }
   void forget_counts() {
     std::lock_guard lock(mutex_);
     for (auto& [index, count] : numGradHooksTriggeredMap_) count = 0;
@@ -87,6 +96,12 @@ class OpenReducer : public c10d::Reducer {
     // Which parameters were used is exchanged after the last bucket.
     const bool exchanges_uses = find_unused_parameters_ && !static_graph_ && next_bucket_ == buckets_.size();
     return next_bucket_ + (exchanges_uses && local_used_work_ ? 1 : 0);
+  }
+  /// The part of a bucket that belongs to a parameter.
+  Tensor bucket_view(size_t param) {
+    std::lock_guard lock(mutex_);
+    const auto& place = variable_locators_[param];
+    return buckets_[place.bucket_index].bucket_views_in[place.intra_bucket_index];
   }
   bool has_sparse() const {
     return std::ranges::find(expect_sparse_gradients_, true) != expect_sparse_gradients_.end();
@@ -107,7 +122,7 @@ class OpenReducer : public c10d::Reducer {
     }
     if (local_used_work_) local_used_work_->wait();
   }
-  /// As before the first forward, but for the buckets. Not for a static graph.
+  /// As before the first forward, but for the buckets. Not for a static graph of which reductions were started.
   void forget_pass() {
     std::lock_guard lock(mutex_);
     expect_autograd_hooks_ = false;
@@ -146,7 +161,7 @@ class QuietWarnings : public c10::WarningHandler {
 class DdpModule : public ModuleSync, private UnevenInputs {
  public:
   DdpModule(torch::nn::Module& module, std::shared_ptr<Collective> group, const DdpOptions& options,
-            std::vector<NamedState> parameters, int number)
+            std::vector<NamedState> parameters, int number, bool captured)
       : number_(number),
         group_(std::move(group)),
         options_(options),
@@ -169,12 +184,19 @@ class DdpModule : public ModuleSync, private UnevenInputs {
                  : std::vector<size_t>{static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
     auto [buckets, bucket_limits] = c10d::compute_bucket_assignment_by_size(tensors, limits, sparse);
     std::reverse(buckets.begin(), buckets.end());  // gradients come in about the reverse order of registration
+    // It holds the ends of the autograd graph, which stay on the stream on which they are made.
+    std::optional<c10::StreamGuard> on_stream;
+    if (captured) {
+      at::globalContext().setWarnOnAccumulateGradStreamMismatch(false);
+      on_stream.emplace(detail::graph_stream(tensors[0].device()));
+    }
     reducer_ = std::make_shared<OpenReducer>(tensors, std::move(buckets), group_->process_group(), sparse, cap,
                                              options_.find_unused_parameters, options_.gradient_as_bucket_view,
                                              std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
                                              /*use_python_reducer=*/false, std::vector<int64_t>{});
     logger_ = std::make_shared<c10d::Logger>(reducer_);
     reducer_->set_logger(logger_);
+    on_stream.reset();
     const auto device = tensors[0].device();
     const std::vector<int> devices = device.is_cpu() ? std::vector<int>{} : std::vector<int>{device.index()};
     logger_->set_construction_data_and_log(module.name(), devices, -1, options_.broadcast_buffers,
@@ -208,7 +230,10 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     if (options_.sync_batchnorm) batchnorm_.emplace(*group_);
     if (!at::GradMode::is_enabled() || !sync_) return;
     if (!forward_prepared_) {
-      logger_->set_runtime_stats_and_log();
+      if (detail::is_capturing())
+        reducer_->stop_statistics();
+      else
+        logger_->set_runtime_stats_and_log();
       reducer_->prepare_for_forward();
       forward_prepared_ = true;
     }
@@ -218,6 +243,25 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   }
 
   UnevenInputs* uneven_inputs() override { return this; }
+
+  // Ranks that join uneven inputs make different numbers of steps.
+  bool communicates() const override { return at::GradMode::is_enabled() && !joining_; }
+  std::string prepare_capture(bool keeps_gradients) override;
+  // The reducer lets gradients be its buckets, and would put others aside.
+  Tensor gradient_memory(const Tensor& param) override {
+    if (!options_.gradient_as_bucket_view) return {};
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].tensor.is_same(param)) return reducer_->bucket_view(i);
+    return {};
+  }
+  void capture_failed() override {
+    reducer_->forget_pass();
+    batchnorm_.reset();
+    backward_batchnorm_.reset();
+    loss_ = Tensor();
+    in_backward_ = armed_ = forward_prepared_ = hands_out_leaf_ = false;
+  }
+  uint64_t layout_version() const override { return rebuilt_; }
 
   void begin(bool divide_by_initial_world_size) override {
     LEVIN_CHECK(!options_.static_graph && !options_.sync_batchnorm && sync_,
@@ -284,6 +328,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   }
 
   void after_backward(const std::exception* failure) override {
+    if (failure && detail::is_capturing()) return;  // capture_failed follows
     backward_batchnorm_.reset();
     in_backward_ = false;
     loss_ = Tensor();
@@ -427,9 +472,14 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   /// all.
   void rebuild_if_due() {
     if (!rebuild_due_) return;
+    const bool builds = reducer_->should_rebuild_buckets();
+    if (builds) detail::refuse_capture("the reducer has yet to build its buckets");
     rebuild_due_ = false;
-    if (reducer_->should_rebuild_buckets())
-      group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->rebuild_buckets(); });
+    if (builds)
+      group_->run("ddp", [&](c10d::ProcessGroup&) {
+        reducer_->rebuild_buckets();
+        ++rebuilt_;
+      });
   }
 
   /// Ends the group because gradients did not come. `message` is what the reducer says.
@@ -475,6 +525,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   bool hands_out_leaf_ = false;
   bool rebuild_due_ = false;
   bool static_graph_known_ = false;
+  uint64_t rebuilt_ = 0;
   bool joining_ = false;
   bool static_divisor_ = true;
   bool last_to_step_ = false;
@@ -482,6 +533,17 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   Tensor counted_;
   c10::intrusive_ptr<c10d::Work> count_work_;
 };
+
+std::string DdpModule::prepare_capture(bool) {
+  if (!at::GradMode::is_enabled()) return {};
+  if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
+  if (options_.find_unused_parameters && !options_.static_graph)
+    return "ddp with find_unused_parameters exchanges on the host which parameters were used";
+  if (options_.static_graph && !static_graph_known_) return "ddp with static_graph has not seen its first step";
+  if (options_.comm_hook == "powersgd") return "comm_hook \"powersgd\" counts its steps on the host";
+  if (reducer_->has_sparse()) return "ddp sums sparse gradients, whose sizes change";
+  return {};
+}
 
 }  // namespace
 
@@ -511,7 +573,7 @@ StateLayout DdpStrategy::layout_over(int ranks) const {
 }
 
 std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module) {
-  if (group().size() == 1) return nullptr;
+  if (!group().process_group()) return nullptr;
   const auto parameters = detail::unique_parameters(module);
   const auto buffers = detail::unique_buffers(module);
   detail::check_same_states(*group_, "parameter", parameters);
@@ -524,7 +586,7 @@ std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module)
   if (trained.empty()) return nullptr;
   auto options = options_;
   options.sync_batchnorm = options.sync_batchnorm || sync_batchnorm_;
-  return std::make_unique<DdpModule>(module, group_, options, std::move(trained), modules_++);
+  return std::make_unique<DdpModule>(module, group_, options, std::move(trained), modules_++, captured_);
 }
 
 }  // namespace levin

@@ -18,6 +18,7 @@ class DdpStrategy : public Strategy {
 
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   StateLayout layout_over(int ranks) const override;
+  std::string why_not_captured() const override { return why_group_not_captured(); }
   const DdpOptions& options() const { return options_; }
 
  private:

@@ -20,6 +20,7 @@ class GeminiStrategy : public detail::ShardedStrategy {
 
   Optimizer setup_optimizer(Optimizer optimizer) override;
   StateLayout layout_over(int ranks) const override;
+  std::string why_not_captured() const override { return "the host decides in every step where chunks are"; }
 
   /// How the parameters of the last module that was set up lie in chunks.
   const detail::ChunkPlan& chunks() const { return chunks_; }

@@ -41,7 +41,7 @@ std::vector<NamedState> unique_buffers(const torch::nn::Module& module) {
 }
 
 void check_same_states(Collective& group, std::string_view kind, std::span<const NamedState> states) {
-  if (group.size() == 1) return;
+  if (!group.process_group()) return;
   std::string text;
   for (const auto& state : states)
     text += fmt::format("\"{}\" {}{}\n", state.name, describe(state.tensor),
@@ -65,7 +65,7 @@ void check_same_states(Collective& group, std::string_view kind, std::span<const
 }
 
 void broadcast_states(Collective& group, std::span<const NamedState> states, int src) {
-  if (states.empty() || group.size() == 1) return;
+  if (states.empty() || !group.process_group()) return;
   std::vector<Tensor> tensors;
   // A new version counter: what is sent in between two forwards must not void what the first one saved for backward.
   for (const auto& state : states)

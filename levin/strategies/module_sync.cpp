@@ -2,6 +2,10 @@
 
 namespace levin {
 
+std::string ModuleSync::prepare_capture(bool) {
+  return "its strategy does not say that its part of a step can be captured";
+}
+
 void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward) {
   try {
     for (auto* module : modules) module->before_backward(loss);

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <span>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -48,6 +50,18 @@ class ModuleSync {
   virtual void sync_buffers() {}
   /// Null: every rank must make as many steps.
   virtual UnevenInputs* uneven_inputs() { return nullptr; }
+
+  /// Whether ranks meet in a step in the grad mode of now, and so make as many of them. The same on every rank.
+  virtual bool communicates() const { return true; }
+  /// Called before a step is captured in a CUDA graph. Returns why it cannot be; empty: it can. With `keeps_gradients`
+  /// gradients stay where they are from call to call.
+  virtual std::string prepare_capture(bool keeps_gradients);
+  /// Where a gradient that keeps its memory from call to call is to be; undefined: anywhere.
+  virtual Tensor gradient_memory(const Tensor& /*param*/) { return {}; }
+  /// A capture has failed at any point of the step. Nothing of it was executed, and it is about to run again.
+  virtual void capture_failed() {}
+  /// Changes when memory that it keeps from step to step is another: steps captured before do not fit any more.
+  virtual uint64_t layout_version() const { return 0; }
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

@@ -32,6 +32,14 @@ void Strategy::sync_batchnorm() {
   sync_batchnorm_ = true;
 }
 
+std::string Strategy::why_not_captured() const {
+  return traits_.one_process ? std::string() : "it does not say that its part of a step can be captured";
+}
+
+std::string Strategy::why_group_not_captured() const {
+  return group().is_stream_work() ? std::string() : "its ranks communicate over Gloo, which is work of the host";
+}
+
 StateLayout Strategy::layout_over(int ranks) const {
   return {.ranks = ranks};
 }

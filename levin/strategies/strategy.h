@@ -54,6 +54,10 @@ class Strategy {
   /// Batch norm of modules that are set up later takes its statistics over the batches of all ranks. An Error that
   /// names the strategy when its traits do not say that it can.
   void sync_batchnorm();
+  /// Steps of modules that are set up later are captured in CUDA graphs.
+  void set_captured(bool captured) { captured_ = captured; }
+  /// Why no step can be captured under it; empty: it can, as far as the strategy is concerned. An Error before connect.
+  virtual std::string why_not_captured() const;
 
   /// Which tensors are shards; null when every rank has all of everything.
   virtual ShardMap* shards() { return nullptr; }
@@ -87,6 +91,10 @@ class Strategy {
   c10::Device device_ = at::kCPU;
   PrecisionPlan precision_;
   bool sync_batchnorm_ = false;
+  bool captured_ = false;
+
+  /// The same by how the group communicates.
+  std::string why_group_not_captured() const;
 };
 
 }  // namespace levin

@@ -31,6 +31,12 @@ class ForwardingCollective : public Collective {
     inner_.run(operation, body);
   }
   FailureExchange* failures() override { return inner_.failures(); }
+  std::vector<int64_t> exchange(std::string_view operation, int64_t number) override {
+    return inner_.exchange(operation, number);
+  }
+  bool is_stream_work() const override { return inner_.is_stream_work(); }
+  void watch_work(std::function<bool()> is_done) override { inner_.watch_work(std::move(is_done)); }
+  void set_before_abort(std::function<void()> action) override { inner_.set_before_abort(std::move(action)); }
 
  protected:
   std::shared_ptr<Collective> part(const std::vector<int>&, const std::string& name) override {

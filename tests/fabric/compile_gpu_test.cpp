@@ -123,6 +123,10 @@ TEST_F(CompileGpu, EveryCapturableOptimizer) {
       [](const auto& p) -> Optimizer { return optim::SGD(p, {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01}); },
       [](const auto& p) -> Optimizer { return optim::AdamW(p, {.lr = 1e-2, .moments_dtype = at::kBFloat16}); },
       [](const auto& p) -> Optimizer { return optim::AdamW8bit(p, {.lr = 1e-2}); },
+      [](const auto& p) -> Optimizer { return optim::Lion(p, {.lr = 1e-3, .weight_decay = 0.1}); },
+      [](const auto& p) -> Optimizer { return optim::Adagrad(p, {.lr = 1e-2, .lr_decay = 0.01, .weight_decay = 0.1}); },
+      [](const auto& p) -> Optimizer { return optim::Lamb(p, {.lr = 1e-2}); },
+      [](const auto& p) -> Optimizer { return optim::Adafactor(p, {.lr = 1e-2, .weight_decay = 0.1}); },
   };
   for (const auto& maker : makers) {
     const auto counts = expect_same({.optimizer = maker}).counts;
@@ -130,6 +134,37 @@ TEST_F(CompileGpu, EveryCapturableOptimizer) {
     EXPECT_EQ(counts.captured, 1);
     EXPECT_EQ(counts.replayed, 48);
   }
+}
+
+TEST_F(CompileGpu, SchedulersOfOptimizersOfOperators) {
+  const std::vector<MakeOptimizer> makers{
+      [](const auto& p) -> Optimizer { return optim::Lion(p, {.lr = 1e-3, .weight_decay = 0.1}); },
+      [](const auto& p) -> Optimizer { return optim::Adagrad(p, {.lr = 1e-2}); },
+      [](const auto& p) -> Optimizer { return optim::Lamb(p, {.lr = 1e-2}); },
+      [](const auto& p) -> Optimizer { return optim::Adafactor(p, {.lr = 1e-2, .weight_decay = 0.1}); },
+  };
+  for (const auto& maker : makers) {
+    const auto counts = expect_same({.optimizer = maker,
+                                     .schedule =
+                                         [](Optimizer& optimizer, int step) {
+                                           optimizer.set_lr(1e-2 / (1 + step));
+                                           // Other numbers are part of the graph, which is captured again.
+                                           if (step == 20) optimizer.hyper("weight_decay") = 0.05;
+                                         }})
+                            .counts;
+    EXPECT_EQ(counts.captured, 2);
+  }
+}
+
+TEST_F(CompileGpu, SixteenBitParametersOfOptimizersOfOperators) {
+  const auto lines = testing::captured_stderr([] {
+    const auto counts = expect_same({.optimizer = [](const auto& p) -> Optimizer { return optim::Lion(p); },
+                                     .precision = "bf16-true",
+                                     .steps = 6})
+                            .counts;
+    EXPECT_EQ(counts.captured, 0);
+  });
+  EXPECT_NE(lines.find("Lion steps 16-bit parameters"), std::string::npos) << lines;
 }
 
 TEST_F(CompileGpu, SchedulersWork) {
@@ -212,6 +247,41 @@ TEST_F(CompileGpu, WhatWaitsForTheDeviceRunsEagerly) {
   EXPECT_EQ(outcome.counts.captured, 0);
   EXPECT_EQ(outcome.counts.replayed, 0);
   EXPECT_NE(lines.find("[compile] step runs eagerly: the host waits for the device"), std::string::npos) << lines;
+}
+
+struct WaitingImpl : torch::nn::Module {
+  WaitingImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}
+  Tensor forward(const Tensor& x) {
+    auto y = linear(x);
+    return y.sum().item<float>() > 1e30 ? x : y;
+  }
+  torch::nn::Linear linear;
+};
+LEVIN_MODULE(Waiting);
+
+struct BodyImpl : torch::nn::Module {
+  BodyImpl() : gate(register_module("gate", Waiting())) {}
+  Tensor forward(const Tensor& x) { return gate(x); }
+  Waiting gate;
+};
+LEVIN_MODULE(Body);
+
+TEST_F(CompileGpu, TheUnitThatWaitsForTheDeviceIsNamed) {
+  const auto lines = testing::captured_stderr([] {
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = true});
+    fabric.launch();
+    Body model;
+    auto [net, opt] = fabric.setup(model, optim::SGD(model->parameters(), {.lr = 0.1}));
+    auto step = fabric.compile([&, &net = net, &opt = opt](const Tensor& x) {
+      fabric.backward(net(x).sum());
+      opt.step();
+      opt.zero_grad();
+    });
+    for (int i = 0; i < 5; ++i) step(fabric.to_device(torch::ones({2, 4})));
+    EXPECT_EQ(step.compiler()->counts().captured, 0);
+  });
+  EXPECT_NE(lines.find("[compile] step runs eagerly: the host waits for the device"), std::string::npos) << lines;
+  EXPECT_NE(lines.find("unit gate (Waiting)"), std::string::npos) << lines;
 }
 
 TEST_F(CompileGpu, TakesNoMoreMemoryThanEagerSteps) {

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "levin/levin.h"
+#include "levin/optim/forwarding.h"
 #include "levin/optim/zero_grad.h"
 #include "levin/testing/capture.h"
 
@@ -168,9 +169,16 @@ TEST_F(CompiledStepTest, AFailedCapturePutsGradientsBack) {
   }
 }
 
+/// An optimizer of somebody else, who does not say that it can be captured.
+class Foreign final : public optim::ForwardingOptimizer {
+ public:
+  explicit Foreign(Optimizer inner) : ForwardingOptimizer(std::move(inner)) {}
+  void step() override { inner().step(); }
+};
+
 TEST_F(CompiledStepTest, OptimizersThatCannotBeCapturedAreNamed) {
   torch::nn::Linear layer(2, 1);
-  optim::Lion lion(layer->parameters(), {.lr = 1e-3});
+  Optimizer lion(std::make_shared<Foreign>(optim::Lion(layer->parameters(), {.lr = 1e-3})));
   around = {.modules = {layer.ptr()}, .optimizers = {lion.impl()}};
   auto step = compiled([&](const Tensor& x) {
     layer(x).sum().backward();
@@ -185,6 +193,19 @@ TEST_F(CompiledStepTest, OptimizersThatCannotBeCapturedAreNamed) {
       << lines;
   EXPECT_EQ(optim::AdamW(layer->parameters()).impl()->prepare_capture(), "");
   EXPECT_EQ(optim::SGD(layer->parameters(), {.lr = 1}).impl()->prepare_capture(), "");
+  EXPECT_EQ(optim::Lion(layer->parameters()).impl()->prepare_capture(), "");
+  layer->to(at::kBFloat16);
+  EXPECT_NE(optim::Lion(layer->parameters()).impl()->prepare_capture().find("16-bit"), std::string::npos);
+}
+
+TEST(CapturedOptimizer, NumbersOfTheGraphCountAsItsLayout) {
+  torch::nn::Linear layer(2, 1);
+  optim::Lamb lamb(layer->parameters());
+  const auto before = lamb.impl()->layout_version();
+  lamb.set_lr(0.5);
+  EXPECT_EQ(lamb.impl()->layout_version(), before);
+  lamb.hyper("beta1") = 0.5;
+  EXPECT_NE(lamb.impl()->layout_version(), before);
 }
 
 TEST_F(CompiledStepTest, GraphsAreCapturedAgainWhenMemoryMoves) {
@@ -249,6 +270,154 @@ TEST_F(CompiledStepTest, ALossThatIsKeptWithItsGraphIsNamed) {
   EXPECT_NE(lines.find("is kept with its graph; detach it"), std::string::npos) << lines;
 }
 
+struct Around final : ModuleSync {
+  void before_forward() override {}
+  void after_forward(std::span<Tensor>) override {}
+  void before_backward(const Tensor&) override {}
+  void after_backward(const std::exception*) override {}
+  void set_sync(bool) override {}
+  bool communicates() const override { return at::GradMode::is_enabled(); }
+  std::string prepare_capture(bool) override { return reason; }
+  void capture_failed() override { ++failed; }
+  uint64_t layout_version() const override { return layout; }
+  Tensor gradient_memory(const Tensor&) override { return memory; }
+
+  Tensor memory;
+  std::string reason;
+  int failed = 0;
+  uint64_t layout = 0;
+};
+
+/// This rank and another one, which brings the numbers that a test wants: 0 it cannot, 1 it runs eagerly, 2 it
+/// captures, 3 it replays; after a capture 1 for success.
+class CompiledRanks : public CompiledStepTest {
+ protected:
+  void SetUp() override {
+    around.syncs = {sync};
+    around.exchange = [this](int64_t mine) {
+      EXPECT_FALSE(others.empty()) << "ranks meet once too often";
+      const auto other = others.empty() ? 0 : others.front();
+      if (!others.empty()) others.erase(others.begin());
+      return std::vector<int64_t>{mine, mine - mine % 8 + other};
+    };
+    around.share = [](const std::string& text, int rank) { return rank == 1 ? "it is shy" : text; };
+  }
+  std::shared_ptr<Around> sync = std::make_shared<Around>();
+  std::vector<int64_t> others;
+};
+
+TEST_F(CompiledRanks, AllReplayOrNone) {
+  auto step = compiled([&](const Tensor& x) { return x * 2; });
+  const auto x = torch::ones({2});
+  others = {1, 1, 1, 1};
+  for (int i = 0; i < 4; ++i) step(x);
+  EXPECT_EQ(device->captures, 0) << "the other rank is not as far";
+  others = {3, 1};
+  step(x);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->replays, 1);
+  others = {1};
+  step(x);
+  EXPECT_EQ(device->replays, 1) << "the other rank has another kind of batch";
+  others = {2, 1};
+  step(x);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->replays, 2);
+  EXPECT_TRUE(others.empty());
+  const at::NoGradGuard no_grad;  // ranks need not make as many of these
+  for (int i = 0; i < 4; ++i) step(x);
+  EXPECT_EQ(device->captures, 2);
+}
+
+TEST_F(CompiledRanks, ACaptureThatFailsElsewhereIsUndone) {
+  torch::nn::Linear layer(2, 1);
+  around.modules = {layer.ptr()};
+  int calls = 0;
+  auto step = compiled([&](const Tensor& x) {
+    ++calls;
+    layer->zero_grad();
+    layer(x).sum().backward();
+  });
+  others = {1, 1, 2, 0, 1};
+  for (int i = 0; i < 4; ++i) step(torch::full({1, 2}, 1.0 + i));
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(device->replays, 0);
+  EXPECT_EQ(calls, 5);
+  EXPECT_EQ(layer->weight.grad()[0][0].item<float>(), 4);
+}
+
+TEST_F(CompiledRanks, AllGiveUpTogether) {
+  auto step = compiled([](const Tensor& x) { return x; }, {.name = "uneven step"});
+  const auto lines = testing::captured_stderr([&] {
+    others = {0};  // and they do not meet again
+    for (int i = 0; i < 5; ++i) step(torch::ones({1}));
+  });
+  EXPECT_EQ(device->captures, 0);
+  EXPECT_NE(lines.find("uneven step runs eagerly: on rank 1: it is shy"), std::string::npos) << lines;
+  EXPECT_TRUE(compiler->refuses("uneven step"));
+}
+
+TEST_F(CompiledRanks, GradientsThatStayAreWhereTheStrategyWantsThem) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(2, 1).bias(false));
+  around.modules = {layer.ptr()};
+  // Inputs of a graph have no values yet when it is captured.
+  auto step = compiled(
+      [&](const Tensor&) {
+        layer(torch::ones({1, 2})).sum().backward();
+      },
+      {.accumulates_gradients = true});
+  const auto call = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      others.assign(2, 1);
+      others.front() = 3;
+      step(torch::ones({1, 2}));
+    }
+  };
+  call(2);
+  EXPECT_EQ(layer->weight.grad()[0][0].item<float>(), 2);
+  sync->memory = torch::full({1, 2}, 70.0);
+  call(1);  // captured on the CPU, where that is a step
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_TRUE(layer->weight.grad().is_same(sync->memory));
+  EXPECT_EQ(sync->memory[0][0].item<float>(), 3);
+  sync->memory = torch::full({1, 2}, 70.0);  // a bucket that was built again
+  ++sync->layout;
+  call(2);
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_TRUE(layer->weight.grad().is_same(sync->memory));
+  EXPECT_EQ(sync->memory[0][0].item<float>(), 5);
+}
+
+TEST_F(CompiledRanks, WhatAStrategySaysCounts) {
+  int refusals = 1;
+  auto step = compiled(
+      [&](const Tensor& x) {
+        if (refusals > 0 && detail::is_capturing()) {
+          --refusals;
+          detail::refuse_capture("not now");
+        }
+        EXPECT_TRUE(!detail::is_capturing() || detail::current_step()->ranks_agree);
+        return x;
+      },
+      {.name = "strategic step"});
+  others = {1, 1, 3, 1, 3, 3, 3, 1, 3, 3, 1};
+  for (int i = 0; i < 3; ++i) step(torch::ones({1}));
+  EXPECT_EQ(sync->failed, 1);
+  for (int i = 0; i < 3; ++i) step(torch::ones({2}));  // another kind
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_EQ(device->replays, 1);
+  ++sync->layout;
+  for (int i = 0; i < 2; ++i) step(torch::ones({2}));
+  EXPECT_EQ(compiler->counts().dropped, 1);
+  EXPECT_EQ(device->captures, 3);
+  sync->reason = "its strategy is shy";
+  others.assign(20, 3);
+  const auto lines = testing::captured_stderr([&] {
+    for (int i = 0; i < 4; ++i) step(torch::ones({3}));
+  });
+  EXPECT_NE(lines.find("strategic step runs eagerly: its strategy is shy"), std::string::npos) << lines;
+}
+
 TEST(CapturedOptimizer, NeedsItsStateBefore) {
   torch::nn::Linear layer(2, 1);
   const std::vector<Optimizer> optimizers{optim::AdamW(layer->parameters()),
@@ -265,6 +434,33 @@ TEST(CapturedOptimizer, NeedsItsStateBefore) {
     optimizer.step();
     const detail::EnterStep enter(scope);
     optimizer.step();
+  }
+}
+
+// Counters on the host count replays, not captures, which may fail.
+TEST(CapturedOptimizer, CountsStepsOfReplays) {
+  torch::nn::Linear layer(2, 1);
+  const std::vector<Optimizer> optimizers{optim::Lamb(layer->parameters()), optim::Adafactor(layer->parameters())};
+  for (auto optimizer : optimizers) {
+    layer->zero_grad();
+    layer(torch::ones({1, 2})).sum().backward();
+    const auto steps = [&] {
+      return optimizer.state_dict().at("state").to_dict().at("0").to_dict().at("step").to_tensor().item<float>();
+    };
+    optimizer.step();
+    detail::RefreshedValues values(at::kCPU);
+    {
+      const detail::StepScope scope{.values = &values};
+      const detail::EnterStep enter(scope);
+      optimizer.step();
+    }
+    EXPECT_EQ(steps(), 1) << optimizer.name();
+    CountingDevice device;
+    values.refresh(device);
+    EXPECT_EQ(steps(), 2) << optimizer.name();
+    values.refresh(device);
+    EXPECT_EQ(steps(), 3) << optimizer.name();
+    EXPECT_GE(values.uploads(), 1) << optimizer.name();
   }
 }
 

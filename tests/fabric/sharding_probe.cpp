@@ -1,7 +1,7 @@
 // A program that trains a small decoder under any strategy, and resumes from any checkpoint.
 //   sharding_probe [--strategy S] [--devices N] [--precision P] [--from STEP] [--to STEP] [--load DIR] [--save DIR]
 //                  [--save-at STEP] [--clip NORM] [--meta] [--optimizer AdamW|AdamW8bit|Adafactor] [--width N]
-//                  [--type full] [--full]
+//                  [--type full] [--full] [--accelerator cuda] [--compile]
 #include <iostream>
 
 #include "levin/levin.h"
@@ -67,10 +67,11 @@ int main(int argc, char** argv) {
     const auto save_at = args.get("save-at", to), width = args.get("width", 18);
     const auto clip = args.get("clip", 0.0);
     const bool meta = args.has("meta"), full = args.has("full");
-    levin::Fabric fabric({.accelerator = "cpu",
+    levin::Fabric fabric({.accelerator = args.get("accelerator", "cpu"),
                           .strategy = choose(args.get("strategy", "auto"), args.get("type", "sharded")),
                           .devices = args.get("devices", "auto"),
-                          .precision = args.get("precision", "32-true")});
+                          .precision = args.get("precision", "32-true"),
+                          .compile = args.has("compile")});
     args.check_all_used();
     fabric.launch(args);
     at::set_num_threads(1);
@@ -80,19 +81,22 @@ int main(int argc, char** argv) {
     int64_t step = from;
     levin::State state{{"model", net}, {"optimizer", optimizer}, {"step", step}};
     if (!load.empty()) fabric.load(load, state);
-    for (; step < to; ++step) {
-      if (step == save_at && !save.empty()) fabric.save(save, state, {.full = full});
-      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + step));
-      const auto tokens = torch::randint(0, 31, {12, 7}, generator, torch::kLong);
-      const auto part = 12 / fabric.world_size();
-      const auto mine = tokens.narrow(0, part * fabric.global_rank(), part);
+    auto train = fabric.compile([&, &net = net, &optimizer = optimizer](const torch::Tensor& mine) {
       auto logits = net(mine.narrow(1, 0, 6));
       auto loss = levin::cross_entropy(logits.reshape({-1, 31}), mine.narrow(1, 1, 6).reshape({-1}));
       fabric.backward(loss);
       if (clip > 0) fabric.clip_gradients(optimizer, {.max_norm = clip});
       optimizer.step();
       optimizer.zero_grad();
-      const auto mean = fabric.all_reduce(loss.detach().clone());
+      return loss.detach();
+    });
+    for (; step < to; ++step) {
+      if (step == save_at && !save.empty()) fabric.save(save, state, {.full = full});
+      auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(100 + step));
+      const auto tokens = torch::randint(0, 31, {12, 7}, generator, torch::kLong);
+      const auto part = 12 / fabric.world_size();
+      const auto loss = train(fabric.to_device(tokens.narrow(0, part * fabric.global_rank(), part).contiguous()));
+      const auto mean = fabric.all_reduce(loss.clone());
       if (fabric.is_global_zero()) std::cout << fmt::format("step {} loss {:.9g}\n", step, mean.item<double>());
     }
     if (step == save_at && !save.empty()) fabric.save(save, state, {.full = full});

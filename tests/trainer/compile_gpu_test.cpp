@@ -6,6 +6,7 @@
 #include "levin/levin.h"
 #include "levin/testing/capture.h"
 #include "levin/testing/gpu.h"
+#include "levin/testing/scoped_variable.h"
 #include "levin/testing/temporary_folder.h"
 
 namespace levin {
@@ -120,6 +121,27 @@ TEST_F(TrainerCompileGpu, Accumulation) {
   const auto a = fit(eager), b = fit(compiled);
   expect_equal(a, b);
   EXPECT_LT(b.calls, a.calls / 2);
+}
+
+// A rank that communicates with itself over NCCL.
+TEST_F(TrainerCompileGpu, Strategies) {
+  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  for (const char* strategy : {"ddp", "fsdp", "deepspeed_stage_2"})
+    for (const int accumulate : {1, 3})
+      for (const char* precision : {"32-true", "16-mixed"}) {
+        SCOPED_TRACE(std::string(strategy) + " " + precision + " " + std::to_string(accumulate));
+        auto eager = options(false), compiled = options(true);
+        for (auto* each : {&eager, &compiled}) {
+          each->strategy = strategy;
+          each->precision = precision;
+          each->accumulate_grad_batches = accumulate;
+          each->gradient_clip_val = 0.5;
+        }
+        const auto a = fit(eager), b = fit(compiled);
+        expect_equal(a, b);
+        EXPECT_LT(b.calls, a.calls / 2);
+        EXPECT_LT(b.validation_calls, a.validation_calls / 2);
+      }
 }
 
 TEST_F(TrainerCompileGpu, ResumeIsExact) {

@@ -352,12 +352,14 @@ void ShardGroup::release(bool keep_memory) {
   if (!whole_ && !keep_memory && has_memory()) set_memory(full_, false);
 }
 
-void ShardGroup::abandon() {
+void ShardGroup::abandon(bool keeps_gradients) {
   for (auto* task : {&gathering_, &reducing_}) {
     try {
-      task->finish();
+      // What a capture has recorded was never started.
+      if (!keeps_gradients) task->finish();
     } catch (const std::exception&) {  // it is what ended the pass, or follows from it
     }
+    *task = {};
   }
   lanes_->synchronize();
   sending_.clear();
@@ -371,10 +373,13 @@ void ShardGroup::abandon() {
   state_ = State::kSharded;
   stale_ = true;
   if (whole_) return;
+  // A graph may work on full parameters that keep their memory, and on gradients that are to be reduced.
+  if (has_memory() || !keeps_gradients) ++layout_version_;
   if (has_memory()) set_memory(full_, false);
   grads_.reset();
   for (auto& param : params_) {
-    param.unreduced.reset();
+    param.kept_grad.reset();
+    if (!keeps_gradients) param.unreduced.reset();
     param.param.mutable_grad().reset();
   }
   show_shards();

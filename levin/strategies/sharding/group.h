@@ -38,10 +38,13 @@ struct ShardedParam {
   Tensor shard = {};
   /// The full parameter: a view of storage that has memory only while the group is gathered.
   Tensor full = {};
-  /// Gradients of the full parameter that were accumulated without reducing them.
+  /// Gradients of the full parameter that were accumulated without reducing them. In a compiled step that accumulates
+  /// it keeps its memory, and is zero after a reduction.
   Tensor unreduced = {};
   /// Its gradient of this backward has left for host memory.
   bool sent = false;
+  /// In such a step, during a backward: this rank's gradient, to which is added where it is.
+  Tensor kept_grad = {};
   ShardPlace place = {};
 
   int64_t shard_numel() const { return rows * row_numel; }
@@ -151,8 +154,12 @@ class ShardGroup final : public ScheduledGroup {
   void keep_unreduced();
   /// After a backward: parameters that show their shard get its gradient.
   void give_grads();
-  /// Forgets what a pass that failed has left behind.
-  void abandon();
+  /// Whether gradients were accumulated that are still to be reduced.
+  bool has_unreduced() const;
+  /// Forgets what a pass that failed has left behind. `keeps_gradients`: gradients of passes before it stay.
+  void abandon(bool keeps_gradients = false);
+  /// Changes when memory that stays from step to step is another.
+  uint64_t layout_version() const { return layout_version_; }
 
  private:
   void lay_out();
@@ -204,6 +211,7 @@ class ShardGroup final : public ScheduledGroup {
   std::vector<Tensor> host_grads_;  // pinned memory in which gradients have been
   bool used_here_ = false;          // in the last reduction: this rank had a gradient
   bool first_grads_ = false;        // ... and there were none of an earlier backward
+  uint64_t layout_version_ = 0;
   LaneTask gathering_;
   LaneTask reducing_;
   std::deque<LaneTask> sending_;     // gradients that leave one by one

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "levin/core/error.h"
+#include "levin/devices/graphs.h"
 #include "levin/devices/host_memory.h"
 #include "levin/strategies/sharding/group.h"
 #include "levin/strategies/sharding/group_memory.h"
@@ -60,11 +61,22 @@ Tensor ShardGroup::empty_grads() {
   return host_grads_.back().detach();
 }
 
+bool ShardGroup::has_unreduced() const {
+  return std::ranges::any_of(params_, [](const auto& param) { return param.unreduced.defined(); });
+}
+
 bool ShardGroup::take_grads() {
   if (whole_) return false;
   const at::NoGradGuard no_grad;
   lay_out_grads();
   sent_bytes_.clear();
+  if (keeps_gradients()) {
+    for (auto& param : params_) {
+      param.kept_grad = param.param.grad();
+      param.param.mutable_grad() = param.unreduced;
+    }
+    return has_unreduced();
+  }
   grads_ = grads_in_place();
   const bool any = std::any_of(params_.begin(), params_.end(), [](const auto& param) {
     return param.grad_offset >= 0 && param.param.grad().defined();
@@ -81,6 +93,7 @@ bool ShardGroup::take_grads() {
   }
   bool unreduced = false;
   for (auto& param : params_) {
+    if (param.unreduced.defined()) ++layout_version_;  // a compiled step may work on it
     unreduced = unreduced || param.unreduced.defined();
     param.param.mutable_grad() = param.unreduced;
     param.unreduced.reset();
@@ -208,6 +221,7 @@ Tensor ShardGroup::pack_grads(double scale) {
     if (scale != 1) whole = whole.mul(scale);
     each_piece(packed, whole, param, param.grad_offset, [](const Tensor& to, const Tensor& from) { to.copy_(from); });
     grad.reset();
+    if (param.unreduced.defined()) param.unreduced.zero_();
   }
   if (options_.tells_use && any) packed.narrow(1, grad_numel_, 1).fill_(1);
   used_here_ = any;
@@ -317,18 +331,26 @@ void ShardGroup::settle_host() {
 void ShardGroup::keep_unreduced() {
   if (whole_) return;
   for (auto& param : params_) {
-    param.unreduced = param.param.grad();
+    if (!param.unreduced.is_same(param.param.grad())) {
+      // The memory of a graph is not what later calls find.
+      refuse_capture(concat("\"", param.name, "\" has its first gradient in this step"));
+      param.unreduced = param.param.grad();
+    }
     param.param.mutable_grad().reset();
   }
 }
 
 void ShardGroup::give_grads() {
   if (whole_) return;
+  const at::NoGradGuard no_grad;
   for (auto& param : params_) {
-    if (param.grad_offset < 0 || !grads_.defined())
-      param.param.mutable_grad().reset();
-    else
-      param.param.mutable_grad() = grad_part(grads_, param);
+    auto& grad = param.param.mutable_grad();
+    const auto now = param.grad_offset < 0 || !grads_.defined() ? Tensor() : grad_part(grads_, param);
+    grad = std::exchange(param.kept_grad, {});
+    if (!grad.defined())
+      grad = now;
+    else if (now.defined())
+      grad.add_(now);
   }
   grads_.reset();  // they are the parameters' now, and go when those are set to none
 }

@@ -7,6 +7,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "levin/devices/graphs.h"
+
 namespace levin::detail {
 
 struct LaneTask::State {
@@ -74,7 +76,8 @@ void Lanes::synchronize() const {
 }
 
 LaneTask Lanes::run(Which which, LaneWork work) {
-  if (order_ && work.unit >= 0) order_->next(work.operation, work.unit);
+  // Ranks have agreed to capture, which starts nothing, or to replay, which starts what was compared before.
+  if (order_ && work.unit >= 0 && !is_capturing()) order_->next(work.operation, work.unit);
   auto state = std::make_unique<LaneTask::State>();
   state->work = std::move(work);
   std::optional<c10::StreamGuard> guard;

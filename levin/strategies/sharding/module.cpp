@@ -15,6 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
+#include "levin/devices/graphs.h"
 #include "levin/strategies/module_states.h"
 
 namespace levin::detail {
@@ -209,6 +210,8 @@ void ShardedModule::renew_outdated() {
   // After gradients were reduced a step is to be expected, on all ranks.
   bool outdated = std::exchange(changed_, false);
   if (kept.empty()) return;
+  // Replays follow steps of the optimizer that this code does not see.
+  if (is_capturing()) outdated = true;
   if (!outdated) {
     for (auto* group : kept) outdated = group->outdated() || outdated;
     if (options_.ranks && options_.ranks->size() > 1) {
@@ -227,10 +230,13 @@ void ShardedModule::renew_outdated() {
 void ShardedModule::leave_forward() {
   if (--depth_ > 0) return;
   forward_batchnorm_.reset();
-  if (std::uncaught_exceptions() > exceptions_) return abandon();
+  if (std::uncaught_exceptions() > exceptions_) {
+    if (!is_capturing()) abandon();  // else capture_failed follows
+    return;
+  }
   if (!std::exchange(shows_full_, false)) return;  // it ended with a backward
   schedule_->end_forward();
-  if (!training_) {
+  if (!training_ && !is_capturing()) {
     lanes_->synchronize();  // who changes parameters in host memory now must not meet a copy that still reads them
     if (auto* order = lanes_->order()) order->begin_step();
   }
@@ -331,6 +337,9 @@ void ShardedModule::watch_outputs(Call& call, ShardedUnit& unit) {
 // ---- backward
 
 void ShardedModule::before_backward(const Tensor&) {
+  if (is_capturing() && !keeps_gradients())
+    for (const auto& group : groups_)
+      if (!reduces() || group->has_unreduced()) throw GradientsAccumulate();
   end_inner();  // one that was left by an exception
   armed_ = hands_out_leaf_;
   hands_out_leaf_ = false;
@@ -441,9 +450,11 @@ void ShardedModule::watch_arrivals(ShardGroup& group) {
 }
 
 void ShardedModule::after_backward(const std::exception* failure) {
+  if (failure && is_capturing()) return;  // capture_failed follows
   if (failure) return backward_failed(*failure);
   end_backward();
   if (!std::exchange(armed_, false)) return;
+  if (is_capturing()) return;  // ranks have met in the steps before
   if (sync_) {
     if (schedule_->learns_order())
       schedule_->adopt_order(broadcast_string(*options_.all_ranks, schedule_->seen_order()));
@@ -499,11 +510,43 @@ void ShardedModule::abandon() {
       if (const auto optimizer = weak.lock()) optimizer->join();
     } catch (const std::exception&) {  // it follows from what ended the pass, or comes again
     }
-  for (const auto& group : groups_) group->abandon();
+  forget_pass(/*keeps_gradients=*/false);
+}
+
+void ShardedModule::forget_pass(bool keeps_gradients) {
+  for (const auto& group : groups_) group->abandon(keeps_gradients);
   schedule_->abandon(in_backward_ ? Pass::kBackward : Pass::kForward);
   in_backward_ = false;
   shows_full_ = false;
   armed_ = false;
+}
+
+// ---- steps in CUDA graphs
+
+std::string ShardedModule::prepare_capture(bool) {
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock(); optimizer && optimizer->in_backward())
+      return options_.strategy + " steps units in backward, and the host decides which";
+  for (const auto& group : groups_)
+    if (group->options().offload) return options_.strategy + " has parameters in host memory";
+  return {};
+}
+
+/// The gradients of earlier calls are as they were; whoever captured puts those of parameters back.
+void ShardedModule::capture_failed() {
+  backward_batchnorm_.reset();
+  forward_batchnorm_.reset();
+  inner_ = false;
+  gathered_aside_.clear();
+  hands_out_leaf_ = false;
+  forget_pass(/*keeps_gradients=*/true);
+  changed_ = true;
+}
+
+uint64_t ShardedModule::layout_version() const {
+  uint64_t sum = 0;
+  for (const auto& group : groups_) sum += group->layout_version();
+  return sum;
 }
 
 }  // namespace levin::detail

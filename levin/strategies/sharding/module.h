@@ -65,6 +65,10 @@ class ShardedModule final : public ModuleSync {
   void after_backward(const std::exception* failure) override;
   void set_sync(bool enabled) override { sync_ = enabled; }
   void sync_buffers() override;
+  bool communicates() const override { return !alone_; }
+  std::string prepare_capture(bool keeps_gradients) override;
+  void capture_failed() override;
+  uint64_t layout_version() const override;
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   Residency& residency() const { return schedule_->residency(); }
@@ -104,6 +108,7 @@ class ShardedModule final : public ModuleSync {
   void watch_gradients(ShardedUnit& unit);
   void watch_arrivals(ShardGroup& group);
   void abandon();
+  void forget_pass(bool keeps_gradients);
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::vector<ShardedUnit> units_;

@@ -89,6 +89,13 @@ void ShardedStrategy::on_connect() {
   shards_->set_saves_full(plan_.saves_full);
 }
 
+std::string ShardedStrategy::why_not_captured() const {
+  if (plan_.offload) return "the optimizer's step is work of the host (offload)";
+  if (plan_.checkpoints_on_host) return "activations go to host memory and back";
+  if (plan_.optimizer_in_backward) return "optimizer_in_backward decides on the host what it has stepped";
+  return why_group_not_captured();
+}
+
 GroupOptions ShardedStrategy::group_options() const {
   GroupOptions options{.device = device_,
                        .dtype = precision_.params,
@@ -378,7 +385,7 @@ Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_ty
   // On the host where the gradients are, so that all ranks do the same, also one that has no gradient.
   const auto place = plan_.offload ? c10::Device(at::kCPU) : device_;
   auto sharded = sums[0].defined() ? sums[0].to(place, at::kFloat) : at::zeros({}, at::TensorOptions(place));
-  if (ranks_->size() > 1) ranks_->all_reduce(sharded, largest ? ReduceOp::kMax : ReduceOp::kSum);
+  if (ranks_->failures()) ranks_->all_reduce(sharded, largest ? ReduceOp::kMax : ReduceOp::kSum);
   auto total = sharded;
   if (sums[1].defined()) {
     const auto whole = sums[1].to(place, at::kFloat);

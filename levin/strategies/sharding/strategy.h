@@ -75,6 +75,7 @@ class ShardedStrategy : public Strategy {
   Optimizer setup_optimizer(Optimizer optimizer) override;
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
   StateLayout layout_over(int ranks) const override;
+  std::string why_not_captured() const override;
 
   const ShardingPlan& plan() const { return plan_; }
 

@@ -67,6 +67,8 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
   void step() override;
   bool step_scaled(const GradScale& scale) override;
   Tensor step_with(const std::function<Tensor()>& closure) override;
+  std::string prepare_capture() override { return inner().impl()->prepare_capture(); }
+  uint64_t layout_version() const override { return inner().impl()->layout_version(); }
   void add_param_group(std::vector<Tensor> params, const StateDict& options) override {
     for (const auto& param : params) own_.insert(param.unsafeGetTensorImpl());
     ForwardingOptimizer::add_param_group(std::move(params), options);
