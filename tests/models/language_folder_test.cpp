@@ -3,12 +3,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "levin/core/files.h"
 #include "levin/io/weights/safetensors.h"
 #include "levin/io/weights/weights.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/models/folder.h"
+#include "levin/models/language/architecture.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"
@@ -103,6 +105,46 @@ TEST_F(LanguageFolder, HostileConfigsAreRefused) {
   open_model(path());
   set("pretraining_tp", "2");
   EXPECT_THAT(error(), HasSubstr("drops biases"));
+}
+
+TEST_F(LanguageFolder, AnyValueOfAnyKeyIsAnErrorOfOneLineOrAModel) {
+  const std::vector<std::string> values{"null",
+                                        "-1",
+                                        "0",
+                                        "1",
+                                        "3",
+                                        "1e300",
+                                        "0.5",
+                                        "9223372036854775807",
+                                        "true",
+                                        "\"x\"",
+                                        "\"gelu\"",
+                                        "[]",
+                                        "[1]",
+                                        "{}",
+                                        "[\"x\"]",
+                                        "{\"a\": 1}",
+                                        "{\"rope_type\": \"yarn\"}",
+                                        "{\"rope_type\": \"dynamic\", \"factor\": 2}"};
+  size_t models = 0, errors = 0;
+  for (const auto& item : fs::directory_iterator(kOriginals)) {
+    const auto text = read_file(item.path() / "config.json");
+    const auto keys = nlohmann::json::parse(text);
+    for (const auto& [key, old] : keys.items())
+      for (const auto& value : values) {
+        SCOPED_TRACE(item.path().filename().string() + ": " + key + " " + value);
+        const models::ModelConfig config(models::ModelConfig(text, "config.json").with({{key, value}}), "config.json");
+        const auto line = error_of([&] {
+          const auto& architecture = models::architecture_of(config);
+          models::check_options(architecture.decoder ? architecture.decoder(config)
+                                                     : architecture.encoder(config).body);
+        });
+        EXPECT_EQ(line.find('\n'), line.npos) << line;
+        (line.starts_with("[") ? errors : models) += 1;
+      }
+  }
+  EXPECT_GT(models, 1000u);
+  EXPECT_GT(errors, 1000u);
 }
 
 TEST_F(LanguageFolder, WhatDoesNotFitIsListedTogether) {

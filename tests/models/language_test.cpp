@@ -11,6 +11,8 @@
 #include "levin/models/decoder_positions.h"
 #include "levin/models/folder.h"
 #include "levin/models/language/weight_plan.h"
+#include "levin/nn/checkpointing.h"
+#include "levin/nn/policy.h"
 #include "levin/nn/tie.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
@@ -145,6 +147,26 @@ TEST_P(Language, SavedFolderIsTheSame) {
     EXPECT_EQ(again.decoder->options.tied_head, model.decoder->options.tied_head);
   }
   EXPECT_THAT(error_of([&] { models::save_model(model, temporary / "whole"); }), HasSubstr("overwrite"));
+}
+
+TEST_P(Language, CheckpointedBlocksGiveTheSameGradients) {
+  auto model = open_model(folder());
+  model.decoder->train();
+  const auto ids = outputs().read("ids");
+  auto mask = at::ones_like(ids);
+  mask[0].slice(0, 0, 4).zero_();
+  const auto run = [&] {
+    at::manual_seed(3);
+    model.module().zero_grad();
+    model.decoder(ids, models::next_tokens(ids), mask).backward();
+    std::vector<Tensor> gradients;
+    for (const auto& parameter : unique_parameters(model.module())) gradients.push_back(parameter.grad().clone());
+    return gradients;
+  };
+  const auto expected = run();
+  const auto checkpoints = attach_checkpointing(model.module(), policy::by_class<models::DecoderBlock>());
+  const auto found = run();
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_LT(largest(found[i] - expected[i]), 1e-6) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Folders, Language,
