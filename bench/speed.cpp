@@ -87,6 +87,8 @@ struct Case {
   int moments = 2;
   std::function<Trained(Fabric&, bool compiled)> make;
   std::function<Work(levin::bench::StepBytes, levin::bench::Roof)> work;
+  /// The peak of an eager step on CUDA as the memory estimate predicts it.
+  std::function<double()> predicted_gb;
   bool cuda = true;
   /// Without a peer: it runs only when it is named.
   bool named_only = false;
@@ -114,9 +116,38 @@ Trained trained(Fabric& fabric, const Model& model, levin::Optimizer optimizer, 
   return {[body = std::move(body), batch = std::move(batch)]() mutable { return body(batch); }, parameters};
 }
 
+/// What a step of that model takes at most, predicted without a device. `batch` has no memory.
+template <class Make, class LossOf>
+double predicted_gb(Make make, LossOf loss_of, const Batch& batch, const std::string& precision,
+                    const std::string& optimizer) {
+  const auto estimate = levin::estimate_memory(
+      make,
+      [loss_of](auto& model, const Batch& given) {
+        Batch mine = given;
+        return loss_of(model, mine);
+      },
+      [](const Tensor& loss, const Batch&) { return loss; }, batch,
+      {.strategy = "single_device", .precision = precision, .optimizer = optimizer});
+  return static_cast<double>(estimate.device_peak) / 1e9;
+}
+
 const auto kImageLoss = [](const auto& net, Batch& batch) {
   return levin::cross_entropy(net(batch["image"]), batch["label"]);
 };
+
+const auto kTokenLoss = [](const auto& net, Batch& batch) { return net(batch["tokens"], batch["next"]); };
+const auto kTextLoss = [](const auto& net, Batch& batch) {
+  return levin::cross_entropy(net(batch["tokens"]), batch["label"]);
+};
+
+Tensor without_memory(at::IntArrayRef sizes, at::ScalarType dtype = at::kLong) {
+  return at::empty(sizes, at::TensorOptions(at::kMeta).dtype(dtype));
+}
+Batch images_without_memory(int64_t count, int64_t side, bool channels_last = false) {
+  auto x = without_memory({count, 3, side, side}, at::kFloat);
+  if (channels_last) x = x.contiguous(at::MemoryFormat::ChannelsLast);
+  return {{"image", x}, {"label", without_memory({count})}};
+}
 
 Batch images(const Fabric& fabric, int64_t count, int64_t side, bool channels_last = false) {
   auto x = torch::randn({count, 3, side, side}, fabric.device());
@@ -133,7 +164,7 @@ Case vit_case(std::string name, const std::string& label, levin::models::ViTOpti
   sizes.num_classes = 10;
   return {.name = std::move(name),
           .title = fmt::format("{}, batch {}, {}{}", label, batch, precision, cuda ? "" : ", CPU"),
-          .precision = std::move(precision),
+          .precision = precision,
           .items = batch,
           .make =
               [=](Fabric& fabric, bool compiled) {
@@ -144,6 +175,12 @@ Case vit_case(std::string name, const std::string& label, levin::models::ViTOpti
                 return trained(fabric, model, optimizer, images(fabric, batch, sizes.image_size), kImageLoss, compiled);
               },
           .work = [=](auto bytes, auto roof) { return levin::bench::vit_work(sizes, batch, bytes, roof); },
+          .predicted_gb =
+              [=] {
+                return predicted_gb([=] { return levin::models::vit(sizes); }, kImageLoss,
+                                    images_without_memory(batch, sizes.image_size), precision,
+                                    adamw ? "adamw" : "adam");
+              },
           .cuda = cuda};
 }
 
@@ -152,7 +189,7 @@ Case resnet_case(std::string name, const std::string& label, levin::models::ResN
   sizes.num_classes = 10;
   return {.name = std::move(name),
           .title = fmt::format("{}, {} px, batch {}, {}{}", label, side, batch, precision, cuda ? "" : ", CPU"),
-          .precision = std::move(precision),
+          .precision = precision,
           .items = batch,
           .moments = 1,
           .make =
@@ -163,6 +200,16 @@ Case resnet_case(std::string name, const std::string& label, levin::models::ResN
                                images(fabric, batch, side, /*channels_last=*/true), kImageLoss, compiled);
               },
           .work = [=](auto bytes, auto roof) { return levin::bench::resnet_work(sizes, batch, side, bytes, roof); },
+          .predicted_gb =
+              [=] {
+                const auto make = [=] {
+                  auto model = levin::models::resnet(sizes);
+                  levin::models::to_channels_last(*model);
+                  return model;
+                };
+                return predicted_gb(make, kImageLoss, images_without_memory(batch, side, /*channels_last=*/true),
+                                    precision, "sgd_momentum");
+              },
           .cuda = cuda};
 }
 
@@ -172,43 +219,51 @@ Case gpt2_case(std::string name, const std::string& size, const std::string& lab
   return {
       .name = std::move(name),
       .title = fmt::format("{}, {} x {} tokens, {}", label, sequences, length, precision),
-      .precision = std::move(precision),
+      .precision = precision,
       .items = sequences * length,
       .unit = "tokens",
       .make =
           [=](Fabric& fabric, bool compiled) {
             auto model = fabric.init_module([&] { return levin::models::decoder(sizes); });
             const auto tokens = random_tokens(fabric, sequences, length, sizes.vocab_size);
-            return trained(
-                fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
-                {{"tokens", tokens}, {"next", levin::models::next_tokens(tokens)}},
-                [](const auto& net, Batch& batch) { return net(batch["tokens"], batch["next"]); }, compiled);
+            return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
+                           {{"tokens", tokens}, {"next", levin::models::next_tokens(tokens)}}, kTokenLoss, compiled);
           },
-      .work = [=](auto bytes, auto roof) { return levin::bench::decoder_work(sizes, sequences, length, bytes, roof); }};
+      .work = [=](auto bytes, auto roof) { return levin::bench::decoder_work(sizes, sequences, length, bytes, roof); },
+      .predicted_gb =
+          [=] {
+            const auto tokens = without_memory({sequences, length});
+            return predicted_gb([=] { return levin::models::decoder(sizes); }, kTokenLoss,
+                                {{"tokens", tokens}, {"next", without_memory({sequences, length})}}, precision,
+                                "adamw");
+          }};
 }
 
 Case distilbert_case(int64_t sequences, int64_t length) {
   const levin::bench::TextEncoderOptions sizes;
-  return {
-      .name = "distilbert",
-      .title = fmt::format("DistilBERT, {} x {} tokens, bf16-true", sequences, length),
-      .precision = "bf16-true",
-      .items = sequences * length,
-      .unit = "tokens",
-      .make =
-          [=](Fabric& fabric, bool compiled) {
-            auto model = fabric.init_module([&] { return levin::bench::TextEncoder(sizes); });
-            const auto tokens = random_tokens(fabric, sequences, length, sizes.vocab_size);
-            return trained(
-                fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
-                {{"tokens", tokens}, {"label", torch::randint(0, sizes.num_classes, {sequences}, tokens.options())}},
-                [](const auto& net, Batch& batch) {
-                  return levin::cross_entropy(net(batch["tokens"]), batch["label"]);
-                },
-                compiled);
-          },
-      .work = [=](auto bytes,
-                  auto roof) { return levin::bench::text_encoder_work(sizes, sequences, length, bytes, roof); }};
+  return {.name = "distilbert",
+          .title = fmt::format("DistilBERT, {} x {} tokens, bf16-true", sequences, length),
+          .precision = "bf16-true",
+          .items = sequences * length,
+          .unit = "tokens",
+          .make =
+              [=](Fabric& fabric, bool compiled) {
+                auto model = fabric.init_module([&] { return levin::bench::TextEncoder(sizes); });
+                const auto tokens = random_tokens(fabric, sequences, length, sizes.vocab_size);
+                return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
+                               {{"tokens", tokens},
+                                {"label", torch::randint(0, sizes.num_classes, {sequences}, tokens.options())}},
+                               kTextLoss, compiled);
+              },
+          .work = [=](auto bytes,
+                      auto roof) { return levin::bench::text_encoder_work(sizes, sequences, length, bytes, roof); },
+          .predicted_gb =
+              [=] {
+                return predicted_gb(
+                    [=] { return levin::bench::TextEncoder(sizes); }, kTextLoss,
+                    {{"tokens", without_memory({sequences, length})}, {"label", without_memory({sequences})}},
+                    "bf16-true", "adamw");
+              }};
 }
 
 /// A case without a peer, beside the one that does the same in another precision.
@@ -336,6 +391,7 @@ class Running {
             {"ms", rounded(ms, 1e-4)},
             {"spread", {rounded(*least, 1e-4), rounded(*most, 1e-4)}},
             {"peak_gb", rounded(static_cast<double>(memory.peak_allocated) / 1e9, 1e-3)},
+            {"predicted_gb", case_.cuda && !settings.turns ? rounded(case_.predicted_gb(), 1e-3) : 0},
             {"reserved_gb", rounded(static_cast<double>(memory.peak_reserved) / 1e9, 1e-3)},
             {"loss", loss_.item<double>()},
             {"steps", steps * static_cast<int64_t>(rounds.size())},

@@ -5,12 +5,13 @@
 #include <vector>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/gelu.h>
 #include <ATen/ops/relu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "bench/speed/work.h"
+#include "levin/kernels/linear.h"
 #include "levin/nn/layers.h"
+#include "levin/nn/residual_norm.h"
 
 namespace levin::bench {
 
@@ -32,13 +33,15 @@ struct TextEncoderBlockImpl : torch::nn::Module {
   explicit TextEncoderBlockImpl(const TextEncoderOptions& o)
       : num_heads(o.num_heads),
         attention_dropout(o.attention_dropout),
+        dropout(o.dropout),
         qkv(register_module("qkv", nn::Linear(o.hidden_dim, 3 * o.hidden_dim))),
         out(register_module("out", nn::Linear(o.hidden_dim, o.hidden_dim))),
         up(register_module("up", nn::Linear(o.hidden_dim, o.mlp_dim))),
         down(register_module("down", nn::Linear(o.mlp_dim, o.hidden_dim))),
-        norm_1(register_module("norm_1", nn::LayerNorm(nn::LayerNormOptions({o.hidden_dim}).eps(1e-12)))),
-        norm_2(register_module("norm_2", nn::LayerNorm(nn::LayerNormOptions({o.hidden_dim}).eps(1e-12)))),
-        drop(register_module("drop", nn::Dropout(o.dropout))) {}
+        norm_1(
+            register_module("norm_1", nn::ResidualNorm(nn::ResidualNormOptions{.size = o.hidden_dim, .eps = 1e-12}))),
+        norm_2(
+            register_module("norm_2", nn::ResidualNorm(nn::ResidualNormOptions{.size = o.hidden_dim, .eps = 1e-12}))) {}
 
   Tensor forward(const Tensor& x) {
     const auto b = x.size(0), t = x.size(1), d = x.size(2);
@@ -46,15 +49,15 @@ struct TextEncoderBlockImpl : torch::nn::Module {
     const auto mixed =
         at::scaled_dot_product_attention(parts[0].transpose(1, 2), parts[1].transpose(1, 2), parts[2].transpose(1, 2),
                                          {}, is_training() ? attention_dropout : 0.0);
-    const auto h = norm_1(out(mixed.transpose(1, 2).reshape({b, t, d})) + x);
-    return norm_2(drop(down(at::gelu(up(h)))) + h);
+    const auto h = std::get<0>(norm_1(x, out(mixed.transpose(1, 2).reshape({b, t, d}))));
+    const auto hidden = kernels::linear_activation(h, up->weight, up->bias, kernels::Activation::kGelu);
+    return std::get<0>(norm_2(h, down(hidden), dropout));
   }
 
   int64_t num_heads;
-  double attention_dropout;
+  double attention_dropout, dropout;
   nn::Linear qkv, out, up, down;
-  nn::LayerNorm norm_1, norm_2;
-  nn::Dropout drop;
+  nn::ResidualNorm norm_1, norm_2;
 };
 LEVIN_MODULE(TextEncoderBlock);
 
@@ -64,7 +67,7 @@ struct TextEncoderImpl : torch::nn::Module {
       : options(o),
         tokens(register_module("tokens", nn::Embedding(o.vocab_size, o.hidden_dim))),
         positions(register_module("positions", nn::Embedding(o.max_positions, o.hidden_dim))),
-        norm(register_module("norm", nn::LayerNorm(nn::LayerNormOptions({o.hidden_dim}).eps(1e-12)))),
+        norm(register_module("norm", nn::ResidualNorm(nn::ResidualNormOptions{.size = o.hidden_dim, .eps = 1e-12}))),
         drop(register_module("drop", nn::Dropout(o.dropout))),
         pre_classifier(register_module("pre_classifier", nn::Linear(o.hidden_dim, o.hidden_dim))),
         classifier(register_module("classifier", nn::Linear(o.hidden_dim, o.num_classes))),
@@ -77,14 +80,14 @@ struct TextEncoderImpl : torch::nn::Module {
 
   Tensor forward(const Tensor& ids) {
     const auto places = at::arange(ids.size(1), ids.options());
-    auto h = drop(norm(tokens(ids) + positions(places)));
+    auto h = drop(std::get<0>(norm(tokens(ids) + positions(places))));
     for (auto& block : blocks) h = block(h);
     return classifier(head_drop(at::relu(pre_classifier(h.select(1, 0)))));
   }
 
   TextEncoderOptions options;
   nn::Embedding tokens, positions;
-  nn::LayerNorm norm;
+  nn::ResidualNorm norm;
   nn::Dropout drop;
   nn::Linear pre_classifier, classifier;
   nn::Dropout head_drop;

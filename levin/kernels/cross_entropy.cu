@@ -6,7 +6,6 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "levin/kernels/async_copy.cuh"
 #include "levin/kernels/cross_entropy_launch.h"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
@@ -105,65 +104,6 @@ struct LogitGradient {
   }
 };
 
-/// Blocks walk over the rows. A row stays in shared memory between its two readings; every pack of it makes place for
-/// the next row's as soon as its gradient is written. A thread reads what it has copied itself.
-template <class T, int kThreads, bool kGradient>
-__global__ void __launch_bounds__(kThreads, 2048 / kThreads)
-    cross_entropy_kept_kernel(const CrossEntropyLaunch launch) {
-  constexpr int kWidth = 16 / sizeof(T), kStep = kThreads * kWidth, kWarps = kThreads / kWarp;
-  extern __shared__ __align__(16) unsigned char room[];
-  __shared__ float tops[2][kWarps], sums[2][kWarps], picked[2];
-  T* const kept = reinterpret_cast<T*>(room);
-  const int first = static_cast<int>(threadIdx.x) * kWidth;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  T* const all_logits = static_cast<T*>(launch.logits);
-  int64_t row = blockIdx.x;
-  if (row >= launch.rows) return;
-  for (int at = first; at < launch.columns; at += kStep) begin_copy(kept + at, all_logits + row * launch.stride + at);
-  int64_t target = launch.targets[row];
-  for (int turn = 0; row < launch.rows; row += gridDim.x) {
-    T* const logits = all_logits + row * launch.stride;
-    const int64_t next_row = row + gridDim.x;
-    const T* const next = next_row < launch.rows ? all_logits + next_row * launch.stride : nullptr;
-    const int64_t next_target = next != nullptr ? launch.targets[next_row] : 0;
-    end_copies();
-    await_copies<0>();
-    const bool ignored = target == launch.ignore_index, is_class = target >= 0 && target < launch.classes;
-    LogitGradient gradient{0, 0, 0, -1, 0};  // no class: all are zero
-    if (!ignored) {
-      const int hit = is_class ? static_cast<int>(target) : -1;
-      Softmax mine;
-      for (int at = first; at < launch.classes; at += kStep) {
-        float x[kWidth];
-        load<T, kWidth>(kept + at, x);
-        cut(x, at, launch.classes);
-        mine.take(x);
-        if (static_cast<unsigned>(hit - at) < static_cast<unsigned>(kWidth)) picked[turn] = widened(kept[hit]);
-      }
-      mine = over_warp(mine);
-      if (lane == 0) tops[turn][warp] = mine.top, sums[turn][warp] = mine.sum;
-      __syncthreads();
-      const Softmax all = over_warp(lane < kWarps ? Softmax{tops[turn][lane], sums[turn][lane]} : Softmax{});
-      if (threadIdx.x == 0) launch.losses[row] = is_class ? logf(all.sum) + (all.top - picked[turn]) : NAN;
-      const float scale = is_class ? (launch.scale != nullptr ? *launch.scale : 1.0f) : NAN;
-      gradient = {all.top, scale / all.sum, scale, hit, launch.classes};
-      turn ^= 1;  // the others may still read these places
-    } else if (threadIdx.x == 0) {
-      launch.losses[row] = 0;
-    }
-    for (int at = first; at < launch.columns; at += kStep) {
-      if (kGradient) {
-        float x[kWidth];
-        load<T, kWidth>(kept + at, x);
-        gradient.apply(x, at);
-        store<T, kWidth>(logits + at, x);
-      }
-      if (next != nullptr) begin_copy(kept + at, next + at);
-    }
-    target = next_target;
-  }
-}
-
 /// One block of threads for each row. The second reading of a row goes backward, so that it begins with what the caches
 /// still have.
 template <class T, int kWidth, int kThreads, bool kGradient>
@@ -229,30 +169,14 @@ void launch_wide(const CrossEntropyLaunch& launch, cudaStream_t stream) {
     launch_typed<T, kWidth, kFew>(launch, stream);
 }
 
-/// Rows that find room in shared memory, and are long enough for many threads.
-template <class T>
-bool launch_kept(const CrossEntropyLaunch& launch, cudaStream_t stream) {
-  constexpr int kThreads = 1024, kOther = 1024;  // bytes of other variables
-  const int64_t bytes = launch.columns * static_cast<int64_t>(sizeof(T));
-  if (bytes < 2 * 16 * kThreads || bytes + kOther > launch.shared_memory) return false;
-  const auto kernel =
-      launch.gradient ? cross_entropy_kept_kernel<T, kThreads, true> : cross_entropy_kept_kernel<T, kThreads, false>;
-  if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)) != cudaSuccess)
-    return false;
-  const int resident = 2 * (bytes + kOther) <= launch.shared_memory ? 2 : 1;
-  const auto blocks = std::min<int64_t>(launch.rows, static_cast<int64_t>(resident) * launch.processors);
-  kernel<<<static_cast<unsigned>(blocks), kThreads, static_cast<size_t>(bytes), stream>>>(launch);
-  return true;
-}
-
 template <class T>
 void launch_rows(const CrossEntropyLaunch& launch, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
   const bool packs = launch.stride % kWidth == 0 && launch.columns % kWidth == 0 && is_pack_aligned(launch.logits);
-  if (!packs)
-    launch_wide<T, 1>(launch, stream);
-  else if (!launch_kept<T>(launch, stream))
+  if (packs)
     launch_wide<T, kWidth>(launch, stream);
+  else
+    launch_wide<T, 1>(launch, stream);
 }
 
 template <class T, int kWidth>

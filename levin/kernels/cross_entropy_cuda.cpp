@@ -25,7 +25,6 @@ void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tenso
   LEVIN_CHECK(!scale || (scale->is_cuda() && scale->scalar_type() == at::kFloat && scale->numel() == 1),
               "[cross_entropy_step] the scale must be one float32 on the device of the logits");
   const c10::cuda::CUDAGuard guard(logits.device());
-  const auto* device = at::cuda::getCurrentDeviceProperties();
   const auto classes_of_rows = targets.contiguous();
   const CrossEntropyLaunch launch{.logits = logits.mutable_data_ptr(),
                                   .type = number_type("cross_entropy_step", dtype),
@@ -37,9 +36,7 @@ void cross_entropy_cuda(const Tensor& logits, const Tensor& targets, const Tenso
                                   .columns = static_cast<int32_t>(logits.size(1)),
                                   .classes = static_cast<int32_t>(classes),
                                   .ignore_index = ignore_index,
-                                  .gradient = gradient,
-                                  .processors = device->multiProcessorCount,
-                                  .shared_memory = static_cast<int32_t>(device->sharedMemPerBlockOptin)};
+                                  .gradient = gradient};
   C10_CUDA_CHECK(static_cast<cudaError_t>(
       launch_cross_entropy(launch, c10::cuda::getCurrentCUDAStream(logits.device().index()).stream())));
 }

@@ -21,8 +21,6 @@ struct CrossEntropyLaunch {
   int32_t classes = 0;
   int64_t ignore_index = 0;
   bool gradient = false;
-  int32_t processors = 1;     // of the device
-  int32_t shared_memory = 0;  // bytes that one block may have
 };
 
 struct ScaleLaunch {

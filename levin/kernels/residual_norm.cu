@@ -5,13 +5,13 @@ namespace {
 
 constexpr int kLongThreads = 256;  // where a row is read more than once
 
-/// A row in registers: E numbers for each thread of `warps` warps.
-template <class S, class B, class O, int E>
-__global__ void __launch_bounds__(512) norm_forward_kernel(const NormForward norm, const int warps) {
+/// A row in registers: E numbers for each thread of `warps` warps. kWarpRow: of one warp, which may have more registers.
+template <class S, class B, class O, int E, bool kWarpRow>
+__global__ void __launch_bounds__(kWarpRow ? 128 : 512) norm_forward_kernel(const NormForward norm, const int warps) {
   using A = Wide<S>;
   constexpr int V = 16 / sizeof(S), kPacks = E / V;
   __shared__ A slots[2][16];
-  const RowGroup all(warps);
+  const RowGroup all(kWarpRow ? 1 : warps);
   const int t = all.t, lanes = all.lanes;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / lanes) + all.group;
   if (row >= norm.rows) return;  // a whole group
@@ -163,10 +163,13 @@ void launch_forward(const NormForward& norm, const NormForwardPlan& plan, cudaSt
     norm_forward_long_kernel<S, B, O><<<static_cast<unsigned>(norm.rows), kLongThreads, 0, stream>>>(norm);
     return;
   }
-  const auto kernel = plan.per_thread == 8    ? norm_forward_kernel<S, B, O, 8>
-                      : plan.per_thread == 16 ? norm_forward_kernel<S, B, O, 16>
-                      : plan.per_thread == 24 ? norm_forward_kernel<S, B, O, 24>
-                                              : norm_forward_kernel<S, B, O, 32>;
+  const bool alone = plan.warps == 1;
+  const auto kernel = plan.per_thread == 8             ? norm_forward_kernel<S, B, O, 8, false>
+                      : plan.per_thread == 16          ? norm_forward_kernel<S, B, O, 16, false>
+                      : plan.per_thread == 24 && alone ? norm_forward_kernel<S, B, O, 24, true>
+                      : plan.per_thread == 24          ? norm_forward_kernel<S, B, O, 24, false>
+                      : alone                          ? norm_forward_kernel<S, B, O, 32, true>
+                                                       : norm_forward_kernel<S, B, O, 32, false>;
   const auto blocks = static_cast<unsigned>((norm.rows + plan.groups - 1) / plan.groups);
   kernel<<<blocks, 32 * plan.warps * plan.groups, 0, stream>>>(norm, plan.warps);
 }

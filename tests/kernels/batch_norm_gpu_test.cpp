@@ -106,8 +106,8 @@ void expect_equal_to_double(const Case& c) {
   const auto b = torch::autograd::grad({expected}, theirs.wanted(), {grad.to(at::kDouble)});
   // Few rows leave little of a gradient: dy minus what goes through mean and variance cancels.
   const int64_t rows = mine.x.numel() / mine.x.size(1);
-  // Where the sum is nearly zero, rounding decides whether ReLU passes it.
-  const double passes = c.relu && c.dtype != at::kDouble ? 1e-3 : 0;
+  // Where the sum is nearly zero, rounding decides whether ReLU passes it: a few of millions of numbers.
+  const double passes = c.relu && c.dtype != at::kDouble ? 3e-3 : 0;
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_EQ(a[i].scalar_type(), mine.wanted()[i].scalar_type());
     EXPECT_LT(apart(a[i], b[i]), std::max(passes, 3 * std::max(most, of_numbers) * (rows < 10 ? 10 : 1)))

@@ -318,8 +318,8 @@ TEST_F(LinearGpu, InACapturedGraph) {
   torch::manual_seed(9);
   const auto graphs = levin::detail::cuda_graphs(c10::Device(at::kCUDA, 0));
   for (const int64_t rows : {48, 49}) {  // the second shape is met in the capture first
-    const auto x = numbers({rows, 64}, at::kBFloat16), weight = leaf(numbers({96, 64}, at::kFloat));
-    const auto bias = leaf(numbers({96}, at::kFloat)), grad = numbers({rows, 96}, at::kBFloat16);
+    const auto x = numbers({rows, 64}, at::kBFloat16), grad = numbers({rows, 96}, at::kBFloat16);
+    auto weight = leaf(numbers({96, 64}, at::kFloat)), bias = leaf(numbers({96}, at::kFloat));
     Tensor y;
     std::vector<Tensor> grads;
     const auto step = [&] {
@@ -328,6 +328,9 @@ TEST_F(LinearGpu, InACapturedGraph) {
       grads = torch::autograd::grad({y}, {weight, bias}, {grad});
     };
     if (rows == 48) step();
+    // Leaves belong to the stream of their first backward, which must be that of the capture.
+    weight = leaf(weight.detach().clone());
+    bias = leaf(bias.detach().clone());
     torch::cuda::synchronize();
     const auto graph = graphs->capture(step);
     graph->replay();

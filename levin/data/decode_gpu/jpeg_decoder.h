@@ -57,8 +57,13 @@ bool is_common_jpeg(const JpegHead& head);
 /// `why`, without a GPU, the library or CUDA in this build. In nvjpeg_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 std::unique_ptr<GpuJpegDecoder> open_gpu_jpeg_decoder(c10::Device device, std::string& why);
 
-/// The decoder of a loader with LoaderOptions::decode = `mode` whose batches go to `device`; null: the CPU decodes.
-/// `unplanned`: why the data cannot be decoded there, or empty; with "gpu" that is an Error.
+/// The one decoder of a device that all of its loaders use, as long as one of them lives: opening it takes long, and
+/// each would have memory of its own.
+std::shared_ptr<GpuJpegDecoder> shared_jpeg_decoder(c10::Device device, std::string& why);
+
+/// The decoder of a loader, which counts its own files, with LoaderOptions::decode = `mode` whose batches go to
+/// `device`; null: the CPU decodes. `unplanned`: why the data cannot be decoded there, or empty; with "gpu" that is an
+/// Error.
 std::shared_ptr<GpuJpegDecoder> choose_jpeg_decoder(const std::string& mode, c10::Device device,
                                                     const std::string& unplanned);
 

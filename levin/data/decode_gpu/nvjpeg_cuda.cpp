@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include <ATen/cuda/CUDAEvent.h>
@@ -10,6 +13,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "levin/core/error.h"
+#include "levin/core/log.h"
 #include "levin/data/decode_gpu/jpeg_decoder.h"
 #include "levin/data/decode_gpu/nvjpeg_api.h"
 #include "levin/io/images/image.h"
@@ -69,8 +73,11 @@ class NvJpegDecoder final : public GpuJpegDecoder {
   ~NvJpegDecoder() override {
     const c10::cuda::CUDAGuard guard(device_);
     for (auto& slot : slots_) {
-      slot->done.synchronize();
-      api_.state_destroy(slot->state);
+      try {
+        slot->stream.synchronize();
+      } catch (const c10::Error&) {  // the device has failed, and the program has its error already
+      }
+      if (slot->state) api_.state_destroy(slot->state);
     }
     for (const auto& parser : parsers_) {
       api_.params_destroy(parser.params);
@@ -128,15 +135,19 @@ class NvJpegDecoder final : public GpuJpegDecoder {
   };
   /// What one call of nvJPEG works with, on a stream of its own.
   struct Slot {
-    Slot(NvJpegApi::Library* backend, c10::DeviceIndex index)
-        : library(backend), stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {}
+    Slot(const NvJpegBackend& backend, c10::DeviceIndex index)
+        : library(backend.library.get()),
+          hardware(backend.hardware),
+          stream(c10::cuda::getStreamFromPool(/*isHighPriority=*/false, index)) {}
     NvJpegApi::Library* library;
+    bool hardware;
     NvJpegApi::State* state = nullptr;
     c10::cuda::CUDAStream stream;
     at::cuda::CUDAEvent done, used;
-    Tensor memory;  // on the device
-    Tensor files;   // pinned; nvJPEG reads it until `done`
-    int batch = 0;  // what the state is initialized for
+    Tensor memory;        // on the device
+    Tensor files;         // pinned; nvJPEG reads it until `done`
+    int batch = 0;        // what the state is initialized for
+    bool failed = false;  // the state is not used again
     bool busy = false;
   };
   const NvJpegBackend& first() const { return backends_.front(); }
@@ -150,32 +161,44 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     return false;
   }
 
-  /// Of the first backend that is not under way with as many batches as it has slots; where all are, a slot that nobody
-  /// holds, and whose batch will be done before long. Null when there is none. Under the mutex.
-  Slot* free_slot() {
-    if (slots_.empty())
-      for (const auto& backend : backends_)
-        for (size_t i = 0; i < (backend.hardware ? kHardwareSlots : kCudaSlots); ++i) {
-          auto made = std::make_unique<Slot>(backend.library.get(), device_.index());
-          LEVIN_CHECK(api_.state_create(made->library, &made->state) == 0,
-                      "[data] nvJPEG has no memory for another decoder");
-          slots_.push_back(std::move(made));
-        }
+  /// Of the first backend that is not under way with as many batches as it may have slots; where all are, a slot that
+  /// nobody holds, and whose batch will be done before long. Null when there is none. Under the mutex. States are made
+  /// when they are needed: they cost memory and time.
+  Slot* free_slot(bool of_last_backend) {
     Slot* found = nullptr;
-    for (auto& slot : slots_) {
-      if (slot->busy) continue;
-      if (slot->done.query()) return slot.get();
-      if (!found) found = slot.get();
+    for (const auto& backend : std::span(backends_).last(of_last_backend ? 1 : backends_.size())) {
+      size_t made = 0;
+      for (auto& slot : slots_) {
+        if (slot->library != backend.library.get()) continue;
+        ++made;
+        if (slot->busy) continue;
+        if (slot->stream.query()) return slot.get();
+        if (!found) found = slot.get();
+      }
+      if (made == (backend.hardware ? kHardwareSlots : kCudaSlots)) continue;
+      auto slot = std::make_unique<Slot>(backend, device_.index());
+      renew(*slot);
+      return slots_.emplace_back(std::move(slot)).get();
     }
     return found;
   }
 
-  /// A slot that nobody uses, as long as this lives.
+  /// Gives the slot a state that knows of no batch before.
+  void renew(Slot& slot) const {
+    slot.failed = true;
+    if (slot.state) api_.state_destroy(std::exchange(slot.state, nullptr));
+    LEVIN_CHECK(api_.state_create(slot.library, &slot.state) == 0, "[data] nvJPEG has no memory for another decoder");
+    slot.batch = 0;
+    slot.failed = false;
+  }
+
+  /// A slot that nobody uses, as long as this lives. Who waits for one holds none, and who holds one waits for the
+  /// device alone: so each wait ends.
   class TakenSlot {
    public:
-    explicit TakenSlot(NvJpegDecoder& decoder) : decoder_(decoder) {
+    TakenSlot(NvJpegDecoder& decoder, bool of_last_backend) : decoder_(decoder) {
       std::unique_lock lock(decoder.mutex_);
-      while (!(slot_ = decoder.free_slot())) decoder.freed_.wait(lock);
+      while (!(slot_ = decoder.free_slot(of_last_backend))) decoder.freed_.wait(lock);
       slot_->busy = true;
     }
     ~TakenSlot() {
@@ -183,7 +206,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
         const std::lock_guard lock(decoder_.mutex_);
         slot_->busy = false;
       }
-      decoder_.freed_.notify_one();
+      decoder_.freed_.notify_all();  // not every slot suits whoever is woken
     }
     TakenSlot(const TakenSlot&) = delete;
     TakenSlot& operator=(const TakenSlot&) = delete;
@@ -195,10 +218,17 @@ class NvJpegDecoder final : public GpuJpegDecoder {
     Slot* slot_ = nullptr;
   };
 
+  /// A state may refuse a batch for what it did before (another number of files). So files are given to a new one, of
+  /// the backend that takes the most, before they are called broken.
   bool decode_some(std::span<const JpegJob> jobs, std::span<const JpegPlacing> places, int64_t bytes, int channels,
                    size_t first, const Use& use) {
-    const TakenSlot slot(*this);
-    slot->done.synchronize();  // of the batch before, long ago: its files are in the way
+    return decode_once(false, jobs, places, bytes, channels, first, use) ||
+           decode_once(true, jobs, places, bytes, channels, first, use);
+  }
+
+  bool decode_once(bool again, std::span<const JpegJob> jobs, std::span<const JpegPlacing> places, int64_t bytes,
+                   int channels, size_t first, const Use& use) {
+    const TakenSlot slot(*this, /*of_last_backend=*/again);
     const auto caller = c10::cuda::getCurrentCUDAStream(device_.index());
     std::vector<Tensor> pixels;
     {
@@ -207,10 +237,13 @@ class NvJpegDecoder final : public GpuJpegDecoder {
         slot->memory = Tensor();
         slot->memory = at::empty({bytes + bytes / 4}, at::TensorOptions().dtype(at::kByte).device(device_));
       }
+      // Until the files of the batch before are read, its pixels used, and this memory free. The hardware writes at
+      // once, whatever its stream still waits for; so the host has to wait.
+      slot->stream.synchronize();
+      if (again || slot->failed) renew(*slot);
       if (!run_nvjpeg(*slot, jobs, places)) {
-        slot->batch = 0;
-        (void)cudaGetLastError();  // the CPU takes over, and torch shall not find it
-        slot->done.record(slot->stream);
+        slot->failed = true;
+        (void)cudaGetLastError();  // others take over, and torch shall not find it
         return false;
       }
       make_colors(*slot, jobs, places, channels);
@@ -245,13 +278,18 @@ class NvJpegDecoder final : public GpuJpegDecoder {
         images[i].pitch[plane] = static_cast<size_t>(plane == 0 ? places[i].luma_pitch : places[i].chroma_pitch);
       }
     }
-    const int batch = static_cast<int>(jobs.size());
-    if (slot.batch != batch) {
-      if (api_.batched_initialize(slot.library, slot.state, batch, 1, NvJpegApi::kYuv) != 0) return false;
-      slot.batch = batch;
+    const int batch = static_cast<int>(jobs.size()), before = std::exchange(slot.batch, batch);
+    const char* step = "initialize";
+    int status = before == batch ? 0 : api_.batched_initialize(slot.library, slot.state, batch, 1, NvJpegApi::kYuv);
+    if (status == 0) {
+      step = "decode";
+      status = api_.batched_decode(slot.library, slot.state, data.data(), lengths.data(), images.data(),
+                                   slot.stream.stream());
     }
-    return api_.batched_decode(slot.library, slot.state, data.data(), lengths.data(), images.data(),
-                               slot.stream.stream()) == 0;
+    if (status != 0 && !told_.exchange(true))
+      log_warning(concat("[data] nvJPEG (", slot.hardware ? "hardware" : "CUDA", ") refuses ", batch, " files after ",
+                         before, " (", step, ", status ", status, "); others decode them, with the same pixels"));
+    return status == 0;
   }
 
   void make_colors(Slot& slot, std::span<const JpegJob> jobs, std::span<const JpegPlacing> places, int channels) {
@@ -298,6 +336,7 @@ class NvJpegDecoder final : public GpuJpegDecoder {
   mutable std::mutex mutex_;
   mutable std::vector<Parser> parsers_;
   std::condition_variable freed_;
+  std::atomic<bool> told_ = false;
   std::vector<std::unique_ptr<Slot>> slots_;
 };
 
