@@ -14,6 +14,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/main.h"
+#include "levin/nn/failed_unit.h"
 
 namespace levin::detail {
 namespace {
@@ -418,7 +419,7 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
       accumulating_.emplace(call.name);
       drop();
     } else {
-      refuse_entry(call, entry, capture_failure(error));
+      refuse_entry(call, entry, capture_failure(error) + unit_of(error));
     }
     return false;
   }
@@ -428,6 +429,15 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   entry.graph = std::move(graph);
   entry.graph->checks.start();
   return true;
+}
+
+/// "; unit net.block (Block), input float32 [4, 3]" of an error that a unit let through.
+std::string StepCompiler::unit_of(const std::exception& error) const {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  if (!of_torch) return {};
+  for (const auto& module : around_.modules)
+    if (const auto unit = failed_unit(*of_torch, module.get()); !unit.empty()) return "; " + unit;
+  return {};
 }
 
 void StepCompiler::put_back(const std::vector<Tensor>& gradients) {

@@ -167,6 +167,7 @@ class StepCompiler {
   bool try_capture(StepCall& call, Entry& entry);
   void refuse_entry(StepCall& call, Entry& entry, const std::string& reason);
   void give_up(std::string_view name);
+  std::string unit_of(const std::exception& error) const;
   void put_back(const std::vector<Tensor>& gradients);
   void record(StepCall& call, CompiledGraph& graph);
   bool keeps(const StepCall& call) const;

@@ -3,9 +3,9 @@
 #include "levin/kernels/max_pool_launch.h"
 #include "levin/kernels/packs.cuh"
 
-// A thread has one pixel and one vector of channels. A block has a tile of neighbouring pixels, which share what they
-// read. Backward asks each window that holds a pixel whether it has chosen it: nothing is added in memory, so results
-// repeat bit by bit.
+// A thread has one pixel and one vector of channels. A block has a tile of neighbouring pixels, that have in common
+// what they read. Backward asks each window that holds a pixel whether it has chosen it: nothing is added in memory, so
+// results repeat bit by bit.
 namespace levin::kernels::detail {
 namespace {
 

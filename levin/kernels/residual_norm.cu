@@ -5,7 +5,8 @@ namespace {
 
 constexpr int kLongThreads = 256;  // where a row is read more than once
 
-/// A row in registers: E numbers for each thread of `warps` warps. kWarpRow: of one warp, which may have more registers.
+/// A row in registers: E numbers for each thread of `warps` warps. kWarpRow: of one warp, which may have more
+/// registers.
 template <class S, class B, class O, int E, bool kWarpRow>
 __global__ void __launch_bounds__(kWarpRow ? 128 : 512) norm_forward_kernel(const NormForward norm, const int warps) {
   using A = Wide<S>;

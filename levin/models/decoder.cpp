@@ -3,14 +3,22 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/outer.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tanh.h>
+#include <ATen/ops/where.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
@@ -19,7 +27,9 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
+#include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
+#include "levin/nn/functional.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -39,10 +49,6 @@ double residual_std(const DecoderOptions& options) {
   return kInitStd / std::sqrt(2.0 * static_cast<double>(options.num_layers));
 }
 
-int64_t mlp_width(const DecoderOptions& options) {
-  return options.mlp_dim > 0 ? options.mlp_dim : 4 * options.hidden_dim;
-}
-
 size_t word_index(const char* what, const std::string& word, std::span<const std::string> known) {
   const auto found = std::find(known.begin(), known.end(), word);
   if (found == known.end()) fail_unknown("decoder", what, word, known);
@@ -50,39 +56,113 @@ size_t word_index(const char* what, const std::string& word, std::span<const std
 }
 
 const std::array<std::string, 2> kNorms{"layer", "rms"};
-const std::array<std::string, 2> kPositions{"learned", "rotary"};
-const std::array<std::string, 4> kActivations{"gelu", "gelu_tanh", "relu",
-                                              "silu_gated"};  // as DecoderMlpImpl::Activation
+const std::array<std::string, 4> kPositions{"learned", "rotary", "alibi", "none"};
+const std::array<std::string, 5> kScalings{"none", "linear", "dynamic", "yarn", "llama3"};
+const std::array<std::string, 5> kOrders{"pre", "post", "parallel", "residual", "sandwich"};  // as Order
+const std::array<std::string, 6> kActivations{"gelu", "gelu_tanh", "quick_gelu",
+                                              "relu", "silu",      "tanh"};  // as Activation
 
-/// Cosines and sines of the angles of each position: [2, T, D / H / 2], float32.
-Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& like) {
-  const auto head = options.hidden_dim / options.num_heads;
-  const auto kind = at::TensorOptions().dtype(at::kFloat).device(like.device());
-  const auto powers = at::arange(0, head, 2, kind) / static_cast<double>(head);
-  const auto angles = at::outer(at::arange(length, kind), at::pow(options.rotary_base, powers).reciprocal());
-  return at::stack({angles.cos(), angles.sin()});
+/// Of an activation with or without "_gated".
+size_t activation_index(const std::string& name) {
+  constexpr std::string_view kGated = "_gated";
+  return word_index("activation", name.ends_with(kGated) ? name.substr(0, name.size() - kGated.size()) : name,
+                    kActivations);
 }
 
-nn::ResidualNorm decoder_norm(const DecoderOptions& options) {
-  const bool rms = word_index("norm", options.norm, kNorms) == 1;
-  return nn::ResidualNorm(nn::ResidualNormOptions{
-      .size = options.hidden_dim, .eps = options.norm_eps, .rms = rms, .bias = options.bias && !rms});
+void check_rotary(const DecoderOptions& o) {
+  const auto& scaling = o.rotary_scaling;
+  const auto rotated = o.rotary_dim > 0 ? o.rotary_dim : o.head_width();
+  word_index("rotary scaling", scaling.type, kScalings);
+  LEVIN_CHECK(o.rotary_dim > 0 || rotated % 2 == 0, "[decoder] rotary positions need heads of even width, not ",
+              rotated);
+  LEVIN_CHECK(rotated + rotated % 2 <= o.head_width(), "[decoder] rotary_dim ", o.rotary_dim,
+              " is more than the width of a head, ", o.head_width());
+  LEVIN_CHECK(std::isfinite(o.rotary_base) && o.rotary_base > 0, "[decoder] rotary_base ", o.rotary_base,
+              " must be positive");
+  if (scaling.type == "none") return;
+  LEVIN_CHECK(std::isfinite(scaling.factor) && scaling.factor >= 1, "[decoder] the factor ", scaling.factor,
+              " of rotary scaling must be 1 or more");
+  LEVIN_CHECK(scaling.original_positions >= 0, "[decoder] original_positions must not be negative");
+  LEVIN_CHECK(scaling.type != "dynamic" || rotated > 2,
+              "[decoder] dynamic rotary scaling needs more than 2 dimensions");
+  LEVIN_CHECK(
+      scaling.type != "llama3" || (scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor),
+      "[decoder] rotary scaling llama3 needs 0 < low_freq_factor < high_freq_factor, got ", scaling.low_freq_factor,
+      " and ", scaling.high_freq_factor);
+  LEVIN_CHECK(
+      scaling.type != "yarn" || (scaling.beta_slow > 0 && scaling.beta_fast >= scaling.beta_slow && o.rotary_base != 1),
+      "[decoder] rotary scaling yarn needs 0 < beta_slow <= beta_fast, got ", scaling.beta_slow, " and ",
+      scaling.beta_fast);
 }
+
+/// x [B, T, H, D]: the first dimensions of each head turned by angles [2, (B,) T, R / 2].
+Tensor turned(const Tensor& x, const Tensor& angles) {
+  const auto width = 2 * angles.size(-1);
+  const auto by = angles.to(x.scalar_type()).unsqueeze(-2);
+  const auto halves = x.slice(-1, 0, width).chunk(2, -1);
+  std::vector<Tensor> parts{halves[0] * by[0] - halves[1] * by[1], halves[1] * by[0] + halves[0] * by[1]};
+  if (width < x.size(-1)) parts.push_back(x.slice(-1, width));
+  return at::cat(parts, -1);
+}
+
+Tensor capped(const Tensor& x, double cap) {
+  return cap > 0 ? at::tanh(x / cap) * cap : x;
+}
+
+}  // namespace
 
 void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.vocab_size > 0 && o.max_positions > 0 && o.num_layers > 0 && o.hidden_dim > 0 && o.mlp_dim >= 0,
               "[decoder] vocab_size, max_positions, num_layers and hidden_dim must be positive, mlp_dim 0 or more");
-  LEVIN_CHECK(o.num_heads > 0 && o.hidden_dim % o.num_heads == 0, "[decoder] hidden_dim ", o.hidden_dim,
-              " is not a multiple of num_heads ", o.num_heads);
+  LEVIN_CHECK(o.num_heads > 0 && o.head_dim >= 0 && (o.head_dim > 0 || o.hidden_dim % o.num_heads == 0),
+              "[decoder] hidden_dim ", o.hidden_dim, " is not a multiple of num_heads ", o.num_heads);
+  LEVIN_CHECK(o.kv_heads >= 0 && o.num_heads % o.key_heads() == 0, "[decoder] num_heads ", o.num_heads,
+              " is not a multiple of kv_heads ", o.kv_heads);
   LEVIN_CHECK(o.loss_rows >= -1, "[decoder] loss_rows ", o.loss_rows, " must be -1 (chosen by size), 0 (all) or more");
-  word_index("norm", o.norm, kNorms);
-  word_index("activation", o.activation, kActivations);
+  LEVIN_CHECK(o.embedding_dim >= 0 && o.position_offset >= 0 && o.rotary_dim >= 0 && o.window >= 0,
+              "[decoder] embedding_dim, position_offset, rotary_dim and window must not be negative");
+  LEVIN_CHECK(std::isfinite(o.norm_eps) && o.norm_eps >= 0, "[decoder] norm_eps ", o.norm_eps,
+              " must be 0 or more, and finite");
+  for (const auto value : {o.attention_scale, o.attention_softcap, o.logit_softcap})
+    LEVIN_CHECK(std::isfinite(value) && value >= 0,
+                "[decoder] attention_scale, attention_softcap and logit_softcap must be 0 or more, and finite");
+  LEVIN_CHECK(o.windowed_layers.empty() || static_cast<int64_t>(o.windowed_layers.size()) == o.num_layers,
+              "[decoder] windowed_layers names ", o.windowed_layers.size(), " layers, there are ", o.num_layers);
+  const bool rms = word_index("norm", o.norm, kNorms) == 1;
+  LEVIN_CHECK(!o.norm_unit_offset || rms, "[decoder] norm_unit_offset is of norm \"rms\"");
+  activation_index(o.activation);
   word_index("positions", o.positions, kPositions);
-  LEVIN_CHECK(o.positions != "rotary" || o.hidden_dim / o.num_heads % 2 == 0,
-              "[decoder] rotary positions need heads of even width, not ", o.hidden_dim / o.num_heads);
+  word_index("block", o.block, kOrders);
+  LEVIN_CHECK(o.causal || (o.positions != "alibi" && o.window == 0),
+              "[decoder] positions \"alibi\" and a window need causal attention");
+  if (o.positions == "rotary") check_rotary(o);
 }
 
-}  // namespace
+namespace detail {
+
+nn::ResidualNorm decoder_norm(const DecoderOptions& options) {
+  const bool rms = word_index("norm", options.norm, kNorms) == 1;
+  return nn::ResidualNorm(nn::ResidualNormOptions{.size = options.hidden_dim,
+                                                  .eps = options.norm_eps,
+                                                  .rms = rms,
+                                                  .bias = options.norm_bias.value_or(options.bias) && !rms,
+                                                  .affine = options.norm_affine,
+                                                  .unit_offset = options.norm_unit_offset});
+}
+
+std::vector<DecoderBlock> register_blocks(torch::nn::Module& owner, const DecoderOptions& options) {
+  std::vector<DecoderBlock> blocks;
+  auto layers = owner.register_module("blocks", std::make_shared<DecoderGroupImpl>());
+  for (int64_t i = 0; i < options.num_layers; ++i) {
+    blocks.push_back(DecoderBlock(options, i));
+    layers->register_module(std::to_string(i), blocks.back());
+  }
+  return blocks;
+}
+
+}  // namespace detail
+
+using detail::decoder_norm;
 
 // ---- layers
 
@@ -102,107 +182,247 @@ DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, dou
 }
 
 Tensor DecoderLinearImpl::forward(const Tensor& x) {
-  return kernels::linear(x, weight, bias);
+  auto y = kernels::linear(x, weight, bias);
+  for (auto& adapter : adapters) {
+    const auto change = adapter(x);
+    const auto behind = y.size(-1) - adapter->first_row - change.size(-1);
+    y = y + (change.size(-1) == y.size(-1) ? change : at::constant_pad_nd(change, {adapter->first_row, behind}));
+  }
+  return y;
 }
 
 // ---- block
 
-DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options)
-    : num_heads(options.num_heads), dropout(options.attention_dropout) {
-  const auto dim = options.hidden_dim;
-  qkv = register_module("qkv", DecoderLinear(dim, 3 * dim, options.bias, kInitStd));
-  out = register_module("out", DecoderLinear(dim, dim, options.bias, residual_std(options)));
+DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_t layer)
+    : num_heads(options.num_heads),
+      kv_heads(options.key_heads()),
+      head_dim(options.head_width()),
+      dropout(options.attention_dropout),
+      scale(options.attention_scale),
+      softcap(options.attention_softcap),
+      causal(options.causal) {
+  const auto dim = options.hidden_dim, wide = num_heads * head_dim;
+  is_plain_ = kv_heads == num_heads && scale == 0 && softcap == 0 && !options.qk_norm && !options.scale_by_layer;
+  if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(head_dim));
+  if (options.scale_by_layer) scale /= static_cast<double>(layer + 1);
+  qkv = register_module(
+      "qkv", DecoderLinear(dim, wide + 2 * kv_heads * head_dim, options.qkv_bias.value_or(options.bias), kInitStd));
+  out =
+      register_module("out", DecoderLinear(wide, dim, options.out_bias.value_or(options.bias), residual_std(options)));
+  if (!options.qk_norm) return;
+  const nn::ResidualNormOptions norm{
+      .size = head_dim, .eps = options.norm_eps, .rms = true, .bias = false, .unit_offset = options.norm_unit_offset};
+  norm_q = register_module("norm_q", nn::ResidualNorm(norm));
+  norm_k = register_module("norm_k", nn::ResidualNorm(norm));
 }
 
-Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary) {
-  const auto b = x.size(0), t = x.size(1), d = x.size(2);
-  return out(kernels::attention(qkv(x).view({b, t, 3, num_heads, d / num_heads}),
-                                {.causal = true, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
+Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
+  if (!is_plain_ || mask.defined() || !whole) return out(attend(qkv(x), rotary, mask));
+  return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
+                                {.causal = causal, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
 }
 
-DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options)
-    : activation(static_cast<Activation>(word_index("activation", options.activation, kActivations))) {
-  const auto dim = options.hidden_dim, width = mlp_width(options);
-  if (activation == Activation::kSiluGated)
-    gate = register_module("gate", DecoderLinear(dim, width, options.bias, kInitStd));
-  up = register_module("up", DecoderLinear(dim, width, options.bias, kInitStd));
-  down = register_module("down", DecoderLinear(width, dim, options.bias, residual_std(options)));
+Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask) {
+  const auto b = packed.size(0), t = packed.size(1), wide = num_heads * head_dim, narrow = kv_heads * head_dim;
+  const auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
+  auto q = parts[0].view({b, t, num_heads, head_dim});
+  auto k = parts[1].view({b, t, kv_heads, head_dim});
+  auto v = parts[2].view({b, t, kv_heads, head_dim}).transpose(1, 2);
+  if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
+  if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
+  q = q.transpose(1, 2), k = k.transpose(1, 2);  // [B, H, T, D]
+  const auto p = is_training() ? dropout : 0.0;
+  auto added = mask;
+  // Under autocast: a lowest number of float32 would become infinite.
+  if (mask.defined() && mask.is_floating_point() && mask.scalar_type() != q.scalar_type())
+    added = mask.clamp_min(lowest_number(q.scalar_type())).to(q.scalar_type());
+  if (softcap == 0) {
+    const auto mixed = at::scaled_dot_product_attention(
+        q, k, v, added.defined() ? std::optional<Tensor>(added) : std::nullopt, p, causal && !added.defined(), scale,
+        /*enable_gqa=*/kv_heads != num_heads);
+    return mixed.transpose(1, 2).reshape({b, t, wide});
+  }
+  const auto groups = num_heads / kv_heads;
+  if (groups > 1) k = k.repeat_interleave(groups, 1), v = v.repeat_interleave(groups, 1);
+  auto scores = capped(at::matmul(q, k.transpose(-1, -2)) * scale, softcap);
+  const auto lowest = -std::numeric_limits<float>::infinity();
+  if (!added.defined() && causal)
+    scores = scores + at::full({t, t}, lowest, scores.options()).triu_(1);
+  else if (added.defined())
+    scores = added.scalar_type() == at::kBool ? at::where(added, scores, lowest) : scores + added;
+  const auto weights = at::softmax(scores, -1, at::kFloat).to(v.scalar_type());
+  return at::matmul(dropped(weights, p, is_training()), v).transpose(1, 2).reshape({b, t, wide});
+}
+
+DecoderMlpImpl::Activation activation_of(const std::string& name) {
+  return static_cast<DecoderMlpImpl::Activation>(activation_index(name));
+}
+
+namespace {
+
+/// The kernel of an activation; none for those that are plain operators.
+std::optional<kernels::Activation> fused_kind(DecoderMlpImpl::Activation activation) {
+  using Kind = DecoderMlpImpl::Activation;
+  switch (activation) {
+    case Kind::kGelu:
+      return kernels::Activation::kGelu;
+    case Kind::kGeluTanh:
+      return kernels::Activation::kGeluTanh;
+    case Kind::kRelu:
+      return kernels::Activation::kRelu;
+    case Kind::kSilu:
+      return kernels::Activation::kSilu;
+    default:
+      return {};
+  }
+}
+
+}  // namespace
+
+Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation) {
+  if (const auto kind = fused_kind(activation)) return kernels::activation(x, *kind);
+  return activation == DecoderMlpImpl::Activation::kTanh ? at::tanh(x) : x * at::sigmoid(x * 1.702);
+}
+
+DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options) : activation(activation_of(options.activation)) {
+  const auto dim = options.hidden_dim, width = options.mlp_width();
+  const bool biased = options.mlp_bias.value_or(options.bias);
+  if (options.gated()) gate = register_module("gate", DecoderLinear(dim, width, biased, kInitStd));
+  up = register_module("up", DecoderLinear(dim, width, biased, kInitStd));
+  down = register_module("down", DecoderLinear(width, dim, biased, residual_std(options)));
 }
 
 Tensor DecoderMlpImpl::gated(const Tensor& x) {
   const auto opened = gate(x);
-  return kernels::gated_silu(opened, up(x));
+  if (activation == Activation::kSilu) return kernels::gated_silu(opened, up(x));
+  return activated(opened, activation) * up(x);
 }
 
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
-  if (activation == Activation::kSiluGated) return down(gated(x));
-  const auto kind = activation == Activation::kRelu   ? kernels::Activation::kRelu
-                    : activation == Activation::kGelu ? kernels::Activation::kGelu
-                                                      : kernels::Activation::kGeluTanh;
-  if (const auto result = nn::fp8_mlp(x, up, kind, down)) return *result;
-  return down(up->num_interceptors() > 0 ? kernels::activation(up(x), kind)
-                                         : kernels::linear_activation(x, up->weight, up->bias, kind));
+  if (gate) return down(gated(x));
+  const auto kind = fused_kind(activation);
+  const bool bare = up->adapters.empty() && down->adapters.empty();
+  if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
+  if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
+  return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)
+                                         : kernels::linear_activation(x, up->weight, up->bias, *kind));
 }
 
-DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options) : dropout(options.dropout) {
+DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options, int64_t layer)
+    : dropout(options.dropout), order(static_cast<Order>(word_index("block", options.block, kOrders))) {
   norm_1 = register_module("norm_1", decoder_norm(options));
-  attention = register_module("attention", DecoderAttention(options));
+  attention = register_module("attention", DecoderAttention(options, layer));
   norm_2 = register_module("norm_2", decoder_norm(options));
   mlp = register_module("mlp", DecoderMlp(options));
+  if (order != Order::kSandwich) return;
+  norm_1_after = register_module("norm_1_after", decoder_norm(options));
+  norm_2_after = register_module("norm_2_after", decoder_norm(options));
 }
 
-nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary) {
+nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
+  if (order != Order::kPre) return {closed(stream.closed(), rotary, mask), {}};
   auto [normed, x] = norm_1(stream.sum, stream.branch);
   stream = {};  // nobody needs it any more
-  const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary), dropout);
+  const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary, mask), dropout);
   return {h, dropped(mlp(inner), dropout, is_training())};
 }
 
-Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary) {
-  return open({x, {}}, rotary).closed();
+Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  const auto drop = [&](const Tensor& branch) { return dropped(branch, dropout, is_training()); };
+  switch (order) {
+    case Order::kPost: {
+      const auto [y, sum] = norm_1(x, attention(x, rotary, mask), dropout);
+      return std::get<0>(norm_2(y, mlp(y), dropout));
+    }
+    case Order::kParallel: {
+      const auto attended = drop(attention(std::get<0>(norm_1(x)), rotary, mask));
+      return drop(mlp(std::get<0>(norm_2(x)))) + attended + x;
+    }
+    case Order::kResidual: {
+      const auto y = std::get<0>(norm_1(x));
+      const auto z = std::get<0>(norm_2(y + drop(attention(y, rotary, mask))));
+      return z + drop(mlp(z));
+    }
+    default: {
+      const auto h = x + std::get<0>(norm_1_after(attention(std::get<0>(norm_1(x)), rotary, mask)));
+      return h + std::get<0>(norm_2_after(mlp(std::get<0>(norm_2(h)))));
+    }
+  }
+}
+
+Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  return open({x, {}}, rotary, mask).closed();
 }
 
 // ---- the model
 
-DecoderHeadImpl::DecoderHeadImpl(const DecoderOptions& options) : loss_rows(options.loss_rows) {
-  weight = register_parameter("weight", torch::empty({options.vocab_size, options.hidden_dim}));
+DecoderHeadImpl::DecoderHeadImpl(const DecoderOptions& options)
+    : loss_rows(options.loss_rows), softcap(options.logit_softcap) {
+  weight = register_parameter("weight", torch::empty({options.vocab_size, options.embedding_width()}));
   if (!options.tied_head) torch::nn::init::normal_(weight, 0, kInitStd);
 }
 
 Tensor DecoderHeadImpl::forward(const Tensor& x, const Tensor& targets) {
-  return targets.defined() ? linear_cross_entropy(x, weight, targets, loss_rows) : at::linear(x, weight);
+  if (!targets.defined()) return capped(at::linear(x, weight), softcap);
+  if (softcap == 0) return linear_cross_entropy(x, weight, targets, loss_rows);
+  const auto logits = capped(at::linear(x, weight), softcap).flatten(0, -2);
+  return cross_entropy(logits.to(at::promote_types(logits.scalar_type(), at::kFloat)), targets.flatten().to(at::kLong),
+                       {.ignore_index = kIgnoredToken});
 }
 
 DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   check_options(options);
-  tokens = register_module("tokens", DecoderEmbedding(options.vocab_size, options.hidden_dim));
+  const auto width = options.embedding_width();
+  tokens = register_module("tokens", DecoderEmbedding(options.vocab_size, width));
   if (options.positions == "learned")
-    positions = register_module("positions", DecoderEmbedding(options.max_positions, options.hidden_dim));
-  auto layers = register_module("blocks", std::make_shared<DecoderGroupImpl>());
-  for (int64_t i = 0; i < options.num_layers; ++i) {
-    blocks.push_back(DecoderBlock(options));
-    layers->register_module(std::to_string(i), blocks.back());
+    positions = register_module("positions",
+                                DecoderEmbedding(options.max_positions + options.position_offset, options.hidden_dim));
+  if (options.embedding_norm) embedding_norm = register_module("embedding_norm", decoder_norm(options));
+  if (width != options.hidden_dim) {
+    project_in = register_module("project_in", DecoderLinear(width, options.hidden_dim, false, kInitStd));
+    project_out = register_module("project_out", DecoderLinear(options.hidden_dim, width, false, kInitStd));
   }
-  norm = register_module("norm", decoder_norm(options));
+  blocks = detail::register_blocks(*this, options);
+  if (options.final_norm) norm = register_module("norm", decoder_norm(options));
   head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
 
-Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets) {
+Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
   LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
               "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
+  check_mask(mask, ids);
   const auto length = ids.size(1);
-  LEVIN_CHECK(length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
+  const bool bounded =
+      options.positions == "learned" || (options.positions == "rotary" && options.rotary_scaling.type != "dynamic");
+  LEVIN_CHECK(!bounded || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
               options.max_positions, " of max_positions");
   auto x = tokens(ids);
+  if (options.embedding_scale != 1) x = x * at::full({}, options.embedding_scale, x.options());
+  if (project_in) x = project_in(x);
   Tensor rotary;
-  if (positions)
-    x = x + positions(at::arange(length, ids.options()));
-  else
-    rotary = rotary_angles(options, length, x);
-  nn::OpenStream h{dropped(std::exchange(x, {}), options.dropout, is_training()), {}};
-  for (const auto& block : blocks) h = nn::open_block<&DecoderBlockImpl::open>(block, std::move(h), rotary);
-  return head(std::get<0>(norm(h.sum, h.branch)), targets);
+  if (positions && mask.defined())
+    x = x + positions(token_positions(mask) + options.position_offset);
+  else if (positions)
+    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
+  else if (options.positions == "rotary")
+    rotary = rotary_angles(options, length, mask, x.device());
+  if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  const auto masks = attention_masks(options, length, mask, x);
+  nn::OpenStream h{dropped(std::exchange(x, {}), options.embedding_dropout.value_or(options.dropout), is_training()),
+                   {}};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const bool windowed = options.window > 0 && (options.windowed_layers.empty() || options.windowed_layers[i]);
+    h = nn::open_block<&DecoderBlockImpl::open>(blocks[i], std::move(h), rotary,
+                                                windowed ? masks.windowed : masks.full);
+  }
+  const auto result = norm ? std::get<0>(norm(h.sum, h.branch)) : h.closed();
+  return project_out ? project_out(result) : result;
+}
+
+Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  return head(hidden_states(ids, mask), targets);
 }
 
 Decoder decoder(const DecoderOptions& options) {

@@ -10,39 +10,12 @@
 #include <torch/nn/modules/container/any_value.h>
 
 #include "levin/models/decoder_loss.h"
+#include "levin/models/decoder_options.h"
+#include "levin/models/low_rank.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/unit.h"
 
 namespace levin::models {
-
-/// A decoder of tokens. The defaults are GPT-2's.
-struct DecoderOptions {
-  int64_t vocab_size = 50257;
-  /// The longest sequence.
-  int64_t max_positions = 1024;
-  int64_t num_layers = 12;
-  int64_t num_heads = 12;
-  int64_t hidden_dim = 768;
-  /// Width inside the MLP; 0: four times hidden_dim.
-  int64_t mlp_dim = 0;
-  /// Linear layers and layer norms have biases.
-  bool bias = true;
-  /// "layer" or "rms".
-  std::string norm = "layer";
-  double norm_eps = 1e-5;
-  /// "gelu", "gelu_tanh" (its approximation), "relu", or "silu_gated": silu(gate(x)) * up(x).
-  std::string activation = "gelu_tanh";
-  /// "learned" or "rotary".
-  std::string positions = "learned";
-  double rotary_base = 10000;
-  /// The last layer shares its weight with the embedding of tokens.
-  bool tied_head = true;
-  double dropout = 0;
-  double attention_dropout = 0;
-  /// Rows whose logits are in memory at once when the model computes its loss; -1: chosen by size (the default), 0: all
-  /// of them.
-  int64_t loss_rows = -1;
-};
 
 /// Rows of a table: integers of any shape to [..., D].
 struct DecoderEmbeddingImpl : torch::nn::Module {
@@ -59,47 +32,73 @@ struct DecoderLinearImpl : torch::nn::Module {
   Tensor forward(const Tensor& x);
 
   Tensor weight, bias;
+  /// Changes of low rank that are added to the result (levin/models/lora.h).
+  std::vector<LowRank> adapters;
 };
 LEVIN_MODULE(DecoderLinear);
 
-/// Causal self attention: [B, T, D] to [B, T, D]. No mask is made: the kernel knows that it is causal.
+/// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
 struct DecoderAttentionImpl : torch::nn::Module {
-  explicit DecoderAttentionImpl(const DecoderOptions& options);
-  Tensor forward(const Tensor& x, const Tensor& rotary = {});
+  explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
+  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks.
+  Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
 
-  int64_t num_heads;
-  double dropout;
+  int64_t num_heads, kv_heads, head_dim;
+  double dropout, scale, softcap;
+  bool causal;
   DecoderLinear qkv = nullptr, out = nullptr;
+  /// Of each head of queries and keys; empty without qk_norm.
+  nn::ResidualNorm norm_q = nullptr, norm_k = nullptr;
+
+ private:
+  /// Queries, keys and values apart, for what the packed kernel does not do.
+  Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
+
+  bool is_plain_;
 };
 LEVIN_MODULE(DecoderAttention);
 
 struct DecoderMlpImpl : torch::nn::Module {
-  enum class Activation { kGelu, kGeluTanh, kRelu, kSiluGated };
+  enum class Activation { kGelu, kGeluTanh, kQuickGelu, kRelu, kSilu, kTanh };
   explicit DecoderMlpImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x);
-  /// silu(gate(x)) * up(x).
+  /// activation(gate(x)) * up(x).
   Tensor gated(const Tensor& x);
 
   Activation activation;
+  /// `gate` is empty for an MLP that is not gated.
   DecoderLinear gate = nullptr, up = nullptr, down = nullptr;
 };
 LEVIN_MODULE(DecoderMlp);
 
-/// One layer: what is sharded, checkpointed and streamed as one. [B, T, D] to the same; `rotary` are the angles of
-/// rotary positions (Decoder makes them once for all layers).
+/// The activation of that name, as DecoderOptions has it ("_gated" does not count).
+DecoderMlpImpl::Activation activation_of(const std::string& name);
+Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation);
+
+/// One layer: what is sharded, checkpointed and streamed as one. [B, T, D] to the same; `rotary` and `mask` are made
+/// once for all layers.
 struct DecoderBlockImpl : torch::nn::Module {
-  explicit DecoderBlockImpl(const DecoderOptions& options);
-  Tensor forward(const Tensor& x, const Tensor& rotary = {});
-  /// The same without the last sum, and with that of the block before.
-  nn::OpenStream open(nn::OpenStream stream, const Tensor& rotary);
+  enum class Order { kPre, kPost, kParallel, kResidual, kSandwich };
+  explicit DecoderBlockImpl(const DecoderOptions& options, int64_t layer = 0);
+  Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
+  /// The same without the last sum, and with that of the block before; a block other than "pre" leaves no sum open.
+  nn::OpenStream open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask);
 
   double dropout;
+  Order order;
   nn::ResidualNorm norm_1 = nullptr, norm_2 = nullptr;
+  /// Behind attention and MLP in a "sandwich"; else empty.
+  nn::ResidualNorm norm_1_after = nullptr, norm_2_after = nullptr;
   DecoderAttention attention = nullptr;
   DecoderMlp mlp = nullptr;
 
+ private:
+  /// A block other than "pre".
+  Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
+
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())})  // for torch::nn::Sequential
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
+                           {2, torch::nn::AnyValue(Tensor())})  // for torch::nn::Sequential
 };
 LEVIN_MODULE(DecoderBlock);
 
@@ -110,27 +109,42 @@ struct DecoderHeadImpl : torch::nn::Module {
   Tensor forward(const Tensor& x, const Tensor& targets = {});
 
   int64_t loss_rows;
+  double softcap;
   Tensor weight;
 };
 LEVIN_MODULE(DecoderHead);
 
-/// A decoder-only transformer, norms before the layers.
+/// A decoder-only transformer.
 ///
 ///     auto model = levin::models::gpt2();
 ///     auto logits = model(tokens);                                          // [B, T] to [B, T, V]
 ///     auto loss = model(tokens, levin::models::next_tokens(tokens));       // without keeping the logits
+///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
 struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
-  Tensor forward(const Tensor& tokens, const Tensor& targets = {});
+  /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
+  /// has the logits that it has alone.
+  Tensor forward(const Tensor& tokens, const Tensor& targets = {}, const Tensor& mask = {});
+  /// The same up to the head: [B, T, D].
+  Tensor hidden_states(const Tensor& tokens, const Tensor& mask = {});
 
   DecoderOptions options;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
+  /// Of BLOOM, and of OPT-350m; else empty.
+  nn::ResidualNorm embedding_norm = nullptr;
+  DecoderLinear project_in = nullptr, project_out = nullptr;
   std::vector<DecoderBlock> blocks;
   nn::ResidualNorm norm = nullptr;
   DecoderHead head = nullptr;
 };
 LEVIN_MODULE(Decoder);
+
+namespace detail {
+/// The norm of a block, and blocks 0 to num_layers - 1 as children of "blocks" of `owner`.
+nn::ResidualNorm decoder_norm(const DecoderOptions& options);
+std::vector<DecoderBlock> register_blocks(torch::nn::Module& owner, const DecoderOptions& options);
+}  // namespace detail
 
 /// A decoder of any options; sizes with a name are in decoder_sizes.h.
 Decoder decoder(const DecoderOptions& options);

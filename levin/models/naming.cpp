@@ -12,6 +12,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/models/language/architecture.h"
 
 namespace levin::models {
 namespace {
@@ -80,40 +81,15 @@ std::vector<NameRule> resnet_rules() {
   return rules;
 }
 
-NameRule decoder_rule(std::vector<std::string> huggingface, const std::string& levin, bool transposed = false) {
-  return {{{{}, {}, std::move(huggingface), {levin}}}, {}, transposed};
-}
-
-std::vector<NameRule> gpt2_rules() {
-  const std::string hf = "transformer.h.#.", levin = "blocks.#.";
-  return {
-      decoder_rule({"transformer.wte.weight"}, "tokens.weight"),
-      decoder_rule({"transformer.wpe.weight"}, "positions.weight"),
-      decoder_rule({hf + "ln_1.*"}, levin + "norm_1.*"),
-      decoder_rule({hf + "attn.c_attn.*"}, levin + "attention.qkv.*", true),
-      decoder_rule({hf + "attn.c_proj.*"}, levin + "attention.out.*", true),
-      decoder_rule({hf + "ln_2.*"}, levin + "norm_2.*"),
-      decoder_rule({hf + "mlp.c_fc.*"}, levin + "mlp.up.*", true),
-      decoder_rule({hf + "mlp.c_proj.*"}, levin + "mlp.down.*", true),
-      decoder_rule({"transformer.ln_f.*"}, "norm.*"),
-      decoder_rule({"lm_head.weight"}, "head.weight"),
-  };
-}
-
-std::vector<NameRule> llama_rules() {
-  const std::string hf = "model.layers.#.", levin = "blocks.#.", attention = hf + "self_attn.";
-  return {
-      decoder_rule({"model.embed_tokens.weight"}, "tokens.weight"),
-      decoder_rule({hf + "input_layernorm.weight"}, levin + "norm_1.weight"),
-      decoder_rule({attention + "q_proj.*", attention + "k_proj.*", attention + "v_proj.*"}, levin + "attention.qkv.*"),
-      decoder_rule({attention + "o_proj.*"}, levin + "attention.out.*"),
-      decoder_rule({hf + "post_attention_layernorm.weight"}, levin + "norm_2.weight"),
-      decoder_rule({hf + "mlp.gate_proj.*"}, levin + "mlp.gate.*"),
-      decoder_rule({hf + "mlp.up_proj.*"}, levin + "mlp.up.*"),
-      decoder_rule({hf + "mlp.down_proj.*"}, levin + "mlp.down.*"),
-      decoder_rule({"model.norm.weight"}, "norm.weight"),
-      decoder_rule({"lm_head.weight"}, "head.weight"),
-  };
+/// The names of a decoder in files of huggingface, as its model folders have them.
+std::vector<NameRule> decoder_rules(const LanguageArchitecture& architecture) {
+  std::vector<NameRule> rules;
+  for (const auto& rule : architecture.rules) {
+    std::vector<std::string> huggingface;
+    for (const auto& name : rule.theirs) huggingface.push_back(full_name(architecture, rule.ours, name));
+    rules.push_back({{{{}, {}, std::move(huggingface), {rule.ours}}}, {}, rule.layout == WeightLayout::kTransposed});
+  }
+  return rules;
 }
 
 struct Architecture {
@@ -129,8 +105,11 @@ const std::vector<Architecture>& architectures() {
   static const std::vector<Architecture> all{
       {"vit", "vit", vit_rules()},
       {"resnet", "resnet", resnet_rules()},
-      {"gpt2", "transformer", gpt2_rules(), {"transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias"}},
-      {"llama", "model", llama_rules(), {"model.layers.#.self_attn.rotary_emb.inv_freq"}}};
+      {"gpt2",
+       "transformer",
+       decoder_rules(gpt2_architecture()),
+       {"transformer.h.#.attn.bias", "transformer.h.#.attn.masked_bias"}},
+      {"llama", "model", decoder_rules(llama_architecture()), {"model.layers.#.self_attn.rotary_emb.inv_freq"}}};
   return all;
 }
 

@@ -2,6 +2,8 @@
 
 #include <ostream>
 
+#include <ATen/ops/dropout.h>
+#include <ATen/ops/ones.h>
 #include <torch/types.h>
 
 #include "levin/core/error.h"
@@ -15,7 +17,9 @@ ResidualNormImpl::ResidualNormImpl(const ResidualNormOptions& asked) : options(a
 }
 
 void ResidualNormImpl::reset() {
-  weight = register_parameter("weight", torch::ones({options.size}));
+  if (!options.affine) return;
+  weight =
+      register_parameter("weight", options.unit_offset ? torch::zeros({options.size}) : torch::ones({options.size}));
   if (options.bias) bias = register_parameter("bias", torch::zeros({options.size}));
 }
 
@@ -25,8 +29,15 @@ void ResidualNormImpl::pretty_print(std::ostream& stream) const {
 }
 
 std::tuple<Tensor, Tensor> ResidualNormImpl::forward(const Tensor& stream, const Tensor& branch, double dropout) {
-  auto result =
-      kernels::residual_norm(stream, branch, weight, bias, options.eps, options.rms, is_training() ? dropout : 0.0);
+  const auto p = is_training() ? dropout : 0.0;
+  if (options.unit_offset) {
+    const auto h = branch.defined() ? stream + (p > 0 ? at::dropout(branch, p, true) : branch) : stream;
+    const auto wide = h.to(at::promote_types(h.scalar_type(), at::kFloat));
+    const auto normed = wide * (wide.square().mean(-1, /*keepdim=*/true) + options.eps).rsqrt();
+    return {(normed * (1 + weight.to(wide.scalar_type()))).to(h.scalar_type()), h};
+  }
+  const auto scale = options.affine ? weight : at::ones({options.size}, stream.options());
+  auto result = kernels::residual_norm(stream, branch, scale, bias, options.eps, options.rms, p);
   return {std::move(result.output), std::move(result.stream)};
 }
 

@@ -19,6 +19,10 @@ struct ResidualNormOptions {
   /// Root mean square norm in place of layer norm.
   bool rms = false;
   bool bias = true;
+  /// Whether there are weights at all; without them there is no bias either.
+  bool affine = true;
+  /// Multiplies by 1 + weight, in float32, with a weight that starts from zeros (Gemma). By plain operators.
+  bool unit_offset = false;
 };
 
 /// A norm inside a stack of residual branches. It also ends the branch before it, so that the sum and the norm, and in

@@ -197,7 +197,8 @@ void Regex::emit_repeat(const RegexNode& node, int depth) {
 
 struct Regex::Frame {
   uint32_t pc = 0;
-  uint32_t kind = 0;  // 0: continue at `at`; 1: a run that may give back down to `least`; 2: restore a mark; 3: a lazy run
+  uint32_t kind =
+      0;  // 0: continue at `at`; 1: a run that may give back down to `least`; 2: restore a mark; 3: a lazy run
   size_t at = 0, least = 0;
 };
 

@@ -14,6 +14,8 @@
 #include <levin/io/weights/weights.h>
 #include <levin/levin.h>
 #include <levin/models/decoder_sizes.h>
+#include <levin/models/folder.h>
+#include <levin/models/language_score.h>
 #include <levin/models/registry.h>
 #include <levin/models/resnet.h>
 #include <levin/models/load_weights.h>
@@ -211,6 +213,26 @@ struct Timer : levin::Interceptor {
   auto other = levin::models::decoder({.vocab_size = 32000, .max_positions = 2048, .num_layers = 16, .num_heads = 16,
                                        .hidden_dim = 1024, .mlp_dim = 2816, .bias = false, .norm = "rms",
                                        .activation = "silu_gated", .positions = "rotary", .tied_head = false});
+}
+
+[[maybe_unused]] void language_models(const Tensor& tokens, const Tensor& mask) {
+  auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
+  auto logits = model.decoder(tokens);                                            // [B, T] to [B, T, V]
+  auto loss = model.decoder(tokens, levin::models::next_tokens(tokens));          // to train it
+  auto padded = model.decoder(tokens, Tensor(), mask);                            // rows of unequal length
+  levin::models::save_model(model, "tuned", {.max_shard_size = 2'000'000'000});
+}
+
+[[maybe_unused]] void adapters(levin::models::LanguageModel& model) {
+  levin::models::add_lora(model, {.rank = 16, .alpha = 32, .target_modules = {"q_proj", "v_proj"}});
+  levin::optim::AdamW opt(levin::models::lora_parameters(model), {.lr = 1e-4});
+  levin::models::save_lora(model, "adapter");
+}
+
+[[maybe_unused]] void text_encoders(const Tensor& ids, const Tensor& mask) {
+  auto model = levin::models::open_model("bert-base-uncased", {.head = "none"});
+  auto hidden = model.encoder->hidden_states(ids, mask);                          // [B, T, D]
+  auto vectors = levin::models::mean_embedding(hidden, mask);                     // or first_embedding(hidden)
 }
 
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {

@@ -430,7 +430,7 @@ TEST(Fp8Layers, StatesComeBack) {
   const auto other = fp8_layers_of(net);
   other->load_state(layers->names(), state);
   EXPECT_TRUE(torch::equal(other->state(), state));
-  // By name; a shorter history takes the newest numbers; a weight without a state begins anew.
+  // By name; a shorter history takes the newest numbers; a weight without a state begins from the start.
   const auto shorter = fp8_layers_of(net, {.history = 3});
   shorter->load_state({"another", layers->names()[1]}, state);
   const auto taken = shorter->state();

@@ -61,7 +61,7 @@ TEST(TrainerFp8, ResumesToTheBit) {
     const auto histories = load_checkpoint(saved).at("fp8_histories").to_dict().at("module_0").to_dict();
     EXPECT_GT(histories.at("histories").to_tensor().abs().max().item<float>(), 0);
   }
-  // In another precision it goes on without them.
+  // In another precision it continues without them.
   EXPECT_EQ(losses_of("", path, 1, "bf16-mixed").size(), 7u);
 }
 

@@ -10,30 +10,33 @@
 #include "levin/io/weights/weight_formats.h"
 #include "levin/models/naming.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/inspect_model.h"
 #include "levin/program/commands/inspect_table.h"
 #include "levin/program/commands/name_patterns.h"
 
 namespace levin::cli {
 namespace {
 
-void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bool with_stats) {
+void print_table(const WeightFile& file, const std::vector<InspectRow>& rows, bool with_stats,
+                 const std::optional<ModelFacts>& model) {
   auto out = table_text(rows, with_stats);
   out += fmt::format("\n{}, {} of {}\n", total_text(rows), counted(static_cast<int64_t>(file.files().size()), "file"),
                      file.format());
   std::vector<std::string> names;
   for (const auto& entry : file.entries()) names.push_back(entry.name);
   const auto naming = models::detect_naming(names);
-  if (!naming.scheme.empty()) out += fmt::format("naming: {} of {}\n", naming.architecture, naming.scheme);
+  if (!naming.scheme.empty() && !model) out += fmt::format("naming: {} of {}\n", naming.architecture, naming.scheme);
   if (!file.root().empty()) out += fmt::format("root: {} (--root \"\" for the whole file)\n", file.root());
   if (!file.stripped().empty())
     out +=
         fmt::format("names without \"{}\", which all of them have (--root \"\" for the whole file)\n", file.stripped());
   for (const auto& [name, value] : file.metadata())
     out += fmt::format("{}: {}\n", printable(name), printable(value.substr(0, 200)));
+  if (model) out += model->to_string();
   std::fputs(out.c_str(), stdout);
 }
 
-void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
+void print_json(const WeightFile& file, const std::vector<InspectRow>& rows, const std::optional<ModelFacts>& model) {
   using Json = nlohmann::ordered_json;
   Json tensors = Json::array();
   for (const auto& [entry, held, stats] : rows) {
@@ -45,19 +48,30 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows) {
   }
   Json files = Json::array();
   for (const auto& path : file.files()) files.push_back(path.string());
-  const Json out{{"format", file.format()},
-                 {"files", files},
-                 {"root", file.root()},
-                 {"metadata", file.metadata()},
-                 {"tensors", tensors}};
+  Json out{{"format", file.format()},
+           {"files", files},
+           {"root", file.root()},
+           {"metadata", file.metadata()},
+           {"tensors", tensors}};
+  if (model) {
+    out["model"] = {{"model_type", model->model_type},   {"dtype", model->dtype},
+                    {"parameters", model->parameters},   {"num_layers", model->layers},
+                    {"hidden_dim", model->hidden},       {"num_heads", model->heads},
+                    {"kv_heads", model->kv_heads},       {"vocab_size", model->vocab},
+                    {"max_positions", model->positions}, {"weight_bytes", model->weights}};
+    if (model->cache_per_token > 0) out["model"]["cache_bytes_per_token"] = model->cache_per_token;
+    if (model->training)
+      out["model"]["training"] = {{"tokens", model->training_tokens}, {"peak_bytes", *model->training}};
+  }
   std::puts(out.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
 }
 
 struct Inspect : InspectFlags {
   void describe(Flags& flags) {
-    flags.argument("FILE", file,
-                   "a weight file (" + join(levin::detail::weight_endings()) +
-                       "), an index of several, a folder with one of these, or a checkpoint");
+    flags.argument(
+        "FILE", file,
+        "a weight file (" + join(levin::detail::weight_endings()) +
+            "), an index of several, a folder with one of these (a model with its config.json too), or a checkpoint");
     flags.repeated("filter", filter, "only names that match, such as \"encoder.*\"; repeatable; !GLOB excludes",
                    "GLOB");
     flags.flag("sort", sort, "order; size is largest first [the order of the file]", "ORDER", {"name", "size"});
@@ -79,10 +93,11 @@ struct Inspect : InspectFlags {
     for (const auto& entry : weights.entries()) rows.push_back({entry});
     rows = choose_rows(std::move(rows), *this);
     if (stats) add_stats(rows, [&](const std::string& name) { return weights.read(name); });
+    const auto model = model_facts(file);
     if (json)
-      print_json(weights, rows);
+      print_json(weights, rows, model);
     else
-      print_table(weights, rows, stats);
+      print_table(weights, rows, stats, model);
     return 0;
   }
 };

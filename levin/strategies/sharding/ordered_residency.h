@@ -14,7 +14,7 @@ struct ResidencyOptions {
   bool releases_after_backward = true;
   /// What a forward uses last stays for backward, which needs it first.
   bool keeps_last = false;
-  /// So many units that forward uses first stay after they were stepped on the device; but not the very first, whose
+  /// This many units that forward uses first stay after they were stepped on the device; but not the very first, whose
   /// step has only ended. As many more are gathered ahead in the next forward.
   int keeps_first = 0;
   /// Uses that are gathered ahead of the one at hand.

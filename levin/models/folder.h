@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include "levin/models/decoder.h"
+#include "levin/models/language/model_config.h"
+#include "levin/models/text_encoder.h"
+
+namespace levin::models {
+
+/// A language model and what its folder says of it. One of `decoder` and `encoder` is there.
+struct LanguageModel {
+  /// "gpt2", "llama", ...
+  std::string model_type;
+  Decoder decoder = nullptr;
+  TextEncoder encoder = nullptr;
+  ModelConfig config;
+  /// Where it was opened; empty for a new one.
+  std::filesystem::path folder = {};
+  /// Of the parameters.
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  /// What was decided while loading: a head that is not tied though the config says so.
+  std::vector<std::string> notes = {};
+
+  torch::nn::Module& module() const;
+  /// Sizes of the blocks.
+  const DecoderOptions& body() const;
+};
+
+struct OpenModelOptions {
+  /// None: what config.json says (`dtype`, `torch_dtype`), else what the file has.
+  std::optional<c10::ScalarType> dtype = {};
+  c10::Device device = c10::kCPU;
+  /// Of an encoder: "none" (hidden states, embeddings), "masked_lm", "sequence_classification" or
+  /// "token_classification"; "auto": by the `architectures` of config.json.
+  std::string head = "auto";
+};
+
+/// Opens a folder in the layout of transformers: config.json with model.safetensors, pytorch_model.bin, or an index of
+/// several. Names, shapes and types are checked before anything is allocated; then every tensor is read to its place.
+/// Nothing is missing, left over or guessed: what does not fit is one Error that lists it. The model is in eval mode.
+///
+///     auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
+///     auto logits = model.decoder(tokens);
+LanguageModel open_model(const std::filesystem::path& folder, const OpenModelOptions& options = {});
+
+/// Sizes and dtype of the model in a folder, on tensors without memory: nothing but headers is read.
+LanguageModel open_model_meta(const std::filesystem::path& folder, const OpenModelOptions& options = {});
+
+/// A model with new weights, from the text of a config.json.
+LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options = {});
+
+struct SaveModelOptions {
+  /// Bytes of one file; a larger model is several, with an index.
+  uint64_t max_shard_size = 5'000'000'000;
+  /// Replaces what is at the path.
+  bool overwrite = false;
+};
+
+/// Writes a folder that transformers and open_model read: config.json and weights under their names, and the files of
+/// the tokenizer from the folder that the model was opened from; whole or not at all.
+void save_model(const LanguageModel& model, const std::filesystem::path& folder, const SaveModelOptions& options = {});
+
+}  // namespace levin::models

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "levin/io/weights/weights.h"
+#include "levin/models/language/architecture.h"
+
+namespace levin::models::detail {
+
+/// A parameter of the module, and the tensors of a file that it is made of.
+struct PlannedWeight {
+  std::string name;
+  Tensor target;
+  WeightLayout layout = WeightLayout::kPlain;
+  /// Names as the file has them, and the rows of each in the target.
+  std::vector<std::string> sources;
+  std::vector<int64_t> rows;
+};
+
+/// What a parameter of ours is called in files; null when the architecture does not have it.
+struct TheirWeight {
+  std::vector<std::string> names;
+  WeightLayout layout = WeightLayout::kPlain;
+  std::string also = {};
+};
+std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours);
+
+/// The tensors of a file by names without the prefix of the architecture, without what is no weight. Two tensors of one
+/// name are an Error.
+class WeightNames {
+ public:
+  WeightNames(const WeightFile& file, const LanguageArchitecture& architecture);
+
+  /// The entry of a name without prefix; null when there is none.
+  const WeightEntry* find(const std::string& name) const;
+  const WeightFile& file() const { return file_; }
+  /// Names without prefix to names of the file.
+  const std::unordered_map<std::string, const WeightEntry*>& all() const { return entries_; }
+
+ private:
+  const WeightFile& file_;
+  std::unordered_map<std::string, const WeightEntry*> entries_;
+};
+
+/// Where queries, keys and values of a layer are joined: their rows.
+using QkvRows = std::array<int64_t, 3>;
+
+/// Finds the tensors of all parameters; one Error lists what is missing, left over and of another shape or type.
+/// `instead`: names of the module that are read from another one of it (an embedding from the head).
+std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
+                                        const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
+                                        const std::unordered_map<std::string, std::string>& instead,
+                                        const std::vector<std::string>& unused, c10::ScalarType dtype);
+/// Reads them, on torch's threads.
+void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads);
+
+/// The tensors that a file has of a parameter, in the order of their_weight().names: views where that is possible.
+std::vector<Tensor> weights_for_file(const Tensor& parameter, const TheirWeight& theirs, const QkvRows& rows,
+                                     int64_t heads);
+
+/// Rows of a tensor by head and part, [H, 3, D, ...], to [3, H, D, ...], and back.
+Tensor heads_apart(const Tensor& x, int64_t heads, bool back);
+
+/// Whether two tensors of a file have the same bytes.
+bool equal_in_file(const WeightFile& file, const WeightEntry& a, const WeightEntry& b);
+
+}  // namespace levin::models::detail

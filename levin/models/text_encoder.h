@@ -1,0 +1,56 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "levin/models/decoder.h"
+#include "levin/models/text_encoder_options.h"
+
+namespace levin::models {
+
+/// Hidden states [B, T, D] to logits [B, T, V] of the tokens that stand there: a layer, a norm, and the table of
+/// tokens.
+struct MaskedTokenHeadImpl : torch::nn::Module {
+  explicit MaskedTokenHeadImpl(const TextEncoderOptions& options);
+  Tensor forward(const Tensor& x);
+
+  DecoderMlpImpl::Activation activation;
+  DecoderLinear dense = nullptr;
+  nn::ResidualNorm norm = nullptr;
+  Tensor weight, bias;
+};
+LEVIN_MODULE(MaskedTokenHead);
+
+/// A transformer that sees the whole text at once, made of the blocks of Decoder, with the head of its options.
+///
+///     auto logits = encoder(ids, mask);                       // what the head gives
+///     auto vectors = levin::models::mean_embedding(encoder->hidden_states(ids, mask), mask);
+struct TextEncoderImpl : torch::nn::Module {
+  explicit TextEncoderImpl(const TextEncoderOptions& options);
+  /// ids int64 [B, T] to [B, T, V] of masked_lm, [B, labels] of sequence_classification, [B, T, labels] of
+  /// token_classification, or the hidden states [B, T, D] without a head. mask [B, T]: 1 for a token, 0 for padding;
+  /// types [B, T]: the segment of each token, 0 where undefined.
+  Tensor forward(const Tensor& ids, const Tensor& mask = {}, const Tensor& types = {});
+  Tensor hidden_states(const Tensor& ids, const Tensor& mask = {}, const Tensor& types = {});
+  /// What the head gives for hidden states.
+  Tensor head_output(const Tensor& hidden);
+  /// The first token through the pooler: [B, D].
+  Tensor pooled(const Tensor& hidden);
+
+  TextEncoderOptions options;
+  DecoderEmbedding tokens = nullptr, positions = nullptr, types = nullptr;
+  nn::ResidualNorm embedding_norm = nullptr;
+  std::vector<DecoderBlock> blocks;
+  DecoderLinear pooler = nullptr;
+  /// Of the head that the options name; the others are empty.
+  MaskedTokenHead head = nullptr;
+  DecoderLinear classifier_dense = nullptr, classifier = nullptr, token_classifier = nullptr;
+};
+LEVIN_MODULE(TextEncoder);
+
+/// The mean of the hidden states [B, T, D] of the tokens of each row: [B, D].
+Tensor mean_embedding(const Tensor& hidden, const Tensor& mask = {});
+/// The hidden state of the first token: [B, D].
+Tensor first_embedding(const Tensor& hidden);
+
+}  // namespace levin::models

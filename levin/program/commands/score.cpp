@@ -1,0 +1,156 @@
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/core/words.h"
+#include "levin/io/weights/weights.h"
+#include "levin/models/language_score.h"
+#include "levin/program/command.h"
+#include "levin/text/tokenizer.h"
+
+namespace levin::cli {
+namespace {
+
+using ScoreJson = nlohmann::ordered_json;
+
+/// Rows of FILE. A line that begins with { is JSON with "ids" or "text", any other a text. The tokenizer of the folder
+/// is read with the first text.
+class RowReader {
+ public:
+  explicit RowReader(std::string folder) : folder_(std::move(folder)) {}
+
+  std::vector<int64_t> row(const std::string& line, const std::string& where) {
+    if (line.find_first_not_of(" \t") == std::string::npos || line[line.find_first_not_of(" \t")] != '{')
+      return of_text(line, where);
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    LEVIN_CHECK(json.is_object(), where, " is not a JSON object such as {\"ids\": [464, 2068]}");
+    if (json.contains("text") && !json.contains("ids")) {
+      LEVIN_CHECK(json["text"].is_string(), where, ": \"text\" is not a text");
+      return of_text(json["text"].get<std::string>(), where);
+    }
+    LEVIN_CHECK(json.contains("ids") && json["ids"].is_array() && !json["ids"].empty(), where,
+                " needs \"ids\", a list of integers");
+    std::vector<int64_t> ids;
+    for (const auto& id : json["ids"]) {
+      LEVIN_CHECK(id.is_number_integer(), where, ": ",
+                  shown(id.dump(-1, ' ', true, ScoreJson::error_handler_t::replace)), " is not an integer");
+      ids.push_back(id.get<int64_t>());
+    }
+    return ids;
+  }
+
+ private:
+  std::vector<int64_t> of_text(const std::string& text, const std::string& where) {
+    if (!tokenizer_) tokenizer_ = text::Tokenizer::from_folder(folder_);
+    auto ids = tokenizer_->encode(text).ids;
+    LEVIN_CHECK(!ids.empty(), where, " has no tokens");
+    return ids;
+  }
+
+  std::string folder_;
+  std::optional<text::Tokenizer> tokenizer_;
+};
+
+struct Score {
+  std::string folder, file, logits, dtype, device = "cpu";
+  int64_t batch = 8;
+  bool json = false;
+
+  void describe(Flags& flags) {
+    flags.argument("FOLDER", folder, "a model folder of transformers: config.json and weights");
+    flags.argument("FILE", file, "a text a line, or JSON lines with \"ids\" (a list of tokens) or \"text\"");
+    flags.flag("json", json, "print a JSON line for each row: ids, logprobs, perplexity");
+    flags.flag("logits", logits,
+               "write float32 logits [T, V] of row i as tensor \"i\"; of an encoder its last hidden states, and as "
+               "\"i.head\" what its head gives",
+               "FILE");
+    flags.flag("batch", batch, "rows that go through the model together", "N");
+    flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
+    flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
+  }
+
+  int run() {
+    LEVIN_CHECK(logits.empty() || logits.ends_with(".safetensors"), "[levin score] --logits \"", logits,
+                "\" must end with .safetensors");
+    LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
+    const auto rows = read_rows();
+    models::OpenModelOptions options;
+    if (!dtype.empty()) options.dtype = dtype_from_name("levin score", dtype);
+    try {
+      options.device = c10::Device(device);
+    } catch (const c10::Error&) {
+      throw Error(fmt::format("[levin score] --device \"{}\" is not known (cpu, cuda, cuda:1)", shown(device)));
+    }
+    const auto model = models::open_model(folder, options);
+    const auto scores = models::score_rows(model, rows, {.batch = batch, .keep_outputs = !logits.empty()});
+    if (!logits.empty()) write_outputs(scores);
+    json ? print_json(rows, scores) : print_table(model, rows, scores);
+    return 0;
+  }
+
+ private:
+  std::vector<std::vector<int64_t>> read_rows() const {
+    std::ifstream stream(file);
+    LEVIN_CHECK(stream, "[levin score] cannot read \"", file, "\"");
+    std::vector<std::vector<int64_t>> rows;
+    RowReader reader(folder);
+    std::string line;
+    for (int64_t number = 1; std::getline(stream, line); ++number)
+      if (!line.empty()) rows.push_back(reader.row(line, fmt::format("[levin score] {}:{}", file, number)));
+    LEVIN_CHECK(!rows.empty(), "[levin score] \"", file, "\" has no lines");
+    return rows;
+  }
+
+  void write_outputs(const std::vector<models::RowScore>& scores) const {
+    NamedTensors tensors;
+    for (size_t i = 0; i < scores.size(); ++i) {
+      tensors.emplace_back(std::to_string(i), scores[i].output);
+      if (scores[i].head.defined()) tensors.emplace_back(fmt::format("{}.head", i), scores[i].head);
+    }
+    write_safetensors(logits, tensors);
+  }
+
+  static void print_json(const std::vector<std::vector<int64_t>>& rows, const std::vector<models::RowScore>& scores) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ScoreJson line{{"ids", rows[i]}};
+      if (scores[i].head.defined() && scores[i].head.dim() == 1) {
+        const auto head = scores[i].head.contiguous();
+        line["logits"] = std::vector<float>(head.const_data_ptr<float>(), head.const_data_ptr<float>() + head.numel());
+      } else {
+        line["logprobs"] = scores[i].logprobs;
+        line["perplexity"] = std::isnan(scores[i].perplexity) ? ScoreJson(nullptr) : ScoreJson(scores[i].perplexity);
+      }
+      std::puts(line.dump().c_str());
+    }
+  }
+
+  static void print_table(const models::LanguageModel& model, const std::vector<std::vector<int64_t>>& rows,
+                          const std::vector<models::RowScore>& scores) {
+    double sum = 0;
+    size_t count = 0;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (model.decoder)
+        fmt::print("{:>6}  {:>6} tokens  perplexity {:.4f}\n", i, rows[i].size(), scores[i].perplexity);
+      else
+        fmt::print("{:>6}  {:>6} tokens\n", i, rows[i].size());
+      for (const auto each : scores[i].logprobs) sum += each;
+      count += scores[i].logprobs.size();
+    }
+    if (count > 0)
+      fmt::print("all: {} scored, perplexity {:.4f}\n", count, std::exp(-sum / static_cast<double>(count)));
+  }
+};
+
+}  // namespace
+
+Command score_command() {
+  return make_command<Score>("score", "log probabilities and perplexity of tokens under a language model");
+}
+
+}  // namespace levin::cli

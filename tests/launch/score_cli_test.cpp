@@ -1,0 +1,82 @@
+// levin score, and levin inspect of a model folder.
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/files.h"
+#include "levin/io/weights/weights.h"
+#include "levin/testing/folder_test.h"
+#include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+
+namespace levin::testing::score_cli {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const fs::path kFolders = fs::path(source_dir()) / "tests/models/fixtures/language";
+
+class ScoreCli : public testing::FolderTest {
+ protected:
+  ProgramResult run(std::vector<std::string> words) {
+    words.insert(words.begin(), levin_program());
+    return run_program(words);
+  }
+};
+
+TEST_F(ScoreCli, PrintsAJsonLineForEachRow) {
+  const auto file = (folder_ / "rows.jsonl").string(), logits = (folder_ / "logits.safetensors").string();
+  write_file(file, "{\"ids\": [3, 4, 5, 6]}\n\n{\"ids\": [7, 8], \"text\": \"x\"}\n{\"ids\": [9]}\n");
+  const auto ran = run({"score", (kFolders / "llama").string(), file, "--json", "--logits", logits});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  std::istringstream lines(ran.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0]["ids"], (std::vector<int64_t>{3, 4, 5, 6}));
+  EXPECT_EQ(rows[0]["logprobs"].size(), 3u);
+  EXPECT_GT(rows[0]["perplexity"].get<double>(), 1);
+  EXPECT_TRUE(rows[2]["perplexity"].is_null());
+  const WeightFile written(logits);
+  EXPECT_EQ(written.at("0").shape, (std::vector<int64_t>{4, 50}));
+  EXPECT_EQ(written.at("1").shape, (std::vector<int64_t>{2, 50}));
+  const auto table = run({"score", (kFolders / "llama").string(), file});
+  EXPECT_THAT(table.out, AllOf(HasSubstr("4 tokens  perplexity"), HasSubstr("all: 4 scored")));
+}
+
+TEST_F(ScoreCli, RefusesInOneLine) {
+  const auto file = (folder_ / "rows.jsonl").string(), model = (kFolders / "llama").string();
+  const auto refused = [&](const std::string& content, const std::string& expected) {
+    write_file(file, content);
+    const auto ran = run({"score", model, file});
+    EXPECT_NE(ran.status, 0);
+    EXPECT_THAT(ran.text(), HasSubstr(expected)) << content;
+  };
+  refused("{\"ids\": [1]}\n{x\n", ":2 is not a JSON object");
+  refused("a text\n", "tokenizer");
+  refused("{\"ids\": [1.5]}\n", "1.5 is not an integer");
+  refused("{\"ids\": []}\n", "needs \"ids\"");
+  refused("", "has no lines");
+  refused("{\"ids\": [50]}\n", "the id 50");
+  EXPECT_THAT(run({"score", model, "nowhere"}).text(), HasSubstr("cannot read"));
+  EXPECT_THAT(run({"score", model, file, "--device", "gpuu"}).text(), HasSubstr("--device"));
+  EXPECT_THAT(run({"score", model, file, "--logits", "x.bin"}).text(), HasSubstr("must end with .safetensors"));
+}
+
+TEST_F(ScoreCli, InspectTellsOfTheModel) {
+  const auto shown = run({"inspect", (kFolders / "llama").string()});
+  EXPECT_EQ(shown.status, 0) << shown.text();
+  EXPECT_THAT(shown.out,
+              AllOf(HasSubstr("model: llama, "), HasSubstr("2 layers, hidden 16, 4 heads (2 of keys and values)"),
+                    HasSubstr("inference: "), HasSubstr("training: ")));
+  const auto json = nlohmann::json::parse(run({"inspect", (kFolders / "bert").string(), "--json"}).out);
+  EXPECT_EQ(json["model"]["model_type"], "bert");
+  EXPECT_EQ(json["model"]["vocab_size"], 50);
+}
+
+}  // namespace
+}  // namespace levin::testing::score_cli
