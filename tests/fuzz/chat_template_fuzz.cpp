@@ -1,6 +1,6 @@
-// clang-format off: the build and tools/fuzz read these lines
-// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp
-// levin/core/host.cpp levin/core/checksum.cpp fuzz-seeds: tests/text/fixtures/chat/*.jinja
+// clang-format off
+// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
+// fuzz-seeds: tests/text/fixtures/chat/*.jinja
 // clang-format on
 //
 // Any bytes given as a chat template render a text or are refused in one line, within their limits.

@@ -1,6 +1,6 @@
-// clang-format off: the build and tools/fuzz read these lines
-// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp
-// levin/core/host.cpp levin/core/checksum.cpp fuzz-seeds: tests/text/fixtures/*/tokenizer.json
+// clang-format off
+// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
+// fuzz-seeds: tests/text/fixtures/*/tokenizer.json
 // clang-format on
 //
 // Any bytes given as a tokenizer.json make a tokenizer or a one-line Error. A tokenizer encodes a text of all kinds of
