@@ -16,7 +16,8 @@
 ///     // fuzz-seeds: tests/io/fixtures/images/*.png             (valid inputs to start from)
 ///     // fuzz-libraries: -lz
 ///
-/// `// fuzz-needs: LEVIN_WEBP` leaves a target out of builds without that library.
+/// `// fuzz-needs: LEVIN_WEBP` leaves a target out of builds without that library. `// fuzz-count: 1000` is how many
+/// changed seeds a test runs, where they are slow.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
 namespace levin::fuzz {

@@ -1,6 +1,7 @@
 // clang-format off
 // fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
 // fuzz-seeds: tests/text/fixtures/*/tokenizer.model
+// fuzz-count: 1000
 // clang-format on
 //
 // Any bytes given as a model of SentencePiece make a tokenizer or a one-line Error.
