@@ -384,18 +384,20 @@ class Running {
     const auto [least, most] = std::minmax_element(rounds.begin(), rounds.end());
     const auto ms = median(rounds);
     const auto memory = fabric_.accelerator().memory(fabric_.device());
-    return {{"name", case_.name},
-            {"mode", mode},
-            {"precision", case_.precision},
-            {"first_s", rounded(first_s_, 1e-4)},
-            {"ms", rounded(ms, 1e-4)},
-            {"spread", {rounded(*least, 1e-4), rounded(*most, 1e-4)}},
-            {"peak_gb", rounded(static_cast<double>(memory.peak_allocated) / 1e9, 1e-3)},
-            {"predicted_gb", case_.cuda && !settings.turns ? rounded(case_.predicted_gb(), 1e-3) : 0},
-            {"reserved_gb", rounded(static_cast<double>(memory.peak_reserved) / 1e9, 1e-3)},
-            {"loss", loss_.item<double>()},
-            {"steps", steps * static_cast<int64_t>(rounds.size())},
-            {std::string(case_.unit) + "_per_s", rounded(static_cast<double>(case_.items) / ms * 1e3, 0.1)}};
+    nlohmann::json figure{
+        {"name", case_.name},
+        {"mode", mode},
+        {"precision", case_.precision},
+        {"first_s", rounded(first_s_, 1e-4)},
+        {"ms", rounded(ms, 1e-4)},
+        {"spread", {rounded(*least, 1e-4), rounded(*most, 1e-4)}},
+        {"peak_gb", rounded(static_cast<double>(memory.peak_allocated) / 1e9, 1e-3)},
+        {"reserved_gb", rounded(static_cast<double>(memory.peak_reserved) / 1e9, 1e-3)},
+        {"loss", loss_.item<double>()},
+        {"steps", steps * static_cast<int64_t>(rounds.size())},
+        {std::string(case_.unit) + "_per_s", rounded(static_cast<double>(case_.items) / ms * 1e3, 0.1)}};
+    if (case_.cuda && !settings.turns) figure["predicted_gb"] = rounded(case_.predicted_gb(), 1e-3);
+    return figure;
   }
 
  private:

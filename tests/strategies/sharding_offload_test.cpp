@@ -179,10 +179,12 @@ TEST(Offload, FingerprintsTellValuesApart) {
   EXPECT_EQ(levin::detail::fingerprint(values.clone()), print);
   EXPECT_NE(levin::detail::fingerprint(-values), print);
   EXPECT_NE(levin::detail::fingerprint(values.flip(0).contiguous()), print);
-  auto other = values.clone();
-  other[7] = -other[7];
-  other[15] = -other[15];
-  EXPECT_NE(levin::detail::fingerprint(other), print);
+  for (int64_t first = 0; first < 64; ++first)
+    for (int64_t second = first + 1; second < 64; ++second) {
+      auto other = values.clone();
+      for (const auto i : {first, second}) other[i].neg_();
+      EXPECT_NE(levin::detail::fingerprint(other), print) << first << " and " << second;
+    }
 }
 
 /// Units that stay on the device are copied again when somebody has changed them in host memory.

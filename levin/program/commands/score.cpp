@@ -26,8 +26,8 @@ class RowReader {
   explicit RowReader(std::string folder) : folder_(std::move(folder)) {}
 
   std::vector<int64_t> row(const std::string& line, const std::string& where) {
-    if (line.find_first_not_of(" \t") == std::string::npos || line[line.find_first_not_of(" \t")] != '{')
-      return of_text(line, where);
+    const auto first = line.find_first_not_of(" \t");
+    if (first == std::string::npos || line[first] != '{') return of_text(line, where);
     const auto json = nlohmann::json::parse(line, nullptr, false);
     LEVIN_CHECK(json.is_object(), where, " is not a JSON object such as {\"ids\": [464, 2068]}");
     if (json.contains("text") && !json.contains("ids")) {

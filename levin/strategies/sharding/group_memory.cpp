@@ -43,11 +43,13 @@ uint64_t fingerprint(const Tensor& tensor) {
   std::atomic<uint64_t> sum = 0;
   parallel_for(0, static_cast<int64_t>(tensor.nbytes() / sizeof(uint64_t)), 1 << 15, [&](int64_t begin, int64_t end) {
     constexpr uint64_t kPlace = 0x9e3779b97f4a7c15, kMix = 0xd6e8feb86659fd93;
+    // Two rounds: after one, the signs of two values could change without changing the sum.
     uint64_t part = 0, place = static_cast<uint64_t>(begin) * kPlace;
     for (int64_t i = begin; i < end; ++i, place += kPlace) {
-      uint64_t mixed = (words[i] ^ place) * kMix;
-      mixed ^= mixed >> 32;
-      part += mixed;
+      uint64_t mixed = words[i] ^ place;
+      mixed = (mixed ^ (mixed >> 32)) * kMix;
+      mixed = (mixed ^ (mixed >> 32)) * kMix;
+      part += mixed ^ (mixed >> 32);
     }
     sum += part;
   });
