@@ -71,7 +71,7 @@ function(levin_unity out target)
   endif()
   list(TRANSFORM ARGN REPLACE "^([^/])" "${CMAKE_CURRENT_SOURCE_DIR}/\\1" OUTPUT_VARIABLE _sources)
   # Which sources may come together depends on their text.
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_sources})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${_sources} cmake/unity.py)
   execute_process(
     COMMAND "${Python3_EXECUTABLE}" "${CMAKE_SOURCE_DIR}/cmake/unity.py" "${CMAKE_SOURCE_DIR}" "${CMAKE_BINARY_DIR}/unity/${target}"
       ${LEVIN_UNITY_LINES} ${_sources}
