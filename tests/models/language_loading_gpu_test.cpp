@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -17,8 +18,7 @@ const fs::path kLoadedByGpu = fs::path(levin::testing::source_dir()) / "tests/mo
 
 class LanguageLoadingGpu : public testing::GpuTest {};
 
-/// Through buffers that are used many times, by several threads.
-TEST_F(LanguageLoadingGpu, GivesTheNumbersOfTheCpu) {
+void expect_numbers_of_the_cpu() {
   for (const char* name : {"gpt2", "gpt2_bin", "llama", "llama_biases", "bloom", "gpt_neox", "opt_post", "bert_masked"})
     for (const int64_t bytes : {1, 1000, 1 << 23})
       for (const auto dtype : {at::kFloat, at::kBFloat16}) {
@@ -32,6 +32,18 @@ TEST_F(LanguageLoadingGpu, GivesTheNumbersOfTheCpu) {
           EXPECT_TRUE(at::equal(item.value().cpu(), all[item.key()])) << item.key();
         }
       }
+}
+
+TEST_F(LanguageLoadingGpu, GivesTheNumbersOfTheCpu) {
+  ::unsetenv("LEVIN_LOAD_STREAMS");
+  expect_numbers_of_the_cpu();
+}
+
+/// Through buffers that are used many times, by several threads.
+TEST_F(LanguageLoadingGpu, GivesThemThroughStreamsToo) {
+  ::setenv("LEVIN_LOAD_STREAMS", "1", 1);
+  expect_numbers_of_the_cpu();
+  ::unsetenv("LEVIN_LOAD_STREAMS");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Weights of a file to their places, in chunks, on several threads. What a chunk needs besides its place is a buffer or
 // two of its size: neither a file nor a tensor is ever whole in host memory.
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 
@@ -72,16 +73,18 @@ std::vector<WeightChunk> chunks_of(const WeightFile& file, const PlannedWeight& 
   return chunks;
 }
 
-void read_to_host(const WeightFile& file, const WeightChunk& chunk) {
+/// Straight into memory of the host, else over a buffer, as plain copies of torch.
+void read_chunk(const WeightFile& file, const WeightChunk& chunk) {
   auto place = chunk.place;
   if (chunk.rows == 0) {  // not to be cut
     place.copy_(file.read(chunk.entry->name).reshape(place.sizes()));
     return;
   }
-  auto rows = chunk.is_direct() ? place.view(chunk.shape())
-                                : at::empty(chunk.shape(), at::TensorOptions().dtype(chunk.entry->type));
+  const bool direct = place.is_cpu() && chunk.is_direct();
+  auto rows =
+      direct ? place.view(chunk.shape()) : at::empty(chunk.shape(), at::TensorOptions().dtype(chunk.entry->type));
   file.read_rows(chunk.entry->name, chunk.first, rows);
-  if (!chunk.is_direct()) place.copy_(rows.view(place.sizes()));
+  if (!direct) place.copy_(rows.view(place.sizes()));
 }
 
 /// The way of one thread to a device: two page-locked buffers, one of which is filled while the other is copied, and a
@@ -187,15 +190,21 @@ class DeviceLanes {
   std::vector<DeviceLane*> free_;
 };
 
+/// LEVIN_LOAD_STREAMS=1: lanes in place of plain copies.
+bool uses_streams() {
+  const char* word = std::getenv("LEVIN_LOAD_STREAMS");
+  return word && std::string_view(word) == "1";
+}
+
 void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device) {
   const auto count = static_cast<int64_t>(chunks.size());
   const auto each = [&](int64_t begin, int64_t end, auto&& read) {
     const c10::AutoGradMode no_grad(false);
     for (auto i = begin; i < end; ++i) read(chunks[static_cast<size_t>(i)]);
   };
-  if (device.is_cpu()) {
+  if (!device.is_cuda() || !uses_streams()) {
     parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-      each(begin, end, [&](const WeightChunk& chunk) { read_to_host(file, chunk); });
+      each(begin, end, [&](const WeightChunk& chunk) { read_chunk(file, chunk); });
     });
     return;
   }
