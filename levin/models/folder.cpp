@@ -12,6 +12,7 @@
 #include "levin/core/words.h"
 #include "levin/io/weights/weight_formats.h"
 #include "levin/models/language/weight_plan.h"
+#include "levin/models/sentence_embedding.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
 
@@ -258,6 +259,10 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
   AtomicFolder staged(folder);
   for (const char* name : kFilesOfText)
     if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
+  for (const auto& name : sentence_files(model.folder)) {
+    fs::create_directories((staged.path() / name).parent_path());
+    fs::copy_file(model.folder / name, staged.path() / name);
+  }
   const auto format = levin::detail::safetensors_format();
   std::map<std::string, std::string> places;
   for (size_t i = 0; i < shards.size(); ++i) {

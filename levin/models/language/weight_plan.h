@@ -57,8 +57,11 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
                                         const std::vector<std::string>& unused, c10::ScalarType dtype);
-/// Reads them, on torch's threads.
+/// Reads them in chunks of some megabytes, on torch's threads (weight_read.cpp).
 void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads);
+/// Bytes that are read at once. Large enough for a link at its full speed, small enough that the buffers of all threads
+/// are made in no time; tests make it smaller.
+int64_t& chunk_of_read();
 
 /// The tensors that a file has of a parameter, in the order of their_weight().names: views where that is possible.
 std::vector<Tensor> weights_for_file(const Tensor& parameter, const TheirWeight& theirs, const QkvRows& rows,
