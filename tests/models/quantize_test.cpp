@@ -59,7 +59,7 @@ TEST(Quantize, WeightsAreThoseOfBitsandbytes) {
   // The offset is a mean, whose last bit depends on the order of the sum.
   const auto outer = nested.nested.view(at::kFloat);
   EXPECT_NEAR(outer[0][1].item<double>(), file.read("double.offset").item<double>(), 1e-8);
-  EXPECT_TRUE(at::allclose(outer.select(1, 0), file.read("double.nested"), 1e-6, 0));
+  EXPECT_TRUE(at::allclose(outer.select(1, 0), file.read("double.nested"), 1e-6, 1e-8));
   const auto steps = nested.scales.flatten().to(at::kInt) - file.read("double.absmax").to(at::kInt);
   EXPECT_LE(steps.count_nonzero().item<int64_t>(), 3);
   EXPECT_LE(steps.abs().max().item<int64_t>(), 1);
