@@ -13,6 +13,7 @@
 #include "levin/kernels/matmul_detail.h"
 #include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/played_device.h"
+#include "levin/kernels/quantized/quantized_detail.h"
 #include "levin/kernels/residual_norm_detail.h"
 #include "levin/kernels/rotary_detail.h"
 
@@ -47,6 +48,14 @@ void sgd_cuda(std::span<const StepEntry>, const SgdNumbers&, const StepScale&, c
 void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const AdamNumbers*, const CodeBooks&,
                     const StepScale&, c10::Device) {
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+Tensor dequantize_cuda(const QuantizedWeight&, at::ScalarType) {
+  levin::detail::fail("[dequantize] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+Tensor skinny_linear_cuda(const Tensor&, const QuantizedWeight&, const Tensor&) {
+  levin::detail::fail("[quantized_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
 void load_step_kernels_cuda(c10::Device) {}

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 
+#include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -30,8 +32,14 @@ LEVIN_MODULE(DecoderEmbedding);
 struct DecoderLinearImpl : torch::nn::Module {
   DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
   Tensor forward(const Tensor& x);
+  /// Puts a quantized weight in the place of the parameter: buffers "weight", "weight_scales" and "weight_nested".
+  void set_quantized(kernels::QuantizedWeight packed);
+  int64_t in_features() const { return quantized ? quantized->columns : weight.size(1); }
+  int64_t out_features() const { return quantized ? quantized->rows() : weight.size(0); }
 
+  /// The weight is undefined where it is quantized.
   Tensor weight, bias;
+  std::optional<kernels::QuantizedWeight> quantized;
   /// Changes of low rank that are added to the result (levin/models/lora.h).
   std::vector<LowRank> adapters;
 };
