@@ -51,14 +51,15 @@ struct GenerateOptions {
   int64_t batch = 16;
   /// Tokens of prompts that go through the model together.
   int64_t prefill_chunk = 512;
+  /// On CUDA: a decode step is captured once as a graph and replayed.
+  bool cuda_graphs = true;
 };
 
 /// Throws an Error of one line where a value is not allowed or two do not go together.
 void check_options(const GenerateOptions& options);
 
-/// eos_token_ids (and, with `sampling`, temperature, top_k, top_p, ...) as generation_config.json of a model folder
-/// says, or config.json where the other does not; the rest is as given.
-GenerateOptions folder_generate_options(const std::filesystem::path& folder, GenerateOptions options = {},
-                                        bool sampling = false);
+/// The options with the eos_token_ids that generation_config.json of a model folder names, or config.json where the
+/// other does not; those that are there already are kept.
+GenerateOptions folder_generate_options(const std::filesystem::path& folder, GenerateOptions options = {});
 
 }  // namespace levin
