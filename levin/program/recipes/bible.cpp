@@ -21,9 +21,11 @@ class CodeReader {
   int32_t next(uint32_t width) {
     if (width != width_) align(width);
     if ((at_ + width) > 8 * bytes_.size()) return -1;
-    uint32_t code = 0;
-    for (uint32_t i = 0; i < width; ++i, ++at_)
-      code |= static_cast<uint32_t>(static_cast<uint8_t>(bytes_[at_ / 8]) >> (at_ % 8) & 1) << i;
+    uint32_t bits = 0;
+    for (uint64_t i = 0; i < 3 && at_ / 8 + i < bytes_.size(); ++i)
+      bits |= static_cast<uint32_t>(static_cast<uint8_t>(bytes_[at_ / 8 + i])) << (8 * i);
+    const auto code = bits >> (at_ % 8) & ((uint32_t{1} << width) - 1);
+    at_ += width;
     return static_cast<int32_t>(code);
   }
   /// The writer gives out groups of eight codes, and fills up the last one of a width.

@@ -13,6 +13,7 @@
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/core/random.h"
 #include "levin/models/folder.h"
 #include "levin/nn/tie.h"
@@ -106,11 +107,34 @@ void GptText::use_data(std::shared_ptr<TextData> data) {
 void GptText::configure_model() {
   if (net) return;
   const auto many = options_.vocab_multiple;
-  sizes_.vocab_size = (data_->tokens().tokenizer.id_end() + many - 1) / many * many;
-  net = register_module("net", models::Decoder(sizes_));
+  const auto& tokenizer = data_->tokens().tokenizer;
+  if (options_.weights.empty()) {
+    sizes_.vocab_size = (tokenizer.id_end() + many - 1) / many * many;
+    config_ = config_json(sizes_, tokenizer);
+    net = register_module("net", models::Decoder(sizes_));
+  } else {
+    begin_with(options_.weights);
+  }
   for (const auto& [name, parameter, aliases] : named_unique_parameters(*this))
     if (parameter.dim() < 2) vectors_.insert(name);
   prompt_ids();  // a prompt that cannot be written is said now
+}
+
+void GptText::begin_with(const fs::path& folder) {
+  const auto model = models::open_model(folder, {.dtype = at::kFloat});
+  LEVIN_CHECK(model.model_type == "gpt2", "[gpt_text] model.weights: \"", folder.string(), "\" is of ",
+              model.model_type, ", not of gpt2");
+  sizes_ = model.decoder->options;
+  sizes_.dropout = sizes_.attention_dropout = options_.dropout;
+  sizes_.embedding_dropout = {};
+  LEVIN_CHECK(options_.block_size <= sizes_.max_positions, "[gpt_text] model.block_size ", options_.block_size,
+              " is more than the ", sizes_.max_positions, " positions of \"", folder.string(), "\"");
+  const auto tokens = data_->tokens().tokenizer.id_end();
+  LEVIN_CHECK(tokens <= sizes_.vocab_size, "[gpt_text] the tokenizer has ", tokens, " tokens, \"", folder.string(),
+              "\" only ", sizes_.vocab_size, "; --data.tokenizer takes the folder of its tokenizer");
+  config_ = read_file(folder / "config.json");
+  net = register_module("net", models::Decoder(sizes_));
+  load_module_state_dict(*net, module_state_dict(*model.decoder));
 }
 
 StepOutput GptText::training_step(const Batch& batch, const StepInfo&) {
@@ -145,17 +169,18 @@ std::vector<int64_t> GptText::prompt_ids() const {
   return ids;
 }
 
-std::vector<int64_t> GptText::sample(int64_t number) {
+std::vector<int64_t> GptText::sample(int64_t number, bool in_step) {
   auto ids = prompt_ids();
   // Its own numbers: a sample changes nothing in the training.
   Random random(at::detail::getDefaultCPUGenerator().current_seed(), static_cast<uint64_t>(global_step()),
                 static_cast<uint64_t>(number));
-  const auto scope = trainer().fabric().autocast();
   const auto tokens = data_->tokens().tokenizer.id_end();
   for (int64_t i = 0; i < options_.sample_tokens; ++i) {
     const auto first = std::max<int64_t>(0, static_cast<int64_t>(ids.size()) - options_.block_size);
     const auto window = at::tensor(at::ArrayRef<int64_t>(ids).slice(static_cast<size_t>(first)), at::kLong);
-    const auto logits = net(window.unsqueeze(0).to(device())).select(1, -1).squeeze(0);
+    Tensor logits;
+    const auto call = [&] { logits = net(window.unsqueeze(0).to(device())).select(1, -1).squeeze(0); };
+    in_step ? call() : trainer().call_model(call);
     ids.push_back(pick(logits.narrow(0, 0, tokens), options_.temperature, options_.top_k, random));
   }
   return ids;
@@ -165,7 +190,7 @@ StepOutput GptText::predict_step(const Batch& batch, const StepInfo&) {
   std::vector<Tensor> rows;
   const auto numbers = batch["index"].cpu();
   for (int64_t i = 0; i < numbers.numel(); ++i) {
-    const auto ids = sample(numbers[i].item<int64_t>());
+    const auto ids = sample(numbers[i].item<int64_t>(), /*in_step=*/true);
     print(data_->tokens().tokenizer.decode(ids));
     rows.push_back(at::tensor(ids, at::kLong));
   }
@@ -178,8 +203,14 @@ void GptText::on_validation_end() {
   if (const auto loss = run.metric("val_loss"))
     print(fmt::format("step {}: val_loss {:.4f}, perplexity {:.2f}, {:.3f} bits per character", run.global_step(),
                       *loss, std::exp(*loss), run.metric("val_bpc").value_or(0)));
+  speak();
+}
+
+void GptText::speak() {
+  auto& run = trainer();
+  spoken_at_ = run.global_step();
   if (options_.sample_tokens == 0) return;
-  const auto spoken = data_->tokens().tokenizer.decode(sample(0));
+  const auto spoken = data_->tokens().tokenizer.decode(sample(0, /*in_step=*/false));
   print(spoken, "\n");
   if (!run.fabric().is_global_zero()) return;
   for (const auto& logger : run.loggers()) logger->log_text("sample", spoken, run.global_step());
@@ -189,6 +220,11 @@ void GptText::on_fit_end() {
   auto& run = trainer();
   auto& fabric = run.fabric();
   if (run.plan().fast_dev_run > 0 || run.plan().barebones) return;
+  if (spoken_at_ != run.global_step()) {
+    const at::NoGradGuard no_grad;
+    eval();
+    speak();
+  }
   // Weights may be sharded: they go through a checkpoint that one process could have written.
   const auto folder = run.log_dir() / "model", weights = run.log_dir() / ".model_weights";
   State state{{"model", static_cast<torch::nn::Module&>(*this)}};
@@ -196,7 +232,7 @@ void GptText::on_fit_end() {
   if (fabric.is_global_zero()) {
     auto decoder = models::Decoder(sizes_);
     load_module_state_dict(*decoder, net_state(load_checkpoint(weights).at("model").to_dict()));
-    save_gpt_text(decoder, data_->tokens(), folder);
+    save_gpt_text(decoder, config_, data_->tokens(), folder);
     fs::remove_all(weights);
     print("Model: ", folder.string());
   }
@@ -220,7 +256,8 @@ TrainingStep GptText::make_step() const {
           [](const Tensor& loss, const Batch&) { return loss; }};
 }
 
-void save_gpt_text(const models::Decoder& decoder, const TextTokens& tokens, const fs::path& folder) {
+void save_gpt_text(const models::Decoder& decoder, const std::string& config, const TextTokens& tokens,
+                   const fs::path& folder) {
   auto sizes = decoder->options;
   sizes.bias = true;
   models::Decoder whole(sizes);
@@ -230,7 +267,7 @@ void save_gpt_text(const models::Decoder& decoder, const TextTokens& tokens, con
     targets[name].copy_(parameter);  // biases that are new are zero
   models::save_model({.model_type = "gpt2",
                       .decoder = whole,
-                      .config = models::ModelConfig(config_json(sizes, tokens.tokenizer), "config.json"),
+                      .config = models::ModelConfig(config, "config.json"),
                       .folder = tokens.tokenizer_folder},
                      folder, {.overwrite = true});
 }

@@ -24,6 +24,7 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
     double dropout = 0;
     bool bias = false;
     int64_t vocab_multiple = 1;
+    std::filesystem::path weights = {};
     int64_t sample_tokens = 300;
     std::string prompt = {};
     double temperature = 0.8;
@@ -37,6 +38,7 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
       f("dropout", dropout, "dropout probability");
       f("bias", bias, "biases of linear layers and layer norms");
       f("vocab_multiple", vocab_multiple, "rows of the embedding are a multiple of N; 64 is faster on a GPU");
+      f("weights", weights, "model folder of GPT-2 to begin with, sizes included; default: random weights");
       f("sample_tokens", sample_tokens, "tokens of the sample after each validation; 0: none");
       f("prompt", prompt, "how samples begin; default: a line end, or the token of the end of a text");
       f("temperature", temperature, "of samples; 0: always the likeliest token");
@@ -67,19 +69,26 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
   models::Decoder net = nullptr;
 
  private:
+  /// Sizes and weights of a model folder.
+  void begin_with(const std::filesystem::path& folder);
   StepOutput evaluate(const Batch& batch, const char* stage);
   std::vector<int64_t> prompt_ids() const;
-  /// The prompt and what follows, the same on every rank. Every rank must call.
-  std::vector<int64_t> sample(int64_t number);
+  /// Prints a sample and gives it to the loggers. Every rank must call.
+  void speak();
+  /// The prompt and what follows, the same on every rank. Every rank must call. `in_step`: from a step of the module.
+  std::vector<int64_t> sample(int64_t number, bool in_step);
 
   Options options_;
   models::DecoderOptions sizes_;
+  std::string config_;  // config.json of the model folder that is written
   std::shared_ptr<TextData> data_;
+  int64_t spoken_at_ = -1;         // step
   std::set<std::string> vectors_;  // names of parameters that are no matrices
 };
 
 /// Writes a decoder of gpt_text as a model folder of transformers' layout, which has every bias: those that it lacks
 /// are zero. The files of the tokenizer are copied.
-void save_gpt_text(const models::Decoder& decoder, const TextTokens& tokens, const std::filesystem::path& folder);
+void save_gpt_text(const models::Decoder& decoder, const std::string& config_json, const TextTokens& tokens,
+                   const std::filesystem::path& folder);
 
 }  // namespace levin::cli

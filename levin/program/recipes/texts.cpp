@@ -21,6 +21,16 @@ bool is_hidden(const fs::path& path) {
   return path.filename().string().starts_with('.');
 }
 
+/// By its first bytes.
+bool is_bible(const fs::path& path) {
+  if (!fs::is_regular_file(path)) return false;
+  const FileReader file(path);
+  std::string head(4, '\0');
+  if (file.size() < head.size()) return false;
+  file.read(0, std::as_writable_bytes(std::span(head)));
+  return head == "EC02";
+}
+
 std::vector<fs::path> files_of(const fs::path& folder) {
   std::vector<fs::path> files;
   for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
@@ -63,7 +73,7 @@ Texts Texts::of(std::string text, std::string name) {
 
 Texts Texts::open(const fs::path& path) {
   if (path.empty()) {
-    if (fs::exists(kBibleFile)) return of(bible_text(read_file(kBibleFile)), "the King James Bible");
+    if (is_bible(kBibleFile)) return of(bible_text(read_file(kBibleFile)), "the King James Bible");
     auto texts = of(std::string(bible_excerpt()), "the first chapters of Genesis");
     texts.note_ =
         "Debian's package bible-kjv-text is not installed: only the first chapters of Genesis are learned; "
@@ -73,6 +83,7 @@ Texts Texts::open(const fs::path& path) {
   Texts texts;
   texts.name_ = path.string();
   LEVIN_CHECK(fs::exists(path), "[gpt_text] data.file: \"", path.string(), "\" is not there");
+  if (is_bible(path)) return of(bible_text(read_file(path)), path.string());
   if (fs::is_directory(path))
     texts.files_ = files_of(path);
   else
