@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 
+#include "levin/models/block_attention.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -40,7 +42,8 @@ LEVIN_MODULE(DecoderLinear);
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
 struct DecoderAttentionImpl : torch::nn::Module {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
-  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks.
+  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
 
   int64_t num_heads, kv_heads, head_dim;
@@ -49,6 +52,8 @@ struct DecoderAttentionImpl : torch::nn::Module {
   DecoderLinear qkv = nullptr, out = nullptr;
   /// Of each head of queries and keys; empty without qk_norm.
   nn::ResidualNorm norm_q = nullptr, norm_k = nullptr;
+  /// Of BigBird; else null.
+  std::shared_ptr<BlockAttention> by_blocks;
 
  private:
   /// Queries, keys and values apart, for what the packed kernel does not do.
