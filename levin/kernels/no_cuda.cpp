@@ -3,6 +3,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention_detail.h"
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
@@ -67,6 +68,7 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;

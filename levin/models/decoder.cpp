@@ -236,6 +236,10 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  if (by_blocks && by_blocks->applies(x.size(1))) {
+    const auto packed = qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim});
+    return out((*by_blocks)(packed, mask, is_training()));
+  }
   const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
   if (!is_plain_ || mask.defined() || !whole || detail::current_cache_step()) return out(attend(qkv(x), rotary, mask));
   return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),

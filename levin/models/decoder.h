@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 
 #include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/models/decoder_cache.h"
+#include "levin/models/block_attention.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -49,7 +51,8 @@ LEVIN_MODULE(DecoderLinear);
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
 struct DecoderAttentionImpl : torch::nn::Module {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
-  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks.
+  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
 
   int64_t num_heads, kv_heads, head_dim;
@@ -58,6 +61,8 @@ struct DecoderAttentionImpl : torch::nn::Module {
   DecoderLinear qkv = nullptr, out = nullptr;
   /// Of each head of queries and keys; empty without qk_norm.
   nn::ResidualNorm norm_q = nullptr, norm_k = nullptr;
+  /// Of BigBird; else null.
+  std::shared_ptr<BlockAttention> by_blocks;
 
  private:
   /// Queries, keys and values apart, for what the packed kernel does not do.
