@@ -200,7 +200,8 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
       dropout(options.attention_dropout),
       scale(options.attention_scale),
       softcap(options.attention_softcap),
-      causal(options.causal) {
+      causal(options.causal),
+      layer_(layer) {
   const auto dim = options.hidden_dim, wide = num_heads * head_dim;
   is_plain_ = kv_heads == num_heads && scale == 0 && softcap == 0 && !options.qk_norm && !options.scale_by_layer;
   if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(head_dim));
@@ -218,7 +219,7 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
   const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
-  if (!is_plain_ || mask.defined() || !whole) return out(attend(qkv(x), rotary, mask));
+  if (!is_plain_ || mask.defined() || !whole || detail::current_cache_step()) return out(attend(qkv(x), rotary, mask));
   return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
                                 {.causal = causal, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
 }
@@ -228,10 +229,15 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   const auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
   auto q = parts[0].view({b, t, num_heads, head_dim});
   auto k = parts[1].view({b, t, kv_heads, head_dim});
-  auto v = parts[2].view({b, t, kv_heads, head_dim}).transpose(1, 2);
+  auto v = parts[2].view({b, t, kv_heads, head_dim});
   if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
-  q = q.transpose(1, 2), k = k.transpose(1, 2);  // [B, H, T, D]
+  if (const auto* step = detail::current_cache_step()) {
+    step->write(layer_, k, v);
+    if (step->pass->seen > 0)
+      return detail::cached_attention(q, step->keys(layer_, b), step->values(layer_, b), mask, scale, softcap);
+  }
+  q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;
   auto added = mask;
   // Under autocast: a lowest number of float32 would become infinite.
@@ -389,27 +395,13 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
 
-Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
-  LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
-              "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
-  check_mask(mask, ids);
-  const auto length = ids.size(1);
-  const bool bounded =
-      options.positions == "learned" || (options.positions == "rotary" && options.rotary_scaling.type != "dynamic");
-  LEVIN_CHECK(!bounded || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
-              options.max_positions, " of max_positions");
+Tensor DecoderImpl::embedded(const Tensor& ids) {
   auto x = tokens(ids);
   if (options.embedding_scale != 1) x = x * at::full({}, options.embedding_scale, x.options());
-  if (project_in) x = project_in(x);
-  Tensor rotary;
-  if (positions && mask.defined())
-    x = x + positions(token_positions(mask) + options.position_offset);
-  else if (positions)
-    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
-  else if (options.positions == "rotary")
-    rotary = rotary_angles(options, length, mask, x.device());
-  if (embedding_norm) x = std::get<0>(embedding_norm(x));
-  const auto masks = attention_masks(options, length, mask, x);
+  return project_in ? project_in(x) : x;
+}
+
+Tensor DecoderImpl::through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks) {
   nn::OpenStream h{dropped(std::exchange(x, {}), options.embedding_dropout.value_or(options.dropout), is_training()),
                    {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -419,6 +411,38 @@ Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
   }
   const auto result = norm ? std::get<0>(norm(h.sum, h.branch)) : h.closed();
   return project_out ? project_out(result) : result;
+}
+
+Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
+  LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
+              "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
+  check_mask(mask, ids);
+  const auto length = ids.size(1);
+  LEVIN_CHECK(!options.bounded() || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
+              options.max_positions, " of max_positions");
+  auto x = embedded(ids);
+  Tensor rotary;
+  if (positions && mask.defined())
+    x = x + positions(token_positions(mask) + options.position_offset);
+  else if (positions)
+    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
+  else if (options.positions == "rotary")
+    rotary = rotary_angles(options, length, mask, x.device());
+  if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  const auto masks = attention_masks(options, length, mask, x);
+  return through_blocks(std::move(x), rotary, masks);
+}
+
+Tensor DecoderImpl::hidden_states(const Tensor& ids, DecoderCache& cache, const CachePass& pass) {
+  LEVIN_CHECK(options.causal && pass.positions.sizes() == ids.sizes(), "[decoder] tokens ", ids.sizes(),
+              " of a causal model and positions ", pass.positions.sizes(), " do not go together");
+  const auto step = detail::cache_step(cache, pass);
+  const detail::EnterCacheStep enter(step);
+  auto x = embedded(ids);
+  if (positions) x = x + positions(pass.positions + options.position_offset);
+  if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  const auto masks = detail::cached_masks(options, pass, x);
+  return through_blocks(std::move(x), detail::cached_angles(options, cache, pass), masks);
 }
 
 Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tensor& mask) {

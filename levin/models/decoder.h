@@ -9,6 +9,7 @@
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 
+#include "levin/models/decoder_cache.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -55,6 +56,7 @@ struct DecoderAttentionImpl : torch::nn::Module {
   Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
 
   bool is_plain_;
+  int64_t layer_;
 };
 LEVIN_MODULE(DecoderAttention);
 
@@ -128,6 +130,8 @@ struct DecoderImpl : torch::nn::Module {
   Tensor forward(const Tensor& tokens, const Tensor& targets = {}, const Tensor& mask = {});
   /// The same up to the head: [B, T, D].
   Tensor hidden_states(const Tensor& tokens, const Tensor& mask = {});
+  /// The same of tokens that follow those of a cache, which takes them in.
+  Tensor hidden_states(const Tensor& tokens, DecoderCache& cache, const CachePass& pass);
 
   DecoderOptions options;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
@@ -137,6 +141,11 @@ struct DecoderImpl : torch::nn::Module {
   std::vector<DecoderBlock> blocks;
   nn::ResidualNorm norm = nullptr;
   DecoderHead head = nullptr;
+
+ private:
+  Tensor embedded(const Tensor& ids);
+  /// From the embedding to the head.
+  Tensor through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks);
 };
 LEVIN_MODULE(Decoder);
 

@@ -103,6 +103,8 @@ struct DecoderOptions {
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : num_heads; }
   int64_t mlp_width() const { return mlp_dim > 0 ? mlp_dim : 4 * hidden_dim; }
   int64_t embedding_width() const { return embedding_dim > 0 ? embedding_dim : hidden_dim; }
+  /// Whether no sequence may be longer than max_positions.
+  bool bounded() const { return positions == "learned" || (positions == "rotary" && rotary_scaling.type != "dynamic"); }
   bool gated() const { return activation.ends_with("_gated"); }
 };
 
