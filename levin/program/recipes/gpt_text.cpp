@@ -15,6 +15,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/random.h"
+#include "levin/generate/generate.h"
 #include "levin/models/folder.h"
 #include "levin/nn/tie.h"
 #include "levin/program/recipes.h"
@@ -24,31 +25,6 @@ namespace levin::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// A token by its logits, at the temperature, of the k likeliest.
-int64_t pick(const Tensor& logits, double temperature, int64_t top_k, Random& random) {
-  const auto row = logits.to(at::kDouble).cpu().contiguous();
-  const std::span<const double> scores(row.const_data_ptr<double>(), static_cast<size_t>(row.numel()));
-  std::vector<int64_t> order(scores.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto likelier = [&](int64_t a, int64_t b) {
-    const auto x = scores[static_cast<size_t>(a)], y = scores[static_cast<size_t>(b)];
-    return x != y ? x > y : a < b;
-  };
-  auto kept = order.size();
-  if (top_k > 0) kept = std::min(kept, static_cast<size_t>(top_k));
-  if (temperature <= 0) kept = 1;
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end(), likelier);
-  std::vector<double> sums(kept);
-  double sum = 0;
-  for (size_t i = 0; i < kept; ++i)
-    sums[i] = sum +=
-        temperature > 0
-            ? std::exp((scores[static_cast<size_t>(order[i])] - scores[static_cast<size_t>(order[0])]) / temperature)
-            : 1;
-  const auto found = std::upper_bound(sums.begin(), sums.end(), random.uniform() * sum) - sums.begin();
-  return order[std::min(static_cast<size_t>(found), kept - 1)];
-}
 
 std::string config_json(const models::DecoderOptions& sizes, const text::Tokenizer& tokenizer) {
   nlohmann::ordered_json json{{"architectures", {"GPT2LMHeadModel"}},
@@ -84,6 +60,7 @@ StateDict net_state(const StateDict& module) {
 GptText::GptText(Options options) : options_(std::move(options)) {
   LEVIN_CHECK(options_.vocab_multiple > 0, "[gpt_text] model.vocab_multiple ", options_.vocab_multiple,
               " must be positive");
+  LEVIN_CHECK(options_.block_size >= 2, "[gpt_text] model.block_size ", options_.block_size, " must be 2 or more");
   LEVIN_CHECK(options_.sample_tokens >= 0 && options_.temperature >= 0 && options_.top_k >= 0,
               "[gpt_text] model.sample_tokens, model.temperature and model.top_k must not be negative");
   LEVIN_CHECK(options_.dropout >= 0 && options_.dropout < 1, "[gpt_text] model.dropout ", options_.dropout,
@@ -171,17 +148,24 @@ std::vector<int64_t> GptText::prompt_ids() const {
 
 std::vector<int64_t> GptText::sample(int64_t number, bool in_step) {
   auto ids = prompt_ids();
-  // Its own numbers: a sample changes nothing in the training.
+  // Its own random numbers: a sample changes nothing in the training.
   Random random(at::detail::getDefaultCPUGenerator().current_seed(), static_cast<uint64_t>(global_step()),
                 static_cast<uint64_t>(number));
-  const auto tokens = data_->tokens().tokenizer.id_end();
-  for (int64_t i = 0; i < options_.sample_tokens; ++i) {
-    const auto first = std::max<int64_t>(0, static_cast<int64_t>(ids.size()) - options_.block_size);
-    const auto window = at::tensor(at::ArrayRef<int64_t>(ids).slice(static_cast<size_t>(first)), at::kLong);
-    Tensor logits;
-    const auto call = [&] { logits = net(window.unsqueeze(0).to(device())).select(1, -1).squeeze(0); };
+  GenerateOptions options{.temperature = options_.temperature, .top_k = options_.top_k, .cuda_graphs = false};
+  options.suppress_tokens.resize(static_cast<size_t>(sizes_.vocab_size - data_->tokens().tokenizer.id_end()));
+  std::iota(options.suppress_tokens.begin(), options.suppress_tokens.end(), data_->tokens().tokenizer.id_end());
+  const auto wanted = static_cast<int64_t>(ids.size()) + options_.sample_tokens;
+  while (static_cast<int64_t>(ids.size()) < wanted) {
+    // A sample that is longer than the context begins again behind half of it.
+    auto context = static_cast<int64_t>(ids.size());
+    if (context >= options_.block_size) context = std::max<int64_t>(1, options_.block_size / 2);
+    options.max_new_tokens = std::min(wanted - static_cast<int64_t>(ids.size()), options_.block_size - context);
+    options.seed = random.bits64();
+    const auto call = [&] {
+      const auto rows = generate(net, {std::vector<int64_t>(ids.end() - context, ids.end())}, options);
+      ids.insert(ids.end(), rows[0].ids.begin(), rows[0].ids.end());
+    };
     in_step ? call() : trainer().call_model(call);
-    ids.push_back(pick(logits.narrow(0, 0, tokens), options_.temperature, options_.top_k, random));
   }
   return ids;
 }

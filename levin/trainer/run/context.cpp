@@ -88,6 +88,7 @@ void RunContext::save_checkpoint(const std::filesystem::path& path, bool weights
 const std::filesystem::path& RunContext::ckpt_path() const {
   return run_.checkpoints.ckpt_path;
 }
+
 void RunContext::call_model(const std::function<void()>& call) {
   auto& around = run_.model.wrapped->setup_call();
   if (around.plain) return call();
