@@ -1,39 +1,19 @@
 #include "levin/models/folder.h"
 
 #include <algorithm>
-#include <map>
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/io/weights/weight_formats.h"
 #include "levin/models/language/weight_plan.h"
-#include "levin/models/sentence_embedding.h"
 #include "levin/nn/deferred_init.h"
-#include "levin/nn/tie.h"
 
 namespace levin::models {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// What a folder holds besides config and weights.
-constexpr const char* kFilesOfText[] = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-};
 
 c10::ScalarType dtype_of_config(const ModelConfig& config, c10::ScalarType usual) {
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -90,11 +70,6 @@ HeadPlan plan_head(const ModelConfig& config, const LanguageArchitecture& archit
         fmt::format("\"{}\" and \"{}\" differ: the head is not tied, though config.json says so", embedding, head);
   }
   return plan;
-}
-
-detail::QkvRows qkv_rows(const DecoderOptions& options) {
-  const auto width = options.head_width();
-  return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
 }
 
 /// The head of an encoder by the first of `architectures`: "BertForMaskedLM".
@@ -163,7 +138,7 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   }
   std::unordered_map<std::string, std::string> instead;
   if (head.embedding_from_head) instead.emplace("tokens.weight", "head.weight");
-  planned.weights = detail::plan_weights(model.module(), names, architecture, qkv_rows(model.body()),
+  planned.weights = detail::plan_weights(model.module(), names, architecture, detail::qkv_rows(model.body()),
                                          model.body().num_heads, instead, head.unused, dtype);
   return planned;
 }
@@ -210,75 +185,6 @@ LanguageModel new_model(std::string_view config_json, const OpenModelOptions& op
   const auto dtype = options.dtype.value_or(dtype_of_config(config, at::kFloat));
   return made_model(config, architecture, std::nullopt, nullptr, options, dtype,
                     {.device = options.device, .dtype = dtype});
-}
-
-void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
-  LEVIN_CHECK(options.max_shard_size > 0, "[save_model] max_shard_size must be positive");
-  check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
-  const auto& architecture = architecture_of(model.config);
-  const auto& body = model.body();
-  const auto rows = qkv_rows(body);
-
-  // Names and shapes first: what is not a view is made when its file is written.
-  struct Part {
-    Tensor parameter;
-    detail::TheirWeight theirs;
-    size_t index;
-  };
-  std::map<std::string, Part> parts;
-  std::vector<NamedTensors> shards(1);
-  uint64_t filled = 0, total = 0;
-  std::optional<c10::ScalarType> dtype;
-  for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
-    LEVIN_CHECK(name.find(".lora_") == name.npos,
-                "[save_model] the model has adapters; merge_lora first, or save_lora");
-    const auto theirs = detail::their_weight(architecture, name);
-    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
-    const auto like = at::empty(parameter.sizes(), parameter.options().device(c10::kMeta));
-    const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
-    dtype = dtype.value_or(parameter.scalar_type());
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const auto full = full_name(architecture, name, theirs->names[i]);
-      const uint64_t bytes = shapes[i].nbytes();
-      if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
-      shards.back().emplace_back(full, shapes[i]);
-      filled += bytes, total += bytes;
-      parts.emplace(full, Part{parameter, *theirs, i});
-    }
-    // A head of masked tokens that is not tied has its bias under both names.
-    if (name == "head.bias" && !body.tied_head && !theirs->also.empty()) {
-      shards.back().emplace_back(theirs->also, shapes[0]);
-      parts.emplace(theirs->also, Part{parameter, *theirs, 0});
-      total += shapes[0].nbytes();
-    }
-  }
-  const auto read = [&](const std::string& name) {
-    const auto& part = parts.at(name);
-    return detail::weights_for_file(part.parameter, part.theirs, rows, body.num_heads)[part.index];
-  };
-  AtomicFolder staged(folder);
-  for (const char* name : kFilesOfText)
-    if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
-  for (const auto& name : sentence_files(model.folder)) {
-    fs::create_directories((staged.path() / name).parent_path());
-    fs::copy_file(model.folder / name, staged.path() / name);
-  }
-  const auto format = levin::detail::safetensors_format();
-  std::map<std::string, std::string> places;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const auto file = format.file_name(i, shards.size());
-    FileWriter writer(staged.path() / file);
-    write_safetensors(writer, shards[i], read, {{"format", "pt"}});
-    writer.close();
-    for (const auto& [name, like] : shards[i]) places.emplace(name, file);
-  }
-  if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, total);
-  const auto tied = body.tied_head;
-  write_file(staged.path() / "config.json",
-             model.config.with({{"torch_dtype", ""},
-                                {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},
-                                {"tie_word_embeddings", tied ? "true" : "false"}}));
-  staged.commit();
 }
 
 }  // namespace levin::models
