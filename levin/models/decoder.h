@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +12,8 @@
 #include <torch/nn/modules/container/any_value.h>
 
 #include "levin/kernels/quantized/quantized_weight.h"
-#include "levin/models/decoder_cache.h"
 #include "levin/models/block_attention.h"
+#include "levin/models/decoder_cache.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"

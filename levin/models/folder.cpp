@@ -1,41 +1,20 @@
 #include "levin/models/folder.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
-#include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/io/weights/weight_formats.h"
 #include "levin/models/language/quantized_weights.h"
 #include "levin/models/language/weight_plan.h"
-#include "levin/models/sentence_embedding.h"
 #include "levin/nn/deferred_init.h"
-#include "levin/nn/tie.h"
 
 namespace levin::models {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// What a folder holds besides config and weights.
-constexpr const char* kFilesOfText[] = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-};
 
 c10::ScalarType dtype_of_config(const ModelConfig& config, c10::ScalarType usual) {
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -93,11 +72,6 @@ HeadPlan plan_head(const ModelConfig& config, const LanguageArchitecture& archit
         fmt::format("\"{}\" and \"{}\" differ: the head is not tied, though config.json says so", embedding, head);
   }
   return plan;
-}
-
-detail::QkvRows qkv_rows(const DecoderOptions& options) {
-  const auto width = options.head_width();
-  return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
 }
 
 /// The head of an encoder by the first of `architectures`: "BertForMaskedLM".
@@ -218,7 +192,7 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   }
   std::unordered_map<std::string, std::string> instead;
   if (head.embedding_from_head) instead.emplace("tokens.weight", "head.weight");
-  planned.weights = detail::plan_weights(model.module(), names, architecture, qkv_rows(model.body()),
+  planned.weights = detail::plan_weights(model.module(), names, architecture, detail::qkv_rows(model.body()),
                                          model.body().num_heads, instead, head.unused, dtype);
   model.quantization = quantization;
   if (quantization) plan_quantized(planned, stored.has_value());
@@ -272,7 +246,7 @@ void quantize_model(LanguageModel& model, const std::string& quantize) {
               "[quantize_model] the model is quantized already: ", quantization_name(*model.quantization));
   const auto options = kernels::quantization_of("quantize_model", quantize);
   const auto& architecture = architecture_of(model.config);
-  const auto rows = qkv_rows(model.body());
+  const auto rows = detail::qkv_rows(model.body());
   for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/true)) {
     const auto theirs = detail::their_weight(architecture, name);
     const bool joined = theirs && theirs->names.size() > 1;
@@ -292,97 +266,6 @@ LanguageModel new_model(std::string_view config_json, const OpenModelOptions& op
                           {.device = options.device, .dtype = dtype});
   if (!options.quantize.empty()) quantize_model(model, options.quantize);
   return model;
-}
-
-void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
-  LEVIN_CHECK(options.max_shard_size > 0, "[save_model] max_shard_size must be positive");
-  check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
-  const auto& architecture = architecture_of(model.config);
-  const auto& body = model.body();
-  const auto rows = qkv_rows(body);
-
-  // Names and shapes first: what is not a view is made when its file is written.
-  std::map<std::string, std::function<Tensor()>> parts;
-  std::vector<NamedTensors> shards(1);
-  uint64_t filled = 0, total = 0;
-  std::optional<c10::ScalarType> dtype;
-  const auto add = [&](const std::string& name, const Tensor& like, std::function<Tensor()> make) {
-    const uint64_t bytes = like.nbytes();
-    if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
-    shards.back().emplace_back(name, like);
-    filled += bytes, total += bytes;
-    parts.emplace(name, std::move(make));
-  };
-  for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
-    LEVIN_CHECK(name.find(".lora_") == name.npos,
-                "[save_model] the model has adapters; merge_lora first, or save_lora");
-    const auto theirs = detail::their_weight(architecture, name);
-    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
-    const auto like = at::empty(parameter.sizes(), parameter.options().device(c10::kMeta));
-    const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
-    dtype = dtype.value_or(parameter.scalar_type());
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      add(full_name(architecture, name, theirs->names[i]), shapes[i], [&, from = parameter, theirs = *theirs, i] {
-        return detail::weights_for_file(from, theirs, rows, body.num_heads)[i];
-      });
-    }
-    // A head of masked tokens that is not tied has its bias under both names.
-    if (name == "head.bias" && !body.tied_head && !theirs->also.empty())
-      add(theirs->also, shapes[0], [from = parameter] { return from.detach(); });
-  }
-  std::vector<std::string> kept;  // linear layers that are not quantized
-  if (model.decoder) kept.push_back("lm_head");
-  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
-    const auto theirs = detail::their_weight(architecture, name);
-    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
-    if (!layer->quantized) {
-      for (const auto& each : theirs->names) kept.push_back(each.substr(0, each.rfind(".weight")));
-      continue;
-    }
-    auto like = *layer->quantized;
-    for (auto* each : {&like.codes, &like.scales, &like.nested})
-      if (each->defined()) *each = at::empty(each->sizes(), each->options().device(c10::kMeta));
-    const auto of_file = [&body, rows, theirs = *theirs,
-                          type = dtype.value_or(at::kFloat)](const kernels::QuantizedWeight& weight) {
-      return detail::quantized_for_file(weight, theirs, rows, body.num_heads, type);
-    };
-    const auto shapes = of_file(like);
-    for (size_t i = 0; i < shapes.size(); ++i)
-      for (size_t j = 0; j < shapes[i].size(); ++j) {
-        auto full = full_name(architecture, name, theirs->names[i]);
-        const auto& behind = shapes[i][j].first;
-        if (!behind.empty() && behind[0] != '.') full.resize(full.rfind("weight"));  // "q_proj.SCB"
-        add(full + behind, shapes[i][j].second,
-            [of_file, from = layer, i, j] { return of_file(*from->quantized)[i][j].second; });
-      }
-  }
-  const auto read = [&](const std::string& name) { return parts.at(name)(); };
-  AtomicFolder staged(folder);
-  for (const char* name : kFilesOfText)
-    if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
-  for (const auto& name : sentence_files(model.folder)) {
-    fs::create_directories((staged.path() / name).parent_path());
-    fs::copy_file(model.folder / name, staged.path() / name);
-  }
-  const auto format = levin::detail::safetensors_format();
-  std::map<std::string, std::string> places;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const auto file = format.file_name(i, shards.size());
-    FileWriter writer(staged.path() / file);
-    write_safetensors(writer, shards[i], read, {{"format", "pt"}});
-    writer.close();
-    for (const auto& [name, like] : shards[i]) places.emplace(name, file);
-  }
-  if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, total);
-  const auto tied = body.tied_head;
-  write_file(
-      staged.path() / "config.json",
-      model.config.with({{"torch_dtype", ""},
-                         {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},
-                         {"quantization_config",
-                          model.quantization ? detail::quantization_config(*model.quantization, kept) : std::string()},
-                         {"tie_word_embeddings", tied ? "true" : "false"}}));
-  staged.commit();
 }
 
 }  // namespace levin::models

@@ -15,6 +15,10 @@
 #include "levin/models/language/model_config.h"
 #include "levin/models/text_encoder.h"
 
+namespace levin {
+class ShardMap;
+}
+
 namespace levin::models {
 
 /// A language model and what its folder says of it. One of `decoder` and `encoder` is there.
@@ -74,6 +78,9 @@ struct SaveModelOptions {
   uint64_t max_shard_size = 5'000'000'000;
   /// Replaces what is at the path.
   bool overwrite = false;
+  /// Of a model whose parameters are sharded over ranks: `strategy.shards()`. Every rank calls then, and rank 0 writes.
+  /// Parameters are gathered one by one: in host memory are those of a block at most.
+  ShardMap* shards = nullptr;
 };
 
 /// Writes a folder that transformers and open_model read: config.json and weights under their names, and the files of

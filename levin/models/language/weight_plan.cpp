@@ -137,6 +137,11 @@ bool WeightNames::is_packed(const WeightEntry& entry) const {
                         file_.contains(entry.name + ".absmax"));
 }
 
+QkvRows qkv_rows(const DecoderOptions& options) {
+  const auto width = options.head_width();
+  return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
+}
+
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,

@@ -54,6 +54,7 @@ class WeightNames {
 
 /// Where queries, keys and values of a layer are joined: their rows.
 using QkvRows = std::array<int64_t, 3>;
+QkvRows qkv_rows(const DecoderOptions& options);
 
 /// Finds the tensors of all parameters; one Error lists what is missing, left over and of another shape or type.
 /// `instead`: names of the module that are read from another one of it (an embedding from the head).
