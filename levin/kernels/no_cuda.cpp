@@ -5,6 +5,7 @@
 #include "levin/kernels/batch_norm_detail.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/decode/decode.h"
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
@@ -85,3 +86,14 @@ void register_max_pool_cuda(torch::Library&) {}
 void register_fp8_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail
+
+namespace levin::kernels {
+
+bool has_decode_kernel(const Tensor&, int64_t) {
+  return false;
+}
+Tensor decode_attention(const DecodeArguments&) {
+  levin::detail::fail("[decode_attention] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+}  // namespace levin::kernels

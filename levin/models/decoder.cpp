@@ -255,6 +255,7 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
   if (const auto* step = detail::current_cache_step()) {
+    if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
     step->write(layer_, k, v);
     if (step->pass->seen > 0)
       return detail::cached_attention(q, step->keys(layer_, b), step->values(layer_, b), mask, scale, softcap);
@@ -458,11 +459,12 @@ Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
 Tensor DecoderImpl::hidden_states(const Tensor& ids, DecoderCache& cache, const CachePass& pass) {
   LEVIN_CHECK(options.causal && pass.positions.sizes() == ids.sizes(), "[decoder] tokens ", ids.sizes(),
               " of a causal model and positions ", pass.positions.sizes(), " do not go together");
-  const auto step = detail::cache_step(cache, pass);
+  const auto step = detail::cache_step(options, cache, pass);
   const detail::EnterCacheStep enter(step);
   auto x = embedded(ids);
   if (positions) x = x + positions(pass.positions + options.position_offset);
   if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  if (step.fused) return through_blocks(std::move(x), {}, {});
   const auto masks = detail::cached_masks(options, pass, x);
   return through_blocks(std::move(x), detail::cached_angles(options, cache, pass), masks);
 }
