@@ -11,7 +11,7 @@
 namespace levin::cli {
 
 /// Windows of a text's tokens: "input" and "target" int64 [B, block_size].
-class TextData : public DataModule {
+class GptTextData : public DataModule {
  public:
   struct Options {
     std::filesystem::path file = {};
@@ -38,7 +38,7 @@ class TextData : public DataModule {
     }
   };
 
-  explicit TextData(Options options) : options_(std::move(options)) {}
+  explicit GptTextData(Options options) : options_(std::move(options)) {}
 
   void prepare_data() override;
   void setup(std::string_view stage) override;

@@ -1,4 +1,4 @@
-#include "levin/program/recipes/text_data.h"
+#include "levin/program/recipes/gpt_text_data.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/arange.h>
@@ -37,7 +37,7 @@ TokenDataset windows(const TextTokens& tokens, const char* file, int64_t count, 
 
 }  // namespace
 
-void TextData::prepare_data() {
+void GptTextData::prepare_data() {
   if (tokens_) return;
   const auto texts = Texts::open(options_.file);
   if (!texts.note().empty()) log_info("[gpt_text] " + texts.note());
@@ -50,17 +50,17 @@ void TextData::prepare_data() {
                        format_count(static_cast<double>(tokens_->val_tokens)), tokens_->tokenizer.vocab_size()));
 }
 
-void TextData::setup(std::string_view) {
+void GptTextData::setup(std::string_view) {
   // Ranks that did not prepare the tokens find them in the cache.
   prepare_data();
 }
 
-const TextTokens& TextData::tokens() const {
+const TextTokens& GptTextData::tokens() const {
   LEVIN_CHECK(tokens_, "[gpt_text] the text is not set up");
   return *tokens_;
 }
 
-Loaders<Batch> TextData::train_dataloader() {
+Loaders<Batch> GptTextData::train_dataloader() {
   const auto& text = tokens();
   const bool random = options_.windows == "random";
   const auto data = windows(text, "train.bin", text.train_tokens, block_size_, random ? 1 : 0);
@@ -72,14 +72,14 @@ Loaders<Batch> TextData::train_dataloader() {
   return make_loader(data, loader);
 }
 
-Loaders<Batch> TextData::val_dataloader() {
+Loaders<Batch> GptTextData::val_dataloader() {
   if (options_.val_fraction == 0) return {};
   const auto& text = tokens();
   return make_loader(windows(text, "val.bin", text.val_tokens, block_size_, 0),
                      {.batch_size = options_.eval_batch_size});
 }
 
-Loaders<Batch> TextData::predict_dataloader() {
+Loaders<Batch> GptTextData::predict_dataloader() {
   LEVIN_CHECK(options_.num_samples > 0, "[gpt_text] data.num_samples ", options_.num_samples, " must be positive");
   return make_loader(TensorDataset({{"index", at::arange(options_.num_samples)}}), {.batch_size = 1});
 }
