@@ -143,8 +143,9 @@ class TextClassifier : public TextModule {
   /// In float32, [B, classes].
   Tensor logits(const Batch& batch) {
     auto& language = model();
-    const auto scores = language.decoder ? language.decoder(batch["ids"], Tensor(), batch["mask"])
-                                         : language.encoder(batch["ids"], batch["mask"]);
+    // A decoder needs no mask: padding stands on the right, where no token sees it.
+    const auto scores =
+        language.decoder ? language.decoder(batch["ids"]) : language.encoder(batch["ids"], batch["mask"]);
     return scores.to(at::kFloat);
   }
   Tensor weights() const { return weights_.defined() ? weights_.to(at::kFloat) : Tensor(); }

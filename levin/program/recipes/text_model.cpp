@@ -86,8 +86,9 @@ TextFolder::TextFolder(const fs::path& folder) : path(checked_folder(folder)), t
   const auto& words = tokenizer.config();
   eos_token = token_id(tokenizer, words.eos_token);
   const auto of_config = config.integer("pad_token_id", -1, body.vocab_size - 1, -1);
-  pad_token = token_id(tokenizer, words.pad_token);
-  if (pad_token < 0) pad_token = of_config >= 0 ? of_config : std::max<int64_t>(eos_token, 0);
+  // That of the config first: the model looks for it, to count positions or to find the last token.
+  pad_token = of_config >= 0 ? of_config : token_id(tokenizer, words.pad_token);
+  if (pad_token < 0) pad_token = std::max<int64_t>(eos_token, 0);
 }
 
 TextModule::TextModule(const TextModelOptions& options, models::OpenModelOptions open)
