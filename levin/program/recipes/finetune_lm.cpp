@@ -218,8 +218,8 @@ class LanguageTrainer : public TextModule {
   void log_sums(const std::string& stage) {
     const auto sums = trainer().fabric().all_reduce(sums_.clone(), "sum");
     const auto mean = sums[0] / sums[1].clamp_min(1);
-    log(stage + "_loss", mean, {.prog_bar = true});
-    log(stage + "_perplexity", mean.exp(), {.prog_bar = true});
+    log(stage + "_loss", mean, kShown);
+    log(stage + "_perplexity", mean.exp(), kShown);
   }
 
   bool merge_, has_documents_;

@@ -171,10 +171,10 @@ class TextClassifier : public TextModule {
     const auto counts = trainer().fabric().all_reduce(counts_.clone(), "sum");
     const auto hits = counts.diagonal(), real = counts.sum(1), found = counts.sum(0);
     const auto f1 = 2 * hits / (real + found).clamp_min(1);
-    log(stage + "_acc", hits.sum() / counts.sum().clamp_min(1), {.prog_bar = true});
+    log(stage + "_acc", hits.sum() / counts.sum().clamp_min(1), kShown);
     // Of two classes that of the second; of more the mean over those that occur.
     const auto occurs = (real + found).gt(0).to(at::kFloat);
-    log(stage + "_f1", classes_ == 2 ? f1[1] : (f1 * occurs).sum() / occurs.sum().clamp_min(1), {.prog_bar = true});
+    log(stage + "_f1", classes_ == 2 ? f1[1] : (f1 * occurs).sum() / occurs.sum().clamp_min(1), kShown);
   }
 
   int64_t classes_;

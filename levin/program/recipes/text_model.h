@@ -63,6 +63,9 @@ struct TextFolder {
   int64_t eos_token = -1;
 };
 
+/// For metrics of an epoch that are equal on all ranks.
+inline constexpr LogOptions kShown{.prog_bar = true, .sync_dist = true};
+
 /// A TrainModule around the model of a folder.
 class TextModule : public TrainModule {
  public:
