@@ -125,7 +125,7 @@ struct DecoderImpl : torch::nn::Module {
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
   /// has the logits that it has alone. Several texts in one row are numbered 1, 2, ... in the mask: a token sees those
-  /// of its own number, and positions begin anew.
+  /// of its own number, and positions count from its beginning.
   Tensor forward(const Tensor& tokens, const Tensor& targets = {}, const Tensor& mask = {});
   /// The same up to the head: [B, T, D].
   Tensor hidden_states(const Tensor& tokens, const Tensor& mask = {});

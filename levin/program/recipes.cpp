@@ -8,16 +8,11 @@ Recipe vit_fashion_mnist(), finetune_fashion_mnist(), mlp_fashion_mnist(), autoe
 
 const std::vector<Recipe>& recipes() {
   static const std::vector<Recipe> all{
-      vit_fashion_mnist(),
-      finetune_fashion_mnist(),
-      mlp_fashion_mnist(),
-      autoencoder_fashion_mnist(),
-      vit_cifar10(),
-      resnet50_cifar10(),
-      finetune_cifar10(),
-      text_classification(),
-      finetune_lm(),
-      boring(),
+      vit_fashion_mnist(), finetune_fashion_mnist(),
+      mlp_fashion_mnist(), autoencoder_fashion_mnist(),
+      vit_cifar10(),       resnet50_cifar10(),
+      finetune_cifar10(),  text_classification(),
+      finetune_lm(),       boring(),
   };
   return all;
 }

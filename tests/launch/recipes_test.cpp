@@ -81,7 +81,7 @@ TEST_F(Recipes, ShippedConfigsAreUnderstood) {
     EXPECT_THAT(child.out(), HasSubstr("\nrecipe: " + entry.path().stem().string() + "  #"));
     ++count;
   }
-  EXPECT_EQ(count, 5);
+  EXPECT_EQ(count, 7);
 }
 
 TEST_F(Recipes, VisionTransformerOnCifar) {

@@ -51,7 +51,7 @@ class WeightNames {
 /// Where queries, keys and values of a layer are joined: their rows.
 using QkvRows = std::array<int64_t, 3>;
 
-/// Beginnings of names of parameters that are not read: of a head that is trained anew.
+/// Beginnings of names of parameters that are not read: of a new head.
 struct NewWeights {
   std::vector<std::string> always = {};
   /// Only where the file lacks one.

@@ -9,6 +9,8 @@
 #include "levin/core/words.h"
 #include "levin/models/language/architecture.h"
 #include "levin/models/lora.h"
+#include "levin/nn/activation_offload.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/strategies/strategy.h"
 
 namespace levin::cli {
@@ -96,6 +98,11 @@ TextModule::TextModule(const TextModelOptions& options, models::OpenModelOptions
   for (const auto& note : model_.notes) log_info(levin::detail::concat("[recipe] ", note));
   register_module("model", model_.decoder ? std::static_pointer_cast<torch::nn::Module>(model_.decoder.ptr())
                                           : std::static_pointer_cast<torch::nn::Module>(model_.encoder.ptr()));
+  const auto blocks = policy::by_class<models::DecoderBlock>();
+  if (options_.activations == "recomputed")
+    checkpoint_activations(model_.module(), blocks);
+  else if (options_.activations == "offloaded")
+    offload_activations(model_.module(), blocks);
 }
 
 void TextModule::check_save() const {

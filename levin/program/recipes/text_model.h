@@ -38,11 +38,15 @@ struct LoraFields {
 struct TextModelOptions {
   std::filesystem::path folder = {};
   std::string save = {};
+  std::string activations = "kept";
   LoraFields lora = {};
 
   void fields(auto f) {
     f("folder", folder, "model folder in the layout of transformers, with its tokenizer");
     f("save", save, "where the trained model is written; default: model/ in the folder of the run; none: nowhere");
+    f("activations", activations,
+      "activations of blocks between forward and backward: recomputed and offloaded save memory",
+      {"kept", "recomputed", "offloaded"});
     f("lora", lora, "");
   }
 };
