@@ -1,4 +1,5 @@
 // Fine-tunes a model folder of transformers to classify texts.
+#include <algorithm>
 #include <cmath>
 
 #include <ATen/ops/arange.h>
@@ -40,19 +41,20 @@ class ClassifiedTexts : public TextData {
 
   ClassifiedTexts(const Options& options, TextFolder folder) : TextData(options, std::move(folder)), options_(options) {
     auto sets = read_sets();
-    names_ = class_names(sets[0]);
-    LEVIN_CHECK(names_.size() >= 2, "[recipe] the training data has one label alone, \"", shown(names_[0]), "\"");
+    names_ = names_of(sets[0]);
+    if (sets[1].empty()) split_off(sets[0], sets[1]);
     for (size_t i = 0; i < sets.size(); ++i) {
       const char* const kSets[] = {"data.train", "data.val", "data.test"};
       rows_[i] = TokenRows(encoded(sets[i], class_numbers(sets[i], names_, kSets[i])));
     }
-    for (int64_t i = 0; i < rows_[0].size(); ++i) counts_.resize(names_.size()), ++counts_[label_of(i)];
+    counts_.resize(names_.size());
+    for (int64_t i = 0; i < rows_[0].size(); ++i) ++counts_[static_cast<size_t>(rows_[0].row(i).label)];
   }
 
   /// Names for the config: numbers have those of the folder, or transformers' usual ones.
   std::vector<std::string> labels() const {
     if (!are_class_numbers(names_)) return names_;
-    const auto known = models::label_names(models::ModelConfig::read(folder().path / "config.json"));
+    const auto known = folder_labels();
     if (known.size() == names_.size()) return known;
     std::vector<std::string> usual;
     for (const auto& name : names_) usual.push_back("LABEL_" + name);
@@ -65,11 +67,16 @@ class ClassifiedTexts : public TextData {
     std::vector<double> weights;
     if (options_.class_weights == "balanced") {
       for (const auto count : counts_)
-        weights.push_back(static_cast<double>(rows_[0].size()) /
-                          (static_cast<double>(names_.size()) * static_cast<double>(count)));
+        weights.push_back(count == 0 ? 0
+                                     : static_cast<double>(rows_[0].size()) /
+                                           (static_cast<double>(names_.size()) * static_cast<double>(count)));
     } else {
-      for (const auto& item : config::detail::read_items(config::Node::of_text(options_.class_weights)))
-        weights.push_back(config::detail::read_double(item));
+      try {
+        weights = config::Codec<std::vector<double>>::read(config::Node::of_text(options_.class_weights));
+      } catch (const config::BadValue&) {
+        throw Error(levin::detail::concat("[recipe] data.class_weights \"", options_.class_weights,
+                                          "\" is neither balanced nor a list of numbers"));
+      }
     }
     LEVIN_CHECK(weights.size() == names_.size(), "[recipe] data.class_weights has ", weights.size(),
                 " numbers, the data ", names_.size(), " classes");
@@ -80,7 +87,17 @@ class ClassifiedTexts : public TextData {
   }
 
  private:
-  size_t label_of(int64_t row) const { return static_cast<size_t>(rows_[0].row(row).label); }
+  /// In the order of the folder where it has the same ones: its head is then kept.
+  std::vector<std::string> names_of(const std::vector<LabeledText>& texts) const {
+    auto names = class_names(texts);
+    LEVIN_CHECK(names.size() >= 2, "[recipe] the training data has one label alone, \"", shown(names[0]), "\"");
+    const auto known = folder_labels();
+    return known.size() == names.size() && std::is_permutation(known.begin(), known.end(), names.begin()) ? known
+                                                                                                          : names;
+  }
+  std::vector<std::string> folder_labels() const {
+    return models::label_names(models::ModelConfig::read(folder().path / "config.json"));
+  }
 
   /// Training, validation and test texts.
   std::array<std::vector<LabeledText>, 3> read_sets() const {
@@ -95,7 +112,6 @@ class ClassifiedTexts : public TextData {
       for (size_t i = 0; i < sets.size(); ++i)
         if (!paths[i].empty()) sets[i] = read_labeled_texts(paths[i], columns);
     }
-    if (sets[1].empty()) split_off(sets[0], sets[1]);
     return sets;
   }
 
