@@ -120,6 +120,8 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.kv_heads >= 0 && o.num_heads % o.key_heads() == 0, "[decoder] num_heads ", o.num_heads,
               " is not a multiple of kv_heads ", o.kv_heads);
   LEVIN_CHECK(o.loss_rows >= -1, "[decoder] loss_rows ", o.loss_rows, " must be -1 (chosen by size), 0 (all) or more");
+  LEVIN_CHECK(o.num_labels >= 0 && o.pad_token >= -1,
+              "[decoder] num_labels must not be negative, pad_token must be a token or -1");
   LEVIN_CHECK(o.embedding_dim >= 0 && o.position_offset >= 0 && o.rotary_dim >= 0 && o.window >= 0,
               "[decoder] embedding_dim, position_offset, rotary_dim and window must not be negative");
   LEVIN_CHECK(std::isfinite(o.norm_eps) && o.norm_eps >= 0, "[decoder] norm_eps ", o.norm_eps,
@@ -414,6 +416,10 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   }
   blocks = detail::register_blocks(*this, options);
   if (options.final_norm) norm = register_module("norm", decoder_norm(options));
+  if (options.num_labels > 0) {
+    score = register_module("score", DecoderLinear(width, options.num_labels, false, kInitStd));
+    return;
+  }
   head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
@@ -469,7 +475,24 @@ Tensor DecoderImpl::hidden_states(const Tensor& ids, DecoderCache& cache, const 
   return through_blocks(std::move(x), detail::cached_angles(options, cache, pass), masks);
 }
 
+Tensor DecoderImpl::class_logits(const Tensor& ids, const Tensor& mask) {
+  LEVIN_CHECK(score, "[decoder] the model has no classifier");
+  const auto hidden = hidden_states(ids, mask);
+  Tensor counted;
+  if (options.pad_token >= 0)
+    counted = ids.ne(options.pad_token);
+  else if (mask.defined())
+    counted = mask.ne(0);
+  if (!counted.defined()) return score(hidden.select(1, -1));
+  const auto last = (at::arange(ids.size(1), ids.options().dtype(at::kLong)) * counted).amax(1);  // [B]
+  return score(hidden.gather(1, last.view({-1, 1, 1}).expand({-1, 1, hidden.size(2)})).squeeze(1));
+}
+
 Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  if (score) {
+    LEVIN_CHECK(!targets.defined(), "[decoder] a classifier of sequences has no loss of tokens");
+    return class_logits(ids, mask);
+  }
   return head(hidden_states(ids, mask), targets);
 }
 

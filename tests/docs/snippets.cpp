@@ -248,6 +248,10 @@ struct Timer : levin::Interceptor {
   auto vectors = levin::models::mean_embedding(hidden, mask);                     // or first_embedding(hidden)
 }
 
+[[maybe_unused]] void new_head() {
+  auto model = levin::models::open_model("gpt2", {.head = "sequence_classification", .labels = {"negative", "positive"}, .pad_token = 50256});
+}
+
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {
   namespace optim = levin::optim;
   optim::AdamW opt(model->parameters(), {.lr = 3e-4, .weight_decay = 0.01});
