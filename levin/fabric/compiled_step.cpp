@@ -376,6 +376,8 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   look_around();
   reasons_[std::string(call.name)].clear();
   if (full_key(call) != entry.key) return false;
+  const bool settled = std::ranges::all_of(around_.syncs, [](const auto& sync) { return sync->is_settled(); });
+  if (!settled && ++entry.waited < kMostFailures) return false;
   if (auto reason = why_not(call); !reason.empty()) {
     refuse_entry(call, entry, reason);
     return false;
@@ -477,9 +479,17 @@ void StepCompiler::record(StepCall& call, CompiledGraph& graph) {
     if (before[i].defined() && before[i]._version() != versions[i]) throw GradientsAccumulate();
     if (same || (!grad.defined() && !before[i].defined())) continue;
     // Its memory is free for the next graph: it is read before that one runs, or not at all.
-    if (grad.defined()) grad = device_->alias(grad, graph.graph);
+    if (grad.defined() && !lies_with_strategy(params_[i])) grad = device_->alias(grad, graph.graph);
     graph.gradients.push_back({params_[i], grad});
   }
+}
+
+/// Whether a gradient is in memory of the strategy, and not of a graph.
+bool StepCompiler::lies_with_strategy(const Tensor& param) const {
+  return std::ranges::any_of(around_.syncs, [&](const auto& sync) {
+    const auto memory = sync->gradient_memory(param);
+    return memory.defined() && memory.is_alias_of(param.grad());
+  });
 }
 
 /// Gradients that stay in memory of their own, where graphs find them.
