@@ -421,7 +421,9 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
       accumulating_.emplace(call.name);
       drop();
     } else {
-      refuse_entry(call, entry, capture_failure(error) + unit_of(error));
+      auto reason = capture_failure(error);
+      if (const auto unit = unit_of(error); reason.find(unit) == std::string::npos) reason += "; " + unit;
+      refuse_entry(call, entry, reason);
     }
     return false;
   }
@@ -433,12 +435,12 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   return true;
 }
 
-/// "; unit net.block (Block), input float32 [4, 3]" of an error that a unit let through.
+/// "unit net.block (Block), input float32 [4, 3]" of an error that a unit let through.
 std::string StepCompiler::unit_of(const std::exception& error) const {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   if (!of_torch) return {};
   for (const auto& module : around_.modules)
-    if (const auto unit = failed_unit(*of_torch, module.get()); !unit.empty()) return "; " + unit;
+    if (const auto unit = failed_unit(*of_torch, module.get()); !unit.empty()) return unit;
   return {};
 }
 
