@@ -141,7 +141,7 @@ class OpenReducer : public c10d::Reducer {
     expect_autograd_hooks_ = false;
     require_finalize_ = false;
     first_autograd_hook_called_ = false;
-    div_factor_ = -1;  // taken again
+    div_factor_ = -1;      // taken again
     if (!static_graph_) {  // which remembers for good what its first pass has used
       local_used_work_.reset();
       local_used_map_reduced_ = false;
@@ -569,6 +569,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   std::shared_ptr<c10d::Logger> logger_;
   /// The backward pass that is being captured.
   std::unique_ptr<detail::CapturedPass> captured_;
+  bool kernels_loaded_ = false;
   /// Outlives this object in hooks of graphs that the user still holds.
   std::shared_ptr<bool> alive_;
   std::optional<SyncBatchNormScope> batchnorm_;
@@ -598,6 +599,7 @@ std::string DdpModule::prepare_capture(bool) {
   if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
   if (options_.comm_hook == "powersgd") return "comm_hook \"powersgd\" counts its steps on the host";
   if (reducer_->has_sparse()) return "ddp sums sparse gradients, whose sizes change";
+  if (!std::exchange(kernels_loaded_, true)) detail::load_pass_kernels(reducer_->buckets());
   return {};
 }
 

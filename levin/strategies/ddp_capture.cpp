@@ -1,6 +1,7 @@
 #include "levin/strategies/ddp_capture.h"
 
 #include <ATen/Functions.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -8,6 +9,17 @@
 #include "levin/devices/graphs.h"
 
 namespace levin::detail {
+
+void load_pass_kernels(const std::vector<GradientBucket>& buckets) {
+  const at::NoGradGuard no_grad;
+  for (const auto& bucket : buckets) {
+    const std::vector<Tensor> to{at::empty({5}, bucket.memory.options())};
+    const std::vector<Tensor> from{at::ones({5}, bucket.memory.options())};
+    at::_foreach_copy_(to, from);
+    at::_foreach_mul_(to, 0.5);
+    at::_foreach_div_(to, 2);
+  }
+}
 
 CapturedPass::CapturedPass(Collective& group, CapturedPassPlan plan)
     : group_(group), plan_(std::move(plan)), bucket_of_(plan_.params.size()), came_(plan_.params.size(), 0) {
@@ -34,6 +46,7 @@ void CapturedPass::ready(size_t param) {
 void CapturedPass::start(size_t index) {
   const at::NoGradGuard no_grad;
   const auto& bucket = plan_.buckets[index];
+  const int ranks = group_.size();
   std::vector<Tensor> to, from, in_place;
   for (size_t i = 0; i < bucket.params.size(); ++i) {
     const auto& grad = plan_.params[bucket.params[i]].grad();
@@ -42,15 +55,20 @@ void CapturedPass::start(size_t index) {
       view.zero_();
     } else if (grad.is_alias_of(view)) {
       in_place.push_back(view);
-    } else {
+    } else if (grad.strides() == view.strides()) {
       to.push_back(view);
       from.push_back(grad);
+    } else if (plan_.travels_as) {
+      view.copy_(grad);
+    } else {
+      // The kernel of the reducer: another one might have to be loaded.
+      auto out = view;
+      at::mul_out(out, grad, at::native::wrapped_scalar_tensor(1.0 / ranks));
     }
   }
   if (!to.empty()) at::_foreach_copy_(to, from);
   auto& sent = sent_[index];
   sent.tensor = bucket.memory;
-  const int ranks = group_.size();
   if (plan_.travels_as) {
     sent.tensor = bucket.memory.to(*plan_.travels_as).div_(ranks);
   } else if (ranks > 1) {

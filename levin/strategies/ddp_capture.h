@@ -7,12 +7,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "levin/distributed/collective.h"
-
-namespace c10d {
-class Work;
-}
 
 namespace levin::detail {
 
@@ -24,6 +21,9 @@ struct GradientBucket {
   /// The part of each in `memory`.
   std::vector<Tensor> views;
 };
+
+/// Runs the kernels that only captured passes have: they cannot be loaded in a capture.
+void load_pass_kernels(const std::vector<GradientBucket>& buckets);
 
 /// What a pass averages, and how.
 struct CapturedPassPlan {

@@ -1,5 +1,7 @@
 // Passes of ddp as a CUDA graph would hold them, on the CPU, where what is captured is executed: against the reducer's,
 // bit by bit.
+#include "levin/strategies/ddp_capture.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -140,6 +142,33 @@ TEST(DdpCapturedPass, OfOneRankAnUnusedParameterHasNoGradient) {
   const ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
   run_ranks(1, [](Collective& group) {
     EXPECT_EQ(captured_error(group, {.find_unused_parameters = true}, false), "no error");
+  });
+}
+
+TEST(DdpCapturedPass, GradientsOfAnotherLayoutThanTheirParameter) {
+  run_ranks(3, [](Collective& group) {
+    for (const bool compressed : {false, true})
+      for (const bool views : {false, true}) {
+        const auto weight = torch::zeros({2, 3}, at::requires_grad());
+        const auto memory = torch::zeros({6});
+        levin::detail::CapturedPassPlan plan{.names = {"weight"},
+                                             .params = {weight},
+                                             .buckets = {{memory, {0}, {memory.view({2, 3})}}},
+                                             .uses = {1},
+                                             .gradients_are_views = views};
+        if (compressed) plan.travels_as = at::kBFloat16;
+        weight.mutable_grad() = torch::arange(6.0).reshape({3, 2}).t() * (group.rank() + 1);
+        ASSERT_NE(weight.grad().stride(0), 3);
+        auto expected = weight.grad().contiguous() / group.size();
+        if (compressed) expected = weight.grad().contiguous().to(at::kBFloat16).div_(group.size());
+        group.all_reduce(expected);
+        const Captured captured(false);
+        levin::detail::CapturedPass pass(group, plan);
+        pass.ready(0);
+        pass.finish();
+        EXPECT_TRUE(at::allclose(weight.grad(), expected.to(at::kFloat), 1e-2, 0));
+        EXPECT_EQ(weight.grad().is_alias_of(memory), views);
+      }
   });
 }
 
