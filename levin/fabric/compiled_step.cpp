@@ -220,8 +220,12 @@ void StepCompiler::drop() {
     // A gradient would keep all memory of the graph.
     const at::NoGradGuard no_grad;
     for (auto& [param, after] : entry->graph->gradients)
-      if (auto& grad = param.mutable_grad(); grad.defined() && after.defined() && grad.is_same(after))
+      if (auto& grad = param.mutable_grad(); grad.defined() && after.defined() && grad.is_same(after)) {
         grad = after.clone();
+        // Where a reducer holds the ends of the autograd graph, eager passes add to it on that stream, and free it
+        // while others still run.
+        if (const auto stream = device_->stream()) grad.record_stream(*stream);
+      }
     entry->graph.reset();
     entry->seen = kWarmUp - 1;
   }
