@@ -472,7 +472,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
   detail::CapturedPassPlan captured_plan() const {
     detail::CapturedPassPlan plan{.buckets = reducer_->buckets(),
-                                  .allows_unused = options_.find_unused_parameters || options_.static_graph,
+                                  .allows_unused = options_.find_unused_parameters && !options_.static_graph,
                                   .gradients_are_views = options_.gradient_as_bucket_view};
     for (size_t i = 0; i < parameters_.size(); ++i) {
       plan.names.push_back(parameters_[i].name);

@@ -67,6 +67,11 @@ void CapturedPass::start(size_t index) {
     }
   }
   if (!to.empty()) at::_foreach_copy_(to, from);
+  from.clear();
+  // Now, so that what backward makes next can have their memory.
+  if (plan_.gradients_are_views && !keeps_gradients())
+    for (size_t i = 0; i < bucket.params.size(); ++i)
+      if (auto& grad = plan_.params[bucket.params[i]].mutable_grad(); grad.defined()) grad = bucket.views[i];
   auto& sent = sent_[index];
   sent.tensor = bucket.memory;
   if (plan_.travels_as) {
@@ -114,12 +119,9 @@ void CapturedPass::end(size_t index) {
     const auto& view = bucket.views[i];
     auto& grad = plan_.params[param].mutable_grad();
     if (!grad.defined() && !(plan_.used_somewhere && (*plan_.used_somewhere)[param])) continue;
-    if (grad.defined() && grad.is_alias_of(view)) continue;
-    if (!grad.defined() && !plan_.gradients_are_views) {
-      grad = view.clone();
-    } else if (!grad.defined() || (plan_.gradients_are_views && !keeps_gradients())) {
-      grad = view;
-    } else {
+    if (!grad.defined()) {
+      grad = plan_.gradients_are_views ? view : view.clone();
+    } else if (!grad.is_alias_of(view)) {
       to.push_back(grad);
       from.push_back(view);
     }
