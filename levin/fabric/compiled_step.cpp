@@ -267,6 +267,7 @@ CompiledGraph* StepCompiler::call(StepCall& call) {
       look_around();
       drop();
     }
+    if (keeps(call)) free_frozen();
     if (ranks_meet()) return call_together(call);
   }
   if (current_step() || refused_.contains(call.name)) {
@@ -521,11 +522,18 @@ void StepCompiler::hold_gradients() {
   attach_gradients();
 }
 
+/// A parameter that was frozen has zeros where it would have no gradient, and an optimizer would go on stepping it.
+void StepCompiler::free_frozen() {
+  for (auto& param : params_)
+    if (!param.requires_grad() && param.grad().defined() && had_gradient_.contains(param.unsafeGetTensorImpl()))
+      param.mutable_grad().reset();
+}
+
 void StepCompiler::attach_gradients() {
   const at::NoGradGuard no_grad;
   for (auto& param : params_) {
     const auto found = held_.find(param.unsafeGetTensorImpl());
-    if (found == held_.end()) continue;
+    if (found == held_.end() || !param.requires_grad()) continue;
     auto& grad = param.mutable_grad();
     if (grad.defined() && grad.is_same(found->second)) continue;
     if (grad.defined())

@@ -173,6 +173,7 @@ class StepCompiler {
   bool keeps(const StepCall& call) const;
   bool lies_with_strategy(const Tensor& param) const;
   void hold_gradients();
+  void free_frozen();
   void attach_gradients();
   std::string why_not(const StepCall& call) const;
 

@@ -261,6 +261,32 @@ TEST_F(CompiledStepTest, AccumulationIsFoundOut) {
   EXPECT_EQ(layer->weight.grad().const_data_ptr(), grad) << "none stands for zeros";
 }
 
+TEST_F(CompiledStepTest, AFrozenParameterHasNoGradientWhereGradientsKeepTheirMemory) {
+  torch::nn::Linear layer(2, 1);
+  around.modules = {layer.ptr()};
+  auto step = compiled(
+      [&](const Tensor& x) {
+        layer(x).sum().backward();
+        optim::zero_grad(layer->parameters(), true);
+      },
+      {.accumulates_gradients = true});
+  const auto x = torch::ones({1, 2});
+  for (int i = 0; i < 4; ++i) step(x);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_TRUE(layer->bias.grad().defined());
+  layer->bias.set_requires_grad(false);
+  for (int i = 0; i < 4; ++i) {
+    step(x);
+    EXPECT_FALSE(layer->bias.grad().defined()) << i;
+  }
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_TRUE(layer->weight.grad().defined());
+  layer->bias.set_requires_grad(true);
+  step(x);  // the first graph again
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_TRUE(layer->bias.grad().defined());
+}
+
 TEST_F(CompiledStepTest, ALossThatIsKeptWithItsGraphIsNamed) {
   torch::nn::Linear layer(2, 1);
   around.modules = {layer.ptr()};
