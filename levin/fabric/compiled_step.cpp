@@ -222,9 +222,10 @@ void StepCompiler::drop() {
     for (auto& [param, after] : entry->graph->gradients)
       if (auto& grad = param.mutable_grad(); grad.defined() && after.defined() && grad.is_same(after)) {
         grad = after.clone();
-        // Where a reducer holds the ends of the autograd graph, eager passes add to it on that stream, and free it
+        // Where a reducer holds the ends of the autograd graph, eager passes add to it on their stream, and may free it
         // while others still run.
-        if (const auto stream = device_->stream()) grad.record_stream(*stream);
+        const auto stream = device_->stream();
+        if (stream && torch::autograd::impl::try_get_grad_accumulator(param)) grad.record_stream(*stream);
       }
     entry->graph.reset();
     entry->seen = kWarmUp - 1;
@@ -258,7 +259,7 @@ void StepCompiler::run_eagerly(StepCall& call) {
   const EnterStep enter(scope);
   call.run();
   for (const auto& param : params_)
-    if (param.grad().defined()) had_gradient_.insert(param.unsafeGetTensorImpl());
+    if (param.requires_grad() && param.grad().defined()) had_gradient_.insert(param.unsafeGetTensorImpl());
 }
 
 CompiledGraph* StepCompiler::call(StepCall& call) {
@@ -381,12 +382,12 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   look_around();
   reasons_[std::string(call.name)].clear();
   if (full_key(call) != entry.key) return false;
-  const bool settled = std::ranges::all_of(around_.syncs, [](const auto& sync) { return sync->is_settled(); });
-  if (!settled && ++entry.waited < kMostFailures) return false;
   if (auto reason = why_not(call); !reason.empty()) {
     refuse_entry(call, entry, reason);
     return false;
   }
+  const bool settled = std::ranges::all_of(around_.syncs, [](const auto& sync) { return sync->is_settled(); });
+  if (!settled && ++entry.waited < kMostFailures) return false;
   if (graphs_ >= max_graphs_) {
     refuse_entry(call, entry, concat("there are ", graphs_, " graphs for other shapes already (max_graphs)"));
     return false;

@@ -73,11 +73,19 @@ std::vector<Tensor> train(Collective& group, const Case& c, bool captures) {
   return seen;
 }
 
-class DdpCapture : public ::testing::TestWithParam<Case> {};
+class DdpCapture : public ::testing::TestWithParam<Case> {
+ protected:
+  const ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
+  const ScopedVariable with_itself_{"LEVIN_TEST_GROUP_OF_ONE", "1"};
+};
+class DdpCapturedPass : public ::testing::Test {
+ protected:
+  const ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
+  const ScopedVariable with_itself_{"LEVIN_TEST_GROUP_OF_ONE", "1"};
+};
 
 TEST_P(DdpCapture, EqualsTheReducer) {
   const auto& c = GetParam();
-  const ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
   run_ranks(c.world, [&](Collective& group) {
     const auto eager = train(group, c, false), captured = train(group, c, true);
     ASSERT_EQ(eager.size(), captured.size());
@@ -130,7 +138,7 @@ std::string captured_error(Collective& group, const DdpOptions& options, bool us
   return line;
 }
 
-TEST(DdpCapturedPass, AParameterWithoutAGradientEndsTheCapture) {
+TEST_F(DdpCapturedPass, AParameterWithoutAGradientEndsTheCapture) {
   run_ranks(2, [](Collective& group) {
     EXPECT_THAT(captured_error(group, {}, false), HasSubstr("[compile] parameter \"b.weight\" got no gradient"));
     EXPECT_THAT(captured_error(group, {.find_unused_parameters = true}, false),
@@ -138,14 +146,13 @@ TEST(DdpCapturedPass, AParameterWithoutAGradientEndsTheCapture) {
   });
 }
 
-TEST(DdpCapturedPass, OfOneRankAnUnusedParameterHasNoGradient) {
-  const ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+TEST_F(DdpCapturedPass, OfOneRankAnUnusedParameterHasNoGradient) {
   run_ranks(1, [](Collective& group) {
     EXPECT_EQ(captured_error(group, {.find_unused_parameters = true}, false), "no error");
   });
 }
 
-TEST(DdpCapturedPass, GradientsOfAnotherLayoutThanTheirParameter) {
+TEST_F(DdpCapturedPass, GradientsOfAnotherLayoutThanTheirParameter) {
   run_ranks(3, [](Collective& group) {
     for (const bool compressed : {false, true})
       for (const bool views : {false, true}) {
@@ -173,7 +180,7 @@ TEST(DdpCapturedPass, GradientsOfAnotherLayoutThanTheirParameter) {
 }
 
 // Its version says that a gradient is added to.
-TEST(DdpCapturedPass, GradientsThatAreReplacedAreNotWrittenTo) {
+TEST_F(DdpCapturedPass, GradientsThatAreReplacedAreNotWrittenTo) {
   run_ranks(2, [](Collective& group) {
     SmallNet net;
     Trainee trainee(group, "ddp", *net, at::kCPU, "32-true", true);

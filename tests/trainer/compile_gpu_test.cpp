@@ -123,10 +123,9 @@ TEST_F(TrainerCompileGpu, Accumulation) {
   EXPECT_LT(b.calls, a.calls / 2);
 }
 
-// A rank that communicates with itself over NCCL.
-TEST_F(TrainerCompileGpu, Strategies) {
-  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
-  for (const char* strategy : {"ddp", "fsdp", "deepspeed_stage_2"})
+/// A rank that communicates with itself over NCCL.
+void expect_same_under(std::initializer_list<const char*> strategies) {
+  for (const char* strategy : strategies)
     for (const int accumulate : {1, 3})
       for (const char* precision : {"32-true", "16-mixed"}) {
         SCOPED_TRACE(std::string(strategy) + " " + precision + " " + std::to_string(accumulate));
@@ -142,6 +141,17 @@ TEST_F(TrainerCompileGpu, Strategies) {
         EXPECT_LT(b.calls, a.calls / 2);
         EXPECT_LT(b.validation_calls, a.validation_calls / 2);
       }
+}
+
+TEST_F(TrainerCompileGpu, Strategies) {
+  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  expect_same_under({"fsdp", "deepspeed_stage_2"});
+}
+
+TEST_F(TrainerCompileGpu, Ddp) {
+  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  const testing::ScopedVariable captured("LEVIN_TEST_CAPTURE_DDP", "1");
+  expect_same_under({"ddp"});
 }
 
 void expect_exact_resume(const StrategyChoice& strategy) {
@@ -160,7 +170,11 @@ void expect_exact_resume(const StrategyChoice& strategy) {
 
 TEST_F(TrainerCompileGpu, ResumeIsExact) {
   expect_exact_resume("auto");
+}
+
+TEST_F(TrainerCompileGpu, ResumeUnderDdpIsExact) {
   const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  const testing::ScopedVariable captured("LEVIN_TEST_CAPTURE_DDP", "1");
   expect_exact_resume("ddp");
 }
 
