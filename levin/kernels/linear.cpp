@@ -14,6 +14,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/later_gradients.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/linear_launch.h"
 #include "levin/kernels/matmul.h"
@@ -98,40 +99,54 @@ Tensor narrow_bias(const Tensor& bias, at::ScalarType dtype) {
   return cast.defined() ? cast : bias.to(dtype);
 }
 
+/// The gradients of a weight and, where it is defined, a bias.
+std::tuple<Tensor, Tensor> of_parameters(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                         const Tensor& bias) {
+  const auto dtype = weight.scalar_type();
+  if (!bias.defined()) return {product(grad.t(), x, dtype), Tensor()};
+  if (runs_matmul(grad)) return matmul_and_sums(grad.t(), x, dtype, bias.scalar_type());
+  return {product(grad.t(), x, dtype), column_sum_of(grad, bias.scalar_type())};
+}
+
+/// The same, which the parameters get when backward is over.
+void set_later(LaterQueue& later, const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  auto [of_weight, of_bias] = of_parameters(grad, x, weight, bias);
+  later.gradients.emplace_back(weight, std::move(of_weight));
+  if (bias.defined()) later.gradients.emplace_back(bias, std::move(of_bias));
+}
+
 struct Linear : torch::autograd::Function<Linear> {
   /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's.
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
                         const std::optional<Tensor>& bias, const std::optional<Tensor>& cast) {
-    // The weight itself costs nothing; a gradient of the gradient leads to it.
-    context->save_for_backward({x, weight, cast.value_or(Tensor())});
-    context->saved_data["bias"] = static_cast<int64_t>(bias ? bias->scalar_type() : at::ScalarType::Undefined);
+    // Weight and bias themselves cost nothing; a gradient of the gradient leads to the weight.
+    context->save_for_backward({x, weight, cast.value_or(Tensor()), bias.value_or(Tensor())});
     return multiplied(x, cast ? *cast : weight, bias ? narrow_bias(*bias, x.scalar_type()) : Tensor());
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1];
-    const auto bias_dtype = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
+    const auto &x = saved[0], &weight = saved[1], &bias = saved[3];
     const bool again = at::GradMode::is_enabled();
     const auto computed = !saved[2].defined() ? weight : again ? weight.to(x.scalar_type()) : saved[2];
     const auto grad = rows_of(grads[0]);
     const bool for_x = context->needs_input_grad(0), for_weight = context->needs_input_grad(1),
-               for_bias = bias_dtype != at::ScalarType::Undefined && context->needs_input_grad(2);
+               for_bias = bias.defined() && context->needs_input_grad(2);
     Tensor grad_x, grad_weight, grad_bias;
     if (again) {  // in operators that can be differentiated
       if (for_x) grad_x = grad.mm(computed).reshape(x.sizes());
       if (for_weight) grad_weight = grad.t().mm(rows_of(x)).to(weight.scalar_type());
-      if (for_bias) grad_bias = grad.sum(0).to(bias_dtype);
+      if (for_bias) grad_bias = grad.sum(0).to(bias.scalar_type());
       return {grad_x, grad_weight, grad_bias, Tensor()};
     }
     const auto rows = grad.contiguous();
+    auto* later = for_weight ? later_queue(weight, for_bias ? bias : Tensor()) : nullptr;
+    if (later) later->run({rows, x}, [&] { set_later(*later, rows, rows_of(x), weight, for_bias ? bias : Tensor()); });
     if (for_x) grad_x = product(rows, computed, x.scalar_type()).reshape(x.sizes());
-    if (for_weight && for_bias && runs_matmul(rows)) {
-      std::tie(grad_weight, grad_bias) = matmul_and_sums(rows.t(), rows_of(x), weight.scalar_type(), bias_dtype);
-    } else {
-      if (for_weight) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
-      if (for_bias) grad_bias = column_sum_of(rows, bias_dtype);
-    }
+    if (later) return {grad_x, Tensor(), Tensor(), Tensor()};
+    if (for_weight)
+      std::tie(grad_weight, grad_bias) = of_parameters(rows, rows_of(x), weight, for_bias ? bias : Tensor());
+    if (!for_weight && for_bias) grad_bias = column_sum_of(rows, bias.scalar_type());
     return {grad_x, grad_weight, grad_bias, Tensor()};
   }
 };
@@ -153,9 +168,12 @@ struct LinearActivation : torch::autograd::Function<LinearActivation> {
     auto [of_linear, grad_bias] = activation_backward_and_sums(grads[0], saved[4], kind, bias.scalar_type());
     const auto rows = rows_of(of_linear);
     Tensor grad_x, grad_weight;
+    const bool for_weight = context->needs_input_grad(1);
+    auto* later = for_weight ? later_queue(weight, {}) : nullptr;
+    if (later) later->run({rows, x}, [&] { set_later(*later, rows, rows_of(x), weight, {}); });
     if (context->needs_input_grad(0))
       grad_x = product(rows, saved[3].defined() ? saved[3] : weight, x.scalar_type()).reshape(x.sizes());
-    if (context->needs_input_grad(1)) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
+    if (for_weight && !later) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
     if (!context->needs_input_grad(2)) grad_bias.reset();
     return {grad_x, grad_weight, grad_bias, Tensor(), Tensor()};
   }

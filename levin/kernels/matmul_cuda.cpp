@@ -22,6 +22,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/later_gradients_detail.h"
 #include "levin/kernels/linear.h"
 #include "levin/kernels/matmul_detail.h"
 
@@ -128,8 +129,9 @@ Key key_of(const Product& product) {
 struct Plan {
   cublasLtMatmulDesc_t description = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;
-  /// As proposed; none where cuBLASLt has no kernel.
+  /// As proposed, with the bytes that each needs; none where cuBLASLt has no kernel.
   std::vector<cublasLtMatmulAlgo_t> algorithms;
+  std::vector<size_t> workspaces;
   size_t chosen = 0;
   bool measured = false;
   /// The description holds the address of the vector, which changes from call to call.
@@ -187,17 +189,32 @@ void prepare(Plan& plan, const Product& product) {
   lt().destroy_preference(preference);
   if (status != CUBLAS_STATUS_SUCCESS) return;
   for (int i = 0; i < count; ++i)
-    if (proposals[i].state == CUBLAS_STATUS_SUCCESS) plan.algorithms.push_back(proposals[i].algo);
+    if (proposals[i].state == CUBLAS_STATUS_SUCCESS) {
+      plan.algorithms.push_back(proposals[i].algo);
+      plan.workspaces.push_back(proposals[i].workspaceSize);
+    }
 }
 
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   const float one = 1, kept = product.add ? 1 : 0;
-  const auto handle = at::cuda::getCurrentCUDABlasLtHandle();
-  void *workspace = at::cuda::getCUDABlasLtWorkspace(), *out = product.out.mutable_data_ptr();
-  return lt().matmul(handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
-                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
-                     &plan.algorithms[algorithm], workspace, at::cuda::getCUDABlasLtWorkspaceSize(),
-                     c10::cuda::getCurrentCUDAStream().stream());
+  const auto& a = product.a.kept;
+  const auto& b = product.b.kept;
+  auto* out = product.out.mutable_data_ptr();
+  auto size = at::cuda::getCUDABlasLtWorkspaceSize();
+  void* workspace = nullptr;
+  auto* stream = c10::cuda::getCurrentCUDAStream().stream();
+  if (auto* beside = beside_stream()) {  // torch's workspace belongs to the current stream
+    size = plan.workspaces[algorithm];
+    const auto own = at::empty({static_cast<int64_t>(size)}, product.out.options().dtype(at::kByte));
+    workspace = own.mutable_data_ptr();
+    beside->reads.insert(beside->reads.end(), {a, b, own});
+    stream = beside->begin();
+  } else {
+    workspace = at::cuda::getCUDABlasLtWorkspace();
+  }
+  return lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, &one, b.const_data_ptr(), plan.a,
+                     a.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &plan.algorithms[algorithm],
+                     workspace, size, stream);
 }
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();
