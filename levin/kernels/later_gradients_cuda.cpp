@@ -25,6 +25,8 @@ class SecondStreams {
     auto& free = free_[device];
     if (free.empty()) {
       const c10::cuda::CUDAGuard guard(device);
+      // A new stream is no part of the graph that this thread captures.
+      const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
       cudaStream_t made = nullptr;
       C10_CUDA_CHECK(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));  // for the life of the process
       free.push_back(c10::cuda::getStreamFromExternal(made, device));
