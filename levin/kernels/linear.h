@@ -18,6 +18,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// activation is computed.
 Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind);
 
+/// linear(linear_activation(x, up, up_bias, kind), down, down_bias); biases may be undefined. On CUDA in 16 bits, the
+/// backward of kGeluTanh is part of a product: the gradient of the hidden numbers is never written.
+Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, Activation kind, const Tensor& down,
+           const Tensor& down_bias);
+
 /// x [N, C] to its sum over rows [C], in the given dtype. On CUDA partial sums in float are added in a fixed order.
 Tensor column_sum(const Tensor& x, at::ScalarType dtype);
 

@@ -16,6 +16,14 @@ Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, c
 Tensor fused_linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed,
                                Activation kind);
 
+/// As `weight`, `bias` and `computed` above.
+struct LinearWeights {
+  Tensor weight, bias, computed;
+};
+
+/// mlp with GELU (tanh form), likewise.
+Tensor fused_gelu_mlp(const Tensor& x, const LinearWeights& up, const LinearWeights& down);
+
 /// In linear_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 void register_linear_cuda(torch::Library& library);
 

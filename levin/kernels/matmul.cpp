@@ -32,6 +32,10 @@ void into_on_cpu(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
   add ? out.add_(product) : out.copy_(product);
 }
 
+Tensor gelu_backward_on_cpu(const Tensor& a, const Tensor& b, const Tensor& x) {
+  return at::gelu_backward(at::mm(a, b), x, "tanh");
+}
+
 // ---- on meta tensors: what the kernels of CUDA allocate
 
 Tensor on_meta(const Tensor& a, const Tensor& b, const std::optional<Tensor>&, at::ScalarType dtype) {
@@ -43,6 +47,10 @@ Two with_sums_on_meta(const Tensor& a, const Tensor& b, at::ScalarType dtype, at
 
 void into_on_meta(const Tensor&, const Tensor&, const Tensor&, bool) {}
 
+Tensor gelu_backward_on_meta(const Tensor& a, const Tensor& b, const Tensor&) {
+  return on_meta(a, b, {}, a.scalar_type());
+}
+
 struct MatmulOps {
   torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
   torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
@@ -51,14 +59,18 @@ struct MatmulOps {
   std::optional<c10::TypedOperatorHandle<decltype(on_cpu)>> matmul;
   std::optional<c10::TypedOperatorHandle<decltype(with_sums_on_cpu)>> matmul_and_sums;
   std::optional<c10::TypedOperatorHandle<decltype(into_on_cpu)>> matmul_into;
+  std::optional<c10::TypedOperatorHandle<decltype(gelu_backward_on_cpu)>> gelu_backward;
 
   MatmulOps() {
     names.def("matmul(Tensor a, Tensor b, Tensor? bias, ScalarType dtype) -> Tensor");
     names.def("matmul_and_sums(Tensor a, Tensor b, ScalarType dtype, ScalarType sums_dtype) -> (Tensor, Tensor)");
     names.def("matmul_into(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()");
+    names.def("matmul_gelu_backward(Tensor a, Tensor b, Tensor x) -> Tensor");
     cpu.impl("matmul", on_cpu);
     cpu.impl("matmul_and_sums", with_sums_on_cpu);
     cpu.impl("matmul_into", into_on_cpu);
+    cpu.impl("matmul_gelu_backward", gelu_backward_on_cpu);
+    meta.impl("matmul_gelu_backward", gelu_backward_on_meta);
     meta.impl("matmul", on_meta);
     meta.impl("matmul_into", into_on_meta);
     meta.impl("matmul_and_sums", with_sums_on_meta);
@@ -67,6 +79,8 @@ struct MatmulOps {
     matmul = dispatcher.findSchemaOrThrow("levin::matmul", "").typed<decltype(on_cpu)>();
     matmul_and_sums = dispatcher.findSchemaOrThrow("levin::matmul_and_sums", "").typed<decltype(with_sums_on_cpu)>();
     matmul_into = dispatcher.findSchemaOrThrow("levin::matmul_into", "").typed<decltype(into_on_cpu)>();
+    gelu_backward =
+        dispatcher.findSchemaOrThrow("levin::matmul_gelu_backward", "").typed<decltype(gelu_backward_on_cpu)>();
   }
 };
 
@@ -110,6 +124,11 @@ Two matmul_and_sums(const Tensor& a, const Tensor& b, at::ScalarType dtype, at::
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
   const at::AutoDispatchBelowADInplaceOrView below;
   matmul_ops().matmul_into->call(out, a, b, add);
+}
+
+Tensor matmul_gelu_backward(const Tensor& a, const Tensor& b, const Tensor& x) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return matmul_ops().gelu_backward->call(a, b, x);
 }
 
 }  // namespace detail

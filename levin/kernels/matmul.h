@@ -42,5 +42,9 @@ std::tuple<Tensor, Tensor> matmul_and_sums(const Tensor& a, const Tensor& b, at:
 /// out = a b, or out += a b. `out` has the dtype of a, or is float.
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add = false);
 
+/// The product times the derivative of GELU (tanh form) at x [M, N]: of the gradient behind the layer that follows the
+/// activation, the gradient before the activation. All of one dtype.
+Tensor matmul_gelu_backward(const Tensor& a, const Tensor& b, const Tensor& x);
+
 }  // namespace detail
 }  // namespace levin::kernels

@@ -22,6 +22,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/activation_detail.h"
 #include "levin/kernels/later_gradients_detail.h"
 #include "levin/kernels/linear.h"
 #include "levin/kernels/matmul_detail.h"
@@ -81,13 +82,13 @@ Operand operand(const Tensor& x) {
   return {x.contiguous(), false, x.size(1)};
 }
 
-enum class Epilogue : uint8_t { kNone, kBias, kSums };
+enum class Epilogue : uint8_t { kNone, kBias, kSums, kGeluBackward };
 
 struct Product {
   Operand a, b;
   Tensor out;
   Epilogue epilogue = Epilogue::kNone;
-  Tensor vector;     // the bias, or where sums go
+  Tensor vector;     // the bias, where sums go, or the matrix that GELU was given
   bool add = false;  // to what `out` holds
 };
 
@@ -156,6 +157,14 @@ cublasLtMatrixLayout_t layout(const Tensor& x, int64_t stride, bool transposed) 
   return made;
 }
 
+/// Its address.
+void set_vector(Plan& plan, const Product& product) {
+  if (product.epilogue == Epilogue::kNone) return;
+  const bool matrix = product.epilogue == Epilogue::kGeluBackward;
+  set(plan, matrix ? CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER : CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+      product.vector.const_data_ptr());
+}
+
 void prepare(Plan& plan, const Product& product) {
   constexpr int kProposals = 8;
   if (!lt().complete) return;  // torch computes then
@@ -163,12 +172,15 @@ void prepare(Plan& plan, const Product& product) {
   TORCH_CUDABLAS_CHECK(lt().create_description(&plan.description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, product.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, product.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (product.epilogue != Epilogue::kNone) {
+  if (product.epilogue == Epilogue::kGeluBackward) {
+    set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DGELU);
+    set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.vector.stride(0));
+  } else if (product.epilogue != Epilogue::kNone) {
     set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE,
         product.epilogue == Epilogue::kBias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB);
     set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.vector));
-    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
   }
+  set_vector(plan, product);
   plan.a = layout(product.b.kept, product.b.stride, product.b.transposed);
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
   plan.out = layout(product.out, product.out.stride(0), false);
@@ -270,8 +282,7 @@ bool multiplied(const Product& product) {
   auto& plan = plan_of(product);
   const std::lock_guard lock(plan.mutex);
   if (plan.algorithms.empty()) return false;
-  if (product.epilogue != Epilogue::kNone)
-    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
+  set_vector(plan, product);
   const bool measured = is_measured(product);
   // To measure would add several times. What comes first is mostly not added, and of the same shape.
   if (measured && !plan.measured && !product.add) {
@@ -349,11 +360,33 @@ void matmul_into_cuda(const Tensor& out, const Tensor& a, const Tensor& b, bool 
     add ? at::addmm_out(to, out, a, b, at::kFloat) : at::mm_out(to, a, b, at::kFloat);
 }
 
+Tensor matmul_gelu_backward_cuda(const Tensor& a, const Tensor& b, const Tensor& given) {
+  check(a, b, {});
+  LEVIN_CHECK(given.dim() == 2 && given.size(0) == a.size(0) && given.size(1) == b.size(1) &&
+                  given.scalar_type() == a.scalar_type() && given.device() == a.device(),
+              "[matmul_gelu_backward] needs the input of GELU [", a.size(0), ", ", b.size(1), "] in ", a.scalar_type(),
+              ", got ", given.sizes(), " ", given.scalar_type());
+  const c10::cuda::CUDAGuard guard(a.device());
+  const auto x = given.contiguous();
+  // What cuBLASLt asks of the matrix.
+  const bool fits = x.size(1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
+  if (fits && !is_empty(a, b)) {
+    const Product product{.a = operand(a),
+                          .b = operand(b),
+                          .out = at::empty({a.size(0), b.size(1)}, a.options()),
+                          .epilogue = Epilogue::kGeluBackward,
+                          .vector = x};
+    if (multiplied(product)) return product.out;
+  }
+  return run_activation_backward(matmul_cuda(a, b, std::nullopt, a.scalar_type()), x, Activation::kGeluTanh);
+}
+
 }  // namespace
 
 void register_matmul_cuda(torch::Library& library) {
   library.impl("matmul_into", matmul_into_cuda);
   library.impl("matmul", matmul_cuda);
+  library.impl("matmul_gelu_backward", matmul_gelu_backward_cuda);
   library.impl("matmul_and_sums", matmul_and_sums_cuda);
 }
 

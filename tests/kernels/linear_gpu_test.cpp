@@ -242,6 +242,51 @@ TEST_F(LinearGpu, LayersWithAnActivation) {
           }
 }
 
+TEST_F(LinearGpu, ProductsWithTheBackwardOfGelu) {
+  torch::manual_seed(16);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const auto& [m, k, n] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
+             {1, 64, 96}, {7, 5, 3}, {197, 64, 100}, {788, 64, 256}, {1000, 768, 3072}, {0, 64, 96}, {8, 0, 96}})
+      for (const int64_t offset : {0, 1}) {
+        SCOPED_TRACE(::testing::Message() << dtype << " " << m << " " << k << " " << n << " " << offset);
+        const auto a = numbers({m, k}, dtype, offset), b = numbers({k, n}, dtype), x = numbers({m, n}, dtype, offset);
+        const auto right = at::gelu_backward(a.to(at::kDouble).mm(b.to(at::kDouble)), x.to(at::kDouble), "tanh");
+        EXPECT_LT(relative(kernels::detail::matmul_gelu_backward(a, b, x), right), tolerance(dtype));
+      }
+}
+
+TEST_F(LinearGpu, MlpsOfEveryShape) {
+  using kernels::Activation;
+  torch::manual_seed(17);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const bool mixed : {false, true})
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{64}, {0, 64}, {5, 33, 64}, {4, 197, 64}, {2000, 64}})
+        for (const int64_t width : {10, 96, 1024}) {
+          SCOPED_TRACE(::testing::Message() << dtype << (mixed ? " mixed " : " ") << sizes << " " << width);
+          const auto parameters = mixed ? at::kFloat : dtype;
+          const std::vector<Tensor> mine{
+              leaf(numbers(sizes, parameters)), leaf(numbers({width, 64}, parameters).div_(8)),
+              leaf(numbers({width}, parameters)), leaf(numbers({64, width}, parameters).div_(std::sqrt(width))),
+              leaf(numbers({64}, parameters))};
+          std::vector<Tensor> theirs;
+          for (const auto& each : mine) theirs.push_back(wide(each.to(dtype)));
+          std::optional<Autocast> autocast;
+          if (mixed) autocast.emplace(at::kCUDA, dtype);
+          const auto y = kernels::mlp(mine[0], mine[1], mine[2], Activation::kGeluTanh, mine[3], mine[4]);
+          autocast.reset();
+          const auto right =
+              at::linear(at::gelu(at::linear(theirs[0], theirs[1], theirs[2]), "tanh"), theirs[3], theirs[4]);
+          const auto grad = numbers(y.sizes(), dtype);
+          y.backward(grad);
+          right.backward(grad.to(at::kDouble));
+          EXPECT_LT(relative(y, right), 2 * tolerance(dtype));
+          for (size_t i = 0; i < mine.size(); ++i) {
+            EXPECT_EQ(mine[i].grad().scalar_type(), parameters) << i;
+            EXPECT_LT(relative(mine[i].grad(), theirs[i].grad()), 2 * tolerance(dtype)) << i;
+          }
+        }
+}
+
 TEST_F(LinearGpu, SumsOfActivationsInTheSameOrder) {
   torch::manual_seed(15);
   const auto x = numbers({12608, 4096}, at::kBFloat16), grad = numbers({12608, 4096}, at::kBFloat16);

@@ -41,6 +41,11 @@ TEST(Matmul, IntoWhatIsThere) {
   EXPECT_TRUE(torch::equal(out, at::mm(a, b).to(at::kDouble)));
 }
 
+TEST(Matmul, WithTheBackwardOfGelu) {
+  const auto a = torch::randn({5, 3}), b = torch::randn({3, 4}), x = torch::randn({5, 4});
+  EXPECT_TRUE(torch::equal(detail::matmul_gelu_backward(a, b, x), at::gelu_backward(at::mm(a, b), x, "tanh")));
+}
+
 TEST(Matmul, LeavesTheCpuToTorch) {
   EXPECT_FALSE(detail::runs_matmul(torch::ones({2, 2}, at::kBFloat16)));
 }
