@@ -202,7 +202,7 @@ struct LinearActivation : torch::autograd::Function<LinearActivation> {
   }
 };
 
-/// Two layers with GELU (tanh form) between them: its backward is part of a product.
+/// Two layers with GELU (tanh form) between them: it is part of a product, and so is its backward.
 struct GeluMlp : torch::autograd::Function<GeluMlp> {
   static constexpr auto kKind = Activation::kGeluTanh;
 
@@ -210,11 +210,12 @@ struct GeluMlp : torch::autograd::Function<GeluMlp> {
                         const Tensor& down, const Tensor& down_bias, const std::optional<Tensor>& up_cast,
                         const std::optional<Tensor>& down_cast) {
     const auto dtype = x.scalar_type();
-    const auto inner = multiplied(x, up_cast ? *up_cast : up, narrow_bias(up_bias, dtype));
-    const auto hidden = run_activation(inner, kKind);
+    const auto [hidden, inner] = matmul_gelu(rows_of(x), (up_cast ? *up_cast : up).t(), narrow_bias(up_bias, dtype));
     context->save_for_backward(
         {x, up, up_bias, down, down_bias, up_cast.value_or(Tensor()), down_cast.value_or(Tensor()), inner, hidden});
-    return multiplied(hidden, down_cast ? *down_cast : down, narrow_bias(down_bias, dtype));
+    auto sizes = x.sizes().vec();
+    sizes.back() = down.size(0);
+    return at::_unsafe_view(multiplied(hidden, down_cast ? *down_cast : down, narrow_bias(down_bias, dtype)), sizes);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -232,7 +233,7 @@ struct GeluMlp : torch::autograd::Function<GeluMlp> {
     variable_list result(7);
     std::tie(result[3], result[4]) = parameter_gradients(rows, hidden, down, down_bias, {needs(3), needs(4)});
     if (!needs(0) && !needs(1) && !needs(2)) return result;
-    const auto of_inner = matmul_gelu_backward(rows, down_cast.defined() ? down_cast : down, rows_of(inner));
+    const auto of_inner = matmul_gelu_backward(rows, down_cast.defined() ? down_cast : down, inner);
     std::tie(result[1], result[2]) = parameter_gradients(of_inner, x, up, up_bias, {needs(1), needs(2)});
     if (needs(0)) result[0] = product(of_inner, up_cast.defined() ? up_cast : up, x.scalar_type()).reshape(x.sizes());
     return result;

@@ -18,8 +18,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// activation is computed.
 Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind);
 
-/// linear(linear_activation(x, up, up_bias, kind), down, down_bias); biases may be undefined. On CUDA in 16 bits, the
-/// backward of kGeluTanh is part of a product: the gradient of the hidden numbers is never written.
+/// linear(linear_activation(x, up, up_bias, kind), down, down_bias); biases may be undefined. On CUDA in 16 bits,
+/// kGeluTanh is part of the first product, and its backward part of another: both see numbers that were not rounded.
 Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, Activation kind, const Tensor& down,
            const Tensor& down_bias);
 

@@ -32,6 +32,11 @@ void into_on_cpu(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
   add ? out.add_(product) : out.copy_(product);
 }
 
+Two gelu_on_cpu(const Tensor& a, const Tensor& b, const Tensor& bias) {
+  auto given = at::addmm(bias, a, b);
+  auto result = at::gelu(given, "tanh");
+  return {std::move(result), std::move(given)};
+}
 Tensor gelu_backward_on_cpu(const Tensor& a, const Tensor& b, const Tensor& x) {
   return at::gelu_backward(at::mm(a, b), x, "tanh");
 }
@@ -47,6 +52,9 @@ Two with_sums_on_meta(const Tensor& a, const Tensor& b, at::ScalarType dtype, at
 
 void into_on_meta(const Tensor&, const Tensor&, const Tensor&, bool) {}
 
+Two gelu_on_meta(const Tensor& a, const Tensor& b, const Tensor&) {
+  return {on_meta(a, b, {}, a.scalar_type()), on_meta(a, b, {}, a.scalar_type())};
+}
 Tensor gelu_backward_on_meta(const Tensor& a, const Tensor& b, const Tensor&) {
   return on_meta(a, b, {}, a.scalar_type());
 }
@@ -59,16 +67,20 @@ struct MatmulOps {
   std::optional<c10::TypedOperatorHandle<decltype(on_cpu)>> matmul;
   std::optional<c10::TypedOperatorHandle<decltype(with_sums_on_cpu)>> matmul_and_sums;
   std::optional<c10::TypedOperatorHandle<decltype(into_on_cpu)>> matmul_into;
+  std::optional<c10::TypedOperatorHandle<decltype(gelu_on_cpu)>> gelu;
   std::optional<c10::TypedOperatorHandle<decltype(gelu_backward_on_cpu)>> gelu_backward;
 
   MatmulOps() {
     names.def("matmul(Tensor a, Tensor b, Tensor? bias, ScalarType dtype) -> Tensor");
     names.def("matmul_and_sums(Tensor a, Tensor b, ScalarType dtype, ScalarType sums_dtype) -> (Tensor, Tensor)");
     names.def("matmul_into(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()");
+    names.def("matmul_gelu(Tensor a, Tensor b, Tensor bias) -> (Tensor, Tensor)");
     names.def("matmul_gelu_backward(Tensor a, Tensor b, Tensor x) -> Tensor");
     cpu.impl("matmul", on_cpu);
     cpu.impl("matmul_and_sums", with_sums_on_cpu);
     cpu.impl("matmul_into", into_on_cpu);
+    cpu.impl("matmul_gelu", gelu_on_cpu);
+    meta.impl("matmul_gelu", gelu_on_meta);
     cpu.impl("matmul_gelu_backward", gelu_backward_on_cpu);
     meta.impl("matmul_gelu_backward", gelu_backward_on_meta);
     meta.impl("matmul", on_meta);
@@ -79,6 +91,7 @@ struct MatmulOps {
     matmul = dispatcher.findSchemaOrThrow("levin::matmul", "").typed<decltype(on_cpu)>();
     matmul_and_sums = dispatcher.findSchemaOrThrow("levin::matmul_and_sums", "").typed<decltype(with_sums_on_cpu)>();
     matmul_into = dispatcher.findSchemaOrThrow("levin::matmul_into", "").typed<decltype(into_on_cpu)>();
+    gelu = dispatcher.findSchemaOrThrow("levin::matmul_gelu", "").typed<decltype(gelu_on_cpu)>();
     gelu_backward =
         dispatcher.findSchemaOrThrow("levin::matmul_gelu_backward", "").typed<decltype(gelu_backward_on_cpu)>();
   }
@@ -126,6 +139,11 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
   matmul_ops().matmul_into->call(out, a, b, add);
 }
 
+Two matmul_gelu(const Tensor& a, const Tensor& b, const Tensor& bias) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return matmul_ops().gelu->call(a, b, bias);
+}
+
 Tensor matmul_gelu_backward(const Tensor& a, const Tensor& b, const Tensor& x) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return matmul_ops().gelu_backward->call(a, b, x);
@@ -135,7 +153,7 @@ Tensor matmul_gelu_backward(const Tensor& a, const Tensor& b, const Tensor& x) {
 
 std::vector<std::string> product_operators() {
   (void)detail::matmul_ops();
-  return {"levin::matmul"};
+  return {"levin::matmul", "levin::matmul_gelu"};
 }
 
 }  // namespace levin::kernels

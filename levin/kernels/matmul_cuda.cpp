@@ -82,14 +82,15 @@ Operand operand(const Tensor& x) {
   return {x.contiguous(), false, x.size(1)};
 }
 
-enum class Epilogue : uint8_t { kNone, kBias, kSums, kGeluBackward };
+enum class Epilogue : uint8_t { kNone, kBias, kSums, kGelu, kGeluBackward };
 
 struct Product {
   Operand a, b;
   Tensor out;
   Epilogue epilogue = Epilogue::kNone;
-  Tensor vector;     // the bias, where sums go, or the matrix that GELU was given
+  Tensor vector;     // the bias, or where sums go
   bool add = false;  // to what `out` holds
+  Tensor given;      // what GELU is given: written forward, read backward
 };
 
 cudaDataType_t data_type(const Tensor& x) {
@@ -99,7 +100,7 @@ cudaDataType_t data_type(const Tensor& x) {
 /// The largest power of two up to 256 that divides all addresses.
 uint32_t alignment(const Product& product) {
   uintptr_t bits = 256;
-  for (const auto* each : {&product.a.kept, &product.b.kept, &product.out, &product.vector})
+  for (const auto* each : {&product.a.kept, &product.b.kept, &product.out, &product.vector, &product.given})
     if (each->defined()) bits |= reinterpret_cast<uintptr_t>(each->const_data_ptr());
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
@@ -157,12 +158,25 @@ cublasLtMatrixLayout_t layout(const Tensor& x, int64_t stride, bool transposed) 
   return made;
 }
 
-/// Its address.
-void set_vector(Plan& plan, const Product& product) {
-  if (product.epilogue == Epilogue::kNone) return;
-  const bool matrix = product.epilogue == Epilogue::kGeluBackward;
-  set(plan, matrix ? CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER : CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-      product.vector.const_data_ptr());
+cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
+  switch (epilogue) {
+    case Epilogue::kBias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Epilogue::kSums:
+      return CUBLASLT_EPILOGUE_BGRADB;
+    case Epilogue::kGelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case Epilogue::kGeluBackward:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::kNone:
+      break;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+void set_addresses(Plan& plan, const Product& product) {
+  if (product.vector.defined()) set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
+  if (product.given.defined()) set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.given.const_data_ptr());
 }
 
 void prepare(Plan& plan, const Product& product) {
@@ -172,15 +186,10 @@ void prepare(Plan& plan, const Product& product) {
   TORCH_CUDABLAS_CHECK(lt().create_description(&plan.description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, product.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, product.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (product.epilogue == Epilogue::kGeluBackward) {
-    set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DGELU);
-    set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.vector.stride(0));
-  } else if (product.epilogue != Epilogue::kNone) {
-    set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE,
-        product.epilogue == Epilogue::kBias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB);
-    set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.vector));
-  }
-  set_vector(plan, product);
+  if (product.epilogue != Epilogue::kNone) set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product.epilogue));
+  if (product.vector.defined()) set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.vector));
+  if (product.given.defined()) set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.given.stride(0));
+  set_addresses(plan, product);
   plan.a = layout(product.b.kept, product.b.stride, product.b.transposed);
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
   plan.out = layout(product.out, product.out.stride(0), false);
@@ -282,7 +291,7 @@ bool multiplied(const Product& product) {
   auto& plan = plan_of(product);
   const std::lock_guard lock(plan.mutex);
   if (plan.algorithms.empty()) return false;
-  set_vector(plan, product);
+  set_addresses(plan, product);
   const bool measured = is_measured(product);
   // To measure would add several times. What comes first is mostly not added, and of the same shape.
   if (measured && !plan.measured && !product.add) {
@@ -360,6 +369,29 @@ void matmul_into_cuda(const Tensor& out, const Tensor& a, const Tensor& b, bool 
     add ? at::addmm_out(to, out, a, b, at::kFloat) : at::mm_out(to, a, b, at::kFloat);
 }
 
+/// What cuBLASLt asks of the matrix that GELU is given.
+bool fits_gelu(const Tensor& given) {
+  return given.size(1) % 8 == 0 && reinterpret_cast<uintptr_t>(given.const_data_ptr()) % 16 == 0;
+}
+
+std::tuple<Tensor, Tensor> matmul_gelu_cuda(const Tensor& a, const Tensor& b, const Tensor& bias) {
+  check(a, b, bias);
+  const c10::cuda::CUDAGuard guard(a.device());
+  if (!is_empty(a, b)) {
+    auto out = at::empty({a.size(0), b.size(1)}, a.options()), given = at::empty_like(out);
+    const Product product{.a = operand(a),
+                          .b = operand(b),
+                          .out = out,
+                          .epilogue = Epilogue::kGelu,
+                          .vector = bias.contiguous(),
+                          .given = given};
+    if (fits_gelu(given) && multiplied(product)) return {out, given};
+  }
+  auto given = matmul_cuda(a, b, bias, a.scalar_type());
+  auto out = run_activation(given, Activation::kGeluTanh);
+  return {std::move(out), std::move(given)};
+}
+
 Tensor matmul_gelu_backward_cuda(const Tensor& a, const Tensor& b, const Tensor& given) {
   check(a, b, {});
   LEVIN_CHECK(given.dim() == 2 && given.size(0) == a.size(0) && given.size(1) == b.size(1) &&
@@ -368,14 +400,12 @@ Tensor matmul_gelu_backward_cuda(const Tensor& a, const Tensor& b, const Tensor&
               ", got ", given.sizes(), " ", given.scalar_type());
   const c10::cuda::CUDAGuard guard(a.device());
   const auto x = given.contiguous();
-  // What cuBLASLt asks of the matrix.
-  const bool fits = x.size(1) % 8 == 0 && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % 16 == 0;
-  if (fits && !is_empty(a, b)) {
+  if (fits_gelu(x) && !is_empty(a, b)) {
     const Product product{.a = operand(a),
                           .b = operand(b),
                           .out = at::empty({a.size(0), b.size(1)}, a.options()),
                           .epilogue = Epilogue::kGeluBackward,
-                          .vector = x};
+                          .given = x};
     if (multiplied(product)) return product.out;
   }
   return run_activation_backward(matmul_cuda(a, b, std::nullopt, a.scalar_type()), x, Activation::kGeluTanh);
@@ -386,6 +416,7 @@ Tensor matmul_gelu_backward_cuda(const Tensor& a, const Tensor& b, const Tensor&
 void register_matmul_cuda(torch::Library& library) {
   library.impl("matmul_into", matmul_into_cuda);
   library.impl("matmul", matmul_cuda);
+  library.impl("matmul_gelu", matmul_gelu_cuda);
   library.impl("matmul_gelu_backward", matmul_gelu_backward_cuda);
   library.impl("matmul_and_sums", matmul_and_sums_cuda);
 }

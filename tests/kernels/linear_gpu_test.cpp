@@ -242,7 +242,7 @@ TEST_F(LinearGpu, LayersWithAnActivation) {
           }
 }
 
-TEST_F(LinearGpu, ProductsWithTheBackwardOfGelu) {
+TEST_F(LinearGpu, ProductsWithGeluAndItsBackward) {
   torch::manual_seed(16);
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const auto& [m, k, n] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
@@ -252,6 +252,11 @@ TEST_F(LinearGpu, ProductsWithTheBackwardOfGelu) {
         const auto a = numbers({m, k}, dtype, offset), b = numbers({k, n}, dtype), x = numbers({m, n}, dtype, offset);
         const auto right = at::gelu_backward(a.to(at::kDouble).mm(b.to(at::kDouble)), x.to(at::kDouble), "tanh");
         EXPECT_LT(relative(kernels::detail::matmul_gelu_backward(a, b, x), right), tolerance(dtype));
+        const auto bias = numbers({n}, dtype, offset);
+        const auto sum = at::addmm(bias.to(at::kDouble), a.to(at::kDouble), b.to(at::kDouble));
+        const auto [result, given] = kernels::detail::matmul_gelu(a, b, bias);
+        EXPECT_LT(relative(given, sum), tolerance(dtype));
+        EXPECT_LT(relative(result, at::gelu(sum, "tanh")), 2 * tolerance(dtype));
       }
 }
 
