@@ -1,5 +1,7 @@
 #include "levin/kernels/later_gradients.h"
 
+#include <cstdlib>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -36,6 +38,14 @@ int64_t later_products(std::string_view word) {
   LEVIN_CHECK(word.size() == 1 && word[0] >= '0' && word[0] <= '8',
               "[compile] LEVIN_SECOND_STREAM must be 0 to 8, got \"", word, "\"");
   return word[0] - '0';
+}
+
+int64_t later_products_of_environment() {
+  static const auto products = [] {
+    const char* word = std::getenv("LEVIN_SECOND_STREAM");
+    return later_products(word ? word : "0");
+  }();
+  return products;
 }
 
 }  // namespace detail

@@ -12,8 +12,9 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 /// Gradients of weights beside the rest of backward. Nothing in backward waits for the gradient of a weight, so in a
-/// captured step its product runs on a second stream, while the first computes what is next: norms, attention,
-/// gradients of inputs. Products that do not fill the device, and kernels that wait for memory, share it then.
+/// captured step its product can run on a second stream, while the first computes what is next: norms, attention,
+/// gradients of inputs. Products that do not fill the device, and kernels that wait for memory, share it then. Off
+/// unless LEVIN_SECOND_STREAM says otherwise.
 namespace levin::kernels {
 
 using at::Tensor;
@@ -38,12 +39,13 @@ class LaterQueue : public c10::DebugInfoBase {
 /// a gradient, a hook, or an end of the graph with a hook. `bias` may be undefined. Else null.
 LaterQueue* later_queue(const Tensor& weight, const Tensor& bias);
 
-/// Null where the current stream of the device captures no graph, or LEVIN_SECOND_STREAM is 0. In
-/// later_gradients_cuda.cpp, or no_cuda.cpp where there is no CUDA.
-std::shared_ptr<LaterQueue> make_later_queue(c10::Device device);
+/// Null where the current stream of the device captures no graph, or `products` is 0: how many products may be
+/// outstanding. In later_gradients_cuda.cpp, or no_cuda.cpp where there is no CUDA.
+std::shared_ptr<LaterQueue> make_later_queue(c10::Device device, int64_t products);
 
-/// LEVIN_SECOND_STREAM: how many products may be outstanding, 0 to 8. Throws an Error for another word.
+/// LEVIN_SECOND_STREAM: that number, 0 to 8. Throws an Error for another word.
 int64_t later_products(std::string_view word);
+int64_t later_products_of_environment();
 
 }  // namespace detail
 
@@ -51,7 +53,8 @@ int64_t later_products(std::string_view word);
 /// torch::autograd::grad.
 class LaterGradients {
  public:
-  explicit LaterGradients(c10::Device device) : LaterGradients(detail::make_later_queue(device)) {}
+  explicit LaterGradients(c10::Device device)
+      : LaterGradients(detail::make_later_queue(device, detail::later_products_of_environment())) {}
   explicit LaterGradients(std::shared_ptr<detail::LaterQueue> queue);
   /// Without finish, as after an exception, no gradient is set; the streams are joined.
   ~LaterGradients();

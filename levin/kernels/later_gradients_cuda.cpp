@@ -1,4 +1,3 @@
-#include <cstdlib>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -118,16 +117,11 @@ BesideStream* beside_stream() {
   return beside_here;
 }
 
-std::shared_ptr<LaterQueue> make_later_queue(c10::Device device) {
-  static const auto most = [] {
-    constexpr auto kProducts = "2";
-    const char* word = std::getenv("LEVIN_SECOND_STREAM");
-    return later_products(word ? word : kProducts);
-  }();
-  if (!device.is_cuda() || most == 0) return nullptr;
+std::shared_ptr<LaterQueue> make_later_queue(c10::Device device, int64_t products) {
+  if (!device.is_cuda() || products == 0) return nullptr;
   const c10::cuda::CUDAGuard guard(device);
   if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::Active) return nullptr;
-  return std::make_shared<CudaQueue>(device.index(), static_cast<size_t>(most));
+  return std::make_shared<CudaQueue>(device.index(), static_cast<size_t>(products));
 }
 
 }  // namespace levin::kernels::detail

@@ -1,7 +1,11 @@
 #include "levin/kernels/linear.h"
 
+#include <atomic>
+#include <cstdlib>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -11,6 +15,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
@@ -272,7 +277,21 @@ Tensor fused_gelu_mlp(const Tensor& x, const LinearWeights& up, const LinearWeig
   return GeluMlp::apply(x, up.weight, up.bias, down.weight, down.bias, cast(up), cast(down));
 }
 
+bool fuses_mlp(std::string_view word) {
+  static const std::vector<std::string> known{"apart", "fused"};
+  if (word != known[0] && word != known[1]) fail_unknown("linear", "LEVIN_MLP", word, known);
+  return word == "fused";
+}
+
 namespace {
+
+std::atomic<bool>& fuses_mlp_here() {
+  static std::atomic<bool> fuses = [] {
+    const char* word = std::getenv("LEVIN_MLP");
+    return fuses_mlp(word ? word : "apart");
+  }();
+  return fuses;
+}
 
 /// What a fused layer computes with.
 struct Factors {
@@ -313,6 +332,10 @@ std::optional<Factors> factors(const Tensor& x, const Tensor& weight, const Tens
 
 }  // namespace
 
+void set_fuses_mlp(bool fuses) {
+  fuses_mlp_here() = fuses;
+}
+
 }  // namespace detail
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
@@ -328,17 +351,16 @@ Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bi
   return activation(linear(x, weight, bias), kind);
 }
 
-Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, Activation kind, const Tensor& down,
-           const Tensor& down_bias) {
-  const bool tanh = kind == Activation::kGeluTanh && up_bias.defined() && down_bias.defined();
-  if (tanh && !fp8_layer(x, up) && !fp8_layer(x, down))
-    if (const auto first = detail::factors(x, up, up_bias); first && detail::runs_matmul(first->in)) {
-      const auto dtype = detail::autocast_dtype(x);
-      const auto second = detail::computed_weight(down, dtype);
-      if (detail::layer_fits(first->in.options(), up.size(0), second, down_bias, dtype.has_value()))
-        return detail::fused_gelu_mlp(first->in, {up, up_bias, first->weight}, {down, down_bias, second});
-    }
-  return linear(linear_activation(x, up, up_bias, kind), down, down_bias);
+std::optional<Tensor> gelu_mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
+                               const Tensor& down_bias) {
+  if (!detail::fuses_mlp_here() || !up_bias.defined() || !down_bias.defined()) return std::nullopt;
+  if (fp8_layer(x, up) || fp8_layer(x, down)) return std::nullopt;
+  const auto first = detail::factors(x, up, up_bias);
+  if (!first || !detail::runs_matmul(first->in)) return std::nullopt;
+  const auto dtype = detail::autocast_dtype(x);
+  const auto second = detail::computed_weight(down, dtype);
+  if (!detail::layer_fits(first->in.options(), up.size(0), second, down_bias, dtype.has_value())) return std::nullopt;
+  return detail::fused_gelu_mlp(first->in, {up, up_bias, first->weight}, {down, down_bias, second});
 }
 
 Tensor column_sum(const Tensor& x, at::ScalarType dtype) {

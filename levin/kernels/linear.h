@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 #include "levin/kernels/activation.h"
@@ -18,10 +20,11 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// activation is computed.
 Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind);
 
-/// linear(linear_activation(x, up, up_bias, kind), down, down_bias); biases may be undefined. On CUDA in 16 bits,
-/// kGeluTanh is part of the first product, and its backward part of another: both see numbers that were not rounded.
-Tensor mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, Activation kind, const Tensor& down,
-           const Tensor& down_bias);
+/// linear(linear_activation(x, up, up_bias, kGeluTanh), down, down_bias) in two products forward and four backward: on
+/// CUDA in 16 bits, GELU is part of the first one, and its backward part of another. Both see numbers that were not
+/// rounded before. Nothing where that is not possible, or LEVIN_MLP is not "fused".
+std::optional<Tensor> gelu_mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
+                               const Tensor& down_bias);
 
 /// x [N, C] to its sum over rows [C], in the given dtype. On CUDA partial sums in float are added in a fixed order.
 Tensor column_sum(const Tensor& x, at::ScalarType dtype);

@@ -60,7 +60,7 @@ void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
-std::shared_ptr<LaterQueue> make_later_queue(c10::Device) {
+std::shared_ptr<LaterQueue> make_later_queue(c10::Device, int64_t) {
   return nullptr;
 }
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {

@@ -36,7 +36,7 @@ struct Net {
   }
 
   /// The gradients, and whether none was there before backward was over.
-  bool step(const Tensor& x) const {
+  bool step(const Tensor& x, int64_t products = 2) const {
     for (const auto* all : {&weights, &biases})
       for (const auto& each : *all) each.mutable_grad().reset();
     auto y = x;
@@ -46,7 +46,7 @@ struct Net {
         y = kernels::linear_activation(y, weights[i], biases[i], kernels::Activation::kGelu);
       y = kernels::linear(y, weights.back(), biases.back());
     }
-    kernels::LaterGradients later(x.device());
+    kernels::LaterGradients later(kernels::detail::make_later_queue(x.device(), products));
     y.to(at::kFloat).square().mean().backward();
     const bool came_later = !weights[0].grad().defined();
     later.finish();
@@ -68,18 +68,21 @@ TEST_F(LaterGradientsGpu, InACapturedGraphAreThoseOfEagerMode) {
          std::vector<std::vector<int64_t>>{{64, 256, 64, 256, 64}, {768, 3072, 768}, {7, 33, 5}, {64, 64}}) {
       SCOPED_TRACE(::testing::Message() << dtype << " " << sizes);
       torch::manual_seed(1);
-      const Net eager(sizes, dtype), compiled(eager);
+      const Net eager(sizes, dtype);
       const auto x = torch::randn({4, 197, sizes[0]}, at::TensorOptions(at::kCUDA).dtype(dtype));
       EXPECT_FALSE(eager.step(x));
       const auto right = eager.gradients();
-      bool came_later = false;
-      torch::cuda::synchronize();
-      const auto graph = graphs->capture([&] { came_later = compiled.step(x); });
-      EXPECT_TRUE(came_later);
-      for (int i = 0; i < 3; ++i) graph->replay();
-      torch::cuda::synchronize();
-      const auto mine = compiled.gradients();
-      for (size_t i = 0; i < right.size(); ++i) EXPECT_TRUE(torch::equal(mine[i], right[i])) << i;
+      for (const int64_t products : {0, 1, 2, 8}) {
+        const Net compiled(eager);
+        bool came_later = false;
+        torch::cuda::synchronize();
+        const auto graph = graphs->capture([&] { came_later = compiled.step(x, products); });
+        EXPECT_EQ(came_later, products > 0);
+        for (int i = 0; i < 3; ++i) graph->replay();
+        torch::cuda::synchronize();
+        const auto mine = compiled.gradients();
+        for (size_t i = 0; i < right.size(); ++i) EXPECT_TRUE(torch::equal(mine[i], right[i])) << products << " " << i;
+      }
     }
 }
 
@@ -92,7 +95,7 @@ TEST_F(LaterGradientsGpu, AFailedBackwardLeavesNothingBehind) {
   const auto fails = [&] {
     const auto in = leaf(x);
     in.register_hook([](const Tensor&) { throw std::runtime_error("no"); });
-    const kernels::LaterGradients later(x.device());
+    const kernels::LaterGradients later(kernels::detail::make_later_queue(x.device(), 2));
     kernels::linear(in, net.weights[0], net.biases[0]).sum().backward();
   };
   EXPECT_ANY_THROW(graphs->capture(fails));

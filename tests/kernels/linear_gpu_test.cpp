@@ -9,6 +9,7 @@
 #include "levin/devices/graphs.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/linear.h"
+#include "levin/kernels/linear_detail.h"
 #include "levin/kernels/matmul.h"
 #include "levin/kernels/weight_casts.h"
 #include "levin/precision/precision.h"
@@ -261,7 +262,6 @@ TEST_F(LinearGpu, ProductsWithGeluAndItsBackward) {
 }
 
 TEST_F(LinearGpu, MlpsOfEveryShape) {
-  using kernels::Activation;
   torch::manual_seed(17);
   for (const auto dtype : {at::kBFloat16, at::kHalf})
     for (const bool mixed : {false, true})
@@ -277,8 +277,12 @@ TEST_F(LinearGpu, MlpsOfEveryShape) {
           for (const auto& each : mine) theirs.push_back(wide(each.to(dtype)));
           std::optional<Autocast> autocast;
           if (mixed) autocast.emplace(at::kCUDA, dtype);
-          const auto y = kernels::mlp(mine[0], mine[1], mine[2], Activation::kGeluTanh, mine[3], mine[4]);
+          kernels::detail::set_fuses_mlp(true);
+          const auto fused = kernels::gelu_mlp(mine[0], mine[1], mine[2], mine[3], mine[4]);
+          kernels::detail::set_fuses_mlp(false);
           autocast.reset();
+          ASSERT_TRUE(fused);
+          const auto& y = *fused;
           const auto right =
               at::linear(at::gelu(at::linear(theirs[0], theirs[1], theirs[2]), "tanh"), theirs[3], theirs[4]);
           const auto grad = numbers(y.sizes(), dtype);

@@ -175,14 +175,16 @@ TEST(FusedMlp, OnlyGradientsThatAreAskedFor) {
   }
 }
 
-TEST(FusedMlp, IsTwoLayersOnTheCpu) {
+TEST(FusedMlp, OnlyWhereItIsAskedFor) {
   torch::manual_seed(3);
   const auto in = two_layers({3, 5, 4}, at::kFloat);
-  for (const auto kind : {Activation::kGelu, Activation::kGeluTanh, Activation::kRelu})
-    EXPECT_TRUE(same_bytes(mlp(in[0], in[1], in[2], kind, in[3], in[4]),
-                           at::linear(activation(at::linear(in[0], in[1], in[2]), kind), in[3], in[4])));
-  EXPECT_TRUE(same_bytes(mlp(in[0], in[1], {}, Activation::kGeluTanh, in[3], {}),
-                         at::linear(at::gelu(at::linear(in[0], in[1]), "tanh"), in[3])));
+  EXPECT_FALSE(gelu_mlp(in[0], in[1], in[2], in[3], in[4]));
+  detail::set_fuses_mlp(true);
+  EXPECT_FALSE(gelu_mlp(in[0], in[1], in[2], in[3], in[4]));  // the CPU has torch's kernels
+  detail::set_fuses_mlp(false);
+  EXPECT_TRUE(detail::fuses_mlp("fused"));
+  EXPECT_FALSE(detail::fuses_mlp("apart"));
+  EXPECT_THAT(testing::error_of([] { detail::fuses_mlp("on"); }), ::testing::HasSubstr("LEVIN_MLP"));
 }
 
 /// As an estimate of a step on a GPU in mixed precision sees it: float gradients without 16-bit ones before them.
@@ -221,20 +223,20 @@ TEST(FusedMlp, OnMetaTensors) {
   std::vector<Tensor> all;
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{32, 4}, {6, 4}, {6}, {4, 6}, {4}})
     all.push_back(torch::empty(sizes, meta).set_requires_grad(true));
-  const auto saved_by = [&](Activation kind) {
-    SavedBytes saved;
-    for (size_t i = 1; i < all.size(); ++i) saved.ignore(all[i]);
-    const FlopCounter counter;
-    const auto y = mlp(all[0], all[1], all[2], kind, all[3], all[4]);
-    EXPECT_EQ(y.sizes(), at::IntArrayRef({32, 4}));
-    const auto bytes = saved.bytes();
-    y.backward(torch::empty_like(y));
-    EXPECT_EQ(counter.flops(), 6 * 2.0 * 32 * 4 * 6);
-    for (const auto& each : all) EXPECT_EQ(each.grad().sizes(), each.sizes());
-    return bytes;
-  };
-  EXPECT_EQ(saved_by(Activation::kGeluTanh), (32 * 4 + 2 * 32 * 6) * 2);
-  EXPECT_EQ(saved_by(Activation::kGelu), (32 * 4 + 2 * 32 * 6) * 2);
+  SavedBytes saved;
+  for (size_t i = 1; i < all.size(); ++i) saved.ignore(all[i]);
+  const FlopCounter counter;
+  detail::set_fuses_mlp(true);
+  EXPECT_FALSE(gelu_mlp(all[0], all[1], {}, all[3], all[4]));
+  EXPECT_FALSE(gelu_mlp(all[0], all[1], all[2], all[1], all[4]));  // of other sizes
+  const auto y = gelu_mlp(all[0], all[1], all[2], all[3], all[4]);
+  detail::set_fuses_mlp(false);
+  ASSERT_TRUE(y);
+  EXPECT_EQ(y->sizes(), at::IntArrayRef({32, 4}));
+  EXPECT_EQ(saved.bytes(), (32 * 4 + 2 * 32 * 6) * 2);
+  y->backward(torch::empty_like(*y));
+  EXPECT_EQ(counter.flops(), 6 * 2.0 * 32 * 4 * 6);
+  for (const auto& each : all) EXPECT_EQ(each.grad().sizes(), each.sizes());
 }
 
 TEST(ColumnSum, AddsRows) {
