@@ -2,12 +2,12 @@
 // batches, once in bf16-mixed and once in fp8-mixed. A decoder learns sequences with a structure (each is a walk over
 // the tokens with a stride of its own, and noise), a ViT the shapes of drawn pictures, a tenth with random labels.
 //   fp8_curve [--steps 300] [--model decoder,vit] [--window 50] [--recipe delayed|current|row] [--accelerator auto]
-//             [--floor true] [--json FILE] [--svg FILE]
+//             [--margin 0] [--gradient-margin 3] [--small] [--no-floor] [--json FILE] [--svg FILE]
 // Prints, for each model, a line of JSON with the largest difference of the running means of both losses, relative to
 // the mean in bf16-mixed, from the first full window on; the target is 1 %. On the CPU float8 is emulated.
 // A loss that falls fast is sensitive to every rounding. How much is shown by two more runs beside bf16-mixed: one in
 // bf16-mixed whose samples stand in the reverse order within each batch (the same loss and gradients, added up in
-// another order), and one in 32-true. --floor false leaves them out.
+// another order), and one in 32-true. --no-floor leaves them out. --small takes models that a CPU can train.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -27,14 +27,14 @@ using Losses = std::vector<double>;
 struct Settings {
   int64_t steps = 300;
   size_t window = 50;
-  levin::kernels::Fp8Recipe recipe = levin::kernels::Fp8Recipe::kDelayed;
+  levin::kernels::Fp8Options fp8;
   std::string accelerator = "auto";
-  bool reversed = false;
+  bool small = false, reversed = false;
 };
 
 levin::FabricOptions options_of(const Settings& settings, const std::string& precision) {
   levin::FabricOptions options{.accelerator = settings.accelerator, .devices = 1, .precision = precision};
-  options.plugins.fp8.recipe = settings.recipe;
+  options.plugins.fp8 = settings.fp8;
   return options;
 }
 
@@ -59,18 +59,23 @@ Losses train(const Settings& settings, levin::Fabric& fabric, const Model& model
 }
 
 Losses decoder_losses(const Settings& settings, const std::string& precision) {
-  constexpr int64_t kTokens = 256, kLength = 128, kBatch = 32;
+  const int64_t tokens_known = settings.small ? 64 : 256, length = settings.small ? 32 : 128,
+                samples = settings.small ? 16 : 32;
   levin::Fabric fabric(options_of(settings, precision));
   fabric.launch();
   torch::manual_seed(0);
-  auto model = levin::models::Decoder(levin::models::DecoderOptions{
-      .vocab_size = kTokens, .max_positions = kLength, .num_layers = 4, .num_heads = 4, .hidden_dim = 256});
-  const auto batch_of = [](int64_t step) {
+  auto model = levin::models::Decoder(levin::models::DecoderOptions{.vocab_size = tokens_known,
+                                                                    .max_positions = length,
+                                                                    .num_layers = settings.small ? 3 : 4,
+                                                                    .num_heads = settings.small ? 2 : 4,
+                                                                    .hidden_dim = settings.small ? 64 : 256});
+  const auto batch_of = [=](int64_t step) {
     torch::manual_seed(1000 + step);
-    const auto stride = torch::randint(1, 8, {kBatch, 1});
-    auto tokens = (torch::randint(0, kTokens, {kBatch, 1}) + stride * torch::arange(kLength)).remainder(kTokens);
-    const auto noise = torch::rand({kBatch, kLength}) < 0.05;
-    tokens = torch::where(noise, torch::randint(0, kTokens, {kBatch, kLength}), tokens);
+    const auto stride = torch::randint(1, 8, {samples, 1});
+    auto tokens =
+        (torch::randint(0, tokens_known, {samples, 1}) + stride * torch::arange(length)).remainder(tokens_known);
+    const auto noise = torch::rand({samples, length}) < 0.05;
+    tokens = torch::where(noise, torch::randint(0, tokens_known, {samples, length}), tokens);
     return levin::Batch{{"tokens", tokens}, {"next", levin::models::next_tokens(tokens)}};
   };
   return train(settings, fabric, model, batch_of,
@@ -83,11 +88,11 @@ Losses vit_losses(const Settings& settings, const std::string& precision) {
   fabric.launch();
   torch::manual_seed(0);
   auto model = levin::models::vit({.image_size = 32,
-                                   .patch_size = 4,
-                                   .num_layers = 6,
-                                   .num_heads = 4,
-                                   .hidden_dim = 256,
-                                   .mlp_dim = 1024,
+                                   .patch_size = settings.small ? 8 : 4,
+                                   .num_layers = settings.small ? 4 : 6,
+                                   .num_heads = settings.small ? 2 : 4,
+                                   .hidden_dim = settings.small ? 64 : 256,
+                                   .mlp_dim = settings.small ? 256 : 1024,
                                    .num_classes = 10});
   const auto drawn = levin::draw_color_shapes(8192, 1).train.tensors();
   const auto images = drawn["image"], labels = drawn["label"];
@@ -150,13 +155,16 @@ int main(int argc, char** argv) {
     settings.accelerator = args.get("accelerator", std::string("auto"));
     const auto models = args.get("model", std::string("decoder,vit"));
     const auto recipe = args.get("recipe", std::string("delayed"));
-    const bool with_floor = args.get("floor", true);
+    settings.small = args.has("small");
+    settings.fp8.gradient_margin = static_cast<int>(args.get("gradient-margin", settings.fp8.gradient_margin));
+    settings.fp8.margin = static_cast<int>(args.get("margin", settings.fp8.margin));
+    const bool with_floor = !args.has("no-floor");
     const auto json_file = args.get("json", std::string()), svg_file = args.get("svg", std::string());
     args.check_all_used();
     const std::vector<std::string> recipes{"delayed", "current", "row"};
     const auto found = std::find(recipes.begin(), recipes.end(), recipe);
     if (found == recipes.end()) levin::fail_unknown("fp8_curve", "recipe", recipe, recipes);
-    settings.recipe = static_cast<levin::kernels::Fp8Recipe>(found - recipes.begin());
+    settings.fp8.recipe = static_cast<levin::kernels::Fp8Recipe>(found - recipes.begin());
     LEVIN_CHECK(settings.window >= 1 && static_cast<int64_t>(settings.window) <= settings.steps,
                 "[fp8_curve] --window must be 1 to the number of steps, got ", settings.window);
 
