@@ -1,6 +1,9 @@
 // Which gradients come when backward is over, and that they are the same.
 #include "levin/kernels/later_gradients.h"
 
+#include <thread>
+
+#include <ATen/ThreadLocalState.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -96,6 +99,23 @@ TEST(LaterGradients, OnlyWhereNobodyLooks) {
   kernels::detail::fused_linear(x, half, scaled.bias, half).sum().backward();
   later.finish();
   EXPECT_EQ(queue->runs, 0);
+}
+
+/// As the threads of torch's engine, which compute a backward on a GPU.
+TEST(LaterGradients, AreKnownToTheThreadsOfABackward) {
+  const Layer layer(8, 8);
+  const auto queue = std::make_shared<CountingQueue>();
+  const auto found_with = [&](const at::ThreadLocalState& state) {
+    kernels::detail::LaterQueue* found = nullptr;
+    std::thread([&] {
+      const at::ThreadLocalStateGuard guard(state);
+      found = kernels::detail::later_queue(layer.weight, layer.bias);
+    }).join();
+    return found;
+  };
+  EXPECT_EQ(found_with(at::ThreadLocalState()), nullptr);
+  const LaterGradients later(queue);
+  EXPECT_EQ(found_with(at::ThreadLocalState()), queue.get());
 }
 
 TEST(LaterGradients, NothingOutsideOfTheirBackward) {
