@@ -7,11 +7,13 @@
 // the mean in bf16-mixed, from the first full window on; the target is 1 %. On the CPU float8 is emulated.
 // A loss that falls fast is sensitive to every rounding. How much is shown by two more runs beside bf16-mixed: one in
 // bf16-mixed whose samples stand in the reverse order within each batch (the same loss and gradients, added up in
-// another order), and one in 32-true. --no-floor leaves them out. --small takes models that a CPU can train.
+// another order), and one in 32-true. Each difference is also given as steps by which a curve is behind or ahead.
+// --no-floor leaves them out. --small takes models that a CPU can train.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -120,13 +122,28 @@ Losses running_means(const Losses& losses, size_t window) {
   return means;
 }
 
-/// The largest difference of two curves in percent of the first, and that of their ends.
+/// How many steps `others` is behind or ahead of `means` at step i: the nearest place where `means` has that loss. 0
+/// where it has it nowhere, as at the end.
+double lag_at(const Losses& means, const Losses& others, size_t i) {
+  double best = std::numeric_limits<double>::infinity();
+  for (size_t j = 0; j + 1 < means.size(); ++j) {
+    const double from = means[j] - others[i], to = means[j + 1] - others[i];
+    if (from * to > 0) continue;
+    const double place = static_cast<double>(j) + (from == to ? 0 : from / (from - to));
+    best = std::min(best, std::abs(place - static_cast<double>(i)));
+  }
+  return std::isinf(best) ? 0 : best;
+}
+
+/// How far a curve is away from another: the largest difference in percent of that, the difference at the end, and the
+/// largest number of steps between the same loss on both.
 struct Distance {
-  double worst = 0, end = 0;
+  double worst = 0, end = 0, steps = 0;
   Distance(const Losses& means, const Losses& others) {
     for (size_t i = 0; i < means.size(); ++i) {
       end = 100 * std::abs(others[i] / means[i] - 1);
       worst = std::isnan(end) ? end : std::max(worst, end);
+      steps = std::max(steps, lag_at(means, others, i));
     }
   }
 };
@@ -139,10 +156,8 @@ nlohmann::json noise_floor(const Settings& settings, LossesOf losses_of, const L
   reversed.reversed = true;
   const Distance order(means, running_means(losses_of(reversed, "bf16-mixed"), settings.window)),
       full(means, running_means(losses_of(settings, "32-true"), settings.window));
-  return {{"reversed_worst_percent", order.worst},
-          {"reversed_end_percent", order.end},
-          {"float32_worst_percent", full.worst},
-          {"float32_end_percent", full.end}};
+  return {{"reversed_worst_percent", order.worst}, {"reversed_end_percent", order.end}, {"reversed_steps", order.steps},
+          {"float32_worst_percent", full.worst},   {"float32_end_percent", full.end},   {"float32_steps", full.steps}};
 }
 
 }  // namespace
@@ -184,6 +199,7 @@ int main(int argc, char** argv) {
                           {"fp8", means_8.back()},
                           {"worst_percent", distance.worst},
                           {"end_percent", distance.end},
+                          {"steps_apart", distance.steps},
                           {"target_percent", 1}};
       if (with_floor) line.update(noise_floor(settings, losses_of, means));
       std::printf("%s\n", line.dump().c_str());
