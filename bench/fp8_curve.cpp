@@ -5,7 +5,7 @@
 //             [--margin 0] [--gradient-margin 3] [--small] [--no-floor] [--json FILE] [--svg FILE]
 // Prints, for each model, a line of JSON with the largest difference of the running means of both losses, relative to
 // the mean in bf16-mixed, from the first full window on; the target is 1 %. On the CPU float8 is emulated.
-// A loss that falls fast is sensitive to every rounding. How much is shown by two more runs beside bf16-mixed: one in
+// A loss that falls fast is sensitive to every rounding. How much is shown by two more trainings: one in
 // bf16-mixed whose samples stand in the reverse order within each batch (the same loss and gradients, added up in
 // another order), and one in 32-true. Each difference is also given as steps by which a curve is behind or ahead.
 // --no-floor leaves them out. --small takes models that a CPU can train.

@@ -26,7 +26,7 @@ class LaterQueue : public c10::DebugInfoBase {
  public:
   /// Whether it belongs to the device of the weight and to the current stream there.
   virtual bool takes(const Tensor& weight) const = 0;
-  /// Calls `compute`, whose products run beside the current stream. What they read stays alive until they are done.
+  /// Calls `compute`, whose products overlap with the current stream. What they read stays alive until they are done.
   virtual void run(std::vector<Tensor> reads, const std::function<void()>& compute) = 0;
   /// The stream of the backward waits for all of it.
   virtual void wait() = 0;

@@ -170,7 +170,7 @@ struct Linear : torch::autograd::Function<Linear> {
       return {grad_x, grad_weight, grad_bias, Tensor()};
     }
     const auto rows = grad.contiguous();
-    // First, so that it runs beside the other product.
+    // First, so that it overlaps with the other product.
     std::tie(grad_weight, grad_bias) = parameter_gradients(rows, x, weight, bias, {for_weight, for_bias});
     if (for_x) grad_x = product(rows, computed, x.scalar_type()).reshape(x.sizes());
     return {grad_x, grad_weight, grad_bias, Tensor()};
