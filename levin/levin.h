@@ -56,6 +56,7 @@
 #include "levin/precision/matmul.h"
 #include "levin/precision/precision.h"
 #include "levin/profilers/simple.h"
+#include "levin/text/characters.h"
 #include "levin/text/chat_template.h"
 #include "levin/text/learned_tokens.h"
 #include "levin/text/tokenizer.h"

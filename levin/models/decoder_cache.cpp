@@ -96,6 +96,9 @@ Tensor CacheStep::decode(int64_t layer, const Tensor& q, const Tensor& k, const 
 void CacheStep::write(int64_t layer, const Tensor& k, const Tensor& v) const {
   const auto width = k.size(-1);
   const auto i = static_cast<size_t>(layer);
+  // Under autocast keys have another dtype than weights.
+  for (auto* each : {&cache->keys[i], &cache->values[i]})
+    if (each->scalar_type() != k.scalar_type()) *each = each->to(k.scalar_type());
   cache->keys[i].view({-1, width}).index_copy_(0, slots, k.reshape({-1, width}));
   cache->values[i].view({-1, width}).index_copy_(0, slots, v.reshape({-1, width}));
 }
