@@ -523,7 +523,7 @@ void StepCompiler::hold_gradients() {
   attach_gradients();
 }
 
-/// A parameter that was frozen has zeros where it would have no gradient, and an optimizer would go on stepping it.
+/// A parameter that was frozen has zeros where it would have no gradient, and an optimizer would continue to step it.
 void StepCompiler::free_frozen() {
   for (auto& param : params_)
     if (!param.requires_grad() && param.grad().defined() && had_gradient_.contains(param.unsafeGetTensorImpl()))

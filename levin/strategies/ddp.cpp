@@ -265,7 +265,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
   // Ranks that join uneven inputs make different numbers of steps.
   bool communicates() const override { return at::GradMode::is_enabled() && !joining_; }
-  // Once it knows in which order gradients come it builds its buckets anew.
+  // Once it knows in which order gradients come it builds its buckets again.
   bool is_settled() const override { return !at::GradMode::is_enabled() || !reducer_->should_rebuild_buckets(); }
   std::string prepare_capture(bool keeps_gradients) override;
   // The reducer lets gradients be its buckets, and would put others aside.

@@ -16,8 +16,8 @@ constexpr uint64_t kLongestWeightIndex = uint64_t{64} << 20;
 constexpr size_t kMostIndexedTensors = 1'000'000;
 
 bool is_plain_file_name(std::string_view name) {
-  return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
+  return !name.empty() && name != "." && name != ".." && name.find_first_of("/\\") == std::string_view::npos &&
+         std::none_of(name.begin(), name.end(), [](unsigned char c) { return c < ' ' || c == 0x7f; });
 }
 
 /// Takes the JSON event by event and keeps nothing but the weight_map: memory is bounded by the text, however it is
