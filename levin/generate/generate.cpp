@@ -186,6 +186,7 @@ class GenerateRun {
 std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* tokenizer, const Prompts& prompts,
                                  const GenerateOptions& options, const OnToken& on_token) {
   LEVIN_CHECK(model, "[generate] there is no decoder (an encoder does not generate)");
+  LEVIN_CHECK(model->head, "[generate] the model classifies sequences; a causal language model is needed");
   check_options(options);
   LEVIN_CHECK(tokenizer || options.stop.empty(), "[generate] stop strings need a tokenizer");
   check_prompts(model->options, prompts);

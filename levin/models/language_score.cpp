@@ -22,6 +22,7 @@ constexpr int64_t kScoredTokens = 512;
 
 /// ids [T] on the device, hidden [T, D].
 RowScore score_decoder_row(const Decoder& decoder, const Tensor& ids, const Tensor& hidden, bool keep) {
+  LEVIN_CHECK(decoder->head, "[score] the model classifies sequences; a causal language model is needed");
   RowScore score;
   std::vector<Tensor> logits;
   const auto length = ids.size(0);

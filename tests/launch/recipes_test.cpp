@@ -84,7 +84,7 @@ TEST_F(Recipes, ShippedConfigsAreUnderstood) {
     EXPECT_THAT(child.out(), HasSubstr("\n" + text.substr(begin, text.find('\n', begin) - begin) + "  #"));
     ++count;
   }
-  EXPECT_EQ(count, 7);
+  EXPECT_EQ(count, 9);
 }
 
 TEST_F(Recipes, VisionTransformerOnCifar) {
