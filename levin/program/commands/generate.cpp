@@ -1,8 +1,12 @@
 #include "levin/generate/generate.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -26,6 +30,44 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
+
+/// Bytes that this process has read from files so far, as Linux counts them; 0 where it does not.
+int64_t bytes_read() {
+  std::ifstream stream("/proc/self/io");
+  std::string word;
+  for (int64_t bytes = 0; stream >> word >> bytes;)
+    if (word == "rchar:") return bytes;
+  return 0;
+}
+
+/// A bar for the time in which a model is read, from a thread that looks at the bytes.
+class LoadingBar {
+ public:
+  explicit LoadingBar(int64_t total) {
+    if (total < kShown) return;
+    watch_ = std::thread([this, total, first = bytes_read()] {
+      ProgressBar bar("Reading", total / kUnit, {.unit = "MB"});
+      for (int64_t shown = 0; !done_;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        const auto now = std::clamp((bytes_read() - first) / kUnit, shown, total / kUnit);
+        bar.advance(now - shown);
+        shown = now;
+      }
+    });
+  }
+  ~LoadingBar() {
+    done_ = true;
+    if (watch_.joinable()) watch_.join();
+  }
+  LoadingBar(const LoadingBar&) = delete;
+  LoadingBar& operator=(const LoadingBar&) = delete;
+
+ private:
+  /// A smaller model is there at once.
+  static constexpr int64_t kUnit = 1'000'000, kShown = 500 * kUnit;
+  std::atomic<bool> done_ = false;
+  std::thread watch_;
+};
 
 struct Generate {
   std::string folder, input, output, dtype, device = "cpu";
@@ -95,7 +137,7 @@ struct Generate {
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
 
     const auto start = Clock::now();
-    auto model = models::open_model(folder, asked);
+    auto model = read_model(asked);
     for (const auto& note : model.notes) log_info(note);
     const auto loaded = seconds_since(start);
     const auto rows = write_texts(model, tokenizer, prompts, loaded);
@@ -118,6 +160,11 @@ struct Generate {
     LEVIN_CHECK(std::filesystem::is_directory(folder_of), "[levin generate] OUTPUT \"", output,
                 "\": there is no folder \"", folder_of.string(), "\"");
     check_writable(folder_of);
+  }
+
+  models::LanguageModel read_model(const models::OpenModelOptions& asked) const {
+    const LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
+    return models::open_model(folder, asked);
   }
 
   static int64_t id_of(const std::string& word) {
