@@ -70,7 +70,7 @@ class LoadingBar {
 };
 
 struct Generate {
-  std::string folder, input, output, dtype, device = "cpu";
+  std::string folder, input, output, dtype, quantize, device = "cpu";
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -104,6 +104,10 @@ struct Generate {
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
     flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
+    flags.flag("quantize", quantize,
+               "linear layers of the blocks in few bits: int8, int8-weights, int4, int4:64, nf4, nf4-double or fp8 "
+               "[what config.json says]",
+               "NAME");
     flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
@@ -180,6 +184,7 @@ struct Generate {
 
   models::OpenModelOptions open_options() const {
     models::OpenModelOptions asked;
+    asked.quantize = quantize;
     if (!dtype.empty()) asked.dtype = dtype_from_name("levin generate", dtype);
     try {
       asked.device = c10::Device(device);
