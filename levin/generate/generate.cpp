@@ -205,9 +205,9 @@ std::vector<Generated> generate(models::Decoder model, const std::vector<std::ve
 }
 
 std::vector<Generated> generate(models::Decoder model, const text::Tokenizer& tokenizer,
-                                const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options,
+                                std::span<const std::vector<int64_t>> prompts, const GenerateOptions& options,
                                 const OnToken& on_token) {
-  return detail::generated(model, &tokenizer, prompts, options, on_token);
+  return detail::generated(model, &tokenizer, {prompts.begin(), prompts.end()}, options, on_token);
 }
 
 std::vector<Generated> generate(models::Decoder model, const text::Tokenizer& tokenizer,

@@ -61,7 +61,7 @@ std::vector<Generated> generate(models::Decoder model, const std::vector<std::ve
                                 const GenerateOptions& options = {}, const OnToken& on_token = {});
 /// The same with the tokenizer of the ids: fills in texts, and obeys stop strings.
 std::vector<Generated> generate(models::Decoder model, const text::Tokenizer& tokenizer,
-                                const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options = {},
+                                std::span<const std::vector<int64_t>> prompts, const GenerateOptions& options = {},
                                 const OnToken& on_token = {});
 /// The same for texts.
 std::vector<Generated> generate(models::Decoder model, const text::Tokenizer& tokenizer,

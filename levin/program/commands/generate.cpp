@@ -1,8 +1,12 @@
 #include "levin/generate/generate.h"
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -27,8 +31,46 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+/// Bytes that this process has read from files so far, as Linux counts them; 0 where it does not.
+int64_t bytes_read() {
+  std::ifstream stream("/proc/self/io");
+  std::string word;
+  for (int64_t bytes = 0; stream >> word >> bytes;)
+    if (word == "rchar:") return bytes;
+  return 0;
+}
+
+/// A bar for the time in which a model is read, from a thread that looks at the bytes.
+class LoadingBar {
+ public:
+  explicit LoadingBar(int64_t total) {
+    if (total < kShown) return;
+    watch_ = std::thread([this, total, first = bytes_read()] {
+      ProgressBar bar("Reading", total / kUnit, {.unit = "MB"});
+      for (int64_t shown = 0; !done_;) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        const auto now = std::clamp((bytes_read() - first) / kUnit, shown, total / kUnit);
+        bar.advance(now - shown);
+        shown = now;
+      }
+    });
+  }
+  ~LoadingBar() {
+    done_ = true;
+    if (watch_.joinable()) watch_.join();
+  }
+  LoadingBar(const LoadingBar&) = delete;
+  LoadingBar& operator=(const LoadingBar&) = delete;
+
+ private:
+  /// A smaller model is there at once.
+  static constexpr int64_t kUnit = 1'000'000, kShown = 500 * kUnit;
+  std::atomic<bool> done_ = false;
+  std::thread watch_;
+};
+
 struct Generate {
-  std::string folder, input, output, dtype, device = "cpu";
+  std::string folder, input, output, dtype, quantize, device = "cpu";
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -62,6 +104,10 @@ struct Generate {
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
     flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
+    flags.flag("quantize", quantize,
+               "linear layers of the blocks in few bits: int8, int8-weights, int4, int4:64, nf4, nf4-double or fp8 "
+               "[what config.json says]",
+               "NAME");
     flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
@@ -95,7 +141,7 @@ struct Generate {
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
 
     const auto start = Clock::now();
-    auto model = models::open_model(folder, asked);
+    auto model = read_model(asked);
     for (const auto& note : model.notes) log_info(note);
     const auto loaded = seconds_since(start);
     const auto rows = write_texts(model, tokenizer, prompts, loaded);
@@ -120,6 +166,11 @@ struct Generate {
     check_writable(folder_of);
   }
 
+  models::LanguageModel read_model(const models::OpenModelOptions& asked) const {
+    const LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
+    return models::open_model(folder, asked);
+  }
+
   static int64_t id_of(const std::string& word) {
     size_t end = 0;
     int64_t id = -1;
@@ -133,6 +184,7 @@ struct Generate {
 
   models::OpenModelOptions open_options() const {
     models::OpenModelOptions asked;
+    asked.quantize = quantize;
     if (!dtype.empty()) asked.dtype = dtype_from_name("levin generate", dtype);
     try {
       asked.device = c10::Device(device);
