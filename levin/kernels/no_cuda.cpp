@@ -3,6 +3,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention_detail.h"
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
@@ -13,6 +14,7 @@
 #include "levin/kernels/matmul_detail.h"
 #include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/played_device.h"
+#include "levin/kernels/quantized/quantized_detail.h"
 #include "levin/kernels/residual_norm_detail.h"
 #include "levin/kernels/rotary_detail.h"
 
@@ -49,6 +51,14 @@ void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const AdamNu
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
+Tensor dequantize_cuda(const QuantizedWeight&, at::ScalarType) {
+  levin::detail::fail("[dequantize] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+Tensor skinny_linear_cuda(const Tensor&, const QuantizedWeight&, const Tensor&) {
+  levin::detail::fail("[quantized_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
 void load_step_kernels_cuda(c10::Device) {}
 
 // Fused layers compute with torch's operators then.
@@ -58,6 +68,7 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;

@@ -30,6 +30,7 @@
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
+#include "levin/nn/module_access.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -181,8 +182,25 @@ DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, dou
   if (has_bias) bias = register_parameter("bias", torch::zeros({out}));
 }
 
+void DecoderLinearImpl::set_quantized(kernels::QuantizedWeight packed) {
+  LEVIN_CHECK(packed.rows() == out_features() && packed.columns == in_features(), "[decoder] a quantized weight [",
+              packed.rows(), ", ", packed.columns, "] for a layer of [", out_features(), ", ", in_features(), "]");
+  auto& buffers = levin::detail::ModuleAccess::buffers(*this);
+  if (quantized) {
+    for (const char* name : {"weight", "weight_scales", "weight_nested"})
+      if (buffers.contains(name)) buffers.erase(name);
+  } else {
+    levin::detail::ModuleAccess::parameters(*this).erase("weight");
+  }
+  weight.reset();
+  register_buffer("weight", packed.codes);
+  register_buffer("weight_scales", packed.scales);
+  if (packed.nested.defined()) register_buffer("weight_nested", packed.nested);
+  quantized = std::move(packed);
+}
+
 Tensor DecoderLinearImpl::forward(const Tensor& x) {
-  auto y = kernels::linear(x, weight, bias);
+  auto y = quantized ? kernels::quantized_linear(x, *quantized, bias) : kernels::linear(x, weight, bias);
   for (auto& adapter : adapters) {
     const auto change = adapter(x);
     const auto behind = y.size(-1) - adapter->first_row - change.size(-1);
@@ -218,6 +236,10 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  if (by_blocks && by_blocks->applies(x.size(1))) {
+    const auto packed = qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim});
+    return out((*by_blocks)(packed, mask, is_training()));
+  }
   const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
   if (!is_plain_ || mask.defined() || !whole || detail::current_cache_step()) return out(attend(qkv(x), rotary, mask));
   return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
@@ -308,7 +330,7 @@ Tensor DecoderMlpImpl::gated(const Tensor& x) {
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
   if (gate) return down(gated(x));
   const auto kind = fused_kind(activation);
-  const bool bare = up->adapters.empty() && down->adapters.empty();
+  const bool bare = up->adapters.empty() && down->adapters.empty() && !up->quantized && !down->quantized;
   if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
   if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
   return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)

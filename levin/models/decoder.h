@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -9,7 +11,9 @@
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 
+#include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/models/decoder_cache.h"
+#include "levin/models/block_attention.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -31,8 +35,14 @@ LEVIN_MODULE(DecoderEmbedding);
 struct DecoderLinearImpl : torch::nn::Module {
   DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
   Tensor forward(const Tensor& x);
+  /// Puts a quantized weight in the place of the parameter: buffers "weight", "weight_scales" and "weight_nested".
+  void set_quantized(kernels::QuantizedWeight packed);
+  int64_t in_features() const { return quantized ? quantized->columns : weight.size(1); }
+  int64_t out_features() const { return quantized ? quantized->rows() : weight.size(0); }
 
+  /// The weight is undefined where it is quantized.
   Tensor weight, bias;
+  std::optional<kernels::QuantizedWeight> quantized;
   /// Changes of low rank that are added to the result (levin/models/lora.h).
   std::vector<LowRank> adapters;
 };
@@ -41,7 +51,8 @@ LEVIN_MODULE(DecoderLinear);
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
 struct DecoderAttentionImpl : torch::nn::Module {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
-  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks.
+  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
 
   int64_t num_heads, kv_heads, head_dim;
@@ -50,6 +61,8 @@ struct DecoderAttentionImpl : torch::nn::Module {
   DecoderLinear qkv = nullptr, out = nullptr;
   /// Of each head of queries and keys; empty without qk_norm.
   nn::ResidualNorm norm_q = nullptr, norm_k = nullptr;
+  /// Of BigBird; else null.
+  std::shared_ptr<BlockAttention> by_blocks;
 
  private:
   /// Queries, keys and values apart, for what the packed kernel does not do.

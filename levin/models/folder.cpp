@@ -1,6 +1,7 @@
 #include "levin/models/folder.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 #include <ATen/ops/empty.h>
@@ -11,7 +12,9 @@
 #include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/io/weights/weight_formats.h"
+#include "levin/models/language/quantized_weights.h"
 #include "levin/models/language/weight_plan.h"
+#include "levin/models/sentence_embedding.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
 
@@ -49,7 +52,8 @@ c10::ScalarType dtype_of_config(const ModelConfig& config, c10::ScalarType usual
 
 c10::ScalarType dtype_of_file(const WeightFile& file) {
   for (const auto& entry : file.entries())
-    if (entry.type != c10::ScalarType::Undefined && at::isFloatingType(entry.type) && at::elementSize(entry.type) >= 2)
+    if (!detail::belongs_to_packed(entry.name) && entry.type != c10::ScalarType::Undefined &&
+        at::isFloatingType(entry.type) && at::elementSize(entry.type) >= 2)
       return entry.type;
   return at::kFloat;
 }
@@ -140,19 +144,71 @@ LanguageModel made_model(const ModelConfig& config, const LanguageArchitecture& 
 struct PlannedModel {
   LanguageModel model;
   std::vector<detail::PlannedWeight> weights;
+  /// Those that become quantized.
+  struct Quantized {
+    detail::PlannedWeight weight;
+    DecoderLinearImpl* layer;
+  };
+  std::vector<Quantized> quantized;
 };
+
+/// How the linear layers are to be: what the file has, or what is asked for.
+std::optional<kernels::QuantizeOptions> wanted_quantization(const ModelConfig& config, const std::string& word,
+                                                            const std::optional<kernels::QuantizeOptions>& stored) {
+  if (word.empty()) return stored;
+  auto wanted = kernels::quantization_of("open_model", word);
+  if (!stored) return wanted;
+  const auto eight = [](const auto& options) {
+    return options.kind == kernels::Quantization::kInt8 || options.kind == kernels::Quantization::kInt8Weights;
+  };
+  if (eight(*stored) && eight(wanted)) return wanted;  // the same numbers, multiplied in another way
+  if (quantization_name(*stored) != quantization_name(wanted))
+    config.fail("quantization_config", fmt::format("the weights are {} already, {} is asked for",
+                                                   quantization_name(*stored), quantization_name(wanted)));
+  return stored;
+}
+
+/// Takes the weights that become quantized out of the plan.
+void plan_quantized(PlannedModel& planned, bool stored) {
+  std::unordered_map<std::string, DecoderLinearImpl*> layers;
+  for (const auto& [name, layer] : detail::linear_layers(planned.model.module(), /*only_blocks=*/!stored))
+    layers.emplace(name, layer);
+  std::vector<detail::PlannedWeight> plain;
+  for (auto& weight : planned.weights) {
+    const auto layer = layers.find(weight.name);
+    LEVIN_CHECK(!weight.packed || layer != layers.end(), "[open_model] \"", weight.sources[0],
+                "\" is quantized, but no linear layer");
+    if (layer != layers.end() && (weight.packed || !stored))
+      planned.quantized.push_back({std::move(weight), layer->second});
+    else
+      plain.push_back(std::move(weight));
+  }
+  planned.weights = std::move(plain);
+}
+
+kernels::QuantizedWeight quantized_weight(const WeightFile& file, const detail::PlannedWeight& weight,
+                                          const LanguageModel& model, c10::Device device) {
+  const auto heads = model.body().num_heads;
+  if (weight.packed) return detail::read_quantized(file, weight, *model.quantization, heads, device);
+  auto read = weight;
+  read.target = at::empty(weight.target.sizes(), at::TensorOptions().dtype(model.dtype));
+  detail::read_weights(file, {read}, heads);
+  return kernels::quantize(read.target.to(device), *model.quantization, weight.rows);
+}
 
 PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& config,
                            const OpenModelOptions& options) {
   const auto& architecture = architecture_of(config);
-  if (config.has("quantization_config")) config.fail("quantization_config", "is not supported: its weights are packed");
-  const detail::WeightNames names(file, architecture);
+  const auto stored = detail::quantization_in(config);
+  const auto quantization = wanted_quantization(config, options.quantize, stored);
+  const detail::WeightNames names(file, architecture, stored.has_value());
   const auto dtype = options.dtype.value_or(dtype_of_config(config, dtype_of_file(file)));
   const auto head_word = options.head == "auto" && architecture.encoder ? head_of_config(config) : options.head;
   const bool predicts = architecture.decoder || head_word == "masked_lm";
   const auto head = predicts ? plan_head(config, architecture, names, "tokens.weight", "head.weight") : HeadPlan{};
   PlannedModel planned{made_model(config, architecture, head.tied, &names, options, dtype,
                                   {.device = options.device, .dtype = dtype, .deferred = true}),
+                       {},
                        {}};
   auto& model = planned.model;
   model.folder = folder;
@@ -164,6 +220,8 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   if (head.embedding_from_head) instead.emplace("tokens.weight", "head.weight");
   planned.weights = detail::plan_weights(model.module(), names, architecture, qkv_rows(model.body()),
                                          model.body().num_heads, instead, head.unused, dtype);
+  model.quantization = quantization;
+  if (quantization) plan_quantized(planned, stored.has_value());
   return planned;
 }
 
@@ -188,11 +246,13 @@ const DecoderOptions& LanguageModel::body() const {
 LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
   const auto config = config_in(folder);
   const WeightFile file(folder);
-  auto [model, plan] = planned_model(folder, file, config, options);
+  auto [model, plan, quantized] = planned_model(folder, file, config, options);
   std::vector<Tensor> targets;
   for (const auto& weight : plan) targets.push_back(weight.target);
   materialize(targets, /*initialize=*/false);
   detail::read_weights(file, plan, model.body().num_heads);
+  for (const auto& [weight, layer] : quantized)
+    layer->set_quantized(quantized_weight(file, weight, model, options.device));
   model.module().eval();
   return model;
 }
@@ -200,15 +260,38 @@ LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options
 LanguageModel open_model_meta(const fs::path& folder, const OpenModelOptions& options) {
   const auto config = config_in(folder);
   const WeightFile file(folder);
-  return planned_model(folder, file, config, options).model;
+  auto [model, plan, quantized] = planned_model(folder, file, config, options);
+  for (const auto& [weight, layer] : quantized)
+    layer->set_quantized(kernels::quantize(at::empty(weight.target.sizes(), weight.target.options().device(c10::kMeta)),
+                                           *model.quantization, weight.rows));
+  return std::move(model);
+}
+
+void quantize_model(LanguageModel& model, const std::string& quantize) {
+  LEVIN_CHECK(!model.quantization,
+              "[quantize_model] the model is quantized already: ", quantization_name(*model.quantization));
+  const auto options = kernels::quantization_of("quantize_model", quantize);
+  const auto& architecture = architecture_of(model.config);
+  const auto rows = qkv_rows(model.body());
+  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/true)) {
+    const auto theirs = detail::their_weight(architecture, name);
+    const bool joined = theirs && theirs->names.size() > 1;
+    layer->set_quantized(kernels::quantize(
+        layer->weight, options, joined ? std::vector<int64_t>(rows.begin(), rows.end()) : std::vector<int64_t>{}));
+  }
+  model.quantization = options;
 }
 
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options) {
   const ModelConfig config(config_json, "config.json");
   const auto& architecture = architecture_of(config);
   const auto dtype = options.dtype.value_or(dtype_of_config(config, at::kFloat));
-  return made_model(config, architecture, std::nullopt, nullptr, options, dtype,
-                    {.device = options.device, .dtype = dtype});
+  if (config.has("quantization_config"))
+    config.fail("quantization_config", "is of weights in files; see quantize_model");
+  auto model = made_model(config, architecture, std::nullopt, nullptr, options, dtype,
+                          {.device = options.device, .dtype = dtype});
+  if (!options.quantize.empty()) quantize_model(model, options.quantize);
+  return model;
 }
 
 void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
@@ -219,15 +302,17 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
   const auto rows = qkv_rows(body);
 
   // Names and shapes first: what is not a view is made when its file is written.
-  struct Part {
-    Tensor parameter;
-    detail::TheirWeight theirs;
-    size_t index;
-  };
-  std::map<std::string, Part> parts;
+  std::map<std::string, std::function<Tensor()>> parts;
   std::vector<NamedTensors> shards(1);
   uint64_t filled = 0, total = 0;
   std::optional<c10::ScalarType> dtype;
+  const auto add = [&](const std::string& name, const Tensor& like, std::function<Tensor()> make) {
+    const uint64_t bytes = like.nbytes();
+    if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
+    shards.back().emplace_back(name, like);
+    filled += bytes, total += bytes;
+    parts.emplace(name, std::move(make));
+  };
   for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
     LEVIN_CHECK(name.find(".lora_") == name.npos,
                 "[save_model] the model has adapters; merge_lora first, or save_lora");
@@ -237,27 +322,48 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
     const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
     dtype = dtype.value_or(parameter.scalar_type());
     for (size_t i = 0; i < shapes.size(); ++i) {
-      const auto full = full_name(architecture, name, theirs->names[i]);
-      const uint64_t bytes = shapes[i].nbytes();
-      if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
-      shards.back().emplace_back(full, shapes[i]);
-      filled += bytes, total += bytes;
-      parts.emplace(full, Part{parameter, *theirs, i});
+      add(full_name(architecture, name, theirs->names[i]), shapes[i], [&, from = parameter, theirs = *theirs, i] {
+        return detail::weights_for_file(from, theirs, rows, body.num_heads)[i];
+      });
     }
     // A head of masked tokens that is not tied has its bias under both names.
-    if (name == "head.bias" && !body.tied_head && !theirs->also.empty()) {
-      shards.back().emplace_back(theirs->also, shapes[0]);
-      parts.emplace(theirs->also, Part{parameter, *theirs, 0});
-      total += shapes[0].nbytes();
-    }
+    if (name == "head.bias" && !body.tied_head && !theirs->also.empty())
+      add(theirs->also, shapes[0], [from = parameter] { return from.detach(); });
   }
-  const auto read = [&](const std::string& name) {
-    const auto& part = parts.at(name);
-    return detail::weights_for_file(part.parameter, part.theirs, rows, body.num_heads)[part.index];
-  };
+  std::vector<std::string> kept;  // linear layers that are not quantized
+  if (model.decoder) kept.push_back("lm_head");
+  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
+    const auto theirs = detail::their_weight(architecture, name);
+    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
+    if (!layer->quantized) {
+      for (const auto& each : theirs->names) kept.push_back(each.substr(0, each.rfind(".weight")));
+      continue;
+    }
+    auto like = *layer->quantized;
+    for (auto* each : {&like.codes, &like.scales, &like.nested})
+      if (each->defined()) *each = at::empty(each->sizes(), each->options().device(c10::kMeta));
+    const auto of_file = [&body, rows, theirs = *theirs,
+                          type = dtype.value_or(at::kFloat)](const kernels::QuantizedWeight& weight) {
+      return detail::quantized_for_file(weight, theirs, rows, body.num_heads, type);
+    };
+    const auto shapes = of_file(like);
+    for (size_t i = 0; i < shapes.size(); ++i)
+      for (size_t j = 0; j < shapes[i].size(); ++j) {
+        auto full = full_name(architecture, name, theirs->names[i]);
+        const auto& behind = shapes[i][j].first;
+        if (!behind.empty() && behind[0] != '.') full.resize(full.rfind("weight"));  // "q_proj.SCB"
+        add(full + behind, shapes[i][j].second,
+            [of_file, from = layer, i, j] { return of_file(*from->quantized)[i][j].second; });
+      }
+  }
+  const auto read = [&](const std::string& name) { return parts.at(name)(); };
   AtomicFolder staged(folder);
   for (const char* name : kFilesOfText)
     if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
+  for (const auto& name : sentence_files(model.folder)) {
+    fs::create_directories((staged.path() / name).parent_path());
+    fs::copy_file(model.folder / name, staged.path() / name);
+  }
   const auto format = levin::detail::safetensors_format();
   std::map<std::string, std::string> places;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -269,10 +375,13 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
   }
   if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, total);
   const auto tied = body.tied_head;
-  write_file(staged.path() / "config.json",
-             model.config.with({{"torch_dtype", ""},
-                                {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},
-                                {"tie_word_embeddings", tied ? "true" : "false"}}));
+  write_file(
+      staged.path() / "config.json",
+      model.config.with({{"torch_dtype", ""},
+                         {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},
+                         {"quantization_config",
+                          model.quantization ? detail::quantization_config(*model.quantization, kept) : std::string()},
+                         {"tie_word_embeddings", tied ? "true" : "false"}}));
   staged.commit();
 }
 

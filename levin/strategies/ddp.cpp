@@ -167,7 +167,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
         group_(std::move(group)),
         options_(options),
         parameters_(std::move(parameters)),
-        buffers_(detail::unique_buffers(module)) {
+        buffers_(detail::changing_buffers(module)) {
     std::vector<Tensor> tensors;
     std::unordered_map<size_t, std::string> names;
     for (const auto& parameter : parameters_) {

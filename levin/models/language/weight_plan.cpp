@@ -6,13 +6,12 @@
 #include <unordered_set>
 
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
-#include "levin/core/parallel.h"
 #include "levin/core/words.h"
+#include "levin/models/language/quantized_weights.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models::detail {
@@ -92,26 +91,6 @@ std::vector<int64_t> shape_in_file(const PlannedWeight& weight, size_t source) {
   return shape;
 }
 
-void read_weight(const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
-  int64_t row = 0;
-  for (size_t i = 0; i < weight.sources.size(); ++i) {
-    const auto& source = weight.sources[i];
-    auto place = weight.sources.size() == 1 ? weight.target : weight.target.narrow(0, row, weight.rows[i]);
-    row += weight.sources.size() == 1 ? 0 : weight.rows[i];
-    const bool direct = weight.layout == WeightLayout::kPlain && place.is_cpu() && place.is_contiguous() &&
-                        place.scalar_type() == file.at(source).type;
-    if (direct) {
-      file.read_into(source, place);
-      continue;
-    }
-    const auto read = file.read(source);
-    if (weight.layout == WeightLayout::kByHead)
-      place.copy_(heads_apart(read.contiguous(), heads, false));
-    else
-      place.copy_(weight.layout == WeightLayout::kTransposed && read.dim() == 2 ? read.t() : read);
-  }
-}
-
 }  // namespace
 
 Tensor heads_apart(const Tensor& x, int64_t heads, bool back) {
@@ -134,8 +113,10 @@ std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture
   return {};
 }
 
-WeightNames::WeightNames(const WeightFile& file, const LanguageArchitecture& architecture) : file_(file) {
+WeightNames::WeightNames(const WeightFile& file, const LanguageArchitecture& architecture, bool quantized)
+    : file_(file), quantized_(quantized) {
   for (const auto& entry : file.entries()) {
+    if (quantized && belongs_to_packed(entry.name)) continue;
     auto name = plain_name(entry.name, architecture.prefix);
     const bool ignored = std::any_of(architecture.ignored.begin(), architecture.ignored.end(),
                                      [&](const auto& pattern) { return match_weight(pattern, name).has_value(); });
@@ -149,6 +130,11 @@ WeightNames::WeightNames(const WeightFile& file, const LanguageArchitecture& arc
 const WeightEntry* WeightNames::find(const std::string& name) const {
   const auto found = entries_.find(name);
   return found == entries_.end() ? nullptr : found->second;
+}
+
+bool WeightNames::is_packed(const WeightEntry& entry) const {
+  return quantized_ && (entry.type == at::kByte || entry.type == at::kChar || entry.type == at::kFloat8_e4m3fn ||
+                        file_.contains(entry.name + ".absmax"));
 }
 
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
@@ -189,7 +175,11 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
     for (size_t i = 0; i < weight.sources.size(); ++i) {
       const auto& entry = names.file().at(weight.sources[i]);
       const auto shape = shape_in_file(weight, i);
-      if (entry.shape != shape)
+      if (names.is_packed(entry) && tensor.dim() == 2)
+        weight.packed = true;  // its sizes are checked when it is read
+      else if (weight.packed)
+        wrong.push_back(fmt::format("{} is not quantized, its neighbour is", shown(entry.name)));
+      else if (entry.shape != shape)
         wrong.push_back(fmt::format("{} is [{}] in the file, [{}] by config.json", shown(entry.name),
                                     fmt::join(entry.shape, ", "), fmt::join(shape, ", ")));
       else if (!is_float(entry.type) || (entry.type == at::kDouble && dtype != at::kDouble))
@@ -218,13 +208,6 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
   LEVIN_CHECK(parts.empty(), "[open_model] \"", names.file().path().string(), "\" does not fit the ",
               architecture.model_type, " of its config.json: ", join(parts, "; "));
   return plan;
-}
-
-void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads) {
-  parallel_for(0, static_cast<int64_t>(plan.size()), 1, [&](int64_t begin, int64_t end) {
-    const c10::AutoGradMode no_grad(false);
-    for (auto i = begin; i < end; ++i) read_weight(file, plan[static_cast<size_t>(i)], heads);
-  });
 }
 
 std::vector<Tensor> weights_for_file(const Tensor& parameter, const TheirWeight& theirs, const QkvRows& rows,

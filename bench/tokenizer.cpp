@@ -1,6 +1,6 @@
-// How many bytes a second a tokenizer encodes and decodes, beside the Python package `tokenizers` (peers/tokenize.py),
+// How many bytes a second a tokenizer encodes and decodes, beside the Python package `tokenizers` (peers/tokenizer.py),
 // which is written in Rust: the same tokenizer.json, the same text, ids with tokens and offsets as the peer makes them.
-//   tokenize [--folder DIR]
+//   tokenizer [--folder DIR]
 // DIR holds tokenizer.json and text.txt. Without them it trains a tokenizer of 8000 tokens on the repository's own
 // pages.
 #include <algorithm>
