@@ -13,9 +13,9 @@
 namespace levin::cli {
 namespace {
 
-/// An epoch has as many windows as fit into the text side by side, each at a random place.
-Sampler random_windows(int64_t length) {
-  const auto count = [length](int64_t places) { return std::max<int64_t>(1, (places + length - 1) / length); };
+/// An epoch has as many windows as fit into the text side by side, but `least`; each is at a random place.
+Sampler random_windows(int64_t length, int64_t least) {
+  const auto count = [=](int64_t places) { return std::max(least, (places + length - 1) / length); };
   return Sampler(
       "random_windows",
       [count](int64_t places, uint64_t seed, int64_t epoch) {
@@ -68,7 +68,8 @@ Loaders<Batch> GptTextData::train_dataloader() {
                        .shuffle = !random,
                        .drop_last = true,
                        .seed = at::detail::getDefaultCPUGenerator().current_seed()};
-  if (random) loader.sampler = random_windows(block_size_);
+  // A small text fills batches too, also those of several ranks.
+  if (random) loader.sampler = random_windows(block_size_, 64 * options_.batch_size);
   return make_loader(data, loader);
 }
 
