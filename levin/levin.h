@@ -27,6 +27,7 @@
 #include "levin/distributed/collective.h"
 #include "levin/distributed/mesh.h"
 #include "levin/fabric/fabric.h"
+#include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/loggers/console.h"
 #include "levin/loggers/csv.h"
 #include "levin/loggers/json_lines.h"
