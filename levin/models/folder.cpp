@@ -308,7 +308,7 @@ struct SavedTensors {
   }
 
   uint64_t most_of_shard, filled = 0, total = 0;
-  std::vector<NamedTensors> shards{1};
+  std::vector<NamedTensors> shards = std::vector<NamedTensors>(1);
   std::map<std::string, std::function<Tensor()>> makers;
 };
 
