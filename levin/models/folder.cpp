@@ -293,97 +293,69 @@ LanguageModel new_model(std::string_view config_json, const OpenModelOptions& op
   return model;
 }
 
-namespace {
-
-/// What save_model writes. Names and shapes come first: what is not a view is made when its file is written.
-struct SavedTensors {
-  explicit SavedTensors(uint64_t most) : most_of_shard(most) {}
-
-  void add(const std::string& name, const Tensor& like, std::function<Tensor()> make) {
-    const uint64_t bytes = like.nbytes();
-    if (filled > 0 && filled + bytes > most_of_shard) shards.emplace_back(), filled = 0;
-    shards.back().emplace_back(name, like);
-    filled += bytes, total += bytes;
-    makers.emplace(name, std::move(make));
-  }
-
-  uint64_t most_of_shard, filled = 0, total = 0;
-  std::vector<NamedTensors> shards = std::vector<NamedTensors>(1);
-  std::map<std::string, std::function<Tensor()>> makers;
-};
-
-detail::TheirWeight saved_name(const LanguageArchitecture& architecture, const std::string& name) {
-  const auto theirs = detail::their_weight(architecture, name);
-  LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
-  return *theirs;
-}
-
-/// Returns their dtype.
-c10::ScalarType add_parameters(SavedTensors& to, const LanguageModel& model) {
-  const auto& architecture = architecture_of(model.config);
-  const auto& body = model.body();
-  std::optional<c10::ScalarType> dtype;
-  for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
-    LEVIN_CHECK(name.find(".lora_") == name.npos,
-                "[save_model] the model has adapters; merge_lora first, or save_lora");
-    const auto theirs = saved_name(architecture, name);
-    const auto of_file = [theirs, rows = qkv_rows(body), heads = body.num_heads](const Tensor& values) {
-      return detail::weights_for_file(values, theirs, rows, heads);
-    };
-    const auto shapes = of_file(at::empty(parameter.sizes(), parameter.options().device(c10::kMeta)));
-    dtype = dtype.value_or(parameter.scalar_type());
-    for (size_t i = 0; i < shapes.size(); ++i)
-      to.add(full_name(architecture, name, theirs.names[i]), shapes[i],
-             [of_file, values = parameter, i] { return of_file(values)[i]; });
-    // A head of masked tokens that is not tied has its bias under both names.
-    if (name == "head.bias" && !body.tied_head && !theirs.also.empty())
-      to.add(theirs.also, shapes[0], [values = parameter] { return values.detach(); });
-  }
-  return dtype.value_or(at::kFloat);
-}
-
-/// Returns the linear layers that are not quantized, as transformers calls them.
-std::vector<std::string> add_quantized(SavedTensors& to, const LanguageModel& model, c10::ScalarType dtype) {
-  const auto& architecture = architecture_of(model.config);
-  std::vector<std::string> kept;
-  if (model.decoder) kept.push_back("lm_head");
-  for (const auto& [name, linear] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
-    const auto theirs = saved_name(architecture, name);
-    const auto* layer = linear;
-    if (!layer->quantized) {
-      for (const auto& each : theirs.names) kept.push_back(each.substr(0, each.rfind(".weight")));
-      continue;
-    }
-    const auto of_file = [theirs, dtype, rows = qkv_rows(model.body()),
-                          heads = model.body().num_heads](const kernels::QuantizedWeight& weight) {
-      return detail::quantized_for_file(weight, theirs, rows, heads, dtype);
-    };
-    auto like = *layer->quantized;
-    for (auto* each : {&like.codes, &like.scales, &like.nested})
-      if (each->defined()) *each = at::empty(each->sizes(), each->options().device(c10::kMeta));
-    const auto shapes = of_file(like);
-    for (size_t i = 0; i < shapes.size(); ++i)
-      for (size_t j = 0; j < shapes[i].size(); ++j) {
-        auto full = full_name(architecture, name, theirs.names[i]);
-        const auto& behind = shapes[i][j].first;
-        if (!behind.empty() && behind[0] != '.') full.resize(full.rfind("weight"));  // "q_proj.SCB"
-        to.add(full + behind, shapes[i][j].second,
-               [of_file, layer, i, j] { return of_file(*layer->quantized)[i][j].second; });
-      }
-  }
-  return kept;
-}
-
-}  // namespace
-
 void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
   LEVIN_CHECK(options.max_shard_size > 0, "[save_model] max_shard_size must be positive");
   check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
-  SavedTensors tensors(options.max_shard_size);
-  const auto dtype = add_parameters(tensors, model);
-  const auto kept = model.quantization ? add_quantized(tensors, model, dtype) : std::vector<std::string>{};
-  const auto& shards = tensors.shards;
-  const auto read = [&](const std::string& name) { return tensors.makers.at(name)(); };
+  const auto& architecture = architecture_of(model.config);
+  const auto& body = model.body();
+  const auto rows = qkv_rows(body);
+
+  // Names and shapes first: what is not a view is made when its file is written.
+  std::map<std::string, std::function<Tensor()>> parts;
+  std::vector<NamedTensors> shards(1);
+  uint64_t filled = 0, total = 0;
+  std::optional<c10::ScalarType> dtype;
+  const auto add = [&](const std::string& name, const Tensor& like, std::function<Tensor()> make) {
+    const uint64_t bytes = like.nbytes();
+    if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
+    shards.back().emplace_back(name, like);
+    filled += bytes, total += bytes;
+    parts.emplace(name, std::move(make));
+  };
+  for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
+    LEVIN_CHECK(name.find(".lora_") == name.npos,
+                "[save_model] the model has adapters; merge_lora first, or save_lora");
+    const auto theirs = detail::their_weight(architecture, name);
+    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
+    const auto like = at::empty(parameter.sizes(), parameter.options().device(c10::kMeta));
+    const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
+    dtype = dtype.value_or(parameter.scalar_type());
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      add(full_name(architecture, name, theirs->names[i]), shapes[i], [&, from = parameter, theirs = *theirs, i] {
+        return detail::weights_for_file(from, theirs, rows, body.num_heads)[i];
+      });
+    }
+    // A head of masked tokens that is not tied has its bias under both names.
+    if (name == "head.bias" && !body.tied_head && !theirs->also.empty())
+      add(theirs->also, shapes[0], [from = parameter] { return from.detach(); });
+  }
+  std::vector<std::string> kept;  // linear layers that are not quantized
+  if (model.decoder) kept.push_back("lm_head");
+  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
+    const auto theirs = detail::their_weight(architecture, name);
+    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
+    if (!layer->quantized) {
+      for (const auto& each : theirs->names) kept.push_back(each.substr(0, each.rfind(".weight")));
+      continue;
+    }
+    auto like = *layer->quantized;
+    for (auto* each : {&like.codes, &like.scales, &like.nested})
+      if (each->defined()) *each = at::empty(each->sizes(), each->options().device(c10::kMeta));
+    const auto of_file = [&body, rows, theirs = *theirs,
+                          type = dtype.value_or(at::kFloat)](const kernels::QuantizedWeight& weight) {
+      return detail::quantized_for_file(weight, theirs, rows, body.num_heads, type);
+    };
+    const auto shapes = of_file(like);
+    for (size_t i = 0; i < shapes.size(); ++i)
+      for (size_t j = 0; j < shapes[i].size(); ++j) {
+        auto full = full_name(architecture, name, theirs->names[i]);
+        const auto& behind = shapes[i][j].first;
+        if (!behind.empty() && behind[0] != '.') full.resize(full.rfind("weight"));  // "q_proj.SCB"
+        add(full + behind, shapes[i][j].second,
+            [of_file, from = layer, i, j] { return of_file(*from->quantized)[i][j].second; });
+      }
+  }
+  const auto read = [&](const std::string& name) { return parts.at(name)(); };
   AtomicFolder staged(folder);
   for (const char* name : kFilesOfText)
     if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
@@ -396,12 +368,12 @@ void save_model(const LanguageModel& model, const fs::path& folder, const SaveMo
     writer.close();
     for (const auto& [name, like] : shards[i]) places.emplace(name, file);
   }
-  if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, tensors.total);
-  const auto tied = model.body().tied_head;
+  if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, total);
+  const auto tied = body.tied_head;
   write_file(
       staged.path() / "config.json",
       model.config.with({{"torch_dtype", ""},
-                         {"dtype", "\"" + dtype_name(dtype) + "\""},
+                         {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},
                          {"quantization_config",
                           model.quantization ? detail::quantization_config(*model.quantization, kept) : std::string()},
                          {"tie_word_embeddings", tied ? "true" : "false"}}));
