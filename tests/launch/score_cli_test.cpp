@@ -48,6 +48,31 @@ TEST_F(ScoreCli, PrintsAJsonLineForEachRow) {
   EXPECT_THAT(table.out, AllOf(HasSubstr("4 tokens  perplexity"), HasSubstr("all: 4 scored")));
 }
 
+TEST_F(ScoreCli, WritesAVectorForEachRow) {
+  const auto file = (folder_ / "rows.jsonl").string(), vectors = (folder_ / "vectors.safetensors").string();
+  write_file(file, "{\"ids\": [3, 4, 5, 6]}\n{\"ids\": [7, 8]}\n");
+  const auto ran = run({"score", (kFolders / "bert").string(), file, "--embeddings", vectors});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_THAT(ran.out, HasSubstr("2 rows of 12 numbers, pooling mean, normalized"));
+  EXPECT_EQ(WeightFile(vectors).at("embeddings").shape, (std::vector<int64_t>{2, 12}));
+  EXPECT_THAT(run({"score", (kFolders / "llama").string(), file, "--embeddings", vectors}).text(),
+              HasSubstr("decoder"));
+}
+
+TEST_F(ScoreCli, ConvertsAModelFolder) {
+  const auto saved = folder_ / "saved";
+  const auto ran = run({"convert", (kFolders / "gpt2").string(), saved.string(), "--to", "model", "--dtype", "bfloat16",
+                        "--shard-bytes", "4000"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_THAT(ran.out, HasSubstr("gpt2 in bfloat16"));
+  EXPECT_TRUE(fs::exists(saved / "model.safetensors.index.json"));
+  EXPECT_EQ(WeightFile(saved).at("transformer.wpe.weight").dtype, "bfloat16");
+  EXPECT_THAT(run({"convert", (kFolders / "gpt2").string(), saved.string(), "--to", "model"}).text(),
+              HasSubstr("is there already"));
+  EXPECT_THAT(run({"convert", (kFolders / "gpt2").string(), saved.string(), "--to", "model", "--select", "x"}).text(),
+              HasSubstr("leave --select out"));
+}
+
 TEST_F(ScoreCli, RefusesInOneLine) {
   const auto file = (folder_ / "rows.jsonl").string(), model = (kFolders / "llama").string();
   const auto refused = [&](const std::string& content, const std::string& expected) {

@@ -6,9 +6,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/core/files.h"
 #include "levin/io/weights/weights.h"
+#include "levin/models/sentence_embedding.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 
 namespace levin::language_score_tests {
 namespace {
@@ -80,6 +83,73 @@ TEST(LanguageScore, IdsAreChecked) {
   EXPECT_THAT(error({{-1}}), HasSubstr("the id -1"));
   EXPECT_THAT(error({{}}), HasSubstr("row 0 has no tokens"));
   EXPECT_THAT(error({std::vector<int64_t>(17, 1)}), HasSubstr("17 tokens are more than the 16"));
+}
+
+/// A folder of sentence-transformers, made of a BERT.
+fs::path sentence_folder(const fs::path& folder, const std::string& modules, const std::string& pooling) {
+  fs::copy(kScored / "bert", folder);
+  fs::create_directory(folder / "1_Pooling");
+  write_file(folder / "modules.json", modules);
+  write_file(folder / "1_Pooling/config.json", pooling);
+  write_file(folder / "sentence_bert_config.json", R"({"max_seq_length": 9})");
+  return folder;
+}
+
+constexpr const char* kSentenceModules = R"([{"path": "", "type": "sentence_transformers.models.Transformer"},
+    {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}])";
+
+TEST(SentenceEmbedding, FollowsTheFilesOfSentenceTransformers) {
+  const testing::TemporaryFolder temporary;
+  const auto folder = sentence_folder(temporary / "model", kSentenceModules, R"({"pooling_mode_mean_tokens": true,
+      "pooling_mode_cls_token": false})");
+  const auto pooling = models::sentence_pooling(folder);
+  ASSERT_TRUE(pooling);
+  EXPECT_EQ(pooling->mode, "mean");
+  EXPECT_TRUE(pooling->normalize);
+  EXPECT_EQ(pooling->max_tokens, 9);
+  EXPECT_FALSE(models::sentence_pooling(kScored / "bert"));
+  auto model = models::open_model(folder);
+  const std::vector<std::vector<int64_t>> rows{{3, 4, 5, 6, 7, 8}, {9, 10}};
+  const auto hidden = [&](size_t row) {
+    return model.encoder->hidden_states(at::tensor(rows[row], at::kLong).unsqueeze(0)).detach();
+  };
+  for (const size_t row : {size_t{0}, size_t{1}}) {
+    const auto at = static_cast<int64_t>(row);
+    const auto mean = models::mean_embedding(hidden(row))[0];
+    EXPECT_LT((models::embed_rows(model, rows, *pooling)[at] - mean / mean.norm()).abs().max().item<float>(), 1e-5);
+    const auto last = models::embed_rows(model, rows, {.mode = "last", .normalize = false})[at];
+    EXPECT_LT((last - hidden(row)[0][-1]).abs().max().item<float>(), 1e-5);
+    const auto most = models::embed_rows(model, rows, {.mode = "max", .normalize = false})[at];
+    EXPECT_LT((most - hidden(row)[0].amax(0)).abs().max().item<float>(), 1e-5);
+  }
+  const std::vector<std::vector<int64_t>> long_row{std::vector<int64_t>(10, 1)};
+  EXPECT_THAT(error_of([&] { models::embed_rows(model, long_row, *pooling); }),
+              HasSubstr("10 tokens; the folder allows 9"));
+  EXPECT_THAT(error_of([&] { models::embed_rows(model, rows, {.mode = "men"}); }), HasSubstr("did you mean \"mean\""));
+  // The files come along.
+  models::save_model(model, temporary / "saved");
+  EXPECT_EQ(read_file(temporary / "saved/1_Pooling/config.json"), read_file(folder / "1_Pooling/config.json"));
+  EXPECT_EQ(models::sentence_pooling(temporary / "saved")->mode, "mean");
+}
+
+TEST(SentenceEmbedding, RefusesWhatItDoesNotDo) {
+  int number = 0;
+  const testing::TemporaryFolder temporary;
+  const auto error = [&](const std::string& modules, const std::string& pooling) {
+    const auto folder = sentence_folder(temporary / std::to_string(++number), modules, pooling);
+    return error_of([&] { (void)models::sentence_pooling(folder); });
+  };
+  const std::string good = R"({"pooling_mode_cls_token": true})";
+  EXPECT_EQ(error(kSentenceModules, good), "no error");
+  EXPECT_THAT(error(kSentenceModules, "{}"), HasSubstr("says no pooling_mode"));
+  EXPECT_THAT(error(kSentenceModules, R"({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": true})"),
+              HasSubstr("beside another one"));
+  EXPECT_THAT(error(kSentenceModules, R"({"pooling_mode_weightedmean_tokens": true})"), HasSubstr("not supported"));
+  EXPECT_THAT(error("{", good), HasSubstr("is not JSON"));
+  EXPECT_THAT(error("[{}]", good), HasSubstr("without"));
+  EXPECT_THAT(error(R"([{"path": "../x", "type": "a.Pooling"}])", good), HasSubstr("only folders beside it"));
+  EXPECT_THAT(error(R"([{"path": "1_Dense", "type": "a.Dense"}])", good), HasSubstr("a module Dense"));
 }
 
 }  // namespace

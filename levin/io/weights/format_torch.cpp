@@ -26,7 +26,12 @@ class TorchWeights final : public OpenWeights {
     for (const auto& part : parts_) {
       files.push_back(part.path());
       for (const auto& entry : part.entries())
-        entries.push_back({entry.name, dtype_name(entry.dtype), entry.dtype, entry.shape, entry.bytes()});
+        entries.push_back({.name = entry.name,
+                           .dtype = dtype_name(entry.dtype),
+                           .type = entry.dtype,
+                           .shape = entry.shape,
+                           .bytes = entry.bytes(),
+                           .by_rows = entry.is_contiguous()});
     }
     if (options.strip_module && !options.root.empty()) strip_wrapper();
   }
@@ -44,6 +49,12 @@ class TorchWeights final : public OpenWeights {
     NamedTensors tensors;
     for (const auto& name : names) tensors.emplace_back(name, found.at(stripped + name));
     return tensors;
+  }
+  void read_rows(std::string_view name, int64_t first, Tensor& into) const override {
+    const auto full = stripped + std::string(name);
+    const auto& part = parts_[places_.at(full)];
+    const auto& entry = part.at(full);
+    entry.is_contiguous() ? part.read_rows(entry, first, into) : OpenWeights::read_rows(name, first, into);
   }
 
  private:

@@ -126,6 +126,13 @@ uint64_t TorchEntry::bytes() const {
   return count;
 }
 
+bool TorchEntry::is_contiguous() const {
+  int64_t expected = 1;
+  for (size_t i = shape.size(); i-- > 0; expected *= shape[i])
+    if (shape[i] != 1 && strides[i] != expected) return false;
+  return !shape.empty();
+}
+
 bool is_torch_file(const fs::path& path) {
   const auto beginning = detail::torch_beginning(path);
   return detail::is_torch_zip(beginning) || detail::is_torch_legacy(beginning) || detail::is_torch_tar(beginning);
@@ -186,6 +193,17 @@ void TorchFile::read_bytes(const TorchEntry& entry, uint64_t begin, Tensor& into
     for (const auto byte : bytes)
       LEVIN_CHECK(byte <= std::byte{1}, "[torch_file] \"", path().string(), "\": \"", entry.name,
                   "\" is of bools and has a byte ", std::to_integer<int>(byte));
+}
+
+void TorchFile::read_rows(const TorchEntry& entry, int64_t first, Tensor& into) const {
+  const bool fits = entry.is_contiguous() && into.is_cpu() && into.is_contiguous() &&
+                    into.scalar_type() == entry.dtype && into.dim() == static_cast<int64_t>(entry.shape.size()) &&
+                    into.sizes().slice(1) == at::IntArrayRef(entry.shape).slice(1) && first >= 0 &&
+                    into.size(0) <= entry.shape[0] && first <= entry.shape[0] - into.size(0);
+  LEVIN_CHECK(fits, "[torch_file] rows from ", first, " on of \"", entry.name, "\" cannot be read into this tensor");
+  if (into.numel() == 0) return;
+  const auto row = into.numel() / into.size(0);
+  read_bytes(entry, static_cast<uint64_t>(entry.offset + first * row) * c10::elementSize(entry.dtype), into);
 }
 
 Tensor TorchFile::read(std::string_view name) const {

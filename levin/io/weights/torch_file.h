@@ -35,6 +35,7 @@ struct TorchEntry {
   std::string storage;
 
   uint64_t bytes() const;
+  bool is_contiguous() const;
 };
 
 struct TorchFileOptions {
@@ -77,6 +78,9 @@ class TorchFile {
   Tensor read(std::string_view name) const;
   /// Several at once: those that share a storage in the file share memory here.
   std::vector<std::pair<std::string, Tensor>> read(const std::vector<std::string>& names) const;
+  /// Rows of the first dimension of a contiguous entry, from `first` on: as many as `into` has, a contiguous CPU tensor
+  /// of that dtype.
+  void read_rows(const TorchEntry& entry, int64_t first, Tensor& into) const;
   /// Compares the checksum of the tensor's storage; an Error when it differs. Files from before 1.6 have none.
   void verify(const TorchEntry& entry) const;
 

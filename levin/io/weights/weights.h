@@ -28,6 +28,8 @@ struct WeightEntry {
   uint64_t bytes = 0;
   /// Another name of a tensor that the file keeps once.
   bool is_alias = false;
+  /// Rows of the first dimension lie one after the other in the file: read_rows reads nothing else.
+  bool by_rows = true;
 
   int64_t numel() const;
 };

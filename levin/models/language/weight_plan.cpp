@@ -6,12 +6,10 @@
 #include <unordered_set>
 
 #include <ATen/ops/empty.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
-#include "levin/core/parallel.h"
 #include "levin/core/words.h"
 #include "levin/models/language/quantized_weights.h"
 #include "levin/nn/tie.h"
@@ -93,26 +91,6 @@ std::vector<int64_t> shape_in_file(const PlannedWeight& weight, size_t source) {
   return shape;
 }
 
-void read_weight(const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
-  int64_t row = 0;
-  for (size_t i = 0; i < weight.sources.size(); ++i) {
-    const auto& source = weight.sources[i];
-    auto place = weight.sources.size() == 1 ? weight.target : weight.target.narrow(0, row, weight.rows[i]);
-    row += weight.sources.size() == 1 ? 0 : weight.rows[i];
-    const bool direct = weight.layout == WeightLayout::kPlain && place.is_cpu() && place.is_contiguous() &&
-                        place.scalar_type() == file.at(source).type;
-    if (direct) {
-      file.read_into(source, place);
-      continue;
-    }
-    const auto read = file.read(source);
-    if (weight.layout == WeightLayout::kByHead)
-      place.copy_(heads_apart(read.contiguous(), heads, false));
-    else
-      place.copy_(weight.layout == WeightLayout::kTransposed && read.dim() == 2 ? read.t() : read);
-  }
-}
-
 }  // namespace
 
 Tensor heads_apart(const Tensor& x, int64_t heads, bool back) {
@@ -159,14 +137,21 @@ bool WeightNames::is_packed(const WeightEntry& entry) const {
                         file_.contains(entry.name + ".absmax"));
 }
 
+QkvRows qkv_rows(const DecoderOptions& options) {
+  const auto width = options.head_width();
+  return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
+}
+
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
-                                        const std::vector<std::string>& unused, c10::ScalarType dtype) {
+                                        const std::vector<std::string>& unused, c10::ScalarType dtype,
+                                        const NewWeights& fresh) {
   std::vector<PlannedWeight> plan;
   std::vector<std::string> missing, wrong;
   std::unordered_set<std::string> used(unused.begin(), unused.end());
   for (const auto& [name, tensor, aliases] : named_unique_parameters(module)) {
+    if (begins_with_any(name, fresh.always)) continue;
     const auto asked = instead.find(name);
     const auto theirs = their_weight(architecture, asked == instead.end() ? name : asked->second);
     LEVIN_CHECK(theirs, "[open_model] ", architecture.model_type, " has no name for \"", name, "\"");
@@ -183,6 +168,10 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
         used.insert(theirs->also);
       } else if (other) {
         key = theirs->also, entry = other;
+      }
+      if (!entry && begins_with_any(name, fresh.if_missing)) {
+        whole = false;
+        continue;
       }
       if (!entry) {
         missing.push_back(theirs->names[i]);
@@ -230,13 +219,6 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
   LEVIN_CHECK(parts.empty(), "[open_model] \"", names.file().path().string(), "\" does not fit the ",
               architecture.model_type, " of its config.json: ", join(parts, "; "));
   return plan;
-}
-
-void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads) {
-  parallel_for(0, static_cast<int64_t>(plan.size()), 1, [&](int64_t begin, int64_t end) {
-    const c10::AutoGradMode no_grad(false);
-    for (auto i = begin; i < end; ++i) read_weight(file, plan[static_cast<size_t>(i)], heads);
-  });
 }
 
 std::vector<Tensor> weights_for_file(const Tensor& parameter, const TheirWeight& theirs, const QkvRows& rows,

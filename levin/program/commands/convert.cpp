@@ -7,6 +7,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/words.h"
+#include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/convert_plan.h"
 #include "levin/program/commands/name_patterns.h"
@@ -19,11 +20,14 @@ struct Convert : ConvertFlags {
     const auto schemes = std::vector<std::string>(models::naming_schemes().begin(), models::naming_schemes().end());
     auto formats = levin::detail::written_formats();
     formats.emplace_back("checkpoint");
+    formats.emplace_back("model");
     flags.argument("SRC", source,
                    "a weight file (" + join(levin::detail::weight_endings()) +
                        "), an index of several, a folder with one of these, or a checkpoint, full or sharded");
-    flags.argument("DST", target, "a file; a folder with --shard-bytes or --to checkpoint");
-    flags.flag("to", to, "format [by the ending of DST]; checkpoint writes a full checkpoint from a sharded one",
+    flags.argument("DST", target, "a file; a folder with --shard-bytes, --to checkpoint or --to model");
+    flags.flag("to", to,
+               "format [by the ending of DST]; checkpoint writes a full checkpoint from a sharded one, model a model "
+               "folder of transformers from another one, with its config and tokenizer",
                "FORMAT", formats);
     flags.flag("dtype", dtype, "cast all floating-point tensors", "DTYPE", {"float32", "bfloat16", "float16"});
     flags.flag("naming", naming, "rename the weights of a ViT, ResNet or decoder (GPT-2, Llama)", "SCHEME", schemes);
@@ -42,6 +46,7 @@ struct Convert : ConvertFlags {
 
   int run() {
     if (to == "checkpoint") return convert_checkpoint();
+    if (to == "model") return convert_model();
     const auto& format = target_format();
     const bool is_folder = shard_bytes.bytes > 0;
     check_convert_target(target, is_folder, overwrite);
@@ -79,19 +84,39 @@ struct Convert : ConvertFlags {
     return levin::detail::weight_formats().front();
   }
 
+  /// Flags that change names, and `others`, are not given.
+  void check_unused(const char* format, const char* what, std::vector<std::pair<const char*, bool>> others) const {
+    others.insert(others.end(), {{"--naming", !naming.empty()},
+                                 {"--from-naming", !from_naming.empty()},
+                                 {"--select", !select.empty()},
+                                 {"--strip-prefix", strip_prefix.has_value()},
+                                 {"--add-prefix", !add_prefix.empty()},
+                                 {"--root", root != "auto"}});
+    for (const auto& [flag, is_given] : others)
+      LEVIN_CHECK(!is_given, "[levin convert] --to ", format, " takes all of ", what, " as it is; leave ", flag,
+                  " out");
+  }
+
+  /// `--to model`: opened and saved again.
+  int convert_model() const {
+    check_unused("model", "a model", {});
+    check_destination("levin convert", target, OutputKind::kFolder, overwrite, "--overwrite");
+    models::OpenModelOptions options;
+    if (!dtype.empty()) options.dtype = dtype_from_name("levin convert", dtype);
+    const auto model = models::open_model(source, options);
+    models::SaveModelOptions saving{.overwrite = overwrite};
+    if (shard_bytes.bytes > 0) saving.max_shard_size = shard_bytes.bytes;
+    models::save_model(model, target, saving);
+    const WeightFile written(target);
+    fmt::print("{}: {} in {}, {}, {}\n", target, model.model_type, dtype_name(model.dtype),
+               format_bytes(static_cast<double>(written.bytes())),
+               counted(static_cast<int64_t>(written.files().size()), "file"));
+    return 0;
+  }
+
   /// `--to checkpoint`: the whole training state, to resume from.
   int convert_checkpoint() const {
-    const std::vector<std::pair<const char*, bool>> unusable{{"--dtype", !dtype.empty()},
-                                                             {"--naming", !naming.empty()},
-                                                             {"--from-naming", !from_naming.empty()},
-                                                             {"--select", !select.empty()},
-                                                             {"--strip-prefix", strip_prefix.has_value()},
-                                                             {"--add-prefix", !add_prefix.empty()},
-                                                             {"--shard-bytes", shard_bytes.bytes > 0},
-                                                             {"--root", root != "auto"}};
-    for (const auto& [flag, is_given] : unusable)
-      LEVIN_CHECK(!is_given, "[levin convert] --to checkpoint takes all of a checkpoint as it is; leave ", flag,
-                  " out");
+    check_unused("checkpoint", "a checkpoint", {{"--dtype", !dtype.empty()}, {"--shard-bytes", shard_bytes.bytes > 0}});
     LEVIN_CHECK(levin::detail::looks_like_checkpoint(source), "[levin convert] \"", source,
                 "\" is not a checkpoint, so --to checkpoint can do nothing with it");
     check_destination("levin convert", target, OutputKind::kFolder, overwrite, "--overwrite");

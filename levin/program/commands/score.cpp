@@ -11,6 +11,7 @@
 #include "levin/core/words.h"
 #include "levin/io/weights/weights.h"
 #include "levin/models/language_score.h"
+#include "levin/models/sentence_embedding.h"
 #include "levin/program/command.h"
 #include "levin/text/tokenizer.h"
 
@@ -58,7 +59,7 @@ class RowReader {
 };
 
 struct Score {
-  std::string folder, file, logits, dtype, quantize, device = "cpu";
+  std::string folder, file, logits, embeddings, pooling = "auto", dtype, quantize, device = "cpu";
   int64_t batch = 8;
   bool json = false;
 
@@ -70,6 +71,10 @@ struct Score {
                "write float32 logits [T, V] of row i as tensor \"i\"; of an encoder its last hidden states, and as "
                "\"i.head\" what its head gives",
                "FILE");
+    flags.flag("embeddings", embeddings,
+               "of an encoder: write one vector for each row, float32 [rows, D], as tensor \"embeddings\"", "FILE");
+    flags.flag("pooling", pooling, "of --embeddings: how tokens become one vector [what modules.json says, else mean]",
+               "NAME", {"auto", "mean", "first", "last", "max", "mean_sqrt"});
     flags.flag("batch", batch, "rows that go through the model together", "N");
     flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
     flags.flag("quantize", quantize,
@@ -80,8 +85,9 @@ struct Score {
   }
 
   int run() {
-    LEVIN_CHECK(logits.empty() || logits.ends_with(".safetensors"), "[levin score] --logits \"", logits,
-                "\" must end with .safetensors");
+    for (const auto& [flag, path] : {std::pair("logits", &logits), std::pair("embeddings", &embeddings)})
+      LEVIN_CHECK(path->empty() || path->ends_with(".safetensors"), "[levin score] --", flag, " \"", *path,
+                  "\" must end with .safetensors");
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
     const auto rows = read_rows();
     models::OpenModelOptions options;
@@ -92,6 +98,7 @@ struct Score {
     } catch (const c10::Error&) {
       throw Error(fmt::format("[levin score] --device \"{}\" is not known (cpu, cuda, cuda:1)", shown(device)));
     }
+    if (!embeddings.empty()) return write_embeddings(rows, options);
     const auto model = models::open_model(folder, options);
     const auto scores = models::score_rows(model, rows, {.batch = batch, .keep_outputs = !logits.empty()});
     if (!logits.empty()) write_outputs(scores);
@@ -110,6 +117,19 @@ struct Score {
       if (!line.empty()) rows.push_back(reader.row(line, fmt::format("[levin score] {}:{}", file, number)));
     LEVIN_CHECK(!rows.empty(), "[levin score] \"", file, "\" has no lines");
     return rows;
+  }
+
+  /// By what the folder says of sentences, or the mean of the tokens, normalized.
+  int write_embeddings(const std::vector<std::vector<int64_t>>& rows, models::OpenModelOptions options) const {
+    LEVIN_CHECK(logits.empty() && !json, "[levin score] --embeddings goes without --logits and --json");
+    options.head = "none";
+    auto how = models::sentence_pooling(folder).value_or(models::SentencePooling());
+    if (pooling != "auto") how.mode = pooling;
+    const auto vectors = models::embed_rows(models::open_model(folder, options), rows, how, batch);
+    write_safetensors(embeddings, {{"embeddings", vectors}});
+    fmt::print("{} rows of {} numbers, pooling {}{}\n", vectors.size(0), vectors.size(1), how.mode,
+               how.normalize ? ", normalized" : "");
+    return 0;
   }
 
   void write_outputs(const std::vector<models::RowScore>& scores) const {

@@ -1,8 +1,10 @@
-// How many bytes a second a tokenizer encodes and decodes, beside the Python package `tokenizers` (peers/tokenize.py),
+// How many bytes a second a tokenizer encodes and decodes, beside the Python package `tokenizers` (peers/tokenizer.py),
 // which is written in Rust: the same tokenizer.json, the same text, ids with tokens and offsets as the peer makes them.
-//   tokenize [--folder DIR]
+//   tokenizer [--folder DIR]
 // DIR holds tokenizer.json and text.txt. Without them it trains a tokenizer of 8000 tokens on the repository's own
 // pages.
+#include "levin/text/tokenizer.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,7 +15,6 @@
 
 #include "levin/core/files.h"
 #include "levin/core/main.h"
-#include "levin/text/tokenizer.h"
 #include "levin/text/train_bpe.h"
 
 namespace {

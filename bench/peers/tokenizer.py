@@ -1,4 +1,4 @@
-"""The peer of tokenize.cpp: the Python package `tokenizers` over the same files. Run after it (it writes the files).
+"""The peer of tokenizer.cpp: the Python package `tokenizers` over the same files. Run after it (it writes the files).
 
 A number of threads is fixed before the package is loaded, so each case has a process of its own.
 """

@@ -1,0 +1,240 @@
+// Weights of a file to their places, in chunks, on several threads. What a chunk needs besides its place is a buffer or
+// two of its size: neither a file nor a tensor is ever whole in host memory.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "levin/core/parallel.h"
+#include "levin/devices/host_memory.h"
+#include "levin/models/language/weight_plan.h"
+
+namespace levin::models::detail {
+namespace {
+
+/// Rows of a tensor of the file, and the view of the parameter that has their numbers in their order.
+struct WeightChunk {
+  const WeightEntry* entry;
+  Tensor place;
+  int64_t first = 0;
+  int64_t rows = 0;
+
+  int64_t bytes() const { return place.numel() * static_cast<int64_t>(c10::elementSize(entry->type)); }
+  bool is_direct() const { return place.is_contiguous() && place.scalar_type() == entry->type; }
+  /// The shape of the rows in the file.
+  std::vector<int64_t> shape() const {
+    auto sizes = entry->shape;
+    sizes[0] = rows;
+    return sizes;
+  }
+};
+
+/// A part of a parameter in the order of the file. The first dimension may be cut anywhere.
+Tensor in_file_order(const Tensor& part, WeightLayout layout, int64_t heads) {
+  if (layout == WeightLayout::kTransposed && part.dim() == 2) return part.t();
+  if (layout != WeightLayout::kByHead) return part;
+  auto split = part.sizes().vec();
+  split[0] /= 3 * heads;
+  split.insert(split.begin(), {3, heads});
+  return part.view(split).transpose(0, 1);  // [H, 3, D, ...]
+}
+
+void add_chunks(std::vector<WeightChunk>& chunks, const WeightEntry& entry, const Tensor& place) {
+  if (place.numel() == 0) return;
+  if (!entry.by_rows || place.dim() == 0) {
+    chunks.push_back({&entry, place});
+    return;
+  }
+  const auto units = place.size(0), rows = entry.shape[0] / units;
+  const auto at_once = std::max<int64_t>(1, chunk_of_read() / (static_cast<int64_t>(entry.bytes) / units));
+  for (int64_t begin = 0; begin < units; begin += at_once) {
+    const auto count = std::min(at_once, units - begin);
+    chunks.push_back({&entry, place.narrow(0, begin, count), begin * rows, count * rows});
+  }
+}
+
+std::vector<WeightChunk> chunks_of(const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
+  std::vector<WeightChunk> chunks;
+  const auto target = weight.target.detach();
+  int64_t row = 0;
+  for (size_t i = 0; i < weight.sources.size(); ++i) {
+    const bool whole = weight.sources.size() == 1;
+    const auto part = whole ? target : target.narrow(0, row, weight.rows[i]);
+    row += whole ? 0 : weight.rows[i];
+    add_chunks(chunks, file.at(weight.sources[i]), in_file_order(part, weight.layout, heads));
+  }
+  return chunks;
+}
+
+/// Straight into memory of the host, else over a buffer, as plain copies of torch.
+void read_chunk(const WeightFile& file, const WeightChunk& chunk) {
+  auto place = chunk.place;
+  if (chunk.rows == 0) {  // not to be cut
+    place.copy_(file.read(chunk.entry->name).reshape(place.sizes()));
+    return;
+  }
+  const bool direct = place.is_cpu() && chunk.is_direct();
+  auto rows =
+      direct ? place.view(chunk.shape()) : at::empty(chunk.shape(), at::TensorOptions().dtype(chunk.entry->type));
+  file.read_rows(chunk.entry->name, chunk.first, rows);
+  if (!direct) place.copy_(rows.view(place.sizes()));
+}
+
+/// The way of one thread to a device: two page-locked buffers, one of which is filled while the other is copied, and a
+/// stream. Casts and transposes are the device's work.
+class DeviceLane {
+ public:
+  /// `host` has twice as many bytes as the largest chunk; `device` as many, or none where nothing is converted.
+  DeviceLane(c10::Stream stream, const Tensor& host, Tensor device) : stream_(stream), device_(std::move(device)) {
+    const auto half = host.numel() / 2;
+    for (int64_t i = 0; i < 2; ++i) buffers_[i].host = host.narrow(0, i * half, half);
+  }
+
+  void read(const WeightFile& file, const WeightChunk& chunk) {
+    const c10::StreamGuard on_lane(stream_);
+    auto place = chunk.place;
+    if (chunk.rows == 0) {
+      place.copy_(file.read(chunk.entry->name).reshape(place.sizes()).to(place.scalar_type()));
+      return;
+    }
+    auto& buffer = buffers_[turn_];
+    turn_ = 1 - turn_;
+    if (buffer.copied) buffer.copied->synchronize();
+    auto rows = buffer.host.narrow(0, 0, chunk.bytes()).view(chunk.entry->type).view(chunk.shape());
+    file.read_rows(chunk.entry->name, chunk.first, rows);
+    const auto as_place = rows.view(place.sizes());
+    if (chunk.is_direct()) {
+      place.copy_(as_place, /*non_blocking=*/true);
+    } else {
+      auto arrived = device_.narrow(0, 0, chunk.bytes()).view(chunk.entry->type).view(place.sizes());
+      arrived.copy_(as_place, /*non_blocking=*/true);
+      place.copy_(arrived);
+    }
+    if (!buffer.copied) buffer.copied = std::make_unique<c10::Event>(stream_.device_type());
+    buffer.copied->record(stream_);
+  }
+  void finish() const { stream_.synchronize(); }
+
+ private:
+  struct Buffer {
+    Tensor host;
+    std::unique_ptr<c10::Event> copied = {};
+  };
+  c10::Stream stream_;
+  Tensor device_;
+  Buffer buffers_[2];
+  int turn_ = 0;
+};
+
+/// Lanes of a device, one for each thread that reads.
+class DeviceLanes {
+ public:
+  DeviceLanes(c10::Device device, const std::vector<WeightChunk>& chunks) {
+    int64_t largest = 64, converted = 0;
+    for (const auto& chunk : chunks) {
+      if (chunk.rows == 0) continue;
+      // Views of other types begin at multiples of their size.
+      const auto bytes = (chunk.bytes() + 63) / 64 * 64;
+      largest = std::max(largest, bytes);
+      if (!chunk.is_direct()) converted = std::max(converted, bytes);
+    }
+    const auto count = std::clamp<int64_t>(at::get_num_threads(), 1, static_cast<int64_t>(chunks.size()));
+    host_ = page_locked(count * 2 * largest, at::kByte);
+    const auto scratch = at::empty({count * converted}, at::TensorOptions().dtype(at::kByte).device(device));
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    // What freed the memory of the parameters may still be using it.
+    guard.getStream(device).synchronize();
+    lanes_.reserve(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i)
+      lanes_.emplace_back(guard.getStreamFromGlobalPool(device), host_.narrow(0, i * 2 * largest, 2 * largest),
+                          scratch.narrow(0, i * converted, converted));
+    for (auto& lane : lanes_) free_.push_back(&lane);
+  }
+  /// Buffers outlive what is copied from them, also where reading fails.
+  ~DeviceLanes() {
+    try {
+      finish();
+    } catch (const std::exception&) {  // it was thrown where it happened, or the device is lost
+    }
+  }
+  DeviceLanes(const DeviceLanes&) = delete;
+  DeviceLanes& operator=(const DeviceLanes&) = delete;
+
+  /// Waits until all is copied.
+  void finish() const {
+    for (const auto& lane : lanes_) lane.finish();
+  }
+
+  DeviceLane* take() {
+    const std::lock_guard lock(mutex_);
+    auto* lane = free_.back();
+    free_.pop_back();
+    return lane;
+  }
+  void give_back(DeviceLane* lane) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(lane);
+  }
+
+ private:
+  Tensor host_;
+  std::vector<DeviceLane> lanes_;
+  std::mutex mutex_;
+  std::vector<DeviceLane*> free_;
+};
+
+/// LEVIN_LOAD_STREAMS=1: lanes in place of plain copies.
+bool uses_streams() {
+  const char* word = std::getenv("LEVIN_LOAD_STREAMS");
+  return word && std::string_view(word) == "1";
+}
+
+void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device) {
+  const auto count = static_cast<int64_t>(chunks.size());
+  const auto each = [&](int64_t begin, int64_t end, auto&& read) {
+    const c10::AutoGradMode no_grad(false);
+    for (auto i = begin; i < end; ++i) read(chunks[static_cast<size_t>(i)]);
+  };
+  if (!device.is_cuda() || !uses_streams()) {
+    parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+      each(begin, end, [&](const WeightChunk& chunk) { read_chunk(file, chunk); });
+    });
+    return;
+  }
+  DeviceLanes lanes(device, chunks);
+  parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
+    const auto give_back = [&](DeviceLane* lane) { lanes.give_back(lane); };
+    const std::unique_ptr<DeviceLane, decltype(give_back)> lane(lanes.take(), give_back);
+    each(begin, end, [&](const WeightChunk& chunk) { lane->read(file, chunk); });
+  });
+  lanes.finish();
+}
+
+}  // namespace
+
+int64_t& chunk_of_read() {
+  static int64_t bytes = 8 << 20;
+  return bytes;
+}
+
+void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads) {
+  std::vector<std::pair<c10::Device, std::vector<WeightChunk>>> by_device;
+  for (const auto& weight : plan) {
+    const auto device = weight.target.device();
+    auto found =
+        std::find_if(by_device.begin(), by_device.end(), [&](const auto& item) { return item.first == device; });
+    if (found == by_device.end()) found = by_device.insert(found, {device, {}});
+    for (auto& chunk : chunks_of(file, weight, heads)) found->second.push_back(std::move(chunk));
+  }
+  for (const auto& [device, chunks] : by_device)
+    if (!chunks.empty()) read_chunks(file, chunks, device);
+}
+
+}  // namespace levin::models::detail
