@@ -92,6 +92,18 @@ TEST_F(ScoreCli, RefusesInOneLine) {
   EXPECT_THAT(run({"score", model, file, "--logits", "x.bin"}).text(), HasSubstr("must end with .safetensors"));
 }
 
+TEST_F(ScoreCli, QuantizesTheModel) {
+  const auto file = (folder_ / "rows.jsonl").string(), model = (kFolders / "../quantized/llama").string();
+  write_file(file, "{\"ids\": [3, 4, 5, 6]}\n");
+  const auto plain = run({"score", model, file}), packed = run({"score", model, file, "--quantize", "nf4"});
+  EXPECT_EQ(packed.status, 0) << packed.text();
+  EXPECT_THAT(packed.out, HasSubstr("all: 3 scored"));
+  EXPECT_NE(packed.out, plain.out);
+  EXPECT_THAT(run({"score", model, file, "--quantize", "nf5"}).text(), HasSubstr("did you mean \"nf4\"?"));
+  EXPECT_THAT(run({"inspect", model, "--quantize", "nf4"}).out,
+              AllOf(HasSubstr("linear layers in nf4"), HasSubstr("(QLoRA)")));
+}
+
 TEST_F(ScoreCli, InspectTellsOfTheModel) {
   const auto shown = run({"inspect", (kFolders / "llama").string()});
   EXPECT_EQ(shown.status, 0) << shown.text();

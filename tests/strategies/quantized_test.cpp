@@ -30,7 +30,7 @@ std::vector<Tensor> train_adapters(Collective& group, const StrategyChoice& choi
     const auto loss = trainee.forward([&] { return model.decoder(ids, models::next_tokens(ids)); });
     trainee.backward(loss);
     optimizer.step();
-    optimizer.zero_grad();
+    clear_grads(models::lora_parameters(model));
     auto mean = loss.detach() / group.size();
     group.all_reduce(mean);
     results.push_back(mean);

@@ -62,7 +62,7 @@ void check_table(const WeightFile& file, const std::string& name, const Tensor& 
 }
 
 /// The scales of a part in float where they are nested.
-void upcast_scales(QuantizedWeight& part) {
+void expand_scales(QuantizedWeight& part) {
   if (!part.nested.defined()) return;
   const auto outer = part.nested.view(at::kFloat);
   const auto indices = part.scales.reshape({-1}).to(at::kLong);
@@ -161,7 +161,7 @@ bool joins_nested(const std::vector<QuantizedWeight>& parts) {
 QuantizedWeight joined(std::vector<QuantizedWeight> parts, const PlannedWeight& weight, int64_t heads) {
   const bool by_head = weight.layout == WeightLayout::kByHead;
   if (by_head || !joins_nested(parts) || (parts[0].nested.defined() && parts[0].scales.numel() % kNestedGroups != 0))
-    for (auto& part : parts) upcast_scales(part);
+    for (auto& part : parts) expand_scales(part);
   auto whole = parts[0];
   if (parts.size() > 1) {
     std::vector<Tensor> codes, scales, nested;
@@ -304,7 +304,7 @@ PackedParts quantized_for_file(const QuantizedWeight& weight, const TheirWeight&
     // Rows change their places, and with them the blocks of nested scales.
     if (ordered.nested.defined() && !ordered.codes.is_meta()) {
       ordered.codes = ordered.codes.cpu(), ordered.scales = ordered.scales.cpu(), ordered.nested = ordered.nested.cpu();
-      upcast_scales(ordered);
+      expand_scales(ordered);
     } else if (ordered.nested.defined()) {
       ordered.scales = at::empty({ordered.rows(), ordered.scales.size(1) * 4}, ordered.scales.options());
       ordered.nested.reset();
