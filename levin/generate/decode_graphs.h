@@ -12,7 +12,7 @@
 
 namespace levin::detail {
 
-/// The rows of a graph that serves so many.
+/// The rows of a graph that serves this many.
 int64_t graph_rows(int64_t rows);
 
 /// Decode steps of a model on CUDA, each captured once for a number of rows and a number of slots, and replayed: the

@@ -28,7 +28,7 @@ struct GenerateOptions {
   /// Subtracted from the logits of tokens that were generated (not those of the prompt): once, and for each time.
   /// As the interfaces of servers have it.
   double presence_penalty = 0, frequency_penalty = 0;
-  /// No sequence of so many tokens occurs twice; 0: any may.
+  /// No sequence of this many tokens occurs twice; 0: any may.
   int64_t no_repeat_ngram_size = 0;
   /// Never drawn.
   std::vector<int64_t> suppress_tokens = {};
@@ -45,7 +45,7 @@ struct GenerateOptions {
   int64_t num_return_sequences = 1;
   /// Row i of a call draws by (seed, i, position) whatever else is in the batch.
   uint64_t seed = 0;
-  /// The log probabilities of so many likeliest tokens are kept in every place.
+  /// The log probabilities of this many likeliest tokens are kept in every place.
   int64_t top_logprobs = 0;
   /// Rows that go through the model together.
   int64_t batch = 16;

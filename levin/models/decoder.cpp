@@ -120,6 +120,8 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.kv_heads >= 0 && o.num_heads % o.key_heads() == 0, "[decoder] num_heads ", o.num_heads,
               " is not a multiple of kv_heads ", o.kv_heads);
   LEVIN_CHECK(o.loss_rows >= -1, "[decoder] loss_rows ", o.loss_rows, " must be -1 (chosen by size), 0 (all) or more");
+  LEVIN_CHECK(o.num_labels >= 0 && o.pad_token >= -1,
+              "[decoder] num_labels must not be negative, pad_token must be a token or -1");
   LEVIN_CHECK(o.embedding_dim >= 0 && o.position_offset >= 0 && o.rotary_dim >= 0 && o.window >= 0,
               "[decoder] embedding_dim, position_offset, rotary_dim and window must not be negative");
   LEVIN_CHECK(std::isfinite(o.norm_eps) && o.norm_eps >= 0, "[decoder] norm_eps ", o.norm_eps,
@@ -255,6 +257,7 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
   if (const auto* step = detail::current_cache_step()) {
+    if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
     step->write(layer_, k, v);
     if (step->pass->seen > 0)
       return detail::cached_attention(q, step->keys(layer_, b), step->values(layer_, b), mask, scale, softcap);
@@ -333,6 +336,9 @@ Tensor DecoderMlpImpl::forward(const Tensor& x) {
   const bool bare = up->adapters.empty() && down->adapters.empty() && !up->quantized && !down->quantized;
   if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
   if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
+  const bool alone = up->num_interceptors() == 0 && down->num_interceptors() == 0;
+  if (alone && *kind == kernels::Activation::kGeluTanh)
+    if (const auto result = kernels::gelu_mlp(x, up->weight, up->bias, down->weight, down->bias)) return *result;
   return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)
                                          : kernels::linear_activation(x, up->weight, up->bias, *kind));
 }
@@ -413,6 +419,10 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   }
   blocks = detail::register_blocks(*this, options);
   if (options.final_norm) norm = register_module("norm", decoder_norm(options));
+  if (options.num_labels > 0) {
+    score = register_module("score", DecoderLinear(width, options.num_labels, false, kInitStd));
+    return;
+  }
   head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
@@ -458,16 +468,34 @@ Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
 Tensor DecoderImpl::hidden_states(const Tensor& ids, DecoderCache& cache, const CachePass& pass) {
   LEVIN_CHECK(options.causal && pass.positions.sizes() == ids.sizes(), "[decoder] tokens ", ids.sizes(),
               " of a causal model and positions ", pass.positions.sizes(), " do not go together");
-  const auto step = detail::cache_step(cache, pass);
+  const auto step = detail::cache_step(options, cache, pass);
   const detail::EnterCacheStep enter(step);
   auto x = embedded(ids);
   if (positions) x = x + positions(pass.positions + options.position_offset);
   if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  if (step.fused) return through_blocks(std::move(x), {}, {});
   const auto masks = detail::cached_masks(options, pass, x);
   return through_blocks(std::move(x), detail::cached_angles(options, cache, pass), masks);
 }
 
+Tensor DecoderImpl::class_logits(const Tensor& ids, const Tensor& mask) {
+  LEVIN_CHECK(score, "[decoder] the model has no classifier");
+  const auto hidden = hidden_states(ids, mask);
+  Tensor counted;
+  if (options.pad_token >= 0)
+    counted = ids.ne(options.pad_token);
+  else if (mask.defined())
+    counted = mask.ne(0);
+  if (!counted.defined()) return score(hidden.select(1, -1));
+  const auto last = (at::arange(ids.size(1), ids.options().dtype(at::kLong)) * counted).amax(1);  // [B]
+  return score(hidden.gather(1, last.view({-1, 1, 1}).expand({-1, 1, hidden.size(2)})).squeeze(1));
+}
+
 Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  if (score) {
+    LEVIN_CHECK(!targets.defined(), "[decoder] a classifier of sequences has no loss of tokens");
+    return class_logits(ids, mask);
+  }
   return head(hidden_states(ids, mask), targets);
 }
 

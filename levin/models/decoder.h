@@ -1,8 +1,8 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,8 +12,8 @@
 #include <torch/nn/modules/container/any_value.h>
 
 #include "levin/kernels/quantized/quantized_weight.h"
-#include "levin/models/decoder_cache.h"
 #include "levin/models/block_attention.h"
+#include "levin/models/decoder_cache.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -139,12 +139,16 @@ struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
-  /// has the logits that it has alone.
+  /// has the logits that it has alone. Several texts in one row are numbered 1, 2, ... in the mask: a token sees those
+  /// of its own number, and positions count from its beginning.
   Tensor forward(const Tensor& tokens, const Tensor& targets = {}, const Tensor& mask = {});
   /// The same up to the head: [B, T, D].
   Tensor hidden_states(const Tensor& tokens, const Tensor& mask = {});
   /// The same of tokens that follow those of a cache, which takes them in.
   Tensor hidden_states(const Tensor& tokens, DecoderCache& cache, const CachePass& pass);
+  /// Of a classifier (num_labels): logits [B, labels] of the last token of each row, which forward gives too. It is the
+  /// last one that is not pad_token, without a pad_token the last of the mask.
+  Tensor class_logits(const Tensor& tokens, const Tensor& mask = {});
 
   DecoderOptions options;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
@@ -153,7 +157,9 @@ struct DecoderImpl : torch::nn::Module {
   DecoderLinear project_in = nullptr, project_out = nullptr;
   std::vector<DecoderBlock> blocks;
   nn::ResidualNorm norm = nullptr;
+  /// One of the two; the other is empty.
   DecoderHead head = nullptr;
+  DecoderLinear score = nullptr;
 
  private:
   Tensor embedded(const Tensor& ids);

@@ -16,6 +16,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/decode/decode.h"
 
 namespace levin::models {
 namespace {
@@ -50,6 +51,7 @@ DecoderCache::DecoderCache(const DecoderOptions& options, int64_t rows, int64_t 
     keys.push_back(at::zeros(shape, kind.requires_grad(false)));
     values.push_back(at::zeros(shape, kind.requires_grad(false)));
   }
+  if (options.positions == "alibi") slopes = alibi_slopes(options.num_heads, kind.device());
   if (options.positions == "rotary") rotary = angle_table(options, capacity).to(kind.device());
 }
 
@@ -71,6 +73,25 @@ void DecoderCache::select_rows(const Tensor& index, int64_t length) {
 }
 
 namespace detail {
+
+Tensor CacheStep::decode(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, double scale,
+                         double softcap) const {
+  const auto i = static_cast<size_t>(layer);
+  const bool windowed = options->window > 0 && (options->windowed_layers.empty() || options->windowed_layers[i]);
+  return kernels::decode_attention({.q = q,
+                                    .k = k,
+                                    .v = v,
+                                    .positions = pass->positions,
+                                    .angles = cache->rotary,
+                                    .keys = cache->keys[i],
+                                    .values = cache->values[i],
+                                    .first_row = pass->first_row,
+                                    .seen = pass->seen,
+                                    .scale = scale,
+                                    .softcap = softcap,
+                                    .window = windowed ? options->window : 0,
+                                    .slopes = cache->slopes});
+}
 
 void CacheStep::write(int64_t layer, const Tensor& k, const Tensor& v) const {
   const auto width = k.size(-1);
@@ -103,17 +124,21 @@ const CacheStep* current_cache_step() {
   return g_cache_step;
 }
 
-CacheStep cache_step(DecoderCache& cache, const CachePass& pass) {
+CacheStep cache_step(const DecoderOptions& options, DecoderCache& cache, const CachePass& pass) {
   const auto& at = pass.positions;
   LEVIN_CHECK(at.dim() == 2 && at.scalar_type() == at::kLong && pass.first_row + at.size(0) <= cache.rows() &&
                   pass.seen <= cache.capacity(),
               "[decoder] ", at.size(0), " rows from row ", pass.first_row, " that see ", pass.seen,
               " slots do not fit a cache of ", cache.rows(), " rows of ", cache.capacity());
+  CacheStep step{.options = &options, .cache = &cache, .pass = &pass, .slots = {}};
+  step.fused = pass.seen > 0 && at.size(1) == 1 && kernels::has_decode_kernel(cache.keys.front(), options.head_width());
+  if (step.fused) return step;
   const auto heads = cache.keys.front().size(1), capacity = cache.capacity();
   const auto count = [&](int64_t n) { return at::arange(n, at.options()); };
   const auto row = (count(at.size(0)) + pass.first_row).view({-1, 1, 1}) * (heads * capacity);
   const auto slots = row + at.unsqueeze(2) + count(heads) * capacity;  // [B, T, Hkv]
-  return {&cache, &pass, slots.flatten()};
+  step.slots = slots.flatten();
+  return step;
 }
 
 Tensor cached_angles(const DecoderOptions& options, const DecoderCache& cache, const CachePass& pass) {

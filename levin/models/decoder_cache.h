@@ -35,6 +35,8 @@ struct DecoderCache {
   /// Cosines and sines of each position, float32 [2, capacity, R / 2]; undefined without rotary positions. Under
   /// dynamic scaling a position has the frequencies of a sequence that ends with it.
   Tensor rotary;
+  /// ALiBi: the slope of each head, float32 [H]; else undefined.
+  Tensor slopes;
 };
 
 /// How tokens [B, T] go through a decoder with a cache.
@@ -53,11 +55,16 @@ namespace detail {
 
 /// A pass under way, for the attention of each layer.
 struct CacheStep {
+  const DecoderOptions* options;
   DecoderCache* cache;
   const CachePass* pass;
+  /// One kernel turns, appends and attends (levin/kernels/decode/decode.h): there are neither angles nor masks.
+  bool fused = false;
   /// int64 [B * T * Hkv]: where keys and values go in a cache of rows of D.
   Tensor slots;
 
+  /// A step that is fused: [B, 1, H, D] and [B, 1, Hkv, D] to [B, 1, H * D].
+  Tensor decode(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, double scale, double softcap) const;
   /// [B, T, Hkv, D] each.
   void write(int64_t layer, const Tensor& k, const Tensor& v) const;
   /// [B, Hkv, seen, D].
@@ -76,7 +83,7 @@ class EnterCacheStep {
 
 /// Null where tokens go through the model without a cache.
 const CacheStep* current_cache_step();
-CacheStep cache_step(DecoderCache& cache, const CachePass& pass);
+CacheStep cache_step(const DecoderOptions& options, DecoderCache& cache, const CachePass& pass);
 
 /// Angles [2, B, T, R / 2] of a pass; undefined without rotary positions.
 Tensor cached_angles(const DecoderOptions& options, const DecoderCache& cache, const CachePass& pass);

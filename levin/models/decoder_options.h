@@ -98,6 +98,10 @@ struct DecoderOptions {
   std::vector<bool> windowed_layers = {};
   /// cap * tanh(x / cap) of scores, and of logits; 0: none (Gemma 2).
   double attention_softcap = 0, logit_softcap = 0;
+  /// Classes of a classifier of whole sequences, in place of the head over the vocabulary; 0: none.
+  int64_t num_labels = 0;
+  /// The token that fills up rows: a classifier reads the last token that is another one. -1: there is none.
+  int64_t pad_token = -1;
 
   int64_t head_width() const { return head_dim > 0 ? head_dim : hidden_dim / num_heads; }
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : num_heads; }

@@ -1,41 +1,21 @@
 #include "levin/models/folder.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
-#include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/io/weights/weight_formats.h"
 #include "levin/models/language/quantized_weights.h"
 #include "levin/models/language/weight_plan.h"
-#include "levin/models/sentence_embedding.h"
 #include "levin/nn/deferred_init.h"
-#include "levin/nn/tie.h"
 
 namespace levin::models {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// What a folder holds besides config and weights.
-constexpr const char* kFilesOfText[] = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
-    "generation_config.json",
-};
 
 c10::ScalarType dtype_of_config(const ModelConfig& config, c10::ScalarType usual) {
   for (const char* key : {"dtype", "torch_dtype"}) {
@@ -95,11 +75,6 @@ HeadPlan plan_head(const ModelConfig& config, const LanguageArchitecture& archit
   return plan;
 }
 
-detail::QkvRows qkv_rows(const DecoderOptions& options) {
-  const auto width = options.head_width();
-  return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
-}
-
 /// The head of an encoder by the first of `architectures`: "BertForMaskedLM".
 std::string head_of_config(const ModelConfig& config) {
   const auto names = config.texts("architectures");
@@ -116,22 +91,74 @@ std::string head_of_config(const ModelConfig& config) {
               fmt::format("\"{}\" has a head that is not known; open it with head \"none\"", shown(names[0])));
 }
 
+/// The head of a decoder by the first of `architectures`.
+std::string decoder_head(const ModelConfig& config, const OpenModelOptions& asked) {
+  static const std::vector<std::string> known{"auto", "causal_lm", "sequence_classification"};
+  if (std::find(known.begin(), known.end(), asked.head) == known.end())
+    fail_unknown("open_model", "head of a decoder", asked.head, known);
+  if (asked.head != "auto") return asked.head;
+  const auto names = config.texts("architectures");
+  return !names.empty() && names[0].ends_with("ForSequenceClassification") ? "sequence_classification" : "causal_lm";
+}
+
+std::string head_word(const ModelConfig& config, const LanguageArchitecture& architecture,
+                      const OpenModelOptions& asked) {
+  if (architecture.decoder) return decoder_head(config, asked);
+  return asked.head == "auto" ? head_of_config(config) : asked.head;
+}
+
+/// "[\"a\", \"b\"]" and the like, for ModelConfig::with.
+std::string quoted_json(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// The config of the model with a head that classifies by these names.
+ModelConfig config_of_labels(const ModelConfig& config, const LanguageArchitecture& architecture,
+                             const std::string& head, const OpenModelOptions& asked) {
+  LEVIN_CHECK(head == "sequence_classification" || head == "token_classification",
+              "[open_model] labels are of a classification head, not of \"", head, "\"");
+  LEVIN_CHECK(asked.labels.size() >= 2, "[open_model] a classifier needs two labels or more, got ",
+              asked.labels.size());
+  std::string by_id, by_name;
+  for (size_t i = 0; i < asked.labels.size(); ++i) {
+    LEVIN_CHECK(std::count(asked.labels.begin(), asked.labels.end(), asked.labels[i]) == 1, "[open_model] the label \"",
+                shown(asked.labels[i]), "\" stands twice");
+    const auto name = quoted_json(asked.labels[i]);
+    by_id += fmt::format("{}\"{}\": {}", i ? ", " : "{", i, name);
+    by_name += fmt::format("{}{}: {}", i ? ", " : "{", name, i);
+  }
+  const auto* kind = head == "sequence_classification" ? "ForSequenceClassification" : "ForTokenClassification";
+  return ModelConfig(config.with({{"architectures", fmt::format("[\"{}{}\"]", architecture.class_name, kind)},
+                                  {"id2label", by_id + "}"},
+                                  {"label2id", by_name + "}"},
+                                  {"num_labels", ""},
+                                  {"problem_type", ""}}),
+                     config.where());
+}
+
 LanguageModel made_model(const ModelConfig& config, const LanguageArchitecture& architecture, std::optional<bool> tied,
                          const detail::WeightNames* names, const OpenModelOptions& asked, c10::ScalarType dtype,
                          const InitOptions& init) {
   LanguageModel model{.model_type = std::string(architecture.model_type), .config = config, .dtype = dtype};
   const bool tied_head = tied.value_or(config.flag("tie_word_embeddings", architecture.tied));
+  const auto head = head_word(config, architecture, asked);
   if (architecture.decoder) {
-    LEVIN_CHECK(asked.head == "auto", "[open_model] head \"", asked.head, "\" is of encoders; ",
-                architecture.model_type, " is a decoder");
     auto options = architecture.decoder(config);
     options.tied_head = tied_head;
+    if (head == "sequence_classification") {
+      options.num_labels = labels_of(config);
+      options.pad_token = config.integer("pad_token_id", -1, kMostTokens, -1);
+      if (options.pad_token < 0 && asked.pad_token >= 0) {
+        options.pad_token = asked.pad_token;
+        model.config = ModelConfig(config.with({{"pad_token_id", std::to_string(asked.pad_token)}}), config.where());
+      }
+    }
     model.decoder = init_module([&] { return Decoder(options); }, init);
     return model;
   }
   auto options = architecture.encoder(config);
   options.body.tied_head = tied_head;
-  options.head = asked.head == "auto" ? head_of_config(config) : asked.head;
+  options.head = head;
   const bool classifies = options.head == "sequence_classification" && options.classifier == "pooler";
   // transformers saves the pooler with a model without a head only where there was one.
   const bool in_file = options.head == "none" && names && !found_name(*names, architecture, "pooler.weight").empty();
@@ -196,18 +223,31 @@ kernels::QuantizedWeight quantized_weight(const WeightFile& file, const detail::
   return kernels::quantize(read.target.to(device), *model.quantization, weight.rows);
 }
 
-PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& config,
+PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& in_folder,
                            const OpenModelOptions& options) {
-  const auto& architecture = architecture_of(config);
-  const auto stored = detail::quantization_in(config);
-  const auto quantization = wanted_quantization(config, options.quantize, stored);
+  auto architecture = architecture_of(in_folder);
+  const auto stored = detail::quantization_in(in_folder);
+  const auto quantization = wanted_quantization(in_folder, options.quantize, stored);
+  const auto head_name = head_word(in_folder, architecture, options);
+  const bool classifies = architecture.decoder && head_name == "sequence_classification";
+  // A decoder may leave the head of its file as an encoder may, but only for a classifier.
+  if (classifies) architecture.of_heads = {"lm_head.", "embed_out.", "score."};
+  auto config = in_folder;
+  detail::NewWeights fresh;
+  if (!options.labels.empty()) {
+    config = config_of_labels(in_folder, architecture, head_name, options);
+    const auto before = in_folder.texts("architectures");
+    const bool same_head = !before.empty() && before[0] == config.texts("architectures")[0];
+    if (!same_head || label_names(in_folder) != options.labels)
+      fresh.always = {"score.", "classifier.", "token_classifier."};
+    fresh.if_missing = {"classifier_dense.", "pooler."};
+  }
   const detail::WeightNames names(file, architecture, stored.has_value());
   const auto dtype = options.dtype.value_or(dtype_of_config(config, dtype_of_file(file)));
-  const auto head_word = options.head == "auto" && architecture.encoder ? head_of_config(config) : options.head;
-  const bool predicts = architecture.decoder || head_word == "masked_lm";
+  const bool predicts = architecture.decoder ? !classifies : head_name == "masked_lm";
   const auto head = predicts ? plan_head(config, architecture, names, "tokens.weight", "head.weight") : HeadPlan{};
-  PlannedModel planned{made_model(config, architecture, head.tied, &names, options, dtype,
-                                  {.device = options.device, .dtype = dtype, .deferred = true}),
+  PlannedModel planned{made_model(config, architecture, predicts ? std::optional<bool>(head.tied) : std::nullopt,
+                                  &names, options, dtype, {.device = options.device, .dtype = dtype, .deferred = true}),
                        {},
                        {}};
   auto& model = planned.model;
@@ -218,8 +258,8 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   }
   std::unordered_map<std::string, std::string> instead;
   if (head.embedding_from_head) instead.emplace("tokens.weight", "head.weight");
-  planned.weights = detail::plan_weights(model.module(), names, architecture, qkv_rows(model.body()),
-                                         model.body().num_heads, instead, head.unused, dtype);
+  planned.weights = detail::plan_weights(model.module(), names, architecture, detail::qkv_rows(model.body()),
+                                         model.body().num_heads, instead, head.unused, dtype, fresh);
   model.quantization = quantization;
   if (quantization) plan_quantized(planned, stored.has_value());
   return planned;
@@ -243,6 +283,22 @@ const DecoderOptions& LanguageModel::body() const {
   return decoder ? decoder->options : encoder->options.body;
 }
 
+std::vector<std::string> label_names(const ModelConfig& config) {
+  std::vector<std::string> names;
+  const auto named = config.object("id2label");
+  for (int64_t i = 0; i < labels_of(config); ++i)
+    names.push_back(named.text(std::to_string(i), fmt::format("LABEL_{}", i)));
+  return names;
+}
+
+std::vector<Tensor> head_parameters(const LanguageModel& model) {
+  std::vector<Tensor> parameters;
+  for (const auto& item : model.module().named_parameters())
+    for (const char* beginning : {"score.", "classifier.", "classifier_dense.", "token_classifier.", "pooler."})
+      if (item.key().starts_with(beginning)) parameters.push_back(item.value());
+  return parameters;
+}
+
 LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
   const auto config = config_in(folder);
   const WeightFile file(folder);
@@ -253,6 +309,10 @@ LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options
   detail::read_weights(file, plan, model.body().num_heads);
   for (const auto& [weight, layer] : quantized)
     layer->set_quantized(quantized_weight(file, weight, model, options.device));
+  if (is_deferred(model.module())) {
+    materialize(model.module());
+    model.notes.emplace_back("the head is new");
+  }
   model.module().eval();
   return model;
 }
@@ -272,7 +332,7 @@ void quantize_model(LanguageModel& model, const std::string& quantize) {
               "[quantize_model] the model is quantized already: ", quantization_name(*model.quantization));
   const auto options = kernels::quantization_of("quantize_model", quantize);
   const auto& architecture = architecture_of(model.config);
-  const auto rows = qkv_rows(model.body());
+  const auto rows = detail::qkv_rows(model.body());
   for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/true)) {
     const auto theirs = detail::their_weight(architecture, name);
     const bool joined = theirs && theirs->names.size() > 1;
@@ -283,8 +343,10 @@ void quantize_model(LanguageModel& model, const std::string& quantize) {
 }
 
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options) {
-  const ModelConfig config(config_json, "config.json");
+  ModelConfig config(config_json, "config.json");
   const auto& architecture = architecture_of(config);
+  if (!options.labels.empty())
+    config = config_of_labels(config, architecture, head_word(config, architecture, options), options);
   const auto dtype = options.dtype.value_or(dtype_of_config(config, at::kFloat));
   if (config.has("quantization_config"))
     config.fail("quantization_config", "is of weights in files; see quantize_model");
@@ -292,97 +354,6 @@ LanguageModel new_model(std::string_view config_json, const OpenModelOptions& op
                           {.device = options.device, .dtype = dtype});
   if (!options.quantize.empty()) quantize_model(model, options.quantize);
   return model;
-}
-
-void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
-  LEVIN_CHECK(options.max_shard_size > 0, "[save_model] max_shard_size must be positive");
-  check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
-  const auto& architecture = architecture_of(model.config);
-  const auto& body = model.body();
-  const auto rows = qkv_rows(body);
-
-  // Names and shapes first: what is not a view is made when its file is written.
-  std::map<std::string, std::function<Tensor()>> parts;
-  std::vector<NamedTensors> shards(1);
-  uint64_t filled = 0, total = 0;
-  std::optional<c10::ScalarType> dtype;
-  const auto add = [&](const std::string& name, const Tensor& like, std::function<Tensor()> make) {
-    const uint64_t bytes = like.nbytes();
-    if (filled > 0 && filled + bytes > options.max_shard_size) shards.emplace_back(), filled = 0;
-    shards.back().emplace_back(name, like);
-    filled += bytes, total += bytes;
-    parts.emplace(name, std::move(make));
-  };
-  for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
-    LEVIN_CHECK(name.find(".lora_") == name.npos,
-                "[save_model] the model has adapters; merge_lora first, or save_lora");
-    const auto theirs = detail::their_weight(architecture, name);
-    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
-    const auto like = at::empty(parameter.sizes(), parameter.options().device(c10::kMeta));
-    const auto shapes = detail::weights_for_file(like, *theirs, rows, body.num_heads);
-    dtype = dtype.value_or(parameter.scalar_type());
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      add(full_name(architecture, name, theirs->names[i]), shapes[i], [&, from = parameter, theirs = *theirs, i] {
-        return detail::weights_for_file(from, theirs, rows, body.num_heads)[i];
-      });
-    }
-    // A head of masked tokens that is not tied has its bias under both names.
-    if (name == "head.bias" && !body.tied_head && !theirs->also.empty())
-      add(theirs->also, shapes[0], [from = parameter] { return from.detach(); });
-  }
-  std::vector<std::string> kept;  // linear layers that are not quantized
-  if (model.decoder) kept.push_back("lm_head");
-  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
-    const auto theirs = detail::their_weight(architecture, name);
-    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
-    if (!layer->quantized) {
-      for (const auto& each : theirs->names) kept.push_back(each.substr(0, each.rfind(".weight")));
-      continue;
-    }
-    auto like = *layer->quantized;
-    for (auto* each : {&like.codes, &like.scales, &like.nested})
-      if (each->defined()) *each = at::empty(each->sizes(), each->options().device(c10::kMeta));
-    const auto of_file = [&body, rows, theirs = *theirs,
-                          type = dtype.value_or(at::kFloat)](const kernels::QuantizedWeight& weight) {
-      return detail::quantized_for_file(weight, theirs, rows, body.num_heads, type);
-    };
-    const auto shapes = of_file(like);
-    for (size_t i = 0; i < shapes.size(); ++i)
-      for (size_t j = 0; j < shapes[i].size(); ++j) {
-        auto full = full_name(architecture, name, theirs->names[i]);
-        const auto& behind = shapes[i][j].first;
-        if (!behind.empty() && behind[0] != '.') full.resize(full.rfind("weight"));  // "q_proj.SCB"
-        add(full + behind, shapes[i][j].second,
-            [of_file, from = layer, i, j] { return of_file(*from->quantized)[i][j].second; });
-      }
-  }
-  const auto read = [&](const std::string& name) { return parts.at(name)(); };
-  AtomicFolder staged(folder);
-  for (const char* name : kFilesOfText)
-    if (fs::is_regular_file(model.folder / name)) fs::copy_file(model.folder / name, staged.path() / name);
-  for (const auto& name : sentence_files(model.folder)) {
-    fs::create_directories((staged.path() / name).parent_path());
-    fs::copy_file(model.folder / name, staged.path() / name);
-  }
-  const auto format = levin::detail::safetensors_format();
-  std::map<std::string, std::string> places;
-  for (size_t i = 0; i < shards.size(); ++i) {
-    const auto file = format.file_name(i, shards.size());
-    FileWriter writer(staged.path() / file);
-    write_safetensors(writer, shards[i], read, {{"format", "pt"}});
-    writer.close();
-    for (const auto& [name, like] : shards[i]) places.emplace(name, file);
-  }
-  if (shards.size() > 1) levin::detail::write_weight_index(staged.path() / format.index_name(), places, total);
-  const auto tied = body.tied_head;
-  write_file(
-      staged.path() / "config.json",
-      model.config.with({{"torch_dtype", ""},
-                         {"dtype", "\"" + dtype_name(dtype.value_or(at::kFloat)) + "\""},
-                         {"quantization_config",
-                          model.quantization ? detail::quantization_config(*model.quantization, kept) : std::string()},
-                         {"tie_word_embeddings", tied ? "true" : "false"}}));
-  staged.commit();
 }
 
 }  // namespace levin::models

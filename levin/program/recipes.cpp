@@ -4,7 +4,7 @@ namespace levin::cli {
 
 // Each is defined in a file of recipes/.
 Recipe vit_fashion_mnist(), finetune_fashion_mnist(), mlp_fashion_mnist(), autoencoder_fashion_mnist(), vit_cifar10(),
-    resnet50_cifar10(), finetune_cifar10(), gpt_text(), boring();
+    resnet50_cifar10(), finetune_cifar10(), gpt_text(), text_classification(), finetune_lm(), boring();
 
 const std::vector<Recipe>& recipes() {
   static const std::vector<Recipe> all{
@@ -16,6 +16,8 @@ const std::vector<Recipe>& recipes() {
       resnet50_cifar10(),
       finetune_cifar10(),
       gpt_text(),
+      text_classification(),
+      finetune_lm(),
       boring(),
   };
   return all;

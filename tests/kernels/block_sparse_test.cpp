@@ -10,6 +10,7 @@
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/testing/error_of.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin::block_sparse_tests {
 namespace {
@@ -51,26 +52,28 @@ TEST(BlockSparse, SamplesAreComputedInChunks) {
   const auto plan = random_plan(2, 8, 3, 2);
   const auto qkv = torch::randn({5, 24, 3, 2, 5}), grad = torch::randn({5, 24, 10});
   const auto mask = at::rand({5, 24}) > 0.2;
-  const auto [out, sums] = kernels::detail::block_sparse_by_aten(qkv, mask, plan.seen);
-  const auto of = kernels::detail::block_sparse_backward_by_aten(grad, qkv, mask, plan.seen, sums);
+  const auto out = kernels::detail::block_sparse_by_aten(qkv, mask, plan.seen);
+  const auto of = kernels::detail::block_sparse_backward_by_aten(grad, qkv, mask, plan.seen);
   for (const int64_t gathered : {1, 2500}) {  // one sample at a time, and two
-    const auto [one, of_one] = kernels::detail::block_sparse_by_aten(qkv, mask, plan.seen, gathered);
-    EXPECT_TRUE(at::allclose(one, out, 1e-5, 1e-6));
-    EXPECT_TRUE(at::allclose(of_one, sums, 1e-5, 1e-6));
-    EXPECT_TRUE(at::allclose(kernels::detail::block_sparse_backward_by_aten(grad, qkv, mask, plan.seen, sums, gathered),
-                             of, 1e-4, 1e-6));
+    EXPECT_TRUE(at::allclose(kernels::detail::block_sparse_by_aten(qkv, mask, plan.seen, gathered), out, 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(kernels::detail::block_sparse_backward_by_aten(grad, qkv, mask, plan.seen, gathered), of,
+                             1e-4, 1e-6));
   }
 }
 
-TEST(BlockSparse, OnMetaTensorsItAllocatesWhatTheKernelDoes) {
+TEST(BlockSparse, OnMetaTensorsItHasItsShapes) {
   const auto plan = random_plan(12, 64, 64, 3).to(at::kMeta);
   const auto qkv = at::empty({4, 4096, 3, 12, 64}, at::TensorOptions(at::kMeta).dtype(at::kBFloat16)).requires_grad_();
   kernels::set_played_device(c10::kCUDA);
-  const auto out = block_sparse_attention(qkv, {}, plan);
-  EXPECT_EQ(out.sizes(), (std::vector<int64_t>{4, 4096, 768}));
-  const auto grad = torch::autograd::grad({out}, {qkv}, {at::empty_like(out)})[0];
+  for (const char* way : {"torch", "kernel"}) {
+    const testing::ScopedVariable by("LEVIN_BLOCK_SPARSE", way);
+    const auto out = block_sparse_attention(qkv, {}, plan);
+    EXPECT_EQ(out.sizes(), (std::vector<int64_t>{4, 4096, 768}));
+    EXPECT_EQ(torch::autograd::grad({out}, {qkv}, {at::empty_like(out)})[0].sizes(), qkv.sizes());
+  }
+  const testing::ScopedVariable by("LEVIN_BLOCK_SPARSE", "kernels");
+  EXPECT_THAT(error_of([&] { block_sparse_attention(qkv, {}, plan); }), HasSubstr("torch, kernel"));
   kernels::set_played_device(c10::kCPU);
-  EXPECT_EQ(grad.sizes(), qkv.sizes());
 }
 
 TEST(BlockSparse, RefusesWhatDoesNotFit) {

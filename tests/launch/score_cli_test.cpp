@@ -68,7 +68,7 @@ TEST_F(ScoreCli, ConvertsAModelFolder) {
   EXPECT_TRUE(fs::exists(saved / "model.safetensors.index.json"));
   EXPECT_EQ(WeightFile(saved).at("transformer.wpe.weight").dtype, "bfloat16");
   EXPECT_THAT(run({"convert", (kFolders / "gpt2").string(), saved.string(), "--to", "model"}).text(),
-              HasSubstr("exists"));
+              HasSubstr("is there already"));
   EXPECT_THAT(run({"convert", (kFolders / "gpt2").string(), saved.string(), "--to", "model", "--select", "x"}).text(),
               HasSubstr("leave --select out"));
 }

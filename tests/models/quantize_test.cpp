@@ -9,7 +9,9 @@
 #include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/models/folder.h"
 #include "levin/models/lora.h"
+#include "levin/nn/checkpointing.h"
 #include "levin/nn/named_tensors.h"
+#include "levin/nn/policy.h"
 #include "levin/optim/adam.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
@@ -196,6 +198,28 @@ TEST(Quantize, QloraTrainsAsPeft) {
   models::load_lora(again, temporary / "adapter");
   model.module().eval();
   EXPECT_TRUE(again.decoder(ids).equal(model.decoder(ids)));
+}
+
+TEST(Quantize, CheckpointingAndCastsChangeNothing) {
+  const auto ids = at::arange(3, 23).view({2, 10});
+  const auto gradients = [&](bool checkpointed) {
+    auto model = open_model(kHere / "llama", {.quantize = "nf4-double"});
+    at::manual_seed(1);
+    models::add_lora(model, {.rank = 2});
+    if (checkpointed) checkpoint_activations(model.decoder, policy::by_class<models::DecoderBlock>());
+    model.decoder(ids, models::next_tokens(ids)).backward();
+    std::vector<Tensor> result;
+    for (const auto& parameter : models::lora_parameters(model)) result.push_back(parameter.grad());
+    return result;
+  };
+  const auto plain = gradients(false), again = gradients(true);
+  ASSERT_EQ(plain.size(), 14u);
+  for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(plain[i].equal(again[i])) << i;
+
+  // Packed weights are bytes: a precision that casts floating buffers leaves them as they are.
+  auto model = open_model(kHere / "llama", {.dtype = at::kBFloat16, .quantize = "fp8"});
+  for (const auto& buffer : model.module().buffers()) EXPECT_EQ(buffer.scalar_type(), at::kByte);
+  EXPECT_EQ(model.decoder(ids).scalar_type(), at::kBFloat16);
 }
 
 TEST(Quantize, WhatIsNotKnownIsRefused) {

@@ -49,14 +49,69 @@ Tensor plain(const Tensor& tensor) {
   return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
 }
 
-}  // namespace
+using c10::ScalarType;
+using detail::SafetensorsType;
 
-c10::ScalarType SafetensorsEntry::scalar_type() const {
-  const auto* type = detail::find_safetensors_type(dtype);
-  LEVIN_CHECK(type && type->type != c10::ScalarType::Undefined, "[safetensors] \"", name, "\" is ", dtype,
+// In the order of the reference's enumeration: a file holds the last ones first.
+constexpr SafetensorsType kTypes[] = {
+    {"BOOL", 8, ScalarType::Bool},
+    {"F4", 4},
+    {"F6_E2M3", 6},
+    {"F6_E3M2", 6},
+    {"U8", 8, ScalarType::Byte},
+    {"I8", 8, ScalarType::Char},
+    {"F8_E5M2", 8, ScalarType::Float8_e5m2},
+    {"F8_E4M3", 8, ScalarType::Float8_e4m3fn},
+    {"F8_E8M0", 8, ScalarType::Float8_e8m0fnu},
+    {"F8_E4M3FNUZ", 8, ScalarType::Float8_e4m3fnuz},
+    {"F8_E5M2FNUZ", 8, ScalarType::Float8_e5m2fnuz},
+    {"I16", 16, ScalarType::Short},
+    {"U16", 16, ScalarType::UInt16},
+    {"F16", 16, ScalarType::Half},
+    {"BF16", 16, ScalarType::BFloat16},
+    {"I32", 32, ScalarType::Int},
+    {"U32", 32, ScalarType::UInt32},
+    {"F32", 32, ScalarType::Float},
+    {"C64", 64, ScalarType::ComplexFloat},
+    {"F64", 64, ScalarType::Double},
+    {"I64", 64, ScalarType::Long},
+    {"U64", 64, ScalarType::UInt64},
+};
+
+/// The same without torch's types, for the parser.
+const std::vector<detail::SafetensorsBits>& type_bits() {
+  static const auto bits = [] {
+    std::vector<detail::SafetensorsBits> all;
+    for (const auto& type : kTypes) all.push_back({type.name, type.bits});
+    return all;
+  }();
+  return bits;
+}
+
+/// Torch's type; an Error for those narrower than a byte (F4, F6_E2M3, F6_E3M2).
+ScalarType type_of(const SafetensorsEntry& entry) {
+  const auto* type = detail::find_safetensors_type(entry.dtype);
+  LEVIN_CHECK(type && type->type != ScalarType::Undefined, "[safetensors] \"", shown(entry.name), "\" is ", entry.dtype,
               ", a type that cannot be read");
   return type->type;
 }
+
+}  // namespace
+
+namespace detail {
+
+const SafetensorsType* find_safetensors_type(std::string_view name) {
+  const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& t) { return t.name == name; });
+  return found == std::end(kTypes) ? nullptr : found;
+}
+
+const SafetensorsType* find_safetensors_type(ScalarType type) {
+  if (type == ScalarType::Undefined) return nullptr;
+  const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& t) { return t.type == type; });
+  return found == std::end(kTypes) ? nullptr : found;
+}
+
+}  // namespace detail
 
 SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path) {
   const auto where = path.string();
@@ -72,7 +127,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
   file_.read(8, std::as_writable_bytes(std::span(json)));
   data_begin_ = 8 + length;
   header_checksum_ = crc32c(json, crc32c(std::as_bytes(std::span(&length, 1))));
-  auto header = detail::parse_safetensors_header(json, file_.size() - data_begin_, where);
+  auto header = detail::parse_safetensors_header(json, file_.size() - data_begin_, where, type_bits());
   metadata_ = std::move(header.metadata);
   entries_ = std::move(header.entries);
   index_.reserve(entries_.size());
@@ -95,22 +150,22 @@ const SafetensorsEntry& SafetensorsFile::at(std::string_view name) const {
 
 Tensor SafetensorsFile::read(std::string_view name) const {
   const auto& entry = at(name);
-  auto tensor = at::empty(entry.shape, at::TensorOptions().dtype(entry.scalar_type()));
+  auto tensor = at::empty(entry.shape, at::TensorOptions().dtype(type_of(entry)));
   read_into(entry, tensor);
   return tensor;
 }
 
 void SafetensorsFile::read_into(const SafetensorsEntry& entry, Tensor& into) const {
-  LEVIN_CHECK(into.is_cpu() && into.is_contiguous() && into.scalar_type() == entry.scalar_type() &&
-                  into.nbytes() == entry.bytes(),
-              "[safetensors] \"", entry.name, "\" can only be read into a contiguous CPU tensor of ", entry.dtype,
-              " and ", entry.bytes(), " bytes");
+  LEVIN_CHECK(
+      into.is_cpu() && into.is_contiguous() && into.scalar_type() == type_of(entry) && into.nbytes() == entry.bytes(),
+      "[safetensors] \"", entry.name, "\" can only be read into a contiguous CPU tensor of ", entry.dtype, " and ",
+      entry.bytes(), " bytes");
   file_.read(data_begin_ + entry.begin, bytes_of(into));
   check_bools(entry, into, path());
 }
 
 void SafetensorsFile::read_rows(const SafetensorsEntry& entry, int64_t first, Tensor& into) const {
-  const bool fits = into.is_cpu() && into.is_contiguous() && into.scalar_type() == entry.scalar_type() &&
+  const bool fits = into.is_cpu() && into.is_contiguous() && into.scalar_type() == type_of(entry) &&
                     into.dim() == static_cast<int64_t>(entry.shape.size()) && into.dim() > 0 &&
                     into.sizes().slice(1) == at::IntArrayRef(entry.shape).slice(1) && first >= 0 &&
                     into.size(0) <= entry.shape[0] && first <= entry.shape[0] - into.size(0);

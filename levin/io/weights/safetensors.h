@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,28 +14,13 @@
 #include <c10/core/ScalarType.h>
 
 #include "levin/core/files.h"
+#include "levin/io/weights/safetensors_header.h"
 
 namespace levin {
 
 using at::Tensor;
 
-/// String to string, as a safetensors header carries it.
-using SafetensorsMetadata = std::map<std::string, std::string>;
 using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
-
-/// One tensor of a file, as its header declares it. Offsets count from the first byte after the header.
-struct SafetensorsEntry {
-  std::string name;
-  /// "F32", "BF16", "F8_E4M3", ...
-  std::string dtype;
-  std::vector<int64_t> shape;
-  uint64_t begin = 0;
-  uint64_t end = 0;
-
-  uint64_t bytes() const { return end - begin; }
-  /// Torch's type; an Error for those narrower than a byte (F4, F6_E2M3, F6_E3M2).
-  c10::ScalarType scalar_type() const;
-};
 
 /// A safetensors file, open for reading. The header is checked whole before anything is allocated: its length, the
 /// types, the sizes, that the tensors lie side by side from the first byte to the last, that no name stands twice. Data
@@ -109,13 +93,6 @@ struct SafetensorsType {
 /// Null when the name is not known. In the order of alignment, as the reference sorts them.
 const SafetensorsType* find_safetensors_type(std::string_view name);
 const SafetensorsType* find_safetensors_type(c10::ScalarType type);
-
-struct SafetensorsHeader {
-  SafetensorsMetadata metadata;
-  std::vector<SafetensorsEntry> entries;  // sorted by offset
-};
-/// Parses and checks a header; `data_bytes` is what the file holds after it. `where` stands in the errors.
-SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes, const std::string& where);
 }  // namespace detail
 
 }  // namespace levin

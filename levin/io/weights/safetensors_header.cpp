@@ -1,3 +1,5 @@
+#include "levin/io/weights/safetensors_header.h"
+
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -7,41 +9,17 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/io/weights/safetensors.h"
 
 namespace levin::detail {
 namespace {
 
-using c10::ScalarType;
-
 constexpr size_t kMostTensors = 1'000'000;
 constexpr size_t kMostDimensions = 64;
 
-// In the order of the reference's enumeration: a file holds the last ones first.
-constexpr SafetensorsType kTypes[] = {
-    {"BOOL", 8, ScalarType::Bool},
-    {"F4", 4},
-    {"F6_E2M3", 6},
-    {"F6_E3M2", 6},
-    {"U8", 8, ScalarType::Byte},
-    {"I8", 8, ScalarType::Char},
-    {"F8_E5M2", 8, ScalarType::Float8_e5m2},
-    {"F8_E4M3", 8, ScalarType::Float8_e4m3fn},
-    {"F8_E8M0", 8, ScalarType::Float8_e8m0fnu},
-    {"F8_E4M3FNUZ", 8, ScalarType::Float8_e4m3fnuz},
-    {"F8_E5M2FNUZ", 8, ScalarType::Float8_e5m2fnuz},
-    {"I16", 16, ScalarType::Short},
-    {"U16", 16, ScalarType::UInt16},
-    {"F16", 16, ScalarType::Half},
-    {"BF16", 16, ScalarType::BFloat16},
-    {"I32", 32, ScalarType::Int},
-    {"U32", 32, ScalarType::UInt32},
-    {"F32", 32, ScalarType::Float},
-    {"C64", 64, ScalarType::ComplexFloat},
-    {"F64", 64, ScalarType::Double},
-    {"I64", 64, ScalarType::Long},
-    {"U64", 64, ScalarType::UInt64},
-};
+/// A text of the header for a line that may have two of them.
+std::string brief(std::string_view text) {
+  return shown(text.substr(0, 80)) + (text.size() > 80 ? "..." : "");
+}
 
 /// Takes the header's JSON event by event: nothing is built that the format does not have, so depth and memory are
 /// bounded by the checks here. The first thing wrong is kept in `problem`.
@@ -52,16 +30,16 @@ class HeaderSax : public nlohmann::json_sax<nlohmann::json> {
 
   bool null() override { return state_ == State::kMetadataValue ? leave_metadata() : wrong("null"); }
   bool boolean(bool) override { return wrong("a bool"); }
-  bool number_float(double, const std::string& text) override { return wrong("the number " + text); }
+  bool number_float(double, const std::string& text) override { return wrong("the number " + brief(text)); }
   bool binary(binary_t&) override { return wrong("binary data"); }
   bool number_integer(int64_t value) override { return wrong("the number " + std::to_string(value)); }
 
   bool number_unsigned(uint64_t value) override {
     if (state_ == State::kShape) {
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-        return refuse(concat("the shape of \"", entry_.name, "\" has ", value));
+        return refuse(concat("the shape of \"", brief(entry_.name), "\" has ", value));
       if (entry_.shape.size() == kMostDimensions)
-        return refuse(concat("\"", entry_.name, "\" has more than ", kMostDimensions, " dimensions"));
+        return refuse(concat("\"", brief(entry_.name), "\" has more than ", kMostDimensions, " dimensions"));
       entry_.shape.push_back(static_cast<int64_t>(value));
       return true;
     }
@@ -82,7 +60,7 @@ class HeaderSax : public nlohmann::json_sax<nlohmann::json> {
       header.metadata[metadata_key_] = value;
       return true;
     }
-    return wrong("the string \"" + value.substr(0, 60) + "\"");
+    return wrong("the string \"" + brief(value) + "\"");
   }
 
   bool start_object(size_t) override {
@@ -99,7 +77,7 @@ class HeaderSax : public nlohmann::json_sax<nlohmann::json> {
 
   bool key(std::string& name) override {
     if (state_ == State::kName) {
-      if (!names_.insert(name).second) return refuse("the name \"" + name + "\" stands twice");
+      if (!names_.insert(name).second) return refuse("the name \"" + brief(name) + "\" stands twice");
       if (name == "__metadata__") {
         state_ = State::kMetadataValue;
         return true;
@@ -113,14 +91,15 @@ class HeaderSax : public nlohmann::json_sax<nlohmann::json> {
       return true;
     }
     if (state_ == State::kMetadata) {
-      if (header.metadata.contains(name)) return refuse("the metadata name \"" + name + "\" stands twice");
+      if (header.metadata.contains(name)) return refuse("the metadata name \"" + brief(name) + "\" stands twice");
       metadata_key_ = name;
       return true;
     }
     const int field = name == "dtype" ? 1 : name == "shape" ? 2 : name == "data_offsets" ? 4 : 0;
     if (field == 0)
-      return refuse("\"" + entry_.name + "\" has a field \"" + name + "\" (known: dtype, shape, data_offsets)");
-    if (fields_ & field) return refuse("\"" + entry_.name + "\" has \"" + name + "\" twice");
+      return refuse("\"" + brief(entry_.name) + "\" has a field \"" + brief(name) +
+                    "\" (known: dtype, shape, data_offsets)");
+    if (fields_ & field) return refuse("\"" + brief(entry_.name) + "\" has \"" + name + "\" twice");
     fields_ |= field;
     state_ = field == 1 ? State::kDtype : field == 2 ? State::kShapeStart : State::kOffsetsStart;
     return true;
@@ -134,7 +113,7 @@ class HeaderSax : public nlohmann::json_sax<nlohmann::json> {
     }
     // Here the object is a tensor's.
     if (fields_ != 7 || offsets_.size() != 2)
-      return refuse("\"" + entry_.name + "\" lacks one of dtype, shape and two data_offsets");
+      return refuse("\"" + brief(entry_.name) + "\" lacks one of dtype, shape and two data_offsets");
     entry_.begin = offsets_[0];
     entry_.end = offsets_[1];
     header.entries.push_back(std::move(entry_));
@@ -185,7 +164,7 @@ class HeaderSax : public nlohmann::json_sax<nlohmann::json> {
     if (state_ == State::kMetadataValue || state_ == State::kMetadata)
       return refuse("__metadata__ maps strings to strings, it has " + found);
     if (state_ == State::kStart || state_ == State::kName) return refuse("it must be a JSON object, it has " + found);
-    return refuse(found + " stands in \"" + entry_.name + "\" where it must not");
+    return refuse(found + " stands in \"" + brief(entry_.name) + "\" where it must not");
   }
   bool leave_metadata() {
     state_ = State::kName;
@@ -218,18 +197,8 @@ std::optional<uint64_t> byte_count(const SafetensorsEntry& entry, uint64_t bits)
 
 }  // namespace
 
-const SafetensorsType* find_safetensors_type(std::string_view name) {
-  const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& t) { return t.name == name; });
-  return found == std::end(kTypes) ? nullptr : found;
-}
-
-const SafetensorsType* find_safetensors_type(ScalarType type) {
-  if (type == ScalarType::Undefined) return nullptr;
-  const auto* found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const auto& t) { return t.type == type; });
-  return found == std::end(kTypes) ? nullptr : found;
-}
-
-SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes, const std::string& where) {
+SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes, const std::string& where,
+                                           std::span<const SafetensorsBits> types) {
   // nlohmann would skip a byte order mark; the format has none.
   const auto first = json.find_first_not_of(" \t\r\n");
   LEVIN_CHECK(first != std::string_view::npos && json[first] == '{', "[safetensors] \"", where,
@@ -244,20 +213,21 @@ SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_
   uint64_t reached = 0;
   const SafetensorsEntry* before = nullptr;
   for (const auto& entry : header.entries) {
-    const auto* type = find_safetensors_type(entry.dtype);
-    if (!type) {
+    const auto name = brief(entry.name);
+    const auto type = std::find_if(types.begin(), types.end(), [&](const auto& t) { return t.name == entry.dtype; });
+    if (type == types.end()) {
       std::vector<std::string> known;
-      for (const auto& t : kTypes) known.emplace_back(t.name);
-      fail_unknown("safetensors", concat("\"", where, "\": dtype of \"", entry.name, "\""), entry.dtype, known);
+      for (const auto& t : types) known.emplace_back(t.name);
+      fail_unknown("safetensors", concat("\"", where, "\": dtype of \"", name, "\""), brief(entry.dtype), known);
     }
     const auto bytes = byte_count(entry, type->bits);
-    LEVIN_CHECK(bytes, "[safetensors] \"", where, "\": the size of \"", entry.name, "\" cannot be counted");
+    LEVIN_CHECK(bytes, "[safetensors] \"", where, "\": the size of \"", name, "\" cannot be counted");
     LEVIN_CHECK(entry.begin <= entry.end && entry.end - entry.begin == *bytes, "[safetensors] \"", where, "\": \"",
-                entry.name, "\" needs ", *bytes, " bytes, its offsets are ", entry.begin, " to ", entry.end);
-    LEVIN_CHECK(entry.begin >= reached, "[safetensors] \"", where, "\": \"", entry.name, "\" overlaps \"",
-                before ? before->name : "", "\"");
+                name, "\" needs ", *bytes, " bytes, its offsets are ", entry.begin, " to ", entry.end);
+    LEVIN_CHECK(entry.begin >= reached, "[safetensors] \"", where, "\": \"", name, "\" overlaps \"",
+                before ? brief(before->name) : "", "\"");
     LEVIN_CHECK(entry.begin == reached, "[safetensors] \"", where, "\": a hole of ", entry.begin - reached,
-                " bytes before \"", entry.name, "\"");
+                " bytes before \"", name, "\"");
     reached = entry.end;
     before = &entry;
   }

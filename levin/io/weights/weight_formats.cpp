@@ -3,25 +3,12 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
-#include "levin/core/files.h"
 #include "levin/core/words.h"
 
 namespace levin::detail {
 namespace fs = std::filesystem;
-namespace {
-
-constexpr uint64_t kLongestWeightIndex = uint64_t{256} << 20;
-
-bool is_plain_file_name(const std::string& name) {
-  return !name.empty() && name != "." && name != ".." &&
-         name.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
-}
-
-}  // namespace
-
 const std::vector<WeightFormat>& weight_formats() {
   static const std::vector<WeightFormat> table{
       safetensors_format(),
@@ -96,27 +83,6 @@ fs::path weights_in(const fs::path& folder) {
   LEVIN_CHECK(candidates.size() == 1, "[weights] \"", folder.string(), "\" has ", candidates.size(),
               " weight files; name one of them, such as \"", candidates[0].string(), "\"");
   return candidates[0];
-}
-
-WeightIndex read_weight_index(std::string_view operation, const fs::path& path) {
-  const auto index = nlohmann::json::parse(read_file(path, kLongestWeightIndex), nullptr, false);
-  LEVIN_CHECK(index.is_object() && index.contains("weight_map") && index["weight_map"].is_object() &&
-                  !index["weight_map"].empty(),
-              "[", operation, "] \"", path.string(), "\" is not an index: a JSON object with a weight_map is needed");
-  WeightIndex result{path, {}};
-  for (const auto& [name, file] : index["weight_map"].items()) {
-    LEVIN_CHECK(file.is_string() && is_plain_file_name(file.get<std::string>()), "[", operation, "] \"", path.string(),
-                "\": \"", shown(name), "\" is said to be in ",
-                shown(file.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace)),
-                "; only names of files beside the index are allowed");
-    result.places.emplace_back(name, file.get<std::string>());
-  }
-  return result;
-}
-
-void write_weight_index(const fs::path& path, const std::map<std::string, std::string>& places, uint64_t total_bytes) {
-  const nlohmann::ordered_json index{{"metadata", {{"total_size", total_bytes}}}, {"weight_map", places}};
-  write_file(path, index.dump(2) + "\n");
 }
 
 }  // namespace levin::detail

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "levin/io/weights/weight_index.h"
 #include "levin/io/weights/weights.h"
 
 /// Formats of weight files. Each describes itself in a file of its own (format_safetensors.cpp) and has a row in the
@@ -34,12 +35,6 @@ class OpenWeights {
   std::string root;
   /// What was taken from the beginning of all names.
   std::string stripped;
-};
-
-/// An index of several files: (name of a tensor, file beside the index), sorted by name.
-struct WeightIndex {
-  std::filesystem::path path;
-  std::vector<std::pair<std::string, std::string>> places;
 };
 
 struct WeightFormat {
@@ -86,11 +81,5 @@ std::vector<std::string> written_formats();
 std::vector<std::string> weight_endings(bool written = false);
 /// The file or index that a folder holds: one of the usual names, or the only one that could be meant.
 std::filesystem::path weights_in(const std::filesystem::path& folder);
-
-/// Reads an index and checks that it names files beside it alone. `operation` stands in the errors.
-WeightIndex read_weight_index(std::string_view operation, const std::filesystem::path& path);
-/// Writes the index of files in a folder.
-void write_weight_index(const std::filesystem::path& path, const std::map<std::string, std::string>& places,
-                        uint64_t total_bytes);
 
 }  // namespace levin::detail

@@ -1,6 +1,8 @@
 #include "levin/kernels/block_sparse/attention.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,6 +15,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/product_dtype.h"
@@ -26,27 +29,25 @@ using torch::autograd::variable_list;
 using MaybeTensor = std::optional<Tensor>;
 
 BlockSparseResult block_sparse_on_cpu(const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen, const Tensor&) {
-  return detail::block_sparse_by_aten(qkv, mask, seen);
+  return {detail::block_sparse_by_aten(qkv, mask, seen), at::empty({0}, qkv.options())};
 }
 
 Tensor block_sparse_backward_on_cpu(const Tensor& grad, const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen,
-                                    const Tensor&, const Tensor&, const Tensor& sums) {
-  return detail::block_sparse_backward_by_aten(grad, qkv, mask, seen, sums);
+                                    const Tensor&, const Tensor&, const Tensor&) {
+  return detail::block_sparse_backward_by_aten(grad, qkv, mask, seen);
 }
 
-bool plays_kernel(const Tensor& qkv, const Tensor& seen) {
-  return played_device() == c10::kCUDA && detail::has_block_sparse_kernel(qkv, seen);
-}
-
-BlockSparseResult block_sparse_on_meta(const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen, const Tensor&) {
-  if (!plays_kernel(qkv, seen)) return detail::block_sparse_by_aten(qkv, mask, seen);
+BlockSparseResult block_sparse_on_meta(const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen,
+                                       const Tensor& seen_by) {
+  if (played_device() != c10::kCUDA || !detail::runs_block_sparse_kernel(qkv, seen))
+    return block_sparse_on_cpu(qkv, mask, seen, seen_by);
   return {at::empty({qkv.size(0), qkv.size(1), qkv.size(3) * qkv.size(4)}, qkv.options()),
           at::empty({qkv.size(0), qkv.size(3), qkv.size(1)}, qkv.options().dtype(at::kFloat))};
 }
 
 Tensor block_sparse_backward_on_meta(const Tensor& grad, const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen,
                                      const Tensor&, const Tensor&, const Tensor& sums) {
-  if (!plays_kernel(qkv, seen)) return detail::block_sparse_backward_by_aten(grad, qkv, mask, seen, sums);
+  if (sums.numel() == 0) return detail::block_sparse_backward_by_aten(grad, qkv, mask, seen);
   const auto products = at::empty_like(sums);  // gone when the gradients are there
   return at::empty(qkv.sizes(), qkv.options());
 }
@@ -98,7 +99,7 @@ struct BlockSparseFunction : torch::autograd::Function<BlockSparseFunction> {
     const auto mask = saved[1].defined() ? MaybeTensor(saved[1]) : std::nullopt;
     if (at::GradMode::is_enabled()) {
       // The kernels have no second derivative; plain operators have.
-      const auto out = std::get<0>(detail::block_sparse_by_aten(qkv, mask, saved[2]));
+      const auto out = detail::block_sparse_by_aten(qkv, mask, saved[2]);
       return {torch::autograd::grad({out}, {qkv}, {grads[0]}, std::nullopt, /*create_graph=*/true)[0], {}, {}, {}};
     }
     const at::AutoDispatchBelowADInplaceOrView below;
@@ -121,6 +122,22 @@ void check_block_sparse(const Tensor& qkv, const Tensor& mask, const BlockPlan& 
 }
 
 }  // namespace
+
+namespace detail {
+
+bool runs_block_sparse_kernel(const Tensor& qkv, const Tensor& seen) {
+  const auto dtype = qkv.scalar_type();
+  if ((dtype != at::kHalf && dtype != at::kBFloat16) || qkv.size(4) != kSparseHead ||
+      qkv.size(1) != (seen.size(1) + 2) * kSparseBlock)
+    return false;
+  const char* word = std::getenv("LEVIN_BLOCK_SPARSE");
+  static const std::vector<std::string> known{"torch", "kernel"};
+  if (word == nullptr || word == known[0]) return false;
+  if (word != known[1]) fail_unknown("block_sparse_attention", "LEVIN_BLOCK_SPARSE", word, known);
+  return true;
+}
+
+}  // namespace detail
 
 BlockPlan BlockPlan::to(c10::Device device) const {
   return {block_size, seen.to(device), seen_by.to(device)};

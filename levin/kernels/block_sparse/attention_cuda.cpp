@@ -31,14 +31,11 @@ BlockSparseLaunch block_sparse_launch(const Tensor& qkv, const MaybeTensor& mask
           .scale = 1 / std::sqrt(static_cast<float>(qkv.size(4)))};
 }
 
-/// Kernels load 16 bytes at once; every tensor of torch's allocator is where that is possible, a view may not be.
-bool runs_block_sparse(const Tensor& qkv, const Tensor& seen) {
-  return has_block_sparse_kernel(qkv, seen) && is_pack_aligned(qkv.const_data_ptr());
-}
-
 BlockSparseResult block_sparse_cuda(const Tensor& qkv, const MaybeTensor& given_mask, const Tensor& seen,
                                     const Tensor& seen_by) {
-  if (!runs_block_sparse(qkv, seen)) return block_sparse_by_aten(qkv, given_mask, seen);
+  // The kernel loads 16 bytes at once; a view of torch's memory may not be where that is possible.
+  if (!runs_block_sparse_kernel(qkv, seen) || !is_pack_aligned(qkv.const_data_ptr()))
+    return {block_sparse_by_aten(qkv, given_mask, seen), at::empty({0}, qkv.options())};
   const auto mask = given_mask ? MaybeTensor(given_mask->contiguous()) : std::nullopt;
   auto out = at::empty({qkv.size(0), qkv.size(1), qkv.size(3) * qkv.size(4)}, qkv.options());
   auto sums = at::empty({qkv.size(0), qkv.size(3), qkv.size(1)}, qkv.options().dtype(at::kFloat));
@@ -51,9 +48,8 @@ BlockSparseResult block_sparse_cuda(const Tensor& qkv, const MaybeTensor& given_
 
 Tensor block_sparse_backward_cuda(const Tensor& grad, const Tensor& qkv, const MaybeTensor& given_mask,
                                   const Tensor& seen, const Tensor& seen_by, const Tensor& out, const Tensor& sums) {
-  if (!runs_block_sparse(qkv, seen) || !is_pack_aligned(grad.const_data_ptr()) ||
-      !is_pack_aligned(out.const_data_ptr()))
-    return block_sparse_backward_by_aten(grad, qkv, given_mask, seen, sums);
+  if (sums.numel() == 0 || !is_pack_aligned(grad.const_data_ptr()))
+    return block_sparse_backward_by_aten(grad, qkv, given_mask, seen);
   const auto mask = given_mask ? MaybeTensor(given_mask->contiguous()) : std::nullopt;
   const auto products = at::empty_like(sums);
   auto result = at::empty(qkv.sizes(), qkv.options());

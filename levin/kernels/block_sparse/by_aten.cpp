@@ -14,6 +14,12 @@ using MaybeTensor = std::optional<Tensor>;
 
 constexpr double kOfPadding = -10000;
 
+/// Rows of the second dimension: [C, N, ...] to [C, index, ...].
+Tensor picked(const Tensor& x, const Tensor& index) {
+  if (!x.is_meta()) return x.index_select(1, index);
+  return at::empty({x.size(0), index.numel(), x.size(2)}, x.options());  // torch has no such kernel for meta tensors
+}
+
 /// Sizes of an attention over blocks.
 struct BlockSizes {
   BlockSizes(const Tensor& qkv, const Tensor& seen, int64_t gathered)
@@ -34,14 +40,15 @@ struct BlockSizes {
   double scale;
 };
 
-/// Queries [N, Q, D] that see the same keys and values [N, K, D], and what is added to their scores.
+/// Queries [N, Q, D] that see the same keys and values [N, K, D], and what is added to their scores: [N or 1, 1, K].
 struct SeenKeys {
   Tensor q, k, v, bias;
 
-  Tensor scores(double scale) const {
-    auto result = at::bmm(q, k.transpose(1, 2)).to(bias.scalar_type()) * scale;
-    return result + bias;
+  /// [N, Q, K]; sums are in float. By _softmax, which autocast leaves alone.
+  Tensor weights(double scale) const {
+    return at::_softmax(at::baddbmm(bias, q, k.transpose(1, 2), 1, scale), -1, /*half_to_float=*/false);
   }
+  Tensor mixed(double scale) const { return at::bmm(weights(scale), v); }
 };
 
 /// The samples of a chunk: blocks 1 to N - 2, each with the blocks it sees, and the ends, which see everything.
@@ -49,8 +56,7 @@ class Chunk {
  public:
   Chunk(const BlockSizes& sizes, const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen)
       : sizes_(sizes), samples_(qkv.size(0)) {
-    const auto wide = at::promote_types(qkv.scalar_type(), at::kFloat);
-    const auto options = qkv.options().dtype(wide);
+    const auto options = qkv.options();
     const auto first = at::arange(sizes.heads, seen.options().dtype(at::kLong)).view({-1, 1, 1}) * sizes.blocks;
     place_ = (seen.clamp_min(0) + first).flatten();
     const auto q = heads(qkv, 0), k = heads(qkv, 1), v = heads(qkv, 2);
@@ -60,10 +66,9 @@ class Chunk {
                         .masked_fill((seen < 0).unsqueeze(-1), -std::numeric_limits<double>::infinity())
                         .expand({samples_, -1, -1, -1, sizes.size});
     if (mask) {
-      const auto of_keys = mask->logical_not().to(wide) * kOfPadding;  // [C, T]
+      const auto of_keys = mask->logical_not().to(qkv.scalar_type()) * kOfPadding;  // [C, T]
       of_ends = of_keys.unsqueeze(1).expand({-1, sizes.heads, -1}).reshape({edges, 1, sizes.tokens});
-      of_slots = of_slots + of_keys.view({samples_, sizes.blocks, sizes.size})
-                                .index_select(1, seen.clamp_min(0).flatten())
+      of_slots = of_slots + picked(of_keys.view({samples_, sizes.blocks, sizes.size}), seen.clamp_min(0).flatten())
                                 .view({samples_, sizes.heads, sizes.blocks - 2, sizes.slots, sizes.size});
     }
     ends = {ends_of(q), k.view({edges, sizes.tokens, -1}), v.view({edges, sizes.tokens, -1}), of_ends};
@@ -103,8 +108,7 @@ class Chunk {
 
  private:
   Tensor gathered(const Tensor& x) const {
-    return x.view({samples_, sizes_.heads * sizes_.blocks, sizes_.size * sizes_.width})
-        .index_select(1, place_)
+    return picked(x.view({samples_, sizes_.heads * sizes_.blocks, sizes_.size * sizes_.width}), place_)
         .view({-1, sizes_.slots * sizes_.size, sizes_.width});
   }
 
@@ -113,63 +117,53 @@ class Chunk {
   Tensor place_;
 };
 
-BlockSparseResult mixed(const SeenKeys& keys, double scale) {
-  auto scores = keys.scores(scale);
-  const auto sums = scores.logsumexp(-1, /*keepdim=*/true);
-  return {at::bmm((scores - sums).exp().to(keys.v.scalar_type()), keys.v), sums};
-}
-
 struct SeenGradients {
   Tensor q, k, v;
 };
 
-SeenGradients mixed_backward(const SeenKeys& keys, double scale, const Tensor& grad, const Tensor& sums) {
-  const auto wide = sums.scalar_type(), narrow = keys.q.scalar_type();
-  const auto weights = (keys.scores(scale) - sums).exp();
-  auto dv = at::bmm(weights.to(narrow).transpose(1, 2), grad);
-  const auto changes = at::bmm(grad, keys.v.transpose(1, 2)).to(wide);
-  const auto products = (weights * changes).sum(-1, /*keepdim=*/true);
-  const auto of_scores = (weights * (changes - products) * scale).to(narrow);
+SeenGradients mixed_backward(const SeenKeys& keys, double scale, const Tensor& grad) {
+  const auto weights = keys.weights(scale);
+  auto dv = at::bmm(weights.transpose(1, 2), grad);
+  const auto changes = at::bmm(grad, keys.v.transpose(1, 2));
+  const auto of_scores = at::_softmax_backward_data(changes, weights, -1, weights.scalar_type()) * scale;
   return {at::bmm(of_scores, keys.k), at::bmm(of_scores.transpose(1, 2), keys.q), dv};
+}
+
+/// The samples from begin to end; [B, T, ...] with zeros for padding.
+MaybeTensor rows_of(const MaybeTensor& mask, int64_t begin, int64_t end) {
+  return mask ? MaybeTensor(mask->slice(0, begin, end)) : std::nullopt;
+}
+Tensor without_padding(const Tensor& x, const MaybeTensor& mask) {
+  return mask ? x.masked_fill(mask->logical_not().unsqueeze(-1), 0) : x;
 }
 
 }  // namespace
 
-BlockSparseResult block_sparse_by_aten(const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen,
-                                       int64_t gathered) {
+Tensor block_sparse_by_aten(const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen, int64_t gathered) {
   const BlockSizes sizes(qkv, seen, gathered);
-  std::vector<Tensor> outs, all_sums;
+  std::vector<Tensor> outs;
   for (int64_t begin = 0; begin < sizes.batch; begin += sizes.at_once) {
     const auto end = std::min(sizes.batch, begin + sizes.at_once);
-    const auto rows = mask ? MaybeTensor(mask->slice(0, begin, end)) : std::nullopt;
+    const auto rows = rows_of(mask, begin, end);
     const Chunk chunk(sizes, qkv.slice(0, begin, end), rows, seen);
-    const auto [inner, inner_sums] = mixed(chunk.middle, sizes.scale);
-    const auto [outer, outer_sums] = mixed(chunk.ends, sizes.scale);
-    auto out = chunk.joined(inner, outer).transpose(1, 2);
-    auto sums = chunk.joined(inner_sums, outer_sums).squeeze(-1);
-    if (rows) {
-      const auto padding = rows->logical_not();
-      out = out.masked_fill(padding.unsqueeze(-1).unsqueeze(-1), 0);
-      sums = sums.masked_fill(padding.unsqueeze(1), std::numeric_limits<double>::infinity());
-    }
-    outs.push_back(out.flatten(2));
-    all_sums.push_back(sums);
+    const auto out = chunk.joined(chunk.middle.mixed(sizes.scale), chunk.ends.mixed(sizes.scale));
+    outs.push_back(without_padding(out.transpose(1, 2).flatten(2), rows));
   }
-  return {at::cat(outs, 0), at::cat(all_sums, 0)};
+  return outs.size() == 1 ? outs[0] : at::cat(outs, 0);
 }
 
 Tensor block_sparse_backward_by_aten(const Tensor& grad, const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen,
-                                     const Tensor& sums, int64_t gathered) {
+                                     int64_t gathered) {
   const BlockSizes sizes(qkv, seen, gathered);
   auto result = at::empty(qkv.sizes(), qkv.options());
   for (int64_t begin = 0; begin < sizes.batch; begin += sizes.at_once) {
     const auto end = std::min(sizes.batch, begin + sizes.at_once);
-    const auto rows = mask ? MaybeTensor(mask->slice(0, begin, end)) : std::nullopt;
+    const auto rows = rows_of(mask, begin, end);
     const Chunk chunk(sizes, qkv.slice(0, begin, end), rows, seen);
-    const auto g = grad.slice(0, begin, end).view({end - begin, sizes.tokens, sizes.heads, -1}).transpose(1, 2);
-    const auto s = sums.slice(0, begin, end).unsqueeze(-1);
-    auto inner = mixed_backward(chunk.middle, sizes.scale, chunk.middle_of(g), chunk.middle_of(s));
-    auto outer = mixed_backward(chunk.ends, sizes.scale, chunk.ends_of(g), chunk.ends_of(s));
+    const auto own = without_padding(grad.slice(0, begin, end), rows);
+    const auto g = own.view({end - begin, sizes.tokens, sizes.heads, -1}).transpose(1, 2);
+    const auto inner = mixed_backward(chunk.middle, sizes.scale, chunk.middle_of(g));
+    const auto outer = mixed_backward(chunk.ends, sizes.scale, chunk.ends_of(g));
     const auto to = result.slice(0, begin, end).permute({2, 0, 3, 1, 4});  // [3, C, H, T, D]
     to[0].copy_(chunk.joined(inner.q, outer.q));
     to[1].copy_(chunk.scattered(inner.k, seen) + outer.k.view(to[1].sizes()));

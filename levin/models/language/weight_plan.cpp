@@ -137,14 +137,21 @@ bool WeightNames::is_packed(const WeightEntry& entry) const {
                         file_.contains(entry.name + ".absmax"));
 }
 
+QkvRows qkv_rows(const DecoderOptions& options) {
+  const auto width = options.head_width();
+  return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
+}
+
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
-                                        const std::vector<std::string>& unused, c10::ScalarType dtype) {
+                                        const std::vector<std::string>& unused, c10::ScalarType dtype,
+                                        const NewWeights& fresh) {
   std::vector<PlannedWeight> plan;
   std::vector<std::string> missing, wrong;
   std::unordered_set<std::string> used(unused.begin(), unused.end());
   for (const auto& [name, tensor, aliases] : named_unique_parameters(module)) {
+    if (begins_with_any(name, fresh.always)) continue;
     const auto asked = instead.find(name);
     const auto theirs = their_weight(architecture, asked == instead.end() ? name : asked->second);
     LEVIN_CHECK(theirs, "[open_model] ", architecture.model_type, " has no name for \"", name, "\"");
@@ -161,6 +168,10 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
         used.insert(theirs->also);
       } else if (other) {
         key = theirs->also, entry = other;
+      }
+      if (!entry && begins_with_any(name, fresh.if_missing)) {
+        whole = false;
+        continue;
       }
       if (!entry) {
         missing.push_back(theirs->names[i]);

@@ -54,13 +54,22 @@ class WeightNames {
 
 /// Where queries, keys and values of a layer are joined: their rows.
 using QkvRows = std::array<int64_t, 3>;
+QkvRows qkv_rows(const DecoderOptions& options);
+
+/// Beginnings of names of parameters that are not read: of a new head.
+struct NewWeights {
+  std::vector<std::string> always = {};
+  /// Only where the file lacks one.
+  std::vector<std::string> if_missing = {};
+};
 
 /// Finds the tensors of all parameters; one Error lists what is missing, left over and of another shape or type.
 /// `instead`: names of the module that are read from another one of it (an embedding from the head).
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
-                                        const std::vector<std::string>& unused, c10::ScalarType dtype);
+                                        const std::vector<std::string>& unused, c10::ScalarType dtype,
+                                        const NewWeights& fresh = {});
 /// Reads them in chunks of some megabytes, on torch's threads (weight_read.cpp).
 void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads);
 /// Bytes that are read at once. Large enough for a link at its full speed, small enough that the buffers of all threads

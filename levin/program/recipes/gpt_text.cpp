@@ -76,7 +76,7 @@ GptText::GptText(Options options) : options_(std::move(options)) {
   models::check_options(sizes_);
 }
 
-void GptText::use_data(std::shared_ptr<TextData> data) {
+void GptText::use_data(std::shared_ptr<GptTextData> data) {
   data_ = std::move(data);
   data_->set_block_size(options_.block_size);
 }
@@ -274,7 +274,7 @@ lr_scheduler:
   warmup_steps: 100
   eta_min: 1e-4
 )",
-          []() -> std::unique_ptr<TrainProgram> { return std::make_unique<TrainProgramOf<GptText, TextData>>(); }};
+          []() -> std::unique_ptr<TrainProgram> { return std::make_unique<TrainProgramOf<GptText, GptTextData>>(); }};
 }
 
 }  // namespace levin::cli

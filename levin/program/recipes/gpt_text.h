@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "levin/models/decoder.h"
-#include "levin/program/recipes/text_data.h"
+#include "levin/program/recipes/gpt_text_data.h"
 #include "levin/trainer/callbacks/memory_report.h"
 #include "levin/trainer/train_module.h"
 
@@ -49,7 +49,7 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
   explicit GptText(Options options);
 
   /// Whose tokens it learns; they decide the size of the vocabulary.
-  void use_data(std::shared_ptr<TextData> data);
+  void use_data(std::shared_ptr<GptTextData> data);
   void configure_model() override;
   /// Matrices alone.
   bool decays(const std::string& parameter) const override { return !vectors_.contains(parameter); }
@@ -81,7 +81,7 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
   Options options_;
   models::DecoderOptions sizes_;
   std::string config_;  // config.json of the model folder that is written
-  std::shared_ptr<TextData> data_;
+  std::shared_ptr<GptTextData> data_;
   int64_t spoken_at_ = -1;         // step
   std::set<std::string> vectors_;  // names of parameters that are no matrices
 };

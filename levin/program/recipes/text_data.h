@@ -1,63 +1,88 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
-#include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
-#include "levin/program/recipes/text_tokens.h"
+#include "levin/data/sampler.h"
+#include "levin/data/text/token_rows.h"
+#include "levin/program/recipes/text_model.h"
 #include "levin/trainer/data_module.h"
 
 namespace levin::cli {
 
-/// Windows of a text's tokens: "input" and "target" int64 [B, block_size].
+/// Options of all text data.
+struct TextDataOptions {
+  std::filesystem::path folder = {}, train = {}, val = {}, test = {};
+  double val_fraction = 0.1;
+  int64_t max_length = 0;
+  int64_t batch_size = 16;
+  int64_t eval_batch_size = 32;
+  std::string order = "by_length";
+  int64_t pad_to_multiple_of = 1;
+  bool pad_to_max_length = false;
+
+  void fields(auto f) {
+    f("folder", folder, "folder with train, test and perhaps val: folders of classes, or files such as train.csv");
+    f("train", train, "training data: a file, or a folder of classes");
+    f("val", val, "validation data; default: a part of the training data");
+    f("test", test, "test data");
+    f("val_fraction", val_fraction, "fraction of the training data that validates where there is no other");
+    f("max_length", max_length, "tokens of a text; longer ones are cut; 0: 512, or what the model allows");
+    f("batch_size", batch_size, "texts of a training batch, per rank");
+    f("eval_batch_size", eval_batch_size, "texts of a batch of validation, test and predict, per rank");
+    f("order", order, "order of training: texts of like length together, random, or that of the file",
+      {"by_length", "shuffled", "sequential"});
+    f("pad_to_multiple_of", pad_to_multiple_of, "round the length of batches up; fewer shapes for compiled steps");
+    f("pad_to_max_length", pad_to_max_length, "pad every batch to max_length: one shape");
+  }
+};
+
+/// Rows of tokens for training, validation and test, which a recipe fills.
 class TextData : public DataModule {
  public:
-  struct Options {
-    std::filesystem::path file = {};
-    std::string tokenizer = "chars";
-    int64_t vocab_size = 4096;
-    double val_fraction = 0.1;
-    std::string windows = "random";
-    int64_t batch_size = 12;
-    int64_t eval_batch_size = 64;
-    int64_t num_samples = 1;
-    std::filesystem::path cache = {};
+  TextData(const TextDataOptions& options, TextFolder folder);
 
-    void fields(auto f) {
-      f("file", file, "text file, or folder of texts; default: the King James Bible of Debian's bible-kjv-text");
-      f("tokenizer", tokenizer, "chars (a token a character), bpe (trained on the text), or a folder with a tokenizer");
-      f("vocab_size", vocab_size, "tokens of bpe");
-      f("val_fraction", val_fraction, "fraction of the text, at its end, for validation and test");
-      f("windows", windows, "training windows: at random places, or one after the other, shuffled",
-        {"random", "contiguous"});
-      f("batch_size", batch_size, "training windows of a batch, per rank");
-      f("eval_batch_size", eval_batch_size, "windows of a batch of validation and test, per rank");
-      f("num_samples", num_samples, "texts that predict generates");
-      f("cache", cache, "folder where tokens are kept; default: $LEVIN_DATA/tokens, else ~/.cache/levin/tokens");
-    }
-  };
-
-  explicit TextData(Options options) : options_(std::move(options)) {}
-
-  void prepare_data() override;
-  void setup(std::string_view stage) override;
   Loaders<Batch> train_dataloader() override;
-  /// All of the validation text, window after window.
   Loaders<Batch> val_dataloader() override;
-  Loaders<Batch> test_dataloader() override { return val_dataloader(); }
-  /// "index": the number of each text to generate.
-  Loaders<Batch> predict_dataloader() override;
+  Loaders<Batch> test_dataloader() override;
+  Loaders<Batch> predict_dataloader() override { return test_dataloader(); }
 
-  /// Length of a window; set before the loaders are asked for.
-  void set_block_size(int64_t tokens) { block_size_ = tokens; }
-  /// Known once it is set up.
-  const TextTokens& tokens() const;
+  const TextFolder& folder() const { return folder_; }
+  int64_t max_length() const { return max_length_; }
+
+ protected:
+  /// Where training, validation and test data lie; empty: there is none. `what` completes "data.train must name ...".
+  std::array<std::filesystem::path, 3> set_paths(std::string_view what) const;
+
+  /// Moves val_fraction of the examples, chosen at random, always the same ones.
+  template <class T>
+  void split_off(std::vector<T>& from, std::vector<T>& into) const {
+    const auto chosen = split_indices(static_cast<int64_t>(from.size()));
+    std::vector<bool> moved(from.size());
+    for (const auto index : chosen) moved[static_cast<size_t>(index)] = true;
+    std::vector<T> rest;
+    for (size_t i = 0; i < from.size(); ++i) (moved[i] ? into : rest).push_back(std::move(from[i]));
+    from = std::move(rest);
+  }
+
+  /// Training, validation, test.
+  std::array<TokenRows, 3> rows_;
 
  private:
-  Options options_;
-  std::optional<TextTokens> tokens_;
-  int64_t block_size_ = 0;
+  std::vector<int64_t> split_indices(int64_t size) const;
+  Loaders<Batch> evaluation_loader(const TokenRows& rows) const;
+  PadRows padding() const;
+
+  TextDataOptions options_;
+  TextFolder folder_;
+  int64_t max_length_;
 };
+
+/// The ids of a text, at most `length`: the text is cut, not the tokens that the tokenizer adds around it.
+std::vector<int64_t> cut_encoding(const text::Tokenizer& tokenizer, std::string_view text, int64_t length);
 
 }  // namespace levin::cli

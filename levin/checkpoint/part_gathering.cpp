@@ -1,0 +1,106 @@
+#include "levin/checkpoint/part_gathering.h"
+
+#include <map>
+#include <span>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "levin/core/error.h"
+
+namespace levin::detail {
+namespace {
+
+constexpr char kNext = '+';
+constexpr char kEnd = '.';
+
+Tensor bytes_view(const Tensor& tensor) {
+  return tensor.view({-1}).view(at::kByte);
+}
+
+}  // namespace
+
+Tensor PartGathering::whole(const std::string& id) {
+  const auto found = parts_.find(id);
+  LEVIN_CHECK(found != parts_.end(), "[full_state] rank 0 has no shard of \"", id, "\"");
+  broadcast_string(group_, kNext + id);
+  Tensor whole;
+  LEVIN_CHECK(gather(&found->second, &whole), "[full_state] the shards of \"", id,
+              "\" on the ranks are not one tensor");
+  return whole;
+}
+
+void PartGathering::end() {
+  broadcast_string(group_, std::string(1, kEnd));
+}
+
+void PartGathering::serve(const std::function<void(const Part&)>& sent) {
+  for (;;) {
+    const auto asked = broadcast_string(group_, {});
+    if (asked[0] == kEnd) return;
+    const auto found = parts_.find(asked.substr(1));
+    const auto* part = found == parts_.end() ? nullptr : &found->second;
+    if (gather(part, nullptr) && part && sent) sent(*part);
+  }
+}
+
+/// Whether the shards fit together: every rank sees the same figures, and so comes to the same end.
+bool PartGathering::gather(const Part* item, Tensor* whole) {
+  const at::NoGradGuard no_grad;
+  const bool sends = item && item->place.writes && item->tensor.numel() > 0;
+  const bool empty = item && c10::multiply_integers(item->place.sizes) == 0;
+  const auto all = group_.all_gather(at::tensor(
+      {sends ? item->place.start : 0, sends ? rows_of(item->tensor) : 0, item && !empty ? item->place.whole_rows() : 0,
+       item ? static_cast<int64_t>(item->tensor.scalar_type()) : -1},
+      at::kLong));
+  struct Row {
+    int64_t start, rows, whole, dtype;
+  };
+  static_assert(sizeof(Row) == 4 * sizeof(int64_t));
+  const std::span told(reinterpret_cast<const Row*>(all.const_data_ptr<int64_t>()), static_cast<size_t>(group_.size()));
+  std::map<int64_t, int64_t> pieces;
+  bool fit = true;
+  for (const auto& [start, rows, whole_rows, dtype] : told) {
+    if (rows == 0) continue;
+    fit = fit && dtype == told[0].dtype && whole_rows == told[0].whole && pieces.emplace(start, rows).second;
+  }
+  int64_t reached = 0;
+  for (const auto& [start, rows] : pieces) {
+    fit = fit && start == reached;
+    reached = start + rows;
+  }
+  if (!fit || reached != told[0].whole) return false;
+  if (!whole) {
+    if (sends) send(item->tensor);
+    return true;
+  }
+  *whole = at::empty(item->place.sizes, at::TensorOptions().dtype(item->tensor.scalar_type()));
+  auto by_rows = whole->dim() == 0 ? whole->view({1}) : *whole;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const auto& piece = told[static_cast<size_t>(rank)];
+    if (piece.rows == 0) continue;
+    auto into = by_rows.narrow(0, piece.start, piece.rows);
+    if (rank == 0)
+      into.copy_(item->tensor.detach().reshape(into.sizes()));
+    else
+      receive(into, rank);
+  }
+  return true;
+}
+
+void PartGathering::send(const Tensor& tensor) {
+  group_.run("gather", [&](c10d::ProcessGroup& ranks) {
+    std::vector<Tensor> sent{bytes_view(tensor.detach().cpu().contiguous())};
+    ranks.getBackend(c10::DeviceType::CPU)->send(sent, 0, 0)->wait();
+  });
+}
+
+void PartGathering::receive(const Tensor& into, int rank) {
+  group_.run("gather", [&](c10d::ProcessGroup& ranks) {
+    std::vector<Tensor> received{bytes_view(into)};
+    ranks.getBackend(c10::DeviceType::CPU)->recv(received, rank, 0)->wait();
+  });
+}
+
+}  // namespace levin::detail
