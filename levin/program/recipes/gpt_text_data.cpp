@@ -13,7 +13,7 @@
 namespace levin::cli {
 namespace {
 
-/// An epoch has as many windows as fit into the text side by side, but `least`; each is at a random place.
+/// An epoch has as many windows as fit into the text side by side, but at least `least`; each is at a random place.
 Sampler random_windows(int64_t length, int64_t least) {
   const auto count = [=](int64_t places) { return std::max(least, (places + length - 1) / length); };
   return Sampler(
