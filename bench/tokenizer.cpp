@@ -3,6 +3,8 @@
 //   tokenizer [--folder DIR]
 // DIR holds tokenizer.json and text.txt. Without them it trains a tokenizer of 8000 tokens on the repository's own
 // pages.
+#include "levin/text/tokenizer.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -13,7 +15,6 @@
 
 #include "levin/core/files.h"
 #include "levin/core/main.h"
-#include "levin/text/tokenizer.h"
 #include "levin/text/train_bpe.h"
 
 namespace {
