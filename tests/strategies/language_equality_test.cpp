@@ -54,7 +54,7 @@ Tensor family_loss(LanguageModel& model, const Tensor& tokens) {
 }
 
 /// Full parameters one after the other, by one gathering of all shards.
-Tensor whole_parameters(Collective& group, ShardMap* shards, const std::vector<Tensor>& params) {
+Tensor full_parameters(Collective& group, ShardMap* shards, const std::vector<Tensor>& params) {
   std::vector<Tensor> parts, wholes;
   for (const auto& param : params) {
     parts.push_back(param.detach().reshape({-1}));
@@ -103,7 +103,7 @@ std::vector<Tensor> train_family(Collective& group, const FamilyCase& family, co
     stepped.zero_grad();
   }
   if (!saved.empty()) models::save_model(model, saved, {.max_shard_size = 6000, .shards = trainee.strategy().shards()});
-  return {at::stack(losses), whole_parameters(group, trainee.strategy().shards(), all)};
+  return {at::stack(losses), full_parameters(group, trainee.strategy().shards(), all)};
 }
 
 /// Small thresholds, so that every matrix is sharded.

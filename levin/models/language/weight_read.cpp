@@ -87,7 +87,7 @@ void read_chunk(const WeightFile& file, const WeightChunk& chunk) {
   if (!direct) place.copy_(rows.view(place.sizes()));
 }
 
-/// The way of one thread to a device: two page-locked buffers, one of which is filled while the other is copied, and a
+/// The way of one thread to a device: two pinned buffers, one of which is filled while the other is copied, and a
 /// stream. Casts and transposes are the device's work.
 class DeviceLane {
  public:
