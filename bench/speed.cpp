@@ -20,10 +20,13 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "bench/speed/big_bird.h"
 #include "bench/speed/encoder.h"
 #include "bench/speed/kernels.h"
 #include "bench/speed/work.h"
 #include "levin/levin.h"
+#include "levin/models/language/architecture.h"
+#include "levin/models/text_encoder_sizes.h"
 
 namespace {
 
@@ -90,7 +93,7 @@ struct Case {
   /// The peak of an eager step on CUDA as the memory estimate predicts it.
   std::function<double()> predicted_gb;
   bool cuda = true;
-  /// Without a peer: it runs only when it is named.
+  /// It runs only when it is named.
   bool named_only = false;
   /// The case whose time is divided by that of this one.
   std::string compared_with = {};
@@ -266,13 +269,87 @@ Case distilbert_case(int64_t sequences, int64_t length) {
               }};
 }
 
-/// A case without a peer, beside the one that does the same in another precision.
+Case big_bird_case(int64_t sequences, int64_t length) {
+  const auto sizes = levin::models::text_encoder_options("big_bird");
+  return {
+      .name = "bigbird_4096",
+      .title = fmt::format("BigBird, {} x {} tokens, bf16-true", sequences, length),
+      .precision = "bf16-true",
+      .items = sequences * length,
+      .unit = "tokens",
+      .make =
+          [=](Fabric& fabric, bool compiled) {
+            auto model = fabric.init_module([&] { return levin::models::TextEncoder(sizes); });
+            const auto tokens = random_tokens(fabric, sequences, length, sizes.body.vocab_size);
+            return trained(
+                fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
+                {{"tokens", tokens}, {"label", torch::randint(0, sizes.num_labels, {sequences}, tokens.options())}},
+                kTextLoss, compiled);
+          },
+      .work = [=](auto bytes, auto roof) { return levin::bench::big_bird_work(sizes, sequences, length, bytes, roof); },
+      .predicted_gb =
+          [=] {
+            return predicted_gb(
+                [=] { return levin::models::TextEncoder(sizes); }, kTextLoss,
+                {{"tokens", without_memory({sequences, length})}, {"label", without_memory({sequences})}}, "bf16-true",
+                "adamw");
+          }};
+}
+
+const auto kPaddedTextLoss = [](const auto& net, Batch& batch) {
+  return levin::cross_entropy(net(batch["tokens"], batch["mask"]).to(at::kFloat), batch["label"]);
+};
+
+/// Every row of tokens is 16 shorter than the one before it.
+Tensor padded_mask(int64_t sequences, int64_t length, at::TensorOptions options) {
+  auto mask = torch::ones({sequences, length}, options);
+  for (int64_t i = 0; i < sequences; ++i) mask[i].slice(0, length - 16 * i).zero_();
+  return mask;
+}
+
+/// What the recipe text_classification trains: the encoder of a folder with its classifier, on padded rows.
+Case distilbert_classify_case(int64_t sequences, int64_t length) {
+  const levin::models::ModelConfig config(
+      R"({"model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6,
+      "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512})",
+      "config.json");
+  auto sizes = levin::models::architecture_of(config).encoder(config);
+  sizes.head = "sequence_classification";
+  return {.name = "distilbert_classify",
+          .title = fmt::format("DistilBERT, {} x {} tokens, padded, bf16-true", sequences, length),
+          .precision = "bf16-true",
+          .items = sequences * length,
+          .unit = "tokens",
+          .make =
+              [=](Fabric& fabric, bool compiled) {
+                auto model = fabric.init_module([&] { return levin::models::TextEncoder(sizes); });
+                const auto tokens = random_tokens(fabric, sequences, length, sizes.body.vocab_size);
+                return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
+                               {{"tokens", tokens},
+                                {"mask", padded_mask(sequences, length, tokens.options())},
+                                {"label", torch::randint(0, sizes.num_labels, {sequences}, tokens.options())}},
+                               kPaddedTextLoss, compiled);
+              },
+          .work = [=](auto bytes,
+                      auto roof) { return levin::bench::text_encoder_work({}, sequences, length, bytes, roof); },
+          .predicted_gb =
+              [=] {
+                return predicted_gb([=] { return levin::models::TextEncoder(sizes); }, kPaddedTextLoss,
+                                    {{"tokens", without_memory({sequences, length})},
+                                     {"mask", without_memory({sequences, length})},
+                                     {"label", without_memory({sequences})}},
+                                    "bf16-true", "adamw");
+              }};
+}
+
+/// A case that runs only when it is named, beside the one that does the same in another precision.
 Case named_only(Case c, std::string compared_with = {}) {
   c.named_only = true, c.compared_with = std::move(compared_with);
   return c;
 }
 
-/// bench/peers/speed.py has the same cases under the same names, but for those that run only when they are named.
+/// bench/peers/speed.py has the same cases under the same names, and of those that run only when they are named
+/// bigbird_4096, which torch.compile takes long for.
 std::vector<Case> all_cases() {
   const levin::models::ViTOptions large{
       .patch_size = 16, .num_layers = 24, .num_heads = 16, .hidden_dim = 1024, .mlp_dim = 4096};
@@ -290,11 +367,13 @@ std::vector<Case> all_cases() {
           resnet_case("resnet50_224px_bs64", "ResNet-50", resnet50, 64, 224, "bf16-mixed"),
           gpt2_case("gpt2_124m", "gpt2", "GPT-2 124M", 16, 1024),
           distilbert_case(12, 512),
+          distilbert_classify_case(12, 512),
           vit_case("vit_tiny_cpu", "ViT-tiny", tiny, 8, "32-true", true, /*cuda=*/false),
           resnet_case("resnet18_32px_cpu", "ResNet-18", resnet18, 16, 32, "32-true", /*cuda=*/false),
           named_only(vit_case("vit_l_16_bs64_fp8", "ViT-L/16", large, 64, "fp8-mixed", false), "vit_l_16_bs64_mixed"),
           named_only(gpt2_case("gpt2_774m", "gpt2_large", "GPT-2 774M", 8, 1024)),
-          named_only(gpt2_case("gpt2_774m_fp8", "gpt2_large", "GPT-2 774M", 8, 1024, "fp8-mixed"), "gpt2_774m")};
+          named_only(gpt2_case("gpt2_774m_fp8", "gpt2_large", "GPT-2 774M", 8, 1024, "fp8-mixed"), "gpt2_774m"),
+          named_only(big_bird_case(4, 4096))};
 }
 
 // ---- measurement

@@ -20,8 +20,6 @@ for name in ("lightning", "lightning.fabric", "lightning_fabric"):
 import torch
 import torch.nn.functional as F
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
-from torchvision.models import vit_h_14, vit_l_16
-from torchvision.models.vision_transformer import EncoderBlock
 
 try:
     from lightning.fabric import Fabric
@@ -88,6 +86,8 @@ def train(case, make, batch, precision="bf16-true", optimizer="adam", accumulate
 
 
 def cases():
+    from torchvision.models import vit_h_14, vit_l_16
+    from torchvision.models.vision_transformer import EncoderBlock
     blocks = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={EncoderBlock})
     sized = functools.partial(size_based_auto_wrap_policy, min_num_params=2_000_000)
     large = functools.partial(train, make=vit_l_16)
@@ -111,7 +111,8 @@ def cases():
         yield f"vit_h14_fsdp1_{name}_bs16_sgd_bf16true", huge
 
 
-def main():
+def main(cases, program):
+    """Runs what `cases` yields: (name, function); `program` is the file that has them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
     parser.add_argument("--steps", type=int, default=0)
@@ -127,7 +128,7 @@ def main():
             continue
         # FSDP does not let go of everything when it goes: each of its cases has a process of its own.
         if ("fsdp" in case or "_end_" in case) and only != [case]:
-            subprocess.run([sys.executable, __file__, "--only", case, "--steps", str(options.steps)])
+            subprocess.run([sys.executable, program, "--only", case, "--steps", str(options.steps)])
             continue
         forget()
         try:
@@ -138,4 +139,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(cases, __file__)

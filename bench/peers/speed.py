@@ -106,6 +106,21 @@ def distilbert(torch, device):
             lambda net, ids, labels: net(input_ids=ids, labels=labels).loss)
 
 
+def big_bird(torch, device):
+    from transformers import BigBirdConfig, BigBirdForSequenceClassification
+    ids = torch.randint(5, 50358, (4, 4096), device=device)
+    labels = torch.randint(0, 2, (4,), device=device)
+    return (lambda: BigBirdForSequenceClassification(BigBirdConfig(num_labels=2)), (ids, labels),
+            lambda net, ids, labels: net(input_ids=ids, labels=labels).loss)
+
+
+def distilbert_classify(torch, device):
+    """The same on padded rows: each is 16 tokens shorter than the one before it."""
+    make, (ids, labels), _ = distilbert(torch, device)
+    mask = (torch.arange(512, device=device) < 512 - 16 * torch.arange(12, device=device).unsqueeze(1)).long()
+    return make, (ids, mask, labels), lambda net, ids, mask, labels: net(input_ids=ids, attention_mask=mask, labels=labels).loss
+
+
 def adam(torch, parameters):
     return torch.optim.Adam(parameters, lr=5e-5, fused=True)
 
@@ -129,6 +144,9 @@ CASES = {
     "resnet50_224px_bs64": image_case("bf16-mixed", 64, 224, lambda zoo: zoo.resnet50(weights=None, num_classes=10), sgd, True),
     "gpt2_124m": dict(precision="bf16-mixed", items=16 * 1024, unit="tokens", make=gpt2, optimizer=adamw, channels_last=False, cuda=True),
     "distilbert": dict(precision="bf16-true", items=12 * 512, unit="tokens", make=distilbert, optimizer=adamw, channels_last=False, cuda=True),
+    "bigbird_4096": dict(precision="bf16-true", items=4 * 4096, unit="tokens", make=big_bird, optimizer=adamw, channels_last=False, cuda=True),
+    "distilbert_classify": dict(precision="bf16-true", items=12 * 512, unit="tokens", make=distilbert_classify, optimizer=adamw,
+                                channels_last=False, cuda=True),
     "vit_tiny_cpu": image_case(
         "32-true", 8, 32, lambda zoo: zoo.VisionTransformer(image_size=32, patch_size=4, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768,
                                                             num_classes=10), adamw, cuda=False),

@@ -5,6 +5,7 @@
 #include "levin/cli/optimizers.h"
 #include "levin/cli/train_command.h"
 #include "levin/core/error.h"
+#include "levin/nn/tie.h"
 #include "levin/trainer/trainer_fields.h"
 
 namespace levin::cli {
@@ -17,6 +18,22 @@ RunLength run_length(const TrainModuleBase& module) {
   RunLength length{.steps = run.estimated_stepping_batches()};
   if (run.plan().max_epochs > 0) length.epochs = run.plan().max_epochs;
   return length;
+}
+
+/// Of the parameters that are trained; those that do not decay are a group of their own.
+Optimizer optimizer_of(const config::Chosen& chosen, const TrainModuleBase& module) {
+  std::vector<Tensor> all, decayed, others;
+  const auto* chooser = dynamic_cast<const ChoosesDecay*>(&module);
+  for (const auto& [name, param, aliases] : named_unique_parameters(module)) {
+    if (!param.requires_grad()) continue;
+    all.push_back(param);
+    (!chooser || chooser->decays(name) ? decayed : others).push_back(param);
+  }
+  if (decayed.empty() || others.empty()) return make_optimizer(chosen, std::move(all));
+  auto made = make_optimizer(chosen, std::move(decayed));
+  if (!made.impl()->find_hyper(0, "weight_decay")) return make_optimizer(chosen, std::move(all));
+  made.add_param_group(std::move(others), {{"weight_decay", 0.0}});
+  return made;
 }
 
 }  // namespace
@@ -65,10 +82,7 @@ TrainConfig::TrainConfig(const TrainSpec& spec, TrainProgram& program) : spec_(s
 Configure TrainConfig::configure() const {
   if (optimizer_.empty()) return {};
   return [optimizer = optimizer_.front(), scheduler = scheduler_](TrainModuleBase& module) -> Optimizers {
-    std::vector<Tensor> params;
-    for (auto& param : module.parameters())
-      if (param.requires_grad()) params.push_back(param);
-    const auto made = make_optimizer(optimizer, std::move(params));
+    const auto made = optimizer_of(optimizer, module);
     if (scheduler.empty()) return made;
     return {made, make_scheduler(scheduler.front(), made, run_length(module))};
   };

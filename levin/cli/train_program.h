@@ -102,6 +102,8 @@ class TrainProgramOf final : public TrainProgram {
     module_ = detail::make<Net>(model_options_);
     module_->configure = std::move(configure);
     if constexpr (kHasData) data_ = detail::make<Data>(data_options_);
+    // A model that must know its data: the size of a vocabulary.
+    if constexpr (kHasData && requires { module_->use_data(data_); }) module_->use_data(data_);
   }
   TrainModuleBase& module() override { return *module_; }
   DataModuleBase* data() override {

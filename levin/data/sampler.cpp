@@ -141,6 +141,26 @@ Sampler Sampler::buffered(int64_t buffer) {
   });
 }
 
+Sampler Sampler::by_length(std::vector<int64_t> lengths, int64_t group) {
+  LEVIN_CHECK(group >= 1, "[data] a group of ", group, " samples is not allowed (1 or more)");
+  return Sampler("by_length", [lengths = std::move(lengths), group](int64_t size, uint64_t seed, int64_t epoch) {
+    LEVIN_CHECK(size == static_cast<int64_t>(lengths.size()), "[data] the sampler has ", lengths.size(),
+                " lengths, the dataset ", size, " samples");
+    auto order = shuffled_order(size, seed, epoch);
+    const auto longer = [&](int64_t a, int64_t b) {
+      return lengths[static_cast<size_t>(a)] > lengths[static_cast<size_t>(b)];
+    };
+    for (int64_t begin = 0; begin < size; begin += group)
+      std::stable_sort(order.begin() + begin, order.begin() + std::min(begin + group, size), longer);
+    // What does not fit into memory is to be known at the first step.
+    auto longest = order.begin();
+    for (int64_t begin = 0; begin < size; begin += group)
+      if (longer(order[static_cast<size_t>(begin)], *longest)) longest = order.begin() + begin;
+    std::iter_swap(order.begin(), longest);
+    return order;
+  });
+}
+
 Sampler Sampler::subset(std::vector<int64_t> indices) {
   const auto count = static_cast<int64_t>(indices.size());
   return Sampler(

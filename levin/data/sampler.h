@@ -34,6 +34,10 @@ class Sampler {
   /// and leave it at random (WebDataset's and tf.data's shuffle). Every sample comes once; one that stands at i comes
   /// no earlier than i - buffer.
   static Sampler buffered(int64_t buffer);
+  /// Every sample once, those of like length together, so that batches are padded little (transformers'
+  /// group_by_length): the shuffled samples in groups of `group`, each from the longest to the shortest; the longest of
+  /// all comes first. A group of some 50 batches keeps the order random enough. `lengths` has one entry a sample.
+  static Sampler by_length(std::vector<int64_t> lengths, int64_t group);
   /// These, in this order, every epoch.
   static Sampler subset(std::vector<int64_t> indices);
 

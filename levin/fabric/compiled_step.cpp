@@ -220,8 +220,13 @@ void StepCompiler::drop() {
     // A gradient would keep all memory of the graph.
     const at::NoGradGuard no_grad;
     for (auto& [param, after] : entry->graph->gradients)
-      if (auto& grad = param.mutable_grad(); grad.defined() && after.defined() && grad.is_same(after))
+      if (auto& grad = param.mutable_grad(); grad.defined() && after.defined() && grad.is_same(after)) {
         grad = after.clone();
+        // Where a reducer holds the ends of the autograd graph, eager passes add to it on their stream, and may free it
+        // while others still run.
+        const auto stream = device_->stream();
+        if (stream && torch::autograd::impl::try_get_grad_accumulator(param)) grad.record_stream(*stream);
+      }
     entry->graph.reset();
     entry->seen = kWarmUp - 1;
   }
@@ -254,7 +259,7 @@ void StepCompiler::run_eagerly(StepCall& call) {
   const EnterStep enter(scope);
   call.run();
   for (const auto& param : params_)
-    if (param.grad().defined()) had_gradient_.insert(param.unsafeGetTensorImpl());
+    if (param.requires_grad() && param.grad().defined()) had_gradient_.insert(param.unsafeGetTensorImpl());
 }
 
 CompiledGraph* StepCompiler::call(StepCall& call) {
@@ -263,6 +268,7 @@ CompiledGraph* StepCompiler::call(StepCall& call) {
       look_around();
       drop();
     }
+    if (keeps(call)) free_frozen();
     if (ranks_meet()) return call_together(call);
   }
   if (current_step() || refused_.contains(call.name)) {
@@ -380,6 +386,8 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
     refuse_entry(call, entry, reason);
     return false;
   }
+  const bool settled = std::ranges::all_of(around_.syncs, [](const auto& sync) { return sync->is_settled(); });
+  if (!settled && ++entry.waited < kMostFailures) return false;
   if (graphs_ >= max_graphs_) {
     refuse_entry(call, entry, concat("there are ", graphs_, " graphs for other shapes already (max_graphs)"));
     return false;
@@ -419,7 +427,9 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
       accumulating_.emplace(call.name);
       drop();
     } else {
-      refuse_entry(call, entry, capture_failure(error) + unit_of(error));
+      auto reason = capture_failure(error);
+      if (const auto unit = unit_of(error); reason.find(unit) == std::string::npos) reason += "; " + unit;
+      refuse_entry(call, entry, reason);
     }
     return false;
   }
@@ -431,12 +441,12 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   return true;
 }
 
-/// "; unit net.block (Block), input float32 [4, 3]" of an error that a unit let through.
+/// "unit net.block (Block), input float32 [4, 3]" of an error that a unit let through.
 std::string StepCompiler::unit_of(const std::exception& error) const {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
   if (!of_torch) return {};
   for (const auto& module : around_.modules)
-    if (const auto unit = failed_unit(*of_torch, module.get()); !unit.empty()) return "; " + unit;
+    if (const auto unit = failed_unit(*of_torch, module.get()); !unit.empty()) return unit;
   return {};
 }
 
@@ -477,9 +487,17 @@ void StepCompiler::record(StepCall& call, CompiledGraph& graph) {
     if (before[i].defined() && before[i]._version() != versions[i]) throw GradientsAccumulate();
     if (same || (!grad.defined() && !before[i].defined())) continue;
     // Its memory is free for the next graph: it is read before that one runs, or not at all.
-    if (grad.defined()) grad = device_->alias(grad, graph.graph);
+    if (grad.defined() && !lies_with_strategy(params_[i])) grad = device_->alias(grad, graph.graph);
     graph.gradients.push_back({params_[i], grad});
   }
+}
+
+/// Whether a gradient is in memory of the strategy, and not of a graph.
+bool StepCompiler::lies_with_strategy(const Tensor& param) const {
+  return std::ranges::any_of(around_.syncs, [&](const auto& sync) {
+    const auto memory = sync->gradient_memory(param);
+    return memory.defined() && memory.is_alias_of(param.grad());
+  });
 }
 
 /// Gradients that stay in memory of their own, where graphs find them.
@@ -505,11 +523,18 @@ void StepCompiler::hold_gradients() {
   attach_gradients();
 }
 
+/// A parameter that was frozen has zeros where it would have no gradient, and an optimizer would continue to step it.
+void StepCompiler::free_frozen() {
+  for (auto& param : params_)
+    if (!param.requires_grad() && param.grad().defined() && had_gradient_.contains(param.unsafeGetTensorImpl()))
+      param.mutable_grad().reset();
+}
+
 void StepCompiler::attach_gradients() {
   const at::NoGradGuard no_grad;
   for (auto& param : params_) {
     const auto found = held_.find(param.unsafeGetTensorImpl());
-    if (found == held_.end()) continue;
+    if (found == held_.end() || !param.requires_grad()) continue;
     auto& grad = param.mutable_grad();
     if (grad.defined() && grad.is_same(found->second)) continue;
     if (grad.defined())

@@ -171,7 +171,9 @@ class StepCompiler {
   void put_back(const std::vector<Tensor>& gradients);
   void record(StepCall& call, CompiledGraph& graph);
   bool keeps(const StepCall& call) const;
+  bool lies_with_strategy(const Tensor& param) const;
   void hold_gradients();
+  void free_frozen();
   void attach_gradients();
   std::string why_not(const StepCall& call) const;
 

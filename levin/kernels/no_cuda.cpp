@@ -3,16 +3,20 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention_detail.h"
 #include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/decode/decode.h"
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
 #include "levin/kernels/image_resample_detail.h"
 #include "levin/kernels/jpeg_colors.h"
+#include "levin/kernels/later_gradients.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/matmul_detail.h"
 #include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/played_device.h"
+#include "levin/kernels/quantized/quantized_detail.h"
 #include "levin/kernels/residual_norm_detail.h"
 #include "levin/kernels/rotary_detail.h"
 
@@ -49,6 +53,14 @@ void adam_8bit_cuda(std::span<const StepEntry>, const AdamNumbers&, const AdamNu
   levin::detail::fail("[fused_adam_8bit] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 
+Tensor dequantize_cuda(const QuantizedWeight&, at::ScalarType) {
+  levin::detail::fail("[dequantize] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+Tensor skinny_linear_cuda(const Tensor&, const QuantizedWeight&, const Tensor&) {
+  levin::detail::fail("[quantized_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
 void load_step_kernels_cuda(c10::Device) {}
 
 // Fused layers compute with torch's operators then.
@@ -58,7 +70,11 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
+std::shared_ptr<LaterQueue> make_later_queue(c10::Device, int64_t) {
+  return nullptr;
+}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }
@@ -74,3 +90,14 @@ void register_max_pool_cuda(torch::Library&) {}
 void register_fp8_cuda(torch::Library&) {}
 
 }  // namespace levin::kernels::detail
+
+namespace levin::kernels {
+
+bool has_decode_kernel(const Tensor&, int64_t) {
+  return false;
+}
+Tensor decode_attention(const DecodeArguments&) {
+  levin::detail::fail("[decode_attention] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+
+}  // namespace levin::kernels

@@ -30,6 +30,7 @@
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
+#include "levin/nn/module_access.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -119,6 +120,8 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.kv_heads >= 0 && o.num_heads % o.key_heads() == 0, "[decoder] num_heads ", o.num_heads,
               " is not a multiple of kv_heads ", o.kv_heads);
   LEVIN_CHECK(o.loss_rows >= -1, "[decoder] loss_rows ", o.loss_rows, " must be -1 (chosen by size), 0 (all) or more");
+  LEVIN_CHECK(o.num_labels >= 0 && o.pad_token >= -1,
+              "[decoder] num_labels must not be negative, pad_token must be a token or -1");
   LEVIN_CHECK(o.embedding_dim >= 0 && o.position_offset >= 0 && o.rotary_dim >= 0 && o.window >= 0,
               "[decoder] embedding_dim, position_offset, rotary_dim and window must not be negative");
   LEVIN_CHECK(std::isfinite(o.norm_eps) && o.norm_eps >= 0, "[decoder] norm_eps ", o.norm_eps,
@@ -181,8 +184,25 @@ DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, dou
   if (has_bias) bias = register_parameter("bias", torch::zeros({out}));
 }
 
+void DecoderLinearImpl::set_quantized(kernels::QuantizedWeight packed) {
+  LEVIN_CHECK(packed.rows() == out_features() && packed.columns == in_features(), "[decoder] a quantized weight [",
+              packed.rows(), ", ", packed.columns, "] for a layer of [", out_features(), ", ", in_features(), "]");
+  auto& buffers = levin::detail::ModuleAccess::buffers(*this);
+  if (quantized) {
+    for (const char* name : {"weight", "weight_scales", "weight_nested"})
+      if (buffers.contains(name)) buffers.erase(name);
+  } else {
+    levin::detail::ModuleAccess::parameters(*this).erase("weight");
+  }
+  weight.reset();
+  register_buffer("weight", packed.codes);
+  register_buffer("weight_scales", packed.scales);
+  if (packed.nested.defined()) register_buffer("weight_nested", packed.nested);
+  quantized = std::move(packed);
+}
+
 Tensor DecoderLinearImpl::forward(const Tensor& x) {
-  auto y = kernels::linear(x, weight, bias);
+  auto y = quantized ? kernels::quantized_linear(x, *quantized, bias) : kernels::linear(x, weight, bias);
   for (auto& adapter : adapters) {
     const auto change = adapter(x);
     const auto behind = y.size(-1) - adapter->first_row - change.size(-1);
@@ -200,7 +220,8 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
       dropout(options.attention_dropout),
       scale(options.attention_scale),
       softcap(options.attention_softcap),
-      causal(options.causal) {
+      causal(options.causal),
+      layer_(layer) {
   const auto dim = options.hidden_dim, wide = num_heads * head_dim;
   is_plain_ = kv_heads == num_heads && scale == 0 && softcap == 0 && !options.qk_norm && !options.scale_by_layer;
   if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(head_dim));
@@ -217,8 +238,12 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+  if (by_blocks && by_blocks->applies(x.size(1))) {
+    const auto packed = qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim});
+    return out((*by_blocks)(packed, mask, is_training()));
+  }
   const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
-  if (!is_plain_ || mask.defined() || !whole) return out(attend(qkv(x), rotary, mask));
+  if (!is_plain_ || mask.defined() || !whole || detail::current_cache_step()) return out(attend(qkv(x), rotary, mask));
   return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
                                 {.causal = causal, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
 }
@@ -228,10 +253,16 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   const auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
   auto q = parts[0].view({b, t, num_heads, head_dim});
   auto k = parts[1].view({b, t, kv_heads, head_dim});
-  auto v = parts[2].view({b, t, kv_heads, head_dim}).transpose(1, 2);
+  auto v = parts[2].view({b, t, kv_heads, head_dim});
   if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
-  q = q.transpose(1, 2), k = k.transpose(1, 2);  // [B, H, T, D]
+  if (const auto* step = detail::current_cache_step()) {
+    if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
+    step->write(layer_, k, v);
+    if (step->pass->seen > 0)
+      return detail::cached_attention(q, step->keys(layer_, b), step->values(layer_, b), mask, scale, softcap);
+  }
+  q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;
   auto added = mask;
   // Under autocast: a lowest number of float32 would become infinite.
@@ -302,9 +333,12 @@ Tensor DecoderMlpImpl::gated(const Tensor& x) {
 Tensor DecoderMlpImpl::forward(const Tensor& x) {
   if (gate) return down(gated(x));
   const auto kind = fused_kind(activation);
-  const bool bare = up->adapters.empty() && down->adapters.empty();
+  const bool bare = up->adapters.empty() && down->adapters.empty() && !up->quantized && !down->quantized;
   if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
   if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
+  const bool alone = up->num_interceptors() == 0 && down->num_interceptors() == 0;
+  if (alone && *kind == kernels::Activation::kGeluTanh)
+    if (const auto result = kernels::gelu_mlp(x, up->weight, up->bias, down->weight, down->bias)) return *result;
   return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)
                                          : kernels::linear_activation(x, up->weight, up->bias, *kind));
 }
@@ -385,31 +419,21 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   }
   blocks = detail::register_blocks(*this, options);
   if (options.final_norm) norm = register_module("norm", decoder_norm(options));
+  if (options.num_labels > 0) {
+    score = register_module("score", DecoderLinear(width, options.num_labels, false, kInitStd));
+    return;
+  }
   head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
 }
 
-Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
-  LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
-              "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
-  check_mask(mask, ids);
-  const auto length = ids.size(1);
-  const bool bounded =
-      options.positions == "learned" || (options.positions == "rotary" && options.rotary_scaling.type != "dynamic");
-  LEVIN_CHECK(!bounded || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
-              options.max_positions, " of max_positions");
+Tensor DecoderImpl::embedded(const Tensor& ids) {
   auto x = tokens(ids);
   if (options.embedding_scale != 1) x = x * at::full({}, options.embedding_scale, x.options());
-  if (project_in) x = project_in(x);
-  Tensor rotary;
-  if (positions && mask.defined())
-    x = x + positions(token_positions(mask) + options.position_offset);
-  else if (positions)
-    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
-  else if (options.positions == "rotary")
-    rotary = rotary_angles(options, length, mask, x.device());
-  if (embedding_norm) x = std::get<0>(embedding_norm(x));
-  const auto masks = attention_masks(options, length, mask, x);
+  return project_in ? project_in(x) : x;
+}
+
+Tensor DecoderImpl::through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks) {
   nn::OpenStream h{dropped(std::exchange(x, {}), options.embedding_dropout.value_or(options.dropout), is_training()),
                    {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
@@ -421,7 +445,57 @@ Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
   return project_out ? project_out(result) : result;
 }
 
+Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
+  LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
+              "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
+  check_mask(mask, ids);
+  const auto length = ids.size(1);
+  LEVIN_CHECK(!options.bounded() || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
+              options.max_positions, " of max_positions");
+  auto x = embedded(ids);
+  Tensor rotary;
+  if (positions && mask.defined())
+    x = x + positions(token_positions(mask) + options.position_offset);
+  else if (positions)
+    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
+  else if (options.positions == "rotary")
+    rotary = rotary_angles(options, length, mask, x.device());
+  if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  const auto masks = attention_masks(options, length, mask, x);
+  return through_blocks(std::move(x), rotary, masks);
+}
+
+Tensor DecoderImpl::hidden_states(const Tensor& ids, DecoderCache& cache, const CachePass& pass) {
+  LEVIN_CHECK(options.causal && pass.positions.sizes() == ids.sizes(), "[decoder] tokens ", ids.sizes(),
+              " of a causal model and positions ", pass.positions.sizes(), " do not go together");
+  const auto step = detail::cache_step(options, cache, pass);
+  const detail::EnterCacheStep enter(step);
+  auto x = embedded(ids);
+  if (positions) x = x + positions(pass.positions + options.position_offset);
+  if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  if (step.fused) return through_blocks(std::move(x), {}, {});
+  const auto masks = detail::cached_masks(options, pass, x);
+  return through_blocks(std::move(x), detail::cached_angles(options, cache, pass), masks);
+}
+
+Tensor DecoderImpl::class_logits(const Tensor& ids, const Tensor& mask) {
+  LEVIN_CHECK(score, "[decoder] the model has no classifier");
+  const auto hidden = hidden_states(ids, mask);
+  Tensor counted;
+  if (options.pad_token >= 0)
+    counted = ids.ne(options.pad_token);
+  else if (mask.defined())
+    counted = mask.ne(0);
+  if (!counted.defined()) return score(hidden.select(1, -1));
+  const auto last = (at::arange(ids.size(1), ids.options().dtype(at::kLong)) * counted).amax(1);  // [B]
+  return score(hidden.gather(1, last.view({-1, 1, 1}).expand({-1, 1, hidden.size(2)})).squeeze(1));
+}
+
 Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  if (score) {
+    LEVIN_CHECK(!targets.defined(), "[decoder] a classifier of sequences has no loss of tokens");
+    return class_logits(ids, mask);
+  }
   return head(hidden_states(ids, mask), targets);
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,9 @@
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_value.h>
 
+#include "levin/kernels/quantized/quantized_weight.h"
+#include "levin/models/block_attention.h"
+#include "levin/models/decoder_cache.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
@@ -30,8 +35,14 @@ LEVIN_MODULE(DecoderEmbedding);
 struct DecoderLinearImpl : torch::nn::Module {
   DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
   Tensor forward(const Tensor& x);
+  /// Puts a quantized weight in the place of the parameter: buffers "weight", "weight_scales" and "weight_nested".
+  void set_quantized(kernels::QuantizedWeight packed);
+  int64_t in_features() const { return quantized ? quantized->columns : weight.size(1); }
+  int64_t out_features() const { return quantized ? quantized->rows() : weight.size(0); }
 
+  /// The weight is undefined where it is quantized.
   Tensor weight, bias;
+  std::optional<kernels::QuantizedWeight> quantized;
   /// Changes of low rank that are added to the result (levin/models/lora.h).
   std::vector<LowRank> adapters;
 };
@@ -40,7 +51,8 @@ LEVIN_MODULE(DecoderLinear);
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
 struct DecoderAttentionImpl : torch::nn::Module {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
-  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks.
+  /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
 
   int64_t num_heads, kv_heads, head_dim;
@@ -49,12 +61,15 @@ struct DecoderAttentionImpl : torch::nn::Module {
   DecoderLinear qkv = nullptr, out = nullptr;
   /// Of each head of queries and keys; empty without qk_norm.
   nn::ResidualNorm norm_q = nullptr, norm_k = nullptr;
+  /// Of BigBird; else null.
+  std::shared_ptr<BlockAttention> by_blocks;
 
  private:
   /// Queries, keys and values apart, for what the packed kernel does not do.
   Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
 
   bool is_plain_;
+  int64_t layer_;
 };
 LEVIN_MODULE(DecoderAttention);
 
@@ -124,10 +139,16 @@ struct DecoderImpl : torch::nn::Module {
   explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
-  /// has the logits that it has alone.
+  /// has the logits that it has alone. Several texts in one row are numbered 1, 2, ... in the mask: a token sees those
+  /// of its own number, and positions count from its beginning.
   Tensor forward(const Tensor& tokens, const Tensor& targets = {}, const Tensor& mask = {});
   /// The same up to the head: [B, T, D].
   Tensor hidden_states(const Tensor& tokens, const Tensor& mask = {});
+  /// The same of tokens that follow those of a cache, which takes them in.
+  Tensor hidden_states(const Tensor& tokens, DecoderCache& cache, const CachePass& pass);
+  /// Of a classifier (num_labels): logits [B, labels] of the last token of each row, which forward gives too. It is the
+  /// last one that is not pad_token, without a pad_token the last of the mask.
+  Tensor class_logits(const Tensor& tokens, const Tensor& mask = {});
 
   DecoderOptions options;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
@@ -136,7 +157,14 @@ struct DecoderImpl : torch::nn::Module {
   DecoderLinear project_in = nullptr, project_out = nullptr;
   std::vector<DecoderBlock> blocks;
   nn::ResidualNorm norm = nullptr;
+  /// One of the two; the other is empty.
   DecoderHead head = nullptr;
+  DecoderLinear score = nullptr;
+
+ private:
+  Tensor embedded(const Tensor& ids);
+  /// From the embedding to the head.
+  Tensor through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks);
 };
 LEVIN_MODULE(Decoder);
 

@@ -98,11 +98,17 @@ struct DecoderOptions {
   std::vector<bool> windowed_layers = {};
   /// cap * tanh(x / cap) of scores, and of logits; 0: none (Gemma 2).
   double attention_softcap = 0, logit_softcap = 0;
+  /// Classes of a classifier of whole sequences, in place of the head over the vocabulary; 0: none.
+  int64_t num_labels = 0;
+  /// The token that fills up rows: a classifier reads the last token that is another one. -1: there is none.
+  int64_t pad_token = -1;
 
   int64_t head_width() const { return head_dim > 0 ? head_dim : hidden_dim / num_heads; }
   int64_t key_heads() const { return kv_heads > 0 ? kv_heads : num_heads; }
   int64_t mlp_width() const { return mlp_dim > 0 ? mlp_dim : 4 * hidden_dim; }
   int64_t embedding_width() const { return embedding_dim > 0 ? embedding_dim : hidden_dim; }
+  /// Whether no sequence may be longer than max_positions.
+  bool bounded() const { return positions == "learned" || (positions == "rotary" && rotary_scaling.type != "dynamic"); }
   bool gated() const { return activation.ends_with("_gated"); }
 };
 

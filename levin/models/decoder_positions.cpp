@@ -7,7 +7,9 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/cummax.h>
 #include <ATen/ops/outer.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
@@ -88,7 +90,13 @@ double lowest_number(at::ScalarType dtype) {
 }
 
 Tensor token_positions(const Tensor& mask) {
-  return (mask.to(at::kLong).cumsum(1) - 1).clamp_min(0);
+  const auto numbers = mask.to(at::kLong);
+  const auto place = (numbers.ne(0).to(at::kLong).cumsum(1) - 1).clamp_min(0);
+  // Where the highest number so far rises a text begins; with 0 and 1 alone that is the first token.
+  const auto reached = std::get<0>(at::cummax(numbers, 1));
+  const auto before = at::constant_pad_nd(reached.slice(1, 0, -1), {1, 0});
+  const auto begins = std::get<0>(at::cummax(place * reached.gt(before), 1));
+  return place - begins;
 }
 
 Tensor rotary_frequencies(const DecoderOptions& options, int64_t length, c10::Device device) {
@@ -121,7 +129,7 @@ Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor
     Tensor frequencies;
     if (options.rotary_scaling.type == "dynamic" && length > original_positions(options)) {
       std::vector<Tensor> rows;
-      const auto lengths = mask.to(at::kLong).sum(1).cpu();
+      const auto lengths = mask.ne(0).sum(1).cpu();
       for (int64_t i = 0; i < lengths.size(0); ++i)
         rows.push_back(rotary_frequencies(options, lengths[i].item<int64_t>(), device));
       frequencies = at::stack(rows).unsqueeze(1);  // [B, 1, R / 2]
@@ -162,7 +170,9 @@ AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, co
     auto seen = seen_keys(length, window, device).unsqueeze(0).unsqueeze(0);  // [1, 1, T, T]
     if (mask.defined()) {
       const auto place = at::arange(length, at::TensorOptions().dtype(at::kLong).device(device));
-      seen = (seen & (mask != 0).unsqueeze(1).unsqueeze(1)) | (place.unsqueeze(1) == place.unsqueeze(0));
+      const auto query = mask.unsqueeze(1).unsqueeze(3), key = mask.unsqueeze(1).unsqueeze(1);
+      const auto same = ((key == query) | (query == 0)) & (key != 0);
+      seen = (seen & same) | (place.unsqueeze(1) == place.unsqueeze(0));
     }
     if (!alibi) return seen;
     // Distances, not positions of keys: softmax is the same, and 16-bit numbers stay exact near the diagonal.

@@ -8,8 +8,8 @@ namespace levin::models {
 
 using at::Tensor;
 
-/// The place of each token among those of its row: mask [B, T] (1 a token, 0 padding) to int64 [B, T]. Padding before
-/// the first token has 0.
+/// The place of each token among those of its text: mask [B, T] (0 padding, else the number of a text, rising along the
+/// row) to int64 [B, T]. Padding before the first token has 0.
 Tensor token_positions(const Tensor& mask);
 
 /// Cosines and sines of rotary positions, float32: [2, T, R / 2] of the positions 0 to length - 1, or [2, B, T, R / 2]

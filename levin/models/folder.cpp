@@ -3,10 +3,12 @@
 #include <algorithm>
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
+#include "levin/models/language/quantized_weights.h"
 #include "levin/models/language/weight_plan.h"
 #include "levin/nn/deferred_init.h"
 
@@ -30,7 +32,8 @@ c10::ScalarType dtype_of_config(const ModelConfig& config, c10::ScalarType usual
 
 c10::ScalarType dtype_of_file(const WeightFile& file) {
   for (const auto& entry : file.entries())
-    if (entry.type != c10::ScalarType::Undefined && at::isFloatingType(entry.type) && at::elementSize(entry.type) >= 2)
+    if (!detail::belongs_to_packed(entry.name) && entry.type != c10::ScalarType::Undefined &&
+        at::isFloatingType(entry.type) && at::elementSize(entry.type) >= 2)
       return entry.type;
   return at::kFloat;
 }
@@ -88,22 +91,74 @@ std::string head_of_config(const ModelConfig& config) {
               fmt::format("\"{}\" has a head that is not known; open it with head \"none\"", shown(names[0])));
 }
 
+/// The head of a decoder by the first of `architectures`.
+std::string decoder_head(const ModelConfig& config, const OpenModelOptions& asked) {
+  static const std::vector<std::string> known{"auto", "causal_lm", "sequence_classification"};
+  if (std::find(known.begin(), known.end(), asked.head) == known.end())
+    fail_unknown("open_model", "head of a decoder", asked.head, known);
+  if (asked.head != "auto") return asked.head;
+  const auto names = config.texts("architectures");
+  return !names.empty() && names[0].ends_with("ForSequenceClassification") ? "sequence_classification" : "causal_lm";
+}
+
+std::string head_word(const ModelConfig& config, const LanguageArchitecture& architecture,
+                      const OpenModelOptions& asked) {
+  if (architecture.decoder) return decoder_head(config, asked);
+  return asked.head == "auto" ? head_of_config(config) : asked.head;
+}
+
+/// "[\"a\", \"b\"]" and the like, for ModelConfig::with.
+std::string quoted_json(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+/// The config of the model with a head that classifies by these names.
+ModelConfig config_of_labels(const ModelConfig& config, const LanguageArchitecture& architecture,
+                             const std::string& head, const OpenModelOptions& asked) {
+  LEVIN_CHECK(head == "sequence_classification" || head == "token_classification",
+              "[open_model] labels are of a classification head, not of \"", head, "\"");
+  LEVIN_CHECK(asked.labels.size() >= 2, "[open_model] a classifier needs two labels or more, got ",
+              asked.labels.size());
+  std::string by_id, by_name;
+  for (size_t i = 0; i < asked.labels.size(); ++i) {
+    LEVIN_CHECK(std::count(asked.labels.begin(), asked.labels.end(), asked.labels[i]) == 1, "[open_model] the label \"",
+                shown(asked.labels[i]), "\" stands twice");
+    const auto name = quoted_json(asked.labels[i]);
+    by_id += fmt::format("{}\"{}\": {}", i ? ", " : "{", i, name);
+    by_name += fmt::format("{}{}: {}", i ? ", " : "{", name, i);
+  }
+  const auto* kind = head == "sequence_classification" ? "ForSequenceClassification" : "ForTokenClassification";
+  return ModelConfig(config.with({{"architectures", fmt::format("[\"{}{}\"]", architecture.class_name, kind)},
+                                  {"id2label", by_id + "}"},
+                                  {"label2id", by_name + "}"},
+                                  {"num_labels", ""},
+                                  {"problem_type", ""}}),
+                     config.where());
+}
+
 LanguageModel made_model(const ModelConfig& config, const LanguageArchitecture& architecture, std::optional<bool> tied,
                          const detail::WeightNames* names, const OpenModelOptions& asked, c10::ScalarType dtype,
                          const InitOptions& init) {
   LanguageModel model{.model_type = std::string(architecture.model_type), .config = config, .dtype = dtype};
   const bool tied_head = tied.value_or(config.flag("tie_word_embeddings", architecture.tied));
+  const auto head = head_word(config, architecture, asked);
   if (architecture.decoder) {
-    LEVIN_CHECK(asked.head == "auto", "[open_model] head \"", asked.head, "\" is of encoders; ",
-                architecture.model_type, " is a decoder");
     auto options = architecture.decoder(config);
     options.tied_head = tied_head;
+    if (head == "sequence_classification") {
+      options.num_labels = labels_of(config);
+      options.pad_token = config.integer("pad_token_id", -1, kMostTokens, -1);
+      if (options.pad_token < 0 && asked.pad_token >= 0) {
+        options.pad_token = asked.pad_token;
+        model.config = ModelConfig(config.with({{"pad_token_id", std::to_string(asked.pad_token)}}), config.where());
+      }
+    }
     model.decoder = init_module([&] { return Decoder(options); }, init);
     return model;
   }
   auto options = architecture.encoder(config);
   options.body.tied_head = tied_head;
-  options.head = asked.head == "auto" ? head_of_config(config) : asked.head;
+  options.head = head;
   const bool classifies = options.head == "sequence_classification" && options.classifier == "pooler";
   // transformers saves the pooler with a model without a head only where there was one.
   const bool in_file = options.head == "none" && names && !found_name(*names, architecture, "pooler.weight").empty();
@@ -116,19 +171,84 @@ LanguageModel made_model(const ModelConfig& config, const LanguageArchitecture& 
 struct PlannedModel {
   LanguageModel model;
   std::vector<detail::PlannedWeight> weights;
+  /// Those that become quantized.
+  struct Quantized {
+    detail::PlannedWeight weight;
+    DecoderLinearImpl* layer;
+  };
+  std::vector<Quantized> quantized;
 };
 
-PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& config,
+/// How the linear layers are to be: what the file has, or what is asked for.
+std::optional<kernels::QuantizeOptions> wanted_quantization(const ModelConfig& config, const std::string& word,
+                                                            const std::optional<kernels::QuantizeOptions>& stored) {
+  if (word.empty()) return stored;
+  auto wanted = kernels::quantization_of("open_model", word);
+  if (!stored) return wanted;
+  const auto eight = [](const auto& options) {
+    return options.kind == kernels::Quantization::kInt8 || options.kind == kernels::Quantization::kInt8Weights;
+  };
+  if (eight(*stored) && eight(wanted)) return wanted;  // the same numbers, multiplied in another way
+  if (quantization_name(*stored) != quantization_name(wanted))
+    config.fail("quantization_config", fmt::format("the weights are {} already, {} is asked for",
+                                                   quantization_name(*stored), quantization_name(wanted)));
+  return stored;
+}
+
+/// Takes the weights that become quantized out of the plan.
+void plan_quantized(PlannedModel& planned, bool stored) {
+  std::unordered_map<std::string, DecoderLinearImpl*> layers;
+  for (const auto& [name, layer] : detail::linear_layers(planned.model.module(), /*only_blocks=*/!stored))
+    layers.emplace(name, layer);
+  std::vector<detail::PlannedWeight> plain;
+  for (auto& weight : planned.weights) {
+    const auto layer = layers.find(weight.name);
+    LEVIN_CHECK(!weight.packed || layer != layers.end(), "[open_model] \"", weight.sources[0],
+                "\" is quantized, but no linear layer");
+    if (layer != layers.end() && (weight.packed || !stored))
+      planned.quantized.push_back({std::move(weight), layer->second});
+    else
+      plain.push_back(std::move(weight));
+  }
+  planned.weights = std::move(plain);
+}
+
+kernels::QuantizedWeight quantized_weight(const WeightFile& file, const detail::PlannedWeight& weight,
+                                          const LanguageModel& model, c10::Device device) {
+  const auto heads = model.body().num_heads;
+  if (weight.packed) return detail::read_quantized(file, weight, *model.quantization, heads, device);
+  auto read = weight;
+  read.target = at::empty(weight.target.sizes(), at::TensorOptions().dtype(model.dtype));
+  detail::read_weights(file, {read}, heads);
+  return kernels::quantize(read.target.to(device), *model.quantization, weight.rows);
+}
+
+PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& in_folder,
                            const OpenModelOptions& options) {
-  const auto& architecture = architecture_of(config);
-  if (config.has("quantization_config")) config.fail("quantization_config", "is not supported: its weights are packed");
-  const detail::WeightNames names(file, architecture);
+  auto architecture = architecture_of(in_folder);
+  const auto stored = detail::quantization_in(in_folder);
+  const auto quantization = wanted_quantization(in_folder, options.quantize, stored);
+  const auto head_name = head_word(in_folder, architecture, options);
+  const bool classifies = architecture.decoder && head_name == "sequence_classification";
+  // A decoder may leave the head of its file as an encoder may, but only for a classifier.
+  if (classifies) architecture.of_heads = {"lm_head.", "embed_out.", "score."};
+  auto config = in_folder;
+  detail::NewWeights fresh;
+  if (!options.labels.empty()) {
+    config = config_of_labels(in_folder, architecture, head_name, options);
+    const auto before = in_folder.texts("architectures");
+    const bool same_head = !before.empty() && before[0] == config.texts("architectures")[0];
+    if (!same_head || label_names(in_folder) != options.labels)
+      fresh.always = {"score.", "classifier.", "token_classifier."};
+    fresh.if_missing = {"classifier_dense.", "pooler."};
+  }
+  const detail::WeightNames names(file, architecture, stored.has_value());
   const auto dtype = options.dtype.value_or(dtype_of_config(config, dtype_of_file(file)));
-  const auto head_word = options.head == "auto" && architecture.encoder ? head_of_config(config) : options.head;
-  const bool predicts = architecture.decoder || head_word == "masked_lm";
+  const bool predicts = architecture.decoder ? !classifies : head_name == "masked_lm";
   const auto head = predicts ? plan_head(config, architecture, names, "tokens.weight", "head.weight") : HeadPlan{};
-  PlannedModel planned{made_model(config, architecture, head.tied, &names, options, dtype,
-                                  {.device = options.device, .dtype = dtype, .deferred = true}),
+  PlannedModel planned{made_model(config, architecture, predicts ? std::optional<bool>(head.tied) : std::nullopt,
+                                  &names, options, dtype, {.device = options.device, .dtype = dtype, .deferred = true}),
+                       {},
                        {}};
   auto& model = planned.model;
   model.folder = folder;
@@ -139,7 +259,9 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   std::unordered_map<std::string, std::string> instead;
   if (head.embedding_from_head) instead.emplace("tokens.weight", "head.weight");
   planned.weights = detail::plan_weights(model.module(), names, architecture, detail::qkv_rows(model.body()),
-                                         model.body().num_heads, instead, head.unused, dtype);
+                                         model.body().num_heads, instead, head.unused, dtype, fresh);
+  model.quantization = quantization;
+  if (quantization) plan_quantized(planned, stored.has_value());
   return planned;
 }
 
@@ -161,14 +283,36 @@ const DecoderOptions& LanguageModel::body() const {
   return decoder ? decoder->options : encoder->options.body;
 }
 
+std::vector<std::string> label_names(const ModelConfig& config) {
+  std::vector<std::string> names;
+  const auto named = config.object("id2label");
+  for (int64_t i = 0; i < labels_of(config); ++i)
+    names.push_back(named.text(std::to_string(i), fmt::format("LABEL_{}", i)));
+  return names;
+}
+
+std::vector<Tensor> head_parameters(const LanguageModel& model) {
+  std::vector<Tensor> parameters;
+  for (const auto& item : model.module().named_parameters())
+    for (const char* beginning : {"score.", "classifier.", "classifier_dense.", "token_classifier.", "pooler."})
+      if (item.key().starts_with(beginning)) parameters.push_back(item.value());
+  return parameters;
+}
+
 LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
   const auto config = config_in(folder);
   const WeightFile file(folder);
-  auto [model, plan] = planned_model(folder, file, config, options);
+  auto [model, plan, quantized] = planned_model(folder, file, config, options);
   std::vector<Tensor> targets;
   for (const auto& weight : plan) targets.push_back(weight.target);
   materialize(targets, /*initialize=*/false);
   detail::read_weights(file, plan, model.body().num_heads);
+  for (const auto& [weight, layer] : quantized)
+    layer->set_quantized(quantized_weight(file, weight, model, options.device));
+  if (is_deferred(model.module())) {
+    materialize(model.module());
+    model.notes.emplace_back("the head is new");
+  }
   model.module().eval();
   return model;
 }
@@ -176,15 +320,40 @@ LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options
 LanguageModel open_model_meta(const fs::path& folder, const OpenModelOptions& options) {
   const auto config = config_in(folder);
   const WeightFile file(folder);
-  return planned_model(folder, file, config, options).model;
+  auto [model, plan, quantized] = planned_model(folder, file, config, options);
+  for (const auto& [weight, layer] : quantized)
+    layer->set_quantized(kernels::quantize(at::empty(weight.target.sizes(), weight.target.options().device(c10::kMeta)),
+                                           *model.quantization, weight.rows));
+  return std::move(model);
+}
+
+void quantize_model(LanguageModel& model, const std::string& quantize) {
+  LEVIN_CHECK(!model.quantization,
+              "[quantize_model] the model is quantized already: ", quantization_name(*model.quantization));
+  const auto options = kernels::quantization_of("quantize_model", quantize);
+  const auto& architecture = architecture_of(model.config);
+  const auto rows = detail::qkv_rows(model.body());
+  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/true)) {
+    const auto theirs = detail::their_weight(architecture, name);
+    const bool joined = theirs && theirs->names.size() > 1;
+    layer->set_quantized(kernels::quantize(
+        layer->weight, options, joined ? std::vector<int64_t>(rows.begin(), rows.end()) : std::vector<int64_t>{}));
+  }
+  model.quantization = options;
 }
 
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options) {
-  const ModelConfig config(config_json, "config.json");
+  ModelConfig config(config_json, "config.json");
   const auto& architecture = architecture_of(config);
+  if (!options.labels.empty())
+    config = config_of_labels(config, architecture, head_word(config, architecture, options), options);
   const auto dtype = options.dtype.value_or(dtype_of_config(config, at::kFloat));
-  return made_model(config, architecture, std::nullopt, nullptr, options, dtype,
-                    {.device = options.device, .dtype = dtype});
+  if (config.has("quantization_config"))
+    config.fail("quantization_config", "is of weights in files; see quantize_model");
+  auto model = made_model(config, architecture, std::nullopt, nullptr, options, dtype,
+                          {.device = options.device, .dtype = dtype});
+  if (!options.quantize.empty()) quantize_model(model, options.quantize);
+  return model;
 }
 
 }  // namespace levin::models

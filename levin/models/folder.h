@@ -32,6 +32,8 @@ struct LanguageModel {
   std::filesystem::path folder = {};
   /// Of the parameters.
   c10::ScalarType dtype = c10::ScalarType::Float;
+  /// How the linear layers of its blocks are quantized.
+  std::optional<kernels::QuantizeOptions> quantization = {};
   /// What was decided while loading: a head that is not tied though the config says so.
   std::vector<std::string> notes = {};
 
@@ -45,8 +47,18 @@ struct OpenModelOptions {
   std::optional<c10::ScalarType> dtype = {};
   c10::Device device = c10::kCPU;
   /// Of an encoder: "none" (hidden states, embeddings), "masked_lm", "sequence_classification" or
-  /// "token_classification"; "auto": by the `architectures` of config.json.
+  /// "token_classification"; of a decoder "causal_lm" or "sequence_classification"; "auto": by the `architectures` of
+  /// config.json.
   std::string head = "auto";
+  /// The linear layers of the blocks in few bits: "int8", "int8-weights", "int4", "nf4", "nf4-double", "fp8", with
+  /// groups "int4:64" (levin/kernels/quantized/quantized_weight.h). Each tensor is quantized when it is read, and does
+  /// not stay. Empty: as config.json says.
+  std::string quantize = {};
+  /// Names of the classes of a classification head, to fine-tune one. Its last layer is new unless the folder has one
+  /// for these names; what else of a head the folder lacks is new too. Empty: all is in the folder.
+  std::vector<std::string> labels = {};
+  /// Of a decoder that classifies, where config.json has no pad_token_id: this one. -1: none.
+  int64_t pad_token = -1;
 };
 
 /// Opens a folder in the layout of transformers: config.json with model.safetensors, pytorch_model.bin, or an index of
@@ -60,8 +72,17 @@ LanguageModel open_model(const std::filesystem::path& folder, const OpenModelOpt
 /// Sizes and dtype of the model in a folder, on tensors without memory: nothing but headers is read.
 LanguageModel open_model_meta(const std::filesystem::path& folder, const OpenModelOptions& options = {});
 
+/// Names of the classes, by number: `id2label` of the config, else LABEL_0, LABEL_1, ...
+std::vector<std::string> label_names(const ModelConfig& config);
+/// Parameters of a classification head: what stays trainable beside adapters.
+std::vector<Tensor> head_parameters(const LanguageModel& model);
+
 /// A model with new weights, from the text of a config.json.
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options = {});
+
+/// Quantizes the linear layers of the blocks, as OpenModelOptions::quantize does. They are frozen then; see lora.h for
+/// what can be trained.
+void quantize_model(LanguageModel& model, const std::string& quantize);
 
 struct SaveModelOptions {
   /// Bytes of one file; a larger model is several, with an index.
@@ -74,7 +95,8 @@ struct SaveModelOptions {
 };
 
 /// Writes a folder that transformers and open_model read: config.json and weights under their names, and the files of
-/// the tokenizer from the folder that the model was opened from; whole or not at all.
+/// the tokenizer from the folder that the model was opened from; whole or not at all. Quantized weights stay quantized:
+/// 8-bit and NF4 weights as bitsandbytes has them.
 void save_model(const LanguageModel& model, const std::filesystem::path& folder, const SaveModelOptions& options = {});
 
 }  // namespace levin::models

@@ -1,3 +1,4 @@
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -9,6 +10,7 @@
 #include "levin/core/files.h"
 #include "levin/io/weights/weight_formats.h"
 #include "levin/models/folder.h"
+#include "levin/models/language/quantized_weights.h"
 #include "levin/models/language/weight_plan.h"
 #include "levin/models/sentence_embedding.h"
 #include "levin/nn/deferred_init.h"
@@ -52,8 +54,20 @@ struct SavePlan {
   std::vector<SavedParameter> parameters;
   std::vector<NamedTensors> files{1};
   std::map<std::string, Part> parts;
-  uint64_t total = 0;
+  /// Of quantized weights, which every rank has whole.
+  std::map<std::string, std::function<Tensor()>> packed;
+  /// Linear layers that are not quantized, as the files call them.
+  std::vector<std::string> plain_layers;
+  uint64_t total = 0, filled = 0;
   std::optional<c10::ScalarType> dtype;
+
+  /// In the last file, or in a new one where it would be too large.
+  void add(const std::string& name, const Tensor& like, uint64_t max_file) {
+    const uint64_t bytes = like.nbytes();
+    if (filled > 0 && filled + bytes > max_file) files.emplace_back(), filled = 0;
+    files.back().emplace_back(name, like);
+    filled += bytes, total += bytes;
+  }
 };
 
 /// The model without data, as its options say it is.
@@ -70,17 +84,46 @@ std::map<std::string, std::vector<int64_t>> shapes_of(const LanguageModel& model
   return shapes;
 }
 
+void plan_quantized(const LanguageModel& model, uint64_t max_file, SavePlan& plan) {
+  const auto& architecture = architecture_of(model.config);
+  const auto& body = model.body();
+  if (model.decoder) plan.plain_layers.push_back("lm_head");
+  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
+    const auto theirs = detail::their_weight(architecture, name);
+    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
+    if (!layer->quantized) {
+      for (const auto& each : theirs->names) plan.plain_layers.push_back(each.substr(0, each.rfind(".weight")));
+      continue;
+    }
+    auto like = *layer->quantized;
+    for (auto* each : {&like.codes, &like.scales, &like.nested})
+      if (each->defined()) *each = at::empty(each->sizes(), each->options().device(c10::kMeta));
+    const auto of_file = [&body, theirs = *theirs,
+                          type = plan.dtype.value_or(at::kFloat)](const kernels::QuantizedWeight& weight) {
+      return detail::quantized_for_file(weight, theirs, detail::qkv_rows(body), body.num_heads, type);
+    };
+    const auto shapes = of_file(like);
+    for (size_t i = 0; i < shapes.size(); ++i)
+      for (size_t j = 0; j < shapes[i].size(); ++j) {
+        auto full = full_name(architecture, name, theirs->names[i]);
+        const auto& behind = shapes[i][j].first;
+        if (!behind.empty() && behind[0] != '.') full.resize(full.rfind("weight"));  // "q_proj.SCB"
+        full += behind;
+        plan.add(full, shapes[i][j].second, max_file);
+        plan.packed.emplace(full, [of_file, from = layer, i, j] { return of_file(*from->quantized)[i][j].second; });
+      }
+  }
+}
+
 SavePlan plan_save(const LanguageModel& model, const SaveModelOptions& options) {
   const auto& architecture = architecture_of(model.config);
   const auto& body = model.body();
   SavePlan plan;
   const auto expected = shapes_of(model);
-  uint64_t filled = 0;
   const auto add = [&](const std::string& name, const Tensor& like, size_t index) {
-    plan.files.back().emplace_back(name, like);
+    plan.add(name, like, options.max_shard_size);
     plan.parts.emplace(name, SavePlan::Part{plan.parameters.size() - 1, index});
     ++plan.parameters.back().tensors;
-    plan.total += like.nbytes();
   };
   for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
     LEVIN_CHECK(name.find(".lora_") == name.npos,
@@ -97,15 +140,11 @@ SavePlan plan_save(const LanguageModel& model, const SaveModelOptions& options) 
     const auto like = at::empty(sizes, parameter.options().device(c10::kMeta));
     const auto shapes = detail::weights_for_file(like, *theirs, detail::qkv_rows(body), body.num_heads);
     plan.dtype = plan.dtype.value_or(parameter.scalar_type());
-    for (size_t i = 0; i < shapes.size(); ++i) {
-      const uint64_t bytes = shapes[i].nbytes();
-      if (filled > 0 && filled + bytes > options.max_shard_size) plan.files.emplace_back(), filled = 0;
-      filled += bytes;
-      add(full_name(architecture, name, theirs->names[i]), shapes[i], i);
-    }
+    for (size_t i = 0; i < shapes.size(); ++i) add(full_name(architecture, name, theirs->names[i]), shapes[i], i);
     // A head of masked tokens that is not tied has its bias under both names.
     if (name == "head.bias" && !body.tied_head && !theirs->also.empty()) add(theirs->also, shapes[0], 0);
   }
+  plan_quantized(model, options.max_shard_size, plan);
   return plan;
 }
 
@@ -116,6 +155,7 @@ class SavedTensors {
       : plan_(plan), body_(body), gathering_(gathering) {}
 
   Tensor operator()(const std::string& name) {
+    if (const auto packed = plan_.packed.find(name); packed != plan_.packed.end()) return packed->second();
     const auto& part = plan_.parts.at(name);
     const auto& parameter = plan_.parameters[part.parameter];
     const auto made_of = [&](const Tensor& whole) {
@@ -163,6 +203,9 @@ void write_folder(const LanguageModel& model, const SavePlan& plan, const fs::pa
   write_file(folder / "config.json",
              model.config.with({{"torch_dtype", ""},
                                 {"dtype", "\"" + dtype_name(plan.dtype.value_or(at::kFloat)) + "\""},
+                                {"quantization_config", model.quantization ? detail::quantization_config(
+                                                                                 *model.quantization, plan.plain_layers)
+                                                                           : std::string()},
                                 {"tie_word_embeddings", model.body().tied_head ? "true" : "false"}}));
 }
 

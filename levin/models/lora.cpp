@@ -49,7 +49,7 @@ std::vector<LoraTarget> lora_targets(const LanguageModel& model) {
     int64_t row = 0;
     for (size_t i = 0; i < theirs->names.size(); ++i) {
       const bool joined = theirs->names.size() > 1;
-      const auto rows = joined ? split.at(i) : layer->weight.size(0);
+      const auto rows = joined ? split.at(i) : layer->out_features();
       auto name = std::string(architecture.prefix) + theirs->names[i];
       name.resize(name.size() - std::string_view(".weight").size());
       targets.push_back({layer, name, row, rows, theirs->layout == WeightLayout::kByHead});
@@ -63,10 +63,13 @@ bool ends_with_part(std::string_view name, std::string_view end) {
   return name == end || (name.size() > end.size() && name.ends_with(end) && name[name.size() - end.size() - 1] == '.');
 }
 
-LowRank added_adapter(const LoraTarget& target, int64_t rank, double alpha, bool rslora, double dropout) {
+LowRank added_adapter(const LanguageModel& model, const LoraTarget& target, int64_t rank, double alpha, bool rslora,
+                      double dropout) {
   const auto part = target.name.substr(target.name.rfind('.') + 1);
-  const auto& weight = target.layer->weight;
-  LowRank adapter(weight.size(1), target.rows, rank, weight.options());
+  const auto& layer = *target.layer;
+  // A quantized weight is bytes: its adapters have the dtype of the other parameters.
+  const auto like = layer.quantized ? layer.quantized->codes.options().dtype(model.dtype) : layer.weight.options();
+  LowRank adapter(layer.in_features(), target.rows, rank, like);
   adapter->first_row = target.first_row;
   adapter->alpha = alpha;
   adapter->scale = alpha / (rslora ? std::sqrt(static_cast<double>(rank)) : static_cast<double>(rank));
@@ -152,7 +155,7 @@ void add_lora(LanguageModel& model, const LoraOptions& options) {
     bool wanted = false;
     for (const auto& word : options.target_modules)
       if (word == "all-linear" || ends_with_part(target.name, word)) wanted = true, unused.erase(word);
-    if (wanted) added_adapter(target, options.rank, options.alpha, options.rslora, options.dropout);
+    if (wanted) added_adapter(model, target, options.rank, options.alpha, options.rslora, options.dropout);
   }
   if (!unused.empty()) {
     std::set<std::string> known{"all-linear"};
@@ -189,7 +192,7 @@ void load_lora(LanguageModel& model, const fs::path& folder) {
     const auto* b = file.find(name + ".lora_B.weight");
     if (!a && !b) continue;
     LEVIN_CHECK(a && b, "[load_lora] \"", folder.string(), "\" has one of lora_A and lora_B of \"", target.name, "\"");
-    const auto in = target.layer->weight.size(1);
+    const auto in = target.layer->in_features();
     LEVIN_CHECK(a->shape.size() == 2 && b->shape.size() == 2 && a->shape[0] > 0 && a->shape[1] == in &&
                     b->shape[0] == target.rows && b->shape[1] == a->shape[0] && at::isFloatingType(a->type) &&
                     at::isFloatingType(b->type),
@@ -204,8 +207,8 @@ void load_lora(LanguageModel& model, const fs::path& folder) {
   LEVIN_CHECK(!all.empty(), "[load_lora] \"", folder.string(), "\" has no adapters");
   const at::NoGradGuard no_grad;
   for (const auto& found : all) {
-    auto adapter =
-        added_adapter(found.target, found.rank, config.alpha_of(found.target.name), config.rslora, config.dropout);
+    auto adapter = added_adapter(model, found.target, found.rank, config.alpha_of(found.target.name), config.rslora,
+                                 config.dropout);
     adapter->a.copy_(file.read(found.a));
     auto b = file.read(found.b);
     adapter->b.copy_(found.target.by_head ? detail::heads_apart(b.contiguous(), heads, false) : b);
@@ -265,7 +268,11 @@ void save_lora(const LanguageModel& model, const fs::path& folder) {
 void merge_lora(LanguageModel& model) {
   const at::NoGradGuard no_grad;
   bool any = false;
-  for (const auto& target : lora_targets(model)) {
+  const auto targets = lora_targets(model);
+  for (const auto& target : targets)
+    LEVIN_CHECK(!target.layer->quantized, "[merge_lora] the weights are quantized: save_lora, open the model without ",
+                "quantize, load_lora and merge there");
+  for (const auto& target : targets) {
     for (const auto& adapter : target.layer->adapters) {
       const auto change = at::mm(adapter->b.to(at::kFloat), adapter->a.to(at::kFloat)) * adapter->scale;
       auto rows = target.layer->weight.narrow(0, adapter->first_row, change.size(0));

@@ -6,6 +6,8 @@
 #include "levin/core/words.h"
 #include "levin/models/decoder_sizes.h"
 #include "levin/models/resnet.h"
+#include "levin/models/text_encoder.h"
+#include "levin/models/text_encoder_sizes.h"
 #include "levin/models/vit.h"
 
 namespace levin::models {
@@ -73,6 +75,9 @@ std::vector<std::string> names() {
 std::shared_ptr<torch::nn::Module> make_module(std::string_view name) {
   const auto decoders = decoder_names();
   if (std::find(decoders.begin(), decoders.end(), name) != decoders.end()) return decoder(decoder_options(name)).ptr();
+  const auto encoders = text_encoder_names();
+  if (std::find(encoders.begin(), encoders.end(), name) != encoders.end())
+    return TextEncoder(text_encoder_options(name)).ptr();
   const auto images = names();
   if (std::find(images.begin(), images.end(), name) != images.end()) return make(name).ptr();
   fail_unknown("models.make_module", "model", name, module_names());
@@ -81,6 +86,7 @@ std::shared_ptr<torch::nn::Module> make_module(std::string_view name) {
 std::vector<std::string> module_names() {
   auto all = names();
   for (auto& name : decoder_names()) all.push_back(std::move(name));
+  for (auto& name : text_encoder_names()) all.push_back(std::move(name));
   return all;
 }
 

@@ -30,8 +30,9 @@ ImageModel make(std::string_view name, const ModelOptions& options = {});
 /// All of them.
 std::vector<std::string> names();
 
-/// Any model as it stands, images or text: what `make` knows with its defaults, and the decoders of models/decoder.h
-/// ("gpt2", ...). For tools that look at modules from outside.
+/// Any model as it stands, images or text: what `make` knows with its defaults, the decoders of
+/// models/decoder_sizes.h ("gpt2", ...) and the encoders of models/text_encoder_sizes.h ("distilbert", ...). For tools
+/// that look at modules from outside.
 std::shared_ptr<torch::nn::Module> make_module(std::string_view name);
 /// What make_module knows.
 std::vector<std::string> module_names();

@@ -2,18 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
+#include <memory>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/div.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tanh.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
@@ -43,22 +39,6 @@ void check_encoder(const TextEncoderOptions& o) {
 
 Tensor encoder_dropped(const Tensor& x, double p, bool training) {
   return p > 0 && training ? at::dropout(x, p, true) : x;
-}
-
-/// What a query of each block adds to the scores of each key, by BigBird's rule outside of training: the first and the
-/// last block see all; another sees the first, the last, its neighbours and itself, and the first once more for every
-/// random block. [T, T]
-Tensor block_scores(int64_t length, int64_t size, int64_t random_blocks, const Tensor& like) {
-  const auto last = length / size - 1;
-  const auto place = at::arange(length, at::TensorOptions().dtype(at::kLong).device(like.device()));
-  const auto block = at::div(place, size, "floor");
-  const auto query = block.unsqueeze(1), key = block.unsqueeze(0);
-  const auto edge = (query == 0) | (query == last);
-  const auto seen = edge | (key == 0) | (key == last) | ((key - query).abs() <= 1);
-  const auto hidden = at::full({}, -std::numeric_limits<float>::infinity(), like.options());
-  const auto often = at::full({}, std::log(1.0 + static_cast<double>(random_blocks)), like.options());
-  const auto nothing = at::zeros({}, like.options());
-  return at::where(seen, at::where(edge.logical_not() & (key == 0), often, nothing), hidden);
 }
 
 }  // namespace
@@ -95,6 +75,13 @@ TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& asked) : options(aske
   if (options.token_types > 0) types = register_module("types", DecoderEmbedding(options.token_types, dim));
   embedding_norm = register_module("embedding_norm", detail::decoder_norm(body));
   blocks = detail::register_blocks(*this, body);
+  for (size_t i = 0; i < blocks.size() && options.block_size > 0; ++i)
+    blocks[i]->attention->by_blocks =
+        std::make_shared<BlockAttention>(BlockAttentionOptions{.block_size = options.block_size,
+                                                               .random_blocks = options.random_blocks,
+                                                               .num_heads = body.num_heads,
+                                                               .max_positions = body.max_positions,
+                                                               .layer = static_cast<int64_t>(i)});
   if (options.pooler) pooler = register_module("pooler", DecoderLinear(dim, dim, true, kEncoderStd));
   if (options.head == "masked_lm") {
     head = register_module("head", MaskedTokenHead(options));
@@ -117,11 +104,10 @@ Tensor TextEncoderImpl::hidden_states(const Tensor& given, const Tensor& given_m
   LEVIN_CHECK(!given_types.defined() || types, "[text_encoder] the model has no token types");
   const auto& body = options.body;
   const auto length = given.size(1), size = options.block_size;
-  const bool by_blocks = size > 0 && length > (5 + 2 * options.random_blocks) * size;
-  LEVIN_CHECK(!by_blocks || !is_training(), "[text_encoder] sequences of ", length,
-              " tokens attend by blocks, which is not supported in training; set attention_type to \"original_full\"");
+  const auto& by_blocks = blocks[0]->attention->by_blocks;
+  const bool blocked = by_blocks && by_blocks->applies(length);
   Tensor ids = given, mask = given_mask, segments = given_types;
-  const auto rest = by_blocks ? (size - length % size) % size : 0;
+  const auto rest = blocked ? (size - length % size) % size : 0;
   if (rest > 0) {
     if (!mask.defined()) mask = at::ones_like(ids);
     ids = at::constant_pad_nd(ids, {0, rest}, options.pad_token);
@@ -144,13 +130,7 @@ Tensor TextEncoderImpl::hidden_states(const Tensor& given, const Tensor& given_m
   if (options.dropout_before_norm) x = encoder_dropped(x, p, is_training());
   x = std::get<0>(embedding_norm(x));
   if (!options.dropout_before_norm) x = encoder_dropped(x, p, is_training());
-  auto added = attention_masks(body, padded, mask, x).full;
-  if (by_blocks) {
-    const auto of_blocks = block_scores(padded, size, options.random_blocks, x).unsqueeze(0).unsqueeze(0);
-    // BigBird's own penalty, finite: a query that sees padding alone gives a number.
-    added =
-        mask.defined() ? of_blocks + (mask == 0).unsqueeze(1).unsqueeze(1).to(x.scalar_type()) * -10000.0 : of_blocks;
-  }
+  const auto added = blocked ? mask : attention_masks(body, padded, mask, x).full;
   for (auto& block : blocks) x = block(x, Tensor(), added);
   return rest > 0 ? x.slice(1, 0, length) : x;
 }

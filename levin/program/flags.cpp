@@ -130,7 +130,9 @@ bool Flags::parse(const std::vector<std::string>& words) const {
   std::vector<std::string> given;
   for (size_t i = 0; i < words.size(); ++i) {
     const auto& word = words[i];
-    const bool is_flag = word.size() > 1 && word.starts_with('-') && word != "--";
+    // A negative number is an argument, so that its command can say what is wrong with it.
+    const bool is_number = word.size() > 1 && (word[1] == '.' || (word[1] >= '0' && word[1] <= '9'));
+    const bool is_flag = word.size() > 1 && word.starts_with('-') && word != "--" && !is_number;
     if (rest_ && !is_flag) {
       rest_->assign(words.begin() + static_cast<std::ptrdiff_t>(word == "--" ? i + 1 : i), words.end());
       break;

@@ -9,6 +9,8 @@
 #include <ATen/Context.h>
 #include <c10/core/StreamGuard.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
@@ -20,6 +22,7 @@
 #include "levin/devices/graphs.h"
 #include "levin/distributed/failure.h"
 #include "levin/strategies/comm_hooks.h"
+#include "levin/strategies/ddp_capture.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 #include "levin/strategies/sync_batchnorm.h"
@@ -65,6 +68,11 @@ std::vector<size_t> indices_without_gradient(const std::string& message) {
   return indices;
 }
 
+/// Captured passes equal the reducer's on the CPU. Until they have run on a GPU only tests capture them.
+bool captures_passes() {
+  return std::getenv("LEVIN_TEST_CAPTURE_DDP");
+}
+
 /// The reducer, and what it knows but does not tell.
 class OpenReducer : public c10d::Reducer {
  public:
@@ -79,12 +87,6 @@ class OpenReducer : public c10d::Reducer {
   bool began() const {
     std::lock_guard lock(mutex_);
     return require_finalize_;
-  }
-  /// What is measured for the logger waits for events, which a capture cannot. Not before the first pass.
-  void stop_statistics() {
-    set_ddp_runtime_logging_sample_rate(std::numeric_limits<int>::max());
-    constexpr long kMeasured = 10;
-    num_iterations_ = std::max(num_iterations_, kMeasured + 1);
   }
   void forget_counts() {
     std::lock_guard lock(mutex_);
@@ -103,6 +105,22 @@ class OpenReducer : public c10d::Reducer {
     std::lock_guard lock(mutex_);
     const auto& place = variable_locators_[param];
     return buckets_[place.bucket_index].bucket_views_in[place.intra_bucket_index];
+  }
+  /// With version counters of their own: what is written to one gradient must not look like a change of all.
+  std::vector<detail::GradientBucket> buckets() const {
+    std::lock_guard lock(mutex_);
+    std::vector<detail::GradientBucket> all;
+    for (const auto& bucket : buckets_) {
+      auto& added = all.emplace_back(detail::GradientBucket{bucket.gradients.variable_data(), bucket.variable_indices});
+      for (const auto& view : bucket.bucket_views_in) added.views.push_back(view.variable_data());
+    }
+    return all;
+  }
+  /// How often a parameter gets a gradient in a pass, as the first pass of a static graph has shown.
+  int uses(size_t param) const {
+    std::lock_guard lock(mutex_);
+    const auto found = numGradHooksTriggeredMap_.find(param);
+    return found == numGradHooksTriggeredMap_.end() ? 0 : found->second;
   }
   bool has_sparse() const {
     return std::ranges::find(expect_sparse_gradients_, true) != expect_sparse_gradients_.end();
@@ -129,10 +147,12 @@ class OpenReducer : public c10d::Reducer {
     expect_autograd_hooks_ = false;
     require_finalize_ = false;
     first_autograd_hook_called_ = false;
-    div_factor_ = -1;  // taken again
-    local_used_work_.reset();
-    local_used_map_reduced_ = false;
-    if (local_used_map_.defined()) local_used_map_.zero_();
+    div_factor_ = -1;      // taken again
+    if (!static_graph_) {  // which remembers for good what its first pass has used
+      local_used_work_.reset();
+      local_used_map_reduced_ = false;
+      if (local_used_map_.defined()) local_used_map_.zero_();
+    }
     if (has_rebuilt_bucket_) return;
     rebuilt_params_.clear();
     rebuilt_param_indices_.clear();
@@ -167,7 +187,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
         group_(std::move(group)),
         options_(options),
         parameters_(std::move(parameters)),
-        buffers_(detail::unique_buffers(module)) {
+        buffers_(detail::changing_buffers(module)) {
     std::vector<Tensor> tensors;
     std::unordered_map<size_t, std::string> names;
     for (const auto& parameter : parameters_) {
@@ -187,7 +207,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     std::reverse(buckets.begin(), buckets.end());  // gradients come in about the reverse order of registration
     // It holds the ends of the autograd graph, which stay on the stream on which they are made.
     std::optional<c10::StreamGuard> on_stream;
-    if (captured) {
+    if (captured && tensors[0].is_cuda()) {
       at::globalContext().setWarnOnAccumulateGradStreamMismatch(false);
       on_stream.emplace(detail::graph_stream(tensors[0].device()));
     }
@@ -215,6 +235,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       parameter.tensor.register_hook([this, alive = alive_](const Tensor&) {
         if (*alive) arm();
       });
+    if (captured && captures_passes()) watch_gradients();
   }
 
   ~DdpModule() override {
@@ -230,11 +251,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   void before_forward() override {
     if (options_.sync_batchnorm) batchnorm_.emplace(*group_);
     if (!at::GradMode::is_enabled() || !sync_) return;
-    if (!forward_prepared_) {
-      if (detail::is_capturing())
-        reducer_->stop_statistics();
-      else
-        logger_->set_runtime_stats_and_log();
+    if (!forward_prepared_ && !detail::is_capturing()) {
+      logger_->set_runtime_stats_and_log();
       reducer_->prepare_for_forward();
       forward_prepared_ = true;
     }
@@ -247,6 +265,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
   // Ranks that join uneven inputs make different numbers of steps.
   bool communicates() const override { return at::GradMode::is_enabled() && !joining_; }
+  // Once it knows in which order gradients come it builds its buckets again.
+  bool is_settled() const override { return !at::GradMode::is_enabled() || !reducer_->should_rebuild_buckets(); }
   std::string prepare_capture(bool keeps_gradients) override;
   // The reducer lets gradients be its buckets, and would put others aside.
   Tensor gradient_memory(const Tensor& param) override {
@@ -256,6 +276,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     return {};
   }
   void capture_failed() override {
+    captured_.reset();
     reducer_->forget_pass();
     batchnorm_.reset();
     backward_batchnorm_.reset();
@@ -337,11 +358,18 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     hands_out_leaf_ = false;
     if (!armed_) return;
     armed_ = false;
+    if (captured_) {
+      captured_->finish();
+      captured_.reset();
+      reducer_->forget_pass();
+      return;
+    }
     forward_prepared_ = false;
     rebuild_due_ = true;
     if (options_.static_graph && !static_graph_known_) {
       static_graph_known_ = true;
       group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->delay_all_reduce(); });
+      for (const auto& parameter : parameters_) has_gradient_.push_back(parameter.tensor.grad().defined());
     }
     if (reducer_->finalized()) return;
     if (!reducer_->began()) fail_shared("no parameter of the module took part in the loss");
@@ -421,6 +449,12 @@ class DdpModule : public ModuleSync, private UnevenInputs {
                 "leads through that; use torch::autograd::grad with create_graph for the part of the loss that needs "
                 "it, and fabric.backward(loss) for the sum");
     armed_ = true;
+    if (detail::is_capturing()) {
+      if (options_.static_graph && !static_graph_known_)
+        detail::refuse_capture("ddp with static_graph has not seen its first step");
+      captured_ = std::make_unique<detail::CapturedPass>(*group_, captured_plan());
+      return;
+    }
     std::vector<Tensor> roots;
     if (options_.find_unused_parameters) roots.push_back(loss_);
     QuietWarnings handler;
@@ -429,6 +463,32 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     // The first pass of a static graph only counts how often each parameter is used. What was counted while gradients
     // were only accumulated must not be in.
     if (options_.static_graph && !static_graph_known_) reducer_->forget_counts();
+  }
+
+  /// Tells a captured pass of every gradient. The reducer, which has its own hooks, does not expect them then.
+  void watch_gradients() {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      torch::autograd::impl::grad_accumulator(parameters_[i].tensor)
+          ->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+              [this, i, alive = alive_](const std::vector<Tensor>& outputs, const std::vector<Tensor>&) {
+                if (*alive && captured_ && in_backward_) captured_->ready(i);
+                return outputs;
+              }));
+  }
+
+  detail::CapturedPassPlan captured_plan() const {
+    detail::CapturedPassPlan plan{.buckets = reducer_->buckets(),
+                                  .allows_unused = options_.find_unused_parameters && !options_.static_graph,
+                                  .gradients_are_views = options_.gradient_as_bucket_view};
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      plan.names.push_back(parameters_[i].name);
+      plan.params.push_back(parameters_[i].tensor);
+      plan.uses.push_back(options_.static_graph ? reducer_->uses(i) : 1);
+    }
+    if (options_.static_graph) plan.used_somewhere = has_gradient_;
+    if (options_.comm_hook == "fp16") plan.travels_as = at::kHalf;
+    if (options_.comm_hook == "bf16") plan.travels_as = at::kBFloat16;
+    return plan;
   }
 
   /// How many reductions of this backward some rank has started, when backward has failed on every rank; none when it
@@ -513,6 +573,9 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   const std::vector<NamedState> buffers_;
   std::shared_ptr<OpenReducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;
+  /// The backward pass that is being captured.
+  std::unique_ptr<detail::CapturedPass> captured_;
+  bool kernels_loaded_ = false;
   /// Outlives this object in hooks of graphs that the user still holds.
   std::shared_ptr<bool> alive_;
   std::optional<SyncBatchNormScope> batchnorm_;
@@ -526,6 +589,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   bool hands_out_leaf_ = false;
   bool rebuild_due_ = false;
   bool static_graph_known_ = false;
+  /// Of a static graph: the parameters that had a gradient after the first pass, from whatever rank.
+  std::vector<bool> has_gradient_;
   uint64_t rebuilt_ = 0;
   bool joining_ = false;
   bool static_divisor_ = true;
@@ -537,16 +602,12 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
 std::string DdpModule::prepare_capture(bool) {
   if (!at::GradMode::is_enabled()) return {};
-  // Steps of the plain reducer on one rank equal eager ones; steps that accumulate without saying so did not, and other
-  // options have not been shown to. Until they are, only tests capture it.
-  if (!std::getenv("LEVIN_TEST_CAPTURE_DDP"))
+  if (!captures_passes())
     return "ddp's reducer is not captured yet; strategy \"fsdp\" with sharding_strategy \"none\" is";
   if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
-  if (options_.find_unused_parameters && !options_.static_graph)
-    return "ddp with find_unused_parameters exchanges on the host which parameters were used";
-  if (options_.static_graph && !static_graph_known_) return "ddp with static_graph has not seen its first step";
   if (options_.comm_hook == "powersgd") return "comm_hook \"powersgd\" counts its steps on the host";
   if (reducer_->has_sparse()) return "ddp sums sparse gradients, whose sizes change";
+  if (!std::exchange(kernels_loaded_, true)) detail::load_pass_kernels(reducer_->buckets());
   return {};
 }
 

@@ -40,6 +40,12 @@ std::vector<NamedState> unique_buffers(const torch::nn::Module& module) {
   return unique(module.named_buffers());
 }
 
+std::vector<NamedState> changing_buffers(const torch::nn::Module& module) {
+  auto buffers = unique_buffers(module);
+  std::erase_if(buffers, [](const auto& state) { return state.tensor.scalar_type() == at::kByte; });
+  return buffers;
+}
+
 void check_same_states(Collective& group, std::string_view kind, std::span<const NamedState> states) {
   if (!group.process_group()) return;
   std::string text;

@@ -23,6 +23,8 @@ struct NamedState {
 /// Each tensor once, under the first of its names, however often it is registered.
 std::vector<NamedState> unique_parameters(const torch::nn::Module& module);
 std::vector<NamedState> unique_buffers(const torch::nn::Module& module);
+/// Those that training may change, which ranks make equal again and again. Bytes are packed weights, and stay.
+std::vector<NamedState> changing_buffers(const torch::nn::Module& module);
 
 /// Throws, on every rank and with the same line, when the states of the ranks differ in number, name, shape or dtype.
 /// `kind` is "parameter" or "buffer".

@@ -62,6 +62,8 @@ class ModuleSync {
   virtual void capture_failed() {}
   /// Changes when memory that it keeps from step to step is another: steps captured before do not fit any more.
   virtual uint64_t layout_version() const { return 0; }
+  /// False: memory that it keeps from step to step is about to move, so a capture had better wait for a later step.
+  virtual bool is_settled() const { return true; }
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

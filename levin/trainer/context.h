@@ -154,6 +154,12 @@ class TrainerContext : public RunPosition {
   /// The path of the checkpoint this run resumed from, or that validate, test or predict loaded; empty: none.
   virtual const std::filesystem::path& ckpt_path() const = 0;
 
+  /// Calls the model outside of its steps, from a hook: in the run's precision, with parameters gathered where they are
+  /// sharded. Every rank must call.
+  ///
+  ///     run.call_model([&] { logits = net(tokens); });
+  virtual void call_model(const std::function<void()>& call) = 0;
+
   /// For tuners: trials, and changes of the plan.
   virtual Tuning& tuning() = 0;
 

@@ -64,4 +64,11 @@ class Optimizers {
   std::vector<OptimizerConfig> configs_;
 };
 
+/// A TrainModule that keeps an optimizer chosen by name (`--optimizer AdamW`) from applying its weight_decay to some
+/// parameters.
+struct ChoosesDecay {
+  virtual ~ChoosesDecay() = default;
+  virtual bool decays(const std::string& parameter) const = 0;
+};
+
 }  // namespace levin

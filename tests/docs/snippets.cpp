@@ -7,6 +7,7 @@
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
+#include <levin/generate/generate.h>
 #include <levin/io/images/image.h>
 #include <levin/io/records/records.h>
 #include <levin/io/weights/safetensors.h>
@@ -223,6 +224,18 @@ struct Timer : levin::Interceptor {
   levin::models::save_model(model, "tuned", {.max_shard_size = 2'000'000'000});
 }
 
+[[maybe_unused]] void generation(const std::vector<std::string>& prompts) {
+  auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
+  const auto tokenizer = levin::text::Tokenizer::from_folder("pythia-410m");
+  auto options = levin::folder_generate_options("pythia-410m", {.max_new_tokens = 64, .temperature = 0.8, .top_p = 0.95});
+  for (const auto& row : levin::generate(model.decoder, tokenizer, {"The sea", "A ship"}, options)) std::cout << row.text << "\n";
+
+  levin::generate(model.decoder, tokenizer, prompts, options, [](const levin::GeneratedToken& token) {
+    std::cout << token.text << std::flush;
+    return true;  // false ends this row
+  });
+}
+
 [[maybe_unused]] void adapters(levin::models::LanguageModel& model) {
   levin::models::add_lora(model, {.rank = 16, .alpha = 32, .target_modules = {"q_proj", "v_proj"}});
   levin::optim::AdamW opt(levin::models::lora_parameters(model), {.lr = 1e-4});
@@ -233,6 +246,10 @@ struct Timer : levin::Interceptor {
   auto model = levin::models::open_model("bert-base-uncased", {.head = "none"});
   auto hidden = model.encoder->hidden_states(ids, mask);                          // [B, T, D]
   auto vectors = levin::models::mean_embedding(hidden, mask);                     // or first_embedding(hidden)
+}
+
+[[maybe_unused]] void new_head() {
+  auto model = levin::models::open_model("gpt2", {.head = "sequence_classification", .labels = {"negative", "positive"}, .pad_token = 50256});
 }
 
 [[maybe_unused]] void optimizers(const Block& model, const Tensor& loss, const std::vector<Tensor>& decay, const std::vector<Tensor>& no_decay) {

@@ -221,6 +221,39 @@ TEST_F(CompileGpu, Accumulation) {
   EXPECT_EQ(counts.captured, 2);  // with the optimizer's step and without
 }
 
+// Decay would show it.
+TEST_F(CompileGpu, AFrozenParameterIsNotStepped) {
+  const auto run = [](int accumulate, bool compile) {
+    torch::manual_seed(2);
+    Fabric fabric({.accelerator = "cuda", .devices = 1, .compile = compile});
+    fabric.launch();
+    torch::nn::Sequential model(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 4));
+    auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2, .weight_decay = 0.1}));
+    auto step = fabric.compile(
+        [&, &net = net, &opt = opt](const Tensor& x, bool last) {
+          fabric.backward(net(x).pow(2).mean());
+          if (!last) return;
+          opt.step();
+          opt.zero_grad();
+        },
+        {.accumulates_gradients = accumulate > 1});
+    for (int i = 0; i < 48; ++i) {
+      if (i == 16 || i == 32) model[0]->as<torch::nn::Linear>()->weight.set_requires_grad(i == 32);
+      step(fabric.to_device(torch::full({4, 8}, 1.0 / (1 + i))), (i + 1) % accumulate == 0);
+    }
+    if (compile) {
+      EXPECT_GE(step.compiler()->counts().captured, 2 * accumulate);
+    }
+    std::vector<Tensor> params;
+    for (const auto& p : model->parameters()) params.push_back(p.detach().cpu());
+    return params;
+  };
+  for (const int accumulate : {1, 2}) {
+    const auto eager = run(accumulate, false), compiled = run(accumulate, true);
+    for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(torch::equal(eager[i], compiled[i])) << accumulate << i;
+  }
+}
+
 TEST_F(CompileGpu, BatchesOfAnotherSizeInBetween) {
   const auto counts = expect_same({.dropout = 0.2, .uneven = true}).counts;
   EXPECT_EQ(counts.captured, 2);

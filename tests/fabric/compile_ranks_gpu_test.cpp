@@ -32,6 +32,12 @@ struct Training {
   /// All micro-batches are reduced.
   bool always_syncs = false;
   int steps = 20;
+  /// The batches of the last step are smaller.
+  bool smaller_at_end = false;
+  /// The gradients of this step overflow in 16 bit.
+  int overflow_at = -1;
+  /// Gradients are dropped before backward, and not after the optimizer's step.
+  bool zeroes_first = false;
   std::function<Optimizer(const std::vector<Tensor>&)> optimizer = [](const auto& params) -> Optimizer {
     return optim::AdamW(params, {.lr = 1e-2});
   };
@@ -66,15 +72,16 @@ Outcome train(const Training& t, bool compile) {
       [&, &net = net, &opt = opt](Batch& batch, bool last) {
         Tensor loss;
         {
+          if (t.zeroes_first) opt.zero_grad();
           const auto waits = fabric.no_backward_sync(net, !last && !t.always_syncs);
-          loss = cross_entropy(net(batch["image"]), batch["label"]) / t.accumulate;
+          loss = cross_entropy(net(batch["image"]), batch["label"]) * batch["factor"] / t.accumulate;
           if (t.look) t.look(loss);
           fabric.backward(loss);
         }
         if (!last) return loss;
         if (t.clip > 0) fabric.clip_gradients(opt, {.max_norm = t.clip});
         opt.step();
-        opt.zero_grad();
+        if (!t.zeroes_first) opt.zero_grad();
         return loss;
       },
       {.name = t.name, .accumulates_gradients = t.accumulate > 1 && t.declared});
@@ -83,12 +90,18 @@ Outcome train(const Training& t, bool compile) {
   auto generator = at::detail::createCPUGenerator(8);
   for (int i = 0; i < t.steps * t.accumulate; ++i) {
     opt.set_lr(1e-2 / (1 + i));
-    Batch batch{{"image", fabric.to_device(at::randn({8, 3, 16, 16}, generator, at::kFloat))},
-                {"label", fabric.to_device(at::randint(0, 10, {8}, generator, at::kLong))}};
+    const int64_t rows = t.smaller_at_end && i / t.accumulate + 1 == t.steps ? 5 : 8;
+    const float factor = i / t.accumulate == t.overflow_at ? 1e6f : 1.0f;
+    Batch batch{{"image", fabric.to_device(at::randn({rows, 3, 16, 16}, generator, at::kFloat))},
+                {"label", fabric.to_device(at::randint(0, 10, {rows}, generator, at::kLong))},
+                {"factor", fabric.to_device(torch::full({}, factor))}};
     losses.push_back(step(batch, (i + 1) % t.accumulate == 0));
   }
   for (const auto& loss : losses) outcome.losses.push_back(loss.item<float>());
-  for (const auto& p : model->parameters()) outcome.params.push_back(p.detach().cpu());
+  for (const auto& p : model->parameters()) {
+    outcome.params.push_back(p.detach().cpu());
+    if (t.zeroes_first) outcome.params.push_back(p.grad().cpu());
+  }
   if (step.compiler()) outcome.counts = step.compiler()->counts();
   if (fabric.grad_scaler()) outcome.scale = fabric.grad_scaler()->current_scale();
   return outcome;
@@ -133,13 +146,31 @@ TEST_F(CompileDdpEagerGpu, SaysWhatIsCaptured) {
 }
 
 TEST_F(CompileDdpGpu, EqualsEager) {
-  expect_captured({});
+  expect_captured({.steps = 50, .smaller_at_end = true});
 }
 
-// A phase was seen to be captured once more.
+TEST_F(CompileDdpGpu, Optimizers) {
+  expect_captured({.clip = 0, .optimizer = [](const auto& params) -> Optimizer {
+                     return optim::SGD(params, {.lr = 1e-2, .momentum = 0.9});
+                   }});
+  expect_captured({.optimizer = [](const auto& params) -> Optimizer { return optim::Adam(params, {.lr = 1e-2}); }});
+}
+
 TEST_F(CompileDdpGpu, Accumulation) {
-  EXPECT_GE(expect_same({.accumulate = 2}).counts.captured, 2);
-  EXPECT_GE(expect_same({.accumulate = 3, .checkpoints = false, .steps = 10}).counts.captured, 2);
+  expect_captured({.accumulate = 2, .smaller_at_end = true});
+  expect_captured({.accumulate = 3, .checkpoints = false, .steps = 10});
+  expect_captured({.accumulate = 2, .always_syncs = true});
+}
+
+TEST_F(CompileDdpGpu, AccumulationIsFoundOut) {
+  for (const bool views : {true, false}) {
+    SCOPED_TRACE(views);
+    const auto counts =
+        expect_same({.strategy = DdpOptions{.gradient_as_bucket_view = views}, .accumulate = 2, .declared = false})
+            .counts;
+    EXPECT_GE(counts.captured, 2);
+    EXPECT_GE(counts.replayed, 24);
+  }
 }
 
 TEST_F(CompileDdpGpu, Precisions) {
@@ -147,12 +178,89 @@ TEST_F(CompileDdpGpu, Precisions) {
   expect_captured({.precision = "16-mixed"});
 }
 
+TEST_F(CompileDdpGpu, AnOverflowSkipsTheStep) {
+  for (const int accumulate : {1, 2}) {
+    const Training training{.precision = "16-mixed", .accumulate = accumulate, .overflow_at = 12};
+    EXPECT_LT(expect_same(training).scale, 65536);
+  }
+}
+
+TEST_F(CompileDdpGpu, Options) {
+  const auto expect_with = [](const char* what, const DdpOptions& options) {
+    SCOPED_TRACE(what);
+    expect_captured({.strategy = options});
+    expect_captured({.strategy = options, .accumulate = 2, .steps = 10});
+  };
+  expect_with("static_graph", {.static_graph = true});
+  expect_with("find_unused_parameters", {.find_unused_parameters = true});
+  expect_with("no views", {.gradient_as_bucket_view = false});
+  expect_with("bf16", {.comm_hook = "bf16"});
+  expect_with("fp16", {.comm_hook = "fp16"});
+  expect_with("small buckets", {.bucket_cap_mb = 0.01});
+}
+
+// They lie in the reducer's buckets, or in memory of the graph.
+TEST_F(CompileDdpGpu, GradientsCanBeReadAfterTheStep) {
+  for (const bool views : {true, false}) {
+    SCOPED_TRACE(views);
+    expect_captured({.strategy = DdpOptions{.gradient_as_bucket_view = views}, .zeroes_first = true});
+  }
+}
+
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() {
+    body = register_module("body", torch::nn::Linear(8, 16));
+    one = register_module("one", torch::nn::Linear(16, 2));
+    two = register_module("two", torch::nn::Linear(16, 2));
+  }
+  Tensor forward(const Tensor& x, bool both) {
+    const auto h = torch::tanh(body(x));
+    return both ? one(h) + two(h) : one(h);
+  }
+  torch::nn::Linear body{nullptr}, one{nullptr}, two{nullptr};
+};
+TORCH_MODULE(TwoHeads);
+
+/// Decay shows that a parameter was stepped; `both` says when the second head is used.
+std::vector<Tensor> train_heads(const DdpOptions& options, const std::function<bool(int)>& both, bool compile) {
+  torch::manual_seed(6);
+  Fabric fabric({.accelerator = "cuda", .strategy = options, .devices = 1, .compile = compile});
+  fabric.launch();
+  TwoHeads model;
+  auto [net, opt] = fabric.setup(model, optim::AdamW(model->parameters(), {.lr = 1e-2, .weight_decay = 0.1}));
+  auto step = fabric.compile([&, &net = net, &opt = opt](const Tensor& x, bool with_both) {
+    fabric.backward(net(x, with_both).pow(2).mean());
+    opt.step();
+    opt.zero_grad();
+  });
+  for (int i = 0; i < 16; ++i) step(fabric.to_device(torch::full({4, 8}, 1.0 / (1 + i))), both(i));
+  if (compile) {
+    EXPECT_GE(step.compiler()->counts().replayed, 8);
+  }
+  std::vector<Tensor> params;
+  for (const auto& p : model->parameters()) params.push_back(p.detach().cpu());
+  return params;
+}
+
+TEST_F(CompileDdpGpu, UnusedParametersAreNotStepped) {
+  const auto expect_equal = [](const DdpOptions& options, const std::function<bool(int)>& both) {
+    const auto eager = train_heads(options, both, false), compiled = train_heads(options, both, true);
+    for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(torch::equal(eager[i], compiled[i])) << i;
+  };
+  expect_equal({.find_unused_parameters = true}, [](int) { return false; });
+  expect_equal({.find_unused_parameters = true}, [](int i) { return i % 3 != 1; });
+  expect_equal({.find_unused_parameters = true, .gradient_as_bucket_view = false}, [](int i) { return i % 2 == 0; });
+  expect_equal({.static_graph = true}, [](int) { return false; });
+}
+
 TEST_F(CompileDdpGpu, WhatCannotBeCapturedIsNamed) {
   const auto lines = testing::captured_stderr([] {
-    const auto counts = expect_same({.strategy = DdpOptions{.find_unused_parameters = true}, .steps = 6}).counts;
+    const auto counts = expect_same({.strategy = DdpOptions{.comm_hook = "powersgd"}, .steps = 6}).counts;
     EXPECT_EQ(counts.captured, 0);
   });
-  EXPECT_NE(lines.find("[compile] step runs eagerly: ddp with find_unused_parameters"), std::string::npos) << lines;
+  EXPECT_NE(lines.find("[compile] step runs eagerly: comm_hook \"powersgd\" counts its steps on the host"),
+            std::string::npos)
+      << lines;
 }
 
 TEST_F(CompileDdpGpu, AFailedCaptureLeavesTheReducerUsable) {
@@ -340,6 +448,7 @@ TEST_F(CompileFsdpGpu, TrainingAndValidationInTurns) {
 /// Ranks with a GPU each.
 class CompileTwoGpus : public testing::GpuTest {
  protected:
+  const testing::ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
   void SetUp() override {
     GpuTest::SetUp();
     if (torch::cuda::device_count() < 2) GTEST_SKIP() << "one GPU";

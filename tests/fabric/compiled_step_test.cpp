@@ -36,10 +36,13 @@ struct CountingDevice final : detail::GraphDevice {
   void upload(const Tensor& to, const void* host, size_t bytes) override {
     std::memcpy(to.mutable_data_ptr(), host, bytes);
   }
-  Tensor alias(const Tensor& tensor, std::shared_ptr<detail::DeviceGraph>) override { return tensor.detach(); }
+  Tensor alias(const Tensor& tensor, std::shared_ptr<detail::DeviceGraph>) override {
+    ++aliases;
+    return tensor.detach();
+  }
   void empty_cache() override {}
 
-  int captures = 0, replays = 0;
+  int captures = 0, replays = 0, aliases = 0;
   std::function<void()> replayed;
 };
 
@@ -258,6 +261,32 @@ TEST_F(CompiledStepTest, AccumulationIsFoundOut) {
   EXPECT_EQ(layer->weight.grad().const_data_ptr(), grad) << "none stands for zeros";
 }
 
+TEST_F(CompiledStepTest, AFrozenParameterHasNoGradientWhereGradientsKeepTheirMemory) {
+  torch::nn::Linear layer(2, 1);
+  around.modules = {layer.ptr()};
+  auto step = compiled(
+      [&](const Tensor& x) {
+        layer(x).sum().backward();
+        optim::zero_grad(layer->parameters(), true);
+      },
+      {.accumulates_gradients = true});
+  const auto x = torch::ones({1, 2});
+  for (int i = 0; i < 4; ++i) step(x);
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_TRUE(layer->bias.grad().defined());
+  layer->bias.set_requires_grad(false);
+  for (int i = 0; i < 4; ++i) {
+    step(x);
+    EXPECT_FALSE(layer->bias.grad().defined()) << i;
+  }
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_TRUE(layer->weight.grad().defined());
+  layer->bias.set_requires_grad(true);
+  step(x);  // the first graph again
+  EXPECT_EQ(device->captures, 2);
+  EXPECT_TRUE(layer->bias.grad().defined());
+}
+
 TEST_F(CompiledStepTest, ALossThatIsKeptWithItsGraphIsNamed) {
   torch::nn::Linear layer(2, 1);
   around.modules = {layer.ptr()};
@@ -281,11 +310,13 @@ struct Around final : ModuleSync {
   void capture_failed() override { ++failed; }
   uint64_t layout_version() const override { return layout; }
   Tensor gradient_memory(const Tensor&) override { return memory; }
+  bool is_settled() const override { return settled; }
 
   Tensor memory;
   std::string reason;
   int failed = 0;
   uint64_t layout = 0;
+  bool settled = true;
 };
 
 /// This rank and another one, which brings the numbers that a test wants: 0 it cannot, 1 it runs eagerly, 2 it
@@ -386,6 +417,44 @@ TEST_F(CompiledRanks, GradientsThatStayAreWhereTheStrategyWantsThem) {
   EXPECT_EQ(device->captures, 2);
   EXPECT_TRUE(layer->weight.grad().is_same(sync->memory));
   EXPECT_EQ(sync->memory[0][0].item<float>(), 5);
+}
+
+TEST_F(CompiledRanks, GradientsInMemoryOfTheStrategyStayThere) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(2, 1).bias(false));
+  around.modules = {layer.ptr()};
+  sync->memory = torch::zeros({1, 2});
+  auto step = compiled([&](const Tensor&) {
+    layer->zero_grad();
+    layer(torch::ones({1, 2})).sum().backward();
+    sync->memory.copy_(layer->weight.grad());
+    layer->weight.mutable_grad() = sync->memory.variable_data();
+  });
+  others = {1, 1, 3, 1, 3};
+  for (int i = 0; i < 4; ++i) step(torch::ones({1, 2}));
+  EXPECT_EQ(device->captures, 1);
+  EXPECT_EQ(compiler->counts().replayed, 2);
+  EXPECT_EQ(device->aliases, 0) << "it would keep the graph alive, and not the memory";
+  EXPECT_TRUE(layer->weight.grad().is_alias_of(sync->memory));
+}
+
+TEST_F(CompiledRanks, ACaptureWaitsForMemoryThatIsAboutToMove) {
+  auto step = compiled([](const Tensor& x) { return x; });
+  sync->settled = false;
+  others = {1, 1, 3, 1};
+  for (int i = 0; i < 3; ++i) step(torch::ones({1}));
+  EXPECT_EQ(device->captures, 0);
+  sync->settled = true;
+  others = {3, 1};
+  step(torch::ones({1}));
+  EXPECT_EQ(device->captures, 1);
+  // But not for ever: a module may be no part of any loss.
+  sync->settled = false;
+  for (int i = 0; i < 6; ++i) {
+    others.assign(2, 3);
+    if (i > 1) others[1] = 1;
+    step(torch::ones({2}));
+  }
+  EXPECT_EQ(device->captures, 2);
 }
 
 TEST_F(CompiledRanks, WhatAStrategySaysCounts) {

@@ -38,7 +38,7 @@ TEST_F(LanguageGpu, FoldersGiveTheNumbersOfTheCpu) {
       EXPECT_TRUE(narrow.encoder(ids, at::zeros_like(ids)).isfinite().all().item<bool>());
       continue;
     }
-    const auto expected = file.read("logits");
+    const auto expected = file.read(model.decoder->score ? "head" : "logits");
     EXPECT_LT(largest_difference(model.decoder(ids), expected), 1e-3);
     auto mask = at::ones_like(ids);
     EXPECT_LT(largest_difference(model.decoder(ids, Tensor(), mask), expected), 1e-3);
@@ -46,6 +46,19 @@ TEST_F(LanguageGpu, FoldersGiveTheNumbersOfTheCpu) {
     EXPECT_LT((logits - expected).norm().item<double>(), 0.05 * expected.norm().item<double>());
     mask.slice(1, 0, 3).zero_();
     EXPECT_TRUE(narrow.decoder(ids, Tensor(), mask).isfinite().all().item<bool>());
+  }
+}
+
+TEST_F(LanguageGpu, PackedTextsEqualTextsAlone) {
+  const at::NoGradGuard no_grad;
+  for (const char* name : {"gpt2", "llama", "bloom", "gemma2"}) {
+    SCOPED_TRACE(name);
+    auto model = open_model(kGpuFolders / name, {.device = at::kCUDA});
+    const auto first = at::randint(2, 50, {1, 4}, at::kCUDA), second = at::randint(2, 50, {1, 7}, at::kCUDA);
+    const auto mask = at::cat({at::ones_like(first), at::full_like(second, 2)}, 1);
+    const auto logits = model.decoder(at::cat({first, second}, 1), Tensor(), mask);
+    EXPECT_LT(largest_difference(logits.slice(1, 0, 4), model.decoder(first).cpu()), 1e-3);
+    EXPECT_LT(largest_difference(logits.slice(1, 4), model.decoder(second).cpu()), 1e-3);
   }
 }
 

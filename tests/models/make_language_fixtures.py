@@ -121,6 +121,14 @@ encoder("big_bird", length=38, grads=False)(lambda: T.BigBirdModel(T.BigBirdConf
 encoder("big_bird_sequence")(lambda: T.BigBirdForSequenceClassification(T.BigBirdConfig(
     **bert_sizes(block_size=4, num_random_blocks=1), **labels(3))))
 
+# Decoders that classify by the last token.
+encoder("gpt2_sequence")(lambda: T.GPT2ForSequenceClassification(T.GPT2Config(
+    vocab_size=VOCAB, n_positions=16, n_embd=12, n_layer=2, n_head=3, pad_token_id=0, bos_token_id=1, eos_token_id=1, **labels(3))))
+encoder("llama_sequence")(lambda: T.LlamaForSequenceClassification(T.LlamaConfig(**llama_sizes(pad_token_id=0, eos_token_id=1), **labels(3))))
+encoder("opt_sequence")(lambda: T.OPTForSequenceClassification(T.OPTConfig(
+    vocab_size=VOCAB, hidden_size=12, num_hidden_layers=2, ffn_dim=20, num_attention_heads=3, max_position_embeddings=16,
+    do_layer_norm_before=False, word_embed_proj_dim=10, dropout=0.1, pad_token_id=1, bos_token_id=0, eos_token_id=0, **labels(3))))
+
 
 ROPES = {  # of real models, with the longest sequence that is asked for
     "llama3": (dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,

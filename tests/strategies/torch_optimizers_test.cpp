@@ -105,7 +105,7 @@ struct Session {
 
 /// Losses of the steps, then full parameters.
 std::vector<Tensor> train(Collective& group, const NamedChoice& with, const Setting& setting) {
-  constexpr int kSteps = 5;
+  constexpr int kSteps = 3;
   constexpr int64_t kRows = 8, kWidth = 10;
   Session run(group, with.choice, setting.precision);
   auto optimizer = run.strategy->setup_optimizer(make_optimizer(setting.optimizer, run.params));
@@ -171,7 +171,7 @@ void expect_equal_to_one_process(int world, const std::vector<Setting>& all) {
                   EXPECT_LT(max_difference({many[0]}, {one[0]}), setting.tolerance)
                       << where << ": " << many[0] << one[0];
                   EXPECT_LT(max_difference(many, one), setting.tolerance) << where;
-                  EXPECT_LT(many[0][-1].item<double>(), 0.98 * many[0][0].item<double>()) << where << ": " << many[0];
+                  EXPECT_LT(many[0][-1].item<double>(), 0.995 * many[0][0].item<double>()) << where << ": " << many[0];
                 }
               }
             },

@@ -18,10 +18,11 @@ namespace levin::testing {
 class Trainee {
  public:
   Trainee(Collective& group, const StrategyChoice& choice, torch::nn::Module& module, c10::Device device = at::kCPU,
-          const std::string& precision = "32-true")
+          const std::string& precision = "32-true", bool captured = false)
       : strategy_(make_strategy(choice, group.size())) {
     strategy_->connect({&group, [](auto*) {}}, device);
     strategy_->set_precision(resolve_precision(precision, device.type()));
+    strategy_->set_captured(captured);
     sync_ = strategy_->setup_module(module);
   }
 

@@ -123,10 +123,9 @@ TEST_F(TrainerCompileGpu, Accumulation) {
   EXPECT_LT(b.calls, a.calls / 2);
 }
 
-// A rank that communicates with itself over NCCL.
-TEST_F(TrainerCompileGpu, Strategies) {
-  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
-  for (const char* strategy : {"fsdp", "deepspeed_stage_2"})
+/// A rank that communicates with itself over NCCL.
+void expect_same_under(std::initializer_list<const char*> strategies) {
+  for (const char* strategy : strategies)
     for (const int accumulate : {1, 3})
       for (const char* precision : {"32-true", "16-mixed"}) {
         SCOPED_TRACE(std::string(strategy) + " " + precision + " " + std::to_string(accumulate));
@@ -144,17 +143,39 @@ TEST_F(TrainerCompileGpu, Strategies) {
       }
 }
 
-TEST_F(TrainerCompileGpu, ResumeIsExact) {
+TEST_F(TrainerCompileGpu, Strategies) {
+  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  expect_same_under({"fsdp", "deepspeed_stage_2"});
+}
+
+TEST_F(TrainerCompileGpu, Ddp) {
+  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  const testing::ScopedVariable captured("LEVIN_TEST_CAPTURE_DDP", "1");
+  expect_same_under({"ddp"});
+}
+
+void expect_exact_resume(const StrategyChoice& strategy) {
   const testing::TemporaryFolder folder;
   const auto path = (folder.path() / "at_21.ckpt").string();
-  auto whole = options(true);
+  auto whole = options(true), resumed = options(true);
+  whole.strategy = resumed.strategy = strategy;
   whole.callbacks = {
       LambdaCallback({.on_train_batch_end = [&](TrainerContext& run, const StepOutput&, const AnyBatch&, int64_t) {
         if (run.global_step() == 21) run.save_checkpoint(path);
       }})};
-  const auto a = fit(whole), b = fit(options(true), {.ckpt_path = path});
+  const auto a = fit(whole), b = fit(resumed, {.ckpt_path = path});
   ASSERT_EQ(a.weights.size(), b.weights.size());
   for (size_t i = 0; i < a.weights.size(); ++i) EXPECT_TRUE(a.weights[i].equal(b.weights[i])) << i;
+}
+
+TEST_F(TrainerCompileGpu, ResumeIsExact) {
+  expect_exact_resume("auto");
+}
+
+TEST_F(TrainerCompileGpu, ResumeUnderDdpIsExact) {
+  const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
+  const testing::ScopedVariable captured("LEVIN_TEST_CAPTURE_DDP", "1");
+  expect_exact_resume("ddp");
 }
 
 struct Syncs : Net {

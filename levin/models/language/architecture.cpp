@@ -47,18 +47,24 @@ void read_scaling(const ModelConfig& config, const ModelConfig& rope, const std:
 }  // namespace
 
 std::string full_name(const LanguageArchitecture& architecture, std::string_view ours, const std::string& theirs) {
-  for (const char* beginning : {"head.", "classifier.", "classifier_dense.", "token_classifier."})
+  for (const char* beginning : {"head.", "classifier.", "classifier_dense.", "token_classifier.", "score."})
     if (ours.starts_with(beginning)) return theirs;
   return std::string(architecture.prefix) + theirs;
 }
 
 const std::vector<LanguageArchitecture>& architectures_of_text() {
-  static const std::vector<LanguageArchitecture> table{
-      gpt2_architecture(),    llama_architecture(),    mistral_architecture(), qwen2_architecture(),
-      qwen3_architecture(),   gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
-      opt_architecture(),     gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
-      roberta_architecture(), big_bird_architecture(),
-  };
+  static const auto table = [] {
+    std::vector<LanguageArchitecture> all{
+        gpt2_architecture(),    llama_architecture(),    mistral_architecture(), qwen2_architecture(),
+        qwen3_architecture(),   gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
+        opt_architecture(),     gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
+        roberta_architecture(), big_bird_architecture(),
+    };
+    // transformers calls the classifier of every decoder so.
+    for (auto& each : all)
+      if (each.decoder) each.rules.push_back({"score.weight", {"score.weight"}});
+    return all;
+  }();
   return table;
 }
 

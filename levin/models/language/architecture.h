@@ -35,6 +35,8 @@ struct WeightRule {
 struct LanguageArchitecture {
   /// As in config.json.
   std::string_view model_type;
+  /// What the classes of transformers begin with: "GPT2" of GPT2ForSequenceClassification.
+  std::string_view class_name;
   /// What stands before the names of the body in a model with a head. It may be missing in a file, or stand twice.
   std::string_view prefix;
   /// Names without the prefix.

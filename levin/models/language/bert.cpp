@@ -52,6 +52,7 @@ std::vector<WeightRule> bert_weights() {
 
 LanguageArchitecture bert_architecture() {
   return {.model_type = "bert",
+          .class_name = "Bert",
           .prefix = "bert.",
           .rules = bert_weights(),
           .ignored = {"embeddings.position_ids"},

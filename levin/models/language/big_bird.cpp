@@ -12,6 +12,7 @@ LanguageArchitecture big_bird_architecture() {
   }
   rules.push_back({"classifier_dense.*", {"classifier.dense.*"}});
   return {.model_type = "big_bird",
+          .class_name = "BigBird",
           .prefix = "bert.",
           .rules = rules,
           .ignored = {"embeddings.position_ids"},

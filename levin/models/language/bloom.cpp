@@ -27,6 +27,7 @@ DecoderOptions bloom_options(const ModelConfig& config) {
 LanguageArchitecture bloom_architecture() {
   const std::string theirs = "h.#.", ours = "blocks.#.";
   return {.model_type = "bloom",
+          .class_name = "Bloom",
           .prefix = "transformer.",
           .rules = {{"tokens.weight", {"word_embeddings.weight"}},
                     {"embedding_norm.*", {"word_embeddings_layernorm.*"}},

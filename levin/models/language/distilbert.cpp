@@ -28,6 +28,7 @@ TextEncoderOptions distilbert_options(const ModelConfig& config) {
 LanguageArchitecture distilbert_architecture() {
   const std::string theirs = "transformer.layer.#.", ours = "blocks.#.", attention = theirs + "attention.";
   return {.model_type = "distilbert",
+          .class_name = "DistilBert",
           .prefix = "distilbert.",
           .rules = {{"tokens.weight", {"embeddings.word_embeddings.weight"}},
                     {"positions.weight", {"embeddings.position_embeddings.weight"}},

@@ -18,7 +18,11 @@ DecoderOptions gemma_options(const ModelConfig& config) {
 }  // namespace
 
 LanguageArchitecture gemma_architecture() {
-  return {.model_type = "gemma", .prefix = "model.", .rules = llama_weights(), .decoder = gemma_options};
+  return {.model_type = "gemma",
+          .class_name = "Gemma",
+          .prefix = "model.",
+          .rules = llama_weights(),
+          .decoder = gemma_options};
 }
 
 LanguageArchitecture gemma2_architecture() {
@@ -28,7 +32,11 @@ LanguageArchitecture gemma2_architecture() {
     if (rule.ours == ours + "norm_2.weight") rule.theirs = {theirs + "pre_feedforward_layernorm.weight"};
   rules.push_back({ours + "norm_1_after.weight", {theirs + "post_attention_layernorm.weight"}});
   rules.push_back({ours + "norm_2_after.weight", {theirs + "post_feedforward_layernorm.weight"}});
-  return {.model_type = "gemma2", .prefix = "model.", .rules = rules, .decoder = [](const ModelConfig& config) {
+  return {.model_type = "gemma2",
+          .class_name = "Gemma2",
+          .prefix = "model.",
+          .rules = rules,
+          .decoder = [](const ModelConfig& config) {
             auto options = gemma_options(config);
             options.block = "sandwich";
             options.attention_scale = 1 / std::sqrt(config.number({"query_pre_attn_scalar"}, 256, 1e-6, 1e9));

@@ -27,6 +27,7 @@ LanguageArchitecture gpt2_architecture() {
   const std::string theirs = "h.#.", ours = "blocks.#.";
   const auto transposed = WeightLayout::kTransposed;
   return {.model_type = "gpt2",
+          .class_name = "GPT2",
           .prefix = "transformer.",
           .rules = {{"tokens.weight", {"wte.weight"}},
                     {"positions.weight", {"wpe.weight"}},

@@ -27,6 +27,7 @@ DecoderOptions gpt_neox_options(const ModelConfig& config) {
 LanguageArchitecture gpt_neox_architecture() {
   const std::string theirs = "layers.#.", ours = "blocks.#.";
   return {.model_type = "gpt_neox",
+          .class_name = "GPTNeoX",
           .prefix = "gpt_neox.",
           .rules = {{"tokens.weight", {"embed_in.weight"}},
                     {ours + "norm_1.*", {theirs + "input_layernorm.*"}},

@@ -44,6 +44,7 @@ std::vector<WeightRule> llama_weights() {
 
 LanguageArchitecture llama_architecture() {
   return {.model_type = "llama",
+          .class_name = "Llama",
           .prefix = "model.",
           .rules = llama_weights(),
           .ignored = {"layers.#.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"},

@@ -4,6 +4,7 @@ namespace levin::models {
 
 LanguageArchitecture mistral_architecture() {
   return {.model_type = "mistral",
+          .class_name = "Mistral",
           .prefix = "model.",
           .rules = llama_weights(),
           .ignored = {"layers.#.self_attn.rotary_emb.inv_freq"},

@@ -32,6 +32,7 @@ LanguageArchitecture opt_architecture() {
   const std::string theirs = "decoder.layers.#.", ours = "blocks.#.", attention = theirs + "self_attn.";
   return {
       .model_type = "opt",
+      .class_name = "OPT",
       .prefix = "model.",
       .rules = {{"tokens.weight", {"decoder.embed_tokens.weight"}},
                 {"positions.weight", {"decoder.embed_positions.weight"}},

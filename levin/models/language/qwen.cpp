@@ -21,6 +21,7 @@ void read_qwen_window(const ModelConfig& config, DecoderOptions& options) {
 
 LanguageArchitecture qwen2_architecture() {
   return {.model_type = "qwen2",
+          .class_name = "Qwen2",
           .prefix = "model.",
           .rules = llama_weights(),
           .ignored = {"layers.#.self_attn.rotary_emb.inv_freq"},
@@ -35,6 +36,7 @@ LanguageArchitecture qwen2_architecture() {
 
 LanguageArchitecture qwen3_architecture() {
   return {.model_type = "qwen3",
+          .class_name = "Qwen3",
           .prefix = "model.",
           .rules = llama_weights(),
           .tied = false,

@@ -13,6 +13,7 @@ LanguageArchitecture roberta_architecture() {
   rules.push_back({"classifier_dense.*", {"classifier.dense.*"}});
   rules.push_back({"classifier.*", {"classifier.out_proj.*"}});
   return {.model_type = "roberta",
+          .class_name = "Roberta",
           .prefix = "roberta.",
           .rules = rules,
           .ignored = {"embeddings.position_ids"},

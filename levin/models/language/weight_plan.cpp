@@ -11,6 +11,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/models/language/quantized_weights.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models::detail {
@@ -112,8 +113,10 @@ std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture
   return {};
 }
 
-WeightNames::WeightNames(const WeightFile& file, const LanguageArchitecture& architecture) : file_(file) {
+WeightNames::WeightNames(const WeightFile& file, const LanguageArchitecture& architecture, bool quantized)
+    : file_(file), quantized_(quantized) {
   for (const auto& entry : file.entries()) {
+    if (quantized && belongs_to_packed(entry.name)) continue;
     auto name = plain_name(entry.name, architecture.prefix);
     const bool ignored = std::any_of(architecture.ignored.begin(), architecture.ignored.end(),
                                      [&](const auto& pattern) { return match_weight(pattern, name).has_value(); });
@@ -129,6 +132,11 @@ const WeightEntry* WeightNames::find(const std::string& name) const {
   return found == entries_.end() ? nullptr : found->second;
 }
 
+bool WeightNames::is_packed(const WeightEntry& entry) const {
+  return quantized_ && (entry.type == at::kByte || entry.type == at::kChar || entry.type == at::kFloat8_e4m3fn ||
+                        file_.contains(entry.name + ".absmax"));
+}
+
 QkvRows qkv_rows(const DecoderOptions& options) {
   const auto width = options.head_width();
   return {options.num_heads * width, options.key_heads() * width, options.key_heads() * width};
@@ -137,11 +145,13 @@ QkvRows qkv_rows(const DecoderOptions& options) {
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
-                                        const std::vector<std::string>& unused, c10::ScalarType dtype) {
+                                        const std::vector<std::string>& unused, c10::ScalarType dtype,
+                                        const NewWeights& fresh) {
   std::vector<PlannedWeight> plan;
   std::vector<std::string> missing, wrong;
   std::unordered_set<std::string> used(unused.begin(), unused.end());
   for (const auto& [name, tensor, aliases] : named_unique_parameters(module)) {
+    if (begins_with_any(name, fresh.always)) continue;
     const auto asked = instead.find(name);
     const auto theirs = their_weight(architecture, asked == instead.end() ? name : asked->second);
     LEVIN_CHECK(theirs, "[open_model] ", architecture.model_type, " has no name for \"", name, "\"");
@@ -159,6 +169,10 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
       } else if (other) {
         key = theirs->also, entry = other;
       }
+      if (!entry && begins_with_any(name, fresh.if_missing)) {
+        whole = false;
+        continue;
+      }
       if (!entry) {
         missing.push_back(theirs->names[i]);
         whole = false;
@@ -172,7 +186,11 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
     for (size_t i = 0; i < weight.sources.size(); ++i) {
       const auto& entry = names.file().at(weight.sources[i]);
       const auto shape = shape_in_file(weight, i);
-      if (entry.shape != shape)
+      if (names.is_packed(entry) && tensor.dim() == 2)
+        weight.packed = true;  // its sizes are checked when it is read
+      else if (weight.packed)
+        wrong.push_back(fmt::format("{} is not quantized, its neighbour is", shown(entry.name)));
+      else if (entry.shape != shape)
         wrong.push_back(fmt::format("{} is [{}] in the file, [{}] by config.json", shown(entry.name),
                                     fmt::join(entry.shape, ", "), fmt::join(shape, ", ")));
       else if (!is_float(entry.type) || (entry.type == at::kDouble && dtype != at::kDouble))

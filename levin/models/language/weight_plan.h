@@ -21,6 +21,8 @@ struct PlannedWeight {
   /// Names as the file has them, and the rows of each in the target.
   std::vector<std::string> sources;
   std::vector<int64_t> rows;
+  /// The file has it quantized (quantized_weights.h).
+  bool packed = false;
 };
 
 /// What a parameter of ours is called in files; null when the architecture does not have it.
@@ -32,19 +34,21 @@ struct TheirWeight {
 std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours);
 
 /// The tensors of a file by names without the prefix of the architecture, without what is no weight. Two tensors of one
-/// name are an Error.
+/// name are an Error. `quantized`: weights may be packed; what belongs to a packed weight is not among the names.
 class WeightNames {
  public:
-  WeightNames(const WeightFile& file, const LanguageArchitecture& architecture);
+  WeightNames(const WeightFile& file, const LanguageArchitecture& architecture, bool quantized = false);
 
   /// The entry of a name without prefix; null when there is none.
   const WeightEntry* find(const std::string& name) const;
   const WeightFile& file() const { return file_; }
+  bool is_packed(const WeightEntry& entry) const;
   /// Names without prefix to names of the file.
   const std::unordered_map<std::string, const WeightEntry*>& all() const { return entries_; }
 
  private:
   const WeightFile& file_;
+  bool quantized_;
   std::unordered_map<std::string, const WeightEntry*> entries_;
 };
 
@@ -52,12 +56,20 @@ class WeightNames {
 using QkvRows = std::array<int64_t, 3>;
 QkvRows qkv_rows(const DecoderOptions& options);
 
+/// Beginnings of names of parameters that are not read: of a new head.
+struct NewWeights {
+  std::vector<std::string> always = {};
+  /// Only where the file lacks one.
+  std::vector<std::string> if_missing = {};
+};
+
 /// Finds the tensors of all parameters; one Error lists what is missing, left over and of another shape or type.
 /// `instead`: names of the module that are read from another one of it (an embedding from the head).
 std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const WeightNames& names,
                                         const LanguageArchitecture& architecture, const QkvRows& rows, int64_t heads,
                                         const std::unordered_map<std::string, std::string>& instead,
-                                        const std::vector<std::string>& unused, c10::ScalarType dtype);
+                                        const std::vector<std::string>& unused, c10::ScalarType dtype,
+                                        const NewWeights& fresh = {});
 /// Reads them in chunks of some megabytes, on torch's threads (weight_read.cpp).
 void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads);
 /// Bytes that are read at once. Large enough for a link at its full speed, small enough that the buffers of all threads

@@ -163,7 +163,11 @@ SchedulerClass describe_linear_warmup_cosine() {
   return detail::describe_scheduler<LinearWarmupCosineOptions>(
       {.name = "LinearWarmupCosine", .help = "linear warm-up, then cosine decay", .interval = "step"},
       [](const Optimizer& optimizer, LinearWarmupCosineOptions options, std::optional<int64_t> length) {
-        if (options.total_steps == 0) options.total_steps = length.value_or(0);
+        if (options.total_steps == 0 && length) {
+          options.total_steps = *length;
+          // A short try of a long recipe.
+          options.warmup_steps = std::min(options.warmup_steps, std::max<int64_t>(*length - 1, 0));
+        }
         return linear_warmup_cosine(optimizer, options);
       });
 }

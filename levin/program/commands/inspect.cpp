@@ -59,6 +59,7 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows, con
                     {"hidden_dim", model->hidden},       {"num_heads", model->heads},
                     {"kv_heads", model->kv_heads},       {"vocab_size", model->vocab},
                     {"max_positions", model->positions}, {"weight_bytes", model->weights}};
+    if (!model->quantization.empty()) out["model"]["quantization"] = model->quantization;
     if (model->cache_per_token > 0) out["model"]["cache_bytes_per_token"] = model->cache_per_token;
     if (model->training)
       out["model"]["training"] = {{"tokens", model->training_tokens}, {"peak_bytes", *model->training}};
@@ -80,6 +81,10 @@ struct Inspect : InspectFlags {
     flags.flag("root", root,
                "key to show: of a torch file (state_dict), of a checkpoint (model, optimizer); \"\" shows everything",
                "KEY");
+    flags.flag(
+        "quantize", quantize,
+        "of a model: the memory with linear layers in few bits: int8, int8-weights, int4, nf4, nf4-double or fp8",
+        "NAME");
     flags.flag("json", json, "print JSON");
     flags.set_epilog("No code in a file is ever executed.\n");
   }
@@ -93,7 +98,7 @@ struct Inspect : InspectFlags {
     for (const auto& entry : weights.entries()) rows.push_back({entry});
     rows = choose_rows(std::move(rows), *this);
     if (stats) add_stats(rows, [&](const std::string& name) { return weights.read(name); });
-    const auto model = model_facts(file);
+    const auto model = model_facts(file, quantize);
     if (json)
       print_json(weights, rows, model);
     else

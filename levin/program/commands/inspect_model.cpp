@@ -11,6 +11,7 @@
 #include "levin/io/weights/weights.h"
 #include "levin/memory/estimate.h"
 #include "levin/models/folder.h"
+#include "levin/models/lora.h"
 #include "levin/nn/tie.h"
 
 namespace levin::cli {
@@ -18,11 +19,21 @@ namespace {
 
 constexpr int64_t kInspectedTokens = 2048;
 
-std::optional<int64_t> training_peak(const models::DecoderOptions& options, int64_t length) {
+/// The decoder that is trained: with adapters where the weights are quantized.
+models::Decoder trained_decoder(const models::LanguageModel& model) {
+  if (!model.quantization) return models::decoder(model.body());
+  auto made = models::new_model(
+      model.config.with({{"quantization_config", ""}}),
+      {.dtype = model.dtype, .device = c10::kMeta, .quantize = kernels::quantization_name(*model.quantization)});
+  models::add_lora(made);
+  return made.decoder;
+}
+
+std::optional<int64_t> training_peak(const models::LanguageModel& trained, int64_t length) {
   const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
   const Batch batch{{"tokens", at::empty({1, length}, tokens)}, {"targets", at::empty({1, length}, tokens)}};
   try {
-    return estimate_memory([&] { return models::decoder(options); },
+    return estimate_memory([&] { return trained_decoder(trained); },
                            [](auto& model, const Batch& given) { return model(given["tokens"], given["targets"]); },
                            [](const Tensor& loss, const Batch&) { return loss; }, batch)
         .device_peak;
@@ -34,11 +45,11 @@ std::optional<int64_t> training_peak(const models::DecoderOptions& options, int6
 
 }  // namespace
 
-std::optional<ModelFacts> model_facts(const std::string& folder) {
+std::optional<ModelFacts> model_facts(const std::string& folder, const std::string& quantize) {
   if (!std::filesystem::is_regular_file(std::filesystem::path(folder) / "config.json")) return {};
   std::optional<models::LanguageModel> model;
   try {
-    model = models::open_model_meta(folder);
+    model = models::open_model_meta(folder, {.quantize = quantize});
   } catch (const Error& error) {
     fmt::print(stderr, "levin: not opened as a model: {}\n", error.what());
     return {};
@@ -55,10 +66,16 @@ std::optional<ModelFacts> model_facts(const std::string& folder) {
   const auto size = static_cast<int64_t>(c10::elementSize(model->dtype));
   for (const auto& parameter : unique_parameters(model->module())) facts.parameters += parameter.numel();
   facts.weights = facts.parameters * size;
+  if (model->quantization) facts.quantization = kernels::quantization_name(*model->quantization);
+  for (const auto& module : model->module().modules())
+    if (const auto* layer = dynamic_cast<const models::DecoderLinearImpl*>(module.get()); layer && layer->quantized) {
+      facts.parameters += layer->in_features() * layer->out_features();
+      facts.weights += layer->quantized->nbytes();
+    }
   if (!model->decoder) return facts;
   facts.cache_per_token = 2 * body.num_layers * body.key_heads() * body.head_width() * size;
   facts.training_tokens = std::min(body.max_positions, kInspectedTokens);
-  facts.training = training_peak(body, facts.training_tokens);
+  facts.training = training_peak(*model, facts.training_tokens);
   return facts;
 }
 
@@ -66,13 +83,15 @@ std::string ModelFacts::to_string() const {
   auto text = fmt::format("model: {}, {} parameters in {}, {} layers, hidden {}, {} heads{}, {} tokens, {} positions\n",
                           model_type, format_count(static_cast<double>(parameters)), dtype, layers, hidden, heads,
                           kv_heads == heads ? "" : fmt::format(" ({} of keys and values)", kv_heads), vocab, positions);
-  text += fmt::format("inference: {} of weights", format_bytes(static_cast<double>(weights)));
+  text += fmt::format("inference: {} of weights{}", format_bytes(static_cast<double>(weights)),
+                      quantization.empty() ? "" : ", linear layers in " + quantization);
   if (cache_per_token > 0)
     text += fmt::format(", {} of keys and values per token", format_bytes(static_cast<double>(cache_per_token)));
   text += "\n";
   if (training)
-    text += fmt::format("training: {} at the peak, predicted for one sequence of {} tokens, adam, 32-true\n",
-                        format_bytes(static_cast<double>(*training)), training_tokens);
+    text += fmt::format("training: {} at the peak, predicted for one sequence of {} tokens, adam, {}\n",
+                        format_bytes(static_cast<double>(*training)), training_tokens,
+                        quantization.empty() ? "32-true" : "adapters of rank 8 alone (QLoRA)");
   return text;
 }
 

@@ -12,7 +12,7 @@ namespace levin::cli {
 
 /// The values of the flags of `levin inspect`.
 struct InspectFlags {
-  std::string file, sort, root = "auto";
+  std::string file, sort, root = "auto", quantize;
   std::vector<std::string> filter;
   bool stats = false, verify = false, json = false;
 };

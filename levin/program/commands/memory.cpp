@@ -5,7 +5,6 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
 #include "levin/plots/drawing.h"
 #include "levin/program/command.h"
@@ -25,7 +24,7 @@ struct Memory {
   std::string plot, timeline;
 
   void describe(Flags& flags) {
-    flags.flag("model", step.model, "model by name: vit_b_16, resnet50, gpt2, gpt_6_7b, ...", "NAME",
+    flags.flag("model", step.model, "model by name: vit_b_16, resnet50, gpt2, distilbert, big_bird, ...", "NAME",
                models::module_names());
     flags.flag("batch", step.batch, "batch size: images or sequences per rank", "N").aliases = {"batch-size"};
     flags.flag("image-size", step.image_size, "height and width of the images [224]", "N");
@@ -81,7 +80,7 @@ struct Memory {
       check_number(flag, *value, most);
     };
     if (text) {
-      const auto longest = models::decoder_options(step.model).max_positions;
+      const auto longest = step.longest_text();
       set("sequence-length", step.sequence_length, longest, longest);
     } else {
       set("image-size", step.image_size, 224, 1 << 16);

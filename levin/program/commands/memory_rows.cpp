@@ -7,6 +7,8 @@
 
 #include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
+#include "levin/models/text_encoder.h"
+#include "levin/models/text_encoder_sizes.h"
 #include "levin/nn/functional.h"
 #include "levin/program/flags.h"
 #include "levin/strategies/choice.h"
@@ -66,11 +68,32 @@ MemoryEstimate estimate_tokens(const MemoryStep& step, const MemoryQuestion& que
       [](const Tensor& loss, const Batch&) { return loss; }, batch, question);
 }
 
+/// An encoder tells classes of text apart.
+MemoryEstimate estimate_texts(const MemoryStep& step, const MemoryQuestion& question) {
+  const auto make = [&] { return models::TextEncoder(models::text_encoder_options(step.model)); };
+  const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
+  const Batch batch{{"tokens", at::empty({step.batch, *step.sequence_length}, tokens)},
+                    {"label", at::empty({step.batch}, tokens)}};
+  return estimate_memory(
+      make, [](auto& model, const Batch& given) { return model(given["tokens"]); },
+      [](const Tensor& logits, const Batch& given) { return cross_entropy(logits, given["label"]); }, batch, question);
+}
+
+bool is_in(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 }  // namespace
 
+int64_t MemoryStep::longest_text() const {
+  if (is_in(models::decoder_names(), model)) return models::decoder_options(model).max_positions;
+  if (!is_in(models::text_encoder_names(), model)) return 0;
+  const auto options = models::text_encoder_options(model);
+  return options.body.max_positions - (options.positions_from_ids ? options.pad_token + 1 : 0);
+}
+
 bool MemoryStep::is_text() const {
-  const auto decoders = models::decoder_names();
-  return std::find(decoders.begin(), decoders.end(), model) != decoders.end();
+  return longest_text() > 0;
 }
 
 std::string MemoryStep::to_string() const {
@@ -116,7 +139,9 @@ std::vector<MemoryRow> memory_ladder(const MemoryStep& step) {
 }
 
 MemoryEstimate estimate_row(const MemoryStep& step, const MemoryQuestion& question) {
-  return step.is_text() ? estimate_tokens(step, question) : estimate_images(step, question);
+  if (!step.is_text()) return estimate_images(step, question);
+  const bool encodes = is_in(models::text_encoder_names(), step.model);
+  return encodes ? estimate_texts(step, question) : estimate_tokens(step, question);
 }
 
 }  // namespace levin::cli

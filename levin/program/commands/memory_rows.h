@@ -17,6 +17,8 @@ struct MemoryStep {
   std::optional<int64_t> image_size, num_classes, sequence_length;
   bool checkpointing = false, offload = false;
 
+  /// Tokens of the longest text that the model takes; 0 for a model of images.
+  int64_t longest_text() const;
   /// Whether the model takes tokens, and not images.
   bool is_text() const;
   /// "batches of 32 images of 224 pixels, adam"

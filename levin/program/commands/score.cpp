@@ -59,7 +59,7 @@ class RowReader {
 };
 
 struct Score {
-  std::string folder, file, logits, embeddings, pooling = "auto", dtype, device = "cpu";
+  std::string folder, file, logits, embeddings, pooling = "auto", dtype, quantize, device = "cpu";
   int64_t batch = 8;
   bool json = false;
 
@@ -77,6 +77,10 @@ struct Score {
                "NAME", {"auto", "mean", "first", "last", "max", "mean_sqrt"});
     flags.flag("batch", batch, "rows that go through the model together", "N");
     flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
+    flags.flag("quantize", quantize,
+               "linear layers of the blocks in few bits: int8, int8-weights, int4, int4:64, nf4, nf4-double or fp8 "
+               "[what config.json says]",
+               "NAME");
     flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
   }
 
@@ -87,6 +91,7 @@ struct Score {
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
     const auto rows = read_rows();
     models::OpenModelOptions options;
+    options.quantize = quantize;
     if (!dtype.empty()) options.dtype = dtype_from_name("levin score", dtype);
     try {
       options.device = c10::Device(device);

@@ -136,7 +136,7 @@ ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_
       units_(std::move(units)),
       lanes_(std::move(lanes)),
       options_(std::move(options)),
-      buffers_(unique_buffers(module)),
+      buffers_(changing_buffers(module)),
       link_(std::make_shared<Link>(Link{this})) {
   std::vector<SelectedUnit> watched;
   Schedule::Groups scheduled;

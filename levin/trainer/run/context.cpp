@@ -88,6 +88,15 @@ void RunContext::save_checkpoint(const std::filesystem::path& path, bool weights
 const std::filesystem::path& RunContext::ckpt_path() const {
   return run_.checkpoints.ckpt_path;
 }
+
+void RunContext::call_model(const std::function<void()>& call) {
+  auto& around = run_.model.wrapped->setup_call();
+  if (around.plain) return call();
+  CallScope scope(around);
+  call();
+  scope.leave();
+}
+
 void RunContext::print_line(const std::string& line) {
   if (run_.fabric->is_global_zero()) print_above_bar(run_.hooks.callbacks(), line);
 }

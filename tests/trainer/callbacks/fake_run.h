@@ -163,6 +163,7 @@ class FakeRun : public TrainerContext, public RunMetrics, public Tuning {
   std::optional<int64_t> train_batch_size() const override { return {}; }
   void set_train_batch_size(int64_t) override {}
   void print_line(const std::string& line) override { lines_.push_back(line); }
+  void call_model(const std::function<void()>& call) override { call(); }
 
  private:
   std::vector<CallbackRef> callbacks_;

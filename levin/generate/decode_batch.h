@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "levin/generate/options.h"
+#include "levin/models/decoder.h"
+
+namespace levin::detail {
+
+using at::Tensor;
+
+/// max_new_tokens, or less where the context of the model ends.
+int64_t most_new_tokens(const models::DecoderOptions& model, const GenerateOptions& options, int64_t prompt_length);
+
+struct DecodeBatchOptions {
+  /// Rows that can be there at once, and tokens of one.
+  int64_t rows = 1, capacity = 1;
+  /// Tokens of prompts that go through the model together.
+  int64_t prefill_chunk = 512;
+  /// Replay a decode step as a CUDA graph.
+  bool graphs = true;
+};
+
+class DecodeGraphs;
+
+/// Rows that decode together, numbered from 0. They come and go at any time.
+class DecodeBatch {
+ public:
+  DecodeBatch(models::Decoder model, const DecodeBatchOptions& options);
+  ~DecodeBatch();
+
+  int64_t size() const { return static_cast<int64_t>(lengths_.size()); }
+  /// Tokens of a row that are in the cache.
+  int64_t length(int64_t row) const { return lengths_[static_cast<size_t>(row)]; }
+  int64_t room() const { return options_.rows - size(); }
+  const models::DecoderCache& cache() const { return cache_; }
+
+  /// Appends a row for each prompt: the logits behind their last tokens, float32 [prompts, V].
+  Tensor append(std::span<const std::vector<int64_t>* const> prompts);
+  /// One more token of each row: float32 logits [size, V].
+  Tensor decode(std::span<const int64_t> tokens);
+  /// Takes a row away; the last one gets its number.
+  void remove(int64_t row);
+  /// Row i becomes a copy of what row rows[i] was; there may be more rows than before.
+  void select(std::span<const int64_t> rows);
+
+ private:
+  Tensor logits_of(const Tensor& hidden);
+  /// Prompts of a chunk at most, right padded.
+  Tensor append_group(std::span<const std::vector<int64_t>* const> prompts);
+  /// One of any length.
+  Tensor append_long(const std::vector<int64_t>& prompt);
+
+  models::Decoder model_;
+  DecodeBatchOptions options_;
+  models::DecoderCache cache_;
+  std::vector<int64_t> lengths_;
+  std::unique_ptr<DecodeGraphs> graphs_;
+};
+
+}  // namespace levin::detail

@@ -1,0 +1,73 @@
+#include "levin/generate/options.h"
+
+#include <cmath>
+
+#include <nlohmann/json.hpp>
+
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+
+namespace levin {
+namespace {
+
+void check_probability(const char* name, double value) {
+  LEVIN_CHECK(value >= 0 && value <= 1, "[generate] ", name, " ", value, " must be from 0 to 1");
+}
+
+/// Ids under a key of a JSON file: a number or a list; empty when the file or the key is not there.
+std::vector<int64_t> eos_ids_in(const std::filesystem::path& file) {
+  if (!std::filesystem::exists(file)) return {};
+  const auto json = nlohmann::json::parse(read_file(file, uint64_t{64} << 20), nullptr, false);
+  LEVIN_CHECK(json.is_object(), "[generate] \"", file.string(), "\" is not a JSON object");
+  const auto found = json.find("eos_token_id");
+  if (found == json.end() || found->is_null()) return {};
+  std::vector<int64_t> ids;
+  for (const auto& id : found->is_array() ? *found : nlohmann::json::array({*found})) {
+    LEVIN_CHECK(id.is_number_integer(), "[generate] \"", file.string(),
+                "\": eos_token_id is not an integer or a list of integers");
+    ids.push_back(id.get<int64_t>());
+  }
+  return ids;
+}
+
+}  // namespace
+
+void check_options(const GenerateOptions& o) {
+  LEVIN_CHECK(o.max_new_tokens > 0, "[generate] max_new_tokens ", o.max_new_tokens, " must be positive");
+  LEVIN_CHECK(o.min_new_tokens >= 0 && o.min_new_tokens <= o.max_new_tokens, "[generate] min_new_tokens ",
+              o.min_new_tokens, " must be from 0 to max_new_tokens, ", o.max_new_tokens);
+  LEVIN_CHECK(std::isfinite(o.temperature) && o.temperature >= 0, "[generate] temperature ", o.temperature,
+              " must be 0 (the likeliest token) or positive");
+  LEVIN_CHECK(o.top_k >= 0, "[generate] top_k ", o.top_k, " must be 0 (all tokens) or positive");
+  check_probability("top_p", o.top_p);
+  check_probability("min_p", o.min_p);
+  LEVIN_CHECK(o.typical_p > 0 && o.typical_p <= 1, "[generate] typical_p ", o.typical_p,
+              " must be more than 0 and at most 1");
+  LEVIN_CHECK(std::isfinite(o.repetition_penalty) && o.repetition_penalty > 0, "[generate] repetition_penalty ",
+              o.repetition_penalty, " must be positive");
+  LEVIN_CHECK(std::isfinite(o.presence_penalty) && std::isfinite(o.frequency_penalty),
+              "[generate] presence_penalty and frequency_penalty must be finite");
+  LEVIN_CHECK(o.no_repeat_ngram_size >= 0, "[generate] no_repeat_ngram_size ", o.no_repeat_ngram_size,
+              " must not be negative");
+  for (const auto& word : o.stop) LEVIN_CHECK(!word.empty(), "[generate] a stop string is empty");
+  LEVIN_CHECK(o.num_beams > 0 && o.num_return_sequences > 0,
+              "[generate] num_beams and num_return_sequences must be positive");
+  if (o.num_beams > 1) {
+    LEVIN_CHECK(o.temperature == 0, "[generate] beams need temperature 0");
+    LEVIN_CHECK(o.num_return_sequences <= o.num_beams, "[generate] ", o.num_return_sequences,
+                " results are more than the ", o.num_beams, " beams");
+    LEVIN_CHECK(std::isfinite(o.length_penalty), "[generate] length_penalty must be finite");
+    LEVIN_CHECK(o.stop.empty() && o.top_logprobs == 0, "[generate] beams go without stop strings and top_logprobs");
+  }
+  LEVIN_CHECK(o.top_logprobs >= 0, "[generate] top_logprobs ", o.top_logprobs, " must not be negative");
+  LEVIN_CHECK(o.batch > 0 && o.prefill_chunk > 0, "[generate] batch and prefill_chunk must be positive");
+}
+
+GenerateOptions folder_generate_options(const std::filesystem::path& folder, GenerateOptions options) {
+  if (!options.eos_token_ids.empty()) return options;
+  options.eos_token_ids = eos_ids_in(folder / "generation_config.json");
+  if (options.eos_token_ids.empty()) options.eos_token_ids = eos_ids_in(folder / "config.json");
+  return options;
+}
+
+}  // namespace levin

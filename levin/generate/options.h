@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace levin {
+
+/// Names and meaning are those of transformers' GenerationConfig, unless said.
+struct GenerateOptions {
+  /// At most; fewer where the context of the model ends.
+  int64_t max_new_tokens = 128;
+  /// eos_token_ids are not drawn before.
+  int64_t min_new_tokens = 0;
+  /// 0: the likeliest token (transformers' do_sample=False); else the logits are divided by it, and a token is drawn.
+  double temperature = 1;
+  /// Only the k likeliest; 0: all.
+  int64_t top_k = 0;
+  /// Only the likeliest tokens that together have this probability; 1: all.
+  double top_p = 1;
+  /// Only tokens with this share of the probability of the likeliest one; 0: all.
+  double min_p = 0;
+  /// Only the tokens nearest to the expected information, that together have this probability; 1: all.
+  double typical_p = 1;
+  /// Divides positive logits of the tokens so far (prompt too), multiplies negative ones.
+  double repetition_penalty = 1;
+  /// Subtracted from the logits of tokens that were generated (not those of the prompt): once, and for each time.
+  /// As the interfaces of servers have it.
+  double presence_penalty = 0, frequency_penalty = 0;
+  /// No sequence of this many tokens occurs twice; 0: any may.
+  int64_t no_repeat_ngram_size = 0;
+  /// Never drawn.
+  std::vector<int64_t> suppress_tokens = {};
+  /// Any of them ends a row.
+  std::vector<int64_t> eos_token_ids = {};
+  /// Any of them ends a row; the text ends before it. Needs a tokenizer.
+  std::vector<std::string> stop = {};
+  /// 1: no beam search. Beams need temperature 0.
+  int64_t num_beams = 1;
+  double length_penalty = 1;
+  /// Beams: end as soon as num_beams are whole.
+  bool early_stopping = false;
+  /// Results of each prompt.
+  int64_t num_return_sequences = 1;
+  /// Row i of a call draws by (seed, i, position) whatever else is in the batch.
+  uint64_t seed = 0;
+  /// The log probabilities of this many likeliest tokens are kept in every place.
+  int64_t top_logprobs = 0;
+  /// Rows that go through the model together.
+  int64_t batch = 16;
+  /// Tokens of prompts that go through the model together.
+  int64_t prefill_chunk = 512;
+  /// On CUDA: a decode step is captured once as a graph and replayed.
+  bool cuda_graphs = true;
+};
+
+/// Throws an Error of one line where a value is not allowed or two do not go together.
+void check_options(const GenerateOptions& options);
+
+/// The options with the eos_token_ids that generation_config.json of a model folder names, or config.json where the
+/// other does not; those that are there already are kept.
+GenerateOptions folder_generate_options(const std::filesystem::path& folder, GenerateOptions options = {});
+
+}  // namespace levin

@@ -1,0 +1,200 @@
+#include "levin/generate/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+
+#include "levin/core/error.h"
+#include "levin/core/random.h"
+
+namespace levin::detail {
+namespace {
+
+constexpr float kRemoved = -std::numeric_limits<float>::infinity();
+
+/// One number of each row as a column [rows, 1] of float32 on the device of `like`.
+template <class Value>
+Tensor column_of(std::span<const SampledRow* const> rows, const Tensor& like, Value&& value) {
+  auto column = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kFloat);
+  for (size_t i = 0; i < rows.size(); ++i)
+    column.mutable_data_ptr<float>()[i] = static_cast<float>(value(rows[i]->options()));
+  return column.to(like.device());
+}
+
+template <class Test>
+bool any_row(std::span<const SampledRow* const> rows, Test&& test) {
+  return std::any_of(rows.begin(), rows.end(), [&](const auto* row) { return test(row->options()); });
+}
+
+Tensor top_k_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  const auto words = scores.size(1);
+  auto place = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kLong);
+  int64_t largest = 1;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto asked = rows[i]->options().top_k;
+    const auto k = asked > 0 ? std::min(asked, words) : 0;
+    largest = std::max(largest, k);
+    place.mutable_data_ptr<int64_t>()[i] = k - 1;
+  }
+  place = place.to(scores.device());
+  // Tokens that are equal to the k-th all stay.
+  auto least = std::get<0>(scores.topk(largest, 1)).gather(1, place.clamp_min(0));
+  least = least.masked_fill(place < 0, kRemoved);
+  return scores.masked_fill(scores < least, kRemoved);
+}
+
+Tensor top_p_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  const auto [sorted, order] = scores.sort(1, /*descending=*/false);
+  const auto rest = column_of(rows, scores, [](const auto& o) { return 1 - o.top_p; });
+  const auto kept = column_of(rows, scores, [](const auto& o) { return o.top_p >= 1 ? 1 : 0; });
+  auto removed = (at::softmax(sorted, 1).cumsum(1) <= rest) & (kept == 0);
+  removed.select(1, -1).fill_(false);
+  return scores.masked_fill(at::empty_like(removed).scatter_(1, order, removed), kRemoved);
+}
+
+Tensor min_p_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  const auto shares = at::softmax(scores, 1);
+  const auto share = column_of(rows, scores, [](const auto& o) { return o.min_p; });
+  return scores.masked_fill(shares < share * shares.amax(1, true), kRemoved);
+}
+
+Tensor typical_filter(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  const auto logs = at::log_softmax(scores, 1);
+  const auto expected = -(logs * logs.exp()).nansum(1, true);
+  const auto [distance, order] = (-logs - expected).abs().sort(1, /*descending=*/false);
+  const auto mass = column_of(rows, scores, [](const auto& o) { return o.typical_p; });
+  const auto sums = at::softmax(scores.gather(1, order), 1).cumsum(1);
+  const auto last = (sums < mass).sum(1, true).clamp_max(scores.size(1) - 1);
+  auto removed = (distance > distance.gather(1, last)) & (mass < 1);
+  removed.select(1, 0).fill_(false);
+  return scores.masked_fill(at::empty_like(removed).scatter_(1, order, removed), kRemoved);
+}
+
+/// The first token at which the sum of probabilities passes the random number of the row.
+Tensor drawn(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  auto chance = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kDouble);
+  for (size_t i = 0; i < rows.size(); ++i)
+    chance.mutable_data_ptr<double>()[i] =
+        Random(rows[i]->options().seed, rows[i]->number(), rows[i]->ids().size()).uniform();
+  const auto sums = at::softmax(scores, 1, at::kDouble).cumsum(1);
+  const auto bound = chance.to(scores.device()) * sums.slice(1, -1);
+  return (sums <= bound).sum(1).clamp_max(scores.size(1) - 1);
+}
+
+}  // namespace
+
+SampledRow::SampledRow(const GenerateOptions& options, std::vector<int64_t> prompt, uint64_t number)
+    : options_(&options), ids_(std::move(prompt)), prompt_length_(static_cast<int64_t>(ids_.size())), number_(number) {
+  for (const auto id : ids_) counts_.emplace(id, 0);
+}
+
+void SampledRow::push(int64_t id) {
+  ids_.push_back(id);
+  ++counts_[id];
+}
+
+bool SampledRow::has_penalties() const {
+  return options_->repetition_penalty != 1 || options_->presence_penalty != 0 || options_->frequency_penalty != 0;
+}
+
+std::vector<int64_t> SampledRow::forbidden() const {
+  auto ids = options_->suppress_tokens;
+  if (new_tokens() < options_->min_new_tokens)
+    ids.insert(ids.end(), options_->eos_token_ids.begin(), options_->eos_token_ids.end());
+  const auto n = static_cast<size_t>(options_->no_repeat_ngram_size);
+  if (n == 0 || ids_.size() < n) return ids;
+  const auto last = ids_.end() - static_cast<std::ptrdiff_t>(n - 1);
+  for (auto at = ids_.begin(); at != last; ++at)
+    if (std::equal(last, ids_.end(), at)) ids.push_back(*(at + static_cast<std::ptrdiff_t>(n - 1)));
+  return ids;
+}
+
+Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows) {
+  // Places in the flattened logits, what they are divided by, and what is then subtracted.
+  std::vector<int64_t> places, banned;
+  std::vector<float> factors, offsets;
+  const auto words = logits.size(1);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto base = static_cast<int64_t>(i) * words;
+    const auto& o = rows[i]->options();
+    if (rows[i]->has_penalties())
+      for (const auto& [id, count] : rows[i]->counts()) {
+        places.push_back(base + id);
+        factors.push_back(static_cast<float>(o.repetition_penalty));
+        offsets.push_back(
+            count == 0 ? 0.0F
+                       : static_cast<float>(o.presence_penalty + o.frequency_penalty * static_cast<double>(count)));
+      }
+    for (const auto id : rows[i]->forbidden())
+      if (id >= 0 && id < words) banned.push_back(base + id);
+  }
+  if (places.empty() && banned.empty()) return logits;
+  auto scores = logits.clone(at::MemoryFormat::Contiguous);
+  auto flat = scores.view({-1});
+  const auto device = logits.device();
+  if (!places.empty()) {
+    const auto index = at::tensor(places, at::kLong).to(device);
+    const auto factor = at::tensor(factors, at::kFloat).to(device);
+    const auto found = flat.index_select(0, index);
+    const auto changed = at::where(found < 0, found * factor, found / factor);
+    flat.index_copy_(0, index, changed - at::tensor(offsets, at::kFloat).to(device));
+  }
+  if (!banned.empty()) flat.index_fill_(0, at::tensor(banned, at::kLong).to(device), kRemoved);
+  return scores;
+}
+
+Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  auto left = scores;
+  if (any_row(rows, [](const auto& o) { return o.temperature != 1 && o.temperature > 0; }))
+    left = left / column_of(rows, left, [](const auto& o) { return o.temperature > 0 ? o.temperature : 1; });
+  if (any_row(rows, [](const auto& o) { return o.top_k > 0; })) left = top_k_filter(left, rows);
+  if (any_row(rows, [](const auto& o) { return o.top_p < 1; })) left = top_p_filter(left, rows);
+  if (any_row(rows, [](const auto& o) { return o.min_p > 0; })) left = min_p_filter(left, rows);
+  if (any_row(rows, [](const auto& o) { return o.typical_p < 1; })) left = typical_filter(left, rows);
+  return left;
+}
+
+std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows) {
+  LEVIN_CHECK(static_cast<size_t>(logits.size(0)) == rows.size(), "[generate] ", logits.size(0), " logits for ",
+              rows.size(), " rows");
+  const auto scores = penalized(logits, rows);
+  auto ids = scores.argmax(1);
+  if (any_row(rows, [](const auto& o) { return o.temperature > 0; })) {
+    const auto greedy = column_of(rows, logits, [](const auto& o) { return o.temperature > 0 ? 0 : 1; }).squeeze(1);
+    ids = at::where(greedy > 0, ids, drawn(filtered(scores, rows), rows));
+  }
+  int64_t most = 0;
+  for (const auto* row : rows) most = std::max(most, std::min(row->options().top_logprobs, logits.size(1)));
+  const auto logs = at::log_softmax(logits, 1);
+  const auto place = ids.unsqueeze(1);
+  std::vector<Tensor> parts{place.to(at::kDouble), logs.gather(1, place).to(at::kDouble),
+                            scores.gather(1, place).to(at::kDouble)};
+  if (most > 0) {
+    const auto [values, best] = logs.topk(most, 1);
+    parts.push_back(best.to(at::kDouble)), parts.push_back(values.to(at::kDouble));
+  }
+  const auto found = at::cat(parts, 1).cpu();  // the only wait for the device
+  std::vector<SampledToken> tokens;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto* at = found.const_data_ptr<double>() + static_cast<int64_t>(i) * found.size(1);
+    LEVIN_CHECK(!std::isnan(at[1]), "[generate] the model gives logits that are not numbers (row ", rows[i]->number(),
+                ", position ", rows[i]->ids().size(), ")");
+    LEVIN_CHECK(at[2] > -std::numeric_limits<double>::infinity(),
+                "[generate] every token is forbidden (no_repeat_ngram_size, suppress_tokens; row ", rows[i]->number(),
+                ", position ", rows[i]->ids().size(), ")");
+    SampledToken token{.id = static_cast<int64_t>(at[0]), .logprob = at[1]};
+    for (int64_t k = 0; k < std::min(most, rows[i]->options().top_logprobs); ++k)
+      token.top.emplace_back(static_cast<int64_t>(at[3 + k]), at[3 + most + k]);
+    tokens.push_back(std::move(token));
+  }
+  return tokens;
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "levin/generate/options.h"
+
+namespace levin::detail {
+
+using at::Tensor;
+
+/// The tokens of a row so far, and how its next one is chosen.
+class SampledRow {
+ public:
+  /// `number` is the row that random numbers belong to. The options outlive the row.
+  SampledRow(const GenerateOptions& options, std::vector<int64_t> prompt, uint64_t number);
+
+  void push(int64_t id);
+  const GenerateOptions& options() const { return *options_; }
+  /// Prompt and new tokens.
+  const std::vector<int64_t>& ids() const { return ids_; }
+  int64_t new_tokens() const { return static_cast<int64_t>(ids_.size()) - prompt_length_; }
+  int64_t prompt_length() const { return prompt_length_; }
+  uint64_t number() const { return number_; }
+  /// How often each token was generated; tokens of the prompt are there, with 0.
+  const std::unordered_map<int64_t, int64_t>& counts() const { return counts_; }
+  /// Tokens that may not come next.
+  std::vector<int64_t> forbidden() const;
+  bool has_penalties() const;
+
+ private:
+  const GenerateOptions* options_;
+  std::vector<int64_t> ids_;
+  int64_t prompt_length_;
+  uint64_t number_;
+  std::unordered_map<int64_t, int64_t> counts_;
+};
+
+/// A token that was chosen. Log probabilities are of the model's own logits.
+struct SampledToken {
+  int64_t id = 0;
+  double logprob = 0;
+  std::vector<std::pair<int64_t, double>> top = {};
+};
+
+/// Logits float32 [rows, V] with repetition, presence and frequency penalties, and -inf for tokens that may not come
+/// next.
+Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows);
+/// What is left after temperature, top_k, top_p, min_p and typical_p, in this order; the rest is -inf.
+Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows);
+/// The next token of each row.
+std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows);
+
+}  // namespace levin::detail

@@ -1,0 +1,268 @@
+// One token of each row against its cached keys and values. The time is that of reading them: a group of threads takes
+// a key, each thread 16 bytes of it, and all query heads that share the key use what was read.
+#include "levin/kernels/decode/decode_launch.h"
+#include "levin/kernels/number_switch.cuh"
+#include "levin/kernels/numbers.cuh"
+#include "levin/kernels/packs.cuh"
+
+namespace levin::kernels::detail {
+namespace {
+
+constexpr int kWarps = kDecodeThreads / 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr float kLowest = -INFINITY;
+
+/// A block for each head of queries, keys and values of a row.
+template <class T>
+__global__ void decode_append_kernel(const DecodeLaunch a) {
+  const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
+  const int64_t position = a.positions[row];
+  const bool is_q = head < a.heads, is_k = !is_q && head < a.heads + a.kv_heads;
+  const int own = is_q ? head : is_k ? head - a.heads : head - a.heads - a.kv_heads;
+  const T* from = static_cast<const T*>(is_q   ? a.q
+                                        : is_k ? a.k
+                                               : a.v) +
+                  row * (is_q   ? a.q_stride
+                         : is_k ? a.k_stride
+                                : a.v_stride) +
+                  static_cast<int64_t>(own) * a.width;
+  T* to = nullptr;
+  if (is_q) {
+    to = static_cast<T*>(a.turned) + (static_cast<int64_t>(row) * a.heads + own) * a.width;
+  } else {
+    const int64_t slot = (static_cast<int64_t>(row) * a.kv_heads + own) * a.capacity + position;
+    to = static_cast<T*>(is_k ? a.keys : a.values) + slot * a.width;
+  }
+  const int turned = a.angles && (is_q || is_k) ? 2 * a.half : 0;
+  const float* cosine = a.angles + position * a.half;
+  const float* sine = cosine + a.angle_rows * a.half;
+  for (int d = static_cast<int>(threadIdx.x); d < a.width; d += static_cast<int>(blockDim.x)) {
+    if (d >= turned) {
+      to[d] = from[d];
+      continue;
+    }
+    const bool is_first = d < a.half;
+    const int angle = is_first ? d : d - a.half;
+    const float x = widened(from[d]), other = widened(from[is_first ? d + a.half : angle]);
+    const float c = cosine[angle], s = sine[angle];
+    to[d] = narrowed<T>(is_first ? x * c - other * s : x * c + other * s);
+  }
+}
+
+/// What a group of threads has seen so far of kHeads queries: maxima, sums and its part of the mixed values.
+template <int kHeads>
+struct Seen {
+  float most[kHeads], sum[kHeads], mixed[kHeads][kDecodeDims];
+};
+
+__device__ __forceinline__ float finite(float most) {
+  return most == kLowest ? 0.0f : most;
+}
+
+/// kLanes threads take a key; a block takes kHeads query heads of one head of keys, and one part of the keys.
+template <class T, int kHeads, int kLanes>
+__global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const DecodeLaunch a) {
+  constexpr int kGroups = kDecodeThreads / kLanes, kKeys = kHeads > 4 ? 2 : 4;
+  __shared__ float mixed_of[kWarps][kHeads][kLanes * kDecodeDims];
+  __shared__ float most_of[kWarps][kHeads], sum_of[kWarps][kHeads];
+  const int split = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.z);
+  const int kv = static_cast<int>(blockIdx.y) % a.kv_heads, part = static_cast<int>(blockIdx.y) / a.kv_heads;
+  const int shared_by = a.heads / a.kv_heads, first_head = part * kHeads;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, group = static_cast<int>(threadIdx.x) / kLanes;
+  const int column = lane * kDecodeDims;
+  const bool has_columns = column < a.width;
+
+  const int64_t position = a.positions[row], length = position + 1;
+  const int64_t first = a.window > 0 && length > a.window ? length - a.window : 0;
+  const int64_t each = (length - first + a.splits - 1) / a.splits;
+  const int64_t begin = first + split * each, end = begin + each < length ? begin + each : length;
+
+  float q[kHeads][kDecodeDims], slope[kHeads];
+  Seen<kHeads> seen;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const bool is_there = first_head + h < shared_by;
+    const int head = kv * shared_by + (is_there ? first_head + h : 0);
+    const int64_t at = (static_cast<int64_t>(row) * a.heads + head) * a.width + column;
+    slope[h] = a.slopes ? a.slopes[head] : 0.0f;
+    seen.most[h] = kLowest;
+    seen.sum[h] = 0;
+#pragma unroll
+    for (int d = 0; d < kDecodeDims; ++d) q[h][d] = 0, seen.mixed[h][d] = 0;
+    if (!is_there || !has_columns) continue;
+    load_wide<kDecodeDims, T>(a.turned, at, q[h]);
+#pragma unroll
+    for (int d = 0; d < kDecodeDims; ++d) q[h][d] *= a.scale;
+  }
+
+  const int64_t base = (static_cast<int64_t>(row) * a.kv_heads + kv) * a.capacity * a.width + column;
+  // All threads of a warp take the same number of turns: they exchange sums.
+  for (int64_t turn = begin; turn < end; turn += kGroups * kKeys) {
+    const int64_t key = turn + group * kKeys;
+    Pack<T, kDecodeDims> k[kKeys], v[kKeys];
+#pragma unroll
+    for (int u = 0; u < kKeys; ++u) {
+      // A key behind the end is read again, so that nothing is undefined; its score is -inf.
+      const int64_t safe = key + u < end ? key + u : end - 1;
+      const int64_t at = base + safe * a.width - (has_columns ? 0 : column);
+      k[u] = load<T, kDecodeDims>(a.keys, at);
+      v[u] = load<T, kDecodeDims>(a.values, at);
+    }
+    float scores[kKeys][kHeads];
+#pragma unroll
+    for (int u = 0; u < kKeys; ++u) {
+      float wide[kDecodeDims];
+      unpack<T, kDecodeDims>(k[u], wide);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        float dot = 0;
+#pragma unroll
+        for (int d = 0; d < kDecodeDims; ++d) dot += q[h][d] * wide[d];
+#pragma unroll
+        for (int other = kLanes / 2; other > 0; other /= 2) dot += __shfl_xor_sync(kAllLanes, dot, other);
+        if (a.softcap > 0) dot = a.softcap * tanhf(dot / a.softcap);
+        dot += slope[h] * static_cast<float>(key + u - position);
+        scores[u][h] = key + u < end ? dot : kLowest;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float most = seen.most[h];
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u) most = fmaxf(most, scores[u][h]);
+      const float by = finite(most), shrink = __expf(seen.most[h] - by);
+      seen.most[h] = most;
+      seen.sum[h] *= shrink;
+#pragma unroll
+      for (int d = 0; d < kDecodeDims; ++d) seen.mixed[h][d] *= shrink;
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u) {
+        scores[u][h] = __expf(scores[u][h] - by);
+        seen.sum[h] += scores[u][h];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kKeys; ++u) {
+      float wide[kDecodeDims];
+      unpack<T, kDecodeDims>(v[u], wide);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+        for (int d = 0; d < kDecodeDims; ++d) seen.mixed[h][d] += scores[u][h] * wide[d];
+    }
+  }
+
+  // Groups of a warp, then warps of the block.
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+    for (int other = kLanes; other < 32; other *= 2) {
+      const float their_most = __shfl_xor_sync(kAllLanes, seen.most[h], other);
+      const float their_sum = __shfl_xor_sync(kAllLanes, seen.sum[h], other);
+      const float most = fmaxf(seen.most[h], their_most), by = finite(most);
+      const float mine = __expf(seen.most[h] - by), theirs = __expf(their_most - by);
+      seen.most[h] = most;
+      seen.sum[h] = seen.sum[h] * mine + their_sum * theirs;
+#pragma unroll
+      for (int d = 0; d < kDecodeDims; ++d) {
+        const float their_mixed = __shfl_xor_sync(kAllLanes, seen.mixed[h][d], other);
+        seen.mixed[h][d] = seen.mixed[h][d] * mine + their_mixed * theirs;
+      }
+    }
+    if (threadIdx.x % 32 >= kLanes) continue;
+    if (lane == 0) most_of[warp][h] = seen.most[h], sum_of[warp][h] = seen.sum[h];
+#pragma unroll
+    for (int d = 0; d < kDecodeDims; ++d) mixed_of[warp][h][column + d] = seen.mixed[h][d];
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < kHeads * a.width; i += kDecodeThreads) {
+    const int h = i / a.width, d = i % a.width;
+    if (first_head + h >= shared_by) break;
+    float most = most_of[0][h];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) most = fmaxf(most, most_of[w][h]);
+    const float by = finite(most);
+    float sum = 0, mixed = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float share = __expf(most_of[w][h] - by);
+      sum += sum_of[w][h] * share;
+      mixed += mixed_of[w][h][d] * share;
+    }
+    const int64_t head = static_cast<int64_t>(row) * a.heads + kv * shared_by + first_head + h;
+    if (a.splits == 1) {
+      static_cast<T*>(a.out)[head * a.width + d] = narrowed<T>(mixed / sum);
+    } else {
+      float* to = a.partial + (head * a.splits + split) * (a.width + 2);
+      to[d] = mixed;
+      if (d == 0) to[a.width] = most, to[a.width + 1] = sum;
+    }
+  }
+}
+
+/// A block for each head of a row: its parts become one.
+template <class T>
+__global__ void decode_join_kernel(const DecodeLaunch a) {
+  const int64_t head = static_cast<int64_t>(blockIdx.y) * a.heads + blockIdx.x;
+  const int step = a.width + 2;
+  const float* parts = a.partial + head * a.splits * step;
+  float most = kLowest;
+  for (int i = 0; i < a.splits; ++i) most = fmaxf(most, parts[i * step + a.width]);
+  const float by = finite(most);
+  for (int d = static_cast<int>(threadIdx.x); d < a.width; d += static_cast<int>(blockDim.x)) {
+    float sum = 0, mixed = 0;
+    for (int i = 0; i < a.splits; ++i) {
+      const float share = __expf(parts[i * step + a.width] - by);
+      sum += parts[i * step + a.width + 1] * share;
+      mixed += parts[i * step + d] * share;
+    }
+    static_cast<T*>(a.out)[head * a.width + d] = narrowed<T>(mixed / sum);
+  }
+}
+
+template <class T, int kHeads, int kLanes>
+void attend(const DecodeLaunch& a, cudaStream_t stream) {
+  const int parts = (a.heads / a.kv_heads + kHeads - 1) / kHeads;
+  const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * parts),
+                  static_cast<unsigned>(a.rows));
+  decode_attention_kernel<T, kHeads, kLanes><<<grid, kDecodeThreads, 0, stream>>>(a);
+}
+
+template <class T, int kLanes>
+void attend_by_heads(const DecodeLaunch& a, cudaStream_t stream) {
+  const int shared_by = a.heads / a.kv_heads;
+  if (shared_by == 1)
+    attend<T, 1, kLanes>(a, stream);
+  else if (shared_by <= 4)
+    attend<T, 4, kLanes>(a, stream);
+  else
+    attend<T, 8, kLanes>(a, stream);
+}
+
+}  // namespace
+
+int launch_decode_append(const DecodeLaunch& a, CUstream_st* stream) {
+  return launch_for_number(a.type, [&](auto number) {
+    using T = typename decltype(number)::type;
+    const dim3 grid(static_cast<unsigned>(a.heads + 2 * a.kv_heads), static_cast<unsigned>(a.rows));
+    const int threads = a.width <= 64 ? 64 : 128;
+    decode_append_kernel<T><<<grid, threads, 0, stream>>>(a);
+  });
+}
+
+int launch_decode_attention(const DecodeLaunch& a, CUstream_st* stream) {
+  return launch_for_number(a.type, [&](auto number) {
+    using T = typename decltype(number)::type;
+    if (a.width <= 8 * kDecodeDims)
+      attend_by_heads<T, 8>(a, stream);
+    else if (a.width <= 16 * kDecodeDims)
+      attend_by_heads<T, 16>(a, stream);
+    else
+      attend_by_heads<T, 32>(a, stream);
+    if (a.splits > 1)
+      decode_join_kernel<T><<<dim3(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows)), 128, 0, stream>>>(a);
+  });
+}
+
+}  // namespace levin::kernels::detail

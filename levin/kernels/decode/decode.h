@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace levin::kernels {
+
+using at::Tensor;
+
+/// One token of each row, and the keys and values of those before it. No gradients.
+struct DecodeArguments {
+  /// [B, 1, H, D] and [B, 1, Hkv, D], without positions.
+  Tensor q, k, v;
+  /// int64 [B, 1].
+  Tensor positions;
+  /// Cosines and sines, float32 [2, positions, R / 2]: the first R dimensions of a head are turned. Undefined: none.
+  Tensor angles;
+  /// [rows, Hkv, capacity, D]: rows from `first_row` on. The slot of the position is written.
+  Tensor keys, values;
+  int64_t first_row = 0;
+  /// More than any position.
+  int64_t seen = 0;
+  double scale = 1;
+  /// cap * tanh(x / cap) of the scores; 0: none.
+  double softcap = 0;
+  /// Keys that a query sees, itself included; 0: all.
+  int64_t window = 0;
+  /// ALiBi: float32 [H]. Undefined: none.
+  Tensor slopes;
+};
+
+/// Whether there is a kernel: CUDA, float or 16 bit, heads of a multiple of 8 up to 256, and the variable
+/// LEVIN_DECODE_KERNELS is set to 1.
+bool has_decode_kernel(const Tensor& hidden, int64_t head_width);
+/// Turns queries and keys, appends keys and values, and attends: [B, 1, H * D].
+Tensor decode_attention(const DecodeArguments& arguments);
+
+}  // namespace levin::kernels

@@ -1,0 +1,90 @@
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include "levin/core/error.h"
+#include "levin/kernels/decode/decode.h"
+#include "levin/kernels/decode/decode_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
+
+namespace levin::kernels {
+namespace {
+
+/// Keys that a block has at least, and parts of the keys at most.
+constexpr int64_t kFewestKeys = 64, kMostParts = 64;
+
+/// Rows of heads that lie side by side.
+Tensor head_rows(const Tensor& x) {
+  return x.stride(3) == 1 && x.stride(2) == x.size(3) ? x : x.contiguous();
+}
+
+/// Enough blocks for the device, none with too little to do.
+int64_t parts_of_keys(const DecodeArguments& args) {
+  const auto blocks = args.q.size(0) * args.k.size(2);
+  const auto wanted = 2 * int64_t{at::cuda::getDeviceProperties(args.q.device().index())->multiProcessorCount};
+  const auto seen = args.window > 0 ? std::min(args.window, args.seen) : args.seen;
+  return std::clamp((wanted + blocks - 1) / blocks, int64_t{1}, std::clamp(seen / kFewestKeys, int64_t{1}, kMostParts));
+}
+
+}  // namespace
+
+bool has_decode_kernel(const Tensor& hidden, int64_t head_width) {
+  const auto* asked = std::getenv("LEVIN_DECODE_KERNELS");
+  const auto type = hidden.scalar_type();
+  return asked && std::string_view(asked) == "1" && hidden.is_cuda() && hidden.size(0) <= 65535 &&
+         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && head_width % detail::kDecodeDims == 0 &&
+         head_width <= detail::kWidestHead;
+}
+
+Tensor decode_attention(const DecodeArguments& args) {
+  const auto q = head_rows(args.q), k = head_rows(args.k), v = head_rows(args.v);
+  const auto rows = q.size(0), heads = q.size(2), width = q.size(3);
+  const auto type = q.scalar_type();
+  LEVIN_CHECK(q.size(1) == 1 && args.keys.scalar_type() == type && args.values.scalar_type() == type &&
+                  k.scalar_type() == type && v.scalar_type() == type && args.keys.is_contiguous() &&
+                  args.values.is_contiguous() && args.first_row + rows <= args.keys.size(0) && heads % k.size(2) == 0 &&
+                  args.positions.scalar_type() == at::kLong,
+              "[decode_attention] needs one token a row and a cache of its dtype, got ", q.sizes(), " ", type,
+              " and a cache ", args.keys.sizes(), " ", args.keys.scalar_type());
+  auto out = at::empty({rows, 1, heads * width}, q.options());
+  if (rows == 0) return out;
+  const auto turned = at::empty({rows, heads, width}, q.options());
+  const auto positions = args.positions.contiguous();
+  detail::DecodeLaunch launch;
+  launch.type = detail::number_type("decode_attention", type);
+  launch.rows = static_cast<int32_t>(rows), launch.heads = static_cast<int32_t>(heads);
+  launch.kv_heads = static_cast<int32_t>(k.size(2)), launch.width = static_cast<int32_t>(width);
+  launch.positions = positions.const_data_ptr<int64_t>();
+  launch.q = q.const_data_ptr(), launch.k = k.const_data_ptr(), launch.v = v.const_data_ptr();
+  launch.q_stride = q.stride(0), launch.k_stride = k.stride(0), launch.v_stride = v.stride(0);
+  if (args.angles.defined()) {
+    launch.angles = args.angles.const_data_ptr<float>();
+    launch.angle_rows = args.angles.size(1), launch.half = static_cast<int32_t>(args.angles.size(2));
+  }
+  launch.capacity = args.keys.size(2);
+  launch.keys = args.keys[args.first_row].mutable_data_ptr();
+  launch.values = args.values[args.first_row].mutable_data_ptr();
+  launch.turned = turned.mutable_data_ptr(), launch.out = out.mutable_data_ptr();
+  if (args.slopes.defined()) launch.slopes = args.slopes.const_data_ptr<float>();
+  launch.scale = static_cast<float>(args.scale), launch.softcap = static_cast<float>(args.softcap);
+  launch.window = args.window;
+  launch.splits = static_cast<int32_t>(parts_of_keys(args));
+  Tensor partial;
+  if (launch.splits > 1) {
+    partial = at::empty({rows, heads, launch.splits, width + 2}, q.options().dtype(at::kFloat));
+    launch.partial = partial.mutable_data_ptr<float>();
+  }
+  const c10::cuda::CUDAGuard guard(q.device());
+  auto* stream = c10::cuda::getCurrentCUDAStream(q.device().index()).stream();
+  C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_decode_append(launch, stream)));
+  C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_decode_attention(launch, stream)));
+  return out;
+}
+
+}  // namespace levin::kernels

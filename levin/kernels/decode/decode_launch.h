@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+
+#include "levin/kernels/number_type.h"
+
+/// What the kernels of decode.cu are told: pointers, sizes and a stream, without a header of torch.
+struct CUstream_st;
+
+namespace levin::kernels::detail {
+
+/// Threads of a block of attention, numbers of a head that a thread takes, and the widest head.
+constexpr int kDecodeThreads = 128, kDecodeDims = 8, kWidestHead = 256;
+
+struct DecodeLaunch {
+  NumberType type = NumberType::kFloat;  // or kHalf, kBFloat16: of all but what says float
+  int32_t rows = 0, heads = 0, kv_heads = 0, width = 0;
+  const int64_t* positions = nullptr;  // [rows]
+  const void* q = nullptr;             // [rows, heads, width], with the stride of a row in numbers
+  const void* k = nullptr;             // [rows, kv_heads, width]
+  const void* v = nullptr;
+  int64_t q_stride = 0, k_stride = 0, v_stride = 0;
+  const float* angles = nullptr;  // [2, angle_rows, half], or null: nothing is turned
+  int64_t angle_rows = 0;
+  int32_t half = 0;
+  void* keys = nullptr;  // [rows, kv_heads, capacity, width]
+  void* values = nullptr;
+  int64_t capacity = 0;
+  void* turned = nullptr;         // the queries with their positions: [rows, heads, width]
+  void* out = nullptr;            // [rows, heads, width]
+  const float* slopes = nullptr;  // [heads], or null: no ALiBi
+  float scale = 1, softcap = 0;
+  int64_t window = 0;
+  int32_t splits = 1;        // parts of the keys, each with a block of its own
+  float* partial = nullptr;  // [rows, heads, splits, width + 2], with more than one part
+};
+
+/// Turns queries and keys by their positions, and puts keys and values into the cache. Returns a cudaError_t.
+int launch_decode_append(const DecodeLaunch& launch, CUstream_st* stream);
+/// Attention of the turned queries over the cache. Returns a cudaError_t.
+int launch_decode_attention(const DecodeLaunch& launch, CUstream_st* stream);
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_fp8.h>
+
+#include "levin/kernels/quantized/quantized_launch.h"
+
+/// Numbers of packed matrices in registers.
+namespace levin::kernels::detail {
+
+static __constant__ const float kNf4OnDevice[16] = {-1.0f,
+                                                    -0.6961928009986877f,
+                                                    -0.5250730514526367f,
+                                                    -0.39491748809814453f,
+                                                    -0.28444138169288635f,
+                                                    -0.18477343022823334f,
+                                                    -0.09105003625154495f,
+                                                    0.0f,
+                                                    0.07958029955625534f,
+                                                    0.16093020141124725f,
+                                                    0.24611230194568634f,
+                                                    0.33791524171829224f,
+                                                    0.44070982933044434f,
+                                                    0.5626170039176941f,
+                                                    0.7229568362236023f,
+                                                    1.0f};
+
+template <class T>
+struct Pairs;
+
+template <>
+struct Pairs<__half> {
+  static constexpr uint32_t kNibbleBase = 0x64006400u;  // 1024, 1024
+  static constexpr float kNibbleValue = 1024;
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  static __device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
+    const __half2 result = __hsub2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&result);
+  }
+  /// Bytes 2 * i and 2 * i + 1 of a word of int8.
+  template <int i>
+  static __device__ __forceinline__ uint32_t of_int8(uint32_t word) {
+    // 1024 + n has the byte n in its last bits.
+    const auto raised = __byte_perm(word ^ 0x80808080u, 0x64646464u, i == 0 ? 0x4140 : 0x4342);
+    return subtract(raised, 0x64806480u);  // 1152, 1152
+  }
+  static __device__ __forceinline__ uint32_t of_fp8(uint16_t two) {
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);
+    return static_cast<uint32_t>(pair.x) | static_cast<uint32_t>(pair.y) << 16;
+  }
+};
+
+template <>
+struct Pairs<__nv_bfloat16> {
+  static constexpr uint32_t kNibbleBase = 0x43004300u;  // 128, 128
+  static constexpr float kNibbleValue = 128;
+  static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  static __device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
+    const __nv_bfloat162 result =
+        __hsub2(*reinterpret_cast<const __nv_bfloat162*>(&a), *reinterpret_cast<const __nv_bfloat162*>(&b));
+    return *reinterpret_cast<const uint32_t*>(&result);
+  }
+  template <int i>
+  static __device__ __forceinline__ uint32_t of_int8(uint32_t word) {
+    // 2^23 + n has the byte n in its last bits.
+    const auto raised = word ^ 0x80808080u;
+    const float low = __uint_as_float(__byte_perm(raised, 0x4B000000u, 0x7440 | (2 * i)));
+    const float high = __uint_as_float(__byte_perm(raised, 0x4B000000u, 0x7440 | (2 * i + 1)));
+    return pack(low - 8388736.0f, high - 8388736.0f);
+  }
+  static __device__ __forceinline__ uint32_t of_fp8(uint16_t two) {
+    const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);
+    const float2 wide = __half22float2(*reinterpret_cast<const __half2*>(&pair));
+    return pack(wide.x, wide.y);
+  }
+};
+
+/// The scale of group i of an nf4 matrix.
+__device__ __forceinline__ float nf4_scale(const PackedMatrix& matrix, int64_t i) {
+  if (!matrix.nested_codes) return __ldg(static_cast<const float*>(matrix.scales) + i);
+  const auto code = __ldg(static_cast<const uint8_t*>(matrix.scales) + i);
+  const float2 outer = __ldg(reinterpret_cast<const float2*>(matrix.nested) + i / kGroupsOfNested);
+  return __fadd_rn(__fmul_rn(__ldg(matrix.nested_codes + code), outer.x), outer.y);
+}
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <cstdint>
+
+#include "levin/kernels/number_type.h"
+
+struct CUstream_st;
+
+/// The CUDA side of quantized weights, without a header of torch.
+namespace levin::kernels::detail {
+
+/// How the numbers of a matrix [rows, columns] are stored, row by row.
+enum class WeightFormat : uint8_t {
+  kPlain,  // in the dtype of the product
+  kInt8,   // int8, times the largest number of the row / 127
+  kFp8,    // float8 e4m3, times the scale of the row
+  kInt4,   // two a byte, in the order of quantized_weight.h; a scale and a zero point for each group
+  kNf4,    // two a byte, the first in the upper half; a scale for each group
+};
+
+/// A packed matrix on a GPU.
+struct PackedMatrix {
+  const void* codes = nullptr;
+  /// kInt8: float [rows], the largest number of the row; kFp8: float [rows]. kInt4: half [rows, groups, 2], scale and
+  /// zero point. kNf4: float [rows, groups], or uint8 with `nested_codes`.
+  const void* scales = nullptr;
+  /// Of scales that are quantized: nested_codes[scale] * nested[i / 256][0] + nested[i / 256][1], where i counts the
+  /// groups of the matrix.
+  const float* nested_codes = nullptr;
+  const float* nested = nullptr;
+  int64_t rows = 0, columns = 0;
+  /// Columns that share a scale; a multiple of kPackedGroup.
+  int64_t group = 0;
+  WeightFormat format = WeightFormat::kPlain;
+};
+
+/// 1 / 127, as bitsandbytes writes it.
+inline constexpr float kInt8Unit = 7.874015718698502e-3f;
+inline constexpr int64_t kPackedGroup = 64;
+inline constexpr int64_t kGroupsOfNested = 256;
+/// Most rows of x that one pass of the skinny product takes.
+inline constexpr int64_t kSkinnyRows = 8;
+
+/// Writes the matrix as plain numbers, kHalf, kBFloat16 or kFloat.
+int launch_dequantize(const PackedMatrix& matrix, void* to, NumberType type, CUstream_st* stream);
+
+/// y [m, rows] = x [m, columns] times the transposed matrix, plus a bias of [rows] or none; all of `type`, kHalf or
+/// kBFloat16, m up to kSkinnyRows. Columns are a multiple of kPackedGroup, pointers of 16 bytes.
+struct SkinnyLinear {
+  PackedMatrix matrix;
+  const void* x = nullptr;
+  const void* bias = nullptr;
+  void* y = nullptr;
+  int64_t m = 0;
+  NumberType type = NumberType::kHalf;
+};
+int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream);
+
+}  // namespace levin::kernels::detail

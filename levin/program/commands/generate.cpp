@@ -1,0 +1,218 @@
+#include "levin/generate/generate.h"
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/core/log.h"
+#include "levin/core/progress_bar.h"
+#include "levin/core/words.h"
+#include "levin/devices/accelerator.h"
+#include "levin/io/weights/weights.h"
+#include "levin/models/folder.h"
+#include "levin/program/command.h"
+#include "levin/program/commands/generate_input.h"
+
+namespace levin::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+struct Generate {
+  std::string folder, input, output, dtype, device = "cpu";
+  std::vector<std::string> stop, eos;
+  bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
+  GenerateOptions options;
+
+  void describe(Flags& flags) {
+    auto& o = options;
+    flags.argument("MODEL", folder, "a model folder of transformers: config.json, weights, tokenizer");
+    flags.argument("INPUT", input,
+                   "a prompt a line, or JSON lines with \"prompt\", \"messages\" or \"ids\"; - for stdin");
+    flags.argument("OUTPUT", output, "the file that is written; - for stdout");
+    flags.argument("NUM_TOKENS", o.max_new_tokens, "new tokens of a prompt, at most");
+    flags.argument("TEMPERATURE", o.temperature, "0: the likeliest token; else what logits are divided by");
+    flags.flag("json", json, "write JSON lines: prompt, text, ids, logprobs, finish_reason");
+    flags.flag("chat", chat, "a text is the message of a user in the chat template of the model");
+    flags.flag("top-k", o.top_k, "only the K likeliest tokens; 0: all", "K");
+    flags.flag("top-p", o.top_p, "only the likeliest tokens that together have probability P", "P");
+    flags.flag("min-p", o.min_p, "only tokens with this share of the largest probability", "P");
+    flags.flag("typical-p", o.typical_p, "only tokens near the expected information, that together have P", "P");
+    flags.flag("repetition-penalty", o.repetition_penalty, "weakens tokens of the prompt and the text so far", "X");
+    flags.flag("presence-penalty", o.presence_penalty, "taken from logits of tokens of the text so far", "X");
+    flags.flag("frequency-penalty", o.frequency_penalty, "the same for each time that a token came", "X");
+    flags.flag("no-repeat-ngram-size", o.no_repeat_ngram_size, "no N tokens come twice; 0: they may", "N");
+    flags.flag("min-tokens", o.min_new_tokens, "new tokens before the text may end", "N");
+    flags.repeated("stop", stop, "a text ends before this string; repeatable", "TEXT");
+    flags.repeated("eos", eos, "a token that ends a text; repeatable [what the folder says]", "ID");
+    flags.flag("ignore-eos", ignore_eos, "no token ends a text");
+    flags.flag("num-beams", o.num_beams, "beam search (TEMPERATURE 0)", "N");
+    flags.flag("length-penalty", o.length_penalty, "of beams: a larger one favours longer texts", "X");
+    flags.flag("early-stopping", o.early_stopping, "end when num-beams texts are whole");
+    flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
+    flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
+    flags.flag("batch", o.batch, "texts that are written together", "N");
+    flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
+    flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
+    flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
+    flags.flag("overwrite", overwrite, "replace OUTPUT");
+    flags.set_epilog(
+        "OUTPUT has a line for each text, in the order of the prompts: what follows the prompt, with \\\\ for a \\, "
+        "\\n\n"
+        "for a newline and \\r for a carriage return, or JSON. It appears when it is whole.\n");
+  }
+
+  int run() {
+    LEVIN_CHECK(options.max_new_tokens > 0, "[levin generate] NUM_TOKENS ", options.max_new_tokens,
+                " must be positive");
+    LEVIN_CHECK(options.temperature >= 0, "[levin generate] TEMPERATURE ", options.temperature,
+                " must be 0 (the likeliest token) or positive");
+    options.stop = stop;
+    options.cuda_graphs = !no_graphs;
+    for (const auto& word : eos) options.eos_token_ids.push_back(id_of(word));
+    check_options(options);
+    check_output();
+    // Everything that can be wrong is found before the weights are read.
+    const auto asked = open_options();
+    const auto sizes = models::open_model_meta(folder, asked);
+    LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
+                ", an encoder, which does not generate");
+    GenerateInput source(folder, chat, sizes.body().vocab_size);
+    const auto prompts = source.read(input);
+    check_lengths(prompts, sizes.body());
+    if (!ignore_eos) options = folder_generate_options(folder, options);
+    const auto* tokenizer = source.tokenizer();
+    LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
+    LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
+
+    const auto start = Clock::now();
+    auto model = models::open_model(folder, asked);
+    for (const auto& note : model.notes) log_info(note);
+    const auto loaded = seconds_since(start);
+    const auto rows = write_texts(model, tokenizer, prompts, loaded);
+    write_output(prompts, rows);
+    return 0;
+  }
+
+ private:
+  /// A pipe or a device: it is written to, not replaced.
+  bool is_special() const {
+    const auto kind = std::filesystem::status(output).type();
+    return kind != std::filesystem::file_type::not_found && kind != std::filesystem::file_type::regular &&
+           kind != std::filesystem::file_type::directory;
+  }
+
+  void check_output() const {
+    if (output == "-" || is_special()) return;
+    check_destination("levin generate", output, OutputKind::kFile, overwrite, "--overwrite");
+    const auto folder_of = std::filesystem::absolute(output).parent_path();
+    LEVIN_CHECK(std::filesystem::is_directory(folder_of), "[levin generate] OUTPUT \"", output,
+                "\": there is no folder \"", folder_of.string(), "\"");
+    check_writable(folder_of);
+  }
+
+  static int64_t id_of(const std::string& word) {
+    size_t end = 0;
+    int64_t id = -1;
+    try {
+      id = std::stoll(word, &end);
+    } catch (const std::exception&) {
+    }
+    LEVIN_CHECK(id >= 0 && end == word.size(), "[levin generate] --eos \"", shown(word), "\" is not a token id");
+    return id;
+  }
+
+  models::OpenModelOptions open_options() const {
+    models::OpenModelOptions asked;
+    if (!dtype.empty()) asked.dtype = dtype_from_name("levin generate", dtype);
+    try {
+      asked.device = c10::Device(device);
+    } catch (const c10::Error&) {
+      throw Error(fmt::format("[levin generate] --device \"{}\" is not known (cpu, cuda, cuda:1)", shown(device)));
+    }
+    const auto& kind = accelerator_of(asked.device);
+    LEVIN_CHECK(kind.device_count() > std::max<int>(asked.device.index(), 0), "[levin generate] --device ", device,
+                ": ", kind.device_count() == 0 ? kind.why_unavailable() : "there is no such device");
+    return asked;
+  }
+
+  void check_lengths(const std::vector<GeneratePrompt>& prompts, const models::DecoderOptions& body) const {
+    if (!body.bounded()) return;
+    for (size_t i = 0; i < prompts.size(); ++i)
+      LEVIN_CHECK(static_cast<int64_t>(prompts[i].ids.size()) <= body.max_positions, "[levin generate] ", input, ":",
+                  i + 1, " has ", prompts[i].ids.size(), " tokens, the context of the model has ", body.max_positions);
+  }
+
+  std::vector<Generated> write_texts(models::LanguageModel& model, const text::Tokenizer* tokenizer,
+                                     const std::vector<GeneratePrompt>& prompts, double loaded) const {
+    std::vector<std::vector<int64_t>> ids;
+    int64_t before = 0, count = 0;
+    for (const auto& prompt : prompts) {
+      ids.push_back(prompt.ids);
+      before += static_cast<int64_t>(prompt.ids.size());
+    }
+    const auto start = Clock::now();
+    const auto total = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
+    ProgressBar bar("Generating", total, {.unit = "text"});
+    const auto on_token = [&](const GeneratedToken& token) {
+      ++count;
+      bar.set("tok/s", static_cast<double>(count) / seconds_since(start));
+      if (!token.finish_reason.empty()) bar.advance();
+      return true;
+    };
+    auto rows = tokenizer ? generate(model.decoder, *tokenizer, ids, options, on_token)
+                          : generate(model.decoder, ids, options, on_token);
+    bar.finish();
+    const auto took = seconds_since(start);
+    const auto where = model.decoder->tokens->weight.device();
+    log_info(
+        fmt::format("{} prompts of {} tokens, {} new tokens in {:.2f} s: {:.1f} tokens/s; loaded in {:.2f} s; "
+                    "memory {}",
+                    prompts.size(), before, count, took, static_cast<double>(count) / took, loaded,
+                    format_bytes(static_cast<double>(accelerator_of(where).memory(where).peak_allocated))));
+    return rows;
+  }
+
+  void write_output(const std::vector<GeneratePrompt>& prompts, const std::vector<Generated>& rows) const {
+    std::string all;
+    for (const auto& row : rows) {
+      if (!json) {
+        all += on_one_line(row.text) + "\n";
+        continue;
+      }
+      const nlohmann::ordered_json line{{"prompt", prompts[row.prompt].text},
+                                        {"text", row.text},
+                                        {"ids", row.ids},
+                                        {"logprobs", row.logprobs},
+                                        {"finish_reason", row.finish_reason}};
+      all += line.dump() + "\n";
+    }
+    if (output == "-") {
+      LEVIN_CHECK(std::fwrite(all.data(), 1, all.size(), stdout) == all.size() && std::fflush(stdout) == 0,
+                  "[levin generate] cannot write to the standard output");
+    } else if (is_special()) {
+      FileWriter writer(output);
+      writer.write(all);
+      writer.close();
+    } else {
+      write_file(output, all);
+    }
+  }
+};
+
+}  // namespace
+
+Command generate_command() {
+  return make_command<Generate>("generate", "continue texts with a language model");
+}
+
+}  // namespace levin::cli

@@ -1,0 +1,220 @@
+#include "levin/generate/generate.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include <ATen/ops/cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/models/folder.h"
+#include "levin/testing/error_of.h"
+#include "levin/testing/paths.h"
+
+namespace levin::generate_tests {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::error_of;
+using ::testing::HasSubstr;
+using Ids = std::vector<int64_t>;
+using Json = nlohmann::json;
+
+const fs::path kTests = fs::path(levin::testing::source_dir()) / "tests";
+const std::vector<Ids> kPrompts{{7, 3, 11, 42, 5}, {9, 30, 2, 2, 17, 8, 1, 44, 23}, {13}};
+
+Json fixture() {
+  std::ifstream stream(kTests / "generate/fixtures/tokens.json");
+  return Json::parse(stream);
+}
+
+/// A model of the tests with room for 80 positions, as make_fixtures.py makes it.
+models::Decoder longer_model(const std::string& name) {
+  auto model = models::open_model(kTests / "models/fixtures/language" / name).decoder;
+  auto& options = model->options;
+  if (options.rotary_scaling.type != "dynamic") options.max_positions = 80;
+  if (!model->positions) return model;
+  const at::NoGradGuard no_grad;
+  const auto rows = model->positions->weight.detach();
+  const auto offset = options.position_offset;
+  model->positions->weight = at::cat({rows.slice(0, 0, offset), rows.slice(0, offset).repeat({5, 1})});
+  return model;
+}
+
+std::vector<Ids> ids_of(const std::vector<Generated>& rows) {
+  std::vector<Ids> ids;
+  for (const auto& row : rows) ids.push_back(row.ids);
+  return ids;
+}
+
+GenerateOptions greedy(int64_t tokens) {
+  return {.max_new_tokens = tokens, .temperature = 0};
+}
+
+TEST(Generate, GreedyTokensAreTransformersTokensForEveryArchitecture) {
+  const auto fixtures = fixture();
+  ASSERT_GE(fixtures.size(), 22u);
+  for (const auto& [name, expected] : fixtures.items())
+    EXPECT_EQ(ids_of(generate(longer_model(name), kPrompts, greedy(64))), expected["greedy"].get<std::vector<Ids>>())
+        << name;
+}
+
+TEST(Generate, PromptsInChunksAndFewRowsAtOnceChangeNothing) {
+  const auto fixtures = fixture();
+  for (const std::string name : {"llama_dynamic", "gemma2", "bloom", "mistral", "opt"}) {
+    auto options = greedy(24);
+    options.prefill_chunk = 2;
+    options.batch = 2;
+    auto expected = fixtures[name]["greedy"].get<std::vector<Ids>>();
+    for (auto& row : expected) row.resize(24);
+    EXPECT_EQ(ids_of(generate(longer_model(name), kPrompts, options)), expected) << name;
+  }
+}
+
+TEST(Generate, LogprobsAreThoseOfAPassWithoutCache) {
+  for (const std::string name : {"llama_yarn", "gemma2", "bloom", "qwen2", "gpt_neox_odd"}) {
+    auto model = longer_model(name);
+    const auto rows = generate(model, kPrompts, greedy(40));
+    const at::NoGradGuard no_grad;
+    for (const auto& row : rows) {
+      auto ids = kPrompts[row.prompt];
+      ids.insert(ids.end(), row.ids.begin(), row.ids.end());
+      const auto all = at::tensor(ids, at::kLong).unsqueeze(0);
+      const auto logs = model(all)[0].log_softmax(-1);
+      const auto first = static_cast<int64_t>(kPrompts[row.prompt].size()) - 1;
+      for (size_t i = 0; i < row.ids.size(); ++i)
+        ASSERT_NEAR(row.logprobs[i], logs[first + static_cast<int64_t>(i)][row.ids[i]].item<double>(), 1e-4)
+            << name << " " << i;
+    }
+  }
+}
+
+TEST(Generate, BeamsAreTransformersBeams) {
+  const auto fixtures = fixture();
+  for (const auto& [name, expected] : fixtures.items()) {
+    if (!expected.contains("beams")) continue;
+    for (const auto& each : expected["beams"]) {
+      const auto& asked = each["options"];
+      GenerateOptions options{.max_new_tokens = 12,
+                              .temperature = 0,
+                              .repetition_penalty = asked.value("repetition_penalty", 1.0),
+                              .no_repeat_ngram_size = asked.value("no_repeat_ngram_size", int64_t{0}),
+                              .eos_token_ids = expected["ends"].get<Ids>(),
+                              .num_beams = asked["num_beams"].get<int64_t>(),
+                              .length_penalty = asked.value("length_penalty", 1.0),
+                              .early_stopping = asked.value("early_stopping", false),
+                              .num_return_sequences = asked["num_beams"].get<int64_t>()};
+      const auto rows = generate(longer_model(name), {kPrompts[0]}, options);
+      EXPECT_EQ(ids_of(rows), each["ids"].get<std::vector<Ids>>()) << name << asked;
+      for (size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(rows[i].score, each["scores"][i].get<double>(), 1e-4);
+    }
+  }
+}
+
+TEST(Generate, PenaltiesAndEndsAreTransformers) {
+  const auto fixtures = fixture();
+  for (const auto& [name, expected] : fixtures.items()) {
+    if (!expected.contains("penalized")) continue;
+    GenerateOptions options{.max_new_tokens = 20,
+                            .min_new_tokens = 6,
+                            .temperature = 0,
+                            .repetition_penalty = 1.3,
+                            .no_repeat_ngram_size = 3,
+                            .suppress_tokens = {4, 5},
+                            .eos_token_ids = expected["ends"].get<Ids>()};
+    const auto rows = generate(longer_model(name), {kPrompts[1]}, options);
+    EXPECT_EQ(rows[0].ids, expected["penalized"].get<Ids>()) << name;
+    const bool ended = std::ranges::count(options.eos_token_ids, rows[0].ids.back()) > 0;
+    EXPECT_EQ(rows[0].finish_reason, ended ? "stop" : "length");
+  }
+}
+
+TEST(Generate, ARowDrawsTheSameAloneAndInABatch) {
+  auto model = longer_model("mistral");
+  GenerateOptions options{.max_new_tokens = 20, .top_k = 30, .top_p = 0.95, .seed = 7};
+  options.eos_token_ids = {3, 9};
+  options.num_return_sequences = 2;
+  const auto together = generate(model, kPrompts, options);
+  ASSERT_EQ(together.size(), 6u);
+  EXPECT_NE(together[0].ids, together[1].ids);
+  options.batch = 1;
+  const auto alone = generate(model, kPrompts, options);
+  EXPECT_EQ(ids_of(together), ids_of(alone));
+  // The number of a row counts, not what was generated before it.
+  const auto first = generate(model, {kPrompts[0]}, options);
+  EXPECT_EQ(first[0].ids, together[0].ids);
+  EXPECT_EQ(first[1].ids, together[1].ids);
+  options.seed = 8;
+  EXPECT_NE(ids_of(generate(model, kPrompts, options)), ids_of(alone));
+}
+
+TEST(Generate, EndsAtTheEndOfTheContext) {
+  auto model = models::open_model(kTests / "models/fixtures/language/gpt2").decoder;  // 16 positions
+  const auto rows = generate(model, {kPrompts[0], Ids(16, 3)}, greedy(100));
+  EXPECT_EQ(rows[0].ids.size(), 12u);  // the last one needs no position
+  EXPECT_EQ(rows[0].finish_reason, "length");
+  EXPECT_EQ(rows[1].ids.size(), 1u);
+}
+
+TEST(Generate, ACallbackSeesEveryTokenAndCanEndARow) {
+  auto model = longer_model("llama");
+  std::vector<Ids> seen(3);
+  std::vector<std::string> reasons(3);
+  const auto rows = generate(model, kPrompts, greedy(10), [&](const GeneratedToken& token) {
+    seen[token.row].push_back(token.id);
+    reasons[token.row] = token.finish_reason;
+    return token.row != 1 || seen[1].size() < 4;
+  });
+  EXPECT_EQ(seen, ids_of(rows));
+  EXPECT_EQ(rows[1].ids.size(), 4u);
+  EXPECT_EQ(rows[1].finish_reason, "cancelled");
+  EXPECT_EQ(reasons[0], "length");
+  EXPECT_EQ(rows[0].ids, generate(model, {kPrompts[0]}, greedy(10))[0].ids);
+}
+
+TEST(Generate, LikeliestTokensAreKept) {
+  auto options = greedy(5);
+  options.top_logprobs = 3;
+  const auto rows = generate(longer_model("llama"), kPrompts, options);
+  for (const auto& row : rows) {
+    ASSERT_EQ(row.top_logprobs.size(), 5u);
+    for (size_t i = 0; i < 5; ++i) {
+      ASSERT_EQ(row.top_logprobs[i].size(), 3u);
+      EXPECT_EQ(row.top_logprobs[i][0].first, row.ids[i]);
+      EXPECT_DOUBLE_EQ(row.top_logprobs[i][0].second, row.logprobs[i]);
+      EXPECT_GE(row.top_logprobs[i][1].second, row.top_logprobs[i][2].second);
+    }
+  }
+}
+
+TEST(Generate, TheModeOfTheModelStays) {
+  auto model = longer_model("llama");
+  model->train();
+  generate(model, {kPrompts[0]}, greedy(2));
+  EXPECT_TRUE(model->is_training());
+  EXPECT_TRUE(model->blocks[0]->is_training());
+}
+
+TEST(Generate, BadInputIsOneLine) {
+  auto model = models::open_model(kTests / "models/fixtures/language/gpt2").decoder;
+  const auto error = [&](const std::vector<Ids>& prompts, const GenerateOptions& options) {
+    return error_of([&] { generate(model, prompts, options); });
+  };
+  EXPECT_THAT(error({Ids(17, 3)}, greedy(1)), HasSubstr("prompt 0 has 17 tokens, the context of the model has 16"));
+  EXPECT_THAT(error({{1}, {}}, greedy(1)), HasSubstr("prompt 1 has no tokens"));
+  EXPECT_THAT(error({{50}}, greedy(1)), HasSubstr("the id 50; the model has 0 to 49"));
+  EXPECT_THAT(error({{1}}, greedy(0)), HasSubstr("max_new_tokens 0 must be positive"));
+  EXPECT_THAT(error({{1}}, {.temperature = -1}), HasSubstr("temperature -1"));
+  EXPECT_THAT(error({{1}}, {.top_p = 1.5}), HasSubstr("top_p 1.5 must be from 0 to 1"));
+  EXPECT_THAT(error({{1}}, {.top_k = -3}), HasSubstr("top_k -3"));
+  EXPECT_THAT(error({{1}}, {.stop = {"a"}}), HasSubstr("stop strings need a tokenizer"));
+  EXPECT_THAT(error({{1}}, {.num_beams = 2}), HasSubstr("beams need temperature 0"));
+  GenerateOptions all{.temperature = 0};
+  for (int64_t i = 0; i < 50; ++i) all.suppress_tokens.push_back(i);
+  EXPECT_THAT(error({{1}}, all), HasSubstr("every token is forbidden"));
+  EXPECT_TRUE(generate(model, std::vector<Ids>{}, greedy(1)).empty());
+}
+
+}  // namespace
+}  // namespace levin::generate_tests

@@ -1,0 +1,114 @@
+#include "levin/generate/sampler.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/io/weights/weights.h"
+#include "levin/testing/paths.h"
+
+namespace levin::generate_tests {
+namespace {
+
+namespace fs = std::filesystem;
+using at::Tensor;
+using detail::SampledRow;
+
+const fs::path kFixtures = fs::path(levin::testing::source_dir()) / "tests/generate/fixtures";
+
+GenerateOptions options_of(const nlohmann::json& asked) {
+  return {.temperature = asked.value("temperature", 1.0),
+          .top_k = asked.value("top_k", int64_t{0}),
+          .top_p = asked.value("top_p", 1.0),
+          .min_p = asked.value("min_p", 0.0),
+          .typical_p = asked.value("typical_p", 1.0),
+          .repetition_penalty = asked.value("repetition_penalty", 1.0),
+          .no_repeat_ngram_size = asked.value("no_repeat_ngram_size", int64_t{0})};
+}
+
+std::vector<const SampledRow*> pointers(const std::vector<SampledRow>& rows) {
+  std::vector<const SampledRow*> all;
+  for (const auto& row : rows) all.push_back(&row);
+  return all;
+}
+
+// All filters of the file in one batch: a row must not see the options of another.
+TEST(Sampler, ProbabilitiesAreThoseOfTransformers) {
+  std::ifstream stream(kFixtures / "filters.json");
+  const auto filters = nlohmann::json::parse(stream);
+  const WeightFile file(kFixtures / "filters.safetensors");
+  const auto logits = file.read("logits"), ids = file.read("ids");
+  std::vector<GenerateOptions> options;
+  for (const auto& asked : filters) options.push_back(options_of(asked));
+  std::vector<SampledRow> rows;
+  std::vector<Tensor> scores, expected;
+  for (size_t i = 0; i < options.size(); ++i) {
+    auto own = logits.clone();
+    if (filters[i].contains("top_p") || filters[i].contains("typical_p"))
+      own[3] += at::arange(own.size(1), at::kFloat) * 0.01;
+    scores.push_back(own);
+    expected.push_back(file.read("probabilities." + std::to_string(i)));
+    for (int64_t r = 0; r < logits.size(0); ++r) {
+      const auto* first = ids.const_data_ptr<int64_t>() + r * ids.size(1);
+      rows.emplace_back(options[i], std::vector<int64_t>(first, first + ids.size(1)), 0);
+    }
+  }
+  const auto all = pointers(rows);
+  const auto found = at::softmax(detail::filtered(detail::penalized(at::cat(scores), all), all), 1);
+  const auto difference = (found - at::cat(expected)).abs().amax(1).view({-1, logits.size(0)});
+  for (size_t i = 0; i < options.size(); ++i)
+    EXPECT_LT(difference[static_cast<int64_t>(i)].max().item<double>(), 1e-5) << filters[i];
+}
+
+TEST(Sampler, DrawsFollowTheProbabilities) {
+  const GenerateOptions options{.temperature = 1, .top_k = 6, .seed = 3};
+  const int64_t draws = 20'000;
+  const auto logits = at::tensor({0.0, 1.0, -1.0, 2.0, 0.5, -2.0, -3.0, -3.5}, at::kFloat);
+  std::vector<SampledRow> rows;
+  for (int64_t i = 0; i < draws; ++i) rows.emplace_back(options, std::vector<int64_t>{1}, static_cast<uint64_t>(i));
+  std::vector<double> counts(8);
+  for (const auto& token : detail::sample(logits.expand({draws, 8}), pointers(rows)))
+    counts[static_cast<size_t>(token.id)] += 1;
+  const auto p = at::softmax(logits.slice(0, 0, 6), 0);
+  double chi = 0;
+  for (int64_t i = 0; i < 6; ++i) {
+    const auto expected = static_cast<double>(draws) * p[i].item<double>();
+    chi += std::pow(counts[static_cast<size_t>(i)] - expected, 2) / expected;
+  }
+  EXPECT_LT(chi, 20.5);  // 5 degrees of freedom: 1 in 1000
+  EXPECT_EQ(counts[6] + counts[7], 0);
+}
+
+TEST(Sampler, PresenceAndFrequencyCountNewTokensOnly) {
+  const GenerateOptions options{.presence_penalty = 0.5, .frequency_penalty = 0.25};
+  SampledRow row(options, {0, 1}, 0);
+  for (const int64_t id : {1, 2, 2}) row.push(id);
+  const SampledRow* one = &row;
+  const auto scores = detail::penalized(at::full({1, 4}, 1.0F), {&one, 1});
+  EXPECT_TRUE(at::allclose(scores, at::tensor({1.0, 0.25, 0.0, 1.0}, at::kFloat).unsqueeze(0)));
+}
+
+TEST(Sampler, TheRandomNumberBelongsToSeedRowAndPosition) {
+  const GenerateOptions options{.seed = 5};
+  const auto logits = at::zeros({1, 1000});
+  const auto drawn = [&](const GenerateOptions& o, size_t length, uint64_t number) {
+    const SampledRow row(o, std::vector<int64_t>(length, 1), number);
+    const SampledRow* one = &row;
+    return detail::sample(logits, {&one, 1})[0].id;
+  };
+  EXPECT_EQ(drawn(options, 3, 2), drawn(options, 3, 2));
+  EXPECT_NE(drawn(options, 3, 2), drawn(options, 4, 2));
+  EXPECT_NE(drawn(options, 3, 2), drawn(options, 3, 1));
+  const GenerateOptions other{.seed = 6};
+  EXPECT_NE(drawn(options, 3, 2), drawn(other, 3, 2));
+}
+
+}  // namespace
+}  // namespace levin::generate_tests

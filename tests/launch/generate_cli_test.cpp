@@ -1,0 +1,106 @@
+// levin generate.
+#include <filesystem>
+#include <sstream>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "levin/core/files.h"
+#include "levin/testing/folder_test.h"
+#include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+
+namespace levin::testing::generate_cli {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const fs::path kFolders = fs::path(source_dir()) / "tests/models/fixtures/language";
+
+class GenerateCli : public testing::FolderTest {
+ protected:
+  /// A tiny model, with a tokenizer of 49 words.
+  void SetUp() override {
+    testing::FolderTest::SetUp();
+    for (const auto* name : {"config.json", "model.safetensors"}) fs::copy(kFolders / "llama" / name, folder_ / name);
+    nlohmann::json vocab{{"[unk]", 49}};
+    for (int i = 0; i < 49; ++i) vocab[fmt::format("w{}", i)] = i;
+    const nlohmann::json tokenizer{{"version", "1.0"},
+                                   {"added_tokens", nlohmann::json::array()},
+                                   {"normalizer", nullptr},
+                                   {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+                                   {"post_processor", nullptr},
+                                   {"decoder", nullptr},
+                                   {"model", {{"type", "WordLevel"}, {"vocab", vocab}, {"unk_token", "[unk]"}}}};
+    write_file(folder_ / "tokenizer.json", tokenizer.dump());
+  }
+  ProgramResult run(std::vector<std::string> words) {
+    words.insert(words.begin(), {levin_program(), "generate"});
+    return run_program(words);
+  }
+  std::string path(const char* name) { return (folder_ / name).string(); }
+};
+
+TEST_F(GenerateCli, WritesALineForEachPrompt) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  const auto ran = run({folder_.string(), path("in.txt"), path("out.txt"), "8", "0"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n");
+  EXPECT_THAT(ran.text(), AllOf(HasSubstr("16 new tokens"), HasSubstr("tokens/s"), HasSubstr("memory")));
+}
+
+TEST_F(GenerateCli, WritesJsonOfPromptsAndIds) {
+  write_file(path("in.jsonl"), "{\"prompt\": \"w1 w2 w3\"}\n{\"ids\": [4]}\n");
+  const auto ran = run({folder_.string(), path("in.jsonl"), "-", "8", "0", "--json", "--stop", "w8"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  std::istringstream lines(ran.out);
+  std::vector<nlohmann::json> rows;
+  for (std::string line; std::getline(lines, line);) rows.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["prompt"], "w1 w2 w3");
+  EXPECT_EQ(rows[0]["ids"], (std::vector<int64_t>{2, 20, 1, 8}));
+  EXPECT_EQ(rows[0]["text"], " w2 w20 w1 ");
+  EXPECT_EQ(rows[0]["finish_reason"], "stop");
+  EXPECT_EQ(rows[0]["logprobs"].size(), 4u);
+  EXPECT_EQ(rows[1]["text"], " w46 ");
+}
+
+TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
+  const auto model = folder_.string(), in = path("in.txt"), out = path("out.txt");
+  write_file(in, "w1\n");
+  const auto refused = [&](const std::vector<std::string>& words, const std::string& expected) {
+    const auto ran = run(words);
+    EXPECT_EQ(ran.status, 1);
+    EXPECT_THAT(ran.text(), AllOf(HasSubstr("error: ["), HasSubstr(expected)));
+    EXPECT_EQ(std::ranges::count(ran.text(), '\n'), 1) << ran.text();
+    EXPECT_FALSE(fs::exists(out));
+  };
+  refused({path("nowhere"), in, out, "8", "0"}, "is not a folder");
+  refused({model, in, out, "-3", "0"}, "NUM_TOKENS -3 must be positive");
+  refused({model, in, out, "8", "-0.5"}, "TEMPERATURE -0.5 must be 0");
+  refused({model, in, in, "8", "0"}, "is there already; --overwrite replaces it");
+  refused({(kFolders / "bert").string(), in, out, "8", "0"}, "an encoder, which does not generate");
+  std::string words;
+  for (int i = 0; i < 33; ++i) words += "w1 ";
+  write_file(in, words + "\n");
+  refused({model, in, out, "8", "0"}, "in.txt:1 has 33 tokens, the context of the model has 32");
+  fs::remove(folder_ / "model.safetensors");
+  write_file(in, "w1\n");
+  refused({model, in, out, "8", "0"}, "");
+}
+
+TEST_F(GenerateCli, AFullDeviceIsAnError) {
+  write_file(path("in.txt"), "w1\n");
+  const auto ran = run({folder_.string(), path("in.txt"), "/dev/full", "4", "0"});
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.text(), HasSubstr("No space left on device"));
+  EXPECT_FALSE(fs::is_regular_file("/dev/full"));
+}
+
+}  // namespace
+}  // namespace levin::testing::generate_cli
