@@ -177,15 +177,28 @@ struct NormFacts {
   }
 };
 
+/// The sum is a result and is kept for backward. Where keeping it throws (a checkpointed unit that runs again ends so),
+/// torch leaves it in the list of what is to be kept, and the graph holds itself for ever.
+struct KeptSum {
+  AutogradContext* context = nullptr;
+  Tensor sum;
+
+  void forget() {
+    // With a node the sum holds it, and the context with it.
+    if (sum.defined() && sum.grad_fn()) context->save_for_backward({});
+  }
+};
+
 struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
   static variable_list forward(AutogradContext* context, const Tensor& stream, const MaybeTensor& branch,
                                const Tensor& weight, const MaybeTensor& bias, double eps, bool rms, double dropout,
-                               at::ScalarType output_dtype) {
+                               at::ScalarType output_dtype, KeptSum* kept) {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [output, sum, mean, rstd, random] =
         norm_ops().forward->call(stream, branch, weight, bias, eps, rms, dropout, output_dtype);
     context->set_materialize_grads(false);
     context->save_for_backward({branch ? sum : stream, weight, mean, rstd, random});
+    if (branch) *kept = {context, sum};
     const NormFacts facts{eps, dropout, rms, branch ? MaybeType(branch->scalar_type()) : std::nullopt,
                           bias ? MaybeType(bias->scalar_type()) : std::nullopt};
     context->saved_data["facts"] = facts.packed();
@@ -196,7 +209,7 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
     const auto facts = NormFacts::unpacked(context->saved_data["facts"].toDoubleVector());
     const auto& grad_output = grads[0];
     const auto& grad_stream = grads[1];
-    variable_list result(8);
+    variable_list result(9);
     if (!grad_output.defined() && !grad_stream.defined()) return result;
     const auto saved = context->get_saved_variables();
     const auto &stream = saved[0], &weight = saved[1], &random = saved[4];
@@ -247,9 +260,15 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
 
 NormedStream fused_residual_norm(const Tensor& stream, const Tensor& branch, const Tensor& weight, const Tensor& bias,
                                  double eps, bool rms, double dropout, at::ScalarType output) {
-  const auto results = ResidualNorm::apply(stream, maybe(branch), weight, maybe(bias), eps, rms,
-                                           branch.defined() ? dropout : 0.0, output);
-  return {results[0], results[1]};
+  KeptSum kept;
+  try {
+    const auto results = ResidualNorm::apply(stream, maybe(branch), weight, maybe(bias), eps, rms,
+                                             branch.defined() ? dropout : 0.0, output, &kept);
+    return {results[0], results[1]};
+  } catch (...) {
+    kept.forget();
+    throw;
+  }
 }
 
 }  // namespace detail

@@ -133,8 +133,8 @@ kernels::BlockPlan BlockAttention::plan_of(int64_t tokens, bool training, c10::D
   auto& plan = plans_[{tokens, training, device.type(), device.index()}];
   if (!plan.seen.defined()) {
     const auto random = training ? random_blocks_of(options_, tokens) : BlockLists{};
-    plan = kernels::block_plan(seen_blocks(options_, tokens / options_.block_size, random), options_.block_size)
-               .to(device);
+    plan =
+        kernels::block_plan(seen_blocks(options_, tokens / options_.block_size, random), options_.block_size, device);
   }
   return plan;
 }

@@ -10,7 +10,8 @@
 namespace levin::testing {
 
 /// As BigBird has it: the ends, the neighbours and random blocks, which may be seen twice.
-inline kernels::BlockPlan random_plan(int64_t heads, int64_t blocks, int64_t size, int64_t random) {
+inline kernels::BlockPlan random_plan(int64_t heads, int64_t blocks, int64_t size, int64_t random,
+                                      c10::Device device = c10::kCPU) {
   std::vector<std::vector<std::vector<int32_t>>> seen(static_cast<size_t>(heads));
   for (auto& of_head : seen)
     for (int64_t i = 1; i < blocks - 1; ++i) {
@@ -20,7 +21,7 @@ inline kernels::BlockPlan random_plan(int64_t heads, int64_t blocks, int64_t siz
       for (int64_t r = 0; r < random; ++r) row.push_back(at::randint(blocks, {1}, at::kLong).item<int32_t>());
       of_head.push_back(row);
     }
-  return kernels::block_plan(seen, size);
+  return kernels::block_plan(seen, size, device);
 }
 
 /// The same by attention to all, in float32 or float64, with the logarithm of how often a key is seen.

@@ -39,7 +39,7 @@ TEST_P(BlockSparseGpuBy, EqualsAttentionWithAMask) {
         Sizes{at::kBFloat16, 16, 32, 2e-2}})
     for (const bool padded : {false, true}) {
       const int64_t heads = 3, blocks = 13, tokens = blocks * block;
-      const auto plan = testing::random_plan(heads, blocks, block, 3);
+      const auto plan = testing::random_plan(heads, blocks, block, 3, at::kCUDA);
       const auto qkv = torch::randn({2, tokens, 3, heads, width}, at::kCUDA).to(dtype).requires_grad_();
       Tensor mask;
       if (padded) {
@@ -49,7 +49,7 @@ TEST_P(BlockSparseGpuBy, EqualsAttentionWithAMask) {
       }
       const auto wide = qkv.detach().to(at::kFloat).requires_grad_();
       const auto expected = testing::seen_densely(wide, mask, plan);
-      const auto found = block_sparse_attention(qkv, mask, plan.to(qkv.device()));
+      const auto found = block_sparse_attention(qkv, mask, plan);
       EXPECT_EQ(found.scalar_type(), dtype);
       EXPECT_LT(relative(found, expected), tolerance) << dtype << block << padded;
       const auto grad = torch::randn_like(expected).to(dtype);
@@ -67,7 +67,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, BlockSparseGpuBy, ::testing::Values("torch", "ker
 
 TEST_F(BlockSparseGpu, KernelKeepsLittleForBackward) {
   const levin::testing::ScopedVariable kernel("LEVIN_BLOCK_SPARSE", "kernel");
-  const auto plan = testing::random_plan(12, 64, 64, 3).to(at::kCUDA);
+  const auto plan = testing::random_plan(12, 64, 64, 3, at::kCUDA);
   const auto qkv = torch::randn({1, 4096, 3, 12, 64}, at::kCUDA).to(at::kBFloat16).requires_grad_();
   const auto allocated = [&] { return levin::detail::cuda_accelerator().memory(qkv.device()).allocated; };
   const auto before = allocated();

@@ -62,7 +62,7 @@ TEST(BlockSparse, SamplesAreComputedInChunks) {
 }
 
 TEST(BlockSparse, OnMetaTensorsItHasItsShapes) {
-  const auto plan = random_plan(12, 64, 64, 3).to(at::kMeta);
+  const auto plan = random_plan(12, 64, 64, 3, at::kMeta);
   const auto qkv = at::empty({4, 4096, 3, 12, 64}, at::TensorOptions(at::kMeta).dtype(at::kBFloat16)).requires_grad_();
   kernels::set_played_device(c10::kCUDA);
   for (const char* way : {"torch", "kernel"}) {

@@ -43,6 +43,13 @@ TEST(MemoryCli, PrintsATable) {
   EXPECT_THAT(answer.out, HasSubstr("on the device, in backward; nothing in host memory.\n"));
 }
 
+TEST(MemoryCli, KnowsEncodersOfText) {
+  const auto answer = ask({"--model", "big_bird", "--batch", "1", "--precision", "bf16-true", "--checkpointing"});
+  ASSERT_EQ(answer.status, 0) << answer.err;
+  EXPECT_THAT(answer.out, HasSubstr("big_bird: 128M parameters, batches of 1 sequence of 4096 tokens, adam, on each"));
+  EXPECT_THAT(ask({"--model", "roberta_base", "--sequence-length", "513"}).err, HasSubstr("1 to 512"));
+}
+
 TEST(MemoryCli, KnowsModelsOfText) {
   const auto answer = ask(
       {"--model", "gpt_6_7b", "--batch", "1", "--strategy", "deepspeed_stage_3_offload", "--precision", "bf16-mixed"});

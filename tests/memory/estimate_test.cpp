@@ -10,6 +10,7 @@
 #include "levin/memory/groups.h"
 #include "levin/models/decoder.h"
 #include "levin/models/registry.h"
+#include "levin/models/text_encoder.h"
 #include "levin/models/vit.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
@@ -437,6 +438,23 @@ TEST(Memory, OfOffloadedBlocksIsTwoBlocksAndTheActivationsOfOne) {
     // In 16 bits: parameters, and the gradients of micro-batches. What is stepped on the device leaves none.
     EXPECT_NEAR(static_cast<double>(estimate.host) / static_cast<double>(estimate.num_parameters), huge ? 2 : 4, 0.01);
   }
+}
+
+/// A block that ends with a norm, whose recomputation ends while the norm keeps its own result.
+TEST(Memory, OfCheckpointedEncodersIsFreedByEveryMicroBatch) {
+  const models::DecoderOptions body{
+      .vocab_size = 100, .max_positions = 128, .num_layers = 6, .num_heads = 4, .hidden_dim = 64};
+  models::TextEncoderOptions options{.body = models::encoder_body(body)};
+  options.head = "sequence_classification", options.classifier = "relu";
+  const auto tokens = torch::dtype(at::kLong).device(at::kMeta);
+  const Batch batch{{"x", torch::empty({8, 128}, tokens)}, {"y", torch::empty({8}, tokens)}};
+  const auto peak = [&](bool checkpointed, int micro_batches) {
+    return estimate_memory([&] { return models::TextEncoder(options); }, kForward, kClasses, batch,
+                           {.checkpoint_blocks = checkpointed, .accumulate = micro_batches, .workspace = 0})
+        .device_peak;
+  };
+  EXPECT_LT(peak(true, 1), peak(false, 1) / 2);
+  EXPECT_LT(peak(true, 8), peak(true, 1) * 3 / 2);
 }
 
 TEST(Memory, OfSumsOverAnyDimensions) {

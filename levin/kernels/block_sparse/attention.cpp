@@ -8,8 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -139,11 +138,8 @@ bool runs_block_sparse_kernel(const Tensor& qkv, const Tensor& seen) {
 
 }  // namespace detail
 
-BlockPlan BlockPlan::to(c10::Device device) const {
-  return {block_size, seen.to(device), seen_by.to(device)};
-}
-
-BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen, int64_t block_size) {
+BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen, int64_t block_size,
+                     c10::Device device) {
   LEVIN_CHECK(!seen.empty() && !seen[0].empty() && block_size > 0,
               "[block_plan] needs at least a head, three blocks and a positive block_size");
   size_t slots = 1;
@@ -151,12 +147,13 @@ BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen,
     for (const auto& row : of_head) slots = std::max(slots, row.size());
   const auto heads = static_cast<int64_t>(seen.size()), rows = static_cast<int64_t>(seen[0].size()),
              width = static_cast<int64_t>(slots), blocks = rows + 2;
-  auto forth = at::full({heads, rows, width}, -1, at::kInt),
-       back = at::zeros({heads, blocks + 1 + rows * width}, at::kInt);
+  // Numbers first: a step that is simulated makes tensors without data.
+  std::vector<int32_t> forth(static_cast<size_t>(heads * rows * width), -1),
+      back(static_cast<size_t>(heads * (blocks + 1 + rows * width)));
   for (int64_t h = 0; h < heads; ++h) {
     const auto& of_head = seen[static_cast<size_t>(h)];
     LEVIN_CHECK(static_cast<int64_t>(of_head.size()) == rows, "[block_plan] all heads must have ", rows, " blocks");
-    auto* slot = forth.mutable_data_ptr<int32_t>() + h * rows * width;
+    auto* slot = forth.data() + h * rows * width;
     std::vector<std::vector<int32_t>> readers(static_cast<size_t>(blocks));
     for (int64_t i = 0; i < rows; ++i, slot += width) {
       const auto& row = of_head[static_cast<size_t>(i)];
@@ -167,7 +164,7 @@ BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen,
       }
       std::copy(row.begin(), row.end(), slot);
     }
-    auto* place = back.mutable_data_ptr<int32_t>() + h * (blocks + 1 + rows * width);
+    auto* place = back.data() + h * (blocks + 1 + rows * width);
     auto* reader = place + blocks + 1;
     for (const auto& list : readers) {
       place[1] = place[0] + static_cast<int32_t>(list.size());
@@ -175,7 +172,12 @@ BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen,
       reader = std::copy(list.begin(), list.end(), reader);
     }
   }
-  return {block_size, forth, back};
+  const auto on_device = [&](std::vector<int32_t>& numbers, std::vector<int64_t> sizes) {
+    const auto options = at::TensorOptions(at::kInt);
+    if (device.is_meta()) return at::empty(sizes, options.device(device));
+    return at::from_blob(numbers.data(), sizes, options).to(device, at::kInt, /*non_blocking=*/false, /*copy=*/true);
+  };
+  return {block_size, on_device(forth, {heads, rows, width}), on_device(back, {heads, blocks + 1 + rows * width})};
 }
 
 Tensor block_sparse_attention(const Tensor& given, const Tensor& mask, const BlockPlan& plan) {

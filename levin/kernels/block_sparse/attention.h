@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 
 namespace levin::kernels {
 
@@ -18,19 +19,18 @@ struct BlockPlan {
   /// int32 [H, N + 1 + (N - 2) * W]: N + 1 places, then which of blocks 1 to N - 2 see a block, from one place to the
   /// next.
   Tensor seen_by;
-
-  BlockPlan to(c10::Device device) const;
 };
 
-/// The plan of lists [H][N - 2]: the blocks that blocks 1 to N - 2 see, each below N. On the CPU.
-BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen, int64_t block_size);
+/// The plan of lists [H][N - 2]: the blocks that blocks 1 to N - 2 see, each below N. For tensors of `device`.
+BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen, int64_t block_size,
+                     c10::Device device = c10::kCPU);
 
 /// Self attention over blocks: qkv [B, T, 3, H, D], T = N * block_size, to [B, T, H * D]. mask [B, T], or undefined: 0
 /// for padding, which adds -10000 to the score of a key, and whose queries give 0. For backward it keeps qkv, and
 /// gathers and computes the rest again. With LEVIN_BLOCK_SPARSE=kernel one kernel of CUDA does it all for 16 bits,
 /// blocks of 64 tokens and heads of 64.
 ///
-///     auto plan = levin::kernels::block_plan(seen, 64).to(qkv.device());
+///     auto plan = levin::kernels::block_plan(seen, 64, qkv.device());
 ///     auto mixed = levin::kernels::block_sparse_attention(qkv, mask, plan);
 Tensor block_sparse_attention(const Tensor& qkv, const Tensor& mask, const BlockPlan& plan);
 
