@@ -62,6 +62,8 @@ class GraphDevice {
   virtual Tensor alias(const Tensor& tensor, std::shared_ptr<DeviceGraph> graph) = 0;
   /// Gives memory back that the allocator keeps for reuse.
   virtual void empty_cache() = 0;
+  /// Whether what autograd does on that stream becomes part of a graph.
+  virtual bool captures(const std::optional<c10::Stream>& work) const { return work && work == stream(); }
 };
 
 /// graphs_cuda.cpp, or its twin no_cuda.cpp, where it is an Error.

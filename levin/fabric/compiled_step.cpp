@@ -253,6 +253,12 @@ bool StepCompiler::keeps(const StepCall& call) const {
   return call.accumulates_gradients || accumulating_.contains(call.name);
 }
 
+/// Gradients of earlier calls are there that were not at the capture: the graph would replace them.
+bool StepCompiler::would_lose_gradients(const StepCall& call, const CompiledGraph& graph) {
+  return !call.drops_gradients &&
+         std::ranges::any_of(graph.had_none, [](const Tensor& param) { return param.grad().defined(); });
+}
+
 void StepCompiler::run_eagerly(StepCall& call) {
   ++counts_.eager;
   const StepScope scope{.keeps_gradients = keeps(call)};
@@ -297,6 +303,10 @@ StepCompiler::Wish StepCompiler::wish_of(const StepCall& call, Entry*& entry) {
       refuse(call.name,
              "the memory of parameters or of the optimizer's state, or a number that is part of the graph, changes "
              "again and again");
+  }
+  if (entry->graph && would_lose_gradients(call, *entry->graph)) {
+    accumulating_.emplace(call.name);
+    drop();
   }
   if (entry->graph) return kReplay;
   return ++entry->seen > kWarmUp ? kCapture : kEager;
@@ -395,8 +405,7 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
   // Where a graph of autograd is alive, its ends belong to another stream.
   for (const auto& param : params_) {
     const auto end = param.requires_grad() ? torch::autograd::impl::try_get_grad_accumulator(param) : nullptr;
-    const bool is_ours = end && device_->stream() && end->stream() == device_->stream();
-    if (end && !is_ours) {
+    if (end && !device_->captures(end->stream())) {
       if (++entry.waited >= kMostFailures)
         refuse_entry(call, entry, "a loss or an output of an earlier step is kept with its graph; detach it");
       return false;
@@ -411,7 +420,11 @@ bool StepCompiler::try_capture(StepCall& call, Entry& entry) {
       for (auto& param : params_) param.mutable_grad().reset();
     graph->keeps_gradients = keeps(call) && at::GradMode::is_enabled();
     if (graph->keeps_gradients) hold_gradients();
-    for (const auto& param : params_) before.push_back(param.grad());
+    for (const auto& param : params_) {
+      before.push_back(param.grad());
+      if (at::GradMode::is_enabled() && !graph->keeps_gradients && !param.grad().defined())
+        graph->had_none.push_back(param);
+    }
     device_->empty_cache();
     record(call, *graph);
   } catch (const Interrupted&) {

@@ -101,6 +101,8 @@ struct CompiledGraph {
   /// Of the parameters whose gradients the step replaces.
   std::vector<Gradient> gradients;
   bool keeps_gradients = false;
+  /// Parameters that had no gradient before the step, where it may not keep them: it would not add to one.
+  std::vector<Tensor> had_none;
   /// The gradients of the parameters before the capture, until the first replay.
   std::vector<Tensor> before;
   std::shared_ptr<DeviceGraph> graph;
@@ -171,6 +173,7 @@ class StepCompiler {
   void put_back(const std::vector<Tensor>& gradients);
   void record(StepCall& call, CompiledGraph& graph);
   bool keeps(const StepCall& call) const;
+  static bool would_lose_gradients(const StepCall& call, const CompiledGraph& graph);
   bool lies_with_strategy(const Tensor& param) const;
   void hold_gradients();
   void free_frozen();

@@ -38,6 +38,8 @@ struct Training {
   double dropout = 0;
   double clip = 0;
   int accumulate = 1;
+  /// Said in advance, or found out.
+  bool declared = true;
   int steps = 50;
   /// Every 7th batch is of another size.
   bool uneven = false;
@@ -79,7 +81,7 @@ Outcome train(const Training& t, bool compile) {
         opt.zero_grad();
         return loss;
       },
-      {.accumulates_gradients = t.accumulate > 1});
+      {.accumulates_gradients = t.accumulate > 1 && t.declared});
   auto generator = at::detail::createCPUGenerator(5);
   Outcome outcome;
   std::vector<Tensor> losses;
@@ -219,6 +221,11 @@ TEST_F(CompileGpu, CheckpointedUnitsWithDropout) {
 TEST_F(CompileGpu, Accumulation) {
   const auto counts = expect_same({.clip = 1, .accumulate = 3, .steps = 51}).counts;
   EXPECT_EQ(counts.captured, 2);  // with the optimizer's step and without
+}
+
+TEST_F(CompileGpu, AccumulationIsFoundOut) {
+  for (const int accumulate : {2, 3, 4})
+    EXPECT_GE(expect_same({.accumulate = accumulate, .declared = false}).counts.replayed, 20) << accumulate;
 }
 
 // Decay would show it.

@@ -261,6 +261,33 @@ TEST_F(CompiledStepTest, AccumulationIsFoundOut) {
   EXPECT_EQ(layer->weight.grad().const_data_ptr(), grad) << "none stands for zeros";
 }
 
+// A graph that makes gradients would put those of its second call in place of those of the first.
+TEST_F(CompiledStepTest, AccumulationOverSeveralCallsOfAKindIsFoundOut) {
+  torch::nn::Linear layer(torch::nn::LinearOptions(2, 1).bias(false));
+  around.modules = {layer.ptr()};
+  bool eager_last = false;
+  auto step = compiled([&](const Tensor&, bool last) {
+    layer(torch::ones({1, 2})).sum().backward();
+    eager_last = last && !detail::is_capturing();
+    if (last) optim::zero_grad(layer->parameters(), true);
+  });
+  const auto window = [&](int calls) {
+    for (int i = 0; i < calls; ++i) step(torch::ones({1, 2}), i + 1 == calls);
+  };
+  window(1);
+  window(1);
+  window(1);  // captured without gradients before it
+  EXPECT_EQ(device->captures, 1);
+  step(torch::ones({1, 2}), false);
+  step(torch::ones({1, 2}), true);
+  EXPECT_TRUE(eager_last) << "the graph would not see the gradients of the call before";
+  EXPECT_EQ(device->captures, 1);
+  window(2);
+  window(2);
+  EXPECT_GE(device->captures, 2);  // with gradients that keep their memory
+  EXPECT_TRUE(layer->weight.grad().defined());
+}
+
 TEST_F(CompiledStepTest, AFrozenParameterHasNoGradientWhereGradientsKeepTheirMemory) {
   torch::nn::Linear layer(2, 1);
   around.modules = {layer.ptr()};
