@@ -134,8 +134,8 @@ std::tuple<Tensor, Tensor> parameter_gradients(const Tensor& grad, const Tensor&
 }
 
 /// Gradients in operators that can be differentiated, of the inputs that need one.
-variable_list again(AutogradContext* context, const Tensor& y, const variable_list& inputs, const Tensor& grad,
-                    size_t arguments) {
+variable_list gradients_again(AutogradContext* context, const Tensor& y, const variable_list& inputs,
+                              const Tensor& grad, size_t arguments) {
   variable_list wanted, result(arguments);
   for (size_t i = 0; i < inputs.size(); ++i)
     if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
@@ -193,7 +193,7 @@ struct LinearActivation : torch::autograd::Function<LinearActivation> {
     if (at::GradMode::is_enabled()) {
       const auto dtype = x.scalar_type();
       const auto y = plain_activation(at::linear(x, weight.to(dtype), bias.to(dtype)), kind);
-      return again(context, y, {x, weight, bias}, grads[0], 5);
+      return gradients_again(context, y, {x, weight, bias}, grads[0], 5);
     }
     auto [of_linear, grad_bias] = activation_backward_and_sums(grads[0], saved[4], kind, bias.scalar_type());
     const auto rows = rows_of(of_linear);
@@ -231,7 +231,7 @@ struct GeluMlp : torch::autograd::Function<GeluMlp> {
       const auto dtype = x.scalar_type();
       const auto hidden = plain_activation(at::linear(x, up.to(dtype), up_bias.to(dtype)), kKind);
       const auto y = at::linear(hidden, down.to(dtype), down_bias.to(dtype));
-      return again(context, y, {x, up, up_bias, down, down_bias}, grads[0], 7);
+      return gradients_again(context, y, {x, up, up_bias, down, down_bias}, grads[0], 7);
     }
     const auto &up_cast = saved[5], &down_cast = saved[6], &inner = saved[7], &hidden = saved[8];
     const auto rows = rows_of(grads[0]).contiguous();
