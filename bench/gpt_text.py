@@ -3,7 +3,8 @@
 same text, and prints both validation losses and times. A GPU takes a minute or two for each.
 
 usage: bench/gpt_text.py FILE [--levin build/bin/levin] [--python python3] [--steps 5000] [--mode default] [--only levin|peer] [FLAG...]
-  FILE: a text, such as the first megabyte of a book. More flags go to `levin fit`.
+  FILE: a text, such as the first megabyte of a book. More flags go to `levin fit`. That of Debian's package bible-kjv-text:
+    tail -c +369 /usr/lib/bible.data | gzip -dc | tail -n +2 | sed 's/^[^ ]* //' | head -c 1100000 >build/kjv.txt
 """
 import argparse
 import csv
