@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -14,6 +15,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/Exceptions.h>
 #include <ATen/record_function.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -31,6 +33,7 @@ namespace {
 // ---- cuBLASLt, as torch has loaded it: no second version of it can come into the process
 
 struct CublasLt {
+  decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) propose = nullptr;
   decltype(&cublasLtMatmulDescCreate) create_description = nullptr;
@@ -49,6 +52,7 @@ struct CublasLt {
           library ? reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name)) : nullptr;
       complete = complete && function != nullptr;
     };
+    find(create, "cublasLtCreate");
     find(matmul, "cublasLtMatmul");
     find(propose, "cublasLtMatmulAlgoGetHeuristic");
     find(create_description, "cublasLtMatmulDescCreate");
@@ -63,6 +67,30 @@ struct CublasLt {
 const CublasLt& lt() {
   static const CublasLt library;
   return library;
+}
+
+/// Of the current device, for the life of the process. torch's handles are those of a thread, and come with a
+/// workspace.
+cublasLtHandle_t handle() {
+  static auto& handles = *new std::map<c10::DeviceIndex, cublasLtHandle_t>();
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const auto [found, is_new] = handles.try_emplace(c10::cuda::current_device());
+  if (is_new) TORCH_CUDABLAS_CHECK(lt().create(&found->second));
+  return found->second;
+}
+
+/// The workspace that torch has for the current stream, of whichever thread: what runs on one stream runs one after the
+/// other. So forward's thread and backward's share one.
+void* workspace() {
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  if (at::cuda::getChosenWorkspaceSize() >= at::cuda::getCUDABlasLtWorkspaceSize()) {
+    auto& all = at::cuda::cublas_handle_stream_to_workspace();
+    const std::shared_lock lock(all.mutex);
+    for (const auto& [key, memory] : all.map)
+      if (std::get<1>(key) == stream.stream() && memory.device() == stream.device()) return memory.get();
+  }
+  return at::cuda::getCUDABlasLtWorkspace();
 }
 
 // ---- what is asked for
@@ -182,8 +210,8 @@ void prepare(Plan& plan, const Product& product) {
     prefer(preference, each, alignment(product));
   std::array<cublasLtMatmulHeuristicResult_t, kProposals> proposals;
   int count = 0;
-  const auto status = lt().propose(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, plan.a, plan.b, plan.out,
-                                   plan.out, preference, kProposals, proposals.data(), &count);
+  const auto status = lt().propose(handle(), plan.description, plan.a, plan.b, plan.out, plan.out, preference,
+                                   kProposals, proposals.data(), &count);
   lt().destroy_preference(preference);
   if (status != CUBLAS_STATUS_SUCCESS) return;
   for (int i = 0; i < count; ++i)
@@ -192,11 +220,10 @@ void prepare(Plan& plan, const Product& product) {
 
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   const float one = 1, kept = product.add ? 1 : 0;
-  const auto handle = at::cuda::getCurrentCUDABlasLtHandle();
-  void *workspace = at::cuda::getCUDABlasLtWorkspace(), *out = product.out.mutable_data_ptr();
-  return lt().matmul(handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
+  void* out = product.out.mutable_data_ptr();
+  return lt().matmul(handle(), plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
                      product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
-                     &plan.algorithms[algorithm], workspace, at::cuda::getCUDABlasLtWorkspaceSize(),
+                     &plan.algorithms[algorithm], workspace(), at::cuda::getCUDABlasLtWorkspaceSize(),
                      c10::cuda::getCurrentCUDAStream().stream());
 }
 
