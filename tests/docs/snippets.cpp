@@ -19,7 +19,10 @@
 #include <levin/models/language_score.h>
 #include <levin/models/registry.h>
 #include <levin/models/resnet.h>
+#include <levin/kernels/block_sparse/attention.h>
 #include <levin/models/load_weights.h>
+#include <levin/models/lora.h>
+#include <levin/models/sentence_embedding.h>
 #include <levin/models/vit.h>
 #include <levin/nn/activation_offload.h>
 #include <levin/nn/checkpointing.h>
@@ -246,6 +249,26 @@ struct Timer : levin::Interceptor {
   auto model = levin::models::open_model("bert-base-uncased", {.head = "none"});
   auto hidden = model.encoder->hidden_states(ids, mask);                          // [B, T, D]
   auto vectors = levin::models::mean_embedding(hidden, mask);                     // or first_embedding(hidden)
+}
+
+[[maybe_unused]] void sentences(const std::vector<std::vector<int64_t>>& rows) {
+  auto model = levin::models::open_model("all-MiniLM-L6-v2", {.head = "none"});
+  auto vectors = levin::models::embed_rows(model, rows, *levin::models::sentence_pooling(model.folder));  // [rows, D]
+}
+
+[[maybe_unused]] void saved_from_shards(levin::Fabric& fabric, levin::models::LanguageModel& model) {
+  levin::models::save_model(model, "tuned", {.shards = fabric.strategy().shards()});
+}
+
+[[maybe_unused]] void quantized() {
+  auto model = levin::models::open_model("llama-7b", {.device = at::kCUDA, .quantize = "nf4"});
+  levin::models::add_lora(model, {.rank = 16, .alpha = 32});
+  levin::optim::AdamW opt(levin::models::lora_parameters(model), {.lr = 1e-4});
+}
+
+[[maybe_unused]] void block_sparse(const std::vector<std::vector<std::vector<int32_t>>>& seen, const Tensor& qkv, const Tensor& mask) {
+  auto plan = levin::kernels::block_plan(seen, 64, qkv.device());  // [head][block 1 to N - 2]: the blocks that it sees
+  auto mixed = levin::kernels::block_sparse_attention(qkv, mask, plan);
 }
 
 [[maybe_unused]] void new_head() {
