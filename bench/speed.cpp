@@ -25,7 +25,6 @@
 #include "bench/speed/kernels.h"
 #include "bench/speed/work.h"
 #include "levin/levin.h"
-#include "levin/models/language/architecture.h"
 #include "levin/models/text_encoder_sizes.h"
 
 namespace {
@@ -269,33 +268,6 @@ Case distilbert_case(int64_t sequences, int64_t length) {
               }};
 }
 
-Case big_bird_case(int64_t sequences, int64_t length) {
-  const auto sizes = levin::models::text_encoder_options("big_bird");
-  return {
-      .name = "bigbird_4096",
-      .title = fmt::format("BigBird, {} x {} tokens, bf16-true", sequences, length),
-      .precision = "bf16-true",
-      .items = sequences * length,
-      .unit = "tokens",
-      .make =
-          [=](Fabric& fabric, bool compiled) {
-            auto model = fabric.init_module([&] { return levin::models::TextEncoder(sizes); });
-            const auto tokens = random_tokens(fabric, sequences, length, sizes.body.vocab_size);
-            return trained(
-                fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
-                {{"tokens", tokens}, {"label", torch::randint(0, sizes.num_labels, {sequences}, tokens.options())}},
-                kTextLoss, compiled);
-          },
-      .work = [=](auto bytes, auto roof) { return levin::bench::big_bird_work(sizes, sequences, length, bytes, roof); },
-      .predicted_gb =
-          [=] {
-            return predicted_gb(
-                [=] { return levin::models::TextEncoder(sizes); }, kTextLoss,
-                {{"tokens", without_memory({sequences, length})}, {"label", without_memory({sequences})}}, "bf16-true",
-                "adamw");
-          }};
-}
-
 const auto kPaddedTextLoss = [](const auto& net, Batch& batch) {
   return levin::cross_entropy(net(batch["tokens"], batch["mask"]).to(at::kFloat), batch["label"]);
 };
@@ -307,39 +279,43 @@ Tensor padded_mask(int64_t sequences, int64_t length, at::TensorOptions options)
   return mask;
 }
 
-/// What the recipe text_classification trains: the encoder of a folder with its classifier, on padded rows.
+/// A classifier of texts as the recipe text_classification trains it. `c` has name, title and work.
+Case classifier_case(Case c, const levin::models::TextEncoderOptions& sizes, int64_t sequences, int64_t length,
+                     const auto& loss, bool padded) {
+  c.precision = "bf16-true", c.items = sequences * length, c.unit = "tokens";
+  c.make = [=](Fabric& fabric, bool compiled) {
+    auto model = fabric.init_module([&] { return levin::models::TextEncoder(sizes); });
+    const auto tokens = random_tokens(fabric, sequences, length, sizes.body.vocab_size);
+    Batch batch{{"tokens", tokens}, {"label", torch::randint(0, sizes.num_labels, {sequences}, tokens.options())}};
+    if (padded) batch.set("mask", padded_mask(sequences, length, tokens.options()));
+    return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}), batch, loss, compiled);
+  };
+  c.predicted_gb = [=] {
+    Batch batch{{"tokens", without_memory({sequences, length})}, {"label", without_memory({sequences})}};
+    if (padded) batch.set("mask", without_memory({sequences, length}));
+    return predicted_gb([=] { return levin::models::TextEncoder(sizes); }, loss, batch, "bf16-true", "adamw");
+  };
+  return c;
+}
+
+Case big_bird_case(int64_t sequences, int64_t length) {
+  const auto sizes = levin::models::text_encoder_options("big_bird");
+  const auto work = [=](auto bytes, auto roof) {
+    return levin::bench::big_bird_work(sizes, sequences, length, bytes, roof);
+  };
+  const auto title = fmt::format("BigBird, {} x {} tokens, bf16-true", sequences, length);
+  return classifier_case({.name = "bigbird_4096", .title = title, .work = work}, sizes, sequences, length, kTextLoss,
+                         /*padded=*/false);
+}
+
 Case distilbert_classify_case(int64_t sequences, int64_t length) {
-  const levin::models::ModelConfig config(
-      R"({"model_type": "distilbert", "vocab_size": 30522, "dim": 768, "n_layers": 6,
-      "n_heads": 12, "hidden_dim": 3072, "max_position_embeddings": 512})",
-      "config.json");
-  auto sizes = levin::models::architecture_of(config).encoder(config);
-  sizes.head = "sequence_classification";
-  return {.name = "distilbert_classify",
-          .title = fmt::format("DistilBERT, {} x {} tokens, padded, bf16-true", sequences, length),
-          .precision = "bf16-true",
-          .items = sequences * length,
-          .unit = "tokens",
-          .make =
-              [=](Fabric& fabric, bool compiled) {
-                auto model = fabric.init_module([&] { return levin::models::TextEncoder(sizes); });
-                const auto tokens = random_tokens(fabric, sequences, length, sizes.body.vocab_size);
-                return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
-                               {{"tokens", tokens},
-                                {"mask", padded_mask(sequences, length, tokens.options())},
-                                {"label", torch::randint(0, sizes.num_labels, {sequences}, tokens.options())}},
-                               kPaddedTextLoss, compiled);
-              },
-          .work = [=](auto bytes,
-                      auto roof) { return levin::bench::text_encoder_work({}, sequences, length, bytes, roof); },
-          .predicted_gb =
-              [=] {
-                return predicted_gb([=] { return levin::models::TextEncoder(sizes); }, kPaddedTextLoss,
-                                    {{"tokens", without_memory({sequences, length})},
-                                     {"mask", without_memory({sequences, length})},
-                                     {"label", without_memory({sequences})}},
-                                    "bf16-true", "adamw");
-              }};
+  const auto work = [=](auto bytes, auto roof) {
+    return levin::bench::text_encoder_work({}, sequences, length, bytes, roof);
+  };
+  const auto title = fmt::format("DistilBERT, {} x {} tokens, padded, bf16-true", sequences, length);
+  return classifier_case({.name = "distilbert_classify", .title = title, .work = work},
+                         levin::models::text_encoder_options("distilbert"), sequences, length, kPaddedTextLoss,
+                         /*padded=*/true);
 }
 
 /// A case that runs only when it is named, beside the one that does the same in another precision.

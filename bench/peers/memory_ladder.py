@@ -53,6 +53,24 @@ def measure(case, step, warm, steps):
     say(case, "reserved memory", torch.cuda.max_memory_reserved() / 1e9, "GB")
 
 
+def micro_batches(fabric, net, opt, loss, accumulate, strategy):
+    """A function that is one micro-batch, and a step of the optimizer after every `accumulate` of them."""
+    calls = 0
+
+    def step():
+        nonlocal calls
+        calls += 1
+        last = calls % accumulate == 0
+        # FSDP with offloaded parameters cannot hold gradients back: it reduces those of every micro-batch.
+        with fabric.no_backward_sync(net, enabled=not last) if accumulate > 1 and not strategy else contextlib.nullcontext():
+            fabric.backward(loss() / accumulate)
+        if last:
+            opt.step()
+            opt.zero_grad()
+
+    return step
+
+
 def train(case, make, batch, precision="bf16-true", optimizer="adam", accumulate=1, born_on_device=False, strategy=None, warm=4, steps=12):
     fabric = Fabric(accelerator="cuda", devices=1, precision=precision, **({"strategy": strategy} if strategy else {}))
     fabric.launch()
@@ -69,20 +87,7 @@ def train(case, make, batch, precision="bf16-true", optimizer="adam", accumulate
     net.train()
     x = torch.randn(batch, 3, 224, 224, device=fabric.device)
     y = torch.randint(0, 10, (batch,), device=fabric.device)
-    calls = 0
-
-    def step():
-        nonlocal calls
-        calls += 1
-        last = calls % accumulate == 0
-        # FSDP with offloaded parameters cannot hold gradients back: it reduces those of every micro-batch.
-        with fabric.no_backward_sync(net, enabled=not last) if accumulate > 1 and not strategy else contextlib.nullcontext():
-            fabric.backward(F.cross_entropy(net(x), y) / accumulate)
-        if last:
-            opt.step()
-            opt.zero_grad()
-
-    measure(case, step, warm, steps)
+    measure(case, micro_batches(fabric, net, opt, lambda: F.cross_entropy(net(x), y), accumulate, strategy), warm, steps)
 
 
 def cases():

@@ -55,19 +55,8 @@ def train(case, name, precision="bf16-true", optimizer="adam", accumulate=1, che
     net.train()
     ids = torch.randint(5, 30000, (batch, length), device=fabric.device)
     labels = torch.randint(0, 2, (batch,), device=fabric.device)
-    calls = 0
-
-    def step():
-        nonlocal calls
-        calls += 1
-        last = calls % accumulate == 0
-        with fabric.no_backward_sync(net, enabled=not last) if accumulate > 1 and not strategy else contextlib.nullcontext():
-            fabric.backward(net(input_ids=ids, labels=labels).loss / accumulate)
-        if last:
-            opt.step()
-            opt.zero_grad()
-
-    ladder.measure(case, step, warm, steps)
+    loss = lambda: net(input_ids=ids, labels=labels).loss
+    ladder.measure(case, ladder.micro_batches(fabric, net, opt, loss, accumulate, strategy), warm, steps)
 
 
 def cases():

@@ -11,22 +11,10 @@
 /// Numbers of packed matrices in registers.
 namespace levin::kernels::detail {
 
-static __constant__ const float kNf4OnDevice[16] = {-1.0f,
-                                                    -0.6961928009986877f,
-                                                    -0.5250730514526367f,
-                                                    -0.39491748809814453f,
-                                                    -0.28444138169288635f,
-                                                    -0.18477343022823334f,
-                                                    -0.09105003625154495f,
-                                                    0.0f,
-                                                    0.07958029955625534f,
-                                                    0.16093020141124725f,
-                                                    0.24611230194568634f,
-                                                    0.33791524171829224f,
-                                                    0.44070982933044434f,
-                                                    0.5626170039176941f,
-                                                    0.7229568362236023f,
-                                                    1.0f};
+static __constant__ const float kNf4OnDevice[16] = {kNf4Codes[0],  kNf4Codes[1],  kNf4Codes[2],  kNf4Codes[3],
+                                                    kNf4Codes[4],  kNf4Codes[5],  kNf4Codes[6],  kNf4Codes[7],
+                                                    kNf4Codes[8],  kNf4Codes[9],  kNf4Codes[10], kNf4Codes[11],
+                                                    kNf4Codes[12], kNf4Codes[13], kNf4Codes[14], kNf4Codes[15]};
 
 template <class T>
 struct Pairs;

@@ -45,7 +45,7 @@ struct Slice {
 };
 
 Slice nf4_slice(const Tensor& x, int64_t group) {
-  const auto table = table_on(detail::kNf4Codes.data(), 16, x.device());
+  const auto table = table_on(detail::kNf4Codes, 16, x.device());
   const auto [codes, largest] = nearest_codes(x.view({-1, group}), table);
   const auto pairs = codes.view({x.size(0), -1, 2});
   return {(pairs.select(2, 0) * 16) + pairs.select(2, 1), largest.view({x.size(0), -1})};

@@ -32,7 +32,7 @@ Tensor floats_of(const float* values, int64_t count) {
   return at::from_blob(const_cast<float*>(values), {count}, at::kFloat).clone();
 }
 Tensor nf4_table() {
-  return floats_of(kernels::detail::kNf4Codes.data(), 16);
+  return floats_of(kernels::detail::kNf4Codes, 16);
 }
 Tensor nested_table() {
   return floats_of(kernels::dynamic_codes(true).data(), 256);

@@ -21,6 +21,7 @@
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
+#include "levin/program/commands/model_flags.h"
 
 namespace levin::cli {
 namespace {
@@ -70,7 +71,8 @@ class LoadingBar {
 };
 
 struct Generate {
-  std::string folder, input, output, dtype, quantize, device = "cpu";
+  std::string folder, input, output;
+  ModelFlags model_flags;
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -103,12 +105,7 @@ struct Generate {
     flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
-    flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
-    flags.flag("quantize", quantize,
-               "linear layers of the blocks in few bits: int8, int8-weights, int4, int4:64, nf4, nf4-double or fp8 "
-               "[what config.json says]",
-               "NAME");
-    flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
+    model_flags.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
     flags.set_epilog(
@@ -128,7 +125,7 @@ struct Generate {
     check_options(options);
     check_output();
     // Everything that can be wrong is found before the weights are read.
-    const auto asked = open_options();
+    const auto asked = model_flags.options("levin generate");
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
@@ -180,21 +177,6 @@ struct Generate {
     }
     LEVIN_CHECK(id >= 0 && end == word.size(), "[levin generate] --eos \"", shown(word), "\" is not a token id");
     return id;
-  }
-
-  models::OpenModelOptions open_options() const {
-    models::OpenModelOptions asked;
-    asked.quantize = quantize;
-    if (!dtype.empty()) asked.dtype = dtype_from_name("levin generate", dtype);
-    try {
-      asked.device = c10::Device(device);
-    } catch (const c10::Error&) {
-      throw Error(fmt::format("[levin generate] --device \"{}\" is not known (cpu, cuda, cuda:1)", shown(device)));
-    }
-    const auto& kind = accelerator_of(asked.device);
-    LEVIN_CHECK(kind.device_count() > std::max<int>(asked.device.index(), 0), "[levin generate] --device ", device,
-                ": ", kind.device_count() == 0 ? kind.why_unavailable() : "there is no such device");
-    return asked;
   }
 
   void check_lengths(const std::vector<GeneratePrompt>& prompts, const models::DecoderOptions& body) const {

@@ -13,6 +13,7 @@
 #include "levin/models/language_score.h"
 #include "levin/models/sentence_embedding.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/model_flags.h"
 #include "levin/text/tokenizer.h"
 
 namespace levin::cli {
@@ -59,7 +60,8 @@ class RowReader {
 };
 
 struct Score {
-  std::string folder, file, logits, embeddings, pooling = "auto", dtype, quantize, device = "cpu";
+  std::string folder, file, logits, embeddings, pooling = "auto";
+  ModelFlags model_flags;
   int64_t batch = 8;
   bool json = false;
 
@@ -76,12 +78,7 @@ struct Score {
     flags.flag("pooling", pooling, "of --embeddings: how tokens become one vector [what modules.json says, else mean]",
                "NAME", {"auto", "mean", "first", "last", "max", "mean_sqrt"});
     flags.flag("batch", batch, "rows that go through the model together", "N");
-    flags.flag("dtype", dtype, "of the weights [what config.json says]", "NAME", {"float32", "bfloat16", "float16"});
-    flags.flag("quantize", quantize,
-               "linear layers of the blocks in few bits: int8, int8-weights, int4, int4:64, nf4, nf4-double or fp8 "
-               "[what config.json says]",
-               "NAME");
-    flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
+    model_flags.describe(flags);
   }
 
   int run() {
@@ -90,14 +87,7 @@ struct Score {
                   "\" must end with .safetensors");
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
     const auto rows = read_rows();
-    models::OpenModelOptions options;
-    options.quantize = quantize;
-    if (!dtype.empty()) options.dtype = dtype_from_name("levin score", dtype);
-    try {
-      options.device = c10::Device(device);
-    } catch (const c10::Error&) {
-      throw Error(fmt::format("[levin score] --device \"{}\" is not known (cpu, cuda, cuda:1)", shown(device)));
-    }
+    const auto options = model_flags.options("levin score");
     if (!embeddings.empty()) return write_embeddings(rows, options);
     const auto model = models::open_model(folder, options);
     const auto scores = models::score_rows(model, rows, {.batch = batch, .keep_outputs = !logits.empty()});
