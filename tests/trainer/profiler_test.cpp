@@ -6,7 +6,7 @@
 #include "levin/profilers/pytorch.h"
 #include "levin/testing/capture.h"
 #include "levin/testing/folder_test.h"
-#include "levin/trainer/callbacks/model_checkpoint.h"
+#include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/trainer.h"
 #include "tests/profilers/trace_json.h"
 #include "tests/trainer/boring.h"
