@@ -79,7 +79,7 @@ struct MemoryHistory::State : MemoryListener {
     if (function.isAsync()) return nullptr;
     const UnitSpanName* unit = nullptr;
     auto* state = current.load();
-    if (state && function.scope() == at::RecordScope::BACKWARD_FUNCTION && function.seqNr() >= 0)
+    if (state && function.forwardThreadId() != 0 && function.seqNr() >= 0)
       unit = detail::find_unit(state->calls, function.forwardThreadId(), function.seqNr());
     Running::here().frames.push_back({function.name(), unit});
     return nullptr;
