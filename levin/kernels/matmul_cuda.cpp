@@ -4,7 +4,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -15,7 +14,6 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/Exceptions.h>
 #include <ATen/record_function.h>
-#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -35,7 +33,6 @@ namespace {
 // ---- cuBLASLt, as torch has loaded it: no second version of it can come into the process
 
 struct CublasLt {
-  decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtMatmul) matmul = nullptr;
   decltype(&cublasLtMatmulAlgoGetHeuristic) propose = nullptr;
   decltype(&cublasLtMatmulDescCreate) create_description = nullptr;
@@ -54,7 +51,6 @@ struct CublasLt {
           library ? reinterpret_cast<std::remove_reference_t<decltype(function)>>(::dlsym(library, name)) : nullptr;
       complete = complete && function != nullptr;
     };
-    find(create, "cublasLtCreate");
     find(matmul, "cublasLtMatmul");
     find(propose, "cublasLtMatmulAlgoGetHeuristic");
     find(create_description, "cublasLtMatmulDescCreate");
@@ -69,30 +65,6 @@ struct CublasLt {
 const CublasLt& lt() {
   static const CublasLt library;
   return library;
-}
-
-/// Of the current device, for the life of the process. torch's handles are those of a thread, and come with a
-/// workspace.
-cublasLtHandle_t handle() {
-  static auto& handles = *new std::map<c10::DeviceIndex, cublasLtHandle_t>();
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  const auto [found, is_new] = handles.try_emplace(c10::cuda::current_device());
-  if (is_new) TORCH_CUDABLAS_CHECK(lt().create(&found->second));
-  return found->second;
-}
-
-/// The workspace that torch has for the current stream, of whichever thread: what runs on one stream runs one after the
-/// other. So forward's thread and backward's share one.
-void* workspace() {
-  const auto stream = c10::cuda::getCurrentCUDAStream();
-  if (at::cuda::getChosenWorkspaceSize() >= at::cuda::getCUDABlasLtWorkspaceSize()) {
-    auto& all = at::cuda::cublas_handle_stream_to_workspace();
-    const std::shared_lock lock(all.mutex);
-    for (const auto& [key, memory] : all.map)
-      if (std::get<1>(key) == stream.stream() && memory.device() == stream.device()) return memory.get();
-  }
-  return at::cuda::getCUDABlasLtWorkspace();
 }
 
 // ---- what is asked for
@@ -233,8 +205,8 @@ void prepare(Plan& plan, const Product& product) {
     prefer(preference, each, alignment(product));
   std::array<cublasLtMatmulHeuristicResult_t, kProposals> proposals;
   int count = 0;
-  const auto status = lt().propose(handle(), plan.description, plan.a, plan.b, plan.out, plan.out, preference,
-                                   kProposals, proposals.data(), &count);
+  const auto status = lt().propose(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, plan.a, plan.b, plan.out,
+                                   plan.out, preference, kProposals, proposals.data(), &count);
   lt().destroy_preference(preference);
   if (status != CUBLAS_STATUS_SUCCESS) return;
   for (int i = 0; i < count; ++i)
@@ -250,19 +222,20 @@ cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   const auto& b = product.b.kept;
   auto* out = product.out.mutable_data_ptr();
   auto size = at::cuda::getCUDABlasLtWorkspaceSize();
-  void* memory = nullptr;
+  void* workspace = nullptr;
   auto* stream = c10::cuda::getCurrentCUDAStream().stream();
   if (auto* beside = beside_stream()) {  // torch's workspace belongs to the current stream
     size = plan.workspaces[algorithm];
     const auto own = at::empty({static_cast<int64_t>(size)}, product.out.options().dtype(at::kByte));
-    memory = own.mutable_data_ptr();
+    workspace = own.mutable_data_ptr();
     beside->reads.insert(beside->reads.end(), {a, b, own});
     stream = beside->begin();
   } else {
-    memory = workspace();
+    workspace = at::cuda::getCUDABlasLtWorkspace();
   }
-  return lt().matmul(handle(), plan.description, &one, b.const_data_ptr(), plan.a, a.const_data_ptr(), plan.b, &kept,
-                     out, plan.out, out, plan.out, &plan.algorithms[algorithm], memory, size, stream);
+  return lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, &one, b.const_data_ptr(), plan.a,
+                     a.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &plan.algorithms[algorithm],
+                     workspace, size, stream);
 }
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();

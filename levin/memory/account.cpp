@@ -25,9 +25,7 @@ class Account {
         figures_(figures_of(asked)),
         optimizer_width_(state_widths(layout, asked).optimizer),
         sharded_(is_sharded(layout, asked)) {
-    constexpr int64_t kWorkspace = int64_t{32} << 20;
-    workspace_ = question_.workspace.value_or(
-        question_.device == c10::kCUDA ? (trace_.products_in_backward ? 2 : 1) * kWorkspace : 0);
+    workspace_ = question_.workspace.value_or(question_.device == c10::kCUDA ? int64_t{64} << 20 : 0);
     estimate_.parameters = trace_.buffers;
     count_optimizer();
     if (!sharded_) {

@@ -92,8 +92,7 @@ struct MemoryQuestion {
   std::optional<UnitPolicy> units = {};
   /// Micro-batches of one optimizer step; ranks communicate in the last one.
   int accumulate = 1;
-  /// What libraries hold for themselves; none: on CUDA 32 MiB (cuBLAS on Hopper), and as much again where torch
-  /// computes products in backward, whose thread has a workspace of its own; else 0.
+  /// What libraries hold for themselves; none: 64 MiB on CUDA (cuBLAS on Hopper, forward and backward), else 0.
   std::optional<int64_t> workspace = {};
 };
 

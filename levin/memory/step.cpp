@@ -3,11 +3,8 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
-#include <set>
-#include <string_view>
 
 #include <ATen/Functions.h>
-#include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
 
 #include "levin/core/error.h"
@@ -69,30 +66,6 @@ struct AroundCheckpointed : Interceptor {
   std::optional<c10::ScalarType> dtype;
 };
 
-/// While it lives: whether torch computes a matrix product on this thread. Levin's own are other operators.
-class ProductWatch {
- public:
-  ProductWatch()
-      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(look).scopes({at::RecordScope::FUNCTION}))) {
-    seen_ = false;
-  }
-  ~ProductWatch() { at::removeCallback(handle_); }
-  ProductWatch(const ProductWatch&) = delete;
-  ProductWatch& operator=(const ProductWatch&) = delete;
-
-  static bool seen() { return seen_; }
-
- private:
-  static std::unique_ptr<at::ObserverContext> look(const at::RecordFunction& function) {
-    static const std::set<std::string_view> kProducts{"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"};
-    seen_ = seen_ || kProducts.contains(function.name());
-    return nullptr;
-  }
-
-  at::CallbackHandle handle_;
-  static thread_local inline bool seen_ = false;
-};
-
 class Tracer {
  public:
   Tracer(const MemoryQuestion& question, const PrecisionPlan& plan)
@@ -130,9 +103,7 @@ class Tracer {
       auto loss = forward();
       note_saved();
       mark(StepPart::kBackward, -1, true);
-      const ProductWatch products;
       loss.backward();
-      trace_.products_in_backward = products.seen();
       watch.end_backward();
     }
     for (size_t i = 0; i < params_.size(); ++i)

@@ -48,8 +48,6 @@ struct StepTrace {
   int64_t buffers = 0;
   /// Backward has ended.
   size_t backward_end = 0;
-  /// torch computed matrix products in backward.
-  bool products_in_backward = false;
 };
 
 /// Runs a step. `plan` is how the model computes, with autocast or in a dtype of its own.
