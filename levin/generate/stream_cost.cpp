@@ -71,7 +71,9 @@ StreamCost stream_cost(const models::LanguageModel& model, const WeightPlacement
       more.rows = count;
       return decode_workspace(model, more, placement.device);
     };
-    while (rows < (1 << 20) && needs(2 * rows) <= left) rows *= 2;
+    constexpr int64_t kMany = 1 << 16;
+    while (rows < kMany && needs(2 * rows) <= left) rows *= 2;
+    if (rows >= kMany) continue;  // memory is no limit
     for (auto step = rows / 2; step > 0; step /= 2)
       if (needs(rows + step) <= left) rows += step;
     cost.fitting_batch = rows;

@@ -86,12 +86,14 @@ WeightPlacement PlacementFlags::place(const std::string& command, const models::
                     std::move(units),
                     read_device_map(read_file(device_map), fmt::format("[{}] \"{}\"", command, shown(device_map))),
                     options);
-  log_info("weights:\n" + placement.describe());
-  log_info(fmt::format("{:<7} {:>8}  cache and activations of {} rows of {} tokens", place_name(device),
-                       format_bytes(static_cast<double>(options.workspace)), sizes.rows, sizes.capacity));
+  auto lines = "weights:\n" + placement.describe() +
+               fmt::format("\n{:<7} {:>8}  cache and activations of {} rows of {} tokens", place_name(device),
+                           format_bytes(static_cast<double>(options.workspace)), sizes.rows, sizes.capacity);
   if (placement.streamed_bytes() > 0)
-    log_info(stream_cost(model, placement, options, sizes, measured_link(device), expected_flops(device, model.dtype))
-                 .describe(sizes.rows));
+    lines +=
+        "\n" + stream_cost(model, placement, options, sizes, measured_link(device), expected_flops(device, model.dtype))
+                   .describe(sizes.rows);
+  log_info(lines);
   return placement;
 }
 
