@@ -3,7 +3,8 @@
 // random and made in the process. Blocks of bloom_176b lie in the memory of one: 352 GB go over the link a pass, 12 GB
 // are in host memory.
 //
-//   offload_generate [--model opt_30b|bloom_176b|tiny] [--gpu-budget 8GiB] [--batches 1,8,32,64] [--device cuda]
+//   offload_generate [--model opt_30b|bloom_176b|tiny] [--gpu-budget 8GiB; 24GiB for bloom_176b] [--batches 1,8,32,64]
+//   [--device cuda]
 //                    [--prompt 16] [--tokens 3] [--dtype bfloat16] [--offload-folder DIR]
 #include <algorithm>
 #include <chrono>
@@ -33,19 +34,19 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct BenchModel {
-  std::string name, config;
+  std::string name, budget, config;
   bool shares_blocks = false;
 };
 
 const std::vector<BenchModel> kModels{
-    {"opt_30b", R"({"model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": 50272,
+    {"opt_30b", "8GiB", R"({"model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": 50272,
        "hidden_size": 7168, "num_hidden_layers": 48, "num_attention_heads": 56, "ffn_dim": 28672,
        "max_position_embeddings": 2048, "word_embed_proj_dim": 7168, "do_layer_norm_before": true,
        "activation_function": "relu"})"},
-    {"bloom_176b", R"({"model_type": "bloom", "architectures": ["BloomForCausalLM"], "vocab_size": 250880,
+    {"bloom_176b", "24GiB", R"({"model_type": "bloom", "architectures": ["BloomForCausalLM"], "vocab_size": 250880,
        "hidden_size": 14336, "n_layer": 70, "n_head": 112, "layer_norm_epsilon": 1e-5})",
      true},
-    {"tiny", R"({"model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": 512,
+    {"tiny", "200MiB", R"({"model_type": "opt", "architectures": ["OPTForCausalLM"], "vocab_size": 512,
        "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "ffn_dim": 1024,
        "max_position_embeddings": 256, "word_embed_proj_dim": 256, "do_layer_norm_before": true,
        "activation_function": "relu"})"}};
@@ -132,7 +133,7 @@ struct OffloadBench {
 int main(int argc, char** argv) {
   return run_main(argc, argv, [](Args& args) {
     const auto& asked = bench_model(args.get("model", "opt_30b"));
-    const auto budget = bytes_of(args.get("gpu-budget", "8GiB"));
+    const auto budget = bytes_of(args.get("gpu-budget", asked.budget));
     const auto batches = numbers(args.get("batches", "1,8,32,64"));
     const c10::Device device(args.get("device", "cuda:0"));
     const auto prompt = args.get("prompt", 16), steps = args.get("tokens", 3);

@@ -95,11 +95,16 @@ void place_model(models::Decoder& model, const WeightPlacement& placement, const
   check_disk(placement, is_written, options);
   const auto stream = std::make_shared<WeightStream>(placement.device);
   std::map<std::pair<int64_t, std::string>, Tensor> shared;
+  // In order: a deferred unit draws the random numbers that come behind those of the units before it.
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto& unit = placement.units[i];
     const auto& place = placement.places[i];
-    if (!parts[i].streams) continue;
     const FlatTensors flat(parts[i].modules);
+    if (!parts[i].streams) {
+      materialize(flat.tensors);
+      move_to(flat, placement.device);
+      continue;
+    }
     Tensor host;
     if (unit.shared >= 0) host = shared[{unit.shared, place}];
     if (!host.defined()) {
@@ -109,12 +114,6 @@ void place_model(models::Decoder& model, const WeightPlacement& placement, const
       if (unit.shared >= 0) shared[{unit.shared, place}] = host;
     }
     stream->add(unit.name, parts[i].modules, flat, source_of(place, host));
-  }
-  for (const auto& part : parts) {
-    if (part.streams) continue;
-    const FlatTensors flat(part.modules);
-    materialize(flat.tensors);
-    move_to(flat, placement.device);
   }
   accelerator_of(placement.device).empty_cache(placement.device);
 }

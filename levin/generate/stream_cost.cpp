@@ -44,6 +44,8 @@ double measured_link(c10::Device device, int64_t bytes) {
     const auto seconds = std::chrono::duration<double>(Clock::now() - start).count();
     best = std::max(best, static_cast<double>(bytes) / seconds);
   }
+  to.reset();
+  kind.empty_cache(device);
   return best;
 }
 

@@ -272,6 +272,26 @@ TEST_F(PlacedModel, BlocksInOneMemoryShareIt) {
   EXPECT_TRUE(at::equal(logits_of(model.decoder), expected));
 }
 
+TEST_F(PlacedModel, DeferredBlocksInOneMemoryAreMadeOnce) {
+  const auto options = new_llama().decoder->options;
+  const auto make = [&](bool deferred) {
+    torch::manual_seed(7);
+    auto model = init_module([&] { return models::decoder(options); }, {.deferred = deferred});
+    const auto first = model->blocks[0]->parameters();
+    for (size_t i = 1; i < model->blocks.size(); ++i) {
+      auto own = model->blocks[i]->parameters();
+      for (size_t j = 0; j < own.size(); ++j) own[j].set_data(first[j].data());
+    }
+    model->eval();
+    return model;
+  };
+  auto plain = make(false), model = make(true);
+  const auto placement = placement_from_map(placement_units(*model), {{"", "cpu"}, {"blocks", "disk"}}, {});
+  EXPECT_EQ(placement.streamed_bytes(), 6 * block_);
+  place_model(model, placement, {.offload_folder = folder_ / "offload"});
+  EXPECT_TRUE(at::equal(logits_of(model), logits_of(plain)));
+}
+
 TEST_F(PlacedModel, StreamsDoNotTrain) {
   auto model = open_placed_model(folder_ / "model", {}, place(3 * block_ + 100'000));
   EXPECT_TRUE(has_streamed_units(model.module()));
