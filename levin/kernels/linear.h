@@ -1,7 +1,5 @@
 #pragma once
 
-#include <optional>
-
 #include <ATen/core/Tensor.h>
 
 #include "levin/kernels/activation.h"
@@ -19,12 +17,6 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// activation(linear(x, weight, bias), kind). On CUDA in 16 bits the gradient of the bias is added up while that of the
 /// activation is computed.
 Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind);
-
-/// linear(linear_activation(x, up, up_bias, kGeluTanh), down, down_bias) in two products forward and four backward: on
-/// CUDA in 16 bits, GELU is part of the first one, and its backward part of another. Both see numbers that were not
-/// rounded before. Nothing where that is not possible, or LEVIN_MLP is not "fused".
-std::optional<Tensor> gelu_mlp(const Tensor& x, const Tensor& up, const Tensor& up_bias, const Tensor& down,
-                               const Tensor& down_bias);
 
 /// x [N, C] to its sum over rows [C], in the given dtype. On CUDA partial sums in float are added in a fixed order.
 Tensor column_sum(const Tensor& x, at::ScalarType dtype);

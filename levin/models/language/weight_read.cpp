@@ -13,7 +13,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "levin/core/parallel.h"
-#include "levin/devices/host_memory.h"
 #include "levin/models/language/weight_plan.h"
 
 namespace levin::models::detail {
@@ -146,7 +145,8 @@ class DeviceLanes {
       if (!chunk.is_direct()) converted = std::max(converted, bytes);
     }
     const auto count = std::clamp<int64_t>(at::get_num_threads(), 1, static_cast<int64_t>(chunks.size()));
-    host_ = page_locked(count * 2 * largest, at::kByte);
+    // Of torch's allocator, which keeps it for the next file.
+    host_ = at::empty({count * 2 * largest}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
     const auto scratch = at::empty({count * converted}, at::TensorOptions().dtype(at::kByte).device(device));
     const c10::impl::VirtualGuardImpl guard(device.type());
     // What freed the memory of the parameters may still be using it.
@@ -228,7 +228,7 @@ void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks,
 }  // namespace
 
 int64_t& chunk_of_read() {
-  static int64_t bytes = 8 << 20;
+  static int64_t bytes = 4 << 20;
   return bytes;
 }
 
