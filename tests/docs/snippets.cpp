@@ -9,6 +9,7 @@
 #include <levin/distributed/launcher.h>
 #include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
+#include <levin/generate/placed_model.h>
 #include <levin/io/images/image.h>
 #include <levin/io/records/records.h>
 #include <levin/io/weights/safetensors.h>
@@ -226,6 +227,15 @@ struct Timer : levin::Interceptor {
   auto loss = model.decoder(tokens, levin::models::next_tokens(tokens));          // to train it
   auto padded = model.decoder(tokens, Tensor(), mask);                            // rows of unequal length
   levin::models::save_model(model, "tuned", {.max_shard_size = 2'000'000'000});
+}
+
+[[maybe_unused]] void placed_generation() {
+  const auto sizes = levin::models::open_model_meta("opt-30b");
+  const auto placement = levin::place_units(levin::placement_units(sizes.module()),
+                                            {.device = at::kCUDA, .max_memory = {{"cuda:0", 8LL << 30}}, .workspace = 2LL << 30});
+  std::cout << placement.describe() << "\n";
+  auto model = levin::open_placed_model("opt-30b", {}, placement);
+  auto rows = levin::generate(model.decoder, {{2, 100, 7}}, {.max_new_tokens = 64});
 }
 
 [[maybe_unused]] void generation(const std::vector<std::string>& prompts) {
