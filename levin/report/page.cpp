@@ -30,11 +30,12 @@ std::string base64_of_hex(std::string_view hex) {
 
 /// No script and no style but those whose digests are named; nothing is loaded.
 std::string policy() {
-  return "default-src 'none'; script-src 'sha256-" + base64_of_hex(detail::kPageScriptSha256) + "'; style-src 'sha256-" +
-         base64_of_hex(detail::kPageStyleSha256) + "'; base-uri 'none'; form-action 'none'";
+  return "default-src 'none'; script-src 'sha256-" + base64_of_hex(detail::kPageScriptSha256) +
+         "'; style-src 'sha256-" + base64_of_hex(detail::kPageStyleSha256) + "'; base-uri 'none'; form-action 'none'";
 }
 
-/// The length of the character at the beginning of `text`, or 0 where it is no UTF-8 (RFC 3629: no overlong forms, no surrogates).
+/// The length of the character at the beginning of `text`, or 0 where it is no UTF-8 (RFC 3629: no overlong forms, no
+/// surrogates).
 size_t utf8_length(std::string_view text) {
   const auto at = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const auto rest = [&](size_t i) { return (at(i) & 0xC0U) == 0x80U; };
@@ -50,8 +51,9 @@ size_t utf8_length(std::string_view text) {
   return allowed && rest(2) && rest(3) ? 4 : 0;
 }
 
-/// JSON that may stand in a script element: "</script>" and "<!--" have no meaning without "<", which JSON has in strings alone.
-/// Line separators are escaped for readers that take JSON for JavaScript; bytes that are no UTF-8 become U+FFFD.
+/// JSON that may stand in a script element: "</script>" and "<!--" have no meaning without "<", which JSON has in
+/// strings alone. Line separators are escaped for readers that take JSON for JavaScript; bytes that are no UTF-8 become
+/// U+FFFD.
 void write_json(std::ostream& out, std::string_view json) {
   size_t begin = 0;
   const auto put = [&](size_t end, std::string_view instead, size_t length) {

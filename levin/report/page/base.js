@@ -25,7 +25,12 @@ function digits(v, n = 3) {
   return places > 6 ? v.toExponential(n - 1) : grouped(v, places);
 }
 
-const grouped = (v, places) => v.toLocaleString("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
+const kWriters = [];
+/** A fixed number of places, thousands apart. A writer is made once: making one takes longer than all else of a cell. */
+function grouped(v, places) {
+  kWriters[places] = kWriters[places] || new Intl.NumberFormat("en-US", { minimumFractionDigits: places, maximumFractionDigits: places });
+  return kWriters[places].format(v);
+}
 
 function scaled(v, units, step) {
   let unit = 0, x = Math.abs(v);
@@ -148,7 +153,7 @@ function choice(label, names, selected, pick) {
     buttons.forEach((b, k) => b.setAttribute("aria-pressed", String(k === i)));
     pick(i);
   } } }, name));
-  return el("div", { class: "tools", role: "group", "aria-label": label }, buttons);
+  return el("div", { class: "choice", role: "group", "aria-label": label }, buttons);
 }
 
 function save_text(name, text, type) {

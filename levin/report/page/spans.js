@@ -123,7 +123,7 @@ class SpanView {
       if (wide > 34) {
         const text = this.o.names[name[i]] ?? "", inset = Math.max(left, 0) + 4, room = right - inset - 4, letters = Math.floor(room / 6.65);
         if (letters >= 3) {
-          c.fillStyle = paint.dark || color === 7 || color === 4 ? "#111114" : "#ffffff";
+          c.fillStyle = paint.dark || color === 7 || color === 4 || color === 2 ? "#111114" : "#ffffff";
           c.fillText(text.length > letters ? text.slice(0, letters - 1) + "\u2026" : text, inset, y + h / 2 + 0.5);
           fill = -1;
         }

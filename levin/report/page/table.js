@@ -41,9 +41,9 @@ function data_table(options) {
     let from = 0, to = shown.length;
     if (printing) to = Math.min(to, kPrintedRows);
     else if (to > 80) {
-      // Steps of 10 rows: most scroll events change nothing.
-      from = Math.max(0, Math.floor(scroller.scrollTop / kRowHeight / 10) * 10 - 10);
-      to = Math.min(to, from + Math.ceil((scroller.clientHeight || 700) / kRowHeight / 10) * 10 + 30);
+      // Steps of 6 rows: most scroll events change nothing.
+      from = Math.max(0, Math.floor(scroller.scrollTop / kRowHeight / 6) * 6 - 6);
+      to = Math.min(to, from + Math.ceil((scroller.clientHeight || 700) / kRowHeight) + 18);
     }
     if (!force && from === first && to === last) return;
     first = from; last = to;
@@ -54,6 +54,19 @@ function data_table(options) {
     if (!shown.length) rows.push(el("tr", null, el("td", { colspan: columns.length, class: "missing" }, all.length ? "No row matches the filter." : "No rows.")));
     if (options.total) rows.push(line(options.total, null, "total"));
     body.replaceChildren(...rows);
+  }
+  /** Columns keep the widths of the first rows: scrolling neither moves them nor measures them again. */
+  let kept = 0;
+  function keep_widths() {
+    const width = scroller.clientWidth;
+    if (!width || kept === width) return;
+    kept = width;
+    table.style.tableLayout = table.style.width = "";
+    heads.forEach(th => (th.style.width = ""));
+    const widths = heads.map(th => th.offsetWidth), all_widths = table.offsetWidth;
+    heads.forEach((th, i) => (th.style.width = widths[i] + "px"));
+    table.style.width = all_widths + "px";
+    table.style.tableLayout = "fixed";
   }
   function arrange() {
     const keys = options.filter || ["name"];
@@ -73,7 +86,7 @@ function data_table(options) {
     draw(true);
   }
   scroller.addEventListener("scroll", () => draw(false), { passive: true });
-  if (window.ResizeObserver) new ResizeObserver(() => draw(false)).observe(scroller);
+  if (window.ResizeObserver) new ResizeObserver(() => { draw(false); if (all.length > 80) keep_widths(); }).observe(scroller);
   addEventListener("beforeprint", () => { printing = true; draw(true); });
   addEventListener("afterprint", () => { printing = false; draw(true); });
 
