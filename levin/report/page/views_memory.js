@@ -286,4 +286,3 @@ function flame_graph(modules, key, write, detail) {
   });
   return view.node;
 }
-
