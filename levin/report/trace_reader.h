@@ -1,0 +1,17 @@
+#pragma once
+
+#include <filesystem>
+#include <string_view>
+
+#include "levin/report/trace_events.h"
+
+namespace levin::report {
+
+/// Reads a trace of the PyTorch profiler: JSON, or JSON in gzip or zstd. The file is read once and in blocks. A file
+/// that is cut off, empty, damaged or no trace is an Error of one line that names it.
+TraceEvents read_trace(const std::filesystem::path& path);
+
+/// The same of a text in memory; `name` is what errors call it.
+TraceEvents read_trace_text(std::string_view text, const std::string& name = "trace");
+
+}  // namespace levin::report
