@@ -1,5 +1,9 @@
 // A table of any length: rows outside the window of its scroller are two empty rows, so that 100,000 rows cost as much as 50.
-const kRowHeight = 30, kPrintedRows = 60;
+const kRowHeight = 30, kPrintedRows = 25;
+// Known before any table hears of it: views are drawn, too, when the page is printed.
+let printing = false;
+addEventListener("beforeprint", () => (printing = true));
+addEventListener("afterprint", () => (printing = false));
 
 function compare_values(a, b) {
   const none = (v) => v === null || v === undefined || v === "";
@@ -17,8 +21,7 @@ function data_table(options) {
   let all = options.rows,
     shown = all,
     sort = options.sort ? { key: options.sort, down: !options.ascending } : null,
-    words = "",
-    printing = false;
+    words = "";
   const maximum = new Map();
   const body = el("tbody"), count = el("span", { class: "count", role: "status" });
   const heads = columns.map((c) =>
@@ -95,6 +98,15 @@ function data_table(options) {
     if (from > 0 && !printing) rows.push(pad(from * kRowHeight));
     for (let i = from; i < to; ++i) rows.push(line(shown[i], i));
     if (to < shown.length && !printing) rows.push(pad((shown.length - to) * kRowHeight));
+    if (printing && to < shown.length) {
+      rows.push(
+        el(
+          "tr",
+          null,
+          el("td", { colspan: columns.length, class: "missing" }, `and ${format.count(shown.length - to)} more rows`),
+        ),
+      );
+    }
     if (!shown.length) {
       rows.push(
         el(
@@ -164,14 +176,8 @@ function data_table(options) {
       if (all.length > 80) keep_widths();
     }).observe(scroller);
   }
-  addEventListener("beforeprint", () => {
-    printing = true;
-    draw(true);
-  });
-  addEventListener("afterprint", () => {
-    printing = false;
-    draw(true);
-  });
+  addEventListener("beforeprint", () => draw(true));
+  addEventListener("afterprint", () => draw(true));
 
   const csv = () => {
     const quoted = (v) => (/^[=+@\-\t]/.test(v) && Number.isNaN(Number(v)) ? "'" + v : v).replace(/"/g, '""');
