@@ -176,22 +176,20 @@ function draw_header() {
     ]
     : list(r.runs).map((x) => x.path).slice(0, 3);
   document.getElementById("facts").replaceChildren(...facts.filter(Boolean).map((f) => el("span", null, f)));
-  const tools = document.getElementById("tools");
-  if (tools.childElementCount) return;
-  if (traces.length > 1) {
-    tools.append(
-      el("select", {
-        "aria-label": "Trace",
-        on: { change: (event) => choose_trace(Number(event.target.value)) },
-      }, traces.map((x, i) => el("option", { value: i, selected: i === page.trace }, trace_label(x, traces)))),
-    );
-  }
-  tools.append(
+  const chooser = el("select", {
+    "aria-label": "Trace",
+    on: { change: (event) => choose_trace(Number(event.target.value)) },
+  }, traces.map((x, i) => el("option", { value: i, selected: i === page.trace }, trace_label(x, traces))));
+  document.getElementById("choose").replaceChildren(...(traces.length > 1 ? [chooser] : []));
+}
+function make_tools() {
+  document.getElementById("tools").append(
+    el("span", { id: "choose" }),
     el("button", {
       class: "button wide",
       type: "button",
       title: "The numbers of this page",
-      on: { click: () => save_text("report.json", document.getElementById("report").textContent, "application/json") },
+      on: { click: () => save_text("report.json", JSON.stringify(page.report), "application/json") },
     }, "JSON"),
     el("button", { class: "button wide", type: "button", on: { click: () => print() } }, "Print"),
     el(
@@ -234,13 +232,16 @@ function redraw_page() {
   open_view(page.view, false);
 }
 
+/** A run without a trace has its curves to show. */
+const first_view = () => (list(page.report.traces).length || !list(page.report.runs).length ? "overview" : "run");
+
 function on_hash() {
   const options = hash_options(), i = Number(options.trace);
   if (options.trace !== undefined && i !== page.trace && list(page.report.traces)[i]) {
     page.trace = i;
     redraw_page();
   }
-  open_view(options.view || "overview", false);
+  open_view(options.view || first_view(), false);
 }
 
 function start() {
@@ -256,8 +257,9 @@ function start() {
   }
   const options = hash_options();
   if (list(page.report.traces)[Number(options.trace)]) page.trace = Number(options.trace);
-  page.view = options.view || "overview";
+  page.view = options.view || first_view();
   listen_for_sources();
+  make_tools();
   redraw_page();
   addEventListener("hashchange", on_hash);
   addEventListener("popstate", on_hash);
@@ -274,6 +276,7 @@ function start() {
       search.focus();
     }
   });
+  start_live();
   document.documentElement.dataset.ready = "1";
 }
 start();

@@ -271,7 +271,6 @@ function view_run(report) {
   }
   const out = [], names = [...new Set(runs.flatMap((r) => list(r.curves).map((c) => c.name)))];
   if (names.length) {
-    let log = false;
     const place = el("div", { class: "columns" });
     const fill = () =>
       place.replaceChildren(...names.map((name) => {
@@ -292,7 +291,7 @@ function view_run(report) {
               label: name,
               series,
               zero: false,
-              log: log && series.every((s) => s.points.every((p) => p[1] > 0)),
+              log: page.log && series.every((s) => s.points.every((p) => p[1] > 0)),
               write_x: (v) => format.count(v),
               write_y: (v) => (v === 0 ? "0" : format.number(v)),
               height: 210,
@@ -304,8 +303,8 @@ function view_run(report) {
       }));
     fill();
     out.push(
-      choice("Scale", ["Linear", "Logarithmic"], 0, (i) => {
-        log = i === 1;
+      choice("Scale", ["Linear", "Logarithmic"], page.log ? 1 : 0, (i) => {
+        page.log = i === 1;
         fill();
       }),
       place,
