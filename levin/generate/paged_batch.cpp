@@ -111,4 +111,18 @@ Tensor PagedBatch::decode(std::span<const PagedRow> rows) {
   return logits_of(hidden.squeeze(1));
 }
 
+void PagedBatch::warm_up(int64_t rows, int64_t slots) {
+  if (!graphs_) return;
+  const std::vector<int64_t> none;  // all of them are of block 0, which is nobody's
+  for (int64_t count = 1;; count = std::min(2 * count, rows)) {
+    const std::vector<int64_t> zeros(static_cast<size_t>(count), 0);
+    const std::vector<const std::vector<int64_t>*> blocks(static_cast<size_t>(count), &none);
+    for (auto seen = std::min<int64_t>(256, slots);; seen = std::min(2 * seen, slots)) {
+      graphs_->decode(zeros, zeros, seen, blocks);
+      if (seen >= slots) break;
+    }
+    if (count >= rows) return;
+  }
+}
+
 }  // namespace levin::detail
