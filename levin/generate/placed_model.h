@@ -9,6 +9,9 @@
 
 namespace levin {
 
+/// The units of a language model, which know their names in files of transformers.
+std::vector<PlacementUnit> placement_units(const models::LanguageModel& model);
+
 struct PlaceModelOptions {
   /// Where units of "disk" are written that cannot be read from the files of the model as they are: quantized ones,
   /// and all of a model that is in memory. The files have no names and are gone with the process. Empty: none is.
