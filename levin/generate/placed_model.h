@@ -18,7 +18,7 @@ struct PlaceModelOptions {
   std::filesystem::path offload_folder = {};
 };
 
-/// Moves the units of a model to their places: those of the device to the device, the others to page-locked host memory
+/// Moves the units of a model to their places: those of the device to the device, the others to pinned host memory
 /// or to the disk, from where they are streamed when they compute (levin/nn/weight_stream.h). Deferred units are
 /// initialized one by one, so that no more than one is in memory beside its place. The model is not trained after it.
 ///

@@ -248,7 +248,7 @@ std::vector<Room> rooms_of(const PlacementOptions& options) {
   return rooms;
 }
 
-/// Every GPU but the last gets its share and some more, so that rounding does not push the last blocks out.
+/// Every GPU but the last gets its fraction and some more, so that rounding does not push the last blocks out.
 void balance(std::vector<Room>& rooms, const std::vector<PlacementUnit>& units) {
   std::vector<Room*> gpus;
   for (auto& room : rooms)
