@@ -1,5 +1,5 @@
-// Decode steps of a model that does not fit the GPU, streamed from page-locked host memory under a budget: tokens per
-// second, and the share of the link that is in use, which a copy of 1 GiB in the same process measures. Weights are
+// Decode steps of a model that does not fit the GPU, streamed from pinned host memory under a budget: tokens per
+// second, and the fraction of the link that is in use, which a copy of 1 GiB in the same process measures. Weights are
 // random and made in the process. Blocks of bloom_176b lie in the memory of one: 352 GB go over the link a pass, 12 GB
 // are in host memory.
 //

@@ -6,7 +6,7 @@
 
 namespace levin::detail {
 
-/// Whether work of the device runs beside the host.
+/// Whether work of the device is asynchronous to the host.
 inline bool has_streams(c10::Device device) {
   return !device.is_cpu() && !device.is_meta();
 }

@@ -12,7 +12,10 @@
 #include "levin/devices/accelerator.h"
 #include "levin/devices/host_memory.h"
 #include "levin/generate/decode_graphs.h"
+#include "levin/models/language/architecture.h"
+#include "levin/models/language/weight_plan.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/nn/named_tensors.h"
 #include "levin/nn/weight_stream.h"
 
 namespace levin {
@@ -86,6 +89,26 @@ void move_to(const FlatTensors& flat, c10::Device device) {
 }
 
 }  // namespace
+
+std::vector<PlacementUnit> placement_units(const models::LanguageModel& model) {
+  auto units = placement_units(model.module());
+  const auto& architecture = models::architecture_of(model.config);
+  const auto tensors = detail::named_tensors(model.module());
+  for (auto& unit : units) {
+    auto modules = unit.tied;
+    modules.insert(modules.begin(), unit.name);
+    for (const auto& module : modules) {
+      auto& names = unit.file_names.emplace_back();
+      for (const auto& [ours, tensor] : tensors) {
+        if (!ours.starts_with(module + ".")) continue;
+        const auto theirs = models::detail::their_weight(architecture, ours);
+        if (!theirs) continue;  // the scales of a quantized weight
+        for (const auto& name : theirs->names) names.push_back(models::full_name(architecture, ours, name));
+      }
+    }
+  }
+  return units;
+}
 
 void place_model(models::Decoder& model, const WeightPlacement& placement, const PlaceModelOptions& options) {
   const c10::AutoGradMode no_grad(false);

@@ -9,13 +9,16 @@
 
 namespace levin {
 
+/// The units of a language model, which know their names in files of transformers.
+std::vector<PlacementUnit> placement_units(const models::LanguageModel& model);
+
 struct PlaceModelOptions {
   /// Where units of "disk" are written that cannot be read from the files of the model as they are: quantized ones,
   /// and all of a model that is in memory. The files have no names and are gone with the process. Empty: none is.
   std::filesystem::path offload_folder = {};
 };
 
-/// Moves the units of a model to their places: those of the device to the device, the others to page-locked host memory
+/// Moves the units of a model to their places: those of the device to the device, the others to pinned host memory
 /// or to the disk, from where they are streamed when they compute (levin/nn/weight_stream.h). Deferred units are
 /// initialized one by one, so that no more than one is in memory beside its place. The model is not trained after it.
 ///

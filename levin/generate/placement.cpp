@@ -248,7 +248,7 @@ std::vector<Room> rooms_of(const PlacementOptions& options) {
   return rooms;
 }
 
-/// Every GPU but the last gets its share and some more, so that rounding does not push the last blocks out.
+/// Every GPU but the last gets its fraction and some more, so that rounding does not push the last blocks out.
 void balance(std::vector<Room>& rooms, const std::vector<PlacementUnit>& units) {
   std::vector<Room*> gpus;
   for (auto& room : rooms)
@@ -348,30 +348,42 @@ WeightPlacement place_units(std::vector<PlacementUnit> units, const PlacementOpt
 
 // ---- by a map
 
+namespace {
+
+/// Whether a key of a map holds all of a module, by our name or by those of its parameters in files.
+bool names_module(const std::string& key, const std::string& ours, const std::vector<std::string>& theirs) {
+  const auto is_within = [&](const std::string& name) { return name == key || name.starts_with(key + "."); };
+  if (key.empty() || is_within(ours)) return true;
+  return !theirs.empty() && std::all_of(theirs.begin(), theirs.end(), is_within);
+}
+
+}  // namespace
+
 WeightPlacement placement_from_map(std::vector<PlacementUnit> units,
                                    const std::vector<std::pair<std::string, std::string>>& map,
                                    const PlacementOptions& options) {
   WeightPlacement placement{.device = options.device, .units = std::move(units), .buffers = options.buffers};
   std::set<std::string> used;
-  const auto find = [&](const std::string& name) {
+  const auto find = [&](const std::string& name, const PlacementUnit& unit, size_t module) {
+    static const std::vector<std::string> none;
+    const auto& theirs = module < unit.file_names.size() ? unit.file_names[module] : none;
     const std::pair<std::string, std::string>* best = nullptr;
     for (const auto& item : map) {
-      const bool holds = item.first.empty() || name == item.first || name.starts_with(item.first + ".");
-      if (!holds) continue;
+      if (!names_module(item.first, name, theirs)) continue;
       used.insert(item.first);
       if (!best || item.first.size() > best->first.size()) best = &item;
     }
     return best;
   };
   for (const auto& unit : placement.units) {
-    const auto* found = find(unit.name);
+    const auto* found = find(unit.name, unit, 0);
     LEVIN_CHECK(found, "[placement] the device map has no place for \"", unit.name, "\"");
     placement.places.push_back(known_place(found->second, fmt::format("[placement] \"{}\"", shown(found->first))));
-    for (const auto& name : unit.tied) {
-      const auto* other = find(name);
+    for (size_t i = 0; i < unit.tied.size(); ++i) {
+      const auto* other = find(unit.tied[i], unit, i + 1);
       LEVIN_CHECK(
           !other || other->first.empty() || known_place(other->second, "[placement]") == placement.places.back(),
-          "[placement] \"", name, "\" shares its weight with \"", unit.name, "\": both must have one place");
+          "[placement] \"", unit.tied[i], "\" shares its weight with \"", unit.name, "\": both must have one place");
     }
   }
   for (const auto& [name, place] : map)

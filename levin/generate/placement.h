@@ -25,6 +25,8 @@ struct PlacementUnit {
   int64_t shared = -1;
   /// It has layers of its own.
   bool is_block = false;
+  /// What files of transformers call its parameters: of the module itself, then of those it is tied to. For maps.
+  std::vector<std::vector<std::string>> file_names = {};
 };
 
 /// The units of a model, in the order of registration: its children, and the children of those that only hold others.
@@ -79,7 +81,8 @@ struct WeightPlacement {
 WeightPlacement place_units(std::vector<PlacementUnit> units, const PlacementOptions& options);
 
 /// The same from a map of module names to places, as `device_map` of transformers: {"tokens": 0, "blocks": "cpu",
-/// "": "disk"}. The longest name counts. An Error when a unit has no place or a name no unit.
+/// "": "disk"}. The longest name counts. Names are those of our modules, or of transformers' where units know
+/// them: {"transformer.h.3": "cpu"}. An Error when a unit has no place or a name no unit.
 WeightPlacement placement_from_map(std::vector<PlacementUnit> units,
                                    const std::vector<std::pair<std::string, std::string>>& map,
                                    const PlacementOptions& options);

@@ -8,7 +8,7 @@
 
 namespace levin {
 
-/// Bytes per second from page-locked host memory to a device: the best of some copies. 0 for the CPU.
+/// Bytes per second from pinned host memory to a device: the best of some copies. 0 for the CPU.
 double measured_link(c10::Device device, int64_t bytes = int64_t{64} << 20);
 
 /// What streaming costs, and which batch makes up for it. A pass brings the same bytes whatever the batch is: tokens

@@ -40,7 +40,7 @@ struct FlatTensors {
 
 /// Where the bytes of a streamed unit lie: one of the two.
 struct WeightSource {
-  /// In host memory: page-locked for a CUDA device. Units may share it.
+  /// In host memory: pinned for a CUDA device. Units may share it.
   Tensor host = {};
   /// Writes them to memory of the host. Called by another thread; what it throws is thrown by the unit's forward.
   std::function<void(const Tensor& into)> read = {};
@@ -86,7 +86,7 @@ class WeightStream final : public Interceptor, public std::enable_shared_from_th
   struct Buffer {
     std::optional<size_t> entry = {};
     Tensor memory = {};
-    Tensor staged = {};  // page-locked, for what is read from a disk
+    Tensor staged = {};  // pinned, for what is read from a disk
     bool is_sent = false;
     std::optional<c10::Event> arrived = {}, used = {};
   };

@@ -231,7 +231,7 @@ struct Timer : levin::Interceptor {
 
 [[maybe_unused]] void placed_generation() {
   const auto sizes = levin::models::open_model_meta("opt-30b");
-  const auto placement = levin::place_units(levin::placement_units(sizes.module()),
+  const auto placement = levin::place_units(levin::placement_units(sizes),
                                             {.device = at::kCUDA, .max_memory = {{"cuda:0", 8LL << 30}}, .workspace = 2LL << 30});
   std::cout << placement.describe() << "\n";
   auto model = levin::open_placed_model("opt-30b", {}, placement);

@@ -230,6 +230,28 @@ TEST_F(PlacedModel, AllFormatsAndLayoutsOfFilesAreRead) {
   }
 }
 
+TEST_F(PlacedModel, AMapMayHaveTheNamesOfTransformers) {
+  const auto bloom = models::open_model_meta(kModels / "bloom");
+  auto places = placement_from_map(placement_units(bloom),
+                                   {{"transformer.word_embeddings", "cpu"},
+                                    {"lm_head", "cpu"},
+                                    {"transformer.word_embeddings_layernorm", "cpu"},
+                                    {"transformer.h.0", "cpu"},
+                                    {"transformer.h", "disk"},
+                                    {"transformer.ln_f", "cpu"}},
+                                   {})
+                    .places;
+  EXPECT_THAT(places, ElementsAre("cpu", "cpu", "cpu", "disk", "cpu"));
+  // Part of a block is no unit.
+  EXPECT_THAT(error_of([&] {
+                placement_from_map(placement_units(bloom), {{"", "cpu"}, {"transformer.h.0.mlp", "disk"}}, {});
+              }),
+              HasSubstr("\"transformer.h.0.mlp\", which is no unit"));
+  const auto llama = models::open_model_meta(folder_ / "model", {.quantize = "int8-weights"});
+  places = placement_from_map(placement_units(llama), {{"model", "cpu"}, {"model.layers.5", "disk"}}, {}).places;
+  EXPECT_THAT(places, ElementsAre("cpu", "cpu", "cpu", "cpu", "cpu", "cpu", "disk", "cpu"));
+}
+
 TEST_F(PlacedModel, ADiskThatIsFullIsOneLine) {
   auto model = new_llama();
   const auto placement = placement_from_map(placement_units(model.module()), {{"", "disk"}}, {});

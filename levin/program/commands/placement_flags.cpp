@@ -76,7 +76,7 @@ WeightPlacement PlacementFlags::place(const std::string& command, const models::
                            .device = device,
                            .max_memory = memory_budgets(device, budgets(command)),
                            .workspace = decode_workspace(model, sizes, device)};
-  auto units = placement_units(model.module());
+  auto units = placement_units(model);
   const bool is_word = std::find(kWords.begin(), kWords.end(), options.device_map) != kWords.end();
   LEVIN_CHECK(is_word || std::filesystem::exists(device_map), "[", command, "] --device-map \"", shown(device_map),
               "\" is neither a file nor one of ", join(kWords));
