@@ -27,7 +27,8 @@ int64_t most_new_tokens(const models::DecoderOptions& model, const GenerateOptio
 DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& options)
     : model_(std::move(model)),
       options_(options),
-      cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options()) {
+      cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options(),
+             {.dtype = options.dtype}) {
   if (options.graphs && model_->tokens->weight.is_cuda()) graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 
