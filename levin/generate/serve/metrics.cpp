@@ -99,6 +99,7 @@ std::string Metrics::prometheus(const std::string& model, const ServerNow& now) 
 std::string Metrics::json(const std::string& model, const ServerNow& now) const {
   const auto& e = now.engine;
   return nlohmann::ordered_json{{"model", model},
+                                {"kind", now.kind},
                                 {"uptime_seconds", uptime()},
                                 {"running", e.running},
                                 {"waiting", e.waiting},

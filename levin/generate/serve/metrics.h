@@ -14,6 +14,8 @@ namespace levin::serve {
 
 /// What is read at the moment it is asked for.
 struct ServerNow {
+  /// What the page offers: "chat", "text" (there is no chat template) or "embeddings".
+  std::string kind = {};
   EngineStats engine = {};
   int64_t memory_bytes = 0, peak_memory_bytes = 0, disconnected = 0;
 };

@@ -340,6 +340,7 @@ struct Server::State {
 
   serve::ServerNow now() const {
     serve::ServerNow values;
+    values.kind = model.encoder ? "embeddings" : tokenizer && tokenizer->config().chat_template ? "chat" : "text";
     if (engine) values.engine = engine->stats();
     const auto where = model.module().parameters().at(0).device();
     const auto memory = accelerator_of(where).memory(where);
