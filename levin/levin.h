@@ -30,6 +30,7 @@
 #include "levin/distributed/collective.h"
 #include "levin/distributed/mesh.h"
 #include "levin/fabric/fabric.h"
+#include "levin/generate/engine.h"
 #include "levin/generate/generate.h"
 #include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/loggers/console.h"

@@ -39,7 +39,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Rows = std::vector<std::unique_ptr<EngineRow>>;
 
-/// Of the memory that is free: the share that a cache takes which nobody gave a size. The rest of a device is for
+/// Of the memory that is free: the fraction that a cache takes which nobody gave a size. The rest of a device is for
 /// activations and graphs, that of a host for everybody else.
 constexpr double kDeviceShare = 0.8, kHostShare = 0.25;
 /// Chunks of prompts in a step, at most.
@@ -340,7 +340,7 @@ void Engine::State::prefill() {
   const auto behind = std::ranges::count_if(running, [](const auto& row) { return row->remaining() > 1; });
   const auto ahead = static_cast<int64_t>(running.size()) - behind;
   const auto chunks = std::min(kMostChunks, 1 + behind / (ahead + 1));
-  // In turns, so that a short prompt overtakes a long one, and a long one gets its share.
+  // In turns, so that a short prompt overtakes a long one, and a long one still gets its turn.
   for (int64_t i = 0; i < chunks && prefill_chunk((steps + static_cast<uint64_t>(i)) % 2 == 1); ++i) {
   }
 }

@@ -66,11 +66,13 @@ Tensor PagedBatch::prefill(std::span<const PagedRow> rows) {
   std::vector<int64_t> last;
   for (const auto& row : rows) {
     last.push_back(static_cast<int64_t>(last.size()) * width + row.end - row.begin - 1);
-    // What fills a row up is its last token once more: it writes the same numbers to the same place.
+    // What fills a row up is its last token once more. Rows that see themselves only see it behind them, and it writes
+    // behind them, to slots that are written again or to block 0. Else it is at the place of the last token, sees what
+    // that sees, and writes the same numbers.
     for (int64_t i = 0; i < width; ++i) {
       const auto at = std::min(row.begin + i, row.end - 1);
       *id++ = (*row.ids)[static_cast<size_t>(at)];
-      *position++ = at;
+      *position++ = is_fresh ? i : at;
     }
   }
   // Dynamic scaling: tokens of a prompt have the angles of its length, tokens behind it those of their own time.

@@ -7,6 +7,7 @@
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
+#include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
 #include <levin/io/images/image.h>
 #include <levin/io/records/records.h>
@@ -237,6 +238,12 @@ struct Timer : levin::Interceptor {
     std::cout << token.text << std::flush;
     return true;  // false ends this row
   });
+
+  levin::Engine engine(model.decoder, &tokenizer, {.max_rows = 64});
+  engine.submit({.prompt = tokenizer.encode("The sea").ids,
+                 .options = {.max_new_tokens = 64, .seed = 7},
+                 .on_done = [](const levin::Generated& row) { std::cout << row.text << "\n"; }});
+  engine.run_until_idle();
 }
 
 [[maybe_unused]] void adapters(levin::models::LanguageModel& model) {
