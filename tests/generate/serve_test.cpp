@@ -108,7 +108,8 @@ TEST_F(ServeTest, CompletionsAreThoseOfGenerate) {
       }
       for (size_t t = 0; t < rows[i].ids.size(); ++t) {
         EXPECT_NEAR(choice["logprobs"]["token_logprobs"][t].get<double>(), rows[i].logprobs[t], 1e-4);
-        EXPECT_GE(choice["logprobs"]["top_logprobs"][t].size(), 2u);
+        // Parts of characters all read as U+FFFD.
+        EXPECT_GE(choice["logprobs"]["top_logprobs"][t].size(), 1u);
       }
     }
     EXPECT_EQ(json["usage"]["prompt_tokens"], 7 + 15);

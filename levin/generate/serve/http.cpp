@@ -25,6 +25,8 @@ namespace {
 
 /// Of the connection that this thread serves.
 thread_local int current_socket = -1;
+/// Its last answer was an error, which says `Connection: close`; the library leaves some of these open.
+thread_local bool answered_error = false;
 
 HttpRequest request_of(const levin_httplib::Request& request) {
   return {.method = request.method,
@@ -38,6 +40,7 @@ HttpRequest request_of(const levin_httplib::Request& request) {
 
 void send(HttpResponse from, levin_httplib::Response& to) {
   to.status = from.status;
+  answered_error = from.status >= 400;
   for (const auto& [name, value] : from.headers) to.set_header(name, value);
   if (!from.stream) {
     to.set_content(from.body, from.content_type);
@@ -78,7 +81,10 @@ class LimitedServer : public levin_httplib::Server {
           detail::SocketStream stream(socket, read_timeout_sec_, read_timeout_usec_, write_timeout_sec_,
                                       write_timeout_usec_, limit_.count(), std::chrono::steady_clock::now());
           stream.set_readable_hint();
-          return process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr);
+          answered_error = false;
+          const bool done = process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr);
+          closed = closed || answered_error;
+          return done;
         });
     current_socket = -1;
     detail::drain_and_close_socket(socket);

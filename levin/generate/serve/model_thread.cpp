@@ -114,8 +114,14 @@ std::shared_ptr<Generation> ModelThread::begin(const GenerationRequest& request,
 
 void ModelThread::end(const std::shared_ptr<Generation>& generation) {
   std::lock_guard lock(mutex_);
-  for (const auto id : generation->ids_) engine_->cancel(id);
   generations_.remove(generation);
+  {
+    std::lock_guard inner(generation->mutex_);
+    if (generation->has_ended() && generation->failed_status_ == 0) return;
+    // A write to the client has failed before the socket was seen to be closed.
+    if (generation->failed_status_ == 0) ++disconnected_;
+  }
+  for (const auto id : generation->ids_) engine_->cancel(id);
 }
 
 void ModelThread::run(const std::function<void()>& function) {
