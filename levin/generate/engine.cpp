@@ -290,6 +290,9 @@ void Engine::State::admit() {
 /// Tokens of a row that a pass may take.
 int64_t Engine::State::chunk_of(const EngineRow& row) const {
   auto tokens = std::min(row.remaining(), options.prefill_chunk);
+  // Whole blocks, where others may wait for them.
+  const auto behind = (row.computed + tokens) % options.block_tokens;
+  if (tokens < row.remaining() && behind < tokens) tokens -= behind;
   const auto prompt = row.row.sampled.prompt_length();
   // Dynamic scaling: what was generated before a preemption has other angles than the prompt.
   if (batch.goes_alone(prompt) && row.computed < prompt) tokens = std::min(tokens, prompt - row.computed);

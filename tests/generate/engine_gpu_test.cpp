@@ -97,7 +97,9 @@ TEST_F(EngineGpu, BlocksGraphsAndKernelsGiveTheLogitsOfOneCache) {
           const testing::ScopedVariable variable("LEVIN_DECODE_KERNELS", kernels);
           for (const bool paged : {false, true}) {
             const auto plain = decoded(model, paged, false, kept), graphs = decoded(model, paged, true, kept);
-            const auto bound = (dtype == at::kFloat ? 1e-3 : 5e-2) * scale;
+            // A number that falls between two bytes may become the other one.
+            const auto exact = kept == models::CacheDtype::kAuto ? 1e-3 : 1e-2;
+            const auto bound = (dtype == at::kFloat ? exact : 5e-2) * scale;
             const auto what = options.positions + " paged " + std::to_string(paged) + " kernels " + kernels + " kept " +
                               std::to_string(static_cast<int>(kept));
             EXPECT_LT((plain - expected).abs().max().item<double>(), bound) << what;
