@@ -49,9 +49,9 @@ void send(HttpResponse from, levin_httplib::Response& to) {
   const auto next = [stream = std::move(from.stream)](size_t, levin_httplib::DataSink& sink) {
     try {
       std::string more;
-      const bool goes_on = stream(more);
+      const bool has_more = stream(more);
       if (!more.empty() && !sink.write(more.data(), more.size())) return false;
-      if (!goes_on) sink.done();
+      if (!has_more) sink.done();
       return true;
     } catch (const std::exception&) {
       return false;

@@ -77,7 +77,7 @@ struct Serve {
                "SECONDS");
     model_flags.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
-    flags.flag("no-prefix-reuse", no_prefix_reuse, "prompts with the same beginning are computed anew");
+    flags.flag("no-prefix-reuse", no_prefix_reuse, "what prompts have in common is computed for each");
     flags.set_epilog(
         "Serves OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/embeddings, /v1/models; /health, "
         "/metrics;\n"
