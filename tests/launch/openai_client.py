@@ -168,7 +168,10 @@ def main():
         errors(served)
         time_outs(served)
     with Served(levin, CHAT, "--max-rows", "2", "--max-queue", "1") as served:
-        raises(openai.RateLimitError, lambda: served.client().completions.create(model="chat", prompt=["x"] * 3, n=2), None)
+        create = served.client().completions.create
+        busy = create(model="chat", prompt="x", n=3, max_tokens=500, stream=True, extra_body={"ignore_eos": True})
+        raises(openai.RateLimitError, lambda: create(model="chat", prompt="y"), 429)
+        busy.close()
     embeddings(levin)
     print(f"openai {openai.__version__}: completions, chats, streams, 64 at once, errors, time-outs, embeddings: fine")
 
