@@ -33,6 +33,7 @@
 #include "levin/generate/engine.h"
 #include "levin/generate/generate.h"
 #include "levin/generate/placed_model.h"
+#include "levin/generate/serve/server.h"
 #include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/loggers/console.h"
 #include "levin/loggers/csv.h"

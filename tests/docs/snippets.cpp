@@ -10,6 +10,7 @@
 #include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
 #include <levin/generate/placed_model.h>
+#include <levin/generate/serve/server.h>
 #include <levin/io/images/image.h>
 #include <levin/io/records/records.h>
 #include <levin/io/weights/safetensors.h>
@@ -254,6 +255,12 @@ struct Timer : levin::Interceptor {
                  .options = {.max_new_tokens = 64, .seed = 7},
                  .on_done = [](const levin::Generated& row) { std::cout << row.text << "\n"; }});
   engine.run_until_idle();
+}
+
+[[maybe_unused]] void serving() {
+  levin::Server server(levin::models::open_model("pythia-410m"), levin::text::Tokenizer::from_folder("pythia-410m"), {.port = 8000});
+  std::cout << server.url() << std::endl;
+  server.run();  // until server.stop() is called in another thread
 }
 
 [[maybe_unused]] void adapters(levin::models::LanguageModel& model) {
