@@ -195,6 +195,8 @@ void EventReader::read_host(const Raw& raw, const Span& span, HostKind kind) {
       } else if (key == "Fwd thread id") {
         const auto id = small_number(members.value());
         host.is_backward = id != 0 && id != kNone;
+      } else if (key == "Unit" && kind == HostKind::kModule) {
+        host.name = trace_.names.add("nn.Module: " + text_of(members.value()));
       }
     }
   }

@@ -110,10 +110,10 @@ class Rules {
     }
     const double cost = static_cast<double>(length(merge(std::move(blocked)))) / steps_;
     if (count < steps_ || share(cost) < 0.01) return;
-    add("cpu_tensors", "Tensors are made on the CPU and copied in the step",
-        fmt::format("{:.1f} copies in a step from memory that is not pinned, {} together, {:.3f} ms", count / steps_,
-                    bytes_text(bytes / steps_), ms(cost)),
-        "make tensors on the device (TensorOptions.device); pin_memory = true in the loader", cost);
+    add("cpu_tensors", "Tensors of the CPU are copied in the step, from memory that is not pinned",
+        fmt::format("{:.1f} copies Pageable -> Device in a step, {} together, hold up host and device for {:.3f} ms",
+                    count / steps_, bytes_text(bytes / steps_), ms(cost)),
+        "pin_memory = true in the loader; make other tensors on the device (TensorOptions.device)", cost);
   }
 
   void precision() {

@@ -141,14 +141,17 @@ std::optional<Mfu> view_mfu(const TraceEvents& trace, const OpTree& tree, const 
   if (!peak || steps.average_total <= 0) return std::nullopt;
   FlopCounter flops(trace);
   double sum = 0;
+  Ns counted = 0;
   for (uint32_t i = 0; i < trace.host.size(); ++i) {
     const auto& span = trace.host[i];
+    if (flops.of(span)) counted += tree.nodes[i].device_total;
     if (!tree.nodes[i].is_listed || span.start < steps.steps.front().host_start ||
         span.start >= steps.steps.back().host_end)
       continue;
     sum += flops.of(span).value_or(0);
   }
-  if (sum <= 0) return std::nullopt;
+  // Where most products have no known FLOPs the figure would be far too low.
+  if (sum <= 0 || 2 * counted < times.of_eligible) return std::nullopt;
   return Mfu{.flops_per_step = sum / static_cast<double>(steps.steps.size()),
              .step_us = steps.average_total / 1e3,
              .peak_tflops = *peak,

@@ -24,7 +24,8 @@ std::array<Ranges, kParts> unions_of(const TraceEvents& trace) {
   for (const auto& span : trace.host) {
     if (span.kind == HostKind::kDataLoader) add(Part::kDataLoader, span.start, span.duration);
     if (span.kind == HostKind::kCollective) add(Part::kCommunication, span.start, span.duration);
-    if (span.kind == HostKind::kOperator) add(Part::kCpu, span.start, span.duration);
+    const bool is_work = span.kind == HostKind::kOperator || span.kind == HostKind::kOptimizer;
+    if (is_work && !span.is_annotation) add(Part::kCpu, span.start, span.duration);
   }
   for (auto& ranges : unions) ranges = merge(std::move(ranges));
   return unions;

@@ -52,6 +52,8 @@ struct HostSpan {
   HostKind kind = HostKind::kOperator;
   /// The thread of the forward is given: this is a backward.
   bool is_backward = false;
+  /// Named by the program (user_annotation), whatever its kind.
+  bool is_annotation = false;
 
   Ns end() const { return start + duration; }
 };

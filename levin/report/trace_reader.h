@@ -1,6 +1,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <string>
 #include <string_view>
 
 #include "levin/report/trace_events.h"
@@ -13,5 +15,9 @@ TraceEvents read_trace(const std::filesystem::path& path);
 
 /// The same of a text in memory; `name` is what errors call it.
 TraceEvents read_trace_text(std::string_view text, const std::string& name = "trace");
+
+/// The same of blocks, which `blocks` hands to what it is given.
+using TraceBlocks = std::function<void(const std::function<void(std::string_view)>&)>;
+TraceEvents read_trace_blocks(const std::string& name, const TraceBlocks& blocks);
 
 }  // namespace levin::report
