@@ -253,6 +253,7 @@ function start() {
     document.getElementById("main").replaceChildren(
       el("p", { class: "failed" }, "The numbers in this file cannot be read: " + error.message),
     );
+    document.documentElement.dataset.ready = "1";
     return;
   }
   const options = hash_options();

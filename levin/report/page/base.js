@@ -264,7 +264,7 @@ const kKindColor = {
   dataloader: 5,
   op: 6,
   cpu: 6,
-  host: 6,
+  host: 7,
   annotation: 7,
   step: 9,
   optimizer: 8,

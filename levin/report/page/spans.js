@@ -211,8 +211,14 @@ class SpanView {
           fill = -1;
         }
       }
-      // Spans that end inside this pixel are under what was drawn.
-      i = wide > 1 ? i + 1 : Math.max(i + 1, lower_bound(start, this.from + (left + 1) / per));
+      // Spans that end inside this pixel are under what was drawn. Spans of a row do not overlap: only the last that starts
+      // in the pixel can go on beyond it.
+      if (wide > 1) {
+        ++i;
+      } else {
+        const edge = this.from + (left + 1) / per, last = lower_bound(start, edge) - 1;
+        i = last > i && end[last] > edge ? last : Math.max(i, last) + 1;
+      }
     }
     c.globalAlpha = 1;
     const s = this.selected;

@@ -34,7 +34,7 @@ function memory_cards(trace, memory, device) {
       isNumber(device.peak_us) ? "at " + format.time(device.peak_us) : null,
       "devices.peak_allocated_bytes",
     );
-    if (isNumber(device.peak_reserved_bytes)) {
+    if (device.peak_reserved_bytes > 0) {
       add("Peak reserved", device.peak_reserved_bytes, "by the allocator", "devices.peak_reserved_bytes");
     }
     if (isNumber(device.capacity_bytes) && device.capacity_bytes > 0) {

@@ -33,7 +33,8 @@ function view_overview(report, trace) {
       strong: true,
     });
   }
-  const rows = categories.map((c, i) => ({ ...c, color: i }));
+  // Without a device its four categories are nothing but zeros.
+  const rows = categories.map((c, i) => ({ ...c, color: i })).filter((c) => trace.has_device || c.average_us > 0);
   out.push(
     el(
       "div",
