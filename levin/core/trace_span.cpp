@@ -53,8 +53,9 @@ bool TraceSpan::is_recorded() {
   return at::getStepCallbacksUnlessEmpty(kSpanScope).has_value();
 }
 
-void TraceSpan::begin(std::string name) {
-  auto callbacks = at::getStepCallbacksUnlessEmpty(kSpanScope);
+void TraceSpan::begin(std::string name, TraceKind kind) {
+  auto callbacks =
+      at::getStepCallbacksUnlessEmpty(kind == TraceKind::kOperator ? at::RecordScope::FUNCTION : kSpanScope);
   if (!callbacks) return;
   // Kineto writes names into its JSON as they are.
   for (auto& c : name)

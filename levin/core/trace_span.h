@@ -8,6 +8,9 @@
 
 namespace levin {
 
+/// What a span is for tools: a range of the program's own, or an operator. Old ones count time in operators only.
+enum class TraceKind { kAnnotation, kOperator };
+
 /// A named range in the trace of a profiler, until the end of the scope. It costs a few nanoseconds and allocates
 /// nothing while no profiler records this thread.
 ///
@@ -15,12 +18,12 @@ namespace levin {
 ///     levin::TraceSpan span([&] { return "shard " + std::to_string(i); });  // the text is made only when recorded
 class [[nodiscard]] TraceSpan {
  public:
-  explicit TraceSpan(std::string_view name) {
-    if (is_recorded()) begin(std::string(name));
+  explicit TraceSpan(std::string_view name, TraceKind kind = TraceKind::kAnnotation) {
+    if (is_recorded()) begin(std::string(name), kind);
   }
   template <std::invocable F>
   explicit TraceSpan(F&& name) {
-    if (is_recorded()) begin(std::string(std::forward<F>(name)()));
+    if (is_recorded()) begin(std::string(std::forward<F>(name)()), TraceKind::kAnnotation);
   }
   ~TraceSpan() {
     if (record_) end();
@@ -34,7 +37,7 @@ class [[nodiscard]] TraceSpan {
  private:
   struct Record;
 
-  void begin(std::string name);
+  void begin(std::string name, TraceKind kind);
   void end() noexcept;
 
   Record* record_ = nullptr;

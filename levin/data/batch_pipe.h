@@ -363,7 +363,8 @@ class BatchPipe {
   bool next(std::optional<B>& batch) {
     // The names that tools for traces of Python know.
     const TraceSpan span(engine_ ? "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-                                 : "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
+                                 : "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                         TraceKind::kOperator);
     std::shared_ptr<BatchOfWork<B>> work;
     if (engine_) {
       work = std::static_pointer_cast<BatchOfWork<B>>(engine_->next());

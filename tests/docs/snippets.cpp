@@ -448,6 +448,26 @@ struct MirroredFormat : levin::CheckpointFormat {
   profiler->describe();
 }
 
+[[maybe_unused]] void trainer_profiler() {
+  levin::PyTorchProfilerOptions options{.schedule = levin::ProfilerSchedule{.wait = 2, .warmup = 1, .active = 3},
+                                        .record_shapes = true,
+                                        .profile_memory = true};
+  levin::Trainer trainer({.max_epochs = 1, .profiler = std::make_shared<levin::PyTorchProfiler>(options)});
+}
+
+[[maybe_unused]] void profile_by_hand(const std::shared_ptr<torch::nn::Module>& model, DataLoader<Batch>& loader,
+                                      const std::function<void(Batch&)>& train) {
+  levin::profilers::Profile profile({.record_shapes = true, .dirpath = "runs/profile"});
+  profile.watch(*model);
+  profile.start();
+  for (auto& batch : loader) {
+    train(batch);
+    profile.step();
+  }
+  profile.stop();
+  std::cout << profile.table();
+}
+
 [[maybe_unused]] void io() {
   levin::SafetensorsFile file("model.safetensors");
   Tensor weight = file.read("fc.weight");
