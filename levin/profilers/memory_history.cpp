@@ -4,6 +4,7 @@
 #include <chrono>
 #include <deque>
 #include <mutex>
+#include <string_view>
 #include <unordered_map>
 
 #include <ATen/record_function.h>
@@ -36,6 +37,8 @@ struct Running {
     return running;
   }
 };
+
+constexpr std::string_view kEvaluate = "autograd::engine::evaluate_function";
 
 int64_t now_us() {
   using namespace std::chrono;
@@ -81,7 +84,11 @@ struct MemoryHistory::State : MemoryListener {
     auto* state = current.load();
     if (state && function.forwardThreadId() != 0 && function.seqNr() >= 0)
       unit = detail::find_unit(state->calls, function.forwardThreadId(), function.seqNr());
-    Running::here().frames.push_back({function.name(), unit});
+    auto& frames = Running::here().frames;
+    // The engine sums what a node returned, under a frame of its own around the node.
+    if (unit && !frames.empty() && std::string_view(frames.back().name).starts_with(kEvaluate))
+      frames.back().unit = unit;
+    frames.push_back({function.name(), unit});
     return nullptr;
   }
   static void leave(const at::RecordFunction& function, at::ObserverContext*) {
