@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "levin/core/trace_span.h"
 #include "levin/devices/graphs.h"
 
 namespace levin::detail {
@@ -91,6 +92,8 @@ LaneTask Lanes::run(Which which, LaneWork work) {
     guard.emplace(lane);
   }
   auto& task = state->work;
+  // Copies to and from host memory, and what is started here, stand in traces under its name.
+  const TraceSpan span(task.operation);
   if (task.before) task.before();
   const auto ranks = task.group && task.collective ? task.group->process_group() : nullptr;
   if (ranks)
