@@ -320,6 +320,11 @@ uint32_t EventReader::track_of(const Raw& raw) {
 void EventReader::member(std::string_view key, std::string_view text) {
   if (key == "deviceProperties" && text.starts_with('[')) read_devices(text);
   if (key == "distributedInfo" && text.starts_with('{')) read_distributed(text);
+  if (key == "levin_memory" && text.starts_with('{')) read_predicted(text);
+  if (key == "levin" && text.starts_with('{')) {
+    for (JsonMembers members(text); members.next();)
+      trace_.facts.emplace_back(std::string(members.key()), text_of(members.value()).substr(0, kMostText));
+  }
   if (key == "Framework") trace_.framework = text_of(text);
 }
 
@@ -347,6 +352,19 @@ void EventReader::read_distributed(std::string_view text) {
     if (key == "rank") trace_.rank = integer_of(members.value()).value_or(-1);
     if (key == "world_size") trace_.world_size = integer_of(members.value()).value_or(-1);
     if (key == "backend") trace_.backend = text_of(members.value());
+  }
+}
+
+// {"peak_bytes": n, "parameters": n, ...}
+void EventReader::read_predicted(std::string_view text) {
+  for (JsonMembers members(text); members.next();) {
+    const auto bytes = integer_of(members.value());
+    if (!bytes || *bytes < 0) continue;
+    if (members.key() == "peak_bytes") {
+      trace_.predicted_peak = *bytes;
+    } else {
+      trace_.predicted_parts.emplace_back(std::string(members.key()), *bytes);
+    }
   }
 }
 

@@ -37,6 +37,7 @@ class EventReader {
   void read_device(const Raw& raw, const Span& span, DeviceKind kind);
   void read_devices(std::string_view text);
   void read_distributed(std::string_view text);
+  void read_predicted(std::string_view text);
   std::optional<Span> span_of(const Raw& raw);
   uint32_t name_of(std::string_view quoted);
   uint32_t raw_name_of(std::string_view value);

@@ -115,14 +115,14 @@ const char* words_of(IdleCause cause) {
 }
 
 bool is_checkpoint(const std::string& name) {
-  return name.find("checkpoint") != std::string::npos || name.find("Checkpoint") != std::string::npos;
+  return name.find("save_checkpoint") != std::string::npos || name.find("ModelCheckpoint") != std::string::npos;
 }
 
 Ranges checkpoint_ranges(const TraceEvents& trace) {
   Ranges ranges;
   for (const auto& span : trace.host) {
-    const bool is_named = span.kind == HostKind::kAnnotation || span.kind == HostKind::kOperator;
-    if (is_named && is_checkpoint(trace.name(span.name))) ranges.push_back({span.start, span.end()});
+    if (span.kind == HostKind::kAnnotation && is_checkpoint(trace.name(span.name)))
+      ranges.push_back({span.start, span.end()});
   }
   return merge(std::move(ranges));
 }

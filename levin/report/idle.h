@@ -25,7 +25,7 @@ struct IdleView {
 
 IdleView view_idle(const TraceEvents& trace, const StepView& steps);
 
-/// Spans of checkpoints: their name has the word.
+/// Spans in which the program saves one: save_checkpoint, or the callback ModelCheckpoint.
 bool is_checkpoint(const std::string& name);
 Ranges checkpoint_ranges(const TraceEvents& trace);
 

@@ -247,7 +247,12 @@ std::vector<Recommendation> recommend(const TraceReport& report) {
 void recommend_together(const DistributedView& view, std::vector<TraceReport*>& ranks) {
   if (view.stragglers.empty()) return;
   const auto& last = view.stragglers.front();
+  // One rank must be behind most of the waiting: ranks that are late in turn need something else.
+  double late = 0;
+  for (const auto& row : view.stragglers) late += static_cast<double>(row.late);
+  if (static_cast<double>(last.late) < 0.6 * late) return;
   for (auto* rank : ranks) {
+    if (rank->rank == last.rank) continue;
     const auto row = std::find_if(view.waiting.begin(), view.waiting.end(), [&](const WaitingRow& waiting) {
       return waiting.rank == rank->rank && waiting.step == "all";
     });

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "levin/report/device_view.h"
@@ -32,12 +31,6 @@ struct WhatIf {
   double step_us = 0, saved_us = 0;
 };
 
-/// What the memory estimate says of the step, from `levin_memory` of the trace.
-struct PredictedMemory {
-  int64_t peak_bytes = 0;
-  std::vector<std::pair<std::string, int64_t>> parts;
-};
-
 /// All views of one trace. Names are numbers of `events.names`; the long lists of events are given up once the views
 /// are made.
 struct TraceReport {
@@ -54,7 +47,6 @@ struct TraceReport {
   std::vector<KernelRow> kernels, kernels_by_properties;
   std::vector<TransferRow> transfers;
   std::vector<MemoryDevice> memory;
-  std::optional<PredictedMemory> predicted;
   std::vector<ModuleRow> modules;
   Lanes lanes;
   IdleView idle;

@@ -43,6 +43,8 @@ class TraceJson {
 
   Json all() const {
     Json out = origin();
+    out["facts"] = Json::array();
+    for (const auto& [key, value] : trace_.facts) out["facts"].push_back({{"key", key}, {"value", value}});
     out["overview"] = overview();
     out["steps"] = steps();
     out["gpu_summary"] = gpus();
@@ -260,10 +262,10 @@ class TraceJson {
         units.push_back({{"name", row.name}, {"allocated_bytes", row.allocated}, {"increase_bytes", row.increase}});
     }
     Json predicted = nullptr;
-    if (report_.predicted) {
+    if (trace_.predicted_peak >= 0) {
       Json parts = Json::array();
-      for (const auto& [part, bytes] : report_.predicted->parts) parts.push_back({{"name", part}, {"bytes", bytes}});
-      predicted = {{"peak_bytes", report_.predicted->peak_bytes}, {"parts", parts}};
+      for (const auto& [part, bytes] : trace_.predicted_parts) parts.push_back({{"name", part}, {"bytes", bytes}});
+      predicted = {{"peak_bytes", trace_.predicted_peak}, {"parts", parts}};
     }
     return {{"devices", devices}, {"per_unit", units}, {"predicted", predicted}};
   }

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 /// The events of one trace, small enough that those of a file of a gigabyte fit into memory. Times are nanoseconds.
@@ -146,6 +147,11 @@ struct TraceEvents {
   /// -1 when the file does not say.
   int64_t rank = -1, world_size = -1;
   std::string backend, framework;
+  /// What Levin wrote of the run (`levin`): strategy, precision, batch size.
+  std::vector<std::pair<std::string, std::string>> facts;
+  /// What the memory estimate said (`levin_memory`): the peak, and its parts. -1 without.
+  int64_t predicted_peak = -1;
+  std::vector<std::pair<std::string, int64_t>> predicted_parts;
   /// What was left out, and why.
   std::vector<std::string> warnings;
 
