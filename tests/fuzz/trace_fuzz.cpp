@@ -1,11 +1,12 @@
 // fuzz-sources: levin/report/trace_events.cpp levin/report/trace_reader.cpp levin/report/event_reader.cpp
-// levin/report/json_cutter.cpp levin/report/json_text.cpp levin/report/op_tree.cpp levin/report/ranges.cpp
-// levin/report/steps.cpp levin/report/tensor_cores.cpp levin/report/device_view.cpp levin/report/operator_view.cpp
-// levin/report/flops.cpp levin/report/span_index.cpp levin/report/memory_view.cpp levin/report/module_view.cpp
-// levin/report/lanes.cpp levin/report/idle.cpp levin/report/critical_path.cpp levin/report/distributed_view.cpp
-// levin/core/error.cpp levin/core/words.cpp fuzz-seeds: tests/report/fixtures/*.json fuzz-count: 4000
-
-#include <string_view>
+// fuzz-sources: levin/report/json_cutter.cpp levin/report/json_text.cpp levin/report/op_tree.cpp
+// fuzz-sources: levin/report/ranges.cpp levin/report/steps.cpp levin/report/tensor_cores.cpp
+// fuzz-sources: levin/report/device_view.cpp levin/report/operator_view.cpp levin/report/flops.cpp
+// fuzz-sources: levin/report/span_index.cpp levin/report/memory_view.cpp levin/report/module_view.cpp
+// fuzz-sources: levin/report/lanes.cpp levin/report/idle.cpp levin/report/critical_path.cpp
+// fuzz-sources: levin/report/distributed_view.cpp levin/core/error.cpp levin/core/words.cpp
+// fuzz-seeds: tests/report/fixtures/*.json
+// fuzz-count: 4000
 
 #include "fuzz.h"
 #include "levin/report/report.h"
