@@ -13,7 +13,7 @@ endfunction()
 # levin_embed_page(<source> <folder>): writes the source that levin/report/page_files.h declares, where its text changes.
 function(levin_embed_page source folder)
   # app.js starts the page, so it is the last.
-  foreach(_name base table charts spans views_time views_more app)
+  foreach(_name base table charts spans views_overview views_operators views_trace views_memory views_idle views_runs live app)
     list(APPEND _scripts "${folder}/${_name}.js")
   endforeach()
   levin_read_files(_html "${folder}/page.html")

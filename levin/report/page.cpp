@@ -28,10 +28,11 @@ std::string base64_of_hex(std::string_view hex) {
   return out;
 }
 
-/// No script and no style but those whose digests are named; nothing is loaded.
-std::string policy() {
+/// No script and no style but those whose digests are named; nothing is loaded, but by a live page from its server.
+std::string policy(bool is_live) {
   return "default-src 'none'; script-src 'sha256-" + base64_of_hex(detail::kPageScriptSha256) +
-         "'; style-src 'sha256-" + base64_of_hex(detail::kPageStyleSha256) + "'; base-uri 'none'; form-action 'none'";
+         "'; style-src 'sha256-" + base64_of_hex(detail::kPageStyleSha256) + "'; base-uri 'none'; form-action 'none'" +
+         (is_live ? "; connect-src 'self'" : "");
 }
 
 /// The length of the character at the beginning of `text`, or 0 where it is no UTF-8 (RFC 3629: no overlong forms, no
@@ -80,8 +81,8 @@ void write_json(std::ostream& out, std::string_view json) {
 
 }  // namespace
 
-void write_html_page(std::ostream& out, std::string_view report_json) {
-  const auto csp = policy();
+void write_html_page(std::ostream& out, std::string_view report_json, const PageOptions& options) {
+  const auto& live = options.live;
   auto rest = detail::kPageHtml;
   while (true) {
     const auto open = rest.find("{{"), close = rest.find("}}");
@@ -89,16 +90,17 @@ void write_html_page(std::ostream& out, std::string_view report_json) {
     if (open == std::string_view::npos) break;
     const auto name = rest.substr(open + 2, close - open - 2);
     rest.remove_prefix(close + 2);
-    if (name == "csp") out << csp;
+    if (name == "csp") out << policy(live.has_value());
+    if (name == "live" && live) out << " data-live=\"" << live->version << "/" << live->traces << "\"";
     if (name == "style") out << detail::kPageStyle;
     if (name == "script") out << detail::kPageScript;
     if (name == "report") write_json(out, report_json);
   }
 }
 
-std::string html_page(std::string_view report_json) {
+std::string html_page(std::string_view report_json, const PageOptions& options) {
   std::ostringstream out;
-  write_html_page(out, report_json);
+  write_html_page(out, report_json, options);
   return std::move(out).str();
 }
 

@@ -8,6 +8,8 @@
 // fuzz-seeds: tests/report/fixtures/*.json
 // fuzz-count: 4000
 
+#include <string_view>
+
 #include "fuzz.h"
 #include "levin/report/report.h"
 #include "levin/report/trace_reader.h"

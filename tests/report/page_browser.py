@@ -118,6 +118,20 @@ def check_timeline(page, folder):
     expect(page.errors() == [], f"large: no error: {page.errors()[:2]}")
 
 
+def check_slivers(page):
+    """A long span that begins in the pixel of a short one is drawn."""
+    painted = page.evaluate("""(async () => {
+      const view = new SpanView({ label: 'test', names: ['a', 'b'], kinds: ['op'], height: () => 200, write: String, color: () => 0, describe: () => [],
+        lanes: [{ name: '', plain: true, rows: 1, spans: [[0, 0, 1, 0, 0, 1], [0, 1.5, 1, 0, 0, 1], [0, 3, 900000, 1, 0, 1], [0, 950000, 50000, 0, 0, 1]] }] });
+      document.getElementById('main').append(view.node);
+      await new Promise(done => setTimeout(done, 200));
+      const c = view.canvas.getContext('2d'), at = x => [...c.getImageData(Math.round(x * view.canvas.width), kRuler + 10, 1, 1).data].join();
+      const out = [at(0.6) === at(0.97), at(0.6) !== at(0.925)];
+      view.node.remove();
+      return out; })()""")
+    expect(painted == [True, True], f"a long span after short ones is drawn, a gap is not: {painted}")
+
+
 def check(folder):
     page = browser.Browser(browser.find())
     try:
@@ -136,6 +150,7 @@ def check(folder):
         expect(seconds < 3, f"a report of {size / 1e6:.0f} MB opens in {seconds:.2f} s")
         check_table(page, folder)
         check_timeline(page, folder)
+        check_slivers(page)
         page.size(390, 844, mobile=True)
         page.open(address(folder, "plain", "overview"))
         for view in VIEWS:
