@@ -46,10 +46,11 @@ TEST(LiveReport, NewRowsOfARunAppear) {
 
 TEST(LiveReport, ATraceIsReadWhenItIsWhole) {
   const testing::TemporaryFolder folder;
-  write(folder / "metrics.csv", "step,loss\n0,2.5\n");
+  const auto run = folder / "levin_logs/version_0";
+  write(run / "metrics.csv", "step,loss\n0,2.5\n");
   LiveReport live({folder.path()});
   const auto before = live.state();
-  const auto trace = folder / "host_1.1700000000.pt.trace.json";
+  const auto trace = run / "host_1.1700000000.pt.trace.json";
   write(trace, std::string(kTrace).substr(0, 60));
   live.refresh();
   write(trace, kTrace);
@@ -62,7 +63,7 @@ TEST(LiveReport, ATraceIsReadWhenItIsWhole) {
 
   // Rows of a run with a trace: the trace is not read again.
   const auto traces = live.state().traces;
-  write(folder / "metrics.csv", "step,loss\n0,2.5\n1,2.25\n");
+  write(run / "metrics.csv", "step,loss\n0,2.5\n1,2.25\n");
   ASSERT_TRUE(live.refresh());
   EXPECT_EQ(live.state().traces, traces);
   EXPECT_EQ(parsed(live.report_json()).at("runs").at(0).at("curves").at(0).at("values").size(), 2U);
