@@ -55,7 +55,7 @@ bool LiveReport::refresh() {
       read_runs();
     }
   } catch (const std::exception& error) {
-    log_warning(std::string("[report] ") + error.what());
+    log_warning(error.what());
     return false;
   }
   ++state_.version;

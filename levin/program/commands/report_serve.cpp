@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/generate/serve/http.h"
 #include "levin/report/live.h"
@@ -76,6 +77,8 @@ class Answers {
 }  // namespace
 
 int serve_report(const std::vector<std::filesystem::path>& paths, const ReportServeOptions& options) {
+  LEVIN_CHECK(options.port >= 0 && options.port <= 65535, "[levin report] port ", options.port,
+              " is not from 0 to 65535");
   Answers answers(paths, is_loopback(options.host));
   serve::HttpServer server(
       {.host = options.host, .port = options.port, .max_connections = 32, .max_body_bytes = 1024},
