@@ -338,6 +338,7 @@ function view_run(report) {
     const cards = [two("Configuration", list(run.configuration)), two("Environment", list(run.environment))].filter(
       Boolean,
     );
+    if (cards.length === 1) cards[0].classList.remove("w6");
     if (cards.length) out.push(el("div", { class: "columns" }, cards));
     if (list(run.checkpoints).length) {
       out.push(card(
