@@ -85,7 +85,7 @@ void read_configuration(const fs::path& folder, RunFolder& run) {
     try {
       flatten(config::read_yaml(file, "report"), "", into);
     } catch (const Error& error) {
-      into.emplace_back(name, error.what());  // shown, and the report goes on
+      into.emplace_back(name, error.what());  // shown in the report
     }
   }
 }
