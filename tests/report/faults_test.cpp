@@ -11,8 +11,8 @@
 namespace levin::report {
 namespace {
 
-using report::testing::kH200;
-using report::testing::TraceText;
+using report_test::kH200;
+using report_test::TraceText;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

@@ -15,8 +15,8 @@
 namespace levin::report {
 namespace {
 
-using report::testing::base_trace;
-using report::testing::TraceText;
+using report_test::base_trace;
+using report_test::TraceText;
 using ::testing::HasSubstr;
 
 std::string error_of(const std::function<void()>& call) {

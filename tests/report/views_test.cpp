@@ -12,9 +12,9 @@
 namespace levin::report {
 namespace {
 
-using report::testing::base_trace;
-using report::testing::kH200;
-using report::testing::TraceText;
+using report_test::base_trace;
+using report_test::kH200;
+using report_test::TraceText;
 using ::testing::ElementsAre;
 
 TraceReport report_of(const TraceText& trace) {
