@@ -1,7 +1,6 @@
 // How fast a model folder in the page cache comes to its device, and how much host memory that takes, beside
 // transformers (peers/load_model.py): the same folder, the same dtype.
-//   [LEVIN_LOAD_STREAMS=1] load_model [--folder DIR] [--device cuda] [--dtype bfloat16] [--layers 32] [--repeat 3]
-//              [--chunk MIB]
+//   load_model [--folder DIR] [--device cuda] [--dtype bfloat16] [--layers 32] [--repeat 3] [--chunk 4]
 // Makes a Llama of the sizes of 7B (13 GB with 32 layers) in DIR when there is no config.json. /dev/shm is quick to
 // write. Peak memory is VmHWM, reset before each opening, less what was resident then: anonymous and pinned memory
 // (files are read, not mapped).

@@ -18,6 +18,7 @@
 #include "levin/kernels/linear_launch.h"
 #include "levin/kernels/matmul.h"
 #include "levin/kernels/played_device.h"
+#include "levin/kernels/quantized/quantized_detail.h"
 #include "levin/kernels/weight_casts.h"
 
 namespace levin::kernels {
@@ -233,16 +234,31 @@ std::optional<Factors> factors(const Tensor& x, const Tensor& weight, const Tens
 
 }  // namespace
 
+/// The product of few rows without a gradient, as when a language model writes.
+std::optional<Tensor> skinny_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (at::GradMode::is_enabled() || !x.is_cuda() || x.dim() == 0 || x.numel() == 0 || weight.dim() != 2 ||
+      x.size(-1) != weight.size(1) || x.numel() > kSkinnyRows * x.size(-1) || autocast_dtype(x) || !runs_matmul(x))
+    return std::nullopt;
+  const bool bias_fits = !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0) &&
+                                             bias.scalar_type() == x.scalar_type() && bias.device() == x.device());
+  const auto rows = rows_of(x);
+  if (!bias_fits || !runs_skinny(rows, weight)) return std::nullopt;
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return skinny_linear_cuda(rows, weight, bias).view(sizes);
+}
+
 }  // namespace detail
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
+  if (auto few = detail::skinny_linear(x, weight, bias)) return std::move(*few);
   const auto factors = detail::factors(x, weight, bias);
   return factors ? detail::fused_linear(factors->in, weight, bias, factors->weight) : at::linear(x, weight, bias);
 }
 
 Tensor linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, Activation kind) {
-  if (bias.defined() && !fp8_layer(x, weight))
+  if (bias.defined() && !fp8_layer(x, weight) && at::GradMode::is_enabled())
     if (const auto factors = detail::factors(x, weight, bias); factors && detail::runs_matmul(factors->in))
       return detail::fused_linear_activation(factors->in, weight, bias, factors->weight, kind);
   return activation(linear(x, weight, bias), kind);

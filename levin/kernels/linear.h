@@ -10,7 +10,8 @@ using at::Tensor;
 
 /// x [..., in] times weight [out, in] plus bias [out] (may be undefined): at::linear, also under autocast. On CUDA
 /// 16-bit products are those of matmul.h: the gradient of the bias comes with that of the weight, and under autocast
-/// float weights get their gradients in float from the product itself. In precision "fp8-mixed" it multiplies in float8
+/// float weights get their gradients in float from the product itself; without gradients, up to 8 rows are multiplied
+/// by a kernel that reads the weight once. In precision "fp8-mixed" it multiplies in float8
 /// where that is possible.
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 

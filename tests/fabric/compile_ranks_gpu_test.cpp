@@ -358,7 +358,8 @@ TEST_F(CompileFsdpGpu, Accumulation) {
 
 TEST_F(CompileFsdpGpu, AccumulationIsFoundOut) {
   const auto counts = expect_same({.strategy = fsdp("full"), .accumulate = 2, .declared = false}).counts;
-  EXPECT_GE(counts.captured, 2);
+  // Of the pass without a reduction the gradients come and go; declared, it is captured too.
+  EXPECT_GE(counts.captured, 1);
   EXPECT_GE(counts.replayed, 12);
 }
 

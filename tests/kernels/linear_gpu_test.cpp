@@ -1,4 +1,6 @@
 // Linear layers and products by cuBLASLt on the GPU against float64, and where they run.
+#include <cmath>
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -44,6 +46,50 @@ Tensor leaf(const Tensor& tensor) {
 }
 Tensor wide(const Tensor& tensor) {
   return leaf(tensor.to(at::kDouble));
+}
+
+TEST_F(LinearGpu, FewRowsWithoutGradients) {
+  torch::manual_seed(1);
+  const at::NoGradGuard no_grad;
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const auto& [out, in] : std::vector<std::pair<int64_t, int64_t>>{
+             {1, 32}, {40, 96}, {257, 4096}, {12288, 4096}, {4096, 11008}, {50257, 768}, {33, 40}})
+      for (const int64_t rows : {1, 3, 8, 9}) {
+        SCOPED_TRACE(::testing::Message() << dtype << " " << out << " " << in << " " << rows);
+        const auto x = numbers({1, rows, in}, dtype), weight = numbers({out, in}, dtype), bias = numbers({out}, dtype);
+        for (const auto& added : {Tensor(), bias}) {
+          const auto y = kernels::linear(x, weight, added);
+          const auto right =
+              at::linear(x.to(at::kDouble), weight.to(at::kDouble), added.defined() ? added.to(at::kDouble) : added);
+          EXPECT_EQ(y.sizes(), right.sizes());
+          const auto off = (y.to(at::kDouble) - right).abs().max().item<double>();
+          EXPECT_LT(off, tolerance(dtype) * 4 * std::sqrt(static_cast<double>(in)));
+          EXPECT_TRUE(y.equal(kernels::linear(x, weight, added)));
+        }
+      }
+}
+
+/// One product after the other, each of which reads what the one before it wrote: they start early.
+TEST_F(LinearGpu, AChainOfProductsOfOneRow) {
+  torch::manual_seed(2);
+  const at::NoGradGuard no_grad;
+  std::vector<Tensor> weights;
+  for (int i = 0; i < 24; ++i) weights.push_back(numbers({2048, 2048}, at::kBFloat16) / std::sqrt(2048.0));
+  const auto first = numbers({1, 2048}, at::kBFloat16);
+  const auto chain = [&](auto&& product) {
+    auto x = first;
+    for (const auto& weight : weights) x = product(x, weight);
+    return x;
+  };
+  const auto found = chain([](const Tensor& x, const Tensor& w) { return kernels::linear(x, w); });
+  const auto after_each = chain([](const Tensor& x, const Tensor& w) {
+    auto y = kernels::linear(x, w);
+    torch::cuda::synchronize();
+    return y;
+  });
+  EXPECT_TRUE(found.equal(after_each));
+  for (int i = 0; i < 50; ++i)
+    EXPECT_TRUE(chain([](const Tensor& x, const Tensor& w) { return kernels::linear(x, w); }).equal(after_each)) << i;
 }
 
 TEST_F(LinearGpu, ProductsOfEveryLayoutAndSize) {

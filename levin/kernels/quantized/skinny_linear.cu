@@ -6,6 +6,7 @@
 // of a block share out the columns and add up in shared memory.
 #include <cuda_runtime.h>
 
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/quantized/packed_decode.cuh"
 #include "levin/kernels/quantized/quantized_launch.h"
 
@@ -99,18 +100,25 @@ struct Loaded {
   uint32_t base[kScales][2];
 };
 
+/// Where the scales of a lane are. A division of 64 bits for each chunk would take longer than all else.
+struct Groups {
+  /// kPackedGroup columns each, 2^shift of which share a scale.
+  int units, shift;
+  /// Of rows g and g + 8.
+  int64_t first[2];
+};
+
 template <WeightFormat format, class T>
-__device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const int64_t (&rows)[2], int64_t chunk,
+__device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const Groups& groups, int64_t chunk,
                                             Loaded<format>& to) {
   constexpr int kParts = Layout<format>::kParts;
-  const auto groups = matrix.columns / matrix.group;
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const auto column = (chunk * kParts + part) * kPackedGroup;
-    const auto at = min(column, matrix.columns - 1) / matrix.group;
+    // The last chunk may have one part.
+    const int at = min(static_cast<int>(chunk) * kParts + part, groups.units - 1) >> groups.shift;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto i = rows[r] * groups + at;
+      const auto i = groups.first[r] + at;
       if constexpr (format == WeightFormat::kNf4) {
         to.scale[part][r] = nf4_scale(matrix, i);
       } else {
@@ -192,6 +200,7 @@ __device__ __forceinline__ void add_groups(float (&sum)[4], const Loaded<format>
 /// kUnroll: chunks that a warp loads ahead.
 template <WeightFormat format, class T, int kWarps, int kUnroll>
 __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
+  let_next_start();
   using L = Layout<format>;
   extern __shared__ uint32_t shared[];
   __shared__ float sums[kWarps][kTile * 8];
@@ -208,6 +217,8 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
   const auto* x = static_cast<const T*>(p.x) + (has_x ? g : 0) * matrix.columns;
   const auto is_whole = [&](int64_t chunk) { return L::kParts == 0 || (chunk + 1) * L::kColumns <= matrix.columns; };
 
+  Groups groups{static_cast<int>(matrix.columns / kPackedGroup), p.group_shift, {}};
+  for (int r = 0; r < 2; ++r) groups.first[r] = rows[r] * (groups.units >> groups.shift);
   Loaded<format> next[kUnroll];
   const auto load = [&](int64_t run) {
 #pragma unroll
@@ -218,7 +229,7 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
         for (int r = 0; r < 2; ++r)
           next[u].unit[r] = there ? streamed(reinterpret_cast<const uint4*>(codes[r] + (run + u) * kRowBytes))
                                   : make_uint4(0, 0, 0, 0);
-        load_scales<format, T>(matrix, rows, run + u, next[u]);
+        load_scales<format, T>(matrix, groups, run + u, next[u]);
       }
   };
   int64_t run = static_cast<int64_t>(warp) * kUnroll;
@@ -229,6 +240,7 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
       shared[i * 32 + lane] = Pairs<T>::pack(kNf4OnDevice[i >> 4], kNf4OnDevice[i & 15]);
     __syncthreads();
   }
+  wait_for_previous();  // x may be its result; the matrix is not
   float sum[4] = {};
   for (; run < chunks; run += kWarps * kUnroll) {
     Loaded<format> now[kUnroll];
@@ -268,9 +280,9 @@ int launch_of(const SkinnyLinear& p, CUstream_st* stream) {
   // Measured on an H200: where there are few tiles, more warps share the columns of one.
   constexpr unsigned kFewTiles = 512;
   if (blocks < kFewTiles)
-    skinny_linear<format, T, 16, 1><<<blocks, 16 * 32, table, stream>>>(p);
+    launch_early(skinny_linear<format, T, 16, 1>, {blocks, 16 * 32, table}, stream, p);
   else
-    skinny_linear<format, T, 4, 2><<<blocks, 4 * 32, table, stream>>>(p);
+    launch_early(skinny_linear<format, T, 4, 2>, {blocks, 4 * 32, table}, stream, p);
   return cudaGetLastError();
 }
 
@@ -293,8 +305,10 @@ int launch_in(const SkinnyLinear& p, CUstream_st* stream) {
 
 }  // namespace
 
-int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream) {
-  if (product.m == 0 || product.matrix.rows == 0) return cudaSuccess;
+int launch_skinny_linear(const SkinnyLinear& given, CUstream_st* stream) {
+  if (given.m == 0 || given.matrix.rows == 0) return cudaSuccess;
+  auto product = given;
+  while ((kPackedGroup << product.group_shift) < product.matrix.group) ++product.group_shift;
   return product.type == NumberType::kHalf ? launch_in<__half>(product, stream)
                                            : launch_in<__nv_bfloat16>(product, stream);
 }

@@ -1,7 +1,6 @@
 // Weights of a file to their places, in chunks, on several threads. What a chunk needs besides its place is a buffer or
 // two of its size: neither a file nor a tensor is ever whole in host memory.
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 
@@ -190,12 +189,6 @@ class DeviceLanes {
   std::vector<DeviceLane*> free_;
 };
 
-/// LEVIN_LOAD_STREAMS=1: lanes in place of plain copies.
-bool uses_streams() {
-  const char* word = std::getenv("LEVIN_LOAD_STREAMS");
-  return word && std::string_view(word) == "1";
-}
-
 void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device,
                  const std::function<void(int64_t)>& on_read) {
   const auto count = static_cast<int64_t>(chunks.size());
@@ -210,7 +203,7 @@ void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks,
       on_read(chunk.bytes());
     }
   };
-  if (!device.is_cuda() || !uses_streams()) {
+  if (!device.is_cuda()) {
     parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
       each(begin, end, [&](const WeightChunk& chunk) { read_chunk(file, chunk); });
     });
