@@ -52,6 +52,9 @@ TEST_F(GenerateCli, WritesALineForEachPrompt) {
   ASSERT_EQ(ran.status, 0) << ran.text();
   EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n");
   EXPECT_THAT(ran.text(), AllOf(HasSubstr("16 new tokens"), HasSubstr("tokens/s"), HasSubstr("memory")));
+  const auto paged = run({folder_.string(), path("in.txt"), path("paged.txt"), "8", "0", "--paged"});
+  ASSERT_EQ(paged.status, 0) << paged.text();
+  EXPECT_EQ(read_file(path("paged.txt")), read_file(path("out.txt")));
 }
 
 TEST_F(GenerateCli, WritesJsonOfPromptsAndIds) {
@@ -84,6 +87,7 @@ TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
   refused({model, in, out, "-3", "0"}, "NUM_TOKENS -3 must be positive");
   refused({model, in, out, "8", "-0.5"}, "TEMPERATURE -0.5 must be 0");
   refused({model, in, in, "8", "0"}, "is there already; --overwrite replaces it");
+  refused({model, in, out, "8", "0", "--paged", "--num-beams", "2"}, "beams do not go through the paged cache");
   refused({(kFolders / "bert").string(), in, out, "8", "0"}, "an encoder, which does not generate");
   std::string words;
   for (int i = 0; i < 33; ++i) words += "w1 ";

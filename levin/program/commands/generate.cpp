@@ -88,6 +88,8 @@ struct Generate {
     flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
+    flags.flag("paged", o.paged, "through the engine of `levin serve`: a cache of blocks, which prompts share");
+    flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
     placement_flags.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
