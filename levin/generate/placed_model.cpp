@@ -139,6 +139,7 @@ void place_model(models::Decoder& model, const WeightPlacement& placement, const
     stream->add(unit.name, parts[i].modules, flat, source_of(place, host));
   }
   accelerator_of(placement.device).empty_cache(placement.device);
+  stream->make_buffers();
 }
 
 models::LanguageModel open_placed_model(const std::filesystem::path& folder, models::OpenModelOptions options,
@@ -182,6 +183,7 @@ models::LanguageModel open_placed_model(const std::filesystem::path& folder, mod
   accelerator_of(placement.device).empty_cache(placement.device);
   for (const auto& part : parts)
     if (!part.streams) reader.read(part.names);
+  stream->make_buffers();
   auto model = reader.finish();
   LEVIN_CHECK(!is_deferred(model.module()), "[placement] \"", folder.string(), "\" lacks a head");
   return model;

@@ -20,10 +20,13 @@ struct PlacementFlags {
   /// ("levin generate") begins the errors.
   WeightPlacement place(const std::string& command, const models::LanguageModel& model, c10::Device device,
                         const DecodeSizes& sizes) const;
-  /// The device has no more than its budget of --max-memory: an allocation beyond fails.
-  void limit(const std::string& command, c10::Device device) const;
+  /// Opens the model as it was placed. The device has no more than its budget of --max-memory: an allocation beyond
+  /// fails.
+  models::LanguageModel open(const std::string& command, const std::string& folder,
+                             const models::OpenModelOptions& options, const WeightPlacement& placement) const;
 
  private:
+  void limit(const std::string& command, c10::Device device) const;
   std::vector<MemoryBudget> budgets(const std::string& command) const;
 };
 
