@@ -216,7 +216,7 @@ int64_t decode_workspace(const models::LanguageModel& model, const DecodeSizes& 
   const auto logits = rows * body.vocab_size * (width + 6 * 4);
   // Products of many rows use a copy of a quantized weight in the dtype of the model.
   const auto unpacked = model.quantization ? body.hidden_dim * body.mlp_width() * width : 0;
-  const auto libraries = device.is_cpu() ? 0 : int64_t{128} << 20;
+  const auto libraries = device.is_cpu() ? 0 : int64_t{256} << 20;  // and graphs
   return cache + block + scores + logits + unpacked + libraries;
 }
 

@@ -13,7 +13,7 @@ struct PlacementFlags {
 
   void describe(Flags& flags);
   /// Whether one was given.
-  bool used() const { return !device_map.empty() || !max_memory.empty(); }
+  bool used() const { return !device_map.empty() || !max_memory.empty() || !offload_folder.empty(); }
   /// The device that is meant: what --device says, else the first GPU of --max-memory, else a GPU that is there.
   std::string device(const std::string& asked) const;
   /// Places the model, whose tensors may be without data, and tells where everything goes and what it costs. `command`
