@@ -28,7 +28,7 @@ double multiplied_weights(const models::LanguageModel& model) {
   return sum;
 }
 
-/// Whether a model has room for so much beside its weights: placed anew where sizes decide, else as it is.
+/// Whether a model has room for so much beside its weights: placed again where sizes decide, else as it is.
 bool has_room(const WeightPlacement& placement, PlacementOptions options, int64_t workspace) {
   options.workspace = workspace;
   try {
