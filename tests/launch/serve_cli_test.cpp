@@ -8,8 +8,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/core/files.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"
+#include "levin/testing/temporary_folder.h"
 #include "tests/generate/http_client.h"
 
 namespace levin::testing::serve_cli {
@@ -57,6 +59,27 @@ TEST(ServeCli, ServesUntilItIsTold) {
     EXPECT_EQ(server.wait(), 0) << server.err();
     EXPECT_THAT(server.err(), HasSubstr("stopped"));
   }
+}
+
+TEST(ServeCli, WeightsOnTheDiskAnswerTheSame) {
+  const TemporaryFolder folder;
+  const auto map = (folder.path() / "map.json").string();
+  write_file(map, R"({"": "cpu", "blocks": "disk"})");
+  std::vector<std::string> texts;
+  for (const bool streams : {false, true}) {
+    std::vector<std::string> words{kModel, "--port", "0", "--device", "cpu"};
+    if (streams) words.insert(words.end(), {"--device-map", map});
+    Process server(command(words));
+    ASSERT_TRUE(server.wait_for("\n")) << server.err();
+    const auto reply = http(port_of(server.out()), "POST", "/v1/completions",
+                            R"({"prompt": "The sea", "max_tokens": 8, "temperature": 0})");
+    ASSERT_EQ(reply.status, 200);
+    texts.push_back(reply.json()["choices"][0]["text"]);
+    server.signal(SIGTERM);
+    EXPECT_EQ(server.wait(), 0);
+    EXPECT_EQ(server.err().find("(streamed)") != std::string::npos, streams) << server.err();
+  }
+  EXPECT_EQ(texts[0], texts[1]);
 }
 
 TEST(ServeCli, RefusesInOneLine) {

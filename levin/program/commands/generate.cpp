@@ -157,9 +157,8 @@ struct Generate {
                                    const std::optional<WeightPlacement>& placement) const {
     LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
     asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
-    if (!placement) return models::open_model(folder, asked);
-    placement_flags.limit("levin generate", asked.device);
-    return open_placed_model(folder, asked, *placement, {.offload_folder = placement_flags.offload_folder});
+    return placement ? placement_flags.open("levin generate", folder, asked, *placement)
+                     : models::open_model(folder, asked);
   }
 
   /// What the texts need of the device.

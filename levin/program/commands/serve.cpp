@@ -17,6 +17,7 @@
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
+#include "levin/program/commands/placement_flags.h"
 
 namespace levin::cli {
 namespace {
@@ -52,6 +53,7 @@ class StopSignals {
 struct Serve {
   std::string folder, max_request_size = "4MiB";
   ModelFlags model_flags;
+  PlacementFlags placement_flags;
   ServeOptions options;
   int64_t read_timeout = options.read_timeout.count(), shutdown_timeout = options.shutdown_timeout.count();
   bool no_graphs = false, no_prefix_reuse = false;
@@ -76,6 +78,7 @@ struct Serve {
     flags.flag("shutdown-timeout", shutdown_timeout, "for requests that run when the server is told to stop",
                "SECONDS");
     model_flags.describe(flags);
+    placement_flags.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("no-prefix-reuse", no_prefix_reuse, "what prompts have in common is computed for each");
     flags.set_epilog(
@@ -87,6 +90,7 @@ struct Serve {
   int run() {
     const StopSignals signals;
     read_options();
+    model_flags.device = placement_flags.device(model_flags.device);
     const auto asked = model_flags.options("levin serve");
     auto model_options = asked;
     // Everything that can be wrong is found before the weights are read.
@@ -95,7 +99,7 @@ struct Serve {
     GenerateInput source(folder, false, sizes.body().vocab_size);
     std::optional<text::Tokenizer> tokenizer;
     if (const auto* found = source.tokenizer()) tokenizer = *found;
-    auto model = models::open_model(folder, model_options);
+    auto model = placement_flags.used() ? placed(sizes, model_options) : models::open_model(folder, model_options);
     for (const auto& note : model.notes) log_info(note);
     Server server(std::move(model), std::move(tokenizer), options);
     tell(server, sizes);
@@ -103,6 +107,19 @@ struct Serve {
   }
 
  private:
+  /// With room for a cache of that many tokens, or of some for each row.
+  models::LanguageModel placed(const models::LanguageModel& sizes, const models::OpenModelOptions& asked) const {
+    LEVIN_CHECK(sizes.decoder, "[levin serve] \"", folder, "\" is a ", sizes.model_type,
+                ", an encoder: --device-map and --max-memory are for decoders");
+    constexpr int64_t kTokens = 512;
+    const auto& engine = options.engine;
+    const auto tokens = engine.cache_tokens > 0 ? (engine.cache_tokens + engine.max_rows - 1) / engine.max_rows
+                                                : std::min(kTokens, sizes.body().max_positions);
+    const DecodeSizes decode{.rows = engine.max_rows, .capacity = tokens, .prefill_chunk = engine.prefill_chunk};
+    const auto placement = placement_flags.place("levin serve", sizes, asked.device, decode);
+    return placement_flags.open("levin serve", folder, asked, placement);
+  }
+
   void read_options() {
     const char* key = std::getenv("LEVIN_API_KEY");
     if (options.api_key.empty() && key) options.api_key = key;
