@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/generate/decode_graphs.h"
+#include "levin/nn/weight_stream.h"
 
 namespace levin::detail {
 namespace {
@@ -25,7 +26,8 @@ PagedBatch::PagedBatch(models::Decoder model, const PagedBatchOptions& options)
       options_(options),
       cache_(model_->options, options.blocks, options.block_tokens, model_->tokens->weight.options(),
              {.dtype = options.dtype, .positions = options.positions}) {
-  if (options.graphs && model_->tokens->weight.is_cuda()) graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
+  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_))
+    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 
 PagedBatch::~PagedBatch() = default;

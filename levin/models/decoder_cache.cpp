@@ -199,12 +199,8 @@ CacheStep cache_step(const DecoderOptions& options, DecoderCache& cache, const C
               " rows, got ", blocks.defined() ? blocks.sizes() : at.sizes());
   CacheStep step{.options = &options, .cache = &cache, .pass = &pass, .slots = {}, .seen_slots = {}};
   step.fused = pass.seen > 0 && at.size(1) == 1 &&
-               kernels::has_decode_kernel({.device = at.device(),
-                                           .type = cache.of_model,
-                                           .rows = at.size(0),
-                                           .head_width = options.head_width(),
-                                           .block_tokens = blocks.defined() ? capacity : 0,
-                                           .bytes = cache.quantized()});
+               kernels::has_decode_kernel(at.device(), cache.of_model, at.size(0), options.head_width(),
+                                          blocks.defined() ? capacity : 0);
   if (step.fused) return step;
   const auto heads = cache.keys.front().size(1);
   const auto count = [&](int64_t n) { return at::arange(n, at.options()); };

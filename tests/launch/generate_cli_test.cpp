@@ -106,5 +106,43 @@ TEST_F(GenerateCli, AFullDeviceIsAnError) {
   EXPECT_FALSE(fs::is_regular_file("/dev/full"));
 }
 
+TEST_F(GenerateCli, WeightsOnTheDiskGiveTheSameTexts) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  write_file(path("map.json"), "{\"\": \"cpu\", \"blocks\": \"disk\"}");
+  for (const std::vector<std::string>& flags : {std::vector<std::string>{"--device-map", path("map.json")},
+                                                {"--device-map", "cpu"},
+                                                {"--max-memory", "cpu=1GB"}}) {
+    std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--overwrite"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    if (flags[0] == "--max-memory") words.insert(words.end(), {"--device", "cpu"});
+    const auto ran = run(words);
+    ASSERT_EQ(ran.status, 0) << ran.text();
+    EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n") << flags[1];
+    EXPECT_THAT(ran.text(), AllOf(HasSubstr("tokens, "), HasSubstr("cache and activations of 2 rows of 11 tokens")));
+    if (flags[1] == path("map.json")) {
+      EXPECT_THAT(ran.text(), AllOf(HasSubstr("blocks.0-1 (streamed)"), HasSubstr("each pass brings")));
+    }
+  }
+}
+
+TEST_F(GenerateCli, RefusesPlacesThatCannotBe) {
+  write_file(path("in.txt"), "w1\n");
+  write_file(path("map.json"), "{\"blocks\": \"disk\"}");
+  const auto refused = [&](std::vector<std::string> flags, const std::string& line) {
+    std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--device", "cpu"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const auto ran = run(words);
+    EXPECT_NE(ran.status, 0);
+    EXPECT_THAT(ran.text(), HasSubstr(line));
+    EXPECT_FALSE(fs::exists(path("out.txt")));
+  };
+  refused({"--device-map", "autp"}, "is neither a file nor one of auto, balanced, sequential, cpu");
+  refused({"--device-map", path("map.json")}, "the device map has no place for \"tokens\"");
+  refused({"--max-memory", "cpu"}, "is not DEVICE=BYTES");
+  refused({"--max-memory", "cpu=many"}, "is not a number of bytes");
+  refused({"--max-memory", "tpu=1GB"}, "there is no device \"tpu\"");
+  refused({"--max-memory", "cpu=20kB"}, "[placement] cpu needs");
+}
+
 }  // namespace
 }  // namespace levin::testing::generate_cli

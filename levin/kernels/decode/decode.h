@@ -36,18 +36,9 @@ struct DecodeArguments {
   Tensor slopes;
 };
 
-/// What a decode step has, to tell whether there is a kernel for it.
-struct DecodeStepKind {
-  c10::Device device;
-  at::ScalarType type;  // of the queries
-  int64_t rows, head_width;
-  int64_t block_tokens = 0;  // 0: not paged
-  bool bytes = false;        // keys and values are
-};
-
-/// Whether there is a kernel: CUDA, float or 16 bit, heads of a multiple of 8 up to 256, blocks of a power of two.
-/// LEVIN_DECODE_KERNELS=0: never. Blocks and bytes: with LEVIN_DECODE_KERNELS=1 only.
-bool has_decode_kernel(const DecodeStepKind& kind);
+/// Whether there is a kernel for queries of that dtype: CUDA, float or 16 bit, heads of a multiple of 8 up to 256, and
+/// blocks of a power of two of tokens (0: not paged). LEVIN_DECODE_KERNELS=0: never.
+bool has_decode_kernel(c10::Device device, at::ScalarType type, int64_t rows, int64_t head_width, int64_t block_tokens);
 /// Turns queries and keys, appends keys and values, and attends: [B, 1, H * D].
 Tensor decode_attention(const DecodeArguments& arguments);
 

@@ -46,14 +46,12 @@ int64_t parts_of_keys(const DecodeArguments& args) {
 
 }  // namespace
 
-bool has_decode_kernel(const DecodeStepKind& kind) {
+bool has_decode_kernel(c10::Device device, at::ScalarType type, int64_t rows, int64_t head_width,
+                       int64_t block_tokens) {
   const auto* word = std::getenv("LEVIN_DECODE_KERNELS");
-  const auto asked = std::string_view(word ? word : kind.block_tokens > 0 || kind.bytes ? "0" : "1");
-  const auto type = kind.type;
-  return asked != "0" && kind.device.is_cuda() && kind.rows <= kMostRows &&
-         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) &&
-         kind.head_width % detail::kDecodeDims == 0 && kind.head_width <= detail::kWidestHead &&
-         (kind.block_tokens & (kind.block_tokens - 1)) == 0;
+  return !(word && std::string_view(word) == "0") && device.is_cuda() && rows <= kMostRows &&
+         (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && head_width % detail::kDecodeDims == 0 &&
+         head_width <= detail::kWidestHead && (block_tokens & (block_tokens - 1)) == 0;
 }
 
 Tensor decode_attention(const DecodeArguments& args) {
