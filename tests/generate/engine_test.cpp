@@ -306,6 +306,26 @@ TEST(Engine, WhatGoesWrongWithARequestIsItsOwn) {
   EXPECT_THROW(generate(model, {{1}}, paged, throwing), std::logic_error);
 }
 
+TEST(Engine, LivesOnAfterTheModelFailed) {
+  auto model = longer_model("llama");
+  Engine engine(model, nullptr, {.max_rows = 4, .cache_tokens = 128});
+  std::vector<Told> told(3);
+  for (size_t i = 0; i < 2; ++i) engine.submit(request_for(told[i], {3, static_cast<int64_t>(i)}, greedy(6)));
+  engine.step();
+  auto& table = model->tokens->weight;
+  const auto whole = std::exchange(table, table.detach().narrow(0, 0, 1));
+  engine.step();
+  for (const auto& each : {told[0], told[1]}) EXPECT_THAT(each.error, HasSubstr("index out of range"));
+  EXPECT_EQ(engine.stats().failed, 2);
+  EXPECT_EQ(engine.stats().blocks_used + engine.stats().running, 0);
+  table = whole;
+  // A request of a callback.
+  auto last = request_for(told[2], {3, 1}, greedy(6));
+  engine.submit({.prompt = {9}, .options = greedy(2), .on_done = [&](const Generated&) { engine.submit(last); }});
+  engine.run_until_idle();
+  expect_same(told[2], generate(model, {{3, 1}}, greedy(6)), "after");
+}
+
 TEST(Engine, RequestsOfManyThreads) {
   auto model = longer_model("llama");
   Engine engine(model, nullptr, {.max_rows = 4, .cache_tokens = 128});
