@@ -231,15 +231,15 @@ TEST(Engine, ALongPromptStallsNobody) {
   engine.step();
   engine.submit(request_for(longer, random_ids(random, 70), greedy(4)));
   engine.submit(request_for(shorter, random_ids(random, 4), greedy(4)));
-  for (int i = 0; i < 3; ++i) {
+  size_t steps = 0;
+  for (; longer.tokens[0].empty(); ++steps) {
     const auto before = decoding.tokens[0].size();
     engine.step();
     EXPECT_EQ(decoding.tokens[0].size(), before + 1);
+    EXPECT_FALSE(shorter.tokens[0].empty());  // overtook
   }
-  EXPECT_FALSE(shorter.tokens[0].empty());  // overtook
-  EXPECT_TRUE(longer.tokens[0].empty());
-  for (int i = 0; i < 20; ++i) engine.step();
-  EXPECT_FALSE(longer.tokens[0].empty());
+  EXPECT_GT(steps, 3u);
+  EXPECT_LT(steps, 20u);
   engine.run_until_idle();
   EXPECT_EQ(longer.done[0].ids.size(), 4u);
 }
@@ -360,7 +360,7 @@ TEST(Engine, AnyArrivalsGiveWhatRequestsGiveAlone) {
                    .prefill_chunk = random.integer(1, 24),
                    .prefix_reuse = random.chance(0.7)});
     const auto common = random_ids(random, 20);
-    std::vector<Told> told(20);
+    std::vector<Told> told(14);
     std::vector<Ids> prompts;
     std::vector<GenerateOptions> options;
     std::vector<bool> cancelled(told.size(), false);
