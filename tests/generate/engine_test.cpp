@@ -195,6 +195,26 @@ TEST(Engine, APromptThatBeginsAsAnotherTakesItsBlocks) {
   }
 }
 
+TEST(Engine, AHalfComputedBlockIsNobodyElses) {
+  auto model = longer_model("llama");
+  Random random(6, 0, 0);
+  const auto prompt = random_ids(random, 44);
+  const auto alone = generate(model, {prompt}, greedy(6));
+  for (const bool leaves : {true, false}) {
+    Engine engine(model, nullptr, {.cache_tokens = 256, .block_tokens = 16, .prefill_chunk = 4});
+    Told first, second;
+    const auto id = engine.submit(request_for(first, prompt, greedy(6)));
+    engine.step();  // 20 tokens: one block, and a part of the next
+    ASSERT_TRUE(first.tokens[0].empty());
+    if (leaves) engine.cancel(id);
+    engine.submit(request_for(second, prompt, greedy(6)));
+    engine.run_until_idle();
+    EXPECT_GE(engine.stats().prefix_hit_tokens, 16);
+    expect_same(second, alone, "second");
+    if (!leaves) expect_same(first, alone, "first");
+  }
+}
+
 TEST(Engine, RowsGiveUpTheirBlocksForOlderOnesAndEndTheSame) {
   // Dynamic scaling: what was generated before a preemption has other angles than the prompt.
   for (const std::string name : {"llama_dynamic", "gemma2"}) {
