@@ -195,6 +195,23 @@ TEST(Engine, APromptThatBeginsAsAnotherTakesItsBlocks) {
   }
 }
 
+TEST(Engine, KeysThatDependOnTheLengthOfThePromptAreNotShared) {
+  auto model = longer_model("llama_dynamic");
+  const auto trained = models::trained_positions(model->options);
+  Random random(8, 0, 0);
+  const auto ids = random_ids(random, trained + 20);
+  Engine engine(model, nullptr, {.cache_tokens = 512, .block_tokens = 4});
+  // Twice within the positions of training, and thrice beyond them.
+  for (const auto length : {trained - 2, trained - 2, trained + 8, trained + 20, trained + 8}) {
+    Told told;
+    const Ids prompt(ids.begin(), ids.begin() + length);
+    engine.submit(request_for(told, prompt, greedy(12)));
+    engine.run_until_idle();
+    expect_same(told, generate(model, {prompt}, greedy(12)), std::to_string(length));
+  }
+  EXPECT_EQ(engine.stats().prefix_hit_tokens, (trained - 3) / 4 * 4);
+}
+
 TEST(Engine, AHalfComputedBlockIsNobodyElses) {
   auto model = longer_model("llama");
   Random random(6, 0, 0);
