@@ -169,7 +169,7 @@ int main(int argc, char** argv) {
                batches = args.get("batches", "1,8,32");
     const auto prompt = args.get("prompt", 512), tokens = args.get("tokens", 128);
     const bool narrow = args.get("dtype", "bfloat16") != "float32";
-    const bool engine = args.get("engine", false);
+    const bool engine = args.has("engine");
     const auto cache_dtype = args.get("cache-dtype", "auto");
     args.check_all_used();
     const auto config = file.empty() ? std::string(kLlama8b) : read_file(file);

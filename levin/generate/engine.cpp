@@ -447,6 +447,11 @@ Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const En
 
 Engine::~Engine() = default;
 
+void Engine::warm_up(int64_t tokens) {
+  const c10::AutoGradMode no_grad(false);
+  state_->batch.warm_up(state_->options.max_rows, std::min(tokens, state_->positions));
+}
+
 bool Engine::step() {
   auto& s = *state_;
   const c10::AutoGradMode no_grad(false);

@@ -81,6 +81,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
+  /// On CUDA: captures the decode steps of every number of rows that have up to `tokens` tokens each, which requests
+  /// would otherwise wait for. The thread of step().
+  void warm_up(int64_t tokens = 512);
   /// From any thread: the id of the request. Throws an Error of one line when the prompt does not fit, an option is not
   /// allowed or the queue is full.
   uint64_t submit(EngineRequest request);

@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/generate/decode_graphs.h"
+#include "levin/nn/weight_stream.h"
 
 namespace levin::detail {
 namespace {
@@ -25,7 +26,8 @@ PagedBatch::PagedBatch(models::Decoder model, const PagedBatchOptions& options)
       options_(options),
       cache_(model_->options, options.blocks, options.block_tokens, model_->tokens->weight.options(),
              {.dtype = options.dtype, .positions = options.positions}) {
-  if (options.graphs && model_->tokens->weight.is_cuda()) graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
+  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_))
+    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 
 PagedBatch::~PagedBatch() = default;
@@ -107,6 +109,20 @@ Tensor PagedBatch::decode(std::span<const PagedRow> rows) {
   const auto hidden = model_->hidden_states(
       column(tokens), cache_, {.positions = column(positions), .seen = longest, .blocks = table(rows, longest)});
   return logits_of(hidden.squeeze(1));
+}
+
+void PagedBatch::warm_up(int64_t rows, int64_t slots) {
+  if (!graphs_) return;
+  const std::vector<int64_t> none;  // all of them are of block 0, which is nobody's
+  for (int64_t count = 1;; count = std::min(2 * count, rows)) {
+    const std::vector<int64_t> zeros(static_cast<size_t>(count), 0);
+    const std::vector<const std::vector<int64_t>*> blocks(static_cast<size_t>(count), &none);
+    for (auto seen = std::min<int64_t>(256, slots);; seen = std::min(2 * seen, slots)) {
+      graphs_->decode(zeros, zeros, seen, blocks);
+      if (seen >= slots) break;
+    }
+    if (count >= rows) return;
+  }
 }
 
 }  // namespace levin::detail

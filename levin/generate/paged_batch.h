@@ -42,7 +42,10 @@ class PagedBatch {
   Tensor prefill(std::span<const PagedRow> rows);
   /// One token of each row.
   Tensor decode(std::span<const PagedRow> rows);
-  /// Whether rows can go through the model together: dynamic rotary scaling has angles for each length of a prompt.
+  /// Captures decode steps of 1, 2, 4, ... rows up to `rows` that see up to `slots` slots. Nothing without graphs.
+  void warm_up(int64_t rows, int64_t slots);
+  /// Whether a row cannot go through the model with others: dynamic rotary scaling has angles for each length of a
+  /// prompt.
   bool goes_alone(int64_t prompt_length) const;
   const models::DecoderCache& cache() const { return cache_; }
 

@@ -407,6 +407,7 @@ TEST(Engine, KeysInBytesStayClose) {
     Engine plain(model, nullptr, {.cache_tokens = 64}),
         bytes(model, nullptr, {.cache_tokens = 64, .cache_dtype = "int8"});
     const auto width = static_cast<double>(model->options.head_width());
+    EXPECT_EQ(plain.stats().blocks_total, 4);
     EXPECT_DOUBLE_EQ(static_cast<double>(bytes.stats().cache_bytes),
                      static_cast<double>(plain.stats().cache_bytes) * (width + 4) / (4 * width));
   }
@@ -439,6 +440,7 @@ TEST(Engine, TextsAndStopStringsAreThoseOfGenerate) {
 
 TEST(Engine, BadInputIsOneLine) {
   auto model = longer_model("llama");
+  EXPECT_EQ(Engine(model, nullptr, {.max_rows = 3}).stats().blocks_total, 3 * 80 / 16);  // what rows and context need
   Engine engine(model, nullptr, {.cache_tokens = 32, .max_queue = 2});
   const auto error = [&](const Ids& prompt, const GenerateOptions& options) {
     return error_of([&] { engine.submit({.prompt = prompt, .options = options}); });

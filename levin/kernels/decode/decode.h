@@ -36,8 +36,8 @@ struct DecodeArguments {
   Tensor slopes;
 };
 
-/// Whether there is a kernel for queries of that dtype: CUDA, float or 16 bit, heads of a multiple of 8 up to 256,
-/// blocks of a power of two of tokens (0: not paged), and the variable LEVIN_DECODE_KERNELS is set to 1.
+/// Whether there is a kernel for queries of that dtype: CUDA, float or 16 bit, heads of a multiple of 8 up to 256, and
+/// blocks of a power of two of tokens (0: not paged). LEVIN_DECODE_KERNELS=0: never.
 bool has_decode_kernel(c10::Device device, at::ScalarType type, int64_t rows, int64_t head_width, int64_t block_tokens);
 /// Turns queries and keys, appends keys and values, and attends: [B, 1, H * D].
 Tensor decode_attention(const DecodeArguments& arguments);

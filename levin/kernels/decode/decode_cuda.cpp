@@ -48,8 +48,8 @@ int64_t parts_of_keys(const DecodeArguments& args) {
 
 bool has_decode_kernel(c10::Device device, at::ScalarType type, int64_t rows, int64_t head_width,
                        int64_t block_tokens) {
-  const auto* asked = std::getenv("LEVIN_DECODE_KERNELS");
-  return asked && std::string_view(asked) == "1" && device.is_cuda() && rows <= kMostRows &&
+  const auto* word = std::getenv("LEVIN_DECODE_KERNELS");
+  return !(word && std::string_view(word) == "0") && device.is_cuda() && rows <= kMostRows &&
          (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && head_width % detail::kDecodeDims == 0 &&
          head_width <= detail::kWidestHead && (block_tokens & (block_tokens - 1)) == 0;
 }
