@@ -157,6 +157,14 @@ struct Server::State {
       engine = std::make_unique<Engine>(model.decoder, served.tokenizer, engine_options);
     }
     thread = std::make_unique<serve::ModelThread>(engine.get(), most);
+    thread->run([this, where = device()] {
+      accelerator_of(where).set_device(where);
+      if (engine) engine->warm_up();
+    });
+  }
+
+  c10::Device device() const {
+    return model.decoder ? model.decoder->tokens->weight.device() : model.module().parameters().at(0).device();
   }
 
   static std::string name_of(const std::filesystem::path& folder) {
@@ -342,7 +350,7 @@ struct Server::State {
     serve::ServerNow values;
     values.kind = model.encoder ? "embeddings" : tokenizer && tokenizer->config().chat_template ? "chat" : "text";
     if (engine) values.engine = engine->stats();
-    const auto where = model.module().parameters().at(0).device();
+    const auto where = device();
     const auto memory = accelerator_of(where).memory(where);
     values.memory_bytes = memory.allocated;
     values.peak_memory_bytes = memory.peak_allocated;
