@@ -17,10 +17,10 @@ constexpr std::chrono::milliseconds kIdle{20};
 }  // namespace
 
 Generation::Generation(size_t sequences, bool streamed, int socket)
-    : streamed_(streamed), socket_(socket), results_(sequences) {}
+    : sequences_(sequences), streamed_(streamed), socket_(socket), results_(sequences) {}
 
 bool Generation::has_ended() const {
-  return ended_ == results_.size() || failed_status_ != 0;
+  return ended_ == sequences_ || failed_status_ != 0;
 }
 
 bool Generation::take(std::vector<Piece>& pieces) {
@@ -90,7 +90,7 @@ std::shared_ptr<Generation> ModelThread::begin(const GenerationRequest& request,
   auto generation = std::make_shared<Generation>(request.sequences(), request.stream, socket);
   std::lock_guard lock(mutex_);
   size_t waiting = 0;
-  for (const auto& other : generations_) waiting += other->results_.size();
+  for (const auto& other : generations_) waiting += other->sequences_;
   if (waiting + request.sequences() > most_)
     throw ApiError(429, fmt::format("The queue is full: {} texts are being written or wait. Try again later.", waiting),
                    {}, "queue_full");
@@ -144,7 +144,7 @@ void ModelThread::fail_all(int status, const std::string& message) {
 size_t ModelThread::active() const {
   std::lock_guard lock(mutex_);
   size_t count = work_.size();
-  for (const auto& generation : generations_) count += generation->results_.size();
+  for (const auto& generation : generations_) count += generation->sequences_;
   return count;
 }
 

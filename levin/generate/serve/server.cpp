@@ -155,6 +155,7 @@ struct Server::State {
       auto engine_options = options.engine;
       engine_options.max_queue = static_cast<int64_t>(most);
       engine = std::make_unique<Engine>(model.decoder, served.tokenizer, engine_options);
+      served.cache_tokens = engine->stats().blocks_total * engine_options.block_tokens;
     }
     thread = std::make_unique<serve::ModelThread>(engine.get(), most);
     thread->run([this, where = device()] {
