@@ -169,18 +169,18 @@ void ModelThread::do_work() {
 void ModelThread::cancel_left() {
   std::lock_guard lock(mutex_);
   std::vector<pollfd> sockets;
-  for (const auto& generation : generations_)
-    sockets.push_back({.fd = generation->socket_, .events = POLLRDHUP, .revents = 0});
-  if (sockets.empty() || poll(sockets.data(), sockets.size(), 0) <= 0) return;
-  size_t i = 0;
+  std::vector<Generation*> watched;
   for (const auto& generation : generations_) {
-    if (!(sockets[i++].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL))) continue;
-    for (const auto id : generation->ids_) engine_->cancel(id);
-    std::lock_guard inner(generation->mutex_);
-    if (generation->has_ended()) continue;
-    generation->failed_status_ = 499;
-    generation->failure_ = "The client has left.";
-    generation->changed_.notify_one();
+    const std::lock_guard inner(generation->mutex_);
+    if (generation->has_ended()) continue;  // its connection knows, or is about to
+    sockets.push_back({.fd = generation->socket_, .events = POLLRDHUP, .revents = 0});
+    watched.push_back(generation.get());
+  }
+  if (sockets.empty() || poll(sockets.data(), sockets.size(), 0) <= 0) return;
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    if (!(sockets[i].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL))) continue;
+    for (const auto id : watched[i]->ids_) engine_->cancel(id);
+    watched[i]->fail(499, "The client has left.");
     ++disconnected_;
   }
 }
