@@ -16,12 +16,12 @@
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/generate/decode_batch.h"
-#include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
+#include "levin/program/commands/read_model.h"
 
 namespace levin::cli {
 namespace {
@@ -31,26 +31,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
-
-/// A bar for the time in which a model is read.
-class LoadingBar {
- public:
-  explicit LoadingBar(int64_t total) {
-    if (total >= kShown) bar_.emplace("Reading", total / kUnit, ProgressOptions{.unit = "MB"});
-  }
-  /// One thread at a time.
-  void read(int64_t bytes) {
-    const auto before = read_ / kUnit;
-    read_ += bytes;
-    if (bar_) bar_->advance(read_ / kUnit - before);
-  }
-
- private:
-  /// A smaller model is there at once.
-  static constexpr int64_t kUnit = 1'000'000, kShown = 500 * kUnit;
-  int64_t read_ = 0;
-  std::optional<ProgressBar> bar_;
-};
 
 struct Generate {
   std::string folder, input, output;
@@ -128,8 +108,7 @@ struct Generate {
     if (placement_flags.used())
       placement = placement_flags.place("levin generate", sizes, asked.device, decode_sizes(prompts, sizes.body()));
     const auto start = Clock::now();
-    auto model = read_model(asked, placement);
-    for (const auto& note : model.notes) log_info(note);
+    auto model = read_model("levin generate", folder, asked, placement_flags, placement);
     const auto loaded = seconds_since(start);
     const auto rows = write_texts(model, tokenizer, prompts, loaded);
     write_output(prompts, rows);
@@ -151,14 +130,6 @@ struct Generate {
     LEVIN_CHECK(std::filesystem::is_directory(folder_of), "[levin generate] OUTPUT \"", output,
                 "\": there is no folder \"", folder_of.string(), "\"");
     check_writable(folder_of);
-  }
-
-  models::LanguageModel read_model(models::OpenModelOptions asked,
-                                   const std::optional<WeightPlacement>& placement) const {
-    LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
-    asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
-    return placement ? placement_flags.open("levin generate", folder, asked, *placement)
-                     : models::open_model(folder, asked);
   }
 
   /// What the texts need of the device.

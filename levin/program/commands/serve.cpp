@@ -18,6 +18,7 @@
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
+#include "levin/program/commands/read_model.h"
 
 namespace levin::cli {
 namespace {
@@ -57,6 +58,8 @@ struct Serve {
   ServeOptions options;
   int64_t read_timeout = options.read_timeout.count(), shutdown_timeout = options.shutdown_timeout.count();
   bool no_graphs = false, no_prefix_reuse = false;
+  /// Beside weights that do not all fit the cache has this many tokens for each of max-rows, unless it is told.
+  static constexpr int64_t kPlacedRow = 1024;
 
   void describe(Flags& flags) {
     auto& o = options;
@@ -67,7 +70,8 @@ struct Serve {
                "KEY");
     flags.flag("name", o.model_name, "under which clients ask for the model [the name of the folder]", "NAME");
     flags.flag("max-rows", o.engine.max_rows, "texts that are written together", "N");
-    flags.flag("cache-tokens", o.engine.cache_tokens, "tokens whose keys and values are kept; 0: what fits", "N");
+    flags.flag("cache-tokens", o.engine.cache_tokens,
+               "tokens whose keys and values are kept; 0: what fits, or 1024 a row with --device-map", "N");
     flags.flag("cache-dtype", o.engine.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     flags.flag("prefill-chunk", o.engine.prefill_chunk, "tokens of prompts between two steps", "N");
     flags.flag("max-queue", o.max_queue, "texts that wait; one more is refused with 429", "N");
@@ -91,35 +95,20 @@ struct Serve {
     const StopSignals signals;
     read_options();
     model_flags.device = placement_flags.device(model_flags.device);
-    const auto asked = model_flags.options("levin serve");
-    auto model_options = asked;
+    auto asked = model_flags.options("levin serve");
     // Everything that can be wrong is found before the weights are read.
     const auto sizes = models::open_model_meta(folder, asked);
-    if (sizes.encoder) model_options.head = "none";
+    if (sizes.encoder) asked.head = "none";
     GenerateInput source(folder, false, sizes.body().vocab_size);
     std::optional<text::Tokenizer> tokenizer;
     if (const auto* found = source.tokenizer()) tokenizer = *found;
-    auto model = placement_flags.used() ? placed(sizes, model_options) : models::open_model(folder, model_options);
-    for (const auto& note : model.notes) log_info(note);
-    Server server(std::move(model), std::move(tokenizer), options);
+    const auto placement = place(sizes, asked.device);
+    Server server(read_model("levin serve", folder, asked, placement_flags, placement), std::move(tokenizer), options);
     tell(server, sizes);
     return serve(server, signals);
   }
 
  private:
-  /// With room for a cache of that many tokens, or of some for each row.
-  models::LanguageModel placed(const models::LanguageModel& sizes, const models::OpenModelOptions& asked) const {
-    LEVIN_CHECK(sizes.decoder, "[levin serve] \"", folder, "\" is a ", sizes.model_type,
-                ", an encoder: --device-map and --max-memory are for decoders");
-    constexpr int64_t kTokens = 512;
-    const auto& engine = options.engine;
-    const auto tokens = engine.cache_tokens > 0 ? (engine.cache_tokens + engine.max_rows - 1) / engine.max_rows
-                                                : std::min(kTokens, sizes.body().max_positions);
-    const DecodeSizes decode{.rows = engine.max_rows, .capacity = tokens, .prefill_chunk = engine.prefill_chunk};
-    const auto placement = placement_flags.place("levin serve", sizes, asked.device, decode);
-    return placement_flags.open("levin serve", folder, asked, placement);
-  }
-
   void read_options() {
     const char* key = std::getenv("LEVIN_API_KEY");
     if (options.api_key.empty() && key) options.api_key = key;
@@ -130,6 +119,20 @@ struct Serve {
     options.engine.prefix_reuse = !no_prefix_reuse;
     check_options(options);
     check_options(options.engine);
+  }
+
+  /// The cache has its size before weights are placed beside it.
+  std::optional<WeightPlacement> place(const models::LanguageModel& sizes, c10::Device device) {
+    if (!placement_flags.used()) return {};
+    LEVIN_CHECK(sizes.decoder, "[levin serve] --device-map and --max-memory are for models that generate; \"", folder,
+                "\" is a ", sizes.model_type);
+    auto& engine = options.engine;
+    const auto row = std::min<int64_t>(sizes.body().max_positions, kPlacedRow);
+    if (engine.cache_tokens == 0) engine.cache_tokens = engine.max_rows * row;
+    const DecodeSizes needed{.rows = engine.max_rows,
+                             .capacity = (engine.cache_tokens + engine.max_rows - 1) / engine.max_rows,
+                             .prefill_chunk = engine.prefill_chunk};
+    return placement_flags.place("levin serve", sizes, device, needed);
   }
 
   void tell(const Server& server, const models::LanguageModel& sizes) const {
