@@ -17,6 +17,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/kernels/activation_detail.h"
+#include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/later_gradients.h"
@@ -339,6 +340,7 @@ void set_fuses_mlp(bool fuses) {
 }  // namespace detail
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (detail::runs_few_rows_linear(x, weight, bias)) return detail::few_rows_linear(x, weight, bias);
   if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
   const auto factors = detail::factors(x, weight, bias);
   return factors ? detail::fused_linear(factors->in, weight, bias, factors->weight) : at::linear(x, weight, bias);

@@ -14,6 +14,7 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/decode/decode.h"
@@ -78,19 +79,20 @@ Tensor CacheStep::decode(int64_t layer, const Tensor& q, const Tensor& k, const 
                          double softcap) const {
   const auto i = static_cast<size_t>(layer);
   const bool windowed = options->window > 0 && (options->windowed_layers.empty() || options->windowed_layers[i]);
-  return kernels::decode_attention({.q = q,
-                                    .k = k,
-                                    .v = v,
-                                    .positions = pass->positions,
-                                    .angles = cache->rotary,
-                                    .keys = cache->keys[i],
-                                    .values = cache->values[i],
-                                    .first_row = pass->first_row,
-                                    .seen = pass->seen,
-                                    .scale = scale,
-                                    .softcap = softcap,
-                                    .window = windowed ? options->window : 0,
-                                    .slopes = cache->slopes});
+  const kernels::DecodeArguments arguments{.q = q,
+                                           .k = k,
+                                           .v = v,
+                                           .positions = pass->positions,
+                                           .angles = cache->rotary,
+                                           .keys = cache->keys[i],
+                                           .values = cache->values[i],
+                                           .first_row = pass->first_row,
+                                           .seen = pass->seen,
+                                           .scale = scale,
+                                           .softcap = softcap,
+                                           .window = windowed ? options->window : 0,
+                                           .slopes = cache->slopes};
+  return q.is_cpu() ? kernels::decode_attention_cpu(arguments) : kernels::decode_attention(arguments);
 }
 
 void CacheStep::write(int64_t layer, const Tensor& k, const Tensor& v) const {
@@ -131,7 +133,9 @@ CacheStep cache_step(const DecoderOptions& options, DecoderCache& cache, const C
               "[decoder] ", at.size(0), " rows from row ", pass.first_row, " that see ", pass.seen,
               " slots do not fit a cache of ", cache.rows(), " rows of ", cache.capacity());
   CacheStep step{.options = &options, .cache = &cache, .pass = &pass, .slots = {}};
-  step.fused = pass.seen > 0 && at.size(1) == 1 && kernels::has_decode_kernel(cache.keys.front(), options.head_width());
+  step.fused = pass.seen > 0 && at.size(1) == 1 && !at::GradMode::is_enabled() &&
+               (kernels::has_decode_kernel_cpu(cache.keys.front()) ||
+                kernels::has_decode_kernel(cache.keys.front(), options.head_width()));
   if (step.fused) return step;
   const auto heads = cache.keys.front().size(1), capacity = cache.capacity();
   const auto count = [&](int64_t n) { return at::arange(n, at.options()); };

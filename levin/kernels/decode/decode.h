@@ -36,4 +36,8 @@ bool has_decode_kernel(const Tensor& hidden, int64_t head_width);
 /// Turns queries and keys, appends keys and values, and attends: [B, 1, H * D].
 Tensor decode_attention(const DecodeArguments& arguments);
 
+/// The same on the CPU, for float and 16 bit.
+bool has_decode_kernel_cpu(const Tensor& hidden);
+Tensor decode_attention_cpu(const DecodeArguments& arguments);
+
 }  // namespace levin::kernels
