@@ -337,9 +337,6 @@ Tensor DecoderMlpImpl::forward(const Tensor& x) {
   const bool bare = up->adapters.empty() && down->adapters.empty() && !up->quantized && !down->quantized;
   if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
   if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
-  const bool alone = up->num_interceptors() == 0 && down->num_interceptors() == 0;
-  if (alone && *kind == kernels::Activation::kGeluTanh)
-    if (const auto result = kernels::gelu_mlp(x, up->weight, up->bias, down->weight, down->bias)) return *result;
   return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)
                                          : kernels::linear_activation(x, up->weight, up->bias, *kind));
 }

@@ -1,6 +1,7 @@
 // One token of each row against its cached keys and values. The time is that of reading them: a group of threads takes
 // a key, each thread 16 bytes of it, and all query heads that share the key use what was read.
 #include "levin/kernels/decode/decode_launch.h"
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 #include "levin/kernels/packs.cuh"
@@ -15,6 +16,8 @@ constexpr float kLowest = -INFINITY;
 /// A block for each head of queries, keys and values of a row.
 template <class T>
 __global__ void decode_append_kernel(const DecodeLaunch a) {
+  let_next_start();
+  wait_for_previous();
   const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
   const int64_t position = a.positions[row];
   const bool is_q = head < a.heads, is_k = !is_q && head < a.heads + a.kv_heads;
@@ -62,6 +65,8 @@ __device__ __forceinline__ float finite(float most) {
 /// kLanes threads take a key; a block takes kHeads query heads of one head of keys, and one part of the keys.
 template <class T, int kHeads, int kLanes>
 __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const DecodeLaunch a) {
+  let_next_start();
+  wait_for_previous();
   constexpr int kGroups = kDecodeThreads / kLanes, kKeys = kHeads > 4 ? 2 : 4;
   __shared__ float mixed_of[kWarps][kHeads][kLanes * kDecodeDims];
   __shared__ float most_of[kWarps][kHeads], sum_of[kWarps][kHeads];
@@ -204,6 +209,8 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
 /// A block for each head of a row: its parts become one.
 template <class T>
 __global__ void decode_join_kernel(const DecodeLaunch a) {
+  let_next_start();
+  wait_for_previous();
   const int64_t head = static_cast<int64_t>(blockIdx.y) * a.heads + blockIdx.x;
   const int step = a.width + 2;
   const float* parts = a.partial + head * a.splits * step;
@@ -226,7 +233,7 @@ void attend(const DecodeLaunch& a, cudaStream_t stream) {
   const int parts = (a.heads / a.kv_heads + kHeads - 1) / kHeads;
   const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * parts),
                   static_cast<unsigned>(a.rows));
-  decode_attention_kernel<T, kHeads, kLanes><<<grid, kDecodeThreads, 0, stream>>>(a);
+  launch_early(decode_attention_kernel<T, kHeads, kLanes>, {grid, kDecodeThreads}, stream, a);
 }
 
 template <class T, int kLanes>
@@ -247,7 +254,7 @@ int launch_decode_append(const DecodeLaunch& a, CUstream_st* stream) {
     using T = typename decltype(number)::type;
     const dim3 grid(static_cast<unsigned>(a.heads + 2 * a.kv_heads), static_cast<unsigned>(a.rows));
     const int threads = a.width <= 64 ? 64 : 128;
-    decode_append_kernel<T><<<grid, threads, 0, stream>>>(a);
+    launch_early(decode_append_kernel<T>, {grid, threads}, stream, a);
   });
 }
 
@@ -261,7 +268,8 @@ int launch_decode_attention(const DecodeLaunch& a, CUstream_st* stream) {
     else
       attend_by_heads<T, 32>(a, stream);
     if (a.splits > 1)
-      decode_join_kernel<T><<<dim3(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows)), 128, 0, stream>>>(a);
+      launch_early(decode_join_kernel<T>, {dim3(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows)), 128},
+                   stream, a);
   });
 }
 

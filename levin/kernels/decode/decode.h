@@ -30,8 +30,7 @@ struct DecodeArguments {
   Tensor slopes;
 };
 
-/// Whether there is a kernel: CUDA, float or 16 bit, heads of a multiple of 8 up to 256, and the variable
-/// LEVIN_DECODE_KERNELS is set to 1.
+/// Whether there is a kernel: CUDA, float or 16 bit, heads of a multiple of 8 up to 256. LEVIN_DECODE_KERNELS=0: never.
 bool has_decode_kernel(const Tensor& hidden, int64_t head_width);
 /// Turns queries and keys, appends keys and values, and attends: [B, 1, H * D].
 Tensor decode_attention(const DecodeArguments& arguments);

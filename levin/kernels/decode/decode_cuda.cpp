@@ -35,9 +35,9 @@ int64_t parts_of_keys(const DecodeArguments& args) {
 }  // namespace
 
 bool has_decode_kernel(const Tensor& hidden, int64_t head_width) {
-  const auto* asked = std::getenv("LEVIN_DECODE_KERNELS");
+  const auto* word = std::getenv("LEVIN_DECODE_KERNELS");
   const auto type = hidden.scalar_type();
-  return asked && std::string_view(asked) == "1" && hidden.is_cuda() && hidden.size(0) <= 65535 &&
+  return !(word && std::string_view(word) == "0") && hidden.is_cuda() && hidden.size(0) <= 65535 &&
          (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && head_width % detail::kDecodeDims == 0 &&
          head_width <= detail::kWidestHead;
 }
