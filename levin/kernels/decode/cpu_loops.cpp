@@ -192,13 +192,13 @@ LEVIN_INLINE void int4_block(const DotInt4& job, int64_t row, const float* x, co
   LEVIN_UNROLL
   for (int r = 0; r < R; ++r) total[r] = V{};
   for (int64_t g = 0; g < groups; ++g) {
-    V part[R];
+    V part[R][2];
     LEVIN_UNROLL
-    for (int r = 0; r < R; ++r) part[r] = V{};
+    for (int r = 0; r < R; ++r) part[r][0] = V{}, part[r][1] = V{};
     for (int64_t t = g * turns; t < (g + 1) * turns; ++t) {
       LEVIN_UNROLL
       for (int half = 0; half < kWords; half += N) {
-        typename F::Integers w[R];
+        typename F::Bits w[R];
         LEVIN_UNROLL
         for (int r = 0; r < R; ++r) std::memcpy(&w[r], job.words + (row + r) * words + t * kWords + half, W);
         LEVIN_UNROLL
@@ -207,8 +207,8 @@ LEVIN_INLINE void int4_block(const DotInt4& job, int64_t row, const float* x, co
           F::load(numbers, x + t * 64 + place * 8 + half);
           LEVIN_UNROLL
           for (int r = 0; r < R; ++r) {
-            part[r] += __builtin_convertvector(w[r] & 15, V) * numbers;
-            w[r] = (typename F::Integers)((typename F::Bits)w[r] >> 4);
+            const auto codes = (typename F::Integers)((w[r] >> (4 * place)) & 15);
+            part[r][place % 2] += __builtin_convertvector(codes, V) * numbers;
           }
         }
       }
@@ -217,7 +217,7 @@ LEVIN_INLINE void int4_block(const DotInt4& job, int64_t row, const float* x, co
     for (int r = 0; r < R; ++r) {
       const auto* pair = job.scales + ((row + r) * groups + g) * 2;
       const auto scale = from_half(pair[0]);
-      total[r] += part[r] * scale;
+      total[r] += (part[r][0] + part[r][1]) * scale;
       offset[r] += scale * from_half(pair[1]) * sums[g];
     }
   }
