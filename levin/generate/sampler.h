@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -46,6 +47,8 @@ struct SampledToken {
   int64_t id = 0;
   double logprob = 0;
   std::vector<std::pair<int64_t, double>> top = {};
+  /// Why there is no token: one line; else empty.
+  std::string error = {};
 };
 
 /// Logits float32 [rows, V] with repetition, presence and frequency penalties, and -inf for tokens that may not come
@@ -63,10 +66,13 @@ struct DrawnGuesses {
   /// int64 [rows], -1 for a row without one; and what `filtered` gave for the draft, float32 [rows, V].
   Tensor ids, scores;
 };
-/// The next token of each row. With guesses each is taken, or replaced, such that the tokens follow the logits alone
-/// (Leviathan et al. 2023): one that the model finds less likely than the draft is taken by their ratio, else a token
-/// is drawn from what the model has more of. A token is equal to its guess where that is taken, and nowhere else.
-std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows,
-                                 const DrawnGuesses* guesses = nullptr);
+/// The next token of each row. One without any has an error. With guesses each is taken, or replaced, such that the
+/// tokens follow the logits alone (Leviathan et al. 2023): one that the model finds less likely than the draft is taken
+/// by their ratio, else a token is drawn from what the model has more of. A token is equal to its guess where that is
+/// taken, and nowhere else.
+std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
+                                     const DrawnGuesses* guesses = nullptr);
+/// The same; an error of any row is thrown.
+std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows);
 
 }  // namespace levin::detail

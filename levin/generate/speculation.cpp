@@ -172,13 +172,15 @@ std::vector<std::vector<SampledToken>> agreed(const Tensor& logits, std::span<co
   }
   std::optional<DrawnGuesses> drawn;
   if (!guesses.scores.empty()) drawn = drawn_guesses(guesses, logits);
-  auto tokens = sample(logits, pointers(states), drawn ? &*drawn : nullptr);
+  auto tokens = try_sample(logits, pointers(states), drawn ? &*drawn : nullptr);
   std::vector<std::vector<SampledToken>> taken(rows.size());
   auto at = tokens.begin();
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto& own = guesses.ids[i];
     for (size_t t = 0; t <= own.size(); ++t) {
       taken[i].push_back(std::move(at[static_cast<std::ptrdiff_t>(t)]));
+      // Behind a guess that does not hold errors mean nothing.
+      LEVIN_CHECK(taken[i].back().error.empty(), taken[i].back().error);
       if (t == own.size() || taken[i].back().id != own[t]) break;
     }
     at += static_cast<std::ptrdiff_t>(own.size()) + 1;

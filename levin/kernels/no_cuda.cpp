@@ -92,7 +92,7 @@ void register_fp8_cuda(torch::Library&) {}
 
 namespace levin::kernels {
 
-bool has_decode_kernel(const Tensor&, int64_t) {
+bool has_decode_kernel(c10::Device, at::ScalarType, int64_t, int64_t, int64_t) {
   return false;
 }
 Tensor decode_attention(const DecodeArguments&) {

@@ -261,7 +261,7 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
     step->write(layer_, k, v);
     if (step->pass->seen > 0)
-      return detail::cached_attention(q, step->keys(layer_, b), step->values(layer_, b), mask, scale, softcap);
+      return detail::cached_attention(q, step->keys(layer_, q), step->values(layer_, q), mask, scale, softcap);
   }
   q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;

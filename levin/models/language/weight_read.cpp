@@ -189,11 +189,19 @@ class DeviceLanes {
   std::vector<DeviceLane*> free_;
 };
 
-void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device) {
+void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device,
+                 const std::function<void(int64_t)>& on_read) {
   const auto count = static_cast<int64_t>(chunks.size());
+  std::mutex telling;
   const auto each = [&](int64_t begin, int64_t end, auto&& read) {
     const c10::AutoGradMode no_grad(false);
-    for (auto i = begin; i < end; ++i) read(chunks[static_cast<size_t>(i)]);
+    for (auto i = begin; i < end; ++i) {
+      const auto& chunk = chunks[static_cast<size_t>(i)];
+      read(chunk);
+      if (!on_read) continue;
+      const std::lock_guard lock(telling);
+      on_read(chunk.bytes());
+    }
   };
   if (!device.is_cuda()) {
     parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -217,7 +225,8 @@ int64_t& chunk_of_read() {
   return bytes;
 }
 
-void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads) {
+void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads,
+                  const std::function<void(int64_t)>& on_read) {
   std::vector<std::pair<c10::Device, std::vector<WeightChunk>>> by_device;
   for (const auto& weight : plan) {
     const auto device = weight.target.device();
@@ -227,7 +236,7 @@ void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan
     for (auto& chunk : chunks_of(file, weight, heads)) found->second.push_back(std::move(chunk));
   }
   for (const auto& [device, chunks] : by_device)
-    if (!chunks.empty()) read_chunks(file, chunks, device);
+    if (!chunks.empty()) read_chunks(file, chunks, device, on_read);
 }
 
 }  // namespace levin::models::detail

@@ -1,12 +1,10 @@
 #include "levin/generate/generate.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <thread>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,11 +15,13 @@
 #include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
+#include "levin/generate/decode_batch.h"
 #include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
+#include "levin/program/commands/placement_flags.h"
 
 namespace levin::cli {
 namespace {
@@ -32,47 +32,30 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Bytes that this process has read from files so far, as Linux counts them; 0 where it does not.
-int64_t bytes_read() {
-  std::ifstream stream("/proc/self/io");
-  std::string word;
-  for (int64_t bytes = 0; stream >> word >> bytes;)
-    if (word == "rchar:") return bytes;
-  return 0;
-}
-
-/// A bar for the time in which a model is read, from a thread that looks at the bytes.
+/// A bar for the time in which a model is read.
 class LoadingBar {
  public:
   explicit LoadingBar(int64_t total) {
-    if (total < kShown) return;
-    watch_ = std::thread([this, total, first = bytes_read()] {
-      ProgressBar bar("Reading", total / kUnit, {.unit = "MB"});
-      for (int64_t shown = 0; !done_;) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        const auto now = std::clamp((bytes_read() - first) / kUnit, shown, total / kUnit);
-        bar.advance(now - shown);
-        shown = now;
-      }
-    });
+    if (total >= kShown) bar_.emplace("Reading", total / kUnit, ProgressOptions{.unit = "MB"});
   }
-  ~LoadingBar() {
-    done_ = true;
-    if (watch_.joinable()) watch_.join();
+  /// One thread at a time.
+  void read(int64_t bytes) {
+    const auto before = read_ / kUnit;
+    read_ += bytes;
+    if (bar_) bar_->advance(read_ / kUnit - before);
   }
-  LoadingBar(const LoadingBar&) = delete;
-  LoadingBar& operator=(const LoadingBar&) = delete;
 
  private:
   /// A smaller model is there at once.
   static constexpr int64_t kUnit = 1'000'000, kShown = 500 * kUnit;
-  std::atomic<bool> done_ = false;
-  std::thread watch_;
+  int64_t read_ = 0;
+  std::optional<ProgressBar> bar_;
 };
 
 struct Generate {
   std::string folder, input, output, draft_folder;
   ModelFlags model_flags;
+  PlacementFlags placement_flags;
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -109,7 +92,10 @@ struct Generate {
                "N");
     flags.flag("draft-model", draft_folder, "a smaller model of the same vocabulary that guesses tokens", "FOLDER");
     flags.flag("draft-tokens", o.draft_tokens, "tokens that the draft model guesses at once", "N");
+    flags.flag("paged", o.paged, "through the engine of `levin serve`: a cache of blocks, which prompts share");
+    flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
+    placement_flags.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
     flags.set_epilog(
@@ -129,6 +115,7 @@ struct Generate {
     check_options(options);
     check_output();
     // Everything that can be wrong is found before the weights are read.
+    model_flags.device = placement_flags.device(model_flags.device);
     const auto asked = model_flags.options("levin generate");
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
@@ -142,8 +129,11 @@ struct Generate {
     LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
 
+    std::optional<WeightPlacement> placement;
+    if (placement_flags.used())
+      placement = placement_flags.place("levin generate", sizes, asked.device, decode_sizes(prompts, sizes.body()));
     const auto start = Clock::now();
-    auto model = read_model(asked);
+    auto model = read_model(asked, placement);
     for (const auto& note : model.notes) log_info(note);
     if (!draft_folder.empty()) options.draft = models::open_model(draft_folder, drafting(asked)).decoder;
     const auto loaded = seconds_since(start);
@@ -185,9 +175,25 @@ struct Generate {
     LEVIN_CHECK(options.num_beams == 1, "[levin generate] beams go without --draft-model");
   }
 
-  models::LanguageModel read_model(const models::OpenModelOptions& asked) const {
-    const LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
-    return models::open_model(folder, asked);
+  models::LanguageModel read_model(models::OpenModelOptions asked,
+                                   const std::optional<WeightPlacement>& placement) const {
+    LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
+    asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
+    if (!placement) return models::open_model(folder, asked);
+    placement_flags.limit("levin generate", asked.device);
+    return open_placed_model(folder, asked, *placement, {.offload_folder = placement_flags.offload_folder});
+  }
+
+  /// What the texts need of the device.
+  DecodeSizes decode_sizes(const std::vector<GeneratePrompt>& prompts, const models::DecoderOptions& body) const {
+    const auto texts = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
+    DecodeSizes sizes{.rows = options.num_beams > 1 ? options.num_beams : std::clamp<int64_t>(texts, 1, options.batch),
+                      .prefill_chunk = options.prefill_chunk};
+    for (const auto& prompt : prompts) {
+      const auto length = static_cast<int64_t>(prompt.ids.size());
+      sizes.capacity = std::max(sizes.capacity, length + detail::most_new_tokens(body, options, length));
+    }
+    return sizes;
   }
 
   static int64_t id_of(const std::string& word) {
