@@ -33,7 +33,7 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct Generate {
-  std::string folder, input, output;
+  std::string folder, input, output, draft_folder;
   ModelFlags model_flags;
   PlacementFlags placement_flags;
   std::vector<std::string> stop, eos;
@@ -68,6 +68,10 @@ struct Generate {
     flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
+    flags.flag("prompt-lookup", o.prompt_lookup, "guess N tokens at once from what followed the same tokens before",
+               "N");
+    flags.flag("draft-model", draft_folder, "a smaller model of the same vocabulary that guesses tokens", "FOLDER");
+    flags.flag("draft-tokens", o.draft_tokens, "tokens that the draft model guesses at once", "N");
     flags.flag("paged", o.paged, "through the engine of `levin serve`: a cache of blocks, which prompts share");
     flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
@@ -96,6 +100,7 @@ struct Generate {
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
+    if (!draft_folder.empty()) check_draft_folder(asked, sizes.body());
     GenerateInput source(folder, chat, sizes.body().vocab_size);
     const auto prompts = source.read(input);
     check_lengths(prompts, sizes.body());
@@ -109,6 +114,7 @@ struct Generate {
       placement = placement_flags.place("levin generate", sizes, asked.device, decode_sizes(prompts, sizes.body()));
     const auto start = Clock::now();
     auto model = read_model("levin generate", folder, asked, placement_flags, placement);
+    if (!draft_folder.empty()) options.draft = models::open_model(draft_folder, drafting(asked)).decoder;
     const auto loaded = seconds_since(start);
     const auto rows = write_texts(model, tokenizer, prompts, loaded);
     write_output(prompts, rows);
@@ -130,6 +136,22 @@ struct Generate {
     LEVIN_CHECK(std::filesystem::is_directory(folder_of), "[levin generate] OUTPUT \"", output,
                 "\": there is no folder \"", folder_of.string(), "\"");
     check_writable(folder_of);
+  }
+
+  /// The draft model lies beside the model; it is quantized only where its folder is.
+  static models::OpenModelOptions drafting(models::OpenModelOptions asked) {
+    asked.quantize.clear();
+    return asked;
+  }
+
+  void check_draft_folder(const models::OpenModelOptions& asked, const models::DecoderOptions& body) const {
+    const auto draft = models::open_model_meta(draft_folder, drafting(asked));
+    LEVIN_CHECK(draft.decoder, "[levin generate] --draft-model \"", draft_folder, "\" is a ", draft.model_type,
+                ", an encoder, which does not generate");
+    LEVIN_CHECK(draft.body().vocab_size == body.vocab_size, "[levin generate] --draft-model \"", draft_folder,
+                "\" has another vocabulary: ", draft.body().vocab_size, " tokens, the model has ", body.vocab_size);
+    LEVIN_CHECK(options.prompt_lookup == 0, "[levin generate] either --prompt-lookup or --draft-model");
+    LEVIN_CHECK(options.num_beams == 1, "[levin generate] beams go without --draft-model");
   }
 
   /// What the texts need of the device.
@@ -189,6 +211,11 @@ struct Generate {
                     "memory {}",
                     prompts.size(), before, count, took, static_cast<double>(count) / took, loaded,
                     format_bytes(static_cast<double>(accelerator_of(where).memory(where).peak_allocated))));
+    int64_t guessed = 0, taken = 0;
+    for (const auto& row : rows) guessed += row.guessed_tokens, taken += row.taken_tokens;
+    if (guessed > 0)
+      log_info(fmt::format("{} of {} guessed tokens were taken ({:.0f} %)", taken, guessed,
+                           100 * static_cast<double>(taken) / static_cast<double>(guessed)));
     return rows;
   }
 
