@@ -28,7 +28,9 @@ DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& option
     : model_(std::move(model)),
       options_(options),
       cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options()) {
-  if (options.graphs && model_->tokens->weight.is_cuda()) graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
+  // Ranks talk to each other in a step: it is not captured.
+  if (options.graphs && model_->tokens->weight.is_cuda() && !model_->ranks)
+    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 
 DecodeBatch::~DecodeBatch() = default;

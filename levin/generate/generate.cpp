@@ -11,6 +11,7 @@
 #include "levin/generate/beams.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generated_text.h"
+#include "levin/generate/rank_agreement.h"
 #include "levin/generate/sampler.h"
 
 namespace levin {
@@ -131,9 +132,17 @@ class GenerateRun {
     std::vector<const SampledRow*> drawing;
     for (auto i = first; i < rows_.size(); ++i) drawing.push_back(&rows_[i].sampled);
     auto tokens = sample(logits, drawing);
+    follow_first_rank(model_->ranks, tokens);
+    std::vector<bool> ends;
+    for (auto i = first; i < rows_.size(); ++i) ends.push_back(accept(rows_[i], std::move(tokens[i - first])));
+    follow_first_rank(model_->ranks, ends);
     std::vector<size_t> ended;
-    for (auto i = first; i < rows_.size(); ++i)
-      if (accept(rows_[i], std::move(tokens[i - first]))) ended.push_back(i);
+    for (auto i = first; i < rows_.size(); ++i) {
+      if (!ends[i - first]) continue;
+      ended.push_back(i);
+      auto& reason = results_[rows_[i].result].finish_reason;
+      if (reason.empty()) reason = "cancelled";  // by the callback of rank 0
+    }
     for (auto i = ended.rbegin(); i != ended.rend(); ++i) {
       batch_->remove(static_cast<int64_t>(*i));
       if (*i + 1 < rows_.size()) rows_[*i] = std::move(rows_.back());
@@ -166,7 +175,7 @@ class GenerateRun {
                     .top_logprobs = token.top,
                     .text = text,
                     .finish_reason = result.finish_reason}) &&
-        result.finish_reason.empty())
+        result.finish_reason.empty() && is_first_rank(model_->ranks))
       result.finish_reason = "cancelled";
     if (options_.top_logprobs > 0) result.top_logprobs.push_back(std::move(token.top));
     return !result.finish_reason.empty();

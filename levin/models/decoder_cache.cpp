@@ -51,7 +51,7 @@ DecoderCache::DecoderCache(const DecoderOptions& options, int64_t rows, int64_t 
     keys.push_back(at::zeros(shape, kind.requires_grad(false)));
     values.push_back(at::zeros(shape, kind.requires_grad(false)));
   }
-  if (options.positions == "alibi") slopes = alibi_slopes(options.num_heads, kind.device());
+  if (options.positions == "alibi") slopes = alibi_slopes(options, kind.device());
   if (options.positions == "rotary") rotary = angle_table(options, capacity).to(kind.device());
 }
 
@@ -164,7 +164,7 @@ AttentionMasks cached_masks(const DecoderOptions& options, const CachePass& pass
   Tensor added;
   if (options.positions == "alibi") {
     const auto distance = (place - query).to(at::kFloat);
-    added = alibi_slopes(options.num_heads, at.device()).view({-1, 1, 1}) * distance;
+    added = alibi_slopes(options, at.device()).view({-1, 1, 1}) * distance;
   }
   const auto made = [&](const Tensor& visible) -> Tensor {
     if (!added.defined()) return visible;

@@ -265,6 +265,15 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   return planned;
 }
 
+/// Leaves in the model, which has no data yet, what this rank is to read.
+void split_model(LanguageModel& model, std::vector<detail::PlannedWeight>& plan, const TensorRanks& ranks) {
+  LEVIN_CHECK(!model.quantization, "[open_model] a quantized model (", quantization_name(*model.quantization),
+              ") is not split over ranks; take no quantization, or one rank");
+  model.split = split_tensors(model.module(), {.size = ranks->size()}, ranks, SplitValues::kRead);
+  for (auto& weight : plan)
+    if (const auto* known = model.split->find(weight.target)) weight.slice = known->slice;
+}
+
 ModelConfig config_in(const fs::path& folder) {
   LEVIN_CHECK(fs::is_directory(folder), "[open_model] \"", folder.string(), "\" is not a folder");
   return ModelConfig::read(folder / "config.json");
@@ -303,6 +312,7 @@ LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options
   const auto config = config_in(folder);
   const WeightFile file(folder);
   auto [model, plan, quantized] = planned_model(folder, file, config, options);
+  if (options.ranks && options.ranks->size() > 1) split_model(model, plan, options.ranks);
   std::vector<Tensor> targets;
   for (const auto& weight : plan) targets.push_back(weight.target);
   materialize(targets, /*initialize=*/false);

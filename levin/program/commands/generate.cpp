@@ -22,6 +22,7 @@
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
+#include "levin/program/commands/tensor_ranks.h"
 
 namespace levin::cli {
 namespace {
@@ -73,6 +74,7 @@ class LoadingBar {
 struct Generate {
   std::string folder, input, output;
   ModelFlags model_flags;
+  TensorRanksFlag tensor{"levin generate"};
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -106,6 +108,7 @@ struct Generate {
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
     model_flags.describe(flags);
+    tensor.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
     flags.set_epilog(
@@ -114,7 +117,7 @@ struct Generate {
         "for a newline and \\r for a carriage return, or JSON. It appears when it is whole.\n");
   }
 
-  int run() {
+  int run(const Args& args) {
     LEVIN_CHECK(options.max_new_tokens > 0, "[levin generate] NUM_TOKENS ", options.max_new_tokens,
                 " must be positive");
     LEVIN_CHECK(options.temperature >= 0, "[levin generate] TEMPERATURE ", options.temperature,
@@ -123,26 +126,33 @@ struct Generate {
     options.cuda_graphs = !no_graphs;
     for (const auto& word : eos) options.eos_token_ids.push_back(id_of(word));
     check_options(options);
-    check_output();
+    tensor.look();
+    if (tensor.is_first()) check_output();
     // Everything that can be wrong is found before the weights are read.
-    const auto asked = model_flags.options("levin generate");
+    auto asked = model_flags.options("levin generate");
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
     GenerateInput source(folder, chat, sizes.body().vocab_size);
-    const auto prompts = source.read(input);
+    // The rank that is first reads for all, and only once where it cannot be read again.
+    const bool reads = tensor.is_first() && !(tensor.starts_ranks() && input == "-");
+    const auto prompts = reads ? source.read(input) : std::vector<GeneratePrompt>();
     check_lengths(prompts, sizes.body());
     if (!ignore_eos) options = folder_generate_options(folder, options);
     const auto* tokenizer = source.tokenizer();
     LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
+    if (tensor.starts_ranks()) return tensor.start(args);
 
     const auto start = Clock::now();
-    auto model = read_model(asked);
-    for (const auto& note : model.notes) log_info(note);
-    const auto loaded = seconds_since(start);
-    const auto rows = write_texts(model, tokenizer, prompts, loaded);
-    write_output(prompts, rows);
+    asked.ranks = tensor.join(asked.device);
+    among_ranks(asked.ranks, [&] {
+      auto model = read_model(asked);
+      for (const auto& note : model.notes) log_info(note);
+      const auto loaded = seconds_since(start);
+      const auto rows = write_texts(model, tokenizer, prompts, loaded);
+      if (tensor.is_first()) write_output(prompts, rows);
+    });
     return 0;
   }
 
@@ -164,7 +174,7 @@ struct Generate {
   }
 
   models::LanguageModel read_model(const models::OpenModelOptions& asked) const {
-    const LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
+    const LoadingBar bar(tensor.is_first() ? static_cast<int64_t>(WeightFile(folder).bytes()) : 0);
     return models::open_model(folder, asked);
   }
 
@@ -186,6 +196,13 @@ struct Generate {
                   i + 1, " has ", prompts[i].ids.size(), " tokens, the context of the model has ", body.max_positions);
   }
 
+  std::vector<Generated> generate_along(models::LanguageModel& model,
+                                        const std::vector<std::vector<int64_t>>& ids) const {
+    auto silent = options;
+    silent.stop.clear();
+    return generate(model.decoder, ids, silent);
+  }
+
   std::vector<Generated> write_texts(models::LanguageModel& model, const text::Tokenizer* tokenizer,
                                      const std::vector<GeneratePrompt>& prompts, double loaded) const {
     std::vector<std::vector<int64_t>> ids;
@@ -194,6 +211,9 @@ struct Generate {
       ids.push_back(prompt.ids);
       before += static_cast<int64_t>(prompt.ids.size());
     }
+    ids = prompts_of_first_rank(model.decoder->ranks, std::move(ids));
+    // The others follow rank 0, which knows the texts.
+    if (!tensor.is_first()) return generate_along(model, ids);
     const auto start = Clock::now();
     const auto total = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
     ProgressBar bar("Generating", total, {.unit = "text"});
