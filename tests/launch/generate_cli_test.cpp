@@ -91,6 +91,7 @@ TEST_F(GenerateCli, RefusesRanksThatCannotShareTheModel) {
   const auto ran = run(more);
   EXPECT_EQ(ran.status, 1);
   EXPECT_THAT(ran.text(), HasSubstr("heads, which 7 ranks cannot share"));
+  EXPECT_EQ(std::ranges::count(ran.text(), '\n'), 1) << ran.text();
   EXPECT_FALSE(fs::exists(path("out.txt")));
   more.back() = "-1";
   EXPECT_THAT(run(more).text(), HasSubstr("--tensor-parallel -1 must be"));

@@ -133,6 +133,7 @@ struct Generate {
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
+    tensor.check(sizes);
     GenerateInput source(folder, chat, sizes.body().vocab_size);
     // The rank that is first reads for all, and only once where it cannot be read again.
     const bool reads = tensor.is_first() && !(tensor.starts_ranks() && input == "-");

@@ -42,6 +42,15 @@ void TensorRanksFlag::look() {
               " ranks, and ", world_, world_ == 1 ? " was" : " were", " started (", environment->name(), ")");
 }
 
+void TensorRanksFlag::check(const models::LanguageModel& sizes) const {
+  const auto ranks = starts_ ? size_ : world_;
+  if (ranks == 1) return;
+  const auto& body = sizes.body();
+  HeadShare::of({body.num_heads, body.key_heads(), body.head_width()}, ranks, 0, "blocks.0.attention");
+  LEVIN_CHECK(!sizes.quantization, "[", command_, "] a quantized model is not split over ranks; take no quantization, ",
+              "or no --tensor-parallel");
+}
+
 int TensorRanksFlag::start(const Args& args) const {
   std::fflush(nullptr);
   return launch_self(args.values(), static_cast<int>(size_));

@@ -8,6 +8,7 @@
 #include <c10/core/Device.h>
 
 #include "levin/core/main.h"
+#include "levin/models/folder.h"
 #include "levin/nn/tensor/part.h"
 #include "levin/program/flags.h"
 
@@ -22,6 +23,8 @@ class TensorRanksFlag {
 
   /// Asks the environment; before anything below. A number that is not that of the ranks that were started is an Error.
   void look();
+  /// An Error where the ranks cannot share the model, before any of them reads it.
+  void check(const models::LanguageModel& sizes) const;
   /// This process is only to start the ranks.
   bool starts_ranks() const { return starts_; }
   /// Starts them with the same command line and waits; the exit status.
