@@ -48,8 +48,8 @@ using TensorPlan = std::vector<TensorRule>;
 
 /// Model parallelism within layers: each rank of a group has a part of every large weight.
 struct TensorParallelOptions {
-  /// Ranks that share one model.
-  int size = 1;
+  /// Ranks that share one model; 0: all ranks there are.
+  int size = 0;
   /// Between the regions a rank holds size-th of the sequence: the same bytes are sent, and activations are divided.
   bool sequence_parallel = false;
   /// Empty: what the models say of themselves (TensorPart::tensor_plan).

@@ -28,6 +28,7 @@ namespace {
 // Inside of sharding and of checkpoints, which run regions again.
 constexpr auto kRegionOrder = static_cast<Order>(350);
 constexpr auto kSequenceOrder = static_cast<Order>(250);
+constexpr auto kRandomOrder = static_cast<Order>(340);
 
 bool is_sequence_role(TensorRole role) {
   return role == TensorRole::kSequenceBegin || role == TensorRole::kSequenceEnd;
@@ -104,11 +105,11 @@ const TensorSplit::Parameter* TensorSplit::find(const Tensor& parameter) const {
   return nullptr;
 }
 
-Tensor TensorSplit::whole(const Parameter& parameter) const {
+Tensor TensorSplit::whole(const Parameter& parameter, const Tensor& given) const {
   const at::NoGradGuard no_grad;
-  if (!parameter.is_split()) return parameter.tensor.detach();
-  auto all = at::zeros(parameter.slice.whole, parameter.tensor.options().requires_grad(false));
-  auto part = parameter.tensor.detach().clone();
+  if (!parameter.is_split()) return given.detach();
+  auto all = at::zeros(parameter.slice.whole, given.options().requires_grad(false));
+  auto part = given.detach().clone();
   // What several ranks have counts once.
   const auto& again = parameter.shared;
   if (!parameter.owns_shared) part.narrow(parameter.slice.dim, again.first, again.count).zero_();
@@ -124,7 +125,8 @@ class TensorSplitter {
       : split_(std::make_shared<TensorSplit>(ranks, options)), ranks_(ranks), values_(values) {}
 
   std::shared_ptr<TensorSplit> run(torch::nn::Module& module) {
-    const auto& options = split_->options_;
+    auto& options = split_->options_;
+    if (options.size == 0) options.size = ranks_->size();
     LEVIN_CHECK(options.size == ranks_->size(), "[tensor_parallel] size ", options.size, " on a group of ",
                 ranks_->size(), " ranks");
     used_.resize(options.plan.size());
@@ -185,7 +187,11 @@ class TensorSplitter {
     if (sequence == TensorRole::kSequenceBegin) {
       began_ = in_sequence_ = true;
       attach(module, name, std::make_shared<detail::BeginSequence>(ranks_), kSequenceOrder);
+      blocks_ = name.substr(0, name.rfind('.') + 1) + "*";
     }
+    // Blocks beside the first one draw for their own tokens.
+    if (in_sequence_ && is_block(name))
+      attach(module, name, std::make_shared<detail::OwnRandom>(ranks_->rank()), kRandomOrder);
     const auto role = role_of(name, false);
     if (part && part->heads().heads > 0) take_heads(*part, name, around);
     treat(module, part, name, role, around);
@@ -196,6 +202,11 @@ class TensorSplitter {
       attach(module, name, std::make_shared<detail::EndSequence>(ranks_, is_norm), kSequenceOrder);
       in_sequence_ = false;
     }
+  }
+
+  bool is_block(const std::string& name) const {
+    return ::fnmatch(blocks_.c_str(), name.c_str(), 0) == 0 &&
+           name.find('.', blocks_.size() - 1) == name.npos;
   }
 
   bool ends_sequence(const std::string& name) const {
@@ -372,6 +383,8 @@ class TensorSplitter {
   std::unordered_map<const c10::TensorImpl*, size_t> added_;
   std::vector<std::function<void()>> changes_;
   bool began_ = false, in_sequence_ = false;
+  /// The pattern of blocks where the sequence is split.
+  std::string blocks_;
 };
 
 std::shared_ptr<TensorSplit> split_tensors(torch::nn::Module& module, const TensorParallelOptions& options,

@@ -59,8 +59,9 @@ class TensorSplit {
   const std::vector<Parameter>& parameters() const { return parameters_; }
   /// By identity; null for what does not belong to the module.
   const Parameter* find(const at::Tensor& parameter) const;
-  /// The whole tensor of a parameter, on every rank. Every rank must call.
-  at::Tensor whole(const Parameter& parameter) const;
+  /// The whole tensor of which `part` is this rank's (the parameter itself, its gradient, a state of its optimizer), on
+  /// every rank. Every rank must call.
+  at::Tensor whole(const Parameter& parameter, const at::Tensor& part) const;
 
  private:
   friend class TensorSplitter;
