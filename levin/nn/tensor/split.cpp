@@ -170,6 +170,8 @@ class TensorSplitter {
     auto* unit = dynamic_cast<Unit*>(&module);
     LEVIN_CHECK(unit, "[tensor_parallel] \"", name, "\" is a ", class_name(module),
                 ", whose calls cannot be intercepted; declare it with LEVIN_MODULE");
+    LEVIN_CHECK(order != kRegionOrder || !unit->has_interceptor(order), "[tensor_parallel] \"", name,
+                "\" is split over ranks already");
     changes_.push_back(
         [unit, interceptor = std::move(interceptor), order] { unit->attach(interceptor, order).keep(); });
   }
@@ -205,8 +207,7 @@ class TensorSplitter {
   }
 
   bool is_block(const std::string& name) const {
-    return ::fnmatch(blocks_.c_str(), name.c_str(), 0) == 0 &&
-           name.find('.', blocks_.size() - 1) == name.npos;
+    return ::fnmatch(blocks_.c_str(), name.c_str(), 0) == 0 && name.find('.', blocks_.size() - 1) == name.npos;
   }
 
   bool ends_sequence(const std::string& name) const {
