@@ -40,7 +40,7 @@ struct DecoderEmbeddingImpl : torch::nn::Module {
 LEVIN_MODULE(DecoderEmbedding);
 
 /// A linear layer that starts from a normal distribution: [..., in] to [..., out].
-struct DecoderLinearImpl : torch::nn::Module, TensorPart {
+struct DecoderLinearImpl : torch::nn::Module, TensorParallelPart {
   DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
   Tensor forward(const Tensor& x);
   /// Puts a quantized weight in the place of the parameter: buffers "weight", "weight_scales" and "weight_nested".
@@ -58,7 +58,7 @@ struct DecoderLinearImpl : torch::nn::Module, TensorPart {
 LEVIN_MODULE(DecoderLinear);
 
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
-struct DecoderAttentionImpl : torch::nn::Module, TensorPart {
+struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
   /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
   /// `by_blocks` applies, the mask is [B, T], 1 for a token.
@@ -131,7 +131,7 @@ LEVIN_MODULE(DecoderBlock);
 
 /// Hidden states [B, T, D] to logits [B, T, V], or with targets [B, T] straight to the loss
 /// (levin/models/decoder_loss.h).
-struct DecoderHeadImpl : torch::nn::Module, TensorPart {
+struct DecoderHeadImpl : torch::nn::Module, TensorParallelPart {
   explicit DecoderHeadImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& targets = {});
   void take_vocab(const std::shared_ptr<const VocabShare>& share) override { vocab = share; }
@@ -153,7 +153,7 @@ LEVIN_MODULE(DecoderHead);
 ///     auto logits = model(tokens);                                          // [B, T] to [B, T, V]
 ///     auto loss = model(tokens, levin::models::next_tokens(tokens));       // without keeping the logits
 ///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
-struct DecoderImpl : torch::nn::Module, TensorPart {
+struct DecoderImpl : torch::nn::Module, TensorParallelPart {
   explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row

@@ -10,7 +10,7 @@ namespace levin::models {
 
 /// Hidden states [B, T, D] to logits [B, T, V] of the tokens that stand there: a layer, a norm, and the table of
 /// tokens.
-struct MaskedTokenHeadImpl : torch::nn::Module, TensorPart {
+struct MaskedTokenHeadImpl : torch::nn::Module, TensorParallelPart {
   explicit MaskedTokenHeadImpl(const TextEncoderOptions& options);
   Tensor forward(const Tensor& x);
   void take_vocab(const std::shared_ptr<const VocabShare>& share) override { vocab = share; }
@@ -28,7 +28,7 @@ LEVIN_MODULE(MaskedTokenHead);
 ///
 ///     auto logits = encoder(ids, mask);                       // what the head gives
 ///     auto vectors = levin::models::mean_embedding(encoder->hidden_states(ids, mask), mask);
-struct TextEncoderImpl : torch::nn::Module, TensorPart {
+struct TextEncoderImpl : torch::nn::Module, TensorParallelPart {
   explicit TextEncoderImpl(const TextEncoderOptions& options);
   /// ids int64 [B, T] to [B, T, V] of masked_lm, [B, labels] of sequence_classification, [B, T, labels] of
   /// token_classification, or the hidden states [B, T, D] without a head. mask [B, T]: 1 for a token, 0 for padding;

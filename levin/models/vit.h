@@ -36,7 +36,7 @@ LEVIN_MODULE(ViTPatches);
 
 /// Self attention with one projection for queries, keys and values: [B, S, D] to [B, S, D]. With `first_only` only the
 /// first token asks (all are asked): [B, 1, D].
-struct ViTAttentionImpl : torch::nn::Module, TensorPart {
+struct ViTAttentionImpl : torch::nn::Module, TensorParallelPart {
   explicit ViTAttentionImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x, bool first_only = false);
   HeadCounts heads() const override { return {num_heads, num_heads, head_dim}; }
@@ -51,7 +51,7 @@ struct ViTAttentionImpl : torch::nn::Module, TensorPart {
 LEVIN_MODULE(ViTAttention);
 
 /// Linear, GELU, Linear, with dropout after each: [B, S, D] to [B, S, D]. Its layers are called "0" and "3".
-struct ViTMlpImpl : torch::nn::Module, TensorPart {
+struct ViTMlpImpl : torch::nn::Module, TensorParallelPart {
   explicit ViTMlpImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x);
   bool draws() const override { return dropout > 0; }
@@ -94,7 +94,7 @@ LEVIN_MODULE(ViTEncoder);
 
 /// The Vision Transformer, with torchvision's parameter names, shapes and initialization (bit by bit, from the same
 /// seed). Images [B, C, H, W] to logits [B, num_classes].
-struct VisionTransformerImpl : ImageModelImpl, TensorPart {
+struct VisionTransformerImpl : ImageModelImpl, TensorParallelPart {
   explicit VisionTransformerImpl(const ViTOptions& options = {});
   Tensor forward(const Tensor& images) override;
   void replace_head(int64_t num_classes) override;

@@ -30,7 +30,7 @@ enum class TensorRole {
   kHeadRow,
   /// A rank has some of the rows of a table of tokens.
   kVocabEmbedding,
-  /// A layer that knows how to give logits, or the loss, from some of its rows (TensorPart::take_vocab).
+  /// A layer that knows how to give logits, or the loss, from some of its rows (TensorParallelPart::take_vocab).
   kVocabHead,
   /// With sequence_parallel: from here each rank has a part of the sequence, until the output of kSequenceEnd. Between
   /// regions norms, dropout and sums are of that part.
@@ -52,7 +52,7 @@ struct TensorParallelOptions {
   int size = 0;
   /// Between the regions a rank holds size-th of the sequence: the same bytes are sent, and activations are divided.
   bool sequence_parallel = false;
-  /// Empty: what the models say of themselves (TensorPart::tensor_plan).
+  /// Empty: what the models say of themselves (TensorParallelPart::tensor_plan).
   TensorPlan plan = {};
 };
 
@@ -94,9 +94,9 @@ struct VocabShare {
 };
 
 /// What a module must know or tell to be split; a module derives from it beside torch::nn::Module.
-class TensorPart {
+class TensorParallelPart {
  public:
-  virtual ~TensorPart() = default;
+  virtual ~TensorParallelPart() = default;
 
   /// Of a model: how it is split, by names below it. Sequence rules too.
   virtual TensorPlan tensor_plan() const { return {}; }

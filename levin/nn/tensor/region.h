@@ -37,12 +37,13 @@ struct TensorRegion {
 /// Around the module whose input is whole.
 class EnterRegion : public Interceptor {
  public:
-  EnterRegion(std::shared_ptr<TensorRegion> region, TensorPart* part) : region_(std::move(region)), part_(part) {}
+  EnterRegion(std::shared_ptr<TensorRegion> region, TensorParallelPart* part)
+      : region_(std::move(region)), part_(part) {}
   void around(Call& call) override;
 
  private:
   std::shared_ptr<TensorRegion> region_;
-  TensorPart* part_;
+  TensorParallelPart* part_;
 };
 
 /// Around the row layer that ends it.

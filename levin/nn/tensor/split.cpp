@@ -43,7 +43,7 @@ struct Surroundings {
   std::shared_ptr<detail::TensorRegion> region = {};
   /// The nearest attention, or none.
   std::optional<HeadShare> heads = {};
-  TensorPart* model = nullptr;
+  TensorParallelPart* model = nullptr;
 };
 
 }  // namespace
@@ -149,7 +149,7 @@ class TensorSplitter {
 
  private:
   void own_plans(torch::nn::Module& module, const std::string& name) {
-    const auto* part = dynamic_cast<TensorPart*>(&module);
+    const auto* part = dynamic_cast<TensorParallelPart*>(&module);
     if (part)
       for (const auto& rule : part->tensor_plan()) rules_.push_back({child_name(name, rule.pattern), rule.role});
     for (auto& child : detail::ModuleAccess::children(module)) own_plans(*child.value(), child_name(name, child.key()));
@@ -177,7 +177,7 @@ class TensorSplitter {
   }
 
   void walk(torch::nn::Module& module, const std::string& name, Surroundings around) {
-    auto* part = dynamic_cast<TensorPart*>(&module);
+    auto* part = dynamic_cast<TensorParallelPart*>(&module);
     if (part && !part->tensor_plan().empty()) {
       around.model = part;
       changes_.push_back([part, ranks = ranks_] { part->take_ranks(ranks); });
@@ -216,7 +216,7 @@ class TensorSplitter {
     return false;
   }
 
-  void take_heads(TensorPart& part, const std::string& name, Surroundings& around) {
+  void take_heads(TensorParallelPart& part, const std::string& name, Surroundings& around) {
     around.heads = HeadShare::of(part.heads(), ranks_->size(), ranks_->rank(), name);
     changes_.push_back([&part, model = around.model, share = *around.heads] {
       part.take_heads(share);
@@ -224,7 +224,7 @@ class TensorSplitter {
     });
   }
 
-  void treat(torch::nn::Module& module, TensorPart* part, const std::string& name, TensorRole role,
+  void treat(torch::nn::Module& module, TensorParallelPart* part, const std::string& name, TensorRole role,
              Surroundings& around) {
     const bool begins_region =
         role == TensorRole::kRegion || ((role == TensorRole::kColumn || role == TensorRole::kQkv) && !around.region);
@@ -303,7 +303,7 @@ class TensorSplitter {
       }
   }
 
-  void add_row(torch::nn::Module& module, TensorPart* part, const std::string& name, TensorRole role,
+  void add_row(torch::nn::Module& module, TensorParallelPart* part, const std::string& name, TensorRole role,
                const Surroundings& around) {
     check_layer(module, name);
     auto region = around.region ? around.region : std::make_shared<detail::TensorRegion>(ranks_, in_sequence_);
@@ -316,7 +316,8 @@ class TensorSplitter {
       const auto full = child_name(name, item.key());
       if (p.dim() == 1) {
         LEVIN_CHECK(bias && bias->is_same(p), "[tensor_parallel] \"", full, "\" of a row layer would be added ",
-                    ranks_->size(), " times; a module that is not nn::Linear tells its bias by TensorPart::row_bias");
+                    ranks_->size(),
+                    " times; a module that is not nn::Linear tells its bias by TensorParallelPart::row_bias");
         add(full, p, {}, region->sequence);  // added behind the sum, to whole results or to the rank's tokens
         continue;
       }
@@ -333,7 +334,7 @@ class TensorSplitter {
     attach(module, name, std::make_shared<detail::LeaveRegion>(std::move(region), bias), kRegionOrder);
   }
 
-  void add_vocab(torch::nn::Module& module, TensorPart* part, const std::string& name, TensorRole role) {
+  void add_vocab(torch::nn::Module& module, TensorParallelPart* part, const std::string& name, TensorRole role) {
     const auto* weight = detail::ModuleAccess::parameters(module).find("weight");
     LEVIN_CHECK(weight && weight->dim() == 2, "[tensor_parallel] \"", name, "\" has no table \"weight\" of tokens");
     const auto rows = weight->size(0);
@@ -345,7 +346,7 @@ class TensorSplitter {
     if (role == TensorRole::kVocabEmbedding)
       return attach(module, name, std::make_shared<detail::SplitEmbedding>(share), kRegionOrder);
     LEVIN_CHECK(part, "[tensor_parallel] \"", name, "\" is a ", class_name(module),
-                ", which does not know how to take a part of the vocabulary (TensorPart::take_vocab)");
+                ", which does not know how to take a part of the vocabulary (TensorParallelPart::take_vocab)");
     changes_.push_back([part, shared = std::make_shared<const VocabShare>(share)] { part->take_vocab(shared); });
   }
 
