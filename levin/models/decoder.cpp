@@ -172,8 +172,17 @@ DecoderOptions detail::with_heads(DecoderOptions options, const HeadShare& share
   options.num_heads = share.heads.count;
   options.kv_heads = share.kv_heads.count;
   options.head_dim = share.all.width;
-  options.alibi_heads = share.all.heads;
-  options.alibi_first_head = share.heads.first;
+  options.all_heads = share.all.heads;
+  options.all_kv_heads = share.all.kv_heads;
+  options.first_head = share.heads.first;
+  return options;
+}
+
+DecoderOptions detail::with_all_heads(DecoderOptions options) {
+  if (options.all_heads == 0) return options;
+  options.num_heads = options.all_heads;
+  options.kv_heads = options.all_kv_heads;
+  options.all_heads = options.all_kv_heads = options.first_head = 0;
   return options;
 }
 

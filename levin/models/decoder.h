@@ -26,6 +26,8 @@ namespace levin::models {
 namespace detail {
 /// The options of a model with some of its heads.
 DecoderOptions with_heads(DecoderOptions options, const HeadShare& share);
+/// Those of the whole model.
+DecoderOptions with_all_heads(DecoderOptions options);
 /// How blocks, and the tables of tokens, are split over ranks.
 TensorPlan decoder_plan(const DecoderOptions& options);
 }  // namespace detail

@@ -154,8 +154,8 @@ Tensor alibi_slopes(int64_t heads, c10::Device device) {
 }
 
 Tensor alibi_slopes(const DecoderOptions& options, c10::Device device) {
-  if (options.alibi_heads == 0) return alibi_slopes(options.num_heads, device);
-  return alibi_slopes(options.alibi_heads, device).narrow(0, options.alibi_first_head, options.num_heads);
+  if (options.all_heads == 0) return alibi_slopes(options.num_heads, device);
+  return alibi_slopes(options.all_heads, device).narrow(0, options.first_head, options.num_heads);
 }
 
 AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, const Tensor& mask, const Tensor& like) {

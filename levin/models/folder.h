@@ -95,7 +95,8 @@ struct SaveModelOptions {
   uint64_t max_shard_size = 5'000'000'000;
   /// Replaces what is at the path.
   bool overwrite = false;
-  /// Of a model whose parameters are sharded over ranks: `strategy.shards()`. Every rank calls then, and rank 0 writes.
+  /// Of a model whose parameters are sharded over ranks: `strategy.shards()`. One that was opened with
+  /// OpenModelOptions::ranks knows it itself. Every rank calls then, and rank 0 writes.
   /// Parameters are gathered one by one: in host memory are those of a block at most.
   ShardMap* shards = nullptr;
 };

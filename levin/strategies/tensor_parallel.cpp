@@ -88,6 +88,8 @@ void TensorStrategy::on_connect() {
   const int size = options_.size == 0 ? group_->size() : options_.size;
   mesh_ = std::make_unique<Mesh>(group_, std::vector<std::pair<std::string, int>>{{"data", -1}, {"tensor", size}});
   copies_.connect(mesh_->shared_group("data"), device_);
+  shards_ = std::make_unique<TensorShards>(*group_);
+  shards_->set_saves_full(true);
 }
 
 std::unique_ptr<ModuleSync> TensorStrategy::setup_module(torch::nn::Module& module) {
@@ -107,8 +109,13 @@ std::unique_ptr<ModuleSync> TensorStrategy::setup_module(torch::nn::Module& modu
     options.size = ranks->size();
     splits_.push_back(split_tensors(module, options, ranks));
     share_random_state(*ranks, device_);
-    for (const auto& parameter : splits_.back()->parameters())
+    for (const auto& parameter : splits_.back()->parameters()) {
       if (parameter.tensor.requires_grad()) sum_gradients(parameter, ranks);
+      if (parameter.is_split())
+        shards_->add(parameter.tensor, {.sizes = parameter.slice.whole,
+                                        .writes = mesh_->coordinate("data") == 0,
+                                        .slice = std::make_shared<const TensorSlice>(parameter.slice)});
+    }
   }
   return copies_.setup_module(module);
 }
@@ -125,6 +132,7 @@ Optimizer TensorStrategy::setup_optimizer(Optimizer optimizer) {
   LEVIN_CHECK(traits && traits->elementwise, "[tensor_parallel] ", optimizer.name(),
               traits ? " steps by figures of whole parameters" : " does not say that it steps each element separately",
               ", and each rank has a part of them; use AdamW or SGD, or strategy \"ddp\"");
+  shards_->add_optimizer(optimizer);
   return optimizer;
 }
 

@@ -22,6 +22,8 @@ class TensorStrategy : public Strategy {
 
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   Optimizer setup_optimizer(Optimizer optimizer) override;
+  /// Parts of ranks; checkpoints hold whole tensors, as one process writes them.
+  ShardMap* shards() override { return splits_.empty() ? nullptr : shards_.get(); }
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
   DataPlace data_place() const override { return {mesh_->coordinate("data"), mesh_->size("data")}; }
   std::string why_not_captured() const override { return "ranks that share layers communicate within a step"; }
@@ -42,6 +44,7 @@ class TensorStrategy : public Strategy {
   std::unique_ptr<Mesh> mesh_;
   DdpStrategy copies_;
   std::vector<std::shared_ptr<TensorSplit>> splits_;
+  std::unique_ptr<TensorShards> shards_;
 };
 
 std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
