@@ -3,6 +3,10 @@
 // LEVIN_DECODE_KERNELS=1 for the fused kernels.
 //
 //   generate [--config FILE.json] [--device cuda] [--dtype bfloat16] [--prompt 512] [--tokens 128] [--batches 1,8,32]
+//            [--cache-dtype auto] [--engine]
+//
+// With --engine: tokens per second of as many requests as a batch has rows, which arrive together at an engine, beside
+// one offline batch of generate().
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +19,8 @@
 #include "levin/core/main.h"
 #include "levin/devices/accelerator.h"
 #include "levin/generate/decode_batch.h"
+#include "levin/generate/engine.h"
+#include "levin/generate/generated_row.h"
 #include "levin/models/folder.h"
 
 namespace {
@@ -36,6 +42,7 @@ struct DecodeBench {
   models::LanguageModel model;
   int64_t prompt, tokens;
   c10::Device device;
+  std::string cache_dtype;
 
   void synchronize() const { accelerator_of(device).synchronize(device); }
 
@@ -48,7 +55,10 @@ struct DecodeBench {
   }
 
   void measure(int64_t rows, bool graphs) const {
-    levin::detail::DecodeBatch batch(model.decoder, {.rows = rows, .capacity = prompt + tokens + 1, .graphs = graphs});
+    levin::detail::DecodeBatch batch(model.decoder, {.rows = rows,
+                                                     .capacity = prompt + tokens + 1,
+                                                     .graphs = graphs,
+                                                     .dtype = models::cache_dtype_of(cache_dtype)});
     const std::vector<int64_t> ids(static_cast<size_t>(prompt), 17);
     const std::vector<const std::vector<int64_t>*> prompts(static_cast<size_t>(rows), &ids);
     synchronize();
@@ -78,6 +88,77 @@ struct DecodeBench {
         1e3 * static_cast<double>(rows * prompt) / prefill);
     std::fflush(stdout);
   }
+
+  /// Prompts of unequal lengths and tokens, from half of `prompt` to all of it.
+  std::vector<std::vector<int64_t>> prompts_of(int64_t rows) const {
+    std::vector<std::vector<int64_t>> prompts;
+    for (int64_t i = 0; i < rows; ++i) {
+      prompts.emplace_back();
+      for (int64_t k = 0; k < prompt - i * (prompt / 2) / rows; ++k)
+        prompts.back().push_back((37 * i + 11 * k) % 997 + 1);
+    }
+    return prompts;
+  }
+
+  /// The second of two runs: the first one captures graphs.
+  template <class Run>
+  double second_run_ms(Run&& run) const {
+    run();
+    synchronize();
+    const auto start = Clock::now();
+    run();
+    synchronize();
+    return ms_since(start);
+  }
+
+  /// The loop of generate(), with a batch that lasts, so that its graphs do.
+  void offline(levin::detail::DecodeBatch& batch, const std::vector<std::vector<int64_t>>& prompts,
+               const GenerateOptions& options) const {
+    std::vector<levin::detail::GeneratedRow> rows;
+    std::vector<const std::vector<int64_t>*> fresh;
+    std::vector<const levin::detail::SampledRow*> drawing;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      rows.emplace_back(model.decoder->options, nullptr, options, prompts[i], i);
+      fresh.push_back(&prompts[i]);
+    }
+    for (const auto& row : rows) drawing.push_back(&row.sampled);
+    auto logits = batch.append(fresh);
+    for (int64_t t = 0; t < tokens; ++t) {
+      auto drawn = levin::detail::sample(logits, drawing);
+      std::vector<int64_t> ids;
+      for (size_t i = 0; i < rows.size(); ++i) {
+        ids.push_back(drawn[i].id);
+        rows[i].accept(std::move(drawn[i]), {});
+      }
+      if (t + 1 < tokens) logits = batch.decode(ids);
+    }
+    while (batch.size() > 0) batch.remove(batch.size() - 1);
+  }
+
+  void measure_engine(int64_t rows) const {
+    const c10::AutoGradMode no_grad(false);
+    const auto prompts = prompts_of(rows);
+    const GenerateOptions options{.max_new_tokens = tokens, .temperature = 0};
+    double offline_ms = 0;
+    {
+      levin::detail::DecodeBatch batch(
+          model.decoder, {.rows = rows, .capacity = prompt + tokens + 1, .dtype = models::cache_dtype_of(cache_dtype)});
+      offline_ms = second_run_ms([&] { offline(batch, prompts, options); });
+    }
+    Engine engine(model.decoder, nullptr,
+                  {.max_rows = rows,
+                   .cache_tokens = rows * (prompt + tokens + 16),
+                   .prefix_reuse = false,
+                   .cache_dtype = cache_dtype});
+    const auto together = second_run_ms([&] {
+      for (const auto& each : prompts) engine.submit({.prompt = each, .options = options});
+      engine.run_until_idle();
+    });
+    const auto count = 1e3 * static_cast<double>(rows * tokens);
+    std::printf("requests %-3lld: engine %.1f tok/s, offline batch %.1f tok/s, share %.2f\n",
+                static_cast<long long>(rows), count / together, count / offline_ms, offline_ms / together);
+    std::fflush(stdout);
+  }
 };
 
 }  // namespace
@@ -88,17 +169,21 @@ int main(int argc, char** argv) {
                batches = args.get("batches", "1,8,32");
     const auto prompt = args.get("prompt", 512), tokens = args.get("tokens", 128);
     const bool narrow = args.get("dtype", "bfloat16") != "float32";
+    const bool engine = args.has("engine");
+    const auto cache_dtype = args.get("cache-dtype", "auto");
     args.check_all_used();
     const auto config = file.empty() ? std::string(kLlama8b) : read_file(file);
     const c10::AutoGradMode no_grad(false);
     const c10::Device where(device);
     DecodeBench bench{models::new_model(config, {.dtype = narrow ? at::kBFloat16 : at::kFloat, .device = where}),
-                      prompt, tokens, where};
+                      prompt, tokens, where, cache_dtype};
     bench.model.decoder->eval();
     for (size_t at = 0; at < batches.size();) {
       const auto end = std::min(batches.find(',', at), batches.size());
+      const auto rows = std::stoll(batches.substr(at, end - at));
+      if (engine) bench.measure_engine(rows);
       for (const bool graphs : {false, true})
-        if (!graphs || where.is_cuda()) bench.measure(std::stoll(batches.substr(at, end - at)), graphs);
+        if (!engine && (!graphs || where.is_cuda())) bench.measure(rows, graphs);
       at = end + 1;
     }
   });

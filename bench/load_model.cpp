@@ -1,6 +1,6 @@
 // How fast a model folder in the page cache comes to its device, and how much host memory that takes, beside
 // transformers (peers/load_model.py): the same folder, the same dtype.
-//   [LEVIN_LOAD_STREAMS=1] load_model [--folder DIR] [--device cuda] [--dtype bfloat16] [--layers 32] [--repeat 3]
+//   load_model [--folder DIR] [--device cuda] [--dtype bfloat16] [--layers 32] [--repeat 3] [--chunk 4]
 // Makes a Llama of the sizes of 7B (13 GB with 32 layers) in DIR when there is no config.json. /dev/shm is quick to
 // write. Peak memory is VmHWM, reset before each opening, less what was resident then: anonymous and pinned memory
 // (files are read, not mapped).
@@ -17,6 +17,7 @@
 #include "levin/devices/accelerator.h"
 #include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
+#include "levin/models/language/weight_plan.h"
 
 namespace {
 
@@ -61,6 +62,7 @@ void bench(levin::Args& args) {
   const c10::Device device(args.get("device", "cuda"));
   const auto dtype = levin::dtype_from_name("load_model", args.get("dtype", "bfloat16"));
   const auto layers = args.get("layers", 32), repeat = args.get("repeat", 3);
+  if (const auto chunk = args.get("chunk", 0)) levin::models::detail::chunk_of_read() = int64_t{chunk} << 20;
   args.check_all_used();
   const auto& accelerator = levin::accelerator_of(device);
   if (!fs::exists(folder / "config.json")) make_folder(folder, layers, device);

@@ -39,7 +39,7 @@ class TrainConfig {
   Configure configure() const;
   /// Makes what was chosen, on a parameter of no use, so that its refusal comes before anything starts.
   void check() const;
-  /// With the callbacks that were chosen.
+  /// With the callbacks and the profiler that were chosen.
   TrainerOptions trainer_options() const;
 
   std::optional<int64_t> seed;
@@ -51,7 +51,7 @@ class TrainConfig {
 
   TrainSpec spec_;
   TrainerOptions trainer_;
-  std::vector<config::Chosen> optimizer_, scheduler_, callbacks_;
+  std::vector<config::Chosen> optimizer_, scheduler_, callbacks_, profiler_;
   std::unique_ptr<config::Config> config_;
 };
 

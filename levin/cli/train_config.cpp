@@ -6,6 +6,7 @@
 #include "levin/cli/train_command.h"
 #include "levin/core/error.h"
 #include "levin/nn/tie.h"
+#include "levin/profilers/registry.h"
 #include "levin/trainer/trainer_fields.h"
 
 namespace levin::cli {
@@ -34,6 +35,21 @@ Optimizer optimizer_of(const config::Chosen& chosen, const TrainModuleBase& modu
   if (!made.impl()->find_hyper(0, "weight_decay")) return make_optimizer(chosen, std::move(all));
   made.add_param_group(std::move(others), {{"weight_decay", 0.0}});
   return made;
+}
+
+const std::vector<config::Class>& profiler_choices() {
+  static const auto classes = [] {
+    std::vector<config::Class> all;
+    for (const auto& each : profiler_classes()) all.push_back({each.name, each.help, each.options});
+    return all;
+  }();
+  return classes;
+}
+
+std::shared_ptr<Profiler> profiler_of(const config::Chosen& chosen) {
+  for (const auto& each : profiler_classes())
+    if (chosen.name == each.name) return each.make(chosen.options);
+  throw Error("[config] \"" + chosen.name + "\" is not in the table it was chosen from");
 }
 
 }  // namespace
@@ -66,11 +82,17 @@ TrainConfig::TrainConfig(const TrainSpec& spec, TrainProgram& program) : spec_(s
       config::make_class_field("lr_scheduler", "learning rate scheduler by name", scheduler_classes(), scheduler_));
   const auto first_of_trainer = fields.size();
   add_trainer_fields(fields, trainer_);
-  // Where the list of callbacks stands among the options.
-  auto after = fields.begin() + static_cast<std::ptrdiff_t>(first_of_trainer);
-  while (after != fields.end() && after->name != "trainer.fast_dev_run") ++after;
-  fields.insert(after, config::make_class_field("trainer.callbacks", "callbacks by name", callback_classes(),
-                                                callbacks_, /*takes_many=*/true));
+  // What is chosen by name has its place among the options.
+  const auto insert_before = [&](const char* name, config::Field field) {
+    auto at = fields.begin() + static_cast<std::ptrdiff_t>(first_of_trainer);
+    while (at != fields.end() && at->name != name) ++at;
+    fields.insert(at, std::move(field));
+  };
+  insert_before("trainer.fast_dev_run", config::make_class_field("trainer.callbacks", "callbacks by name",
+                                                                 callback_classes(), callbacks_, /*takes_many=*/true));
+  insert_before(
+      "trainer.detect_anomaly",
+      config::make_class_field("trainer.profiler", "profiler by name; default: none", profiler_choices(), profiler_));
   config_ = std::make_unique<config::Config>(spec_.usage, std::move(fields),
                                              std::vector<config::Group>{{"model", "Model:"},
                                                                         {"data", "Data:"},
@@ -117,6 +139,13 @@ void TrainConfig::check() const {
       fail_chosen(scheduler_.front(), error);
     }
   }
+  if (!profiler_.empty()) {
+    try {
+      profiler_of(profiler_.front());
+    } catch (const std::exception& error) {
+      fail_chosen(profiler_.front(), error);
+    }
+  }
   for (const auto& chosen : callbacks_) {
     try {
       make_callback(chosen);
@@ -129,6 +158,7 @@ void TrainConfig::check() const {
 TrainerOptions TrainConfig::trainer_options() const {
   auto options = trainer_;
   for (const auto& chosen : callbacks_) options.callbacks.push_back(make_callback(chosen));
+  if (!profiler_.empty()) options.profiler = profiler_of(profiler_.front());
   return options;
 }
 

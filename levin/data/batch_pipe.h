@@ -19,6 +19,7 @@
 #include "levin/core/each_tensor.h"
 #include "levin/core/error.h"
 #include "levin/core/random.h"
+#include "levin/core/trace_span.h"
 #include "levin/data/batch_memory.h"
 #include "levin/data/dataset.h"
 #include "levin/data/decode_gpu/jpeg_decoder.h"
@@ -360,6 +361,10 @@ class BatchPipe {
   }
   /// False at the end of the pass. There is no batch where all samples of one were skipped.
   bool next(std::optional<B>& batch) {
+    // The names that tools for traces of Python know.
+    const TraceSpan span(engine_ ? "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+                                 : "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                         TraceKind::kOperator);
     std::shared_ptr<BatchOfWork<B>> work;
     if (engine_) {
       work = std::static_pointer_cast<BatchOfWork<B>>(engine_->next());

@@ -22,6 +22,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/trace_span.h"
 
 namespace levin::detail {
 namespace {
@@ -128,12 +129,18 @@ struct LoaderEngine::State {
       // moment.
       work_came.notify_one();
       lock.unlock();
-      for (int64_t i = first; i < last; ++i) job->work->make(i);
+      {
+        const TracedWork traced;
+        const TraceSpan span("[DataLoader]make_samples");
+        for (int64_t i = first; i < last; ++i) job->work->make(i);
+      }
       lock.lock();
       job->remaining -= last - first;
       if (job->remaining > 0) continue;
       lock.unlock();
       try {
+        const TracedWork traced;
+        const TraceSpan span("[DataLoader]finish_batch");
         job->work->finish();
       } catch (...) {
         job->error = std::current_exception();

@@ -15,6 +15,11 @@
 namespace levin {
 namespace {
 
+/// "cuda" without a number is the current device, as in torch.
+c10::DeviceIndex index_of(c10::Device device) {
+  return device.has_index() ? device.index() : c10::cuda::current_device();
+}
+
 class Cuda final : public Accelerator {
  public:
   std::string name() const override { return "cuda"; }
@@ -26,11 +31,11 @@ class Cuda final : public Accelerator {
 
   std::string why_unavailable() const override { return "no usable NVIDIA GPU or driver was found"; }
 
-  void set_device(c10::Device device) const override { c10::cuda::set_device(device.index()); }
+  void set_device(c10::Device device) const override { c10::cuda::set_device(index_of(device)); }
 
   void synchronize(c10::Device device) const override {
     const auto before = c10::cuda::current_device();
-    c10::cuda::set_device(device.index());
+    c10::cuda::set_device(index_of(device));
     c10::cuda::device_synchronize();
     c10::cuda::set_device(before);
   }
@@ -38,7 +43,7 @@ class Cuda final : public Accelerator {
   MemoryStats memory(c10::Device device) const override {
     // The allocator has no statistics of a device before its first allocation there.
     if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return {};
-    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+    const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(index_of(device));
     return {.allocated = stats.allocated_bytes[0].current,
             .peak_allocated = stats.allocated_bytes[0].peak,
             .reserved = stats.reserved_bytes[0].current,
@@ -47,7 +52,7 @@ class Cuda final : public Accelerator {
 
   void reset_peak_memory(c10::Device device) const override {
     if (c10::cuda::CUDACachingAllocator::get()->initialized())
-      c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+      c10::cuda::CUDACachingAllocator::resetPeakStats(index_of(device));
   }
 
   void empty_cache(c10::Device) const override {
@@ -60,18 +65,18 @@ class Cuda final : public Accelerator {
                 " of ", device.str());
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     c10::cuda::CUDACachingAllocator::setMemoryFraction(static_cast<double>(bytes) / static_cast<double>(total),
-                                                       device.index());
+                                                       index_of(device));
   }
 
   int64_t memory_limit(c10::Device device) const override {
     const auto total = info(device).total_memory;
     if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return total;
-    return static_cast<int64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(device.index()) *
+    return static_cast<int64_t>(c10::cuda::CUDACachingAllocator::getMemoryFraction(index_of(device)) *
                                 static_cast<double>(total));
   }
 
   DeviceInfo info(c10::Device device) const override {
-    const auto* properties = at::cuda::getDeviceProperties(device.index());
+    const auto* properties = at::cuda::getDeviceProperties(index_of(device));
     return {.name = properties->name,
             .total_memory = static_cast<int64_t>(properties->totalGlobalMem),
             .has_tf32 = properties->major >= 8,
@@ -84,14 +89,14 @@ class Cuda final : public Accelerator {
   }
 
   at::Tensor rng_state(c10::Device device) const override {
-    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(index_of(device));
     std::lock_guard lock(generator.mutex());
     if (auto captured = detail::captured_rng(device)) return *captured;
     return generator.get_state();
   }
 
   void set_rng_state(c10::Device device, const at::Tensor& state) const override {
-    auto generator = at::cuda::detail::getDefaultCUDAGenerator(device.index());
+    auto generator = at::cuda::detail::getDefaultCUDAGenerator(index_of(device));
     std::lock_guard lock(generator.mutex());
     if (detail::set_captured_rng(device, state)) return;
     generator.set_state(state);

@@ -95,8 +95,6 @@ constexpr std::array kRules{
     Rule{"aten::_scaled_mm", matmul<0>},
     Rule{"levin::matmul", matmul<0>},
     Rule{"levin::matmul_and_sums", matmul<0>},
-    Rule{"levin::matmul_gelu", matmul<0>},
-    Rule{"levin::matmul_gelu_backward", matmul<0>},
     Rule{"levin::matmul_into", matmul<1>},
     Rule{"aten::addmm", matmul<1>},
     Rule{"aten::_addmm_activation", matmul<1>},

@@ -1,18 +1,41 @@
 #include "levin/devices/host_memory.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <string_view>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_file.h>
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 
 namespace levin {
+namespace {
+
+/// Blocks for all of a new file: writing to a mapping of it must not find the disk full, which would end the process.
+void reserve_file(const std::filesystem::path& path, uintmax_t bytes) {
+  const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  if (file < 0) detail::fail_file("create", path, errno);
+  const int reason = ::posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  ::close(file);
+  if (reason == 0 || reason == EOPNOTSUPP || reason == EINVAL) return;  // a file system that cannot reserve
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  detail::fail_file("write", path, reason);
+}
+
+}  // namespace
 
 std::optional<int64_t> available_host_memory() {
   if (const char* told = std::getenv("LEVIN_HOST_MEMORY_GB"); told != nullptr && *told != '\0') {
@@ -44,6 +67,25 @@ at::Tensor on_large_pages(at::Tensor fresh) {
   // A system that has none says so, and nothing is lost.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
   return fresh;
+}
+
+at::Tensor detail::on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype) {
+  if (numel == 0) return at::empty({0}, at::TensorOptions().dtype(dtype));  // a file of no bytes cannot be mapped
+  static std::atomic<int> count = 0;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const auto path = std::filesystem::path(folder) / fmt::format(".levin-{}-{}", ::getpid(), count++);
+  const auto bytes = static_cast<uintmax_t>(numel) * c10::elementSize(dtype);
+  const auto space = std::filesystem::space(folder, error);
+  LEVIN_CHECK(!error, "[offload] the folder \"", folder, "\" cannot be used: ", error.message());
+  LEVIN_CHECK(space.available > bytes,
+              fmt::format("[offload] \"{}\" has {:.1f} GB left, and {:.1f} GB are needed", folder,
+                          static_cast<double>(space.available) / 1e9, static_cast<double>(bytes) / 1e9));
+  reserve_file(path, bytes);
+  auto tensor = at::from_file(path.string(), /*shared=*/true, numel, at::TensorOptions().dtype(dtype));
+  // The mapping keeps it; without a name it is gone when the process ends, however it does.
+  std::filesystem::remove(path, error);
+  return tensor;
 }
 
 }  // namespace levin

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -20,5 +21,11 @@ at::Tensor page_locked(int64_t elements, c10::ScalarType dtype);
 /// Asks for large pages under a tensor in host memory that nobody has written to yet, and returns it: fewer of them are
 /// to be made, found and walked through. Tensors on devices and small ones are left as they are.
 at::Tensor on_large_pages(at::Tensor fresh);
+
+namespace detail {
+/// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately. Its bytes
+/// are reserved now: a disk that has no room for them is an Error here, and nothing stays behind.
+at::Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
+}  // namespace detail
 
 }  // namespace levin

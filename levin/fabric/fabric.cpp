@@ -12,7 +12,6 @@
 #include "levin/core/log.h"
 #include "levin/distributed/launcher.h"
 #include "levin/fabric/fabric_core.h"
-#include "levin/kernels/later_gradients.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/forwarding.h"
 #include "levin/precision/matmul.h"
@@ -192,11 +191,8 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
   LEVIN_CHECK(loss.requires_grad(),
               "[fabric.backward] the loss needs no gradient: it was computed without grad, detached, or "
               "from a module whose parameters are all frozen");
-  if (core.synced.empty() && !core.scaler) [[likely]] {
-    kernels::LaterGradients later(loss.device());
-    loss.backward(options.gradient, options.retain_graph, options.create_graph);
-    return later.finish();
-  }
+  if (core.synced.empty() && !core.scaler) [[likely]]
+    return loss.backward(options.gradient, options.retain_graph, options.create_graph);
 
   const Tensor scaled = core.scaler ? core.scaler->scale(loss) : loss;
   std::vector<std::shared_ptr<detail::ModuleCall>> calls;
@@ -217,12 +213,7 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
     ~Inside() { --depth; }
   } inside(core.in_backward);
   if (!syncs.empty()) core.strategy->group().note_doing("backward");
-  run_backward(syncs, scaled, [&] {
-    // Strategies look at gradients while they come.
-    kernels::LaterGradients later(syncs.empty() ? scaled.device() : c10::Device(at::kCPU));
-    scaled.backward(options.gradient, options.retain_graph, options.create_graph);
-    later.finish();
-  });
+  run_backward(syncs, scaled, [&] { scaled.backward(options.gradient, options.retain_graph, options.create_graph); });
   for (const auto& call : calls) call->forwarded = options.retain_graph;
 }
 

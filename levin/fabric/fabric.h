@@ -24,6 +24,7 @@
 #include "levin/fabric/options.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/optim/torch/adapter.h"
+#include "levin/profilers/profile.h"
 
 namespace levin {
 
@@ -365,6 +366,14 @@ class Fabric {
   void load_raw(const std::string& path, const StateRef& target, const RawOptions& options = {});
   /// How this Fabric stores checkpoints; null: Levin's own format.
   const CheckpointFormat* checkpoint_format() const { return options_.plugins.checkpoint_format.get(); }
+
+  /// A profile of the loop that follows, which knows this run's ranks, device and the units of the modules that were
+  /// set up: call start(), step() after each batch, and stop().
+  ///
+  ///     auto profile = fabric.profile({.dirpath = "runs/profile", .record_shapes = true});
+  [[nodiscard]] std::unique_ptr<profilers::Profile> profile(PyTorchProfilerOptions options = {}) const;
+  /// What traces tell of this run.
+  ProfiledRun profiled_run() const;
 
   /// Calls a method on every callback that has it: `fabric.call(&MyCallback::on_epoch_end, epoch)`.
   template <class C, class R, class... P, class... Args>

@@ -42,7 +42,8 @@ class BeamSearch {
         batch_(model, {.rows = options.num_beams,
                        .capacity = static_cast<int64_t>(prompt.size()) + most_,
                        .prefill_chunk = options.prefill_chunk,
-                       .graphs = options.cuda_graphs}) {
+                       .graphs = options.cuda_graphs,
+                       .dtype = models::cache_dtype_of(options.cache_dtype)}) {
     running_.push_back({SampledRow(options, prompt, 0), {}});
     const auto* only = &prompt;
     auto logits = batch_.append({&only, 1});
@@ -175,6 +176,7 @@ std::vector<Generated> generate_beams(models::Decoder& model, const text::Tokeni
     const auto count = std::min(static_cast<size_t>(options.num_return_sequences), search.whole().size());
     for (size_t k = 0; k < count; ++k) {
       results.push_back(beam_result(search.whole()[k], i, options));
+      results.back().row = results.size() - 1;
       tell_tokens(results.back(), results.size() - 1, GeneratedText(tokenizer, prompts[i], options.stop), on_token);
     }
   }

@@ -9,6 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/generate/decode_graphs.h"
+#include "levin/nn/weight_stream.h"
 
 namespace levin::detail {
 namespace {
@@ -27,9 +28,10 @@ int64_t most_new_tokens(const models::DecoderOptions& model, const GenerateOptio
 DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& options)
     : model_(std::move(model)),
       options_(options),
-      cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options()) {
-  // Ranks talk to each other in a step: it is not captured.
-  if (options.graphs && model_->tokens->weight.is_cuda() && !model_->ranks)
+      cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options(),
+             {.dtype = options.dtype}) {
+  // Weights that come and go have no fixed place that a graph could have, and ranks talk to each other in a step.
+  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_) && !model_->ranks)
     graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 

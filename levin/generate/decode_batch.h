@@ -22,6 +22,7 @@ struct DecodeBatchOptions {
   int64_t prefill_chunk = 512;
   /// Replay a decode step as a CUDA graph.
   bool graphs = true;
+  models::CacheDtype dtype = models::CacheDtype::kAuto;
 };
 
 class DecodeGraphs;

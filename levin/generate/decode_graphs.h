@@ -1,10 +1,10 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "levin/devices/graphs.h"
@@ -22,23 +22,31 @@ class DecodeGraphs {
   DecodeGraphs(models::Decoder model, models::DecoderCache& cache);
 
   /// The next token of rows 0 to tokens.size() - 1, whose positions are `lengths`; `seen` is more than any of them.
-  /// float32 logits [rows, V], which last until the next call.
-  Tensor decode(std::span<const int64_t> tokens, std::span<const int64_t> lengths, int64_t seen);
+  /// `blocks` of each row where the cache is paged; block 0 is then nobody's. float32 logits [rows, V], which last
+  /// until the next call.
+  Tensor decode(std::span<const int64_t> tokens, std::span<const int64_t> lengths, int64_t seen,
+                std::span<const std::vector<int64_t>* const> blocks = {});
 
  private:
+  /// A step of some rows that see some slots, each row with that many blocks (0: the cache is not paged).
+  struct Size {
+    int64_t rows, slots, blocks;
+    auto operator<=>(const Size&) const = default;
+  };
   struct Step {
+    /// int64: tokens, positions and blocks of all rows.
+    Tensor inputs;
     std::shared_ptr<DeviceGraph> graph;
     Tensor logits;
   };
-  Tensor run(int64_t rows, int64_t seen);
+  Size size_for(int64_t rows, int64_t seen, bool is_paged) const;
+  Tensor run(const Size& size, const Tensor& inputs);
 
   models::Decoder model_;
   models::DecoderCache& cache_;
   std::shared_ptr<GraphDevice> device_;
-  /// int64 [2, rows]: tokens and positions of a step.
-  Tensor inputs_;
   std::vector<int64_t> host_;
-  std::map<std::pair<int64_t, int64_t>, Step> steps_;
+  std::map<Size, Step> steps_;
   bool refused_ = false;
 };
 

@@ -10,9 +10,9 @@
 #include "levin/core/error.h"
 #include "levin/generate/beams.h"
 #include "levin/generate/decode_batch.h"
-#include "levin/generate/generated_text.h"
+#include "levin/generate/generate_paged.h"
+#include "levin/generate/generated_row.h"
 #include "levin/generate/rank_agreement.h"
-#include "levin/generate/sampler.h"
 
 namespace levin {
 namespace detail {
@@ -22,35 +22,6 @@ using Prompts = std::vector<std::vector<int64_t>>;
 
 int64_t tokens_of(const std::vector<int64_t>& prompt) {
   return static_cast<int64_t>(prompt.size());
-}
-
-/// Eval mode, and the mode from before at the end.
-class EvalScope {
- public:
-  explicit EvalScope(models::DecoderImpl& model) : model_(model), was_training_(model.is_training()) {
-    if (was_training_) model_.eval();
-  }
-  ~EvalScope() {
-    if (was_training_) model_.train();
-  }
-  EvalScope(const EvalScope&) = delete;
-  EvalScope& operator=(const EvalScope&) = delete;
-
- private:
-  models::DecoderImpl& model_;
-  bool was_training_;
-};
-
-void check_prompts(const models::DecoderOptions& model, const Prompts& prompts) {
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    LEVIN_CHECK(!prompts[i].empty(), "[generate] prompt ", i, " has no tokens");
-    const auto length = static_cast<int64_t>(prompts[i].size());
-    LEVIN_CHECK(!model.bounded() || length <= model.max_positions, "[generate] prompt ", i, " has ", length,
-                " tokens, the context of the model has ", model.max_positions);
-    for (const auto id : prompts[i])
-      LEVIN_CHECK(id >= 0 && id < model.vocab_size, "[generate] prompt ", i, " has the id ", id,
-                  "; the model has 0 to ", model.vocab_size - 1);
-  }
 }
 
 /// Rows of a call, from their prompts to their last tokens. A row that ends makes room for the next prompt.
@@ -78,7 +49,8 @@ class GenerateRun {
     batch_.emplace(model_, DecodeBatchOptions{.rows = rows,
                                               .capacity = capacity,
                                               .prefill_chunk = options_.prefill_chunk,
-                                              .graphs = options_.cuda_graphs});
+                                              .graphs = options_.cuda_graphs,
+                                              .dtype = models::cache_dtype_of(options_.cache_dtype)});
     while (!waiting_.empty() || !rows_.empty()) {
       if (!waiting_.empty() && batch_->room() > 0) admit();
       if (rows_.empty()) continue;
@@ -90,13 +62,6 @@ class GenerateRun {
   }
 
  private:
-  struct Row {
-    size_t result;
-    SampledRow sampled;
-    GeneratedText text;
-    int64_t most;
-  };
-
   const std::vector<int64_t>& prompt_of(size_t result) const { return prompts_[results_[result].prompt]; }
 
   /// As many waiting rows as there is room for, with their first tokens.
@@ -110,8 +75,8 @@ class GenerateRun {
       const auto& prompt = prompt_of(result);
       if (fresh.empty() || fresh.back() != &prompt) fresh.push_back(&prompt);
       which.push_back(static_cast<int64_t>(fresh.size()) - 1);
-      rows_.push_back({result, SampledRow(options_, prompt, result), GeneratedText(tokenizer_, prompt, options_.stop),
-                       most_new_tokens(model_->options, options_, tokens_of(prompt))});
+      rows_.emplace_back(model_->options, tokenizer_, options_, prompt, result);
+      rows_.back().result.prompt = results_[result].prompt;
     }
     const auto logits = batch_->append(fresh);
     place_copies(first, fresh.size(), which);
@@ -134,51 +99,24 @@ class GenerateRun {
     auto tokens = sample(logits, drawing);
     follow_first_rank(model_->ranks, tokens);
     std::vector<bool> ends;
-    for (auto i = first; i < rows_.size(); ++i) ends.push_back(accept(rows_[i], std::move(tokens[i - first])));
+    for (auto i = first; i < rows_.size(); ++i)
+      ends.push_back(rows_[i].accept(std::move(tokens[i - first]), on_token_));
     follow_first_rank(model_->ranks, ends);
     std::vector<size_t> ended;
     for (auto i = first; i < rows_.size(); ++i) {
       if (!ends[i - first]) continue;
       ended.push_back(i);
-      auto& reason = results_[rows_[i].result].finish_reason;
+      auto& reason = rows_[i].result.finish_reason;
       if (reason.empty()) reason = "cancelled";  // by the callback of rank 0
     }
     for (auto i = ended.rbegin(); i != ended.rend(); ++i) {
+      auto& result = rows_[*i].result;
+      const auto row = result.row;
+      results_[row] = std::move(result);
       batch_->remove(static_cast<int64_t>(*i));
       if (*i + 1 < rows_.size()) rows_[*i] = std::move(rows_.back());
       rows_.pop_back();
     }
-  }
-
-  /// Whether the row ends with the token.
-  bool accept(Row& row, SampledToken token) {
-    auto& result = results_[row.result];
-    row.sampled.push(token.id);
-    result.ids.push_back(token.id);
-    result.logprobs.push_back(token.logprob);
-    std::string text;
-    if (std::ranges::count(options_.eos_token_ids, token.id) > 0)
-      result.finish_reason = "stop";
-    else
-      text = row.text.push(token.id);
-    if (row.text.stopped())
-      result.finish_reason = "stop";
-    else if (result.finish_reason.empty() && row.sampled.new_tokens() >= row.most)
-      result.finish_reason = "length";
-    if (!result.finish_reason.empty()) text += row.text.finish();
-    if (row.text.stopped()) result.finish_reason = "stop";
-    result.text += text;
-    if (on_token_ &&
-        !on_token_({.row = row.result,
-                    .id = token.id,
-                    .logprob = token.logprob,
-                    .top_logprobs = token.top,
-                    .text = text,
-                    .finish_reason = result.finish_reason}) &&
-        result.finish_reason.empty() && is_first_rank(model_->ranks))
-      result.finish_reason = "cancelled";
-    if (options_.top_logprobs > 0) result.top_logprobs.push_back(std::move(token.top));
-    return !result.finish_reason.empty();
   }
 
   models::Decoder model_;
@@ -189,19 +127,25 @@ class GenerateRun {
   std::vector<Generated> results_;
   std::vector<size_t> waiting_;
   std::optional<DecodeBatch> batch_;
-  std::vector<Row> rows_;  // as in the batch
+  std::vector<GeneratedRow> rows_;  // as in the batch
 };
 
 std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* tokenizer, const Prompts& prompts,
                                  const GenerateOptions& options, const OnToken& on_token) {
-  LEVIN_CHECK(model, "[generate] there is no decoder (an encoder does not generate)");
-  LEVIN_CHECK(model->head, "[generate] the model classifies sequences; a causal language model is needed");
+  check_model(model);
   check_options(options);
   LEVIN_CHECK(tokenizer || options.stop.empty(), "[generate] stop strings need a tokenizer");
-  check_prompts(model->options, prompts);
+  for (size_t i = 0; i < prompts.size(); ++i) check_prompt(model->options, prompts[i], "prompt " + std::to_string(i));
   const c10::AutoGradMode no_grad(false);
-  const EvalScope eval(*model);
+  const EvalScope eval(model);
   if (options.num_beams > 1) return generate_beams(model, tokenizer, prompts, options, on_token);
+  LEVIN_CHECK(!options.paged || !model->ranks, "[generate] a model that ranks have together does not go with `paged`");
+  if (options.paged) return generate_paged(model, tokenizer, prompts, options, on_token);
+  if (on_token && !is_first_rank(model->ranks)) {
+    // Rank 0 decides whether rows go on.
+    const OnToken told = [&](const GeneratedToken& token) { return on_token(token), true; };
+    return GenerateRun(model, tokenizer, prompts, options, told).run();
+  }
   return GenerateRun(model, tokenizer, prompts, options, on_token).run();
 }
 

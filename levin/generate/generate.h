@@ -21,8 +21,8 @@ namespace levin {
 
 /// A continuation of a prompt.
 struct Generated {
-  /// Which prompt.
-  size_t prompt = 0;
+  /// Which prompt, and which result: what GeneratedToken::row is.
+  size_t prompt = 0, row = 0;
   /// The new tokens, with the one that ended them.
   std::vector<int64_t> ids = {};
   /// The text behind the prompt, up to a stop string; empty without a tokenizer.

@@ -52,7 +52,10 @@ void check_options(const GenerateOptions& o) {
   for (const auto& word : o.stop) LEVIN_CHECK(!word.empty(), "[generate] a stop string is empty");
   LEVIN_CHECK(o.num_beams > 0 && o.num_return_sequences > 0,
               "[generate] num_beams and num_return_sequences must be positive");
+  LEVIN_CHECK(o.cache_dtype == "auto" || o.cache_dtype == "int8" || o.cache_dtype == "fp8", "[generate] cache_dtype \"",
+              o.cache_dtype, "\" is not known (known: auto, int8, fp8)");
   if (o.num_beams > 1) {
+    LEVIN_CHECK(!o.paged, "[generate] beams do not go through the paged cache");
     LEVIN_CHECK(o.temperature == 0, "[generate] beams need temperature 0");
     LEVIN_CHECK(o.num_return_sequences <= o.num_beams, "[generate] ", o.num_return_sequences,
                 " results are more than the ", o.num_beams, " beams");

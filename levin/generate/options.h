@@ -53,6 +53,11 @@ struct GenerateOptions {
   int64_t prefill_chunk = 512;
   /// On CUDA: a decode step is captured once as a graph and replayed.
   bool cuda_graphs = true;
+  /// Through an engine of requests, whose cache has blocks (levin/generate/engine.h): the same results. Not with beams.
+  bool paged = false;
+  /// What keys and values are kept in: "auto" (the dtype of the model), "int8" or "fp8", both with a scale for each
+  /// token and head.
+  std::string cache_dtype = "auto";
 };
 
 /// Throws an Error of one line where a value is not allowed or two do not go together.

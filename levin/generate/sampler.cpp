@@ -161,7 +161,7 @@ Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows) {
   return left;
 }
 
-std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows) {
+std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows) {
   LEVIN_CHECK(static_cast<size_t>(logits.size(0)) == rows.size(), "[generate] ", logits.size(0), " logits for ",
               rows.size(), " rows");
   const auto scores = penalized(logits, rows);
@@ -184,16 +184,25 @@ std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRo
   std::vector<SampledToken> tokens;
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto* at = found.const_data_ptr<double>() + static_cast<int64_t>(i) * found.size(1);
-    LEVIN_CHECK(!std::isnan(at[1]), "[generate] the model gives logits that are not numbers (row ", rows[i]->number(),
-                ", position ", rows[i]->ids().size(), ")");
-    LEVIN_CHECK(at[2] > -std::numeric_limits<double>::infinity(),
-                "[generate] every token is forbidden (no_repeat_ngram_size, suppress_tokens; row ", rows[i]->number(),
-                ", position ", rows[i]->ids().size(), ")");
     SampledToken token{.id = static_cast<int64_t>(at[0]), .logprob = at[1]};
     for (int64_t k = 0; k < std::min(most, rows[i]->options().top_logprobs); ++k)
       token.top.emplace_back(static_cast<int64_t>(at[3 + k]), at[3 + most + k]);
+    const char* wrong = nullptr;
+    if (std::isnan(at[1]))
+      wrong = "the model gives logits that are not numbers";
+    else if (!(at[2] > -std::numeric_limits<double>::infinity()))
+      wrong = "every token is forbidden (no_repeat_ngram_size, suppress_tokens)";
+    if (wrong)
+      token.error = "[generate] " + std::string(wrong) + ": row " + std::to_string(rows[i]->number()) + ", position " +
+                    std::to_string(rows[i]->ids().size());
     tokens.push_back(std::move(token));
   }
+  return tokens;
+}
+
+std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows) {
+  auto tokens = try_sample(logits, rows);
+  for (const auto& token : tokens) LEVIN_CHECK(token.error.empty(), token.error);
   return tokens;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -46,6 +47,8 @@ struct SampledToken {
   int64_t id = 0;
   double logprob = 0;
   std::vector<std::pair<int64_t, double>> top = {};
+  /// Why there is no token: one line; else empty.
+  std::string error = {};
 };
 
 /// Logits float32 [rows, V] with repetition, presence and frequency penalties, and -inf for tokens that may not come
@@ -53,7 +56,9 @@ struct SampledToken {
 Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows);
 /// What is left after temperature, top_k, top_p, min_p and typical_p, in this order; the rest is -inf.
 Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows);
-/// The next token of each row.
+/// The next token of each row. One without any has an error.
+std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows);
+/// The same; an error of any row is thrown.
 std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows);
 
 }  // namespace levin::detail

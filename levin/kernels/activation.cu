@@ -1,11 +1,13 @@
 #include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/activation_launch.h"
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kThreads = 256, kPacks = 4;  // packs of a thread that are on their way together
+constexpr unsigned kFewBlocks = 128;
 
 // ---- one pass over memory
 
@@ -46,6 +48,8 @@ __device__ __forceinline__ void neighbours(const ActivationPointers& pointers, i
 
 template <ActivationKind kind, bool backward, class T>
 __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPointers pointers) {
+  let_next_start();
+  wait_for_previous();
   constexpr int V = 16 / sizeof(T), kTile = kThreads * kPacks * V;
   constexpr bool gated = kind == ActivationKind::kGatedSilu;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
@@ -77,7 +81,7 @@ template <ActivationKind kind, bool backward, class T>
 void launch_typed(const ActivationPointers& pointers, cudaStream_t stream) {
   constexpr int64_t kTile = kThreads * kPacks * (16 / static_cast<int64_t>(sizeof(T)));
   const auto blocks = static_cast<unsigned>((pointers.numel + kTile - 1) / kTile);
-  activation_kernel<kind, backward, T><<<blocks, kThreads, 0, stream>>>(pointers);
+  launch_early(activation_kernel<kind, backward, T>, {blocks, kThreads, 0, blocks <= kFewBlocks}, stream, pointers);
 }
 
 template <ActivationKind kind, bool backward>

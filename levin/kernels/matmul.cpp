@@ -32,15 +32,6 @@ void into_on_cpu(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
   add ? out.add_(product) : out.copy_(product);
 }
 
-Two gelu_on_cpu(const Tensor& a, const Tensor& b, const Tensor& bias) {
-  auto given = at::addmm(bias, a, b);
-  auto result = at::gelu(given, "tanh");
-  return {std::move(result), std::move(given)};
-}
-Tensor gelu_backward_on_cpu(const Tensor& a, const Tensor& b, const Tensor& x) {
-  return at::gelu_backward(at::mm(a, b), x, "tanh");
-}
-
 // ---- on meta tensors: what the kernels of CUDA allocate
 
 Tensor on_meta(const Tensor& a, const Tensor& b, const std::optional<Tensor>&, at::ScalarType dtype) {
@@ -52,13 +43,6 @@ Two with_sums_on_meta(const Tensor& a, const Tensor& b, at::ScalarType dtype, at
 
 void into_on_meta(const Tensor&, const Tensor&, const Tensor&, bool) {}
 
-Two gelu_on_meta(const Tensor& a, const Tensor& b, const Tensor&) {
-  return {on_meta(a, b, {}, a.scalar_type()), on_meta(a, b, {}, a.scalar_type())};
-}
-Tensor gelu_backward_on_meta(const Tensor& a, const Tensor& b, const Tensor&) {
-  return on_meta(a, b, {}, a.scalar_type());
-}
-
 struct MatmulOps {
   torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
   torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
@@ -67,22 +51,14 @@ struct MatmulOps {
   std::optional<c10::TypedOperatorHandle<decltype(on_cpu)>> matmul;
   std::optional<c10::TypedOperatorHandle<decltype(with_sums_on_cpu)>> matmul_and_sums;
   std::optional<c10::TypedOperatorHandle<decltype(into_on_cpu)>> matmul_into;
-  std::optional<c10::TypedOperatorHandle<decltype(gelu_on_cpu)>> gelu;
-  std::optional<c10::TypedOperatorHandle<decltype(gelu_backward_on_cpu)>> gelu_backward;
 
   MatmulOps() {
     names.def("matmul(Tensor a, Tensor b, Tensor? bias, ScalarType dtype) -> Tensor");
     names.def("matmul_and_sums(Tensor a, Tensor b, ScalarType dtype, ScalarType sums_dtype) -> (Tensor, Tensor)");
     names.def("matmul_into(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()");
-    names.def("matmul_gelu(Tensor a, Tensor b, Tensor bias) -> (Tensor, Tensor)");
-    names.def("matmul_gelu_backward(Tensor a, Tensor b, Tensor x) -> Tensor");
     cpu.impl("matmul", on_cpu);
     cpu.impl("matmul_and_sums", with_sums_on_cpu);
     cpu.impl("matmul_into", into_on_cpu);
-    cpu.impl("matmul_gelu", gelu_on_cpu);
-    meta.impl("matmul_gelu", gelu_on_meta);
-    cpu.impl("matmul_gelu_backward", gelu_backward_on_cpu);
-    meta.impl("matmul_gelu_backward", gelu_backward_on_meta);
     meta.impl("matmul", on_meta);
     meta.impl("matmul_into", into_on_meta);
     meta.impl("matmul_and_sums", with_sums_on_meta);
@@ -91,9 +67,6 @@ struct MatmulOps {
     matmul = dispatcher.findSchemaOrThrow("levin::matmul", "").typed<decltype(on_cpu)>();
     matmul_and_sums = dispatcher.findSchemaOrThrow("levin::matmul_and_sums", "").typed<decltype(with_sums_on_cpu)>();
     matmul_into = dispatcher.findSchemaOrThrow("levin::matmul_into", "").typed<decltype(into_on_cpu)>();
-    gelu = dispatcher.findSchemaOrThrow("levin::matmul_gelu", "").typed<decltype(gelu_on_cpu)>();
-    gelu_backward =
-        dispatcher.findSchemaOrThrow("levin::matmul_gelu_backward", "").typed<decltype(gelu_backward_on_cpu)>();
   }
 };
 
@@ -139,21 +112,11 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
   matmul_ops().matmul_into->call(out, a, b, add);
 }
 
-Two matmul_gelu(const Tensor& a, const Tensor& b, const Tensor& bias) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return matmul_ops().gelu->call(a, b, bias);
-}
-
-Tensor matmul_gelu_backward(const Tensor& a, const Tensor& b, const Tensor& x) {
-  const at::AutoDispatchBelowADInplaceOrView below;
-  return matmul_ops().gelu_backward->call(a, b, x);
-}
-
 }  // namespace detail
 
 std::vector<std::string> product_operators() {
   (void)detail::matmul_ops();
-  return {"levin::matmul", "levin::matmul_gelu"};
+  return {"levin::matmul"};
 }
 
 }  // namespace levin::kernels

@@ -14,7 +14,8 @@ namespace levin::kernels {
 
 using at::Tensor;
 
-/// Names of the operators that multiply matrices in forward, such as "levin::matmul". They are registered by the call.
+/// Names of the operators that multiply matrices here and return one matrix, such as "levin::matmul". They are
+/// registered by the call.
 std::vector<std::string> product_operators();
 
 namespace detail {
@@ -40,14 +41,6 @@ std::tuple<Tensor, Tensor> matmul_and_sums(const Tensor& a, const Tensor& b, at:
 
 /// out = a b, or out += a b. `out` has the dtype of a, or is float.
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add = false);
-
-/// GELU (tanh form) of a b + bias, and what it was given: both [M, N] in the dtype of a, the first from numbers that
-/// were not rounded before.
-std::tuple<Tensor, Tensor> matmul_gelu(const Tensor& a, const Tensor& b, const Tensor& bias);
-
-/// The product times the derivative of GELU (tanh form) at x [M, N]: of the gradient behind the layer that follows the
-/// activation, the gradient before the activation. All of one dtype.
-Tensor matmul_gelu_backward(const Tensor& a, const Tensor& b, const Tensor& x);
 
 }  // namespace detail
 }  // namespace levin::kernels

@@ -22,8 +22,6 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/activation_detail.h"
-#include "levin/kernels/later_gradients_detail.h"
 #include "levin/kernels/linear.h"
 #include "levin/kernels/matmul_detail.h"
 
@@ -82,7 +80,7 @@ Operand operand(const Tensor& x) {
   return {x.contiguous(), false, x.size(1)};
 }
 
-enum class Epilogue : uint8_t { kNone, kBias, kSums, kGelu, kGeluBackward };
+enum class Epilogue : uint8_t { kNone, kBias, kSums };
 
 struct Product {
   Operand a, b;
@@ -90,7 +88,6 @@ struct Product {
   Epilogue epilogue = Epilogue::kNone;
   Tensor vector;     // the bias, or where sums go
   bool add = false;  // to what `out` holds
-  Tensor given;      // what GELU is given: written forward, read backward
 };
 
 cudaDataType_t data_type(const Tensor& x) {
@@ -100,7 +97,7 @@ cudaDataType_t data_type(const Tensor& x) {
 /// The largest power of two up to 256 that divides all addresses.
 uint32_t alignment(const Product& product) {
   uintptr_t bits = 256;
-  for (const auto* each : {&product.a.kept, &product.b.kept, &product.out, &product.vector, &product.given})
+  for (const auto* each : {&product.a.kept, &product.b.kept, &product.out, &product.vector})
     if (each->defined()) bits |= reinterpret_cast<uintptr_t>(each->const_data_ptr());
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
@@ -131,9 +128,8 @@ Key key_of(const Product& product) {
 struct Plan {
   cublasLtMatmulDesc_t description = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;
-  /// As proposed, with the bytes that each needs; none where cuBLASLt has no kernel.
+  /// As proposed; none where cuBLASLt has no kernel.
   std::vector<cublasLtMatmulAlgo_t> algorithms;
-  std::vector<size_t> workspaces;
   size_t chosen = 0;
   bool measured = false;
   /// The description holds the address of the vector, which changes from call to call.
@@ -158,27 +154,6 @@ cublasLtMatrixLayout_t layout(const Tensor& x, int64_t stride, bool transposed) 
   return made;
 }
 
-cublasLtEpilogue_t epilogue_of(Epilogue epilogue) {
-  switch (epilogue) {
-    case Epilogue::kBias:
-      return CUBLASLT_EPILOGUE_BIAS;
-    case Epilogue::kSums:
-      return CUBLASLT_EPILOGUE_BGRADB;
-    case Epilogue::kGelu:
-      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
-    case Epilogue::kGeluBackward:
-      return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::kNone:
-      break;
-  }
-  return CUBLASLT_EPILOGUE_DEFAULT;
-}
-
-void set_addresses(Plan& plan, const Product& product) {
-  if (product.vector.defined()) set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
-  if (product.given.defined()) set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.given.const_data_ptr());
-}
-
 void prepare(Plan& plan, const Product& product) {
   constexpr int kProposals = 8;
   if (!lt().complete) return;  // torch computes then
@@ -186,10 +161,12 @@ void prepare(Plan& plan, const Product& product) {
   TORCH_CUDABLAS_CHECK(lt().create_description(&plan.description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, product.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(plan, CUBLASLT_MATMUL_DESC_TRANSB, product.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
-  if (product.epilogue != Epilogue::kNone) set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(product.epilogue));
-  if (product.vector.defined()) set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.vector));
-  if (product.given.defined()) set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.given.stride(0));
-  set_addresses(plan, product);
+  if (product.epilogue != Epilogue::kNone) {
+    set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE,
+        product.epilogue == Epilogue::kBias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB);
+    set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.vector));
+    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
+  }
   plan.a = layout(product.b.kept, product.b.stride, product.b.transposed);
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
   plan.out = layout(product.out, product.out.stride(0), false);
@@ -210,32 +187,17 @@ void prepare(Plan& plan, const Product& product) {
   lt().destroy_preference(preference);
   if (status != CUBLAS_STATUS_SUCCESS) return;
   for (int i = 0; i < count; ++i)
-    if (proposals[i].state == CUBLAS_STATUS_SUCCESS) {
-      plan.algorithms.push_back(proposals[i].algo);
-      plan.workspaces.push_back(proposals[i].workspaceSize);
-    }
+    if (proposals[i].state == CUBLAS_STATUS_SUCCESS) plan.algorithms.push_back(proposals[i].algo);
 }
 
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   const float one = 1, kept = product.add ? 1 : 0;
-  const auto& a = product.a.kept;
-  const auto& b = product.b.kept;
-  auto* out = product.out.mutable_data_ptr();
-  auto size = at::cuda::getCUDABlasLtWorkspaceSize();
-  void* workspace = nullptr;
-  auto* stream = c10::cuda::getCurrentCUDAStream().stream();
-  if (auto* beside = beside_stream()) {  // torch's workspace belongs to the current stream
-    size = plan.workspaces[algorithm];
-    const auto own = at::empty({static_cast<int64_t>(size)}, product.out.options().dtype(at::kByte));
-    workspace = own.mutable_data_ptr();
-    beside->reads.insert(beside->reads.end(), {a, b, own});
-    stream = beside->begin();
-  } else {
-    workspace = at::cuda::getCUDABlasLtWorkspace();
-  }
-  return lt().matmul(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, &one, b.const_data_ptr(), plan.a,
-                     a.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &plan.algorithms[algorithm],
-                     workspace, size, stream);
+  const auto handle = at::cuda::getCurrentCUDABlasLtHandle();
+  void *workspace = at::cuda::getCUDABlasLtWorkspace(), *out = product.out.mutable_data_ptr();
+  return lt().matmul(handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
+                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
+                     &plan.algorithms[algorithm], workspace, at::cuda::getCUDABlasLtWorkspaceSize(),
+                     c10::cuda::getCurrentCUDAStream().stream());
 }
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();
@@ -291,7 +253,8 @@ bool multiplied(const Product& product) {
   auto& plan = plan_of(product);
   const std::lock_guard lock(plan.mutex);
   if (plan.algorithms.empty()) return false;
-  set_addresses(plan, product);
+  if (product.epilogue != Epilogue::kNone)
+    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
   const bool measured = is_measured(product);
   // To measure would add several times. What comes first is mostly not added, and of the same shape.
   if (measured && !plan.measured && !product.add) {
@@ -369,55 +332,11 @@ void matmul_into_cuda(const Tensor& out, const Tensor& a, const Tensor& b, bool 
     add ? at::addmm_out(to, out, a, b, at::kFloat) : at::mm_out(to, a, b, at::kFloat);
 }
 
-/// What cuBLASLt asks of the matrix that GELU is given.
-bool fits_gelu(const Tensor& given) {
-  return given.size(1) % 8 == 0 && reinterpret_cast<uintptr_t>(given.const_data_ptr()) % 16 == 0;
-}
-
-std::tuple<Tensor, Tensor> matmul_gelu_cuda(const Tensor& a, const Tensor& b, const Tensor& bias) {
-  check(a, b, bias);
-  const c10::cuda::CUDAGuard guard(a.device());
-  if (!is_empty(a, b)) {
-    auto out = at::empty({a.size(0), b.size(1)}, a.options()), given = at::empty_like(out);
-    const Product product{.a = operand(a),
-                          .b = operand(b),
-                          .out = out,
-                          .epilogue = Epilogue::kGelu,
-                          .vector = bias.contiguous(),
-                          .given = given};
-    if (fits_gelu(given) && multiplied(product)) return {out, given};
-  }
-  auto given = matmul_cuda(a, b, bias, a.scalar_type());
-  auto out = run_activation(given, Activation::kGeluTanh);
-  return {std::move(out), std::move(given)};
-}
-
-Tensor matmul_gelu_backward_cuda(const Tensor& a, const Tensor& b, const Tensor& given) {
-  check(a, b, {});
-  LEVIN_CHECK(given.dim() == 2 && given.size(0) == a.size(0) && given.size(1) == b.size(1) &&
-                  given.scalar_type() == a.scalar_type() && given.device() == a.device(),
-              "[matmul_gelu_backward] needs the input of GELU [", a.size(0), ", ", b.size(1), "] in ", a.scalar_type(),
-              ", got ", given.sizes(), " ", given.scalar_type());
-  const c10::cuda::CUDAGuard guard(a.device());
-  const auto x = given.contiguous();
-  if (fits_gelu(x) && !is_empty(a, b)) {
-    const Product product{.a = operand(a),
-                          .b = operand(b),
-                          .out = at::empty({a.size(0), b.size(1)}, a.options()),
-                          .epilogue = Epilogue::kGeluBackward,
-                          .given = x};
-    if (multiplied(product)) return product.out;
-  }
-  return run_activation_backward(matmul_cuda(a, b, std::nullopt, a.scalar_type()), x, Activation::kGeluTanh);
-}
-
 }  // namespace
 
 void register_matmul_cuda(torch::Library& library) {
   library.impl("matmul_into", matmul_into_cuda);
   library.impl("matmul", matmul_cuda);
-  library.impl("matmul_gelu", matmul_gelu_cuda);
-  library.impl("matmul_gelu_backward", matmul_gelu_backward_cuda);
   library.impl("matmul_and_sums", matmul_and_sums_cuda);
 }
 

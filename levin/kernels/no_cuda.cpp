@@ -11,7 +11,6 @@
 #include "levin/kernels/image_batch_detail.h"
 #include "levin/kernels/image_resample_detail.h"
 #include "levin/kernels/jpeg_colors.h"
-#include "levin/kernels/later_gradients.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/matmul_detail.h"
 #include "levin/kernels/max_pool_detail.h"
@@ -60,6 +59,9 @@ Tensor dequantize_cuda(const QuantizedWeight&, at::ScalarType) {
 Tensor skinny_linear_cuda(const Tensor&, const QuantizedWeight&, const Tensor&) {
   levin::detail::fail("[quantized_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
+Tensor skinny_linear_cuda(const Tensor&, const Tensor&, const Tensor&) {
+  levin::detail::fail("[linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
 
 void load_step_kernels_cuda(c10::Device) {}
 
@@ -72,9 +74,6 @@ void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
 void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
-std::shared_ptr<LaterQueue> make_later_queue(c10::Device, int64_t) {
-  return nullptr;
-}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }
@@ -93,7 +92,7 @@ void register_fp8_cuda(torch::Library&) {}
 
 namespace levin::kernels {
 
-bool has_decode_kernel(const Tensor&, int64_t) {
+bool has_decode_kernel(c10::Device, at::ScalarType, int64_t, int64_t, int64_t) {
   return false;
 }
 Tensor decode_attention(const DecodeArguments&) {

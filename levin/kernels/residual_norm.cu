@@ -1,14 +1,18 @@
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/residual_norm_device.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kLongThreads = 256;  // where a row is read more than once
+constexpr int64_t kFewRows = 64;   // as when a language model writes
 
 /// A row in registers: E numbers for each thread of `warps` warps. kWarpRow: of one warp, which may have more
 /// registers.
 template <class S, class B, class O, int E, bool kWarpRow>
 __global__ void __launch_bounds__(kWarpRow ? 128 : 512) norm_forward_kernel(const NormForward norm, const int warps) {
+  let_next_start();
+  wait_for_previous();
   using A = Wide<S>;
   constexpr int V = 16 / sizeof(S), kPacks = E / V;
   __shared__ A slots[2][16];
@@ -113,6 +117,8 @@ __global__ void __launch_bounds__(kWarpRow ? 128 : 512) norm_forward_kernel(cons
 /// A row of any length at any address, number by number.
 template <class S, class B, class O>
 __global__ void __launch_bounds__(kLongThreads) norm_forward_long_kernel(const NormForward norm) {
+  let_next_start();
+  wait_for_previous();
   using A = Wide<S>;
   __shared__ A slots[2][32];
   constexpr int kWarps = kLongThreads / 32;
@@ -161,7 +167,8 @@ __global__ void __launch_bounds__(kLongThreads) norm_forward_long_kernel(const N
 template <class S, class B, class O>
 void launch_forward(const NormForward& norm, const NormForwardPlan& plan, cudaStream_t stream) {
   if (!plan.packs) {
-    norm_forward_long_kernel<S, B, O><<<static_cast<unsigned>(norm.rows), kLongThreads, 0, stream>>>(norm);
+    launch_early(norm_forward_long_kernel<S, B, O>,
+                 {static_cast<unsigned>(norm.rows), kLongThreads, 0, norm.rows <= kFewRows}, stream, norm);
     return;
   }
   const bool alone = plan.warps == 1;
@@ -172,7 +179,8 @@ void launch_forward(const NormForward& norm, const NormForwardPlan& plan, cudaSt
                       : alone                          ? norm_forward_kernel<S, B, O, 32, true>
                                                        : norm_forward_kernel<S, B, O, 32, false>;
   const auto blocks = static_cast<unsigned>((norm.rows + plan.groups - 1) / plan.groups);
-  kernel<<<blocks, 32 * plan.warps * plan.groups, 0, stream>>>(norm, plan.warps);
+  launch_early(kernel, {blocks, static_cast<unsigned>(32 * plan.warps * plan.groups), 0, norm.rows <= kFewRows}, stream,
+               norm, plan.warps);
 }
 
 }  // namespace

@@ -302,7 +302,7 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
     step->write(layer_, k, v);
     if (step->pass->seen > 0)
-      return detail::cached_attention(q, step->keys(layer_, b), step->values(layer_, b), mask, scale, softcap);
+      return detail::cached_attention(q, step->keys(layer_, q), step->values(layer_, q), mask, scale, softcap);
   }
   q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;
@@ -378,9 +378,6 @@ Tensor DecoderMlpImpl::forward(const Tensor& x) {
   const bool bare = up->adapters.empty() && down->adapters.empty() && !up->quantized && !down->quantized;
   if (!kind || *kind == kernels::Activation::kSilu || !bare) return down(activated(up(x), activation));
   if (const auto result = nn::fp8_mlp(x, up, *kind, down)) return *result;
-  const bool alone = up->num_interceptors() == 0 && down->num_interceptors() == 0;
-  if (alone && *kind == kernels::Activation::kGeluTanh)
-    if (const auto result = kernels::gelu_mlp(x, up->weight, up->bias, down->weight, down->bias)) return *result;
   return down(up->num_interceptors() > 0 ? kernels::activation(up(x), *kind)
                                          : kernels::linear_activation(x, up->weight, up->bias, *kind));
 }

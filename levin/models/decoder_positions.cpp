@@ -26,14 +26,9 @@ int64_t rotated_dims(const DecoderOptions& options) {
   return options.rotary_dim > 0 ? options.rotary_dim : options.head_width();
 }
 
-int64_t original_positions(const DecoderOptions& options) {
-  const auto asked = options.rotary_scaling.original_positions;
-  return asked > 0 ? asked : options.max_positions;
-}
-
 Tensor llama3_frequencies(const DecoderOptions& options, const Tensor& plain) {
   const auto& scaling = options.rotary_scaling;
-  const auto length = static_cast<double>(original_positions(options));
+  const auto length = static_cast<double>(trained_positions(options));
   const auto wavelengths = 2 * std::numbers::pi / plain;
   const auto divided = plain / scaling.factor;
   const auto share =
@@ -48,7 +43,7 @@ Tensor yarn_frequencies(const DecoderOptions& options, const Tensor& powers) {
   const auto dims = rotated_dims(options);
   const auto bound = [&](double rotations) {
     return static_cast<double>(dims) *
-           std::log(static_cast<double>(original_positions(options)) / (rotations * 2 * std::numbers::pi)) /
+           std::log(static_cast<double>(trained_positions(options)) / (rotations * 2 * std::numbers::pi)) /
            (2 * std::log(options.rotary_base));
   };
   auto low = bound(scaling.beta_fast), high = bound(scaling.beta_slow);
@@ -75,6 +70,11 @@ Tensor seen_keys(int64_t length, int64_t window, c10::Device device) {
 }
 
 }  // namespace
+
+int64_t trained_positions(const DecoderOptions& options) {
+  const auto asked = options.rotary_scaling.original_positions;
+  return asked > 0 ? asked : options.max_positions;
+}
 
 double lowest_number(at::ScalarType dtype) {
   switch (dtype) {
@@ -104,7 +104,7 @@ Tensor rotary_frequencies(const DecoderOptions& options, int64_t length, c10::De
   const auto& scaling = options.rotary_scaling;
   auto base = options.rotary_base;
   if (scaling.type == "dynamic") {
-    const auto longest = static_cast<double>(original_positions(options));
+    const auto longest = static_cast<double>(trained_positions(options));
     const auto reached = std::max(static_cast<double>(length), longest);
     base *= std::pow(scaling.factor * reached / longest - (scaling.factor - 1),
                      static_cast<double>(dims) / static_cast<double>(dims - 2));
@@ -127,7 +127,7 @@ Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor
   } else {
     const auto positions = token_positions(mask).to(at::kFloat).unsqueeze(2);
     Tensor frequencies;
-    if (options.rotary_scaling.type == "dynamic" && length > original_positions(options)) {
+    if (options.rotary_scaling.type == "dynamic" && length > trained_positions(options)) {
       std::vector<Tensor> rows;
       const auto lengths = mask.ne(0).sum(1).cpu();
       for (int64_t i = 0; i < lengths.size(0); ++i)

@@ -16,6 +16,9 @@ Tensor token_positions(const Tensor& mask);
 /// with a mask [B, T]. A row of a batch has the angles that it would have alone, also under dynamic scaling.
 Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& mask, c10::Device device);
 
+/// The longest sequence that frequencies were made for: beyond it dynamic scaling changes them.
+int64_t trained_positions(const DecoderOptions& options);
+
 /// Inverse frequencies of the angles for sequences of that length, float32 [R / 2].
 Tensor rotary_frequencies(const DecoderOptions& options, int64_t length, c10::Device device);
 

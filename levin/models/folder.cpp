@@ -1,6 +1,7 @@
 #include "levin/models/folder.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -274,6 +275,18 @@ void split_model(LanguageModel& model, std::vector<detail::PlannedWeight>& plan,
     if (const auto* known = model.split->find(weight.target)) weight.slice = known->slice;
 }
 
+/// Whether a weight is one of these modules.
+bool is_below(const std::string& name, const std::vector<std::string>& modules) {
+  return std::ranges::any_of(modules,
+                             [&](const auto& module) { return module.empty() || name.starts_with(module + "."); });
+}
+
+int64_t bytes_in_file(const WeightFile& file, const detail::PlannedWeight& weight) {
+  int64_t bytes = 0;
+  for (const auto& source : weight.sources) bytes += static_cast<int64_t>(file.at(source).bytes);
+  return bytes;
+}
+
 ModelConfig config_in(const fs::path& folder) {
   LEVIN_CHECK(fs::is_directory(folder), "[open_model] \"", folder.string(), "\" is not a folder");
   return ModelConfig::read(folder / "config.json");
@@ -308,22 +321,89 @@ std::vector<Tensor> head_parameters(const LanguageModel& model) {
   return parameters;
 }
 
-LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
-  const auto config = config_in(folder);
-  const WeightFile file(folder);
-  auto [model, plan, quantized] = planned_model(folder, file, config, options);
-  if (options.ranks && options.ranks->size() > 1) split_model(model, plan, options.ranks);
+struct ModelReader::State {
+  State(const fs::path& folder, const OpenModelOptions& asked)
+      : options(asked),
+        file(std::make_shared<const WeightFile>(folder)),
+        planned(planned_model(folder, *file, config_in(folder), asked)) {}
+
+  OpenModelOptions options;
+  std::shared_ptr<const WeightFile> file;
+  PlannedModel planned;
+};
+
+ModelReader::ModelReader(const fs::path& folder, const OpenModelOptions& options) {
+  config_in(folder);  // a folder that is no model is told as such, not as one without weights
+  state_ = std::make_unique<State>(folder, options);
+}
+ModelReader::~ModelReader() = default;
+ModelReader::ModelReader(ModelReader&&) noexcept = default;
+
+const LanguageModel& ModelReader::model() const {
+  return state_->planned.model;
+}
+
+void ModelReader::read(const std::vector<std::string>& modules) {
+  auto& [options, file, planned] = *state_;
+  auto& model = planned.model;
+  std::vector<detail::PlannedWeight> plan;
   std::vector<Tensor> targets;
-  for (const auto& weight : plan) targets.push_back(weight.target);
+  for (const auto& weight : planned.weights)
+    if (is_below(weight.name, modules)) {
+      plan.push_back(weight);
+      targets.push_back(weight.target);
+    }
   materialize(targets, /*initialize=*/false);
-  detail::read_weights(file, plan, model.body().num_heads);
-  for (const auto& [weight, layer] : quantized)
-    layer->set_quantized(quantized_weight(file, weight, model, options.device));
+  detail::read_weights(*file, plan, model.body().num_heads, options.on_read);
+  for (const auto& [weight, layer] : planned.quantized)
+    if (is_below(weight.name, modules)) {
+      layer->set_quantized(quantized_weight(*file, weight, model, options.device));
+      if (options.on_read) options.on_read(bytes_in_file(*file, weight));
+    }
+}
+
+bool ModelReader::changes(const std::vector<std::string>& modules) const {
+  const auto& planned = state_->planned;
+  for (const auto& [weight, layer] : planned.quantized)
+    if (is_below(weight.name, modules)) return true;
+  std::unordered_set<const c10::TensorImpl*> read;
+  for (const auto& weight : planned.weights) read.insert(weight.target.unsafeGetTensorImpl());
+  for (const auto& item : planned.model.module().named_parameters())
+    if (is_below(item.key(), modules) && !read.contains(item.value().unsafeGetTensorImpl())) return true;
+  return false;
+}
+
+std::function<void(const std::vector<Tensor>&)> ModelReader::later(const std::vector<Tensor>& parameters) const {
+  std::vector<detail::PlannedWeight> plan;
+  for (const auto& parameter : parameters) {
+    const auto found = std::ranges::find_if(state_->planned.weights,
+                                            [&](const auto& weight) { return weight.target.is_same(parameter); });
+    LEVIN_CHECK(found != state_->planned.weights.end(), "[open_model] a tensor is not read from the folder as it is");
+    plan.push_back(*found);
+    plan.back().target.reset();
+  }
+  return
+      [plan, file = state_->file, heads = state_->planned.model.body().num_heads](const std::vector<Tensor>& places) {
+        auto now = plan;
+        for (size_t i = 0; i < now.size(); ++i) now[i].target = places[i];
+        detail::read_weights(*file, now, heads);
+      };
+}
+
+LanguageModel ModelReader::finish() {
+  auto model = std::move(state_->planned.model);
+  model.module().eval();
+  return model;
+}
+
+LanguageModel open_model(const fs::path& folder, const OpenModelOptions& options) {
+  ModelReader reader(folder, options);
+  reader.read({""});
+  auto model = reader.finish();
   if (is_deferred(model.module())) {
     materialize(model.module());
     model.notes.emplace_back("the head is new");
   }
-  model.module().eval();
   return model;
 }
 

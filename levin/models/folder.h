@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -65,6 +67,8 @@ struct OpenModelOptions {
   TensorRanks ranks = {};
   /// Of a decoder that classifies, where config.json has no pad_token_id: this one. -1: none.
   int64_t pad_token = -1;
+  /// Is told how many bytes of weights were read just now, by the threads that read, one at a time.
+  std::function<void(int64_t bytes)> on_read = {};
 };
 
 /// Opens a folder in the layout of transformers: config.json with model.safetensors, pytorch_model.bin, or an index of
@@ -74,6 +78,36 @@ struct OpenModelOptions {
 ///     auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
 ///     auto logits = model.decoder(tokens);
 LanguageModel open_model(const std::filesystem::path& folder, const OpenModelOptions& options = {});
+
+/// Reads the model of a folder in parts, as open_model reads all of it at once.
+///
+///     ModelReader reader(folder, options);
+///     for (...) reader.read({"blocks.3"});
+///     auto model = reader.finish();
+class ModelReader {
+ public:
+  /// Names, shapes and types are checked; nothing is allocated.
+  explicit ModelReader(const std::filesystem::path& folder, const OpenModelOptions& options = {});
+  ~ModelReader();
+  ModelReader(ModelReader&&) noexcept;
+
+  /// Parameters are without data until they are read (levin/nn/deferred_init.h).
+  const LanguageModel& model() const;
+  /// Weights of these modules and below get memory on the device of the options, and their numbers, in few bits where
+  /// they are to be. An empty name is all.
+  void read(const std::vector<std::string>& modules);
+  /// Whether weights of these modules become quantized when they are read, or are new.
+  bool changes(const std::vector<std::string>& modules) const;
+  /// What reads parameters of the model to other places of the same shape and dtype, at any time: of modules that
+  /// do not change. It outlives the reader.
+  std::function<void(const std::vector<Tensor>& places)> later(const std::vector<Tensor>& parameters) const;
+  /// The model, with what was not read as it is.
+  LanguageModel finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 /// Sizes and dtype of the model in a folder, on tensors without memory: nothing but headers is read.
 LanguageModel open_model_meta(const std::filesystem::path& folder, const OpenModelOptions& options = {});

@@ -8,24 +8,10 @@
 
 #include "levin/core/error.h"
 #include "levin/devices/graphs.h"
+#include "levin/devices/streams.h"
 
 namespace levin::detail {
 namespace {
-
-bool has_streams(c10::Device device) {
-  return !device.is_cpu() && !device.is_meta();
-}
-
-c10::Stream current_stream(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-/// `later` continues when all that `earlier` has been given so far is done.
-void order_after(const c10::Stream& later, const c10::Stream& earlier) {
-  c10::Event event(earlier.device_type());
-  event.record(earlier);
-  event.block(later);
-}
 
 /// A tensor over the memory of a storage.
 Tensor over_storage(const c10::Storage& storage, c10::Device device, c10::ScalarType dtype, int64_t offset,

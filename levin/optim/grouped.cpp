@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
+#include "levin/core/trace_span.h"
 #include "levin/devices/graphs.h"
 #include "levin/devices/host_memory.h"
 #include "levin/optim/step/captured.h"
@@ -77,6 +78,7 @@ bool GroupedOptimizer::step_scaled(const GradScale& scale) {
 }
 
 void GroupedOptimizer::zero_grad(bool set_to_none) {
+  const TraceSpan span([&] { return "Optimizer.zero_grad#" + name_ + ".zero_grad"; });
   for (auto& group : groups_) levin::optim::zero_grad(group.params, set_to_none);
 }
 

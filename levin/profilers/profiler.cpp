@@ -1,13 +1,10 @@
 #include "levin/profilers/profiler.h"
 
-#include <array>
 #include <cctype>
 #include <cstdio>
+#include <string_view>
 
-#include "levin/core/error.h"
 #include "levin/core/files.h"
-#include "levin/core/words.h"
-#include "levin/profilers/simple.h"
 
 namespace levin {
 namespace {
@@ -63,40 +60,6 @@ void Span::stop() noexcept {
     profiler_->stop(action_);
   } catch (...) {  // stopped by hand inside the scope
   }
-}
-
-namespace {
-
-struct NamedProfiler {
-  const char* name;
-  std::shared_ptr<Profiler> (*make)();
-};
-
-template <class T>
-std::shared_ptr<Profiler> make_as() {
-  return std::make_shared<T>();
-}
-
-constexpr std::array kProfilers{
-    NamedProfiler{"simple", make_as<SimpleProfiler>},
-};
-
-}  // namespace
-
-std::vector<std::string> profiler_names() {
-  std::vector<std::string> names;
-  for (const auto& profiler : kProfilers) names.emplace_back(profiler.name);
-  return names;
-}
-
-std::shared_ptr<Profiler> make_profiler(const std::string& name) {
-  for (const auto& profiler : kProfilers)
-    if (name == profiler.name) return profiler.make();
-  LEVIN_CHECK(name != "advanced",
-              "[make_profiler] profiler \"advanced\" reports the functions of a Python program, and "
-              "there are none here (known: ",
-              join(profiler_names()), ")");
-  fail_unknown("make_profiler", "profiler", name, profiler_names());
 }
 
 }  // namespace levin

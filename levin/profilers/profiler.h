@@ -10,6 +10,8 @@
 
 namespace levin {
 
+struct ProfiledRun;
+
 /// An action that a profiler knows: a number, so that a step handles no text.
 enum class ActionId : int32_t {};
 
@@ -43,6 +45,17 @@ class Profiler {
   /// The report.
   virtual std::string summary() const = 0;
 
+  /// A loop of steps follows: for profilers that record some of them (levin/profilers/profile.h).
+  virtual void begin_loop(const ProfiledRun&) {}
+  /// A step begins, and the one before is over.
+  virtual void step() {}
+  /// The step is over; what follows until step() belongs to none, such as a validation. Again: nothing.
+  virtual void end_step() {}
+  /// The loop is over, well or not.
+  virtual void end_loop() {}
+  /// The files that were written besides the report: traces, snapshots.
+  const std::vector<std::filesystem::path>& files() const { return files_; }
+
   /// Which stage is running ("fit"), on which rank, and the folder of its log. Actions and times continue.
   void setup(std::string stage, std::optional<int> rank = {}, const std::filesystem::path& log_dir = {});
   /// Writes the report: to the file, on every rank, or else to stdout, on rank 0.
@@ -51,6 +64,8 @@ class Profiler {
  protected:
   /// "FIT ", or nothing when no stage was set up.
   std::string title() const;
+  const std::filesystem::path& dirpath() const { return options_.dirpath; }
+  void set_files(std::vector<std::filesystem::path> files) { files_ = std::move(files); }
 
  private:
   std::filesystem::path file() const;
@@ -58,6 +73,7 @@ class Profiler {
   ProfilerOptions options_;
   std::string stage_;
   std::optional<int> rank_;
+  std::vector<std::filesystem::path> files_;
 };
 
 /// One run of an action, until the end of the scope. A profiler that is not there costs one comparison.
@@ -79,7 +95,7 @@ class [[nodiscard]] Span {
   ActionId action_;
 };
 
-/// The profilers that have a name on command lines: "simple".
+/// The profilers that have a name on command lines: "simple", "pytorch", "memory".
 std::vector<std::string> profiler_names();
 
 /// The profiler of that name. An Error that says what there is for any other.

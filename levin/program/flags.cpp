@@ -45,6 +45,13 @@ config::Field& Flags::repeated(const char* name, std::vector<std::string>& value
   return flags_.emplace_back(std::move(field));
 }
 
+config::Field& Flags::repeated_argument(const char* name, std::vector<std::string>& values, std::string help) {
+  config::Field field{.name = name, .help = std::move(help), .type = "PATH"};
+  field.read = [at = &values](const config::Node& node) { at->push_back(node.text); };
+  repeats_last_ = true;
+  return arguments_.emplace_back(std::move(field));
+}
+
 void Flags::set_rest(const char* usage, std::vector<std::string>& rest) {
   rest_usage_ = usage;
   rest_ = &rest;
@@ -55,6 +62,7 @@ std::string Flags::usage() const {
   const auto needed = arguments_.size() - static_cast<size_t>(optional_arguments_);
   for (size_t i = 0; i < arguments_.size(); ++i)
     text += i < needed ? " " + arguments_[i].name : " [" + arguments_[i].name + "]";
+  if (repeats_last_) text += "...";
   if (!flags_.empty()) text += " [FLAGS]";
   return text + (rest_ ? " " + rest_usage_ : "");
 }
@@ -108,9 +116,12 @@ void Flags::read_environment() const {
 }
 
 void Flags::read_arguments(const std::vector<std::string>& given) const {
-  LEVIN_CHECK(given.size() <= arguments_.size(), "[", command_, "] \"", given[arguments_.size()],
+  LEVIN_CHECK(given.size() <= arguments_.size() || repeats_last_, "[", command_, "] \"", given[arguments_.size()],
               "\" is one word too many (", usage(), ")");
-  for (size_t i = 0; i < given.size(); ++i) read(arguments_[i], arguments_[i].name, given[i]);
+  for (size_t i = 0; i < given.size(); ++i) {
+    const auto& argument = arguments_[std::min(i, arguments_.size() - 1)];
+    read(argument, argument.name, given[i]);
+  }
   const auto needed = arguments_.size() - static_cast<size_t>(optional_arguments_);
   if (given.size() >= needed) return;
   const auto& missing = arguments_[given.size()];

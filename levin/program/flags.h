@@ -36,6 +36,9 @@ class Flags {
   /// A flag that may be given several times.
   config::Field& repeated(const char* name, std::vector<std::string>& values, std::string help, const char* type);
 
+  /// The last argument, of which there may be several.
+  config::Field& repeated_argument(const char* name, std::vector<std::string>& values, std::string help);
+
   /// More lines at the end of --help.
   void set_epilog(std::string text) { epilog_ = std::move(text); }
   /// Flags end at the first word without dashes: it and all that follows go to `rest`.
@@ -66,6 +69,7 @@ class Flags {
   std::vector<config::Field> arguments_, flags_;
   int optional_arguments_ = 0;
   std::vector<std::string>* rest_ = nullptr;
+  bool repeats_last_ = false;
 };
 
 /// A number of bytes: 500000000, 500MB, 5GB, 2GiB.

@@ -68,11 +68,6 @@ std::vector<size_t> indices_without_gradient(const std::string& message) {
   return indices;
 }
 
-/// Captured passes equal the reducer's on the CPU. Until they have run on a GPU only tests capture them.
-bool captures_passes() {
-  return std::getenv("LEVIN_TEST_CAPTURE_DDP");
-}
-
 /// The reducer, and what it knows but does not tell.
 class OpenReducer : public c10d::Reducer {
  public:
@@ -235,7 +230,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       parameter.tensor.register_hook([this, alive = alive_](const Tensor&) {
         if (*alive) arm();
       });
-    if (captured && captures_passes()) watch_gradients();
+    if (captured) watch_gradients();
   }
 
   ~DdpModule() override {
@@ -602,8 +597,6 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
 std::string DdpModule::prepare_capture(bool) {
   if (!at::GradMode::is_enabled()) return {};
-  if (!captures_passes())
-    return "ddp's reducer is not captured yet; strategy \"fsdp\" with sharding_strategy \"none\" is";
   if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
   if (options_.comm_hook == "powersgd") return "comm_hook \"powersgd\" counts its steps on the host";
   if (reducer_->has_sparse()) return "ddp sums sparse gradients, whose sizes change";

@@ -6,7 +6,6 @@
 #include "levin/core/words.h"
 #include "levin/environments/environment.h"
 #include "levin/precision/precision.h"
-#include "levin/profilers/profiler.h"
 #include "levin/strategies/choice.h"
 
 namespace levin::config {
@@ -82,15 +81,6 @@ struct Codec<LoggerChoice> {
   }
 };
 
-template <>
-struct Codec<ProfilerChoice> {
-  static std::string type() { return "NAME"; }
-  static ProfilerChoice read(const Node& node) { return ProfilerChoice(detail::read_text(node)); }
-  static Node write(const ProfilerChoice& value) {
-    return value.name().empty() ? Node() : Node::of_text(value.name(), true);
-  }
-};
-
 }  // namespace levin::config
 
 namespace levin {
@@ -149,7 +139,6 @@ void fields(TrainerOptions& o, auto f) {
   f("benchmark", o.benchmark, "cuDNN benchmark mode: try which algorithm is fastest; default: torch's setting");
   f("inference_mode", o.inference_mode, "use inference mode in validate, test and predict");
   f("use_distributed_sampler", o.use_distributed_sampler, "wrap the sampler so that each rank gets its own samples");
-  f("profiler", o.profiler, "profiler that times each action of the loop; default: none");
   f("detect_anomaly", o.detect_anomaly, "find the operation whose backward produced a NaN; slow");
   f("barebones", o.barebones,
     "turn off logs, checkpoints, progress bar and summary, to measure the overhead of the loop");
@@ -178,7 +167,6 @@ void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& option
     auto& field = into[i];
     if (field.name == "trainer.strategy") hint(field, known_strategies());
     if (field.name == "trainer.logger") hint(field, LoggerChoice::known());
-    if (field.name == "trainer.profiler") hint(field, profiler_names());
     if (field.name == "trainer.deterministic") hint(field, {"true", "false", "warn"});
     if (field.name == "trainer.precision") {
       hint(field, known_precisions());

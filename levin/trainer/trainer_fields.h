@@ -33,7 +33,7 @@ struct Codec<Duration> : TrainerValueCodec<Duration> {
 namespace levin {
 
 /// Adds a field for everything in TrainerOptions that can be said in words, as "trainer.max_epochs" and so on, bound to
-/// `options`. Callbacks are chosen by name: their field stands in levin/cli/callbacks.h.
+/// `options`. Callbacks and the profiler are chosen by name and have options: their fields are in levin/cli/.
 void add_trainer_fields(std::vector<config::Field>& into, TrainerOptions& options);
 
 }  // namespace levin

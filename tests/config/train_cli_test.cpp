@@ -121,6 +121,25 @@ TEST_F(TrainCli, PrintConfigGivesItselfBack) {
   EXPECT_EQ(test.wait(), 0) << test.err();
 }
 
+TEST_F(TrainCli, TheProfilerAndItsOptions) {
+  Process child(
+      boring("fit", {"--trainer.max_epochs", "1", "--trainer.profiler", "pytorch", "--trainer.profiler.schedule.wait",
+                     "0", "--trainer.profiler.schedule.active=2", "--trainer.profiler.record_shapes", "true",
+                     "--trainer.profiler.filename", "run", "--trainer.profiler.gzip=false"}));
+  ASSERT_EQ(child.wait(), 0) << child.err();
+  const auto configs = find("config.yaml");
+  ASSERT_EQ(configs.size(), 1u);
+  EXPECT_THAT(read_file(configs[0]), HasSubstr("class: pytorch  # [--trainer.profiler]"));
+  std::string trace, table;
+  for (const auto& entry : fs::directory_iterator(configs[0].parent_path())) {
+    const auto name = entry.path().filename().string();
+    if (name.ends_with(".pt.trace.json")) trace = read_file(entry.path());
+    if (name == "fit-run-0.txt") table = read_file(entry.path());
+  }
+  EXPECT_THAT(trace, AllOf(HasSubstr("ProfilerStep#1"), HasSubstr("ProfilerStep#2"), HasSubstr("Input Dims")));
+  EXPECT_THAT(table, HasSubstr("Self CPU time total"));
+}
+
 TEST_F(TrainCli, MistakesAreOneLineBeforeAnythingStarts) {
   const auto yaml = folder_ / "run.yaml";
   write_file(yaml, "recipe: boring\ntrainer:\n  max_epoch: 3\n");
@@ -132,6 +151,9 @@ TEST_F(TrainCli, MistakesAreOneLineBeforeAnythingStarts) {
             "\"--trainer.max_epochs\"?"},
            {boring("fit", {"--optimizer.lr", "-1"}), "error: [levin fit boring] --optimizer.lr: SGD: lr=-1 must be"},
            {boring("fit", {"--trainer.callbacks", "Nothing"}), "--trainer.callbacks \"Nothing\" is not known"},
+           {boring("fit", {"--trainer.profiler", "simpel"}), "did you mean \"simple\"?"},
+           {boring("fit", {"--trainer.profiler", "pytorch", "--trainer.profiler.schedule.active", "0"}),
+            "--trainer.profiler.schedule.active: "},
            {{run, "fit", "--config", yaml.string()},
             yaml.string() + ":3: key of \"trainer\" \"max_epoch\" is not known; did you mean \"max_epochs\"?"},
            {boring("validate", {"more"}), "\"more\" is not expected here"}}) {

@@ -65,7 +65,6 @@ TEST(TrainerFields, DefaultsPrintedAndReadBackAreTheSame) {
   config.add_recipe(text, "printed");
   EXPECT_EQ(values_of(config.to_yaml()), values_of(text));
   EXPECT_FALSE(back.logger.is_set());
-  EXPECT_FALSE(back.profiler.is_set());
   EXPECT_FALSE(back.deterministic.is_set());
   EXPECT_FALSE(back.max_epochs);
 }
@@ -77,9 +76,9 @@ TEST(TrainerFields, EveryKindOfValueComesBack) {
                         "--trainer.logger=csv,json", "--trainer.max_time=90 min", "--trainer.limit_train_batches=0.5",
                         "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1.0",
                         "--trainer.val_check_interval=500 steps", "--trainer.check_val_every_n_epoch=null",
-                        "--trainer.deterministic=warn", "--trainer.profiler=simple", "--trainer.fast_dev_run",
-                        "--trainer.default_root_dir=my runs", "--trainer.plugins.grad_scaler.init_scale=128",
-                        "--trainer.max-epochs", "-1", "--trainer.enable_progress_bar=false"});
+                        "--trainer.deterministic=warn", "--trainer.fast_dev_run", "--trainer.default_root_dir=my runs",
+                        "--trainer.plugins.grad_scaler.init_scale=128", "--trainer.max-epochs", "-1",
+                        "--trainer.enable_progress_bar=false"});
   EXPECT_EQ(options.fast_dev_run, 1);
   EXPECT_EQ(options.max_epochs, -1);
   EXPECT_EQ(options.check_val_every_n_epoch, std::nullopt);
@@ -98,7 +97,6 @@ TEST(TrainerFields, EveryKindOfValueComesBack) {
   EXPECT_TRUE(back.limit_test_batches->is_all());
   EXPECT_EQ(back.val_check_interval->unit(), Interval::Unit::kSteps);
   EXPECT_TRUE(back.deterministic.only_warns());
-  EXPECT_EQ(back.profiler.name(), "simple");
   EXPECT_EQ(back.default_root_dir, "my runs");
   EXPECT_EQ(back.enable_progress_bar, false);
 }

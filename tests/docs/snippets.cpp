@@ -7,7 +7,10 @@
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
+#include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
+#include <levin/generate/placed_model.h>
+#include <levin/generate/serve/server.h>
 #include <levin/io/images/image.h>
 #include <levin/io/records/records.h>
 #include <levin/io/weights/safetensors.h>
@@ -227,6 +230,15 @@ struct Timer : levin::Interceptor {
   levin::models::save_model(model, "tuned", {.max_shard_size = 2'000'000'000});
 }
 
+[[maybe_unused]] void placed_generation() {
+  const auto sizes = levin::models::open_model_meta("opt-30b");
+  const auto placement = levin::place_units(levin::placement_units(sizes),
+                                            {.device = at::kCUDA, .max_memory = {{"cuda:0", 8LL << 30}}, .workspace = 2LL << 30});
+  std::cout << placement.describe() << "\n";
+  auto model = levin::open_placed_model("opt-30b", {}, placement);
+  auto rows = levin::generate(model.decoder, {{2, 100, 7}}, {.max_new_tokens = 64});
+}
+
 [[maybe_unused]] void generation(const std::vector<std::string>& prompts) {
   auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
   const auto tokenizer = levin::text::Tokenizer::from_folder("pythia-410m");
@@ -237,6 +249,18 @@ struct Timer : levin::Interceptor {
     std::cout << token.text << std::flush;
     return true;  // false ends this row
   });
+
+  levin::Engine engine(model.decoder, &tokenizer, {.max_rows = 64});
+  engine.submit({.prompt = tokenizer.encode("The sea").ids,
+                 .options = {.max_new_tokens = 64, .seed = 7},
+                 .on_done = [](const levin::Generated& row) { std::cout << row.text << "\n"; }});
+  engine.run_until_idle();
+}
+
+[[maybe_unused]] void serving() {
+  levin::Server server(levin::models::open_model("pythia-410m"), levin::text::Tokenizer::from_folder("pythia-410m"), {.port = 8000});
+  std::cout << server.url() << std::endl;
+  server.run();  // until server.stop() is called in another thread
 }
 
 [[maybe_unused]] void adapters(levin::models::LanguageModel& model) {
@@ -422,6 +446,26 @@ struct MirroredFormat : levin::CheckpointFormat {
     train();
   }
   profiler->describe();
+}
+
+[[maybe_unused]] void trainer_profiler() {
+  levin::PyTorchProfilerOptions options{.schedule = levin::ProfilerSchedule{.wait = 2, .warmup = 1, .active = 3},
+                                        .record_shapes = true,
+                                        .profile_memory = true};
+  levin::Trainer trainer({.max_epochs = 1, .profiler = std::make_shared<levin::PyTorchProfiler>(options)});
+}
+
+[[maybe_unused]] void profile_by_hand(const std::shared_ptr<torch::nn::Module>& model, DataLoader<Batch>& loader,
+                                      const std::function<void(Batch&)>& train) {
+  levin::profilers::Profile profile({.record_shapes = true, .dirpath = "runs/profile"});
+  profile.watch(*model);
+  profile.start();
+  for (auto& batch : loader) {
+    train(batch);
+    profile.step();
+  }
+  profile.stop();
+  std::cout << profile.table();
 }
 
 [[maybe_unused]] void io() {

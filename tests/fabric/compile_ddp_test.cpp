@@ -204,7 +204,6 @@ Outcome train(Collective& group, const Case& c, bool compile) {
 
 class CompileDdp : public ::testing::TestWithParam<Case> {
  protected:
-  const ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
   const ScopedVariable with_itself_{"LEVIN_TEST_GROUP_OF_ONE", "1"};
 };
 

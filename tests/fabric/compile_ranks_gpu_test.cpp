@@ -79,7 +79,7 @@ Outcome train(const Training& t, bool compile) {
           fabric.backward(loss);
         }
         if (!last) return loss;
-        if (t.clip > 0) fabric.clip_gradients(opt, {.max_norm = t.clip});
+        if (t.clip > 0) fabric.clip_gradients(opt, {.max_norm = t.clip, .error_if_nonfinite = t.overflow_at < 0});
         opt.step();
         if (!t.zeroes_first) opt.zero_grad();
         return loss;
@@ -130,20 +130,8 @@ class RanksGpu : public testing::GpuTest {
  protected:
   const testing::ScopedVariable with_itself_{"LEVIN_TEST_GROUP_OF_ONE", "1"};
 };
-class CompileDdpGpu : public RanksGpu {
- protected:
-  const testing::ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
-};
-class CompileDdpEagerGpu : public RanksGpu {};
+class CompileDdpGpu : public RanksGpu {};
 class CompileFsdpGpu : public RanksGpu {};
-
-TEST_F(CompileDdpEagerGpu, SaysWhatIsCaptured) {
-  const auto lines = testing::captured_stderr([] {
-    const auto counts = expect_same({.accumulate = 2, .declared = false, .steps = 6}).counts;
-    EXPECT_EQ(counts.captured, 0);
-  });
-  EXPECT_NE(lines.find("[compile] step runs eagerly: ddp's reducer is not captured yet"), std::string::npos) << lines;
-}
 
 TEST_F(CompileDdpGpu, EqualsEager) {
   expect_captured({.steps = 50, .smaller_at_end = true});
@@ -370,7 +358,8 @@ TEST_F(CompileFsdpGpu, Accumulation) {
 
 TEST_F(CompileFsdpGpu, AccumulationIsFoundOut) {
   const auto counts = expect_same({.strategy = fsdp("full"), .accumulate = 2, .declared = false}).counts;
-  EXPECT_GE(counts.captured, 2);
+  // Of the pass without a reduction the gradients come and go; declared, it is captured too.
+  EXPECT_GE(counts.captured, 1);
   EXPECT_GE(counts.replayed, 12);
 }
 
@@ -448,7 +437,6 @@ TEST_F(CompileFsdpGpu, TrainingAndValidationInTurns) {
 /// Ranks with a GPU each.
 class CompileTwoGpus : public testing::GpuTest {
  protected:
-  const testing::ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
   void SetUp() override {
     GpuTest::SetUp();
     if (torch::cuda::device_count() < 2) GTEST_SKIP() << "one GPU";

@@ -1,46 +1,16 @@
 #include "levin/generate/generate.h"
 
-#include <filesystem>
-#include <fstream>
-
-#include <ATen/ops/cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
-#include "levin/models/folder.h"
 #include "levin/testing/error_of.h"
-#include "levin/testing/paths.h"
+#include "tests/generate/longer_model.h"
 
 namespace levin::generate_tests {
 namespace {
 
-namespace fs = std::filesystem;
 using testing::error_of;
 using ::testing::HasSubstr;
-using Ids = std::vector<int64_t>;
-using Json = nlohmann::json;
-
-const fs::path kTests = fs::path(levin::testing::source_dir()) / "tests";
-const std::vector<Ids> kPrompts{{7, 3, 11, 42, 5}, {9, 30, 2, 2, 17, 8, 1, 44, 23}, {13}};
-
-Json fixture() {
-  std::ifstream stream(kTests / "generate/fixtures/tokens.json");
-  return Json::parse(stream);
-}
-
-/// A model of the tests with room for 80 positions, as make_fixtures.py makes it.
-models::Decoder longer_model(const std::string& name) {
-  auto model = models::open_model(kTests / "models/fixtures/language" / name).decoder;
-  auto& options = model->options;
-  if (options.rotary_scaling.type != "dynamic") options.max_positions = 80;
-  if (!model->positions) return model;
-  const at::NoGradGuard no_grad;
-  const auto rows = model->positions->weight.detach();
-  const auto offset = options.position_offset;
-  model->positions->weight = at::cat({rows.slice(0, 0, offset), rows.slice(0, offset).repeat({5, 1})});
-  return model;
-}
 
 std::vector<Ids> ids_of(const std::vector<Generated>& rows) {
   std::vector<Ids> ids;

@@ -63,7 +63,7 @@ TEST_P(BlockSparseGpuBy, EqualsAttentionWithAMask) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ways, BlockSparseGpuBy, ::testing::Values("torch", "kernel"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& way) { return std::string(way.param); });
 
 TEST_F(BlockSparseGpu, KernelKeepsLittleForBackward) {
   const levin::testing::ScopedVariable kernel("LEVIN_BLOCK_SPARSE", "kernel");

@@ -6,7 +6,6 @@
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
-#include "levin/devices/flop_counter.h"
 #include "levin/kernels/linear_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/nn/layers.h"
@@ -137,56 +136,6 @@ TEST(FusedLinearActivation, OnlyGradientsThatAreAskedFor) {
   }
 }
 
-// ---- mlp
-
-/// x, then weight and bias of two layers.
-std::vector<Tensor> two_layers(at::IntArrayRef sizes, at::ScalarType dtype) {
-  auto all = layer(sizes, dtype);
-  all.push_back(torch::randn({4, 6}).to(dtype).set_requires_grad(true));
-  all.push_back(torch::randn({4}).to(dtype).set_requires_grad(true));
-  return all;
-}
-
-Tensor fused_mlp(const std::vector<Tensor>& in) {
-  return detail::fused_gelu_mlp(in[0], {in[1], in[2], in[1]}, {in[3], in[4], in[3]});
-}
-
-TEST(FusedMlp, GradientsAreThoseOfDifferences) {
-  torch::manual_seed(1);
-  for (const auto& sizes : std::vector<std::vector<int64_t>>{{3, 2, 4}, {5, 4}}) {
-    const auto inputs = two_layers(sizes, at::kDouble);
-    const auto f = [](const std::vector<Tensor>& in) { return fused_mlp(in).sin().sum(); };
-    EXPECT_LT(testing::gradient_error(f, inputs), 1e-7);
-    EXPECT_LT(testing::second_gradient_error(f, inputs), 1e-4);
-  }
-}
-
-TEST(FusedMlp, OnlyGradientsThatAreAskedFor) {
-  torch::manual_seed(2);
-  for (unsigned asked = 1; asked < 32; ++asked) {
-    const auto all = two_layers({3, 4}, at::kDouble), theirs = copies(all);
-    for (size_t i = 0; i < all.size(); ++i) all[i].set_requires_grad((asked >> i & 1) != 0);
-    fused_mlp(all).sum().backward();
-    at::linear(at::gelu(at::linear(theirs[0], theirs[1], theirs[2]), "tanh"), theirs[3], theirs[4]).sum().backward();
-    for (size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(all[i].grad().defined(), (asked >> i & 1) != 0) << asked << " " << i;
-      EXPECT_TRUE(!all[i].grad().defined() || torch::allclose(all[i].grad(), theirs[i].grad())) << asked << " " << i;
-    }
-  }
-}
-
-TEST(FusedMlp, OnlyWhereItIsAskedFor) {
-  torch::manual_seed(3);
-  const auto in = two_layers({3, 5, 4}, at::kFloat);
-  EXPECT_FALSE(gelu_mlp(in[0], in[1], in[2], in[3], in[4]));
-  detail::set_fuses_mlp(true);
-  EXPECT_FALSE(gelu_mlp(in[0], in[1], in[2], in[3], in[4]));  // the CPU has torch's kernels
-  detail::set_fuses_mlp(false);
-  EXPECT_TRUE(detail::fuses_mlp("fused"));
-  EXPECT_FALSE(detail::fuses_mlp("apart"));
-  EXPECT_THAT(testing::error_of([] { detail::fuses_mlp("on"); }), ::testing::HasSubstr("LEVIN_MLP"));
-}
-
 /// As an estimate of a step on a GPU in mixed precision sees it: float gradients without 16-bit ones before them.
 TEST(FusedLinear, OnMetaTensors) {
   struct Played {
@@ -204,39 +153,12 @@ TEST(FusedLinear, OnMetaTensors) {
   const auto bias = torch::empty({6}, meta).set_requires_grad(true);
   SavedBytes saved;
   saved.ignore(weight);
-  saved.ignore(bias);
   const auto out = kernels::linear(x, weight, bias);
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
   EXPECT_EQ(saved.bytes(), (32 * 4 + 6 * 4) * 2);
   set_played_autocast(nullptr);
   out.backward(torch::empty_like(out));
   for (const auto& each : {x, weight, bias}) EXPECT_EQ(each.grad().scalar_type(), at::kFloat);
-}
-
-/// What is kept is what two layers keep, and the gradient of the hidden numbers is not there.
-TEST(FusedMlp, OnMetaTensors) {
-  struct Played {
-    ~Played() { set_played_device(at::kCPU); }
-  } played;
-  set_played_device(at::kCUDA);
-  const auto meta = at::TensorOptions().device(at::kMeta).dtype(at::kBFloat16);
-  std::vector<Tensor> all;
-  for (const auto& sizes : std::vector<std::vector<int64_t>>{{32, 4}, {6, 4}, {6}, {4, 6}, {4}})
-    all.push_back(torch::empty(sizes, meta).set_requires_grad(true));
-  SavedBytes saved;
-  for (size_t i = 1; i < all.size(); ++i) saved.ignore(all[i]);
-  const FlopCounter counter;
-  detail::set_fuses_mlp(true);
-  EXPECT_FALSE(gelu_mlp(all[0], all[1], {}, all[3], all[4]));
-  EXPECT_FALSE(gelu_mlp(all[0], all[1], all[2], all[1], all[4]));  // of other sizes
-  const auto y = gelu_mlp(all[0], all[1], all[2], all[3], all[4]);
-  detail::set_fuses_mlp(false);
-  ASSERT_TRUE(y);
-  EXPECT_EQ(y->sizes(), at::IntArrayRef({32, 4}));
-  EXPECT_EQ(saved.bytes(), (32 * 4 + 2 * 32 * 6) * 2);
-  y->backward(torch::empty_like(*y));
-  EXPECT_EQ(counter.flops(), 6 * 2.0 * 32 * 4 * 6);
-  for (const auto& each : all) EXPECT_EQ(each.grad().sizes(), each.sizes());
 }
 
 TEST(ColumnSum, AddsRows) {

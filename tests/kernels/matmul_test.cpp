@@ -41,15 +41,6 @@ TEST(Matmul, IntoWhatIsThere) {
   EXPECT_TRUE(torch::equal(out, at::mm(a, b).to(at::kDouble)));
 }
 
-TEST(Matmul, WithGeluAndItsBackward) {
-  const auto a = torch::randn({5, 3}), b = torch::randn({3, 4}), x = torch::randn({5, 4});
-  EXPECT_TRUE(torch::equal(detail::matmul_gelu_backward(a, b, x), at::gelu_backward(at::mm(a, b), x, "tanh")));
-  const auto bias = torch::randn({4});
-  const auto [result, given] = detail::matmul_gelu(a, b, bias);
-  EXPECT_TRUE(torch::equal(given, at::addmm(bias, a, b)));
-  EXPECT_TRUE(torch::equal(result, at::gelu(given, "tanh")));
-}
-
 TEST(Matmul, LeavesTheCpuToTorch) {
   EXPECT_FALSE(detail::runs_matmul(torch::ones({2, 2}, at::kBFloat16)));
 }

@@ -52,6 +52,9 @@ TEST_F(GenerateCli, WritesALineForEachPrompt) {
   ASSERT_EQ(ran.status, 0) << ran.text();
   EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n");
   EXPECT_THAT(ran.text(), AllOf(HasSubstr("16 new tokens"), HasSubstr("tokens/s"), HasSubstr("memory")));
+  const auto paged = run({folder_.string(), path("in.txt"), path("paged.txt"), "8", "0", "--paged"});
+  ASSERT_EQ(paged.status, 0) << paged.text();
+  EXPECT_EQ(read_file(path("paged.txt")), read_file(path("out.txt")));
 }
 
 TEST_F(GenerateCli, WritesJsonOfPromptsAndIds) {
@@ -111,6 +114,7 @@ TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
   refused({model, in, out, "-3", "0"}, "NUM_TOKENS -3 must be positive");
   refused({model, in, out, "8", "-0.5"}, "TEMPERATURE -0.5 must be 0");
   refused({model, in, in, "8", "0"}, "is there already; --overwrite replaces it");
+  refused({model, in, out, "8", "0", "--paged", "--num-beams", "2"}, "beams do not go through the paged cache");
   refused({(kFolders / "bert").string(), in, out, "8", "0"}, "an encoder, which does not generate");
   std::string words;
   for (int i = 0; i < 33; ++i) words += "w1 ";
@@ -127,6 +131,44 @@ TEST_F(GenerateCli, AFullDeviceIsAnError) {
   EXPECT_EQ(ran.status, 1);
   EXPECT_THAT(ran.text(), HasSubstr("No space left on device"));
   EXPECT_FALSE(fs::is_regular_file("/dev/full"));
+}
+
+TEST_F(GenerateCli, WeightsOnTheDiskGiveTheSameTexts) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  write_file(path("map.json"), "{\"\": \"cpu\", \"blocks\": \"disk\"}");
+  for (const std::vector<std::string>& flags : {std::vector<std::string>{"--device-map", path("map.json")},
+                                                {"--device-map", "cpu"},
+                                                {"--max-memory", "cpu=1GB"}}) {
+    std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--overwrite"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    if (flags[0] == "--max-memory") words.insert(words.end(), {"--device", "cpu"});
+    const auto ran = run(words);
+    ASSERT_EQ(ran.status, 0) << ran.text();
+    EXPECT_EQ(read_file(path("out.txt")), " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n") << flags[1];
+    EXPECT_THAT(ran.text(), AllOf(HasSubstr("tokens, "), HasSubstr("cache and activations of 2 rows of 11 tokens")));
+    if (flags[1] == path("map.json")) {
+      EXPECT_THAT(ran.text(), AllOf(HasSubstr("blocks.0-1 (streamed)"), HasSubstr("each pass brings")));
+    }
+  }
+}
+
+TEST_F(GenerateCli, RefusesPlacesThatCannotBe) {
+  write_file(path("in.txt"), "w1\n");
+  write_file(path("map.json"), "{\"blocks\": \"disk\"}");
+  const auto refused = [&](std::vector<std::string> flags, const std::string& line) {
+    std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--device", "cpu"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const auto ran = run(words);
+    EXPECT_NE(ran.status, 0);
+    EXPECT_THAT(ran.text(), HasSubstr(line));
+    EXPECT_FALSE(fs::exists(path("out.txt")));
+  };
+  refused({"--device-map", "autp"}, "is neither a file nor one of auto, balanced, sequential, cpu");
+  refused({"--device-map", path("map.json")}, "the device map has no place for \"tokens\"");
+  refused({"--max-memory", "cpu"}, "is not DEVICE=BYTES");
+  refused({"--max-memory", "cpu=many"}, "is not a number of bytes");
+  refused({"--max-memory", "tpu=1GB"}, "there is no device \"tpu\"");
+  refused({"--max-memory", "cpu=20kB"}, "[placement] cpu needs");
 }
 
 }  // namespace

@@ -54,7 +54,8 @@ TEST_F(LanguageGpu, PackedTextsEqualTextsAlone) {
   for (const char* name : {"gpt2", "llama", "bloom", "gemma2"}) {
     SCOPED_TRACE(name);
     auto model = open_model(kGpuFolders / name, {.device = at::kCUDA});
-    const auto first = at::randint(2, 50, {1, 4}, at::kCUDA), second = at::randint(2, 50, {1, 7}, at::kCUDA);
+    const auto ids = at::TensorOptions().dtype(at::kLong).device(at::kCUDA);
+    const auto first = at::randint(2, 50, {1, 4}, ids), second = at::randint(2, 50, {1, 7}, ids);
     const auto mask = at::cat({at::ones_like(first), at::full_like(second, 2)}, 1);
     const auto logits = model.decoder(at::cat({first, second}, 1), Tensor(), mask);
     EXPECT_LT(largest_difference(logits.slice(1, 0, 4), model.decoder(first).cpu()), 1e-3);

@@ -1,4 +1,3 @@
-#include <cstdlib>
 #include <filesystem>
 
 #include <gtest/gtest.h>
@@ -34,16 +33,9 @@ void expect_numbers_of_the_cpu() {
       }
 }
 
-TEST_F(LanguageLoadingGpu, GivesTheNumbersOfTheCpu) {
-  ::unsetenv("LEVIN_LOAD_STREAMS");
-  expect_numbers_of_the_cpu();
-}
-
 /// Through buffers that are used many times, by several threads.
-TEST_F(LanguageLoadingGpu, GivesThemThroughStreamsToo) {
-  ::setenv("LEVIN_LOAD_STREAMS", "1", 1);
+TEST_F(LanguageLoadingGpu, GivesTheNumbersOfTheCpu) {
   expect_numbers_of_the_cpu();
-  ::unsetenv("LEVIN_LOAD_STREAMS");
 }
 
 }  // namespace

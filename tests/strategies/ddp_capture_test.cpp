@@ -75,12 +75,10 @@ std::vector<Tensor> train(Collective& group, const Case& c, bool captures) {
 
 class DdpCapture : public ::testing::TestWithParam<Case> {
  protected:
-  const ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
   const ScopedVariable with_itself_{"LEVIN_TEST_GROUP_OF_ONE", "1"};
 };
 class DdpCapturedPass : public ::testing::Test {
  protected:
-  const ScopedVariable captured_{"LEVIN_TEST_CAPTURE_DDP", "1"};
   const ScopedVariable with_itself_{"LEVIN_TEST_GROUP_OF_ONE", "1"};
 };
 

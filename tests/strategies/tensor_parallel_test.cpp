@@ -10,14 +10,18 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/module_state.h"
 #include "levin/models/folder.h"
 #include "levin/models/vit.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/tensor/functions.h"
 #include "levin/nn/tie.h"
+#include "levin/optim/adam.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/forwarding_collective.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 #include "tests/strategies/training.h"
 
 namespace levin::testing {
@@ -248,6 +252,66 @@ TEST(TensorParallel, CheckpointedBlocksAndAccumulatedGradientsAreTheSame) {
     expect_close(got.grads, alone.grads, "gradient");
     expect_close(got.params, alone.params, "parameter");
   });
+}
+
+/// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the whole parameters.
+std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
+                               const std::filesystem::path& from, const std::filesystem::path& to) {
+  auto subject = language("llama");
+  without_dropout(subject);
+  const auto params = unique_parameters(*subject.module);
+  Optimizer optimizer = optim::AdamW(params, {.lr = 1e-2});
+  Trainee trainee(group, choice, *subject.module);
+  optimizer = trainee.strategy().setup_optimizer(optimizer);
+  auto* shards = trainee.strategy().shards();
+  const State state{{"model", subject.module}, {"optimizer", optimizer}};
+  if (!from.empty()) load_checkpoint(from, state, {.shards = shards});
+  for (int step = first; step < last; ++step) {
+    const auto place = trainee.strategy().data_place();
+    const auto own = tokens_of(step).chunk(place.size, 0)[static_cast<size_t>(place.rank)];
+    trainee.backward(trainee.forward([&] { return subject.loss(own); }));
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  if (!to.empty() && (shards || group.rank() == 0))
+    save_checkpoint(to, state, {.world_size = group.size(), .shards = shards});
+  std::vector<Tensor> whole;
+  const auto all = shards ? full_state_dict(*subject.module, *shards) : module_state_dict(*subject.module);
+  for (const auto& [name, value] : all) whole.push_back(value.to_tensor().detach().clone());
+  return whole;
+}
+
+TEST(TensorParallel, CheckpointsDoNotDependOnTheRanks) {
+  const TemporaryFolder root;
+  const auto expected = train_part(*one_rank(), "single_device", 0, 4, {}, {});
+  run_ranks(4, [&](Collective& group) {
+    return train_part(group, TensorParallelOptions{.size = 2}, 0, 2, {}, root / "by_2");
+  });
+  EXPECT_FALSE(checkpoint_info(root / "by_2").sharded);
+  // One process and four ranks go on with it; four have two heads of keys among them.
+  expect_close(train_part(*one_rank(), "single_device", 2, 4, root / "by_2", {}), expected, "one process");
+  run_ranks(4, [&](Collective& group) {
+    expect_close(train_part(group, TensorParallelOptions{}, 2, 4, root / "by_2", root / "by_4"), expected, "4 ranks");
+  });
+  expect_close(train_part(*one_rank(), "single_device", 4, 4, root / "by_4", {}), expected, "saved by 4 ranks");
+}
+
+TEST(TensorParallel, FoldersAreWrittenFromRanks) {
+  const TemporaryFolder root;
+  const auto folders = std::filesystem::path(source_dir()) / "tests/models/fixtures/language";
+  const std::vector<std::string> names{"gpt2", "llama", "bloom", "bert_masked"};
+  run_ranks(3, [&](Collective& group) {
+    for (const auto& name : names) {
+      const auto model = models::open_model(folders / name, {.ranks = {&group, [](Collective*) {}}});
+      models::save_model(model, root / name);
+    }
+  });
+  for (const auto& name : names) {
+    const auto before = models::open_model(folders / name), after = models::open_model(root / name);
+    const auto wanted = before.module().parameters(), got = after.module().parameters();
+    ASSERT_EQ(got.size(), wanted.size());
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], wanted[i])) << name << " " << i;
+  }
 }
 
 /// Keeps what a unit gave last.

@@ -150,7 +150,6 @@ TEST_F(TrainerCompileGpu, Strategies) {
 
 TEST_F(TrainerCompileGpu, Ddp) {
   const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
-  const testing::ScopedVariable captured("LEVIN_TEST_CAPTURE_DDP", "1");
   expect_same_under({"ddp"});
 }
 
@@ -174,7 +173,6 @@ TEST_F(TrainerCompileGpu, ResumeIsExact) {
 
 TEST_F(TrainerCompileGpu, ResumeUnderDdpIsExact) {
   const testing::ScopedVariable with_itself("LEVIN_TEST_GROUP_OF_ONE", "1");
-  const testing::ScopedVariable captured("LEVIN_TEST_CAPTURE_DDP", "1");
   expect_exact_resume("ddp");
 }
 

@@ -131,9 +131,9 @@ bool runs_block_sparse_kernel(const Tensor& qkv, const Tensor& seen) {
     return false;
   const char* word = std::getenv("LEVIN_BLOCK_SPARSE");
   static const std::vector<std::string> known{"torch", "kernel"};
-  if (word == nullptr || word == known[0]) return false;
-  if (word != known[1]) fail_unknown("block_sparse_attention", "LEVIN_BLOCK_SPARSE", word, known);
-  return true;
+  if (word == nullptr || word == known[1]) return true;
+  if (word != known[0]) fail_unknown("block_sparse_attention", "LEVIN_BLOCK_SPARSE", word, known);
+  return false;
 }
 
 }  // namespace detail

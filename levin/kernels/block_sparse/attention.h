@@ -27,8 +27,8 @@ BlockPlan block_plan(const std::vector<std::vector<std::vector<int32_t>>>& seen,
 
 /// Self attention over blocks: qkv [B, T, 3, H, D], T = N * block_size, to [B, T, H * D]. mask [B, T], or undefined: 0
 /// for padding, which adds -10000 to the score of a key, and whose queries give 0. For backward it keeps qkv, and
-/// gathers and computes the rest again. With LEVIN_BLOCK_SPARSE=kernel one kernel of CUDA does it all for 16 bits,
-/// blocks of 64 tokens and heads of 64.
+/// gathers and computes the rest again. On CUDA one kernel does it all for 16 bits, blocks of 64 tokens and heads of
+/// 64; it keeps its result and a number for each query. LEVIN_BLOCK_SPARSE=torch: operators there, too.
 ///
 ///     auto plan = levin::kernels::block_plan(seen, 64, qkv.device());
 ///     auto mixed = levin::kernels::block_sparse_attention(qkv, mask, plan);

@@ -29,7 +29,7 @@ Tensor block_sparse_by_aten(const Tensor& qkv, const std::optional<Tensor>& mask
 Tensor block_sparse_backward_by_aten(const Tensor& grad, const Tensor& qkv, const std::optional<Tensor>& mask,
                                      const Tensor& seen, int64_t gathered = kGatheredAtOnce);
 
-/// Whether the kernels are made for these sizes, and LEVIN_BLOCK_SPARSE is "kernel".
+/// Whether the kernels are made for these sizes, and LEVIN_BLOCK_SPARSE is not "torch".
 bool runs_block_sparse_kernel(const Tensor& qkv, const Tensor& seen);
 
 /// Adds the kernels of CUDA to the operators.

@@ -1,6 +1,9 @@
 // One token of each row against its cached keys and values. The time is that of reading them: a group of threads takes
 // a key, each thread 16 bytes of it, and all query heads that share the key use what was read.
+#include <cuda_fp8.h>
+
 #include "levin/kernels/decode/decode_launch.h"
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 #include "levin/kernels/packs.cuh"
@@ -12,9 +15,82 @@ constexpr int kWarps = kDecodeThreads / 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr float kLowest = -INFINITY;
 
+/// Where keys and values of a position of a row lie: a number of heads of `width` numbers.
+__device__ __forceinline__ int64_t slot_of(const DecodeLaunch& a, int row, int head, int64_t position) {
+  if (!a.blocks) return (static_cast<int64_t>(row) * a.kv_heads + head) * a.capacity + position;
+  const int64_t block = a.blocks[row * a.table_width + (position >> a.block_shift)];
+  return (block * a.kv_heads + head) * a.capacity + (position & (a.capacity - 1));
+}
+
+/// Keys or values of a head as numbers of the type of the queries.
+template <class T>
+struct Numbers {
+  using Raw = Pack<T, kDecodeDims>;
+  static __device__ __forceinline__ Raw read(const void* from, int64_t at) { return load<T, kDecodeDims>(from, at); }
+  static __device__ __forceinline__ void widen(const Raw& raw, const DecodeLaunch&, float* out) {
+    unpack<T, kDecodeDims>(raw, out);
+  }
+  static __device__ __forceinline__ float scale(const float*, int64_t) { return 1.0f; }
+};
+
+/// The same as bytes, with a scale for each head.
+struct Bytes {
+  using Raw = uint2;
+  static __device__ __forceinline__ Raw read(const void* from, int64_t at) {
+    return *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(from) + at);
+  }
+  static __device__ __forceinline__ void widen(const Raw& raw, const DecodeLaunch& a, float* out) {
+    const unsigned words[2] = {raw.x, raw.y};
+#pragma unroll
+    for (int d = 0; d < kDecodeDims; d += 2) {
+      const unsigned pair = words[d / 4] >> (8 * (d % 4)) & 0xffffu;
+      if (a.kept == KeptAs::kInt8) {
+        out[d] = static_cast<float>(static_cast<int8_t>(pair & 0xffu));
+        out[d + 1] = static_cast<float>(static_cast<int8_t>(pair >> 8));
+      } else {
+        const __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(pair), __NV_E4M3);
+        const float2 wide = __half22float2(__half2(both));
+        out[d] = wide.x;
+        out[d + 1] = wide.y;
+      }
+    }
+  }
+  static __device__ __forceinline__ float scale(const float* scales, int64_t slot) {
+    return scales[slot];
+  }
+};
+
+/// The largest of the non-negative numbers of a block of up to 128 threads, for all of them.
+__device__ __forceinline__ float largest_of_block(float value) {
+  __shared__ float of_warp[4];
+#pragma unroll
+  for (int other = 16; other > 0; other /= 2) value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, other));
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (unsigned w = 0; w < blockDim.x / 32; ++w) value = fmaxf(value, of_warp[w]);
+  return value;
+}
+
+/// The numbers of a head as bytes, and their scale.
+__device__ void keep_bytes(const DecodeLaunch& a, const float* numbers, float most, void* to, float* scales,
+                           int64_t slot) {
+  const float bound = a.kept == KeptAs::kInt8 ? 127.0f : 448.0f;
+  const float all = largest_of_block(most), scale = all == 0.0f ? 1.0f : __fdiv_rn(all, bound);
+  for (int d = static_cast<int>(threadIdx.x); d < a.width; d += static_cast<int>(blockDim.x)) {
+    const float x = fminf(fmaxf(__fdiv_rn(numbers[d], scale), -bound), bound);
+    uint8_t* byte = static_cast<uint8_t*>(to) + slot * a.width + d;
+    *byte = a.kept == KeptAs::kInt8 ? static_cast<uint8_t>(static_cast<int8_t>(rintf(x)))
+                                    : static_cast<uint8_t>(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3));
+  }
+  if (threadIdx.x == 0) scales[slot] = scale;
+}
+
 /// A block for each head of queries, keys and values of a row.
 template <class T>
 __global__ void decode_append_kernel(const DecodeLaunch a) {
+  let_next_start();
+  wait_for_previous();
+  __shared__ float bytes_of[kWidestHead];
   const int head = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.y);
   const int64_t position = a.positions[row];
   const bool is_q = head < a.heads, is_k = !is_q && head < a.heads + a.kv_heads;
@@ -26,27 +102,36 @@ __global__ void decode_append_kernel(const DecodeLaunch a) {
                          : is_k ? a.k_stride
                                 : a.v_stride) +
                   static_cast<int64_t>(own) * a.width;
+  const bool as_bytes = !is_q && a.kept != KeptAs::kNumbers;
+  int64_t slot = 0;
   T* to = nullptr;
   if (is_q) {
     to = static_cast<T*>(a.turned) + (static_cast<int64_t>(row) * a.heads + own) * a.width;
   } else {
-    const int64_t slot = (static_cast<int64_t>(row) * a.kv_heads + own) * a.capacity + position;
-    to = static_cast<T*>(is_k ? a.keys : a.values) + slot * a.width;
+    slot = slot_of(a, row, own, position);
+    if (!as_bytes) to = static_cast<T*>(is_k ? a.keys : a.values) + slot * a.width;
   }
   const int turned = a.angles && (is_q || is_k) ? 2 * a.half : 0;
   const float* cosine = a.angles + position * a.half;
   const float* sine = cosine + a.angle_rows * a.half;
+  float most = 0;
   for (int d = static_cast<int>(threadIdx.x); d < a.width; d += static_cast<int>(blockDim.x)) {
-    if (d >= turned) {
-      to[d] = from[d];
-      continue;
+    T value = from[d];
+    if (d < turned) {
+      const bool is_first = d < a.half;
+      const int angle = is_first ? d : d - a.half;
+      const float x = widened(value), other = widened(from[is_first ? d + a.half : angle]);
+      const float c = cosine[angle], s = sine[angle];
+      value = narrowed<T>(is_first ? x * c - other * s : x * c + other * s);
     }
-    const bool is_first = d < a.half;
-    const int angle = is_first ? d : d - a.half;
-    const float x = widened(from[d]), other = widened(from[is_first ? d + a.half : angle]);
-    const float c = cosine[angle], s = sine[angle];
-    to[d] = narrowed<T>(is_first ? x * c - other * s : x * c + other * s);
+    if (as_bytes) {
+      bytes_of[d] = widened(value);
+      most = fmaxf(most, fabsf(bytes_of[d]));
+    } else {
+      to[d] = value;
+    }
   }
+  if (as_bytes) keep_bytes(a, bytes_of, most, is_k ? a.keys : a.values, is_k ? a.key_scales : a.value_scales, slot);
 }
 
 /// What a group of threads has seen so far of kHeads queries: maxima, sums and its part of the mixed values.
@@ -60,8 +145,10 @@ __device__ __forceinline__ float finite(float most) {
 }
 
 /// kLanes threads take a key; a block takes kHeads query heads of one head of keys, and one part of the keys.
-template <class T, int kHeads, int kLanes>
+template <class T, class Kept, int kHeads, int kLanes>
 __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const DecodeLaunch a) {
+  let_next_start();
+  wait_for_previous();
   constexpr int kGroups = kDecodeThreads / kLanes, kKeys = kHeads > 4 ? 2 : 4;
   __shared__ float mixed_of[kWarps][kHeads][kLanes * kDecodeDims];
   __shared__ float most_of[kWarps][kHeads], sum_of[kWarps][kHeads];
@@ -95,24 +182,27 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
     for (int d = 0; d < kDecodeDims; ++d) q[h][d] *= a.scale;
   }
 
-  const int64_t base = (static_cast<int64_t>(row) * a.kv_heads + kv) * a.capacity * a.width + column;
+  const int from_column = has_columns ? column : 0;
   // All threads of a warp take the same number of turns: they exchange sums.
   for (int64_t turn = begin; turn < end; turn += kGroups * kKeys) {
     const int64_t key = turn + group * kKeys;
-    Pack<T, kDecodeDims> k[kKeys], v[kKeys];
+    typename Kept::Raw k[kKeys], v[kKeys];
+    float k_scale[kKeys], v_scale[kKeys];
 #pragma unroll
     for (int u = 0; u < kKeys; ++u) {
       // A key behind the end is read again, so that nothing is undefined; its score is -inf.
       const int64_t safe = key + u < end ? key + u : end - 1;
-      const int64_t at = base + safe * a.width - (has_columns ? 0 : column);
-      k[u] = load<T, kDecodeDims>(a.keys, at);
-      v[u] = load<T, kDecodeDims>(a.values, at);
+      const int64_t slot = slot_of(a, row, kv, safe), at = slot * a.width + from_column;
+      k[u] = Kept::read(a.keys, at);
+      v[u] = Kept::read(a.values, at);
+      k_scale[u] = Kept::scale(a.key_scales, slot);
+      v_scale[u] = Kept::scale(a.value_scales, slot);
     }
     float scores[kKeys][kHeads];
 #pragma unroll
     for (int u = 0; u < kKeys; ++u) {
       float wide[kDecodeDims];
-      unpack<T, kDecodeDims>(k[u], wide);
+      Kept::widen(k[u], a, wide);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float dot = 0;
@@ -120,6 +210,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
         for (int d = 0; d < kDecodeDims; ++d) dot += q[h][d] * wide[d];
 #pragma unroll
         for (int other = kLanes / 2; other > 0; other /= 2) dot += __shfl_xor_sync(kAllLanes, dot, other);
+        dot *= k_scale[u];
         if (a.softcap > 0) dot = a.softcap * tanhf(dot / a.softcap);
         dot += slope[h] * static_cast<float>(key + u - position);
         scores[u][h] = key + u < end ? dot : kLowest;
@@ -144,11 +235,13 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
 #pragma unroll
     for (int u = 0; u < kKeys; ++u) {
       float wide[kDecodeDims];
-      unpack<T, kDecodeDims>(v[u], wide);
+      Kept::widen(v[u], a, wide);
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h)
+      for (int h = 0; h < kHeads; ++h) {
+        const float share = scores[u][h] * v_scale[u];
 #pragma unroll
-        for (int d = 0; d < kDecodeDims; ++d) seen.mixed[h][d] += scores[u][h] * wide[d];
+        for (int d = 0; d < kDecodeDims; ++d) seen.mixed[h][d] += share * wide[d];
+      }
     }
   }
 
@@ -204,6 +297,8 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
 /// A block for each head of a row: its parts become one.
 template <class T>
 __global__ void decode_join_kernel(const DecodeLaunch a) {
+  let_next_start();
+  wait_for_previous();
   const int64_t head = static_cast<int64_t>(blockIdx.y) * a.heads + blockIdx.x;
   const int step = a.width + 2;
   const float* parts = a.partial + head * a.splits * step;
@@ -221,23 +316,33 @@ __global__ void decode_join_kernel(const DecodeLaunch a) {
   }
 }
 
-template <class T, int kHeads, int kLanes>
+template <class T, class Kept, int kHeads, int kLanes>
 void attend(const DecodeLaunch& a, cudaStream_t stream) {
   const int parts = (a.heads / a.kv_heads + kHeads - 1) / kHeads;
   const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * parts),
                   static_cast<unsigned>(a.rows));
-  decode_attention_kernel<T, kHeads, kLanes><<<grid, kDecodeThreads, 0, stream>>>(a);
+  launch_early(decode_attention_kernel<T, Kept, kHeads, kLanes>, {grid, kDecodeThreads}, stream, a);
 }
 
-template <class T, int kLanes>
+template <class T, class Kept, int kLanes>
 void attend_by_heads(const DecodeLaunch& a, cudaStream_t stream) {
   const int shared_by = a.heads / a.kv_heads;
   if (shared_by == 1)
-    attend<T, 1, kLanes>(a, stream);
+    attend<T, Kept, 1, kLanes>(a, stream);
   else if (shared_by <= 4)
-    attend<T, 4, kLanes>(a, stream);
+    attend<T, Kept, 4, kLanes>(a, stream);
   else
-    attend<T, 8, kLanes>(a, stream);
+    attend<T, Kept, 8, kLanes>(a, stream);
+}
+
+template <class T, class Kept>
+void attend_by_width(const DecodeLaunch& a, cudaStream_t stream) {
+  if (a.width <= 8 * kDecodeDims)
+    attend_by_heads<T, Kept, 8>(a, stream);
+  else if (a.width <= 16 * kDecodeDims)
+    attend_by_heads<T, Kept, 16>(a, stream);
+  else
+    attend_by_heads<T, Kept, 32>(a, stream);
 }
 
 }  // namespace
@@ -247,21 +352,20 @@ int launch_decode_append(const DecodeLaunch& a, CUstream_st* stream) {
     using T = typename decltype(number)::type;
     const dim3 grid(static_cast<unsigned>(a.heads + 2 * a.kv_heads), static_cast<unsigned>(a.rows));
     const int threads = a.width <= 64 ? 64 : 128;
-    decode_append_kernel<T><<<grid, threads, 0, stream>>>(a);
+    launch_early(decode_append_kernel<T>, {grid, threads}, stream, a);
   });
 }
 
 int launch_decode_attention(const DecodeLaunch& a, CUstream_st* stream) {
   return launch_for_number(a.type, [&](auto number) {
     using T = typename decltype(number)::type;
-    if (a.width <= 8 * kDecodeDims)
-      attend_by_heads<T, 8>(a, stream);
-    else if (a.width <= 16 * kDecodeDims)
-      attend_by_heads<T, 16>(a, stream);
+    if (a.kept == KeptAs::kNumbers)
+      attend_by_width<T, Numbers<T>>(a, stream);
     else
-      attend_by_heads<T, 32>(a, stream);
+      attend_by_width<T, Bytes>(a, stream);
     if (a.splits > 1)
-      decode_join_kernel<T><<<dim3(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows)), 128, 0, stream>>>(a);
+      launch_early(decode_join_kernel<T>, {dim3(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows)), 128},
+                   stream, a);
   });
 }
 

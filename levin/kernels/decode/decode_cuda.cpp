@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <string_view>
 
@@ -19,6 +20,17 @@ namespace {
 /// Keys that a block has at least, and parts of the keys at most.
 constexpr int64_t kFewestKeys = 64, kMostParts = 64;
 
+/// Rows of a launch.
+constexpr int64_t kMostRows = 65535;
+
+bool has_scales(const DecodeArguments& args) {
+  for (const auto* each : {&args.key_scales, &args.value_scales})
+    if (!each->defined() || each->scalar_type() != at::kFloat || !each->is_contiguous() ||
+        each->sizes() != args.keys.sizes().slice(0, 3))
+      return false;
+  return true;
+}
+
 /// Rows of heads that lie side by side.
 Tensor head_rows(const Tensor& x) {
   return x.stride(3) == 1 && x.stride(2) == x.size(3) ? x : x.contiguous();
@@ -34,24 +46,28 @@ int64_t parts_of_keys(const DecodeArguments& args) {
 
 }  // namespace
 
-bool has_decode_kernel(const Tensor& hidden, int64_t head_width) {
-  const auto* asked = std::getenv("LEVIN_DECODE_KERNELS");
-  const auto type = hidden.scalar_type();
-  return asked && std::string_view(asked) == "1" && hidden.is_cuda() && hidden.size(0) <= 65535 &&
+bool has_decode_kernel(c10::Device device, at::ScalarType type, int64_t rows, int64_t head_width,
+                       int64_t block_tokens) {
+  const auto* word = std::getenv("LEVIN_DECODE_KERNELS");
+  return !(word && std::string_view(word) == "0") && device.is_cuda() && rows <= kMostRows &&
          (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && head_width % detail::kDecodeDims == 0 &&
-         head_width <= detail::kWidestHead;
+         head_width <= detail::kWidestHead && (block_tokens & (block_tokens - 1)) == 0;
 }
 
 Tensor decode_attention(const DecodeArguments& args) {
   const auto q = head_rows(args.q), k = head_rows(args.k), v = head_rows(args.v);
-  const auto rows = q.size(0), heads = q.size(2), width = q.size(3);
-  const auto type = q.scalar_type();
-  LEVIN_CHECK(q.size(1) == 1 && args.keys.scalar_type() == type && args.values.scalar_type() == type &&
-                  k.scalar_type() == type && v.scalar_type() == type && args.keys.is_contiguous() &&
-                  args.values.is_contiguous() && args.first_row + rows <= args.keys.size(0) && heads % k.size(2) == 0 &&
-                  args.positions.scalar_type() == at::kLong,
-              "[decode_attention] needs one token a row and a cache of its dtype, got ", q.sizes(), " ", type,
-              " and a cache ", args.keys.sizes(), " ", args.keys.scalar_type());
+  const auto rows = q.size(0), heads = q.size(2), width = q.size(3), capacity = args.keys.size(2);
+  const auto type = q.scalar_type(), kept = args.keys.scalar_type();
+  const bool is_paged = args.blocks.defined();
+  LEVIN_CHECK(q.size(1) == 1 && (kept == type || ((kept == at::kChar || kept == at::kByte) && has_scales(args))) &&
+                  args.values.scalar_type() == kept && k.scalar_type() == type && v.scalar_type() == type &&
+                  args.keys.is_contiguous() && args.values.is_contiguous() && heads % k.size(2) == 0 &&
+                  (is_paged || args.first_row + rows <= args.keys.size(0)) && args.positions.scalar_type() == at::kLong,
+              "[decode_attention] needs one token a row and a cache of its dtype or of bytes, got ", q.sizes(), " ",
+              type, " and a cache ", args.keys.sizes(), " ", kept);
+  LEVIN_CHECK(!is_paged || (args.blocks.scalar_type() == at::kLong && args.blocks.is_contiguous() &&
+                            args.blocks.size(0) == rows && std::has_single_bit(static_cast<uint64_t>(capacity))),
+              "[decode_attention] blocks must be int64 [", rows, ", N] of a power of two of tokens");
   auto out = at::empty({rows, 1, heads * width}, q.options());
   if (rows == 0) return out;
   const auto turned = at::empty({rows, heads, width}, q.options());
@@ -67,9 +83,20 @@ Tensor decode_attention(const DecodeArguments& args) {
     launch.angles = args.angles.const_data_ptr<float>();
     launch.angle_rows = args.angles.size(1), launch.half = static_cast<int32_t>(args.angles.size(2));
   }
-  launch.capacity = args.keys.size(2);
-  launch.keys = args.keys[args.first_row].mutable_data_ptr();
-  launch.values = args.values[args.first_row].mutable_data_ptr();
+  launch.capacity = capacity;
+  const auto first = is_paged ? 0 : args.first_row;
+  launch.keys = args.keys[first].mutable_data_ptr();
+  launch.values = args.values[first].mutable_data_ptr();
+  if (kept != type) {
+    launch.kept = kept == at::kChar ? detail::KeptAs::kInt8 : detail::KeptAs::kFp8;
+    launch.key_scales = args.key_scales[first].mutable_data_ptr<float>();
+    launch.value_scales = args.value_scales[first].mutable_data_ptr<float>();
+  }
+  if (is_paged) {
+    launch.blocks = args.blocks.const_data_ptr<int64_t>();
+    launch.table_width = args.blocks.size(1);
+    launch.block_shift = std::countr_zero(static_cast<uint64_t>(capacity));
+  }
   launch.turned = turned.mutable_data_ptr(), launch.out = out.mutable_data_ptr();
   if (args.slopes.defined()) launch.slopes = args.slopes.const_data_ptr<float>();
   launch.scale = static_cast<float>(args.scale), launch.softcap = static_cast<float>(args.softcap);

@@ -12,8 +12,12 @@ namespace levin::kernels::detail {
 /// Threads of a block of attention, numbers of a head that a thread takes, and the widest head.
 constexpr int kDecodeThreads = 128, kDecodeDims = 8, kWidestHead = 256;
 
+/// What keys and values are kept in: the type of the queries, or bytes with a scale for each token and head.
+enum class KeptAs { kNumbers, kInt8, kFp8 };
+
 struct DecodeLaunch {
   NumberType type = NumberType::kFloat;  // or kHalf, kBFloat16: of all but what says float
+  KeptAs kept = KeptAs::kNumbers;        // of keys and values
   int32_t rows = 0, heads = 0, kv_heads = 0, width = 0;
   const int64_t* positions = nullptr;  // [rows]
   const void* q = nullptr;             // [rows, heads, width], with the stride of a row in numbers
@@ -25,7 +29,12 @@ struct DecodeLaunch {
   int32_t half = 0;
   void* keys = nullptr;  // [rows, kv_heads, capacity, width]
   void* values = nullptr;
+  float* key_scales = nullptr;  // of bytes: [rows, kv_heads, capacity]
+  float* value_scales = nullptr;
   int64_t capacity = 0;
+  const int64_t* blocks = nullptr;  // [rows, table_width], or null: a row of keys and values for each row
+  int64_t table_width = 0;
+  int32_t block_shift = 0;        // blocks have 1 << block_shift tokens, which is `capacity`
   void* turned = nullptr;         // the queries with their positions: [rows, heads, width]
   void* out = nullptr;            // [rows, heads, width]
   const float* slopes = nullptr;  // [heads], or null: no ALiBi

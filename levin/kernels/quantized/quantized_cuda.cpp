@@ -52,20 +52,35 @@ Tensor dequantize_cuda(const QuantizedWeight& weight, at::ScalarType dtype) {
   return result;
 }
 
-Tensor skinny_linear_cuda(const Tensor& given, const QuantizedWeight& weight, const Tensor& bias) {
+namespace {
+
+Tensor skinny_product(const Tensor& given, const PackedMatrix& matrix, const Tensor& bias) {
   const c10::cuda::CUDAGuard guard(given.device());
   auto x = given.contiguous();
   if (!is_pack_aligned(x.const_data_ptr())) x = x.clone();
-  auto result = at::empty({x.size(0), weight.rows()}, x.options());
+  auto result = at::empty({x.size(0), matrix.rows}, x.options());
   SkinnyLinear product;
-  product.matrix = matrix_on_device(weight);
+  product.matrix = matrix;
   product.x = x.const_data_ptr(), product.y = result.mutable_data_ptr();
   const auto added = bias.defined() ? bias.contiguous() : bias;
   product.bias = added.defined() ? added.const_data_ptr() : nullptr;
   product.m = x.size(0);
-  product.type = number_type("quantized_linear", x.scalar_type());
+  product.type = number_type("linear", x.scalar_type());
   C10_CUDA_CHECK(static_cast<cudaError_t>(launch_skinny_linear(product, c10::cuda::getCurrentCUDAStream().stream())));
   return result;
+}
+
+}  // namespace
+
+Tensor skinny_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias) {
+  return skinny_product(x, matrix_on_device(weight), bias);
+}
+
+Tensor skinny_linear_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  PackedMatrix matrix;
+  matrix.codes = weight.const_data_ptr();
+  matrix.rows = weight.size(0), matrix.columns = weight.size(1);
+  return skinny_product(x, matrix, bias);
 }
 
 }  // namespace levin::kernels::detail

@@ -12,6 +12,8 @@ void check_packed(const char* operation, const QuantizedWeight& weight);
 
 /// What fits skinny_linear: few rows, and a dtype that it has.
 bool runs_skinny(const Tensor& rows, const QuantizedWeight& weight);
+/// The same of a weight of plain numbers, in 16 bits on CUDA: reading it once takes all the time there is.
+bool runs_skinny(const Tensor& rows, const Tensor& weight);
 
 Tensor dequantize_cpu(const QuantizedWeight& weight, at::ScalarType dtype);
 /// x [m, columns], m up to kSkinnyRows; bias may be undefined.
@@ -22,5 +24,6 @@ Tensor int8_product_cpu(const Tensor& a, const Tensor& b);
 /// In quantized_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 Tensor dequantize_cuda(const QuantizedWeight& weight, at::ScalarType dtype);
 Tensor skinny_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias);
+Tensor skinny_linear_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias);
 
 }  // namespace levin::kernels::detail

@@ -57,12 +57,15 @@ inline constexpr int64_t kPackedGroup = 64;
 inline constexpr int64_t kGroupsOfNested = 256;
 /// Most rows of x that one pass of the skinny product takes.
 inline constexpr int64_t kSkinnyRows = 8;
+/// Columns of a plain matrix are a multiple.
+inline constexpr int64_t kSkinnyColumns = 32;
 
 /// Writes the matrix as plain numbers, kHalf, kBFloat16 or kFloat.
 int launch_dequantize(const PackedMatrix& matrix, void* to, NumberType type, CUstream_st* stream);
 
 /// y [m, rows] = x [m, columns] times the transposed matrix, plus a bias of [rows] or none; all of `type`, kHalf or
-/// kBFloat16, m up to kSkinnyRows. Columns are a multiple of kPackedGroup, pointers of 16 bytes.
+/// kBFloat16, m up to kSkinnyRows. Columns are a multiple of kPackedGroup (kPlain: of 32), pointers of 16 bytes; groups
+/// are kPackedGroup times a power of two.
 struct SkinnyLinear {
   PackedMatrix matrix;
   const void* x = nullptr;
@@ -70,6 +73,8 @@ struct SkinnyLinear {
   void* y = nullptr;
   int64_t m = 0;
   NumberType type = NumberType::kHalf;
+  /// Set by the launch: a group is kPackedGroup << group_shift.
+  int group_shift = 0;
 };
 int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream);
 

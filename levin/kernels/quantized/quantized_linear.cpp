@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -163,7 +164,16 @@ bool runs_skinny(const Tensor& rows, const QuantizedWeight& weight) {
   if (rows.size(0) > kSkinnyRows || weight.options.kind == Quantization::kInt8) return false;
   const auto dtype = rows.scalar_type();
   if (kernel_device(rows) != c10::kCUDA) return dtype != at::kDouble;
-  return (dtype == at::kHalf || dtype == at::kBFloat16) && weight.columns % kPackedGroup == 0;
+  const bool grouped = weight.options.has_groups();
+  return (dtype == at::kHalf || dtype == at::kBFloat16) && weight.columns % kPackedGroup == 0 &&
+         (!grouped || std::has_single_bit(static_cast<uint64_t>(weight.options.group / kPackedGroup)));
+}
+
+bool runs_skinny(const Tensor& rows, const Tensor& weight) {
+  const auto dtype = rows.scalar_type();
+  return rows.is_cuda() && rows.size(0) <= kSkinnyRows && (dtype == at::kHalf || dtype == at::kBFloat16) &&
+         weight.scalar_type() == dtype && weight.device() == rows.device() && weight.dim() == 2 &&
+         weight.is_contiguous() && weight.size(1) % kSkinnyColumns == 0 && is_pack_aligned(weight.const_data_ptr());
 }
 
 }  // namespace detail

@@ -6,6 +6,7 @@
 // of a block share out the columns and add up in shared memory.
 #include <cuda_runtime.h>
 
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/quantized/packed_decode.cuh"
 #include "levin/kernels/quantized/quantized_launch.h"
 
@@ -16,23 +17,21 @@ constexpr int kTile = 16;
 
 template <WeightFormat format>
 struct Layout;
-/// kColumns: of a row of the tile in one chunk; Unit: what a lane loads of a row.
+/// kColumns: of a row of the tile in one chunk, of which a lane loads 16 bytes. kParts: groups of kPackedGroup columns
+/// with scales of their own in a chunk; 0 where a row has one scale.
 template <>
 struct Layout<WeightFormat::kPlain> {
-  static constexpr int kColumns = 32, kBytes = 64, kGrouped = 0;
-  using Unit = uint4;
+  static constexpr int kColumns = 32, kParts = 0;
 };
 template <>
 struct Layout<WeightFormat::kInt8> {
-  static constexpr int kColumns = 64, kBytes = 64, kGrouped = 0;
-  using Unit = uint4;
+  static constexpr int kColumns = 64, kParts = 0;
 };
 template <>
 struct Layout<WeightFormat::kFp8> : Layout<WeightFormat::kInt8> {};
 template <>
 struct Layout<WeightFormat::kInt4> {
-  static constexpr int kColumns = 64, kBytes = 32, kGrouped = 1;
-  using Unit = uint2;
+  static constexpr int kColumns = 128, kParts = 2;
 };
 template <>
 struct Layout<WeightFormat::kNf4> : Layout<WeightFormat::kInt4> {};
@@ -43,11 +42,6 @@ __device__ __forceinline__ uint4 streamed(const uint4* from) {
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from));
-  return v;
-}
-__device__ __forceinline__ uint2 streamed(const uint2* from) {
-  uint2 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
   return v;
 }
 
@@ -95,63 +89,147 @@ __device__ __forceinline__ void decode(uint2 unit, const uint32_t* table, uint32
   }
 }
 
+constexpr int kRowBytes = 64;  // of a chunk
+
 /// What a lane has in flight of one chunk: rows g and g + 8 of the tile.
 template <WeightFormat format>
 struct Loaded {
-  typename Layout<format>::Unit unit[2];
-  float scale[2];
-  uint32_t base[2];
+  static constexpr int kScales = Layout<format>::kParts ? Layout<format>::kParts : 1;
+  uint4 unit[2];
+  float scale[kScales][2];
+  uint32_t base[kScales][2];
+};
+
+/// Where the scales of a lane are. A division of 64 bits for each chunk would take longer than all else.
+struct Groups {
+  /// kPackedGroup columns each, 2^shift of which share a scale.
+  int units, shift;
+  /// Of rows g and g + 8.
+  int64_t first[2];
 };
 
 template <WeightFormat format, class T>
-__device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const int64_t (&rows)[2], int64_t chunk,
+__device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const Groups& groups, int64_t chunk,
                                             Loaded<format>& to) {
-  if constexpr (Layout<format>::kGrouped) {
-    const auto groups = matrix.columns / matrix.group;
-    const auto at = chunk * Layout<format>::kColumns / matrix.group;
+  constexpr int kParts = Layout<format>::kParts;
+#pragma unroll
+  for (int part = 0; part < kParts; ++part) {
+    // The last chunk may have one part.
+    const int at = min(static_cast<int>(chunk) * kParts + part, groups.units - 1) >> groups.shift;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto i = rows[r] * groups + at;
+      const auto i = groups.first[r] + at;
       if constexpr (format == WeightFormat::kNf4) {
-        to.scale[r] = nf4_scale(matrix, i);
+        to.scale[part][r] = nf4_scale(matrix, i);
       } else {
         const float2 pair = __half22float2(__ldg(static_cast<const __half2*>(matrix.scales) + i));
-        to.scale[r] = pair.x;
-        to.base[r] = Pairs<T>::pack(pair.y + Pairs<T>::kNibbleValue, pair.y + Pairs<T>::kNibbleValue);
+        to.scale[part][r] = pair.x;
+        to.base[part][r] = Pairs<T>::pack(pair.y + Pairs<T>::kNibbleValue, pair.y + Pairs<T>::kNibbleValue);
       }
     }
+  }
+}
+
+/// Four lanes have 128 columns of a row, the first two those of one group and the others those of the next. Afterwards
+/// each of them has 16 columns of both, those that column_of says.
+__device__ __forceinline__ void share_groups(uint4 unit, int t, uint2 (&parts)[2]) {
+  const uint2 low = {unit.x, unit.y}, high = {unit.z, unit.w};
+  const uint2 given = t < 2 ? high : low;
+  const uint2 got = {__shfl_xor_sync(0xffffffffu, given.x, 2), __shfl_xor_sync(0xffffffffu, given.y, 2)};
+  parts[0] = t < 2 ? low : got;
+  parts[1] = t < 2 ? got : high;
+}
+__device__ __forceinline__ int column_of(int t) {
+  return (t & 1) * 32 + (t >> 1) * 16;
+}
+
+/// Pairs of x of a lane: kCount consecutive numbers.
+template <int kCount, class T>
+__device__ __forceinline__ void load_x(const T* from, bool there, uint32_t (&pairs)[kCount / 2]) {
+  const auto* place = reinterpret_cast<const uint4*>(from);
+#pragma unroll
+  for (int i = 0; i < kCount / 8; ++i) {
+    const uint4 v = there ? __ldg(place + i) : make_uint4(0, 0, 0, 0);
+    pairs[4 * i] = v.x, pairs[4 * i + 1] = v.y, pairs[4 * i + 2] = v.z, pairs[4 * i + 3] = v.w;
+  }
+}
+
+/// Adds the tile of 16 rows and kCount columns a lane, times x.
+template <int kCount, class T>
+__device__ __forceinline__ void add_products(float (&to)[4], const uint32_t (&pairs)[2][8],
+                                             const uint32_t (&of_x)[kCount / 2]) {
+#pragma unroll
+  for (int j = 0; j < kCount / 4; ++j) {
+    const uint32_t a[4] = {pairs[0][2 * j], pairs[1][2 * j], pairs[0][2 * j + 1], pairs[1][2 * j + 1]};
+    multiply_tile(to, a, of_x[2 * j], of_x[2 * j + 1], T());
+  }
+}
+
+/// A chunk of a format whose rows have one scale.
+template <WeightFormat format, class T>
+__device__ __forceinline__ void add_chunk(float (&sum)[4], const Loaded<format>& chunk, const T* x, bool has_x, int t) {
+  constexpr int kPerLane = Layout<format>::kColumns / 4;
+  uint32_t pairs[2][8], of_x[kPerLane / 2];
+  load_x<kPerLane>(x + t * kPerLane, has_x, of_x);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) decode<format, T>(chunk.unit[r], nullptr, 0, pairs[r]);
+  add_products<kPerLane, T>(sum, pairs, of_x);
+}
+
+/// A chunk of two groups; `whole`: the second is there.
+template <WeightFormat format, class T>
+__device__ __forceinline__ void add_groups(float (&sum)[4], const Loaded<format>& chunk, const T* x, bool has_x, int t,
+                                           const uint32_t* table, bool whole) {
+  uint2 parts[2][2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) share_groups(chunk.unit[r], t, parts[r]);
+#pragma unroll
+  for (int part = 0; part < 2; ++part) {
+    if (part == 1 && !whole) break;
+    uint32_t pairs[2][8], of_x[8];
+    load_x<16>(x + part * kPackedGroup + column_of(t), has_x, of_x);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) decode<format, T>(parts[r][part], table, chunk.base[part][r], pairs[r]);
+    float products[4] = {};
+    add_products<16, T>(products, pairs, of_x);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] += chunk.scale[part][i / 2] * products[i];
   }
 }
 
 /// kUnroll: chunks that a warp loads ahead.
 template <WeightFormat format, class T, int kWarps, int kUnroll>
 __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
+  let_next_start();
   using L = Layout<format>;
-  using Unit = typename L::Unit;
-  constexpr int kPerLane = L::kColumns / 4, kProducts = kPerLane / 4, kLoadsOfX = kPerLane / 8;
   extern __shared__ uint32_t shared[];
   __shared__ float sums[kWarps][kTile * 8];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const auto& matrix = p.matrix;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile, chunks = matrix.columns / L::kColumns;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int64_t chunks = (matrix.columns + L::kColumns - 1) / L::kColumns;
   // Rows behind the last are read as the last, and not written.
   const int64_t rows[2] = {min(first + g, matrix.rows - 1), min(first + g + 8, matrix.rows - 1)};
-  const auto row_bytes = chunks * L::kBytes;
+  const auto row_bytes = matrix.columns * kRowBytes / L::kColumns;
   const char* codes[2];
-  for (int r = 0; r < 2; ++r)
-    codes[r] = static_cast<const char*>(matrix.codes) + rows[r] * row_bytes + t * static_cast<int>(sizeof(Unit));
+  for (int r = 0; r < 2; ++r) codes[r] = static_cast<const char*>(matrix.codes) + rows[r] * row_bytes + t * 16;
   const bool has_x = g < p.m;
-  const auto* x = static_cast<const T*>(p.x) + (has_x ? g : 0) * matrix.columns + t * kPerLane;
+  const auto* x = static_cast<const T*>(p.x) + (has_x ? g : 0) * matrix.columns;
+  const auto is_whole = [&](int64_t chunk) { return L::kParts == 0 || (chunk + 1) * L::kColumns <= matrix.columns; };
 
+  Groups groups{static_cast<int>(matrix.columns / kPackedGroup), p.group_shift, {}};
+  for (int r = 0; r < 2; ++r) groups.first[r] = rows[r] * (groups.units >> groups.shift);
   Loaded<format> next[kUnroll];
   const auto load = [&](int64_t run) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
       if (run + u < chunks) {
+        const bool there = is_whole(run + u) || t < 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          next[u].unit[r] = streamed(reinterpret_cast<const Unit*>(codes[r] + (run + u) * L::kBytes));
-        load_scales<format, T>(matrix, rows, run + u, next[u]);
+          next[u].unit[r] = there ? streamed(reinterpret_cast<const uint4*>(codes[r] + (run + u) * kRowBytes))
+                                  : make_uint4(0, 0, 0, 0);
+        load_scales<format, T>(matrix, groups, run + u, next[u]);
       }
   };
   int64_t run = static_cast<int64_t>(warp) * kUnroll;
@@ -162,6 +240,7 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
       shared[i * 32 + lane] = Pairs<T>::pack(kNf4OnDevice[i >> 4], kNf4OnDevice[i & 15]);
     __syncthreads();
   }
+  wait_for_previous();  // x may be its result; the matrix is not
   float sum[4] = {};
   for (; run < chunks; run += kWarps * kUnroll) {
     Loaded<format> now[kUnroll];
@@ -171,25 +250,11 @@ __global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
       if (run + u < chunks) {
-        uint32_t pairs[2][8], of_x[4 * kLoadsOfX];
-        const auto* place = reinterpret_cast<const uint4*>(x + (run + u) * L::kColumns);
-#pragma unroll
-        for (int i = 0; i < kLoadsOfX; ++i) {
-          const uint4 v = has_x ? __ldg(place + i) : make_uint4(0, 0, 0, 0);
-          of_x[4 * i] = v.x, of_x[4 * i + 1] = v.y, of_x[4 * i + 2] = v.z, of_x[4 * i + 3] = v.w;
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) decode<format, T>(now[u].unit[r], shared + lane, now[u].base[r], pairs[r]);
-        float part[4] = {};
-        auto& into = L::kGrouped ? part : sum;
-#pragma unroll
-        for (int j = 0; j < kProducts; ++j) {
-          const uint32_t a[4] = {pairs[0][2 * j], pairs[1][2 * j], pairs[0][2 * j + 1], pairs[1][2 * j + 1]};
-          multiply_tile(into, a, of_x[2 * j], of_x[2 * j + 1], T());
-        }
-        if constexpr (L::kGrouped != 0)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) sum[i] += now[u].scale[i / 2] * part[i];
+        const auto* of_chunk = x + (run + u) * L::kColumns;
+        if constexpr (L::kParts == 0)
+          add_chunk<format, T>(sum, now[u], of_chunk, has_x, t);
+        else
+          add_groups<format, T>(sum, now[u], of_chunk, has_x, t, shared + lane, is_whole(run + u));
       }
   }
   // [column of x][row of the tile]
@@ -212,8 +277,12 @@ template <WeightFormat format, class T>
 int launch_of(const SkinnyLinear& p, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>((p.matrix.rows + kTile - 1) / kTile);
   const size_t table = format == WeightFormat::kNf4 ? 256 * 32 * sizeof(uint32_t) : 0;
-  constexpr int kWarps = 8, kUnroll = 4;
-  skinny_linear<format, T, kWarps, kUnroll><<<blocks, kWarps * 32, table, stream>>>(p);
+  // Measured on an H200: where there are few tiles, more warps share the columns of one.
+  constexpr unsigned kFewTiles = 512;
+  if (blocks < kFewTiles)
+    launch_early(skinny_linear<format, T, 16, 1>, {blocks, 16 * 32, table}, stream, p);
+  else
+    launch_early(skinny_linear<format, T, 4, 2>, {blocks, 4 * 32, table}, stream, p);
   return cudaGetLastError();
 }
 
@@ -236,8 +305,10 @@ int launch_in(const SkinnyLinear& p, CUstream_st* stream) {
 
 }  // namespace
 
-int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream) {
-  if (product.m == 0 || product.matrix.rows == 0) return cudaSuccess;
+int launch_skinny_linear(const SkinnyLinear& given, CUstream_st* stream) {
+  if (given.m == 0 || given.matrix.rows == 0) return cudaSuccess;
+  auto product = given;
+  while ((kPackedGroup << product.group_shift) < product.matrix.group) ++product.group_shift;
   return product.type == NumberType::kHalf ? launch_in<__half>(product, stream)
                                            : launch_in<__nv_bfloat16>(product, stream);
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -73,8 +74,10 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
                                         const std::unordered_map<std::string, std::string>& instead,
                                         const std::vector<std::string>& unused, c10::ScalarType dtype,
                                         const NewWeights& fresh = {});
-/// Reads them in chunks of some megabytes, on torch's threads (weight_read.cpp).
-void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads);
+/// Reads them in chunks of some megabytes, on torch's threads (weight_read.cpp). `on_read` is told the bytes of each
+/// chunk, by one thread at a time.
+void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads,
+                  const std::function<void(int64_t)>& on_read = {});
 /// Bytes that are read at once. Large enough for a link at its full speed, small enough that the buffers of all threads
 /// are made in no time; tests make it smaller.
 int64_t& chunk_of_read();

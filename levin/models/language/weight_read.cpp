@@ -1,7 +1,6 @@
 // Weights of a file to their places, in chunks, on several threads. What a chunk needs besides its place is a buffer or
 // two of its size: neither a file nor a tensor is ever whole in host memory.
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 
@@ -13,7 +12,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "levin/core/parallel.h"
-#include "levin/devices/host_memory.h"
 #include "levin/models/language/weight_plan.h"
 
 namespace levin::models::detail {
@@ -204,7 +202,8 @@ class DeviceLanes {
       if (!chunk.is_direct()) converted = std::max(converted, bytes);
     }
     const auto count = std::clamp<int64_t>(at::get_num_threads(), 1, static_cast<int64_t>(chunks.size()));
-    host_ = page_locked(count * 2 * largest, at::kByte);
+    // Of torch's allocator, which keeps it for the next file.
+    host_ = at::empty({count * 2 * largest}, at::TensorOptions().dtype(at::kByte).pinned_memory(true));
     const auto scratch = at::empty({count * converted}, at::TensorOptions().dtype(at::kByte).device(device));
     const c10::impl::VirtualGuardImpl guard(device.type());
     // What freed the memory of the parameters may still be using it.
@@ -248,19 +247,21 @@ class DeviceLanes {
   std::vector<DeviceLane*> free_;
 };
 
-/// LEVIN_LOAD_STREAMS=1: lanes in place of plain copies.
-bool uses_streams() {
-  const char* word = std::getenv("LEVIN_LOAD_STREAMS");
-  return word && std::string_view(word) == "1";
-}
-
-void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device) {
+void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks, c10::Device device,
+                 const std::function<void(int64_t)>& on_read) {
   const auto count = static_cast<int64_t>(chunks.size());
+  std::mutex telling;
   const auto each = [&](int64_t begin, int64_t end, auto&& read) {
     const c10::AutoGradMode no_grad(false);
-    for (auto i = begin; i < end; ++i) read(chunks[static_cast<size_t>(i)]);
+    for (auto i = begin; i < end; ++i) {
+      const auto& chunk = chunks[static_cast<size_t>(i)];
+      read(chunk);
+      if (!on_read) continue;
+      const std::lock_guard lock(telling);
+      on_read(chunk.bytes());
+    }
   };
-  if (!device.is_cuda() || !uses_streams()) {
+  if (!device.is_cuda()) {
     parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
       each(begin, end, [&](const WeightChunk& chunk) { read_chunk(file, chunk); });
     });
@@ -278,11 +279,12 @@ void read_chunks(const WeightFile& file, const std::vector<WeightChunk>& chunks,
 }  // namespace
 
 int64_t& chunk_of_read() {
-  static int64_t bytes = 8 << 20;
+  static int64_t bytes = 4 << 20;
   return bytes;
 }
 
-void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads) {
+void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan, int64_t heads,
+                  const std::function<void(int64_t)>& on_read) {
   std::vector<std::pair<c10::Device, std::vector<WeightChunk>>> by_device;
   for (const auto& weight : plan) {
     const auto device = weight.target.device();
@@ -292,7 +294,7 @@ void read_weights(const WeightFile& file, const std::vector<PlannedWeight>& plan
     for (auto& chunk : chunks_of(file, weight, heads)) found->second.push_back(std::move(chunk));
   }
   for (const auto& [device, chunks] : by_device)
-    if (!chunks.empty()) read_chunks(file, chunks, device);
+    if (!chunks.empty()) read_chunks(file, chunks, device, on_read);
 }
 
 }  // namespace levin::models::detail

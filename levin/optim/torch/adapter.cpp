@@ -12,6 +12,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/trace_span.h"
 #include "levin/core/words.h"
 #include "levin/optim/state_layout.h"
 #include "levin/optim/torch/state.h"
@@ -42,6 +43,7 @@ class TorchAdapter final : public OptimizerImpl {
   void step() override {
     LEVIN_CHECK(!dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()),
                 "[LBFGS.step] needs the loss more than once a step; call step(closure)");
+    const TraceSpan span([&] { return "Optimizer.step#" + name_ + ".step"; });
     sync();
     fit_states();
     optimizer_->step();
@@ -52,6 +54,7 @@ class TorchAdapter final : public OptimizerImpl {
     return optimizer_->step(closure);
   }
   void zero_grad(bool set_to_none) override {
+    const TraceSpan span([&] { return "Optimizer.zero_grad#" + name_ + ".zero_grad"; });
     for (auto& group : optimizer_->param_groups()) levin::optim::zero_grad(group.params(), set_to_none);
   }
 

@@ -1,12 +1,10 @@
 #include "levin/generate/generate.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <thread>
+#include <optional>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -17,11 +15,13 @@
 #include "levin/core/progress_bar.h"
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
+#include "levin/generate/decode_batch.h"
 #include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
+#include "levin/program/commands/placement_flags.h"
 #include "levin/program/commands/tensor_ranks.h"
 
 namespace levin::cli {
@@ -33,47 +33,30 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Bytes that this process has read from files so far, as Linux counts them; 0 where it does not.
-int64_t bytes_read() {
-  std::ifstream stream("/proc/self/io");
-  std::string word;
-  for (int64_t bytes = 0; stream >> word >> bytes;)
-    if (word == "rchar:") return bytes;
-  return 0;
-}
-
-/// A bar for the time in which a model is read, from a thread that looks at the bytes.
+/// A bar for the time in which a model is read.
 class LoadingBar {
  public:
   explicit LoadingBar(int64_t total) {
-    if (total < kShown) return;
-    watch_ = std::thread([this, total, first = bytes_read()] {
-      ProgressBar bar("Reading", total / kUnit, {.unit = "MB"});
-      for (int64_t shown = 0; !done_;) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-        const auto now = std::clamp((bytes_read() - first) / kUnit, shown, total / kUnit);
-        bar.advance(now - shown);
-        shown = now;
-      }
-    });
+    if (total >= kShown) bar_.emplace("Reading", total / kUnit, ProgressOptions{.unit = "MB"});
   }
-  ~LoadingBar() {
-    done_ = true;
-    if (watch_.joinable()) watch_.join();
+  /// One thread at a time.
+  void read(int64_t bytes) {
+    const auto before = read_ / kUnit;
+    read_ += bytes;
+    if (bar_) bar_->advance(read_ / kUnit - before);
   }
-  LoadingBar(const LoadingBar&) = delete;
-  LoadingBar& operator=(const LoadingBar&) = delete;
 
  private:
   /// A smaller model is there at once.
   static constexpr int64_t kUnit = 1'000'000, kShown = 500 * kUnit;
-  std::atomic<bool> done_ = false;
-  std::thread watch_;
+  int64_t read_ = 0;
+  std::optional<ProgressBar> bar_;
 };
 
 struct Generate {
   std::string folder, input, output;
   ModelFlags model_flags;
+  PlacementFlags placement_flags;
   TensorRanksFlag tensor{"levin generate"};
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
@@ -107,7 +90,10 @@ struct Generate {
     flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
+    flags.flag("paged", o.paged, "through the engine of `levin serve`: a cache of blocks, which prompts share");
+    flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
+    placement_flags.describe(flags);
     tensor.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
@@ -129,11 +115,15 @@ struct Generate {
     tensor.look();
     if (tensor.is_first()) check_output();
     // Everything that can be wrong is found before the weights are read.
+    model_flags.device = placement_flags.device(model_flags.device);
     auto asked = model_flags.options("levin generate");
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
     tensor.check(sizes);
+    LEVIN_CHECK(!tensor.is_used() || (!placement_flags.used() && !options.paged),
+                "[levin generate] --tensor-parallel does not go with ",
+                options.paged ? "--paged" : "--device-map, --max-memory or --offload-folder");
     GenerateInput source(folder, chat, sizes.body().vocab_size);
     // The rank that is first reads for all, and only once where it cannot be read again.
     const bool reads = tensor.is_first() && !(tensor.starts_ranks() && input == "-");
@@ -145,10 +135,13 @@ struct Generate {
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
     if (tensor.starts_ranks()) return tensor.start(args);
 
+    std::optional<WeightPlacement> placement;
+    if (placement_flags.used())
+      placement = placement_flags.place("levin generate", sizes, asked.device, decode_sizes(prompts, sizes.body()));
     const auto start = Clock::now();
     asked.ranks = tensor.join(asked.device);
     among_ranks(asked.ranks, [&] {
-      auto model = read_model(asked);
+      auto model = read_model(asked, placement);
       for (const auto& note : model.notes) log_info(note);
       const auto loaded = seconds_since(start);
       const auto rows = write_texts(model, tokenizer, prompts, loaded);
@@ -174,9 +167,25 @@ struct Generate {
     check_writable(folder_of);
   }
 
-  models::LanguageModel read_model(const models::OpenModelOptions& asked) const {
-    const LoadingBar bar(tensor.is_first() ? static_cast<int64_t>(WeightFile(folder).bytes()) : 0);
-    return models::open_model(folder, asked);
+  models::LanguageModel read_model(models::OpenModelOptions asked,
+                                   const std::optional<WeightPlacement>& placement) const {
+    LoadingBar bar(tensor.is_first() ? static_cast<int64_t>(WeightFile(folder).bytes()) : 0);
+    asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
+    if (!placement) return models::open_model(folder, asked);
+    placement_flags.limit("levin generate", asked.device);
+    return open_placed_model(folder, asked, *placement, {.offload_folder = placement_flags.offload_folder});
+  }
+
+  /// What the texts need of the device.
+  DecodeSizes decode_sizes(const std::vector<GeneratePrompt>& prompts, const models::DecoderOptions& body) const {
+    const auto texts = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
+    DecodeSizes sizes{.rows = options.num_beams > 1 ? options.num_beams : std::clamp<int64_t>(texts, 1, options.batch),
+                      .prefill_chunk = options.prefill_chunk};
+    for (const auto& prompt : prompts) {
+      const auto length = static_cast<int64_t>(prompt.ids.size());
+      sizes.capacity = std::max(sizes.capacity, length + detail::most_new_tokens(body, options, length));
+    }
+    return sizes;
   }
 
   static int64_t id_of(const std::string& word) {

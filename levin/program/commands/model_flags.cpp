@@ -17,7 +17,7 @@ void ModelFlags::describe(Flags& flags) {
              "linear layers of the blocks in few bits: int8, int8-weights, int4, int4:64, nf4, nf4-double or fp8 "
              "[what config.json says]",
              "NAME");
-  flags.flag("device", device, "where it runs: cpu, cuda, cuda:1", "NAME");
+  flags.flag("device", device, "where it runs: cpu, cuda, cuda:1 [cpu]", "NAME");
 }
 
 models::OpenModelOptions ModelFlags::options(const std::string& command) const {
@@ -25,7 +25,7 @@ models::OpenModelOptions ModelFlags::options(const std::string& command) const {
   asked.quantize = quantize;
   if (!dtype.empty()) asked.dtype = dtype_from_name(command.c_str(), dtype);
   try {
-    asked.device = c10::Device(device);
+    asked.device = c10::Device(device.empty() ? "cpu" : device);
   } catch (const c10::Error&) {
     throw Error(fmt::format("[{}] --device \"{}\" is not known (cpu, cuda, cuda:1)", command, shown(device)));
   }

@@ -9,7 +9,8 @@ namespace levin::cli {
 
 /// Flags of commands that open a model folder: --dtype, --quantize, --device.
 struct ModelFlags {
-  std::string dtype, quantize, device = "cpu";
+  /// An empty device is the CPU.
+  std::string dtype, quantize, device;
 
   void describe(Flags& flags);
   /// `command` ("levin score") begins the errors: a name that is not known, a device that is not there.

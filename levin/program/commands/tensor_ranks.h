@@ -29,6 +29,8 @@ class TensorRanksFlag {
   bool starts_ranks() const { return starts_; }
   /// Starts them with the same command line and waits; the exit status.
   int start(const Args& args) const;
+  /// There is more than one rank, or will be.
+  bool is_used() const { return starts_ || world_ > 1; }
   /// The rank that reads the input and writes the output.
   bool is_first() const { return rank_ == 0; }
 

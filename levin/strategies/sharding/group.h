@@ -71,9 +71,6 @@ struct GroupOptions {
   bool tells_use = false;
 };
 
-/// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately.
-Tensor on_disk(const std::string& folder, int64_t numel, c10::ScalarType dtype);
-
 /// Parameters that are gathered and reduced together: one all-gather, one reduce-scatter.
 ///
 /// All memory is taken and given back on the compute stream; other streams wait for it and are waited for. So what is

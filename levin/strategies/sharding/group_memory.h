@@ -7,6 +7,7 @@
 
 #include <ATen/Functions.h>
 
+#include "levin/devices/hollow_memory.h"
 #include "levin/strategies/sharding/group.h"
 
 namespace levin::detail {
@@ -16,11 +17,6 @@ inline int64_t aligned_part(int64_t numel) {
   constexpr int64_t kAlignment = 64;
   return (numel + kAlignment - 1) / kAlignment * kAlignment;
 }
-
-/// A tensor whose storage has no memory yet.
-Tensor hollow(int64_t numel, c10::Device device, c10::ScalarType dtype);
-/// Gives the storage of a tensor its memory, or takes it away from all that show it.
-void set_memory(const Tensor& tensor, bool present);
 
 /// Gradients of at least this many bytes leave for host memory one by one, as they come; the others with their unit.
 inline constexpr int64_t kLeavesAlone = 1 << 18;

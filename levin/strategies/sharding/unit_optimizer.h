@@ -1,41 +1,18 @@
 #pragma once
 
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "levin/core/worker_thread.h"
 #include "levin/optim/forwarding.h"
 #include "levin/strategies/sharding/group.h"
 
 namespace levin::detail {
-
-/// A thread that does one thing after the other.
-class StepThread {
- public:
-  ~StepThread();
-  void run(std::function<void()> work);
-  /// Returns when all is done; throws what went wrong, once.
-  void join();
-
- private:
-  void loop();
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;
-  bool busy_ = false;
-  bool ends_ = false;
-  std::exception_ptr failure_;
-  std::thread thread_;
-};
 
 /// An optimizer of parameters that live in host memory, or that are stepped while backward still runs, or one that is
 /// to see gradients in the dtype of its parameters.
@@ -85,7 +62,7 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
   std::mutex stepping_;  // shards on the device are stepped by the thread of backward
   std::vector<std::string> stepped_;
   std::unordered_set<const ShardGroup*> since_step_;
-  StepThread thread_;
+  WorkerThread thread_;
 };
 
 }  // namespace levin::detail

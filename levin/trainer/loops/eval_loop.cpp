@@ -5,6 +5,7 @@
 #include "levin/trainer/loops/loops.h"
 #include "levin/trainer/loops/together.h"
 #include "levin/trainer/run/call.h"
+#include "levin/trainer/run/profiling.h"
 #include "levin/trainer/run/run.h"
 #include "levin/trainer/run/step.h"
 
@@ -117,6 +118,7 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
   for (int64_t i = 0; !most || i < *most; ++i) {
     const StepInfo at{i, static_cast<int64_t>(index)};
     note_batch(run, loader, i, most);
+    if (!state.fitting) begin_profiled_step(run);
     const auto batch = next_batch(run, source, at);
     if (batch.empty()) break;
     state.place.batch = batch;
@@ -146,6 +148,7 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
     // Inside fit the ranks end together, so they ask together: after batches that all of them have.
     if (!state.fitting || run.fabric->world_size() == 1 || i < data.common[index]) check_stop_requests(run);
   }
+  if (!state.fitting) end_profiled_step(run);
   source.finish();
   note_end(run, loader, done);
   state.place.at.reset();
@@ -172,6 +175,7 @@ void run_eval(Run& run, Stage stage, int64_t limit, Outputs* keep) {
     hooks.epoch_start(run);
     if (keep) keep->assign(data.loaders.size(), {});
     std::vector<int64_t> done;
+    const ProfiledLoop profiled(run, !state.fitting);
     for (size_t i = 0; i < data.loaders.size(); ++i) done.push_back(run_loader(run, stage, i, limit, keep));
     hooks.epoch_end(run);
     state.place.set_site(kNoLogging);

@@ -7,6 +7,7 @@
 #include "levin/trainer/loops/loops.h"
 #include "levin/trainer/loops/together.h"
 #include "levin/trainer/run/call.h"
+#include "levin/trainer/run/profiling.h"
 #include "levin/trainer/run/run.h"
 #include "levin/trainer/run/step.h"
 
@@ -60,6 +61,7 @@ bool validation_is_due(const Run& run) {
 void validate_if_due(Run& run) {
   if (!validation_is_due(run)) return;
   auto& module = *run.model.module;
+  end_profiled_step(run);
   if (run.state.batch_stepped) module.on_validation_model_zero_grad();
   {
     const auto time = run.hooks.span(Action::kValidation);
@@ -100,6 +102,7 @@ void run_batches(Run& run) {
     }
     const StepInfo at{progress.batch, 0};
     note_batch(run, "train_dataloader", at.batch_idx, batches);
+    begin_profiled_step(run);
     run.advice.before_fetch(run);
     const auto batch = next_batch(run, source, at);
     if (batch.empty()) {
@@ -140,7 +143,9 @@ void run_batches(Run& run) {
     write_waiting_checkpoints(run);
     check_stop_requests(run);
     after_batch(run);
+    end_profiled_step(run);
   }
+  end_profiled_step(run);
   source.finish();
   check_same_end(run);
   state.place.at.reset();
@@ -235,6 +240,7 @@ void run_fit_loop(Run& run) {
   // After everything that may draw random numbers.
   if (resumed) restore_position(run);
   bool first = resumed;
+  const ProfiledLoop profiled(run);
   while (!fit_is_done(run) || epoch_is_open(run)) {
     run_epoch(run, std::exchange(first, false));
   }

@@ -1,0 +1,491 @@
+#include "levin/generate/engine.h"
+
+#include <algorithm>
+#include <bit>
+#include <condition_variable>
+#include <deque>
+#include <limits>
+#include <mutex>
+#include <set>
+
+#include <ATen/ops/tensor.h>
+#include <c10/core/GradMode.h>
+
+#include "levin/core/error.h"
+#include "levin/core/log.h"
+#include "levin/core/words.h"
+#include "levin/devices/accelerator.h"
+#include "levin/devices/host_memory.h"
+#include "levin/generate/decode_batch.h"
+#include "levin/generate/engine_rows.h"
+
+namespace levin {
+
+using detail::EngineRow;
+using detail::EngineTask;
+using detail::PagedRow;
+
+void check_options(const EngineOptions& o) {
+  LEVIN_CHECK(o.max_rows > 0 && o.prefill_chunk > 0 && o.max_queue > 0,
+              "[engine] max_rows, prefill_chunk and max_queue must be positive");
+  LEVIN_CHECK(o.block_tokens > 0 && std::has_single_bit(static_cast<uint64_t>(o.block_tokens)),
+              "[engine] block_tokens ", o.block_tokens, " must be a power of two");
+  LEVIN_CHECK(o.cache_tokens >= 0, "[engine] cache_tokens ", o.cache_tokens, " must be 0 (as many as fit) or positive");
+  models::cache_dtype_of(o.cache_dtype);
+}
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Rows = std::vector<std::unique_ptr<EngineRow>>;
+
+/// Of the memory that is free: the fraction that a cache takes which nobody gave a size. The rest of a device is for
+/// activations and graphs, that of a host for everybody else.
+constexpr double kDeviceShare = 0.8, kHostShare = 0.25;
+/// Chunks of prompts in a step, at most.
+constexpr int64_t kMostChunks = 8;
+/// How much of the speed so far a step keeps.
+constexpr double kKept = 0.95;
+
+/// Blocks of the cache, without the one that belongs to nobody.
+int64_t count_blocks(const models::Decoder& model, const EngineOptions& options) {
+  const auto each = options.block_tokens;
+  if (options.cache_tokens > 0) return (options.cache_tokens + each - 1) / each;
+  const auto& weight = model->tokens->weight;
+  const auto device = weight.device();
+  const auto token = models::DecoderCache::token_bytes(model->options, models::cache_dtype_of(options.cache_dtype),
+                                                       weight.scalar_type());
+  auto blocks = options.max_rows * ((model->options.max_positions + each - 1) / each);
+  std::optional<double> free;
+  if (device.is_cpu()) {
+    if (const auto bytes = available_host_memory()) free = kHostShare * static_cast<double>(*bytes);
+  } else {
+    const auto& accelerator = accelerator_of(device);
+    free = kDeviceShare * static_cast<double>(accelerator.memory_limit(device) - accelerator.memory(device).allocated);
+  }
+  if (free) blocks = std::min(blocks, static_cast<int64_t>(*free / static_cast<double>(token * each)) - 1);
+  LEVIN_CHECK(blocks > 0, "[engine] there is no memory for a block of ", each, " tokens of the cache (",
+              format_bytes(static_cast<double>(token * each)), ")");
+  return blocks;
+}
+
+}  // namespace
+
+/// What is behind an engine. Only what `mutex` guards is touched by other threads than that of step().
+struct Engine::State {
+  State(models::Decoder asked, const text::Tokenizer* texts, const EngineOptions& engine_options)
+      : model((detail::check_model(asked), std::move(asked))),
+        eval(model),
+        tokenizer(texts),
+        options((check_options(engine_options), engine_options)),
+        blocks(count_blocks(model, options), options.block_tokens),
+        positions(blocks.pool().total() * options.block_tokens),
+        batch(model,
+              {.blocks = blocks.pool().total() + 1,
+               .block_tokens = options.block_tokens,
+               .positions = model->options.bounded() ? std::min(positions, model->options.max_positions) : positions,
+               .dtype = models::cache_dtype_of(options.cache_dtype),
+               .graphs = options.cuda_graphs}) {
+    stats.blocks_total = blocks.pool().total();
+    stats.cache_bytes = batch.cache().nbytes();
+  }
+
+  std::unique_ptr<EngineRow> new_row(std::shared_ptr<EngineTask> task, size_t number) const {
+    const auto& request = task->request;
+    detail::GeneratedRow row(model->options, tokenizer, request.options, request.prompt, number);
+    auto made = std::make_unique<EngineRow>(EngineRow{.task = std::move(task), .row = std::move(row)});
+    made->sharable = sharable_blocks(static_cast<int64_t>(request.prompt.size()));
+    return made;
+  }
+
+  /// Under dynamic rotary scaling keys beyond the positions of training depend on when they came.
+  int64_t sharable_blocks(int64_t prompt_length) const {
+    if (!options.prefix_reuse || batch.goes_alone(prompt_length)) return 0;
+    const auto& of = model->options;
+    return of.positions == "rotary" && of.rotary_scaling.type == "dynamic"
+               ? models::trained_positions(of) / options.block_tokens
+               : std::numeric_limits<int64_t>::max();
+  }
+
+  void check(const EngineRequest& request) const;
+  /// What other threads have asked for.
+  void receive();
+  void cancel_rows(const std::set<uint64_t>& ids);
+  void admit();
+  void prefill();
+  bool prefill_chunk(bool shortest);
+  std::vector<EngineRow*> chunk_rows(bool shortest);
+  int64_t chunk_of(const EngineRow& row) const;
+  void decode();
+  bool find_room(EngineRow& row);
+  /// Through the model, `tokens` of each row; rows whose last token was among them get the next one.
+  void pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode);
+  void draw(const Tensor& logits, const std::vector<EngineRow*>& rows);
+  void preempt(EngineRow& row);
+  void end(EngineRow& row);
+  /// Ends a request with a line on what went wrong.
+  void fail(const std::shared_ptr<EngineTask>& task, const std::string& line);
+  std::unique_ptr<EngineRow> taken(EngineRow& row);
+  void count_step(Clock::time_point start);
+
+  models::Decoder model;
+  detail::EvalScope eval;
+  const text::Tokenizer* tokenizer;
+  EngineOptions options;
+  detail::RowBlocks blocks;
+  int64_t positions;
+  detail::PagedBatch batch;
+  /// By arrival.
+  std::deque<std::unique_ptr<EngineRow>> waiting;
+  Rows running;
+  uint64_t steps = 0;
+  int64_t drawn = 0;  // tokens of the step under way
+  double recent_tokens = 0, recent_seconds = 0;
+
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  Rows arrived;
+  std::set<uint64_t> cancelled;
+  uint64_t next_id = 1, next_order = 0;
+  EngineStats stats;
+};
+
+void Engine::State::check(const EngineRequest& request) const {
+  const auto& o = request.options;
+  check_options(o);
+  LEVIN_CHECK(o.num_beams == 1, "[engine] beams are not for requests; generate() has them");
+  LEVIN_CHECK(tokenizer || o.stop.empty(), "[engine] stop strings need a tokenizer");
+  detail::check_prompt(model->options, request.prompt, "the prompt");
+  const auto length = static_cast<int64_t>(request.prompt.size());
+  const auto most = detail::most_new_tokens(model->options, o, length);
+  LEVIN_CHECK(length + most - 1 <= positions, "[engine] a prompt of ", length, " tokens and ", most,
+              " new ones do not fit the cache, which has room for ", positions, " tokens");
+}
+
+uint64_t Engine::submit(EngineRequest request) {
+  auto& s = *state_;
+  s.check(request);
+  const auto count = request.options.num_return_sequences;
+  auto task = std::make_shared<EngineTask>(EngineTask{.request = std::move(request)});
+  Rows rows;
+  for (int64_t i = 0; i < count; ++i) rows.push_back(s.new_row(task, task->request.row + static_cast<size_t>(i)));
+  const std::lock_guard lock(s.mutex);
+  LEVIN_CHECK(s.stats.waiting + count <= s.options.max_queue, "[engine] the queue is full: ", s.stats.waiting,
+              " of at most ", s.options.max_queue, " wait");
+  task->id = s.next_id++;
+  for (auto& row : rows) {
+    row->order = s.next_order++;
+    s.arrived.push_back(std::move(row));
+  }
+  s.stats.waiting += count;
+  s.stats.prompt_tokens += static_cast<int64_t>(task->request.prompt.size());
+  s.changed.notify_all();
+  return task->id;
+}
+
+void Engine::cancel(uint64_t id) {
+  const std::lock_guard lock(state_->mutex);
+  state_->cancelled.insert(id);
+  state_->changed.notify_all();
+}
+
+void Engine::State::receive() {
+  std::set<uint64_t> ids;
+  {
+    const std::lock_guard lock(mutex);
+    for (auto& row : arrived) waiting.push_back(std::move(row));
+    arrived.clear();
+    ids.swap(cancelled);
+  }
+  if (!ids.empty()) cancel_rows(ids);
+}
+
+/// Takes a row out of the lists.
+std::unique_ptr<EngineRow> Engine::State::taken(EngineRow& row) {
+  const auto is_it = [&](const auto& other) { return other.get() == &row; };
+  std::unique_ptr<EngineRow> out;
+  if (const auto at = std::ranges::find_if(running, is_it); at != running.end()) {
+    out = std::move(*at);
+    running.erase(at);
+    blocks.release(*out);
+  } else if (const auto place = std::ranges::find_if(waiting, is_it); place != waiting.end()) {
+    out = std::move(*place);
+    waiting.erase(place);
+  }
+  return out;
+}
+
+void Engine::State::cancel_rows(const std::set<uint64_t>& ids) {
+  std::vector<std::pair<EngineRow*, std::shared_ptr<EngineTask>>> rows;
+  for (const auto& row : running)
+    if (ids.contains(row->task->id)) rows.emplace_back(row.get(), row->task);
+  for (const auto& row : waiting)
+    if (ids.contains(row->task->id)) rows.emplace_back(row.get(), row->task);
+  for (const auto& [row, task] : rows) {
+    if (task->has_failed) continue;  // in on_done of another row: this one is gone
+    row->row.result.finish_reason = "cancelled";
+    end(*row);
+  }
+}
+
+void Engine::State::end(EngineRow& row) {
+  const auto ended = taken(row);
+  {
+    const std::lock_guard lock(mutex);
+    ++(ended->row.result.finish_reason == "cancelled" ? stats.cancelled : stats.finished);
+  }
+  if (!ended->task->request.on_done) return;
+  try {
+    ended->task->request.on_done(ended->row.result);
+  } catch (const std::exception& error) {
+    fail(ended->task, error.what());
+  }
+}
+
+void Engine::State::fail(const std::shared_ptr<EngineTask>& task, const std::string& line) {
+  if (std::exchange(task->has_failed, true)) return;
+  std::vector<EngineRow*> rows;
+  for (const auto& row : running)
+    if (row->task == task) rows.push_back(row.get());
+  for (const auto& row : waiting)
+    if (row->task == task) rows.push_back(row.get());
+  for (auto* row : rows) taken(*row);
+  {
+    const std::lock_guard lock(mutex);
+    stats.failed += static_cast<int64_t>(rows.size());
+  }
+  if (!task->request.on_error) {
+    log_warning("a request failed: " + line);
+    return;
+  }
+  try {
+    task->request.on_error(line);
+  } catch (const std::exception& error) {
+    log_warning(std::string("[engine] on_error failed: ") + error.what());
+  }
+}
+
+void Engine::State::preempt(EngineRow& row) {
+  auto out = taken(row);
+  const auto behind = std::ranges::find_if(waiting, [&](const auto& other) { return other->order > out->order; });
+  waiting.insert(behind, std::move(out));
+  const std::lock_guard lock(mutex);
+  ++stats.preempted;
+}
+
+void Engine::State::admit() {
+  while (!waiting.empty() && static_cast<int64_t>(running.size()) < options.max_rows) {
+    // Rows that run need blocks soon: without one for each, a new row would only be preempted.
+    auto& row = *waiting.front();
+    if (!blocks.admit(row, static_cast<int64_t>(running.size()))) return;
+    {
+      const std::lock_guard lock(mutex);
+      stats.prefix_hit_tokens += row.computed;
+    }
+    running.push_back(std::move(waiting.front()));
+    waiting.pop_front();
+  }
+}
+
+/// Tokens of a row that a pass may take.
+int64_t Engine::State::chunk_of(const EngineRow& row) const {
+  auto tokens = std::min(row.remaining(), options.prefill_chunk);
+  // Whole blocks, where others may wait for them.
+  const auto behind = (row.computed + tokens) % options.block_tokens;
+  if (tokens < row.remaining() && behind < tokens) tokens -= behind;
+  const auto prompt = row.row.sampled.prompt_length();
+  // Dynamic scaling: what was generated before a preemption has other angles than the prompt.
+  if (batch.goes_alone(prompt) && row.computed < prompt) tokens = std::min(tokens, prompt - row.computed);
+  return tokens;
+}
+
+/// The rows of the next chunk: the oldest one whose prompt is not done, or the one that has the least to do, and those
+/// that fit beside it.
+std::vector<EngineRow*> Engine::State::chunk_rows(bool shortest) {
+  std::vector<EngineRow*> candidates, rows;
+  int64_t found = 0;
+  for (const auto& row : running) {
+    if (row->remaining() > 1) found += blocks.match(*row);
+    if (row->remaining() > 1) candidates.push_back(row.get());
+  }
+  if (found > 0) {
+    const std::lock_guard lock(mutex);
+    stats.prefix_hit_tokens += found;
+  }
+  std::ranges::sort(candidates, {}, &EngineRow::order);
+  if (shortest) std::ranges::stable_sort(candidates, {}, &EngineRow::remaining);
+  int64_t width = 0;
+  for (auto* row : candidates) {
+    const bool alone = batch.goes_alone(row->row.sampled.prompt_length());
+    if (alone && !rows.empty()) continue;
+    const auto wide = std::max(width, chunk_of(*row));
+    if (!rows.empty() && wide * static_cast<int64_t>(rows.size() + 1) > options.prefill_chunk) continue;
+    // What another row is about to compute is found after this pass.
+    if (std::ranges::any_of(rows, [&](const auto* other) { return blocks.computes_same(*other, *row); })) continue;
+    rows.push_back(row);
+    width = wide;
+    if (alone) break;
+  }
+  return rows;
+}
+
+bool Engine::State::prefill_chunk(bool shortest) {
+  const auto rows = chunk_rows(shortest);
+  if (rows.empty()) return false;
+  std::vector<int64_t> tokens;
+  for (const auto* row : rows) tokens.push_back(chunk_of(*row));
+  pass(rows, tokens, false);
+  return true;
+}
+
+void Engine::State::prefill() {
+  // Chunks hold up those who decode; few of them wait for many who do not.
+  const auto behind = std::ranges::count_if(running, [](const auto& row) { return row->remaining() > 1; });
+  const auto ahead = static_cast<int64_t>(running.size()) - behind;
+  const auto chunks = std::min(kMostChunks, 1 + behind / (ahead + 1));
+  // In turns, so that a short prompt overtakes a long one, and a long one still gets its turn.
+  for (int64_t i = 0; i < chunks && prefill_chunk((steps + static_cast<uint64_t>(i)) % 2 == 1); ++i) {
+  }
+}
+
+/// Room for one more token of a row, taken from the youngest where there is none. False: that was the row itself.
+bool Engine::State::find_room(EngineRow& row) {
+  while (!blocks.grow(row, row.computed + 1)) {
+    auto* youngest = std::ranges::max_element(running, {}, &EngineRow::order)->get();
+    const bool is_own = youngest == &row;
+    preempt(*youngest);
+    if (is_own) return false;
+  }
+  return true;
+}
+
+void Engine::State::decode() {
+  std::vector<EngineRow*> rows;
+  for (const auto& row : running)
+    if (row->remaining() == 1) rows.push_back(row.get());
+  std::ranges::sort(rows, {}, &EngineRow::order);
+  const auto is_running = [&](const EngineRow* row) {
+    return std::ranges::any_of(running, [&](const auto& other) { return other.get() == row; });
+  };
+  for (auto* row : rows)
+    if (is_running(row)) find_room(*row);
+  std::erase_if(rows, [&](const auto* row) { return !is_running(row); });
+  if (!rows.empty()) pass(rows, std::vector<int64_t>(rows.size(), 1), true);
+}
+
+void Engine::State::pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode) {
+  std::vector<PagedRow> parts;
+  for (size_t i = 0; i < rows.size(); ++i)
+    parts.push_back({.ids = &rows[i]->ids(),
+                     .begin = rows[i]->computed,
+                     .end = rows[i]->computed + tokens[i],
+                     .blocks = &rows[i]->blocks,
+                     .prompt_length = rows[i]->row.sampled.prompt_length()});
+  std::vector<EngineRow*> drawing;
+  std::vector<int64_t> places;
+  try {
+    auto logits = is_decode ? batch.decode(parts) : batch.prefill(parts);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      rows[i]->computed = parts[i].end;
+      blocks.publish(*rows[i]);
+      if (rows[i]->remaining() > 0) continue;
+      drawing.push_back(rows[i]);
+      places.push_back(static_cast<int64_t>(i));
+    }
+    if (drawing.empty()) return;
+    if (drawing.size() < rows.size())
+      logits = logits.index_select(0, at::tensor(places, at::kLong).to(logits.device()));
+    draw(logits, drawing);
+  } catch (const std::exception& error) {
+    // Callbacks fail on their own (see draw): this was the model, for all rows of the pass.
+    std::set<std::shared_ptr<EngineTask>> tasks;
+    for (const auto& row : running)
+      if (std::ranges::count(rows, row.get()) > 0) tasks.insert(row->task);
+    for (const auto& task : tasks) fail(task, error.what());
+  }
+}
+
+void Engine::State::draw(const Tensor& logits, const std::vector<EngineRow*>& rows) {
+  std::vector<const detail::SampledRow*> drawing;
+  std::vector<std::shared_ptr<EngineTask>> tasks;
+  for (const auto* row : rows) drawing.push_back(&row->row.sampled), tasks.push_back(row->task);
+  auto tokens = detail::try_sample(logits, drawing);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto& task = tasks[i];
+    if (task->has_failed) continue;  // with another of its sequences: the row is gone
+    if (!tokens[i].error.empty()) {
+      fail(task, tokens[i].error);
+      continue;
+    }
+    ++drawn;
+    try {
+      if (!rows[i]->row.accept(std::move(tokens[i]), task->request.on_token)) continue;
+    } catch (const std::exception& error) {
+      fail(task, error.what());
+      continue;
+    }
+    end(*rows[i]);
+  }
+}
+
+void Engine::State::count_step(Clock::time_point start) {
+  recent_seconds = kKept * recent_seconds + std::chrono::duration<double>(Clock::now() - start).count();
+  recent_tokens = kKept * recent_tokens + static_cast<double>(drawn);
+  const std::lock_guard lock(mutex);
+  ++stats.steps;
+  stats.generated_tokens += drawn;
+  stats.tokens_per_second = recent_seconds > 0 ? recent_tokens / recent_seconds : 0;
+  stats.running = static_cast<int64_t>(running.size());
+  stats.waiting = static_cast<int64_t>(waiting.size() + arrived.size());
+  const auto& pool = blocks.pool();
+  stats.blocks_used = pool.total() - pool.available();
+  stats.blocks_cached = pool.cached();
+}
+
+Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options)
+    : state_(std::make_unique<State>(std::move(model), tokenizer, options)) {}
+
+Engine::~Engine() = default;
+
+void Engine::warm_up(int64_t tokens) {
+  const c10::AutoGradMode no_grad(false);
+  state_->batch.warm_up(state_->options.max_rows, std::min(tokens, state_->positions));
+}
+
+bool Engine::step() {
+  auto& s = *state_;
+  const c10::AutoGradMode no_grad(false);
+  const auto start = Clock::now();
+  {
+    const std::lock_guard lock(s.mutex);
+    if (s.arrived.empty() && s.cancelled.empty() && s.waiting.empty() && s.running.empty()) return false;
+  }
+  s.drawn = 0;
+  s.receive();
+  s.admit();
+  s.prefill();
+  s.decode();
+  s.receive();  // who left meanwhile frees its place now
+  ++s.steps;
+  s.count_step(start);
+  return true;
+}
+
+void Engine::run_until_idle() {
+  while (step()) {
+  }
+}
+
+bool Engine::wait(std::chrono::milliseconds most) {
+  auto& s = *state_;
+  std::unique_lock lock(s.mutex);
+  return s.changed.wait_for(
+      lock, most, [&] { return !s.arrived.empty() || !s.cancelled.empty() || s.stats.running + s.stats.waiting > 0; });
+}
+
+EngineStats Engine::stats() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->stats;
+}
+
+}  // namespace levin

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "levin/models/decoder.h"
+
+namespace levin::detail {
+
+using at::Tensor;
+
+class DecodeGraphs;
+
+/// Tokens [begin, end) of a row that go through the model; those before lie in its blocks.
+struct PagedRow {
+  const std::vector<int64_t>* ids;
+  int64_t begin, end;
+  /// Room for `end` tokens.
+  const std::vector<int64_t>* blocks;
+  /// Tokens of its prompt, which dynamic rotary scaling depends on.
+  int64_t prompt_length;
+};
+
+struct PagedBatchOptions {
+  int64_t blocks = 1, block_tokens = 16;
+  /// Tokens of a row, at most.
+  int64_t positions = 1;
+  models::CacheDtype dtype = models::CacheDtype::kAuto;
+  bool graphs = true;
+};
+
+/// Passes of rows through a model whose keys and values lie in blocks. Block 0 belongs to nobody: rows that fill up a
+/// graph write there.
+class PagedBatch {
+ public:
+  PagedBatch(models::Decoder model, const PagedBatchOptions& options);
+  ~PagedBatch();
+
+  /// Tokens of each row: float32 logits [rows, V] behind the last one of each.
+  Tensor prefill(std::span<const PagedRow> rows);
+  /// One token of each row.
+  Tensor decode(std::span<const PagedRow> rows);
+  /// Captures decode steps of 1, 2, 4, ... rows up to `rows` that see up to `slots` slots. Nothing without graphs.
+  void warm_up(int64_t rows, int64_t slots);
+  /// Whether a row cannot go through the model with others: dynamic rotary scaling has angles for each length of a
+  /// prompt.
+  bool goes_alone(int64_t prompt_length) const;
+  const models::DecoderCache& cache() const { return cache_; }
+
+ private:
+  Tensor logits_of(const Tensor& hidden);
+  /// int64 [rows, blocks of `slots` slots] on the device.
+  Tensor table(std::span<const PagedRow> rows, int64_t slots) const;
+
+  models::Decoder model_;
+  PagedBatchOptions options_;
+  models::DecoderCache cache_;
+  std::unique_ptr<DecodeGraphs> graphs_;
+};
+
+}  // namespace levin::detail

@@ -1,0 +1,293 @@
+#include "levin/profilers/trace_file.h"
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <zlib.h>
+
+#include "levin/core/error.h"
+#include "levin/core/files.h"
+
+namespace levin::detail {
+namespace {
+
+constexpr std::string_view kGzip = ".gz";
+
+/// A file that is compressed where its name says so, and that is there whole or not at all.
+class TraceWriter {
+ public:
+  explicit TraceWriter(const std::filesystem::path& path) : path_(path), file_(path) {
+    if (!path.string().ends_with(kGzip)) return;
+    stream_ = std::make_unique<z_stream>();
+    constexpr int kLevel = 4, kGzipFormat = 15 + 16, kMemory = 8;
+    LEVIN_CHECK(deflateInit2(stream_.get(), kLevel, Z_DEFLATED, kGzipFormat, kMemory, Z_DEFAULT_STRATEGY) == Z_OK,
+                "[profiler] cannot compress \"", path.string(), "\"");
+  }
+  ~TraceWriter() {
+    if (stream_) deflateEnd(stream_.get());
+  }
+  TraceWriter(const TraceWriter&) = delete;
+  TraceWriter& operator=(const TraceWriter&) = delete;
+
+  void write(std::string_view text) {
+    if (stream_)
+      deflate_all(text, Z_NO_FLUSH);
+    else
+      file_.write(text);
+  }
+  void commit() {
+    if (stream_) deflate_all({}, Z_FINISH);
+    file_.commit();
+  }
+
+ private:
+  void deflate_all(std::string_view text, int flush) {
+    stream_->next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+    stream_->avail_in = static_cast<uInt>(text.size());
+    int status = Z_OK;
+    do {
+      stream_->next_out = reinterpret_cast<Bytef*>(out_.data());
+      stream_->avail_out = static_cast<uInt>(out_.size());
+      status = deflate(stream_.get(), flush);
+      LEVIN_CHECK(status != Z_STREAM_ERROR, "[profiler] cannot compress \"", path_.string(), "\"");
+      file_.write(std::string_view(out_.data(), out_.size() - stream_->avail_out));
+    } while (stream_->avail_out == 0 && status != Z_STREAM_END);
+  }
+
+  std::filesystem::path path_;
+  AtomicFile file_;
+  std::unique_ptr<z_stream> stream_;
+  std::vector<char> out_ = std::vector<char>(size_t{1} << 16);
+};
+
+/// The text of a field in a line of Kineto's: what follows `"name": `, up to a comma, or the quoted text.
+std::string_view field_of(std::string_view line, std::string_view name) {
+  const auto key = fmt::format("\"{}\": ", name);
+  const auto at = line.find(key);
+  if (at == std::string_view::npos) return {};
+  auto rest = line.substr(at + key.size());
+  if (rest.starts_with('"')) return rest.substr(1, rest.find('"', 1) - 1);
+  return rest.substr(0, rest.find_first_of(",}"));
+}
+
+double number_of(std::string_view text) {
+  double value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+/// The lines of an event: Kineto writes names, times, `"args": {`, and what is in them.
+struct EventLines {
+  std::string names, times, args, values;
+};
+
+/// Gives spans of units the form of Python's modules.
+class ForwardUnits {
+ public:
+  void rewrite(EventLines& event) {
+    const std::string name(field_of(event.names, "name"));
+    UnitSpanName unit;
+    if (!UnitSpanName::parse(name, unit)) return;
+    event.names.replace(event.names.find(name), name.size(), "nn.Module: " + unit.module);
+    event.args += fmt::format("\"Unit\": \"{}\", \"Phase\": \"forward\", ", unit.path);
+    constexpr std::string_view kAnnotation = "\"cat\": \"user_annotation\"";
+    const auto at = event.names.find(kAnnotation);
+    if (at == std::string::npos) return;  // the copy on the device's timeline
+    event.names.replace(at, kAnnotation.size(), "\"cat\": \"python_function\"");
+    event.args += python_ids(unit.path, event);
+  }
+
+ private:
+  struct Open {
+    int64_t id;
+    double end;
+  };
+
+  std::string python_ids(const std::string& path, const EventLines& event) {
+    const double start = number_of(field_of(event.times, "ts"));
+    const double end = start + number_of(field_of(event.times, "dur"));
+    auto& open = open_[std::string(field_of(event.names, "tid"))];
+    while (!open.empty() && open.back().end <= start) open.pop_back();
+    const auto parent = open.empty() ? std::string("null") : std::to_string(open.back().id);
+    open.push_back({++events_, end});
+    const auto id = modules_.try_emplace(path, static_cast<int64_t>(modules_.size())).first->second;
+    return fmt::format("\"Python id\": {}, \"Python parent id\": {}, \"Python module id\": {}, ", events_, parent, id);
+  }
+
+  std::map<std::string, std::vector<Open>> open_;
+  std::map<std::string, int64_t> modules_;
+  int64_t events_ = 0;
+};
+
+/// Spans around the operators of backward that belong to a unit, one inside the other as the units are.
+class BackwardUnits {
+ public:
+  explicit BackwardUnits(const AllUnitCalls& units) : calls_(units) {
+    for (const auto& calls : units)
+      for (const auto& unit : calls->units()) by_path_.emplace(unit.path, &unit);
+  }
+
+  void add(const EventLines& event) {
+    const auto number = field_of(event.values, "Sequence number");
+    if (number.empty()) return;  // it accumulates a gradient
+    const auto thread = static_cast<uint64_t>(number_of(field_of(event.values, "Fwd thread id")));
+    const auto node = static_cast<int64_t>(number_of(number));
+    const double start = number_of(field_of(event.times, "ts"));
+    nodes_[std::pair(std::string(field_of(event.names, "pid")), std::string(field_of(event.names, "tid")))].push_back(
+        {start, start + number_of(field_of(event.times, "dur")), node, find_unit(calls_, thread, node)});
+  }
+
+  /// The events, each with a comma behind it.
+  std::string text() {
+    std::string all;
+    for (auto& [place, nodes] : nodes_) {
+      std::stable_sort(nodes.begin(), nodes.end(), [](const Node& a, const Node& b) { return a.start < b.start; });
+      spans_of(place, nodes, all);
+    }
+    return all;
+  }
+
+ private:
+  struct Node {
+    double start, end;
+    int64_t number;
+    const UnitSpanName* unit;
+  };
+  struct Open {
+    const UnitSpanName* unit;
+    double start;
+  };
+  struct Span {
+    const UnitSpanName* unit;
+    double start, end;
+  };
+  using Place = std::pair<std::string, std::string>;
+
+  /// The units around a unit, the outermost first, and itself.
+  std::vector<const UnitSpanName*> chain_of(const UnitSpanName* unit) const {
+    std::vector<const UnitSpanName*> chain;
+    if (!unit) return chain;
+    for (auto dot = unit->path.find('.'); dot != std::string::npos; dot = unit->path.find('.', dot + 1))
+      if (const auto found = by_path_.find(unit->path.substr(0, dot)); found != by_path_.end())
+        chain.push_back(found->second);
+    chain.push_back(unit);
+    return chain;
+  }
+
+  void spans_of(const Place& place, const std::vector<Node>& nodes, std::string& into) const {
+    std::vector<Open> open;
+    double end = 0;
+    int64_t highest = -1;
+    std::vector<Span> spans;
+    const auto close = [&](size_t kept) {
+      for (; open.size() > kept; open.pop_back()) spans.push_back({open.back().unit, open.back().start, end});
+    };
+    for (const auto& node : nodes) {
+      if (node.start < end) continue;  // inside another one, which made it: a checkpoint computes again
+      // Numbers grow in forward and fall in backward: a higher one is of the next backward.
+      if (node.number > highest) close(0), highest = node.number;
+      const auto chain = chain_of(node.unit);
+      size_t same = 0;
+      while (same < std::min(open.size(), chain.size()) && open[same].unit == chain[same]) ++same;
+      close(same);
+      for (; same < chain.size(); ++same) open.push_back({chain[same], node.start});
+      end = node.end;
+    }
+    close(0);
+    // Of those that begin together the outermost stands first.
+    std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+      return std::tuple(a.start, -a.end, a.unit->path.size()) < std::tuple(b.start, -b.end, b.unit->path.size());
+    });
+    for (const auto& [unit, start, stop] : spans) into += text_of(place, *unit, start, stop);
+  }
+
+  static std::string text_of(const Place& place, const UnitSpanName& unit, double start, double end) {
+    return fmt::format(
+        "  {{\n    \"ph\": \"X\", \"cat\": \"user_annotation\", \"name\": \"nn.Module backward: {}\", \"pid\": {}, "
+        "\"tid\": {},\n    \"ts\": {:.3f}, \"dur\": {:.3f},\n    \"args\": {{\n      \"Unit\": \"{}\", \"Phase\": "
+        "\"backward\"\n    }}\n  }},\n",
+        unit.module, place.first, place.second, start, end - start, unit.path);
+  }
+
+  const AllUnitCalls& calls_;
+  std::map<std::string, const UnitSpanName*> by_path_;
+  std::map<Place, std::vector<Node>> nodes_;
+};
+
+class TraceRewriter {
+ public:
+  TraceRewriter(const AllUnitCalls& units, std::string kineto, std::string path, TraceWriter& to)
+      : backward_(units), kineto_(std::move(kineto)), path_(std::move(path)), to_(to) {}
+
+  void run(std::istream& from) {
+    EventLines event;
+    while (std::getline(from, event.names)) {
+      const bool of_unit = contains(event.names, "\"name\": \"nn.Module: ");
+      const bool of_backward = contains(event.names, "\"name\": \"autograd::engine::evaluate_function: ");
+      if ((of_unit || of_backward) && std::getline(from, event.times) && std::getline(from, event.args) &&
+          std::getline(from, event.values)) {
+        if (of_unit) forward_.rewrite(event);
+        if (of_backward) backward_.add(event);
+        for (const auto* part : {&event.names, &event.times, &event.args, &event.values}) line(*part);
+        continue;
+      }
+      // Kineto's last event: what is added stands before it. The line before opened it.
+      if (contains(event.names, "\"name\": \"Record Window End\"")) to_.write(backward_.text());
+      if (contains(event.names, "\"traceName\""))
+        if (const auto at = event.names.find(kineto_); at != std::string::npos)
+          event.names.replace(at, kineto_.size(), path_);
+      line(event.names);
+    }
+    to_.write(held_);
+  }
+
+ private:
+  static bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+  /// Written when the next one comes.
+  void line(const std::string& text) {
+    to_.write(held_);
+    held_ = text + '\n';
+  }
+
+  ForwardUnits forward_;
+  BackwardUnits backward_;
+  std::string kineto_, path_, held_;
+  TraceWriter& to_;
+};
+
+}  // namespace
+
+void write_trace(torch::autograd::profiler::ProfilerResult& result, const AllUnitCalls& units,
+                 const std::filesystem::path& path) {
+  make_folder(path.parent_path());
+  StagedFiles staged;  // never given its name: it goes with this object
+  const auto kineto = staged.add(path.string() + ".kineto");
+  result.save(kineto.string());
+  std::ifstream from(kineto, std::ios::binary);
+  LEVIN_CHECK(from, "[profiler] the trace could not be written to \"", path.string(), "\"");
+  TraceWriter to(path);
+  TraceRewriter(units, kineto.string(), path.string(), to).run(from);
+  to.commit();
+}
+
+std::string trace_file_name(const std::string& worker, bool gzip) {
+  static std::atomic<int64_t> last = 0;
+  auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
+  int64_t before = last.load(), time = 0;
+  do {
+    time = std::max<int64_t>(now.count(), before + 1);
+  } while (!last.compare_exchange_weak(before, time));
+  return fmt::format("{}.{}.pt.trace.json{}", worker, time, gzip ? kGzip : "");
+}
+
+}  // namespace levin::detail

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "levin/report/op_tree.h"
+#include "levin/report/steps.h"
+
+namespace levin::report {
+
+/// Shares are of 1. A share is missing when the trace does not say.
+struct GpuSummary {
+  int device = 0;
+  DeviceInfo info;
+  double utilization = 0;
+  std::optional<double> sm_efficiency, occupancy, tensor_core_time;
+  int64_t peak_allocated = -1;
+  /// Utilization in buckets of a power of ten microseconds; the last may be longer.
+  Ns curve_start = 0, bucket = 0;
+  std::vector<double> curve;
+};
+
+/// Times of kernels by tensor cores.
+struct TensorCoreTimes {
+  /// All kernels; those of operators; those of operators that could use tensor cores.
+  Ns all = 0, of_operators = 0, of_eligible = 0;
+  /// Of them, on tensor cores.
+  Ns all_used = 0, of_operators_used = 0, of_eligible_used = 0;
+  /// The same by the list of the old plugin.
+  Ns all_used_compat = 0, of_operators_used_compat = 0;
+};
+
+std::vector<GpuSummary> summarize_gpus(const TraceEvents& trace, const OpTree& tree, const StepView& steps);
+TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree);
+
+/// The host span that launched device work, as the tree has it; kNone for the root of a thread.
+uint32_t owner_of(const TraceEvents& trace, const OpTree& tree, const DeviceEvent& event);
+
+}  // namespace levin::report

@@ -1,0 +1,359 @@
+// Ranks, runs, and their comparison.
+
+function view_distributed(report, trace) {
+  const d = report.distributed;
+  if (!d || !list(d.workers).length) {
+    return [
+      empty_view(
+        "One rank",
+        "This view compares the ranks of a run: give the traces of all of them, e.g. the folder they are in.",
+        "--trainer.devices 2 " + kProfile,
+      ),
+    ];
+  }
+  const out = [],
+    steps = [...new Set(list(d.overlap).map((o) => o.step))],
+    source = (key) => source_of(trace && trace.sources, "distributed." + key);
+  if (list(d.warnings).length) {
+    out.push(
+      card("Warnings", null, el("ul", { class: "advice" }, d.warnings.map((w) => el("li", { class: "info" }, w)))),
+    );
+  }
+  const stack = (title, note, rows, keys, names, colors) => {
+    const place = el("div"),
+      pick = (i) =>
+        place.replaceChildren(
+          stacked_bars({
+            label: title,
+            names,
+            colors,
+            write: format.time,
+            height: 240,
+            groups: rows.filter((r) => r.step === steps[i]).map((r) => ({
+              name: "rank " + r.rank,
+              values: keys.map((k) => r[k]),
+            })),
+          }),
+        );
+    const select = el(
+      "select",
+      { "aria-label": "Step", on: { change: (event) => pick(Number(event.target.value)) } },
+      steps.map((s, i) => el("option", { value: i }, s === "all" ? "average of all steps" : s)),
+    );
+    pick(0);
+    return sized(card(title, note, { right: select }, place, legend(names.map((n, i) => [n, colors[i]]))), "w6");
+  };
+  if (steps.length) {
+    out.push(
+      el(
+        "div",
+        { class: "columns" },
+        stack(
+          "Computation and communication",
+          "each step of each rank",
+          list(d.overlap),
+          ["computation_us", "overlap_us", "communication_us", "other_us"],
+          ["Computation", "Overlapped", "Communication", "Other"],
+          [0, 9, 3, 7],
+        ),
+        stack(
+          "Waiting and transfer",
+          "a collective waits for the last rank, then moves data",
+          list(d.waiting),
+          ["data_transfer_us", "synchronizing_us"],
+          ["Data transfer", "Waiting"],
+          [1, 5],
+        ),
+      ),
+    );
+  }
+  const table = (title, note, rows, sort, columns, plain) =>
+    rows.length &&
+    out.push(
+      card(
+        title,
+        note,
+        data_table({
+          caption: title,
+          rows,
+          sort,
+          plain,
+          file: title.toLowerCase().replaceAll(" ", "_"),
+          columns: columns.map(column_from(source, "")),
+        }),
+      ),
+    );
+  table("Stragglers", "ranks that the others wait for", list(d.stragglers), "late_us", [
+    ["rank", "Rank", "id"],
+    ["late_us", "Late", "time", true],
+    ["times_last", "Times last", "count"],
+    ["percent", "Of the collectives", "percent"],
+  ], true);
+  table("Collectives", null, list(d.operations), "total_latency_us", [
+    ["rank", "Rank", "id"],
+    ["name", "Name", "name"],
+    ["calls", "Calls", "count"],
+    ["total_bytes", "Total size", "bytes"],
+    ["average_bytes", "Average size", "bytes"],
+    ["total_latency_us", "Total latency", "time", true],
+    ["average_latency_us", "Average latency", "time"],
+    ["data_transfer_us", "Data transfer", "time"],
+    ["average_data_transfer_us", "Average transfer", "time"],
+  ]);
+  table("Ranks", null, list(d.workers), null, [["rank", "Rank", "id"], ["name", "Worker", "name"], [
+    "device",
+    "Device",
+    "text",
+  ]], true);
+  return out;
+}
+
+/** Last parts of paths, where they differ. */
+function short_names(names) {
+  const last = names.map((n) => n.split("/").filter(Boolean).pop() || n);
+  return new Set(last).size === names.length ? last : names;
+}
+
+function view_compare(report) {
+  const c = report.comparison, names = list(c && c.names);
+  if (names.length < 2) {
+    return [
+      empty_view("One run", "This view compares two or more runs: levin report BEFORE AFTER --html report.html", null),
+    ];
+  }
+  const totals = c.total || {}, out = [], short = short_names(names);
+  out.push(
+    el(
+      "div",
+      { class: "tiles" },
+      names.map((name, i) =>
+        tile(
+          name,
+          ...split_unit(format.time(list(totals.average_us)[i])),
+          i === 0
+            ? "the first run"
+            : `${format.times(list(totals.speedup)[i])} ${list(totals.speedup)[i] >= 1 ? "as fast" : "(slower)"}`,
+        )
+      ),
+    ),
+  );
+  const rows = list(c.overview);
+  const tone = (i) => (row) => {
+    const v = row.values[i] - row.values[0];
+    return v > 0 ? "up" : v < 0 ? "down" : null;
+  };
+  const columns = [
+    { key: "name", label: "Category" },
+    ...names.flatMap((name, i) => [
+      {
+        key: "t" + i,
+        label: short[i],
+        kind: "time",
+        value: (r) => r.values[i],
+      },
+      ...(i
+        ? [{
+          key: "d" + i,
+          label: "Difference",
+          kind: "signed",
+          value: (r) => r.values[i] - r.values[0],
+          tone: tone(i),
+        }]
+        : []),
+    ]),
+  ];
+  out.push(
+    el(
+      "div",
+      { class: "columns" },
+      sized(
+        card(
+          "Step time",
+          "average",
+          stacked_bars({
+            label: "Step time of the runs",
+            names: kCategories,
+            colors: [0, 1, 2, 3, 4, 5, 6, 7],
+            write: format.time,
+            groups: names.map((n, i) => ({
+              name: short[i],
+              title: n,
+              values: kCategories.map((k) => {
+                const r = rows.find((o) => o.name === k);
+                return r ? r.average_us[i] : 0;
+              }),
+            })),
+          }),
+          legend(
+            kCategories.map((n, i) => [n, i]).filter(([n]) =>
+              rows.some((r) => r.name === n && r.average_us.some((v) => v > 0))
+            ),
+          ),
+        ),
+        "w5",
+      ),
+      sized(
+        card(
+          "By category",
+          "of an average step",
+          data_table({
+            caption: "Categories of the runs",
+            plain: true,
+            columns,
+            rows: rows.map((r) => ({ name: r.name, values: r.average_us })),
+            total: { name: "Total", values: list(totals.average_us) },
+          }),
+        ),
+        "w7",
+      ),
+    ),
+  );
+  const differences = (title, all, parts) => {
+    if (!all.length) return;
+    const last = names.length - 1;
+    const columns_of = [
+      { key: "name", label: "Name", kind: "name" },
+      ...names.slice(1).map((name, k) => ({
+        key: "x" + (k + 1),
+        label: names.length > 2 ? `Difference, ${short[k + 1]}` : "Difference",
+        kind: "signed",
+        value: (r) => list(r.difference_us)[k + 1],
+        tone: (r) => (list(r.difference_us)[k + 1] > 0 ? "up" : list(r.difference_us)[k + 1] < 0 ? "down" : null),
+      })),
+      ...parts.flatMap(([key, label]) =>
+        names.map((_, i) => ({
+          key: key + i,
+          label: `${label}, ${short[i]}`,
+          kind: "time",
+          value: (r) => list(r[key])[i],
+        }))
+      ),
+      ...names.map((_, i) => ({
+        key: "c" + i,
+        label: `Calls, ${short[i]}`,
+        kind: "count",
+        value: (r) => list(r.calls)[i],
+      })),
+    ];
+    out.push(
+      sized(
+        card(
+          title,
+          "of one step; differences are to the first run",
+          data_table({
+            caption: title,
+            rows: all.slice().sort((a, b) =>
+              Math.abs(list(b.difference_us)[last] || 0) - Math.abs(list(a.difference_us)[last] || 0)
+            ),
+            columns: columns_of,
+            file: title.toLowerCase(),
+          }),
+        ),
+        "long",
+      ),
+    );
+  };
+  differences("Operators", list(c.operators), [["device_self_us", "Device self"], ["host_self_us", "Host self"]]);
+  differences("Kernels", list(c.kernels), [["total_us", "Time"]]);
+  return out;
+}
+
+function view_run(report) {
+  const runs = list(report.runs);
+  if (!runs.length) {
+    return [
+      empty_view(
+        "No run",
+        "Curves, configuration and checkpoints are read from the folder of a run: levin report RUN_FOLDER",
+        null,
+      ),
+    ];
+  }
+  const out = [], names = [...new Set(runs.flatMap((r) => list(r.curves).map((c) => c.name)))];
+  if (names.length) {
+    const place = el("div", { class: "columns" });
+    const fill = () =>
+      place.replaceChildren(...names.map((name) => {
+        const series = runs.map((r, i) => ({
+          name: runs.length > 1 ? r.name : name,
+          color: [0, 5, 6, 3, 1, 8, 4, 9, 2][i % 9],
+          curve: list(r.curves).find((c) => c.name === name),
+        })).filter((s) => s.curve).map((s) => ({
+          ...s,
+          points: list(s.curve.steps).map((x, k) => [x, s.curve.values[k]]),
+        }));
+        const last = series.map((s) => s.points[s.points.length - 1]).filter(Boolean);
+        return sized(
+          card(
+            name,
+            last.length === 1 ? `last ${format.number(last[0][1])}` : null,
+            line_chart({
+              label: name,
+              series,
+              zero: false,
+              log: page.log && series.every((s) => s.points.every((p) => p[1] > 0)),
+              write_x: (v) => format.count(v),
+              write_y: (v) => (v === 0 ? "0" : format.number(v)),
+              height: 210,
+            }),
+            series.length > 1 ? legend(series.map((s) => [s.name, s.color])) : null,
+          ),
+          names.length > 2 ? "w4" : names.length > 1 ? "w6" : null,
+        );
+      }));
+    fill();
+    out.push(
+      choice("Scale", ["Linear", "Logarithmic"], page.log ? 1 : 0, (i) => {
+        page.log = i === 1;
+        fill();
+      }),
+      place,
+    );
+  }
+  for (const run of runs) {
+    const head = runs.length > 1 ? ` of ${run.name}` : "";
+    const two = (
+      title,
+      rows,
+    ) => (rows.length
+      ? sized(
+        card(
+          title + head,
+          null,
+          data_table({
+            caption: title + head,
+            plain: rows.length < 15,
+            rows,
+            filter: ["key", "value"],
+            file: title.toLowerCase(),
+            columns: [{ key: "key", label: "Name", kind: "name" }, { key: "value", label: "Value", kind: "text" }],
+          }),
+        ),
+        "w6",
+      )
+      : null);
+    const cards = [two("Configuration", list(run.configuration)), two("Environment", list(run.environment))].filter(
+      Boolean,
+    );
+    if (cards.length) out.push(el("div", { class: "columns" }, cards));
+    if (list(run.checkpoints).length) {
+      out.push(card(
+        "Checkpoints" + head,
+        run.path,
+        data_table({
+          caption: "Checkpoints" + head,
+          plain: run.checkpoints.length < 20,
+          rows: run.checkpoints,
+          filter: ["path"],
+          file: "checkpoints",
+          columns: [["path", "File", "name"], ["bytes", "Size", "bytes"], ["step", "Step", "count"], [
+            "time",
+            "Written",
+            "text",
+          ]].map(([key, label, kind]) => ({ key, label, kind })),
+        }),
+      ));
+    }
+  }
+  return out;
+}

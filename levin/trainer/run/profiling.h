@@ -1,0 +1,24 @@
+#pragma once
+
+namespace levin::detail {
+
+class Run;
+
+/// A loop of steps, as the profiler of a run sees it; its end comes in any case.
+class [[nodiscard]] ProfiledLoop {
+ public:
+  /// Nothing happens unless `on`.
+  explicit ProfiledLoop(Run& run, bool on = true);
+  ~ProfiledLoop();
+  ProfiledLoop(const ProfiledLoop&) = delete;
+  ProfiledLoop& operator=(const ProfiledLoop&) = delete;
+
+ private:
+  Run* run_ = nullptr;
+};
+
+/// A batch of the loop begins, and ends. What comes between belongs to no step: validation, the end of an epoch.
+void begin_profiled_step(Run& run);
+void end_profiled_step(Run& run);
+
+}  // namespace levin::detail

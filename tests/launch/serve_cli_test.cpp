@@ -1,0 +1,83 @@
+// levin serve, as a process.
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <optional>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "levin/testing/paths.h"
+#include "levin/testing/process.h"
+#include "tests/generate/http_client.h"
+
+namespace levin::testing::serve_cli {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const fs::path kTests = fs::path(source_dir()) / "tests";
+const std::string kModel = (kTests / "generate/fixtures/chat").string();
+
+std::vector<std::string> command(std::vector<std::string> words) {
+  words.insert(words.begin(), {levin_program(), "serve"});
+  return words;
+}
+
+/// The port of the address in the first line of a server's output.
+int port_of(const std::string& out) {
+  const auto line = out.substr(0, out.find('\n'));
+  return std::stoi(line.substr(line.rfind(':') + 1));
+}
+
+TEST(ServeCli, ServesUntilItIsTold) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    Process server(command({kModel, "--port", "0", "--name", "tiny"}), {"LEVIN_API_KEY=sk-1"});
+    ASSERT_TRUE(server.wait_for("\n")) << server.err();
+    const auto port = port_of(server.out());
+    const std::vector<std::string> key{"Authorization: Bearer sk-1"};
+    EXPECT_EQ(http(port, "GET", "/health").status, 200);
+    EXPECT_EQ(http(port, "GET", "/v1/models").status, 401);
+    EXPECT_EQ(http(port, "GET", "/v1/models", {}, key).json()["data"][0]["id"], "tiny");
+    EXPECT_EQ(http(port, "POST", "/v1/completions", R"({"prompt": "The sea", "max_tokens": 3})", key).status, 200);
+    // A request that runs is finished.
+    HttpConnection running(port);
+    running.send(
+        http_text("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 200, "ignore_eos": true})", key));
+    while (http(port, "GET", "/v1/stats", {}, key).json()["running"] == 0) {
+    }
+    server.signal(signal);
+    std::string text;
+    while (running.receive(text)) {
+    }
+    EXPECT_EQ(reply_of(text).status, 200) << text;
+    EXPECT_EQ(server.wait(), 0) << server.err();
+    EXPECT_THAT(server.err(), HasSubstr("stopped"));
+  }
+}
+
+TEST(ServeCli, RefusesInOneLine) {
+  const auto refused = [&](const std::vector<std::string>& words, const std::string& expected) {
+    const auto ran = run_program(command(words));
+    EXPECT_EQ(ran.status, 1);
+    EXPECT_THAT(ran.text(), AllOf(HasSubstr("error: ["), HasSubstr(expected)));
+    EXPECT_EQ(std::ranges::count(ran.text(), '\n'), 1) << ran.text();
+  };
+  refused({"nowhere"}, "nowhere");
+  refused({kModel, "--port", "70000"}, "port 70000 is not from 0 to 65535");
+  refused({kModel, "--max-rows", "0"}, "max_rows");
+  refused({kModel, "--api-key", "two words"}, "API key");
+  refused({kModel, "--device", "tpu"}, "--device \"tpu\" is not known");
+  refused({kModel, "--host", "203.0.113.7", "--port", "0"}, "cannot listen on 203.0.113.7:0");
+  Process first(command({kModel, "--port", "0"}));
+  ASSERT_TRUE(first.wait_for("\n")) << first.err();
+  refused({kModel, "--port", std::to_string(port_of(first.out()))}, "Address already in use");
+  first.signal(SIGTERM);
+  EXPECT_EQ(first.wait(), 0);
+}
+
+}  // namespace
+}  // namespace levin::testing::serve_cli
