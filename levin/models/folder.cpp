@@ -325,7 +325,9 @@ struct ModelReader::State {
   State(const fs::path& folder, const OpenModelOptions& asked)
       : options(asked),
         file(std::make_shared<const WeightFile>(folder)),
-        planned(planned_model(folder, *file, config_in(folder), asked)) {}
+        planned(planned_model(folder, *file, config_in(folder), asked)) {
+    if (asked.ranks && asked.ranks->size() > 1) split_model(planned.model, planned.weights, asked.ranks);
+  }
 
   OpenModelOptions options;
   std::shared_ptr<const WeightFile> file;
