@@ -27,7 +27,7 @@ void sum_gradients(const TensorSplit::Parameter& parameter, const TensorRanks& r
   if (parameter.shared.count == 0) return;
   // Keys and values that several ranks have: each rank adds its own to their places among all of them.
   const auto& ranges = parameter.slice.ranges;
-  const auto first = ranges[1].first, all_rows = parameter.slice.whole[0] - first;
+  const auto all_rows = 2 * (ranges[2].first - ranges[1].first), first = parameter.slice.whole[0] - all_rows;
   parameter.tensor.register_hook([ranks, ranges, first, all_rows, own = parameter.shared](const Tensor& grad) {
     auto sizes = grad.sizes().vec();
     sizes[0] = all_rows;

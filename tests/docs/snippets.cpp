@@ -28,6 +28,7 @@
 #include <levin/models/sentence_embedding.h>
 #include <levin/models/vit.h>
 #include <levin/nn/activation_offload.h>
+#include <levin/strategies/tensor_parallel.h>
 #include <levin/nn/checkpointing.h>
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>
@@ -740,6 +741,17 @@ int main(int argc, char** argv) {
   return levin::train_main<LitModel, LitData>(argc, argv);
 }
 }  // namespace from_lightning_cli
+
+// parallelism.md
+void parallelism_training() {
+levin::Fabric fabric({.strategy = levin::TensorParallelOptions{.size = 2, .sequence_parallel = true}, .devices = 8});
+}
+void parallelism(const levin::Placement& placement, c10::Device device, const std::string& folder,
+                 const std::vector<std::vector<int64_t>>& prompts, const levin::GenerateOptions& options) {
+auto ranks = levin::join_group(placement, device);                      // every rank
+auto model = levin::models::open_model(folder, {.device = device, .ranks = ranks});
+auto rows = levin::generate(model.decoder, prompts, options);           // every rank, with the same prompts
+}
 
 // config.md
 struct Regression : levin::TrainModule {

@@ -12,6 +12,7 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
+#include "levin/devices/memory_counter.h"
 #include "levin/models/folder.h"
 #include "levin/models/vit.h"
 #include "levin/nn/checkpointing.h"
@@ -146,21 +147,22 @@ struct TrainingCase {
   TensorParallelOptions options;
   /// Folders of language models, or "vit".
   std::vector<std::string> models;
+  int steps = 10;
 };
 
 class TensorTraining : public ::testing::TestWithParam<TrainingCase> {};
 
 TEST_P(TensorTraining, EqualsOneProcess) {
-  const auto& [case_name, ranks, options, names] = GetParam();
+  const auto& [case_name, ranks, options, names, steps] = GetParam();
   std::vector<std::function<Subject()>> subjects;
   for (const auto& name : names) subjects.push_back([name] { return name == "vit" ? vit() : language(name); });
   std::vector<Outcome> expected;
-  for (const auto& subject : subjects) expected.push_back(trained(*one_rank(), subject(), {}, 10));
-  run_ranks(ranks, [&, &given = options](Collective& group) {
+  for (const auto& subject : subjects) expected.push_back(trained(*one_rank(), subject(), {}, steps));
+  run_ranks(ranks, [&, &given = options, count = steps](Collective& group) {
     for (size_t i = 0; i < subjects.size(); ++i) {
       auto subject = subjects[i]();
       const auto name = subject.name;
-      const auto got = trained(group, std::move(subject), given, 10);
+      const auto got = trained(group, std::move(subject), given, count);
       expect_close(got.losses, expected[i].losses, name + " loss");
       expect_close(got.grads, expected[i].grads, name + " gradient");
       expect_close(got.params, expected[i].params, name + " parameter");
@@ -173,11 +175,11 @@ TEST_P(TensorTraining, EqualsOneProcess) {
 INSTANTIATE_TEST_SUITE_P(
     Ranks, TensorTraining,
     ::testing::Values(TrainingCase{"tensor2", 2, {}, {"gpt2", "llama", "bloom", "bert_masked", "vit"}},
-                      TrainingCase{"tensor4", 4, {}, {"llama", "qwen3", "vit"}},
+                      TrainingCase{"tensor4", 4, {}, {"llama", "vit"}, 3},
                       TrainingCase{"data2_tensor2", 4, {.size = 2}, {"gpt2", "llama", "bert_masked", "vit"}},
-                      TrainingCase{"sequence4", 4, {.sequence_parallel = true}, {"llama", "qwen3"}},
+                      TrainingCase{"sequence4", 4, {.sequence_parallel = true}, {"qwen3"}, 3},
                       TrainingCase{
-                          "data2_sequence2", 4, {.size = 2, .sequence_parallel = true}, {"gpt2", "bert_masked"}}),
+                          "data2_sequence2", 4, {.size = 2, .sequence_parallel = true}, {"gpt2", "bert_masked"}, 3}),
     [](const auto& info) { return info.param.name; });
 
 /// Counts what is sent.
@@ -254,6 +256,35 @@ TEST(TensorParallel, CheckpointedBlocksAndAccumulatedGradientsAreTheSame) {
   });
 }
 
+/// Bytes of the parameters, and of what forward keeps for backward.
+std::pair<int64_t, int64_t> held(Collective& group, const TensorParallelOptions& options) {
+  MemoryCounter counter;
+  auto sizes = small(4);
+  sizes.vocab_size = 128;
+  sizes.hidden_dim = 64;
+  sizes.max_positions = 64;
+  auto model = models::decoder(sizes);
+  if (options.size > 1) split_tensors(*model, options, {&group, [](Collective*) {}});
+  const auto parameters = counter.allocated();
+  const auto ids = torch::randint(0, 128, {4, 64}, torch::kLong);
+  const auto hidden = model->hidden_states(ids);
+  return {parameters, counter.allocated() - parameters};
+}
+
+TEST(TensorParallel, MemoryIsDividedByTheRanks) {
+  const auto [parameters, activations] = held(*one_rank(), {});
+  run_ranks(4, [&, all = parameters, kept = activations](Collective& group) {
+    const auto split = held(group, {.size = 4});
+    const auto sequence = held(group, {.size = 4, .sequence_parallel = true});
+    // Norms are whole on every rank.
+    EXPECT_LT(split.first, all * 0.26);
+    EXPECT_EQ(split.first, sequence.first);
+    // Without it norms and residual sums are kept on every rank.
+    EXPECT_LT(split.second, kept * 0.7);
+    EXPECT_LT(sequence.second, kept * 0.45);
+  });
+}
+
 /// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the whole parameters.
 std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
                                const std::filesystem::path& from, const std::filesystem::path& to) {
@@ -276,7 +307,8 @@ std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, 
   if (!to.empty() && (shards || group.rank() == 0))
     save_checkpoint(to, state, {.world_size = group.size(), .shards = shards});
   std::vector<Tensor> whole;
-  const auto all = shards ? full_state_dict(*subject.module, *shards) : module_state_dict(*subject.module);
+  const auto all =
+      shards ? full_state_dict(*subject.module, *shards, {.rank0_only = false}) : module_state_dict(*subject.module);
   for (const auto& [name, value] : all) whole.push_back(value.to_tensor().detach().clone());
   return whole;
 }
