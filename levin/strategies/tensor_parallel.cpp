@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
+#include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 
 namespace levin {
@@ -69,7 +70,9 @@ Tensor counted(const TensorSplit::Parameter* parameter, const Tensor& grad) {
 }  // namespace
 
 TensorStrategy::TensorStrategy(TensorParallelOptions options)
-    : Strategy({.name = "tensor_parallel"}), options_(std::move(options)), copies_(DdpOptions{}) {
+    : Strategy({.name = "tensor_parallel", .syncs_batchnorm = true}),
+      options_(std::move(options)),
+      copies_(DdpOptions{}) {
   LEVIN_CHECK(options_.size >= 0, "[tensor_parallel] size ", options_.size, " must be 1 or more, or 0 for all ranks");
 }
 
@@ -117,7 +120,14 @@ std::unique_ptr<ModuleSync> TensorStrategy::setup_module(torch::nn::Module& modu
                                         .slice = std::make_shared<const TensorSlice>(parameter.slice)});
     }
   }
+  if (sync_batchnorm_) copies_.sync_batchnorm();  // ranks of one copy have the same batch
   return copies_.setup_module(module);
+}
+
+StateLayout TensorStrategy::layout_over(int ranks) const {
+  StateLayout layout{.ranks = ranks};
+  if (options_.size != 1) layout.not_estimated = "strategy \"tensor_parallel\" has no estimate yet; see \"fsdp\"";
+  return layout;
 }
 
 const TensorSplit::Parameter* TensorStrategy::find(const Tensor& parameter) const {

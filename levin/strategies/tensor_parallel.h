@@ -26,6 +26,7 @@ class TensorStrategy : public Strategy {
   ShardMap* shards() override { return splits_.empty() ? nullptr : shards_.get(); }
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
   DataPlace data_place() const override { return {mesh_->coordinate("data"), mesh_->size("data")}; }
+  StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override { return "ranks that share layers communicate within a step"; }
 
   const TensorParallelOptions& options() const { return options_; }
@@ -46,7 +47,5 @@ class TensorStrategy : public Strategy {
   std::vector<std::shared_ptr<TensorSplit>> splits_;
   std::unique_ptr<TensorShards> shards_;
 };
-
-std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
 
 }  // namespace levin

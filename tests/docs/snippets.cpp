@@ -28,7 +28,6 @@
 #include <levin/models/sentence_embedding.h>
 #include <levin/models/vit.h>
 #include <levin/nn/activation_offload.h>
-#include <levin/strategies/tensor_parallel.h>
 #include <levin/nn/checkpointing.h>
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>

@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
     Ranks, TensorTraining,
     ::testing::Values(TrainingCase{"tensor2", 2, {}, {"gpt2", "llama", "bloom", "bert_masked", "vit"}},
                       TrainingCase{"tensor4", 4, {}, {"llama", "vit"}, 3},
-                      TrainingCase{"data2_tensor2", 4, {.size = 2}, {"gpt2", "llama", "bert_masked", "vit"}},
+                      TrainingCase{"data2_tensor2", 4, {.size = 2}, {"gpt2", "llama", "bert_masked", "vit"}, 4},
                       TrainingCase{"sequence4", 4, {.sequence_parallel = true}, {"qwen3"}, 3},
                       TrainingCase{
                           "data2_sequence2", 4, {.size = 2, .sequence_parallel = true}, {"gpt2", "bert_masked"}, 3}),
