@@ -142,7 +142,7 @@ std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* 
   LEVIN_CHECK(!options.paged || !model->ranks, "[generate] a model that ranks have together does not go with `paged`");
   if (options.paged) return generate_paged(model, tokenizer, prompts, options, on_token);
   if (on_token && !is_first_rank(model->ranks)) {
-    // Rank 0 decides whether rows go on.
+    // Rank 0 decides whether rows continue.
     const OnToken told = [&](const GeneratedToken& token) { return on_token(token), true; };
     return GenerateRun(model, tokenizer, prompts, options, told).run();
   }

@@ -140,7 +140,7 @@ Optimizer TensorStrategy::setup_optimizer(Optimizer optimizer) {
   if (mesh_->size("tensor") == 1) return optimizer;
   const auto traits = optimizer.traits();
   LEVIN_CHECK(traits && traits->elementwise, "[tensor_parallel] ", optimizer.name(),
-              traits ? " steps by figures of whole parameters" : " does not say that it steps each element separately",
+              traits ? " steps by figures of full parameters" : " does not say that it steps each element separately",
               ", and each rank has a part of them; use AdamW or SGD, or strategy \"ddp\"");
   shards_->add_optimizer(optimizer);
   return optimizer;

@@ -285,7 +285,7 @@ TEST(TensorParallel, MemoryIsDividedByTheRanks) {
   });
 }
 
-/// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the whole parameters.
+/// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the full parameters.
 std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
                                const std::filesystem::path& from, const std::filesystem::path& to) {
   auto subject = language("llama");
@@ -320,7 +320,7 @@ TEST(TensorParallel, CheckpointsDoNotDependOnTheRanks) {
     return train_part(group, TensorParallelOptions{.size = 2}, 0, 2, {}, root / "by_2");
   });
   EXPECT_FALSE(checkpoint_info(root / "by_2").sharded);
-  // One process and four ranks go on with it; four have two heads of keys among them.
+  // One process and four ranks continue it; four have two heads of keys among them.
   expect_close(train_part(*one_rank(), "single_device", 2, 4, root / "by_2", {}), expected, "one process");
   run_ranks(4, [&](Collective& group) {
     expect_close(train_part(group, TensorParallelOptions{}, 2, 4, root / "by_2", root / "by_4"), expected, "4 ranks");

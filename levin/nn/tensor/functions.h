@@ -15,11 +15,11 @@ Tensor copied_to_ranks(const Tensor& x, const TensorRanks& ranks);
 Tensor summed_over_ranks(const Tensor& x, const TensorRanks& ranks);
 /// Parts of a dimension, `counts` of each rank, put together; of the gradient each rank takes its part.
 Tensor gathered_from_ranks(const Tensor& x, int64_t dim, std::span<const int64_t> counts, const TensorRanks& ranks);
-/// This rank's part of a dimension that divides; the gradients are put together.
+/// This rank's shard of a dimension that divides; the gradients are put together.
 Tensor part_of_rank(const Tensor& x, int64_t dim, const TensorRanks& ranks);
 /// Equal parts of a dimension put together; gradients are summed, and each rank takes its part.
 Tensor gathered_for_region(const Tensor& x, int64_t dim, const TensorRanks& ranks);
-/// This rank's part of the sum over the ranks; the gradients are put together.
+/// This rank's shard of the sum over the ranks; the gradients are put together.
 Tensor summed_part(const Tensor& x, int64_t dim, const TensorRanks& ranks);
 
 /// The mean cross entropy of logits x W^T with targets, where a rank has the rows `share` of W: logits of [N, V] are

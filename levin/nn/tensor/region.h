@@ -10,8 +10,8 @@
 /// What stands around the modules of a split model.
 namespace levin::detail {
 
-/// Random numbers of a region: each rank has its own, and the others go on behind it on every rank alike. They follow
-/// from where the generator stands at its beginning, so that a recomputation draws the same.
+/// Random numbers of a region: each rank has its own, and the others continue behind it on every rank alike. They
+/// follow from where the generator stands at its beginning, so that a recomputation draws the same.
 class RegionRandom {
  public:
   explicit RegionRandom(int rank) : rank_(rank) {}

@@ -23,7 +23,7 @@ struct TensorSlice {
   std::vector<int64_t> whole;
 
   std::vector<int64_t> sizes() const;
-  /// A copy of this rank's part.
+  /// A copy of this rank's shard.
   at::Tensor of(const at::Tensor& all) const;
   /// Writes the part into its places in the whole.
   void put(const at::Tensor& part, at::Tensor& all) const;
@@ -41,7 +41,7 @@ class TensorSplit {
     /// Every rank has all of it, and its gradient is the sum of those of the ranks: each saw some of the heads, or
     /// some of the sequence.
     bool sums_grad = false;
-    /// Rows of this rank's part that other ranks have too: keys and values of heads that several ranks share. Their
+    /// Rows of this rank's shard that other ranks have too: keys and values of heads that several ranks share. Their
     /// gradients are summed. Empty: there are none.
     Share shared = {};
     /// Of the ranks that have them, this one is the first.
@@ -78,7 +78,7 @@ enum class SplitValues {
   kRead,
 };
 
-/// Leaves this rank's part of the parameters in a module and attaches what makes it compute as a whole one. Every rank
+/// Leaves this rank's shard of the parameters in a module and attaches what makes it compute as a whole one. Every rank
 /// must call, with the same module. What cannot be split is an Error that names it, and nothing is changed then.
 ///
 ///     auto split = levin::split_tensors(*model, {.size = 4}, mesh.shared_group("tensor"));
