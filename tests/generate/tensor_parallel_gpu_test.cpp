@@ -11,7 +11,7 @@
 #include "levin/testing/paths.h"
 #include "levin/testing/ranks.h"
 
-namespace levin::tensor_generate_tests {
+namespace levin::tensor_generate_gpu_tests {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,4 +53,4 @@ TEST_F(TensorGenerateGpu, LogitsAndTokensAreThoseOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace levin::tensor_generate_tests
+}  // namespace levin::tensor_generate_gpu_tests

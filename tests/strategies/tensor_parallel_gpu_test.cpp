@@ -6,8 +6,10 @@
 #include "levin/testing/gpu.h"
 #include "tests/strategies/training.h"
 
-namespace levin::testing {
+namespace levin::tensor_training_gpu_tests {
 namespace {
+
+using namespace levin::testing;
 
 class TensorParallelGpu : public GpuTest {};
 
@@ -58,4 +60,4 @@ TEST_F(TensorParallelGpu, TrainsAsTheCpuDoes) {
 }
 
 }  // namespace
-}  // namespace levin::testing
+}  // namespace levin::tensor_training_gpu_tests

@@ -25,8 +25,10 @@
 #include "levin/testing/temporary_folder.h"
 #include "tests/strategies/training.h"
 
-namespace levin::testing {
+namespace levin::tensor_training_tests {
 namespace {
+
+using namespace levin::testing;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -407,4 +409,4 @@ TEST(TensorParallel, AModelThatDoesNotFitIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace levin::testing
+}  // namespace levin::tensor_training_tests
