@@ -30,8 +30,8 @@ DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& option
       options_(options),
       cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options(),
              {.dtype = options.dtype}) {
-  // Weights that come and go have no fixed place that a graph could have.
-  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_))
+  // Weights that come and go have no fixed place that a graph could have, and ranks talk to each other in a step.
+  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_) && !model_->ranks)
     graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 

@@ -442,8 +442,10 @@ void Engine::State::count_step(Clock::time_point start) {
   stats.blocks_cached = pool.cached();
 }
 
-Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options)
-    : state_(std::make_unique<State>(std::move(model), tokenizer, options)) {}
+Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options) {
+  LEVIN_CHECK(!model->ranks, "[engine] a model that ranks have together is not served; take generate()");
+  state_ = std::make_unique<State>(std::move(model), tokenizer, options);
+}
 
 Engine::~Engine() = default;
 

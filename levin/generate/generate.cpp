@@ -12,6 +12,7 @@
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generate_paged.h"
 #include "levin/generate/generated_row.h"
+#include "levin/generate/rank_agreement.h"
 #include "levin/generate/speculation.h"
 
 namespace levin {
@@ -105,9 +106,18 @@ class GenerateRun {
     std::vector<const SampledRow*> drawing;
     for (auto i = first; i < rows_.size(); ++i) drawing.push_back(&rows_[i].sampled);
     auto tokens = sample(logits, drawing);
-    std::vector<size_t> ended;
+    follow_first_rank(model_->ranks, tokens);
+    std::vector<bool> ends;
     for (auto i = first; i < rows_.size(); ++i)
-      if (rows_[i].accept(std::move(tokens[i - first]), on_token_)) ended.push_back(i);
+      ends.push_back(rows_[i].accept(std::move(tokens[i - first]), on_token_));
+    follow_first_rank(model_->ranks, ends);
+    std::vector<size_t> ended;
+    for (auto i = first; i < rows_.size(); ++i) {
+      if (!ends[i - first]) continue;
+      ended.push_back(i);
+      auto& reason = rows_[i].result.finish_reason;
+      if (reason.empty()) reason = "cancelled";  // by the callback of rank 0
+    }
     remove(ended);
   }
 
@@ -176,7 +186,15 @@ std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* 
   std::optional<EvalScope> draft_eval;
   if (options.draft) draft_eval.emplace(options.draft);
   if (options.num_beams > 1) return generate_beams(model, tokenizer, prompts, options, on_token);
+  LEVIN_CHECK(!options.paged || !model->ranks, "[generate] a model that ranks have together does not go with `paged`");
+  LEVIN_CHECK(!model->ranks || (options.prompt_lookup == 0 && !options.draft),
+              "[generate] a model that ranks have together does not go with `prompt_lookup` or `draft`");
   if (options.paged) return generate_paged(model, tokenizer, prompts, options, on_token);
+  if (on_token && !is_first_rank(model->ranks)) {
+    // Rank 0 decides whether rows continue.
+    const OnToken told = [&](const GeneratedToken& token) { return on_token(token), true; };
+    return GenerateRun(model, tokenizer, prompts, options, told).run();
+  }
   return GenerateRun(model, tokenizer, prompts, options, on_token).run();
 }
 

@@ -79,7 +79,7 @@ DecoderCache::DecoderCache(const DecoderOptions& options, int64_t rows, int64_t 
     value_scales.push_back(at::zeros(heads, plain.dtype(at::kFloat)));
   }
   const auto positions = more.positions > 0 ? more.positions : capacity;
-  if (options.positions == "alibi") slopes = alibi_slopes(options.num_heads, kind.device());
+  if (options.positions == "alibi") slopes = alibi_slopes(options, kind.device());
   if (options.positions == "rotary") rotary = angle_table(options, positions).to(kind.device());
 }
 
@@ -247,7 +247,7 @@ AttentionMasks cached_masks(const DecoderOptions& options, const CachePass& pass
   Tensor added;
   if (options.positions == "alibi") {
     const auto distance = (place - query).to(at::kFloat);
-    added = alibi_slopes(options.num_heads, at.device()).view({-1, 1, 1}) * distance;
+    added = alibi_slopes(options, at.device()).view({-1, 1, 1}) * distance;
   }
   const auto made = [&](const Tensor& visible) -> Tensor {
     if (!added.defined()) return visible;

@@ -73,6 +73,33 @@ TEST_F(GenerateCli, WritesJsonOfPromptsAndIds) {
   EXPECT_EQ(rows[1]["text"], " w46 ");
 }
 
+TEST_F(GenerateCli, TensorParallelRanksWriteWhatOneProcessWrites) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  const std::string expected = " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n";
+  const auto ran = run({folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--tensor-parallel", "2"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_EQ(read_file(path("out.txt")), expected);
+  // Under a launcher there are as many as it has started; a stop string is rank 0's matter.
+  const auto run_2 = run_program({levin_program(), "run", "--nproc-per-node", "2", levin_program(), "generate",
+                                  folder_.string(), path("in.txt"), "-", "8", "0", "--stop", "w27"});
+  ASSERT_EQ(run_2.status, 0) << run_2.text();
+  EXPECT_THAT(run_2.out, HasSubstr(" w2 w20 w1 w8 \n w46"));
+}
+
+TEST_F(GenerateCli, RefusesRanksThatCannotShareTheModel) {
+  write_file(path("in.txt"), "w1\n");
+  const std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "2", "0"};
+  auto more = words;
+  more.insert(more.end(), {"--tensor-parallel", "7"});
+  const auto ran = run(more);
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.text(), HasSubstr("heads, which 7 ranks cannot share"));
+  EXPECT_EQ(std::ranges::count(ran.text(), '\n'), 1) << ran.text();
+  EXPECT_FALSE(fs::exists(path("out.txt")));
+  more.back() = "-1";
+  EXPECT_THAT(run(more).text(), HasSubstr("--tensor-parallel -1 must be"));
+}
+
 TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
   const auto model = folder_.string(), in = path("in.txt"), out = path("out.txt");
   write_file(in, "w1\n");

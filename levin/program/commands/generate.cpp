@@ -22,6 +22,7 @@
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
 #include "levin/program/commands/read_model.h"
+#include "levin/program/commands/tensor_ranks.h"
 
 namespace levin::cli {
 namespace {
@@ -36,6 +37,7 @@ struct Generate {
   std::string folder, input, output, draft_folder;
   ModelFlags model_flags;
   PlacementFlags placement_flags;
+  TensorRanksFlag tensor{"levin generate"};
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -76,6 +78,7 @@ struct Generate {
     flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
     placement_flags.describe(flags);
+    tensor.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
     flags.set_epilog(
@@ -84,7 +87,7 @@ struct Generate {
         "for a newline and \\r for a carriage return, or JSON. It appears when it is whole.\n");
   }
 
-  int run() {
+  int run(const Args& args) {
     LEVIN_CHECK(options.max_new_tokens > 0, "[levin generate] NUM_TOKENS ", options.max_new_tokens,
                 " must be positive");
     LEVIN_CHECK(options.temperature >= 0, "[levin generate] TEMPERATURE ", options.temperature,
@@ -93,31 +96,44 @@ struct Generate {
     options.cuda_graphs = !no_graphs;
     for (const auto& word : eos) options.eos_token_ids.push_back(id_of(word));
     check_options(options);
-    check_output();
+    tensor.look();
+    if (tensor.is_first()) check_output();
     // Everything that can be wrong is found before the weights are read.
     model_flags.device = placement_flags.device(model_flags.device);
-    const auto asked = model_flags.options("levin generate");
+    auto asked = model_flags.options("levin generate");
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
     if (!draft_folder.empty()) check_draft_folder(asked, sizes.body());
+    tensor.check(sizes);
+    LEVIN_CHECK(!tensor.is_used() || (!placement_flags.used() && !options.paged && !guesses()),
+                "[levin generate] --tensor-parallel does not go with ",
+                options.paged ? "--paged"
+                : guesses()   ? "--prompt-lookup or --draft-model"
+                              : "--device-map, --max-memory or --offload-folder");
     GenerateInput source(folder, chat, sizes.body().vocab_size);
-    const auto prompts = source.read(input);
+    // The rank that is first reads for all, and only once where it cannot be read again.
+    const bool reads = tensor.is_first() && !(tensor.starts_ranks() && input == "-");
+    const auto prompts = reads ? source.read(input) : std::vector<GeneratePrompt>();
     check_lengths(prompts, sizes.body());
     if (!ignore_eos) options = folder_generate_options(folder, options);
     const auto* tokenizer = source.tokenizer();
     LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
+    if (tensor.starts_ranks()) return tensor.start(args);
 
     std::optional<WeightPlacement> placement;
     if (placement_flags.used())
       placement = placement_flags.place("levin generate", sizes, asked.device, decode_sizes(prompts, sizes.body()));
     const auto start = Clock::now();
-    auto model = read_model("levin generate", folder, asked, placement_flags, placement);
-    if (!draft_folder.empty()) options.draft = models::open_model(draft_folder, drafting(asked)).decoder;
-    const auto loaded = seconds_since(start);
-    const auto rows = write_texts(model, tokenizer, prompts, loaded);
-    write_output(prompts, rows);
+    asked.ranks = tensor.join(asked.device);
+    among_ranks(asked.ranks, [&] {
+      auto model = read_model("levin generate", folder, asked, placement_flags, placement);
+      if (!draft_folder.empty()) options.draft = models::open_model(draft_folder, drafting(asked)).decoder;
+      const auto loaded = seconds_since(start);
+      const auto rows = write_texts(model, tokenizer, prompts, loaded);
+      if (tensor.is_first()) write_output(prompts, rows);
+    });
     return 0;
   }
 
@@ -137,6 +153,8 @@ struct Generate {
                 "\": there is no folder \"", folder_of.string(), "\"");
     check_writable(folder_of);
   }
+
+  bool guesses() const { return !draft_folder.empty() || options.prompt_lookup > 0; }
 
   /// The draft model lies beside the model; it is quantized only where its folder is.
   static models::OpenModelOptions drafting(models::OpenModelOptions asked) {
@@ -184,6 +202,13 @@ struct Generate {
                   i + 1, " has ", prompts[i].ids.size(), " tokens, the context of the model has ", body.max_positions);
   }
 
+  std::vector<Generated> generate_along(models::LanguageModel& model,
+                                        const std::vector<std::vector<int64_t>>& ids) const {
+    auto silent = options;
+    silent.stop.clear();
+    return generate(model.decoder, ids, silent);
+  }
+
   std::vector<Generated> write_texts(models::LanguageModel& model, const text::Tokenizer* tokenizer,
                                      const std::vector<GeneratePrompt>& prompts, double loaded) const {
     std::vector<std::vector<int64_t>> ids;
@@ -192,6 +217,9 @@ struct Generate {
       ids.push_back(prompt.ids);
       before += static_cast<int64_t>(prompt.ids.size());
     }
+    ids = prompts_of_first_rank(model.decoder->ranks, std::move(ids));
+    // The others follow rank 0, which knows the texts.
+    if (!tensor.is_first()) return generate_along(model, ids);
     const auto start = Clock::now();
     const auto total = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
     ProgressBar bar("Generating", total, {.unit = "text"});

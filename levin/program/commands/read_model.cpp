@@ -30,7 +30,8 @@ class LoadingBar {
 models::LanguageModel open_with_bar(const std::string& command, const std::string& folder,
                                     models::OpenModelOptions asked, const PlacementFlags& flags,
                                     const std::optional<WeightPlacement>& placement) {
-  LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
+  const bool first = !asked.ranks || asked.ranks->rank() == 0;
+  LoadingBar bar(first ? static_cast<int64_t>(WeightFile(folder).bytes()) : 0);
   asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
   if (!placement) return models::open_model(folder, asked);
   flags.limit(command, asked.device);
