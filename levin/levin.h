@@ -60,6 +60,7 @@
 #include "levin/optim/optim.h"
 #include "levin/precision/matmul.h"
 #include "levin/precision/precision.h"
+#include "levin/profilers/memory.h"
 #include "levin/profilers/pytorch.h"
 #include "levin/profilers/simple.h"
 #include "levin/text/characters.h"

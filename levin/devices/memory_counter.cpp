@@ -7,6 +7,9 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "levin/core/error.h"
+#include "levin/devices/memory_listener.h"
+
 namespace levin {
 
 struct MemoryCounter::State {
@@ -29,7 +32,7 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    auto data = inner()->allocate(bytes);
+    auto data = allocate_or_tell(bytes);
     auto* context = data.get_context();
     if (!context) return data;
     const auto deleter = data.get_deleter();
@@ -42,6 +45,7 @@ class CountingAllocator final : public c10::Allocator {
         counter->total += static_cast<int64_t>(bytes);
         ++counter->allocations;
       }
+      if (listener_) listener_->allocated(at::kCPU, reinterpret_cast<uint64_t>(context), static_cast<int64_t>(bytes));
     }
     if (!data.compare_exchange_deleter(deleter, &free_counted)) forget(context);
     return data;
@@ -55,22 +59,23 @@ class CountingAllocator final : public c10::Allocator {
     std::lock_guard lock(mutex_);
     counter->first = serial_ + 1;
     counters_.push_back(counter);
-    auto* current = c10::GetAllocator(at::kCPU);
-    if (current == this) return;
-    inner_ = current;
-    // torch does not tell the priority of the allocator in place: the lowest that is accepted replaces it.
-    for (; priority_ < 255; ++priority_) {
-      c10::SetAllocator(at::kCPU, this, static_cast<uint8_t>(priority_));
-      if (c10::GetAllocator(at::kCPU) == this) return;
-    }
-    c10::SetAllocator(at::kCPU, this, 255);
+    stand_before();
   }
 
   void remove(MemoryCounter::State* counter) {
     std::lock_guard lock(mutex_);
     std::erase(counters_, counter);
-    if (counters_.empty() && c10::GetAllocator(at::kCPU) == this)
-      c10::SetAllocator(at::kCPU, inner_, static_cast<uint8_t>(priority_));
+    step_aside();
+  }
+
+  void set_listener(MemoryListener* listener) {
+    std::lock_guard lock(mutex_);
+    LEVIN_CHECK(!listener || !listener_, "[memory] the memory of the CPU has a listener already");
+    listener_ = listener;
+    if (listener)
+      stand_before();
+    else
+      step_aside();
   }
 
   template <class F>
@@ -91,6 +96,33 @@ class CountingAllocator final : public c10::Allocator {
     return inner_;
   }
 
+  c10::DataPtr allocate_or_tell(size_t bytes) {
+    try {
+      return inner()->allocate(bytes);
+    } catch (const std::exception&) {
+      MemoryListener* listener = locked([&] { return listener_; });
+      if (listener) listener->out_of_memory(at::kCPU, static_cast<int64_t>(bytes), -1);
+      throw;
+    }
+  }
+
+  void stand_before() {
+    auto* current = c10::GetAllocator(at::kCPU);
+    if (current == this) return;
+    inner_ = current;
+    // torch does not tell the priority of the allocator in place: the lowest that is accepted replaces it.
+    for (; priority_ < 255; ++priority_) {
+      c10::SetAllocator(at::kCPU, this, static_cast<uint8_t>(priority_));
+      if (c10::GetAllocator(at::kCPU) == this) return;
+    }
+    c10::SetAllocator(at::kCPU, this, 255);
+  }
+
+  void step_aside() {
+    if (counters_.empty() && !listener_ && c10::GetAllocator(at::kCPU) == this)
+      c10::SetAllocator(at::kCPU, inner_, static_cast<uint8_t>(priority_));
+  }
+
   c10::DeleterFnPtr forget(void* context) {
     std::lock_guard lock(mutex_);
     const auto found = live_.find(context);
@@ -100,6 +132,7 @@ class CountingAllocator final : public c10::Allocator {
     live_.erase(found);
     for (auto* counter : counters_)
       if (gone.serial >= counter->first) counter->allocated -= gone.bytes;
+    if (listener_) listener_->freed(at::kCPU, reinterpret_cast<uint64_t>(context));
     return gone.deleter;
   }
 
@@ -111,9 +144,14 @@ class CountingAllocator final : public c10::Allocator {
   uint64_t serial_ = 0;
   std::unordered_map<void*, Live> live_;
   std::vector<MemoryCounter::State*> counters_;
+  MemoryListener* listener_ = nullptr;
 };
 
 }  // namespace
+
+void detail::set_cpu_memory_listener(MemoryListener* listener) {
+  CountingAllocator::instance().set_listener(listener);
+}
 
 MemoryCounter::MemoryCounter() : state_(std::make_unique<State>()) {
   CountingAllocator::instance().add(state_.get());

@@ -1,10 +1,11 @@
-// The null twin of cuda.cpp and graphs_cuda.cpp, for builds without CUDA.
+// The null twin of cuda.cpp, graphs_cuda.cpp and memory_listener_cuda.cpp, for builds without CUDA.
 #include <ATen/Functions.h>
 
 #include "levin/core/error.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
 #include "levin/devices/host_memory.h"
+#include "levin/devices/memory_listener.h"
 
 namespace levin {
 namespace {
@@ -42,6 +43,14 @@ std::shared_ptr<detail::GraphDevice> detail::cuda_graphs(c10::Device) {
 
 c10::Stream detail::graph_stream(c10::Device) {
   detail::fail("[compile] " + cuda_accelerator().why_unavailable());
+}
+
+void detail::set_cuda_memory_listener(MemoryListener* listener) {
+  if (listener) detail::fail("[memory] " + cuda_accelerator().why_unavailable());
+}
+
+std::vector<MemorySegment> detail::cuda_memory_segments() {
+  return {};
 }
 
 at::Tensor page_locked(int64_t elements, c10::ScalarType dtype) {

@@ -2,6 +2,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/profilers/memory.h"
 #include "levin/profilers/pytorch.h"
 #include "levin/profilers/simple.h"
 
@@ -42,6 +43,13 @@ void fields(PyTorchProfilerOptions& o, auto f) {
   f("nvtx", o.nvtx, "NVTX ranges for Nsight Systems in place of a trace");
 }
 
+void fields(MemoryProfilerOptions& o, auto f) {
+  f("dirpath", o.dirpath, "folder of snapshots and report; default: that of the run's log");
+  f("filename", o.filename, "name of snapshots and of the report; default: memory, and stdout");
+  f("max_entries", o.max_entries, "allocations and frees that a snapshot shows");
+  f("row_limit", o.row_limit, "rows of the report; -1 for all");
+}
+
 namespace {
 
 template <class T, class Options>
@@ -58,6 +66,7 @@ const std::vector<ProfilerClass>& profiler_classes() {
   static const std::vector<ProfilerClass> classes{
       profiler<SimpleProfiler, SimpleProfilerOptions>("simple", "times each action of the loop"),
       profiler<PyTorchProfiler, PyTorchProfilerOptions>("pytorch", "records operators and kernels of some steps"),
+      profiler<MemoryProfiler, MemoryProfilerOptions>("memory", "records allocations, and who holds memory"),
   };
   return classes;
 }

@@ -62,6 +62,12 @@ void UnitCalls::add(size_t unit, uint64_t thread, int64_t first, int64_t last) {
   is_sorted_ = false;
 }
 
+void UnitCalls::forget() {
+  const std::lock_guard lock(mutex_);
+  ranges_.clear();
+  is_sorted_ = true;
+}
+
 const UnitSpanName* UnitCalls::find(uint64_t thread, int64_t node) const {
   const std::lock_guard lock(mutex_);
   // The innermost is the shortest: it begins last, and of those that begin together it ends first.

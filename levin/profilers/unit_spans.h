@@ -33,6 +33,8 @@ class UnitCalls {
   const std::vector<UnitSpanName>& units() const { return units_; }
   /// Any thread may call.
   void add(size_t unit, uint64_t thread, int64_t first, int64_t last);
+  /// The graphs of earlier calls are gone.
+  void forget();
   /// The innermost unit whose call made a node; null for none.
   const UnitSpanName* find(uint64_t thread, int64_t node) const;
 
