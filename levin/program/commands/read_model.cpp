@@ -34,8 +34,7 @@ models::LanguageModel open_with_bar(const std::string& command, const std::strin
   LoadingBar bar(first ? static_cast<int64_t>(WeightFile(folder).bytes()) : 0);
   asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
   if (!placement) return models::open_model(folder, asked);
-  flags.limit(command, asked.device);
-  return open_placed_model(folder, asked, *placement, {.offload_folder = flags.offload_folder});
+  return flags.open(command, folder, asked, *placement);
 }
 
 }  // namespace
