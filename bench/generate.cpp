@@ -2,21 +2,31 @@
 // and the bytes that a step reads beside what the memory gives. Rows of one process: run again with
 // LEVIN_DECODE_KERNELS=1 for the fused kernels.
 //
-//   generate [--config FILE.json] [--device cuda] [--dtype bfloat16] [--prompt 512] [--tokens 128] [--batches 1,8,32]
-//            [--cache-dtype auto] [--engine]
+//   generate [--config FILE.json | --folder MODEL] [--device cuda] [--dtype bfloat16] [--quantize WORD] [--prompt 512]
+//            [--tokens 128] [--batches 1,8,32] [--cache-dtype auto] [--engine] [--rounds 3] [--threads N] [--wait]
 //
 // With --engine: tokens per second of as many requests as a batch has rows, which arrive together at an engine, beside
 // one offline batch of generate().
+//
+// On the CPU one row is measured, and the memory, too: a triad of the same threads, best of ten. The best round counts
+// there. With --wait every round waits for a line on stdin: bench/peers/generate.py lets transformers have turns in
+// between.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iostream>
+#include <limits>
+#include <set>
 #include <string>
 
+#include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 
 #include "levin/core/files.h"
 #include "levin/core/main.h"
+#include "levin/core/parallel.h"
 #include "levin/devices/accelerator.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/engine.h"
@@ -38,6 +48,24 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// GB/s of a[i] = b[i] + s * c[i] over arrays that no cache holds.
+double triad() {
+  constexpr int64_t kCount = 1 << 24;
+  const auto b = at::ones({kCount}), c = at::ones({kCount});
+  auto a = at::ones({kCount});
+  auto best = std::numeric_limits<double>::infinity();
+  for (int turn = 0; turn < 10; ++turn) {
+    const auto start = Clock::now();
+    parallel_for(0, kCount, 1 << 16, [&](int64_t begin, int64_t end) {
+      auto* to = a.mutable_data_ptr<float>();
+      const auto *one = b.const_data_ptr<float>(), *two = c.const_data_ptr<float>();
+      for (auto i = begin; i < end; ++i) to[i] = one[i] + 3.0F * two[i];
+    });
+    best = std::min(best, ms_since(start));
+  }
+  return 3.0 * sizeof(float) * kCount / best / 1e6;
+}
+
 struct DecodeBench {
   models::LanguageModel model;
   int64_t prompt, tokens;
@@ -49,7 +77,10 @@ struct DecodeBench {
   /// All weights but the table of the embedding, of which a step reads a row.
   double weight_bytes() const {
     double bytes = 0;
-    for (const auto& parameter : model.decoder->parameters()) bytes += static_cast<double>(parameter.nbytes());
+    std::set<const void*> seen;  // a tied one counts once
+    for (const auto& parameter : model.decoder->parameters())
+      if (seen.insert(parameter.const_data_ptr()).second) bytes += static_cast<double>(parameter.nbytes());
+    for (const auto& packed : model.decoder->buffers()) bytes += static_cast<double>(packed.nbytes());
     const auto& table = model.decoder->tokens->weight;
     return model.body().tied_head ? bytes : bytes - static_cast<double>(table.nbytes());
   }
@@ -87,6 +118,41 @@ struct DecodeBench {
         1e3 * static_cast<double>(rows) / at(0.5), read / at(0.5) / 1e6,
         1e3 * static_cast<double>(rows * prompt) / prefill);
     std::fflush(stdout);
+  }
+
+  /// One row on the CPU, a round of `tokens` at a time.
+  void measure_cpu(int64_t rounds, bool wait) const {
+    const auto roof = triad();
+    const std::vector<int64_t> ids(static_cast<size_t>(prompt), 17);
+    const auto* only = &ids;
+    std::vector<double> times;
+    std::string line;
+    const auto round = [&] {
+      levin::detail::DecodeBatch batch(model.decoder, {.rows = 1, .capacity = prompt + tokens + 1});
+      auto logits = batch.append({&only, 1});
+      const auto start = Clock::now();
+      for (int64_t i = 0; i < tokens; ++i)
+        logits = batch.decode(std::vector<int64_t>{logits.argmax(1).item<int64_t>()});
+      return ms_since(start) / static_cast<double>(tokens);
+    };
+    round();
+    if (wait) std::printf("{\"ready\": true}\n"), std::fflush(stdout);
+    while (wait ? static_cast<bool>(std::getline(std::cin, line)) : static_cast<int64_t>(times.size()) < rounds) {
+      times.push_back(round());
+      if (wait) std::printf("{\"round\": %.4f}\n", times.back()), std::fflush(stdout);
+    }
+    if (times.empty()) return;
+    const auto& o = model.body();
+    const auto ms = *std::min_element(times.begin(), times.end());
+    const auto element = static_cast<double>(model.decoder->tokens->weight.element_size());
+    const auto slot = 2 * element * static_cast<double>(o.num_layers * o.key_heads() * o.head_width());
+    const auto bytes = weight_bytes() + slot * static_cast<double>(prompt + tokens / 2);
+    const auto rate = bytes / ms / 1e6;
+    std::printf(
+        "{\"case\": \"generate_cpu\", \"ms\": %.4f, \"tokens_per_s\": %.2f, \"mb_per_token\": %.1f, \"gb_per_s\": "
+        "%.2f, "
+        "\"triad_gb_per_s\": %.2f, \"share\": %.3f, \"threads\": %d}\n",
+        ms, 1e3 / ms, bytes / 1e6, rate, roof, rate / roof, at::get_num_threads());
   }
 
   /// Prompts of unequal lengths and tokens, from half of `prompt` to all of it.
@@ -167,7 +233,10 @@ int main(int argc, char** argv) {
   return run_main(argc, argv, [](Args& args) {
     const auto file = args.get("config", ""), device = args.get("device", "cuda"),
                batches = args.get("batches", "1,8,32");
-    const auto prompt = args.get("prompt", 512), tokens = args.get("tokens", 128);
+    const auto folder = args.get("folder", ""), quantize = args.get("quantize", "");
+    const auto prompt = args.get("prompt", 512), tokens = args.get("tokens", 128), rounds = args.get("rounds", 3);
+    const auto threads = args.get("threads", 0);
+    const bool wait = args.has("wait");
     const bool narrow = args.get("dtype", "bfloat16") != "float32";
     const bool engine = args.has("engine");
     const auto cache_dtype = args.get("cache-dtype", "auto");
@@ -175,9 +244,14 @@ int main(int argc, char** argv) {
     const auto config = file.empty() ? std::string(kLlama8b) : read_file(file);
     const c10::AutoGradMode no_grad(false);
     const c10::Device where(device);
-    DecodeBench bench{models::new_model(config, {.dtype = narrow ? at::kBFloat16 : at::kFloat, .device = where}),
-                      prompt, tokens, where, cache_dtype};
+    if (threads > 0) at::set_num_threads(threads);
+    const models::OpenModelOptions asked{
+        .dtype = narrow ? at::kBFloat16 : at::kFloat, .device = where, .quantize = folder.empty() ? "" : quantize};
+    DecodeBench bench{folder.empty() ? models::new_model(config, asked) : models::open_model(folder, asked), prompt,
+                      tokens, where, cache_dtype};
+    if (folder.empty() && !quantize.empty()) models::quantize_model(bench.model, quantize);
     bench.model.decoder->eval();
+    if (where.is_cpu() && !engine) return bench.measure_cpu(rounds, wait);
     for (size_t at = 0; at < batches.size();) {
       const auto end = std::min(batches.find(',', at), batches.size());
       const auto rows = std::stoll(batches.substr(at, end - at));

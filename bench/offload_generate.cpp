@@ -3,9 +3,10 @@
 // random and made in the process. Blocks of bloom_176b lie in the memory of one: 352 GB go over the link a pass, 12 GB
 // are in host memory.
 //
-//   offload_generate [--model opt_30b|bloom_176b|tiny] [--gpu-budget 8GiB; 24GiB for bloom_176b] [--batches 1,8,32,64]
-//   [--device cuda]
+//   offload_generate [--model opt_30b|bloom_176b|tiny] [--gpu-budget 8GiB] [--batches 1,8,32,64] [--device cuda]
 //                    [--prompt 16] [--tokens 3] [--dtype bfloat16] [--offload-folder DIR]
+//
+// The budget of bloom_176b is 24GiB by default. On the CPU what does not fit comes from --offload-folder.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -153,7 +154,8 @@ int main(int argc, char** argv) {
                             .prefill_chunk = 512};
     const PlacementOptions options{
         .device = device,
-        .max_memory = {{device.is_cpu() ? "cpu" : fmt::format("cuda:{}", std::max<int>(device.index(), 0)), budget}},
+        .max_memory = memory_budgets(
+            device, {{device.is_cpu() ? "cpu" : fmt::format("cuda:{}", std::max<int>(device.index(), 0)), budget}}),
         .workspace = decode_workspace(model, sizes, device)};
     const auto placement = place_units(placement_units(model.module()), options);
     std::printf("%s\n%s\n", placement.describe().c_str(),

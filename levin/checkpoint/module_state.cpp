@@ -113,7 +113,8 @@ void detail::ModuleLoad::add(torch::nn::Module& module, const TensorSource& sour
                 shape_text(tensor.sizes()), " here, which is no shard of ", shape_text(needed), " from row ",
                 place->start, " on; load between steps");
     if (like.scalar_type() != tensor.scalar_type()) ++conversions_[{like.scalar_type(), tensor.scalar_type()}];
-    copies_.push_back({&source, *name, tensor, place && whole ? place->start : -1});
+    copies_.push_back({&source, *name, tensor, place && whole ? place->start : -1,
+                       place && whole ? place->slice : std::shared_ptr<const TensorSlice>()});
   }
   for (const auto& name : source.names())
     if (!expected.contains(name)) unexpected_.push_back(prefix + name);
@@ -135,6 +136,10 @@ void detail::ModuleLoad::run(std::string_view where) const {
                          c10::toString(types.second)));
   for (const auto& copy : copies_) {
     auto target = copy.target;
+    if (copy.slice) {
+      target.copy_(copy.slice->of(copy.source->read(copy.name)));
+      continue;
+    }
     const auto dtype = copy.source->like(copy.name).scalar_type();
     const bool in_place =
         target.is_cpu() && target.is_contiguous() && target.scalar_type() == dtype && !target.is_inference();

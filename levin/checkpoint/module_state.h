@@ -21,6 +21,7 @@ using at::Tensor;
 StateDict module_state_dict(const torch::nn::Module& module);
 
 class ShardMap;
+struct TensorSlice;
 
 struct ModuleLoadOptions {
   /// Names that are missing or not expected are an Error that lists them all. A wrong shape always is one.
@@ -75,6 +76,8 @@ class ModuleLoad {
     Tensor target;
     /// First row that is taken; -1 for all of it.
     int64_t start = -1;
+    /// What is taken in place of rows; null: rows.
+    std::shared_ptr<const TensorSlice> slice = {};
   };
   std::vector<Copy> copies_;
   std::vector<std::string> missing_;

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "levin/core/error.h"
@@ -48,6 +49,8 @@ void PartGathering::serve(const std::function<void(const Part&)>& sent) {
 /// Whether the shards fit together: every rank sees the same figures, and so comes to the same end.
 bool PartGathering::gather(const Part* item, Tensor* whole) {
   const at::NoGradGuard no_grad;
+  // Whether a tensor is of slices is the same on every rank that knows it.
+  if (item && item->place.slice) return gather_slices(*item, whole);
   const bool sends = item && item->place.writes && item->tensor.numel() > 0;
   const bool empty = item && c10::multiply_integers(item->place.sizes) == 0;
   const auto all = group_.all_gather(at::tensor(
@@ -85,6 +88,42 @@ bool PartGathering::gather(const Part* item, Tensor* whole) {
       into.copy_(item->tensor.detach().reshape(into.sizes()));
     else
       receive(into, rank);
+  }
+  return true;
+}
+
+bool PartGathering::gather_slices(const Part& item, Tensor* whole) {
+  constexpr size_t kMostRanges = 3;
+  const auto& slice = *item.place.slice;
+  LEVIN_CHECK(slice.ranges.size() <= kMostRanges, "[full_state] a part has ", slice.ranges.size(), " ranges");
+  std::vector<int64_t> own(2 * kMostRanges, 0);
+  for (size_t i = 0; i < slice.ranges.size() && item.place.writes; ++i)
+    own[2 * i] = slice.ranges[i].first, own[2 * i + 1] = slice.ranges[i].count;
+  const auto told = group_.all_gather(at::tensor(own, at::kLong));
+  std::vector<TensorSlice> slices;
+  auto covered = at::zeros({slice.whole[static_cast<size_t>(slice.dim)]}, at::kBool);
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    auto& of_rank = slices.emplace_back(TensorSlice{slice.dim, {}, slice.whole});
+    for (size_t i = 0; i < kMostRanges; ++i) {
+      const auto* range = told.const_data_ptr<int64_t>() + (static_cast<size_t>(rank) * kMostRanges + i) * 2;
+      if (range[1] == 0) continue;
+      of_rank.ranges.push_back({range[0], range[1]});
+      covered.narrow(0, range[0], range[1]).fill_(true);
+    }
+  }
+  if (!covered.all().item<bool>()) return false;
+  if (!whole) {
+    if (item.place.writes) send(item.tensor);
+    return true;
+  }
+  const auto options = at::TensorOptions().dtype(item.tensor.scalar_type());
+  *whole = at::empty(slice.whole, options);
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    const auto& of_rank = slices[static_cast<size_t>(rank)];
+    if (of_rank.ranges.empty()) continue;
+    auto part = rank == 0 ? item.tensor.detach().cpu() : at::empty(of_rank.sizes(), options);
+    if (rank > 0) receive(part, rank);
+    of_rank.put(part, *whole);
   }
   return true;
 }

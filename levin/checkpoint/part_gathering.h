@@ -35,6 +35,8 @@ class PartGathering {
 
  private:
   bool gather(const Part* part, Tensor* whole);
+  /// The same of ranges (ShardPlace::slice), which may lie over each other.
+  bool gather_slices(const Part& part, Tensor* whole);
   void send(const Tensor& tensor);
   void receive(const Tensor& into, int rank);
 

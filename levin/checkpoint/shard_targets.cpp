@@ -22,7 +22,7 @@ void ShardTargets::put(const std::vector<std::string>& path, const ShardPlace& p
   const auto rows = is_part ? detail::rows_of(tensor) : place.rows;
   targets_.insert_or_assign(
       key_of(path, path.size()),
-      Target{place, {place.start, rows, is_part ? tensor.sizes().vec() : place.part_sizes(rows)}});
+      Target{place, {place.start, rows, is_part ? tensor.sizes().vec() : place.part_sizes(rows), place.slice}});
 }
 
 void ShardTargets::add(const std::vector<std::string>& path, const torch::nn::Module& module) {

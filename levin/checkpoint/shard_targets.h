@@ -25,6 +25,8 @@ class ShardTargets {
     int64_t start = 0;
     int64_t rows = 0;
     std::vector<int64_t> sizes;
+    /// As in ShardPlace.
+    std::shared_ptr<const TensorSlice> slice = {};
   };
 
   explicit ShardTargets(ShardMap& shards) : shards_(shards) {}

@@ -24,6 +24,7 @@ void check_place(const char* operation, const Tensor& tensor, const ShardPlace& 
 }  // namespace
 
 std::vector<int64_t> ShardPlace::part_sizes(int64_t rows_here) const {
+  if (slice) return slice->sizes();
   if (sizes.empty()) return rows_here == 1 ? std::vector<int64_t>{} : std::vector<int64_t>{0};
   auto part = sizes;
   part[0] = rows_here;
@@ -32,6 +33,7 @@ std::vector<int64_t> ShardPlace::part_sizes(int64_t rows_here) const {
 
 bool detail::fits(const Tensor& part, const ShardPlace& place) {
   const auto rows = rows_of(part);
+  if (place.slice) return part.sizes() == at::IntArrayRef(place.slice->sizes());
   if (place.rows >= 0 && place.rows != rows) return false;
   if (place.start < 0 || rows > place.whole_rows() || place.start > place.whole_rows() - rows) return false;
   if (place.sizes.empty()) return part.dim() <= 1 && part.numel() == rows;

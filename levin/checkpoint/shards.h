@@ -9,12 +9,13 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include "levin/distributed/collective.h"
+#include "levin/nn/tensor/split.h"
 #include "levin/optim/optimizer.h"
 
 namespace levin {
 
-/// Where this rank's shard lies in the full tensor: consecutive rows of the first dimension. A shard may have no rows.
-/// (A full scalar has one row.)
+/// Where this rank's shard lies in the full tensor: consecutive rows of the first dimension, or ranges of any one
+/// dimension (`slice`). A shard may have no rows. (A full scalar has one row.)
 struct ShardPlace {
   /// Of the full tensor.
   std::vector<int64_t> sizes;
@@ -25,6 +26,8 @@ struct ShardPlace {
   /// How many rows; needed only for optimizer state of a parameter that is not sharded itself. When it is given, a
   /// tensor with another number of rows is refused.
   int64_t rows = -1;
+  /// What of the full tensor is here; null: rows from `start` on.
+  std::shared_ptr<const TensorSlice> slice = {};
 
   /// Rows of the full tensor.
   int64_t whole_rows() const { return sizes.empty() ? 1 : sizes[0]; }

@@ -27,9 +27,9 @@ namespace {
 void reserve_file(const std::filesystem::path& path, uintmax_t bytes) {
   const int file = ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) detail::fail_file("create", path, errno);
-  const int reason = ::posix_fallocate(file, 0, static_cast<off_t>(bytes));
+  const int reason = ::fallocate(file, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   ::close(file);
-  if (reason == 0 || reason == EOPNOTSUPP || reason == EINVAL) return;  // a file system that cannot reserve
+  if (reason == 0 || reason == EOPNOTSUPP || reason == ENOSYS) return;  // a file system that cannot reserve
   std::error_code ignored;
   std::filesystem::remove(path, ignored);
   detail::fail_file("write", path, reason);

@@ -384,6 +384,10 @@ int Fabric::local_world_size() const {
 int Fabric::node_rank() const {
   return core_->placement.node_rank;
 }
+DataPlace Fabric::data_place() const {
+  return core_->launched ? core_->strategy->data_place() : DataPlace{0, world_size()};
+}
+
 int Fabric::world_size() const {
   return core_->launched ? core_->placement.world_size : core_->plan.world_size();
 }

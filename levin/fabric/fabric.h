@@ -165,8 +165,9 @@ class Fabric {
     using T = std::remove_cvref_t<L>;
     const auto target = options.move_to_device ? device() : c10::Device(c10::kCPU);
     if constexpr (requires(T & l) { l.distributed(0, 1); }) {
-      auto own = options.use_distributed_sampler && world_size() > 1 ? loader.distributed(global_rank(), world_size())
-                                                                     : T(loader);
+      const auto place = data_place();
+      auto own =
+          options.use_distributed_sampler && place.size > 1 ? loader.distributed(place.rank, place.size) : T(loader);
       // A loader of ours brings the batches to the device itself, ahead of their use.
       own = own.placed({.device = target, .local_ranks = local_world_size(), .fixed_size = world_size() > 1});
       return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU), loader_note());
@@ -401,6 +402,8 @@ class Fabric {
   int local_world_size() const;
   int node_rank() const;
   int world_size() const;
+  /// Which part of the data this rank sees: its own, or that of the ranks with which it has one model.
+  DataPlace data_place() const;
   bool is_global_zero() const { return global_rank() == 0; }
   Strategy& strategy() const;
   const Accelerator& accelerator() const;

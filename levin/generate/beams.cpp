@@ -11,6 +11,7 @@
 #include "levin/core/error.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generated_text.h"
+#include "levin/generate/rank_agreement.h"
 #include "levin/generate/sampler.h"
 
 namespace levin::detail {
@@ -36,6 +37,7 @@ class BeamSearch {
  public:
   BeamSearch(const models::Decoder& model, const std::vector<int64_t>& prompt, const GenerateOptions& options)
       : options_(options),
+        ranks_(model->ranks),
         most_(most_new_tokens(model->options, options, static_cast<int64_t>(prompt.size()))),
         batch_(model, {.rows = options.num_beams,
                        .capacity = static_cast<int64_t>(prompt.size()) + most_,
@@ -68,9 +70,10 @@ class BeamSearch {
     const auto totals = (penalized(logs, rows) + sum).flatten();
     const auto spare = std::max<int64_t>(2, 1 + static_cast<int64_t>(options_.eos_token_ids.size()));
     const auto [values, places] = totals.topk(std::min(spare * options_.num_beams, totals.numel()));
-    const auto found = at::stack({places.to(at::kDouble), values.to(at::kDouble),
-                                  logs.flatten().index_select(0, places).to(at::kDouble)})
-                           .cpu();
+    auto found = at::stack({places.to(at::kDouble), values.to(at::kDouble),
+                            logs.flatten().index_select(0, places).to(at::kDouble)})
+                     .cpu();
+    follow_first_rank(ranks_, found);
     std::vector<BeamStep> steps;
     const auto words = logits.size(1);
     const auto count = found.size(1);
@@ -130,6 +133,7 @@ class BeamSearch {
   }
 
   const GenerateOptions& options_;
+  TensorRanks ranks_;
   int64_t most_;
   DecodeBatch batch_;
   std::vector<Beam> running_, whole_;

@@ -30,8 +30,8 @@ DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& option
       options_(options),
       cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options(),
              {.dtype = options.dtype}) {
-  // Weights that come and go have no fixed place that a graph could have.
-  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_))
+  // Weights that come and go have no fixed place that a graph could have, and ranks talk to each other in a step.
+  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_) && !model_->ranks)
     graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
 }
 
@@ -120,6 +120,42 @@ Tensor DecodeBatch::decode(std::span<const int64_t> tokens) {
   }
   for (auto& length : lengths_) ++length;
   return logits;
+}
+
+Tensor DecodeBatch::decode_several(std::span<const std::vector<int64_t>> tokens) {
+  LEVIN_CHECK(static_cast<int64_t>(tokens.size()) == size() && size() > 0, "[generate] tokens of ", tokens.size(),
+              " rows for ", size(), " rows");
+  std::vector<int64_t> firsts, ids, positions, kept;
+  int64_t longest = 0, seen = 0;
+  for (const auto& row : tokens) longest = std::max(longest, length_of(&row));
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    LEVIN_CHECK(!tokens[i].empty(), "[generate] row ", i, " has no tokens");
+    firsts.push_back(tokens[i].front());
+    // What fills a row up lies behind its tokens, where the next ones are written before they are seen.
+    for (int64_t t = 0; t < longest; ++t) {
+      const bool real = t < length_of(&tokens[i]);
+      if (real) kept.push_back(static_cast<int64_t>(ids.size()));
+      ids.push_back(real ? tokens[i][static_cast<size_t>(t)] : 0);
+      positions.push_back(lengths_[i] + t);
+    }
+    seen = std::max(seen, lengths_[i] + longest);
+  }
+  if (longest == 1) return decode(firsts);
+  LEVIN_CHECK(seen <= options_.capacity, "[generate] a row of ", seen, " tokens, room for ", options_.capacity);
+  const auto device = model_->tokens->weight.device();
+  const auto matrix = [&](const std::vector<int64_t>& values) {
+    return at::tensor(values, at::kLong).view({size(), longest}).to(device);
+  };
+  const auto hidden =
+      model_->hidden_states(matrix(ids), cache_, {.positions = matrix(positions), .seen = seen}).flatten(0, 1);
+  for (size_t i = 0; i < tokens.size(); ++i) lengths_[i] += length_of(&tokens[i]);
+  if (kept.size() == ids.size()) return logits_of(hidden);
+  return logits_of(hidden.index_select(0, at::tensor(kept, at::kLong).to(device)));
+}
+
+void DecodeBatch::truncate(int64_t row, int64_t length) {
+  LEVIN_CHECK(length <= this->length(row), "[generate] row ", row, " has ", this->length(row), " tokens, not ", length);
+  lengths_[static_cast<size_t>(row)] = length;
 }
 
 void DecodeBatch::remove(int64_t row) {

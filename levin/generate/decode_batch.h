@@ -43,6 +43,10 @@ class DecodeBatch {
   Tensor append(std::span<const std::vector<int64_t>* const> prompts);
   /// One more token of each row: float32 logits [size, V].
   Tensor decode(std::span<const int64_t> tokens);
+  /// Several more tokens of each row, one at least: float32 logits [all tokens, V], row by row.
+  Tensor decode_several(std::span<const std::vector<int64_t>> tokens);
+  /// Forgets the tokens of a row from `length` on.
+  void truncate(int64_t row, int64_t length);
   /// Takes a row away; the last one gets its number.
   void remove(int64_t row);
   /// Row i becomes a copy of what row rows[i] was; there may be more rows than before.

@@ -42,8 +42,8 @@ using Rows = std::vector<std::unique_ptr<EngineRow>>;
 /// Of the memory that is free: the fraction that a cache takes which nobody gave a size. The rest of a device is for
 /// activations and graphs, that of a host for everybody else.
 constexpr double kDeviceShare = 0.8, kHostShare = 0.25;
-/// Chunks of prompts in a step, at most.
-constexpr int64_t kMostChunks = 8;
+/// Chunks of prompts in a step: at most, and for as many rows behind as ahead.
+constexpr int64_t kMostChunks = 8, kPatience = 4;
 /// How much of the speed so far a step keeps.
 constexpr double kKept = 0.95;
 
@@ -339,10 +339,10 @@ bool Engine::State::prefill_chunk(bool shortest) {
 }
 
 void Engine::State::prefill() {
-  // Chunks hold up those who decode; few of them wait for many who do not.
+  // Chunks hold up those who decode, and a step of few rows takes as long as one of many: few wait for many.
   const auto behind = std::ranges::count_if(running, [](const auto& row) { return row->remaining() > 1; });
   const auto ahead = static_cast<int64_t>(running.size()) - behind;
-  const auto chunks = std::min(kMostChunks, 1 + behind / (ahead + 1));
+  const auto chunks = std::min(kMostChunks, 1 + kPatience * behind / (ahead + 1));
   // In turns, so that a short prompt overtakes a long one, and a long one still gets its turn.
   for (int64_t i = 0; i < chunks && prefill_chunk((steps + static_cast<uint64_t>(i)) % 2 == 1); ++i) {
   }
@@ -442,8 +442,10 @@ void Engine::State::count_step(Clock::time_point start) {
   stats.blocks_cached = pool.cached();
 }
 
-Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options)
-    : state_(std::make_unique<State>(std::move(model), tokenizer, options)) {}
+Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options) {
+  LEVIN_CHECK(!model->ranks, "[engine] a model that ranks have together is not served; take generate()");
+  state_ = std::make_unique<State>(std::move(model), tokenizer, options);
+}
 
 Engine::~Engine() = default;
 

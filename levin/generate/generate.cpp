@@ -12,6 +12,8 @@
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generate_paged.h"
 #include "levin/generate/generated_row.h"
+#include "levin/generate/rank_agreement.h"
+#include "levin/generate/speculation.h"
 
 namespace levin {
 namespace detail {
@@ -45,14 +47,20 @@ class GenerateRun {
     for (const auto& prompt : prompts_)
       capacity = std::max(capacity, tokens_of(prompt) + most_new_tokens(model_->options, options_, tokens_of(prompt)));
     const auto rows = std::min(options_.batch, static_cast<int64_t>(results_.size()));
-    batch_.emplace(model_, DecodeBatchOptions{.rows = rows,
-                                              .capacity = capacity,
-                                              .prefill_chunk = options_.prefill_chunk,
-                                              .graphs = options_.cuda_graphs,
-                                              .dtype = models::cache_dtype_of(options_.cache_dtype)});
+    DecodeBatchOptions sizes{.rows = rows,
+                             .capacity = capacity,
+                             .prefill_chunk = options_.prefill_chunk,
+                             .graphs = options_.cuda_graphs,
+                             .dtype = models::cache_dtype_of(options_.cache_dtype)};
+    speculation_ = make_speculation(model_, options_, sizes);
+    batch_.emplace(model_, sizes);
     while (!waiting_.empty() || !rows_.empty()) {
       if (!waiting_.empty() && batch_->room() > 0) admit();
       if (rows_.empty()) continue;
+      if (speculation_) {
+        take_guessed();
+        continue;
+      }
       std::vector<int64_t> tokens;
       for (const auto& row : rows_) tokens.push_back(row.sampled.ids().back());
       take(batch_->decode(tokens), 0);
@@ -78,6 +86,7 @@ class GenerateRun {
       rows_.back().result.prompt = results_[result].prompt;
     }
     const auto logits = batch_->append(fresh);
+    if (speculation_) speculation_->append(fresh);
     place_copies(first, fresh.size(), which);
     take(logits.index_select(0, at::tensor(which, at::kLong).to(logits.device())), first);
   }
@@ -89,6 +98,7 @@ class GenerateRun {
     std::iota(rows.begin(), rows.end(), int64_t{0});
     for (const auto each : which) rows.push_back(static_cast<int64_t>(first) + each);
     batch_->select(rows);
+    if (speculation_) speculation_->select(rows);
   }
 
   /// Draws a token for each row from `first` on.
@@ -96,14 +106,57 @@ class GenerateRun {
     std::vector<const SampledRow*> drawing;
     for (auto i = first; i < rows_.size(); ++i) drawing.push_back(&rows_[i].sampled);
     auto tokens = sample(logits, drawing);
-    std::vector<size_t> ended;
+    follow_first_rank(model_->ranks, tokens);
+    std::vector<bool> ends;
     for (auto i = first; i < rows_.size(); ++i)
-      if (rows_[i].accept(std::move(tokens[i - first]), on_token_)) ended.push_back(i);
+      ends.push_back(rows_[i].accept(std::move(tokens[i - first]), on_token_));
+    follow_first_rank(model_->ranks, ends);
+    std::vector<size_t> ended;
+    for (auto i = first; i < rows_.size(); ++i) {
+      if (!ends[i - first]) continue;
+      ended.push_back(i);
+      auto& reason = rows_[i].result.finish_reason;
+      if (reason.empty()) reason = "cancelled";  // by the callback of rank 0
+    }
+    remove(ended);
+  }
+
+  /// Guesses the next tokens of each row, and takes those that the model agrees with, and one more.
+  void take_guessed() {
+    std::vector<const SampledRow*> drawing;
+    std::vector<int64_t> most, before;
+    for (const auto& row : rows_) {
+      drawing.push_back(&row.sampled);
+      most.push_back(row.most - row.sampled.new_tokens() - 1);  // without the one behind the guesses
+    }
+    const auto guesses = speculation_->guess(drawing, most);
+    for (int64_t i = 0; i < batch_->size(); ++i) before.push_back(batch_->length(i));
+    auto taken = agreed(batch_->decode_several(guesses.tokens(drawing)), drawing, guesses);
+    std::vector<size_t> ended;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      auto& result = rows_[i].result;
+      result.guessed_tokens += static_cast<int64_t>(guesses.ids[i].size());
+      result.taken_tokens += static_cast<int64_t>(taken[i].size()) - 1;
+      const auto length = before[i] + static_cast<int64_t>(taken[i].size());
+      batch_->truncate(static_cast<int64_t>(i), length);
+      speculation_->truncate(static_cast<int64_t>(i), length);
+      for (auto& token : taken[i]) {
+        if (!rows_[i].accept(std::move(token), on_token_)) continue;
+        ended.push_back(i);
+        break;
+      }
+    }
+    remove(ended);
+  }
+
+  /// Rows in rising order.
+  void remove(const std::vector<size_t>& ended) {
     for (auto i = ended.rbegin(); i != ended.rend(); ++i) {
       auto& result = rows_[*i].result;
       const auto row = result.row;
       results_[row] = std::move(result);
       batch_->remove(static_cast<int64_t>(*i));
+      if (speculation_) speculation_->remove(static_cast<int64_t>(*i));
       if (*i + 1 < rows_.size()) rows_[*i] = std::move(rows_.back());
       rows_.pop_back();
     }
@@ -117,6 +170,7 @@ class GenerateRun {
   std::vector<Generated> results_;
   std::vector<size_t> waiting_;
   std::optional<DecodeBatch> batch_;
+  std::unique_ptr<Speculation> speculation_;
   std::vector<GeneratedRow> rows_;  // as in the batch
 };
 
@@ -126,10 +180,21 @@ std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* 
   check_options(options);
   LEVIN_CHECK(tokenizer || options.stop.empty(), "[generate] stop strings need a tokenizer");
   for (size_t i = 0; i < prompts.size(); ++i) check_prompt(model->options, prompts[i], "prompt " + std::to_string(i));
+  if (options.draft) check_draft(model->options, options.draft, prompts);
   const c10::AutoGradMode no_grad(false);
   const EvalScope eval(model);
+  std::optional<EvalScope> draft_eval;
+  if (options.draft) draft_eval.emplace(options.draft);
   if (options.num_beams > 1) return generate_beams(model, tokenizer, prompts, options, on_token);
+  LEVIN_CHECK(!options.paged || !model->ranks, "[generate] a model that ranks have together does not go with `paged`");
+  LEVIN_CHECK(!model->ranks || (options.prompt_lookup == 0 && !options.draft),
+              "[generate] a model that ranks have together does not go with `prompt_lookup` or `draft`");
   if (options.paged) return generate_paged(model, tokenizer, prompts, options, on_token);
+  if (on_token && !is_first_rank(model->ranks)) {
+    // Rank 0 decides whether rows continue.
+    const OnToken told = [&](const GeneratedToken& token) { return on_token(token), true; };
+    return GenerateRun(model, tokenizer, prompts, options, told).run();
+  }
   return GenerateRun(model, tokenizer, prompts, options, on_token).run();
 }
 

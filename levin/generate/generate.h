@@ -34,6 +34,8 @@ struct Generated {
   /// "stop" (a token of eos_token_ids, or a stop string), "length" (max_new_tokens, or the end of the context) or
   /// "cancelled" (the callback said so).
   std::string finish_reason = {};
+  /// With prompt_lookup or a draft model: tokens that were guessed, and those of them that the model took.
+  int64_t guessed_tokens = 0, taken_tokens = 0;
   /// Of a beam: the sum of its log probabilities over length^length_penalty; else 0.
   double score = 0;
 };

@@ -62,6 +62,14 @@ void check_options(const GenerateOptions& o) {
     LEVIN_CHECK(std::isfinite(o.length_penalty), "[generate] length_penalty must be finite");
     LEVIN_CHECK(o.stop.empty() && o.top_logprobs == 0, "[generate] beams go without stop strings and top_logprobs");
   }
+  LEVIN_CHECK(o.prompt_lookup >= 0, "[generate] prompt_lookup ", o.prompt_lookup, " must not be negative");
+  LEVIN_CHECK(o.prompt_lookup_ngram > 0 && o.draft_tokens > 0,
+              "[generate] prompt_lookup_ngram and draft_tokens must be positive");
+  LEVIN_CHECK(o.prompt_lookup == 0 || !o.draft, "[generate] either prompt_lookup or a draft model guesses");
+  LEVIN_CHECK(o.num_beams == 1 || (o.prompt_lookup == 0 && !o.draft),
+              "[generate] beams go without prompt_lookup and a draft model");
+  LEVIN_CHECK(!o.paged || (o.prompt_lookup == 0 && !o.draft),
+              "[generate] a paged cache goes without prompt_lookup and a draft model");
   LEVIN_CHECK(o.top_logprobs >= 0, "[generate] top_logprobs ", o.top_logprobs, " must not be negative");
   LEVIN_CHECK(o.batch > 0 && o.prefill_chunk > 0, "[generate] batch and prefill_chunk must be positive");
 }

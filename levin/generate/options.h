@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "levin/models/decoder.h"
+
 namespace levin {
 
 /// Names and meaning are those of transformers' GenerationConfig, unless said.
@@ -45,6 +47,15 @@ struct GenerateOptions {
   int64_t num_return_sequences = 1;
   /// Row i of a call draws by (seed, i, position) whatever else is in the batch.
   uint64_t seed = 0;
+  /// transformers' prompt_lookup_num_tokens: this many tokens are guessed at once from what followed the same tokens
+  /// earlier in the row; 0: none. The model reads the guesses in one pass. Tokens are those of a run without guesses.
+  int64_t prompt_lookup = 0;
+  /// How many tokens at the end are looked for, at most (max_matching_ngram_size).
+  int64_t prompt_lookup_ngram = 2;
+  /// A smaller model of the same vocabulary that guesses draft_tokens at once. The distribution of tokens is the
+  /// model's own, exactly; at temperature 0 they are the same tokens.
+  models::Decoder draft = nullptr;
+  int64_t draft_tokens = 5;
   /// The log probabilities of this many likeliest tokens are kept in every place.
   int64_t top_logprobs = 0;
   /// Rows that go through the model together.

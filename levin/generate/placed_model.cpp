@@ -139,6 +139,7 @@ void place_model(models::Decoder& model, const WeightPlacement& placement, const
     stream->add(unit.name, parts[i].modules, flat, source_of(place, host));
   }
   accelerator_of(placement.device).empty_cache(placement.device);
+  stream->make_buffers();
 }
 
 models::LanguageModel open_placed_model(const std::filesystem::path& folder, models::OpenModelOptions options,
@@ -182,6 +183,7 @@ models::LanguageModel open_placed_model(const std::filesystem::path& folder, mod
   accelerator_of(placement.device).empty_cache(placement.device);
   for (const auto& part : parts)
     if (!part.streams) reader.read(part.names);
+  stream->make_buffers();
   auto model = reader.finish();
   LEVIN_CHECK(!is_deferred(model.module()), "[placement] \"", folder.string(), "\" lacks a head");
   return model;
@@ -214,7 +216,7 @@ int64_t decode_workspace(const models::LanguageModel& model, const DecodeSizes& 
   const auto logits = rows * body.vocab_size * (width + 6 * 4);
   // Products of many rows use a copy of a quantized weight in the dtype of the model.
   const auto unpacked = model.quantization ? body.hidden_dim * body.mlp_width() * width : 0;
-  const auto libraries = device.is_cpu() ? 0 : int64_t{128} << 20;
+  const auto libraries = device.is_cpu() ? 0 : int64_t{256} << 20;  // and graphs
   return cache + block + scores + logits + unpacked + libraries;
 }
 

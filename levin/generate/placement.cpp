@@ -296,6 +296,8 @@ std::vector<std::string> filled(const std::vector<PlacementUnit>& units, std::ve
   return places;
 }
 
+}  // namespace
+
 void check_room(const WeightPlacement& placement, const PlacementOptions& options) {
   const auto main = place_of(placement.device);
   for (const auto& room : rooms_of(options)) {
@@ -320,8 +322,6 @@ void check_room(const WeightPlacement& placement, const PlacementOptions& option
         bytes_text(workspace)));
   }
 }
-
-}  // namespace
 
 WeightPlacement place_units(std::vector<PlacementUnit> units, const PlacementOptions& options) {
   static const std::array<std::string, 4> known{"auto", "balanced", "sequential", "cpu"};

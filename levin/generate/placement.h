@@ -80,6 +80,9 @@ struct WeightPlacement {
 /// An Error when a word or a place is not known, or when the device has no room for the buffers.
 WeightPlacement place_units(std::vector<PlacementUnit> units, const PlacementOptions& options);
 
+/// An Error when a place has less room than what is to be there.
+void check_room(const WeightPlacement& placement, const PlacementOptions& options);
+
 /// The same from a map of module names to places, as `device_map` of transformers: {"tokens": 0, "blocks": "cpu",
 /// "": "disk"}. The longest name counts. Names are those of our modules, or of transformers' where units know
 /// them: {"transformer.h.3": "cpu"}. An Error when a unit has no place or a name no unit.

@@ -77,27 +77,55 @@ Tensor typical_filter(const Tensor& scores, std::span<const SampledRow* const> r
   return scores.masked_fill(at::empty_like(removed).scatter_(1, order, removed), kRemoved);
 }
 
-/// The first token at which the sum of probabilities passes the random number of the row.
-Tensor drawn(const Tensor& scores, std::span<const SampledRow* const> rows) {
-  auto chance = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kDouble);
-  for (size_t i = 0; i < rows.size(); ++i)
-    chance.mutable_data_ptr<double>()[i] =
-        Random(rows[i]->options().seed, rows[i]->number(), rows[i]->ids().size()).uniform();
-  const auto sums = at::softmax(scores, 1, at::kDouble).cumsum(1);
-  const auto bound = chance.to(scores.device()) * sums.slice(1, -1);
-  return (sums <= bound).sum(1).clamp_max(scores.size(1) - 1);
+/// A random number of each row: float64 [rows, 1].
+Tensor chances(std::span<const SampledRow* const> rows, Draw place, const Tensor& like) {
+  auto column = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kDouble);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Random random(rows[i]->options().seed, rows[i]->number(), rows[i]->ids().size());
+    for (int skipped = 0; skipped < static_cast<int>(place); ++skipped) random.uniform();
+    column.mutable_data_ptr<double>()[i] = random.uniform();
+  }
+  return column.to(like.device());
+}
+
+/// The first token at which the sum of shares passes the random number of the row.
+Tensor drawn(const Tensor& shares, const Tensor& chance) {
+  const auto sums = shares.cumsum(1);
+  return (sums <= chance * sums.slice(1, -1)).sum(1).clamp_max(shares.size(1) - 1);
+}
+
+Tensor drawn_beside(const Tensor& scores, std::span<const SampledRow* const> rows, const DrawnGuesses& guesses) {
+  const auto guessed = guesses.ids.unsqueeze(1), place = guessed.clamp_min(0);
+  const auto own = at::softmax(scores, 1, at::kDouble);
+  const auto draft = at::softmax(guesses.scores, 1, at::kDouble).masked_fill(guessed < 0, 0);
+  const auto taken =
+      (chances(rows, Draw::kTaking, scores) * draft.gather(1, place) < own.gather(1, place)) & (guessed >= 0);
+  auto more = (own - draft).clamp_min(0);
+  more = at::where(more.sum(1, true) > 0, more, own);  // equal up to rounding: either will do
+  return at::where(taken.squeeze(1), guesses.ids, drawn(more, chances(rows, Draw::kReplacing, scores)));
+}
+
+/// The likeliest tokens in the place of `ids` where the temperature is 0.
+Tensor unless_greedy(const Tensor& ids, const Tensor& best, std::span<const SampledRow* const> rows) {
+  const auto greedy = column_of(rows, best, [](const auto& o) { return o.temperature > 0 ? 0 : 1; }).squeeze(1);
+  return at::where(greedy > 0, best, ids);
+}
+
+bool any_drawn(std::span<const SampledRow* const> rows) {
+  return any_row(rows, [](const auto& o) { return o.temperature > 0; });
 }
 
 }  // namespace
 
 SampledRow::SampledRow(const GenerateOptions& options, std::vector<int64_t> prompt, uint64_t number)
     : options_(&options), ids_(std::move(prompt)), prompt_length_(static_cast<int64_t>(ids_.size())), number_(number) {
+  if (!has_penalties()) return;
   for (const auto id : ids_) counts_.emplace(id, 0);
 }
 
 void SampledRow::push(int64_t id) {
   ids_.push_back(id);
-  ++counts_[id];
+  if (has_penalties()) ++counts_[id];
 }
 
 bool SampledRow::has_penalties() const {
@@ -161,15 +189,25 @@ Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows) {
   return left;
 }
 
-std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows) {
+Tensor chosen(const Tensor& scores, std::span<const SampledRow* const> rows) {
+  const auto best = scores.argmax(1);
+  if (!any_drawn(rows)) return best;
+  const auto ids = drawn(at::softmax(scores, 1, at::kDouble), chances(rows, Draw::kToken, scores));
+  return unless_greedy(ids, best, rows);
+}
+
+std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
+                                     const DrawnGuesses* guesses) {
   LEVIN_CHECK(static_cast<size_t>(logits.size(0)) == rows.size(), "[generate] ", logits.size(0), " logits for ",
               rows.size(), " rows");
   const auto scores = penalized(logits, rows);
-  auto ids = scores.argmax(1);
-  if (any_row(rows, [](const auto& o) { return o.temperature > 0; })) {
-    const auto greedy = column_of(rows, logits, [](const auto& o) { return o.temperature > 0 ? 0 : 1; }).squeeze(1);
-    ids = at::where(greedy > 0, ids, drawn(filtered(scores, rows), rows));
-  }
+  Tensor ids;
+  if (!any_drawn(rows))
+    ids = scores.argmax(1);
+  else if (guesses)
+    ids = unless_greedy(drawn_beside(filtered(scores, rows), rows, *guesses), scores.argmax(1), rows);
+  else
+    ids = chosen(filtered(scores, rows), rows);
   int64_t most = 0;
   for (const auto* row : rows) most = std::max(most, std::min(row->options().top_logprobs, logits.size(1)));
   const auto logs = at::log_softmax(logits, 1);

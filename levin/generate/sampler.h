@@ -28,7 +28,7 @@ class SampledRow {
   int64_t new_tokens() const { return static_cast<int64_t>(ids_.size()) - prompt_length_; }
   int64_t prompt_length() const { return prompt_length_; }
   uint64_t number() const { return number_; }
-  /// How often each token was generated; tokens of the prompt are there, with 0.
+  /// With penalties: how often each token was generated; tokens of the prompt are there, with 0.
   const std::unordered_map<int64_t, int64_t>& counts() const { return counts_; }
   /// Tokens that may not come next.
   std::vector<int64_t> forbidden() const;
@@ -56,8 +56,22 @@ struct SampledToken {
 Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows);
 /// What is left after temperature, top_k, top_p, min_p and typical_p, in this order; the rest is -inf.
 Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows);
-/// The next token of each row. One without any has an error.
-std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows);
+/// The places of the random numbers of a position: one draws a token (or a guess), one takes the guess, one replaces
+/// it.
+enum class Draw { kToken, kTaking, kReplacing };
+/// A token of each row by the probabilities of scores [rows, V]; the likeliest one at temperature 0. int64 [rows].
+Tensor chosen(const Tensor& scores, std::span<const SampledRow* const> rows);
+/// Tokens that a draft model has drawn.
+struct DrawnGuesses {
+  /// int64 [rows], -1 for a row without one; and what `filtered` gave for the draft, float32 [rows, V].
+  Tensor ids, scores;
+};
+/// The next token of each row. One without any has an error. With guesses each is taken, or replaced, such that the
+/// tokens follow the logits alone (Leviathan et al. 2023): one that the model finds less likely than the draft is taken
+/// by their ratio, else a token is drawn from what the model has more of. A token is equal to its guess where that is
+/// taken, and nowhere else.
+std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
+                                     const DrawnGuesses* guesses = nullptr);
 /// The same; an error of any row is thrown.
 std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows);
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/devices/host_memory.h"
@@ -25,6 +26,36 @@ double multiplied_weights(const models::LanguageModel& model) {
       sum += static_cast<double>(head->weight.numel());
   }
   return sum;
+}
+
+/// Whether a model has room for so much beside its weights: placed again where sizes decide, else as it is.
+bool has_room(const WeightPlacement& placement, PlacementOptions options, int64_t workspace) {
+  options.workspace = workspace;
+  try {
+    if (options.device_map == "auto" || options.device_map == "balanced" || options.device_map == "sequential")
+      place_units(placement.units, options);
+    else
+      check_room(placement, options);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The most rows, at least those of `sizes`; none where memory is no limit.
+std::optional<int64_t> fitting_batch(const models::LanguageModel& model, const WeightPlacement& placement,
+                                     const PlacementOptions& options, DecodeSizes sizes) {
+  constexpr int64_t kMany = 1 << 16;
+  auto rows = sizes.rows;
+  const auto fits = [&](int64_t count) {
+    sizes.rows = count;
+    return has_room(placement, options, decode_workspace(model, sizes, placement.device));
+  };
+  while (rows < kMany && fits(2 * rows)) rows *= 2;
+  if (rows >= kMany) return {};
+  for (auto step = rows / 2; step > 0; step /= 2)
+    if (fits(rows + step)) rows += step;
+  return rows;
 }
 
 }  // namespace
@@ -62,24 +93,7 @@ StreamCost stream_cost(const models::LanguageModel& model, const WeightPlacement
   if (flops > 0 && link_bytes_per_s > 0)
     cost.hiding_batch =
         static_cast<int64_t>(std::ceil(cost.seconds() * flops / (2 * std::max(multiplied_weights(model), 1.0))));
-  const auto place =
-      placement.device.is_cpu() ? "cpu" : fmt::format("cuda:{}", std::max<int>(placement.device.index(), 0));
-  for (const auto& budget : options.max_memory) {
-    if (budget.place != place) continue;
-    const auto left = budget.bytes - placement.bytes_at(place) - placement.buffer_bytes();
-    auto rows = sizes.rows;
-    const auto needs = [&](int64_t count) {
-      auto more = sizes;
-      more.rows = count;
-      return decode_workspace(model, more, placement.device);
-    };
-    constexpr int64_t kMany = 1 << 16;
-    while (rows < kMany && needs(2 * rows) <= left) rows *= 2;
-    if (rows >= kMany) continue;  // memory is no limit
-    for (auto step = rows / 2; step > 0; step /= 2)
-      if (needs(rows + step) <= left) rows += step;
-    cost.fitting_batch = rows;
-  }
+  cost.fitting_batch = fitting_batch(model, placement, options, sizes);
   return cost;
 }
 

@@ -19,7 +19,8 @@ struct StreamCost {
   double link_bytes_per_s = 0;
   /// Rows from which on computing takes as long as the link; none where the speed of the device is not known.
   std::optional<int64_t> hiding_batch = {};
-  /// Rows whose cache fits beside weights and buffers; none where memory is not limited.
+  /// Rows whose cache fits, with weights on the device or streamed as they then would be; none where memory is no
+  /// limit.
   std::optional<int64_t> fitting_batch = {};
 
   /// Of one pass; 0 where the link is not known.

@@ -12,6 +12,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
+#include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/linear_detail.h"
@@ -251,6 +252,7 @@ std::optional<Tensor> skinny_linear(const Tensor& x, const Tensor& weight, const
 }  // namespace detail
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  if (detail::runs_few_rows_linear(x, weight, bias)) return detail::few_rows_linear(x, weight, bias);
   if (const auto layer = fp8_layer(x, weight)) return fp8_linear(x, weight, bias, *layer);
   if (auto few = detail::skinny_linear(x, weight, bias)) return std::move(*few);
   const auto factors = detail::factors(x, weight, bias);

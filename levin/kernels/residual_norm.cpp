@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/residual_norm_detail.h"
@@ -293,6 +294,7 @@ NormedStream residual_norm(const Tensor& stream, const Tensor& branch, const Ten
   Tensor h = stream;
   if (branch.defined()) h = stream + (dropout > 0 ? at::dropout(branch, dropout, true) : branch);
   const auto size = weight.size(0);
+  if (detail::has_few_rows(h) && weight.is_cpu()) return {detail::few_rows_norm(h, weight, bias, eps, rms), h};
   if (!rms) return {at::layer_norm(h, {size}, weight, bias, eps), h};
   auto output = at::rms_norm(h, {size}, weight, eps);
   if (bias.defined()) output = output + bias;

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "levin/core/error.h"
 #include "levin/memory/optimizers.h"
 #include "levin/memory/simulation.h"
 #include "levin/memory/widths.h"
@@ -261,6 +262,7 @@ class Account {
 
 MemoryEstimate account_for(const StepTrace& trace, const StateLayout& layout, const PrecisionPlan& asked,
                            const MemoryQuestion& question) {
+  LEVIN_CHECK(layout.not_estimated.empty(), "[memory] ", layout.not_estimated);
   return Account(trace, layout, asked, question).run();
 }
 

@@ -133,10 +133,17 @@ kernels::BlockPlan BlockAttention::plan_of(int64_t tokens, bool training, c10::D
   auto& plan = plans_[{tokens, training, device.type(), device.index()}];
   if (!plan.seen.defined()) {
     const auto random = training ? random_blocks_of(options_, tokens) : BlockLists{};
-    plan =
-        kernels::block_plan(seen_blocks(options_, tokens / options_.block_size, random), options_.block_size, device);
+    auto seen = seen_blocks(options_, tokens / options_.block_size, random);
+    if (heads_.count > 0) seen = BlockLists(seen.begin() + heads_.first, seen.begin() + heads_.first + heads_.count);
+    plan = kernels::block_plan(seen, options_.block_size, device);
   }
   return plan;
+}
+
+void BlockAttention::take_heads(Share heads) {
+  const std::lock_guard lock(mutex_);
+  heads_ = heads;
+  plans_.clear();
 }
 
 Tensor BlockAttention::operator()(const Tensor& qkv, const Tensor& mask, bool training) {

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "levin/kernels/block_sparse/attention.h"
+#include "levin/nn/tensor/part.h"
 
 namespace levin::models {
 
@@ -41,11 +42,15 @@ class BlockAttention {
   }
   /// qkv [B, T, 3, H, D], T a multiple of the block, and mask [B, T] (1 for a token, or undefined) to [B, T, H * D].
   Tensor operator()(const Tensor& qkv, const Tensor& mask, bool training);
+  /// From now on the heads of qkv are these of the layer's.
+  void take_heads(Share heads);
 
  private:
   kernels::BlockPlan plan_of(int64_t tokens, bool training, c10::Device device);
 
   BlockAttentionOptions options_;
+  /// Empty: all of them.
+  Share heads_;
   std::mutex mutex_;
   std::map<std::tuple<int64_t, bool, c10::DeviceType, c10::DeviceIndex>, kernels::BlockPlan> plans_;
 };

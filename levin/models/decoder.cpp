@@ -26,17 +26,21 @@
 #include "levin/core/words.h"
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
+#include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/module_access.h"
+#include "levin/nn/tensor/functions.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
 namespace {
 
 constexpr double kInitStd = 0.02;
+/// Rows of logits at once where a rank has some of their columns.
+constexpr int64_t kRowsOfLoss = 1024;
 
 /// A name in the tree of parameters, nothing else.
 struct DecoderGroupImpl : torch::nn::Module {};
@@ -165,6 +169,39 @@ std::vector<DecoderBlock> register_blocks(torch::nn::Module& owner, const Decode
 
 }  // namespace detail
 
+DecoderOptions detail::with_heads(DecoderOptions options, const HeadShare& share) {
+  options.num_heads = share.heads.count;
+  options.kv_heads = share.kv_heads.count;
+  options.head_dim = share.all.width;
+  options.all_heads = share.all.heads;
+  options.all_kv_heads = share.all.kv_heads;
+  options.first_head = share.heads.first;
+  return options;
+}
+
+DecoderOptions detail::with_all_heads(DecoderOptions options) {
+  if (options.all_heads == 0) return options;
+  options.num_heads = options.all_heads;
+  options.kv_heads = options.all_kv_heads;
+  options.all_heads = options.all_kv_heads = options.first_head = 0;
+  return options;
+}
+
+TensorPlan detail::decoder_plan(const DecoderOptions& options) {
+  const auto last = "blocks." + std::to_string(options.num_layers - 1);
+  return {{"blocks.*.attention", TensorRole::kRegion},
+          {"blocks.*.attention.qkv", TensorRole::kQkv},
+          {"blocks.*.attention.out", TensorRole::kHeadRow},
+          {"blocks.*.mlp", TensorRole::kRegion},
+          {"blocks.*.mlp.gate", TensorRole::kColumn},
+          {"blocks.*.mlp.up", TensorRole::kColumn},
+          {"blocks.*.mlp.down", TensorRole::kRow},
+          {"tokens", TensorRole::kVocabEmbedding},
+          {"head", TensorRole::kVocabHead},
+          {"blocks.0", TensorRole::kSequenceBegin},
+          {options.final_norm ? "norm" : last, TensorRole::kSequenceEnd}};
+}
+
 using detail::decoder_norm;
 
 // ---- layers
@@ -235,6 +272,12 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
       .size = head_dim, .eps = options.norm_eps, .rms = true, .bias = false, .unit_offset = options.norm_unit_offset};
   norm_q = register_module("norm_q", nn::ResidualNorm(norm));
   norm_k = register_module("norm_k", nn::ResidualNorm(norm));
+}
+
+void DecoderAttentionImpl::take_heads(const HeadShare& share) {
+  if (by_blocks) by_blocks->take_heads(share.heads);
+  num_heads = share.heads.count;
+  kv_heads = share.kv_heads.count;
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -394,8 +437,23 @@ DecoderHeadImpl::DecoderHeadImpl(const DecoderOptions& options)
   if (!options.tied_head) torch::nn::init::normal_(weight, 0, kInitStd);
 }
 
+Tensor DecoderHeadImpl::forward_part(const Tensor& x, const Tensor& targets) {
+  const auto input = nn::copied_to_ranks(x, vocab->ranks);
+  if (targets.defined())
+    return nn::vocab_cross_entropy(input, weight, targets, *vocab,
+                                   {.rows = loss_rows < 0 ? kRowsOfLoss : loss_rows, .softcap = softcap});
+  return nn::gathered_from_ranks(capped(at::linear(input, weight), softcap), -1, vocab->counts(), vocab->ranks);
+}
+
 Tensor DecoderHeadImpl::forward(const Tensor& x, const Tensor& targets) {
-  if (!targets.defined()) return capped(at::linear(x, weight), softcap);
+  if (vocab) return forward_part(x, targets);
+  if (!targets.defined()) {
+    const bool few = kernels::detail::runs_few_rows_linear(x, weight, {});
+    return capped(few                          ? kernels::detail::few_rows_linear(x, weight, {})
+                  : at::GradMode::is_enabled() ? at::linear(x, weight)
+                                               : kernels::linear(x, weight),
+                  softcap);
+  }
   if (softcap == 0) return linear_cross_entropy(x, weight, targets, loss_rows);
   const auto logits = capped(at::linear(x, weight), softcap).flatten(0, -2);
   return cross_entropy(logits.to(at::promote_types(logits.scalar_type(), at::kFloat)), targets.flatten().to(at::kLong),
@@ -422,6 +480,10 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
   }
   head = register_module("head", DecoderHead(options));
   if (options.tied_head) levin::tie(*this, head->weight, tokens->weight);
+}
+
+TensorPlan DecoderImpl::tensor_plan() const {
+  return detail::decoder_plan(options);
 }
 
 Tensor DecoderImpl::embedded(const Tensor& ids) {

@@ -18,9 +18,19 @@
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
 #include "levin/nn/residual_norm.h"
+#include "levin/nn/tensor/part.h"
 #include "levin/nn/unit.h"
 
 namespace levin::models {
+
+namespace detail {
+/// The options of a model with some of its heads.
+DecoderOptions with_heads(DecoderOptions options, const HeadShare& share);
+/// Those of the whole model.
+DecoderOptions with_all_heads(DecoderOptions options);
+/// How blocks, and the tables of tokens, are split over ranks.
+TensorPlan decoder_plan(const DecoderOptions& options);
+}  // namespace detail
 
 /// Rows of a table: integers of any shape to [..., D].
 struct DecoderEmbeddingImpl : torch::nn::Module {
@@ -32,13 +42,14 @@ struct DecoderEmbeddingImpl : torch::nn::Module {
 LEVIN_MODULE(DecoderEmbedding);
 
 /// A linear layer that starts from a normal distribution: [..., in] to [..., out].
-struct DecoderLinearImpl : torch::nn::Module {
+struct DecoderLinearImpl : torch::nn::Module, TensorParallelPart {
   DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
   Tensor forward(const Tensor& x);
   /// Puts a quantized weight in the place of the parameter: buffers "weight", "weight_scales" and "weight_nested".
   void set_quantized(kernels::QuantizedWeight packed);
   int64_t in_features() const { return quantized ? quantized->columns : weight.size(1); }
   int64_t out_features() const { return quantized ? quantized->rows() : weight.size(0); }
+  Tensor* row_bias() override { return &bias; }
 
   /// The weight is undefined where it is quantized.
   Tensor weight, bias;
@@ -49,11 +60,14 @@ struct DecoderLinearImpl : torch::nn::Module {
 LEVIN_MODULE(DecoderLinear);
 
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
-struct DecoderAttentionImpl : torch::nn::Module {
+struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
   /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
   /// `by_blocks` applies, the mask is [B, T], 1 for a token.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
+  HeadCounts heads() const override { return {num_heads, kv_heads, head_dim}; }
+  void take_heads(const HeadShare& share) override;
+  bool draws() const override { return dropout > 0; }
 
   int64_t num_heads, kv_heads, head_dim;
   double dropout, scale, softcap;
@@ -119,13 +133,19 @@ LEVIN_MODULE(DecoderBlock);
 
 /// Hidden states [B, T, D] to logits [B, T, V], or with targets [B, T] straight to the loss
 /// (levin/models/decoder_loss.h).
-struct DecoderHeadImpl : torch::nn::Module {
+struct DecoderHeadImpl : torch::nn::Module, TensorParallelPart {
   explicit DecoderHeadImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& targets = {});
+  void take_vocab(const std::shared_ptr<const VocabShare>& share) override { vocab = share; }
 
   int64_t loss_rows;
   double softcap;
   Tensor weight;
+  /// The rows that the weight has; null: all.
+  std::shared_ptr<const VocabShare> vocab;
+
+ private:
+  Tensor forward_part(const Tensor& x, const Tensor& targets);
 };
 LEVIN_MODULE(DecoderHead);
 
@@ -135,7 +155,7 @@ LEVIN_MODULE(DecoderHead);
 ///     auto logits = model(tokens);                                          // [B, T] to [B, T, V]
 ///     auto loss = model(tokens, levin::models::next_tokens(tokens));       // without keeping the logits
 ///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
-struct DecoderImpl : torch::nn::Module {
+struct DecoderImpl : torch::nn::Module, TensorParallelPart {
   explicit DecoderImpl(const DecoderOptions& options = {});
   /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
@@ -149,8 +169,14 @@ struct DecoderImpl : torch::nn::Module {
   /// Of a classifier (num_labels): logits [B, labels] of the last token of each row, which forward gives too. It is the
   /// last one that is not pad_token, without a pad_token the last of the mask.
   Tensor class_logits(const Tensor& tokens, const Tensor& mask = {});
+  TensorPlan tensor_plan() const override;
+  void take_heads(const HeadShare& share) override { options = detail::with_heads(options, share); }
+  void take_ranks(const TensorRanks& all) override { ranks = all; }
 
+  /// Where the model is split over ranks, its heads are those of this one.
   DecoderOptions options;
+  /// The ranks that have the model together; null: this one has all of it.
+  TensorRanks ranks;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
   /// Of BLOOM, and of OPT-350m; else empty.
   nn::ResidualNorm embedding_norm = nullptr;

@@ -15,6 +15,7 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/decode/decode.h"
@@ -78,7 +79,7 @@ DecoderCache::DecoderCache(const DecoderOptions& options, int64_t rows, int64_t 
     value_scales.push_back(at::zeros(heads, plain.dtype(at::kFloat)));
   }
   const auto positions = more.positions > 0 ? more.positions : capacity;
-  if (options.positions == "alibi") slopes = alibi_slopes(options.num_heads, kind.device());
+  if (options.positions == "alibi") slopes = alibi_slopes(options, kind.device());
   if (options.positions == "rotary") rotary = angle_table(options, positions).to(kind.device());
 }
 
@@ -114,22 +115,23 @@ Tensor CacheStep::decode(int64_t layer, const Tensor& q, const Tensor& k, const 
                          double softcap) const {
   const auto i = static_cast<size_t>(layer);
   const bool windowed = options->window > 0 && (options->windowed_layers.empty() || options->windowed_layers[i]);
-  return kernels::decode_attention({.q = q,
-                                    .k = k,
-                                    .v = v,
-                                    .positions = pass->positions,
-                                    .angles = cache->rotary,
-                                    .keys = cache->keys[i],
-                                    .values = cache->values[i],
-                                    .key_scales = cache->quantized() ? cache->key_scales[i] : Tensor(),
-                                    .value_scales = cache->quantized() ? cache->value_scales[i] : Tensor(),
-                                    .first_row = pass->first_row,
-                                    .blocks = pass->blocks,
-                                    .seen = pass->seen,
-                                    .scale = scale,
-                                    .softcap = softcap,
-                                    .window = windowed ? options->window : 0,
-                                    .slopes = cache->slopes});
+  const kernels::DecodeArguments arguments{.q = q,
+                                           .k = k,
+                                           .v = v,
+                                           .positions = pass->positions,
+                                           .angles = cache->rotary,
+                                           .keys = cache->keys[i],
+                                           .values = cache->values[i],
+                                           .key_scales = cache->quantized() ? cache->key_scales[i] : Tensor(),
+                                           .value_scales = cache->quantized() ? cache->value_scales[i] : Tensor(),
+                                           .first_row = pass->first_row,
+                                           .blocks = pass->blocks,
+                                           .seen = pass->seen,
+                                           .scale = scale,
+                                           .softcap = softcap,
+                                           .window = windowed ? options->window : 0,
+                                           .slopes = cache->slopes};
+  return q.is_cpu() ? kernels::decode_attention_cpu(arguments) : kernels::decode_attention(arguments);
 }
 
 void CacheStep::write(int64_t layer, Tensor& k, Tensor& v) const {
@@ -198,9 +200,11 @@ CacheStep cache_step(const DecoderOptions& options, DecoderCache& cache, const C
               "[decoder] blocks must be int64 [B, N] with room for ", pass.seen, " slots of ", at.size(0),
               " rows, got ", blocks.defined() ? blocks.sizes() : at.sizes());
   CacheStep step{.options = &options, .cache = &cache, .pass = &pass, .slots = {}, .seen_slots = {}};
+  const bool on_cpu = !blocks.defined() && !cache.quantized() && !at::GradMode::is_enabled() &&
+                      kernels::has_decode_kernel_cpu(cache.keys.front());
   step.fused = pass.seen > 0 && at.size(1) == 1 &&
-               kernels::has_decode_kernel(at.device(), cache.of_model, at.size(0), options.head_width(),
-                                          blocks.defined() ? capacity : 0);
+               (on_cpu || kernels::has_decode_kernel(at.device(), cache.of_model, at.size(0), options.head_width(),
+                                                     blocks.defined() ? capacity : 0));
   if (step.fused) return step;
   const auto heads = cache.keys.front().size(1);
   const auto count = [&](int64_t n) { return at::arange(n, at.options()); };
@@ -243,7 +247,7 @@ AttentionMasks cached_masks(const DecoderOptions& options, const CachePass& pass
   Tensor added;
   if (options.positions == "alibi") {
     const auto distance = (place - query).to(at::kFloat);
-    added = alibi_slopes(options.num_heads, at.device()).view({-1, 1, 1}) * distance;
+    added = alibi_slopes(options, at.device()).view({-1, 1, 1}) * distance;
   }
   const auto made = [&](const Tensor& visible) -> Tensor {
     if (!added.defined()) return visible;

@@ -98,6 +98,9 @@ struct DecoderOptions {
   std::vector<bool> windowed_layers = {};
   /// cap * tanh(x / cap) of scores, and of logits; 0: none (Gemma 2).
   double attention_softcap = 0, logit_softcap = 0;
+  /// Where this rank has some of the heads only (tensor parallelism): how many there are in all, and the number of the
+  /// first one here. 0: num_heads and kv_heads are all of them.
+  int64_t all_heads = 0, all_kv_heads = 0, first_head = 0;
   /// Classes of a classifier of whole sequences, in place of the head over the vocabulary; 0: none.
   int64_t num_labels = 0;
   /// The token that fills up rows: a classifier reads the last token that is another one. -1: there is none.

@@ -153,6 +153,11 @@ Tensor alibi_slopes(int64_t heads, c10::Device device) {
   return at::cat({first, rest}).to(at::kFloat);
 }
 
+Tensor alibi_slopes(const DecoderOptions& options, c10::Device device) {
+  if (options.all_heads == 0) return alibi_slopes(options.num_heads, device);
+  return alibi_slopes(options.all_heads, device).narrow(0, options.first_head, options.num_heads);
+}
+
 AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, const Tensor& mask, const Tensor& like) {
   const auto device = like.device();
   if (!options.causal) {
@@ -181,7 +186,7 @@ AttentionMasks attention_masks(const DecoderOptions& options, int64_t length, co
             ? token_positions(mask)
             : at::arange(length, at::TensorOptions().dtype(at::kLong).device(device)).unsqueeze(0);  // [B or 1, T]
     const auto distance = (place.unsqueeze(1) - place.unsqueeze(2)).unsqueeze(1).to(at::kFloat);  // [B or 1, 1, T, T]
-    const auto added = alibi_slopes(options.num_heads, device).view({-1, 1, 1}) * distance;
+    const auto added = alibi_slopes(options, device).view({-1, 1, 1}) * distance;
     return at::where(seen, added, -std::numeric_limits<float>::infinity()).to(like.scalar_type());
   };
   AttentionMasks masks;

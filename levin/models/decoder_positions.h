@@ -24,6 +24,8 @@ Tensor rotary_frequencies(const DecoderOptions& options, int64_t length, c10::De
 
 /// The slope of each head, float32 [H].
 Tensor alibi_slopes(int64_t heads, c10::Device device = c10::kCPU);
+/// Those of the heads that the model has.
+Tensor alibi_slopes(const DecoderOptions& options, c10::Device device = c10::kCPU);
 
 /// What attention adds to its scores, or a boolean of what is seen. Undefined: nothing but the causal flag.
 struct AttentionMasks {

@@ -266,6 +266,15 @@ PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const
   return planned;
 }
 
+/// Leaves in the model, which has no data yet, what this rank is to read.
+void split_model(LanguageModel& model, std::vector<detail::PlannedWeight>& plan, const TensorRanks& ranks) {
+  LEVIN_CHECK(!model.quantization, "[open_model] a quantized model (", quantization_name(*model.quantization),
+              ") is not split over ranks; take no quantization, or one rank");
+  model.split = split_tensors(model.module(), {.size = ranks->size()}, ranks, SplitValues::kRead);
+  for (auto& weight : plan)
+    if (const auto* known = model.split->find(weight.target)) weight.slice = known->slice;
+}
+
 /// Whether a weight is one of these modules.
 bool is_below(const std::string& name, const std::vector<std::string>& modules) {
   return std::ranges::any_of(modules,
@@ -316,7 +325,9 @@ struct ModelReader::State {
   State(const fs::path& folder, const OpenModelOptions& asked)
       : options(asked),
         file(std::make_shared<const WeightFile>(folder)),
-        planned(planned_model(folder, *file, config_in(folder), asked)) {}
+        planned(planned_model(folder, *file, config_in(folder), asked)) {
+    if (asked.ranks && asked.ranks->size() > 1) split_model(planned.model, planned.weights, asked.ranks);
+  }
 
   OpenModelOptions options;
   std::shared_ptr<const WeightFile> file;

@@ -16,6 +16,7 @@
 #include "levin/models/decoder.h"
 #include "levin/models/language/model_config.h"
 #include "levin/models/text_encoder.h"
+#include "levin/nn/tensor/split.h"
 
 namespace levin {
 class ShardMap;
@@ -38,6 +39,8 @@ struct LanguageModel {
   std::optional<kernels::QuantizeOptions> quantization = {};
   /// What was decided while loading: a head that is not tied though the config says so.
   std::vector<std::string> notes = {};
+  /// Of a model that is split over ranks; else null.
+  std::shared_ptr<TensorSplit> split = {};
 
   torch::nn::Module& module() const;
   /// Sizes of the blocks.
@@ -59,6 +62,9 @@ struct OpenModelOptions {
   /// Names of the classes of a classification head, to fine-tune one. Its last layer is new unless the folder has one
   /// for these names; what else of a head the folder lacks is new too. Empty: all is in the folder.
   std::vector<std::string> labels = {};
+  /// Ranks that have the model together (tensor parallelism): each of them opens the folder, and reads its part of the
+  /// weights. Null: this one has all of it.
+  TensorRanks ranks = {};
   /// Of a decoder that classifies, where config.json has no pad_token_id: this one. -1: none.
   int64_t pad_token = -1;
   /// Is told how many bytes of weights were read just now, by the threads that read, one at a time.
@@ -123,7 +129,8 @@ struct SaveModelOptions {
   uint64_t max_shard_size = 5'000'000'000;
   /// Replaces what is at the path.
   bool overwrite = false;
-  /// Of a model whose parameters are sharded over ranks: `strategy.shards()`. Every rank calls then, and rank 0 writes.
+  /// Of a model whose parameters are sharded over ranks: `strategy.shards()`. One that was opened with
+  /// OpenModelOptions::ranks knows it itself. Every rank calls then, and rank 0 writes.
   /// Parameters are gathered one by one: in host memory are those of a block at most.
   ShardMap* shards = nullptr;
 };

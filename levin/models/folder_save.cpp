@@ -70,14 +70,22 @@ struct SavePlan {
   }
 };
 
+/// Of the whole model, also where this rank has a part of it.
+DecoderOptions whole_body(const LanguageModel& model) {
+  return detail::with_all_heads(model.body());
+}
+
 /// The model without data, as its options say it is.
 std::map<std::string, std::vector<int64_t>> shapes_of(const LanguageModel& model) {
   const InitOptions without_data{.deferred = true};
   std::shared_ptr<torch::nn::Module> whole;
-  if (model.decoder)
-    whole = init_module([&] { return Decoder(model.decoder->options); }, without_data).ptr();
-  else
-    whole = init_module([&] { return TextEncoder(model.encoder->options); }, without_data).ptr();
+  if (model.decoder) {
+    whole = init_module([&] { return Decoder(whole_body(model)); }, without_data).ptr();
+  } else {
+    auto options = model.encoder->options;
+    options.body = whole_body(model);
+    whole = init_module([&] { return TextEncoder(options); }, without_data).ptr();
+  }
   std::map<std::string, std::vector<int64_t>> shapes;
   for (const auto& [name, parameter, aliases] : named_unique_parameters(*whole))
     shapes.emplace(name, parameter.sizes().vec());
@@ -117,7 +125,7 @@ void plan_quantized(const LanguageModel& model, uint64_t max_file, SavePlan& pla
 
 SavePlan plan_save(const LanguageModel& model, const SaveModelOptions& options) {
   const auto& architecture = architecture_of(model.config);
-  const auto& body = model.body();
+  const auto body = whole_body(model);
   SavePlan plan;
   const auto expected = shapes_of(model);
   const auto add = [&](const std::string& name, const Tensor& like, size_t index) {
@@ -151,8 +159,8 @@ SavePlan plan_save(const LanguageModel& model, const SaveModelOptions& options) 
 /// The tensors of the files, one by one. A parameter that is gathered is kept until all tensors of it are written.
 class SavedTensors {
  public:
-  SavedTensors(const SavePlan& plan, const DecoderOptions& body, levin::detail::PartGathering* gathering)
-      : plan_(plan), body_(body), gathering_(gathering) {}
+  SavedTensors(const SavePlan& plan, DecoderOptions body, levin::detail::PartGathering* gathering)
+      : plan_(plan), body_(std::move(body)), gathering_(gathering) {}
 
   Tensor operator()(const std::string& name) {
     if (const auto packed = plan_.packed.find(name); packed != plan_.packed.end()) return packed->second();
@@ -171,10 +179,20 @@ class SavedTensors {
 
  private:
   const SavePlan& plan_;
-  const DecoderOptions& body_;
+  DecoderOptions body_;
   levin::detail::PartGathering* gathering_;
   std::map<size_t, std::pair<Tensor, size_t>> gathered_;
 };
+
+/// The parts that ranks have of a model that was opened split.
+TensorShards shards_of(const TensorSplit& split) {
+  TensorShards shards(split.ranks());
+  for (const auto& parameter : split.parameters())
+    if (parameter.is_split())
+      shards.add(parameter.tensor,
+                 {.sizes = parameter.slice.whole, .slice = std::make_shared<const TensorSlice>(parameter.slice)});
+  return shards;
+}
 
 void copy_other_files(const fs::path& from, const fs::path& to) {
   for (const char* name : kFilesOfText)
@@ -189,7 +207,7 @@ void write_folder(const LanguageModel& model, const SavePlan& plan, const fs::pa
                   levin::detail::PartGathering* gathering) {
   copy_other_files(model.folder, folder);
   const auto format = levin::detail::safetensors_format();
-  SavedTensors tensors(plan, model.body(), gathering);
+  SavedTensors tensors(plan, whole_body(model), gathering);
   std::map<std::string, std::string> places;
   for (size_t i = 0; i < plan.files.size(); ++i) {
     const auto file = format.file_name(i, plan.files.size());
@@ -247,6 +265,12 @@ void save_from_ranks(const LanguageModel& model, const fs::path& folder, const S
 void save_model(const LanguageModel& model, const fs::path& folder, const SaveModelOptions& options) {
   LEVIN_CHECK(options.max_shard_size > 0, "[save_model] max_shard_size must be positive");
   if (options.shards) return save_from_ranks(model, folder, options);
+  if (model.split) {
+    auto shards = shards_of(*model.split);
+    auto given = options;
+    given.shards = &shards;
+    return save_from_ranks(model, folder, given);
+  }
   check_destination("save_model", folder, OutputKind::kFolder, options.overwrite);
   const auto plan = plan_save(model, options);
   AtomicFolder staged(folder);

@@ -17,6 +17,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/models/decoder_positions.h"
+#include "levin/nn/tensor/functions.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
@@ -63,7 +64,10 @@ MaskedTokenHeadImpl::MaskedTokenHeadImpl(const TextEncoderOptions& options)
 }
 
 Tensor MaskedTokenHeadImpl::forward(const Tensor& x) {
-  return at::linear(std::get<0>(norm(activated(dense(x), activation))), weight, bias);
+  const auto states = std::get<0>(norm(activated(dense(x), activation)));
+  if (!vocab) return at::linear(states, weight, bias);
+  const auto logits = at::linear(nn::copied_to_ranks(states, vocab->ranks), weight, bias);
+  return nn::gathered_from_ranks(logits, -1, vocab->counts(), vocab->ranks);
 }
 
 TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& asked) : options(asked) {

@@ -10,14 +10,17 @@ namespace levin::models {
 
 /// Hidden states [B, T, D] to logits [B, T, V] of the tokens that stand there: a layer, a norm, and the table of
 /// tokens.
-struct MaskedTokenHeadImpl : torch::nn::Module {
+struct MaskedTokenHeadImpl : torch::nn::Module, TensorParallelPart {
   explicit MaskedTokenHeadImpl(const TextEncoderOptions& options);
   Tensor forward(const Tensor& x);
+  void take_vocab(const std::shared_ptr<const VocabShare>& share) override { vocab = share; }
 
   DecoderMlpImpl::Activation activation;
   DecoderLinear dense = nullptr;
   nn::ResidualNorm norm = nullptr;
   Tensor weight, bias;
+  /// The rows that weight and bias have; null: all.
+  std::shared_ptr<const VocabShare> vocab;
 };
 LEVIN_MODULE(MaskedTokenHead);
 
@@ -25,7 +28,7 @@ LEVIN_MODULE(MaskedTokenHead);
 ///
 ///     auto logits = encoder(ids, mask);                       // what the head gives
 ///     auto vectors = levin::models::mean_embedding(encoder->hidden_states(ids, mask), mask);
-struct TextEncoderImpl : torch::nn::Module {
+struct TextEncoderImpl : torch::nn::Module, TensorParallelPart {
   explicit TextEncoderImpl(const TextEncoderOptions& options);
   /// ids int64 [B, T] to [B, T, V] of masked_lm, [B, labels] of sequence_classification, [B, T, labels] of
   /// token_classification, or the hidden states [B, T, D] without a head. mask [B, T]: 1 for a token, 0 for padding;
@@ -36,6 +39,8 @@ struct TextEncoderImpl : torch::nn::Module {
   Tensor head_output(const Tensor& hidden);
   /// The first token through the pooler: [B, D].
   Tensor pooled(const Tensor& hidden);
+  TensorPlan tensor_plan() const override { return detail::decoder_plan(options.body); }
+  void take_heads(const HeadShare& share) override { options.body = detail::with_heads(options.body, share); }
 
   TextEncoderOptions options;
   DecoderEmbedding tokens = nullptr, positions = nullptr, types = nullptr;

@@ -64,7 +64,9 @@ Tensor ViTPatchesImpl::forward(const Tensor& images) {
 // ---- attention
 
 ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
-    : num_heads(options.num_heads), dropout(options.attention_dropout) {
+    : num_heads(options.num_heads),
+      head_dim(options.hidden_dim / options.num_heads),
+      dropout(options.attention_dropout) {
   const auto dim = options.hidden_dim;
   in_proj_weight = register_parameter("in_proj_weight", torch::empty({3 * dim, dim}));
   in_proj_bias = register_parameter("in_proj_bias", torch::empty({3 * dim}));
@@ -75,7 +77,7 @@ ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
 }
 
 Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
-  const auto b = x.size(0), s = x.size(1), d = x.size(2), size = d / num_heads;
+  const auto b = x.size(0), s = x.size(1), size = head_dim, d = num_heads * size;
   const double p = is_training() ? dropout : 0.0;
   // Queries, keys and values are views of one product.
   if (!first_only)
@@ -178,6 +180,14 @@ Tensor VisionTransformerImpl::forward(const Tensor& images) {
               "], got ", images.sizes());
   auto tokens = at::cat({class_token.expand({images.size(0), -1, -1}), conv_proj(images)}, 1);
   return head(encoder(std::move(tokens), /*first_only=*/true).select(1, 0));
+}
+
+TensorPlan VisionTransformerImpl::tensor_plan() const {
+  return {{"encoder.layers.*.self_attention", TensorRole::kQkv},
+          {"encoder.layers.*.self_attention.out_proj", TensorRole::kHeadRow},
+          {"encoder.layers.*.mlp", TensorRole::kRegion},
+          {"encoder.layers.*.mlp.0", TensorRole::kColumn},
+          {"encoder.layers.*.mlp.3", TensorRole::kRow}};
 }
 
 void VisionTransformerImpl::replace_head(int64_t num_classes) {

@@ -6,6 +6,7 @@
 #include "levin/models/image_model.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/residual_norm.h"
+#include "levin/nn/tensor/part.h"
 #include "levin/nn/unit.h"
 
 namespace levin::models {
@@ -35,11 +36,14 @@ LEVIN_MODULE(ViTPatches);
 
 /// Self attention with one projection for queries, keys and values: [B, S, D] to [B, S, D]. With `first_only` only the
 /// first token asks (all are asked): [B, 1, D].
-struct ViTAttentionImpl : torch::nn::Module {
+struct ViTAttentionImpl : torch::nn::Module, TensorParallelPart {
   explicit ViTAttentionImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x, bool first_only = false);
+  HeadCounts heads() const override { return {num_heads, num_heads, head_dim}; }
+  void take_heads(const HeadShare& share) override { num_heads = share.heads.count; }
+  bool draws() const override { return dropout > 0; }
 
-  int64_t num_heads;
+  int64_t num_heads, head_dim;
   double dropout;
   Tensor in_proj_weight, in_proj_bias;
   nn::Linear out_proj = nullptr;
@@ -47,9 +51,10 @@ struct ViTAttentionImpl : torch::nn::Module {
 LEVIN_MODULE(ViTAttention);
 
 /// Linear, GELU, Linear, with dropout after each: [B, S, D] to [B, S, D]. Its layers are called "0" and "3".
-struct ViTMlpImpl : torch::nn::Module {
+struct ViTMlpImpl : torch::nn::Module, TensorParallelPart {
   explicit ViTMlpImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x);
+  bool draws() const override { return dropout > 0; }
 
   double dropout;
   nn::Linear up = nullptr, down = nullptr;
@@ -89,11 +94,12 @@ LEVIN_MODULE(ViTEncoder);
 
 /// The Vision Transformer, with torchvision's parameter names, shapes and initialization (bit by bit, from the same
 /// seed). Images [B, C, H, W] to logits [B, num_classes].
-struct VisionTransformerImpl : ImageModelImpl {
+struct VisionTransformerImpl : ImageModelImpl, TensorParallelPart {
   explicit VisionTransformerImpl(const ViTOptions& options = {});
   Tensor forward(const Tensor& images) override;
   void replace_head(int64_t num_classes) override;
   int64_t num_classes() const override { return options.num_classes; }
+  TensorPlan tensor_plan() const override;
 
   ViTOptions options;
   Tensor class_token;

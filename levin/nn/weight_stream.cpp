@@ -144,6 +144,7 @@ int64_t WeightStream::buffer_bytes() const {
 }
 
 void WeightStream::make_buffers() {
+  if (buffers_[0].memory.defined()) return;
   int64_t largest = 0, largest_read = 0;
   for (const auto& entry : entries_) {
     largest = std::max(largest, entry.bytes);
@@ -230,7 +231,7 @@ void WeightStream::around(Call& call) {
   detail::refuse_capture("weights are streamed");
   LEVIN_CHECK(!c10::GradMode::is_enabled(), "[weight stream] streamed weights do not train: compute without gradients");
   const c10::AutoGradMode no_grad(false);
-  if (!buffers_[0].memory.defined()) make_buffers();
+  make_buffers();
   const auto* unit = &call.unit();
   auto& caller = callers_.at(unit);
   if (latest_) callers_.at(latest_).next = unit;

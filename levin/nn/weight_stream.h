@@ -63,6 +63,8 @@ class WeightStream final : public Interceptor, public std::enable_shared_from_th
   /// is the order of adding at first, later what was seen.
   void add(std::string name, const std::vector<torch::nn::Module*>& modules, const FlatTensors& flat,
            WeightSource source);
+  /// Allocates the buffers, which the first call does otherwise: others then see what memory is left.
+  void make_buffers();
   void around(Call& call) override;
 
   /// What the buffers take on the device: twice the largest unit, or all where there are no more than two.
@@ -91,7 +93,6 @@ class WeightStream final : public Interceptor, public std::enable_shared_from_th
     std::optional<c10::Event> arrived = {}, used = {};
   };
 
-  void make_buffers();
   Buffer* find(size_t entry);
   /// Takes the buffer for an entry and begins to read it.
   void begin(Buffer& buffer, size_t entry);

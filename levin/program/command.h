@@ -23,7 +23,7 @@ struct Command {
 };
 
 /// A command of a struct whose members are the values of its flags: `void describe(Flags& flags)` binds them, `int
-/// run()` does the work.
+/// run()` does the work, or `int run(const Args& args)` where it starts other ranks.
 ///
 ///     struct Doctor {
 ///       bool json = false;
@@ -39,9 +39,13 @@ Command make_command(const std::string& name, const std::string& summary) {
     return flags;
   };
   Command command{.name = name, .summary = summary};
-  command.run = [=](const std::vector<std::string>& words, const Args&) {
+  command.run = [=](const std::vector<std::string>& words, [[maybe_unused]] const Args& args) {
     T values;
-    return make_flags(values).parse(words) ? values.run() : 0;
+    if (!make_flags(values).parse(words)) return 0;
+    if constexpr (requires { values.run(args); })
+      return values.run(args);
+    else
+      return values.run();
   };
   command.flags = [=] {
     static T values;  // the fields point into it

@@ -68,7 +68,7 @@ class PathFinder {
     }
   }
 
-  // What the start of `event` waited for: other device work, or its launch. Returns the thread to go on with.
+  // What the start of `event` waited for: other device work, or its launch. Returns the thread to follow.
   uint32_t before(const DeviceEvent& event, uint32_t thread) {
     const auto* previous = peek_event();
     const Ns previous_end = previous == nullptr ? step_.start : previous->end();

@@ -8,7 +8,7 @@
 
 namespace levin::report {
 
-/// Shares are of 1. A share is missing when the trace does not say.
+/// Fractions of 1. One is missing when the trace does not say.
 struct GpuSummary {
   int device = 0;
   DeviceInfo info;

@@ -129,7 +129,9 @@ void EventReader::read_span(const Raw& raw) {
     case Category::kOperator:
       return read_host(raw, *span, kind_of(trace_.name(span->name), true));
     case Category::kAnnotation:
-      return read_host(raw, *span, kind_of(trace_.name(span->name), false));
+      read_host(raw, *span, kind_of(trace_.name(span->name), false));
+      trace_.host.back().is_annotation = true;
+      return;
     case Category::kPython:
       return read_host(raw, *span, HostKind::kModule);
     case Category::kCall:

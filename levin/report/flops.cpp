@@ -170,9 +170,18 @@ int bytes_of_type(std::string_view type) {
   return 0;
 }
 
+bool FlopCounter::is_counted(const HostSpan& span) {
+  if (counted_.size() < trace_.names.size()) counted_.resize(trace_.names.size(), -1);
+  auto& is = counted_[span.name];
+  const std::string_view name = trace_.name(span.name);
+  if (is < 0) is = std::find(kCounted.begin(), kCounted.end(), name) != kCounted.end();
+  return is != 0;
+}
+
 FlopCounter::Entry& FlopCounter::entry(const HostSpan& span) {
   auto& rows = entries_[(uint64_t{span.name} << 32) | span.shapes];
-  const std::pair key{span.types, span.values};
+  // Values matter to FLOPs alone; those of other operators may differ in every call.
+  const std::pair key{span.types, is_counted(span) ? span.values : 0};
   for (auto& [known, entry] : rows) {
     if (known == key) return entry;
   }
@@ -180,15 +189,11 @@ FlopCounter::Entry& FlopCounter::entry(const HostSpan& span) {
 }
 
 std::optional<double> FlopCounter::of(const HostSpan& span) {
-  if (span.shapes == 0) return std::nullopt;
-  if (counted_.size() < trace_.names.size()) counted_.resize(trace_.names.size(), -1);
-  auto& is_counted = counted_[span.name];
-  const std::string_view name = trace_.name(span.name);
-  if (is_counted < 0) is_counted = std::find(kCounted.begin(), kCounted.end(), name) != kCounted.end();
-  if (is_counted == 0) return std::nullopt;
+  if (span.shapes == 0 || !is_counted(span)) return std::nullopt;
   auto& known = entry(span);
   if (!known.flops)
-    known.flops = flops_of(name, shapes_of(trace_.name(span.shapes)), texts_of(trace_.name(span.values)));
+    known.flops =
+        flops_of(trace_.name(span.name), shapes_of(trace_.name(span.shapes)), texts_of(trace_.name(span.values)));
   return *known.flops > 0 ? known.flops : std::nullopt;
 }
 

@@ -35,6 +35,7 @@ class FlopCounter {
     std::optional<OperatorCost> cost;
     bool has_cost = false;
   };
+  bool is_counted(const HostSpan& span);
   Entry& entry(const HostSpan& span);
 
   const TraceEvents& trace_;

@@ -1,6 +1,7 @@
 #include "levin/report/idle.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "levin/report/lanes.h"
 

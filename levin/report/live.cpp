@@ -46,8 +46,8 @@ bool LiveReport::refresh() {
   traces_ = std::move(traces);
   others_ = std::move(others);
   try {
-    // Without traces the whole report is read quickly, and a run that has just begun is found.
-    if (new_traces || report_.traces.empty()) {
+    // Without traces the whole report is read quickly; without runs, one may just have begun.
+    if (new_traces || report_.traces.empty() || report_.runs.empty()) {
       auto report = make_report(paths_);
       state_.traces += new_traces;
       report_ = std::move(report);
@@ -55,7 +55,7 @@ bool LiveReport::refresh() {
       read_runs();
     }
   } catch (const std::exception& error) {
-    log_warning(std::string("[report] ") + error.what());
+    log_warning(error.what());
     return false;
   }
   ++state_.version;

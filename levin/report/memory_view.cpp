@@ -1,6 +1,7 @@
 #include "levin/report/memory_view.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <map>
 #include <unordered_map>
 

@@ -106,9 +106,9 @@ OpTree build_op_tree(const TraceEvents& trace) {
     node.tensor_core_total += node.tensor_core_self;
     const auto& span = trace.host[i];
     const bool is_operator = span.kind == HostKind::kOperator;
-    const bool by_itself = (is_operator && could_use_tensor_cores(trace.name(span.name))) || node.tensor_core_self > 0;
-    node.could_use_tensor_cores = by_itself || (is_operator && has_eligible_child[i]);
-    node.is_lowest_eligible = by_itself && !has_eligible_child[i];
+    const bool is_named = (is_operator && could_use_tensor_cores(trace.name(span.name))) || node.tensor_core_self > 0;
+    node.could_use_tensor_cores = is_named || (is_operator && has_eligible_child[i]);
+    node.is_lowest_eligible = is_named && !has_eligible_child[i];
     if (node.parent == kNone) continue;
     auto& parent = tree.nodes[node.parent];
     parent.device_total += node.device_total;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <system_error>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
@@ -35,13 +37,27 @@ struct Source {
   std::string run;
 };
 
+// The run in a folder, or those below it: a Trainer writes into levin_logs/version_N of its folder.
+std::vector<RunFolder> runs_in(const fs::path& folder) {
+  auto run = read_run_folder(folder);
+  if (!run.is_empty()) return {std::move(run)};
+  std::set<fs::path> folders;
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename() == "metrics.csv") folders.insert(entry->path().parent_path());
+  }
+  std::vector<RunFolder> runs;
+  for (const auto& each : folders) runs.push_back(read_run_folder(each));
+  return runs;
+}
+
 void add_folder(const fs::path& folder, std::vector<Source>& sources, Report& report) {
   const auto traces = traces_in(folder);
-  auto run = read_run_folder(folder);
-  LEVIN_CHECK(!traces.empty() || !run.is_empty(), "[report] \"", shown(folder.string()),
+  auto runs = runs_in(folder);
+  LEVIN_CHECK(!traces.empty() || !runs.empty(), "[report] \"", shown(folder.string()),
               "\" has neither traces (*.pt.trace.json, *.pt.trace.json.gz) nor metrics.csv");
   for (const auto& file : traces) sources.push_back({file, file.parent_path().string()});
-  if (!run.is_empty()) report.runs.push_back(std::move(run));
+  for (auto& run : runs) report.runs.push_back(std::move(run));
 }
 
 // The place of a trace among those of its worker, by the time in the name; from 1.

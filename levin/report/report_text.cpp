@@ -18,7 +18,7 @@ std::string time_text(Ns ns) {
   return time_text(static_cast<double>(ns));
 }
 
-// A bar of a share of 1, in eighths of a character.
+// A bar of a fraction of 1, in eighths of a character.
 std::string bar(double share, int width) {
   static constexpr const char* kEighths[] = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
   const int eighths = static_cast<int>(std::clamp(share, 0.0, 1.0) * width * 8 + 0.5);

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <ctime>
 #include <span>
 
@@ -85,7 +86,7 @@ void read_configuration(const fs::path& folder, RunFolder& run) {
     try {
       flatten(config::read_yaml(file, "report"), "", into);
     } catch (const Error& error) {
-      into.emplace_back(name, error.what());  // shown, and the report goes on
+      into.emplace_back(name, error.what());  // shown in the report
     }
   }
 }

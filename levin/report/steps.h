@@ -19,7 +19,7 @@ using Parts = std::array<Ns, kParts>;
 struct Step {
   std::string name;
   Ns start = 0, end = 0;
-  /// The span on the host; device work may go on after it.
+  /// The span on the host; device work may end after it.
   Ns host_start = 0, host_end = 0;
   /// Of the span on the host.
   uint32_t thread = 0;

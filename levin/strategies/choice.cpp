@@ -9,6 +9,7 @@
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
 #include "levin/strategies/single_device.h"
+#include "levin/strategies/tensor_parallel.h"
 #include "levin/strategies/zero.h"
 
 namespace levin {
@@ -24,6 +25,7 @@ const std::vector<NamedStrategy>& registry() {
              FsdpStrategy::names(),
              ZeroStrategy::names(),
              GeminiStrategy::names(),
+             TensorStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;

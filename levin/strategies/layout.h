@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -58,6 +59,8 @@ struct StateLayout {
   std::optional<UnitPolicy> units = {};
   std::optional<UnitPolicy> checkpointing = {};
   bool offload_activations = false;
+  /// Why memory estimates do not know the strategy; empty: they do.
+  std::string not_estimated = {};
 
   /// Where state is sharded: which parameters are gathered together (`units` is the number of units), and how long they
   /// stay gathered.

@@ -9,6 +9,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "levin/nn/policy.h"
+#include "levin/nn/tensor/part.h"
 
 namespace levin {
 
@@ -193,5 +194,6 @@ std::unique_ptr<Strategy> strategy_of(const DdpOptions& options);
 std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options);
 std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options);
+std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
 
 }  // namespace levin

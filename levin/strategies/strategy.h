@@ -35,6 +35,11 @@ struct StrategyTraits {
   bool places_modules = false;
 };
 
+/// Which part of the data a rank sees: that of copy `rank` of `size`.
+struct DataPlace {
+  int rank = 0, size = 1;
+};
+
 /// How a model is spread over processes. The only floor that knows that there are other ranks.
 class Strategy {
  public:
@@ -58,6 +63,9 @@ class Strategy {
   void set_captured(bool captured) { captured_ = captured; }
   /// Why no step can be captured under it; empty: it can, as far as the strategy is concerned. An Error before connect.
   virtual std::string why_not_captured() const;
+
+  /// Ranks that have one copy of the model together see the same data. An Error before connect.
+  virtual DataPlace data_place() const { return {group().rank(), group().size()}; }
 
   /// Which tensors are shards; null when every rank has all of everything.
   virtual ShardMap* shards() { return nullptr; }

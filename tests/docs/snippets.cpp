@@ -741,6 +741,17 @@ int main(int argc, char** argv) {
 }
 }  // namespace from_lightning_cli
 
+// parallelism.md
+void parallelism_training() {
+levin::Fabric fabric({.strategy = levin::TensorParallelOptions{.size = 2, .sequence_parallel = true}, .devices = 8});
+}
+void parallelism(const levin::Placement& placement, c10::Device device, const std::string& folder,
+                 const std::vector<std::vector<int64_t>>& prompts, const levin::GenerateOptions& options) {
+auto ranks = levin::join_group(placement, device);                      // every rank
+auto model = levin::models::open_model(folder, {.device = device, .ranks = ranks});
+auto rows = levin::generate(model.decoder, prompts, options);           // every rank, with the same prompts
+}
+
 // config.md
 struct Regression : levin::TrainModule {
   struct Options {

@@ -195,6 +195,43 @@ TEST(Engine, APromptThatBeginsAsAnotherTakesItsBlocks) {
   }
 }
 
+TEST(Engine, KeysThatDependOnTheLengthOfThePromptAreNotShared) {
+  auto model = longer_model("llama_dynamic");
+  const auto trained = models::trained_positions(model->options);
+  Random random(8, 0, 0);
+  const auto ids = random_ids(random, trained + 20);
+  Engine engine(model, nullptr, {.cache_tokens = 512, .block_tokens = 4});
+  // Twice within the positions of training, and thrice beyond them.
+  for (const auto length : {trained - 2, trained - 2, trained + 8, trained + 20, trained + 8}) {
+    Told told;
+    const Ids prompt(ids.begin(), ids.begin() + length);
+    engine.submit(request_for(told, prompt, greedy(12)));
+    engine.run_until_idle();
+    expect_same(told, generate(model, {prompt}, greedy(12)), std::to_string(length));
+  }
+  EXPECT_EQ(engine.stats().prefix_hit_tokens, (trained - 3) / 4 * 4);
+}
+
+TEST(Engine, AHalfComputedBlockIsNobodyElses) {
+  auto model = longer_model("llama");
+  Random random(6, 0, 0);
+  const auto prompt = random_ids(random, 44);
+  const auto alone = generate(model, {prompt}, greedy(6));
+  for (const bool leaves : {true, false}) {
+    Engine engine(model, nullptr, {.cache_tokens = 256, .block_tokens = 16, .prefill_chunk = 4});
+    Told first, second;
+    const auto id = engine.submit(request_for(first, prompt, greedy(6)));
+    engine.step();  // 20 tokens: one block, and a part of the next
+    ASSERT_TRUE(first.tokens[0].empty());
+    if (leaves) engine.cancel(id);
+    engine.submit(request_for(second, prompt, greedy(6)));
+    engine.run_until_idle();
+    EXPECT_GE(engine.stats().prefix_hit_tokens, 16);
+    expect_same(second, alone, "second");
+    if (!leaves) expect_same(first, alone, "first");
+  }
+}
+
 TEST(Engine, RowsGiveUpTheirBlocksForOlderOnesAndEndTheSame) {
   // Dynamic scaling: what was generated before a preemption has other angles than the prompt.
   for (const std::string name : {"llama_dynamic", "gemma2"}) {
@@ -231,15 +268,15 @@ TEST(Engine, ALongPromptStallsNobody) {
   engine.step();
   engine.submit(request_for(longer, random_ids(random, 70), greedy(4)));
   engine.submit(request_for(shorter, random_ids(random, 4), greedy(4)));
-  for (int i = 0; i < 3; ++i) {
+  size_t steps = 0;
+  for (; longer.tokens[0].empty(); ++steps) {
     const auto before = decoding.tokens[0].size();
     engine.step();
     EXPECT_EQ(decoding.tokens[0].size(), before + 1);
+    EXPECT_FALSE(shorter.tokens[0].empty());  // overtook
   }
-  EXPECT_FALSE(shorter.tokens[0].empty());  // overtook
-  EXPECT_TRUE(longer.tokens[0].empty());
-  for (int i = 0; i < 20; ++i) engine.step();
-  EXPECT_FALSE(longer.tokens[0].empty());
+  EXPECT_GT(steps, 3u);
+  EXPECT_LT(steps, 20u);
   engine.run_until_idle();
   EXPECT_EQ(longer.done[0].ids.size(), 4u);
 }
@@ -306,6 +343,26 @@ TEST(Engine, WhatGoesWrongWithARequestIsItsOwn) {
   EXPECT_THROW(generate(model, {{1}}, paged, throwing), std::logic_error);
 }
 
+TEST(Engine, LivesOnAfterTheModelFailed) {
+  auto model = longer_model("llama");
+  Engine engine(model, nullptr, {.max_rows = 4, .cache_tokens = 128});
+  std::vector<Told> told(3);
+  for (size_t i = 0; i < 2; ++i) engine.submit(request_for(told[i], {3, static_cast<int64_t>(i)}, greedy(6)));
+  engine.step();
+  auto& table = model->tokens->weight;
+  const auto whole = std::exchange(table, table.detach().narrow(0, 0, 1));
+  engine.step();
+  for (const auto& each : {told[0], told[1]}) EXPECT_THAT(each.error, HasSubstr("index out of range"));
+  EXPECT_EQ(engine.stats().failed, 2);
+  EXPECT_EQ(engine.stats().blocks_used + engine.stats().running, 0);
+  table = whole;
+  // A request of a callback.
+  auto last = request_for(told[2], {3, 1}, greedy(6));
+  engine.submit({.prompt = {9}, .options = greedy(2), .on_done = [&](const Generated&) { engine.submit(last); }});
+  engine.run_until_idle();
+  expect_same(told[2], generate(model, {{3, 1}}, greedy(6)), "after");
+}
+
 TEST(Engine, RequestsOfManyThreads) {
   auto model = longer_model("llama");
   Engine engine(model, nullptr, {.max_rows = 4, .cache_tokens = 128});
@@ -340,7 +397,7 @@ TEST(Engine, AnyArrivalsGiveWhatRequestsGiveAlone) {
                    .prefill_chunk = random.integer(1, 24),
                    .prefix_reuse = random.chance(0.7)});
     const auto common = random_ids(random, 20);
-    std::vector<Told> told(20);
+    std::vector<Told> told(14);
     std::vector<Ids> prompts;
     std::vector<GenerateOptions> options;
     std::vector<bool> cancelled(told.size(), false);

@@ -192,12 +192,15 @@ TEST_F(PlacedModel, GeneratesTheSameTokens) {
   auto plain = models::open_model(folder_ / "model");
   auto placed = open_placed_model(folder_ / "model", {}, place(3 * block_ + 100'000));
   const std::vector<Ids> prompts{{7, 3, 11}, {9, 30, 2, 2, 17, 8, 1, 44}, {13}};
-  const GenerateOptions options{.max_new_tokens = 16, .temperature = 0, .batch = 2, .prefill_chunk = 4};
-  const auto expected = generate(plain.decoder, prompts, options);
-  const auto found = generate(placed.decoder, prompts, options);
-  for (size_t i = 0; i < prompts.size(); ++i) {
-    EXPECT_EQ(found[i].ids, expected[i].ids);
-    EXPECT_EQ(found[i].logprobs, expected[i].logprobs);
+  for (const bool paged : {false, true}) {
+    GenerateOptions options{.max_new_tokens = 16, .temperature = 0, .batch = 2, .prefill_chunk = 4};
+    options.paged = paged;
+    const auto expected = generate(plain.decoder, prompts, options);
+    const auto found = generate(placed.decoder, prompts, options);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(found[i].ids, expected[i].ids) << paged;
+      EXPECT_EQ(found[i].logprobs, expected[i].logprobs) << paged;
+    }
   }
 }
 

@@ -67,6 +67,46 @@ TEST(Sampler, ProbabilitiesAreThoseOfTransformers) {
     EXPECT_LT(difference[static_cast<int64_t>(i)].max().item<double>(), 1e-5) << filters[i];
 }
 
+// 20,000 draws behind each set of filters, against the probabilities that transformers' processors gave.
+TEST(Sampler, DrawsFollowTransformersProbabilities) {
+  std::ifstream stream(kFixtures / "filters.json");
+  const auto filters = nlohmann::json::parse(stream);
+  const WeightFile file(kFixtures / "filters.safetensors");
+  const auto logits = file.read("logits"), ids = file.read("ids");
+  const int64_t draws = 20'000, words = logits.size(1);
+  for (size_t i = 0; i < filters.size(); ++i) {
+    const auto r = static_cast<int64_t>(i) % 3;  // rows whose logits are neither equal nor far apart
+    auto options = options_of(filters[i]);
+    options.seed = 100 + i;
+    const auto* first = ids.const_data_ptr<int64_t>() + r * ids.size(1);
+    const std::vector<int64_t> before(first, first + ids.size(1));
+    std::vector<SampledRow> rows;
+    for (int64_t n = 0; n < draws; ++n) rows.emplace_back(options, before, static_cast<uint64_t>(n));
+    std::vector<double> counts(static_cast<size_t>(words));
+    for (const auto& token : detail::sample(logits[r].expand({draws, words}), pointers(rows)))
+      counts[static_cast<size_t>(token.id)] += 1;
+    const auto expected = file.read("probabilities." + std::to_string(i))[r].to(at::kDouble);
+    // Tokens of which fewer than 5 are expected count as one.
+    double chi = 0, degrees = -1, rare_expected = 0, rare = 0;
+    for (int64_t w = 0; w < words; ++w) {
+      const auto share = static_cast<double>(draws) * expected[w].item<double>(),
+                 count = counts[static_cast<size_t>(w)];
+      if (share == 0) {
+        EXPECT_EQ(count, 0) << filters[i] << " " << w;
+      } else if (share < 5) {
+        rare_expected += share, rare += count;
+      } else {
+        chi += std::pow(count - share, 2) / share;
+        ++degrees;
+      }
+    }
+    if (rare_expected >= 5) chi += std::pow(rare - rare_expected, 2) / rare_expected, ++degrees;
+    // Wilson and Hilferty: 1 in 10,000.
+    const auto z = 3.72, k = std::max(degrees, 1.0);
+    EXPECT_LT(chi, k * std::pow(1 - 2 / (9 * k) + z * std::sqrt(2 / (9 * k)), 3)) << filters[i];
+  }
+}
+
 TEST(Sampler, DrawsFollowTheProbabilities) {
   const GenerateOptions options{.temperature = 1, .top_k = 6, .seed = 3};
   const int64_t draws = 20'000;

@@ -321,6 +321,18 @@ TEST_F(ServeTest, HasLimits) {
   EXPECT_THAT(refused.head, HasSubstr("Retry-After"));
 }
 
+TEST_F(ServeTest, AChatWithoutALimitFitsTheCache) {
+  start({.engine = {.max_rows = 2, .cache_tokens = 64}});
+  const std::string chat = R"({"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": true})";
+  const auto reply = post("/v1/chat/completions", chat);
+  ASSERT_EQ(reply.status, 200) << reply.body;
+  EXPECT_EQ(reply.json()["usage"]["total_tokens"], 64);
+  EXPECT_EQ(reply.json()["choices"][0]["finish_reason"], "length");
+  const auto refused = post("/v1/completions", R"({"prompt": "x", "max_tokens": 200})");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_THAT(refused.error("message"), HasSubstr("do not fit the cache"));
+}
+
 TEST_F(ServeTest, AsksForItsKey) {
   start({.api_key = "sk-secret"});
   for (const auto* path : {"/v1/models", "/metrics", "/v1/stats"}) {
@@ -444,6 +456,7 @@ TEST_F(ServeTest, CountsWhatItDoes) {
   const auto text = get("/metrics").body;
   for (const auto* line :
        {"levin_generated_tokens_total 5\n", "levin_prompt_tokens_total 7\n", "levin_sequences_running 0\n",
+        "levin_disconnected_total 0\n", "levin_sequences_cancelled_total 0\n",
         "levin_requests_total{path=\"/v1/completions\",status=\"200\"} 1\n",
         "levin_requests_total{path=\"/v1/completions\",status=\"400\"} 1\n",
         "levin_time_to_first_token_seconds_count 1\n", "levin_info{model=\"chat\"} 1\n"})

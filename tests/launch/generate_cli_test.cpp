@@ -73,6 +73,33 @@ TEST_F(GenerateCli, WritesJsonOfPromptsAndIds) {
   EXPECT_EQ(rows[1]["text"], " w46 ");
 }
 
+TEST_F(GenerateCli, TensorParallelRanksWriteWhatOneProcessWrites) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  const std::string expected = " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n";
+  const auto ran = run({folder_.string(), path("in.txt"), path("out.txt"), "8", "0", "--tensor-parallel", "2"});
+  ASSERT_EQ(ran.status, 0) << ran.text();
+  EXPECT_EQ(read_file(path("out.txt")), expected);
+  // Under a launcher there are as many as it has started; a stop string is rank 0's matter.
+  const auto run_2 = run_program({levin_program(), "run", "--nproc-per-node", "2", levin_program(), "generate",
+                                  folder_.string(), path("in.txt"), "-", "8", "0", "--stop", "w27"});
+  ASSERT_EQ(run_2.status, 0) << run_2.text();
+  EXPECT_THAT(run_2.out, HasSubstr(" w2 w20 w1 w8 \n w46"));
+}
+
+TEST_F(GenerateCli, RefusesRanksThatCannotShareTheModel) {
+  write_file(path("in.txt"), "w1\n");
+  const std::vector<std::string> words{folder_.string(), path("in.txt"), path("out.txt"), "2", "0"};
+  auto more = words;
+  more.insert(more.end(), {"--tensor-parallel", "7"});
+  const auto ran = run(more);
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.text(), HasSubstr("heads, which 7 ranks cannot share"));
+  EXPECT_EQ(std::ranges::count(ran.text(), '\n'), 1) << ran.text();
+  EXPECT_FALSE(fs::exists(path("out.txt")));
+  more.back() = "-1";
+  EXPECT_THAT(run(more).text(), HasSubstr("--tensor-parallel -1 must be"));
+}
+
 TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
   const auto model = folder_.string(), in = path("in.txt"), out = path("out.txt");
   write_file(in, "w1\n");
@@ -93,9 +120,83 @@ TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
   for (int i = 0; i < 33; ++i) words += "w1 ";
   write_file(in, words + "\n");
   refused({model, in, out, "8", "0"}, "in.txt:1 has 33 tokens, the context of the model has 32");
-  fs::remove(folder_ / "model.safetensors");
+  refused({model, in, out, "0", "0"}, "NUM_TOKENS 0 must be positive");
   write_file(in, "w1\n");
+  refused({model, in, out, "8", "nan"}, "TEMPERATURE");
+  refused({model, in, out, "8", "0", "--prompt-lookup", "-2"}, "prompt_lookup -2 must not be negative");
+  refused({model, in, out, "8", "0", "--draft-model", path("nowhere")}, "is not a folder");
+  fs::create_directory(folder_ / "empty");
+  refused({path("empty"), in, out, "8", "0"}, "config.json");
+  fs::remove(folder_ / "model.safetensors");
   refused({model, in, out, "8", "0"}, "");
+}
+
+TEST_F(GenerateCli, AMissingShardIsNamed) {
+  const auto in = path("in.txt"), out = path("out.txt");
+  write_file(in, "w1\n");
+  fs::rename(folder_ / "model.safetensors", folder_ / "model-00001-of-00002.safetensors");
+  const nlohmann::json index{{"metadata", nlohmann::json::object()},
+                             {"weight_map",
+                              {{"model.embed_tokens.weight", "model-00001-of-00002.safetensors"},
+                               {"lm_head.weight", "model-00002-of-00002.safetensors"}}}};
+  write_file(folder_ / "model.safetensors.index.json", index.dump());
+  const auto ran = run({folder_.string(), in, out, "8", "0"});
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.text(), HasSubstr("model-00002-of-00002.safetensors"));
+  EXPECT_EQ(std::ranges::count(ran.text(), '\n'), 1) << ran.text();
+  EXPECT_FALSE(fs::exists(out));
+}
+
+TEST_F(GenerateCli, ATokenizerOfAnotherModelIsRefused) {
+  const auto in = path("in.txt"), out = path("out.txt");
+  write_file(in, "w1\n");
+  auto tokenizer = nlohmann::json::parse(read_file(folder_ / "tokenizer.json"));
+  tokenizer["added_tokens"] = nlohmann::json::array({{{"id", 50},
+                                                      {"content", "[pad]"},
+                                                      {"special", true},
+                                                      {"single_word", false},
+                                                      {"lstrip", false},
+                                                      {"rstrip", false},
+                                                      {"normalized", false}}});
+  write_file(folder_ / "tokenizer.json", tokenizer.dump());
+  EXPECT_EQ(run({folder_.string(), in, "-", "1", "0"}).status, 0);  // a padding behind the words does no harm
+  tokenizer["model"]["vocab"]["w50"] = 51;
+  write_file(folder_ / "tokenizer.json", tokenizer.dump());
+  const auto ran = run({folder_.string(), in, out, "8", "0"});
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.text(),
+              HasSubstr("the tokenizer is that of another model: \"w50\" has the id 51, the model knows 0 to 49"));
+  EXPECT_FALSE(fs::exists(out));
+}
+
+// A file system of a few bytes is not to be had here; a limit on the size of files is the same to the program.
+TEST_F(GenerateCli, AFileThatCannotBeWholeDoesNotAppear) {
+  std::string prompts;
+  for (int i = 0; i < 400; ++i) prompts += "w1 w2 w3\n";
+  write_file(path("in.txt"), prompts);
+  const auto ran = run_program({"/bin/bash", "-c",
+                                "trap '' XFSZ; ulimit -f 4; exec " + levin_program() + " generate " + folder_.string() +
+                                    " " + path("in.txt") + " " + path("out.txt") + " 20 0 --batch 400"});
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.text(), HasSubstr("error: ["));
+  EXPECT_FALSE(fs::exists(path("out.txt")));
+  for (const auto& entry : fs::directory_iterator(folder_))
+    EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("out.txt")));
+}
+
+TEST_F(GenerateCli, GuessesChangeNoTextAndAreCounted) {
+  write_file(path("in.txt"), "w1 w2 w3\nw4\n");
+  const std::string expected = " w2 w20 w1 w8 w27 w2 w8 w8\n w46 w8 w8 w46 w8 w8 w8 w46\n";
+  const auto model = folder_.string();
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{"--prompt-lookup", "3"}, {"--draft-model", model, "--draft-tokens", "2"}}) {
+    std::vector<std::string> words{model, path("in.txt"), path("out.txt"), "8", "0", "--overwrite"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    const auto ran = run(words);
+    ASSERT_EQ(ran.status, 0) << ran.text();
+    EXPECT_EQ(read_file(path("out.txt")), expected) << flags[0];
+    EXPECT_THAT(ran.text(), HasSubstr("guessed tokens were taken"));
+  }
 }
 
 TEST_F(GenerateCli, AFullDeviceIsAnError) {

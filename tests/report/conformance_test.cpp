@@ -9,8 +9,8 @@
 namespace levin::report {
 namespace {
 
-using report::testing::base_trace;
-using report::testing::TraceText;
+using report_test::base_trace;
+using report_test::TraceText;
 using ::testing::ElementsAre;
 
 TraceReport report_of(const TraceText& trace) {

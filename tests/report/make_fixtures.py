@@ -2,7 +2,7 @@
 """Traces of Python's torch.profiler for the tests, and what the TensorBoard plugin says of them.
 
     python tests/report/make_fixtures.py traces          # needs torch; CPU, one thread
-    python tests/report/make_fixtures.py plugin FOLDER   # needs torch-tb-profiler and pandas; writes fixtures/plugin.json
+    python tests/report/make_fixtures.py plugin FOLDER   # needs torch-tb-profiler and pandas; writes fixtures/plugin_numbers.txt
 
 FOLDER is that of a `torch_tb_profiler` package: 0.4.3 of PyPI.
 """
@@ -126,7 +126,7 @@ def plugin(package):
     for name in ("plain", "loader", "modules", "ddp/node_0.1700000000000", "ddp/node_1.1700000000000"):
         out[name] = numbers_of(FIXTURES / f"{name}.pt.trace.json.gz", cache)[1]
     out["ranks"] = ranks_of(sorted((FIXTURES / "ddp").glob("*.gz")), cache)
-    (FIXTURES / "plugin.json").write_text(json.dumps(out, indent=0, sort_keys=True) + "\n")
+    (FIXTURES / "plugin_numbers.txt").write_text(json.dumps(out, indent=0, sort_keys=True) + "\n")
     shutil.rmtree(cache)
 
 

@@ -3,7 +3,7 @@
 #include <string>
 
 /// Texts of small traces, event by event, as Kineto writes them.
-namespace levin::report::testing {
+namespace levin::report_test {
 
 class TraceText {
  public:
@@ -96,4 +96,4 @@ inline TraceText base_trace() {
   return trace;
 }
 
-}  // namespace levin::report::testing
+}  // namespace levin::report_test

@@ -17,10 +17,10 @@ constexpr std::chrono::milliseconds kIdle{20};
 }  // namespace
 
 Generation::Generation(size_t sequences, bool streamed, int socket)
-    : streamed_(streamed), socket_(socket), results_(sequences) {}
+    : sequences_(sequences), streamed_(streamed), socket_(socket), results_(sequences) {}
 
 bool Generation::has_ended() const {
-  return ended_ == results_.size() || failed_status_ != 0;
+  return ended_ == sequences_ || failed_status_ != 0;
 }
 
 bool Generation::take(std::vector<Piece>& pieces) {
@@ -90,7 +90,7 @@ std::shared_ptr<Generation> ModelThread::begin(const GenerationRequest& request,
   auto generation = std::make_shared<Generation>(request.sequences(), request.stream, socket);
   std::lock_guard lock(mutex_);
   size_t waiting = 0;
-  for (const auto& other : generations_) waiting += other->results_.size();
+  for (const auto& other : generations_) waiting += other->sequences_;
   if (waiting + request.sequences() > most_)
     throw ApiError(429, fmt::format("The queue is full: {} texts are being written or wait. Try again later.", waiting),
                    {}, "queue_full");
@@ -144,7 +144,7 @@ void ModelThread::fail_all(int status, const std::string& message) {
 size_t ModelThread::active() const {
   std::lock_guard lock(mutex_);
   size_t count = work_.size();
-  for (const auto& generation : generations_) count += generation->results_.size();
+  for (const auto& generation : generations_) count += generation->sequences_;
   return count;
 }
 
@@ -169,18 +169,18 @@ void ModelThread::do_work() {
 void ModelThread::cancel_left() {
   std::lock_guard lock(mutex_);
   std::vector<pollfd> sockets;
-  for (const auto& generation : generations_)
-    sockets.push_back({.fd = generation->socket_, .events = POLLRDHUP, .revents = 0});
-  if (sockets.empty() || poll(sockets.data(), sockets.size(), 0) <= 0) return;
-  size_t i = 0;
+  std::vector<Generation*> watched;
   for (const auto& generation : generations_) {
-    if (!(sockets[i++].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL))) continue;
-    for (const auto id : generation->ids_) engine_->cancel(id);
-    std::lock_guard inner(generation->mutex_);
-    if (generation->has_ended()) continue;
-    generation->failed_status_ = 499;
-    generation->failure_ = "The client has left.";
-    generation->changed_.notify_one();
+    const std::lock_guard inner(generation->mutex_);
+    if (generation->has_ended()) continue;  // its connection knows, or is about to
+    sockets.push_back({.fd = generation->socket_, .events = POLLRDHUP, .revents = 0});
+    watched.push_back(generation.get());
+  }
+  if (sockets.empty() || poll(sockets.data(), sockets.size(), 0) <= 0) return;
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    if (!(sockets[i].revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL))) continue;
+    for (const auto id : watched[i]->ids_) engine_->cancel(id);
+    watched[i]->fail(499, "The client has left.");
     ++disconnected_;
   }
 }

@@ -53,6 +53,7 @@ class Generation {
   void fail(int status, const std::string& message);
   bool has_ended() const;  // with the mutex held
 
+  const size_t sequences_;
   const bool streamed_;
   const int socket_;
   const Clock::time_point began_ = Clock::now();

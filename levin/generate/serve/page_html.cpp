@@ -50,8 +50,8 @@ std::string_view page_html() {
 
   <aside aria-label='Speed, queue and memory'>
     <section class='card speed'>
-      <h3>Speed</h3>
-      <p class='figure'><span id='rate'>0</span> <small>tokens/s</small></p>
+      <h3>Tokens/s</h3>
+      <p class='figure' id='rate'>0</p>
       <svg id='spark' viewBox='0 0 120 36' preserveAspectRatio='none' role='img' aria-label='Tokens per second, last two minutes'>
         <path id='spark-area' class='area'/><path id='spark-line' class='line'/>
       </svg>

@@ -190,7 +190,7 @@ $('new').onclick = () => {
 };
 
 // Speed, queue and memory.
-const rates = [];
+const rates = Array(121).fill(0);
 function grouped(number) { return Math.round(number).toLocaleString('en'); }
 function bytes(number) {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
@@ -207,7 +207,6 @@ function seconds(number) {
 function draw_rates() {
   const top = Math.max(...rates, 1), wide = 120, high = 36;
   const points = rates.map((rate, i) => (wide - rates.length + 1 + i).toFixed(1) + ' ' + (high - 1 - (high - 3) * rate / top).toFixed(2));
-  if (points.length < 2) return;
   const line = 'M' + points.join('L');
   $('spark-line').setAttribute('d', line);
   $('spark-area').setAttribute('d', line + 'L' + wide + ' ' + high + 'L' + (wide - rates.length + 1) + ' ' + high + 'Z');
@@ -246,7 +245,7 @@ function show(stats) {
   $('cache-used').style.width = used + '%';
   $('cache-kept').style.width = reusable + '%';
   const hits = stats.prompt_tokens ? 100 * stats.prefix_hit_tokens / stats.prompt_tokens : 0;
-  $('cache-note').textContent = reusable.toFixed(0) + ' % kept for later · ' + hits.toFixed(0) + ' % of prompts found';
+  $('cache-note').textContent = reusable.toFixed(0) + ' % kept · ' + hits.toFixed(0) + ' % of prompts hit';
   $('memory').textContent = bytes(stats.memory_bytes);
   $('memory-peak').textContent = 'peak ' + bytes(stats.memory_peak_bytes);
   $('new-tokens').textContent = grouped(stats.generated_tokens);

@@ -43,7 +43,7 @@ header h1 { font-size: 16px; font-weight: 650; letter-spacing: -.01em; overflow:
 
 .columns { flex: 1; min-height: 0; display: grid; grid-template-columns: minmax(0, 1fr) 272px; }
 main { min-height: 0; display: flex; flex-direction: column; }
-#log { flex: 1; overflow-y: auto; padding: 28px 24px 12px; scrollbar-gutter: stable; }
+#log { flex: 1; overflow-y: auto; padding: 28px 24px 12px; scrollbar-gutter: stable both-edges; }
 #log > * { max-width: 760px; margin-left: auto; margin-right: auto; }
 #empty { text-align: center; padding-top: 18vh; color: var(--muted); }
 #empty h2 { color: var(--ink); font-size: 26px; letter-spacing: -.02em; font-weight: 650; margin-bottom: 6px; }
@@ -102,14 +102,15 @@ input[type=range] { accent-color: var(--accent); }
   main { flex: 1; }
   aside { order: -1; flex-direction: row; border-left: 0; border-bottom: 1px solid var(--line); background: var(--surface); padding: 8px 12px; gap: 0;
     overflow-x: auto; flex: none; }
-  .card { border: 0; border-radius: 0; box-shadow: none; padding: 0 14px; flex: 1 0 auto; border-left: 1px solid var(--line); }
+  .card { border: 0; border-radius: 0; box-shadow: none; padding: 0 9px; flex: 1 0 auto; border-left: 1px solid var(--line); }
   .card:first-child { border-left: 0; padding-left: 0; }
-  .pair { gap: 16px; }
-  .figure, .figure.small { font-size: 17px; }
-  .figure small { font-size: 12px; }
+  .pair { gap: 10px; }
+  .figure, .figure.small { font-size: 16px; }
+  .figure small { font-size: 11px; }
   .card h3 { font-size: 11px; }
   #spark, .bar, .card .note, .card:last-child, #cache-size, #memory-peak { display: none; }
-  #log { padding: 18px 16px 8px; }
+  .speed { min-width: 64px; }
+  #log { padding: 18px 16px 8px; scrollbar-gutter: auto; }
   #empty { padding-top: 14vh; }
   #composer { width: calc(100% - 24px); }
   .hint { display: none; }

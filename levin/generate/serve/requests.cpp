@@ -267,14 +267,15 @@ void read_common(const Fields& fields, const ServedModel& model, GenerationReque
   }
 }
 
-/// The number of new tokens; by default as many as the context has left.
+/// The number of new tokens; by default as many as context and cache have room for.
 void read_max_tokens(const Fields& fields, const ServedModel& model, const char* name, int64_t otherwise, int64_t least,
                      GenerationRequest& request) {
   size_t longest = 0;
   for (const auto& prompt : request.prompts) longest = std::max(longest, prompt.size());
-  const auto left =
-      model.context > 0 ? std::max<int64_t>(model.context - static_cast<int64_t>(longest), 1) : model.max_tokens;
-  auto count = fields.integer(name, otherwise > 0 ? otherwise : std::min(left, model.max_tokens), least, INT32_MAX);
+  auto left = model.max_tokens;
+  for (const auto room : {model.context, model.cache_tokens})
+    if (room > 0) left = std::min(left, std::max<int64_t>(room - static_cast<int64_t>(longest), 1));
+  const auto count = fields.integer(name, otherwise > 0 ? otherwise : left, least, INT32_MAX);
   if (count > model.max_tokens)
     refuse(name, fmt::format("'{}' is {}; this server allows {}.", name, count, model.max_tokens));
   request.score_only = count == 0;

@@ -20,6 +20,8 @@ struct ServedModel {
   int64_t vocab_size = 0;
   /// Tokens of prompt and text together; 0: no limit.
   int64_t context = 0;
+  /// Tokens of prompt and text that the cache has room for; 0: no limit.
+  int64_t cache_tokens = 0;
   /// What ends a text.
   std::vector<int64_t> eos_token_ids = {};
   /// New tokens of a request that names no number and has no context to end it; no request may have more.

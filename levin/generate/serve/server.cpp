@@ -155,8 +155,17 @@ struct Server::State {
       auto engine_options = options.engine;
       engine_options.max_queue = static_cast<int64_t>(most);
       engine = std::make_unique<Engine>(model.decoder, served.tokenizer, engine_options);
+      served.cache_tokens = engine->stats().blocks_total * engine_options.block_tokens;
     }
     thread = std::make_unique<serve::ModelThread>(engine.get(), most);
+    thread->run([this, where = device()] {
+      accelerator_of(where).set_device(where);
+      if (engine) engine->warm_up();
+    });
+  }
+
+  c10::Device device() const {
+    return model.decoder ? model.decoder->tokens->weight.device() : model.module().parameters().at(0).device();
   }
 
   static std::string name_of(const std::filesystem::path& folder) {
@@ -342,7 +351,7 @@ struct Server::State {
     serve::ServerNow values;
     values.kind = model.encoder ? "embeddings" : tokenizer && tokenizer->config().chat_template ? "chat" : "text";
     if (engine) values.engine = engine->stats();
-    const auto where = model.module().parameters().at(0).device();
+    const auto where = device();
     const auto memory = accelerator_of(where).memory(where);
     values.memory_bytes = memory.allocated;
     values.peak_memory_bytes = memory.peak_allocated;

@@ -42,4 +42,8 @@ bool has_decode_kernel(c10::Device device, at::ScalarType type, int64_t rows, in
 /// Turns queries and keys, appends keys and values, and attends: [B, 1, H * D].
 Tensor decode_attention(const DecodeArguments& arguments);
 
+/// The same on the CPU, for float and 16 bit.
+bool has_decode_kernel_cpu(const Tensor& hidden);
+Tensor decode_attention_cpu(const DecodeArguments& arguments);
+
 }  // namespace levin::kernels

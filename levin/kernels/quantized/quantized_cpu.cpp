@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/parallel.h"
+#include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/quantized/quantized_detail.h"
 
 // Packed matrices on the CPU. Rows are decoded a few hundred numbers at a time into a buffer that stays in the cache,
@@ -179,17 +180,61 @@ Tensor dequantize_cpu(const QuantizedWeight& weight, at::ScalarType dtype) {
   return result;
 }
 
+namespace {
+
+/// The product with numbers of 8 bits, and their scales.
+void int8_dots(const PackedMatrix& m, const Tensor& x, Tensor& result) {
+  const DotRows job{.matrix = m.codes,
+                    .type = LoopNumber::kInt8,
+                    .columns = m.columns,
+                    .x = x.const_data_ptr<float>(),
+                    .count = x.size(0),
+                    .out = result.mutable_data_ptr<float>(),
+                    .stride = m.rows};
+  for_matrix_rows(m.rows, m.columns, [&](int64_t begin, int64_t end) {
+    dot_rows(job, begin, end);
+    for (int64_t i = 0; i < job.count; ++i)
+      for (auto row = begin; row < end; ++row) job.out[i * m.rows + row] *= scale_of(m, row, 0) * kInt8Unit;
+  });
+}
+
+void int4_dots(const PackedMatrix& m, const Tensor& x, Tensor& result) {
+  const auto count = x.size(0);
+  auto placed = at::empty_like(x);
+  const auto* from = x.const_data_ptr<float>();
+  auto* to = placed.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t c = 0; c < m.columns; ++c) to[i * m.columns + int4_place(c)] = from[i * m.columns + c];
+  const auto sums = x.view({count, m.columns / m.group, m.group}).sum(2);
+  const DotInt4 job{.words = static_cast<const uint32_t*>(m.codes),
+                    .scales = static_cast<const uint16_t*>(m.scales),
+                    .columns = m.columns,
+                    .group = m.group,
+                    .x = to,
+                    .sums = sums.const_data_ptr<float>(),
+                    .count = count,
+                    .out = result.mutable_data_ptr<float>(),
+                    .stride = m.rows};
+  for_matrix_rows(m.rows, m.columns, [&](int64_t begin, int64_t end) { dot_rows_int4(job, begin, end); });
+}
+
+}  // namespace
+
 Tensor skinny_linear_cpu(const Tensor& given, const QuantizedWeight& weight, const Tensor& bias) {
   const auto m = packed_matrix(weight);
   const auto x = given.to(at::kFloat).contiguous();
   auto result = at::empty({x.size(0), m.rows}, x.options());
+  if (m.format == WeightFormat::kInt8 || m.format == WeightFormat::kInt4) {
+    m.format == WeightFormat::kInt8 ? int8_dots(m, x, result) : int4_dots(m, x, result);
+    if (bias.defined()) result += bias;
+    return result.to(given.scalar_type());
+  }
   const auto count = x.size(0);
   const auto* from = x.const_data_ptr<float>();
   auto* to = result.mutable_data_ptr<float>();
   const auto grain = std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(m.columns, 1));
   const auto span = span_of(m);
   const bool grouped = is_grouped(m);
-  const auto unit = m.format == WeightFormat::kInt8 ? kInt8Unit : 1.0f;
   parallel_for(0, m.rows, grain, [&](int64_t begin, int64_t end) {
     float buffer[kSpan];
     for (auto row = begin; row < end; ++row) {
@@ -200,7 +245,7 @@ Tensor skinny_linear_cpu(const Tensor& given, const QuantizedWeight& weight, con
         const auto scale = grouped ? scale_of(m, row, at) : 1.0f;
         for (int64_t i = 0; i < count; ++i) lanes[i].add(buffer, from + i * m.columns + column, width, scale);
       }
-      const auto scale = grouped ? 1.0f : scale_of(m, row, 0) * unit;
+      const auto scale = grouped ? 1.0f : scale_of(m, row, 0);
       for (int64_t i = 0; i < count; ++i) to[i * m.rows + row] = lanes[i].total() * scale;
     }
   });

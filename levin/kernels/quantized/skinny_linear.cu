@@ -96,8 +96,7 @@ template <WeightFormat format>
 struct Loaded {
   static constexpr int kScales = Layout<format>::kParts ? Layout<format>::kParts : 1;
   uint4 unit[2];
-  float scale[kScales][2];
-  uint32_t base[kScales][2];
+  uint32_t scale[kScales][2];  // as it is stored: registers are short
 };
 
 /// Where the scales of a lane are. A division of 64 bits for each chunk would take longer than all else.
@@ -119,13 +118,10 @@ __device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const Gr
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto i = groups.first[r] + at;
-      if constexpr (format == WeightFormat::kNf4) {
-        to.scale[part][r] = nf4_scale(matrix, i);
-      } else {
-        const float2 pair = __half22float2(__ldg(static_cast<const __half2*>(matrix.scales) + i));
-        to.scale[part][r] = pair.x;
-        to.base[part][r] = Pairs<T>::pack(pair.y + Pairs<T>::kNibbleValue, pair.y + Pairs<T>::kNibbleValue);
-      }
+      if constexpr (format == WeightFormat::kNf4)
+        to.scale[part][r] = __float_as_uint(nf4_scale(matrix, i));
+      else
+        to.scale[part][r] = __ldg(static_cast<const uint32_t*>(matrix.scales) + i);
     }
   }
 }
@@ -187,19 +183,29 @@ __device__ __forceinline__ void add_groups(float (&sum)[4], const Loaded<format>
   for (int part = 0; part < 2; ++part) {
     if (part == 1 && !whole) break;
     uint32_t pairs[2][8], of_x[8];
+    float scale[2];
     load_x<16>(x + part * kPackedGroup + column_of(t), has_x, of_x);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) decode<format, T>(parts[r][part], table, chunk.base[part][r], pairs[r]);
+    for (int r = 0; r < 2; ++r) {
+      uint32_t base = 0;
+      scale[r] = __uint_as_float(chunk.scale[part][r]);
+      if constexpr (format == WeightFormat::kInt4) {
+        const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&chunk.scale[part][r]));
+        scale[r] = pair.x;
+        base = Pairs<T>::pack(pair.y + Pairs<T>::kNibbleValue, pair.y + Pairs<T>::kNibbleValue);
+      }
+      decode<format, T>(parts[r][part], table, base, pairs[r]);
+    }
     float products[4] = {};
     add_products<16, T>(products, pairs, of_x);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] += chunk.scale[part][i / 2] * products[i];
+    for (int i = 0; i < 4; ++i) sum[i] += scale[i / 2] * products[i];
   }
 }
 
-/// kUnroll: chunks that a warp loads ahead.
-template <WeightFormat format, class T, int kWarps, int kUnroll>
-__global__ void __launch_bounds__(kWarps * 32) skinny_linear(SkinnyLinear p) {
+/// kUnroll: chunks that a warp loads ahead. kBlocks: that have registers on a multiprocessor; 0: as many as there are.
+template <WeightFormat format, class T, int kWarps, int kUnroll, int kBlocks = 0>
+__global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLinear p) {
   let_next_start();
   using L = Layout<format>;
   extern __shared__ uint32_t shared[];
@@ -277,12 +283,11 @@ template <WeightFormat format, class T>
 int launch_of(const SkinnyLinear& p, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>((p.matrix.rows + kTile - 1) / kTile);
   const size_t table = format == WeightFormat::kNf4 ? 256 * 32 * sizeof(uint32_t) : 0;
-  // Measured on an H200: where there are few tiles, more warps share the columns of one.
-  constexpr unsigned kFewTiles = 512;
-  if (blocks < kFewTiles)
+  // Measured on an H200. Packed numbers need more registers: fewer warps share a tile.
+  if constexpr (Layout<format>::kParts == 0)
     launch_early(skinny_linear<format, T, 16, 1>, {blocks, 16 * 32, table}, stream, p);
   else
-    launch_early(skinny_linear<format, T, 4, 2>, {blocks, 4 * 32, table}, stream, p);
+    launch_early(skinny_linear<format, T, 8, 1>, {blocks, 8 * 32, table}, stream, p);
   return cudaGetLastError();
 }
 

@@ -11,6 +11,7 @@
 
 #include "levin/io/weights/weights.h"
 #include "levin/models/language/architecture.h"
+#include "levin/nn/tensor/split.h"
 
 namespace levin::models::detail {
 
@@ -24,6 +25,8 @@ struct PlannedWeight {
   std::vector<int64_t> rows;
   /// The file has it quantized (quantized_weights.h).
   bool packed = false;
+  /// What of it is here; without ranges all of it. `rows` are those of the whole.
+  TensorSlice slice = {};
 };
 
 /// What a parameter of ours is called in files; null when the architecture does not have it.

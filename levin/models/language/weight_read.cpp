@@ -23,9 +23,18 @@ struct WeightChunk {
   Tensor place;
   int64_t first = 0;
   int64_t rows = 0;
+  /// The columns of a matrix that are wanted; none: all.
+  Share columns = {};
 
-  int64_t bytes() const { return place.numel() * static_cast<int64_t>(c10::elementSize(entry->type)); }
-  bool is_direct() const { return place.is_contiguous() && place.scalar_type() == entry->type; }
+  /// As the file has them.
+  int64_t bytes() const {
+    return rows > 0 ? rows * static_cast<int64_t>(entry->bytes) / entry->shape[0] : static_cast<int64_t>(entry->bytes);
+  }
+  bool is_direct() const { return columns.count == 0 && place.is_contiguous() && place.scalar_type() == entry->type; }
+  /// What is wanted of the rows, in the shape of its place.
+  Tensor wanted(const Tensor& all) const {
+    return columns.count == 0 ? all.view(place.sizes()) : all.narrow(1, columns.first, columns.count);
+  }
   /// The shape of the rows in the file.
   std::vector<int64_t> shape() const {
     auto sizes = entry->shape;
@@ -44,45 +53,95 @@ Tensor in_file_order(const Tensor& part, WeightLayout layout, int64_t heads) {
   return part.view(split).transpose(0, 1);  // [H, 3, D, ...]
 }
 
-void add_chunks(std::vector<WeightChunk>& chunks, const WeightEntry& entry, const Tensor& place) {
+/// `rows` of the tensor of the file, and `columns` where not all are wanted.
+void add_chunks(std::vector<WeightChunk>& chunks, const WeightEntry& entry, const Tensor& place, Share rows,
+                Share columns = {}) {
   if (place.numel() == 0) return;
   if (!entry.by_rows || place.dim() == 0) {
-    chunks.push_back({&entry, place});
+    chunks.push_back({&entry, place, rows.first, 0, columns});
     return;
   }
-  const auto units = place.size(0), rows = entry.shape[0] / units;
-  const auto at_once = std::max<int64_t>(1, chunk_of_read() / (static_cast<int64_t>(entry.bytes) / units));
+  const auto units = place.size(0), each = rows.count / units;
+  const auto row_bytes = static_cast<int64_t>(entry.bytes) / entry.shape[0];
+  const auto at_once = std::max<int64_t>(1, chunk_of_read() / std::max<int64_t>(1, each * row_bytes));
   for (int64_t begin = 0; begin < units; begin += at_once) {
     const auto count = std::min(at_once, units - begin);
-    chunks.push_back({&entry, place.narrow(0, begin, count), begin * rows, count * rows});
+    chunks.push_back({&entry, place.narrow(0, begin, count), rows.first + begin * each, count * each, columns});
+  }
+}
+
+/// The chunks of a parameter of which ranges are here. Columns of a file are cut out of whole rows.
+void add_slices(std::vector<WeightChunk>& chunks, const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
+  const auto& [dim, ranges, whole] = weight.slice;
+  const auto target = weight.target.detach();
+  if (weight.layout == WeightLayout::kByHead) {
+    // Heads are neighbours in the file: those of a rank are one piece.
+    const Share rows{3 * ranges[0].first, target.size(0)};
+    return add_chunks(chunks, file.at(weight.sources[0]), in_file_order(target, weight.layout, heads), rows);
+  }
+  const bool turned = weight.layout == WeightLayout::kTransposed && target.dim() == 2;
+  int64_t row = 0;
+  for (size_t i = 0; i < weight.sources.size(); ++i) {
+    const auto& entry = file.at(weight.sources[i]);
+    const auto rows = weight.sources.size() == 1 ? whole[0] : weight.rows[i];
+    int64_t at = 0;
+    for (const auto& range : ranges) {
+      const auto piece = target.narrow(dim, at, range.count);
+      at += range.count;
+      if (dim == 1) {
+        const auto part = piece.narrow(0, row, rows);
+        turned ? add_chunks(chunks, entry, part.t(), range) : add_chunks(chunks, entry, part, {0, rows}, range);
+        continue;
+      }
+      const auto begin = std::max(range.first, row), end = std::min(range.first + range.count, row + rows);
+      if (begin >= end) continue;
+      const auto part = piece.narrow(0, begin - range.first, end - begin);
+      turned ? add_chunks(chunks, entry, part.t(), {0, whole[1]}, {begin, end - begin})
+             : add_chunks(chunks, entry, part, {begin - row, end - begin});
+    }
+    row += rows;
   }
 }
 
 std::vector<WeightChunk> chunks_of(const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
   std::vector<WeightChunk> chunks;
+  if (!weight.slice.ranges.empty()) {
+    add_slices(chunks, file, weight, heads);
+    return chunks;
+  }
   const auto target = weight.target.detach();
   int64_t row = 0;
   for (size_t i = 0; i < weight.sources.size(); ++i) {
     const bool whole = weight.sources.size() == 1;
     const auto part = whole ? target : target.narrow(0, row, weight.rows[i]);
     row += whole ? 0 : weight.rows[i];
-    add_chunks(chunks, file.at(weight.sources[i]), in_file_order(part, weight.layout, heads));
+    const auto& entry = file.at(weight.sources[i]);
+    add_chunks(chunks, entry, in_file_order(part, weight.layout, heads), {0, entry.shape.empty() ? 1 : entry.shape[0]});
   }
   return chunks;
+}
+
+/// What a chunk wants of a tensor that is read as a whole, in the shape of its place.
+Tensor all_of(const WeightFile& file, const WeightChunk& chunk) {
+  auto all = file.read(chunk.entry->name);
+  if (all.numel() == chunk.place.numel()) return all.reshape(chunk.place.sizes());
+  if (chunk.columns.count > 0) return all.narrow(1, chunk.columns.first, chunk.columns.count);
+  const auto rows = chunk.place.numel() / (all.numel() / all.size(0));
+  return all.narrow(0, chunk.first, rows).reshape(chunk.place.sizes());
 }
 
 /// Straight into memory of the host, else over a buffer, as plain copies of torch.
 void read_chunk(const WeightFile& file, const WeightChunk& chunk) {
   auto place = chunk.place;
   if (chunk.rows == 0) {  // not to be cut
-    place.copy_(file.read(chunk.entry->name).reshape(place.sizes()));
+    place.copy_(all_of(file, chunk));
     return;
   }
   const bool direct = place.is_cpu() && chunk.is_direct();
   auto rows =
       direct ? place.view(chunk.shape()) : at::empty(chunk.shape(), at::TensorOptions().dtype(chunk.entry->type));
   file.read_rows(chunk.entry->name, chunk.first, rows);
-  if (!direct) place.copy_(rows.view(place.sizes()));
+  if (!direct) place.copy_(chunk.wanted(rows));
 }
 
 /// The way of one thread to a device: two pinned buffers, one of which is filled while the other is copied, and a
@@ -99,7 +158,7 @@ class DeviceLane {
     const c10::StreamGuard on_lane(stream_);
     auto place = chunk.place;
     if (chunk.rows == 0) {
-      place.copy_(file.read(chunk.entry->name).reshape(place.sizes()).to(place.scalar_type()));
+      place.copy_(all_of(file, chunk).to(place.scalar_type()));
       return;
     }
     auto& buffer = buffers_[turn_];
@@ -107,13 +166,12 @@ class DeviceLane {
     if (buffer.copied) buffer.copied->synchronize();
     auto rows = buffer.host.narrow(0, 0, chunk.bytes()).view(chunk.entry->type).view(chunk.shape());
     file.read_rows(chunk.entry->name, chunk.first, rows);
-    const auto as_place = rows.view(place.sizes());
     if (chunk.is_direct()) {
-      place.copy_(as_place, /*non_blocking=*/true);
+      place.copy_(rows.view(place.sizes()), /*non_blocking=*/true);
     } else {
-      auto arrived = device_.narrow(0, 0, chunk.bytes()).view(chunk.entry->type).view(place.sizes());
-      arrived.copy_(as_place, /*non_blocking=*/true);
-      place.copy_(arrived);
+      auto arrived = device_.narrow(0, 0, chunk.bytes()).view(chunk.entry->type).view(chunk.shape());
+      arrived.copy_(rows, /*non_blocking=*/true);
+      place.copy_(chunk.wanted(arrived));
     }
     if (!buffer.copied) buffer.copied = std::make_unique<c10::Event>(stream_.device_type());
     buffer.copied->record(stream_);

@@ -16,12 +16,13 @@
 #include "levin/core/words.h"
 #include "levin/devices/accelerator.h"
 #include "levin/generate/decode_batch.h"
-#include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
+#include "levin/program/commands/read_model.h"
+#include "levin/program/commands/tensor_ranks.h"
 
 namespace levin::cli {
 namespace {
@@ -32,30 +33,11 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// A bar for the time in which a model is read.
-class LoadingBar {
- public:
-  explicit LoadingBar(int64_t total) {
-    if (total >= kShown) bar_.emplace("Reading", total / kUnit, ProgressOptions{.unit = "MB"});
-  }
-  /// One thread at a time.
-  void read(int64_t bytes) {
-    const auto before = read_ / kUnit;
-    read_ += bytes;
-    if (bar_) bar_->advance(read_ / kUnit - before);
-  }
-
- private:
-  /// A smaller model is there at once.
-  static constexpr int64_t kUnit = 1'000'000, kShown = 500 * kUnit;
-  int64_t read_ = 0;
-  std::optional<ProgressBar> bar_;
-};
-
 struct Generate {
-  std::string folder, input, output;
+  std::string folder, input, output, draft_folder;
   ModelFlags model_flags;
   PlacementFlags placement_flags;
+  TensorRanksFlag tensor{"levin generate"};
   std::vector<std::string> stop, eos;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
@@ -88,10 +70,15 @@ struct Generate {
     flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
+    flags.flag("prompt-lookup", o.prompt_lookup, "guess N tokens at once from what followed the same tokens before",
+               "N");
+    flags.flag("draft-model", draft_folder, "a smaller model of the same vocabulary that guesses tokens", "FOLDER");
+    flags.flag("draft-tokens", o.draft_tokens, "tokens that the draft model guesses at once", "N");
     flags.flag("paged", o.paged, "through the engine of `levin serve`: a cache of blocks, which prompts share");
     flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
     placement_flags.describe(flags);
+    tensor.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("overwrite", overwrite, "replace OUTPUT");
     flags.set_epilog(
@@ -100,7 +87,7 @@ struct Generate {
         "for a newline and \\r for a carriage return, or JSON. It appears when it is whole.\n");
   }
 
-  int run() {
+  int run(const Args& args) {
     LEVIN_CHECK(options.max_new_tokens > 0, "[levin generate] NUM_TOKENS ", options.max_new_tokens,
                 " must be positive");
     LEVIN_CHECK(options.temperature >= 0, "[levin generate] TEMPERATURE ", options.temperature,
@@ -109,30 +96,44 @@ struct Generate {
     options.cuda_graphs = !no_graphs;
     for (const auto& word : eos) options.eos_token_ids.push_back(id_of(word));
     check_options(options);
-    check_output();
+    tensor.look();
+    if (tensor.is_first()) check_output();
     // Everything that can be wrong is found before the weights are read.
     model_flags.device = placement_flags.device(model_flags.device);
-    const auto asked = model_flags.options("levin generate");
+    auto asked = model_flags.options("levin generate");
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
+    if (!draft_folder.empty()) check_draft_folder(asked, sizes.body());
+    tensor.check(sizes);
+    LEVIN_CHECK(!tensor.is_used() || (!placement_flags.used() && !options.paged && !guesses()),
+                "[levin generate] --tensor-parallel does not go with ",
+                options.paged ? "--paged"
+                : guesses()   ? "--prompt-lookup or --draft-model"
+                              : "--device-map, --max-memory or --offload-folder");
     GenerateInput source(folder, chat, sizes.body().vocab_size);
-    const auto prompts = source.read(input);
+    // The rank that is first reads for all, and only once where it cannot be read again.
+    const bool reads = tensor.is_first() && !(tensor.starts_ranks() && input == "-");
+    const auto prompts = reads ? source.read(input) : std::vector<GeneratePrompt>();
     check_lengths(prompts, sizes.body());
     if (!ignore_eos) options = folder_generate_options(folder, options);
     const auto* tokenizer = source.tokenizer();
     LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
+    if (tensor.starts_ranks()) return tensor.start(args);
 
     std::optional<WeightPlacement> placement;
     if (placement_flags.used())
       placement = placement_flags.place("levin generate", sizes, asked.device, decode_sizes(prompts, sizes.body()));
     const auto start = Clock::now();
-    auto model = read_model(asked, placement);
-    for (const auto& note : model.notes) log_info(note);
-    const auto loaded = seconds_since(start);
-    const auto rows = write_texts(model, tokenizer, prompts, loaded);
-    write_output(prompts, rows);
+    asked.ranks = tensor.join(asked.device);
+    among_ranks(asked.ranks, [&] {
+      auto model = read_model("levin generate", folder, asked, placement_flags, placement);
+      if (!draft_folder.empty()) options.draft = models::open_model(draft_folder, drafting(asked)).decoder;
+      const auto loaded = seconds_since(start);
+      const auto rows = write_texts(model, tokenizer, prompts, loaded);
+      if (tensor.is_first()) write_output(prompts, rows);
+    });
     return 0;
   }
 
@@ -153,13 +154,22 @@ struct Generate {
     check_writable(folder_of);
   }
 
-  models::LanguageModel read_model(models::OpenModelOptions asked,
-                                   const std::optional<WeightPlacement>& placement) const {
-    LoadingBar bar(static_cast<int64_t>(WeightFile(folder).bytes()));
-    asked.on_read = [&](int64_t bytes) { bar.read(bytes); };
-    if (!placement) return models::open_model(folder, asked);
-    placement_flags.limit("levin generate", asked.device);
-    return open_placed_model(folder, asked, *placement, {.offload_folder = placement_flags.offload_folder});
+  bool guesses() const { return !draft_folder.empty() || options.prompt_lookup > 0; }
+
+  /// The draft model lies beside the model; it is quantized only where its folder is.
+  static models::OpenModelOptions drafting(models::OpenModelOptions asked) {
+    asked.quantize.clear();
+    return asked;
+  }
+
+  void check_draft_folder(const models::OpenModelOptions& asked, const models::DecoderOptions& body) const {
+    const auto draft = models::open_model_meta(draft_folder, drafting(asked));
+    LEVIN_CHECK(draft.decoder, "[levin generate] --draft-model \"", draft_folder, "\" is a ", draft.model_type,
+                ", an encoder, which does not generate");
+    LEVIN_CHECK(draft.body().vocab_size == body.vocab_size, "[levin generate] --draft-model \"", draft_folder,
+                "\" has another vocabulary: ", draft.body().vocab_size, " tokens, the model has ", body.vocab_size);
+    LEVIN_CHECK(options.prompt_lookup == 0, "[levin generate] either --prompt-lookup or --draft-model");
+    LEVIN_CHECK(options.num_beams == 1, "[levin generate] beams go without --draft-model");
   }
 
   /// What the texts need of the device.
@@ -192,6 +202,13 @@ struct Generate {
                   i + 1, " has ", prompts[i].ids.size(), " tokens, the context of the model has ", body.max_positions);
   }
 
+  std::vector<Generated> generate_along(models::LanguageModel& model,
+                                        const std::vector<std::vector<int64_t>>& ids) const {
+    auto silent = options;
+    silent.stop.clear();
+    return generate(model.decoder, ids, silent);
+  }
+
   std::vector<Generated> write_texts(models::LanguageModel& model, const text::Tokenizer* tokenizer,
                                      const std::vector<GeneratePrompt>& prompts, double loaded) const {
     std::vector<std::vector<int64_t>> ids;
@@ -200,6 +217,9 @@ struct Generate {
       ids.push_back(prompt.ids);
       before += static_cast<int64_t>(prompt.ids.size());
     }
+    ids = prompts_of_first_rank(model.decoder->ranks, std::move(ids));
+    // The others follow rank 0, which knows the texts.
+    if (!tensor.is_first()) return generate_along(model, ids);
     const auto start = Clock::now();
     const auto total = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
     ProgressBar bar("Generating", total, {.unit = "text"});
@@ -219,6 +239,11 @@ struct Generate {
                     "memory {}",
                     prompts.size(), before, count, took, static_cast<double>(count) / took, loaded,
                     format_bytes(static_cast<double>(accelerator_of(where).memory(where).peak_allocated))));
+    int64_t guessed = 0, taken = 0;
+    for (const auto& row : rows) guessed += row.guessed_tokens, taken += row.taken_tokens;
+    if (guessed > 0)
+      log_info(fmt::format("{} of {} guessed tokens were taken ({:.0f} %)", taken, guessed,
+                           100 * static_cast<double>(taken) / static_cast<double>(guessed)));
     return rows;
   }
 

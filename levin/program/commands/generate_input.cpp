@@ -32,8 +32,17 @@ const text::Tokenizer* GenerateInput::tokenizer() {
     for (const auto* file : {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"})
       if (!tokenizer_ && std::filesystem::exists(std::filesystem::path(folder_) / file))
         tokenizer_ = text::Tokenizer::from_folder(folder_);
+    if (tokenizer_) check_tokenizer();
   }
   return tokenizer_ ? &*tokenizer_ : nullptr;
+}
+
+void GenerateInput::check_tokenizer() const {
+  // Special tokens may lie behind the embedding: a padding that was added later is common, and harmless.
+  for (auto id = vocab_size_; id < tokenizer_->id_end(); ++id)
+    if (const auto token = tokenizer_->id_to_token(id); token && !tokenizer_->is_special(id))
+      LEVIN_CHECK(false, "[levin generate] \"", folder_, "\": the tokenizer is that of another model: \"",
+                  shown(*token), "\" has the id ", id, ", the model knows 0 to ", vocab_size_ - 1);
 }
 
 const text::Tokenizer& GenerateInput::needed_tokenizer() {

@@ -34,6 +34,8 @@ class GenerateInput {
                              const std::string& where);
   void check_ids(const GeneratePrompt& prompt, const std::string& where) const;
   const text::Tokenizer& needed_tokenizer();
+  /// A vocabulary larger than that of the model is refused.
+  void check_tokenizer() const;
 
   std::string folder_;
   bool chat_;

@@ -70,6 +70,13 @@ void PlacementFlags::limit(const std::string& command, c10::Device device) const
     }
 }
 
+models::LanguageModel PlacementFlags::open(const std::string& command, const std::string& folder,
+                                           const models::OpenModelOptions& options,
+                                           const WeightPlacement& placement) const {
+  limit(command, options.device);
+  return open_placed_model(folder, options, placement, {.offload_folder = offload_folder});
+}
+
 WeightPlacement PlacementFlags::place(const std::string& command, const models::LanguageModel& model,
                                       c10::Device device, const DecodeSizes& sizes) const {
   PlacementOptions options{.device_map = device_map.empty() ? "auto" : device_map,

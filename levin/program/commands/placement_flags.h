@@ -13,17 +13,20 @@ struct PlacementFlags {
 
   void describe(Flags& flags);
   /// Whether one was given.
-  bool used() const { return !device_map.empty() || !max_memory.empty(); }
+  bool used() const { return !device_map.empty() || !max_memory.empty() || !offload_folder.empty(); }
   /// The device that is meant: what --device says, else the first GPU of --max-memory, else a GPU that is there.
   std::string device(const std::string& asked) const;
   /// Places the model, whose tensors may be without data, and tells where everything goes and what it costs. `command`
   /// ("levin generate") begins the errors.
   WeightPlacement place(const std::string& command, const models::LanguageModel& model, c10::Device device,
                         const DecodeSizes& sizes) const;
-  /// The device has no more than its budget of --max-memory: an allocation beyond fails.
-  void limit(const std::string& command, c10::Device device) const;
+  /// Opens the model as it was placed. The device has no more than its budget of --max-memory: an allocation beyond
+  /// fails.
+  models::LanguageModel open(const std::string& command, const std::string& folder,
+                             const models::OpenModelOptions& options, const WeightPlacement& placement) const;
 
  private:
+  void limit(const std::string& command, c10::Device device) const;
   std::vector<MemoryBudget> budgets(const std::string& command) const;
 };
 

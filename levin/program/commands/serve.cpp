@@ -17,6 +17,8 @@
 #include "levin/program/command.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
+#include "levin/program/commands/placement_flags.h"
+#include "levin/program/commands/read_model.h"
 
 namespace levin::cli {
 namespace {
@@ -52,9 +54,12 @@ class StopSignals {
 struct Serve {
   std::string folder, max_request_size = "4MiB";
   ModelFlags model_flags;
+  PlacementFlags placement_flags;
   ServeOptions options;
   int64_t read_timeout = options.read_timeout.count(), shutdown_timeout = options.shutdown_timeout.count();
   bool no_graphs = false, no_prefix_reuse = false;
+  /// Beside weights that do not all fit the cache has this many tokens for each of max-rows, unless it is told.
+  static constexpr int64_t kPlacedRow = 1024;
 
   void describe(Flags& flags) {
     auto& o = options;
@@ -65,7 +70,8 @@ struct Serve {
                "KEY");
     flags.flag("name", o.model_name, "under which clients ask for the model [the name of the folder]", "NAME");
     flags.flag("max-rows", o.engine.max_rows, "texts that are written together", "N");
-    flags.flag("cache-tokens", o.engine.cache_tokens, "tokens whose keys and values are kept; 0: what fits", "N");
+    flags.flag("cache-tokens", o.engine.cache_tokens,
+               "tokens whose keys and values are kept; 0: what fits, or 1024 a row with --device-map", "N");
     flags.flag("cache-dtype", o.engine.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     flags.flag("prefill-chunk", o.engine.prefill_chunk, "tokens of prompts between two steps", "N");
     flags.flag("max-queue", o.max_queue, "texts that wait; one more is refused with 429", "N");
@@ -76,6 +82,7 @@ struct Serve {
     flags.flag("shutdown-timeout", shutdown_timeout, "for requests that run when the server is told to stop",
                "SECONDS");
     model_flags.describe(flags);
+    placement_flags.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("no-prefix-reuse", no_prefix_reuse, "what prompts have in common is computed for each");
     flags.set_epilog(
@@ -87,17 +94,16 @@ struct Serve {
   int run() {
     const StopSignals signals;
     read_options();
-    const auto asked = model_flags.options("levin serve");
-    auto model_options = asked;
+    model_flags.device = placement_flags.device(model_flags.device);
+    auto asked = model_flags.options("levin serve");
     // Everything that can be wrong is found before the weights are read.
     const auto sizes = models::open_model_meta(folder, asked);
-    if (sizes.encoder) model_options.head = "none";
+    if (sizes.encoder) asked.head = "none";
     GenerateInput source(folder, false, sizes.body().vocab_size);
     std::optional<text::Tokenizer> tokenizer;
     if (const auto* found = source.tokenizer()) tokenizer = *found;
-    auto model = models::open_model(folder, model_options);
-    for (const auto& note : model.notes) log_info(note);
-    Server server(std::move(model), std::move(tokenizer), options);
+    const auto placement = place(sizes, asked.device);
+    Server server(read_model("levin serve", folder, asked, placement_flags, placement), std::move(tokenizer), options);
     tell(server, sizes);
     return serve(server, signals);
   }
@@ -113,6 +119,20 @@ struct Serve {
     options.engine.prefix_reuse = !no_prefix_reuse;
     check_options(options);
     check_options(options.engine);
+  }
+
+  /// The cache has its size before weights are placed beside it.
+  std::optional<WeightPlacement> place(const models::LanguageModel& sizes, c10::Device device) {
+    if (!placement_flags.used()) return {};
+    LEVIN_CHECK(sizes.decoder, "[levin serve] --device-map and --max-memory are for models that generate; \"", folder,
+                "\" is a ", sizes.model_type);
+    auto& engine = options.engine;
+    const auto row = std::min<int64_t>(sizes.body().max_positions, kPlacedRow);
+    if (engine.cache_tokens == 0) engine.cache_tokens = engine.max_rows * row;
+    const DecodeSizes needed{.rows = engine.max_rows,
+                             .capacity = (engine.cache_tokens + engine.max_rows - 1) / engine.max_rows,
+                             .prefill_chunk = engine.prefill_chunk};
+    return placement_flags.place("levin serve", sizes, device, needed);
   }
 
   void tell(const Server& server, const models::LanguageModel& sizes) const {

@@ -211,7 +211,8 @@ function make_tools() {
 }
 function trace_label(t, traces) {
   const parts = [];
-  if (new Set(traces.map((x) => x.run)).size > 1) parts.push(t.run);
+  const runs = [...new Set(traces.map((x) => x.run || ""))];
+  if (runs.length > 1) parts.push(short_names(runs)[runs.indexOf(t.run || "")]);
   if (traces.some((x) => x.world_size > 1)) parts.push("rank " + t.rank);
   else parts.push(t.worker || t.name);
   if (traces.some((x) => x.span > 1)) parts.push("span " + t.span);

@@ -48,10 +48,8 @@ const format = {
   time(us) {
     if (!isNumber(us)) return "";
     if (us === 0) return "0";
-    const [x, unit] = scaled(us, ["\u00b5s", "ms"], 1000);
-    return unit === "ms" && Math.abs(x) >= 10000
-      ? digits(x / 1000) + " s"
-      : digits(x, Math.abs(x) >= 1000 ? 4 : 3) + " " + unit;
+    const [x, unit] = scaled(us, ["\u00b5s", "ms", "s"], 1000);
+    return digits(x) + " " + unit;
   },
   us: (v) => (isNumber(v) ? grouped(v, Math.abs(v) >= 100 || Number.isInteger(v) ? 0 : 1) : ""),
   bytes(v) {

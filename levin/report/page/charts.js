@@ -136,7 +136,7 @@ function line_chart(options) {
       level_values = list(options.levels).map((l) => l.value);
     const low = Math.min(reach(1, Math.min, Infinity), ...level_values),
       high = Math.max(reach(1, Math.max, -Infinity), ...level_values);
-    const parts = [], x = (v) => box.left + (v - x0) / (x1 - x0 || 1) * (box.right - box.left);
+    const parts = [], x = (v) => box.left + (x1 > x0 ? (v - x0) / (x1 - x0) : 0.5) * (box.right - box.left);
     let y;
     if (options.log) {
       const a = Math.floor(Math.log10(low)), b = Math.max(a + 1, Math.ceil(Math.log10(high)));

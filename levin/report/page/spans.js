@@ -455,7 +455,7 @@ class SpanView {
     this.canvas.style.cursor = hit ? "pointer" : "";
     if (!hit || !hit.row || event.pointerType === "touch") return tip.hide();
     const d = this.describe(hit);
-    tip.show(event.clientX, event.clientY, d.name, this.o.describe(d));
+    tip.show(event.clientX, event.clientY, this.o.title ? this.o.title(d) : d.name, this.o.describe(d));
   }
   key(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;

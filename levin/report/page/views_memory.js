@@ -246,9 +246,15 @@ function flame_graph(modules, key, write, detail) {
     rows = Math.max(rows, depth + 1);
     if (width[i] > 0) spans.push([depth, left[i], width[i], i, 0, 1]);
   }
-  const names = modules.map((m) => m.name), colors = names.map(color_of_name);
+  // Under its parent a unit needs the rest of its path alone.
+  const names = modules.map((m) => {
+    const above = m.parent >= 0 && modules[m.parent] ? modules[m.parent].name + "." : "";
+    return above && m.name.startsWith(above) ? m.name.slice(above.length) : m.name;
+  });
+  const colors = names.map(color_of_name);
   const view = new SpanView({
     label: "Flame graph",
+    title: (d) => modules[d.span[3]].name,
     lanes: [{ name: "", plain: true, rows, spans }],
     names,
     kinds: ["module"],

@@ -60,6 +60,10 @@ function view_overview(report, trace) {
     ),
   );
   out.push(...gpu_cards(trace, source));
+  const facts = list(trace.facts);
+  if (facts.length) {
+    out.push(card("The run", "as the trace tells of it", pairs(facts.map((f) => [f.key, String(f.value)]))));
+  }
   return out;
 }
 
@@ -256,6 +260,7 @@ function gpu_cards(trace, source) {
     ["utilization_percent", "Utilization", "percent"],
     ["sm_efficiency_percent", "Est. SM efficiency", "percent"],
     ["achieved_occupancy_percent", "Est. achieved occupancy", "percent"],
+    ["tensor_core_time_percent", "Tensor core time", "percent"],
     ["peak_allocated_bytes", "Peak allocated", "bytes"],
   ]
     .map(column_from(source, "gpu_summary."));

@@ -108,10 +108,13 @@ function view_distributed(report, trace) {
   return out;
 }
 
-/** Last parts of paths, where they differ. */
+/** Paths without the folders that all of them share at their ends: "fp32" of "fp32/levin_logs/version_0". */
 function short_names(names) {
-  const last = names.map((n) => n.split("/").filter(Boolean).pop() || n);
-  return new Set(last).size === names.length ? last : names;
+  const parts = names.map((n) => n.split("/").filter(Boolean));
+  const same = (at) => parts.every((p) => p.length > 1 && p.at(at) === parts[0].at(at));
+  while (same(0)) parts.forEach((p) => p.shift());
+  while (same(-1)) parts.forEach((p) => p.pop());
+  return parts.map((p) => p.join("/"));
 }
 
 function view_compare(report) {
@@ -128,7 +131,7 @@ function view_compare(report) {
       { class: "tiles" },
       names.map((name, i) =>
         tile(
-          name,
+          short[i],
           ...split_unit(format.time(list(totals.average_us)[i])),
           i === 0
             ? "the first run"
@@ -335,6 +338,7 @@ function view_run(report) {
     const cards = [two("Configuration", list(run.configuration)), two("Environment", list(run.environment))].filter(
       Boolean,
     );
+    if (cards.length === 1) cards[0].classList.remove("w6");
     if (cards.length) out.push(el("div", { class: "columns" }, cards));
     if (list(run.checkpoints).length) {
       out.push(card(

@@ -7,6 +7,7 @@
 #include "levin/environments/slurm_requeue.h"
 #include "levin/trainer/loops/loops.h"
 #include "levin/trainer/run/call.h"
+#include "levin/trainer/run/profiling.h"
 #include "levin/trainer/run/run.h"
 
 namespace levin::detail {
@@ -58,6 +59,7 @@ void Run::end(std::string_view stage, std::string_view status) {
   if (hooks.profiler()) hooks.profiler()->describe();
   if (fabric->is_global_zero())
     for (const auto& logger : logs.loggers) logger->finalize(std::string(status));
+  write_profile_report(*this);
   release();
 }
 

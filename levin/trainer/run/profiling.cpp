@@ -1,12 +1,18 @@
 #include "levin/trainer/run/profiling.h"
 
+#include <filesystem>
+
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/loggers/json.h"
 #include "levin/profilers/profile.h"
+#include "levin/report/page.h"
+#include "levin/report/report.h"
 #include "levin/trainer/run/run.h"
 
 namespace levin::detail {
+namespace fs = std::filesystem;
 namespace {
 
 ProfiledRun profiled_run(const Run& run) {
@@ -27,7 +33,38 @@ ProfiledRun profiled_run(const Run& run) {
   return profiled;
 }
 
+/// The folder of the run, with its metrics and the traces of all ranks, or the traces alone where they lie elsewhere.
+report::Report report_of(const fs::path& folder, const std::vector<fs::path>& traces) {
+  const bool is_run = fs::exists(folder / "metrics.csv") || fs::exists(folder / "hparams.yaml");
+  if (is_run) {
+    try {
+      return report::make_report({folder});
+    } catch (const Error&) {
+      // Another rank may be writing its trace.
+    }
+  }
+  return report::make_report(traces);
+}
+
 }  // namespace
+
+void write_profile_report(const Run& run) {
+  const auto* profiler = run.hooks.profiler();
+  if (!profiler || !run.fabric->is_global_zero()) return;
+  std::vector<fs::path> traces;
+  for (const auto& file : profiler->files())
+    if (file.string().find(".trace.json") != std::string::npos && fs::exists(file)) traces.push_back(file);
+  if (traces.empty()) return;
+  try {
+    const auto folder = traces.front().parent_path();
+    AtomicFile page(folder / "report.html");
+    page.write(report::html_page(report::to_json(report_of(folder, traces))));
+    page.commit();
+    log_info(concat("[trainer] the report of the profiler is ", (folder / "report.html").string()));
+  } catch (const std::exception& error) {
+    log_warning(concat("[trainer] the report of the profiler: ", one_line(error)));
+  }
+}
 
 ProfiledLoop::ProfiledLoop(Run& run, bool on) {
   auto* profiler = run.hooks.profiler();

@@ -17,6 +17,10 @@ class [[nodiscard]] ProfiledLoop {
   Run* run_ = nullptr;
 };
 
+/// Writes report.html beside the traces of the profiler and says so, on rank 0. Without traces nothing happens; what
+/// fails is a warning.
+void write_profile_report(const Run& run);
+
 /// A batch of the loop begins, and ends. What comes between belongs to no step: validation, the end of an epoch.
 void begin_profiled_step(Run& run);
 void end_profiled_step(Run& run);

@@ -40,15 +40,16 @@ AnyLoaders prepared(const Run& run, const AnyLoaders& loaders, bool training) {
       if (auto sequential = source->sequential()) source = sequential;
       log_warning("[trainer] overfit_batches needs the same batches in every epoch, so this loader is not shuffled");
     }
-    if (plan.use_distributed_sampler && fabric.world_size() > 1) {
+    const auto place = fabric.data_place();
+    if (plan.use_distributed_sampler && place.size > 1) {
       // Where the parameters are sharded every forward gathers them: ranks must have the same number of batches, and
       // some samples are evaluated twice for that.
       const bool together = training || fabric.strategy().shards();
-      if (auto own = source->distributed(fabric.global_rank(), fabric.world_size(), /*repeat=*/together)) {
+      if (auto own = source->distributed(place.rank, place.size, /*repeat=*/together)) {
         // A rank without any batch could not take part in the reduction of metrics; then some samples are repeated.
         auto least = at::scalar_tensor(own->size().value_or(1), at::kLong).to(fabric.device());
         if (!training && fabric.all_reduce(least, "min").item<int64_t>() == 0)
-          own = source->distributed(fabric.global_rank(), fabric.world_size(), /*repeat=*/true);
+          own = source->distributed(place.rank, place.size, /*repeat=*/true);
         source = own;
       } else
         warn_once(
