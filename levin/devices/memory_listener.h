@@ -14,7 +14,7 @@ class MemoryListener {
   virtual ~MemoryListener() = default;
   virtual void allocated(c10::Device device, uint64_t address, int64_t bytes) = 0;
   virtual void freed(c10::Device device, uint64_t address) = 0;
-  /// Before the error, outside of the lock: there is no room for so many bytes. `free` is what the device has left, -1
+  /// Before the error, outside of the lock: there is no room for `bytes`. `free` is what the device has left, -1
   /// where that is not known.
   virtual void out_of_memory(c10::Device, int64_t /*bytes*/, int64_t /*free*/) {}
 };
