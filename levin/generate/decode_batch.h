@@ -19,7 +19,7 @@ struct DecodeBatchOptions {
   /// Rows that can be there at once, and tokens of one.
   int64_t rows = 1, capacity = 1;
   /// Tokens of prompts that go through the model together.
-  int64_t prefill_chunk = 512;
+  int64_t prefill_chunk = 2048;
   /// Replay a decode step as a CUDA graph.
   bool graphs = true;
   models::CacheDtype dtype = models::CacheDtype::kAuto;

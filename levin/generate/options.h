@@ -61,7 +61,7 @@ struct GenerateOptions {
   /// Rows that go through the model together.
   int64_t batch = 16;
   /// Tokens of prompts that go through the model together.
-  int64_t prefill_chunk = 512;
+  int64_t prefill_chunk = 2048;
   /// On CUDA: a decode step is captured once as a graph and replayed.
   bool cuda_graphs = true;
   /// Through an engine of requests, whose cache has blocks (levin/generate/engine.h): the same results. Not with beams.
