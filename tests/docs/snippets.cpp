@@ -239,6 +239,16 @@ struct Timer : levin::Interceptor {
   auto rows = levin::generate(model.decoder, {{2, 100, 7}}, {.max_new_tokens = 64});
 }
 
+struct Speaker : levin::TrainModule {
+  void on_validation_end() override {
+    trainer().call_model([&] { rows = levin::generate(net, prompts, {.max_new_tokens = 64, .cuda_graphs = false}); });
+  }
+
+  levin::models::Decoder net = nullptr;
+  std::vector<std::vector<int64_t>> prompts;
+  std::vector<levin::Generated> rows;
+};
+
 [[maybe_unused]] void generation(const std::vector<std::string>& prompts) {
   auto model = levin::models::open_model("pythia-410m", {.dtype = at::kBFloat16, .device = at::kCUDA});
   const auto tokenizer = levin::text::Tokenizer::from_folder("pythia-410m");

@@ -170,7 +170,7 @@ TEST(Speculation, TokensFollowTheModelExactly) {
     for (const auto id : tokens) logits.push_back(logits_of(model, id));
   const auto found = detail::agreed(at::stack(logits), all, guesses);
   // Rows of one token are not finished: they count by their first token, the others by two.
-  const auto fractions = [&](int64_t last) {
+  const auto fractions_of = [&](int64_t last) {
     const SampledRow* one = &rows[0];
     return at::softmax(detail::filtered(model[last].unsqueeze(0), {&one, 1}), 1, at::kDouble)[0];
   };
@@ -183,7 +183,7 @@ TEST(Speculation, TokensFollowTheModelExactly) {
     firsts_of_pairs[row[0].id] += 1;
   }
   for (int64_t a = 0; a < words; ++a) {
-    const auto share = fractions(1)[a].item<double>();
+    const auto share = fractions_of(1)[a].item<double>();
     if (share > 0) first_shares[{a}] = share;
   }
   EXPECT_LT(chi_square(first, first_shares, static_cast<double>(draws)), 13.8);  // 2 degrees of freedom: 1 in 1000
@@ -193,7 +193,7 @@ TEST(Speculation, TokensFollowTheModelExactly) {
     if (firsts_of_pairs[a] < 1000) continue;
     std::map<Ids, double> shares;
     for (int64_t b = 0; b < words; ++b)
-      if (const auto share = fractions(a)[b].item<double>(); share > 0) shares[{a, b}] = share;
+      if (const auto share = fractions_of(a)[b].item<double>(); share > 0) shares[{a, b}] = share;
     EXPECT_LT(chi_square(pairs, shares, firsts_of_pairs[a]), 13.8) << a;
   }
   int64_t whole = 0;
