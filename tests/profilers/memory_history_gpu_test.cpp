@@ -58,8 +58,8 @@ TEST_F(MemoryHistoryGpu, KnowsWhoHoldsMemory) {
   const auto root = torch::jit::unpickle(bytes.data(), bytes.size()).toGenericDict();
   EXPECT_FALSE(root.at("segments").toList().empty());
   bool labelled = false;
-  for (const c10::IValue segment : root.at("segments").toList())
-    for (const c10::IValue block : segment.toGenericDict().at("blocks").toList())
+  for (const c10::IValue& segment : root.at("segments").toList())
+    for (const c10::IValue& block : segment.toGenericDict().at("blocks").toList())
       labelled |= !block.toGenericDict().at("frames").toList().empty();
   EXPECT_TRUE(labelled) << "no block has its operators";
   EXPECT_GT(root.at("device_traces").toList().get(0).toList().size(), 5);

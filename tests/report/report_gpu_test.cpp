@@ -25,6 +25,11 @@ struct ReportGpu : testing::GpuTest {
   testing::TemporaryFolder folder;
   Fabric fabric{FabricOptions{.accelerator = "cuda", .devices = 1}};
 
+  void SetUp() override {
+    GpuTest::SetUp();
+    if (!IsSkipped()) fabric.launch();
+  }
+
   report::TraceReport record(const std::function<void()>& step) {
     for (int i = 0; i < 3; ++i) step();
     auto profile = fabric.profile({.schedule = ProfilerSchedule{.wait = 1, .warmup = 1, .active = 4},

@@ -283,11 +283,16 @@ template <WeightFormat format, class T>
 int launch_of(const SkinnyLinear& p, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>((p.matrix.rows + kTile - 1) / kTile);
   const size_t table = format == WeightFormat::kNf4 ? 256 * 32 * sizeof(uint32_t) : 0;
-  // Measured on an H200. Packed numbers need more registers: fewer warps share a tile.
-  if constexpr (Layout<format>::kParts == 0)
+  // Measured on an H200: where there are few tiles, more warps share the columns of one. Packed numbers need registers.
+  constexpr bool kPacked = Layout<format>::kParts > 0;
+  if (!kPacked && blocks >= 768)
+    launch_early(skinny_linear<format, T, 4, 2>, {blocks, 4 * 32, table}, stream, p);
+  else if (!kPacked)
     launch_early(skinny_linear<format, T, 16, 1>, {blocks, 16 * 32, table}, stream, p);
-  else
+  else if (blocks >= 512)
     launch_early(skinny_linear<format, T, 8, 1>, {blocks, 8 * 32, table}, stream, p);
+  else
+    launch_early(skinny_linear<format, T, 16, 1, 2>, {blocks, 16 * 32, table}, stream, p);
   return cudaGetLastError();
 }
 

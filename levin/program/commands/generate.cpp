@@ -179,7 +179,7 @@ struct Generate {
                       .prefill_chunk = options.prefill_chunk};
     for (const auto& prompt : prompts) {
       const auto length = static_cast<int64_t>(prompt.ids.size());
-      sizes.capacity = std::max(sizes.capacity, length + detail::most_new_tokens(body, options, length));
+      sizes.capacity = std::max(sizes.capacity, length + levin::detail::most_new_tokens(body, options, length));
     }
     return sizes;
   }
