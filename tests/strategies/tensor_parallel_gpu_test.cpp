@@ -16,7 +16,8 @@ class TensorParallelGpu : public GpuTest {};
 
 /// Losses of three steps.
 std::vector<Tensor> losses(Collective& group, c10::Device device, const TensorParallelOptions& options) {
-  at::detail::getDefaultCPUGenerator().set_current_seed(3);  // torch::manual_seed would start CUDA
+  auto generator = at::detail::getDefaultCPUGenerator();
+  generator.set_current_seed(3);  // torch::manual_seed would start CUDA
   auto model = models::decoder({.vocab_size = 64,
                                 .max_positions = 16,
                                 .num_layers = 2,
