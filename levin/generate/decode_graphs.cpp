@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/kernels/constant_weights.h"
 
 namespace levin::detail {
 
@@ -41,6 +42,7 @@ DecodeGraphs::Size DecodeGraphs::size_for(int64_t rows, int64_t seen, bool is_pa
 }
 
 Tensor DecodeGraphs::run(const Size& size, const Tensor& inputs) {
+  const kernels::ConstantWeights constant;
   const auto column = [&](int64_t which) { return inputs.narrow(0, which * size.rows, size.rows).unsqueeze(1); };
   models::CachePass pass{.positions = column(1), .seen = size.slots};
   if (size.blocks > 0)

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/constant_weights.h"
 #include "levin/kernels/fused_step/adam_8bit.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/quantized/quantized_detail.h"
@@ -65,6 +66,7 @@ Tensor skinny_product(const Tensor& given, const PackedMatrix& matrix, const Ten
   const auto added = bias.defined() ? bias.contiguous() : bias;
   product.bias = added.defined() ? added.const_data_ptr() : nullptr;
   product.m = x.size(0);
+  product.early_matrix = ConstantWeights::here();
   product.type = number_type("linear", x.scalar_type());
   C10_CUDA_CHECK(static_cast<cudaError_t>(launch_skinny_linear(product, c10::cuda::getCurrentCUDAStream().stream())));
   return result;

@@ -73,6 +73,8 @@ struct SkinnyLinear {
   void* y = nullptr;
   int64_t m = 0;
   NumberType type = NumberType::kHalf;
+  /// Nothing that is still running writes the matrix.
+  bool early_matrix = false;
   /// Set by the launch: a group is kPackedGroup << group_shift.
   int group_shift = 0;
 };

@@ -239,6 +239,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLine
       }
   };
   int64_t run = static_cast<int64_t>(warp) * kUnroll;
+  if (!p.early_matrix) wait_for_previous();
   load(run);
   if constexpr (format == WeightFormat::kNf4) {
     // A copy for every lane: each reads its own bank.
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLine
       shared[i * 32 + lane] = Pairs<T>::pack(kNf4OnDevice[i >> 4], kNf4OnDevice[i & 15]);
     __syncthreads();
   }
-  wait_for_previous();  // x may be its result; the matrix is not
+  wait_for_previous();  // x is a result of the kernels before this one
   float sum[4] = {};
   for (; run < chunks; run += kWarps * kUnroll) {
     Loaded<format> now[kUnroll];

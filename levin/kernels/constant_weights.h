@@ -1,0 +1,20 @@
+#pragma once
+
+namespace levin::kernels {
+
+/// While one is alive, nothing writes the weights of products that this thread launches: on CUDA they may be read
+/// before the kernels ahead of the product have ended (early_start.cuh).
+class ConstantWeights {
+ public:
+  ConstantWeights();
+  ~ConstantWeights();
+  ConstantWeights(const ConstantWeights&) = delete;
+  ConstantWeights& operator=(const ConstantWeights&) = delete;
+
+  static bool here();
+
+ private:
+  bool before_;
+};
+
+}  // namespace levin::kernels
