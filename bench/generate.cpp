@@ -1,6 +1,6 @@
 // Decode steps of a language model with random weights: milliseconds a token (median and 95 of 100), tokens per second,
-// and the bytes that a step reads beside what the memory gives. Rows of one process: run again with
-// LEVIN_DECODE_KERNELS=1 for the fused kernels.
+// and the bytes that a step reads beside what the memory gives. With
+// LEVIN_DECODE_KERNELS=0 the fused kernels are left out.
 //
 //   generate [--config FILE.json | --folder MODEL] [--device cuda] [--dtype bfloat16] [--quantize WORD] [--prompt 512]
 //            [--tokens 128] [--batches 1,8,32] [--cache-dtype auto] [--engine] [--rounds 3] [--threads N] [--wait]
@@ -114,7 +114,8 @@ struct DecodeBench {
     const auto read = weight_bytes() + slot * static_cast<double>(rows * (prompt + tokens / 2));
     std::printf(
         "batch %-3lld graphs %d kernels %s: %.3f ms a step (p95 %.3f), %.1f tok/s, %.0f GB/s; prefill %.0f tok/s\n",
-        static_cast<long long>(rows), graphs, std::getenv("LEVIN_DECODE_KERNELS") ? "1" : "0", at(0.5), at(0.95),
+        static_cast<long long>(rows), graphs,
+        std::getenv("LEVIN_DECODE_KERNELS") ? std::getenv("LEVIN_DECODE_KERNELS") : "1", at(0.5), at(0.95),
         1e3 * static_cast<double>(rows) / at(0.5), read / at(0.5) / 1e6,
         1e3 * static_cast<double>(rows * prompt) / prefill);
     std::fflush(stdout);
