@@ -49,7 +49,7 @@ TEST(TrainerFields, EveryOptionHasOne) {
   TrainerOptions options;
   std::vector<config::Field> fields;
   add_trainer_fields(fields, options);
-  std::set<std::string> found{"callbacks"};  // by name: levin/cli/callbacks.h
+  std::set<std::string> found{"callbacks", "profiler"};  // by name: levin/cli/callbacks.h, profilers/registry.h
   for (const auto& field : fields) {
     const auto rest = field.name.substr(std::string("trainer.").size());
     found.insert(rest.substr(0, rest.find('.')));

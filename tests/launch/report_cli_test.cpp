@@ -29,10 +29,10 @@ TEST(ReportCli, ServesARunWhileItGrows) {
   const TemporaryFolder folder;
   write_rows(folder / "metrics.csv", 2);
   Process server({levin_program(), "report", folder.path().string(), "--serve", "--port", "0"});
-  ASSERT_TRUE(server.wait_for("\n")) << server.err();
-  const auto address = server.out().substr(0, server.out().find('\n'));
-  ASSERT_THAT(address, HasSubstr("http://127.0.0.1:"));
-  const int port = std::stoi(address.substr(address.rfind(':') + 1));
+  const std::string address = "http://127.0.0.1:";
+  ASSERT_TRUE(server.wait_for(address)) << server.err();
+  const auto told = server.out() + server.err();  // both have it, on a line that is written whole
+  const int port = std::stoi(told.substr(told.find(address) + address.size()));
 
   EXPECT_THAT(http(port, "GET", "/").body, HasSubstr("data-live=\""));
   const auto before = http(port, "GET", "/state").json();

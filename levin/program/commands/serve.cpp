@@ -166,7 +166,7 @@ struct Serve {
 }  // namespace
 
 Command serve_command() {
-  return make_command<Serve>("serve", "answer requests for a language model over HTTP, as OpenAI's interface does");
+  return make_command<Serve>("serve", "serve a language model over HTTP, as OpenAI's interface does");
 }
 
 }  // namespace levin::cli
