@@ -443,7 +443,8 @@ void Engine::State::count_step(Clock::time_point start) {
 }
 
 Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options) {
-  LEVIN_CHECK(model.is_empty() || !model->ranks, "[engine] a model that ranks have together is not served; take generate()");
+  LEVIN_CHECK(model.is_empty() || !model->ranks,
+              "[engine] a model that ranks have together is not served; take generate()");
   state_ = std::make_unique<State>(std::move(model), tokenizer, options);
 }
 
