@@ -26,7 +26,6 @@
 #include "levin/core/words.h"
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
-#include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
@@ -447,13 +446,8 @@ Tensor DecoderHeadImpl::forward_part(const Tensor& x, const Tensor& targets) {
 
 Tensor DecoderHeadImpl::forward(const Tensor& x, const Tensor& targets) {
   if (vocab) return forward_part(x, targets);
-  if (!targets.defined()) {
-    const bool few = kernels::detail::runs_few_rows_linear(x, weight, {});
-    return capped(few                          ? kernels::detail::few_rows_linear(x, weight, {})
-                  : at::GradMode::is_enabled() ? at::linear(x, weight)
-                                               : kernels::linear(x, weight),
-                  softcap);
-  }
+  if (!targets.defined())
+    return capped(at::GradMode::is_enabled() ? at::linear(x, weight) : kernels::linear(x, weight), softcap);
   if (softcap == 0) return linear_cross_entropy(x, weight, targets, loss_rows);
   const auto logits = capped(at::linear(x, weight), softcap).flatten(0, -2);
   return cross_entropy(logits.to(at::promote_types(logits.scalar_type(), at::kFloat)), targets.flatten().to(at::kLong),

@@ -1,7 +1,6 @@
 #include "levin/strategies/ddp.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <thread>
