@@ -11,6 +11,12 @@ function compare_values(a, b) {
   return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
 }
 
+// A card with a table of its title, which also names the file that the table is saved to.
+function table_card(title, note, options) {
+  const file = title.toLowerCase().replaceAll(" ", "_");
+  return card(title, note, data_table({ caption: title, file, ...options }));
+}
+
 /**
  * options: caption, columns [{key, label, kind, bar, source, value(row), tone(row)}], rows, sort (a key, descending), filter (keys that
  * the search reads), tools (nodes of the toolbar), file (name of the CSV), plain (short table: no toolbar), total (a last row).

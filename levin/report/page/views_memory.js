@@ -122,18 +122,7 @@ function memory_cards(trace, memory, device) {
     rows.length &&
     out.push(
       sized(
-        card(
-          title,
-          note,
-          data_table({
-            caption: title,
-            rows,
-            sort,
-            filter,
-            file: title.toLowerCase().replaceAll(" ", "_"),
-            columns: columns.map(column_from(source, "devices.")),
-          }),
-        ),
+        table_card(title, note, { rows, sort, filter, columns: columns.map(column_from(source, "devices.")) }),
         "long",
       ),
     );

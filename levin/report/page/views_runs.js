@@ -70,18 +70,7 @@ function view_distributed(report, trace) {
   const table = (title, note, rows, sort, columns, plain) =>
     rows.length &&
     out.push(
-      card(
-        title,
-        note,
-        data_table({
-          caption: title,
-          rows,
-          sort,
-          plain,
-          file: title.toLowerCase().replaceAll(" ", "_"),
-          columns: columns.map(column_from(source, "")),
-        }),
-      ),
+      table_card(title, note, { rows, sort, plain, columns: columns.map(column_from(source, "")) }),
     );
   table("Stragglers", "ranks that the others wait for", list(d.stragglers), "late_us", [
     ["rank", "Rank", "id"],
