@@ -108,9 +108,8 @@ constexpr std::array<std::string_view, 56> kOperators{
 }  // namespace
 
 bool uses_tensor_cores(std::string_view kernel, bool tb_compat) {
-  if (has_any(kernel, kOldParts)) return true;
-  if (tb_compat || is_simt(kernel)) return false;
-  return has_any(kernel, kNewParts);
+  if (tb_compat) return has_any(kernel, kOldParts);
+  return !is_simt(kernel) && (has_any(kernel, kOldParts) || has_any(kernel, kNewParts));
 }
 
 bool could_use_tensor_cores(std::string_view operator_name) {

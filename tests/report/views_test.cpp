@@ -195,6 +195,7 @@ TEST(TensorCores, NamesOfHopper) {
     EXPECT_TRUE(uses_tensor_cores(name)) << name;
   for (const char* name :
        {"ampere_sgemm_128x64_tn", "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_nn_align1>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute",
         "void at::native::vectorized_elementwise_kernel<4>", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"})
     EXPECT_FALSE(uses_tensor_cores(name)) << name;
   EXPECT_FALSE(uses_tensor_cores("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", true));
