@@ -21,7 +21,7 @@ namespace levin {
 class StageModule {
  public:
   /// `rank_of_stage` says which rank of the pipeline has each stage; this is rank `rank`. Changes the module in place.
-  /// Tensors must be where they are to stay; parameters that are not here are emptied.
+  /// Parameters and buffers of other stages are emptied; those of this rank are left as they are, also deferred.
   StageModule(StageCut cut, std::vector<int> rank_of_stage, int rank);
   ~StageModule();
   StageModule(const StageModule&) = delete;
@@ -29,7 +29,9 @@ class StageModule {
 
   const StageCut& cut() const { return cut_; }
   int rank() const { return rank_; }
+  /// Where activations are; that of the parameters when it was made.
   c10::Device device() const { return device_; }
+  void set_device(c10::Device device) { device_ = device; }
   int rank_of(int stage) const { return rank_of_stage_[static_cast<size_t>(stage)]; }
   int stages() const { return cut_.stages(); }
   /// Ranks of the pipeline that have a parameter or buffer, in order.
