@@ -8,6 +8,7 @@
 #include "levin/strategies/ddp.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
+#include "levin/strategies/pipeline_parallel.h"
 #include "levin/strategies/single_device.h"
 #include "levin/strategies/tensor_parallel.h"
 #include "levin/strategies/zero.h"
@@ -26,6 +27,7 @@ const std::vector<NamedStrategy>& registry() {
              ZeroStrategy::names(),
              GeminiStrategy::names(),
              TensorStrategy::names(),
+             PipelineStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;
