@@ -89,8 +89,8 @@ std::vector<NamedStrategy> TensorStrategy::names() {
 
 void TensorStrategy::on_connect() {
   const int size = options_.size == 0 ? group_->size() : options_.size;
-  mesh_ = std::make_unique<Mesh>(group_, std::vector<std::pair<std::string, int>>{{"data", -1}, {"tensor", size}});
-  copies_.connect(mesh_->shared_group("data"), device_);
+  mesh_ = std::make_unique<Mesh>(group_, ParallelSizes{.dp_replicate = -1, .tp = size});
+  copies_.connect(mesh_->shared_group("dp_replicate"), device_);
   shards_ = std::make_unique<TensorShards>(*group_);
   shards_->set_saves_full(true);
 }
@@ -106,7 +106,7 @@ std::unique_ptr<ModuleSync> TensorStrategy::setup_module(torch::nn::Module& modu
     detail::broadcast_states(*group_, parameters);
     detail::broadcast_states(*group_, buffers);
   }
-  const auto ranks = mesh_->shared_group("tensor");
+  const auto ranks = mesh_->shared_group("tp");
   if (ranks->size() > 1) {
     auto options = options_;
     options.size = ranks->size();
@@ -116,7 +116,7 @@ std::unique_ptr<ModuleSync> TensorStrategy::setup_module(torch::nn::Module& modu
       if (parameter.tensor.requires_grad()) sum_gradients(parameter, ranks);
       if (parameter.is_split())
         shards_->add(parameter.tensor, {.sizes = parameter.slice.whole,
-                                        .writes = mesh_->coordinate("data") == 0,
+                                        .writes = mesh_->coordinate("dp_replicate") == 0,
                                         .slice = std::make_shared<const TensorSlice>(parameter.slice)});
     }
   }
@@ -137,7 +137,7 @@ const TensorSplit::Parameter* TensorStrategy::find(const Tensor& parameter) cons
 }
 
 Optimizer TensorStrategy::setup_optimizer(Optimizer optimizer) {
-  if (mesh_->size("tensor") == 1) return optimizer;
+  if (mesh_->size("tp") == 1) return optimizer;
   const auto traits = optimizer.traits();
   LEVIN_CHECK(traits && traits->elementwise, "[tensor_parallel] ", optimizer.name(),
               traits ? " steps by figures of full parameters" : " does not say that it steps each element separately",
@@ -161,7 +161,7 @@ Tensor TensorStrategy::grad_norm(std::span<const Tensor> params, double norm_typ
     else
       total += norm.pow(norm_type);
   }
-  mesh_->group("tensor").all_reduce(split, largest ? ReduceOp::kMax : ReduceOp::kSum);
+  mesh_->group("tp").all_reduce(split, largest ? ReduceOp::kMax : ReduceOp::kSum);
   return largest ? at::maximum(split, whole) : (split + whole).pow(1 / norm_type);
 }
 

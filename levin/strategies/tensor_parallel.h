@@ -25,12 +25,12 @@ class TensorStrategy : public Strategy {
   /// Parts of ranks; checkpoints hold whole tensors, as one process writes them.
   ShardMap* shards() override { return splits_.empty() ? nullptr : shards_.get(); }
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
-  DataPlace data_place() const override { return {mesh_->coordinate("data"), mesh_->size("data")}; }
+  DataPlace data_place() const override { return {mesh_->coordinate("batch"), mesh_->size("batch")}; }
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override { return "ranks that share layers communicate within a step"; }
 
   const TensorParallelOptions& options() const { return options_; }
-  /// Axes "data" and "tensor".
+  /// dp_replicate x tp.
   const Mesh& mesh() const { return *mesh_; }
   /// Of the modules that were set up.
   const std::vector<std::shared_ptr<TensorSplit>>& splits() const { return splits_; }

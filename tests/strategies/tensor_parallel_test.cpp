@@ -392,7 +392,7 @@ TEST(TensorParallel, AModelThatDoesNotFitIsRefusedByName) {
     EXPECT_THAT(refused(plain, {}), HasSubstr("no module of SmallNet says how it is split"));
     EXPECT_THAT(refused(plain, {.plan = {{"a", TensorRole::kColumn}}}), HasSubstr("\"a\" is a Linear"));
     auto model = models::decoder(small(1));
-    EXPECT_THAT(refused(model, {.size = 3}), HasSubstr("tensor 3 needs a multiple of 3 ranks, and there are 2"));
+    EXPECT_THAT(refused(model, {.size = 3}), HasSubstr("dp_replicate -1 x tp 3 needs a multiple of 3 ranks, and there are 2"));
     EXPECT_THAT(refused(model, {.plan = {{"block.*", TensorRole::kRegion}}}), HasSubstr("no module has a name as"));
     const auto before = model->blocks[0]->mlp->up->weight.sizes().vec();
     EXPECT_THAT(refused(model, {.plan = {{"blocks.0.mlp.up", TensorRole::kColumn}, {"norm", TensorRole::kVocabHead}}}),
