@@ -26,6 +26,7 @@ const std::vector<NamedStrategy>& registry() {
              ZeroStrategy::names(),
              GeminiStrategy::names(),
              TensorStrategy::names(),
+             ModelParallelStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;
