@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <mutex>
+#include <sstream>
 #include <unordered_set>
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
+#include "levin/distributed/single.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/layout.h"
@@ -94,6 +98,36 @@ std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options) {
 
 std::vector<NamedStrategy> ModelParallelStrategy::names() {
   return {named_strategy("model_parallel", ModelParallelOptions{})};
+}
+
+NamedStrategy ModelParallelStrategy::named(const std::string& text) {
+  ModelParallelOptions options;
+  const std::vector<std::pair<std::string, int*>> sizes{{"pp", &options.mesh.pp},
+                                                        {"dp_replicate", &options.mesh.dp_replicate},
+                                                        {"dp_shard", &options.mesh.dp_shard},
+                                                        {"cp", &options.mesh.cp},
+                                                        {"tp", &options.mesh.tp},
+                                                        {"ep", &options.mesh.ep}};
+  std::vector<std::string> known{"sequence_parallel"};
+  for (const auto& [name, value] : sizes) known.push_back(name);
+  // Where another one is -1, nothing is left for dp_shard.
+  if (text.find("=-1") != text.npos) options.mesh.dp_shard = 1;
+  std::istringstream words(text.substr(text.find(':') + 1));
+  for (std::string word; std::getline(words, word, ',');) {
+    const auto equals = word.find('=');
+    const auto name = word.substr(0, equals);
+    const auto size = std::find_if(sizes.begin(), sizes.end(), [&](const auto& each) { return each.first == name; });
+    if (name == "sequence_parallel" && equals == word.npos) {
+      options.sequence_parallel = true;
+      continue;
+    }
+    if (size == sizes.end()) fail_unknown("model_parallel", "size", name, known);
+    const auto value = equals == word.npos ? std::string() : word.substr(equals + 1);
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *size->second);
+    LEVIN_CHECK(error == std::errc() && end == value.data() + value.size(), "[model_parallel] \"", word,
+                "\" is no size; write ", name, "=2");
+  }
+  return named_strategy(text, options);
 }
 
 std::unique_ptr<Strategy> ModelParallelStrategy::make_inner(int ranks) const {
@@ -181,7 +215,13 @@ void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
 StateLayout ModelParallelStrategy::layout_over(int ranks) const {
   const auto sizes = options_.mesh.over(ranks);
   auto layout = make_inner(sizes.dp_shard * sizes.cp)->layout_over(ranks / sizes.tp / sizes.pp);
-  if (sizes.tp > 1) layout.not_estimated = "tensor parallelism has no estimate yet; see \"fsdp\"";
+  if (sizes.tp > 1)
+    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan}](
+                              torch::nn::Module& module) {
+      const auto split = split_tensors(module, options, std::make_shared<ImaginedCollective>(0, options.size));
+      for (const auto& parameter : split->parameters())
+        if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
+    };
   return layout;
 }
 

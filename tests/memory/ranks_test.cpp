@@ -149,6 +149,20 @@ std::vector<MemoryCase> memory_cases() {
     add(std::string("colossalai_chunks_") + placement,
         GeminiOptions{.placement_policy = placement, .chunk_size = 400'000}, "bf16-mixed", 2);
   }
+  // What ranks send of activations counts more, the larger they are beside the state.
+  const auto spread = [&](const std::string& name, const auto& options, const std::string& precision, int world) {
+    add(name, options, precision, world)->batch = 16;
+  };
+  spread("tp", TensorParallelOptions{}, "32-true", 2);
+  spread("tp", TensorParallelOptions{}, "bf16-mixed", 4);
+  spread("tp_copies", TensorParallelOptions{.size = 2}, "32-true", 4);
+  spread("shard2_tp2", ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, "32-true", 4);
+  spread("shard2_tp2", ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, "bf16-mixed", 4);
+  spread("replicate2_tp2", ModelParallelOptions{.mesh = {.dp_replicate = 2, .tp = 2}}, "32-true", 4);
+  spread("shard2_tp2_checkpointing",
+         ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2},
+                              .fsdp = {.auto_wrap_policy = blocks, .activation_checkpointing_policy = blocks}},
+         "32-true", 4);
   for (const auto* precision : {"32-true", "bf16-mixed"})
     cases.push_back({"ddp", DdpOptions{}, state_layout("ddp", 2), precision, 2});
   return cases;
