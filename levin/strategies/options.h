@@ -101,8 +101,8 @@ struct FsdpOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-/// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks (dp_shard
-/// x cp), in copies (dp_replicate).
+/// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks
+/// (dp_shard x cp), in copies (dp_replicate).
 struct ModelParallelOptions {
   /// How many ranks each kind takes; their product is the number of ranks, and one may be -1.
   ParallelSizes mesh = {.dp_shard = -1};

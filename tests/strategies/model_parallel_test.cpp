@@ -45,21 +45,33 @@ const FsdpOptions kCheckpointed{.activation_checkpointing_policy = policy::repea
 INSTANTIATE_TEST_SUITE_P(
     Meshes, ModelParallelTraining,
     ::testing::Values(
-        MeshCase{"shard2_tp2", 4, {.mesh = {.dp_shard = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 10},
+        MeshCase{"shard2_tp2", 4, {.mesh = {.dp_shard = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 4},
         MeshCase{"shard2_tp2_clipped_accumulated_delayed",
                  4,
                  {.mesh = {.dp_shard = 2, .tp = 2}},
                  {"gpt2"},
                  3,
                  {.accumulate = 2, .clip = 0.5, .delays = true}},
-        MeshCase{"replicate2_shard2_tp2", 8, {.mesh = {.dp_replicate = 2, .dp_shard = 2, .tp = 2}}, {"gpt2", "vit"}},
+        MeshCase{"replicate2_shard2_tp2", 8, {.mesh = {.dp_replicate = 2, .dp_shard = 2, .tp = 2}}, {"gpt2"}, 2},
         // Two heads of keys over four ranks.
         MeshCase{"shard2_tp4_sequence",
                  8,
                  {.mesh = {.dp_shard = -1, .tp = 4}, .sequence_parallel = true, .fsdp = kCheckpointed},
-                 {"llama"}},
+                 {"llama"},
+                 2},
         MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3}, MeshCase{"shard4", 4, {}, {"llama"}, 3}),
     [](const auto& info) { return info.param.name; });
+
+TEST(ModelParallel, TenStepsInMixedPrecision) {
+  const auto expected = trained(*one_rank(), language("llama"), "single_device", 10);
+  run_ranks(4, [&](Collective& group) {
+    const ModelParallelOptions options{.mesh = {.dp_shard = 2, .tp = 2}};
+    expect_close(trained(group, language("llama"), options, 10), expected, "float32");
+    const auto mixed = trained(group, language("llama"), options, 10, {.precision = "bf16-mixed"});
+    expect_close(mixed.losses, expected.losses, "bfloat16 loss", 2e-2);
+    expect_close(mixed.params, expected.params, "bfloat16 parameter", 5e-2);
+  });
+}
 
 TEST(ModelParallel, CheckpointsLoadUnderAnyMesh) {
   const TemporaryFolder root;
