@@ -8,8 +8,8 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "levin/nn/policy.h"
 #include "levin/nn/context/share.h"
+#include "levin/nn/policy.h"
 #include "levin/nn/tensor/part.h"
 
 namespace levin {
