@@ -6,6 +6,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/strategies/ddp.h"
+#include "levin/strategies/expert_parallel.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
 #include "levin/strategies/single_device.h"
@@ -26,6 +27,7 @@ const std::vector<NamedStrategy>& registry() {
              ZeroStrategy::names(),
              GeminiStrategy::names(),
              TensorStrategy::names(),
+             ExpertStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;
