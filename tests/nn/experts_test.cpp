@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "levin/nn/deferred_init.h"
 #include "levin/nn/experts/exchange.h"
 #include "levin/nn/experts/router_loss.h"
 #include "levin/nn/experts/split.h"
@@ -157,8 +158,8 @@ TEST(Experts, AutocastDoesNotReachTheRouter) {
 
 TEST(Experts, RunOnTensorsWithoutMemory) {
   for (const double factor : {0.0, 1.25}) {
-    auto experts = made({.count = 4, .per_token = 2, .dim = 8, .width = 16, .capacity_factor = factor});
-    experts->to(at::kMeta);
+    const ExpertsOptions options{.count = 4, .per_token = 2, .dim = 8, .width = 16, .capacity_factor = factor};
+    auto experts = init_module([&] { return Experts(options); }, {.device = at::kMeta});
     const auto x = torch::randn({3, 5, 8}, at::kMeta).requires_grad_();
     const auto y = experts(x);
     EXPECT_EQ(y.sizes(), x.sizes());

@@ -2,8 +2,8 @@
 #include "levin/strategies/expert_parallel.h"
 
 #include <chrono>
-#include <csignal>
 #include <cmath>
+#include <csignal>
 #include <thread>
 
 #include <fmt/format.h>

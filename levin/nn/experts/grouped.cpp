@@ -1,9 +1,11 @@
 #include "levin/nn/experts/grouped.h"
 
 #include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/diff.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "levin/core/error.h"
@@ -33,10 +35,14 @@ Tensor product(const Tensor& x, const Tensor& matrix, const Tensor& ends, at::In
 /// [G, out, in]: of each group the product of its rows of grad [M, out] and x [M, in].
 Tensor weight_gradient(const Tensor& grad, const Tensor& x, int64_t groups, const Tensor& ends,
                        at::IntArrayRef counts) {
+  if (counts.empty() && !x.is_meta() && x.size(0) > 0) {
+    // On some devices torch's product leaves groups without rows as they were.
+    const auto none = ends.diff(1, -1, at::zeros({1}, ends.options())).eq(0);
+    return at::_grouped_mm(grad.t(), x, ends).masked_fill_(none.view({-1, 1, 1}), 0);
+  }
   auto result = at::empty({groups, grad.size(1), x.size(1)}, x.options());
   if (x.is_meta()) return result;
   if (x.size(0) == 0) return result.zero_();
-  if (counts.empty()) return at::_grouped_mm(grad.t(), x, ends);
   int64_t at = 0;
   for (size_t i = 0; i < counts.size(); ++i) {
     auto own = result[static_cast<int64_t>(i)];
@@ -107,8 +113,8 @@ bool& allow_one_product() {
 }
 
 bool is_one_product(const Tensor& x, const Tensor& weight) {
-  // Rows begin at multiples of 16 bytes.
-  return allow_one_product() && x.is_cuda() && x.scalar_type() == at::kBFloat16 &&
+  // Rows begin at multiples of 16 bytes. Of a single row the strides say nothing.
+  return allow_one_product() && x.is_cuda() && x.size(0) > 1 && x.scalar_type() == at::kBFloat16 &&
          weight.scalar_type() == at::kBFloat16 && weight.size(1) % 8 == 0 && weight.size(2) % 8 == 0;
 }
 
