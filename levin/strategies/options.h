@@ -11,6 +11,7 @@
 
 #include "levin/distributed/mesh.h"
 #include "levin/nn/context/share.h"
+#include "levin/nn/experts/split.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tensor/part.h"
 
@@ -247,5 +248,6 @@ std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const PipelineOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ExpertParallelOptions& options);
 
 }  // namespace levin
