@@ -137,6 +137,10 @@ def main():
         rows.append(row_of(name, dict(options), report(args, root, name), seconds))
         rows[-1]["change"] = f"--{option} {value}" if option else "the defaults of a first try"
         roots.append(root)
+    # For the views that need more than times: roofline, memory, operators by shape.
+    options["trainer.compile"] = "false"
+    details = {**options, "trainer.profiler.record_shapes": "true", "trainer.profiler.profile_memory": "true"}
+    report(args, run(args, "details", details)[0], "details")
     page = os.path.join(args.out, "compare.html")
     subprocess.run([args.levin, "report", *roots, "--html", page], check=True, capture_output=True)
     with open(os.path.join(args.out, "study.json"), "w") as file:
