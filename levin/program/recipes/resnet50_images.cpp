@@ -1,12 +1,14 @@
 #include "levin/models/registry.h"
+#include "levin/nn/functional.h"
 #include "levin/program/recipes.h"
 #include "levin/program/recipes/image_folder.h"
 #include "levin/program/recipes/images.h"
+#include "levin/trainer/callbacks/memory_report.h"
 
 namespace levin::cli {
 namespace {
 
-class ResNetImages : public ImageClassifier {
+class ResNetImages : public ImageClassifier, public PredictsMemory {
  public:
   struct Options {
     std::string name = "resnet50";
@@ -31,16 +33,33 @@ class ResNetImages : public ImageClassifier {
         options_(options) {}
 
   void use_data(const std::shared_ptr<ImageFolder>& data) {
-    net_ = models::make(options_.name, {.num_classes = data->num_classes(),
-                                        .zero_init_residual = options_.zero_init_residual,
-                                        .channels_last = options_.channels_last});
-    if (options_.channels_last) models::to_channels_last(*net_);
+    num_classes_ = data->num_classes();
+    net_ = make();
     register_module("net", net_.ptr());
   }
   Tensor logits(const Tensor& images) override { return net_(images); }
+  TrainingStep make_step() const override {
+    auto net = make();
+    const CrossEntropyOptions loss{.label_smoothing = options_.label_smoothing};
+    const auto format = options_.channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+    return {net.ptr(),
+            [net, format](const Batch& batch) {
+              return net(batch["image"].to(net->parameters().front().scalar_type()).contiguous(format));
+            },
+            [loss](const Tensor& scores, const Batch& batch) { return cross_entropy(scores, batch["label"], loss); }};
+  }
 
  private:
+  models::ImageModel make() const {
+    auto net = models::make(options_.name, {.num_classes = num_classes_,
+                                            .zero_init_residual = options_.zero_init_residual,
+                                            .channels_last = options_.channels_last});
+    if (options_.channels_last) models::to_channels_last(*net);
+    return net;
+  }
+
   Options options_;
+  int64_t num_classes_ = 0;
   models::ImageModel net_ = nullptr;
 };
 
