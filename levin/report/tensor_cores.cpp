@@ -112,6 +112,18 @@ bool uses_tensor_cores(std::string_view kernel, bool tb_compat) {
   return !is_simt(kernel) && (has_any(kernel, kOldParts) || has_any(kernel, kNewParts));
 }
 
+bool uses_tf32(std::string_view kernel) {
+  if (has_any(kernel, std::array<std::string_view, 2>{"tf32", "nvjet_sss"})) return !is_simt(kernel);
+  // s1688 alone is TF32; Turing's kernels of this shape say that they take 16 bits.
+  return kernel.find("s1688") != std::string_view::npos && kernel.find("f16") == std::string_view::npos &&
+         kernel.find("fp16") == std::string_view::npos;
+}
+
+bool changes_memory_format(std::string_view kernel) {
+  return has_any(kernel,
+                 std::array<std::string_view, 3>{"nchwToNhwcKernel", "nhwcToNchwKernel", "tensorTransformGeneric"});
+}
+
 bool could_use_tensor_cores(std::string_view operator_name) {
   return std::find(kOperators.begin(), kOperators.end(), operator_name) != kOperators.end();
 }
