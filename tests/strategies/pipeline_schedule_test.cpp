@@ -79,9 +79,9 @@ TEST(PipelineSchedule, BubbleAndPeakEqualThePapers) {
         ASSERT_DOUBLE_EQ(found.bubble, paper.bubble(each.name, p, each.chunks));
         const double compute = m * (paper.forward + paper.input + paper.weight);
         ASSERT_DOUBLE_EQ(found.window, compute + found.bubble);
-        ASSERT_NEAR(found.bubble_share(), found.bubble / found.window, 1e-12);
+        ASSERT_NEAR(found.bubble_fraction(), found.bubble / found.window, 1e-12);
         if (each.name == "gpipe" || each.name == "1f1b") {
-          ASSERT_NEAR(found.bubble_share(), (p - 1.0) / (m + p - 1), 1e-12);
+          ASSERT_NEAR(found.bubble_fraction(), (p - 1.0) / (m + p - 1), 1e-12);
         }
         for (int r = 0; r < p; ++r) ASSERT_EQ(found.peak_activations[r], paper_peak(each.name, p, each.chunks, m, r));
         ++played;
