@@ -42,7 +42,7 @@ Drawing picture_of(const TimelinePlot& plot);
 struct TimelineTextOptions {
   /// Time of one cell. A block is shown in the cells whose middle it covers.
   double unit = 1;
-  /// Longer timelines go on in further rows of lanes. 0 means no limit.
+  /// Longer timelines take further rows of lanes. 0 means no limit.
   int columns = 100;
   /// With colours of a terminal (ANSI, 24 bits).
   bool color = false;

@@ -60,9 +60,9 @@ TEST(PipelineCli, ComparesSchedules) {
   const auto answer = ask({"--stages", "4", "--microbatches", "9", "--backward-weight", "0.5"});
   ASSERT_EQ(answer.status, 0) << answer.err;
   EXPECT_THAT(answer.out,
-              HasSubstr("gpipe             1       30      7.5   25.0 %            9     18  (p-1)(F+B) = 7.5\n"));
+              HasSubstr("gpipe             1       30      7.5    25.0 %            9     18  (p-1)(F+B) = 7.5\n"));
   EXPECT_THAT(answer.out,
-              HasSubstr("zb1p              1       27      4.5   16.7 %            4     18  (p-1)(F+I-W) = 4.5\n"));
+              HasSubstr("zb1p              1       27      4.5    16.7 %            4     18  (p-1)(F+I-W) = 4.5\n"));
   EXPECT_THAT(answer.out, HasSubstr("  0 if F=I=W\n"));
   // One that cannot take the numbers is left out, with the reason.
   EXPECT_THAT(answer.out,

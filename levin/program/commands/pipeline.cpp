@@ -144,7 +144,7 @@ struct Pipeline {
     if (simulation.total > simulation.window)
       out += fmt::format(" ({} on a rank; ranks start and end at different times)", number(simulation.window));
     out += fmt::format("\nbubble       {}, {:.1f} % of the time; formula {}\n", number(simulation.bubble),
-                       100 * simulation.bubble_share(), formula_text(played));
+                       100 * simulation.bubble_fraction(), formula_text(played));
     std::vector<std::string> peaks;
     for (const int peak : simulation.peak_activations) peaks.push_back(std::to_string(peak));
     const int chunks = played.schedule.chunks;
@@ -170,13 +170,13 @@ struct Pipeline {
       return;
     }
     auto out = fmt::format("{} ranks, {} micro-batches; {}\n\n", stages, microbatches, unit_text());
-    out += fmt::format("{:<12}{:>7}{:>9}{:>9}{:>9}{:>13}{:>7}  {}\n", "schedule", "chunks", "total", "bubble", "share",
-                       "activations", "sends", "formula");
+    out += fmt::format("{:<12}{:>7}{:>9}{:>9}{:>10}{:>13}{:>7}  {}\n", "schedule", "chunks", "total", "bubble",
+                       "fraction", "activations", "sends", "formula");
     for (const Played& played : all) {
       const auto& simulation = played.simulation;
       out += fmt::format(
-          "{:<12}{:>7}{:>9}{:>9}{:>7.1f} %{:>13}{:>7}  {}\n", played.schedule.name, played.schedule.chunks,
-          number(simulation.total), number(simulation.bubble), 100 * simulation.bubble_share(),
+          "{:<12}{:>7}{:>9}{:>9}{:>8.1f} %{:>13}{:>7}  {}\n", played.schedule.name, played.schedule.chunks,
+          number(simulation.total), number(simulation.bubble), 100 * simulation.bubble_fraction(),
           number(static_cast<double>(played.peak()) / played.schedule.chunks), played.sends(), formula_text(played));
     }
     for (const std::string& line : refused) out += "left out: " + line + "\n";
@@ -195,7 +195,7 @@ struct Pipeline {
              {"microbatches", of.microbatches},
              {"total", simulation.total},
              {"bubble", simulation.bubble},
-             {"bubble_share", simulation.bubble_share()},
+             {"bubble_fraction", simulation.bubble_fraction()},
              {"formula", theory.bubble_formula},
              {"formula_bubble", theory.bubble ? Json(*theory.bubble) : Json()},
              {"peak_activations", simulation.peak_activations},

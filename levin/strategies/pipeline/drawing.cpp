@@ -55,8 +55,8 @@ TimelinePlot::Kind timeline_kind(Kind kind, int chunk, int chunks) {
 TimelinePlot timeline_of(const PipelineSchedule& schedule, const PipelineSimulation& simulation) {
   TimelinePlot plot{
       .title = fmt::format("{}: {} ranks, {} micro-batches", schedule.name, schedule.ranks, schedule.microbatches),
-      .subtitle = fmt::format("bubble {:.1f} % of the time; a rank holds the activations of so many micro-batches{}",
-                              100 * simulation.bubble_share(), schedule.chunks > 1 ? " of a chunk" : "")};
+      .subtitle = fmt::format("bubble {:.1f} % of the time; holds: most micro-batches{} whose activations are kept",
+                              100 * simulation.bubble_fraction(), schedule.chunks > 1 ? " of a chunk" : "")};
   if (schedule.chunks > 1) plot.title += fmt::format(", {} chunks", schedule.chunks);
   std::map<std::pair<Kind, int>, int> kinds;
   for (const Kind kind : {Kind::kForward, Kind::kBackward, Kind::kBackwardInput, Kind::kBackwardWeight}) {
