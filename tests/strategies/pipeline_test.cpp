@@ -68,7 +68,7 @@ Subject bert(int64_t layers) {
   torch::manual_seed(1);
   models::TextEncoderOptions options;
   options.body = {.vocab_size = 40, .max_positions = 8, .num_layers = layers, .num_heads = 2, .hidden_dim = 16};
-  options.body.order = "post";
+  options.body.block = "post";
   options.body.causal = false;
   options.body.final_norm = false;
   options.head = "masked_lm";
@@ -121,7 +121,7 @@ std::vector<Tensor> trained(Collective& group, Subject subject, const StrategyCh
     for (auto& parameter : unique_parameters(*subject.module)) parameter.data().add_(1);
   std::vector<Attachment> checkpoints;
   if (setting.checkpoints)
-    checkpoints = checkpoint_activations(*subject.module, policy::repeated());
+    checkpoints = attach_checkpointing(*subject.module, policy::repeated());
   const auto params = unique_parameters(*subject.module);
   torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.05).momentum(0.9));
   Trainee trainee(group, choice, *subject.module);
