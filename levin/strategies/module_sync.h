@@ -84,6 +84,8 @@ class ModuleSync {
   /// Runs forward and, where gradients are enabled, backward of all parts. Returns the mean of their losses, weighted
   /// by rows, without a graph; the same on every rank that works on the batch.
   virtual Tensor run_microbatches(const MicrobatchStep& step);
+  /// A text of the rank that computed the losses of the last run, on every rank that worked on the batch.
+  virtual std::string share_text(std::string text) { return text; }
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

@@ -55,6 +55,11 @@ class PipelineStrategy::Sync final : public ModuleSync {
     return loss;
   }
 
+  std::string share_text(std::string text) override {
+    return group_->size() == 1 ? text
+                               : broadcast_string(*group_, std::move(text), stages_.rank_of(stages_.stages() - 1));
+  }
+
   void set_device(c10::Device device) { stages_.set_device(device); }
   void share_values() { reduce_.share_values(); }
   PipelineRunner& runner() { return runner_; }

@@ -254,21 +254,20 @@ class UnitTimes final : public Interceptor {
 }  // namespace
 
 std::vector<double> measure_unit_costs(torch::nn::Module& module, const PipelineOptions& options,
-                                       const std::function<Tensor()>& step, int steps) {
-  LEVIN_CHECK(steps > 0, "[pipeline] measure_unit_costs needs at least one step");
+                                       const std::function<void()>& run, int times) {
+  LEVIN_CHECK(times > 0, "[pipeline] measure_unit_costs needs at least one run");
   const auto units = units_of(module, options);
   const auto parameters = unique_parameters(module);
   const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters.front().device();
-  const auto times = std::make_shared<UnitTimes>(units, device);
+  const auto clock = std::make_shared<UnitTimes>(units, device);
   std::vector<Attachment> attached;
-  for (const auto& unit : units) attached.push_back(unit.unit->attach(times, Order::kProfiler));
-  // Backward is twice the forward for what is made of matrix products, in every unit alike.
+  for (const auto& unit : units) attached.push_back(unit.unit->attach(clock, Order::kProfiler));
   const at::NoGradGuard no_grad;
-  step();
-  std::ranges::fill(times->seconds, 0.0);
-  for (int i = 0; i < steps; ++i) step();
-  for (auto& seconds : times->seconds) seconds = 3 * seconds / steps;
-  return times->seconds;
+  run();
+  std::ranges::fill(clock->seconds, 0.0);
+  for (int i = 0; i < times; ++i) run();
+  for (auto& seconds : clock->seconds) seconds = 3 * seconds / times;
+  return clock->seconds;
 }
 
 }  // namespace levin

@@ -49,11 +49,11 @@ struct StageCut {
 /// Cuts by unit names, by costs, or evenly, as the options say. What cannot be cut so is an Error that names it.
 StageCut plan_stages(torch::nn::Module& module, int stages, const PipelineOptions& options);
 
-/// Seconds that each unit takes for forward and backward: `step` runs the model and returns a loss; it is called
-/// `steps` times after one that does not count. Gradients are left as they were.
+/// Seconds of each unit in a step, from the time of its forward (backward takes about twice that everywhere). `run`
+/// runs the model, without gradients; it is called `times` times after a call that does not count.
 ///
-///     options.costs = levin::measure_unit_costs(*model, options, [&] { return loss_of(model(sample)); });
+///     options.costs = levin::measure_unit_costs(*model, options, [&] { model(sample); });
 std::vector<double> measure_unit_costs(torch::nn::Module& module, const PipelineOptions& options,
-                                       const std::function<Tensor()>& step, int steps = 3);
+                                       const std::function<void()>& run, int times = 3);
 
 }  // namespace levin

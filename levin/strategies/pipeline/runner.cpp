@@ -187,8 +187,10 @@ void PipelineRunner::forward(Step& step, const PipelineAction& action) {
       stage, [&] { return step.work.forward(part); }, stage > 0 ? &shapes_to(step, stage, action.microbatch) : nullptr,
       live.inputs, is_last ? nullptr : &shapes_to(step, stage + 1, action.microbatch));
   if (is_last) {
-    LEVIN_CHECK(output.loss.defined() && output.loss.numel() == 1, "[pipeline] the step must return a loss of one ",
-                "element, which it did not for micro-batch ", action.microbatch);
+    const bool has_loss = output.loss.defined() && output.loss.numel() == 1;
+    LEVIN_CHECK(has_loss || !step.with_grad, "[pipeline] the step must return a loss of one element, which it did not ",
+                "for micro-batch ", action.microbatch);
+    if (!has_loss) return;  // an evaluation need not
     const auto weight = static_cast<double>(step.work.rows[part]) / static_cast<double>(step.rows);
     const auto counted = output.loss.detach().to(at::kFloat).reshape({}) * weight;
     step.loss = step.loss.defined() ? step.loss + counted : counted;
