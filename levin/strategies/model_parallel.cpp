@@ -14,6 +14,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/distributed/single.h"
+#include "levin/nn/context/split.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/layout.h"
@@ -140,7 +141,7 @@ bool ModelParallelStrategy::saves_full() const {
 
 void ModelParallelStrategy::on_connect() {
   const auto sizes = options_.mesh.over(group_->size());
-  for (const auto& [name, size] : {std::pair{"pp", sizes.pp}, {"cp", sizes.cp}, {"ep", sizes.ep}})
+  for (const auto& [name, size] : {std::pair{"pp", sizes.pp}, {"ep", sizes.ep}})
     LEVIN_CHECK(size == 1, "[", this->name(), "] ", name, " ", size, " is not part of this strategy yet");
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   inner_ = make_inner(mesh_->size("fsdp"));
@@ -164,6 +165,7 @@ std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Modul
   inner_->set_captured(captured_);
   if (sync_batchnorm_) inner_->sync_batchnorm();  // ranks of one copy have the same batch
   if (mesh_->size("tp") > 1) split(module);
+  if (mesh_->size("cp") > 1) split_context(module, {.size = mesh_->size("cp")}, mesh_->shared_group("cp"));
   auto sync = inner_->setup_module(module);
   add_shards(module);
   return sync;
@@ -222,11 +224,13 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
       for (const auto& parameter : split->parameters())
         if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
     };
+  if (sizes.cp > 1) layout.not_estimated = "context parallelism has no estimate yet; its state is that of \"fsdp\"";
   return layout;
 }
 
 std::string ModelParallelStrategy::why_not_captured() const {
   if (mesh_->size("tp") > 1) return "ranks that share layers communicate within a step";
+  if (mesh_->size("cp") > 1) return "ranks that share sequences communicate within a step";
   return inner_->why_not_captured();
 }
 

@@ -11,8 +11,8 @@
 
 namespace levin {
 
-/// A model over a mesh of ranks: its layers are split over tp, then what a rank has of them is sharded over
-/// dp_shard x cp, in dp_replicate copies. Ranks of one tp group see the same batches.
+/// A model over a mesh of ranks: its layers are split over tp, its sequences over cp, then what a rank has of the
+/// layers is sharded over dp_shard x cp, in dp_replicate copies. Ranks of tp and cp see the same batches.
 ///
 ///     Fabric fabric({.strategy = ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, .devices = 4});
 class ModelParallelStrategy : public Strategy {

@@ -59,6 +59,9 @@ INSTANTIATE_TEST_SUITE_P(
                  {.mesh = {.dp_shard = -1, .tp = 4}, .sequence_parallel = true, .fsdp = kCheckpointed},
                  {"llama"},
                  2},
+        MeshCase{"shard2_cp2", 4, {.mesh = {.dp_shard = 2, .cp = 2}}, {"llama"}, 3},
+        MeshCase{"cp2_tp2", 4, {.mesh = {.cp = 2, .tp = 2}}, {"gpt2", "llama"}, 3},
+        MeshCase{"shard2_cp2_tp2", 8, {.mesh = {.dp_shard = 2, .cp = 2, .tp = 2}}, {"llama"}, 2},
         MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3}, MeshCase{"shard4", 4, {}, {"llama"}, 3}),
     [](const auto& info) { return info.param.name; });
 
