@@ -32,6 +32,13 @@ class ModelParallelStrategy : public Strategy {
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override;
 
+  /// A module that was opened split is set up as it is: no rank has read more than its part.
+  ///
+  ///     auto model = models::open_model(folder, {.ranks = strategy.mesh().shared_group("tp")});
+  ///     strategy.adopt_split(model.split);
+  ///     auto net = fabric.setup(model.decoder);
+  void adopt_split(std::shared_ptr<TensorSplit> split);
+
   const ModelParallelOptions& options() const { return options_; }
   /// After connect.
   const Mesh& mesh() const { return *mesh_; }
@@ -50,6 +57,8 @@ class ModelParallelStrategy : public Strategy {
 
  private:
   void split(torch::nn::Module& module);
+  /// Of a split that has just been made or adopted.
+  void watch_split(const TensorSplit& split);
   void add_shards(const torch::nn::Module& module);
   ParamShards shards_of_params() const;
 
