@@ -33,6 +33,8 @@ const std::vector<NamedStrategy>& registry() {
              ModelParallelStrategy::names(),
              ContextStrategy::names(),
              ExpertStrategy::names(),
+             ModelParallelStrategy::names(),
+             ContextStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;

@@ -14,6 +14,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/distributed/single.h"
+#include "levin/nn/context/split.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/layout.h"
@@ -140,7 +141,7 @@ bool ModelParallelStrategy::saves_full() const {
 
 void ModelParallelStrategy::on_connect() {
   const auto sizes = options_.mesh.over(group_->size());
-  for (const auto& [name, size] : {std::pair{"pp", sizes.pp}, {"cp", sizes.cp}, {"ep", sizes.ep}})
+  for (const auto& [name, size] : {std::pair{"pp", sizes.pp}, {"ep", sizes.ep}})
     LEVIN_CHECK(size == 1, "[", this->name(), "] ", name, " ", size, " is not part of this strategy yet");
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   inner_ = make_inner(mesh_->size("fsdp"));
@@ -163,7 +164,10 @@ std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Modul
   inner_->set_precision(precision_);
   inner_->set_captured(captured_);
   if (sync_batchnorm_) inner_->sync_batchnorm();  // ranks of one copy have the same batch
-  if (mesh_->size("tp") > 1) split(module);
+  const auto params = detail::unique_parameters(module);
+  const bool adopted = std::any_of(params.begin(), params.end(), [&](const auto& each) { return find(each.tensor); });
+  if (mesh_->size("tp") > 1 && !adopted) split(module);
+  if (mesh_->size("cp") > 1) split_context(module, {.size = mesh_->size("cp")}, mesh_->shared_group("cp"));
   auto sync = inner_->setup_module(module);
   add_shards(module);
   return sync;
@@ -186,9 +190,23 @@ void ModelParallelStrategy::split(torch::nn::Module& module) {
     detail::broadcast_states(*group_, std::array{detail::NamedState{{}, param}});
   };
   splits_.push_back(split_tensors(module, options, ranks, SplitValues::kTaken, take));
-  share_random_state(*ranks, device_);
-  for (const auto& parameter : splits_.back()->parameters())
-    if (parameter.tensor.requires_grad()) sum_gradients(parameter, ranks);
+  watch_split(*splits_.back());
+}
+
+void ModelParallelStrategy::adopt_split(std::shared_ptr<TensorSplit> split) {
+  (void)group();
+  LEVIN_CHECK(split && &split->ranks() == &mesh_->group("tp"), "[", name(),
+              "] a model that was opened split must have been opened with mesh().shared_group(\"tp\")");
+  LEVIN_CHECK(split->options().sequence_parallel == options_.sequence_parallel, "[", name(),
+              "] sequence_parallel needs a model that was not opened split");
+  watch_split(*split);
+  splits_.push_back(std::move(split));
+}
+
+void ModelParallelStrategy::watch_split(const TensorSplit& split) {
+  share_random_state(split.ranks(), device_);
+  for (const auto& parameter : split.parameters())
+    if (parameter.tensor.requires_grad()) sum_gradients(parameter, split.shared_ranks());
 }
 
 /// Places in the tensors that one process has: first the part of tp, then the rows of that part.
@@ -222,11 +240,13 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
       for (const auto& parameter : split->parameters())
         if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
     };
+  if (sizes.cp > 1) layout.not_estimated = "context parallelism has no estimate yet; its state is that of \"fsdp\"";
   return layout;
 }
 
 std::string ModelParallelStrategy::why_not_captured() const {
   if (mesh_->size("tp") > 1) return "ranks that share layers communicate within a step";
+  if (mesh_->size("cp") > 1) return "ranks that share sequences communicate within a step";
   return inner_->why_not_captured();
 }
 

@@ -11,8 +11,8 @@
 
 namespace levin {
 
-/// A model over a mesh of ranks: its layers are split over tp, then what a rank has of them is sharded over
-/// dp_shard x cp, in dp_replicate copies. Ranks of one tp group see the same batches.
+/// A model over a mesh of ranks: its layers are split over tp, its sequences over cp, then what a rank has of the
+/// layers is sharded over dp_shard x cp, in dp_replicate copies. Ranks of tp and cp see the same batches.
 ///
 ///     Fabric fabric({.strategy = ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, .devices = 4});
 class ModelParallelStrategy : public Strategy {
@@ -32,6 +32,13 @@ class ModelParallelStrategy : public Strategy {
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override;
 
+  /// A module that was opened split is set up as it is: no rank has read more than its part.
+  ///
+  ///     auto model = models::open_model(folder, {.ranks = strategy.mesh().shared_group("tp")});
+  ///     strategy.adopt_split(model.split);
+  ///     auto net = fabric.setup(model.decoder);
+  void adopt_split(std::shared_ptr<TensorSplit> split);
+
   const ModelParallelOptions& options() const { return options_; }
   /// After connect.
   const Mesh& mesh() const { return *mesh_; }
@@ -50,6 +57,8 @@ class ModelParallelStrategy : public Strategy {
 
  private:
   void split(torch::nn::Module& module);
+  /// Of a split that has just been made or adopted.
+  void watch_split(const TensorSplit& split);
   void add_shards(const torch::nn::Module& module);
   ParamShards shards_of_params() const;
 

@@ -37,7 +37,7 @@ at::ScalarType wide_dtype(const Tensor& x) {
 class ContextPass {
  public:
   ContextPass(SharedContext share, ContextAttentionOptions options, int64_t length)
-      : share_(std::move(share)), options_(std::move(options)), length_(length), most_(share_->most(length)) {}
+      : share_(std::move(share)), options_(std::move(options)), length_(length), most_(share_->layout().most(length)) {}
 
   /// Keys and values [B, t, H, D] as they travel: [2, B, most, H, D].
   Tensor packed(const Tensor& k, const Tensor& v) const {
@@ -71,7 +71,7 @@ class ContextPass {
   void each_block(int owner, const Tensor& q, const Tensor& k, const Tensor& v, const F& attend) const {
     const bool compares = options_.slopes.defined() || options_.texts.defined();
     for (const auto& block :
-         context_blocks(*share_, length_, share_->rank(), owner, options_.causal, options_.window)) {
+         context_blocks(share_->layout(), length_, share_->rank(), owner, options_.causal, options_.window)) {
       AttentionBlockOptions plain{.scale = options_.scale, .softcap = options_.softcap};
       plain.causal = block.kind == ContextBlock::Kind::kCausal;
       const auto one_q = q.narrow(2, block.queries.first, block.queries.count);
@@ -99,7 +99,7 @@ class ContextPass {
   /// Positions in the sequence of some of a rank's tokens.
   Tensor positions(int rank, const Share& tokens, c10::Device device) const {
     std::vector<Tensor> parts;
-    for (const auto& run : share_->runs(length_, rank))
+    for (const auto& run : share_->layout().runs(length_, rank))
       parts.push_back(at::arange(run.first, run.first + run.count, at::kLong));
     return at::cat(parts).narrow(0, tokens.first, tokens.count).to(device);
   }
@@ -257,7 +257,7 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
 
 Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, int64_t length,
                          const ContextAttentionOptions& options, const SharedContext& share) {
-  LEVIN_CHECK(q.dim() == 4 && k.dim() == 4 && q.size(1) == share->count(length, share->rank()),
+  LEVIN_CHECK(q.dim() == 4 && k.dim() == 4 && q.size(1) == share->layout().count(length, share->rank()),
               "[context_parallel] queries ", q.sizes(), " are not this rank's of ", length, " tokens");
   // Under autocast a norm of heads may have left float32; values come from a product.
   const auto dtype = v.scalar_type();

@@ -41,16 +41,16 @@ bool ContextBlock::operator==(const ContextBlock& other) const {
   return same(queries, other.queries) && same(keys, other.keys) && kind == other.kind;
 }
 
-std::vector<ContextBlock> context_blocks(const ContextShare& share, int64_t length, int rank, int owner, bool causal,
+std::vector<ContextBlock> context_blocks(const ContextLayout& layout, int64_t length, int rank, int owner, bool causal,
                                          int64_t window) {
   // A rank's tokens are in the order of the sequence: among themselves they are causal as they lie.
-  const auto count = share.count(length, rank);
+  const auto count = layout.count(length, rank);
   if (causal && rank == owner && (window == 0 || window >= length)) return {{{0, count}, {0, count}, Kind::kCausal}};
   std::vector<ContextBlock> blocks;
   int64_t query = 0;
-  for (const auto& queries : share.runs(length, rank)) {
+  for (const auto& queries : layout.runs(length, rank)) {
     int64_t key = 0;
-    for (const auto& keys : share.runs(length, owner)) {
+    for (const auto& keys : layout.runs(length, owner)) {
       if (const auto kind = seen(queries, keys, causal, window)) {
         const ContextBlock block{{query, queries.count}, {key, keys.count}, *kind};
         if (blocks.empty() || !join(blocks.back(), block)) blocks.push_back(block);
@@ -68,10 +68,10 @@ std::vector<ContextBlock> context_blocks(const ContextShare& share, int64_t leng
   return blocks;
 }
 
-int64_t context_work(const ContextShare& share, int64_t length, int rank, bool causal, int64_t window) {
+int64_t context_work(const ContextLayout& layout, int64_t length, int rank, bool causal, int64_t window) {
   int64_t pairs = 0;
-  for (int owner = 0; owner < share.size(); ++owner)
-    for (const auto& block : context_blocks(share, length, rank, owner, causal, window))
+  for (int owner = 0; owner < layout.size; ++owner)
+    for (const auto& block : context_blocks(layout, length, rank, owner, causal, window))
       pairs += block.kind == Kind::kCausal ? block.queries.count * (block.queries.count + 1) / 2
                                            : block.queries.count * block.keys.count;
   return pairs;

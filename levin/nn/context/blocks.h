@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "levin/nn/context/share.h"
+#include "levin/nn/context/layout.h"
 
 namespace levin::nn {
 
@@ -25,10 +25,10 @@ struct ContextBlock {
 
 /// What queries of `rank` see of the keys of `owner`, in as few blocks as there are. window: keys that a query sees,
 /// itself included; 0: all before it.
-std::vector<ContextBlock> context_blocks(const ContextShare& share, int64_t length, int rank, int owner, bool causal,
+std::vector<ContextBlock> context_blocks(const ContextLayout& layout, int64_t length, int rank, int owner, bool causal,
                                          int64_t window);
 
 /// Pairs of a query and a key that a rank multiplies.
-int64_t context_work(const ContextShare& share, int64_t length, int rank, bool causal, int64_t window);
+int64_t context_work(const ContextLayout& layout, int64_t length, int rank, bool causal, int64_t window);
 
 }  // namespace levin::nn

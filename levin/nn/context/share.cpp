@@ -23,11 +23,11 @@ using torch::autograd::variable_list;
 
 /// The order in which the shares of all ranks, each of `most` rows, are the sequence: [length], or its inverse.
 Tensor order_of(const ContextShare& share, int64_t length, c10::Device device) {
-  const auto most = share.most(length);
+  const auto most = share.layout().most(length);
   std::vector<std::pair<int64_t, Tensor>> runs;
   for (int rank = 0; rank < share.size(); ++rank) {
     auto at = rank * most;
-    for (const auto& run : share.runs(length, rank)) {
+    for (const auto& run : share.layout().runs(length, rank)) {
       runs.emplace_back(run.first, at::arange(at, at + run.count, at::kLong));
       at += run.count;
     }
@@ -52,7 +52,7 @@ struct GatherContext : torch::autograd::Function<GatherContext> {
     context->saved_data["length"] = length;
     auto rows = own.transpose(0, dim);
     std::vector<int64_t> pad(static_cast<size_t>(2 * own.dim()), 0);
-    pad.back() = share.most(length) - rows.size(0);
+    pad.back() = share.layout().most(length) - rows.size(0);
     if (pad.back() > 0) rows = at::constant_pad_nd(rows, pad);
     const auto all = share.ranks().all_gather(rows.contiguous()).flatten(0, 1);
     return all.index_select(0, order_of(share, length, own.device())).transpose(0, dim).contiguous();
@@ -66,10 +66,10 @@ struct GatherContext : torch::autograd::Function<GatherContext> {
     if (!grads[0].defined()) return result;
     const auto rows = grads[0].transpose(0, dim);
     auto sizes = rows.sizes().vec();
-    sizes[0] = share.size() * share.most(length);
+    sizes[0] = share.size() * share.layout().most(length);
     auto all = at::zeros(sizes, rows.options());
     all.index_copy_(0, order_of(share, length, rows.device()), rows.contiguous());
-    const auto own = share.ranks().reduce_scatter(all).narrow(0, 0, share.count(length, share.rank()));
+    const auto own = share.ranks().reduce_scatter(all).narrow(0, 0, share.layout().count(length, share.rank()));
     result[0] = own.transpose(0, dim).contiguous();
     return result;
   }
@@ -95,32 +95,7 @@ struct MeanOverContext : torch::autograd::Function<MeanOverContext> {
 }  // namespace
 
 ContextShare::ContextShare(std::shared_ptr<Collective> ranks, ContextParallelOptions options, bool balanced)
-    : ranks_(std::move(ranks)), options_(options), balanced_(balanced) {}
-
-std::vector<Share> ContextShare::runs(int64_t length, int rank) const {
-  const int64_t chunks = balanced_ ? 2 * size() : size();
-  LEVIN_CHECK(length >= chunks, "[context_parallel] ", length, " tokens cannot be spread over ", size(),
-              " ranks: ", balanced_ ? "balanced they are cut into 2 x " : "they are cut into ", size(),
-              balanced_ ? fmt::format(" = {}", chunks) : "", " chunks, and each needs a token");
-  const auto first = Share::of(length, chunks, rank);
-  if (!balanced_) return {first};
-  const auto last = Share::of(length, chunks, chunks - 1 - rank);
-  // The two chunks in the middle are one run.
-  if (first.first + first.count == last.first) return {{first.first, first.count + last.count}};
-  return {first, last};
-}
-
-int64_t ContextShare::count(int64_t length, int rank) const {
-  int64_t all = 0;
-  for (const auto& run : runs(length, rank)) all += run.count;
-  return all;
-}
-
-int64_t ContextShare::most(int64_t length) const {
-  int64_t most = 0;
-  for (int rank = 0; rank < size(); ++rank) most = std::max(most, count(length, rank));
-  return most;
-}
+    : ranks_(std::move(ranks)), options_(options), layout_{ranks_->size(), balanced} {}
 
 void ContextShare::check_tokens(const Tensor& tokens) const {
   if (tokens.is_meta()) return;
@@ -133,7 +108,8 @@ void ContextShare::check_tokens(const Tensor& tokens) const {
 
 Tensor ContextShare::take(const Tensor& whole, int64_t dim) const {
   std::vector<Tensor> parts;
-  for (const auto& run : runs(whole.size(dim), rank())) parts.push_back(whole.narrow(dim, run.first, run.count));
+  for (const auto& run : layout_.runs(whole.size(dim), rank()))
+    parts.push_back(whole.narrow(dim, run.first, run.count));
   return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
 }
 

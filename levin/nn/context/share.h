@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "levin/distributed/collective.h"
-#include "levin/nn/tensor/part.h"
+#include "levin/nn/context/layout.h"
 
 namespace levin {
 
@@ -30,10 +30,8 @@ struct ContextParallelOptions {
   bool balance = true;
 };
 
-/// The ranks that have one sequence together, and which tokens each of them has. A sequence is cut into chunks that
-/// differ by one token at most: size of them, of which rank i has chunk i, or balanced 2 * size, of which it has chunks
-/// i and 2 * size - 1 - i. Lengths are of the whole sequence; texts, tokens, targets and masks come whole to every
-/// rank.
+/// The ranks that have one sequence together, and what they exchange. Lengths are of the whole sequence; tokens,
+/// targets and masks come whole to every rank.
 ///
 /// Gradients of parameters are to be averaged over these ranks and the copies of the model, as under "ddp".
 class ContextShare {
@@ -44,13 +42,7 @@ class ContextShare {
   int size() const { return ranks_->size(); }
   int rank() const { return ranks_->rank(); }
   const ContextParallelOptions& options() const { return options_; }
-  bool balanced() const { return balanced_; }
-
-  /// The tokens of a rank in the whole sequence: one or two runs, in order. An Error where there are too few.
-  std::vector<Share> runs(int64_t length, int rank) const;
-  int64_t count(int64_t length, int rank) const;
-  /// Of the rank that has most.
-  int64_t most(int64_t length) const;
+  const ContextLayout& layout() const { return layout_; }
 
   /// Before a forward: an Error on every rank unless all have tokens of one shape. The first time their values are
   /// compared too: ranks of one sequence must see the same batch. Every rank must call.
@@ -70,7 +62,7 @@ class ContextShare {
  private:
   std::shared_ptr<Collective> ranks_;
   ContextParallelOptions options_;
-  bool balanced_;
+  ContextLayout layout_;
   mutable bool compared_ = false;
 };
 
