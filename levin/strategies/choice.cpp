@@ -10,6 +10,7 @@
 #include "levin/strategies/expert_parallel.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
+#include "levin/strategies/model_parallel.h"
 #include "levin/strategies/pipeline_parallel.h"
 #include "levin/strategies/single_device.h"
 #include "levin/strategies/tensor_parallel.h"
@@ -33,8 +34,6 @@ const std::vector<NamedStrategy>& registry() {
              ModelParallelStrategy::names(),
              ContextStrategy::names(),
              ExpertStrategy::names(),
-             ModelParallelStrategy::names(),
-             ContextStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;

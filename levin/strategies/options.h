@@ -249,7 +249,5 @@ std::unique_ptr<Strategy> strategy_of(const PipelineOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ExpertParallelOptions& options);
-std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options);
-std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
 
 }  // namespace levin
