@@ -35,7 +35,7 @@ struct TheirWeight {
   WeightLayout layout = WeightLayout::kPlain;
   std::string also = {};
 };
-/// `sizes` are those of the whole parameter: experts are as many names.
+/// `sizes` are those of the full parameter: experts are as many names.
 std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours,
                                         at::IntArrayRef sizes = {});
 
