@@ -23,6 +23,8 @@ struct ClusterShape {
   /// FLOP/s of dense products in 16 bits, and bytes per second of device memory, as the maker says.
   double peak_flops = 989.4e12;
   double memory_bandwidth = 3.35e12;
+  /// FLOP/s that dense products keep up: the clock falls with the power that they take.
+  double sustained_flops = 673e12;
   int64_t multiprocessors = 132;
   /// Inside a node (NVLink, PCIe), between nodes (InfiniBand, Ethernet), and between a GPU and its host.
   Link inside = {450e9, 4e-6};

@@ -37,7 +37,7 @@ CostModel::CostModel(const PlanQuestion& question, const Calibration& calibratio
   const bool is_half = question.precision.ends_with("-true") && !question.precision.starts_with("32");
   optimizer_bytes_ = is_half ? 14 : 28;
   // Products in float32 have no tensor cores but with TF32, which training in 32-true does not use.
-  if (question.precision.starts_with("32")) cluster_.peak_flops /= 15;
+  if (question.precision.starts_with("32")) cluster_.peak_flops /= 15, cluster_.sustained_flops /= 15;
 }
 
 double CostModel::tokens(const Candidate& candidate) const {
@@ -49,13 +49,17 @@ double CostModel::gemm_seconds(double m, double n, double k) const {
   const double waves = tiles / as_double(cluster_.multiprocessors);
   const double filled = waves / (waves + calibration_.gemm_waves);
   const double deep = k / (k + calibration_.gemm_depth);
-  const double rate = cluster_.peak_flops * calibration_.gemm * filled * deep;
+  const double rate = std::min(cluster_.peak_flops * calibration_.gemm * filled * deep, cluster_.sustained_flops);
   const double bytes = 2 * (m * k + k * n + m * n);
   return std::max(2 * m * n * k / rate, bytes_seconds(bytes)) + calibration_.gap;
 }
 
 double CostModel::bytes_seconds(double bytes) const {
   return bytes / (cluster_.memory_bandwidth * calibration_.memory);
+}
+
+double CostModel::exposed(double communication, double computation) const {
+  return std::max(communication - computation, calibration_.contention * communication);
 }
 
 void CostModel::add_gemm(LayerTimes& times, double m, double n, double k, double count) const {
@@ -130,8 +134,8 @@ void CostModel::add_communication(const Candidate& candidate, LayerTimes& times)
     const double ring = as_double(candidate.cp - 1) * send_seconds(bytes, candidate.tp);
     const double flops = 4 * n * as_double(model_.sequence) * as_double(model_.query_width()) / tp * 0.5;
     const double core = flops / (cluster_.peak_flops * calibration_.attention_forward);
-    times.cp_forward = std::max(0.0, ring - core) + as_double(candidate.cp) * 10 * calibration_.gap;
-    times.cp_backward = std::max(0.0, 2 * ring - 2.5 * core) + as_double(candidate.cp) * 20 * calibration_.gap;
+    times.cp_forward = exposed(ring, core) + as_double(candidate.cp) * 10 * calibration_.gap;
+    times.cp_backward = exposed(2 * ring, 2.5 * core) + as_double(candidate.cp) * 20 * calibration_.gap;
   }
   if (model_.experts > 0 && candidate.ep > 1) {
     // Rows to their experts, and back.
@@ -170,11 +174,17 @@ double CostModel::all_gather_seconds(double bytes, int64_t size, int64_t stride)
   if (size <= 1) return 0;
   const auto [bandwidth, latency] = path(size, stride);
   const double n = as_double(size);
-  return (n - 1) / n * bytes / bandwidth + latency * std::ceil(std::log2(n));
+  // A ring: every node is a step.
+  const double in_node = std::clamp(as_double(cluster_.gpus_per_node) / as_double(stride), 1.0, n);
+  return (n - 1) / n * bytes / bandwidth + latency * (std::log2(in_node) + n / in_node - 1);
 }
 
 double CostModel::all_reduce_seconds(double bytes, int64_t size, int64_t stride) const {
-  return 2 * all_gather_seconds(bytes, size, stride);
+  if (size <= 1) return 0;
+  const auto [bandwidth, latency] = path(size, stride);
+  const double n = as_double(size);
+  // Trees where rings would be long.
+  return 2 * ((n - 1) / n * bytes / bandwidth + latency * std::ceil(std::log2(n)));
 }
 
 double CostModel::all_to_all_seconds(double bytes, int64_t size, int64_t stride) const {
@@ -214,15 +224,14 @@ void CostModel::add_data_parallel(const Candidate& candidate, const StageParamet
                backward = layers * (times.backward() + times.tp_backward);
   const double m = as_double(candidate.microbatches);
   // The last layer's gradient comes when nothing is left to compute.
-  const double hidden = software_.overlaps_gradients ? backward * (1 - 1 / std::max(2.0, layers)) : 0;
-  cost.dp += std::max(reduce - hidden, software_.overlaps_gradients ? reduce / std::max(2.0, layers) : reduce);
+  const double last = reduce / std::max(2.0, layers);
+  cost.dp += software_.overlaps_gradients ? std::max(exposed(reduce, backward), last) : reduce;
   if (candidate.zero_stage == 3) {
-    // Gathered for forward and again for backward, in every micro-batch.
+    // Gathered for forward and again for backward, in every micro-batch; the first layer waits for its own.
     const double behind = software_.overlaps_gathers ? 1 : 0;
-    cost.dp += m * (std::max(0.0, gather - behind * forward) + std::max(0.0, gather - behind * backward));
-    cost.dp += gather / std::max(1.0, layers);
+    cost.dp += m * (exposed(gather, behind * forward) + exposed(gather, behind * backward)) + gather / layers;
   } else if (candidate.zero_stage > 0) {
-    cost.dp += software_.overlaps_gathers ? std::max(gather - forward, gather / std::max(2.0, layers)) : gather;
+    cost.dp += software_.overlaps_gathers ? std::max(exposed(gather, forward), gather / layers) : gather;
   }
 }
 

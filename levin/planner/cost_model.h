@@ -13,16 +13,18 @@ namespace levin::planner {
 /// fitted to are in docs/parallelism.md.
 struct Calibration {
   /// Of a large matrix product.
-  double gemm = 0.875;
+  double gemm = 0.86;
   /// Depth of a product (k) at which half of that is reached, and waves of tiles.
-  double gemm_depth = 300;
+  double gemm_depth = 320;
   double gemm_waves = 0.56;
   /// Of attention in one kernel, forward and backward.
-  double attention_forward = 0.55, attention_backward = 0.50;
+  double attention_forward = 0.58, attention_backward = 0.52;
   /// Of device memory, in elementwise kernels.
-  double memory = 0.79;
+  double memory = 0.85;
   /// Of links, in collectives and sends.
-  double inside = 0.62, between = 0.55;
+  double inside = 0.70, between = 0.55;
+  /// Of communication that is hidden: what it takes from the kernels beside it.
+  double contention = 0.15;
   /// Seconds between two kernels.
   double gap = 1e-6;
   /// Seconds of a step that belong to none of the above: the data, the gradient norm, the loop.
@@ -86,6 +88,8 @@ class CostModel {
   Path path(int64_t size, int64_t stride) const;
   double head_seconds(const Candidate& candidate) const;
   double bytes_seconds(double bytes) const;
+  /// What is left of communication beside so much computation.
+  double exposed(double communication, double computation) const;
   void add_attention(const Candidate& candidate, LayerTimes& times) const;
   void add_mlp(const Candidate& candidate, LayerTimes& times) const;
   void add_elementwise(const Candidate& candidate, LayerTimes& times) const;

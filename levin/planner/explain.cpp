@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -25,10 +27,27 @@ bool scale_data(Candidate& c, int64_t up, int64_t down) {
 
 bool keep_batch(Candidate& c, int64_t batch) {
   const int64_t each = c.data_parallel() * c.micro_batch;
-  if (batch % each != 0) return false;
+  if (c.micro_batch < 1 || batch % each != 0) return false;
   c.microbatches = batch / each;
-  if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0) return false;
-  return true;
+  return c.schedule != Schedule::kInterleaved || c.microbatches % c.pp == 0;
+}
+
+/// The changed candidate with the micro-batch that suits it: the fastest that fits, else the leanest.
+std::optional<Plan> best_micro_batch(const PlanQuestion& question, Candidate candidate, int64_t batch,
+                                     bool may_change) {
+  std::optional<Plan> best;
+  const double usable = usable_memory(question.cluster);
+  const int64_t micro = candidate.micro_batch;
+  for (int64_t size = may_change ? 1 : micro; size <= (may_change ? 64 : micro); size *= 2) {
+    candidate.micro_batch = size;
+    if (!keep_batch(candidate, batch)) continue;
+    const auto plan = evaluate(question, candidate);
+    const bool fits = plan.memory.peak <= usable, fitted = best && best->memory.peak <= usable;
+    const bool faster = best && plan.cost.seconds() < best->cost.seconds();
+    const bool leaner = best && plan.memory.peak < best->memory.peak;
+    if (!best || (fits && (!fitted || faster)) || (!fits && !fitted && leaner)) best = plan;
+  }
+  return best;
 }
 
 bool set_pp(Candidate& c, int64_t pp) {
@@ -224,8 +243,11 @@ std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& 
     if (!change.apply(candidate) || candidate.pp * candidate.chunks > question.model.layers) continue;
     const auto shards = candidate.dp_shard * candidate.cp;
     if (candidate.zero_stage > 0 && shards == 1 && !candidate.offload) candidate.zero_stage = 0;
-    if (shards % candidate.ep != 0 || !keep_batch(candidate, plan.candidate.batch())) continue;
-    const auto other = evaluate(question, candidate);
+    if (shards % candidate.ep != 0) continue;
+    const bool may_change = candidate.micro_batch == plan.candidate.micro_batch;
+    const auto found = best_micro_batch(question, candidate, plan.candidate.batch(), may_change);
+    if (!found) continue;
+    const auto& other = *found;
     Alternative alternative{.change = change.name,
                             .fits = other.memory.peak <= usable_memory(question.cluster),
                             .memory = other.memory.peak,

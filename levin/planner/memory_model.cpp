@@ -187,7 +187,8 @@ RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) cons
   memory.host = own * dense.host + parameters.experts * expert.host;
   const bool accumulates = candidate.microbatches > 1;
   // Between micro-batches nothing is reduced: gradients are whole.
-  if (accumulates && candidate.zero_stage >= 2) memory.gradients += parameters.total() * (half_ ? 2 : 4);
+  if (accumulates && candidate.zero_stage >= 2)
+    memory.gradients = std::max(memory.gradients, parameters.total() * (half_ ? 2 : 4));
 
   const double tokens = as_double(candidate.micro_batch) * as_double(model_.sequence) / as_double(candidate.cp);
   const double layers = as_double(stage_layers(candidate, stage));
@@ -199,8 +200,9 @@ RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) cons
     if (software_.chunked_loss && model_.classes == 0)
       memory.activations += 4 * as_double(model_.vocabulary * model_.width) / as_double(candidate.tp);
   }
-  // Autocast keeps a 16-bit copy of every matrix.
-  if (mixed_ && candidate.zero_stage == 0 && !software_.half_weights)
+  // Autocast keeps a 16-bit copy of every matrix; a checkpointed block makes it again.
+  const bool keeps_copies = candidate.checkpointing != Checkpointing::kFull;
+  if (mixed_ && candidate.zero_stage == 0 && keeps_copies && !software_.half_weights)
     memory.activations += 2 * (parameters.layers + parameters.experts);
   memory.temporary = temporary(candidate, stage, parameters, tokens);
   // Of one micro-batch gradients take the place of the activations that they come from.

@@ -119,6 +119,8 @@ class Searcher {
     }
     for (const int stage : {0, 1, 2, 3}) {
       if (candidate.offload && stage < 2) continue;
+      // Over a mesh state is sharded by FSDP: "full" is stage 3, "grad_op" stage 2.
+      if (stage == 1 && candidate.pp * candidate.tp * candidate.cp * candidate.ep > 1) continue;
       candidate.zero_stage = stage;
       if (stage == 0) {
         candidate.dp_replicate = data, candidate.dp_shard = 1;
