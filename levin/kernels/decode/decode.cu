@@ -2,54 +2,12 @@
 // a key, each thread 16 bytes of it, and all query heads that share the key use what was read.
 #include <cuda_fp8.h>
 
-#include "levin/kernels/decode/decode_launch.h"
+#include "levin/kernels/decode/decode_device.cuh"
 #include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_switch.cuh"
-#include "levin/kernels/numbers.cuh"
-#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
-
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kLowest = -INFINITY;
-
-/// Where keys and values of a position of a row lie: a number of heads of `width` numbers.
-__device__ __forceinline__ int64_t slot_of(const DecodeLaunch& a, int row, int head, int64_t position) {
-  if (!a.blocks) return (static_cast<int64_t>(row) * a.kv_heads + head) * a.capacity + position;
-  const int64_t block = a.blocks[row * a.table_width + (position >> a.block_shift)];
-  return (block * a.kv_heads + head) * a.capacity + (position & (a.capacity - 1));
-}
-
-/// kDecodeDims numbers of a head from `column` on, turned by the angles of a position and rounded as they are kept.
-template <class T>
-__device__ __forceinline__ void load_turned(const DecodeLaunch& a, const T* head, int column, int64_t position,
-                                            float* out) {
-  load_wide<kDecodeDims, T>(head, column, out);
-  if (!a.angles || column >= 2 * a.half) return;
-  const float* cosine = a.angles + position * a.half;
-  const float* sine = cosine + a.angle_rows * a.half;
-  float other[kDecodeDims], c[kDecodeDims], s[kDecodeDims];
-  const bool is_first = column < a.half;
-  if (a.half % kDecodeDims == 0) {
-    const int angle = is_first ? column : column - a.half;
-    load_wide<kDecodeDims, T>(head, is_first ? column + a.half : angle, other);
-    load_wide<kDecodeDims, float>(cosine, angle, c);
-    load_wide<kDecodeDims, float>(sine, angle, s);
-#pragma unroll
-    for (int d = 0; d < kDecodeDims; ++d)
-      out[d] = is_first ? out[d] * c[d] - other[d] * s[d] : out[d] * c[d] + other[d] * s[d];
-  } else {
-    for (int d = 0; d < kDecodeDims && column + d < 2 * a.half; ++d) {
-      const bool first = column + d < a.half;
-      const int angle = first ? column + d : column + d - a.half;
-      const float partner = widened(head[first ? angle + a.half : angle]);
-      out[d] = out[d] * cosine[angle] + (first ? -partner : partner) * sine[angle];
-    }
-  }
-#pragma unroll
-  for (int d = 0; d < kDecodeDims; ++d) out[d] = widened(narrowed<T>(out[d]));
-}
 
 /// Keys or values of a head as numbers of the type of the queries. The kernel of attention appends them itself.
 template <class T>
@@ -163,10 +121,6 @@ template <int kHeads>
 struct Seen {
   float most[kHeads], sum[kHeads], mixed[kHeads][kDecodeDims];
 };
-
-__device__ __forceinline__ float finite(float most) {
-  return most == kLowest ? 0.0f : most;
-}
 
 /// kLanes threads take a key; a block takes kHeads query heads of one head of keys, and one part of the keys.
 template <class T, class Kept, int kHeads, int kLanes, int kThreads>
@@ -314,29 +268,8 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const Decode
     for (int d = 0; d < kDecodeDims; ++d) mixed_of[warp][h][column + d] = seen.mixed[h][d];
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kHeads * a.width; i += kThreads) {
-    const int h = i / a.width, d = i % a.width;
-    if (first_head + h >= shared_by) break;
-    float most = most_of[0][h];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) most = fmaxf(most, most_of[w][h]);
-    const float by = finite(most);
-    float sum = 0, mixed = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float share = __expf(most_of[w][h] - by);
-      sum += sum_of[w][h] * share;
-      mixed += mixed_of[w][h][d] * share;
-    }
-    const int64_t head = static_cast<int64_t>(row) * a.heads + kv * shared_by + first_head + h;
-    if (a.splits == 1) {
-      static_cast<T*>(a.out)[head * a.width + d] = narrowed<T>(mixed / sum);
-    } else {
-      float* to = a.partial + (head * a.splits + split) * (a.width + 2);
-      to[d] = mixed;
-      if (d == 0) to[a.width] = most, to[a.width + 1] = sum;
-    }
-  }
+  join_warps<T, kWarps, kHeads, kLanes * kDecodeDims, kThreads>(
+      a, row, kv * shared_by + first_head, shared_by - first_head, split, most_of, sum_of, mixed_of);
 }
 
 /// A block for each head of a row: its parts become one.
@@ -405,7 +338,9 @@ void attend_by_width(const DecodeLaunch& a, cudaStream_t stream) {
 int launch_decode_attention(const DecodeLaunch& a, CUstream_st* stream) {
   return launch_for_number(a.type, [&](auto number) {
     using T = typename decltype(number)::type;
-    if (a.kept == KeptAs::kNumbers) {
+    if (a.groups) {
+      launch_decode_groups(a, stream);
+    } else if (a.kept == KeptAs::kNumbers) {
       attend_by_width<T, Numbers<T>>(a, stream);
     } else {
       append<T>(a, stream);

@@ -118,7 +118,8 @@ Tensor decode_attention(const DecodeArguments& args) {
   if (args.slopes.defined()) launch.slopes = args.slopes.const_data_ptr<float>();
   launch.scale = static_cast<float>(args.scale), launch.softcap = static_cast<float>(args.softcap);
   launch.window = args.window;
-  launch.wide = is_wide(args);
+  launch.groups = detail::has_decode_groups(launch.type, launch.kept, heads / k.size(2), width);
+  launch.wide = !launch.groups && is_wide(args);
   launch.splits = launch.wide ? 1 : static_cast<int32_t>(parts_of_keys(args));
   Tensor partial;
   if (launch.splits > 1) {

@@ -43,11 +43,21 @@ struct DecodeLaunch {
   int64_t window = 0;
   int32_t splits = 1;        // parts of the keys, each with a block of its own
   bool wide = false;         // blocks of kWideDecodeThreads, with one part
+  bool groups = false;       // by launch_decode_groups
   float* partial = nullptr;  // [rows, heads, splits, width + 2], with more than one part
 };
 
 /// Turns queries and keys by their positions, and puts keys and values into the cache; attention over it. Returns a
 /// cudaError_t.
 int launch_decode_attention(const DecodeLaunch& launch, CUstream_st* stream);
+
+/// Query heads that share keys, up to this many, as one operand of the tensor cores: 16-bit numbers, heads of 64 or
+/// 128. In decode_groups.cu; without the join of several parts.
+constexpr int kMostOfGroup = 8;
+constexpr bool has_decode_groups(NumberType type, KeptAs kept, int64_t shared_by, int64_t width) {
+  return (type == NumberType::kHalf || type == NumberType::kBFloat16) && kept == KeptAs::kNumbers && shared_by > 1 &&
+         shared_by <= kMostOfGroup && (width == 64 || width == 128);
+}
+void launch_decode_groups(const DecodeLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail
