@@ -1,6 +1,7 @@
 #include "levin/strategies/pipeline/simulation.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
 
 #include "levin/core/error.h"
@@ -22,7 +23,7 @@ class Simulator {
   Simulator(const PipelineSchedule& schedule, const PipelineCosts& costs, PipelineTransfers transfers)
       : schedule_(schedule),
         costs_(costs),
-        blocks_(transfers == PipelineTransfers::kRendezvous),
+        transfers_(transfers),
         forward_(size()),
         backward_(size()),
         ranks_(schedule.ranks) {
@@ -37,7 +38,7 @@ class Simulator {
       }
     }
     check_no_deadlock();
-    finish_transfers();
+    if (transfers_ == PipelineTransfers::kBuffered) end_buffered_transfers();
     measure();
     return std::move(result_);
   }
@@ -45,13 +46,23 @@ class Simulator {
  private:
   /// What is made of a stage and micro-batch in one direction: when it was computed, and its way to the next stage.
   struct Product {
+    /// When the send and the receive began.
     double computed = kNever, sent = kNever, received = kNever;
+    /// When the group of the receive was complete.
+    double arrived = kNever;
+  };
+  /// A group that was posted: actions [begin, end) of the rank, whose spans begin at `span`.
+  struct Posted {
+    size_t begin, end, span;
+    double at;
+    bool is_started = false;
   };
   struct Rank {
     size_t next = 0;
     double free_at = 0;
-    /// Sends and receives from `next` on are posted; the rank waits for them.
-    bool posted = false;
+    /// Groups that are not complete. They run one after the other; the first may have begun.
+    std::deque<Posted> posted = {};
+    double lane_free_at = 0;
   };
 
   size_t size() const { return static_cast<size_t>(schedule_.stages()) * schedule_.microbatches; }
@@ -65,10 +76,12 @@ class Simulator {
     const int from = action.is_send() ? action.stage : forward ? action.stage - 1 : action.stage + 1;
     return product(forward, from, action.microbatch);
   }
+  /// Both sides have begun.
+  static bool is_met(const Product& moved) { return moved.sent != kNever && moved.received != kNever; }
+
   double arrival(const Product& moved) const {
-    if (moved.sent == kNever || moved.received == kNever) return kNever;
-    return blocks_ ? std::max(moved.sent, moved.received) + costs_.transfer
-                   : std::max(moved.sent + costs_.transfer, moved.received);
+    if (transfers_ != PipelineTransfers::kBuffered) return moved.arrived;
+    return is_met(moved) ? std::max(moved.sent + costs_.transfer, moved.received) : kNever;
   }
 
   /// When the product of a neighbour stage is here.
@@ -101,12 +114,17 @@ class Simulator {
     return end;
   }
 
-  /// Does the next action of a rank, or says that it has to wait.
+  /// Does something on a rank, or says that it has to wait.
   bool step(int rank) {
     Rank& state = ranks_[rank];
+    if (!state.posted.empty() && advance_lane(rank)) return true;
     if (state.next == schedule_.actions[rank].size()) return false;
+    if (transfers_ == PipelineTransfers::kRendezvous) {
+      if (!state.posted.empty()) return false;
+      state.free_at = std::max(state.free_at, state.lane_free_at);
+    }
     const PipelineAction& action = schedule_.actions[rank][state.next];
-    return action.is_compute() ? compute(rank, action) : transfer(rank);
+    return action.is_compute() ? compute(rank, action) : post(rank);
   }
 
   bool compute(int rank, const PipelineAction& action) {
@@ -123,47 +141,82 @@ class Simulator {
     return true;
   }
 
-  bool transfer(int rank) {
+  bool post(int rank) {
     Rank& state = ranks_[rank];
     const auto& actions = schedule_.actions[rank];
     const size_t end = end_of_group(rank);
-    if (!state.posted) {
-      for (size_t i = state.next; i < end; ++i) {
-        if (ready_at(rank, actions[i]) == kNever) return false;
-      }
-      for (size_t i = state.next; i < end; ++i) {
-        (actions[i].is_send() ? moved_by(actions[i]).sent : moved_by(actions[i]).received) = state.free_at;
-        result_.spans[rank].push_back({actions[i], state.free_at, state.free_at});
-      }
-      state.posted = true;
+    for (size_t i = state.next; i < end; ++i) {
+      if (ready_at(rank, actions[i]) == kNever) return false;
     }
-    if (blocks_) {
-      double complete = state.free_at;
-      for (size_t i = state.next; i < end; ++i) complete = std::max(complete, arrival(moved_by(actions[i])));
-      if (complete == kNever) return false;
-      state.free_at = complete;
+    Posted group{state.next, end, result_.spans[rank].size(), state.free_at};
+    for (size_t i = state.next; i < end; ++i) result_.spans[rank].push_back({actions[i], state.free_at, state.free_at});
+    if (transfers_ == PipelineTransfers::kBuffered) {
+      begin_group(rank, group);
+    } else {
+      state.posted.push_back(group);
     }
-    state.posted = false;
     state.next = end;
     return true;
   }
+  void begin_group(int rank, Posted& group) {
+    group.is_started = true;
+    for (size_t i = group.begin; i < group.end; ++i) {
+      const PipelineAction& action = schedule_.actions[rank][i];
+      (action.is_send() ? moved_by(action).sent : moved_by(action).received) = group.at;
+    }
+  }
 
-  /// What a rank that goes no further waits for: of its own, or of another rank.
+  /// Begins the first posted group of a rank, or completes it.
+  bool advance_lane(int rank) {
+    Rank& state = ranks_[rank];
+    Posted& group = state.posted.front();
+    const bool begins = !group.is_started;
+    if (begins) {
+      group.at = std::max(group.at, state.lane_free_at);
+      begin_group(rank, group);
+    }
+    double complete = group.at;
+    for (size_t i = group.begin; i < group.end; ++i) {
+      const Product& moved = moved_by(schedule_.actions[rank][i]);
+      if (!is_met(moved)) return begins;
+      complete = std::max(complete, std::max(moved.sent, moved.received) + costs_.transfer);
+    }
+    complete_group(rank, group, complete);
+    state.posted.pop_front();
+    return true;
+  }
+  void complete_group(int rank, const Posted& group, double at) {
+    for (size_t i = group.begin; i < group.end; ++i) {
+      const PipelineAction& action = schedule_.actions[rank][i];
+      if (action.is_receive()) moved_by(action).arrived = at;
+      PipelineSpan& span = result_.spans[rank][group.span + i - group.begin];
+      span.start = group.at;
+      span.end = at;
+    }
+    ranks_[rank].lane_free_at = at;
+  }
+
+  bool is_done(int rank) const {
+    return ranks_[rank].posted.empty() && ranks_[rank].next == schedule_.actions[rank].size();
+  }
+  /// What a rank that is stuck waits for: of its own, or of another rank.
   std::string awaited(int rank) {
     const auto& actions = schedule_.actions[rank];
-    for (size_t i = ranks_[rank].next; i < (ranks_[rank].posted ? end_of_group(rank) : ranks_[rank].next + 1); ++i) {
-      const PipelineAction& action = actions[i];
-      if (action.is_compute() || !ranks_[rank].posted)
-        return to_string(action) + ", which needs " + missing(rank, action);
-      if (arrival(moved_by(action)) != kNever) continue;
-      PipelineAction other = action;
-      const bool forward = is_forward_transfer(action.kind);
-      other.kind = forward ? (action.is_send() ? Kind::kReceiveForward : Kind::kSendForward)
-                           : (action.is_send() ? Kind::kReceiveBackward : Kind::kSendBackward);
-      other.stage += action.is_send() == forward ? 1 : -1;
-      return to_string(action) + ", which needs " + to_string(other) + " of rank " + std::to_string(action.peer);
+    const Rank& state = ranks_[rank];
+    if (!state.posted.empty()) {
+      for (size_t i = state.posted.front().begin; i < state.posted.front().end; ++i) {
+        if (!is_met(moved_by(actions[i]))) return to_string(actions[i]) + ", which needs " + counterpart(actions[i]);
+      }
     }
-    return to_string(actions[ranks_[rank].next]);
+    return to_string(actions[state.next]) + ", which needs " + missing(rank, actions[state.next]);
+  }
+  static std::string counterpart(const PipelineAction& action) {
+    PipelineAction other = action;
+    const bool forward = is_forward_transfer(action.kind);
+    other.kind = forward ? (action.is_send() ? Kind::kReceiveForward : Kind::kSendForward)
+                         : (action.is_send() ? Kind::kReceiveBackward : Kind::kSendBackward);
+    other.stage += action.is_send() == forward ? 1 : -1;
+    return to_string(other) + " of rank " + std::to_string(action.peer);
   }
   std::string missing(int rank, const PipelineAction& action) {
     PipelineAction need{.kind = Kind::kForward, .stage = action.stage, .microbatch = action.microbatch};
@@ -188,14 +241,14 @@ class Simulator {
     std::string waits;
     int count = 0;
     for (int rank = 0; rank < schedule_.ranks; ++rank) {
-      if (ranks_[rank].next == schedule_.actions[rank].size() || ++count > 4) continue;
+      if (is_done(rank) || ++count > 4) continue;
       waits += (waits.empty() ? "rank " : "; rank ") + std::to_string(rank) + " waits at " + awaited(rank);
     }
     LEVIN_CHECK(count == 0, "[pipeline] schedule \"", schedule_.name, "\" deadlocks: ", waits,
                 count > 4 ? "; and others" : "");
   }
 
-  void finish_transfers() {
+  void end_buffered_transfers() {
     for (auto& spans : result_.spans) {
       for (PipelineSpan& span : spans) {
         if (!span.action.is_compute()) span.end = std::max(span.start, arrival(moved_by(span.action)));
@@ -229,7 +282,7 @@ class Simulator {
 
   const PipelineSchedule& schedule_;
   const PipelineCosts& costs_;
-  bool blocks_;
+  PipelineTransfers transfers_;
   std::vector<Product> forward_, backward_;
   std::vector<Rank> ranks_;
   PipelineSimulation result_;

@@ -28,12 +28,16 @@ struct PipelineCosts {
 enum class PipelineTransfers : uint8_t {
   /// A send returns at once. Only the compute that needs the data waits for it.
   kBuffered,
+  /// As NCCL on a stream of its own, beside compute. The groups of a rank run one after the other, each behind the
+  /// compute that stands before it in the list, and when both sides have come to it. A receive is there when its whole
+  /// group is complete.
+  kStream,
   /// A rank waits until all sends and receives of a group are complete, and each needs both sides. A schedule without
   /// deadlock here has none on any backend.
   kRendezvous,
 };
 
-/// An action and when it ran. A transfer lasts from its post to the arrival of the data.
+/// An action and when it ran. A transfer lasts from its begin to the arrival of the data, or of its group.
 struct PipelineSpan {
   PipelineAction action;
   double start = 0, end = 0;
