@@ -9,6 +9,9 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "levin/distributed/mesh.h"
+#include "levin/nn/context/share.h"
+#include "levin/nn/experts/split.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tensor/part.h"
 
@@ -99,6 +102,19 @@ struct FsdpOptions {
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks
+/// (dp_shard x cp), in copies (dp_replicate).
+struct ModelParallelOptions {
+  /// How many ranks each kind takes; their product is the number of ranks, and one may be -1.
+  ParallelSizes mesh = {.dp_shard = -1};
+  /// Between split regions a rank of tp has a part of the sequence (TensorParallelOptions).
+  bool sequence_parallel = false;
+  /// How modules are split over tp. Empty: what the models say of themselves.
+  TensorPlan plan = {};
+  /// How state is sharded: "full" or "grad_op"; the mesh says over which ranks.
+  FsdpOptions fsdp = {};
 };
 
 /// Where a part of the training state lives, in DeepSpeed's words.
@@ -230,5 +246,8 @@ std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options);
 std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options);
 std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const PipelineOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ExpertParallelOptions& options);
 
 }  // namespace levin
