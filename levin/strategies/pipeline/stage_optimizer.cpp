@@ -11,7 +11,7 @@ namespace {
 /// The number of steps in the type that the optimizer has for it.
 StateValue counted(const StateValue& like, double steps) {
   if (like.is_tensor()) return at::full_like(like.to_tensor(), steps);
-  if (like.is_int()) return static_cast<int64_t>(steps);
+  if (std::holds_alternative<int64_t>(like.variant())) return static_cast<int64_t>(steps);
   return steps;
 }
 
@@ -41,7 +41,7 @@ StateDict StageOptimizer::state_dict() const {
   for (size_t i = 0; i < params.size(); ++i) {
     const auto name = std::to_string(i);
     const auto kept = elsewhere_.find(i);
-    if (kept == elsewhere_.end() || kept->second.steps == 0) {
+    if (kept == elsewhere_.end()) {
       if (const auto* entry = own.find(name)) all[name] = *entry;
       continue;
     }
@@ -74,12 +74,9 @@ void StageOptimizer::load_state_dict(const StateDict& state) {
       if (!is_elsewhere_(params[i])) continue;
       const auto name = std::to_string(i);
       const auto* entry = own.find(name);
-      const auto* step = entry && entry->is_dict() ? entry->to_dict().find("step") : nullptr;
-      if (entry)
-        elsewhere_[i].steps = !step               ? 1
-                              : step->is_tensor() ? step->to_tensor().item<double>()
-                              : step->is_int()    ? static_cast<double>(step->to_int())
-                                                  : step->to_double();
+      if (!entry || !entry->is_dict()) continue;
+      const auto* step = entry->to_dict().find("step");
+      elsewhere_[i].steps = !step ? 1 : step->is_tensor() ? step->to_tensor().item<double>() : step->to_double();
       own.erase(name);
     }
     mine["state"] = std::move(own);
