@@ -205,7 +205,7 @@ TEST_P(PipelineOver, EveryScheduleTrainsAsOneProcessDoes) {
   run_ranks(ranks, [&](Collective& group) {
     int turn = 0;
     for (const auto& schedule : pipeline_schedule_names())
-      for (const int microbatches : {1, 2, 3, 4, 5, 8, 12}) {
+      for (const int microbatches : ranks == 2 ? std::vector{1, 2, 3, 4, 5, 7, 12} : std::vector{1, 3, 8, 12}) {
         const PipelineOptions options{.schedule = schedule, .microbatches = microbatches};
         const auto& model = kModels[static_cast<size_t>(turn++) % kModels.size()];
         const auto what = fmt::format("{} {} {}", model, schedule, microbatches);
