@@ -15,6 +15,7 @@
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 #include "levin/strategies/pipeline/reduce.h"
+#include "levin/strategies/pipeline/stage_optimizer.h"
 
 namespace levin {
 
@@ -28,6 +29,7 @@ class PipelineStrategy::Sync final : public ModuleSync {
         stages_(plan_stages(module, mapping_.stages(), owner.options_), ranks_of(mapping_), group_->rank()),
         runner_(stages_, *group_),
         reduce_(stages_, *owner.group_, *group_, *owner.mesh_->shared_group("data")) {
+    for (const auto& state : stages_.cut().states) states_.emplace(state.tensor.unsafeGetTensorImpl(), &state);
     owner_.syncs_.push_back(this);
   }
   ~Sync() override { std::erase(owner_.syncs_, this); }
@@ -65,9 +67,8 @@ class PipelineStrategy::Sync final : public ModuleSync {
   PipelineRunner& runner() { return runner_; }
   const StageModule& stages() const { return stages_; }
   const StageCut::State* find(const Tensor& tensor) const {
-    for (const auto& state : stages_.cut().states)
-      if (state.tensor.is_same(tensor)) return &state;
-    return nullptr;
+    const auto found = states_.find(tensor.unsafeGetTensorImpl());
+    return found == states_.end() ? nullptr : found->second;
   }
 
  private:
@@ -84,6 +85,7 @@ class PipelineStrategy::Sync final : public ModuleSync {
   PipelineRunner runner_;
   detail::StageReduce reduce_;
   std::map<int, PipelineSchedule> schedules_;
+  std::unordered_map<const c10::TensorImpl*, const StageCut::State*> states_;
   bool syncs_ = true;
 };
 
@@ -187,8 +189,13 @@ Optimizer PipelineStrategy::setup_optimizer(Optimizer optimizer) {
   LEVIN_CHECK(traits && (traits->elementwise || traits->tensor_sums), "[pipeline] ", optimizer.name(),
               traits ? " keeps figures of rows or columns" : " does not say what it keeps",
               ", and each rank has some of the parameters; use AdamW or SGD, or strategy \"ddp\"");
-  shards_->add_optimizer(optimizer);
-  return optimizer;
+  Optimizer staged(std::make_shared<detail::StageOptimizer>(std::move(optimizer), [this](const Tensor& param) {
+    for (const auto* sync : syncs_)
+      if (const auto* state = sync->find(param)) return !sync->stages().holds(*state);
+    return false;
+  }));
+  shards_->add_optimizer(staged);
+  return staged;
 }
 
 Tensor PipelineStrategy::grad_norm(std::span<const Tensor> params, double norm_type) {

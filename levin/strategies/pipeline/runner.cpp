@@ -240,10 +240,22 @@ void PipelineRunner::backward(Step& step, const PipelineAction& action) {
 }
 
 void PipelineRunner::transfer(Step& step, const std::vector<PipelineAction>& actions) {
-  for (const auto& action : actions)
+  // What is received in a shape that is not known yet comes after the rest: the rank that knows it may wait for that.
+  std::vector<PipelineAction> now, later;
+  for (const auto& action : actions) {
     if (action.kind == Kind::kSendForward) send_shapes(step, action);
-  for (const auto& action : actions)
-    if (action.kind == Kind::kReceiveForward) receive_shapes(step, action);
+    const bool is_new =
+        action.kind == Kind::kReceiveForward && shapes_to(step, action.stage, action.microbatch).inputs.empty();
+    (is_new ? later : now).push_back(action);
+  }
+  if (!now.empty()) post(step, now);
+  for (const auto& action : later) {
+    receive_shapes(step, action);
+    post(step, {action});
+  }
+}
+
+void PipelineRunner::post(Step& step, const std::vector<PipelineAction>& actions) {
   std::vector<Message> messages;
   std::vector<Step::Arrival*> arrivals;
   for (const auto& action : actions) {

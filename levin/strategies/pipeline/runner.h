@@ -51,6 +51,7 @@ class PipelineRunner {
   void forward(Step& step, const PipelineAction& action);
   void backward(Step& step, const PipelineAction& action);
   void transfer(Step& step, const std::vector<PipelineAction>& actions);
+  void post(Step& step, const std::vector<PipelineAction>& actions);
   void send_shapes(Step& step, const PipelineAction& action);
   void receive_shapes(Step& step, const PipelineAction& action);
   void check_shapes(const MicrobatchStep& step) const;

@@ -1,6 +1,5 @@
 #include "levin/strategies/pipeline/shapes.h"
 
-#include <limits>
 #include <sstream>
 
 #include <ATen/ops/empty.h>
@@ -100,13 +99,12 @@ StageShapes StageShapes::from_text(const std::string& text) {
   return shapes;
 }
 
-Tensor placeholder(const TensorSpec& spec, c10::Device device, bool dense) {
+Tensor placeholder(const TensorSpec& spec, c10::Device device, bool dense, double value) {
   if (!spec.defined) return {};
   const auto options = at::device(device).dtype(spec.dtype);
-  const bool floating = c10::isFloatingType(spec.dtype);
-  const c10::Scalar value = floating ? c10::Scalar(std::numeric_limits<double>::quiet_NaN()) : c10::Scalar(0);
-  if (dense) return at::full(spec.sizes, value, options);
-  return at::full({}, value, options).expand(spec.sizes);
+  const auto filled = c10::isFloatingType(spec.dtype) ? c10::Scalar(value) : c10::Scalar(0);
+  if (dense) return at::full(spec.sizes, filled, options);
+  return at::full({}, filled, options).expand(spec.sizes);
 }
 
 }  // namespace levin::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ struct StageShapes {
   std::vector<bool> carried;
   /// The stage has been told.
   bool told = false;
+  /// The stage was seen to use nothing of the units before but what is carried.
+  bool checked = false;
 
   std::vector<TensorSpec> carried_specs() const;
   std::string to_text() const;
@@ -47,7 +50,8 @@ struct StageShapes {
 };
 
 /// A tensor of that kind that is nobody's value: NaN where it can be, so that whoever computes with it cannot overlook
-/// it. `dense` has memory of its own; else all elements are one.
-Tensor placeholder(const TensorSpec& spec, c10::Device device, bool dense);
+/// it (or `value`). `dense` has memory of its own; else all elements are one.
+Tensor placeholder(const TensorSpec& spec, c10::Device device, bool dense,
+                   double value = std::numeric_limits<double>::quiet_NaN());
 
 }  // namespace levin::detail

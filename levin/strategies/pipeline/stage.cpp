@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -44,6 +45,8 @@ struct StageModule::Now {
   /// The arguments of `next`.
   std::vector<Tensor> arguments;
   size_t last_unit = kNone;
+  /// Of placeholders.
+  double fill = std::numeric_limits<double>::quiet_NaN();
 };
 
 class StageModule::Around final : public Interceptor {
@@ -115,40 +118,72 @@ bool StageModule::call(Now& now, const std::function<Tensor()>& forward, Tensor&
   }
 }
 
-StageModule::Output StageModule::run(int stage, const std::function<Tensor()>& forward,
-                                     const detail::StageShapes* shapes, std::vector<Tensor> inputs,
-                                     detail::StageShapes* next) {
-  const bool is_last = stage + 1 == stages();
-  const bool is_new = next && next->inputs.empty();
+StageModule::Now StageModule::begin(int stage, const detail::StageShapes* shapes,
+                                    const std::vector<Tensor>& inputs) const {
   Now now;
   now.stage = stage;
   now.first = cut_.starts[static_cast<size_t>(stage)];
-  now.next = is_last ? kNone : cut_.starts[static_cast<size_t>(stage) + 1];
+  if (stage + 1 < stages()) now.next = cut_.starts[static_cast<size_t>(stage) + 1];
   now.entered = stage == 0;
   now.shapes = shapes;
-  now.inputs = std::move(inputs);
+  now.inputs = inputs;
   if (shapes) now.skipped = &shapes->before;
-  if (is_new) now.noted = &next->before;
+  return now;
+}
 
+StageModule::Output StageModule::run(int stage, const std::function<Tensor()>& forward, detail::StageShapes* shapes,
+                                     const std::vector<Tensor>& inputs, detail::StageShapes* next) {
+  const bool is_last = stage + 1 == stages();
+  const bool is_new = next && next->inputs.empty();
+  auto now = begin(stage, shapes, inputs);
+  if (is_new) now.noted = &next->before;
   Output output;
   const bool ended = call(now, forward, output.loss);
   LEVIN_CHECK(ended || (is_last && now.entered), "[pipeline] the step returned before unit \"",
               cut_.units[now.entered ? now.next : now.first].name,
               "\" was called; every unit of which stages are made must run, in the order of registration");
-  if (is_last) return output;
-
-  std::vector<detail::TensorSpec> specs;
-  for (const auto& tensor : now.arguments) specs.push_back(detail::TensorSpec::of(tensor));
-  if (is_new) {
-    next->inputs = specs;
-    next->carried = find_carried(now, forward, next->before);
+  if (!is_last) {
+    std::vector<detail::TensorSpec> specs;
+    for (const auto& tensor : now.arguments) specs.push_back(detail::TensorSpec::of(tensor));
+    if (is_new) {
+      next->inputs = specs;
+      next->carried = find_carried(now, forward, next->before);
+    }
+    LEVIN_CHECK(specs == next->inputs, "[pipeline] unit \"", cut_.units[now.next].name,
+                "\" is given tensors of other shapes than for the first micro-batch of this shape; shapes must not ",
+                "depend on values");
+    for (size_t i = 0; i < specs.size(); ++i)
+      if (next->carried[i]) output.tensors.push_back(now.arguments[i]);
   }
-  LEVIN_CHECK(specs == next->inputs, "[pipeline] unit \"", cut_.units[now.next].name,
-              "\" is given tensors of other shapes than for the first micro-batch of this shape; shapes must not ",
-              "depend on values");
-  for (size_t i = 0; i < specs.size(); ++i)
-    if (next->carried[i]) output.tensors.push_back(std::move(now.arguments[i]));
+  if (shapes && !std::exchange(shapes->checked, true)) check_carried(now, output, forward, inputs);
   return output;
+}
+
+namespace {
+
+bool has_nan(const StageModule::Output& output) {
+  const auto is_nan = [](const Tensor& tensor) {
+    return tensor.defined() && tensor.is_floating_point() && tensor.isnan().any().item<bool>();
+  };
+  return is_nan(output.loss) || std::ranges::any_of(output.tensors, is_nan);
+}
+
+}  // namespace
+
+// What the first micro-batch gives must not be NaN because of a placeholder: then the stage uses something of the units
+// before it that is not among the arguments of its first unit (a connection that skips the cut).
+void StageModule::check_carried(const Now& now, const Output& output, const std::function<Tensor()>& forward,
+                                const std::vector<Tensor>& inputs) {
+  if (!has_nan(output)) return;
+  const at::NoGradGuard no_grad;
+  auto again = begin(now.stage, now.shapes, inputs);
+  again.fill = 0;
+  Output without;
+  call(again, forward, without.loss);
+  without.tensors = again.arguments;
+  LEVIN_CHECK(has_nan(without), "[pipeline] stage ", now.stage, " uses something of the units before \"",
+              cut_.units[now.first].name, "\" that this unit is not given, so the model cannot be cut there; choose ",
+              "other units, or cut_before");
 }
 
 // Everything before is skipped, so that what depends on it is NaN, and what each rank makes itself (masks, angles of
@@ -210,7 +245,7 @@ void StageModule::skip(Call& call, const std::string& name, bool dense) {
   ++now.met;
   size_t at = 0;
   const bool skipped = call.skip([&](Tensor& tensor) {
-    if (at < result->tensors.size()) tensor = detail::placeholder(result->tensors[at], device(), dense);
+    if (at < result->tensors.size()) tensor = detail::placeholder(result->tensors[at], device(), dense, now.fill);
     ++at;
   });
   LEVIN_CHECK(skipped && at == result->tensors.size(), "[pipeline] unit \"", name,

@@ -48,8 +48,8 @@ class StageModule {
   /// Runs one stage. `shapes` is what the stage before has told, null for the first one; `inputs` are what it has sent.
   /// `next` is what the next stage is told, null for the last one. While it is empty it is found out, for which the way
   /// to the next stage is run once more, without computing.
-  Output run(int stage, const std::function<Tensor()>& forward, const detail::StageShapes* shapes,
-             std::vector<Tensor> inputs, detail::StageShapes* next);
+  Output run(int stage, const std::function<Tensor()>& forward, detail::StageShapes* shapes,
+             const std::vector<Tensor>& inputs, detail::StageShapes* next);
   bool running() const { return now_ != nullptr; }
 
   /// While it lives, parameters outside of units that are not here have their sizes and no values, for code that
@@ -80,6 +80,9 @@ class StageModule {
   bool call(Now& now, const std::function<Tensor()>& forward, Tensor& result);
   std::vector<bool> find_carried(const Now& now, const std::function<Tensor()>& forward,
                                  const std::vector<detail::UnitResult>& before);
+  Now begin(int stage, const detail::StageShapes* shapes, const std::vector<Tensor>& inputs) const;
+  void check_carried(const Now& now, const Output& output, const std::function<Tensor()>& forward,
+                     const std::vector<Tensor>& inputs);
   void check_order(size_t unit) const;
 
   StageCut cut_;
