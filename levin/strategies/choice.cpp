@@ -9,6 +9,7 @@
 #include "levin/strategies/ddp.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
+#include "levin/strategies/pipeline_parallel.h"
 #include "levin/strategies/single_device.h"
 #include "levin/strategies/tensor_parallel.h"
 #include "levin/strategies/zero.h"
@@ -29,6 +30,7 @@ const std::vector<NamedStrategy>& registry() {
              TensorStrategy::names(),
              ModelParallelStrategy::names(),
              ContextStrategy::names(),
+             PipelineStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;
