@@ -18,6 +18,7 @@
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
 #include "levin/nn/context/share.h"
+#include "levin/nn/experts/experts.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/tensor/part.h"
 #include "levin/nn/unit.h"
@@ -88,12 +89,12 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   /// Of BigBird; else null.
   std::shared_ptr<BlockAttention> by_blocks;
 
- private:
-  /// Queries, keys and values apart, for what the packed kernel does not do.
+  /// The part between the two linear layers, with queries, keys and values apart: what the packed kernel does not do.
   Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
   /// Over the keys of all ranks: [B, t, H, D] each.
   Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
+ private:
   bool is_plain_;
   int64_t layer_;
 };
@@ -101,7 +102,8 @@ LEVIN_MODULE(DecoderAttention);
 
 struct DecoderMlpImpl : torch::nn::Module {
   enum class Activation { kGelu, kGeluTanh, kQuickGelu, kRelu, kSilu, kTanh };
-  explicit DecoderMlpImpl(const DecoderOptions& options);
+  /// `width` 0: that of the options.
+  explicit DecoderMlpImpl(const DecoderOptions& options, int64_t width = 0);
   Tensor forward(const Tensor& x);
   /// activation(gate(x)) * up(x).
   Tensor gated(const Tensor& x);
@@ -131,9 +133,19 @@ struct DecoderBlockImpl : torch::nn::Module {
   /// Behind attention and MLP in a "sandwich"; else empty.
   nn::ResidualNorm norm_1_after = nullptr, norm_2_after = nullptr;
   DecoderAttention attention = nullptr;
+  /// Empty where the layer has experts.
   DecoderMlp mlp = nullptr;
+  nn::Experts experts = nullptr;
+  /// An MLP beside the experts and its gate; else empty.
+  DecoderMlp shared = nullptr;
+  DecoderLinear shared_gate = nullptr;
 
  private:
+  /// The MLP, or the experts.
+  Tensor fed(const Tensor& x);
+  /// One token of each of a few rows, with norms, activations and sums inside the products (kernels::row_linear);
+  /// nothing where that is not possible.
+  std::optional<Tensor> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
   Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
 
@@ -169,7 +181,8 @@ LEVIN_MODULE(DecoderHead);
 ///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
 struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit DecoderImpl(const DecoderOptions& options = {});
-  /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
+  /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100,
+  /// in training with the losses of routers that the options ask for.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
   /// has the logits that it has alone. Several texts in one row are numbered 1, 2, ... in the mask: a token sees those
   /// of its own number, and positions count from its beginning.
@@ -208,6 +221,10 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart 
   Tensor embedded(const Tensor& ids);
   /// hidden_states of this rank's tokens: [B, t, D].
   Tensor own_states(const Tensor& ids, const Tensor& mask);
+  /// The mean cross entropy, over the ranks that share a text.
+  Tensor token_loss(const Tensor& ids, const Tensor& targets, const Tensor& mask);
+  /// The same with the losses of routers.
+  Tensor loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask);
   /// From the embedding to the head.
   Tensor through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks);
 };

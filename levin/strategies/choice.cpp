@@ -7,8 +7,10 @@
 #include "levin/core/words.h"
 #include "levin/strategies/context_parallel.h"
 #include "levin/strategies/ddp.h"
+#include "levin/strategies/expert_parallel.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
+#include "levin/strategies/model_parallel.h"
 #include "levin/strategies/pipeline_parallel.h"
 #include "levin/strategies/single_device.h"
 #include "levin/strategies/tensor_parallel.h"
@@ -28,9 +30,10 @@ const std::vector<NamedStrategy>& registry() {
              ZeroStrategy::names(),
              GeminiStrategy::names(),
              TensorStrategy::names(),
+             PipelineStrategy::names(),
              ModelParallelStrategy::names(),
              ContextStrategy::names(),
-             PipelineStrategy::names(),
+             ExpertStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;

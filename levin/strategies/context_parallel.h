@@ -10,7 +10,7 @@
 
 namespace levin {
 
-/// Each group of `size` neighbouring ranks has every sequence together, a share of its tokens on each
+/// Each group of `size` neighbouring ranks has every sequence together, some of its tokens on each
 /// (levin/nn/context); every rank has all of the model, and gradients are averaged over all ranks as under "ddp". Ranks
 /// of a group see the same batches.
 ///

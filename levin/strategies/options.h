@@ -11,6 +11,7 @@
 
 #include "levin/distributed/mesh.h"
 #include "levin/nn/context/share.h"
+#include "levin/nn/experts/split.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tensor/part.h"
 
@@ -246,8 +247,9 @@ std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options);
 std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options);
 std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
+std::unique_ptr<Strategy> strategy_of(const PipelineOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
-std::unique_ptr<Strategy> strategy_of(const PipelineOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ExpertParallelOptions& options);
 
 }  // namespace levin

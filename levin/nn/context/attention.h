@@ -6,7 +6,7 @@
 
 namespace levin::nn {
 
-/// What queries see, of a sequence of which a rank has a share.
+/// What queries see, of a sequence of which a rank has some tokens.
 struct ContextAttentionOptions {
   /// A position attends to itself and those before it.
   bool causal = false;

@@ -90,7 +90,7 @@ Drawing draw_context(int ranks) {
   double left = kLeft;
   for (const bool balanced : {false, true}) {
     const ContextLayout layout{ranks, balanced};
-    drawing.text(left, kTop - 12, balanced ? "balanced: a chunk of the beginning and one of the end" : "one run each",
+    drawing.text(left, kTop - 12, balanced ? "balanced: two chunks each" : "one run each",
                  {.size = kLetters, .color = ink::kText, .bold = true});
     draw_square(drawing, layout, left);
     drawing.text(left, bars - 10, "work", {.size = kLetters, .color = ink::kText, .bold = true});

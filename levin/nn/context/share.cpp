@@ -21,7 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The order in which the shares of all ranks, each of `most` rows, are the sequence: [length], or its inverse.
+/// The order in which the tokens of all ranks, each of `most` rows, are the sequence: [length], or its inverse.
 Tensor order_of(const ContextShare& share, int64_t length, c10::Device device) {
   const auto most = share.layout().most(length);
   std::vector<std::pair<int64_t, Tensor>> runs;

@@ -20,7 +20,7 @@ enum class ContextRotation {
   kAllGather,
 };
 
-/// Context parallelism: each rank of a group has a share of every sequence.
+/// Context parallelism: each rank of a group has some tokens of every sequence.
 struct ContextParallelOptions {
   /// Ranks that share one sequence; 0: all ranks there are.
   int size = 0;
@@ -52,7 +52,7 @@ class ContextShare {
   /// What blocks are given as their mask: that of the whole sequence, [B, T], or without one [0, T], which tells the
   /// length.
   static Tensor mask(const Tensor& given, int64_t length);
-  /// The shares of all ranks in the order of the sequence, which has `length` tokens; gradients are summed over the
+  /// The tokens of all ranks in the order of the sequence, which has `length` tokens; gradients are summed over the
   /// ranks. Every rank must call.
   Tensor gathered(const Tensor& own, int64_t dim, int64_t length) const;
   /// The mean over the tokens of all ranks: `loss` is that of this rank's, of which `count` (a tensor of one number)
@@ -79,7 +79,7 @@ class ContextParallelPart {
   virtual bool sees_both_ways() const { return false; }
   /// Why its sequence cannot be spread; empty: it can.
   virtual std::string why_not_spread() const { return {}; }
-  /// From now on this rank has a share of each sequence.
+  /// From now on this rank has some tokens of each sequence.
   virtual void take_context(const SharedContext& share) = 0;
 };
 

@@ -10,7 +10,7 @@ class Module;
 
 namespace levin {
 
-/// Spreads the sequences of a model over the ranks: from now on each of them computes its share of the tokens, and
+/// Spreads the sequences of a model over the ranks: from now on each of them computes its own tokens, and
 /// attention sees those of all (levin/nn/context/attention.h). Every rank calls the model with the same batch and gets
 /// the same loss, or outputs of the whole sequence. Parameters stay as they are. What cannot be spread is an Error that
 /// names it, and nothing is changed then. Every rank must call.

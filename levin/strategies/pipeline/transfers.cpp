@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "levin/core/error.h"
@@ -35,12 +36,14 @@ class NominalRun {
   /// `done(rank, action, start, end)` for every action, in an order in which each rank's come in theirs.
   template <class Done>
   void play(const Done& done) {
-    for (bool went_on = true; went_on;) {
-      went_on = false;
+    for (bool progressed = true; progressed;) {
+      progressed = false;
       for (int rank = 0; rank < schedule_.ranks; ++rank) {
-        while (has_next(rank) && ready_at(next(rank)) != kNever) {
+        while (has_next(rank)) {
           const PipelineAction& action = next(rank);
-          const int64_t start = std::max(free_at_[rank], ready_at(action));
+          const int64_t ready = ready_at(action);
+          if (ready == kNever) break;
+          const int64_t start = std::max(free_at_[rank], ready);
           const int64_t end = start + (action.kind == Kind::kBackward ? 2 : 1);
           if (action.kind == Kind::kForward) forward_end_[index(action.stage, action.microbatch)] = end;
           if (action.kind == Kind::kBackward || action.kind == Kind::kBackwardInput) {
@@ -49,7 +52,7 @@ class NominalRun {
           done(rank, action, start, end);
           free_at_[rank] = end;
           ++next_[rank];
-          went_on = true;
+          progressed = true;
         }
       }
     }
@@ -66,19 +69,26 @@ class NominalRun {
   bool has_next(int rank) const { return next_[rank] < schedule_.actions[rank].size(); }
   const PipelineAction& next(int rank) const { return schedule_.actions[rank][next_[rank]]; }
 
-  /// What has to be done before.
-  std::vector<PipelineAction> needs(const PipelineAction& action) const {
-    const int stage = action.stage;
-    std::vector<PipelineAction> found;
-    const auto add = [&](Kind kind, int of_stage) {
-      found.push_back({.kind = kind, .stage = of_stage, .microbatch = action.microbatch});
-    };
-    if (action.kind == Kind::kForward && stage > 0) add(Kind::kForward, stage - 1);
-    if (action.kind == Kind::kBackward || action.kind == Kind::kBackwardInput) {
-      add(Kind::kForward, stage);
-      if (stage + 1 < schedule_.stages()) add(Kind::kBackward, stage + 1);
+  /// What has to be done before: of this stage, and of its neighbour.
+  struct Needs {
+    std::array<PipelineAction, 2> actions;
+    int count = 0;
+
+    void add(Kind kind, int stage, int microbatch) {
+      actions[count++] = {.kind = kind, .stage = stage, .microbatch = microbatch};
     }
-    if (action.kind == Kind::kBackwardWeight) add(Kind::kBackward, stage);
+    auto begin() const { return actions.begin(); }
+    auto end() const { return actions.begin() + count; }
+  };
+  Needs needs(const PipelineAction& action) const {
+    const auto [kind, stage, microbatch, peer, group] = action;
+    Needs found;
+    if (kind == Kind::kForward && stage > 0) found.add(Kind::kForward, stage - 1, microbatch);
+    if (kind == Kind::kBackward || kind == Kind::kBackwardInput) {
+      found.add(Kind::kForward, stage, microbatch);
+      if (stage + 1 < schedule_.stages()) found.add(Kind::kBackward, stage + 1, microbatch);
+    }
+    if (kind == Kind::kBackwardWeight) found.add(Kind::kBackward, stage, microbatch);
     return found;
   }
   int64_t end_of(const PipelineAction& need) const {
