@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,6 +91,12 @@ class Collective {
 std::string broadcast_string(Collective& group, std::string text, int src = 0);
 /// One string of each rank, on every rank, by rank.
 std::vector<std::string> gather_strings(Collective& group, const std::string& text);
+
+/// Rows of the first dimension to the ranks: `sent[i]` of them, in order, go to rank i. Returns the rows that come,
+/// `received[i]` from rank i, by rank. What one rank sends is what the other expects; all but the first dimension is
+/// the same everywhere. Every rank must call.
+Tensor all_to_all(Collective& group, const Tensor& input, std::span<const int64_t> sent,
+                  std::span<const int64_t> received);
 
 struct CollectiveOptions {
   /// "auto": nccl when each rank has a GPU of its own, else gloo. "gloo", "nccl".

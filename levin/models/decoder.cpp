@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include <ATen/ops/arange.h>
@@ -29,6 +30,7 @@
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/context/attention.h"
+#include "levin/nn/experts/router_loss.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/module_access.h"
@@ -100,6 +102,33 @@ void check_rotary(const DecoderOptions& o) {
       scaling.beta_fast);
 }
 
+nn::ExpertsOptions experts_of(const DecoderOptions& o) {
+  static const std::map<std::string, kernels::Activation> known{{"silu_gated", kernels::Activation::kSilu},
+                                                                {"gelu_gated", kernels::Activation::kGelu},
+                                                                {"gelu_tanh_gated", kernels::Activation::kGeluTanh},
+                                                                {"relu_gated", kernels::Activation::kRelu}};
+  const auto found = known.find(o.activation);
+  LEVIN_CHECK(found != known.end(), "[decoder] experts have a gated activation (\"silu_gated\"), not \"", o.activation,
+              "\"");
+  auto experts = o.experts;
+  experts.dim = o.hidden_dim;
+  experts.activation = found->second;
+  if (experts.width == 0) experts.width = o.mlp_width();
+  experts.down_std = residual_std(o);
+  return experts;
+}
+
+void check_expert_options(const DecoderOptions& o) {
+  nn::check_experts(experts_of(o));
+  LEVIN_CHECK(!o.mlp_bias.value_or(o.bias), "[decoder] experts have no biases; set mlp_bias to false");
+  LEVIN_CHECK(o.expert_layers.empty() || static_cast<int64_t>(o.expert_layers.size()) == o.num_layers,
+              "[decoder] expert_layers names ", o.expert_layers.size(), " layers, there are ", o.num_layers);
+  LEVIN_CHECK(o.shared_expert_dim >= 0, "[decoder] shared_expert_dim must not be negative");
+  for (const auto value : {o.balance_loss, o.router_z_loss})
+    LEVIN_CHECK(std::isfinite(value) && value >= 0,
+                "[decoder] balance_loss and router_z_loss must be 0 or more, and finite");
+}
+
 /// x [B, T, H, D]: the first dimensions of each head turned by angles [2, (B,) T, R / 2].
 Tensor turned(const Tensor& x, const Tensor& angles) {
   const auto width = 2 * angles.size(-1);
@@ -143,6 +172,7 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.causal || (o.positions != "alibi" && o.window == 0),
               "[decoder] positions \"alibi\" and a window need causal attention");
   if (o.positions == "rotary") check_rotary(o);
+  if (o.experts.count != 0) check_expert_options(o);
 }
 
 namespace detail {
@@ -196,6 +226,10 @@ TensorPlan detail::decoder_plan(const DecoderOptions& options) {
           {"blocks.*.mlp.gate", TensorRole::kColumn},
           {"blocks.*.mlp.up", TensorRole::kColumn},
           {"blocks.*.mlp.down", TensorRole::kRow},
+          {"blocks.*.shared", TensorRole::kRegion},
+          {"blocks.*.shared.gate", TensorRole::kColumn},
+          {"blocks.*.shared.up", TensorRole::kColumn},
+          {"blocks.*.shared.down", TensorRole::kRow},
           {"tokens", TensorRole::kVocabEmbedding},
           {"head", TensorRole::kVocabHead},
           {"blocks.0", TensorRole::kSequenceBegin},
@@ -382,8 +416,9 @@ Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation) {
   return activation == DecoderMlpImpl::Activation::kTanh ? at::tanh(x) : x * at::sigmoid(x * 1.702);
 }
 
-DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options) : activation(activation_of(options.activation)) {
-  const auto dim = options.hidden_dim, width = options.mlp_width();
+DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options, int64_t asked)
+    : activation(activation_of(options.activation)) {
+  const auto dim = options.hidden_dim, width = asked > 0 ? asked : options.mlp_width();
   const bool biased = options.mlp_bias.value_or(options.bias);
   if (options.gated()) gate = register_module("gate", DecoderLinear(dim, width, biased, kInitStd));
   up = register_module("up", DecoderLinear(dim, width, biased, kInitStd));
@@ -411,10 +446,21 @@ DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options, int64_t layer)
   norm_1 = register_module("norm_1", decoder_norm(options));
   attention = register_module("attention", DecoderAttention(options, layer));
   norm_2 = register_module("norm_2", decoder_norm(options));
-  mlp = register_module("mlp", DecoderMlp(options));
+  if (!options.has_experts(layer)) mlp = register_module("mlp", DecoderMlp(options));
+  if (!mlp) experts = register_module("experts", nn::Experts(experts_of(options)));
+  if (!mlp && options.shared_expert_dim > 0) {
+    shared = register_module("shared", DecoderMlp(options, options.shared_expert_dim));
+    shared_gate = register_module("shared_gate", DecoderLinear(options.hidden_dim, 1, false, kInitStd));
+  }
   if (order != Order::kSandwich) return;
   norm_1_after = register_module("norm_1_after", decoder_norm(options));
   norm_2_after = register_module("norm_2_after", decoder_norm(options));
+}
+
+Tensor DecoderBlockImpl::fed(const Tensor& x) {
+  if (mlp) return mlp(x);
+  auto y = experts(x);
+  return shared ? y + at::sigmoid(shared_gate(x)) * shared(x) : y;
 }
 
 nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
@@ -422,7 +468,7 @@ nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotar
   auto [normed, x] = norm_1(stream.sum, stream.branch);
   stream = {};  // nobody needs it any more
   const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary, mask), dropout);
-  return {h, dropped(mlp(inner), dropout, is_training())};
+  return {h, dropped(fed(inner), dropout, is_training())};
 }
 
 Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -430,20 +476,20 @@ Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Ten
   switch (order) {
     case Order::kPost: {
       const auto [y, sum] = norm_1(x, attention(x, rotary, mask), dropout);
-      return std::get<0>(norm_2(y, mlp(y), dropout));
+      return std::get<0>(norm_2(y, fed(y), dropout));
     }
     case Order::kParallel: {
       const auto attended = drop(attention(std::get<0>(norm_1(x)), rotary, mask));
-      return drop(mlp(std::get<0>(norm_2(x)))) + attended + x;
+      return drop(fed(std::get<0>(norm_2(x)))) + attended + x;
     }
     case Order::kResidual: {
       const auto y = std::get<0>(norm_1(x));
       const auto z = std::get<0>(norm_2(y + drop(attention(y, rotary, mask))));
-      return z + drop(mlp(z));
+      return z + drop(fed(z));
     }
     default: {
       const auto h = x + std::get<0>(norm_1_after(attention(std::get<0>(norm_1(x)), rotary, mask)));
-      return h + std::get<0>(norm_2_after(mlp(std::get<0>(norm_2(h)))));
+      return h + std::get<0>(norm_2_after(fed(std::get<0>(norm_2(h)))));
     }
   }
 }
@@ -502,6 +548,13 @@ DecoderImpl::DecoderImpl(const DecoderOptions& asked) : options(asked) {
 
 TensorPlan DecoderImpl::tensor_plan() const {
   return detail::decoder_plan(options);
+}
+
+void DecoderImpl::take_context(const SharedContext& share) {
+  context = share;
+  // The load of experts is that of the whole sequence.
+  for (auto& block : blocks)
+    if (block->experts && !block->experts->batch_ranks) block->experts->batch_ranks = share->shared_ranks();
 }
 
 Tensor DecoderImpl::embedded(const Tensor& ids) {
@@ -584,11 +637,27 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tens
     LEVIN_CHECK(!targets.defined(), "[decoder] a classifier of sequences has no loss of tokens");
     return class_logits(ids, mask);
   }
-  const auto states = own_states(ids, mask);
-  if (!context) return head(states, targets);
-  if (!targets.defined()) return context->gathered(head(states), 1, ids.size(1));
-  const auto own = context->take(targets, 1);
-  return context->mean(head(states, own), own.ne(kIgnoredToken).sum());
+  if (targets.defined()) return loss_of(ids, targets, mask);
+  const auto logits = head(own_states(ids, mask));
+  return context ? context->gathered(logits, 1, ids.size(1)) : logits;
+}
+
+Tensor DecoderImpl::loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  const auto of_head = [&] {
+    const auto states = own_states(ids, mask);
+    if (!context) return head(states, targets);
+    const auto own = context->take(targets, 1);
+    return context->mean(head(states, own), own.ne(kIgnoredToken).sum());
+  };
+  if (!is_training() || options.experts.count == 0 || (options.balance_loss == 0 && options.router_z_loss == 0))
+    return of_head();
+  const nn::RouterRecords routers;
+  auto loss = of_head();
+  if (routers.records().empty()) return loss;
+  const auto routed = context && mask.defined() ? context->take(mask, 1) : mask;
+  if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), routed);
+  if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), routed);
+  return loss;
 }
 
 Decoder decoder(const DecoderOptions& options) {

@@ -18,6 +18,7 @@
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
 #include "levin/nn/context/share.h"
+#include "levin/nn/experts/experts.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/tensor/part.h"
 #include "levin/nn/unit.h"
@@ -101,7 +102,8 @@ LEVIN_MODULE(DecoderAttention);
 
 struct DecoderMlpImpl : torch::nn::Module {
   enum class Activation { kGelu, kGeluTanh, kQuickGelu, kRelu, kSilu, kTanh };
-  explicit DecoderMlpImpl(const DecoderOptions& options);
+  /// `width` 0: that of the options.
+  explicit DecoderMlpImpl(const DecoderOptions& options, int64_t width = 0);
   Tensor forward(const Tensor& x);
   /// activation(gate(x)) * up(x).
   Tensor gated(const Tensor& x);
@@ -131,9 +133,16 @@ struct DecoderBlockImpl : torch::nn::Module {
   /// Behind attention and MLP in a "sandwich"; else empty.
   nn::ResidualNorm norm_1_after = nullptr, norm_2_after = nullptr;
   DecoderAttention attention = nullptr;
+  /// Empty where the layer has experts.
   DecoderMlp mlp = nullptr;
+  nn::Experts experts = nullptr;
+  /// An MLP beside the experts and its gate; else empty.
+  DecoderMlp shared = nullptr;
+  DecoderLinear shared_gate = nullptr;
 
  private:
+  /// The MLP, or the experts.
+  Tensor fed(const Tensor& x);
   /// A block other than "pre".
   Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
 
@@ -169,7 +178,8 @@ LEVIN_MODULE(DecoderHead);
 ///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
 struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit DecoderImpl(const DecoderOptions& options = {});
-  /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
+  /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100,
+  /// in training with the losses of routers that the options ask for.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
   /// has the logits that it has alone. Several texts in one row are numbered 1, 2, ... in the mask: a token sees those
   /// of its own number, and positions count from its beginning.
@@ -186,7 +196,7 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart 
   void take_ranks(const TensorRanks& all) override { ranks = all; }
   bool takes_sequence() const override { return true; }
   bool sees_both_ways() const override { return !options.causal; }
-  void take_context(const SharedContext& share) override { context = share; }
+  void take_context(const SharedContext& share) override;
 
   /// Where the model is split over ranks, its heads are those of this one.
   DecoderOptions options;
@@ -208,6 +218,8 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart 
   Tensor embedded(const Tensor& ids);
   /// hidden_states of this rank's tokens: [B, t, D].
   Tensor own_states(const Tensor& ids, const Tensor& mask);
+  /// The loss of the head, and those of routers.
+  Tensor loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask);
   /// From the embedding to the head.
   Tensor through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks);
 };

@@ -7,6 +7,7 @@
 #include "levin/core/words.h"
 #include "levin/strategies/context_parallel.h"
 #include "levin/strategies/ddp.h"
+#include "levin/strategies/expert_parallel.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
 #include "levin/strategies/single_device.h"
@@ -28,6 +29,7 @@ const std::vector<NamedStrategy>& registry() {
              GeminiStrategy::names(),
              TensorStrategy::names(),
              ContextStrategy::names(),
+             ExpertStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());
     return names;

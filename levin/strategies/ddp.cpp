@@ -632,7 +632,8 @@ StateLayout DdpStrategy::layout_over(int ranks) const {
 
 std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module) {
   if (!group().process_group()) return nullptr;
-  const auto parameters = detail::unique_parameters(module);
+  auto parameters = detail::unique_parameters(module);
+  if (takes_) std::erase_if(parameters, [&](const auto& parameter) { return !takes_(parameter.tensor); });
   const auto buffers = detail::unique_buffers(module);
   detail::check_same_states(*group_, "parameter", parameters);
   detail::check_same_states(*group_, "buffer", buffers);
