@@ -74,6 +74,9 @@ void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
 void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
+bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {
+  return false;
+}
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }

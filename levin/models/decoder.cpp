@@ -29,6 +29,7 @@
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
+#include "levin/nn/context/attention.h"
 #include "levin/nn/experts/router_loss.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
@@ -291,6 +292,9 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
       scale(options.attention_scale),
       softcap(options.attention_softcap),
       causal(options.causal),
+      window(options.windowed_layers.empty() || options.windowed_layers[static_cast<size_t>(layer)] ? options.window
+                                                                                                    : 0),
+      alibi_heads(options.positions == "alibi" ? options.num_heads : 0),
       layer_(layer) {
   const auto dim = options.hidden_dim, wide = num_heads * head_dim;
   is_plain_ = kv_heads == num_heads && scale == 0 && softcap == 0 && !options.qk_norm && !options.scale_by_layer;
@@ -311,6 +315,11 @@ void DecoderAttentionImpl::take_heads(const HeadShare& share) {
   if (by_blocks) by_blocks->take_heads(share.heads);
   num_heads = share.heads.count;
   kv_heads = share.kv_heads.count;
+  first_head = share.heads.first;
+}
+
+std::string DecoderAttentionImpl::why_not_spread() const {
+  return by_blocks ? "attends by blocks of tokens (BigBird), which cannot be spread over ranks" : "";
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -319,7 +328,8 @@ Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, cons
     return out((*by_blocks)(packed, mask, is_training()));
   }
   const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
-  if (!is_plain_ || mask.defined() || !whole || detail::current_cache_step()) return out(attend(qkv(x), rotary, mask));
+  if (!is_plain_ || mask.defined() || !whole || context || detail::current_cache_step())
+    return out(attend(qkv(x), rotary, mask));
   return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
                                 {.causal = causal, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
 }
@@ -337,6 +347,8 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     step->write(layer_, k, v);
     if (step->pass->seen > 0)
       return detail::cached_attention(q, step->keys(layer_, q), step->values(layer_, q), mask, scale, softcap);
+  } else if (context) {
+    return attend_context(q, k, v, mask);
   }
   q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;
@@ -360,6 +372,18 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     scores = added.scalar_type() == at::kBool ? at::where(added, scores, lowest) : scores + added;
   const auto weights = at::softmax(scores, -1, at::kFloat).to(v.scalar_type());
   return at::matmul(dropped(weights, p, is_training()), v).transpose(1, 2).reshape({b, t, wide});
+}
+
+Tensor DecoderAttentionImpl::attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
+  LEVIN_CHECK(dropout == 0 || !is_training(), "[context_parallel] attention_dropout ", dropout,
+              " is not possible where keys are on several ranks; set it to 0 (dropout of activations may stay)");
+  nn::ContextAttentionOptions options{.causal = causal, .scale = scale, .window = window, .softcap = softcap};
+  if (mask.size(0) > 0) options.texts = mask;
+  if (alibi_heads > 0) {
+    options.slopes = alibi_slopes(alibi_heads, q.device()).narrow(0, first_head, num_heads);
+    if (options.texts.defined()) options.places = token_positions(mask);
+  }
+  return nn::context_attention(q, k, v, mask.size(1), options, context);
 }
 
 DecoderMlpImpl::Activation activation_of(const std::string& name) {
@@ -526,6 +550,13 @@ TensorPlan DecoderImpl::tensor_plan() const {
   return detail::decoder_plan(options);
 }
 
+void DecoderImpl::take_context(const SharedContext& share) {
+  context = share;
+  // The load of experts is that of the whole sequence.
+  for (auto& block : blocks)
+    if (block->experts && !block->experts->batch_ranks) block->experts->batch_ranks = share->shared_ranks();
+}
+
 Tensor DecoderImpl::embedded(const Tensor& ids) {
   auto x = tokens(ids);
   if (options.embedding_scale != 1) x = x * at::full({}, options.embedding_scale, x.options());
@@ -545,21 +576,32 @@ Tensor DecoderImpl::through_blocks(Tensor x, const Tensor& rotary, const Attenti
 }
 
 Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
+  const auto states = own_states(ids, mask);
+  return context ? context->gathered(states, 1, ids.size(1)) : states;
+}
+
+Tensor DecoderImpl::own_states(const Tensor& ids, const Tensor& mask) {
   LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
               "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
   check_mask(mask, ids);
   const auto length = ids.size(1);
   LEVIN_CHECK(!options.bounded() || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
               options.max_positions, " of max_positions");
-  auto x = embedded(ids);
+  if (context) context->check_tokens(ids);
+  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
+  auto x = embedded(own(ids));
   Tensor rotary;
   if (positions && mask.defined())
-    x = x + positions(token_positions(mask) + options.position_offset);
+    x = x + positions(own(token_positions(mask)) + options.position_offset);
   else if (positions)
-    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
+    x = x + positions(own(at::arange(options.position_offset, options.position_offset + length, ids.options())));
   else if (options.positions == "rotary")
-    rotary = rotary_angles(options, length, mask, x.device());
+    rotary = rotary_angles(options, length, mask, x.device(), context.get());
   if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  if (context) {
+    const auto whole = ContextShare::mask(mask, length);
+    return through_blocks(std::move(x), rotary, {whole, whole});
+  }
   const auto masks = attention_masks(options, length, mask, x);
   return through_blocks(std::move(x), rotary, masks);
 }
@@ -595,17 +637,26 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tens
     LEVIN_CHECK(!targets.defined(), "[decoder] a classifier of sequences has no loss of tokens");
     return class_logits(ids, mask);
   }
-  return targets.defined() ? loss_of(ids, targets, mask) : head(hidden_states(ids, mask), targets);
+  if (targets.defined()) return loss_of(ids, targets, mask);
+  const auto logits = head(own_states(ids, mask));
+  return context ? context->gathered(logits, 1, ids.size(1)) : logits;
 }
 
 Tensor DecoderImpl::loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  const auto of_head = [&] {
+    const auto states = own_states(ids, mask);
+    if (!context) return head(states, targets);
+    const auto own = context->take(targets, 1);
+    return context->mean(head(states, own), own.ne(kIgnoredToken).sum());
+  };
   if (!is_training() || options.experts.count == 0 || (options.balance_loss == 0 && options.router_z_loss == 0))
-    return head(hidden_states(ids, mask), targets);
+    return of_head();
   const nn::RouterRecords routers;
-  auto loss = head(hidden_states(ids, mask), targets);
+  auto loss = of_head();
   if (routers.records().empty()) return loss;
-  if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), mask);
-  if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), mask);
+  const auto routed = context && mask.defined() ? context->take(mask, 1) : mask;
+  if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), routed);
+  if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), routed);
   return loss;
 }
 

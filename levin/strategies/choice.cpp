@@ -5,6 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/strategies/context_parallel.h"
 #include "levin/strategies/ddp.h"
 #include "levin/strategies/expert_parallel.h"
 #include "levin/strategies/fsdp.h"
@@ -27,6 +28,7 @@ const std::vector<NamedStrategy>& registry() {
              ZeroStrategy::names(),
              GeminiStrategy::names(),
              TensorStrategy::names(),
+             ContextStrategy::names(),
              ExpertStrategy::names(),
          })
       names.insert(names.end(), of_strategy.begin(), of_strategy.end());

@@ -8,6 +8,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "levin/nn/context/share.h"
 #include "levin/nn/experts/split.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tensor/part.h"
@@ -196,6 +197,7 @@ std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options);
 std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options);
 std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ExpertParallelOptions& options);
 
 }  // namespace levin

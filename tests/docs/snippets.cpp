@@ -7,6 +7,7 @@
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
+#include <levin/distributed/mesh.h>
 #include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
 #include <levin/generate/placed_model.h>
@@ -29,6 +30,7 @@
 #include <levin/models/vit.h>
 #include <levin/nn/activation_offload.h>
 #include <levin/nn/checkpointing.h>
+#include <levin/nn/context/split.h>
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>
 #include <levin/memory/estimate.h>
@@ -760,6 +762,12 @@ void parallelism(const levin::Placement& placement, c10::Device device, const st
 auto ranks = levin::join_group(placement, device);                      // every rank
 auto model = levin::models::open_model(folder, {.device = device, .ranks = ranks});
 auto rows = levin::generate(model.decoder, prompts, options);           // every rank, with the same prompts
+}
+void parallelism_context(levin::models::Decoder model, const at::Tensor& tokens, const levin::Mesh& mesh) {
+levin::Fabric fabric({.strategy = levin::ContextParallelOptions{.size = 4}, .devices = 8});  // 2 batches over 4 ranks each
+auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
+auto loss = net(tokens, levin::models::next_tokens(tokens));                                 // tokens [B, T], whole
+levin::split_context(*model, {.size = 4}, mesh.shared_group("cp"));   // every rank
 }
 
 // config.md
