@@ -218,6 +218,7 @@ DecoderOptions detail::with_all_heads(DecoderOptions options) {
 }
 
 TensorPlan detail::decoder_plan(const DecoderOptions& options) {
+  LEVIN_CHECK(!options.qk_norm_wide, "[tensor_parallel] norms over all heads together (OLMoE) cannot be split");
   const auto last = "blocks." + std::to_string(options.num_layers - 1);
   return {{"blocks.*.attention", TensorRole::kRegion},
           {"blocks.*.attention.qkv", TensorRole::kQkv},
@@ -305,9 +306,12 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
   out =
       register_module("out", DecoderLinear(wide, dim, options.out_bias.value_or(options.bias), residual_std(options)));
   if (!options.qk_norm) return;
-  const nn::ResidualNormOptions norm{
+  nn::ResidualNormOptions norm{
       .size = head_dim, .eps = options.norm_eps, .rms = true, .bias = false, .unit_offset = options.norm_unit_offset};
+  wide_norm_ = options.qk_norm_wide;
+  if (wide_norm_) norm.size = wide;
   norm_q = register_module("norm_q", nn::ResidualNorm(norm));
+  if (wide_norm_) norm.size = kv_heads * head_dim;
   norm_k = register_module("norm_k", nn::ResidualNorm(norm));
 }
 
@@ -336,11 +340,12 @@ Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, cons
 
 Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask) {
   const auto b = packed.size(0), t = packed.size(1), wide = num_heads * head_dim, narrow = kv_heads * head_dim;
-  const auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
+  auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
+  if (wide_norm_) parts[0] = std::get<0>(norm_q(parts[0])), parts[1] = std::get<0>(norm_k(parts[1]));
   auto q = parts[0].view({b, t, num_heads, head_dim});
   auto k = parts[1].view({b, t, kv_heads, head_dim});
   auto v = parts[2].view({b, t, kv_heads, head_dim});
-  if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
+  if (norm_q && !wide_norm_) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
   if (const auto* step = detail::current_cache_step()) {
     if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
@@ -653,7 +658,12 @@ Tensor DecoderImpl::loss_of(const Tensor& ids, const Tensor& targets, const Tens
     return of_head();
   const nn::RouterRecords routers;
   auto loss = of_head();
-  if (routers.records().empty()) return loss;
+  int64_t layers = 0;
+  for (int64_t i = 0; i < options.num_layers; ++i) layers += options.has_experts(i) ? 1 : 0;
+  LEVIN_CHECK(static_cast<int64_t>(routers.records().size()) == layers, "[decoder] balance_loss and router_z_loss are ",
+              "of all ", layers, " layers with experts, and ", routers.records().size(),
+              " ran here; where layers are on several ranks (pipeline) set both to 0");
+  if (layers == 0) return loss;
   const auto routed = context && mask.defined() ? context->take(mask, 1) : mask;
   if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), routed);
   if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), routed);

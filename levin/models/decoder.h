@@ -95,7 +95,7 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   /// Over the keys of all ranks: [B, t, H, D] each.
   Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
-  bool is_plain_;
+  bool is_plain_, wide_norm_ = false;
   int64_t layer_;
 };
 LEVIN_MODULE(DecoderAttention);

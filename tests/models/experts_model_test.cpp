@@ -75,7 +75,7 @@ TEST_P(ExpertModel, GreedyTokensAreThoseOfTransformers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Folders, ExpertModel, ::testing::Values("mixtral", "qwen2_moe", "qwen3_moe"),
+INSTANTIATE_TEST_SUITE_P(Folders, ExpertModel, ::testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
                          [](const auto& info) { return info.param; });
 
 TEST(ExpertModels, AConfigThatIsNotSupportedIsOneLine) {
