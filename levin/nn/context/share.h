@@ -39,6 +39,7 @@ class ContextShare {
   ContextShare(std::shared_ptr<Collective> ranks, ContextParallelOptions options, bool balanced);
 
   Collective& ranks() const { return *ranks_; }
+  const std::shared_ptr<Collective>& shared_ranks() const { return ranks_; }
   int size() const { return ranks_->size(); }
   int rank() const { return ranks_->rank(); }
   const ContextParallelOptions& options() const { return options_; }
