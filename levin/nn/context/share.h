@@ -18,6 +18,9 @@ enum class ContextRotation {
   kRing,
   /// All at once: as many bytes in one message, and the keys and values of the whole sequence in memory.
   kAllGather,
+  /// They do not: before attention each rank gets some of the heads of the whole sequence, and behind it its tokens of
+  /// all heads (Ulysses). Fewer bytes over many ranks; heads, and heads of keys, must divide by the ranks.
+  kAllToAll,
 };
 
 /// Context parallelism: each rank of a group has some tokens of every sequence.
