@@ -30,8 +30,6 @@
 #include "levin/kernels/decode/row_linear.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
-#include "levin/nn/context/attention.h"
-#include "levin/nn/experts/router_loss.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/module_access.h"
@@ -219,6 +217,7 @@ DecoderOptions detail::with_all_heads(DecoderOptions options) {
 }
 
 TensorPlan detail::decoder_plan(const DecoderOptions& options) {
+  LEVIN_CHECK(!options.qk_norm_wide, "[tensor_parallel] norms over all heads together (OLMoE) cannot be split");
   const auto last = "blocks." + std::to_string(options.num_layers - 1);
   return {{"blocks.*.attention", TensorRole::kRegion},
           {"blocks.*.attention.qkv", TensorRole::kQkv},
@@ -306,9 +305,12 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
   out =
       register_module("out", DecoderLinear(wide, dim, options.out_bias.value_or(options.bias), residual_std(options)));
   if (!options.qk_norm) return;
-  const nn::ResidualNormOptions norm{
+  nn::ResidualNormOptions norm{
       .size = head_dim, .eps = options.norm_eps, .rms = true, .bias = false, .unit_offset = options.norm_unit_offset};
+  wide_norm_ = options.qk_norm_wide;
+  if (wide_norm_) norm.size = wide;
   norm_q = register_module("norm_q", nn::ResidualNorm(norm));
+  if (wide_norm_) norm.size = kv_heads * head_dim;
   norm_k = register_module("norm_k", nn::ResidualNorm(norm));
 }
 
@@ -317,10 +319,6 @@ void DecoderAttentionImpl::take_heads(const HeadShare& share) {
   num_heads = share.heads.count;
   kv_heads = share.kv_heads.count;
   first_head = share.heads.first;
-}
-
-std::string DecoderAttentionImpl::why_not_spread() const {
-  return by_blocks ? "attends by blocks of tokens (BigBird), which cannot be spread over ranks" : "";
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -337,11 +335,12 @@ Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, cons
 
 Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask) {
   const auto b = packed.size(0), t = packed.size(1), wide = num_heads * head_dim, narrow = kv_heads * head_dim;
-  const auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
+  auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
+  if (wide_norm_) parts[0] = std::get<0>(norm_q(parts[0])), parts[1] = std::get<0>(norm_k(parts[1]));
   auto q = parts[0].view({b, t, num_heads, head_dim});
   auto k = parts[1].view({b, t, kv_heads, head_dim});
   auto v = parts[2].view({b, t, kv_heads, head_dim});
-  if (norm_q) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
+  if (norm_q && !wide_norm_) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
   if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
   if (const auto* step = detail::current_cache_step()) {
     if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
@@ -373,18 +372,6 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     scores = added.scalar_type() == at::kBool ? at::where(added, scores, lowest) : scores + added;
   const auto weights = at::softmax(scores, -1, at::kFloat).to(v.scalar_type());
   return at::matmul(dropped(weights, p, is_training()), v).transpose(1, 2).reshape({b, t, wide});
-}
-
-Tensor DecoderAttentionImpl::attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
-  LEVIN_CHECK(dropout == 0 || !is_training(), "[context_parallel] attention_dropout ", dropout,
-              " is not possible where keys are on several ranks; set it to 0 (dropout of activations may stay)");
-  nn::ContextAttentionOptions options{.causal = causal, .scale = scale, .window = window, .softcap = softcap};
-  if (mask.size(0) > 0) options.texts = mask;
-  if (alibi_heads > 0) {
-    options.slopes = alibi_slopes(alibi_heads, q.device()).narrow(0, first_head, num_heads);
-    if (options.texts.defined()) options.places = token_positions(mask);
-  }
-  return nn::context_attention(q, k, v, mask.size(1), options, context);
 }
 
 DecoderMlpImpl::Activation activation_of(const std::string& name) {
@@ -686,27 +673,6 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tens
   if (targets.defined()) return loss_of(ids, targets, mask);
   const auto states = own_states(ids, mask);
   return context ? context->gathered(head(states), 1, ids.size(1)) : head(states);
-}
-
-Tensor DecoderImpl::token_loss(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
-  const auto states = own_states(ids, mask);
-  if (!context) return head(states, targets);
-  const auto own = context->take(targets, 1);
-  return context->mean(head(states, own), own.ne(kIgnoredToken).sum());
-}
-
-Tensor DecoderImpl::loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
-  if (!is_training() || options.experts.count == 0 || (options.balance_loss == 0 && options.router_z_loss == 0))
-    return token_loss(ids, targets, mask);
-  LEVIN_CHECK(
-      !context,
-      "[decoder] balance_loss and router_z_loss need all tokens of a text; set them to 0 under context parallelism");
-  const nn::RouterRecords routers;
-  auto loss = token_loss(ids, targets, mask);
-  if (routers.records().empty()) return loss;
-  if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), mask);
-  if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), mask);
-  return loss;
 }
 
 Decoder decoder(const DecoderOptions& options) {

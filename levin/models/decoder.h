@@ -65,8 +65,7 @@ LEVIN_MODULE(DecoderLinear);
 struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
   /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
-  /// `by_blocks` applies, the mask is [B, T], 1 for a token; under a context it is
-  /// ContextShare::mask.
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token; under a context it is ContextShare::mask.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
   HeadCounts heads() const override { return {num_heads, kv_heads, head_dim}; }
   void take_heads(const HeadShare& share) override;
@@ -95,7 +94,7 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
  private:
-  bool is_plain_;
+  bool is_plain_, wide_norm_ = false;
   int64_t layer_;
 };
 LEVIN_MODULE(DecoderAttention);
@@ -199,7 +198,7 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart 
   void take_ranks(const TensorRanks& all) override { ranks = all; }
   bool takes_sequence() const override { return true; }
   bool sees_both_ways() const override { return !options.causal; }
-  void take_context(const SharedContext& share) override { context = share; }
+  void take_context(const SharedContext& share) override;
 
   /// Where the model is split over ranks, its heads are those of this one.
   DecoderOptions options;

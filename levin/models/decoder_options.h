@@ -90,6 +90,8 @@ struct DecoderOptions {
   RotaryScaling rotary_scaling = {};
   /// A root mean square norm of each head of queries and keys (Qwen3).
   bool qk_norm = false;
+  /// That norm is of all heads together (OLMoE).
+  bool qk_norm_wide = false;
   /// Multiplies the scores; 0: the reciprocal root of the width of a head.
   double attention_scale = 0;
   /// Scores are also divided by the number of the layer, counted from 1.

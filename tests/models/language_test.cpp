@@ -172,7 +172,7 @@ TEST_P(Language, CheckpointedBlocksGiveTheSameGradients) {
 INSTANTIATE_TEST_SUITE_P(Folders, Language,
                          ::testing::Values("gpt2", "gpt2_by_layer", "gpt2_bin", "llama", "llama_biases", "llama_rope3",
                                            "llama_linear", "llama_dynamic", "llama_yarn", "mistral", "qwen2", "qwen3",
-                                           "mixtral", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "bloom",
+                                           "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gemma", "gemma2", "bloom",
                                            "bloom_residual", "opt", "opt_post", "opt_wide", "galactica", "gpt_neox",
                                            "gpt_neox_sequential", "gpt_neox_odd"),
                          [](const auto& info) { return info.param; });

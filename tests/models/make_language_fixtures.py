@@ -89,6 +89,7 @@ model("qwen3_moe", files="published")(lambda: T.Qwen3MoeForCausalLM(T.Qwen3MoeCo
     **{**EXPERTS, "num_experts_per_tok": 3}, head_dim=6, num_experts=5, moe_intermediate_size=8, norm_topk_prob=True, num_hidden_layers=3, mlp_only_layers=[1]))))
 model("qwen2_moe")(lambda: T.Qwen2MoeForCausalLM(T.Qwen2MoeConfig(**llama_sizes(
     **EXPERTS, num_experts=4, moe_intermediate_size=8, shared_expert_intermediate_size=10))))
+model("olmoe")(lambda: T.OlmoeForCausalLM(T.OlmoeConfig(**llama_sizes(**EXPERTS, num_experts=3))))
 
 
 ENCODERS = {}

@@ -61,7 +61,7 @@ TEST_F(ContextParallelGpu, TrainsAsOneRankDoes) {
         [&](Collective& group) {
           // Not before the ranks: backward starts CUDA, on the CPU too.
           const auto expected = losses(*join_group({}, at::kCPU), at::kCPU, {}, model, at::kFloat);
-          for (const auto rotate : {ContextRotation::kRing, ContextRotation::kAllGather})
+          for (const auto rotate : {ContextRotation::kRing, ContextRotation::kAllGather, ContextRotation::kAllToAll})
             for (const auto dtype : {at::kFloat, at::kBFloat16}) {
               const auto got = losses(group, gpu, {.size = 2, .rotate = rotate}, model, dtype);
               for (size_t i = 0; i < got.size(); ++i)

@@ -225,6 +225,12 @@ INSTANTIATE_TEST_SUITE_P(
         TrainingCase{"ring3_late", 3, {}, {"llama", "mistral", "bert_masked", "texts bloom"}, 2, /*delayed=*/true},
         TrainingCase{"ring4", 4, {}, {"llama", "vit"}, 2},
         TrainingCase{"gathered3", 3, {.rotate = ContextRotation::kAllGather}, {"llama", "bert_masked"}, 2},
+        // By heads: four, and two of keys; ALiBi's slopes are of the rank's heads.
+        TrainingCase{"heads2",
+                     2,
+                     {.rotate = ContextRotation::kAllToAll},
+                     {"llama", "texts bloom", "mistral", "vit"},
+                     2},
         TrainingCase{"unbalanced3", 3, {.balance = false}, {"mistral"}, 2},
         TrainingCase{"data2_context2", 4, {.size = 2}, {"gpt2", "bert_masked"}, 2, /*delayed=*/true}),
     [](const auto& info) { return info.param.name; });
@@ -288,9 +294,12 @@ class Counting : public ForwardingCollective {
   using ForwardingCollective::ForwardingCollective;
   void run(std::string_view operation, const std::function<void(c10d::ProcessGroup&)>& body) override {
     constexpr std::string_view kRotate = "rotate ";
+    constexpr std::string_view kToAll = "all_to_all of ";
     if (operation.starts_with(kRotate)) {
       ++rotated;
       bytes += std::stoll(std::string(operation.substr(kRotate.size())));
+    } else if (operation.starts_with(kToAll)) {
+      bytes += std::stoll(std::string(operation.substr(kToAll.size()))) / size() * (size() - 1);
     }
     ForwardingCollective::run(operation, body);
   }
@@ -330,6 +339,27 @@ TEST(ContextParallel, ALayerSendsKeysAndValuesAroundTheRing) {
       EXPECT_EQ(forward_1.rotated, ring ? 2 : 0);
       EXPECT_EQ(backward_1.rotated, ring ? 4 : 0);
     }
+  });
+}
+
+/// By heads a rank sends queries, keys and values of its tokens, and gets results: all but its own heads of them.
+TEST(ContextParallel, ALayerSendsHeadsOfItsTokens) {
+  run_ranks(2, [&](Collective& group) {
+    const auto sent = [&](int64_t layers) {
+      const auto counting = std::make_shared<Counting>(group);
+      auto model = models::decoder(small(layers));
+      split_context(*model, {.rotate = ContextRotation::kAllToAll}, counting);
+      const auto ids = torch::ones({2, 24}, torch::kLong);
+      const auto loss = model(ids, models::next_tokens(ids));
+      const auto forward = counting->bytes;
+      loss.backward();
+      return std::pair{forward, counting->bytes - forward};
+    };
+    const auto one = sent(1), three = sent(3);
+    // Queries and results have four heads, keys and values two.
+    const int64_t bytes = 2 /*rows*/ * 12 /*tokens*/ * (4 + 2 + 2 + 4) * 8 /*width*/ * 4 /*bytes*/ / 2 /*ranks*/;
+    EXPECT_EQ(three.first - one.first, 2 * bytes);
+    EXPECT_EQ(three.second - one.second, 2 * bytes);
   });
 }
 

@@ -59,7 +59,7 @@ const std::vector<LanguageArchitecture>& architectures_of_text() {
         qwen3_architecture(),     gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
         opt_architecture(),       gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
         roberta_architecture(),   big_bird_architecture(), mixtral_architecture(), qwen2_moe_architecture(),
-        qwen3_moe_architecture(),
+        qwen3_moe_architecture(), olmoe_architecture(),
     };
     // transformers calls the classifier of every decoder so.
     for (auto& each : all)

@@ -59,7 +59,8 @@ struct LanguageArchitecture {
 LanguageArchitecture gpt2_architecture(), llama_architecture(), mistral_architecture(), qwen2_architecture(),
     qwen3_architecture(), gemma_architecture(), gemma2_architecture(), bloom_architecture(), opt_architecture(),
     gpt_neox_architecture(), bert_architecture(), distilbert_architecture(), roberta_architecture(),
-    big_bird_architecture(), mixtral_architecture(), qwen2_moe_architecture(), qwen3_moe_architecture();
+    big_bird_architecture(), mixtral_architecture(), qwen2_moe_architecture(), qwen3_moe_architecture(),
+    olmoe_architecture();
 
 /// The full name of a tensor of the file: with the prefix, but for the heads, which stand beside the body.
 std::string full_name(const LanguageArchitecture& architecture, std::string_view ours, const std::string& theirs);

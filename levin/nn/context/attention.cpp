@@ -15,8 +15,10 @@
 
 #include "levin/core/error.h"
 #include "levin/distributed/rotation.h"
+#include "levin/distributed/single.h"
 #include "levin/kernels/attention_block.h"
 #include "levin/nn/context/blocks.h"
+#include "levin/nn/context/head_exchange.h"
 
 namespace levin::nn {
 namespace {
@@ -253,6 +255,26 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
   }
 };
 
+/// Over tokens of this rank, or with all_to_all over its heads of the whole sequence.
+Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, int64_t length, ContextAttentionOptions options,
+              const SharedContext& share) {
+  // Values are kept for backward: alone, where queries and keys are not of the same product any more.
+  return ContextAttention::apply(q, k, v.is_alias_of(q) ? v : v.contiguous(),
+                                 ContextPass(share, std::move(options), length));
+}
+
+Tensor attend_by_heads(const Tensor& q, const Tensor& k, const Tensor& v, int64_t length,
+                       ContextAttentionOptions options, const SharedContext& share) {
+  const int64_t n = share->size(), heads = q.size(2), kv_heads = k.size(2);
+  LEVIN_CHECK(heads % n == 0 && kv_heads % n == 0, "[context_parallel] rotate kAllToAll gives each of ", n,
+              " ranks some heads, and ", heads, " heads, ", kv_heads, " of keys, do not divide; use kRing");
+  if (options.slopes.defined()) options.slopes = options.slopes.narrow(0, share->rank() * (heads / n), heads / n);
+  const auto whole = [&](const Tensor& x) { return heads_of_sequence(x, length, share); };
+  const auto alone = std::make_shared<const ContextShare>(std::make_shared<SingleCollective>(),
+                                                          ContextParallelOptions{.size = 1}, /*balanced=*/false);
+  return tokens_of_heads(attend(whole(q), whole(k), whole(v), length, options, alone), share);
+}
+
 }  // namespace
 
 Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, int64_t length,
@@ -261,10 +283,8 @@ Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, int6
               "[context_parallel] queries ", q.sizes(), " are not this rank's of ", length, " tokens");
   // Under autocast a norm of heads may have left float32; values come from a product.
   const auto dtype = v.scalar_type();
-  // Values are kept for backward: alone, where queries and keys are not of the same product any more.
-  const auto mixed = ContextAttention::apply(q.to(dtype), k.to(dtype), v.is_alias_of(q) ? v : v.contiguous(),
-                                             ContextPass(share, options, length));
-  return mixed.flatten(2, 3);
+  const bool by_heads = share->options().rotate == ContextRotation::kAllToAll;
+  return (by_heads ? attend_by_heads : attend)(q.to(dtype), k.to(dtype), v, length, options, share).flatten(2, 3);
 }
 
 }  // namespace levin::nn

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
@@ -31,6 +33,23 @@ int64_t ContextLayout::most(int64_t length) const {
   int64_t most = 0;
   for (int rank = 0; rank < size; ++rank) most = std::max(most, count(length, rank));
   return most;
+}
+
+at::Tensor ContextLayout::order(int64_t length, int64_t room, c10::Device device) const {
+  std::vector<std::pair<int64_t, at::Tensor>> places;
+  int64_t begin = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    auto at = begin;
+    for (const auto& run : runs(length, rank)) {
+      places.emplace_back(run.first, at::arange(at, at + run.count, at::kLong));
+      at += run.count;
+    }
+    begin = room > 0 ? begin + room : at;
+  }
+  std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<at::Tensor> parts;
+  for (const auto& [first, rows] : places) parts.push_back(rows);
+  return at::cat(parts).to(device);
 }
 
 }  // namespace levin

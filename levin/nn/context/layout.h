@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
+
 #include "levin/nn/tensor/part.h"
 
 namespace levin {
@@ -19,6 +21,9 @@ struct ContextLayout {
   int64_t count(int64_t length, int rank) const;
   /// Of the rank that has most.
   int64_t most(int64_t length) const;
+  /// Where each token of the sequence lies, int64 [length], where the tokens of all ranks lie one behind the other,
+  /// each rank's in `room` rows. 0: as many as it has.
+  at::Tensor order(int64_t length, int64_t room, c10::Device device) const;
 };
 
 }  // namespace levin

@@ -1,8 +1,5 @@
 #include "levin/nn/context/share.h"
 
-#include <algorithm>
-
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -21,23 +18,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The order in which the tokens of all ranks, each of `most` rows, are the sequence: [length], or its inverse.
-Tensor order_of(const ContextShare& share, int64_t length, c10::Device device) {
-  const auto most = share.layout().most(length);
-  std::vector<std::pair<int64_t, Tensor>> runs;
-  for (int rank = 0; rank < share.size(); ++rank) {
-    auto at = rank * most;
-    for (const auto& run : share.layout().runs(length, rank)) {
-      runs.emplace_back(run.first, at::arange(at, at + run.count, at::kLong));
-      at += run.count;
-    }
-  }
-  std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  std::vector<Tensor> parts;
-  for (const auto& [first, rows] : runs) parts.push_back(rows);
-  return at::cat(parts).to(device);
-}
-
 /// saved_data takes no pointers: a holder that torch counts does.
 struct ShareHolder : torch::CustomClassHolder {
   explicit ShareHolder(const ContextShare& of) : share(of) {}
@@ -55,7 +35,9 @@ struct GatherContext : torch::autograd::Function<GatherContext> {
     pad.back() = share.layout().most(length) - rows.size(0);
     if (pad.back() > 0) rows = at::constant_pad_nd(rows, pad);
     const auto all = share.ranks().all_gather(rows.contiguous()).flatten(0, 1);
-    return all.index_select(0, order_of(share, length, own.device())).transpose(0, dim).contiguous();
+    return all.index_select(0, share.layout().order(length, share.layout().most(length), own.device()))
+        .transpose(0, dim)
+        .contiguous();
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
@@ -68,7 +50,7 @@ struct GatherContext : torch::autograd::Function<GatherContext> {
     auto sizes = rows.sizes().vec();
     sizes[0] = share.size() * share.layout().most(length);
     auto all = at::zeros(sizes, rows.options());
-    all.index_copy_(0, order_of(share, length, rows.device()), rows.contiguous());
+    all.index_copy_(0, share.layout().order(length, share.layout().most(length), rows.device()), rows.contiguous());
     const auto own = share.ranks().reduce_scatter(all).narrow(0, 0, share.layout().count(length, share.rank()));
     result[0] = own.transpose(0, dim).contiguous();
     return result;

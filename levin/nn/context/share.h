@@ -18,6 +18,9 @@ enum class ContextRotation {
   kRing,
   /// All at once: as many bytes in one message, and the keys and values of the whole sequence in memory.
   kAllGather,
+  /// They do not: before attention each rank gets some of the heads of the whole sequence, and behind it its tokens of
+  /// all heads (Ulysses). Fewer bytes over many ranks; heads, and heads of keys, must divide by the ranks.
+  kAllToAll,
 };
 
 /// Context parallelism: each rank of a group has some tokens of every sequence.
@@ -39,6 +42,7 @@ class ContextShare {
   ContextShare(std::shared_ptr<Collective> ranks, ContextParallelOptions options, bool balanced);
 
   Collective& ranks() const { return *ranks_; }
+  const std::shared_ptr<Collective>& shared_ranks() const { return ranks_; }
   int size() const { return ranks_->size(); }
   int rank() const { return ranks_->rank(); }
   const ContextParallelOptions& options() const { return options_; }

@@ -18,6 +18,7 @@ using torch::autograd::variable_list;
 
 /// x[index[i]]; zeros where the index is -1.
 Tensor picked(const Tensor& x, const Tensor& index, bool has_gaps) {
+  if (x.is_meta()) return at::empty({index.size(0), x.size(1)}, x.options());
   if (!has_gaps) return x.index_select(0, index);
   if (x.size(0) == 0) return at::zeros({index.size(0), x.size(1)}, x.options());
   return x.index_select(0, index.clamp_min(0)).masked_fill_(index.lt(0).unsqueeze(1), 0);
@@ -84,13 +85,22 @@ DispatchPlan plan_all(const Tensor& chosen, int64_t experts) {
 }
 
 DispatchPlan plan_capacity(const Tensor& chosen, int64_t experts, int64_t capacity) {
+  const auto rows = experts * capacity;
+  if (chosen.is_meta()) {
+    const auto numbers = [&](int64_t size) { return at::empty({size}, chosen.options()); };
+    return {numbers(rows),
+            numbers(chosen.numel()),
+            chosen.size(1),
+            true,
+            GroupSizes(std::vector<int64_t>(static_cast<size_t>(experts), capacity), chosen),
+            at::empty({}, chosen.options())};
+  }
   const SortedPairs sorted(chosen, experts);
   const auto none = at::zeros({1}, sorted.ends.options());
   const auto begins = at::cat({none, sorted.ends.slice(0, 0, experts - 1)}).to(at::kLong);
-  const auto place = at::arange(sorted.order.size(0), chosen.options()) - begins.index_select(0, sorted.expert);
+  const auto place = at::arange(sorted.order.size(0), chosen.options()) - begins.gather(0, sorted.expert);
   const auto kept = place.lt(capacity);
   const auto row = sorted.expert * capacity + place;
-  const auto rows = experts * capacity;
   // One more row takes what is dropped.
   auto pair = at::full({rows + 1}, -1, chosen.options());
   pair.scatter_(0, at::where(kept, row, rows), sorted.order);
