@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/graphs.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::nn {
@@ -97,6 +98,8 @@ const std::vector<int64_t>& GroupSizes::counts(int64_t rows) {
     for (int64_t i = 0; i < groups(); ++i) counts_.push_back(rows / groups() + (i < rows % groups() ? 1 : 0));
     return counts_;
   }
+  if (levin::detail::is_capturing())
+    levin::detail::refuse_capture("the host waits for the number of rows of each expert; in bfloat16 it need not");
   const auto ends = ends_.cpu();
   int64_t before = 0;
   for (int64_t i = 0; i < ends.size(0); ++i) {
