@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <numeric>
 #include <thread>
 
 #include <fmt/format.h>
@@ -13,6 +14,7 @@
 #include "levin/core/host.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
+#include "levin/distributed/checks.h"
 #include "levin/distributed/gloo.h"
 #include "levin/distributed/group.h"
 #include "levin/distributed/nccl.h"
@@ -113,6 +115,10 @@ void Collective::run(std::string_view operation, const std::function<void(c10d::
   throw Error(fmt::format("[{}] a group of one process has nobody to communicate with", operation));
 }
 
+std::unique_ptr<Transfer> Collective::start(std::string_view operation, std::vector<Message>) {
+  throw Error(fmt::format("[{}] a group of one process has nobody to send to", operation));
+}
+
 void Collective::agree(std::string_view, const std::string& call) {
   barrier(call);
 }
@@ -138,6 +144,33 @@ std::vector<std::string> gather_strings(Collective& group, const std::string& te
     texts.emplace_back(start, start + lengths[i].item<int64_t>());
   }
   return texts;
+}
+
+Tensor all_to_all(Collective& group, const Tensor& input, std::span<const int64_t> sent,
+                  std::span<const int64_t> received) {
+  detail::check_dense("all_to_all", input);
+  const auto ranks = static_cast<size_t>(group.size());
+  LEVIN_CHECK(input.dim() > 0 && sent.size() == ranks && received.size() == ranks &&
+                  std::accumulate(sent.begin(), sent.end(), int64_t{0}) == input.size(0),
+              "[all_to_all] rows of ", detail::describe(input), " cannot be given to ", ranks, " ranks by ",
+              fmt::format("{}", fmt::join(sent, " + ")));
+  auto sizes = input.sizes().vec();
+  sizes[0] = std::accumulate(received.begin(), received.end(), int64_t{0});
+  if (ranks == 1) return input.detach().clone();
+  // The number of rows may differ.
+  group.agree("all_to_all", fmt::format("all_to_all {} [*, {}]", c10::toString(input.scalar_type()),
+                                        fmt::join(input.sizes().slice(1), ", ")));
+  auto output = at::empty(sizes, input.options().requires_grad(false));
+  const at::NoGradGuard no_grad;
+  const auto rows_of_bytes = [](const Tensor& x) {  // what any backend can carry whatever the dtype
+    const auto row = x.numel() == 0 ? 0 : x.numel() / x.size(0) * static_cast<int64_t>(x.element_size());
+    return x.detach().reshape({-1}).view(at::kByte).view({x.numel() == 0 ? 0 : x.size(0), row});
+  };
+  auto from = rows_of_bytes(input.contiguous()), to = rows_of_bytes(output);
+  std::vector<int64_t> in(sent.begin(), sent.end()), out(received.begin(), received.end());
+  group.run(fmt::format("all_to_all of {} bytes", from.numel()),
+            [&](c10d::ProcessGroup& pg) { pg.alltoall_base(to, from, out, in)->wait(); });
+  return output;
 }
 
 void report_failure(Collective& group, std::string_view line) noexcept {

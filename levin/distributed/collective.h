@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,25 @@ enum class ReduceOp { kSum, kMean, kMin, kMax, kProduct };
 
 /// "sum", "mean"/"avg", "min", "max", "prod"; an unknown word is an Error.
 ReduceOp reduce_op(std::string_view word);
+
+/// A tensor on its way from one rank of a group to another.
+struct Message {
+  /// Dense. What comes is written into it.
+  Tensor tensor;
+  /// The other rank, by rank of the group.
+  int peer = 0;
+  /// Finds the receive of a send; 0 to 2^20 - 1. Messages of one pair of ranks and one tag stay in order.
+  int tag = 0;
+  bool receives = false;
+};
+
+/// Messages that are under way. It keeps their tensors.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Until all have arrived; on a GPU with NCCL the current stream waits, not the host. Once.
+  virtual void wait() = 0;
+};
 
 /// Communication among the ranks of a group. Every rank of the group must call the same operations in the same order;
 /// the calls check that (operation, shape, dtype) before any data moves, and a mismatch, a rank that has died or one
@@ -84,12 +104,23 @@ class Collective {
   virtual std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) = 0;
   friend std::shared_ptr<Collective> split_group(Collective& parent, const std::vector<std::vector<int>>& groups,
                                                  std::string_view name);
+
+ public:
+  /// Starts sends and receives, all at once (one batch of isend and irecv). Only the ranks at both ends take part, and
+  /// nothing is checked in advance: sizes and dtypes of both ends must agree. What fails names `operation`.
+  virtual std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages);
 };
 
 /// Sends a string from `src` to all.
 std::string broadcast_string(Collective& group, std::string text, int src = 0);
 /// One string of each rank, on every rank, by rank.
 std::vector<std::string> gather_strings(Collective& group, const std::string& text);
+
+/// Rows of the first dimension to the ranks: `sent[i]` of them, in order, go to rank i. Returns the rows that come,
+/// `received[i]` from rank i, by rank. What one rank sends is what the other expects; all but the first dimension is
+/// the same everywhere. Every rank must call.
+Tensor all_to_all(Collective& group, const Tensor& input, std::span<const int64_t> sent,
+                  std::span<const int64_t> received);
 
 struct CollectiveOptions {
   /// "auto": nccl when each rank has a GPU of its own, else gloo. "gloo", "nccl".

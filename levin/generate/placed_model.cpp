@@ -101,7 +101,7 @@ std::vector<PlacementUnit> placement_units(const models::LanguageModel& model) {
       auto& names = unit.file_names.emplace_back();
       for (const auto& [ours, tensor] : tensors) {
         if (!ours.starts_with(module + ".")) continue;
-        const auto theirs = models::detail::their_weight(architecture, ours);
+        const auto theirs = models::detail::their_weight(architecture, ours, tensor.sizes());
         if (!theirs) continue;  // the scales of a quantized weight
         for (const auto& name : theirs->names) names.push_back(models::full_name(architecture, ours, name));
       }

@@ -62,6 +62,12 @@ bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal,
                                              : sdp::can_use_flash_attention(params, false);
 }
 
+bool flash_runs_on(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
+  const c10::cuda::CUDAGuard guard(q.device());
+  const sdp::sdp_params params{q.detach(), k.detach(), v.detach(), std::nullopt, 0, causal, q.size(1) != k.size(1)};
+  return sdp::can_use_flash_attention(params, false);
+}
+
 AttentionBackend faster_attention(const Tensor& qkv, bool causal) {
   const AttentionShape shape{qkv.device().index(), qkv.scalar_type(), qkv.size(0), qkv.size(1),
                              qkv.size(3),          qkv.size(4),       causal};

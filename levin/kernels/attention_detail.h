@@ -37,6 +37,9 @@ AttentionGradients fused_attention_backward(const Tensor& grad, const Tensor& qk
 /// Whether the backend takes tensors of CUDA like these.
 bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal, double dropout);
 
+/// Whether flash attention takes queries [B, H, T, D] and keys and values [B, Hkv, S, D] like these.
+bool flash_runs_on(const Tensor& q, const Tensor& k, const Tensor& v, bool causal);
+
 /// The faster of cuDNN and flash attention for the shape: measured once, remembered for the process. While a CUDA graph
 /// is captured nothing can be measured; a shape that is new then gets cuDNN, and is measured the next time.
 AttentionBackend faster_attention(const Tensor& qkv, bool causal);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <utility>
 
 #include <ATen/ops/arange.h>
@@ -26,8 +27,11 @@
 #include "levin/core/words.h"
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
+#include "levin/kernels/decode/row_linear.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
+#include "levin/nn/context/attention.h"
+#include "levin/nn/experts/router_loss.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/module_access.h"
@@ -99,6 +103,33 @@ void check_rotary(const DecoderOptions& o) {
       scaling.beta_fast);
 }
 
+nn::ExpertsOptions experts_of(const DecoderOptions& o) {
+  static const std::map<std::string, kernels::Activation> known{{"silu_gated", kernels::Activation::kSilu},
+                                                                {"gelu_gated", kernels::Activation::kGelu},
+                                                                {"gelu_tanh_gated", kernels::Activation::kGeluTanh},
+                                                                {"relu_gated", kernels::Activation::kRelu}};
+  const auto found = known.find(o.activation);
+  LEVIN_CHECK(found != known.end(), "[decoder] experts have a gated activation (\"silu_gated\"), not \"", o.activation,
+              "\"");
+  auto experts = o.experts;
+  experts.dim = o.hidden_dim;
+  experts.activation = found->second;
+  if (experts.width == 0) experts.width = o.mlp_width();
+  experts.down_std = residual_std(o);
+  return experts;
+}
+
+void check_expert_options(const DecoderOptions& o) {
+  nn::check_experts(experts_of(o));
+  LEVIN_CHECK(!o.mlp_bias.value_or(o.bias), "[decoder] experts have no biases; set mlp_bias to false");
+  LEVIN_CHECK(o.expert_layers.empty() || static_cast<int64_t>(o.expert_layers.size()) == o.num_layers,
+              "[decoder] expert_layers names ", o.expert_layers.size(), " layers, there are ", o.num_layers);
+  LEVIN_CHECK(o.shared_expert_dim >= 0, "[decoder] shared_expert_dim must not be negative");
+  for (const auto value : {o.balance_loss, o.router_z_loss})
+    LEVIN_CHECK(std::isfinite(value) && value >= 0,
+                "[decoder] balance_loss and router_z_loss must be 0 or more, and finite");
+}
+
 /// x [B, T, H, D]: the first dimensions of each head turned by angles [2, (B,) T, R / 2].
 Tensor turned(const Tensor& x, const Tensor& angles) {
   const auto width = 2 * angles.size(-1);
@@ -142,6 +173,7 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.causal || (o.positions != "alibi" && o.window == 0),
               "[decoder] positions \"alibi\" and a window need causal attention");
   if (o.positions == "rotary") check_rotary(o);
+  if (o.experts.count != 0) check_expert_options(o);
 }
 
 namespace detail {
@@ -195,6 +227,10 @@ TensorPlan detail::decoder_plan(const DecoderOptions& options) {
           {"blocks.*.mlp.gate", TensorRole::kColumn},
           {"blocks.*.mlp.up", TensorRole::kColumn},
           {"blocks.*.mlp.down", TensorRole::kRow},
+          {"blocks.*.shared", TensorRole::kRegion},
+          {"blocks.*.shared.gate", TensorRole::kColumn},
+          {"blocks.*.shared.up", TensorRole::kColumn},
+          {"blocks.*.shared.down", TensorRole::kRow},
           {"tokens", TensorRole::kVocabEmbedding},
           {"head", TensorRole::kVocabHead},
           {"blocks.0", TensorRole::kSequenceBegin},
@@ -257,6 +293,9 @@ DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_
       scale(options.attention_scale),
       softcap(options.attention_softcap),
       causal(options.causal),
+      window(options.windowed_layers.empty() || options.windowed_layers[static_cast<size_t>(layer)] ? options.window
+                                                                                                    : 0),
+      alibi_heads(options.positions == "alibi" ? options.num_heads : 0),
       layer_(layer) {
   const auto dim = options.hidden_dim, wide = num_heads * head_dim;
   is_plain_ = kv_heads == num_heads && scale == 0 && softcap == 0 && !options.qk_norm && !options.scale_by_layer;
@@ -277,6 +316,11 @@ void DecoderAttentionImpl::take_heads(const HeadShare& share) {
   if (by_blocks) by_blocks->take_heads(share.heads);
   num_heads = share.heads.count;
   kv_heads = share.kv_heads.count;
+  first_head = share.heads.first;
+}
+
+std::string DecoderAttentionImpl::why_not_spread() const {
+  return by_blocks ? "attends by blocks of tokens (BigBird), which cannot be spread over ranks" : "";
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -285,7 +329,8 @@ Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, cons
     return out((*by_blocks)(packed, mask, is_training()));
   }
   const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
-  if (!is_plain_ || mask.defined() || !whole || detail::current_cache_step()) return out(attend(qkv(x), rotary, mask));
+  if (!is_plain_ || mask.defined() || !whole || context || detail::current_cache_step())
+    return out(attend(qkv(x), rotary, mask));
   return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
                                 {.causal = causal, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
 }
@@ -303,6 +348,8 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     step->write(layer_, k, v);
     if (step->pass->seen > 0)
       return detail::cached_attention(q, step->keys(layer_, q), step->values(layer_, q), mask, scale, softcap);
+  } else if (context) {
+    return attend_context(q, k, v, mask);
   }
   q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
   const auto p = is_training() ? dropout : 0.0;
@@ -326,6 +373,18 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
     scores = added.scalar_type() == at::kBool ? at::where(added, scores, lowest) : scores + added;
   const auto weights = at::softmax(scores, -1, at::kFloat).to(v.scalar_type());
   return at::matmul(dropped(weights, p, is_training()), v).transpose(1, 2).reshape({b, t, wide});
+}
+
+Tensor DecoderAttentionImpl::attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask) {
+  LEVIN_CHECK(dropout == 0 || !is_training(), "[context_parallel] attention_dropout ", dropout,
+              " is not possible where keys are on several ranks; set it to 0 (dropout of activations may stay)");
+  nn::ContextAttentionOptions options{.causal = causal, .scale = scale, .window = window, .softcap = softcap};
+  if (mask.size(0) > 0) options.texts = mask;
+  if (alibi_heads > 0) {
+    options.slopes = alibi_slopes(alibi_heads, q.device()).narrow(0, first_head, num_heads);
+    if (options.texts.defined()) options.places = token_positions(mask);
+  }
+  return nn::context_attention(q, k, v, mask.size(1), options, context);
 }
 
 DecoderMlpImpl::Activation activation_of(const std::string& name) {
@@ -358,8 +417,9 @@ Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation) {
   return activation == DecoderMlpImpl::Activation::kTanh ? at::tanh(x) : x * at::sigmoid(x * 1.702);
 }
 
-DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options) : activation(activation_of(options.activation)) {
-  const auto dim = options.hidden_dim, width = options.mlp_width();
+DecoderMlpImpl::DecoderMlpImpl(const DecoderOptions& options, int64_t asked)
+    : activation(activation_of(options.activation)) {
+  const auto dim = options.hidden_dim, width = asked > 0 ? asked : options.mlp_width();
   const bool biased = options.mlp_bias.value_or(options.bias);
   if (options.gated()) gate = register_module("gate", DecoderLinear(dim, width, biased, kInitStd));
   up = register_module("up", DecoderLinear(dim, width, biased, kInitStd));
@@ -387,18 +447,81 @@ DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options, int64_t layer)
   norm_1 = register_module("norm_1", decoder_norm(options));
   attention = register_module("attention", DecoderAttention(options, layer));
   norm_2 = register_module("norm_2", decoder_norm(options));
-  mlp = register_module("mlp", DecoderMlp(options));
+  if (!options.has_experts(layer)) mlp = register_module("mlp", DecoderMlp(options));
+  if (!mlp) experts = register_module("experts", nn::Experts(experts_of(options)));
+  if (!mlp && options.shared_expert_dim > 0) {
+    shared = register_module("shared", DecoderMlp(options, options.shared_expert_dim));
+    shared_gate = register_module("shared_gate", DecoderLinear(options.hidden_dim, 1, false, kInitStd));
+  }
   if (order != Order::kSandwich) return;
   norm_1_after = register_module("norm_1_after", decoder_norm(options));
   norm_2_after = register_module("norm_2_after", decoder_norm(options));
 }
 
+Tensor DecoderBlockImpl::fed(const Tensor& x) {
+  if (mlp) return mlp(x);
+  auto y = experts(x);
+  return shared ? y + at::sigmoid(shared_gate(x)) * shared(x) : y;
+}
+
+namespace {
+
+bool is_bare(const DecoderLinear& layer) {
+  return layer->num_interceptors() == 0 && layer->adapters.empty();
+}
+
+bool is_bare(const nn::ResidualNorm& norm) {
+  return norm->num_interceptors() == 0 && norm->options.affine && !norm->options.unit_offset;
+}
+
+kernels::RowWeight row_weight(const DecoderLinear& layer) {
+  return {layer->weight, layer->quantized ? &*layer->quantized : nullptr, layer->bias};
+}
+
+kernels::RowLinear normed_rows(const Tensor& x, const nn::ResidualNorm& norm, const DecoderLinear& layer) {
+  return {.x = x,
+          .weight = row_weight(layer),
+          .norm_weight = norm->weight,
+          .norm_bias = norm->bias,
+          .eps = norm->options.eps,
+          .rms = norm->options.rms};
+}
+
+/// residual + layer(x).
+Tensor added_rows(const Tensor& residual, DecoderLinear& layer, const Tensor& x) {
+  const kernels::RowLinear rows{.x = x, .weight = row_weight(layer), .residual = residual};
+  return kernels::has_row_linear(rows) ? kernels::row_linear(rows) : residual + layer(x);
+}
+
+}  // namespace
+
+std::optional<Tensor> DecoderBlockImpl::decoded(const nn::OpenStream& stream) {
+  const auto* step = detail::current_cache_step();
+  if (!mlp || !step || !step->fused || order != Order::kPre || is_training() || !stream.sum.is_cuda()) return {};
+  const bool bare = is_bare(norm_1) && is_bare(norm_2) && attention->num_interceptors() == 0 &&
+                    mlp->num_interceptors() == 0 && is_bare(attention->qkv) && is_bare(attention->out) &&
+                    is_bare(mlp->up) && is_bare(mlp->down) && (!mlp->gate || is_bare(mlp->gate));
+  const auto kind = fused_kind(mlp->activation);
+  if (!bare || !kind || (mlp->gate && *kind != kernels::Activation::kSilu)) return {};
+  const auto x = stream.closed();
+  const auto qkv = normed_rows(x, norm_1, attention->qkv);
+  auto inner = normed_rows(x, norm_2, mlp->up);
+  if (mlp->gate)
+    inner.gate = row_weight(mlp->gate);
+  else
+    inner.activation = kind;
+  if (!kernels::has_row_linear(qkv) || !kernels::has_row_linear(inner)) return {};
+  inner.x = added_rows(x, attention->out, attention->attend(kernels::row_linear(qkv), {}, {}));
+  return added_rows(inner.x, mlp->down, kernels::row_linear(inner));
+}
+
 nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
+  if (auto result = decoded(stream)) return {std::move(*result), {}};
   if (order != Order::kPre) return {closed(stream.closed(), rotary, mask), {}};
   auto [normed, x] = norm_1(stream.sum, stream.branch);
   stream = {};  // nobody needs it any more
   const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary, mask), dropout);
-  return {h, dropped(mlp(inner), dropout, is_training())};
+  return {h, dropped(fed(inner), dropout, is_training())};
 }
 
 Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -406,20 +529,20 @@ Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Ten
   switch (order) {
     case Order::kPost: {
       const auto [y, sum] = norm_1(x, attention(x, rotary, mask), dropout);
-      return std::get<0>(norm_2(y, mlp(y), dropout));
+      return std::get<0>(norm_2(y, fed(y), dropout));
     }
     case Order::kParallel: {
       const auto attended = drop(attention(std::get<0>(norm_1(x)), rotary, mask));
-      return drop(mlp(std::get<0>(norm_2(x)))) + attended + x;
+      return drop(fed(std::get<0>(norm_2(x)))) + attended + x;
     }
     case Order::kResidual: {
       const auto y = std::get<0>(norm_1(x));
       const auto z = std::get<0>(norm_2(y + drop(attention(y, rotary, mask))));
-      return z + drop(mlp(z));
+      return z + drop(fed(z));
     }
     default: {
       const auto h = x + std::get<0>(norm_1_after(attention(std::get<0>(norm_1(x)), rotary, mask)));
-      return h + std::get<0>(norm_2_after(mlp(std::get<0>(norm_2(h)))));
+      return h + std::get<0>(norm_2_after(fed(std::get<0>(norm_2(h)))));
     }
   }
 }
@@ -499,21 +622,32 @@ Tensor DecoderImpl::through_blocks(Tensor x, const Tensor& rotary, const Attenti
 }
 
 Tensor DecoderImpl::hidden_states(const Tensor& ids, const Tensor& mask) {
+  const auto states = own_states(ids, mask);
+  return context ? context->gathered(states, 1, ids.size(1)) : states;
+}
+
+Tensor DecoderImpl::own_states(const Tensor& ids, const Tensor& mask) {
   LEVIN_CHECK(ids.dim() == 2 && (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt),
               "[decoder] tokens must be integers [B, T], got ", ids.scalar_type(), " ", ids.sizes());
   check_mask(mask, ids);
   const auto length = ids.size(1);
   LEVIN_CHECK(!options.bounded() || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
               options.max_positions, " of max_positions");
-  auto x = embedded(ids);
+  if (context) context->check_tokens(ids);
+  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
+  auto x = embedded(own(ids));
   Tensor rotary;
   if (positions && mask.defined())
-    x = x + positions(token_positions(mask) + options.position_offset);
+    x = x + positions(own(token_positions(mask)) + options.position_offset);
   else if (positions)
-    x = x + positions(at::arange(options.position_offset, options.position_offset + length, ids.options()));
+    x = x + positions(own(at::arange(options.position_offset, options.position_offset + length, ids.options())));
   else if (options.positions == "rotary")
-    rotary = rotary_angles(options, length, mask, x.device());
+    rotary = rotary_angles(options, length, mask, x.device(), context.get());
   if (embedding_norm) x = std::get<0>(embedding_norm(x));
+  if (context) {
+    const auto whole = ContextShare::mask(mask, length);
+    return through_blocks(std::move(x), rotary, {whole, whole});
+  }
   const auto masks = attention_masks(options, length, mask, x);
   return through_blocks(std::move(x), rotary, masks);
 }
@@ -549,7 +683,30 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tens
     LEVIN_CHECK(!targets.defined(), "[decoder] a classifier of sequences has no loss of tokens");
     return class_logits(ids, mask);
   }
-  return head(hidden_states(ids, mask), targets);
+  if (targets.defined()) return loss_of(ids, targets, mask);
+  const auto states = own_states(ids, mask);
+  return context ? context->gathered(head(states), 1, ids.size(1)) : head(states);
+}
+
+Tensor DecoderImpl::token_loss(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  const auto states = own_states(ids, mask);
+  if (!context) return head(states, targets);
+  const auto own = context->take(targets, 1);
+  return context->mean(head(states, own), own.ne(kIgnoredToken).sum());
+}
+
+Tensor DecoderImpl::loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
+  if (!is_training() || options.experts.count == 0 || (options.balance_loss == 0 && options.router_z_loss == 0))
+    return token_loss(ids, targets, mask);
+  LEVIN_CHECK(
+      !context,
+      "[decoder] balance_loss and router_z_loss need all tokens of a text; set them to 0 under context parallelism");
+  const nn::RouterRecords routers;
+  auto loss = token_loss(ids, targets, mask);
+  if (routers.records().empty()) return loss;
+  if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), mask);
+  if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), mask);
+  return loss;
 }
 
 Decoder decoder(const DecoderOptions& options) {

@@ -17,6 +17,8 @@
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/low_rank.h"
+#include "levin/nn/context/share.h"
+#include "levin/nn/experts/experts.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/tensor/part.h"
 #include "levin/nn/unit.h"
@@ -60,28 +62,39 @@ struct DecoderLinearImpl : torch::nn::Module, TensorParallelPart {
 LEVIN_MODULE(DecoderLinear);
 
 /// Self attention: [B, T, D] to [B, T, D]. Rows of `qkv` are queries, keys, values, each head by head.
-struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart {
+struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
   /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
-  /// `by_blocks` applies, the mask is [B, T], 1 for a token.
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token; under a context it is
+  /// ContextShare::mask.
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
   HeadCounts heads() const override { return {num_heads, kv_heads, head_dim}; }
   void take_heads(const HeadShare& share) override;
   bool draws() const override { return dropout > 0; }
+  std::string why_not_spread() const override;
+  void take_context(const SharedContext& share) override { context = share; }
 
   int64_t num_heads, kv_heads, head_dim;
   double dropout, scale, softcap;
   bool causal;
+  /// Keys that a query sees, itself included; 0: all before it.
+  int64_t window;
+  /// Slopes of ALiBi, where it has them: all of how many heads there are, and which this rank has; else 0.
+  int64_t alibi_heads = 0, first_head = 0;
+  /// The ranks that have the sequence together; null: this one has all of it.
+  SharedContext context;
   DecoderLinear qkv = nullptr, out = nullptr;
   /// Of each head of queries and keys; empty without qk_norm.
   nn::ResidualNorm norm_q = nullptr, norm_k = nullptr;
   /// Of BigBird; else null.
   std::shared_ptr<BlockAttention> by_blocks;
 
- private:
-  /// Queries, keys and values apart, for what the packed kernel does not do.
+  /// The part between the two linear layers, with queries, keys and values apart: what the packed kernel does not do.
   Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
+  /// Over the keys of all ranks: [B, t, H, D] each.
+  Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
+ private:
   bool is_plain_;
   int64_t layer_;
 };
@@ -89,7 +102,8 @@ LEVIN_MODULE(DecoderAttention);
 
 struct DecoderMlpImpl : torch::nn::Module {
   enum class Activation { kGelu, kGeluTanh, kQuickGelu, kRelu, kSilu, kTanh };
-  explicit DecoderMlpImpl(const DecoderOptions& options);
+  /// `width` 0: that of the options.
+  explicit DecoderMlpImpl(const DecoderOptions& options, int64_t width = 0);
   Tensor forward(const Tensor& x);
   /// activation(gate(x)) * up(x).
   Tensor gated(const Tensor& x);
@@ -119,9 +133,19 @@ struct DecoderBlockImpl : torch::nn::Module {
   /// Behind attention and MLP in a "sandwich"; else empty.
   nn::ResidualNorm norm_1_after = nullptr, norm_2_after = nullptr;
   DecoderAttention attention = nullptr;
+  /// Empty where the layer has experts.
   DecoderMlp mlp = nullptr;
+  nn::Experts experts = nullptr;
+  /// An MLP beside the experts and its gate; else empty.
+  DecoderMlp shared = nullptr;
+  DecoderLinear shared_gate = nullptr;
 
  private:
+  /// The MLP, or the experts.
+  Tensor fed(const Tensor& x);
+  /// One token of each of a few rows, with norms, activations and sums inside the products (kernels::row_linear);
+  /// nothing where that is not possible.
+  std::optional<Tensor> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
   Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
 
@@ -155,9 +179,10 @@ LEVIN_MODULE(DecoderHead);
 ///     auto logits = model(tokens);                                          // [B, T] to [B, T, V]
 ///     auto loss = model(tokens, levin::models::next_tokens(tokens));       // without keeping the logits
 ///     auto padded = model(tokens, Tensor(), mask);                          // rows of unequal length
-struct DecoderImpl : torch::nn::Module, TensorParallelPart {
+struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit DecoderImpl(const DecoderOptions& options = {});
-  /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100.
+  /// Tokens int64 [B, T] to logits [B, T, V]; with targets [B, T] to the mean cross entropy of those that are not -100,
+  /// in training with the losses of routers that the options ask for.
   /// mask [B, T]: 1 for a token, 0 for padding, on the left or on the right. Positions count tokens only, so that a row
   /// has the logits that it has alone. Several texts in one row are numbered 1, 2, ... in the mask: a token sees those
   /// of its own number, and positions count from its beginning.
@@ -172,11 +197,16 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart {
   TensorPlan tensor_plan() const override;
   void take_heads(const HeadShare& share) override { options = detail::with_heads(options, share); }
   void take_ranks(const TensorRanks& all) override { ranks = all; }
+  bool takes_sequence() const override { return true; }
+  bool sees_both_ways() const override { return !options.causal; }
+  void take_context(const SharedContext& share) override { context = share; }
 
   /// Where the model is split over ranks, its heads are those of this one.
   DecoderOptions options;
   /// The ranks that have the model together; null: this one has all of it.
   TensorRanks ranks;
+  /// The ranks that have a sequence together; null: this one has all of it.
+  SharedContext context;
   DecoderEmbedding tokens = nullptr, positions = nullptr;
   /// Of BLOOM, and of OPT-350m; else empty.
   nn::ResidualNorm embedding_norm = nullptr;
@@ -189,6 +219,12 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart {
 
  private:
   Tensor embedded(const Tensor& ids);
+  /// hidden_states of this rank's tokens: [B, t, D].
+  Tensor own_states(const Tensor& ids, const Tensor& mask);
+  /// The mean cross entropy, over the ranks that share a text.
+  Tensor token_loss(const Tensor& ids, const Tensor& targets, const Tensor& mask);
+  /// The same with the losses of routers.
+  Tensor loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask);
   /// From the embedding to the head.
   Tensor through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks);
 };

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "levin/nn/experts/options.h"
+
 namespace levin::models {
 
 /// How the frequencies of rotary positions are stretched for texts longer than those of training. Names and defaults
@@ -101,6 +103,15 @@ struct DecoderOptions {
   /// Where this rank has some of the heads only (tensor parallelism): how many there are in all, and the number of the
   /// first one here. 0: num_heads and kv_heads are all of them.
   int64_t all_heads = 0, all_kv_heads = 0, first_head = 0;
+  /// A mixture of experts in the place of the MLP; a count of 0: none. `dim` is hidden_dim, a width of 0 mlp_dim, and
+  /// the activation is that of the MLP, which must be gated.
+  nn::ExpertsOptions experts = {};
+  /// The layers that have experts; empty: all.
+  std::vector<bool> expert_layers = {};
+  /// Width of an MLP beside the experts that every token goes through, times a gate of its own (Qwen2-MoE); 0: none.
+  int64_t shared_expert_dim = 0;
+  /// In training the loss has so much of nn::balance_loss, and of nn::router_z_loss, added; 0: none.
+  double balance_loss = 0, router_z_loss = 0;
   /// Classes of a classifier of whole sequences, in place of the head over the vocabulary; 0: none.
   int64_t num_labels = 0;
   /// The token that fills up rows: a classifier reads the last token that is another one. -1: there is none.
@@ -112,6 +123,9 @@ struct DecoderOptions {
   int64_t embedding_width() const { return embedding_dim > 0 ? embedding_dim : hidden_dim; }
   /// Whether no sequence may be longer than max_positions.
   bool bounded() const { return positions == "learned" || (positions == "rotary" && rotary_scaling.type != "dynamic"); }
+  bool has_experts(int64_t layer) const {
+    return experts.count > 0 && (expert_layers.empty() || expert_layers[static_cast<size_t>(layer)]);
+  }
   bool gated() const { return activation.ends_with("_gated"); }
 };
 

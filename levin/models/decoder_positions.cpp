@@ -119,13 +119,15 @@ Tensor rotary_frequencies(const DecoderOptions& options, int64_t length, c10::De
   return plain;
 }
 
-Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& mask, c10::Device device) {
+Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& mask, c10::Device device,
+                     const ContextShare* context) {
+  const auto own = [&](const Tensor& whole, int64_t dim) { return context ? context->take(whole, dim) : whole; };
   const auto kind = at::TensorOptions().dtype(at::kFloat).device(device);
   Tensor angles;
   if (!mask.defined()) {
-    angles = at::outer(at::arange(length, kind), rotary_frequencies(options, length, device));
+    angles = at::outer(own(at::arange(length, kind), 0), rotary_frequencies(options, length, device));
   } else {
-    const auto positions = token_positions(mask).to(at::kFloat).unsqueeze(2);
+    const auto positions = own(token_positions(mask), 1).to(at::kFloat).unsqueeze(2);
     Tensor frequencies;
     if (options.rotary_scaling.type == "dynamic" && length > trained_positions(options)) {
       std::vector<Tensor> rows;

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "levin/models/decoder_options.h"
+#include "levin/nn/context/share.h"
 
 namespace levin::models {
 
@@ -13,8 +14,10 @@ using at::Tensor;
 Tensor token_positions(const Tensor& mask);
 
 /// Cosines and sines of rotary positions, float32: [2, T, R / 2] of the positions 0 to length - 1, or [2, B, T, R / 2]
-/// with a mask [B, T]. A row of a batch has the angles that it would have alone, also under dynamic scaling.
-Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& mask, c10::Device device);
+/// with a mask [B, T]. A row of a batch has the angles that it would have alone, also under dynamic scaling. With a
+/// context those of this rank's tokens.
+Tensor rotary_angles(const DecoderOptions& options, int64_t length, const Tensor& mask, c10::Device device,
+                     const ContextShare* context = nullptr);
 
 /// The longest sequence that frequencies were made for: beyond it dynamic scaling changes them.
 int64_t trained_positions(const DecoderOptions& options);

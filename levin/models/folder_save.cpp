@@ -136,11 +136,11 @@ SavePlan plan_save(const LanguageModel& model, const SaveModelOptions& options) 
   for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
     LEVIN_CHECK(name.find(".lora_") == name.npos,
                 "[save_model] the model has adapters; merge_lora first, or save_lora");
-    const auto theirs = detail::their_weight(architecture, name);
-    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
     const auto* place = options.shards ? options.shards->find(parameter) : nullptr;
-    plan.parameters.push_back({name, parameter, *theirs, place});
     const auto sizes = place ? place->sizes : parameter.sizes().vec();
+    const auto theirs = detail::their_weight(architecture, name, sizes);
+    LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
+    plan.parameters.push_back({name, parameter, *theirs, place});
     const auto known = expected.find(name);
     LEVIN_CHECK(known != expected.end() && known->second == sizes, "[save_model] \"", name,
                 "\" does not have the shape of the model; where parameters are sharded over ranks, give "

@@ -100,7 +100,12 @@ TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& asked) : options(aske
   }
 }
 
-Tensor TextEncoderImpl::hidden_states(const Tensor& given, const Tensor& given_mask, const Tensor& given_types) {
+Tensor TextEncoderImpl::hidden_states(const Tensor& ids, const Tensor& mask, const Tensor& segments) {
+  const auto states = own_states(ids, mask, segments);
+  return context ? context->gathered(states, 1, ids.size(1)) : states;
+}
+
+Tensor TextEncoderImpl::own_states(const Tensor& given, const Tensor& given_mask, const Tensor& given_types) {
   LEVIN_CHECK(given.dim() == 2 && (given.scalar_type() == at::kLong || given.scalar_type() == at::kInt),
               "[text_encoder] tokens must be integers [B, T], got ", given.scalar_type(), " ", given.sizes());
   check_mask(given_mask, given);
@@ -121,20 +126,24 @@ Tensor TextEncoderImpl::hidden_states(const Tensor& given, const Tensor& given_m
   const auto padded = ids.size(1), first = options.positions_from_ids ? options.pad_token + 1 : 0;
   LEVIN_CHECK(first + padded <= body.max_positions, "[text_encoder] ", length, " tokens are more than the ",
               body.max_positions - first, " that there are positions for");
-  auto x = tokens(ids);
+  if (context) context->check_tokens(ids);
+  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
+  auto x = tokens(own(ids));
   if (body.embedding_scale != 1) x = x * body.embedding_scale;
-  if (types) x = x + (segments.defined() ? types(segments) : types->weight[0]);
+  if (types) x = x + (segments.defined() ? types(own(segments)) : types->weight[0]);
   if (options.positions_from_ids) {
     const auto counted = ids.ne(options.pad_token).to(at::kLong);
-    x = x + positions(counted.cumsum(1) * counted + options.pad_token);
+    x = x + positions(own(counted.cumsum(1) * counted + options.pad_token));
   } else {
-    x = x + positions(at::arange(padded, ids.options()));
+    x = x + positions(own(at::arange(padded, ids.options())));
   }
   const auto p = body.embedding_dropout.value_or(body.dropout);
   if (options.dropout_before_norm) x = encoder_dropped(x, p, is_training());
   x = std::get<0>(embedding_norm(x));
   if (!options.dropout_before_norm) x = encoder_dropped(x, p, is_training());
-  const auto added = blocked ? mask : attention_masks(body, padded, mask, x).full;
+  const auto added = context   ? ContextShare::mask(mask, padded)
+                     : blocked ? mask
+                               : attention_masks(body, padded, mask, x).full;
   for (auto& block : blocks) x = block(x, Tensor(), added);
   return rest > 0 ? x.slice(1, 0, length) : x;
 }
@@ -157,7 +166,8 @@ Tensor TextEncoderImpl::head_output(const Tensor& hidden) {
 }
 
 Tensor TextEncoderImpl::forward(const Tensor& ids, const Tensor& mask, const Tensor& segments) {
-  return head_output(hidden_states(ids, mask, segments));
+  if (!context || !(head || token_classifier)) return head_output(hidden_states(ids, mask, segments));
+  return context->gathered(head_output(own_states(ids, mask, segments)), 1, ids.size(1));
 }
 
 Tensor mean_embedding(const Tensor& hidden, const Tensor& mask) {

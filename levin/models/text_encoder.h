@@ -28,7 +28,7 @@ LEVIN_MODULE(MaskedTokenHead);
 ///
 ///     auto logits = encoder(ids, mask);                       // what the head gives
 ///     auto vectors = levin::models::mean_embedding(encoder->hidden_states(ids, mask), mask);
-struct TextEncoderImpl : torch::nn::Module, TensorParallelPart {
+struct TextEncoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit TextEncoderImpl(const TextEncoderOptions& options);
   /// ids int64 [B, T] to [B, T, V] of masked_lm, [B, labels] of sequence_classification, [B, T, labels] of
   /// token_classification, or the hidden states [B, T, D] without a head. mask [B, T]: 1 for a token, 0 for padding;
@@ -41,8 +41,13 @@ struct TextEncoderImpl : torch::nn::Module, TensorParallelPart {
   Tensor pooled(const Tensor& hidden);
   TensorPlan tensor_plan() const override { return detail::decoder_plan(options.body); }
   void take_heads(const HeadShare& share) override { options.body = detail::with_heads(options.body, share); }
+  bool takes_sequence() const override { return true; }
+  bool sees_both_ways() const override { return true; }
+  void take_context(const SharedContext& share) override { context = share; }
 
   TextEncoderOptions options;
+  /// The ranks that have a sequence together; null: this one has all of it.
+  SharedContext context;
   DecoderEmbedding tokens = nullptr, positions = nullptr, types = nullptr;
   nn::ResidualNorm embedding_norm = nullptr;
   std::vector<DecoderBlock> blocks;
@@ -50,6 +55,10 @@ struct TextEncoderImpl : torch::nn::Module, TensorParallelPart {
   /// Of the head that the options name; the others are empty.
   MaskedTokenHead head = nullptr;
   DecoderLinear classifier_dense = nullptr, classifier = nullptr, token_classifier = nullptr;
+
+ private:
+  /// hidden_states of this rank's tokens.
+  Tensor own_states(const Tensor& ids, const Tensor& mask, const Tensor& types);
 };
 LEVIN_MODULE(TextEncoder);
 

@@ -12,6 +12,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
 #include "levin/kernels/linear.h"
+#include "levin/nn/context/attention.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/init.h"
 
@@ -66,6 +67,7 @@ Tensor ViTPatchesImpl::forward(const Tensor& images) {
 ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
     : num_heads(options.num_heads),
       head_dim(options.hidden_dim / options.num_heads),
+      length(options.image_size / options.patch_size * (options.image_size / options.patch_size) + 1),
       dropout(options.attention_dropout) {
   const auto dim = options.hidden_dim;
   in_proj_weight = register_parameter("in_proj_weight", torch::empty({3 * dim, dim}));
@@ -79,6 +81,13 @@ ViTAttentionImpl::ViTAttentionImpl(const ViTOptions& options)
 Tensor ViTAttentionImpl::forward(const Tensor& x, bool first_only) {
   const auto b = x.size(0), s = x.size(1), size = head_dim, d = num_heads * size;
   const double p = is_training() ? dropout : 0.0;
+  if (context) {
+    LEVIN_CHECK(p == 0, "[context_parallel] attention_dropout ", p,
+                " is not possible where keys are on several ranks; set it to 0 (dropout of activations may stay)");
+    const auto parts = kernels::linear(x, in_proj_weight, in_proj_bias).view({b, s, 3, num_heads, size}).unbind(2);
+    const nn::ContextAttentionOptions plain{.scale = 1 / std::sqrt(static_cast<double>(size))};
+    return out_proj(nn::context_attention(parts[0], parts[1], parts[2], length, plain, context));
+  }
   // Queries, keys and values are views of one product.
   if (!first_only)
     return out_proj(kernels::attention(
@@ -147,11 +156,18 @@ ViTEncoderImpl::ViTEncoderImpl(const ViTOptions& options) : dropout(options.drop
 }
 
 Tensor ViTEncoderImpl::forward(Tensor x, bool first_only) {
-  nn::OpenStream h{drop(x + pos_embedding, dropout, is_training()), {}};
+  const auto length = x.size(1);
+  if (context) {
+    context->check_tokens(x);
+    first_only = false;  // one rank has that token, and the others wait for it
+  }
+  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, 1) : whole; };
+  nn::OpenStream h{drop(own(x) + own(pos_embedding), dropout, is_training()), {}};
   x.reset();  // nobody needs it any more
   for (const auto& block : blocks)
     h = nn::open_block<&EncoderBlockImpl::open>(block, std::move(h), first_only && &block == &blocks.back());
-  return std::get<0>(ln(h.sum, h.branch));
+  const auto states = std::get<0>(ln(h.sum, h.branch));
+  return context ? context->gathered(states, 1, length) : states;
 }
 
 VisionTransformerImpl::VisionTransformerImpl(const ViTOptions& asked) : options(asked) {

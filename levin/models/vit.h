@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "levin/models/image_model.h"
+#include "levin/nn/context/share.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/tensor/part.h"
@@ -36,15 +37,20 @@ LEVIN_MODULE(ViTPatches);
 
 /// Self attention with one projection for queries, keys and values: [B, S, D] to [B, S, D]. With `first_only` only the
 /// first token asks (all are asked): [B, 1, D].
-struct ViTAttentionImpl : torch::nn::Module, TensorParallelPart {
+struct ViTAttentionImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit ViTAttentionImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x, bool first_only = false);
   HeadCounts heads() const override { return {num_heads, num_heads, head_dim}; }
   void take_heads(const HeadShare& share) override { num_heads = share.heads.count; }
   bool draws() const override { return dropout > 0; }
+  void take_context(const SharedContext& share) override { context = share; }
 
   int64_t num_heads, head_dim;
+  /// Tokens of an image.
+  int64_t length;
   double dropout;
+  /// The ranks that have the tokens of an image together; null: this one has all of them.
+  SharedContext context;
   Tensor in_proj_weight, in_proj_bias;
   nn::Linear out_proj = nullptr;
 };
@@ -81,11 +87,15 @@ LEVIN_MODULE(EncoderBlock);
 
 /// Adds positions and runs the blocks: [B, S, D] to [B, S, D], or to the first token [B, 1, D]. Nobody looks at the
 /// other tokens of the last block of a classifier, so it need not compute them: numbers and gradients are the same.
-struct ViTEncoderImpl : torch::nn::Module {
+struct ViTEncoderImpl : torch::nn::Module, ContextParallelPart {
   explicit ViTEncoderImpl(const ViTOptions& options);
   Tensor forward(Tensor x, bool first_only = false);
+  bool takes_sequence() const override { return true; }
+  bool sees_both_ways() const override { return true; }
+  void take_context(const SharedContext& share) override { context = share; }
 
   double dropout;
+  SharedContext context;
   Tensor pos_embedding;
   std::vector<EncoderBlock> blocks;
   nn::ResidualNorm ln = nullptr;

@@ -627,12 +627,13 @@ std::vector<NamedStrategy> DdpStrategy::names() {
 }
 
 StateLayout DdpStrategy::layout_over(int ranks) const {
-  return {.ranks = ranks, .gradient_buckets = true};
+  return {.ranks = ranks, .gradient_buckets = ranks > 1};  // alone there is nothing to reduce
 }
 
 std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module) {
   if (!group().process_group()) return nullptr;
-  const auto parameters = detail::unique_parameters(module);
+  auto parameters = detail::unique_parameters(module);
+  if (takes_) std::erase_if(parameters, [&](const auto& parameter) { return !takes_(parameter.tensor); });
   const auto buffers = detail::unique_buffers(module);
   detail::check_same_states(*group_, "parameter", parameters);
   detail::check_same_states(*group_, "buffer", buffers);

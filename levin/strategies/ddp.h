@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,8 +21,11 @@ class DdpStrategy : public Strategy {
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override { return why_group_not_captured(); }
   const DdpOptions& options() const { return options_; }
+  /// Parameters for which it says no are left alone: neither broadcast nor averaged.
+  void set_filter(std::function<bool(const Tensor&)> takes) { takes_ = std::move(takes); }
 
  private:
+  std::function<bool(const Tensor&)> takes_;
   DdpOptions options_;
   int modules_ = 0;
 };

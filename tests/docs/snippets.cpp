@@ -7,6 +7,7 @@
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
 #include <levin/distributed/launcher.h>
+#include <levin/distributed/mesh.h>
 #include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
 #include <levin/generate/placed_model.h>
@@ -29,9 +30,11 @@
 #include <levin/models/vit.h>
 #include <levin/nn/activation_offload.h>
 #include <levin/nn/checkpointing.h>
+#include <levin/nn/context/split.h>
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>
 #include <levin/memory/estimate.h>
+#include <levin/strategies/pipeline/drawing.h>
 #include <levin/testing/ranks.h>
 #include <levin/trainer/callbacks/early_stopping.h>
 #include <levin/trainer/callbacks/gradient_accumulation_scheduler.h>
@@ -760,6 +763,17 @@ void parallelism(const levin::Placement& placement, c10::Device device, const st
 auto ranks = levin::join_group(placement, device);                      // every rank
 auto model = levin::models::open_model(folder, {.device = device, .ranks = ranks});
 auto rows = levin::generate(model.decoder, prompts, options);           // every rank, with the same prompts
+}
+void parallelism_pipeline_schedules() {
+auto schedule = levin::make_pipeline_schedule("zb1p", /*ranks=*/4, /*microbatches=*/8);
+auto played = levin::simulate(schedule, {.forward = 1, .backward_input = 1.2, .backward_weight = 0.8, .transfer = 0.1});
+levin::write_drawing("zb1p.svg", picture_of(timeline_of(schedule, played)));
+}
+void parallelism_context(levin::models::Decoder model, const at::Tensor& tokens, const levin::Mesh& mesh) {
+levin::Fabric fabric({.strategy = levin::ContextParallelOptions{.size = 4}, .devices = 8});  // 2 batches over 4 ranks each
+auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
+auto loss = net(tokens, levin::models::next_tokens(tokens));                                 // tokens [B, T], whole
+levin::split_context(*model, {.size = 4}, mesh.shared_group("cp"));   // every rank
 }
 
 // config.md

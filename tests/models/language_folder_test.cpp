@@ -288,9 +288,10 @@ TEST_F(LanguageFolder, TransformersReadsWhatWasSaved) {
   const auto script = (kOriginals / "../../read_saved_language.py").lexically_normal();
   std::vector<std::string> command{*python, script.string()};
   const std::vector<std::string> names{
-      "gpt2_by_layer", "gpt2_bin",     "llama",       "llama_biases",      "llama_linear",  "mistral",  "qwen2",
-      "qwen3",         "gemma",        "gemma2",      "bloom_residual",    "opt_post",      "opt_wide", "galactica",
-      "gpt_neox",      "gpt_neox_odd", "bert_masked", "distilbert_masked", "roberta_masked"};
+      "gpt2_by_layer",  "gpt2_bin",  "llama",     "llama_biases", "llama_linear",   "mistral",
+      "qwen2",          "qwen3",     "gemma",     "gemma2",       "bloom_residual", "opt_post",
+      "opt_wide",       "galactica", "gpt_neox",  "gpt_neox_odd", "bert_masked",    "distilbert_masked",
+      "roberta_masked", "mixtral",   "qwen2_moe", "qwen3_moe"};
   for (const auto& name : names) {
     models::save_model(open_model(kOriginals / name), temporary_ / name,
                        {.max_shard_size = name == "llama" ? uint64_t{5000} : uint64_t{1} << 30});
@@ -298,7 +299,7 @@ TEST_F(LanguageFolder, TransformersReadsWhatWasSaved) {
   }
   const auto ran = testing::run_program(command);
   EXPECT_EQ(ran.status, 0) << ran.text();
-  EXPECT_THAT(ran.text(), HasSubstr("19 folders: equal"));
+  EXPECT_THAT(ran.text(), HasSubstr("22 folders: equal"));
 }
 
 TEST(LanguagePositions, AlibiSlopesAreKnownNumbers) {

@@ -26,7 +26,7 @@ void expect_of_file(const models::LanguageModel& model, const fs::path& folder, 
   const auto keys = o.key_heads() * o.head_width();
   for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
     EXPECT_EQ(parameter.scalar_type(), dtype) << name;
-    const auto theirs = models::detail::their_weight(architecture, name);
+    const auto theirs = models::detail::their_weight(architecture, name, parameter.sizes());
     const auto parts =
         models::detail::weights_for_file(parameter, *theirs, {o.num_heads * o.head_width(), keys, keys}, o.num_heads);
     for (size_t i = 0; i < parts.size(); ++i) {

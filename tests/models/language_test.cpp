@@ -53,7 +53,7 @@ size_t compare_gradients(const LanguageModel& model, const WeightFile& file) {
   const auto& architecture = models::architecture_of(model.config);
   size_t compared = 0;
   for (const auto& [name, parameter, aliases] : named_unique_parameters(model.module())) {
-    const auto theirs = models::detail::their_weight(architecture, name);
+    const auto theirs = models::detail::their_weight(architecture, name, parameter.sizes());
     if (!parameter.grad().defined()) continue;
     const auto parts =
         models::detail::weights_for_file(parameter.grad(), *theirs, rows_of(model.body()), model.body().num_heads);
@@ -172,8 +172,9 @@ TEST_P(Language, CheckpointedBlocksGiveTheSameGradients) {
 INSTANTIATE_TEST_SUITE_P(Folders, Language,
                          ::testing::Values("gpt2", "gpt2_by_layer", "gpt2_bin", "llama", "llama_biases", "llama_rope3",
                                            "llama_linear", "llama_dynamic", "llama_yarn", "mistral", "qwen2", "qwen3",
-                                           "gemma", "gemma2", "bloom", "bloom_residual", "opt", "opt_post", "opt_wide",
-                                           "galactica", "gpt_neox", "gpt_neox_sequential", "gpt_neox_odd"),
+                                           "mixtral", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "bloom",
+                                           "bloom_residual", "opt", "opt_post", "opt_wide", "galactica", "gpt_neox",
+                                           "gpt_neox_sequential", "gpt_neox_odd"),
                          [](const auto& info) { return info.param; });
 
 // ---- encoders

@@ -83,6 +83,13 @@ model("gpt_neox_sequential", files="old_neox")(lambda: neox(use_parallel_residua
 model("gpt_neox_odd")(lambda: neox(hidden_size=20, tie_word_embeddings=True,
                                    rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.5)))
 
+EXPERTS = dict(hidden_size=16, num_key_value_heads=2, intermediate_size=12, num_experts_per_tok=2)
+model("mixtral")(lambda: T.MixtralForCausalLM(T.MixtralConfig(**llama_sizes(**EXPERTS, num_local_experts=4, sliding_window=9))))
+model("qwen3_moe", files="published")(lambda: T.Qwen3MoeForCausalLM(T.Qwen3MoeConfig(**llama_sizes(
+    **{**EXPERTS, "num_experts_per_tok": 3}, head_dim=6, num_experts=5, moe_intermediate_size=8, norm_topk_prob=True, num_hidden_layers=3, mlp_only_layers=[1]))))
+model("qwen2_moe")(lambda: T.Qwen2MoeForCausalLM(T.Qwen2MoeConfig(**llama_sizes(
+    **EXPERTS, num_experts=4, moe_intermediate_size=8, shared_expert_intermediate_size=10))))
+
 
 ENCODERS = {}
 
@@ -196,6 +203,10 @@ def old_neox(config):
     config.pop("use_cache")
 
 
+def published(config):  # the key of configs before transformers 5
+    config["num_experts"] = config.pop("num_local_experts")
+
+
 def save(net, folder, files):
     net.save_pretrained(folder, max_shard_size="6KB" if files == "sharded" else "1GB")
     (folder / "generation_config.json").unlink(missing_ok=True)
@@ -212,6 +223,8 @@ def save(net, folder, files):
         rename(folder, lambda name: name.replace("decoder.final_layer_norm", "decoder.layer_norm"))
     elif files == "old":
         change_config(folder, old_rope)
+    elif files == "published":
+        change_config(folder, published)
     elif files == "old_neox":
         change_config(folder, old_neox)
 
@@ -219,6 +232,22 @@ def save(net, folder, files):
 def projected(grad):
     """A matrix by columns of fixed weights, so that files stay small."""
     return grad if grad.dim() < 2 else grad @ torch.cos(torch.arange(grad.shape[1], dtype=grad.dtype))
+
+
+def gradients(net):
+    """By the names of files: experts one by one."""
+    for key, p in net.named_parameters():
+        if ".experts." not in key:
+            yield key.replace(".mlp.gate.", ".block_sparse_moe.gate.") if net.config.model_type == "mixtral" else key, p.grad
+            continue
+        body = key[:key.rindex(".experts.")]
+        mixtral = net.config.model_type == "mixtral"
+        body = body.replace(".mlp", ".block_sparse_moe") if mixtral else body
+        for i, grad in enumerate(p.grad):
+            parts = [("w2" if mixtral else "down_proj", grad)] if key.endswith("down_proj") else \
+                zip(("w1", "w3") if mixtral else ("gate_proj", "up_proj"), grad.chunk(2))
+            for name, part in parts:
+                yield f"{body}.experts.{i}.{name}.weight", part
 
 
 def made(name, make, files):
@@ -258,6 +287,22 @@ def write_encoder(name):
     save_file({key: value.detach().contiguous() for key, value in out.items()}, folder / "outputs.st")
 
 
+def write_balance(net, folder, ids):
+    """The loss of routers, for all tokens and for those of a mask, with gradients of the former."""
+    mask = torch.ones_like(ids)
+    mask[1, -4:] = 0
+    net.zero_grad()
+    loss = net(ids, labels=ids, output_router_logits=True).aux_loss
+    loss.backward()
+    out = {"ids": ids, "mask": mask, "loss": loss.detach().reshape(1),
+           "masked": net(ids, attention_mask=mask, labels=ids, output_router_logits=True).aux_loss.detach().reshape(1)}
+    for key, p in net.named_parameters():
+        if key.endswith("mlp.gate.weight"):
+            out["grad." + key.split(".")[2]] = p.grad
+    out["tokens"] = net.generate(ids[:, :5], max_new_tokens=8, do_sample=False, eos_token_id=None, pad_token_id=0)
+    save_file({key: value.contiguous() for key, value in out.items()}, folder / "balance.st")
+
+
 def write(name):
     make, files, length = MODELS[name]
     net, folder = made(name, make, files)
@@ -266,12 +311,14 @@ def write(name):
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     loss.backward()
     out = {"ids": ids, "logits": logits.detach(), "loss": loss.detach().reshape(1)}
-    for key, p in net.named_parameters():
-        out["grad." + key] = projected(p.grad)
+    for key, grad in gradients(net):
+        out["grad." + key] = projected(grad)
     if files != "old_norm":  # which transformers itself no longer reads
         again = T.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         assert torch.equal(again(ids).logits, logits), name
     save_file({key: value.contiguous() for key, value in out.items()}, folder / "outputs.st")
+    if hasattr(net.config, "router_aux_loss_coef"):
+        write_balance(net, folder, ids)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/strategies/pipeline/drawing.h"
 #include "levin/strategies/pipeline/simulation.h"
 #include "levin/strategies/pipeline/theory.h"
+#include "levin/testing/paths.h"
 
 namespace levin {
 namespace {
@@ -76,9 +79,9 @@ TEST(PipelineSchedule, BubbleAndPeakEqualThePapers) {
         ASSERT_DOUBLE_EQ(found.bubble, paper.bubble(each.name, p, each.chunks));
         const double compute = m * (paper.forward + paper.input + paper.weight);
         ASSERT_DOUBLE_EQ(found.window, compute + found.bubble);
-        ASSERT_NEAR(found.bubble_share(), found.bubble / found.window, 1e-12);
+        ASSERT_NEAR(found.bubble_fraction(), found.bubble / found.window, 1e-12);
         if (each.name == "gpipe" || each.name == "1f1b") {
-          ASSERT_NEAR(found.bubble_share(), (p - 1.0) / (m + p - 1), 1e-12);
+          ASSERT_NEAR(found.bubble_fraction(), (p - 1.0) / (m + p - 1), 1e-12);
         }
         for (int r = 0; r < p; ++r) ASSERT_EQ(found.peak_activations[r], paper_peak(each.name, p, each.chunks, m, r));
         ++played;
@@ -178,6 +181,18 @@ TEST(PipelineSchedule, TransfersAndUnevenStagesTakeTime) {
   const auto uneven = simulate(schedule, {.stage_factors = {1, 2, 1, 1}});
   EXPECT_DOUBLE_EQ(uneven.total, 1 + 8 * 6 + 2 + 2);
   EXPECT_FALSE(theory_of(schedule, {.transfer = 0.5}).bubble.has_value());
+}
+
+TEST(PipelineSchedule, PicturesOfTheDocsAreWhatIsDrawnNow) {
+  for (const std::string& name : pipeline_schedule_names()) {
+    const auto schedule = make_pipeline_schedule(name, 4, 8);
+    const double share = 1.0 / schedule.chunks;
+    const auto played =
+        simulate(schedule, {.forward = share, .backward_input = share, .backward_weight = share, .transfer = 0});
+    const std::string file = "docs/images/pipeline_" + name + ".svg";
+    EXPECT_EQ(to_svg(picture_of(timeline_of(schedule, played))), read_file(testing::source_dir() + "/" + file))
+        << "levin pipeline --schedule " << name << " --svg " << file;
+  }
 }
 
 TEST(PipelineSchedule, BadSizesAreRefusedWithTheArithmetic) {

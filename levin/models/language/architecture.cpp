@@ -55,10 +55,11 @@ std::string full_name(const LanguageArchitecture& architecture, std::string_view
 const std::vector<LanguageArchitecture>& architectures_of_text() {
   static const auto table = [] {
     std::vector<LanguageArchitecture> all{
-        gpt2_architecture(),    llama_architecture(),    mistral_architecture(), qwen2_architecture(),
-        qwen3_architecture(),   gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
-        opt_architecture(),     gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
-        roberta_architecture(), big_bird_architecture(),
+        gpt2_architecture(),      llama_architecture(),    mistral_architecture(), qwen2_architecture(),
+        qwen3_architecture(),     gemma_architecture(),    gemma2_architecture(),  bloom_architecture(),
+        opt_architecture(),       gpt_neox_architecture(), bert_architecture(),    distilbert_architecture(),
+        roberta_architecture(),   big_bird_architecture(), mixtral_architecture(), qwen2_moe_architecture(),
+        qwen3_moe_architecture(),
     };
     // transformers calls the classifier of every decoder so.
     for (auto& each : all)

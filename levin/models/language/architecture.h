@@ -20,9 +20,12 @@ enum class WeightLayout {
   kTransposed,
   /// Queries, keys and values of each head are side by side: rows [H, 3, D] in the file, [3, H, D] here.
   kByHead,
+  /// One tensor of the file for each expert, '@' in its name; here they are one, [experts, ...].
+  kStacked,
 };
 
-/// A tensor of the module and its names in the file. '#' is the number of a layer, '*' is "weight" or "bias".
+/// A tensor of the module and its names in the file. '#' is the number of a layer, '*' is "weight" or "bias", '@' the
+/// number of an expert.
 struct WeightRule {
   std::string ours;
   /// Several (queries, keys, values) are joined, in this order.
@@ -56,7 +59,7 @@ struct LanguageArchitecture {
 LanguageArchitecture gpt2_architecture(), llama_architecture(), mistral_architecture(), qwen2_architecture(),
     qwen3_architecture(), gemma_architecture(), gemma2_architecture(), bloom_architecture(), opt_architecture(),
     gpt_neox_architecture(), bert_architecture(), distilbert_architecture(), roberta_architecture(),
-    big_bird_architecture();
+    big_bird_architecture(), mixtral_architecture(), qwen2_moe_architecture(), qwen3_moe_architecture();
 
 /// The full name of a tensor of the file: with the prefix, but for the heads, which stand beside the body.
 std::string full_name(const LanguageArchitecture& architecture, std::string_view ours, const std::string& theirs);
@@ -82,6 +85,11 @@ std::vector<bool> windowed_layers(const ModelConfig& config, int64_t layers);
 /// say it; 0: hidden_size / num_attention_heads.
 DecoderOptions llama_options(const ModelConfig& config, int64_t head_dim = 0);
 std::vector<WeightRule> llama_weights();
+/// The experts of a model that derives from Llama: sizes from its config, and the names of its tensors.
+/// `count` and `per_token` are those of a config that does not say them.
+void read_experts(const ModelConfig& config, DecoderOptions& options, int64_t count, int64_t per_token);
+std::vector<WeightRule> with_experts(std::vector<WeightRule> rules, const std::string& module, const std::string& gate,
+                                     const std::string& up, const std::string& down);
 /// The same of BERT and its relatives, without the choice of a head.
 TextEncoderOptions bert_options(const ModelConfig& config);
 std::vector<WeightRule> bert_weights();

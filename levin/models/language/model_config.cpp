@@ -138,6 +138,18 @@ std::vector<std::string> ModelConfig::texts(std::string_view key) const {
   return result;
 }
 
+std::vector<int64_t> ModelConfig::integers(std::string_view key, int64_t least, int64_t most) const {
+  const auto* value = find_value(*json_, key);
+  if (!value) return {};
+  std::vector<int64_t> result;
+  const bool all = value->is_array() && std::all_of(value->begin(), value->end(), [&](const auto& item) {
+                     return item.is_number_integer() && item >= least && item <= most;
+                   });
+  if (!all) fail(key, fmt::format("{} is not a list of integers from {} to {}", shown_value(*value), least, most));
+  for (const auto& item : *value) result.push_back(item.get<int64_t>());
+  return result;
+}
+
 ModelConfig ModelConfig::object(std::string_view key) const {
   ModelConfig result;
   result.where_ = where_;

@@ -49,6 +49,8 @@ class ModelConfig {
   bool flag(std::string_view key, bool usual) const;
   std::string text(std::string_view key, std::string_view usual) const;
   std::vector<std::string> texts(std::string_view key) const;
+  /// Each from `least` to `most`.
+  std::vector<int64_t> integers(std::string_view key, int64_t least, int64_t most) const;
   /// An empty object when absent.
   ModelConfig object(std::string_view key) const;
   /// How many entries an object has: `id2label`.

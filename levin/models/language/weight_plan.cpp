@@ -45,13 +45,15 @@ std::optional<NameParts> match_weight(std::string_view pattern, std::string_view
   return parts;
 }
 
-std::string filled(std::string_view pattern, const NameParts& parts) {
+std::string filled(std::string_view pattern, const NameParts& parts, int64_t expert = 0) {
   std::string name;
   for (const char c : pattern)
     if (c == '#')
       name += parts.number;
     else if (c == '*')
       name += parts.suffix;
+    else if (c == '@')
+      name += std::to_string(expert);
     else
       name += c;
   return name;
@@ -87,7 +89,10 @@ bool is_float(c10::ScalarType type) {
 std::vector<int64_t> shape_in_file(const PlannedWeight& weight, size_t source) {
   auto shape = weight.target.sizes().vec();
   if (weight.layout == WeightLayout::kTransposed && shape.size() == 2) std::swap(shape[0], shape[1]);
-  if (weight.sources.size() > 1) shape[0] = weight.rows[source];
+  if (weight.layout == WeightLayout::kStacked)
+    shape.erase(shape.begin());
+  else if (weight.sources.size() > 1)
+    shape[0] = weight.rows[source];
   return shape;
 }
 
@@ -101,11 +106,17 @@ Tensor heads_apart(const Tensor& x, int64_t heads, bool back) {
   return x.view(split).transpose(0, 1).reshape(sizes);
 }
 
-std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours) {
+std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours,
+                                        at::IntArrayRef sizes) {
   for (const auto& rule : architecture.rules) {
     const auto parts = match_weight(rule.ours, ours);
     if (!parts) continue;
     TheirWeight theirs{.layout = rule.layout};
+    if (rule.layout == WeightLayout::kStacked) {
+      LEVIN_CHECK(!sizes.empty(), "[open_model] \"", ours, "\" is made of as many tensors as there are experts");
+      for (int64_t i = 0; i < sizes[0]; ++i) theirs.names.push_back(filled(rule.theirs[0], *parts, i));
+      return theirs;
+    }
     for (const auto& pattern : rule.theirs) theirs.names.push_back(filled(pattern, *parts));
     if (!rule.also.empty()) theirs.also = filled(rule.also, *parts);
     return theirs;
@@ -153,7 +164,7 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
   for (const auto& [name, tensor, aliases] : named_unique_parameters(module)) {
     if (begins_with_any(name, fresh.always)) continue;
     const auto asked = instead.find(name);
-    const auto theirs = their_weight(architecture, asked == instead.end() ? name : asked->second);
+    const auto theirs = their_weight(architecture, asked == instead.end() ? name : asked->second, tensor.sizes());
     LEVIN_CHECK(theirs, "[open_model] ", architecture.model_type, " has no name for \"", name, "\"");
     PlannedWeight weight{name, tensor, theirs->layout};
     bool whole = true;
@@ -180,7 +191,7 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
       }
       used.insert(key);
       weight.sources.push_back(entry->name);
-      if (theirs->names.size() > 1) weight.rows.push_back(rows.at(i));
+      if (theirs->names.size() > 1 && theirs->layout != WeightLayout::kStacked) weight.rows.push_back(rows.at(i));
     }
     if (!whole) continue;
     for (size_t i = 0; i < weight.sources.size(); ++i) {
@@ -224,6 +235,7 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
 std::vector<Tensor> weights_for_file(const Tensor& parameter, const TheirWeight& theirs, const QkvRows& rows,
                                      int64_t heads) {
   const auto values = parameter.detach();
+  if (theirs.layout == WeightLayout::kStacked) return values.unbind(0);
   if (theirs.names.size() > 1) return values.split_with_sizes({rows[0], rows[1], rows[2]}, 0);
   if (theirs.layout == WeightLayout::kByHead) return {heads_apart(values, heads, true)};
   return {theirs.layout == WeightLayout::kTransposed && values.dim() == 2 ? values.t() : values};

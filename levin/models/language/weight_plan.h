@@ -35,7 +35,9 @@ struct TheirWeight {
   WeightLayout layout = WeightLayout::kPlain;
   std::string also = {};
 };
-std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours);
+/// `sizes` are those of the full parameter: experts are as many names.
+std::optional<TheirWeight> their_weight(const LanguageArchitecture& architecture, const std::string& ours,
+                                        at::IntArrayRef sizes = {});
 
 /// The tensors of a file by names without the prefix of the architecture, without what is no weight. Two tensors of one
 /// name are an Error. `quantized`: weights may be packed; what belongs to a packed weight is not among the names.

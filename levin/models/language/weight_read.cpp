@@ -72,8 +72,18 @@ void add_chunks(std::vector<WeightChunk>& chunks, const WeightEntry& entry, cons
 
 /// The chunks of a parameter of which ranges are here. Columns of a file are cut out of whole rows.
 void add_slices(std::vector<WeightChunk>& chunks, const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
-  const auto& [dim, ranges, whole] = weight.slice;
+  const auto dim = weight.slice.dim;
+  const auto& ranges = weight.slice.ranges;
+  const auto& whole = weight.slice.whole;
   const auto target = weight.target.detach();
+  if (weight.layout == WeightLayout::kStacked) {
+    // Whole experts: others are not read.
+    for (int64_t i = 0; i < target.size(0); ++i) {
+      const auto& entry = file.at(weight.sources[static_cast<size_t>(ranges[0].first + i)]);
+      add_chunks(chunks, entry, target[i], {0, entry.shape[0]});
+    }
+    return;
+  }
   if (weight.layout == WeightLayout::kByHead) {
     // Heads are neighbours in the file: those of a rank are one piece.
     const Share rows{3 * ranges[0].first, target.size(0)};
@@ -112,10 +122,14 @@ std::vector<WeightChunk> chunks_of(const WeightFile& file, const PlannedWeight& 
   const auto target = weight.target.detach();
   int64_t row = 0;
   for (size_t i = 0; i < weight.sources.size(); ++i) {
+    const auto& entry = file.at(weight.sources[i]);
+    if (weight.layout == WeightLayout::kStacked) {
+      add_chunks(chunks, entry, target[static_cast<int64_t>(i)], {0, entry.shape[0]});
+      continue;
+    }
     const bool whole = weight.sources.size() == 1;
     const auto part = whole ? target : target.narrow(0, row, weight.rows[i]);
     row += whole ? 0 : weight.rows[i];
-    const auto& entry = file.at(weight.sources[i]);
     add_chunks(chunks, entry, in_file_order(part, weight.layout, heads), {0, entry.shape.empty() ? 1 : entry.shape[0]});
   }
   return chunks;

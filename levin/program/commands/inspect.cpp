@@ -59,6 +59,10 @@ void print_json(const WeightFile& file, const std::vector<InspectRow>& rows, con
                     {"hidden_dim", model->hidden},       {"num_heads", model->heads},
                     {"kv_heads", model->kv_heads},       {"vocab_size", model->vocab},
                     {"max_positions", model->positions}, {"weight_bytes", model->weights}};
+    if (model->experts > 0)
+      out["model"]["experts"] = {{"count", model->experts},
+                                 {"per_token", model->experts_per_token},
+                                 {"active_parameters", model->active_parameters}};
     if (!model->quantization.empty()) out["model"]["quantization"] = model->quantization;
     if (model->cache_per_token > 0) out["model"]["cache_bytes_per_token"] = model->cache_per_token;
     if (model->training)

@@ -73,6 +73,14 @@ std::optional<ModelFacts> model_facts(const std::string& folder, const std::stri
       facts.weights += layer->quantized->nbytes();
     }
   if (!model->decoder) return facts;
+  if (body.experts.count > 0) {
+    facts.experts = body.experts.count;
+    facts.experts_per_token = body.experts.per_token;
+    facts.active_parameters = facts.parameters;
+    for (const auto& item : model->module().named_parameters())
+      if (item.value().dim() == 3)  // of experts
+        facts.active_parameters -= item.value().numel() / facts.experts * (facts.experts - facts.experts_per_token);
+  }
   facts.cache_per_token = 2 * body.num_layers * body.key_heads() * body.head_width() * size;
   facts.training_tokens = std::min(body.max_positions, kInspectedTokens);
   facts.training = training_peak(*model, facts.training_tokens);
@@ -83,6 +91,9 @@ std::string ModelFacts::to_string() const {
   auto text = fmt::format("model: {}, {} parameters in {}, {} layers, hidden {}, {} heads{}, {} tokens, {} positions\n",
                           model_type, format_count(static_cast<double>(parameters)), dtype, layers, hidden, heads,
                           kv_heads == heads ? "" : fmt::format(" ({} of keys and values)", kv_heads), vocab, positions);
+  if (experts > 0)
+    text += fmt::format("experts: {} in a layer, {} for a token, which goes through {} parameters\n", experts,
+                        experts_per_token, format_count(static_cast<double>(active_parameters)));
   text += fmt::format("inference: {} of weights{}", format_bytes(static_cast<double>(weights)),
                       quantization.empty() ? "" : ", linear layers in " + quantization);
   if (cache_per_token > 0)

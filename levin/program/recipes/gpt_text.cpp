@@ -26,21 +26,48 @@ namespace {
 
 namespace fs = std::filesystem;
 
+nlohmann::ordered_json mixtral_json(const models::DecoderOptions& sizes) {
+  return {{"architectures", {"MixtralForCausalLM"}},
+          {"model_type", "mixtral"},
+          {"vocab_size", sizes.vocab_size},
+          {"max_position_embeddings", sizes.max_positions},
+          {"hidden_size", sizes.hidden_dim},
+          {"intermediate_size", sizes.experts.width},
+          {"num_hidden_layers", sizes.num_layers},
+          {"num_attention_heads", sizes.num_heads},
+          {"num_key_value_heads", sizes.num_heads},
+          {"num_local_experts", sizes.experts.count},
+          {"num_experts_per_tok", sizes.experts.per_token},
+          {"router_aux_loss_coef", sizes.balance_loss},
+          {"output_router_logits", sizes.balance_loss > 0},
+          {"hidden_act", "silu"},
+          {"rms_norm_eps", sizes.norm_eps},
+          {"rope_theta", sizes.rotary_base},
+          {"attention_dropout", sizes.attention_dropout},
+          {"sliding_window", nullptr},
+          {"bos_token_id", nullptr},
+          {"eos_token_id", nullptr}};
+}
+
+nlohmann::ordered_json gpt2_json(const models::DecoderOptions& sizes) {
+  return {{"architectures", {"GPT2LMHeadModel"}},
+          {"model_type", "gpt2"},
+          {"vocab_size", sizes.vocab_size},
+          {"n_positions", sizes.max_positions},
+          {"n_embd", sizes.hidden_dim},
+          {"n_layer", sizes.num_layers},
+          {"n_head", sizes.num_heads},
+          {"activation_function", "gelu_new"},
+          {"resid_pdrop", sizes.dropout},
+          {"embd_pdrop", sizes.dropout},
+          {"attn_pdrop", sizes.attention_dropout},
+          {"layer_norm_epsilon", sizes.norm_eps},
+          {"bos_token_id", nullptr},
+          {"eos_token_id", nullptr}};
+}
+
 std::string config_json(const models::DecoderOptions& sizes, const text::Tokenizer& tokenizer) {
-  nlohmann::ordered_json json{{"architectures", {"GPT2LMHeadModel"}},
-                              {"model_type", "gpt2"},
-                              {"vocab_size", sizes.vocab_size},
-                              {"n_positions", sizes.max_positions},
-                              {"n_embd", sizes.hidden_dim},
-                              {"n_layer", sizes.num_layers},
-                              {"n_head", sizes.num_heads},
-                              {"activation_function", "gelu_new"},
-                              {"resid_pdrop", sizes.dropout},
-                              {"embd_pdrop", sizes.dropout},
-                              {"attn_pdrop", sizes.attention_dropout},
-                              {"layer_norm_epsilon", sizes.norm_eps},
-                              {"bos_token_id", nullptr},
-                              {"eos_token_id", nullptr}};
+  auto json = sizes.experts.count > 0 ? mixtral_json(sizes) : gpt2_json(sizes);
   if (const auto& end = tokenizer.config().eos_token)
     if (const auto id = tokenizer.token_to_id(*end)) json["bos_token_id"] = json["eos_token_id"] = *id;
   return json.dump(2) + "\n";
@@ -73,7 +100,23 @@ GptText::GptText(Options options) : options_(std::move(options)) {
             .bias = options_.bias,
             .dropout = options_.dropout,
             .attention_dropout = options_.dropout};
+  if (options_.experts != 0) take_experts();
   models::check_options(sizes_);
+}
+
+void GptText::take_experts() {
+  LEVIN_CHECK(options_.experts_per_token > 0, "[gpt_text] model.experts_per_token must be positive");
+  sizes_.bias = false;
+  sizes_.norm = "rms";
+  sizes_.activation = "silu_gated";
+  sizes_.positions = "rotary";
+  const auto width = 4 * options_.n_embd / options_.experts_per_token;  // a token costs what it does in GPT-2
+  sizes_.experts = {.count = options_.experts,
+                    .per_token = options_.experts_per_token,
+                    .width = options_.expert_dim > 0 ? options_.expert_dim : std::max<int64_t>(1, width),
+                    .capacity_factor = options_.capacity_factor};
+  sizes_.balance_loss = options_.balance_loss;
+  sizes_.router_z_loss = options_.router_z_loss;
 }
 
 void GptText::use_data(std::shared_ptr<GptTextData> data) {
@@ -99,9 +142,16 @@ void GptText::configure_model() {
 
 void GptText::begin_with(const fs::path& folder) {
   const auto model = models::open_model(folder, {.dtype = at::kFloat});
-  LEVIN_CHECK(model.model_type == "gpt2", "[gpt_text] model.weights: \"", folder.string(), "\" is of ",
-              model.model_type, ", not of gpt2");
+  const std::string wanted = options_.experts > 0 ? "mixtral" : "gpt2";
+  LEVIN_CHECK(model.model_type == wanted, "[gpt_text] model.weights: \"", folder.string(), "\" is of ",
+              model.model_type, ", not of ", wanted,
+              model.model_type == "mixtral" ? " (model.experts says that there are experts)" : "");
   sizes_ = model.decoder->options;
+  if (options_.experts > 0) {
+    sizes_.experts.capacity_factor = options_.capacity_factor;
+    sizes_.balance_loss = options_.balance_loss;
+    sizes_.router_z_loss = options_.router_z_loss;
+  }
   sizes_.dropout = sizes_.attention_dropout = options_.dropout;
   sizes_.embedding_dropout = {};
   LEVIN_CHECK(options_.block_size <= sizes_.max_positions, "[gpt_text] model.block_size ", options_.block_size,
@@ -243,13 +293,14 @@ TrainingStep GptText::make_step() const {
 void save_gpt_text(const models::Decoder& decoder, const std::string& config, const TextTokens& tokens,
                    const fs::path& folder) {
   auto sizes = decoder->options;
-  sizes.bias = true;
+  const bool experts = sizes.experts.count > 0;
+  sizes.bias = !experts;
   models::Decoder whole(sizes);
   const at::NoGradGuard no_grad;
   auto targets = whole->named_parameters();
   for (const auto& [name, parameter, aliases] : named_unique_parameters(*decoder))
     targets[name].copy_(parameter);  // biases that are new are zero
-  models::save_model({.model_type = "gpt2",
+  models::save_model({.model_type = experts ? "mixtral" : "gpt2",
                       .decoder = whole,
                       .config = models::ModelConfig(config, "config.json"),
                       .folder = tokens.tokenizer_folder},

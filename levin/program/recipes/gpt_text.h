@@ -12,8 +12,9 @@
 
 namespace levin::cli {
 
-/// GPT-2 from random weights. Logs train_loss, val_loss, val_bpc (bits per character), test_loss and test_bpc, prints a
-/// sample after each validation, and leaves a model folder of transformers' layout beside the logs.
+/// GPT-2 from random weights, or a Mixtral where there are experts. Logs train_loss, val_loss, val_bpc (bits per
+/// character), test_loss and test_bpc, prints a sample after each validation, and leaves a model folder of
+/// transformers' layout beside the logs.
 class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
  public:
   struct Options {
@@ -23,6 +24,12 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
     int64_t block_size = 64;
     double dropout = 0;
     bool bias = false;
+    int64_t experts = 0;
+    int64_t experts_per_token = 2;
+    int64_t expert_dim = 0;
+    double capacity_factor = 0;
+    double balance_loss = 0.01;
+    double router_z_loss = 0;
     int64_t vocab_multiple = 1;
     std::filesystem::path weights = {};
     int64_t sample_tokens = 300;
@@ -37,6 +44,12 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
       f("block_size", block_size, "tokens of a window: the longest context");
       f("dropout", dropout, "dropout probability");
       f("bias", bias, "biases of linear layers and layer norms");
+      f("experts", experts, "experts of each block: the model is a Mixtral then; 0: GPT-2");
+      f("experts_per_token", experts_per_token, "experts that a token goes through");
+      f("expert_dim", expert_dim, "width of an expert; 0: 4 * n_embd / experts_per_token");
+      f("capacity_factor", capacity_factor, "an expert takes N times its even share of tokens at most; 0: all");
+      f("balance_loss", balance_loss, "weight of the loss that balances the load of experts in training");
+      f("router_z_loss", router_z_loss, "weight of the loss that keeps the logits of routers small");
       f("vocab_multiple", vocab_multiple, "rows of the embedding are a multiple of N; 64 is faster on a GPU");
       f("weights", weights, "model folder of GPT-2 to begin with, sizes included; default: random weights");
       f("sample_tokens", sample_tokens, "tokens of the sample after each validation; 0: none");
@@ -69,6 +82,8 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
   models::Decoder net = nullptr;
 
  private:
+  /// Sizes of a Mixtral.
+  void take_experts();
   /// Sizes and weights of a model folder.
   void begin_with(const std::filesystem::path& folder);
   StepOutput evaluate(const Batch& batch, const char* stage);

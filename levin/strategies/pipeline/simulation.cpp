@@ -30,10 +30,10 @@ class Simulator {
   }
 
   PipelineSimulation run() {
-    for (bool went_on = true; went_on;) {
-      went_on = false;
+    for (bool progressed = true; progressed;) {
+      progressed = false;
       for (int rank = 0; rank < schedule_.ranks; ++rank) {
-        while (step(rank)) went_on = true;
+        while (step(rank)) progressed = true;
       }
     }
     check_no_deadlock();

@@ -54,8 +54,8 @@ struct PipelineSimulation {
   /// times micro-batches whose activations it holds.
   std::vector<int> peak_activations;
 
-  /// Share of the window of that rank.
-  double bubble_share() const { return bubble_to_compute / (1 + bubble_to_compute); }
+  /// Of the window of that rank.
+  double bubble_fraction() const { return bubble_to_compute / (1 + bubble_to_compute); }
 };
 
 /// Plays the lists of all ranks. A deadlock is an Error that says which rank waits for what.

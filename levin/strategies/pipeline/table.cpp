@@ -8,29 +8,32 @@ namespace levin::detail {
 
 namespace {
 
-using Bubble = std::optional<double>;
-
-Bubble one_f_one_b_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
-  return (sizes.ranks - 1) * (costs.forward + costs.whole_backward());
+PipelineBubble one_f_one_b_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
+  return {"(p-1)(F+B)", (sizes.ranks - 1) * (costs.forward + costs.whole_backward())};
 }
 
 /// With fewer micro-batches than ranks, every further chunk waits for the first micro-batch to come around.
-Bubble interleaved_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
-  const int waits = (sizes.ranks - 1) + (sizes.chunks - 1) * std::max(0, sizes.ranks - sizes.microbatches);
-  return waits * (costs.forward + costs.whole_backward());
+PipelineBubble interleaved_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
+  const int late = std::max(0, sizes.ranks - sizes.microbatches);
+  const int waits = sizes.ranks - 1 + (sizes.chunks - 1) * late;
+  return {late > 0 ? "((p-1) + (v-1)(p-m))(F+B)/v" : "(p-1)(F+B)/v", waits * (costs.forward + costs.whole_backward())};
 }
 
-/// Weight gradients fill the wait of the drain, as far as there are micro-batches to fill it with. They cannot fill
-/// more than the forwards that it waits for, which matters only where W is longer than F.
-Bubble zb1p_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
-  const double weight = std::min(costs.backward_weight, costs.forward);
-  return (sizes.ranks - 1) * (costs.forward + costs.backward_input) -
-         (std::min(sizes.ranks, sizes.microbatches) - 1) * weight;
+/// Weight gradients fill the drain, as far as there are micro-batches to fill it with. They fill no more than the
+/// forwards that it waits for, which matters where W is longer than F.
+PipelineBubble zb1p_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
+  const auto [ranks, chunks, microbatches] = sizes;
+  const bool long_weight = costs.backward_weight > costs.forward;
+  const double fills = long_weight ? costs.forward : costs.backward_weight;
+  const std::string formula = microbatches < ranks ? std::string("(p-1)(F+I) - (m-1)") + (long_weight ? "F" : "W")
+                                                   : (long_weight ? "(p-1)I" : "(p-1)(F+I-W)");
+  return {formula, (ranks - 1) * (costs.forward + costs.backward_input) - (std::min(ranks, microbatches) - 1) * fills};
 }
 
-Bubble zbv_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
-  if (costs.forward != costs.backward_input || costs.forward != costs.backward_weight) return {};
-  return 2 * std::max(0, 2 * sizes.ranks - 1 - sizes.microbatches) * costs.forward;
+PipelineBubble zbv_bubble(const PipelineSizes& sizes, const PipelineCosts& costs) {
+  if (costs.forward != costs.backward_input || costs.forward != costs.backward_weight) return {"0 if F=I=W", {}};
+  const int missing = std::max(0, 2 * sizes.ranks - 1 - sizes.microbatches);
+  return {missing > 0 ? "(2p-1-m)F" : "0", 2 * missing * costs.forward};
 }
 
 int interleaved_peak(const PipelineSizes& sizes, int rank) {
@@ -45,12 +48,10 @@ const std::vector<PipelineRow>& pipeline_rows() {
   static const std::vector<PipelineRow> rows = {
       {.traits = {.name = "gpipe", .help = "all forwards, then all backwards"},
        .order = gpipe_order,
-       .bubble_formula = "(p-1)(F+B)",
        .bubble = one_f_one_b_bubble,
        .peak_activations = [](const PipelineSizes& sizes, int) { return sizes.microbatches; }},
       {.traits = {.name = "1f1b", .help = "one forward, one backward: holds at most one micro-batch per stage"},
        .order = one_f_one_b_order,
-       .bubble_formula = "(p-1)(F+B)",
        .bubble = one_f_one_b_bubble,
        .peak_activations = [](const PipelineSizes& sizes,
                               int rank) { return std::min(sizes.microbatches, sizes.ranks - rank); }},
@@ -59,14 +60,12 @@ const std::vector<PipelineRow>& pipeline_rows() {
                   .default_chunks = 2,
                   .takes_chunks = true},
        .order = interleaved_order,
-       .bubble_formula = "(p-1)(F+B)",
        .bubble = interleaved_bubble,
        .peak_activations = interleaved_peak},
       {.traits = {.name = "zb1p",
                   .help = "zero bubble H1: weight gradients later, in the memory of 1F1B",
                   .splits_backward = true},
        .order = zb1p_order,
-       .bubble_formula = "(p-1)(F+I-W)",
        .bubble = zb1p_bubble,
        .peak_activations = [](const PipelineSizes& sizes, int) { return std::min(sizes.microbatches, sizes.ranks); }},
       {.traits = {.name = "zbv",
@@ -75,7 +74,6 @@ const std::vector<PipelineRow>& pipeline_rows() {
                   .splits_backward = true,
                   .placement = PipelinePlacement::kV},
        .order = zbv_order,
-       .bubble_formula = "0 if F=I=W",
        .bubble = zbv_bubble,
        .peak_activations =
            [](const PipelineSizes& sizes, int rank) {

@@ -12,12 +12,16 @@
 /// The table of schedules: all that is known of each.
 namespace levin::detail {
 
+/// See PipelineTheory.
+struct PipelineBubble {
+  std::string formula;
+  std::optional<double> value;
+};
+
 struct PipelineRow {
   PipelineScheduleTraits traits;
   PipelineOrder (*order)(const PipelineSizes& sizes, int rank);
-  /// See PipelineTheory.
-  std::string bubble_formula;
-  std::optional<double> (*bubble)(const PipelineSizes& sizes, const PipelineCosts& costs);
+  PipelineBubble (*bubble)(const PipelineSizes& sizes, const PipelineCosts& costs);
   int (*peak_activations)(const PipelineSizes& sizes, int rank);
 };
 

@@ -7,8 +7,9 @@ namespace levin {
 PipelineTheory theory_of(const PipelineSchedule& schedule, const PipelineCosts& costs) {
   const detail::PipelineRow& row = detail::pipeline_row(schedule.name);
   const detail::PipelineSizes sizes{schedule.ranks, schedule.chunks, schedule.microbatches};
-  PipelineTheory theory{.bubble_formula = row.bubble_formula, .bubble = {}, .peak_activations = {}};
-  if (costs.transfer == 0 && costs.stage_factors.empty()) theory.bubble = row.bubble(sizes, costs);
+  const auto [formula, bubble] = row.bubble(sizes, costs);
+  PipelineTheory theory{.bubble_formula = formula, .bubble = {}, .peak_activations = {}};
+  if (costs.transfer == 0 && costs.stage_factors.empty()) theory.bubble = bubble;
   for (int rank = 0; rank < schedule.ranks; ++rank)
     theory.peak_activations.push_back(row.peak_activations(sizes, rank));
   return theory;

@@ -36,8 +36,8 @@ class NominalRun {
   /// `done(rank, action, start, end)` for every action, in an order in which each rank's come in theirs.
   template <class Done>
   void play(const Done& done) {
-    for (bool went_on = true; went_on;) {
-      went_on = false;
+    for (bool progressed = true; progressed;) {
+      progressed = false;
       for (int rank = 0; rank < schedule_.ranks; ++rank) {
         while (has_next(rank)) {
           const PipelineAction& action = next(rank);
@@ -52,7 +52,7 @@ class NominalRun {
           done(rank, action, start, end);
           free_at_[rank] = end;
           ++next_[rank];
-          went_on = true;
+          progressed = true;
         }
       }
     }
