@@ -286,7 +286,8 @@ Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory, const 
     double bubble = whole;
     if (candidate.schedule == Schedule::kInterleaved) bubble = whole / v;
     if (candidate.schedule == Schedule::kZB1P) bubble = std::max(forward, whole - 2 * weight_gradient);
-    if (candidate.schedule == Schedule::kZBV) bubble = std::max(0.0, whole - 3 * weight_gradient);
+    // A stage of zbv is half of a rank's layers.
+    if (candidate.schedule == Schedule::kZBV) bubble = std::max(0.0, whole - 3 * weight_gradient) / 2;
     const bool cut = candidate.sequence_parallel || software_.scatters_sends;
     const double bytes = 2 * tokens(candidate) * as_double(model_.width) / (cut ? as_double(candidate.tp) : 1);
     const double send = send_seconds(bytes, candidate.tp * candidate.cp * candidate.data_parallel());
@@ -303,12 +304,12 @@ Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory) const 
 }
 
 double CostModel::model_utilization(const Candidate& candidate, double seconds) const {
-  return model_.model_flops() * as_double(candidate.batch()) /
+  return model_.model_flops(!software_.flash_attention) * as_double(candidate.batch()) /
          (seconds * as_double(candidate.gpus()) * cluster_.peak_flops);
 }
 
 double CostModel::hardware_utilization(const Candidate& candidate, double seconds) const {
-  double flops = model_.model_flops();
+  double flops = model_.model_flops(!software_.flash_attention);
   if (candidate.checkpointing == Checkpointing::kFull) {
     const double head = 6 * as_double(model_.sequence * model_.width * model_.vocabulary);
     flops += (flops - head) / 3;

@@ -29,7 +29,7 @@ bool keep_batch(Candidate& c, int64_t batch) {
   const int64_t each = c.data_parallel() * c.micro_batch;
   if (c.micro_batch < 1 || batch % each != 0) return false;
   c.microbatches = batch / each;
-  return c.schedule != Schedule::kInterleaved || c.microbatches % c.pp == 0;
+  return true;
 }
 
 /// The changed candidate with the micro-batch that suits it: the fastest that fits, else the leanest.
@@ -38,9 +38,9 @@ std::optional<Plan> best_micro_batch(const PlanQuestion& question, Candidate can
   std::optional<Plan> best;
   const double usable = usable_memory(question.cluster);
   const int64_t micro = candidate.micro_batch;
-  for (int64_t size = may_change ? 1 : micro; size <= (may_change ? 64 : micro); size *= 2) {
+  for (int64_t size = may_change ? 1 : micro; size <= (may_change ? 256 : micro); size *= 2) {
     candidate.micro_batch = size;
-    if (!keep_batch(candidate, batch)) continue;
+    if (!keep_batch(candidate, batch) || !why_not(question.model, candidate).empty()) continue;
     const auto plan = evaluate(question, candidate);
     const bool fits = plan.memory.peak <= usable, fitted = best && best->memory.peak <= usable;
     const bool faster = best && plan.cost.seconds() < best->cost.seconds();
@@ -140,7 +140,8 @@ std::string part_text(const std::string& part) {
   return part + " communication that nothing hides";
 }
 
-std::string table(const std::vector<std::vector<std::string>>& rows) {
+/// Numbers to the right; with `words_last` the last column to the left.
+std::string table(const std::vector<std::vector<std::string>>& rows, bool words_last = false) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
@@ -149,7 +150,8 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::string out;
   for (const auto& row : rows) {
     std::string line;
-    for (size_t i = 0; i < row.size(); ++i) line += fmt::format("{:>{}}  ", row[i], widths[i]);
+    for (size_t i = 0; i < row.size(); ++i)
+      line += words_last && i + 1 == row.size() ? row[i] : fmt::format("{:>{}}  ", row[i], widths[i]);
     out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
   return out;
@@ -178,7 +180,7 @@ std::string time_text(const Plan& plan) {
     if (share < 0.0005) continue;
     rows.push_back({"", seconds_text(seconds), percent(share), part_text(name)});
   }
-  return table(rows);
+  return table(rows, true);
 }
 
 std::string memory_text(const PlanQuestion& question, const Plan& plan) {
@@ -189,29 +191,69 @@ std::string memory_text(const PlanQuestion& question, const Plan& plan) {
                                     std::pair("temporary", m.temporary), std::pair("in host memory", m.host)}) {
     if (bytes > 0) rows.push_back({"", format_bytes(bytes), name});
   }
-  return fmt::format("{}  peak {} of {} usable\n", table(rows), format_bytes(m.peak),
+  return fmt::format("{}  peak {} of {} usable\n", table(rows, true), format_bytes(m.peak),
                      format_bytes(usable_memory(question.cluster)));
 }
 
+std::string verdict_of(const Alternative& other) {
+  if (!other.fits) return fmt::format("does not fit: {}", format_bytes(other.memory));
+  if (other.slower > 0.001) return fmt::format("{} slower: {}", percent(other.slower), part_text(other.because));
+  return other.slower < -0.001 ? fmt::format("{} faster", percent(-other.slower)) : "as fast";
+}
+
 std::string alternatives_text(const PlanQuestion& question, const Plan& plan) {
-  std::vector<std::vector<std::string>> rows;
-  for (const auto& other : alternatives(question, plan)) {
-    std::string verdict;
-    if (!other.fits)
-      verdict = fmt::format("does not fit: {}", format_bytes(other.memory));
-    else if (other.slower > 0.001)
-      verdict = fmt::format("{} slower: {}", percent(other.slower), part_text(other.because));
-    else if (other.slower < -0.001)
-      verdict = fmt::format("{} faster", percent(-other.slower));
-    else
-      verdict = "as fast";
-    rows.push_back({"", other.change, verdict});
-  }
+  const auto others = alternatives(question, plan);
   size_t width = 0;
-  for (const auto& row : rows) width = std::max(width, row[1].size());
+  for (const auto& other : others) width = std::max(width, other.change.size());
   std::string out;
-  for (const auto& row : rows) out += fmt::format("  {:<{}}  {}\n", row[1], width, row[2]);
+  for (const auto& other : others) out += fmt::format("  {:<{}}  {}\n", other.change, width, verdict_of(other));
   return out;
+}
+
+/// Whether a plan needs ModelParallelOptions or PipelineOptions, or a strategy of data parallelism will do.
+bool is_over_mesh(const Candidate& c) {
+  return c.pp * c.cp * c.tp * c.ep > 1 || (c.zero_stage >= 2 && c.dp_replicate > 1);
+}
+
+std::string options_of_fsdp(const Candidate& c) {
+  std::vector<std::string> fields;
+  if (c.zero_stage == 2) fields.emplace_back(".sharding_strategy = \"grad_op\"");
+  if (c.offload) fields.emplace_back(".cpu_offload = true");
+  if (c.checkpointing == Checkpointing::kFull)
+    fields.emplace_back(".activation_checkpointing_policy = levin::policy::repeated()");
+  return join(fields);
+}
+
+std::string options_of_pipeline(const Candidate& c) {
+  auto out = fmt::format(".schedule = \"{}\"", to_string(c.schedule));
+  if (c.schedule == Schedule::kInterleaved) out += fmt::format(", .chunks = {}", c.chunks);
+  return out + fmt::format(", .microbatches = {}", c.microbatches);
+}
+
+std::string sizes_of_mesh(const Candidate& c) {
+  std::vector<std::string> sizes;
+  for (const auto& [name, size] :
+       {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate), std::pair("dp_shard", c.dp_shard),
+        std::pair("cp", c.cp), std::pair("tp", c.tp), std::pair("ep", c.ep)}) {
+    // The default of dp_shard is what the others leave.
+    if (size > 1 || std::string_view(name) == "dp_shard") sizes.push_back(fmt::format(".{} = {}", name, size));
+  }
+  return join(sizes);
+}
+
+std::string strategy_text(const Candidate& c) {
+  const auto fsdp = options_of_fsdp(c);
+  if (is_over_mesh(c)) {
+    if (c.pp > 1 && c.cp * c.tp * c.ep == 1 && c.zero_stage == 0)
+      return fmt::format("levin::PipelineOptions{{.size = {}, {}}}", c.pp, options_of_pipeline(c));
+    auto out = fmt::format("levin::ModelParallelOptions{{.mesh = {{{}}}", sizes_of_mesh(c));
+    if (c.sequence_parallel) out += ", .sequence_parallel = true";
+    if (!fsdp.empty() && c.zero_stage > 0) out += fmt::format(", .fsdp = {{{}}}", fsdp);
+    return out + "}";
+  }
+  if (c.zero_stage == 3) return fsdp.empty() ? "\"fsdp\"" : fmt::format("levin::FsdpOptions{{{}}}", fsdp);
+  if (c.zero_stage > 0) return fmt::format("\"deepspeed_stage_{}{}\"", c.zero_stage, c.offload ? "_offload" : "");
+  return c.dp_replicate > 1 ? "\"ddp\"" : "\"single_device\"";
 }
 
 }  // namespace
@@ -232,7 +274,10 @@ std::string schedule_text(const Candidate& c) {
 }
 
 std::string sharding_text(const Candidate& c) {
-  std::string name = c.zero_stage == 0 ? "-" : c.zero_stage == 3 ? "fsdp" : fmt::format("zero-{}", c.zero_stage);
+  std::string name = fmt::format("zero-{}", c.zero_stage);
+  if (c.zero_stage == 0) name = "-";
+  if (c.zero_stage == 3) name = "fsdp";
+  if (c.zero_stage == 2 && is_over_mesh(c)) name = "grad_op";
   return c.offload ? name + ", offload" : name;
 }
 
@@ -240,10 +285,9 @@ std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& 
   std::vector<Alternative> all;
   for (const auto& change : changes_of(plan.candidate, question.model)) {
     auto candidate = plan.candidate;
-    if (!change.apply(candidate) || candidate.pp * candidate.chunks > question.model.layers) continue;
+    if (!change.apply(candidate)) continue;
     const auto shards = candidate.dp_shard * candidate.cp;
     if (candidate.zero_stage > 0 && shards == 1 && !candidate.offload) candidate.zero_stage = 0;
-    if (shards % candidate.ep != 0) continue;
     const bool may_change = candidate.micro_batch == plan.candidate.micro_batch;
     const auto found = best_micro_batch(question, candidate, plan.candidate.batch(), may_change);
     if (!found) continue;
@@ -260,30 +304,31 @@ std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& 
 
 std::string configuration_text(const PlanQuestion& question, const Plan& plan) {
   const auto& c = plan.candidate;
-  std::string strategy;
-  const bool model_parallel = c.pp * c.cp * c.tp * c.ep > 1 || (c.zero_stage == 3 && c.dp_replicate > 1);
-  if (model_parallel) {
-    std::string sizes;
-    for (const auto& [name, size] :
-         {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate), std::pair("dp_shard", c.dp_shard),
-          std::pair("cp", c.cp), std::pair("tp", c.tp), std::pair("ep", c.ep)}) {
-      // The default of dp_shard is what the others leave.
-      if (size > 1 || std::string_view(name) == "dp_shard")
-        sizes += fmt::format("{}.{} = {}", sizes.empty() ? "" : ", ", name, size);
-    }
-    strategy = fmt::format("levin::ModelParallelOptions{{.mesh = {{{}}}", sizes);
-    if (c.sequence_parallel) strategy += ", .sequence_parallel = true";
-    strategy += "}";
-  } else {
-    strategy = c.zero_stage == 3    ? "\"fsdp\""
-               : c.zero_stage > 0   ? fmt::format("\"deepspeed_stage_{}{}\"", c.zero_stage, c.offload ? "_offload" : "")
-               : c.dp_replicate > 1 ? "\"ddp\""
-                                    : "\"single_device\"";
-  }
-  const int64_t nodes = (question.cluster.gpus + question.cluster.gpus_per_node - 1) / question.cluster.gpus_per_node;
-  std::string out = fmt::format("  levin::Fabric fabric({{.strategy = {},\n", strategy);
+  const auto& cluster = question.cluster;
+  const int64_t nodes = (cluster.gpus + cluster.gpus_per_node - 1) / cluster.gpus_per_node;
+  auto out = fmt::format("  levin::Fabric fabric({{.strategy = {},\n", strategy_text(c));
   out += fmt::format("                        .devices = {}, .num_nodes = {}, .precision = \"{}\"}});\n",
-                     question.cluster.gpus_per_node, nodes, question.precision);
+                     cluster.gpus_per_node, nodes, question.precision);
+  if (c.checkpointing == Checkpointing::kSelective) {
+    out +=
+        "  levin::checkpoint_activations(model, levin::policy::repeated(),\n"
+        "                                {.keep_results_of = levin::CheckpointOptions::matrix_products()});\n";
+  } else if (c.checkpointing == Checkpointing::kFull && (c.zero_stage == 0 || (c.zero_stage < 3 && !is_over_mesh(c)))) {
+    out += "  levin::checkpoint_activations(model, levin::policy::repeated());\n";
+  }
+  if (c.pp > 1 && c.cp * c.tp * c.ep * (c.zero_stage + 1) > 1)
+    out += fmt::format("  // The pipeline: {}.\n", options_of_pipeline(c));
+  const int64_t batch = c.micro_batch * c.microbatches;
+  out += fmt::format("  // {} of a step on each of {} data-parallel ranks, in micro-batches of {}.\n",
+                     batch == 1 ? "1 sample" : fmt::format("{} samples", batch), c.data_parallel(), c.micro_batch);
+  if (!is_over_mesh(c)) {
+    const auto strategy = strategy_text(c);
+    const auto name = strategy.front() == '"' ? strategy.substr(1, strategy.size() - 2) : "fsdp";
+    out += fmt::format(
+        "  levin fit ... --trainer.strategy={} --trainer.devices={} --trainer.num_nodes={} --trainer.precision={} "
+        "--trainer.accumulate_grad_batches={} --data.batch_size={}\n",
+        name, cluster.gpus_per_node, nodes, question.precision, c.microbatches, c.micro_batch);
+  }
   return out;
 }
 

@@ -27,7 +27,7 @@ std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& 
 std::string mesh_text(const Candidate& candidate);
 /// "interleaved, 3 chunks".
 std::string schedule_text(const Candidate& candidate);
-/// "FSDP", "ZeRO-1", "-".
+/// "fsdp", "grad_op", "zero-1", "-".
 std::string sharding_text(const Candidate& candidate);
 
 /// Lines for a terminal: the table of plans; where the time of the first goes, its memory, its neighbours and its

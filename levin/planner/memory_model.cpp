@@ -117,10 +117,12 @@ double MemoryModel::in_flight(const Candidate& candidate, int64_t stage) {
     case Schedule::kGPipe:
       return m;
     case Schedule::k1F1B:
-    case Schedule::kZB1P:
       return std::min(m, p - r);
-    case Schedule::kZBV:
+    // What is held until the gradient of weights is computed.
+    case Schedule::kZB1P:
       return std::min(m, p);
+    case Schedule::kZBV:
+      return std::min(2 * p, m + 1 + r) / v;
     case Schedule::kInterleaved:
       return std::min(m * v, 2 * (p - r - 1) + (v - 1) * p + 1) / v;
   }
@@ -157,7 +159,7 @@ double MemoryModel::temporary(const Candidate& candidate, int64_t stage, const S
   const double e = half_ ? 2 : 4, w = as_double(model_.width), tp = as_double(candidate.tp);
   const double used = model_.experts > 0 ? as_double(model_.experts_per_token) : 1;
   // The gradient of the residual stream, and of the widest part of a block.
-  double most = tokens * (4 * e * w + 2 * e * as_double(model_.mlp_width) * used / tp);
+  double most = tokens * (2 * e * w + 2 * e * as_double(model_.mlp_width) * used / tp);
   if (candidate.checkpointing != Checkpointing::kNone)
     most += tokens * (block_kept(candidate, Checkpointing::kNone) - block_kept(candidate, candidate.checkpointing));
   if (candidate.zero_stage > 0) {
@@ -208,7 +210,8 @@ RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) cons
   // Of one micro-batch gradients take the place of the activations that they come from.
   const bool buckets = candidate.zero_stage == 0 && candidate.data_parallel() > 1;
   const double state = memory.parameters + memory.optimizer, step = memory.activations + memory.temporary;
-  memory.peak = state + (accumulates || buckets ? memory.gradients + step : std::max(memory.gradients, step));
+  const double end = memory.gradients + memory.temporary;
+  memory.peak = state + (accumulates || buckets ? memory.gradients + step : std::max(end, step));
   return memory;
 }
 

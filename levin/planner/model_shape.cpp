@@ -136,8 +136,10 @@ ModelShape shape_of_folder(const fs::path& folder) {
   const auto config = models::ModelConfig::read(folder / "config.json");
   const auto& architecture = models::architecture_of(config);
   const auto name = folder.filename().empty() ? folder.parent_path().filename() : folder.filename();
-  return architecture.decoder ? shape_of(name.string(), architecture.decoder(config))
-                              : shape_of(name.string(), architecture.encoder(config));
+  auto shape = architecture.decoder ? shape_of(name.string(), architecture.decoder(config))
+                                    : shape_of(name.string(), architecture.encoder(config));
+  shape.tied_head = config.flag("tie_word_embeddings", architecture.tied);
+  return shape;
 }
 
 bool is_in(const std::vector<std::string>& names, const std::string& name) {
@@ -189,12 +191,12 @@ double ModelShape::parameters() const {
   return static_cast<double>(layers) * layer_parameters() + embedding_parameters() + head_parameters();
 }
 
-double ModelShape::model_flops() const {
+double ModelShape::model_flops(bool all_pairs) const {
   const double w = static_cast<double>(width), q = static_cast<double>(query_width());
   const double kv = static_cast<double>(key_width()), s = static_cast<double>(sequence);
   const double used = experts > 0 ? static_cast<double>(experts_per_token) : 1;
   const double mlp = (gated ? 3 : 2) * w * static_cast<double>(mlp_width) * used;
-  const double layer = 2 * (w * (q + 2 * kv) + q * w + mlp) + 4 * s * q;
+  const double layer = 2 * (w * (q + 2 * kv) + q * w + mlp) + (all_pairs || kind != Kind::kDecoder ? 4 : 2) * s * q;
   const double head = classes > 0 ? 0 : 2 * w * static_cast<double>(vocabulary);
   const double stem = 2 * w * static_cast<double>(patch);
   return 3 * s * (static_cast<double>(layers) * layer + head + stem);

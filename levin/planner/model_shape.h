@@ -47,9 +47,10 @@ struct ModelShape {
   /// The last norm and the head; a tied head has no weight of its own.
   double head_parameters() const;
   double parameters() const;
-  /// Floating-point operations of one sample, forward and backward, without recomputation. A multiply-add is two, and
-  /// attention counts every pair of tokens, as published figures do (Narayanan et al. 2021).
-  double model_flops() const;
+  /// Floating-point operations of one sample, forward and backward, without recomputation. A multiply-add is two.
+  /// `all_pairs`: attention counts every pair of tokens, as published figures do (Narayanan et al. 2021); else a causal
+  /// model those that its mask leaves.
+  double model_flops(bool all_pairs = true) const;
 };
 
 /// By name (planned_models) or from a folder with a config.json. `sequence` 0: the model's own. An unknown name is an

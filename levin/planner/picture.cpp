@@ -54,7 +54,7 @@ class Painter {
 
   void heading(const std::string& text, const std::string& note) {
     drawing_.text(kLeft, y_, text, {.size = 14, .color = kInk, .bold = true});
-    drawing_.text(kLeft + text_width(text, 14) * 1.1 + 16, y_, note, {.size = 12, .color = kFaint});
+    drawing_.text(kLeft + text_width(text, 14) * 1.25 + 16, y_, note, {.size = 12, .color = kFaint});
     y_ += 14;
   }
 
@@ -135,7 +135,7 @@ class Painter {
   void legend(const std::vector<Part>& parts) {
     double x = kLeft + kLabels;
     for (const auto& part : parts) {
-      const double width = 18 + text_width(part.name, 12) + 14;
+      const double width = 34 + text_width(part.name, 12) * 1.15;
       if (x + width > kRight) x = kLeft + kLabels, y_ += 18;
       drawing_.rect(x, y_ + 4, 11, 11, part.color, 2);
       drawing_.text(x + 16, y_ + 14, part.name, {.size = 12, .color = kFaint});

@@ -1,8 +1,11 @@
 #include "levin/planner/search.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
+
+#include <fmt/format.h>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
@@ -87,7 +90,7 @@ class Searcher {
   }
 
   void walk_batches(Candidate candidate, int64_t data) {
-    for (int64_t micro = 1; micro <= 64; micro *= 2) {
+    for (int64_t micro = 1; micro <= 256; micro *= 2) {
       // As many micro-batches as come nearest to the batch that was asked for.
       const double wanted = static_cast<double>(samples_) / static_cast<double>(data * micro);
       const auto count = std::max<int64_t>(1, std::llround(wanted));
@@ -148,18 +151,16 @@ class Searcher {
     for (int64_t chunks = 2; chunks * candidate.pp <= model_.layers && chunks <= 8; ++chunks) {
       candidate.schedule = Schedule::kInterleaved;
       candidate.chunks = chunks;
-      if (candidate.microbatches % candidate.pp == 0) walk_checkpointing(candidate);
+      walk_checkpointing(candidate);
       candidate.schedule = Schedule::kZBV;
-      if (chunks == 2 && candidate.microbatches >= candidate.pp) walk_checkpointing(candidate);
+      if (chunks == 2) walk_checkpointing(candidate);
     }
   }
 
   void walk_checkpointing(Candidate candidate) {
     for (const auto checkpointing : {Checkpointing::kNone, Checkpointing::kSelective, Checkpointing::kFull}) {
       candidate.checkpointing = checkpointing;
-      // Zero-bubble schedules run the two halves of backward apart; a recomputed block has but one.
-      const bool zero_bubble = candidate.schedule == Schedule::kZB1P || candidate.schedule == Schedule::kZBV;
-      if (zero_bubble && checkpointing != Checkpointing::kNone) break;
+      if (!why_not(model_, candidate).empty()) break;
       if (consider(candidate)) break;  // recomputing more would be slower
     }
   }
@@ -218,6 +219,22 @@ class Searcher {
 
 }  // namespace
 
+std::string why_not(const ModelShape& model, const Candidate& c) {
+  if (c.pp * c.chunks > model.layers) return fmt::format("{} stages for {} layers", c.pp * c.chunks, model.layers);
+  if (model.heads % c.tp != 0) return fmt::format("{} heads over tp {}", model.heads, c.tp);
+  if ((c.dp_shard * c.cp) % c.ep != 0) return fmt::format("ep {} in dp_shard {} x cp {}", c.ep, c.dp_shard, c.cp);
+  if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0)
+    return fmt::format("interleaved with {} micro-batches over pp {}", c.microbatches, c.pp);
+  const bool zero_bubble = c.schedule == Schedule::kZB1P || c.schedule == Schedule::kZBV;
+  // Fewer would work, but our formula of its bubble is for a pipeline that fills.
+  if (zero_bubble && c.microbatches < c.pp)
+    return fmt::format("{} with {} micro-batches over pp {}", to_string(c.schedule), c.microbatches, c.pp);
+  // The two halves of backward run apart; a recomputed block has but one.
+  if (zero_bubble && c.checkpointing != Checkpointing::kNone)
+    return fmt::format("{} with checkpointing", to_string(c.schedule));
+  return {};
+}
+
 double usable_memory(const ClusterShape& cluster) {
   return cluster.memory * 0.96 - 1.5e9;
 }
@@ -235,6 +252,8 @@ Plans search(const PlanQuestion& question) {
   LEVIN_CHECK(question.top >= 1, "[levin plan] --top ", question.top, " is not allowed (1 or more)");
   LEVIN_CHECK(question.tokens_per_batch >= 0, "[levin plan] --tokens-per-batch ", question.tokens_per_batch,
               " is not allowed (1 or more)");
+  LEVIN_CHECK(usable_memory(question.cluster) > 0, "[levin plan] --memory ", format_bytes(question.cluster.memory),
+              " is not enough for any plan: the CUDA context and NCCL take 1.5 GB");
   return Searcher(question).run();
 }
 
@@ -243,8 +262,8 @@ Plan evaluate(const PlanQuestion& question, const Candidate& candidate, const Ca
   LEVIN_CHECK(candidate.gpus() == question.cluster.gpus, "[levin plan] pp ", candidate.pp, " x dp_replicate ",
               candidate.dp_replicate, " x dp_shard ", candidate.dp_shard, " x cp ", candidate.cp, " x tp ",
               candidate.tp, " is ", candidate.gpus(), " GPUs, not ", question.cluster.gpus);
-  LEVIN_CHECK(candidate.pp * candidate.chunks <= model.layers, "[levin plan] ", candidate.pp * candidate.chunks,
-              " stages for ", model.layers, " layers");
+  const auto why = why_not(model, candidate);
+  LEVIN_CHECK(why.empty(), "[levin plan] cannot run: ", why);
   const MemoryModel memory(model, question.software, question.precision);
   const CostModel cost(question, calibration);
   Plan plan{.candidate = candidate, .cost = cost.of(candidate, memory)};

@@ -41,6 +41,9 @@ Plans search(const PlanQuestion& question);
 /// One candidate, whether it fits or not. An Error where it cannot be: sizes that do not divide.
 Plan evaluate(const PlanQuestion& question, const Candidate& candidate, const Calibration& calibration = {});
 
+/// Why a candidate cannot run, whatever the memory; empty: it can.
+std::string why_not(const ModelShape& model, const Candidate& candidate);
+
 /// Bytes of device memory that plans may use: without what the CUDA context, NCCL and fragmentation take.
 double usable_memory(const ClusterShape& cluster);
 /// As GPT-3's sizes were trained.

@@ -5,6 +5,8 @@
 
 #include "levin/memory/estimate.h"
 #include "levin/models/decoder.h"
+#include "levin/models/vit.h"
+#include "levin/nn/functional.h"
 #include "levin/planner/memory_model.h"
 #include "levin/strategies/pipeline/simulation.h"
 
@@ -109,6 +111,20 @@ TEST(PlannedMemory, AgreesWithTheEstimateOverRanks) {
     for (const int stage : {1, 2})
       expect_within(gpt(8, 2048), {.dp_shard = 8, .zero_stage = stage, .micro_batch = 4}, precision, 0.05);
   }
+}
+
+TEST(PlannedMemory, AgreesWithTheEstimateOfAVisionTransformer) {
+  const Batch batch{{"image", at::empty({32, 3, 224, 224}, at::kMeta)},
+                    {"label", at::empty({32}, at::TensorOptions(at::kMeta).dtype(at::kLong))}};
+  const auto estimate = estimate_memory(
+      [] { return models::vit_b_16({}); }, [](auto& model, const Batch& given) { return model(given["image"]); },
+      [](const Tensor& logits, const Batch& given) { return cross_entropy(logits, given["label"]); }, batch,
+      {.precision = "bf16-mixed", .optimizer = "adamw"});
+  const auto shape = model_shape("vit_b_16");
+  EXPECT_EQ(shape.parameters(), static_cast<double>(estimate.num_parameters));
+  const auto memory = MemoryModel(shape, {}, "bf16-mixed").of_stage({.micro_batch = 32}, 0);
+  // A classifier leaves out most of its last block.
+  EXPECT_NEAR(memory.peak / static_cast<double>(estimate.device_peak), 1, 0.08);
 }
 
 TEST(PlannedMemory, ActivationsUnderWayAreThoseOfTheSimulator) {
