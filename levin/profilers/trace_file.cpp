@@ -41,17 +41,26 @@ class TraceWriter {
   TraceWriter& operator=(const TraceWriter&) = delete;
 
   void write(std::string_view text) {
-    if (stream_)
-      deflate_all(text, Z_NO_FLUSH);
-    else
-      file_.write(text);
+    gathered_ += text;
+    if (gathered_.size() >= kBlock) flush();
   }
   void commit() {
+    flush();
     if (stream_) deflate_all({}, Z_FINISH);
     file_.commit();
   }
 
  private:
+  static constexpr size_t kBlock = size_t{1} << 18;
+
+  void flush() {
+    if (stream_)
+      deflate_all(gathered_, Z_NO_FLUSH);
+    else
+      file_.write(gathered_);
+    gathered_.clear();
+  }
+
   void deflate_all(std::string_view text, int flush) {
     stream_->next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
     stream_->avail_in = static_cast<uInt>(text.size());
@@ -68,6 +77,7 @@ class TraceWriter {
   std::filesystem::path path_;
   AtomicFile file_;
   std::unique_ptr<z_stream> stream_;
+  std::string gathered_;
   std::vector<char> out_ = std::vector<char>(size_t{1} << 16);
 };
 
@@ -219,8 +229,12 @@ class TraceRewriter {
   void run(std::istream& from) {
     EventLines event;
     while (std::getline(from, event.names)) {
-      const bool of_unit = contains(event.names, "\"name\": \"nn.Module: ");
-      const bool of_backward = contains(event.names, "\"name\": \"autograd::engine::evaluate_function: ");
+      // Most lines are of no interest, and their beginning says so.
+      const auto from_word = event.names.find_first_not_of(' ');
+      const auto word = std::string_view(event.names).substr(std::min(from_word, event.names.size()));
+      const bool is_span = word.starts_with("\"ph\": \"X\"");
+      const bool of_unit = is_span && contains(event.names, "\"name\": \"nn.Module: ");
+      const bool of_backward = is_span && contains(event.names, "\"name\": \"autograd::engine::evaluate_function: ");
       if ((of_unit || of_backward) && std::getline(from, event.times) && std::getline(from, event.args) &&
           std::getline(from, event.values)) {
         if (of_unit) forward_.rewrite(event);
@@ -228,7 +242,7 @@ class TraceRewriter {
         for (const auto* part : {&event.names, &event.times, &event.args, &event.values}) line(*part);
         continue;
       }
-      if (graphs_ && contains(event.names, kKernelLine)) {
+      if (graphs_ && is_span && contains(event.names, kKernelLine)) {
         if (const auto more = graphs_->arguments(kernels_++);
             !more.empty() && std::getline(from, event.times) && std::getline(from, event.args)) {
           for (const auto* part : {&event.names, &event.times, &event.args}) line(*part);
@@ -237,8 +251,8 @@ class TraceRewriter {
         }
       }
       // Kineto's last event: what is added stands before it. The line before opened it.
-      if (contains(event.names, "\"name\": \"Record Window End\"")) to_.write(backward_.text());
-      if (contains(event.names, "\"traceName\""))
+      if (word.starts_with("\"name\": \"Record Window End\"")) to_.write(backward_.text());
+      if (word.starts_with("\"traceName\""))
         if (const auto at = event.names.find(kineto_); at != std::string::npos)
           event.names.replace(at, kineto_.size(), path_);
       line(event.names);
@@ -251,7 +265,7 @@ class TraceRewriter {
   /// Written when the next one comes.
   void line(const std::string& text) {
     to_.write(held_);
-    held_ = text + '\n';
+    held_.assign(text).push_back('\n');
   }
 
   ForwardUnits forward_;
