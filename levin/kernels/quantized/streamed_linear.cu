@@ -82,8 +82,13 @@ __device__ __forceinline__ void decode_word(uint32_t word, uint32_t base, uint32
     pairs[1] = Pairs<T>::of_fp8(static_cast<uint16_t>(word >> 16));
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      pairs[i] = Pairs<T>::subtract((word >> (4 * i) & 0x000f000fu) | Pairs<T>::kNibbleBase, base);
+    for (int i = 0; i < 4; ++i) {
+      uint32_t raised;  // one instruction: a compiler makes two, for two constants
+      asm("lop3.b32 %0, %1, %2, %3, 0xea;"
+          : "=r"(raised)
+          : "r"(word >> (4 * i)), "r"(0x000f000fu), "r"(Pairs<T>::kNibbleBase));
+      pairs[i] = Pairs<T>::subtract(raised, base);
+    }
   }
 }
 
@@ -243,68 +248,82 @@ __device__ __forceinline__ void end_tile(const SkinnyLinear& p, int64_t tile, co
 
 // ---- the kernel
 
-/// Where the copies of a lane are: the chunk that comes next.
+/// Where the copies of a lane are: the chunk that comes next. What changes from chunk to chunk is added up, since a
+/// multiplication of addresses for each would take as long as the numbers of int4.
 template <WeightFormat format, bool kGated>
 struct Copies {
-  const SkinnyLinear& p;
-  uint4* ring;       // [stage][warp][row][lane], of this lane
-  uint32_t* scales;  // the same of int4
-  int64_t tile, tiles;
-  int turn = 0, turns, chunks, stage = 0, g, t;
-  const char* codes[2];
-  const uint32_t* from_scales[2];
-  int chunks_of_group;
+  static constexpr int kRows = kGated ? kTile / 2 : kTile, kStep = kWarps * 64;
 
+  const SkinnyLinear& p;
+  int warp, g, t, tile, tiles, turns;
+  uint32_t ring, scales;  // of this lane, in shared memory
+  int turn = 0, stage = 0, chunk = warp, chunks = static_cast<int>(p.matrix.columns) / kColumns<format>;
+  const char* codes[2];
+  int groups[2];  // of int4: the first one of the row
+
+  /// Rows behind the last are read as the last, and not written.
   __device__ __forceinline__ void begin_tile() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const PackedMatrix& matrix = kGated && r == 1 ? p.up : p.matrix;
-      // Rows behind the last are read as the last, and not written.
-      const int64_t row = kGated ? tile * (kTile / 2) + g : tile * kTile + g + 8 * r;
+      const int64_t row = kGated ? tile * kRows + g : tile * kRows + g + 8 * r;
       const int64_t safe = row < matrix.rows ? row : matrix.rows - 1;
-      codes[r] =
-          static_cast<const char*>(matrix.codes) + safe * (matrix.columns / kColumns<format> * kChunkBytes) + t * 16;
-      if constexpr (format == WeightFormat::kInt4)
-        from_scales[r] = static_cast<const uint32_t*>(matrix.scales) + safe * (matrix.columns / matrix.group);
+      codes[r] = static_cast<const char*>(matrix.codes) + (safe * chunks + warp) * kChunkBytes + t * 16;
+      if constexpr (format == WeightFormat::kInt4) groups[r] = static_cast<int>(safe) * (chunks >> p.group_shift);
+    }
+  }
+
+  __device__ __forceinline__ void end_tile() {
+    turn = 0, chunk = warp;
+    tile += static_cast<int>(gridDim.x);
+    if (static_cast<int64_t>(tile + 1) * kRows > p.matrix.rows) {
+      if (tile < tiles) begin_tile();
+      return;
+    }
+    const int64_t rows = static_cast<int64_t>(gridDim.x) * kRows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      codes[r] += (rows * chunks - turns * kWarps) * kChunkBytes;
+      if constexpr (format == WeightFormat::kInt4) groups[r] += static_cast<int>(rows) * (chunks >> p.group_shift);
     }
   }
 
   /// Begins to copy one chunk, if one is left, and ends a set.
-  __device__ __forceinline__ void next(int warp) {
+  __device__ __forceinline__ void next() {
     if (tile < tiles) {
-      const int at = turn * kWarps + warp;
-      if (at < chunks) {
+      if (chunk < chunks) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          begin_copy(ring + (stage * kWarps * 2 + r) * 32, codes[r] + at * kChunkBytes);
+          asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(ring + (stage + r * 32) * 16),
+                       "l"(codes[r])
+                       : "memory");
           if constexpr (format == WeightFormat::kInt4) {
-            const auto place = static_cast<uint32_t>(__cvta_generic_to_shared(scales + (stage * kWarps * 2 + r) * 32));
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(place),
-                         "l"(from_scales[r] + (at >> chunks_of_group))
+            const auto* from = static_cast<const uint32_t*>(kGated && r == 1 ? p.up.scales : p.matrix.scales);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(scales + (stage + r * 32) * 4),
+                         "l"(from + groups[r] + (chunk >> p.group_shift))
                          : "memory");
           }
         }
       }
-      if (++turn == turns) {
-        turn = 0;
-        tile += gridDim.x;
-        if (tile < tiles) begin_tile();
-      }
+      chunk += kWarps;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) codes[r] += kWarps * kChunkBytes;
+      if (++turn == turns) end_tile();
     }
     end_copies();
-    stage = stage + 1 == kStages<format> ? 0 : stage + 1;
+    stage = stage == (kStages<format> - 1) * kStep ? 0 : stage + kStep;
   }
 };
 
 /// Asks for the first bytes of the tiles of this block, so that they are in the cache when the ring has room for them.
 template <WeightFormat format, bool kGated>
-__device__ __forceinline__ void ask_ahead(const SkinnyLinear& p, int64_t tiles) {
+__device__ __forceinline__ void ask_ahead(const SkinnyLinear& p, int tiles) {
 #if __CUDA_ARCH__ >= 900
   constexpr int kPiece = 16384, kRows = kGated ? kTile / 2 : kTile;
   const int64_t row_bytes = p.matrix.columns / kColumns<format> * kChunkBytes, of_tile = kRows * row_bytes;
   const int64_t all = p.matrix.rows * row_bytes;
   int64_t left = p.ahead_bytes;
-  for (int64_t tile = blockIdx.x; tile < tiles && left > 0; tile += gridDim.x) {
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles && left > 0; tile += static_cast<int>(gridDim.x)) {
     const int64_t begin = tile * of_tile, end = begin + of_tile < all ? begin + of_tile : all;
     for (int64_t at = begin + threadIdx.x * kPiece; at < end; at += 32 * kPiece) {
       const auto bytes = static_cast<uint32_t>(end - at < kPiece ? end - at : kPiece);
@@ -327,19 +346,19 @@ __global__ void __launch_bounds__(kThreads, 2) streamed_linear(const SkinnyLinea
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int g = lane / 4, t = lane % 4;
   const int chunks = static_cast<int>(p.matrix.columns) / kColumns<format>, turns = (chunks + kWarps - 1) / kWarps;
-  constexpr int kRows = kGated ? kTile / 2 : kTile;
-  const int64_t tiles = (p.matrix.rows + kRows - 1) / kRows;
-  auto* ring = reinterpret_cast<uint4*>(memory) + warp * 64 + lane;
-  auto* scales = reinterpret_cast<uint32_t*>(memory + places.scales) + warp * 64 + lane;
+  constexpr int kRows = kGated ? kTile / 2 : kTile, kStep = kWarps * 64;
+  const int tiles = static_cast<int>((p.matrix.rows + kRows - 1) / kRows);
+  const auto* ring = reinterpret_cast<const uint4*>(memory) + warp * 64 + lane;
+  const auto* scales = reinterpret_cast<const uint32_t*>(memory + places.scales) + warp * 64 + lane;
   auto* sums = reinterpret_cast<float*>(memory + places.sums);
 
-  Copies<format, kGated> copies{p, ring, scales, static_cast<int64_t>(blockIdx.x), tiles};
-  copies.turns = turns, copies.chunks = chunks, copies.g = g, copies.t = t;
-  copies.chunks_of_group = p.group_shift;
+  Copies<format, kGated> copies{p, warp, g, t, static_cast<int>(blockIdx.x), tiles, turns};
+  copies.ring = static_cast<uint32_t>(__cvta_generic_to_shared(ring));
+  copies.scales = static_cast<uint32_t>(__cvta_generic_to_shared(scales));
   copies.begin_tile();
   if (!p.early_matrix) wait_for_previous();
 #pragma unroll
-  for (int i = 0; i < kStages<format> - 1; ++i) copies.next(warp);
+  for (int i = 0; i < kStages<format> - 1; ++i) copies.next();
   if (p.early_matrix && p.ahead_bytes > 0 && warp == 0) ask_ahead<format, kGated>(p, tiles);
   wait_for_previous();  // x is a result of the kernels before this one
 
@@ -347,24 +366,25 @@ __global__ void __launch_bounds__(kThreads, 2) streamed_linear(const SkinnyLinea
   const int column = has_x ? g : 0;
   T* rows = reinterpret_cast<T*>(memory + places.x);
   take_rows<T>(p, rows, reinterpret_cast<float*>(memory + places.slots));
-  const T* x = rows + column * (static_cast<int>(p.matrix.columns) + kPadding) + t * (kColumns<format> / 4);
+  const T* x = rows + column * (static_cast<int>(p.matrix.columns) + kPadding) + t * (kColumns<format> / 4) +
+               warp * kColumns<format>;
 
   int stage = 0, turn_of_sums = 0;
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+  for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
     float sum[2][4] = {};
-    for (int turn = 0; turn < turns; ++turn) {
+    const T* of_chunk = x;
+    for (int chunk = warp; chunk < turns * kWarps; chunk += kWarps, of_chunk += kWarps * kColumns<format>) {
       await_copies<kStages<format> - 2>();
-      const int chunk = turn * kWarps + warp;
       uint4 unit[2];
       uint32_t scale[2] = {};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        unit[r] = ring[(stage * kWarps * 2 + r) * 32];
-        if constexpr (format == WeightFormat::kInt4) scale[r] = scales[(stage * kWarps * 2 + r) * 32];
+        unit[r] = ring[stage + r * 32];
+        if constexpr (format == WeightFormat::kInt4) scale[r] = scales[stage + r * 32];
       }
-      copies.next(warp);
-      stage = stage + 1 == kStages<format> ? 0 : stage + 1;
-      if (chunk < chunks) add_chunk<format, T>(sum, unit, scale, x + chunk * kColumns<format>, has_x);
+      copies.next();
+      stage = stage == (kStages<format> - 1) * kStep ? 0 : stage + kStep;
+      if (chunk < chunks) add_chunk<format, T>(sum, unit, scale, of_chunk, has_x);
     }
     const int m = static_cast<int>(p.m);
     float* of_tile = sums + turn_of_sums * (kWarps * kTile * m);
