@@ -201,8 +201,8 @@ struct PipelineOptions {
   std::string schedule = "1f1b";
   /// Stages of a rank; 0: as the schedule has them. Only "interleaved" takes another number.
   int chunks = 0;
-  /// In how many parts a batch is computed; sizes differ by one row at most. 0: twice the ranks of a pipeline, or fewer
-  /// when the batch has fewer rows.
+  /// In how many parts a batch is computed; sizes differ by one row at most. A batch with fewer rows is computed in
+  /// fewer. 0: twice the ranks of a pipeline.
   int microbatches = 0;
   /// Of which units stages are made, in the order of registration. None: the blocks that repeat (policy::repeated()).
   std::optional<UnitPolicy> units = {};

@@ -121,13 +121,15 @@ void PipelineStrategy::on_connect() {
     make_pipeline_schedule(options_.schedule, size, options_.microbatches, options_.chunks);
 }
 
+// A batch with fewer rows than micro-batches, as the last one of an epoch may be, is computed in fewer.
 int PipelineStrategy::microbatches(int64_t rows) const {
+  LEVIN_CHECK(rows > 0, "[pipeline] a batch without rows cannot be computed in micro-batches");
   const int ranks = pipeline_size();
-  if (options_.microbatches == 0)
-    return static_cast<int>(rows >= 2 * ranks ? 2 * ranks : std::min<int64_t>(rows, ranks));
-  LEVIN_CHECK(rows >= options_.microbatches, "[pipeline] a batch of ", rows, " rows cannot be computed in ",
-              options_.microbatches, " micro-batches; use larger batches (drop the last one) or fewer micro-batches");
-  return options_.microbatches;
+  const int64_t asked = options_.microbatches > 0 ? options_.microbatches : rows >= 2 * ranks ? 2 * ranks : ranks;
+  int count = static_cast<int>(std::min(asked, rows));
+  const bool in_rounds = pipeline_schedule_traits(options_.schedule).takes_chunks;  // which must be equal
+  while (in_rounds && count % std::max(1, count / ranks) != 0) --count;
+  return count;
 }
 
 // What of the module stays here goes to the device; the rest is left where it is, deferred or on the host, until it is

@@ -58,9 +58,9 @@ std::map<std::string, double> fitted(const StrategyChoice& strategy, int devices
                    .strategy = strategy,
                    .devices = devices,
                    .max_epochs = 2,
+                   .enable_progress_bar = false,
                    .accumulate_grad_batches = 2,
                    .gradient_clip_val = 0.5,
-                   .enable_progress_bar = false,
                    .default_root_dir = folder});
   trainer.fit(*module, batches(10, 4), batches(90, 2));
   std::map<std::string, double> values;
