@@ -50,7 +50,7 @@ TEST_F(TrainerReport, IsBesideTheTraces) {
   EXPECT_THAT(text, HasSubstr("\"average_us\""));
 }
 
-struct Foreseen : Boring, PredictsMemory {
+struct Predicted : Boring, PredictsMemory {
   TrainingStep make_step() const override {
     auto layer = std::make_shared<torch::nn::LinearImpl>(32, 2);
     return {layer, [layer](const Batch& batch) { return layer->forward(batch["x"]); },
@@ -59,20 +59,20 @@ struct Foreseen : Boring, PredictsMemory {
 };
 
 TEST_F(TrainerReport, HasThePredictedMemoryOfAModelThatPredictsIt) {
-  for (const bool foresees : {true, false}) {
+  for (const bool predicts : {true, false}) {
     auto profiler = std::make_shared<PyTorchProfiler>(
         PyTorchProfilerOptions{.schedule = ProfilerSchedule{.wait = 1, .warmup = 1, .active = 2},
                                .profile_memory = true,
-                               .dirpath = folder_ / (foresees ? "foreseen" : "not")});
-    Foreseen foreseen;
+                               .dirpath = folder_ / (predicts ? "predicted" : "not")});
+    Predicted predicted;
     Boring other;
     testing::captured_stdout([&] {
-      Trainer(options(profiler)).fit(foresees ? static_cast<Boring&>(foreseen) : other, boring_loader(24, 4));
+      Trainer(options(profiler)).fit(predicts ? static_cast<Boring&>(predicted) : other, boring_loader(24, 4));
     });
     ASSERT_EQ(profiler->files().size(), 1u);
     const auto report = report::make_report(profiler->files());
     const auto& trace = report.traces.at(0).events;
-    if (!foresees) {
+    if (!predicts) {
       EXPECT_EQ(trace.predicted_peak, -1);
       continue;
     }
