@@ -122,7 +122,7 @@ struct DecoderBlockImpl : torch::nn::Module {
   DecoderMlp mlp = nullptr;
 
  private:
-  /// One token of each of a few rows, with norms, activations and sums inside the products (kernels::row_linear);
+  /// One token of each of a few rows, with activations, gates and sums inside the products (kernels::row_linear);
   /// nothing where that is not possible.
   std::optional<Tensor> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
