@@ -457,21 +457,8 @@ bool is_bare(const DecoderLinear& layer) {
   return layer->num_interceptors() == 0 && layer->adapters.empty();
 }
 
-bool is_bare(const nn::ResidualNorm& norm) {
-  return norm->num_interceptors() == 0 && norm->options.affine && !norm->options.unit_offset;
-}
-
 kernels::RowWeight row_weight(const DecoderLinear& layer) {
   return {layer->weight, layer->quantized ? &*layer->quantized : nullptr, layer->bias};
-}
-
-kernels::RowLinear normed_rows(const Tensor& x, const nn::ResidualNorm& norm, const DecoderLinear& layer) {
-  return {.x = x,
-          .weight = row_weight(layer),
-          .norm_weight = norm->weight,
-          .norm_bias = norm->bias,
-          .eps = norm->options.eps,
-          .rms = norm->options.rms};
 }
 
 /// residual + layer(x).
@@ -485,21 +472,21 @@ Tensor added_rows(const Tensor& residual, DecoderLinear& layer, const Tensor& x)
 std::optional<Tensor> DecoderBlockImpl::decoded(const nn::OpenStream& stream) {
   const auto* step = detail::current_cache_step();
   if (!mlp || !step || !step->fused || order != Order::kPre || is_training() || !stream.sum.is_cuda()) return {};
-  const bool bare = is_bare(norm_1) && is_bare(norm_2) && attention->num_interceptors() == 0 &&
-                    mlp->num_interceptors() == 0 && is_bare(attention->qkv) && is_bare(attention->out) &&
-                    is_bare(mlp->up) && is_bare(mlp->down) && (!mlp->gate || is_bare(mlp->gate));
+  const bool bare = attention->num_interceptors() == 0 && mlp->num_interceptors() == 0 && is_bare(attention->qkv) &&
+                    is_bare(attention->out) && is_bare(mlp->up) && is_bare(mlp->down) &&
+                    (!mlp->gate || is_bare(mlp->gate));
   const auto kind = fused_kind(mlp->activation);
   if (!bare || !kind || (mlp->gate && *kind != kernels::Activation::kSilu)) return {};
-  const auto x = stream.closed();
-  const auto qkv = normed_rows(x, norm_1, attention->qkv);
-  auto inner = normed_rows(x, norm_2, mlp->up);
+  kernels::RowLinear inner{.x = stream.sum, .weight = row_weight(mlp->up)};
   if (mlp->gate)
     inner.gate = row_weight(mlp->gate);
   else
     inner.activation = kind;
-  if (!kernels::has_row_linear(qkv) || !kernels::has_row_linear(inner)) return {};
-  inner.x = added_rows(x, attention->out, attention->attend(kernels::row_linear(qkv), {}, {}));
-  return added_rows(inner.x, mlp->down, kernels::row_linear(inner));
+  if (!kernels::has_row_linear(inner)) return {};
+  auto [normed, x] = norm_1(stream.sum, stream.branch);
+  const auto h = added_rows(x, attention->out, attention->attend(attention->qkv(normed), {}, {}));
+  inner.x = std::get<0>(norm_2(h));
+  return added_rows(h, mlp->down, kernels::row_linear(inner));
 }
 
 nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {

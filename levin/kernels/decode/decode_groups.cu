@@ -43,7 +43,7 @@ __device__ __forceinline__ void append_token(const DecodeLaunch& a, int row, int
 
 /// A block takes the queries of one head of keys, and one part of the keys.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads, 3) decode_groups_kernel(const DecodeLaunch a) {
+__global__ void __launch_bounds__(kThreads, 2) decode_groups_kernel(const DecodeLaunch a) {
   let_next_start();
   wait_for_previous();
   constexpr int kParts = kWidth / 32, kHalves = kWidth / 64;

@@ -37,12 +37,9 @@ bool is_vector(const Tensor& tensor, const Tensor& x, int64_t size) {
 detail::PackedMatrix matrix_of(const RowWeight& of, const Tensor& x) {
   detail::PackedMatrix matrix;
   if (const auto* packed = of.quantized) {
-    const auto kind = packed->options.kind;
-    if (kind == Quantization::kInt8 || kind == Quantization::kNf4 || packed->codes.device() != x.device() ||
-        packed->columns % detail::kPackedGroup != 0)
-      return matrix;
+    if (packed->codes.device() != x.device() || !detail::runs_skinny(x.view({-1, x.size(-1)}), *packed)) return matrix;
     detail::check_packed("row_linear", *packed);
-    matrix = detail::packed_matrix(*packed);
+    matrix = detail::matrix_on_device(*packed);
     if (!detail::is_pack_aligned(matrix.codes) || !detail::is_pack_aligned(matrix.scales)) matrix.codes = nullptr;
   } else if (of.weight.dim() == 2 && goes_with(of.weight, x) && of.weight.size(1) % detail::kSkinnyColumns == 0) {
     matrix.codes = of.weight.const_data_ptr();
@@ -98,20 +95,14 @@ std::optional<detail::SkinnyLinear> product_of(const RowLinear& layer) {
       return std::nullopt;
   }
   const auto rows = product.matrix.rows;
-  if (layer.norm_weight.defined() && (!is_vector(layer.norm_weight, x, columns) ||
-                                      (layer.norm_bias.defined() && !is_vector(layer.norm_bias, x, columns))))
-    return std::nullopt;
   if (layer.residual.defined() && (layer.residual.numel() != product.m * rows || !goes_with(layer.residual, x)))
     return std::nullopt;
-  product.norm_weight = pointer_of(layer.norm_weight), product.norm_bias = pointer_of(layer.norm_bias);
-  product.eps = static_cast<float>(layer.eps), product.rms = layer.rms;
   product.residual = pointer_of(layer.residual);
   product.activation = activation_of(layer);
   product.x = x.const_data_ptr();
   product.early_matrix = ConstantWeights::here();
   product.type = detail::number_type("row_linear", x.scalar_type());
-  const c10::cuda::CUDAGuard guard(x.device());
-  return detail::can_stream_linear(product) ? std::optional(product) : std::nullopt;
+  return product;
 }
 
 }  // namespace
@@ -129,7 +120,7 @@ Tensor row_linear(const RowLinear& layer) {
   product->y = result.mutable_data_ptr();
   const c10::cuda::CUDAGuard guard(layer.x.device());
   C10_CUDA_CHECK(
-      static_cast<cudaError_t>(detail::launch_streamed_linear(*product, c10::cuda::getCurrentCUDAStream().stream())));
+      static_cast<cudaError_t>(detail::launch_skinny_linear(*product, c10::cuda::getCurrentCUDAStream().stream())));
   return result;
 }
 

@@ -26,6 +26,8 @@ const float* nested_codes_on(c10::Device device) {
   return table.const_data_ptr<float>();
 }
 
+}  // namespace
+
 PackedMatrix matrix_on_device(const QuantizedWeight& weight) {
   auto matrix = packed_matrix(weight);
   if (weight.nested.defined()) matrix.nested_codes = nested_codes_on(weight.codes.device());
@@ -33,8 +35,6 @@ PackedMatrix matrix_on_device(const QuantizedWeight& weight) {
               "[quantized_linear] the tensors of a quantized weight must begin at multiples of 16 bytes");
   return matrix;
 }
-
-}  // namespace
 
 Tensor dequantize_cuda(const QuantizedWeight& weight, at::ScalarType dtype) {
   const c10::cuda::CUDAGuard guard(weight.codes.device());

@@ -21,6 +21,9 @@ Tensor skinny_linear_cpu(const Tensor& x, const QuantizedWeight& weight, const T
 /// a [m, k] times the transposed b [n, k], both int8, to int32 [m, n].
 Tensor int8_product_cpu(const Tensor& a, const Tensor& b);
 
+/// In quantized_cuda.cpp: packed_matrix of a weight on a GPU, with all that the kernels need.
+PackedMatrix matrix_on_device(const QuantizedWeight& weight);
+
 /// In quantized_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 Tensor dequantize_cuda(const QuantizedWeight& weight, at::ScalarType dtype);
 Tensor skinny_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias);

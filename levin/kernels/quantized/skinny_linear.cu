@@ -6,7 +6,9 @@
 // of a block share out the columns and add up in shared memory.
 #include <cuda_runtime.h>
 
+#include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/early_start.cuh"
+#include "levin/kernels/numbers.cuh"
 #include "levin/kernels/quantized/packed_decode.cuh"
 #include "levin/kernels/quantized/quantized_launch.h"
 
@@ -58,6 +60,14 @@ __device__ __forceinline__ void multiply_tile(float (&c)[4], const uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// The lowest nibbles of both halves of a word, less the zero point.
+template <class T>
+__device__ __forceinline__ uint32_t nibbles(uint32_t word, uint32_t base) {
+  uint32_t raised;  // (word & 0x000f000f) | base of numbers, in one instruction: a compiler makes two for two constants
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(raised) : "r"(word), "r"(0x000f000fu), "r"(Pairs<T>::kNibbleBase));
+  return Pairs<T>::subtract(raised, base);
+}
+
 /// The numbers of a unit as pairs, in the order of their columns. `table`: of this lane, for kNf4; `base`: of kInt4.
 template <WeightFormat format, class T>
 __device__ __forceinline__ void decode(uint4 unit, const uint32_t*, uint32_t, uint32_t (&pairs)[8]) {
@@ -85,16 +95,16 @@ __device__ __forceinline__ void decode(uint2 unit, const uint32_t* table, uint32
     if constexpr (format == WeightFormat::kNf4)
       pairs[i] = table[(word >> shift & 0xff) * 32];
     else
-      pairs[i] = Pairs<T>::subtract((word >> (shift / 2) & 0x000f000fu) | Pairs<T>::kNibbleBase, base);
+      pairs[i] = nibbles<T>(word >> (shift / 2), base);
   }
 }
 
 constexpr int kRowBytes = 64;  // of a chunk
 
-/// What a lane has in flight of one chunk: rows g and g + 8 of the tile.
-template <WeightFormat format>
+/// What a lane has in flight of one chunk: rows g and g + 8 of the tile. kWhole: the chunk has one group.
+template <WeightFormat format, bool kWhole>
 struct Loaded {
-  static constexpr int kScales = Layout<format>::kParts ? Layout<format>::kParts : 1;
+  static constexpr int kScales = Layout<format>::kParts && !kWhole ? Layout<format>::kParts : 1;
   uint4 unit[2];
   uint32_t scale[kScales][2];  // as it is stored: registers are short
 };
@@ -107,21 +117,22 @@ struct Groups {
   int64_t first[2];
 };
 
-template <WeightFormat format, class T>
-__device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const Groups& groups, int64_t chunk,
-                                            Loaded<format>& to) {
+template <WeightFormat format, bool kWhole>
+__device__ __forceinline__ void load_scales(const PackedMatrix& matrix, const PackedMatrix& second,
+                                            const Groups& groups, int64_t chunk, Loaded<format, kWhole>& to) {
   constexpr int kParts = Layout<format>::kParts;
 #pragma unroll
-  for (int part = 0; part < kParts; ++part) {
+  for (int part = 0; part < (kWhole ? 1 : kParts); ++part) {
     // The last chunk may have one part.
     const int at = min(static_cast<int>(chunk) * kParts + part, groups.units - 1) >> groups.shift;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const auto& of = r == 0 ? matrix : second;
       const auto i = groups.first[r] + at;
       if constexpr (format == WeightFormat::kNf4)
-        to.scale[part][r] = __float_as_uint(nf4_scale(matrix, i));
+        to.scale[part][r] = __float_as_uint(nf4_scale(of, i));
       else
-        to.scale[part][r] = __ldg(static_cast<const uint32_t*>(matrix.scales) + i);
+        to.scale[part][r] = __ldg(static_cast<const uint32_t*>(of.scales) + i);
     }
   }
 }
@@ -163,7 +174,8 @@ __device__ __forceinline__ void add_products(float (&to)[4], const uint32_t (&pa
 
 /// A chunk of a format whose rows have one scale.
 template <WeightFormat format, class T>
-__device__ __forceinline__ void add_chunk(float (&sum)[4], const Loaded<format>& chunk, const T* x, bool has_x, int t) {
+__device__ __forceinline__ void add_chunk(float (&sum)[4], const Loaded<format, false>& chunk, const T* x, bool has_x,
+                                          int t) {
   constexpr int kPerLane = Layout<format>::kColumns / 4;
   uint32_t pairs[2][8], of_x[kPerLane / 2];
   load_x<kPerLane>(x + t * kPerLane, has_x, of_x);
@@ -172,10 +184,40 @@ __device__ __forceinline__ void add_chunk(float (&sum)[4], const Loaded<format>&
   add_products<kPerLane, T>(sum, pairs, of_x);
 }
 
+/// A chunk of int4 that is in one group.
+template <class T>
+__device__ __forceinline__ void add_group(float (&sum)[4], const Loaded<WeightFormat::kInt4, true>& chunk, const T* x,
+                                          bool has_x, int t) {
+  float factor[2], products[2][4] = {};
+  uint32_t base[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&chunk.scale[0][r]));
+    factor[r] = pair.x;
+    base[r] = Pairs<T>::pack(pair.y + Pairs<T>::kNibbleValue, pair.y + Pairs<T>::kNibbleValue);
+  }
+  const uint32_t words[2][4] = {{chunk.unit[0].x, chunk.unit[0].y, chunk.unit[0].z, chunk.unit[0].w},
+                                {chunk.unit[1].x, chunk.unit[1].y, chunk.unit[1].z, chunk.unit[1].w}};
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    uint32_t of_x[4];
+    load_x<8>(x + t * 32 + w * 8, has_x, of_x);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t a[4] = {nibbles<T>(words[0][w] >> (8 * i), base[0]), nibbles<T>(words[1][w] >> (8 * i), base[1]),
+                             nibbles<T>(words[0][w] >> (8 * i + 4), base[0]),
+                             nibbles<T>(words[1][w] >> (8 * i + 4), base[1])};
+      multiply_tile(products[i], a, of_x[2 * i], of_x[2 * i + 1], T());
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) sum[i] += factor[i / 2] * (products[0][i] + products[1][i]);
+}
+
 /// A chunk of two groups; `whole`: the second is there.
 template <WeightFormat format, class T>
-__device__ __forceinline__ void add_groups(float (&sum)[4], const Loaded<format>& chunk, const T* x, bool has_x, int t,
-                                           const uint32_t* table, bool whole) {
+__device__ __forceinline__ void add_groups(float (&sum)[4], const Loaded<format, false>& chunk, const T* x, bool has_x,
+                                           int t, const uint32_t* table, bool whole) {
   uint2 parts[2][2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) share_groups(chunk.unit[r], t, parts[r]);
@@ -203,29 +245,67 @@ __device__ __forceinline__ void add_groups(float (&sum)[4], const Loaded<format>
   }
 }
 
-/// kUnroll: chunks that a warp loads ahead. kBlocks: that have registers on a multiprocessor; 0: as many as there are.
-template <WeightFormat format, class T, int kWarps, int kUnroll, int kBlocks = 0>
-__global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLinear p) {
+template <class T>
+__device__ __forceinline__ float with_activation(float x, RowActivation activation) {
+  switch (activation) {
+    case RowActivation::kRelu:
+      return activated<ActivationKind::kRelu, T>(x);
+    case RowActivation::kGelu:
+      return activated<ActivationKind::kGelu, T>(x);
+    case RowActivation::kGeluTanh:
+      return activated<ActivationKind::kGeluTanh, T>(x);
+    case RowActivation::kSilu:
+      return activated<ActivationKind::kSilu, T>(x);
+    default:
+      return x;
+  }
+}
+
+/// What a sum of a row is multiplied by, and what is added.
+template <WeightFormat format, class T>
+__device__ __forceinline__ float2 scale_and_bias(const PackedMatrix& matrix, const void* bias, int64_t row) {
+  float scale = 1;
+  if (format == WeightFormat::kInt8 || format == WeightFormat::kFp8)
+    scale = __ldg(static_cast<const float*>(matrix.scales) + row) * (format == WeightFormat::kInt8 ? kInt8Unit : 1);
+  return {scale, bias ? static_cast<float>(static_cast<const T*>(bias)[row]) : 0.0f};
+}
+
+/// How a kernel divides the work. kUnroll: chunks that a warp loads ahead. kBlocks: that have registers on a
+/// multiprocessor; 0: as many as there are.
+template <int kWarpsOf, int kUnrollOf, int kBlocksOf = 0>
+struct Division {
+  static constexpr int kWarps = kWarpsOf, kUnroll = kUnrollOf, kBlocks = kBlocksOf;
+};
+
+/// kWhole: of int4, a chunk has one group. kGated: rows 8 to 15 of a tile are those of the second matrix that go with
+/// rows 0 to 7.
+template <WeightFormat format, class T, class D, bool kWhole, bool kGated>
+__global__ void __launch_bounds__(D::kWarps * 32, D::kBlocks) skinny_linear(SkinnyLinear p) {
   let_next_start();
   using L = Layout<format>;
+  constexpr int kWarps = D::kWarps, kUnroll = D::kUnroll, kRows = kGated ? kTile / 2 : kTile;
   extern __shared__ uint32_t shared[];
   __shared__ float sums[kWarps][kTile * 8];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const auto& matrix = p.matrix;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile;
+  const auto& second = kGated ? p.up : p.matrix;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kRows;
   const int64_t chunks = (matrix.columns + L::kColumns - 1) / L::kColumns;
   // Rows behind the last are read as the last, and not written.
-  const int64_t rows[2] = {min(first + g, matrix.rows - 1), min(first + g + 8, matrix.rows - 1)};
+  const int64_t rows[2] = {min(first + g, matrix.rows - 1), min(first + g + (kGated ? 0 : 8), matrix.rows - 1)};
   const auto row_bytes = matrix.columns * kRowBytes / L::kColumns;
   const char* codes[2];
-  for (int r = 0; r < 2; ++r) codes[r] = static_cast<const char*>(matrix.codes) + rows[r] * row_bytes + t * 16;
+  for (int r = 0; r < 2; ++r)
+    codes[r] = static_cast<const char*>(r == 0 ? matrix.codes : second.codes) + rows[r] * row_bytes + t * 16;
   const bool has_x = g < p.m;
   const auto* x = static_cast<const T*>(p.x) + (has_x ? g : 0) * matrix.columns;
-  const auto is_whole = [&](int64_t chunk) { return L::kParts == 0 || (chunk + 1) * L::kColumns <= matrix.columns; };
+  const auto is_whole = [&](int64_t chunk) {
+    return kWhole || L::kParts == 0 || (chunk + 1) * L::kColumns <= matrix.columns;
+  };
 
   Groups groups{static_cast<int>(matrix.columns / kPackedGroup), p.group_shift, {}};
   for (int r = 0; r < 2; ++r) groups.first[r] = rows[r] * (groups.units >> groups.shift);
-  Loaded<format> next[kUnroll];
+  Loaded<format, kWhole> next[kUnroll];
   const auto load = [&](int64_t run) {
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u)
@@ -235,7 +315,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLine
         for (int r = 0; r < 2; ++r)
           next[u].unit[r] = there ? streamed(reinterpret_cast<const uint4*>(codes[r] + (run + u) * kRowBytes))
                                   : make_uint4(0, 0, 0, 0);
-        load_scales<format, T>(matrix, groups, run + u, next[u]);
+        load_scales<format, kWhole>(matrix, second, groups, run + u, next[u]);
       }
   };
   int64_t run = static_cast<int64_t>(warp) * kUnroll;
@@ -250,7 +330,7 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLine
   wait_for_previous();  // x is a result of the kernels before this one
   float sum[4] = {};
   for (; run < chunks; run += kWarps * kUnroll) {
-    Loaded<format> now[kUnroll];
+    Loaded<format, kWhole> now[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) now[u] = next[u];
     load(run + kWarps * kUnroll);
@@ -260,41 +340,67 @@ __global__ void __launch_bounds__(kWarps * 32, kBlocks) skinny_linear(SkinnyLine
         const auto* of_chunk = x + (run + u) * L::kColumns;
         if constexpr (L::kParts == 0)
           add_chunk<format, T>(sum, now[u], of_chunk, has_x, t);
+        else if constexpr (kWhole)
+          add_group<T>(sum, now[u], of_chunk, has_x, t);
         else
           add_groups<format, T>(sum, now[u], of_chunk, has_x, t, shared + lane, is_whole(run + u));
       }
+  }
+  // A thread for each number; what does not depend on the sums is on its way while the warps meet.
+  static_assert(kWarps * 32 >= kRows * 8);
+  const int row_of_tile = static_cast<int>(threadIdx.x) % kRows, column = static_cast<int>(threadIdx.x) / kRows;
+  const int64_t row = first + row_of_tile, at = column * matrix.rows + row;
+  const bool writes = column < p.m && row < matrix.rows;
+  float2 of_row = {1, 0}, of_up = {1, 0};
+  float kept = 0;
+  if (writes) {
+    of_row = scale_and_bias<format, T>(matrix, p.bias, row);
+    if constexpr (kGated) of_up = scale_and_bias<format, T>(second, p.up_bias, row);
+    if (p.residual) kept = static_cast<float>(static_cast<const T*>(p.residual)[at]);
   }
   // [column of x][row of the tile]
 #pragma unroll
   for (int i = 0; i < 4; ++i) sums[warp][(2 * t + i % 2) * kTile + g + i / 2 * 8] = sum[i];
   __syncthreads();
-  for (int i = threadIdx.x; i < kTile * 8; i += kWarps * 32) {
-    const int64_t row = first + i % kTile, column = i / kTile;
-    if (row >= matrix.rows || column >= p.m) continue;
-    float total = 0;
-    for (int w = 0; w < kWarps; ++w) total += sums[w][i];
-    if (format == WeightFormat::kInt8 || format == WeightFormat::kFp8)
-      total *= __ldg(static_cast<const float*>(matrix.scales) + row) * (format == WeightFormat::kInt8 ? kInt8Unit : 1);
-    if (p.bias) total += static_cast<float>(static_cast<const T*>(p.bias)[row]);
-    static_cast<T*>(p.y)[column * matrix.rows + row] = static_cast<T>(total);
+  if (!writes) return;
+  const int place = column * kTile + row_of_tile;
+  float total = 0;
+  for (int w = 0; w < kWarps; ++w) total += sums[w][place];
+  total = total * of_row.x + of_row.y;
+  if constexpr (kGated) {
+    float up = 0;
+    for (int w = 0; w < kWarps; ++w) up += sums[w][place + kRows];
+    total = activated<ActivationKind::kSilu, T>(total) * (up * of_up.x + of_up.y);
+  } else {
+    total = with_activation<T>(total, p.activation);
   }
+  static_cast<T*>(p.y)[at] = static_cast<T>(total + kept);
+}
+
+template <WeightFormat format, class T, bool kWhole, bool kGated>
+int launch_with(const SkinnyLinear& p, CUstream_st* stream) {
+  constexpr int kRows = kGated ? kTile / 2 : kTile;
+  const auto blocks = static_cast<unsigned>((p.matrix.rows + kRows - 1) / kRows);
+  const size_t table = format == WeightFormat::kNf4 ? 256 * 32 * sizeof(uint32_t) : 0;
+  const auto launch = [&](auto division) {
+    using D = decltype(division);
+    return launch_early(skinny_linear<format, T, D, kWhole, kGated>, {blocks, D::kWarps * 32, table}, stream, p);
+  };
+  // Measured on an H200: where there are few tiles, more warps share the columns of one. Packed numbers need registers.
+  constexpr bool kPacked = Layout<format>::kParts > 0;
+  if constexpr (!kPacked)
+    return blocks >= 768 ? launch(Division<4, 2>()) : launch(Division<16, 1>());
+  else
+    return blocks >= 512 ? launch(Division<8, 1>()) : launch(Division<16, 1, 2>());
 }
 
 template <WeightFormat format, class T>
 int launch_of(const SkinnyLinear& p, CUstream_st* stream) {
-  const auto blocks = static_cast<unsigned>((p.matrix.rows + kTile - 1) / kTile);
-  const size_t table = format == WeightFormat::kNf4 ? 256 * 32 * sizeof(uint32_t) : 0;
-  // Measured on an H200: where there are few tiles, more warps share the columns of one. Packed numbers need registers.
-  constexpr bool kPacked = Layout<format>::kParts > 0;
-  if (!kPacked && blocks >= 768)
-    launch_early(skinny_linear<format, T, 4, 2>, {blocks, 4 * 32, table}, stream, p);
-  else if (!kPacked)
-    launch_early(skinny_linear<format, T, 16, 1>, {blocks, 16 * 32, table}, stream, p);
-  else if (blocks >= 512)
-    launch_early(skinny_linear<format, T, 8, 1>, {blocks, 8 * 32, table}, stream, p);
-  else
-    launch_early(skinny_linear<format, T, 16, 1, 2>, {blocks, 16 * 32, table}, stream, p);
-  return cudaGetLastError();
+  const bool gated = p.activation == RowActivation::kGatedSilu;
+  if constexpr (format == WeightFormat::kInt4)
+    if (p.group_shift > 0)
+      return gated ? launch_with<format, T, true, true>(p, stream) : launch_with<format, T, true, false>(p, stream);
+  return gated ? launch_with<format, T, false, true>(p, stream) : launch_with<format, T, false, false>(p, stream);
 }
 
 template <class T>
