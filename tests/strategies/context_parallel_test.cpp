@@ -290,6 +290,7 @@ TEST(ContextParallel, TheLoadOfExpertsIsThatOfTheSequence) {
   const auto run = [](Collective& group) {
     auto options = small(2);
     options.experts = {.count = 4, .per_token = 2, .width = 16};
+    options.mlp_bias = false;
     options.balance_loss = 0.5;
     torch::manual_seed(3);
     auto model = models::decoder(options);
