@@ -16,7 +16,7 @@
 namespace levin::kernels {
 namespace {
 
-constexpr auto kNothing = -std::numeric_limits<float>::infinity();
+constexpr auto kUnseenScore = -std::numeric_limits<float>::infinity();
 
 /// Scores in float32 [B, Hkv, G, Tq, Tk], G queries to a head of keys. `slope` is that of the soft cap where there is
 /// one.
@@ -24,13 +24,13 @@ struct BlockScores {
   Tensor scores, slope;
 };
 
-Tensor wide(const Tensor& x) {
+Tensor in_wide(const Tensor& x) {
   return x.to(at::promote_types(x.scalar_type(), at::kFloat));
 }
 
 /// [B, H, T, D] to [B, Hkv, G * T, D] in float32.
-Tensor grouped(const Tensor& x, int64_t kv_heads) {
-  return wide(x).reshape({x.size(0), kv_heads, -1, x.size(3)});
+Tensor grouped_rows(const Tensor& x, int64_t kv_heads) {
+  return in_wide(x).reshape({x.size(0), kv_heads, -1, x.size(3)});
 }
 
 /// What broadcasts to [B, H, Tq, Tk] as it broadcasts to [B, Hkv, G, Tq, Tk].
@@ -42,7 +42,7 @@ BlockScores scores_of(const Tensor& q, const Tensor& k, const AttentionBlockOpti
   const auto b = q.size(0), kv = k.size(1), rows = q.size(2), columns = k.size(2);
   BlockScores result;
   auto& scores = result.scores;
-  scores = at::matmul(grouped(q, kv), grouped(k, kv).transpose(-1, -2)).mul_(options.scale);
+  scores = at::matmul(grouped_rows(q, kv), grouped_rows(k, kv).transpose(-1, -2)).mul_(options.scale);
   scores = scores.view({b, kv, -1, rows, columns});
   if (options.softcap > 0) {
     const auto turned = at::tanh(scores / options.softcap);
@@ -50,17 +50,17 @@ BlockScores scores_of(const Tensor& q, const Tensor& k, const AttentionBlockOpti
     scores = turned * options.softcap;
   }
   if (options.added.defined()) scores += by_group(options.added, kv);
-  if (options.seen.defined()) scores.masked_fill_(by_group(options.seen, kv).logical_not(), kNothing);
+  if (options.seen.defined()) scores.masked_fill_(by_group(options.seen, kv).logical_not(), kUnseenScore);
   if (options.causal) {
     const auto place = at::arange(rows, q.options().dtype(at::kLong));
-    scores.masked_fill_(place.unsqueeze(0) > place.unsqueeze(1), kNothing);
+    scores.masked_fill_(place.unsqueeze(0) > place.unsqueeze(1), kUnseenScore);
   }
   return result;
 }
 
 /// Minus infinity as zero: what is not seen has no weight then, and no NaN.
-Tensor finite(const Tensor& sums) {
-  return sums.masked_fill(sums == kNothing, 0);
+Tensor finite_sums(const Tensor& sums) {
+  return sums.masked_fill(sums == kUnseenScore, 0);
 }
 
 }  // namespace
@@ -80,12 +80,12 @@ AttentionBlock attention_block(const Tensor& q, const Tensor& k, const Tensor& v
   }
   auto scores = scores_of(q, k, options).scores;
   const auto sums = at::logsumexp(scores, {-1});  // [B, Hkv, G, Tq]
-  const auto weights = scores.sub_(finite(sums).unsqueeze(-1)).exp_().flatten(2, 3);
-  return {at::matmul(weights, wide(v)).view(q.sizes()), sums.flatten(1, 2), {}, {}};
+  const auto weights = scores.sub_(finite_sums(sums).unsqueeze(-1)).exp_().flatten(2, 3);
+  return {at::matmul(weights, in_wide(v)).view(q.sizes()), sums.flatten(1, 2), {}, {}};
 }
 
 void merge_attention(Tensor out, Tensor sums, const AttentionBlock& block) {
-  const auto both = at::logaddexp(sums, block.sums), base = finite(both);
+  const auto both = at::logaddexp(sums, block.sums), base = finite_sums(both);
   out.mul_((sums - base).exp_().unsqueeze(-1)).add_(block.out * (block.sums - base).exp_().unsqueeze(-1));
   sums.copy_(both);
 }
@@ -100,15 +100,15 @@ AttentionBlockGradients attention_block_backward(const Tensor& grad, const Tenso
   }
   const auto kv = k.size(1);
   auto [weights, slope] = scores_of(q, k, options);
-  const auto sums = finite(all.sums).view({q.size(0), kv, -1, q.size(2), 1});
+  const auto sums = finite_sums(all.sums).view({q.size(0), kv, -1, q.size(2), 1});
   weights.sub_(sums).exp_();
-  const auto by_out = grouped(grad, kv), values = wide(v);
+  const auto by_out = grouped_rows(grad, kv), values = in_wide(v);
   const auto dv = at::matmul(weights.flatten(2, 3).transpose(-1, -2), by_out);
-  const auto own = (wide(grad) * wide(all.out)).sum(-1).view(sums.sizes());
+  const auto own = (in_wide(grad) * in_wide(all.out)).sum(-1).view(sums.sizes());
   auto scores = at::matmul(by_out, values.transpose(-1, -2)).view(weights.sizes()).sub_(own).mul_(weights);
   if (slope.defined()) scores.mul_(slope);
   const auto flat = scores.mul_(options.scale).flatten(2, 3);
-  return {at::matmul(flat, wide(k)).view(q.sizes()), at::matmul(flat.transpose(-1, -2), grouped(q, kv)), dv};
+  return {at::matmul(flat, in_wide(k)).view(q.sizes()), at::matmul(flat.transpose(-1, -2), grouped_rows(q, kv)), dv};
 }
 
 }  // namespace levin::kernels

@@ -11,8 +11,10 @@
 #include "levin/testing/ranks.h"
 #include "levin/testing/scoped_variable.h"
 
-namespace levin::testing {
+namespace levin::context_fabric_tests {
 namespace {
+
+using namespace levin::testing;
 
 /// Losses and norms of four steps over batches of 2 x 24 tokens.
 std::vector<Tensor> trained(FabricOptions options) {
@@ -59,4 +61,4 @@ INSTANTIATE_TEST_SUITE_P(Precisions, ContextFabric, ::testing::Values("32-true",
                          [](const auto& info) { return info.param == "32-true" ? "float32" : "bf16_mixed"; });
 
 }  // namespace
-}  // namespace levin::testing
+}  // namespace levin::context_fabric_tests

@@ -7,8 +7,10 @@
 #include "levin/kernels/attention_block.h"
 #include "levin/testing/gpu.h"
 
-namespace levin::kernels {
+namespace levin::attention_block_gpu_tests {
 namespace {
+
+using namespace levin::kernels;
 
 class AttentionBlockGpu : public testing::GpuTest {};
 
@@ -96,4 +98,4 @@ TEST_F(AttentionBlockGpu, MergedBlocksOfFlashAttentionAreTheWhole) {
 }
 
 }  // namespace
-}  // namespace levin::kernels
+}  // namespace levin::attention_block_gpu_tests

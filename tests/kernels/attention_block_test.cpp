@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace levin::kernels {
+namespace levin::attention_block_tests {
 namespace {
+
+using namespace levin::kernels;
 
 struct Inputs {
   Tensor q, k, v, grad;
@@ -111,4 +113,4 @@ TEST(AttentionBlock, AQueryThatSeesNothingGetsZeros) {
 }
 
 }  // namespace
-}  // namespace levin::kernels
+}  // namespace levin::attention_block_tests

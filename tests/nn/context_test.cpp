@@ -11,8 +11,10 @@
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 
-namespace levin::nn {
+namespace levin::context_block_tests {
 namespace {
+
+using namespace levin::nn;
 
 using ::testing::HasSubstr;
 using Kind = ContextBlock::Kind;
@@ -112,4 +114,4 @@ TEST(ContextBlocks, ThePictureOfTheDocsIsDrawnFromThem) {
 }
 
 }  // namespace
-}  // namespace levin::nn
+}  // namespace levin::context_block_tests

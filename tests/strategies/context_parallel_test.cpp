@@ -226,11 +226,8 @@ INSTANTIATE_TEST_SUITE_P(
         TrainingCase{"ring4", 4, {}, {"llama", "vit"}, 2},
         TrainingCase{"gathered3", 3, {.rotate = ContextRotation::kAllGather}, {"llama", "bert_masked"}, 2},
         // By heads: four, and two of keys; ALiBi's slopes are of the rank's heads.
-        TrainingCase{"heads2",
-                     2,
-                     {.rotate = ContextRotation::kAllToAll},
-                     {"llama", "texts bloom", "mistral", "vit"},
-                     2},
+        TrainingCase{
+            "heads2", 2, {.rotate = ContextRotation::kAllToAll}, {"llama", "texts bloom", "mistral", "vit"}, 2},
         TrainingCase{"unbalanced3", 3, {.balance = false}, {"mistral"}, 2},
         TrainingCase{"data2_context2", 4, {.size = 2}, {"gpt2", "bert_masked"}, 2, /*delayed=*/true}),
     [](const auto& info) { return info.param.name; });
@@ -286,6 +283,31 @@ TEST(ContextParallel, GoesWithTensorParallel) {
   run_ranks(4, [&](Collective& group) {
     for (const bool sequence : {false, true}) expect_close(run(group, true, sequence), expected, "tensor x context");
   });
+}
+
+/// The loss of the load of experts is over all tokens of the batch, not over those of a rank.
+TEST(ContextParallel, TheLoadOfExpertsIsThatOfTheSequence) {
+  const auto run = [](Collective& group) {
+    auto options = small(2);
+    options.experts = {.count = 4, .per_token = 2, .width = 16};
+    options.mlp_bias = false;
+    options.balance_loss = 0.5;
+    torch::manual_seed(3);
+    auto model = models::decoder(options);
+    if (group.size() > 1) split_context(*model, {}, {&group, [](Collective*) {}});
+    torch::manual_seed(4);
+    const auto ids = torch::randint(0, 64, {2, 16}, torch::kLong);
+    const auto loss = model(ids, models::next_tokens(ids));
+    loss.backward();
+    std::vector<Tensor> seen{loss.detach()};
+    for (const auto& parameter : model->parameters()) {
+      seen.push_back(parameter.grad().clone());
+      group.all_reduce(seen.back(), ReduceOp::kMean);
+    }
+    return seen;
+  };
+  const auto expected = run(*one_rank());
+  run_ranks(2, [&](Collective& group) { expect_close(run(group), expected, "loss and gradients"); });
 }
 
 /// Counts what is sent.

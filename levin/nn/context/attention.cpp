@@ -31,7 +31,7 @@ using torch::autograd::variable_list;
 /// Scores of that many pairs of a query and a key of a head are in memory at once, where they are at all.
 constexpr int64_t kPairs = int64_t{1} << 26;
 
-at::ScalarType wide_dtype(const Tensor& x) {
+at::ScalarType context_wide(const Tensor& x) {
   return at::promote_types(x.scalar_type(), at::kFloat);
 }
 
@@ -145,7 +145,7 @@ class ContextPass {
 };
 
 /// Keys or values of packed ones: [B, Hkv, t, D].
-Tensor heads_of(const Tensor& packed, int64_t part) {
+Tensor context_heads(const Tensor& packed, int64_t part) {
   return packed[part].transpose(1, 2);
 }
 
@@ -159,7 +159,7 @@ struct PassHolder : torch::CustomClassHolder {
 class GradientsHome {
  public:
   GradientsHome(const ContextPass& pass, const Tensor& kv)
-      : pass_(pass), own_(at::zeros(kv.sizes(), kv.options().dtype(wide_dtype(kv)))) {
+      : pass_(pass), own_(at::zeros(kv.sizes(), kv.options().dtype(context_wide(kv)))) {
     if (gathers() && pass.share().size() > 1) {
       auto sizes = kv.sizes().vec();
       sizes.insert(sizes.begin(), pass.share().size());
@@ -198,12 +198,12 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
                         const ContextPass& pass) {
     const c10::impl::ExcludeDispatchKeyGuard in_float(c10::autocast_dispatch_keyset);
     const auto queries = q.transpose(1, 2);  // [B, H, t, D]
-    const auto wide = q.options().dtype(wide_dtype(q));
+    const auto wide = q.options().dtype(context_wide(q));
     auto out = at::zeros({q.size(0), q.size(1), q.size(2), q.size(3)}, wide).transpose(1, 2);
     auto sums = at::full({q.size(0), q.size(2), q.size(1)}, -std::numeric_limits<float>::infinity(), wide);
     Tensor seed, offset;
     pass.each_owner(pass.packed(k, v), [&](int owner, const Tensor& kv) {
-      const auto keys = heads_of(kv, 0), values = heads_of(kv, 1);
+      const auto keys = context_heads(kv, 0), values = context_heads(kv, 1);
       pass.each_block(owner, queries, keys, values,
                       [&](const Share& rows, const Share& columns, const AttentionBlockOptions& options) {
                         const auto block = kernels::attention_block(
@@ -229,11 +229,11 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
     const auto& pass = holder->pass;
     const auto queries = saved[0].transpose(1, 2), out = saved[3].transpose(1, 2);
     const auto grad = grads[0].contiguous().transpose(1, 2);
-    auto dq = at::zeros(saved[0].sizes(), saved[0].options().dtype(wide_dtype(saved[0])));
+    auto dq = at::zeros(saved[0].sizes(), saved[0].options().dtype(context_wide(saved[0])));
     const auto kv = pass.packed(saved[1], saved[2]);
     GradientsHome home(pass, kv);
     pass.each_owner(kv, [&](int owner, const Tensor& of_owner) {
-      const auto keys = heads_of(of_owner, 0), values = heads_of(of_owner, 1);
+      const auto keys = context_heads(of_owner, 0), values = context_heads(of_owner, 1);
       const auto sum = home.begin(owner);
       pass.each_block(
           owner, queries, keys, values,
@@ -244,8 +244,8 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
                 kernels::attention_block_backward(of_rows(grad), of_rows(queries), of_columns(keys), of_columns(values),
                                                   {of_rows(out), of_rows(saved[4]), saved[5], saved[6]}, options);
             of_rows(dq.transpose(1, 2)).add_(part.q);
-            of_columns(heads_of(sum, 0)).add_(part.k);
-            of_columns(heads_of(sum, 1)).add_(part.v);
+            of_columns(context_heads(sum, 0)).add_(part.k);
+            of_columns(context_heads(sum, 1)).add_(part.v);
           });
       home.end(owner);
     });
@@ -256,8 +256,8 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
 };
 
 /// Over tokens of this rank, or with all_to_all over its heads of the whole sequence.
-Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, int64_t length, ContextAttentionOptions options,
-              const SharedContext& share) {
+Tensor attend_own(const Tensor& q, const Tensor& k, const Tensor& v, int64_t length, ContextAttentionOptions options,
+                  const SharedContext& share) {
   // Values are kept for backward: alone, where queries and keys are not of the same product any more.
   return ContextAttention::apply(q, k, v.is_alias_of(q) ? v : v.contiguous(),
                                  ContextPass(share, std::move(options), length));
@@ -269,10 +269,13 @@ Tensor attend_by_heads(const Tensor& q, const Tensor& k, const Tensor& v, int64_
   LEVIN_CHECK(heads % n == 0 && kv_heads % n == 0, "[context_parallel] rotate kAllToAll gives each of ", n,
               " ranks some heads, and ", heads, " heads, ", kv_heads, " of keys, do not divide; use kRing");
   if (options.slopes.defined()) options.slopes = options.slopes.narrow(0, share->rank() * (heads / n), heads / n);
-  const auto whole = [&](const Tensor& x) { return heads_of_sequence(x, length, share); };
+  // One after the other: ranks must exchange in the same order.
+  const auto all_q = heads_of_sequence(q, length, share);
+  const auto all_k = heads_of_sequence(k, length, share);
+  const auto all_v = heads_of_sequence(v, length, share);
   const auto alone = std::make_shared<const ContextShare>(std::make_shared<SingleCollective>(),
                                                           ContextParallelOptions{.size = 1}, /*balanced=*/false);
-  return tokens_of_heads(attend(whole(q), whole(k), whole(v), length, options, alone), share);
+  return tokens_of_heads(attend_own(all_q, all_k, all_v, length, options, alone), share);
 }
 
 }  // namespace
@@ -284,7 +287,7 @@ Tensor context_attention(const Tensor& q, const Tensor& k, const Tensor& v, int6
   // Under autocast a norm of heads may have left float32; values come from a product.
   const auto dtype = v.scalar_type();
   const bool by_heads = share->options().rotate == ContextRotation::kAllToAll;
-  return (by_heads ? attend_by_heads : attend)(q.to(dtype), k.to(dtype), v, length, options, share).flatten(2, 3);
+  return (by_heads ? attend_by_heads : attend_own)(q.to(dtype), k.to(dtype), v, length, options, share).flatten(2, 3);
 }
 
 }  // namespace levin::nn

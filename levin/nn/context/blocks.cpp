@@ -8,7 +8,7 @@ namespace {
 using Kind = ContextBlock::Kind;
 
 /// What queries at these positions see of keys at those; nothing where they see none.
-std::optional<Kind> seen(const Share& queries, const Share& keys, bool causal, int64_t window) {
+std::optional<Kind> seen_kind(const Share& queries, const Share& keys, bool causal, int64_t window) {
   if (!causal) return Kind::kFull;
   const auto first = queries.first, last = queries.first + queries.count - 1;
   const auto key_first = keys.first, key_last = keys.first + keys.count - 1;
@@ -19,26 +19,27 @@ std::optional<Kind> seen(const Share& queries, const Share& keys, bool causal, i
   return Kind::kSome;
 }
 
-bool follows(const Share& a, const Share& b) {
+bool tokens_follow(const Share& a, const Share& b) {
   return a.first + a.count == b.first;
 }
 
-bool same(const Share& a, const Share& b) {
+bool same_tokens(const Share& a, const Share& b) {
   return a.first == b.first && a.count == b.count;
 }
 
 /// Two full blocks that are one.
-bool join(ContextBlock& a, const ContextBlock& b) {
+bool fuse_blocks(ContextBlock& a, const ContextBlock& b) {
   if (a.kind != Kind::kFull || b.kind != Kind::kFull) return false;
-  if (same(a.keys, b.keys) && follows(a.queries, b.queries)) return a.queries.count += b.queries.count, true;
-  if (same(a.queries, b.queries) && follows(a.keys, b.keys)) return a.keys.count += b.keys.count, true;
+  if (same_tokens(a.keys, b.keys) && tokens_follow(a.queries, b.queries))
+    return a.queries.count += b.queries.count, true;
+  if (same_tokens(a.queries, b.queries) && tokens_follow(a.keys, b.keys)) return a.keys.count += b.keys.count, true;
   return false;
 }
 
 }  // namespace
 
 bool ContextBlock::operator==(const ContextBlock& other) const {
-  return same(queries, other.queries) && same(keys, other.keys) && kind == other.kind;
+  return same_tokens(queries, other.queries) && same_tokens(keys, other.keys) && kind == other.kind;
 }
 
 std::vector<ContextBlock> context_blocks(const ContextLayout& layout, int64_t length, int rank, int owner, bool causal,
@@ -51,9 +52,9 @@ std::vector<ContextBlock> context_blocks(const ContextLayout& layout, int64_t le
   for (const auto& queries : layout.runs(length, rank)) {
     int64_t key = 0;
     for (const auto& keys : layout.runs(length, owner)) {
-      if (const auto kind = seen(queries, keys, causal, window)) {
+      if (const auto kind = seen_kind(queries, keys, causal, window)) {
         const ContextBlock block{{query, queries.count}, {key, keys.count}, *kind};
-        if (blocks.empty() || !join(blocks.back(), block)) blocks.push_back(block);
+        if (blocks.empty() || !fuse_blocks(blocks.back(), block)) blocks.push_back(block);
       }
       key += keys.count;
     }
@@ -61,7 +62,7 @@ std::vector<ContextBlock> context_blocks(const ContextLayout& layout, int64_t le
   }
   // Rows that were joined may follow each other now.
   for (size_t i = 1; i < blocks.size();)
-    if (join(blocks[i - 1], blocks[i]))
+    if (fuse_blocks(blocks[i - 1], blocks[i]))
       blocks.erase(blocks.begin() + static_cast<ptrdiff_t>(i));
     else
       ++i;

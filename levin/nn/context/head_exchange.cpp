@@ -38,21 +38,21 @@ Tensor to_tokens(const Tensor& whole, const ContextShare& share) {
 }
 
 /// saved_data takes no pointers: a holder that torch counts does.
-struct ShareHolder : torch::CustomClassHolder {
-  explicit ShareHolder(SharedContext of) : share(std::move(of)) {}
+struct HeadShareHolder : torch::CustomClassHolder {
+  explicit HeadShareHolder(SharedContext of) : share(std::move(of)) {}
   SharedContext share;
 };
 
 /// Each way is the other's gradient: numbers only move.
 struct ExchangeHeads : torch::autograd::Function<ExchangeHeads> {
   static Tensor forward(AutogradContext* context, const Tensor& x, int64_t length, bool heads, SharedContext share) {
-    context->saved_data["share"] = c10::IValue::make_capsule(c10::make_intrusive<ShareHolder>(share));
+    context->saved_data["share"] = c10::IValue::make_capsule(c10::make_intrusive<HeadShareHolder>(share));
     context->saved_data["length"] = length;
     context->saved_data["heads"] = heads;
     return heads ? to_heads(x.contiguous(), length, *share) : to_tokens(x, *share);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto holder = c10::static_intrusive_pointer_cast<ShareHolder>(context->saved_data["share"].toCapsule());
+    const auto holder = c10::static_intrusive_pointer_cast<HeadShareHolder>(context->saved_data["share"].toCapsule());
     variable_list result(4);
     if (!grads[0].defined()) return result;
     const auto& share = *holder->share;
