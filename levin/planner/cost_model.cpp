@@ -103,6 +103,10 @@ void CostModel::add_mlp(const Candidate& candidate, LayerTimes& times) const {
   }
   add_gemm(times, rows, (model_.gated ? 2 : 1) * f, w, count);
   add_gemm(times, rows, w, f, count);
+  if (model_.shared_expert_width == 0) return;
+  const double shared = as_double(model_.shared_expert_width) / tp;
+  add_gemm(times, n, 2 * shared, w);
+  add_gemm(times, n, w, shared);
 }
 
 void CostModel::add_elementwise(const Candidate& candidate, LayerTimes& times) const {

@@ -243,17 +243,32 @@ std::string sizes_of_mesh(const Candidate& c) {
 
 std::string strategy_text(const Candidate& c) {
   const auto fsdp = options_of_fsdp(c);
+  if (c.ep > 1) return fmt::format("levin::ExpertParallelOptions{{.size = {}}}", c.ep);
   if (is_over_mesh(c)) {
-    if (c.pp > 1 && c.cp * c.tp * c.ep == 1 && c.zero_stage == 0)
-      return fmt::format("levin::PipelineOptions{{.size = {}, {}}}", c.pp, options_of_pipeline(c));
     auto out = fmt::format("levin::ModelParallelOptions{{.mesh = {{{}}}", sizes_of_mesh(c));
     if (c.sequence_parallel) out += ", .sequence_parallel = true";
-    if (!fsdp.empty() && c.zero_stage > 0) out += fmt::format(", .fsdp = {{{}}}", fsdp);
+    if (!fsdp.empty()) out += fmt::format(", .fsdp = {{{}}}", fsdp);
+    if (c.pp > 1) out += fmt::format(", .pipeline = {{{}}}", options_of_pipeline(c));
     return out + "}";
   }
   if (c.zero_stage == 3) return fsdp.empty() ? "\"fsdp\"" : fmt::format("levin::FsdpOptions{{{}}}", fsdp);
   if (c.zero_stage > 0) return fmt::format("\"deepspeed_stage_{}{}\"", c.zero_stage, c.offload ? "_offload" : "");
   return c.dp_replicate > 1 ? "\"ddp\"" : "\"single_device\"";
+}
+
+/// The strategy as `levin fit` takes it.
+std::string strategy_name(const Candidate& c) {
+  if (c.ep > 1) return "expert_parallel";
+  if (!is_over_mesh(c)) {
+    const auto text = strategy_text(c);
+    return text.front() == '"' ? text.substr(1, text.size() - 2) : "fsdp";
+  }
+  std::string sizes;
+  for (const auto& [name, size] : {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate),
+                                   std::pair("dp_shard", c.dp_shard), std::pair("cp", c.cp), std::pair("tp", c.tp)}) {
+    if (size > 1 || std::string_view(name) == "dp_shard") sizes += fmt::format(",{}={}", name, size);
+  }
+  return "model_parallel:" + sizes.substr(1) + (c.sequence_parallel ? ",sequence_parallel" : "");
 }
 
 }  // namespace
@@ -309,27 +324,22 @@ std::string configuration_text(const PlanQuestion& question, const Plan& plan) {
   auto out = fmt::format("  levin::Fabric fabric({{.strategy = {},\n", strategy_text(c));
   out += fmt::format("                        .devices = {}, .num_nodes = {}, .precision = \"{}\"}});\n",
                      cluster.gpus_per_node, nodes, question.precision);
+  const bool by_options = c.zero_stage == 3 || is_over_mesh(c);
   if (c.checkpointing == Checkpointing::kSelective) {
     out +=
         "  levin::checkpoint_activations(model, levin::policy::repeated(),\n"
         "                                {.keep_results_of = levin::CheckpointOptions::matrix_products()});\n";
-  } else if (c.checkpointing == Checkpointing::kFull && (c.zero_stage == 0 || (c.zero_stage < 3 && !is_over_mesh(c)))) {
+  } else if (c.checkpointing == Checkpointing::kFull && (!by_options || c.ep > 1)) {
     out += "  levin::checkpoint_activations(model, levin::policy::repeated());\n";
   }
-  if (c.pp > 1 && c.cp * c.tp * c.ep * (c.zero_stage + 1) > 1)
-    out += fmt::format("  // The pipeline: {}.\n", options_of_pipeline(c));
   const int64_t batch = c.micro_batch * c.microbatches;
-  out += fmt::format("  // {} of a step on each of {} data-parallel ranks, in micro-batches of {}.\n",
-                     batch == 1 ? "1 sample" : fmt::format("{} samples", batch), c.data_parallel(), c.micro_batch);
-  if (!is_over_mesh(c)) {
-    const auto strategy = strategy_text(c);
-    const auto name = strategy.front() == '"' ? strategy.substr(1, strategy.size() - 2) : "fsdp";
-    out += fmt::format(
-        "  levin fit ... --trainer.strategy={} --trainer.devices={} --trainer.num_nodes={} --trainer.precision={} "
-        "--trainer.accumulate_grad_batches={} --data.batch_size={}\n",
-        name, cluster.gpus_per_node, nodes, question.precision, c.microbatches, c.micro_batch);
-  }
-  return out;
+  out += fmt::format("  // {} {} a step on each of {} data-parallel ranks: {} x {}.\n", batch,
+                     batch == 1 ? "sample" : "samples", c.data_parallel(), c.microbatches, c.micro_batch);
+  // A pipeline cuts the batch itself; else micro-batches are accumulated.
+  out += fmt::format("  levin fit ... --trainer.devices={} --trainer.num_nodes={} --trainer.precision={} ",
+                     cluster.gpus_per_node, nodes, question.precision);
+  return out + fmt::format("--trainer.strategy={} --trainer.accumulate_grad_batches={} --data.batch_size={}\n",
+                           strategy_name(c), c.pp > 1 ? 1 : c.microbatches, c.pp > 1 ? batch : c.micro_batch);
 }
 
 std::string plans_text(const PlanQuestion& question, const Plans& plans) {

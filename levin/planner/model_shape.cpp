@@ -78,21 +78,25 @@ ModelShape shape_of(const Row& row) {
 }
 
 ModelShape shape_of(const std::string& name, const models::DecoderOptions& options) {
+  const bool has_experts = options.experts.count > 0;
   return {.name = name,
           .layers = options.num_layers,
           .width = options.hidden_dim,
           .heads = options.num_heads,
           .kv_heads = options.key_heads(),
           .head_width = options.head_width(),
-          .mlp_width = options.mlp_width(),
-          .gated = options.gated(),
+          .mlp_width = has_experts && options.experts.width > 0 ? options.experts.width : options.mlp_width(),
+          .gated = has_experts || options.gated(),
           .bias = options.bias,
           .rms_norm = options.norm == "rms",
           .vocabulary = options.vocab_size,
           .tied_head = options.tied_head,
           .positions = options.positions == "learned" ? options.max_positions : 0,
           .sequence = options.max_positions,
-          .classes = options.num_labels};
+          .classes = options.num_labels,
+          .experts = options.experts.count,
+          .experts_per_token = has_experts ? options.experts.per_token : 0,
+          .shared_expert_width = has_experts ? options.shared_expert_dim : 0};
 }
 
 ModelShape shape_of(const std::string& name, const models::TextEncoderOptions& options) {
@@ -172,7 +176,9 @@ double ModelShape::attention_parameters() const {
 double ModelShape::mlp_parameters() const {
   const double w = static_cast<double>(width), f = static_cast<double>(mlp_width);
   const double one = (gated ? 3 : 2) * w * f + (bias ? (gated ? 2 : 1) * f + w : 0);
-  return experts > 0 ? static_cast<double>(experts) * (one + w) : one;
+  // Each expert has a row of the router; the shared one has a gate.
+  const double shared = shared_expert_width > 0 ? 3 * w * static_cast<double>(shared_expert_width) + w : 0;
+  return experts > 0 ? static_cast<double>(experts) * (one + w) + shared : one;
 }
 
 double ModelShape::embedding_parameters() const {
@@ -195,7 +201,8 @@ double ModelShape::model_flops(bool all_pairs) const {
   const double w = static_cast<double>(width), q = static_cast<double>(query_width());
   const double kv = static_cast<double>(key_width()), s = static_cast<double>(sequence);
   const double used = experts > 0 ? static_cast<double>(experts_per_token) : 1;
-  const double mlp = (gated ? 3 : 2) * w * static_cast<double>(mlp_width) * used;
+  const double mlp =
+      (gated ? 3 : 2) * w * (static_cast<double>(mlp_width) * used + static_cast<double>(shared_expert_width));
   const double layer = 2 * (w * (q + 2 * kv) + q * w + mlp) + (all_pairs || kind != Kind::kDecoder ? 4 : 2) * s * q;
   const double head = classes > 0 ? 0 : 2 * w * static_cast<double>(vocabulary);
   const double stem = 2 * w * static_cast<double>(patch);

@@ -36,6 +36,8 @@ struct ModelShape {
   /// Mixture of experts in every MLP; 0: none. Each token goes to `experts_per_token` of them.
   int64_t experts = 0;
   int64_t experts_per_token = 0;
+  /// Width of an MLP beside them that every token goes through; 0: none.
+  int64_t shared_expert_width = 0;
 
   int64_t query_width() const { return heads * head_width; }
   int64_t key_width() const { return kv_heads * head_width; }

@@ -223,12 +223,14 @@ std::string why_not(const ModelShape& model, const Candidate& c) {
   if (c.pp * c.chunks > model.layers) return fmt::format("{} stages for {} layers", c.pp * c.chunks, model.layers);
   if (model.heads % c.tp != 0) return fmt::format("{} heads over tp {}", model.heads, c.tp);
   if ((c.dp_shard * c.cp) % c.ep != 0) return fmt::format("ep {} in dp_shard {} x cp {}", c.ep, c.dp_shard, c.cp);
+  if (c.ep > 1 && c.pp * c.cp * c.tp > 1) return "ep beside pp, cp or tp: expert_parallel stands alone";
   if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0)
     return fmt::format("interleaved with {} micro-batches over pp {}", c.microbatches, c.pp);
   const bool zero_bubble = c.schedule == Schedule::kZB1P || c.schedule == Schedule::kZBV;
   // Fewer would work, but our formula of its bubble is for a pipeline that fills.
   if (zero_bubble && c.microbatches < c.pp)
     return fmt::format("{} with {} micro-batches over pp {}", to_string(c.schedule), c.microbatches, c.pp);
+  if (zero_bubble && c.zero_stage > 0) return fmt::format("{} with sharded stages", to_string(c.schedule));
   // The two halves of backward run apart; a recomputed block has but one.
   if (zero_bubble && c.checkpointing != Checkpointing::kNone)
     return fmt::format("{} with checkpointing", to_string(c.schedule));

@@ -18,7 +18,7 @@ struct Plan {
   int64_t stage = 0;
   RankMemory memory;
   double tokens_per_second = 0;
-  /// Shares of the peak: without and with recomputed arithmetic.
+  /// Fractions of the peak: without and with recomputed arithmetic.
   double mfu = 0, hfu = 0;
 };
 

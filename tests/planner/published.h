@@ -45,7 +45,7 @@ inline PlanQuestion question_of(const Published& run) {
 }
 
 /// Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", table 1;
-/// micro-batches and chunks are those of Megatron-LM's examples/sc21/run_table_1.sh.
+/// micro-batches and chunks are those of Megatron-LM's script of that table.
 inline std::vector<Published> narayanan_2021() {
   const auto full = Checkpointing::kFull;
   return {{"megatron-1.7b", 32, 1, 1, 1, 16, 512, full, false, 137},

@@ -214,13 +214,17 @@ TEST(Explain, ConfigurationHasTheFieldsOfTheOptions) {
               HasSubstr("levin::ModelParallelOptions{.mesh = {.dp_shard = 8, .tp = 8}, .sequence_parallel = true}"));
   EXPECT_THAT(
       text({.pp = 8, .dp_replicate = 8, .schedule = Schedule::kInterleaved, .chunks = 2, .microbatches = 16}),
-      HasSubstr("levin::PipelineOptions{.size = 8, .schedule = \"interleaved\", .chunks = 2, .microbatches = 16}"));
+      HasSubstr(
+          "levin::ModelParallelOptions{.mesh = {.pp = 8, .dp_replicate = 8, .dp_shard = 1}, .pipeline = {.schedule = "
+          "\"interleaved\", .chunks = 2, .microbatches = 16}}"));
   EXPECT_THAT(text({.dp_shard = 64, .zero_stage = 3, .checkpointing = Checkpointing::kFull}),
               HasSubstr("levin::FsdpOptions{.activation_checkpointing_policy = levin::policy::repeated()}"));
   EXPECT_THAT(
       text({.dp_replicate = 64, .micro_batch = 2, .microbatches = 4}),
-      HasSubstr("--trainer.strategy=ddp --trainer.devices=8 --trainer.num_nodes=8 --trainer.precision=bf16-mixed "
+      HasSubstr("--trainer.devices=8 --trainer.num_nodes=8 --trainer.precision=bf16-mixed --trainer.strategy=ddp "
                 "--trainer.accumulate_grad_batches=4 --data.batch_size=2"));
+  EXPECT_THAT(text({.dp_shard = 8, .tp = 8, .zero_stage = 3, .sequence_parallel = true}),
+              HasSubstr("--trainer.strategy=model_parallel:dp_shard=8,tp=8,sequence_parallel "));
 }
 
 TEST(Explain, DrawsEverySchedule) {
