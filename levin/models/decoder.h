@@ -140,13 +140,9 @@ struct DecoderBlockImpl : torch::nn::Module {
   DecoderLinear shared_gate = nullptr;
 
  private:
-<<<<<<< HEAD
   /// The MLP, or the experts.
   Tensor fed(const Tensor& x);
-  /// One token of each of a few rows, with norms, activations and sums inside the products (kernels::row_linear);
-=======
   /// One token of each of a few rows, with activations, gates and sums inside the products (kernels::row_linear);
->>>>>>> kern
   /// nothing where that is not possible.
   std::optional<Tensor> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
