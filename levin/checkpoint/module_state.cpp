@@ -136,11 +136,12 @@ void detail::ModuleLoad::run(std::string_view where) const {
                          c10::toString(types.second)));
   for (const auto& copy : copies_) {
     auto target = copy.target;
+    const auto dtype = copy.source->like(copy.name).scalar_type();
     if (copy.slice) {
-      target.copy_(copy.slice->of(copy.source->read(copy.name)));
+      target.copy_(read_slice(*copy.slice, at::TensorOptions().dtype(dtype),
+                              [&](int64_t start, Tensor& into) { copy.source->read_rows(copy.name, start, into); }));
       continue;
     }
-    const auto dtype = copy.source->like(copy.name).scalar_type();
     const bool in_place =
         target.is_cpu() && target.is_contiguous() && target.scalar_type() == dtype && !target.is_inference();
     if (in_place) {

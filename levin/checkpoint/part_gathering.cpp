@@ -5,7 +5,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "levin/core/error.h"
@@ -93,35 +92,41 @@ bool PartGathering::gather(const Part* item, Tensor* whole) {
 }
 
 bool PartGathering::gather_slices(const Part& item, Tensor* whole) {
+  // As many numbers of each rank: the rows, then ranges.
   constexpr size_t kMostRanges = 3;
   const auto& slice = *item.place.slice;
   LEVIN_CHECK(slice.ranges.size() <= kMostRanges, "[full_state] a part has ", slice.ranges.size(), " ranges");
-  std::vector<int64_t> own(2 * kMostRanges, 0);
-  for (size_t i = 0; i < slice.ranges.size() && item.place.writes; ++i)
-    own[2 * i] = slice.ranges[i].first, own[2 * i + 1] = slice.ranges[i].count;
+  auto mine = slice.written_part();
+  if (!item.place.writes) mine.ranges.clear();
+  std::vector<int64_t> own(2 * (kMostRanges + 1), 0);
+  own[0] = mine.rows.first, own[1] = mine.rows.count;
+  for (size_t i = 0; i < mine.ranges.size(); ++i)
+    own[2 * i + 2] = mine.ranges[i].first, own[2 * i + 3] = mine.ranges[i].count;
   const auto told = group_.all_gather(at::tensor(own, at::kLong));
   std::vector<TensorSlice> slices;
-  auto covered = at::zeros({slice.whole[static_cast<size_t>(slice.dim)]}, at::kBool);
+  int64_t covered = 0;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    auto& of_rank = slices.emplace_back(TensorSlice{slice.dim, {}, slice.whole});
-    for (size_t i = 0; i < kMostRanges; ++i) {
-      const auto* range = told.const_data_ptr<int64_t>() + (static_cast<size_t>(rank) * kMostRanges + i) * 2;
-      if (range[1] == 0) continue;
-      of_rank.ranges.push_back({range[0], range[1]});
-      covered.narrow(0, range[0], range[1]).fill_(true);
-    }
+    const auto* numbers = told.const_data_ptr<int64_t>() + static_cast<size_t>(rank) * own.size();
+    auto& of_rank = slices.emplace_back(TensorSlice{slice.dim, {}, slice.whole, {numbers[0], numbers[1]}});
+    for (size_t i = 1; i <= kMostRanges; ++i)
+      if (numbers[2 * i + 1] > 0) of_rank.ranges.push_back({numbers[2 * i], numbers[2 * i + 1]});
+    covered += c10::multiply_integers(of_rank.sizes());
   }
-  if (!covered.all().item<bool>()) return false;
+  if (covered != c10::multiply_integers(slice.whole)) return false;
+  const bool sends = c10::multiply_integers(mine.sizes()) > 0;
+  const auto part_of_rank = [&] {
+    return item.tensor.detach().narrow(mine.dim, 0, mine.sizes()[static_cast<size_t>(mine.dim)]);
+  };
   if (!whole) {
-    if (item.place.writes) send(item.tensor);
+    if (sends) send(part_of_rank());
     return true;
   }
   const auto options = at::TensorOptions().dtype(item.tensor.scalar_type());
   *whole = at::empty(slice.whole, options);
   for (int rank = 0; rank < group_.size(); ++rank) {
     const auto& of_rank = slices[static_cast<size_t>(rank)];
-    if (of_rank.ranges.empty()) continue;
-    auto part = rank == 0 ? item.tensor.detach().cpu() : at::empty(of_rank.sizes(), options);
+    if (c10::multiply_integers(of_rank.sizes()) == 0) continue;
+    auto part = rank == 0 ? part_of_rank().cpu() : at::empty(of_rank.sizes(), options);
     if (rank > 0) receive(part, rank);
     of_rank.put(part, *whole);
   }

@@ -35,7 +35,7 @@ class PartGathering {
 
  private:
   bool gather(const Part* part, Tensor* whole);
-  /// The same of ranges (ShardPlace::slice), which may lie over each other.
+  /// The same of ranges (ShardPlace::slice).
   bool gather_slices(const Part& part, Tensor* whole);
   void send(const Tensor& tensor);
   void receive(const Tensor& into, int rank);

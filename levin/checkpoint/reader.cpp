@@ -246,7 +246,9 @@ StateValue CheckpointReader::read(std::string_view key, const ShardTargets& targ
     auto& tensor = seen[{id, rows ? rows->start : -1, rows ? rows->rows : -1}];
     if (tensor.defined()) return tensor;
     if (!rows) return tensor = read_tensor(id);
-    if (rows->slice) return tensor = rows->slice->of(read_tensor(id));
+    if (rows->slice)
+      return tensor = read_slice(*rows->slice, described.options().device(at::kCPU),
+                                 [&](int64_t start, Tensor& into) { read_rows_into(id, start, into); });
     tensor = at::empty(rows->sizes, described.options().device(at::kCPU));
     read_rows_into(id, rows->start, tensor);
     return tensor;

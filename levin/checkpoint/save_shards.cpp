@@ -18,23 +18,58 @@ namespace {
 
 using EntriesJson = nlohmann::json;
 
-/// Writes one file of this rank, and tells of it: files as [name, bytes, checksum], parts as [id, file, first row,
-/// rows, dtype, checksum]. A full tensor has no rows.
+/// A block of a tensor that this rank writes.
+struct OwnBlock {
+  const StateFiles::Item* item;
+  /// In the file.
+  std::string name;
+  Tensor tensor;
+  std::vector<int64_t> start, sizes;
+};
+
+/// What this rank writes of an item: all of a full tensor, rows of a shard, or a block for each range of a slice.
+std::vector<OwnBlock> blocks_of(const StateFiles::Item& item) {
+  const auto* place = item.place;
+  if (!place)
+    return {{&item, item.name, item.tensor, std::vector<int64_t>(item.tensor.sizes().size(), 0),
+             item.tensor.sizes().vec()}};
+  if (place->sizes.empty()) return {{&item, item.name, item.tensor.detach().reshape(at::IntArrayRef()), {}, {}}};
+  if (!place->slice) {
+    std::vector<int64_t> start(place->sizes.size(), 0);
+    start[0] = place->start;
+    return {{&item, item.name, item.tensor, std::move(start), item.tensor.sizes().vec()}};
+  }
+  std::vector<OwnBlock> blocks;
+  const auto slice = place->slice->written_part();
+  for (const auto& box : slice.boxes()) {
+    const auto count = box.sizes[static_cast<size_t>(slice.dim)];
+    auto part = item.tensor.detach().narrow(slice.dim, box.at, count);
+    if (part.numel() == 0) continue;
+    auto name = blocks.empty() ? item.name : fmt::format("{}#part{}", item.name, blocks.size() + 1);
+    blocks.push_back({&item, std::move(name), part.contiguous(), box.start, box.sizes});
+  }
+  return blocks;
+}
+
+/// Writes one file of this rank, and tells of it: files as [name, bytes, checksum], parts as [id, file, name, start,
+/// shape, dtype, checksum].
 void write_own_file(const fs::path& folder, const std::string& name, const std::vector<const StateFiles::Item*>& items,
                     EntriesJson& told) {
-  if (items.empty()) return;
+  std::vector<OwnBlock> blocks;
+  for (const auto* item : items)
+    for (auto& block : blocks_of(*item)) blocks.push_back(std::move(block));
+  if (blocks.empty()) return;
   NamedTensors tensors;
-  std::unordered_map<std::string_view, const StateFiles::Item*> by_name;
-  for (const auto* item : items) {
-    by_name.emplace(item->name, item);
-    const bool scalar = item->place && item->place->sizes.empty();
-    tensors.emplace_back(item->name, scalar ? item->tensor.detach().reshape(at::IntArrayRef()) : item->tensor);
+  std::unordered_map<std::string_view, const OwnBlock*> by_name;
+  for (const auto& block : blocks) {
+    by_name.emplace(block.name, &block);
+    tensors.emplace_back(block.name, block.tensor);
   }
   FileWriter writer(folder / name);
   for (const auto& record : write_safetensors(writer, tensors, {{"format", "pt"}})) {
-    const auto& item = *by_name.at(record.name);
-    told["parts"].push_back({item.id, told["files"].size(), item.place ? item.place->start : 0,
-                             item.place ? rows_of(item.tensor) : -1, record.dtype, checksum_text(record.checksum)});
+    const auto& block = *by_name.at(record.name);
+    told["parts"].push_back({block.item->id, told["files"].size(), block.name, block.start, block.sizes, record.dtype,
+                             checksum_text(record.checksum)});
   }
   writer.close();
   const auto file = describe_file(folder, name, writer.size());
@@ -69,12 +104,10 @@ Manifest merge(const std::vector<std::string>& told, const StateFiles& files, co
                int64_t world_size) {
   auto manifest = new_manifest(world_size);
   std::unordered_map<std::string, size_t> index;
-  std::unordered_map<std::string, const std::string*> names;
   for (const auto& file : files.files()) {
     for (const auto& item : file.items) {
       if (!file.writes(item)) continue;
       index.emplace(item.id, manifest.tensors.size());
-      names.emplace(item.id, &item.name);
       const auto* type = find_safetensors_type(item.tensor.scalar_type());
       LEVIN_CHECK(type, "[checkpoint.save] \"", item.id, "\" is ", item.tensor.scalar_type(),
                   ", a type that safetensors files do not have");
@@ -91,15 +124,11 @@ Manifest merge(const std::vector<std::string>& told, const StateFiles& files, co
       LEVIN_CHECK(found != index.end(), "[checkpoint.save] rank ", rank, " has a shard of \"", id,
                   "\", of which rank 0's state knows nothing");
       auto& tensor = manifest.tensors[found->second];
-      const auto dtype = part[4].get<std::string>();
+      const auto dtype = part[5].get<std::string>();
       LEVIN_CHECK(dtype == tensor.dtype, "[checkpoint.save] \"", id, "\" is ", dtype, " on rank ", rank, " and ",
                   tensor.dtype, " on rank 0");
-      TensorPart entry{json["files"][part[1].get<size_t>()][0], *names.at(id),
-                       std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, part[5]};
-      if (part[3] >= 0 && !tensor.shape.empty()) {
-        entry.start[0] = part[2];
-        entry.shape[0] = part[3];
-      }
+      TensorPart entry{json["files"][part[1].get<size_t>()][0], part[2], part[3].get<std::vector<int64_t>>(),
+                       part[4].get<std::vector<int64_t>>(), part[6]};
       tensor.parts.push_back(std::move(entry));
     }
   }

@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -38,6 +39,26 @@ bool detail::fits(const Tensor& part, const ShardPlace& place) {
   if (place.start < 0 || rows > place.whole_rows() || place.start > place.whole_rows() - rows) return false;
   if (place.sizes.empty()) return part.dim() <= 1 && part.numel() == rows;
   return part.sizes() == at::IntArrayRef(place.part_sizes(rows));
+}
+
+Tensor detail::read_slice(const TensorSlice& slice, const at::TensorOptions& options,
+                          const std::function<void(int64_t start, Tensor& into)>& read_rows) {
+  if (slice.dim == 0) {
+    auto part = at::empty(slice.sizes(), options);
+    for (const auto& box : slice.boxes()) {
+      auto rows = part.narrow(0, box.at, box.sizes[0]);
+      read_rows(box.start[0], rows);
+    }
+    return part;
+  }
+  // Files have rows: some of all columns are read, and cut.
+  auto columns = slice;
+  columns.rows = {0, -1};
+  const auto first = slice.rows.count < 0 ? 0 : slice.rows.first;
+  columns.whole[0] = slice.rows.count < 0 ? slice.whole[0] : slice.rows.count;
+  auto rows = at::empty(columns.whole, options);
+  if (rows.numel() > 0) read_rows(first, rows);
+  return columns.of(rows);
 }
 
 void TensorShards::add(const Tensor& param, ShardPlace place) {

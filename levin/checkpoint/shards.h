@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -98,6 +99,9 @@ inline int64_t rows_of(const Tensor& part) {
 }
 /// Whether a tensor can be the shard of which the place speaks.
 bool fits(const Tensor& part, const ShardPlace& place);
+/// What a slice has of a tensor on the host; `read_rows` reads rows of the whole from the one given on.
+Tensor read_slice(const TensorSlice& slice, const at::TensorOptions& options,
+                  const std::function<void(int64_t start, Tensor& into)>& read_rows);
 }  // namespace detail
 
 }  // namespace levin

@@ -318,8 +318,9 @@ class DataLoader {
       const bool to_device = delivery.copy != nullptr;
       if (!pipe) {
         pipe = std::make_unique<detail::BatchPipe<B>>(
-            detail::engine_options(options, maker->whole(), to_device, local_ranks), options.pin_memory || to_device,
-            options.bad_samples == "skip", !fixed_size && position->sampler().world_size == 1);
+            detail::engine_options(options, maker->whole(), to_device, local_ranks),
+            options.pin_memory.value_or(to_device), options.bad_samples == "skip",
+            !fixed_size && position->sampler().world_size == 1);
         pipe->decoder = detail::choose_jpeg_decoder(
             options.decode, to_device ? delivery.copy->device() : c10::Device(c10::kCPU), maker->why_not_gpu());
         pipe->decode_on_cpu = options.decode_on_cpu;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -39,9 +40,9 @@ struct LoaderOptions {
   NumWorkers num_workers = {};
   /// Batches made ahead of the one in use, besides those that are needed to keep all threads busy.
   int64_t prefetch_factor = 2;
-  /// Batches in pinned memory, from which a GPU fetches at full speed while it computes; by default where batches go to
-  /// a GPU.
-  bool pin_memory = false;
+  /// Batches in pinned memory, from which a GPU fetches at full speed while it computes. Defaults to true where batches
+  /// go to a GPU, else false.
+  std::optional<bool> pin_memory = {};
   /// Keep the threads between passes.
   bool persistent_workers = true;
   /// In place of `shuffle`: weighted, buffered, or one's own.

@@ -154,7 +154,7 @@ class StreamLoader {
       pipe.reset();
       pipe = std::make_unique<detail::BatchPipe<B>>(
           detail::engine_options(options, !detail::StagedStream<D>, to_device, local_ranks),
-          options.pin_memory || to_device, options.bad_samples == "skip", world_size == 1);
+          options.pin_memory.value_or(to_device), options.bad_samples == "skip", world_size == 1);
       stream->start(epoch);
       int64_t item = 0;
       if (const int64_t passed = batch * options.batch_size * world_size; passed > 0) {

@@ -56,6 +56,11 @@ class GraphDevice {
   /// Runs `body`, whose work on the device is captured and not executed. When `body` throws, or the capture is invalid,
   /// the stream, the allocator and the random generator are as before, and the exception passes on.
   virtual std::shared_ptr<DeviceGraph> capture(const std::function<void()>& body) = 0;
+  /// How many nodes the capture under way has so far. Any thread.
+  virtual int64_t captured_nodes() const { return 0; }
+  /// Which nodes of the capture under way are kernels, in the order in which they run. Empty where they do not run one
+  /// after the other, or nobody knows.
+  virtual std::vector<bool> captured_kernels() const { return {}; }
   /// Copies to the device in the order of the current stream. `host` may be changed at once.
   virtual void upload(const Tensor& to, const void* host, size_t bytes) = 0;
   /// A tensor over the memory of another that keeps `graph` alive but does not hold the memory.

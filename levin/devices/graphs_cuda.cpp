@@ -98,6 +98,35 @@ class CudaGraphs final : public GraphDevice {
     return made;
   }
 
+  int64_t captured_nodes() const override {
+    size_t count = 0;
+    const auto graph = captured_graph();
+    return graph && well(cudaGraphGetNodes(graph, nullptr, &count)) ? static_cast<int64_t>(count) : 0;
+  }
+
+  std::vector<bool> captured_kernels() const override {
+    const auto graph = captured_graph();
+    size_t count = static_cast<size_t>(captured_nodes()), edges = 0;
+    std::vector<cudaGraphNode_t> nodes(count);
+    if (count == 0 || !well(cudaGraphGetNodes(graph, nodes.data(), &count))) return {};
+    if (!well(edges_of(graph, nullptr, nullptr, nullptr, &edges)) || edges + 1 != count) return {};
+    std::vector<cudaGraphNode_t> from(edges), to(edges);
+    std::vector<cudaGraphEdgeData> kinds(edges);  // without a place for these CUDA refuses
+    if (edges > 0 && !well(edges_of(graph, from.data(), to.data(), kinds.data(), &edges))) return {};
+    // One after the other, as they were captured: each node but the last leads to the next alone.
+    std::map<cudaGraphNode_t, size_t> place;
+    for (size_t i = 0; i < count; ++i) place[nodes[i]] = i;
+    for (size_t i = 0; i < edges; ++i)
+      if (place[to[i]] != place[from[i]] + 1) return {};
+    std::vector<bool> kernels;
+    for (auto* node : nodes) {
+      cudaGraphNodeType type{};
+      if (!well(cudaGraphNodeGetType(node, &type))) return {};
+      kernels.push_back(type == cudaGraphNodeTypeKernel);
+    }
+    return kernels;
+  }
+
   void upload(const Tensor& to, const void* host, size_t bytes) override {
     // From memory that is not pinned: CUDA takes a copy of it before the call returns, and does not wait for the
     // stream.
@@ -117,6 +146,36 @@ class CudaGraphs final : public GraphDevice {
   }
 
  private:
+  /// Of the capture under way; null when there is none.
+  cudaGraph_t captured_graph() const {
+    cudaStreamCaptureStatus status{};
+    cudaGraph_t graph = nullptr;
+    const cudaGraphNode_t* last = nullptr;
+    const cudaGraphEdgeData* kinds = nullptr;
+    size_t count = 0;
+#if CUDART_VERSION >= 13000
+    const auto error = cudaStreamGetCaptureInfo(stream_.stream(), &status, nullptr, &graph, &last, &kinds, &count);
+#else
+    const auto error = cudaStreamGetCaptureInfo_v3(stream_.stream(), &status, nullptr, &graph, &last, &kinds, &count);
+#endif
+    return well(error) && status == cudaStreamCaptureStatusActive ? graph : nullptr;
+  }
+
+  static cudaError_t edges_of(cudaGraph_t graph, cudaGraphNode_t* from, cudaGraphNode_t* to, cudaGraphEdgeData* kinds,
+                              size_t* count) {
+#if CUDART_VERSION >= 13000
+    return cudaGraphGetEdges(graph, from, to, kinds, count);
+#else
+    return cudaGraphGetEdges_v2(graph, from, to, kinds, count);
+#endif
+  }
+
+  // An error that is left would be taken for that of the next kernel.
+  static bool well(cudaError_t error) {
+    if (error != cudaSuccess) (void)cudaGetLastError();
+    return error == cudaSuccess;
+  }
+
   // torch's capture_end ends an invalid capture too, but throws before it has told allocators and generator.
   void clean_up(at::CUDAGeneratorState& random) {
     (void)cudaGetLastError();

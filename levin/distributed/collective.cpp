@@ -115,6 +115,10 @@ void Collective::run(std::string_view operation, const std::function<void(c10d::
   throw Error(fmt::format("[{}] a group of one process has nobody to communicate with", operation));
 }
 
+std::unique_ptr<Transfer> Collective::start(std::string_view operation, std::vector<Message>) {
+  throw Error(fmt::format("[{}] a group of one process has nobody to send to", operation));
+}
+
 void Collective::agree(std::string_view, const std::string& call) {
   barrier(call);
 }

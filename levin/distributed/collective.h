@@ -31,6 +31,25 @@ enum class ReduceOp { kSum, kMean, kMin, kMax, kProduct };
 /// "sum", "mean"/"avg", "min", "max", "prod"; an unknown word is an Error.
 ReduceOp reduce_op(std::string_view word);
 
+/// A tensor on its way from one rank of a group to another.
+struct Message {
+  /// Dense. What comes is written into it.
+  Tensor tensor;
+  /// The other rank, by rank of the group.
+  int peer = 0;
+  /// Finds the receive of a send; 0 to 2^20 - 1. Messages of one pair of ranks and one tag stay in order.
+  int tag = 0;
+  bool receives = false;
+};
+
+/// Messages that are under way. It keeps their tensors.
+class Transfer {
+ public:
+  virtual ~Transfer() = default;
+  /// Until all have arrived; on a GPU with NCCL the current stream waits, not the host. Once.
+  virtual void wait() = 0;
+};
+
 /// Communication among the ranks of a group. Every rank of the group must call the same operations in the same order;
 /// the calls check that (operation, shape, dtype) before any data moves, and a mismatch, a rank that has died or one
 /// that does not come within the timeout is an Error, on every surviving rank, that names the operation and the ranks.
@@ -85,6 +104,11 @@ class Collective {
   virtual std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) = 0;
   friend std::shared_ptr<Collective> split_group(Collective& parent, const std::vector<std::vector<int>>& groups,
                                                  std::string_view name);
+
+ public:
+  /// Starts sends and receives, all at once (one batch of isend and irecv). Only the ranks at both ends take part, and
+  /// nothing is checked in advance: sizes and dtypes of both ends must agree. What fails names `operation`.
+  virtual std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages);
 };
 
 /// Sends a string from `src` to all.

@@ -65,11 +65,13 @@ class ProcessCollective : public Collective {
   void note_place(std::string_view place) override { watch_->set_place(place); }
   void note_doing(std::string_view doing) override { watch_->set_doing(doing); }
   FailureExchange* failures() override { return failures_.get(); }
+  std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages) override;
 
  protected:
   std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override;
 
  private:
+  class Sending;
   void guarded(const std::string& operation, const std::function<void()>& body);
   /// Meets all ranks and compares what each is about to do. Returns the numbers that they bring.
   std::vector<int64_t> meet(const std::string& operation, const std::string& call, int64_t number = 0);

@@ -1,5 +1,6 @@
 #include "levin/distributed/single.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "levin/core/error.h"
@@ -40,6 +41,37 @@ c10::intrusive_ptr<c10d::Store> SingleCollective::store() const {
 
 std::shared_ptr<Collective> SingleCollective::part(const std::vector<int>&, const std::string&) {
   return std::make_shared<SingleCollective>();
+}
+
+namespace {
+
+/// The copy that is sent: sums of 16 bits are taken in 32.
+Tensor sent_copy(const Tensor& tensor) {
+  const bool narrow = tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+  auto sent = narrow ? tensor.detach().to(at::kFloat) : tensor.detach();
+  return sent.clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+void ImaginedCollective::all_reduce(Tensor& tensor, ReduceOp op) {
+  detail::check_reducible("all_reduce", tensor, op);
+  tensor.detach().copy_(sent_copy(tensor).to(tensor.scalar_type()));
+}
+
+Tensor ImaginedCollective::all_gather(const Tensor& tensor) {
+  auto sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), size_);
+  return at::empty(sizes, tensor.options().requires_grad(false));
+}
+
+Tensor ImaginedCollective::reduce_scatter(const Tensor& input, ReduceOp op) {
+  detail::check_reducible("reduce_scatter", input, op);
+  detail::check_scatterable(input, size_);
+  const auto sent = sent_copy(input);
+  auto sizes = input.sizes().vec();
+  sizes[0] /= size_;
+  return at::empty(sizes, sent.options()).to(input.scalar_type());
 }
 
 }  // namespace levin

@@ -21,4 +21,19 @@ class SingleCollective : public Collective {
   std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override;
 };
 
+/// A group of which nobody else is there: one of its ranks computes on tensors without memory, and operations allocate
+/// what they would among `size`. For estimates of memory.
+class ImaginedCollective : public SingleCollective {
+ public:
+  ImaginedCollective(int rank, int size) : rank_(rank), size_(size) {}
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  void all_reduce(Tensor& tensor, ReduceOp op = ReduceOp::kSum) override;
+  Tensor all_gather(const Tensor& tensor) override;
+  Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) override;
+
+ private:
+  int rank_, size_;
+};
+
 }  // namespace levin

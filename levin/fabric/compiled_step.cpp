@@ -14,7 +14,9 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/main.h"
+#include "levin/core/trace_span.h"
 #include "levin/nn/failed_unit.h"
+#include "levin/profilers/graph_units.h"
 
 namespace levin::detail {
 namespace {
@@ -482,7 +484,12 @@ void StepCompiler::record(StepCall& call, CompiledGraph& graph) {
                           .ranks_agree = ranks_meet()};
     graph.graph = device_->capture([&] {
       const EnterStep enter(scope);
+      if (!graph_units_are_wanted()) return call.run();
+      std::vector<torch::nn::Module*> models;
+      for (const auto& module : around_.modules) models.push_back(module.get());
+      GraphUnitMarks marks(models, [&] { return device_->captured_nodes(); });
       call.run();
+      graph.units = marks.units(device_->captured_kernels());
     });
   }
   if (data_of(around_.modules) != data)
@@ -563,7 +570,12 @@ void StepCompiler::replay(StepCall& call, CompiledGraph& graph) {
   copy_inputs(graph.inputs, call.inputs);
   if (graph.keeps_gradients) attach_gradients();
   graph.values.refresh(*device_);
-  graph.graph->replay();
+  if (graph.units && TraceSpan::is_recorded()) {
+    const TraceSpan span(replay_span_name(graph.units->id));
+    graph.graph->replay();
+  } else {
+    graph.graph->replay();
+  }
   for (auto& [param, after] : graph.gradients) {
     auto& grad = param.mutable_grad();
     if (!grad.defined() && !after.defined()) continue;

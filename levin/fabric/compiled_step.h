@@ -83,6 +83,8 @@ struct StepCall {
   bool drops_gradients = false;
 };
 
+struct GraphUnits;
+
 /// A captured step.
 struct CompiledGraph {
   explicit CompiledGraph(c10::Device device) : values(device), checks(device) {}
@@ -106,6 +108,8 @@ struct CompiledGraph {
   /// The gradients of the parameters before the capture, until the first replay.
   std::vector<Tensor> before;
   std::shared_ptr<DeviceGraph> graph;
+  /// For profilers: whose its kernels are. Null where none was there at the capture.
+  std::shared_ptr<const GraphUnits> units;
 };
 
 /// Runs the calls of steps: the first ones of a kind eagerly, then one that is captured, then replays of it. What

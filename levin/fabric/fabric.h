@@ -21,6 +21,7 @@
 #include "levin/fabric/fabric_loader.h"
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/fp8_state.h"
+#include "levin/fabric/microbatches.h"
 #include "levin/fabric/options.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/optim/torch/adapter.h"
@@ -193,6 +194,39 @@ class Fabric {
   requires(!std::convertible_to<T, const Tensor&>) void backward(const T&, const BackwardOptions& = {}) {
     static_assert(sizeof(T) == 0, "levin: backward takes the loss as a tensor; loss.item() has no graph behind it");
   }
+
+  /// Forward and backward of a step over a batch, in one call. Returns the loss without its graph. `step(batch)`
+  /// returns the loss of a batch, as a mean over its rows. Under a strategy that computes a batch in micro-batches
+  /// ("pipeline") it is called with each of them, and what it gives is the mean of their losses, the same on every rank
+  /// of a pipeline; under every other one it is called once, and backward follows. Where gradients are disabled there
+  /// is no backward. The loop is then the same under every strategy:
+  ///
+  ///     for (auto& batch : loader) {
+  ///       auto loss = fabric.forward_backward(net, batch, [&](auto& part) { return loss_of(net(part["x"]), part["y"]);
+  ///       }); opt.step(); opt.zero_grad();
+  ///     }
+  template <class M, class B, class F>
+  Tensor forward_backward(const M& module, B& batch, F&& step) {
+    static_assert(IsFabricModule<M>::value, "levin: forward_backward takes the module that setup returned");
+    auto& call = module.setup_call();
+    const auto rows = detail::rows_of_batch(batch);
+    const int parts = microbatches(call, rows);
+    if (parts == 0) {
+      const Tensor loss = step(batch);
+      if (at::GradMode::is_enabled()) backward(loss);
+      return loss.detach();
+    }
+    const auto counts = detail::rows_of_parts(rows, parts);
+    auto micro = detail::split_rows<std::remove_const_t<B>>(batch, counts);
+    MicrobatchStep work{.rows = counts, .shapes = {}, .forward = {}, .scale = {}};
+    for (const auto& part : micro) work.shapes.push_back(detail::shapes_of(part));
+    work.forward = [&](size_t part) -> Tensor { return step(micro[part]); };
+    return run_microbatches(call, std::move(work));
+  }
+  /// The same in two parts, for steps that forward_backward does not fit: in how many micro-batches a batch of that
+  /// many rows is computed (0: it is not), and their run.
+  int microbatches(detail::ModuleCall& call, int64_t rows) const;
+  Tensor run_microbatches(detail::ModuleCall& call, MicrobatchStep step);
 
   /// Clips the gradients of an optimizer, unscaled first. Returns the norm before clipping for max_norm, else an empty
   /// tensor.

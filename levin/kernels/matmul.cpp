@@ -78,7 +78,7 @@ const MatmulOps& matmul_ops() {
 }  // namespace
 
 GemmWish gemm_wish(std::string_view word) {
-  static const std::vector<std::string> known{"lt", "first", "torch"};  // as GemmWish
+  static const std::vector<std::string> known{"lt", "first", "torch", "best"};  // as GemmWish
   for (size_t i = 0; i < known.size(); ++i)
     if (word == known[i]) return static_cast<GemmWish>(i);
   fail_unknown("matmul", "LEVIN_GEMM", word, known);

@@ -20,8 +20,9 @@ std::vector<std::string> product_operators();
 
 namespace detail {
 
-/// LEVIN_GEMM: "lt" (default), "first" never measures, "torch" leaves products to torch.
-enum class GemmWish { kLt, kFirst, kTorch };
+/// LEVIN_GEMM: "lt" (default), "first" never measures, "torch" leaves products to torch, "best" measures large products
+/// too, under load.
+enum class GemmWish { kLt, kFirst, kTorch, kBest };
 /// Throws an Error for a word that is not known.
 GemmWish gemm_wish(std::string_view word);
 GemmWish gemm_wish_of_environment();

@@ -6,6 +6,7 @@
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/decode/decode.h"
+#include "levin/kernels/decode/row_linear.h"
 #include "levin/kernels/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/image_batch_detail.h"
@@ -97,6 +98,12 @@ namespace levin::kernels {
 
 bool has_decode_kernel(c10::Device, at::ScalarType, int64_t, int64_t, int64_t) {
   return false;
+}
+bool has_row_linear(const RowLinear&) {
+  return false;
+}
+Tensor row_linear(const RowLinear&) {
+  levin::detail::fail("[row_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
 Tensor decode_attention(const DecodeArguments&) {
   levin::detail::fail("[decode_attention] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");

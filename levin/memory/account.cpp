@@ -85,8 +85,8 @@ class Account {
   // ---- what is there all through the step
 
   void count_optimizer() {
+    estimate_.num_parameters = trace_.num_parameters;
     for (const auto& param : trace_.params) {
-      estimate_.num_parameters += param.numel;
       if (!param.trained) continue;
       const auto shard = shard_of(param.sizes);
       for (const auto bytes : optimizer_tensors(traits_, shard, optimizer_width_))

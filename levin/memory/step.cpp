@@ -14,6 +14,7 @@
 #include "levin/memory/promotion.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/nn/tie.h"
 #include "levin/nn/unit.h"
 #include "levin/strategies/sharding/owned_params.h"
 
@@ -85,6 +86,8 @@ class Tracer {
       scope.finish(*step_.module);
     }
     step_.module->train();
+    for (const auto& param : unique_parameters(*step_.module)) trace_.num_parameters += param.numel();
+    if (question_.layout && question_.layout->split_module) question_.layout->split_module(*step_.module);
     if (plan_.fp8)
       fp8_ = std::make_shared<kernels::Fp8Layers>(
           step_.module, kernels::Fp8Setup{.options = *plan_.fp8,

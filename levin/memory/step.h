@@ -44,6 +44,8 @@ struct StepTrace {
   std::vector<Mark> marks;
   std::vector<Param> params;
   std::vector<std::string> units;
+  /// Elements of all parameters before layers were split over ranks.
+  int64_t num_parameters = 0;
   /// Buffers of the module.
   int64_t buffers = 0;
   /// Backward has ended.

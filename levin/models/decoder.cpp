@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include <ATen/ops/arange.h>
@@ -27,10 +26,10 @@
 #include "levin/core/words.h"
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention.h"
+#include "levin/kernels/decode/row_linear.h"
 #include "levin/kernels/linear.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/context/attention.h"
-#include "levin/nn/experts/router_loss.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/module_access.h"
@@ -102,33 +101,6 @@ void check_rotary(const DecoderOptions& o) {
       scaling.beta_fast);
 }
 
-nn::ExpertsOptions experts_of(const DecoderOptions& o) {
-  static const std::map<std::string, kernels::Activation> known{{"silu_gated", kernels::Activation::kSilu},
-                                                                {"gelu_gated", kernels::Activation::kGelu},
-                                                                {"gelu_tanh_gated", kernels::Activation::kGeluTanh},
-                                                                {"relu_gated", kernels::Activation::kRelu}};
-  const auto found = known.find(o.activation);
-  LEVIN_CHECK(found != known.end(), "[decoder] experts have a gated activation (\"silu_gated\"), not \"", o.activation,
-              "\"");
-  auto experts = o.experts;
-  experts.dim = o.hidden_dim;
-  experts.activation = found->second;
-  if (experts.width == 0) experts.width = o.mlp_width();
-  experts.down_std = residual_std(o);
-  return experts;
-}
-
-void check_expert_options(const DecoderOptions& o) {
-  nn::check_experts(experts_of(o));
-  LEVIN_CHECK(!o.mlp_bias.value_or(o.bias), "[decoder] experts have no biases; set mlp_bias to false");
-  LEVIN_CHECK(o.expert_layers.empty() || static_cast<int64_t>(o.expert_layers.size()) == o.num_layers,
-              "[decoder] expert_layers names ", o.expert_layers.size(), " layers, there are ", o.num_layers);
-  LEVIN_CHECK(o.shared_expert_dim >= 0, "[decoder] shared_expert_dim must not be negative");
-  for (const auto value : {o.balance_loss, o.router_z_loss})
-    LEVIN_CHECK(std::isfinite(value) && value >= 0,
-                "[decoder] balance_loss and router_z_loss must be 0 or more, and finite");
-}
-
 /// x [B, T, H, D]: the first dimensions of each head turned by angles [2, (B,) T, R / 2].
 Tensor turned(const Tensor& x, const Tensor& angles) {
   const auto width = 2 * angles.size(-1);
@@ -172,7 +144,7 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.causal || (o.positions != "alibi" && o.window == 0),
               "[decoder] positions \"alibi\" and a window need causal attention");
   if (o.positions == "rotary") check_rotary(o);
-  if (o.experts.count != 0) check_expert_options(o);
+  if (o.experts.count != 0) experts_of(o);
 }
 
 namespace detail {
@@ -468,7 +440,59 @@ Tensor DecoderBlockImpl::fed(const Tensor& x) {
   return shared ? y + at::sigmoid(shared_gate(x)) * shared(x) : y;
 }
 
+namespace {
+
+bool is_bare(const DecoderLinear& layer) {
+  return layer->num_interceptors() == 0 && layer->adapters.empty();
+}
+
+bool is_bare(const nn::ResidualNorm& norm) {
+  return norm->num_interceptors() == 0 && norm->options.affine && !norm->options.unit_offset;
+}
+
+kernels::RowWeight row_weight(const DecoderLinear& layer) {
+  return {layer->weight, layer->quantized ? &*layer->quantized : nullptr, layer->bias};
+}
+
+kernels::RowLinear normed_rows(const Tensor& x, const nn::ResidualNorm& norm, const DecoderLinear& layer) {
+  return {.x = x,
+          .weight = row_weight(layer),
+          .norm_weight = norm->weight,
+          .norm_bias = norm->bias,
+          .eps = norm->options.eps,
+          .rms = norm->options.rms};
+}
+
+/// residual + layer(x).
+Tensor added_rows(const Tensor& residual, DecoderLinear& layer, const Tensor& x) {
+  const kernels::RowLinear rows{.x = x, .weight = row_weight(layer), .residual = residual};
+  return kernels::has_row_linear(rows) ? kernels::row_linear(rows) : residual + layer(x);
+}
+
+}  // namespace
+
+std::optional<Tensor> DecoderBlockImpl::decoded(const nn::OpenStream& stream) {
+  const auto* step = detail::current_cache_step();
+  if (!mlp || !step || !step->fused || order != Order::kPre || is_training() || !stream.sum.is_cuda()) return {};
+  const bool bare = is_bare(norm_1) && is_bare(norm_2) && attention->num_interceptors() == 0 &&
+                    mlp->num_interceptors() == 0 && is_bare(attention->qkv) && is_bare(attention->out) &&
+                    is_bare(mlp->up) && is_bare(mlp->down) && (!mlp->gate || is_bare(mlp->gate));
+  const auto kind = fused_kind(mlp->activation);
+  if (!bare || !kind || (mlp->gate && *kind != kernels::Activation::kSilu)) return {};
+  const auto x = stream.closed();
+  const auto qkv = normed_rows(x, norm_1, attention->qkv);
+  auto inner = normed_rows(x, norm_2, mlp->up);
+  if (mlp->gate)
+    inner.gate = row_weight(mlp->gate);
+  else
+    inner.activation = kind;
+  if (!kernels::has_row_linear(qkv) || !kernels::has_row_linear(inner)) return {};
+  inner.x = added_rows(x, attention->out, attention->attend(kernels::row_linear(qkv), {}, {}));
+  return added_rows(inner.x, mlp->down, kernels::row_linear(inner));
+}
+
 nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
+  if (auto result = decoded(stream)) return {std::move(*result), {}};
   if (order != Order::kPre) return {closed(stream.closed(), rotary, mask), {}};
   auto [normed, x] = norm_1(stream.sum, stream.branch);
   stream = {};  // nobody needs it any more
@@ -643,31 +667,8 @@ Tensor DecoderImpl::forward(const Tensor& ids, const Tensor& targets, const Tens
     return class_logits(ids, mask);
   }
   if (targets.defined()) return loss_of(ids, targets, mask);
-  const auto logits = head(own_states(ids, mask));
-  return context ? context->gathered(logits, 1, ids.size(1)) : logits;
-}
-
-Tensor DecoderImpl::loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask) {
-  const auto of_head = [&] {
-    const auto states = own_states(ids, mask);
-    if (!context) return head(states, targets);
-    const auto own = context->take(targets, 1);
-    return context->mean(head(states, own), own.ne(kIgnoredToken).sum());
-  };
-  if (!is_training() || options.experts.count == 0 || (options.balance_loss == 0 && options.router_z_loss == 0))
-    return of_head();
-  const nn::RouterRecords routers;
-  auto loss = of_head();
-  int64_t layers = 0;
-  for (int64_t i = 0; i < options.num_layers; ++i) layers += options.has_experts(i) ? 1 : 0;
-  LEVIN_CHECK(static_cast<int64_t>(routers.records().size()) == layers, "[decoder] balance_loss and router_z_loss are ",
-              "of all ", layers, " layers with experts, and ", routers.records().size(),
-              " ran here; where layers are on several ranks (pipeline) set both to 0");
-  if (layers == 0) return loss;
-  const auto routed = context && mask.defined() ? context->take(mask, 1) : mask;
-  if (options.balance_loss > 0) loss = loss + options.balance_loss * nn::balance_loss(routers.records(), routed);
-  if (options.router_z_loss > 0) loss = loss + options.router_z_loss * nn::router_z_loss(routers.records(), routed);
-  return loss;
+  const auto states = own_states(ids, mask);
+  return context ? context->gathered(head(states), 1, ids.size(1)) : head(states);
 }
 
 Decoder decoder(const DecoderOptions& options) {

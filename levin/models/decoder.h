@@ -89,12 +89,12 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   /// Of BigBird; else null.
   std::shared_ptr<BlockAttention> by_blocks;
 
- private:
-  /// Queries, keys and values apart, for what the packed kernel does not do.
+  /// The part between the two linear layers, with queries, keys and values apart: what the packed kernel does not do.
   Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
   /// Over the keys of all ranks: [B, t, H, D] each.
   Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
+ private:
   bool is_plain_, wide_norm_ = false;
   int64_t layer_;
 };
@@ -143,6 +143,9 @@ struct DecoderBlockImpl : torch::nn::Module {
  private:
   /// The MLP, or the experts.
   Tensor fed(const Tensor& x);
+  /// One token of each of a few rows, with norms, activations and sums inside the products (kernels::row_linear);
+  /// nothing where that is not possible.
+  std::optional<Tensor> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
   Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
 
@@ -218,7 +221,9 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart 
   Tensor embedded(const Tensor& ids);
   /// hidden_states of this rank's tokens: [B, t, D].
   Tensor own_states(const Tensor& ids, const Tensor& mask);
-  /// The loss of the head, and those of routers.
+  /// The mean cross entropy, over the ranks that share a text.
+  Tensor token_loss(const Tensor& ids, const Tensor& targets, const Tensor& mask);
+  /// The same with the losses of routers.
   Tensor loss_of(const Tensor& ids, const Tensor& targets, const Tensor& mask);
   /// From the embedding to the head.
   Tensor through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks);

@@ -17,6 +17,7 @@ template <auto kMake>
 ImageModel make_vit(std::string_view name, const ModelOptions& o) {
   LEVIN_CHECK(!o.zero_init_residual && !o.small_images, "[models.make] ", name,
               " has no zero_init_residual and no small_images: these are of residual networks");
+  LEVIN_CHECK(o.channels_last, "[models.make] ", name, " has no channels_last: this is of residual networks");
   return kMake({.image_size = o.image_size,
                 .dropout = o.dropout,
                 .attention_dropout = o.attention_dropout,
@@ -31,7 +32,8 @@ ImageModel make_resnet(std::string_view name, const ModelOptions& o) {
   return kMake({.num_classes = o.num_classes,
                 .zero_init_residual = o.zero_init_residual,
                 .in_channels = o.in_channels,
-                .small_images = o.small_images});
+                .small_images = o.small_images,
+                .channels_last = o.channels_last});
 }
 
 struct Entry {

@@ -22,6 +22,7 @@ struct ModelOptions {
   /// Residual networks.
   bool zero_init_residual = false;
   bool small_images = false;
+  bool channels_last = true;
 };
 
 /// The model of that name: "vit_b_16", "resnet50", ...; an unknown name is an Error with the nearest one.

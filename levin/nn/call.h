@@ -48,6 +48,17 @@ struct Argument {
   static P&& pass(Stored& stored) { return static_cast<P&&>(value(stored)); }
 };
 
+/// Whether all tensors of a value are there when it is made: tensors, and structs, tuples and arrays of them. The
+/// elements of a vector are not.
+template <class T>
+struct HasFixedTensors : std::bool_constant<std::is_aggregate_v<T>> {};
+template <>
+struct HasFixedTensors<Tensor> : std::true_type {};
+template <class... T>
+struct HasFixedTensors<std::tuple<T...>> : std::bool_constant<(std::is_same_v<T, Tensor> && ...)> {};
+template <class A, class B>
+struct HasFixedTensors<std::pair<A, B>> : std::bool_constant<std::is_same_v<A, Tensor> && std::is_same_v<B, Tensor>> {};
+
 /// What an argument is copied to when a call must run again later: itself, or the owner of what it views.
 template <class T>
 struct Kept {
@@ -137,6 +148,19 @@ class Frame final : public Call {
       fail_cannot_see_output(unit());
   }
 
+  void each_result(c10::function_ref<void(Tensor&)> f) override {
+    check_after_forward("see the result");
+    if constexpr (std::is_void_v<R>)
+      return;
+    else if constexpr (TensorNest<std::remove_cvref_t<R>>)
+      each_tensor(*result_, [&](auto& tensor) {
+        Tensor copy = tensor;
+        f(copy);
+      });
+    else
+      fail_cannot_see_output(unit());
+  }
+
   std::function<void()> replay() override {
     check_before_forward("keep the call");
     if constexpr ((std::is_copy_constructible_v<KeptType<P>> && ...)) {
@@ -171,6 +195,18 @@ class Frame final : public Call {
     [[maybe_unused]] Kept mine = kept;  // forward may consume its arguments, and this may not be the last time
     [[maybe_unused]] std::tuple<std::remove_cvref_t<P>...> args(std::get<I>(mine)...);
     Frame(unit, after, forward, static_cast<P&&>(std::get<I>(args))...).result();
+  }
+
+  bool make_result(c10::function_ref<void(Tensor&)> f) override {
+    if constexpr (std::is_void_v<R>) {
+      return true;
+    } else if constexpr (std::is_reference_v<R> || !HasFixedTensors<R>::value || !std::is_default_constructible_v<R>) {
+      return false;
+    } else {
+      result_.emplace();
+      each_tensor(*result_, [&](Tensor& tensor) { f(tensor); });
+      return true;
+    }
   }
 
   void invoke() override {

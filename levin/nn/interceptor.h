@@ -24,7 +24,7 @@ enum class Phase : uint8_t { kForward, kRecompute };
 
 /// Where an interceptor stands around a forward; smaller is further outside. Any number between is allowed;
 /// interceptors of equal order nest in the order in which they were attached.
-enum class Order : int { kProfiler = 100, kSharding = 200, kCheckpointing = 300, kInnermost = 400 };
+enum class Order : int { kProfiler = 100, kStage = 150, kSharding = 200, kCheckpointing = 300, kInnermost = 400 };
 
 /// Something that happens around the forward of a unit. One object may serve many units.
 ///
@@ -37,7 +37,7 @@ enum class Order : int { kProfiler = 100, kSharding = 200, kCheckpointing = 300,
 class Interceptor {
  public:
   virtual ~Interceptor() = default;
-  /// Must run `call.proceed()` exactly once, or throw.
+  /// Must run `call.proceed()` exactly once (or `call.skip(...)`, which stands in for it), or throw.
   virtual void around(Call& call) = 0;
 };
 
@@ -70,6 +70,11 @@ class Call {
   /// Every defined tensor of the result; assign to it to give the caller another. After `proceed` only.
   virtual void each_output(c10::function_ref<void(Tensor&)> f) = 0;
 
+  /// Puts a result in the place of forward, which then does not run: the call counts as done. `f` is called for every
+  /// tensor that a result has, all of them undefined so far. False, and nothing has happened: a result of that type
+  /// cannot be made of tensors alone. Before `proceed` only, and in its place.
+  bool skip(c10::function_ref<void(Tensor&)> f);
+
   /// Copies the arguments as they are now and returns what runs the rest of this call again, later, as often as needed,
   /// in Phase::kRecompute (nested units included): the interceptors further inside than the one that asked, then
   /// forward; the result is dropped. Keeps the module alive. Before `proceed` only. An Error when an argument cannot be
@@ -95,6 +100,13 @@ class Call {
   int order_;
   bool started_ = false;
   bool finished_ = false;
+
+ protected:
+  virtual bool make_result(c10::function_ref<void(Tensor&)> f) = 0;
+
+ public:
+  /// Every tensor of the result, also one that is undefined. After `proceed` only; an Error as of each_output.
+  virtual void each_result(c10::function_ref<void(Tensor&)> f) = 0;
 };
 
 /// Keeps an interceptor at a unit; letting go of it detaches. Outlives its unit without harm.

@@ -58,10 +58,11 @@ struct OpenStream {
 };
 
 /// Runs a block's method `open(OpenStream, ...)`, which leaves its last sum to the norm that comes next. A checkpoint
-/// keeps what its block is given: one tensor is better than two there, so the sum is computed before it.
+/// keeps what its block is given, and the first block of a pipeline stage is sent it: one tensor is better than two
+/// there, so the sum is computed before.
 template <auto kOpen, class Block, class... A>
 OpenStream open_block(const Block& block, OpenStream stream, A&&... more) {
-  if (block->has_interceptor(Order::kCheckpointing)) stream = {stream.closed(), {}};
+  if (block->has_interceptor(Order::kCheckpointing) || block->has_interceptor(Order::kStage)) stream = {stream.closed(), {}};
   return block.template call<kOpen>(std::move(stream), std::forward<A>(more)...);
 }
 

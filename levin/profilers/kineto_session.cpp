@@ -1,6 +1,7 @@
 #include "levin/profilers/kineto_session.h"
 
 #include <atomic>
+#include <cstdlib>
 #include <set>
 
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -39,6 +40,13 @@ std::set<ActivityType> activities_of(const SessionOptions& options) {
   return all;
 }
 
+/// Kineto asks for GPUs when a recording ends, and prints an error where there is no driver. What else it could print
+/// on such a machine is about files, and write_trace() says that itself. It reads the variable once.
+void expect_no_gpu() {
+  constexpr const char* kAboveErrors = "5";
+  if (cuda_accelerator().device_count() == 0) ::setenv("KINETO_LOG_LEVEL", kAboveErrors, /*overwrite=*/0);
+}
+
 void synchronize_cuda() {
   if (!uses_cuda()) return;
   const auto device = c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice();
@@ -52,6 +60,7 @@ KinetoSession::KinetoSession(const SessionOptions& options) : options_(options) 
               "[profiler] another profiler of torch records this thread already; stop it before");
   LEVIN_CHECK(!session_lives.exchange(true), "[profiler] another profile records already; a process has one at a time");
   if (options_.nvtx) return;
+  expect_no_gpu();
   try {
     torch::autograd::profiler::prepareProfiler(config_of(options_), activities_of(options_));
   } catch (...) {

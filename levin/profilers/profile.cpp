@@ -16,6 +16,7 @@
 #include "levin/core/version.h"
 #include "levin/devices/accelerator.h"
 #include "levin/loggers/json.h"
+#include "levin/profilers/graph_units.h"
 #include "levin/profilers/kineto_session.h"
 #include "levin/profilers/trace_file.h"
 #include "levin/profilers/unit_spans.h"
@@ -58,6 +59,7 @@ std::string host_and_process() {
 
 struct Profile::State {
   PyTorchProfilerOptions options;
+  std::optional<levin::detail::WantsGraphUnits> wants_graph_units;
   ProfiledRun run;
   std::filesystem::path folder;
   std::vector<std::pair<std::string, std::string>> metadata;
@@ -161,6 +163,7 @@ struct Profile::State {
 Profile::Profile(PyTorchProfilerOptions options) : state_(std::make_unique<State>()) {
   if (options.schedule) options.schedule->check();
   state_->folder = options.dirpath;
+  if (options.with_modules && !options.nvtx) state_->wants_graph_units.emplace();
   state_->options = std::move(options);
 }
 

@@ -53,6 +53,10 @@ class Profiler {
   virtual void end_step() {}
   /// The loop is over, well or not.
   virtual void end_loop() {}
+  /// Whether add_metadata should get "levin_memory", the predicted memory of a training step: asked in each step.
+  virtual bool wants_predicted_memory() const { return false; }
+  /// A fact about the run, as JSON, for what is recorded from now on.
+  virtual void add_metadata(const std::string& /*key*/, const std::string& /*json*/) {}
   /// The files that were written besides the report: traces, snapshots.
   const std::vector<std::filesystem::path>& files() const { return files_; }
 

@@ -74,6 +74,15 @@ void PyTorchProfiler::end_step() {
   profile_.end_step();
 }
 
+bool PyTorchProfiler::wants_predicted_memory() const {
+  return !has_predicted_memory_ && profile_.options().profile_memory && !profile_.is_recording();
+}
+
+void PyTorchProfiler::add_metadata(const std::string& key, const std::string& json) {
+  has_predicted_memory_ |= key == "levin_memory";
+  profile_.add_metadata(key, json);
+}
+
 void PyTorchProfiler::end_loop() {
   profile_.stop();
   set_files(profile_.files());

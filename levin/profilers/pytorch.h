@@ -30,6 +30,9 @@ class PyTorchProfiler : public Profiler {
   void step() override;
   void end_step() override;
   void end_loop() override;
+  /// With `profile_memory`, once, and not while it records: the prediction itself would be in the trace.
+  bool wants_predicted_memory() const override;
+  void add_metadata(const std::string& key, const std::string& json) override;
 
   profilers::Profile& profile() { return profile_; }
 
@@ -51,6 +54,7 @@ class PyTorchProfiler : public Profiler {
   std::vector<Open> open_;
   /// The first step of the loop has begun.
   bool is_started_ = false;
+  bool has_predicted_memory_ = false;
   profilers::Profile profile_;
 };
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -17,6 +17,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/profilers/graph_kernels.h"
 
 namespace levin::detail {
 namespace {
@@ -70,22 +71,6 @@ class TraceWriter {
   std::vector<char> out_ = std::vector<char>(size_t{1} << 16);
 };
 
-/// The text of a field in a line of Kineto's: what follows `"name": `, up to a comma, or the quoted text.
-std::string_view field_of(std::string_view line, std::string_view name) {
-  const auto key = fmt::format("\"{}\": ", name);
-  const auto at = line.find(key);
-  if (at == std::string_view::npos) return {};
-  auto rest = line.substr(at + key.size());
-  if (rest.starts_with('"')) return rest.substr(1, rest.find('"', 1) - 1);
-  return rest.substr(0, rest.find_first_of(",}"));
-}
-
-double number_of(std::string_view text) {
-  double value = 0;
-  std::from_chars(text.data(), text.data() + text.size(), value);
-  return value;
-}
-
 /// The lines of an event: Kineto writes names, times, `"args": {`, and what is in them.
 struct EventLines {
   std::string names, times, args, values;
@@ -95,7 +80,7 @@ struct EventLines {
 class ForwardUnits {
  public:
   void rewrite(EventLines& event) {
-    const std::string name(field_of(event.names, "name"));
+    const std::string name(trace_field(event.names, "name"));
     UnitSpanName unit;
     if (!UnitSpanName::parse(name, unit)) return;
     event.names.replace(event.names.find(name), name.size(), "nn.Module: " + unit.module);
@@ -114,9 +99,9 @@ class ForwardUnits {
   };
 
   std::string python_ids(const std::string& path, const EventLines& event) {
-    const double start = number_of(field_of(event.times, "ts"));
-    const double end = start + number_of(field_of(event.times, "dur"));
-    auto& open = open_[std::string(field_of(event.names, "tid"))];
+    const double start = trace_number(trace_field(event.times, "ts"));
+    const double end = start + trace_number(trace_field(event.times, "dur"));
+    auto& open = open_[std::string(trace_field(event.names, "tid"))];
     while (!open.empty() && open.back().end <= start) open.pop_back();
     const auto parent = open.empty() ? std::string("null") : std::to_string(open.back().id);
     open.push_back({++events_, end});
@@ -138,13 +123,14 @@ class BackwardUnits {
   }
 
   void add(const EventLines& event) {
-    const auto number = field_of(event.values, "Sequence number");
+    const auto number = trace_field(event.values, "Sequence number");
     if (number.empty()) return;  // it accumulates a gradient
-    const auto thread = static_cast<uint64_t>(number_of(field_of(event.values, "Fwd thread id")));
-    const auto node = static_cast<int64_t>(number_of(number));
-    const double start = number_of(field_of(event.times, "ts"));
-    nodes_[std::pair(std::string(field_of(event.names, "pid")), std::string(field_of(event.names, "tid")))].push_back(
-        {start, start + number_of(field_of(event.times, "dur")), node, find_unit(calls_, thread, node)});
+    const auto thread = static_cast<uint64_t>(trace_number(trace_field(event.values, "Fwd thread id")));
+    const auto node = static_cast<int64_t>(trace_number(number));
+    const double start = trace_number(trace_field(event.times, "ts"));
+    nodes_[std::pair(std::string(trace_field(event.names, "pid")), std::string(trace_field(event.names, "tid")))]
+        .push_back(
+            {start, start + trace_number(trace_field(event.times, "dur")), node, find_unit(calls_, thread, node)});
   }
 
   /// The events, each with a comma behind it.
@@ -226,8 +212,9 @@ class BackwardUnits {
 
 class TraceRewriter {
  public:
-  TraceRewriter(const AllUnitCalls& units, std::string kineto, std::string path, TraceWriter& to)
-      : backward_(units), kineto_(std::move(kineto)), path_(std::move(path)), to_(to) {}
+  TraceRewriter(const AllUnitCalls& units, const GraphKernels* graphs, std::string kineto, std::string path,
+                TraceWriter& to)
+      : backward_(units), graphs_(graphs), kineto_(std::move(kineto)), path_(std::move(path)), to_(to) {}
 
   void run(std::istream& from) {
     EventLines event;
@@ -240,6 +227,14 @@ class TraceRewriter {
         if (of_backward) backward_.add(event);
         for (const auto* part : {&event.names, &event.times, &event.args, &event.values}) line(*part);
         continue;
+      }
+      if (graphs_ && contains(event.names, kKernelLine)) {
+        if (const auto more = graphs_->arguments(kernels_++);
+            !more.empty() && std::getline(from, event.times) && std::getline(from, event.args)) {
+          for (const auto* part : {&event.names, &event.times, &event.args}) line(*part);
+          line("      " + more);
+          continue;
+        }
       }
       // Kineto's last event: what is added stands before it. The line before opened it.
       if (contains(event.names, "\"name\": \"Record Window End\"")) to_.write(backward_.text());
@@ -261,6 +256,9 @@ class TraceRewriter {
 
   ForwardUnits forward_;
   BackwardUnits backward_;
+  /// Null where no graph was replayed.
+  const GraphKernels* graphs_;
+  int64_t kernels_ = 0;
   std::string kineto_, path_, held_;
   TraceWriter& to_;
 };
@@ -275,8 +273,13 @@ void write_trace(torch::autograd::profiler::ProfilerResult& result, const AllUni
   result.save(kineto.string());
   std::ifstream from(kineto, std::ios::binary);
   LEVIN_CHECK(from, "[profiler] the trace could not be written to \"", path.string(), "\"");
+  std::optional<GraphKernels> graphs;
+  if (has_graph_units()) {
+    std::ifstream first(kineto, std::ios::binary);
+    graphs.emplace(first);
+  }
   TraceWriter to(path);
-  TraceRewriter(units, kineto.string(), path.string(), to).run(from);
+  TraceRewriter(units, graphs && !graphs->empty() ? &*graphs : nullptr, kineto.string(), path.string(), to).run(from);
   to.commit();
 }
 

@@ -90,18 +90,25 @@ const UnitSpanName* UnitCalls::find(uint64_t thread, int64_t node) const {
   return nullptr;
 }
 
-UnitSpans::UnitSpans(torch::nn::Module& root) {
-  if (!has_units(root)) return;
-  const auto selected = select_units(root, policy::all_units());
+std::vector<std::pair<UnitSpanName, Unit*>> named_units(torch::nn::Module& root) {
+  std::vector<std::pair<UnitSpanName, Unit*>> units;
+  if (!has_units(root)) return units;
   std::map<std::string, int> of_class;
-  std::vector<UnitSpanName> names;
-  for (const auto& each : selected) {
+  for (const auto& each : select_units(root, policy::all_units())) {
     const auto name = class_name(*each.module);
-    names.push_back({name + "_" + std::to_string(of_class[name]++), each.name});
+    units.emplace_back(UnitSpanName{name + "_" + std::to_string(of_class[name]++), each.name}, each.unit);
   }
+  return units;
+}
+
+UnitSpans::UnitSpans(torch::nn::Module& root) {
+  const auto units = named_units(root);
+  if (units.empty()) return;
+  std::vector<UnitSpanName> names;
+  for (const auto& [name, unit] : units) names.push_back(name);
   calls_ = std::make_shared<UnitCalls>(std::move(names));
-  for (size_t i = 0; i < selected.size(); ++i)
-    attachments_.push_back(selected[i].unit->attach(std::make_shared<SpanOfUnit>(calls_, i), Order::kProfiler));
+  for (size_t i = 0; i < units.size(); ++i)
+    attachments_.push_back(units[i].second->attach(std::make_shared<SpanOfUnit>(calls_, i), Order::kProfiler));
 }
 
 const UnitSpanName* find_unit(const AllUnitCalls& all, uint64_t thread, int64_t node) {

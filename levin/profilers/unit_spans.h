@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "levin/nn/interceptor.h"
@@ -64,6 +65,9 @@ class UnitSpans {
   std::shared_ptr<UnitCalls> calls_;
   std::vector<Attachment> attachments_;
 };
+
+/// The units of a model, with the names of their spans; none where only the model itself is one.
+std::vector<std::pair<UnitSpanName, Unit*>> named_units(torch::nn::Module& root);
 
 /// The calls of several models.
 using AllUnitCalls = std::vector<std::shared_ptr<UnitCalls>>;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
+
+#include "levin/report/tensor_cores.h"
 
 namespace levin::report {
 namespace {
@@ -119,6 +122,12 @@ std::vector<GpuSummary> summarize_gpus(const TraceEvents& trace, const OpTree& t
 
 TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree) {
   const auto uses = tensor_core_names(trace, false), uses_compat = tensor_core_names(trace, true);
+  std::vector<std::pair<bool, bool>> kinds(trace.names.size());
+  for (const auto& event : trace.device) {
+    auto& kind = kinds[event.name];
+    if (event.kind == DeviceKind::kKernel && kind == std::pair(false, false))
+      kind = {uses_tf32(trace.name(event.name)), changes_memory_format(trace.name(event.name))};
+  }
   TensorCoreTimes times;
   for (const auto& event : trace.device) {
     if (event.kind != DeviceKind::kKernel) continue;
@@ -137,6 +146,9 @@ TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree) 
     if (node.is_lowest_eligible) {
       times.of_eligible += event.duration;
       times.of_eligible_used += used;
+      const auto [tf32, memory_format] = kinds[event.name];
+      if (tf32) times.tf32 += event.duration;
+      if (memory_format) times.memory_format += event.duration;
     }
   }
   return times;

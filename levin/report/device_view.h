@@ -28,6 +28,8 @@ struct TensorCoreTimes {
   Ns all_used = 0, of_operators_used = 0, of_eligible_used = 0;
   /// The same by the list of the old plugin.
   Ns all_used_compat = 0, of_operators_used_compat = 0;
+  /// Of `of_eligible`: kernels in TF32, and kernels that only change the memory format of images.
+  Ns tf32 = 0, memory_format = 0;
 };
 
 std::vector<GpuSummary> summarize_gpus(const TraceEvents& trace, const OpTree& tree, const StepView& steps);

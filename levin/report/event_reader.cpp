@@ -248,6 +248,10 @@ void EventReader::read_device(const Raw& raw, const Span& span, DeviceKind kind)
         properties.blocks_per_sm = number_of(value).value_or(-1);
       } else if (key == "est. achieved occupancy %") {
         properties.occupancy = number_of(value).value_or(-1);
+      } else if (key == "Unit") {
+        event.unit = name_of(value);
+      } else if (key == "Phase") {
+        event.is_backward = text_of(value) == "backward";
       }
     }
   }

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "levin/report/device_view.h"
 #include "levin/report/flops.h"
@@ -26,6 +27,7 @@ class ModuleReader {
 
   std::vector<ModuleRow> read() {
     add_rows();
+    add_units_of_kernels();
     if (rows_.empty()) return {};
     place_operators();
     add_operators();
@@ -56,6 +58,27 @@ class ModuleReader {
       row.host_total += host.duration;
       row.host_self += host.duration;
       if (parent != kNoRow) rows_[static_cast<size_t>(parent)].host_self -= host.duration;
+    }
+  }
+
+  // Kernels of a replayed graph name their unit; no span of it is in the trace. The units around it are in its path.
+  void add_units_of_kernels() {
+    std::map<std::string, int> rows;
+    for (size_t i = 0; i < rows_.size(); ++i) rows.emplace(rows_[i].name, static_cast<int>(i));
+    for (const auto& event : trace_.device) {
+      if (event.unit == 0 || row_of_unit_.contains(event.unit)) continue;
+      const auto& path = trace_.name(event.unit);
+      int parent = kNoRow;
+      for (size_t end = 0; end != std::string::npos;) {
+        end = path.find('.', end + 1);
+        const auto [at, is_new] = rows.emplace(path.substr(0, end), static_cast<int>(rows_.size()));
+        if (is_new)
+          rows_.push_back({.name = at->first,
+                           .parent = parent,
+                           .depth = parent == kNoRow ? 0 : rows_[static_cast<size_t>(parent)].depth + 1});
+        parent = at->second;
+      }
+      row_of_unit_[event.unit] = parent;
     }
   }
 
@@ -107,7 +130,17 @@ class ModuleReader {
   }
 
   void add_device_work() {
+    std::unordered_map<int, uint32_t> last_launch;
     for (const auto& event : trace_.device) {
+      if (event.unit != 0) {
+        const int place = row_of_unit_.at(event.unit);
+        auto& row = rows_[static_cast<size_t>(place)];
+        (event.is_backward ? row.backward_device : row.forward_device) += event.duration;
+        row.device_self += event.duration;
+        const auto [at, is_new] = last_launch.emplace(place, event.correlation);
+        row.occurrences += is_new || std::exchange(at->second, event.correlation) != event.correlation;
+        continue;
+      }
       if (event.launch == kNone) continue;
       const auto owner = owner_of(trace_, tree_, event);
       const auto& call = trace_.calls[event.launch];
@@ -148,6 +181,7 @@ class ModuleReader {
   SpanIndex index_;
   std::vector<ModuleRow> rows_;
   std::unordered_map<uint32_t, int> row_of_;
+  std::unordered_map<uint32_t, int> row_of_unit_;
   std::vector<int> forward_, backward_;
 };
 

@@ -32,6 +32,7 @@ class Rules {
     sync();
     cpu_tensors();
     precision();
+    memory_format();
     host_bound();
     checkpoints();
     memory_limit();
@@ -118,17 +119,34 @@ class Rules {
 
   void precision() {
     const auto& times = report_.tensor_cores;
-    const auto slow = static_cast<double>(times.of_eligible - times.of_eligible_used);
+    const auto slow = static_cast<double>(times.of_eligible - times.of_eligible_used - times.memory_format);
+    const auto tf32 = static_cast<double>(times.tf32), of = static_cast<double>(times.of_operators);
     const bool has_cores = std::any_of(trace_.devices.begin(), trace_.devices.end(),
                                        [](const DeviceInfo& info) { return info.major >= 7; });
-    if (!has_cores || times.of_operators == 0 || slow < 0.1 * static_cast<double>(times.of_operators)) return;
+    if (!has_cores || times.of_operators == 0) return;
+    if (tf32 >= 0.2 * of)
+      add("tf32_matmul", "Matrix products and convolutions are in TF32",
+          fmt::format("{:.0f} % of the time of kernels is on tensor cores, but in TF32: 16 bits take half the time",
+                      100 * tf32 / of),
+          "precision = \"bf16-mixed\"", tf32 / steps_ / 2);
+    if (slow < 0.1 * of) return;
     const auto what_if = std::find_if(report_.what_if.begin(), report_.what_if.end(),
                                       [](const WhatIf& what) { return what.id == "bf16"; });
     const double cost = what_if == report_.what_if.end() ? slow / steps_ / 2 : what_if->saved_us * 1e3;
     add("fp32_matmul", "Matrix products do not use the tensor cores",
         fmt::format("{:.0f} % of the time of kernels is in operators that could use tensor cores and do not",
-                    100 * slow / static_cast<double>(times.of_operators)),
+                    100 * slow / of),
         "precision = \"bf16-mixed\", or float32_matmul_precision = \"high\" (TF32)", cost);
+  }
+
+  // cuDNN's quick kernels take NHWC: other images are copied before and after each of them.
+  void memory_format() {
+    const double cost = static_cast<double>(report_.tensor_cores.memory_format) / steps_;
+    if (share(cost) < 0.01) return;
+    add("memory_format", "Convolutions copy their images to another memory format",
+        fmt::format("{:.1f} % of the step ({:.3f} ms) are kernels nchwToNhwc, nhwcToNchw and the like",
+                    100 * share(cost), ms(cost)),
+        "channels_last = true: the model's weights and its images in torch.channels_last", cost);
   }
 
   void host_bound() {
@@ -138,7 +156,12 @@ class Rules {
       if (gpu.utilization < 0.5)
         low += fmt::format("{}GPU {} {:.1f} %", low.empty() ? "" : ", ", gpu.device, 100 * gpu.utilization);
     }
-    if (low.empty() || share(cost) < 0.2) return;
+    if (report_.gpus.empty() || share(cost) < 0.1) return;
+    if (low.empty() || share(cost) < 0.2)
+      return add(
+          "host_bound", "The device waits for the host between kernels",
+          fmt::format("for {:.1f} % of the step ({:.3f} ms) nothing was launched yet", 100 * share(cost), ms(cost)),
+          "compile = true (CUDA graphs); a larger batch_size", cost);
     double kernels = 0, time = 0;
     for (const auto& row : report_.kernels) {
       kernels += static_cast<double>(row.calls);
@@ -287,7 +310,7 @@ std::vector<WhatIf> estimate(const TraceReport& report) {
       static_cast<double>(report.idle[IdleCause::kHost] + report.idle[IdleCause::kLaunch]) / count);
   // Products that do not use tensor cores become faster by the ratio of the peaks; 4 at most, as no kernel reaches it.
   const auto& times = report.tensor_cores;
-  const auto slow = static_cast<double>(times.of_eligible - times.of_eligible_used) / count;
+  const auto slow = static_cast<double>(times.of_eligible - times.of_eligible_used - times.memory_format) / count;
   const auto device = report.gpus.empty() ? std::string() : report.gpus[0].info.name;
   const auto half = peak_tflops(device, "bf16"), full = peak_tflops(device, "fp32");
   const double ratio = half && full ? std::min(*half / *full, 4.0) : 2;

@@ -108,9 +108,20 @@ constexpr std::array<std::string_view, 56> kOperators{
 }  // namespace
 
 bool uses_tensor_cores(std::string_view kernel, bool tb_compat) {
-  if (has_any(kernel, kOldParts)) return true;
-  if (tb_compat || is_simt(kernel)) return false;
-  return has_any(kernel, kNewParts);
+  if (tb_compat) return has_any(kernel, kOldParts);
+  return !is_simt(kernel) && (has_any(kernel, kOldParts) || has_any(kernel, kNewParts));
+}
+
+bool uses_tf32(std::string_view kernel) {
+  if (has_any(kernel, std::array<std::string_view, 2>{"tf32", "nvjet_sss"})) return !is_simt(kernel);
+  // s1688 alone is TF32; Turing's kernels of this shape say that they take 16 bits.
+  return kernel.find("s1688") != std::string_view::npos && kernel.find("f16") == std::string_view::npos &&
+         kernel.find("fp16") == std::string_view::npos;
+}
+
+bool changes_memory_format(std::string_view kernel) {
+  return has_any(kernel,
+                 std::array<std::string_view, 3>{"nchwToNhwcKernel", "nhwcToNchwKernel", "tensorTransformGeneric"});
 }
 
 bool could_use_tensor_cores(std::string_view operator_name) {

@@ -92,7 +92,11 @@ struct DeviceEvent {
   int64_t bytes = -1;
   int16_t device = 0;
   DeviceKind kind = DeviceKind::kKernel;
-  bool is_communication = false;
+  bool is_communication : 1 = false;
+  /// Of `unit`.
+  bool is_backward : 1 = false;
+  /// The unit that launched it, where the trace says so itself (kernels of a replayed graph); 0: it does not.
+  uint32_t unit = 0;
 
   Ns end() const { return start + duration; }
 };

@@ -10,6 +10,8 @@
 #include "levin/strategies/expert_parallel.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/gemini.h"
+#include "levin/strategies/model_parallel.h"
+#include "levin/strategies/pipeline_parallel.h"
 #include "levin/strategies/single_device.h"
 #include "levin/strategies/tensor_parallel.h"
 #include "levin/strategies/zero.h"
@@ -28,6 +30,8 @@ const std::vector<NamedStrategy>& registry() {
              ZeroStrategy::names(),
              GeminiStrategy::names(),
              TensorStrategy::names(),
+             PipelineStrategy::names(),
+             ModelParallelStrategy::names(),
              ContextStrategy::names(),
              ExpertStrategy::names(),
          })
@@ -40,9 +44,11 @@ const std::vector<NamedStrategy>& registry() {
 /// Ways to start processes that are strategies elsewhere.
 constexpr std::array kStarters{"ddp_spawn", "ddp_fork", "ddp_notebook"};
 
-const NamedStrategy& find_named(const std::string& name) {
+NamedStrategy find_named(const std::string& name) {
   for (const auto& each : registry())
     if (name == each.name) return each;
+  // "model_parallel:dp_shard=2,tp=2"
+  if (name.starts_with("model_parallel:")) return ModelParallelStrategy::named(name);
   for (const std::string starter : kStarters)
     LEVIN_CHECK(!name.starts_with(starter), "[strategy] \"", name,
                 "\" is not needed: ranks are always processes of their own; \"ddp", name.substr(starter.size()),
@@ -86,7 +92,7 @@ std::unique_ptr<Strategy> make_strategy(const StrategyChoice& choice, int world_
       LEVIN_CHECK(!offload, "[strategy] options say themselves what they offload");
       return choice.make_(choice.options_);
     }
-    const auto& named = find_named(resolve_strategy_name(choice.name_, world_size));
+    const auto named = find_named(resolve_strategy_name(choice.name_, world_size));
     return offload ? make_offloaded(named) : named.make();
   };
   auto strategy = make();

@@ -627,7 +627,7 @@ std::vector<NamedStrategy> DdpStrategy::names() {
 }
 
 StateLayout DdpStrategy::layout_over(int ranks) const {
-  return {.ranks = ranks, .gradient_buckets = true};
+  return {.ranks = ranks, .gradient_buckets = ranks > 1};  // alone there is nothing to reduce
 }
 
 std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module) {

@@ -58,6 +58,14 @@ ShardingPlan plan_of(const FsdpOptions& options) {
 
 FsdpStrategy::FsdpStrategy(const FsdpOptions& options) : ShardedStrategy(plan_of(options)) {}
 
+FsdpStrategy::FsdpStrategy(FsdpOptions options, int ranks)
+    : ShardedStrategy([&] {
+        if (ranks == 1 && !options.cpu_offload) options.sharding_strategy = "none";
+        auto plan = plan_of(options);
+        plan.shard_size = ranks;
+        return plan;
+      }()) {}
+
 std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options) {
   return std::make_unique<FsdpStrategy>(options);
 }

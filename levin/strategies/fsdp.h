@@ -10,6 +10,8 @@ namespace levin {
 class FsdpStrategy : public detail::ShardedStrategy {
  public:
   explicit FsdpStrategy(const FsdpOptions& options);
+  /// Over groups of `ranks` neighbouring ranks; groups have copies. One rank: parameters stay full, as in "none".
+  FsdpStrategy(FsdpOptions options, int ranks);
   static std::vector<NamedStrategy> names();
 };
 

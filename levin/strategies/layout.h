@@ -11,6 +11,10 @@
 
 #include "levin/nn/policy.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace levin {
 
 namespace detail {
@@ -59,6 +63,8 @@ struct StateLayout {
   std::optional<UnitPolicy> units = {};
   std::optional<UnitPolicy> checkpointing = {};
   bool offload_activations = false;
+  /// What is done to a module before its state is sharded: leaves what a rank has of layers that ranks share.
+  std::function<void(torch::nn::Module& module)> split_module = {};
   /// Why memory estimates do not know the strategy; empty: they do.
   std::string not_estimated = {};
 

@@ -1,9 +1,15 @@
 #include "levin/strategies/module_sync.h"
 
+#include "levin/core/error.h"
+
 namespace levin {
 
 std::string ModuleSync::prepare_capture(bool) {
   return "its strategy does not say that its part of a step can be captured";
+}
+
+Tensor ModuleSync::run_microbatches(const MicrobatchStep&) {
+  throw Error("[strategy] this strategy does not compute a batch in parts");
 }
 
 void run_backward(std::span<ModuleSync* const> modules, const Tensor& loss, const std::function<void()>& backward) {

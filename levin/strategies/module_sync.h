@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -23,6 +24,18 @@ class UnevenInputs {
   /// This rank has made its last step. Returns when all have; parameters and buffers are then those of a rank that made
   /// the most.
   virtual void end() = 0;
+};
+
+/// A step over a batch in parts.
+struct MicrobatchStep {
+  /// Rows of each part.
+  std::vector<int64_t> rows;
+  /// What each part is like (shapes and dtypes); the same on ranks that work on it together.
+  std::vector<std::string> shapes;
+  /// The user's step on one part: returns its loss.
+  std::function<Tensor(size_t part)> forward;
+  /// What backward starts from, for a loss (loss scaling).
+  std::function<Tensor(const Tensor& loss)> scale;
 };
 
 /// What a strategy does around one module that was set up with it. All calls are made by Fabric, in this order, each
@@ -64,6 +77,15 @@ class ModuleSync {
   virtual uint64_t layout_version() const { return 0; }
   /// False: memory that it keeps from step to step is about to move, so a capture had better wait for a later step.
   virtual bool is_settled() const { return true; }
+
+  /// In how many parts a batch of that many rows is computed, forward and backward of all parts in one call; 0: it is
+  /// not computed in parts, and forward and backward are the caller's.
+  virtual int microbatches(int64_t /*rows*/) { return 0; }
+  /// Runs forward and, where gradients are enabled, backward of all parts. Returns the mean of their losses, weighted
+  /// by rows, without a graph; the same on every rank that works on the batch.
+  virtual Tensor run_microbatches(const MicrobatchStep& step);
+  /// A text of the rank that computed the losses of the last run, on every rank that worked on the batch.
+  virtual std::string share_text(std::string text) { return text; }
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
+#include "levin/distributed/mesh.h"
 #include "levin/nn/context/share.h"
 #include "levin/nn/experts/split.h"
 #include "levin/nn/policy.h"
@@ -102,6 +104,19 @@ struct FsdpOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
+/// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks
+/// (dp_shard x cp), in copies (dp_replicate).
+struct ModelParallelOptions {
+  /// How many ranks each kind takes; their product is the number of ranks, and one may be -1.
+  ParallelSizes mesh = {.dp_shard = -1};
+  /// Between split regions a rank of tp has a part of the sequence (TensorParallelOptions).
+  bool sequence_parallel = false;
+  /// How modules are split over tp. Empty: what the models say of themselves.
+  TensorPlan plan = {};
+  /// How state is sharded: "full" or "grad_op"; the mesh says over which ranks.
+  FsdpOptions fsdp = {};
+};
+
 /// Where a part of the training state lives, in DeepSpeed's words.
 struct ZeroOffload {
   /// "none", "cpu", "nvme".
@@ -190,6 +205,39 @@ struct GeminiOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
+/// Strategy "pipeline": the model is cut into stages, and each rank has some of them. A batch is computed in
+/// micro-batches that follow each other through the stages (docs/parallelism.md).
+struct PipelineOptions {
+  /// Ranks of one pipeline; the ranks are that many pipelines, of which gradients are averaged. 0: all ranks.
+  int size = 0;
+  /// "gpipe", "1f1b", "interleaved", "zb1p", "zbv" (levin/strategies/pipeline/schedule.h).
+  std::string schedule = "1f1b";
+  /// Stages of a rank; 0: as the schedule has them. Only "interleaved" takes another number.
+  int chunks = 0;
+  /// In how many parts a batch is computed; sizes differ by one row at most. 0: twice the ranks of a pipeline, or fewer
+  /// when the batch has fewer rows.
+  int microbatches = 0;
+  /// Of which units stages are made, in the order of registration. None: the blocks that repeat (policy::repeated()).
+  std::optional<UnitPolicy> units = {};
+  /// "units": every stage has as many units. "parameters": the largest stage has as few parameters as possible; what is
+  /// before and behind the units counts too.
+  std::string balance = "units";
+  /// What each unit costs, in any measure (measure_unit_costs); the most expensive stage is as cheap as possible.
+  std::vector<double> costs = {};
+  /// Names of the units that begin the second stage, the third, ...; they decide alone.
+  std::vector<std::string> cut_before = {};
+  /// Modules and parameters besides the units belong to the stage that is registered before them. Names that begin so
+  /// belong to the first stage, to the last one, or to every stage, which then sums their gradients.
+  std::vector<std::string> first_stage = {};
+  std::vector<std::string> last_stage = {};
+  std::vector<std::string> every_stage = {};
+  /// Every rank starts from rank 0's values. A deferred module starts from its own seed.
+  bool sync_module_states = true;
+  /// "auto", "gloo", "nccl", as in DdpOptions.
+  std::string process_group_backend = "auto";
+  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
 /// The strategy that has these options; an Error, one line, for what cannot be. Options of any type can be chosen that
 /// have such a function in their namespace (levin/strategies/choice.h).
 std::unique_ptr<Strategy> strategy_of(const DdpOptions& options);
@@ -197,6 +245,8 @@ std::unique_ptr<Strategy> strategy_of(const FsdpOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ZeroOptions& options);
 std::unique_ptr<Strategy> strategy_of(const GeminiOptions& options);
 std::unique_ptr<Strategy> strategy_of(const TensorParallelOptions& options);
+std::unique_ptr<Strategy> strategy_of(const PipelineOptions& options);
+std::unique_ptr<Strategy> strategy_of(const ModelParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ContextParallelOptions& options);
 std::unique_ptr<Strategy> strategy_of(const ExpertParallelOptions& options);
 

@@ -36,6 +36,9 @@ class ForwardingCollective : public Collective {
   }
   bool is_stream_work() const override { return inner_.is_stream_work(); }
   void watch_work(std::function<bool()> is_done) override { inner_.watch_work(std::move(is_done)); }
+  std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages) override {
+    return inner_.start(operation, std::move(messages));
+  }
   void set_before_abort(std::function<void()> action) override { inner_.set_before_abort(std::move(action)); }
 
  protected:

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 
 #include "levin/core/each_tensor.h"
 #include "levin/core/error.h"
+#include "levin/fabric/microbatches.h"
 
 namespace levin {
 
@@ -89,7 +91,8 @@ class AnyBatch {
         size_([](void* p) { return detail_size(*static_cast<B*>(p)); }),
         each_([](void* p, void (*f)(void*, const Tensor&), void* to) {
           levin::each_tensor(*static_cast<B*>(p), [&](const Tensor& t) { f(to, t); });
-        }) {}
+        }),
+        split_([](void* p, const std::vector<int64_t>& rows) { return split_typed(*static_cast<B*>(p), rows); }) {}
 
   /// The batch itself; an Error when it is of another type.
   template <class B>
@@ -100,6 +103,8 @@ class AnyBatch {
   /// Samples: the first size of the first tensor that has one, else 1.
   int64_t size() const { return batch_ ? size_(batch_) : 1; }
   bool empty() const { return batch_ == nullptr; }
+  /// Parts of so many rows, which own what they refer to. An Error when the batch cannot be copied.
+  std::vector<AnyBatch> split(const std::vector<int64_t>& rows) const { return split_(batch_, rows); }
   /// Every tensor of it.
   template <class F>
   void each_tensor(F&& f) const {
@@ -118,10 +123,26 @@ class AnyBatch {
     return size > 0 ? size : 1;
   }
 
+  template <class B>
+  static std::vector<AnyBatch> split_typed(const B& batch, const std::vector<int64_t>& rows) {
+    std::vector<AnyBatch> parts;
+    if constexpr (std::is_copy_constructible_v<B>) {
+      for (auto& part : detail::split_rows(batch, rows)) {
+        const auto own = std::make_shared<B>(std::move(part));
+        parts.emplace_back(*own).owner_ = own;
+      }
+    } else {
+      LEVIN_CHECK(sizeof(B) == 0, "[batch] batches of this type cannot be copied, and so not be split");
+    }
+    return parts;
+  }
+
   void* batch_ = nullptr;
+  std::shared_ptr<void> owner_;
   const std::type_info* type_ = nullptr;
   int64_t (*size_)(void*) = nullptr;
   void (*each_)(void*, void (*)(void*, const Tensor&), void*) = nullptr;
+  std::vector<AnyBatch> (*split_)(void*, const std::vector<int64_t>&) = nullptr;
 };
 
 }  // namespace levin

@@ -92,7 +92,7 @@ TEST(Mesh, SizesAreChecked) {
   const auto error = [&](std::vector<std::pair<std::string, int>> axes) -> std::string {
     return error_of([&] { Mesh mesh(one, axes); });
   };
-  EXPECT_EQ(error({{"data", 2}, {"tensor", 2}}), "[mesh] data 2 x tensor 2 needs 4 ranks, and there is 1");
+  EXPECT_EQ(error({{"data", 2}, {"tensor", 2}}), "[mesh] data 2 x tensor 2 = 4, and there is 1 rank");
   EXPECT_THAT(error({{"data", 1}, {"data", 1}}), HasSubstr("\"data\" stands twice"));
   EXPECT_THAT(error({{"data", 0}}), HasSubstr("size 0"));
   EXPECT_THAT(error({{"data", -1}, {"tensor", -1}}), HasSubstr("only one axis may be -1"));
@@ -101,6 +101,47 @@ TEST(Mesh, SizesAreChecked) {
   EXPECT_EQ(mesh.size("data"), 1);
   EXPECT_THROW(mesh.group("dat"), Error);
   EXPECT_THROW(split_group(*one, {{0}, {0}}, "x"), Error);
+}
+
+TEST(Mesh, ParallelAxesNestAndFold) {
+  run_ranks(8, [](Collective& group) {
+    const Mesh mesh(borrow(group), ParallelSizes{.pp = 1, .dp_replicate = 2, .dp_shard = -1, .tp = 2, .ep = 2});
+    const int rank = group.rank();
+    EXPECT_EQ(mesh.coordinate("dp_replicate"), rank / 4);
+    EXPECT_EQ(mesh.coordinate("dp_shard"), rank / 2 % 2);
+    EXPECT_EQ(mesh.coordinate("tp"), rank % 2);
+    EXPECT_EQ(mesh.coordinate("batch"), rank / 2);
+    EXPECT_EQ(mesh.size("loss"), 4);
+    EXPECT_EQ(mesh.size("expert_shard"), 1);
+    EXPECT_EQ(mesh.size("expert_loss"), 2);
+    EXPECT_EQ(&mesh.group("fsdp"), &mesh.group("dp_shard"));
+    EXPECT_EQ(&mesh.group("fsdp"), &mesh.group("ep"));
+    EXPECT_EQ(mesh.rank_at("dp_shard", 1), rank | 2);
+    const auto sum_over = [&](const char* axis) {
+      auto sum = at::scalar_tensor(1 << rank);
+      mesh.group(axis).all_reduce(sum);
+      return sum.item<int>();
+    };
+    EXPECT_EQ(sum_over("fsdp"), (rank % 2 ? 0b1010 : 0b101) << rank / 4 * 4);
+    EXPECT_EQ(sum_over("loss"), rank % 2 ? 0b10101010 : 0b1010101);
+    EXPECT_EQ(sum_over("dp_replicate"), 0b10001 << rank % 4);
+    EXPECT_EQ(sum_over("pp"), 1 << rank);
+  });
+}
+
+TEST(Mesh, ParallelSizesSayTheirProduct) {
+  const auto error = [](const ParallelSizes& sizes, int ranks) { return error_of([&] { (void)sizes.over(ranks); }); };
+  EXPECT_EQ(error({.pp = 2, .dp_shard = 3, .tp = 2}, 8), "[mesh] pp 2 x dp_shard 3 x tp 2 = 12, and there are 8 ranks");
+  EXPECT_EQ(error({.dp_shard = -1, .tp = 3}, 8),
+            "[mesh] dp_shard -1 x tp 3 needs a multiple of 3 ranks, and there are 8 ranks");
+  EXPECT_EQ(error({.dp_shard = 2, .cp = 2, .ep = 3}, 4),
+            "[mesh] ep 3 does not divide dp_shard 2 x cp 2 = 4, over which experts are spread");
+  EXPECT_THAT(error({.tp = 0}, 4), HasSubstr("axis \"tp\" has size 0"));
+  const auto sizes = ParallelSizes{.pp = 2, .dp_shard = -1, .cp = 2, .tp = 2, .ep = -1}.over(16);
+  EXPECT_EQ(sizes.dp_shard, 2);
+  EXPECT_EQ(sizes.ep, 4);
+  EXPECT_EQ(sizes.product(), 16);
+  EXPECT_EQ(sizes.text(), "pp 2 x dp_shard 2 x cp 2 x tp 2 x ep 4");
 }
 
 }  // namespace

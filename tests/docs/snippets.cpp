@@ -34,6 +34,7 @@
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>
 #include <levin/memory/estimate.h>
+#include <levin/strategies/pipeline/drawing.h>
 #include <levin/testing/ranks.h>
 #include <levin/trainer/callbacks/early_stopping.h>
 #include <levin/trainer/callbacks/gradient_accumulation_scheduler.h>
@@ -762,6 +763,11 @@ void parallelism(const levin::Placement& placement, c10::Device device, const st
 auto ranks = levin::join_group(placement, device);                      // every rank
 auto model = levin::models::open_model(folder, {.device = device, .ranks = ranks});
 auto rows = levin::generate(model.decoder, prompts, options);           // every rank, with the same prompts
+}
+void parallelism_pipeline_schedules() {
+auto schedule = levin::make_pipeline_schedule("zb1p", /*ranks=*/4, /*microbatches=*/8);
+auto played = levin::simulate(schedule, {.forward = 1, .backward_input = 1.2, .backward_weight = 0.8, .transfer = 0.1});
+levin::write_drawing("zb1p.svg", picture_of(timeline_of(schedule, played)));
 }
 void parallelism_context(levin::models::Decoder model, const at::Tensor& tokens, const levin::Mesh& mesh) {
 levin::Fabric fabric({.strategy = levin::ContextParallelOptions{.size = 4}, .devices = 8});  // 2 batches over 4 ranks each

@@ -49,6 +49,7 @@ TEST(Matmul, WordsOfTheVariable) {
   EXPECT_EQ(detail::gemm_wish("lt"), GemmWish::kLt);
   EXPECT_EQ(detail::gemm_wish("first"), GemmWish::kFirst);
   EXPECT_EQ(detail::gemm_wish("torch"), GemmWish::kTorch);
+  EXPECT_EQ(detail::gemm_wish("best"), GemmWish::kBest);
   EXPECT_THAT(testing::error_of([] { detail::gemm_wish("cublas"); }), HasSubstr("LEVIN_GEMM"));
 }
 

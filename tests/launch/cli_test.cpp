@@ -43,8 +43,8 @@ TEST(Cli, AnUnknownCommandIsToldTheNearest) {
   EXPECT_EQ(child.wait(), 1);
   EXPECT_EQ(child.err(),
             "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: fit, validate, test, predict, "
-            "recipes, run, pack, data, memory, new, inspect, convert, score, generate, serve, tokenize, report, "
-            "completion)\n");
+            "recipes, run, pack, data, memory, pipeline, new, inspect, convert, score, generate, serve, tokenize, "
+            "report, completion)\n");
 }
 
 TEST(Cli, NewWritesAProjectOnce) {

@@ -106,6 +106,25 @@ TEST_F(Recipes, ResidualNetworkOnCifarInSixteenBits) {
   }
 }
 
+TEST_F(Recipes, ResidualNetworkOnAFolderOfJpegs) {
+  const auto images = (folder_ / "images").string();
+  for (const std::string runs : {"drawn", "again"}) {
+    Process child(words("fit", "resnet50_images",
+                        {"--data.folder=" + images, "--data.val=" + images, "--data.drawn=100", "--data.image_size=32",
+                         "--data.num_workers=" + std::string(runs == "drawn" ? "0" : "1"), "--model.name=resnet18",
+                         "--model.channels_last=" + std::string(runs == "drawn" ? "false" : "true"),
+                         "--data.batch_size=2", "--data.eval_batch_size=2", "--trainer.limit_train_batches=1",
+                         "--trainer.max_epochs=1", "--trainer.precision=32-true"},
+                        runs));
+    ASSERT_EQ(child.wait(), 0) << child.err();
+    EXPECT_THAT(child.err(), HasSubstr("val_acc"));
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(images), fs::directory_iterator()), 10);
+  Process child(words("fit", "resnet50_images"));
+  EXPECT_EQ(child.wait(), 1);
+  EXPECT_THAT(child.err(), HasSubstr("data.folder must name the training images"));
+}
+
 TEST_F(Recipes, MissingDataIsOneLineThatSaysWhereToPutIt) {
   Process child(words("fit", "vit_cifar10", kSmallVit), {"HOME=" + folder_.string(), "LEVIN_DATA"});
   EXPECT_EQ(child.wait(), 1);

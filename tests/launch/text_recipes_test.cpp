@@ -5,6 +5,7 @@
 #include <iterator>
 #include <sstream>
 
+#include <ATen/ops/linalg_svdvals.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -167,7 +168,37 @@ TEST_F(TextRecipes, ShardedRunIsSavedWhole) {
   EXPECT_TRUE(model.decoder->tokens->weight.equal(before.decoder->tokens->weight.to(at::kBFloat16)));
 }
 
+TEST_F(TextRecipes, AdaptersOverQuantizedWeights) {
+  const std::vector<std::string> common{"--trainer.max_steps=4", "--model.lora.rank=2", "--model.quantize=int8-weights",
+                                        "--data.generated=40"};
+  fit("finetune_lm", "llama", "lm", joined(common, {"--trainer.precision=bf16-true"}));
+  auto base = models::open_model(kTextTasks / "llama");
+  models::load_lora(base, saved("lm"));
+  double change = 0;
+  for (const auto& parameter : models::lora_parameters(base)) change += parameter.abs().sum().item<double>();
+  EXPECT_GT(change, 0);
+  // Merged into weights that are not quantized.
+  fit("text_classification", "llama", "classes", common);
+  const auto merged = models::open_model(saved("classes"));
+  const auto before = models::open_model(kTextTasks / "llama").decoder->named_parameters();
+  int64_t changed = 0;
+  for (const auto& parameter : merged.decoder->named_parameters()) {
+    const auto* old = before.find(parameter.key());
+    if (!old || old->dim() != 2 || old->sizes() != parameter.value().sizes() || old->equal(parameter.value())) continue;
+    const auto sizes = at::linalg_svdvals(parameter.value().detach() - old->detach());
+    EXPECT_GT(sizes[0].item<double>(), 1e-5) << parameter.key();
+    EXPECT_LT(sizes[6].item<double>(), 1e-6)
+        << parameter.key() << ": more than adapters of rank 2 of queries, keys and values changed";
+    ++changed;
+  }
+  EXPECT_GT(changed, 0);
+}
+
 TEST_F(TextRecipes, MistakesAreOneLine) {
+  EXPECT_THAT(mistake("finetune_lm", "llama", {"--data.generated=40", "--model.quantize=nf4"}),
+              HasSubstr("set model.lora.rank"));
+  EXPECT_THAT(mistake("finetune_lm", "llama", {"--data.generated=40", "--model.quantize=int5", "--model.lora.rank=2"}),
+              HasSubstr("int5"));
   EXPECT_THAT(mistake("text_classification", "../language/distilbert_sequence", {"--data.generated=20"}),
               HasSubstr("has no tokenizer"));
   fs::copy(kTextTasks / "distilbert", folder_ / "small");

@@ -8,6 +8,7 @@
 #include "levin/nn/unit.h"
 #include "levin/optim/optim.h"
 #include "levin/profilers/profile.h"
+#include "levin/report/report.h"
 #include "levin/testing/capture.h"
 #include "levin/testing/gpu.h"
 #include "levin/testing/temporary_folder.h"
@@ -125,6 +126,54 @@ TEST_F(ProfileGpu, ReplayedGraphsKeepTheNamesOfKernels) {
   int shared = 0;
   for (const auto& [name, count] : eager) shared += compiled.contains(name);
   EXPECT_GE(shared, 3) << "kernels of a replay have other names";
+}
+
+/// Kernels by name and unit, of forward or of backward.
+using KernelsOfUnits = std::map<std::pair<std::string, std::string>, int>;
+
+/// By the span of a unit that the launch of the kernel lies in.
+KernelsOfUnits eager_kernels(const Json& trace, const std::string& category, const std::string& spans_of) {
+  std::map<int64_t, Json> launches;
+  for (const auto& call : spans(trace, "cu"))  // cudaLaunchKernel, cuLaunchKernelEx
+    if (call["args"].contains("correlation")) launches[call["args"]["correlation"]] = call;
+  const auto units = spans(trace, spans_of, category);
+  KernelsOfUnits counts;
+  for (const auto& kernel : spans(trace, "", "kernel")) {
+    const auto launch = launches.find(kernel["args"]["correlation"]);
+    if (launch == launches.end()) continue;
+    std::string unit;
+    for (const auto& each : units)  // the innermost comes last
+      if (is_inside(launch->second, each)) unit = each["args"]["Unit"];
+    if (!unit.empty()) ++counts[{kernel["name"], unit}];
+  }
+  return counts;
+}
+
+KernelsOfUnits replayed_kernels(const Json& trace, const std::string& phase) {
+  KernelsOfUnits counts;
+  for (const auto& kernel : spans(trace, "", "kernel"))
+    if (kernel["args"].value("Phase", "") == phase) ++counts[{kernel["name"], kernel["args"]["Unit"]}];
+  return counts;
+}
+
+TEST_F(ProfileGpu, ReplayedGraphsKeepTheUnitsOfKernels) {
+  const auto eager = read_trace(train(false)->files().at(1));
+  const auto compiled_profile = train(true);
+  const auto compiled = read_trace(compiled_profile->files().at(1));
+  EXPECT_EQ(spans(compiled, "[CompiledStep]replay#", "user_annotation").size(), 2);
+  const auto forward = replayed_kernels(compiled, "forward"), backward = replayed_kernels(compiled, "backward");
+  ASSERT_FALSE(forward.empty());
+  ASSERT_FALSE(backward.empty());
+  EXPECT_EQ(forward, eager_kernels(eager, "python_function", "nn.Module: "));
+  EXPECT_EQ(backward, eager_kernels(eager, "user_annotation", "nn.Module backward: "));
+  // Those of the optimizer and of the loss belong to no unit.
+  EXPECT_LT(forward.size() + backward.size(), spans(compiled, "", "kernel").size());
+  // And the report has them.
+  const auto report = report::make_report({compiled_profile->files().at(1)});
+  std::map<std::string, report::Ns> times;
+  for (const auto& row : report.traces.at(0).modules) times[row.name] = row.device_total();
+  EXPECT_GT(times["first"], 0);
+  EXPECT_GT(times["last"], 0);
 }
 
 }  // namespace

@@ -69,6 +69,17 @@ struct ProfileTest : testing::FolderTest {
   }
 };
 
+// The first of the file: Kineto asks once in a process.
+TEST_F(ProfileTest, SaysNothing) {
+  const auto log = testing::captured_stderr([&] {
+    Profile profile({.schedule = std::nullopt, .dirpath = folder_});
+    profile.start();
+    at::ones({2, 2}).sum();
+    profile.stop();
+  });
+  EXPECT_EQ(log, "");
+}
+
 TEST_F(ProfileTest, WritesTracesThatToolsKnow) {
   Profile profile({.schedule = ProfilerSchedule{.wait = 1, .warmup = 1, .active = 2, .repeat = 2},
                    .record_shapes = true,

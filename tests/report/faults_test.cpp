@@ -19,6 +19,10 @@ using ::testing::IsEmpty;
 
 struct Program {
   double loader = 10;
+  /// The kernel of the products.
+  const char* product = "nvjet_tst_128x256_64x4";
+  /// Time of each kernel that changes the memory format for them, and between products that the host is late.
+  double memory_format = 0, late = 0;
   bool fp32 = false, sync = false, pageable = false, tiny = false, checkpoint = false, grows = false;
 };
 
@@ -42,12 +46,15 @@ TraceText trace_of(const Program& program, int steps = 4) {
     at += held + 4;
     ++id;
     const int products = 8;
-    const double length = program.tiny ? 20 : (985 - program.loader - held) / products;
+    const double length = program.tiny ? 20 : (985 - program.loader - held) / products - program.late;
     for (int i = 0; i < products; ++i) {
-      const double gap = program.tiny ? 100 : 8;
+      const double gap = program.tiny ? 100 : program.late > 0 ? length + program.late : 8;
       trace.op("aten::mm", at, 7, id).call("cudaLaunchKernel", at + 1, 5, id, id);
       device = std::max(device, at + 6);
-      trace.kernel(program.fp32 ? "ampere_sgemm_128x64_tn" : "nvjet_tst_128x256_64x4", device, length, id, id, 2, 40);
+      const double format = program.memory_format;
+      if (format > 0) trace.kernel("void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16>", device, format, id, id, 2, 40);
+      trace.kernel(program.fp32 ? "ampere_sgemm_128x64_tn" : program.product, device + format, length - format, id, id,
+                   2, 40);
       device += length;
       ++id;
       at += gap;
@@ -111,6 +118,34 @@ TEST(Faults, ProductsInFloat) {
   EXPECT_THAT(ids_of(report), ElementsAre("fp32_matmul"));
   EXPECT_THAT(report.recommendations[0].evidence, HasSubstr("100 %"));
   EXPECT_NEAR(*report.recommendations[0].cost_ms, 0.97 * 0.75, 0.02);
+}
+
+// Kernels of cuDNN and cuBLAS; those in 16 bits are clean.
+TEST(Faults, ProductsInTf32) {
+  for (const auto* kernel : {"sm90_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x128x32",
+                             "cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align4", "nvjet_sss_128x256_TNT"}) {
+    const auto report = report_of({.product = kernel});
+    EXPECT_THAT(ids_of(report), ElementsAre("tf32_matmul")) << kernel;
+    EXPECT_NEAR(*report.recommendations[0].cost_ms, 0.97 / 2, 0.02);
+    EXPECT_THAT(report.recommendations[0].option, HasSubstr("bf16-mixed"));
+  }
+  for (const auto* kernel : {"sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc",
+                             "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_tn"})
+    EXPECT_THAT(ids_of(report_of({.product = kernel})), IsEmpty()) << kernel;
+}
+
+TEST(Faults, MemoryFormatOfImages) {
+  const auto report = report_of({.memory_format = 20});
+  EXPECT_THAT(ids_of(report), ElementsAre("memory_format"));
+  EXPECT_NEAR(*report.recommendations[0].cost_ms, 0.16, 1e-6);
+  EXPECT_THAT(report.recommendations[0].option, HasSubstr("channels_last"));
+}
+
+TEST(Faults, HostBetweenKernels) {
+  const auto report = report_of({.late = 20});
+  EXPECT_THAT(ids_of(report), ElementsAre("host_bound"));
+  EXPECT_NEAR(*report.recommendations[0].cost_ms, 0.16, 0.03);
+  EXPECT_THAT(report.recommendations[0].option, HasSubstr("compile"));
 }
 
 TEST(Faults, TinyBatches) {

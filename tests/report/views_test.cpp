@@ -183,6 +183,34 @@ TEST(Modules, ForwardAndBackward) {
   EXPECT_EQ(fc1.flops, 1024);  // 2 * 8 * 16 * 4, as torch counts
 }
 
+TEST(Modules, KernelsOfAReplayedGraphNameTheirUnit) {
+  TraceText trace;
+  trace.devices(kH200).annotation("ProfilerStep#0", 0, 100, 1).call("cudaGraphLaunch", 5, 5, 2, 7);
+  const auto kernel = [&](double start, double duration, const char* unit, const char* phase) {
+    trace.device("kernel", "k", start, duration, 2, 7,
+                 "\"Unit\": \"" + std::string(unit) + "\", \"Phase\": \"" + phase + "\"");
+  };
+  kernel(20, 3, "net.first", "forward");
+  kernel(30, 4, "net.last.fc", "forward");
+  kernel(40, 5, "net.last.fc", "backward");
+  trace.device("kernel", "adam", 50, 6, 2, 7);
+  const auto report = report_of(trace);
+  ASSERT_EQ(report.modules.size(), 4u);
+  const auto &net = report.modules[0], &first = report.modules[1], &last = report.modules[2], &fc = report.modules[3];
+  EXPECT_EQ(net.name, "net");
+  EXPECT_EQ(first.name, "net.first");
+  EXPECT_EQ(fc.name, "net.last.fc");
+  EXPECT_EQ(fc.parent, 2);
+  EXPECT_EQ(last.parent, 0);
+  EXPECT_EQ(first.forward_device, 3000);
+  EXPECT_EQ(fc.forward_device, 4000);
+  EXPECT_EQ(fc.backward_device, 5000);
+  EXPECT_EQ(last.device_total(), 9000);
+  EXPECT_EQ(net.device_total(), 12000);
+  EXPECT_EQ(net.device_self, 0);
+  EXPECT_EQ(fc.occurrences, 1u);
+}
+
 TEST(TensorCores, NamesOfHopper) {
   for (const char* name :
        {"nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_192x192_64x4_1x2_h_bz_coopA_TNT",
@@ -195,6 +223,7 @@ TEST(TensorCores, NamesOfHopper) {
     EXPECT_TRUE(uses_tensor_cores(name)) << name;
   for (const char* name :
        {"ampere_sgemm_128x64_tn", "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_nn_align1>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute",
         "void at::native::vectorized_elementwise_kernel<4>", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"})
     EXPECT_FALSE(uses_tensor_cores(name)) << name;
   EXPECT_FALSE(uses_tensor_cores("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", true));

@@ -1,8 +1,6 @@
 // Training with models that several ranks have together, against one process on the whole batch.
 #include "levin/strategies/tensor_parallel.h"
 
-#include <cmath>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -10,20 +8,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "levin/checkpoint/checkpoint.h"
-#include "levin/checkpoint/module_state.h"
 #include "levin/devices/memory_counter.h"
-#include "levin/models/folder.h"
-#include "levin/models/vit.h"
 #include "levin/nn/checkpointing.h"
 #include "levin/nn/tensor/functions.h"
-#include "levin/nn/tie.h"
-#include "levin/optim/adam.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/forwarding_collective.h"
-#include "levin/testing/paths.h"
 #include "levin/testing/temporary_folder.h"
-#include "tests/strategies/training.h"
+#include "tests/strategies/parallel_training.h"
 
 namespace levin::tensor_training_tests {
 namespace {
@@ -32,116 +23,6 @@ using namespace levin::testing;
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-/// A model and a loss of it that is a mean over rows.
-struct Subject {
-  std::string name;
-  std::shared_ptr<torch::nn::Module> module;
-  std::function<Tensor(const Tensor&)> loss;
-  std::function<Tensor(int64_t)> batch;
-};
-
-Tensor tokens_of(int64_t step) {
-  torch::manual_seed(100 + step);
-  return torch::randint(0, 48, {4, 8}, torch::kLong);
-}
-
-Subject language(const std::string& folder) {
-  auto model = std::make_shared<models::LanguageModel>(
-      models::open_model(std::filesystem::path(source_dir()) / "tests/models/fixtures/language" / folder));
-  model->module().train();
-  const auto loss = [model](const Tensor& tokens) {
-    if (model->decoder) return model->decoder(tokens, models::next_tokens(tokens));
-    return torch::nn::functional::cross_entropy(model->encoder(tokens).flatten(0, 1), tokens.flip({1}).flatten());
-  };
-  return {folder, model->module().shared_from_this(), loss, tokens_of};
-}
-
-Subject vit() {
-  torch::manual_seed(1);
-  auto model = models::vit({.image_size = 8,
-                            .patch_size = 4,
-                            .num_layers = 2,
-                            .num_heads = 4,
-                            .hidden_dim = 16,
-                            .mlp_dim = 24,
-                            .num_classes = 3});
-  for (auto& parameter : model->parameters()) parameter.data().add_(torch::randn_like(parameter) * 0.1);
-  const auto loss = [model](const Tensor& images) mutable {
-    return (model->forward(images) * torch::linspace(-1, 1, 3)).tanh().mean();
-  };
-  return {"vit", model.ptr(), loss, [](int64_t step) {
-            torch::manual_seed(100 + step);
-            return torch::randn({4, 3, 8, 8});
-          }};
-}
-
-/// Gradients of no reduction here: the fixtures have dropout, which no two layouts draw alike.
-void without_dropout(Subject& subject) {
-  subject.module->eval();
-}
-
-struct Outcome {
-  std::vector<Tensor> losses, grads, params;
-  double norm = 0;
-};
-
-/// Ten steps of SGD with momentum; gradients are those of the first step, all tensors whole.
-Outcome trained(Collective& group, Subject subject, const TensorParallelOptions& options, int steps,
-                int accumulate = 1) {
-  without_dropout(subject);
-  if (group.rank() > 0)  // the values of rank 0 count
-    for (auto& parameter : unique_parameters(*subject.module)) parameter.data().add_(1);
-  const bool alone = group.size() == 1;
-  Trainee trainee(group, alone ? StrategyChoice("single_device") : StrategyChoice(options), *subject.module);
-  auto* strategy = dynamic_cast<TensorStrategy*>(&trainee.strategy());
-  const auto params = unique_parameters(*subject.module);
-  torch::optim::SGD optimizer(params, torch::optim::SGDOptions(0.05).momentum(0.9));
-  const auto whole = [&](const Tensor& parameter, const Tensor& value) {
-    const auto* known = strategy ? strategy->find(parameter) : nullptr;
-    return known ? strategy->splits()[0]->whole(*known, value) : value.detach().clone();
-  };
-  Outcome outcome;
-  for (int step = 0; step < steps; ++step) {
-    const auto batch = subject.batch(step);
-    const auto place = trainee.strategy().data_place();
-    const auto own = batch.chunk(place.size, 0)[static_cast<size_t>(place.rank)];
-    auto mean = torch::zeros({});
-    const auto parts = own.chunk(accumulate, 0);
-    for (size_t i = 0; i < parts.size(); ++i) {
-      trainee.set_sync(i + 1 == parts.size());
-      const auto loss = trainee.forward([&] { return subject.loss(parts[i]); }) / accumulate;
-      trainee.backward(loss);
-      mean += loss.detach();
-    }
-    if (place.size > 1) {
-      group.all_reduce(mean, ReduceOp::kMean);
-    }
-    outcome.losses.push_back(mean);
-    if (step == 0) {
-      outcome.norm = trainee.strategy().grad_norm(params, 2).item<double>();
-      for (const auto& param : params)
-        outcome.grads.push_back(whole(param, param.grad().defined() ? param.grad() : torch::zeros_like(param)));
-    }
-    optimizer.step();
-    clear_grads(params);
-  }
-  for (const auto& param : params) outcome.params.push_back(whole(param, param));
-  return outcome;
-}
-
-void expect_close(const std::vector<Tensor>& got, const std::vector<Tensor>& wanted, const std::string& what) {
-  ASSERT_EQ(got.size(), wanted.size());
-  for (size_t i = 0; i < got.size(); ++i) {
-    const auto scale = std::max(1.0, wanted[i].abs().max().item<double>());
-    ASSERT_EQ(got[i].sizes(), wanted[i].sizes()) << what << " " << i;
-    EXPECT_LT((got[i] - wanted[i]).abs().max().item<double>() / scale, 1e-5) << what << " " << i;
-  }
-}
-
-std::shared_ptr<Collective> one_rank() {
-  return join_group({}, at::kCPU);
-}
 
 struct TrainingCase {
   std::string name;
@@ -156,20 +37,11 @@ class TensorTraining : public ::testing::TestWithParam<TrainingCase> {};
 
 TEST_P(TensorTraining, EqualsOneProcess) {
   const auto& [case_name, ranks, options, names, steps] = GetParam();
-  std::vector<std::function<Subject()>> subjects;
-  for (const auto& name : names) subjects.push_back([name] { return name == "vit" ? vit() : language(name); });
   std::vector<Outcome> expected;
-  for (const auto& subject : subjects) expected.push_back(trained(*one_rank(), subject(), {}, steps));
-  run_ranks(ranks, [&, &given = options, count = steps](Collective& group) {
-    for (size_t i = 0; i < subjects.size(); ++i) {
-      auto subject = subjects[i]();
-      const auto name = subject.name;
-      const auto got = trained(group, std::move(subject), given, count);
-      expect_close(got.losses, expected[i].losses, name + " loss");
-      expect_close(got.grads, expected[i].grads, name + " gradient");
-      expect_close(got.params, expected[i].params, name + " parameter");
-      EXPECT_NEAR(got.norm, expected[i].norm, 1e-5 * std::max(1.0, expected[i].norm)) << name;
-    }
+  for (const auto& name : names) expected.push_back(trained(*one_rank(), subject_of(name), "single_device", steps));
+  run_ranks(ranks, [&, &given = options, count = steps, &all = names](Collective& group) {
+    for (size_t i = 0; i < all.size(); ++i)
+      expect_close(trained(group, subject_of(all[i]), given, count), expected[i], all[i]);
   });
 }
 
@@ -250,11 +122,11 @@ TEST(TensorParallel, ABlockSendsTwiceForwardAndTwiceBackward) {
 }
 
 TEST(TensorParallel, CheckpointedBlocksAndAccumulatedGradientsAreTheSame) {
-  const auto alone = trained(*one_rank(), language("llama"), {}, 3);
+  const auto alone = trained(*one_rank(), language("llama"), "single_device", 3);
   run_ranks(2, [&](Collective& group) {
     auto subject = language("llama");
     const auto checkpoints = attach_checkpointing(*subject.module, policy::by_class<models::DecoderBlock>());
-    const auto got = trained(group, std::move(subject), {.size = 2}, 3, /*accumulate=*/2);
+    const auto got = trained(group, std::move(subject), TensorParallelOptions{.size = 2}, 3, {.accumulate = 2});
     expect_close(got.grads, alone.grads, "gradient");
     expect_close(got.params, alone.params, "parameter");
   });
@@ -287,34 +159,6 @@ TEST(TensorParallel, MemoryIsDividedByTheRanks) {
     EXPECT_LT(split.second, kept * 0.7);
     EXPECT_LT(sequence.second, kept * 0.45);
   });
-}
-
-/// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the full parameters.
-std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
-                               const std::filesystem::path& from, const std::filesystem::path& to) {
-  auto subject = language("llama");
-  without_dropout(subject);
-  const auto params = unique_parameters(*subject.module);
-  Optimizer optimizer = optim::AdamW(params, {.lr = 1e-2});
-  Trainee trainee(group, choice, *subject.module);
-  optimizer = trainee.strategy().setup_optimizer(optimizer);
-  auto* shards = trainee.strategy().shards();
-  const State state{{"model", subject.module}, {"optimizer", optimizer}};
-  if (!from.empty()) load_checkpoint(from, state, {.shards = shards});
-  for (int step = first; step < last; ++step) {
-    const auto place = trainee.strategy().data_place();
-    const auto own = tokens_of(step).chunk(place.size, 0)[static_cast<size_t>(place.rank)];
-    trainee.backward(trainee.forward([&] { return subject.loss(own); }));
-    optimizer.step();
-    optimizer.zero_grad();
-  }
-  if (!to.empty() && (shards || group.rank() == 0))
-    save_checkpoint(to, state, {.world_size = group.size(), .shards = shards});
-  std::vector<Tensor> whole;
-  const auto all =
-      shards ? full_state_dict(*subject.module, *shards, {.rank0_only = false}) : module_state_dict(*subject.module);
-  for (const auto& [name, value] : all) whole.push_back(value.to_tensor().detach().clone());
-  return whole;
 }
 
 TEST(TensorParallel, CheckpointsDoNotDependOnTheRanks) {
@@ -394,7 +238,8 @@ TEST(TensorParallel, AModelThatDoesNotFitIsRefusedByName) {
     EXPECT_THAT(refused(plain, {}), HasSubstr("no module of SmallNet says how it is split"));
     EXPECT_THAT(refused(plain, {.plan = {{"a", TensorRole::kColumn}}}), HasSubstr("\"a\" is a Linear"));
     auto model = models::decoder(small(1));
-    EXPECT_THAT(refused(model, {.size = 3}), HasSubstr("tensor 3 needs a multiple of 3 ranks, and there are 2"));
+    EXPECT_THAT(refused(model, {.size = 3}),
+                HasSubstr("dp_replicate -1 x tp 3 needs a multiple of 3 ranks, and there are 2"));
     EXPECT_THAT(refused(model, {.plan = {{"block.*", TensorRole::kRegion}}}), HasSubstr("no module has a name as"));
     const auto before = model->blocks[0]->mlp->up->weight.sizes().vec();
     EXPECT_THAT(refused(model, {.plan = {{"blocks.0.mlp.up", TensorRole::kColumn}, {"norm", TensorRole::kVocabHead}}}),

@@ -7,6 +7,7 @@
 
 #include <torch/torch.h>
 
+#include "levin/fabric/microbatches.h"
 #include "levin/strategies/choice.h"
 #include "levin/testing/boring.h"
 #include "levin/testing/ranks.h"
@@ -48,6 +49,25 @@ class Trainee {
     std::vector<ModuleSync*> syncs;
     if (sync_) syncs.push_back(sync_.get());
     run_backward(syncs, loss, [&] { loss.backward({}, retain_graph); });
+  }
+
+  /// Forward and backward of a batch, in parts where the strategy computes so. Returns the loss.
+  template <class F>
+  Tensor step(const Tensor& batch, F&& loss_of, double factor = 1) {
+    const auto rows = batch.size(0);
+    const int parts = sync_ ? sync_->microbatches(rows) : 0;
+    if (parts == 0) {
+      const auto loss = forward([&] { return loss_of(batch); });
+      backward(loss * factor);
+      return loss.detach();
+    }
+    const auto counts = levin::detail::rows_of_parts(rows, parts);
+    const auto micro = levin::detail::split_rows(batch, counts);
+    MicrobatchStep work{.rows = counts, .shapes = {}, .forward = {}, .scale = {}};
+    for (const auto& part : micro) work.shapes.push_back(levin::detail::shapes_of(part));
+    work.forward = [&](size_t part) { return forward([&] { return loss_of(micro[part]); }); };
+    work.scale = [&](const Tensor& loss) { return loss * factor; };
+    return sync_->run_microbatches(work);
   }
 
   ModuleSync* sync() { return sync_.get(); }

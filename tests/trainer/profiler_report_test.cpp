@@ -1,12 +1,16 @@
 // The Trainer writes the report of what its profiler recorded.
+#include <map>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "levin/core/files.h"
 #include "levin/loggers/csv.h"
 #include "levin/profilers/pytorch.h"
+#include "levin/report/report.h"
 #include "levin/testing/capture.h"
 #include "levin/testing/folder_test.h"
+#include "levin/trainer/callbacks/memory_report.h"
 #include "levin/trainer/trainer.h"
 #include "tests/trainer/boring.h"
 
@@ -44,6 +48,42 @@ TEST_F(TrainerReport, IsBesideTheTraces) {
   const auto text = read_file(page);
   EXPECT_THAT(text, HasSubstr("ProfilerStep#"));
   EXPECT_THAT(text, HasSubstr("\"average_us\""));
+}
+
+struct Foreseen : Boring, PredictsMemory {
+  TrainingStep make_step() const override {
+    auto layer = std::make_shared<torch::nn::LinearImpl>(32, 2);
+    return {layer, [layer](const Batch& batch) { return layer->forward(batch["x"]); },
+            [](const Tensor& y, const Batch&) { return at::mse_loss(y, at::ones_like(y)); }};
+  }
+};
+
+TEST_F(TrainerReport, HasThePredictedMemoryOfAModelThatPredictsIt) {
+  for (const bool foresees : {true, false}) {
+    auto profiler = std::make_shared<PyTorchProfiler>(
+        PyTorchProfilerOptions{.schedule = ProfilerSchedule{.wait = 1, .warmup = 1, .active = 2},
+                               .profile_memory = true,
+                               .dirpath = folder_ / (foresees ? "foreseen" : "not")});
+    Foreseen foreseen;
+    Boring other;
+    testing::captured_stdout([&] {
+      Trainer(options(profiler)).fit(foresees ? static_cast<Boring&>(foreseen) : other, boring_loader(24, 4));
+    });
+    ASSERT_EQ(profiler->files().size(), 1u);
+    const auto report = report::make_report(profiler->files());
+    const auto& trace = report.traces.at(0).events;
+    if (!foresees) {
+      EXPECT_EQ(trace.predicted_peak, -1);
+      continue;
+    }
+    std::map<std::string, int64_t> parts(trace.predicted_parts.begin(), trace.predicted_parts.end());
+    constexpr int64_t kBytes = 4 * (32 * 2 + 2);
+    EXPECT_EQ(parts.at("parameters"), kBytes);
+    EXPECT_EQ(parts.at("gradients"), kBytes);
+    // The batch is there too: four rows.
+    EXPECT_GE(trace.predicted_peak, 2 * kBytes + 4 * 4 * 32);
+    EXPECT_LT(trace.predicted_peak, 16 * kBytes);
+  }
 }
 
 TEST_F(TrainerReport, IsNotWrittenWithoutTraces) {

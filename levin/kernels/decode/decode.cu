@@ -2,29 +2,17 @@
 // a key, each thread 16 bytes of it, and all query heads that share the key use what was read.
 #include <cuda_fp8.h>
 
-#include "levin/kernels/decode/decode_launch.h"
+#include "levin/kernels/decode/decode_device.cuh"
 #include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_switch.cuh"
-#include "levin/kernels/numbers.cuh"
-#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
-constexpr int kWarps = kDecodeThreads / 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr float kLowest = -INFINITY;
-
-/// Where keys and values of a position of a row lie: a number of heads of `width` numbers.
-__device__ __forceinline__ int64_t slot_of(const DecodeLaunch& a, int row, int head, int64_t position) {
-  if (!a.blocks) return (static_cast<int64_t>(row) * a.kv_heads + head) * a.capacity + position;
-  const int64_t block = a.blocks[row * a.table_width + (position >> a.block_shift)];
-  return (block * a.kv_heads + head) * a.capacity + (position & (a.capacity - 1));
-}
-
-/// Keys or values of a head as numbers of the type of the queries.
+/// Keys or values of a head as numbers of the type of the queries. The kernel of attention appends them itself.
 template <class T>
 struct Numbers {
+  static constexpr bool kAppends = true;
   using Raw = Pack<T, kDecodeDims>;
   static __device__ __forceinline__ Raw read(const void* from, int64_t at) { return load<T, kDecodeDims>(from, at); }
   static __device__ __forceinline__ void widen(const Raw& raw, const DecodeLaunch&, float* out) {
@@ -35,6 +23,7 @@ struct Numbers {
 
 /// The same as bytes, with a scale for each head.
 struct Bytes {
+  static constexpr bool kAppends = false;
   using Raw = uint2;
   static __device__ __forceinline__ Raw read(const void* from, int64_t at) {
     return *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(from) + at);
@@ -85,7 +74,7 @@ __device__ void keep_bytes(const DecodeLaunch& a, const float* numbers, float mo
   if (threadIdx.x == 0) scales[slot] = scale;
 }
 
-/// A block for each head of queries, keys and values of a row.
+/// Of a cache of bytes: a block for each head of queries, keys and values of a row.
 template <class T>
 __global__ void decode_append_kernel(const DecodeLaunch a) {
   let_next_start();
@@ -102,15 +91,8 @@ __global__ void decode_append_kernel(const DecodeLaunch a) {
                          : is_k ? a.k_stride
                                 : a.v_stride) +
                   static_cast<int64_t>(own) * a.width;
-  const bool as_bytes = !is_q && a.kept != KeptAs::kNumbers;
-  int64_t slot = 0;
-  T* to = nullptr;
-  if (is_q) {
-    to = static_cast<T*>(a.turned) + (static_cast<int64_t>(row) * a.heads + own) * a.width;
-  } else {
-    slot = slot_of(a, row, own, position);
-    if (!as_bytes) to = static_cast<T*>(is_k ? a.keys : a.values) + slot * a.width;
-  }
+  const int64_t slot = is_q ? 0 : slot_of(a, row, own, position);
+  T* to = static_cast<T*>(a.turned) + (static_cast<int64_t>(row) * a.heads + own) * a.width;
   const int turned = a.angles && (is_q || is_k) ? 2 * a.half : 0;
   const float* cosine = a.angles + position * a.half;
   const float* sine = cosine + a.angle_rows * a.half;
@@ -124,14 +106,14 @@ __global__ void decode_append_kernel(const DecodeLaunch a) {
       const float c = cosine[angle], s = sine[angle];
       value = narrowed<T>(is_first ? x * c - other * s : x * c + other * s);
     }
-    if (as_bytes) {
+    if (is_q) {
+      to[d] = value;
+    } else {
       bytes_of[d] = widened(value);
       most = fmaxf(most, fabsf(bytes_of[d]));
-    } else {
-      to[d] = value;
     }
   }
-  if (as_bytes) keep_bytes(a, bytes_of, most, is_k ? a.keys : a.values, is_k ? a.key_scales : a.value_scales, slot);
+  if (!is_q) keep_bytes(a, bytes_of, most, is_k ? a.keys : a.values, is_k ? a.key_scales : a.value_scales, slot);
 }
 
 /// What a group of threads has seen so far of kHeads queries: maxima, sums and its part of the mixed values.
@@ -140,16 +122,12 @@ struct Seen {
   float most[kHeads], sum[kHeads], mixed[kHeads][kDecodeDims];
 };
 
-__device__ __forceinline__ float finite(float most) {
-  return most == kLowest ? 0.0f : most;
-}
-
 /// kLanes threads take a key; a block takes kHeads query heads of one head of keys, and one part of the keys.
-template <class T, class Kept, int kHeads, int kLanes>
-__global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const DecodeLaunch a) {
+template <class T, class Kept, int kHeads, int kLanes, int kThreads>
+__global__ void __launch_bounds__(kThreads) decode_attention_kernel(const DecodeLaunch a) {
   let_next_start();
   wait_for_previous();
-  constexpr int kGroups = kDecodeThreads / kLanes, kKeys = kHeads > 4 ? 2 : 4;
+  constexpr int kWarps = kThreads / 32, kGroups = kThreads / kLanes, kKeys = kHeads > 4 ? 2 : 4;
   __shared__ float mixed_of[kWarps][kHeads][kLanes * kDecodeDims];
   __shared__ float most_of[kWarps][kHeads], sum_of[kWarps][kHeads];
   const int split = static_cast<int>(blockIdx.x), row = static_cast<int>(blockIdx.z);
@@ -177,12 +155,30 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
 #pragma unroll
     for (int d = 0; d < kDecodeDims; ++d) q[h][d] = 0, seen.mixed[h][d] = 0;
     if (!is_there || !has_columns) continue;
-    load_wide<kDecodeDims, T>(a.turned, at, q[h]);
+    if constexpr (Kept::kAppends)
+      load_turned(a, static_cast<const T*>(a.q) + row * a.q_stride + static_cast<int64_t>(head) * a.width, column,
+                  position, q[h]);
+    else
+      load_wide<kDecodeDims, T>(a.turned, at, q[h]);
 #pragma unroll
     for (int d = 0; d < kDecodeDims; ++d) q[h][d] *= a.scale;
   }
 
   const int from_column = has_columns ? column : 0;
+  // The key and the value of this token go into the cache, and are not read from there.
+  typename Kept::Raw own_key{}, own_value{};
+  if constexpr (Kept::kAppends) {
+    const int64_t at = static_cast<int64_t>(kv) * a.width;
+    float turned[kDecodeDims];
+    load_turned(a, static_cast<const T*>(a.k) + row * a.k_stride + at, from_column, position, turned);
+    own_key = packed<T, kDecodeDims>(turned);
+    own_value = load<T, kDecodeDims>(a.v, row * a.v_stride + at + from_column);
+    if (split == 0 && part == 0 && group == 0 && has_columns) {
+      const int64_t place = slot_of(a, row, kv, position) * a.width + column;
+      store<T, kDecodeDims>(a.keys, place, own_key);
+      store<T, kDecodeDims>(a.values, place, own_value);
+    }
+  }
   // All threads of a warp take the same number of turns: they exchange sums.
   for (int64_t turn = begin; turn < end; turn += kGroups * kKeys) {
     const int64_t key = turn + group * kKeys;
@@ -197,6 +193,9 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
       v[u] = Kept::read(a.values, at);
       k_scale[u] = Kept::scale(a.key_scales, slot);
       v_scale[u] = Kept::scale(a.value_scales, slot);
+      if constexpr (Kept::kAppends) {
+        if (safe == position) k[u] = own_key, v[u] = own_value;
+      }
     }
     float scores[kKeys][kHeads];
 #pragma unroll
@@ -269,29 +268,8 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_attention_kernel(const 
     for (int d = 0; d < kDecodeDims; ++d) mixed_of[warp][h][column + d] = seen.mixed[h][d];
   }
   __syncthreads();
-  for (int i = static_cast<int>(threadIdx.x); i < kHeads * a.width; i += kDecodeThreads) {
-    const int h = i / a.width, d = i % a.width;
-    if (first_head + h >= shared_by) break;
-    float most = most_of[0][h];
-#pragma unroll
-    for (int w = 1; w < kWarps; ++w) most = fmaxf(most, most_of[w][h]);
-    const float by = finite(most);
-    float sum = 0, mixed = 0;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float share = __expf(most_of[w][h] - by);
-      sum += sum_of[w][h] * share;
-      mixed += mixed_of[w][h][d] * share;
-    }
-    const int64_t head = static_cast<int64_t>(row) * a.heads + kv * shared_by + first_head + h;
-    if (a.splits == 1) {
-      static_cast<T*>(a.out)[head * a.width + d] = narrowed<T>(mixed / sum);
-    } else {
-      float* to = a.partial + (head * a.splits + split) * (a.width + 2);
-      to[d] = mixed;
-      if (d == 0) to[a.width] = most, to[a.width + 1] = sum;
-    }
-  }
+  join_warps<T, kWarps, kHeads, kLanes * kDecodeDims, kThreads>(
+      a, row, kv * shared_by + first_head, shared_by - first_head, split, most_of, sum_of, mixed_of);
 }
 
 /// A block for each head of a row: its parts become one.
@@ -316,17 +294,27 @@ __global__ void decode_join_kernel(const DecodeLaunch a) {
   }
 }
 
-template <class T, class Kept, int kHeads, int kLanes>
+template <class T, class Kept, int kHeads, int kLanes, int kThreads = kDecodeThreads>
 void attend(const DecodeLaunch& a, cudaStream_t stream) {
   const int parts = (a.heads / a.kv_heads + kHeads - 1) / kHeads;
   const dim3 grid(static_cast<unsigned>(a.splits), static_cast<unsigned>(a.kv_heads * parts),
                   static_cast<unsigned>(a.rows));
-  launch_early(decode_attention_kernel<T, Kept, kHeads, kLanes>, {grid, kDecodeThreads}, stream, a);
+  launch_early(decode_attention_kernel<T, Kept, kHeads, kLanes, kThreads>, {grid, kThreads}, stream, a);
+}
+
+template <class T>
+void append(const DecodeLaunch& a, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(a.heads + 2 * a.kv_heads), static_cast<unsigned>(a.rows));
+  launch_early(decode_append_kernel<T>, {grid, a.width <= 64 ? 64u : 128u}, stream, a);
 }
 
 template <class T, class Kept, int kLanes>
 void attend_by_heads(const DecodeLaunch& a, cudaStream_t stream) {
   const int shared_by = a.heads / a.kv_heads;
+  // Few keys of few heads: more threads, and nothing to join.
+  if (a.wide && shared_by == 1) return attend<T, Kept, 1, kLanes, kWideDecodeThreads>(a, stream);
+  if constexpr (kLanes <= 16)  // shared memory
+    if (a.wide && shared_by <= 4) return attend<T, Kept, 4, kLanes, kWideDecodeThreads>(a, stream);
   if (shared_by == 1)
     attend<T, Kept, 1, kLanes>(a, stream);
   else if (shared_by <= 4)
@@ -347,22 +335,17 @@ void attend_by_width(const DecodeLaunch& a, cudaStream_t stream) {
 
 }  // namespace
 
-int launch_decode_append(const DecodeLaunch& a, CUstream_st* stream) {
-  return launch_for_number(a.type, [&](auto number) {
-    using T = typename decltype(number)::type;
-    const dim3 grid(static_cast<unsigned>(a.heads + 2 * a.kv_heads), static_cast<unsigned>(a.rows));
-    const int threads = a.width <= 64 ? 64 : 128;
-    launch_early(decode_append_kernel<T>, {grid, threads}, stream, a);
-  });
-}
-
 int launch_decode_attention(const DecodeLaunch& a, CUstream_st* stream) {
   return launch_for_number(a.type, [&](auto number) {
     using T = typename decltype(number)::type;
-    if (a.kept == KeptAs::kNumbers)
+    if (a.groups) {
+      launch_decode_groups(a, stream);
+    } else if (a.kept == KeptAs::kNumbers) {
       attend_by_width<T, Numbers<T>>(a, stream);
-    else
+    } else {
+      append<T>(a, stream);
       attend_by_width<T, Bytes>(a, stream);
+    }
     if (a.splits > 1)
       launch_early(decode_join_kernel<T>, {dim3(static_cast<unsigned>(a.heads), static_cast<unsigned>(a.rows)), 128},
                    stream, a);

@@ -17,8 +17,8 @@
 namespace levin::kernels {
 namespace {
 
-/// Keys that a block has at least, and parts of the keys at most.
-constexpr int64_t kFewestKeys = 64, kMostParts = 64;
+/// Keys that a block has at least, parts of the keys at most, and keys of a head that one wide block takes.
+constexpr int64_t kFewestKeys = 64, kMostParts = 64, kMostKeysOfWide = 512;
 
 /// Rows of a launch.
 constexpr int64_t kMostRows = 65535;
@@ -31,16 +31,32 @@ bool has_scales(const DecodeArguments& args) {
   return true;
 }
 
-/// Rows of heads that lie side by side.
+/// Rows of heads that lie side by side, at multiples of 16 bytes.
 Tensor head_rows(const Tensor& x) {
-  return x.stride(3) == 1 && x.stride(2) == x.size(3) ? x : x.contiguous();
+  const bool has_rows = x.stride(3) == 1 && x.stride(2) == x.size(3) && x.stride(0) % detail::kDecodeDims == 0 &&
+                        detail::is_pack_aligned(x.const_data_ptr());
+  return has_rows ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+int64_t processors(const DecodeArguments& args) {
+  return at::cuda::getDeviceProperties(args.q.device().index())->multiProcessorCount;
+}
+
+int64_t seen_keys(const DecodeArguments& args) {
+  return args.window > 0 ? std::min(args.window, args.seen) : args.seen;
+}
+
+/// Whether a block of many threads takes all keys of a head: there are few of both.
+bool is_wide(const DecodeArguments& args) {
+  const auto kv_heads = args.k.size(2);
+  return args.q.size(2) <= 4 * kv_heads && args.q.size(0) * kv_heads <= processors(args) &&
+         seen_keys(args) <= kMostKeysOfWide;
 }
 
 /// Enough blocks for the device, none with too little to do.
 int64_t parts_of_keys(const DecodeArguments& args) {
   const auto blocks = args.q.size(0) * args.k.size(2);
-  const auto wanted = 2 * int64_t{at::cuda::getDeviceProperties(args.q.device().index())->multiProcessorCount};
-  const auto seen = args.window > 0 ? std::min(args.window, args.seen) : args.seen;
+  const auto wanted = 2 * processors(args), seen = seen_keys(args);
   return std::clamp((wanted + blocks - 1) / blocks, int64_t{1}, std::clamp(seen / kFewestKeys, int64_t{1}, kMostParts));
 }
 
@@ -70,7 +86,7 @@ Tensor decode_attention(const DecodeArguments& args) {
               "[decode_attention] blocks must be int64 [", rows, ", N] of a power of two of tokens");
   auto out = at::empty({rows, 1, heads * width}, q.options());
   if (rows == 0) return out;
-  const auto turned = at::empty({rows, heads, width}, q.options());
+  const auto turned = kept == type ? Tensor() : at::empty({rows, heads, width}, q.options());
   const auto positions = args.positions.contiguous();
   detail::DecodeLaunch launch;
   launch.type = detail::number_type("decode_attention", type);
@@ -97,11 +113,14 @@ Tensor decode_attention(const DecodeArguments& args) {
     launch.table_width = args.blocks.size(1);
     launch.block_shift = std::countr_zero(static_cast<uint64_t>(capacity));
   }
-  launch.turned = turned.mutable_data_ptr(), launch.out = out.mutable_data_ptr();
+  if (turned.defined()) launch.turned = turned.mutable_data_ptr();
+  launch.out = out.mutable_data_ptr();
   if (args.slopes.defined()) launch.slopes = args.slopes.const_data_ptr<float>();
   launch.scale = static_cast<float>(args.scale), launch.softcap = static_cast<float>(args.softcap);
   launch.window = args.window;
-  launch.splits = static_cast<int32_t>(parts_of_keys(args));
+  launch.groups = detail::has_decode_groups(launch.type, launch.kept, heads / k.size(2), width);
+  launch.wide = !launch.groups && is_wide(args);
+  launch.splits = launch.wide ? 1 : static_cast<int32_t>(parts_of_keys(args));
   Tensor partial;
   if (launch.splits > 1) {
     partial = at::empty({rows, heads, launch.splits, width + 2}, q.options().dtype(at::kFloat));
@@ -109,7 +128,6 @@ Tensor decode_attention(const DecodeArguments& args) {
   }
   const c10::cuda::CUDAGuard guard(q.device());
   auto* stream = c10::cuda::getCurrentCUDAStream(q.device().index()).stream();
-  C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_decode_append(launch, stream)));
   C10_CUDA_CHECK(static_cast<cudaError_t>(detail::launch_decode_attention(launch, stream)));
   return out;
 }

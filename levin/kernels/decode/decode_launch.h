@@ -9,8 +9,9 @@ struct CUstream_st;
 
 namespace levin::kernels::detail {
 
-/// Threads of a block of attention, numbers of a head that a thread takes, and the widest head.
-constexpr int kDecodeThreads = 128, kDecodeDims = 8, kWidestHead = 256;
+/// Threads of a block of attention, of one that has all keys of a head, numbers of a head that a thread takes, and the
+/// widest head.
+constexpr int kDecodeThreads = 128, kWideDecodeThreads = 512, kDecodeDims = 8, kWidestHead = 256;
 
 /// What keys and values are kept in: the type of the queries, or bytes with a scale for each token and head.
 enum class KeptAs { kNumbers, kInt8, kFp8 };
@@ -35,18 +36,28 @@ struct DecodeLaunch {
   const int64_t* blocks = nullptr;  // [rows, table_width], or null: a row of keys and values for each row
   int64_t table_width = 0;
   int32_t block_shift = 0;        // blocks have 1 << block_shift tokens, which is `capacity`
-  void* turned = nullptr;         // the queries with their positions: [rows, heads, width]
+  void* turned = nullptr;         // of bytes, the queries with their positions: [rows, heads, width]
   void* out = nullptr;            // [rows, heads, width]
   const float* slopes = nullptr;  // [heads], or null: no ALiBi
   float scale = 1, softcap = 0;
   int64_t window = 0;
   int32_t splits = 1;        // parts of the keys, each with a block of its own
+  bool wide = false;         // blocks of kWideDecodeThreads, with one part
+  bool groups = false;       // by launch_decode_groups
   float* partial = nullptr;  // [rows, heads, splits, width + 2], with more than one part
 };
 
-/// Turns queries and keys by their positions, and puts keys and values into the cache. Returns a cudaError_t.
-int launch_decode_append(const DecodeLaunch& launch, CUstream_st* stream);
-/// Attention of the turned queries over the cache. Returns a cudaError_t.
+/// Turns queries and keys by their positions, and puts keys and values into the cache; attention over it. Returns a
+/// cudaError_t.
 int launch_decode_attention(const DecodeLaunch& launch, CUstream_st* stream);
+
+/// Query heads that share keys, up to this many, as one operand of the tensor cores: 16-bit numbers, heads of 64 or
+/// 128. In decode_groups.cu; without the join of several parts.
+constexpr int kMostOfGroup = 8;
+constexpr bool has_decode_groups(NumberType type, KeptAs kept, int64_t shared_by, int64_t width) {
+  return (type == NumberType::kHalf || type == NumberType::kBFloat16) && kept == KeptAs::kNumbers && shared_by > 1 &&
+         shared_by <= kMostOfGroup && (width == 64 || width == 128);
+}
+void launch_decode_groups(const DecodeLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -59,11 +59,10 @@ struct Pairs<__nv_bfloat16> {
   }
   template <int i>
   static __device__ __forceinline__ uint32_t of_int8(uint32_t word) {
-    // 2^23 + n has the byte n in its last bits.
-    const auto raised = word ^ 0x80808080u;
-    const float low = __uint_as_float(__byte_perm(raised, 0x4B000000u, 0x7440 | (2 * i)));
-    const float high = __uint_as_float(__byte_perm(raised, 0x4B000000u, 0x7440 | (2 * i + 1)));
-    return pack(low - 8388736.0f, high - 8388736.0f);
+    // 0x43 before a byte: 128 + its seven low bits, with an exponent one larger where the eighth is set. That bit alone
+    // is 256 or 128. The difference is the number in two's complement, exactly.
+    const auto raised = __byte_perm(word, 0x43434343u, i == 0 ? 0x4140 : 0x4342);
+    return subtract(raised & 0xff7fff7fu, raised & 0xff80ff80u);
   }
   static __device__ __forceinline__ uint32_t of_fp8(uint16_t two) {
     const __half2_raw pair = __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);

@@ -66,6 +66,11 @@ int launch_dequantize(const PackedMatrix& matrix, void* to, NumberType type, CUs
 /// y [m, rows] = x [m, columns] times the transposed matrix, plus a bias of [rows] or none; all of `type`, kHalf or
 /// kBFloat16, m up to kSkinnyRows. Columns are a multiple of kPackedGroup (kPlain: of 32), pointers of 16 bytes; groups
 /// are kPackedGroup times a power of two.
+///
+/// launch_streamed_linear also does what stands before and behind the product:
+///     y = residual + activation(norm(x) W^T + bias), or residual + silu(norm(x) W^T + bias) * (norm(x) U^T + up_bias)
+enum class RowActivation : uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kGatedSilu };
+
 struct SkinnyLinear {
   PackedMatrix matrix;
   const void* x = nullptr;
@@ -75,9 +80,28 @@ struct SkinnyLinear {
   NumberType type = NumberType::kHalf;
   /// Nothing that is still running writes the matrix.
   bool early_matrix = false;
-  /// Set by the launch: a group is kPackedGroup << group_shift.
+  /// Set by the launch: a group is kPackedGroup << group_shift (launch_streamed_linear: 128 << group_shift).
   int group_shift = 0;
+
+  // ---- of launch_streamed_linear
+
+  /// Of kGatedSilu: U, of the sizes and the format of `matrix`.
+  PackedMatrix up;
+  const void* up_bias = nullptr;
+  /// [columns] of `type`; null: x is taken as it is. The bias may be null.
+  const void *norm_weight = nullptr, *norm_bias = nullptr;
+  float eps = 0;
+  bool rms = false;
+  /// [m, rows], or null; may be y.
+  const void* residual = nullptr;
+  RowActivation activation = RowActivation::kNone;
+  /// Of an early matrix: bytes that each block asks the cache for before the kernels ahead have ended.
+  int ahead_bytes = 0;
 };
 int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream);
+
+/// Formats but kNf4; int4 in groups of 128 and more; all that the product needs fits into shared memory.
+bool can_stream_linear(const SkinnyLinear& product);
+int launch_streamed_linear(const SkinnyLinear& product, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

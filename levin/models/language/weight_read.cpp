@@ -72,7 +72,9 @@ void add_chunks(std::vector<WeightChunk>& chunks, const WeightEntry& entry, cons
 
 /// The chunks of a parameter of which ranges are here. Columns of a file are cut out of whole rows.
 void add_slices(std::vector<WeightChunk>& chunks, const WeightFile& file, const PlannedWeight& weight, int64_t heads) {
-  const auto& [dim, ranges, whole] = weight.slice;
+  const auto dim = weight.slice.dim;
+  const auto& ranges = weight.slice.ranges;
+  const auto& whole = weight.slice.whole;
   const auto target = weight.target.detach();
   if (weight.layout == WeightLayout::kStacked) {
     // Whole experts: others are not read.

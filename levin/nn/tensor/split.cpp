@@ -1,5 +1,6 @@
 #include "levin/nn/tensor/split.h"
 
+#include <algorithm>
 #include <functional>
 #include <optional>
 #include <span>
@@ -80,23 +81,72 @@ std::vector<int64_t> VocabShare::counts() const {
 
 std::vector<int64_t> TensorSlice::sizes() const {
   auto sizes = whole;
+  if (dim > 0 && rows.count >= 0) sizes[0] = rows.count;
   auto& own = sizes[static_cast<size_t>(dim)] = 0;
   for (const auto& range : ranges) own += range.count;
   return sizes;
 }
 
+std::vector<TensorSlice::Box> TensorSlice::boxes() const {
+  std::vector<Box> boxes;
+  int64_t at = 0;
+  for (const auto& range : ranges) {
+    Box box{std::vector<int64_t>(whole.size(), 0), sizes(), at};
+    if (dim > 0 && rows.count >= 0) box.start[0] = rows.first;
+    box.start[static_cast<size_t>(dim)] = range.first;
+    box.sizes[static_cast<size_t>(dim)] = range.count;
+    at += range.count;
+    boxes.push_back(std::move(box));
+  }
+  return boxes;
+}
+
+TensorSlice TensorSlice::written_part() const {
+  auto part = *this;
+  if (written >= 0) part.ranges.resize(static_cast<size_t>(written));
+  return part;
+}
+
+TensorSlice TensorSlice::of_rows(int64_t first, int64_t count) const {
+  auto part = *this;
+  if (dim > 0) {
+    part.rows = {(rows.count < 0 ? 0 : rows.first) + first, count};
+    return part;
+  }
+  part.ranges.clear();
+  int64_t at = 0, kept = 0;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const auto begin = std::max(first, at), end = std::min(first + count, at + ranges[i].count);
+    if (begin < end) {
+      part.ranges.push_back({ranges[i].first + begin - at, end - begin});
+      if (written < 0 || static_cast<int64_t>(i) < written) ++kept;
+    }
+    at += ranges[i].count;
+  }
+  if (written >= 0) part.written = kept;
+  return part;
+}
+
+namespace {
+
+Tensor narrowed(const Tensor& all, const TensorSlice::Box& box) {
+  auto view = all;
+  for (size_t d = 0; d < box.start.size(); ++d) view = view.narrow(static_cast<int64_t>(d), box.start[d], box.sizes[d]);
+  return view;
+}
+
+}  // namespace
+
 Tensor TensorSlice::of(const Tensor& all) const {
   std::vector<Tensor> parts;
-  for (const auto& range : ranges) parts.push_back(all.narrow(dim, range.first, range.count));
+  for (const auto& box : boxes()) parts.push_back(narrowed(all, box));
+  if (parts.empty()) return at::empty(sizes(), all.options());
   return parts.size() == 1 ? parts[0].contiguous().clone() : at::cat(parts, dim);
 }
 
 void TensorSlice::put(const Tensor& part, Tensor& all) const {
-  int64_t at = 0;
-  for (const auto& range : ranges) {
-    all.narrow(dim, range.first, range.count).copy_(part.narrow(dim, at, range.count));
-    at += range.count;
-  }
+  for (const auto& box : boxes())
+    narrowed(all, box).copy_(part.narrow(dim, box.at, box.sizes[static_cast<size_t>(dim)]));
 }
 
 const TensorSplit::Parameter* TensorSplit::find(const Tensor& parameter) const {
@@ -124,7 +174,7 @@ class TensorSplitter {
   TensorSplitter(const TensorParallelOptions& options, const TensorRanks& ranks, SplitValues values)
       : split_(std::make_shared<TensorSplit>(ranks, options)), ranks_(ranks), values_(values) {}
 
-  std::shared_ptr<TensorSplit> run(torch::nn::Module& module) {
+  std::shared_ptr<TensorSplit> run(torch::nn::Module& module, const std::function<void(const Tensor&)>& prepare) {
     auto& options = split_->options_;
     if (options.size == 0) options.size = ranks_->size();
     LEVIN_CHECK(options.size == ranks_->size(), "[tensor_parallel] size ", options.size, " on a group of ",
@@ -141,8 +191,10 @@ class TensorSplitter {
                 "[tensor_parallel] sequence_parallel: the plan of ", class_name(module),
                 " does not say where the sequence begins and ends to be split");
     const at::NoGradGuard no_grad;
-    for (auto& parameter : split_->parameters_)
+    for (auto& parameter : split_->parameters_) {
+      if (prepare) prepare(parameter.tensor);
       if (parameter.is_split()) cut(parameter);
+    }
     for (const auto& change : changes_) change();
     return split_;
   }
@@ -300,6 +352,7 @@ class TensorSplitter {
       if (auto* known = added(item.value())) {
         known->shared = {ranges[0].count, ranges[1].count + ranges[2].count};
         known->owns_shared = owns;
+        if (!owns) known->slice.written = 1;
       }
   }
 
@@ -390,8 +443,9 @@ class TensorSplitter {
 };
 
 std::shared_ptr<TensorSplit> split_tensors(torch::nn::Module& module, const TensorParallelOptions& options,
-                                           const TensorRanks& ranks, SplitValues values) {
-  return TensorSplitter(options, ranks, values).run(module);
+                                           const TensorRanks& ranks, SplitValues values,
+                                           const std::function<void(const Tensor&)>& prepare) {
+  return TensorSplitter(options, ranks, values).run(module, prepare);
 }
 
 }  // namespace levin

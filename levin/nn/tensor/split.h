@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,8 +22,24 @@ struct TensorSlice {
   std::vector<Share> ranges;
   /// Of the whole tensor.
   std::vector<int64_t> whole;
+  /// Of other dimensions than the first: the rows that are here; count -1: all.
+  Share rows = {0, -1};
+  /// How many of the ranges this rank writes for all that have them; -1: every one. The others are another rank's.
+  int64_t written = -1;
+
+  /// A block of the whole, and where it begins in what is here.
+  struct Box {
+    std::vector<int64_t> start, sizes;
+    int64_t at = 0;
+  };
 
   std::vector<int64_t> sizes() const;
+  /// The ranges as blocks.
+  std::vector<Box> boxes() const;
+  /// Of the ranges that this rank writes.
+  TensorSlice written_part() const;
+  /// Rows [first, first + count) of what is here.
+  TensorSlice of_rows(int64_t first, int64_t count) const;
   /// A copy of this rank's shard.
   at::Tensor of(const at::Tensor& all) const;
   /// Writes the part into its places in the whole.
@@ -80,9 +97,11 @@ enum class SplitValues {
 
 /// Leaves this rank's shard of the parameters in a module and attaches what makes it compute as a whole one. Every rank
 /// must call, with the same module. What cannot be split is an Error that names it, and nothing is changed then.
+/// `prepare` is called with every parameter, whole, before the next one is touched.
 ///
-///     auto split = levin::split_tensors(*model, {.size = 4}, mesh.shared_group("tensor"));
+///     auto split = levin::split_tensors(*model, {.size = 4}, mesh.shared_group("tp"));
 std::shared_ptr<TensorSplit> split_tensors(torch::nn::Module& module, const TensorParallelOptions& options,
-                                           const TensorRanks& ranks, SplitValues values = SplitValues::kTaken);
+                                           const TensorRanks& ranks, SplitValues values = SplitValues::kTaken,
+                                           const std::function<void(const at::Tensor&)>& prepare = {});
 
 }  // namespace levin

@@ -30,7 +30,9 @@ struct Memory {
     flags.flag("image-size", step.image_size, "height and width of the images [224]", "N");
     flags.flag("num-classes", step.num_classes, "classes of an image model [1000]", "N");
     flags.flag("sequence-length", step.sequence_length, "tokens per sequence [the model's maximum]", "N");
-    flags.flag("strategy", step.strategy, "distributed strategy", "NAME", known_strategies());
+    auto& strategy = flags.flag("strategy", step.strategy, "distributed strategy; model_parallel:dp_shard=4,tp=2 too",
+                                "NAME", known_strategies());
+    strategy.words_are_hints = true;  // the strategy itself refuses what it does not know
     auto& precision = flags.flag("precision", step.precision, "as in Trainer: 32-true, bf16-mixed, bf16-true, ...",
                                  "NAME", known_precisions());
     precision.words_are_hints = true;

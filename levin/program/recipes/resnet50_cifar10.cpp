@@ -27,7 +27,8 @@ class ResNetCifar : public ImageClassifier {
       : ImageClassifier(input_of(options)),
         net_(models::make(options.name, {.num_classes = 10,
                                          .zero_init_residual = options.zero_init_residual,
-                                         .small_images = options.small_images})) {
+                                         .small_images = options.small_images,
+                                         .channels_last = options.channels_last})) {
     if (options.channels_last) models::to_channels_last(*net_);
     register_module("net", net_.ptr());
   }

@@ -1,6 +1,7 @@
 #include "levin/program/recipes/text_model.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
@@ -51,7 +52,10 @@ StateDict below(const StateDict& state, std::string_view prefix) {
 models::LanguageModel opened(const TextModelOptions& options, models::OpenModelOptions open) {
   const auto& lora = options.lora;
   LEVIN_CHECK(lora.rank >= 0, "[recipe] model.lora.rank must not be negative, got ", lora.rank);
+  LEVIN_CHECK(options.quantize.empty() || lora.used(), "[recipe] model.quantize \"", options.quantize,
+              "\" freezes the model: set model.lora.rank or model.lora.adapter to train adapters");
   open.dtype = at::kFloat;  // what the run computes in is trainer.precision
+  open.quantize = options.quantize;
   auto model = models::open_model(options.folder, open);
   if (!lora.adapter.empty())
     models::load_lora(model, lora.adapter);
@@ -64,6 +68,25 @@ models::LanguageModel opened(const TextModelOptions& options, models::OpenModelO
   // A new head must be learned, whatever else is frozen.
   for (auto& parameter : models::head_parameters(model)) parameter.set_requires_grad(true);
   return model;
+}
+
+/// The model of the folder as it was trained, in the dtype of that. Where weights were quantized, they come from the
+/// folder again.
+models::LanguageModel trained_copy(TextModelOptions options, const models::OpenModelOptions& open,
+                                   const StateDict& weights) {
+  const bool adapted_only = !std::exchange(options.quantize, {}).empty();
+  auto copy = opened(options, open);
+  LEVIN_CHECK(!weights.empty(), "[recipe] the trained model has no weights");
+  if (!adapted_only) {
+    copy.module().to(weights.begin()->second.to_tensor().scalar_type());
+    load_module_state_dict(copy.module(), weights);
+    return copy;
+  }
+  for (auto& parameter : copy.module().named_parameters()) {
+    if (!parameter.value().requires_grad()) continue;  // an adapter, or the head
+    parameter.value().copy_(weights.at(parameter.key()).to_tensor());
+  }
+  return copy;
 }
 
 }  // namespace
@@ -118,14 +141,7 @@ void TextModule::save(Trainer& trainer) const {
   const auto state = shards ? full_state_dict(*this, *shards) : module_state_dict(*this);
   if (fabric.is_global_zero()) {
     const at::NoGradGuard no_grad;
-    // On the CPU, and in the dtype that was trained.
-    auto copy = opened(options_, open_);
-    const auto weights = below(state, kModelPrefix);
-    for (const auto& [name, value] : weights) {
-      copy.module().to(value.to_tensor().scalar_type());
-      break;
-    }
-    load_module_state_dict(copy.module(), weights);
+    auto copy = trained_copy(options_, open_, below(state, kModelPrefix));  // on the CPU
     const auto place = options_.save.empty() ? trainer.log_dir() / "model" : fs::path(options_.save);
     const bool adapters = options_.lora.used() && saves_adapter();
     if (adapters) {

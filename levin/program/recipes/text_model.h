@@ -39,6 +39,7 @@ struct TextModelOptions {
   std::filesystem::path folder = {};
   std::string save = {};
   std::string activations = "kept";
+  std::string quantize = {};
   LoraFields lora = {};
 
   void fields(auto f) {
@@ -47,6 +48,7 @@ struct TextModelOptions {
     f("activations", activations,
       "activations of blocks between forward and backward: recomputed and offloaded save memory",
       {"kept", "recomputed", "offloaded"});
+    f("quantize", quantize, "frozen weights in 4 or 8 bits below the adapters (QLoRA): nf4, nf4-double, int8, ...");
     f("lora", lora, "");
   }
 };

@@ -218,15 +218,10 @@ void MemoryReport::on_train_batch_end(TrainerContext& run, const StepOutput&, co
 }
 
 void MemoryReport::predict(TrainerContext& run, const AnyBatch& batch) {
-  const auto* predicts = dynamic_cast<const PredictsMemory*>(&run.module());
-  if (predicted_ || (!options_.make_step && !predicts)) return;
+  if (predicted_) return;
   try {
-    LEVIN_CHECK(dynamic_cast<TrainModule*>(&run.module()), "batches of a type of your own; give it as .predicted");
-    const auto make = options_.make_step ? options_.make_step : [=] { return predicts->make_step(); };
-    const auto question = detail::memory_question(run);
-    predicted_ = estimate_memory(make, batch.get<Batch>(), question);
-    if (run.module().automatic_optimization)
-      predicted_ = detail::with_gradients_in_forward(std::move(*predicted_), question);
+    predicted_ = detail::predict_memory(run, batch, options_.make_step);
+    if (!predicted_) return;
     auto& p = *predicted_;
     p.temporary = seen_temporary(p.timeline,
                                  p.parameters + p.optimizer + (run.module().automatic_optimization ? p.gradients : 0));

@@ -129,7 +129,10 @@ int64_t run_loader(Run& run, Stage stage, size_t index, int64_t limit, Outputs* 
     StepOutput output;
     {
       const auto time = run.hooks.span(hooks.step);
-      const auto step = [&] { return run_step(run, [&] { return module.any_step(stage, batch, at); }); };
+      const auto step = [&] {
+        if (const int parts = step_parts(run, batch)) return run_in_parts(run, stage, batch, at, parts);
+        return run_step(run, [&] { return module.any_step(stage, batch, at); });
+      };
       if (auto* compiled = compiled_steps(run, stage)) {
         StepCall call{.name = step_site(stage).hook};
         call.key.add(at.dataloader_idx);

@@ -110,6 +110,7 @@ void run_batches(Run& run) {
       break;
     }
     run.advice.after_fetch();
+    predict_profiled_memory(run, batch);
     const auto time = run.hooks.span(Action::kBatch);
     state.is_last_batch = (batches && progress.batch + 1 >= *batches) || (!source.size() && source.is_last());
     state.enter_batch(batch);

@@ -30,16 +30,12 @@ struct Closure {
   bool steps;
 
   Tensor operator()() {
+    if (const int parts = step_parts(run, batch)) return in_parts(parts);
     output = training_step(run, batch, at);
     auto loss = output.loss;
     if (loss.defined() && run.plan.accumulate > 1) loss = loss / run.plan.accumulate;
     auto& optimizer = run.model.optimizers.front();
-    if (first_of_window) {
-      call<Hook::on_before_zero_grad>(run, optimizer);
-      run.state.place.set_doing("optimizer_zero_grad");
-      const auto time = run.hooks.span(Action::kZeroGrad);
-      run.model.module->optimizer_zero_grad(optimizer);
-    }
+    zero_grad(optimizer);
     if (!loss.defined()) {
       LEVIN_CHECK(
           run.fabric->world_size() == 1,
@@ -50,6 +46,29 @@ struct Closure {
     if (steps) before_update(optimizer);
     run.state.place.set_doing("optimizer_step");
     return loss;
+  }
+
+  /// Forward and backward of micro-batches are one, so gradients are cleared before.
+  Tensor in_parts(int parts) {
+    auto& optimizer = run.model.optimizers.front();
+    zero_grad(optimizer);
+    {
+      run.state.place.set_site(step_site(Stage::kTrain));
+      const auto time = run.hooks.span(Action::kTrainingStep);
+      output = run_in_parts(run, Stage::kTrain, batch, at, parts, 1.0 / static_cast<double>(run.plan.accumulate));
+    }
+    call<Hook::on_after_backward>(run);
+    if (steps) before_update(optimizer);
+    run.state.place.set_doing("optimizer_step");
+    return output.loss / run.plan.accumulate;
+  }
+
+  void zero_grad(Optimizer& optimizer) {
+    if (!first_of_window) return;
+    call<Hook::on_before_zero_grad>(run, optimizer);
+    run.state.place.set_doing("optimizer_zero_grad");
+    const auto time = run.hooks.span(Action::kZeroGrad);
+    run.model.module->optimizer_zero_grad(optimizer);
   }
 
   void before_update(Optimizer& optimizer) {
@@ -93,7 +112,8 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
   }
   if (run.state.forward_only || run.model.optimizers.empty()) {
     at::NoGradGuard no_grad;
-    output = training_step(run, batch, at);
+    const int parts = step_parts(run, batch);
+    output = parts ? run_in_parts(run, Stage::kTrain, batch, at, parts) : training_step(run, batch, at);
     return false;
   }
   // Windows are counted within the epoch, and its last batch ends one however short it is.

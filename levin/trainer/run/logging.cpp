@@ -79,6 +79,7 @@ void log_value(Run& run, std::string_view name, const LoggedValue& value, const 
     return;
   }
   if (run.compiled && run.compiled->record(name, value, options)) return;
+  if (run.parts && run.parts->record(name, value, options)) return;
   const auto& place = run.state.place;
   run.metrics.of(run.state.stage)
       .log({place.site, &place.batch, place.dataloader_idx, run.fabric.get()}, name, value, options);

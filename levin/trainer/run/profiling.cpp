@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include <fmt/format.h>
+
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/log.h"
@@ -9,6 +11,7 @@
 #include "levin/profilers/profile.h"
 #include "levin/report/page.h"
 #include "levin/report/report.h"
+#include "levin/trainer/callbacks/tuning/memory_question.h"
 #include "levin/trainer/run/run.h"
 
 namespace levin::detail {
@@ -88,6 +91,23 @@ void begin_profiled_step(Run& run) {
 
 void end_profiled_step(Run& run) {
   if (auto* profiler = run.hooks.profiler()) profiler->end_step();
+}
+
+void predict_profiled_memory(Run& run, const AnyBatch& batch) {
+  auto* profiler = run.hooks.profiler();
+  if (!profiler || !profiler->wants_predicted_memory()) return;
+  std::string json = "{}";
+  try {
+    if (const auto predicted = predict_memory(run.context, batch))
+      json =
+          fmt::format(R"({{"peak_bytes": {}, "parameters": {}, "gradients": {}, "optimizer": {}, "activations": {}, )"
+                      R"("temporary": {}}})",
+                      predicted->device_peak, predicted->parameters, predicted->gradients, predicted->optimizer,
+                      predicted->activations, predicted->temporary);
+  } catch (const std::exception& error) {
+    log_info(concat("[trainer] the memory of the step is not predicted: ", one_line(error)));
+  }
+  profiler->add_metadata("levin_memory", json);
 }
 
 }  // namespace levin::detail

@@ -1,6 +1,10 @@
 #pragma once
 
-namespace levin::detail {
+namespace levin {
+
+class AnyBatch;
+
+namespace detail {
 
 class Run;
 
@@ -24,5 +28,9 @@ void write_profile_report(const Run& run);
 /// A batch of the loop begins, and ends. What comes between belongs to no step: validation, the end of an epoch.
 void begin_profiled_step(Run& run);
 void end_profiled_step(Run& run);
+/// Gives a profiler of memory what the step of this batch is predicted to take, once, where that can be predicted.
+void predict_profiled_memory(Run& run, const AnyBatch& batch);
 
-}  // namespace levin::detail
+}  // namespace detail
+
+}  // namespace levin

@@ -16,6 +16,7 @@
 #include "levin/trainer/run/hook_table.h"
 #include "levin/trainer/run/logging.h"
 #include "levin/trainer/run/loop_state.h"
+#include "levin/trainer/run/parts.h"
 #include "levin/trainer/run/stage_data.h"
 #include "levin/trainer/run/stopping.h"
 #include "levin/trainer/signals.h"
@@ -65,6 +66,8 @@ class Run {
   LossWatch loss_watch;
   /// Made when the first step is to be compiled.
   std::unique_ptr<CompiledSteps> compiled;
+  /// While a step is computed in micro-batches.
+  PartLogs* parts = nullptr;
   /// Steps of a tuner run, which are not compiled.
   bool in_trial = false;
   /// What callbacks and modules see of all this.

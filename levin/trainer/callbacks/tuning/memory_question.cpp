@@ -1,8 +1,11 @@
 #include "levin/trainer/callbacks/tuning/memory_question.h"
 
 #include "levin/core/error.h"
+#include "levin/memory/step.h"
 #include "levin/strategies/strategy.h"
+#include "levin/trainer/callbacks/memory_report.h"
 #include "levin/trainer/context.h"
+#include "levin/trainer/train_module.h"
 
 namespace levin::detail {
 
@@ -26,6 +29,18 @@ MemoryQuestion memory_question(TrainerContext& run) {
           .world_size = plan.world_size(),
           .device = run.fabric().device().type(),
           .accumulate = static_cast<int>(run.plan().accumulate)};
+}
+
+std::optional<MemoryEstimate> predict_memory(TrainerContext& run, const AnyBatch& batch,
+                                             const MakeTrainingStep& make_step) {
+  const auto* predicts = dynamic_cast<const PredictsMemory*>(&run.module());
+  if (!make_step && !predicts) return std::nullopt;
+  LEVIN_CHECK(dynamic_cast<TrainModule*>(&run.module()), "batches of a type of your own; give it as .predicted");
+  const auto make = make_step ? make_step : [=] { return predicts->make_step(); };
+  const auto question = memory_question(run);
+  auto predicted = estimate_memory(make, batch.get<Batch>(), question);
+  return run.module().automatic_optimization ? with_gradients_in_forward(std::move(predicted), question)
+                                             : std::move(predicted);
 }
 
 MemoryEstimate with_gradients_in_forward(MemoryEstimate estimate, const MemoryQuestion& question) {

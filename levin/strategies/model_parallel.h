@@ -1,0 +1,72 @@
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "levin/distributed/mesh.h"
+#include "levin/nn/tensor/split.h"
+#include "levin/strategies/choice.h"
+
+namespace levin {
+
+/// A model over a mesh of ranks: its layers are split over tp, its sequences over cp, then what a rank has of the
+/// layers is sharded over dp_shard x cp, in dp_replicate copies. Ranks of tp and cp see the same batches.
+///
+///     Fabric fabric({.strategy = ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, .devices = 4});
+class ModelParallelStrategy : public Strategy {
+ public:
+  explicit ModelParallelStrategy(ModelParallelOptions options);
+  static std::vector<NamedStrategy> names();
+  /// Of a name with sizes, for command lines: "model_parallel:dp_shard=2,tp=2,sequence_parallel". Of sizes that are not
+  /// given dp_shard is what the others leave.
+  static NamedStrategy named(const std::string& text);
+
+  std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
+  Optimizer setup_optimizer(Optimizer optimizer) override;
+  /// Shards of split parameters; checkpoints hold tensors as one process has them.
+  ShardMap* shards() override;
+  Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
+  DataPlace data_place() const override;
+  StateLayout layout_over(int ranks) const override;
+  std::string why_not_captured() const override;
+
+  /// A module that was opened split is set up as it is: no rank has read more than its part.
+  ///
+  ///     auto model = models::open_model(folder, {.ranks = strategy.mesh().shared_group("tp")});
+  ///     strategy.adopt_split(model.split);
+  ///     auto net = fabric.setup(model.decoder);
+  void adopt_split(std::shared_ptr<TensorSplit> split);
+
+  const ModelParallelOptions& options() const { return options_; }
+  /// After connect.
+  const Mesh& mesh() const { return *mesh_; }
+  /// Of the modules that were set up, where tp > 1.
+  const std::vector<std::shared_ptr<TensorSplit>>& splits() const { return splits_; }
+  /// What a parameter is; null for one of no module that was split.
+  const TensorSplit::Parameter* find(const Tensor& parameter) const;
+
+ protected:
+  ModelParallelStrategy(std::string name, ModelParallelOptions options);
+  void on_connect() override;
+  /// What is done with ranks that have the same part of the layers; `ranks` of them share the state.
+  virtual std::unique_ptr<Strategy> make_inner(int ranks) const;
+  /// Whether checkpoints hold whole tensors in one file.
+  virtual bool saves_full() const;
+
+ private:
+  void split(torch::nn::Module& module);
+  /// Of a split that has just been made or adopted.
+  void watch_split(const TensorSplit& split);
+  void add_shards(const torch::nn::Module& module);
+  ParamShards shards_of_params() const;
+
+  ModelParallelOptions options_;
+  std::unique_ptr<Mesh> mesh_;
+  std::unique_ptr<Strategy> inner_;
+  std::vector<std::shared_ptr<TensorSplit>> splits_;
+  std::shared_ptr<TensorShards> shards_;
+};
+
+}  // namespace levin

@@ -1,0 +1,268 @@
+#include "levin/strategies/pipeline/stage.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "levin/core/error.h"
+
+namespace levin {
+namespace {
+
+constexpr size_t kNone = std::numeric_limits<size_t>::max();
+// Boundaries have an order of their own, by which a block knows that it is one (nn::open_block).
+constexpr auto kInStage = static_cast<Order>(static_cast<int>(Order::kStage) + 1);
+
+/// Leaves the user's forward where a stage ends. It is no std::exception: nobody who handles errors is to catch it.
+struct StageEnd {};
+
+Tensor without_rows(const Tensor& tensor) {
+  auto sizes = tensor.sizes().vec();
+  if (sizes.empty()) sizes = {0};
+  sizes[0] = 0;
+  return at::empty(sizes, tensor.options().requires_grad(false));
+}
+
+}  // namespace
+
+/// One run of the user's forward.
+struct StageModule::Now {
+  int stage = 0;
+  /// The first unit of the stage, and of the one that follows; kNone: there is none.
+  size_t first = 0, next = kNone;
+  bool entered = false;
+  /// Of skipped units, and how many have been met.
+  const std::vector<detail::UnitResult>* skipped = nullptr;
+  size_t met = 0;
+  std::vector<Tensor> inputs;
+  const detail::StageShapes* shapes = nullptr;
+  /// Set: results of units are noted.
+  std::vector<detail::UnitResult>* noted = nullptr;
+  /// The arguments of `next`.
+  std::vector<Tensor> arguments;
+  size_t last_unit = kNone;
+};
+
+class StageModule::Around final : public Interceptor {
+ public:
+  Around(StageModule& owner, size_t index, bool is_side) : owner_(owner), index_(index), is_side_(is_side) {}
+  void around(Call& call) override {
+    if (!owner_.now_ || call.phase() == Phase::kRecompute) return call.proceed();
+    is_side_ ? owner_.around_side(call, index_) : owner_.around_unit(call, index_);
+  }
+
+ private:
+  StageModule& owner_;
+  size_t index_;
+  bool is_side_;
+};
+
+StageModule::StageModule(StageCut cut, std::vector<int> rank_of_stage, int rank)
+    : cut_(std::move(cut)), rank_of_stage_(std::move(rank_of_stage)), rank_(rank) {
+  LEVIN_CHECK(static_cast<int>(rank_of_stage_.size()) == stages(), "[pipeline] ", rank_of_stage_.size(),
+              " ranks were given for ", stages(), " stages");
+  const at::NoGradGuard no_grad;
+  for (auto& state : cut_.states) {
+    if (!state.tensor.defined()) continue;
+    device_ = state.tensor.device();
+    if (holds(state)) continue;
+    state.tensor.set_data(without_rows(state.tensor));
+    state.tensor.mutable_grad().reset();
+  }
+  for (size_t i = 0; i < cut_.units.size(); ++i) {
+    const bool is_boundary = i > 0 && cut_.stage_of(i) != cut_.stage_of(i - 1);
+    attached_.push_back(
+        cut_.units[i].unit->attach(std::make_shared<Around>(*this, i, false), is_boundary ? Order::kStage : kInStage));
+  }
+  for (size_t i = 0; i < cut_.sides.size(); ++i) {
+    bool absent = false;
+    for (const auto& parameter : cut_.sides[i].module->parameters())
+      for (const auto& state : cut_.states) absent |= state.tensor.is_same(parameter) && !holds(state);
+    side_absent_.push_back(absent);
+    attached_.push_back(cut_.sides[i].unit->attach(std::make_shared<Around>(*this, i, true), kInStage));
+  }
+}
+
+StageModule::~StageModule() = default;
+
+std::vector<int> StageModule::holders(const StageCut::State& state) const {
+  std::vector<int> ranks;
+  for (const int stage : state.stages)
+    if (std::ranges::find(ranks, rank_of(stage)) == ranks.end()) ranks.push_back(rank_of(stage));
+  std::ranges::sort(ranks);
+  return ranks;
+}
+
+bool StageModule::holds(const StageCut::State& state) const {
+  return std::ranges::any_of(state.stages, [this](int stage) { return rank_of(stage) == rank_; });
+}
+
+bool StageModule::call(Now& now, const std::function<Tensor()>& forward, Tensor& result) {
+  struct Enter {
+    StageModule& owner;
+    Enter(StageModule& o, Now& n) : owner(o) { owner.now_ = &n; }
+    ~Enter() { owner.now_ = nullptr; }
+  };
+  try {
+    const Enter enter(*this, now);
+    result = forward();
+    return false;
+  } catch (const StageEnd&) {
+    return true;
+  }
+}
+
+StageModule::Output StageModule::run(int stage, const std::function<Tensor()>& forward,
+                                     const detail::StageShapes* shapes, std::vector<Tensor> inputs,
+                                     detail::StageShapes* next) {
+  const bool is_last = stage + 1 == stages();
+  const bool is_new = next && next->inputs.empty();
+  Now now;
+  now.stage = stage;
+  now.first = cut_.starts[static_cast<size_t>(stage)];
+  now.next = is_last ? kNone : cut_.starts[static_cast<size_t>(stage) + 1];
+  now.entered = stage == 0;
+  now.shapes = shapes;
+  now.inputs = std::move(inputs);
+  if (shapes) now.skipped = &shapes->before;
+  if (is_new) now.noted = &next->before;
+
+  Output output;
+  const bool ended = call(now, forward, output.loss);
+  LEVIN_CHECK(ended || (is_last && now.entered), "[pipeline] the step returned before unit \"",
+              cut_.units[now.entered ? now.next : now.first].name,
+              "\" was called; every unit of which stages are made must run, in the order of registration");
+  if (is_last) return output;
+
+  std::vector<detail::TensorSpec> specs;
+  for (const auto& tensor : now.arguments) specs.push_back(detail::TensorSpec::of(tensor));
+  if (is_new) {
+    next->inputs = specs;
+    next->carried = find_carried(now, forward, next->before);
+  }
+  LEVIN_CHECK(specs == next->inputs, "[pipeline] unit \"", cut_.units[now.next].name,
+              "\" is given tensors of other shapes than for the first micro-batch of this shape; shapes must not ",
+              "depend on values");
+  for (size_t i = 0; i < specs.size(); ++i)
+    if (next->carried[i]) output.tensors.push_back(std::move(now.arguments[i]));
+  return output;
+}
+
+// Everything before is skipped, so that what depends on it is NaN, and what each rank makes itself (masks, angles of
+// positions) is not.
+std::vector<bool> StageModule::find_carried(const Now& now, const std::function<Tensor()>& forward,
+                                            const std::vector<detail::UnitResult>& before) {
+  const at::NoGradGuard no_grad;
+  const auto& name = cut_.units[now.next].name;
+  Now probe;
+  probe.stage = now.stage;
+  probe.first = probe.next = now.next;
+  probe.skipped = &before;
+  Tensor result;
+  const bool ended = call(probe, forward, result);
+  LEVIN_CHECK(ended && probe.arguments.size() == now.arguments.size(), "[pipeline] unit \"", name, "\" is given ",
+              now.arguments.size(), " tensors in one call and ", probe.arguments.size(), " in the next");
+  std::vector<bool> carried;
+  for (const auto& tensor : probe.arguments)
+    carried.push_back(tensor.is_floating_point() && tensor.isnan().any().item<bool>());
+  LEVIN_CHECK(std::ranges::find(carried, true) != carried.end(), "[pipeline] nothing of what unit \"", name,
+              "\" is given comes from the units before it, so the model cannot be cut there");
+  return carried;
+}
+
+void StageModule::check_order(size_t unit) const {
+  LEVIN_CHECK(now_->last_unit == kNone || unit > now_->last_unit, "[pipeline] unit \"", cut_.units[unit].name,
+              "\" was called after \"", cut_.units[now_->last_unit].name,
+              "\"; a pipeline needs each unit once, in the order of registration");
+  now_->last_unit = unit;
+}
+
+void StageModule::around_unit(Call& call, size_t unit) {
+  auto& now = *now_;
+  check_order(unit);
+  const auto& name = cut_.units[unit].name;
+  if (unit == now.next) end(call);
+  if (unit < now.first) return skip(call, name, /*dense=*/false);
+  if (unit == now.first && now.stage > 0) enter(call, name);
+  LEVIN_CHECK(now.entered, "[pipeline] unit \"", name, "\" was called, and \"", cut_.units[now.first].name,
+              "\" before it was not");
+  call.proceed();
+  note_result(call, name);
+}
+
+void StageModule::around_side(Call& call, size_t side) {
+  const auto& name = cut_.sides[side].name;
+  if (!now_->entered) return skip(call, name, /*dense=*/true);
+  LEVIN_CHECK(!side_absent_[side], "[pipeline] \"", name, "\" is called in stage ", now_->stage,
+              ", which does not have its parameters; name it in first_stage, last_stage or every_stage of the options");
+  call.proceed();
+  note_result(call, name);
+}
+
+void StageModule::skip(Call& call, const std::string& name, bool dense) {
+  auto& now = *now_;
+  const auto* result = now.met < now.skipped->size() ? &(*now.skipped)[now.met] : nullptr;
+  LEVIN_CHECK(result && result->unit == name, "[pipeline] unit \"", name, "\" is called where the stage before called ",
+              result ? "\"" + result->unit + "\"" : "nothing", "; every rank must run the same forward");
+  ++now.met;
+  size_t at = 0;
+  const bool skipped = call.skip([&](Tensor& tensor) {
+    if (at < result->tensors.size()) tensor = detail::placeholder(result->tensors[at], device(), dense);
+    ++at;
+  });
+  LEVIN_CHECK(skipped && at == result->tensors.size(), "[pipeline] unit \"", name,
+              "\" returns a type that cannot be made of tensors alone; return a tensor, a tuple or a plain struct");
+  if (now.noted) now.noted->push_back(*result);
+}
+
+void StageModule::note_result(Call& call, const std::string& name) {
+  if (!now_->noted) return;
+  auto& noted = now_->noted->emplace_back();
+  noted.unit = name;
+  call.each_result([&](Tensor& tensor) { noted.tensors.push_back(detail::TensorSpec::of(tensor)); });
+}
+
+void StageModule::enter(Call& call, const std::string& name) {
+  auto& now = *now_;
+  now.entered = true;
+  const auto& shapes = *now.shapes;
+  size_t at = 0, carried = 0;
+  call.each_input([&](Tensor& tensor) {
+    if (at < shapes.carried.size() && shapes.carried[at]) tensor = now.inputs.at(carried++);
+    ++at;
+  });
+  LEVIN_CHECK(at == shapes.carried.size(), "[pipeline] unit \"", name, "\" is given ", at,
+              " tensors here, and the stage before counted ", shapes.carried.size());
+  now.inputs.clear();
+}
+
+void StageModule::end(Call& call) {
+  call.each_input([&](Tensor& tensor) { now_->arguments.push_back(tensor); });
+  throw StageEnd();
+}
+
+StageModule::Shown::Shown(StageModule& owner) : owner_(owner) {
+  const at::NoGradGuard no_grad;
+  for (auto& state : owner_.cut_.states)
+    if (!state.in_unit && !owner_.holds(state))
+      state.tensor.set_data(
+          detail::placeholder({true, state.tensor.scalar_type(), state.sizes}, state.tensor.device(), false));
+}
+
+StageModule::Shown::~Shown() {
+  const at::NoGradGuard no_grad;
+  for (auto& state : owner_.cut_.states)
+    if (!state.in_unit && !owner_.holds(state)) state.tensor.set_data(without_rows(state.tensor));
+}
+
+void StageModule::check_unused() const {
+  for (const auto& state : cut_.states)
+    LEVIN_CHECK(holds(state) || !state.tensor.grad().defined() || state.tensor.grad().numel() == 0, "[pipeline] \"",
+                state.name, "\" of stage ", state.stages.front(),
+                " was used in a stage of this rank; name it in every_stage of the options");
+}
+
+}  // namespace levin
