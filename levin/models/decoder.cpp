@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <map>
 #include <utility>
 
 #include <ATen/ops/arange.h>
@@ -101,33 +100,6 @@ void check_rotary(const DecoderOptions& o) {
       scaling.beta_fast);
 }
 
-nn::ExpertsOptions experts_of(const DecoderOptions& o) {
-  static const std::map<std::string, kernels::Activation> known{{"silu_gated", kernels::Activation::kSilu},
-                                                                {"gelu_gated", kernels::Activation::kGelu},
-                                                                {"gelu_tanh_gated", kernels::Activation::kGeluTanh},
-                                                                {"relu_gated", kernels::Activation::kRelu}};
-  const auto found = known.find(o.activation);
-  LEVIN_CHECK(found != known.end(), "[decoder] experts have a gated activation (\"silu_gated\"), not \"", o.activation,
-              "\"");
-  auto experts = o.experts;
-  experts.dim = o.hidden_dim;
-  experts.activation = found->second;
-  if (experts.width == 0) experts.width = o.mlp_width();
-  experts.down_std = residual_std(o);
-  return experts;
-}
-
-void check_expert_options(const DecoderOptions& o) {
-  nn::check_experts(experts_of(o));
-  LEVIN_CHECK(!o.mlp_bias.value_or(o.bias), "[decoder] experts have no biases; set mlp_bias to false");
-  LEVIN_CHECK(o.expert_layers.empty() || static_cast<int64_t>(o.expert_layers.size()) == o.num_layers,
-              "[decoder] expert_layers names ", o.expert_layers.size(), " layers, there are ", o.num_layers);
-  LEVIN_CHECK(o.shared_expert_dim >= 0, "[decoder] shared_expert_dim must not be negative");
-  for (const auto value : {o.balance_loss, o.router_z_loss})
-    LEVIN_CHECK(std::isfinite(value) && value >= 0,
-                "[decoder] balance_loss and router_z_loss must be 0 or more, and finite");
-}
-
 /// x [B, T, H, D]: the first dimensions of each head turned by angles [2, (B,) T, R / 2].
 Tensor turned(const Tensor& x, const Tensor& angles) {
   const auto width = 2 * angles.size(-1);
@@ -171,7 +143,7 @@ void check_options(const DecoderOptions& o) {
   LEVIN_CHECK(o.causal || (o.positions != "alibi" && o.window == 0),
               "[decoder] positions \"alibi\" and a window need causal attention");
   if (o.positions == "rotary") check_rotary(o);
-  if (o.experts.count != 0) check_expert_options(o);
+  if (o.experts.count != 0) experts_of(o);
 }
 
 namespace detail {

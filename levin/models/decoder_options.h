@@ -131,6 +131,9 @@ struct DecoderOptions {
   bool gated() const { return activation.ends_with("_gated"); }
 };
 
+/// Those of a layer; an Error of one line where they do not go with the rest.
+nn::ExpertsOptions experts_of(const DecoderOptions& options);
+
 /// Throws an Error of one line where a value is not allowed or two do not go together.
 void check_options(const DecoderOptions& options);
 

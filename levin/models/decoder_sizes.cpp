@@ -1,6 +1,11 @@
 #include "levin/models/decoder_sizes.h"
 
+#include <cmath>
+#include <map>
+
+#include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/nn/experts/experts.h"
 
 namespace levin::models {
 namespace {
@@ -53,6 +58,30 @@ Decoder gpt2_xl(const DecoderVariant& variant) {
 }
 Decoder gpt_6_7b(const DecoderVariant& variant) {
   return decoder(decoder_options("gpt_6_7b", variant));
+}
+
+nn::ExpertsOptions experts_of(const DecoderOptions& o) {
+  static const std::map<std::string, kernels::Activation> known{{"silu_gated", kernels::Activation::kSilu},
+                                                                {"gelu_gated", kernels::Activation::kGelu},
+                                                                {"gelu_tanh_gated", kernels::Activation::kGeluTanh},
+                                                                {"relu_gated", kernels::Activation::kRelu}};
+  const auto found = known.find(o.activation);
+  LEVIN_CHECK(found != known.end(), "[decoder] experts have a gated activation (\"silu_gated\"), not \"", o.activation,
+              "\"");
+  auto experts = o.experts;
+  experts.dim = o.hidden_dim;
+  experts.activation = found->second;
+  if (experts.width == 0) experts.width = o.mlp_width();
+  experts.down_std = experts.std / std::sqrt(2.0 * static_cast<double>(o.num_layers));
+  nn::check_experts(experts);
+  LEVIN_CHECK(!o.mlp_bias.value_or(o.bias), "[decoder] experts have no biases; set mlp_bias to false");
+  LEVIN_CHECK(o.expert_layers.empty() || static_cast<int64_t>(o.expert_layers.size()) == o.num_layers,
+              "[decoder] expert_layers names ", o.expert_layers.size(), " layers, there are ", o.num_layers);
+  LEVIN_CHECK(o.shared_expert_dim >= 0, "[decoder] shared_expert_dim must not be negative");
+  for (const auto value : {o.balance_loss, o.router_z_loss})
+    LEVIN_CHECK(std::isfinite(value) && value >= 0,
+                "[decoder] balance_loss and router_z_loss must be 0 or more, and finite");
+  return experts;
 }
 
 }  // namespace levin::models

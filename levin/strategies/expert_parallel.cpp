@@ -1,6 +1,5 @@
 #include "levin/strategies/expert_parallel.h"
 
-#include <array>
 #include <cmath>
 
 #include <ATen/ops/linalg_vector_norm.h>
@@ -8,8 +7,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
-#include "levin/nn/deferred_init.h"
-#include "levin/nn/experts/experts.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 
@@ -59,7 +56,7 @@ class TwoSyncs : public ModuleSync {
 }  // namespace
 
 ExpertStrategy::ExpertStrategy(ExpertParallelOptions options)
-    : Strategy({.name = "expert_parallel", .places_modules = options.fsdp}),
+    : Strategy({.name = "expert_parallel"}),
       options_(options),
       copies_(DdpOptions{}),
       expert_copies_(DdpOptions{.broadcast_buffers = false}) {
@@ -74,30 +71,12 @@ std::vector<NamedStrategy> ExpertStrategy::names() {
   return {named_strategy("expert_parallel", ExpertParallelOptions{}),
           named_strategy("expert_parallel_2", ExpertParallelOptions{.size = 2}),
           named_strategy("expert_parallel_4", ExpertParallelOptions{.size = 4}),
-          named_strategy("expert_parallel_8", ExpertParallelOptions{.size = 8}),
-          named_strategy("expert_parallel_fsdp", ExpertParallelOptions{.fsdp = true}),
-          named_strategy("expert_parallel_2_fsdp", ExpertParallelOptions{.size = 2, .fsdp = true}),
-          named_strategy("expert_parallel_4_fsdp", ExpertParallelOptions{.size = 4, .fsdp = true}),
-          named_strategy("expert_parallel_8_fsdp", ExpertParallelOptions{.size = 8, .fsdp = true})};
+          named_strategy("expert_parallel_8", ExpertParallelOptions{.size = 8})};
 }
 
 void ExpertStrategy::on_connect() {
   const int size = options_.size == 0 ? group_->size() : options_.size;
   mesh_ = std::make_unique<Mesh>(group_, std::vector<std::pair<std::string, int>>{{"copy", -1}, {"expert", size}});
-  if (options_.fsdp) {
-    fsdp_ = std::make_unique<FsdpStrategy>(FsdpOptions{});
-    fsdp_->connect(group_, device_);
-    fsdp_->set_other_ranks({.has = [this](const Tensor& parameter) { return find(parameter) != nullptr; },
-                            .ranks = mesh_->shared_group("copy"),
-                            .place =
-                                [this](const Tensor& parameter, ShardPlace place) {
-                                  const auto& slice = find(parameter)->slice;
-                                  place.sizes = slice.whole;
-                                  place.start += slice.ranges[0].first;
-                                  return place;
-                                }});
-    return;
-  }
   copies_.connect(group_, device_);
   expert_copies_.connect(mesh_->shared_group("copy"), device_);
   copies_.set_filter([this](const Tensor& parameter) { return !find(parameter); });
@@ -109,7 +88,6 @@ void ExpertStrategy::on_connect() {
 std::unique_ptr<ModuleSync> ExpertStrategy::setup_module(torch::nn::Module& module) {
   LEVIN_CHECK(!precision_.fp8, "[expert_parallel] precision \"", precision_.name,
               "\" is not possible with this strategy; use \"bf16-mixed\"");
-  if (fsdp_) return setup_sharded(module);
   if (group().size() > 1) {
     const auto parameters = detail::unique_parameters(module);
     detail::check_same_states(*group_, "parameter", parameters);
@@ -125,33 +103,6 @@ std::unique_ptr<ModuleSync> ExpertStrategy::setup_module(torch::nn::Module& modu
   return std::make_unique<TwoSyncs>(std::move(of_copies), expert_copies_.setup_module(module));
 }
 
-void ExpertStrategy::broadcast_experts(torch::nn::Module& module) {
-  const auto parameters = detail::unique_parameters(module);
-  detail::check_same_states(*group_, "parameter", parameters);
-  for (const auto& each : module.modules(/*include_self=*/true))
-    if (auto* layer = dynamic_cast<nn::ExpertsImpl*>(each.get())) {
-      const auto ranks = mesh_->size("expert");
-      LEVIN_CHECK(layer->options.count % ranks == 0, "[expert_parallel] ", layer->options.count,
-                  " experts are not a multiple of the ", ranks, " ranks that share them, which fsdp needs");
-      for (auto& parameter : {layer->gate, layer->up, layer->down}) {
-        if (is_deferred(parameter)) materialize(std::span<const Tensor>(&parameter, 1));
-        detail::broadcast_states(*group_, std::array{detail::NamedState{{}, parameter}});
-      }
-    }
-}
-
-std::unique_ptr<ModuleSync> ExpertStrategy::setup_sharded(torch::nn::Module& module) {
-  if (group().size() > 1) broadcast_experts(module);
-  splits_.push_back(split_experts(module, {.size = mesh_->size("expert")}, mesh_->shared_group("expert"), group_));
-  fsdp_->set_precision(precision_);
-  return fsdp_->setup_module(module);
-}
-
-ShardMap* ExpertStrategy::shards() {
-  if (fsdp_) return fsdp_->shards();
-  return splits_.empty() ? nullptr : shards_.get();
-}
-
 const TensorSplit::Parameter* ExpertStrategy::find(const Tensor& parameter) const {
   for (const auto& split : splits_)
     if (const auto* found = split->find(parameter)) return found;
@@ -160,13 +111,11 @@ const TensorSplit::Parameter* ExpertStrategy::find(const Tensor& parameter) cons
 
 StateLayout ExpertStrategy::layout_over(int ranks) const {
   StateLayout layout{.ranks = ranks, .gradient_buckets = true};
-  if (options_.size != 1 || options_.fsdp)
-    layout.not_estimated = "strategy \"expert_parallel\" has no estimate yet; see \"fsdp\"";
+  if (options_.size != 1) layout.not_estimated = "strategy \"expert_parallel\" has no estimate yet; see \"fsdp\"";
   return layout;
 }
 
 Optimizer ExpertStrategy::setup_optimizer(Optimizer optimizer) {
-  if (fsdp_) return fsdp_->setup_optimizer(std::move(optimizer));
   if (mesh_->size("expert") == 1) return optimizer;
   const auto traits = optimizer.traits();
   LEVIN_CHECK(traits && traits->elementwise, "[expert_parallel] ", optimizer.name(),
@@ -177,7 +126,6 @@ Optimizer ExpertStrategy::setup_optimizer(Optimizer optimizer) {
 }
 
 Tensor ExpertStrategy::grad_norm(std::span<const Tensor> params, double norm_type) {
-  if (fsdp_) return fsdp_->grad_norm(params, norm_type);
   const at::NoGradGuard no_grad;
   const bool largest = std::isinf(norm_type);
   // Sums of powers, or the largest; of experts, and of what every rank has.

@@ -7,7 +7,6 @@
 #include "levin/nn/experts/split.h"
 #include "levin/strategies/choice.h"
 #include "levin/strategies/ddp.h"
-#include "levin/strategies/fsdp.h"
 
 namespace levin {
 
@@ -16,8 +15,6 @@ namespace levin {
 /// "ddp": those of experts over the ranks that have the same ones, all others over all ranks.
 ///
 ///     Fabric fabric({.strategy = ExpertParallelOptions{.size = 4}, .devices = 8});   // each expert on 2 ranks
-///
-/// With `fsdp` parameters, gradients and optimizer states are sharded besides.
 class ExpertStrategy : public Strategy {
  public:
   explicit ExpertStrategy(ExpertParallelOptions options);
@@ -26,7 +23,7 @@ class ExpertStrategy : public Strategy {
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   Optimizer setup_optimizer(Optimizer optimizer) override;
   /// Experts of ranks; checkpoints hold whole tensors, as one process writes them.
-  ShardMap* shards() override;
+  ShardMap* shards() override { return splits_.empty() ? nullptr : shards_.get(); }
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override { return "ranks exchange tokens within a step"; }
@@ -43,16 +40,10 @@ class ExpertStrategy : public Strategy {
   void on_connect() override;
 
  private:
-  /// Everything starts from rank 0's experts.
-  void broadcast_experts(torch::nn::Module& module);
-  std::unique_ptr<ModuleSync> setup_sharded(torch::nn::Module& module);
-
   ExpertParallelOptions options_;
   std::unique_ptr<Mesh> mesh_;
   /// Of what every rank has, and of experts.
   DdpStrategy copies_, expert_copies_;
-  /// In their place, where state is sharded; else null.
-  std::unique_ptr<FsdpStrategy> fsdp_;
   std::vector<std::shared_ptr<ExpertSplit>> splits_;
   std::unique_ptr<TensorShards> shards_;
 };

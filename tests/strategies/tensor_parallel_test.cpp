@@ -51,8 +51,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(TrainingCase{"tensor2", 2, {}, {"gpt2", "llama", "bloom", "bert_masked", "vit"}},
                       TrainingCase{"tensor4", 4, {}, {"llama", "vit"}, 3},
                       TrainingCase{"data2_tensor2", 4, {.size = 2}, {"gpt2", "llama", "bert_masked", "vit"}, 4},
-                      TrainingCase{"experts2", 2, {}, {"mixtral", "qwen2_moe"}, 3},
-                      TrainingCase{"experts_sequence2", 2, {.sequence_parallel = true}, {"qwen2_moe"}, 3},
                       TrainingCase{"sequence4", 4, {.sequence_parallel = true}, {"qwen3"}, 3},
                       TrainingCase{
                           "data2_sequence2", 4, {.size = 2, .sequence_parallel = true}, {"gpt2", "bert_masked"}, 3}),

@@ -18,9 +18,6 @@ namespace levin {
 struct ExpertParallelOptions {
   /// Ranks that share the experts; 0: all ranks there are.
   int size = 0;
-  /// What is no expert is sharded over all ranks, as under "fsdp", and experts over the ranks that have the same ones.
-  /// Else these are copies, as under "ddp".
-  bool fsdp = false;
 };
 
 /// A module whose experts are spread over ranks. Ranks see different batches.

@@ -41,23 +41,6 @@ void check_shard_size(const ShardingPlan& plan, int size, int world) {
               " ranks cannot be divided into groups of ", size, "; hybrid_size must divide the number of ranks");
 }
 
-/// Parameters of which `is_other` says so are in groups of their own.
-GroupPlan set_apart(GroupPlan plan, const std::function<bool(size_t param)>& is_other) {
-  for (size_t i = 0, count = plan.groups.size(); i < count; ++i) {
-    auto& params = plan.groups[i].params;
-    const auto first = std::stable_partition(params.begin(), params.end(), [&](size_t p) { return !is_other(p); });
-    if (first == params.begin() || first == params.end()) continue;
-    auto apart = plan.groups[i];
-    apart.params.assign(first, params.end());
-    params.erase(first, params.end());
-    const auto number = plan.groups.size();
-    plan.groups.push_back(std::move(apart));
-    for (auto& needed : plan.needs)
-      if (const auto at = std::find(needed.begin(), needed.end(), i); at != needed.end()) needed.insert(at + 1, number);
-  }
-  return plan;
-}
-
 }  // namespace
 
 int ranks_on_this_node(Collective& group) {
@@ -104,12 +87,6 @@ void ShardedStrategy::on_connect() {
   }
   shards_ = std::make_shared<TensorShards>(*group_);
   shards_->set_saves_full(plan_.saves_full);
-}
-
-void ShardedStrategy::set_other_ranks(OtherRanks other) {
-  LEVIN_CHECK(replicas_->size() == 1, "[", plan_.name, "] experts over ranks need one copy of the rest of the model");
-  other_ = std::move(other);
-  if (auto* order = lanes_->order(); order && other_.ranks->size() > 1) order->add_part(other_.ranks);
 }
 
 std::string ShardedStrategy::why_not_captured() const {
@@ -185,9 +162,7 @@ ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const
                 "\" is ", param.toString(), "; only dense floating point parameters can be sharded");
     params.push_back({name, param.sizes().vec(), shard_dtype(param.scalar_type()), unit});
   }
-  auto plan = plan_groups(params, units.size());
-  const auto is_other = [&](size_t index) { return other_.has && other_.has(owned[index].param); };
-  if (other_.has) plan = set_apart(std::move(plan), is_other);
+  const auto plan = plan_groups(params, units.size());
   Sharded sharded;
   for (const auto& unit : units) sharded.units.push_back({unit.name, unit.unit, {}});
   sharded.units.push_back({"", nullptr, {}});
@@ -200,9 +175,8 @@ ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const
     std::vector<ShardedParam> members;
     for (const auto index : plan.groups[i].params)
       members.push_back({.name = owned[index].name, .param = owned[index].param});
-    const bool other = is_other(plan.groups[i].params.at(0));
-    sharded.groups.push_back(std::make_unique<ShardGroup>(names[i], std::move(members), other ? other_.ranks : ranks_,
-                                                          replicas_, lanes_, options_of_group(plan, i)));
+    sharded.groups.push_back(std::make_unique<ShardGroup>(names[i], std::move(members), ranks_, replicas_, lanes_,
+                                                          options_of_group(plan, i)));
   }
   for (size_t unit = 0; unit < plan.needs.size(); ++unit)
     for (const auto group : plan.needs[unit]) sharded.units[unit].groups.push_back(sharded.groups[group].get());
@@ -276,10 +250,8 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   bool all_whole = true;
   for (const auto& group : sharded.groups) {
     all_whole = all_whole && group->whole();
-    const bool other = other_.has && !group->params().empty() && other_.has(group->params()[0].param);
-    if (!other && (group->whole() || ranks_->size() == 1)) continue;
-    for (const auto& param : group->params())
-      shards_->add(param.param, other ? other_.place(param.param, param.place) : param.place);
+    if (group->whole() || ranks_->size() == 1) continue;
+    for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
   std::vector<Unit*> root_users;

@@ -53,15 +53,6 @@ struct ShardingPlan {
   CollectiveOptions collective = {};
 };
 
-/// Parameters that are sharded over other ranks than the rest: experts, of which each rank has some already.
-struct OtherRanks {
-  std::function<bool(const Tensor& param)> has;
-  /// Those that have shards of them; every rank of the strategy is in one such group.
-  std::shared_ptr<Collective> ranks;
-  /// Where a shard lies in the full tensor, by where it lies in what these ranks have.
-  std::function<ShardPlace(const Tensor& param, ShardPlace place)> place;
-};
-
 /// What state_dict_type says: "full" is true, "sharded" false, anything else an Error.
 bool is_full(std::string_view strategy, const std::string& state_dict_type);
 
@@ -90,8 +81,6 @@ class ShardedStrategy : public Strategy {
   const ShardingPlan& plan() const { return plan_; }
   /// Parameters for which it says no are left alone: other ranks have them.
   void set_filter(std::function<bool(const Tensor&)> takes) { takes_ = std::move(takes); }
-  /// For modules that are set up later. After connect.
-  void set_other_ranks(OtherRanks other);
 
  protected:
   /// Groups of a module, and what each unit needs of them (the root last).
@@ -113,7 +102,6 @@ class ShardedStrategy : public Strategy {
 
   ShardingPlan plan_;
   std::function<bool(const Tensor&)> takes_;
-  OtherRanks other_;
   std::shared_ptr<Collective> ranks_;
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;
