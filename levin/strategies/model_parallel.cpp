@@ -19,6 +19,7 @@
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
+#include "levin/strategies/pipeline/pipelined_module.h"
 
 namespace levin {
 namespace {
@@ -141,9 +142,9 @@ bool ModelParallelStrategy::saves_full() const {
 
 void ModelParallelStrategy::on_connect() {
   const auto sizes = options_.mesh.over(group_->size());
-  for (const auto& [name, size] : {std::pair{"pp", sizes.pp}, {"ep", sizes.ep}})
-    LEVIN_CHECK(size == 1, "[", this->name(), "] ", name, " ", size, " is not part of this strategy yet");
+  LEVIN_CHECK(sizes.ep == 1, "[", name(), "] ep ", sizes.ep, " is not part of this strategy; use \"expert_parallel\"");
   mesh_ = std::make_unique<Mesh>(group_, sizes);
+  if (sizes.pp > 1) mesh_->fold("stages", "pp", "cp");
   inner_ = make_inner(mesh_->size("fsdp"));
   traits_.places_modules = inner_->traits().places_modules;
   inner_->connect(mesh_->shared_group("loss"), device_);
@@ -156,7 +157,8 @@ DataPlace ModelParallelStrategy::data_place() const {
 }
 
 ShardMap* ModelParallelStrategy::shards() {
-  return splits_.empty() && (!inner_ || !inner_->shards()) ? nullptr : shards_.get();
+  const bool staged = mesh_ && mesh_->size("pp") > 1;
+  return splits_.empty() && !staged && (!inner_ || !inner_->shards()) ? nullptr : shards_.get();
 }
 
 std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Module& module) {
@@ -168,9 +170,48 @@ std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Modul
   const bool adopted = std::any_of(params.begin(), params.end(), [&](const auto& each) { return find(each.tensor); });
   if (mesh_->size("tp") > 1 && !adopted) split(module);
   if (mesh_->size("cp") > 1) split_context(module, {.size = mesh_->size("cp")}, mesh_->shared_group("cp"));
-  auto sync = inner_->setup_module(module);
+  auto sync = mesh_->size("pp") > 1 ? setup_stages(module) : inner_->setup_module(module);
   add_shards(module);
   return sync;
+}
+
+std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_stages(torch::nn::Module& module) {
+  if (mesh_->size("tp") == 1) take_values(module);
+  auto sync = std::make_unique<detail::PipelinedModule>(module, options_.pipeline, mesh_->shared_group("pp"),
+                                                        mesh_->group("stages"));
+  if (auto* sharded = dynamic_cast<detail::ShardedStrategy*>(inner_.get()))
+    sharded->set_filter([self = sync->self()](const Tensor& parameter) {
+      const auto here = self.lock();
+      const auto* state = here ? (*here)->find(parameter) : nullptr;
+      return !state || (*here)->stages().holds(*state);
+    });
+  sync->set_inner(inner_->setup_module(module));
+  sync->set_device(device_);
+  pipelines_.push_back(sync->self());
+  return sync;
+}
+
+/// Rank 0's values on every rank, of a module that is not split.
+void ModelParallelStrategy::take_values(torch::nn::Module& module) {
+  const auto params = detail::unique_parameters(module), buffers = detail::unique_buffers(module);
+  detail::check_same_states(*group_, "parameter", params);
+  detail::check_same_states(*group_, "buffer", buffers);
+  for (const auto* states : {&params, &buffers})
+    for (const auto& state : *states) {
+      if (is_deferred(state.tensor)) materialize(std::span<const Tensor>(&state.tensor, 1));
+      detail::broadcast_states(*group_, std::array{state});
+    }
+}
+
+const detail::PipelinedModule* ModelParallelStrategy::pipelined(const Tensor& parameter) const {
+  for (const auto& weak : pipelines_)
+    if (const auto module = weak.lock(); module && (*module)->find(parameter)) return *module;
+  return nullptr;
+}
+
+bool ModelParallelStrategy::is_first_holder(const Tensor& parameter) const {
+  const auto* module = pipelined(parameter);
+  return !module || module->is_first(*module->find(parameter));
 }
 
 void ModelParallelStrategy::split(torch::nn::Module& module) {
@@ -209,24 +250,28 @@ void ModelParallelStrategy::watch_split(const TensorSplit& split) {
     if (parameter.tensor.requires_grad()) sum_gradients(parameter, split.shared_ranks());
 }
 
-/// Places in the tensors that one process has: first the part of tp, then the rows of that part.
+/// Places in the tensors that one process has: first the part of tp, then the rows of that part. Of a parameter of
+/// another stage this rank has no rows.
 void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
   auto* sharded = inner_->shards();
   const bool first_of_tp = mesh_->coordinate("tp") == 0, first_of_copies = mesh_->coordinate("loss") == 0;
   for (const auto& [name, param] : detail::unique_parameters(module)) {
+    const auto* stages = pipelined(param);
+    const auto* state = stages ? stages->find(param) : nullptr;
+    const bool staged = state && static_cast<int>(stages->stages().holders(*state).size()) < mesh_->size("pp");
     const auto* rows = sharded ? sharded->find(param) : nullptr;
     const auto* part = find(param);
-    if (!part || !part->is_split()) {
-      if (!rows) continue;
-      auto place = *rows;
-      place.writes = place.writes && first_of_tp;
-      shards_->add(param, std::move(place));
-      continue;
+    const bool writes = (rows ? rows->writes : first_of_copies) && is_first_holder(param);
+    if (part && part->is_split()) {
+      auto slice = rows || staged ? part->slice.of_rows(rows ? rows->start : 0, detail::rows_of(param)) : part->slice;
+      shards_->add(param, {.sizes = part->slice.whole,
+                           .writes = writes,
+                           .slice = std::make_shared<const TensorSlice>(std::move(slice))});
+    } else if (rows || staged) {
+      shards_->add(param, {.sizes = rows ? rows->sizes : state->sizes,
+                           .start = rows ? rows->start : 0,
+                           .writes = writes && first_of_tp});
     }
-    auto slice = rows ? part->slice.of_rows(rows->start, detail::rows_of(param)) : part->slice;
-    shards_->add(param, {.sizes = part->slice.whole,
-                         .writes = rows ? rows->writes : first_of_copies,
-                         .slice = std::make_shared<const TensorSlice>(std::move(slice))});
   }
 }
 
@@ -240,11 +285,13 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
       for (const auto& parameter : split->parameters())
         if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
     };
+  if (sizes.pp > 1) layout.not_estimated = "pipelines have no estimate here; `levin plan` has one for each stage";
   if (sizes.cp > 1) layout.not_estimated = "context parallelism has no estimate yet; its state is that of \"fsdp\"";
   return layout;
 }
 
 std::string ModelParallelStrategy::why_not_captured() const {
+  if (mesh_->size("pp") > 1) return "ranks that have stages communicate within a step";
   if (mesh_->size("tp") > 1) return "ranks that share layers communicate within a step";
   if (mesh_->size("cp") > 1) return "ranks that share sequences communicate within a step";
   return inner_->why_not_captured();
@@ -309,7 +356,7 @@ Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
 }
 
 Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double norm_type) {
-  if (mesh_->size("tp") == 1) return inner_->grad_norm(params, norm_type);
+  if (mesh_->size("tp") * mesh_->size("pp") == 1) return inner_->grad_norm(params, norm_type);
   LEVIN_CHECK(!options_.fsdp.optimizer_in_backward, "[", name(),
               "] gradients cannot be clipped by their norm with optimizer_in_backward: they are gone when it is known");
   const at::NoGradGuard no_grad;
@@ -324,6 +371,7 @@ Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double n
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& param : params) {
     if (!param.grad().defined() || !seen.insert(param.unsafeGetTensorImpl()).second) continue;
+    if (!is_first_holder(param)) continue;
     const auto* part = find(param);
     const auto* rows = sharded ? sharded->find(param) : nullptr;
     const auto grad = counted(part, param.grad(), rows ? rows->start : 0);
@@ -338,7 +386,8 @@ Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double n
   mesh_->group("fsdp").all_reduce(over_fsdp, op);
   auto over_tp = join(sums[0][1], over_fsdp[1]);
   mesh_->group("tp").all_reduce(over_tp, op);
-  const auto total = join(join(sums[0][0], over_fsdp[0]), over_tp);
+  auto total = join(join(sums[0][0], over_fsdp[0]), over_tp);
+  mesh_->group("pp").all_reduce(total, op);
   return largest ? total : total.pow(1 / norm_type);
 }
 

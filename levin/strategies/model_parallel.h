@@ -11,6 +11,10 @@
 
 namespace levin {
 
+namespace detail {
+class PipelinedModule;
+}
+
 /// A model over a mesh of ranks: its layers are split over tp, its sequences over cp, then what a rank has of the
 /// layers is sharded over dp_shard x cp, in dp_replicate copies. Ranks of tp and cp see the same batches.
 ///
@@ -57,6 +61,12 @@ class ModelParallelStrategy : public Strategy {
 
  private:
   void split(torch::nn::Module& module);
+  /// Cuts a module into stages, and sets up what this rank has of it.
+  std::unique_ptr<ModuleSync> setup_stages(torch::nn::Module& module);
+  void take_values(torch::nn::Module& module);
+  /// What stage a parameter belongs to, and whether this rank counts and writes it; by default the rank does.
+  bool is_first_holder(const Tensor& parameter) const;
+  const detail::PipelinedModule* pipelined(const Tensor& parameter) const;
   /// Of a split that has just been made or adopted.
   void watch_split(const TensorSplit& split);
   void add_shards(const torch::nn::Module& module);
@@ -67,6 +77,8 @@ class ModelParallelStrategy : public Strategy {
   std::unique_ptr<Strategy> inner_;
   std::vector<std::shared_ptr<TensorSplit>> splits_;
   std::shared_ptr<TensorShards> shards_;
+  /// Modules that are cut into stages; they live as long as what setup_module returned.
+  std::vector<std::weak_ptr<detail::PipelinedModule*>> pipelines_;
 };
 
 }  // namespace levin

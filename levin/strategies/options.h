@@ -104,19 +104,6 @@ struct FsdpOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
 };
 
-/// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks
-/// (dp_shard x cp), in copies (dp_replicate).
-struct ModelParallelOptions {
-  /// How many ranks each kind takes; their product is the number of ranks, and one may be -1.
-  ParallelSizes mesh = {.dp_shard = -1};
-  /// Between split regions a rank of tp has a part of the sequence (TensorParallelOptions).
-  bool sequence_parallel = false;
-  /// How modules are split over tp. Empty: what the models say of themselves.
-  TensorPlan plan = {};
-  /// How state is sharded: "full" or "grad_op"; the mesh says over which ranks.
-  FsdpOptions fsdp = {};
-};
-
 /// Where a part of the training state lives, in DeepSpeed's words.
 struct ZeroOffload {
   /// "none", "cpu", "nvme".
@@ -236,6 +223,21 @@ struct PipelineOptions {
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
   std::chrono::milliseconds timeout = std::chrono::minutes(30);
+};
+
+/// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks
+/// (dp_shard x cp), in copies (dp_replicate).
+struct ModelParallelOptions {
+  /// How many ranks each kind takes; their product is the number of ranks, and one may be -1.
+  ParallelSizes mesh = {.dp_shard = -1};
+  /// Between split regions a rank of tp has a part of the sequence (TensorParallelOptions).
+  bool sequence_parallel = false;
+  /// How modules are split over tp. Empty: what the models say of themselves.
+  TensorPlan plan = {};
+  /// How state is sharded: "full" or "grad_op"; the mesh says over which ranks.
+  FsdpOptions fsdp = {};
+  /// How the model is cut into stages, and their schedule; the mesh says how many ranks have them.
+  PipelineOptions pipeline = {};
 };
 
 /// The strategy that has these options; an Error, one line, for what cannot be. Options of any type can be chosen that

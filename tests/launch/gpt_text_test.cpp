@@ -165,6 +165,14 @@ TEST_F(GptTextRecipe, ShardedRanksSpeakAndTrainAsOne) {
   ASSERT_EQ(two.wait(), 0) << two.err();
   EXPECT_THAT(two.out(), HasSubstr("step 4: val_loss"));
   expect_same_model("one", "two", 1e-4);
+  // Layers over two ranks, their state over two more.
+  Process mesh(words("fit",
+                     joined(common, {"--data.batch_size=2", "--trainer.devices=4",
+                                     "--trainer.strategy=model_parallel:dp_shard=2,tp=2"}),
+                     "mesh"));
+  ASSERT_EQ(mesh.wait(), 0) << mesh.err();
+  EXPECT_THAT(mesh.out(), HasSubstr("step 4: val_loss"));
+  expect_same_model("one", "mesh", 1e-4);
 }
 
 TEST_F(GptTextRecipe, LearnsBpeOnAFolderOfTexts) {

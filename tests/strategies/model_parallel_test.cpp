@@ -63,6 +63,15 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"shard2_cp2", 4, {.mesh = {.dp_shard = 2, .cp = 2}}, {"llama"}, 3},
         MeshCase{"cp2_tp2", 4, {.mesh = {.cp = 2, .tp = 2}}, {"gpt2", "llama"}, 3},
         MeshCase{"shard2_cp2_tp2", 8, {.mesh = {.dp_shard = 2, .cp = 2, .tp = 2}}, {"llama"}, 2},
+        MeshCase{"pp2_tp2", 4, {.mesh = {.pp = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 3},
+        MeshCase{"pp2_shard2", 4, {.mesh = {.pp = 2, .dp_shard = 2}}, {"gpt2", "llama"}, 3},
+        MeshCase{"pp2_replicate2_gpipe",
+                 4,
+                 {.mesh = {.pp = 2, .dp_replicate = 2}, .pipeline = {.schedule = "gpipe"}},
+                 {"llama"},
+                 3,
+                 {.accumulate = 2, .clip = 0.5, .delays = true}},
+        MeshCase{"pp2_shard2_tp2", 8, {.mesh = {.pp = 2, .dp_shard = 2, .tp = 2}}, {"llama"}, 2},
         MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3}, MeshCase{"shard4", 4, {}, {"llama"}, 3}),
     [](const auto& info) { return info.param.name; });
 
@@ -91,9 +100,14 @@ TEST(ModelParallel, CheckpointsLoadUnderAnyMesh) {
     // Four ranks have two heads of keys among them.
     expect_close(train_part(group, mesh(1, 2, 4), 2, 4, root / "222", root / "124"), expected, "1x2x4");
   });
+  const ModelParallelOptions staged{.mesh = {.pp = 2, .tp = 2}}, sharded{.mesh = {.pp = 2, .dp_shard = 2}};
   run_ranks(4, [&](Collective& group) {
     expect_close(train_part(group, mesh(1, 2, 2), 4, 4, root / "124", {}), expected, "1x2x2");
+    expect_close(train_part(group, staged, 2, 4, root / "222", root / "pp"), expected, "pp 2 x tp 2");
+    expect_close(train_part(group, sharded, 4, 4, root / "pp", root / "pp_shard"), expected, "pp 2 x dp_shard 2");
   });
+  expect_close(train_part(*one_rank(), "single_device", 4, 4, root / "pp", {}), expected, "of pp 2 x tp 2");
+  expect_close(train_part(*one_rank(), "single_device", 4, 4, root / "pp_shard", {}), expected, "of pp 2 x dp_shard 2");
   expect_close(train_part(*one_rank(), mesh(1, 1, 1), 4, 4, root / "124", {}), expected, "1x1x1");
 }
 

@@ -6,6 +6,9 @@
 #include <random>
 #include <thread>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/models/folder.h"
@@ -105,6 +108,31 @@ inline std::vector<Tensor> whole_tensors(Strategy& strategy, const std::vector<T
   return all;
 }
 
+/// Forward and backward of a batch; its loss. A strategy that computes it in micro-batches runs them itself.
+inline Tensor run_batch(
+    Trainee& trainee, const Subject& subject, const Tensor& batch, double scale,
+    const std::function<void()>& pause = [] {}) {
+  pause();
+  if (const int parts = trainee.sync() ? trainee.sync()->microbatches(batch.size(0)) : 0; parts > 0) {
+    const auto micro = batch.tensor_split(parts, 0);
+    MicrobatchStep step;
+    for (const auto& part : micro) {
+      step.rows.push_back(part.size(0));
+      step.shapes.push_back(fmt::format("{}", part.sizes()));
+    }
+    step.forward = [&](size_t i) {
+      pause();
+      return subject.loss(micro[i]);
+    };
+    step.scale = [&](const Tensor& loss) { return loss * scale; };
+    return trainee.sync()->run_microbatches(step) * scale;
+  }
+  const auto loss = trainee.forward([&] { return subject.loss(batch); }) * scale;
+  pause();
+  trainee.backward(loss);
+  return loss.detach();
+}
+
 /// Steps of SGD with momentum; gradients are those of the first step, all tensors whole.
 inline Outcome trained(Collective& group, Subject subject, const StrategyChoice& choice, int steps,
                        const TrainedOptions& options = {}) {
@@ -126,11 +154,7 @@ inline Outcome trained(Collective& group, Subject subject, const StrategyChoice&
     const auto parts = own.chunk(options.accumulate, 0);
     for (size_t i = 0; i < parts.size(); ++i) {
       trainee.set_sync(i + 1 == parts.size());
-      pause();
-      const auto loss = trainee.forward([&] { return subject.loss(parts[i]); }) / options.accumulate;
-      pause();
-      trainee.backward(loss);
-      mean += loss.detach();
+      mean += run_batch(trainee, subject, parts[i], 1.0 / options.accumulate, pause);
     }
     if (place.size > 1) group.all_reduce(mean, ReduceOp::kMean);
     outcome.losses.push_back(mean);
@@ -190,7 +214,7 @@ inline std::vector<Tensor> train_part(Collective& group, const StrategyChoice& c
   for (int step = first; step < last; ++step) {
     const auto place = trainee.strategy().data_place();
     const auto own = subject.batch(step).chunk(place.size, 0)[static_cast<size_t>(place.rank)];
-    trainee.backward(trainee.forward([&] { return subject.loss(own); }));
+    run_batch(trainee, subject, own, 1);
     optimizer.step();
     optimizer.zero_grad();
   }

@@ -154,7 +154,8 @@ Tensor PipelineRunner::run(const PipelineSchedule& schedule, const MicrobatchSte
       group_.note_doing(describe(action));
       if (action.is_compute()) {
         counts_.actions.push_back(action);
-        action.kind == Kind::kForward ? forward(step, action) : backward(step, action);
+        const auto compute = [&] { action.kind == Kind::kForward ? forward(step, action) : backward(step, action); };
+        around_ ? around_(action, compute) : compute();
         ++i;
         continue;
       }

@@ -42,6 +42,9 @@ class PipelineRunner {
   static PipelineSchedule forward_only(const PipelineSchedule& schedule);
 
   const PipelineCounts& counts() const { return counts_; }
+  /// Called around each computation, which it must run: for what a strategy does before and after.
+  using Around = std::function<void(const PipelineAction&, const std::function<void()>& compute)>;
+  void set_around(Around around) { around_ = std::move(around); }
   /// Called before each action: for traces and tests.
   void set_observer(std::function<void(const PipelineAction&)> observer) { observer_ = std::move(observer); }
 
@@ -63,6 +66,7 @@ class PipelineRunner {
   std::map<std::pair<int, std::string>, detail::StageShapes> shapes_;
   PipelineCounts counts_;
   std::function<void(const PipelineAction&)> observer_;
+  Around around_;
 };
 
 }  // namespace levin

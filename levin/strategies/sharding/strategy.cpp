@@ -155,6 +155,7 @@ std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& modul
 
 ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
   auto owned = owned_params(module, units);
+  if (takes_) std::erase_if(owned, [&](const auto& each) { return !takes_(each.param); });
   std::vector<GroupedParam> params;
   for (const auto& [name, param, unit] : owned) {
     LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[", plan_.name, "] parameter \"", name,

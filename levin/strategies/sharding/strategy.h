@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -78,6 +79,8 @@ class ShardedStrategy : public Strategy {
   std::string why_not_captured() const override;
 
   const ShardingPlan& plan() const { return plan_; }
+  /// Parameters for which it says no are left alone: other ranks have them.
+  void set_filter(std::function<bool(const Tensor&)> takes) { takes_ = std::move(takes); }
 
  protected:
   /// Groups of a module, and what each unit needs of them (the root last).
@@ -98,6 +101,7 @@ class ShardedStrategy : public Strategy {
   GroupOptions group_options() const;
 
   ShardingPlan plan_;
+  std::function<bool(const Tensor&)> takes_;
   std::shared_ptr<Collective> ranks_;
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;

@@ -1,0 +1,102 @@
+#include "levin/strategies/pipeline/pipelined_module.h"
+
+#include <algorithm>
+#include <array>
+
+#include <ATen/core/grad_mode.h>
+
+#include "levin/core/error.h"
+#include "levin/distributed/single.h"
+
+namespace levin::detail {
+namespace {
+
+std::vector<int> ranks_of(const PipelineSchedule& schedule) {
+  std::vector<int> ranks;
+  for (int stage = 0; stage < schedule.stages(); ++stage) ranks.push_back(schedule.rank_of(stage));
+  return ranks;
+}
+
+}  // namespace
+
+PipelinedModule::PipelinedModule(torch::nn::Module& module, const PipelineOptions& options,
+                                 std::shared_ptr<Collective> pipeline, Collective& all)
+    : options_(options),
+      group_(std::move(pipeline)),
+      mapping_(make_pipeline_schedule(options_.schedule, group_->size(), 1, options_.chunks)),
+      stages_(plan_stages(module, mapping_.stages(), options_), ranks_of(mapping_), group_->rank()),
+      runner_(stages_, *group_),
+      all_(all),
+      nobody_(std::make_shared<SingleCollective>()),
+      // Copies are the inner strategy's.
+      reduce_(stages_, all_, *group_, *nobody_) {}
+
+void PipelinedModule::set_inner(std::unique_ptr<ModuleSync> inner) {
+  inner_ = std::move(inner);
+  if (!inner_) return;
+  LEVIN_CHECK(!options_.schedule.starts_with("zb"), "[model_parallel] schedule \"", options_.schedule,
+              "\" takes gradients of weights apart, and they are gathered and reduced with the others; use \"1f1b\" or "
+              "\"interleaved\"");
+  runner_.set_around([this](const PipelineAction& action, const auto& compute) { around(action, compute); });
+}
+
+void PipelinedModule::around(const PipelineAction& action, const std::function<void()>& compute) {
+  if (action.kind == PipelineAction::Kind::kForward) {
+    inner_->before_forward();
+    {
+      struct Leave {
+        ModuleSync& sync;
+        ~Leave() { sync.leave_forward(); }
+      } leave{*inner_};
+      compute();
+    }
+    return inner_->after_forward({});
+  }
+  inner_->set_sync(syncs_ && --to_come_ == 0);
+  run_backward(std::array{inner_.get()}, {}, compute);
+}
+
+const StageCut::State* PipelinedModule::find(const Tensor& tensor) const {
+  for (const auto& state : stages_.cut().states)
+    if (state.tensor.is_same(tensor)) return &state;
+  return nullptr;
+}
+
+void PipelinedModule::before_forward() {
+  LEVIN_CHECK(stages_.running(),
+              "[model_parallel] a module that is cut into stages is run by fabric.forward_backward(module, batch, ",
+              "step), not by calling it");
+}
+
+void PipelinedModule::before_backward(const Tensor&) {
+  LEVIN_CHECK(false, "[model_parallel] fabric.forward_backward has run backward already");
+}
+
+void PipelinedModule::sync_buffers() {
+  if (inner_) inner_->sync_buffers();
+}
+
+int PipelinedModule::microbatches(int64_t rows) {
+  const int ranks = group_->size();
+  if (options_.microbatches == 0)
+    return static_cast<int>(rows >= 2 * ranks ? 2 * ranks : std::min<int64_t>(rows, ranks));
+  LEVIN_CHECK(rows >= options_.microbatches, "[model_parallel] a batch of ", rows, " rows cannot be computed in ",
+              options_.microbatches, " micro-batches; use larger batches (drop the last one) or fewer micro-batches");
+  return options_.microbatches;
+}
+
+Tensor PipelinedModule::run_microbatches(const MicrobatchStep& step) {
+  const auto count = static_cast<int>(step.rows.size());
+  auto& schedule = schedules_[count];
+  if (schedule.actions.empty())
+    schedule = make_pipeline_schedule(options_.schedule, group_->size(), count, options_.chunks);
+  const auto& own = schedule.actions[static_cast<size_t>(group_->rank())];
+  to_come_ = static_cast<int>(std::ranges::count_if(own, [](const PipelineAction& action) {
+    return action.is_compute() && action.kind != PipelineAction::Kind::kForward;
+  }));
+  const auto loss = runner_.run(schedule, step);
+  if (syncs_ && at::GradMode::is_enabled()) reduce_.run();
+  return loss;
+}
+
+}  // namespace levin::detail
