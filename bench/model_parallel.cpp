@@ -4,6 +4,7 @@
 //   model_parallel --write one.txt                           # one rank
 //   model_parallel --tp 2 --beside one.txt
 //   model_parallel --dp-shard 2 --tp 2 [--sequence-parallel] --beside one.txt
+//   model_parallel --pp 2 --beside one.txt; --cp 2; --pp 2 --dp-shard 2; ...
 //   options: [--dp-replicate 1] [--steps 4] [--batch 4 (of all ranks)] [--seq 512] [--precision bf16-mixed]
 //            [--checkpointing] [--tiny (a small model on whatever device there is)]
 #include <chrono>
@@ -26,8 +27,10 @@ struct Asked {
   std::string precision, write, beside;
 
   explicit Asked(levin::Args& args) {
+    mesh.pp = static_cast<int>(args.get("pp", 1));
     mesh.dp_replicate = static_cast<int>(args.get("dp-replicate", 1));
     mesh.dp_shard = static_cast<int>(args.get("dp-shard", 1));
+    mesh.cp = static_cast<int>(args.get("cp", 1));
     mesh.tp = static_cast<int>(args.get("tp", 1));
     tiny = args.has("tiny"), sequence = args.has("sequence-parallel"), checkpointing = args.has("checkpointing");
     steps = args.get("steps", 4), batch = args.get("batch", 4), length = args.get("seq", tiny ? 32 : 512);
@@ -87,8 +90,10 @@ void train(levin::Args& args) {
     const auto tokens = all.chunk(place.size, 0)[static_cast<size_t>(place.rank)].to(where);
     device.reset_peak_memory(where);
     const auto start = Clock::now();
-    const auto loss = net(tokens, levin::models::next_tokens(tokens));
-    fabric.backward(loss);
+    levin::Batch batch{{"tokens", tokens}};
+    const auto loss = fabric.forward_backward(net, batch, [&net = net](levin::Batch& part) {
+      return net(part["tokens"], levin::models::next_tokens(part["tokens"]));
+    });
     fabric.clip_gradients(optimizer, {.max_norm = 1.0});
     optimizer.step();
     optimizer.zero_grad();
