@@ -68,6 +68,8 @@ class Searcher {
     const int64_t gpus = question_.cluster.gpus;
     for (const int64_t tp : divisors(gpus)) {
       if (tp > 2 * question_.cluster.gpus_per_node || model_.heads % tp != 0 || model_.mlp_width % tp != 0) continue;
+      // Groups of neighbours must not lie across the ends of nodes.
+      if (tp <= question_.cluster.gpus_per_node && question_.cluster.gpus_per_node % tp != 0) continue;
       for (const int64_t pp : divisors(gpus / tp)) {
         if (pp > model_.layers) continue;
         for (const int64_t cp : divisors(gpus / tp / pp)) {
@@ -226,6 +228,8 @@ std::string why_not(const ModelShape& model, const Candidate& c) {
   if (c.ep > 1 && c.pp * c.cp * c.tp > 1) return "ep beside pp, cp or tp: expert_parallel stands alone";
   if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0)
     return fmt::format("interleaved with {} micro-batches over pp {}", c.microbatches, c.pp);
+  if (c.schedule == Schedule::kInterleaved && model.layers % (c.pp * c.chunks) != 0)
+    return fmt::format("{} layers in {} equal chunks", model.layers, c.pp * c.chunks);
   const bool zero_bubble = c.schedule == Schedule::kZB1P || c.schedule == Schedule::kZBV;
   // Fewer would work, but our formula of its bubble is for a pipeline that fills.
   if (zero_bubble && c.microbatches < c.pp)
