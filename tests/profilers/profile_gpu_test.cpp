@@ -134,7 +134,7 @@ using KernelsOfUnits = std::map<std::pair<std::string, std::string>, int>;
 /// By the span of a unit that the launch of the kernel lies in.
 KernelsOfUnits eager_kernels(const Json& trace, const std::string& category, const std::string& spans_of) {
   std::map<int64_t, Json> launches;
-  for (const auto& call : spans(trace, "cuda"))
+  for (const auto& call : spans(trace, "cu"))  // cudaLaunchKernel, cuLaunchKernelEx
     if (call["args"].contains("correlation")) launches[call["args"]["correlation"]] = call;
   const auto units = spans(trace, spans_of, category);
   KernelsOfUnits counts;
