@@ -64,6 +64,14 @@ struct OpenNode : at::ObserverContext {
   Entered entered;
 };
 
+/// What autograd does with a node: around the node itself come sums of its gradients and their addition to others,
+/// which belong to the node's unit too.
+std::unique_ptr<at::ObserverContext> begin_evaluation(const at::RecordFunction& function) {
+  auto* marks = active.load();
+  if (!marks || !std::string_view(function.name()).starts_with("autograd::engine::evaluate_function")) return nullptr;
+  return std::make_unique<OpenNode>(*marks, GraphUnits::Owner{-1, /*is_backward=*/true});
+}
+
 /// A node of backward begins; it ends with the object.
 std::unique_ptr<at::ObserverContext> begin_node(const at::RecordFunction& node) {
   auto* marks = active.load();
@@ -84,14 +92,16 @@ GraphUnitMarks::GraphUnitMarks(const std::vector<torch::nn::Module*>& models, st
   calls_ = std::make_shared<UnitCalls>(std::move(names));
   for (size_t i = 0; i < units.size(); ++i)
     attachments_.push_back(units[i]->attach(std::make_shared<MarkOfUnit>(*this, calls_, i), Order::kProfiler));
-  callback_ = at::addGlobalCallback(
-      at::RecordFunctionCallback(begin_node, end_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  callbacks_ = {
+      at::addGlobalCallback(at::RecordFunctionCallback(begin_evaluation, end_node).scopes({at::RecordScope::FUNCTION})),
+      at::addGlobalCallback(
+          at::RecordFunctionCallback(begin_node, end_node).scopes({at::RecordScope::BACKWARD_FUNCTION}))};
   active = this;
 }
 
 GraphUnitMarks::~GraphUnitMarks() {
   active = nullptr;
-  at::removeCallback(callback_);
+  for (const auto callback : callbacks_) at::removeCallback(callback);
 }
 
 int32_t GraphUnitMarks::unit_of(uint64_t thread, int64_t node) const {
@@ -111,7 +121,10 @@ void GraphUnitMarks::enter(GraphUnits::Owner owner) {
 
 void GraphUnitMarks::leave() {
   const std::lock_guard lock(mutex_);
+  const auto ended = open_.back();
   open_.pop_back();
+  // The evaluation of a node knows its unit from the node.
+  if (!open_.empty() && open_.back().is_backward && open_.back().unit < 0) open_.back() = ended;
   mark(open_.empty() ? GraphUnits::Owner{} : open_.back());
 }
 

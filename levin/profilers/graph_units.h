@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -56,7 +57,7 @@ class GraphUnitMarks {
   std::function<int64_t()> nodes_;
   std::shared_ptr<UnitCalls> calls_;
   std::vector<Attachment> attachments_;
-  uint64_t callback_ = 0;
+  std::array<uint64_t, 2> callbacks_ = {};
   std::mutex mutex_;
   std::vector<GraphUnits::Owner> open_;
   std::vector<Mark> marks_;
