@@ -62,7 +62,8 @@ struct OpenStream {
 /// there, so the sum is computed before.
 template <auto kOpen, class Block, class... A>
 OpenStream open_block(const Block& block, OpenStream stream, A&&... more) {
-  if (block->has_interceptor(Order::kCheckpointing) || block->has_interceptor(Order::kStage)) stream = {stream.closed(), {}};
+  if (block->has_interceptor(Order::kCheckpointing) || block->has_interceptor(Order::kStage))
+    stream = {stream.closed(), {}};
   return block.template call<kOpen>(std::move(stream), std::forward<A>(more)...);
 }
 
