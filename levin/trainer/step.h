@@ -103,7 +103,7 @@ class AnyBatch {
   /// Samples: the first size of the first tensor that has one, else 1.
   int64_t size() const { return batch_ ? size_(batch_) : 1; }
   bool empty() const { return batch_ == nullptr; }
-  /// Parts of so many rows, which own what they refer to. An Error when the batch cannot be copied.
+  /// Parts of these numbers of rows, which own what they refer to. An Error when the batch cannot be copied.
   std::vector<AnyBatch> split(const std::vector<int64_t>& rows) const { return split_(batch_, rows); }
   /// Every tensor of it.
   template <class F>
