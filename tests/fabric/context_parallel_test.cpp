@@ -58,7 +58,7 @@ TEST_P(ContextFabric, TrainsAsOneProcessDoes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, ContextFabric, ::testing::Values("32-true", "bf16-mixed"),
-                         [](const auto& info) { return info.param == "32-true" ? "float32" : "bf16_mixed"; });
+                         [](const auto& each) { return each.param == "32-true" ? "float32" : "bf16_mixed"; });
 
 }  // namespace
 }  // namespace levin::context_fabric_tests

@@ -76,7 +76,7 @@ TEST_P(ExpertModel, GreedyTokensAreThoseOfTransformers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Folders, ExpertModel, ::testing::Values("mixtral", "qwen2_moe", "qwen3_moe", "olmoe"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& each) { return each.param; });
 
 TEST(ExpertModels, AConfigThatIsNotSupportedIsOneLine) {
   auto config = read_file(kFolders / "mixtral/config.json");

@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(Folders, Language,
                                            "mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gemma", "gemma2", "bloom",
                                            "bloom_residual", "opt", "opt_post", "opt_wide", "galactica", "gpt_neox",
                                            "gpt_neox_sequential", "gpt_neox_odd"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& each) { return each.param; });
 
 // ---- encoders
 
@@ -227,7 +227,7 @@ INSTANTIATE_TEST_SUITE_P(Folders, LanguageEncoder,
                          ::testing::Values("bert", "bert_masked", "bert_sequence", "bert_token", "distilbert_masked",
                                            "distilbert_sequence", "roberta_masked", "roberta_sequence", "big_bird",
                                            "big_bird_sequence"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& each) { return each.param; });
 
 TEST(LanguageEncoderHead, AnotherHeadThanTheFileHas) {
   auto model = open_model(kFolders / "bert_masked", {.head = "none"});

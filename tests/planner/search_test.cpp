@@ -180,7 +180,7 @@ TEST(Cost, BubbleIsThatOfTheSimulator) {
                                   .backward_weight = layers * times.backward_weights});
     const auto ours = cost.of(c, memory);
     // Of the step; the head and the sums of gradients are not played.
-    EXPECT_NEAR(ours.bubble / ours.seconds(), played.bubble_share(), 0.02) << to_string(schedule);
+    EXPECT_NEAR(ours.bubble / ours.seconds(), played.bubble_fraction(), 0.02) << to_string(schedule);
   }
 }
 

@@ -88,10 +88,10 @@ TEST_F(MemoryHistoryTest, WritesASnapshot) {
   const auto trace = traces.get(0).toList();
   EXPECT_GT(trace.size(), 10);
   bool unit = false, backward = false;
-  for (const c10::IValue entry : trace) {
+  for (c10::IValue entry : trace) {
     const auto fields = entry.toGenericDict();
     for (const auto* key : {"action", "addr", "size", "stream", "time_us", "frames"}) EXPECT_TRUE(fields.contains(key));
-    for (const c10::IValue each : fields.at("frames").toList()) {
+    for (c10::IValue each : fields.at("frames").toList()) {
       const auto frame = each.toGenericDict();
       unit |= frame.at("name").toStringRef() == "nn.Module: Heavy_1" && frame.at("filename").toStringRef() == "large";
       backward |= frame.at("name").toStringRef() == "AddmmBackward0" && frame.at("filename").toStringRef() == "large";
@@ -99,10 +99,10 @@ TEST_F(MemoryHistoryTest, WritesASnapshot) {
   }
   EXPECT_TRUE(unit);
   EXPECT_TRUE(backward);
-  for (const c10::IValue each : root.at("segments").toList()) {
+  for (c10::IValue each : root.at("segments").toList()) {
     const auto segment = each.toGenericDict();
     int64_t blocks = 0;
-    for (const c10::IValue block : segment.at("blocks").toList()) blocks += block.toGenericDict().at("size").toInt();
+    for (c10::IValue block : segment.at("blocks").toList()) blocks += block.toGenericDict().at("size").toInt();
     EXPECT_EQ(blocks, segment.at("total_size").toInt());
   }
 }

@@ -61,7 +61,7 @@ TEST(Page, HostileNamesStayText) {
 TEST(Page, BytesThatAreNoUtf8BecomeTheReplacementCharacter) {
   const std::string bad = "{\"title\":\"a\xFF\xC0\xAF\xED\xA0\x80 b\xF0\x9F\x98\"}",
                     fine = "{\"title\":\"\xC3\xA9\xE2\x82\xAC\xF0\x9F\x98\x80\"}";
-  EXPECT_THROW((void)nlohmann::json::parse(bad), nlohmann::json::exception);
+  EXPECT_FALSE(nlohmann::json::accept(bad));
   const std::string replaced = "\xEF\xBF\xBD";
   std::string expected = "a";
   for (int i = 0; i < 6; ++i) expected += replaced;

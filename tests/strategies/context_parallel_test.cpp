@@ -230,7 +230,7 @@ INSTANTIATE_TEST_SUITE_P(
             "heads2", 2, {.rotate = ContextRotation::kAllToAll}, {"llama", "texts bloom", "mistral", "vit"}, 2},
         TrainingCase{"unbalanced3", 3, {.balance = false}, {"mistral"}, 2},
         TrainingCase{"data2_context2", 4, {.size = 2}, {"gpt2", "bert_masked"}, 2, /*delayed=*/true}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& each) { return each.param.name; });
 
 TEST(ContextParallel, CheckpointedBlocksAndAccumulatedGradientsAreTheSame) {
   const auto alone = trained(*one_rank(), language("llama"), {}, 3, false, /*accumulate=*/2);

@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
             "copies2_experts2",
             4,
             {{.options = {.size = 2}}, {.options = {.size = 2}, .steps = 3, .accumulate = 2, .recomputed = true}}}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& each) { return each.param.name; });
 
 /// Counts what is sent from rank to rank, this one's own rows included.
 class Counting : public ForwardingCollective {

@@ -73,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(
                  {.accumulate = 2, .clip = 0.5, .delays = true}},
         MeshCase{"pp2_shard2_tp2", 8, {.mesh = {.pp = 2, .dp_shard = 2, .tp = 2}}, {"llama"}, 1},
         MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3}, MeshCase{"shard4", 4, {}, {"llama"}, 3}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& each) { return each.param.name; });
 
 TEST(ModelParallel, TenStepsInMixedPrecision) {
   const auto expected = trained(*one_rank(), language("llama"), "single_device", 10);

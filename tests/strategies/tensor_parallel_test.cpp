@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
                       TrainingCase{"sequence4", 4, {.sequence_parallel = true}, {"qwen3"}, 3},
                       TrainingCase{
                           "data2_sequence2", 4, {.size = 2, .sequence_parallel = true}, {"gpt2", "bert_masked"}, 3}),
-    [](const auto& info) { return info.param.name; });
+    [](const auto& each) { return each.param.name; });
 
 /// Counts what is sent.
 class Counting : public ForwardingCollective {

@@ -52,8 +52,8 @@ TEST_F(TrainerReport, IsBesideTheTraces) {
 
 struct Predicted : Boring, PredictsMemory {
   TrainingStep make_step() const override {
-    auto layer = std::make_shared<torch::nn::LinearImpl>(32, 2);
-    return {layer, [layer](const Batch& batch) { return layer->forward(batch["x"]); },
+    auto linear = std::make_shared<torch::nn::LinearImpl>(32, 2);
+    return {linear, [linear](const Batch& batch) { return linear->forward(batch["x"]); },
             [](const Tensor& y, const Batch&) { return at::mse_loss(y, at::ones_like(y)); }};
   }
 };
