@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
         MeshCase{"cp2_tp2", 4, {.mesh = {.cp = 2, .tp = 2}}, {"gpt2", "llama"}, 2},
         MeshCase{"shard2_cp2_tp2", 8, {.mesh = {.dp_shard = 2, .cp = 2, .tp = 2}}, {"llama"}, 1},
         MeshCase{"pp2_tp2", 4, {.mesh = {.pp = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 2},
-        MeshCase{"pp2_shard2", 4, {.mesh = {.pp = 2, .dp_shard = 2}}, {"gpt2", "llama"}, 2},
+        MeshCase{"pp2_shard2", 4, {.mesh = {.pp = 2, .dp_shard = 2}}, {"gpt2", "llama", "vit"}, 2},
         MeshCase{"pp2_replicate2_gpipe",
                  4,
                  {.mesh = {.pp = 2, .dp_replicate = 2}, .pipeline = {.schedule = "gpipe"}},

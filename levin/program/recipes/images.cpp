@@ -75,7 +75,8 @@ Tensor ImageClassifier::input(const Batch& batch, const StepInfo* training) cons
   transforms::BatchNormalize normalize{.mean = input_.mean, .std = input_.std, .channels_last = input_.channels_last};
   // Images follow the weights: 16 bits where the model has them.
   normalize.dtype = parameters().front().scalar_type();
-  if (!training) {
+  // What draws nothing can be captured.
+  if (!training || (input_.flip == 0 && input_.shift == 0)) {
     Random none(0, 0, 0);
     normalize(part, none);
     return part["image"];

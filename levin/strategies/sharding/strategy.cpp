@@ -153,9 +153,23 @@ std::vector<SelectedUnit> ShardedStrategy::choose_units(torch::nn::Module& modul
   return policy::has_repeated(module) ? select_units(module, policy::repeated()) : std::vector<SelectedUnit>();
 }
 
-ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const std::vector<SelectedUnit>& units) {
-  auto owned = owned_params(module, units);
-  if (takes_) std::erase_if(owned, [&](const auto& each) { return !takes_(each.param); });
+ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const std::vector<SelectedUnit>& given) {
+  const auto owned_by = [&](const std::vector<SelectedUnit>& units) {
+    auto owned = owned_params(module, units);
+    if (takes_) std::erase_if(owned, [&](const auto& each) { return !takes_(each.param); });
+    return owned;
+  };
+  auto units = given;
+  auto owned = owned_by(units);
+  if (takes_) {
+    // Units of other ranks do not run here.
+    std::vector<SelectedUnit> own;
+    for (size_t i = 0; i < units.size(); ++i)
+      if (std::any_of(owned.begin(), owned.end(), [&](const auto& each) { return each.unit == i; }))
+        own.push_back(units[i]);
+    units = std::move(own);
+    owned = owned_by(units);
+  }
   std::vector<GroupedParam> params;
   for (const auto& [name, param, unit] : owned) {
     LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[", plan_.name, "] parameter \"", name,
