@@ -31,6 +31,8 @@
 #include <levin/nn/activation_offload.h>
 #include <levin/nn/checkpointing.h>
 #include <levin/nn/context/split.h>
+#include <levin/nn/experts/experts.h>
+#include <levin/nn/experts/router_loss.h>
 #include <levin/nn/layers.h>
 #include <levin/nn/saved_tensors.h>
 #include <levin/memory/estimate.h>
@@ -763,6 +765,27 @@ void parallelism(const levin::Placement& placement, c10::Device device, const st
 auto ranks = levin::join_group(placement, device);                      // every rank
 auto model = levin::models::open_model(folder, {.device = device, .ranks = ranks});
 auto rows = levin::generate(model.decoder, prompts, options);           // every rank, with the same prompts
+}
+void parallelism_meshes() {
+levin::Fabric fabric({.strategy = levin::ModelParallelOptions{.mesh = {.dp_shard = 4, .tp = 2}}, .devices = 8});
+}
+void parallelism_pipeline(levin::models::Decoder model, levin::DataLoader<levin::Batch>& loader) {
+levin::Fabric fabric({.strategy = levin::PipelineOptions{.size = 4, .schedule = "1f1b", .microbatches = 8}, .devices = 8});
+auto [net, opt] = fabric.setup(model, levin::optim::AdamW(model->parameters(), {.lr = 3e-4}));
+for (auto& batch : loader) {
+  auto loss = fabric.forward_backward(net, batch, [&](auto& part) { return net(part["tokens"], part["targets"]); });
+  opt.step();
+  opt.zero_grad();
+}
+}
+void parallelism_experts() {
+levin::Fabric fabric({.strategy = levin::ExpertParallelOptions{.size = 4}, .devices = 8});   // each expert on 2 ranks
+}
+void nn_experts(const at::Tensor& x, at::Tensor loss) {
+levin::nn::Experts experts(levin::nn::ExpertsOptions{.count = 8, .per_token = 2, .dim = 512, .width = 1408});
+levin::nn::RouterRecords routers;                                      // routers leave their records here
+auto y = experts(x);                                                   // [..., D] to [..., D]
+loss = loss + 0.01 * levin::nn::balance_loss(routers.records());       // and nn::router_z_loss
 }
 void parallelism_pipeline_schedules() {
 auto schedule = levin::make_pipeline_schedule("zb1p", /*ranks=*/4, /*microbatches=*/8);
