@@ -176,8 +176,9 @@ Three cpu_flash_backward(const Tensor&, const Tensor& q, const Tensor& k, const 
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, double dropout,
                  bool causal, std::optional<double> scale, bool grouped) {
   const bool has_mask = mask && mask->defined();
-  const bool plain = q.dim() == 4 && k.dim() == 4 && v.dim() == 4 && !grouped;
-  if (plain && plays_cuda() && at::isReducedFloatingType(q.scalar_type()) && !has_mask && q.size(3) <= 256)
+  const bool batched = q.dim() == 4 && k.dim() == 4 && v.dim() == 4, plain = batched && !grouped;
+  // Flash attention takes heads of keys that several heads of queries share; the others do not.
+  if (batched && plays_cuda() && at::isReducedFloatingType(q.scalar_type()) && !has_mask && q.size(3) <= 256)
     return std::get<0>(at::_scaled_dot_product_flash_attention(q, k, v, dropout, causal, false, scale));
   if (plain && plays_cuda() && q.scalar_type() != at::kDouble) {
     const bool grad = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());

@@ -510,6 +510,29 @@ TEST(Memory, OfALossInChunksOnCudaIsThatOfItsPaddedLogits) {
   EXPECT_LT(peak(-1, "32-true"), peak(8192, "32-true"));
 }
 
+/// Flash attention keeps no scores, whether heads share their keys or not.
+TEST(Memory, OfSharedKeysOnCudaIsLessThanOfKeysOfEachHead) {
+  const Batch batch{{"x", torch::empty({2, 1024}, torch::dtype(at::kLong).device(at::kMeta))}};
+  const auto activations = [&](int64_t kv_heads) {
+    return estimate_memory(
+               [&] {
+                 return models::decoder({.vocab_size = 512,
+                                         .max_positions = 1024,
+                                         .num_layers = 2,
+                                         .num_heads = 8,
+                                         .hidden_dim = 512,
+                                         .norm = "rms",
+                                         .activation = "silu_gated",
+                                         .positions = "rotary",
+                                         .kv_heads = kv_heads});
+               },
+               [](auto& model, const Batch& given) { return model(given["x"]); },
+               [](const Tensor& y, const Batch&) { return y.sum(); }, batch, {.precision = "bf16-true"})
+        .activations;
+  };
+  EXPECT_LT(activations(2), activations(8));
+}
+
 /// Samples, synchronized batch norm and estimates stand before torch's operators in one process, whoever comes first.
 TEST(Memory, IsPredictedWhereSamplesWereDrawn) {
   const auto ask = [](c10::DeviceType device) {
