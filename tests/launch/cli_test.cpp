@@ -41,10 +41,11 @@ TEST(Cli, SaysItsVersionAndItsCommands) {
 TEST(Cli, AnUnknownCommandIsToldTheNearest) {
   Process child({kLevin, "rnu"});
   EXPECT_EQ(child.wait(), 1);
-  EXPECT_EQ(child.err(),
-            "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: fit, validate, test, predict, "
-            "recipes, run, pack, data, memory, pipeline, new, inspect, convert, score, generate, serve, tokenize, "
-            "report, completion)\n");
+  EXPECT_EQ(
+      child.err(),
+      "error: [levin] command \"rnu\" is not known; did you mean \"run\"? (known: fit, validate, test, predict, "
+      "recipes, run, pack, data, memory, pipeline, plan, new, inspect, convert, score, generate, serve, tokenize, "
+      "report, completion)\n");
 }
 
 TEST(Cli, NewWritesAProjectOnce) {
