@@ -157,11 +157,14 @@ class Rules {
         low += fmt::format("{}GPU {} {:.1f} %", low.empty() ? "" : ", ", gpu.device, 100 * gpu.utilization);
     }
     if (report_.gpus.empty() || share(cost) < 0.1) return;
-    if (low.empty() || share(cost) < 0.2)
+    if (low.empty() || share(cost) < 0.2) {
+      // What else holds up the device explains it.
+      if (!out_.empty()) return;
       return add(
           "host_bound", "The device waits for the host between kernels",
           fmt::format("for {:.1f} % of the step ({:.3f} ms) nothing was launched yet", 100 * share(cost), ms(cost)),
           "compile = true (CUDA graphs); a larger batch_size", cost);
+    }
     double kernels = 0, time = 0;
     for (const auto& row : report_.kernels) {
       kernels += static_cast<double>(row.calls);

@@ -60,7 +60,7 @@ struct PlanCommand {
 }  // namespace
 
 Command plan_command() {
-  return make_command<PlanCommand>("plan", "plan a large run: mesh, schedule and memory techniques, without a GPU");
+  return make_command<PlanCommand>("plan", "plan a large run: mesh, schedule, memory techniques");
 }
 
 }  // namespace levin::cli
