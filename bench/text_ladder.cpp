@@ -4,7 +4,7 @@
 // recomputed blocks, micro-batches, SGD, offloaded blocks, and adapters of low rank. A step is one call of forward and
 // backward (of a micro-batch, where batches are accumulated). The flags are those of memory_ladder.
 #include "bench/ladder/ladder.h"
-#include "levin/models/lora.h"
+#include "levin/models/lora/lora.h"
 #include "levin/models/text_encoder_sizes.h"
 
 namespace {

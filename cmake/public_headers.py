@@ -14,7 +14,7 @@ PUBLIC = [
     "levin/cli/train_main.h",
     "levin/cli/train_program.h",
     "levin/config/config.h",
-    "levin/distributed/launcher.h",
+    "levin/distributed/launcher/launcher.h",
     "levin/models/load_weights.h",
     "levin/nn/saved_tensors.h",
 ]

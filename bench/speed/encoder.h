@@ -9,7 +9,7 @@
 #include <ATen/ops/scaled_dot_product_attention.h>
 
 #include "bench/speed/work.h"
-#include "levin/kernels/linear.h"
+#include "levin/kernels/linear/linear.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/residual_norm.h"
 

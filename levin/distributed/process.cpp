@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
-#include "levin/distributed/signal_pipe.h"
+#include "levin/distributed/launcher/signal_pipe.h"
 
 namespace levin::detail {
 namespace {

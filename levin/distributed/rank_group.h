@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "levin/distributed/node_link.h"
-#include "levin/distributed/output_relay.h"
+#include "levin/distributed/launcher/node_link.h"
+#include "levin/distributed/launcher/output_relay.h"
+#include "levin/distributed/launcher/signal_pipe.h"
 #include "levin/distributed/process.h"
 #include "levin/distributed/rank_failure.h"
-#include "levin/distributed/signal_pipe.h"
 
 namespace levin::detail {
 

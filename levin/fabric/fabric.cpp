@@ -10,7 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
-#include "levin/distributed/launcher.h"
+#include "levin/distributed/launcher/launcher.h"
 #include "levin/fabric/fabric_core.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/forwarding.h"

@@ -13,8 +13,8 @@
 
 #include "levin/checkpoint/state.h"
 #include "levin/core/each_tensor.h"
-#include "levin/kernels/fp8_layers.h"
-#include "levin/kernels/weight_casts.h"
+#include "levin/kernels/fp8/fp8_layers.h"
+#include "levin/kernels/linear/weight_casts.h"
 #include "levin/nn/failed_unit.h"
 #include "levin/precision/precision.h"
 #include "levin/strategies/strategy.h"

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "levin/core/state_dict.h"
-#include "levin/kernels/fp8_layers.h"
+#include "levin/kernels/fp8/fp8_layers.h"
 
 namespace levin::detail {
 

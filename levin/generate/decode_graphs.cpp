@@ -8,7 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
-#include "levin/kernels/constant_weights.h"
+#include "levin/kernels/linear/constant_weights.h"
 
 namespace levin::detail {
 

@@ -11,7 +11,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/activation_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
-#include "levin/kernels/linear.h"
+#include "levin/kernels/linear/linear.h"
 
 namespace levin::kernels::detail {
 namespace {

@@ -8,11 +8,11 @@
 #include <c10/core/DefaultDtype.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/fp8_layers.h"
+#include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/memory/autocast.h"
 #include "levin/memory/kernels.h"
 #include "levin/memory/promotion.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
 #include "levin/nn/unit.h"

@@ -16,7 +16,7 @@
 #include "levin/models/decoder_cache.h"
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
-#include "levin/models/low_rank.h"
+#include "levin/models/lora/low_rank.h"
 #include "levin/nn/context/share.h"
 #include "levin/nn/experts/experts.h"
 #include "levin/nn/residual_norm.h"
@@ -56,7 +56,7 @@ struct DecoderLinearImpl : torch::nn::Module, TensorParallelPart {
   /// The weight is undefined where it is quantized.
   Tensor weight, bias;
   std::optional<kernels::QuantizedWeight> quantized;
-  /// Changes of low rank that are added to the result (levin/models/lora.h).
+  /// Changes of low rank that are added to the result (levin/models/lora/lora.h).
   std::vector<LowRank> adapters;
 };
 LEVIN_MODULE(DecoderLinear);

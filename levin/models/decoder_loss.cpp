@@ -21,9 +21,9 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/cross_entropy.h"
-#include "levin/kernels/matmul.h"
+#include "levin/kernels/linear/matmul.h"
+#include "levin/kernels/linear/product_dtype.h"
 #include "levin/kernels/played_device.h"
-#include "levin/kernels/product_dtype.h"
 #include "levin/models/decoder.h"
 #include "levin/nn/experts/router_loss.h"
 

@@ -10,8 +10,8 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation.h"
-#include "levin/kernels/attention.h"
-#include "levin/kernels/linear.h"
+#include "levin/kernels/attention/attention.h"
+#include "levin/kernels/linear/linear.h"
 #include "levin/nn/context/attention.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/init.h"

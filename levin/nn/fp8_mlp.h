@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "levin/kernels/fp8_layers.h"
+#include "levin/kernels/fp8/fp8_layers.h"
 
 namespace levin::nn {
 

@@ -4,8 +4,8 @@
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "levin/kernels/batch_norm.h"
 #include "levin/kernels/max_pool.h"
+#include "levin/kernels/norm/batch_norm.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::nn {

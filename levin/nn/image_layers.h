@@ -21,7 +21,7 @@ struct Conv2dImpl : torch::nn::Conv2dImpl {
 LEVIN_MODULE(Conv2d);
 
 /// torch's BatchNorm2d, which can also add a residual of the shape of x, and apply a ReLU to the result: on CUDA in the
-/// same pass over memory (kernels/batch_norm.h), elsewhere one after the other, bit by bit.
+/// same pass over memory (kernels/norm/batch_norm.h), elsewhere one after the other, bit by bit.
 ///
 ///     y = bn(conv(x), identity, /*relu=*/true);
 struct BatchNorm2dImpl : torch::nn::BatchNorm2dImpl {

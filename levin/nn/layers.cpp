@@ -1,6 +1,6 @@
 #include "levin/nn/layers.h"
 
-#include "levin/kernels/linear.h"
+#include "levin/kernels/linear/linear.h"
 
 namespace levin::nn {
 

@@ -30,7 +30,7 @@ using torch::nn::UnflattenImpl;
 using torch::nn::UnflattenOptions;
 LEVIN_MODULE(Identity);
 
-/// torch's, with the fused backward of levin/kernels/linear.h on CUDA.
+/// torch's, with the fused backward of levin/kernels/linear/linear.h on CUDA.
 struct LinearImpl : torch::nn::LinearImpl {
   using torch::nn::LinearImpl::LinearImpl;
   Tensor forward(const Tensor& input);

@@ -7,7 +7,7 @@
 #include <torch/types.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/residual_norm.h"
+#include "levin/kernels/norm/residual_norm.h"
 
 namespace levin::nn {
 

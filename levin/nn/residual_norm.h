@@ -26,7 +26,7 @@ struct ResidualNormOptions {
 };
 
 /// A norm inside a stack of residual branches. It also ends the branch before it, so that the sum and the norm, and in
-/// backward their gradients, are one kernel on CUDA (levin/kernels/residual_norm.h). Parameters are those of layer
+/// backward their gradients, are one kernel on CUDA (levin/kernels/norm/residual_norm.h). Parameters are those of layer
 /// norm: "weight" of ones and "bias" of zeros.
 ///
 ///     auto [y, stream] = norm_1(x);

@@ -6,7 +6,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/devices/peak_flops.h"
-#include "levin/report/roofline.h"
+#include "levin/report/views/roofline.h"
 
 namespace levin::planner {
 namespace {

@@ -12,7 +12,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "levin/core/state_dict.h"
-#include "levin/kernels/fp8.h"
+#include "levin/kernels/fp8/fp8.h"
 #include "levin/optim/optimizer.h"
 
 namespace levin {

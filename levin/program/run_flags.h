@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "levin/distributed/launcher.h"
+#include "levin/distributed/launcher/launcher.h"
 #include "levin/program/flags.h"
 
 namespace levin::cli {

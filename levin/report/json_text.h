@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "levin/report/trace_events.h"
+#include "levin/report/trace/trace_events.h"
 
 /// Reading the text of one JSON value in place. Only what a trace needs: slices, numbers, strings.
 namespace levin::report {

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "levin/core/words.h"
-#include "levin/report/lanes.h"
+#include "levin/report/trace/lanes.h"
 
 namespace levin::report {
 namespace {

@@ -8,7 +8,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/report/recommend.h"
-#include "levin/report/trace_reader.h"
+#include "levin/report/trace/trace_reader.h"
 
 namespace levin::report {
 namespace fs = std::filesystem;

@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
-#include "levin/report/device_view.h"
-#include "levin/report/distributed_view.h"
-#include "levin/report/idle.h"
-#include "levin/report/lanes.h"
-#include "levin/report/memory_view.h"
-#include "levin/report/module_view.h"
-#include "levin/report/operator_view.h"
-#include "levin/report/roofline.h"
 #include "levin/report/run_folder.h"
-#include "levin/report/steps.h"
+#include "levin/report/trace/lanes.h"
+#include "levin/report/views/device_view.h"
+#include "levin/report/views/distributed_view.h"
+#include "levin/report/views/idle.h"
+#include "levin/report/views/memory_view.h"
+#include "levin/report/views/module_view.h"
+#include "levin/report/views/operator_view.h"
+#include "levin/report/views/roofline.h"
+#include "levin/report/views/steps.h"
 
 namespace levin::report {
 

@@ -3,9 +3,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "levin/report/compare.h"
 #include "levin/report/report.h"
-#include "levin/report/sources.h"
+#include "levin/report/trace/sources.h"
+#include "levin/report/views/compare.h"
 
 namespace levin::report {
 namespace {

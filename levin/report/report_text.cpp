@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "levin/core/words.h"
-#include "levin/report/compare.h"
 #include "levin/report/report.h"
+#include "levin/report/views/compare.h"
 
 namespace levin::report {
 namespace {

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/files.h"
-#include "levin/distributed/launcher.h"
+#include "levin/distributed/launcher/launcher.h"
 
 namespace levin::testing {
 namespace {

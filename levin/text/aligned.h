@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::text {
 

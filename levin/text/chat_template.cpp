@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
-#include "levin/text/jinja.h"
+#include "levin/text/jinja/jinja.h"
 #include "levin/text/json_reader.h"
 
 namespace levin::text {

@@ -4,7 +4,7 @@
 
 #include "levin/core/error.h"
 #include "levin/text/normalizers.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::text {
 namespace {

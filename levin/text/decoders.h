@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "levin/text/pattern.h"
 #include "levin/text/pre_tokenizers.h"
+#include "levin/text/unicode/pattern.h"
 
 /// The decoders of tokenizer.json: tokens become text again.
 namespace levin::text {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "levin/text/aligned.h"
-#include "levin/text/pattern.h"
+#include "levin/text/unicode/pattern.h"
 
 /// The normalizers of tokenizer.json: they change the text before it is cut. Names are those of the file.
 namespace levin::text {

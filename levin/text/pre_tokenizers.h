@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "levin/text/aligned.h"
-#include "levin/text/pattern.h"
+#include "levin/text/unicode/pattern.h"
 
 /// The pre-tokenizers of tokenizer.json: they cut the text into the pieces that the model sees.
 namespace levin::text {

@@ -10,7 +10,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::text {
 namespace {

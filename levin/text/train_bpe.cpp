@@ -11,8 +11,8 @@
 #include "levin/core/words.h"
 #include "levin/text/model.h"
 #include "levin/text/normalizers.h"
-#include "levin/text/pattern.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/pattern.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::text {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/text/model.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::text {
 namespace {

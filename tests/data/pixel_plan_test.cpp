@@ -6,7 +6,7 @@
 #include "levin/core/error.h"
 #include "levin/data/transforms/transforms.h"
 #include "levin/io/images/exif.h"
-#include "levin/kernels/image_resample.h"
+#include "levin/kernels/images/image_resample.h"
 #include "levin/testing/error_of.h"
 
 namespace levin::transforms {

@@ -4,7 +4,7 @@
 
 #include "levin/core/error.h"
 #include "levin/data/transforms/transforms.h"
-#include "levin/kernels/image_batch.h"
+#include "levin/kernels/images/image_batch.h"
 #include "levin/testing/error_of.h"
 
 namespace levin::transforms {

@@ -4,7 +4,7 @@
 
 #include "levin/data/transforms/transforms.h"
 #include "levin/devices/accelerator.h"
-#include "levin/kernels/image_batch.h"
+#include "levin/kernels/images/image_batch.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::transforms {

@@ -6,7 +6,7 @@
 #include <levin/core/words.h>
 #include <levin/data/combined.h>
 #include <levin/data/transforms/transforms.h>
-#include <levin/distributed/launcher.h>
+#include <levin/distributed/launcher/launcher.h>
 #include <levin/distributed/mesh.h>
 #include <levin/generate/engine.h>
 #include <levin/generate/generate.h>
@@ -25,11 +25,11 @@
 #include <levin/models/resnet.h>
 #include <levin/kernels/block_sparse/attention.h>
 #include <levin/models/load_weights.h>
-#include <levin/models/lora.h>
+#include <levin/models/lora/lora.h>
 #include <levin/models/sentence_embedding.h>
 #include <levin/models/vit.h>
-#include <levin/nn/activation_offload.h>
-#include <levin/nn/checkpointing.h>
+#include <levin/nn/checkpointing/activation_offload.h>
+#include <levin/nn/checkpointing/checkpointing.h>
 #include <levin/nn/context/split.h>
 #include <levin/nn/experts/experts.h>
 #include <levin/nn/experts/router_loss.h>

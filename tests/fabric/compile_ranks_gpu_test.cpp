@@ -9,7 +9,7 @@
 #include <torch/torch.h>
 
 #include "levin/levin.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/testing/capture.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/gpu.h"

@@ -8,7 +8,7 @@
 
 #include "fuzz.h"
 #include "levin/text/chat_template.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view source(reinterpret_cast<const char*>(data), size);

@@ -11,7 +11,7 @@
 
 #include "fuzz.h"
 #include "levin/text/tokenizer.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using levin::text::Tokenizer;

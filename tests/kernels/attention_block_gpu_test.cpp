@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/attention_block.h"
+#include "levin/kernels/attention/attention_block.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::attention_block_gpu_tests {

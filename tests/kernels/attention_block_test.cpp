@@ -1,4 +1,4 @@
-#include "levin/kernels/attention_block.h"
+#include "levin/kernels/attention/attention_block.h"
 
 #include <cmath>
 #include <limits>

@@ -4,10 +4,10 @@
 #include <torch/torch.h>
 
 #include "levin/devices/flop_counter.h"
-#include "levin/kernels/attention.h"
-#include "levin/kernels/attention_detail.h"
-#include "levin/kernels/rotary.h"
-#include "levin/kernels/rotary_detail.h"
+#include "levin/kernels/attention/attention.h"
+#include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/rotary.h"
+#include "levin/kernels/attention/rotary_detail.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::attention_gpu_tests {

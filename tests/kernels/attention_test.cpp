@@ -1,14 +1,14 @@
 // Attention and rotary positions on the CPU: the numbers are those of plain operators.
-#include "levin/kernels/attention.h"
+#include "levin/kernels/attention/attention.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/attention_detail.h"
+#include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/rotary.h"
+#include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/played_device.h"
-#include "levin/kernels/rotary.h"
-#include "levin/kernels/rotary_detail.h"
 #include "levin/testing/error_of.h"
 
 namespace levin::attention_tests {

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "levin/core/dispatch.h"
-#include "levin/kernels/batch_norm.h"
+#include "levin/kernels/norm/batch_norm.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::kernels {

@@ -1,9 +1,9 @@
-#include "levin/kernels/batch_norm.h"
+#include "levin/kernels/norm/batch_norm.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/batch_norm_detail.h"
+#include "levin/kernels/norm/batch_norm_detail.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {

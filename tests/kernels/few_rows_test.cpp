@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "levin/kernels/decode/decode.h"
-#include "levin/kernels/linear.h"
-#include "levin/kernels/residual_norm.h"
+#include "levin/kernels/linear/linear.h"
+#include "levin/kernels/norm/residual_norm.h"
 
 namespace levin::kernels_tests {
 namespace {

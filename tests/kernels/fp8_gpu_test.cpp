@@ -4,8 +4,8 @@
 
 #include "levin/devices/accelerator.h"
 #include "levin/kernels/activation_detail.h"
-#include "levin/kernels/fp8.h"
-#include "levin/kernels/fp8_layers.h"
+#include "levin/kernels/fp8/fp8.h"
+#include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/nn/layers.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/gpu.h"

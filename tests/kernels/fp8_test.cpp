@@ -1,5 +1,5 @@
 // Products in float8, as the CPU emulates them.
-#include "levin/kernels/fp8.h"
+#include "levin/kernels/fp8/fp8.h"
 
 #include <cmath>
 #include <limits>
@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/fp8_layers.h"
-#include "levin/kernels/linear.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/kernels/fp8/fp8_layers.h"
+#include "levin/kernels/linear/linear.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/policy.h"

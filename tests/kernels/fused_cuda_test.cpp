@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 
 #include "levin/kernels/activation.h"
-#include "levin/kernels/linear.h"
-#include "levin/kernels/residual_norm.h"
+#include "levin/kernels/linear/linear.h"
+#include "levin/kernels/norm/residual_norm.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/gpu.h"
 

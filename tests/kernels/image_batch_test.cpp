@@ -1,4 +1,4 @@
-#include "levin/kernels/image_batch.h"
+#include "levin/kernels/images/image_batch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "levin/kernels/jpeg_colors.h"
+#include "levin/kernels/images/jpeg_colors.h"
 
 #include <cstdio>
 #include <cstdlib>

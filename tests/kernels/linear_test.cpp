@@ -1,12 +1,12 @@
 // linear and column_sum on the CPU: torch's own, and the backward that CUDA uses.
-#include "levin/kernels/linear.h"
+#include "levin/kernels/linear/linear.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/linear_detail.h"
+#include "levin/kernels/linear/linear_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/saved_tensors.h"

@@ -1,14 +1,14 @@
 // Products by levin's operators where there is no GPU: on the CPU, and on meta tensors that stand for CUDA's.
-#include "levin/kernels/matmul.h"
+#include "levin/kernels/linear/matmul.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/devices/flop_counter.h"
-#include "levin/kernels/linear.h"
+#include "levin/kernels/linear/linear.h"
 #include "levin/kernels/played_device.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/testing/error_of.h"
 
 namespace levin::kernels {

@@ -1,13 +1,13 @@
 // residual_norm on the CPU: equal to torch's layers, and the operators that CUDA has kernels for.
-#include "levin/kernels/residual_norm.h"
+#include "levin/kernels/norm/residual_norm.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/norm/residual_norm_detail.h"
 #include "levin/kernels/played_device.h"
-#include "levin/kernels/residual_norm_detail.h"
 #include "levin/nn/residual_norm.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/precision/precision.h"

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "levin/core/main.h"
-#include "levin/distributed/launcher.h"
+#include "levin/distributed/launcher/launcher.h"
 #include "levin/environments/environment.h"
 #include "probe_actions.h"
 

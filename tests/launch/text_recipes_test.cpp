@@ -12,7 +12,7 @@
 
 #include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
-#include "levin/models/lora.h"
+#include "levin/models/lora/lora.h"
 #include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"

@@ -12,7 +12,7 @@
 #include "levin/models/registry.h"
 #include "levin/models/text_encoder.h"
 #include "levin/models/vit.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/layers.h"

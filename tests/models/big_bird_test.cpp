@@ -11,7 +11,7 @@
 #include "levin/models/block_attention.h"
 #include "levin/models/folder.h"
 #include "levin/models/language/weight_plan.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tie.h"
 #include "levin/testing/error_of.h"

@@ -3,7 +3,7 @@
 
 #include "levin/devices/accelerator.h"
 #include "levin/models/decoder.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/policy.h"
 #include "levin/nn/tie.h"
 #include "levin/precision/precision.h"

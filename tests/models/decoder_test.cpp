@@ -13,7 +13,7 @@
 #include "levin/models/load_weights.h"
 #include "levin/models/naming.h"
 #include "levin/models/registry.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"

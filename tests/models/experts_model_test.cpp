@@ -6,7 +6,7 @@
 #include "levin/generate/generate.h"
 #include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/experts/router_loss.h"
 #include "levin/nn/policy.h"
 #include "levin/testing/error_of.h"

@@ -1,4 +1,4 @@
-#include "levin/models/lora.h"
+#include "levin/models/lora/lora.h"
 
 #include <filesystem>
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/functional.h"
 #include "levin/nn/policy.h"
 #include "levin/testing/error_of.h"

@@ -6,8 +6,8 @@
 #include <unistd.h>
 
 #include "levin/devices/accelerator.h"
-#include "levin/nn/activation_offload.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/activation_offload.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/unit.h"
 #include "levin/precision/precision.h"

@@ -1,4 +1,4 @@
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/autocast_mode.h>
@@ -7,7 +7,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
-#include "levin/nn/activation_offload.h"
+#include "levin/nn/checkpointing/activation_offload.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/nn/unit.h"

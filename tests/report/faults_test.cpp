@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/report/recommend.h"
-#include "levin/report/trace_reader.h"
+#include "levin/report/trace/trace_reader.h"
 #include "tests/report/trace_text.h"
 
 namespace levin::report {

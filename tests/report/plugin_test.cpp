@@ -9,7 +9,7 @@
 #include <zlib.h>
 
 #include "levin/report/report.h"
-#include "levin/report/trace_reader.h"
+#include "levin/report/trace/trace_reader.h"
 #include "levin/testing/paths.h"
 
 namespace levin::report {

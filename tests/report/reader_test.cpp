@@ -8,7 +8,7 @@
 #include "levin/core/error.h"
 #include "levin/report/json_text.h"
 #include "levin/report/report.h"
-#include "levin/report/trace_reader.h"
+#include "levin/report/trace/trace_reader.h"
 #include "levin/testing/temporary_folder.h"
 #include "tests/report/trace_text.h"
 

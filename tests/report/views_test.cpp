@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/report/report.h"
-#include "levin/report/tensor_cores.h"
-#include "levin/report/trace_reader.h"
+#include "levin/report/trace/trace_reader.h"
+#include "levin/report/views/tensor_cores.h"
 #include "tests/report/trace_text.h"
 
 namespace levin::report {

@@ -5,7 +5,7 @@
 #include "levin/core/files.h"
 #include "levin/models/folder.h"
 #include "levin/models/language_score.h"
-#include "levin/models/lora.h"
+#include "levin/models/lora/lora.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/temporary_folder.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "levin/models/lora.h"
+#include "levin/models/lora/lora.h"
 #include "levin/testing/paths.h"
 #include "tests/strategies/training.h"
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/strategies/single_device.h"
 #include "levin/testing/error_of.h"
 #include "tests/strategies/sharding_net.h"

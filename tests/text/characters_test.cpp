@@ -1,4 +1,4 @@
-#include "levin/text/characters.h"
+#include "levin/text/unicode/characters.h"
 
 #include <gtest/gtest.h>
 

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes levin/text/unicode_data.cpp: what the Python package `tokenizers` says of every code point.
+"""Writes levin/text/unicode/unicode_data.cpp: what the Python package `tokenizers` says of every code point.
 
 The package joins tables of several Unicode versions (Rust's, Oniguruma's, those of crates). Asking the package itself gives
 the same answers as it gives. Scripts and grapheme breaks come from the package `regex`, combining classes from `unicodedata2`.
 
     pip install tokenizers regex unicodedata2
-    tests/text/make_unicode_tables.py > levin/text/unicode_data.cpp
+    tests/text/make_unicode_tables.py > levin/text/unicode/unicode_data.cpp
 """
 import sys
 
@@ -135,7 +135,7 @@ def main():
     fold = {p: text for p, text in fold.items() if text != lower.get(p, chr(p))}
 
     print("// Made by tests/text/make_unicode_tables.py: see there. Numbers are written with 64 characters, the low bits first.")
-    print('#include "levin/text/unicode_data.h"\n\nnamespace levin::text::detail {')
+    print('#include "levin/text/unicode/unicode_data.h"\n\nnamespace levin::text::detail {')
     literal("kPropertyValues", "".join(number(v) for v in values), "The distinct sets of properties.")
     literal("kPropertyRanges", ranges, "Code points from 0 on: how many, and which set.")
     literal("kScriptNames", " ".join(names), "Names of scripts, by number.")

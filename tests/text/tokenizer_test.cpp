@@ -9,8 +9,8 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/testing/paths.h"
-#include "levin/text/pattern.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/pattern.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::text {
 namespace {

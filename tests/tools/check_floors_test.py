@@ -49,6 +49,13 @@ class CheckFloors(TreeCheck):
         self.assert_breach({"levin/io/long.h": "\n" * 701}, "701 lines")
         self.assertEqual(self.run_on({"levin/io/long.h": "\n" * 700})[0], 0)
 
+    def test_crowded_folder(self):
+        files = {f"levin/io/part{i}.h": "" for i in range(40)}
+        self.assert_breach(files, "levin/io: 41 files")
+        self.assertEqual(self.run_on(dict(list(files.items())[:39]))[0], 0)
+        data = {f"tests/core/fixtures/{i}.txt": "" for i in range(41)}
+        self.assertEqual(self.run_on(data)[0], 0)
+
     def test_mirror(self):
         self.assert_breach({"tests/dato/x_test.cpp": ""}, "tests/dato")
         self.assert_breach({"levin/devices/cpu.cpp": ""}, "no tests/devices")

@@ -6,7 +6,7 @@
 
 #include "levin/io/images/image_options.h"
 #include "levin/io/images/jpeg_head.h"
-#include "levin/kernels/image_resample.h"
+#include "levin/kernels/images/image_resample.h"
 
 namespace levin::detail {
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/tensor.h>
 
-#include "levin/kernels/image_resample.h"
+#include "levin/kernels/images/image_resample.h"
 
 namespace levin::detail {
 

@@ -17,7 +17,7 @@
 #include "levin/data/decode_gpu/jpeg_decoder.h"
 #include "levin/data/decode_gpu/nvjpeg_api.h"
 #include "levin/io/images/image.h"
-#include "levin/kernels/jpeg_colors.h"
+#include "levin/kernels/images/jpeg_colors.h"
 
 namespace levin::detail {
 namespace {

@@ -3,7 +3,7 @@
 #include "levin/core/error.h"
 #include "levin/data/transforms/pixel_plan.h"
 #include "levin/data/transforms/pixels.h"
-#include "levin/kernels/image_batch.h"
+#include "levin/kernels/images/image_batch.h"
 
 namespace levin::transforms {
 namespace {

@@ -16,8 +16,8 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
+#include "levin/kernels/linear/product_dtype.h"
 #include "levin/kernels/played_device.h"
-#include "levin/kernels/product_dtype.h"
 
 namespace levin::kernels {
 namespace {

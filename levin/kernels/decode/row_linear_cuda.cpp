@@ -8,10 +8,10 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/constant_weights.h"
 #include "levin/kernels/decode/row_linear.h"
-#include "levin/kernels/fp8_layers.h"
+#include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear/constant_weights.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/quantized/quantized_detail.h"
 

@@ -7,9 +7,9 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/constant_weights.h"
 #include "levin/kernels/fused_step/adam_8bit.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear/constant_weights.h"
 #include "levin/kernels/quantized/quantized_detail.h"
 
 namespace levin::kernels::detail {

@@ -8,7 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/fused_step/adam_8bit.h"
-#include "levin/kernels/matmul.h"
+#include "levin/kernels/linear/matmul.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/quantized/quantized_detail.h"
 

@@ -16,7 +16,7 @@
 #include "levin/core/error.h"
 #include "levin/distributed/rotation.h"
 #include "levin/distributed/single.h"
-#include "levin/kernels/attention_block.h"
+#include "levin/kernels/attention/attention_block.h"
 #include "levin/nn/context/blocks.h"
 #include "levin/nn/context/head_exchange.h"
 

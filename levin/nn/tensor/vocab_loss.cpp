@@ -9,7 +9,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/product_dtype.h"
+#include "levin/kernels/linear/product_dtype.h"
 #include "levin/nn/tensor/functions.h"
 
 namespace levin::nn {

@@ -2,7 +2,7 @@
 
 #include <torch/cuda.h>
 
-#include "levin/distributed/launcher.h"
+#include "levin/distributed/launcher/launcher.h"
 #include "levin/program/command.h"
 #include "levin/program/run_flags.h"
 

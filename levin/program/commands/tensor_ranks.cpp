@@ -9,7 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/devices/accelerator.h"
-#include "levin/distributed/launcher.h"
+#include "levin/distributed/launcher/launcher.h"
 #include "levin/environments/environment.h"
 
 namespace levin::cli {

@@ -9,9 +9,9 @@
 #include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/models/language/architecture.h"
-#include "levin/models/lora.h"
-#include "levin/nn/activation_offload.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/models/lora/lora.h"
+#include "levin/nn/checkpointing/activation_offload.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/strategies/strategy.h"
 
 namespace levin::cli {

@@ -13,9 +13,9 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/words.h"
-#include "levin/text/characters.h"
 #include "levin/text/train_bpe.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/characters.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::cli {
 namespace {

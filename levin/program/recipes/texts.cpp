@@ -8,7 +8,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/program/recipes/bible.h"
-#include "levin/text/unicode.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::cli {
 namespace {

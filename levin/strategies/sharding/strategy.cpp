@@ -17,7 +17,7 @@
 #include "levin/core/words.h"
 #include "levin/devices/host_memory.h"
 #include "levin/distributed/single.h"
-#include "levin/nn/checkpointing.h"
+#include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
 #include "levin/optim/in_backward.h"

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include "levin/kernels/attention/attention.h"
+
+namespace levin::kernels::detail {
+
+/// kTorch: what at::scaled_dot_product_attention chooses.
+enum class AttentionBackend { kTorch, kCudnn, kFlash };
+
+/// "cudnn", "flash" or "auto", as LEVIN_ATTENTION may say.
+enum class AttentionWish { kAuto, kCudnn, kFlash };
+AttentionWish attention_wish(std::string_view word);
+
+/// qkv [B, T, 3, H, D] of CUDA or of meta tensors that stand for it, in the dtype that attention computes in.
+AttentionBackend attention_backend(const Tensor& qkv, const AttentionOptions& options, AttentionWish wish);
+
+/// Attention by one of the backends, whichever would be chosen.
+Tensor attention_with(const Tensor& qkv, const AttentionOptions& options, AttentionBackend backend);
+
+/// What one call of a backend gives; [B, H, T, D].
+struct AttentionResult {
+  Tensor out, sums, seed, offset;
+};
+struct AttentionGradients {
+  Tensor q, k, v;
+};
+AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, AttentionBackend backend);
+AttentionGradients fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result,
+                                            bool causal, double dropout, AttentionBackend backend);
+
+// ---- in attention_cuda.cpp
+
+/// Whether the backend takes tensors of CUDA like these.
+bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal, double dropout);
+
+/// Whether flash attention takes queries [B, H, T, D] and keys and values [B, Hkv, S, D] like these.
+bool flash_runs_on(const Tensor& q, const Tensor& k, const Tensor& v, bool causal);
+
+/// The faster of cuDNN and flash attention for the shape: measured once, remembered for the process. While a CUDA graph
+/// is captured nothing can be measured; a shape that is new then gets cuDNN, and is measured the next time.
+AttentionBackend faster_attention(const Tensor& qkv, bool causal);
+
+}  // namespace levin::kernels::detail

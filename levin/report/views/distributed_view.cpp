@@ -1,0 +1,214 @@
+#include "levin/report/views/distributed_view.h"
+
+#include <algorithm>
+#include <map>
+
+#include "levin/core/error.h"
+#include "levin/report/json_text.h"
+#include "levin/report/report.h"
+#include "levin/report/views/flops.h"
+
+namespace levin::report {
+namespace {
+
+int64_t bytes_of(const TraceEvents& trace, const HostSpan& span) {
+  const auto shapes = shapes_of(trace.name(span.shapes));
+  std::vector<std::string> types;
+  try {
+    if (const auto& text = trace.name(span.types); text.starts_with('[')) {
+      for (JsonMembers items(text); items.next();) types.push_back(text_of(items.value()));
+    }
+  } catch (const Error&) {
+  }
+  double bytes = 0;
+  for (size_t i = 0; i < shapes.size() && i < types.size(); ++i) {
+    double count = bytes_of_type(types[i]);
+    for (const auto size : shapes[i]) count *= static_cast<double>(size);
+    bytes += count;
+  }
+  return bytes < 9e18 ? static_cast<int64_t>(bytes) : 0;
+}
+
+std::string step_at(const StepView& steps, Ns start) {
+  for (const auto& step : steps.steps) {
+    if (start >= step.host_start && start < step.end) return step.name;
+  }
+  return {};
+}
+
+// Device time of each collective, where its kernels have its id.
+std::map<uint32_t, Ranges> kernels_by_id(const TraceEvents& trace) {
+  std::map<uint32_t, Ranges> kernels;
+  for (const auto& event : trace.device) {
+    if (event.is_communication && event.external != kNone)
+      kernels[event.external].push_back({event.start, event.end()});
+  }
+  return kernels;
+}
+
+// Newer traces do not tie NCCL kernels to collectives: then the kernels themselves are the collectives, in their order.
+std::vector<Collective> kernels_alone(const TraceEvents& trace, const StepView& steps) {
+  std::vector<Collective> out;
+  for (const auto& event : trace.device) {
+    if (!event.is_communication) continue;
+    out.push_back({.name = trace.name(event.name),
+                   .step = step_at(steps, event.start),
+                   .start = event.start,
+                   .ranges = {{event.start, event.end()}}});
+  }
+  return out;
+}
+
+struct Timed {
+  const Collective* collective;
+  /// The part of each range in which data moves: its end, as long as the shortest of all ranks.
+  Ranges transfer;
+};
+using RankTimes = std::vector<std::vector<Timed>>;
+
+bool same_collectives(const std::vector<const TraceReport*>& ranks) {
+  const auto& first = ranks[0]->collectives;
+  return std::all_of(ranks.begin(), ranks.end(), [&](const TraceReport* rank) {
+    return rank->collectives.size() == first.size() && std::equal(first.begin(), first.end(), rank->collectives.begin(),
+                                                                  [](const Collective& a, const Collective& b) {
+                                                                    return a.name == b.name &&
+                                                                           a.ranges.size() == b.ranges.size();
+                                                                  });
+  });
+}
+
+RankTimes time_transfers(const std::vector<const TraceReport*>& ranks, std::map<int64_t, StragglerRow>& stragglers) {
+  RankTimes times(ranks.size());
+  const size_t count = ranks[0]->collectives.size();
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t r = 0; r < ranks.size(); ++r) times[r].push_back({&ranks[r]->collectives[i], {}});
+    for (size_t j = 0; j < ranks[0]->collectives[i].ranges.size(); ++j) {
+      size_t last = 0;
+      Ns shortest = 0, longest = 0;
+      for (size_t r = 0; r < ranks.size(); ++r) {
+        const auto& range = ranks[r]->collectives[i].ranges[j];
+        const Ns duration = range.end - range.start;
+        if (r == 0 || duration < shortest) {
+          shortest = duration;
+          last = r;
+        }
+        longest = std::max(longest, duration);
+      }
+      for (size_t r = 0; r < ranks.size(); ++r) {
+        const auto end = ranks[r]->collectives[i].ranges[j].end;
+        times[r].back().transfer.push_back({end - shortest, end});
+      }
+      auto& row = stragglers[ranks[last]->rank];
+      row.rank = ranks[last]->rank;
+      row.late += longest - shortest;
+      ++row.times_last;
+    }
+  }
+  return times;
+}
+
+WaitingRow waiting_of(int64_t rank, const std::string& step, const std::vector<Timed>& times) {
+  Ranges all, transfer;
+  for (const auto& timed : times) {
+    if (step != "all" && timed.collective->step != step) continue;
+    all.insert(all.end(), timed.collective->ranges.begin(), timed.collective->ranges.end());
+    transfer.insert(transfer.end(), timed.transfer.begin(), timed.transfer.end());
+  }
+  const Ns moved = length(merge(std::move(transfer)));
+  return {.rank = rank, .step = step, .transfer = moved, .synchronizing = length(merge(std::move(all))) - moved};
+}
+
+void add_operations(int64_t rank, const std::vector<Timed>& times, std::vector<OperationRow>& rows) {
+  std::map<std::string, std::pair<Ranges, Ranges>> ranges;
+  std::map<std::string, OperationRow> by_name;
+  for (const auto& timed : times) {
+    auto& row = by_name[timed.collective->name];
+    row.rank = rank;
+    row.name = timed.collective->name;
+    ++row.calls;
+    row.bytes += timed.collective->bytes;
+    auto& [all, transfer] = ranges[row.name];
+    all.insert(all.end(), timed.collective->ranges.begin(), timed.collective->ranges.end());
+    transfer.insert(transfer.end(), timed.transfer.begin(), timed.transfer.end());
+  }
+  for (auto& [name, row] : by_name) {
+    row.latency = length(merge(std::move(ranges[name].first)));
+    row.transfer = length(merge(std::move(ranges[name].second)));
+    rows.push_back(row);
+  }
+}
+
+void add_overlap(const TraceReport& rank, std::vector<OverlapRow>& rows) {
+  OverlapRow all{.rank = rank.rank, .step = "all"};
+  const auto count = static_cast<Ns>(rank.steps.steps.size());
+  for (const auto& step : rank.steps.overlaps) {
+    all.overlap.computation += step.computation;
+    all.overlap.communication += step.communication;
+    all.overlap.overlap += step.overlap;
+    all.overlap.other += step.other;
+  }
+  for (Ns* part : {&all.overlap.computation, &all.overlap.communication, &all.overlap.overlap, &all.overlap.other})
+    *part /= count;
+  rows.push_back(all);
+  for (size_t i = 0; i < rank.steps.steps.size(); ++i)
+    rows.push_back({rank.rank, rank.steps.steps[i].name, rank.steps.overlaps[i]});
+}
+
+}  // namespace
+
+std::vector<Collective> collectives_of(const TraceEvents& trace, const StepView& steps) {
+  std::vector<Collective> out;
+  const auto kernels = kernels_by_id(trace);
+  bool any_tied = false, any_nccl = false;
+  for (const auto& span : trace.host) {
+    if (span.kind != HostKind::kCollective) continue;
+    const auto& name = trace.name(span.name);
+    const auto found = span.external == kNone ? kernels.end() : kernels.find(span.external);
+    any_tied |= found != kernels.end();
+    any_nccl |= name.starts_with("nccl:");
+    // The span on the host of an NCCL collective is its launch, not its time.
+    Ranges ranges = found != kernels.end() ? found->second : Ranges{{span.start, span.end()}};
+    out.push_back({.name = name,
+                   .step = step_at(steps, span.start),
+                   .start = span.start,
+                   .bytes = bytes_of(trace, span),
+                   .ranges = std::move(ranges)});
+  }
+  if (!kernels.empty() && !any_tied && (any_nccl || out.empty())) out = kernels_alone(trace, steps);
+  std::stable_sort(out.begin(), out.end(), [](const Collective& a, const Collective& b) { return a.start < b.start; });
+  return out;
+}
+
+std::optional<DistributedView> view_distributed(const std::vector<const TraceReport*>& ranks) {
+  if (ranks.size() < 2) return std::nullopt;
+  DistributedView view{.run = ranks[0]->run};
+  for (const auto* rank : ranks) {
+    const auto device = rank->gpus.empty() ? std::string("CPU") : rank->gpus[0].info.name;
+    view.workers.push_back({rank->rank, rank->worker, device});
+    add_overlap(*rank, view.overlap);
+  }
+  if (ranks[0]->collectives.empty()) return view;
+  if (!same_collectives(ranks)) {
+    view.warnings.emplace_back("the ranks have different collectives in their traces: waiting cannot be told");
+    return view;
+  }
+  std::map<int64_t, StragglerRow> stragglers;
+  const auto times = time_transfers(ranks, stragglers);
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    view.waiting.push_back(waiting_of(ranks[r]->rank, "all", times[r]));
+    for (const auto& step : ranks[r]->steps.steps)
+      view.waiting.push_back(waiting_of(ranks[r]->rank, step.name, times[r]));
+    add_operations(ranks[r]->rank, times[r], view.operations);
+  }
+  uint64_t count = 0;
+  for (const auto& [rank, row] : stragglers) count += row.times_last;
+  for (auto& [rank, row] : stragglers) {
+    row.share = static_cast<double>(row.times_last) / static_cast<double>(count);
+    view.stragglers.push_back(row);
+  }
+  std::stable_sort(view.stragglers.begin(), view.stragglers.end(),
+                   [](const StragglerRow& a, const StragglerRow& b) { return a.late > b.late; });
+  return view;
+}
+
+}  // namespace levin::report

@@ -1,0 +1,225 @@
+// Models that are split over tp and sharded over the other ranks, against one process on the whole batch.
+#include "levin/strategies/model_parallel.h"
+
+#include <ATen/record_function.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "levin/testing/error_of.h"
+#include "levin/testing/temporary_folder.h"
+#include "tests/strategies/parallel/parallel_training.h"
+
+namespace levin::model_parallel_tests {
+namespace {
+
+using namespace levin::testing;
+
+using ::testing::HasSubstr;
+
+struct MeshCase {
+  std::string name;
+  int ranks;
+  ModelParallelOptions options;
+  /// Folders of language models, or "vit".
+  std::vector<std::string> models;
+  int steps = 4;
+  TrainedOptions how = {};
+};
+
+class ModelParallelTraining : public ::testing::TestWithParam<MeshCase> {};
+
+TEST_P(ModelParallelTraining, EqualsOneProcess) {
+  const auto& given = GetParam();
+  std::vector<Outcome> expected;
+  for (const auto& name : given.models)
+    expected.push_back(trained(*one_rank(), subject_of(name), "single_device", given.steps, {.clip = given.how.clip}));
+  run_ranks(given.ranks, [&](Collective& group) {
+    for (size_t i = 0; i < given.models.size(); ++i)
+      expect_close(trained(group, subject_of(given.models[i]), given.options, given.steps, given.how), expected[i],
+                   given.models[i]);
+  });
+}
+
+const FsdpOptions kCheckpointed{.activation_checkpointing_policy = policy::repeated()};
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, ModelParallelTraining,
+    ::testing::Values(
+        MeshCase{"shard2_tp2", 4, {.mesh = {.dp_shard = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 2},
+        MeshCase{"shard2_tp2_clipped_accumulated_delayed",
+                 4,
+                 {.mesh = {.dp_shard = 2, .tp = 2}},
+                 {"gpt2"},
+                 3,
+                 {.accumulate = 2, .clip = 0.5, .delays = true}},
+        MeshCase{"replicate2_shard2_tp2", 8, {.mesh = {.dp_replicate = 2, .dp_shard = 2, .tp = 2}}, {"gpt2"}, 1},
+        // Two heads of keys over four ranks.
+        MeshCase{"shard2_tp4_sequence",
+                 8,
+                 {.mesh = {.dp_shard = -1, .tp = 4}, .sequence_parallel = true, .fsdp = kCheckpointed},
+                 {"llama"},
+                 2},
+        MeshCase{"shard2_cp2", 4, {.mesh = {.dp_shard = 2, .cp = 2}}, {"llama"}, 3},
+        MeshCase{"cp2_tp2", 4, {.mesh = {.cp = 2, .tp = 2}}, {"gpt2", "llama"}, 2},
+        MeshCase{"shard2_cp2_tp2", 8, {.mesh = {.dp_shard = 2, .cp = 2, .tp = 2}}, {"llama"}, 1},
+        MeshCase{"pp2_tp2", 4, {.mesh = {.pp = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 2},
+        MeshCase{"pp2_shard2", 4, {.mesh = {.pp = 2, .dp_shard = 2}}, {"gpt2", "llama", "vit"}, 2},
+        MeshCase{"pp2_replicate2_gpipe",
+                 4,
+                 {.mesh = {.pp = 2, .dp_replicate = 2}, .pipeline = {.schedule = "gpipe"}},
+                 {"llama"},
+                 3,
+                 {.accumulate = 2, .clip = 0.5, .delays = true}},
+        MeshCase{"pp2_shard2_tp2", 8, {.mesh = {.pp = 2, .dp_shard = 2, .tp = 2}}, {"llama"}, 1},
+        MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3}, MeshCase{"shard4", 4, {}, {"llama"}, 3}),
+    [](const auto& each) { return each.param.name; });
+
+TEST(ModelParallel, TenStepsInMixedPrecision) {
+  const auto expected = trained(*one_rank(), language("llama"), "single_device", 10);
+  run_ranks(4, [&](Collective& group) {
+    const ModelParallelOptions options{.mesh = {.dp_shard = 2, .tp = 2}};
+    expect_close(trained(group, language("llama"), options, 10), expected, "float32");
+    const auto mixed = trained(group, language("llama"), options, 10, {.precision = "bf16-mixed"});
+    expect_close(mixed.losses, expected.losses, "bfloat16 loss", 2e-2);
+    expect_close(mixed.params, expected.params, "bfloat16 parameter", 5e-2);
+  });
+}
+
+TEST(ModelParallel, CheckpointsLoadUnderAnyMesh) {
+  const TemporaryFolder root;
+  const auto expected = train_part(*one_rank(), "single_device", 0, 4, {}, {});
+  const auto mesh = [](int replicate, int shard, int tp) {
+    return ModelParallelOptions{.mesh = {.dp_replicate = replicate, .dp_shard = shard, .tp = tp}};
+  };
+  run_ranks(8, [&](Collective& group) { train_part(group, mesh(2, 2, 2), 0, 2, {}, root / "222"); });
+  EXPECT_TRUE(checkpoint_info(root / "222").sharded);
+  expect_close(train_part(*one_rank(), "single_device", 2, 4, root / "222", {}), expected, "one process");
+  run_ranks(8, [&](Collective& group) {
+    expect_close(train_part(group, mesh(8, 1, 1), 2, 4, root / "222", {}), expected, "8x1x1");
+    // Four ranks have two heads of keys among them.
+    expect_close(train_part(group, mesh(1, 2, 4), 2, 4, root / "222", root / "124"), expected, "1x2x4");
+  });
+  const ModelParallelOptions staged{.mesh = {.pp = 2, .tp = 2}}, sharded{.mesh = {.pp = 2, .dp_shard = 2}};
+  run_ranks(4, [&](Collective& group) {
+    expect_close(train_part(group, mesh(1, 2, 2), 4, 4, root / "124", {}), expected, "1x2x2");
+    expect_close(train_part(group, staged, 2, 4, root / "222", root / "pp"), expected, "pp 2 x tp 2");
+    expect_close(train_part(group, sharded, 4, 4, root / "pp", root / "pp_shard"), expected, "pp 2 x dp_shard 2");
+  });
+  expect_close(train_part(*one_rank(), "single_device", 4, 4, root / "pp", {}), expected, "of pp 2 x tp 2");
+  expect_close(train_part(*one_rank(), "single_device", 4, 4, root / "pp_shard", {}), expected, "of pp 2 x dp_shard 2");
+  expect_close(train_part(*one_rank(), mesh(1, 1, 1), 4, 4, root / "124", {}), expected, "1x1x1");
+}
+
+TEST(ModelParallel, FoldersAreReadIntoAndWrittenFromAMesh) {
+  const TemporaryFolder root;
+  const auto folders = std::filesystem::path(source_dir()) / "tests/models/fixtures/language";
+  const std::vector<std::string> names{"gpt2", "llama"};
+  run_ranks(4, [&](Collective& group) {
+    for (const auto& name : names)
+      for (const bool opened_split : {false, true}) {
+        ModelParallelStrategy strategy({.mesh = {.dp_shard = 2, .tp = 2}});
+        strategy.connect({&group, [](auto*) {}}, at::kCPU);
+        auto model = models::open_model(folders / name,
+                                        {.ranks = opened_split ? strategy.mesh().shared_group("tp") : TensorRanks()});
+        if (opened_split) strategy.adopt_split(model.split);
+        const auto sync = strategy.setup_module(model.module());
+        models::save_model(model, root / (name + (opened_split ? "_split" : "")), {.shards = strategy.shards()});
+      }
+  });
+  for (const auto& name : names)
+    for (const auto* end : {"", "_split"}) {
+      const auto before = models::open_model(folders / name), after = models::open_model(root / (name + end));
+      const auto wanted = before.module().parameters(), got = after.module().parameters();
+      ASSERT_EQ(got.size(), wanted.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], wanted[i])) << name << end << " " << i;
+    }
+}
+
+/// Bytes that groups of torch gather and reduce: those of sharding. What ranks of tp send takes another way.
+struct Volume {
+  static inline std::atomic<int64_t> gathered = 0, reduced = 0;
+  static int64_t bytes_of(const c10::IValue& value) {
+    if (value.isTensor()) return static_cast<int64_t>(value.toTensor().nbytes());
+    int64_t bytes = 0;
+    for (const auto& tensor : value.toTensorVector()) bytes += static_cast<int64_t>(tensor.nbytes());
+    return bytes;
+  }
+  static std::unique_ptr<at::ObserverContext> on_call(const at::RecordFunction& call) {
+    const std::string name = call.name();
+    if (name == "c10d::_allgather_base_") gathered += bytes_of(call.inputs()[0]);
+    if (name == "c10d::allreduce_") reduced += bytes_of(call.inputs()[0]);  // Gloo scatters nothing
+    return nullptr;
+  }
+};
+
+TEST(ModelParallel, ABlockIsGatheredTwiceAndReducedOnce) {
+  run_ranks(4, [&](Collective& group) {
+    const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(&Volume::on_call).needsInputs(true));
+    const auto sent = [&](int64_t layers) {
+      torch::manual_seed(3);
+      auto model = models::decoder({.vocab_size = 64,
+                                    .max_positions = 16,
+                                    .num_layers = layers,
+                                    .num_heads = 4,
+                                    .hidden_dim = 128,
+                                    .norm = "rms",
+                                    .activation = "silu_gated",
+                                    .positions = "rotary",
+                                    .tied_head = false});
+      Trainee trainee(group, ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, *model);
+      int64_t numel = 0;
+      for (const auto& param : model->blocks[0]->parameters()) numel += 2 * param.numel();  // of both shards
+      const auto ids = tokens_of(0);
+      for (int step = 0; step < 2; ++step) {  // in the first one the order of units is learned
+        Volume::gathered = Volume::reduced = 0;
+        trainee.backward(trainee.forward([&] { return model(ids, models::next_tokens(ids)); }));
+      }
+      return std::array{Volume::gathered.load(), Volume::reduced.load(), numel};
+    };
+    const auto less = sent(2), more = sent(3);
+    // Parameters are padded to whole lines.
+    const auto block = static_cast<double>(less[2] * 4);
+    EXPECT_NEAR(static_cast<double>(more[0] - less[0]), 2 * block, 0.04 * block);
+    EXPECT_NEAR(static_cast<double>(more[1] - less[1]), block, 0.02 * block);
+    at::removeCallback(handle);
+  });
+}
+
+TEST(ModelParallel, ARankThatFailsEndsAllWithItsLine) {
+  RanksOptions options;
+  options.errors_expected = true;
+  const auto results = run_ranks(
+      4,
+      [&](Collective& group) {
+        auto subject = language("gpt2");
+        Trainee trainee(group, ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, *subject.module);
+        for (int step = 0; step < 3; ++step) {
+          if (step == 1 && group.rank() == 3) std::_Exit(7);
+          trainee.backward(trainee.forward([&] { return subject.loss(subject.batch(step)); }));
+        }
+      },
+      options);
+  for (int rank = 0; rank < 3; ++rank) {
+    const auto& result = results[static_cast<size_t>(rank)];
+    EXPECT_THAT(result.error, HasSubstr("rank 3")) << rank;
+    EXPECT_EQ(result.error.find('\n'), std::string::npos) << rank;
+    EXPECT_LT(result.seconds, 30) << rank;
+  }
+}
+
+TEST(ModelParallel, WhatDoesNotFitIsOneLine) {
+  run_ranks(4, [&](Collective& group) {
+    const auto refused = [&](const ModelParallelOptions& options) {
+      auto subject = language("gpt2");
+      return error_of([&] { Trainee(group, options, *subject.module); });
+    };
+    EXPECT_EQ(refused({.mesh = {.dp_shard = 3, .tp = 2}}), "[mesh] dp_shard 3 x tp 2 = 6, and there are 4 ranks");
+    EXPECT_THAT(refused({.mesh = {.tp = 4}}), HasSubstr("has 3 heads, which 4 ranks cannot share: each needs one"));
+    EXPECT_THAT(error_of([] { (void)make_strategy(ModelParallelOptions{.fsdp = {.sharding_strategy = "hybrid"}}); }),
+                HasSubstr("is what the mesh says"));
+  });
+}
+
+}  // namespace
+}  // namespace levin::model_parallel_tests
