@@ -1,12 +1,13 @@
 // fuzz-sources: levin/report/trace/trace_events.cpp levin/report/trace/trace_reader.cpp
-// levin/report/trace/event_reader.cpp fuzz-sources: levin/report/trace/json_cutter.cpp levin/report/json_text.cpp
-// levin/report/trace/op_tree.cpp fuzz-sources: levin/report/trace/ranges.cpp levin/report/views/steps.cpp
-// levin/report/views/tensor_cores.cpp fuzz-sources: levin/report/views/device_view.cpp
-// levin/report/views/operator_view.cpp levin/report/views/flops.cpp fuzz-sources: levin/report/trace/span_index.cpp
-// levin/report/views/memory_view.cpp levin/report/views/module_view.cpp fuzz-sources: levin/report/trace/lanes.cpp
-// levin/report/views/idle.cpp levin/report/views/critical_path.cpp fuzz-sources:
-// levin/report/views/distributed_view.cpp levin/core/error.cpp levin/core/words.cpp fuzz-seeds:
-// tests/report/fixtures/*.json fuzz-count: 4000
+// fuzz-sources: levin/report/trace/event_reader.cpp levin/report/trace/json_cutter.cpp levin/report/json_text.cpp
+// fuzz-sources: levin/report/trace/op_tree.cpp levin/report/trace/ranges.cpp levin/report/views/steps.cpp
+// fuzz-sources: levin/report/views/tensor_cores.cpp levin/report/views/device_view.cpp
+// fuzz-sources: levin/report/views/operator_view.cpp levin/report/views/flops.cpp levin/report/trace/span_index.cpp
+// fuzz-sources: levin/report/views/memory_view.cpp levin/report/views/module_view.cpp levin/report/trace/lanes.cpp
+// fuzz-sources: levin/report/views/idle.cpp levin/report/views/critical_path.cpp
+// fuzz-sources: levin/report/views/distributed_view.cpp levin/core/error.cpp levin/core/words.cpp
+// fuzz-seeds: tests/report/fixtures/*.json
+// fuzz-count: 4000
 
 #include <string_view>
 
