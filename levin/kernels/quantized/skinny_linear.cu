@@ -386,10 +386,14 @@ int launch_with(const SkinnyLinear& p, CUstream_st* stream) {
     using D = decltype(division);
     return launch_early(skinny_linear<format, T, D, kWhole, kGated>, {blocks, D::kWarps * 32, table}, stream, p);
   };
-  // Measured on an H200: where there are few tiles, more warps share the columns of one. Packed numbers need registers.
-  constexpr bool kPacked = Layout<format>::kParts > 0;
-  if constexpr (!kPacked)
-    return blocks >= 768 ? launch(Division<4, 2>()) : launch(Division<16, 1>());
+  // Measured on an H200 with the products of a Llama-7B (docs/quantization.md). Where there are few tiles, more warps
+  // share the columns of one. Packed numbers need registers.
+  if constexpr (format == WeightFormat::kPlain)
+    return launch(Division<16, 2>());
+  else if constexpr (Layout<format>::kParts == 0)
+    return kGated ? launch(Division<8, 2>()) : launch(Division<16, 1>());
+  else if constexpr (kWhole)
+    return blocks < 512 || kGated ? launch(Division < kGated ? 4 : 8, 2 > ()) : launch(Division<8, 1>());
   else
     return blocks >= 512 ? launch(Division<8, 1>()) : launch(Division<16, 1, 2>());
 }

@@ -29,7 +29,7 @@ bool names(const std::vector<std::string>& prefixes, const std::string& name) {
 
 int64_t parameters_of(const torch::nn::Module& module) {
   int64_t count = 0;
-  for (const auto& parameter : unique_parameters(module)) count += parameter.numel();
+  for (const auto& parameter : levin::unique_parameters(module)) count += parameter.numel();
   return count;
 }
 
@@ -257,7 +257,7 @@ std::vector<double> measure_unit_costs(torch::nn::Module& module, const Pipeline
                                        const std::function<void()>& run, int times) {
   LEVIN_CHECK(times > 0, "[pipeline] measure_unit_costs needs at least one run");
   const auto units = units_of(module, options);
-  const auto parameters = unique_parameters(module);
+  const auto parameters = levin::unique_parameters(module);
   const auto device = parameters.empty() ? c10::Device(at::kCPU) : parameters.front().device();
   const auto clock = std::make_shared<UnitTimes>(units, device);
   std::vector<Attachment> attached;
