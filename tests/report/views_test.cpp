@@ -211,6 +211,17 @@ TEST(Modules, KernelsOfAReplayedGraphNameTheirUnit) {
   EXPECT_EQ(fc.occurrences, 1u);
 }
 
+TEST(TensorCores, CountKernelsOfAReplayedGraph) {
+  TraceText trace;
+  trace.devices(kH200).annotation("ProfilerStep#0", 0, 100, 1).call("cudaGraphLaunch", 5, 5, 2, 7);
+  trace.device("kernel", "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 20, 30, 2, 7);
+  trace.device("kernel", "adam", 50, 10, 2, 7);
+  const auto report = report_of(trace);
+  ASSERT_EQ(report.gpus.size(), 1u);
+  ASSERT_TRUE(report.gpus[0].tensor_core_time);
+  EXPECT_DOUBLE_EQ(*report.gpus[0].tensor_core_time, 0.75);
+}
+
 TEST(TensorCores, NamesOfHopper) {
   for (const char* name :
        {"nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_NNT", "nvjet_tst_192x192_64x4_1x2_h_bz_coopA_TNT",

@@ -61,13 +61,19 @@ void add_curve(const TraceEvents& trace, const Ranges& busy, GpuSummary& gpu) {
   }
 }
 
+/// Kernels of a replayed CUDA graph: their operators ran when it was captured.
+bool is_replayed(const TraceEvents& trace, const DeviceEvent& event) {
+  return event.launch != kNone && trace.name(trace.calls[event.launch].name).find("GraphLaunch") != std::string::npos;
+}
+
 std::optional<double> tensor_core_share(const TraceEvents& trace, const OpTree& tree, int device,
                                         const std::vector<char>& uses) {
   Ns used = 0, all = 0;
   for (const auto& event : trace.device) {
     if (event.kind != DeviceKind::kKernel || event.device != device) continue;
     const auto owner = owner_of(trace, tree, event);
-    if (owner == kNone || !tree.nodes[owner].is_listed) continue;
+    const bool is_listed = owner != kNone && tree.nodes[owner].is_listed;
+    if (!is_listed && !is_replayed(trace, event)) continue;
     all += event.duration;
     if (uses[event.name]) used += event.duration;
   }
@@ -136,14 +142,13 @@ TensorCoreTimes tensor_core_times(const TraceEvents& trace, const OpTree& tree) 
     times.all_used += used;
     times.all_used_compat += used_compat;
     const auto owner = owner_of(trace, tree, event);
-    if (owner == kNone) continue;
-    const auto& node = tree.nodes[owner];
-    if (node.is_listed) {
+    const bool replayed = is_replayed(trace, event);
+    if (replayed || (owner != kNone && tree.nodes[owner].is_listed)) {
       times.of_operators += event.duration;
       times.of_operators_used += used;
       times.of_operators_used_compat += used_compat;
     }
-    if (node.is_lowest_eligible) {
+    if (owner != kNone && tree.nodes[owner].is_lowest_eligible) {
       times.of_eligible += event.duration;
       times.of_eligible_used += used;
       const auto [tf32, memory_format] = kinds[event.name];
