@@ -4,6 +4,7 @@
 
 #include "levin/nn/experts/experts.h"
 #include "levin/optim/lamb.h"
+#include "levin/strategies/layout.h"
 #include "levin/strategies/model_parallel.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/temporary_folder.h"
@@ -44,9 +45,9 @@ struct MeshCase {
   std::vector<Setting> settings;
 };
 
-class ExpertMesh : public ::testing::TestWithParam<MeshCase> {};
+class ExpertMeshTraining : public ::testing::TestWithParam<MeshCase> {};
 
-TEST_P(ExpertMesh, EqualsOneProcess) {
+TEST_P(ExpertMeshTraining, EqualsOneProcess) {
   const auto& given = GetParam();
   const auto subject = [](const Setting& each) { return mixture(each.model, each.balance, each.z_loss); };
   std::vector<Outcome> expected;
@@ -65,7 +66,7 @@ const FsdpOptions kCheckpointed{.activation_checkpointing_policy = policy::repea
 
 // Five experts (qwen3_moe, which has a dense layer too) and three (olmoe) are not as many on each rank.
 INSTANTIATE_TEST_SUITE_P(
-    Meshes, ExpertMesh,
+    Meshes, ExpertMeshTraining,
     ::testing::Values(MeshCase{"two_ranks",
                                2,
                                {{"mixtral", {.mesh = {.dp_shard = 2, .ep = 2}}, 10},
@@ -76,7 +77,7 @@ INSTANTIATE_TEST_SUITE_P(
                       MeshCase{"four_ranks",
                                4,
                                {{"mixtral", {.mesh = {.dp_shard = 4, .ep = 2}}, 10},
-                                {"qwen3_moe", {.mesh = {.ep = 2}}},  // dp_shard is what is there
+                                {"qwen3_moe", {.mesh = {.dp_shard = -1, .ep = 2}}},
                                 {"mixtral",
                                  {.mesh = {.dp_shard = 4, .ep = 2}, .fsdp = kCheckpointed},
                                  3,
@@ -158,15 +159,17 @@ TEST(ExpertMesh, RanksHaveTheirPartOfExperts) {
 TEST(ExpertMesh, WhatCannotBeIsOneLine) {
   EXPECT_THAT(error_of([] { (void)ParallelSizes{.dp_shard = 2, .tp = 2, .ep = 4}.over(4); }),
               HasSubstr("ep 4 does not divide dp_shard 2 x cp 1 = 2"));
-  run_ranks(4, [&](Collective& group) {
-    const auto refused = [&](const std::string& model, const ModelParallelOptions& options) {
+  const auto refused = [](const std::string& model, const ModelParallelOptions& options, const std::string& reason) {
+    run_ranks(4, [&](Collective& group) {
       auto subject = language(model);
-      return error_of([&] { Trainee(group, options, *subject.module); });
-    };
-    EXPECT_THAT(refused("llama", {.mesh = {.ep = 2}}), HasSubstr("the model has no experts"));
-    EXPECT_THAT(refused("olmoe", {.mesh = {.ep = 4}}), HasSubstr("has 3 experts, which 4 ranks cannot share"));
-    EXPECT_THAT(refused("mixtral", {.mesh = {.pp = 2, .ep = 2}, .pipeline = {.schedule = "zb1p"}}),
-                HasSubstr("takes gradients of weights apart"));
+      EXPECT_THAT(error_of([&] { Trainee(group, options, *subject.module); }), HasSubstr(reason));
+    });
+  };
+  refused("llama", {.mesh = {.dp_shard = 4, .ep = 2}}, "the model has no experts");
+  refused("olmoe", {.mesh = {.dp_shard = 4, .ep = 4}}, "has 3 experts, which 4 ranks cannot share");
+  refused("mixtral", {.mesh = {.pp = 2, .dp_shard = 2, .ep = 2}, .pipeline = {.schedule = "zb1p"}},
+          "takes gradients of weights apart");
+  run_ranks(4, [&](Collective& group) {
     auto subject = language("mixtral");
     Trainee trainee(group, "model_parallel:ep=2", *subject.module);
     EXPECT_THAT(trainee.strategy().why_not_captured(), HasSubstr("exchange tokens"));
