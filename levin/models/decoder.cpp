@@ -189,23 +189,16 @@ DecoderOptions detail::with_all_heads(DecoderOptions options) {
 }
 
 TensorPlan detail::decoder_plan(const DecoderOptions& options) {
-  LEVIN_CHECK(!options.qk_norm_wide, "[tensor_parallel] norms over all heads together (OLMoE) cannot be split");
   const auto last = "blocks." + std::to_string(options.num_layers - 1);
-  return {{"blocks.*.attention", TensorRole::kRegion},
-          {"blocks.*.attention.qkv", TensorRole::kQkv},
-          {"blocks.*.attention.out", TensorRole::kHeadRow},
-          {"blocks.*.mlp", TensorRole::kRegion},
-          {"blocks.*.mlp.gate", TensorRole::kColumn},
-          {"blocks.*.mlp.up", TensorRole::kColumn},
-          {"blocks.*.mlp.down", TensorRole::kRow},
-          {"blocks.*.shared", TensorRole::kRegion},
-          {"blocks.*.shared.gate", TensorRole::kColumn},
-          {"blocks.*.shared.up", TensorRole::kColumn},
-          {"blocks.*.shared.down", TensorRole::kRow},
-          {"tokens", TensorRole::kVocabEmbedding},
-          {"head", TensorRole::kVocabHead},
-          {"blocks.0", TensorRole::kSequenceBegin},
-          {options.final_norm ? "norm" : last, TensorRole::kSequenceEnd}};
+  return {
+      {"blocks.*.attention", TensorRole::kRegion},      {"blocks.*.attention.qkv", TensorRole::kQkv},
+      {"blocks.*.attention.out", TensorRole::kHeadRow}, {"blocks.*.mlp", TensorRole::kRegion},
+      {"blocks.*.mlp.gate", TensorRole::kColumn},       {"blocks.*.mlp.up", TensorRole::kColumn},
+      {"blocks.*.mlp.down", TensorRole::kRow},          {"blocks.*.shared", TensorRole::kRegion},
+      {"blocks.*.shared.gate", TensorRole::kColumn},    {"blocks.*.shared.up", TensorRole::kColumn},
+      {"blocks.*.shared.down", TensorRole::kRow},       {"blocks.*.experts", TensorRole::kExperts},
+      {"tokens", TensorRole::kVocabEmbedding},          {"head", TensorRole::kVocabHead},
+      {"blocks.0", TensorRole::kSequenceBegin},         {options.final_norm ? "norm" : last, TensorRole::kSequenceEnd}};
 }
 
 using detail::decoder_norm;
@@ -291,6 +284,27 @@ void DecoderAttentionImpl::take_heads(const HeadShare& share) {
   num_heads = share.heads.count;
   kv_heads = share.kv_heads.count;
   first_head = share.heads.first;
+  share_ = share;
+}
+
+void DecoderAttentionImpl::take_ranks(const TensorRanks& all) {
+  ranks_ = all;
+  key_copies_ = 0;
+  for (int rank = 0; rank < all->size(); ++rank)
+    key_copies_ += HeadShare::of(share_.all, all->size(), rank, "attention").kv_heads.first == share_.kv_heads.first;
+}
+
+Tensor DecoderAttentionImpl::wide_normed(nn::ResidualNorm& norm, const Tensor& x, Share part, int64_t copies) const {
+  if (!ranks_ || ranks_->size() == 1) return std::get<0>(norm(x));
+  const auto wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
+  // Of each token one number is summed over the ranks, and its gradient too: every rank divides by it.
+  const auto own = wide.square().sum(-1, /*keepdim=*/true) / static_cast<double>(copies);
+  const auto all = nn::copied_to_ranks(nn::summed_over_ranks(own, ranks_), ranks_);
+  const auto normed = wide * (all / static_cast<double>(norm->options.size) + norm->options.eps).rsqrt();
+  // Every rank has the full weight; gradients of its parts are summed with zeros.
+  auto weight = norm->weight.narrow(0, part.first * head_dim, part.count * head_dim).to(wide.scalar_type());
+  if (norm->options.unit_offset) weight = weight + 1;
+  return (normed * weight).to(x.scalar_type());
 }
 
 Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
@@ -308,7 +322,10 @@ Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, cons
 Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask) {
   const auto b = packed.size(0), t = packed.size(1), wide = num_heads * head_dim, narrow = kv_heads * head_dim;
   auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
-  if (wide_norm_) parts[0] = std::get<0>(norm_q(parts[0])), parts[1] = std::get<0>(norm_k(parts[1]));
+  if (wide_norm_) {
+    parts[0] = wide_normed(norm_q, parts[0], share_.heads, 1);
+    parts[1] = wide_normed(norm_k, parts[1], share_.kv_heads, key_copies_);
+  }
   auto q = parts[0].view({b, t, num_heads, head_dim});
   auto k = parts[1].view({b, t, kv_heads, head_dim});
   auto v = parts[2].view({b, t, kv_heads, head_dim});

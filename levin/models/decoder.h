@@ -69,6 +69,7 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
   HeadCounts heads() const override { return {num_heads, kv_heads, head_dim}; }
   void take_heads(const HeadShare& share) override;
+  void take_ranks(const TensorRanks& all) override;
   bool draws() const override { return dropout > 0; }
   std::string why_not_spread() const override;
   void take_context(const SharedContext& share) override { context = share; }
@@ -94,8 +95,17 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
  private:
+  /// A norm over all heads together, where a rank has those of `part`: x [B, T, count * D]. The part is on `copies`
+  /// ranks.
+  Tensor wide_normed(nn::ResidualNorm& norm, const Tensor& x, Share part, int64_t copies) const;
+
   bool is_plain_, wide_norm_ = false;
   int64_t layer_;
+  /// The heads of this rank, and the ranks that have the others; null: all are here.
+  HeadShare share_;
+  TensorRanks ranks_;
+  /// How many ranks have the keys that this one has.
+  int64_t key_copies_ = 1;
 };
 LEVIN_MODULE(DecoderAttention);
 

@@ -142,8 +142,8 @@ void CostModel::add_communication(const Candidate& candidate, LayerTimes& times)
     times.cp_backward = exposed(2 * ring, 2.5 * core) + as_double(candidate.cp) * 20 * calibration_.gap;
   }
   if (model_.experts > 0 && candidate.ep > 1) {
-    // Rows to their experts, and back.
-    const double bytes = 2 * n * w * as_double(model_.experts_per_token) / (candidate.sequence_parallel ? tp : 1);
+    // Rows to their experts, and back: of all tokens on every rank of tp.
+    const double bytes = 2 * n * w * as_double(model_.experts_per_token);
     times.ep_forward = times.ep_backward = 2 * all_to_all_seconds(bytes, candidate.ep, candidate.tp);
   }
 }

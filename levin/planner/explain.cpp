@@ -243,7 +243,6 @@ std::string sizes_of_mesh(const Candidate& c) {
 
 std::string strategy_text(const Candidate& c) {
   const auto fsdp = options_of_fsdp(c);
-  if (c.ep > 1) return fmt::format("levin::ExpertParallelOptions{{.size = {}}}", c.ep);
   if (is_over_mesh(c)) {
     auto out = fmt::format("levin::ModelParallelOptions{{.mesh = {{{}}}", sizes_of_mesh(c));
     if (c.sequence_parallel) out += ", .sequence_parallel = true";
@@ -258,14 +257,14 @@ std::string strategy_text(const Candidate& c) {
 
 /// The strategy as `levin fit` takes it.
 std::string strategy_name(const Candidate& c) {
-  if (c.ep > 1) return "expert_parallel";
   if (!is_over_mesh(c)) {
     const auto text = strategy_text(c);
     return text.front() == '"' ? text.substr(1, text.size() - 2) : "fsdp";
   }
   std::string sizes;
-  for (const auto& [name, size] : {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate),
-                                   std::pair("dp_shard", c.dp_shard), std::pair("cp", c.cp), std::pair("tp", c.tp)}) {
+  for (const auto& [name, size] :
+       {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate), std::pair("dp_shard", c.dp_shard),
+        std::pair("cp", c.cp), std::pair("tp", c.tp), std::pair("ep", c.ep)}) {
     if (size > 1 || std::string_view(name) == "dp_shard") sizes += fmt::format(",{}={}", name, size);
   }
   return "model_parallel:" + sizes.substr(1) + (c.sequence_parallel ? ",sequence_parallel" : "");

@@ -142,12 +142,21 @@ bool ModelParallelStrategy::saves_full() const {
 
 void ModelParallelStrategy::on_connect() {
   const auto sizes = options_.mesh.over(group_->size());
-  LEVIN_CHECK(sizes.ep == 1, "[", name(), "] ep ", sizes.ep, " is not part of this strategy; use \"expert_parallel\"");
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   if (sizes.pp > 1) mesh_->fold("stages", "pp", "cp");
   inner_ = make_inner(mesh_->size("fsdp"));
   traits_.places_modules = inner_->traits().places_modules;
   inner_->connect(mesh_->shared_group("loss"), device_);
+  if (sizes.ep > 1) {
+    auto* sharded = dynamic_cast<detail::ShardedStrategy*>(inner_.get());
+    LEVIN_CHECK(sharded, "[", name(), "] ep ", sizes.ep, " needs state that is sharded");
+    sharded->set_spread(
+        {.takes = [this](const Tensor& param) { return find_experts(param) != nullptr; },
+         .ranks = mesh_->shared_group("expert_shard"),
+         .replicas = mesh_->shared_group("dp_replicate"),
+         .whole_numel =
+             [this](const Tensor& param) { return c10::multiply_integers(find_experts(param)->slice.whole); }});
+  }
   shards_ = std::make_shared<TensorShards>(*group_);
   shards_->set_saves_full(saves_full());
 }
@@ -169,6 +178,8 @@ std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Modul
   const auto params = detail::unique_parameters(module);
   const bool adopted = std::any_of(params.begin(), params.end(), [&](const auto& each) { return find(each.tensor); });
   if (mesh_->size("tp") > 1 && !adopted) split(module);
+  if (mesh_->size("tp") == 1 && mesh_->size("pp") > 1) take_values(module);
+  if (mesh_->size("ep") > 1) spread_experts(module);
   if (mesh_->size("cp") > 1) split_context(module, {.size = mesh_->size("cp")}, mesh_->shared_group("cp"));
   auto sync = mesh_->size("pp") > 1 ? setup_stages(module) : inner_->setup_module(module);
   add_shards(module);
@@ -176,7 +187,6 @@ std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Modul
 }
 
 std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_stages(torch::nn::Module& module) {
-  if (mesh_->size("tp") == 1) take_values(module);
   auto sync = std::make_unique<detail::PipelinedModule>(module, options_.pipeline, mesh_->shared_group("pp"),
                                                         mesh_->group("stages"));
   if (auto* sharded = dynamic_cast<detail::ShardedStrategy*>(inner_.get()))
@@ -203,6 +213,24 @@ void ModelParallelStrategy::take_values(torch::nn::Module& module) {
     }
 }
 
+void ModelParallelStrategy::take_value(const Tensor& parameter) const {
+  if (is_deferred(parameter)) materialize(std::span<const Tensor>(&parameter, 1));
+  detail::broadcast_states(*group_, std::array{detail::NamedState{{}, parameter}});
+}
+
+void ModelParallelStrategy::spread_experts(torch::nn::Module& module) {
+  LEVIN_CHECK(!precision_.fp8, "[", name(), "] precision \"", precision_.name,
+              "\" is not possible where experts are spread over ranks (ep); use \"bf16-mixed\"");
+  std::function<void(const Tensor&)> take;
+  // Where layers are split or cut into stages every rank has rank 0's values already.
+  if (mesh_->size("tp") * mesh_->size("pp") == 1) {
+    detail::check_same_states(*group_, "parameter", detail::unique_parameters(module));
+    take = [this](const Tensor& parameter) { take_value(parameter); };
+  }
+  expert_splits_.push_back(split_experts(module, {.size = mesh_->size("ep")}, mesh_->shared_group("ep"),
+                                         mesh_->shared_group("loss"), SplitValues::kTaken, take));
+}
+
 const detail::PipelinedModule* ModelParallelStrategy::pipelined(const Tensor& parameter) const {
   for (const auto& weak : pipelines_)
     if (const auto module = weak.lock(); module && (*module)->find(parameter)) return *module;
@@ -226,10 +254,7 @@ void ModelParallelStrategy::split(torch::nn::Module& module) {
   const auto ranks = mesh_->shared_group("tp");
   const TensorParallelOptions options{ranks->size(), options_.sequence_parallel, options_.plan};
   // Rank 0's values, one parameter at a time: the whole model is on no rank if it need not be.
-  const auto take = [&](const Tensor& param) {
-    if (is_deferred(param)) materialize(std::span<const Tensor>(&param, 1));
-    detail::broadcast_states(*group_, std::array{detail::NamedState{{}, param}});
-  };
+  const auto take = [this](const Tensor& param) { take_value(param); };
   splits_.push_back(split_tensors(module, options, ranks, SplitValues::kTaken, take));
   watch_split(*splits_.back());
 }
@@ -250,8 +275,16 @@ void ModelParallelStrategy::watch_split(const TensorSplit& split) {
     if (parameter.tensor.requires_grad()) sum_gradients(parameter, split.shared_ranks());
 }
 
-/// Places in the tensors that one process has: first the part of tp, then the rows of that part. Of a parameter of
-/// another stage this rank has no rows.
+std::optional<TensorSlice> ModelParallelStrategy::slice_of(const Tensor& parameter) const {
+  const auto *part = find(parameter), *experts = find_experts(parameter);
+  const bool is_split = part && part->is_split();
+  if (!experts) return is_split ? std::optional(part->slice) : std::nullopt;
+  const auto& own = experts->slice.ranges[0];
+  return is_split ? part->slice.of_rows(own.first, own.count) : experts->slice;
+}
+
+/// Places in the tensors that one process has: first the part of tp and ep, then the rows of that part. Of a parameter
+/// of another stage this rank has no rows.
 void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
   auto* sharded = inner_->shards();
   const bool first_of_tp = mesh_->coordinate("tp") == 0, first_of_copies = mesh_->coordinate("loss") == 0;
@@ -261,12 +294,13 @@ void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
     const bool staged = state && static_cast<int>(stages->stages().holders(*state).size()) < mesh_->size("pp");
     const auto* rows = sharded ? sharded->find(param) : nullptr;
     const auto* part = find(param);
-    const bool writes = (rows ? rows->writes : first_of_copies) && is_first_holder(param);
-    if (part && part->is_split()) {
-      auto slice = rows || staged ? part->slice.of_rows(rows ? rows->start : 0, detail::rows_of(param)) : part->slice;
-      shards_->add(param, {.sizes = part->slice.whole,
-                           .writes = writes,
-                           .slice = std::make_shared<const TensorSlice>(std::move(slice))});
+    const bool first = find_experts(param) ? mesh_->coordinate("expert_loss") == 0 : first_of_copies;
+    const bool writes = (rows ? rows->writes : first) && is_first_holder(param);
+    if (auto slice = slice_of(param)) {
+      if (rows || staged) slice = slice->of_rows(rows ? rows->start : 0, detail::rows_of(param));
+      shards_->add(param, {.sizes = slice->whole,
+                           .writes = writes && (first_of_tp || (part && part->is_split())),
+                           .slice = std::make_shared<const TensorSlice>(*slice)});
     } else if (rows || staged) {
       shards_->add(param, {.sizes = rows ? rows->sizes : state->sizes,
                            .start = rows ? rows->start : 0,
@@ -286,6 +320,7 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
         if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
     };
   if (sizes.pp > 1) layout.not_estimated = "pipelines have no estimate here; `levin plan` has one for each stage";
+  if (sizes.ep > 1) layout.not_estimated = "experts over ranks (ep) have no estimate here; `levin plan` has one";
   if (sizes.cp > 1) layout.not_estimated = "context parallelism has no estimate yet; its state is that of \"fsdp\"";
   return layout;
 }
@@ -294,7 +329,14 @@ std::string ModelParallelStrategy::why_not_captured() const {
   if (mesh_->size("pp") > 1) return "ranks that have stages communicate within a step";
   if (mesh_->size("tp") > 1) return "ranks that share layers communicate within a step";
   if (mesh_->size("cp") > 1) return "ranks that share sequences communicate within a step";
+  if (mesh_->size("ep") > 1) return "ranks exchange tokens within a step";
   return inner_->why_not_captured();
+}
+
+const TensorSplit::Parameter* ModelParallelStrategy::find_experts(const Tensor& parameter) const {
+  for (const auto& split : expert_splits_)
+    if (const auto* found = split->find(parameter)) return found;
+  return nullptr;
 }
 
 const TensorSplit::Parameter* ModelParallelStrategy::find(const Tensor& parameter) const {
@@ -349,6 +391,9 @@ Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
         !traits ? " does not say that it steps each element separately" : " steps by figures of full parameters",
         ", and each rank has a part of them; use AdamW or SGD, or strategy \"ddp\"");
   }
+  LEVIN_CHECK(mesh_->size("ep") == 1 || (traits && traits->elementwise), "[", name(), "] ", optimizer.name(),
+              traits ? " steps by figures of full parameters" : " does not say that it steps each element separately",
+              ", and each rank has some of the experts (ep); use AdamW or SGD, or leave ep out");
   auto wrapped = inner_->setup_optimizer(optimizer);
   if (splits) optimizer.impl()->set_shards(shards_of_params());
   shards_->add_optimizer(optimizer);
@@ -356,13 +401,14 @@ Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
 }
 
 Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double norm_type) {
-  if (mesh_->size("tp") * mesh_->size("pp") == 1) return inner_->grad_norm(params, norm_type);
+  if (mesh_->size("tp") * mesh_->size("pp") * mesh_->size("ep") == 1) return inner_->grad_norm(params, norm_type);
   LEVIN_CHECK(!options_.fsdp.optimizer_in_backward, "[", name(),
               "] gradients cannot be clipped by their norm with optimizer_in_backward: they are gone when it is known");
   const at::NoGradGuard no_grad;
   const bool largest = std::isinf(norm_type);
   auto* sharded = inner_->shards();
-  // Sums of powers, or the largest: [is sharded over fsdp][is split over tp]. What every rank has counts once.
+  // Sums of powers, or the largest: [is sharded over fsdp][is split over tp]. What every rank has counts once. Of
+  // experts the ranks of fsdp have different ones, or different rows of the same ones.
   const auto place = options_.fsdp.cpu_offload ? c10::Device(at::kCPU) : device_;
   std::array<std::array<Tensor, 2>, 2> sums;
   for (auto& row : sums)
@@ -378,7 +424,7 @@ Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double n
     if (grad.numel() == 0) continue;
     const auto type = at::promote_types(grad.scalar_type(), at::kFloat);
     const auto norm = at::linalg_vector_norm(grad, norm_type, std::nullopt, false, type).to(place, at::kFloat);
-    auto& sum = sums[rows ? 1 : 0][part && part->is_split() ? 1 : 0];
+    auto& sum = sums[rows || find_experts(param) ? 1 : 0][part && part->is_split() ? 1 : 0];
     sum = join(sum, largest ? norm : norm.pow(norm_type));
   }
   const auto op = largest ? ReduceOp::kMax : ReduceOp::kSum;

@@ -1,11 +1,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "levin/distributed/mesh.h"
+#include "levin/nn/experts/split.h"
 #include "levin/nn/tensor/split.h"
 #include "levin/strategies/choice.h"
 
@@ -16,7 +18,8 @@ class PipelinedModule;
 }
 
 /// A model over a mesh of ranks: its layers are split over tp, its sequences over cp, then what a rank has of the
-/// layers is sharded over dp_shard x cp, in dp_replicate copies. Ranks of tp and cp see the same batches.
+/// layers is sharded over dp_shard x cp, in dp_replicate copies. Ranks of tp and cp see the same batches. With ep,
+/// experts are spread over neighbours among dp_shard x cp, and sharded over the ranks that have the same ones.
 ///
 ///     Fabric fabric({.strategy = ModelParallelOptions{.mesh = {.dp_shard = 2, .tp = 2}}, .devices = 4});
 class ModelParallelStrategy : public Strategy {
@@ -50,6 +53,8 @@ class ModelParallelStrategy : public Strategy {
   const std::vector<std::shared_ptr<TensorSplit>>& splits() const { return splits_; }
   /// What a parameter is; null for one of no module that was split.
   const TensorSplit::Parameter* find(const Tensor& parameter) const;
+  /// Which experts of a parameter are here; null for one that is not spread over ep.
+  const TensorSplit::Parameter* find_experts(const Tensor& parameter) const;
 
  protected:
   ModelParallelStrategy(std::string name, ModelParallelOptions options);
@@ -64,6 +69,11 @@ class ModelParallelStrategy : public Strategy {
   /// Cuts a module into stages, and sets up what this rank has of it.
   std::unique_ptr<ModuleSync> setup_stages(torch::nn::Module& module);
   void take_values(torch::nn::Module& module);
+  void take_value(const Tensor& parameter) const;
+  /// Leaves this rank's experts, of ep, in a module.
+  void spread_experts(torch::nn::Module& module);
+  /// What this rank has of the tensor of one process, before it is sharded: of tp, and of that its experts.
+  std::optional<TensorSlice> slice_of(const Tensor& parameter) const;
   /// What stage a parameter belongs to, and whether this rank counts and writes it; by default the rank does.
   bool is_first_holder(const Tensor& parameter) const;
   const detail::PipelinedModule* pipelined(const Tensor& parameter) const;
@@ -76,6 +86,7 @@ class ModelParallelStrategy : public Strategy {
   std::unique_ptr<Mesh> mesh_;
   std::unique_ptr<Strategy> inner_;
   std::vector<std::shared_ptr<TensorSplit>> splits_;
+  std::vector<std::shared_ptr<ExpertSplit>> expert_splits_;
   std::shared_ptr<TensorShards> shards_;
   /// Modules that are cut into stages; they live as long as what setup_module returned.
   std::vector<std::weak_ptr<detail::PipelinedModule*>> pipelines_;

@@ -781,6 +781,9 @@ for (auto& batch : loader) {
 void parallelism_experts() {
 levin::Fabric fabric({.strategy = levin::ExpertParallelOptions{.size = 4}, .devices = 8});   // each expert on 2 ranks
 }
+void parallelism_expert_mesh() {
+levin::Fabric fabric({.strategy = levin::ModelParallelOptions{.mesh = {.dp_shard = 4, .tp = 2, .ep = 2}}, .devices = 8});
+}
 void nn_experts(const at::Tensor& x, at::Tensor loss) {
 levin::nn::Experts experts(levin::nn::ExpertsOptions{.count = 8, .per_token = 2, .dim = 512, .width = 1408});
 levin::nn::RouterRecords routers;                                      // routers leave their records here

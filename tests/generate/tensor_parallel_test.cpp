@@ -33,9 +33,7 @@ const std::vector<Ids> kPrompts{{7, 3, 11, 42, 5}, {9, 30}};
 /// The decoders of the tests, but those that differ from another one in their positions only.
 std::vector<std::string> decoder_folders() {
   std::vector<std::string> names;
-  // OLMoE's norms over all heads together cannot be split.
-  const std::set<std::string> left_out{"llama_linear",  "llama_rope3",  "llama_yarn",
-                                       "gpt2_sequence", "opt_sequence", "olmoe"};
+  const std::set<std::string> left_out{"llama_linear", "llama_rope3", "llama_yarn", "gpt2_sequence", "opt_sequence"};
   for (const auto& entry : fs::directory_iterator(kFolders))
     if (!left_out.contains(entry.path().filename()) && models::open_model_meta(entry.path()).decoder)
       names.push_back(entry.path().filename());

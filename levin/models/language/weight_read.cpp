@@ -77,10 +77,12 @@ void add_slices(std::vector<WeightChunk>& chunks, const WeightFile& file, const 
   const auto& whole = weight.slice.whole;
   const auto target = weight.target.detach();
   if (weight.layout == WeightLayout::kStacked) {
-    // Whole experts: others are not read.
+    // Whole experts, of which others are not read, or parts of all: of rows (gate, up) or of columns (down).
+    const auto first = dim == 0 ? ranges[0].first : 0;
     for (int64_t i = 0; i < target.size(0); ++i) {
-      const auto& entry = file.at(weight.sources[static_cast<size_t>(ranges[0].first + i)]);
-      add_chunks(chunks, entry, target[i], {0, entry.shape[0]});
+      const auto& entry = file.at(weight.sources[static_cast<size_t>(first + i)]);
+      const auto rows = dim == 1 ? ranges[0] : Share{0, entry.shape[0]};
+      add_chunks(chunks, entry, target[i], rows, dim == 2 ? ranges[0] : Share{});
     }
     return;
   }

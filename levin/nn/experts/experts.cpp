@@ -18,6 +18,7 @@
 #include "levin/kernels/played_device.h"
 #include "levin/nn/experts/exchange.h"
 #include "levin/nn/experts/router_loss.h"
+#include "levin/nn/tensor/functions.h"
 
 namespace levin::nn {
 namespace {
@@ -58,6 +59,11 @@ ExpertsImpl::ExpertsImpl(const ExpertsOptions& asked) : options(asked) {
   down = make("down", {options.count, options.dim, options.width}, options.down_std);
 }
 
+int64_t ExpertsImpl::split_dim(const std::string& parameter) const {
+  if (parameter == "router") return -1;
+  return parameter == "down" ? 2 : 1;
+}
+
 Tensor ExpertsImpl::compute(const Tensor& rows, GroupSizes& sizes) {
   // Rows of other ranks are among them: see ExpertSplit::parameters.
   const auto scale = ranks ? 1.0 / ranks->size() : 1.0;
@@ -95,12 +101,22 @@ Tensor ExpertsImpl::compute_over_ranks(const Tensor& rows, DispatchPlan& plan) {
 }
 
 Tensor ExpertsImpl::forward(const Tensor& x) {
-  const auto flat = x.reshape({-1, options.dim});
-  const auto logits = router_logits(flat, router);
+  auto logits = router_logits(x.reshape({-1, options.dim}), router);
+  auto input = as_computed(x);
+  // Ranks with parts of the width route the same tokens alike. What is summed over them is the result, and in backward
+  // the gradients of what goes into the products: tokens, and the weights of their results.
+  if (takes_part) {
+    const std::vector<int64_t> counts(static_cast<size_t>(width_ranks->size()), x.size(1));
+    logits = gathered_from_ranks(logits.view({x.size(0), x.size(1), -1}), 1, counts, width_ranks).flatten(0, 1);
+    input = gathered_for_region(input, 1, width_ranks);
+  } else {
+    input = copied_to_ranks(input, width_ranks);
+  }
   const auto probabilities = at::softmax(logits, -1);
   auto [weights, chosen] = at::topk(probabilities, options.per_token, -1);
   if (auto* records = RouterRecords::current()) records->add({logits, probabilities, chosen, batch_ranks});
   if (options.normalized) weights = weights / weights.sum(-1, true);
+  weights = copied_to_ranks(weights, width_ranks);
 
   const auto pairs = static_cast<double>(chosen.numel());
   const auto share = options.capacity_factor * pairs / static_cast<double>(options.count);
@@ -108,10 +124,11 @@ Tensor ExpertsImpl::forward(const Tensor& x) {
                   ? plan_all(chosen, options.count)
                   : plan_capacity(chosen, options.count, static_cast<int64_t>(std::max(1.0, std::ceil(share))));
   dropped = plan.dropped;
-  const auto rows = rows_of_tokens(as_computed(flat), plan);
+  const auto rows = rows_of_tokens(input.reshape({-1, options.dim}), plan);
   const auto results = ranks ? compute_over_ranks(rows, plan) : compute(rows, plan.sizes);
   const auto of_tokens = tokens_of_rows(results, plan);  // [N, k, D]
-  return at::matmul(weights.to(of_tokens.scalar_type()).unsqueeze(1), of_tokens).view(x.sizes());
+  const auto mixed = at::matmul(weights.to(of_tokens.scalar_type()).unsqueeze(1), of_tokens).view(input.sizes());
+  return takes_part ? summed_part(mixed, 1, width_ranks) : summed_over_ranks(mixed, width_ranks);
 }
 
 }  // namespace levin::nn

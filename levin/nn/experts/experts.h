@@ -9,6 +9,7 @@
 #include "levin/distributed/collective.h"
 #include "levin/nn/experts/dispatch.h"
 #include "levin/nn/experts/options.h"
+#include "levin/nn/tensor/part.h"
 #include "levin/nn/unit.h"
 
 namespace levin::nn {
@@ -19,9 +20,15 @@ namespace levin::nn {
 ///
 ///     nn::Experts experts(nn::ExpertsOptions{.count = 8, .per_token = 2, .dim = 512, .width = 1408});
 ///     auto y = experts(x);   // [..., D] to [..., D]
-struct ExpertsImpl : torch::nn::Module {
+struct ExpertsImpl : torch::nn::Module, TensorParallelPart {
   explicit ExpertsImpl(const ExpertsOptions& options);
   Tensor forward(const Tensor& x);
+  int64_t split_dim(const std::string& parameter) const override;
+  bool has_width() const override { return true; }
+  void take_width(const TensorRanks& others, bool sequence) override {
+    width_ranks = others;
+    takes_part = sequence;
+  }
 
   /// The count is that of all ranks.
   ExpertsOptions options;
@@ -33,6 +40,10 @@ struct ExpertsImpl : torch::nn::Module {
   std::shared_ptr<Collective> ranks;
   /// The ranks whose tokens are one batch for the balance of the load; null: this one's alone.
   std::shared_ptr<Collective> batch_ranks;
+  /// The ranks that have a part of the width of each expert, and the same sequences; null: all of it is here.
+  TensorRanks width_ranks;
+  /// x is a part of the sequence: [B, T / ranks, D].
+  bool takes_part = false;
   /// Of the last forward with a capacity: how many of the N * per_token pairs were dropped; on the device.
   Tensor dropped;
 

@@ -31,13 +31,14 @@ const TensorSplit::Parameter* ExpertSplit::find(const at::Tensor& parameter) con
 
 std::shared_ptr<ExpertSplit> split_experts(torch::nn::Module& module, const ExpertParallelOptions& options,
                                            const std::shared_ptr<Collective>& ranks, std::shared_ptr<Collective> batch,
-                                           SplitValues values) {
+                                           SplitValues values, const std::function<void(const at::Tensor&)>& prepare) {
   const auto size = ranks->size();
   LEVIN_CHECK(options.size == 0 || options.size == size, "[expert_parallel] size ", options.size, " on a group of ",
               size, " ranks");
   const auto layers = layers_of(module);
-  LEVIN_CHECK(!layers.empty(),
-              "[expert_parallel] the model has no experts (levin::nn::Experts); use \"ddp\" or \"fsdp\"");
+  LEVIN_CHECK(
+      !layers.empty(),
+      "[expert_parallel] the model has no experts (levin::nn::Experts); leave ep out, or use \"ddp\" or \"fsdp\"");
   for (const auto& [name, layer] : layers) {
     LEVIN_CHECK(!layer->ranks, "[expert_parallel] \"", name, "\" is split over ranks already");
     LEVIN_CHECK(layer->options.count >= size, "[expert_parallel] \"", name, "\" has ", layer->options.count,
@@ -54,6 +55,7 @@ std::shared_ptr<ExpertSplit> split_experts(torch::nn::Module& module, const Expe
     for (const auto& item : layer->named_parameters(/*recurse=*/false)) {
       if (item.key() == "router") continue;
       auto parameter = item.value();
+      if (prepare) prepare(parameter);
       const TensorSlice slice{0, {own}, parameter.sizes().vec()};
       split->parameters.push_back({name + "." + item.key(), parameter, slice});
       if (values == SplitValues::kRead) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -34,12 +35,15 @@ struct ExpertSplit {
 
 /// Leaves this rank's experts in the nn::Experts of a module. `batch` are the ranks whose tokens are one batch for the
 /// balance of the load; null: those of the group. Every rank must call, with the same module. A module without experts,
-/// or with fewer than ranks, is an Error, and nothing is changed then.
+/// or with fewer than ranks, is an Error, and nothing is changed then. `prepare` is called with each parameter of
+/// experts, all of them, before the next one is touched. Layers that are split over ranks of tensor parallelism are
+/// split again: slices are of what is here.
 ///
 ///     auto split = levin::split_experts(*model, {.size = 4}, mesh.shared_group("ep"), mesh.shared_group("loss"));
 std::shared_ptr<ExpertSplit> split_experts(torch::nn::Module& module, const ExpertParallelOptions& options,
                                            const std::shared_ptr<Collective>& ranks,
                                            std::shared_ptr<Collective> batch = nullptr,
-                                           SplitValues values = SplitValues::kTaken);
+                                           SplitValues values = SplitValues::kTaken,
+                                           const std::function<void(const at::Tensor&)>& prepare = {});
 
 }  // namespace levin

@@ -28,6 +28,8 @@ enum class TensorRole {
   kQkv,
   /// A row layer whose columns are heads.
   kHeadRow,
+  /// A mixture of experts: a rank has a part of the width of each (TensorParallelPart::split_dim and take_width).
+  kExperts,
   /// A rank has some of the rows of a table of tokens.
   kVocabEmbedding,
   /// A layer that knows how to give logits, or the loss, from some of its rows (TensorParallelPart::take_vocab).
@@ -106,12 +108,18 @@ class TensorParallelPart {
   virtual void take_heads(const HeadShare& /*share*/) {}
   /// Of a head: its weight has these rows only from now on.
   virtual void take_vocab(const std::shared_ptr<const VocabShare>& /*share*/) {}
-  /// Of a model: the ranks that have it together.
+  /// Of a model or an attention: the ranks that have it together.
   virtual void take_ranks(const TensorRanks& /*ranks*/) {}
   /// Of a layer that may be a row layer: its bias, which is added once.
   virtual at::Tensor* row_bias() { return nullptr; }
   /// Of a region: whether it draws random numbers in training before its row layer. They differ from rank to rank.
   virtual bool draws() const { return false; }
+  /// Whether it has experts: see kExperts.
+  virtual bool has_width() const { return false; }
+  /// Of experts: the dimension of a parameter of that name that is split; -1: every rank has all of it.
+  virtual int64_t split_dim(const std::string& /*parameter*/) const { return -1; }
+  /// Of experts: these ranks have the rest. `sequence`: a rank is given its part of the sequence, and gives its part.
+  virtual void take_width(const TensorRanks& /*ranks*/, bool /*sequence*/) {}
 };
 
 }  // namespace levin

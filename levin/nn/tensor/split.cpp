@@ -270,8 +270,9 @@ class TensorSplitter {
 
   void take_heads(TensorParallelPart& part, const std::string& name, Surroundings& around) {
     around.heads = HeadShare::of(part.heads(), ranks_->size(), ranks_->rank(), name);
-    changes_.push_back([&part, model = around.model, share = *around.heads] {
+    changes_.push_back([&part, model = around.model, share = *around.heads, ranks = ranks_] {
       part.take_heads(share);
+      part.take_ranks(ranks);
       if (model && model != &part) model->take_heads(share);
     });
   }
@@ -286,6 +287,10 @@ class TensorSplitter {
     }
     switch (role) {
       case TensorRole::kWhole:
+        LEVIN_CHECK(!in_sequence_ || !part || !part->has_width(), "[tensor_parallel] \"", name,
+                    "\" has experts, whose load is that of whole sequences; with sequence_parallel the plan must say "
+                    "kExperts of it");
+        [[fallthrough]];
       case TensorRole::kRegion:
       case TensorRole::kSequenceBegin:
       case TensorRole::kSequenceEnd:
@@ -297,6 +302,8 @@ class TensorSplitter {
       case TensorRole::kRow:
       case TensorRole::kHeadRow:
         return add_row(module, part, name, role, around);
+      case TensorRole::kExperts:
+        return add_experts(module, part, name);
       case TensorRole::kVocabEmbedding:
       case TensorRole::kVocabHead:
         return add_vocab(module, part, name, role);
@@ -385,6 +392,22 @@ class TensorSplitter {
           false);
     }
     attach(module, name, std::make_shared<detail::LeaveRegion>(std::move(region), bias), kRegionOrder);
+  }
+
+  void add_experts(torch::nn::Module& module, TensorParallelPart* part, const std::string& name) {
+    LEVIN_CHECK(part, "[tensor_parallel] \"", name, "\" is a ", class_name(module),
+                ", which does not tell what of it is split (TensorParallelPart::split_dim)");
+    for (auto& item : detail::ModuleAccess::parameters(module)) {
+      if (!item.value().defined()) continue;
+      const auto dim = part->split_dim(item.key());
+      const auto full = child_name(name, item.key());
+      // What is whole sees a part of the sequence.
+      if (dim < 0)
+        add(full, item.value(), {}, in_sequence_);
+      else
+        add(full, item.value(), slice_of(full, item.value(), dim), false);
+    }
+    changes_.push_back([part, ranks = ranks_, sequence = in_sequence_] { part->take_width(ranks, sequence); });
   }
 
   void add_vocab(torch::nn::Module& module, TensorParallelPart* part, const std::string& name, TensorRole role) {

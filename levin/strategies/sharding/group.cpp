@@ -19,7 +19,8 @@
 namespace levin::detail {
 
 ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
-                       std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options)
+                       std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options,
+                       int64_t compared_numel)
     : name_(std::move(name)),
       params_(std::move(params)),
       ranks_(std::move(ranks)),
@@ -36,7 +37,8 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   whole_ =
       alone() && !options_.offload && options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
   make_shards();
-  if (auto* order = lanes_->order(); order && !alone()) order_number_ = order->add(name_, full_numel_);
+  if (auto* order = lanes_->order(); order && !alone())
+    order_number_ = order->add(name_, compared_numel > 0 ? compared_numel : full_numel_);
 }
 
 ShardGroup::~ShardGroup() {

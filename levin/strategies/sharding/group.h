@@ -79,9 +79,11 @@ class ShardGroup final : public ScheduledGroup {
  public:
   /// Takes this rank's shards of parameters that every rank has in full (or deferred: they are made here), and frees
   /// the full ones. `ranks` have the shards; `replicas` are the ranks that have the same shard. All parameters have one
-  /// dtype.
+  /// dtype. `compared_numel` stands for the number of elements where all ranks compare what they call; 0: that of the
+  /// full parameters. (Ranks that have other experts may have more or fewer.)
   ShardGroup(std::string name, std::vector<ShardedParam> params, std::shared_ptr<Collective> ranks,
-             std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options);
+             std::shared_ptr<Collective> replicas, std::shared_ptr<Lanes> lanes, const GroupOptions& options,
+             int64_t compared_numel = 0);
   ~ShardGroup() override;
   ShardGroup(const ShardGroup&) = delete;
   ShardGroup& operator=(const ShardGroup&) = delete;

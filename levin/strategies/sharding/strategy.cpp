@@ -89,6 +89,15 @@ void ShardedStrategy::on_connect() {
   shards_->set_saves_full(plan_.saves_full);
 }
 
+void ShardedStrategy::set_spread(SpreadParams spread) {
+  (void)group();
+  spread_ = std::move(spread);
+  auto* order = lanes_->order();
+  if (!order) return;
+  for (const auto& part : {spread_.ranks, spread_.replicas})
+    if (part->size() > 1 && part != ranks_ && part != replicas_ && part != group_) order->add_part(part);
+}
+
 std::string ShardedStrategy::why_not_captured() const {
   if (plan_.offload) return "the optimizer's step is work of the host (offload)";
   if (plan_.checkpoints_on_host) return "activations go to host memory and back";
@@ -170,31 +179,46 @@ ShardedStrategy::Sharded ShardedStrategy::shard(torch::nn::Module& module, const
     units = std::move(own);
     owned = owned_by(units);
   }
+  Sharded sharded;
+  for (const auto& unit : units) sharded.units.push_back({unit.name, unit.unit, {}});
+  sharded.units.push_back({"", nullptr, {}});
+  std::vector<size_t> common, spread;
+  for (size_t i = 0; i < owned.size(); ++i) (is_spread(owned[i].param) ? spread : common).push_back(i);
+  add_groups(sharded, owned, common, false);
+  if (!spread.empty()) add_groups(sharded, owned, spread, true);
+  return sharded;
+}
+
+void ShardedStrategy::add_groups(Sharded& sharded, const std::vector<OwnedParam>& owned, const std::vector<size_t>& of,
+                                 bool spread) {
   std::vector<GroupedParam> params;
-  for (const auto& [name, param, unit] : owned) {
+  for (const auto index : of) {
+    const auto& [name, param, unit] = owned[index];
     LEVIN_CHECK(param.layout() == at::kStrided && param.is_floating_point(), "[", plan_.name, "] parameter \"", name,
                 "\" is ", param.toString(), "; only dense floating point parameters can be sharded");
     params.push_back({name, param.sizes().vec(), shard_dtype(param.scalar_type()), unit});
   }
-  const auto plan = plan_groups(params, units.size());
-  Sharded sharded;
-  for (const auto& unit : units) sharded.units.push_back({unit.name, unit.unit, {}});
-  sharded.units.push_back({"", nullptr, {}});
+  const auto plan = plan_groups(params, sharded.units.size() - 1);
   std::vector<std::string> names;
   for (const auto& group : plan.groups) names.push_back(group.name);
   for (size_t unit = 0; unit < plan.needs.size(); ++unit)
     for (const auto group : plan.needs[unit])
-      if (names[group].empty()) names[group] = sharded.units[unit].name;
+      if (names[group].empty()) names[group] = sharded.units[unit].name + (spread ? " (experts)" : "");
+  const auto first = sharded.groups.size();
   for (size_t i = 0; i < plan.groups.size(); ++i) {
     std::vector<ShardedParam> members;
-    for (const auto index : plan.groups[i].params)
-      members.push_back({.name = owned[index].name, .param = owned[index].param});
-    sharded.groups.push_back(std::make_unique<ShardGroup>(names[i], std::move(members), ranks_, replicas_, lanes_,
-                                                          options_of_group(plan, i)));
+    int64_t compared = 0;
+    for (const auto index : plan.groups[i].params) {
+      const auto& [name, param, unit] = owned[of[index]];
+      if (spread) compared += spread_.whole_numel(param);
+      members.push_back({.name = name, .param = param});
+    }
+    sharded.groups.push_back(std::make_unique<ShardGroup>(names[i], std::move(members), spread ? spread_.ranks : ranks_,
+                                                          spread ? spread_.replicas : replicas_, lanes_,
+                                                          options_of_group(plan, i), compared));
   }
   for (size_t unit = 0; unit < plan.needs.size(); ++unit)
-    for (const auto group : plan.needs[unit]) sharded.units[unit].groups.push_back(sharded.groups[group].get());
-  return sharded;
+    for (const auto group : plan.needs[unit]) sharded.units[unit].groups.push_back(sharded.groups[first + group].get());
 }
 
 GroupPlan ShardedStrategy::plan_groups(const std::vector<GroupedParam>& params, size_t units) {
@@ -233,7 +257,7 @@ void ShardedStrategy::check_host_memory(const torch::nn::Module& module) const {
   double bytes = 0, trained = 0;
   for (const auto& [name, param] : unique_parameters(module)) {
     const auto dtype = options.dtype.value_or(param.scalar_type()), computed = options.param_dtype.value_or(dtype);
-    const auto share = static_cast<double>(param.numel()) / ranks_->size();
+    const auto share = static_cast<double>(param.numel()) / shards_of(param);
     bytes +=
         share * static_cast<double>(c10::elementSize(dtype) + (computed == dtype ? 0 : c10::elementSize(computed)));
     if (param.requires_grad())
@@ -257,14 +281,17 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     auto attachments = attach_checkpointing(module, *plan_.checkpointing, {.cpu_offload = plan_.checkpoints_on_host});
     std::move(attachments.begin(), attachments.end(), std::back_inserter(checkpointing_));
   }
-  check_same_states(*group_, "parameter", unique_parameters(module));
+  // Ranks have different experts; who spread them has compared.
+  auto same = unique_parameters(module);
+  std::erase_if(same, [this](const auto& each) { return is_spread(each.tensor); });
+  check_same_states(*group_, "parameter", same);
   if (plan_.offload) check_host_memory(module);
   auto sharded = shard(module, units);
   place_buffers(module);
   bool all_whole = true;
   for (const auto& group : sharded.groups) {
     all_whole = all_whole && group->whole();
-    if (group->whole() || ranks_->size() == 1) continue;
+    if (group->whole() || shards_of(group->params().front().param) == 1) continue;
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;

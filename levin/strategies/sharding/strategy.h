@@ -66,6 +66,16 @@ void check_sharded_optimizer(std::string_view strategy, std::string_view optimiz
 void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan& precision, std::string_view optimizer,
                                  const std::optional<OptimizerTraits>& traits, int ranks);
 
+/// Parameters that other ranks have together than the rest: experts, which are spread over ranks already. They are
+/// sharded over `ranks`, in copies over `replicas`, and are gathered and reduced apart from the others.
+struct SpreadParams {
+  /// Whether a parameter is one of them.
+  std::function<bool(const Tensor&)> takes;
+  std::shared_ptr<Collective> ranks, replicas;
+  /// Elements of the tensor that one process has: ranks may have different numbers of them.
+  std::function<int64_t(const Tensor&)> whole_numel;
+};
+
 /// Strategies that spread the training state over ranks and memories.
 class ShardedStrategy : public Strategy {
  public:
@@ -81,6 +91,9 @@ class ShardedStrategy : public Strategy {
   const ShardingPlan& plan() const { return plan_; }
   /// Parameters for which it says no are left alone: other ranks have them.
   void set_filter(std::function<bool(const Tensor&)> takes) { takes_ = std::move(takes); }
+  /// Of modules that are set up later. Gradients of these parameters are averaged over their `ranks` and `replicas`
+  /// alone; `grad_norm` does not know them.
+  void set_spread(SpreadParams spread);
 
  protected:
   /// Groups of a module, and what each unit needs of them (the root last).
@@ -102,6 +115,7 @@ class ShardedStrategy : public Strategy {
 
   ShardingPlan plan_;
   std::function<bool(const Tensor&)> takes_;
+  SpreadParams spread_;
   std::shared_ptr<Collective> ranks_;
   std::shared_ptr<Collective> replicas_;
   std::shared_ptr<Lanes> lanes_;
@@ -113,6 +127,11 @@ class ShardedStrategy : public Strategy {
  private:
   std::vector<SelectedUnit> choose_units(torch::nn::Module& module) const;
   Sharded shard(torch::nn::Module& module, const std::vector<SelectedUnit>& units);
+  bool is_spread(const Tensor& param) const { return spread_.takes && spread_.takes(param); }
+  /// Over how many ranks a parameter is sharded.
+  int shards_of(const Tensor& param) const { return (is_spread(param) ? spread_.ranks : ranks_)->size(); }
+  /// Groups of parameters `of` those that are owned, behind the groups that are there.
+  void add_groups(Sharded& sharded, const std::vector<OwnedParam>& owned, const std::vector<size_t>& of, bool spread);
   void place_buffers(torch::nn::Module& module) const;
   /// What an optimizer is told of the parameters.
   ParamShards shards_of_params() const;
