@@ -23,8 +23,9 @@ class ModelParallelStrategy : public Strategy {
  public:
   explicit ModelParallelStrategy(ModelParallelOptions options);
   static std::vector<NamedStrategy> names();
-  /// Of a name with sizes, for command lines: "model_parallel:dp_shard=2,tp=2,sequence_parallel". Of sizes that are not
-  /// given dp_shard is what the others leave.
+  /// Of a name with sizes, for command lines: "model_parallel:dp_shard=2,tp=2,sequence_parallel",
+  /// "model_parallel:pp=2,schedule=gpipe,microbatches=8". Of sizes that are not given dp_shard is what the others
+  /// leave.
   static NamedStrategy named(const std::string& text);
 
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
@@ -60,6 +61,7 @@ class ModelParallelStrategy : public Strategy {
   virtual bool saves_full() const;
 
  private:
+  void check_experts(const ParallelSizes& sizes) const;
   void split(torch::nn::Module& module);
   /// Cuts a module into stages, and sets up what this rank has of it.
   std::unique_ptr<ModuleSync> setup_stages(torch::nn::Module& module);
