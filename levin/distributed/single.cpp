@@ -1,5 +1,7 @@
 #include "levin/distributed/single.h"
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -62,7 +64,33 @@ void ImaginedCollective::all_reduce(Tensor& tensor, ReduceOp op) {
 Tensor ImaginedCollective::all_gather(const Tensor& tensor) {
   auto sizes = tensor.sizes().vec();
   sizes.insert(sizes.begin(), size_);
-  return at::empty(sizes, tensor.options().requires_grad(false));
+  return tensor.detach().unsqueeze(0).expand(sizes).clone(at::MemoryFormat::Contiguous);
+}
+
+void ImaginedCollective::broadcast(Tensor& tensor, int src) {
+  detail::check_dense("broadcast", tensor);
+  detail::check_source("broadcast", src, size_);
+}
+
+std::vector<int64_t> ImaginedCollective::exchange(std::string_view, int64_t number) {
+  return std::vector<int64_t>(static_cast<size_t>(size_), number);
+}
+
+std::unique_ptr<Transfer> ImaginedCollective::start(std::string_view, std::vector<Message> messages) {
+  class UnderWay final : public Transfer {
+   public:
+    explicit UnderWay(std::vector<Message> messages) : messages_(std::move(messages)) {}
+    void wait() override { messages_.clear(); }
+
+   private:
+    std::vector<Message> messages_;
+  };
+  return std::make_unique<UnderWay>(std::move(messages));
+}
+
+std::shared_ptr<Collective> ImaginedCollective::part(const std::vector<int>& ranks, const std::string&) {
+  const auto place = std::ranges::find(ranks, rank_) - ranks.begin();
+  return std::make_shared<ImaginedCollective>(static_cast<int>(place), static_cast<int>(ranks.size()));
 }
 
 Tensor ImaginedCollective::reduce_scatter(const Tensor& input, ReduceOp op) {

@@ -29,8 +29,18 @@ class ImaginedCollective : public SingleCollective {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void all_reduce(Tensor& tensor, ReduceOp op = ReduceOp::kSum) override;
+  /// Every rank has what this one has.
   Tensor all_gather(const Tensor& tensor) override;
+  void broadcast(Tensor& tensor, int src = 0) override;
   Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) override;
+  std::vector<int64_t> exchange(std::string_view operation, int64_t number) override;
+  /// Nothing: what comes is in tensors that are there.
+  void run(std::string_view, const std::function<void(c10d::ProcessGroup&)>&) override {}
+  /// Keeps the tensors until it is waited for, as messages under way do.
+  std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages) override;
+
+ protected:
+  std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override;
 
  private:
   int rank_, size_;

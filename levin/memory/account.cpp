@@ -105,6 +105,7 @@ class Account {
     for (const auto& param : trace_.params) {
       estimate_.parameters += rounded(param.numel * figures_.kept);
       estimate_.gradients += full_gradient(param);
+      if (layout_.gradient_buckets && param.bucketed) buckets_ += full_gradient(param);
     }
   }
 
@@ -172,9 +173,11 @@ class Account {
   }
 
   void count_gradient(const StepTrace::Owner& owner, int64_t bytes) {
+    const auto param = static_cast<size_t>(owner.of);
+    if (sharded_ && bytes < 0) return;  // when it was reduced
     if (sharded_)
-      simulation_->add_gradient(group_of_[static_cast<size_t>(owner.of)], bytes);
-    else if (layout_.gradient_buckets)
+      simulation_->add_gradient(group_of_[param], bytes);
+    else if (layout_.gradient_buckets && trace_.params[param].bucketed)
       arriving_ = bytes > 0 ? bytes : 0;  // copied into its bucket when the next one comes
     else if (layout_.optimizer_in_backward && question_.accumulate == 1)
       gradients_ = bytes;  // used when the next one comes
@@ -184,7 +187,8 @@ class Account {
 
   void pass(const StepTrace::Mark& mark) {
     if (mark.unit >= 0 && question_.offload_activations) move_inputs(mark);
-    if (mark.unit < 0 && mark.part == StepPart::kBackward) estimate_.activations = saved_;
+    if (mark.unit < 0 && mark.part == StepPart::kBackward && mark.begins)
+      estimate_.activations = std::max(estimate_.activations, saved_);
     if (sharded_) simulation_->follow(mark);
     if (mark.part == StepPart::kOptimizer && mark.begins) begin_optimizer();
   }
@@ -212,10 +216,7 @@ class Account {
   // ---- sums
 
   int64_t temporary() const { return other_ + arriving_ + (simulation_ ? simulation_->parameters() : 0) + workspace_; }
-  int64_t gradients() const {
-    if (layout_.gradient_buckets) return estimate_.gradients;
-    return simulation_ ? simulation_->gradients() : gradients_;
-  }
+  int64_t gradients() const { return simulation_ ? simulation_->gradients() : buckets_ + gradients_; }
   int64_t now() const { return estimate_.parameters + estimate_.optimizer + gradients() + saved_ + temporary(); }
   /// In host memory at this moment.
   int64_t on_host() const {
@@ -254,7 +255,7 @@ class Account {
   std::optional<ShardingSimulation> simulation_;
   std::map<int, int64_t> unit_inputs_, on_host_;
   int64_t activations_on_host_ = 0, host_state_ = 0;
-  int64_t saved_ = 0, other_ = 0, gradients_ = 0, arriving_ = 0;
+  int64_t saved_ = 0, other_ = 0, gradients_ = 0, buckets_ = 0, arriving_ = 0;
   int64_t workspace_ = 0, step_temporary_ = 0, peak_ = 0;
 };
 

@@ -23,8 +23,14 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   auto question = asked_for;
   LEVIN_CHECK(question.accumulate >= 1, "[estimate_memory] accumulate ", question.accumulate,
               " is not allowed (1 or more)");
-  const auto layout =
+  auto layout =
       question.layout ? *question.layout : state_layout(question.strategy, question.world_size, question.offload);
+  if (question.pipeline_rank) {
+    const int ranks = layout.pipeline ? layout.pipeline->ranks : 1, rank = *question.pipeline_rank;
+    LEVIN_CHECK(rank >= 0 && rank < ranks, "[estimate_memory] pipeline_rank ", rank, " is not one of ", ranks,
+                ranks == 1 ? " rank of a pipeline" : " ranks of a pipeline");
+    if (layout.pipeline) layout.pipeline->rank = rank;
+  }
   if (!question.units) question.units = layout.units;
   if (!question.checkpointing && !question.checkpoint_blocks) question.checkpointing = layout.checkpointing;
   question.offload_activations = question.offload_activations || layout.offload_activations;
@@ -42,7 +48,15 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   // Alone, gradients are reduced in every micro-batch, and none is full when the next one begins.
   auto traced = question;
   traced.layout = layout;
-  if (detail::is_sharded(layout, asked) && layout.ranks * layout.replicas == 1) traced.accumulate = 1;
+  const bool sharded = detail::is_sharded(layout, asked);
+  if (sharded && layout.ranks * layout.replicas == 1) {
+    traced.accumulate = 1;
+    if (layout.pipeline) traced.layout->pipeline->reduces_each = true;
+  }
+  LEVIN_CHECK(!sharded || !layout.pipeline || !layout.pipeline->options.schedule.starts_with("zb"), "[",
+              question.strategy, "] schedule \"", layout.pipeline ? layout.pipeline->options.schedule : std::string(),
+              "\" takes gradients of weights apart, and they are gathered and reduced with the others; use \"1f1b\" or "
+              "\"interleaved\"");
   const auto trace = detail::trace_step(make, batch, traced, plan);
   return detail::account_for(trace, layout, asked, question);
 }

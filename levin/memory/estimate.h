@@ -78,6 +78,8 @@ struct MemoryQuestion {
   /// As in optim::AdamOptions: the dtype of exp_avg and exp_avg_sq; none: that of the parameters.
   std::optional<c10::ScalarType> moments_dtype = {};
   int world_size = 1;
+  /// Of a pipeline: the rank in it whose stages are asked about; none: as the layout says, by default the first.
+  std::optional<int> pipeline_rank = {};
   /// State lives in host memory as far as the strategy can do it.
   bool offload = false;
   /// The device whose kernels and allocator are simulated; it need not be here.

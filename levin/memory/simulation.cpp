@@ -41,15 +41,9 @@ void ShardingSimulation::follow(const StepTrace::Mark& mark) {
   if (mark.recomputed) {
     if (ledger_.figures.ranks * ledger_.figures.replicas == 1) schedule_->settle_early();
   } else if (mark.part == StepPart::kOptimizer) {
-    if (!mark.begins) return;
-    schedule_->end_reductions(/*used=*/true);
-    schedule_->end_backward();
-  } else if (mark.unit < 0 && forward) {
-    schedule_->begin_forward(/*training=*/true);
+    if (mark.begins) end_backward();
   } else if (mark.unit < 0) {
-    schedule_->end_forward();
-    schedule_->begin_backward(/*reduces=*/true);
-    schedule_->use_root();
+    forward ? follow_forward(mark) : follow_backward(mark);
   } else if (forward && mark.begins) {
     schedule_->enter_forward(unit);
     schedule_->expect_backward(unit);
@@ -60,6 +54,31 @@ void ShardingSimulation::follow(const StepTrace::Mark& mark) {
   } else {
     schedule_->leave_backward(unit);
   }
+}
+
+void ShardingSimulation::follow_forward(const StepTrace::Mark& mark) {
+  if (mark.begins)
+    schedule_->begin_forward(/*training=*/true);
+  else
+    schedule_->end_forward();
+  in_forward_ = mark.begins;
+}
+
+void ShardingSimulation::follow_backward(const StepTrace::Mark& mark) {
+  if (!mark.begins) return end_backward();
+  // A step of one batch says nothing of the end of its forward.
+  if (std::exchange(in_forward_, false)) schedule_->end_forward();
+  schedule_->begin_backward(mark.reduces);
+  schedule_->use_root();
+  in_backward_ = true;
+}
+
+void ShardingSimulation::end_backward() {
+  if (!std::exchange(in_backward_, false)) return;
+  schedule_->end_reductions(/*used=*/true);
+  schedule_->end_backward();
+  // Alone, each micro-batch of a pipeline adds to what the first one has left.
+  if (ledger_.figures.ranks * ledger_.figures.replicas == 1) ledger_.accumulates = true;
 }
 
 void ShardingSimulation::add_gradient(size_t group, int64_t bytes) {

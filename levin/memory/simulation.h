@@ -34,9 +34,14 @@ class ShardingSimulation {
   int64_t host_gradients() const { return ledger_.host_gradients; }
 
  private:
+  void follow_forward(const StepTrace::Mark& mark);
+  void follow_backward(const StepTrace::Mark& mark);
+  void end_backward();
+
   GroupLedger ledger_;
   std::vector<std::unique_ptr<MeteredGroup>> groups_;
   std::unique_ptr<Schedule> schedule_;
+  bool in_forward_ = false, in_backward_ = false;
 };
 
 }  // namespace levin::detail

@@ -12,6 +12,7 @@
 #include "levin/memory/autocast.h"
 #include "levin/memory/kernels.h"
 #include "levin/memory/promotion.h"
+#include "levin/memory/staged_step.h"
 #include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
@@ -43,6 +44,9 @@ struct MakesMeta {
   InitScope scope;
   std::optional<c10::ScalarType> before;
 };
+
+/// Units of other stages are skipped outside of it.
+constexpr auto kInsideStage = static_cast<Order>(static_cast<int>(Order::kStage) + 10);
 
 /// Runs a checkpointed unit again as it ran in forward, and finds out what it keeps.
 struct AroundCheckpointed : Interceptor {
@@ -93,25 +97,29 @@ class Tracer {
           step_.module, kernels::Fp8Setup{.options = *plan_.fp8,
                                           .device = c10::Device(at::kMeta),
                                           .casts_weights_again = question_.layout && question_.layout->plan_groups});
-    find_params();
-    checkpoint();
     for (const auto& [name, tensor] : given) batch_.set(name, tensor.defined() ? without_data(tensor) : tensor);
     for (const auto& [name, tensor] : batch_) own(tensor, StepTrace::Kind::kInput, -1);
-    UnitWatch watch(units_,
-                    [this](StepPart part, size_t unit, bool begins) { mark(part, static_cast<int>(unit), begins); });
+    cut();
+    find_params();
+    checkpoint();
+    UnitWatch watch(
+        units_, [this](StepPart part, size_t unit, bool begins) { mark(part, static_cast<int>(unit), begins); },
+        staged_ ? kInsideStage : Order::kProfiler);
     for (int pass = 0; pass < question_.accumulate; ++pass) {
-      const MakesMeta scope(plan_);
       trace_.marks.clear();
+      if (staged_) {
+        run_stages(watch, /*reduces=*/pass + 1 == question_.accumulate);
+        continue;
+      }
+      const MakesMeta scope(plan_);
       mark(StepPart::kForward, -1, true);
-      auto loss = forward();
+      auto loss = forward(batch_);
       note_saved();
       mark(StepPart::kBackward, -1, true);
       loss.backward();
       watch.end_backward();
     }
-    for (size_t i = 0; i < params_.size(); ++i)
-      if (const auto& grad = params_[i].grad(); grad.defined())
-        own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
+    own_gradients();
     trace_.backward_end = meter_.events().size();
     mark(StepPart::kOptimizer, -1, true);
     mark(StepPart::kOptimizer, -1, false);
@@ -136,16 +144,67 @@ class Tracer {
     if (auto* found = owner(tensor)) found->kind = kind, found->of = of;
   }
 
+  /// Leaves this rank's stages of a module that is cut.
+  void cut() {
+    const auto& pipeline = question_.layout ? question_.layout->pipeline : std::nullopt;
+    if (!pipeline || pipeline->ranks == 1) return;
+    LEVIN_CHECK(!plan_.fp8, "[estimate_memory] precision \"", plan_.name,
+                "\" is not possible with stages; use \"bf16-mixed\"");
+    staged_ = std::make_unique<StagedStep>(*step_.module, *pipeline, batch_, [this](const Batch& part) {
+      const MakesMeta scope(plan_);
+      return forward(part);
+    });
+  }
+
+  void run_stages(UnitWatch& watch, bool reduces) {
+    const auto& layout = *question_.layout;
+    int to_come = staged_->backwards();
+    for (auto& each : trace_.owners) each.saved = false;
+    const auto around = [&](const PipelineAction& action, const std::function<void()>& compute) {
+      const bool forwards = action.kind == PipelineAction::Kind::kForward;
+      const auto part = forwards ? StepPart::kForward : StepPart::kBackward;
+      mark(part, -1, true);
+      if (!forwards) trace_.marks.back().reduces = layout.pipeline->reduces_each || (--to_come == 0 && reduces);
+      if (forwards) {
+        compute();
+        note_saved(/*keeps=*/true);
+      } else {
+        const MakesMeta scope(plan_);
+        compute();
+        watch.end_backward();
+        if (layout.pipeline->reduces_each) release_gradients();
+      }
+      mark(part, -1, false);
+    };
+    // Shards of gradients are summed over stages later than the full ones here.
+    const bool alone = !layout.plan_groups || layout.ranks * layout.replicas == 1;
+    staged_->run(around, reduces && alone);
+  }
+
+  /// Full gradients, which are reduced.
+  void release_gradients() {
+    own_gradients();
+    for (auto& param : params_) param.mutable_grad().reset();
+  }
+  void own_gradients() {
+    for (size_t i = 0; i < params_.size(); ++i)
+      if (const auto& grad = params_[i].grad(); grad.defined())
+        own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
+  }
+
   void find_params() {
     auto& module = *step_.module;
     units_ = question_.units ? select_units(module, *question_.units) : repeated_units(module);
     for (const auto& unit : units_) trace_.units.push_back(unit.name);
+    const bool all_bucketed = !question_.layout || !question_.layout->is_bucketed;
     for (const auto& [name, param, unit] : owned_params(module, units_)) {
+      if (staged_ && param.numel() == 0) continue;  // of another stage
       params_.push_back(param);
       LEVIN_CHECK(param.is_meta(), "[estimate_memory] a parameter of shape ", param.sizes(), " was made on ",
                   param.device(), "; make the whole model inside the function, and load its weights elsewhere");
       trace_.params.push_back({param.sizes().vec(), param.numel(), static_cast<int64_t>(param.element_size()),
-                               static_cast<int>(unit), param.requires_grad()});
+                               static_cast<int>(unit), param.requires_grad(),
+                               all_bucketed || question_.layout->is_bucketed(param)});
       own(param, StepTrace::Kind::kParameter, -1);
     }
     for (const auto& buffer : module.buffers()) {
@@ -181,27 +240,27 @@ class Tracer {
     }
   }
 
-  Tensor forward() {
+  Tensor forward(const Batch& batch) {
     Tensor output;
     {
       Batch cast;
-      for (const auto& [name, tensor] : batch_) cast.set(name, cast_floating_to(tensor, plan_.inputs));
+      for (const auto& [name, tensor] : batch) cast.set(name, cast_floating_to(tensor, plan_.inputs));
       std::optional<MetaAutocast> autocast;
       if (plan_.autocast) autocast.emplace(question_.device, *plan_.autocast);
       const kernels::Fp8Scope fp8(fp8_);
       output = step_.forward(cast);
     }
-    return step_.loss(cast_floating_to(output, plan_.outputs), batch_);
+    return step_.loss(cast_floating_to(output, plan_.outputs), batch);
   }
 
-  /// What lives now, and was not there before, is kept for backward.
-  void note_saved() {
+  /// What lives now, and was not there before, is kept for backward. `keeps`: so is what was before.
+  void note_saved(bool keeps = false) {
     const auto& events = meter_.events();
     trace_.owners.resize(static_cast<size_t>(meter_.storages()));
-    for (auto& each : trace_.owners) each.saved = false;
     std::vector<bool> lives(trace_.owners.size());
     for (const auto& event : events) lives[static_cast<size_t>(event.id)] = event.bytes > 0;
-    for (size_t id = 0; id < lives.size(); ++id) trace_.owners[id].saved = lives[id];
+    for (size_t id = 0; id < lives.size(); ++id)
+      trace_.owners[id].saved = lives[id] || (keeps && trace_.owners[id].saved);
   }
 
   const MemoryQuestion& question_;
@@ -215,6 +274,7 @@ class Tracer {
   std::vector<SelectedUnit> units_;
   std::vector<Attachment> attachments_;
   std::vector<Tensor> params_;
+  std::unique_ptr<StagedStep> staged_;
   StepTrace trace_;
 };
 

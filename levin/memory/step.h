@@ -17,7 +17,7 @@ struct StepTrace {
     Kind kind = Kind::kOther;
     /// The parameter that a gradient is of, the checkpointed unit whose input it is; -1: none.
     int of = -1;
-    /// There when forward ended.
+    /// There when forward ended; of micro-batches: when one of the forwards did.
     bool saved = false;
   };
   struct Mark {
@@ -28,6 +28,8 @@ struct StepTrace {
     bool begins;
     /// The unit was computed again in backward; neither its beginning nor its end.
     bool recomputed = false;
+    /// Of a backward that begins: gradients are reduced in it.
+    bool reduces = true;
   };
   struct Param {
     std::vector<int64_t> sizes;
@@ -36,6 +38,8 @@ struct StepTrace {
     /// Number of units: of none.
     int unit;
     bool trained;
+    /// Its gradient is in a bucket, where the layout has buckets.
+    bool bucketed = true;
   };
 
   std::vector<MetaMeter::Event> events;

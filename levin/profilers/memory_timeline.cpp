@@ -96,10 +96,10 @@ struct UnitWatch::Watcher : Interceptor {
   size_t unit;
 };
 
-UnitWatch::UnitWatch(std::span<const SelectedUnit> units, Mark mark) : state_(std::make_shared<State>()) {
+UnitWatch::UnitWatch(std::span<const SelectedUnit> units, Mark mark, Order order) : state_(std::make_shared<State>()) {
   state_->mark = std::move(mark);
   for (size_t i = 0; i < units.size(); ++i)
-    attachments_.push_back(units[i].unit->attach(std::make_shared<Watcher>(state_, i), Order::kProfiler));
+    attachments_.push_back(units[i].unit->attach(std::make_shared<Watcher>(state_, i), order));
 }
 
 UnitWatch::~UnitWatch() {

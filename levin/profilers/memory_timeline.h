@@ -105,7 +105,8 @@ std::vector<SelectedUnit> repeated_units(torch::nn::Module& root);
 class UnitWatch {
  public:
   using Mark = std::function<void(StepPart part, size_t unit, bool begins)>;
-  UnitWatch(std::span<const SelectedUnit> units, Mark mark);
+  /// `order`: where it stands among what is attached to units.
+  UnitWatch(std::span<const SelectedUnit> units, Mark mark, Order order = Order::kProfiler);
   ~UnitWatch();
   /// Backward is over: a unit that is still open ends.
   void end_backward();

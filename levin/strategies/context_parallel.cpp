@@ -1,6 +1,7 @@
 #include "levin/strategies/context_parallel.h"
 
 #include "levin/core/error.h"
+#include "levin/distributed/single.h"
 #include "levin/strategies/layout.h"
 
 namespace levin {
@@ -40,8 +41,14 @@ std::unique_ptr<ModuleSync> ContextStrategy::setup_module(torch::nn::Module& mod
 
 StateLayout ContextStrategy::layout_over(int ranks) const {
   auto layout = copies_.layout_over(ranks);
-  if (options_.size != 1)
-    layout.not_estimated = "strategy \"context_parallel\" has no estimate yet; its state is that of \"ddp\"";
+  auto options = options_;
+  if (options.size == 0) options.size = ranks;
+  LEVIN_CHECK(ranks % options.size == 0, "[context_parallel] sequences over ", options.size, " ranks do not divide ",
+              ranks, " ranks");
+  if (options.size > 1)
+    layout.split_module = [options](torch::nn::Module& module) {
+      split_context(module, options, std::make_shared<ImaginedCollective>(0, options.size));
+    };
   return layout;
 }
 

@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
+#include "levin/distributed/single.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 
@@ -110,8 +111,16 @@ const TensorSplit::Parameter* ExpertStrategy::find(const Tensor& parameter) cons
 }
 
 StateLayout ExpertStrategy::layout_over(int ranks) const {
-  StateLayout layout{.ranks = ranks, .gradient_buckets = true};
-  if (options_.size != 1) layout.not_estimated = "strategy \"expert_parallel\" has no estimate yet; see \"fsdp\"";
+  auto layout = copies_.layout_over(ranks);
+  const int size = options_.size == 0 ? ranks : options_.size;
+  LEVIN_CHECK(ranks % size == 0, "[expert_parallel] experts over ", size, " ranks do not divide ", ranks, " ranks");
+  const auto split = std::make_shared<std::shared_ptr<ExpertSplit>>();
+  layout.split_module = [split, size, ranks](torch::nn::Module& module) {
+    *split = split_experts(module, {.size = size}, std::make_shared<ImaginedCollective>(0, size),
+                           std::make_shared<ImaginedCollective>(0, ranks));
+  };
+  // Experts that no other rank has are reduced by nobody.
+  if (size == ranks) layout.is_bucketed = [split](const Tensor& parameter) { return !(*split)->find(parameter); };
   return layout;
 }
 

@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
 #include "levin/nn/policy.h"
+#include "levin/strategies/options.h"
 
 namespace torch::nn {
 class Module;
@@ -23,6 +25,20 @@ struct GroupPlan;
 class Residency;
 class ScheduledGroup;
 }  // namespace detail
+
+/// How a model is cut into stages over the ranks of a pipeline (levin/strategies/pipeline).
+struct PipelineLayout {
+  PipelineOptions options = {};
+  int ranks = 1;
+  /// Whose stages are meant.
+  int rank = 0;
+  /// Pipelines whose gradients are averaged when all micro-batches are through.
+  int copies = 1;
+  /// Micro-batches of a batch of that many rows.
+  std::function<int(int64_t rows)> microbatches = {};
+  /// Gradients are reduced in every backward, not in the last one of a step.
+  bool reduces_each = false;
+};
 
 /// What a strategy does to the state of a model: all that a memory estimate needs to know of it.
 struct StateLayout {
@@ -65,6 +81,10 @@ struct StateLayout {
   bool offload_activations = false;
   /// What is done to a module before its state is sharded: leaves what a rank has of layers that ranks share.
   std::function<void(torch::nn::Module& module)> split_module = {};
+  /// A rank has some stages of the model; none: all of it.
+  std::optional<PipelineLayout> pipeline = {};
+  /// With gradient_buckets: whether the gradient of a parameter is in one, asked after split_module; empty: every one.
+  std::function<bool(const at::Tensor& parameter)> is_bucketed = {};
   /// Why memory estimates do not know the strategy; empty: they do.
   std::string not_estimated = {};
 

@@ -109,8 +109,9 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
                                                         {"dp_shard", &options.mesh.dp_shard},
                                                         {"cp", &options.mesh.cp},
                                                         {"tp", &options.mesh.tp},
-                                                        {"ep", &options.mesh.ep}};
-  std::vector<std::string> known{"sequence_parallel"};
+                                                        {"ep", &options.mesh.ep},
+                                                        {"microbatches", &options.pipeline.microbatches}};
+  std::vector<std::string> known{"sequence_parallel", "schedule"};
   for (const auto& [name, value] : sizes) known.push_back(name);
   // Where another one is -1, nothing is left for dp_shard.
   if (text.find("=-1") != text.npos) options.mesh.dp_shard = 1;
@@ -123,12 +124,18 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
       options.sequence_parallel = true;
       continue;
     }
+    if (name == "schedule" && equals != word.npos) {
+      options.pipeline.schedule = pipeline_schedule_traits(word.substr(equals + 1)).name;
+      continue;
+    }
     if (size == sizes.end()) fail_unknown("model_parallel", "size", name, known);
     const auto value = equals == word.npos ? std::string() : word.substr(equals + 1);
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *size->second);
     LEVIN_CHECK(error == std::errc() && end == value.data() + value.size(), "[model_parallel] \"", word,
                 "\" is no size; write ", name, "=2");
   }
+  LEVIN_CHECK(options.pipeline.microbatches >= 0, "[model_parallel] microbatches ", options.pipeline.microbatches,
+              " must be 1 or more, or 0 to choose");
   return named_strategy(text, options);
 }
 
@@ -312,16 +319,26 @@ void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
 StateLayout ModelParallelStrategy::layout_over(int ranks) const {
   const auto sizes = options_.mesh.over(ranks);
   auto layout = make_inner(sizes.dp_shard * sizes.cp)->layout_over(ranks / sizes.tp / sizes.pp);
-  if (sizes.tp > 1)
-    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan}](
-                              torch::nn::Module& module) {
-      const auto split = split_tensors(module, options, std::make_shared<ImaginedCollective>(0, options.size));
-      for (const auto& parameter : split->parameters())
-        if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
+  if (sizes.tp * sizes.cp > 1)
+    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan},
+                           cp = sizes.cp](torch::nn::Module& module) {
+      if (options.size > 1) {
+        const auto split = split_tensors(module, options, std::make_shared<ImaginedCollective>(0, options.size));
+        for (const auto& parameter : split->parameters())
+          if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
+      }
+      if (cp > 1) split_context(module, {.size = cp}, std::make_shared<ImaginedCollective>(0, cp));
     };
-  if (sizes.pp > 1) layout.not_estimated = "pipelines have no estimate here; `levin plan` has one for each stage";
-  if (sizes.ep > 1) layout.not_estimated = "experts over ranks (ep) have no estimate here; `levin plan` has one";
-  if (sizes.cp > 1) layout.not_estimated = "context parallelism has no estimate yet; its state is that of \"fsdp\"";
+  if (sizes.ep > 1)
+    layout.not_estimated = "experts within a mesh (ep) have no estimate here; \"expert_parallel\" has one, `levin plan` too";
+  const bool connected = mesh_ && group_->size() == ranks;
+  if (sizes.pp > 1)
+    layout.pipeline = {.options = options_.pipeline,
+                       .ranks = sizes.pp,
+                       .rank = connected ? mesh_->coordinate("pp") : 0,
+                       .microbatches = [options = options_.pipeline, pp = sizes.pp](int64_t rows) {
+                         return detail::PipelinedModule::microbatches(options, pp, rows);
+                       }};
   return layout;
 }
 

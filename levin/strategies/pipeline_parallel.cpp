@@ -122,12 +122,11 @@ void PipelineStrategy::on_connect() {
 }
 
 // A batch with fewer rows than micro-batches, as the last one of an epoch may be, is computed in fewer.
-int PipelineStrategy::microbatches(int64_t rows) const {
+int PipelineStrategy::microbatches(const PipelineOptions& options, int ranks, int64_t rows) {
   LEVIN_CHECK(rows > 0, "[pipeline] a batch without rows cannot be computed in micro-batches");
-  const int ranks = pipeline_size();
-  const int64_t asked = options_.microbatches > 0 ? options_.microbatches : rows >= 2 * ranks ? 2 * ranks : ranks;
+  const int64_t asked = options.microbatches > 0 ? options.microbatches : rows >= 2 * ranks ? 2 * ranks : ranks;
   int count = static_cast<int>(std::min(asked, rows));
-  const bool in_rounds = pipeline_schedule_traits(options_.schedule).takes_chunks;  // which must be equal
+  const bool in_rounds = pipeline_schedule_traits(options.schedule).takes_chunks;  // which must be equal
   while (in_rounds && count % std::max(1, count / ranks) != 0) --count;
   return count;
 }
@@ -170,8 +169,16 @@ std::unique_ptr<ModuleSync> PipelineStrategy::setup_module(torch::nn::Module& mo
 }
 
 StateLayout PipelineStrategy::layout_over(int ranks) const {
+  const int size = options_.size == 0 ? ranks : options_.size;
+  LEVIN_CHECK(ranks % size == 0, "[pipeline] pipelines of ", size, " ranks do not divide ", ranks, " ranks");
   StateLayout layout{.ranks = ranks};
-  if (options_.size != 1) layout.not_estimated = "strategy \"pipeline\" has no estimate yet; see \"fsdp\"";
+  const bool connected = mesh_ && group_->size() == ranks;
+  layout.pipeline = {
+      .options = options_,
+      .ranks = size,
+      .rank = connected ? mesh_->coordinate("pipeline") : 0,
+      .copies = ranks / size,
+      .microbatches = [options = options_, size](int64_t rows) { return microbatches(options, size, rows); }};
   return layout;
 }
 

@@ -98,6 +98,24 @@ TEST(MemoryCli, TheLadderGoesDown) {
   EXPECT_GT(fs::file_size(folder / "step.png"), 1000u);
 }
 
+TEST(MemoryCli, OfAPipelineHasARowForEachRank) {
+  const std::vector<std::string> words{"--model", "gpt2", "--batch", "4", "--sequence-length", "64", "--devices", "4"};
+  const auto peaks_of = [&](const std::string& strategy) {
+    auto all = words;
+    all.insert(all.end(), {"--strategy", strategy, "--json"});
+    const auto answer = ask(all);
+    EXPECT_EQ(answer.status, 0) << answer.err;
+    std::vector<int64_t> peaks;
+    for (const auto& row : nlohmann::json::parse(answer.out)["rows"]) peaks.push_back(row["peak"].get<int64_t>());
+    return peaks;
+  };
+  EXPECT_EQ(peaks_of("model_parallel:pp=2,dp_shard=2,microbatches=4").size(), 2u);
+  EXPECT_EQ(peaks_of("pipeline").size(), 4u);
+  auto all = words;
+  all.insert(all.end(), {"--strategy", "model_parallel:dp_shard=2,cp=2", "--csv"});
+  EXPECT_THAT(ask(all).out, HasSubstr("\n\"32-true model_parallel:dp_shard=2,cp=2 x4\","));
+}
+
 TEST(MemoryCli, RefusesInOneLine) {
   for (const auto& [words, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{}, "name a model: levin memory --model vit_b_16"},
@@ -118,6 +136,15 @@ TEST(MemoryCli, RefusesInOneLine) {
            {{"--model", "resnet18", "--plot", "a.gif"}, "--plot \"a.gif\" must end with .svg or .png"},
            {{"--model", "resnet18", "--timeline", "a.gif"}, "--timeline \"a.gif\" must end with .svg or .png"},
            {{"--model", "resnet18", "--csv", "--json"}, "exclude each other"},
+           {{"--model", "gpt2", "--devices", "4", "--strategy", "model_parallel:dp_shard=4,ep=2"},
+            "ep 2 is not part of this strategy; use \"expert_parallel\""},
+           {{"--model", "gpt2", "--devices", "2", "--strategy", "expert_parallel"}, "the model has no experts"},
+           {{"--model", "gpt2", "--devices", "2", "--strategy", "model_parallel:pp=2,schedule=1f1c"},
+            "did you mean \"1f1b\"?"},
+           {{"--model", "gpt2", "--devices", "2", "--batch", "2", "--strategy", "model_parallel:pp=2,microbatches=4"},
+            "a batch of 2 rows cannot be computed in 4 micro-batches"},
+           {{"--model", "resnet18", "--devices", "2", "--strategy", "context_parallel"},
+            "says how its sequence is spread"},
            {{"--model", "resnet18", "--batches", "2"}, "did you mean \"--batch\"?"}}) {
     const auto answer = ask(words);
     EXPECT_EQ(answer.status, 1);

@@ -12,6 +12,7 @@
 #include <ATen/ops/tanh.h>
 
 #include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
 namespace {
@@ -66,9 +67,9 @@ Tensor finite_sums(const Tensor& sums) {
 }  // namespace
 
 bool is_fused_block(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionBlockOptions& options) {
-  return q.is_cuda() && at::isReducedFloatingType(q.scalar_type()) && q.size(3) % 8 == 0 && q.size(3) <= 128 &&
-         options.softcap == 0 && !options.seen.defined() && !options.added.defined() &&
-         detail::flash_runs_on(q, k, v, options.causal);
+  return kernel_device(q) == c10::kCUDA && at::isReducedFloatingType(q.scalar_type()) && q.size(3) % 8 == 0 &&
+         q.size(3) <= 128 && options.softcap == 0 && !options.seen.defined() && !options.added.defined() &&
+         (q.is_meta() || detail::flash_runs_on(q, k, v, options.causal));
 }
 
 AttentionBlock attention_block(const Tensor& q, const Tensor& k, const Tensor& v,

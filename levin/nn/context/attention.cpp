@@ -13,6 +13,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "levin/core/dispatch.h"
 #include "levin/core/error.h"
 #include "levin/distributed/rotation.h"
 #include "levin/distributed/single.h"
@@ -27,6 +28,9 @@ using kernels::AttentionBlock;
 using kernels::AttentionBlockOptions;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// With the key of autocast in memory estimates.
+const auto kAutocastKeys = c10::autocast_dispatch_keyset.add(levin::detail::kTopKey);
 
 /// Scores of that many pairs of a query and a key of a head are in memory at once, where they are at all.
 constexpr int64_t kPairs = int64_t{1} << 26;
@@ -196,7 +200,7 @@ class GradientsHome {
 struct ContextAttention : torch::autograd::Function<ContextAttention> {
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const ContextPass& pass) {
-    const c10::impl::ExcludeDispatchKeyGuard in_float(c10::autocast_dispatch_keyset);
+    const c10::impl::ExcludeDispatchKeyGuard in_float(kAutocastKeys);
     const auto queries = q.transpose(1, 2);  // [B, H, t, D]
     const auto wide = q.options().dtype(context_wide(q));
     auto out = at::zeros({q.size(0), q.size(1), q.size(2), q.size(3)}, wide).transpose(1, 2);
@@ -223,7 +227,7 @@ struct ContextAttention : torch::autograd::Function<ContextAttention> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     LEVIN_CHECK(!at::GradMode::is_enabled(),
                 "[context_parallel] the gradient of attention over ranks cannot be differentiated");
-    const c10::impl::ExcludeDispatchKeyGuard in_float(c10::autocast_dispatch_keyset);
+    const c10::impl::ExcludeDispatchKeyGuard in_float(kAutocastKeys);
     const auto saved = context->get_saved_variables();
     const auto holder = c10::static_intrusive_pointer_cast<PassHolder>(context->saved_data["pass"].toCapsule());
     const auto& pass = holder->pass;

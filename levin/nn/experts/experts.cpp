@@ -80,6 +80,8 @@ Tensor ExpertsImpl::compute(const Tensor& rows, GroupSizes& sizes) {
 std::vector<std::vector<int64_t>> ExpertsImpl::counts_of_ranks(int64_t rows, DispatchPlan& plan) {
   const auto count = static_cast<size_t>(options.count);
   std::vector<std::vector<int64_t>> all;
+  // Without values: every rank has as many rows for each expert as this one.
+  if (plan.pair.is_meta()) return {static_cast<size_t>(ranks->size()), plan.sizes.counts(rows)};
   if (plan.has_gaps) {  // the host knows them, and so do the others
     for (const auto capacity : ranks->exchange("experts.capacity", rows / options.count))
       all.emplace_back(count, capacity);

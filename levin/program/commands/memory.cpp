@@ -106,7 +106,7 @@ struct Memory {
   }
 
   std::vector<MemoryRow> estimates() const {
-    auto rows = ladder ? memory_ladder(step) : std::vector{memory_row(step)};
+    auto rows = ladder ? memory_ladder(step) : memory_rows(step);
     for (auto& row : rows) {
       try {
         row.estimate = estimate_row(step, row.question);

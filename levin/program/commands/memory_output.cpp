@@ -63,7 +63,7 @@ void print_memory_csv(const std::vector<MemoryRow>& rows) {
   for (const auto& [name, bytes] : columns_of({})) out += fmt::format(",{}", name);
   out += ",peak_part\n";
   for (const auto& row : rows) {
-    out += row.name;
+    out += row.name.find(',') == std::string::npos ? row.name : '"' + row.name + '"';  // names of meshes
     for (const auto& [name, bytes] : columns_of(row.estimate)) out += fmt::format(",{}", bytes);
     out += fmt::format(",{}\n", to_string(row.estimate.peak_part));
   }

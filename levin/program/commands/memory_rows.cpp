@@ -102,9 +102,18 @@ std::string MemoryStep::to_string() const {
   return fmt::format("batches of {}, {}", samples, optimizer);
 }
 
-MemoryRow memory_row(const MemoryStep& step) {
-  const auto question = question_of(step);
-  return {row_name(question), question, step.precision};
+std::vector<MemoryRow> memory_rows(const MemoryStep& step) {
+  auto question = question_of(step);
+  const auto layout = state_layout(question.strategy, question.world_size, question.offload);
+  const int ranks = layout.pipeline ? layout.pipeline->ranks : 1;
+  if (ranks == 1) return {{row_name(question), question, step.precision}};
+  std::vector<MemoryRow> rows;
+  for (int rank = 0; rank < ranks; ++rank) {
+    question.pipeline_rank = rank;
+    rows.push_back(
+        {fmt::format("{} pipeline rank {}", row_name(question), rank), question, fmt::format("pipeline {}", rank)});
+  }
+  return rows;
 }
 
 std::vector<MemoryRow> memory_ladder(const MemoryStep& step) {

@@ -37,8 +37,8 @@ struct MemoryRow {
   MemoryEstimate estimate = {};
 };
 
-/// The row of the step as it is, without its estimate.
-MemoryRow memory_row(const MemoryStep& step);
+/// The row of the step as it is, without its estimate; of a pipeline one for each of its ranks.
+std::vector<MemoryRow> memory_rows(const MemoryStep& step);
 /// Rows from plain 32-true training on one device to everything combined, each with one technique more.
 std::vector<MemoryRow> memory_ladder(const MemoryStep& step);
 /// Runs the training step on meta tensors.

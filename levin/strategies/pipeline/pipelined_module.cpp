@@ -20,16 +20,16 @@ std::vector<int> ranks_of(const PipelineSchedule& schedule) {
 }  // namespace
 
 PipelinedModule::PipelinedModule(torch::nn::Module& module, const PipelineOptions& options,
-                                 std::shared_ptr<Collective> pipeline, Collective& all)
+                                 std::shared_ptr<Collective> pipeline, Collective& all,
+                                 std::shared_ptr<Collective> copies)
     : options_(options),
       group_(std::move(pipeline)),
       mapping_(make_pipeline_schedule(options_.schedule, group_->size(), 1, options_.chunks)),
       stages_(plan_stages(module, mapping_.stages(), options_), ranks_of(mapping_), group_->rank()),
       runner_(stages_, *group_),
       all_(all),
-      nobody_(std::make_shared<SingleCollective>()),
-      // Copies are the inner strategy's.
-      reduce_(stages_, all_, *group_, *nobody_) {}
+      copies_(copies ? std::move(copies) : std::make_shared<SingleCollective>()),
+      reduce_(stages_, all_, *group_, *copies_) {}
 
 void PipelinedModule::set_inner(std::unique_ptr<ModuleSync> inner) {
   inner_ = std::move(inner);
@@ -76,13 +76,12 @@ void PipelinedModule::sync_buffers() {
   if (inner_) inner_->sync_buffers();
 }
 
-int PipelinedModule::microbatches(int64_t rows) {
-  const int ranks = group_->size();
-  if (options_.microbatches == 0)
+int PipelinedModule::microbatches(const PipelineOptions& options, int ranks, int64_t rows) {
+  if (options.microbatches == 0)
     return static_cast<int>(rows >= 2 * ranks ? 2 * ranks : std::min<int64_t>(rows, ranks));
-  LEVIN_CHECK(rows >= options_.microbatches, "[model_parallel] a batch of ", rows, " rows cannot be computed in ",
-              options_.microbatches, " micro-batches; use larger batches (drop the last one) or fewer micro-batches");
-  return options_.microbatches;
+  LEVIN_CHECK(rows >= options.microbatches, "[model_parallel] a batch of ", rows, " rows cannot be computed in ",
+              options.microbatches, " micro-batches; use larger batches (drop the last one) or fewer micro-batches");
+  return options.microbatches;
 }
 
 Tensor PipelinedModule::run_microbatches(const MicrobatchStep& step) {

@@ -14,8 +14,9 @@ namespace levin::detail {
 class PipelinedModule final : public ModuleSync {
  public:
   /// Cuts the module, and releases what other ranks of `pipeline` have. `all` is the pipeline and the copies of it.
+  /// `copies`: those of which gradients are averaged here, and not by what set_inner is given; null: none.
   PipelinedModule(torch::nn::Module& module, const PipelineOptions& options, std::shared_ptr<Collective> pipeline,
-                  Collective& all);
+                  Collective& all, std::shared_ptr<Collective> copies = nullptr);
 
   /// What is done around the forward and backward of a micro-batch; null: nothing. Gradients are reduced in the last
   /// backward of a step.
@@ -37,7 +38,8 @@ class PipelinedModule final : public ModuleSync {
   void after_backward(const std::exception*) override {}
   void set_sync(bool enabled) override { syncs_ = enabled; }
   void sync_buffers() override;
-  int microbatches(int64_t rows) override;
+  int microbatches(int64_t rows) override { return microbatches(options_, group_->size(), rows); }
+  static int microbatches(const PipelineOptions& options, int ranks, int64_t rows);
   Tensor run_microbatches(const MicrobatchStep& step) override;
 
  private:
@@ -49,7 +51,7 @@ class PipelinedModule final : public ModuleSync {
   StageModule stages_;
   PipelineRunner runner_;
   Collective& all_;
-  std::shared_ptr<Collective> nobody_;
+  std::shared_ptr<Collective> copies_;
   StageReduce reduce_;
   std::map<int, PipelineSchedule> schedules_;
   std::unique_ptr<ModuleSync> inner_;

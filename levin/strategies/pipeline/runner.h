@@ -41,6 +41,11 @@ class PipelineRunner {
   /// Forward only, one micro-batch after the other: what `run` does where gradients are disabled.
   static PipelineSchedule forward_only(const PipelineSchedule& schedule);
 
+  /// What a stage would be told of micro-batches of that shape, where nobody is there to tell it (memory estimates).
+  void set_shapes(int stage, const std::string& microbatch, detail::StageShapes shapes) {
+    shapes_[{stage, microbatch}] = std::move(shapes);
+  }
+
   const PipelineCounts& counts() const { return counts_; }
   /// Called around each computation, which it must run: for what a strategy does before and after.
   using Around = std::function<void(const PipelineAction&, const std::function<void()>& compute)>;

@@ -47,6 +47,8 @@ struct StageModule::Now {
   size_t last_unit = kNone;
   /// Of placeholders.
   double fill = std::numeric_limits<double>::quiet_NaN();
+  /// Placeholders can be differentiated.
+  bool with_graph = false;
 };
 
 class StageModule::Around final : public Interceptor {
@@ -163,7 +165,7 @@ namespace {
 
 bool has_nan(const StageModule::Output& output) {
   const auto is_nan = [](const Tensor& tensor) {
-    return tensor.defined() && tensor.is_floating_point() && tensor.isnan().any().item<bool>();
+    return tensor.defined() && !tensor.is_meta() && tensor.is_floating_point() && tensor.isnan().any().item<bool>();
   };
   return is_nan(output.loss) || std::ranges::any_of(output.tensors, is_nan);
 }
@@ -187,12 +189,14 @@ void StageModule::check_carried(const Now& now, const Output& output, const std:
 }
 
 // Everything before is skipped, so that what depends on it is NaN, and what each rank makes itself (masks, angles of
-// positions) is not.
+// positions) is not. Meta tensors (memory estimates) have no values: there, what depends on it has a graph.
 std::vector<bool> StageModule::find_carried(const Now& now, const std::function<Tensor()>& forward,
                                             const std::vector<detail::UnitResult>& before) {
-  const at::NoGradGuard no_grad;
+  const bool by_graph = device().is_meta();
+  const at::AutoGradMode grad(by_graph);
   const auto& name = cut_.units[now.next].name;
   Now probe;
+  probe.with_graph = by_graph;
   probe.stage = now.stage;
   probe.first = probe.next = now.next;
   probe.skipped = &before;
@@ -202,7 +206,8 @@ std::vector<bool> StageModule::find_carried(const Now& now, const std::function<
               now.arguments.size(), " tensors in one call and ", probe.arguments.size(), " in the next");
   std::vector<bool> carried;
   for (const auto& tensor : probe.arguments)
-    carried.push_back(tensor.is_floating_point() && tensor.isnan().any().item<bool>());
+    carried.push_back(tensor.is_floating_point() &&
+                      (by_graph ? tensor.requires_grad() : tensor.isnan().any().item<bool>()));
   LEVIN_CHECK(std::ranges::find(carried, true) != carried.end(), "[pipeline] nothing of what unit \"", name,
               "\" is given comes from the units before it, so the model cannot be cut there");
   return carried;
@@ -246,6 +251,7 @@ void StageModule::skip(Call& call, const std::string& name, bool dense) {
   size_t at = 0;
   const bool skipped = call.skip([&](Tensor& tensor) {
     if (at < result->tensors.size()) tensor = detail::placeholder(result->tensors[at], device(), dense, now.fill);
+    if (now.with_graph && tensor.defined() && tensor.is_floating_point()) tensor.requires_grad_();
     ++at;
   });
   LEVIN_CHECK(skipped && at == result->tensors.size(), "[pipeline] unit \"", name,
