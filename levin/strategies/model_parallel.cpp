@@ -109,8 +109,10 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
                                                         {"dp_shard", &options.mesh.dp_shard},
                                                         {"cp", &options.mesh.cp},
                                                         {"tp", &options.mesh.tp},
-                                                        {"ep", &options.mesh.ep}};
-  std::vector<std::string> known{"sequence_parallel"};
+                                                        {"ep", &options.mesh.ep},
+                                                        {"microbatches", &options.pipeline.microbatches},
+                                                        {"chunks", &options.pipeline.chunks}};
+  std::vector<std::string> known{"sequence_parallel", "schedule"};
   for (const auto& [name, value] : sizes) known.push_back(name);
   // Where another one is -1, nothing is left for dp_shard.
   if (text.find("=-1") != text.npos) options.mesh.dp_shard = 1;
@@ -123,8 +125,13 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
       options.sequence_parallel = true;
       continue;
     }
-    if (size == sizes.end()) fail_unknown("model_parallel", "size", name, known);
     const auto value = equals == word.npos ? std::string() : word.substr(equals + 1);
+    if (name == "schedule") {
+      pipeline_schedule_traits(value);  // an unknown one is said here
+      options.pipeline.schedule = value;
+      continue;
+    }
+    if (size == sizes.end()) fail_unknown("model_parallel", "size", name, known);
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *size->second);
     LEVIN_CHECK(error == std::errc() && end == value.data() + value.size(), "[model_parallel] \"", word,
                 "\" is no size; write ", name, "=2");

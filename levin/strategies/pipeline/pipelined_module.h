@@ -10,6 +10,10 @@
 
 namespace levin::detail {
 
+/// In how many micro-batches a batch of that many rows is computed. One with fewer rows than micro-batches, as the last
+/// one of an epoch may be, is computed in fewer.
+int microbatches_of(const PipelineOptions& options, int ranks, int64_t rows);
+
 /// A module that is cut into stages, where what a rank has of it may be under another strategy (sharded, with copies).
 class PipelinedModule final : public ModuleSync {
  public:
@@ -37,8 +41,9 @@ class PipelinedModule final : public ModuleSync {
   void after_backward(const std::exception*) override {}
   void set_sync(bool enabled) override { syncs_ = enabled; }
   void sync_buffers() override;
-  int microbatches(int64_t rows) override;
+  int microbatches(int64_t rows) override { return microbatches_of(options_, group_->size(), rows); }
   Tensor run_microbatches(const MicrobatchStep& step) override;
+  std::string share_text(std::string text) override;
 
  private:
   void around(const PipelineAction& action, const std::function<void()>& compute);

@@ -218,7 +218,7 @@ void PipelineRunner::backward(Step& step, const PipelineAction& action) {
   LEVIN_CHECK(found != step.live.end(), "[pipeline] ", describe(action), " comes before its forward");
   auto& live = found->second;
   if (action.kind == Kind::kBackwardWeight) {
-    live.backward->of_weights();
+    live.backward->of_weights(weights_);
     step.live.erase(found);
     return;
   }
