@@ -20,6 +20,7 @@
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 #include "levin/strategies/pipeline/pipelined_module.h"
+#include "levin/strategies/pipeline/stage_optimizer.h"
 
 namespace levin {
 namespace {
@@ -150,6 +151,9 @@ bool ModelParallelStrategy::saves_full() const {
 void ModelParallelStrategy::on_connect() {
   const auto sizes = options_.mesh.over(group_->size());
   LEVIN_CHECK(sizes.ep == 1, "[", name(), "] ep ", sizes.ep, " is not part of this strategy; use \"expert_parallel\"");
+  LEVIN_CHECK(sizes.pp == 1 || !options_.fsdp.optimizer_in_backward, "[", name(),
+              "] optimizer_in_backward steps before the gradients of what several stages have (tied embeddings) are ",
+              "summed; leave it out where pp is ", sizes.pp);
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   if (sizes.pp > 1) mesh_->fold("stages", "pp", "cp");
   inner_ = make_inner(mesh_->size("fsdp"));
@@ -345,8 +349,8 @@ ParamShards ModelParallelStrategy::shards_of_params() const {
 
 Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
   const auto traits = optimizer.traits();
-  const bool splits = mesh_->size("tp") > 1;
-  if (splits) {
+  const bool splits = mesh_->size("tp") > 1, staged = mesh_->size("pp") > 1;
+  if (splits || staged) {
     const bool repeats = std::any_of(splits_.begin(), splits_.end(), [](const auto& each) {
       return std::any_of(each->parameters().begin(), each->parameters().end(),
                          [](const auto& parameter) { return parameter.shared.count > 0; });
@@ -358,7 +362,12 @@ Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
   }
   auto wrapped = inner_->setup_optimizer(optimizer);
   if (splits) optimizer.impl()->set_shards(shards_of_params());
-  shards_->add_optimizer(optimizer);
+  if (staged)
+    wrapped = Optimizer(std::make_shared<detail::StageOptimizer>(std::move(wrapped), [this](const Tensor& param) {
+      const auto* module = pipelined(param);
+      return module && !module->stages().holds(*module->find(param));
+    }));
+  shards_->add_optimizer(staged ? wrapped : optimizer);
   return wrapped;
 }
 

@@ -38,7 +38,9 @@ PipelinedModule::PipelinedModule(torch::nn::Module& module, const PipelineOption
       all_(all),
       nobody_(std::make_shared<SingleCollective>()),
       // Copies are the inner strategy's.
-      reduce_(stages_, all_, *group_, *nobody_) {}
+      reduce_(stages_, all_, *group_, *nobody_) {
+  for (const auto& state : stages_.cut().states) states_.emplace(state.tensor.unsafeGetTensorImpl(), &state);
+}
 
 void PipelinedModule::set_inner(std::unique_ptr<ModuleSync> inner) {
   inner_ = std::move(inner);
@@ -67,9 +69,8 @@ void PipelinedModule::around(const PipelineAction& action, const std::function<v
 }
 
 const StageCut::State* PipelinedModule::find(const Tensor& tensor) const {
-  for (const auto& state : stages_.cut().states)
-    if (state.tensor.is_same(tensor)) return &state;
-  return nullptr;
+  const auto found = states_.find(tensor.unsafeGetTensorImpl());
+  return found == states_.end() ? nullptr : found->second;
 }
 
 void PipelinedModule::before_forward() {

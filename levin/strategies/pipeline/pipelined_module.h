@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "levin/strategies/options.h"
@@ -57,6 +58,7 @@ class PipelinedModule final : public ModuleSync {
   std::shared_ptr<Collective> nobody_;
   StageReduce reduce_;
   std::map<int, PipelineSchedule> schedules_;
+  std::unordered_map<const c10::TensorImpl*, const StageCut::State*> states_;
   std::unique_ptr<ModuleSync> inner_;
   std::shared_ptr<PipelinedModule*> self_ = std::make_shared<PipelinedModule*>(this);
   /// Backwards of this rank that are to come in the step.
