@@ -60,6 +60,7 @@ class PipelineRunner {
   void send_shapes(Step& step, const PipelineAction& action);
   void receive_shapes(Step& step, const PipelineAction& action);
   void check_shapes(const MicrobatchStep& step) const;
+  void note_receiving(const PipelineAction& action, int stage);
   detail::StageShapes& shapes_to(const Step& step, int stage, int microbatch);
 
   StageModule& module_;

@@ -25,12 +25,15 @@ struct MeshCase {
   std::vector<std::string> models;
   int steps = 4;
   TrainedOptions how = {};
+  /// Says again what others say.
+  bool repeats = false;
 };
 
 class ModelParallelTraining : public ::testing::TestWithParam<MeshCase> {};
 
 TEST_P(ModelParallelTraining, EqualsOneProcess) {
   const auto& given = GetParam();
+  if (given.repeats && !all_meshes()) GTEST_SKIP() << "LEVIN_ALL_MESHES is not set";
   std::vector<Outcome> expected;
   for (const auto& name : given.models)
     expected.push_back(trained(*one_rank(), subject_of(name), "single_device", given.steps, {.clip = given.how.clip}));
@@ -59,11 +62,11 @@ INSTANTIATE_TEST_SUITE_P(
                  8,
                  {.mesh = {.dp_shard = -1, .tp = 4}, .sequence_parallel = true, .fsdp = kCheckpointed},
                  {"llama"},
-                 2},
-        MeshCase{"shard2_cp2", 4, {.mesh = {.dp_shard = 2, .cp = 2}}, {"llama"}, 3},
-        MeshCase{"cp2_tp2", 4, {.mesh = {.cp = 2, .tp = 2}}, {"gpt2", "llama"}, 2},
+                 1},
+        MeshCase{"shard2_cp2", 4, {.mesh = {.dp_shard = 2, .cp = 2}}, {"gpt2"}, 2},
+        MeshCase{"cp2_tp2", 4, {.mesh = {.cp = 2, .tp = 2}}, {"llama"}, 2},
         MeshCase{"shard2_cp2_tp2", 8, {.mesh = {.dp_shard = 2, .cp = 2, .tp = 2}}, {"llama"}, 1},
-        MeshCase{"pp2_tp2", 4, {.mesh = {.pp = 2, .tp = 2}}, {"gpt2", "llama", "bert_masked", "vit"}, 2},
+        MeshCase{"pp2_tp2", 4, {.mesh = {.pp = 2, .tp = 2}}, {"gpt2", "bert_masked", "vit"}, 2},
         MeshCase{"pp2_shard2", 4, {.mesh = {.pp = 2, .dp_shard = 2}}, {"gpt2", "llama", "mixtral"}, 2},
         // Gradients of weights come apart, and are reduced behind those of the last micro-batch.
         MeshCase{"pp2_shard2_zb1p",
@@ -98,7 +101,9 @@ INSTANTIATE_TEST_SUITE_P(
                  {.mesh = {.pp = 2, .dp_shard = 2, .tp = 2}, .pipeline = {.schedule = "zb1p"}},
                  {"llama"},
                  1},
-        MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3}, MeshCase{"shard4", 4, {}, {"llama"}, 3}),
+        // As "tensor_parallel" and "fsdp".
+        MeshCase{"tp2", 2, {.mesh = {.tp = 2}}, {"gpt2"}, 3, {}, true},
+        MeshCase{"shard4", 4, {}, {"llama"}, 3, {}, true}),
     [](const auto& each) { return each.param.name; });
 
 TEST(ModelParallel, TenStepsInMixedPrecision) {
@@ -106,9 +111,11 @@ TEST(ModelParallel, TenStepsInMixedPrecision) {
   run_ranks(4, [&](Collective& group) {
     const ModelParallelOptions options{.mesh = {.dp_shard = 2, .tp = 2}};
     expect_close(trained(group, language("llama"), options, 10), expected, "float32");
-    const auto mixed = trained(group, language("llama"), options, 10, {.precision = "bf16-mixed"});
-    expect_close(mixed.losses, expected.losses, "bfloat16 loss", 2e-2);
-    expect_close(mixed.params, expected.params, "bfloat16 parameter", 5e-2);
+    const int steps = all_meshes() ? 10 : 2;
+    const auto mixed = trained(group, language("llama"), options, steps, {.precision = "bf16-mixed"});
+    const std::vector<Tensor> losses(expected.losses.begin(), expected.losses.begin() + steps);
+    expect_close(mixed.losses, losses, "bfloat16 loss", 2e-2);
+    if (all_meshes()) expect_close(mixed.params, expected.params, "bfloat16 parameter", 5e-2);
   });
 }
 
@@ -161,8 +168,8 @@ TEST(ModelParallel, FoldersAreReadIntoAndWrittenFromAnyMesh) {
           if (split && sizes.tp == 1) continue;
           ModelParallelStrategy strategy({.mesh = sizes});
           strategy.connect({&group, [](auto*) {}}, at::kCPU);
-          auto model = models::open_model(folders / name,
-                                          {.ranks = split ? strategy.mesh().shared_group("tp") : TensorRanks()});
+          auto model =
+              models::open_model(folders / name, {.ranks = split ? strategy.mesh().shared_group("tp") : TensorRanks()});
           if (split) strategy.adopt_split(model.split);
           const auto sync = strategy.setup_module(model.module());
           models::save_model(model, saved(name, mesh, split), {.shards = strategy.shards()});
@@ -175,7 +182,8 @@ TEST(ModelParallel, FoldersAreReadIntoAndWrittenFromAnyMesh) {
         const auto before = models::open_model(folders / name), after = models::open_model(saved(name, mesh, split));
         const auto wanted = before.module().parameters(), got = after.module().parameters();
         ASSERT_EQ(got.size(), wanted.size());
-        for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], wanted[i])) << name << mesh << " " << i;
+        for (size_t i = 0; i < got.size(); ++i)
+          EXPECT_TRUE(torch::equal(got[i], wanted[i])) << name << mesh << " " << i;
       }
 }
 

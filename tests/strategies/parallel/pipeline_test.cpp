@@ -243,7 +243,7 @@ TEST(Pipeline, TenStepsOfEveryModelAreTheSame) {
 }
 
 TEST(Pipeline, CopiesAccumulationAndRecomputationAreTheSame) {
-  const Setting setting{.rows = 16, .steps = 3, .accumulate = 2, .clips = true, .checkpoints = true};
+  const Setting setting{.rows = 16, .steps = 2, .accumulate = 2, .clips = true, .checkpoints = true};
   const auto wanted = alone("gpt", 4, setting);
   run_ranks(4, [&](Collective& group) {
     for (const auto& schedule : pipeline_schedule_names())
