@@ -20,6 +20,7 @@
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 #include "levin/strategies/pipeline/pipelined_module.h"
+#include "levin/strategies/pipeline/stage_optimizer.h"
 
 namespace levin {
 namespace {
@@ -110,7 +111,8 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
                                                         {"cp", &options.mesh.cp},
                                                         {"tp", &options.mesh.tp},
                                                         {"ep", &options.mesh.ep},
-                                                        {"microbatches", &options.pipeline.microbatches}};
+                                                        {"microbatches", &options.pipeline.microbatches},
+                                                        {"chunks", &options.pipeline.chunks}};
   std::vector<std::string> known{"sequence_parallel", "schedule"};
   for (const auto& [name, value] : sizes) known.push_back(name);
   // Where another one is -1, nothing is left for dp_shard.
@@ -124,12 +126,12 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
       options.sequence_parallel = true;
       continue;
     }
-    if (name == "schedule" && equals != word.npos) {
-      options.pipeline.schedule = pipeline_schedule_traits(word.substr(equals + 1)).name;
+    const auto value = equals == word.npos ? std::string() : word.substr(equals + 1);
+    if (name == "schedule") {
+      options.pipeline.schedule = pipeline_schedule_traits(value).name;  // an unknown one is said here
       continue;
     }
     if (size == sizes.end()) fail_unknown("model_parallel", "size", name, known);
-    const auto value = equals == word.npos ? std::string() : word.substr(equals + 1);
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), *size->second);
     LEVIN_CHECK(error == std::errc() && end == value.data() + value.size(), "[model_parallel] \"", word,
                 "\" is no size; write ", name, "=2");
@@ -149,6 +151,9 @@ bool ModelParallelStrategy::saves_full() const {
 
 void ModelParallelStrategy::on_connect() {
   const auto sizes = options_.mesh.over(group_->size());
+  LEVIN_CHECK(sizes.pp == 1 || !options_.fsdp.optimizer_in_backward, "[", name(),
+              "] optimizer_in_backward steps before the gradients of what several stages have (tied embeddings) are ",
+              "summed; leave it out where pp is ", sizes.pp);
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   if (sizes.pp > 1) mesh_->fold("stages", "pp", "cp");
   inner_ = make_inner(mesh_->size("fsdp"));
@@ -337,7 +342,7 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
                        .ranks = sizes.pp,
                        .rank = connected ? mesh_->coordinate("pp") : 0,
                        .microbatches = [options = options_.pipeline, pp = sizes.pp](int64_t rows) {
-                         return detail::PipelinedModule::microbatches(options, pp, rows);
+                         return detail::microbatches_of(options, pp, rows);
                        }};
   return layout;
 }
@@ -397,8 +402,8 @@ ParamShards ModelParallelStrategy::shards_of_params() const {
 
 Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
   const auto traits = optimizer.traits();
-  const bool splits = mesh_->size("tp") > 1;
-  if (splits) {
+  const bool splits = mesh_->size("tp") > 1, staged = mesh_->size("pp") > 1;
+  if (splits || staged) {
     const bool repeats = std::any_of(splits_.begin(), splits_.end(), [](const auto& each) {
       return std::any_of(each->parameters().begin(), each->parameters().end(),
                          [](const auto& parameter) { return parameter.shared.count > 0; });
@@ -413,7 +418,12 @@ Optimizer ModelParallelStrategy::setup_optimizer(Optimizer optimizer) {
               ", and each rank has some of the experts (ep); use AdamW or SGD, or leave ep out");
   auto wrapped = inner_->setup_optimizer(optimizer);
   if (splits) optimizer.impl()->set_shards(shards_of_params());
-  shards_->add_optimizer(optimizer);
+  if (staged)
+    wrapped = Optimizer(std::make_shared<detail::StageOptimizer>(std::move(wrapped), [this](const Tensor& param) {
+      const auto* module = pipelined(param);
+      return module && !module->stages().holds(*module->find(param));
+    }));
+  shards_->add_optimizer(staged ? wrapped : optimizer);
   return wrapped;
 }
 

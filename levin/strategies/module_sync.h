@@ -86,6 +86,14 @@ class ModuleSync {
   virtual Tensor run_microbatches(const MicrobatchStep& step);
   /// A text of the rank that computed the losses of the last run, on every rank that worked on the batch.
   virtual std::string share_text(std::string text) { return text; }
+
+  /// Of a backward that computes gradients of weights alone, apart from those of activations (zero-bubble pipelines):
+  /// the part of the module with which a weight is gathered and reduced; -1: it is always there.
+  virtual int weight_part(const Tensor& /*weight*/) const { return -1; }
+  /// Gradients of the weights of a part are next. The first call of such a backward has part -1.
+  virtual void enter_weights(int /*part*/) {}
+  /// All that this backward gives them has been computed.
+  virtual void leave_weights(int /*part*/) {}
 };
 
 /// Runs a backward pass between the before_backward and after_backward of modules, as every strategy needs it.

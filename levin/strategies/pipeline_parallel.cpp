@@ -14,6 +14,7 @@
 #include "levin/nn/deferred_init.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
+#include "levin/strategies/pipeline/pipelined_module.h"
 #include "levin/strategies/pipeline/reduce.h"
 #include "levin/strategies/pipeline/stage_optimizer.h"
 
@@ -121,14 +122,8 @@ void PipelineStrategy::on_connect() {
     make_pipeline_schedule(options_.schedule, size, options_.microbatches, options_.chunks);
 }
 
-// A batch with fewer rows than micro-batches, as the last one of an epoch may be, is computed in fewer.
-int PipelineStrategy::microbatches(const PipelineOptions& options, int ranks, int64_t rows) {
-  LEVIN_CHECK(rows > 0, "[pipeline] a batch without rows cannot be computed in micro-batches");
-  const int64_t asked = options.microbatches > 0 ? options.microbatches : rows >= 2 * ranks ? 2 * ranks : ranks;
-  int count = static_cast<int>(std::min(asked, rows));
-  const bool in_rounds = pipeline_schedule_traits(options.schedule).takes_chunks;  // which must be equal
-  while (in_rounds && count % std::max(1, count / ranks) != 0) --count;
-  return count;
+int PipelineStrategy::microbatches(int64_t rows) const {
+  return detail::microbatches_of(options_, pipeline_size(), rows);
 }
 
 // What of the module stays here goes to the device; the rest is left where it is, deferred or on the host, until it is
@@ -178,7 +173,7 @@ StateLayout PipelineStrategy::layout_over(int ranks) const {
       .ranks = size,
       .rank = connected ? mesh_->coordinate("pipeline") : 0,
       .copies = ranks / size,
-      .microbatches = [options = options_, size](int64_t rows) { return microbatches(options, size, rows); }};
+      .microbatches = [options = options_, size](int64_t rows) { return detail::microbatches_of(options, size, rows); }};
   return layout;
 }
 

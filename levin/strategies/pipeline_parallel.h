@@ -35,8 +35,7 @@ class PipelineStrategy : public Strategy {
   const Mesh& mesh() const { return *mesh_; }
   int pipeline_size() const { return mesh_ ? mesh_->size("pipeline") : 1; }
   /// Micro-batches of a batch of that many rows: as the options say, or fewer where it has fewer rows.
-  int microbatches(int64_t rows) const { return microbatches(options_, pipeline_size(), rows); }
-  static int microbatches(const PipelineOptions& options, int ranks, int64_t rows);
+  int microbatches(int64_t rows) const;
   /// Of the last module that was set up; null before.
   PipelineRunner* runner() const;
   const StageModule* stages() const;

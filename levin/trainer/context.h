@@ -159,12 +159,15 @@ class TrainerContext : public RunPosition {
   ///
   ///     run.call_model([&] { logits = net(tokens); });
   virtual void call_model(const std::function<void()>& call) = 0;
+  /// Whether the model is cut into stages, which several ranks compute in micro-batches: call_model cannot run it then.
+  bool runs_in_parts() const { return in_parts(); }
 
   /// For tuners: trials, and changes of the plan.
   virtual Tuning& tuning() = 0;
 
  protected:
   virtual void print_line(const std::string& line) = 0;
+  virtual bool in_parts() const { return false; }
 };
 
 }  // namespace levin

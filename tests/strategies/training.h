@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,6 +15,11 @@
 #include "levin/testing/tensors.h"
 
 namespace levin::testing {
+
+/// Whether to run whole matrices of models, schedules, meshes and counts; without it a part in which each appears.
+inline bool all_meshes() {
+  return std::getenv("LEVIN_ALL_MESHES") != nullptr;
+}
 
 /// The smallest Fabric: a module under a strategy, called and differentiated in the order that ModuleSync asks for.
 class Trainee {

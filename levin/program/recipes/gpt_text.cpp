@@ -196,7 +196,7 @@ std::vector<int64_t> GptText::prompt_ids() const {
   return ids;
 }
 
-std::vector<int64_t> GptText::sample(int64_t number, bool in_step) {
+std::vector<int64_t> GptText::sample(models::Decoder& model, int64_t number, const CallModel& call) {
   auto ids = prompt_ids();
   // Its own random numbers: a sample changes nothing in the training.
   Random random(at::detail::getDefaultCPUGenerator().current_seed(), static_cast<uint64_t>(global_step()),
@@ -211,20 +211,32 @@ std::vector<int64_t> GptText::sample(int64_t number, bool in_step) {
     if (context >= options_.block_size) context = std::max<int64_t>(1, options_.block_size / 2);
     options.max_new_tokens = std::min(wanted - static_cast<int64_t>(ids.size()), options_.block_size - context);
     options.seed = random.bits64();
-    const auto call = [&] {
-      const auto rows = generate(net, {std::vector<int64_t>(ids.end() - context, ids.end())}, options);
+    call([&] {
+      const auto rows = generate(model, {std::vector<int64_t>(ids.end() - context, ids.end())}, options);
       ids.insert(ids.end(), rows[0].ids.begin(), rows[0].ids.end());
-    };
-    in_step ? call() : trainer().call_model(call);
+    });
   }
   return ids;
 }
 
+std::vector<int64_t> GptText::sample_whole() {
+  auto& fabric = trainer().fabric();
+  const auto state = full_state_dict(*net, *fabric.strategy().shards());
+  if (!fabric.is_global_zero()) return prompt_ids();
+  models::Decoder whole(sizes_);
+  load_module_state_dict(*whole, state);
+  whole->to(fabric.device());
+  whole->eval();
+  return sample(whole, 0, [](const auto& call) { call(); });
+}
+
 StepOutput GptText::predict_step(const Batch& batch, const StepInfo&) {
+  LEVIN_CHECK(!trainer().runs_in_parts(), "[gpt_text] predict needs a model that a rank can run, and strategy \"",
+              trainer().fabric().strategy().name(), "\" cuts it into stages; use trainer.strategy \"fsdp\" or one device");
   std::vector<Tensor> rows;
   const auto numbers = batch["index"].cpu();
   for (int64_t i = 0; i < numbers.numel(); ++i) {
-    const auto ids = sample(numbers[i].item<int64_t>(), /*in_step=*/true);
+    const auto ids = sample(net, numbers[i].item<int64_t>(), [](const auto& call) { call(); });
     print(data_->tokens().tokenizer.decode(ids));
     rows.push_back(at::tensor(ids, at::kLong));
   }
@@ -244,7 +256,9 @@ void GptText::speak() {
   auto& run = trainer();
   spoken_at_ = run.global_step();
   if (options_.sample_tokens == 0) return;
-  const auto spoken = data_->tokens().tokenizer.decode(sample(0, /*in_step=*/false));
+  const auto ids = run.runs_in_parts() ? sample_whole()
+                                       : sample(net, 0, [&run](const auto& call) { run.call_model(call); });
+  const auto spoken = data_->tokens().tokenizer.decode(ids);
   print(spoken, "\n");
   if (!run.fabric().is_global_zero()) return;
   for (const auto& logger : run.loggers()) logger->log_text("sample", spoken, run.global_step());

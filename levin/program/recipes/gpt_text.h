@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -90,8 +91,12 @@ class GptText : public TrainModule, public PredictsMemory, public ChoosesDecay {
   std::vector<int64_t> prompt_ids() const;
   /// Prints a sample and gives it to the loggers. Every rank must call.
   void speak();
-  /// The prompt and what follows, the same on every rank. Every rank must call. `in_step`: from a step of the module.
-  std::vector<int64_t> sample(int64_t number, bool in_step);
+  /// The prompt and what follows, the same on every rank. `call` runs a call of the model, of which every rank has a
+  /// part: every rank must call.
+  using CallModel = std::function<void(const std::function<void()>&)>;
+  std::vector<int64_t> sample(models::Decoder& model, int64_t number, const CallModel& call);
+  /// Where no rank can run the model alone: rank 0 has it whole for the sample. Others get the prompt.
+  std::vector<int64_t> sample_whole();
 
   Options options_;
   models::DecoderOptions sizes_;

@@ -1,5 +1,7 @@
 #include "levin/strategies/pipeline/backward.h"
 
+#include <algorithm>
+#include <map>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -79,8 +81,12 @@ struct StageBackward::Split {
     NodeRef node;
     std::shared_ptr<variable_list> grads = std::make_shared<variable_list>();
     edge_list weights;
+    /// Of its owner, those of the weights.
+    std::vector<int> parts = {};
   };
   std::vector<Meeting> meetings;
+  std::map<int, const Meeting*> sort_by_parts(const ModuleSync& owner);
+
   /// Roots that do not depend on the inputs.
   edge_list rest;
   variable_list rest_grads;
@@ -182,7 +188,9 @@ std::vector<Tensor> StageBackward::of_inputs() {
         outputs.emplace_back(weight, 0);
     }
     if (meeting.weights.empty()) continue;
-    node->add_pre_hook(std::make_unique<KeepGrads>(meeting.grads));
+    // Before all hooks of tensors: the second part runs them again.
+    auto& hooks = node->tensor_pre_hooks();
+    hooks.insert(hooks.begin(), std::make_unique<KeepGrads>(meeting.grads));
     split_->meetings.push_back(std::move(meeting));
   }
   edge_list edges;
@@ -196,12 +204,33 @@ std::vector<Tensor> StageBackward::of_inputs() {
   return input_grads();
 }
 
-void StageBackward::of_weights() {
+/// Meetings of one part follow each other, parts in the order of backward. Returns the last meeting of each part.
+std::map<int, const StageBackward::Split::Meeting*> StageBackward::Split::sort_by_parts(const ModuleSync& owner) {
+  for (auto& meeting : meetings)
+    for (const auto& edge : meeting.weights) {
+      const auto& leaf = static_cast<const torch::autograd::AccumulateGrad&>(*edge.function);
+      const int part = owner.weight_part(leaf.variable);
+      if (part >= 0 && std::ranges::find(meeting.parts, part) == meeting.parts.end()) meeting.parts.push_back(part);
+    }
+  std::ranges::stable_sort(meetings, [](const Meeting& a, const Meeting& b) { return a.parts > b.parts; });
+  std::map<int, const Meeting*> last;
+  for (const auto& meeting : meetings)
+    for (const int part : meeting.parts) last[part] = &meeting;
+  return last;
+}
+
+void StageBackward::of_weights(ModuleSync* owner) {
+  if (owner) owner->enter_weights(-1);
   if (!split_) {
     all();
     return;
   }
+  std::map<int, const Split::Meeting*> last;
+  if (owner) last = split_->sort_by_parts(*owner);
+  std::unordered_set<int> entered;
   for (auto& meeting : split_->meetings) {
+    for (const int part : meeting.parts)
+      if (entered.insert(part).second) owner->enter_weights(part);
     edge_list edges;
     variable_list grads;
     for (uint32_t i = 0; i < meeting.grads->size(); ++i)
@@ -210,6 +239,8 @@ void StageBackward::of_weights() {
         grads.push_back((*meeting.grads)[i]);
       }
     if (!edges.empty()) execute(edges, grads, /*keep_graph=*/true, meeting.weights);
+    for (const int part : meeting.parts)
+      if (last.at(part) == &meeting) owner->leave_weights(part);
   }
   if (!split_->rest.empty()) execute(split_->rest, split_->rest_grads, /*keep_graph=*/false, {});
   split_.reset();

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "levin/strategies/module_sync.h"
+
 namespace levin::detail {
 
 using at::Tensor;
@@ -28,7 +30,8 @@ class StageBackward {
   std::vector<Tensor> all();
   /// The same in two calls.
   std::vector<Tensor> of_inputs();
-  void of_weights();
+  /// `owner` is told of which of its parts the weights are, one part after the other; null: nobody is.
+  void of_weights(ModuleSync* owner = nullptr);
 
  private:
   struct Split;

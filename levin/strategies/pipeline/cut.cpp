@@ -208,7 +208,7 @@ StageCut plan_stages(torch::nn::Module& module, int stages, const PipelineOption
       LEVIN_CHECK(i == j || !cut.units[j].name.starts_with(cut.units[i].name + "."), "[pipeline] unit \"",
                   cut.units[j].name, "\" is inside of \"", cut.units[i].name, "\"; choose units side by side");
   LEVIN_CHECK(static_cast<int>(cut.units.size()) >= stages, "[pipeline] ", stages, " stages need as many units, and ",
-              module.name(), " has ", cut.units.size(), " (",
+              "the model has ", cut.units.size(), " (",
               options.units ? options.units->describe() : std::string("the blocks that repeat"),
               "); use fewer ranks or chunks, or choose smaller units");
   if (!options.cut_before.empty()) {

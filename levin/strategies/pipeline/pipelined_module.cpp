@@ -19,6 +19,15 @@ std::vector<int> ranks_of(const PipelineSchedule& schedule) {
 
 }  // namespace
 
+int microbatches_of(const PipelineOptions& options, int ranks, int64_t rows) {
+  LEVIN_CHECK(rows > 0, "[pipeline] a batch without rows cannot be computed in micro-batches");
+  const int64_t asked = options.microbatches > 0 ? options.microbatches : rows >= 2 * ranks ? 2 * ranks : ranks;
+  int count = static_cast<int>(std::min(asked, rows));
+  const bool in_rounds = pipeline_schedule_traits(options.schedule).takes_chunks;  // which must be equal
+  while (in_rounds && count % std::max(1, count / ranks) != 0) --count;
+  return count;
+}
+
 PipelinedModule::PipelinedModule(torch::nn::Module& module, const PipelineOptions& options,
                                  std::shared_ptr<Collective> pipeline, Collective& all,
                                  std::shared_ptr<Collective> copies)
@@ -29,14 +38,14 @@ PipelinedModule::PipelinedModule(torch::nn::Module& module, const PipelineOption
       runner_(stages_, *group_),
       all_(all),
       copies_(copies ? std::move(copies) : std::make_shared<SingleCollective>()),
-      reduce_(stages_, all_, *group_, *copies_) {}
+      reduce_(stages_, all_, *group_, *copies_) {
+  for (const auto& state : stages_.cut().states) states_.emplace(state.tensor.unsafeGetTensorImpl(), &state);
+}
 
 void PipelinedModule::set_inner(std::unique_ptr<ModuleSync> inner) {
   inner_ = std::move(inner);
   if (!inner_) return;
-  LEVIN_CHECK(!options_.schedule.starts_with("zb"), "[model_parallel] schedule \"", options_.schedule,
-              "\" takes gradients of weights apart, and they are gathered and reduced with the others; use \"1f1b\" or "
-              "\"interleaved\"");
+  runner_.set_owner_of_weights(inner_.get());
   runner_.set_around([this](const PipelineAction& action, const auto& compute) { around(action, compute); });
 }
 
@@ -52,14 +61,16 @@ void PipelinedModule::around(const PipelineAction& action, const std::function<v
     }
     return inner_->after_forward({});
   }
-  inner_->set_sync(syncs_ && --to_come_ == 0);
+  const bool is_last = --to_come_ == 0;
+  // Without a stage before it nobody waits for the gradients of inputs: all of it is computed with those of weights.
+  if (action.kind == PipelineAction::Kind::kBackwardInput && action.stage == 0) return compute();
+  inner_->set_sync(syncs_ && is_last);
   run_backward(std::array{inner_.get()}, {}, compute);
 }
 
 const StageCut::State* PipelinedModule::find(const Tensor& tensor) const {
-  for (const auto& state : stages_.cut().states)
-    if (state.tensor.is_same(tensor)) return &state;
-  return nullptr;
+  const auto found = states_.find(tensor.unsafeGetTensorImpl());
+  return found == states_.end() ? nullptr : found->second;
 }
 
 void PipelinedModule::before_forward() {
@@ -76,12 +87,8 @@ void PipelinedModule::sync_buffers() {
   if (inner_) inner_->sync_buffers();
 }
 
-int PipelinedModule::microbatches(const PipelineOptions& options, int ranks, int64_t rows) {
-  if (options.microbatches == 0)
-    return static_cast<int>(rows >= 2 * ranks ? 2 * ranks : std::min<int64_t>(rows, ranks));
-  LEVIN_CHECK(rows >= options.microbatches, "[model_parallel] a batch of ", rows, " rows cannot be computed in ",
-              options.microbatches, " micro-batches; use larger batches (drop the last one) or fewer micro-batches");
-  return options.microbatches;
+std::string PipelinedModule::share_text(std::string text) {
+  return broadcast_string(*group_, std::move(text), stages_.rank_of(stages_.stages() - 1));
 }
 
 Tensor PipelinedModule::run_microbatches(const MicrobatchStep& step) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "levin/strategies/options.h"
@@ -9,6 +10,10 @@
 #include "levin/strategies/pipeline/runner.h"
 
 namespace levin::detail {
+
+/// In how many micro-batches a batch of that many rows is computed. One with fewer rows than micro-batches, as the last
+/// one of an epoch may be, is computed in fewer.
+int microbatches_of(const PipelineOptions& options, int ranks, int64_t rows);
 
 /// A module that is cut into stages, where what a rank has of it may be under another strategy (sharded, with copies).
 class PipelinedModule final : public ModuleSync {
@@ -38,9 +43,9 @@ class PipelinedModule final : public ModuleSync {
   void after_backward(const std::exception*) override {}
   void set_sync(bool enabled) override { syncs_ = enabled; }
   void sync_buffers() override;
-  int microbatches(int64_t rows) override { return microbatches(options_, group_->size(), rows); }
-  static int microbatches(const PipelineOptions& options, int ranks, int64_t rows);
+  int microbatches(int64_t rows) override { return microbatches_of(options_, group_->size(), rows); }
   Tensor run_microbatches(const MicrobatchStep& step) override;
+  std::string share_text(std::string text) override;
 
  private:
   void around(const PipelineAction& action, const std::function<void()>& compute);
@@ -54,6 +59,7 @@ class PipelinedModule final : public ModuleSync {
   std::shared_ptr<Collective> copies_;
   StageReduce reduce_;
   std::map<int, PipelineSchedule> schedules_;
+  std::unordered_map<const c10::TensorImpl*, const StageCut::State*> states_;
   std::unique_ptr<ModuleSync> inner_;
   std::shared_ptr<PipelinedModule*> self_ = std::make_shared<PipelinedModule*>(this);
   /// Backwards of this rank that are to come in the step.

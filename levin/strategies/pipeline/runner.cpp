@@ -174,13 +174,22 @@ Tensor PipelineRunner::run(const PipelineSchedule& schedule, const MicrobatchSte
   return step.loss;
 }
 
+/// Others that wait for this rank are told for whom it waits itself.
+void PipelineRunner::note_receiving(const PipelineAction& action, int stage) {
+  const int peer = module_.rank_of(stage);
+  if (peer != group_.rank())
+    group_.note_doing(fmt::format("receiving from rank {} of its pipeline, for {}", peer, describe(action)));
+}
+
 void PipelineRunner::forward(Step& step, const PipelineAction& action) {
   const int stage = action.stage;
   const auto part = static_cast<size_t>(action.microbatch);
   const bool is_last = stage + 1 == module_.stages();
   Live live;
   if (stage > 0) {
+    note_receiving(action, stage - 1);
     live.inputs = step.take(step.inputs, action, "input");
+    group_.note_doing(describe(action));
     if (step.with_grad)
       for (auto& input : live.inputs) input.requires_grad_();
   }
@@ -218,7 +227,7 @@ void PipelineRunner::backward(Step& step, const PipelineAction& action) {
   LEVIN_CHECK(found != step.live.end(), "[pipeline] ", describe(action), " comes before its forward");
   auto& live = found->second;
   if (action.kind == Kind::kBackwardWeight) {
-    live.backward->of_weights();
+    live.backward->of_weights(weights_);
     step.live.erase(found);
     return;
   }
@@ -226,7 +235,9 @@ void PipelineRunner::backward(Step& step, const PipelineAction& action) {
   if (live.loss.defined()) {
     roots = {std::move(live.loss)};
   } else {
+    note_receiving(action, action.stage + 1);
     grads = step.take(step.output_grads, action, "gradient");
+    group_.note_doing(describe(action));
     roots = std::move(live.outputs);
   }
   live.backward = std::make_unique<detail::StageBackward>(std::move(roots), std::move(grads), std::move(live.inputs));

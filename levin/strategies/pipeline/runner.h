@@ -50,6 +50,8 @@ class PipelineRunner {
   /// Called around each computation, which it must run: for what a strategy does before and after.
   using Around = std::function<void(const PipelineAction&, const std::function<void()>& compute)>;
   void set_around(Around around) { around_ = std::move(around); }
+  /// Told which weights are next where their gradients are computed apart; null: nobody is.
+  void set_owner_of_weights(ModuleSync* owner) { weights_ = owner; }
   /// Called before each action: for traces and tests.
   void set_observer(std::function<void(const PipelineAction&)> observer) { observer_ = std::move(observer); }
 
@@ -63,6 +65,7 @@ class PipelineRunner {
   void send_shapes(Step& step, const PipelineAction& action);
   void receive_shapes(Step& step, const PipelineAction& action);
   void check_shapes(const MicrobatchStep& step) const;
+  void note_receiving(const PipelineAction& action, int stage);
   detail::StageShapes& shapes_to(const Step& step, int stage, int microbatch);
 
   StageModule& module_;
@@ -72,6 +75,7 @@ class PipelineRunner {
   PipelineCounts counts_;
   std::function<void(const PipelineAction&)> observer_;
   Around around_;
+  ModuleSync* weights_ = nullptr;
 };
 
 }  // namespace levin

@@ -400,6 +400,25 @@ bool ShardedModule::post_backward(ShardedUnit& unit) {
   return in_backward_;
 }
 
+// ---- gradients of weights, apart from those of activations
+
+int ShardedModule::weight_part(const Tensor& weight) const {
+  for (size_t i = 0; i + 1 < units_.size(); ++i)  // the root is there all through backward
+    for (const auto* group : units_[i].groups)
+      for (const auto& param : group->params())
+        if (param.param.is_same(weight)) return static_cast<int>(i);
+  return -1;
+}
+
+void ShardedModule::enter_weights(int part) {
+  armed_ = true;  // gradients may have come in the backward of activations, and wait to be reduced
+  if (part >= 0) pre_backward(units_[static_cast<size_t>(part)]);
+}
+
+void ShardedModule::leave_weights(int part) {
+  (void)post_backward(units_[static_cast<size_t>(part)]);
+}
+
 /// A unit that ran on one rank counts as run on all.
 void ShardedModule::check_fired() {
   if (!fired_.watching()) return;

@@ -69,6 +69,9 @@ class ShardedModule final : public ModuleSync {
   std::string prepare_capture(bool keeps_gradients) override;
   void capture_failed() override;
   uint64_t layout_version() const override;
+  int weight_part(const Tensor& weight) const override;
+  void enter_weights(int part) override;
+  void leave_weights(int part) override;
 
   const std::vector<std::unique_ptr<ShardGroup>>& groups() const { return groups_; }
   Residency& residency() const { return schedule_->residency(); }

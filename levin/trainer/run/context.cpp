@@ -97,6 +97,11 @@ void RunContext::call_model(const std::function<void()>& call) {
   scope.leave();
 }
 
+bool RunContext::in_parts() const {
+  const auto& call = run_.model.wrapped->setup_call();
+  return call.sync && call.sync->microbatches(1) > 0;
+}
+
 void RunContext::print_line(const std::string& line) {
   if (run_.fabric->is_global_zero()) print_above_bar(run_.hooks.callbacks(), line);
 }

@@ -46,6 +46,7 @@ class RunContext final : public TrainerContext, private RunMetrics, private Tuni
   void call_model(const std::function<void()>& call) override;
   Tuning& tuning() override { return *this; }
   void print_line(const std::string& line) override;
+  bool in_parts() const override;
 
   // RunMetrics.
   MetricMap callback_metrics() override;

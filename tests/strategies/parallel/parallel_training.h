@@ -64,9 +64,21 @@ inline Subject vit() {
           }};
 }
 
-/// Folders of language models, or "vit".
+/// A GPT with a tied head and as many blocks: for more stages than the fixtures have blocks.
+inline Subject gpt(int64_t layers) {
+  torch::manual_seed(1);
+  models::Decoder model(models::DecoderOptions{
+      .vocab_size = 48, .max_positions = 8, .num_layers = layers, .num_heads = 4, .hidden_dim = 16});
+  for (auto& parameter : model->parameters()) parameter.data().add_(torch::randn_like(parameter) * 0.05);
+  const auto loss = [model](const Tensor& tokens) mutable { return model(tokens, models::next_tokens(tokens)); };
+  return {fmt::format("gpt of {}", layers), model.ptr(), loss, [](int64_t step) { return tokens_of(step, 8); }};
+}
+
+/// Folders of language models, "vit", or a GPT ("gpt of 4").
 inline Subject subject_of(const std::string& name) {
-  return name == "vit" ? vit() : language(name);
+  if (name == "vit") return vit();
+  constexpr std::string_view kGpt = "gpt of ";
+  return name.starts_with(kGpt) ? gpt(std::stoll(name.substr(kGpt.size()))) : language(name);
 }
 
 /// The fixtures have dropout, which no two layouts draw alike.
@@ -199,10 +211,11 @@ inline std::shared_ptr<Collective> one_rank() {
 }
 
 /// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the full parameters.
+/// `losses`: of each step, the mean over all ranks.
 inline std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
                                       const std::filesystem::path& from, const std::filesystem::path& to,
-                                      const std::string& model = "llama") {
-  auto subject = language(model);
+                                      const std::string& model = "llama", std::vector<Tensor>* losses = nullptr) {
+  auto subject = subject_of(model);
   without_dropout(subject);
   const auto params = unique_parameters(*subject.module);
   Trainee trainee(group, choice, *subject.module);
@@ -215,7 +228,11 @@ inline std::vector<Tensor> train_part(Collective& group, const StrategyChoice& c
   for (int step = first; step < last; ++step) {
     const auto place = trainee.strategy().data_place();
     const auto own = subject.batch(step).chunk(place.size, 0)[static_cast<size_t>(place.rank)];
-    run_batch(trainee, subject, own, 1);
+    auto loss = run_batch(trainee, subject, own, 1);
+    if (losses) {
+      if (place.size > 1) group.all_reduce(loss, ReduceOp::kMean);
+      losses->push_back(loss);
+    }
     optimizer.step();
     optimizer.zero_grad();
   }

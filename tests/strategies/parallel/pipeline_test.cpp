@@ -203,9 +203,12 @@ TEST_P(PipelineOver, EveryScheduleTrainsAsOneProcessDoes) {
   std::map<std::string, Outcome> wanted;
   for (const auto& model : kModels) wanted[model] = alone(model, layers);
   run_ranks(ranks, [&](Collective& group) {
-    int turn = 0;
-    for (const auto& schedule : pipeline_schedule_names())
-      for (const int microbatches : ranks == 2 ? std::vector{1, 2, 3, 4, 5, 7, 12} : std::vector{1, 3, 8, 12}) {
+    int turn = 0, number = 0;
+    for (const auto& schedule : pipeline_schedule_names()) {
+      ++number;
+      for (int microbatches = 1; microbatches <= 12; ++microbatches) {
+        // Of every five counts one, another one for each schedule and number of ranks.
+        if (!all_meshes() && (microbatches + number + ranks) % 5 != 0) continue;
         const PipelineOptions options{.schedule = schedule, .microbatches = microbatches};
         const auto& model = kModels[static_cast<size_t>(turn++) % kModels.size()];
         const auto what = fmt::format("{} {} {}", model, schedule, microbatches);
@@ -219,6 +222,7 @@ TEST_P(PipelineOver, EveryScheduleTrainsAsOneProcessDoes) {
         expect_same(group, trained(group, subject_of(model, layers), options, {.delays = turn % 4 == 0}), wanted[model],
                     what);
       }
+    }
   });
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, PipelineOver, ::testing::Values(2, 4));
@@ -239,7 +243,7 @@ TEST(Pipeline, TenStepsOfEveryModelAreTheSame) {
 }
 
 TEST(Pipeline, CopiesAccumulationAndRecomputationAreTheSame) {
-  const Setting setting{.rows = 16, .steps = 3, .accumulate = 2, .clips = true, .checkpoints = true};
+  const Setting setting{.rows = 16, .steps = 2, .accumulate = 2, .clips = true, .checkpoints = true};
   const auto wanted = alone("gpt", 4, setting);
   run_ranks(4, [&](Collective& group) {
     for (const auto& schedule : pipeline_schedule_names())
