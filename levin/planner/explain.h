@@ -34,7 +34,11 @@ std::string sharding_text(const Candidate& candidate);
 /// configuration.
 std::string plans_text(const PlanQuestion& question, const Plans& plans);
 std::string plans_json(const PlanQuestion& question, const Plans& plans);
-/// The first plan in C++: the options of a Fabric.
+/// The strategy as C++ takes it ("levin::ModelParallelOptions{...}") and as command lines and configuration files do
+/// ("model_parallel:pp=8,..."). Selective checkpointing is in neither: checkpoint_activations does it.
+std::string strategy_text(const Candidate& candidate);
+std::string strategy_name(const Candidate& candidate);
+/// The plan in C++, the options of a Fabric, and as arguments of `levin fit`.
 std::string configuration_text(const PlanQuestion& question, const Plan& plan);
 
 }  // namespace levin::planner

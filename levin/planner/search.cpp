@@ -134,6 +134,8 @@ class Searcher {
       }
       for (const int64_t size : shard_sizes) {
         if (size * candidate.cp == 1 && !candidate.offload) continue;
+        // "deepspeed_stage_1" shards over all ranks.
+        if (stage == 1 && size < data) continue;
         candidate.dp_shard = size, candidate.dp_replicate = data / size;
         if ((size * candidate.cp) % candidate.ep == 0) walk_schedules(candidate);
       }

@@ -24,7 +24,8 @@ class ModelParallelStrategy : public Strategy {
   explicit ModelParallelStrategy(ModelParallelOptions options);
   static std::vector<NamedStrategy> names();
   /// Of a name with sizes, for command lines: "model_parallel:dp_shard=2,tp=2,sequence_parallel". Of sizes that are not
-  /// given dp_shard is what the others leave.
+  /// given dp_shard is what the others leave. More words: "schedule=1f1b", "chunks=2" and "microbatches=8" of the
+  /// pipeline, "sharding=grad_op", "checkpointing=full" and "offload" of FSDP.
   static NamedStrategy named(const std::string& text);
 
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
