@@ -283,9 +283,8 @@ std::string strategy_name(const Candidate& c) {
 
 std::string mesh_text(const Candidate& c) {
   std::string out;
-  for (const auto& [name, size] : {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate),
-                                   std::pair("dp_shard", c.dp_shard), std::pair("cp", c.cp), std::pair("tp", c.tp)}) {
-    if (size > 1) out += fmt::format("{}{} {}", out.empty() ? "" : " x ", name, size);
+  for (const auto& [name, size] : axes_of(c)) {
+    if (size > 1) out += fmt::format("{}{} {}", out.empty() ? "" : name == "ep" ? ", " : " x ", name, size);
   }
   return out.empty() ? "1 GPU" : out;
 }
@@ -315,7 +314,10 @@ std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& 
     const auto found = best_micro_batch(question, candidate, plan.candidate.batch(), may_change);
     if (!found) continue;
     const auto& other = *found;
-    Alternative alternative{.change = change.name,
+    auto name = change.name;
+    if (other.candidate.micro_batch != candidate.micro_batch)
+      name += fmt::format(", micro-batch {}", other.candidate.micro_batch);
+    Alternative alternative{.change = name,
                             .fits = other.memory.peak <= usable_memory(question.cluster),
                             .memory = other.memory.peak,
                             .slower = other.cost.seconds() / plan.cost.seconds() - 1};
@@ -367,7 +369,8 @@ std::string plans_text(const PlanQuestion& question, const Plans& plans) {
   out += plans_table(plans);
   out += fmt::format("\nPlan 1: {}\nA step takes {}:\n{}", mesh_text(first.candidate),
                      seconds_text(first.cost.seconds()), time_text(first));
-  out += fmt::format("Memory of a rank of stage {}, the fullest:\n{}", first.stage, memory_text(question, first));
+  const auto whose = first.candidate.pp > 1 ? fmt::format(" of stage {}, the fullest", first.stage) : std::string();
+  out += fmt::format("Memory of a rank{}:\n{}", whose, memory_text(question, first));
   if (const auto others = alternatives_text(question, first); !others.empty())
     out += "With one thing changed:\n" + others;
   return out + "Configuration:\n" + configuration_text(question, first);

@@ -9,7 +9,7 @@ namespace levin::planner {
 
 /// The plan with one thing changed: why it is as it is.
 struct Alternative {
-  /// "tp 4", "checkpointing none".
+  /// "tp 4", "no checkpointing", "pp 4, micro-batch 1": the micro-batch is what suits the change.
   std::string change;
   bool fits = true;
   /// Bytes of the fullest rank, and how much longer a step takes: 0.12 is 12 %.
@@ -23,7 +23,7 @@ struct Alternative {
 /// checkpointing and sharding.
 std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& plan);
 
-/// "pp 8 x dp_replicate 16 x tp 8": axes that are not 1; "1 GPU" when all are.
+/// "pp 8 x dp_replicate 16 x tp 8, ep 2": axes that are not 1; "1 GPU" when all are.
 std::string mesh_text(const Candidate& candidate);
 /// "interleaved, 3 chunks".
 std::string schedule_text(const Candidate& candidate);
