@@ -45,6 +45,10 @@ ClusterShape cluster_of(const std::string& gpu, int64_t gpus, double memory, int
   LEVIN_CHECK(gpus >= 1 && gpus <= 1 << 20, "[levin plan] --gpus ", gpus, " is not allowed (1 to ", 1 << 20, ")");
   LEVIN_CHECK(gpus_per_node >= 1 && gpus_per_node <= 1024, "[levin plan] --gpus-per-node ", gpus_per_node,
               " is not allowed (1 to 1024)");
+  // Ranks are started node by node: each node has as many.
+  LEVIN_CHECK(gpus <= gpus_per_node || gpus % gpus_per_node == 0, "[levin plan] --gpus ", gpus,
+              " are no whole nodes of ", gpus_per_node, "; take ", gpus / gpus_per_node * gpus_per_node, " or ",
+              (gpus / gpus_per_node + 1) * gpus_per_node, ", or say --gpus-per-node");
   const auto* row = std::ranges::find_if(kRows, [&](const Row& r) { return equal_ignoring_case(gpu, r.name); });
   if (row == std::end(kRows)) fail_unknown("levin plan", "--gpu", gpu, known_gpus());
   const double peak = peak_flops(row->device, c10::ScalarType::BFloat16).value();

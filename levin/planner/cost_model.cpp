@@ -162,8 +162,10 @@ double CostModel::head_seconds(const Candidate& candidate) const {
   const double n = tokens(candidate), w = as_double(model_.width);
   const double vocabulary = as_double(model_.vocabulary) / as_double(candidate.tp);
   const double product = gemm_seconds(n, vocabulary, w);
-  // Logits: written, read for their sum, read and written as gradients, read twice.
-  return 3 * product + bytes_seconds(n * vocabulary * (software_.chunked_loss ? 10 : 22));
+  // Bytes of a logit. In chunks: written, read for its sum, read and written as gradient. Else as separate kernels in
+  // float32: cast, maximum, difference, exponential, sum, quotient, gradient, cast back.
+  constexpr double kFused = 10, kSeparate = 6 + 4 + 8 + 8 + 4 + 8 + 8 + 6;
+  return 3 * product + bytes_seconds(n * vocabulary * (software_.chunked_loss ? kFused : kSeparate));
 }
 
 CostModel::Path CostModel::path(int64_t size, int64_t stride) const {

@@ -230,16 +230,22 @@ std::string options_of_pipeline(const Candidate& c) {
   return out + fmt::format(", .microbatches = {}", c.microbatches);
 }
 
+/// Sizes that a configuration says. The default of dp_shard is what the others leave.
+std::vector<std::pair<std::string, int64_t>> axes_of(const Candidate& c) {
+  std::vector<std::pair<std::string, int64_t>> all{
+      {"pp", c.pp}, {"dp_replicate", c.dp_replicate}, {"dp_shard", c.dp_shard}, {"cp", c.cp}, {"tp", c.tp},
+      {"ep", c.ep}};
+  std::erase_if(all, [](const auto& axis) { return axis.second == 1 && axis.first != "dp_shard"; });
+  return all;
+}
+
 std::string sizes_of_mesh(const Candidate& c) {
   std::vector<std::string> sizes;
-  for (const auto& [name, size] :
-       {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate), std::pair("dp_shard", c.dp_shard),
-        std::pair("cp", c.cp), std::pair("tp", c.tp), std::pair("ep", c.ep)}) {
-    // The default of dp_shard is what the others leave.
-    if (size > 1 || std::string_view(name) == "dp_shard") sizes.push_back(fmt::format(".{} = {}", name, size));
-  }
+  for (const auto& [name, size] : axes_of(c)) sizes.push_back(fmt::format(".{} = {}", name, size));
   return join(sizes);
 }
+
+}  // namespace
 
 std::string strategy_text(const Candidate& c) {
   const auto fsdp = options_of_fsdp(c);
@@ -255,28 +261,30 @@ std::string strategy_text(const Candidate& c) {
   return c.dp_replicate > 1 ? "\"ddp\"" : "\"single_device\"";
 }
 
-/// The strategy as `levin fit` takes it.
 std::string strategy_name(const Candidate& c) {
-  if (!is_over_mesh(c)) {
+  const bool is_full = c.checkpointing == Checkpointing::kFull;
+  // The names of FSDP have no words.
+  if (!is_over_mesh(c) && !(c.zero_stage == 3 && is_full)) {
+    if (c.zero_stage == 3) return c.offload ? "fsdp_cpu_offload" : "fsdp";
     const auto text = strategy_text(c);
-    return text.front() == '"' ? text.substr(1, text.size() - 2) : "fsdp";
+    return text.substr(1, text.size() - 2);
   }
-  std::string sizes;
-  for (const auto& [name, size] :
-       {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate), std::pair("dp_shard", c.dp_shard),
-        std::pair("cp", c.cp), std::pair("tp", c.tp), std::pair("ep", c.ep)}) {
-    if (size > 1 || std::string_view(name) == "dp_shard") sizes += fmt::format(",{}={}", name, size);
-  }
-  return "model_parallel:" + sizes.substr(1) + (c.sequence_parallel ? ",sequence_parallel" : "");
+  std::vector<std::string> words;
+  for (const auto& [name, size] : axes_of(c)) words.push_back(fmt::format("{}={}", name, size));
+  if (c.sequence_parallel) words.emplace_back("sequence_parallel");
+  if (c.pp > 1) words.push_back(fmt::format("schedule={}", to_string(c.schedule)));
+  if (c.schedule == Schedule::kInterleaved) words.push_back(fmt::format("chunks={}", c.chunks));
+  if (c.pp > 1) words.push_back(fmt::format("microbatches={}", c.microbatches));
+  if (c.zero_stage == 2) words.emplace_back("sharding=grad_op");
+  if (is_full) words.emplace_back("checkpointing=full");
+  if (c.offload) words.emplace_back("offload");
+  return "model_parallel:" + join(words, ",");
 }
-
-}  // namespace
 
 std::string mesh_text(const Candidate& c) {
   std::string out;
-  for (const auto& [name, size] : {std::pair("pp", c.pp), std::pair("dp_replicate", c.dp_replicate),
-                                   std::pair("dp_shard", c.dp_shard), std::pair("cp", c.cp), std::pair("tp", c.tp)}) {
-    if (size > 1) out += fmt::format("{}{} {}", out.empty() ? "" : " x ", name, size);
+  for (const auto& [name, size] : axes_of(c)) {
+    if (size > 1) out += fmt::format("{}{} {}", out.empty() ? "" : name == "ep" ? ", " : " x ", name, size);
   }
   return out.empty() ? "1 GPU" : out;
 }
@@ -306,7 +314,10 @@ std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& 
     const auto found = best_micro_batch(question, candidate, plan.candidate.batch(), may_change);
     if (!found) continue;
     const auto& other = *found;
-    Alternative alternative{.change = change.name,
+    auto name = change.name;
+    if (other.candidate.micro_batch != candidate.micro_batch)
+      name += fmt::format(", micro-batch {}", other.candidate.micro_batch);
+    Alternative alternative{.change = name,
                             .fits = other.memory.peak <= usable_memory(question.cluster),
                             .memory = other.memory.peak,
                             .slower = other.cost.seconds() / plan.cost.seconds() - 1};
@@ -328,7 +339,7 @@ std::string configuration_text(const PlanQuestion& question, const Plan& plan) {
     out +=
         "  levin::checkpoint_activations(model, levin::policy::repeated(),\n"
         "                                {.keep_results_of = levin::CheckpointOptions::matrix_products()});\n";
-  } else if (c.checkpointing == Checkpointing::kFull && (!by_options || c.ep > 1)) {
+  } else if (c.checkpointing == Checkpointing::kFull && !by_options) {
     out += "  levin::checkpoint_activations(model, levin::policy::repeated());\n";
   }
   const int64_t batch = c.micro_batch * c.microbatches;
@@ -337,8 +348,12 @@ std::string configuration_text(const PlanQuestion& question, const Plan& plan) {
   // A pipeline cuts the batch itself; else micro-batches are accumulated.
   out += fmt::format("  levin fit ... --trainer.devices={} --trainer.num_nodes={} --trainer.precision={} ",
                      cluster.gpus_per_node, nodes, question.precision);
-  return out + fmt::format("--trainer.strategy={} --trainer.accumulate_grad_batches={} --data.batch_size={}\n",
-                           strategy_name(c), c.pp > 1 ? 1 : c.microbatches, c.pp > 1 ? batch : c.micro_batch);
+  out += fmt::format("--trainer.strategy={} --trainer.accumulate_grad_batches={} --data.batch_size={}\n",
+                     strategy_name(c), c.pp > 1 ? 1 : c.microbatches, c.pp > 1 ? batch : c.micro_batch);
+  const bool by_name = c.checkpointing == Checkpointing::kFull && by_options;
+  if (c.checkpointing != Checkpointing::kNone && !by_name)
+    out += "  // The command line has no word for this checkpointing: without it memory is not as above.\n";
+  return out;
 }
 
 std::string plans_text(const PlanQuestion& question, const Plans& plans) {
@@ -354,7 +369,8 @@ std::string plans_text(const PlanQuestion& question, const Plans& plans) {
   out += plans_table(plans);
   out += fmt::format("\nPlan 1: {}\nA step takes {}:\n{}", mesh_text(first.candidate),
                      seconds_text(first.cost.seconds()), time_text(first));
-  out += fmt::format("Memory of a rank of stage {}, the fullest:\n{}", first.stage, memory_text(question, first));
+  const auto whose = first.candidate.pp > 1 ? fmt::format(" of stage {}, the fullest", first.stage) : std::string();
+  out += fmt::format("Memory of a rank{}:\n{}", whose, memory_text(question, first));
   if (const auto others = alternatives_text(question, first); !others.empty())
     out += "With one thing changed:\n" + others;
   return out + "Configuration:\n" + configuration_text(question, first);

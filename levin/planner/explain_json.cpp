@@ -24,6 +24,7 @@ Json json_of(const Plan& plan) {
             {"sequence_parallel", c.sequence_parallel},
             {"checkpointing", std::string(to_string(c.checkpointing))},
             {"offload", c.offload},
+            {"strategy", strategy_name(c)},
             {"seconds", plan.cost.seconds()},
             {"tokens_per_second", plan.tokens_per_second},
             {"mfu", plan.mfu},

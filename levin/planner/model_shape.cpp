@@ -161,6 +161,7 @@ ModelShape shape_by_name(const std::string& name) {
   if (is_in(models::text_encoder_names(), name)) return shape_of(name, models::text_encoder_options(name));
   if (fs::exists(fs::path(name) / "config.json")) return shape_of_folder(name);
   LEVIN_CHECK(!fs::is_directory(name), "[levin plan] ", name, " has no config.json");
+  LEVIN_CHECK(name.find('/') == name.npos, "[levin plan] --model \"", shown(name), "\": there is no such folder");
   fail_unknown("levin plan", "--model", name, planned_models());
 }
 

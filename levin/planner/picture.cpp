@@ -124,7 +124,10 @@ class Painter {
       }
       y_ += 21;
     }
-    legend({{"forward", 0, kForward}, {"backward", 0, kBackward}, {"gradients of weights", 0, kWeights}});
+    std::vector<Part> colors{{"forward", 0, kForward}, {"backward", 0, kBackward}};
+    if (c_.schedule == Schedule::kZB1P || c_.schedule == Schedule::kZBV)
+      colors = {{"forward", 0, kForward}, {"gradients of inputs", 0, kBackward}, {"gradients of weights", 0, kWeights}};
+    legend(colors);
   }
 
   static uint32_t color_of(PipelineAction::Kind kind) {

@@ -79,6 +79,28 @@ Tensor counted(const TensorSplit::Parameter* parameter, const Tensor& grad, int6
   return grad.narrow(0, 0, std::clamp<int64_t>(parameter->shared.first - first, 0, grad.size(0)));
 }
 
+/// Words of a strategy's name that say how state is sharded and what is recomputed. False: another word.
+bool takes_sharding_word(const std::string& word, FsdpOptions& options) {
+  const auto equals = word.find('=');
+  const auto name = word.substr(0, equals), value = equals == word.npos ? std::string() : word.substr(equals + 1);
+  if (name == "sharding") {
+    LEVIN_CHECK(value == "full" || value == "grad_op", "[model_parallel] \"", shown(word),
+                "\": sharding may be \"full\" or \"grad_op\"");
+    options.sharding_strategy = value;
+    return true;
+  }
+  if (name == "checkpointing") {
+    LEVIN_CHECK(value == "full" || value == "none", "[model_parallel] \"", shown(word),
+                "\": checkpointing may be \"full\" (of the blocks that repeat) or \"none\"; for others give "
+                "ModelParallelOptions::fsdp");
+    if (value == "full") options.activation_checkpointing_policy = policy::repeated();
+    return true;
+  }
+  if (word != "offload") return false;
+  options.cpu_offload = true;
+  return true;
+}
+
 }  // namespace
 
 ModelParallelStrategy::ModelParallelStrategy(ModelParallelOptions options)
@@ -117,8 +139,10 @@ NamedStrategy ModelParallelStrategy::named(const std::string& text) {
   for (const auto& [name, value] : sizes) known.push_back(name);
   // Where another one is -1, nothing is left for dp_shard.
   if (text.find("=-1") != text.npos) options.mesh.dp_shard = 1;
+  known.insert(known.end(), {"sharding=grad_op", "checkpointing=full", "offload"});
   std::istringstream words(text.substr(text.find(':') + 1));
   for (std::string word; std::getline(words, word, ',');) {
+    if (takes_sharding_word(word, options.fsdp)) continue;
     const auto equals = word.find('=');
     const auto name = word.substr(0, equals);
     const auto size = std::find_if(sizes.begin(), sizes.end(), [&](const auto& each) { return each.first == name; });

@@ -26,9 +26,9 @@ class ModelParallelStrategy : public Strategy {
  public:
   explicit ModelParallelStrategy(ModelParallelOptions options);
   static std::vector<NamedStrategy> names();
-  /// Of a name with sizes, for command lines: "model_parallel:dp_shard=2,tp=2,sequence_parallel",
-  /// "model_parallel:pp=2,schedule=gpipe,microbatches=8". Of sizes that are not given dp_shard is what the others
-  /// leave.
+  /// Of a name with sizes, for command lines: "model_parallel:dp_shard=2,tp=2,sequence_parallel". Of sizes that are not
+  /// given dp_shard is what the others leave. More words: "schedule=1f1b", "chunks=2" and "microbatches=8" of the
+  /// pipeline, "sharding=grad_op", "checkpointing=full" and "offload" of FSDP.
   static NamedStrategy named(const std::string& text);
 
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;

@@ -16,23 +16,51 @@ double utilization(const PlanQuestion& question, const Candidate& candidate) {
   return evaluate(question, candidate).hfu;
 }
 
-TEST(Published, WeakScalingTo3072GpusIsWithinSixPoints) {
+TEST(Published, TableOfWeakScalingAgreesWithItself) {
+  const auto runs = narayanan_2021();
+  const auto sizes = narayanan_2021_sizes();
+  ASSERT_EQ(runs.size(), sizes.size());
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const auto& [name, width, layers, heads, parameters, percent, petaflops] = sizes[i];
+    const auto model = model_shape(runs[i].model);
+    EXPECT_EQ(model.name, name);
+    EXPECT_EQ(std::tuple(model.width, model.layers, model.heads, model.vocabulary, model.sequence),
+              std::tuple(width, layers, heads, 51200, 2048))
+        << name;
+    EXPECT_NEAR(model.parameters() / 1e9, parameters, 0.06) << name;
+    EXPECT_NEAR(100 * runs[i].tflops * 1e12 / kPeak, percent, 0.55) << name;
+    EXPECT_NEAR(runs[i].tflops * static_cast<double>(runs[i].gpus) / 1e3, petaflops, 0.004 * petaflops) << name;
+  }
+}
+
+TEST(Published, WeakScalingTo3072GpusIsWithinFourPoints) {
   for (const auto& run : narayanan_2021()) {
     const auto plan = evaluate(question_of(run), candidate_of(run));
-    EXPECT_NEAR(100 * plan.hfu, 100 * run.tflops * 1e12 / kPeak, 6) << run.model;
+    // With the recomputed forward, as published, and without: their MFU.
+    const double published = 100 * run.tflops * 1e12 / kPeak;
+    EXPECT_NEAR(100 * plan.hfu, published, 4) << run.model;
+    EXPECT_NEAR(100 * plan.mfu, published * plan.mfu / plan.hfu, 4) << run.model;
     // They ran: they fit.
     EXPECT_LT(plan.memory.peak, usable_memory(cluster_of("a100", run.gpus))) << run.model;
   }
 }
 
-TEST(Published, SelectiveRecomputationIsWithinSixPoints) {
+TEST(Published, SelectiveRecomputationIsWithinFourPoints) {
+  // Of the four models with selective recomputation.
+  const std::vector<double> mfu{41.5, 51.4, 56.0, 56.3};
+  size_t row = 0;
   for (const auto& run : korthikanti_2022()) {
     const auto question = question_of(run);
     const auto plan = evaluate(question, candidate_of(run));
     const double published = question.model.model_flops() * static_cast<double>(run.batch) /
                              (run.seconds * static_cast<double>(run.gpus) * kPeak);
-    EXPECT_NEAR(100 * plan.mfu, 100 * published, 6) << run.model;
+    EXPECT_NEAR(100 * plan.mfu, 100 * published, 4) << run.model;
     EXPECT_LT(plan.memory.peak, usable_memory(question.cluster)) << run.model;
+    // The published seconds give the published MFU.
+    if (row >= 4) {
+      EXPECT_NEAR(100 * published, mfu[row - 4], 0.25) << run.model;
+    }
+    ++row;
   }
 }
 
@@ -44,6 +72,21 @@ TEST(Published, SelectiveRecomputationIsAsMuchFasterAsMeasured) {
     const double selective = evaluate(question_of(runs[i + 4]), candidate_of(runs[i + 4])).cost.seconds();
     EXPECT_NEAR(full / selective, runs[i].seconds / runs[i + 4].seconds, 0.1) << runs[i].model;
   }
+}
+
+TEST(Published, OrderOfTheWeakScalingRunsIsThePublishedOne) {
+  // Wherever two rows of table 1 are 8 % or more apart.
+  const auto runs = narayanan_2021();
+  int64_t pairs = 0;
+  for (const auto& a : runs) {
+    for (const auto& b : runs) {
+      if (a.tflops < 1.08 * b.tflops) continue;
+      ++pairs;
+      EXPECT_GT(evaluate(question_of(a), candidate_of(a)).hfu, evaluate(question_of(b), candidate_of(b)).hfu)
+          << a.model << " " << b.model;
+    }
+  }
+  EXPECT_GE(pairs, 17);
 }
 
 TEST(Published, MeasuredUtilizationGrowsWithTheModelAsItDid) {
@@ -97,6 +140,63 @@ TEST(Published, InterleavedIsFasterAndTheMoreSoTheSmallerTheBatch) {
   }
 }
 
+TEST(Published, SendingPiecesOfActivationsGainsAsMuchAsMeasured) {
+  // Figure 18: the interleaved runs of figure 12, of which each tp rank sends its part alone. Up to 11 % in the paper.
+  PlanQuestion question{.model = model_shape("gpt3-175b"), .cluster = cluster_of("a100", 96), .software = megatron()};
+  for (const int64_t batch : {12, 24, 36, 48, 60}) {
+    const Candidate candidate{.pp = 12,
+                              .tp = 8,
+                              .schedule = Schedule::kInterleaved,
+                              .chunks = 4,
+                              .microbatches = batch,
+                              .checkpointing = Checkpointing::kFull};
+    question.software.scatters_sends = true;
+    const double pieces = utilization(question, candidate);
+    question.software.scatters_sends = false;
+    EXPECT_NEAR(pieces / utilization(question, candidate), 1.11, 0.05) << batch;
+  }
+}
+
+TEST(Published, PipelineOfMoreStagesScalesWithTheBatch) {
+  // Figure 11: three layers of 20480 a stage, tp 8. Each further stage costs bubble, and less so with batches of 128.
+  double before[2] = {1, 1};
+  for (const int64_t pp : {1, 2, 4, 8}) {
+    double rates[2];
+    for (const int i : {0, 1}) {
+      auto model = model_shape("megatron-530b");
+      model.layers = 3 * pp;
+      const PlanQuestion question{.model = model, .cluster = cluster_of("a100", 8 * pp), .software = megatron()};
+      rates[i] = utilization(question, {.pp = pp,
+                                        .tp = 8,
+                                        .schedule = pp > 1 ? Schedule::k1F1B : Schedule::kNone,
+                                        .microbatches = i == 0 ? 8 : 128,
+                                        .checkpointing = Checkpointing::kFull});
+      EXPECT_LT(rates[i], before[i]) << pp;
+      before[i] = rates[i];
+    }
+    EXPECT_LT(rates[0], rates[1]) << pp;
+    if (pp == 8) {
+      EXPECT_LT(rates[0], 0.6 * rates[1]);
+    }
+  }
+}
+
+TEST(Published, RecomputationCostsAQuarterAndAllowsTwiceTheThroughput) {
+  // Figure 17: 145B on 128 GPUs, tp 8 x pp 16. In sequences per second up to 33 % less at the same batch; with the
+  // batches that it makes room for up to twice as much.
+  const PlanQuestion question{
+      .model = model_shape("megatron-145b"), .cluster = cluster_of("a100", 128), .software = megatron()};
+  const auto rate = [&](int64_t batch, Checkpointing checkpointing) {
+    return evaluate(
+               question,
+               {.pp = 16, .tp = 8, .schedule = Schedule::k1F1B, .microbatches = batch, .checkpointing = checkpointing})
+        .tokens_per_second;
+  };
+  for (const int64_t batch : {1, 2, 4, 8})
+    EXPECT_NEAR(rate(batch, Checkpointing::kFull) / rate(batch, Checkpointing::kNone), 0.72, 0.05) << batch;
+  EXPECT_NEAR(rate(256, Checkpointing::kFull) / rate(8, Checkpointing::kNone), 2, 0.25);
+}
+
 /// 5.9B parameters on 64 GPUs: figures 14 and 15.
 PlanQuestion small_model() {
   auto model = model_shape("gpt3-6.7b");
@@ -126,7 +226,7 @@ TEST(Published, DataParallelBeatsPipelineAndTensorParallelWhereItFits) {
 }
 
 TEST(Published, MicroBatchOfTwoIsBestFor91B) {
-  // Figure 16: 91B on 64 GPUs, tp 8 x pp 8. One and two are close at the small batch.
+  // Figure 16: 91B on 64 GPUs, tp 8 x pp 8. One and two are close at the small batch, two and four at the large one.
   auto model = model_shape("megatron-530b");
   model.layers = 32, model.width = 15360, model.head_width = 120, model.mlp_width = 4 * 15360;
   EXPECT_NEAR(model.parameters() / 1e9, 91.4, 1);
@@ -140,8 +240,8 @@ TEST(Published, MicroBatchOfTwoIsBestFor91B) {
                                              .micro_batch = micro,
                                              .microbatches = batch / micro,
                                              .checkpointing = Checkpointing::kFull}));
-    EXPECT_GT(rates[1], 0.99 * rates[0]) << batch;
-    EXPECT_GT(rates[1], 0.995 * rates[2]) << batch;
+    EXPECT_GT(rates[1], rates[0]) << batch;
+    EXPECT_GT(rates[1], 0.999 * rates[2]) << batch;
     EXPECT_GT(rates[2], rates[3]) << batch;
   }
 }
@@ -165,7 +265,67 @@ TEST(Published, MoreGpusForTheSameBatchCostWhatTheyDid) {
                               .checkpointing = Checkpointing::kFull};
     const PlanQuestion question{
         .model = model_shape(row.model), .cluster = cluster_of("a100", row.gpus), .software = megatron()};
-    EXPECT_NEAR(100 * utilization(question, candidate), 100 * row.tflops * 1e12 / kPeak, 6) << row.model << row.gpus;
+    EXPECT_NEAR(100 * utilization(question, candidate), 100 * row.tflops * 1e12 / kPeak, 5) << row.model << row.gpus;
+  }
+}
+
+/// The fastest of the micro-batches and chunks that fit, as nobody tells which were taken.
+Plan best_of(const PlanQuestion& question, const PublishedH100& run) {
+  const int64_t samples = run.batch / 48;
+  Plan best;
+  for (int64_t micro = 1; micro <= samples; micro *= 2) {
+    for (int64_t chunks = 1; chunks <= (run.pp == 1 ? 1 : run.layers / run.pp); ++chunks) {
+      if (run.layers % (run.pp * chunks) != 0) continue;
+      for (const auto checkpointing : {Checkpointing::kNone, Checkpointing::kSelective}) {
+        Candidate c{.pp = run.pp, .dp_shard = 48, .tp = run.tp, .zero_stage = 1, .chunks = chunks};
+        c.schedule = run.pp == 1 ? Schedule::kNone : chunks > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+        c.micro_batch = micro, c.microbatches = samples / micro;
+        c.sequence_parallel = run.tp > 1, c.checkpointing = checkpointing;
+        if (!why_not(question.model, c).empty()) continue;
+        const auto plan = evaluate(question, c);
+        if (plan.memory.peak < usable_memory(question.cluster) && plan.mfu > best.mfu) best = plan;
+      }
+    }
+  }
+  return best;
+}
+
+TEST(Published, MegatronCoreOnH100IsWithinTenPoints) {
+  for (const auto& run : megatron_core_2024()) {
+    auto model = model_shape("gpt3-175b");
+    model.layers = run.layers, model.width = run.width, model.heads = model.kv_heads = run.heads;
+    model.head_width = run.width / run.heads, model.mlp_width = 4 * run.width;
+    model.vocabulary = 131072, model.tied_head = false, model.sequence = model.positions = 4096;
+    EXPECT_NEAR(model.parameters() / 1e9, run.parameters, 0.025 * run.parameters + 0.1);
+    const PlanQuestion question{.model = model, .cluster = cluster_of("h100", run.gpus), .software = megatron_core()};
+    // They count all pairs of causal attention.
+    const double mfu = 100 * best_of(question, run).mfu * model.model_flops(true) / model.model_flops(false);
+    // The smallest, without tp, is the one that we take for too fast.
+    EXPECT_NEAR(mfu, run.tflops / 9.894, run.tp == 1 ? 13 : 10) << run.parameters;
+  }
+}
+
+TEST(Published, LlamaOf405BIsWithinFourPointsAndInOrder) {
+  double before = 1;
+  for (const auto& run : llama_3_2024()) {
+    // The first and the last stage have a layer less, in place of which they have embedding and head.
+    auto model = model_shape("llama-3-405b", run.sequence);
+    const double flops = model.model_flops();
+    model.layers += 2;
+    const PlanQuestion question{.model = model, .cluster = cluster_of("h100", run.gpus)};
+    const Candidate candidate{.pp = 16,
+                              .dp_shard = run.dp,
+                              .cp = run.cp,
+                              .tp = 8,
+                              .zero_stage = 2,
+                              .schedule = Schedule::kInterleaved,
+                              .chunks = 8,
+                              .microbatches = (int64_t{1} << 24) / run.sequence / run.dp,
+                              .sequence_parallel = true};
+    const double mfu = evaluate(question, candidate).mfu * flops / model.model_flops();
+    EXPECT_NEAR(100 * mfu, run.mfu, 4) << run.gpus << " " << run.sequence;
+    EXPECT_LT(mfu, before);
+    before = mfu;
   }
 }
 

@@ -46,7 +46,7 @@ struct PlanCommand {
         .model = planner::model_shape(model, sequence),
         .cluster = planner::cluster_of(gpu, gpus, static_cast<double>(memory.bytes), gpus_per_node),
         .tokens_per_batch = tokens_per_batch,
-        .precision = precision,
+        .precision = resolve_precision(precision, c10::DeviceType::CUDA).name,
         .top = top};
     if (!link.empty()) question.cluster.between.bandwidth = planner::link_bandwidth(link);
     if (!node_link.empty()) question.cluster.inside.bandwidth = planner::link_bandwidth(node_link);
