@@ -49,6 +49,9 @@ void check_options(const GenerateOptions& o) {
               "[generate] presence_penalty and frequency_penalty must be finite");
   LEVIN_CHECK(o.no_repeat_ngram_size >= 0, "[generate] no_repeat_ngram_size ", o.no_repeat_ngram_size,
               " must not be negative");
+  for (const auto& word : o.bad_words) LEVIN_CHECK(!word.empty(), "[generate] a word of bad_words has no tokens");
+  for (const auto& [id, bias] : o.logit_bias)
+    LEVIN_CHECK(std::isfinite(bias), "[generate] logit_bias of token ", id, " must be finite");
   for (const auto& word : o.stop) LEVIN_CHECK(!word.empty(), "[generate] a stop string is empty");
   LEVIN_CHECK(o.num_beams > 0 && o.num_return_sequences > 0,
               "[generate] num_beams and num_return_sequences must be positive");
@@ -68,8 +71,6 @@ void check_options(const GenerateOptions& o) {
   LEVIN_CHECK(o.prompt_lookup == 0 || !o.draft, "[generate] either prompt_lookup or a draft model guesses");
   LEVIN_CHECK(o.num_beams == 1 || (o.prompt_lookup == 0 && !o.draft),
               "[generate] beams go without prompt_lookup and a draft model");
-  LEVIN_CHECK(!o.paged || (o.prompt_lookup == 0 && !o.draft),
-              "[generate] a paged cache goes without prompt_lookup and a draft model");
   LEVIN_CHECK(o.top_logprobs >= 0, "[generate] top_logprobs ", o.top_logprobs, " must not be negative");
   LEVIN_CHECK(o.batch > 0 && o.prefill_chunk > 0, "[generate] batch and prefill_chunk must be positive");
 }

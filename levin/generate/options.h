@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "levin/models/decoder.h"
@@ -34,6 +35,10 @@ struct GenerateOptions {
   int64_t no_repeat_ngram_size = 0;
   /// Never drawn.
   std::vector<int64_t> suppress_tokens = {};
+  /// Sequences of tokens that do not come (bad_words_ids): the last one is not drawn behind the others.
+  std::vector<std::vector<int64_t>> bad_words = {};
+  /// Tokens and what is added to their logits before anything else (sequence_bias of single tokens).
+  std::vector<std::pair<int64_t, double>> logit_bias = {};
   /// Any of them ends a row.
   std::vector<int64_t> eos_token_ids = {};
   /// Any of them ends a row; the text ends before it. Needs a tokenizer.
