@@ -440,8 +440,6 @@ std::vector<int64_t> Engine::State::guessable(const std::vector<EngineRow*>& row
     // Without the token behind the guesses.
     auto count = std::min(guesses->most(), row->row.most - row->row.sampled.new_tokens() - 1);
     if (model->options.bounded()) count = std::min(count, model->options.max_positions - length);
-    // Dynamic scaling has angles for each length.
-    if (batch.goes_alone(length + std::max<int64_t>(count, 0))) count = 0;
     const auto spare = blocks.pool().available() + static_cast<int64_t>(row->blocks.size());
     count = std::max<int64_t>(std::min(count, spare * options.block_tokens - length), 0);
     if (count > 0) blocks.grow(*row, length + count);

@@ -14,11 +14,17 @@ void check_probability(const char* name, double value) {
   LEVIN_CHECK(value >= 0 && value <= 1, "[generate] ", name, " ", value, " must be from 0 to 1");
 }
 
+/// The object in a file; empty when there is none.
+nlohmann::json object_in(const std::filesystem::path& file) {
+  if (!std::filesystem::exists(file)) return nlohmann::json::object();
+  auto json = nlohmann::json::parse(read_file(file, uint64_t{64} << 20), nullptr, false);
+  LEVIN_CHECK(json.is_object(), "[generate] \"", file.string(), "\" is not a JSON object");
+  return json;
+}
+
 /// Ids under a key of a JSON file: a number or a list; empty when the file or the key is not there.
 std::vector<int64_t> eos_ids_in(const std::filesystem::path& file) {
-  if (!std::filesystem::exists(file)) return {};
-  const auto json = nlohmann::json::parse(read_file(file, uint64_t{64} << 20), nullptr, false);
-  LEVIN_CHECK(json.is_object(), "[generate] \"", file.string(), "\" is not a JSON object");
+  const auto json = object_in(file);
   const auto found = json.find("eos_token_id");
   if (found == json.end() || found->is_null()) return {};
   std::vector<int64_t> ids;
@@ -80,6 +86,35 @@ GenerateOptions folder_generate_options(const std::filesystem::path& folder, Gen
   options.eos_token_ids = eos_ids_in(folder / "generation_config.json");
   if (options.eos_token_ids.empty()) options.eos_token_ids = eos_ids_in(folder / "config.json");
   return options;
+}
+
+std::vector<std::string> unused_generation_settings(const std::filesystem::path& folder,
+                                                    const GenerateOptions& options) {
+  using Json = nlohmann::json;
+  // Names, the values that change nothing, and those of the options.
+  struct Setting {
+    const char* name;
+    Json neutral, own;
+  };
+  const Setting settings[]{{"repetition_penalty", 1.0, options.repetition_penalty},
+                           {"no_repeat_ngram_size", 0, options.no_repeat_ngram_size},
+                           {"min_new_tokens", 0, options.min_new_tokens},
+                           {"suppress_tokens", Json::array(), options.suppress_tokens},
+                           {"begin_suppress_tokens", Json::array(), {}},
+                           {"bad_words_ids", Json::array(), options.bad_words},
+                           {"sequence_bias", Json::array(), {}},
+                           {"forced_bos_token_id", {}, {}},
+                           {"forced_eos_token_id", {}, {}},
+                           {"num_beams", 1, options.num_beams}};
+  const auto json = object_in(folder / "generation_config.json");
+  std::vector<std::string> unused;
+  for (const auto& [name, neutral, own] : settings) {
+    const auto found = json.find(name);
+    if (found == json.end() || found->is_null() || *found == neutral || *found == own) continue;
+    const auto value = found->dump(-1, ' ', true, Json::error_handler_t::replace);
+    unused.push_back(std::string(name) + " " + (value.size() > 40 ? value.substr(0, 37) + "..." : value));
+  }
+  return unused;
 }
 
 }  // namespace levin

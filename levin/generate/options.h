@@ -83,4 +83,9 @@ void check_options(const GenerateOptions& options);
 /// other does not; those that are there already are kept.
 GenerateOptions folder_generate_options(const std::filesystem::path& folder, GenerateOptions options = {});
 
+/// What generation_config.json of a model folder asks for that changes greedy tokens and that `options` do not:
+/// "repetition_penalty 1.05". transformers obeys it without being told.
+std::vector<std::string> unused_generation_settings(const std::filesystem::path& folder,
+                                                    const GenerateOptions& options = {});
+
 }  // namespace levin

@@ -71,7 +71,8 @@ Tensor PagedBatch::run_prefill(std::span<const PagedRow> rows, bool all) {
   for (const auto& row : rows) {
     width = std::max(width, row.end - row.begin);
     is_fresh = is_fresh && row.begin == 0;
-    LEVIN_CHECK(rows.size() == 1 || !goes_alone(row.prompt_length), "[engine] a row that goes alone has company");
+    // Behind the prompt a token has the angles of its own time.
+    LEVIN_CHECK(all || rows.size() == 1 || !goes_alone(row.prompt_length), "[engine] a row that goes alone has company");
   }
   auto ids = at::empty({count, width}, at::kLong), positions = at::empty({count, width}, at::kLong);
   auto *id = ids.mutable_data_ptr<int64_t>(), *position = positions.mutable_data_ptr<int64_t>();
@@ -91,7 +92,7 @@ Tensor PagedBatch::run_prefill(std::span<const PagedRow> rows, bool all) {
   }
   // Dynamic scaling: tokens of a prompt have the angles of its length, tokens behind it those of their own time.
   std::vector<int64_t> lengths;
-  if (count == 1 && rows[0].begin < rows[0].prompt_length) lengths = {rows[0].prompt_length};
+  if (!all && count == 1 && rows[0].begin < rows[0].prompt_length) lengths = {rows[0].prompt_length};
   const auto longest = longest_of(rows);
   const auto hidden = model_->hidden_states(ids.to(device), cache_,
                                             {.positions = positions.to(device),
