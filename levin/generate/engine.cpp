@@ -17,7 +17,9 @@
 #include "levin/devices/accelerator.h"
 #include "levin/devices/host_memory.h"
 #include "levin/generate/decode_batch.h"
+#include "levin/generate/engine_guesses.h"
 #include "levin/generate/engine_rows.h"
+#include "levin/generate/speculation.h"
 
 namespace levin {
 
@@ -32,6 +34,10 @@ void check_options(const EngineOptions& o) {
               "[engine] block_tokens ", o.block_tokens, " must be a power of two");
   LEVIN_CHECK(o.cache_tokens >= 0, "[engine] cache_tokens ", o.cache_tokens, " must be 0 (as many as fit) or positive");
   models::cache_dtype_of(o.cache_dtype);
+  LEVIN_CHECK(o.prompt_lookup >= 0, "[engine] prompt_lookup ", o.prompt_lookup, " must not be negative");
+  LEVIN_CHECK(o.prompt_lookup_ngram > 0 && o.draft_tokens > 0,
+              "[engine] prompt_lookup_ngram and draft_tokens must be positive");
+  LEVIN_CHECK(o.prompt_lookup == 0 || !o.draft, "[engine] either prompt_lookup or a draft model guesses");
 }
 
 namespace {
@@ -46,6 +52,8 @@ constexpr double kDeviceShare = 0.8, kHostShare = 0.25;
 constexpr int64_t kMostChunks = 8, kPatience = 4;
 /// How much of the speed so far a step keeps.
 constexpr double kKept = 0.95;
+/// How often ranks that wait for the next pass hear that rank 0 is there.
+constexpr std::chrono::seconds kSignOfLife{1};
 
 /// Blocks of the cache, without the one that belongs to nobody.
 int64_t count_blocks(const models::Decoder& model, const EngineOptions& options) {
@@ -53,8 +61,11 @@ int64_t count_blocks(const models::Decoder& model, const EngineOptions& options)
   if (options.cache_tokens > 0) return (options.cache_tokens + each - 1) / each;
   const auto& weight = model->tokens->weight;
   const auto device = weight.device();
-  const auto token = models::DecoderCache::token_bytes(model->options, models::cache_dtype_of(options.cache_dtype),
-                                                       weight.scalar_type());
+  const auto bytes_of = [&](const models::Decoder& of) {
+    return models::DecoderCache::token_bytes(of->options, models::cache_dtype_of(options.cache_dtype),
+                                             of->tokens->weight.scalar_type());
+  };
+  const auto token = bytes_of(model) + (options.draft ? bytes_of(options.draft) : 0);
   auto blocks = options.max_rows * ((model->options.max_positions + each - 1) / each);
   std::optional<double> free;
   if (device.is_cpu()) {
@@ -69,6 +80,30 @@ int64_t count_blocks(const models::Decoder& model, const EngineOptions& options)
   return blocks;
 }
 
+/// The sizes of rank 0, on every rank of the model.
+detail::PagedBatchOptions of_first_rank(const models::Decoder& model, detail::PagedBatchOptions sizes) {
+  if (!model->ranks) return sizes;
+  auto words = at::tensor({sizes.blocks, sizes.block_tokens, sizes.positions, static_cast<int64_t>(sizes.dtype)},
+                          at::kLong);
+  model->ranks->broadcast(words);
+  const auto* at = words.const_data_ptr<int64_t>();
+  return {.blocks = at[0],
+          .block_tokens = at[1],
+          .positions = at[2],
+          .dtype = static_cast<models::CacheDtype>(at[3]),
+          .graphs = sizes.graphs};
+}
+
+std::optional<detail::EngineGuesses> guesses_of(const models::Decoder& model, const EngineOptions& options,
+                                                const detail::PagedBatchOptions& sizes) {
+  if (options.draft) detail::check_draft(model->options, options.draft, {});
+  if (!options.draft && options.prompt_lookup == 0) return {};
+  const auto& of = options.draft ? options.draft->options : model->options;
+  LEVIN_CHECK(!options.draft || of.positions != "rotary" || of.rotary_scaling.type != "dynamic",
+              "[engine] a draft model with dynamic rotary positions cannot follow an engine");
+  return std::optional<detail::EngineGuesses>(std::in_place, options, sizes);
+}
+
 }  // namespace
 
 /// What is behind an engine. Only what `mutex` guards is touched by other threads than that of step().
@@ -80,14 +115,18 @@ struct Engine::State {
         options((check_options(engine_options), engine_options)),
         blocks(count_blocks(model, options), options.block_tokens),
         positions(blocks.pool().total() * options.block_tokens),
-        batch(model,
-              {.blocks = blocks.pool().total() + 1,
-               .block_tokens = options.block_tokens,
-               .positions = model->options.bounded() ? std::min(positions, model->options.max_positions) : positions,
-               .dtype = models::cache_dtype_of(options.cache_dtype),
-               .graphs = options.cuda_graphs}) {
+        sizes(of_first_rank(
+            model,
+            {.blocks = blocks.pool().total() + 1,
+             .block_tokens = options.block_tokens,
+             .positions = model->options.bounded() ? std::min(positions, model->options.max_positions) : positions,
+             .dtype = models::cache_dtype_of(options.cache_dtype),
+             .graphs = options.cuda_graphs})),
+        batch(model, sizes),
+        guesses(guesses_of(model, options, sizes)) {
+    if (options.draft) draft_eval.emplace(options.draft);
     stats.blocks_total = blocks.pool().total();
-    stats.cache_bytes = batch.cache().nbytes();
+    stats.cache_bytes = batch.cache().nbytes() + (guesses ? guesses->cache_bytes() : 0);
   }
 
   std::unique_ptr<EngineRow> new_row(std::shared_ptr<EngineTask> task, size_t number) const {
@@ -95,6 +134,7 @@ struct Engine::State {
     detail::GeneratedRow row(model->options, tokenizer, request.options, request.prompt, number);
     auto made = std::make_unique<EngineRow>(EngineRow{.task = std::move(task), .row = std::move(row)});
     made->sharable = sharable_blocks(static_cast<int64_t>(request.prompt.size()));
+    made->has_draft = guesses && guesses->has_draft();
     return made;
   }
 
@@ -118,6 +158,14 @@ struct Engine::State {
   int64_t chunk_of(const EngineRow& row) const;
   void decode();
   bool find_room(EngineRow& row);
+  /// How many tokens of each row may be guessed: blocks that are free are taken for them, none of other rows.
+  std::vector<int64_t> guessable(const std::vector<EngineRow*>& rows);
+  /// One pass over the last token and the guesses of each row: the guesses that hold are taken, and one more token.
+  void pass_guessed(const std::vector<EngineRow*>& rows, std::vector<std::vector<int64_t>> guessed);
+  /// What went wrong was the model, for all rows of a pass.
+  void fail_pass(const std::vector<EngineRow*>& rows, const std::exception& error);
+  /// Tokens in their order. Whether the row is still there and goes on.
+  bool take(EngineRow& row, std::vector<detail::SampledToken>& tokens);
   /// Through the model, `tokens` of each row; rows whose last token was among them get the next one.
   void pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode);
   void draw(const Tensor& logits, const std::vector<EngineRow*>& rows);
@@ -134,7 +182,11 @@ struct Engine::State {
   EngineOptions options;
   detail::RowBlocks blocks;
   int64_t positions;
+  detail::PagedBatchOptions sizes;
   detail::PagedBatch batch;
+  std::optional<detail::EngineGuesses> guesses;
+  std::optional<detail::EvalScope> draft_eval;
+  Clock::time_point last_told = Clock::now();
   /// By arrival.
   std::deque<std::unique_ptr<EngineRow>> waiting;
   Rows running;
@@ -370,7 +422,30 @@ void Engine::State::decode() {
   for (auto* row : rows)
     if (is_running(row)) find_room(*row);
   std::erase_if(rows, [&](const auto* row) { return !is_running(row); });
-  if (!rows.empty()) pass(rows, std::vector<int64_t>(rows.size(), 1), true);
+  if (rows.empty()) return;
+  if (guesses) {
+    auto guessed = guesses->guess(rows, guessable(rows));
+    if (std::ranges::any_of(guessed, [](const auto& ids) { return !ids.empty(); })) {
+      pass_guessed(rows, std::move(guessed));
+      return;
+    }
+  }
+  pass(rows, std::vector<int64_t>(rows.size(), 1), true);
+}
+
+std::vector<int64_t> Engine::State::guessable(const std::vector<EngineRow*>& rows) {
+  std::vector<int64_t> most;
+  for (auto* row : rows) {
+    const auto length = row->length();
+    // Without the token behind the guesses.
+    auto count = std::min(guesses->most(), row->row.most - row->row.sampled.new_tokens() - 1);
+    if (model->options.bounded()) count = std::min(count, model->options.max_positions - length);
+    const auto spare = blocks.pool().available() + static_cast<int64_t>(row->blocks.size());
+    count = std::max<int64_t>(std::min(count, spare * options.block_tokens - length), 0);
+    if (count > 0) blocks.grow(*row, length + count);
+    most.push_back(count);
+  }
+  return most;
 }
 
 void Engine::State::pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode) {
@@ -385,6 +460,7 @@ void Engine::State::pass(const std::vector<EngineRow*>& rows, const std::vector<
   std::vector<int64_t> places;
   try {
     auto logits = is_decode ? batch.decode(parts) : batch.prefill(parts);
+    if (guesses && !is_decode) guesses->read_along(rows, parts);
     for (size_t i = 0; i < rows.size(); ++i) {
       rows[i]->computed = parts[i].end;
       blocks.publish(*rows[i]);
@@ -397,12 +473,78 @@ void Engine::State::pass(const std::vector<EngineRow*>& rows, const std::vector<
       logits = logits.index_select(0, at::tensor(places, at::kLong).to(logits.device()));
     draw(logits, drawing);
   } catch (const std::exception& error) {
-    // Callbacks fail on their own (see draw): this was the model, for all rows of the pass.
-    std::set<std::shared_ptr<EngineTask>> tasks;
-    for (const auto& row : running)
-      if (std::ranges::count(rows, row.get()) > 0) tasks.insert(row->task);
-    for (const auto& task : tasks) fail(task, error.what());
+    fail_pass(rows, error);
   }
+}
+
+void Engine::State::fail_pass(const std::vector<EngineRow*>& rows, const std::exception& error) {
+  if (model->ranks) throw;  // the ranks are not at the same pass any more
+  std::set<std::shared_ptr<EngineTask>> tasks;
+  for (const auto& row : running)
+    if (std::ranges::count(rows, row.get()) > 0) tasks.insert(row->task);
+  for (const auto& task : tasks) fail(task, error.what());
+}
+
+void Engine::State::pass_guessed(const std::vector<EngineRow*>& rows, std::vector<std::vector<int64_t>> guessed) {
+  std::vector<std::vector<int64_t>> ids;
+  std::vector<PagedRow> parts;
+  std::vector<const detail::SampledRow*> drawing;
+  std::vector<std::shared_ptr<EngineTask>> tasks;
+  ids.reserve(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    auto& read = ids.emplace_back(rows[i]->ids());
+    read.insert(read.end(), guessed[i].begin(), guessed[i].end());
+    parts.push_back({.ids = &read,
+                     .begin = rows[i]->computed,
+                     .end = static_cast<int64_t>(read.size()),
+                     .blocks = &rows[i]->blocks,
+                     .prompt_length = rows[i]->row.sampled.prompt_length()});
+    drawing.push_back(&rows[i]->row.sampled);
+    tasks.push_back(rows[i]->task);
+  }
+  try {
+    auto taken = detail::agreed(batch.decode_several(parts), drawing, {.ids = guessed});
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (tasks[i]->has_failed) continue;  // with another of its sequences: the row is gone
+      const auto guesses_of_row = static_cast<int64_t>(guessed[i].size());
+      const auto held = static_cast<int64_t>(taken[i].size()) - 1;
+      rows[i]->row.result.guessed_tokens += guesses_of_row;
+      rows[i]->row.result.taken_tokens += held;
+      {
+        const std::lock_guard lock(mutex);
+        stats.guessed_tokens += guesses_of_row;
+        stats.taken_tokens += held;
+      }
+      take(*rows[i], taken[i]);
+    }
+  } catch (const std::exception& error) {
+    fail_pass(rows, error);
+  }
+}
+
+bool Engine::State::take(EngineRow& row, std::vector<detail::SampledToken>& tokens) {
+  const auto task = row.task;  // the row may go
+  const auto before = row.length();
+  bool ends = false;
+  for (auto& token : tokens) {
+    if (!token.error.empty()) {
+      fail(task, token.error);
+      return false;
+    }
+    ++drawn;
+    try {
+      ends = row.row.accept(std::move(token), task->request.on_token);
+    } catch (const std::exception& error) {
+      fail(task, error.what());
+      return false;
+    }
+    if (ends) break;
+  }
+  row.computed = row.length() - 1;
+  detail::EngineGuesses::settle(row, before, row.length() - before - 1);
+  blocks.publish(row);
+  if (ends) end(row);
+  return !ends;
 }
 
 void Engine::State::draw(const Tensor& logits, const std::vector<EngineRow*>& rows) {
@@ -443,12 +585,26 @@ void Engine::State::count_step(Clock::time_point start) {
 }
 
 Engine::Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options) {
-  LEVIN_CHECK(model.is_empty() || !model->ranks,
-              "[engine] a model that ranks have together is not served; take generate()");
+  LEVIN_CHECK(model.is_empty() || !model->ranks || model->ranks->rank() == 0,
+              "[engine] of ranks that have a model together, rank 0 has the engine; others call follow_engine()");
   state_ = std::make_unique<State>(std::move(model), tokenizer, options);
 }
 
-Engine::~Engine() = default;
+Engine::~Engine() {
+  try {
+    state_->batch.tell(detail::PassKind::kEnd);
+  } catch (const std::exception&) {
+    // The others are gone: nobody waits for it.
+  }
+}
+
+void follow_engine(models::Decoder model) {
+  detail::check_model(model);
+  LEVIN_CHECK(model->ranks && model->ranks->rank() > 0, "[engine] follow_engine is for ranks other than 0");
+  const c10::AutoGradMode no_grad(false);
+  const detail::EvalScope eval(model);
+  detail::PagedBatch(model, of_first_rank(model, {})).follow();
+}
 
 void Engine::warm_up(int64_t tokens) {
   const c10::AutoGradMode no_grad(false);
@@ -459,6 +615,10 @@ bool Engine::step() {
   auto& s = *state_;
   const c10::AutoGradMode no_grad(false);
   const auto start = Clock::now();
+  if (start - s.last_told >= kSignOfLife) {
+    s.batch.tell(detail::PassKind::kNone);
+    s.last_told = start;
+  }
   {
     const std::lock_guard lock(s.mutex);
     if (s.arrived.empty() && s.cancelled.empty() && s.waiting.empty() && s.running.empty()) return false;

@@ -29,6 +29,15 @@ struct EngineOptions {
   std::string cache_dtype = "auto";
   /// Rows that wait; one more is refused.
   int64_t max_queue = 1024;
+  /// Tokens of each row that are guessed at once from what followed the same tokens earlier in the row; 0: none. What
+  /// requests give stays the same.
+  int64_t prompt_lookup = 0;
+  /// How many tokens at the end are looked for, at most.
+  int64_t prompt_lookup_ngram = 2;
+  /// A smaller model of the same vocabulary that guesses draft_tokens of each row at once. What requests give stays the
+  /// same, drawn tokens too.
+  models::Decoder draft = nullptr;
+  int64_t draft_tokens = 5;
 };
 
 /// Throws an Error of one line where a value is not allowed.
@@ -37,7 +46,8 @@ void check_options(const EngineOptions& options);
 /// Callbacks run in the thread of Engine::step(), and may call submit() and cancel().
 struct EngineRequest {
   std::vector<int64_t> prompt = {};
-  /// All but num_beams (1), `batch`, `prefill_chunk`, `cuda_graphs`, `paged` and `cache_dtype`, which are the engine's.
+  /// All but num_beams (1), `batch`, `prefill_chunk`, `cuda_graphs`, `paged`, `cache_dtype`, and who guesses tokens,
+  /// which are the engine's.
   GenerateOptions options = {};
   /// For every token; GeneratedToken::row is `row` and those behind it. False ends the sequence as "cancelled".
   OnToken on_token = {};
@@ -56,6 +66,8 @@ struct EngineStats {
   int64_t preempted = 0;
   /// Tokens of prompts that came in, tokens that went out, and tokens of prompts that were found in the cache.
   int64_t prompt_tokens = 0, generated_tokens = 0, prefix_hit_tokens = 0;
+  /// Tokens that were guessed, and those of them that the model agreed with.
+  int64_t guessed_tokens = 0, taken_tokens = 0;
   /// Blocks of the cache: held by rows, kept for prompts to come, and all.
   int64_t blocks_used = 0, blocks_cached = 0, blocks_total = 0;
   int64_t cache_bytes = 0;
@@ -75,6 +87,8 @@ struct EngineStats {
 class Engine {
  public:
   /// The model runs in eval mode, where it lies, in its dtype. The tokenizer (null: no texts) outlives the engine.
+  /// Where ranks have the model together, rank 0 has the engine and the others call follow_engine(); what goes wrong in
+  /// a pass is then an Error of step(), and the engine is of no further use.
   Engine(models::Decoder model, const text::Tokenizer* tokenizer, const EngineOptions& options = {});
   /// Requests that have not ended get no further call.
   ~Engine();
@@ -102,5 +116,9 @@ class Engine {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// Ranks other than 0 of a model that ranks have together: computes along with the engine of rank 0 until that is gone.
+/// Throws an Error where a rank is lost.
+void follow_engine(models::Decoder model);
 
 }  // namespace levin

@@ -17,7 +17,7 @@ bool RowBlocks::admit(EngineRow& row, int64_t spare) {
     row.blocks.push_back(found->block);
     row.node = found->node;
     ++row.known;
-    row.computed += block_tokens_;
+    row.drafted = row.computed += block_tokens_;
   }
   const auto missing = blocks_for(row.length()) - static_cast<int64_t>(row.blocks.size());
   if (pool_.available() >= missing + spare && grow(row, row.length())) return true;
@@ -43,13 +43,13 @@ int64_t RowBlocks::match(EngineRow& row) {
     own = found->block;
     row.node = found->node;
     ++row.known;
-    row.computed += block_tokens_;
+    row.drafted = row.computed += block_tokens_;
   }
   return row.computed - before;
 }
 
 void RowBlocks::publish(EngineRow& row) {
-  while (row.known < row.sharable && (row.known + 1) * block_tokens_ <= row.computed) {
+  while (row.known < row.sharable && (row.known + 1) * block_tokens_ <= row.readable()) {
     row.node = pool_.publish(row.node, tokens_of(row, row.known), row.blocks[static_cast<size_t>(row.known)]);
     ++row.known;
   }
@@ -58,7 +58,7 @@ void RowBlocks::publish(EngineRow& row) {
 void RowBlocks::release(EngineRow& row) {
   for (auto block = row.blocks.rbegin(); block != row.blocks.rend(); ++block) pool_.release(*block);
   row.blocks.clear();
-  row.computed = row.known = 0;
+  row.computed = row.drafted = row.known = 0;
   row.node = 0;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -29,6 +30,9 @@ struct EngineRow {
   std::vector<int64_t> blocks = {};
   /// Tokens whose keys and values are in the cache.
   int64_t computed = 0;
+  /// The same in the cache of a draft model; without one nobody reads it.
+  int64_t drafted = 0;
+  bool has_draft = false;
   /// Blocks from the first on that are known to the pool, or were found there, and what follows them.
   int64_t known = 0;
   BlockPool::Node node = 0;
@@ -39,6 +43,8 @@ struct EngineRow {
   int64_t length() const { return static_cast<int64_t>(ids().size()); }
   /// Tokens that have to go through the model before the next one is drawn.
   int64_t remaining() const { return length() - computed; }
+  /// Tokens that others may take over.
+  int64_t readable() const { return has_draft ? std::min(computed, drafted) : computed; }
 };
 
 /// Blocks of rows: how they are had, shared and given back.

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/generate/beams.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generate_paged.h"
@@ -141,6 +142,7 @@ class GenerateRun {
       batch_->truncate(static_cast<int64_t>(i), length);
       speculation_->truncate(static_cast<int64_t>(i), length);
       for (auto& token : taken[i]) {
+        LEVIN_CHECK(token.error.empty(), token.error);
         if (!rows_[i].accept(std::move(token), on_token_)) continue;
         ended.push_back(i);
         break;
@@ -219,6 +221,17 @@ std::vector<Generated> generate(models::Decoder model, const text::Tokenizer& to
   for (const auto& encoding : tokenizer.encode_batch(prompts, {.tokens = false, .offsets = false}))
     ids.push_back(encoding.ids);
   return detail::generated(model, &tokenizer, ids, options, on_token);
+}
+
+std::vector<std::vector<int64_t>> word_ids(const text::Tokenizer& tokenizer, std::span<const std::string> words) {
+  std::vector<std::vector<int64_t>> all;
+  for (const auto& word : words)
+    for (const auto& text : {word, " " + word}) {
+      auto ids = tokenizer.encode(text, {.add_special_tokens = false, .tokens = false, .offsets = false}).ids;
+      LEVIN_CHECK(!word.empty() && !ids.empty(), "[generate] the word \"", shown(word), "\" has no tokens");
+      if (std::ranges::count(all, ids) == 0) all.push_back(std::move(ids));
+    }
+  return all;
 }
 
 }  // namespace levin

@@ -70,4 +70,7 @@ std::vector<Generated> generate(models::Decoder model, const text::Tokenizer& to
                                 const std::vector<std::string>& prompts, const GenerateOptions& options = {},
                                 const OnToken& on_token = {});
 
+/// Words for GenerateOptions::bad_words: the tokens of each alone, and behind a blank. An Error where one has none.
+std::vector<std::vector<int64_t>> word_ids(const text::Tokenizer& tokenizer, std::span<const std::string> words);
+
 }  // namespace levin

@@ -19,12 +19,18 @@ std::vector<Generated> generate_paged(const models::Decoder& model, const text::
                                .prefill_chunk = options.prefill_chunk,
                                .cuda_graphs = options.cuda_graphs,
                                .cache_dtype = options.cache_dtype,
-                               .max_queue = static_cast<int64_t>(results.size())};
+                               .max_queue = static_cast<int64_t>(results.size()),
+                               .prompt_lookup = options.prompt_lookup,
+                               .prompt_lookup_ngram = options.prompt_lookup_ngram,
+                               .draft = options.draft,
+                               .draft_tokens = options.draft_tokens};
   int64_t longest = 0;
   for (const auto& prompt : prompts) {
     const auto length = static_cast<int64_t>(prompt.size());
     longest = std::max(longest, length + most_new_tokens(model->options, options, length));
   }
+  if (options.draft || options.prompt_lookup > 0)
+    longest += options.draft ? options.draft_tokens : options.prompt_lookup;  // guesses that turn out wrong
   const auto blocks = (longest + engine_options.block_tokens - 1) / engine_options.block_tokens;
   engine_options.cache_tokens = engine_options.max_rows * blocks * engine_options.block_tokens;
   std::exception_ptr wrong;

@@ -14,11 +14,17 @@ void check_probability(const char* name, double value) {
   LEVIN_CHECK(value >= 0 && value <= 1, "[generate] ", name, " ", value, " must be from 0 to 1");
 }
 
+/// The object in a file; empty when there is none.
+nlohmann::json object_in(const std::filesystem::path& file) {
+  if (!std::filesystem::exists(file)) return nlohmann::json::object();
+  auto json = nlohmann::json::parse(read_file(file, uint64_t{64} << 20), nullptr, false);
+  LEVIN_CHECK(json.is_object(), "[generate] \"", file.string(), "\" is not a JSON object");
+  return json;
+}
+
 /// Ids under a key of a JSON file: a number or a list; empty when the file or the key is not there.
 std::vector<int64_t> eos_ids_in(const std::filesystem::path& file) {
-  if (!std::filesystem::exists(file)) return {};
-  const auto json = nlohmann::json::parse(read_file(file, uint64_t{64} << 20), nullptr, false);
-  LEVIN_CHECK(json.is_object(), "[generate] \"", file.string(), "\" is not a JSON object");
+  const auto json = object_in(file);
   const auto found = json.find("eos_token_id");
   if (found == json.end() || found->is_null()) return {};
   std::vector<int64_t> ids;
@@ -49,6 +55,9 @@ void check_options(const GenerateOptions& o) {
               "[generate] presence_penalty and frequency_penalty must be finite");
   LEVIN_CHECK(o.no_repeat_ngram_size >= 0, "[generate] no_repeat_ngram_size ", o.no_repeat_ngram_size,
               " must not be negative");
+  for (const auto& word : o.bad_words) LEVIN_CHECK(!word.empty(), "[generate] a word of bad_words has no tokens");
+  for (const auto& [id, bias] : o.logit_bias)
+    LEVIN_CHECK(std::isfinite(bias), "[generate] logit_bias of token ", id, " must be finite");
   for (const auto& word : o.stop) LEVIN_CHECK(!word.empty(), "[generate] a stop string is empty");
   LEVIN_CHECK(o.num_beams > 0 && o.num_return_sequences > 0,
               "[generate] num_beams and num_return_sequences must be positive");
@@ -68,8 +77,6 @@ void check_options(const GenerateOptions& o) {
   LEVIN_CHECK(o.prompt_lookup == 0 || !o.draft, "[generate] either prompt_lookup or a draft model guesses");
   LEVIN_CHECK(o.num_beams == 1 || (o.prompt_lookup == 0 && !o.draft),
               "[generate] beams go without prompt_lookup and a draft model");
-  LEVIN_CHECK(!o.paged || (o.prompt_lookup == 0 && !o.draft),
-              "[generate] a paged cache goes without prompt_lookup and a draft model");
   LEVIN_CHECK(o.top_logprobs >= 0, "[generate] top_logprobs ", o.top_logprobs, " must not be negative");
   LEVIN_CHECK(o.batch > 0 && o.prefill_chunk > 0, "[generate] batch and prefill_chunk must be positive");
 }
@@ -79,6 +86,35 @@ GenerateOptions folder_generate_options(const std::filesystem::path& folder, Gen
   options.eos_token_ids = eos_ids_in(folder / "generation_config.json");
   if (options.eos_token_ids.empty()) options.eos_token_ids = eos_ids_in(folder / "config.json");
   return options;
+}
+
+std::vector<std::string> unused_generation_settings(const std::filesystem::path& folder,
+                                                    const GenerateOptions& options) {
+  using Json = nlohmann::json;
+  // Names, the values that change nothing, and those of the options.
+  struct Setting {
+    const char* name;
+    Json neutral, own;
+  };
+  const Setting settings[]{{"repetition_penalty", 1.0, options.repetition_penalty},
+                           {"no_repeat_ngram_size", 0, options.no_repeat_ngram_size},
+                           {"min_new_tokens", 0, options.min_new_tokens},
+                           {"suppress_tokens", Json::array(), options.suppress_tokens},
+                           {"begin_suppress_tokens", Json::array(), {}},
+                           {"bad_words_ids", Json::array(), options.bad_words},
+                           {"sequence_bias", Json::array(), {}},
+                           {"forced_bos_token_id", {}, {}},
+                           {"forced_eos_token_id", {}, {}},
+                           {"num_beams", 1, options.num_beams}};
+  const auto json = object_in(folder / "generation_config.json");
+  std::vector<std::string> unused;
+  for (const auto& [name, neutral, own] : settings) {
+    const auto found = json.find(name);
+    if (found == json.end() || found->is_null() || *found == neutral || *found == own) continue;
+    const auto value = found->dump(-1, ' ', true, Json::error_handler_t::replace);
+    unused.push_back(std::string(name) + " " + (value.size() > 40 ? value.substr(0, 37) + "..." : value));
+  }
+  return unused;
 }
 
 }  // namespace levin

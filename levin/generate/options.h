@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "levin/models/decoder.h"
@@ -34,6 +35,10 @@ struct GenerateOptions {
   int64_t no_repeat_ngram_size = 0;
   /// Never drawn.
   std::vector<int64_t> suppress_tokens = {};
+  /// Sequences of tokens that do not come (bad_words_ids): the last one is not drawn behind the others.
+  std::vector<std::vector<int64_t>> bad_words = {};
+  /// Tokens and what is added to their logits before anything else (sequence_bias of single tokens).
+  std::vector<std::pair<int64_t, double>> logit_bias = {};
   /// Any of them ends a row.
   std::vector<int64_t> eos_token_ids = {};
   /// Any of them ends a row; the text ends before it. Needs a tokenizer.
@@ -77,5 +82,10 @@ void check_options(const GenerateOptions& options);
 /// The options with the eos_token_ids that generation_config.json of a model folder names, or config.json where the
 /// other does not; those that are there already are kept.
 GenerateOptions folder_generate_options(const std::filesystem::path& folder, GenerateOptions options = {});
+
+/// What generation_config.json of a model folder asks for that changes greedy tokens and that `options` do not:
+/// "repetition_penalty 1.05". transformers obeys it without being told.
+std::vector<std::string> unused_generation_settings(const std::filesystem::path& folder,
+                                                    const GenerateOptions& options = {});
 
 }  // namespace levin

@@ -54,6 +54,16 @@ Tensor PagedBatch::table(std::span<const PagedRow> rows, int64_t slots) const {
 }
 
 Tensor PagedBatch::prefill(std::span<const PagedRow> rows) {
+  if (model_->ranks) tell_pass(*model_->ranks, PassKind::kPrefill, rows);
+  return run_prefill(rows, false);
+}
+
+Tensor PagedBatch::decode_several(std::span<const PagedRow> rows) {
+  if (model_->ranks) tell_pass(*model_->ranks, PassKind::kDecodeSeveral, rows);
+  return run_prefill(rows, true);
+}
+
+Tensor PagedBatch::run_prefill(std::span<const PagedRow> rows, bool all) {
   const auto count = static_cast<int64_t>(rows.size());
   const auto device = model_->tokens->weight.device();
   int64_t width = 0;
@@ -61,35 +71,60 @@ Tensor PagedBatch::prefill(std::span<const PagedRow> rows) {
   for (const auto& row : rows) {
     width = std::max(width, row.end - row.begin);
     is_fresh = is_fresh && row.begin == 0;
-    LEVIN_CHECK(rows.size() == 1 || !goes_alone(row.prompt_length), "[engine] a row that goes alone has company");
+    // Behind the prompt a token has the angles of its own time.
+    LEVIN_CHECK(all || rows.size() == 1 || !goes_alone(row.prompt_length), "[engine] a row that goes alone has company");
   }
   auto ids = at::empty({count, width}, at::kLong), positions = at::empty({count, width}, at::kLong);
   auto *id = ids.mutable_data_ptr<int64_t>(), *position = positions.mutable_data_ptr<int64_t>();
-  std::vector<int64_t> last;
-  for (const auto& row : rows) {
-    last.push_back(static_cast<int64_t>(last.size()) * width + row.end - row.begin - 1);
+  std::vector<int64_t> kept;  // the tokens that logits are for
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const auto& row = rows[i];
+    const auto length = row.end - row.begin;
+    for (auto t = all ? 0 : length - 1; t < length; ++t) kept.push_back(static_cast<int64_t>(i) * width + t);
     // What fills a row up is its last token once more. Rows that see themselves only see it behind them, and it writes
     // behind them, to slots that are written again or to block 0. Else it is at the place of the last token, sees what
     // that sees, and writes the same numbers.
-    for (int64_t i = 0; i < width; ++i) {
-      const auto at = std::min(row.begin + i, row.end - 1);
+    for (int64_t t = 0; t < width; ++t) {
+      const auto at = std::min(row.begin + t, row.end - 1);
       *id++ = (*row.ids)[static_cast<size_t>(at)];
-      *position++ = is_fresh ? i : at;
+      *position++ = is_fresh ? t : at;
     }
   }
   // Dynamic scaling: tokens of a prompt have the angles of its length, tokens behind it those of their own time.
   std::vector<int64_t> lengths;
-  if (count == 1 && rows[0].begin < rows[0].prompt_length) lengths = {rows[0].prompt_length};
+  if (!all && count == 1 && rows[0].begin < rows[0].prompt_length) lengths = {rows[0].prompt_length};
   const auto longest = longest_of(rows);
   const auto hidden = model_->hidden_states(ids.to(device), cache_,
                                             {.positions = positions.to(device),
                                              .seen = is_fresh ? 0 : longest,
                                              .blocks = table(rows, longest),
                                              .lengths = lengths});
-  return logits_of(hidden.flatten(0, 1).index_select(0, at::tensor(last, at::kLong).to(device)));
+  return logits_of(hidden.flatten(0, 1).index_select(0, at::tensor(kept, at::kLong).to(device)));
 }
 
 Tensor PagedBatch::decode(std::span<const PagedRow> rows) {
+  if (model_->ranks) tell_pass(*model_->ranks, PassKind::kDecode, rows);
+  return run_decode(rows);
+}
+
+void PagedBatch::tell(PassKind kind) const {
+  if (model_->ranks) tell_pass(*model_->ranks, kind, {});
+}
+
+void PagedBatch::follow() {
+  for (;;) {
+    const auto pass = hear_pass(*model_->ranks);
+    switch (pass.kind) {
+      case PassKind::kNone: break;
+      case PassKind::kPrefill: run_prefill(pass.rows, false); break;
+      case PassKind::kDecode: run_decode(pass.rows); break;
+      case PassKind::kDecodeSeveral: run_prefill(pass.rows, true); break;
+      case PassKind::kEnd: return;
+    }
+  }
+}
+
+Tensor PagedBatch::run_decode(std::span<const PagedRow> rows) {
   std::vector<int64_t> tokens, positions;
   for (const auto& row : rows) {
     LEVIN_CHECK(row.end == row.begin + 1, "[engine] a decode step takes one token of a row");

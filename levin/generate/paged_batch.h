@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "levin/generate/rank_passes.h"
 #include "levin/models/decoder.h"
 
 namespace levin::detail {
@@ -12,16 +13,6 @@ namespace levin::detail {
 using at::Tensor;
 
 class DecodeGraphs;
-
-/// Tokens [begin, end) of a row that go through the model; those before lie in its blocks.
-struct PagedRow {
-  const std::vector<int64_t>* ids;
-  int64_t begin, end;
-  /// Room for `end` tokens.
-  const std::vector<int64_t>* blocks;
-  /// Tokens of its prompt, which dynamic rotary scaling depends on.
-  int64_t prompt_length;
-};
 
 struct PagedBatchOptions {
   int64_t blocks = 1, block_tokens = 16;
@@ -42,6 +33,8 @@ class PagedBatch {
   Tensor prefill(std::span<const PagedRow> rows);
   /// One token of each row.
   Tensor decode(std::span<const PagedRow> rows);
+  /// Some tokens of each row: float32 logits behind every one of them, in one list.
+  Tensor decode_several(std::span<const PagedRow> rows);
   /// Captures decode steps of 1, 2, 4, ... rows up to `rows` that see up to `slots` slots. Nothing without graphs.
   void warm_up(int64_t rows, int64_t slots);
   /// Whether a row cannot go through the model with others: dynamic rotary scaling has angles for each length of a
@@ -49,7 +42,14 @@ class PagedBatch {
   bool goes_alone(int64_t prompt_length) const;
   const models::DecoderCache& cache() const { return cache_; }
 
+  /// Of a model that ranks have together: rank 0 says that it is there, and at the end that no pass follows.
+  void tell(PassKind kind) const;
+  /// The other ranks: runs the passes that rank 0 runs, until it ends.
+  void follow();
+
  private:
+  Tensor run_prefill(std::span<const PagedRow> rows, bool all);
+  Tensor run_decode(std::span<const PagedRow> rows);
   Tensor logits_of(const Tensor& hidden);
   /// int64 [rows, blocks of `slots` slots] on the device.
   Tensor table(std::span<const PagedRow> rows, int64_t slots) const;

@@ -136,6 +136,9 @@ std::vector<int64_t> SampledRow::forbidden() const {
   auto ids = options_->suppress_tokens;
   if (new_tokens() < options_->min_new_tokens)
     ids.insert(ids.end(), options_->eos_token_ids.begin(), options_->eos_token_ids.end());
+  for (const auto& word : options_->bad_words)
+    if (word.size() <= ids_.size() + 1 && std::equal(word.begin(), word.end() - 1, ids_.end() - std::ssize(word) + 1))
+      ids.push_back(word.back());
   const auto n = static_cast<size_t>(options_->no_repeat_ngram_size);
   if (n == 0 || ids_.size() < n) return ids;
   const auto last = ids_.end() - static_cast<std::ptrdiff_t>(n - 1);
@@ -146,12 +149,14 @@ std::vector<int64_t> SampledRow::forbidden() const {
 
 Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows) {
   // Places in the flattened logits, what they are divided by, and what is then subtracted.
-  std::vector<int64_t> places, banned;
-  std::vector<float> factors, offsets;
+  std::vector<int64_t> places, banned, biased;
+  std::vector<float> factors, offsets, biases;
   const auto words = logits.size(1);
   for (size_t i = 0; i < rows.size(); ++i) {
     const auto base = static_cast<int64_t>(i) * words;
     const auto& o = rows[i]->options();
+    for (const auto& [id, bias] : o.logit_bias)
+      if (id >= 0 && id < words) biased.push_back(base + id), biases.push_back(static_cast<float>(bias));
     if (rows[i]->has_penalties())
       for (const auto& [id, count] : rows[i]->counts()) {
         places.push_back(base + id);
@@ -163,10 +168,12 @@ Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows) 
     for (const auto id : rows[i]->forbidden())
       if (id >= 0 && id < words) banned.push_back(base + id);
   }
-  if (places.empty() && banned.empty()) return logits;
+  if (places.empty() && banned.empty() && biased.empty()) return logits;
   auto scores = logits.clone(at::MemoryFormat::Contiguous);
   auto flat = scores.view({-1});
   const auto device = logits.device();
+  if (!biased.empty())
+    flat.index_add_(0, at::tensor(biased, at::kLong).to(device), at::tensor(biases, at::kFloat).to(device));
   if (!places.empty()) {
     const auto index = at::tensor(places, at::kLong).to(device);
     const auto factor = at::tensor(factors, at::kFloat).to(device);
@@ -229,7 +236,7 @@ std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const Sampl
     if (std::isnan(at[1]))
       wrong = "the model gives logits that are not numbers";
     else if (!(at[2] > -std::numeric_limits<double>::infinity()))
-      wrong = "every token is forbidden (no_repeat_ngram_size, suppress_tokens)";
+      wrong = "every token is forbidden (no_repeat_ngram_size, suppress_tokens, bad_words)";
     if (wrong)
       token.error = "[generate] " + std::string(wrong) + ": row " + std::to_string(rows[i]->number()) + ", position " +
                     std::to_string(rows[i]->ids().size());

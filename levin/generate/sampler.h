@@ -51,8 +51,8 @@ struct SampledToken {
   std::string error = {};
 };
 
-/// Logits float32 [rows, V] with repetition, presence and frequency penalties, and -inf for tokens that may not come
-/// next.
+/// Logits float32 [rows, V] with biases, repetition, presence and frequency penalties, and -inf for tokens that may not
+/// come next.
 Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows);
 /// What is left after temperature, top_k, top_p, min_p and typical_p, in this order; the rest is -inf.
 Tensor filtered(const Tensor& scores, std::span<const SampledRow* const> rows);

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/core/files.h"
 #include "levin/testing/error_of.h"
+#include "levin/testing/temporary_folder.h"
 #include "tests/generate/longer_model.h"
 
 namespace levin::generate_tests {
@@ -184,6 +186,16 @@ TEST(Generate, BadInputIsOneLine) {
   for (int64_t i = 0; i < 50; ++i) all.suppress_tokens.push_back(i);
   EXPECT_THAT(error({{1}}, all), HasSubstr("every token is forbidden"));
   EXPECT_TRUE(generate(model, std::vector<Ids>{}, greedy(1)).empty());
+}
+
+TEST(Generate, SettingsOfTheFolderThatAreNotObeyedAreNamed) {
+  const levin::testing::TemporaryFolder folder;
+  EXPECT_TRUE(unused_generation_settings(folder.path()).empty());
+  write_file(folder.path() / "generation_config.json",
+             R"({"eos_token_id": 2, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.05, "num_beams": 1,
+                 "no_repeat_ngram_size": 3, "suppress_tokens": null, "forced_eos_token_id": 2})");
+  EXPECT_EQ(unused_generation_settings(folder.path(), {.repetition_penalty = 1.05}),
+            (std::vector<std::string>{"no_repeat_ngram_size 3", "forced_eos_token_id 2"}));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
@@ -133,6 +134,20 @@ TEST(Sampler, PresenceAndFrequencyCountNewTokensOnly) {
   const SampledRow* one = &row;
   const auto scores = detail::penalized(at::full({1, 4}, 1.0F), {&one, 1});
   EXPECT_TRUE(at::allclose(scores, at::tensor({1.0, 0.25, 0.0, 1.0}, at::kFloat).unsqueeze(0)));
+}
+
+TEST(Sampler, BiasesComeBeforePenaltiesAndBadWordsDoNotCome) {
+  GenerateOptions options{.repetition_penalty = 2};
+  options.logit_bias = {{0, 1.0}, {1, -3.0}, {99, 5.0}};  // a token that is not there does nothing
+  options.bad_words = {{3}, {1, 2}, {2, 1, 4}, {7, 0, 1, 2, 1, 5}};
+  SampledRow row(options, {0, 1, 2}, 0);
+  const SampledRow* one = &row;
+  const auto inf = std::numeric_limits<float>::infinity();
+  const auto of = [&] { return detail::penalized(at::full({1, 6}, 1.0F), {&one, 1}); };
+  // Behind 2 only the word of one token is forbidden.
+  EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, 0.5F, -inf, 1.0F, 1.0F}).unsqueeze(0))) << of();
+  row.push(1);  // now 2 and 4 are too; a word that is longer than all tokens is not there
+  EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, -inf, -inf, -inf, 1.0F}).unsqueeze(0))) << of();
 }
 
 TEST(Sampler, TheRandomNumberBelongsToSeedRowAndPosition) {

@@ -250,7 +250,9 @@ TEST_F(ServeTest, RefusesWhatIsWrongByItsName) {
       {text, R"({"prompt": "x", "stream": "yes"})", 400, "stream"},
       {text, R"({"prompt": "x", "stream_options": {"include_usage": true}})", 400, "stream_options"},
       {text, R"({"prompt": "x", "logprobs": 21})", 400, "logprobs"},
-      {text, R"({"prompt": "x", "logit_bias": {"7": 2}})", 400, "logit_bias"},
+      {text, R"({"prompt": "x", "logit_bias": {"7": 200}})", 400, "logit_bias"},
+      {text, R"({"prompt": "x", "bad_words": "y"})", 400, "bad_words"},
+      {text, R"({"prompt": "x", "bad_words": [""]})", 400, "bad_words"},
       {text, R"({"prompt": "x", "logit_bias": {"x": -100}})", 400, "logit_bias"},
       {text, R"({"prompt": "x", "best_of": 2})", 400, "best_of"},
       {text, R"({"prompt": "x", "suffix": "y"})", 400, "suffix"},
@@ -276,6 +278,16 @@ TEST_F(ServeTest, RefusesWhatIsWrongByItsName) {
   }
   EXPECT_EQ(server_->stats().steps, 0);
   EXPECT_EQ(get("/v1/completions").status, 404);
+  // A bias decides where it is large enough; a word that is not to come does not.
+  const auto biased = post(text, R"({"prompt": "x", "max_tokens": 3, "temperature": 0, "logit_bias": {"65": 100}})");
+  const auto word = biased.json()["choices"][0]["text"].get<std::string>();
+  EXPECT_EQ(word, std::string(3, word[0]));
+  const auto body = nlohmann::json{{"prompt", "x"},
+                                   {"max_tokens", 3},
+                                   {"temperature", 0},
+                                   {"logit_bias", {{"65", 100}}},
+                                   {"bad_words", {word.substr(0, 1)}}};
+  EXPECT_EQ(post(text, body.dump()).json()["choices"][0]["text"].get<std::string>().find(word[0]), std::string::npos);
   // What is not known is ignored; a bias of -100 bans a token, and both names of the limit are known.
   EXPECT_EQ(post(text, R"({"prompt": "x", "max_tokens": 2, "unknown": {"a": [1]}, "logit_bias": {"7": -100}})").status,
             200);

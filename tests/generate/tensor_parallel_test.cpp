@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "levin/generate/generate.h"
+#include "levin/generate/engine.h"
 #include "levin/models/folder.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
@@ -134,6 +134,35 @@ TEST(TensorGenerate, AllRanksFollowRankZero) {
     const auto beams = generate(split, kPrompts, {.max_new_tokens = 5, .temperature = 0, .num_beams = 3});
     EXPECT_EQ(beams.size(), 2u);
     return fmt::format("{}", fmt::join(beams[0].ids, " "));
+  });
+}
+
+TEST(TensorGenerate, AnEngineOfRankZeroIsFollowed) {
+  auto model = models::open_model(kFolders / "llama").decoder;
+  const std::vector<Ids> prompts{{7, 3, 11, 42, 7, 3}, {9, 30}, {13}, {7, 3, 11, 42, 7, 5}};
+  std::vector<Ids> alone;
+  for (size_t i = 0; i < prompts.size(); ++i)
+    alone.push_back(generate(model, {prompts[i]}, {.max_new_tokens = 9, .temperature = 0.7, .seed = i}).at(0).ids);
+  run_ranks(2, [&](Collective& group) {
+    auto split = models::open_model(kFolders / "llama", {.ranks = shared(group)}).decoder;
+    for (const int64_t lookup : {0, 3}) {
+      if (group.rank() > 0) {
+        EXPECT_THAT(error_of([&] { Engine(split, nullptr); }), HasSubstr("rank 0 has the engine"));
+        follow_engine(split);
+        continue;
+      }
+      EXPECT_THAT(error_of([&] { follow_engine(split); }), HasSubstr("for ranks other than 0"));
+      std::vector<Ids> found(prompts.size());
+      Engine engine(split, nullptr,
+                    {.max_rows = 3, .cache_tokens = 64, .block_tokens = 4, .prefill_chunk = 4, .prompt_lookup = lookup});
+      for (size_t i = 0; i < prompts.size(); ++i)
+        engine.submit({.prompt = prompts[i],
+                       .options = {.max_new_tokens = 9, .temperature = 0.7, .seed = i},
+                       .on_done = [&, i](const Generated& row) { found[i] = row.ids; }});
+      engine.run_until_idle();
+      EXPECT_EQ(found, alone) << lookup;
+      EXPECT_EQ(engine.stats().guessed_tokens > 0, lookup > 0);
+    }
   });
 }
 

@@ -86,6 +86,28 @@ TEST(ServeCli, WeightsOnTheDiskAnswerTheSame) {
   EXPECT_EQ(texts[0], texts[1]);
 }
 
+TEST(ServeCli, RanksThatHaveTheModelTogetherAnswerTheSame) {
+  const auto ask = [](int port) {
+    return http(port, "POST", "/v1/completions", R"({"prompt": "The sea", "max_tokens": 8, "temperature": 0})");
+  };
+  Process one(command({kModel, "--port", "0"})), two(command({kModel, "--port", "0", "--tensor-parallel", "2"}));
+  const auto port = port_of(one), shared = port_of(two);
+  ASSERT_NE(port, 0) << one.err();
+  ASSERT_NE(shared, 0) << two.err();
+  const auto expected = ask(port).json()["choices"], found = ask(shared).json()["choices"];
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(http(shared, "POST", "/v1/completions", R"({"prompt": "x", "echo": true, "logprobs": 1})").status, 400);
+  one.signal(SIGTERM);
+  EXPECT_EQ(one.wait(), 0);
+  // A rank that dies ends the server, by a line that names it.
+  const auto victim = two.rank(1);
+  ASSERT_GT(victim, 0);
+  ::kill(victim, SIGKILL);
+  EXPECT_EQ(two.wait(), 128 + SIGKILL) << two.err();
+  EXPECT_THAT(two.err(), HasSubstr(fmt::format("levin: rank 1 (pid {}) was killed by SIGKILL", victim)));
+  EXPECT_TRUE(two.all_gone());
+}
+
 TEST(ServeCli, RefusesInOneLine) {
   const auto refused = [&](const std::vector<std::string>& words, const std::string& expected) {
     const auto ran = run_program(command(words));
@@ -96,6 +118,10 @@ TEST(ServeCli, RefusesInOneLine) {
   refused({"nowhere"}, "nowhere");
   refused({kModel, "--port", "70000"}, "port 70000 is not from 0 to 65535");
   refused({kModel, "--api-key", "two words"}, "API key");
+  refused({kModel, "--tensor-parallel", "7"}, "heads, which 7 ranks cannot share");
+  refused({kModel, "--tensor-parallel", "2", "--device-map", "cpu"}, "--tensor-parallel does not go with --device-map");
+  refused({kModel, "--draft-model", "nowhere"}, "nowhere");
+  refused({kModel, "--prompt-lookup", "-1"}, "--prompt-lookup -1 must not be negative");
   refused({kModel, "--host", "203.0.113.7", "--port", "0"}, "cannot listen on 203.0.113.7:0");
   Process first(command({kModel, "--port", "0"}));
   const auto port = port_of(first);

@@ -358,6 +358,20 @@ int launch(const LaunchSpec& spec) {
   return LaunchedRun(spec, find_program(spec.command.front())).go();
 }
 
+namespace {
+
+int launch_own_program(const LaunchSpec& spec) {
+  check(spec);
+  open_standard_files();
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  // A program that was rebuilt while it ran has no path any more, but can still be started.
+  const bool there = !error && ::access(path.c_str(), X_OK) == 0;
+  return LaunchedRun(spec, there ? path.string() : "/proc/self/exe").go();
+}
+
+}  // namespace
+
 int launch_self(const std::vector<std::string>& argv, int nproc, int num_nodes, int node_rank,
                 const std::string& master_addr, int master_port) {
   LaunchSpec spec;
@@ -367,13 +381,15 @@ int launch_self(const std::vector<std::string>& argv, int nproc, int num_nodes, 
   spec.node_rank = node_rank;
   spec.master_addr = master_addr;
   spec.master_port = master_port;
-  check(spec);
-  open_standard_files();
-  std::error_code error;
-  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
-  // A program that was rebuilt while it ran has no path any more, but can still be started.
-  const bool there = !error && ::access(path.c_str(), X_OK) == 0;
-  return LaunchedRun(spec, there ? path.string() : "/proc/self/exe").go();
+  return launch_own_program(spec);
+}
+
+int launch_self(const std::vector<std::string>& argv, int nproc, std::chrono::milliseconds stop_grace) {
+  LaunchSpec spec;
+  spec.command = argv;
+  spec.nproc = nproc;
+  spec.stop_grace = stop_grace;
+  return launch_own_program(spec);
 }
 
 int launch_self(const std::vector<std::string>& argv, const Placement& place) {

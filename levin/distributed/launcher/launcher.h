@@ -67,6 +67,9 @@ int launch(const LaunchSpec& spec);
 int launch_self(const std::vector<std::string>& argv, int nproc, int num_nodes = 1, int node_rank = 0,
                 const std::string& master_addr = "127.0.0.1", int master_port = 0);
 
+/// As above on one node; `stop_grace` as in LaunchSpec.
+int launch_self(const std::vector<std::string>& argv, int nproc, std::chrono::milliseconds stop_grace);
+
 /// As above, from the place that the environment gave to the first process of this node.
 int launch_self(const std::vector<std::string>& argv, const Placement& place);
 

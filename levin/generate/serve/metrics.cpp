@@ -84,6 +84,8 @@ std::string Metrics::prometheus(const std::string& model, const ServerNow& now) 
   counter("levin_prompt_tokens_total", "Tokens of prompts.", e.prompt_tokens);
   counter("levin_prefix_hit_tokens_total", "Tokens of prompts that were in the cache.", e.prefix_hit_tokens);
   counter("levin_generated_tokens_total", "New tokens.", e.generated_tokens);
+  counter("levin_guessed_tokens_total", "Tokens that were guessed.", e.guessed_tokens);
+  counter("levin_taken_tokens_total", "Guessed tokens that were right.", e.taken_tokens);
   counter("levin_steps_total", "Steps of the model.", e.steps);
   std::lock_guard lock(mutex_);
   counter("levin_embedded_rows_total", "Texts that were embedded.", embedded_rows_);
@@ -109,6 +111,8 @@ std::string Metrics::json(const std::string& model, const ServerNow& now) const 
                                 {"prompt_tokens", e.prompt_tokens},
                                 {"prefix_hit_tokens", e.prefix_hit_tokens},
                                 {"generated_tokens", e.generated_tokens},
+                                {"guessed_tokens", e.guessed_tokens},
+                                {"taken_tokens", e.taken_tokens},
                                 {"tokens_per_second", e.tokens_per_second},
                                 {"cache_blocks_used", e.blocks_used},
                                 {"cache_blocks_reusable", e.blocks_cached},

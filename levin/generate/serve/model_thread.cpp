@@ -73,7 +73,8 @@ void Generation::fail(int status, const std::string& message) {
   changed_.notify_one();
 }
 
-ModelThread::ModelThread(Engine* engine, size_t most) : engine_(engine), most_(most), thread_([this] { loop(); }) {}
+ModelThread::ModelThread(Engine* engine, size_t most, std::function<void(const std::string&)> on_lost)
+    : engine_(engine), most_(most), on_lost_(std::move(on_lost)), thread_([this] { loop(); }) {}
 
 ModelThread::~ModelThread() {
   fail_all(503, "The server is shutting down.");
@@ -185,11 +186,17 @@ void ModelThread::cancel_left() {
   }
 }
 
-bool ModelThread::step() {
+bool ModelThread::step(bool& lost) {
   try {
     return engine_->step();
   } catch (const std::exception& error) {
-    // What a request did wrong was told to it; this is the model itself (memory, a device).
+    // What a request did wrong was told to it; this is the model itself (memory, a device, a rank).
+    if (on_lost_) {
+      fail_all(500, "The model has failed.");
+      on_lost_(one_line(error));
+      lost = true;
+      return false;
+    }
     log_warning(fmt::format("a step has failed: {}", one_line(error)));
     fail_all(500, fmt::format("The model has failed: {}", one_line(error)));
     return true;
@@ -197,16 +204,17 @@ bool ModelThread::step() {
 }
 
 void ModelThread::loop() {
-  for (;;) {
+  for (bool lost = false;;) {
     do_work();
+    const bool steps = engine_ && !lost;
     {
       std::unique_lock lock(mutex_);
       if (stopping_ && work_.empty()) return;
-      if (!engine_) changed_.wait(lock, [&] { return stopping_ || !work_.empty(); });
+      if (!steps) changed_.wait(lock, [&] { return stopping_ || !work_.empty(); });
     }
-    if (!engine_) continue;
+    if (!steps) continue;
     cancel_left();
-    if (!step()) engine_->wait(kIdle);
+    if (!step(lost) && !lost) engine_->wait(kIdle);
   }
 }
 

@@ -71,8 +71,9 @@ class Generation {
 /// The thread in which the model runs, for requests of all connections.
 class ModelThread {
  public:
-  /// Without an engine (an encoder) there is only run(). `most`: sequences that run or wait.
-  ModelThread(Engine* engine, size_t most);
+  /// Without an engine (an encoder) there is only run(). `most`: sequences that run or wait. `on_lost`: where a step
+  /// that fails is the last one, as of ranks that have a model together, it is told why.
+  ModelThread(Engine* engine, size_t most, std::function<void(const std::string&)> on_lost = {});
   /// Waits for the running step. Generations that have not ended fail.
   ~ModelThread();
   ModelThread(const ModelThread&) = delete;
@@ -102,10 +103,11 @@ class ModelThread {
   void loop();
   void do_work();
   void cancel_left();
-  bool step();
+  bool step(bool& lost);
 
   Engine* engine_;
   const size_t most_;
+  const std::function<void(const std::string&)> on_lost_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::shared_ptr<Generation>> generations_;

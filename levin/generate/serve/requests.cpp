@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/words.h"
+#include "levin/generate/generate.h"
 #include "levin/generate/serve/api_error.h"
 #include "levin/text/chat_template.h"
 
@@ -18,6 +19,7 @@ using nlohmann::json;
 
 constexpr int kDeepest = 32;
 constexpr size_t kMostStops = 16;
+constexpr size_t kMostBadWords = 256;
 constexpr size_t kMostMessages = 10'000;
 
 [[noreturn]] void refuse(const std::string& field, const std::string& message) {
@@ -207,22 +209,38 @@ std::vector<std::string> stops_of(const Fields& fields) {
   return stops;
 }
 
-/// -100 bans a token; other biases are not supported.
-std::vector<int64_t> banned_tokens(const Fields& fields, const ServedModel& model) {
+/// -100 bans a token, as it does in effect at OpenAI.
+void read_logit_bias(const Fields& fields, const ServedModel& model, GenerateOptions& options) {
   const auto* value = fields.find("logit_bias");
-  if (!value) return {};
+  if (!value) return;
   if (!value->is_object()) refuse("logit_bias", "'logit_bias' must be an object of token ids and numbers.");
-  std::vector<int64_t> banned;
   for (const auto& [key, bias] : value->items()) {
     const bool is_id =
         !key.empty() && key.size() < 12 && std::ranges::all_of(key, [](char c) { return c >= '0' && c <= '9'; });
     if (!is_id || std::stoll(key) >= model.vocab_size || !bias.is_number())
       refuse("logit_bias", "'logit_bias' has a token or a bias that is not valid.");
     const auto number = bias.get<double>();
-    if (number != 0 && number != -100) refuse("logit_bias", "'logit_bias' supports -100, which bans a token, and 0.");
-    if (number == -100) banned.push_back(std::stoll(key));
+    if (!(number >= -100 && number <= 100)) refuse("logit_bias", "'logit_bias' has a bias that is not from -100 to 100.");
+    if (number == -100)
+      options.suppress_tokens.push_back(std::stoll(key));
+    else if (number != 0)
+      options.logit_bias.emplace_back(std::stoll(key), number);
   }
-  return banned;
+}
+
+/// Words that the text must not have.
+std::vector<std::vector<int64_t>> bad_words_of(const Fields& fields, const ServedModel& model) {
+  const auto* value = fields.find("bad_words");
+  if (!value) return {};
+  if (!value->is_array()) refuse("bad_words", "'bad_words' must be a list of strings.");
+  if (value->size() > kMostBadWords) refuse("bad_words", fmt::format("'bad_words' has more than {}.", kMostBadWords));
+  std::vector<std::string> words;
+  for (const auto& word : *value) {
+    if (!word.is_string() || word.get_ref<const std::string&>().empty())
+      refuse("bad_words", "'bad_words' has something that is not a string, or an empty one.");
+    words.push_back(word.get<std::string>());
+  }
+  return word_ids(needed_tokenizer(model, "bad_words"), words);
 }
 
 /// Another one for each request that names none.
@@ -251,7 +269,8 @@ void read_common(const Fields& fields, const ServedModel& model, GenerationReque
   o.seed = seed ? static_cast<uint64_t>(fields.integer("seed", 0, INT64_MIN, INT64_MAX)) : fresh_seed();
   o.stop = stops_of(fields);
   if (!o.stop.empty()) needed_tokenizer(model, "stop");
-  o.suppress_tokens = banned_tokens(fields, model);
+  read_logit_bias(fields, model, o);
+  o.bad_words = bad_words_of(fields, model);
   if (!fields.flag("ignore_eos")) o.eos_token_ids = model.eos_token_ids;
   if (const auto* more = fields.find("stop_token_ids")) {
     if (!more->is_array()) refuse("stop_token_ids", "'stop_token_ids' must be a list of token ids.");

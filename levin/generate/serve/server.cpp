@@ -5,6 +5,7 @@
 #include <atomic>
 #include <ctime>
 #include <limits>
+#include <mutex>
 #include <thread>
 
 #include <ATen/ops/log_softmax.h>
@@ -157,11 +158,26 @@ struct Server::State {
       engine = std::make_unique<Engine>(model.decoder, served.tokenizer, engine_options);
       served.cache_tokens = engine->stats().blocks_total * engine_options.block_tokens;
     }
-    thread = std::make_unique<serve::ModelThread>(engine.get(), most);
+    std::function<void(const std::string&)> on_lost;
+    if (model.decoder && model.decoder->ranks) on_lost = [this](const std::string& line) { end_lost(line); };
+    thread = std::make_unique<serve::ModelThread>(engine.get(), most, std::move(on_lost));
     thread->run([this, where = device()] {
       accelerator_of(where).set_device(where);
       if (engine) engine->warm_up();
     });
+  }
+
+  /// In the thread of the model: a rank is gone, and no request can be answered any more.
+  void end_lost(const std::string& line) {
+    {
+      const std::lock_guard lock(lost_mutex);
+      lost = line;
+    }
+    draining = true;
+    const auto written = ServeClock::now() + std::chrono::seconds(1);
+    while (thread->active() > 0 && ServeClock::now() < written)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    http->stop();
   }
 
   c10::Device device() const {
@@ -278,6 +294,9 @@ struct Server::State {
   HttpResponse generate(const serve::GenerationRequest& request, const HttpRequest& from,
                         ServeClock::time_point start) {
     std::vector<serve::PromptScore> scores;
+    if (request.echo && request.logprobs && model.decoder->ranks)
+      throw ApiError(400, "'echo' with 'logprobs' is not supported where several processes have the model together.",
+                     "echo");
     if (request.echo && request.logprobs) thread->run([&] { scores = score_prompts(model, request); });
     auto answer = std::make_shared<serve::Answer>(request, served.name, texts, std::move(scores));
     if (request.score_only) return scored_only(request, *answer);
@@ -373,6 +392,8 @@ struct Server::State {
   const int64_t created = std::time(nullptr);
   serve::Metrics metrics;
   std::atomic<bool> draining = false;
+  std::mutex lost_mutex;
+  std::string lost;
   std::unique_ptr<serve::HttpServer> http;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<serve::ModelThread> thread;
@@ -397,6 +418,8 @@ std::string Server::url() const {
 
 void Server::run() {
   state_->http->run();
+  const std::lock_guard lock(state_->lost_mutex);
+  LEVIN_CHECK(state_->lost.empty(), state_->lost);
 }
 
 void Server::stop() {

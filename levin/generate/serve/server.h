@@ -47,7 +47,8 @@ void check_options(const ServeOptions& options);
 ///     levin::text::Tokenizer::from_folder("pythia-410m")); std::cout << server.url() << std::endl; server.run();
 class Server {
  public:
-  /// Binds the port: an Error of one line where it is taken. Without a tokenizer prompts are tokens.
+  /// Binds the port: an Error of one line where it is taken. Without a tokenizer prompts are tokens. Where ranks have
+  /// the model together, rank 0 has the server and the others call follow_engine().
   Server(models::LanguageModel model, std::optional<text::Tokenizer> tokenizer, const ServeOptions& options = {});
   ~Server();
   Server(const Server&) = delete;
@@ -56,7 +57,7 @@ class Server {
   int port() const;
   /// "http://127.0.0.1:8000"
   std::string url() const;
-  /// Serves until stop().
+  /// Serves until stop(). Throws an Error where a rank is lost that has the model together with this one.
   void run();
   /// From any thread, and once: new requests are refused with 503, those that run end within shutdown_timeout, then
   /// run() returns.

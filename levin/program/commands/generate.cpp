@@ -18,6 +18,7 @@
 #include "levin/generate/decode_batch.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/draft_flags.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
@@ -34,11 +35,12 @@ double seconds_since(Clock::time_point start) {
 }
 
 struct Generate {
-  std::string folder, input, output, draft_folder;
+  std::string folder, input, output;
   ModelFlags model_flags;
   PlacementFlags placement_flags;
   TensorRanksFlag tensor{"levin generate"};
-  std::vector<std::string> stop, eos;
+  DraftFlags draft;
+  std::vector<std::string> stop, eos, bad_words, suppressed;
   bool json = false, overwrite = false, chat = false, ignore_eos = false, no_graphs = false;
   GenerateOptions options;
 
@@ -63,6 +65,8 @@ struct Generate {
     flags.flag("min-tokens", o.min_new_tokens, "new tokens before the text may end", "N");
     flags.repeated("stop", stop, "a text ends before this string; repeatable", "TEXT");
     flags.repeated("eos", eos, "a token that ends a text; repeatable [what the folder says]", "ID");
+    flags.repeated("bad-word", bad_words, "a word that no text has; repeatable", "TEXT");
+    flags.repeated("suppress-token", suppressed, "a token that no text has; repeatable", "ID");
     flags.flag("ignore-eos", ignore_eos, "no token ends a text");
     flags.flag("num-beams", o.num_beams, "beam search (TEMPERATURE 0)", "N");
     flags.flag("length-penalty", o.length_penalty, "of beams: a larger one favours longer texts", "X");
@@ -70,10 +74,7 @@ struct Generate {
     flags.flag("num-return-sequences", o.num_return_sequences, "texts of each prompt", "N");
     flags.flag("seed", o.seed, "of the random numbers; the same seed gives the same texts", "N");
     flags.flag("batch", o.batch, "texts that are written together", "N");
-    flags.flag("prompt-lookup", o.prompt_lookup, "guess N tokens at once from what followed the same tokens before",
-               "N");
-    flags.flag("draft-model", draft_folder, "a smaller model of the same vocabulary that guesses tokens", "FOLDER");
-    flags.flag("draft-tokens", o.draft_tokens, "tokens that the draft model guesses at once", "N");
+    draft.describe(flags);
     flags.flag("paged", o.paged, "through the engine of `levin serve`: a cache of blocks, which prompts share");
     flags.flag("cache-dtype", o.cache_dtype, "of keys and values", "NAME", {"auto", "int8", "fp8"});
     model_flags.describe(flags);
@@ -94,7 +95,10 @@ struct Generate {
                 " must be 0 (the likeliest token) or positive");
     options.stop = stop;
     options.cuda_graphs = !no_graphs;
-    for (const auto& word : eos) options.eos_token_ids.push_back(id_of(word));
+    options.prompt_lookup = draft.prompt_lookup;
+    options.draft_tokens = draft.draft_tokens;
+    for (const auto& word : eos) options.eos_token_ids.push_back(id_of("--eos", word));
+    for (const auto& word : suppressed) options.suppress_tokens.push_back(id_of("--suppress-token", word));
     check_options(options);
     tensor.look();
     if (tensor.is_first()) check_output();
@@ -104,22 +108,29 @@ struct Generate {
     const auto sizes = models::open_model_meta(folder, asked);
     LEVIN_CHECK(sizes.decoder, "[levin generate] \"", folder, "\" is a ", sizes.model_type,
                 ", an encoder, which does not generate");
-    if (!draft_folder.empty()) check_draft_folder(asked, sizes.body());
+    draft.check("levin generate", asked, sizes.body());
+    LEVIN_CHECK(options.num_beams == 1 || draft.folder.empty(), "[levin generate] beams go without --draft-model");
+    check_known("--eos", options.eos_token_ids, sizes.body());
+    check_known("--suppress-token", options.suppress_tokens, sizes.body());
     tensor.check(sizes);
-    LEVIN_CHECK(!tensor.is_used() || (!placement_flags.used() && !options.paged && !guesses()),
+    LEVIN_CHECK(!tensor.is_used() || (!placement_flags.used() && !options.paged && !draft.used()),
                 "[levin generate] --tensor-parallel does not go with ",
-                options.paged ? "--paged"
-                : guesses()   ? "--prompt-lookup or --draft-model"
-                              : "--device-map, --max-memory or --offload-folder");
+                options.paged  ? "--paged"
+                : draft.used() ? "--prompt-lookup or --draft-model"
+                               : "--device-map, --max-memory or --offload-folder");
     GenerateInput source(folder, chat, sizes.body().vocab_size);
     // The rank that is first reads for all, and only once where it cannot be read again.
     const bool reads = tensor.is_first() && !(tensor.starts_ranks() && input == "-");
     const auto prompts = reads ? source.read(input) : std::vector<GeneratePrompt>();
     check_lengths(prompts, sizes.body());
     if (!ignore_eos) options = folder_generate_options(folder, options);
+    if (const auto unused = unused_generation_settings(folder, options); !unused.empty() && tensor.is_first())
+      log_info(fmt::format("generation_config.json of the model is not obeyed: {}; flags say what counts", join(unused)));
     const auto* tokenizer = source.tokenizer();
     LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
+    LEVIN_CHECK(tokenizer || bad_words.empty(), "[levin generate] --bad-word needs a tokenizer");
+    if (tokenizer) options.bad_words = word_ids(*tokenizer, bad_words);
     if (tensor.starts_ranks()) return tensor.start(args);
 
     std::optional<WeightPlacement> placement;
@@ -129,7 +140,7 @@ struct Generate {
     asked.ranks = tensor.join(asked.device);
     among_ranks(asked.ranks, [&] {
       auto model = read_model("levin generate", folder, asked, placement_flags, placement);
-      if (!draft_folder.empty()) options.draft = models::open_model(draft_folder, drafting(asked)).decoder;
+      options.draft = draft.open(asked);
       const auto loaded = seconds_since(start);
       const auto rows = write_texts(model, tokenizer, prompts, loaded);
       if (tensor.is_first()) write_output(prompts, rows);
@@ -154,24 +165,6 @@ struct Generate {
     check_writable(folder_of);
   }
 
-  bool guesses() const { return !draft_folder.empty() || options.prompt_lookup > 0; }
-
-  /// The draft model lies beside the model; it is quantized only where its folder is.
-  static models::OpenModelOptions drafting(models::OpenModelOptions asked) {
-    asked.quantize.clear();
-    return asked;
-  }
-
-  void check_draft_folder(const models::OpenModelOptions& asked, const models::DecoderOptions& body) const {
-    const auto draft = models::open_model_meta(draft_folder, drafting(asked));
-    LEVIN_CHECK(draft.decoder, "[levin generate] --draft-model \"", draft_folder, "\" is a ", draft.model_type,
-                ", an encoder, which does not generate");
-    LEVIN_CHECK(draft.body().vocab_size == body.vocab_size, "[levin generate] --draft-model \"", draft_folder,
-                "\" has another vocabulary: ", draft.body().vocab_size, " tokens, the model has ", body.vocab_size);
-    LEVIN_CHECK(options.prompt_lookup == 0, "[levin generate] either --prompt-lookup or --draft-model");
-    LEVIN_CHECK(options.num_beams == 1, "[levin generate] beams go without --draft-model");
-  }
-
   /// What the texts need of the device.
   DecodeSizes decode_sizes(const std::vector<GeneratePrompt>& prompts, const models::DecoderOptions& body) const {
     const auto texts = static_cast<int64_t>(prompts.size()) * options.num_return_sequences;
@@ -184,14 +177,20 @@ struct Generate {
     return sizes;
   }
 
-  static int64_t id_of(const std::string& word) {
+  static void check_known(const char* flag, const std::vector<int64_t>& ids, const models::DecoderOptions& body) {
+    for (const auto id : ids)
+      LEVIN_CHECK(id < body.vocab_size, "[levin generate] ", flag, " ", id, ": the model knows 0 to ",
+                  body.vocab_size - 1);
+  }
+
+  static int64_t id_of(const char* flag, const std::string& word) {
     size_t end = 0;
     int64_t id = -1;
     try {
       id = std::stoll(word, &end);
     } catch (const std::exception&) {
     }
-    LEVIN_CHECK(id >= 0 && end == word.size(), "[levin generate] --eos \"", shown(word), "\" is not a token id");
+    LEVIN_CHECK(id >= 0 && end == word.size(), "[levin generate] ", flag, " \"", shown(word), "\" is not a token id");
     return id;
   }
 
@@ -259,7 +258,8 @@ struct Generate {
                                         {"ids", row.ids},
                                         {"logprobs", row.logprobs},
                                         {"finish_reason", row.finish_reason}};
-      all += line.dump() + "\n";
+      // A prompt is what INPUT has, whatever its bytes are.
+      all += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     }
     if (output == "-") {
       LEVIN_CHECK(std::fwrite(all.data(), 1, all.size(), stdout) == all.size() && std::fflush(stdout) == 0,

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <optional>
 #include <thread>
 
@@ -15,10 +16,12 @@
 #include "levin/generate/serve/server.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/draft_flags.h"
 #include "levin/program/commands/generate_input.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/program/commands/placement_flags.h"
 #include "levin/program/commands/read_model.h"
+#include "levin/program/commands/tensor_ranks.h"
 
 namespace levin::cli {
 namespace {
@@ -36,11 +39,6 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  int wait() const {
-    int signal = 0;
-    sigwait(&signals_, &signal);
-    return signal;
-  }
   /// 0: none came in time.
   int wait(std::chrono::milliseconds most) const {
     const timespec time{.tv_sec = 0, .tv_nsec = most.count() * 1'000'000};
@@ -55,11 +53,15 @@ struct Serve {
   std::string folder, max_request_size = "4MiB";
   ModelFlags model_flags;
   PlacementFlags placement_flags;
+  TensorRanksFlag tensor{"levin serve"};
+  DraftFlags draft;
   ServeOptions options;
   int64_t read_timeout = options.read_timeout.count(), shutdown_timeout = options.shutdown_timeout.count();
   bool no_graphs = false, no_prefix_reuse = false;
   /// Beside weights that do not all fit the cache has this many tokens for each of max-rows, unless it is told.
   static constexpr int64_t kPlacedRow = 1024;
+  /// Behind shutdown_timeout, for ranks to end.
+  static constexpr std::chrono::seconds kLastWords{5};
 
   void describe(Flags& flags) {
     auto& o = options;
@@ -83,6 +85,8 @@ struct Serve {
                "SECONDS");
     model_flags.describe(flags);
     placement_flags.describe(flags);
+    tensor.describe(flags);
+    draft.describe(flags);
     flags.flag("no-graphs", no_graphs, "on CUDA: no graph of a step is captured");
     flags.flag("no-prefix-reuse", no_prefix_reuse, "what prompts have in common is computed for each");
     flags.set_epilog(
@@ -91,21 +95,40 @@ struct Serve {
         "and a page to chat at /. Ctrl-C, or SIGTERM, ends it when running requests are done; a second one at once.\n");
   }
 
-  int run() {
-    const StopSignals signals;
+  int run(const Args& args) {
+    tensor.look();
+    // Before any thread is started. Ranks other than 0 have signals blocked too: they end when rank 0 does.
+    std::optional<StopSignals> signals;
+    if (!tensor.starts_ranks()) signals.emplace();
     read_options();
     model_flags.device = placement_flags.device(model_flags.device);
     auto asked = model_flags.options("levin serve");
     // Everything that can be wrong is found before the weights are read.
     const auto sizes = models::open_model_meta(folder, asked);
     if (sizes.encoder) asked.head = "none";
+    check_ranks(sizes);
+    LEVIN_CHECK(sizes.decoder || !draft.used(), "[levin serve] --prompt-lookup and --draft-model are for models that ",
+                "generate; \"", folder, "\" is a ", sizes.model_type);
+    if (sizes.decoder) draft.check("levin serve", asked, sizes.body());
     GenerateInput source(folder, false, sizes.body().vocab_size);
     std::optional<text::Tokenizer> tokenizer;
     if (const auto* found = source.tokenizer()) tokenizer = *found;
+    if (tensor.starts_ranks()) return tensor.start(args, options.shutdown_timeout + kLastWords);
     const auto placement = place(sizes, asked.device);
-    Server server(read_model("levin serve", folder, asked, placement_flags, placement), std::move(tokenizer), options);
-    tell(server, sizes);
-    return serve(server, signals);
+    asked.ranks = tensor.join(asked.device);
+    int status = 0;
+    among_ranks(asked.ranks, [&] {
+      auto model = read_model("levin serve", folder, asked, placement_flags, placement);
+      if (!tensor.is_first()) {
+        follow_engine(model.decoder);
+        return;
+      }
+      options.engine.draft = draft.open(asked);
+      Server server(std::move(model), std::move(tokenizer), options);
+      tell(server, sizes);
+      status = serve(server, *signals);
+    });
+    return status;
   }
 
  private:
@@ -117,8 +140,19 @@ struct Serve {
     options.shutdown_timeout = std::chrono::seconds(shutdown_timeout);
     options.engine.cuda_graphs = !no_graphs;
     options.engine.prefix_reuse = !no_prefix_reuse;
+    options.engine.prompt_lookup = draft.prompt_lookup;
+    options.engine.draft_tokens = draft.draft_tokens;
     check_options(options);
     check_options(options.engine);
+  }
+
+  void check_ranks(const models::LanguageModel& sizes) const {
+    if (!tensor.is_used()) return;
+    LEVIN_CHECK(sizes.decoder, "[levin serve] --tensor-parallel is for models that generate; \"", folder, "\" is a ",
+                sizes.model_type);
+    LEVIN_CHECK(!placement_flags.used(),
+                "[levin serve] --tensor-parallel does not go with --device-map, --max-memory or --offload-folder");
+    tensor.check(sizes);
   }
 
   /// The cache has its size before weights are placed beside it.
@@ -146,8 +180,23 @@ struct Serve {
   }
 
   static int serve(Server& server, const StopSignals& signals) {
-    std::thread serving([&] { server.run(); });
-    signals.wait();
+    std::exception_ptr wrong;
+    std::atomic<bool> ended = false;
+    std::thread serving([&] {
+      try {
+        server.run();
+      } catch (...) {
+        wrong = std::current_exception();
+      }
+      ended = true;
+    });
+    while (!ended && signals.wait(std::chrono::milliseconds(200)) == 0) {
+    }
+    if (ended) {
+      serving.join();
+      if (wrong) std::rethrow_exception(wrong);
+      return 0;
+    }
     log_info("stopping; a second signal ends it at once");
     std::atomic<bool> done = false;
     std::thread stopping([&] {
@@ -158,6 +207,7 @@ struct Serve {
     while (!done)
       if (const int again = signals.wait(std::chrono::milliseconds(20))) _exit(128 + again);
     stopping.join();
+    if (wrong) std::rethrow_exception(wrong);
     log_info("stopped");
     return 0;
   }

@@ -51,9 +51,9 @@ void TensorRanksFlag::check(const models::LanguageModel& sizes) const {
               "or no --tensor-parallel");
 }
 
-int TensorRanksFlag::start(const Args& args) const {
+int TensorRanksFlag::start(const Args& args, std::chrono::milliseconds stop_grace) const {
   std::fflush(nullptr);
-  return launch_self(args.values(), static_cast<int>(size_));
+  return launch_self(args.values(), static_cast<int>(size_), stop_grace);
 }
 
 TensorRanks TensorRanksFlag::join(c10::Device& device) const {

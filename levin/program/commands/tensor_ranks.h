@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -27,8 +28,9 @@ class TensorRanksFlag {
   void check(const models::LanguageModel& sizes) const;
   /// This process is only to start the ranks.
   bool starts_ranks() const { return starts_; }
-  /// Starts them with the same command line and waits; the exit status.
-  int start(const Args& args) const;
+  /// Starts them with the same command line and waits; the exit status. When it is told to stop, ranks have
+  /// `stop_grace` to end.
+  int start(const Args& args, std::chrono::milliseconds stop_grace = std::chrono::seconds(5)) const;
   /// There is more than one rank, or will be.
   bool is_used() const { return starts_ || world_ > 1; }
   /// The rank that reads the input and writes the output.
