@@ -99,7 +99,13 @@ std::string decoder_head(const ModelConfig& config, const OpenModelOptions& aske
     fail_unknown("open_model", "head of a decoder", asked.head, known);
   if (asked.head != "auto") return asked.head;
   const auto names = config.texts("architectures");
-  return !names.empty() && names[0].ends_with("ForSequenceClassification") ? "sequence_classification" : "causal_lm";
+  if (names.empty()) return "causal_lm";
+  for (const char* ending : {"ForTokenClassification", "ForQuestionAnswering", "DoubleHeadsModel"})
+    if (names[0].ends_with(ending))
+      config.fail("architectures", fmt::format("\"{}\" has a head that is not supported (a decoder has that of "
+                                               "ForCausalLM or ForSequenceClassification)",
+                                               shown(names[0])));
+  return names[0].ends_with("ForSequenceClassification") ? "sequence_classification" : "causal_lm";
 }
 
 std::string head_word(const ModelConfig& config, const LanguageArchitecture& architecture,
@@ -313,12 +319,29 @@ std::vector<std::string> label_names(const ModelConfig& config) {
   return names;
 }
 
+namespace {
+constexpr const char* kOfClassifiers[] = {"score.", "classifier.", "classifier_dense.", "token_classifier.", "pooler."};
+}  // namespace
+
 std::vector<Tensor> head_parameters(const LanguageModel& model) {
   std::vector<Tensor> parameters;
   for (const auto& item : model.module().named_parameters())
-    for (const char* beginning : {"score.", "classifier.", "classifier_dense.", "token_classifier.", "pooler."})
+    for (const char* beginning : kOfClassifiers)
       if (item.key().starts_with(beginning)) parameters.push_back(item.value());
   return parameters;
+}
+
+std::vector<std::string> head_modules(const LanguageModel& model) {
+  std::vector<std::string> modules;
+  for (const auto& item : model.module().named_parameters())
+    for (const char* beginning : kOfClassifiers) {
+      if (!item.key().starts_with(beginning)) continue;
+      const auto theirs = detail::their_weight(architecture_of(model.config), item.key());
+      LEVIN_CHECK(theirs, "[head_modules] ", model.model_type, " has no name for \"", item.key(), "\"");
+      auto module = theirs->names[0].substr(0, theirs->names[0].find('.'));
+      if (std::ranges::find(modules, module) == modules.end()) modules.push_back(std::move(module));
+    }
+  return modules;
 }
 
 struct ModelReader::State {

@@ -41,6 +41,9 @@ struct LanguageModel {
   std::vector<std::string> notes = {};
   /// Of a model that is split over ranks; else null.
   std::shared_ptr<TensorSplit> split = {};
+  /// Ends of names of modules that are trained whole beside adapters, as transformers calls them: "lm_head", "score"
+  /// (levin/models/lora/lora.h).
+  std::vector<std::string> saved_modules = {};
 
   torch::nn::Module& module() const;
   /// Sizes of the blocks.
@@ -116,6 +119,8 @@ LanguageModel open_model_meta(const std::filesystem::path& folder, const OpenMod
 std::vector<std::string> label_names(const ModelConfig& config);
 /// Parameters of a classification head: what stays trainable beside adapters.
 std::vector<Tensor> head_parameters(const LanguageModel& model);
+/// Their modules as transformers calls them: "score"; "pooler" and "classifier". Empty for other heads.
+std::vector<std::string> head_modules(const LanguageModel& model);
 
 /// A model with new weights, from the text of a config.json.
 LanguageModel new_model(std::string_view config_json, const OpenModelOptions& options = {});

@@ -22,7 +22,6 @@ constexpr int64_t kScoredTokens = 512;
 
 /// ids [T] on the device, hidden [T, D].
 RowScore score_decoder_row(const Decoder& decoder, const Tensor& ids, const Tensor& hidden, bool keep) {
-  LEVIN_CHECK(decoder->head, "[score] the model classifies sequences; a causal language model is needed");
   RowScore score;
   std::vector<Tensor> logits;
   const auto length = ids.size(0);
@@ -43,6 +42,15 @@ RowScore score_decoder_row(const Decoder& decoder, const Tensor& ids, const Tens
   score.perplexity = score.logprobs.empty() ? std::numeric_limits<double>::quiet_NaN()
                                             : std::exp(-sum / static_cast<double>(score.logprobs.size()));
   return score;
+}
+
+/// The classes of a row, by its last token that is not pad_token.
+Tensor class_logits_of(const Decoder& decoder, const std::vector<int64_t>& row, const Tensor& hidden) {
+  const auto pad = decoder->options.pad_token;
+  auto last = static_cast<int64_t>(row.size()) - 1;
+  if (pad >= 0)
+    while (last > 0 && row[static_cast<size_t>(last)] == pad) --last;
+  return decoder->score(hidden.slice(0, last, last + 1))[0];
 }
 
 void check_rows(const LanguageModel& model, std::span<const std::vector<int64_t>> rows) {
@@ -89,12 +97,14 @@ std::vector<RowScore> score_rows(LanguageModel model, std::span<const std::vecto
       const auto place = some[static_cast<size_t>(i)];
       const auto length = static_cast<int64_t>(rows[place].size());
       const auto own = hidden[i].slice(0, 0, length);
-      if (model.decoder) {
+      if (model.decoder && model.decoder->head) {
         scores[place] = score_decoder_row(model.decoder, ids[i].slice(0, 0, length), own, options.keep_outputs);
         continue;
       }
       if (options.keep_outputs) scores[place].output = own.to(at::kFloat).cpu();
-      if (model.encoder->options.head != "none")
+      if (model.decoder)
+        scores[place].head = class_logits_of(model.decoder, rows[place], own).to(at::kFloat).cpu();
+      else if (model.encoder->options.head != "none")
         scores[place].head = model.encoder->head_output(own.unsqueeze(0))[0].to(at::kFloat).cpu();
     }
   }

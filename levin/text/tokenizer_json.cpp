@@ -1,5 +1,9 @@
 #include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
 #include <map>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
@@ -325,6 +329,34 @@ Merges read_merges(const Json& json) {
   return merges;
 }
 
+/// The number as the package reads it: its digits become a double, and that is divided by a power of ten (serde_json
+/// without float_roundtrip). The last bit decides between segmentations of equal score.
+double rounded_twice(double exact) {
+  std::array<char, 40> text;
+  const auto end =
+      std::to_chars(text.data(), text.data() + text.size(), std::abs(exact), std::chars_format::scientific);
+  uint64_t digits = 0;
+  int exponent = 0;
+  for (const char* at = text.data(); at != end.ptr; ++at) {
+    if (*at == 'e') {
+      int power = 0;
+      std::from_chars(at[1] == '+' ? at + 2 : at + 1, end.ptr, power);
+      exponent += power;
+      break;
+    }
+    if (*at == '.') continue;
+    digits = 10 * digits + static_cast<uint64_t>(*at - '0');
+    if (at != text.data()) --exponent;
+  }
+  constexpr int kMostDigits = 300;  // beyond these a power of ten is no double
+  if (!std::isfinite(exact) || exponent < -kMostDigits || exponent > kMostDigits) return exact;
+  double power = 1;
+  const auto name = "1e" + std::to_string(std::abs(exponent));
+  std::from_chars(name.data(), name.data() + name.size(), power);
+  const auto number = static_cast<double>(digits);
+  return std::copysign(exponent < 0 ? number / power : number * power, exact);
+}
+
 std::unique_ptr<Model> read_unigram(const Json& json) {
   Vocabulary vocabulary;
   std::vector<double> scores;
@@ -332,7 +364,7 @@ std::unique_ptr<Model> read_unigram(const Json& json) {
     LEVIN_CHECK(item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_number(), "[tokenizer] entry ",
                 scores.size(), " of the Unigram vocabulary is not a token and its score");
     vocabulary.add(item[0].get<std::string>(), scores.size());
-    scores.push_back(item[1].get<double>());
+    scores.push_back(rounded_twice(item[1].get<double>()));
   }
   std::optional<uint32_t> unk_id;
   if (const auto* id = member(json, "unk_id")) {

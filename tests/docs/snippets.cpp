@@ -284,6 +284,10 @@ struct Speaker : levin::TrainModule {
   levin::models::save_lora(model, "adapter");
 }
 
+[[maybe_unused]] void modules_beside_adapters(levin::models::LanguageModel& model) {
+  levin::models::add_lora(model, {.rank = 16, .target_modules = {"q_proj"}, .modules_to_save = {"embed_tokens", "lm_head"}});
+}
+
 [[maybe_unused]] void text_encoders(const Tensor& ids, const Tensor& mask) {
   auto model = levin::models::open_model("bert-base-uncased", {.head = "none"});
   auto hidden = model.encoder->hidden_states(ids, mask);                          // [B, T, D]

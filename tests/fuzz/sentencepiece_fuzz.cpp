@@ -1,5 +1,5 @@
 // clang-format off
-// fuzz-sources: levin/text/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
+// fuzz-sources: levin/text/*.cpp levin/text/jinja/*.cpp levin/text/unicode/*.cpp levin/core/error.cpp levin/core/words.cpp levin/core/files.cpp levin/core/staging.cpp levin/core/host.cpp levin/core/checksum.cpp
 // fuzz-seeds: tests/text/fixtures/*/tokenizer.model
 // fuzz-count: 1000
 // clang-format on

@@ -69,6 +69,34 @@ TEST(MemoryCli, KnowsModelsOfText) {
   EXPECT_FALSE(read.contains("image_size"));
 }
 
+TEST(MemoryCli, KnowsAdaptersAndQuantizedWeights) {
+  const auto peak = [](std::vector<std::string> more) {
+    std::vector<std::string> words{"--model", "gpt2",        "--batch",   "1",     "--sequence-length",
+                                   "128",     "--precision", "bf16-true", "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    const auto answer = ask(words);
+    EXPECT_EQ(answer.status, 0) << answer.err;
+    return nlohmann::json::parse(answer.out);
+  };
+  const auto whole = peak({}), lora = peak({"--lora", "8"}), packed = peak({"--lora", "8", "--quantize", "nf4"});
+  // 85M of 124M parameters are in linear layers of blocks.
+  const auto bytes = [](const nlohmann::json& json, const char* key) { return json["rows"][0][key].get<double>(); };
+  EXPECT_LT(bytes(lora, "optimizer"), 0.05 * bytes(whole, "optimizer"));
+  EXPECT_NEAR(bytes(lora, "parameters") - bytes(packed, "parameters"), 85e6 * (2 - 4.5 / 8), 3e6);
+  EXPECT_EQ(packed["num_parameters"], lora["num_parameters"]);
+  EXPECT_LT(bytes(packed, "peak"), bytes(lora, "peak"));
+  EXPECT_EQ(packed["quantize"], "nf4");
+  EXPECT_EQ(packed["lora"], 8);
+
+  const auto used = ask(
+      {"--model", "gpt2", "--batch", "2", "--quantize", "int8", "--inference", "--precision", "bf16-true", "--json"});
+  ASSERT_EQ(used.status, 0) << used.err;
+  const auto read = nlohmann::json::parse(used.out);
+  EXPECT_EQ(read["cache"], 2 * 2 * 1024 * 12 * 768 * 2);  // keys and values, rows, tokens, layers, width, bytes
+  EXPECT_NEAR(read["weights"].get<double>(), 85e6 + 2 * 39.5e6, 2e6);
+  EXPECT_GT(read["temporary"], 0);
+}
+
 TEST(MemoryCli, NumbersAreForPrograms) {
   const auto json = ask({"--model", "vit_b_16", "--batch", "4", "--accelerator", "cpu", "--precision", "bf16-mixed",
                          "--strategy", "fsdp", "--devices", "4", "--json"});
@@ -137,14 +165,18 @@ TEST(MemoryCli, RefusesInOneLine) {
            {{"--model", "resnet18", "--timeline", "a.gif"}, "--timeline \"a.gif\" must end with .svg or .png"},
            {{"--model", "resnet18", "--csv", "--json"}, "exclude each other"},
            {{"--model", "gpt2", "--devices", "4", "--strategy", "model_parallel:dp_shard=4,ep=2"},
-            "ep 2 is not part of this strategy; use \"expert_parallel\""},
+            "experts within a mesh (ep) have no estimate here"},
            {{"--model", "gpt2", "--devices", "2", "--strategy", "expert_parallel"}, "the model has no experts"},
            {{"--model", "gpt2", "--devices", "2", "--strategy", "model_parallel:pp=2,schedule=1f1c"},
             "did you mean \"1f1b\"?"},
-           {{"--model", "gpt2", "--devices", "2", "--batch", "2", "--strategy", "model_parallel:pp=2,microbatches=4"},
-            "a batch of 2 rows cannot be computed in 4 micro-batches"},
            {{"--model", "resnet18", "--devices", "2", "--strategy", "context_parallel"},
             "says how its sequence is spread"},
+           {{"--model", "resnet18", "--lora", "8"}, "are for language models, not for resnet18"},
+           {{"--model", "gpt2", "--quantize", "nf4"}, "add --lora RANK to train adapters, or --inference"},
+           {{"--model", "gpt2", "--quantize", "nf5", "--inference"}, "did you mean \"nf4\"?"},
+           {{"--model", "gpt2", "--lora", "-3"}, "--lora -3 is not allowed (1 to "},
+           {{"--model", "gpt2", "--lora", "8", "--lora-targets", "c_atn"}, "did you mean \"c_attn\"?"},
+           {{"--model", "/tmp"}, "is a folder without a config.json"},
            {{"--model", "resnet18", "--batches", "2"}, "did you mean \"--batch\"?"}}) {
     const auto answer = ask(words);
     EXPECT_EQ(answer.status, 1);

@@ -115,7 +115,6 @@ TEST(Lora, WhatIsNotPlainLoraIsRefused) {
   refused("peft_type", "\"IA3\"", "peft_type must be \"LORA\"");
   refused("use_dora", "true", "use_dora");
   refused("bias", "\"all\"", "bias");
-  refused("modules_to_save", "[\"lm_head\"]", "modules_to_save");
   refused("r", "0", "r 0 is not allowed");
   refused("alpha_pattern", "{\"(a+)+$\": 3}", "alpha_pattern");
   write_file(folder / "adapter_config.json", config);

@@ -89,6 +89,13 @@ std::string with_parts(const Json& normalizer, const Json& pre_tokenizer) {
       .dump();
 }
 
+TEST(Tokenizer, ScoresAreReadAsThePackageReadsThem) {
+  // The package rounds the first score twice, to the second one. Read exactly, "ab" and "c" would be better.
+  const auto tokenizer = Tokenizer::from_json(R"({"version": "1.0", "model": {"type": "Unigram", "unk_id": 0, "vocab": [
+      ["<unk>", 0.0], ["ab", -7.3464223328362985], ["c", 0.0], ["a", 0.0], ["bc", -7.346422332836299]]}})");
+  EXPECT_EQ(tokenizer.encode("abc", {.tokens = true}).tokens, (std::vector<std::string>{"a", "bc"}));
+}
+
 TEST(Tokenizer, EveryPreTokenizerCutsAsThePackage) {
   const auto cases = cases_of(fixtures() / "components");
   for (const auto& row : cases.at("pre_tokenizers")) {

@@ -110,7 +110,7 @@ std::string activation_option(const ModelConfig& config, std::initializer_list<c
   fail_unknown("open_model", from, shown(found), known);
 }
 
-void read_rotary(const ModelConfig& config, DecoderOptions& options, double partial) {
+void read_rotary(const ModelConfig& config, DecoderOptions& options, std::optional<double> partial) {
   options.positions = "rotary";
   // rope_scaling is what older files have; where both are there it is the one that counts.
   const bool older = config.is_object("rope_scaling") && config.size("rope_scaling") > 0;
@@ -119,13 +119,16 @@ void read_rotary(const ModelConfig& config, DecoderOptions& options, double part
     config.fail("rope_parameters", "of each kind of layer are not supported");
   const auto of_config = config.number({"rope_theta", "rotary_emb_base"}, 10000, 1e-6, 1e30);
   options.rotary_base = rope.number({"rope_theta"}, of_config, 1e-6, 1e30);
-  const auto share_of_config = config.number({"partial_rotary_factor", "rotary_pct"}, partial, 0, 1);
+  const auto share_of_config = config.number({"partial_rotary_factor", "rotary_pct"}, partial.value_or(1), 0, 1);
   const auto share = rope.number({"partial_rotary_factor"}, share_of_config, 0, 1);
   const auto width = options.head_width();
   options.rotary_dim = static_cast<int64_t>(static_cast<double>(width) * share);
   if (options.rotary_dim < 1) config.fail("partial_rotary_factor", "leaves no dimension of a head to rotate");
-  if (options.rotary_dim == width) options.rotary_dim = 0;
+  if (options.rotary_dim == width || !partial) options.rotary_dim = 0;
   const auto type = rope.text("rope_type", rope.text("type", "default"));
+  if (!partial && share < 1 && type != "default")
+    config.fail("partial_rotary_factor", fmt::format("is not known to {} with rope_type \"{}\"",
+                                                     shown(config.text("model_type", "")), shown(type)));
   if (type == "default") return;
   static const std::vector<std::string> known{"default", "linear", "dynamic", "yarn", "llama3"};
   if (std::find(known.begin(), known.end(), type) == known.end())

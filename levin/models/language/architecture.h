@@ -1,6 +1,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,8 +79,8 @@ inline constexpr int64_t kMostLayers = 10'000, kMostWidth = 1 << 20, kMostHeads 
 /// hidden_act of transformers as DecoderOptions calls it.
 std::string activation_option(const ModelConfig& config, std::initializer_list<const char*> keys, const char* usual);
 /// rope_parameters, or rope_theta and rope_scaling: base, width and scaling. `partial` is the fraction of a head that
-/// is rotated unless the config says it.
-void read_rotary(const ModelConfig& config, DecoderOptions& options, double partial = 1);
+/// is rotated unless the config says it; none: heads are rotated whole whatever it says, as transformers does.
+void read_rotary(const ModelConfig& config, DecoderOptions& options, std::optional<double> partial = {});
 /// layer_types of a model with a sliding window.
 std::vector<bool> windowed_layers(const ModelConfig& config, int64_t layers);
 /// Sizes, norms, MLP and heads of Llama and its relatives. `head_dim` is the width of a head where the config does not

@@ -172,7 +172,11 @@ std::vector<PlannedWeight> plan_weights(const torch::nn::Module& module, const W
       auto key = theirs->names[i];
       const auto* entry = names.find(key);
       const auto* other = theirs->also.empty() ? nullptr : names.find(theirs->also);
-      if (entry && other) {
+      if (entry && other && name == "head.bias") {
+        // transformers adds the bias of the decoder, whether it ties the two or not.
+        used.insert(key);
+        key = theirs->also, entry = other;
+      } else if (entry && other) {
         LEVIN_CHECK(equal_in_file(names.file(), *entry, *other), "[open_model] \"", names.file().path().string(),
                     "\": \"", shown(entry->name), "\" and \"", shown(other->name),
                     "\" are one tensor by their names, but differ");

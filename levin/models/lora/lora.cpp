@@ -17,6 +17,7 @@
 #include "levin/core/files.h"
 #include "levin/core/words.h"
 #include "levin/models/language/weight_plan.h"
+#include "levin/models/lora/saved_modules.h"
 #include "levin/nn/module_access.h"
 
 namespace levin::models {
@@ -24,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kPeftPrefix = "base_model.model.";
+using detail::kPeftPrefix;
 
 /// A linear layer, or rows of one, that transformers has a module for.
 struct LoraTarget {
@@ -84,6 +85,20 @@ LowRank added_adapter(const LanguageModel& model, const LoraTarget& target, int6
 void freeze_base(const LanguageModel& model) {
   for (auto& item : model.module().named_parameters())
     if (item.key().find(".lora_") == std::string::npos) item.value().set_requires_grad(false);
+  for (auto& parameter : detail::saved_parameters(model, model.saved_modules)) parameter.tensor.set_requires_grad(true);
+}
+
+/// What PEFT calls the model. With SEQ_CLS and TOKEN_CLS it expects the classifier in the file.
+nlohmann::ordered_json task_of(const LanguageModel& model) {
+  if (model.decoder && model.decoder->options.num_labels == 0) return "CAUSAL_LM";
+  std::set<const void*> kept;
+  for (const auto& parameter : detail::saved_parameters(model, model.saved_modules))
+    kept.insert(parameter.tensor.unsafeGetTensorImpl());
+  const auto head = head_parameters(model);
+  if (head.empty() || !std::all_of(head.begin(), head.end(),
+                                   [&](const Tensor& each) { return kept.contains(each.unsafeGetTensorImpl()); }))
+    return nullptr;
+  return model.encoder && model.encoder->options.head == "token_classification" ? "TOKEN_CLS" : "SEQ_CLS";
 }
 
 void refuse_adapters(const LanguageModel& model, const char* operation) {
@@ -96,6 +111,8 @@ struct LoraConfig {
   double alpha = 8, dropout = 0;
   bool rslora = false;
   std::map<std::string, double> alphas;  // by the end of a name
+  std::vector<std::string> modules_to_save;
+  bool ties_weights = false;
 
   double alpha_of(const std::string& name) const {
     for (const auto& [end, value] : alphas)
@@ -111,15 +128,17 @@ LoraConfig read_lora_config(const fs::path& file) {
   if (config.text("bias", "none") != "none") config.fail("bias", "other than \"none\" is not supported");
   for (const char* key : {"use_dora", "lora_bias", "use_qalora", "use_bdlora"})
     config.refuse_unless(key, false, "plain LoRA only");
-  for (const char* key : {"modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication",
-                          "alora_invocation_tokens", "kasa_config", "velora_config", "arrow_config", "corda_config",
-                          "eva_config", "megatron_config"})
+  for (const char* key :
+       {"trainable_token_indices", "target_parameters", "layer_replication", "alora_invocation_tokens", "kasa_config",
+        "velora_config", "arrow_config", "corda_config", "eva_config", "megatron_config"})
     if (config.has(key) && !((config.is_list(key) || config.is_object(key)) && config.size(key) == 0))
       config.fail(key, "is not supported: plain LoRA only");
   config.count({"r"}, kMostWidth);  // each tensor has its own
   LoraConfig result{.alpha = config.number({"lora_alpha"}, 8, -1e9, 1e9),
                     .dropout = config.fraction("lora_dropout", 0),
-                    .rslora = config.flag("use_rslora", false)};
+                    .rslora = config.flag("use_rslora", false),
+                    .modules_to_save = config.texts("modules_to_save"),
+                    .ties_weights = config.flag("ensure_weight_tying", false)};
   const auto json = nlohmann::json::parse(read_file(file, 1 << 24));
   if (json.contains("alpha_pattern") && json["alpha_pattern"].is_object())
     for (const auto& [key, value] : json["alpha_pattern"].items()) {
@@ -162,6 +181,14 @@ void add_lora(LanguageModel& model, const LoraOptions& options) {
     for (const auto& target : targets) known.insert(target.name.substr(target.name.rfind('.') + 1));
     fail_unknown("add_lora", "target_modules", *unused.begin(), std::vector<std::string>(known.begin(), known.end()));
   }
+  train_modules(model, options.modules_to_save);
+}
+
+void train_modules(LanguageModel& model, const std::vector<std::string>& modules_to_save) {
+  LEVIN_CHECK(!model.split || modules_to_save.empty(),
+              "[lora] modules_to_save is not supported where the model is split over ranks");
+  const auto unknown = detail::keep_modules(model, modules_to_save);
+  if (!unknown.empty()) fail_unknown("add_lora", "modules_to_save", unknown[0], detail::module_words(model));
   freeze_base(model);
 }
 
@@ -169,6 +196,8 @@ std::vector<Tensor> lora_parameters(const LanguageModel& model) {
   std::vector<Tensor> parameters;
   for (const auto& item : model.module().named_parameters())
     if (item.key().find(".lora_") != std::string::npos) parameters.push_back(item.value());
+  for (auto& parameter : detail::saved_parameters(model, model.saved_modules))
+    parameters.push_back(std::move(parameter.tensor));
   return parameters;
 }
 
@@ -201,9 +230,15 @@ void load_lora(LanguageModel& model, const fs::path& folder) {
     used.insert({a->name, b->name});
     all.push_back({target, a->name, b->name, a->shape[0]});
   }
+  const auto whole = detail::plan_saved(model, file, detail::saved_parameters(model, config.modules_to_save), used);
+  LEVIN_CHECK(whole.empty() || !config.ties_weights || !model.body().tied_head, "[load_lora] \"", folder.string(),
+              "\": ensure_weight_tying with modules_to_save is not supported");
+  LEVIN_CHECK(whole.empty() || !model.split,
+              "[load_lora] modules_to_save is not supported where the model is split over ranks");
   for (const auto& entry : file.entries())
     LEVIN_CHECK(used.contains(entry.name), "[load_lora] \"", folder.string(), "\" has \"", shown(entry.name),
-                "\", which is no LoRA of a linear layer of the blocks of ", model.model_type);
+                "\", which is no LoRA of a linear layer of the blocks of ", model.model_type,
+                ", and in no module of modules_to_save");
   LEVIN_CHECK(!all.empty(), "[load_lora] \"", folder.string(), "\" has no adapters");
   const at::NoGradGuard no_grad;
   for (const auto& found : all) {
@@ -213,6 +248,11 @@ void load_lora(LanguageModel& model, const fs::path& folder) {
     auto b = file.read(found.b);
     adapter->b.copy_(found.target.by_head ? detail::heads_apart(b.contiguous(), heads, false) : b);
   }
+  // A config may name modules that the model does not have: PEFT adds "classifier" and "score" to all classifiers.
+  detail::keep_modules(model, config.modules_to_save);
+  std::set<std::string> again;  // places are others where a head was untied
+  detail::read_weights(
+      file, detail::plan_saved(model, file, detail::saved_parameters(model, model.saved_modules), again), heads);
   freeze_base(model);
 }
 
@@ -243,12 +283,13 @@ void save_lora(const LanguageModel& model, const fs::path& folder) {
     }
   }
   LEVIN_CHECK(!tensors.empty(), "[save_lora] the model has no adapters");
+  for (auto& each : detail::saved_tensors(model)) tensors.push_back(std::move(each));
   const auto& rules = architecture_of(model.config).rules;
   const bool transposed = std::any_of(rules.begin(), rules.end(),
                                       [](const auto& rule) { return rule.layout == WeightLayout::kTransposed; });
   const nlohmann::ordered_json config{
       {"peft_type", "LORA"},
-      {"task_type", model.decoder ? nlohmann::ordered_json("CAUSAL_LM") : nlohmann::ordered_json(nullptr)},
+      {"task_type", task_of(model)},
       {"base_model_name_or_path", nullptr},
       {"r", rank},
       {"lora_alpha", alpha},
@@ -257,6 +298,8 @@ void save_lora(const LanguageModel& model, const fs::path& folder) {
       {"fan_in_fan_out", transposed},
       {"bias", "none"},
       {"target_modules", modules},
+      {"modules_to_save",
+       model.saved_modules.empty() ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(model.saved_modules)},
       {"rank_pattern", ranks},
       {"alpha_pattern", alphas},
       {"inference_mode", true}};
@@ -284,6 +327,7 @@ void merge_lora(LanguageModel& model) {
     target.layer->adapters.clear();
   }
   LEVIN_CHECK(any, "[merge_lora] the model has no adapters");
+  model.saved_modules.clear();  // they are weights of the model now
   for (auto& parameter : model.module().parameters()) parameter.set_requires_grad(true);
 }
 

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 
 #include <fmt/format.h>
 
@@ -8,6 +10,7 @@
 #include "levin/models/registry.h"
 #include "levin/plots/drawing.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/memory_language.h"
 #include "levin/program/commands/memory_rows.h"
 #include "levin/strategies/choice.h"
 
@@ -20,12 +23,14 @@ void check_number(const char* flag, int64_t value, int64_t most) {
 
 struct Memory {
   MemoryStep step;
-  bool ladder = false, csv = false, json = false;
-  std::string plot, timeline;
+  bool ladder = false, csv = false, json = false, inference = false;
+  std::string plot, timeline, lora_targets;
 
   void describe(Flags& flags) {
-    flags.flag("model", step.model, "model by name: vit_b_16, resnet50, gpt2, distilbert, big_bird, ...", "NAME",
-               models::module_names());
+    auto& model =
+        flags.flag("model", step.model, "model by name: vit_b_16, resnet50, gpt2, distilbert, ...; or a model folder",
+                   "NAME", models::module_names());
+    model.words_are_hints = true;
     flags.flag("batch", step.batch, "batch size: images or sequences per rank", "N").aliases = {"batch-size"};
     flags.flag("image-size", step.image_size, "height and width of the images [224]", "N");
     flags.flag("num-classes", step.num_classes, "classes of an image model [1000]", "N");
@@ -45,6 +50,13 @@ struct Memory {
     flags.flag("checkpointing", step.checkpointing,
                "activation checkpointing: recompute the activations of each block in backward");
     flags.flag("offload", step.offload, "offload state to host memory, as far as the strategy supports it");
+    flags.flag("quantize", step.quantize,
+               "of a language model: linear layers in few bits: int8, int8-weights, int4, nf4, nf4-double or fp8",
+               "NAME");
+    flags.flag("lora", step.lora, "of a language model: train adapters of this rank over frozen weights; 0: all of it",
+               "RANK");
+    flags.flag("lora-targets", lora_targets, "layers that get adapters: q_proj,v_proj [all-linear]", "NAMES");
+    flags.flag("inference", inference, "of a language model: weights, keys and values of all sequences, one pass");
     flags.flag("ladder", ladder, "a row per technique, from 32-true on one device to everything combined");
     flags.flag("csv", csv, "print bytes as CSV");
     flags.flag("json", json, "print bytes as JSON");
@@ -54,6 +66,10 @@ struct Memory {
 
   int run() {
     check();
+    if (inference) {
+      print_inference(step, json, csv);
+      return 0;
+    }
     const auto rows = estimates();
     if (json)
       print_memory_json(step, rows);
@@ -94,6 +110,12 @@ struct Memory {
     LEVIN_CHECK(!step.model.empty(),
                 "[levin memory] name a model: levin memory --model vit_b_16 (known: ", join(models::module_names()),
                 ")");
+    const auto known = models::module_names();
+    if (!is_model_folder(step.model) && std::ranges::find(known, step.model) == known.end()) {
+      LEVIN_CHECK(!std::filesystem::is_directory(step.model), "[levin memory] --model \"", step.model,
+                  "\" is a folder without a config.json");
+      fail_unknown("levin memory", "--model", shown(step.model), known);
+    }
     set_sizes();
     // The loss of a decoder is estimated chunk by chunk: beyond that an answer would take minutes.
     check_number("batch", step.batch, step.is_text() ? (1 << 24) / *step.sequence_length : 1 << 24);
@@ -103,6 +125,20 @@ struct Memory {
       LEVIN_CHECK(path.empty() || path.ends_with(".svg") || path.ends_with(".png"), "[levin memory] ", flag, " \"",
                   path, "\" must end with .svg or .png");
     LEVIN_CHECK(!csv || !json, "[levin memory] --csv and --json exclude each other");
+    check_language();
+  }
+
+  void check_language() {
+    LEVIN_CHECK(step.is_text() || (step.quantize.empty() && step.lora == 0 && !inference),
+                "[levin memory] --quantize, --lora and --inference are for language models, not for ", step.model);
+    if (step.lora != 0) check_number("lora", step.lora, 1 << 16);
+    LEVIN_CHECK(step.quantize.empty() || step.lora > 0 || inference, "[levin memory] --quantize ", step.quantize,
+                " freezes the model: add --lora RANK to train adapters, or --inference");
+    LEVIN_CHECK(lora_targets.empty() || step.lora > 0, "[levin memory] --lora-targets needs --lora RANK");
+    if (!lora_targets.empty())
+      step.lora_targets = config::Codec<std::vector<std::string>>::read(config::Node::of_text(lora_targets));
+    LEVIN_CHECK(!inference || (!ladder && plot.empty() && timeline.empty()),
+                "[levin memory] --inference goes without --ladder, --plot and --timeline");
   }
 
   std::vector<MemoryRow> estimates() const {

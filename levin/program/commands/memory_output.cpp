@@ -7,7 +7,9 @@
 
 #include "levin/core/words.h"
 #include "levin/plots/bar_plot.h"
+#include "levin/program/commands/memory_language.h"
 #include "levin/program/commands/memory_rows.h"
+#include "levin/program/flags.h"
 
 namespace levin::cli {
 namespace {
@@ -78,6 +80,8 @@ void print_memory_json(const MemoryStep& step, const std::vector<MemoryRow>& row
   else
     json["image_size"] = *step.image_size;
   json["optimizer"] = step.optimizer;
+  if (!step.quantize.empty()) json["quantize"] = step.quantize;
+  if (step.lora > 0) json["lora"] = step.lora;
   json["accelerator"] = step.accelerator;
   for (const auto& row : rows) {
     nlohmann::ordered_json item{{"name", row.name},
@@ -91,6 +95,30 @@ void print_memory_json(const MemoryStep& step, const std::vector<MemoryRow>& row
     json["rows"].push_back(std::move(item));
   }
   std::puts(json.dump(2).c_str());
+}
+
+void print_inference(const MemoryStep& step, bool json, bool csv) {
+  const auto memory = estimate_inference(step);
+  if (csv) {
+    fmt::print("weights,cache,temporary,peak\n{},{},{},{}\n", memory.weights, memory.cache, memory.temporary,
+               memory.total());
+    return;
+  }
+  if (json) {
+    const nlohmann::ordered_json out{{"model", step.model},           {"num_parameters", memory.parameters},
+                                     {"batch", step.batch},           {"sequence_length", *step.sequence_length},
+                                     {"quantize", step.quantize},     {"precision", step.precision},
+                                     {"weights", memory.weights},     {"cache", memory.cache},
+                                     {"temporary", memory.temporary}, {"peak", memory.total()}};
+    std::puts(out.dump(2).c_str());
+    return;
+  }
+  fmt::print("{}: {} parameters, {} of {}, {}{}\n\n", step.model, format_count(static_cast<double>(memory.parameters)),
+             counted(step.batch, "sequence"), counted(*step.sequence_length, "token"), step.precision,
+             step.quantize.empty() ? "" : ", linear layers in " + step.quantize);
+  for (const auto& [name, bytes] : {std::pair("weights", memory.weights), std::pair("keys and values", memory.cache),
+                                    std::pair("temporary", memory.temporary), std::pair("peak", memory.total())})
+    fmt::print("{:<16}{:>10}\n", name, bytes == 0 ? "-" : bytes_text(bytes));
 }
 
 void plot_memory_peaks(const std::string& path, const MemoryStep& step, const std::vector<MemoryRow>& rows) {

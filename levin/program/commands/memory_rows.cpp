@@ -1,15 +1,11 @@
 #include "levin/program/commands/memory_rows.h"
 
-#include <algorithm>
-
 #include <ATen/Functions.h>
 #include <fmt/format.h>
 
-#include "levin/models/decoder_sizes.h"
 #include "levin/models/registry.h"
-#include "levin/models/text_encoder.h"
-#include "levin/models/text_encoder_sizes.h"
 #include "levin/nn/functional.h"
+#include "levin/program/commands/memory_language.h"
 #include "levin/program/flags.h"
 #include "levin/strategies/choice.h"
 
@@ -57,39 +53,10 @@ MemoryEstimate estimate_images(const MemoryStep& step, const MemoryQuestion& que
       [](const Tensor& logits, const Batch& given) { return cross_entropy(logits, given["label"]); }, batch, question);
 }
 
-/// A decoder computes its loss itself, without keeping the logits.
-MemoryEstimate estimate_tokens(const MemoryStep& step, const MemoryQuestion& question) {
-  const auto make = [&] { return models::decoder(models::decoder_options(step.model)); };
-  const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
-  const Batch batch{{"tokens", at::empty({step.batch, *step.sequence_length}, tokens)},
-                    {"targets", at::empty({step.batch, *step.sequence_length}, tokens)}};
-  return estimate_memory(
-      make, [](auto& model, const Batch& given) { return model(given["tokens"], given["targets"]); },
-      [](const Tensor& loss, const Batch&) { return loss; }, batch, question);
-}
-
-/// An encoder tells classes of text apart.
-MemoryEstimate estimate_texts(const MemoryStep& step, const MemoryQuestion& question) {
-  const auto make = [&] { return models::TextEncoder(models::text_encoder_options(step.model)); };
-  const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
-  const Batch batch{{"tokens", at::empty({step.batch, *step.sequence_length}, tokens)},
-                    {"label", at::empty({step.batch}, tokens)}};
-  return estimate_memory(
-      make, [](auto& model, const Batch& given) { return model(given["tokens"]); },
-      [](const Tensor& logits, const Batch& given) { return cross_entropy(logits, given["label"]); }, batch, question);
-}
-
-bool is_in(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 }  // namespace
 
 int64_t MemoryStep::longest_text() const {
-  if (is_in(models::decoder_names(), model)) return models::decoder_options(model).max_positions;
-  if (!is_in(models::text_encoder_names(), model)) return 0;
-  const auto options = models::text_encoder_options(model);
-  return options.body.max_positions - (options.positions_from_ids ? options.pad_token + 1 : 0);
+  return longest_text_of(model);
 }
 
 bool MemoryStep::is_text() const {
@@ -99,7 +66,10 @@ bool MemoryStep::is_text() const {
 std::string MemoryStep::to_string() const {
   const auto samples = is_text() ? counted(batch, "sequence") + " of " + counted(sequence_length.value_or(0), "token")
                                  : counted(batch, "image") + " of " + counted(image_size.value_or(0), "pixel");
-  return fmt::format("batches of {}, {}", samples, optimizer);
+  auto text = fmt::format("batches of {}, {}", samples, optimizer);
+  if (!quantize.empty()) text += ", linear layers in " + quantize;
+  if (lora > 0) text += fmt::format(", adapters of rank {}", lora);
+  return text;
 }
 
 std::vector<MemoryRow> memory_rows(const MemoryStep& step) {
@@ -148,9 +118,7 @@ std::vector<MemoryRow> memory_ladder(const MemoryStep& step) {
 }
 
 MemoryEstimate estimate_row(const MemoryStep& step, const MemoryQuestion& question) {
-  if (!step.is_text()) return estimate_images(step, question);
-  const bool encodes = is_in(models::text_encoder_names(), step.model);
-  return encodes ? estimate_texts(step, question) : estimate_tokens(step, question);
+  return step.is_text() ? estimate_language(step, question) : estimate_images(step, question);
 }
 
 }  // namespace levin::cli

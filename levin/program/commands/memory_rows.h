@@ -16,12 +16,17 @@ struct MemoryStep {
   /// Of image models, and of language models; set once the model is known.
   std::optional<int64_t> image_size, num_classes, sequence_length;
   bool checkpointing = false, offload = false;
+  /// Of language models: the linear layers of the blocks in few bits, and adapters of this rank over frozen weights; 0:
+  /// all is trained.
+  std::string quantize;
+  int64_t lora = 0;
+  std::vector<std::string> lora_targets = {"all-linear"};
 
   /// Tokens of the longest text that the model takes; 0 for a model of images.
   int64_t longest_text() const;
   /// Whether the model takes tokens, and not images.
   bool is_text() const;
-  /// "batches of 32 images of 224 pixels, adam"
+  /// "batches of 32 images of 224 pixels, adam", with the adapters
   std::string to_string() const;
 };
 
@@ -47,6 +52,8 @@ MemoryEstimate estimate_row(const MemoryStep& step, const MemoryQuestion& questi
 void print_memory_table(const MemoryStep& step, const std::vector<MemoryRow>& rows);
 void print_memory_csv(const std::vector<MemoryRow>& rows);
 void print_memory_json(const MemoryStep& step, const std::vector<MemoryRow>& rows);
+/// What generating text takes.
+void print_inference(const MemoryStep& step, bool json, bool csv);
 /// A bar for the peak of each row.
 void plot_memory_peaks(const std::string& path, const MemoryStep& step, const std::vector<MemoryRow>& rows);
 

@@ -60,7 +60,7 @@ class RowReader {
 };
 
 struct Score {
-  std::string folder, file, logits, embeddings, pooling = "auto";
+  std::string folder, file, logits, embeddings, pooling = "auto", head = "auto";
   ModelFlags model_flags;
   int64_t batch = 8;
   bool json = false;
@@ -70,13 +70,16 @@ struct Score {
     flags.argument("FILE", file, "a text a line, or JSON lines with \"ids\" (a list of tokens) or \"text\"");
     flags.flag("json", json, "print a JSON line for each row: ids, logprobs, perplexity");
     flags.flag("logits", logits,
-               "write float32 logits [T, V] of row i as tensor \"i\"; of an encoder its last hidden states, and as "
+               "write float32 logits [T, V] of row i as tensor \"i\"; of an encoder or a classifier its last hidden "
+               "states, and as "
                "\"i.head\" what its head gives",
                "FILE");
     flags.flag("embeddings", embeddings,
                "of an encoder: write one vector for each row, float32 [rows, D], as tensor \"embeddings\"", "FILE");
     flags.flag("pooling", pooling, "of --embeddings: how tokens become one vector [what modules.json says, else mean]",
                "NAME", {"auto", "mean", "first", "last", "max", "mean_sqrt"});
+    flags.flag("head", head, "of an encoder: none gives hidden states alone [what config.json says]", "NAME",
+               {"auto", "none", "masked_lm", "sequence_classification", "token_classification", "causal_lm"});
     flags.flag("batch", batch, "rows that go through the model together", "N");
     model_flags.describe(flags);
   }
@@ -87,7 +90,8 @@ struct Score {
                   "\" must end with .safetensors");
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
     const auto rows = read_rows();
-    const auto options = model_flags.options("levin score");
+    auto options = model_flags.options("levin score");
+    options.head = head;
     if (!embeddings.empty()) return write_embeddings(rows, options);
     const auto model = models::open_model(folder, options);
     const auto scores = models::score_rows(model, rows, {.batch = batch, .keep_outputs = !logits.empty()});
@@ -150,7 +154,7 @@ struct Score {
     double sum = 0;
     size_t count = 0;
     for (size_t i = 0; i < rows.size(); ++i) {
-      if (model.decoder)
+      if (!scores[i].head.defined() && model.decoder)
         fmt::print("{:>6}  {:>6} tokens  perplexity {:.4f}\n", i, rows[i].size(), scores[i].perplexity);
       else
         fmt::print("{:>6}  {:>6} tokens\n", i, rows[i].size());

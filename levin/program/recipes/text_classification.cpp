@@ -130,11 +130,19 @@ class ClassifiedTexts : public TextData {
 /// Learns "label" by cross entropy; logs train_loss, and loss, accuracy and F1 of validation and test.
 class TextClassifier : public TextModule {
  public:
-  using Options = TextModelOptions;
+  struct Options : TextModelOptions {
+    bool merge_adapter = true;
+    void fields(auto f) {
+      TextModelOptions::fields(f);
+      f("merge_adapter", merge_adapter,
+        "save the whole model with its adapters merged; false: adapters and head alone");
+    }
+  };
 
   TextClassifier(const Options& options, const ClassifiedTexts& data)
       : TextModule(options,
                    {.head = "sequence_classification", .labels = data.labels(), .pad_token = data.folder().pad_token}),
+        merge_(options.merge_adapter),
         classes_(static_cast<int64_t>(data.labels().size())) {
     const auto weights = data.class_weights();
     if (weights.defined()) weights_ = register_buffer("class_weights", weights);
@@ -154,6 +162,9 @@ class TextClassifier : public TextModule {
   void on_validation_epoch_end() override { log_counts("val"); }
   void on_test_epoch_start() override { clear_counts(); }
   void on_test_epoch_end() override { log_counts("test"); }
+
+ protected:
+  bool saves_adapter() const override { return !merge_; }
 
  private:
   /// In float32, [B, classes].
@@ -193,6 +204,7 @@ class TextClassifier : public TextModule {
     log(stage + "_f1", classes_ == 2 ? f1[1] : (f1 * occurs).sum() / occurs.sum().clamp_min(1), kShown);
   }
 
+  bool merge_;
   int64_t classes_;
   Tensor weights_, counts_;
 };

@@ -65,8 +65,13 @@ models::LanguageModel opened(const TextModelOptions& options, models::OpenModelO
                              .rslora = lora.rslora,
                              .dropout = lora.dropout,
                              .target_modules = lora.target_modules});
+  LEVIN_CHECK(lora.used() || lora.modules_to_save.empty(),
+              "[recipe] model.lora.modules_to_save is beside adapters: set model.lora.rank or model.lora.adapter");
+  if (!lora.used()) return model;
   // A new head must be learned, whatever else is frozen.
-  for (auto& parameter : models::head_parameters(model)) parameter.set_requires_grad(true);
+  auto whole = models::head_modules(model);
+  whole.insert(whole.end(), lora.modules_to_save.begin(), lora.modules_to_save.end());
+  models::train_modules(model, whole);
   return model;
 }
 

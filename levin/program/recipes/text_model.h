@@ -22,6 +22,7 @@ struct LoraFields {
   double dropout = 0;
   bool rslora = false;
   std::vector<std::string> target_modules = {"all-linear"};
+  std::vector<std::string> modules_to_save = {};
   std::filesystem::path adapter = {};
 
   bool used() const { return rank > 0 || !adapter.empty(); }
@@ -31,6 +32,7 @@ struct LoraFields {
     f("dropout", dropout, "dropout of the inputs of adapters");
     f("rslora", rslora, "multiply by alpha / sqrt(rank) instead");
     f("target_modules", target_modules, "layers that get adapters, as transformers calls them: q_proj,v_proj");
+    f("modules_to_save", modules_to_save, "modules that are trained whole beside adapters: embed_tokens,lm_head");
     f("adapter", adapter, "folder of PEFT with adapters to begin from");
   }
 };
