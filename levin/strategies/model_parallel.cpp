@@ -359,7 +359,8 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
       if (cp > 1) split_context(module, {.size = cp}, std::make_shared<ImaginedCollective>(0, cp));
     };
   if (sizes.ep > 1)
-    layout.not_estimated = "experts within a mesh (ep) have no estimate here; \"expert_parallel\" has one, `levin plan` too";
+    layout.not_estimated =
+        "experts within a mesh (ep) have no estimate here; \"expert_parallel\" has one, `levin plan` too";
   const bool connected = mesh_ && group_->size() == ranks;
   if (sizes.pp > 1)
     layout.pipeline = {.options = options_.pipeline,

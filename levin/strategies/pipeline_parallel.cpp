@@ -168,12 +168,13 @@ StateLayout PipelineStrategy::layout_over(int ranks) const {
   LEVIN_CHECK(ranks % size == 0, "[pipeline] pipelines of ", size, " ranks do not divide ", ranks, " ranks");
   StateLayout layout{.ranks = ranks};
   const bool connected = mesh_ && group_->size() == ranks;
-  layout.pipeline = {
-      .options = options_,
-      .ranks = size,
-      .rank = connected ? mesh_->coordinate("pipeline") : 0,
-      .copies = ranks / size,
-      .microbatches = [options = options_, size](int64_t rows) { return detail::microbatches_of(options, size, rows); }};
+  layout.pipeline = {.options = options_,
+                     .ranks = size,
+                     .rank = connected ? mesh_->coordinate("pipeline") : 0,
+                     .copies = ranks / size,
+                     .microbatches = [options = options_, size](int64_t rows) {
+                       return detail::microbatches_of(options, size, rows);
+                     }};
   return layout;
 }
 

@@ -15,9 +15,9 @@ namespace levin {
 namespace {
 
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::Trainee;
-using ::testing::HasSubstr;
 
 struct SpreadCase {
   std::string name;
@@ -108,8 +108,8 @@ TEST_P(MemoryOfSpreadModels, MatchesPrediction) {
       fmt::print("{} {} rank {} of {}: predicted {:.2f} MB, measured {:.2f} MB, {:.4f}\n", c.name, c.precision, rank,
                  c.world, predicted / 1e6, measured / 1e6, predicted / measured);
     EXPECT_LT(measured, predicted * 1.05) << "rank " << rank << ", predicted " << predicted;
-    EXPECT_GT(measured + (c.gathers ? 2 * layer : 0), predicted * 0.95) << "rank " << rank << ", predicted "
-                                                                         << predicted;
+    EXPECT_GT(measured + (c.gathers ? 2 * layer : 0), predicted * 0.95)
+        << "rank " << rank << ", predicted " << predicted;
   }
 }
 
@@ -126,12 +126,18 @@ std::vector<SpreadCase> spread_cases() {
       {.name = "gpipe_pp2", .choice = PipelineOptions{.schedule = "gpipe", .microbatches = 4}, .pp = 2},
       {.name = "1f1b_pp2", .choice = PipelineOptions{.microbatches = 4}, .pp = 2},
       {.name = "zb1p_pp2", .choice = PipelineOptions{.schedule = "zb1p", .microbatches = 4}, .pp = 2},
-      {.name = "interleaved_pp2", .choice = PipelineOptions{.schedule = "interleaved", .chunks = 2, .microbatches = 4}, .pp = 2},
+      {.name = "interleaved_pp2",
+       .choice = PipelineOptions{.schedule = "interleaved", .chunks = 2, .microbatches = 4},
+       .pp = 2},
       {.name = "copies2_pp2", .choice = PipelineOptions{.size = 2, .microbatches = 4}, .world = 4, .pp = 2},
       {.name = "1f1b_mesh_pp2", .choice = mesh({.pp = 2}), .pp = 2},
       {.name = "1f1b_mesh_pp2", .choice = mesh({.pp = 2}), .pp = 2, .precision = "bf16-mixed"},
       {.name = "shard2_pp2", .choice = mesh({.pp = 2, .dp_shard = 2}), .world = 4, .pp = 2, .gathers = true},
-      {.name = "shard2_gpipe_pp2", .choice = mesh({.pp = 2, .dp_shard = 2}, "gpipe"), .world = 4, .pp = 2, .gathers = true},
+      {.name = "shard2_gpipe_pp2",
+       .choice = mesh({.pp = 2, .dp_shard = 2}, "gpipe"),
+       .world = 4,
+       .pp = 2,
+       .gathers = true},
       {.name = "tp2_pp2", .choice = mesh({.pp = 2, .tp = 2}), .world = 4, .pp = 2},
       {.name = "ep2", .choice = ExpertParallelOptions{}, .experts = true},
       {.name = "copies2_ep2", .choice = ExpertParallelOptions{.size = 2}, .world = 4, .experts = true},

@@ -232,7 +232,8 @@ std::vector<int64_t> GptText::sample_whole() {
 
 StepOutput GptText::predict_step(const Batch& batch, const StepInfo&) {
   LEVIN_CHECK(!trainer().runs_in_parts(), "[gpt_text] predict needs a model that a rank can run, and strategy \"",
-              trainer().fabric().strategy().name(), "\" cuts it into stages; use trainer.strategy \"fsdp\" or one device");
+              trainer().fabric().strategy().name(),
+              "\" cuts it into stages; use trainer.strategy \"fsdp\" or one device");
   std::vector<Tensor> rows;
   const auto numbers = batch["index"].cpu();
   for (int64_t i = 0; i < numbers.numel(); ++i) {
@@ -256,8 +257,8 @@ void GptText::speak() {
   auto& run = trainer();
   spoken_at_ = run.global_step();
   if (options_.sample_tokens == 0) return;
-  const auto ids = run.runs_in_parts() ? sample_whole()
-                                       : sample(net, 0, [&run](const auto& call) { run.call_model(call); });
+  const auto ids =
+      run.runs_in_parts() ? sample_whole() : sample(net, 0, [&run](const auto& call) { run.call_model(call); });
   const auto spoken = data_->tokens().tokenizer.decode(ids);
   print(spoken, "\n");
   if (!run.fabric().is_global_zero()) return;
