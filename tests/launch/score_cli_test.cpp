@@ -86,8 +86,11 @@ TEST_F(ScoreCli, RefusesInOneLine) {
   refused("{\"ids\": [1.5]}\n", "1.5 is not an integer");
   refused("{\"ids\": []}\n", "needs \"ids\"");
   refused("", "has no lines");
+  refused("\n\n", "has no lines");
+  refused("{\"text\": 5}\n", ":1: \"text\" is not a text");
   refused("{\"ids\": [50]}\n", "the id 50");
   EXPECT_THAT(run({"score", model, "nowhere"}).text(), HasSubstr("cannot read"));
+  EXPECT_THAT(run({"score", model, folder_.string()}).text(), HasSubstr("cannot read"));
   EXPECT_THAT(run({"score", model, file, "--device", "gpuu"}).text(), HasSubstr("--device"));
   EXPECT_THAT(run({"score", model, file, "--logits", "x.bin"}).text(), HasSubstr("must end with .safetensors"));
 }

@@ -46,8 +46,7 @@ inline PlanQuestion question_of(const Published& run) {
 
 /// Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
 /// (arXiv:2104.04473), table 1. Sizes, GPUs, batches and teraFLOP/s: as NVIDIA/Megatron-LM has the table in its README
-/// of April 2021 (images/cases_april2021.png). Heads, tp, pp, micro-batches and chunks: examples/sc21/run_table_1.sh
-/// there.
+/// of April 2021 (images/cases_april2021.png). Heads, tp, pp, micro-batches and chunks: its run_table_1.sh of SC21.
 inline std::vector<Published> narayanan_2021() {
   const auto full = Checkpointing::kFull;
   return {{"megatron-1.7b", 32, 1, 1, 1, 16, 512, full, false, 137},

@@ -1,27 +1,13 @@
 #include "levin/program/commands/generate_input.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iostream>
-
-#include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/program/commands/input_lines.h"
 #include "levin/text/chat_template.h"
 
 namespace levin::cli {
-namespace {
-
-using InputJson = nlohmann::json;
-
-const std::string& text_in(const InputJson& json, const char* key, const std::string& where) {
-  LEVIN_CHECK(json.contains(key) && json[key].is_string(), where, ": \"", key, "\" is not a text");
-  return json[key].get_ref<const std::string&>();
-}
-
-}  // namespace
 
 GenerateInput::GenerateInput(std::string folder, bool chat, int64_t vocab_size)
     : folder_(std::move(folder)), chat_(chat), vocab_size_(vocab_size) {}
@@ -52,47 +38,21 @@ const text::Tokenizer& GenerateInput::needed_tokenizer() {
 }
 
 std::vector<GeneratePrompt> GenerateInput::read(const std::string& file) {
-  std::ifstream stream;
-  if (file != "-") {
-    stream.open(file);
-    LEVIN_CHECK(stream && std::filesystem::is_directory(file) == false, "[levin generate] cannot read \"", file, "\"");
-  }
-  std::istream& source = file == "-" ? std::cin : stream;
   std::vector<GeneratePrompt> prompts;
-  std::string line;
-  for (int64_t number = 1; std::getline(source, line); ++number) {
-    if (line.ends_with('\r')) line.pop_back();
-    const auto where = fmt::format("[levin generate] {}:{}", file, number);
+  read_input_lines("levin generate", file, [&](const std::string& line, const std::string& where) {
     prompts.push_back(prompt(line, where));
     check_ids(prompts.back(), where);
-  }
-  LEVIN_CHECK(!prompts.empty(), "[levin generate] \"", file, "\" has no lines");
+  });
   return prompts;
 }
 
 GeneratePrompt GenerateInput::prompt(const std::string& line, const std::string& where) {
-  const auto first = line.find_first_not_of(" \t");
-  if (first == std::string::npos || line[first] != '{') return of_text(line, where);
-  const auto json = InputJson::parse(line, nullptr, false);
-  LEVIN_CHECK(json.is_object(), where, " is not a JSON object such as {\"prompt\": \"The sea\"}");
-  if (json.contains("messages")) {
-    std::vector<std::pair<std::string, std::string>> messages;
-    LEVIN_CHECK(json["messages"].is_array() && !json["messages"].empty(), where, ": \"messages\" is not a list");
-    for (const auto& each : json["messages"]) {
-      LEVIN_CHECK(each.is_object(), where, ": a message is not an object with \"role\" and \"content\"");
-      messages.emplace_back(text_in(each, "role", where), text_in(each, "content", where));
-    }
-    return of_messages(messages, where);
-  }
-  if (!json.contains("ids")) return of_text(text_in(json, "prompt", where), where);
-  GeneratePrompt prompt;
-  LEVIN_CHECK(json["ids"].is_array() && !json["ids"].empty(), where, ": \"ids\" is not a list of integers");
-  for (const auto& id : json["ids"]) {
-    LEVIN_CHECK(id.is_number_integer(), where, ": ", shown(id.dump(-1, ' ', true, InputJson::error_handler_t::replace)),
-                " is not an integer");
-    prompt.ids.push_back(id.get<int64_t>());
-  }
-  if (json.contains("prompt")) prompt.text = text_in(json, "prompt", where);
+  const auto json = JsonLine::of(line, where, R"({"prompt": "The sea"})");
+  if (!json) return of_text(line, where);
+  if (json->has("messages")) return of_messages(json->messages(), where);
+  if (!json->has("ids")) return of_text(json->text("prompt"), where);
+  GeneratePrompt prompt{.text = {}, .ids = json->ids()};
+  if (json->has("prompt")) prompt.text = json->text("prompt");
   return prompt;
 }
 

@@ -1,6 +1,5 @@
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <optional>
 
 #include <fmt/format.h>
@@ -13,6 +12,7 @@
 #include "levin/models/language_score.h"
 #include "levin/models/sentence_embedding.h"
 #include "levin/program/command.h"
+#include "levin/program/commands/input_lines.h"
 #include "levin/program/commands/model_flags.h"
 #include "levin/text/tokenizer.h"
 
@@ -28,23 +28,9 @@ class RowReader {
   explicit RowReader(std::string folder) : folder_(std::move(folder)) {}
 
   std::vector<int64_t> row(const std::string& line, const std::string& where) {
-    const auto first = line.find_first_not_of(" \t");
-    if (first == std::string::npos || line[first] != '{') return of_text(line, where);
-    const auto json = nlohmann::json::parse(line, nullptr, false);
-    LEVIN_CHECK(json.is_object(), where, " is not a JSON object such as {\"ids\": [464, 2068]}");
-    if (json.contains("text") && !json.contains("ids")) {
-      LEVIN_CHECK(json["text"].is_string(), where, ": \"text\" is not a text");
-      return of_text(json["text"].get<std::string>(), where);
-    }
-    LEVIN_CHECK(json.contains("ids") && json["ids"].is_array() && !json["ids"].empty(), where,
-                " needs \"ids\", a list of integers");
-    std::vector<int64_t> ids;
-    for (const auto& id : json["ids"]) {
-      LEVIN_CHECK(id.is_number_integer(), where, ": ",
-                  shown(id.dump(-1, ' ', true, ScoreJson::error_handler_t::replace)), " is not an integer");
-      ids.push_back(id.get<int64_t>());
-    }
-    return ids;
+    const auto json = JsonLine::of(line, where, R"({"ids": [464, 2068]})");
+    if (!json) return of_text(line, where);
+    return json->has("text") && !json->has("ids") ? of_text(json->text("text"), where) : json->ids();
   }
 
  private:
@@ -67,7 +53,8 @@ struct Score {
 
   void describe(Flags& flags) {
     flags.argument("FOLDER", folder, "a model folder of transformers: config.json and weights");
-    flags.argument("FILE", file, "a text a line, or JSON lines with \"ids\" (a list of tokens) or \"text\"");
+    flags.argument("FILE", file,
+                   "a text a line, or JSON lines with \"ids\" (a list of tokens) or \"text\"; -: standard input");
     flags.flag("json", json, "print a JSON line for each row: ids, logprobs, perplexity");
     flags.flag("logits", logits,
                "write float32 logits [T, V] of row i as tensor \"i\"; of an encoder or a classifier its last hidden "
@@ -102,13 +89,11 @@ struct Score {
 
  private:
   std::vector<std::vector<int64_t>> read_rows() const {
-    std::ifstream stream(file);
-    LEVIN_CHECK(stream, "[levin score] cannot read \"", file, "\"");
     std::vector<std::vector<int64_t>> rows;
     RowReader reader(folder);
-    std::string line;
-    for (int64_t number = 1; std::getline(stream, line); ++number)
-      if (!line.empty()) rows.push_back(reader.row(line, fmt::format("[levin score] {}:{}", file, number)));
+    read_input_lines("levin score", file, [&](const std::string& line, const std::string& where) {
+      if (!line.empty()) rows.push_back(reader.row(line, where));
+    });
     LEVIN_CHECK(!rows.empty(), "[levin score] \"", file, "\" has no lines");
     return rows;
   }
