@@ -225,6 +225,7 @@ std::string why_not(const ModelShape& model, const Candidate& c) {
   if (c.pp * c.chunks > model.layers) return fmt::format("{} stages for {} layers", c.pp * c.chunks, model.layers);
   if (model.heads % c.tp != 0) return fmt::format("{} heads over tp {}", model.heads, c.tp);
   if ((c.dp_shard * c.cp) % c.ep != 0) return fmt::format("ep {} in dp_shard {} x cp {}", c.ep, c.dp_shard, c.cp);
+  if (c.ep > 1 && c.pp * c.cp * c.tp > 1) return "ep beside pp, cp or tp, which is not searched";
   if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0)
     return fmt::format("interleaved with {} micro-batches over pp {}", c.microbatches, c.pp);
   if (c.schedule == Schedule::kInterleaved && model.layers % (c.pp * c.chunks) != 0)

@@ -135,9 +135,6 @@ TEST(Search, AdaptsToWhatIsAskedFor) {
   // Experts are spread.
   const auto experts = search({.model = model_shape("mixtral-8x22b"), .cluster = cluster_of("h100", 256)});
   EXPECT_GT(experts.best.front().candidate.ep, 1);
-  EXPECT_TRUE(std::ranges::any_of(experts.best, [](const auto& plan) {
-    return plan.candidate.ep > 1 && plan.candidate.tp * plan.candidate.pp > 1;  // a mesh may have both
-  }));
   // Without room for state: offload.
   const auto tight = search({.model = model_shape("gpt3-13b"), .cluster = cluster_of("h100", 2, 24e9)});
   EXPECT_TRUE(tight.best.front().candidate.offload);
