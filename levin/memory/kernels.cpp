@@ -270,6 +270,12 @@ Tensor pool_backward(const Tensor&, const Tensor& x) {
 Tensor relu(const Tensor& x) {
   return like(x);
 }
+Tensor absolute(const Tensor& x) {
+  return like(x);
+}
+Tensor logical_not(const Tensor& x) {
+  return at::empty_like(x, x.options().dtype(at::kBool));
+}
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   auto sizes = x.sizes().vec();
   sizes[static_cast<size_t>(dim < 0 ? dim + x.dim() : dim)] = index.numel();
@@ -331,6 +337,8 @@ MetaKernels::MetaKernels(c10::DeviceType device)
   m.impl("_adaptive_avg_pool2d", pool);
   m.impl("_adaptive_avg_pool2d_backward", pool_backward);
   m.impl("relu", relu);
+  m.impl("abs", absolute);
+  m.impl("logical_not", logical_not);
   m.impl("index_select", index_select);
   m.impl("embedding_dense_backward", embedding_backward);
   m.impl("where.self", where);

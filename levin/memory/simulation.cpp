@@ -77,8 +77,6 @@ void ShardingSimulation::end_backward() {
   if (!std::exchange(in_backward_, false)) return;
   schedule_->end_reductions(/*used=*/true);
   schedule_->end_backward();
-  // Alone, each micro-batch of a pipeline adds to what the first one has left.
-  if (ledger_.figures.ranks * ledger_.figures.replicas == 1) ledger_.accumulates = true;
 }
 
 void ShardingSimulation::add_gradient(size_t group, int64_t bytes) {

@@ -164,7 +164,7 @@ class Tracer {
       const bool forwards = action.kind == PipelineAction::Kind::kForward;
       const auto part = forwards ? StepPart::kForward : StepPart::kBackward;
       mark(part, -1, true);
-      if (!forwards) trace_.marks.back().reduces = layout.pipeline->reduces_each || (--to_come == 0 && reduces);
+      if (!forwards) trace_.marks.back().reduces = --to_come == 0 && reduces;
       if (forwards) {
         compute();
         note_saved(/*keeps=*/true);
@@ -172,7 +172,6 @@ class Tracer {
         const MakesMeta scope(plan_);
         compute();
         watch.end_backward();
-        if (layout.pipeline->reduces_each) release_gradients();
       }
       mark(part, -1, false);
     };
@@ -181,11 +180,6 @@ class Tracer {
     staged_->run(around, reduces && alone);
   }
 
-  /// Full gradients, which are reduced.
-  void release_gradients() {
-    own_gradients();
-    for (auto& param : params_) param.mutable_grad().reset();
-  }
   void own_gradients() {
     for (size_t i = 0; i < params_.size(); ++i)
       if (const auto& grad = params_[i].grad(); grad.defined())

@@ -36,8 +36,6 @@ struct PipelineLayout {
   int copies = 1;
   /// Micro-batches of a batch of that many rows.
   std::function<int(int64_t rows)> microbatches = {};
-  /// Gradients are reduced in every backward, not in the last one of a step.
-  bool reduces_each = false;
 };
 
 /// What a strategy does to the state of a model: all that a memory estimate needs to know of it.

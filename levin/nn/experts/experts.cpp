@@ -96,7 +96,9 @@ std::vector<std::vector<int64_t>> ExpertsImpl::counts_of_ranks(int64_t rows, Dis
 Tensor ExpertsImpl::compute_over_ranks(const Tensor& rows, DispatchPlan& plan) {
   const auto exchange = plan_exchange(counts_of_ranks(rows.size(0), plan), ranks->rank());
   const auto arrived = exchanged(rows, exchange.sent, exchange.received, ranks);
-  const auto order = at::tensor(exchange.order, at::kLong).to(rows.device()), inverse = inverse_of(order);
+  const auto order = rows.is_meta() ? at::empty({static_cast<int64_t>(exchange.order.size())}, plan.pair.options())
+                                    : at::tensor(exchange.order, at::kLong).to(rows.device());
+  const auto inverse = inverse_of(order);
   GroupSizes sizes(exchange.rows, rows);
   const auto results = compute(permuted(arrived, order, inverse), sizes);
   return exchanged(permuted(results, inverse, order), exchange.received, exchange.sent, ranks);
