@@ -83,8 +83,8 @@ int64_t count_blocks(const models::Decoder& model, const EngineOptions& options)
 /// The sizes of rank 0, on every rank of the model.
 detail::PagedBatchOptions of_first_rank(const models::Decoder& model, detail::PagedBatchOptions sizes) {
   if (!model->ranks) return sizes;
-  auto words = at::tensor({sizes.blocks, sizes.block_tokens, sizes.positions, static_cast<int64_t>(sizes.dtype)},
-                          at::kLong);
+  auto words =
+      at::tensor({sizes.blocks, sizes.block_tokens, sizes.positions, static_cast<int64_t>(sizes.dtype)}, at::kLong);
   model->ranks->broadcast(words);
   const auto* at = words.const_data_ptr<int64_t>();
   return {.blocks = at[0],

@@ -75,8 +75,7 @@ std::vector<std::vector<int64_t>> EngineGuesses::drafted(std::span<EngineRow* co
       all[i].state.push(id);
       guesses[all[i].row].push_back(id);
     }
-    std::erase_if(
-        all, [&](const auto& each) { return static_cast<int64_t>(guesses[each.row].size()) == each.most; });
+    std::erase_if(all, [&](const auto& each) { return static_cast<int64_t>(guesses[each.row].size()) == each.most; });
   }
   return guesses;
 }

@@ -72,7 +72,8 @@ Tensor PagedBatch::run_prefill(std::span<const PagedRow> rows, bool all) {
     width = std::max(width, row.end - row.begin);
     is_fresh = is_fresh && row.begin == 0;
     // Behind the prompt a token has the angles of its own time.
-    LEVIN_CHECK(all || rows.size() == 1 || !goes_alone(row.prompt_length), "[engine] a row that goes alone has company");
+    LEVIN_CHECK(all || rows.size() == 1 || !goes_alone(row.prompt_length),
+                "[engine] a row that goes alone has company");
   }
   auto ids = at::empty({count, width}, at::kLong), positions = at::empty({count, width}, at::kLong);
   auto *id = ids.mutable_data_ptr<int64_t>(), *position = positions.mutable_data_ptr<int64_t>();
@@ -115,11 +116,19 @@ void PagedBatch::follow() {
   for (;;) {
     const auto pass = hear_pass(*model_->ranks);
     switch (pass.kind) {
-      case PassKind::kNone: break;
-      case PassKind::kPrefill: run_prefill(pass.rows, false); break;
-      case PassKind::kDecode: run_decode(pass.rows); break;
-      case PassKind::kDecodeSeveral: run_prefill(pass.rows, true); break;
-      case PassKind::kEnd: return;
+      case PassKind::kNone:
+        break;
+      case PassKind::kPrefill:
+        run_prefill(pass.rows, false);
+        break;
+      case PassKind::kDecode:
+        run_decode(pass.rows);
+        break;
+      case PassKind::kDecodeSeveral:
+        run_prefill(pass.rows, true);
+        break;
+      case PassKind::kEnd:
+        return;
     }
   }
 }

@@ -54,7 +54,8 @@ void check_draft(const models::DecoderOptions& model, const models::Decoder& dra
                  const std::vector<std::vector<int64_t>>& prompts);
 
 /// The tokens of each row, given the logits behind guesses.tokens(rows), all in one list: the guesses that hold, and
-/// the token behind them. They have the distribution of tokens that are drawn one by one. One with an error is the last.
+/// the token behind them. They have the distribution of tokens that are drawn one by one. One with an error is the
+/// last.
 std::vector<std::vector<SampledToken>> agreed(const Tensor& logits, std::span<const SampledRow* const> rows,
                                               const Guesses& guesses);
 /// What followed the last tokens of a row (`ngram` at most) when they came before, up to `most` tokens: transformers'

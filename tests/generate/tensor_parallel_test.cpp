@@ -155,8 +155,9 @@ TEST(TensorGenerate, AnEngineOfRankZeroIsFollowed) {
       }
       EXPECT_THAT(error_of([&] { follow_engine(split); }), HasSubstr("for ranks other than 0"));
       std::vector<Ids> found(prompts.size());
-      Engine engine(split, nullptr,
-                    {.max_rows = 3, .cache_tokens = 64, .block_tokens = 4, .prefill_chunk = 4, .prompt_lookup = lookup});
+      Engine engine(
+          split, nullptr,
+          {.max_rows = 3, .cache_tokens = 64, .block_tokens = 4, .prefill_chunk = 4, .prompt_lookup = lookup});
       for (size_t i = 0; i < prompts.size(); ++i)
         engine.submit({.prompt = prompts[i],
                        .options = {.max_new_tokens = 9, .temperature = 0.7, .seed = i},

@@ -220,7 +220,8 @@ void read_logit_bias(const Fields& fields, const ServedModel& model, GenerateOpt
     if (!is_id || std::stoll(key) >= model.vocab_size || !bias.is_number())
       refuse("logit_bias", "'logit_bias' has a token or a bias that is not valid.");
     const auto number = bias.get<double>();
-    if (!(number >= -100 && number <= 100)) refuse("logit_bias", "'logit_bias' has a bias that is not from -100 to 100.");
+    if (!(number >= -100 && number <= 100))
+      refuse("logit_bias", "'logit_bias' has a bias that is not from -100 to 100.");
     if (number == -100)
       options.suppress_tokens.push_back(std::stoll(key));
     else if (number != 0)

@@ -125,7 +125,8 @@ struct Generate {
     check_lengths(prompts, sizes.body());
     if (!ignore_eos) options = folder_generate_options(folder, options);
     if (const auto unused = unused_generation_settings(folder, options); !unused.empty() && tensor.is_first())
-      log_info(fmt::format("generation_config.json of the model is not obeyed: {}; flags say what counts", join(unused)));
+      log_info(
+          fmt::format("generation_config.json of the model is not obeyed: {}; flags say what counts", join(unused)));
     const auto* tokenizer = source.tokenizer();
     LEVIN_CHECK(tokenizer || json, "[levin generate] \"", folder, "\" has no tokenizer: only --json can be written");
     LEVIN_CHECK(tokenizer || stop.empty(), "[levin generate] --stop needs a tokenizer");
