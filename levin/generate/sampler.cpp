@@ -232,13 +232,13 @@ std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const Sampl
     SampledToken token{.id = static_cast<int64_t>(at[0]), .logprob = at[1]};
     for (int64_t k = 0; k < std::min(most, rows[i]->options().top_logprobs); ++k)
       token.top.emplace_back(static_cast<int64_t>(at[3 + k]), at[3 + most + k]);
-    const char* wrong = nullptr;
+    std::string wrong;
     if (std::isnan(at[1]))
       wrong = "the model gives logits that are not numbers";
     else if (!(at[2] > -std::numeric_limits<double>::infinity()))
-      wrong = "every token is forbidden (no_repeat_ngram_size, suppress_tokens, bad_words)";
-    if (wrong)
-      token.error = "[generate] " + std::string(wrong) + ": row " + std::to_string(rows[i]->number()) + ", position " +
+      wrong = std::string(kNoneAllowed) + " (no_repeat_ngram_size, suppress_tokens, bad_words)";
+    if (!wrong.empty())
+      token.error = "[generate] " + wrong + ": row " + std::to_string(rows[i]->number()) + ", position " +
                     std::to_string(rows[i]->ids().size());
     tokens.push_back(std::move(token));
   }

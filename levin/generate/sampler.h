@@ -42,6 +42,9 @@ class SampledRow {
   std::unordered_map<int64_t, int64_t> counts_;
 };
 
+/// In the error of a token where the options, not the model, leave none.
+constexpr const char* kNoneAllowed = "every token is forbidden";
+
 /// A token that was chosen. Log probabilities are of the model's own logits.
 struct SampledToken {
   int64_t id = 0;

@@ -288,6 +288,10 @@ TEST_F(ServeTest, RefusesWhatIsWrongByItsName) {
                                    {"logit_bias", {{"65", 100}}},
                                    {"bad_words", {word.substr(0, 1)}}};
   EXPECT_EQ(post(text, body.dump()).json()["choices"][0]["text"].get<std::string>().find(word[0]), std::string::npos);
+  // Options that leave no token are the client's matter.
+  nlohmann::json none{{"prompt", "x"}, {"logit_bias", nlohmann::json::object()}};
+  for (int64_t id = 0; id < 260; ++id) none["logit_bias"][std::to_string(id)] = -100;
+  EXPECT_EQ(post(text, none.dump()).status, 400);
   // What is not known is ignored; a bias of -100 bans a token, and both names of the limit are known.
   EXPECT_EQ(post(text, R"({"prompt": "x", "max_tokens": 2, "unknown": {"a": [1]}, "logit_bias": {"7": -100}})").status,
             200);

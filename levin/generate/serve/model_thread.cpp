@@ -7,6 +7,7 @@
 
 #include "levin/core/log.h"
 #include "levin/core/main.h"
+#include "levin/generate/sampler.h"
 #include "levin/generate/serve/api_error.h"
 
 namespace levin::serve {
@@ -103,7 +104,11 @@ std::shared_ptr<Generation> ModelThread::begin(const GenerationRequest& request,
            .options = request.options,
            .on_token = [generation](const GeneratedToken& token) { return generation->on_token(token); },
            .on_done = [generation](const Generated& result) { generation->on_done(result); },
-           .on_error = [generation](const std::string& line) { generation->fail(500, line); },
+           .on_error =
+               [generation](const std::string& line) {
+                 const bool is_asked = line.find(levin::detail::kNoneAllowed) != line.npos;
+                 generation->fail(is_asked ? 400 : 500, line);
+               },
            .row = i * each}));
   } catch (const std::exception& error) {
     for (const auto id : generation->ids_) engine_->cancel(id);
