@@ -94,17 +94,20 @@ ChatTemplate::~ChatTemplate() = default;
 ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
 ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
 
-std::string ChatTemplate::render(std::string_view variables, const ChatLimits& limits) const {
+std::string ChatTemplate::render(std::string_view variables, const ChatLimits& limits,
+                                 std::vector<Span>* generated) const {
   check_json_depth(variables, "the variables of a chat template");
   ValueReader reader;
   const bool fine = nlohmann::json::sax_parse(variables, &reader) && reader.result.is_dict();
   LEVIN_CHECK(fine, "[chat template] the variables are not a JSON object");
   jinja::Interpreter interpreter(limits);
-  return interpreter.render(*tree_->root, reader.result.dict());
+  auto text = interpreter.render(*tree_->root, reader.result.dict());
+  if (generated) *generated = interpreter.generated();
+  return text;
 }
 
 std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                                bool add_generation_prompt) {
+                                bool add_generation_prompt, std::vector<Span>* generated) {
   const auto& config = tokenizer.config();
   LEVIN_CHECK(config.chat_template, "[chat template] the tokenizer has none; write the prompt as plain text");
   nlohmann::json variables = {{"messages", nlohmann::json::array()},
@@ -128,7 +131,7 @@ std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const Chat
   } catch (const nlohmann::json::exception&) {
     throw Error("[chat template] a message is not UTF-8");
   }
-  return ChatTemplate(*config.chat_template).render(text);
+  return ChatTemplate(*config.chat_template).render(text, {}, generated);
 }
 
 }  // namespace levin::text

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "levin/text/tokenizer.h"
 
@@ -43,7 +44,9 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
 
   /// `variables` is a JSON object: messages, tools, add_generation_prompt, bos_token and what else the template reads.
-  std::string render(std::string_view variables, const ChatLimits& limits = {}) const;
+  /// `generated` gets the bytes of the result that stand in {% generation %}.
+  std::string render(std::string_view variables, const ChatLimits& limits = {},
+                     std::vector<Span>* generated = nullptr) const;
 
   struct Tree;
 
@@ -54,6 +57,6 @@ class ChatTemplate {
 /// The text of a chat by the tokenizer's own template, with its special tokens as variables. It holds the bos token
 /// already: encode it with `add_special_tokens = false`.
 std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                                bool add_generation_prompt = true);
+                                bool add_generation_prompt = true, std::vector<Span>* generated = nullptr);
 
 }  // namespace levin::text

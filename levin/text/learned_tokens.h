@@ -21,9 +21,9 @@ struct LearnedTokens {
 /// begins in the completion, and the eos.
 LearnedTokens completion_tokens(const Tokenizer& tokenizer, std::string_view prompt, std::string_view completion);
 
-/// A chat by the tokenizer's template. Learned are the turns of the assistant with what ends them. They are found by
-/// rendering: a turn is what the template adds to the chat before it with add_generation_prompt. A template that
-/// changes earlier turns when later ones follow is an Error.
+/// A chat by the tokenizer's template. Learned is what stands in its {% generation %} blocks. Where it has none, these
+/// are the turns of the assistant with what ends them, found by rendering: a turn is what the template adds to the chat
+/// before it with add_generation_prompt. Then a template that changes earlier turns when later ones follow is an Error.
 LearnedTokens chat_tokens(const Tokenizer& tokenizer, std::span<const ChatMessage> messages);
 
 }  // namespace levin::text

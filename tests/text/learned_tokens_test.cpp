@@ -46,6 +46,21 @@ TEST(LearnedTokens, AreTheTurnsOfTheAssistant) {
             "<|user|>how was it ?</s><|assistant|>it was dull</s><|user|>so ?</s><|assistant|>so it was</s>");
 }
 
+TEST(LearnedTokens, AreWhatTheTemplateMarksAsGenerated) {
+  const levin::testing::TemporaryFolder temporary;
+  fs::copy(kLlama, temporary.path(), fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  // Earlier turns are changed, which the marks do not mind; those in a captured text are none of the result.
+  write_file(temporary / "chat_template.jinja",
+             "{% set kept %}{% generation %}so{% endgeneration %}{% endset %}"
+             "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{% generation %}{{ m.content }}"
+             "{% if loop.last %} .{% endif %}{% endgeneration %}</s>{% else %}<|user|>{{ m.content }}</s>{% endif %}"
+             "{% endfor %}");
+  const auto tokenizer = Tokenizer::from_folder(temporary.path());
+  const std::vector<ChatMessage> chat{
+      {"user", "how ?"}, {"assistant", "it was"}, {"user", "so ?"}, {"assistant", "dull"}};
+  EXPECT_EQ(learned_text(tokenizer, chat_tokens(tokenizer, chat)), "it wasdull .");
+}
+
 TEST(LearnedTokens, TemplateThatForgetsTurnsIsAnError) {
   const levin::testing::TemporaryFolder temporary;
   fs::copy(kLlama, temporary.path(), fs::copy_options::recursive | fs::copy_options::overwrite_existing);

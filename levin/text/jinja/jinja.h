@@ -112,6 +112,7 @@ struct Node {
   enum class Kind {
     // statements
     kBlock,
+    kGeneration,
     kText,
     kOutput,
     kIf,
@@ -175,6 +176,8 @@ class Interpreter {
   Interpreter(const Interpreter&) = delete;
   Interpreter& operator=(const Interpreter&) = delete;
   std::string render(const Node& tree, Dict variables);
+  /// Bytes of the result that stand in {% generation %}.
+  const std::vector<Span>& generated() const { return generated_; }
 
   /// Counts a text that was made.
   void charge(uint64_t bytes);
@@ -216,6 +219,9 @@ class Interpreter {
   int line_ = 0;
   std::shared_ptr<Scope> scope_ = std::make_shared<Scope>();
   std::string* out_ = nullptr;
+  /// Texts that are captured for a variable or a filter are none of the result yet.
+  int captures_ = 0;
+  std::vector<Span> generated_;
   List namespaces_;
 };
 

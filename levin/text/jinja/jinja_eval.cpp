@@ -89,13 +89,14 @@ Interpreter::Flow Interpreter::run_all(const std::vector<NodePointer>& nodes) {
 std::string Interpreter::captured(const std::vector<NodePointer>& nodes) {
   std::string text;
   auto* const before = std::exchange(out_, &text);
+  ++captures_;
   try {
     run_all(nodes);
   } catch (...) {
-    out_ = before;
+    out_ = before, --captures_;
     throw;
   }
-  out_ = before;
+  out_ = before, --captures_;
   return text;
 }
 
@@ -105,6 +106,13 @@ Interpreter::Flow Interpreter::run(const Node& node) {
   switch (node.kind) {
     case NodeKind::kBlock:
       return run_all(node.parts);
+    case NodeKind::kGeneration: {
+      const auto begin = out_->size();
+      const auto flow = run_all(node.parts);
+      if (captures_ == 0 && out_->size() > begin)
+        generated_.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(out_->size())});
+      return flow;
+    }
     case NodeKind::kText:
       put(node.text);
       break;

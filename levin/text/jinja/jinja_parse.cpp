@@ -142,7 +142,7 @@ class Parser {
       return node;
     }
     if (word == "generation") {
-      auto node = make(Kind::kBlock);
+      auto node = make(Kind::kGeneration);
       body(*node, "endgeneration");
       return node;
     }
