@@ -8,6 +8,7 @@
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
 #include "levin/planner/memory_model.h"
+#include "levin/strategies/options.h"
 #include "levin/strategies/pipeline/simulation.h"
 
 namespace levin::planner {
@@ -111,6 +112,46 @@ TEST(PlannedMemory, AgreesWithTheEstimateOverRanks) {
     for (const int stage : {1, 2})
       expect_within(gpt(8, 2048), {.dp_shard = 8, .zero_stage = stage, .micro_batch = 4}, precision, 0.05);
   }
+}
+
+MemoryEstimate played(const models::DecoderOptions& options, const Candidate& c, const StrategyChoice& choice,
+                      int pipeline_rank) {
+  const auto tokens = at::TensorOptions(at::kMeta).dtype(at::kLong);
+  const auto rows = c.micro_batch * (c.pp > 1 ? c.microbatches : 1);
+  const Batch batch{{"tokens", at::empty({rows, 2048}, tokens)}, {"targets", at::empty({rows, 2048}, tokens)}};
+  return estimate_memory([&] { return models::decoder(options); },
+                         [](auto& model, const Batch& given) { return model(given["tokens"], given["targets"]); },
+                         [](const Tensor& loss, const Batch&) { return loss; }, batch,
+                         {.layout = state_layout(choice, static_cast<int>(c.gpus())),
+                          .precision = "bf16-mixed",
+                          .optimizer = "adamw",
+                          .world_size = static_cast<int>(c.gpus()),
+                          .pipeline_rank = pipeline_rank});
+}
+
+TEST(PlannedMemory, AgreesWithTheEstimateOfMeshes) {
+  const Candidate staged{.pp = 2, .schedule = Schedule::k1F1B, .micro_batch = 2, .microbatches = 4};
+  auto sharded = staged;
+  sharded.dp_shard = 4, sharded.zero_stage = 3;
+  const Candidate spread{.dp_shard = 2, .cp = 2, .zero_stage = 3, .micro_batch = 4};
+  const PipelineOptions schedule{.microbatches = 4};
+  const std::vector<std::tuple<Candidate, StrategyChoice>> cases{
+      {staged, schedule},
+      {sharded, ModelParallelOptions{.mesh = {.pp = 2, .dp_shard = 4}, .pipeline = schedule}},
+      {spread, ModelParallelOptions{.mesh = {.dp_shard = 2, .cp = 2}}}};
+  for (const auto& options : {gpt(8, 2048), llama(8, 2048)})
+    for (const auto& [candidate, choice] : cases)
+      for (int stage = 0; stage < candidate.pp; ++stage) {
+        const auto estimate = played(options, candidate, choice, stage);
+        const auto memory = MemoryModel(shape_of(options, 2048), {}, "bf16-mixed").of_stage(candidate, stage);
+        const auto ratio = memory.peak / static_cast<double>(estimate.device_peak);
+        if (std::getenv("LEVIN_SHOW_MEMORY"))
+          fmt::print("{} {} stage {}: planned {:.2f} GB, played {:.2f} GB, {:.3f}\n", options.activation, choice.name(),
+                     stage, memory.peak / 1e9, static_cast<double>(estimate.device_peak) / 1e9, ratio);
+        EXPECT_NEAR(ratio, 1, 0.1) << options.activation << " " << choice.name() << " stage " << stage;
+        // CUDA's allocator rounds shards of 11 MiB up to 12.
+        EXPECT_NEAR(memory.optimizer / static_cast<double>(estimate.optimizer), 1, 0.05);
+      }
 }
 
 TEST(PlannedMemory, AgreesWithTheEstimateOfAVisionTransformer) {
