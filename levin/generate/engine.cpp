@@ -164,7 +164,7 @@ struct Engine::State {
   void pass_guessed(const std::vector<EngineRow*>& rows, std::vector<std::vector<int64_t>> guessed);
   /// What went wrong was the model, for all rows of a pass.
   void fail_pass(const std::vector<EngineRow*>& rows, const std::exception& error);
-  /// Tokens in their order. Whether the row is still there and goes on.
+  /// Tokens in their order. Whether the row is still there and continues.
   bool take(EngineRow& row, std::vector<detail::SampledToken>& tokens);
   /// Through the model, `tokens` of each row; rows whose last token was among them get the next one.
   void pass(const std::vector<EngineRow*>& rows, const std::vector<int64_t>& tokens, bool is_decode);

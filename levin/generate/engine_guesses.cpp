@@ -21,7 +21,7 @@ void EngineGuesses::read_along(std::span<EngineRow* const> rows, std::span<const
   std::vector<PagedRow> read;
   std::vector<EngineRow*> readers;
   for (size_t i = 0; i < rows.size(); ++i) {
-    // A row that is longer than the draft's context goes on without guesses.
+    // A row that is longer than the draft's context continues without guesses.
     if (rows[i]->drafted != parts[i].begin || (context_ > 0 && parts[i].end > context_)) continue;
     read.push_back(parts[i]);
     readers.push_back(rows[i]);

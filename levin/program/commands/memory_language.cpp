@@ -149,7 +149,7 @@ InferenceMemory estimate_inference(const MemoryStep& step) {
     const InitScope scope({.device = c10::Device(at::kMeta), .dtype = dtype});
     const auto tokens = at::empty({step.batch, *step.sequence_length}, at::TensorOptions(at::kMeta).dtype(at::kLong));
     Tensor output;
-    if (model.decoder && model.decoder->head)  // the last token alone goes on
+    if (model.decoder && model.decoder->head)  // only the last token reaches the head
       output = model.decoder->head(model.decoder->hidden_states(tokens).slice(1, -1));
     else
       output = model.decoder ? model.decoder(tokens) : model.encoder(tokens);

@@ -5,7 +5,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/program/command.h"
-#include "levin/program/commands/report_serve.h"
+#include "levin/program/commands/report/report_serve.h"
 #include "levin/report/page.h"
 
 namespace levin::cli {

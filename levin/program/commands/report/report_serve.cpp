@@ -1,4 +1,4 @@
-#include "levin/program/commands/report_serve.h"
+#include "levin/program/commands/report/report_serve.h"
 
 #include <chrono>
 #include <cstdio>
