@@ -6,6 +6,10 @@
 #include <cstring>
 #include <numbers>
 
+// clang 16 does not emit what a precompiled header has instantiated of this type; the default constructor is not even
+// emitted here, so vectors below are made with a size.
+template class std::vector<uint8_t>;
+
 namespace levin::transforms::detail {
 namespace {
 
@@ -184,7 +188,7 @@ void resample_rows(const PixelRows& in, uint8_t* out, int64_t width, const Resam
       row_across(in.data + y * in.stride, out + y * row, width, in.channels, weights);
     return;
   }
-  std::vector<uint8_t> last;  // the last row, with the byte behind it that may be read
+  std::vector<uint8_t> last(0);  // the last row, with the byte behind it that may be read
   for (int64_t y = 0; y < in.height; y += 2) {
     const int64_t other = std::min(y + 1, in.height - 1);
     const uint8_t* a = in.data + y * in.stride;
@@ -242,7 +246,7 @@ void resample_columns(const PixelRows& in, uint8_t* out, int64_t height, const R
 
 // A buffer that a thread keeps, so that an image costs no pages.
 uint8_t* scratch(size_t bytes) {
-  thread_local std::vector<uint8_t> buffer;
+  thread_local std::vector<uint8_t> buffer(0);
   if (buffer.size() < bytes) buffer.resize(bytes);
   return buffer.data();
 }
