@@ -20,8 +20,8 @@ struct RowScore {
   std::vector<double> logprobs;
   /// exp of the mean of -logprobs; NaN of a row of one token.
   double perplexity = 0;
-  /// With keep_outputs, float32 on the CPU: logits [T, V] of a decoder, last hidden states [T, D] of an encoder and of a
-  /// decoder that classifies.
+  /// With keep_outputs, float32 on the CPU: logits [T, V] of a decoder, last hidden states [T, D] of an encoder and of
+  /// a decoder that classifies.
   Tensor output;
   /// Of these two: what the head gives for the row; undefined without a head.
   Tensor head;
