@@ -102,7 +102,7 @@ TEST(ParallelPictures, TensorParallelIsDrawnFromTheSlicesOfTheRanks) {
 }
 
 /// Eight experts over four ranks, two experts a token: rows that a rank sends to each other one.
-TEST(ParallelPictures, ExpertParallelIsDrawnFromTheSharesOfTheRanks) {
+TEST(ParallelPictures, ExpertParallelIsDrawnFromTheExpertsOfEachRank) {
   constexpr int kExperts = 8, kTokens = 12;
   Drawing drawing(760, 300);
   drawing.text(24, 28, "8 experts over 4 ranks, 2 experts a token: tokens go to the ranks of their experts",
