@@ -134,7 +134,8 @@ TEST(MemoryCli, OfAPipelineHasARowForEachRank) {
     const auto answer = ask(all);
     EXPECT_EQ(answer.status, 0) << answer.err;
     std::vector<int64_t> peaks;
-    for (const auto& row : nlohmann::json::parse(answer.out)["rows"]) peaks.push_back(row["peak"].get<int64_t>());
+    const auto read = nlohmann::json::parse(answer.out);
+    for (const auto& row : read["rows"]) peaks.push_back(row["peak"].get<int64_t>());
     return peaks;
   };
   EXPECT_EQ(peaks_of("model_parallel:pp=2,dp_shard=2,microbatches=4").size(), 2u);

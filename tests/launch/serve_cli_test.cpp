@@ -121,7 +121,7 @@ TEST(ServeCli, RefusesInOneLine) {
   refused({kModel, "--tensor-parallel", "7"}, "heads, which 7 ranks cannot share");
   refused({kModel, "--tensor-parallel", "2", "--device-map", "cpu"}, "--tensor-parallel does not go with --device-map");
   refused({kModel, "--draft-model", "nowhere"}, "nowhere");
-  refused({kModel, "--prompt-lookup", "-1"}, "--prompt-lookup -1 must not be negative");
+  refused({kModel, "--prompt-lookup", "-1"}, "prompt_lookup -1 must not be negative");
   refused({kModel, "--host", "203.0.113.7", "--port", "0"}, "cannot listen on 203.0.113.7:0");
   Process first(command({kModel, "--port", "0"}));
   const auto port = port_of(first);
