@@ -151,7 +151,8 @@ TEST(MemoryOfSpreadModels, IsRefusedWhereItIsNotKnown) {
   EXPECT_THAT(line(staged, 2, 2), HasSubstr("pipeline_rank 2 is not one of 2 ranks of a pipeline"));
   EXPECT_THAT(line(staged, 2, 0, "bf16-mixed"),
               HasSubstr("stages whose parameters are cast on one rank have no estimate"));
-  EXPECT_THAT(line(ModelParallelOptions{.mesh = {.dp_shard = 4, .ep = 2}}, 4), HasSubstr("experts within a mesh (ep) have no estimate here"));
+  EXPECT_THAT(line(ModelParallelOptions{.mesh = {.dp_shard = 4, .ep = 2}}, 4),
+              HasSubstr("experts within a mesh (ep) have no estimate here"));
   EXPECT_THAT(line(ExpertParallelOptions{}, 2), HasSubstr("the model has no experts"));
   EXPECT_THAT(line(PipelineOptions{.size = 3}, 4), HasSubstr("pipelines of 3 ranks do not divide 4 ranks"));
   EXPECT_THAT(line(ContextParallelOptions{.size = 3}, 4), HasSubstr("do not divide 4 ranks"));

@@ -6,10 +6,6 @@
 #include <cstring>
 #include <numbers>
 
-// clang 16 does not emit what a precompiled header has instantiated of this type; the default constructor is not even
-// emitted here, so vectors below are made with a size.
-template class std::vector<uint8_t>;
-
 namespace levin::transforms::detail {
 namespace {
 
@@ -178,17 +174,25 @@ void row_across(const uint8_t* in, uint8_t* out, int64_t width, int64_t channels
   }
 }
 
+// Arguments are plain: clang 16 leaves constructors undefined that are called in a function with target_clones alone.
 #ifdef __x86_64__
 [[gnu::target_clones("avx2", "default")]]
 #endif
+void resample_row_pair(const uint8_t* a, const uint8_t* b, uint8_t* out_a, uint8_t* out_b, int64_t width,
+                       int64_t channels, const ResampleWeights& weights) {
+  if (channels == 3) {
+    rows_across<3>(a, b, out_a, out_b, width, weights);
+  } else if (channels == 4) {
+    rows_across<4>(a, b, out_a, out_b, width, weights);
+  } else {
+    row_across(a, out_a, width, channels, weights);
+    if (a != b) row_across(b, out_b, width, channels, weights);
+  }
+}
+
 void resample_rows(const PixelRows& in, uint8_t* out, int64_t width, const ResampleWeights& weights) {
   const int64_t row = width * in.channels;
-  if (in.channels != 3 && in.channels != 4) {
-    for (int64_t y = 0; y < in.height; ++y)
-      row_across(in.data + y * in.stride, out + y * row, width, in.channels, weights);
-    return;
-  }
-  std::vector<uint8_t> last(0);  // the last row, with the byte behind it that may be read
+  std::vector<uint8_t> last;  // the last row, with the byte behind it that may be read
   for (int64_t y = 0; y < in.height; y += 2) {
     const int64_t other = std::min(y + 1, in.height - 1);
     const uint8_t* a = in.data + y * in.stride;
@@ -199,10 +203,7 @@ void resample_rows(const PixelRows& in, uint8_t* out, int64_t width, const Resam
       if (a == b) a = last.data();
       b = last.data();
     }
-    if (in.channels == 3)
-      rows_across<3>(a, b, out + y * row, out + other * row, width, weights);
-    else
-      rows_across<4>(a, b, out + y * row, out + other * row, width, weights);
+    resample_row_pair(a, b, out + y * row, out + other * row, width, in.channels, weights);
   }
 }
 
@@ -246,7 +247,7 @@ void resample_columns(const PixelRows& in, uint8_t* out, int64_t height, const R
 
 // A buffer that a thread keeps, so that an image costs no pages.
 uint8_t* scratch(size_t bytes) {
-  thread_local std::vector<uint8_t> buffer(0);
+  thread_local std::vector<uint8_t> buffer;
   if (buffer.size() < bytes) buffer.resize(bytes);
   return buffer.data();
 }
