@@ -107,4 +107,14 @@ double trace_number(std::string_view text) {
   return value;
 }
 
+int64_t trace_time(std::string_view text) {
+  int64_t microseconds = 0, decimals = 0;
+  const char* end = text.data() + text.size();
+  const auto point = std::from_chars(text.data(), end, microseconds).ptr;
+  int64_t worth = 100;
+  for (const char* at = point + 1; at < end && *at >= '0' && *at <= '9' && worth > 0; ++at, worth /= 10)
+    decimals += (*at - '0') * worth;
+  return microseconds * 1000 + decimals;
+}
+
 }  // namespace levin::detail

