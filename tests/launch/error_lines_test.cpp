@@ -75,9 +75,9 @@ TEST(ErrorLines, OtherOutputStaysAndKeepsItsOrder) {
   EXPECT_THAT(text, AllOf(HasSubstr("\nafter 0\n"), HasSubstr("\n[rank 1] after 1\n[rank 1] last 1\n")));
 }
 
-TEST(ErrorLines, ARankThatGoesOnIsNotHeldBack) {
-  Process child(ranks(2, {"complain=error: one of many", "complain=goes on", "sleep"}));
-  EXPECT_TRUE(child.wait_for("[rank 1] goes on"));
+TEST(ErrorLines, ARankThatContinuesIsNotHeldBack) {
+  Process child(ranks(2, {"complain=error: one of many", "complain=continues", "sleep"}));
+  EXPECT_TRUE(child.wait_for("[rank 1] continues"));
   EXPECT_THAT(child.err(), HasSubstr("[ranks 0 and 1] error: one of many\n"));
   EXPECT_LT(child.seconds(), 10);
   child.signal(SIGTERM);

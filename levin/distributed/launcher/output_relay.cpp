@@ -183,7 +183,7 @@ void OutputRelay::show_line(std::string_view line) {
 void OutputRelay::hold(std::string_view bytes) {
   if (!held_since_) held_since_ = Clock::now();
   held_ += bytes;
-  // A rank that says so much goes on.
+  // A rank that prints so much has not failed.
   if (held_.size() > kLongestLine) release(false);
 }
 
