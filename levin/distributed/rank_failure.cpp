@@ -112,6 +112,21 @@ std::vector<int> blamed_ranks(const RankFailure& failure) {
   return blamed;
 }
 
+std::string common_error(std::span<const RankFailure> failures) {
+  std::string common;
+  for (const auto& failure : failures) {
+    const bool on_its_own = failure.kind == RankFailure::Kind::kRank && failure.status.signal == 0 &&
+                            failure.status.code == failures.front().status.code && !speaks_of_a_lost_peer(failure) &&
+                            blamed_ranks(failure).empty();
+    const auto line = std::find_if(failure.last_lines.rbegin(), failure.last_lines.rend(),
+                                   [](const auto& text) { return text.starts_with(kErrorMark); });
+    if (!on_its_own || line == failure.last_lines.rend()) return {};
+    if (!common.empty() && common != *line) return {};
+    common = *line;
+  }
+  return common;
+}
+
 std::string summary(const RankFailure& failure, bool several_nodes) {
   if (failure.kind == RankFailure::Kind::kStopped) return describe(failure, several_nodes);
   if (failure.kind == RankFailure::Kind::kLost)

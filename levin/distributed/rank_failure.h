@@ -2,11 +2,15 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "levin/distributed/process.h"
 
 namespace levin::detail {
+
+/// How the line begins with which a rank tells why it ends (run_main).
+inline constexpr std::string_view kErrorMark = "error: ";
 
 /// Why an attempt to run all ranks ended early.
 struct RankFailure {
@@ -23,6 +27,7 @@ struct RankFailure {
   int pid = 0;
   ExitStatus status;
   std::vector<std::string> last_lines;  // of the rank's stderr
+  bool told = false;                    // one line has said all, and it is the last one
 
   /// The launcher of a node was told to stop.
   static RankFailure stopped_by(int signal, int node, std::string host);
@@ -37,6 +42,10 @@ const RankFailure& root_cause(std::span<const RankFailure> failures);
 
 /// The ranks that a failure's lines say are to blame ("rank 1 died"), itself excepted.
 std::vector<int> blamed_ranks(const RankFailure& failure);
+
+/// The error line that all failures have in common, of ranks that ended on their own and blame no other; empty where
+/// they differ. Such a line needs no further explanation.
+std::string common_error(std::span<const RankFailure> failures);
 
 /// One line for the end of a run: who failed first, how, and the last thing it said.
 std::string summary(const RankFailure& failure, bool several_nodes);

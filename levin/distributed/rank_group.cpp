@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/distributed/launcher/error_lines.h"
 #include "levin/distributed/save_mark.h"
 
 namespace levin::detail {
@@ -25,6 +27,8 @@ constexpr auto kCollect = 300ms;
 constexpr auto kCollectAcrossNodes = 600ms;
 // How long to wait for the end of a rank that others blame: it may still be on its way out.
 constexpr auto kCollectBlamed = 3s;
+// How long an error line waits for those of other ranks.
+constexpr auto kErrorHold = 500ms;
 // How often ranks that write a checkpoint are looked at.
 constexpr auto kLookAtSaves = 100ms;
 // How long output may still come from processes that ranks have left behind.
@@ -67,6 +71,7 @@ class RankGroup {
       if (link_) take_news();
       note_exits();
       advance();
+      if (Clock::now() >= errors_due()) show_errors();
       if (is_over()) break;
     }
     for (auto& rank : ranks_) {
@@ -75,11 +80,13 @@ class RankGroup {
       rank->out.finish();
       rank->err.finish();
     }
+    show_errors();
     if (!killed_.empty())
       console_.line(Stream::kErr, fmt::format("levin: rank{} {} did not end within {:.3g} s and {} killed",
                                               killed_.size() > 1 ? "s" : "", fmt::join(killed_, ", "),
                                               std::chrono::duration<double>(spec_.stop_grace).count(),
                                               killed_.size() > 1 ? "were" : "was"));
+    if (cause_) cause_->told = told_at_ == console_.writes(Stream::kErr);
     return cause_;
   }
 
@@ -94,7 +101,7 @@ class RankGroup {
       add_output(polls, rank->process.out(), rank->out);
       add_output(polls, rank->process.err(), rank->err);
     }
-    auto until = std::min({deadline_, look_at_saves_, console_.next_turn()});
+    auto until = std::min({deadline_, look_at_saves_, console_.next_turn(), errors_due()});
     if (drain_until_ && !drained()) until = std::min(until, *drain_until_);
     auto patience = until == Clock::time_point::max() ? 60s : std::max(Clock::duration(0), until - Clock::now());
     if (link_) patience = std::min<Clock::duration>(patience, 5s);  // a link that hangs makes no news
@@ -130,6 +137,21 @@ class RankGroup {
       fd.reset();
     }
     return false;
+  }
+
+  Clock::time_point errors_due() const {
+    auto due = Clock::time_point::max();
+    for (const auto& rank : ranks_)
+      if (const auto since = rank->err.held_since()) due = std::min(due, *since + kErrorHold);
+    return due;
+  }
+
+  void show_errors() {
+    std::vector<HeldError> held;
+    for (auto& rank : ranks_)
+      if (rank->err.held_since()) held.push_back({rank->rank, rank->err});
+    // When the run is ending, the rest of the ranks may still say what has been said.
+    levin::detail::show_errors(held, console_, shown_errors_, is_ending());
   }
 
   void take_signals() {
@@ -286,11 +308,22 @@ class RankGroup {
 
   void end(int signal) {
     cause_ = root_cause(all_failures());
-    console_.line(Stream::kErr, describe(*cause_, spec_.several_nodes));
+    show_errors();
+    if (is_told())
+      told_at_ = console_.writes(Stream::kErr);
+    else
+      console_.line(Stream::kErr, describe(*cause_, spec_.several_nodes));
     phase_ = Phase::kEnding;
     save_until_ = Clock::now() + spec_.save_grace;
     held_ = signal;
     wait_for_saves();
+  }
+
+  /// Whether one line has said all: what every rank that failed has said, and more than one of them.
+  bool is_told() const {
+    const auto found = shown_errors_.find(common_error(all_failures()));
+    // Of a rank that fails alone among others it is worth telling which process it was.
+    return found != shown_errors_.end() && (found->second > 1 || (ranks_.size() == 1 && !link_));
   }
 
   void kill_all() {
@@ -341,7 +374,9 @@ class RankGroup {
   Clock::time_point collecting_since_{};
   Clock::time_point look_at_saves_ = Clock::time_point::max();
   Clock::time_point save_until_{};
-  std::optional<int> held_;  // a signal that ranks get when their checkpoints are written
+  std::optional<int> held_;                     // a signal that ranks get when their checkpoints are written
+  std::map<std::string, size_t> shown_errors_;  // and how many ranks have said them
+  std::optional<uint64_t> told_at_;             // writes to the console when one line had told why the run ends
   bool said_saving_ = false;
   bool all_done_ = false;
   bool reported_done_ = false;

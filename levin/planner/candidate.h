@@ -21,7 +21,7 @@ std::string_view to_string(Checkpointing checkpointing);
 
 /// A way to run a training step.
 struct Candidate {
-  /// Sizes of the axes, outermost to innermost; `ep` divides dp_shard * cp.
+  /// Sizes of the axes, outermost to innermost; `ep` divides dp_shard * cp and lies in it, its ranks tp apart.
   int64_t pp = 1, dp_replicate = 1, dp_shard = 1, cp = 1, tp = 1, ep = 1;
   /// What is sharded over dp_shard * cp: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters (FSDP).
   int zero_stage = 0;

@@ -44,14 +44,14 @@ double CostModel::tokens(const Candidate& candidate) const {
   return as_double(candidate.micro_batch) * as_double(model_.sequence) / as_double(candidate.cp);
 }
 
-double CostModel::gemm_seconds(double m, double n, double k) const {
-  const double tiles = std::ceil(m / 128) * std::ceil(n / 128);
+double CostModel::gemm_seconds(double m, double n, double k, double count) const {
+  const double tiles = count * std::ceil(m / 128) * std::ceil(n / 128);
   const double waves = tiles / as_double(cluster_.multiprocessors);
   const double filled = waves / (waves + calibration_.gemm_waves);
   const double deep = k / (k + calibration_.gemm_depth);
   const double rate = std::min(cluster_.peak_flops * calibration_.gemm * filled * deep, cluster_.sustained_flops);
-  const double bytes = 2 * (m * k + k * n + m * n);
-  return std::max(2 * m * n * k / rate, bytes_seconds(bytes)) + calibration_.gap;
+  const double bytes = 2 * count * (m * k + k * n + m * n);
+  return std::max(2 * count * m * n * k / rate, bytes_seconds(bytes)) + calibration_.gap;
 }
 
 double CostModel::bytes_seconds(double bytes) const {
@@ -63,9 +63,9 @@ double CostModel::exposed(double communication, double computation) const {
 }
 
 void CostModel::add_gemm(LayerTimes& times, double m, double n, double k, double count) const {
-  times.forward += count * gemm_seconds(m, n, k);
-  times.backward_inputs += count * gemm_seconds(m, k, n);
-  times.backward_weights += count * gemm_seconds(k, n, m);
+  times.forward += gemm_seconds(m, n, k, count);
+  times.backward_inputs += gemm_seconds(m, k, n, count);
+  times.backward_weights += gemm_seconds(k, n, m, count);
 }
 
 void CostModel::add_attention(const Candidate& candidate, LayerTimes& times) const {
@@ -109,6 +109,19 @@ void CostModel::add_mlp(const Candidate& candidate, LayerTimes& times) const {
   add_gemm(times, n, w, shared);
 }
 
+void CostModel::add_dispatch(const Candidate& candidate, LayerTimes& times) const {
+  if (model_.experts == 0) return;
+  const double n = tokens(candidate), w = as_double(model_.width), k = as_double(model_.experts_per_token);
+  add_gemm(times, n, as_double(model_.experts), w);
+  // Bytes of an element: copied to the rows of experts, back, and summed. Among ranks rows come sorted by rank, and are
+  // sorted by expert before the products and back behind them. Ranks of tp copy the same rows.
+  const double bytes = n * w * (k * (candidate.ep > 1 ? 18 : 10) + 2);
+  const double passes = bytes_seconds(bytes) + 8 * calibration_.gap;
+  times.forward += passes;
+  times.selective += passes;
+  times.backward_inputs += passes;
+}
+
 void CostModel::add_elementwise(const Candidate& candidate, LayerTimes& times) const {
   const double n = tokens(candidate), tp = as_double(candidate.tp), outer = candidate.sequence_parallel ? tp : 1;
   const double w = as_double(model_.width), q = as_double(model_.query_width()), kv = as_double(model_.key_width());
@@ -145,6 +158,7 @@ void CostModel::add_communication(const Candidate& candidate, LayerTimes& times)
     // Rows to their experts, and back: of all tokens on every rank of tp.
     const double bytes = 2 * n * w * as_double(model_.experts_per_token);
     times.ep_forward = times.ep_backward = 2 * all_to_all_seconds(bytes, candidate.ep, candidate.tp);
+    times.ep_forward += calibration_.host_wait;
   }
 }
 
@@ -152,6 +166,7 @@ LayerTimes CostModel::layer(const Candidate& candidate) const {
   LayerTimes times;
   add_attention(candidate, times);
   add_mlp(candidate, times);
+  add_dispatch(candidate, times);
   add_elementwise(candidate, times);
   add_communication(candidate, times);
   return times;
@@ -211,20 +226,29 @@ double CostModel::send_seconds(double bytes, int64_t stride) const {
   return bytes / (link.bandwidth * (near ? calibration_.inside : calibration_.between)) + link.latency;
 }
 
-void CostModel::add_data_parallel(const Candidate& candidate, const StageParameters& parameters,
-                                  const LayerTimes& times, double layers, Cost& cost) const {
+CostModel::Exchange CostModel::exchange(const Candidate& candidate, double parameters, int64_t shards, int64_t stride,
+                                        double padding) const {
+  const double element = mixed_ && candidate.zero_stage == 0 ? 4 : 2, bytes = parameters * element;
+  // Copies of shards are as far apart as all ranks that share one copy.
+  const int64_t apart = candidate.tp * candidate.dp_shard * candidate.cp;
+  if (candidate.zero_stage == 0) return {0, all_reduce_seconds(bytes, shards * candidate.dp_replicate, stride)};
+  return {all_gather_seconds(parameters * 2 * padding, shards, stride),
+          all_gather_seconds(bytes * padding, shards, stride) +
+              all_reduce_seconds(bytes * padding / as_double(shards), candidate.dp_replicate, apart)};
+}
+
+void CostModel::add_data_parallel(const Candidate& candidate, const MemoryModel& memory,
+                                  const StageParameters& parameters, const LayerTimes& times, double layers,
+                                  Cost& cost) const {
   const int64_t shards = candidate.dp_shard * candidate.cp;
-  const int64_t stride = candidate.tp, ranks = shards * candidate.dp_replicate;
-  if (ranks == 1) return;
-  const double element = mixed_ && candidate.zero_stage == 0 ? 4 : 2;
-  const double bytes = parameters.total() * element;
-  double reduce = 0, gather = 0;
-  if (candidate.zero_stage == 0) {
-    reduce = all_reduce_seconds(bytes, ranks, stride);
-  } else {
-    reduce = all_gather_seconds(bytes, shards, stride) +
-             all_reduce_seconds(bytes / as_double(shards), candidate.dp_replicate, stride * shards);
-    gather = all_gather_seconds(parameters.total() * 2, shards, stride);
+  if (shards * candidate.dp_replicate == 1) return;
+  auto [gather, reduce] = exchange(candidate, parameters.total() - parameters.experts, shards, candidate.tp, 1);
+  if (parameters.experts > 0) {
+    // Among the ranks that have the same experts.
+    const auto among = memory.expert_shards(candidate);
+    const auto experts =
+        exchange(candidate, parameters.experts, among.shards, candidate.tp * candidate.ep, among.padding());
+    gather += experts.gather, reduce += experts.reduce;
   }
   const double forward = layers * (times.forward + times.tp_forward),
                backward = layers * (times.backward() + times.tp_backward);
@@ -241,9 +265,11 @@ void CostModel::add_data_parallel(const Candidate& candidate, const StageParamet
   }
 }
 
-void CostModel::add_optimizer(const Candidate& candidate, const StageParameters& parameters, Cost& cost) const {
+void CostModel::add_optimizer(const Candidate& candidate, const MemoryModel& memory, const StageParameters& parameters,
+                              Cost& cost) const {
   const double shards = candidate.zero_stage > 0 ? as_double(candidate.dp_shard * candidate.cp) : 1;
-  const double own = parameters.total() / shards;
+  const double of_experts = candidate.zero_stage > 0 ? memory.expert_shards(candidate).divide : 1;
+  const double own = (parameters.total() - parameters.experts) / shards + parameters.experts / of_experts;
   if (candidate.offload) {
     // Parameters come for forward and backward, gradients leave; AdamW reads and writes 28 bytes on the host.
     const double copies = parameters.total() * 2 * 2 * as_double(candidate.microbatches) / cluster_.host_link;
@@ -259,14 +285,15 @@ Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory, const 
   const double p = as_double(candidate.pp), m = as_double(candidate.microbatches), v = as_double(candidate.chunks);
   const double stage_layers = as_double(memory.stage_layers(candidate, 0));
   const double head = head_seconds(candidate);
-  double recompute = 0, recompute_tp = 0;
-  if (candidate.checkpointing == Checkpointing::kFull) recompute = times.forward, recompute_tp = times.tp_forward;
+  double recompute = 0, recompute_tp = 0, recompute_ep = 0;
+  if (candidate.checkpointing == Checkpointing::kFull)
+    recompute = times.forward, recompute_tp = times.tp_forward, recompute_ep = times.ep_forward;
   if (candidate.checkpointing == Checkpointing::kSelective) recompute = times.selective;
 
   // A layer's share of a micro-batch, and what the last stage has more: with a balanced cut all share it.
   const double layer_compute = times.forward + times.backward();
-  const double layer_other = recompute + recompute_tp + times.tp_forward + times.tp_backward + times.cp_forward +
-                             times.cp_backward + times.ep_forward + times.ep_backward;
+  const double layer_other = recompute + recompute_tp + recompute_ep + times.tp_forward + times.tp_backward +
+                             times.cp_forward + times.cp_backward + times.ep_forward + times.ep_backward;
   double slow_layers = stage_layers, slow_head = head;
   if (candidate.pp > 1 && software_.balances_stages) {
     // Whole layers move; what is left over of the head is at most one layer.
@@ -284,7 +311,7 @@ Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory, const 
   cost.recompute = m * slow_layers * recompute;
   cost.tp = m * slow_layers * (times.tp_forward + times.tp_backward + recompute_tp);
   cost.cp = m * slow_layers * (times.cp_forward + times.cp_backward);
-  cost.ep = m * slow_layers * (times.ep_forward + times.ep_backward);
+  cost.ep = m * slow_layers * (times.ep_forward + times.ep_backward + recompute_ep);
   if (candidate.pp > 1) {
     const double forward = slow_layers * (times.forward + times.tp_forward + times.cp_forward + times.ep_forward);
     const double weight_gradient = slow_layers * times.backward_weights;
@@ -300,8 +327,8 @@ Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory, const 
     cost.pp = 2 * send * (m * v + p - 1);
     cost.bubble = (p - 1) * bubble;
   }
-  add_data_parallel(candidate, parameters, times, slow_layers, cost);
-  add_optimizer(candidate, parameters, cost);
+  add_data_parallel(candidate, memory, parameters, times, slow_layers, cost);
+  add_optimizer(candidate, memory, parameters, cost);
   return cost;
 }
 

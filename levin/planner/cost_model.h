@@ -27,6 +27,8 @@ struct Calibration {
   double contention = 0.15;
   /// Seconds between two kernels.
   double gap = 1e-6;
+  /// Seconds in which the device waits for the host to learn how many rows each expert gets, once a layer.
+  double host_wait = 3e-5;
   /// Seconds of a step that belong to none of the above: the data, the gradient norm, the loop.
   double step = 2e-4;
 };
@@ -69,8 +71,8 @@ class CostModel {
   /// The same with the layer's times at hand.
   Cost of(const Candidate& candidate, const MemoryModel& memory, const LayerTimes& times) const;
 
-  /// [m, k] x [k, n] in 16 bits.
-  double gemm_seconds(double m, double n, double k) const;
+  /// [m, k] x [k, n] in 16 bits, `count` of them in one kernel.
+  double gemm_seconds(double m, double n, double k, double count = 1) const;
   /// `size` ranks that are `stride` apart.
   double all_reduce_seconds(double bytes, int64_t size, int64_t stride) const;
   /// All-gather, or reduce-scatter: `bytes` are those of the whole.
@@ -92,13 +94,22 @@ class CostModel {
   double exposed(double communication, double computation) const;
   void add_attention(const Candidate& candidate, LayerTimes& times) const;
   void add_mlp(const Candidate& candidate, LayerTimes& times) const;
+  /// Routing, and the copies of rows in the order of their experts.
+  void add_dispatch(const Candidate& candidate, LayerTimes& times) const;
   void add_elementwise(const Candidate& candidate, LayerTimes& times) const;
   void add_communication(const Candidate& candidate, LayerTimes& times) const;
   /// A product forward and its two backward.
   void add_gemm(LayerTimes& times, double m, double n, double k, double count = 1) const;
-  void add_data_parallel(const Candidate& candidate, const StageParameters& parameters, const LayerTimes& times,
-                         double layers, Cost& cost) const;
-  void add_optimizer(const Candidate& candidate, const StageParameters& parameters, Cost& cost) const;
+  /// Seconds in which parameters of a stage are gathered once, and their gradients reduced.
+  struct Exchange {
+    double gather = 0, reduce = 0;
+  };
+  Exchange exchange(const Candidate& candidate, double parameters, int64_t shards, int64_t stride,
+                    double padding) const;
+  void add_data_parallel(const Candidate& candidate, const MemoryModel& memory, const StageParameters& parameters,
+                         const LayerTimes& times, double layers, Cost& cost) const;
+  void add_optimizer(const Candidate& candidate, const MemoryModel& memory, const StageParameters& parameters,
+                     Cost& cost) const;
   double tokens(const Candidate& candidate) const;
 
   ModelShape model_;

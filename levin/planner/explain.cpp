@@ -70,6 +70,12 @@ std::vector<Change> changes_of(const Candidate& plan, const ModelShape& model) {
   }
   for (const int64_t pp : {plan.pp / 2, plan.pp * 2})
     all.push_back({fmt::format("pp {}", pp), [=](Candidate& c) { return pp >= 1 && set_pp(c, pp); }});
+  for (const int64_t ep : {plan.ep / 2, plan.ep * 2}) {
+    all.push_back({fmt::format("ep {}", ep), [=](Candidate& c) {
+                     c.ep = ep;
+                     return ep >= 1 && c.zero_stage > 0;
+                   }});
+  }
   for (const auto schedule : {Schedule::k1F1B, Schedule::kGPipe}) {
     all.push_back({std::string(to_string(schedule)), [=](Candidate& c) {
                      if (c.pp == 1 || c.schedule == schedule) return false;
@@ -342,6 +348,8 @@ std::string configuration_text(const PlanQuestion& question, const Plan& plan) {
   } else if (c.checkpointing == Checkpointing::kFull && !by_options) {
     out += "  levin::checkpoint_activations(model, levin::policy::repeated());\n";
   }
+  if (c.pp > 1 && question.model.experts > 0)
+    out += "  // With stages balance_loss and router_z_loss must be 0: they are of all layers together.\n";
   const int64_t batch = c.micro_batch * c.microbatches;
   out += fmt::format("  // {} {} a step on each of {} data-parallel ranks: {} x {}.\n", batch,
                      batch == 1 ? "sample" : "samples", c.data_parallel(), c.microbatches, c.micro_batch);

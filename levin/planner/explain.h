@@ -19,7 +19,7 @@ struct Alternative {
   std::string because;
 };
 
-/// Neighbours of a plan, at the same batch: half and double of tp, pp and the micro-batch, other schedules, other
+/// Neighbours of a plan, at the same batch: half and double of tp, pp, ep and the micro-batch, other schedules, other
 /// checkpointing and sharding.
 std::vector<Alternative> alternatives(const PlanQuestion& question, const Plan& plan);
 

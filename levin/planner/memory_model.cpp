@@ -93,9 +93,9 @@ int64_t MemoryModel::stage_layers(const Candidate& candidate, int64_t stage) con
 StageParameters MemoryModel::stage_parameters(const Candidate& candidate, int64_t stage) const {
   const double tp = as_double(candidate.tp), layers = as_double(stage_layers(candidate, stage));
   StageParameters result;
-  result.layers = layers * model_.attention_parameters() / tp;
-  (model_.experts > 0 ? result.experts : result.layers) +=
-      layers * model_.mlp_parameters() / tp / as_double(candidate.ep);
+  const double experts = model_.expert_parameters();
+  result.layers = layers * (model_.layer_parameters() - experts) / tp;
+  result.experts = layers * experts / tp / as_double(candidate.ep);
   const bool last = stage == candidate.pp - 1;
   if (stage == 0) result.embedding = model_.embedding_parameters() / tp;
   // The V of zbv ends where it began. A tied weight is on both ends of a pipeline.
@@ -105,6 +105,16 @@ StageParameters MemoryModel::stage_parameters(const Candidate& candidate, int64_
     if (model_.tied_head && stage != 0 && model_.classes == 0)
       result.head += as_double(model_.vocabulary * model_.width) / tp;
   }
+  return result;
+}
+
+MemoryModel::ExpertShards MemoryModel::expert_shards(const Candidate& candidate) const {
+  ExpertShards result{.shards = std::max<int64_t>(1, candidate.dp_shard * candidate.cp / candidate.ep)};
+  result.divide = as_double(result.shards);
+  // Others cut memory, not rows.
+  if (software_.half_weights || model_.experts == 0 || candidate.zero_stage == 0) return result;
+  const int64_t own = std::max<int64_t>(1, model_.experts / candidate.ep);
+  result.divide = as_double(own) / as_double((own + result.shards - 1) / result.shards);
   return result;
 }
 
@@ -139,15 +149,16 @@ double MemoryModel::block_kept(const Candidate& candidate, Checkpointing checkpo
   const double statistics = model_.rms_norm ? 8 : 16;
   // Inside of the split regions: queries, keys, values, the result of attention and its normalizers, the MLP.
   double inside = e * (q + 2 * kv) + e * q + 4 * heads;
+  // What goes into experts and comes out of them, whole on every rank of tp; the router's logits and probabilities.
+  const double rows = model_.experts > 0 ? 2 * e * w * used + 8 * as_double(model_.experts) : 0;
   if (checkpointing == Checkpointing::kSelective && software_.flash_attention)
-    return (r * w + 2 * e * w) / outer + (inside + e * (model_.gated ? 2 : 1) * f) / tp;
+    return (r * w + 2 * e * w) / outer + (inside + e * (model_.gated ? 2 : 1) * f) / tp + rows;
   inside += e * (model_.gated ? 3 : 2) * f;
-  if (model_.experts > 0) inside += e * w * used;  // the rows that were sent to experts
   double outside = (2 * r + 2 * e) * w + statistics;
   if (software_.dropout) outside += 2 * w;  // masks
   if (!software_.flash_attention && checkpointing == Checkpointing::kNone)
     inside += 5 * heads * as_double(model_.sequence);  // scores, softmax and mask of all pairs
-  return outside / outer + inside / tp;
+  return outside / outer + inside / tp + rows;
 }
 
 double MemoryModel::kept_per_token(const Candidate& candidate) const {
@@ -160,12 +171,15 @@ double MemoryModel::temporary(const Candidate& candidate, int64_t stage, const S
   const double used = model_.experts > 0 ? as_double(model_.experts_per_token) : 1;
   // The gradient of the residual stream, and of the widest part of a block.
   double most = tokens * (2 * e * w + 2 * e * as_double(model_.mlp_width) * used / tp);
+  // Rows on their way: before and behind an exchange, and in the order of the experts.
+  if (model_.experts > 0) most += tokens * (candidate.ep > 1 ? 3 : 2) * e * w * used;
   if (candidate.checkpointing != Checkpointing::kNone)
     most += tokens * (block_kept(candidate, Checkpointing::kNone) - block_kept(candidate, candidate.checkpointing));
   if (candidate.zero_stage > 0) {
     // Two layers that are gathered, and the buffer of a reduction.
     const double layers = as_double(std::max<int64_t>(1, stage_layers(candidate, stage)));
-    most += (parameters.layers + parameters.experts) / layers * e * (candidate.zero_stage == 3 ? 3 : 1);
+    const double padded = parameters.layers + parameters.experts * expert_shards(candidate).padding();
+    most += padded / layers * e * (candidate.zero_stage == 3 ? 3 : 1);
   }
   if (parameters.head > 0 && model_.classes == 0) {
     const double vocabulary = as_double(model_.vocabulary) / tp;
@@ -180,7 +194,7 @@ RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) cons
   const double shards = as_double(candidate.dp_shard * candidate.cp);
   const auto dense = state(candidate, shards);
   // Experts are on ep ranks already: what is left is sharded over the rest.
-  const auto expert = state(candidate, std::max(1.0, shards / as_double(candidate.ep)));
+  const auto expert = model_.experts > 0 ? state(candidate, expert_shards(candidate).divide) : dense;
   const double own = parameters.total() - parameters.experts;
   RankMemory memory;
   memory.parameters = own * dense.parameters + parameters.experts * expert.parameters;

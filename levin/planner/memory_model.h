@@ -36,6 +36,15 @@ class MemoryModel {
   /// The fullest stage.
   std::pair<int64_t, RankMemory> fullest(const Candidate& candidate) const;
   StageParameters stage_parameters(const Candidate& candidate, int64_t stage) const;
+  /// Ranks that the experts of one rank are sharded over, as far as that divides them: rows are experts, and are padded
+  /// to equal numbers. `shards` are the ranks that take part, `divide` how much less each has.
+  struct ExpertShards {
+    int64_t shards = 1;
+    double divide = 1;
+    /// Gathered elements for each that there is.
+    double padding() const { return static_cast<double>(shards) / divide; }
+  };
+  ExpertShards expert_shards(const Candidate& candidate) const;
   /// Layers of a stage.
   int64_t stage_layers(const Candidate& candidate, int64_t stage) const;
 

@@ -24,6 +24,8 @@ struct Row {
   bool llama;
   int64_t layers, width, heads, kv_heads, mlp, vocabulary, sequence;
   int64_t experts = 0, experts_per_token = 0;
+  /// 0: width / heads.
+  int64_t head_width = 0;
 };
 constexpr Row kRows[] = {
     // Brown et al. 2020, table 2.1; the vocabulary is padded as Megatron does it.
@@ -56,6 +58,8 @@ constexpr Row kRows[] = {
     {"llama-3-405b", true, 126, 16384, 128, 8, 53248, 128256, 8192},
     {"mixtral-8x7b", true, 32, 4096, 32, 8, 14336, 32000, 4096, 8, 2},
     {"mixtral-8x22b", true, 56, 6144, 48, 8, 16384, 32768, 4096, 8, 2},
+    {"qwen3-30b-a3b", true, 48, 2048, 32, 4, 768, 151936, 4096, 128, 8, 128},
+    {"qwen3-235b-a22b", true, 94, 4096, 64, 4, 1536, 151936, 4096, 128, 8, 128},
 };
 
 ModelShape shape_of(const Row& row) {
@@ -64,7 +68,7 @@ ModelShape shape_of(const Row& row) {
           .width = row.width,
           .heads = row.heads,
           .kv_heads = row.kv_heads,
-          .head_width = row.width / row.heads,
+          .head_width = row.head_width > 0 ? row.head_width : row.width / row.heads,
           .mlp_width = row.mlp,
           .gated = row.llama,
           .bias = !row.llama,
@@ -174,12 +178,25 @@ double ModelShape::attention_parameters() const {
   return w * in + out * w + (bias ? in + w : 0) + norms;
 }
 
+namespace {
+
+double one_mlp(const ModelShape& model) {
+  const double w = static_cast<double>(model.width), f = static_cast<double>(model.mlp_width);
+  return (model.gated ? 3 : 2) * w * f + (model.bias ? (model.gated ? 2 : 1) * f + w : 0);
+}
+
+}  // namespace
+
+double ModelShape::expert_parameters() const {
+  return static_cast<double>(experts) * one_mlp(*this);
+}
+
 double ModelShape::mlp_parameters() const {
-  const double w = static_cast<double>(width), f = static_cast<double>(mlp_width);
-  const double one = (gated ? 3 : 2) * w * f + (bias ? (gated ? 2 : 1) * f + w : 0);
+  if (experts == 0) return one_mlp(*this);
   // Each expert has a row of the router; the shared one has a gate.
+  const double w = static_cast<double>(width);
   const double shared = shared_expert_width > 0 ? 3 * w * static_cast<double>(shared_expert_width) + w : 0;
-  return experts > 0 ? static_cast<double>(experts) * (one + w) + shared : one;
+  return expert_parameters() + static_cast<double>(experts) * w + shared;
 }
 
 double ModelShape::embedding_parameters() const {

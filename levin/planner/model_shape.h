@@ -44,6 +44,8 @@ struct ModelShape {
   /// Parameters of one layer outside of its experts, of the MLP or of all experts, and of what is before and behind.
   double attention_parameters() const;
   double mlp_parameters() const;
+  /// Of these, what expert parallelism spreads: all experts without the router and the shared one.
+  double expert_parameters() const;
   double layer_parameters() const { return attention_parameters() + mlp_parameters(); }
   double embedding_parameters() const;
   /// The last norm and the head; a tied head has no weight of its own.

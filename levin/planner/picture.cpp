@@ -103,13 +103,14 @@ class Painter {
     const CostModel cost(question_);
     const auto times = cost.layer(c_);
     double again = 0;
-    if (c_.checkpointing == Checkpointing::kFull) again = times.forward + times.tp_forward;
+    if (c_.checkpointing == Checkpointing::kFull) again = times.forward + times.tp_forward + times.ep_forward;
     if (c_.checkpointing == Checkpointing::kSelective) again = times.selective;
     const auto schedule = make_pipeline_schedule(std::string(to_string(c_.schedule)), ranks, static_cast<int>(micro),
                                                  static_cast<int>(c_.chunks));
-    const auto played = simulate(schedule, {.forward = times.forward + times.tp_forward,
-                                            .backward_input = times.backward_inputs + times.tp_backward + again,
-                                            .backward_weight = times.backward_weights});
+    const auto played =
+        simulate(schedule, {.forward = times.forward + times.tp_forward + times.ep_forward,
+                            .backward_input = times.backward_inputs + times.tp_backward + times.ep_backward + again,
+                            .backward_weight = times.backward_weights});
     heading(fmt::format("Pipeline: {}", schedule_text(c_)),
             fmt::format("drawn with {} stages and {} micro-batches; the step has {} and {}", ranks, micro, c_.pp,
                         c_.microbatches));

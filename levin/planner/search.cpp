@@ -65,7 +65,9 @@ class Searcher {
   void walk_meshes(bool offload) {
     const int64_t gpus = question_.cluster.gpus;
     for (const int64_t tp : divisors(gpus)) {
-      if (tp > 2 * question_.cluster.gpus_per_node || model_.heads % tp != 0 || model_.mlp_width % tp != 0) continue;
+      if (tp > 2 * question_.cluster.gpus_per_node || model_.heads % tp != 0 || model_.mlp_width % tp != 0 ||
+          model_.shared_expert_width % tp != 0)
+        continue;
       // Groups of neighbours must not lie across the ends of nodes.
       if (tp <= question_.cluster.gpus_per_node && question_.cluster.gpus_per_node % tp != 0) continue;
       for (const int64_t pp : divisors(gpus / tp)) {
@@ -197,7 +199,7 @@ class Searcher {
                 " parameters) does not fit on ", question_.cluster.gpus, " GPUs of ",
                 format_bytes(question_.cluster.memory), ": the leanest of ", plans_.tried, " ways needs ",
                 format_bytes(least_), " of ", format_bytes(usable_), " usable (pp ", c.pp, ", dp_shard ", c.dp_shard,
-                ", cp ", c.cp, ", tp ", c.tp, ", ZeRO stage ", c.zero_stage, ", ",
+                ", cp ", c.cp, ", tp ", c.tp, ", ep ", c.ep, ", ZeRO stage ", c.zero_stage, ", ",
                 std::string(to_string(c.checkpointing)), " checkpointing, micro-batch ", c.micro_batch,
                 c.offload ? ", offload" : "", ")");
     throw Error("unreachable");
@@ -225,7 +227,9 @@ std::string why_not(const ModelShape& model, const Candidate& c) {
   if (c.pp * c.chunks > model.layers) return fmt::format("{} stages for {} layers", c.pp * c.chunks, model.layers);
   if (model.heads % c.tp != 0) return fmt::format("{} heads over tp {}", model.heads, c.tp);
   if ((c.dp_shard * c.cp) % c.ep != 0) return fmt::format("ep {} in dp_shard {} x cp {}", c.ep, c.dp_shard, c.cp);
-  if (c.ep > 1 && c.pp * c.cp * c.tp > 1) return "ep beside pp, cp or tp, which is not searched";
+  if (c.ep > 1 && (model.experts == 0 || model.experts % c.ep != 0))
+    return fmt::format("{} experts over ep {}", model.experts, c.ep);
+  if (c.ep > 1 && c.zero_stage == 0) return fmt::format("ep {} without shards", c.ep);
   if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0)
     return fmt::format("interleaved with {} micro-batches over pp {}", c.microbatches, c.pp);
   if (c.schedule == Schedule::kInterleaved && model.layers % (c.pp * c.chunks) != 0)

@@ -35,6 +35,18 @@ TEST(Failures, TheCauseExplainsTheOthers) {
   EXPECT_EQ(cause({rank(2, {0, SIGKILL}), RankFailure::stopped_by(SIGTERM, 1, "host")}), -1);  // being told to stop
 }
 
+TEST(Failures, WhatAllSayIsFound) {
+  const ExitStatus one{1, 0}, two{2, 0}, killed{0, SIGKILL};
+  const auto common = [](const std::vector<RankFailure>& failures) { return common_error(failures); };
+  EXPECT_EQ(common({rank(0, one, {"a", "error: x"}), rank(1, one, {"error: x", "b"})}), "error: x");
+  EXPECT_EQ(common({rank(0, one, {"error: x"}), rank(1, one, {"error: y"})}), "");
+  EXPECT_EQ(common({rank(0, one, {"error: x"}), rank(1, two, {"error: x"})}), "");
+  EXPECT_EQ(common({rank(0, one, {"error: x"}), rank(1, one, {"x"})}), "");
+  EXPECT_EQ(common({rank(0, one, {"error: x"}), rank(1, killed, {"error: x"})}), "");
+  EXPECT_EQ(common({rank(0, one, {"error: rank 2 died"}), rank(1, one, {"error: rank 2 died"})}), "");
+  EXPECT_EQ(common({rank(0, one, {"error: x"}), RankFailure::stopped_by(SIGTERM, 0, "host")}), "");
+}
+
 TEST(Failures, TravelAsText) {
   const auto failure = rank(3, {0, SIGKILL}, {"a \"quoted\" line", "", "not UTF-8: \xff"});
   const auto back = RankFailure::from_json(failure.to_json());

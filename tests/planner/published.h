@@ -123,4 +123,29 @@ inline std::vector<PublishedLlama> llama_3_2024() {
   return {{8192, 1, 64, 8192, 43}, {16384, 1, 128, 8192, 41}, {16384, 16, 8, 131072, 38}};
 }
 
+/// Mixtures of experts on H100 in bfloat16, dropless, all-to-all, 4096 tokens a sample, micro-batches of 1: README of
+/// Megatron-Core's MoE (megatron/core/transformer/moe of NVIDIA/Megatron-LM; the mapping of v0.8, the figures of v0.8
+/// and v0.9), and yanring/Megatron-MoE-ModelZoo (runtime.conf, best_practice/Mixtral, best_practice/Qwen3). `ep` is
+/// that of our mesh, in which experts are split by tp as well; where they are not (8x22B, Qwen3), it is theirs / tp, so
+/// that a rank has as much of them.
+struct PublishedExperts {
+  std::string model;
+  int64_t gpus, tp, pp, ep, chunks, batch;
+  Checkpointing checkpointing;
+  double tflops;
+};
+inline std::vector<PublishedExperts> megatron_core_experts() {
+  return {{"mixtral-8x7b", 64, 1, 4, 8, 8, 256, Checkpointing::kNone, 468},
+          {"mixtral-8x7b", 64, 1, 4, 8, 8, 256, Checkpointing::kNone, 438},
+          {"mixtral-8x22b", 128, 2, 8, 4, 1, 256, Checkpointing::kNone, 455},
+          {"qwen3-235b-a22b", 256, 2, 32, 4, 3, 2048, Checkpointing::kSelective, 200}};
+}
+
+/// Megatron-Core with fused kernels and without dropout.
+inline Software megatron_core_fused() {
+  auto software = megatron_core();
+  software.fused_elementwise = true, software.dropout = false;
+  return software;
+}
+
 }  // namespace levin::planner::testing

@@ -2,6 +2,8 @@
 #include "tests/planner/published.h"
 
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -327,6 +329,63 @@ TEST(Published, LlamaOf405BIsWithinFourPointsAndInOrder) {
     EXPECT_LT(mfu, before);
     before = mfu;
   }
+}
+
+Candidate candidate_of(const PublishedExperts& run) {
+  Candidate c{.pp = run.pp, .tp = run.tp, .ep = run.ep, .zero_stage = 1, .chunks = run.chunks};
+  c.dp_shard = run.gpus / run.tp / run.pp;
+  c.microbatches = run.batch / c.dp_shard;
+  c.schedule = run.chunks > 1 ? Schedule::kInterleaved : Schedule::k1F1B;
+  c.sequence_parallel = run.tp > 1;
+  c.checkpointing = run.checkpointing;
+  return c;
+}
+
+TEST(Published, MixturesOfExpertsAreWithinFivePoints) {
+  double before = 100;
+  for (const auto& run : megatron_core_experts()) {
+    auto model = model_shape(run.model, 4096);
+    const double flops = model.model_flops(true);
+    // 94 layers in 96 places: embedding and head take those of one each.
+    if (model.layers % run.pp != 0) model.layers += run.pp - model.layers % run.pp;
+    const PlanQuestion question{
+        .model = model, .cluster = cluster_of("h100", run.gpus), .software = megatron_core_fused()};
+    const auto plan = evaluate(question, candidate_of(run));
+    const double mfu = 100 * plan.mfu * flops / model.model_flops(false);
+    if (std::getenv("LEVIN_SHOW_PLANS")) {
+      std::printf("%s: %.1f, published %.1f;", run.model.c_str(), mfu, run.tflops / 9.894);
+      for (const auto& [part, seconds] : plan.cost.parts()) std::printf(" %s %.3f", part.c_str(), seconds);
+      std::printf(" s; peak %.1f GB\n", plan.memory.peak / 1e9);
+    }
+    EXPECT_NEAR(mfu, run.tflops / 9.894, 5) << run.model;
+    // Of eight experts a token a rank of theirs keeps the rows of its own part of the tokens; ours has those of all.
+    if (model.experts_per_token < 8) {
+      EXPECT_LT(plan.memory.peak, usable_memory(question.cluster)) << run.model;
+    }
+    // The more and the smaller the experts, the lower.
+    EXPECT_LE(mfu, before) << run.model;
+    before = mfu;
+  }
+}
+
+TEST(Published, SpreadExpertsBeatSplitOnes) {
+  // The same README: ep 8 is better than ep 4 x tp 2 for 8x7B; both stay within a node.
+  const PlanQuestion question{
+      .model = model_shape("mixtral-8x7b"), .cluster = cluster_of("h100", 64), .software = megatron_core_fused()};
+  const auto run = megatron_core_experts().front();
+  auto split = run;
+  split.ep = 4, split.tp = 2;
+  EXPECT_LT(evaluate(question, candidate_of(run)).cost.seconds(),
+            evaluate(question, candidate_of(split)).cost.seconds());
+}
+
+TEST(Published, SearchFindsTheMeshOfMixtral) {
+  const auto run = megatron_core_experts().front();
+  const auto best = search({.model = model_shape(run.model),
+                            .cluster = cluster_of("h100", run.gpus),
+                            .tokens_per_batch = run.batch * 4096})
+                        .best.front();
+  EXPECT_EQ(std::tuple(best.candidate.tp, best.candidate.pp, best.candidate.ep), std::tuple(run.tp, run.pp, run.ep));
 }
 
 TEST(Published, RunsOnOneH200AreWithinTenPercent) {

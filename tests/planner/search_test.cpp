@@ -38,11 +38,11 @@ std::string error_of(F f) {
 
 TEST(ModelShapes, HaveThePublishedParameters) {
   const std::vector<std::pair<const char*, double>> published{
-      {"megatron-1.7b", 1.7},   {"megatron-3.6b", 3.6},  {"megatron-7.5b", 7.5},   {"megatron-18b", 18.4},
-      {"megatron-39b", 39.1},   {"megatron-76b", 76.1},  {"megatron-145b", 145.6}, {"megatron-310b", 310.1},
-      {"megatron-530b", 529.6}, {"megatron-1t", 1008.0}, {"gpt3-175b", 174.6},     {"llama-2-7b", 6.74},
-      {"llama-2-70b", 68.98},   {"llama-3-8b", 8.03},    {"llama-3-70b", 70.55},   {"llama-3-405b", 405.85},
-      {"mixtral-8x7b", 46.70},  {"mixtral-8x22b", 140.6}};
+      {"megatron-1.7b", 1.7},   {"megatron-3.6b", 3.6},   {"megatron-7.5b", 7.5},   {"megatron-18b", 18.4},
+      {"megatron-39b", 39.1},   {"megatron-76b", 76.1},   {"megatron-145b", 145.6}, {"megatron-310b", 310.1},
+      {"megatron-530b", 529.6}, {"megatron-1t", 1008.0},  {"gpt3-175b", 174.6},     {"llama-2-7b", 6.74},
+      {"llama-2-70b", 68.98},   {"llama-3-8b", 8.03},     {"llama-3-70b", 70.55},   {"llama-3-405b", 405.85},
+      {"mixtral-8x7b", 46.70},  {"mixtral-8x22b", 140.6}, {"qwen3-30b-a3b", 30.5},  {"qwen3-235b-a22b", 235.1}};
   for (const auto& [name, billions] : published)
     EXPECT_NEAR(model_shape(name).parameters() / 1e9, billions, std::max(0.05, 0.001 * billions)) << name;
 }

@@ -124,7 +124,8 @@ class LaunchedRun {
           say(fmt::format("levin: node {} did not say how it ended; its launcher or its machine may have died", node));
     }
     // Whatever the others have printed since: the last line tells where to look.
-    if (failure_ && failure_->kind != RankFailure::Kind::kStopped) say(summary(*failure_, spec_.nnodes > 1));
+    if (failure_ && failure_->kind != RankFailure::Kind::kStopped && !failure_->told)
+      say(summary(*failure_, spec_.nnodes > 1));
     // After success the reader of the output has all the time it wants; a signal still ends it.
     while (!console_.flush(status == 0 ? std::chrono::hours(24) : std::chrono::milliseconds(1s), signals_.fd()))
       if (const auto signal = stopping_signal()) return status == 0 ? 128 + *signal : status;

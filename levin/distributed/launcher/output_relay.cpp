@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/distributed/rank_failure.h"
 
 namespace levin::detail {
 namespace {
@@ -52,6 +53,7 @@ void Console::release_held(Sink& sink) {
 void Console::raw(Stream stream, std::string_view bytes) {
   auto& sink = of(stream);
   if (bytes.empty() || sink.closed) return;
+  ++sink.writes;
   if (const auto end = bytes.find('\n'); end != std::string_view::npos) {
     sink.queue.append(bytes.substr(0, end + 1));
     set_mid_line(sink, false);
@@ -72,6 +74,7 @@ void Console::raw(Stream stream, std::string_view bytes) {
 void Console::line(Stream stream, std::string_view text) {
   auto& sink = of(stream);
   if (sink.closed) return;
+  ++sink.writes;
   if (mid_line(sink) && sink.held.empty()) sink.held_until = Clock::now() + kHold;
   auto& target = mid_line(sink) ? sink.held : sink.queue;
   target.append(text).push_back('\n');
@@ -139,7 +142,7 @@ void OutputRelay::feed(std::string_view bytes) {
                   fmt::format("levin: warning: log file {} ends here: {}", rule_.file, std::strerror(errno)));
     file_.reset();
   }
-  if (rule_.to_console && rule_.prefix.empty()) console_.raw(stream_, bytes);
+  if (rule_.to_console && rule_.prefix.empty()) show(bytes);
   for (const char c : bytes) {
     if (c == '\n') {
       carriage_ = false;
@@ -156,12 +159,65 @@ void OutputRelay::feed(std::string_view bytes) {
   }
 }
 
+void OutputRelay::show(std::string_view bytes) {
+  if (held_since_) return hold(bytes);
+  if (stream_ == Stream::kErr) {
+    // An error is written in one piece: it is not looked for across the ends of pieces.
+    const bool fresh = line_.empty() || carriage_;
+    for (auto at = bytes.find(kErrorMark); at != std::string_view::npos; at = bytes.find(kErrorMark, at + 1)) {
+      if (at == 0 ? !fresh : bytes[at - 1] != '\n' && bytes[at - 1] != '\r') continue;
+      console_.raw(stream_, bytes.substr(0, at));
+      return hold(bytes.substr(at));
+    }
+  }
+  console_.raw(stream_, bytes);
+}
+
+void OutputRelay::show_line(std::string_view line) {
+  if (held_since_ || (stream_ == Stream::kErr && line.starts_with(kErrorMark)))
+    hold(std::string(line) + "\n");
+  else
+    console_.line(stream_, rule_.prefix + std::string(line));
+}
+
+void OutputRelay::hold(std::string_view bytes) {
+  if (!held_since_) held_since_ = Clock::now();
+  held_ += bytes;
+  // A rank that prints so much has not failed.
+  if (held_.size() > kLongestLine) release(false);
+}
+
+std::string OutputRelay::held_error() const {
+  const auto end = held_.find('\n');
+  if (end == std::string::npos && !finished_) return {};
+  auto line = held_.substr(0, end);
+  while (!line.empty() && line.back() == '\r') line.pop_back();
+  return line;
+}
+
+void OutputRelay::release(bool error_is_shown) {
+  if (!held_since_) return;
+  held_since_.reset();
+  std::string_view rest = held_;
+  if (error_is_shown) rest.remove_prefix(std::min(rest.find('\n'), rest.size() - 1) + 1);
+  if (rule_.prefix.empty()) {
+    console_.raw(stream_, rest);
+  } else {
+    for (size_t end = 0; !rest.empty(); rest.remove_prefix(end + 1)) {
+      end = rest.find('\n');
+      console_.line(stream_, rule_.prefix + std::string(rest.substr(0, end)));
+    }
+  }
+  held_.clear();
+}
+
 void OutputRelay::finish() {
   if (!line_.empty()) end_line();
+  finished_ = true;
 }
 
 void OutputRelay::end_line() {
-  if (rule_.to_console && !rule_.prefix.empty()) console_.line(stream_, rule_.prefix + line_);
+  if (rule_.to_console && !rule_.prefix.empty()) show_line(line_);
   if (last_.size() == kRemembered) last_.pop_front();
   last_.push_back(std::move(line_));
   line_.clear();

@@ -2,9 +2,11 @@
 
 #include <array>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,6 +35,8 @@ class Console {
   bool full(Stream stream) const { return of(stream).queue.size() + of(stream).held.size() > kQueueLimit; }
   /// True when the reader has gone away.
   bool closed(Stream stream) const { return of(stream).closed; }
+  /// How often something was given to a stream: tells whether anything has come since.
+  uint64_t writes(Stream stream) const { return of(stream).writes; }
   /// Adds what to wait for to a poll set.
   void add_to(std::vector<pollfd>& polls) const;
   /// When write_ready() must be called again although nothing has become ready.
@@ -48,6 +52,7 @@ class Console {
     int fd = -1;
     std::string queue;
     bool closed = false;
+    uint64_t writes = 0;
     bool mid_line = false;
     std::string held;  // lines that wait for the end of the unfinished one
     Clock::time_point held_until;
@@ -71,9 +76,12 @@ struct RelayRule {
   std::string file;
 };
 
-/// Passes one output of one rank on, and remembers its last lines.
+/// Passes one output of one rank on, and remembers its last lines. On stderr a line "error: ..." and what follows is
+/// held until it is released: other ranks may be about to say the same, which is shown once (error_lines.h).
 class OutputRelay {
  public:
+  using Clock = Console::Clock;
+
   OutputRelay(Console& console, Stream stream, RelayRule rule);
 
   void feed(std::string_view bytes);
@@ -86,7 +94,17 @@ class OutputRelay {
   bool must_wait() const { return rule_.to_console && console_.full(stream_); }
   std::vector<std::string> last_lines() const;
 
+  /// When the held line came; nothing while none is.
+  std::optional<Clock::time_point> held_since() const { return held_since_; }
+  /// The held line; empty while it is unfinished.
+  std::string held_error() const;
+  /// Passes on what is held; its first line only where nobody has shown it.
+  void release(bool error_is_shown);
+
  private:
+  void show(std::string_view bytes);
+  void show_line(std::string_view line);
+  void hold(std::string_view bytes);
   void end_line();
 
   struct CloseFile {
@@ -99,6 +117,9 @@ class OutputRelay {
   std::string line_;       // the unfinished one
   bool carriage_ = false;  // a '\r' came last: what follows overwrites the line, unless it is '\n'
   std::deque<std::string> last_;
+  std::string held_;
+  std::optional<Clock::time_point> held_since_;
+  bool finished_ = false;
 };
 
 }  // namespace levin::detail
