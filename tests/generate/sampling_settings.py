@@ -35,15 +35,19 @@ def some(draw, most):
 
 
 def mix(draw, program=False):
-    """Each setting is there half of the time; edges come as often as values between them. With `program`: what the program has flags for."""
+    """Each setting is there in one mix of three, and an edge of its range in one of five. With `program`: what the program has flags for."""
     ids = [draw.randrange(6) for _ in range(draw.randint(1, 10))]
+
+    def value(edges, between):
+        return draw.choice(edges) if draw.random() < 0.2 else between()
+
     maker = {
-        "temperature": lambda: draw.choice([0.05, 0.3, 0.9, 1.0, 1.7, 5.0, draw.uniform(0.1, 3)]),
-        "top_k": lambda: draw.choice([1, 2, 49, 50, 500, draw.randint(1, 50)]),
-        "top_p": lambda: draw.choice([0.0, 0.5, 0.999, 1.0, draw.random()]),
-        "min_p": lambda: draw.choice([0.0, 0.02, 1.0, draw.random() / 2]),
-        "typical_p": lambda: draw.choice([0.01, 0.5, 0.999, 1.0, draw.uniform(0.1, 1)]),
-        "repetition_penalty": lambda: draw.choice([0.5, 1.0, 1.3, 10.0, draw.uniform(0.5, 2)]),
+        "temperature": lambda: value([0.05, 1.0, 10.0], lambda: draw.uniform(0.4, 3)),
+        "top_k": lambda: value([1, 49, 50, 500], lambda: draw.randint(5, 45)),
+        "top_p": lambda: value([0.0, 0.999, 1.0], lambda: draw.uniform(0.3, 1)),
+        "min_p": lambda: value([0.0, 1.0], lambda: draw.uniform(0, 0.3)),
+        "typical_p": lambda: value([0.01, 0.999, 1.0], lambda: draw.uniform(0.2, 1)),
+        "repetition_penalty": lambda: value([1.0, 10.0], lambda: draw.uniform(0.5, 2)),
         "no_repeat_ngram_size": lambda: draw.randint(0, 4),
         "suppress_tokens": lambda: some(draw, 6),
         "eos_token_id": lambda: some(draw, 4),
@@ -51,8 +55,8 @@ def mix(draw, program=False):
     }
     if not program:
         maker["bad_words_ids"] = lambda: bad_words(draw, ids)
-        maker["sequence_bias"] = lambda: [[[id], draw.choice([-100.0, 100.0, draw.gauss(0, 3)])] for id in some(draw, 8)]
-    settings = {name: make() for name, make in maker.items() if draw.random() < 0.5}
+        maker["sequence_bias"] = lambda: [[[id], value([-100.0, 100.0], lambda: draw.gauss(0, 2))] for id in some(draw, 8)]
+    settings = {name: make() for name, make in maker.items() if draw.random() < 0.35}
     if "bad_words_ids" in settings and draw.random() < 0.3:  # ends that are forbidden as words
         settings["bad_words_ids"].append(settings.get("eos_token_id", [3])[:1])
     return ids, settings
@@ -87,7 +91,7 @@ def write(args):
         ids, settings = mix(draw)
         name = names[len(mixes) % len(names)]
         try:
-            new, logits, probabilities = distributions(name, ids, settings, draw.choice([1, 10, 100]))
+            new, logits, probabilities = distributions(name, ids, settings, draw.choice([1, 4, 16]))
         except RuntimeError:  # no token is left
             continue
         if probabilities.isnan().any():
