@@ -130,6 +130,7 @@ def main():
     parser.add_argument("--json", type=Path, help="write the losses there")
     args = parser.parse_args()
     T.logging.set_verbosity_error()
+    T.logging.disable_progress_bar()
     curves, far = {}, []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

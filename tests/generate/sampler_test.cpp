@@ -108,7 +108,8 @@ TEST(Sampler, MixesOfSettingsGiveTheProbabilitiesOfTransformersGenerate) {
   ASSERT_EQ(difference.size(0), std::ssize(names));
   for (size_t i = 0; i < names.size(); ++i)
     EXPECT_LT(difference[static_cast<int64_t>(i)].item<double>(), 1e-5) << names[i];
-  if (named) std::cout << names.size() << " distributions differ by at most " << difference.max().item<double>() << "\n";
+  if (named)
+    std::cout << names.size() << " distributions differ by at most " << difference.max().item<double>() << "\n";
 }
 
 // 20,000 draws behind each set of filters, against the probabilities that transformers' processors gave.

@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include <fmt/format.h>
@@ -76,6 +77,8 @@ struct Score {
       LEVIN_CHECK(path->empty() || path->ends_with(".safetensors"), "[levin score] --", flag, " \"", *path,
                   "\" must end with .safetensors");
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
+    // Before its tokenizer is looked for.
+    if (std::filesystem::is_directory(folder)) models::ModelConfig::read(std::filesystem::path(folder) / "config.json");
     const auto rows = read_rows();
     auto options = model_flags.options("levin score");
     options.head = head;
