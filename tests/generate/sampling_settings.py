@@ -78,8 +78,9 @@ def distributions(name, ids, settings, factor=1.0, steps=STEPS):
     model.get_output_embeddings().register_forward_hook(lambda _, __, out: out * factor)  # nearly equal logits hide mistakes
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        made = model.generate(torch.tensor([ids]), max_new_tokens=steps, do_sample=True, return_dict_in_generate=True, output_scores=True,
-                              output_logits=True, **settings)
+        # With a mask: transformers takes tokens of the prompt that equal the padding for padding.
+        made = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=steps, do_sample=True,
+                              return_dict_in_generate=True, output_scores=True, output_logits=True, **settings)
     return made.sequences[0, len(ids):].tolist(), torch.cat(made.logits), torch.cat(made.scores).softmax(-1)
 
 
