@@ -192,6 +192,8 @@ TEST(Sampler, BiasesComeBeforePenaltiesAndBadWordsDoNotCome) {
   EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, 0.5F, -inf, 1.0F, 1.0F}).unsqueeze(0))) << of();
   row.push(1);  // now 2 and 4 are too; a word that is longer than all tokens is not there
   EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, -inf, -inf, -inf, 1.0F}).unsqueeze(0))) << of();
+  options.eos_token_ids = {2, 3};  // an end is no word of its own, but may be the end of one
+  EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, -inf, 1.0F, -inf, 1.0F}).unsqueeze(0))) << of();
 }
 
 TEST(Sampler, TheRandomNumberBelongsToSeedRowAndPosition) {
