@@ -35,7 +35,8 @@ struct GenerateOptions {
   int64_t no_repeat_ngram_size = 0;
   /// Never drawn.
   std::vector<int64_t> suppress_tokens = {};
-  /// Sequences of tokens that do not come (bad_words_ids): the last one is not drawn behind the others.
+  /// Sequences of tokens that do not come (bad_words_ids): the last one is not drawn behind the others. A single token
+  /// of eos_token_ids is no such word: suppress_tokens forbids it.
   std::vector<std::vector<int64_t>> bad_words = {};
   /// Tokens and what is added to their logits before anything else (sequence_bias of single tokens).
   std::vector<std::pair<int64_t, double>> logit_bias = {};

@@ -136,9 +136,12 @@ std::vector<int64_t> SampledRow::forbidden() const {
   auto ids = options_->suppress_tokens;
   if (new_tokens() < options_->min_new_tokens)
     ids.insert(ids.end(), options_->eos_token_ids.begin(), options_->eos_token_ids.end());
-  for (const auto& word : options_->bad_words)
+  const auto& ends = options_->eos_token_ids;
+  for (const auto& word : options_->bad_words) {
+    if (word.size() == 1 && std::find(ends.begin(), ends.end(), word[0]) != ends.end()) continue;
     if (word.size() <= ids_.size() + 1 && std::equal(word.begin(), word.end() - 1, ids_.end() - std::ssize(word) + 1))
       ids.push_back(word.back());
+  }
   const auto n = static_cast<size_t>(options_->no_repeat_ngram_size);
   if (n == 0 || ids_.size() < n) return ids;
   const auto last = ids_.end() - static_cast<std::ptrdiff_t>(n - 1);

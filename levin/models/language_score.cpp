@@ -54,9 +54,14 @@ Tensor class_logits_of(const Decoder& decoder, const std::vector<int64_t>& row, 
 }
 
 void check_rows(const LanguageModel& model, std::span<const std::vector<int64_t>> rows) {
-  const auto words = model.body().vocab_size;
+  const auto& body = model.body();
+  const auto words = body.vocab_size;
+  auto longest = body.max_positions;
+  if (model.encoder && model.encoder->options.positions_from_ids) longest -= model.encoder->options.pad_token + 1;
   for (size_t i = 0; i < rows.size(); ++i) {
     LEVIN_CHECK(!rows[i].empty(), "[score] row ", i, " has no tokens");
+    LEVIN_CHECK(!body.bounded() || std::ssize(rows[i]) <= longest, "[score] row ", i, " has ", rows[i].size(),
+                " tokens, more than the ", longest, " positions of the model");
     for (const auto id : rows[i])
       LEVIN_CHECK(id >= 0 && id < words, "[score] row ", i, " has the id ", id, "; the model has 0 to ", words - 1);
   }

@@ -5,6 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/lfs_pointer.h"
 #include "levin/core/words.h"
 #include "levin/text/json_reader.h"
 #include "levin/text/sentencepiece.h"
@@ -17,6 +18,14 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr uint64_t kLargestFile = uint64_t{512} << 20;
+
+/// A file that is often kept in Git LFS.
+std::string read_large(const fs::path& path) {
+  auto content = read_file(path, kLargestFile);
+  LEVIN_CHECK(!::levin::detail::is_lfs_pointer(content), "[tokenizer] ", path.filename().string(),
+              ::levin::detail::kIsLfsPointer);
+  return content;
+}
 
 Json read_object(const fs::path& path) {
   if (!fs::exists(path)) return Json::object();
@@ -335,7 +344,7 @@ std::string json_of_model_file(const fs::path& path, const FolderFiles& files, c
   else
     LEVIN_CHECK(kind.empty(), "[tokenizer] the SentencePiece model of a \"", shown(kind),
                 "\" is not known (known: Llama, T5, XLMRoberta); save it as tokenizer.json");
-  return json_of_sentencepiece(read_file(path, kLargestFile), options);
+  return json_of_sentencepiece(read_large(path), options);
 }
 
 }  // namespace
@@ -351,7 +360,7 @@ Tokenizer Tokenizer::from_folder(const fs::path& folder) {
     const auto has = [&](const char* name) { return fs::exists(folder / name); };
     std::string json;
     if (has("tokenizer.json")) {
-      json = read_file(folder / "tokenizer.json", kLargestFile);
+      json = read_large(folder / "tokenizer.json");
     } else if (const auto model = has("tokenizer.model")           ? "tokenizer.model"
                                   : has("spiece.model")            ? "spiece.model"
                                   : has("sentencepiece.bpe.model") ? "sentencepiece.bpe.model"

@@ -1,8 +1,10 @@
 #include "levin/generate/sampler.h"
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <limits>
 
 #include <ATen/ops/arange.h>
@@ -66,6 +68,48 @@ TEST(Sampler, ProbabilitiesAreThoseOfTransformers) {
   const auto difference = (found - at::cat(expected)).abs().amax(1).view({-1, logits.size(0)});
   for (size_t i = 0; i < options.size(); ++i)
     EXPECT_LT(difference[static_cast<int64_t>(i)].max().item<double>(), 1e-5) << filters[i];
+}
+
+/// A mix of settings under their names in transformers.
+GenerateOptions mixed_options(const nlohmann::json& asked) {
+  auto options = options_of(asked);
+  options.min_new_tokens = asked.value("min_new_tokens", int64_t{0});
+  options.suppress_tokens = asked.value("suppress_tokens", std::vector<int64_t>());
+  options.eos_token_ids = asked.value("eos_token_id", std::vector<int64_t>());
+  options.bad_words = asked.value("bad_words_ids", std::vector<std::vector<int64_t>>());
+  for (const auto& bias : asked.value("sequence_bias", nlohmann::json::array()))
+    options.logit_bias.emplace_back(bias[0][0].get<int64_t>(), bias[1].get<double>());
+  return options;
+}
+
+// Random mixes over all architectures, what transformers' generate made of them (sampling_settings.py), in one batch.
+TEST(Sampler, MixesOfSettingsGiveTheProbabilitiesOfTransformersGenerate) {
+  const char* named = std::getenv("LEVIN_SETTINGS");
+  const auto folder = named ? fs::path(named) : kFixtures;
+  std::ifstream stream(folder / "settings.json");
+  const auto mixes = nlohmann::json::parse(stream);
+  const WeightFile file(folder / "settings.safetensors");
+  std::vector<GenerateOptions> options;
+  for (const auto& mix : mixes) options.push_back(mixed_options(mix["settings"]));
+  std::vector<SampledRow> rows;
+  std::vector<std::string> names;
+  for (size_t i = 0; i < options.size(); ++i) {
+    check_options(options[i]);
+    SampledRow row(options[i], mixes[i]["prompt"].get<std::vector<int64_t>>(), 0);
+    for (const auto& id : mixes[i]["new"]) {
+      names.push_back(std::to_string(row.new_tokens()) + " " + mixes[i].dump());
+      rows.push_back(row);
+      row.push(id.get<int64_t>());
+    }
+  }
+  const auto all = pointers(rows);
+  const auto found = at::softmax(detail::filtered(detail::penalized(file.read("logits"), all), all), 1);
+  const auto difference = (found - file.read("probabilities")).abs().amax(1);
+  ASSERT_EQ(difference.size(0), std::ssize(names));
+  for (size_t i = 0; i < names.size(); ++i)
+    EXPECT_LT(difference[static_cast<int64_t>(i)].item<double>(), 1e-5) << names[i];
+  if (named)
+    std::cout << names.size() << " distributions differ by at most " << difference.max().item<double>() << "\n";
 }
 
 // 20,000 draws behind each set of filters, against the probabilities that transformers' processors gave.
@@ -148,6 +192,8 @@ TEST(Sampler, BiasesComeBeforePenaltiesAndBadWordsDoNotCome) {
   EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, 0.5F, -inf, 1.0F, 1.0F}).unsqueeze(0))) << of();
   row.push(1);  // now 2 and 4 are too; a word that is longer than all tokens is not there
   EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, -inf, -inf, -inf, 1.0F}).unsqueeze(0))) << of();
+  options.eos_token_ids = {2, 3};  // an end is no word of its own, but may be the end of one
+  EXPECT_TRUE(at::equal(of(), at::tensor({1.0F, -4.0F, -inf, 1.0F, -inf, 1.0F}).unsqueeze(0))) << of();
 }
 
 TEST(Sampler, TheRandomNumberBelongsToSeedRowAndPosition) {

@@ -1,6 +1,8 @@
 // levin score, and levin inspect of a model folder.
+#include <cmath>
 #include <filesystem>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -57,6 +59,18 @@ TEST_F(ScoreCli, WritesAVectorForEachRow) {
   EXPECT_EQ(WeightFile(vectors).at("embeddings").shape, (std::vector<int64_t>{2, 12}));
   EXPECT_THAT(run({"score", (kFolders / "llama").string(), file, "--embeddings", vectors}).text(),
               HasSubstr("decoder"));
+}
+
+TEST_F(ScoreCli, NamesTheLikeliestClass) {
+  const auto file = (folder_ / "rows.jsonl").string();
+  write_file(file, "{\"ids\": [2, 53, 95, 52, 88, 3]}\n");
+  const auto model = (kFolders / "../text_tasks/distilbert").string();
+  const auto table = run({"score", model, file}), line = run({"score", model, file, "--json"});
+  const auto logits = nlohmann::json::parse(line.out)["logits"].get<std::vector<double>>();
+  ASSERT_EQ(logits.size(), 2u);
+  const bool positive = logits[1] > logits[0];
+  const auto share = 1 / (1 + std::exp(-std::abs(logits[1] - logits[0])));
+  EXPECT_THAT(table.out, HasSubstr(fmt::format("6 tokens  {} {:.4f}", positive ? "positive" : "negative", share)));
 }
 
 TEST_F(ScoreCli, ConvertsAModelFolder) {

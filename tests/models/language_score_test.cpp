@@ -82,7 +82,7 @@ TEST(LanguageScore, IdsAreChecked) {
   EXPECT_THAT(error({{1, 2}, {50}}), HasSubstr("row 1 has the id 50; the model has 0 to 49"));
   EXPECT_THAT(error({{-1}}), HasSubstr("the id -1"));
   EXPECT_THAT(error({{}}), HasSubstr("row 0 has no tokens"));
-  EXPECT_THAT(error({std::vector<int64_t>(17, 1)}), HasSubstr("17 tokens are more than the 16"));
+  EXPECT_THAT(error({std::vector<int64_t>(17, 1)}), HasSubstr("row 0 has 17 tokens, more than the 16"));
 }
 
 /// A folder of sentence-transformers, made of a BERT.

@@ -12,6 +12,7 @@
 #include "levin/testing/error_of.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/temporary_folder.h"
+#include "levin/text/tokenizer.h"
 
 namespace levin::odd_folder_tests {
 namespace {
@@ -80,6 +81,37 @@ TEST(OddFolders, HeadsThatDecodersLackAreNamed) {
   copy_folder(kFolders / "llama", temporary / "tokens", {{"architectures", "[\"LlamaForTokenClassification\"]"}});
   EXPECT_THAT(error_of([&] { models::open_model(temporary / "tokens"); }),
               HasSubstr("\"LlamaForTokenClassification\" has a head that is not supported"));
+}
+
+TEST(OddFolders, WhatADownloadLeftBehindIsNamed) {
+  const testing::TemporaryFolder temporary;
+  const std::string pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 2097152\n";
+  const auto folder = temporary / "clone";
+  copy_folder(kFolders / "llama", folder, {});
+  write_file(folder / "model.safetensors", pointer);
+  EXPECT_THAT(error_of([&] { models::open_model(folder); }), HasSubstr("is a pointer of Git LFS"));
+  fs::rename(folder / "model.safetensors", folder / "pytorch_model.bin");
+  EXPECT_THAT(error_of([&] { models::open_model(folder); }), HasSubstr("pytorch_model.bin\" is a pointer of Git LFS"));
+  for (const char* name : {"tokenizer.model", "tokenizer.json"}) {
+    write_file(folder / name, pointer);
+    EXPECT_THAT(error_of([&] { text::Tokenizer::from_folder(folder); }),
+                HasSubstr(std::string(name) + " is a pointer of Git LFS"));
+  }
+  fs::create_symlink("../blobs/1", folder / "model.safetensors");
+  EXPECT_THAT(error_of([&] { models::open_model(folder); }),
+              HasSubstr("is a link to \"../blobs/1\", which is not there"));
+}
+
+TEST(OddFolders, AdaptersAreNoModel) {
+  const testing::TemporaryFolder temporary;
+  const auto folder = temporary / "adapter";
+  fs::create_directory(folder);
+  for (const char* text : {R"({"base_model_name_or_path": "gpt2"})", "[]"}) {
+    write_file(folder / "adapter_config.json", text);
+    EXPECT_THAT(error_of([&] { models::open_model(folder); }), HasSubstr("holds adapters of PEFT, not a model"));
+  }
+  write_file(folder / "adapter_config.json", R"({"base_model_name_or_path": "gpt2"})");
+  EXPECT_THAT(error_of([&] { models::open_model(folder); }), HasSubstr("base model \"gpt2\""));
 }
 
 }  // namespace

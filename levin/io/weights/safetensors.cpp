@@ -1,5 +1,6 @@
 #include "levin/io/weights/safetensors.h"
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <unordered_set>
@@ -11,6 +12,7 @@
 
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
+#include "levin/core/lfs_pointer.h"
 #include "levin/core/words.h"
 
 namespace levin {
@@ -119,6 +121,11 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(path
               " bytes, a header needs at least 8");
   uint64_t length = 0;
   file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
+  if (length > kLongestHeader) {
+    std::string begin(std::min<uint64_t>(file_.size(), 64), '\0');
+    file_.read(0, std::as_writable_bytes(std::span(begin)));
+    LEVIN_CHECK(!detail::is_lfs_pointer(begin), "[weights] \"", where, "\"", detail::kIsLfsPointer);
+  }
   LEVIN_CHECK(length <= kLongestHeader, "[safetensors] \"", where, "\": the header would be ", length,
               " bytes long, at most ", kLongestHeader, " are allowed (is it a safetensors file?)");
   LEVIN_CHECK(length <= file_.size() - 8, "[safetensors] \"", where, "\" is truncated: the header needs ", length,

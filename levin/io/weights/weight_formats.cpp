@@ -71,8 +71,13 @@ fs::path weights_in(const fs::path& folder) {
   std::vector<std::string> usual;
   for (const auto& format : weight_formats()) {
     usual.push_back(format.file_name(0, 1));
-    for (const auto& name : {usual.back(), format.index_name()})
-      if (fs::exists(folder / name)) return folder / name;
+    for (const auto& name : {usual.back(), format.index_name()}) {
+      const auto file = folder / name;
+      if (fs::exists(file)) return file;
+      // A download that was cut short.
+      LEVIN_CHECK(!fs::is_symlink(file), "[weights] \"", file.string(), "\" is a link to \"",
+                  fs::read_symlink(file).string(), "\", which is not there");
+    }
   }
   std::vector<fs::path> candidates;
   for (const auto& item : fs::directory_iterator(folder))

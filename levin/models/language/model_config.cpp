@@ -30,9 +30,21 @@ const nlohmann::ordered_json* find_value(const detail::ConfigJson& json, std::st
   return found == json.value.end() || found->is_null() ? nullptr : &*found;
 }
 
+/// A folder of PEFT has weights too, but no config.
+void check_is_no_adapter(const std::filesystem::path& config) {
+  const auto folder = config.parent_path(), adapter = folder / "adapter_config.json";
+  if (std::filesystem::exists(config) || !std::filesystem::is_regular_file(adapter)) return;
+  const auto json = nlohmann::ordered_json::parse(read_file(adapter, kLongestConfig), nullptr, false);
+  const auto found = json.find("base_model_name_or_path");
+  throw Error(levin::detail::concat("[open_model] \"", folder.string(),
+                                    "\" holds adapters of PEFT, not a model: name the folder of its base model",
+                                    found != json.end() && found->is_string() ? " " + shown_value(*found) : ""));
+}
+
 }  // namespace
 
 ModelConfig ModelConfig::read(const std::filesystem::path& file) {
+  check_is_no_adapter(file);
   LEVIN_CHECK(std::filesystem::is_regular_file(file), "[open_model] \"", file.string(),
               "\" is not there: a model folder needs a config.json");
   return ModelConfig(read_file(file, kLongestConfig), file.string());

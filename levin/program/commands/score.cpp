@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include <fmt/format.h>
@@ -76,6 +77,8 @@ struct Score {
       LEVIN_CHECK(path->empty() || path->ends_with(".safetensors"), "[levin score] --", flag, " \"", *path,
                   "\" must end with .safetensors");
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
+    // Before its tokenizer is looked for.
+    if (std::filesystem::is_directory(folder)) models::ModelConfig::read(std::filesystem::path(folder) / "config.json");
     const auto rows = read_rows();
     auto options = model_flags.options("levin score");
     options.head = head;
@@ -134,6 +137,18 @@ struct Score {
     }
   }
 
+  /// "  positive 0.9312": the likeliest class of a row, where there is one.
+  static std::string likeliest_label(const models::LanguageModel& model, const Tensor& head) {
+    if (!head.defined() || head.dim() != 1) return {};
+    const auto names = models::label_names(model.config);
+    constexpr const char* kSingle = "single_label_classification";
+    if (std::ssize(names) != head.numel() || names.size() < 2 || model.config.text("problem_type", kSingle) != kSingle)
+      return {};
+    const auto shares = head.softmax(0);
+    const auto best = shares.argmax().item<int64_t>();
+    return fmt::format("  {} {:.4f}", printable(names[static_cast<size_t>(best)]), shares[best].item<double>());
+  }
+
   static void print_table(const models::LanguageModel& model, const std::vector<std::vector<int64_t>>& rows,
                           const std::vector<models::RowScore>& scores) {
     double sum = 0;
@@ -142,7 +157,7 @@ struct Score {
       if (!scores[i].head.defined() && model.decoder)
         fmt::print("{:>6}  {:>6} tokens  perplexity {:.4f}\n", i, rows[i].size(), scores[i].perplexity);
       else
-        fmt::print("{:>6}  {:>6} tokens\n", i, rows[i].size());
+        fmt::print("{:>6}  {:>6} tokens{}\n", i, rows[i].size(), likeliest_label(model, scores[i].head));
       for (const auto each : scores[i].logprobs) sum += each;
       count += scores[i].logprobs.size();
     }
