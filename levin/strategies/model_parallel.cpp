@@ -350,17 +350,17 @@ StateLayout ModelParallelStrategy::layout_over(int ranks) const {
   auto layout = make_inner(sizes.dp_shard * sizes.cp)->layout_over(ranks / sizes.tp / sizes.pp);
   const auto experts = std::make_shared<std::shared_ptr<ExpertSplit>>();
   if (sizes.tp * sizes.cp * sizes.ep > 1)
-    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan},
-                           sizes, experts](torch::nn::Module& module) {
+    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan}, sizes,
+                           experts](torch::nn::Module& module) {
       if (options.size > 1) {
         const auto split = split_tensors(module, options, std::make_shared<ImaginedCollective>(0, options.size));
         for (const auto& parameter : split->parameters())
           if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
       }
       if (sizes.ep > 1)
-        *experts = split_experts(
-            module, {.size = sizes.ep}, std::make_shared<ImaginedCollective>(0, sizes.ep),
-            std::make_shared<ImaginedCollective>(0, sizes.dp_replicate * sizes.dp_shard * sizes.cp));
+        *experts =
+            split_experts(module, {.size = sizes.ep}, std::make_shared<ImaginedCollective>(0, sizes.ep),
+                          std::make_shared<ImaginedCollective>(0, sizes.dp_replicate * sizes.dp_shard * sizes.cp));
       if (sizes.cp > 1) split_context(module, {.size = sizes.cp}, std::make_shared<ImaginedCollective>(0, sizes.cp));
     };
   if (sizes.ep > 1)

@@ -130,7 +130,7 @@ std::vector<SpreadCase> spread_cases() {
       {.name = "copies2_pp2", .choice = PipelineOptions{.size = 2, .microbatches = 4}, .world = 4, .pp = 2},
       {.name = "shard2_pp2", .choice = mesh({.pp = 2, .dp_shard = 2}), .world = 4, .pp = 2, .gathers = true},
       {.name = "tp2_pp2", .choice = mesh({.pp = 2, .tp = 2}), .world = 4, .pp = 2},
-      // Parameters are cast on each rank, and gradients reduced in every backward.
+      // Parameters are cast on each rank. Without copies gradients are reduced in every backward.
       {.name = "gpipe_cast_pp2", .choice = mesh({.pp = 2}, "gpipe"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
       {.name = "1f1b_cast_pp2", .choice = mesh({.pp = 2}), .pp = 2, .precision = "bf16-mixed", .batch = 4},
       {.name = "copies2_cast_pp2",
@@ -139,6 +139,10 @@ std::vector<SpreadCase> spread_cases() {
        .pp = 2,
        .precision = "bf16-mixed",
        .batch = 4},
+      {.name = "offload_pp2",
+       .choice =
+           ModelParallelOptions{.fsdp = {.cpu_offload = true}, .mesh = {.pp = 2}, .pipeline = {.microbatches = 4}},
+       .pp = 2},
       {.name = "zb1p_cast_pp2", .choice = mesh({.pp = 2}, "zb1p"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
       // Gradients of weights are computed apart, for which their layers are gathered again.
       {.name = "zb1p_shard2_pp2",
@@ -146,11 +150,7 @@ std::vector<SpreadCase> spread_cases() {
        .world = 4,
        .pp = 2,
        .gathers = true},
-      {.name = "zbv_shard2_pp2",
-       .choice = mesh({.pp = 2, .dp_shard = 2}, "zbv"),
-       .world = 4,
-       .pp = 2,
-       .gathers = true},
+      {.name = "zbv_shard2_pp2", .choice = mesh({.pp = 2, .dp_shard = 2}, "zbv"), .world = 4, .pp = 2, .gathers = true},
       {.name = "ep2", .choice = ExpertParallelOptions{}, .experts = true},
       // Experts that one rank has, and experts that are sharded over two.
       {.name = "shard2_ep2", .choice = mesh({.dp_shard = 2, .ep = 2}), .experts = true, .batch = 4, .gathers = true},
@@ -160,7 +160,12 @@ std::vector<SpreadCase> spread_cases() {
        .experts = true,
        .batch = 1,
        .gathers = true},
-      {.name = "shard4_ep2", .choice = mesh({.dp_shard = 4, .ep = 2}), .world = 4, .experts = true, .batch = 4, .gathers = true},
+      {.name = "shard4_ep2",
+       .choice = mesh({.dp_shard = 4, .ep = 2}),
+       .world = 4,
+       .experts = true,
+       .batch = 4,
+       .gathers = true},
       {.name = "shard2_tp2_ep2",
        .choice = mesh({.dp_shard = 2, .tp = 2, .ep = 2}),
        .world = 4,
@@ -183,10 +188,8 @@ INSTANTIATE_TEST_SUITE_P(Meshes, MemoryOfSpreadModels, ::testing::ValuesIn(sprea
 });
 
 TEST(MemoryOfSpreadModels, IsRefusedWhereItIsNotKnown) {
-  const auto line = [](const StrategyChoice& choice, int world, int rank = 0,
-                       const std::string& precision = "32-true") {
-    return error_of(
-        [&] { (void)predict({.name = "", .choice = choice, .world = world, .precision = precision}, rank); });
+  const auto line = [](const StrategyChoice& choice, int world, int rank = 0) {
+    return error_of([&] { (void)predict({.name = "", .choice = choice, .world = world}, rank); });
   };
   const ModelParallelOptions staged{.mesh = {.pp = 2}, .pipeline = {.microbatches = 4}};
   EXPECT_EQ(line(staged, 2), "no error");
