@@ -34,7 +34,7 @@ struct GroupFigures {
 
 /// Elements of a group: this rank's shard, the full parameters, and this rank's shard of their gradients.
 struct GroupSizes {
-  /// Over so many ranks it is sharded; 0: over as many as the figures say.
+  /// Number of ranks over which it is sharded; 0: that of the figures.
   int ranks = 0;
   int64_t shard = 0;
   int64_t full = 0;

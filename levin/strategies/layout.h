@@ -83,9 +83,9 @@ struct StateLayout {
   std::function<void(torch::nn::Module& module)> split_module = {};
   /// A rank has some stages of the model; none: all of it.
   std::optional<PipelineLayout> pipeline = {};
-  /// Experts that are spread over ranks: how many ranks have those of a parameter, asked after split_module. Over so
-  /// many the parameter is sharded; with gradient_buckets the gradient of one that no other rank has is in none. 0: it
-  /// is on all ranks, as every one is where this is empty.
+  /// Experts that are spread over ranks: the number of ranks that have those of a parameter, asked after split_module.
+  /// The parameter is sharded over them; with gradient_buckets the gradient of one that no other rank has is in none.
+  /// 0: it is on all ranks, as every one is where this is empty.
   std::function<int(const at::Tensor& parameter)> expert_ranks = {};
   /// Why memory estimates do not know the strategy; empty: they do.
   std::string not_estimated = {};

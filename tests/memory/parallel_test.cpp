@@ -81,13 +81,13 @@ int64_t measure(Collective& group, const SpreadCase& c) {
   return peak;
 }
 
-MemoryEstimate predict(const SpreadCase& c, int pipeline_rank) {
+MemoryEstimate predict(const SpreadCase& c, int pipeline_rank, const std::string& optimizer = "adamw") {
   return estimate_memory([&] { return models::decoder(options_of(c.experts)); },
                          [](auto& model, const Batch& batch) { return model(batch["x"], batch["x"]); },
                          [](const Tensor& loss, const Batch&) { return loss; }, {{"x", tokens_of(c, at::kMeta)}},
                          {.layout = state_layout(c.choice, c.world),
                           .precision = c.precision,
-                          .optimizer = "adamw",
+                          .optimizer = optimizer,
                           .world_size = c.world,
                           .pipeline_rank = pipeline_rank,
                           .device = at::kCPU});
@@ -141,7 +141,7 @@ std::vector<SpreadCase> spread_cases() {
        .batch = 4},
       {.name = "offload_pp2",
        .choice =
-           ModelParallelOptions{.fsdp = {.cpu_offload = true}, .mesh = {.pp = 2}, .pipeline = {.microbatches = 4}},
+           ModelParallelOptions{.mesh = {.pp = 2}, .fsdp = {.cpu_offload = true}, .pipeline = {.microbatches = 4}},
        .pp = 2},
       {.name = "zb1p_cast_pp2", .choice = mesh({.pp = 2}, "zb1p"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
       // Gradients of weights are computed apart, for which their layers are gathered again.
@@ -195,6 +195,10 @@ TEST(MemoryOfSpreadModels, IsRefusedWhereItIsNotKnown) {
   EXPECT_EQ(line(staged, 2), "no error");
   EXPECT_THAT(line(staged, 2, 2), HasSubstr("pipeline_rank 2 is not one of 2 ranks of a pipeline"));
   EXPECT_THAT(line(ModelParallelOptions{.mesh = {.dp_shard = 4, .ep = 2}}, 4), HasSubstr("the model has no experts"));
+  const SpreadCase experts{
+      .name = "", .choice = ModelParallelOptions{.mesh = {.dp_shard = 2, .ep = 2}}, .experts = true};
+  EXPECT_THAT(error_of([&] { (void)predict(experts, 0, "lamb"); }),
+              HasSubstr("each rank has some of the experts (ep); use AdamW or SGD"));
   EXPECT_THAT(line(ExpertParallelOptions{}, 2), HasSubstr("the model has no experts"));
   EXPECT_THAT(line(PipelineOptions{.size = 3}, 4), HasSubstr("pipelines of 3 ranks do not divide 4 ranks"));
   EXPECT_THAT(line(ContextParallelOptions{.size = 3}, 4), HasSubstr("do not divide 4 ranks"));
