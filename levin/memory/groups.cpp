@@ -149,12 +149,9 @@ void MeteredGroup::finish_reduce() {
 }
 
 void MeteredGroup::keep_reduced() {
-  const bool adds = std::exchange(has_reduced_, true);
-  const auto bytes = ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
-  if (ledger_.figures.offload)
-    (adds ? ledger_.host_incoming : ledger_.host_gradients) += bytes;
-  else
-    (adds ? ledger_.sent : ledger_.gradients) += bytes;
+  const bool offload = ledger_.figures.offload, adds = std::exchange(has_reduced_, true);
+  auto& place = offload ? ledger_.host_gradients : adds ? ledger_.sent : ledger_.gradients;
+  if (!offload || !adds) place += ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
 }
 
 void MeteredGroup::compare() {

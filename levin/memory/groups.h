@@ -56,8 +56,6 @@ struct GroupLedger {
   int64_t full_gradients = 0;
   int64_t gradients = 0;
   int64_t host_gradients = 0;
-  /// Those of this backward, which are added to others when it ends.
-  int64_t host_incoming = 0;
 
   /// Each of Gloo's threads gathers into a buffer of its own and copies from there.
   static constexpr int kGlooThreads = 2;

@@ -205,10 +205,11 @@ class Tracer {
         note_saved(/*keeps=*/true);
       } else {
         const MakesMeta scope(plan_);
+        const auto first = meter_.storages();
         compute();
         watch.end_backward();
         in_weights_ = false;
-        if (takes_gradients_) take_gradients();
+        if (takes_gradients_) take_gradients(first);
       }
       mark(part, -1, false);
     };
@@ -235,9 +236,13 @@ class Tracer {
         own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
   }
 
-  void take_gradients() {
-    own_gradients();
-    for (auto& param : params_) param.mutable_grad().reset();
+  /// Gradients that a forward has computed (of a fused loss, with smaller ids) are among what it has saved.
+  void take_gradients(int32_t first) {
+    for (size_t i = 0; i < params_.size(); ++i) {
+      auto& grad = params_[i].mutable_grad();
+      if (grad.defined() && meter_.id_of(grad) >= first) own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
+      grad.reset();
+    }
   }
 
   void find_params() {

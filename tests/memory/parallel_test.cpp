@@ -139,10 +139,6 @@ std::vector<SpreadCase> spread_cases() {
        .pp = 2,
        .precision = "bf16-mixed",
        .batch = 4},
-      {.name = "offload_pp2",
-       .choice =
-           ModelParallelOptions{.mesh = {.pp = 2}, .fsdp = {.cpu_offload = true}, .pipeline = {.microbatches = 4}},
-       .pp = 2},
       {.name = "zb1p_cast_pp2", .choice = mesh({.pp = 2}, "zb1p"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
       // Gradients of weights are computed apart, for which their layers are gathered again.
       {.name = "zb1p_shard2_pp2",
@@ -195,6 +191,9 @@ TEST(MemoryOfSpreadModels, IsRefusedWhereItIsNotKnown) {
   EXPECT_EQ(line(staged, 2), "no error");
   EXPECT_THAT(line(staged, 2, 2), HasSubstr("pipeline_rank 2 is not one of 2 ranks of a pipeline"));
   EXPECT_THAT(line(ModelParallelOptions{.mesh = {.dp_shard = 4, .ep = 2}}, 4), HasSubstr("the model has no experts"));
+  auto offloaded = staged;
+  offloaded.fsdp.cpu_offload = true;
+  EXPECT_THAT(line(offloaded, 2), HasSubstr("in host memory on one rank have no estimate"));
   const SpreadCase experts{
       .name = "", .choice = ModelParallelOptions{.mesh = {.dp_shard = 2, .ep = 2}}, .experts = true};
   EXPECT_THAT(error_of([&] { (void)predict(experts, 0, "lamb"); }),
