@@ -109,6 +109,8 @@ void Schedule::gather_rest(bool keeps) {
 void Schedule::begin_backward(bool reduces) {
   reduces_ = reduces;
   for (auto* group : groups_) group->progress.reduced = false;
+  // Also in a backward that another one came before since the forward (stages of a pipeline).
+  for (auto* group : units_.back()) group->progress.used = true;
   gather_rest(/*keeps=*/true);
   next_reduce_ = 0;
   residency_->begin_pass(Pass::kBackward, true);
