@@ -76,11 +76,14 @@ class Account {
   }
 
   /// As rank 0 has it: of rows that do not divide evenly, others have fewer.
-  std::vector<int64_t> shard_of(const std::vector<int64_t>& sizes) const {
-    auto shard = sizes;
-    if (sharded_ && !shard.empty()) shard[0] = (shard[0] + layout_.ranks - 1) / layout_.ranks;
+  std::vector<int64_t> shard_of(const StepTrace::Param& param) const {
+    auto shard = param.sizes;
+    const int ranks = param.expert_ranks > 0 ? param.expert_ranks : layout_.ranks;
+    if (sharded_ && !shard.empty()) shard[0] = (shard[0] + ranks - 1) / ranks;
     return shard;
   }
+  /// No other rank has it to average its gradient with.
+  bool bucketed(const StepTrace::Param& param) const { return layout_.gradient_buckets && param.expert_ranks != 1; }
 
   // ---- what is there all through the step
 
@@ -88,7 +91,7 @@ class Account {
     estimate_.num_parameters = trace_.num_parameters;
     for (const auto& param : trace_.params) {
       if (!param.trained) continue;
-      const auto shard = shard_of(param.sizes);
+      const auto shard = shard_of(param);
       for (const auto bytes : optimizer_tensors(traits_, shard, optimizer_width_))
         put(estimate_.optimizer, layout_.optimizer_on_host ? bytes : rounded(bytes), layout_.optimizer_on_host,
             layout_.optimizer_on_disk);
@@ -105,23 +108,43 @@ class Account {
     for (const auto& param : trace_.params) {
       estimate_.parameters += rounded(param.numel * figures_.kept);
       estimate_.gradients += full_gradient(param);
-      if (layout_.gradient_buckets && param.bucketed) buckets_ += full_gradient(param);
+      if (bucketed(param)) buckets_ += full_gradient(param);
     }
+  }
+
+  /// Of the experts that are spread over ranks, or of all other parameters; numbered as in the trace.
+  GroupPlan plan_of(bool experts) const {
+    std::vector<GroupedParam> params;
+    std::vector<size_t> numbers;
+    for (size_t i = 0; i < trace_.params.size(); ++i) {
+      const auto& param = trace_.params[i];
+      if ((param.expert_ranks > 0) != experts) continue;
+      params.push_back({.sizes = param.sizes, .unit = static_cast<size_t>(param.unit)});
+      numbers.push_back(i);
+    }
+    auto plan = layout_.plan_groups(params, trace_.units.size());
+    for (auto& group : plan.groups)
+      for (auto& index : group.params) index = numbers[index];
+    return plan;
   }
 
   /// Which parameters are gathered together, and by which units.
   GroupPlan group_parameters() {
-    std::vector<GroupedParam> params;
-    for (const auto& param : trace_.params)
-      params.push_back({.sizes = param.sizes, .unit = static_cast<size_t>(param.unit)});
-    auto plan = layout_.plan_groups(params, trace_.units.size());
-    group_of_.resize(params.size());
+    auto plan = plan_of(/*experts=*/false);
+    if (std::ranges::any_of(trace_.params, [](const auto& param) { return param.expert_ranks > 0; })) {
+      const auto experts = plan_of(/*experts=*/true);
+      for (size_t unit = 0; unit < plan.needs.size(); ++unit)
+        for (const auto group : experts.needs[unit]) plan.needs[unit].push_back(plan.groups.size() + group);
+      plan.groups.insert(plan.groups.end(), experts.groups.begin(), experts.groups.end());
+    }
+    group_of_.resize(trace_.params.size());
     for (const auto& group : plan.groups) {
       auto& sizes = groups_.emplace_back();
       for (const auto index : group.params) {
         group_of_[index] = groups_.size() - 1;
         const auto& param = trace_.params[index];
-        const auto shard = aligned_part(c10::multiply_integers(shard_of(param.sizes)));
+        sizes.ranks = param.expert_ranks;
+        const auto shard = aligned_part(c10::multiply_integers(shard_of(param)));
         sizes.shard += shard;
         sizes.full += aligned_part(param.numel);
         if (param.trained) sizes.grad += shard;
@@ -177,7 +200,7 @@ class Account {
     if (sharded_ && bytes < 0) return;  // when it was reduced
     if (sharded_)
       simulation_->add_gradient(group_of_[param], bytes);
-    else if (layout_.gradient_buckets && trace_.params[param].bucketed)
+    else if (bucketed(trace_.params[param]))
       arriving_ = bytes > 0 ? bytes : 0;  // copied into its bucket when the next one comes
     else if (layout_.optimizer_in_backward && question_.accumulate == 1)
       gradients_ = bytes;  // used when the next one comes

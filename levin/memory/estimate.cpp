@@ -50,13 +50,10 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   traced.layout = layout;
   const bool sharded = detail::is_sharded(layout, asked);
   if (sharded && layout.ranks * layout.replicas == 1) traced.accumulate = 1;
-  LEVIN_CHECK(!sharded || !layout.pipeline || layout.ranks * layout.replicas > 1,
-              "[estimate_memory] stages whose parameters are cast on one rank have no estimate; use strategy "
-              "\"pipeline\", precision \"32-true\" or a mesh with dp_shard");
-  LEVIN_CHECK(!sharded || !layout.pipeline || !layout.pipeline->options.schedule.starts_with("zb"), "[",
-              question.strategy, "] schedule \"", layout.pipeline ? layout.pipeline->options.schedule : std::string(),
-              "\" takes gradients of weights apart, and they are gathered and reduced with the others; use \"1f1b\" or "
-              "\"interleaved\"");
+  LEVIN_CHECK(
+      !sharded || !layout.pipeline || layout.ranks * layout.replicas > 1 || !layout.gradients_on_host,
+      "[estimate_memory] stages whose state is in host memory on one rank have no estimate; leave the offloading "
+      "out, or use a mesh with dp_shard");
   const auto trace = detail::trace_step(make, batch, traced, plan);
   return detail::account_for(trace, layout, asked, question);
 }

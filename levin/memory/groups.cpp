@@ -11,6 +11,12 @@ bool GroupFigures::whole() const {
   return ranks == 1 && replicas == 1 && !offload && computed == kept && gradient == kept;
 }
 
+bool MeteredGroup::whole() const {
+  auto figures = ledger_.figures;
+  figures.ranks = ranks();
+  return figures.whole();
+}
+
 void GroupLedger::give_to_gloo() {
   if (!figures.gloo) return;
   for (auto* next : waiting) {
@@ -27,7 +33,7 @@ MeteredGroup::MeteredGroup(GroupLedger& ledger, const GroupSizes& sizes)
 void MeteredGroup::begin_step(bool stale) {
   stale_ = stale;
   if (state_ == State::kGathered) ledger_.gathered += full_bytes();  // it stayed
-  has_gradient_ = false;
+  has_gradient_ = has_reduced_ = false;
   full_gradients_ = 0;
   large_gradients_.clear();
 }
@@ -36,12 +42,12 @@ void MeteredGroup::begin_step(bool stale) {
 
 void MeteredGroup::begin_gather() {
   if (state_ != State::kSharded) return;
-  if (has_memory_ && !stale_) {
+  if (whole() || (has_memory_ && !stale_)) {
     state_ = State::kGathered;
     return;
   }
   state_ = State::kGathering;
-  if (ledger_.figures.ranks == 1) {
+  if (ranks() == 1) {
     if (!std::exchange(has_memory_, true)) ledger_.gathered += full_bytes();
     return;
   }
@@ -56,7 +62,7 @@ void MeteredGroup::finish_gather() {
   if (state_ == State::kGathered) return;
   state_ = State::kGathered;
   stale_ = false;
-  if (ledger_.figures.ranks == 1) return;
+  if (ranks() == 1) return;
   // Gloo's own buffer is freed when it has done its work, and the thread takes on the next.
   if (std::exchange(at_gloo_, false)) {
     --ledger_.busy;
@@ -78,6 +84,10 @@ void MeteredGroup::release(bool keep_memory) {
 // ---- gradients
 
 void MeteredGroup::add_gradient(int64_t bytes) {
+  if (whole()) {
+    ledger_.gradients += bytes;
+    return;
+  }
   has_gradient_ = true;
   full_gradients_ += bytes;
   ledger_.full_gradients += bytes;
@@ -93,6 +103,8 @@ int64_t MeteredGroup::arrived_gradients() const {
 
 void MeteredGroup::begin_reduce() {
   const auto& figures = ledger_.figures;
+  if (whole()) return;
+  if (alone() && !figures.updates_in_place && full_gradients_ == 0) return;  // of activations alone
   if (figures.updates_in_place) {
     // Nothing is kept of gradients.
   } else if (alone()) {
@@ -100,27 +112,29 @@ void MeteredGroup::begin_reduce() {
     keep_reduced();
     ledger_.sent += full_gradients_ - arrived_gradients();
   } else {
-    ledger_.sent += figures.bytes(figures.ranks * sizes_.grad, figures.reduced);
+    ledger_.sent += figures.bytes(ranks() * sizes_.grad, figures.reduced);
     ledger_.note();
     // Over NCCL the shard has a place of its own, and is promoted as soon as it is known when it will be there.
-    if (!figures.gloo && figures.ranks > 1) {
+    if (!figures.gloo && ranks() > 1) {
       ledger_.sent += figures.bytes(sizes_.grad, figures.reduced);
       if (figures.gradient != figures.reduced) keep_reduced();
     }
   }
   ledger_.full_gradients -= std::exchange(full_gradients_, 0);
+  has_gradient_ = false;
   ledger_.note();
 }
 
 void MeteredGroup::finish_reduce() {
   const auto& figures = ledger_.figures;
+  if (whole()) return;
   if (!alone()) {
     const bool promoted = figures.gradient != figures.reduced && !figures.offload;
-    if (figures.gloo || figures.ranks == 1) {
+    if (figures.gloo || ranks() == 1) {
       // The shard is copied out of the buffer, which is freed then, and promoted.
-      if (figures.ranks > 1) ledger_.sent += figures.bytes(sizes_.grad, figures.reduced);
+      if (ranks() > 1) ledger_.sent += figures.bytes(sizes_.grad, figures.reduced);
       ledger_.note();
-      if (figures.ranks > 1) ledger_.sent = figures.bytes(sizes_.grad, figures.reduced);
+      if (ranks() > 1) ledger_.sent = figures.bytes(sizes_.grad, figures.reduced);
       if (promoted) {
         keep_reduced();
         ledger_.note();
@@ -135,9 +149,19 @@ void MeteredGroup::finish_reduce() {
 }
 
 void MeteredGroup::keep_reduced() {
-  const bool offload = ledger_.figures.offload;
-  auto& place = offload ? ledger_.host_gradients : ledger_.accumulates ? ledger_.sent : ledger_.gradients;
-  if (!offload || !ledger_.accumulates) place += ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
+  const bool offload = ledger_.figures.offload, adds = std::exchange(has_reduced_, true);
+  auto& place = offload ? ledger_.host_gradients : adds ? ledger_.sent : ledger_.gradients;
+  if (!offload || !adds) place += ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
+}
+
+void MeteredGroup::compare() {
+  const auto& figures = ledger_.figures;
+  if (whole() || !has_memory_ || stale_ || figures.offload) return;
+  // A copy of the shards with the values of the full parameters; and one in their dtype.
+  const auto bytes = figures.bytes(sizes_.shard, figures.computed) * (figures.computed == figures.kept ? 1 : 2);
+  ledger_.sent += bytes;
+  ledger_.note();
+  ledger_.sent -= bytes;
 }
 
 }  // namespace levin::detail

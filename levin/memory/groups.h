@@ -34,6 +34,8 @@ struct GroupFigures {
 
 /// Elements of a group: this rank's shard, the full parameters, and this rank's shard of their gradients.
 struct GroupSizes {
+  /// Number of ranks over which it is sharded; 0: that of the figures.
+  int ranks = 0;
   int64_t shard = 0;
   int64_t full = 0;
   int64_t grad = 0;
@@ -46,9 +48,6 @@ struct GroupLedger {
   GroupFigures figures;
   /// Called whenever the sum may be at its highest.
   std::function<void()> note;
-  /// Reduced gradients of micro-batches before this one are there, and are added to.
-  bool accumulates = false;
-
   int64_t gathered = 0;
   /// Shards of all ranks, until the full parameters are put together from them.
   int64_t arrived = 0;
@@ -84,18 +83,21 @@ class MeteredGroup final : public ScheduledGroup {
   void begin_step(bool stale);
   /// A full gradient of one of its parameters was allocated.
   void add_gradient(int64_t bytes);
-  /// Whether one was in this step.
-  bool has_gradient() const { return has_gradient_; }
-  /// A reduced gradient is allocated, or added to what is there.
+  /// One that is to come is the first of a backward, and has to be reduced in the end.
+  bool expects_gradient() const { return !has_gradient_ && !whole(); }
+  /// No other rank has it, and nothing has to be done: parameters and gradients stay where they are.
+  bool whole() const;
+  /// A reduced gradient is allocated, or added to what is there: that of a micro-batch before.
   void keep_reduced();
+  /// Full parameters that stay are compared with the shards: a forward begins, and nobody has said that they changed.
+  void compare();
 
  private:
   friend struct GroupLedger;
   int64_t full_bytes() const { return ledger_.figures.bytes(sizes_.full, ledger_.figures.computed); }
-  int64_t arrived_bytes() const {
-    return ledger_.figures.bytes(ledger_.figures.ranks * sizes_.shard, ledger_.figures.computed);
-  }
-  bool alone() const { return ledger_.figures.ranks * ledger_.figures.replicas == 1; }
+  int64_t arrived_bytes() const { return ledger_.figures.bytes(ranks() * sizes_.shard, ledger_.figures.computed); }
+  int ranks() const { return sizes_.ranks > 0 ? sizes_.ranks : ledger_.figures.ranks; }
+  bool alone() const { return ranks() * ledger_.figures.replicas == 1; }
   int64_t arrived_gradients() const;
 
   GroupLedger& ledger_;
@@ -103,7 +105,7 @@ class MeteredGroup final : public ScheduledGroup {
   bool has_memory_;
   bool stale_ = true;
   bool at_gloo_ = false;
-  bool has_gradient_ = false;
+  bool has_gradient_ = false, has_reduced_ = false;
   int64_t full_gradients_ = 0;
   std::vector<int64_t> large_gradients_ = {};  // as they came; to host memory they leave one by one
 };

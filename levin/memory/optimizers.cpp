@@ -55,6 +55,9 @@ void check_possible(const std::string& strategy, const StateLayout& layout, cons
                     const std::string& optimizer, const OptimizerTraits& traits) {
   const auto name = class_of_optimizer(optimizer);
   if (layout.shards_optimizer) check_sharded_optimizer(strategy, name, traits, layout.ranks);
+  LEVIN_CHECK(!layout.expert_ranks || !layout.shards_optimizer || traits.elementwise, "[", strategy, "] ", name,
+              " steps by figures of full parameters, and each rank has some of the experts (ep); use AdamW or SGD, or "
+              "leave ep out");
   if (layout.optimizer_in_backward) check_optimizer_in_backward(strategy, precision, name, traits, layout.ranks);
 }
 

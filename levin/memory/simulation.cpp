@@ -18,7 +18,7 @@ ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFig
     auto& unit = units.emplace_back();
     for (const auto group : needs) unit.push_back(groups[group]);
   }
-  const bool alone = figures.ranks * figures.replicas == 1;
+  const bool alone = is_alone();
   schedule_ = std::make_unique<Schedule>(groups, std::move(units), layout.make_residency(groups, plan),
                                          ScheduleOptions{.keeps_full = figures.keeps_full,
                                                          .reduces_at_end = layout.reduces_at_end,
@@ -32,14 +32,13 @@ ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFig
   for (const auto& group : groups_) group->begin_step(/*stale=*/accumulate == 1 || alone);
   if (accumulate == 1 || !alone) return;
   for (const auto& group : groups_) group->keep_reduced();
-  ledger_.accumulates = true;
 }
 
 void ShardingSimulation::follow(const StepTrace::Mark& mark) {
   const bool forward = mark.part == StepPart::kForward;
   const auto unit = static_cast<size_t>(mark.unit);
   if (mark.recomputed) {
-    if (ledger_.figures.ranks * ledger_.figures.replicas == 1) schedule_->settle_early();
+    if (is_alone()) schedule_->settle_early();
   } else if (mark.part == StepPart::kOptimizer) {
     if (mark.begins) end_backward();
   } else if (mark.unit < 0) {
@@ -56,11 +55,20 @@ void ShardingSimulation::follow(const StepTrace::Mark& mark) {
   }
 }
 
+/// Full parameters that stay: after gradients were reduced they are expected to be out of date.
+void ShardingSimulation::renew_outdated() {
+  const bool changed = std::exchange(changed_, false);
+  if (!ledger_.figures.keeps_full) return;
+  for (const auto& group : groups_) changed ? group->release(/*keep_memory=*/true) : group->compare();
+}
+
 void ShardingSimulation::follow_forward(const StepTrace::Mark& mark) {
-  if (mark.begins)
+  if (mark.begins) {
+    renew_outdated();
     schedule_->begin_forward(/*training=*/true);
-  else
+  } else {
     schedule_->end_forward();
+  }
   in_forward_ = mark.begins;
 }
 
@@ -68,7 +76,9 @@ void ShardingSimulation::follow_backward(const StepTrace::Mark& mark) {
   if (!mark.begins) return end_backward();
   // A step of one batch says nothing of the end of its forward.
   if (std::exchange(in_forward_, false)) schedule_->end_forward();
-  schedule_->begin_backward(mark.reduces);
+  // One rank reduces in every backward.
+  changed_ = mark.reduces || is_alone();
+  schedule_->begin_backward(changed_);
   schedule_->use_root();
   in_backward_ = true;
 }
@@ -80,7 +90,7 @@ void ShardingSimulation::end_backward() {
 }
 
 void ShardingSimulation::add_gradient(size_t group, int64_t bytes) {
-  if (!groups_[group]->has_gradient()) schedule_->settle_early();
+  if (groups_[group]->expects_gradient()) schedule_->settle_early();
   groups_[group]->add_gradient(bytes);
 }
 

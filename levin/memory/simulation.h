@@ -34,6 +34,8 @@ class ShardingSimulation {
   int64_t host_gradients() const { return ledger_.host_gradients; }
 
  private:
+  bool is_alone() const { return ledger_.figures.ranks * ledger_.figures.replicas == 1; }
+  void renew_outdated();
   void follow_forward(const StepTrace::Mark& mark);
   void follow_backward(const StepTrace::Mark& mark);
   void end_backward();
@@ -41,7 +43,7 @@ class ShardingSimulation {
   GroupLedger ledger_;
   std::vector<std::unique_ptr<MeteredGroup>> groups_;
   std::unique_ptr<Schedule> schedule_;
-  bool in_forward_ = false, in_backward_ = false;
+  bool in_forward_ = false, in_backward_ = false, changed_ = true;
 };
 
 }  // namespace levin::detail

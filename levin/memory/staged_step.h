@@ -24,6 +24,8 @@ class StagedStep {
   /// Runs all micro-batches. `around` is called for each computation, which it must run. With `reduces`, gradients of
   /// what several stages have are summed, and averaged over copies, at the end.
   void run(PipelineRunner::Around around, bool reduces);
+  /// Is told which weights are next where their gradients are computed apart, and says in which units they are.
+  void set_owner_of_weights(ModuleSync& owner) { pipelined_->runner().set_owner_of_weights(&owner); }
   /// Backwards of a step.
   int backwards() const;
   /// Micro-batches of a step.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <unordered_map>
 
 #include <ATen/Functions.h>
 #include <c10/core/DefaultDtype.h>
@@ -13,6 +14,7 @@
 #include "levin/memory/kernels.h"
 #include "levin/memory/promotion.h"
 #include "levin/memory/staged_step.h"
+#include "levin/memory/widths.h"
 #include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
@@ -71,6 +73,27 @@ struct AroundCheckpointed : Interceptor {
   std::optional<c10::ScalarType> dtype;
 };
 
+/// Gradients of weights that are computed apart, as a strategy that gathers and reduces unit by unit sees them.
+struct WeightWatch final : ModuleSync {
+  void before_forward() override {}
+  void after_forward(std::span<Tensor>) override {}
+  void before_backward(const Tensor&) override {}
+  void after_backward(const std::exception*) override {}
+  void set_sync(bool) override {}
+  int weight_part(const Tensor& weight) const override {
+    const auto found = unit_of.find(weight.unsafeGetTensorImpl());
+    return found == unit_of.end() ? -1 : found->second;
+  }
+  void enter_weights(int part) override {
+    if (part >= 0) mark(part, true);
+  }
+  void leave_weights(int part) override { mark(part, false); }
+
+  /// Of the parameters of units.
+  std::unordered_map<const c10::TensorImpl*, int> unit_of;
+  std::function<void(int unit, bool begins)> mark;
+};
+
 class Tracer {
  public:
   Tracer(const MemoryQuestion& question, const PrecisionPlan& plan)
@@ -103,7 +126,10 @@ class Tracer {
     find_params();
     checkpoint();
     UnitWatch watch(
-        units_, [this](StepPart part, size_t unit, bool begins) { mark(part, static_cast<int>(unit), begins); },
+        units_,
+        [this](StepPart part, size_t unit, bool begins) {
+          if (!in_weights_) mark(part, static_cast<int>(unit), begins);
+        },
         staged_ ? kInsideStage : Order::kProfiler);
     for (int pass = 0; pass < question_.accumulate; ++pass) {
       trace_.marks.clear();
@@ -150,6 +176,10 @@ class Tracer {
     if (!pipeline || pipeline->ranks == 1) return;
     LEVIN_CHECK(!plan_.fp8, "[estimate_memory] precision \"", plan_.name,
                 "\" is not possible with stages; use \"bf16-mixed\"");
+    // One rank that casts parameters reduces gradients in every backward.
+    const auto& layout = *question_.layout;
+    is_sharded_ = is_sharded(layout, resolve_precision(question_.precision, question_.device));
+    takes_gradients_ = is_sharded_ && layout.ranks * layout.replicas == 1;
     staged_ = std::make_unique<StagedStep>(*step_.module, *pipeline, batch_, [this](const Batch& part) {
       const MakesMeta scope(plan_);
       return forward(part);
@@ -161,6 +191,11 @@ class Tracer {
     int to_come = staged_->backwards();
     for (auto& each : trace_.owners) each.saved = false;
     const auto around = [&](const PipelineAction& action, const std::function<void()>& compute) {
+      // The first stage has no input: all of its backward is that of weights.
+      if (action.kind == PipelineAction::Kind::kBackwardInput && action.stage == 0) {
+        --to_come;
+        return compute();
+      }
       const bool forwards = action.kind == PipelineAction::Kind::kForward;
       const auto part = forwards ? StepPart::kForward : StepPart::kBackward;
       mark(part, -1, true);
@@ -170,11 +205,26 @@ class Tracer {
         note_saved(/*keeps=*/true);
       } else {
         const MakesMeta scope(plan_);
+        const auto first = meter_.storages();
         compute();
         watch.end_backward();
+        in_weights_ = false;
+        if (takes_gradients_) take_gradients(first);
       }
       mark(part, -1, false);
     };
+    WeightWatch weights;
+    if (is_sharded_) {
+      for (size_t i = 0; i < params_.size(); ++i)
+        if (const auto unit = trace_.params[i].unit; unit < static_cast<int>(units_.size()))
+          weights.unit_of.emplace(params_[i].unsafeGetTensorImpl(), unit);
+      // Units whose hooks are met on the way are not those whose turn it is.
+      weights.mark = [this](int unit, bool begins) {
+        in_weights_ = true;
+        mark(StepPart::kBackward, unit, begins);
+      };
+      staged_->set_owner_of_weights(weights);
+    }
     // Shards of gradients are summed over stages later than the full ones here.
     const bool alone = !layout.plan_groups || layout.ranks * layout.replicas == 1;
     staged_->run(around, reduces && alone);
@@ -186,11 +236,20 @@ class Tracer {
         own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
   }
 
+  /// Gradients that a forward has computed (of a fused loss, with smaller ids) are among what it has saved.
+  void take_gradients(int32_t first) {
+    for (size_t i = 0; i < params_.size(); ++i) {
+      auto& grad = params_[i].mutable_grad();
+      if (grad.defined() && meter_.id_of(grad) >= first) own(grad, StepTrace::Kind::kGradient, static_cast<int>(i));
+      grad.reset();
+    }
+  }
+
   void find_params() {
     auto& module = *step_.module;
     units_ = question_.units ? select_units(module, *question_.units) : repeated_units(module);
     for (const auto& unit : units_) trace_.units.push_back(unit.name);
-    const bool all_bucketed = !question_.layout || !question_.layout->is_bucketed;
+    const bool has_experts = question_.layout && question_.layout->expert_ranks;
     for (const auto& [name, param, unit] : owned_params(module, units_)) {
       if (staged_ && param.numel() == 0) continue;  // of another stage
       params_.push_back(param);
@@ -198,7 +257,7 @@ class Tracer {
                   param.device(), "; make the whole model inside the function, and load its weights elsewhere");
       trace_.params.push_back({param.sizes().vec(), param.numel(), static_cast<int64_t>(param.element_size()),
                                static_cast<int>(unit), param.requires_grad(),
-                               all_bucketed || question_.layout->is_bucketed(param)});
+                               has_experts ? question_.layout->expert_ranks(param) : 0});
       own(param, StepTrace::Kind::kParameter, -1);
     }
     for (const auto& buffer : module.buffers()) {
@@ -269,6 +328,9 @@ class Tracer {
   std::vector<Attachment> attachments_;
   std::vector<Tensor> params_;
   std::unique_ptr<StagedStep> staged_;
+  bool is_sharded_ = false, takes_gradients_ = false;
+  /// Gradients of weights are computed apart: unit by unit, as the strategy does it.
+  bool in_weights_ = false;
   StepTrace trace_;
 };
 

@@ -38,8 +38,8 @@ struct StepTrace {
     /// Number of units: of none.
     int unit;
     bool trained;
-    /// Its gradient is in a bucket, where the layout has buckets.
-    bool bucketed = true;
+    /// Of experts: how many ranks have them (StateLayout::expert_ranks); 0: it is on all ranks.
+    int expert_ranks = 0;
   };
 
   std::vector<MetaMeter::Event> events;

@@ -17,7 +17,7 @@ StateWidths state_widths(const StateLayout& layout, const PrecisionPlan& precisi
   const auto computed = dtype ? width(*dtype) : kept;
   const auto reduced = layout.reduce_dtype ? width(*layout.reduce_dtype) : computed;
   // A loss scaler unscales float16 in place, in the dtype of the shards.
-  const bool narrow = layout.master_weights || layout.gradients_on_host;
+  const bool narrow = layout.narrow_gradients || layout.gradients_on_host;
   const auto gradient = narrow && dtype != at::kHalf ? computed : kept;
   return {kept, computed, reduced, gradient, kept};
 }

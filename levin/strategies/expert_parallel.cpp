@@ -119,8 +119,9 @@ StateLayout ExpertStrategy::layout_over(int ranks) const {
     *split = split_experts(module, {.size = size}, std::make_shared<ImaginedCollective>(0, size),
                            std::make_shared<ImaginedCollective>(0, ranks));
   };
-  // Experts that no other rank has are reduced by nobody.
-  if (size == ranks) layout.is_bucketed = [split](const Tensor& parameter) { return !(*split)->find(parameter); };
+  layout.expert_ranks = [split, copies = ranks / size](const Tensor& parameter) {
+    return (*split)->find(parameter) ? copies : 0;
+  };
   return layout;
 }
 

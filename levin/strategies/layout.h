@@ -57,6 +57,8 @@ struct StateLayout {
   bool gradient_buckets = false;
   /// Where parameters are not sharded (ZeRO 1 and 2): the next group is gathered while one computes.
   bool gathers_ahead = true;
+  /// Gradients are kept in the dtype of the computation, but for float16 (ZeRO 1 and 2).
+  bool narrow_gradients = false;
   /// Copies of the sharded state: each rank has as much as it would with `ranks` in all (hybrid).
   int replicas = 1;
   /// Gradients stay unsharded to the end of backward (ZeRO-1).
@@ -81,8 +83,10 @@ struct StateLayout {
   std::function<void(torch::nn::Module& module)> split_module = {};
   /// A rank has some stages of the model; none: all of it.
   std::optional<PipelineLayout> pipeline = {};
-  /// With gradient_buckets: whether the gradient of a parameter is in one, asked after split_module; empty: every one.
-  std::function<bool(const at::Tensor& parameter)> is_bucketed = {};
+  /// Experts that are spread over ranks: the number of ranks that have those of a parameter, asked after split_module.
+  /// The parameter is sharded over them; with gradient_buckets the gradient of one that no other rank has is in none.
+  /// 0: it is on all ranks, as every one is where this is empty.
+  std::function<int(const at::Tensor& parameter)> expert_ranks = {};
   /// Why memory estimates do not know the strategy; empty: they do.
   std::string not_estimated = {};
 

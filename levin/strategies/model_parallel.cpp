@@ -348,19 +348,25 @@ void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
 StateLayout ModelParallelStrategy::layout_over(int ranks) const {
   const auto sizes = options_.mesh.over(ranks);
   auto layout = make_inner(sizes.dp_shard * sizes.cp)->layout_over(ranks / sizes.tp / sizes.pp);
-  if (sizes.tp * sizes.cp > 1)
-    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan},
-                           cp = sizes.cp](torch::nn::Module& module) {
+  const auto experts = std::make_shared<std::shared_ptr<ExpertSplit>>();
+  if (sizes.tp * sizes.cp * sizes.ep > 1)
+    layout.split_module = [options = TensorParallelOptions{sizes.tp, options_.sequence_parallel, options_.plan}, sizes,
+                           experts](torch::nn::Module& module) {
       if (options.size > 1) {
         const auto split = split_tensors(module, options, std::make_shared<ImaginedCollective>(0, options.size));
         for (const auto& parameter : split->parameters())
           if (parameter.tensor.requires_grad()) sum_gradients(parameter, split->shared_ranks());
       }
-      if (cp > 1) split_context(module, {.size = cp}, std::make_shared<ImaginedCollective>(0, cp));
+      if (sizes.ep > 1)
+        *experts =
+            split_experts(module, {.size = sizes.ep}, std::make_shared<ImaginedCollective>(0, sizes.ep),
+                          std::make_shared<ImaginedCollective>(0, sizes.dp_replicate * sizes.dp_shard * sizes.cp));
+      if (sizes.cp > 1) split_context(module, {.size = sizes.cp}, std::make_shared<ImaginedCollective>(0, sizes.cp));
     };
   if (sizes.ep > 1)
-    layout.not_estimated =
-        "experts within a mesh (ep) have no estimate here; \"expert_parallel\" has one, `levin plan` too";
+    layout.expert_ranks = [experts, ranks = sizes.dp_shard * sizes.cp / sizes.ep](const Tensor& parameter) {
+      return (*experts)->find(parameter) ? ranks : 0;
+    };
   const bool connected = mesh_ && group_->size() == ranks;
   if (sizes.pp > 1)
     layout.pipeline = {.options = options_.pipeline,

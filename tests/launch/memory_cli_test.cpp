@@ -166,7 +166,7 @@ TEST(MemoryCli, RefusesInOneLine) {
            {{"--model", "resnet18", "--timeline", "a.gif"}, "--timeline \"a.gif\" must end with .svg or .png"},
            {{"--model", "resnet18", "--csv", "--json"}, "exclude each other"},
            {{"--model", "gpt2", "--devices", "4", "--strategy", "model_parallel:dp_shard=4,ep=2"},
-            "experts within a mesh (ep) have no estimate here"},
+            "the model has no experts"},
            {{"--model", "gpt2", "--devices", "2", "--strategy", "expert_parallel"}, "the model has no experts"},
            {{"--model", "gpt2", "--devices", "2", "--strategy", "model_parallel:pp=2,schedule=1f1c"},
             "did you mean \"1f1b\"?"},

@@ -81,13 +81,13 @@ int64_t measure(Collective& group, const SpreadCase& c) {
   return peak;
 }
 
-MemoryEstimate predict(const SpreadCase& c, int pipeline_rank) {
+MemoryEstimate predict(const SpreadCase& c, int pipeline_rank, const std::string& optimizer = "adamw") {
   return estimate_memory([&] { return models::decoder(options_of(c.experts)); },
                          [](auto& model, const Batch& batch) { return model(batch["x"], batch["x"]); },
                          [](const Tensor& loss, const Batch&) { return loss; }, {{"x", tokens_of(c, at::kMeta)}},
                          {.layout = state_layout(c.choice, c.world),
                           .precision = c.precision,
-                          .optimizer = "adamw",
+                          .optimizer = optimizer,
                           .world_size = c.world,
                           .pipeline_rank = pipeline_rank,
                           .device = at::kCPU});
@@ -114,8 +114,8 @@ TEST_P(MemoryOfSpreadModels, MatchesPrediction) {
 }
 
 std::vector<SpreadCase> spread_cases() {
-  const auto mesh = [](ParallelSizes sizes) {
-    return ModelParallelOptions{.mesh = sizes, .pipeline = {.microbatches = 4}};
+  const auto mesh = [](ParallelSizes sizes, const char* schedule = "1f1b") {
+    return ModelParallelOptions{.mesh = sizes, .pipeline = {.schedule = schedule, .microbatches = 4}};
   };
   return {
       {.name = "cp2", .choice = ContextParallelOptions{}},
@@ -130,7 +130,50 @@ std::vector<SpreadCase> spread_cases() {
       {.name = "copies2_pp2", .choice = PipelineOptions{.size = 2, .microbatches = 4}, .world = 4, .pp = 2},
       {.name = "shard2_pp2", .choice = mesh({.pp = 2, .dp_shard = 2}), .world = 4, .pp = 2, .gathers = true},
       {.name = "tp2_pp2", .choice = mesh({.pp = 2, .tp = 2}), .world = 4, .pp = 2},
+      // Parameters are cast on each rank. Without copies gradients are reduced in every backward.
+      {.name = "gpipe_cast_pp2", .choice = mesh({.pp = 2}, "gpipe"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
+      {.name = "1f1b_cast_pp2", .choice = mesh({.pp = 2}), .pp = 2, .precision = "bf16-mixed", .batch = 4},
+      {.name = "copies2_cast_pp2",
+       .choice = mesh({.pp = 2, .dp_replicate = 2}),
+       .world = 4,
+       .pp = 2,
+       .precision = "bf16-mixed",
+       .batch = 4},
+      {.name = "zb1p_cast_pp2", .choice = mesh({.pp = 2}, "zb1p"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
+      // Gradients of weights are computed apart, for which their layers are gathered again.
+      {.name = "zb1p_shard2_pp2",
+       .choice = mesh({.pp = 2, .dp_shard = 2}, "zb1p"),
+       .world = 4,
+       .pp = 2,
+       .gathers = true},
+      {.name = "zbv_shard2_pp2", .choice = mesh({.pp = 2, .dp_shard = 2}, "zbv"), .world = 4, .pp = 2, .gathers = true},
       {.name = "ep2", .choice = ExpertParallelOptions{}, .experts = true},
+      // Experts that one rank has, and experts that are sharded over two.
+      {.name = "shard2_ep2", .choice = mesh({.dp_shard = 2, .ep = 2}), .experts = true, .batch = 4, .gathers = true},
+      {.name = "shard2_ep2",
+       .choice = mesh({.dp_shard = 2, .ep = 2}),
+       .precision = "bf16-mixed",
+       .experts = true,
+       .batch = 1,
+       .gathers = true},
+      {.name = "shard4_ep2",
+       .choice = mesh({.dp_shard = 4, .ep = 2}),
+       .world = 4,
+       .experts = true,
+       .batch = 4,
+       .gathers = true},
+      {.name = "shard2_tp2_ep2",
+       .choice = mesh({.dp_shard = 2, .tp = 2, .ep = 2}),
+       .world = 4,
+       .experts = true,
+       .gathers = true},
+      {.name = "shard2_ep2_pp2",
+       .choice = mesh({.pp = 2, .dp_shard = 2, .ep = 2}),
+       .world = 4,
+       .pp = 2,
+       .experts = true,
+       .gathers = true},
+      {.name = "cp2_ep2", .choice = mesh({.dp_shard = 1, .cp = 2, .ep = 2}), .experts = true, .gathers = true},
   };
 }
 
@@ -141,24 +184,23 @@ INSTANTIATE_TEST_SUITE_P(Meshes, MemoryOfSpreadModels, ::testing::ValuesIn(sprea
 });
 
 TEST(MemoryOfSpreadModels, IsRefusedWhereItIsNotKnown) {
-  const auto line = [](const StrategyChoice& choice, int world, int rank = 0,
-                       const std::string& precision = "32-true") {
-    return error_of(
-        [&] { (void)predict({.name = "", .choice = choice, .world = world, .precision = precision}, rank); });
+  const auto line = [](const StrategyChoice& choice, int world, int rank = 0) {
+    return error_of([&] { (void)predict({.name = "", .choice = choice, .world = world}, rank); });
   };
   const ModelParallelOptions staged{.mesh = {.pp = 2}, .pipeline = {.microbatches = 4}};
   EXPECT_EQ(line(staged, 2), "no error");
   EXPECT_THAT(line(staged, 2, 2), HasSubstr("pipeline_rank 2 is not one of 2 ranks of a pipeline"));
-  EXPECT_THAT(line(staged, 2, 0, "bf16-mixed"),
-              HasSubstr("stages whose parameters are cast on one rank have no estimate"));
-  EXPECT_THAT(line(ModelParallelOptions{.mesh = {.dp_shard = 4, .ep = 2}}, 4),
-              HasSubstr("experts within a mesh (ep) have no estimate here"));
+  EXPECT_THAT(line(ModelParallelOptions{.mesh = {.dp_shard = 4, .ep = 2}}, 4), HasSubstr("the model has no experts"));
+  auto offloaded = staged;
+  offloaded.fsdp.cpu_offload = true;
+  EXPECT_THAT(line(offloaded, 2), HasSubstr("in host memory on one rank have no estimate"));
+  const SpreadCase experts{
+      .name = "", .choice = ModelParallelOptions{.mesh = {.dp_shard = 2, .ep = 2}}, .experts = true};
+  EXPECT_THAT(error_of([&] { (void)predict(experts, 0, "lamb"); }),
+              HasSubstr("each rank has some of the experts (ep); use AdamW or SGD"));
   EXPECT_THAT(line(ExpertParallelOptions{}, 2), HasSubstr("the model has no experts"));
   EXPECT_THAT(line(PipelineOptions{.size = 3}, 4), HasSubstr("pipelines of 3 ranks do not divide 4 ranks"));
   EXPECT_THAT(line(ContextParallelOptions{.size = 3}, 4), HasSubstr("do not divide 4 ranks"));
-  auto zero_bubble = staged;
-  zero_bubble.mesh.dp_shard = 2, zero_bubble.pipeline.schedule = "zb1p";
-  EXPECT_THAT(line(zero_bubble, 4), HasSubstr("takes gradients of weights apart"));
 }
 
 }  // namespace

@@ -131,7 +131,8 @@ std::vector<MemoryCase> memory_cases() {
   add("fsdp_deep", full, "32-true", 2)->deep = true;
   add("zero_3_deep", ZeroOptions{.stage = 3, .stage3_param_persistence_threshold = 1000}, "32-true", 2)->deep = true;
   add("fsdp", full, "bf16-mixed", 1);
-  add("fsdp_none", FsdpOptions{.sharding_strategy = "none"}, "32-true", 2);
+  for (const auto* precision : {"32-true", "bf16-mixed"})
+    add("fsdp_none", FsdpOptions{.sharding_strategy = "none"}, precision, 2);
   add("fsdp_hybrid", FsdpOptions{.sharding_strategy = "hybrid", .hybrid_size = 2}, "32-true", 4);
   add("fsdp_in_backward", FsdpOptions{.optimizer_in_backward = true}, "32-true", 1);
   add("fsdp_in_backward", FsdpOptions{.optimizer_in_backward = true}, "32-true", 2);

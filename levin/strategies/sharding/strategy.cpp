@@ -139,6 +139,7 @@ StateLayout ShardedStrategy::layout_over(int world) const {
       .casts_parameters = true,
       .master_weights = plan_.keeps_full,
       .gathers_ahead = plan_.residency.forward_prefetch > 0,
+      .narrow_gradients = plan_.grads_as_computed,
       .replicas = world / ranks,
       .reduces_at_end = plan_.reduces_at_end,
       .parameters_on_disk = !plan_.param_folder.empty(),

@@ -4,7 +4,6 @@
 
 #include "levin/nn/experts/experts.h"
 #include "levin/optim/lamb.h"
-#include "levin/strategies/layout.h"
 #include "levin/strategies/model_parallel.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/temporary_folder.h"
@@ -177,7 +176,6 @@ TEST(ExpertMesh, WhatCannotBeIsOneLine) {
     auto subject = language("mixtral");
     Trainee trainee(group, "model_parallel:ep=2", *subject.module);
     EXPECT_THAT(trainee.strategy().why_not_captured(), HasSubstr("exchange tokens"));
-    EXPECT_THAT(trainee.strategy().layout().not_estimated, HasSubstr("ep"));
     EXPECT_THAT(
         error_of([&] { (void)trainee.strategy().setup_optimizer(optim::Lamb(unique_parameters(*subject.module))); }),
         HasSubstr("some of the experts (ep); use AdamW or SGD"));
