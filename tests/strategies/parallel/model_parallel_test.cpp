@@ -119,6 +119,29 @@ TEST(ModelParallel, TenStepsInMixedPrecision) {
   });
 }
 
+/// Gradients of every micro-batch count, those of embeddings and head, too, which a stage has besides its units.
+TEST(ModelParallel, StagesInMixedPrecisionHaveAllGradients) {
+  const auto check = [](const std::string& model, const std::vector<std::string>& schedules, int shards) {
+    const auto expected = trained(*one_rank(), subject_of(model), "single_device", 1);
+    run_ranks(2 * shards, [&](Collective& group) {
+      for (const auto& schedule : schedules) {
+        const ModelParallelOptions options{.mesh = {.pp = 2, .dp_shard = shards},
+                                           .pipeline = {.schedule = schedule, .microbatches = 4}};
+        const auto mixed = trained(group, subject_of(model), options, 1, {.precision = "bf16-mixed"});
+        ASSERT_EQ(mixed.grads.size(), expected.grads.size());
+        for (size_t i = 0; i < mixed.grads.size(); ++i) {
+          const auto& wanted = expected.grads[i];
+          EXPECT_LT((mixed.grads[i] - wanted).norm().item<double>(), 0.05 * wanted.norm().item<double>())
+              << model << " " << schedule << " " << i;
+        }
+      }
+    });
+  };
+  check("llama", {"gpipe", "1f1b", "zb1p"}, 1);
+  check("gpt of 4", {"zbv"}, 1);  // a tied head
+  check("llama", {"1f1b", "zb1p"}, 2);
+}
+
 /// Saved under pp x dp_shard x tp, and continued under other meshes: losses and parameters are those of one process.
 TEST(ModelParallel, CheckpointsLoadUnderAnyMesh) {
   const TemporaryFolder root;
