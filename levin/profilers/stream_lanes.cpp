@@ -54,7 +54,7 @@ void StreamLanes::place(std::string& names, std::string_view times) {
   const auto time = trace_field(times, "ts");
   const Ns start = trace_time(time), end = start + trace_time(trace_field(times, "dur"));
   const bool is_work = names.find(kAnnotation) == std::string::npos;
-  auto& lanes = streams_.try_emplace({process, thread}, Stream{process, thread, {}}).first->second.lanes;
+  auto& lanes = streams_[{process, thread}];
   size_t lane = 0;
   while (lane < lanes.size() && !lanes[lane].fits(start, end, is_work)) ++lane;
   if (lane == lanes.size()) lanes.emplace_back();
@@ -71,18 +71,20 @@ void StreamLanes::place_arrow(std::string& line) const {
 
 std::string StreamLanes::text() const {
   std::string all;
-  for (const auto& [place, stream] : streams_)
-    for (size_t lane = 1; lane < stream.lanes.size(); ++lane) {
-      const auto where = fmt::format("\"ph\": \"M\", \"ts\": 0, \"pid\": {}, \"tid\": {}", stream.process,
-                                     lane_thread(stream.thread, lane));
+  for (const auto& [place, lanes] : streams_) {
+    const auto& [process, thread] = place;
+    for (size_t lane = 1; lane < lanes.size(); ++lane) {
+      const auto where =
+          fmt::format("\"ph\": \"M\", \"ts\": 0, \"pid\": {}, \"tid\": {}", process, lane_thread(thread, lane));
       all += fmt::format(
           "  {{\n    \"name\": \"thread_name\", {},\n    \"args\": {{\n      \"name\": \"stream {} at the same time "
           "{}\"\n    }}\n  }},\n",
-          where, stream.thread, lane + 1);
+          where, thread, lane + 1);
       all += fmt::format(
           "  {{\n    \"name\": \"thread_sort_index\", {},\n    \"args\": {{\n      \"sort_index\": {}\n    }}\n  }},\n",
-          where, static_cast<int64_t>(trace_number(stream.thread)));
+          where, static_cast<int64_t>(trace_number(thread)));
     }
+  }
   return all;
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace levin::detail {
@@ -31,12 +32,8 @@ class StreamLanes {
     std::multimap<Ns, Ns> by_start, by_end;
     std::map<Ns, Ns> work;  // by start; these never overlap
   };
-  struct Stream {
-    std::string process, thread;
-    std::vector<Lane> lanes;
-  };
 
-  std::map<std::pair<std::string, std::string>, Stream> streams_;
+  std::map<std::pair<std::string, std::string>, std::vector<Lane>> streams_;  // by process and thread
   std::string moved_from_, moved_to_, moved_time_;  // of the event placed last, where it moved
 };
 
