@@ -3,6 +3,7 @@
 #include <thread>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "levin/core/error.h"
@@ -34,8 +35,17 @@ bool contains(std::span<const int> ranks, int rank) {
 }  // namespace
 
 std::string rank_list(std::span<const int> ranks) {
-  if (ranks.size() == 1) return fmt::format("rank {}", ranks[0]);
-  return fmt::format("ranks {} and {}", fmt::join(ranks.first(ranks.size() - 1), ", "), ranks.back());
+  std::vector<std::string> runs;
+  for (size_t i = 0, end = 0; i < ranks.size(); i = end) {
+    for (end = i + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
+    if (end - i == 2) end = i + 1;  // "0, 1"
+    runs.push_back(end - i == 1 ? fmt::format("{}", ranks[i]) : fmt::format("{}-{}", ranks[i], ranks[end - 1]));
+  }
+  if (runs.empty()) return {};
+  const auto last = runs.back();
+  runs.pop_back();
+  return fmt::format("rank{} {}{}{}", ranks.size() > 1 ? "s" : "", fmt::join(runs, ", "), runs.empty() ? "" : " and ",
+                     last);
 }
 
 std::string explain_failure(std::string_view operation, std::span<const std::optional<FailureReport>> reports,

@@ -43,7 +43,7 @@ struct FailureReport {
 std::string explain_failure(std::string_view operation, std::span<const std::optional<FailureReport>> reports,
                             std::span<const int> closed, std::span<const int> names, std::string_view cause);
 
-/// "rank 1", "ranks 0, 2 and 3".
+/// "rank 1", "ranks 0 and 1", "ranks 0-3", "ranks 0, 2-4 and 7".
 std::string rank_list(std::span<const int> ranks);
 
 /// How the ranks of a group come to one line when something fails: each posts what it knows to the store, ends its own

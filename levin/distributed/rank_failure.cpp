@@ -98,16 +98,19 @@ const RankFailure& root_cause(std::span<const RankFailure> failures) {
 
 std::vector<int> blamed_ranks(const RankFailure& failure) {
   static const std::regex kBlame(
-      "ranks? ([0-9]+(?:(?:, | and )[0-9]+)*) (?:failed:|died|has left the group|have left the group|did not "
+      "ranks? ([0-9]+(?:(?:-|, | and )[0-9]+)*) (?:failed:|died|has left the group|have left the group|did not "
       "arrive|has not been heard of)");
-  static const std::regex kNumber("[0-9]+");
+  static const std::regex kRun("([0-9]{1,8})(?:-([0-9]{1,8}))?");
+  constexpr int kMostRanks = 1 << 20;  // the text may be anybody's
   std::vector<int> blamed;
   for (const auto& line : failure.last_lines)
     for (std::sregex_iterator it(line.begin(), line.end(), kBlame), end; it != end; ++it) {
       const auto list = (*it)[1].str();
-      for (std::sregex_iterator number(list.begin(), list.end(), kNumber); number != end; ++number)
-        if (const auto text = number->str(); text.size() < 9)
-          if (const int rank = std::stoi(text); rank != failure.rank) blamed.push_back(rank);
+      for (std::sregex_iterator run(list.begin(), list.end(), kRun); run != end; ++run) {
+        const int first = std::stoi((*run)[1]), last = (*run)[2].matched ? std::stoi((*run)[2]) : first;
+        for (int rank = first; rank <= std::min(last, first + kMostRanks); ++rank)
+          if (rank != failure.rank) blamed.push_back(rank);
+      }
     }
   return blamed;
 }

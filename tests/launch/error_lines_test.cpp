@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/files.h"
+#include "levin/testing/folder_test.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/process.h"
-#include "levin/testing/temporary_folder.h"
 #include "tests/launch/probes.h"
 
 namespace levin::testing {
@@ -32,17 +32,18 @@ Words ranks(int count, const Words& actions, const Words& flags = {}) {
   return levin_run(words);
 }
 
-TEST(ErrorLines, RanksAreListed) {
-  const auto list = [](std::vector<int> numbers) { return detail::rank_list(numbers); };
-  EXPECT_EQ(list({3}), "rank 3");
-  EXPECT_EQ(list({0, 1}), "ranks 0 and 1");
-  EXPECT_EQ(list({0, 1, 2, 3}), "ranks 0-3");
-  EXPECT_EQ(list({0, 2, 3, 4, 7}), "ranks 0, 2-4 and 7");
-  EXPECT_EQ(list({0, 1, 5, 6}), "ranks 0, 1, 5 and 6");
-}
+/// Ranks that complain at the same time, and end when all have.
+class ErrorLines : public FolderTest {
+ protected:
+  Words together(Words actions) const {
+    actions.insert(actions.begin(), "meet=" + (folder_ / "started").string());
+    actions.insert(actions.end() - 1, "meet=" + (folder_ / "complained").string());
+    return actions;
+  }
+};
 
-TEST(ErrorLines, TheErrorOfAllRanksIsTheOnlyLine) {
-  Process child(ranks(4, {"complain=error: [mesh] pp 3 = 3, and there are 4 ranks", "ms=150", "exit=2"}));
+TEST_F(ErrorLines, TheErrorOfAllRanksIsTheOnlyLine) {
+  Process child(ranks(4, together({"complain=error: [mesh] pp 3 = 3, and there are 4 ranks", "exit=2"})));
   EXPECT_EQ(child.wait(), 2);
   EXPECT_EQ(child.err(), "[ranks 0-3] error: [mesh] pp 3 = 3, and there are 4 ranks\n");
   Process alone(ranks(1, {"complain=error: no such file", "exit=1"}));
@@ -50,9 +51,9 @@ TEST(ErrorLines, TheErrorOfAllRanksIsTheOnlyLine) {
   EXPECT_EQ(alone.err(), "error: no such file\n");
 }
 
-TEST(ErrorLines, ErrorsThatDifferAreAllShown) {
-  Process child(ranks(4, {"@0:complain=error: one", "@1:complain=error: two", "@2:complain=error: one",
-                          "@3:complain=error: three", "ms=150", "exit=1"}));
+TEST_F(ErrorLines, ErrorsThatDifferAreAllShown) {
+  Process child(ranks(4, together({"@0:complain=error: one", "@1:complain=error: two", "@2:complain=error: one",
+                                   "@3:complain=error: three", "exit=1"})));
   EXPECT_EQ(child.wait(), 1);
   EXPECT_THAT(child.err(), AllOf(HasSubstr("[ranks 0 and 2] error: one\n"), HasSubstr("[rank 1] error: two\n"),
                                  HasSubstr("[rank 3] error: three\n")));
@@ -62,9 +63,9 @@ TEST(ErrorLines, ErrorsThatDifferAreAllShown) {
               ContainsRegex("\nlevin: the run failed: rank [0-3] \\(pid [0-9]+\\) failed first: [^\n]+\n$"));
 }
 
-TEST(ErrorLines, OtherOutputStaysAndKeepsItsOrder) {
-  Process child(ranks(2, {"complain=before", "say=out", "complain=error: same", "@0:complain=after 0",
-                          "@1:complain=after 1", "@1:complain=last 1", "ms=150", "exit=1"}));
+TEST_F(ErrorLines, OtherOutputStaysAndKeepsItsOrder) {
+  Process child(ranks(2, together({"complain=before", "say=out", "complain=error: same", "@0:complain=after 0",
+                                   "@1:complain=after 1", "@1:complain=last 1", "exit=1"})));
   EXPECT_EQ(child.wait(), 1);
   EXPECT_THAT(child.out(), AllOf(HasSubstr("[rank 1] out\n"), ContainsRegex("(^|\n)out\n")));
   const auto text = child.err();
@@ -75,7 +76,7 @@ TEST(ErrorLines, OtherOutputStaysAndKeepsItsOrder) {
   EXPECT_THAT(text, AllOf(HasSubstr("\nafter 0\n"), HasSubstr("\n[rank 1] after 1\n[rank 1] last 1\n")));
 }
 
-TEST(ErrorLines, ARankThatContinuesIsNotHeldBack) {
+TEST_F(ErrorLines, ARankThatContinuesIsNotHeldBack) {
   Process child(ranks(2, {"complain=error: one of many", "complain=continues", "sleep"}));
   EXPECT_TRUE(child.wait_for("[rank 1] continues"));
   EXPECT_THAT(child.err(), HasSubstr("[ranks 0 and 1] error: one of many\n"));
@@ -85,7 +86,7 @@ TEST(ErrorLines, ARankThatContinuesIsNotHeldBack) {
   EXPECT_THAT(child.err(), EndsWith("levin: stopped by SIGTERM\n"));
 }
 
-TEST(ErrorLines, ARankThatFailsAloneIsNamed) {
+TEST_F(ErrorLines, ARankThatFailsAloneIsNamed) {
   Process child(ranks(3, {"@1:complain=error: mine", "@1:exit=3", "sleep"}));
   EXPECT_EQ(child.wait(), 3);
   EXPECT_THAT(child.err(), StartsWith("[rank 1] error: mine\nlevin: rank 1 (pid "));
@@ -93,21 +94,20 @@ TEST(ErrorLines, ARankThatFailsAloneIsNamed) {
                                          "mine\n$"));
 }
 
-TEST(ErrorLines, ErrorsThatBlameARankNameIt) {
+TEST_F(ErrorLines, ErrorsThatBlameARankNameIt) {
   Process child(ranks(3, {"@2:ms=200", "@2:kill=9", "complain=error: [all_reduce] rank 2 died", "exit=1"}));
   EXPECT_EQ(child.wait(), 137);
   EXPECT_THAT(child.err(), AllOf(HasSubstr("[ranks 0 and 1] error: [all_reduce] rank 2 died\n"),
                                  HasSubstr("the run failed: rank 2 ")));
 }
 
-TEST(ErrorLines, LogFilesHaveTheLineOfEachRank) {
-  const TemporaryFolder folder;
-  Process child(
-      ranks(2, {"complain=error: same", "ms=150", "exit=1"}, {"--log-dir", folder.path().string(), "--tee", "3"}));
+TEST_F(ErrorLines, LogFilesHaveTheLineOfEachRank) {
+  const auto logs = folder_ / "logs";
+  Process child(ranks(2, together({"complain=error: same", "exit=1"}), {"--log-dir", logs.string(), "--tee", "3"}));
   EXPECT_EQ(child.wait(), 1);
   EXPECT_THAT(child.err(), EndsWith("[ranks 0 and 1] error: same\n"));
   int files = 0;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path()))
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(logs))
     if (entry.path().filename() == "stderr.log") {
       EXPECT_EQ(read_file(entry.path()), "error: same\n");
       ++files;
@@ -115,8 +115,10 @@ TEST(ErrorLines, LogFilesHaveTheLineOfEachRank) {
   EXPECT_EQ(files, 2);
 }
 
-TEST(ErrorLines, OfAProgramThatStartsItsOwnRanks) {
-  Process child({self_probe(), "--self", "2", "complain=error: same", "ms=150", "exit=5"});
+TEST_F(ErrorLines, OfAProgramThatStartsItsOwnRanks) {
+  Words words{self_probe(), "--self", "2"};
+  for (const auto& word : together({"complain=error: same", "exit=5"})) words.push_back(word);
+  Process child(words);
   EXPECT_EQ(child.wait(), 5);
   EXPECT_EQ(child.err(), "[ranks 0 and 1] error: same\n");
 }

@@ -5,6 +5,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <thread>
 
@@ -53,6 +55,17 @@ inline void on_terminate(int) {
   ::_exit(0);
 }
 
+/// Returns when every rank of the run is here: each leaves a file of this name.
+inline void meet(const std::string& path) {
+  std::ofstream(path + variable("RANK")).put('\n');
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  for (int rank = 0; rank < std::atoi(variable("WORLD_SIZE").c_str()); ++rank)
+    while (!std::filesystem::exists(path + std::to_string(rank))) {
+      if (std::chrono::steady_clock::now() > limit) std::exit(97);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+}
+
 inline void act(const std::string& action, const std::string& value) {
   const auto number = std::atol(value.c_str());
   if (action == "env") {
@@ -77,6 +90,8 @@ inline void act(const std::string& action, const std::string& value) {
   } else if (action == "cat") {
     for (int c; (c = std::getchar()) != EOF;) std::putchar(c);
     std::fflush(stdout);
+  } else if (action == "meet") {
+    meet(value);
   } else if (action == "ms") {
     std::this_thread::sleep_for(std::chrono::milliseconds(number));
   } else if (action == "save") {  // as a rank that writes a checkpoint does

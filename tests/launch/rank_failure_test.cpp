@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/distributed/failure.h"
 
 namespace levin::detail {
 namespace {
@@ -45,6 +46,24 @@ TEST(Failures, WhatAllSayIsFound) {
   EXPECT_EQ(common({rank(0, one, {"error: x"}), rank(1, killed, {"error: x"})}), "");
   EXPECT_EQ(common({rank(0, one, {"error: rank 2 died"}), rank(1, one, {"error: rank 2 died"})}), "");
   EXPECT_EQ(common({rank(0, one, {"error: x"}), RankFailure::stopped_by(SIGTERM, 0, "host")}), "");
+}
+
+TEST(Failures, RanksAreListed) {
+  const auto list = [](const std::vector<int>& numbers) { return rank_list(numbers); };
+  EXPECT_EQ(list({3}), "rank 3");
+  EXPECT_EQ(list({0, 1}), "ranks 0 and 1");
+  EXPECT_EQ(list({0, 1, 2, 3}), "ranks 0-3");
+  EXPECT_EQ(list({0, 2, 3, 4, 7}), "ranks 0, 2-4 and 7");
+  EXPECT_EQ(list({0, 1, 5, 6}), "ranks 0, 1, 5 and 6");
+}
+
+// Of every form that a list of ranks has.
+TEST(Failures, BlameTheRanksOfALine) {
+  for (const std::vector<int>& ranks : {std::vector{3}, {0, 2}, {0, 2, 3, 4, 7}, {2, 3, 4, 5}})
+    EXPECT_EQ(blamed_ranks(rank(1, {1, 0}, {"error: [join] " + rank_list(ranks) + " did not arrive"})), ranks);
+  EXPECT_THAT(blamed_ranks(rank(1, {1, 0}, {"ranks 0-2 died"})), ::testing::ElementsAre(0, 2));  // not itself
+  EXPECT_THAT(blamed_ranks(rank(1, {1, 0}, {"ranks 5-2 died"})), ::testing::IsEmpty());
+  EXPECT_LT(blamed_ranks(rank(1, {1, 0}, {"ranks 0-99999999 died"})).size(), 2'000'000u);
 }
 
 TEST(Failures, TravelAsText) {

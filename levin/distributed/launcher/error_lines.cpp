@@ -4,23 +4,10 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
+
+#include "levin/distributed/failure.h"
 
 namespace levin::detail {
-
-std::string rank_list(std::span<const int> ranks) {
-  std::vector<std::string> runs;
-  for (size_t i = 0, end = 0; i < ranks.size(); i = end) {
-    for (end = i + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
-    if (end - i == 2) end = i + 1;  // "0, 1"
-    runs.push_back(end - i == 1 ? fmt::format("{}", ranks[i]) : fmt::format("{}-{}", ranks[i], ranks[end - 1]));
-  }
-  if (runs.empty()) return {};
-  const auto last = runs.back();
-  runs.pop_back();
-  return fmt::format("rank{} {}{}{}", ranks.size() > 1 ? "s" : "", fmt::join(runs, ", "), runs.empty() ? "" : " and ",
-                     last);
-}
 
 void show_errors(std::span<const HeldError> held, Console& console, std::map<std::string, size_t>& shown,
                  bool skip_shown) {

@@ -15,9 +15,6 @@ struct HeldError {
   std::reference_wrapper<OutputRelay> relay;
 };
 
-/// "rank 3", "ranks 0-3", "ranks 0, 2-4 and 7".
-std::string rank_list(std::span<const int> ranks);
-
 /// Releases all that is held, in the order in which it came. A line that several ranks hold is shown once, with their
 /// numbers: "[ranks 0-3] error: ...". `shown` counts the ranks of every line; `skip_shown`: those that it has are not
 /// shown again.
