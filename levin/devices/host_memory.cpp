@@ -58,14 +58,18 @@ std::optional<int64_t> available_host_memory() {
   return bytes;
 }
 
-at::Tensor on_large_pages(at::Tensor fresh) {
+void ask_for_large_pages(void* fresh, size_t bytes) {
   constexpr size_t kWorthIt = size_t{1} << 22;
-  if (!fresh.is_cpu() || fresh.nbytes() < kWorthIt) return fresh;
+  if (bytes < kWorthIt) return;
   static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto memory = reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr());
-  const auto begin = (memory + page - 1) / page * page, end = (memory + fresh.nbytes()) / page * page;
+  const auto memory = reinterpret_cast<uintptr_t>(fresh);
+  const auto begin = (memory + page - 1) / page * page, end = (memory + bytes) / page * page;
   // A system that has none says so, and nothing is lost.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+at::Tensor on_large_pages(at::Tensor fresh) {
+  if (fresh.is_cpu()) ask_for_large_pages(fresh.mutable_data_ptr(), fresh.nbytes());
   return fresh;
 }
 

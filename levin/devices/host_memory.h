@@ -21,6 +21,7 @@ at::Tensor page_locked(int64_t elements, c10::ScalarType dtype);
 /// Asks for large pages under a tensor in host memory that nobody has written to yet, and returns it: fewer of them are
 /// to be made, found and walked through. Tensors on devices and small ones are left as they are.
 at::Tensor on_large_pages(at::Tensor fresh);
+void ask_for_large_pages(void* fresh, size_t bytes);
 
 namespace detail {
 /// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately. Its bytes

@@ -8,6 +8,7 @@
 #include <c10/core/GradMode.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/host_memory.h"
 
 namespace levin::detail {
 namespace {
@@ -44,7 +45,9 @@ void give_data(c10::StorageImpl& storage, at::DataPtr&& data) {
 void allocate(c10::StorageImpl& storage) {
   if (!tape_of(&storage)) return;
   const c10::DeviceGuard guard(storage.device());
-  give_data(storage, storage.allocator()->allocate(storage.nbytes()));
+  auto data = storage.allocator()->allocate(storage.nbytes());
+  if (storage.device().is_cpu()) ask_for_large_pages(data.get(), storage.nbytes());
+  give_data(storage, std::move(data));
 }
 
 std::pair<c10::DeviceType, c10::DeviceIndex> key_of(c10::Device device) {

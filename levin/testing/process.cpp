@@ -25,7 +25,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-constexpr auto kLimit = 120s;
+constexpr auto kLimit = 600s;
 
 /// A file of /proc, whose size is not known; empty when the process is gone.
 std::string slurp(const std::string& path) {
@@ -164,7 +164,7 @@ pid_t Process::rank(int rank) const {
 }
 
 bool Process::all_gone() const {
-  return eventually([&] { return descendants().empty(); }, 15s);
+  return eventually([&] { return descendants().empty(); }, 60s);
 }
 
 ProgramResult run_program(const std::vector<std::string>& command, const std::vector<std::string>& environment,

@@ -22,9 +22,9 @@ class Process {
   pid_t pid() const { return pid_; }
   void signal(int signal) const;
 
-  /// Reads until the text has appeared in its output; false when it ends before, or after 120 s.
+  /// Reads until the text has appeared in its output; false when it ends before, or after 600 s.
   bool wait_for(const std::string& text);
-  /// Waits for its end; the status as a shell gives it. After 120 s it is killed and the status is -1.
+  /// Waits for its end; the status as a shell gives it. After 600 s it is killed and the status is -1.
   int wait();
   const std::string& out() const { return out_; }
   const std::string& err() const { return err_; }
@@ -34,7 +34,7 @@ class Process {
   std::vector<pid_t> descendants() const;
   /// The one of them with RANK=`rank`; 0 when there is none.
   pid_t rank(int rank) const;
-  /// Whether all of them are gone within 15 seconds.
+  /// Whether all of them are gone within 60 seconds.
   bool all_gone() const;
 
  private:

@@ -20,7 +20,7 @@ struct RanksOptions {
   /// A rank that throws, or ends in another way, does not fail the test: the test looks at the results.
   bool errors_expected = false;
   /// Every process is killed when this is over.
-  std::chrono::milliseconds limit = std::chrono::seconds(180);
+  std::chrono::milliseconds limit = std::chrono::seconds(600);
   /// Ranks end by exit(), with all that runs there, and not at once.
   bool exit_normally = false;
   /// Rank 0 serves the store, and not the test.

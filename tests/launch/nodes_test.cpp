@@ -63,7 +63,7 @@ TEST(Nodes, AFailureOnOneEndsAll) {
         run[i].err(),
         ContainsRegex(
             "levin: rank 1 \\(node 1, [^,]+, pid [0-9]+\\) ended with exit status 9; its last lines:\n    why\n"));
-    EXPECT_LT(run[i].seconds(), 30);
+    EXPECT_LT(run[i].seconds(), 90);
     EXPECT_TRUE(run[i].all_gone());
   }
 }
@@ -96,7 +96,7 @@ TEST(Nodes, ASignalToOneStopsAll) {
       EXPECT_EQ(run[i].wait(), 143);
       EXPECT_THAT(run[i].err(),
                   ContainsRegex(fmt::format("levin: node {} \\([^)]+\\) was stopped by SIGTERM\n", told)));
-      EXPECT_LT(run[i].seconds(), 30);
+      EXPECT_LT(run[i].seconds(), 90);
       EXPECT_TRUE(run[i].all_gone());
     }
   }
@@ -112,7 +112,7 @@ TEST(Nodes, TheDeathOfTheFirstLauncherIsNoticed) {
   // The last line of a run that failed says how it ended.
   EXPECT_THAT(run[1].err(), ::testing::MatchesRegex("levin: node 0 [^\n]+ does not answer any more[^\n]+\n"
                                                     "levin: the run failed: node 0 [^\n]+ was lost\n"));
-  EXPECT_LT(run[1].seconds(), 30);
+  EXPECT_LT(run[1].seconds(), 90);
   EXPECT_TRUE(run[0].all_gone());
   EXPECT_TRUE(run[1].all_gone());
 }
@@ -126,7 +126,7 @@ TEST(Nodes, TheDeathOfAnotherLauncherIsNamedWhenItsPeersFail) {
   EXPECT_EQ(run[1].wait(), 137);
   EXPECT_EQ(run[0].wait(), 1);
   EXPECT_THAT(run[0].err(), ContainsRegex("levin: node 1 \\([^)]+\\) did not say how it ended"));
-  EXPECT_LT(run[0].seconds(), 30);
+  EXPECT_LT(run[0].seconds(), 90);
   EXPECT_TRUE(run[1].all_gone());
 }
 
@@ -139,7 +139,7 @@ TEST(Nodes, AMissingNodeIsNamed) {
     words.insert(words.end(), {"--node-rank", node, "true"});
     Process child(levin_run(words));
     EXPECT_EQ(child.wait(), 1);
-    EXPECT_LT(child.seconds(), 30);
+    EXPECT_LT(child.seconds(), 90);
     if (std::string(node) == "0") {
       EXPECT_THAT(child.err(), HasSubstr("node 1 of 2 did not join the run at 127.0.0.1 port " + port + " within 1 s"));
     } else {

@@ -15,7 +15,6 @@ class Cuda : public GpuTest {
     GpuTest::SetUp();
     options.device = c10::Device(at::kCUDA, 0);
     options.collective.backend = "auto";
-    options.limit = std::chrono::seconds(180);
   }
   RanksOptions options;
 };

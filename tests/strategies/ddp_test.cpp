@@ -177,7 +177,7 @@ TEST(Ddp, UnusedParameterOnOneRankIsNamedOnAll) {
                          HasSubstr("strategy \"ddp_find_unused_parameters_true\""))));
   EXPECT_EQ(results[0].error, results[1].error);
   EXPECT_EQ(results[0].error, results[2].error);
-  for (const auto& result : results) EXPECT_LT(result.seconds, 30);
+  for (const auto& result : results) EXPECT_LT(result.seconds, 50);
 }
 
 TEST(Ddp, UnusedParameterOnEveryRankIsNamed) {
@@ -185,7 +185,7 @@ TEST(Ddp, UnusedParameterOnEveryRankIsNamed) {
       "ddp", [](int) { return false; }, true);
   EXPECT_THAT(errors_of(results), Each(HasSubstr("\"b.weight\", \"b.bias\" got no gradient on every rank;")));
   EXPECT_EQ(results[0].error, results[1].error);
-  for (const auto& result : results) EXPECT_LT(result.seconds, 30);
+  for (const auto& result : results) EXPECT_LT(result.seconds, 50);
 }
 
 TEST(Ddp, FindUnusedLetsThemPass) {
@@ -417,7 +417,7 @@ TEST(Ddp, ExceptionInBackwardReachesTheOthers) {
       options);
   EXPECT_EQ(results[0].error, "[ddp] rank 1 failed: [mine] broken backward");
   EXPECT_EQ(results[1].error, "[mine] broken backward");
-  EXPECT_LT(results[0].seconds, 30);
+  EXPECT_LT(results[0].seconds, 50);
 }
 
 }  // namespace

@@ -32,7 +32,6 @@ std::vector<RankResult> run_program(const RandomProgram& program, bool alone, co
   const int world = alone ? 1 : program.ranks;
   RanksOptions options;
   options.errors_expected = true;
-  options.limit = std::chrono::seconds(90);
   return run_ranks(
       world,
       [&](Collective& group) {

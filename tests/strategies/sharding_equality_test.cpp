@@ -279,9 +279,8 @@ void expect_equality(int world, const std::vector<OddCase>& cases) {
     }
     return all;
   };
-  const RanksOptions patient{.limit = std::chrono::minutes(3)};
-  const auto one = run_ranks(1, train_all, patient)[0].tensors;
-  const auto many = run_ranks(world, train_all, patient);
+  const auto one = run_ranks(1, train_all)[0].tensors;
+  const auto many = run_ranks(world, train_all);
   ASSERT_EQ(one.size(), 2 * cases.size());
   for (int rank = 0; rank < world; ++rank) {
     const auto& mine = many[static_cast<size_t>(rank)].tensors;

@@ -85,7 +85,7 @@ void train_lean(int world, const std::vector<LeanRun>& runs, Results& results) {
     }
     return all;
   };
-  const auto ranks = run_ranks(world, train_all, {.limit = std::chrono::minutes(3)});
+  const auto ranks = run_ranks(world, train_all);
   const auto& all = ranks[0].tensors;
   const auto each = static_cast<int64_t>(all.size() / runs.size());
   ASSERT_GT(each, 1);

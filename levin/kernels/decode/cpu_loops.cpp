@@ -7,6 +7,9 @@
 #ifdef __aarch64__
 #include <arm_neon.h>
 #endif
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
 
 #include "levin/kernels/fused_step/adam_convert.h"
 
@@ -16,6 +19,8 @@
 
 namespace levin::kernels::detail {
 namespace {
+
+constexpr int kLine = 64, kAhead = 1024;  // bytes
 
 // W bytes of numbers in one register; never an argument or a result that is not inlined, whose place would depend on
 // what the machine has.
@@ -45,6 +50,14 @@ struct Floats {
     std::memcpy(&to, &bits, W);
   }
   static LEVIN_INLINE void load(V& to, const Half* from) {
+#if defined(__clang__) && defined(__x86_64__)
+    if constexpr (W >= 32) {  // one instruction of machines that have such registers (F16C)
+      typename Register<_Float16, W / 2>::Type halves;
+      std::memcpy(&halves, from, W / 2);
+      to = __builtin_convertvector(halves, V);
+      return;
+    }
+#endif
     typename Register<uint16_t, W / 2>::Type narrow;
     std::memcpy(&narrow, from, W / 2);
     const Bits wide = __builtin_convertvector(narrow, Bits), sign = (wide & 0x8000u) << 16;
@@ -126,6 +139,10 @@ LEVIN_INLINE void dot_row(const T* row, const float* x, int64_t columns, float* 
   }
   int64_t i = 0;
   for (; i + kSums * N <= columns; i += kSums * N) {
+    // Rows lie one after the other. The processor alone does not read far enough ahead.
+    LEVIN_UNROLL
+    for (int at = 0; at < kSums * N * int{sizeof(T)}; at += kLine)
+      __builtin_prefetch(reinterpret_cast<const char*>(row + i) + at + kAhead);
     V w[kSums];
     LEVIN_UNROLL
     for (int s = 0; s < kSums; s += 2) F::load_two(w[s], w[s + 1], row + i + s * N);
@@ -390,12 +407,26 @@ LEVIN_INLINE void norm_any(const NormRow& job) {
 
 // The library is compiled for the oldest x86-64; what the machine has besides is asked for when it runs.
 #ifdef __x86_64__
-#define LEVIN_AVX2 __attribute__((target("avx2,fma")))
+#define LEVIN_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define LEVIN_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")))
 namespace {
 
+bool has_f16c() {  // __builtin_cpu_supports() of clang does not know it
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
 bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   return has;
+}
+bool has_avx512() {
+  static const bool has = has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return has;
+}
+
+LEVIN_AVX512 void dot_avx512(const DotRows& job, int64_t begin, int64_t end) {
+  dot_any<64>(job, begin, end);
 }
 
 LEVIN_AVX2 void dot_avx2(const DotRows& job, int64_t begin, int64_t end) {
@@ -414,6 +445,7 @@ LEVIN_AVX2 void norm_avx2(const NormRow& job) {
 }  // namespace
 
 void dot_rows(const DotRows& job, int64_t begin, int64_t end) {
+  if (has_avx512()) return dot_avx512(job, begin, end);
   return has_avx2() ? dot_avx2(job, begin, end) : dot_any<16>(job, begin, end);
 }
 void dot_rows_int4(const DotInt4& job, int64_t begin, int64_t end) {

@@ -303,7 +303,6 @@ TEST(ExpertParallel, FoldersAreWrittenFromRanks) {
 
 TEST(ExpertParallel, AKilledRankIsOneLine) {
   RanksOptions options{.errors_expected = true};
-  options.collective.timeout = std::chrono::seconds(20);
   const auto results = run_ranks(
       2,
       [&](Collective& group) {
@@ -319,7 +318,7 @@ TEST(ExpertParallel, AKilledRankIsOneLine) {
   EXPECT_EQ(results[1].signal, SIGKILL);
   EXPECT_THAT(results[0].error, HasSubstr("rank 1"));
   EXPECT_EQ(results[0].error.find('\n'), std::string::npos);
-  EXPECT_LT(results[0].seconds, 15);
+  EXPECT_LT(results[0].seconds, 50);
 }
 
 TEST(ExpertParallel, WhatCannotBeSplitIsRefused) {

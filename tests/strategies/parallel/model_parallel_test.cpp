@@ -278,7 +278,7 @@ TEST(ModelParallel, ARankThatFailsEndsAllWithItsLine) {
     const auto& result = results[static_cast<size_t>(rank)];
     EXPECT_THAT(result.error, HasSubstr("rank 3")) << rank;
     EXPECT_EQ(result.error.find('\n'), std::string::npos) << rank;
-    EXPECT_LT(result.seconds, 30) << rank;
+    EXPECT_LT(result.seconds, 50) << rank;
   }
 }
 
