@@ -50,10 +50,6 @@ MemoryEstimate estimate_memory(const MakeTrainingStep& make, const Batch& batch,
   traced.layout = layout;
   const bool sharded = detail::is_sharded(layout, asked);
   if (sharded && layout.ranks * layout.replicas == 1) traced.accumulate = 1;
-  LEVIN_CHECK(
-      !sharded || !layout.pipeline || layout.ranks * layout.replicas > 1 || !layout.gradients_on_host,
-      "[estimate_memory] stages whose state is in host memory on one rank have no estimate; leave the offloading "
-      "out, or use a mesh with dp_shard");
   const auto trace = detail::trace_step(make, batch, traced, plan);
   return detail::account_for(trace, layout, asked, question);
 }

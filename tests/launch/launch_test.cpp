@@ -306,7 +306,8 @@ TEST(Fault, SignalsEndTheRunInOrder) {
 }
 
 TEST(Fault, RanksGetTheSignalAndTimeToEnd) {
-  Process child(ranks(2, {"polite", "say=up", "sleep"}));
+  const TemporaryFolder folder;
+  Process child(ranks(2, {"polite", "meet=" + (folder.path() / "rank").string(), "say=up", "sleep"}));
   ASSERT_TRUE(child.wait_for("[rank 1] up"));
   child.signal(SIGTERM);
   EXPECT_EQ(child.wait(), 143);
@@ -314,7 +315,7 @@ TEST(Fault, RanksGetTheSignalAndTimeToEnd) {
 }
 
 TEST(Fault, ASecondInterruptKillsAtOnce) {
-  Process child(ranks(2, {"deaf", "say=up", "sleep"}, {"--stop-grace", "60"}));
+  Process child(ranks(2, {"deaf", "say=up", "sleep"}, {"--stop-grace", "300"}));
   ASSERT_TRUE(child.wait_for("[rank 1] up"));
   child.signal(SIGINT);
   ASSERT_TRUE(child.wait_for("stopped by SIGINT"));

@@ -117,6 +117,10 @@ std::vector<SpreadCase> spread_cases() {
   const auto mesh = [](ParallelSizes sizes, const char* schedule = "1f1b") {
     return ModelParallelOptions{.mesh = sizes, .pipeline = {.schedule = schedule, .microbatches = 4}};
   };
+  const auto offloaded = [](ModelParallelOptions options) {
+    options.fsdp.cpu_offload = true;
+    return options;
+  };
   return {
       {.name = "cp2", .choice = ContextParallelOptions{}},
       {.name = "cp2_heads", .choice = ContextParallelOptions{.rotate = ContextRotation::kAllToAll}},
@@ -140,6 +144,21 @@ std::vector<SpreadCase> spread_cases() {
        .precision = "bf16-mixed",
        .batch = 4},
       {.name = "zb1p_cast_pp2", .choice = mesh({.pp = 2}, "zb1p"), .pp = 2, .precision = "bf16-mixed", .batch = 4},
+      // Parameters, their gradients and the optimizer's state are in host memory.
+      {.name = "offload_pp2", .choice = offloaded(mesh({.pp = 2})), .pp = 2, .batch = 4},
+      {.name = "offload_pp2", .choice = offloaded(mesh({.pp = 2})), .pp = 2, .precision = "bf16-mixed", .batch = 4},
+      {.name = "offload_gpipe_pp2",
+       .choice = offloaded(mesh({.pp = 2}, "gpipe")),
+       .pp = 2,
+       .precision = "bf16-mixed",
+       .batch = 4},
+      {.name = "offload_shard2_pp2",
+       .choice = offloaded(mesh({.pp = 2, .dp_shard = 2})),
+       .world = 4,
+       .pp = 2,
+       .precision = "bf16-mixed",
+       .batch = 4,
+       .gathers = true},
       // Gradients of weights are computed apart, for which their layers are gathered again.
       {.name = "zb1p_shard2_pp2",
        .choice = mesh({.pp = 2, .dp_shard = 2}, "zb1p"),
