@@ -55,7 +55,7 @@ class Account {
       note();
       if (!before) add_point(mark);
     }
-    estimate_.host += activations_on_host_;
+    estimate_.host += activations_on_host_ + (simulation_ ? simulation_->host_rooms() : 0);
     return std::move(estimate_);
   }
 

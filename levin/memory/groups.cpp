@@ -33,7 +33,7 @@ MeteredGroup::MeteredGroup(GroupLedger& ledger, const GroupSizes& sizes)
 void MeteredGroup::begin_step(bool stale) {
   stale_ = stale;
   if (state_ == State::kGathered) ledger_.gathered += full_bytes();  // it stayed
-  has_gradient_ = has_reduced_ = false;
+  has_gradient_ = has_reduced_ = receives_ = false;
   full_gradients_ = 0;
   large_gradients_.clear();
 }
@@ -91,7 +91,11 @@ void MeteredGroup::add_gradient(int64_t bytes) {
   has_gradient_ = true;
   full_gradients_ += bytes;
   ledger_.full_gradients += bytes;
-  if (bytes >= kLeavesAlone) large_gradients_.push_back(bytes);
+  if (bytes < kLeavesAlone) return;
+  large_gradients_.push_back(bytes);
+  // It leaves at once, into memory for all of the group.
+  const auto& figures = ledger_.figures;
+  if (figures.offload && alone() && !figures.updates_in_place && !std::exchange(receives_, true)) keep_reduced();
 }
 
 /// Bytes of gradients that are in host memory when the backward of the unit ends.
@@ -109,7 +113,7 @@ void MeteredGroup::begin_reduce() {
     // Nothing is kept of gradients.
   } else if (alone()) {
     // Cast, or copied to the host; the full gradients are held until that is done.
-    keep_reduced();
+    if (!std::exchange(receives_, false)) keep_reduced();
     ledger_.sent += full_gradients_ - arrived_gradients();
   } else {
     ledger_.sent += figures.bytes(ranks() * sizes_.grad, figures.reduced);
@@ -150,8 +154,15 @@ void MeteredGroup::finish_reduce() {
 
 void MeteredGroup::keep_reduced() {
   const bool offload = ledger_.figures.offload, adds = std::exchange(has_reduced_, true);
-  auto& place = offload ? ledger_.host_gradients : adds ? ledger_.sent : ledger_.gradients;
-  if (!offload || !adds) place += ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
+  const auto bytes = ledger_.figures.bytes(sizes_.grad, ledger_.figures.gradient);
+  if (!offload)
+    (adds ? ledger_.sent : ledger_.gradients) += bytes;
+  else if (!adds)
+    ledger_.host_gradients += bytes;
+  else if (ledger_.figures.gloo)
+    ledger_.host_incoming += bytes;
+  else if (!std::exchange(has_room_, true))
+    ledger_.host_rooms += bytes;
 }
 
 void MeteredGroup::compare() {

@@ -56,6 +56,10 @@ struct GroupLedger {
   int64_t full_gradients = 0;
   int64_t gradients = 0;
   int64_t host_gradients = 0;
+  /// Gradients in host memory that are added to those that are there when the backward ends.
+  int64_t host_incoming = 0;
+  /// Pinned memory of such gradients, which is kept.
+  int64_t host_rooms = 0;
 
   /// Each of Gloo's threads gathers into a buffer of its own and copies from there.
   static constexpr int kGlooThreads = 2;
@@ -105,7 +109,7 @@ class MeteredGroup final : public ScheduledGroup {
   bool has_memory_;
   bool stale_ = true;
   bool at_gloo_ = false;
-  bool has_gradient_ = false, has_reduced_ = false;
+  bool has_gradient_ = false, has_reduced_ = false, has_room_ = false, receives_ = false;
   int64_t full_gradients_ = 0;
   std::vector<int64_t> large_gradients_ = {};  // as they came; to host memory they leave one by one
 };

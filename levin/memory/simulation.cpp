@@ -86,6 +86,7 @@ void ShardingSimulation::follow_backward(const StepTrace::Mark& mark) {
 void ShardingSimulation::end_backward() {
   if (!std::exchange(in_backward_, false)) return;
   schedule_->end_reductions(/*used=*/true);
+  ledger_.host_incoming = 0;
   schedule_->end_backward();
 }
 

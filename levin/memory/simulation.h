@@ -31,7 +31,9 @@ class ShardingSimulation {
   int64_t gradients() const { return ledger_.full_gradients + ledger_.gradients; }
   int64_t full_gradients() const { return ledger_.full_gradients; }
   /// Reduced gradients in host memory.
-  int64_t host_gradients() const { return ledger_.host_gradients; }
+  int64_t host_gradients() const { return ledger_.host_gradients + ledger_.host_incoming + ledger_.host_rooms; }
+  /// Pinned memory besides that of the gradients themselves.
+  int64_t host_rooms() const { return ledger_.host_rooms; }
 
  private:
   bool is_alone() const { return ledger_.figures.ranks * ledger_.figures.replicas == 1; }
