@@ -188,6 +188,21 @@ void StageModule::check_carried(const Now& now, const Output& output, const std:
               "other units, or cut_before");
 }
 
+// A comparison with NaN gives a value like others. It is another one than that of the real units, and the same one
+// twice; what is drawn at random is not. Only the first unit of a stage could be given the right one.
+void StageModule::check_others(const Now& now, const std::vector<Tensor>& arguments, const std::vector<bool>& carried,
+                               const std::function<std::vector<Tensor>()>& skip_all) {
+  std::vector<Tensor> again;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (carried[i] || at::equal(arguments[i], now.arguments[i])) continue;
+    if (again.empty()) again = skip_all();
+    LEVIN_CHECK(!at::equal(arguments[i], again[i]), "[pipeline] unit \"", cut_.units[now.next].name,
+                "\" is given a tensor of ", arguments[i].scalar_type(),
+                " that the units before it decide (a mask made ",
+                "of their results?), which later stages do not have; compute it inside the units that use it");
+  }
+}
+
 // Everything before is skipped, so that what depends on it is NaN, and what each rank makes itself (masks, angles of
 // positions) is not. Meta tensors (memory estimates) have no values: there, what depends on it has a graph.
 std::vector<bool> StageModule::find_carried(const Now& now, const std::function<Tensor()>& forward,
@@ -195,19 +210,24 @@ std::vector<bool> StageModule::find_carried(const Now& now, const std::function<
   const bool by_graph = device().is_meta();
   const at::AutoGradMode grad(by_graph);
   const auto& name = cut_.units[now.next].name;
-  Now probe;
-  probe.with_graph = by_graph;
-  probe.stage = now.stage;
-  probe.first = probe.next = now.next;
-  probe.skipped = &before;
-  Tensor result;
-  const bool ended = call(probe, forward, result);
-  LEVIN_CHECK(ended && probe.arguments.size() == now.arguments.size(), "[pipeline] unit \"", name, "\" is given ",
-              now.arguments.size(), " tensors in one call and ", probe.arguments.size(), " in the next");
+  const auto skip_all = [&] {
+    Now probe;
+    probe.with_graph = by_graph;
+    probe.stage = now.stage;
+    probe.first = probe.next = now.next;
+    probe.skipped = &before;
+    Tensor result;
+    const bool ended = call(probe, forward, result);
+    LEVIN_CHECK(ended && probe.arguments.size() == now.arguments.size(), "[pipeline] unit \"", name, "\" is given ",
+                now.arguments.size(), " tensors in one call and ", probe.arguments.size(), " in the next");
+    return probe.arguments;
+  };
+  const auto arguments = skip_all();
   std::vector<bool> carried;
-  for (const auto& tensor : probe.arguments)
+  for (const auto& tensor : arguments)
     carried.push_back(tensor.is_floating_point() &&
                       (by_graph ? tensor.requires_grad() : tensor.isnan().any().item<bool>()));
+  if (!by_graph) check_others(now, arguments, carried, skip_all);
   LEVIN_CHECK(std::ranges::find(carried, true) != carried.end(), "[pipeline] nothing of what unit \"", name,
               "\" is given comes from the units before it, so the model cannot be cut there");
   return carried;

@@ -80,6 +80,8 @@ class StageModule {
   bool call(Now& now, const std::function<Tensor()>& forward, Tensor& result);
   std::vector<bool> find_carried(const Now& now, const std::function<Tensor()>& forward,
                                  const std::vector<detail::UnitResult>& before);
+  void check_others(const Now& now, const std::vector<Tensor>& arguments, const std::vector<bool>& carried,
+                    const std::function<std::vector<Tensor>()>& skip_all);
   Now begin(int stage, const detail::StageShapes* shapes, const std::vector<Tensor>& inputs) const;
   void check_carried(const Now& now, const Output& output, const std::function<Tensor()>& forward,
                      const std::vector<Tensor>& inputs);
