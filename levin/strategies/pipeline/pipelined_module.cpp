@@ -65,7 +65,11 @@ void PipelinedModule::around(const PipelineAction& action, const std::function<v
   // Without a stage before it nobody waits for the gradients of inputs: all of it is computed with those of weights.
   if (action.kind == PipelineAction::Kind::kBackwardInput && action.stage == 0) return compute();
   inner_->set_sync(syncs_ && is_last);
-  run_backward(std::array{inner_.get()}, {}, compute);
+  run_backward(std::array{inner_.get()}, {}, [&] {
+    // Gradients of earlier backwards wait to be reduced. This one may have none: a frozen stage.
+    if (is_last) inner_->enter_weights(-1);
+    compute();
+  });
 }
 
 const StageCut::State* PipelinedModule::find(const Tensor& tensor) const {
