@@ -104,6 +104,7 @@ Tensor PipelinedModule::run_microbatches(const MicrobatchStep& step) {
   to_come_ = static_cast<int>(std::ranges::count_if(own, [](const PipelineAction& action) {
     return action.is_compute() && action.kind != PipelineAction::Kind::kForward;
   }));
+  if (at::GradMode::is_enabled()) reduce_.begin();
   const auto loss = runner_.run(schedule, step);
   if (syncs_ && at::GradMode::is_enabled()) reduce_.run();
   return loss;

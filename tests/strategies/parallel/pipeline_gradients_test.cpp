@@ -1,4 +1,4 @@
-// Gradients of stages of which some do not train.
+// Gradients of stages of which some do not train, and of several batches.
 #include <gtest/gtest.h>
 
 #include "levin/strategies/pipeline/schedule.h"
@@ -35,6 +35,34 @@ TEST(PipelineGradients, FrozenStagesLeaveThoseOfOthers) {
                                                   .pipeline = {.schedule = schedule, .microbatches = 2}},
                              1),
                      expected.at(name), schedule + ", " + name);
+  });
+}
+
+/// Every batch is reduced, and counts once, also in what several stages have (a tied head).
+TEST(PipelineGradients, BatchesAccumulateWithoutNoBackwardSync) {
+  const auto summed = [](Collective& group, const StrategyChoice& choice) {
+    auto subject = subject_of("gpt of 4");
+    without_dropout(subject);
+    const auto params = unique_parameters(*subject.module);
+    Trainee trainee(group, choice, *subject.module);
+    std::vector<Tensor> all;
+    for (int round = 0; round < 2; ++round) {
+      for (int step = 0; step < 3; ++step) {
+        trainee.set_sync(round == 0 || step != 1);
+        run_batch(trainee, subject, subject.batch(step), 1);
+      }
+      std::vector<Tensor> grads;
+      for (const auto& param : params) grads.push_back(param.grad());
+      for (auto& grad : whole_tensors(trainee.strategy(), params, grads)) all.push_back(grad);
+      clear_grads(params);
+    }
+    return all;
+  };
+  const auto expected = summed(*one_rank(), "single_device");
+  run_ranks(2, [&](Collective& group) {
+    expect_close(summed(group, PipelineOptions{.microbatches = 2}), expected, "pipeline");
+    expect_close(summed(group, ModelParallelOptions{.mesh = {.pp = 2}, .pipeline = {.microbatches = 2}}), expected,
+                 "model_parallel");
   });
 }
 
