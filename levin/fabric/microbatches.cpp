@@ -1,5 +1,7 @@
 #include "levin/fabric/microbatches.h"
 
+#include <ATen/ops/zeros.h>
+
 #include "levin/distributed/checks.h"
 #include "levin/fabric/fabric.h"
 #include "levin/fabric/fabric_core.h"
@@ -26,6 +28,8 @@ int Fabric::microbatches(detail::ModuleCall& call, int64_t rows) const {
 
 Tensor Fabric::run_microbatches(detail::ModuleCall& call, MicrobatchStep step) {
   auto& core = *core_;
+  // Ranks without the loss step with the same scale, on their device.
+  if (core.scaler && at::GradMode::is_enabled()) (void)core.scaler->scale(at::zeros({}, at::device(device())));
   const auto scale = std::move(step.scale);
   step.scale = [&core, scale](const Tensor& loss) {
     const auto mine = scale ? scale(loss) : loss;

@@ -53,6 +53,7 @@ class PipelineStrategy::Sync final : public ModuleSync {
     auto& schedule = schedules_[count];
     if (schedule.actions.empty())
       schedule = make_pipeline_schedule(owner_.options_.schedule, group_->size(), count, owner_.options_.chunks);
+    if (at::GradMode::is_enabled()) reduce_.begin();
     const auto loss = runner_.run(schedule, step);
     if (syncs_ && at::GradMode::is_enabled()) reduce_.run();
     return loss;

@@ -65,7 +65,11 @@ void PipelinedModule::around(const PipelineAction& action, const std::function<v
   // Without a stage before it nobody waits for the gradients of inputs: all of it is computed with those of weights.
   if (action.kind == PipelineAction::Kind::kBackwardInput && action.stage == 0) return compute();
   inner_->set_sync(syncs_ && is_last);
-  run_backward(std::array{inner_.get()}, {}, compute);
+  run_backward(std::array{inner_.get()}, {}, [&] {
+    // Gradients of earlier backwards wait to be reduced. This one may have none: a frozen stage.
+    if (is_last) inner_->enter_weights(-1);
+    compute();
+  });
 }
 
 const StageCut::State* PipelinedModule::find(const Tensor& tensor) const {
@@ -100,6 +104,7 @@ Tensor PipelinedModule::run_microbatches(const MicrobatchStep& step) {
   to_come_ = static_cast<int>(std::ranges::count_if(own, [](const PipelineAction& action) {
     return action.is_compute() && action.kind != PipelineAction::Kind::kForward;
   }));
+  if (at::GradMode::is_enabled()) reduce_.begin();
   const auto loss = runner_.run(schedule, step);
   if (syncs_ && at::GradMode::is_enabled()) reduce_.run();
   return loss;

@@ -1,6 +1,7 @@
 #include "levin/strategies/pipeline/reduce.h"
 
 #include <set>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
@@ -30,6 +31,16 @@ StageReduce::StageReduce(StageModule& module, Collective& all, Collective& pipel
   }
 }
 
+void StageReduce::begin() {
+  if (!std::exchange(summed_, false)) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& [group, shared] : shared_) {
+    if (group->rank() == 0) continue;
+    for (const auto* state : shared)
+      if (auto grad = state->tensor.grad(); grad.defined()) grad.zero_();
+  }
+}
+
 void StageReduce::run() {
   const at::NoGradGuard no_grad;
   // Which parameters have a gradient anywhere: ranks that do not have one, or did not use it, join in with zeros. What
@@ -44,6 +55,7 @@ void StageReduce::run() {
     if (flags[i] && !tensor.grad().defined()) tensor.mutable_grad() = at::zeros_like(tensor);
   }
   for (auto& [group, shared] : shared_) reduce(*group, shared, /*mean=*/false);
+  summed_ = true;
   if (copies_.size() > 1) reduce(copies_, held_, /*mean=*/true);
 }
 

@@ -16,6 +16,9 @@ class StageReduce {
   /// `all` is pipeline x copies. All must outlive it. Every rank must make one.
   StageReduce(StageModule& module, Collective& all, Collective& pipeline, Collective& copies);
 
+  /// Before backwards that add to the gradients. Those that were summed already are left to one rank, so that they
+  /// count once when they are summed again.
+  void begin();
   /// Every rank must call.
   void run();
   /// The values of the first rank that has a parameter, on all that do.
@@ -32,6 +35,8 @@ class StageReduce {
   std::vector<std::pair<std::shared_ptr<Collective>, States>> shared_;
   /// Parameters that are here.
   States held_;
+  /// Gradients of `shared_` are sums.
+  bool summed_ = false;
 };
 
 }  // namespace levin::detail
