@@ -581,6 +581,8 @@ void StepCompiler::replay(StepCall& call, CompiledGraph& graph) {
     if (!grad.defined() && !after.defined()) continue;
     if (!grad.defined() || !after.defined() || !grad.is_same(after)) grad = after;
   }
+  // What the scaler remembers is of the capture, or of an eager step before.
+  if (around_.scaler && at::GradMode::is_enabled()) around_.scaler->begin_step();
   graph.checks.look();
   ++counts_.replayed;
 }

@@ -55,6 +55,12 @@ void convert(torch::nn::Module& module, std::optional<c10::ScalarType> dtype, st
 
 }  // namespace
 
+void detail::share_found_inf(GradScaler& scaler, Strategy& strategy) {
+  scaler.share_found_inf([&strategy](Tensor& found) {
+    if (strategy.shards()) strategy.group().all_reduce(found, ReduceOp::kMax);
+  });
+}
+
 Fabric::Fabric() : Fabric(FabricOptions{}) {}
 
 Fabric::Fabric(FabricOptions options) : options_(std::move(options)), core_(std::make_shared<detail::FabricCore>()) {
@@ -124,10 +130,7 @@ void Fabric::launch_with(const Args* args) {
   core.strategy->connect(join_group(core.placement, device, core.strategy->traits().collective), device);
   core.strategy->set_precision(plan.precision);
   core.strategy->set_captured(options_.compile && device.is_cuda() && core.strategy->why_not_captured().empty());
-  // Each rank sees the gradients of its shards only: one that overflows stops the step of all.
-  if (core.scaler && core.strategy->shards() && core.placement.world_size > 1)
-    core.scaler->share_found_inf(
-        [group = &core.strategy->group()](Tensor& found) { group->all_reduce(found, ReduceOp::kMax); });
+  if (core.scaler && core.placement.world_size > 1) detail::share_found_inf(*core.scaler, *core.strategy);
   core.launched = true;
   if (!plan.precision.params) hint_idle_tensor_cores(device);
 }

@@ -41,4 +41,8 @@ struct FabricCore {
   std::vector<std::weak_ptr<StepCompiler>> compilers;
 };
 
+/// Where ranks see the gradients of their shards only, one that overflows stops the step of all. A strategy may come to
+/// know later, when modules are set up, whether they do.
+void share_found_inf(GradScaler& scaler, Strategy& strategy);
+
 }  // namespace levin::detail

@@ -15,6 +15,7 @@ struct GradScaler::PerOptimizer {
   Tensor found_inf;  // on the device of the scale; defined once the gradients were checked
   bool unscaled = false;
   bool stepped = false;
+  bool left = false;  // the scale was updated for others
 };
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
@@ -24,6 +25,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
+  begin_step();
   if (!scale_.defined() || scale_.device() != loss.device())
     levin::detail::refuse_capture("the loss scale is not on the device yet");
   if (!scale_.defined()) {
@@ -71,7 +73,7 @@ void GradScaler::check_inf(PerOptimizer& state, Optimizer& optimizer, bool unsca
   LEVIN_CHECK(any, "[grad_scaler] no parameter of ", optimizer.name(),
               " has a gradient; call fabric.backward(loss) first");
   // As in torch: the reciprocal is taken in double, since 1/scale in float can round.
-  const auto factor = unscale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones_like(scale_);
+  const auto factor = unscale ? used_scale().to(at::kDouble).reciprocal().to(at::kFloat) : at::ones_like(scale_);
   for (auto& [key, tensors] : gradients) {
     auto found = at::zeros({}, scale_.options().device(key.first));
     at::_amp_foreach_non_finite_check_and_unscale_(tensors, found, factor.to(key.first, /*non_blocking=*/true));
@@ -95,7 +97,7 @@ void GradScaler::step(Optimizer& optimizer) {
   LEVIN_CHECK(!state.stepped, "[grad_scaler] the optimizer stepped twice without an update of the scale in between");
   if (!state.unscaled) check_inf(state, optimizer, /*unscale=*/false);
   state.stepped = true;
-  const GradScale amp{state.unscaled ? Tensor() : scale_, state.found_inf};
+  const GradScale amp{state.unscaled ? Tensor() : used_scale(), state.found_inf};
   if (optimizer.impl()->step_scaled(amp)) return;
   if (!state.unscaled) {
     state.found_inf.reset();
@@ -113,9 +115,28 @@ void GradScaler::update() {
     found = found.defined() ? found + state->found_inf : state->found_inf;
   }
   LEVIN_CHECK(found.defined(), "[grad_scaler] update() before any optimizer stepped");
+  if (before_.scale.defined()) {  // done again, with what was found since
+    scale_.copy_(before_.scale);
+    growth_tracker_.copy_(before_.growth_tracker);
+    found = found + before_.found_inf;
+  } else {
+    before_ = {scale_.clone(), growth_tracker_.clone(), {}};
+  }
+  before_.found_inf = found;
   at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor,
                          options_.growth_interval);
+  std::erase_if(per_optimizer_, [](const auto& state) { return state->stepped; });
+  for (const auto& state : per_optimizer_) state->left = true;
+}
+
+void GradScaler::abandon_step() {
   per_optimizer_.clear();
+  before_ = {};
+}
+
+void GradScaler::begin_step() {
+  std::erase_if(per_optimizer_, [](const auto& state) { return state->left; });
+  before_ = {};
 }
 
 double GradScaler::current_scale() const {
@@ -131,6 +152,7 @@ StateDict GradScaler::state_dict() const {
 }
 
 void GradScaler::load_state_dict(const StateDict& state) {
+  before_ = {};
   options_.init_scale = state.at("scale").to_double();
   options_.growth_factor = state.at("growth_factor").to_double();
   options_.backoff_factor = state.at("backoff_factor").to_double();

@@ -79,11 +79,14 @@ class GradScaler {
   /// Steps unless a gradient is inf or nan. Fused optimizers are told on the device; for others the host waits for the
   /// answer.
   void step(Optimizer& optimizer);
-  /// Grows or backs off; call once after all optimizers have stepped.
+  /// Grows or backs off. After the step of each optimizer, or once after all of them: both count as one step, until the
+  /// next scale(). Gradients that are left are unscaled by the scale that they were made with.
   void update();
 
   /// Forgets a step that was not completed: what was unscaled or stepped since the last update().
-  void abandon_step() { per_optimizer_.clear(); }
+  void abandon_step();
+  /// What comes belongs to another step than the last update(). scale() says so; a graph that is replayed cannot.
+  void begin_step();
 
   /// For gradients that are spread over ranks: `reduce` makes what one rank found known to all, in place.
   void share_found_inf(std::function<void(Tensor&)> reduce) { share_ = std::move(reduce); }
@@ -96,10 +99,18 @@ class GradScaler {
   struct PerOptimizer;
   PerOptimizer& of(const Optimizer& optimizer);
   void check_inf(PerOptimizer& state, Optimizer& optimizer, bool unscale);
+  /// That of the gradients of this step.
+  const Tensor& used_scale() const { return before_.scale.defined() ? before_.scale : scale_; }
+
+  /// What was before the first update() of a step, and what all optimizers of the step have found since.
+  struct Before {
+    Tensor scale, growth_tracker, found_inf;
+  };
 
   GradScalerOptions options_;
   Tensor scale_;
   Tensor growth_tracker_;
+  Before before_;
   std::function<void(Tensor&)> share_;
   std::vector<std::shared_ptr<PerOptimizer>> per_optimizer_;
 };

@@ -280,6 +280,42 @@ TEST_F(CompileGpu, MixedPrecisions) {
   EXPECT_EQ(outcome.scale, 32768);
 }
 
+TEST_F(CompileGpu, TwoOptimizersUnderALossScaler) {
+  const auto trained = [](bool compile) {
+    torch::manual_seed(12);
+    Fabric fabric({.accelerator = "cuda",
+                   .devices = 1,
+                   .precision = "16-mixed",
+                   .plugins = {.grad_scaler = {.init_scale = 256, .growth_interval = 4}},
+                   .compile = compile});
+    fabric.launch();
+    Net model;
+    auto net = fabric.setup(model);
+    auto first = fabric.setup_optimizers(optim::SGD(model->first->parameters(), {.lr = 1e-2}));
+    auto last = fabric.setup_optimizers(optim::SGD(model->last->parameters(), {.lr = 1e-2}));
+    auto step = fabric.compile([&](Batch& batch) {
+      auto loss = net(batch["x"]).pow(2).mean();
+      fabric.backward(loss);
+      fabric.clip_gradients(last, {.max_norm = 1});
+      first.step();
+      last.step();
+      first.zero_grad();
+      last.zero_grad();
+      return loss;
+    });
+    for (int i = 0; i < 20; ++i) {
+      Batch batch{{"x", fabric.to_device(torch::randn({32, 16}))}};
+      step(batch);
+    }
+    EXPECT_EQ(fabric.grad_scaler()->current_scale(), 256 << 5);
+    if (step.compiler()) EXPECT_EQ(step.compiler()->counts().captured, 1);
+    return std::pair(model->first->weight.detach().cpu(), model->last->weight.detach().cpu());
+  };
+  const auto eager = trained(false), compiled = trained(true);
+  EXPECT_TRUE(torch::equal(eager.first, compiled.first));
+  EXPECT_TRUE(torch::equal(eager.second, compiled.second));
+}
+
 TEST_F(CompileGpu, WhatWaitsForTheDeviceRunsEagerly) {
   Outcome outcome;
   const auto lines = testing::captured_stderr(

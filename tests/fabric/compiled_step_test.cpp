@@ -587,5 +587,27 @@ TEST(FabricCompile, IsThePlainFunctionOnTheCpu) {
   EXPECT_NE(lines.find("[compile] steps are not captured on cpu: CUDA graphs need a GPU"), std::string::npos) << lines;
 }
 
+TEST_F(CompiledStepTest, AScalerThatStepsOutsideTheGraphCountsEveryStep) {
+  auto w = torch::ones({3}).requires_grad_();
+  optim::SGD opt({w}, {.lr = 0.1});
+  GradScaler scaler({.init_scale = 16, .growth_interval = 4});
+  around.optimizers = {opt.impl()};
+  around.scaler = &scaler;
+  auto step = compiled([&](const Tensor& x) {
+    w.mutable_grad().reset();
+    auto loss = (w * x).sum();
+    scaler.scale(loss).backward();
+    return loss.detach();
+  });
+  for (int i = 1; i <= 10; ++i) {
+    step(torch::ones({3}));
+    scaler.step(opt);
+    scaler.update();
+    EXPECT_EQ(scaler.current_scale(), 16 << i / 4);
+    EXPECT_EQ(scaler.state_dict().at("_growth_tracker").to_int(), i % 4);
+  }
+  EXPECT_GT(device->replays, 5);
+}
+
 }  // namespace
 }  // namespace levin

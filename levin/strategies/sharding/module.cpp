@@ -436,8 +436,10 @@ void ShardedModule::check_fired() {
 /// Optimizers that step in backward take it from here.
 void ShardedModule::step_reduced(ShardGroup& group) {
   if (!sync_) return;
+  std::vector<std::shared_ptr<UnitOptimizer>> optimizers;
   for (const auto& weak : optimizers_)
-    if (const auto optimizer = weak.lock()) optimizer->group_is_ready(group, group.arrival());
+    if (auto optimizer = weak.lock()) optimizers.push_back(std::move(optimizer));
+  UnitOptimizer::group_is_ready(optimizers, group, group.arrival());
 }
 
 /// The first gradient of a unit comes when part of its backward is done: the moment to free the memory of the reduction
@@ -509,8 +511,10 @@ void ShardedModule::backward_failed(const std::exception& error) {
   std::vector<std::string> stepped;
   for (const auto& weak : optimizers_)
     if (const auto optimizer = weak.lock()) {
-      for (auto& name : optimizer->take_stepped())
-        stepped.push_back(name.empty() ? "the root" : fmt::format("\"{}\"", name));
+      for (const auto& name : optimizer->take_stepped())
+        if (auto unit = name.empty() ? "the root" : fmt::format("\"{}\"", name);
+            std::ranges::find(stepped, unit) == stepped.end())
+          stepped.push_back(std::move(unit));
       optimizer->backward_failed();
     }
   if (stepped.empty()) return;

@@ -50,12 +50,18 @@ void UnitOptimizer::add_groups(const std::vector<std::unique_ptr<ShardGroup>>& g
   for (const auto& param : inner().all_params()) own_.insert(param.unsafeGetTensorImpl());
 }
 
-void UnitOptimizer::group_is_ready(ShardGroup& group, std::function<void()> arrived) {
-  if (!in_backward_) return;
+void UnitOptimizer::group_is_ready(const std::vector<std::shared_ptr<UnitOptimizer>>& optimizers, ShardGroup& group,
+                                   std::function<void()> arrived) {
+  std::vector<UnitOptimizer*> owners;
+  for (const auto& optimizer : optimizers)
+    if (optimizer->in_backward_ && optimizer->owns_any(group)) owners.push_back(optimizer.get());
+  if (owners.empty()) return;
   group.show_shards();
+  // One thread, so that the optimizers of a group do not meet. All are joined at the end of backward.
+  auto& thread = owners.front()->thread_;
   if (group.updates_in_place()) {  // it has been stepped
     if (group.state() != ShardGroup::State::kGathered) return;
-    thread_.run([&group, arrived = std::move(arrived)] {
+    thread.run([&group, arrived = std::move(arrived)] {
       if (arrived) arrived();
       group.note_values();
     });
@@ -63,15 +69,15 @@ void UnitOptimizer::group_is_ready(ShardGroup& group, std::function<void()> arri
   }
   if (!group.options().offload) {
     group.give_grads();
-    step_group(group);
+    for (auto* owner : owners) owner->step_group(group);
     return;
   }
-  thread_.run([this, &group, arrived = std::move(arrived)] {
+  thread.run([owners, &group, arrived = std::move(arrived)] {
     const at::NoGradGuard no_grad;
     if (arrived) arrived();
     group.settle_host();
     group.give_grads();
-    step_group(group);
+    for (auto* owner : owners) owner->step_group(group);
   });
 }
 
@@ -84,6 +90,11 @@ bool UnitOptimizer::owns_all(const ShardGroup& group) const {
   return std::ranges::all_of(group.params(), [&](const auto& param) {
     return !param.param.requires_grad() || own_.contains(param.param.unsafeGetTensorImpl());
   });
+}
+
+bool UnitOptimizer::owns_any(const ShardGroup& group) const {
+  return std::ranges::any_of(group.params(),
+                             [&](const auto& param) { return own_.contains(param.param.unsafeGetTensorImpl()); });
 }
 
 void UnitOptimizer::step_group(ShardGroup& group) {

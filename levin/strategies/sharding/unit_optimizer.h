@@ -26,11 +26,14 @@ class UnitOptimizer final : public optim::ForwardingOptimizer {
 
   /// Groups whose parameters may be among the optimizer's.
   void add_groups(const std::vector<std::unique_ptr<ShardGroup>>& groups);
-  /// The reduced gradients of a group are in place (in host memory: when `arrived` returns).
-  void group_is_ready(ShardGroup& group, std::function<void()> arrived);
+  /// The reduced gradients of a group are in place (in host memory: when `arrived` returns). Its parameters get them
+  /// once, then each of `optimizers` steps its own.
+  static void group_is_ready(const std::vector<std::shared_ptr<UnitOptimizer>>& optimizers, ShardGroup& group,
+                             std::function<void()> arrived);
   /// Whether its steps need nothing but parameters and gradients (SGD without momentum).
   bool is_stateless() const;
   bool owns_all(const ShardGroup& group) const;
+  bool owns_any(const ShardGroup& group) const;
   /// Steps the full parameters of a group by their gradients, where they are.
   void step_in_place(ShardGroup& group) { step_group(group); }
   /// Waits for the steps that were started in backward.
