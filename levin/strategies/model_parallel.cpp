@@ -307,8 +307,15 @@ void ModelParallelStrategy::adopt_split(std::shared_ptr<TensorSplit> split) {
 
 void ModelParallelStrategy::watch_split(const TensorSplit& split) {
   share_random_state(split.ranks(), device_);
-  for (const auto& parameter : split.parameters())
-    if (parameter.tensor.requires_grad()) sum_gradients(parameter, split.shared_ranks());
+  for (const auto& parameter : split.parameters()) {
+    auto tensor = parameter.tensor;
+    if (!tensor.is_floating_point()) continue;
+    // What is frozen may be trained later; a tensor takes hooks only while it needs a gradient.
+    const bool trains = tensor.requires_grad();
+    tensor.set_requires_grad(true);
+    sum_gradients(parameter, split.shared_ranks());
+    tensor.set_requires_grad(trains);
+  }
 }
 
 std::optional<TensorSlice> ModelParallelStrategy::slice_of(const Tensor& parameter) const {

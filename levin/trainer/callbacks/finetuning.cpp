@@ -120,6 +120,14 @@ void BaseFinetuning::setup(TrainerContext& run, std::string_view stage) {
 }
 
 void BaseFinetuning::on_fit_start(TrainerContext& run) {
+  // Their copies are reduced by what "ddp" uses, which knows only parameters that train at setup; and ranks have
+  // different parts, so that a mean over all ranks would mix them.
+  auto& strategy = run.fabric().strategy();
+  LEVIN_CHECK(late_.empty() || !strategy.shards() ||
+                  (strategy.name() != "tensor_parallel" && strategy.name() != "expert_parallel"),
+              "[finetuning] strategy \"", strategy.name(),
+              "\" does not reduce gradients of parameters that are frozen at first; use strategy \"model_parallel\" "
+              "with tp or ep");
   for (const auto& optimizer : run.optimizers()) groups_at_start_.push_back(optimizer.num_groups());
   if (!loaded_.empty()) {
     // Before the run loads the optimizers' states, which have these groups.
@@ -154,9 +162,10 @@ void BaseFinetuning::on_train_epoch_start(TrainerContext& run) {
 }
 
 // Before a loss scaler looks for infinities, so that all ranks find the same. What earlier batches of a step have left
-// is equal on all ranks and stays so.
+// is equal on all ranks and stays so. Strategies that shard reduce whatever has a gradient: what a rank has is the mean
+// already, and another part than other ranks have.
 void BaseFinetuning::on_after_backward(TrainerContext& run) {
-  if (late_.empty() || run.fabric().world_size() == 1) return;
+  if (late_.empty() || run.fabric().world_size() == 1 || run.fabric().strategy().shards()) return;
   average_gradients(run.fabric(), late_);
 }
 

@@ -77,6 +77,9 @@ void ModelPruning::choose_targets(TrainModuleBase& module) {
 }
 
 void ModelPruning::on_fit_start(TrainerContext& run) {
+  LEVIN_CHECK(!run.fabric().strategy().shards() || run.fabric().world_size() == 1, "[ModelPruning] strategy \"",
+              run.fabric().strategy().name(),
+              "\" gives each rank a part of the weights, and pruning compares all of them; use strategy \"ddp\"");
   at::NoGradGuard no_grad;
   choose_targets(run.module());
   has_masks_ = std::ranges::all_of(targets_, [](const Target& target) { return target.mask.defined(); });
