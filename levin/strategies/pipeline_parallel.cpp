@@ -216,7 +216,9 @@ Tensor PipelineStrategy::grad_norm(std::span<const Tensor> params, double norm_t
     for (const auto* sync : syncs_)
       if (const auto* state = sync->find(param)) counts = sync->stages().holders(*state).front() == place;
     if (!counts) continue;
-    const auto norm = at::linalg_vector_norm(param.grad(), norm_type).to(total.device(), at::kFloat);
+    const auto type = at::promote_types(param.grad().scalar_type(), at::kFloat);
+    const auto norm =
+        at::linalg_vector_norm(param.grad(), norm_type, std::nullopt, false, type).to(total.device(), at::kFloat);
     if (largest)
       total = at::maximum(total, norm);
     else
