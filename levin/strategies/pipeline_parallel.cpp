@@ -152,12 +152,11 @@ std::unique_ptr<ModuleSync> PipelineStrategy::setup_module(torch::nn::Module& mo
     if (precision_.params && tensor.is_floating_point()) to = to.dtype(*precision_.params);
     if (to.device() != tensor.device() || to.dtype() != tensor.dtype()) tensor.set_data(tensor.to(to));
     const auto holders = sync->stages().holders(state);
-    if (static_cast<int>(holders.size()) == pipeline_size()) continue;
-    const bool here = sync->stages().holds(state);
-    shards_->add(
-        tensor, {.sizes = state.sizes,
-                 .start = 0,
-                 .writes = here && holders.front() == mesh_->coordinate("pipeline") && mesh_->coordinate("data") == 0});
+    if (state.is_parameter && static_cast<int>(holders.size()) == pipeline_size()) continue;
+    const int writer = state.is_parameter ? holders.front() : sync->stages().rank_of(state.home);
+    shards_->add(tensor, {.sizes = state.sizes,
+                          .start = 0,
+                          .writes = writer == mesh_->coordinate("pipeline") && mesh_->coordinate("data") == 0});
   }
   sync->set_device(device_);
   if (deferred && options_.sync_module_states) sync->share_values();
