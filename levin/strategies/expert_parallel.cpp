@@ -142,7 +142,9 @@ Tensor ExpertStrategy::grad_norm(std::span<const Tensor> params, double norm_typ
   auto split = at::zeros({}, at::device(device())), whole = split.clone();
   for (const auto& param : params) {
     if (!param.grad().defined()) continue;
-    const auto norm = at::linalg_vector_norm(param.grad(), norm_type).to(split.device(), at::kFloat);
+    const auto type = at::promote_types(param.grad().scalar_type(), at::kFloat);
+    const auto norm =
+        at::linalg_vector_norm(param.grad(), norm_type, std::nullopt, false, type).to(split.device(), at::kFloat);
     auto& total = find(param) ? split : whole;
     if (largest)
       total = at::maximum(total, norm);

@@ -350,6 +350,12 @@ void ModelParallelStrategy::add_shards(const torch::nn::Module& module) {
                            .writes = writes && first_of_tp});
     }
   }
+  for (const auto& [name, buffer] : detail::unique_buffers(module))
+    if (const auto* stages = pipelined(buffer)) {
+      const auto& state = *stages->find(buffer);
+      const bool is_home = stages->stages().rank_of(state.home) == mesh_->coordinate("pp");
+      shards_->add(buffer, {.sizes = state.sizes, .writes = is_home && first_of_copies && first_of_tp});
+    }
 }
 
 StateLayout ModelParallelStrategy::layout_over(int ranks) const {

@@ -152,12 +152,11 @@ std::unique_ptr<ModuleSync> PipelineStrategy::setup_module(torch::nn::Module& mo
     if (precision_.params && tensor.is_floating_point()) to = to.dtype(*precision_.params);
     if (to.device() != tensor.device() || to.dtype() != tensor.dtype()) tensor.set_data(tensor.to(to));
     const auto holders = sync->stages().holders(state);
-    if (static_cast<int>(holders.size()) == pipeline_size()) continue;
-    const bool here = sync->stages().holds(state);
-    shards_->add(
-        tensor, {.sizes = state.sizes,
-                 .start = 0,
-                 .writes = here && holders.front() == mesh_->coordinate("pipeline") && mesh_->coordinate("data") == 0});
+    if (state.is_parameter && static_cast<int>(holders.size()) == pipeline_size()) continue;
+    const int writer = state.is_parameter ? holders.front() : sync->stages().rank_of(state.home);
+    shards_->add(tensor, {.sizes = state.sizes,
+                          .start = 0,
+                          .writes = writer == mesh_->coordinate("pipeline") && mesh_->coordinate("data") == 0});
   }
   sync->set_device(device_);
   if (deferred && options_.sync_module_states) sync->share_values();
@@ -216,7 +215,9 @@ Tensor PipelineStrategy::grad_norm(std::span<const Tensor> params, double norm_t
     for (const auto* sync : syncs_)
       if (const auto* state = sync->find(param)) counts = sync->stages().holders(*state).front() == place;
     if (!counts) continue;
-    const auto norm = at::linalg_vector_norm(param.grad(), norm_type).to(total.device(), at::kFloat);
+    const auto type = at::promote_types(param.grad().scalar_type(), at::kFloat);
+    const auto norm =
+        at::linalg_vector_norm(param.grad(), norm_type, std::nullopt, false, type).to(total.device(), at::kFloat);
     if (largest)
       total = at::maximum(total, norm);
     else

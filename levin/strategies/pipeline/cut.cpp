@@ -93,15 +93,16 @@ class Walk {
   void take(const Tensor& tensor, const std::string& name, int stage, bool in_unit, bool is_parameter) {
     if (!tensor.defined()) return;
     const int last = cut_.stages() - 1;
+    int home = std::max(stage, 0);
     if (!in_unit) {
       // Buffers outside of units are small, and whoever computes masks and positions needs them.
       if (!is_parameter) stage = -1;
-      if (named(options_.first_stage, name)) stage = 0;
-      if (named(options_.last_stage, name)) stage = last;
+      if (named(options_.first_stage, name)) stage = home = 0;
+      if (named(options_.last_stage, name)) stage = home = last;
       if (named(options_.every_stage, name)) stage = -1;
     }
     const auto [known, is_new] = state_at_.emplace(tensor.unsafeGetTensorImpl(), cut_.states.size());
-    if (is_new) cut_.states.push_back({name, tensor, {}, tensor.sizes().vec(), is_parameter, in_unit});
+    if (is_new) cut_.states.push_back({name, tensor, {}, tensor.sizes().vec(), is_parameter, in_unit, home});
     auto& state = cut_.states[known->second];
     state.in_unit &= in_unit;
     std::set<int> stages(state.stages.begin(), state.stages.end());

@@ -32,6 +32,8 @@ struct StageCut {
     bool is_parameter = true;
     /// It is inside of a unit, so that nothing else uses it.
     bool in_unit = false;
+    /// Where the module that has it runs. A buffer may be on every stage, and is changed there alone.
+    int home = 0;
   };
 
   /// In the order of the model.

@@ -1,4 +1,4 @@
-// Gradients of stages of which some do not train, and of several batches.
+// Gradients of stages of which some do not train, and of several batches; norms of gradients in 16 bits.
 #include <gtest/gtest.h>
 
 #include "levin/strategies/pipeline/schedule.h"
@@ -63,6 +63,29 @@ TEST(PipelineGradients, BatchesAccumulateWithoutNoBackwardSync) {
     expect_close(summed(group, PipelineOptions{.microbatches = 2}), expected, "pipeline");
     expect_close(summed(group, ModelParallelOptions{.mesh = {.pp = 2}, .pipeline = {.microbatches = 2}}), expected,
                  "model_parallel");
+  });
+}
+
+/// A norm in 16 bits would be rounded, or infinite.
+TEST(PipelineGradients, NormsOfGradientsIn16BitsAreInFloat) {
+  const auto check = [](Collective& group, const std::string& model, const StrategyChoice& choice) {
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      auto subject = subject_of(model);
+      subject.module->to(dtype);
+      const auto params = unique_parameters(*subject.module);
+      double numel = 0;
+      for (const auto& param : params) numel += static_cast<double>(param.numel());
+      Trainee trainee(group, choice, *subject.module);
+      constexpr double kValue = 6016;  // in both dtypes
+      for (auto param : params) param.mutable_grad() = torch::full_like(param, kValue);
+      const auto norm = trainee.strategy().grad_norm(params, 2).item<double>();
+      EXPECT_NEAR(norm / (kValue * std::sqrt(numel)), 1, 1e-5) << model << " " << dtype;
+    }
+  };
+  run_ranks(2, [&](Collective& group) {
+    check(group, "gpt of 4", PipelineOptions{});
+    check(group, "gpt of 4", ModelParallelOptions{.mesh = {.pp = 2}});
+    check(group, "mixtral", ExpertParallelOptions{});
   });
 }
 
