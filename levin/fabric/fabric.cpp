@@ -14,6 +14,7 @@
 #include "levin/fabric/fabric_core.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/forwarding.h"
+#include "levin/optim/in_backward.h"
 #include "levin/precision/matmul.h"
 #include "levin/strategies/layout.h"
 
@@ -179,6 +180,11 @@ Optimizer Fabric::setup_optimizer(Optimizer optimizer) {
     LEVIN_CHECK(core_->plan.world_size() == 1, "[fabric.setup_optimizers] call fabric.launch(args) before");
     launch_with(nullptr);
   }
+  LEVIN_CHECK(
+      (core_->placement.world_size <= 1 && !core_->strategy->shards()) || !optim::detail::steps_in_backward(optimizer),
+      "[fabric.setup] OptimizerInBackward steps by the gradients of one rank, before strategy \"",
+      core_->strategy->name(), "\" averages or shards them; give ", optimizer.name(),
+      " itself, with optimizer_in_backward = true of FsdpOptions, ZeroOptions or GeminiOptions");
   core_->optimizers.push_back(optimizer.impl());
   ++core_->version;
   optimizer = core_->strategy->setup_optimizer(optimizer);

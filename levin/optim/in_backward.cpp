@@ -144,4 +144,13 @@ std::string detail::stepped_in_backward_by(const Tensor& param) {
   return stepper ? stepper->inner->name() : std::string();
 }
 
+bool detail::steps_in_backward(const Optimizer& optimizer) {
+  const OptimizerImpl* impl = optimizer.impl().get();
+  while (impl && !dynamic_cast<const InBackwardImpl*>(impl)) {
+    const auto* around = dynamic_cast<const ForwardingOptimizer*>(impl);
+    impl = around ? around->inner().impl().get() : nullptr;
+  }
+  return impl != nullptr;
+}
+
 }  // namespace levin::optim

@@ -25,6 +25,8 @@ namespace detail {
 
 /// The optimizer that steps this parameter during backward; empty when there is none.
 std::string stepped_in_backward_by(const Tensor& param);
+/// Whether it is an OptimizerInBackward, or one stands inside it.
+bool steps_in_backward(const Optimizer& optimizer);
 
 }  // namespace detail
 }  // namespace levin::optim
