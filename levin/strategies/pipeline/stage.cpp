@@ -172,12 +172,32 @@ bool has_nan(const StageModule::Output& output) {
 
 }  // namespace
 
+/// Calls that only find something out leave buffers outside of units as they were: running statistics.
+class StageModule::KeptBuffers {
+ public:
+  explicit KeptBuffers(const StageCut& cut) {
+    for (const auto& state : cut.states)
+      if (!state.is_parameter && !state.in_unit && !state.tensor.is_meta())
+        kept_.emplace_back(state.tensor, state.tensor.detach().clone());
+  }
+  ~KeptBuffers() {
+    const at::NoGradGuard no_grad;
+    for (auto& [tensor, before] : kept_) tensor.detach().copy_(before);
+  }
+  KeptBuffers(const KeptBuffers&) = delete;
+  KeptBuffers& operator=(const KeptBuffers&) = delete;
+
+ private:
+  std::vector<std::pair<Tensor, Tensor>> kept_;
+};
+
 // What the first micro-batch gives must not be NaN because of a placeholder: then the stage uses something of the units
 // before it that is not among the arguments of its first unit (a connection that skips the cut).
 void StageModule::check_carried(const Now& now, const Output& output, const std::function<Tensor()>& forward,
                                 const std::vector<Tensor>& inputs) {
   if (!has_nan(output)) return;
   const at::NoGradGuard no_grad;
+  const KeptBuffers kept(cut_);
   auto again = begin(now.stage, now.shapes, inputs);
   again.fill = 0;
   Output without;
@@ -210,6 +230,7 @@ std::vector<bool> StageModule::find_carried(const Now& now, const std::function<
   const bool by_graph = device().is_meta();
   const at::AutoGradMode grad(by_graph);
   const auto& name = cut_.units[now.next].name;
+  const KeptBuffers kept(cut_);
   const auto skip_all = [&] {
     Now probe;
     probe.with_graph = by_graph;

@@ -78,6 +78,7 @@ class StageModule {
   [[noreturn]] void end(Call& call);
   /// Calls the user's forward; true: it was left where the stage ends.
   bool call(Now& now, const std::function<Tensor()>& forward, Tensor& result);
+  class KeptBuffers;
   std::vector<bool> find_carried(const Now& now, const std::function<Tensor()>& forward,
                                  const std::vector<detail::UnitResult>& before);
   void check_others(const Now& now, const std::vector<Tensor>& arguments, const std::vector<bool>& carried,

@@ -66,5 +66,37 @@ TEST(PipelineArguments, WhatIsDrawnAtRandomIsNot) {
   for (const auto& result : run_gated(Gate::kRandom)) EXPECT_EQ(result.error, "");
 }
 
+struct NormedNetImpl : torch::nn::Module {
+  NormedNetImpl() {
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    for (int i = 0; i < 4; ++i) blocks.push_back(register_module("block_" + std::to_string(i), GatedBlock()));
+  }
+  Tensor forward(const Tensor& input) {
+    auto x = norm(input);
+    for (auto& block : blocks) x = block(x, torch::ones_like(input));
+    return x;
+  }
+  torch::nn::BatchNorm1d norm = nullptr;
+  std::vector<GatedBlock> blocks;
+};
+LEVIN_MODULE(NormedNet);
+
+// What stages are given is found out by a call of its own, which changes nothing.
+TEST(PipelineArguments, RunningStatisticsAreThoseOfTheMicroBatches) {
+  torch::manual_seed(5);
+  const auto rows = torch::randn({8, 6});
+  torch::nn::BatchNorm1d expected(6);
+  for (const auto& part : rows.tensor_split(4, 0)) expected(part);
+  run_ranks(2, [&](Collective& group) {
+    torch::manual_seed(1);
+    NormedNet net;
+    Trainee trainee(group, PipelineOptions{.microbatches = 4}, *net);
+    trainee.step(rows, [&](const Tensor& part) { return net(part).square().mean(); });
+    if (group.rank() > 0) return;
+    EXPECT_EQ(net->norm->num_batches_tracked.item<int64_t>(), 4);
+    EXPECT_TRUE(torch::allclose(net->norm->running_mean, expected->running_mean));
+  });
+}
+
 }  // namespace
 }  // namespace levin::pipeline_arguments_tests
