@@ -60,7 +60,7 @@ void sum_gradients(const TensorSplit::Parameter& parameter, const TensorRanks& r
 }
 
 /// What is whole on every rank draws the same random numbers on every rank: those of the first.
-void share_random_state(Collective& ranks, c10::Device device) {
+void take_random_state(Collective& ranks, c10::Device device) {
   std::vector<c10::Device> devices{c10::Device(c10::kCPU)};
   if (device.is_cuda()) devices.push_back(device);
   for (const auto& each : devices) {
@@ -197,6 +197,10 @@ void ModelParallelStrategy::on_connect() {
   shards_->set_saves_full(saves_full());
 }
 
+void ModelParallelStrategy::on_share_random_state() {
+  if (mesh_->size("tp") > 1) take_random_state(mesh_->group("tp"), device_);
+}
+
 DataPlace ModelParallelStrategy::data_place() const {
   return {mesh_->coordinate("batch"), mesh_->size("batch")};
 }
@@ -306,7 +310,7 @@ void ModelParallelStrategy::adopt_split(std::shared_ptr<TensorSplit> split) {
 }
 
 void ModelParallelStrategy::watch_split(const TensorSplit& split) {
-  share_random_state(split.ranks(), device_);
+  take_random_state(split.ranks(), device_);
   for (const auto& parameter : split.parameters()) {
     auto tensor = parameter.tensor;
     if (!tensor.is_floating_point()) continue;

@@ -60,6 +60,7 @@ class ModelParallelStrategy : public Strategy {
  protected:
   ModelParallelStrategy(std::string name, ModelParallelOptions options);
   void on_connect() override;
+  void on_share_random_state() override;
   /// What is done with ranks that have the same part of the layers; `ranks` of them share the state.
   virtual std::unique_ptr<Strategy> make_inner(int ranks) const;
   /// Whether checkpoints hold whole tensors in one file.

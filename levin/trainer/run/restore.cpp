@@ -222,6 +222,8 @@ void restore_position(Run& run) {
     if (const auto* device = rng.find("device"); device && !run.fabric->device().is_cpu())
       run.fabric->accelerator().set_rng_state(run.fabric->device(), bytes_to_tensor(device->to_string()));
   });
+  // Of other ranks than these, or of none: ranks that share layers must draw the same masks all the same.
+  run.fabric->strategy().share_random_state();
   if (ranks.size() != static_cast<size_t>(run.fabric->world_size()))
     log_warning(concat("[trainer] the checkpoint is of ", ranks.size(), " ranks and this run has ",
                        run.fabric->world_size(), ": random numbers and metrics of the epoch under way will differ"));
