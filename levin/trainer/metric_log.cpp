@@ -27,6 +27,12 @@ double read_cpu(const Tensor& tensor) {
   }
 }
 
+/// A sum over all ranks, where some of them have a batch together (tp, cp, pp) and say the same of it.
+Tensor counted_once(const Tensor& sum, Fabric& fabric) {
+  const int ranks = fabric.world_size() / fabric.strategy().data_place().size;
+  return ranks > 1 ? sum / ranks : sum;
+}
+
 const char* op_word(bool mean_or_sum, bool minimum) {
   return mean_or_sum ? "sum" : minimum ? "min" : "max";
 }
@@ -143,6 +149,7 @@ void MetricLog::log(const Call& call, std::string_view name, const LoggedValue& 
                        : e.reduce == Reduce::kMin ? "min"
                                                   : "max";
       t = call.fabric->all_reduce(t, op);
+      if (e.reduce == Reduce::kSum) t = counted_once(t, *call.fabric);
       if (t.is_cpu())
         e.step = read_cpu(t);
       else
@@ -219,6 +226,7 @@ LoggedValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
                    : at::scalar_tensor(e.total, e.wide ? at::kDouble : at::kFloat).to(fabric.device());
   const bool adds = e.reduce == Reduce::kMean || e.reduce == Reduce::kSum;
   total = fabric.all_reduce(total, op_word(adds, e.reduce == Reduce::kMin));
+  if (e.reduce == Reduce::kSum) total = counted_once(total, fabric);
   if (e.reduce == Reduce::kMean) {
     auto weight = at::scalar_tensor(e.weight, at::kDouble).to(fabric.device());
     total = total / fabric.all_reduce(weight, "sum").to(total.scalar_type());

@@ -1,4 +1,4 @@
-// A Trainer whose ranks have parts of layers: random numbers of what every rank has.
+// A Trainer whose ranks have parts of layers: random numbers and metrics of what they have together.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -9,6 +9,7 @@
 #include "levin/optim/adam.h"
 #include "levin/testing/probe.h"
 #include "levin/testing/temporary_folder.h"
+#include "levin/trainer/metric_log.h"
 #include "levin/trainer/trainer.h"
 
 namespace levin {
@@ -23,6 +24,9 @@ struct Dropping : TrainModuleOf<Batch> {
             .vocab_size = 40, .max_positions = 8, .num_layers = 2, .num_heads = 2, .hidden_dim = 16, .dropout = 0.2}));
   }
   StepOutput training_step(const Batch& batch, const StepInfo&) override {
+    const auto rows = static_cast<double>(batch["tokens"].size(0));
+    for (const auto* fx : {"sum", "mean", "min", "max"})
+      log(fx, rows, {.on_step = true, .on_epoch = true, .reduce_fx = fx, .sync_dist = true});
     return net(batch["tokens"], batch["targets"]);
   }
   Optimizers configure_optimizers() override { return optim::AdamW(parameters(), {.lr = 1e-2}); }
@@ -84,6 +88,25 @@ TEST(SplitRanks, ARunOfOneProcessResumesWithOneStateOfRandomNumbers) {
   const auto told = testing::read_answers(folder.path(), 2);
   EXPECT_THAT(told[0], ::testing::HasSubstr("net."));
   EXPECT_EQ(told[0], told[1]);
+}
+
+LEVIN_PROBE(logs_split) {
+  Trainer trainer(options_of(arguments.at(1), 2, 1, arguments.at(0)));
+  Dropping module;
+  trainer.fit(module, batches());
+  std::string text;
+  for (const auto* name : {"sum", "mean", "min", "max"})
+    for (const auto* when : {"_step", "_epoch"})
+      text += detail::concat(detail::metric_number(trainer.callback_metrics().at(std::string(name) + when)), " ");
+  testing::write_answer(arguments.at(0), text);
+}
+
+TEST(SplitRanks, ABatchThatRanksHaveTogetherCountsOnce) {
+  for (const auto* strategy : {"model_parallel:tp=2", "context_parallel"}) {
+    const testing::TemporaryFolder folder;
+    EXPECT_EQ(testing::launch_probe("logs_split", 2, {folder.path().string(), strategy}), 0);
+    for (const auto& told : testing::read_answers(folder.path(), 2)) EXPECT_EQ(told, "8 32 8 8 8 8 8 8 ") << strategy;
+  }
 }
 
 }  // namespace
