@@ -125,6 +125,7 @@ class SourceOf final : public BatchSource {
   void seek(int64_t epoch, int64_t batch) override {
     if constexpr (requires { loader_.seek(epoch, batch); }) {
       iterator_.reset();
+      advanced_ = false;
       loader_.seek(epoch, batch);
     }
   }
@@ -184,8 +185,11 @@ class SourceOf final : public BatchSource {
     m.load_state_dict(s);
   };
   // Every batch of a Levin loader is a new one, so it may be changed in place. A range of the user's may hand out what
-  // it keeps.
-  static constexpr bool kOwnsBatches = requires(const L& l) { l.distributed(0, 1); };
+  // it keeps. One that does not know its size (a stream) has to be asked for the next batch to know which is the last.
+  static constexpr bool kOwnsBatches = requires(const L& l) {
+    l.distributed(0, 1);
+    l.size();
+  };
   using Iterator = decltype(std::declval<L&>().begin());
 
   L loader_;

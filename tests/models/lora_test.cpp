@@ -119,6 +119,7 @@ TEST(Lora, WhatIsNotPlainLoraIsRefused) {
   };
   refused("peft_type", "\"IA3\"", "peft_type must be \"LORA\"");
   refused("use_dora", "true", "use_dora");
+  refused("init_lora_weights", "\"pissa_niter_4\"", "PEFT changes the weights of the model");
   refused("bias", "\"all\"", "bias");
   refused("r", "0", "r 0 is not allowed");
   refused("alpha_pattern", "{\"(a+)+$\": 3}", "alpha_pattern");

@@ -5,10 +5,13 @@
 namespace levin::models {
 namespace {
 
-DecoderOptions gemma_options(const ModelConfig& config) {
+/// Gemma 2 has its activation under another name. "gelu" of the first releases of Gemma means the approximation.
+DecoderOptions gemma_options(const ModelConfig& config, const char* activation = "hidden_activation") {
   auto options = llama_options(config, 256);
   config.refuse_unless("use_bidirectional_attention", false, "Levin's Gemma is causal");
-  options.activation = activation_option(config, {"hidden_act", "hidden_activation"}, "gelu_pytorch_tanh") + "_gated";
+  const bool is_first = std::string_view(activation) == "hidden_act";
+  const auto name = activation_option(config, {activation}, "gelu_pytorch_tanh");
+  options.activation = (is_first && name == "gelu" ? "gelu_tanh" : name) + "_gated";
   options.norm_unit_offset = true;
   options.embedding_scale = std::sqrt(static_cast<double>(options.hidden_dim));
   options.qkv_bias = options.out_bias = config.flag("attention_bias", false);
@@ -22,7 +25,7 @@ LanguageArchitecture gemma_architecture() {
           .class_name = "Gemma",
           .prefix = "model.",
           .rules = llama_weights(),
-          .decoder = gemma_options};
+          .decoder = [](const ModelConfig& config) { return gemma_options(config, "hidden_act"); }};
 }
 
 LanguageArchitecture gemma2_architecture() {

@@ -110,7 +110,7 @@ void refuse_adapters(const LanguageModel& model, const char* operation) {
 struct LoraConfig {
   double alpha = 8, dropout = 0;
   bool rslora = false;
-  std::map<std::string, double> alphas;  // by the end of a name
+  std::vector<std::pair<std::string, double>> alphas;  // by the end of a name; the first one of the file counts
   std::vector<std::string> modules_to_save;
   bool ties_weights = false;
 
@@ -139,14 +139,22 @@ LoraConfig read_lora_config(const fs::path& file) {
                     .rslora = config.flag("use_rslora", false),
                     .modules_to_save = config.texts("modules_to_save"),
                     .ties_weights = config.flag("ensure_weight_tying", false)};
-  const auto json = nlohmann::json::parse(read_file(file, 1 << 24));
+  const auto json = nlohmann::ordered_json::parse(read_file(file, 1 << 24));
+  if (json.contains("init_lora_weights") && json["init_lora_weights"].is_string()) {
+    const auto kind = json["init_lora_weights"].get<std::string>();
+    for (const char* changing : {"pissa", "olora", "loftq", "corda", "lora_ga"})
+      if (kind.starts_with(changing))
+        config.fail("init_lora_weights", "is \"" + kind +
+                                             "\", for which PEFT changes the weights of the model; save the "
+                                             "adapter there with path_initial_model_for_weight_conversion");
+  }
   if (json.contains("alpha_pattern") && json["alpha_pattern"].is_object())
     for (const auto& [key, value] : json["alpha_pattern"].items()) {
       const bool plain = std::all_of(key.begin(), key.end(), [](char c) {
         return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
       });
       if (!plain || !value.is_number()) config.fail("alpha_pattern", "must have plain names and numbers");
-      result.alphas[key] = value.get<double>();
+      result.alphas.emplace_back(key, value.get<double>());
     }
   return result;
 }

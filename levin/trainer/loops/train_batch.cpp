@@ -1,4 +1,5 @@
 // One training batch: forward, backward and, where a window of accumulation ends, the optimizer's step.
+#include <algorithm>
 #include <bit>
 #include <functional>
 #include <utility>
@@ -40,6 +41,11 @@ struct Closure {
       LEVIN_CHECK(
           run.fabric->world_size() == 1,
           "[trainer] training_step skipped a batch on this rank: with several ranks every one must return a loss");
+      // The step is made with the gradients of the batches before it.
+      const bool has_gradient =
+          std::ranges::any_of(optimizer.all_params(), [](const Tensor& param) { return param.grad().defined(); });
+      if (steps && has_gradient) before_update(optimizer);
+      run.state.place.set_doing("optimizer_step");
       return loss;
     }
     backward(run, loss);
@@ -146,6 +152,11 @@ void step_schedulers(Run& run, std::string_view interval, bool plateau) {
     std::optional<double> metric;
     if (plateau) {
       metric = detail::metric(run, config.monitor);
+      if (run.fabric->world_size() > 1) {  // one that was not reduced differs by rank, and rates must not
+        const bool is_there = run.fabric->broadcast(int64_t{metric.has_value()}) != 0;
+        const auto value = run.fabric->broadcast(metric.value_or(0.0));
+        metric = is_there ? std::optional(value) : std::nullopt;
+      }
       if (!metric) {
         const auto line = concat("[trainer] the scheduler ", config.scheduler.name(), " follows \"", config.monitor,
                                  "\", which has not been logged");
