@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -181,8 +182,9 @@ class StageModule::KeptBuffers {
         kept_.emplace_back(state.tensor, state.tensor.detach().clone());
   }
   ~KeptBuffers() {
-    const at::NoGradGuard no_grad;
-    for (auto& [tensor, before] : kept_) tensor.detach().copy_(before);
+    // As batch norm writes them: the forward before has kept them for its backward, and no version may tell.
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (auto& [tensor, before] : kept_) tensor.copy_(before);
   }
   KeptBuffers(const KeptBuffers&) = delete;
   KeptBuffers& operator=(const KeptBuffers&) = delete;
