@@ -96,16 +96,26 @@ std::vector<std::string> unused_generation_settings(const std::filesystem::path&
     const char* name;
     Json neutral, own;
   };
-  const Setting settings[]{{"repetition_penalty", 1.0, options.repetition_penalty},
-                           {"no_repeat_ngram_size", 0, options.no_repeat_ngram_size},
-                           {"min_new_tokens", 0, options.min_new_tokens},
-                           {"suppress_tokens", Json::array(), options.suppress_tokens},
-                           {"begin_suppress_tokens", Json::array(), {}},
-                           {"bad_words_ids", Json::array(), options.bad_words},
-                           {"sequence_bias", Json::array(), {}},
-                           {"forced_bos_token_id", {}, {}},
-                           {"forced_eos_token_id", {}, {}},
-                           {"num_beams", 1, options.num_beams}};
+  std::vector<Setting> settings{{"repetition_penalty", 1.0, options.repetition_penalty},
+                                {"no_repeat_ngram_size", 0, options.no_repeat_ngram_size},
+                                {"min_new_tokens", 0, options.min_new_tokens},
+                                {"suppress_tokens", Json::array(), options.suppress_tokens},
+                                {"begin_suppress_tokens", Json::array(), {}},
+                                {"bad_words_ids", Json::array(), options.bad_words},
+                                {"sequence_bias", Json::array(), {}},
+                                {"forced_bos_token_id", {}, {}},
+                                {"forced_eos_token_id", {}, {}},
+                                {"num_beams", 1, options.num_beams},
+                                {"min_length", 0, {}},
+                                {"stop_strings", Json::array(), options.stop},
+                                {"guidance_scale", 1.0, {}},
+                                {"exponential_decay_length_penalty", {}, {}},
+                                {"encoder_repetition_penalty", 1.0, {}},
+                                {"encoder_no_repeat_ngram_size", 0, {}}};
+  if (options.num_beams > 1) {
+    settings.push_back({"length_penalty", 1.0, options.length_penalty});
+    settings.push_back({"early_stopping", false, options.early_stopping});
+  }
   const auto json = object_in(folder / "generation_config.json");
   std::vector<std::string> unused;
   for (const auto& [name, neutral, own] : settings) {

@@ -78,6 +78,9 @@ TokenizerConfig read_config(const fs::path& folder, const FolderFiles& files) {
     const auto length = found->get<double>();  // "no limit" is written as 1e30
     if (length >= 0 && length < 1e15) config.model_max_length = static_cast<int64_t>(length);
   }
+  LEVIN_CHECK(!bool_of(json, "split_special_tokens").value_or(false),
+              "[tokenizer] tokenizer_config.json: split_special_tokens is not supported; set it to false, and encode ",
+              "texts of users with special_tokens_in_text = false");
   config.add_bos_token = bool_of(json, "add_bos_token");
   config.add_eos_token = bool_of(json, "add_eos_token");
   config.clean_up_tokenization_spaces = bool_of(json, "clean_up_tokenization_spaces");

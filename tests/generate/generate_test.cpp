@@ -196,6 +196,11 @@ TEST(Generate, SettingsOfTheFolderThatAreNotObeyedAreNamed) {
                  "no_repeat_ngram_size": 3, "suppress_tokens": null, "forced_eos_token_id": 2})");
   EXPECT_EQ(unused_generation_settings(folder.path(), {.repetition_penalty = 1.05}),
             (std::vector<std::string>{"no_repeat_ngram_size 3", "forced_eos_token_id 2"}));
+  write_file(folder.path() / "generation_config.json",
+             R"({"min_length": 30, "stop_strings": ["a"], "length_penalty": 2.0, "early_stopping": "never"})");
+  EXPECT_EQ(unused_generation_settings(folder.path(), {.stop = {"a"}}), std::vector<std::string>{"min_length 30"});
+  EXPECT_EQ(unused_generation_settings(folder.path(), {.stop = {"a"}, .num_beams = 2}),
+            (std::vector<std::string>{"min_length 30", "length_penalty 2.0", "early_stopping \"never\""}));
 }
 
 }  // namespace

@@ -70,5 +70,15 @@ TEST(LearnedTokens, TemplateThatForgetsTurnsIsAnError) {
   EXPECT_THAT(error_of([&] { chat_tokens(tokenizer, chat); }), HasSubstr("turn 2"));
 }
 
+TEST(TokenizerFolder, SplitSpecialTokensIsRefused) {
+  const levin::testing::TemporaryFolder temporary;
+  fs::copy(kLlama, temporary.path(), fs::copy_options::recursive | fs::copy_options::overwrite_existing);
+  write_file(temporary / "tokenizer_config.json", R"({"split_special_tokens": false})");
+  EXPECT_EQ(error_of([&] { Tokenizer::from_folder(temporary.path()); }), "no error");
+  write_file(temporary / "tokenizer_config.json", R"({"split_special_tokens": true})");
+  EXPECT_THAT(error_of([&] { Tokenizer::from_folder(temporary.path()); }),
+              HasSubstr("split_special_tokens is not supported"));
+}
+
 }  // namespace
 }  // namespace levin::text

@@ -16,6 +16,7 @@ LanguageArchitecture olmoe_architecture() {
             options.qk_norm = options.qk_norm_wide = true;
             if (config.has("clip_qkv")) config.fail("clip_qkv", "is not supported");
             read_experts(config, options, 64, 8);
+            if (options.balance_loss > 0 && !config.has("router_aux_loss_coef")) options.balance_loss = 0.01;
             options.experts.normalized = config.flag("norm_topk_prob", false);
             return options;
           }};
