@@ -121,6 +121,9 @@ TEST_F(GenerateCli, RefusesInOneLineAndWritesNothing) {
   write_file(in, words + "\n");
   refused({model, in, out, "8", "0"}, "in.txt:1 has 33 tokens, the context of the model has 32");
   refused({model, in, out, "0", "0"}, "NUM_TOKENS 0 must be positive");
+  write_file(in, R"({"messages": [{"role": "user", "content": "w1", "tool_calls": [1]}]})"
+                 "\n");
+  refused({model, in, out, "8", "0"}, "\"tool_calls\" is not passed to chat templates");
   write_file(in, "w1\n");
   refused({model, in, out, "8", "nan"}, "TEMPERATURE");
   refused({model, in, out, "8", "0", "--prompt-lookup", "-2"}, "prompt_lookup -2 must not be negative");

@@ -76,6 +76,22 @@ TEST(OddFolders, LlamaRotatesWholeHeads) {
   EXPECT_THAT(error_of([&] { models::open_model(temporary / "linear"); }), HasSubstr("partial_rotary_factor"));
 }
 
+TEST(OddFolders, RotaryKeysOfOtherFamiliesAreNotRead) {
+  const testing::TemporaryFolder temporary;
+  const auto options = [&](const char* folder, const std::vector<std::pair<std::string, std::string>>& changes) {
+    fs::remove_all(temporary / "model");
+    copy_folder(kFolders / folder, temporary / "model", changes);
+    return models::open_model(temporary / "model").decoder->options;
+  };
+  const auto neox = options("gpt_neox_sequential", {{"rope_theta", "5e5"}, {"partial_rotary_factor", "1.0"}});
+  EXPECT_EQ(neox.rotary_base, 10000);
+  EXPECT_EQ(neox.rotary_dim, models::open_model(kFolders / "gpt_neox_sequential").decoder->options.rotary_dim);
+  const auto base = models::open_model(kFolders / "llama").decoder->options.rotary_base;
+  EXPECT_EQ(options("llama", {{"rotary_emb_base", "77"}}).rotary_base, base);
+  EXPECT_EQ(options("mixtral", {{"rope_parameters", "{\"rope_type\": \"default\"}"}}).rotary_base, 1e6);
+  EXPECT_EQ(options("gemma", {{"hidden_act", "\"gelu\""}}).activation, "gelu_tanh_gated");
+}
+
 TEST(OddFolders, HeadsThatDecodersLackAreNamed) {
   const testing::TemporaryFolder temporary;
   copy_folder(kFolders / "llama", temporary / "tokens", {{"architectures", "[\"LlamaForTokenClassification\"]"}});

@@ -117,9 +117,11 @@ void read_rotary(const ModelConfig& config, DecoderOptions& options, std::option
   const auto rope = config.object(older ? "rope_scaling" : "rope_parameters");
   if (rope.is_object("full_attention") || rope.is_object("sliding_attention"))
     config.fail("rope_parameters", "of each kind of layer are not supported");
-  const auto of_config = config.number({"rope_theta", "rotary_emb_base"}, 10000, 1e-6, 1e30);
+  // Each family has names of its own, and transformers reads no others.
+  const auto of_config = config.number({partial ? "rotary_emb_base" : "rope_theta"}, 10000, 1e-6, 1e30);
   options.rotary_base = rope.number({"rope_theta"}, of_config, 1e-6, 1e30);
-  const auto share_of_config = config.number({"partial_rotary_factor", "rotary_pct"}, partial.value_or(1), 0, 1);
+  const auto share_of_config =
+      config.number({partial ? "rotary_pct" : "partial_rotary_factor"}, partial.value_or(1), 0, 1);
   const auto share = rope.number({"partial_rotary_factor"}, share_of_config, 0, 1);
   const auto width = options.head_width();
   options.rotary_dim = static_cast<int64_t>(static_cast<double>(width) * share);

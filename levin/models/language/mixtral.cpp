@@ -35,7 +35,9 @@ LanguageArchitecture mixtral_architecture() {
           .decoder = [](const ModelConfig& config) {
             auto options = llama_options(config);
             if (!config.has("rms_norm_eps")) options.norm_eps = 1e-5;
-            if (!config.has("rope_theta") && !config.is_object("rope_parameters")) options.rotary_base = 1e6;
+            if (!config.has("rope_theta") && !config.object("rope_parameters").has("rope_theta") &&
+                !config.object("rope_scaling").has("rope_theta"))
+              options.rotary_base = 1e6;
             if (!config.is_null("sliding_window")) options.window = config.count({"sliding_window"}, kMostPositions, 0);
             if (config.number({"router_jitter_noise"}, 0, 0, 1) > 0)
               config.fail("router_jitter_noise", "is not supported");

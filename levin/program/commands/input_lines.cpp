@@ -77,9 +77,20 @@ std::vector<std::pair<std::string, std::string>> JsonLine::messages() const {
   const auto& json = parsed_->json;
   LEVIN_CHECK(json.contains("messages") && json["messages"].is_array() && !json["messages"].empty(), where_,
               ": \"messages\" is not a list");
+  // What a chat template would be given besides; without it the text would be another one.
+  const auto refuse = [&](const std::string& key, const nlohmann::json& value) {
+    LEVIN_CHECK(value.is_null() || value.empty() || value == "", where_, ": \"", shown(key),
+                "\" is not passed to chat templates; leave it out, or give the text as \"prompt\"");
+  };
+  for (const char* key : {"tools", "documents"})
+    if (json.contains(key)) refuse(key, json[key]);
+  for (const auto& [key, usual] : {std::pair{"add_generation_prompt", true}, {"continue_final_message", false}})
+    if (json.contains(key) && json[key] != usual) refuse(key, json[key]);
   std::vector<std::pair<std::string, std::string>> messages;
   for (const auto& each : json["messages"]) {
     LEVIN_CHECK(each.is_object(), where_, ": a message is not an object with \"role\" and \"content\"");
+    for (const auto& [key, value] : each.items())
+      if (key != "role" && key != "content") refuse(key, value);
     messages.emplace_back(text_in(each, "role", where_), text_in(each, "content", where_));
   }
   return messages;
