@@ -36,10 +36,13 @@ Words ranks(int count, const Words& actions, const Words& flags = {}) {
 class ErrorLines : public FolderTest {
  protected:
   Words together(Words actions) const {
-    actions.insert(actions.begin(), "meet=" + (folder_ / "started").string());
-    actions.insert(actions.end() - 1, "meet=" + (folder_ / "complained").string());
+    actions.insert(actions.begin(), meet_("started"));
+    actions.insert(actions.end() - 1, meet_("complained"));
     return actions;
   }
+
+ private:
+  const Meeting meet_;
 };
 
 TEST_F(ErrorLines, TheErrorOfAllRanksIsTheOnlyLine) {

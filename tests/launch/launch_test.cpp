@@ -221,12 +221,11 @@ TEST(Fault, KillOfAnyRank) {
 
 TEST(Fault, TheCauseIsNamedNotTheConsequences) {
   // Rank 0 fails first, but as one does whose peer has died; rank 2 dies a moment later.
-  const TemporaryFolder folder;
-  const auto meet = "meet=" + (folder.path() / "rank").string();
-  Process signal(ranks(3, {meet, "@0:exit=1", "@1:exit=1", "@2:ms=100", "@2:kill=11"}));
+  const Meeting meet;
+  Process signal(ranks(3, {meet(), "@0:exit=1", "@1:exit=1", "@2:ms=100", "@2:kill=11"}));
   EXPECT_EQ(signal.wait(), 139);
   EXPECT_THAT(signal.err(), ContainsRegex("levin: rank 2 \\(pid [0-9]+\\) was killed by SIGSEGV"));
-  Process reset(ranks(2, {meet + "_again", "@0:complain=Connection reset by peer", "@0:exit=1", "@1:ms=100",
+  Process reset(ranks(2, {meet("again"), "@0:complain=Connection reset by peer", "@0:exit=1", "@1:ms=100",
                           "@1:complain=real", "@1:exit=2"}));
   EXPECT_EQ(reset.wait(), 2);
   EXPECT_THAT(reset.err(),
@@ -234,27 +233,24 @@ TEST(Fault, TheCauseIsNamedNotTheConsequences) {
 }
 
 TEST(Fault, RanksThatDoNotHeedAreKilled) {
-  const TemporaryFolder folder;
-  const auto meet = "meet=" + (folder.path() / "rank").string();
-  Process child(ranks(2, {"@0:deaf", "say=up", meet, "@1:exit=5", "sleep"}, {"--stop-grace", "1"}));
+  const Meeting meet;
+  Process child(ranks(2, {"@0:deaf", "say=up", meet(), "@1:exit=5", "sleep"}, {"--stop-grace", "1"}));
   EXPECT_EQ(child.wait(), 5);
   EXPECT_THAT(child.err(), HasSubstr("levin: rank 0 did not end within 1 s and was killed\n"));
   EXPECT_TRUE(child.all_gone());
 }
 
 TEST(Fault, ADeafRankIsKilledSoonByDefault) {
-  const TemporaryFolder folder;
-  const auto meet = "meet=" + (folder.path() / "rank").string();
-  Process child(ranks(2, {"@0:deaf", meet, "@1:exit=5", "sleep"}));
+  const Meeting meet;
+  Process child(ranks(2, {"@0:deaf", meet(), "@1:exit=5", "sleep"}));
   EXPECT_EQ(child.wait(), 5);
   EXPECT_LT(child.seconds(), 60);
   EXPECT_TRUE(child.all_gone());
 }
 
 TEST(Fault, OtherRanksMayEndInOrder) {
-  const TemporaryFolder folder;
-  const auto meet = "meet=" + (folder.path() / "rank").string();
-  Process child(ranks(2, {"@0:polite", meet, "@1:exit=5", "sleep"}));
+  const Meeting meet;
+  Process child(ranks(2, {"@0:polite", meet(), "@1:exit=5", "sleep"}));
   EXPECT_EQ(child.wait(), 5);
   EXPECT_THAT(child.out(), HasSubstr("got SIGTERM\n"));
 }
@@ -269,9 +265,8 @@ TEST(Fault, AStoppedRankIsEndedToo) {
 }
 
 TEST(Fault, GrandchildrenGoWithAFailedRun) {
-  const TemporaryFolder folder;
-  const auto meet = "meet=" + (folder.path() / "rank").string();
-  Process child(ranks(2, {"fork", meet, "@1:exit=6", "sleep"}));
+  const Meeting meet;
+  Process child(ranks(2, {"fork", meet(), "@1:exit=6", "sleep"}));
   EXPECT_EQ(child.wait(), 6);
   EXPECT_TRUE(child.all_gone());
 }
@@ -306,8 +301,8 @@ TEST(Fault, SignalsEndTheRunInOrder) {
 }
 
 TEST(Fault, RanksGetTheSignalAndTimeToEnd) {
-  const TemporaryFolder folder;
-  Process child(ranks(2, {"polite", "meet=" + (folder.path() / "rank").string(), "say=up", "sleep"}));
+  const Meeting meet;
+  Process child(ranks(2, {"polite", meet(), "say=up", "sleep"}));
   ASSERT_TRUE(child.wait_for("[rank 1] up"));
   child.signal(SIGTERM);
   EXPECT_EQ(child.wait(), 143);

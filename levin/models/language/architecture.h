@@ -89,7 +89,8 @@ DecoderOptions llama_options(const ModelConfig& config, int64_t head_dim = 0);
 std::vector<WeightRule> llama_weights();
 /// The experts of a model that derives from Llama: sizes from its config, and the names of its tensors.
 /// `count` and `per_token` are those of a config that does not say them.
-void read_experts(const ModelConfig& config, DecoderOptions& options, int64_t count, int64_t per_token);
+void read_experts(const ModelConfig& config, DecoderOptions& options, int64_t count, int64_t per_token,
+                  double balance_loss = 0.001);
 std::vector<WeightRule> with_experts(std::vector<WeightRule> rules, const std::string& module, const std::string& gate,
                                      const std::string& up, const std::string& down);
 /// The same of BERT and its relatives, without the choice of a head.

@@ -2,14 +2,15 @@
 
 namespace levin::models {
 
-void read_experts(const ModelConfig& config, DecoderOptions& options, int64_t count, int64_t per_token) {
+void read_experts(const ModelConfig& config, DecoderOptions& options, int64_t count, int64_t per_token,
+                  double balance_loss) {
   auto& experts = options.experts;
   experts.count = config.count({"num_local_experts", "num_experts"}, kMostWidth, count);
   experts.per_token = config.count({"num_experts_per_tok"}, kMostWidth, per_token);
   if (experts.per_token > experts.count) config.fail("num_experts_per_tok", "is more than the number of experts");
   // transformers adds it only where it returns the logits of routers.
   if (config.flag("output_router_logits", false))
-    options.balance_loss = config.number({"router_aux_loss_coef"}, 0.001, 0, 1e9);
+    options.balance_loss = config.number({"router_aux_loss_coef"}, balance_loss, 0, 1e9);
 }
 
 std::vector<WeightRule> with_experts(std::vector<WeightRule> rules, const std::string& module, const std::string& gate,

@@ -15,8 +15,7 @@ LanguageArchitecture olmoe_architecture() {
             options.qkv_bias = options.out_bias = config.flag("attention_bias", false);
             options.qk_norm = options.qk_norm_wide = true;
             if (config.has("clip_qkv")) config.fail("clip_qkv", "is not supported");
-            read_experts(config, options, 64, 8);
-            if (options.balance_loss > 0 && !config.has("router_aux_loss_coef")) options.balance_loss = 0.01;
+            read_experts(config, options, 64, 8, 0.01);
             options.experts.normalized = config.flag("norm_topk_prob", false);
             return options;
           }};
