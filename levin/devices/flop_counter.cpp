@@ -84,6 +84,13 @@ int64_t attention(Inputs inputs) {
   return pairs * (kBackward ? 3 * q[3] + 2 * v[3] : q[3] + v[3]);
 }
 
+// qkv [B, T, 3, H, D], packed.
+template <size_t kPacked, bool kBackward>
+int64_t packed_attention(Inputs inputs) {
+  const auto qkv = sizes(inputs, kPacked);
+  return qkv.size() == 5 ? (kBackward ? 10 : 4) * qkv[0] * qkv[3] * qkv[1] * qkv[1] * qkv[4] : 0;
+}
+
 struct Rule {
   std::string_view name;
   int64_t (*flops)(Inputs);
@@ -111,6 +118,8 @@ constexpr std::array kRules{
     Rule{"aten::_scaled_dot_product_flash_attention_for_cpu_backward", attention<1, true>},
     Rule{"aten::_scaled_dot_product_efficient_attention_backward", attention<1, true>},
     Rule{"aten::_scaled_dot_product_cudnn_attention_backward", attention<1, true>},
+    Rule{"levin::short_attention", packed_attention<0, false>},
+    Rule{"levin::short_attention_backward", packed_attention<1, true>},
 };
 
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {

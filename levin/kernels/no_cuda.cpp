@@ -3,6 +3,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention/attention_detail.h"
 #include "levin/kernels/attention/rotary_detail.h"
+#include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/decode/decode.h"
@@ -81,6 +82,9 @@ bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }
+bool short_attention_runs_on(const Tensor&) {
+  return false;
+}
 AttentionBackend faster_attention(const Tensor&, bool) {
   return AttentionBackend::kTorch;
 }
@@ -88,6 +92,7 @@ AttentionBackend faster_attention(const Tensor&, bool) {
 // Without them the operators have no kernel for CUDA, and say so.
 void register_cross_entropy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
+void register_short_attention_cuda(torch::Library&) {}
 void register_batch_norm_act_cuda(torch::Library&) {}
 void register_max_pool_cuda(torch::Library&) {}
 void register_fp8_cuda(torch::Library&) {}

@@ -58,10 +58,11 @@ void compare(const Tensor& qkv, const AttentionOptions& options, double toleranc
 TEST_F(AttentionGpu, OfEveryBackendEqualsThePlainOne) {
   torch::manual_seed(12);
   for (const auto dtype : {at::kBFloat16, at::kHalf})
-    for (const int64_t length : {2, 17, 197, 1000})
+    for (const int64_t length : {2, 17, 129, 150, 192, 197, 208, 1000})
       for (const int64_t size : {64, 80, 128})
         for (const bool causal : {false, true})
-          for (const auto backend : {AttentionBackend::kCudnn, AttentionBackend::kFlash, AttentionBackend::kTorch}) {
+          for (const auto backend : {AttentionBackend::kCudnn, AttentionBackend::kFlash, AttentionBackend::kShort,
+                                     AttentionBackend::kTorch}) {
             SCOPED_TRACE(::testing::Message() << dtype << " " << length << " x " << size << " " << causal << " "
                                               << static_cast<int>(backend));
             const auto qkv = random({2, length, 3, 3, size}, dtype);
@@ -84,6 +85,74 @@ TEST_F(AttentionGpu, OfEveryShapeEqualsThePlainOne) {
           if (turns) options.rotary = angles_of(length, size / 2);
           compare(qkv, options, dtype == at::kFloat ? 2e-3 : 1.5e-2, [&] { return kernels::attention(qkv, options); });
         }
+}
+
+bool has_short_kernel() {
+  return kernels::detail::attention_runs_on(
+      AttentionBackend::kShort, torch::empty({1, 197, 3, 1, 64}, torch::dtype(at::kHalf).device(at::kCUDA)), false, 0);
+}
+
+Tensor short_attention(const Tensor& qkv) {
+  return kernels::detail::attention_with(qkv, {}, AttentionBackend::kShort);
+}
+
+/// A multiprocessor gets several heads, one after the other, and not all of them get the same number.
+TEST_F(AttentionGpu, OfManyShortSequencesEqualsThePlainOne) {
+  if (!has_short_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(18);
+  for (const int64_t heads : {1, 7, 16})
+    for (const int64_t length : {130, 161, 197}) {
+      SCOPED_TRACE(::testing::Message() << heads << " of " << length);
+      const auto qkv = random({500 / heads, length, 3, heads, 64}, at::kBFloat16);
+      compare(qkv, {}, 1e-2, [&] { return short_attention(qkv); });
+    }
+}
+
+TEST_F(AttentionGpu, OfShortSequencesIsTheSameEveryTime) {
+  if (!has_short_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(19);
+  const auto qkv = random({64, 197, 3, 16, 64}, at::kBFloat16);
+  const auto grad = torch::randn({64, 197, 1024}, at::kCUDA).to(at::kBFloat16);
+  const auto run = [&] {
+    const auto out = short_attention(qkv);
+    return std::pair(out.detach(), torch::autograd::grad({out}, {qkv}, {grad})[0]);
+  };
+  const auto [out, of] = run();
+  for (int i = 0; i < 20; ++i) {
+    const auto [again, of_again] = run();
+    ASSERT_TRUE(again.equal(out));
+    ASSERT_TRUE(of_again.equal(of));
+  }
+}
+
+/// Keys that are none have scores of 0; all others are far below.
+TEST_F(AttentionGpu, OfShortSequencesWithScoresFarBelowZero) {
+  if (!has_short_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(20);
+  for (const int64_t length : {130, 197}) {
+    auto values = torch::randn({2, length, 3, 3, 64}, at::kCUDA);
+    values.select(2, 0).mul_(0.1).add_(8);
+    values.select(2, 1).mul_(0.1).sub_(8);
+    const auto qkv = values.to(at::kBFloat16).requires_grad_();  // scores of -500
+    compare(qkv, {}, 1e-2, [&] { return short_attention(qkv); });
+  }
+}
+
+TEST_F(AttentionGpu, OfShortSequencesAtAnyAddress) {
+  if (!has_short_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(21);
+  const auto data = torch::randn({2 * 197 * 3 * 3 * 64 + 1}, at::kCUDA).to(at::kHalf);
+  const auto qkv = data.narrow(0, 1, data.numel() - 1).view({2, 197, 3, 3, 64}).requires_grad_();
+  compare(qkv, {}, 2e-3, [&] { return short_attention(qkv); });
+}
+
+TEST_F(AttentionGpu, CountsFlopsOfShortSequences) {
+  const auto qkv = random({2, 197, 3, 5, 64}, at::kBFloat16);
+  const auto grad = torch::ones({2, 197, 320}, at::kCUDA).to(at::kBFloat16);
+  kernels::attention(qkv);  // where there is something to time
+  FlopCounter counter;
+  torch::autograd::grad({kernels::attention(qkv)}, {qkv}, {grad});
+  EXPECT_EQ(counter.flops(), 14.0 * 2 * 5 * 197 * 197 * 64);
 }
 
 TEST_F(AttentionGpu, OfABatchThatIsNotPackedOrEmpty) {

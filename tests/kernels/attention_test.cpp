@@ -79,7 +79,17 @@ TEST(Attention, ChoosesByShapeAndWish) {
     return kernels::detail::attention_backend(torch::empty(shape, torch::dtype(dtype).device(at::kMeta)),
                                               {.dropout = dropout}, wish);
   };
-  EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kBFloat16), AttentionBackend::kCudnn);
+  for (const int64_t length : {129, 197, 208})
+    EXPECT_EQ(of({2, length, 3, 4, 64}, at::kBFloat16), AttentionBackend::kShort);
+  EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kHalf, 0, AttentionWish::kShort), AttentionBackend::kShort);
+  EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kBFloat16, 0, AttentionWish::kCudnn), AttentionBackend::kCudnn);
+  for (const int64_t length : {128, 209})
+    EXPECT_EQ(of({2, length, 3, 4, 64}, at::kBFloat16, 0, AttentionWish::kShort), AttentionBackend::kCudnn);
+  EXPECT_EQ(of({2, 197, 3, 4, 80}, at::kBFloat16), AttentionBackend::kCudnn);
+  EXPECT_EQ(kernels::detail::attention_backend(
+                torch::empty({2, 197, 3, 4, 64}, torch::dtype(at::kBFloat16).device(at::kMeta)), {.causal = true},
+                AttentionWish::kAuto),
+            AttentionBackend::kCudnn);
   EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kBFloat16, 0, AttentionWish::kFlash), AttentionBackend::kFlash);
   EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kHalf, 0.125), AttentionBackend::kCudnn);
   EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kHalf, 0.1), AttentionBackend::kFlash);
@@ -89,6 +99,16 @@ TEST(Attention, ChoosesByShapeAndWish) {
   EXPECT_EQ(of({2, 197, 3, 4, 256}, at::kHalf), AttentionBackend::kTorch);
   EXPECT_EQ(of({2, 1, 3, 4, 64}, at::kHalf), AttentionBackend::kTorch);
   EXPECT_EQ(of({0, 197, 3, 4, 64}, at::kHalf), AttentionBackend::kTorch);
+}
+
+/// An estimate of memory has the same tensors as a step: no gradient of q, k or v beside the packed one.
+TEST(Attention, OfShortSequencesIsPackedOnMetaTensors) {
+  const auto qkv = torch::empty({2, 197, 3, 4, 64}, torch::dtype(at::kBFloat16).device(at::kMeta)).requires_grad_();
+  const auto out = kernels::detail::attention_with(qkv, {}, AttentionBackend::kShort);
+  EXPECT_EQ(out.sizes(), torch::IntArrayRef({2, 197, 256}));
+  const auto grad = torch::autograd::grad({out}, {qkv}, {torch::empty_like(out)})[0];
+  EXPECT_EQ(grad.sizes(), qkv.sizes());
+  EXPECT_EQ(grad.scalar_type(), at::kBFloat16);
 }
 
 TEST(Rotary, TurnsQueriesAndKeysAndBackAgain) {

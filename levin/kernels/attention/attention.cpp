@@ -18,6 +18,7 @@
 #include "levin/kernels/attention/attention_detail.h"
 #include "levin/kernels/attention/rotary.h"
 #include "levin/kernels/attention/rotary_detail.h"
+#include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/linear/product_dtype.h"
 #include "levin/kernels/played_device.h"
 
@@ -74,8 +75,7 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     const auto grad = grads[0].contiguous().view(heads).transpose(1, 2);
     const AttentionResult result{saved[1].view(heads).transpose(1, 2), saved[2], saved[3], saved[4]};
     const auto backend = static_cast<AttentionBackend>(context->saved_data["backend"].toInt());
-    const auto [q, k, v] = detail::fused_attention_backward(grad, qkv, result, causal, dropout, backend);
-    return {detail::pack_qkv(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), {}, {}, {}};
+    return {detail::fused_attention_backward(grad, qkv, result, causal, dropout, backend), {}, {}, {}};
   }
 
  private:
@@ -99,7 +99,7 @@ AttentionWish attention_wish_of_environment() {
 namespace detail {
 
 AttentionWish attention_wish(std::string_view word) {
-  static const std::vector<std::string> known{"auto", "cudnn", "flash"};  // as AttentionWish
+  static const std::vector<std::string> known{"auto", "cudnn", "flash", "short"};  // as AttentionWish
   for (size_t i = 0; i < known.size(); ++i)
     if (word == known[i]) return static_cast<AttentionWish>(i);
   fail_unknown("attention", "LEVIN_ATTENTION", word, known);
@@ -109,6 +109,9 @@ AttentionBackend attention_backend(const Tensor& qkv, const AttentionOptions& op
   const auto length = qkv.size(1), size = qkv.size(4);
   if (!at::isReducedFloatingType(qkv.scalar_type()) || size % 8 != 0 || size > 128 || length < 2 || qkv.numel() == 0)
     return AttentionBackend::kTorch;
+  if ((wish == AttentionWish::kAuto || wish == AttentionWish::kShort) &&
+      short_attention_fits(qkv, options.causal, options.dropout))
+    return AttentionBackend::kShort;  // nothing was faster at any size of a batch
   // No device can be asked for meta tensors.
   const auto runs = [&](AttentionBackend backend) {
     return qkv.is_meta() || attention_runs_on(backend, qkv, options.causal, options.dropout);
@@ -123,6 +126,10 @@ AttentionBackend attention_backend(const Tensor& qkv, const AttentionOptions& op
 }
 
 AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, AttentionBackend backend) {
+  if (backend == AttentionBackend::kShort) {
+    const auto [out, sums] = short_attention(qkv);
+    return {out.transpose(1, 2), sums, {}, {}};
+  }
   const auto q = heads_of(qkv, 0), k = heads_of(qkv, 1), v = heads_of(qkv, 2);
   if (backend == AttentionBackend::kCudnn) {
     // The sums are always asked for: a forward that is kept for a checkpoint does not know that backward will need
@@ -136,8 +143,10 @@ AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, 
   return {std::get<0>(result), std::get<1>(result), std::get<6>(result), std::get<7>(result)};
 }
 
-AttentionGradients fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result,
-                                            bool causal, double dropout, AttentionBackend backend) {
+Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
+                                double dropout, AttentionBackend backend) {
+  if (backend == AttentionBackend::kShort)
+    return short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2), result.sums);
   const auto q = heads_of(qkv, 0), k = heads_of(qkv, 1), v = heads_of(qkv, 2);
   const auto length = qkv.size(1);
   const auto [dq, dk, dv] =
@@ -146,7 +155,7 @@ AttentionGradients fused_attention_backward(const Tensor& grad, const Tensor& qk
                                                              result.offset, {}, {}, {}, length, length, dropout, causal)
           : at::_scaled_dot_product_flash_attention_backward(grad, q, k, v, result.out, result.sums, {}, {}, length,
                                                              length, dropout, causal, result.seed, result.offset);
-  return {dq, dk, dv};
+  return pack_qkv(dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2));
 }
 
 Tensor attention_with(const Tensor& qkv, const AttentionOptions& options, AttentionBackend backend) {

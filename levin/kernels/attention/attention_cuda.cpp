@@ -14,6 +14,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/short_attention_detail.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -54,6 +55,7 @@ float attention_time(const Tensor& qkv, bool causal, AttentionBackend backend) {
 }  // namespace
 
 bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal, double dropout) {
+  if (backend == AttentionBackend::kShort) return short_attention_fits(qkv, causal, dropout);
   const c10::cuda::CUDAGuard guard(qkv.device());
   const at::NoGradGuard no_grad;
   const auto parts = qkv.detach().permute({2, 0, 3, 1, 4});  // [3, B, H, T, D]

@@ -8,11 +8,11 @@
 
 namespace levin::kernels::detail {
 
-/// kTorch: what at::scaled_dot_product_attention chooses.
-enum class AttentionBackend { kTorch, kCudnn, kFlash };
+/// kTorch: what at::scaled_dot_product_attention chooses. kShort: levin/kernels/attention/short_attention_detail.h.
+enum class AttentionBackend { kTorch, kCudnn, kFlash, kShort };
 
-/// "cudnn", "flash" or "auto", as LEVIN_ATTENTION may say.
-enum class AttentionWish { kAuto, kCudnn, kFlash };
+/// "cudnn", "flash", "short" or "auto", as LEVIN_ATTENTION may say.
+enum class AttentionWish { kAuto, kCudnn, kFlash, kShort };
 AttentionWish attention_wish(std::string_view word);
 
 /// qkv [B, T, 3, H, D] of CUDA or of meta tensors that stand for it, in the dtype that attention computes in.
@@ -25,12 +25,10 @@ Tensor attention_with(const Tensor& qkv, const AttentionOptions& options, Attent
 struct AttentionResult {
   Tensor out, sums, seed, offset;
 };
-struct AttentionGradients {
-  Tensor q, k, v;
-};
 AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, AttentionBackend backend);
-AttentionGradients fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result,
-                                            bool causal, double dropout, AttentionBackend backend);
+/// The gradient of qkv, packed like it.
+Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
+                                double dropout, AttentionBackend backend);
 
 // ---- in attention_cuda.cpp
 

@@ -116,7 +116,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
 
 std::vector<std::string> product_operators() {
   (void)detail::matmul_ops();
-  return {"levin::matmul"};
+  return {"levin::matmul", "levin::short_attention"};
 }
 
 }  // namespace levin::kernels

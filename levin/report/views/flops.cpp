@@ -67,7 +67,17 @@ double attention(const std::vector<Shape>& shapes) {
   return 4 * count(shapes[0]) * at(shapes[1], shapes[1].size() - 2);
 }
 
-constexpr std::array<std::string_view, 13> kCounted{"aten::mm",
+// qkv [B, T, 3, H, D], packed.
+double packed_attention(const Shape& qkv) {
+  return qkv.size() == 5 ? 4 * at(qkv, 0) * at(qkv, 3) * at(qkv, 1) * at(qkv, 1) * at(qkv, 4) : 0;
+}
+
+constexpr std::array<std::string_view, 18> kCounted{"levin::matmul",
+                                                    "levin::matmul_and_sums",
+                                                    "levin::matmul_into",
+                                                    "levin::short_attention",
+                                                    "levin::short_attention_backward",
+                                                    "aten::mm",
                                                     "aten::addmm",
                                                     "aten::_addmm_activation",
                                                     "aten::bmm",
@@ -81,10 +91,21 @@ constexpr std::array<std::string_view, 13> kCounted{"aten::mm",
                                                     "aten::_scaled_dot_product_flash_attention_backward",
                                                     "aten::_scaled_dot_product_cudnn_attention_backward"};
 
+/// Which input of a product of two matrices is the first of them.
+std::optional<size_t> first_factor(std::string_view name) {
+  for (const std::string_view product : {"aten::mm", "aten::bmm", "levin::matmul", "levin::matmul_and_sums"})
+    if (name == product) return 0;
+  for (const std::string_view product :
+       {"aten::addmm", "aten::baddbmm", "aten::_addmm_activation", "levin::matmul_into"})
+    if (name == product) return 1;
+  return std::nullopt;
+}
+
 double flops_of(std::string_view name, const std::vector<Shape>& shapes, const std::vector<std::string>& values) {
-  if ((name == "aten::mm" || name == "aten::bmm") && shapes.size() >= 2) return product(shapes[0], shapes[1]);
-  if ((name == "aten::addmm" || name == "aten::baddbmm" || name == "aten::_addmm_activation") && shapes.size() >= 3)
-    return product(shapes[1], shapes[2]);
+  if (const auto first = first_factor(name))
+    return shapes.size() > *first + 1 ? product(shapes[*first], shapes[*first + 1]) : 0;
+  if (name == "levin::short_attention" && !shapes.empty()) return packed_attention(shapes[0]);
+  if (name == "levin::short_attention_backward" && shapes.size() >= 2) return 2.5 * packed_attention(shapes[1]);
   if (name == "aten::convolution") return convolution(shapes, values, 3);
   if (name == "aten::convolution_backward" && shapes.size() >= 3) {
     // The gradients of input and weight; the first input is the gradient of the output.
@@ -110,10 +131,9 @@ OperatorCost cost_of(std::string_view name, const std::vector<Shape>& shapes, co
     largest = std::max(largest, size);
   }
   double output = largest;
-  const size_t first = name == "aten::addmm" || name == "aten::baddbmm" ? 1 : 0;
-  const bool is_product = name == "aten::mm" || name == "aten::bmm" || first == 1;
-  if (is_product && shapes.size() > first + 1 && shapes[first].size() >= 2 && shapes[first + 1].size() >= 2) {
-    const auto &a = shapes[first], &b = shapes[first + 1];
+  const auto first = first_factor(name);
+  if (first && shapes.size() > *first + 1 && shapes[*first].size() >= 2 && shapes[*first + 1].size() >= 2) {
+    const auto &a = shapes[*first], &b = shapes[*first + 1];
     output = count(a) / std::max(at(a, a.size() - 1), 1.0) * at(b, b.size() - 1) * cost.element_bytes;
   }
   cost.bytes += output;

@@ -27,10 +27,11 @@ constexpr std::array<std::string_view, 18> kOldParts{"h884",
                                                      "xmma_sparse_gemm"};
 
 // Kernels of cuBLAS, cuDNN, CUTLASS and attention since.
-constexpr std::array<std::string_view, 15> kNewParts{
-    "nvjet",      "tensorop",     "wgmma",      "xmma_fprop",    "xmma_dgrad",
-    "xmma_wgrad", "tf32f32",      "gemm_bf16",  "gemm_fp8",      "flash_fwd",
-    "flash_bwd",  "fmha_cutlass", "GmmaKernel", "pytorch_flash", "cudnn_generated_fort_native_sdpa"};
+constexpr std::array<std::string_view, 16> kNewParts{
+    "nvjet",          "tensorop",     "wgmma",      "xmma_fprop",    "xmma_dgrad",
+    "xmma_wgrad",     "tf32f32",      "gemm_bf16",  "gemm_fp8",      "flash_fwd",
+    "flash_bwd",      "fmha_cutlass", "GmmaKernel", "pytorch_flash", "cudnn_generated_fort_native_sdpa",
+    "short_attention"};
 
 // sm80_xmma_..., sm90_..._gemm...: made for one architecture. Those in float alone (simt, sgemm, ffma) do not use them.
 bool is_simt(std::string_view name) {
@@ -45,7 +46,7 @@ bool has_any(std::string_view name, auto const& parts) {
                      [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-constexpr std::array<std::string_view, 56> kOperators{
+constexpr std::array<std::string_view, 61> kOperators{
     "aten::_convolution",
     "aten::conv1d",
     "aten::conv2d",
@@ -99,6 +100,11 @@ constexpr std::array<std::string_view, 56> kOperators{
     "aten::_scaled_dot_product_flash_attention_backward",
     "aten::_scaled_dot_product_efficient_attention_backward",
     "aten::_scaled_dot_product_cudnn_attention_backward",
+    "levin::short_attention",
+    "levin::short_attention_backward",
+    "levin::matmul",
+    "levin::matmul_and_sums",
+    "levin::matmul_into",
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",
     "aten::_addmm_activation",

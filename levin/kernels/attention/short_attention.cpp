@@ -1,0 +1,71 @@
+#include <limits>
+#include <optional>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "levin/kernels/attention/short_attention_detail.h"
+#include "levin/kernels/attention/short_attention_launch.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+std::tuple<Tensor, Tensor> short_attention_meta(const Tensor& qkv) {
+  const auto b = qkv.size(0), t = qkv.size(1), h = qkv.size(3);
+  return {at::empty({b, t, h, qkv.size(4)}, qkv.options()), at::empty({b, h, t}, qkv.options().dtype(at::kFloat))};
+}
+
+Tensor short_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&, const Tensor&) {
+  return at::empty(qkv.sizes(), qkv.options());
+}
+
+struct ShortAttentionOps {
+  using Forward = std::tuple<Tensor, Tensor>(const Tensor&);
+  using Backward = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+
+  ShortAttentionOps() {
+    schema.def("short_attention(Tensor qkv) -> (Tensor, Tensor)");
+    schema.def("short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums) -> Tensor");
+    meta.impl("short_attention", short_attention_meta);
+    meta.impl("short_attention_backward", short_attention_backward_meta);
+    register_short_attention_cuda(cuda);
+    auto& dispatcher = c10::Dispatcher::singleton();
+    forward.emplace(dispatcher.findSchemaOrThrow("levin::short_attention", "").typed<Forward>());
+    backward.emplace(dispatcher.findSchemaOrThrow("levin::short_attention_backward", "").typed<Backward>());
+  }
+
+  torch::Library schema{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
+  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
+  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
+  std::optional<c10::TypedOperatorHandle<Forward>> forward;
+  std::optional<c10::TypedOperatorHandle<Backward>> backward;
+};
+
+const ShortAttentionOps& short_attention_ops() {
+  static const ShortAttentionOps ops;
+  return ops;
+}
+
+}  // namespace
+
+bool short_attention_fits(const Tensor& qkv, bool causal, double dropout) {
+  return !causal && dropout == 0 && at::isReducedFloatingType(qkv.scalar_type()) &&
+         qkv.size(4) == kShortAttentionSize && qkv.size(1) >= kShortAttentionMinTokens &&
+         qkv.size(1) <= kShortAttentionMaxTokens &&
+         qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
+         (qkv.is_meta() || short_attention_runs_on(qkv));
+}
+
+std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return short_attention_ops().forward->call(qkv);
+}
+
+Tensor short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out, const Tensor& sums) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return short_attention_ops().backward->call(grad, qkv, out, sums);
+}
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,73 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "levin/kernels/attention/short_attention_detail.h"
+#include "levin/kernels/attention/short_attention_launch.h"
+#include "levin/kernels/number_type.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+/// As copies of the device want it: without gaps, at a multiple of 16 bytes.
+Tensor aligned(const Tensor& x) {
+  const auto dense = x.contiguous();
+  return is_pack_aligned(dense.const_data_ptr()) ? dense : dense.clone();
+}
+
+ShortAttentionLaunch launch_of(const Tensor& qkv) {
+  return {.qkv = qkv.const_data_ptr(),
+          .half = qkv.scalar_type() == at::kHalf,
+          .batch = static_cast<int32_t>(qkv.size(0)),
+          .tokens = static_cast<int32_t>(qkv.size(1)),
+          .heads = static_cast<int32_t>(qkv.size(3)),
+          .processors = at::cuda::getDeviceProperties(qkv.device().index())->multiProcessorCount};
+}
+
+void run(int (*kernel)(const ShortAttentionLaunch&, CUstream_st*), const ShortAttentionLaunch& launch,
+         const Tensor& qkv) {
+  const c10::cuda::CUDAGuard guard(qkv.device());
+  C10_CUDA_CHECK(
+      static_cast<cudaError_t>(kernel(launch, c10::cuda::getCurrentCUDAStream(qkv.device().index()).stream())));
+}
+
+std::tuple<Tensor, Tensor> short_attention_cuda(const Tensor& given) {
+  const auto qkv = aligned(given);
+  auto launch = launch_of(qkv);
+  auto out = at::empty({qkv.size(0), qkv.size(1), qkv.size(3), qkv.size(4)}, qkv.options());
+  auto sums = at::empty({qkv.size(0), qkv.size(3), qkv.size(1)}, qkv.options().dtype(at::kFloat));
+  launch.out = out.mutable_data_ptr();
+  launch.sums = sums.mutable_data_ptr<float>();
+  run(launch_short_attention, launch, qkv);
+  return {out, sums};
+}
+
+Tensor short_attention_backward_cuda(const Tensor& given_grad, const Tensor& given, const Tensor& given_out,
+                                     const Tensor& given_sums) {
+  const auto grad = aligned(given_grad), qkv = aligned(given), out = aligned(given_out), sums = aligned(given_sums);
+  auto launch = launch_of(qkv);
+  auto qkv_grad = at::empty(qkv.sizes(), qkv.options());
+  launch.out = out.data_ptr();
+  launch.sums = sums.data_ptr<float>();
+  launch.grad = grad.const_data_ptr();
+  launch.qkv_grad = qkv_grad.mutable_data_ptr();
+  run(launch_short_attention_backward, launch, qkv);
+  return qkv_grad;
+}
+
+}  // namespace
+
+bool short_attention_runs_on(const Tensor& qkv) {
+  const auto* device = at::cuda::getDeviceProperties(qkv.device().index());
+  return device->major == 9 && device->minor == 0;
+}
+
+void register_short_attention_cuda(torch::Library& library) {
+  library.impl("short_attention", short_attention_cuda);
+  library.impl("short_attention_backward", short_attention_backward_cuda);
+}
+
+}  // namespace levin::kernels::detail

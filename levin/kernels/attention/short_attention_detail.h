@@ -1,0 +1,33 @@
+#pragma once
+
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch {
+class Library;
+}
+
+namespace levin::kernels::detail {
+
+using at::Tensor;
+
+/// Attention of a whole head in the shared memory of a multiprocessor, for the sequences of vision transformers: 129 to
+/// 208 tokens, heads of 64 numbers, 16 bits, neither causal nor with dropout, compute capability 9.0. Packed tensors
+/// are read and written as they are.
+bool short_attention_fits(const Tensor& qkv, bool causal, double dropout);
+
+/// qkv [B, T, 3, H, 64] to [B, T, H, 64] and the logarithms of the sums of exponentials, float32 [B, H, T]. Not
+/// differentiable.
+std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv);
+/// The gradient of qkv, from that of the result. Deterministic.
+Tensor short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out, const Tensor& sums);
+
+// ---- in short_attention_cuda.cpp
+
+/// Whether the GPU of the tensor has what the kernels need.
+bool short_attention_runs_on(const Tensor& qkv);
+/// Adds the kernels of CUDA to the operators.
+void register_short_attention_cuda(torch::Library& library);
+
+}  // namespace levin::kernels::detail

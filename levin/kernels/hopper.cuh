@@ -1,0 +1,201 @@
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+/// What only compute capability 9.0 has (sm_90a): products of a warpgroup, 128 threads, that run on while its threads
+/// go on (wgmma), copies of boxes of a tensor by the copy engine (TMA), and the barriers that such copies complete.
+///
+/// Matrices lie in shared memory as rows of 64 numbers of 16 bits, 128 bytes. The 16-byte chunks of a row are swizzled:
+/// chunk c of row r is at c ^ (r % 8). Every matrix starts at a multiple of 1024 bytes.
+namespace levin::kernels::detail {
+
+/// A matrix as products read it.
+__device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32,
+                     kUnused = uint64_t{1} << 16;
+  return kSwizzle128 | kEightRows | kUnused | ((address & 0x3FFFF) >> 4);
+}
+
+/// Before the first product that reads or writes registers which other instructions wrote.
+__device__ __forceinline__ void begin_products() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+/// The products since the last call are one group.
+__device__ __forceinline__ void commit_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/// Until at most kPending groups are not done.
+template <int kPending>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+/// Keeps the compiler from moving registers of a product that runs: to be called before it and after the wait for it.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
+}
+
+template <class T>
+inline constexpr bool kIsHalf = false;
+template <>
+inline constexpr bool kIsHalf<__half> = true;
+
+// The registers of a product's result, as operands of its instruction.
+#define LEVIN_NUMBERS_4(d, i) "+f"((d)[i]), "+f"((d)[(i) + 1]), "+f"((d)[(i) + 2]), "+f"((d)[(i) + 3])
+#define LEVIN_NUMBERS_16(d, i) \
+  LEVIN_NUMBERS_4(d, i), LEVIN_NUMBERS_4(d, (i) + 4), LEVIN_NUMBERS_4(d, (i) + 8), LEVIN_NUMBERS_4(d, (i) + 12)
+#define LEVIN_NUMBERS_32(d, i) LEVIN_NUMBERS_16(d, i), LEVIN_NUMBERS_16(d, (i) + 16)
+#define LEVIN_NUMBERS_52(d, i) LEVIN_NUMBERS_32(d, i), LEVIN_NUMBERS_16(d, (i) + 32), LEVIN_NUMBERS_4(d, (i) + 48)
+#define LEVIN_OPERANDS_32                                                  \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define LEVIN_OPERANDS_52 \
+  LEVIN_OPERANDS_32       \
+      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
+
+/// 52 numbers of `d`, from kFrom on, become A B^T, or grow by it where `add` is not 0. A is 64 x 16, B 104 x 16.
+///
+/// Of every 8 columns, thread t has numbers 2 * (t % 4) and the next one: of row t / 4 of the 16 rows of its warp, then
+/// of row t / 4 + 8.
+template <class T, int kFrom, int kCount>
+__device__ __forceinline__ void product_64x104(float (&d)[kCount], uint64_t a, uint64_t b, int add) {
+#define LEVIN_PRODUCT(type)                                                                                        \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %54, 0;\nwgmma.mma_async.sync.aligned.m64n104k16.f32." type \
+               " {" LEVIN_OPERANDS_52 "}, %52, %53, adds, 1, 1, 0, 0;\n}\n"                                        \
+               : LEVIN_NUMBERS_52(d, kFrom)                                                                        \
+               : "l"(a), "l"(b), "r"(add))
+  if constexpr (kIsHalf<T>)
+    LEVIN_PRODUCT("f16.f16");
+  else
+    LEVIN_PRODUCT("bf16.bf16");
+#undef LEVIN_PRODUCT
+}
+
+/// The same for A^T B: A is 16 x 64, B 16 x 64.
+template <class T>
+__device__ __forceinline__ void product_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
+#define LEVIN_PRODUCT(type)                                                                                       \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
+               " {" LEVIN_OPERANDS_32 "}, %32, %33, adds, 1, 1, 1, 1;\n}\n"                                       \
+               : LEVIN_NUMBERS_32(d, 0)                                                                           \
+               : "l"(a), "l"(b), "r"(add))
+  if constexpr (kIsHalf<T>)
+    LEVIN_PRODUCT("f16.f16");
+  else
+    LEVIN_PRODUCT("bf16.bf16");
+#undef LEVIN_PRODUCT
+}
+
+/// The same for A B, where A, 64 x 16, is four registers from `at` on: 16 columns of a result, packed.
+template <class T, int kCount>
+__device__ __forceinline__ void product_64x64(float (&d)[32], const uint32_t (&a)[kCount], int at, uint64_t b,
+                                              int add) {
+#define LEVIN_PRODUCT(type)                                                                                       \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
+               " {" LEVIN_OPERANDS_32 "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 1;\n}\n"                         \
+               : LEVIN_NUMBERS_32(d, 0)                                                                           \
+               : "r"(a[at]), "r"(a[at + 1]), "r"(a[at + 2]), "r"(a[at + 3]), "l"(b), "r"(add))
+  if constexpr (kIsHalf<T>)
+    LEVIN_PRODUCT("f16.f16");
+  else
+    LEVIN_PRODUCT("bf16.bf16");
+#undef LEVIN_PRODUCT
+}
+
+#undef LEVIN_NUMBERS_4
+#undef LEVIN_NUMBERS_16
+#undef LEVIN_NUMBERS_32
+#undef LEVIN_NUMBERS_52
+#undef LEVIN_OPERANDS_32
+#undef LEVIN_OPERANDS_52
+
+// ---- Barriers in shared memory and copies that complete them.
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// Thread 0 calls it for each barrier, then fence_barriers, before a barrier of the block.
+__device__ __forceinline__ void init_barrier(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(count));
+}
+__device__ __forceinline__ void fence_barriers() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+/// Arrives, and says how many bytes copies will bring.
+__device__ __forceinline__ void expect_bytes(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+/// The phase is 0 for the first time that a barrier completes, then 1, then 0 again.
+__device__ __forceinline__ void wait_for_barrier(uint32_t barrier, uint32_t phase) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra READY;\n"
+      "bra AGAIN;\nREADY:\n}\n" ::"r"(barrier),
+      "r"(phase)
+      : "memory");
+}
+
+/// Rows from `row` on of a head [B, T, H, 64], zeros where there are none.
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int row, int head,
+                                         int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(0), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+/// Into the cache of the device, for a load that comes later.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap& map, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(0), "r"(row),
+               "r"(head), "r"(batch)
+               : "memory");
+}
+/// Rows that are there alone.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+               "r"(from), "r"(0), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Until the stores of this thread have read shared memory.
+__device__ __forceinline__ void wait_until_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void wait_until_stored() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+/// What this thread has written to shared memory can be read by products and copies, after a barrier.
+__device__ __forceinline__ void fence_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// Barrier `id` of the block, 1 to 15, of `count` threads.
+__device__ __forceinline__ void sync_threads(int id, int count) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+__device__ __forceinline__ void arrive_threads(int id, int count) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+
+/// Four matrices of 8 x 8 numbers; lane l gives where row l % 8 of matrix l / 8 is.
+__device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
+               "r"(c), "r"(d)
+               : "memory");
+}
+
+}  // namespace levin::kernels::detail
