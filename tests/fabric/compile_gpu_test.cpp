@@ -308,7 +308,9 @@ TEST_F(CompileGpu, TwoOptimizersUnderALossScaler) {
       step(batch);
     }
     EXPECT_EQ(fabric.grad_scaler()->current_scale(), 256 << 5);
-    if (step.compiler()) EXPECT_EQ(step.compiler()->counts().captured, 1);
+    if (step.compiler()) {
+      EXPECT_EQ(step.compiler()->counts().captured, 1);
+    }
     return std::pair(model->first->weight.detach().cpu(), model->last->weight.detach().cpu());
   };
   const auto eager = trained(false), compiled = trained(true);

@@ -477,12 +477,18 @@ int blocks_of(const ShortAttentionLaunch& launch) {
   return total < launch.processors ? total : launch.processors;
 }
 
+/// Called first: a thread of autograd may have no context yet, and the driver wants one for maps.
+template <class... Parameters>
+cudaError_t allow_shared_memory(void (*kernel)(Parameters...), int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
 template <class T>
 int forward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, out;
   for (const auto error :
-       {box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows), box_map(out, launch.out, launch, launch.heads, 64),
-        cudaFuncSetAttribute(short_attention_forward<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kForwardShared)})
+       {allow_shared_memory(short_attention_forward<T>, kForwardShared),
+        box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows), box_map(out, launch.out, launch, launch.heads, 64)})
     if (error != cudaSuccess) return error;
   short_attention_forward<T>
       <<<blocks_of(launch), kThreads, kForwardShared, stream>>>(qkv, out, launch.sums, sizes_of(launch));
@@ -492,11 +498,10 @@ int forward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
 template <class T>
 int backward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, grad, qkv_grad;
-  for (const auto error : {box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows),
+  for (const auto error : {allow_shared_memory(short_attention_backward<T>, kBackwardShared),
+                           box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows),
                            box_map(grad, launch.grad, launch, launch.heads, kRows),
-                           box_map(qkv_grad, launch.qkv_grad, launch, 3 * launch.heads, 64),
-                           cudaFuncSetAttribute(short_attention_backward<T>,
-                                                cudaFuncAttributeMaxDynamicSharedMemorySize, kBackwardShared)})
+                           box_map(qkv_grad, launch.qkv_grad, launch, 3 * launch.heads, 64)})
     if (error != cudaSuccess) return error;
   short_attention_backward<T><<<blocks_of(launch), kThreads, kBackwardShared, stream>>>(
       qkv, grad, qkv_grad, static_cast<const T*>(launch.out), static_cast<const T*>(launch.grad), launch.sums,
