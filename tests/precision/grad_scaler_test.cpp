@@ -59,6 +59,17 @@ TEST(GradScaler, SkipsAndGrowsAsTorchWithAnOptimizerThatCannotBeTold) {
   expect_equal_to_torch(fixture()["plain"], w, optim::adapt(plain), false);
 }
 
+TEST(GradScaler, SkipsAStepWithoutALossOnce) {
+  GradScaler scaler;
+  EXPECT_FALSE(scaler.take_skip());
+  scaler.skip_step();
+  EXPECT_TRUE(scaler.take_skip());
+  EXPECT_FALSE(scaler.take_skip());
+  scaler.skip_step();
+  scaler.scale(torch::ones({}));
+  EXPECT_FALSE(scaler.take_skip());
+}
+
 TEST(GradScaler, RefusesWrongOrder) {
   auto w = parameter();
   optim::AdamW optimizer({w}, {.lr = 0.1});

@@ -45,6 +45,7 @@ struct Closure {
       const bool has_gradient =
           std::ranges::any_of(optimizer.all_params(), [](const Tensor& param) { return param.grad().defined(); });
       if (steps && has_gradient) before_update(optimizer);
+      if (auto* scaler = run.fabric->grad_scaler(); scaler && steps && !has_gradient) scaler->skip_step();
       run.state.place.set_doing("optimizer_step");
       return loss;
     }
