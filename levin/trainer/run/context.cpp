@@ -91,6 +91,9 @@ bool RunContext::should_stop() const {
 void RunContext::save_checkpoint(const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
   detail::save_checkpoint(run_, path, weights_only, std::move(then));
 }
+void RunContext::save_validated(const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
+  detail::save_checkpoint(run_, path, weights_only, std::move(then), /*validated=*/true);
+}
 const std::filesystem::path& RunContext::ckpt_path() const {
   return run_.checkpoints.ckpt_path;
 }
