@@ -8,6 +8,7 @@
 #include "levin/testing/probe.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/on_exception_checkpoint.h"
+#include "levin/trainer/callbacks/weight_averaging.h"
 #include "tests/trainer/callbacks/tuning_net.h"
 
 namespace levin::tuning_test {
@@ -236,32 +237,76 @@ double sum_of(const StateDict& model) {
 }
 
 // Validation after the first batch of a window of two: the value is that of the weights before the step.
-TEST(ResumeBatches, TheBestCheckpointHasTheWeightsThatWereValidated) {
-  for (const bool weights_only : {false, true}) {
-    const TemporaryFolder folder;
-    const auto best = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = folder.path(),
-                                                                               .monitor = "sum",
-                                                                               .save_weights_only = weights_only,
-                                                                               .save_on_train_epoch_end = false});
-    auto options = quiet({best}, 1);
-    options.enable_checkpointing = true;
-    options.accumulate_grad_batches = 2;
-    options.val_check_interval = 3;
-    Summed net;
-    Trainer(options).fit(net, loader(5, 1), loader(2, 1));
-    ASSERT_TRUE(best->best_model_score());
-    const auto kept = load_checkpoint(best->best_model_path());
-    EXPECT_EQ(static_cast<float>(sum_of(kept.at("model").to_dict())), static_cast<float>(*best->best_model_score()));
-    if (weights_only) continue;
-    EXPECT_NE(sum_of(kept.at("model").to_dict()), sum_of(kept.at("resume_model").to_dict()));
+TrainerOptions validated_in_a_window(const ModelCheckpointOptions& options, std::vector<CallbackRef> callbacks = {}) {
+  callbacks.emplace_back(ModelCheckpoint(options));
+  auto result = quiet(std::move(callbacks), 1);
+  result.enable_checkpointing = true;
+  result.accumulate_grad_batches = 2;
+  result.val_check_interval = 3;
+  return result;
+}
 
-    Summed resumed;
-    options.callbacks.clear();
-    options.enable_checkpointing = false;
-    Trainer(options).fit(resumed, loader(5, 1), loader(2, 1), {.ckpt_path = best->best_model_path().string()});
-    expect_equal(resumed, net, "resumed");
-    EXPECT_EQ(resumed.batches, (Ids{4}));
-  }
+TEST(BestCheckpoint, HasTheWeightsThatWereValidated) {
+  for (const bool weights_only : {false, true})
+    for (const bool averages : {false, true}) {
+      const auto averaging = [&] {
+        return averages ? std::vector<CallbackRef>{EMAWeightAveraging({.decay = 0.5})} : std::vector<CallbackRef>{};
+      };
+      const TemporaryFolder folder, other;
+      Trainer trainer(validated_in_a_window({.dirpath = folder.path(),
+                                             .monitor = "sum",
+                                             .save_weights_only = weights_only,
+                                             .save_on_train_epoch_end = false},
+                                            averaging()));
+      Summed net;
+      trainer.fit(net, loader(5, 1), loader(2, 1));
+      const auto* best = trainer.callback<ModelCheckpoint>();
+      ASSERT_TRUE(best->best_model_score());
+      const auto kept = load_checkpoint(best->best_model_path());
+      EXPECT_NEAR(sum_of(kept.at("model").to_dict()), *best->best_model_score(), 1e-5) << averages;
+      if (weights_only) continue;
+      EXPECT_GT(std::abs(sum_of(kept.at("resume_model").to_dict()) - *best->best_model_score()), 1e-3) << averages;
+
+      Summed resumed;
+      Trainer(validated_in_a_window({.dirpath = other.path(), .monitor = "sum"}, averaging()))
+          .fit(resumed, loader(5, 1), loader(2, 1), {.ckpt_path = best->best_model_path().string()});
+      expect_equal(resumed, net, averages ? "averaged" : "resumed");
+      EXPECT_EQ(resumed.batches, (Ids{4}));
+    }
+}
+
+ModelCheckpointOptions by_loss(const fs::path& folder) {
+  return {.dirpath = folder, .monitor = "val_loss", .save_on_train_epoch_end = false};
+}
+
+LEVIN_PROBE(best_of_shards) {
+  const fs::path folder = arguments.at(0);
+  auto options = validated_in_a_window(by_loss(folder / "shards"));
+  options.strategy = "fsdp";
+  options.devices = 2;
+  Net net, resumed;
+  Trainer trainer(options);
+  trainer.fit(net, loader(10, 1), loader(2, 1));
+  const auto best = trainer.callback<ModelCheckpoint>()->best_model_path();
+  options.callbacks = {ModelCheckpoint(by_loss(folder / "resumed"))};
+  Trainer again(options);
+  again.fit(resumed, loader(10, 1), loader(2, 1), {.ckpt_path = best.string()});
+  expect_equal(resumed, net, "resumed");
+  testing::write_answer(folder, best.string());
+}
+
+TEST(BestCheckpoint, OfShardsHasTheWeightsThatWereValidated) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(testing::launch_probe("best_of_shards", 2, {folder.path().string()}), 0);
+  Net net;
+  Trainer trainer(validated_in_a_window(by_loss(folder.path() / "one")));
+  trainer.fit(net, loader(10, 2), loader(2, 1));
+  const auto one = load_checkpoint(trainer.callback<ModelCheckpoint>()->best_model_path());
+  const auto shards = load_checkpoint(testing::read_answers(folder.path(), 2).at(0));
+  for (const char* key : {"model", "resume_model"})
+    EXPECT_TRUE(at::allclose(shards.at(key).to_dict().at("layer.weight").to_tensor(),
+                             one.at(key).to_dict().at("layer.weight").to_tensor(), 1e-5, 1e-6))
+        << key;
 }
 
 }  // namespace
