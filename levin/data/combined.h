@@ -105,8 +105,10 @@ class CombinedLoader {
   /// The epoch of the pass under way, or of the next one.
   int64_t epoch() const { return impl_->position->epoch(); }
   /// The next pass is this epoch, of all loaders.
-  void set_epoch(int64_t epoch) const {
-    impl_->position->set_epoch(epoch);
+  void set_epoch(int64_t epoch) const { seek(epoch, 0); }
+  /// The next pass is this epoch, without its first `batch` batches.
+  void seek(int64_t epoch, int64_t batch) const {
+    impl_->position->seek(epoch, batch);
     impl_->place_members();
   }
   /// Batches given out in the pass under way.
@@ -186,11 +188,25 @@ class CombinedLoader {
       }
     }
     void advance() {
-      if (!position->next()) {
-        current.reset();
+      let_go();
+      if (!position->next()) return place_members();
+      try {
+        current.emplace(fetch());
+      } catch (...) {
+        // A batch that cannot be made counts as not given out, for all loaders.
+        position->back();
         place_members();
-        return;
+        throw;
       }
+    }
+    // The batches were moved out of their loaders, which have to hear that the program is through with them.
+    void let_go() {
+      size_t i = 0;
+      if (current)
+        for (auto& item : *current) loaders[i++].let_go(item.second);
+      current.reset();
+    }
+    std::vector<typename CombinedBatch<B>::Item> fetch() {
       std::vector<typename CombinedBatch<B>::Item> items;
       for (size_t i = 0; i < loaders.size(); ++i) {
         items.emplace_back(names[i], std::nullopt);
@@ -204,7 +220,7 @@ class CombinedLoader {
         }
         items.back().second = std::move(**passes[i]);
       }
-      current.emplace(std::move(items));
+      return items;
     }
   };
 

@@ -41,9 +41,9 @@ CombinedPosition::CombinedPosition(const CombineOptions& options, std::span<cons
   }
 }
 
-void CombinedPosition::set_epoch(int64_t epoch) {
+void CombinedPosition::seek(int64_t epoch, int64_t batch) {
   epoch_ = epoch;
-  batch_ = 0;
+  batch_ = batch;
   inside_ = false;
 }
 

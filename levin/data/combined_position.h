@@ -37,11 +37,14 @@ class CombinedPosition {
   int64_t size() const { return size_; }
   int64_t epoch() const { return epoch_; }
   int64_t batch() const { return batch_; }
-  void set_epoch(int64_t epoch);
+  void set_epoch(int64_t epoch) { seek(epoch, 0); }
+  void seek(int64_t epoch, int64_t batch);
   /// Starts the next pass: resumes where a loaded state left off, or with the next epoch.
   void begin();
   /// Continues to the next batch; false, and in the next epoch, at the end of the pass.
   bool next();
+  /// The batch just advanced to was not given out after all.
+  void back() { --batch_; }
   /// Takes the place that members have of which this many batches were given out.
   void resume(int64_t epoch, std::span<const int64_t> member_batches);
 

@@ -67,11 +67,16 @@ void LoaderPosition::load_state_dict(const StateDict& state) {
               "[data] the state is of seed ", state.at("seed").to_int(), ", this loader shuffles with seed ",
               options_.seed);
   // Samples, not batches: another number of ranks or another batch size resumes at the same place of the epoch.
-  const int64_t samples = state.at("samples").to_int();
+  const int64_t samples = state.at("samples").to_int(), epoch = state.at("epoch").to_int();
+  // The last batch may be a short one, and some samples may have come twice.
+  if (samples >= (options_.sampler.empty() ? dataset_size_ : options_.sampler.count(dataset_size_)))
+    return seek(epoch, batches());
   const int64_t step = options_.batch_size * sampler_.world_size;
-  LEVIN_CHECK(samples % step == 0, "[data] the state is ", samples, " samples into the epoch, which batches of ",
-              options_.batch_size, " on ", sampler_.world_size, " ranks never reach");
-  seek(state.at("epoch").to_int(), samples / step);
+  LEVIN_CHECK(
+      samples % step == 0, "[data] the state is ", samples, " samples into the epoch, which batches of ",
+      options_.batch_size, " on ", sampler_.world_size,
+      " ranks never reach; resume with a batch size and ranks whose product divides it, or from the end of an epoch");
+  seek(epoch, samples / step);
 }
 
 }  // namespace levin::detail

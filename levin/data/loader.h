@@ -299,6 +299,10 @@ class DataLoader {
     return other;
   }
 
+  /// The program is through with a batch that it moved out of a pass: on a device its memory is used again after the
+  /// work that it was given so far. Leaves no batch.
+  void let_go(std::optional<B>& batch) const { detail::let_go(batch, impl_->delivery); }
+
   StateDict state_dict() const { return impl_->position->state_dict(); }
   void load_state_dict(const StateDict& state) const { impl_->position->load_state_dict(state); }
 

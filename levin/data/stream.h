@@ -128,8 +128,10 @@ class StreamLoader {
   StateDict state_dict() const { return {{"epoch", epoch()}, {"samples", batch() * batch_size() * impl_->world_size}}; }
   void load_state_dict(const StateDict& state) const {
     const int64_t samples = state.at("samples").to_int(), step = batch_size() * impl_->world_size;
-    LEVIN_CHECK(samples % step == 0, "[data] the state is ", samples, " samples into the stream, which batches of ",
-                batch_size(), " on ", impl_->world_size, " ranks never reach");
+    LEVIN_CHECK(
+        samples % step == 0, "[data] the state is ", samples, " samples into the stream, which batches of ",
+        batch_size(), " on ", impl_->world_size,
+        " ranks never reach; resume with a batch size and ranks whose product divides it, or from the end of an epoch");
     seek(state.at("epoch").to_int(), samples / step);
   }
 

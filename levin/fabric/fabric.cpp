@@ -28,6 +28,7 @@ class ScaledOptimizer final : public optim::ForwardingOptimizer {
       : ForwardingOptimizer(std::move(inner)), core_(std::move(core)) {}
 
   void step() override {
+    if (core_->scaler->take_skip()) return;
     core_->scaler->step(inner());
     core_->scaler->update();
   }

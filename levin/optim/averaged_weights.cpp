@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "levin/core/error.h"
+#include "levin/core/log.h"
 
 namespace levin::optim {
 
@@ -21,6 +22,14 @@ AveragedWeights::AveragedWeights(torch::nn::Module& module, AveragedWeightsOptio
   if (options_.buffers != AveragedBuffers::kLeave)
     for (const auto& item : module.named_buffers())
       add(item.key(), item.value(), options_.buffers == AveragedBuffers::kAverage ? Rule::kAverage : Rule::kCopy);
+
+  const auto is_narrow = [](const Entry& entry) {
+    return entry.rule == Rule::kAverage && at::isReducedFloatingType(entry.average.scalar_type());
+  };
+  if (const auto narrow = std::ranges::find_if(entries_, is_narrow); narrow != entries_.end())
+    warn_once(levin::detail::concat("[AveragedWeights] the weights are ", c10::toString(narrow->average.scalar_type()),
+                                    ", and so are their averages: an update that is small beside a weight is rounded "
+                                    "away; average float32 weights (precision \"bf16-mixed\")"));
 
   for (const auto& entry : entries_) {
     const auto fits = [&](const List& list) {

@@ -32,7 +32,7 @@ struct AveragedWeightsOptions {
 };
 
 /// A running average of a module's weights. The first update copies them. Lists of tensors are updated by one call
-/// each.
+/// each. As in torch an average has the dtype of its weight: that of a 16-bit weight loses small updates to rounding.
 ///
 ///     optim::AveragedWeights ema(*model, {.ema_decay = 0.999});
 ///     opt.step();

@@ -52,6 +52,12 @@ class SGDImpl final : public detail::Typed<Traits> {
     return options_[group].momentum != 0 && !state.slots[0].defined() ? kFirst : kRunning;
   }
 
+  // A first update that the loss scaler skips is still to come, undamped: the host has to know. The same on all ranks,
+  // also on one whose shards are empty.
+  bool is_fused() const override {
+    return std::ranges::none_of(options_, [](const auto& o) { return o.momentum != 0 && o.dampening != 0; });
+  }
+
   bool is_plain(const Tensor& param) const override { return detail::is_small_on_cpu(param); }
   bool takes_grad(const Tensor& param, c10::ScalarType grad) const override {
     return detail::has_kernels(param) && kernels::takes_grad(param.scalar_type(), grad);

@@ -137,6 +137,7 @@ void GradScaler::abandon_step() {
 void GradScaler::begin_step() {
   std::erase_if(per_optimizer_, [](const auto& state) { return state->left; });
   before_ = {};
+  skips_ = false;
 }
 
 double GradScaler::current_scale() const {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -88,6 +89,11 @@ class GradScaler {
   /// What comes belongs to another step than the last update(). scale() says so; a graph that is replayed cannot.
   void begin_step();
 
+  /// There is no loss: the next step of an optimizer is left out, and the scale stays as it is. Holds until scale().
+  void skip_step() { skips_ = true; }
+  /// Whether that was asked for; asking ends it.
+  bool take_skip() { return std::exchange(skips_, false); }
+
   /// For gradients that are spread over ranks: `reduce` makes what one rank found known to all, in place.
   void share_found_inf(std::function<void(Tensor&)> reduce) { share_ = std::move(reduce); }
 
@@ -113,6 +119,7 @@ class GradScaler {
   Before before_;
   std::function<void(Tensor&)> share_;
   std::vector<std::shared_ptr<PerOptimizer>> per_optimizer_;
+  bool skips_ = false;
 };
 
 }  // namespace levin

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "levin/core/error.h"
@@ -151,6 +152,12 @@ class TrainerContext : public RunPosition {
   /// between two batches; when it is written, `then` is called. Every rank must call.
   virtual void save_checkpoint(const std::filesystem::path& path, bool weights_only = false,
                                std::function<void()> then = {}) = 0;
+  /// As above for the model that validation has just given a value. Inside a window of accumulation, whose end changes
+  /// the model, the checkpoint holds that one, and beside it what a run resumes from.
+  void save_validated_checkpoint(const std::filesystem::path& path, bool weights_only = false,
+                                 std::function<void()> then = {}) {
+    save_validated(path, weights_only, std::move(then));
+  }
   /// The path of the checkpoint this run resumed from, or that validate, test or predict loaded; empty: none.
   virtual const std::filesystem::path& ckpt_path() const = 0;
 
@@ -168,6 +175,9 @@ class TrainerContext : public RunPosition {
  protected:
   virtual void print_line(const std::string& line) = 0;
   virtual bool in_parts() const { return false; }
+  virtual void save_validated(const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
+    save_checkpoint(path, weights_only, std::move(then));
+  }
 };
 
 }  // namespace levin

@@ -57,6 +57,8 @@ class BatchSource {
   virtual bool shuffles() const { return false; }
   virtual std::shared_ptr<BatchSource> with_batch_size(int64_t /*batch_size*/) const { return nullptr; }
   virtual std::optional<int64_t> batch_size() const { return {}; }
+  /// Batches of the pass that were given out, as state_dict has it; nothing when this source does not say.
+  virtual std::optional<int64_t> batch() const { return {}; }
 
  protected:
   bool resumed_ = false;
@@ -104,6 +106,7 @@ class SourceOf final : public BatchSource {
       // The batch is a copy, so the iterator may advance; where it stood before is what a checkpoint must know.
       if (!advanced_) {
         if constexpr (kHasState) before_ = loader_.state_dict();
+        before_batch_ = batch();
         ++*iterator_;
         advanced_ = true;
       }
@@ -178,11 +181,20 @@ class SourceOf final : public BatchSource {
     else
       return {};
   }
+  std::optional<int64_t> batch() const override {
+    if constexpr (kHasState && kCountsBatches)
+      return advanced_ ? before_batch_ : std::optional<int64_t>(loader_.batch());
+    else
+      return {};
+  }
 
  private:
   static constexpr bool kHasState = requires(const L& l, L& m, const StateDict& s) {
     { l.state_dict() } -> std::convertible_to<StateDict>;
     m.load_state_dict(s);
+  };
+  static constexpr bool kCountsBatches = requires(const L& l) {
+    { l.batch() } -> std::convertible_to<int64_t>;
   };
   // Every batch of a Levin loader is a new one, so it may be changed in place. A range of the user's may hand out what
   // it keeps. One that does not know its size (a stream) has to be asked for the next batch to know which is the last.
@@ -196,6 +208,7 @@ class SourceOf final : public BatchSource {
   std::optional<Iterator> iterator_;
   std::optional<B> batch_;
   StateDict before_;
+  std::optional<int64_t> before_batch_;
   bool advanced_ = false;
   bool loaded_ = false;
 };

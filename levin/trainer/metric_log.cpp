@@ -1,6 +1,7 @@
 #include "levin/trainer/metric_log.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 
 #include "levin/core/error.h"
@@ -44,10 +45,23 @@ double metric_number(const LoggedValue& value) {
   return number ? *number : std::get<Tensor>(value).item<double>();
 }
 
+MetricLog::Reduce MetricLog::reduce_of(std::string_view word) {
+  const auto is = [&](std::string_view known) {
+    return std::ranges::equal(word, known, {}, [](unsigned char c) { return std::tolower(c); });
+  };
+  if (is("mean") || is("avg")) return Reduce::kMean;
+  if (is("sum")) return Reduce::kSum;
+  if (is("min")) return Reduce::kMin;
+  if (is("max")) return Reduce::kMax;
+  fail_unknown("log", "reduce_fx", word, std::vector<std::string>{"mean", "sum", "min", "max"});
+}
+
 bool MetricLog::agrees(const Entry& entry, const LogOptions& options) {
-  return entry.prog_bar == options.prog_bar && entry.logger == options.logger && entry.sync_dist == options.sync_dist &&
+  return entry.prog_bar == options.prog_bar && entry.logger == options.logger &&
+         entry.sync_dist == (options.sync_dist && !options.rank_zero_only) &&
          entry.rank_zero_only == options.rank_zero_only && (!options.on_step || *options.on_step == entry.on_step) &&
-         (!options.on_epoch || *options.on_epoch == entry.on_epoch);
+         (!options.on_epoch || *options.on_epoch == entry.on_epoch) && entry.reduce == reduce_of(options.reduce_fx) &&
+         entry.suffixed == (entry.dataloader_idx >= 0 && options.add_dataloader_idx);
 }
 
 MetricLog::Entry MetricLog::make_entry(const Call& call, std::string_view name, const LogOptions& options) const {
@@ -71,18 +85,7 @@ MetricLog::Entry MetricLog::make_entry(const Call& call, std::string_view name, 
   e.logger = options.logger;
   e.sync_dist = options.sync_dist && !options.rank_zero_only;
   e.rank_zero_only = options.rank_zero_only;
-  std::string op(options.reduce_fx);
-  std::transform(op.begin(), op.end(), op.begin(), [](unsigned char c) { return std::tolower(c); });
-  if (op == "mean" || op == "avg")
-    e.reduce = Reduce::kMean;
-  else if (op == "sum")
-    e.reduce = Reduce::kSum;
-  else if (op == "min")
-    e.reduce = Reduce::kMin;
-  else if (op == "max")
-    e.reduce = Reduce::kMax;
-  else
-    fail_unknown("log", "reduce_fx", options.reduce_fx, std::vector<std::string>{"mean", "sum", "min", "max"});
+  e.reduce = reduce_of(options.reduce_fx);
   e.dataloader_idx = call.dataloader_idx;
   e.suffixed = call.dataloader_idx >= 0 && options.add_dataloader_idx;
   const auto suffix = e.suffixed ? concat(kSuffix, call.dataloader_idx) : std::string();
@@ -121,7 +124,8 @@ MetricLog::Entry& MetricLog::entry(const Call& call, std::string_view name, cons
 void MetricLog::log(const Call& call, std::string_view name, const LoggedValue& given, const LogOptions& options) {
   auto& e = entry(call, name, options);
   if (!agrees(e, options)) [[unlikely]]
-    throw Error(concat("[log] \"", name, "\" was logged before in ", e.hook, " with other options"));
+    throw Error(concat("[log] \"", name, "\" was logged before in ", e.hook,
+                       " with other options; give both calls the same ones, or two names"));
   if (e.rank_zero_only && call.fabric->global_rank() != 0) return;
 
   bool wide = c10::get_default_dtype_as_scalartype() == at::kDouble;
@@ -171,8 +175,11 @@ void MetricLog::add(Entry& e, const LoggedValue& value, bool wide, int64_t batch
   const bool first = !e.has_epoch;
   e.has_epoch = true;
   e.wide |= wide;
-  if (const auto* number = std::get_if<double>(&value)) {
+  const auto* number = std::get_if<double>(&value);
+  if (number && !e.device_total.defined()) {
     const double v = *number;
+    // As torch's minimum and maximum: nan stays.
+    const bool is_nan = std::isnan(v);
     switch (e.reduce) {
       case Reduce::kMean:
       case Reduce::kSum:
@@ -184,16 +191,19 @@ void MetricLog::add(Entry& e, const LoggedValue& value, bool wide, int64_t batch
         }
         break;
       case Reduce::kMin:
-        e.total = first ? v : std::min(e.total, v);
+        if (first || is_nan || v < e.total) e.total = v;
         break;
       case Reduce::kMax:
-        e.total = first ? v : std::max(e.total, v);
+        if (first || is_nan || v > e.total) e.total = v;
         break;
     }
   } else {
+    // Values of the host and of the device may come under one name: from the first of the device on it has the total.
     at::NoGradGuard no_grad;
-    const auto v = std::get<Tensor>(value).to(e.wide ? at::kDouble : at::kFloat);
-    if (!first && e.device_total.device() != v.device()) e.device_total = e.device_total.to(v.device());
+    const auto dtype = e.wide ? at::kDouble : at::kFloat;
+    const auto v = number ? at::scalar_tensor(*number, dtype) : std::get<Tensor>(value).to(dtype);
+    if (!first && !e.device_total.defined()) e.device_total = at::scalar_tensor(e.total, dtype);
+    if (!first) e.device_total = e.device_total.to(number ? e.device_total.device() : v.device(), dtype);
     if (first)
       e.device_total = e.reduce == Reduce::kMean ? v * batch_size : v.clone();
     else if (e.reduce == Reduce::kMin)
@@ -222,7 +232,7 @@ LoggedValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
     return *e.result;
   }
   auto total = e.device_total.defined()
-                   ? e.device_total.clone()
+                   ? e.device_total.to(fabric.device(), /*non_blocking=*/false, /*copy=*/true)
                    : at::scalar_tensor(e.total, e.wide ? at::kDouble : at::kFloat).to(fabric.device());
   const bool adds = e.reduce == Reduce::kMean || e.reduce == Reduce::kSum;
   total = fabric.all_reduce(total, op_word(adds, e.reduce == Reduce::kMin));

@@ -89,6 +89,7 @@ class MetricLog {
 
   Entry& entry(const Call& call, std::string_view name, const LogOptions& options);
   Entry make_entry(const Call& call, std::string_view name, const LogOptions& options) const;
+  static Reduce reduce_of(std::string_view word);
   static bool agrees(const Entry& entry, const LogOptions& options);
   static void add(Entry& entry, const LoggedValue& value, bool wide, int64_t batch_size);
   LoggedValue epoch_value(Entry& entry, Fabric& fabric);

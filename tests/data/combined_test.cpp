@@ -125,6 +125,60 @@ TEST(CombinedLoader, AnEarlyBreakStartsTheNextEpoch) {
   }
 }
 
+TEST(CombinedLoader, SeeksAnyBatchOfAnyEpoch) {
+  for (const auto& mode : kModes) {
+    const auto reference = three(mode);
+    for (int64_t epoch = 0; epoch < 2; ++epoch) {
+      const auto whole = pass(reference);
+      for (size_t at = 0; at <= whole.size(); ++at) {
+        const auto loader = three(mode);
+        pass(loader, 3);
+        loader.seek(epoch, static_cast<int64_t>(at));
+        EXPECT_EQ(loader.batch(), static_cast<int64_t>(at));
+        EXPECT_EQ(pass(loader), std::vector<Json>(whole.begin() + static_cast<std::ptrdiff_t>(at), whole.end()))
+            << mode << " epoch " << epoch << " batch " << at;
+      }
+    }
+  }
+}
+
+/// Fails once, at one of its samples.
+struct FailsOnce {
+  std::shared_ptr<int64_t> at;
+  int64_t size() const { return 6; }
+  Batch get(int64_t index) const {
+    if (index == *at) {
+      *at = -1;
+      throw Error("[test] as asked");
+    }
+    return Batch{{"x", torch::tensor(index)}};
+  }
+};
+
+TEST(CombinedLoader, ABatchThatFailsComesAgain) {
+  for (const auto& mode : kModes) {
+    const auto make = [&](int64_t fails_at) {
+      return combine({{"a", numbers(6)},
+                      {"b", make_loader(FailsOnce{std::make_shared<int64_t>(fails_at)}, {.num_workers = 0})},
+                      {"c", numbers(4)}},
+                     {.mode = mode});
+    };
+    const auto whole = pass(make(-1));
+    const auto loader = make(2);
+    std::vector<Json> given;
+    EXPECT_THROW(
+        {
+          for (auto& batch : loader) given.push_back(contents(batch));
+        },
+        Error);
+    EXPECT_EQ(loader.batch(), static_cast<int64_t>(given.size())) << mode;
+    const auto resumed = make(-1);
+    resumed.load_state_dict(loader.state_dict());
+    for (const auto& batch : pass(resumed)) given.push_back(batch);
+    EXPECT_EQ(given, whole) << mode;
+  }
+}
+
 TEST(CombinedLoader, EveryCycleHasItsOwnOrder) {
   const auto loader = combine({{"short", numbers(5, {.batch_size = 5, .shuffle = true})}, {"long", numbers(3)}});
   EXPECT_EQ(loader.mode(), "max_size_cycle");
@@ -169,6 +223,26 @@ TEST(CombinedLoader, ResumesOnAnotherNumberOfRanks) {
   ASSERT_EQ(rest.size(), 3u);
   EXPECT_EQ(rest[0], (Json{{"a", {4, 6}}, {"b", {12, 14}}}));
   EXPECT_EQ(rest[1], (Json{{"a", {0, 2}}, {"b", {16, 18}}}));
+}
+
+// A member that is through may have ended with a short batch.
+TEST(CombinedLoader, ResumesInTheMiddleOfASequenceOnOtherBatches) {
+  const auto make = [](int64_t batch_size) {
+    return combine({{"a", numbers(10, {.batch_size = batch_size})}, {"b", numbers(8, {.batch_size = batch_size})}},
+                   {.mode = "sequential"});
+  };
+  const auto first = make(4);
+  pass(first, 4);  // 3 of a, 1 of b
+  for (const int64_t batch_size : {2, 4, 1}) {
+    const auto resumed = make(batch_size);
+    resumed.load_state_dict(first.state_dict());
+    std::vector<int64_t> rest;
+    for (const auto& batch : pass(resumed)) {
+      EXPECT_TRUE(batch["a"].is_null());
+      for (const int64_t x : batch["b"]) rest.push_back(x);
+    }
+    EXPECT_EQ(rest, (std::vector<int64_t>{4, 5, 6, 7})) << batch_size;
+  }
 }
 
 TEST(CombinedBatch, IsWalkedAndAsked) {

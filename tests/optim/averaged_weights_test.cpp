@@ -2,6 +2,7 @@
 #include "levin/optim/averaged_weights.h"
 
 #include "fixtures.h"
+#include "levin/testing/capture.h"
 
 namespace levin::optim {
 namespace {
@@ -55,6 +56,14 @@ TEST(AveragedWeights, IsExponential) {
   }
   EXPECT_NEAR(value_of(average.state_dict(), "weight"), 0.75 * (0.75 * 4 + 0.25 * 8) + 0.25 * 9, 1e-6);
   EXPECT_EQ(value_of(average.state_dict(), "mean"), 9);
+}
+
+TEST(AveragedWeights, SaysThatNarrowWeightsHaveNarrowAverages) {
+  torch::nn::Linear wide(2, 2), narrow(2, 2);
+  narrow->to(at::kHalf);
+  EXPECT_EQ(levin::testing::captured_stderr([&] { AveragedWeights average(*wide); }), "");
+  EXPECT_THAT(levin::testing::captured_stderr([&] { AveragedWeights average(*narrow); }),
+              ::testing::HasSubstr("the weights are Half, and so are their averages"));
 }
 
 TEST(AveragedWeights, SwapsThereAndBack) {

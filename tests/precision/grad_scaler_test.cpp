@@ -59,6 +59,40 @@ TEST(GradScaler, SkipsAndGrowsAsTorchWithAnOptimizerThatCannotBeTold) {
   expect_equal_to_torch(fixture()["plain"], w, optim::adapt(plain), false);
 }
 
+// As torch's SGD, whose first update takes the gradient undamped also when the scaler has skipped one before it.
+TEST(GradScaler, ASkippedFirstStepIsStillToCome) {
+  for (const bool unscale : {false, true}) {
+    auto w = torch::ones({40}).requires_grad_(), same = torch::ones({40}).requires_grad_();
+    optim::SGD damped({w}, {.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
+    torch::optim::SGD plain({same}, torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.5));
+    GradScaler scaler({.init_scale = 1024});
+    for (int step = 0; step < 4; ++step) {
+      damped.zero_grad();
+      scaler.scale((w * w).sum()).backward();
+      if (step == 0) w.mutable_grad()[3] = INFINITY;
+      if (unscale) scaler.unscale(damped);
+      scaler.step(damped);
+      scaler.update();
+      if (step == 0) continue;
+      plain.zero_grad();
+      (same * same).sum().backward();
+      plain.step();
+      EXPECT_LE((w.detach() - same.detach()).abs().max().item<float>(), 2e-6) << "step " << step;
+    }
+  }
+}
+
+TEST(GradScaler, SkipsAStepWithoutALossOnce) {
+  GradScaler scaler;
+  EXPECT_FALSE(scaler.take_skip());
+  scaler.skip_step();
+  EXPECT_TRUE(scaler.take_skip());
+  EXPECT_FALSE(scaler.take_skip());
+  scaler.skip_step();
+  scaler.scale(torch::ones({}));
+  EXPECT_FALSE(scaler.take_skip());
+}
+
 TEST(GradScaler, RefusesWrongOrder) {
   auto w = parameter();
   optim::AdamW optimizer({w}, {.lr = 0.1});

@@ -96,6 +96,36 @@ TEST_P(TrainerGpu, EqualsFabric) {
     }
   expect_equal(weights(net), weights(*other));
 }
+
+/// Without a loss for every second batch.
+struct Skipping : Net {
+  StepOutput training_step(const Batch& batch, const StepInfo& at) override {
+    if (at.batch_idx % 2 == 0) return {};
+    return Net::training_step(batch, at);
+  }
+};
+
+TEST_P(TrainerGpu, ASkippedBatchLeavesTheWeightsAsTheyAre) {
+  const auto fit = [](Net& net, int64_t batches) {
+    Trainer trainer({.accelerator = "cuda",
+                     .devices = 1,
+                     .precision = GetParam(),
+                     .logger = false,
+                     .max_epochs = 1,
+                     .limit_train_batches = batches,
+                     .enable_checkpointing = false,
+                     .enable_progress_bar = false,
+                     .enable_model_summary = false});
+    trainer.fit(net, loader());
+    return trainer.global_step();
+  };
+  Skipping net;
+  const auto start = weights(net);
+  EXPECT_EQ(fit(net, 1), 1);
+  expect_equal(weights(net), start);
+  EXPECT_EQ(fit(net, 2), 2);
+  EXPECT_FALSE(weights(net)[0].equal(start[0]));
+}
 INSTANTIATE_TEST_SUITE_P(Precisions, TrainerGpu, ::testing::Values("32-true", "16-mixed", "bf16-mixed"));
 
 TEST(TrainerGpuResume, IsExact) {

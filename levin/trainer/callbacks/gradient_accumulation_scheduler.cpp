@@ -25,6 +25,21 @@ int64_t GradientAccumulationScheduler::accumulate_grad_batches(int64_t epoch) co
   return after == scheduling_.begin() ? 1 : std::prev(after)->second;
 }
 
+int64_t GradientAccumulationScheduler::stepping_batches(int64_t epochs, int64_t batches) const {
+  int64_t steps = 0, begin = 0, size = 1;
+  const auto add_until = [&](int64_t epoch) {
+    steps += (epoch - begin) * ((batches + size - 1) / size);
+    begin = epoch;
+  };
+  for (const auto& [epoch, accumulate] : scheduling_) {
+    if (epoch >= epochs) break;
+    add_until(epoch);
+    size = accumulate;
+  }
+  add_until(epochs);
+  return steps;
+}
+
 void GradientAccumulationScheduler::on_fit_start(TrainerContext& run) {
   LEVIN_CHECK(run.module().automatic_optimization,
               "[GradientAccumulationScheduler] the module optimizes manually and decides itself when to step");

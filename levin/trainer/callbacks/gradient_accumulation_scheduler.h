@@ -24,6 +24,8 @@ class GradientAccumulationScheduler : public Callback {
   explicit GradientAccumulationScheduler(GradientAccumulationSchedulerOptions options);
 
   int64_t accumulate_grad_batches(int64_t epoch) const;
+  /// Optimizer steps of the first `epochs` epochs, of `batches` batches each.
+  int64_t stepping_batches(int64_t epochs, int64_t batches) const;
 
   void on_fit_start(TrainerContext& run) override;
   void on_train_start(TrainerContext& run) override;

@@ -89,11 +89,15 @@ void run_batches(Run& run) {
   const auto batches = run.data.train.batches.front();
   StepOutput output;
 
-  state.is_last_batch = batches && progress.batch >= *batches;
+  // Where the last batch was done already the epoch is over, also for a loader that does not know its size.
+  const bool is_over = progress.batch > 0 && state.batches_done;
+  state.is_last_batch = is_over || (batches && progress.batch >= *batches);
+  // Batches of another size may have no last one left.
+  if (state.is_last_batch && !is_over) step_schedulers(run, "epoch", /*plateau=*/false);
   // What a checkpoint cut off: the validation after its last batch, and what follows it. A run that ended here has done
   // that.
   if (progress.batch > 0 && !std::exchange(progress.epoch_cut, false)) after_batch(run);
-  while (true) {
+  while (!is_over) {
     if (batches && progress.batch >= *batches) break;
     if (steps_are_done(run) || stops_now(run)) {
       progress.epoch_cut = !state.is_last_batch;
@@ -127,7 +131,6 @@ void run_batches(Run& run) {
     }
     state.batch_stepped = run_training_batch(run, batch, at.batch_idx, output);
     if (!run.plan.barebones) run.loss_watch.add(output.loss, progress.epoch, at.batch_idx);
-    state.window_open = !state.batch_stepped && run.plan.accumulate > 1 && !state.is_last_batch;
 
     if (state.batch_stepped) step_schedulers(run, "step", /*plateau=*/false);
     if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/false);
@@ -139,6 +142,7 @@ void run_batches(Run& run) {
 
     ++progress.batch;
     ++progress.total_batches;
+    state.batches_done = state.is_last_batch;
     if (state.batch_stepped) ++progress.stepped_batches;
     state.leave_batch();
     write_waiting_checkpoints(run);
@@ -162,7 +166,7 @@ void close_epoch(Run& run) {
   if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/true);
   log_epoch_row(run);
   run.metrics.train.reset();
-  state.in_epoch_end = state.progress.closing_epoch = state.progress.epoch_cut = false;
+  state.in_epoch_end = state.batches_done = state.progress.closing_epoch = state.progress.epoch_cut = false;
   ++state.progress.epoch;
   state.progress.batch = 0;
 }

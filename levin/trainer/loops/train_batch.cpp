@@ -45,6 +45,7 @@ struct Closure {
       const bool has_gradient =
           std::ranges::any_of(optimizer.all_params(), [](const Tensor& param) { return param.grad().defined(); });
       if (steps && has_gradient) before_update(optimizer);
+      if (auto* scaler = run.fabric->grad_scaler(); scaler && steps && !has_gradient) scaler->skip_step();
       run.state.place.set_doing("optimizer_step");
       return loss;
     }
@@ -122,10 +123,11 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
     output = parts ? run_in_parts(run, Stage::kTrain, batch, at, parts) : training_step(run, batch, at);
     return false;
   }
-  // Windows are counted within the epoch, and its last batch ends one however short it is.
-  const int64_t window = run.plan.accumulate;
-  const bool steps = (batch_idx + 1) % window == 0 || run.state.is_last_batch;
-  Closure closure{run, batch, at, output, batch_idx % window == 0, steps};
+  // The last batch of an epoch ends a window however short it is.
+  auto& state = run.state;
+  if (!state.window_open) state.window_begin = batch_idx;
+  const bool steps = batch_idx + 1 - state.window_begin >= run.plan.accumulate || state.is_last_batch;
+  Closure closure{run, batch, at, output, !state.window_open, steps};
   const auto whole_step = [&] {
     if (!steps) {
       const NoSync no_sync(&run.model.wrapped->setup_call());
@@ -139,7 +141,8 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
     run_compiled(run, *compiled, closure, output, whole_step);
   else
     whole_step();
-  if (steps) ++run.state.progress.global_step;
+  state.window_open = !steps;
+  if (steps) ++state.progress.global_step;
   return steps;
 }
 

@@ -6,6 +6,7 @@
 
 #include "levin/checkpoint/format.h"
 #include "levin/checkpoint/module_state.h"
+#include "levin/checkpoint/state_copy.h"
 #include "levin/checkpoint/together.h"
 #include "levin/core/error.h"
 #include "levin/core/main.h"
@@ -71,11 +72,13 @@ StateDict checkpoint(Run& run, bool weights_only) {
       all[kFp8State] = std::move(histories);
     StateList seen;
     for (const auto batches : run.data.val.seen) seen.emplace_back(batches);
-    all["loops"] = StateDict{{"fit", run.state.state_dict()}, {"validation", StateDict{{"seen", std::move(seen)}}}};
+    StateDict fit = run.state.state_dict();
     if (!run.data.train.loaders.empty()) {
       const auto& source = *run.data.train.loaders.front();
       if (source.has_state()) all["train_loader"] = source.state_dict();
+      if (const auto batch = source.batch()) fit["loader_batch"] = *batch;
     }
+    all["loops"] = StateDict{{"fit", std::move(fit)}, {"validation", StateDict{{"seen", std::move(seen)}}}};
     all["callbacks"] = std::move(callbacks);
     all["loggers"] = kept.logs_before_validation ? *kept.logs_before_validation : log_positions(run);
     all["ranks"] = std::move(ranks);
@@ -86,6 +89,19 @@ StateDict checkpoint(Run& run, bool weights_only) {
   return all;
 }
 
+/// `model`, unless it is empty, is the model of the checkpoint; the run's own is then what a run resumes from.
+void write(Run& run, const std::filesystem::path& path, bool weights_only, StateDict model) {
+  const auto time = run.hooks.span(Action::kSaveCheckpoint);
+  auto all = checkpoint(run, weights_only);
+  if (!model.empty()) {
+    StateValue own = std::exchange(all["model"], std::move(model));
+    all[kResumeModel] = std::move(own);
+  }
+  std::optional<ShardTargets> targets;
+  if (auto* shards = run.fabric->strategy().shards()) targets.emplace(targets_in_checkpoint(run, *shards));
+  run.fabric->save(path.string(), all, {.targets = targets ? &*targets : nullptr});
+}
+
 }  // namespace
 
 ShardTargets targets_in_checkpoint(Run& run, ShardMap& shards) {
@@ -93,6 +109,7 @@ ShardTargets targets_in_checkpoint(Run& run, ShardMap& shards) {
   ShardTargets targets(shards);
   targets.add({"model"}, module);
   targets.add({"current_model_state"}, module);
+  targets.add({kResumeModel}, module);
   for (const auto& callback : run.hooks.callbacks())
     targets.add({"callbacks", callback->state_key(), "weights"}, module);
   const auto& optimizers = run.model.optimizers;
@@ -108,28 +125,30 @@ StateDict rng_state(const Run& run) {
 }
 
 void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only) {
-  const auto time = run.hooks.span(Action::kSaveCheckpoint);
-  const auto all = checkpoint(run, weights_only);
-  std::optional<ShardTargets> targets;
-  if (auto* shards = run.fabric->strategy().shards()) targets.emplace(targets_in_checkpoint(run, *shards));
-  run.fabric->save(path.string(), all, {.targets = targets ? &*targets : nullptr});
+  write(run, path, weights_only, {});
 }
 
-void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
+void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then,
+                     bool validated) {
   LEVIN_CHECK(run.model.module, "[trainer.save_checkpoint] nothing is running");
-  if (!run.state.between_steps()) {
-    run.checkpoints.waiting.push_back({path, weights_only, std::move(then)});
+  const auto& state = run.state;
+  const bool inside_window = state.window_open && !state.inside_batch;
+  if (state.between_steps() || (inside_window && weights_only && validated)) {
+    write_checkpoint(run, path, weights_only);
+    if (then) then();
     return;
   }
-  write_checkpoint(run, path, weights_only);
-  if (then) then();
+  Checkpoints::Waiting waiting{path, weights_only, std::move(then)};
+  if (inside_window && validated)
+    waiting.model = copy_of_state(checkpoint(run, /*weights_only=*/true).at("model")).to_dict();
+  run.checkpoints.waiting.push_back(std::move(waiting));
 }
 
 void write_waiting_checkpoints(Run& run) {
   if (run.checkpoints.waiting.empty() || run.state.window_open) [[likely]]
     return;
   for (auto& waiting : std::exchange(run.checkpoints.waiting, {})) {
-    write_checkpoint(run, waiting.path, waiting.weights_only);
+    write(run, waiting.path, waiting.weights_only, std::move(waiting.model));
     if (waiting.then) waiting.then();
   }
 }

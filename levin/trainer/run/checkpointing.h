@@ -23,11 +23,13 @@ struct Checkpoints {
   /// What resuming changes, as it was; there until the run has taken all of it.
   struct BeforeRestore;
   std::shared_ptr<BeforeRestore> before_restore = {};
-  /// Asked for inside a batch: written when the batch is complete.
+  /// Asked for inside a batch or a window of accumulation: written when it is complete.
   struct Waiting {
     std::filesystem::path path;
     bool weights_only = false;
     std::function<void()> then;
+    /// The model that a validation inside a window was about, which the end of the window changes; else empty.
+    StateDict model = {};
   };
   std::vector<Waiting> waiting = {};
   /// The random generators, and the loggers' positions where it has written rows, before the validation under way.
@@ -35,14 +37,19 @@ struct Checkpoints {
   std::optional<StateList> logs_before_validation = {};
 };
 
+/// The model that a run resumes from, where "model" is the one of a validation inside a window of accumulation.
+inline constexpr const char* kResumeModel = "resume_model";
+
 // Writing (checkpointing.cpp).
 
 /// The random generators of this rank.
 StateDict rng_state(const Run& run);
 /// Writes now. Every rank must call.
 void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only);
-/// Writes now or, inside a batch, when it is complete; then calls `then`.
-void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then);
+/// Writes now or, inside a batch or a window of accumulation, when it is complete; then calls `then`. `validated`: the
+/// model of the checkpoint is the one of now also then, and what a run resumes from is beside it.
+void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then,
+                     bool validated = false);
 /// Writes what was asked for during the batch.
 void write_waiting_checkpoints(Run& run);
 /// Where a checkpoint goes that a cluster's signal asks for.

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "levin/core/error.h"
+#include "levin/trainer/callbacks/gradient_accumulation_scheduler.h"
 #include "levin/trainer/defaults.h"
 #include "levin/trainer/run/run.h"
 #include "levin/trainer/run/trial.h"
@@ -34,8 +35,13 @@ std::optional<int64_t> RunContext::estimated_stepping_batches() const {
   if (run_.state.fitting && !run_.data.train.ready && !plan.limit_train.is_zero()) load_train_data(run_);
   const auto batches = num_training_batches();
   std::optional<int64_t> steps;
-  if (batches && plan.max_epochs >= 0)
-    steps = (*batches + plan.accumulate - 1) / plan.accumulate * std::max<int64_t>(plan.max_epochs, 1);
+  if (batches && plan.max_epochs >= 0) {
+    const int64_t epochs = std::max<int64_t>(plan.max_epochs, 1);
+    steps = (*batches + plan.accumulate - 1) / plan.accumulate * epochs;
+    for (const auto& callback : callbacks())
+      if (const auto* scheduler = dynamic_cast<const GradientAccumulationScheduler*>(callback.get().get()))
+        steps = scheduler->stepping_batches(epochs, *batches);
+  }
   if (plan.max_steps >= 0) steps = steps ? std::min(*steps, plan.max_steps) : plan.max_steps;
   return steps;
 }
@@ -84,6 +90,9 @@ bool RunContext::should_stop() const {
 }
 void RunContext::save_checkpoint(const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
   detail::save_checkpoint(run_, path, weights_only, std::move(then));
+}
+void RunContext::save_validated(const std::filesystem::path& path, bool weights_only, std::function<void()> then) {
+  detail::save_checkpoint(run_, path, weights_only, std::move(then), /*validated=*/true);
 }
 const std::filesystem::path& RunContext::ckpt_path() const {
   return run_.checkpoints.ckpt_path;

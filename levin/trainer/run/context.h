@@ -47,6 +47,7 @@ class RunContext final : public TrainerContext, private RunMetrics, private Tuni
   Tuning& tuning() override { return *this; }
   void print_line(const std::string& line) override;
   bool in_parts() const override;
+  void save_validated(const std::filesystem::path& path, bool weights_only, std::function<void()> then) override;
 
   // RunMetrics.
   MetricMap callback_metrics() override;

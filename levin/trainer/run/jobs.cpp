@@ -90,7 +90,7 @@ void Run::fail(std::string_view stage, const std::exception_ptr& error) {
 
 // A checkpoint of a run that failed inside a batch says that this batch, or its window of accumulation, comes again.
 void Run::rewind_batch() {
-  state.rewind(plan.accumulate);
+  state.rewind();
   checkpoints.waiting.clear();
   for (auto& optimizer : model.optimizers) optimizer.zero_grad();
   if (!data.train.loaders.empty()) data.train.loaders.front()->seek(state.progress.epoch, state.progress.batch);

@@ -1,5 +1,7 @@
 #include "levin/trainer/run/loop_state.h"
 
+#include <algorithm>
+
 namespace levin::detail {
 namespace {
 
@@ -23,13 +25,21 @@ const LogSite& step_site(Stage stage) {
   }
 }
 
-void LoopState::rewind(int64_t accumulate) {
-  const int64_t done = progress.batch % accumulate;
+void LoopState::rewind() {
+  const int64_t done = window_open ? progress.batch - window_begin : 0;
   progress.batch -= done;
   progress.total_batches -= done;
   leave_batch();
   window_open = false;
   batch_stepped = true;
+}
+
+void LoopState::move_to(int64_t batch) {
+  const bool validated = progress.validated_at == progress.total_batches;
+  progress.total_batches += batch - progress.batch;
+  progress.batch = batch;
+  progress.validated_at =
+      validated ? progress.total_batches : std::min(progress.validated_at, progress.total_batches - 1);
 }
 
 StateDict LoopState::state_dict() const {
@@ -41,6 +51,7 @@ StateDict LoopState::state_dict() const {
           {"validated_at", progress.validated_at},
           {"closing_epoch", progress.closing_epoch},
           {"epoch_cut", progress.epoch_cut},
+          {"batches_done", batches_done},
           {"batch_stepped", batch_stepped}};
 }
 
@@ -53,6 +64,7 @@ void LoopState::load_state_dict(const StateDict& state) {
               .validated_at = state.at("validated_at").to_int(),
               .closing_epoch = state.at("closing_epoch").to_bool(),
               .epoch_cut = state.at("epoch_cut").to_bool()};
+  batches_done = state.at("batches_done").to_bool();
   batch_stepped = state.at("batch_stepped").to_bool();
 }
 

@@ -55,11 +55,15 @@ struct LoopState {
   bool fitting = false;
   Progress progress = {};
   bool is_last_batch = false;
+  /// The last training batch of the epoch is done.
+  bool batches_done = false;
   bool inside_batch = false;
   /// The batch under way, or the last one, made an optimizer step.
   bool batch_stepped = true;
   /// Gradients of a window of accumulation wait for its other batches: no checkpoint can be written.
   bool window_open = false;
+  /// The first batch of that window.
+  int64_t window_begin = 0;
   /// The batches of the epoch are done and its end hooks run: metrics are those of the epoch.
   bool in_epoch_end = false;
   /// Training steps run forward only.
@@ -81,7 +85,9 @@ struct LoopState {
     place.at.reset();
   }
   /// As before the batch under way, or before its window of accumulation.
-  void rewind(int64_t accumulate);
+  void rewind();
+  /// The same place of the epoch, counted in batches of another size or of another number of ranks.
+  void move_to(int64_t batch);
   /// Where a checkpoint can be written.
   bool between_steps() const { return !inside_batch && !window_open; }
 

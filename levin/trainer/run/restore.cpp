@@ -90,6 +90,39 @@ void put_back_restored(Run& run) noexcept {
   });
 }
 
+namespace {
+
+/// The loader, and the count of batches with it, to where the epoch is resumed.
+void restore_loader(Run& run) {
+  auto& state = run.state;
+  const auto& loaded = *run.checkpoints.loaded;
+  const auto source = run.data.train.loaders.front();
+  const auto* loader_state = loaded.find("train_loader");
+  const int64_t batch = state.progress.batch;
+  if (state.batches_done) {
+    if (const auto batches = run.data.train.batches.front()) state.move_to(*batches);
+  } else if (loader_state && source->has_state()) {
+    auto& before = *run.checkpoints.before_restore;
+    before.loader_state = source->state_dict();
+    before.loader = source;
+    source->load_state_dict(loader_state->to_dict());
+    // Only where it differs: a loader may count batches that it left out.
+    const auto* was = loaded.at("loops").to_dict().at("fit").to_dict().find("loader_batch");
+    if (const auto now = source->batch(); was && now && *now != was->to_int()) state.move_to(*now);
+  } else {
+    source->skip_to(state.progress.epoch, batch);
+    if (const auto ranks = loaded.at("ranks").to_list().size(); ranks != static_cast<size_t>(run.fabric->world_size()))
+      log_warning(concat("[trainer] the training loader has no state, so each rank skips ", batch,
+                         " batches of its own, as each of the ", ranks,
+                         " ranks of the checkpoint did; resume from the end of an epoch if its ranks share the data"));
+  }
+  if (state.progress.batch != batch)
+    log_info(concat("[trainer] the checkpoint was made after batch ", batch, " of its epoch, which is batch ",
+                    state.progress.batch, " with the batch size and the ranks of this run"));
+}
+
+}  // namespace
+
 std::filesystem::path find_checkpoint(Run& run, const std::string& asked, bool fit) {
   namespace fs = std::filesystem;
   if (asked.empty() || asked == "hpc") {
@@ -139,6 +172,10 @@ void restore_model(Run& run, bool fit) {
     const auto epoch = loaded->at("epoch").to_int();
     LEVIN_CHECK(run.plan.max_epochs < 0 || epoch <= run.plan.max_epochs, "[trainer.fit] ", ckpt_path.string(),
                 " is at epoch ", epoch, ", which is beyond max_epochs ", run.plan.max_epochs);
+  }
+  if (const auto* model = loaded->find(kResumeModel)) {
+    if (fit) (*loaded)["model"] = *model;
+    loaded->erase(kResumeModel);
   }
   before = std::make_shared<Checkpoints::BeforeRestore>(run);
   restore_together(run, [&] {
@@ -197,16 +234,7 @@ void restore_position(Run& run) {
   const auto& ranks = loaded->at("ranks").to_list();
   const auto rank = static_cast<size_t>(run.fabric->global_rank());
   restore_together(run, [&] {
-    auto& source = *run.data.train.loaders.front();
-    if (run.state.progress.batch > 0 && !run.state.progress.closing_epoch) {
-      if (const auto* state = loaded->find("train_loader"); state && source.has_state()) {
-        before->loader_state = source.state_dict();
-        before->loader = run.data.train.loaders.front();
-        source.load_state_dict(state->to_dict());
-      } else {
-        source.skip_to(run.state.progress.epoch, run.state.progress.batch);
-      }
-    }
+    if (run.state.progress.batch > 0 && !run.state.progress.closing_epoch) restore_loader(run);
     const auto& seen = loaded->at("loops").to_dict().at("validation").to_dict().at("seen").to_list();
     for (size_t i = 0; i < std::min(seen.size(), run.data.val.seen.size()); ++i)
       run.data.val.seen[i] = seen[i].to_int();

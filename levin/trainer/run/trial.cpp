@@ -91,6 +91,7 @@ bool run_trial_steps(Run& run, const Trial& trial) {
       complete = batch_idx > 0;
       if (!complete) break;
       source.start(state.progress.epoch);  // a short loader goes round
+      state.window_open = false;
       batch_idx = 0;
       continue;
     }

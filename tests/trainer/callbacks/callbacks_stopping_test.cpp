@@ -175,6 +175,15 @@ TEST(GradientAccumulationScheduler, KnowsTheEpochs) {
   EXPECT_EQ(one.accumulate_grad_batches(4), 2);
 }
 
+TEST(GradientAccumulationScheduler, CountsTheSteps) {
+  GradientAccumulationScheduler late({.scheduling = {{1, 2}, {3, 4}}});
+  EXPECT_EQ(late.stepping_batches(0, 7), 0);
+  EXPECT_EQ(late.stepping_batches(1, 7), 7);
+  EXPECT_EQ(late.stepping_batches(3, 7), 7 + 4 + 4);
+  EXPECT_EQ(late.stepping_batches(6, 7), 7 + 4 + 4 + 3 * 2);
+  EXPECT_EQ(GradientAccumulationScheduler({.scheduling = {{0, 8}}}).stepping_batches(2, 7), 2);
+}
+
 TEST(GradientAccumulationScheduler, Refuses) {
   EXPECT_THAT(error_of([] { GradientAccumulationScheduler({.scheduling = {}}); }), HasSubstr("is empty"));
   EXPECT_THAT(error_of([] { GradientAccumulationScheduler({.scheduling = {{-1, 2}}}); }), HasSubstr("epoch -1"));

@@ -57,6 +57,22 @@ class CallbacksInRuns : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
+struct Estimating : trainer_test::Boring {
+  Optimizers configure_optimizers() override {
+    estimated = trainer().estimated_stepping_batches();
+    return Boring::configure_optimizers();
+  }
+  std::optional<int64_t> estimated;
+};
+
+TEST_F(CallbacksInRuns, TheEstimateOfStepsFollowsTheScheduleOfAccumulation) {
+  Estimating module;
+  Trainer trainer(options({GradientAccumulationScheduler({.scheduling = {{0, 4}, {2, 2}}})}, 3));
+  trainer.fit(module, boring_loader(10), boring_loader(2));
+  EXPECT_EQ(trainer.global_step(), 3 + 3 + 5);
+  EXPECT_EQ(module.estimated, trainer.global_step());
+}
+
 TEST_F(CallbacksInRuns, AResumedRunEndsWithTheSameCheckpoints) {
   // Every save of the whole run must come again in a run that was cut off and continues, with the same weights.
   struct Ending : Logging {

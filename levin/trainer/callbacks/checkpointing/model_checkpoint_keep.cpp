@@ -102,14 +102,18 @@ void ModelCheckpoint::keep_best(TrainerContext& run, double score) {
                                 run.global_step(), options_.monitor, score, *book_.best_score, path_of(name).string())
                   : fmt::format("Epoch {}, global step {}: kept as {}", run.current_epoch(), run.global_step(),
                                 path_of(name).string()));
-  run.save_checkpoint(path_of(name), options_.save_weights_only, [this, &run, name, evicted, last_before] {
+  const auto then = [this, &run, name, evicted, last_before] {
     if (!run.fabric().is_global_zero()) return;
     if (options_.save_last.is_on()) {
       point_last_at(name);
       if (last_before != book_.last) remove(run, last_before);
     }
     if (evicted != name) remove(run, evicted);
-  });
+  };
+  if (ranks())
+    run.save_validated_checkpoint(path_of(name), options_.save_weights_only, then);
+  else
+    run.save_checkpoint(path_of(name), options_.save_weights_only, then);
 }
 
 void ModelCheckpoint::keep_last_alone(TrainerContext& run) {
