@@ -113,6 +113,25 @@ TEST(ResumeBatches, AfterTheLastOneTheEpochIsOver) {
   }
 }
 
+/// Earlier versions wrote neither whether the last batch was done nor what the loader had counted.
+TEST(ResumeBatches, OfAnEarlierVersionContinue) {
+  for (const int64_t at : {2, 3}) {
+    const Kept kept, old;
+    Remembering before, after;
+    before.dies_in_validation = true;
+    EXPECT_THROW(Trainer(quiet({SaveAt(kept.path(), at)}, 1)).fit(before, numbered(10, 4), numbered(2, 2)),
+                 std::runtime_error);
+    auto state = load_checkpoint(kept.path());
+    auto& fit = state["loops"].to_dict()["fit"].to_dict();
+    ASSERT_TRUE(fit.erase("batches_done") && fit.erase("loader_batch"));
+    save_checkpoint(old.path(), state);
+    Trainer(quiet({}, 2)).fit(after, numbered(10, 4), numbered(2, 2), {.ckpt_path = old.path().string()});
+    EXPECT_EQ(after.trained, (std::vector<Ids>{at == 3 ? Ids{} : Ids{8, 9}, count_to(10)})) << at;
+    EXPECT_EQ(after.validated, (Ids{0, 1})) << at;
+    EXPECT_NEAR(after.rates.lr(), 1e-3, 1e-12) << at;
+  }
+}
+
 TEST(ResumeBatches, WhereNoneIsLeftTheEpochEnds) {
   const Kept kept;
   Remembering before, after;

@@ -64,7 +64,8 @@ void LoopState::load_state_dict(const StateDict& state) {
               .validated_at = state.at("validated_at").to_int(),
               .closing_epoch = state.at("closing_epoch").to_bool(),
               .epoch_cut = state.at("epoch_cut").to_bool()};
-  batches_done = state.at("batches_done").to_bool();
+  const auto* done = state.find("batches_done");  // not in checkpoints of earlier versions
+  batches_done = done && done->to_bool();
   batch_stepped = state.at("batch_stepped").to_bool();
 }
 

@@ -98,16 +98,19 @@ void restore_loader(Run& run) {
   const auto& loaded = *run.checkpoints.loaded;
   const auto source = run.data.train.loaders.front();
   const auto* loader_state = loaded.find("train_loader");
+  const auto& fit = loaded.at("loops").to_dict().at("fit").to_dict();
+  const auto batches = run.data.train.batches.front();
   const int64_t batch = state.progress.batch;
+  if (!fit.find("batches_done")) state.batches_done = batch > 0 && batches && batch >= *batches;
   if (state.batches_done) {
-    if (const auto batches = run.data.train.batches.front()) state.move_to(*batches);
+    if (batches) state.move_to(*batches);
   } else if (loader_state && source->has_state()) {
     auto& before = *run.checkpoints.before_restore;
     before.loader_state = source->state_dict();
     before.loader = source;
     source->load_state_dict(loader_state->to_dict());
     // Only where it differs: a loader may count batches that it left out.
-    const auto* was = loaded.at("loops").to_dict().at("fit").to_dict().find("loader_batch");
+    const auto* was = fit.find("loader_batch");
     if (const auto now = source->batch(); was && now && *now != was->to_int()) state.move_to(*now);
   } else {
     source->skip_to(state.progress.epoch, batch);
