@@ -178,6 +178,7 @@ void ModelParallelStrategy::on_connect() {
   LEVIN_CHECK(sizes.pp == 1 || !options_.fsdp.optimizer_in_backward, "[", name(),
               "] optimizer_in_backward steps before the gradients of what several stages have (tied embeddings) are ",
               "summed; leave it out where pp is ", sizes.pp);
+  if (sizes.pp > 1) detail::check_schedule(options_.pipeline, sizes.pp);
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   if (sizes.pp > 1) mesh_->fold("stages", "pp", "cp");
   inner_ = make_inner(mesh_->size("fsdp"));

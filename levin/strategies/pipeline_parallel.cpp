@@ -116,11 +116,10 @@ void PipelineStrategy::on_connect() {
   const int size = options_.size == 0 ? group_->size() : options_.size;
   LEVIN_CHECK(group_->size() % size == 0, "[pipeline] pipelines of ", size, " ranks do not divide ", group_->size(),
               " ranks");
+  detail::check_schedule(options_, size);
   mesh_ = std::make_unique<Mesh>(group_, std::vector<std::pair<std::string, int>>{{"pipeline", size}, {"data", -1}});
   shards_ = std::make_unique<TensorShards>(*group_);
   shards_->set_saves_full(true);
-  if (options_.microbatches > 0)
-    make_pipeline_schedule(options_.schedule, size, options_.microbatches, options_.chunks);
 }
 
 int PipelineStrategy::microbatches(int64_t rows) const {
