@@ -207,8 +207,9 @@ DataPlace ModelParallelStrategy::data_place() const {
 }
 
 ShardMap* ModelParallelStrategy::shards() {
-  const bool staged = mesh_ && mesh_->size("pp") > 1;
-  return splits_.empty() && !staged && (!inner_ || !inner_->shards()) ? nullptr : shards_.get();
+  if (!mesh_) return nullptr;
+  const bool spreads = mesh_->size("tp") * mesh_->size("pp") * mesh_->size("ep") > 1;
+  return spreads || inner_->shards() ? shards_.get() : nullptr;
 }
 
 std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Module& module) {
