@@ -275,6 +275,15 @@ void ShardedStrategy::check_host_memory(const torch::nn::Module& module) const {
                           plan_.name, bytes * here / kGb, trained * here / kGb, static_cast<double>(*available) / kGb));
 }
 
+void ShardedStrategy::check_not_stepped(const torch::nn::Module& module) const {
+  for (const auto& [name, param] : unique_parameters(module)) {
+    const auto optimizer = optim::detail::stepped_in_backward_by(param);
+    LEVIN_CHECK(optimizer.empty(), "[", plan_.name, "] \"", name, "\" is stepped in backward by ", optimizer,
+                " already; with optimizer_in_backward set up the module before its optimizer, or both by "
+                "fabric.setup(module, optimizer)");
+  }
+}
+
 std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& module) {
   (void)group();
   const auto units = choose_units(module);
@@ -296,6 +305,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
+  if (plan_.optimizer_in_backward) check_not_stepped(module);
   std::vector<Unit*> root_users;
   const auto& of_root = sharded.units.back().groups;
   for (const auto& each : module.modules(/*include_self=*/false)) {
