@@ -16,6 +16,7 @@
 #include "levin/distributed/single.h"
 #include "levin/nn/context/split.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/strategies/float_norm.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
@@ -499,8 +500,7 @@ Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double n
     const auto* rows = sharded ? sharded->find(param) : nullptr;
     const auto grad = counted(part, param.grad(), rows ? rows->start : 0);
     if (grad.numel() == 0) continue;
-    const auto type = at::promote_types(grad.scalar_type(), at::kFloat);
-    const auto norm = at::linalg_vector_norm(grad, norm_type, std::nullopt, false, type).to(place, at::kFloat);
+    const auto norm = detail::float_norm(grad, norm_type).to(place, at::kFloat);
     auto& sum = sums[rows || find_experts(param) ? 1 : 0][part && part->is_split() ? 1 : 0];
     sum = join(sum, largest ? norm : norm.pow(norm_type));
   }

@@ -21,6 +21,7 @@
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
 #include "levin/optim/in_backward.h"
+#include "levin/strategies/float_norm.h"
 #include "levin/strategies/module_states.h"
 
 namespace levin::detail {
@@ -426,8 +427,7 @@ Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_ty
   for (const auto& param : params) {
     const Tensor& grad = param.grad();
     if (!grad.defined() || grad.numel() == 0 || !seen.emplace(param.unsafeGetTensorImpl(), true).second) continue;
-    auto norm =
-        at::linalg_vector_norm(grad, norm_type, std::nullopt, false, at::promote_types(grad.scalar_type(), at::kFloat));
+    auto norm = float_norm(grad, norm_type);
     norm = largest ? norm : norm.pow(norm_type);
     auto& sum = sums[shards_->find(param) ? 0 : 1];
     if (!sum.defined())
