@@ -199,7 +199,7 @@ void ModelParallelStrategy::on_connect() {
   shards_->set_saves_full(saves_full());
 }
 
-void ModelParallelStrategy::on_share_random_state() {
+void ModelParallelStrategy::share_random_state() {
   if (mesh_->size("tp") > 1) take_random_state(mesh_->group("tp"), device_);
 }
 
