@@ -10,6 +10,7 @@
 #include "levin/core/files.h"
 #include "levin/core/words.h"
 #include "levin/models/language_score.h"
+#include "levin/text/normalizers.h"
 
 namespace levin::models {
 namespace {
@@ -54,9 +55,13 @@ std::vector<Module> modules_in(const fs::path& folder) {
   return modules;
 }
 
-std::string mode_of(const fs::path& file) {
-  const auto config = read_json(file);
-  LEVIN_CHECK(config.is_object(), "[sentence_pooling] \"", file.string(), "\" is not a JSON object");
+json read_object(const fs::path& file) {
+  auto value = read_json(file);
+  LEVIN_CHECK(value.is_object(), "[sentence_pooling] \"", file.string(), "\" is not a JSON object");
+  return value;
+}
+
+std::string mode_of(const json& config, const fs::path& file) {
   std::string found;
   for (const auto& [key, value] : config.items()) {
     if (!key.starts_with("pooling_mode_") || value != true) continue;
@@ -68,6 +73,19 @@ std::string mode_of(const fs::path& file) {
   }
   LEVIN_CHECK(!found.empty(), "[sentence_pooling] \"", file.string(), "\" says no pooling_mode");
   return found;
+}
+
+/// The prompt that stands before every text unless another one is asked for.
+std::string default_prompt(const fs::path& file) {
+  if (!fs::is_regular_file(file)) return {};
+  const auto config = read_object(file);
+  const auto name = config.value("default_prompt_name", json());
+  if (name.is_null()) return {};
+  const auto prompts = config.value("prompts", json());
+  LEVIN_CHECK(name.is_string() && prompts.is_object() && prompts.value(name.get<std::string>(), json()).is_string(),
+              "[sentence_pooling] \"", file.string(), "\": default_prompt_name ", shown(name.dump()),
+              " is none of its \"prompts\"");
+  return prompts[name.get<std::string>()].get<std::string>();
 }
 
 Tensor pooled_row(const Tensor& hidden, const SentencePooling& pooling) {
@@ -90,23 +108,41 @@ Tensor pooled_row(const Tensor& hidden, const SentencePooling& pooling) {
 std::optional<SentencePooling> sentence_pooling(const fs::path& folder) {
   if (!fs::is_regular_file(folder / "modules.json")) return {};
   SentencePooling pooling{.mode = {}, .normalize = false};
+  bool pools_prompt = true;
   for (const auto& [kind, path] : modules_in(folder)) {
     if (kind == "Transformer") continue;
     LEVIN_CHECK((kind == "Pooling" && pooling.mode.empty()) || kind == "Normalize", "[sentence_pooling] \"",
                 (folder / "modules.json").string(), "\": a module ", shown(kind), " is not supported here");
-    if (kind == "Normalize")
+    if (kind == "Normalize") {
       pooling.normalize = true;
-    else
-      pooling.mode = mode_of(folder / path / "config.json");
+      continue;
+    }
+    const auto file = folder / path / "config.json";
+    const auto config = read_object(file);
+    pooling.mode = mode_of(config, file);
+    pools_prompt = config.value("include_prompt", json(true)) != false;
   }
   LEVIN_CHECK(!pooling.mode.empty(), "[sentence_pooling] \"", (folder / "modules.json").string(), "\" has no Pooling");
   const auto limits = folder / "sentence_bert_config.json";
   if (fs::is_regular_file(limits)) {
-    const auto config = read_json(limits);
-    const auto most = config.is_object() ? config.value("max_seq_length", json()) : json();
+    const auto config = read_object(limits);
+    const auto most = config.value("max_seq_length", json());
     if (most.is_number_unsigned() && most.get<uint64_t>() <= INT32_MAX) pooling.max_tokens = most.get<int64_t>();
+    pooling.lower_case = config.value("do_lower_case", json()) == true;
   }
+  pooling.prompt = default_prompt(folder / "config_sentence_transformers.json");
+  LEVIN_CHECK(pools_prompt || pooling.prompt.empty(), "[sentence_pooling] \"", folder.string(),
+              "\": include_prompt false is not supported: the prompt of default_prompt_name would count");
   return pooling;
+}
+
+std::string sentence_text(const std::string& text, const SentencePooling& pooling) {
+  auto whole = pooling.prompt + text;
+  if (!text::valid_utf8(whole)) return whole;  // the tokenizer refuses it
+  text::Aligned changed(whole);
+  text::make_strip(/*left=*/true, /*right=*/true)->apply(changed);
+  if (pooling.lower_case) text::make_lowercase()->apply(changed);
+  return std::string(changed.text());
 }
 
 std::vector<fs::path> sentence_files(const fs::path& folder) {

@@ -19,11 +19,20 @@ struct SentencePooling {
   bool normalize = true;
   /// Most tokens of a row; 0: as many as the model has positions.
   int64_t max_tokens = 0;
+  /// Texts are lowercased before they become tokens (do_lower_case).
+  bool lower_case = false;
+  /// Stands before every text: that of `prompts` which default_prompt_name names.
+  std::string prompt = {};
 };
 
-/// What a folder of sentence-transformers says in modules.json; nothing where it has none. A module besides a pooling
-/// and a norm is an Error.
+/// What a folder of sentence-transformers says in modules.json, sentence_bert_config.json and
+/// config_sentence_transformers.json; nothing where it has no modules.json. A module besides a pooling and a norm is an
+/// Error.
 std::optional<SentencePooling> sentence_pooling(const std::filesystem::path& folder);
+
+/// A text as sentence-transformers gives it to the tokenizer: behind the prompt, without white space at its ends, and
+/// lowercased where the folder says so.
+std::string sentence_text(const std::string& text, const SentencePooling& pooling);
 
 /// The files of sentence-transformers in a folder, relative to it: modules.json and what it names.
 std::vector<std::filesystem::path> sentence_files(const std::filesystem::path& folder);

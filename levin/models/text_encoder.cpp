@@ -154,7 +154,8 @@ Tensor TextEncoderImpl::pooled(const Tensor& hidden) {
 }
 
 Tensor TextEncoderImpl::head_output(const Tensor& hidden) {
-  const auto drop = [&](const Tensor& x) { return encoder_dropped(x, options.classifier_dropout, is_training()); };
+  const auto p = token_classifier && options.drops_tokens_as_body ? options.body.dropout : options.classifier_dropout;
+  const auto drop = [&](const Tensor& x) { return encoder_dropped(x, p, is_training()); };
   if (head) return head(hidden);
   if (token_classifier) return token_classifier(drop(hidden));
   if (!classifier) return hidden;

@@ -19,6 +19,8 @@ struct TextEncoderOptions {
   int64_t pad_token = 0;
   /// Dropout of the embedded tokens is before their norm (BigBird).
   bool dropout_before_norm = false;
+  /// Tokens that are classified have the dropout of the body, not classifier_dropout (DistilBERT).
+  bool drops_tokens_as_body = false;
   /// "none", "masked_lm", "sequence_classification" or "token_classification".
   std::string head = "none";
   /// A layer over the first token with tanh behind it.

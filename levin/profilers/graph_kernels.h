@@ -3,6 +3,7 @@
 #include <istream>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "levin/profilers/graph_units.h"
@@ -26,12 +27,5 @@ class GraphKernels {
   };
   std::map<int64_t, Owned> owners_;
 };
-
-/// The text of a field in a line of Kineto's: what follows `"name": `, up to a comma, or the quoted text.
-std::string_view trace_field(std::string_view line, std::string_view name);
-double trace_number(std::string_view text);
-/// Nanoseconds out of microseconds with up to three decimals, exact: a double cannot hold those of a clock.
-int64_t trace_time(std::string_view text);
-inline constexpr std::string_view kKernelLine = "\"cat\": \"kernel\"";
 
 }  // namespace levin::detail

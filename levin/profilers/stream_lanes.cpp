@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "levin/profilers/graph_kernels.h"
+#include "levin/profilers/trace_fields.h"
 
 namespace levin::detail {
 namespace {

@@ -19,6 +19,7 @@
 #include "levin/core/files.h"
 #include "levin/profilers/graph_kernels.h"
 #include "levin/profilers/stream_lanes.h"
+#include "levin/profilers/trace_fields.h"
 
 namespace levin::detail {
 namespace {

@@ -2,12 +2,12 @@
 
 #include <cmath>
 
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
 #include "levin/distributed/single.h"
+#include "levin/strategies/float_norm.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 
@@ -142,9 +142,7 @@ Tensor ExpertStrategy::grad_norm(std::span<const Tensor> params, double norm_typ
   auto split = at::zeros({}, at::device(device())), whole = split.clone();
   for (const auto& param : params) {
     if (!param.grad().defined()) continue;
-    const auto type = at::promote_types(param.grad().scalar_type(), at::kFloat);
-    const auto norm =
-        at::linalg_vector_norm(param.grad(), norm_type, std::nullopt, false, type).to(split.device(), at::kFloat);
+    const auto norm = detail::float_norm(param.grad(), norm_type).to(split.device(), at::kFloat);
     auto& total = find(param) ? split : whole;
     if (largest)
       total = at::maximum(total, norm);

@@ -23,7 +23,7 @@ class ExpertStrategy : public Strategy {
   std::unique_ptr<ModuleSync> setup_module(torch::nn::Module& module) override;
   Optimizer setup_optimizer(Optimizer optimizer) override;
   /// Experts of ranks; checkpoints hold whole tensors, as one process writes them.
-  ShardMap* shards() override { return splits_.empty() ? nullptr : shards_.get(); }
+  ShardMap* shards() override { return mesh_ && mesh_->size("expert") > 1 ? shards_.get() : nullptr; }
   Tensor grad_norm(std::span<const Tensor> params, double norm_type) override;
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override { return "ranks exchange tokens within a step"; }

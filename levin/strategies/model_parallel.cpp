@@ -16,6 +16,7 @@
 #include "levin/distributed/single.h"
 #include "levin/nn/context/split.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/strategies/float_norm.h"
 #include "levin/strategies/fsdp.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
@@ -178,6 +179,7 @@ void ModelParallelStrategy::on_connect() {
   LEVIN_CHECK(sizes.pp == 1 || !options_.fsdp.optimizer_in_backward, "[", name(),
               "] optimizer_in_backward steps before the gradients of what several stages have (tied embeddings) are ",
               "summed; leave it out where pp is ", sizes.pp);
+  if (sizes.pp > 1) detail::check_schedule(options_.pipeline, sizes.pp);
   mesh_ = std::make_unique<Mesh>(group_, sizes);
   if (sizes.pp > 1) mesh_->fold("stages", "pp", "cp");
   inner_ = make_inner(mesh_->size("fsdp"));
@@ -197,7 +199,7 @@ void ModelParallelStrategy::on_connect() {
   shards_->set_saves_full(saves_full());
 }
 
-void ModelParallelStrategy::on_share_random_state() {
+void ModelParallelStrategy::share_random_state() {
   if (mesh_->size("tp") > 1) take_random_state(mesh_->group("tp"), device_);
 }
 
@@ -206,8 +208,9 @@ DataPlace ModelParallelStrategy::data_place() const {
 }
 
 ShardMap* ModelParallelStrategy::shards() {
-  const bool staged = mesh_ && mesh_->size("pp") > 1;
-  return splits_.empty() && !staged && (!inner_ || !inner_->shards()) ? nullptr : shards_.get();
+  if (!mesh_) return nullptr;
+  const bool spreads = mesh_->size("tp") * mesh_->size("pp") * mesh_->size("ep") > 1;
+  return spreads || inner_->shards() ? shards_.get() : nullptr;
 }
 
 std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_module(torch::nn::Module& module) {
@@ -497,8 +500,7 @@ Tensor ModelParallelStrategy::grad_norm(std::span<const Tensor> params, double n
     const auto* rows = sharded ? sharded->find(param) : nullptr;
     const auto grad = counted(part, param.grad(), rows ? rows->start : 0);
     if (grad.numel() == 0) continue;
-    const auto type = at::promote_types(grad.scalar_type(), at::kFloat);
-    const auto norm = at::linalg_vector_norm(grad, norm_type, std::nullopt, false, type).to(place, at::kFloat);
+    const auto norm = detail::float_norm(grad, norm_type).to(place, at::kFloat);
     auto& sum = sums[rows || find_experts(param) ? 1 : 0][part && part->is_split() ? 1 : 0];
     sum = join(sum, largest ? norm : norm.pow(norm_type));
   }

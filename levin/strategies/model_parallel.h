@@ -39,6 +39,7 @@ class ModelParallelStrategy : public Strategy {
   DataPlace data_place() const override;
   StateLayout layout_over(int ranks) const override;
   std::string why_not_captured() const override;
+  void share_random_state() override;
 
   /// A module that was opened split is set up as it is: no rank has read more than its part.
   ///
@@ -60,7 +61,6 @@ class ModelParallelStrategy : public Strategy {
  protected:
   ModelParallelStrategy(std::string name, ModelParallelOptions options);
   void on_connect() override;
-  void on_share_random_state() override;
   /// What is done with ranks that have the same part of the layers; `ranks` of them share the state.
   virtual std::unique_ptr<Strategy> make_inner(int ranks) const;
   /// Whether checkpoints hold whole tensors in one file.

@@ -4,7 +4,6 @@
 #include <unordered_map>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -12,6 +11,7 @@
 
 #include "levin/core/error.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/strategies/float_norm.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 #include "levin/strategies/pipeline/pipelined_module.h"
@@ -116,11 +116,10 @@ void PipelineStrategy::on_connect() {
   const int size = options_.size == 0 ? group_->size() : options_.size;
   LEVIN_CHECK(group_->size() % size == 0, "[pipeline] pipelines of ", size, " ranks do not divide ", group_->size(),
               " ranks");
+  detail::check_schedule(options_, size);
   mesh_ = std::make_unique<Mesh>(group_, std::vector<std::pair<std::string, int>>{{"pipeline", size}, {"data", -1}});
   shards_ = std::make_unique<TensorShards>(*group_);
   shards_->set_saves_full(true);
-  if (options_.microbatches > 0)
-    make_pipeline_schedule(options_.schedule, size, options_.microbatches, options_.chunks);
 }
 
 int PipelineStrategy::microbatches(int64_t rows) const {
@@ -215,9 +214,7 @@ Tensor PipelineStrategy::grad_norm(std::span<const Tensor> params, double norm_t
     for (const auto* sync : syncs_)
       if (const auto* state = sync->find(param)) counts = sync->stages().holders(*state).front() == place;
     if (!counts) continue;
-    const auto type = at::promote_types(param.grad().scalar_type(), at::kFloat);
-    const auto norm =
-        at::linalg_vector_norm(param.grad(), norm_type, std::nullopt, false, type).to(total.device(), at::kFloat);
+    const auto norm = detail::float_norm(param.grad(), norm_type).to(total.device(), at::kFloat);
     if (largest)
       total = at::maximum(total, norm);
     else

@@ -78,8 +78,9 @@ class Strategy {
   virtual Tensor grad_norm(std::span<const Tensor> params, double norm_type);
 
   /// Ranks that must draw the same random numbers take the state of the first of them. Called when a run has put back
-  /// the generators of a checkpoint, which may be of other ranks. Every rank must call.
-  void share_random_state() { on_share_random_state(); }
+  /// the generators of a checkpoint, which may be of other ranks. By default every rank keeps its own. Every rank must
+  /// call.
+  virtual void share_random_state() {}
 
   /// What it does to the state of a model over that many ranks (levin/strategies/layout.h); it need not be connected.
   /// By default every rank has all state.
@@ -97,8 +98,6 @@ class Strategy {
  protected:
   /// The group and the device are known now.
   virtual void on_connect() {}
-  /// By default every rank keeps its own.
-  virtual void on_share_random_state() {}
 
   StrategyTraits traits_;
   std::shared_ptr<Collective> group_;

@@ -106,17 +106,15 @@ std::string ChatTemplate::render(std::string_view variables, const ChatLimits& l
   return text;
 }
 
-std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
-                                bool add_generation_prompt, std::vector<Span>* generated) {
+std::string render_chat(const Tokenizer& tokenizer, std::string_view variables, std::vector<Span>* generated) {
   const auto& config = tokenizer.config();
   LEVIN_CHECK(config.chat_template, "[chat template] the tokenizer has none; write the prompt as plain text");
-  nlohmann::json variables = {{"messages", nlohmann::json::array()},
-                              {"tools", nullptr},
-                              {"documents", nullptr},
-                              {"add_generation_prompt", add_generation_prompt}};
-  for (const auto& [role, content] : messages) variables["messages"].push_back({{"role", role}, {"content", content}});
+  check_json_depth(variables, "the variables of a chat template");
+  const auto given = nlohmann::ordered_json::parse(variables, nullptr, /*allow_exceptions=*/false);
+  LEVIN_CHECK(given.is_object(), "[chat template] the variables are not a JSON object");
+  nlohmann::ordered_json all = {{"tools", nullptr}, {"documents", nullptr}, {"add_generation_prompt", true}};
   const auto name = [&](const char* key, const std::optional<std::string>& token) {
-    if (token) variables[key] = *token;
+    if (token) all[key] = *token;
   };
   name("bos_token", config.bos_token);
   name("eos_token", config.eos_token);
@@ -125,13 +123,21 @@ std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const Chat
   name("cls_token", config.cls_token);
   name("sep_token", config.sep_token);
   name("mask_token", config.mask_token);
+  all.update(given);
+  return ChatTemplate(*config.chat_template).render(all.dump(), {}, generated);
+}
+
+std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
+                                bool add_generation_prompt, std::vector<Span>* generated) {
+  nlohmann::json variables = {{"messages", nlohmann::json::array()}, {"add_generation_prompt", add_generation_prompt}};
+  for (const auto& [role, content] : messages) variables["messages"].push_back({{"role", role}, {"content", content}});
   std::string text;
   try {
     text = variables.dump();
   } catch (const nlohmann::json::exception&) {
     throw Error("[chat template] a message is not UTF-8");
   }
-  return ChatTemplate(*config.chat_template).render(text, {}, generated);
+  return render_chat(tokenizer, text, generated);
 }
 
 }  // namespace levin::text

@@ -59,4 +59,9 @@ class ChatTemplate {
 std::string apply_chat_template(const Tokenizer& tokenizer, std::span<const ChatMessage> messages,
                                 bool add_generation_prompt = true, std::vector<Span>* generated = nullptr);
 
+/// The same of all variables of the template, a JSON object: messages with whatever keys they have, and what
+/// transformers takes as further arguments ("enable_thinking"). Of those that are missing, `tools` and `documents` are
+/// none, and `add_generation_prompt` is true.
+std::string render_chat(const Tokenizer& tokenizer, std::string_view variables, std::vector<Span>* generated = nullptr);
+
 }  // namespace levin::text

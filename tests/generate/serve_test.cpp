@@ -10,10 +10,12 @@
 #include <nlohmann/json.hpp>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/generate/generate.h"
 #include "levin/generate/serve/server.h"
 #include "levin/models/language_score.h"
 #include "levin/testing/paths.h"
+#include "levin/testing/temporary_folder.h"
 #include "tests/generate/http_client.h"
 
 namespace levin::testing::serve_test {
@@ -417,6 +419,27 @@ TEST_F(ServeTest, EmbeddingsAreThoseOfTheEncoder) {
   EXPECT_EQ(packed["data"][0]["embedding"].get<std::string>().size(), (expected.size(1) * 4 + 2) / 3 * 4);
   EXPECT_EQ(post("/v1/embeddings", R"({"input": "words"})").error("param"), "input");
   EXPECT_EQ(post("/v1/completions", R"({"prompt": [1]})").error("param"), "model");
+}
+
+TEST_F(ServeTest, TextsOfEmbeddingsAreThoseOfSentenceTransformers) {
+  const TemporaryFolder temporary;
+  const auto folder = temporary / "bert";
+  fs::copy(kTests / "models/fixtures/text_tasks/distilbert", folder);
+  fs::create_directory(folder / "1_Pooling");
+  write_file(folder / "modules.json", R"([{"path": "", "type": "sentence_transformers.models.Transformer"},
+      {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}])");
+  write_file(folder / "1_Pooling/config.json", R"({"pooling_mode_mean_tokens": true})");
+  write_file(folder / "config_sentence_transformers.json",
+             R"({"prompts": {"query": "good "}, "default_prompt_name": "query"})");
+  start({}, folder);
+  const auto vector = [&](const std::string& input) {
+    const auto reply = post("/v1/embeddings", R"({"input": )" + input + "}");
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    return reply.json()["data"][0]["embedding"].get<std::vector<float>>();
+  };
+  const auto ids = [&](const std::string& text) { return nlohmann::json(tokenizer_->encode(text).ids).dump(); };
+  ASSERT_NE(ids("bad"), ids("good bad"));
+  EXPECT_EQ(vector(R"("bad")"), vector(ids("good bad")));
 }
 
 TEST_F(ServeTest, StopFinishesWhatRunsAndRefusesTheRest) {

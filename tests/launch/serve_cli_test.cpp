@@ -64,6 +64,18 @@ TEST(ServeCli, ServesUntilItIsTold) {
   }
 }
 
+TEST(ServeCli, NamesSettingsThatItDoesNotObey) {
+  const TemporaryFolder temporary;
+  fs::copy(kModel, temporary / "model");
+  write_file(temporary / "model/generation_config.json", R"({"eos_token_id": 259, "repetition_penalty": 1.05})");
+  Process server(command({(temporary / "model").string(), "--port", "0"}));
+  ASSERT_NE(port_of(server), 0) << server.err();
+  server.signal(SIGTERM);
+  EXPECT_EQ(server.wait(), 0) << server.err();
+  EXPECT_THAT(server.err(), HasSubstr("generation_config.json of the model is not obeyed: repetition_penalty 1.05; "
+                                      "requests say what counts"));
+}
+
 TEST(ServeCli, WeightsOnTheDiskAnswerTheSame) {
   const TemporaryFolder folder;
   const auto map = (folder.path() / "map.json").string();

@@ -133,6 +133,32 @@ TEST(SentenceEmbedding, FollowsTheFilesOfSentenceTransformers) {
   EXPECT_EQ(models::sentence_pooling(temporary / "saved")->mode, "mean");
 }
 
+TEST(SentenceEmbedding, TextsAreGivenToTheTokenizerAsTheFolderSays) {
+  const testing::TemporaryFolder temporary;
+  const std::string mean = R"({"pooling_mode_mean_tokens": true})";
+  const auto folder = sentence_folder(temporary / "model", kSentenceModules, mean);
+  const auto text = [&](const std::string& given) {
+    return models::sentence_text(given, *models::sentence_pooling(folder));
+  };
+  EXPECT_EQ(text("\t The SEA \n"), "The SEA");
+  write_file(folder / "sentence_bert_config.json", R"({"max_seq_length": 9, "do_lower_case": true})");
+  EXPECT_EQ(text("The SEA, ÉTÉ"), "the sea, été");
+  const auto prompts = folder / "config_sentence_transformers.json";
+  write_file(prompts, R"({"prompts": {"query": "Query: ", "passage": "P "}, "default_prompt_name": null})");
+  EXPECT_EQ(text("Sea"), "sea");
+  write_file(prompts, R"({"prompts": {"query": "Query: ", "passage": "P "}, "default_prompt_name": "query"})");
+  EXPECT_EQ(text("Sea"), "query: sea");
+  EXPECT_EQ(models::sentence_pooling(folder)->prompt, "Query: ");
+  const auto error = [&] { return error_of([&] { (void)models::sentence_pooling(folder); }); };
+  EXPECT_EQ(error(), "no error");
+  write_file(folder / "1_Pooling/config.json", R"({"pooling_mode_mean_tokens": true, "include_prompt": false})");
+  EXPECT_THAT(error(), HasSubstr("include_prompt false is not supported"));
+  write_file(prompts, R"({"prompts": {}})");
+  EXPECT_EQ(error(), "no error");
+  write_file(prompts, R"({"prompts": {"query": "Query: "}, "default_prompt_name": "passage"})");
+  EXPECT_THAT(error(), HasSubstr("default_prompt_name \"passage\" is none of its \"prompts\""));
+}
+
 TEST(SentenceEmbedding, RefusesWhatItDoesNotDo) {
   int number = 0;
   const testing::TemporaryFolder temporary;

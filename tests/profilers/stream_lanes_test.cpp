@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "levin/profilers/graph_kernels.h"
+#include "levin/profilers/trace_fields.h"
 
 namespace levin::detail {
 namespace {

@@ -1,6 +1,8 @@
 // Two optimizers that have parameters of the same units, and step them in backward.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/testing/error_of.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -58,6 +60,28 @@ TEST(TwoInBackward, BothStepTheUnitsThatTheyShare) {
   };
   run_ranks(2, train);
   train(alone);
+}
+
+// Hooks on full parameters would step by the gradients of one rank.
+TEST(TwoInBackward, AnOptimizerBeforeItsModuleIsRefused) {
+  const auto setup_error = [](Collective& group, const StrategyChoice& choice) {
+    ShardNet net;
+    auto strategy = make_strategy(choice, group.size());
+    strategy->connect({&group, [](auto*) {}}, at::kCPU);
+    const auto optimizer = strategy->setup_optimizer(optim::AdamW(net->parameters(), {.lr = 1e-2}));
+    return error_of([&] { strategy->setup_module(*net); });
+  };
+  const std::vector<StrategyChoice> choices{FsdpOptions{.optimizer_in_backward = true},
+                                            ZeroOptions{.stage = 2, .optimizer_in_backward = true}};
+  run_ranks(2, [&](Collective& group) {
+    for (const auto& choice : choices)
+      EXPECT_THAT(setup_error(group, choice), ::testing::HasSubstr("is stepped in backward by AdamW already"));
+  });
+  SingleCollective alone;
+  EXPECT_THAT(setup_error(alone, FsdpOptions{.cpu_offload = true, .optimizer_in_backward = true}),
+              ::testing::HasSubstr("set up the module before its optimizer"));
+  // Nothing is sharded.
+  EXPECT_EQ(setup_error(alone, choices[0]), "no error");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "levin/checkpoint/checkpoint.h"
 #include "levin/core/words.h"
 #include "levin/data/loader.h"
 #include "levin/models/decoder.h"
@@ -16,12 +17,16 @@ namespace levin {
 namespace {
 
 struct Dropping : TrainModuleOf<Batch> {
-  Dropping() {
+  explicit Dropping(double dropout = 0.2, int64_t experts = 0) {
     torch::manual_seed(3);
-    net = register_module(
-        "net",
-        models::Decoder(models::DecoderOptions{
-            .vocab_size = 40, .max_positions = 8, .num_layers = 2, .num_heads = 2, .hidden_dim = 16, .dropout = 0.2}));
+    models::DecoderOptions options{
+        .vocab_size = 40, .max_positions = 8, .num_layers = 2, .num_heads = 2, .hidden_dim = 16, .dropout = dropout};
+    if (experts > 0) {
+      options.bias = false;
+      options.activation = "silu_gated";
+      options.experts.count = experts;
+    }
+    net = register_module("net", models::Decoder(options));
   }
   StepOutput training_step(const Batch& batch, const StepInfo&) override {
     const auto rows = static_cast<double>(batch["tokens"].size(0));
@@ -88,6 +93,47 @@ TEST(SplitRanks, ARunOfOneProcessResumesWithOneStateOfRandomNumbers) {
   const auto told = testing::read_answers(folder.path(), 2);
   EXPECT_THAT(told[0], ::testing::HasSubstr("net."));
   EXPECT_EQ(told[0], told[1]);
+}
+
+struct SaveAtEnd : Callback {
+  explicit SaveAtEnd(std::filesystem::path to) : path(std::move(to)) {}
+  void on_train_end(TrainerContext& run) override { run.save_checkpoint(path); }
+  std::filesystem::path path;
+};
+
+/// Two epochs, or the second one from a checkpoint; what it has then is saved.
+void train_two_epochs(const std::string& strategy, int devices, const std::filesystem::path& folder, int64_t experts,
+                      const std::string& from) {
+  auto options = options_of(strategy, devices, 2, folder.string());
+  options.callbacks = {std::make_shared<SaveAtEnd>(folder / "after.ckpt")};
+  Trainer trainer(std::move(options));
+  Dropping module(0, experts);
+  trainer.fit(module, batches(), {}, {.ckpt_path = from});
+}
+
+LEVIN_PROBE(resumes_shards) {
+  train_two_epochs(arguments.at(0), 2, arguments.at(1), std::stoll(arguments.at(2)), arguments.at(3));
+}
+
+TEST(SplitRanks, ARunOfOneProcessResumesWhereRanksHaveShards) {
+  const std::vector<std::pair<std::string, int64_t>> cases{
+      {"tensor_parallel", 0}, {"model_parallel:tp=2", 0}, {"expert_parallel", 4}};
+  for (const auto& [strategy, experts] : cases) {
+    const testing::TemporaryFolder folder, ranks;
+    const auto half = (folder / "half.ckpt").string();
+    Trainer trainer(options_of("single_device", 1, 1, folder.path().string()));
+    Dropping module(0, experts);
+    trainer.fit(module, batches());
+    trainer.save_checkpoint(half);
+    train_two_epochs("single_device", 1, folder.path(), experts, half);
+    EXPECT_EQ(
+        testing::launch_probe("resumes_shards", 2, {strategy, ranks.path().string(), std::to_string(experts), half}), 0)
+        << strategy;
+    const auto expected = load_checkpoint(folder / "after.ckpt"), ours = load_checkpoint(ranks / "after.ckpt");
+    for (const auto& [name, value] : expected.at("model").to_dict())
+      EXPECT_LT((ours.at("model").to_dict().at(name).to_tensor() - value.to_tensor()).abs().max().item<double>(), 1e-4)
+          << strategy << " " << name;
+  }
 }
 
 LEVIN_PROBE(logs_split) {

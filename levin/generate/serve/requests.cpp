@@ -1,6 +1,7 @@
 #include "levin/generate/serve/requests.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <random>
 
@@ -16,11 +17,15 @@ namespace levin::serve {
 namespace {
 
 using nlohmann::json;
+using nlohmann::ordered_json;
 
 constexpr int kDeepest = 32;
 constexpr size_t kMostStops = 16;
 constexpr size_t kMostBadWords = 256;
 constexpr size_t kMostMessages = 10'000;
+constexpr size_t kMostVariables = 4096;
+/// Texts that chat templates get of a message besides its role and content.
+constexpr std::array kMessageTexts{"name", "tool_call_id", "reasoning_content"};
 
 [[noreturn]] void refuse(const std::string& field, const std::string& message) {
   throw ApiError(400, message, field);
@@ -168,7 +173,7 @@ Inputs inputs_of(const Fields& fields, const char* name, const ServedModel& mode
   const auto add = [&](const json& item) {
     if (item.is_string()) {
       auto text = item.get<std::string>();
-      inputs.ids.push_back(encoded(text, model, name));
+      inputs.ids.push_back(encoded(model.prepare ? model.prepare(text) : text, model, name));
       if (keep_texts) inputs.texts.push_back(std::move(text));
     } else if (item.is_array()) {
       inputs.ids.push_back(token_list(item, model, name));
@@ -326,21 +331,55 @@ std::string content_of(const json& message, const std::string& where) {
   return text;
 }
 
-std::vector<text::ChatMessage> messages_of(const Fields& fields) {
+/// A message with the keys that chat templates get.
+ordered_json message_of(const json& message, const std::string& where) {
+  if (!message.is_object()) refuse(where, fmt::format("'{}' must be an object.", where));
+  const auto role = message.value("role", json());
+  if (!role.is_string()) refuse(where + ".role", fmt::format("'{}.role' must be a string.", where));
+  for (const char* calls : {"tool_calls", "function_call"})
+    if (message.contains(calls) && !message[calls].empty())
+      refuse(fmt::format("{}.{}", where, calls), "Tool calls are not supported.");
+  ordered_json known{{"role", role}, {"content", content_of(message, where)}};
+  for (const char* name : kMessageTexts) {
+    const auto value = message.value(name, json());
+    if (value.is_null()) continue;
+    if (!value.is_string())
+      refuse(fmt::format("{}.{}", where, name), fmt::format("'{}.{}' must be a string.", where, name));
+    known[name] = value;
+  }
+  return known;
+}
+
+ordered_json messages_of(const Fields& fields) {
   const auto* value = fields.find("messages");
   if (!value || !value->is_array() || value->empty()) refuse("messages", "'messages' must be a list of messages.");
   if (value->size() > kMostMessages) refuse("messages", fmt::format("'messages' has more than {}.", kMostMessages));
-  std::vector<text::ChatMessage> messages;
-  for (const auto& message : *value) {
-    const auto where = fmt::format("messages[{}]", messages.size());
-    if (!message.is_object()) refuse(where, fmt::format("'{}' must be an object.", where));
-    const auto role = message.value("role", json());
-    if (!role.is_string()) refuse(where + ".role", fmt::format("'{}.role' must be a string.", where));
-    if (message.contains("tool_calls") && !message["tool_calls"].empty())
-      refuse(where + ".tool_calls", "Tool calls are not supported.");
-    messages.push_back({role.get<std::string>(), content_of(message, where)});
-  }
+  auto messages = ordered_json::array();
+  for (const auto& message : *value)
+    messages.push_back(message_of(message, fmt::format("messages[{}]", messages.size())));
   return messages;
+}
+
+/// What a chat template gets besides messages: chat_template_kwargs, with keys in the order of the body.
+ordered_json template_variables(const Fields& fields, std::string_view body) {
+  constexpr const char* kName = "chat_template_kwargs";
+  const auto* value = fields.find(kName);
+  if (!value) return ordered_json::object();
+  if (!value->is_object()) refuse(kName, fmt::format("'{}' must be an object.", kName));
+  for (const char* other : {"messages", "tools", "chat_template", "tokenize"})
+    if (value->contains(other)) refuse(kName, fmt::format("'{}' must not have '{}'.", kName, other));
+  // Looking for a key of an ordered object takes as long as it has keys.
+  bool inside = false;
+  size_t keys = 0;
+  const auto keep = [&](int depth, ordered_json::parse_event_t event, const ordered_json& parsed) {
+    if (event != ordered_json::parse_event_t::key) return true;
+    if (depth == 1)
+      inside = parsed == kName;
+    else if (inside && ++keys > kMostVariables)
+      refuse(kName, fmt::format("'{}' has more than {} keys.", kName, kMostVariables));
+    return inside;
+  };
+  return ordered_json::parse(body, keep)[kName];
 }
 
 }  // namespace
@@ -372,18 +411,24 @@ GenerationRequest chat_request(std::string_view body, const ServedModel& model) 
   check_model(fields, model);
   fields.refuse_unless_empty("tools", "this server does not parse tool calls.");
   fields.refuse_unless_empty("functions", "this server does not parse tool calls.");
+  fields.refuse_unless_empty("chat_template", "chats go by the template of the model folder.");
+  fields.refuse_unless_empty("documents", "pass them as 'documents' in 'chat_template_kwargs'.");
+  fields.refuse_unless_empty("continue_final_message", "use /v1/completions to continue a text.");
   if (const auto* format = fields.find("response_format"))
     if (!format->is_object() || format->value("type", json()) != "text")
       refuse("response_format", "'response_format' supports {\"type\": \"text\"} only.");
   GenerationRequest request{.chat = true};
   read_common(fields, model, request);
-  const auto messages = messages_of(fields);
+  auto variables = template_variables(fields, body);
+  variables["messages"] = messages_of(fields);
+  if (!variables.contains("add_generation_prompt"))
+    variables["add_generation_prompt"] = fields.flag("add_generation_prompt", true);
   const auto& tokenizer = needed_tokenizer(model, "messages");
   if (!tokenizer.config().chat_template)
     throw ApiError(400, "This model has no chat template; use /v1/completions.", "messages", "no_chat_template");
   std::string prompt;
   try {
-    prompt = text::apply_chat_template(tokenizer, messages, fields.flag("add_generation_prompt", true));
+    prompt = text::render_chat(tokenizer, variables.dump());
   } catch (const Error& error) {
     refuse("messages", error.what());
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ struct ServedModel {
   int64_t cache_tokens = 0;
   /// What ends a text.
   std::vector<int64_t> eos_token_ids = {};
+  /// What is done to a text before it becomes tokens; empty: nothing.
+  std::function<std::string(const std::string&)> prepare = {};
   /// New tokens of a request that names no number and has no context to end it; no request may have more.
   int64_t max_tokens = 4096;
   /// Texts of one request: prompts times n.

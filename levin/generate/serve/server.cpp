@@ -135,9 +135,11 @@ struct Server::State {
     if (model.decoder && !model.folder.empty())
       served.eos_token_ids = folder_generate_options(model.folder).eos_token_ids;
     if (model.encoder) {
-      pooling = models::sentence_pooling(model.folder).value_or(models::SentencePooling{});
+      const auto sentences = models::sentence_pooling(model.folder);
+      pooling = sentences.value_or(models::SentencePooling{});
       if (pooling.max_tokens > 0 && (served.context == 0 || pooling.max_tokens < served.context))
         served.context = pooling.max_tokens;
+      if (sentences) served.prepare = [this](const std::string& text) { return models::sentence_text(text, pooling); };
     }
     const serve::HttpOptions http_options{.host = options.host,
                                           .port = options.port,

@@ -19,6 +19,7 @@ TextEncoderOptions distilbert_options(const ModelConfig& config) {
   options.num_labels = labels_of(config);
   options.classifier = "relu";
   options.classifier_dropout = config.fraction("seq_classif_dropout", 0.2);
+  options.drops_tokens_as_body = true;
   options.head_activation = body.activation;
   return options;
 }

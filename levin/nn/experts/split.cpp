@@ -16,7 +16,9 @@ namespace {
 /// All layers with experts, by name.
 std::vector<std::pair<std::string, nn::ExpertsImpl*>> layers_of(torch::nn::Module& module) {
   std::vector<std::pair<std::string, nn::ExpertsImpl*>> layers;
-  for (const auto& item : module.named_modules())
+  if (auto* layer = dynamic_cast<nn::ExpertsImpl*>(&module)) layers.emplace_back("", layer);
+  // Without the module itself, which may be on the stack.
+  for (const auto& item : module.named_modules(/*name_prefix=*/"", /*include_self=*/false))
     if (auto* layer = dynamic_cast<nn::ExpertsImpl*>(item.value().get())) layers.emplace_back(item.key(), layer);
   return layers;
 }

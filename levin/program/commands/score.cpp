@@ -26,7 +26,8 @@ using ScoreJson = nlohmann::ordered_json;
 /// is read with the first text.
 class RowReader {
  public:
-  explicit RowReader(std::string folder) : folder_(std::move(folder)) {}
+  RowReader(std::string folder, std::optional<models::SentencePooling> sentences)
+      : folder_(std::move(folder)), sentences_(std::move(sentences)) {}
 
   std::vector<int64_t> row(const std::string& line, const std::string& where) {
     const auto json = JsonLine::of(line, where, R"({"ids": [464, 2068]})");
@@ -37,12 +38,14 @@ class RowReader {
  private:
   std::vector<int64_t> of_text(const std::string& text, const std::string& where) {
     if (!tokenizer_) tokenizer_ = text::Tokenizer::from_folder(folder_);
-    auto ids = tokenizer_->encode(text).ids;
+    auto ids = tokenizer_->encode(sentences_ ? models::sentence_text(text, *sentences_) : text).ids;
     LEVIN_CHECK(!ids.empty(), where, " has no tokens");
     return ids;
   }
 
   std::string folder_;
+  /// Of a folder of sentence-transformers, for embeddings.
+  std::optional<models::SentencePooling> sentences_;
   std::optional<text::Tokenizer> tokenizer_;
 };
 
@@ -79,10 +82,12 @@ struct Score {
     LEVIN_CHECK(batch > 0, "[levin score] --batch ", batch, " must be positive");
     // Before its tokenizer is looked for.
     if (std::filesystem::is_directory(folder)) models::ModelConfig::read(std::filesystem::path(folder) / "config.json");
-    const auto rows = read_rows();
+    const auto sentences =
+        embeddings.empty() ? std::optional<models::SentencePooling>() : models::sentence_pooling(folder);
+    const auto rows = read_rows(sentences);
     auto options = model_flags.options("levin score");
     options.head = head;
-    if (!embeddings.empty()) return write_embeddings(rows, options);
+    if (!embeddings.empty()) return write_embeddings(rows, sentences.value_or(models::SentencePooling()), options);
     const auto model = models::open_model(folder, options);
     const auto scores = models::score_rows(model, rows, {.batch = batch, .keep_outputs = !logits.empty()});
     if (!logits.empty()) write_outputs(scores);
@@ -91,9 +96,9 @@ struct Score {
   }
 
  private:
-  std::vector<std::vector<int64_t>> read_rows() const {
+  std::vector<std::vector<int64_t>> read_rows(const std::optional<models::SentencePooling>& sentences) const {
     std::vector<std::vector<int64_t>> rows;
-    RowReader reader(folder);
+    RowReader reader(folder, sentences);
     read_input_lines("levin score", file, [&](const std::string& line, const std::string& where) {
       if (!line.empty()) rows.push_back(reader.row(line, where));
     });
@@ -102,10 +107,10 @@ struct Score {
   }
 
   /// By what the folder says of sentences, or the mean of the tokens, normalized.
-  int write_embeddings(const std::vector<std::vector<int64_t>>& rows, models::OpenModelOptions options) const {
+  int write_embeddings(const std::vector<std::vector<int64_t>>& rows, models::SentencePooling how,
+                       models::OpenModelOptions options) const {
     LEVIN_CHECK(logits.empty() && !json, "[levin score] --embeddings goes without --logits and --json");
     options.head = "none";
-    auto how = models::sentence_pooling(folder).value_or(models::SentencePooling());
     if (pooling != "auto") how.mode = pooling;
     const auto vectors = models::embed_rows(models::open_model(folder, options), rows, how, batch);
     write_safetensors(embeddings, {{"embeddings", vectors}});

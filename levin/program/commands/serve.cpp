@@ -13,6 +13,8 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/words.h"
+#include "levin/generate/options.h"
 #include "levin/generate/serve/server.h"
 #include "levin/models/folder.h"
 #include "levin/program/command.h"
@@ -173,6 +175,9 @@ struct Serve {
     const bool is_local = options.host.starts_with("127.") || options.host == "localhost" || options.host == "::1";
     if (!is_local && options.api_key.empty())
       log_warning("anyone who reaches this address may use the model; --api-key asks for a key");
+    if (const auto unused = unused_generation_settings(folder); sizes.decoder && !unused.empty())
+      log_info(
+          fmt::format("generation_config.json of the model is not obeyed: {}; requests say what counts", join(unused)));
     log_info(fmt::format("{} ({}) at {}", folder, sizes.model_type, server.url()));
     // For scripts: the address alone.
     std::puts(server.url().c_str());

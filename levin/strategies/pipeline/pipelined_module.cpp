@@ -28,6 +28,10 @@ int microbatches_of(const PipelineOptions& options, int ranks, int64_t rows) {
   return count;
 }
 
+void check_schedule(const PipelineOptions& options, int ranks) {
+  (void)make_pipeline_schedule(options.schedule, ranks, std::max(options.microbatches, 1), options.chunks);
+}
+
 PipelinedModule::PipelinedModule(torch::nn::Module& module, const PipelineOptions& options,
                                  std::shared_ptr<Collective> pipeline, Collective& all,
                                  std::shared_ptr<Collective> copies)

@@ -15,6 +15,10 @@ namespace levin::detail {
 /// one of an epoch may be, is computed in fewer.
 int microbatches_of(const PipelineOptions& options, int ranks, int64_t rows);
 
+/// Refuses a schedule that pipelines of that many ranks cannot have. Called before there are groups of these ranks: a
+/// group that goes while an Error is under way ends the group that it is a part of.
+void check_schedule(const PipelineOptions& options, int ranks);
+
 /// A module that is cut into stages, where what a rank has of it may be under another strategy (sharded, with copies).
 class PipelinedModule final : public ModuleSync {
  public:

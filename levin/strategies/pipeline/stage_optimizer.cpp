@@ -15,6 +15,16 @@ StateValue counted(const StateValue& like, double steps) {
   return steps;
 }
 
+/// What an optimizer keeps for a parameter, by its traits.
+StateDict declared_state(const Optimizer& optimizer, const Tensor& param) {
+  StateDict state;
+  const auto traits = optimizer.traits();
+  if (!traits || !traits->slots) return state;
+  for (const auto& slot : traits->slots(param.sizes(), param.scalar_type()))
+    state[slot.name] = at::empty(slot.sizes, param.options().dtype(slot.dtype));
+  return state;
+}
+
 }  // namespace
 
 void StageOptimizer::step() {
@@ -30,13 +40,12 @@ StateDict StageOptimizer::state_dict() const {
   if (!found || !found->is_dict() || elsewhere_.empty()) return state;
   const StateDict own = found->to_dict();
   const auto params = inner().all_params();
-  // What is kept for a parameter is seen from one that is here.
-  const StateDict* like = nullptr;
-  Tensor like_param;
-  for (size_t i = 0; i < params.size() && !like; ++i)
-    if (const auto* entry = own.find(std::to_string(i)); entry && entry->is_dict() && !is_elsewhere_(params[i]))
-      like = &entry->to_dict(), like_param = params[i];
-  if (!like) return state;
+  // What is kept for a parameter is seen from one that has state here; where none trains, the traits say it.
+  const StateDict* seen = nullptr;
+  Tensor seen_param;
+  for (size_t i = 0; i < params.size() && !seen; ++i)
+    if (const auto* entry = own.find(std::to_string(i)); entry && entry->is_dict())
+      seen = &entry->to_dict(), seen_param = params[i];
   StateDict all;
   for (size_t i = 0; i < params.size(); ++i) {
     const auto name = std::to_string(i);
@@ -46,7 +55,9 @@ StateDict StageOptimizer::state_dict() const {
       continue;
     }
     StateDict entry;
-    for (const auto& [slot, value] : *like) {
+    const auto like = seen ? *seen : declared_state(inner(), params[i]);
+    const auto like_param = seen ? seen_param : params[i];
+    for (const auto& [slot, value] : like) {
       if (slot == "step") {
         entry[slot] = counted(value, kept->second.steps);
       } else if (value.is_tensor() && value.to_tensor().sizes() == like_param.sizes()) {
@@ -57,7 +68,7 @@ StateDict StageOptimizer::state_dict() const {
         entry[slot] = value;
       }
     }
-    all[name] = std::move(entry);
+    if (!entry.empty()) all[name] = std::move(entry);
   }
   state["state"] = std::move(all);
   return state;

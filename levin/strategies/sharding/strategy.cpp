@@ -21,6 +21,7 @@
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/module_access.h"
 #include "levin/optim/in_backward.h"
+#include "levin/strategies/float_norm.h"
 #include "levin/strategies/module_states.h"
 
 namespace levin::detail {
@@ -275,6 +276,15 @@ void ShardedStrategy::check_host_memory(const torch::nn::Module& module) const {
                           plan_.name, bytes * here / kGb, trained * here / kGb, static_cast<double>(*available) / kGb));
 }
 
+void ShardedStrategy::check_not_stepped(const torch::nn::Module& module) const {
+  for (const auto& [name, param] : unique_parameters(module)) {
+    const auto optimizer = optim::detail::stepped_in_backward_by(param);
+    LEVIN_CHECK(optimizer.empty(), "[", plan_.name, "] \"", name, "\" is stepped in backward by ", optimizer,
+                " already; with optimizer_in_backward set up the module before its optimizer, or both by "
+                "fabric.setup(module, optimizer)");
+  }
+}
+
 std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& module) {
   (void)group();
   const auto units = choose_units(module);
@@ -296,6 +306,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
     for (const auto& param : group->params()) shards_->add(param.param, param.place);
   }
   if (all_whole) return nullptr;
+  if (plan_.optimizer_in_backward) check_not_stepped(module);
   std::vector<Unit*> root_users;
   const auto& of_root = sharded.units.back().groups;
   for (const auto& each : module.modules(/*include_self=*/false)) {
@@ -416,8 +427,7 @@ Tensor ShardedStrategy::grad_norm(std::span<const Tensor> params, double norm_ty
   for (const auto& param : params) {
     const Tensor& grad = param.grad();
     if (!grad.defined() || grad.numel() == 0 || !seen.emplace(param.unsafeGetTensorImpl(), true).second) continue;
-    auto norm =
-        at::linalg_vector_norm(grad, norm_type, std::nullopt, false, at::promote_types(grad.scalar_type(), at::kFloat));
+    auto norm = float_norm(grad, norm_type);
     norm = largest ? norm : norm.pow(norm_type);
     auto& sum = sums[shards_->find(param) ? 0 : 1];
     if (!sum.defined())

@@ -133,6 +133,8 @@ class ShardedStrategy : public Strategy {
   /// Groups of parameters `of` those that are owned, behind the groups that are there.
   void add_groups(Sharded& sharded, const std::vector<OwnedParam>& owned, const std::vector<size_t>& of, bool spread);
   void place_buffers(torch::nn::Module& module) const;
+  /// Refuses a module whose optimizer was set up before it: its hooks would step by gradients that are not reduced.
+  void check_not_stepped(const torch::nn::Module& module) const;
   /// What an optimizer is told of the parameters.
   ParamShards shards_of_params() const;
 };

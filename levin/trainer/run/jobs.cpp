@@ -39,6 +39,12 @@ std::shared_ptr<torch::nn::Module> borrowed(torch::nn::Module& module) {
   return {std::shared_ptr<void>(), &module};
 }
 
+/// Whether a checkpoint is read after setup: where a rank has shards it takes these alone, of optimizers too, and a
+/// module that is sharded may have been unsharded nowhere before.
+bool restores_after_setup(Strategy& strategy) {
+  return strategy.traits().places_modules || strategy.shards() != nullptr;
+}
+
 }  // namespace
 
 void Run::release() {
@@ -106,8 +112,7 @@ void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders t
     print_plan();
     if (plan.max_epochs_is_default)
       log_info("[trainer] max_epochs was not given: 1000 epochs, as nothing else ends the run");
-    // A module that is sharded takes its shards after that: it may have been unsharded nowhere before.
-    const bool shards = fabric->strategy().traits().places_modules;
+    const bool shards = restores_after_setup(fabric->strategy());
     if (!shards) restore_model(*this, /*fit=*/true);
     module.train();
     model.wrapped.emplace(fabric->setup_module(borrowed(module)));
@@ -149,7 +154,7 @@ bool Run::begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase*
   state.stage = stage;
   auto& of_stage = data.eval(stage);
   of_stage.loaders = std::move(loaders);
-  const bool shards = fabric->strategy().traits().places_modules;
+  const bool shards = restores_after_setup(fabric->strategy());
   if (!shards) restore_model(*this, /*fit=*/false);
   model.wrapped.emplace(fabric->setup_module(borrowed(module)));
   if (shards) restore_model(*this, /*fit=*/false);

@@ -359,6 +359,21 @@ TEST(Pipeline, RefusesWhatCannotBe) {
   });
 }
 
+TEST(Pipeline, ARefusedScheduleLeavesTheGroup) {
+  run_ranks(4, [](Collective& group) {
+    const PipelineOptions odd{.size = 2, .schedule = "interleaved", .microbatches = 5}, chunks{.size = 2, .chunks = 3};
+    for (const StrategyChoice& choice :
+         {StrategyChoice(odd), StrategyChoice(chunks),
+          StrategyChoice(ModelParallelOptions{.mesh = {.pp = 2, .dp_shard = 2}, .pipeline = odd})}) {
+      auto subject = gpt(4);
+      EXPECT_THAT(error_of([&] { Trainee(group, choice, *subject.module); }), HasSubstr("[pipeline]"));
+      auto ranks = torch::ones({});
+      group.all_reduce(ranks);
+      EXPECT_EQ(ranks.item<int>(), 4);
+    }
+  });
+}
+
 TEST(Pipeline, SaysWhatDoesNotFitTheCut) {
   const auto errors = [](const PipelineOptions& options, int64_t layers) {
     RanksOptions how{.errors_expected = true};
@@ -381,10 +396,15 @@ TEST(Pipeline, SaysWhatDoesNotFitTheCut) {
 }
 
 /// Loads when `from` is there, trains steps [first, last) of AdamW, saves when `to` is there; the full parameters.
+/// Parameters whose names begin with one of `frozen` do not train.
 std::vector<Tensor> train_part(Collective& group, const StrategyChoice& choice, int first, int last,
-                               const std::filesystem::path& from, const std::filesystem::path& to) {
+                               const std::filesystem::path& from, const std::filesystem::path& to,
+                               const std::vector<std::string>& frozen = {}) {
   auto subject = gpt(4);
   subject.module->eval();
+  for (auto& item : subject.module->named_parameters())
+    for (const auto& name : frozen)
+      if (item.key().starts_with(name)) item.value().requires_grad_(false);
   // The bias of keys has a gradient of zero but for rounding, which a smaller eps would make a step of.
   Optimizer optimizer = optim::AdamW(unique_parameters(*subject.module), {.lr = 1e-2, .eps = 1e-3});
   Trainee trainee(group, choice, *subject.module);
@@ -421,6 +441,25 @@ TEST(Pipeline, CheckpointsDoNotDependOnTheRanks) {
     expect_all(train_part(group, PipelineOptions{.schedule = "zbv"}, 2, 4, root / "by_4", root / "by_2"), "2 ranks");
   });
   expect_all(train_part(*one, "single_device", 4, 4, root / "by_2", {}), "saved by 2 ranks");
+}
+
+// Rank 0, which writes the checkpoint, has no parameter with a state.
+TEST(Pipeline, CheckpointsOfAFrozenFirstStageHaveTheStateOfOthers) {
+  const TemporaryFolder root;
+  const std::vector<std::string> frozen{"tokens", "positions", "head", "blocks.0.", "blocks.1."};
+  const auto one = join_group({}, at::kCPU);
+  const auto expected = train_part(*one, "single_device", 0, 4, {}, {}, frozen);
+  const std::map<std::string, StrategyChoice> choices{{"pipeline", PipelineOptions{}},
+                                                      {"model_parallel", ModelParallelOptions{.mesh = {.pp = 2}}}};
+  for (const auto& [name, choice] : choices) {
+    run_ranks(2, [&, &choice = choice, &name = name](Collective& group) {
+      train_part(group, choice, 0, 2, {}, root / name, frozen);
+    });
+    const auto resumed = train_part(*one, "single_device", 2, 4, root / name, {}, frozen);
+    ASSERT_EQ(resumed.size(), expected.size());
+    for (size_t i = 0; i < resumed.size(); ++i)
+      expect_near(resumed[i], expected[i], fmt::format("{}, tensor {}", name, i));
+  }
 }
 
 TEST(Pipeline, AKilledRankEndsTheOthersWithALine) {
