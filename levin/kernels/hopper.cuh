@@ -7,8 +7,8 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-/// What only compute capability 9.0 has (sm_90a): products of a warpgroup, 128 threads, that run on while its threads
-/// go on (wgmma), copies of boxes of a tensor by the copy engine (TMA), and the barriers that such copies complete.
+/// What only compute capability 9.0 has (sm_90a): asynchronous products of a warpgroup, 128 threads (wgmma), copies of
+/// boxes of a tensor by the copy engine (TMA), and the barriers that such copies complete.
 ///
 /// Matrices lie in shared memory as rows of 64 numbers of 16 bits, 128 bytes. The 16-byte chunks of a row are swizzled:
 /// chunk c of row r is at c ^ (r % 8). Every matrix starts at a multiple of 1024 bytes.

@@ -296,6 +296,41 @@ TEST(Roofline, PlacesProductsAndCountsMfu) {
   EXPECT_NEAR(report.mfu->achieved_tflops(), 137.4, 0.1);
 }
 
+/// Levin's own operators: a product, one that adds to its first input, attention of packed projections and its
+/// gradient.
+TEST(Roofline, CountsLevinsOperators) {
+  TraceText trace;
+  trace.devices(kH200).annotation("ProfilerStep#1", 0, 1000, 1);
+  struct Row {
+    const char* name;
+    const char* shapes;
+    double flops;
+  };
+  const Row rows[]{
+      {"levin::matmul", "[[128, 64], [64, 32]]", 2.0 * 128 * 64 * 32},
+      {"levin::matmul_and_sums", "[[64, 128], [128, 32]]", 2.0 * 64 * 128 * 32},
+      {"levin::matmul_into", "[[128, 32], [128, 64], [64, 32]]", 2.0 * 128 * 64 * 32},
+      {"levin::short_attention", "[[2, 197, 3, 4, 64]]", 4.0 * 2 * 4 * 197 * 197 * 64},
+      {"levin::short_attention_backward", "[[2, 197, 4, 64], [2, 197, 3, 4, 64], [2, 197, 4, 64], [2, 4, 197]]",
+       10.0 * 2 * 4 * 197 * 197 * 64}};
+  int at = 0;
+  for (const auto& row : rows) {
+    trace.op(row.name, 100 * at, 20, 2 + at,
+             std::string(R"("Input Dims": )") + row.shapes +
+                 R"(, "Input type": ["c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "float"])");
+    trace.call("cudaLaunchKernel", 100 * at + 5, 10, 2 + at, 1 + at)
+        .kernel("kernel", 100 * at + 20, 50, 2 + at, 1 + at);
+    ++at;
+  }
+  const auto report = report_of(trace);
+  for (const auto& row : rows) {
+    const auto found = std::ranges::find_if(
+        report.operators, [&](const auto& known) { return report.events.name(known.name) == row.name; });
+    ASSERT_NE(found, report.operators.end()) << row.name;
+    EXPECT_EQ(found->flops, row.flops) << row.name;
+  }
+}
+
 TEST(Lanes, ManySpansAreDrawnTogether) {
   TraceText trace;
   for (int i = 0; i < 5000; ++i) trace.op("aten::add", 10 * i, 5, i + 1);
