@@ -107,8 +107,11 @@ bool has_decode_kernel(c10::Device, at::ScalarType, int64_t, int64_t, int64_t) {
 bool has_row_linear(const RowLinear&) {
   return false;
 }
-Tensor row_linear(const RowLinear&) {
+NormedRows row_linear_normed(const RowLinear&) {
   levin::detail::fail("[row_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
+Tensor row_linear(const RowLinear& layer) {
+  return row_linear_normed(layer).sum;
 }
 Tensor decode_attention(const DecodeArguments&) {
   levin::detail::fail("[decode_attention] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");

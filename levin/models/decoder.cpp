@@ -450,15 +450,24 @@ kernels::RowWeight row_weight(const DecoderLinear& layer) {
   return {layer->weight, layer->quantized ? &*layer->quantized : nullptr, layer->bias};
 }
 
-/// residual + layer(x).
-Tensor added_rows(const Tensor& residual, DecoderLinear& layer, const Tensor& x) {
-  const kernels::RowLinear rows{.x = x, .weight = row_weight(layer), .residual = residual};
-  return kernels::has_row_linear(rows) ? kernels::row_linear(rows) : residual + layer(x);
+/// residual + layer(x), and the first half of the norm of `norm_weight` where that is defined and a kernel has it.
+kernels::NormedRows added_rows(const Tensor& residual, DecoderLinear& layer, const Tensor& x,
+                               const Tensor& norm_weight) {
+  kernels::RowLinear rows{.x = x, .weight = row_weight(layer), .residual = residual, .norm_weight = norm_weight};
+  if (norm_weight.defined() && kernels::has_row_linear(rows)) return kernels::row_linear_normed(rows);
+  rows.norm_weight = Tensor();
+  return kernels::has_row_linear(rows) ? kernels::row_linear_normed(rows) : kernels::NormedRows{residual + layer(x)};
+}
+
+/// The weight of a norm that the products around it can have inside; else undefined.
+Tensor inside_weight(const nn::ResidualNorm& norm) {
+  const auto& o = norm->options;
+  return o.rms && o.affine && !o.unit_offset && norm->num_interceptors() == 0 ? norm->weight : Tensor();
 }
 
 }  // namespace
 
-std::optional<Tensor> DecoderBlockImpl::decoded(const nn::OpenStream& stream) {
+std::optional<nn::OpenStream> DecoderBlockImpl::decoded(const nn::OpenStream& stream) {
   const auto* step = detail::current_cache_step();
   if (!mlp || !step || !step->fused || order != Order::kPre || is_training() || !stream.sum.is_cuda()) return {};
   const bool bare = attention->num_interceptors() == 0 && mlp->num_interceptors() == 0 && is_bare(attention->qkv) &&
@@ -472,14 +481,30 @@ std::optional<Tensor> DecoderBlockImpl::decoded(const nn::OpenStream& stream) {
   else
     inner.activation = kind;
   if (!kernels::has_row_linear(inner)) return {};
-  auto [normed, x] = norm_1(stream.sum, stream.branch);
-  const auto h = added_rows(x, attention->out, attention->attend(attention->qkv(normed), {}, {}));
-  inner.x = std::get<0>(norm_2(h));
-  return added_rows(h, mlp->down, kernels::row_linear(inner));
+  const kernels::RowLinear first{.x = stream.weighted,
+                                 .weight = row_weight(attention->qkv),
+                                 .squares = stream.squares,
+                                 .eps = norm_1->options.eps};
+  Tensor x = stream.sum, qkv;
+  if (stream.weighted.defined() && kernels::has_row_linear(first)) {
+    qkv = kernels::row_linear(first);
+  } else {
+    auto [normed, sum] = norm_1(stream.sum, stream.branch);
+    x = sum, qkv = attention->qkv(normed);
+  }
+  const auto h = added_rows(x, attention->out, attention->attend(qkv, {}, {}), inside_weight(norm_2));
+  if (h.weighted.defined())
+    inner.x = h.weighted, inner.squares = h.squares, inner.eps = norm_2->options.eps;
+  else
+    inner.x = std::get<0>(norm_2(h.sum));
+  auto y = added_rows(h.sum, mlp->down, kernels::row_linear(inner), stream.next_weight);
+  nn::OpenStream result{std::move(y.sum), {}};
+  result.weighted = std::move(y.weighted), result.squares = std::move(y.squares);
+  return result;
 }
 
 nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
-  if (auto result = decoded(stream)) return {std::move(*result), {}};
+  if (auto result = decoded(stream)) return std::move(*result);
   if (order != Order::kPre) return {closed(stream.closed(), rotary, mask), {}};
   auto [normed, x] = norm_1(stream.sum, stream.branch);
   stream = {};  // nobody needs it any more
@@ -572,11 +597,24 @@ Tensor DecoderImpl::embedded(const Tensor& ids) {
   return project_in ? project_in(x) : x;
 }
 
+namespace {
+
+/// The weight of the norm that reads what block i writes in a fused step: that of the next block, if it lies there all
+/// the time.
+Tensor next_weight(const std::vector<DecoderBlock>& blocks, size_t i) {
+  const auto* step = detail::current_cache_step();
+  if (!step || !step->fused || i + 1 == blocks.size() || blocks[i + 1]->num_interceptors() > 0) return {};
+  return inside_weight(blocks[i + 1]->norm_1);
+}
+
+}  // namespace
+
 Tensor DecoderImpl::through_blocks(Tensor x, const Tensor& rotary, const AttentionMasks& masks) {
   nn::OpenStream h{dropped(std::exchange(x, {}), options.embedding_dropout.value_or(options.dropout), is_training()),
                    {}};
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool windowed = options.window > 0 && (options.windowed_layers.empty() || options.windowed_layers[i]);
+    h.next_weight = next_weight(blocks, i);
     h = nn::open_block<&DecoderBlockImpl::open>(blocks[i], std::move(h), rotary,
                                                 windowed ? masks.windowed : masks.full);
   }

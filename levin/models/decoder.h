@@ -154,7 +154,7 @@ struct DecoderBlockImpl : torch::nn::Module {
   Tensor fed(const Tensor& x);
   /// One token of each of a few rows, with activations, gates and sums inside the products (kernels::row_linear);
   /// nothing where that is not possible.
-  std::optional<Tensor> decoded(const nn::OpenStream& stream);
+  std::optional<nn::OpenStream> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
   Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
 

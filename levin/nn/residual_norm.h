@@ -52,6 +52,9 @@ LEVIN_MODULE(ResidualNorm);
 /// What goes from block to block: `sum`, and the last branch, which nobody has added to it yet, or undefined.
 struct OpenStream {
   Tensor sum, branch;
+  /// Of a decode step, or undefined: the weight of the RMS norm behind the block, which the block may begin
+  /// (kernels::NormedRows), and the norm of `sum` that was begun.
+  Tensor next_weight = {}, weighted = {}, squares = {};
 
   /// sum + branch.
   Tensor closed() const;

@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 
 #include "levin/kernels/decode/decode.h"
+#include "levin/kernels/linear/constant_weights.h"
+#include "levin/kernels/linear/linear.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::decode_attention_gpu_tests {
@@ -123,6 +125,48 @@ TEST_F(DecodeAttentionGpu, EqualsDoubleWithMasksAndBlocks) {
       check({.kv_heads = kv_heads, .turned = 0, .alibi = true, .paged = paged});
       check({.kv_heads = kv_heads, .turned = 32, .paged = paged});
     }
+}
+
+/// Layers of products and attention, each with a cache of its own. `between` runs after every kernel.
+template <class Between>
+Tensor through_layers(const Tensor& first, const std::vector<Tensor>& weights, const std::vector<Tensor>& caches,
+                      const Tensor& position, Between&& between) {
+  auto x = first;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const auto qkv = kernels::linear(x, weights[i]).view({1, 1, 12, 128});
+    between();
+    const DecodeArguments args{.q = qkv.narrow(2, 0, 4),
+                               .k = qkv.narrow(2, 4, 4),
+                               .v = qkv.narrow(2, 8, 4),
+                               .positions = position,
+                               .keys = caches[2 * i],
+                               .values = caches[2 * i + 1],
+                               .seen = 256,
+                               .scale = 0.1};
+    x = decode_attention(args).view({1, 512});
+    between();
+  }
+  return x;
+}
+
+TEST_F(DecodeAttentionGpu, EarlierTokensMayBeReadBeforeTheKernelAheadHasEnded) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(3);
+  const auto options = at::TensorOptions(at::kCUDA).dtype(at::kBFloat16);
+  std::vector<Tensor> weights, caches;
+  for (int i = 0; i < 24; ++i) {
+    weights.push_back(torch::randn({1536, 512}, options) * 0.05);
+    for (int k = 0; k < 2; ++k) caches.push_back(torch::randn({1, 4, 256, 128}, options));
+  }
+  const auto x = torch::randn({1, 512}, options);
+  const auto position = torch::full({1, 1}, 77, at::TensorOptions(at::kCUDA).dtype(at::kLong));
+  const auto right = through_layers(x, weights, caches, position, [] { torch::cuda::synchronize(); });
+  const kernels::ConstantWeights constant;
+  for (int i = 0; i < 50; ++i) {
+    // The token of this step is not taken from the cache.
+    for (auto& cache : caches) cache.select(2, 77).fill_(NAN);
+    EXPECT_TRUE(through_layers(x, weights, caches, position, [] {}).equal(right)) << i;
+  }
 }
 
 }  // namespace

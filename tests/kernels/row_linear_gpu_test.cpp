@@ -94,6 +94,32 @@ TEST_F(RowLinearGpu, EqualsLayerActivationAndSum) {
   check({"", at::kHalf, 5, 32, 2});
 }
 
+/// A layer, an RMS norm of what it gives, and a layer with a gate, by two kernels and in double.
+void check_norm(const std::string& word, int64_t rows) {
+  SCOPED_TRACE(::testing::Message() << word << " " << rows);
+  const Layer first({word, at::kBFloat16, 640, 512, rows}), second({word, at::kBFloat16, 300, 640, rows});
+  const auto norm = (torch::rand({640}, at::kCUDA) + 0.5).to(at::kBFloat16);
+  const auto begun = kernels::row_linear_normed(
+      {.x = first.x, .weight = first.row_weight(), .residual = first.residual * 30, .norm_weight = norm});
+  const auto h = begun.sum.to(at::kDouble);
+  EXPECT_LT(relative(begun.sum, first.product(false) + first.residual.to(at::kDouble) * 30), 1e-2);
+  const auto normed = h * (h.square().mean(-1, true) + 0.25).rsqrt() * norm.to(at::kDouble);
+  RowLinear row{.x = begun.weighted, .weight = second.row_weight(), .squares = begun.squares, .eps = 0.25};
+  const auto product = [&](const Tensor& weight) { return at::linear(normed, weight.to(at::kDouble)); };
+  const auto inner = product(second.weight) + second.bias.to(at::kDouble);
+  ASSERT_TRUE(has_row_linear(row));
+  EXPECT_LT(relative(row_linear(row), inner), 1e-2);
+  row.gate = second.row_gate();
+  EXPECT_LT(relative(row_linear(row), at::silu(product(second.gate)) * inner), 1.5e-2);
+}
+
+TEST_F(RowLinearGpu, ANormBetweenTwoLayersIsHalfInEach) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(3);
+  for (const char* word : {"", "int8-weights", "fp8", "int4", "int4:64", "nf4"})
+    for (const int64_t rows : {1, 2, 8}) check_norm(word, rows);
+}
+
 TEST_F(RowLinearGpu, LeavesWhatItCannotDo) {
   const at::NoGradGuard no_grad;
   const Layer layer({"", at::kHalf, 64, 128, 1}), other({"int8", at::kHalf, 64, 128, 1});
@@ -103,6 +129,8 @@ TEST_F(RowLinearGpu, LeavesWhatItCannotDo) {
   EXPECT_FALSE(has_row_linear({.x = layer.x.to(at::kBFloat16), .weight = layer.row_weight()}));
   EXPECT_FALSE(has_row_linear({.x = torch::randn({9, 128}, at::kCUDA).to(at::kHalf), .weight = layer.row_weight()}));
   EXPECT_FALSE(has_row_linear({.x = layer.x.cpu(), .weight = layer.row_weight()}));
+  EXPECT_FALSE(
+      has_row_linear({.x = layer.x, .weight = layer.row_weight(), .norm_weight = layer.bias}));  // may overflow
   const at::AutoGradMode with_grad(true);
   EXPECT_FALSE(has_row_linear(good));
 }

@@ -124,9 +124,10 @@ struct Seen {
 
 /// kLanes threads take a key; a block takes kHeads query heads of one head of keys, and one part of the keys.
 template <class T, class Kept, int kHeads, int kLanes, int kThreads>
-__global__ void __launch_bounds__(kThreads) decode_attention_kernel(const DecodeLaunch a) {
+__global__ void __launch_bounds__(kThreads, kHeads == 1 && kThreads == kDecodeThreads ? 5 : 1)
+    decode_attention_kernel(const DecodeLaunch a) {
   let_next_start();
-  wait_for_previous();
+  if (!Kept::kAppends || !a.early_cache) wait_for_previous();
   constexpr int kWarps = kThreads / 32, kGroups = kThreads / kLanes, kKeys = kHeads > 4 ? 2 : 4;
   __shared__ float mixed_of[kWarps][kHeads][kLanes * kDecodeDims];
   __shared__ float most_of[kWarps][kHeads], sum_of[kWarps][kHeads];
@@ -142,48 +143,10 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const Decode
   const int64_t each = (length - first + a.splits - 1) / a.splits;
   const int64_t begin = first + split * each, end = begin + each < length ? begin + each : length;
 
-  float q[kHeads][kDecodeDims], slope[kHeads];
-  Seen<kHeads> seen;
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    const bool is_there = first_head + h < shared_by;
-    const int head = kv * shared_by + (is_there ? first_head + h : 0);
-    const int64_t at = (static_cast<int64_t>(row) * a.heads + head) * a.width + column;
-    slope[h] = a.slopes ? a.slopes[head] : 0.0f;
-    seen.most[h] = kLowest;
-    seen.sum[h] = 0;
-#pragma unroll
-    for (int d = 0; d < kDecodeDims; ++d) q[h][d] = 0, seen.mixed[h][d] = 0;
-    if (!is_there || !has_columns) continue;
-    if constexpr (Kept::kAppends)
-      load_turned(a, static_cast<const T*>(a.q) + row * a.q_stride + static_cast<int64_t>(head) * a.width, column,
-                  position, q[h]);
-    else
-      load_wide<kDecodeDims, T>(a.turned, at, q[h]);
-#pragma unroll
-    for (int d = 0; d < kDecodeDims; ++d) q[h][d] *= a.scale;
-  }
-
   const int from_column = has_columns ? column : 0;
-  // The key and the value of this token go into the cache, and are not read from there.
-  typename Kept::Raw own_key{}, own_value{};
-  if constexpr (Kept::kAppends) {
-    const int64_t at = static_cast<int64_t>(kv) * a.width;
-    float turned[kDecodeDims];
-    load_turned(a, static_cast<const T*>(a.k) + row * a.k_stride + at, from_column, position, turned);
-    own_key = packed<T, kDecodeDims>(turned);
-    own_value = load<T, kDecodeDims>(a.v, row * a.v_stride + at + from_column);
-    if (split == 0 && part == 0 && group == 0 && has_columns) {
-      const int64_t place = slot_of(a, row, kv, position) * a.width + column;
-      store<T, kDecodeDims>(a.keys, place, own_key);
-      store<T, kDecodeDims>(a.values, place, own_value);
-    }
-  }
-  // All threads of a warp take the same number of turns: they exchange sums.
-  for (int64_t turn = begin; turn < end; turn += kGroups * kKeys) {
-    const int64_t key = turn + group * kKeys;
-    typename Kept::Raw k[kKeys], v[kKeys];
-    float k_scale[kKeys], v_scale[kKeys];
+  typename Kept::Raw k[kKeys], v[kKeys];
+  float k_scale[kKeys], v_scale[kKeys];
+  const auto read = [&](int64_t key) {
 #pragma unroll
     for (int u = 0; u < kKeys; ++u) {
       // A key behind the end is read again, so that nothing is undefined; its score is -inf.
@@ -193,9 +156,66 @@ __global__ void __launch_bounds__(kThreads) decode_attention_kernel(const Decode
       v[u] = Kept::read(a.values, at);
       k_scale[u] = Kept::scale(a.key_scales, slot);
       v_scale[u] = Kept::scale(a.value_scales, slot);
-      if constexpr (Kept::kAppends) {
-        if (safe == position) k[u] = own_key, v[u] = own_value;
-      }
+    }
+  };
+  if (begin < end) read(begin + group * kKeys);
+  const auto angles = Kept::kAppends ? angles_of(a, from_column, position) : Angles{};
+  wait_for_previous();  // queries, and the key and value of this token
+
+  const auto query_head = [&](int h) { return kv * shared_by + (first_head + h < shared_by ? first_head + h : 0); };
+  const auto query = [&](int h) {
+    return static_cast<const T*>(a.q) + row * a.q_stride + static_cast<int64_t>(query_head(h)) * a.width;
+  };
+  const int64_t of_kv = static_cast<int64_t>(kv) * a.width;
+  const T* key_from = static_cast<const T*>(a.k) + row * a.k_stride + of_kv;
+  // All that is read of this token is on its way before anything waits for it.
+  Unturned<T> raw_q[kHeads], raw_key;
+  typename Kept::Raw own_key{}, own_value{};
+  if constexpr (Kept::kAppends) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) raw_q[h] = load_unturned(a, query(h), from_column);
+    raw_key = load_unturned(a, key_from, from_column);
+    own_value = load<T, kDecodeDims>(a.v, row * a.v_stride + of_kv + from_column);
+  }
+
+  float q[kHeads][kDecodeDims], slope[kHeads];
+  Seen<kHeads> seen;
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const int head = query_head(h);
+    slope[h] = a.slopes ? a.slopes[head] : 0.0f;
+    seen.most[h] = kLowest;
+    seen.sum[h] = 0;
+#pragma unroll
+    for (int d = 0; d < kDecodeDims; ++d) q[h][d] = 0, seen.mixed[h][d] = 0;
+    if (first_head + h >= shared_by || !has_columns) continue;
+    if constexpr (Kept::kAppends)
+      turn(a, raw_q[h], query(h), column, position, angles, q[h]);
+    else
+      load_wide<kDecodeDims, T>(a.turned, (static_cast<int64_t>(row) * a.heads + head) * a.width + column, q[h]);
+#pragma unroll
+    for (int d = 0; d < kDecodeDims; ++d) q[h][d] *= a.scale;
+  }
+
+  // The key and the value of this token go into the cache, and are not read from there.
+  if constexpr (Kept::kAppends) {
+    float turned[kDecodeDims];
+    turn(a, raw_key, key_from, from_column, position, angles, turned);
+    own_key = packed<T, kDecodeDims>(turned);
+    if (split == 0 && part == 0 && group == 0 && has_columns) {
+      const int64_t place = slot_of(a, row, kv, position) * a.width + column;
+      store<T, kDecodeDims>(a.keys, place, own_key);
+      store<T, kDecodeDims>(a.values, place, own_value);
+    }
+  }
+  // All threads of a warp take the same number of turns: they exchange sums.
+  for (int64_t turn = begin; turn < end; turn += kGroups * kKeys) {
+    const int64_t key = turn + group * kKeys;
+    if (turn > begin) read(key);
+    if constexpr (Kept::kAppends) {
+#pragma unroll
+      for (int u = 0; u < kKeys; ++u)
+        if ((key + u < end ? key + u : end - 1) == position) k[u] = own_key, v[u] = own_value;
     }
     float scores[kKeys][kHeads];
 #pragma unroll

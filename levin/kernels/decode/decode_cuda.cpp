@@ -13,6 +13,7 @@
 #include "levin/kernels/decode/decode.h"
 #include "levin/kernels/decode/decode_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear/constant_weights.h"
 
 namespace levin::kernels {
 namespace {
@@ -118,6 +119,7 @@ Tensor decode_attention(const DecodeArguments& args) {
   if (args.slopes.defined()) launch.slopes = args.slopes.const_data_ptr<float>();
   launch.scale = static_cast<float>(args.scale), launch.softcap = static_cast<float>(args.softcap);
   launch.window = args.window;
+  launch.early_cache = ConstantWeights::here();
   launch.groups = detail::has_decode_groups(launch.type, launch.kept, heads / k.size(2), width);
   launch.wide = !launch.groups && is_wide(args);
   launch.splits = launch.wide ? 1 : static_cast<int32_t>(parts_of_keys(args));

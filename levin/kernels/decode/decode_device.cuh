@@ -19,25 +19,56 @@ __device__ __forceinline__ int64_t slot_of(const DecodeLaunch& a, int row, int h
   return (block * a.kv_heads + head) * a.capacity + (position & (a.capacity - 1));
 }
 
-/// kDecodeDims numbers of a head from `column` on, turned by the angles of a position and rounded as they are kept.
-template <class T>
-__device__ __forceinline__ void load_turned(const DecodeLaunch& a, const T* head, int column, int64_t position,
-                                            float* out) {
-  load_wide<kDecodeDims, T>(head, column, out);
-  if (!a.angles || column >= 2 * a.half) return;
+/// Cosines and sines of a position for kDecodeDims dimensions from `column` on; not where kDecodeDims does not divide
+/// what is turned.
+struct Angles {
+  float cosine[kDecodeDims], sine[kDecodeDims];
+};
+
+__device__ __forceinline__ bool is_turned(const DecodeLaunch& a, int column) {
+  return a.angles && column < 2 * a.half;
+}
+
+__device__ __forceinline__ Angles angles_of(const DecodeLaunch& a, int column, int64_t position) {
+  Angles of{};
+  if (!is_turned(a, column) || a.half % kDecodeDims != 0) return of;
   const float* cosine = a.angles + position * a.half;
-  const float* sine = cosine + a.angle_rows * a.half;
-  float other[kDecodeDims], c[kDecodeDims], s[kDecodeDims];
-  const bool is_first = column < a.half;
+  const int angle = column < a.half ? column : column - a.half;
+  load_wide<kDecodeDims, float>(cosine, angle, of.cosine);
+  load_wide<kDecodeDims, float>(cosine + a.angle_rows * a.half, angle, of.sine);
+  return of;
+}
+
+/// kDecodeDims numbers of a head from `column` on, and those that they are turned with.
+template <class T>
+struct Unturned {
+  Pack<T, kDecodeDims> own, other;
+};
+
+template <class T>
+__device__ __forceinline__ Unturned<T> load_unturned(const DecodeLaunch& a, const T* head, int column) {
+  const bool has_other = is_turned(a, column) && a.half % kDecodeDims == 0;
+  const int other = !has_other ? column : column < a.half ? column + a.half : column - a.half;
+  return {load<T, kDecodeDims>(head, column), load<T, kDecodeDims>(head, other)};
+}
+
+/// The numbers turned by the angles of a position and rounded as they are kept.
+template <class T>
+__device__ __forceinline__ void turn(const DecodeLaunch& a, const Unturned<T>& x, const T* head, int column,
+                                     int64_t position, const Angles& angles, float* out) {
+  unpack<T, kDecodeDims>(x.own, out);
+  if (!is_turned(a, column)) return;
   if (a.half % kDecodeDims == 0) {
-    const int angle = is_first ? column : column - a.half;
-    load_wide<kDecodeDims, T>(head, is_first ? column + a.half : angle, other);
-    load_wide<kDecodeDims, float>(cosine, angle, c);
-    load_wide<kDecodeDims, float>(sine, angle, s);
+    float other[kDecodeDims];
+    unpack<T, kDecodeDims>(x.other, other);
 #pragma unroll
-    for (int d = 0; d < kDecodeDims; ++d)
-      out[d] = is_first ? out[d] * c[d] - other[d] * s[d] : out[d] * c[d] + other[d] * s[d];
+    for (int d = 0; d < kDecodeDims; ++d) {
+      const float turned = other[d] * angles.sine[d];
+      out[d] = out[d] * angles.cosine[d] + (column < a.half ? -turned : turned);
+    }
   } else {
+    const float* cosine = a.angles + position * a.half;
+    const float* sine = cosine + a.angle_rows * a.half;
     for (int d = 0; d < kDecodeDims && column + d < 2 * a.half; ++d) {
       const bool first = column + d < a.half;
       const int angle = first ? column + d : column + d - a.half;
@@ -47,6 +78,12 @@ __device__ __forceinline__ void load_turned(const DecodeLaunch& a, const T* head
   }
 #pragma unroll
   for (int d = 0; d < kDecodeDims; ++d) out[d] = widened(narrowed<T>(out[d]));
+}
+
+template <class T>
+__device__ __forceinline__ void load_turned(const DecodeLaunch& a, const T* head, int column, int64_t position,
+                                            float* out) {
+  turn(a, load_unturned(a, head, column), head, column, position, angles_of(a, column, position), out);
 }
 
 __device__ __forceinline__ float finite(float most) {

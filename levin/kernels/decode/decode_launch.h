@@ -39,6 +39,8 @@ struct DecodeLaunch {
   void* turned = nullptr;         // of bytes, the queries with their positions: [rows, heads, width]
   void* out = nullptr;            // [rows, heads, width]
   const float* slopes = nullptr;  // [heads], or null: no ALiBi
+  /// Nothing that is still running writes positions, angles, blocks, and keys and values of earlier tokens.
+  bool early_cache = false;
   float scale = 1, softcap = 0;
   int64_t window = 0;
   int32_t splits = 1;        // parts of the keys, each with a block of its own

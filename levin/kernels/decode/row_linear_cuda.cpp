@@ -33,6 +33,11 @@ bool is_vector(const Tensor& tensor, const Tensor& x, int64_t size) {
   return tensor.dim() == 1 && tensor.size(0) == size && goes_with(tensor, x);
 }
 
+bool fits_squares(const Tensor& squares, const Tensor& x, int64_t rows) {
+  return squares.scalar_type() == at::kFloat && squares.device() == x.device() && squares.is_contiguous() &&
+         squares.dim() == 2 && squares.size(0) == rows;
+}
+
 /// Null pointers where the weight does not fit.
 detail::PackedMatrix matrix_of(const RowWeight& of, const Tensor& x) {
   detail::PackedMatrix matrix;
@@ -97,6 +102,16 @@ std::optional<detail::SkinnyLinear> product_of(const RowLinear& layer) {
   const auto rows = product.matrix.rows;
   if (layer.residual.defined() && (layer.residual.numel() != product.m * rows || !goes_with(layer.residual, x)))
     return std::nullopt;
+  if (layer.norm_weight.defined() && (is_off("LEVIN_ROW_NORM") || layer.gate.defined() ||
+                                      x.scalar_type() != at::kBFloat16 || !is_vector(layer.norm_weight, x, rows)))
+    return std::nullopt;
+  if (layer.squares.defined() && !fits_squares(layer.squares, x, product.m)) return std::nullopt;
+  product.norm_weight = pointer_of(layer.norm_weight);
+  if (layer.squares.defined()) {
+    product.squares = layer.squares.const_data_ptr<float>();
+    product.squares_count = static_cast<int>(layer.squares.size(1));
+    product.eps = static_cast<float>(layer.eps);
+  }
   product.residual = pointer_of(layer.residual);
   product.activation = activation_of(layer);
   product.x = x.const_data_ptr();
@@ -111,17 +126,28 @@ bool has_row_linear(const RowLinear& layer) {
   return product_of(layer).has_value();
 }
 
-Tensor row_linear(const RowLinear& layer) {
+NormedRows row_linear_normed(const RowLinear& layer) {
   auto product = product_of(layer);
   LEVIN_CHECK(product, "[row_linear] no kernel for x ", layer.x.toString(), " ", layer.x.sizes());
+  const auto rows = product->matrix.rows;
   auto sizes = layer.x.sizes().vec();
-  sizes.back() = product->matrix.rows;
-  auto result = at::empty(sizes, layer.x.options());
-  product->y = result.mutable_data_ptr();
+  sizes.back() = rows;
+  NormedRows result{at::empty(sizes, layer.x.options()), {}, {}};
+  product->y = result.sum.mutable_data_ptr();
+  if (layer.norm_weight.defined()) {
+    result.weighted = at::empty(sizes, layer.x.options());
+    result.squares = at::empty({product->m, detail::squares_of(rows)}, layer.x.options().dtype(at::kFloat));
+    product->weighted = result.weighted.mutable_data_ptr();
+    product->squares_out = result.squares.mutable_data_ptr<float>();
+  }
   const c10::cuda::CUDAGuard guard(layer.x.device());
   C10_CUDA_CHECK(
       static_cast<cudaError_t>(detail::launch_skinny_linear(*product, c10::cuda::getCurrentCUDAStream().stream())));
   return result;
+}
+
+Tensor row_linear(const RowLinear& layer) {
+  return row_linear_normed(layer).sum;
 }
 
 }  // namespace levin::kernels

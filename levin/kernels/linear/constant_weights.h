@@ -2,8 +2,9 @@
 
 namespace levin::kernels {
 
-/// While one is alive, nothing writes the weights of products that this thread launches: on CUDA they may be read
-/// before the kernels ahead of the product have ended (early_start.cuh).
+/// While one is alive, nothing writes the weights of products that this thread launches, nor positions and earlier
+/// tokens of a cache that decode_attention reads: on CUDA they may be read before the kernels ahead have ended
+/// (early_start.cuh).
 class ConstantWeights {
  public:
   ConstantWeights();

@@ -23,6 +23,15 @@ template <>
 struct Pairs<__half> {
   static constexpr uint32_t kNibbleBase = 0x64006400u;  // 1024, 1024
   static constexpr float kNibbleValue = 1024;
+  static constexpr uint32_t kOnes = 0x3c003c00u;
+  /// 64 has units of 1 in its bits 4 to 7.
+  static constexpr uint32_t kRaisedBase = 0x54005400u, kRaisedMask = 0x00f000f0u;
+  static constexpr float kRaised = 64;
+  /// Nibbles j of both halves of a word, where kRaisedMask is.
+  template <int j>
+  static __device__ __forceinline__ uint32_t placed(uint32_t word) {
+    return j == 0 ? word << 4 : word >> (4 * (j - 1));
+  }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);
@@ -48,6 +57,13 @@ template <>
 struct Pairs<__nv_bfloat16> {
   static constexpr uint32_t kNibbleBase = 0x43004300u;  // 128, 128
   static constexpr float kNibbleValue = 128;
+  static constexpr uint32_t kOnes = 0x3f803f80u;
+  static constexpr uint32_t kRaisedBase = kNibbleBase, kRaisedMask = 0x000f000fu;
+  static constexpr float kRaised = kNibbleValue;
+  template <int j>
+  static __device__ __forceinline__ uint32_t placed(uint32_t word) {
+    return word >> (4 * j);
+  }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&pair);

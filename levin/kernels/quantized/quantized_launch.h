@@ -89,7 +89,22 @@ struct SkinnyLinear {
   /// [m, rows], or null; may be y.
   const void* residual = nullptr;
   RowActivation activation = RowActivation::kNone;
+
+  /// An RMS norm between two products is half in each. Of the first: the weight of the norm [rows], where the result
+  /// times this weight is written [m, rows], and for each kSquaredRows results the sum of their squares, float
+  /// [m, squares_of(rows)]. Not of kGatedSilu.
+  const void* norm_weight = nullptr;
+  void* weighted = nullptr;
+  float* squares_out = nullptr;
+  /// Of the second, whose x is `weighted`: those sums. It stands for x / sqrt(sum / columns + eps).
+  const float* squares = nullptr;
+  int squares_count = 0;
+  float eps = 0;
 };
+inline constexpr int64_t kSquaredRows = 16;
+constexpr int64_t squares_of(int64_t rows) {
+  return (rows + kSquaredRows - 1) / kSquaredRows;
+}
 int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail
