@@ -268,7 +268,8 @@ __global__ void __launch_bounds__(D::kWarps * 32, D::kBlocks) skinny_linear(Skin
   for (int other = kSquaredRows / 2; other > 0; other /= 2) square += __shfl_xor_sync(0xffffffffu, square, other);
   if (!writes) return;
   static_cast<T*>(p.weighted)[at] = static_cast<T>(y * norm_weight);
-  if (row % kSquaredRows == 0) p.squares_out[column * squares_of(rows) + row / kSquaredRows] = square;
+  constexpr auto kMore = kSquaredRows - 1;
+  if (row % kSquaredRows == 0) p.squares_out[column * ((rows + kMore) / kSquaredRows) + row / kSquaredRows] = square;
 }
 
 /// Shared memory that a block has without asking for more.
