@@ -12,12 +12,12 @@ using namespace testing;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-constexpr size_t kKinds = 7;
+constexpr size_t kKinds = 8;
 
 Optimizer make(size_t kind, const std::vector<at::Tensor>& params) {
   switch (kind) {
     case 0:
-      return SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.1});
+      return SGD(params, {.lr = 0.1, .momentum = 0.9});
     case 1:
       return Adam(params, {.lr = 0.01, .weight_decay = 0.1});
     case 2:
@@ -28,6 +28,8 @@ Optimizer make(size_t kind, const std::vector<at::Tensor>& params) {
       return Lion(params);
     case 5:
       return Lamb(params, {.lr = 0.01});
+    case 6:
+      return SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.1});
     default:
       return Adafactor(params);
   }

@@ -123,7 +123,7 @@ TEST_P(TrainerGpu, ASkippedBatchLeavesTheWeightsAsTheyAre) {
   const auto start = weights(net);
   EXPECT_EQ(fit(net, 1), 1);
   expect_equal(weights(net), start);
-  EXPECT_EQ(fit(net, 2), 2);
+  EXPECT_EQ(fit(net, 16), 16);  // the first scales of 16-mixed may overflow
   EXPECT_FALSE(weights(net)[0].equal(start[0]));
 }
 INSTANTIATE_TEST_SUITE_P(Precisions, TrainerGpu, ::testing::Values("32-true", "16-mixed", "bf16-mixed"));

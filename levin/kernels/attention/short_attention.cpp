@@ -63,6 +63,10 @@ std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv) {
   return short_attention_ops().forward->call(qkv);
 }
 
+std::string short_attention_operator() {
+  return short_attention_ops().forward->operator_name().name;
+}
+
 Tensor short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out, const Tensor& sums) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return short_attention_ops().backward->call(grad, qkv, out, sums);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string>
 #include <tuple>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,9 @@ bool short_attention_fits(const Tensor& qkv, bool causal, double dropout);
 std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv);
 /// The gradient of qkv, from that of the result. Deterministic.
 Tensor short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out, const Tensor& sums);
+
+/// The name of the operator, which is registered then.
+std::string short_attention_operator();
 
 // ---- in short_attention_cuda.cpp
 

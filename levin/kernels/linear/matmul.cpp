@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "levin/core/words.h"
+#include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/linear/matmul_detail.h"
 #include "levin/kernels/played_device.h"
 
@@ -116,7 +117,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
 
 std::vector<std::string> product_operators() {
   (void)detail::matmul_ops();
-  return {"levin::matmul", "levin::short_attention"};
+  return {"levin::matmul", detail::short_attention_operator()};
 }
 
 }  // namespace levin::kernels

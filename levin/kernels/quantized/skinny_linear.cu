@@ -289,14 +289,10 @@ int launch_with(const SkinnyLinear& p, CUstream_st* stream) {
   // Measured on an H200 with the products of a Llama-7B (docs/quantization.md). Where there are few tiles, more warps
   // share the columns of one.
   [[maybe_unused]] const bool few = !kGated && p.matrix.rows < 512 * kTile;
-  if constexpr (kOne && format == WeightFormat::kPlain)
-    return launch(Division<8, 1, 4, 2>());
-  else if constexpr (kOne && !kWhole)
-    return few ? launch(Division<16, 1, 1, 2>()) : launch(Division<8, 2, 1, 3>());
-  else if constexpr (kOne)
-    return few ? launch(Division<16, 2, 1, 1>()) : launch(Division<8, 2, 1, 3>());
-  else if constexpr (format == WeightFormat::kPlain)
+  if constexpr (format == WeightFormat::kPlain)
     return launch(Division<16, 1, 2, 2>());
+  else if constexpr (kOne)
+    return few ? launch(Division<16, 1, 1, 2>()) : launch(Division<8, 2, 1, 3>());
   else if constexpr (Layout<format>::kParts == 0)
     return kGated ? launch(Division<8, 1, 2>()) : launch(Division<16, 1, 1>());
   else if constexpr (kWhole)
