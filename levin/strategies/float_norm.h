@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/promote_types.h>
 
 namespace levin::detail {
 

@@ -36,6 +36,13 @@ void restore_together(Run& run, const std::function<void()>& step) {
     together(run.fabric->strategy().group(), step);
 }
 
+/// How many parameters each optimizer has.
+std::vector<size_t> parameter_counts(const Run& run) {
+  std::vector<size_t> counts;
+  for (const auto& optimizer : run.model.optimizers) counts.push_back(optimizer.all_params().size());
+  return counts;
+}
+
 }  // namespace
 
 /// As it was before a checkpoint came over it, in host memory.
@@ -47,8 +54,9 @@ struct Checkpoints::BeforeRestore {
   Tensor device_rng;
   std::shared_ptr<BatchSource> loader;
   StateDict loader_state;
+  std::vector<size_t> parameter_counts;  // when the checkpoint was read
 
-  explicit BeforeRestore(Run& run) : rng(RngState::capture()) {
+  explicit BeforeRestore(Run& run) : rng(RngState::capture()), parameter_counts(detail::parameter_counts(run)) {
     for (auto& [name, tensor] : named_tensors(*run.model.module))
       if (tensor.defined() && !tensor.is_meta()) model.emplace_back(tensor, on_host(tensor));
     if (run.model.data) data = copy_of_state(run.model.data->state_dict()).to_dict();
@@ -211,9 +219,38 @@ void restore_model(Run& run, bool fit) {
                        " callbacks that this trainer does not have"));
 }
 
+namespace {
+
+/// Callbacks may have given optimizers more parameters since the checkpoint was read (finetuning): of their states,
+/// too, a rank reads its own part.
+void read_late_parameters(Run& run) {
+  auto* shards = run.fabric->strategy().shards();
+  const auto& known = run.checkpoints.before_restore->parameter_counts;
+  if (!shards || parameter_counts(run) == known) return;
+  auto& loaded = *run.checkpoints.loaded;
+  std::vector<std::string> skip{"model", "current_model_state", kResumeModel};
+  for (const auto& [name, value] : loaded)
+    if (name != "optimizers") skip.push_back(name);
+  const auto again =
+      load_checkpoint(run.checkpoints.ckpt_path, targets_in_checkpoint(run, *shards),
+                      {.verify = false, .skip = std::move(skip), .format = run.fabric->checkpoint_format()});
+  StateList states = loaded.at("optimizers").to_list();
+  const auto& read = again.at("optimizers").to_list();
+  for (size_t i = 0; i < std::min({states.size(), read.size(), known.size()}); ++i) {
+    StateDict optimizer = states[i].to_dict();
+    for (const auto& [index, value] : read[i].to_dict().at("state").to_dict())
+      if (std::stoull(index) >= known[i]) optimizer["state"].to_dict()[index] = value;
+    states[i] = std::move(optimizer);
+  }
+  loaded["optimizers"] = std::move(states);
+}
+
+}  // namespace
+
 void restore_training(Run& run) {
   auto& loaded = run.checkpoints.loaded;
   if (!loaded) return;
+  read_late_parameters(run);
   restore_together(run, [&] {
     const auto& optimizers = loaded->at("optimizers").to_list();
     const auto& schedulers = loaded->at("schedulers").to_list();

@@ -58,16 +58,16 @@ struct Keep : Callback {
 };
 
 /// Every number after a fit, in the order of names.
-std::string trained(const std::string& model, TrainerOptions options, int64_t rows) {
+std::string trained(const std::string& model, TrainerOptions options, int64_t rows, const std::string& ckpt_path = "") {
   const auto keep = std::make_shared<Keep>();
   options.callbacks.push_back(keep);
   Halves halves;
   Language language;
   Trainer trainer(std::move(options));
   if (model == "language")
-    trainer.fit(language, loader(32, rows));
+    trainer.fit(language, loader(32, rows), {}, {.ckpt_path = ckpt_path});
   else
-    trainer.fit(halves, loader(32, rows));
+    trainer.fit(halves, loader(32, rows), {}, {.ckpt_path = ckpt_path});
   std::string text;
   for (const auto& [name, tensor] : keep->weights)
     for (int64_t i = 0; i < tensor.numel(); ++i) text += levin::detail::concat(tensor.flatten()[i].item<double>(), " ");
@@ -86,9 +86,20 @@ LEVIN_PROBE(finetuning_of_shards) {
                                                  std::stoll(arguments.at(3))));
 }
 
-void expect_as_one(const std::string& model, const std::string& strategy, const std::string& rows) {
+/// The same in two runs; the second one resumes after the backbone has got a group of parameters.
+LEVIN_PROBE(resumed_finetuning_of_shards) {
+  const std::filesystem::path folder = arguments.at(0), kept = folder / "kept";
+  auto first = tuning(folder, arguments.at(2), 2);
+  first.callbacks.push_back(SaveAt(kept, 6));
+  const auto rows = std::stoll(arguments.at(3));
+  trained(arguments.at(1), std::move(first), rows);
+  testing::write_answer(folder, trained(arguments.at(1), tuning(folder, arguments.at(2), 2), rows, kept.string()));
+}
+
+void expect_as_one(const std::string& model, const std::string& strategy, const std::string& rows,
+                   const std::string& probe = "finetuning_of_shards") {
   const TemporaryFolder folder;
-  EXPECT_EQ(testing::launch_probe("finetuning_of_shards", 2, {folder.path().string(), model, strategy, rows}), 0);
+  EXPECT_EQ(testing::launch_probe(probe, 2, {folder.path().string(), model, strategy, rows}), 0);
   std::istringstream ranks(testing::read_answers(folder.path(), 2)[1]),
       alone(trained(model, tuning(folder.path(), "single_device", 1), 8));
   double a = 0, b = 0;
@@ -103,6 +114,12 @@ TEST(TuningShards, FinetuningLeavesShardsToTheStrategy) {
 
 TEST(TuningShards, FinetuningOfSplitLayersSumsWhatWasFrozen) {
   expect_as_one("language", "model_parallel:tp=2,sequence_parallel", "8");
+}
+
+TEST(TuningShards, FinetuningResumesAfterTheBackboneWasUnfrozen) {
+  for (const auto* strategy : {"fsdp", "deepspeed_stage_1"})
+    expect_as_one("halves", strategy, "4", "resumed_finetuning_of_shards");
+  expect_as_one("language", "model_parallel:tp=2,sequence_parallel", "8", "resumed_finetuning_of_shards");
 }
 
 LEVIN_PROBE(refused_of_shards) {
