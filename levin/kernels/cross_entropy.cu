@@ -35,13 +35,6 @@ __device__ void store(T* to, const float (&in)[kWidth]) {
   *reinterpret_cast<LogitPack<T, kWidth>*>(to) = pack;
 }
 
-/// 2^x; what float has no normal number for is zero.
-__device__ __forceinline__ float power_of_two(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
-
 /// The largest of some logits, and the sum of exp(logit - largest).
 struct Softmax {
   float top = -FLT_MAX;  // no infinity: the difference of two would be NaN

@@ -65,55 +65,46 @@ inline constexpr bool kIsHalf<__half> = true;
   LEVIN_OPERANDS_32       \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
 
+// A product of numbers of type T. `adds`: the operand that says whether it adds; then its shape, the registers of the
+// result, the other operands of the instruction, and what all of them are.
+#define LEVIN_PRODUCT_OF(type, adds, shape, numbers, operands, ...)                                                    \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, " adds ", 0;\nwgmma.mma_async.sync.aligned." shape ".f32." type \
+               "." type " {" numbers "}, " operands ";\n}\n"                                                           \
+               : __VA_ARGS__)
+#define LEVIN_PRODUCT(T, ...)             \
+  if constexpr (kIsHalf<T>)               \
+    LEVIN_PRODUCT_OF("f16", __VA_ARGS__); \
+  else                                    \
+    LEVIN_PRODUCT_OF("bf16", __VA_ARGS__)
+
 /// 52 numbers of `d`, from kFrom on, become A B^T, or grow by it where `add` is not 0. A is 64 x 16, B 104 x 16.
 ///
 /// Of every 8 columns, thread t has numbers 2 * (t % 4) and the next one: of row t / 4 of the 16 rows of its warp, then
 /// of row t / 4 + 8.
 template <class T, int kFrom, int kCount>
 __device__ __forceinline__ void product_64x104(float (&d)[kCount], uint64_t a, uint64_t b, int add) {
-#define LEVIN_PRODUCT(type)                                                                                        \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %54, 0;\nwgmma.mma_async.sync.aligned.m64n104k16.f32." type \
-               " {" LEVIN_OPERANDS_52 "}, %52, %53, adds, 1, 1, 0, 0;\n}\n"                                        \
-               : LEVIN_NUMBERS_52(d, kFrom)                                                                        \
-               : "l"(a), "l"(b), "r"(add))
-  if constexpr (kIsHalf<T>)
-    LEVIN_PRODUCT("f16.f16");
-  else
-    LEVIN_PRODUCT("bf16.bf16");
-#undef LEVIN_PRODUCT
+  LEVIN_PRODUCT(T, "%54", "m64n104k16", LEVIN_OPERANDS_52, "%52, %53, adds, 1, 1, 0, 0", LEVIN_NUMBERS_52(d, kFrom)
+                : "l"(a), "l"(b), "r"(add));
 }
 
 /// The same for A^T B: A is 16 x 64, B 16 x 64.
 template <class T>
 __device__ __forceinline__ void product_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
-#define LEVIN_PRODUCT(type)                                                                                       \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
-               " {" LEVIN_OPERANDS_32 "}, %32, %33, adds, 1, 1, 1, 1;\n}\n"                                       \
-               : LEVIN_NUMBERS_32(d, 0)                                                                           \
-               : "l"(a), "l"(b), "r"(add))
-  if constexpr (kIsHalf<T>)
-    LEVIN_PRODUCT("f16.f16");
-  else
-    LEVIN_PRODUCT("bf16.bf16");
-#undef LEVIN_PRODUCT
+  LEVIN_PRODUCT(T, "%34", "m64n64k16", LEVIN_OPERANDS_32, "%32, %33, adds, 1, 1, 1, 1", LEVIN_NUMBERS_32(d, 0)
+                : "l"(a), "l"(b), "r"(add));
 }
 
 /// The same for A B, where A, 64 x 16, is four registers from `at` on: 16 columns of a result, packed.
 template <class T, int kCount>
 __device__ __forceinline__ void product_64x64(float (&d)[32], const uint32_t (&a)[kCount], int at, uint64_t b,
                                               int add) {
-#define LEVIN_PRODUCT(type)                                                                                       \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." type \
-               " {" LEVIN_OPERANDS_32 "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 1;\n}\n"                         \
-               : LEVIN_NUMBERS_32(d, 0)                                                                           \
-               : "r"(a[at]), "r"(a[at + 1]), "r"(a[at + 2]), "r"(a[at + 3]), "l"(b), "r"(add))
-  if constexpr (kIsHalf<T>)
-    LEVIN_PRODUCT("f16.f16");
-  else
-    LEVIN_PRODUCT("bf16.bf16");
-#undef LEVIN_PRODUCT
+  LEVIN_PRODUCT(T, "%37", "m64n64k16", LEVIN_OPERANDS_32, "{%32, %33, %34, %35}, %36, adds, 1, 1, 1",
+                LEVIN_NUMBERS_32(d, 0)
+                : "r"(a[at]), "r"(a[at + 1]), "r"(a[at + 2]), "r"(a[at + 3]), "l"(b), "r"(add));
 }
 
+#undef LEVIN_PRODUCT
+#undef LEVIN_PRODUCT_OF
 #undef LEVIN_NUMBERS_4
 #undef LEVIN_NUMBERS_16
 #undef LEVIN_NUMBERS_32

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -56,6 +58,27 @@ __device__ __forceinline__ __nv_bfloat16 narrowed<__nv_bfloat16, double>(double 
 template <class T, class A>
 __device__ __forceinline__ void assign(T& out, A value) {
   out = narrowed<T>(value);
+}
+
+/// Two numbers in one register.
+template <class T>
+__device__ __forceinline__ uint32_t packed_pair(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t packed_pair<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ __forceinline__ uint32_t packed_pair<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+/// 2^x; what float has no normal number for is zero.
+__device__ __forceinline__ float power_of_two(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 }
 
 }  // namespace levin::kernels::detail

@@ -147,6 +147,16 @@ __device__ __forceinline__ void store_number(void* to, NumberType type, int64_t 
   }
 }
 
+/// Of the four lanes that have a row of a product's result.
+__device__ __forceinline__ float quad_maximum(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xFFFFFFFFU, x, 1);
+  return x + __shfl_xor_sync(0xFFFFFFFFU, x, 2);
+}
+
 template <class A>
 __device__ __forceinline__ A warp_sum(A value) {
 #pragma unroll

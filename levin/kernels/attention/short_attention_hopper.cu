@@ -3,6 +3,8 @@
 
 #include "levin/kernels/attention/short_attention_launch.h"
 #include "levin/kernels/hopper.cuh"
+#include "levin/kernels/numbers.cuh"
+#include "levin/kernels/packs.cuh"
 
 // A block works on one head after the other. Queries, keys and values of a head lie in shared memory as a whole, so no
 // row of scores is ever incomplete. Scores are registers of a warpgroup: 64 rows of kRows columns.
@@ -37,15 +39,6 @@ __device__ __forceinline__ Head head_at(const Sizes& sizes, int index) {
 }
 
 template <class T>
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-  uint32_t bits;
-  if constexpr (kIsHalf<T>)
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-  return bits;
-}
-template <class T>
 __device__ __forceinline__ float2 unpacked(uint32_t bits) {
   if constexpr (kIsHalf<T>) {
     __half2 both;
@@ -55,12 +48,6 @@ __device__ __forceinline__ float2 unpacked(uint32_t bits) {
     return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
   }
 }
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 /// Of `a` and `b`, 64 rows and all rows of 64 numbers: the products of each row with each row.
 template <class T>
 __device__ __forceinline__ void multiply_rows(float (&d)[kRows / 2], uint32_t a, uint32_t b) {
@@ -86,17 +73,11 @@ __device__ __forceinline__ void stage(uint32_t to, const float (&d)[32], float s
   const int row = 16 * warp + (lane & 15), part = lane >> 4;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
-    store_matrices(to + row * 128 + (((j + part) ^ (row & 7)) << 4), packed<T>(d[4 * j] * scale, d[4 * j + 1] * scale),
-                   packed<T>(d[4 * j + 2] * scale, d[4 * j + 3] * scale),
-                   packed<T>(d[4 * j + 4] * scale, d[4 * j + 5] * scale),
-                   packed<T>(d[4 * j + 6] * scale, d[4 * j + 7] * scale));
-}
-
-/// The sum, or the largest, of the four threads that share a row.
-template <class Fold>
-__device__ __forceinline__ float over_row(float x, Fold fold) {
-  x = fold(x, __shfl_xor_sync(~0u, x, 1));
-  return fold(x, __shfl_xor_sync(~0u, x, 2));
+    store_matrices(to + row * 128 + (((j + part) ^ (row & 7)) << 4),
+                   packed_pair<T>(d[4 * j] * scale, d[4 * j + 1] * scale),
+                   packed_pair<T>(d[4 * j + 2] * scale, d[4 * j + 3] * scale),
+                   packed_pair<T>(d[4 * j + 4] * scale, d[4 * j + 5] * scale),
+                   packed_pair<T>(d[4 * j + 6] * scale, d[4 * j + 7] * scale));
 }
 
 // ---- Forward: a warpgroup computes a tile of queries, then the next but one. The scores of its next tile are
@@ -177,21 +158,22 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_forward(const __g
       }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        top[r] = over_row(top[r], [](float a, float b) { return fmaxf(a, b); }) * scale;
+        top[r] = quad_maximum(top[r]) * scale;
         sum[r] = 0;
       }
 #pragma unroll
       for (int j = 0; j < kRows / 8; ++j) {
-        const float a = exp2_fast(fmaf(s[4 * j], scale, -top[0])), b = exp2_fast(fmaf(s[4 * j + 1], scale, -top[0]));
-        const float c = exp2_fast(fmaf(s[4 * j + 2], scale, -top[1])),
-                    d = exp2_fast(fmaf(s[4 * j + 3], scale, -top[1]));
+        const float a = power_of_two(fmaf(s[4 * j], scale, -top[0])),
+                    b = power_of_two(fmaf(s[4 * j + 1], scale, -top[0]));
+        const float c = power_of_two(fmaf(s[4 * j + 2], scale, -top[1])),
+                    d = power_of_two(fmaf(s[4 * j + 3], scale, -top[1]));
         sum[0] += a + b;
         sum[1] += c + d;
-        p[2 * j] = packed<T>(a, b);
-        p[2 * j + 1] = packed<T>(c, d);
+        p[2 * j] = packed_pair<T>(a, b);
+        p[2 * j + 1] = packed_pair<T>(c, d);
       }
 #pragma unroll
-      for (int r = 0; r < 2; ++r) sum[r] = over_row(sum[r], [](float a, float b) { return a + b; });
+      for (int r = 0; r < 2; ++r) sum[r] = quad_sum(sum[r]);
     }
     float o[32];
     pin(p);
@@ -351,9 +333,10 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
           const float2 top = numbers[(4 * j + (lane & 3)) * 2];
-          p[2 * j] = packed<T>(exp2_fast(fmaf(s[4 * j], scale, -top.x)), exp2_fast(fmaf(s[4 * j + 1], scale, -top.y)));
-          p[2 * j + 1] =
-              packed<T>(exp2_fast(fmaf(s[4 * j + 2], scale, -top.x)), exp2_fast(fmaf(s[4 * j + 3], scale, -top.y)));
+          p[2 * j] = packed_pair<T>(power_of_two(fmaf(s[4 * j], scale, -top.x)),
+                                    power_of_two(fmaf(s[4 * j + 1], scale, -top.y)));
+          p[2 * j + 1] = packed_pair<T>(power_of_two(fmaf(s[4 * j + 2], scale, -top.x)),
+                                        power_of_two(fmaf(s[4 * j + 3], scale, -top.y)));
         }
         // A key that is none: its scores of 0 may be far above the sums.
         const bool first = 16 * warp + lane / 4 < rows, second = 16 * warp + lane / 4 + 8 < rows;
@@ -380,8 +363,8 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
         for (int j = 0; j < kRows / 8; ++j) {
           const float2 own = numbers[(4 * j + (lane & 3)) * 2 + 1];
           const float2 x = unpacked<T>(p[2 * j]), y = unpacked<T>(p[2 * j + 1]);
-          p[2 * j] = packed<T>(x.x * (d[4 * j] - own.x), x.y * (d[4 * j + 1] - own.y));
-          p[2 * j + 1] = packed<T>(y.x * (d[4 * j + 2] - own.x), y.y * (d[4 * j + 3] - own.y));
+          p[2 * j] = packed_pair<T>(x.x * (d[4 * j] - own.x), x.y * (d[4 * j + 1] - own.y));
+          p[2 * j + 1] = packed_pair<T>(y.x * (d[4 * j + 2] - own.x), y.y * (d[4 * j + 3] - own.y));
           if (j % 2 == 1)
             store_matrices(ds + j / 8 * kBuffer + row * 128 + (((j % 8 - 1 + part) ^ (row & 7)) << 4), p[2 * j - 2],
                            p[2 * j - 1], p[2 * j], p[2 * j + 1]);

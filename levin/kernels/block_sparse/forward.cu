@@ -1,6 +1,7 @@
 #include <cfloat>
 
 #include "levin/kernels/block_sparse/tiles.cuh"
+#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
@@ -20,16 +21,6 @@ __device__ __forceinline__ void finish_scores(Rows16& scores, float scale, const
   }
 }
 
-/// Of the four lanes that have a row.
-__device__ __forceinline__ float row_maximum(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, 2));
-}
-__device__ __forceinline__ float row_sum(float x) {
-  x += __shfl_xor_sync(0xFFFFFFFFU, x, 1);
-  return x + __shfl_xor_sync(0xFFFFFFFFU, x, 2);
-}
-
 /// Softmax as it goes: the largest score so far, the sum of exponentials, and results that are not yet divided by it.
 struct RunningRows {
   Rows16 out;
@@ -47,7 +38,7 @@ struct RunningRows {
       float top = largest[half];
 #pragma unroll
       for (int g = 0; g < 8; ++g) top = fmaxf(top, fmaxf(scores[g][2 * half], scores[g][2 * half + 1]));
-      top = row_maximum(top);
+      top = quad_maximum(top);
       const float shrink = __expf(largest[half] - top);
       largest[half] = top;
       total[half] *= shrink;
@@ -113,7 +104,7 @@ __global__ void __launch_bounds__(kTileThreads) block_sparse_kernel(const BlockS
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int at = mine + 8 * half;
-    const float total = row_sum(rows.total[half]);
+    const float total = quad_sum(rows.total[half]);
     const bool token = mask == nullptr || mask[place.block * kSparseBlock + at];
     factor[half] = token ? 1.0F / total : 0.0F;
     // Infinite: in backward such a query weighs nothing.

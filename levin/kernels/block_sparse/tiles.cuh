@@ -111,19 +111,6 @@ __device__ __forceinline__ void add_product_of_rows(Rows16& sum, const Fragment 
     }
 }
 
-template <class T>
-__device__ __forceinline__ uint32_t packed_pair(float low, float high);
-template <>
-__device__ __forceinline__ uint32_t packed_pair<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <>
-__device__ __forceinline__ uint32_t packed_pair<__half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 /// sum += left (rounded to T) times the tile.
 template <class T>
 __device__ __forceinline__ void add_product_of_columns(Rows16& sum, const Rows16& left, const char* tile) {

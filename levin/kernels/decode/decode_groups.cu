@@ -113,8 +113,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_groups_kernel(const Decode
         scores[tile][i] = key < end ? score : kLowest;
         highest = fmaxf(highest, scores[tile][i]);
       }
-    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 1));
-    highest = fmaxf(highest, __shfl_xor_sync(kAllLanes, highest, 2));
+    highest = quad_maximum(highest);
     const float by = finite(highest), shrink = __expf(most - by);
     most = highest;
     sum *= shrink;
@@ -137,8 +136,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_groups_kernel(const Decode
                  __byte_perm(v[2][half].pairs[j / 2], v[3][half].pairs[j / 2], which), T());
       }
   }
-  sum += __shfl_xor_sync(kAllLanes, sum, 1);
-  sum += __shfl_xor_sync(kAllLanes, sum, 2);
+  sum = quad_sum(sum);
   if (t == 0) most_of[warp][g] = most, sum_of[warp][g] = sum;
 #pragma unroll
   for (int half = 0; half < kHalves; ++half)

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
+#include "levin/kernels/numbers.cuh"
 #include "levin/kernels/quantized/quantized_launch.h"
 
 /// Numbers of packed matrices in registers.
@@ -32,10 +33,7 @@ struct Pairs<__half> {
   static __device__ __forceinline__ uint32_t placed(uint32_t word) {
     return j == 0 ? word << 4 : word >> (4 * (j - 1));
   }
-  static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  }
+  static __device__ __forceinline__ uint32_t pack(float low, float high) { return packed_pair<__half>(low, high); }
   static __device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
     const __half2 result = __hsub2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
     return *reinterpret_cast<const uint32_t*>(&result);
@@ -65,8 +63,7 @@ struct Pairs<__nv_bfloat16> {
     return word >> (4 * j);
   }
   static __device__ __forceinline__ uint32_t pack(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&pair);
+    return packed_pair<__nv_bfloat16>(low, high);
   }
   static __device__ __forceinline__ uint32_t subtract(uint32_t a, uint32_t b) {
     const __nv_bfloat162 result =

@@ -8,6 +8,7 @@
 
 #include "levin/kernels/activation_device.cuh"
 #include "levin/kernels/early_start.cuh"
+#include "levin/kernels/packs.cuh"
 #include "levin/kernels/quantized/skinny_tiles.cuh"
 
 namespace levin::kernels::detail {
@@ -96,11 +97,6 @@ __device__ __forceinline__ float own_squares(const SkinnyLinear& p, int row, int
   for (int i = first * kThreads + static_cast<int>(threadIdx.x); i < p.squares_count; i += kThreads)
     sum += __ldg(p.squares + row * p.squares_count + i);
   return sum;
-}
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int other = 16; other > 0; other /= 2) x += __shfl_xor_sync(0xffffffffu, x, other);
-  return x;
 }
 
 /// kWhole: of int4, a chunk has one group. kGated: rows 8 to 15 of a tile are those of the second matrix that go with
