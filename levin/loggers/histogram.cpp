@@ -3,9 +3,10 @@
 #include <algorithm>
 
 namespace levin::detail {
-namespace {
 
 using at::Tensor;
+
+namespace {
 
 // Values are counted in parts: the places and the doubles of a large tensor would need many times its memory.
 constexpr int64_t kPartSize = int64_t{1} << 22;

@@ -14,9 +14,11 @@
 #include "levin/kernels/played_device.h"
 
 namespace levin::detail {
-namespace {
 
 using at::Tensor;
+
+namespace {
+
 using Stack = torch::jit::Stack;
 
 // Above autograd, so that casts are differentiated.

@@ -10,9 +10,11 @@
 #include "levin/kernels/played_device.h"
 
 namespace levin::detail {
-namespace {
 
 using at::Tensor;
+
+namespace {
+
 using MaybeTensor = std::optional<Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using SymInts = c10::SymIntArrayRef;

@@ -13,9 +13,10 @@
 #include "levin/core/dispatch.h"
 
 namespace levin::detail {
-namespace {
 
 using at::Tensor;
+
+namespace {
 
 // Below that of autocast, so that what autocast has cast is not cast again.
 constexpr auto kPromotionKey = kLowerKey;

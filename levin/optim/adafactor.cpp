@@ -11,7 +11,7 @@
 namespace levin::optim {
 namespace {
 
-struct Traits {
+struct AdafactorTraits {
   using Options = AdafactorOptions;
 
   template <class A, class B, class F>
@@ -86,7 +86,7 @@ void mix_in_squares(std::vector<Tensor>& variances, at::TensorList grads, int64_
   mix_in(variances, means, now);
 }
 
-class AdafactorImpl final : public detail::Typed<Traits> {
+class AdafactorImpl final : public detail::Typed<AdafactorTraits> {
  public:
   AdafactorImpl(std::vector<AdafactorGroup> groups, const AdafactorOptions& options)
       : Typed("Adafactor", std::move(groups), options) {}
@@ -234,8 +234,8 @@ Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
 Adafactor::Adafactor(std::vector<AdafactorGroup> groups, AdafactorOptions options)
     : Optimizer(std::make_shared<AdafactorImpl>(std::move(groups), options)) {}
 OptimizerClass Adafactor::describe() {
-  return detail::describe<Adafactor, Traits>("Adafactor", "factored second moments: little memory for state",
-                                             {{"adafactor", {}}});
+  return detail::describe<Adafactor, AdafactorTraits>("Adafactor", "factored second moments: little memory for state",
+                                                      {{"adafactor", {}}});
 }
 
 }  // namespace levin::optim

@@ -11,7 +11,7 @@
 namespace levin::optim {
 namespace {
 
-struct Traits {
+struct AdagradTraits {
   using Options = AdagradOptions;
 
   template <class A, class B, class F>
@@ -34,7 +34,7 @@ struct Traits {
   }
 };
 
-class AdagradImpl final : public detail::Typed<Traits> {
+class AdagradImpl final : public detail::Typed<AdagradTraits> {
  public:
   AdagradImpl(std::vector<AdagradGroup> groups, const AdagradOptions& options)
       : Typed("Adagrad", std::move(groups), options) {}
@@ -92,8 +92,8 @@ Adagrad::Adagrad(std::vector<Tensor> params, AdagradOptions options)
 Adagrad::Adagrad(std::vector<AdagradGroup> groups, AdagradOptions options)
     : Optimizer(std::make_shared<AdagradImpl>(std::move(groups), options)) {}
 OptimizerClass Adagrad::describe() {
-  return detail::describe<Adagrad, Traits>("Adagrad", "divides by the root of the summed squared gradients",
-                                           {{"adagrad", {}}});
+  return detail::describe<Adagrad, AdagradTraits>("Adagrad", "divides by the root of the summed squared gradients",
+                                                  {{"adagrad", {}}});
 }
 
 }  // namespace levin::optim

@@ -11,7 +11,7 @@ namespace levin::optim {
 namespace {
 
 template <class OptionsType>
-struct Traits {
+struct AdamTraits {
   using Options = OptionsType;
 
   template <class A, class B, class F>
@@ -32,10 +32,10 @@ struct Traits {
 };
 
 template <class Options>
-class AdamImpl final : public detail::Typed<Traits<Options>> {
+class AdamImpl final : public detail::Typed<AdamTraits<Options>> {
  public:
   AdamImpl(const char* name, std::vector<AdamGroup> groups, const Options& options)
-      : detail::Typed<Traits<Options>>(name, std::move(groups), options) {}
+      : detail::Typed<AdamTraits<Options>>(name, std::move(groups), options) {}
 
  protected:
   std::span<const char* const> slot_names() const override {
@@ -98,7 +98,7 @@ Adam::Adam(std::vector<Tensor> params, AdamOptions options)
 Adam::Adam(std::vector<AdamGroup> groups, AdamOptions options)
     : Optimizer(std::make_shared<AdamImpl<AdamOptions>>("Adam", std::move(groups), options)) {}
 OptimizerClass Adam::describe() {
-  return detail::describe<Adam, Traits<AdamOptions>>("Adam", "Adam with L2 decay", {{"adam", {}}});
+  return detail::describe<Adam, AdamTraits<AdamOptions>>("Adam", "Adam with L2 decay", {{"adam", {}}});
 }
 
 AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options)
@@ -106,7 +106,8 @@ AdamW::AdamW(std::vector<Tensor> params, AdamWOptions options)
 AdamW::AdamW(std::vector<AdamWGroup> groups, AdamWOptions options)
     : Optimizer(std::make_shared<AdamImpl<AdamWOptions>>("AdamW", std::move(groups), options)) {}
 OptimizerClass AdamW::describe() {
-  return detail::describe<AdamW, Traits<AdamWOptions>>("AdamW", "Adam with decoupled weight decay", {{"adamw", {}}});
+  return detail::describe<AdamW, AdamTraits<AdamWOptions>>("AdamW", "Adam with decoupled weight decay",
+                                                           {{"adamw", {}}});
 }
 
 }  // namespace levin::optim

@@ -48,7 +48,7 @@ Tensor norm_of(std::span<const Tensor> grads, double norm_type) {
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
-void scale(std::span<const Tensor> grads, double max_norm, const Tensor& total_norm) {
+void scale_gradients(std::span<const Tensor> grads, double max_norm, const Tensor& total_norm) {
   const auto factor = (max_norm / (total_norm + 1e-6)).clamp_max(1.0);
   for (auto& part : detail::by_device_and_dtype(grads)) at::_foreach_mul_(part.tensors, factor.to(part.device));
 }
@@ -62,7 +62,7 @@ Tensor grad_norm(std::span<const Tensor> params, double norm_type) {
 
 void clip_grads_with_norm(std::span<const Tensor> params, double max_norm, const Tensor& total_norm) {
   at::NoGradGuard no_grad;
-  scale(gradients("clip_grads_with_norm", params), max_norm, total_norm);
+  scale_gradients(gradients("clip_grads_with_norm", params), max_norm, total_norm);
 }
 
 Tensor clip_grad_norm(std::span<const Tensor> params, double max_norm, double norm_type, bool error_if_nonfinite) {
@@ -73,7 +73,7 @@ Tensor clip_grad_norm(std::span<const Tensor> params, double max_norm, double no
   if (error_if_nonfinite)
     LEVIN_CHECK(std::isfinite(total.item<double>()), "[clip_grad_norm] the norm of the gradients is ",
                 total.item<double>(), "; a gradient has inf or nan (error_if_nonfinite = false lets it pass)");
-  scale(grads, max_norm, total);
+  scale_gradients(grads, max_norm, total);
   return total;
 }
 

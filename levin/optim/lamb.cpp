@@ -10,7 +10,7 @@
 namespace levin::optim {
 namespace {
 
-struct Traits {
+struct LambTraits {
   using Options = LambOptions;
 
   template <class A, class B, class F>
@@ -31,7 +31,7 @@ struct Traits {
 
 using Tensors = std::vector<Tensor>;
 
-class LambImpl final : public detail::Typed<Traits> {
+class LambImpl final : public detail::Typed<LambTraits> {
  public:
   LambImpl(std::vector<LambGroup> groups, const LambOptions& options) : Typed("Lamb", std::move(groups), options) {}
 
@@ -193,8 +193,8 @@ Lamb::Lamb(std::vector<Tensor> params, LambOptions options)
 Lamb::Lamb(std::vector<LambGroup> groups, LambOptions options)
     : Optimizer(std::make_shared<LambImpl>(std::move(groups), options)) {}
 OptimizerClass Lamb::describe() {
-  return detail::describe<Lamb, Traits>("Lamb", "Adam's update scaled by a trust ratio for each tensor",
-                                        {{"lamb", {}}});
+  return detail::describe<Lamb, LambTraits>("Lamb", "Adam's update scaled by a trust ratio for each tensor",
+                                            {{"lamb", {}}});
 }
 
 }  // namespace levin::optim

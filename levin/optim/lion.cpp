@@ -11,7 +11,7 @@
 namespace levin::optim {
 namespace {
 
-struct Traits {
+struct LionTraits {
   using Options = LionOptions;
 
   template <class A, class B, class F>
@@ -28,7 +28,7 @@ struct Traits {
   }
 };
 
-class LionImpl final : public detail::Typed<Traits> {
+class LionImpl final : public detail::Typed<LionTraits> {
  public:
   LionImpl(std::vector<LionGroup> groups, const LionOptions& options) : Typed("Lion", std::move(groups), options) {}
 
@@ -77,7 +77,8 @@ Lion::Lion(std::vector<Tensor> params, LionOptions options)
 Lion::Lion(std::vector<LionGroup> groups, LionOptions options)
     : Optimizer(std::make_shared<LionImpl>(std::move(groups), options)) {}
 OptimizerClass Lion::describe() {
-  return detail::describe<Lion, Traits>("Lion", "steps by the sign of the momentum; one state tensor", {{"lion", {}}});
+  return detail::describe<Lion, LionTraits>("Lion", "steps by the sign of the momentum; one state tensor",
+                                            {{"lion", {}}});
 }
 
 }  // namespace levin::optim

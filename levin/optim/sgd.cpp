@@ -9,7 +9,7 @@
 namespace levin::optim {
 namespace {
 
-struct Traits {
+struct SGDTraits {
   using Options = SGDOptions;
 
   template <class A, class B, class F>
@@ -32,7 +32,7 @@ struct Traits {
   }
 };
 
-class SGDImpl final : public detail::Typed<Traits> {
+class SGDImpl final : public detail::Typed<SGDTraits> {
  public:
   SGDImpl(std::vector<SGDGroup> groups, const SGDOptions& options) : Typed("SGD", std::move(groups), options) {}
 
@@ -97,8 +97,8 @@ SGD::SGD(std::vector<Tensor> params, SGDOptions options)
 SGD::SGD(std::vector<SGDGroup> groups, SGDOptions options)
     : Optimizer(std::make_shared<SGDImpl>(std::move(groups), options)) {}
 OptimizerClass SGD::describe() {
-  return detail::describe<SGD, Traits>("SGD", "stochastic gradient descent, with or without momentum",
-                                       {{"sgd", {}}, {"sgd_momentum", {.momentum = 0.9}}});
+  return detail::describe<SGD, SGDTraits>("SGD", "stochastic gradient descent, with or without momentum",
+                                          {{"sgd", {}}, {"sgd_momentum", {.momentum = 0.9}}});
 }
 
 }  // namespace levin::optim

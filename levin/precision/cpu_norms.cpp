@@ -5,9 +5,11 @@
 #include <torch/library.h>
 
 namespace levin::detail {
-namespace {
 
 using at::Tensor;
+
+namespace {
+
 using MaybeTensor = std::optional<Tensor>;
 
 bool is_float(const MaybeTensor& tensor) {

@@ -12,10 +12,12 @@
 #include <torch/library.h>
 
 namespace levin::detail {
+
+using at::Tensor;
+
 namespace {
 
 using at::Scalar;
-using at::Tensor;
 using c10::SymInt;
 using c10::SymIntArrayRef;
 using MaybeTensor = std::optional<Tensor>;
