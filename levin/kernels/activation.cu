@@ -188,7 +188,7 @@ void launch_sums(const ActivationSums& sums, ActivationKind kind, cudaStream_t s
       activation_sums_kernel<ActivationKind::kSilu, T><<<grid, block, 0, stream>>>(sums);
       break;
   }
-  launch_finish(sums.partials, sums.parts, sums.columns, sums.to, sums.to_type, nullptr, NumberType::kNone, stream);
+  launch_finish(sums.partials, sums.parts, sums.columns, {{sums.to}, {sums.to_type}}, stream);
 }
 
 }  // namespace

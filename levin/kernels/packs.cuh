@@ -180,14 +180,20 @@ __device__ __forceinline__ A row_sum(A value, int warps, A* slots) {
 
 constexpr int kFinishColumns = 8, kFinishRows = 64;
 
-/// Adds up partial sums [parts, columns], of which blockIdx.y chooses the first or the second list; an output that is
-/// null is passed over.
+/// Where sums of columns go, one list behind the other; null: nowhere.
+struct SumTargets {
+  void* to[3] = {};
+  NumberType type[3] = {NumberType::kNone, NumberType::kNone, NumberType::kNone};
+};
+
+/// Adds up partial sums [parts, columns] of list blockIdx.y.
 template <class A>
 __global__ void __launch_bounds__(kFinishColumns* kFinishRows)
-    finish_column_sums(const A* partials, int64_t parts, int64_t columns, void* first, NumberType first_type,
-                       void* second, NumberType second_type) {
+    finish_column_sums(const A* partials, int64_t parts, int64_t columns, const SumTargets targets) {
   __shared__ A sums[kFinishRows][kFinishColumns];
-  void* out = blockIdx.y == 0 ? first : second;
+  // Not by an index, which would take memory.
+  const auto of_list = [](const auto& all) { return blockIdx.y == 0 ? all[0] : blockIdx.y == 1 ? all[1] : all[2]; };
+  void* out = of_list(targets.to);
   if (out == nullptr) return;
   const A* list = partials + static_cast<int64_t>(blockIdx.y) * parts * columns;
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
@@ -202,15 +208,16 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishRows)
     if (y < half) sums[y][x] += sums[y + half][x];
     __syncthreads();
   }
-  if (y == 0 && column < columns) store_number(out, blockIdx.y == 0 ? first_type : second_type, column, sums[0][x]);
+  if (y == 0 && column < columns) store_number(out, of_list(targets.type), column, sums[0][x]);
 }
 
 template <class A>
-inline void launch_finish(const A* partials, int64_t parts, int64_t columns, void* first, NumberType first_type,
-                          void* second, NumberType second_type, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>((columns + kFinishColumns - 1) / kFinishColumns), second != nullptr ? 2 : 1);
-  finish_column_sums<A><<<grid, dim3(kFinishColumns, kFinishRows), 0, stream>>>(partials, parts, columns, first,
-                                                                                first_type, second, second_type);
+inline void launch_finish(const A* partials, int64_t parts, int64_t columns, const SumTargets& targets,
+                          cudaStream_t stream) {
+  unsigned lists = 3;
+  while (lists > 1 && targets.to[lists - 1] == nullptr) --lists;
+  const dim3 grid(static_cast<unsigned>((columns + kFinishColumns - 1) / kFinishColumns), lists);
+  finish_column_sums<A><<<grid, dim3(kFinishColumns, kFinishRows), 0, stream>>>(partials, parts, columns, targets);
 }
 
 // ---- random numbers

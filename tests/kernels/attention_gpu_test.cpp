@@ -8,6 +8,7 @@
 #include "levin/kernels/attention/attention_detail.h"
 #include "levin/kernels/attention/rotary.h"
 #include "levin/kernels/attention/rotary_detail.h"
+#include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::attention_gpu_tests {
@@ -144,6 +145,27 @@ TEST_F(AttentionGpu, OfShortSequencesAtAnyAddress) {
   const auto data = torch::randn({2 * 197 * 3 * 3 * 64 + 1}, at::kCUDA).to(at::kHalf);
   const auto qkv = data.narrow(0, 1, data.numel() - 1).view({2, 197, 3, 3, 64}).requires_grad_();
   compare(qkv, {}, 2e-3, [&] { return short_attention(qkv); });
+}
+
+/// Heads with several tiles, tiles that are not full, and sequences of which a multiprocessor has more than one.
+TEST_F(AttentionGpu, OfShortSequencesAddsColumnsUp) {
+  if (!has_short_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(22);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const int64_t length : {129, 197, 208})
+      for (const int64_t batch : {1, 3, 64}) {
+        SCOPED_TRACE(::testing::Message() << dtype << ", " << batch << " of " << length);
+        const auto qkv = random({batch, length, 3, 5, 64}, dtype).detach();
+        const auto [out, sums] = kernels::detail::short_attention(qkv);
+        const auto grad = torch::randn(out.sizes(), at::kCUDA).to(dtype);
+        const auto [plain, none] = kernels::detail::short_attention_backward(grad, qkv, out, sums, false);
+        const auto [of, columns] = kernels::detail::short_attention_backward(grad, qkv, out, sums, true);
+        EXPECT_FALSE(none.defined());
+        EXPECT_TRUE(of.equal(plain));
+        const auto wanted = of.to(at::kDouble).flatten(0, 1).sum(0).flatten();
+        // Of keys they are zero but for roundings, so the others are the measure.
+        EXPECT_LT((columns - wanted).abs().max().item<double>(), 2e-3 * wanted.abs().max().item<double>());
+      }
 }
 
 TEST_F(AttentionGpu, CountsFlopsOfShortSequences) {

@@ -12,8 +12,10 @@
 #include "levin/kernels/linear/linear.h"
 #include "levin/kernels/linear/matmul.h"
 #include "levin/kernels/linear/weight_casts.h"
+#include "levin/kernels/norm/residual_norm.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/gpu.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin::linear_gpu_tests {
 namespace {
@@ -300,6 +302,31 @@ TEST_F(LinearGpu, SumsOfActivationsInTheSameOrder) {
   const auto right = at::gelu_backward(grad.to(at::kDouble), x.to(at::kDouble));
   EXPECT_LT(relative(sums, right.sum(0)), 1e-4);
   EXPECT_LT(relative(out, right), 1e-2);
+}
+
+/// The norm behind a layer adds up its gradient, with and without dropout, in rows of one warp and of several.
+TEST_F(LinearGpu, GradientsOfBiasesFromTheNormBehind) {
+  for (const auto stream_dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t columns : {64, 768, 1024, 5120})
+      for (const double dropout : {0.0, 0.25}) {
+        SCOPED_TRACE(::testing::Message() << stream_dtype << " " << columns << " " << dropout);
+        const auto run = [&](const char* sums) {
+          const testing::ScopedVariable wanted("LEVIN_BIAS_SUMS", sums);
+          torch::manual_seed(31);
+          const auto x = leaf(numbers({999, 48}, at::kBFloat16));
+          const auto weight = leaf(numbers({columns, 48}, at::kBFloat16));
+          const auto bias = leaf(numbers({columns}, at::kBFloat16)),
+                     stream = leaf(numbers({999, columns}, stream_dtype));
+          const auto scale = leaf(numbers({columns}, at::kFloat)), shift = leaf(numbers({columns}, at::kFloat));
+          const auto branch = kernels::linear(x, weight, bias);
+          const auto [output, h] = kernels::residual_norm(stream, branch, scale, shift, 1e-5, false, dropout);
+          (output.to(at::kFloat).sin().sum() + h.to(at::kFloat).square().sum() * 0.1).backward();
+          return std::vector<Tensor>{bias.grad(), weight.grad(), x.grad(), stream.grad(), scale.grad(), shift.grad()};
+        };
+        const auto plain = run("0"), known = run("1");
+        for (size_t i = 0; i < plain.size(); ++i) EXPECT_LT(relative(known[i], plain[i]), 1e-2) << i;
+        EXPECT_TRUE(known[3].equal(plain[3]));
+      }
 }
 
 TEST_F(LinearGpu, GradientsThatAreNotContiguous) {

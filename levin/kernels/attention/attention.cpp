@@ -19,6 +19,7 @@
 #include "levin/kernels/attention/rotary.h"
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
+#include "levin/kernels/linear/known_sums.h"
 #include "levin/kernels/linear/product_dtype.h"
 #include "levin/kernels/played_device.h"
 
@@ -145,8 +146,12 @@ AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, 
 
 Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
                                 double dropout, AttentionBackend backend) {
-  if (backend == AttentionBackend::kShort)
-    return short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2), result.sums);
+  if (backend == AttentionBackend::kShort) {
+    const auto [qkv_grad, columns] =
+        short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2), result.sums, adds_columns_up());
+    if (columns.defined()) remember_column_sums(qkv_grad, columns);
+    return qkv_grad;
+  }
   const auto q = heads_of(qkv, 0), k = heads_of(qkv, 1), v = heads_of(qkv, 2);
   const auto length = qkv.size(1);
   const auto [dq, dk, dv] =

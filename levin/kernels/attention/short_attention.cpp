@@ -17,17 +17,24 @@ std::tuple<Tensor, Tensor> short_attention_meta(const Tensor& qkv) {
   return {at::empty({b, t, h, qkv.size(4)}, qkv.options()), at::empty({b, h, t}, qkv.options().dtype(at::kFloat))};
 }
 
-Tensor short_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&, const Tensor&) {
-  return at::empty(qkv.sizes(), qkv.options());
+std::tuple<Tensor, Tensor> short_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&, const Tensor&,
+                                                         bool columns) {
+  auto grad = at::empty(qkv.sizes(), qkv.options());
+  if (!columns) return {grad, Tensor()};
+  const auto size = 3 * qkv.size(3) * qkv.size(4);
+  auto sums = at::empty({size}, qkv.options().dtype(at::kFloat));
+  (void)at::empty({kShortAttentionParts * qkv.size(0), size}, sums.options());  // gone when the sums are there
+  return {grad, sums};
 }
 
 struct ShortAttentionOps {
   using Forward = std::tuple<Tensor, Tensor>(const Tensor&);
-  using Backward = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+  using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool);
 
   ShortAttentionOps() {
     schema.def("short_attention(Tensor qkv) -> (Tensor, Tensor)");
-    schema.def("short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums) -> Tensor");
+    schema.def(
+        "short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, bool columns) -> (Tensor, Tensor)");
     meta.impl("short_attention", short_attention_meta);
     meta.impl("short_attention_backward", short_attention_backward_meta);
     register_short_attention_cuda(cuda);
@@ -67,9 +74,10 @@ std::string short_attention_operator() {
   return short_attention_ops().forward->operator_name().name;
 }
 
-Tensor short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out, const Tensor& sums) {
+std::tuple<Tensor, Tensor> short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
+                                                    const Tensor& sums, bool columns) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return short_attention_ops().backward->call(grad, qkv, out, sums);
+  return short_attention_ops().backward->call(grad, qkv, out, sums, columns);
 }
 
 }  // namespace levin::kernels::detail

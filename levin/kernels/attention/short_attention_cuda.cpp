@@ -45,8 +45,9 @@ std::tuple<Tensor, Tensor> short_attention_cuda(const Tensor& given) {
   return {out, sums};
 }
 
-Tensor short_attention_backward_cuda(const Tensor& given_grad, const Tensor& given, const Tensor& given_out,
-                                     const Tensor& given_sums) {
+std::tuple<Tensor, Tensor> short_attention_backward_cuda(const Tensor& given_grad, const Tensor& given,
+                                                         const Tensor& given_out, const Tensor& given_sums,
+                                                         bool columns) {
   const auto grad = aligned(given_grad), qkv = aligned(given), out = aligned(given_out), sums = aligned(given_sums);
   auto launch = launch_of(qkv);
   auto qkv_grad = at::empty(qkv.sizes(), qkv.options());
@@ -54,8 +55,16 @@ Tensor short_attention_backward_cuda(const Tensor& given_grad, const Tensor& giv
   launch.sums = sums.data_ptr<float>();
   launch.grad = grad.const_data_ptr();
   launch.qkv_grad = qkv_grad.mutable_data_ptr();
+  Tensor column_sums, partials;
+  if (columns) {
+    const auto size = 3 * qkv.size(3) * qkv.size(4);
+    column_sums = at::empty({size}, qkv.options().dtype(at::kFloat));
+    partials = at::empty({kShortAttentionParts * qkv.size(0), size}, column_sums.options());
+    launch.column_sums = column_sums.mutable_data_ptr<float>();
+    launch.column_partials = partials.mutable_data_ptr<float>();
+  }
   run(launch_short_attention_backward, launch, qkv);
-  return qkv_grad;
+  return {qkv_grad, column_sums};
 }
 
 }  // namespace

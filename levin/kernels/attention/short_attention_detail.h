@@ -21,8 +21,10 @@ bool short_attention_fits(const Tensor& qkv, bool causal, double dropout);
 /// qkv [B, T, 3, H, 64] to [B, T, H, 64] and the logarithms of the sums of exponentials, float32 [B, H, T]. Not
 /// differentiable.
 std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv);
-/// The gradient of qkv, from that of the result. Deterministic.
-Tensor short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out, const Tensor& sums);
+/// The gradient of qkv, from that of the result, and where they are wanted the sums of its columns, float32
+/// [3 * H * 64]. Deterministic.
+std::tuple<Tensor, Tensor> short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
+                                                    const Tensor& sums, bool columns);
 
 /// The name of the operator, which is registered then.
 std::string short_attention_operator();

@@ -80,6 +80,38 @@ __device__ __forceinline__ void stage(uint32_t to, const float (&d)[32], float s
                    packed_pair<T>(d[4 * j + 6] * scale, d[4 * j + 7] * scale));
 }
 
+/// Adds the rows of `d` up that belong to tokens, `rows` of 64. `sums` has 16 columns, j / 2 * 8 + 2 * (lane % 4) + j
+/// % 2.
+__device__ __forceinline__ void add_rows(float (&sums)[16], const float (&d)[32], int warp, int lane, int rows) {
+  const bool first = 16 * warp + lane / 4 < rows, second = 16 * warp + lane / 4 + 8 < rows;
+#pragma unroll
+  for (int j = 0; j < 16; ++j) {
+    const int at = j / 2 * 4 + j % 2;
+    sums[j] += (first ? d[at] : 0.f) + (second ? d[at + 2] : 0.f);
+  }
+}
+
+/// Of 2 * kHere columns a thread keeps half, and gives the other half to the thread that keeps those.
+template <int kHere>
+__device__ __forceinline__ void halve_columns(float (&sums)[16], int lane) {
+  const bool upper = (lane & 2 * kHere) != 0;
+#pragma unroll
+  for (int j = 0; j < kHere; ++j) {
+    const float a = sums[j], b = sums[kHere + j];
+    sums[j] = (upper ? b : a) + __shfl_xor_sync(~0u, upper ? a : b, 2 * kHere);
+  }
+}
+/// Over the eight threads that have the same columns; each of them ends with two of 16, those of column_of.
+__device__ __forceinline__ float2 warp_columns(float (&sums)[16], int lane) {
+  halve_columns<8>(sums, lane);
+  halve_columns<4>(sums, lane);
+  halve_columns<2>(sums, lane);
+  return {sums[0], sums[1]};
+}
+__device__ __forceinline__ int column_of(int lane) {
+  return 8 * ((lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1)) + 2 * (lane & 3);
+}
+
 // ---- Forward: a warpgroup computes a tile of queries, then the next but one. The scores of its next tile are
 // multiplied while it finishes this one.
 
@@ -226,12 +258,13 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_forward(const __g
 
 constexpr int kBackwardShared = 1024 + 8 * kBuffer + kGroups * kTile;
 
-template <class T>
+template <class T, bool kColumns>
 __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __grid_constant__ CUtensorMap qkv,
                                                                         const __grid_constant__ CUtensorMap grad,
                                                                         const __grid_constant__ CUtensorMap qkv_grad,
                                                                         const T* outs, const T* grads,
-                                                                        const float* sums, const Sizes sizes) {
+                                                                        const float* sums, float* columns,
+                                                                        const Sizes sizes) {
   extern __shared__ char memory[];
   __shared__ uint64_t barriers[1];
   __shared__ __align__(16) float2 numbers[kRows];  // of two queries: what logarithms of sums are, then `own`
@@ -317,6 +350,14 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
     if (leads) wait_until_read();
     __syncthreads();
     if (more && tid == 0) prefetch(next);
+    // Sums of columns of this warp, which every head has a place for.
+    const size_t place =
+        (static_cast<size_t>(batch) * kShortAttentionParts + group * 4 + warp) * 3 * sizes.heads + head;
+    [[maybe_unused]] const auto put = [&](int part, float2 two) {
+      reinterpret_cast<float2*>(columns + (place + static_cast<size_t>(part) * sizes.heads) * 64)[column_of(lane) / 2] =
+          two;
+    };
+    [[maybe_unused]] float2 dv_columns = {}, dk_columns = {};
     for (int tile = group; tile < tiles; tile += kGroups) {
       const int rows = sizes.tokens - 64 * tile;
       float s[kRows / 2], d[kRows / 2], dv[32], dk[32];
@@ -375,6 +416,12 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
       mix_rows<T>(dk, p, q);
       commit_products();
       stage<T>(v + tile * kTile, dv, 1.f, warp, lane, rows);  // where its values were
+      if constexpr (kColumns) {
+        float each[16] = {};
+        add_rows(each, dv, warp, lane, rows);
+        const float2 two = warp_columns(each, lane);
+        dv_columns = {dv_columns.x + two.x, dv_columns.y + two.y};
+      }
       if (tile >= kGroups) {
         if (leads) wait_until_read();
         sync_threads(1 + group, 128);
@@ -389,6 +436,16 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
         store_box(qkv_grad, spare, 64 * tile, sizes.heads + head, batch);
         commit_stores();
       }
+      if constexpr (kColumns) {
+        float each[16] = {};
+        add_rows(each, dk, warp, lane, rows);
+        const float2 two = warp_columns(each, lane);
+        dk_columns = {fmaf(two.x, sizes.scale, dk_columns.x), fmaf(two.y, sizes.scale, dk_columns.y)};
+      }
+    }
+    if constexpr (kColumns) {
+      put(1, dk_columns);
+      put(2, dv_columns);
     }
     fetch(more ? next : index);
     if (leads) wait_until_read();
@@ -420,6 +477,13 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
       for (int tile = group; tile < tiles; tile += kGroups)
         store_box(qkv_grad, ds + tile * kBuffer, 64 * tile, head, batch);
       commit_stores();
+    }
+    if constexpr (kColumns) {
+      float each[16] = {};
+#pragma unroll
+      for (int i = 0; i < 2; ++i) add_rows(each, dq[i], warp, lane, sizes.tokens - 64 * (group + kGroups * i));
+      const float2 two = warp_columns(each, lane);
+      put(0, {two.x * sizes.scale, two.y * sizes.scale});
     }
   }
   if (leads) wait_until_stored();
@@ -478,18 +542,28 @@ int forward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class T>
-int backward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+template <class T, bool kColumns>
+int backward_with(const ShortAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, grad, qkv_grad;
-  for (const auto error : {allow_shared_memory(short_attention_backward<T>, kBackwardShared),
+  for (const auto error : {allow_shared_memory(short_attention_backward<T, kColumns>, kBackwardShared),
                            box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows),
                            box_map(grad, launch.grad, launch, launch.heads, kRows),
                            box_map(qkv_grad, launch.qkv_grad, launch, 3 * launch.heads, 64)})
     if (error != cudaSuccess) return error;
-  short_attention_backward<T><<<blocks_of(launch), kThreads, kBackwardShared, stream>>>(
+  short_attention_backward<T, kColumns><<<blocks_of(launch), kThreads, kBackwardShared, stream>>>(
       qkv, grad, qkv_grad, static_cast<const T*>(launch.out), static_cast<const T*>(launch.grad), launch.sums,
-      sizes_of(launch));
+      launch.column_partials, sizes_of(launch));
+  if constexpr (kColumns)
+    launch_finish<float>(launch.column_partials, int64_t{launch.batch} * kShortAttentionParts,
+                         int64_t{3} * launch.heads * kShortAttentionSize, {{launch.column_sums}, {NumberType::kFloat}},
+                         stream);
   return cudaGetLastError();
+}
+
+template <class T>
+int backward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+  return launch.column_sums != nullptr ? backward_with<T, true>(launch, stream)
+                                       : backward_with<T, false>(launch, stream);
 }
 
 }  // namespace

@@ -10,6 +10,9 @@ namespace levin::kernels::detail {
 /// The kernels keep a whole head in shared memory.
 inline constexpr int kShortAttentionSize = 64, kShortAttentionMinTokens = 129, kShortAttentionMaxTokens = 208;
 
+/// Sums of columns come in as many parts for each sequence.
+inline constexpr int kShortAttentionParts = 8;
+
 /// Numbers are float16 or bfloat16. Every pointer is a multiple of 16.
 struct ShortAttentionLaunch {
   const void* qkv = nullptr;  // [batch, tokens, 3, heads, 64]
@@ -18,6 +21,8 @@ struct ShortAttentionLaunch {
   // ---- backward
   const void* grad = nullptr;  // of out
   void* qkv_grad = nullptr;
+  float* column_sums = nullptr;      // [3, heads, 64] of qkv_grad, or null
+  float* column_partials = nullptr;  // [batch * kShortAttentionParts, 3, heads, 64]
   bool half = false;
   int32_t batch = 0;
   int32_t tokens = 0;

@@ -451,8 +451,8 @@ int launch_fp8_cast(const Fp8CastLaunch& launch, CUstream_st* stream) {
   else
     cast_from<__nv_bfloat16>(launch, stream);
   if (launch.partials)
-    launch_finish<float>(launch.partials, (launch.rows + kTileRows - 1) / kTileRows, launch.columns, launch.sums,
-                         launch.sums_type, nullptr, NumberType::kNone, stream);
+    launch_finish<float>(launch.partials, (launch.rows + kTileRows - 1) / kTileRows, launch.columns,
+                         {{launch.sums}, {launch.sums_type}}, stream);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -15,6 +15,7 @@
 #include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear/known_sums.h"
 #include "levin/kernels/linear/linear_detail.h"
 #include "levin/kernels/linear/linear_launch.h"
 #include "levin/kernels/linear/matmul.h"
@@ -127,12 +128,13 @@ struct Linear : torch::autograd::Function<Linear> {
       return {grad_x, grad_weight, grad_bias, Tensor()};
     }
     const auto rows = grad.contiguous();
+    if (for_bias) grad_bias = take_column_sums(grads[0], bias_dtype);
     if (for_x) grad_x = product(rows, computed, x.scalar_type()).reshape(x.sizes());
-    if (for_weight && for_bias && runs_matmul(rows)) {
+    if (for_weight && for_bias && !grad_bias.defined() && runs_matmul(rows)) {
       std::tie(grad_weight, grad_bias) = matmul_and_sums(rows.t(), rows_of(x), weight.scalar_type(), bias_dtype);
     } else {
       if (for_weight) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
-      if (for_bias) grad_bias = column_sum_of(rows, bias_dtype);
+      if (for_bias && !grad_bias.defined()) grad_bias = column_sum_of(rows, bias_dtype);
     }
     return {grad_x, grad_weight, grad_bias, Tensor()};
   }

@@ -67,8 +67,7 @@ void launch_sum(const ColumnSum& sum, cudaStream_t stream) {
   else
     column_sum_kernel<T, 1><<<grid(1), block, 0, stream>>>(sum);
   if (sum.parts > 1)
-    launch_finish(static_cast<const Wide<T>*>(sum.partials), sum.parts, sum.columns, sum.to, sum.to_type, nullptr,
-                  NumberType::kNone, stream);
+    launch_finish(static_cast<const Wide<T>*>(sum.partials), sum.parts, sum.columns, {{sum.to}, {sum.to_type}}, stream);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "levin/core/error.h"
 #include "levin/kernels/decode/few_rows.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear/known_sums.h"
 #include "levin/kernels/norm/residual_norm_detail.h"
 #include "levin/kernels/norm/residual_norm_launch.h"
 #include "levin/kernels/played_device.h"
@@ -66,7 +67,8 @@ NormResults norm_on_cpu(const Tensor& stream, const MaybeTensor& branch, const T
 /// `branch_factor`: what dropout has multiplied the branch with, or undefined.
 NormGradients norm_gradients(const Tensor& grad_output, const Tensor& grad_stream, const Tensor& stream,
                              const Tensor& weight, double eps, bool rms, const Tensor& branch_factor,
-                             MaybeType branch_dtype, bool for_weight, MaybeType bias_dtype) {
+                             MaybeType branch_dtype, bool for_weight, MaybeType bias_dtype,
+                             MaybeType sums_dtype = std::nullopt) {
   const auto wide = wide_dtype(stream);
   Tensor grad, grad_weight, grad_bias;
   if (grad_output.defined()) {
@@ -80,16 +82,18 @@ NormGradients norm_gradients(const Tensor& grad_output, const Tensor& grad_strea
     if (bias_dtype) grad_bias = given.reshape({-1, columns}).sum(0).to(*bias_dtype);
   }
   if (grad_stream.defined()) grad = grad.defined() ? grad + grad_stream.to(wide) : grad_stream.to(wide);
-  Tensor grad_branch;
+  Tensor grad_branch, sums;
   if (branch_dtype) grad_branch = (branch_factor.defined() ? grad * branch_factor.to(wide) : grad).to(*branch_dtype);
-  return {grad.to(stream.scalar_type()), grad_branch, grad_weight, grad_bias};
+  if (sums_dtype) sums = grad.reshape({-1, stream.size(-1)}).sum(0).to(*sums_dtype);
+  return {grad.to(stream.scalar_type()), grad_branch, grad_weight, grad_bias, sums};
 }
 
 NormGradients gradients_on_cpu(const MaybeTensor& grad_output, const MaybeTensor& grad_stream, const Tensor& stream,
                                const Tensor& weight, const MaybeTensor&, const Tensor&, const MaybeTensor&, double eps,
-                               bool rms, double, MaybeType branch_dtype, bool for_weight, MaybeType bias_dtype) {
+                               bool rms, double, MaybeType branch_dtype, bool for_weight, MaybeType bias_dtype,
+                               MaybeType sums_dtype) {
   return norm_gradients(grad_output.value_or(Tensor()), grad_stream.value_or(Tensor()), stream, weight, eps, rms, {},
-                        branch_dtype, for_weight, bias_dtype);
+                        branch_dtype, for_weight, bias_dtype, sums_dtype);
 }
 
 // ---- on meta tensors: what the kernels of CUDA allocate
@@ -106,11 +110,12 @@ NormResults norm_on_meta(const Tensor& stream, const MaybeTensor& branch, const 
 
 NormGradients gradients_on_meta(const MaybeTensor& grad_output, const MaybeTensor&, const Tensor& stream,
                                 const Tensor& weight, const MaybeTensor&, const Tensor& rstd, const MaybeTensor&,
-                                double, bool, double, MaybeType branch_dtype, bool for_weight, MaybeType bias_dtype) {
+                                double, bool, double, MaybeType branch_dtype, bool for_weight, MaybeType bias_dtype,
+                                MaybeType sums_dtype) {
   NormGradients result;
   std::get<0>(result) = at::empty_like(stream, at::MemoryFormat::Contiguous);
   if (branch_dtype) std::get<1>(result) = at::empty(stream.sizes(), stream.options().dtype(*branch_dtype));
-  if (!grad_output || (!for_weight && !bias_dtype)) return result;
+  if (!grad_output || (!for_weight && !bias_dtype && !sums_dtype)) return result;
   if (for_weight) std::get<2>(result) = at::empty_like(weight);
   if (bias_dtype) std::get<3>(result) = at::empty({weight.numel()}, weight.options().dtype(*bias_dtype));
   if (stream.numel() == 0) return result;
@@ -119,7 +124,10 @@ NormGradients gradients_on_meta(const MaybeTensor& grad_output, const MaybeTenso
       norm_backward_plan(stream.numel() / columns, columns, number_type("residual_norm", stream.scalar_type()),
                          number_type("residual_norm", grad_output->scalar_type()), /*aligned=*/true,
                          {.processors = kPlayedProcessors, .shared_memory = kPlayedSharedMemory});
-  (void)at::empty({2, plan.blocks, columns}, rstd.options());  // gone when the sums are there
+  const bool sums = sums_dtype && plan.packs;
+  if (sums) std::get<4>(result) = at::empty({columns}, stream.options().dtype(*sums_dtype));
+  if (for_weight || bias_dtype || sums)
+    (void)at::empty({sums ? 3 : 2, plan.blocks, columns}, rstd.options());  // gone when the sums are there
   return result;
 }
 
@@ -141,7 +149,7 @@ struct NormOps {
     names.def(
         "residual_norm_backward(Tensor? grad_output, Tensor? grad_stream, Tensor stream, Tensor weight, Tensor? mean, "
         "Tensor rstd, Tensor? random, float eps, bool rms, float dropout, ScalarType? branch_dtype, bool for_weight, "
-        "ScalarType? bias_dtype) -> (Tensor, Tensor, Tensor, Tensor)");
+        "ScalarType? bias_dtype, ScalarType? sums_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
     cpu.impl("residual_norm", norm_on_cpu);
     cpu.impl("residual_norm_backward", gradients_on_cpu);
     meta.impl("residual_norm", norm_on_meta);
@@ -221,14 +229,17 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
     const auto own_branch =
         for_branch && (random.defined() || facts.branch != stream.scalar_type()) ? facts.branch : MaybeType();
     const auto bias = for_bias ? facts.bias : MaybeType();
-    auto [grad_sum, grad_branch, grad_weight, grad_bias] =
+    // A layer before a norm with a bias has one too, as a rule.
+    const auto sums_dtype = for_branch && adds_columns_up() ? facts.bias : MaybeType();
+    auto [grad_sum, grad_branch, grad_weight, grad_bias, sums] =
         at::GradMode::is_enabled()
             ? norm_gradients(grad_output, grad_stream, stream, weight, facts.eps, facts.rms,
                              own_branch ? factors(stream, weight, saved[3], random, facts) : Tensor(), own_branch,
                              for_weight, bias)
-            : computed(grad_output, grad_stream, saved, facts, own_branch, for_weight, bias);
+            : computed(grad_output, grad_stream, saved, facts, own_branch, for_weight, bias, sums_dtype);
     result[0] = grad_sum;
     if (for_branch) result[1] = own_branch ? grad_branch : grad_sum;
+    if (for_branch && sums.defined()) remember_column_sums(result[1], sums);
     result[2] = grad_weight;
     result[3] = grad_bias;
     return result;
@@ -236,13 +247,14 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
 
  private:
   static NormGradients computed(const Tensor& grad_output, const Tensor& grad_stream, const variable_list& saved,
-                                const NormFacts& facts, MaybeType own_branch, bool for_weight, MaybeType bias) {
+                                const NormFacts& facts, MaybeType own_branch, bool for_weight, MaybeType bias,
+                                MaybeType sums) {
     const at::AutoDispatchBelowADInplaceOrView below;
     // Without a norm to go through, the gradient of the stream is the whole of it.
-    if (!grad_output.defined() && !own_branch) return {grad_stream, {}, {}, {}};
+    if (!grad_output.defined() && !own_branch) return {grad_stream, {}, {}, {}, {}};
     return norm_ops().backward->call(maybe(grad_output), maybe(grad_stream), saved[0], saved[1], maybe(saved[2]),
                                      saved[3], maybe(saved[4]), facts.eps, facts.rms, facts.dropout, own_branch,
-                                     for_weight, bias);
+                                     for_weight, bias, sums);
   }
 
   /// The factors of dropout: the gradient that reaches the branch where one of ones reaches the stream.
@@ -251,9 +263,9 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
     if (!random.defined()) return {};
     const at::NoGradGuard no_grad;
     const at::AutoDispatchBelowADInplaceOrView below;
-    return std::get<1>(norm_ops().backward->call(std::nullopt, at::ones_like(stream), stream, weight, std::nullopt,
-                                                 rstd, random, facts.eps, facts.rms, facts.dropout,
-                                                 stream.scalar_type(), /*for_weight=*/false, std::nullopt));
+    return std::get<1>(norm_ops().backward->call(
+        std::nullopt, at::ones_like(stream), stream, weight, std::nullopt, rstd, random, facts.eps, facts.rms,
+        facts.dropout, stream.scalar_type(), /*for_weight=*/false, std::nullopt, std::nullopt));
   }
 };
 

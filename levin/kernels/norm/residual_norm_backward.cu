@@ -51,11 +51,12 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
     next_rstd = row_statistic<float>(norm.rstd, row);
   }
 
-  float weight[E], weight_sum[E], bias_sum[E];
+  float weight[E], weight_sum[E], bias_sum[E], branch_sum[E];
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
 #pragma unroll
-    for (int k = 0; k < V; ++k) weight[i * V + k] = weight_sum[i * V + k] = bias_sum[i * V + k] = 0;
+    for (int k = 0; k < V; ++k)
+      weight[i * V + k] = weight_sum[i * V + k] = bias_sum[i * V + k] = branch_sum[i * V + k] = 0;
     if (const int column = (i * lanes + t) * V; column < columns)
       load_any<V>(norm.weight, norm.weight_type, column, norm.weight_aligned, weight + i * V);
   }
@@ -117,20 +118,22 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
 #pragma unroll
       for (int k = 0; k < V; ++k) values[k] += rstd * (grad[k] * weight[i * V + k] - sum - (x[k] - mean) * product);
       store_packed<S, V>(norm.grad_sum, begin + column, values);
-      if (norm.grad_branch == nullptr) continue;
       if constexpr (kDropout) {
         float factors[V];
         dropout.template factors<V>(begin + column, factors);
 #pragma unroll
         for (int k = 0; k < V; ++k) values[k] = factors[k] == 0 ? 0.0f : values[k] * factors[k];
       }
-      store_packed<B, V>(norm.grad_branch, begin + column, values);
+#pragma unroll
+      for (int k = 0; k < V; ++k) branch_sum[i * V + k] += values[k];
+      if (norm.grad_branch != nullptr) store_packed<B, V>(norm.grad_branch, begin + column, values);
     }
   }
 
   if (norm.partials == nullptr) return;
   float* partials = static_cast<float*>(norm.partials) + static_cast<int64_t>(blockIdx.x) * norm.columns;
   const int64_t second = static_cast<int64_t>(gridDim.x) * norm.columns;
+  const int lists = norm.branch_sums != nullptr ? 3 : 2;
   if (groups == 1) {
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -138,10 +141,11 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
       if (column >= columns) continue;
       store_packed<float, V>(partials, column, weight_sum + i * V);
       store_packed<float, V>(partials + second, column, bias_sum + i * V);
+      if (lists == 3) store_packed<float, V>(partials + 2 * second, column, branch_sum + i * V);
     }
     return;
   }
-  // The places of rows have room for two lists of each group.
+  // The places of rows, two or more of 6 bytes and more a number, have room for three lists of each group.
   await_copies<0>();
   __syncthreads();
   float* sums = reinterpret_cast<float*>(ring);
@@ -149,15 +153,18 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
   for (int i = 0; i < kPacks; ++i) {
     const int column = (i * lanes + t) * V;
     if (column >= columns) continue;
-    store_packed<float, V>(sums, 2 * all.group * columns + column, weight_sum + i * V);
-    store_packed<float, V>(sums, (2 * all.group + 1) * columns + column, bias_sum + i * V);
+    float* const own = sums + lists * all.group * columns;
+    store_packed<float, V>(own, column, weight_sum + i * V);
+    store_packed<float, V>(own + columns, column, bias_sum + i * V);
+    if (lists == 3) store_packed<float, V>(own + 2 * columns, column, branch_sum + i * V);
   }
   __syncthreads();
-  for (int at = static_cast<int>(threadIdx.x); at < 2 * columns; at += static_cast<int>(blockDim.x)) {
-    float sum = 0;
-    for (int g = 0; g < groups; ++g) sum += sums[2 * g * columns + at];
-    partials[at < columns ? at : second + at - columns] = sum;
-  }
+  for (int list = 0; list < lists; ++list)
+    for (int at = static_cast<int>(threadIdx.x); at < columns; at += static_cast<int>(blockDim.x)) {
+      float sum = 0;
+      for (int g = 0; g < groups; ++g) sum += sums[(lists * g + list) * columns + at];
+      partials[list * second + at] = sum;
+    }
 }
 
 /// A row of any length at any address, number by number; without sums of columns.
@@ -270,8 +277,10 @@ int launch_backward(const NormBackward& norm, const NormPlan& plan, cudaStream_t
     }
   }
   if (norm.partials != nullptr)
-    launch_finish(static_cast<const A*>(norm.partials), plan.blocks, norm.columns, norm.grad_weight,
-                  norm.grad_weight_type, norm.grad_bias, norm.grad_bias_type, stream);
+    launch_finish(static_cast<const A*>(norm.partials), plan.blocks, norm.columns,
+                  {{norm.grad_weight, norm.grad_bias, norm.branch_sums},
+                   {norm.grad_weight_type, norm.grad_bias_type, norm.branch_sums_type}},
+                  stream);
   return static_cast<int>(cudaGetLastError());
 }
 

@@ -97,10 +97,10 @@ NormGradients backward(const MaybeTensor& given_output, const MaybeTensor& given
                        const Tensor& given_weight, const MaybeTensor& mean, const Tensor& rstd,
                        const MaybeTensor& random, double, bool rms, double dropout,
                        std::optional<at::ScalarType> branch_dtype, bool for_weight,
-                       std::optional<at::ScalarType> bias_dtype) {
+                       std::optional<at::ScalarType> bias_dtype, std::optional<at::ScalarType> sums_dtype) {
   const c10::cuda::CUDAGuard guard(given_stream.device());
   const auto stream = given_stream.contiguous(), weight = given_weight.contiguous();
-  Tensor grad_output, residual, grad_branch, grad_weight, grad_bias, partials;
+  Tensor grad_output, residual, grad_branch, grad_weight, grad_bias, sums, partials;
   if (given(given_output)) grad_output = given_output->contiguous();
   if (given(given_residual)) residual = given_residual->contiguous();
   const auto output_type = grad_output.defined() ? type_of(grad_output) : type_of(stream);
@@ -117,7 +117,7 @@ NormGradients backward(const MaybeTensor& given_output, const MaybeTensor& given
   if (stream.numel() == 0) {
     if (grad_weight.defined()) grad_weight.zero_();
     if (grad_bias.defined()) grad_bias.zero_();
-    return {grad_sum, grad_branch, grad_weight, grad_bias};
+    return {grad_sum, grad_branch, grad_weight, grad_bias, sums};
   }
   NormBackward norm;
   norm.grad_output = pointer(grad_output), norm.grad_stream = pointer(residual), norm.stream = pointer(stream);
@@ -137,14 +137,16 @@ NormGradients backward(const MaybeTensor& given_output, const MaybeTensor& given
   const auto plan = norm_backward_plan(
       rows, columns, norm.stream_type, output_type, packs,
       {.processors = device->multiProcessorCount, .shared_memory = static_cast<int>(device->sharedMemPerBlockOptin)});
-  if (grad_weight.defined() || grad_bias.defined()) {
-    partials = at::empty({2, plan.blocks, columns}, rstd.options());
+  if (sums_dtype && plan.packs) sums = at::empty({columns}, stream.options().dtype(*sums_dtype));
+  norm.branch_sums = target(sums), norm.branch_sums_type = type_of(sums);
+  if (grad_weight.defined() || grad_bias.defined() || sums.defined()) {
+    partials = at::empty({sums.defined() ? 3 : 2, plan.blocks, columns}, rstd.options());
     norm.partials = target(partials);
   }
   C10_CUDA_CHECK(
       static_cast<cudaError_t>(launch_norm_backward(norm, plan, c10::cuda::getCurrentCUDAStream().stream())));
   if (branch_dtype && written_dtype != branch_dtype) grad_branch = grad_branch.to(*branch_dtype);
-  return {grad_sum, grad_branch, grad_weight, grad_bias};
+  return {grad_sum, grad_branch, grad_weight, grad_bias, sums};
 }
 
 }  // namespace

@@ -54,12 +54,15 @@ struct NormBackward {
   const void *grad_output = nullptr, *grad_stream = nullptr, *stream = nullptr, *weight = nullptr;
   const void *mean = nullptr, *rstd = nullptr;
   void *grad_sum = nullptr, *grad_branch = nullptr, *grad_weight = nullptr, *grad_bias = nullptr;
-  /// [2, NormPlan::blocks, columns] of the statistics' type; null where neither weight nor bias wants a gradient.
+  /// Sums of columns of the branch's gradient, or null; by packs only.
+  void* branch_sums = nullptr;
+  /// [2, NormPlan::blocks, columns] of the statistics' type, with branch_sums [3, ...]; null where nobody wants sums.
   void* partials = nullptr;
   int64_t rows = 0, columns = 0;
   NumberType stream_type = NumberType::kNone, branch_type = NumberType::kNone, output_type = NumberType::kNone;
   bool weight_aligned = false;
   NumberType weight_type = NumberType::kNone, grad_weight_type = NumberType::kNone, grad_bias_type = NumberType::kNone;
+  NumberType branch_sums_type = NumberType::kNone;
   bool rms = false;
   NormDropout dropout = {};
 };
