@@ -5,13 +5,12 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/activation_launch.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -98,49 +97,21 @@ Two gated_backward_on_meta(const Tensor&, const Tensor& gate, const Tensor& up) 
 
 // ---- the operators
 
-struct ActivationOps {
-  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<decltype(plain)>> forward;
-  std::optional<c10::TypedOperatorHandle<decltype(plain_backward)>> backward;
-  std::optional<c10::TypedOperatorHandle<decltype(plain_backward_and_sums)>> backward_and_sums;
-  std::optional<c10::TypedOperatorHandle<decltype(plain_gated)>> gated;
-  std::optional<c10::TypedOperatorHandle<decltype(plain_gated_backward)>> gated_backward;
+struct ActivationOps : Operators {
+  Operator<decltype(plain)> forward = add("activation(Tensor x, int kind) -> Tensor", on_meta, plain);
+  Operator<decltype(plain_backward)> backward =
+      add("activation_backward(Tensor grad, Tensor x, int kind) -> Tensor", backward_on_meta, plain_backward);
+  Operator<decltype(plain_backward_and_sums)> backward_and_sums =
+      add("activation_backward_and_sums(Tensor grad, Tensor x, int kind, ScalarType dtype) -> (Tensor, Tensor)",
+          backward_and_sums_on_meta, plain_backward_and_sums);
+  Operator<decltype(plain_gated)> gated =
+      add("gated_silu(Tensor gate, Tensor up) -> Tensor", gated_on_meta, plain_gated);
+  Operator<decltype(plain_gated_backward)> gated_backward =
+      add("gated_silu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)", gated_backward_on_meta,
+          plain_gated_backward);
 
-  ActivationOps() {
-    names.def("activation(Tensor x, int kind) -> Tensor");
-    names.def("activation_backward(Tensor grad, Tensor x, int kind) -> Tensor");
-    names.def("activation_backward_and_sums(Tensor grad, Tensor x, int kind, ScalarType dtype) -> (Tensor, Tensor)");
-    names.def("gated_silu(Tensor gate, Tensor up) -> Tensor");
-    names.def("gated_silu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)");
-    cpu.impl("activation", plain);
-    cpu.impl("activation_backward", plain_backward);
-    cpu.impl("activation_backward_and_sums", plain_backward_and_sums);
-    cpu.impl("gated_silu", plain_gated);
-    cpu.impl("gated_silu_backward", plain_gated_backward);
-    meta.impl("activation", on_meta);
-    meta.impl("activation_backward", backward_on_meta);
-    meta.impl("activation_backward_and_sums", backward_and_sums_on_meta);
-    meta.impl("gated_silu", gated_on_meta);
-    meta.impl("gated_silu_backward", gated_backward_on_meta);
-    register_activation_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    forward = dispatcher.findSchemaOrThrow("levin::activation", "").typed<decltype(plain)>();
-    backward = dispatcher.findSchemaOrThrow("levin::activation_backward", "").typed<decltype(plain_backward)>();
-    backward_and_sums = dispatcher.findSchemaOrThrow("levin::activation_backward_and_sums", "")
-                            .typed<decltype(plain_backward_and_sums)>();
-    gated = dispatcher.findSchemaOrThrow("levin::gated_silu", "").typed<decltype(plain_gated)>();
-    gated_backward =
-        dispatcher.findSchemaOrThrow("levin::gated_silu_backward", "").typed<decltype(plain_gated_backward)>();
-  }
+  ActivationOps() { register_activation_cuda(cuda); }
 };
-
-const ActivationOps& activation_ops() {
-  static const auto& ops = *new ActivationOps();  // for the life of the process
-  return ops;
-}
 
 // ---- autograd
 
@@ -149,7 +120,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
     context->save_for_backward({x});
     context->saved_data["kind"] = kind;
     const at::AutoDispatchBelowADInplaceOrView below;
-    return activation_ops().forward->call(x, kind);
+    return operators<ActivationOps>().forward.call(x, kind);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto x = context->get_saved_variables()[0];
@@ -159,7 +130,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
       return {silu ? smooth_silu_backward(grads[0], x) : plain_backward(grads[0], x, kind), Tensor()};
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    return {activation_ops().backward->call(grads[0], x, kind), Tensor()};
+    return {operators<ActivationOps>().backward.call(grads[0], x, kind), Tensor()};
   }
 };
 
@@ -167,7 +138,7 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
   static Tensor forward(AutogradContext* context, const Tensor& gate, const Tensor& up) {
     context->save_for_backward({gate, up});
     const at::AutoDispatchBelowADInplaceOrView below;
-    return activation_ops().gated->call(gate, up);
+    return operators<ActivationOps>().gated.call(gate, up);
   }
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto saved = context->get_saved_variables();
@@ -175,7 +146,7 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
       if (at::GradMode::is_enabled())
         return {smooth_silu_backward(grads[0] * saved[1], saved[0]), grads[0] * at::silu(saved[0])};
       const at::AutoDispatchBelowADInplaceOrView below;
-      return activation_ops().gated_backward->call(grads[0], saved[0], saved[1]);
+      return operators<ActivationOps>().gated_backward.call(grads[0], saved[0], saved[1]);
     }();
     return {std::get<0>(gradients), std::get<1>(gradients)};
   }
@@ -185,15 +156,15 @@ struct GatedSilu : torch::autograd::Function<GatedSilu> {
 
 Tensor run_activation(const Tensor& x, Activation kind) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return activation_ops().forward->call(x, static_cast<int64_t>(kind));
+  return operators<ActivationOps>().forward.call(x, static_cast<int64_t>(kind));
 }
 Tensor run_activation_backward(const Tensor& grad, const Tensor& x, Activation kind) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return activation_ops().backward->call(grad, x, static_cast<int64_t>(kind));
+  return operators<ActivationOps>().backward.call(grad, x, static_cast<int64_t>(kind));
 }
 Two activation_backward_and_sums(const Tensor& grad, const Tensor& x, Activation kind, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return activation_ops().backward_and_sums->call(grad, x, static_cast<int64_t>(kind), dtype);
+  return operators<ActivationOps>().backward_and_sums.call(grad, x, static_cast<int64_t>(kind), dtype);
 }
 Tensor plain_activation(const Tensor& x, Activation kind) {
   return plain(x, static_cast<int64_t>(kind));

@@ -1,55 +1,31 @@
 #include "levin/kernels/cross_entropy.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/operators.h"
 
 namespace levin::kernels {
 namespace {
-
-using CrossEntropyFunction = void(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool,
-                                  const std::optional<Tensor>&);
 
 /// The kernel of CUDA takes no memory.
 void cross_entropy_of_nothing(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t, bool,
                               const std::optional<Tensor>&) {}
 
-using ScaleFunction = void(const Tensor&, const Tensor&);
-
 void scale_of_nothing(const Tensor&, const Tensor&) {}
 
-struct CrossEntropyOps {
-  CrossEntropyOps() {
-    schema.def(
-        "cross_entropy_step(Tensor(a!) logits, Tensor targets, Tensor(b!) losses, int classes, int ignore_index, bool "
-        "gradient, Tensor? scale) -> ()");
-    cpu.impl("cross_entropy_step", detail::cross_entropy_by_aten);
-    meta.impl("cross_entropy_step", cross_entropy_of_nothing);
-    schema.def("scale_(Tensor(a!) x, Tensor factor) -> ()");
-    cpu.impl("scale_", detail::scale_by_aten);
-    meta.impl("scale_", scale_of_nothing);
-    detail::register_cross_entropy_cuda(cuda);
-    scale.emplace(c10::Dispatcher::singleton().findSchemaOrThrow("levin::scale_", "").typed<ScaleFunction>());
-    step.emplace(
-        c10::Dispatcher::singleton().findSchemaOrThrow("levin::cross_entropy_step", "").typed<CrossEntropyFunction>());
-  }
+struct CrossEntropyOps : detail::Operators {
+  detail::Operator<decltype(cross_entropy_of_nothing)> step = add(
+      "cross_entropy_step(Tensor(a!) logits, Tensor targets, Tensor(b!) losses, int classes, int ignore_index, bool "
+      "gradient, Tensor? scale) -> ()",
+      cross_entropy_of_nothing, detail::cross_entropy_by_aten);
+  detail::Operator<decltype(scale_of_nothing)> scale =
+      add("scale_(Tensor(a!) x, Tensor factor) -> ()", scale_of_nothing, detail::scale_by_aten);
 
-  torch::Library schema{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<CrossEntropyFunction>> step;
-  std::optional<c10::TypedOperatorHandle<ScaleFunction>> scale;
+  CrossEntropyOps() { detail::register_cross_entropy_cuda(cuda); }
 };
-
-const CrossEntropyOps& cross_entropy_ops() {
-  static const CrossEntropyOps ops;
-  return ops;
-}
 
 }  // namespace
 
@@ -87,14 +63,14 @@ void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tenso
   LEVIN_CHECK(options.classes > 0 && options.classes <= logits.size(1), "[cross_entropy_step] classes ",
               options.classes, " are not in 1 to ", logits.size(1));
   if (logits.size(0) == 0) return;
-  cross_entropy_ops().step->call(logits, targets, losses, options.classes, options.ignore_index, options.gradient,
-                                 options.scale);
+  detail::operators<CrossEntropyOps>().step.call(logits, targets, losses, options.classes, options.ignore_index,
+                                                 options.gradient, options.scale);
 }
 
 void scale_in_place(const Tensor& x, const Tensor& factor) {
   LEVIN_CHECK(factor.numel() == 1 && factor.scalar_type() == x.scalar_type(), "[scale_in_place] needs one factor of ",
               x.scalar_type(), ", got ", factor.scalar_type(), " ", factor.sizes());
-  if (x.numel() > 0) cross_entropy_ops().scale->call(x, factor);
+  if (x.numel() > 0) detail::operators<CrossEntropyOps>().scale.call(x, factor);
 }
 
 }  // namespace levin::kernels

@@ -3,16 +3,15 @@
 #include <limits>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/max_pool2d.h>
 #include <ATen/ops/max_pool2d_with_indices_backward.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/kernels/max_pool_detail.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -70,38 +69,19 @@ Tensor max_pool_backward_on_meta(const Tensor& grad, const Tensor&, at::IntArray
 }
 
 /// There is no kernel for the CPU: max_pool2d is torch's own there.
-struct MaxPoolOps {
-  using Forward = std::tuple<Tensor, Tensor>(const Tensor&, at::IntArrayRef);
-  using Backward = Tensor(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef);
+struct MaxPoolOps : detail::Operators {
+  detail::Operator<decltype(max_pool_on_meta)> forward =
+      add("max_pool2d(Tensor x, int[] window) -> (Tensor, Tensor)", max_pool_on_meta);
+  detail::Operator<decltype(max_pool_backward_on_meta)> backward = add(
+      "max_pool2d_backward(Tensor dy, Tensor chosen, int[] sizes, int[] window) -> Tensor", max_pool_backward_on_meta);
 
-  MaxPoolOps() {
-    schemas.def("max_pool2d(Tensor x, int[] window) -> (Tensor, Tensor)");
-    schemas.def("max_pool2d_backward(Tensor dy, Tensor chosen, int[] sizes, int[] window) -> Tensor");
-    meta.impl("max_pool2d", max_pool_on_meta);
-    meta.impl("max_pool2d_backward", max_pool_backward_on_meta);
-    detail::register_max_pool_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    forward.emplace(dispatcher.findSchemaOrThrow("levin::max_pool2d", "").typed<Forward>());
-    backward.emplace(dispatcher.findSchemaOrThrow("levin::max_pool2d_backward", "").typed<Backward>());
-  }
-
-  torch::Library schemas{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<Forward>> forward;
-  std::optional<c10::TypedOperatorHandle<Backward>> backward;
+  MaxPoolOps() { detail::register_max_pool_cuda(cuda); }
 };
-
-/// For the life of the process.
-const MaxPoolOps& max_pool_ops() {
-  static const auto& ops = *new MaxPoolOps();
-  return ops;
-}
 
 struct FusedMaxPool : torch::autograd::Function<FusedMaxPool> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::vector<int64_t>& window) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, chosen] = max_pool_ops().forward->call(x, window);
+    const auto [y, chosen] = detail::operators<MaxPoolOps>().forward.call(x, window);
     ctx->save_for_backward({chosen});
     ctx->saved_data["sizes"] = x.sizes().vec();
     ctx->saved_data["window"] = window;
@@ -120,7 +100,7 @@ struct FusedMaxPool : torch::autograd::Function<FusedMaxPool> {
               Tensor()};
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    return {max_pool_ops().backward->call(grads[0], chosen, sizes, window), Tensor()};
+    return {detail::operators<MaxPoolOps>().backward.call(grads[0], chosen, sizes, window), Tensor()};
   }
 };
 

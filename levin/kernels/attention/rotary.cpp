@@ -1,15 +1,14 @@
 #include "levin/kernels/attention/rotary.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/attention/rotary_detail.h"
+#include "levin/kernels/operators.h"
 
 namespace levin::kernels {
 namespace {
@@ -21,35 +20,14 @@ Tensor pack_qkv_meta(const Tensor& q, const Tensor&, const Tensor&) {
   return at::empty({q.size(0), q.size(1), 3, q.size(2), q.size(3)}, q.options());
 }
 
-struct RotaryOps {
-  using Rotary = Tensor(const Tensor&, const Tensor&, bool);
-  using Pack = Tensor(const Tensor&, const Tensor&, const Tensor&);
+struct RotaryOps : detail::Operators {
+  detail::Operator<decltype(rotary_meta)> rotary =
+      add("rotary_qk(Tensor qkv, Tensor angles, bool inverse) -> Tensor", rotary_meta, detail::rotary_by_aten);
+  detail::Operator<decltype(pack_qkv_meta)> pack =
+      add("pack_qkv(Tensor q, Tensor k, Tensor v) -> Tensor", pack_qkv_meta, detail::pack_qkv_by_aten);
 
-  RotaryOps() {
-    schema.def("rotary_qk(Tensor qkv, Tensor angles, bool inverse) -> Tensor");
-    schema.def("pack_qkv(Tensor q, Tensor k, Tensor v) -> Tensor");
-    cpu.impl("rotary_qk", detail::rotary_by_aten);
-    cpu.impl("pack_qkv", detail::pack_qkv_by_aten);
-    meta.impl("rotary_qk", rotary_meta);
-    meta.impl("pack_qkv", pack_qkv_meta);
-    detail::register_rotary_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    rotary.emplace(dispatcher.findSchemaOrThrow("levin::rotary_qk", "").typed<Rotary>());
-    pack.emplace(dispatcher.findSchemaOrThrow("levin::pack_qkv", "").typed<Pack>());
-  }
-
-  torch::Library schema{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<Rotary>> rotary;
-  std::optional<c10::TypedOperatorHandle<Pack>> pack;
+  RotaryOps() { detail::register_rotary_cuda(cuda); }
 };
-
-const RotaryOps& rotary_ops() {
-  static const RotaryOps ops;
-  return ops;
-}
 
 /// Linear in qkv: its gradient turns back, and the gradient of that turns again.
 struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
@@ -58,7 +36,7 @@ struct RotaryFunction : torch::autograd::Function<RotaryFunction> {
     const at::AutoDispatchBelowADInplaceOrView below;
     context->save_for_backward({angles});
     context->saved_data["inverse"] = inverse;
-    return rotary_ops().rotary->call(qkv, angles, inverse);
+    return detail::operators<RotaryOps>().rotary.call(qkv, angles, inverse);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
@@ -83,7 +61,7 @@ Tensor pack_qkv_by_aten(const Tensor& q, const Tensor& k, const Tensor& v) {
 
 Tensor pack_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return rotary_ops().pack->call(q, k, v);
+  return detail::operators<RotaryOps>().pack.call(q, k, v);
 }
 
 }  // namespace detail

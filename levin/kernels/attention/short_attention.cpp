@@ -2,12 +2,11 @@
 #include <optional>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
-#include <torch/library.h>
 
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/attention/short_attention_launch.h"
+#include "levin/kernels/operators.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -27,33 +26,15 @@ std::tuple<Tensor, Tensor> short_attention_backward_meta(const Tensor&, const Te
   return {grad, sums};
 }
 
-struct ShortAttentionOps {
-  using Forward = std::tuple<Tensor, Tensor>(const Tensor&);
-  using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, const Tensor&, bool);
+struct ShortAttentionOps : Operators {
+  Operator<decltype(short_attention_meta)> forward =
+      add("short_attention(Tensor qkv) -> (Tensor, Tensor)", short_attention_meta);
+  Operator<decltype(short_attention_backward_meta)> backward = add(
+      "short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, bool columns) -> (Tensor, Tensor)",
+      short_attention_backward_meta);
 
-  ShortAttentionOps() {
-    schema.def("short_attention(Tensor qkv) -> (Tensor, Tensor)");
-    schema.def(
-        "short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, bool columns) -> (Tensor, Tensor)");
-    meta.impl("short_attention", short_attention_meta);
-    meta.impl("short_attention_backward", short_attention_backward_meta);
-    register_short_attention_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    forward.emplace(dispatcher.findSchemaOrThrow("levin::short_attention", "").typed<Forward>());
-    backward.emplace(dispatcher.findSchemaOrThrow("levin::short_attention_backward", "").typed<Backward>());
-  }
-
-  torch::Library schema{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<Forward>> forward;
-  std::optional<c10::TypedOperatorHandle<Backward>> backward;
+  ShortAttentionOps() { register_short_attention_cuda(cuda); }
 };
-
-const ShortAttentionOps& short_attention_ops() {
-  static const ShortAttentionOps ops;
-  return ops;
-}
 
 }  // namespace
 
@@ -67,17 +48,17 @@ bool short_attention_fits(const Tensor& qkv, bool causal, double dropout) {
 
 std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return short_attention_ops().forward->call(qkv);
+  return operators<ShortAttentionOps>().forward.call(qkv);
 }
 
 std::string short_attention_operator() {
-  return short_attention_ops().forward->operator_name().name;
+  return operators<ShortAttentionOps>().forward.operator_name().name;
 }
 
 std::tuple<Tensor, Tensor> short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
                                                     const Tensor& sums, bool columns) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return short_attention_ops().backward->call(grad, qkv, out, sums, columns);
+  return operators<ShortAttentionOps>().backward.call(grad, qkv, out, sums, columns);
 }
 
 }  // namespace levin::kernels::detail

@@ -5,18 +5,17 @@
 #include <string>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/linear/product_dtype.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -51,43 +50,23 @@ Tensor block_sparse_backward_on_meta(const Tensor& grad, const Tensor& qkv, cons
   return at::empty(qkv.sizes(), qkv.options());
 }
 
-struct BlockSparseOps {
-  using Forward = decltype(block_sparse_on_cpu);
-  using Backward = decltype(block_sparse_backward_on_cpu);
+struct BlockSparseOps : detail::Operators {
+  detail::Operator<decltype(block_sparse_on_cpu)> forward =
+      add("block_sparse_attention(Tensor qkv, Tensor? mask, Tensor seen, Tensor seen_by) -> (Tensor, Tensor)",
+          block_sparse_on_meta, block_sparse_on_cpu);
+  detail::Operator<decltype(block_sparse_backward_on_cpu)> backward =
+      add("block_sparse_attention_backward(Tensor grad, Tensor qkv, Tensor? mask, Tensor seen, Tensor seen_by, Tensor "
+          "out, Tensor sums) -> Tensor",
+          block_sparse_backward_on_meta, block_sparse_backward_on_cpu);
 
-  BlockSparseOps() {
-    schema.def("block_sparse_attention(Tensor qkv, Tensor? mask, Tensor seen, Tensor seen_by) -> (Tensor, Tensor)");
-    schema.def(
-        "block_sparse_attention_backward(Tensor grad, Tensor qkv, Tensor? mask, Tensor seen, Tensor seen_by, Tensor "
-        "out, Tensor sums) -> Tensor");
-    cpu.impl("block_sparse_attention", block_sparse_on_cpu);
-    cpu.impl("block_sparse_attention_backward", block_sparse_backward_on_cpu);
-    meta.impl("block_sparse_attention", block_sparse_on_meta);
-    meta.impl("block_sparse_attention_backward", block_sparse_backward_on_meta);
-    detail::register_block_sparse_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    forward = dispatcher.findSchemaOrThrow("levin::block_sparse_attention", "").typed<Forward>();
-    backward = dispatcher.findSchemaOrThrow("levin::block_sparse_attention_backward", "").typed<Backward>();
-  }
-
-  torch::Library schema{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<Forward>> forward;
-  std::optional<c10::TypedOperatorHandle<Backward>> backward;
+  BlockSparseOps() { detail::register_block_sparse_cuda(cuda); }
 };
-
-const BlockSparseOps& block_sparse_ops() {
-  static const auto& ops = *new BlockSparseOps();  // for the life of the process
-  return ops;
-}
 
 struct BlockSparseFunction : torch::autograd::Function<BlockSparseFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& qkv, const MaybeTensor& mask, const Tensor& seen,
                         const Tensor& seen_by) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    auto [out, sums] = block_sparse_ops().forward->call(qkv, mask, seen, seen_by);
+    auto [out, sums] = detail::operators<BlockSparseOps>().forward.call(qkv, mask, seen, seen_by);
     context->save_for_backward({qkv, mask.value_or(Tensor()), seen, seen_by, out, sums});
     return out;
   }
@@ -102,7 +81,8 @@ struct BlockSparseFunction : torch::autograd::Function<BlockSparseFunction> {
       return {torch::autograd::grad({out}, {qkv}, {grads[0]}, std::nullopt, /*create_graph=*/true)[0], {}, {}, {}};
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    return {block_sparse_ops().backward->call(grads[0].contiguous(), qkv, mask, saved[2], saved[3], saved[4], saved[5]),
+    return {detail::operators<BlockSparseOps>().backward.call(grads[0].contiguous(), qkv, mask, saved[2], saved[3],
+                                                              saved[4], saved[5]),
             {},
             {},
             {}};

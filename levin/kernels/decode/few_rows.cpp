@@ -5,12 +5,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/core/parallel.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels::detail {
@@ -40,23 +39,10 @@ Tensor linear_on_cpu(const Tensor& x, const Tensor& weight, const std::optional<
 }
 
 /// An operator of its own, so that profilers and counters see it.
-struct FewRowsOps {
-  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<decltype(linear_on_cpu)>> linear;
-
-  FewRowsOps() {
-    names.def("few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
-    cpu.impl("few_rows_linear", linear_on_cpu);
-    linear =
-        c10::Dispatcher::singleton().findSchemaOrThrow("levin::few_rows_linear", "").typed<decltype(linear_on_cpu)>();
-  }
+struct FewRowsOps : Operators {
+  Operator<decltype(linear_on_cpu)> linear = add<decltype(linear_on_cpu)>(
+      "few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", /*meta=*/nullptr, linear_on_cpu);
 };
-
-const FewRowsOps& few_rows_ops() {
-  static const auto& ops = *new FewRowsOps();  // for the life of the process
-  return ops;
-}
 
 }  // namespace
 
@@ -88,7 +74,7 @@ bool runs_few_rows_linear(const Tensor& x, const Tensor& weight, const Tensor& b
 
 Tensor few_rows_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return few_rows_ops().linear->call(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
+  return operators<FewRowsOps>().linear.call(x, weight, bias.defined() ? std::optional(bias) : std::nullopt);
 }
 
 Tensor few_rows_norm(const Tensor& h, const Tensor& weight, const Tensor& bias, double eps, bool rms) {

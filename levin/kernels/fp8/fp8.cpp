@@ -5,16 +5,15 @@
 #include <limits>
 
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Float8_e4m3fn.h>
 #include <c10/util/Float8_e5m2.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/fp8/fp8_detail.h"
 #include "levin/kernels/fp8/fp8_launch.h"
+#include "levin/kernels/operators.h"
 
 namespace levin::kernels {
 
@@ -44,12 +43,6 @@ using detail::Fp8Parts;
 using detail::MaybeDtype;
 using detail::MaybeKind;
 using detail::MaybeTensor;
-
-using CastSignature = Fp8Parts(const Tensor&, const MaybeTensor&, const MaybeTensor&, at::ScalarType, bool, bool, bool,
-                               int64_t, MaybeKind, const MaybeTensor&, MaybeDtype);
-using ProductSignature = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const MaybeTensor&,
-                                at::ScalarType, bool);
-using RollSignature = Tensor(const Tensor&, const Tensor&);
 
 // ---- the emulation of the CPU
 
@@ -151,42 +144,21 @@ Tensor roll_meta(const Tensor&, const Tensor& seen) {
 
 // ---- the operators
 
-struct Ops {
-  Ops() {
-    definitions.def(
-        "fp8_cast(Tensor x, Tensor? amax, Tensor(a!)? seen, ScalarType dtype, bool per_row, bool rows, bool columns, "
-        "int margin, int? activation, Tensor? derivative_at, ScalarType? sums) -> (Tensor, Tensor, Tensor, Tensor, "
-        "Tensor)");
-    definitions.def(
-        "fp8_mm(Tensor a, Tensor b, Tensor inverse_a, Tensor inverse_b, Tensor? bias, ScalarType dtype, bool "
-        "fast_accumulation) -> Tensor");
-    definitions.def("fp8_roll(Tensor(a!) history, Tensor(b!) seen) -> Tensor");
-    on_cpu.impl("fp8_cast", cast_cpu);
-    on_cpu.impl("fp8_mm", product_cpu);
-    on_cpu.impl("fp8_roll", roll_cpu);
-    on_meta.impl("fp8_cast", cast_meta);
-    on_meta.impl("fp8_mm", product_meta);
-    on_meta.impl("fp8_roll", roll_meta);
-    detail::register_fp8_cuda(on_cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    cast.emplace(dispatcher.findSchemaOrThrow("levin::fp8_cast", "").typed<CastSignature>());
-    product.emplace(dispatcher.findSchemaOrThrow("levin::fp8_mm", "").typed<ProductSignature>());
-    roll.emplace(dispatcher.findSchemaOrThrow("levin::fp8_roll", "").typed<RollSignature>());
-  }
+struct Fp8Ops : detail::Operators {
+  detail::Operator<decltype(cast_meta)> cast =
+      add("fp8_cast(Tensor x, Tensor? amax, Tensor(a!)? seen, ScalarType dtype, bool per_row, bool rows, bool columns, "
+          "int margin, int? activation, Tensor? derivative_at, ScalarType? sums) -> (Tensor, Tensor, Tensor, Tensor, "
+          "Tensor)",
+          cast_meta, cast_cpu);
+  detail::Operator<decltype(product_meta)> product =
+      add("fp8_mm(Tensor a, Tensor b, Tensor inverse_a, Tensor inverse_b, Tensor? bias, ScalarType dtype, bool "
+          "fast_accumulation) -> Tensor",
+          product_meta, product_cpu);
+  detail::Operator<decltype(roll_meta)> roll =
+      add("fp8_roll(Tensor(a!) history, Tensor(b!) seen) -> Tensor", roll_meta, roll_cpu);
 
-  torch::Library definitions{torch::Library::FRAGMENT, "levin", {}, __FILE__, __LINE__};
-  torch::Library on_cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library on_cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  torch::Library on_meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<CastSignature>> cast;
-  std::optional<c10::TypedOperatorHandle<ProductSignature>> product;
-  std::optional<c10::TypedOperatorHandle<RollSignature>> roll;
+  Fp8Ops() { detail::register_fp8_cuda(cuda); }
 };
-
-const Ops& ops() {
-  static const Ops all;
-  return all;
-}
 
 MaybeTensor if_defined(const Tensor& tensor) {
   return tensor.defined() ? MaybeTensor(tensor) : std::nullopt;
@@ -218,9 +190,9 @@ Fp8Cast fp8_cast(const Tensor& x, const Tensor& amax, const Tensor& seen, const 
     matrix = activated(matrix, *kind, derivative_at);
     kind.reset(), derivative_at.reset();
   }
-  auto [rows, columns, inverse, column_inverse, sums] =
-      ops().cast->call(matrix, if_defined(amax), if_defined(seen), options.dtype, options.per_row, options.rows,
-                       options.columns, options.margin, kind, derivative_at, options.sums);
+  auto [rows, columns, inverse, column_inverse, sums] = detail::operators<Fp8Ops>().cast.call(
+      matrix, if_defined(amax), if_defined(seen), options.dtype, options.per_row, options.rows, options.columns,
+      options.margin, kind, derivative_at, options.sums);
   if (!options.per_row) column_inverse = inverse;
   return {rows, columns, inverse, column_inverse, sums};
 }
@@ -231,13 +203,14 @@ Tensor fp8_mm(const Tensor& a, const Tensor& b, const Tensor& inverse_a, const T
                   is_float8(b.scalar_type()),
               "[fp8_mm] needs a [M, K] and b [N, K] in float8, got ", a.toString(), " ", a.sizes(), " and ",
               b.toString(), " ", b.sizes());
-  return ops().product->call(a, b, inverse_a, inverse_b, if_defined(bias), dtype, fast_accumulation);
+  return detail::operators<Fp8Ops>().product.call(a, b, inverse_a, inverse_b, if_defined(bias), dtype,
+                                                  fast_accumulation);
 }
 
 Tensor fp8_roll(const Tensor& history, const Tensor& seen) {
   LEVIN_CHECK(history.dim() == 2 && history.size(1) > 0 && seen.dim() == 1 && seen.size(0) == history.size(0),
               "[fp8_roll] needs a history [S, H] and [S], got ", history.sizes(), " and ", seen.sizes());
-  return ops().roll->call(history, seen);
+  return detail::operators<Fp8Ops>().roll.call(history, seen);
 }
 
 }  // namespace levin::kernels

@@ -5,10 +5,8 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
@@ -20,6 +18,7 @@
 #include "levin/kernels/linear/linear_launch.h"
 #include "levin/kernels/linear/matmul.h"
 #include "levin/kernels/linear/weight_casts.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/quantized/quantized_detail.h"
 
@@ -46,30 +45,16 @@ Tensor sum_on_meta(const Tensor& x, at::ScalarType dtype) {
   return result;
 }
 
-struct LinearOps {
-  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<decltype(sum_on_cpu)>> column_sum;
+struct LinearOps : Operators {
+  Operator<decltype(sum_on_cpu)> column_sum =
+      add("column_sum(Tensor x, ScalarType dtype) -> Tensor", sum_on_meta, sum_on_cpu);
 
-  LinearOps() {
-    names.def("column_sum(Tensor x, ScalarType dtype) -> Tensor");
-    cpu.impl("column_sum", sum_on_cpu);
-    meta.impl("column_sum", sum_on_meta);
-    register_linear_cuda(cuda);
-    column_sum = c10::Dispatcher::singleton().findSchemaOrThrow("levin::column_sum", "").typed<decltype(sum_on_cpu)>();
-  }
+  LinearOps() { register_linear_cuda(cuda); }
 };
-
-const LinearOps& linear_ops() {
-  static const auto& ops = *new LinearOps();  // for the life of the process
-  return ops;
-}
 
 Tensor column_sum_of(const Tensor& x, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return linear_ops().column_sum->call(x, dtype);
+  return operators<LinearOps>().column_sum.call(x, dtype);
 }
 
 // ---- linear

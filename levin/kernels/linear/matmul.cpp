@@ -5,12 +5,11 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/library.h>
 
 #include "levin/core/words.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/linear/matmul_detail.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -44,37 +43,17 @@ Two with_sums_on_meta(const Tensor& a, const Tensor& b, at::ScalarType dtype, at
 
 void into_on_meta(const Tensor&, const Tensor&, const Tensor&, bool) {}
 
-struct MatmulOps {
-  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<decltype(on_cpu)>> matmul;
-  std::optional<c10::TypedOperatorHandle<decltype(with_sums_on_cpu)>> matmul_and_sums;
-  std::optional<c10::TypedOperatorHandle<decltype(into_on_cpu)>> matmul_into;
+struct MatmulOps : Operators {
+  Operator<decltype(on_cpu)> matmul =
+      add("matmul(Tensor a, Tensor b, Tensor? bias, ScalarType dtype) -> Tensor", on_meta, on_cpu);
+  Operator<decltype(with_sums_on_cpu)> matmul_and_sums =
+      add("matmul_and_sums(Tensor a, Tensor b, ScalarType dtype, ScalarType sums_dtype) -> (Tensor, Tensor)",
+          with_sums_on_meta, with_sums_on_cpu);
+  Operator<decltype(into_on_cpu)> matmul_into =
+      add("matmul_into(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()", into_on_meta, into_on_cpu);
 
-  MatmulOps() {
-    names.def("matmul(Tensor a, Tensor b, Tensor? bias, ScalarType dtype) -> Tensor");
-    names.def("matmul_and_sums(Tensor a, Tensor b, ScalarType dtype, ScalarType sums_dtype) -> (Tensor, Tensor)");
-    names.def("matmul_into(Tensor(a!) out, Tensor a, Tensor b, bool add) -> ()");
-    cpu.impl("matmul", on_cpu);
-    cpu.impl("matmul_and_sums", with_sums_on_cpu);
-    cpu.impl("matmul_into", into_on_cpu);
-    meta.impl("matmul", on_meta);
-    meta.impl("matmul_into", into_on_meta);
-    meta.impl("matmul_and_sums", with_sums_on_meta);
-    register_matmul_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    matmul = dispatcher.findSchemaOrThrow("levin::matmul", "").typed<decltype(on_cpu)>();
-    matmul_and_sums = dispatcher.findSchemaOrThrow("levin::matmul_and_sums", "").typed<decltype(with_sums_on_cpu)>();
-    matmul_into = dispatcher.findSchemaOrThrow("levin::matmul_into", "").typed<decltype(into_on_cpu)>();
-  }
+  MatmulOps() { register_matmul_cuda(cuda); }
 };
-
-const MatmulOps& matmul_ops() {
-  static const auto& ops = *new MatmulOps();  // for the life of the process
-  return ops;
-}
 
 }  // namespace
 
@@ -100,23 +79,23 @@ bool runs_matmul(const Tensor& tensor) {
 
 Tensor matmul(const Tensor& a, const Tensor& b, const Tensor& bias, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return matmul_ops().matmul->call(a, b, bias.defined() ? std::optional(bias) : std::nullopt, dtype);
+  return operators<MatmulOps>().matmul.call(a, b, bias.defined() ? std::optional(bias) : std::nullopt, dtype);
 }
 
 Two matmul_and_sums(const Tensor& a, const Tensor& b, at::ScalarType dtype, at::ScalarType sums_dtype) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  return matmul_ops().matmul_and_sums->call(a, b, dtype, sums_dtype);
+  return operators<MatmulOps>().matmul_and_sums.call(a, b, dtype, sums_dtype);
 }
 
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  matmul_ops().matmul_into->call(out, a, b, add);
+  operators<MatmulOps>().matmul_into.call(out, a, b, add);
 }
 
 }  // namespace detail
 
 std::vector<std::string> product_operators() {
-  (void)detail::matmul_ops();
+  (void)detail::operators<detail::MatmulOps>();
   return {"levin::matmul", detail::short_attention_operator()};
 }
 

@@ -2,14 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/core/dispatch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/norm/batch_norm_detail.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -80,11 +79,6 @@ constexpr auto kBackward =
     "Tensor? running_mean, Tensor? running_var, float eps, bool relu, bool[4] wanted) -> (Tensor, Tensor, Tensor, "
     "Tensor)";
 
-using Forward = Three(const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                      const MaybeTensor&, const MaybeTensor&, bool, double, double, bool);
-using Backward = Four(const Tensor&, const Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-                      const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, double, bool, std::array<bool, 4>);
-
 Three forward_on_meta(const Tensor& x, const MaybeTensor& residual, const MaybeTensor&, const MaybeTensor&,
                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, bool training, double, double,
                       bool relu) {
@@ -104,30 +98,12 @@ Four backward_on_meta(const Tensor& grad, const Tensor& x, const MaybeTensor&, c
 }
 
 /// There is no kernel for the CPU: batch_norm_act is torch's own operators there.
-struct BatchNormOps {
-  BatchNormOps() {
-    schemas.def(kForward);
-    schemas.def(kBackward);
-    meta.impl("batch_norm_act", forward_on_meta);
-    meta.impl("batch_norm_act_backward", backward_on_meta);
-    detail::register_batch_norm_act_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    forward.emplace(dispatcher.findSchemaOrThrow("levin::batch_norm_act", "").typed<Forward>());
-    backward.emplace(dispatcher.findSchemaOrThrow("levin::batch_norm_act_backward", "").typed<Backward>());
-  }
+struct BatchNormOps : detail::Operators {
+  detail::Operator<decltype(forward_on_meta)> forward = add(kForward, forward_on_meta);
+  detail::Operator<decltype(backward_on_meta)> backward = add(kBackward, backward_on_meta);
 
-  torch::Library schemas{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<Forward>> forward;
-  std::optional<c10::TypedOperatorHandle<Backward>> backward;
+  BatchNormOps() { detail::register_batch_norm_act_cuda(cuda); }
 };
-
-/// For the life of the process.
-const BatchNormOps& batch_norm_ops() {
-  static const auto& ops = *new BatchNormOps();
-  return ops;
-}
 
 // ---- autograd
 
@@ -148,7 +124,7 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
                         const MaybeTensor& batches, bool training, double momentum, double eps, bool relu) {
     // Running statistics change without a new version, as torch's do: an earlier forward may have saved them.
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, statistics, passed] = batch_norm_ops().forward->call(
+    const auto [y, statistics, passed] = detail::operators<BatchNormOps>().forward.call(
         x, residual, weight, bias, running_mean, running_var, batches, training, momentum, eps, relu);
     const auto none = Tensor();
     // With a residual the mask of the ReLU is kept as bits. Without, it comes from x.
@@ -179,9 +155,9 @@ struct BatchNormAct : torch::autograd::Function<BatchNormAct> {
     const bool passes_on = wanted[1] && !relu;  // the gradient of the residual is that of y itself
     if (passes_on) wanted[1] = false;
     if (wanted[0] || wanted[1] || wanted[2] || wanted[3])
-      std::tie(result[0], result[1], result[2], result[3]) =
-          batch_norm_ops().backward->call(grads[0], x, maybe(passed), maybe(weight), maybe(bias), maybe(statistics),
-                                          maybe(mean), maybe(var), eps, relu, wanted);
+      std::tie(result[0], result[1], result[2], result[3]) = detail::operators<BatchNormOps>().backward.call(
+          grads[0], x, maybe(passed), maybe(weight), maybe(bias), maybe(statistics), maybe(mean), maybe(var), eps, relu,
+          wanted);
     if (passes_on) result[1] = grads[0];
     return result;
   }

@@ -5,9 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 #include "levin/core/error.h"
 #include "levin/kernels/decode/few_rows.h"
@@ -15,6 +13,7 @@
 #include "levin/kernels/linear/known_sums.h"
 #include "levin/kernels/norm/residual_norm_detail.h"
 #include "levin/kernels/norm/residual_norm_launch.h"
+#include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -133,38 +132,19 @@ NormGradients gradients_on_meta(const MaybeTensor& grad_output, const MaybeTenso
 
 // ---- the operators
 
-struct NormOps {
-  torch::Library names{torch::Library::FRAGMENT, "levin", std::nullopt, __FILE__, __LINE__};
-  torch::Library cpu{torch::Library::IMPL, "levin", c10::DispatchKey::CPU, __FILE__, __LINE__};
-  torch::Library meta{torch::Library::IMPL, "levin", c10::DispatchKey::Meta, __FILE__, __LINE__};
-  torch::Library cuda{torch::Library::IMPL, "levin", c10::DispatchKey::CUDA, __FILE__, __LINE__};
-  std::optional<c10::TypedOperatorHandle<decltype(norm_on_cpu)>> forward;
-  std::optional<c10::TypedOperatorHandle<decltype(gradients_on_cpu)>> backward;
+struct NormOps : Operators {
+  Operator<decltype(norm_on_cpu)> forward = add(
+      "residual_norm(Tensor stream, Tensor? branch, Tensor weight, Tensor? bias, float eps, bool rms, float dropout, "
+      "ScalarType output) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+      norm_on_meta, norm_on_cpu, {at::Tag::nondeterministic_seeded});
+  Operator<decltype(gradients_on_cpu)> backward = add(
+      "residual_norm_backward(Tensor? grad_output, Tensor? grad_stream, Tensor stream, Tensor weight, Tensor? mean, "
+      "Tensor rstd, Tensor? random, float eps, bool rms, float dropout, ScalarType? branch_dtype, bool for_weight, "
+      "ScalarType? bias_dtype, ScalarType? sums_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+      gradients_on_meta, gradients_on_cpu);
 
-  NormOps() {
-    names.def(
-        "residual_norm(Tensor stream, Tensor? branch, Tensor weight, Tensor? bias, float eps, bool rms, float dropout, "
-        "ScalarType output) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-        {at::Tag::nondeterministic_seeded});
-    names.def(
-        "residual_norm_backward(Tensor? grad_output, Tensor? grad_stream, Tensor stream, Tensor weight, Tensor? mean, "
-        "Tensor rstd, Tensor? random, float eps, bool rms, float dropout, ScalarType? branch_dtype, bool for_weight, "
-        "ScalarType? bias_dtype, ScalarType? sums_dtype) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-    cpu.impl("residual_norm", norm_on_cpu);
-    cpu.impl("residual_norm_backward", gradients_on_cpu);
-    meta.impl("residual_norm", norm_on_meta);
-    meta.impl("residual_norm_backward", gradients_on_meta);
-    register_residual_norm_cuda(cuda);
-    auto& dispatcher = c10::Dispatcher::singleton();
-    forward = dispatcher.findSchemaOrThrow("levin::residual_norm", "").typed<decltype(norm_on_cpu)>();
-    backward = dispatcher.findSchemaOrThrow("levin::residual_norm_backward", "").typed<decltype(gradients_on_cpu)>();
-  }
+  NormOps() { register_residual_norm_cuda(cuda); }
 };
-
-const NormOps& norm_ops() {
-  static const auto& ops = *new NormOps();  // for the life of the process
-  return ops;
-}
 
 // ---- autograd
 
@@ -204,7 +184,7 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
                                at::ScalarType output_dtype, KeptSum* kept) {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [output, sum, mean, rstd, random] =
-        norm_ops().forward->call(stream, branch, weight, bias, eps, rms, dropout, output_dtype);
+        operators<NormOps>().forward.call(stream, branch, weight, bias, eps, rms, dropout, output_dtype);
     context->set_materialize_grads(false);
     context->save_for_backward({branch ? sum : stream, weight, mean, rstd, random});
     if (branch) *kept = {context, sum};
@@ -252,9 +232,9 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
     const at::AutoDispatchBelowADInplaceOrView below;
     // Without a norm to go through, the gradient of the stream is the whole of it.
     if (!grad_output.defined() && !own_branch) return {grad_stream, {}, {}, {}, {}};
-    return norm_ops().backward->call(maybe(grad_output), maybe(grad_stream), saved[0], saved[1], maybe(saved[2]),
-                                     saved[3], maybe(saved[4]), facts.eps, facts.rms, facts.dropout, own_branch,
-                                     for_weight, bias, sums);
+    return operators<NormOps>().backward.call(maybe(grad_output), maybe(grad_stream), saved[0], saved[1],
+                                              maybe(saved[2]), saved[3], maybe(saved[4]), facts.eps, facts.rms,
+                                              facts.dropout, own_branch, for_weight, bias, sums);
   }
 
   /// The factors of dropout: the gradient that reaches the branch where one of ones reaches the stream.
@@ -263,7 +243,7 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
     if (!random.defined()) return {};
     const at::NoGradGuard no_grad;
     const at::AutoDispatchBelowADInplaceOrView below;
-    return std::get<1>(norm_ops().backward->call(
+    return std::get<1>(operators<NormOps>().backward.call(
         std::nullopt, at::ones_like(stream), stream, weight, std::nullopt, rstd, random, facts.eps, facts.rms,
         facts.dropout, stream.scalar_type(), /*for_weight=*/false, std::nullopt, std::nullopt));
   }
