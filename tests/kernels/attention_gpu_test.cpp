@@ -164,7 +164,7 @@ TEST_F(AttentionGpu, OfShortSequencesAddsColumnsUp) {
         EXPECT_TRUE(of.equal(plain));
         const auto wanted = of.to(at::kDouble).flatten(0, 1).sum(0).flatten();
         // Of keys they are zero but for roundings, so the others are the measure.
-        EXPECT_LT((columns - wanted).abs().max().item<double>(), 2e-3 * wanted.abs().max().item<double>());
+        EXPECT_LT((columns - wanted).abs().max().item<double>(), 5e-3 * wanted.abs().max().item<double>());
       }
 }
 

@@ -1,0 +1,60 @@
+// Which layers take the gradients of their biases from the kernel behind them, by the operators of a training step.
+#include <ATen/record_function.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "levin/memory/estimate.h"
+#include "levin/models/vit.h"
+#include "levin/nn/functional.h"
+#include "levin/testing/scoped_variable.h"
+
+namespace levin::bias_sums_tests {
+namespace {
+
+std::map<std::string, int>* counted = nullptr;
+
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
+  ++(*counted)[function.name()];
+  return nullptr;
+}
+
+/// Operators of a step of a ViT, as its estimate of memory runs it: on meta tensors that stand for a GPU.
+std::map<std::string, int> operators_of_a_step(const char* sums, const std::string& precision) {
+  const testing::ScopedVariable wanted("LEVIN_BIAS_SUMS", sums);
+  std::map<std::string, int> counts;
+  counted = &counts;
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator));
+  estimate_memory(
+      [] {
+        return models::vit({.image_size = 224,
+                            .patch_size = 16,
+                            .num_layers = 3,
+                            .num_heads = 2,
+                            .hidden_dim = 128,
+                            .mlp_dim = 256,
+                            .num_classes = 8});
+      },
+      [](auto& model, const Batch& batch) { return model(batch["x"]); },
+      [](const Tensor& logits, const Batch& batch) { return cross_entropy(logits, batch["y"]); },
+      Batch{{"x", torch::zeros({2, 3, 224, 224}, at::kMeta)},
+            {"y", torch::zeros({2}, torch::dtype(at::kLong).device(at::kMeta))}},
+      {.precision = precision, .device = at::kCUDA});
+  at::removeCallback(handle);
+  return counts;
+}
+
+TEST(BiasSums, OfAVitComeFromNormsAndAttention) {
+  for (const auto* precision : {"bf16-true", "bf16-mixed"}) {
+    auto plain = operators_of_a_step("0", precision), known = operators_of_a_step("1", precision);
+    const auto blocks = plain["levin::activation"], attentions = plain["levin::short_attention_backward"];
+    ASSERT_GT(blocks, 0);
+    ASSERT_GT(attentions, 0);  // the last block needs the first token alone
+    // The layers before the two norms of a block, and those before attention.
+    const auto taken = 2 * blocks + attentions;
+    EXPECT_EQ(plain["levin::matmul_and_sums"] - known["levin::matmul_and_sums"], taken) << precision;
+    EXPECT_EQ(known["levin::matmul"] - plain["levin::matmul"], taken) << precision;
+  }
+}
+
+}  // namespace
+}  // namespace levin::bias_sums_tests
