@@ -1,5 +1,4 @@
 #include <limits>
-#include <optional>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>

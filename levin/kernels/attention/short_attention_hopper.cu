@@ -21,6 +21,7 @@ constexpr int kBuffer = kRows * 128;  // bytes of a head of q, k or v
 constexpr int kTile = 64 * 128;       // bytes of 64 rows
 constexpr int kGroups = 2;            // warpgroups of a block; more of them would have too few registers
 constexpr int kThreads = kGroups * 128;
+static_assert(kShortAttentionParts == kThreads / 32);  // a warp has sums of its own
 constexpr float kLog2e = 1.4426950408889634f;
 
 struct Sizes {
