@@ -4,7 +4,9 @@
 //
 //   generate [--config FILE.json | --folder MODEL] [--device cuda] [--dtype bfloat16] [--quantize WORD] [--prompt 512]
 //            [--tokens 128] [--batches 1,8,32] [--cache-dtype auto] [--engine] [--rounds 3] [--threads N] [--wait]
+//            [--timeline FILE]
 //
+// With --timeline every kernel of four steps goes to a file: when it began and how long it took, in microseconds.
 // With --engine: tokens per second of as many requests as a batch has rows, which arrive together at an engine, beside
 // one offline batch of generate().
 //
@@ -15,6 +17,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <limits>
 #include <set>
@@ -24,6 +27,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 
+#include "bench/speed/kernels.h"
 #include "levin/core/files.h"
 #include "levin/core/main.h"
 #include "levin/core/parallel.h"
@@ -66,11 +70,13 @@ double triad() {
   return 3.0 * sizeof(float) * kCount / best / 1e6;
 }
 
+constexpr int64_t kTimelineSteps = 4;
+
 struct DecodeBench {
   models::LanguageModel model;
   int64_t prompt, tokens;
   c10::Device device;
-  std::string cache_dtype;
+  std::string cache_dtype, timeline;
 
   void synchronize() const { accelerator_of(device).synchronize(device); }
 
@@ -87,7 +93,7 @@ struct DecodeBench {
 
   void measure(int64_t rows, bool graphs) const {
     levin::detail::DecodeBatch batch(model.decoder, {.rows = rows,
-                                                     .capacity = prompt + tokens + 1,
+                                                     .capacity = prompt + tokens + kTimelineSteps + 1,
                                                      .graphs = graphs,
                                                      .dtype = models::cache_dtype_of(cache_dtype)});
     const std::vector<int64_t> ids(static_cast<size_t>(prompt), 17);
@@ -103,6 +109,12 @@ struct DecodeBench {
       logits = batch.decode(std::vector<int64_t>(static_cast<size_t>(rows), 5 + i % 100));
       logits.argmax(1).cpu();  // what a greedy loop waits for
       times.push_back(ms_since(start));
+    }
+    if (graphs && !timeline.empty()) {
+      const auto profile = levin::bench::profile_kernels(
+          [&] { batch.decode(std::vector<int64_t>(static_cast<size_t>(rows), 5)).argmax(1).cpu(); },
+          [&] { synchronize(); }, kTimelineSteps);
+      std::ofstream(timeline) << levin::bench::to_timeline(profile);
     }
     times.erase(times.begin(), times.begin() + std::min<int64_t>(tokens / 2, 8));  // captures
     std::sort(times.begin(), times.end());
@@ -240,7 +252,7 @@ int main(int argc, char** argv) {
     const bool wait = args.has("wait");
     const bool narrow = args.get("dtype", "bfloat16") != "float32";
     const bool engine = args.has("engine");
-    const auto cache_dtype = args.get("cache-dtype", "auto");
+    const auto cache_dtype = args.get("cache-dtype", "auto"), timeline = args.get("timeline", "");
     args.check_all_used();
     const auto config = file.empty() ? std::string(kLlama8b) : read_file(file);
     const c10::AutoGradMode no_grad(false);
@@ -249,7 +261,7 @@ int main(int argc, char** argv) {
     const models::OpenModelOptions asked{
         .dtype = narrow ? at::kBFloat16 : at::kFloat, .device = where, .quantize = folder.empty() ? "" : quantize};
     DecodeBench bench{folder.empty() ? models::new_model(config, asked) : models::open_model(folder, asked), prompt,
-                      tokens, where, cache_dtype};
+                      tokens, where, cache_dtype, timeline};
     if (folder.empty() && !quantize.empty()) models::quantize_model(bench.model, quantize);
     bench.model.decoder->eval();
     if (where.is_cpu() && !engine) return bench.measure_cpu(rounds, wait);

@@ -1,12 +1,12 @@
 // Training steps of well-known models through Fabric, eager and compiled: the figures of docs/performance.md.
 //   speed [--case NAME,...] [--mode eager,compiled] [--rounds 3] [--seconds 1.5] [--list] [--turns]
-//   speed --kernels [--case NAME,...] [--mode ...] [--json FILE] [--tflops 750] [--terabytes 4.27]
+//   speed --kernels [--case NAME,...] [--mode ...] [--json FILE] [--timeline FILE] [--tflops 750] [--terabytes 4.27]
 // A case prints one line of JSON. A round is as many steps as fill its part of --seconds, 10 to 20 (on the CPU, which
 // uses two threads, 3 to 20); ms is the median of the rounds.
 // --turns: every round waits for a line on stdin, so that other programs can have the device in between (bench/run);
 // the end of stdin ends the rounds. A case in fp8-mixed is followed by its ratio to the same case in bf16-mixed, if
 // that was measured before it: --case vit_l_16_bs64_mixed,vit_l_16_bs64_fp8. --kernels: the device time of a step by
-// class of kernels, beside its limit.
+// class of kernels, beside its limit; every run of a kernel goes to the file of --timeline.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -493,8 +493,10 @@ std::vector<Case> chosen_cases(const std::string& list, bool has_cuda) {
 
 /// Device time of a step by class of kernels: tables on stdout, JSON in a file.
 void print_kernels(const std::vector<Case>& cases, const std::vector<std::string>& modes, levin::bench::Roof roof,
-                   const std::string& file) {
+                   const std::string& file, const std::string& timeline) {
   auto all = nlohmann::json::array();
+  std::ofstream lines;
+  if (!timeline.empty()) lines.open(timeline);
   for (const auto& c : cases)
     for (const auto& mode : modes) {
       if (!c.cuda) continue;
@@ -506,6 +508,7 @@ void print_kernels(const std::vector<Case>& cases, const std::vector<std::string
       work.optimizer(static_cast<double>(running.trained().parameters));
       std::printf("%s\n", levin::bench::to_markdown(c.name + ", " + mode, profile, work, step).c_str());
       std::fflush(stdout);
+      lines << "# " << c.name << ", " << mode << '\n' << levin::bench::to_timeline(profile);
       auto json = levin::bench::to_json(profile, work, step);
       json["name"] = c.name, json["mode"] = mode;
       all.push_back(std::move(json));
@@ -526,7 +529,7 @@ int main(int argc, char** argv) {
     const levin::bench::Roof roof{.flops_per_s = args.get("tflops", 750.0) * 1e12,
                                   .bytes_per_s = args.get("terabytes", 4.27) * 1e12};
     const bool kernels = args.has("kernels"), list = args.has("list");
-    const auto json = args.get("json", "");
+    const auto json = args.get("json", ""), timeline = args.get("timeline", "");
     args.check_all_used();
     LEVIN_CHECK(settings.rounds > 0, "[speed] --rounds must be positive, got ", settings.rounds);
     const std::vector<std::string> known_modes{"eager", "compiled"};
@@ -541,7 +544,7 @@ int main(int argc, char** argv) {
     if (cases.empty() || (kernels && !has_cuda)) return print({{"skip", "no GPU"}});
     if (!kCompiles && std::find(modes.begin(), modes.end(), "compiled") != modes.end())
       return print({{"skip", "this Levin has no compiled mode"}});
-    if (kernels) return print_kernels(cases, modes, roof, json);
+    if (kernels) return print_kernels(cases, modes, roof, json, timeline);
     std::map<std::pair<std::string, std::string>, double> measured;  // ms by name and mode
     for (const auto& c : cases)
       for (const auto& mode : modes) {

@@ -123,6 +123,12 @@ struct KernelTime {
   double seconds = 0;
 };
 
+/// One run of a kernel, nanoseconds since the first one.
+struct KernelRun {
+  uint64_t begin = 0, end = 0;
+  std::string name;
+};
+
 /// Kernels, copies and fills of some steps; times and counts are those of one step.
 struct KernelProfile {
   std::vector<KernelTime> kernels;  // the largest first
@@ -131,6 +137,8 @@ struct KernelProfile {
   /// All of them, and the time in which at least one ran.
   double sum = 0, busy = 0;
   int64_t steps = 1;
+  /// Of all steps, in the order in which they began.
+  std::vector<KernelRun> runs;
 };
 
 /// Runs `step` that many times under the profiler; `synchronize` waits for the device.
@@ -150,14 +158,13 @@ KernelProfile profile_kernels(Step&& step, Synchronize&& synchronize, int64_t st
   KernelProfile profile;
   profile.steps = steps;
   std::map<std::string, KernelTime> by_name;
-  std::vector<std::pair<uint64_t, uint64_t>> spans;
   for (const auto& event : result->events()) {
     // libkineto's numbers of copies, fills and kernels: GPU_MEMCPY, GPU_MEMSET, CONCURRENT_KERNEL.
     if (event.deviceType() != c10::kCUDA || event.activityType() < 3 || event.activityType() > 5) continue;
     auto& kernel = by_name[event.name()];
     ++kernel.count;
     kernel.seconds += 1e-9 * static_cast<double>(event.durationNs());
-    spans.emplace_back(event.startNs(), event.endNs());
+    profile.runs.push_back({event.startNs(), event.endNs(), event.name()});
   }
   const auto n = static_cast<double>(steps);
   for (auto& [name, kernel] : by_name) {
@@ -171,11 +178,14 @@ KernelProfile profile_kernels(Step&& step, Synchronize&& synchronize, int64_t st
   }
   std::sort(profile.kernels.begin(), profile.kernels.end(),
             [](const KernelTime& a, const KernelTime& b) { return a.seconds > b.seconds; });
-  std::sort(spans.begin(), spans.end());
+  std::sort(profile.runs.begin(), profile.runs.end(),
+            [](const KernelRun& a, const KernelRun& b) { return a.begin < b.begin; });
+  const auto first = profile.runs.empty() ? 0 : profile.runs.front().begin;
   uint64_t until = 0;
-  for (const auto& [begin, end] : spans) {
-    if (end > until) profile.busy += 1e-9 * static_cast<double>(end - std::max(begin, until)) / n;
-    until = std::max(until, end);
+  for (auto& run : profile.runs) {
+    run.begin -= first, run.end -= first;
+    if (run.end > until) profile.busy += 1e-9 * static_cast<double>(run.end - std::max(run.begin, until)) / n;
+    until = std::max(until, run.end);
   }
   return profile;
 }
@@ -187,6 +197,15 @@ inline std::string short_name(std::string name, size_t most = 90) {
     for (auto at = name.find(noise); at != std::string::npos; at = name.find(noise)) name.erase(at, std::strlen(noise));
   std::replace(name.begin(), name.end(), '|', '/');
   return name.size() > most ? name.substr(0, most - 3) + "..." : name;
+}
+
+/// One line for each run of a kernel: when it began and how long it took, in microseconds, and its name.
+inline std::string to_timeline(const KernelProfile& profile) {
+  std::string text;
+  for (const auto& run : profile.runs)
+    fmt::format_to(std::back_inserter(text), "{:.3f} {:.3f} {}\n", static_cast<double>(run.begin) * 1e-3,
+                   static_cast<double>(run.end - run.begin) * 1e-3, short_name(run.name, 120));
+  return text;
 }
 
 /// Classes beside their limits, and the largest kernels. `step` is the time of a step without the profiler.
