@@ -260,8 +260,12 @@ int main(int argc, char** argv) {
     if (threads > 0) at::set_num_threads(threads);
     const models::OpenModelOptions asked{
         .dtype = narrow ? at::kBFloat16 : at::kFloat, .device = where, .quantize = folder.empty() ? "" : quantize};
-    DecodeBench bench{folder.empty() ? models::new_model(config, asked) : models::open_model(folder, asked), prompt,
-                      tokens, where, cache_dtype, timeline};
+    DecodeBench bench{folder.empty() ? models::new_model(config, asked) : models::open_model(folder, asked),
+                      prompt,
+                      tokens,
+                      where,
+                      cache_dtype,
+                      timeline};
     if (folder.empty() && !quantize.empty()) models::quantize_model(bench.model, quantize);
     bench.model.decoder->eval();
     if (where.is_cpu() && !engine) return bench.measure_cpu(rounds, wait);

@@ -124,6 +124,7 @@ constexpr int kAcross = 32, kDown = 8, kAhead = 4, kPack = 8;  // four blocks of
 template <ActivationKind kind, class T>
 __global__ void __launch_bounds__(kAcross* kDown, 4) activation_sums_kernel(const ActivationSums given) {
   __shared__ float shared[kDown][kAcross * kPack];
+  let_next_start();
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kAcross * kPack, column = first + x * kPack;
   const int64_t per_part = (given.rows + given.parts - 1) / given.parts, begin = per_part * blockIdx.y;

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_type.h"
 #include "levin/kernels/numbers.cuh"
 
@@ -186,7 +187,7 @@ struct SumTargets {
   NumberType type[3] = {NumberType::kNone, NumberType::kNone, NumberType::kNone};
 };
 
-/// Adds up partial sums [parts, columns] of list blockIdx.y.
+/// Adds up partial sums [parts, columns] of list blockIdx.y. It is launched early: the kernel before it lets it start.
 template <class A>
 __global__ void __launch_bounds__(kFinishColumns* kFinishRows)
     finish_column_sums(const A* partials, int64_t parts, int64_t columns, const SumTargets targets) {
@@ -194,6 +195,7 @@ __global__ void __launch_bounds__(kFinishColumns* kFinishRows)
   // Not by an index, which would take memory.
   const auto of_list = [](const auto& all) { return blockIdx.y == 0 ? all[0] : blockIdx.y == 1 ? all[1] : all[2]; };
   void* out = of_list(targets.to);
+  wait_for_previous();
   if (out == nullptr) return;
   const A* list = partials + static_cast<int64_t>(blockIdx.y) * parts * columns;
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
@@ -217,7 +219,8 @@ inline void launch_finish(const A* partials, int64_t parts, int64_t columns, con
   unsigned lists = 3;
   while (lists > 1 && targets.to[lists - 1] == nullptr) --lists;
   const dim3 grid(static_cast<unsigned>((columns + kFinishColumns - 1) / kFinishColumns), lists);
-  finish_column_sums<A><<<grid, dim3(kFinishColumns, kFinishRows), 0, stream>>>(partials, parts, columns, targets);
+  launch_early(finish_column_sums<A>, {grid, dim3(kFinishColumns, kFinishRows)}, stream, partials, parts, columns,
+               targets);
 }
 
 // ---- random numbers

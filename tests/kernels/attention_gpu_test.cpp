@@ -158,8 +158,10 @@ TEST_F(AttentionGpu, OfShortSequencesAddsColumnsUp) {
         const auto qkv = random({batch, length, 3, 5, 64}, dtype).detach();
         const auto [out, sums] = kernels::detail::short_attention(qkv);
         const auto grad = torch::randn(out.sizes(), at::kCUDA).to(dtype);
-        const auto [plain, none] = kernels::detail::short_attention_backward(grad, qkv, out, sums, false);
-        const auto [of, columns] = kernels::detail::short_attention_backward(grad, qkv, out, sums, true);
+        const auto [plain, none] = kernels::detail::short_attention_backward(grad, qkv, out, sums, std::nullopt);
+        const auto [of, columns] = kernels::detail::short_attention_backward(grad, qkv, out, sums, at::kFloat);
+        const auto [same, narrow] = kernels::detail::short_attention_backward(grad, qkv, out, sums, dtype);
+        EXPECT_TRUE(narrow.equal(columns.to(dtype)));
         EXPECT_FALSE(none.defined());
         EXPECT_TRUE(of.equal(plain));
         const auto wanted = of.to(at::kDouble).flatten(0, 1).sum(0).flatten();

@@ -62,6 +62,8 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     context->saved_data["causal"] = causal;
     context->saved_data["dropout"] = dropout;
     context->saved_data["backend"] = backend;
+    // Parameters are wide where autocast narrows what they are multiplied with.
+    context->saved_data["bias"] = static_cast<int64_t>(detail::autocast_dtype(qkv) ? at::kFloat : qkv.scalar_type());
     return out;
   }
 
@@ -76,7 +78,8 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     const auto grad = grads[0].contiguous().view(heads).transpose(1, 2);
     const AttentionResult result{saved[1].view(heads).transpose(1, 2), saved[2], saved[3], saved[4]};
     const auto backend = static_cast<AttentionBackend>(context->saved_data["backend"].toInt());
-    return {detail::fused_attention_backward(grad, qkv, result, causal, dropout, backend), {}, {}, {}};
+    const auto bias = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
+    return {detail::fused_attention_backward(grad, qkv, result, causal, dropout, backend, bias), {}, {}, {}};
   }
 
  private:
@@ -145,10 +148,10 @@ AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, 
 }
 
 Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
-                                double dropout, AttentionBackend backend) {
+                                double dropout, AttentionBackend backend, std::optional<at::ScalarType> bias) {
   if (backend == AttentionBackend::kShort) {
-    const auto [qkv_grad, columns] =
-        short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2), result.sums, adds_columns_up());
+    const auto [qkv_grad, columns] = short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2),
+                                                              result.sums, adds_columns_up(qkv) ? bias : std::nullopt);
     if (columns.defined()) remember_column_sums(qkv_grad, columns);
     return qkv_grad;
   }

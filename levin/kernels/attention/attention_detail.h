@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string_view>
 
 #include <ATen/core/Tensor.h>
@@ -26,9 +27,10 @@ struct AttentionResult {
   Tensor out, sums, seed, offset;
 };
 AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, AttentionBackend backend);
-/// The gradient of qkv, packed like it.
+/// The gradient of qkv, packed like it. `bias`: the dtype of the bias that qkv comes from, where there may be one.
 Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
-                                double dropout, AttentionBackend backend);
+                                double dropout, AttentionBackend backend,
+                                std::optional<at::ScalarType> bias = std::nullopt);
 
 // ---- in attention_cuda.cpp
 

@@ -16,21 +16,23 @@ std::tuple<Tensor, Tensor> short_attention_meta(const Tensor& qkv) {
 }
 
 std::tuple<Tensor, Tensor> short_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&, const Tensor&,
-                                                         bool columns) {
+                                                         std::optional<at::ScalarType> columns) {
   auto grad = at::empty(qkv.sizes(), qkv.options());
   if (!columns) return {grad, Tensor()};
   const auto size = 3 * qkv.size(3) * qkv.size(4);
-  auto sums = at::empty({size}, qkv.options().dtype(at::kFloat));
-  (void)at::empty({kShortAttentionParts * qkv.size(0), size}, sums.options());  // gone when the sums are there
+  auto sums = at::empty({size}, qkv.options().dtype(*columns));
+  // Gone when the sums are there.
+  (void)at::empty({kShortAttentionParts * qkv.size(0), size}, qkv.options().dtype(at::kFloat));
   return {grad, sums};
 }
 
 struct ShortAttentionOps : Operators {
   Operator<decltype(short_attention_meta)> forward =
       add("short_attention(Tensor qkv) -> (Tensor, Tensor)", short_attention_meta);
-  Operator<decltype(short_attention_backward_meta)> backward = add(
-      "short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, bool columns) -> (Tensor, Tensor)",
-      short_attention_backward_meta);
+  Operator<decltype(short_attention_backward_meta)> backward =
+      add("short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, ScalarType? columns) -> (Tensor, "
+          "Tensor)",
+          short_attention_backward_meta);
 
   ShortAttentionOps() { register_short_attention_cuda(cuda); }
 };
@@ -55,7 +57,7 @@ std::string short_attention_operator() {
 }
 
 std::tuple<Tensor, Tensor> short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
-                                                    const Tensor& sums, bool columns) {
+                                                    const Tensor& sums, std::optional<at::ScalarType> columns) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return operators<ShortAttentionOps>().backward.call(grad, qkv, out, sums, columns);
 }

@@ -7,6 +7,7 @@
 
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/attention/short_attention_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/number_type.h"
 
 namespace levin::kernels::detail {
@@ -47,7 +48,7 @@ std::tuple<Tensor, Tensor> short_attention_cuda(const Tensor& given) {
 
 std::tuple<Tensor, Tensor> short_attention_backward_cuda(const Tensor& given_grad, const Tensor& given,
                                                          const Tensor& given_out, const Tensor& given_sums,
-                                                         bool columns) {
+                                                         std::optional<at::ScalarType> columns) {
   const auto grad = aligned(given_grad), qkv = aligned(given), out = aligned(given_out), sums = aligned(given_sums);
   auto launch = launch_of(qkv);
   auto qkv_grad = at::empty(qkv.sizes(), qkv.options());
@@ -58,9 +59,10 @@ std::tuple<Tensor, Tensor> short_attention_backward_cuda(const Tensor& given_gra
   Tensor column_sums, partials;
   if (columns) {
     const auto size = 3 * qkv.size(3) * qkv.size(4);
-    column_sums = at::empty({size}, qkv.options().dtype(at::kFloat));
-    partials = at::empty({kShortAttentionParts * qkv.size(0), size}, column_sums.options());
-    launch.column_sums = column_sums.mutable_data_ptr<float>();
+    column_sums = at::empty({size}, qkv.options().dtype(*columns));
+    partials = at::empty({kShortAttentionParts * qkv.size(0), size}, qkv.options().dtype(at::kFloat));
+    launch.column_sums = column_sums.mutable_data_ptr();
+    launch.column_sums_type = number_type("attention", *columns);
     launch.column_partials = partials.mutable_data_ptr<float>();
   }
   run(launch_short_attention_backward, launch, qkv);

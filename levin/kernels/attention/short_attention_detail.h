@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <tuple>
 
@@ -21,10 +22,10 @@ bool short_attention_fits(const Tensor& qkv, bool causal, double dropout);
 /// qkv [B, T, 3, H, 64] to [B, T, H, 64] and the logarithms of the sums of exponentials, float32 [B, H, T]. Not
 /// differentiable.
 std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv);
-/// The gradient of qkv, from that of the result, and where they are wanted the sums of its columns, float32
-/// [3 * H * 64]. Deterministic.
+/// The gradient of qkv, from that of the result, and where they are wanted the sums of its columns, [3 * H * 64] of
+/// that dtype. Deterministic.
 std::tuple<Tensor, Tensor> short_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
-                                                    const Tensor& sums, bool columns);
+                                                    const Tensor& sums, std::optional<at::ScalarType> columns);
 
 /// The name of the operator, which is registered then.
 std::string short_attention_operator();

@@ -269,6 +269,7 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
   extern __shared__ char memory[];
   __shared__ uint64_t barriers[1];
   __shared__ __align__(16) float2 numbers[kRows];  // of two queries: what logarithms of sums are, then `own`
+  let_next_start();
   const uint32_t q = (shared_address(memory) + 1023) & ~1023u, k = q + kBuffer, v = k + kBuffer, g = v + kBuffer;
   const int tid = threadIdx.x, group = tid / 128, warp = tid % 128 / 32, lane = tid % 32;
   const uint32_t ds = g + kBuffer;  // [4][kRows keys][64 queries]
@@ -556,8 +557,8 @@ int backward_with(const ShortAttentionLaunch& launch, cudaStream_t stream) {
       launch.column_partials, sizes_of(launch));
   if constexpr (kColumns)
     launch_finish<float>(launch.column_partials, int64_t{launch.batch} * kShortAttentionParts,
-                         int64_t{3} * launch.heads * kShortAttentionSize, {{launch.column_sums}, {NumberType::kFloat}},
-                         stream);
+                         int64_t{3} * launch.heads * kShortAttentionSize,
+                         {{launch.column_sums}, {launch.column_sums_type}}, stream);
   return cudaGetLastError();
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "levin/kernels/number_type.h"
+
 /// What the kernels of short_attention_hopper.cu are told: pointers, sizes and a stream, without a header of torch.
 struct CUstream_st;
 
@@ -21,7 +23,8 @@ struct ShortAttentionLaunch {
   // ---- backward
   const void* grad = nullptr;  // of out
   void* qkv_grad = nullptr;
-  float* column_sums = nullptr;      // [3, heads, 64] of qkv_grad, or null
+  void* column_sums = nullptr;  // [3, heads, 64] of qkv_grad, or null
+  NumberType column_sums_type = NumberType::kNone;
   float* column_partials = nullptr;  // [batch * kShortAttentionParts, 3, heads, 64]
   bool half = false;
   int32_t batch = 0;

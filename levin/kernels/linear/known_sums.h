@@ -4,9 +4,9 @@
 
 namespace levin::kernels::detail {
 
-/// Whether kernels that make a gradient add its columns up on the way, for the bias of the layer before them
-/// (LEVIN_BIAS_SUMS=1).
-bool adds_columns_up();
+/// Whether kernels that make such a gradient add its columns up on the way, for the bias of the layer before them: the
+/// fused ones do. LEVIN_BIAS_SUMS=0: none does; 1: those of the CPU, too.
+bool adds_columns_up(const at::Tensor& grad);
 
 /// `sums` are the sums of columns of `grad`. Remembered on this thread until others are, for the layer whose backward
 /// comes next.

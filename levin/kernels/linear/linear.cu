@@ -11,6 +11,7 @@ template <class T, int V>
 __global__ void __launch_bounds__(kAcross* kDown) column_sum_kernel(const ColumnSum sum) {
   using A = Wide<T>;
   __shared__ A sums[kDown][kAcross * V];
+  let_next_start();
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kAcross * V, column = first + x * V;
   const int64_t per_part = (sum.rows + sum.parts - 1) / sum.parts, begin = per_part * blockIdx.y;

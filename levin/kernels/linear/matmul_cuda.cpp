@@ -154,9 +154,34 @@ cublasLtMatrixLayout_t layout(const Tensor& x, int64_t stride, bool transposed) 
   return made;
 }
 
+/// The best first, as cuBLASLt sees it.
+std::vector<cublasLtMatmulHeuristicResult_t> proposals_of(const Plan& plan, const Product& product, size_t workspace) {
+  cublasLtMatmulPreference_t preference = nullptr;
+  TORCH_CUDABLAS_CHECK(lt().create_preference(&preference));
+  prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
+  // Parts of a sum are not rounded to 16 bits.
+  prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  for (const auto each : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    prefer(preference, each, alignment(product));
+  std::vector<cublasLtMatmulHeuristicResult_t> found(gemm_wish_of_environment() == GemmWish::kBest ? 16 : 8);
+  int count = 0;
+  const auto status = lt().propose(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, plan.a, plan.b, plan.out,
+                                   plan.out, preference, static_cast<int>(found.size()), found.data(), &count);
+  lt().destroy_preference(preference);
+  found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<size_t>(count) : 0);
+  std::erase_if(found, [](const auto& each) { return each.state != CUBLAS_STATUS_SUCCESS; });
+  return found;
+}
+
+/// Whether the workspace is too small for parts of sums: it has the counter by which blocks take their tiles.
+bool counts_tiles(const cublasLtMatmulHeuristicResult_t& proposal, const Product& product) {
+  return proposal.workspaceSize > 0 &&
+         proposal.workspaceSize < sizeof(float) * static_cast<size_t>(product.out.numel());
+}
+
 void prepare(Plan& plan, const Product& product) {
-  constexpr int kMostProposals = 16;
-  const int wanted = gemm_wish_of_environment() == GemmWish::kBest ? kMostProposals : 8;
   if (!lt().complete) return;  // torch computes then
   // Sums in float, as in every other kernel of Levin.
   TORCH_CUDABLAS_CHECK(lt().create_description(&plan.description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
@@ -172,23 +197,12 @@ void prepare(Plan& plan, const Product& product) {
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
   plan.out = layout(product.out, product.out.stride(0), false);
 
-  cublasLtMatmulPreference_t preference = nullptr;
-  TORCH_CUDABLAS_CHECK(lt().create_preference(&preference));
-  prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, at::cuda::getCUDABlasLtWorkspaceSize());
-  // Parts of a sum are not rounded to 16 bits.
-  prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  for (const auto each : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
-    prefer(preference, each, alignment(product));
-  std::array<cublasLtMatmulHeuristicResult_t, kMostProposals> proposals;
-  int count = 0;
-  const auto status = lt().propose(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, plan.a, plan.b, plan.out,
-                                   plan.out, preference, wanted, proposals.data(), &count);
-  lt().destroy_preference(preference);
-  if (status != CUBLAS_STATUS_SUCCESS) return;
-  for (int i = 0; i < count; ++i)
-    if (proposals[i].state == CUBLAS_STATUS_SUCCESS) plan.algorithms.push_back(proposals[i].algo);
+  const auto proposals = proposals_of(plan, product, at::cuda::getCUDABlasLtWorkspaceSize());
+  // A counter has to be cleared before the product: a memset, which takes 4 to 5 us in a graph with what it waits for.
+  // Blocks that know their tiles beforehand need none.
+  if (!proposals.empty() && counts_tiles(proposals.front(), product))
+    for (const auto& each : proposals_of(plan, product, 0)) plan.algorithms.push_back(each.algo);
+  for (const auto& each : proposals) plan.algorithms.push_back(each.algo);
 }
 
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {

@@ -210,7 +210,7 @@ struct ResidualNorm : torch::autograd::Function<ResidualNorm> {
         for_branch && (random.defined() || facts.branch != stream.scalar_type()) ? facts.branch : MaybeType();
     const auto bias = for_bias ? facts.bias : MaybeType();
     // A layer before a norm with a bias has one too, as a rule.
-    const auto sums_dtype = for_branch && adds_columns_up() ? facts.bias : MaybeType();
+    const auto sums_dtype = for_branch && adds_columns_up(stream) ? facts.bias : MaybeType();
     auto [grad_sum, grad_branch, grad_weight, grad_bias, sums] =
         at::GradMode::is_enabled()
             ? norm_gradients(grad_output, grad_stream, stream, weight, facts.eps, facts.rms,

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
   constexpr int V = 16 / sizeof(S), kPacks = E / V;
   extern __shared__ __align__(16) unsigned char ring[];
   __shared__ float slots[2][kNormWarps];
+  let_next_start();
   const RowGroup all(warps);
   const int t = all.t, lanes = all.lanes;
   const int groups = static_cast<int>(blockDim.x) / lanes;
@@ -212,6 +213,7 @@ template <class S, class O>
 __global__ void __launch_bounds__(kSumColumns* kSumRows) norm_weight_sums_kernel(const NormBackward norm) {
   using A = Wide<S>;
   __shared__ A sums[2][kSumRows][kSumColumns];
+  let_next_start();
   const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kSumColumns + x, columns = norm.columns;
   const int64_t parts = gridDim.y, part = blockIdx.y;
