@@ -5,6 +5,8 @@
 //   model_parallel --tp 2 --beside one.txt
 //   model_parallel --dp-shard 2 --tp 2 [--sequence-parallel] --beside one.txt
 //   model_parallel --pp 2 --beside one.txt; --cp 2; --pp 2 --dp-shard 2; ...
+//   model_parallel --experts 8 --write experts.txt           # a mixture of experts of the same size
+//   model_parallel --experts 8 --dp-shard 2 --ep 2 --beside experts.txt
 //   options: [--dp-replicate 1] [--steps 4] [--batch 4 (of all ranks)] [--seq 512] [--precision bf16-mixed]
 //            [--checkpointing] [--tiny (a small model on whatever device there is)]
 #include <chrono>
@@ -23,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 struct Asked {
   levin::ParallelSizes mesh;
   bool tiny = false, sequence = false, checkpointing = false;
-  int64_t steps = 4, batch = 4, length = 512;
+  int64_t steps = 4, batch = 4, length = 512, experts = 0;
   std::string precision, write, beside;
 
   explicit Asked(levin::Args& args) {
@@ -32,6 +34,8 @@ struct Asked {
     mesh.dp_shard = static_cast<int>(args.get("dp-shard", 1));
     mesh.cp = static_cast<int>(args.get("cp", 1));
     mesh.tp = static_cast<int>(args.get("tp", 1));
+    mesh.ep = static_cast<int>(args.get("ep", 1));
+    experts = args.get("experts", 0);
     tiny = args.has("tiny"), sequence = args.has("sequence-parallel"), checkpointing = args.has("checkpointing");
     steps = args.get("steps", 4), batch = args.get("batch", 4), length = args.get("seq", tiny ? 32 : 512);
     precision = args.get("precision", "bf16-mixed");
@@ -41,8 +45,12 @@ struct Asked {
   }
 
   levin::models::DecoderOptions model() const {
-    if (tiny) return {.vocab_size = 512, .max_positions = 64, .num_layers = 4, .num_heads = 4, .hidden_dim = 64};
-    return {.vocab_size = 50304, .max_positions = 2048, .num_layers = 24, .num_heads = 16, .hidden_dim = 2048};
+    levin::models::DecoderOptions options{
+        .vocab_size = 50304, .max_positions = 2048, .num_layers = 24, .num_heads = 16, .hidden_dim = 2048};
+    if (experts > 0) options.num_layers = 12, options.hidden_dim = 1024;
+    if (tiny) options = {.vocab_size = 512, .max_positions = 64, .num_layers = 4, .num_heads = 4, .hidden_dim = 64};
+    if (experts > 0) options.experts = {.count = experts, .per_token = 2};
+    return options;
   }
 
   levin::StrategyChoice strategy() const {
@@ -117,8 +125,9 @@ void train(levin::Args& args) {
   double worst = 0;
   for (size_t i = 0; i < std::min(losses.size(), expected.size()); ++i)
     worst = std::max(worst, std::abs(losses[i] - expected[i]));
-  const auto label = fmt::format("{} decoder, {}{}", asked.tiny ? "tiny" : "1.3B", asked.mesh.text(),
-                                 asked.sequence ? ", sequence parallel" : "");
+  const auto label =
+      fmt::format("{} decoder{}, {}{}", asked.tiny ? "tiny" : "1.3B", asked.experts > 0 ? " with experts" : "",
+                  asked.mesh.text(), asked.sequence ? ", sequence parallel" : "");
   std::printf("{\"case\": \"%s, step\", \"value\": %.1f, \"unit\": \"ms\"}\n", label.c_str(), best * 1e3);
   std::printf("{\"case\": \"%s, peak of rank 0\", \"value\": %.3f, \"unit\": \"GB\"}\n", label.c_str(), peak / 1e9);
   if (!expected.empty())

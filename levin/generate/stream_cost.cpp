@@ -19,12 +19,9 @@ namespace {
 /// Weights that every token is multiplied with.
 double multiplied_weights(const models::LanguageModel& model) {
   double sum = 0;
-  for (const auto& module : model.module().modules(/*include_self=*/false)) {
+  for (const auto& module : model.module().modules(/*include_self=*/false))
     if (const auto* linear = dynamic_cast<const models::DecoderLinearImpl*>(module.get()))
       sum += static_cast<double>(linear->in_features()) * static_cast<double>(linear->out_features());
-    else if (const auto* head = dynamic_cast<const models::DecoderHeadImpl*>(module.get()))
-      sum += static_cast<double>(head->weight.numel());
-  }
   return sum;
 }
 

@@ -214,9 +214,9 @@ Tensor DecoderEmbeddingImpl::forward(const Tensor& ids) {
   return at::embedding(weight, ids);
 }
 
-DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std) {
+DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, std::optional<double> std) {
   weight = register_parameter("weight", torch::empty({out, in}));
-  torch::nn::init::normal_(weight, 0, std);
+  if (std) torch::nn::init::normal_(weight, 0, *std);
   if (has_bias) bias = register_parameter("bias", torch::zeros({out}));
 }
 
@@ -542,10 +542,10 @@ Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Te
 // ---- the model
 
 DecoderHeadImpl::DecoderHeadImpl(const DecoderOptions& options)
-    : loss_rows(options.loss_rows), softcap(options.logit_softcap) {
-  weight = register_parameter("weight", torch::empty({options.vocab_size, options.embedding_width()}));
-  if (!options.tied_head) torch::nn::init::normal_(weight, 0, kInitStd);
-}
+    : DecoderLinearImpl(options.embedding_width(), options.vocab_size, /*has_bias=*/false,
+                        options.tied_head ? std::nullopt : std::optional(kInitStd)),
+      loss_rows(options.loss_rows),
+      softcap(options.logit_softcap) {}
 
 Tensor DecoderHeadImpl::forward_part(const Tensor& x, const Tensor& targets) {
   const auto input = nn::copied_to_ranks(x, vocab->ranks);
@@ -557,10 +557,13 @@ Tensor DecoderHeadImpl::forward_part(const Tensor& x, const Tensor& targets) {
 
 Tensor DecoderHeadImpl::forward(const Tensor& x, const Tensor& targets) {
   if (vocab) return forward_part(x, targets);
-  if (!targets.defined())
+  if (!targets.defined()) {
+    if (quantized) return capped(kernels::quantized_linear(x, *quantized), softcap);
     return capped(at::GradMode::is_enabled() ? at::linear(x, weight) : kernels::linear(x, weight), softcap);
-  if (softcap == 0) return linear_cross_entropy(x, weight, targets, loss_rows);
-  const auto logits = capped(at::linear(x, weight), softcap).flatten(0, -2);
+  }
+  const auto matrix = quantized ? kernels::dequantize(*quantized, x.scalar_type()) : weight;
+  if (softcap == 0) return linear_cross_entropy(x, matrix, targets, loss_rows);
+  const auto logits = capped(at::linear(x, matrix), softcap).flatten(0, -2);
   return cross_entropy(logits.to(at::promote_types(logits.scalar_type(), at::kFloat)), targets.flatten().to(at::kLong),
                        {.ignore_index = kIgnoredToken});
 }

@@ -45,7 +45,8 @@ LEVIN_MODULE(DecoderEmbedding);
 
 /// A linear layer that starts from a normal distribution: [..., in] to [..., out].
 struct DecoderLinearImpl : torch::nn::Module, TensorParallelPart {
-  DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, double std);
+  /// Without `std` the weight is left as it comes.
+  DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, std::optional<double> std);
   Tensor forward(const Tensor& x);
   /// Puts a quantized weight in the place of the parameter: buffers "weight", "weight_scales" and "weight_nested".
   void set_quantized(kernels::QuantizedWeight packed);
@@ -166,14 +167,13 @@ LEVIN_MODULE(DecoderBlock);
 
 /// Hidden states [B, T, D] to logits [B, T, V], or with targets [B, T] straight to the loss
 /// (levin/models/decoder_loss.h).
-struct DecoderHeadImpl : torch::nn::Module, TensorParallelPart {
+struct DecoderHeadImpl : DecoderLinearImpl {
   explicit DecoderHeadImpl(const DecoderOptions& options);
   Tensor forward(const Tensor& x, const Tensor& targets = {});
   void take_vocab(const std::shared_ptr<const VocabShare>& share) override { vocab = share; }
 
   int64_t loss_rows;
   double softcap;
-  Tensor weight;
   /// The rows that the weight has; null: all.
   std::shared_ptr<const VocabShare> vocab;
 

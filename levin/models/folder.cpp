@@ -205,8 +205,9 @@ std::optional<kernels::QuantizeOptions> wanted_quantization(const ModelConfig& c
 /// Takes the weights that become quantized out of the plan.
 void plan_quantized(PlannedModel& planned, bool stored) {
   std::unordered_map<std::string, DecoderLinearImpl*> layers;
-  for (const auto& [name, layer] : detail::linear_layers(planned.model.module(), /*only_blocks=*/!stored))
-    layers.emplace(name, layer);
+  const auto& model = planned.model;
+  for (const auto& [name, layer] : detail::linear_layers(model.module()))
+    if (stored || detail::quantization_of_layer(name, model.body(), *model.quantization)) layers.emplace(name, layer);
   std::vector<detail::PlannedWeight> plain;
   for (auto& weight : planned.weights) {
     const auto layer = layers.find(weight.name);
@@ -220,14 +221,20 @@ void plan_quantized(PlannedModel& planned, bool stored) {
   planned.weights = std::move(plain);
 }
 
+/// Of a layer that is quantized, or is in the file.
+kernels::QuantizeOptions quantization_of_weight(const LanguageModel& model, const std::string& name) {
+  return detail::quantization_of_layer(name, model.body(), *model.quantization).value_or(*model.quantization);
+}
+
 kernels::QuantizedWeight quantized_weight(const WeightFile& file, const detail::PlannedWeight& weight,
                                           const LanguageModel& model, c10::Device device) {
   const auto heads = model.body().num_heads;
-  if (weight.packed) return detail::read_quantized(file, weight, *model.quantization, heads, device);
+  const auto options = quantization_of_weight(model, weight.name);
+  if (weight.packed) return detail::read_quantized(file, weight, options, heads, device);
   auto read = weight;
   read.target = at::empty(weight.target.sizes(), at::TensorOptions().dtype(model.dtype));
   detail::read_weights(file, {read}, heads);
-  return kernels::quantize(read.target.to(device), *model.quantization, weight.rows);
+  return kernels::quantize(read.target.to(device), options, weight.rows);
 }
 
 PlannedModel planned_model(const fs::path& folder, const WeightFile& file, const ModelConfig& in_folder,
@@ -438,7 +445,7 @@ LanguageModel open_model_meta(const fs::path& folder, const OpenModelOptions& op
   auto [model, plan, quantized] = planned_model(folder, file, config, options);
   for (const auto& [weight, layer] : quantized)
     layer->set_quantized(kernels::quantize(at::empty(weight.target.sizes(), weight.target.options().device(c10::kMeta)),
-                                           *model.quantization, weight.rows));
+                                           quantization_of_weight(model, weight.name), weight.rows));
   return std::move(model);
 }
 
@@ -448,11 +455,13 @@ void quantize_model(LanguageModel& model, const std::string& quantize) {
   const auto options = kernels::quantization_of("quantize_model", quantize);
   const auto& architecture = architecture_of(model.config);
   const auto rows = detail::qkv_rows(model.body());
-  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/true)) {
+  for (const auto& [name, layer] : detail::linear_layers(model.module())) {
+    const auto own = detail::quantization_of_layer(name, model.body(), options);
+    if (!own) continue;
     const auto theirs = detail::their_weight(architecture, name);
     const bool joined = theirs && theirs->names.size() > 1;
     layer->set_quantized(kernels::quantize(
-        layer->weight, options, joined ? std::vector<int64_t>(rows.begin(), rows.end()) : std::vector<int64_t>{}));
+        layer->weight, *own, joined ? std::vector<int64_t>(rows.begin(), rows.end()) : std::vector<int64_t>{}));
   }
   model.quantization = options;
 }

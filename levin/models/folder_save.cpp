@@ -96,7 +96,8 @@ void plan_quantized(const LanguageModel& model, uint64_t max_file, SavePlan& pla
   const auto& architecture = architecture_of(model.config);
   const auto& body = model.body();
   if (model.decoder) plan.plain_layers.push_back("lm_head");
-  for (const auto& [name, layer] : detail::linear_layers(model.module(), /*only_blocks=*/false)) {
+  for (const auto& [name, layer] : detail::linear_layers(model.module())) {
+    if (name == "head.weight" && !layer->quantized) continue;
     const auto theirs = detail::their_weight(architecture, name);
     LEVIN_CHECK(theirs, "[save_model] ", architecture.model_type, " has no name for \"", name, "\"");
     if (!layer->quantized) {

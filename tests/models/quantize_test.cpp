@@ -8,6 +8,7 @@
 #include "levin/io/weights/weights.h"
 #include "levin/kernels/quantized/quantized_weight.h"
 #include "levin/models/folder.h"
+#include "levin/models/language/quantized_weights.h"
 #include "levin/models/lora/lora.h"
 #include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/named_tensors.h"
@@ -122,6 +123,41 @@ TEST(Quantize, ReadsFoldersOfBitsandbytes) {
   }
   EXPECT_EQ(open_model(kHere / "int8", {.quantize = "int8-weights"}).quantization->kind,
             kernels::Quantization::kInt8Weights);
+}
+
+/// With int4 the head has 8 bits.
+TEST(Quantize, HeadOfInt4) {
+  const testing::TemporaryFolder temporary;
+  const auto plain = open_model(kHere / "llama");
+  auto model = open_model(kHere / "llama", {.quantize = "int4:64"});
+  ASSERT_TRUE(model.decoder->head->quantized);
+  EXPECT_EQ(model.decoder->head->quantized->options.kind, kernels::Quantization::kInt8Weights);
+  const auto head = dequantize(*model.decoder->head->quantized, at::kFloat);
+  EXPECT_LT((head - plain.decoder->head->weight).norm().item<double>(),
+            0.01 * plain.decoder->head->weight.norm().item<double>());
+  EXPECT_FALSE(open_model(kHere / "llama", {.quantize = "nf4"}).decoder->head->quantized);
+  // Logits, and a loss without them.
+  const auto ids = at::arange(1, 13, at::kLong).view({2, 6}), next = models::next_tokens(ids);
+  const auto logits = model.decoder(ids), hidden = model.decoder->hidden_states(ids);
+  EXPECT_TRUE(at::allclose(logits, at::linear(hidden, head), 1e-4, 1e-5));
+  const auto loss = at::cross_entropy_loss(logits.flatten(0, 1), next.flatten(), {}, at::Reduction::Mean, -100);
+  EXPECT_NEAR(model.decoder(ids, next).item<double>(), loss.item<double>(), 1e-5);
+  // A folder whose head is not quantized opens as it is.
+  auto blocks = open_model(kHere / "llama");
+  const auto options = quantization_of("test", "int4:64");
+  for (const auto& [name, layer] : models::detail::linear_layers(blocks.module()))
+    if (name.starts_with("blocks.")) layer->set_quantized(quantize(layer->weight, options));
+  blocks.quantization = options;
+  models::save_model(blocks, temporary / "blocks");
+  const auto again = open_model(temporary / "blocks");
+  EXPECT_FALSE(again.decoder->head->quantized);
+  expect_same(blocks, again);
+  // One that is the embedding stays.
+  auto tied = models::new_model(
+      R"({"model_type": "gpt2", "vocab_size": 40, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 16})");
+  models::quantize_model(tied, "int4:64");
+  EXPECT_FALSE(tied.decoder->head->quantized);
+  EXPECT_TRUE(tied.decoder->head->weight.is_same(tied.decoder->tokens->weight));
 }
 
 TEST(Quantize, SavedFoldersOpenAgain) {

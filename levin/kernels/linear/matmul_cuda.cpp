@@ -124,12 +124,17 @@ Key key_of(const Product& product) {
 
 // ---- how it is computed
 
+struct Algorithm {
+  cublasLtMatmulAlgo_t algorithm;
+  size_t workspace;
+};
+
 /// Kept for the life of the process.
 struct Plan {
   cublasLtMatmulDesc_t description = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;
   /// As proposed; none where cuBLASLt has no kernel.
-  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  std::vector<Algorithm> algorithms;
   size_t chosen = 0;
   bool measured = false;
   /// The description holds the address of the vector, which changes from call to call.
@@ -197,22 +202,25 @@ void prepare(Plan& plan, const Product& product) {
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
   plan.out = layout(product.out, product.out.stride(0), false);
 
+  const auto add = [&](const auto& proposals) {
+    for (const auto& each : proposals) plan.algorithms.push_back({each.algo, each.workspaceSize});
+  };
   const auto proposals = proposals_of(plan, product, at::cuda::getCUDABlasLtWorkspaceSize());
-  // A counter has to be cleared before the product: a memset, which takes 4 to 5 us in a graph with what it waits for.
-  // Blocks that know their tiles beforehand need none.
-  if (!proposals.empty() && counts_tiles(proposals.front(), product))
-    for (const auto& each : proposals_of(plan, product, 0)) plan.algorithms.push_back(each.algo);
-  for (const auto& each : proposals) plan.algorithms.push_back(each.algo);
+  if (!proposals.empty() && counts_tiles(proposals.front(), product)) add(proposals_of(plan, product, 0));
+  add(proposals);
 }
 
+/// With the workspace that the algorithm needs and no more: where there is any, blocks take their tiles by a counter in
+/// it, which a memset clears before the product. That takes 3 to 6 us in a graph, with what waits for it. Blocks that
+/// know their tiles beforehand are as fast.
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
+  const auto& [chosen, bytes] = plan.algorithms[algorithm];
   const float one = 1, kept = product.add ? 1 : 0;
   const auto handle = at::cuda::getCurrentCUDABlasLtHandle();
-  void *workspace = at::cuda::getCUDABlasLtWorkspace(), *out = product.out.mutable_data_ptr();
+  void *workspace = bytes > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr, *out = product.out.mutable_data_ptr();
   return lt().matmul(handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
-                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out,
-                     &plan.algorithms[algorithm], workspace, at::cuda::getCUDABlasLtWorkspaceSize(),
-                     c10::cuda::getCurrentCUDAStream().stream());
+                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &chosen, workspace,
+                     bytes, c10::cuda::getCurrentCUDAStream().stream());
 }
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();

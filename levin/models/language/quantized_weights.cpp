@@ -275,13 +275,20 @@ bool belongs_to_packed(const std::string& name) {
   return name.find(".weight.quant_state.") != std::string::npos;
 }
 
-std::vector<std::pair<std::string, DecoderLinearImpl*>> linear_layers(const torch::nn::Module& module,
-                                                                      bool only_blocks) {
+std::vector<std::pair<std::string, DecoderLinearImpl*>> linear_layers(const torch::nn::Module& module) {
   std::vector<std::pair<std::string, DecoderLinearImpl*>> layers;
   for (const auto& item : module.named_modules())
     if (auto* layer = dynamic_cast<DecoderLinearImpl*>(item.value().get()))
-      if (!only_blocks || item.key().starts_with("blocks.")) layers.emplace_back(item.key() + ".weight", layer);
+      layers.emplace_back(item.key() + ".weight", layer);
   return layers;
+}
+
+std::optional<QuantizeOptions> quantization_of_layer(const std::string& name, const DecoderOptions& body,
+                                                     const QuantizeOptions& blocks) {
+  if (name.starts_with("blocks.")) return blocks;
+  if (name == "head.weight" && blocks.kind == Quantization::kInt4 && !body.tied_head)
+    return QuantizeOptions{.kind = Quantization::kInt8Weights};
+  return {};
 }
 
 QuantizedWeight read_quantized(const WeightFile& file, const PlannedWeight& weight, const QuantizeOptions& options,

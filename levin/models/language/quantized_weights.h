@@ -22,9 +22,12 @@ std::string quantization_config(const kernels::QuantizeOptions& options, const s
 /// Whether a tensor of a quantized file belongs to another one: scales, code books.
 bool belongs_to_packed(const std::string& name);
 
-/// Linear layers by the names of their weights; `only_blocks` leaves heads and projections out.
-std::vector<std::pair<std::string, DecoderLinearImpl*>> linear_layers(const torch::nn::Module& module,
-                                                                      bool only_blocks);
+/// Linear layers by the names of their weights.
+std::vector<std::pair<std::string, DecoderLinearImpl*>> linear_layers(const torch::nn::Module& module);
+/// How a layer is quantized where the blocks of a model are quantized so; none: not at all. With int4 the head has 8
+/// bits, unless it is the embedding, too.
+std::optional<kernels::QuantizeOptions> quantization_of_layer(const std::string& name, const DecoderOptions& body,
+                                                              const kernels::QuantizeOptions& blocks);
 
 /// Reads a packed weight [rows, columns] to the device.
 kernels::QuantizedWeight read_quantized(const WeightFile& file, const PlannedWeight& weight,

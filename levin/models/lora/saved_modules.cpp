@@ -38,7 +38,7 @@ SavedParameter named(const LanguageModel& model, const std::string& ours, const 
 }
 
 void refuse_changed_layers(const LanguageModel& model, const std::vector<std::string>& words) {
-  for (const auto& [name, layer] : linear_layers(model.module(), /*only_blocks=*/false)) {
+  for (const auto& [name, layer] : linear_layers(model.module())) {
     if (!layer->quantized && layer->adapters.empty()) continue;
     const auto theirs = their_weight(architecture_of(model.config), name);
     if (!theirs) continue;
