@@ -225,19 +225,24 @@ cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();
 
-/// The shortest time in milliseconds; kNever where the algorithm does not run after all.
+/// Milliseconds of that many runs; kNever where the algorithm does not run after all.
+float time_of_runs(const Plan& plan, const Product& product, size_t algorithm, int runs) {
+  at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
+  begin.record();
+  for (int i = 0; i < runs; ++i)
+    if (run(plan, product, algorithm) != CUBLAS_STATUS_SUCCESS) return kNever;
+  end.record();
+  end.synchronize();
+  return begin.elapsed_time(end);
+}
+
+/// The shortest time of one run.
 float time_of(const Plan& plan, const Product& product, size_t algorithm) {
   constexpr int kRuns = 5;
-  if (run(plan, product, algorithm) != CUBLAS_STATUS_SUCCESS) return kNever;  // loads the kernel, too
-  float best = kNever;
-  for (int i = 0; i < kRuns; ++i) {
-    at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
-    begin.record();
-    if (run(plan, product, algorithm) != CUBLAS_STATUS_SUCCESS) return kNever;
-    end.record();
-    end.synchronize();
-    best = std::min(best, begin.elapsed_time(end));
-  }
+  float best = time_of_runs(plan, product, algorithm, 1);  // loads the kernel, too
+  if (best == kNever) return kNever;
+  best = kNever;
+  for (int i = 0; i < kRuns; ++i) best = std::min(best, time_of_runs(plan, product, algorithm, 1));
   return best;
 }
 
@@ -247,33 +252,38 @@ double operations_of(const Product& product) {
   return 2.0 * static_cast<double>(product.a.kept.numel()) * static_cast<double>(product.out.size(1));
 }
 
-/// The time of one of many runs in a row, in milliseconds: long enough for the clock to fall to what the power allows.
-float time_under_load(const Plan& plan, const Product& product, size_t algorithm) {
-  constexpr float kMilliseconds = 12;
-  const auto once = time_of(plan, product, algorithm);
-  if (once == kNever) return kNever;
-  const int runs = std::max(1, static_cast<int>(kMilliseconds / std::max(once, 1e-3f)));
-  at::cuda::CUDAEvent begin(cudaEventDefault), end(cudaEventDefault);
-  for (int i = 0; i < 2 * runs; ++i) {
-    if (i == runs) begin.record();
-    if (run(plan, product, algorithm) != CUBLAS_STATUS_SUCCESS) return kNever;
-  }
-  end.record();
-  end.synchronize();
-  return begin.elapsed_time(end) / static_cast<float>(runs);
+/// The time of one of many runs in a row: long enough for the clock to fall to what the power allows.
+float time_under_load(const Plan& plan, const Product& product, size_t algorithm, float once) {
+  constexpr float kWarm = 6, kTimed = 10;  // milliseconds
+  const auto runs = [&](float milliseconds) { return std::max(1, static_cast<int>(milliseconds / once)); };
+  time_of_runs(plan, product, algorithm, runs(kWarm));
+  return time_of_runs(plan, product, algorithm, runs(kTimed)) / static_cast<float>(runs(kTimed));
 }
 
-/// Within this part of the best, what is proposed first wins: a choice shall not hang on noise.
-constexpr float kWithin = 1.02f;
+/// Of large products: those that are about as fast as the fastest in a short time meet under load; the others are
+/// kNever.
+std::vector<float> times_under_load(const Plan& plan, const Product& product, std::vector<float> times) {
+  constexpr float kAboutAsFast = 1.1f;
+  constexpr size_t kMost = 4;
+  auto sorted = times;
+  std::sort(sorted.begin(), sorted.end());
+  const float bound = std::min(kAboutAsFast * sorted.front(), sorted[std::min(sorted.size(), kMost) - 1]);
+  for (size_t i = 0; i < times.size(); ++i)
+    times[i] = times[i] <= bound || i == 0 ? time_under_load(plan, product, i, std::max(times[i], 1e-3f)) : kNever;
+  return times;
+}
 
 void measure(Plan& plan, const Product& product) {
   std::vector<float> times;
-  const auto time = operations_of(product) < kLarge ? time_of : time_under_load;
-  for (size_t i = 0; i < plan.algorithms.size(); ++i) times.push_back(time(plan, product, i));
+  for (size_t i = 0; i < plan.algorithms.size(); ++i) times.push_back(time_of(plan, product, i));
+  if (*std::min_element(times.begin(), times.end()) == kNever) return plan.algorithms.clear();
+  const bool large = operations_of(product) >= kLarge;
+  if (large) times = times_under_load(plan, product, std::move(times));
   const float best = *std::min_element(times.begin(), times.end());
-  if (best == kNever) return plan.algorithms.clear();
+  // Within this part of the best, what is proposed first wins: a choice shall not hang on noise.
+  const float within = large ? 1.01f : 1.02f;
   plan.chosen = static_cast<size_t>(
-      std::find_if(times.begin(), times.end(), [&](float each) { return each <= kWithin * best; }) - times.begin());
+      std::find_if(times.begin(), times.end(), [&](float each) { return each <= within * best; }) - times.begin());
 }
 
 Plan& plan_of(const Product& product) {

@@ -146,12 +146,13 @@ class MeshProduct : public ::testing::TestWithParam<int> {};
 TEST_P(MeshProduct, EqualsOneProcess) {
   const int ranks = GetParam(), steps = all_meshes() ? 10 : 1;
   const auto all = cases(ranks);
-  // LEVIN_ALL_MESHES=1: all of them; N: one of N. Without it a few, of every number of ranks others.
-  const auto* wanted_share = std::getenv("LEVIN_ALL_MESHES");
-  const auto one_of = wanted_share ? std::max(1, std::atoi(wanted_share)) : 20 * ranks;
+  // LEVIN_ALL_MESHES=1: all of them; N: one of N; K/N: part K of N. Without it a few, of every number of ranks others.
+  const std::string wanted_share = all_meshes() ? std::getenv("LEVIN_ALL_MESHES") : std::to_string(20 * ranks);
+  const auto slash = wanted_share.find('/');
+  const auto one_of = std::max(1UL, std::stoul(wanted_share.substr(slash == std::string::npos ? 0 : slash + 1)));
+  const auto part = slash == std::string::npos ? static_cast<size_t>(ranks) : std::stoul(wanted_share);
   std::vector<Case> chosen;
-  for (auto i = static_cast<size_t>(ranks % one_of); i < all.size(); i += static_cast<size_t>(one_of))
-    chosen.push_back(all[i]);
+  for (auto i = part % one_of; i < all.size(); i += one_of) chosen.push_back(all[i]);
   if (ranks == 8 && !all_meshes()) chosen.resize(1);  // other tests have such meshes
   std::map<std::pair<std::string, int64_t>, Outcome> wanted;
   for (const auto& one : chosen)
