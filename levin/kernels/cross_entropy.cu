@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 
 #include <cuda_bf16.h>
@@ -9,12 +8,12 @@
 #include "levin/kernels/cross_entropy_launch.h"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
+#include "levin/kernels/online_softmax.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kWarp = 32;
-constexpr float kLog2E = 1.4426950408889634f;
 
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) LogitPack {
@@ -33,37 +32,6 @@ __device__ void store(T* to, const float (&in)[kWidth]) {
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) assign(pack.values[k], in[k]);
   *reinterpret_cast<LogitPack<T, kWidth>*>(to) = pack;
-}
-
-/// The largest of some logits, and the sum of exp(logit - largest).
-struct Softmax {
-  float top = -FLT_MAX;  // no infinity: the difference of two would be NaN
-  float sum = 0;
-
-  template <int kWidth>
-  __device__ __forceinline__ void take(const float (&x)[kWidth]) {
-    float most = x[0];
-#pragma unroll
-    for (int k = 1; k < kWidth; ++k) most = fmaxf(most, x[k]);
-    if (most > top) {
-      sum *= power_of_two((top - most) * kLog2E);
-      top = most;
-    }
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) sum += power_of_two((x[k] - top) * kLog2E);
-  }
-};
-__device__ Softmax joined(const Softmax& a, const Softmax& b) {
-  const float top = fmaxf(a.top, b.top);
-  return {top, a.sum * power_of_two((a.top - top) * kLog2E) + b.sum * power_of_two((b.top - top) * kLog2E)};
-}
-__device__ Softmax over_warp(Softmax mine) {
-#pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) {
-    const Softmax other{__shfl_xor_sync(0xffffffffu, mine.top, lane), __shfl_xor_sync(0xffffffffu, mine.sum, lane)};
-    mine = joined(mine, other);
-  }
-  return mine;
 }
 
 /// Logits past the classes count for nothing.

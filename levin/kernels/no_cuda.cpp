@@ -7,6 +7,7 @@
 #include "levin/kernels/block_sparse/attention_detail.h"
 #include "levin/kernels/cross_entropy_detail.h"
 #include "levin/kernels/decode/decode.h"
+#include "levin/kernels/decode/greedy_detail.h"
 #include "levin/kernels/decode/row_linear.h"
 #include "levin/kernels/fp8/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
@@ -91,6 +92,7 @@ AttentionBackend faster_attention(const Tensor&, bool) {
 
 // Without them the operators have no kernel for CUDA, and say so.
 void register_cross_entropy_cuda(torch::Library&) {}
+void register_greedy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
 void register_short_attention_cuda(torch::Library&) {}
 void register_batch_norm_act_cuda(torch::Library&) {}
