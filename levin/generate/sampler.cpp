@@ -10,14 +10,26 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "levin/core/error.h"
 #include "levin/core/random.h"
+#include "levin/kernels/decode/greedy.h"
 
 namespace levin::detail {
 namespace {
 
 constexpr float kRemoved = -std::numeric_limits<float>::infinity();
+
+/// On the device of `like`, without waiting for what runs there: CUDA has a copy of memory that is not pinned when the
+/// call returns.
+Tensor sent(const Tensor& host, const Tensor& like) {
+  return host.to(like.device(), /*non_blocking=*/true);
+}
+template <class Value>
+Tensor sent(const std::vector<Value>& values, const Tensor& like) {
+  return sent(at::tensor(values), like);
+}
 
 /// One number of each row as a column [rows, 1] of float32 on the device of `like`.
 template <class Value>
@@ -25,7 +37,7 @@ Tensor column_of(std::span<const SampledRow* const> rows, const Tensor& like, Va
   auto column = at::empty({static_cast<int64_t>(rows.size()), 1}, at::kFloat);
   for (size_t i = 0; i < rows.size(); ++i)
     column.mutable_data_ptr<float>()[i] = static_cast<float>(value(rows[i]->options()));
-  return column.to(like.device());
+  return sent(column, like);
 }
 
 template <class Test>
@@ -43,7 +55,7 @@ Tensor top_k_filter(const Tensor& scores, std::span<const SampledRow* const> row
     largest = std::max(largest, k);
     place.mutable_data_ptr<int64_t>()[i] = k - 1;
   }
-  place = place.to(scores.device());
+  place = sent(place, scores);
   // Tokens that are equal to the k-th all stay.
   auto least = std::get<0>(scores.topk(largest, 1)).gather(1, place.clamp_min(0));
   least = least.masked_fill(place < 0, kRemoved);
@@ -85,7 +97,7 @@ Tensor chances(std::span<const SampledRow* const> rows, Draw place, const Tensor
     for (int skipped = 0; skipped < static_cast<int>(place); ++skipped) random.uniform();
     column.mutable_data_ptr<double>()[i] = random.uniform();
   }
-  return column.to(like.device());
+  return sent(column, like);
 }
 
 /// The first token at which the sum of shares passes the random number of the row.
@@ -174,17 +186,15 @@ Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows) 
   if (places.empty() && banned.empty() && biased.empty()) return logits;
   auto scores = logits.clone(at::MemoryFormat::Contiguous);
   auto flat = scores.view({-1});
-  const auto device = logits.device();
-  if (!biased.empty())
-    flat.index_add_(0, at::tensor(biased, at::kLong).to(device), at::tensor(biases, at::kFloat).to(device));
+  if (!biased.empty()) flat.index_add_(0, sent(biased, logits), sent(biases, logits));
   if (!places.empty()) {
-    const auto index = at::tensor(places, at::kLong).to(device);
-    const auto factor = at::tensor(factors, at::kFloat).to(device);
+    const auto index = sent(places, logits);
+    const auto factor = sent(factors, logits);
     const auto found = flat.index_select(0, index);
     const auto changed = at::where(found < 0, found * factor, found / factor);
-    flat.index_copy_(0, index, changed - at::tensor(offsets, at::kFloat).to(device));
+    flat.index_copy_(0, index, changed - sent(offsets, logits));
   }
-  if (!banned.empty()) flat.index_fill_(0, at::tensor(banned, at::kLong).to(device), kRemoved);
+  if (!banned.empty()) flat.index_fill_(0, sent(banned, logits), kRemoved);
   return scores;
 }
 
@@ -206,51 +216,86 @@ Tensor chosen(const Tensor& scores, std::span<const SampledRow* const> rows) {
   return unless_greedy(ids, best, rows);
 }
 
-std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
-                                     const DrawnGuesses* guesses) {
+Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses) {
   LEVIN_CHECK(static_cast<size_t>(logits.size(0)) == rows.size(), "[generate] ", logits.size(0), " logits for ",
               rows.size(), " rows");
+  Drawn drawn;
+  for (const auto* row : rows) {
+    const auto top = std::min(row->options().top_logprobs, logits.size(1));
+    drawn.places_.push_back({.row = row->number(), .position = row->ids().size(), .top_logprobs = top});
+    drawn.most_ = std::max(drawn.most_, top);
+  }
   const auto scores = penalized(logits, rows);
-  Tensor ids;
-  if (!any_drawn(rows))
-    ids = scores.argmax(1);
-  else if (guesses)
+  if (!any_drawn(rows) && drawn.most_ == 0) {
+    auto [ids, found] = kernels::greedy_tokens(logits, scores);
+    drawn.ids_ = std::move(ids);
+    drawn.send(found);
+    return drawn;
+  }
+  auto& ids = drawn.ids_;
+  if (guesses && any_drawn(rows))
     ids = unless_greedy(drawn_beside(filtered(scores, rows), rows, *guesses), scores.argmax(1), rows);
   else
-    ids = chosen(filtered(scores, rows), rows);
-  int64_t most = 0;
-  for (const auto* row : rows) most = std::max(most, std::min(row->options().top_logprobs, logits.size(1)));
+    ids = any_drawn(rows) ? chosen(filtered(scores, rows), rows) : scores.argmax(1);
   const auto logs = at::log_softmax(logits, 1);
   const auto place = ids.unsqueeze(1);
   std::vector<Tensor> parts{place.to(at::kDouble), logs.gather(1, place).to(at::kDouble),
                             scores.gather(1, place).to(at::kDouble)};
-  if (most > 0) {
-    const auto [values, best] = logs.topk(most, 1);
+  if (drawn.most_ > 0) {
+    const auto [values, best] = logs.topk(drawn.most_, 1);
     parts.push_back(best.to(at::kDouble)), parts.push_back(values.to(at::kDouble));
   }
-  const auto found = at::cat(parts, 1).cpu();  // the only wait for the device
+  drawn.send(at::cat(parts, 1));
+  return drawn;
+}
+
+void Drawn::send(const Tensor& found) {
+  const auto device = found.device();
+  if (!device.is_cuda()) {
+    host_ = found.cpu();
+    return;
+  }
+  found_ = found;
+  host_ = at::empty(found.sizes(), at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
+  host_.copy_(found, /*non_blocking=*/true);
+  arrived_.emplace(device.type());
+  arrived_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+std::vector<SampledToken> Drawn::wait() const {
+  if (arrived_) arrived_->synchronize();
   std::vector<SampledToken> tokens;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto* at = found.const_data_ptr<double>() + static_cast<int64_t>(i) * found.size(1);
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const auto& place = places_[i];
+    const auto* at = host_.const_data_ptr<double>() + static_cast<int64_t>(i) * host_.size(1);
     SampledToken token{.id = static_cast<int64_t>(at[0]), .logprob = at[1]};
-    for (int64_t k = 0; k < std::min(most, rows[i]->options().top_logprobs); ++k)
-      token.top.emplace_back(static_cast<int64_t>(at[3 + k]), at[3 + most + k]);
+    for (int64_t k = 0; k < place.top_logprobs; ++k)
+      token.top.emplace_back(static_cast<int64_t>(at[3 + k]), at[3 + most_ + k]);
     std::string wrong;
     if (std::isnan(at[1]))
       wrong = "the model gives logits that are not numbers";
     else if (!(at[2] > -std::numeric_limits<double>::infinity()))
       wrong = std::string(kNoneAllowed) + " (no_repeat_ngram_size, suppress_tokens, bad_words)";
     if (!wrong.empty())
-      token.error = "[generate] " + wrong + ": row " + std::to_string(rows[i]->number()) + ", position " +
-                    std::to_string(rows[i]->ids().size());
+      token.error =
+          "[generate] " + wrong + ": row " + std::to_string(place.row) + ", position " + std::to_string(place.position);
     tokens.push_back(std::move(token));
   }
   return tokens;
 }
 
+std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
+                                     const DrawnGuesses* guesses) {
+  return draw(logits, rows, guesses).wait();
+}
+
+void check_tokens(std::span<const SampledToken> tokens) {
+  for (const auto& token : tokens) LEVIN_CHECK(token.error.empty(), token.error);
+}
+
 std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows) {
   auto tokens = try_sample(logits, rows);
-  for (const auto& token : tokens) LEVIN_CHECK(token.error.empty(), token.error);
+  check_tokens(tokens);
   return tokens;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include "levin/generate/options.h"
 
@@ -69,13 +71,44 @@ struct DrawnGuesses {
   /// int64 [rows], -1 for a row without one; and what `filtered` gave for the draft, float32 [rows, V].
   Tensor ids, scores;
 };
-/// The next token of each row. One without any has an error. With guesses each is taken, or replaced, such that the
-/// tokens follow the logits alone (Leviathan et al. 2023): one that the model finds less likely than the draft is taken
-/// by their ratio, else a token is drawn from what the model has more of. A token is equal to its guess where that is
-/// taken, and nowhere else.
+/// The next token of each row, on its way from the device.
+class Drawn {
+ public:
+  /// int64 [rows], where the logits are: what the next step can begin with.
+  const Tensor& ids() const { return ids_; }
+  /// Waits until the tokens are here. One that there is not has an error.
+  std::vector<SampledToken> wait() const;
+
+ private:
+  friend Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses);
+
+  /// Of a row, as it was when its token was drawn.
+  struct Place {
+    uint64_t row = 0;
+    size_t position = 0;
+    int64_t top_logprobs = 0;
+  };
+
+  /// float64 [rows, 3 + 2 * most_]: id, log probability and score; then the likeliest ids and their log probabilities.
+  void send(const Tensor& found);
+
+  Tensor ids_, found_, host_;
+  std::optional<c10::Event> arrived_;  // on CUDA
+  int64_t most_ = 0;
+  std::vector<Place> places_;
+};
+
+/// Draws the next token of each row without waiting for the device. With guesses each is taken, or replaced, such that
+/// the tokens follow the logits alone (Leviathan et al. 2023): one that the model finds less likely than the draft is
+/// taken by their ratio, else a token is drawn from what the model has more of. A token is equal to its guess where
+/// that is taken, and nowhere else.
+Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses = nullptr);
+/// The same, and waits.
 std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
                                      const DrawnGuesses* guesses = nullptr);
-/// The same; an error of any row is thrown.
+/// Throws the first error of some tokens, if there is one.
+void check_tokens(std::span<const SampledToken> tokens);
+/// try_sample and check_tokens.
 std::vector<SampledToken> sample(const Tensor& logits, std::span<const SampledRow* const> rows);
 
 }  // namespace levin::detail

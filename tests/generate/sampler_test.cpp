@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "levin/core/error.h"
 #include "levin/io/weights/weights.h"
 #include "levin/testing/paths.h"
 
@@ -209,6 +210,55 @@ TEST(Sampler, TheRandomNumberBelongsToSeedRowAndPosition) {
   EXPECT_NE(drawn(options, 3, 2), drawn(options, 3, 1));
   const GenerateOptions other{.seed = 6};
   EXPECT_NE(drawn(options, 3, 2), drawn(other, 3, 2));
+}
+
+// Greedy rows have an operator of their own; rows that keep likely tokens do not go through it.
+TEST(Sampler, GreedyTokensAreTheSameWithAndWithoutLikelyOnes) {
+  GenerateOptions plain{.temperature = 0, .repetition_penalty = 1.5, .suppress_tokens = {4}};
+  auto with_top = plain;
+  with_top.top_logprobs = 2;
+  const auto logits = at::arange(60, at::kFloat).mul(7).remainder(11).view({6, 10}).narrow(0, 1, 4);
+  std::vector<std::vector<detail::SampledToken>> found;
+  for (const auto* options : {&plain, &with_top}) {
+    std::vector<SampledRow> rows;
+    for (int64_t i = 0; i < 4; ++i) rows.emplace_back(*options, std::vector<int64_t>{i, 2 * i, 9}, i);
+    const auto drawn = detail::draw(logits, pointers(rows));
+    auto tokens = drawn.wait();
+    ASSERT_EQ(tokens.size(), 4u);
+    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(drawn.ids()[i].item<int64_t>(), tokens[static_cast<size_t>(i)].id);
+    found.push_back(std::move(tokens));
+  }
+  const auto logs = logits.log_softmax(1);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(found[0][i].id, found[1][i].id);
+    EXPECT_NE(found[0][i].id, 4);
+    EXPECT_DOUBLE_EQ(found[0][i].logprob, found[1][i].logprob);
+    EXPECT_FLOAT_EQ(static_cast<float>(found[0][i].logprob),
+                    logs[static_cast<int64_t>(i)][found[0][i].id].item<float>());
+    EXPECT_TRUE(found[0][i].top.empty());
+    EXPECT_EQ(found[1][i].top.size(), 2u);
+  }
+}
+
+// What went wrong is told of the row as it was when its token was drawn.
+TEST(Sampler, ATokenThatThereIsNotHasAnError) {
+  const GenerateOptions greedy{.temperature = 0}, none{.temperature = 0, .suppress_tokens = {0, 1, 2}};
+  std::vector<SampledRow> rows;
+  rows.emplace_back(greedy, std::vector<int64_t>{1, 2}, 7);
+  rows.emplace_back(none, std::vector<int64_t>{1, 2, 2}, 8);
+  rows.emplace_back(greedy, std::vector<int64_t>{1}, 9);
+  auto logits = at::zeros({3, 3});
+  logits[0][1] = std::numeric_limits<float>::quiet_NaN();
+  const auto drawn = detail::draw(logits, pointers(rows));
+  for (auto& row : rows) row.push(0);
+  const auto tokens = drawn.wait();
+  EXPECT_EQ(tokens[0].error, "[generate] the model gives logits that are not numbers: row 7, position 2");
+  EXPECT_EQ(tokens[1].error, std::string("[generate] ") + detail::kNoneAllowed +
+                                 " (no_repeat_ngram_size, suppress_tokens, bad_words): row 8, position 3");
+  EXPECT_EQ(tokens[2].error, "");
+  EXPECT_EQ(tokens[2].id, 0);
+  EXPECT_THROW(detail::check_tokens(tokens), Error);
+  EXPECT_NO_THROW(detail::check_tokens(std::span(tokens).subspan(2)));
 }
 
 }  // namespace
