@@ -31,8 +31,11 @@ DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& option
       cache_(model_->options, graph_rows(options.rows), options.capacity, model_->tokens->weight.options(),
              {.dtype = options.dtype}) {
   // Weights that come and go have no fixed place that a graph could have, and ranks talk to each other in a step.
-  if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_) && !model_->ranks)
+  const bool stays = !has_streamed_units(*model_) && !model_->ranks;
+  if (options.graphs && model_->tokens->weight.is_cuda() && stays)
     graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
+  runs_ahead_ =
+      stays && (options.run_ahead == RunAhead::kAlways || (options.run_ahead == RunAhead::kWithGraphs && graphs_));
 }
 
 DecodeBatch::~DecodeBatch() = default;
@@ -105,17 +108,28 @@ Tensor DecodeBatch::append_long(const std::vector<int64_t>& prompt) {
 Tensor DecodeBatch::decode(std::span<const int64_t> tokens) {
   LEVIN_CHECK(static_cast<int64_t>(tokens.size()) == size() && size() > 0, "[generate] ", tokens.size(), " tokens for ",
               size(), " rows");
+  return decode(tokens, Tensor());
+}
+
+Tensor DecodeBatch::decode(const Tensor& ids) {
+  LEVIN_CHECK(ids.dim() == 1 && ids.scalar_type() == at::kLong && ids.size(0) == size() && size() > 0,
+              "[generate] tokens must be int64 [", size(), "], got ", ids.scalar_type(), " ", ids.sizes());
+  return decode({}, ids);
+}
+
+Tensor DecodeBatch::decode(std::span<const int64_t> tokens, const Tensor& ids) {
   const auto longest = *std::max_element(lengths_.begin(), lengths_.end()) + 1;
   LEVIN_CHECK(longest <= options_.capacity, "[generate] a row of ", longest, " tokens, room for ", options_.capacity);
   Tensor logits;
   if (graphs_) {
-    logits = graphs_->decode(tokens, lengths_, longest);
+    logits = ids.defined() ? graphs_->decode(ids, lengths_, longest) : graphs_->decode(tokens, lengths_, longest);
   } else {
     const auto device = model_->tokens->weight.device();
     const auto column = [&](std::span<const int64_t> values) {
       return at::tensor(at::ArrayRef<int64_t>(values.data(), values.size()), at::kLong).unsqueeze(1).to(device);
     };
-    const auto hidden = model_->hidden_states(column(tokens), cache_, {.positions = column(lengths_), .seen = longest});
+    const auto fed = ids.defined() ? ids.unsqueeze(1) : column(tokens);
+    const auto hidden = model_->hidden_states(fed, cache_, {.positions = column(lengths_), .seen = longest});
     logits = logits_of(hidden.squeeze(1));
   }
   for (auto& length : lengths_) ++length;

@@ -15,6 +15,10 @@ using at::Tensor;
 /// max_new_tokens, or less where the context of the model ends.
 int64_t most_new_tokens(const models::DecoderOptions& model, const GenerateOptions& options, int64_t prompt_length);
 
+/// Whether the next step begins while the tokens of this one are on their way to the host: where steps are CUDA graphs,
+/// wherever it can, or never.
+enum class RunAhead { kWithGraphs, kAlways, kNever };
+
 struct DecodeBatchOptions {
   /// Rows that can be there at once, and tokens of one.
   int64_t rows = 1, capacity = 1;
@@ -23,6 +27,7 @@ struct DecodeBatchOptions {
   /// Replay a decode step as a CUDA graph.
   bool graphs = true;
   models::CacheDtype dtype = models::CacheDtype::kAuto;
+  RunAhead run_ahead = RunAhead::kWithGraphs;
 };
 
 class DecodeGraphs;
@@ -41,8 +46,12 @@ class DecodeBatch {
 
   /// Appends a row for each prompt: the logits behind their last tokens, float32 [prompts, V].
   Tensor append(std::span<const std::vector<int64_t>* const> prompts);
-  /// One more token of each row: float32 logits [size, V].
+  /// One more token of each row: float32 logits [size, V], which last until the next call.
   Tensor decode(std::span<const int64_t> tokens);
+  /// The same for tokens that the device has, int64 [size]. The host does not wait for them.
+  Tensor decode(const Tensor& ids);
+  /// Whether a caller is to decode the ids of tokens before it knows them.
+  bool runs_ahead() const { return runs_ahead_; }
   /// Several more tokens of each row, one at least: float32 logits [all tokens, V], row by row.
   Tensor decode_several(std::span<const std::vector<int64_t>> tokens);
   /// Forgets the tokens of a row from `length` on.
@@ -54,6 +63,8 @@ class DecodeBatch {
 
  private:
   Tensor logits_of(const Tensor& hidden);
+  /// Tokens of a step are in `tokens`, or in `ids` where those are defined.
+  Tensor decode(std::span<const int64_t> tokens, const Tensor& ids);
   /// Prompts of a chunk at most, right padded.
   Tensor append_group(std::span<const std::vector<int64_t>* const> prompts);
   /// One of any length.
@@ -64,6 +75,7 @@ class DecodeBatch {
   models::DecoderCache cache_;
   std::vector<int64_t> lengths_;
   std::unique_ptr<DecodeGraphs> graphs_;
+  bool runs_ahead_ = false;
 };
 
 }  // namespace levin::detail

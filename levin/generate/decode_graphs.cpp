@@ -53,7 +53,17 @@ Tensor DecodeGraphs::run(const Size& size, const Tensor& inputs) {
 
 Tensor DecodeGraphs::decode(std::span<const int64_t> tokens, std::span<const int64_t> lengths, int64_t seen,
                             std::span<const std::vector<int64_t>* const> blocks) {
-  const auto count = static_cast<int64_t>(tokens.size());
+  return decode(tokens, Tensor(), lengths, seen, blocks);
+}
+
+Tensor DecodeGraphs::decode(const Tensor& ids, std::span<const int64_t> lengths, int64_t seen,
+                            std::span<const std::vector<int64_t>* const> blocks) {
+  return decode({}, ids, lengths, seen, blocks);
+}
+
+Tensor DecodeGraphs::decode(std::span<const int64_t> tokens, const Tensor& ids, std::span<const int64_t> lengths,
+                            int64_t seen, std::span<const std::vector<int64_t>* const> blocks) {
+  const auto count = static_cast<int64_t>(lengths.size());
   const auto size = size_for(count, seen, !blocks.empty());
   // Rows that nobody has: they write where the next prompt begins, or into the block that nobody has.
   host_.assign(static_cast<size_t>(size.rows * (2 + size.blocks)), 0);
@@ -68,6 +78,7 @@ Tensor DecodeGraphs::decode(std::span<const int64_t> tokens, std::span<const int
   if (!step.inputs.defined())
     step.inputs = at::zeros({static_cast<int64_t>(host_.size())}, cache_.keys.front().options().dtype(at::kLong));
   device_->upload(step.inputs, host_.data(), host_.size() * sizeof(int64_t));
+  if (ids.defined()) step.inputs.narrow(0, 0, count).copy_(ids, /*non_blocking=*/true);
   if (refused_) return run(size, step.inputs).narrow(0, 0, count);
   if (!step.graph) {
     // Once without a capture: libraries get ready at their first call, which a capture does not allow. It also is this

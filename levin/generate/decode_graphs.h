@@ -26,6 +26,9 @@ class DecodeGraphs {
   /// until the next call.
   Tensor decode(std::span<const int64_t> tokens, std::span<const int64_t> lengths, int64_t seen,
                 std::span<const std::vector<int64_t>* const> blocks = {});
+  /// The same for tokens that the device has, int64 [rows]. The host does not wait for them.
+  Tensor decode(const Tensor& ids, std::span<const int64_t> lengths, int64_t seen,
+                std::span<const std::vector<int64_t>* const> blocks = {});
 
  private:
   /// A step of some rows that see some slots, each row with that many blocks (0: the cache is not paged).
@@ -40,6 +43,9 @@ class DecodeGraphs {
     Tensor logits;
   };
   Size size_for(int64_t rows, int64_t seen, bool is_paged) const;
+  /// Tokens are in `tokens`, or in `ids` where those are defined.
+  Tensor decode(std::span<const int64_t> tokens, const Tensor& ids, std::span<const int64_t> lengths, int64_t seen,
+                std::span<const std::vector<int64_t>* const> blocks);
   Tensor run(const Size& size, const Tensor& inputs);
 
   models::Decoder model_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
 
 #include <ATen/ops/tensor.h>
 #include <c10/core/GradMode.h>
@@ -11,6 +12,7 @@
 #include "levin/core/words.h"
 #include "levin/generate/beams.h"
 #include "levin/generate/decode_batch.h"
+#include "levin/generate/generate_detail.h"
 #include "levin/generate/generate_paged.h"
 #include "levin/generate/generated_row.h"
 #include "levin/generate/rank_agreement.h"
@@ -30,8 +32,13 @@ int64_t tokens_of(const std::vector<int64_t>& prompt) {
 class GenerateRun {
  public:
   GenerateRun(const models::Decoder& model, const text::Tokenizer* tokenizer, const Prompts& prompts,
-              const GenerateOptions& options, const OnToken& on_token)
-      : model_(model), tokenizer_(tokenizer), prompts_(prompts), options_(options), on_token_(on_token) {
+              const GenerateOptions& options, const OnToken& on_token, RunAhead run_ahead)
+      : model_(model),
+        tokenizer_(tokenizer),
+        prompts_(prompts),
+        options_(options),
+        on_token_(on_token),
+        run_ahead_(run_ahead) {
     const auto copies = static_cast<size_t>(options.num_return_sequences);
     results_.resize(prompts.size() * copies);
     waiting_.resize(results_.size());
@@ -52,7 +59,8 @@ class GenerateRun {
                              .capacity = capacity,
                              .prefill_chunk = options_.prefill_chunk,
                              .graphs = options_.cuda_graphs,
-                             .dtype = models::cache_dtype_of(options_.cache_dtype)};
+                             .dtype = models::cache_dtype_of(options_.cache_dtype),
+                             .run_ahead = run_ahead_};
     speculation_ = make_speculation(model_, options_, sizes);
     batch_.emplace(model_, sizes);
     while (!waiting_.empty() || !rows_.empty()) {
@@ -62,15 +70,21 @@ class GenerateRun {
         take_guessed();
         continue;
       }
-      std::vector<int64_t> tokens;
-      for (const auto& row : rows_) tokens.push_back(row.sampled.ids().back());
-      take(batch_->decode(tokens), 0);
+      if (!ahead_.defined()) ahead_ = decode();
+      take(std::exchange(ahead_, Tensor()), 0);
     }
     return std::move(results_);
   }
 
  private:
   const std::vector<int64_t>& prompt_of(size_t result) const { return prompts_[results_[result].prompt]; }
+
+  /// A step behind the tokens that all rows have.
+  Tensor decode() {
+    std::vector<int64_t> tokens;
+    for (const auto& row : rows_) tokens.push_back(row.sampled.ids().back());
+    return batch_->decode(tokens);
+  }
 
   /// As many waiting rows as there is room for, with their first tokens.
   void admit() {
@@ -106,7 +120,11 @@ class GenerateRun {
   void take(const Tensor& logits, size_t first) {
     std::vector<const SampledRow*> drawing;
     for (auto i = first; i < rows_.size(); ++i) drawing.push_back(&rows_[i].sampled);
-    auto tokens = sample(logits, drawing);
+    const auto drawn = draw(logits, drawing);
+    // The device computes on while the tokens come here, and are told.
+    if (first == 0 && can_run_ahead()) ahead_ = batch_->decode(drawn.ids());
+    auto tokens = drawn.wait();
+    check_tokens(tokens);
     follow_first_rank(model_->ranks, tokens);
     std::vector<bool> ends;
     for (auto i = first; i < rows_.size(); ++i)
@@ -120,6 +138,22 @@ class GenerateRun {
       if (reason.empty()) reason = "cancelled";  // by the callback of rank 0
     }
     remove(ended);
+  }
+
+  /// Whether the step behind tokens that are being drawn may begin before they are known. It is in vain for rows that
+  /// turn out to have ended. While prompts wait no row may: the next one would come a step late.
+  bool can_run_ahead() const {
+    if (!batch_->runs_ahead() || speculation_) return false;
+    size_t ended = 0;
+    for (size_t i = 0; i < rows_.size(); ++i) {
+      if (rows_[i].sampled.new_tokens() + 1 >= rows_[i].most) ++ended;
+      // The last token has no position where the context ends.
+      if (model_->options.bounded() && batch_->length(static_cast<int64_t>(i)) >= model_->options.max_positions)
+        return false;
+    }
+    if (waiting_.empty()) return ended < rows_.size();
+    const bool ends_are_known = options_.eos_token_ids.empty() && options_.stop.empty() && !on_token_;
+    return ended == 0 && ends_are_known && batch_->room() == 0;
   }
 
   /// Guesses the next tokens of each row, and takes those that the model agrees with, and one more.
@@ -153,6 +187,8 @@ class GenerateRun {
 
   /// Rows in rising order.
   void remove(const std::vector<size_t>& ended) {
+    std::vector<int64_t> kept(rows_.size());  // by the places of the step that runs ahead
+    std::iota(kept.begin(), kept.end(), int64_t{0});
     for (auto i = ended.rbegin(); i != ended.rend(); ++i) {
       auto& result = rows_[*i].result;
       const auto row = result.row;
@@ -161,7 +197,14 @@ class GenerateRun {
       if (speculation_) speculation_->remove(static_cast<int64_t>(*i));
       if (*i + 1 < rows_.size()) rows_[*i] = std::move(rows_.back());
       rows_.pop_back();
+      kept[*i] = kept.back();
+      kept.pop_back();
     }
+    if (ended.empty() || !ahead_.defined()) return;
+    if (rows_.empty())
+      ahead_ = Tensor();
+    else
+      ahead_ = ahead_.index_select(0, at::tensor(kept, at::kLong).to(ahead_.device(), /*non_blocking=*/true));
   }
 
   models::Decoder model_;
@@ -169,15 +212,19 @@ class GenerateRun {
   const Prompts& prompts_;
   const GenerateOptions& options_;
   const OnToken& on_token_;
+  RunAhead run_ahead_;
   std::vector<Generated> results_;
   std::vector<size_t> waiting_;
   std::optional<DecodeBatch> batch_;
   std::unique_ptr<Speculation> speculation_;
   std::vector<GeneratedRow> rows_;  // as in the batch
+  Tensor ahead_;                    // logits behind the last tokens of all rows, where they have been asked for
 };
 
-std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* tokenizer, const Prompts& prompts,
-                                 const GenerateOptions& options, const OnToken& on_token) {
+}  // namespace
+
+std::vector<Generated> generated(models::Decoder model, const text::Tokenizer* tokenizer, const Prompts& prompts,
+                                 const GenerateOptions& options, const OnToken& on_token, RunAhead run_ahead) {
   check_model(model);
   check_options(options);
   LEVIN_CHECK(tokenizer || options.stop.empty(), "[generate] stop strings need a tokenizer");
@@ -195,12 +242,11 @@ std::vector<Generated> generated(models::Decoder& model, const text::Tokenizer* 
   if (on_token && !is_first_rank(model->ranks)) {
     // Rank 0 decides whether rows continue.
     const OnToken told = [&](const GeneratedToken& token) { return on_token(token), true; };
-    return GenerateRun(model, tokenizer, prompts, options, told).run();
+    return GenerateRun(model, tokenizer, prompts, options, told, run_ahead).run();
   }
-  return GenerateRun(model, tokenizer, prompts, options, on_token).run();
+  return GenerateRun(model, tokenizer, prompts, options, on_token, run_ahead).run();
 }
 
-}  // namespace
 }  // namespace detail
 
 std::vector<Generated> generate(models::Decoder model, const std::vector<std::vector<int64_t>>& prompts,
