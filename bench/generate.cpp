@@ -1,6 +1,7 @@
 // Decode steps of a language model with random weights: milliseconds a token (median and 95 of 100), tokens per second,
-// and the bytes that a step reads beside what the memory gives. With
-// LEVIN_DECODE_KERNELS=0 the fused kernels are left out.
+// and the bytes that a step reads beside what the memory gives. On CUDA a token takes from when the one before it was
+// on the host to when it is there, in the greedy loop of generate(). With LEVIN_DECODE_KERNELS=0 the fused kernels are
+// left out.
 //
 //   generate [--config FILE.json | --folder MODEL] [--device cuda] [--dtype bfloat16] [--quantize WORD] [--prompt 512]
 //            [--tokens 128] [--batches 1,8,32] [--cache-dtype auto] [--engine] [--rounds 3] [--threads N] [--wait]
@@ -72,6 +73,41 @@ double triad() {
 
 constexpr int64_t kTimelineSteps = 4;
 
+/// The loop of generate() over rows that stay until the end.
+struct DecodeLoop {
+  DecodeLoop(const models::Decoder& model, levin::detail::DecodeBatch& rows_of,
+             const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options)
+      : batch(rows_of) {
+    std::vector<const std::vector<int64_t>*> fresh;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      rows.emplace_back(model->options, nullptr, options, prompts[i], i);
+      fresh.push_back(&prompts[i]);
+    }
+    logits = batch.append(fresh);
+  }
+
+  /// The next token of each row: when they were here. Without `more` no step follows them.
+  Clock::time_point take(bool more) {
+    std::vector<const levin::detail::SampledRow*> drawing;
+    for (const auto& row : rows) drawing.push_back(&row.sampled);
+    const auto drawn = levin::detail::draw(logits, drawing);
+    if (more && batch.runs_ahead()) logits = batch.decode(drawn.ids());
+    auto found = drawn.wait();
+    const auto here = Clock::now();
+    std::vector<int64_t> ids;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      ids.push_back(found[i].id);
+      rows[i].accept(std::move(found[i]), {});
+    }
+    if (more && !batch.runs_ahead()) logits = batch.decode(ids);
+    return here;
+  }
+
+  levin::detail::DecodeBatch& batch;
+  std::vector<levin::detail::GeneratedRow> rows = {};
+  at::Tensor logits = {};
+};
+
 struct DecodeBench {
   models::LanguageModel model;
   int64_t prompt, tokens;
@@ -96,24 +132,25 @@ struct DecodeBench {
                                                      .capacity = prompt + tokens + kTimelineSteps + 1,
                                                      .graphs = graphs,
                                                      .dtype = models::cache_dtype_of(cache_dtype)});
-    const std::vector<int64_t> ids(static_cast<size_t>(prompt), 17);
-    const std::vector<const std::vector<int64_t>*> prompts(static_cast<size_t>(rows), &ids);
+    const std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(rows),
+                                                    std::vector<int64_t>(static_cast<size_t>(prompt), 17));
+    const GenerateOptions options{.max_new_tokens = tokens + kTimelineSteps + 1, .temperature = 0};
     synchronize();
-    auto start = Clock::now();
-    auto logits = batch.append(prompts);
+    const auto start = Clock::now();
+    DecodeLoop loop(model.decoder, batch, prompts, options);
     synchronize();
     const auto prefill = ms_since(start);
+    const bool profiles = graphs && !timeline.empty();
     std::vector<double> times;
+    auto last = loop.take(true);
     for (int64_t i = 0; i < tokens; ++i) {
-      start = Clock::now();
-      logits = batch.decode(std::vector<int64_t>(static_cast<size_t>(rows), 5 + i % 100));
-      logits.argmax(1).cpu();  // what a greedy loop waits for
-      times.push_back(ms_since(start));
+      const auto here = loop.take(i + 1 < tokens || profiles);
+      times.push_back(std::chrono::duration<double, std::milli>(here - last).count());
+      last = here;
     }
-    if (graphs && !timeline.empty()) {
-      const auto profile = levin::bench::profile_kernels(
-          [&] { batch.decode(std::vector<int64_t>(static_cast<size_t>(rows), 5)).argmax(1).cpu(); },
-          [&] { synchronize(); }, kTimelineSteps);
+    if (profiles) {
+      const auto profile =
+          levin::bench::profile_kernels([&] { loop.take(true); }, [&] { synchronize(); }, kTimelineSteps);
       std::ofstream(timeline) << levin::bench::to_timeline(profile);
     }
     times.erase(times.begin(), times.begin() + std::min<int64_t>(tokens / 2, 8));  // captures
@@ -190,27 +227,11 @@ struct DecodeBench {
     return ms_since(start);
   }
 
-  /// The loop of generate(), with a batch that lasts, so that its graphs do.
+  /// What generate() does, with a batch that lasts, so that its graphs do.
   void offline(levin::detail::DecodeBatch& batch, const std::vector<std::vector<int64_t>>& prompts,
                const GenerateOptions& options) const {
-    std::vector<levin::detail::GeneratedRow> rows;
-    std::vector<const std::vector<int64_t>*> fresh;
-    std::vector<const levin::detail::SampledRow*> drawing;
-    for (size_t i = 0; i < prompts.size(); ++i) {
-      rows.emplace_back(model.decoder->options, nullptr, options, prompts[i], i);
-      fresh.push_back(&prompts[i]);
-    }
-    for (const auto& row : rows) drawing.push_back(&row.sampled);
-    auto logits = batch.append(fresh);
-    for (int64_t t = 0; t < tokens; ++t) {
-      auto drawn = levin::detail::sample(logits, drawing);
-      std::vector<int64_t> ids;
-      for (size_t i = 0; i < rows.size(); ++i) {
-        ids.push_back(drawn[i].id);
-        rows[i].accept(std::move(drawn[i]), {});
-      }
-      if (t + 1 < tokens) logits = batch.decode(ids);
-    }
+    DecodeLoop loop(model.decoder, batch, prompts, options);
+    for (int64_t t = 0; t < tokens; ++t) loop.take(t + 1 < tokens);
     while (batch.size() > 0) batch.remove(batch.size() - 1);
   }
 
