@@ -13,7 +13,6 @@
 #include "levin/generate/beams.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generate_detail.h"
-#include "levin/generate/generate_paged.h"
 #include "levin/generate/generated_row.h"
 #include "levin/generate/rank_agreement.h"
 #include "levin/generate/speculation.h"

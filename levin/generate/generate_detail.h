@@ -5,11 +5,16 @@
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generate.h"
 
+/// What is behind generate(); without a tokenizer where that is null.
 namespace levin::detail {
 
-/// generate(); without a tokenizer where that is null.
 std::vector<Generated> generated(models::Decoder model, const text::Tokenizer* tokenizer,
                                  const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options,
                                  const OnToken& on_token, RunAhead run_ahead = RunAhead::kWithGraphs);
+
+/// The same through an engine of requests.
+std::vector<Generated> generate_paged(const models::Decoder& model, const text::Tokenizer* tokenizer,
+                                      const std::vector<std::vector<int64_t>>& prompts, const GenerateOptions& options,
+                                      const OnToken& on_token);
 
 }  // namespace levin::detail

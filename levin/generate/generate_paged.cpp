@@ -1,11 +1,10 @@
-#include "levin/generate/generate_paged.h"
-
 #include <algorithm>
 #include <exception>
 
 #include "levin/core/error.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/engine.h"
+#include "levin/generate/generate_detail.h"
 
 namespace levin::detail {
 
