@@ -2,11 +2,16 @@
 #include <filesystem>
 #include <fstream>
 
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/randn.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "levin/generate/decode_batch.h"
-#include "levin/generate/generate.h"
+#include "levin/generate/generate_detail.h"
+#include "levin/generate/sampler.h"
 #include "levin/models/folder.h"
 #include "levin/testing/gpu.h"
 #include "levin/testing/paths.h"
@@ -94,6 +99,106 @@ TEST_F(GenerateGpu, DrawsAreTheSameAloneAndInABatch) {
   options.batch = 1;
   const auto alone = generate(model, kGpuPrompts, options);
   for (size_t i = 0; i < together.size(); ++i) EXPECT_EQ(together[i].ids, alone[i].ids);
+}
+
+TEST_F(GenerateGpu, IdsOfTheDeviceGiveTheLogitsOfThoseOfTheHost) {
+  const at::NoGradGuard no_grad;
+  auto model = wide_model(at::kFloat);
+  const Ids shorter(7, 3), longer(250, 5);  // 256 slots are passed on the way
+  const std::vector<const Ids*> prompts{&shorter, &longer};
+  for (const bool graphs : {false, true}) {
+    detail::DecodeBatch host(model, {.rows = 3, .capacity = 400, .graphs = graphs}),
+        device(model, {.rows = 3, .capacity = 400, .graphs = graphs});
+    EXPECT_EQ(host.runs_ahead(), graphs);
+    host.append(prompts), device.append(prompts);
+    for (int64_t i = 0; i < 16; ++i) {
+      const Ids ids{i, 2 * i};
+      const auto expected = host.decode(ids).clone();
+      EXPECT_TRUE(device.decode(at::tensor(ids, at::kLong).to(at::kCUDA)).equal(expected)) << graphs << i;
+    }
+  }
+}
+
+/// Rows in the order in which their tokens were told, and all results.
+struct ToldOnGpu {
+  std::vector<std::pair<size_t, int64_t>> tokens;
+  std::vector<Generated> results;
+};
+
+ToldOnGpu told_on_gpu(const models::Decoder& model, const GenerateOptions& options, detail::RunAhead run_ahead) {
+  const std::vector<Ids> prompts{{7, 3, 11, 42, 5}, {9, 30, 2, 2, 17, 8, 1, 44, 23}, {13}, {4, 4, 6}, {20, 21}};
+  ToldOnGpu told;
+  told.results = detail::generated(
+      model, nullptr, prompts, options,
+      [&](const GeneratedToken& token) {
+        told.tokens.emplace_back(token.row, token.id);
+        return true;
+      },
+      run_ahead);
+  return told;
+}
+
+TEST_F(GenerateGpu, StepsThatRunAheadGiveTheSameRows) {
+  auto model = wide_model(at::kFloat);
+  std::vector<GenerateOptions> asked;
+  asked.push_back({.max_new_tokens = 40, .temperature = 0});
+  asked.push_back({.max_new_tokens = 40, .temperature = 0, .repetition_penalty = 1.3, .no_repeat_ngram_size = 3});
+  asked.push_back({.max_new_tokens = 40, .temperature = 0.9, .top_k = 40, .top_p = 0.9, .seed = 4});
+  asked.push_back({.max_new_tokens = 40, .frequency_penalty = 0.3, .seed = 5, .top_logprobs = 2, .batch = 2});
+  for (size_t i = 0; i < asked.size(); ++i)
+    for (const bool ends : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << i << ends);
+      auto options = asked[i];
+      if (ends)
+        for (const auto& row : told_on_gpu(model, asked[i], detail::RunAhead::kNever).results)
+          options.eos_token_ids.push_back(row.ids[3 + 5 * row.row]);
+      const auto expected = told_on_gpu(model, options, detail::RunAhead::kNever),
+                 found = told_on_gpu(model, options, detail::RunAhead::kWithGraphs);
+      EXPECT_EQ(found.tokens, expected.tokens);
+      for (size_t row = 0; row < expected.results.size(); ++row) {
+        EXPECT_EQ(found.results[row].finish_reason, expected.results[row].finish_reason);
+        ASSERT_EQ(found.results[row].logprobs.size(), expected.results[row].logprobs.size());
+        for (size_t k = 0; k < expected.results[row].logprobs.size(); ++k)
+          EXPECT_NEAR(found.results[row].logprobs[k], expected.results[row].logprobs[k], 1e-3);
+      }
+    }
+}
+
+// Work of half a second is on the device before them: it is not done when they have returned.
+TEST_F(GenerateGpu, DrawsAndStepsDoNotWaitForTheDevice) {
+  const at::NoGradGuard no_grad;
+  auto model = wide_model(at::kBFloat16);
+  const GenerateOptions greedy{.temperature = 0},
+      drawn{
+          .temperature = 0.8, .top_k = 20, .top_p = 0.9, .repetition_penalty = 1.2, .suppress_tokens = {3}, .seed = 2};
+  const auto large = at::randn({8192, 8192}, at::TensorOptions().device(at::kCUDA));
+  for (const auto* options : {&greedy, &drawn}) {
+    detail::DecodeBatch batch(model, {.rows = 2, .capacity = 100});
+    const std::vector<const Ids*> prompts{&kGpuPrompts[0], &kGpuPrompts[1]};
+    std::vector<detail::SampledRow> rows;
+    for (size_t i = 0; i < 2; ++i) rows.emplace_back(*options, kGpuPrompts[i], i);
+    const std::vector<const detail::SampledRow*> drawing{&rows[0], &rows[1]};
+    auto logits = batch.append(prompts);
+    for (int turn = 0; turn < 3; ++turn) {  // the first ones capture the step, and get libraries ready
+      const auto stream = c10::impl::VirtualGuardImpl(at::kCUDA).getStream(logits.device());
+      c10::Event busy(at::kCUDA);
+      if (turn == 2) {
+        for (int i = 0; i < 20; ++i) at::matmul(large, large);
+        busy.record(stream);
+      }
+      const auto tokens = detail::draw(logits, drawing);
+      logits = batch.decode(tokens.ids());
+      if (turn == 2) {
+        EXPECT_FALSE(busy.query());
+      }
+      const auto found = tokens.wait();
+      detail::check_tokens(found);
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_EQ(tokens.ids()[static_cast<int64_t>(i)].item<int64_t>(), found[i].id);
+        rows[i].push(found[i].id);
+      }
+    }
+  }
 }
 
 }  // namespace
