@@ -36,6 +36,7 @@
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/engine.h"
 #include "levin/generate/generated_row.h"
+#include "levin/io/weights/weights.h"
 #include "levin/models/folder.h"
 
 namespace {
@@ -271,7 +272,7 @@ int main(int argc, char** argv) {
     const auto prompt = args.get("prompt", 512), tokens = args.get("tokens", 128), rounds = args.get("rounds", 3);
     const auto threads = args.get("threads", 0);
     const bool wait = args.has("wait");
-    const bool narrow = args.get("dtype", "bfloat16") != "float32";
+    const auto dtype = dtype_from_name("generate", args.get("dtype", "bfloat16"));
     const bool engine = args.has("engine");
     const auto cache_dtype = args.get("cache-dtype", "auto"), timeline = args.get("timeline", "");
     args.check_all_used();
@@ -279,8 +280,7 @@ int main(int argc, char** argv) {
     const c10::AutoGradMode no_grad(false);
     const c10::Device where(device);
     if (threads > 0) at::set_num_threads(threads);
-    const models::OpenModelOptions asked{
-        .dtype = narrow ? at::kBFloat16 : at::kFloat, .device = where, .quantize = folder.empty() ? "" : quantize};
+    const models::OpenModelOptions asked{.dtype = dtype, .device = where, .quantize = folder.empty() ? "" : quantize};
     DecodeBench bench{folder.empty() ? models::new_model(config, asked) : models::open_model(folder, asked),
                       prompt,
                       tokens,
