@@ -122,7 +122,8 @@ Tensor DecodeBatch::decode(std::span<const int64_t> tokens, const Tensor& ids) {
   LEVIN_CHECK(longest <= options_.capacity, "[generate] a row of ", longest, " tokens, room for ", options_.capacity);
   Tensor logits;
   if (graphs_) {
-    logits = ids.defined() ? graphs_->decode(ids, lengths_, longest) : graphs_->decode(tokens, lengths_, longest);
+    logits = ids.defined() ? graphs_->decode(ids, lengths_, longest)
+                           : graphs_->decode(tokens, lengths_, longest).to(at::kFloat);
   } else {
     const auto device = model_->tokens->weight.device();
     const auto column = [&](std::span<const int64_t> values) {

@@ -48,7 +48,8 @@ class DecodeBatch {
   Tensor append(std::span<const std::vector<int64_t>* const> prompts);
   /// One more token of each row: float32 logits [size, V], which last until the next call.
   Tensor decode(std::span<const int64_t> tokens);
-  /// The same for tokens that the device has, int64 [size]. The host does not wait for them.
+  /// The same for tokens that the device has, int64 [size]. The host does not wait for them. Logits may be in the dtype
+  /// of the model.
   Tensor decode(const Tensor& ids);
   /// Whether a caller is to decode the ids of tokens before it knows them.
   bool runs_ahead() const { return runs_ahead_; }

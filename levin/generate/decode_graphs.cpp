@@ -48,7 +48,7 @@ Tensor DecodeGraphs::run(const Size& size, const Tensor& inputs) {
   if (size.blocks > 0)
     pass.blocks = inputs.narrow(0, 2 * size.rows, size.rows * size.blocks).view({size.rows, size.blocks});
   const auto hidden = model_->hidden_states(column(0), cache_, pass);
-  return model_->head(hidden).squeeze(1).to(at::kFloat);
+  return model_->head(hidden).squeeze(1);
 }
 
 Tensor DecodeGraphs::decode(std::span<const int64_t> tokens, std::span<const int64_t> lengths, int64_t seen,

@@ -22,7 +22,7 @@ class DecodeGraphs {
   DecodeGraphs(models::Decoder model, models::DecoderCache& cache);
 
   /// The next token of rows 0 to tokens.size() - 1, whose positions are `lengths`; `seen` is more than any of them.
-  /// `blocks` of each row where the cache is paged; block 0 is then nobody's. float32 logits [rows, V], which last
+  /// `blocks` of each row where the cache is paged; block 0 is then nobody's. Logits [rows, V], which last
   /// until the next call.
   Tensor decode(std::span<const int64_t> tokens, std::span<const int64_t> lengths, int64_t seen,
                 std::span<const std::vector<int64_t>* const> blocks = {});

@@ -144,7 +144,7 @@ Tensor PagedBatch::run_decode(std::span<const PagedRow> rows) {
   if (graphs_) {
     std::vector<const std::vector<int64_t>*> blocks;
     for (const auto& row : rows) blocks.push_back(row.blocks);
-    return graphs_->decode(tokens, positions, longest, blocks);
+    return graphs_->decode(tokens, positions, longest, blocks).to(at::kFloat);
   }
   const auto device = model_->tokens->weight.device();
   const auto column = [&](const std::vector<int64_t>& values) {

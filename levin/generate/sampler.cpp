@@ -10,6 +10,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "levin/core/error.h"
@@ -26,6 +27,11 @@ constexpr float kRemoved = -std::numeric_limits<float>::infinity();
 Tensor sent(const Tensor& host, const Tensor& like) {
   return host.to(like.device(), /*non_blocking=*/true);
 }
+/// 16-bit numbers in float.
+Tensor in_float(const Tensor& logits) {
+  return at::isReducedFloatingType(logits.scalar_type()) ? logits.to(at::kFloat) : logits;
+}
+
 template <class Value>
 Tensor sent(const std::vector<Value>& values, const Tensor& like) {
   return sent(at::tensor(values), like);
@@ -184,7 +190,7 @@ Tensor penalized(const Tensor& logits, std::span<const SampledRow* const> rows) 
       if (id >= 0 && id < words) banned.push_back(base + id);
   }
   if (places.empty() && banned.empty() && biased.empty()) return logits;
-  auto scores = logits.clone(at::MemoryFormat::Contiguous);
+  auto scores = in_float(logits).clone(at::MemoryFormat::Contiguous);
   auto flat = scores.view({-1});
   if (!biased.empty()) flat.index_add_(0, sent(biased, logits), sent(biases, logits));
   if (!places.empty()) {
@@ -216,17 +222,21 @@ Tensor chosen(const Tensor& scores, std::span<const SampledRow* const> rows) {
   return unless_greedy(ids, best, rows);
 }
 
-Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses) {
-  LEVIN_CHECK(static_cast<size_t>(logits.size(0)) == rows.size(), "[generate] ", logits.size(0), " logits for ",
+Drawn draw(const Tensor& given, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses) {
+  LEVIN_CHECK(static_cast<size_t>(given.size(0)) == rows.size(), "[generate] ", given.size(0), " logits for ",
               rows.size(), " rows");
   Drawn drawn;
   for (const auto* row : rows) {
-    const auto top = std::min(row->options().top_logprobs, logits.size(1));
+    const auto top = std::min(row->options().top_logprobs, given.size(1));
     drawn.places_.push_back({.row = row->number(), .position = row->ids().size(), .top_logprobs = top});
     drawn.most_ = std::max(drawn.most_, top);
   }
-  const auto scores = penalized(logits, rows);
-  if (!any_drawn(rows) && drawn.most_ == 0) {
+  auto scores = penalized(given, rows);
+  const bool is_greedy = !any_drawn(rows) && drawn.most_ == 0;
+  // The kernel of the likeliest tokens reads 16 bits as they are.
+  const auto logits = is_greedy && scores.is_same(given) ? given : in_float(given);
+  if (!logits.is_same(given) && scores.is_same(given)) scores = logits;
+  if (is_greedy) {
     auto [ids, found] = kernels::greedy_tokens(logits, scores);
     drawn.ids_ = std::move(ids);
     drawn.send(found);
@@ -257,9 +267,18 @@ void Drawn::send(const Tensor& found) {
   }
   found_ = found;
   host_ = at::empty(found.sizes(), at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
-  host_.copy_(found, /*non_blocking=*/true);
+  // On a stream of its own: what follows on this one does not wait for the copy.
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  const auto aside = streams.getStreamFromGlobalPool(device);
+  c10::Event there(device.type());
+  there.record(streams.getStream(device));
+  there.block(aside);
+  {
+    const c10::StreamGuard guard(aside);
+    host_.copy_(found, /*non_blocking=*/true);
+  }
   arrived_.emplace(device.type());
-  arrived_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  arrived_->record(aside);
 }
 
 std::vector<SampledToken> Drawn::wait() const {

@@ -240,6 +240,25 @@ TEST(Sampler, GreedyTokensAreTheSameWithAndWithoutLikelyOnes) {
   }
 }
 
+/// 16-bit logits give what the same numbers in float give, in every way to draw.
+TEST(Sampler, NarrowLogitsGiveWhatTheyStandFor) {
+  const auto narrow = torch::randn({3, 40}, at::kFloat).mul(3).to(at::kBFloat16);
+  for (const GenerateOptions& options :
+       {GenerateOptions{.temperature = 0}, GenerateOptions{.temperature = 0, .top_logprobs = 3},
+        GenerateOptions{.temperature = 0, .repetition_penalty = 1.3, .suppress_tokens = {1, 5}},
+        GenerateOptions{.temperature = 0.7, .top_k = 9, .top_p = 0.9, .repetition_penalty = 1.2, .seed = 3}}) {
+    std::vector<SampledRow> rows;
+    for (int64_t i = 0; i < 3; ++i) rows.emplace_back(options, std::vector<int64_t>{i, 7, 9}, i);
+    const auto found = detail::try_sample(narrow, pointers(rows)),
+               wanted = detail::try_sample(narrow.to(at::kFloat), pointers(rows));
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(found[i].id, wanted[i].id);
+      EXPECT_DOUBLE_EQ(found[i].logprob, wanted[i].logprob);
+      EXPECT_EQ(found[i].top, wanted[i].top);
+    }
+  }
+}
+
 // What went wrong is told of the row as it was when its token was drawn.
 TEST(Sampler, ATokenThatThereIsNotHasAnError) {
   const GenerateOptions greedy{.temperature = 0}, none{.temperature = 0, .suppress_tokens = {0, 1, 2}};

@@ -127,7 +127,9 @@ inline NormPlan norm_backward_plan(int64_t rows, int64_t columns, NumberType str
   const int size = number_size(stream_type), output_size = number_size(output_type);
   const int64_t row_bytes = columns * (2 * size + output_size);
   NormPlan plan;
-  plan.warps = warps > 0 ? warps : static_cast<int>((columns + 32 * kNormPerThread - 1) / (32 * kNormPerThread));
+  // Where one warp could have a row of some length, two are faster: their registers leave room for a second block.
+  const auto fewest = static_cast<int>((columns + 32 * kNormPerThread - 1) / (32 * kNormPerThread));
+  plan.warps = warps > 0 ? warps : columns > 16 * kNormPerThread ? std::max(fewest, 2) : fewest;
   plan.per_thread = static_cast<int>((columns + 256 * plan.warps - 1) / (256 * plan.warps)) * 8;
   const int resident = norm_resident(plan.per_thread);
   constexpr int kOther = 4096;                                                  // bytes that are not for rows
