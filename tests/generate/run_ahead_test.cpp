@@ -1,5 +1,7 @@
 // A step that begins before the tokens of the last one are known gives what a step after them gives.
-#include <sstream>
+#include <map>
+#include <set>
+#include <string_view>
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
