@@ -194,7 +194,9 @@ Tensor VisionTransformerImpl::forward(const Tensor& images) {
                   images.size(3) == options.image_size,
               "[vit] images must be [B, ", options.in_channels, ", ", options.image_size, ", ", options.image_size,
               "], got ", images.sizes());
-  auto tokens = at::cat({class_token.expand({images.size(0), -1, -1}), conv_proj(images)}, 1);
+  // The fast kernel of cat takes tensors without gaps.
+  const auto first = class_token.expand({images.size(0), -1, -1}).contiguous();
+  auto tokens = at::cat({first, conv_proj(images)}, 1);
   return head(encoder(std::move(tokens), /*first_only=*/true).select(1, 0));
 }
 
