@@ -49,7 +49,10 @@ struct Asked {
         .vocab_size = 50304, .max_positions = 2048, .num_layers = 24, .num_heads = 16, .hidden_dim = 2048};
     if (experts > 0) options.num_layers = 12, options.hidden_dim = 1024;
     if (tiny) options = {.vocab_size = 512, .max_positions = 64, .num_layers = 4, .num_heads = 4, .hidden_dim = 64};
-    if (experts > 0) options.experts = {.count = experts, .per_token = 2};
+    if (experts == 0) return options;
+    options.experts = {.count = experts, .per_token = 2};
+    options.activation = "silu_gated";
+    options.mlp_bias = false;
     return options;
   }
 
