@@ -239,9 +239,8 @@ float time_of_runs(const Plan& plan, const Product& product, size_t algorithm, i
 /// The shortest time of one run.
 float time_of(const Plan& plan, const Product& product, size_t algorithm) {
   constexpr int kRuns = 5;
-  float best = time_of_runs(plan, product, algorithm, 1);  // loads the kernel, too
-  if (best == kNever) return kNever;
-  best = kNever;
+  if (time_of_runs(plan, product, algorithm, 1) == kNever) return kNever;  // loads the kernel, too
+  float best = kNever;
   for (int i = 0; i < kRuns; ++i) best = std::min(best, time_of_runs(plan, product, algorithm, 1));
   return best;
 }
