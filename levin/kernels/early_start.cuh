@@ -39,22 +39,31 @@ struct LaunchShape {
   size_t shared_bytes = 0;
   /// Large ones gain nothing.
   bool early = true;
+  /// Blocks of a row of the grid that run together, and see each other's shared memory; from compute capability 9.0 on.
+  unsigned cluster = 1;
 };
 
 /// kernel<<<grid, block, shared_bytes, stream>>>(arguments...), early where the device can.
 template <class... Parameters, class... Arguments>
 cudaError_t launch_early(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
                          Arguments&&... arguments) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.early && can_start_early()) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {shape.cluster, 1, 1};
+  }
   cudaLaunchConfig_t launch{};
   launch.gridDim = shape.grid;
   launch.blockDim = shape.block;
   launch.dynamicSmemBytes = shape.shared_bytes;
   launch.stream = stream;
-  launch.attrs = &early;
-  launch.numAttrs = shape.early && can_start_early() ? 1 : 0;
+  launch.attrs = attributes;
+  launch.numAttrs = count;
   return cudaLaunchKernelEx(&launch, kernel, Parameters(std::forward<Arguments>(arguments))...);
 }
 

@@ -104,7 +104,7 @@ TEST_F(DecodeAttentionGpu, EqualsDoubleForEveryShape) {
   for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16})
     for (const auto& [heads, kv_heads] : std::vector<std::pair<int64_t, int64_t>>{{4, 4}, {8, 2}, {8, 1}, {24, 2}})
       for (const int64_t width : {64, 80, 128, 256})
-        for (const int64_t seen : {256, 1024})
+        for (const int64_t seen : {256, 512, 1024})
           check({.dtype = dtype,
                  .heads = heads,
                  .kv_heads = kv_heads,

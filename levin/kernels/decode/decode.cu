@@ -360,6 +360,8 @@ int launch_decode_attention(const DecodeLaunch& a, CUstream_st* stream) {
     using T = typename decltype(number)::type;
     if (a.groups) {
       launch_decode_groups(a, stream);
+    } else if (a.cluster) {
+      launch_decode_cluster(a, stream);
     } else if (a.kept == KeptAs::kNumbers) {
       attend_by_width<T, Numbers<T>>(a, stream);
     } else {

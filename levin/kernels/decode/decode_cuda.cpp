@@ -39,8 +39,12 @@ Tensor head_rows(const Tensor& x) {
   return has_rows ? x : x.clone(at::MemoryFormat::Contiguous);
 }
 
+const cudaDeviceProp& device_of(const DecodeArguments& args) {
+  return *at::cuda::getDeviceProperties(args.q.device().index());
+}
+
 int64_t processors(const DecodeArguments& args) {
-  return at::cuda::getDeviceProperties(args.q.device().index())->multiProcessorCount;
+  return device_of(args).multiProcessorCount;
 }
 
 int64_t seen_keys(const DecodeArguments& args) {
@@ -122,6 +126,7 @@ Tensor decode_attention(const DecodeArguments& args) {
   launch.early_cache = ConstantWeights::here();
   launch.groups = detail::has_decode_groups(launch.type, launch.kept, heads / k.size(2), width);
   launch.wide = !launch.groups && is_wide(args);
+  launch.cluster = launch.wide && detail::has_decode_cluster(device_of(args).major, launch.kept, heads / k.size(2));
   launch.splits = launch.wide ? 1 : static_cast<int32_t>(parts_of_keys(args));
   Tensor partial;
   if (launch.splits > 1) {

@@ -46,6 +46,7 @@ struct DecodeLaunch {
   int32_t splits = 1;        // parts of the keys, each with a block of its own
   bool wide = false;         // blocks of kWideDecodeThreads, with one part
   bool groups = false;       // by launch_decode_groups
+  bool cluster = false;      // by launch_decode_cluster, with one part
   float* partial = nullptr;  // [rows, heads, splits, width + 2], with more than one part
 };
 
@@ -61,5 +62,12 @@ constexpr bool has_decode_groups(NumberType type, KeptAs kept, int64_t shared_by
          shared_by <= kMostOfGroup && (width == 64 || width == 128);
 }
 void launch_decode_groups(const DecodeLaunch& launch, CUstream_st* stream);
+
+/// Heads with keys of their own, few of both, on compute capability 9.0: a cluster of blocks for each. In
+/// decode_cluster.cu.
+constexpr bool has_decode_cluster(int major, KeptAs kept, int64_t shared_by) {
+  return major >= 9 && kept == KeptAs::kNumbers && shared_by == 1;
+}
+void launch_decode_cluster(const DecodeLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail
