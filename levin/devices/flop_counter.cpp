@@ -120,6 +120,7 @@ constexpr std::array kRules{
     Rule{"aten::_scaled_dot_product_cudnn_attention_backward", attention<1, true>},
     Rule{"levin::short_attention", packed_attention<0, false>},
     Rule{"levin::short_attention_backward", packed_attention<1, true>},
+    Rule{"levin::causal_attention_backward", packed_attention<1, true>},
 };
 
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction& function) {

@@ -57,6 +57,7 @@ inline constexpr bool kIsHalf<__half> = true;
 #define LEVIN_NUMBERS_16(d, i) \
   LEVIN_NUMBERS_4(d, i), LEVIN_NUMBERS_4(d, (i) + 4), LEVIN_NUMBERS_4(d, (i) + 8), LEVIN_NUMBERS_4(d, (i) + 12)
 #define LEVIN_NUMBERS_32(d, i) LEVIN_NUMBERS_16(d, i), LEVIN_NUMBERS_16(d, (i) + 16)
+#define LEVIN_NUMBERS_64(d, i) LEVIN_NUMBERS_32(d, i), LEVIN_NUMBERS_32(d, (i) + 32)
 #define LEVIN_NUMBERS_52(d, i) LEVIN_NUMBERS_32(d, i), LEVIN_NUMBERS_16(d, (i) + 32), LEVIN_NUMBERS_4(d, (i) + 48)
 #define LEVIN_OPERANDS_32                                                  \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
@@ -64,6 +65,10 @@ inline constexpr bool kIsHalf<__half> = true;
 #define LEVIN_OPERANDS_52 \
   LEVIN_OPERANDS_32       \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51"
+
+#define LEVIN_OPERANDS_64 \
+  LEVIN_OPERANDS_52       \
+  ", %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // A product of numbers of type T. `adds`: the operand that says whether it adds; then its shape, the registers of the
 // result, the other operands of the instruction, and what all of them are.
@@ -84,6 +89,13 @@ inline constexpr bool kIsHalf<__half> = true;
 template <class T, int kFrom, int kCount>
 __device__ __forceinline__ void product_64x104(float (&d)[kCount], uint64_t a, uint64_t b, int add) {
   LEVIN_PRODUCT(T, "%54", "m64n104k16", LEVIN_OPERANDS_52, "%52, %53, adds, 1, 1, 0, 0", LEVIN_NUMBERS_52(d, kFrom)
+                : "l"(a), "l"(b), "r"(add));
+}
+
+/// The same where B is 128 x 16.
+template <class T>
+__device__ __forceinline__ void product_64x128(float (&d)[64], uint64_t a, uint64_t b, int add) {
+  LEVIN_PRODUCT(T, "%66", "m64n128k16", LEVIN_OPERANDS_64, "%64, %65, adds, 1, 1, 0, 0", LEVIN_NUMBERS_64(d, 0)
                 : "l"(a), "l"(b), "r"(add));
 }
 
@@ -109,8 +121,10 @@ __device__ __forceinline__ void product_64x64(float (&d)[32], const uint32_t (&a
 #undef LEVIN_NUMBERS_16
 #undef LEVIN_NUMBERS_32
 #undef LEVIN_NUMBERS_52
+#undef LEVIN_NUMBERS_64
 #undef LEVIN_OPERANDS_32
 #undef LEVIN_OPERANDS_52
+#undef LEVIN_OPERANDS_64
 
 // ---- Barriers in shared memory and copies that complete them.
 

@@ -2,6 +2,7 @@
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
@@ -86,7 +87,10 @@ bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
 bool short_attention_runs_on(const Tensor&) {
   return false;
 }
-AttentionBackend faster_attention(const Tensor&, bool) {
+bool causal_attention_runs_on(const Tensor&) {
+  return false;
+}
+AttentionBackend fastest_attention(const Tensor&, bool, const std::vector<AttentionBackend>&) {
   return AttentionBackend::kTorch;
 }
 
@@ -95,6 +99,7 @@ void register_cross_entropy_cuda(torch::Library&) {}
 void register_greedy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
 void register_short_attention_cuda(torch::Library&) {}
+void register_causal_attention_cuda(torch::Library&) {}
 void register_batch_norm_act_cuda(torch::Library&) {}
 void register_max_pool_cuda(torch::Library&) {}
 void register_fp8_cuda(torch::Library&) {}

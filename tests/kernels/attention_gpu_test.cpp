@@ -6,6 +6,7 @@
 #include "levin/devices/flop_counter.h"
 #include "levin/kernels/attention/attention.h"
 #include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/rotary.h"
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
@@ -63,7 +64,7 @@ TEST_F(AttentionGpu, OfEveryBackendEqualsThePlainOne) {
       for (const int64_t size : {64, 80, 128})
         for (const bool causal : {false, true})
           for (const auto backend : {AttentionBackend::kCudnn, AttentionBackend::kFlash, AttentionBackend::kShort,
-                                     AttentionBackend::kTorch}) {
+                                     AttentionBackend::kCausal, AttentionBackend::kTorch}) {
             SCOPED_TRACE(::testing::Message() << dtype << " " << length << " x " << size << " " << causal << " "
                                               << static_cast<int>(backend));
             const auto qkv = random({2, length, 3, 3, size}, dtype);
@@ -168,6 +169,94 @@ TEST_F(AttentionGpu, OfShortSequencesAddsColumnsUp) {
         // Of keys they are zero but for roundings, so the others are the measure.
         EXPECT_LT((columns - wanted).abs().max().item<double>(), 5e-3 * wanted.abs().max().item<double>());
       }
+}
+
+bool has_causal_kernel() {
+  return kernels::detail::attention_runs_on(
+      AttentionBackend::kCausal, torch::empty({1, 512, 3, 1, 64}, torch::dtype(at::kHalf).device(at::kCUDA)), true, 0);
+}
+
+Tensor causal_attention(const Tensor& qkv) {
+  return kernels::detail::attention_with(qkv, {.causal = true}, AttentionBackend::kCausal);
+}
+
+/// Tiles that are not full, an odd number of them, and clusters that get several heads, not all the same number.
+TEST_F(AttentionGpu, GradientsOfCausalAttentionEqualThePlainOnes) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(24);
+  for (const int64_t heads : {1, 7, 12})
+    for (const int64_t length : {129, 257, 384, 777, 1024}) {
+      SCOPED_TRACE(::testing::Message() << heads << " of " << length);
+      const auto qkv = random({140 / heads, length, 3, heads, 64}, at::kBFloat16);
+      compare(qkv, {.causal = true}, 1e-2, [&] { return causal_attention(qkv); });
+    }
+  const auto longest = random({1, 2048, 3, 3, 64}, at::kHalf);
+  compare(longest, {.causal = true}, 2e-3, [&] { return causal_attention(longest); });
+}
+
+TEST_F(AttentionGpu, GradientsOfCausalAttentionAreTheSameEveryTime) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(25);
+  const auto qkv = random({16, 1024, 3, 12, 64}, at::kBFloat16).detach();
+  const auto result = kernels::detail::fused_attention(qkv, true, 0, AttentionBackend::kCausal);
+  const auto grad = torch::randn(result.out.transpose(1, 2).sizes(), at::kCUDA).to(at::kBFloat16).transpose(1, 2);
+  const auto run = [&] {
+    return kernels::detail::fused_attention_backward(grad, qkv, result, true, 0, AttentionBackend::kCausal);
+  };
+  const auto of = run();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(run().equal(of));
+}
+
+TEST_F(AttentionGpu, GradientsOfCausalAttentionWithScoresFarBelowZero) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(26);
+  auto values = torch::randn({2, 300, 3, 3, 64}, at::kCUDA);
+  values.select(2, 0).mul_(0.1).add_(8);
+  values.select(2, 1).mul_(0.1).sub_(8);
+  const auto qkv = values.to(at::kBFloat16).requires_grad_();  // scores of -500
+  compare(qkv, {.causal = true}, 1e-2, [&] { return causal_attention(qkv); });
+}
+
+TEST_F(AttentionGpu, GradientsOfCausalAttentionAtAnyAddress) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(27);
+  const auto data = torch::randn({2 * 300 * 3 * 3 * 64 + 1}, at::kCUDA).to(at::kHalf);
+  const auto qkv = data.narrow(0, 1, data.numel() - 1).view({2, 300, 3, 3, 64}).requires_grad_();
+  compare(qkv, {.causal = true}, 2e-3, [&] { return causal_attention(qkv); });
+}
+
+TEST_F(AttentionGpu, GradientsOfCausalAttentionAddColumnsUp) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(28);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const int64_t length : {129, 640, 1000})
+      for (const int64_t batch : {1, 3, 40}) {
+        SCOPED_TRACE(::testing::Message() << dtype << ", " << batch << " of " << length);
+        const auto qkv = random({batch, length, 3, 5, 64}, dtype).detach();
+        const auto result = kernels::detail::fused_attention(qkv, true, 0, AttentionBackend::kCausal);
+        const auto out = result.out.transpose(1, 2);
+        const auto grad = torch::randn(out.sizes(), at::kCUDA).to(dtype);
+        const auto backward = [&](std::optional<at::ScalarType> columns) {
+          return kernels::detail::causal_attention_backward(grad, qkv, out, result.sums, columns);
+        };
+        const auto [plain, none] = backward(std::nullopt);
+        const auto [of, columns] = backward(at::kFloat);
+        const auto [same, narrow] = backward(dtype);
+        EXPECT_TRUE(narrow.equal(columns.to(dtype)));
+        EXPECT_FALSE(none.defined());
+        EXPECT_TRUE(of.equal(plain));
+        const auto wanted = of.to(at::kDouble).flatten(0, 1).sum(0).flatten();
+        EXPECT_LT((columns - wanted).abs().max().item<double>(), 5e-3 * wanted.abs().max().item<double>());
+      }
+}
+
+TEST_F(AttentionGpu, CountsFlopsOfCausalAttention) {
+  const auto qkv = random({2, 300, 3, 5, 64}, at::kBFloat16);
+  const auto grad = torch::ones({2, 300, 320}, at::kCUDA).to(at::kBFloat16);
+  kernels::attention(qkv, {.causal = true});  // where there is something to time
+  FlopCounter counter;
+  torch::autograd::grad({kernels::attention(qkv, {.causal = true})}, {qkv}, {grad});
+  EXPECT_EQ(counter.flops(), 14.0 * 2 * 5 * 300 * 300 * 64);
 }
 
 TEST_F(AttentionGpu, CountsFlopsOfShortSequences) {

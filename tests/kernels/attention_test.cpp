@@ -86,10 +86,6 @@ TEST(Attention, ChoosesByShapeAndWish) {
   for (const int64_t length : {128, 209})
     EXPECT_EQ(of({2, length, 3, 4, 64}, at::kBFloat16, 0, AttentionWish::kShort), AttentionBackend::kCudnn);
   EXPECT_EQ(of({2, 197, 3, 4, 80}, at::kBFloat16), AttentionBackend::kCudnn);
-  EXPECT_EQ(kernels::detail::attention_backend(
-                torch::empty({2, 197, 3, 4, 64}, torch::dtype(at::kBFloat16).device(at::kMeta)), {.causal = true},
-                AttentionWish::kAuto),
-            AttentionBackend::kCudnn);
   EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kBFloat16, 0, AttentionWish::kFlash), AttentionBackend::kFlash);
   EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kHalf, 0.125), AttentionBackend::kCudnn);
   EXPECT_EQ(of({2, 197, 3, 4, 64}, at::kHalf, 0.1), AttentionBackend::kFlash);
@@ -101,12 +97,38 @@ TEST(Attention, ChoosesByShapeAndWish) {
   EXPECT_EQ(of({0, 197, 3, 4, 64}, at::kHalf), AttentionBackend::kTorch);
 }
 
+TEST(Attention, ChoosesTheGradientOfCausalAttentionByShapeAndWish) {
+  const auto of = [](std::vector<int64_t> shape, double dropout = 0, AttentionWish wish = AttentionWish::kAuto) {
+    return kernels::detail::attention_backend(torch::empty(shape, torch::dtype(at::kBFloat16).device(at::kMeta)),
+                                              {.causal = true, .dropout = dropout}, wish);
+  };
+  for (const int64_t length : {129, 197, 1024, 2048})
+    for (const auto wish : {AttentionWish::kAuto, AttentionWish::kCausal})
+      EXPECT_EQ(of({2, length, 3, 4, 64}, 0, wish), AttentionBackend::kCausal);
+  for (const int64_t length : {128, 2049})
+    EXPECT_EQ(of({2, length, 3, 4, 64}, 0, AttentionWish::kCausal), AttentionBackend::kCudnn);
+  EXPECT_EQ(of({2, 1024, 3, 4, 128}), AttentionBackend::kCudnn);
+  EXPECT_EQ(of({2, 1024, 3, 4, 64}, 0.125), AttentionBackend::kCudnn);
+  EXPECT_EQ(of({2, 1024, 3, 4, 64}, 0, AttentionWish::kCudnn), AttentionBackend::kCudnn);
+  EXPECT_EQ(of({2, 1024, 3, 4, 64}, 0, AttentionWish::kFlash), AttentionBackend::kFlash);
+}
+
 /// An estimate of memory has the same tensors as a step: no gradient of q, k or v beside the packed one.
 TEST(Attention, OfShortSequencesIsPackedOnMetaTensors) {
   const auto qkv = torch::empty({2, 197, 3, 4, 64}, torch::dtype(at::kBFloat16).device(at::kMeta)).requires_grad_();
   const auto out = kernels::detail::attention_with(qkv, {}, AttentionBackend::kShort);
   EXPECT_EQ(out.sizes(), torch::IntArrayRef({2, 197, 256}));
   const auto grad = torch::autograd::grad({out}, {qkv}, {torch::empty_like(out)})[0];
+  EXPECT_EQ(grad.sizes(), qkv.sizes());
+  EXPECT_EQ(grad.scalar_type(), at::kBFloat16);
+}
+
+TEST(Attention, GradientsOfCausalAttentionArePackedOnMetaTensors) {
+  const auto qkv = torch::empty({2, 1024, 3, 4, 64}, torch::dtype(at::kBFloat16).device(at::kMeta));
+  const kernels::detail::AttentionResult result{
+      qkv.select(2, 0).transpose(1, 2), torch::empty({2, 4, 1024, 1}, torch::device(at::kMeta)), {}, {}};
+  const auto grad = kernels::detail::fused_attention_backward(result.out, qkv, result, true, 0,
+                                                              AttentionBackend::kCausal, at::kFloat);
   EXPECT_EQ(grad.sizes(), qkv.sizes());
   EXPECT_EQ(grad.scalar_type(), at::kBFloat16);
 }

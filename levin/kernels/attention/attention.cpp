@@ -16,6 +16,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/rotary.h"
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
@@ -103,7 +104,7 @@ AttentionWish attention_wish_of_environment() {
 namespace detail {
 
 AttentionWish attention_wish(std::string_view word) {
-  static const std::vector<std::string> known{"auto", "cudnn", "flash", "short"};  // as AttentionWish
+  static const std::vector<std::string> known{"auto", "cudnn", "flash", "short", "causal"};  // as AttentionWish
   for (size_t i = 0; i < known.size(); ++i)
     if (word == known[i]) return static_cast<AttentionWish>(i);
   fail_unknown("attention", "LEVIN_ATTENTION", word, known);
@@ -124,9 +125,14 @@ AttentionBackend attention_backend(const Tensor& qkv, const AttentionOptions& op
   const bool sixteenths = options.dropout * 16 == std::floor(options.dropout * 16);
   const bool cudnn = wish != AttentionWish::kFlash && sixteenths && runs(AttentionBackend::kCudnn);
   if (cudnn && wish == AttentionWish::kCudnn) return AttentionBackend::kCudnn;
-  const bool flash = runs(AttentionBackend::kFlash);
-  if (cudnn && flash) return qkv.is_meta() ? AttentionBackend::kCudnn : faster_attention(qkv, options.causal);
-  return cudnn ? AttentionBackend::kCudnn : flash ? AttentionBackend::kFlash : AttentionBackend::kTorch;
+  std::vector<AttentionBackend> all;  // the likeliest one first
+  if (cudnn && wish != AttentionWish::kShort && causal_attention_fits(qkv, options.causal, options.dropout))
+    all.push_back(AttentionBackend::kCausal);
+  if (!all.empty() && wish == AttentionWish::kCausal) return AttentionBackend::kCausal;
+  if (cudnn) all.push_back(AttentionBackend::kCudnn);
+  if (runs(AttentionBackend::kFlash)) all.push_back(AttentionBackend::kFlash);
+  if (all.empty()) return AttentionBackend::kTorch;
+  return all.size() == 1 || qkv.is_meta() ? all.front() : fastest_attention(qkv, options.causal, all);
 }
 
 AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, AttentionBackend backend) {
@@ -135,7 +141,7 @@ AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, 
     return {out.transpose(1, 2), sums, {}, {}};
   }
   const auto q = heads_of(qkv, 0), k = heads_of(qkv, 1), v = heads_of(qkv, 2);
-  if (backend == AttentionBackend::kCudnn) {
+  if (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kCausal) {
     // The sums are always asked for: a forward that is kept for a checkpoint does not know that backward will need
     // them.
     const auto result = at::_scaled_dot_product_cudnn_attention(q, k, v, {}, /*compute_log_sumexp=*/true, dropout,
@@ -152,6 +158,12 @@ Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const Att
   if (backend == AttentionBackend::kShort) {
     const auto [qkv_grad, columns] = short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2),
                                                               result.sums, adds_columns_up(qkv) ? bias : std::nullopt);
+    if (columns.defined()) remember_column_sums(qkv_grad, columns);
+    return qkv_grad;
+  }
+  if (backend == AttentionBackend::kCausal) {
+    const auto [qkv_grad, columns] = causal_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2),
+                                                               result.sums, adds_columns_up(qkv) ? bias : std::nullopt);
     if (columns.defined()) remember_column_sums(qkv_grad, columns);
     return qkv_grad;
   }

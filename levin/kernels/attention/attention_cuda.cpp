@@ -14,6 +14,7 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include "levin/kernels/attention/attention_detail.h"
+#include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 
 namespace levin::kernels::detail {
@@ -56,6 +57,9 @@ float attention_time(const Tensor& qkv, bool causal, AttentionBackend backend) {
 
 bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal, double dropout) {
   if (backend == AttentionBackend::kShort) return short_attention_fits(qkv, causal, dropout);
+  if (backend == AttentionBackend::kCausal)
+    return causal_attention_fits(qkv, causal, dropout) &&
+           attention_runs_on(AttentionBackend::kCudnn, qkv, causal, dropout);
   const c10::cuda::CUDAGuard guard(qkv.device());
   const at::NoGradGuard no_grad;
   const auto parts = qkv.detach().permute({2, 0, 3, 1, 4});  // [3, B, H, T, D]
@@ -70,7 +74,7 @@ bool flash_runs_on(const Tensor& q, const Tensor& k, const Tensor& v, bool causa
   return sdp::can_use_flash_attention(params, false);
 }
 
-AttentionBackend faster_attention(const Tensor& qkv, bool causal) {
+AttentionBackend fastest_attention(const Tensor& qkv, bool causal, const std::vector<AttentionBackend>& backends) {
   const AttentionShape shape{qkv.device().index(), qkv.scalar_type(), qkv.size(0), qkv.size(1),
                              qkv.size(3),          qkv.size(4),       causal};
   {
@@ -79,20 +83,21 @@ AttentionBackend faster_attention(const Tensor& qkv, bool causal) {
     if (found != attention_choices().end()) return found->second;
   }
   const c10::cuda::CUDAGuard guard(qkv.device());
-  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None)
-    return AttentionBackend::kCudnn;
+  if (c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None) return backends.front();
   // Nobody shall see these calls: autograd, observers, and checkpoints that keep results.
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::RecordFunctionGuard unseen(/*is_enabled=*/false);
   const c10::impl::ExcludeDispatchKeyGuard unkept(c10::DispatchKey::Fake);
   const auto data = qkv.detach();
-  const bool cudnn =
-      attention_time(data, causal, AttentionBackend::kCudnn) <= attention_time(data, causal, AttentionBackend::kFlash);
+  auto best = backends.front();
+  auto best_time = std::numeric_limits<float>::infinity();
+  for (const auto backend : backends) {
+    const auto time = attention_time(data, causal, backend);
+    if (time < best_time) best = backend, best_time = time;
+  }
   const std::lock_guard lock(attention_mutex);
   // Another thread may have been faster; all take one choice.
-  return attention_choices()
-      .try_emplace(shape, cudnn ? AttentionBackend::kCudnn : AttentionBackend::kFlash)
-      .first->second;
+  return attention_choices().try_emplace(shape, best).first->second;
 }
 
 }  // namespace levin::kernels::detail

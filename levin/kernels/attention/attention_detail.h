@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -9,11 +10,12 @@
 
 namespace levin::kernels::detail {
 
-/// kTorch: what at::scaled_dot_product_attention chooses. kShort: levin/kernels/attention/short_attention_detail.h.
-enum class AttentionBackend { kTorch, kCudnn, kFlash, kShort };
+/// kTorch: what at::scaled_dot_product_attention chooses. kShort: short_attention_detail.h. kCausal: cuDNN's forward
+/// and the backward of causal_attention_detail.h.
+enum class AttentionBackend { kTorch, kCudnn, kFlash, kShort, kCausal };
 
-/// "cudnn", "flash", "short" or "auto", as LEVIN_ATTENTION may say.
-enum class AttentionWish { kAuto, kCudnn, kFlash, kShort };
+/// "cudnn", "flash", "short", "causal" or "auto", as LEVIN_ATTENTION may say.
+enum class AttentionWish { kAuto, kCudnn, kFlash, kShort, kCausal };
 AttentionWish attention_wish(std::string_view word);
 
 /// qkv [B, T, 3, H, D] of CUDA or of meta tensors that stand for it, in the dtype that attention computes in.
@@ -40,8 +42,8 @@ bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal,
 /// Whether flash attention takes queries [B, H, T, D] and keys and values [B, Hkv, S, D] like these.
 bool flash_runs_on(const Tensor& q, const Tensor& k, const Tensor& v, bool causal);
 
-/// The faster of cuDNN and flash attention for the shape: measured once, remembered for the process. While a CUDA graph
-/// is captured nothing can be measured; a shape that is new then gets cuDNN, and is measured the next time.
-AttentionBackend faster_attention(const Tensor& qkv, bool causal);
+/// The fastest of the backends for the shape: measured once, remembered for the process. While a CUDA graph is captured
+/// nothing can be measured; a shape that is new then gets the first one, and is measured the next time.
+AttentionBackend fastest_attention(const Tensor& qkv, bool causal, const std::vector<AttentionBackend>& backends);
 
 }  // namespace levin::kernels::detail

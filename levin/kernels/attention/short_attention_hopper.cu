@@ -1,9 +1,7 @@
 #include <cmath>
-#include <cstring>
 
+#include "levin/kernels/attention/attention_hopper.cuh"
 #include "levin/kernels/attention/short_attention_launch.h"
-#include "levin/kernels/hopper.cuh"
-#include "levin/kernels/numbers.cuh"
 #include "levin/kernels/packs.cuh"
 
 // A block works on one head after the other. Queries, keys and values of a head lie in shared memory as a whole, so no
@@ -22,33 +20,7 @@ constexpr int kTile = 64 * 128;       // bytes of 64 rows
 constexpr int kGroups = 2;            // warpgroups of a block; more of them would have too few registers
 constexpr int kThreads = kGroups * 128;
 static_assert(kShortAttentionParts == kThreads / 32);  // a warp has sums of its own
-constexpr float kLog2e = 1.4426950408889634f;
 
-struct Sizes {
-  int tokens, heads;
-  int total;         // heads of all sequences
-  unsigned inverse;  // of `heads`, in 2^-32
-  float scale;
-};
-
-struct Head {
-  int head, batch;
-};
-__device__ __forceinline__ Head head_at(const Sizes& sizes, int index) {
-  const int batch = sizes.heads == 1 ? index : static_cast<int>(__umulhi(static_cast<unsigned>(index), sizes.inverse));
-  return {index - batch * sizes.heads, batch};
-}
-
-template <class T>
-__device__ __forceinline__ float2 unpacked(uint32_t bits) {
-  if constexpr (kIsHalf<T>) {
-    __half2 both;
-    memcpy(&both, &bits, 4);
-    return __half22float2(both);
-  } else {
-    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
-  }
-}
 /// Of `a` and `b`, 64 rows and all rows of 64 numbers: the products of each row with each row.
 template <class T>
 __device__ __forceinline__ void multiply_rows(float (&d)[kRows / 2], uint32_t a, uint32_t b) {
@@ -65,52 +37,6 @@ template <class T>
 __device__ __forceinline__ void mix_rows(float (&d)[32], const uint32_t (&weights)[kRows / 4], uint32_t b) {
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) product_64x64<T>(d, weights, 4 * step, matrix_at(b + 2048 * step), step);
-}
-
-/// 64 x 64 numbers, times `scale`, to shared memory. `rows`: how many of them belong to tokens.
-template <class T>
-__device__ __forceinline__ void stage(uint32_t to, const float (&d)[32], float scale, int warp, int lane, int rows) {
-  if (16 * warp >= rows) return;
-  const int row = 16 * warp + (lane & 15), part = lane >> 4;
-#pragma unroll
-  for (int j = 0; j < 8; j += 2)
-    store_matrices(to + row * 128 + (((j + part) ^ (row & 7)) << 4),
-                   packed_pair<T>(d[4 * j] * scale, d[4 * j + 1] * scale),
-                   packed_pair<T>(d[4 * j + 2] * scale, d[4 * j + 3] * scale),
-                   packed_pair<T>(d[4 * j + 4] * scale, d[4 * j + 5] * scale),
-                   packed_pair<T>(d[4 * j + 6] * scale, d[4 * j + 7] * scale));
-}
-
-/// Adds the rows of `d` up that belong to tokens, `rows` of 64. `sums` has 16 columns, j / 2 * 8 + 2 * (lane % 4) + j
-/// % 2.
-__device__ __forceinline__ void add_rows(float (&sums)[16], const float (&d)[32], int warp, int lane, int rows) {
-  const bool first = 16 * warp + lane / 4 < rows, second = 16 * warp + lane / 4 + 8 < rows;
-#pragma unroll
-  for (int j = 0; j < 16; ++j) {
-    const int at = j / 2 * 4 + j % 2;
-    sums[j] += (first ? d[at] : 0.f) + (second ? d[at + 2] : 0.f);
-  }
-}
-
-/// Of 2 * kHere columns a thread keeps half, and gives the other half to the thread that keeps those.
-template <int kHere>
-__device__ __forceinline__ void halve_columns(float (&sums)[16], int lane) {
-  const bool upper = (lane & 2 * kHere) != 0;
-#pragma unroll
-  for (int j = 0; j < kHere; ++j) {
-    const float a = sums[j], b = sums[kHere + j];
-    sums[j] = (upper ? b : a) + __shfl_xor_sync(~0u, upper ? a : b, 2 * kHere);
-  }
-}
-/// Over the eight threads that have the same columns; each of them ends with two of 16, those of column_of.
-__device__ __forceinline__ float2 warp_columns(float (&sums)[16], int lane) {
-  halve_columns<8>(sums, lane);
-  halve_columns<4>(sums, lane);
-  halve_columns<2>(sums, lane);
-  return {sums[0], sums[1]};
-}
-__device__ __forceinline__ int column_of(int lane) {
-  return 8 * ((lane >> 4 & 1) * 4 + (lane >> 3 & 1) * 2 + (lane >> 2 & 1)) + 2 * (lane & 3);
 }
 
 // ---- Forward: a warpgroup computes a tile of queries, then the next but one. The scores of its next tile are
@@ -493,32 +419,8 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
 
 // ---- Launches.
 
-/// Boxes of some rows of a head of [batch, tokens, heads, 64].
-cudaError_t box_map(CUtensorMap& map, const void* data, const ShortAttentionLaunch& launch, int heads, int rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const auto encode = []() -> Encode {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    const auto error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
-  }();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const cuuint64_t row = static_cast<cuuint64_t>(heads) * 128, tokens = static_cast<cuuint64_t>(launch.tokens);
-  const cuuint64_t sizes[] = {64, tokens, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(launch.batch)};
-  const cuuint64_t strides[] = {row, 128, row * tokens};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(rows), 1, 1}, steps[] = {1, 1, 1, 1};
-  const auto type = launch.half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto result =
-      encode(&map, type, 4, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
-Sizes sizes_of(const ShortAttentionLaunch& launch) {
-  return {launch.tokens, launch.heads, launch.batch * launch.heads,
-          static_cast<unsigned>((uint64_t{1} << 32) / static_cast<unsigned>(launch.heads) + 1),
-          1 / std::sqrt(static_cast<float>(kShortAttentionSize))};
+HeadTensor tensor_of(const ShortAttentionLaunch& launch) {
+  return {launch.batch, launch.tokens, launch.heads, launch.half};
 }
 
 int blocks_of(const ShortAttentionLaunch& launch) {
@@ -526,21 +428,15 @@ int blocks_of(const ShortAttentionLaunch& launch) {
   return total < launch.processors ? total : launch.processors;
 }
 
-/// Called first: a thread of autograd may have no context yet, and the driver wants one for maps.
-template <class... Parameters>
-cudaError_t allow_shared_memory(void (*kernel)(Parameters...), int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-
 template <class T>
 int forward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, out;
-  for (const auto error :
-       {allow_shared_memory(short_attention_forward<T>, kForwardShared),
-        box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows), box_map(out, launch.out, launch, launch.heads, 64)})
+  for (const auto error : {allow_shared_memory(short_attention_forward<T>, kForwardShared),
+                           box_map(qkv, launch.qkv, tensor_of(launch), 3 * launch.heads, kRows),
+                           box_map(out, launch.out, tensor_of(launch), launch.heads, 64)})
     if (error != cudaSuccess) return error;
   short_attention_forward<T>
-      <<<blocks_of(launch), kThreads, kForwardShared, stream>>>(qkv, out, launch.sums, sizes_of(launch));
+      <<<blocks_of(launch), kThreads, kForwardShared, stream>>>(qkv, out, launch.sums, sizes_of(tensor_of(launch)));
   return cudaGetLastError();
 }
 
@@ -548,13 +444,13 @@ template <class T, bool kColumns>
 int backward_with(const ShortAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, grad, qkv_grad;
   for (const auto error : {allow_shared_memory(short_attention_backward<T, kColumns>, kBackwardShared),
-                           box_map(qkv, launch.qkv, launch, 3 * launch.heads, kRows),
-                           box_map(grad, launch.grad, launch, launch.heads, kRows),
-                           box_map(qkv_grad, launch.qkv_grad, launch, 3 * launch.heads, 64)})
+                           box_map(qkv, launch.qkv, tensor_of(launch), 3 * launch.heads, kRows),
+                           box_map(grad, launch.grad, tensor_of(launch), launch.heads, kRows),
+                           box_map(qkv_grad, launch.qkv_grad, tensor_of(launch), 3 * launch.heads, 64)})
     if (error != cudaSuccess) return error;
   short_attention_backward<T, kColumns><<<blocks_of(launch), kThreads, kBackwardShared, stream>>>(
       qkv, grad, qkv_grad, static_cast<const T*>(launch.out), static_cast<const T*>(launch.grad), launch.sums,
-      launch.column_partials, sizes_of(launch));
+      launch.column_partials, sizes_of(tensor_of(launch)));
   if constexpr (kColumns)
     launch_finish<float>(launch.column_partials, int64_t{launch.batch} * kShortAttentionParts,
                          int64_t{3} * launch.heads * kShortAttentionSize,

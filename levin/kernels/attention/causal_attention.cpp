@@ -1,0 +1,51 @@
+#include <limits>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include "levin/kernels/attention/causal_attention_detail.h"
+#include "levin/kernels/attention/causal_attention_launch.h"
+#include "levin/kernels/operators.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+std::tuple<Tensor, Tensor> causal_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&,
+                                                          const Tensor&, std::optional<at::ScalarType> columns) {
+  auto grad = at::empty(qkv.sizes(), qkv.options());
+  const auto size = 3 * qkv.size(3) * qkv.size(4);
+  Tensor sums;
+  if (columns) sums = at::empty({size}, qkv.options().dtype(*columns));
+  // Gone when the gradient is there.
+  const auto wide = qkv.options().dtype(at::kFloat);
+  const auto scratch = at::empty({causal_attention_scratch(kCausalAttentionBlocks, qkv.size(1))}, wide);
+  if (columns) (void)at::empty({kCausalAttentionParts * qkv.size(0), size}, wide);
+  return {grad, sums};
+}
+
+struct CausalAttentionOps : Operators {
+  Operator<decltype(causal_attention_backward_meta)> backward =
+      add("causal_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, ScalarType? columns) -> "
+          "(Tensor, Tensor)",
+          causal_attention_backward_meta);
+
+  CausalAttentionOps() { register_causal_attention_cuda(cuda); }
+};
+
+}  // namespace
+
+bool causal_attention_fits(const Tensor& qkv, bool causal, double dropout) {
+  return causal && dropout == 0 && at::isReducedFloatingType(qkv.scalar_type()) &&
+         qkv.size(4) == kCausalAttentionSize && qkv.size(1) >= kCausalAttentionMinTokens &&
+         qkv.size(1) <= kCausalAttentionMaxTokens &&
+         qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
+         (qkv.is_meta() || causal_attention_runs_on(qkv));
+}
+
+std::tuple<Tensor, Tensor> causal_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
+                                                     const Tensor& sums, std::optional<at::ScalarType> columns) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return operators<CausalAttentionOps>().backward.call(grad, qkv, out, sums, columns);
+}
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <optional>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+namespace torch {
+class Library;
+}
+
+namespace levin::kernels::detail {
+
+using at::Tensor;
+
+/// The gradient of causal attention for training decoders: 129 to 2048 tokens, heads of 64 numbers, 16 bits, no
+/// dropout, compute capability 9.0. Packed tensors are read and written as they are.
+bool causal_attention_fits(const Tensor& qkv, bool causal, double dropout);
+
+/// The gradient of qkv [B, T, 3, H, 64], from that of the result [B, T, H, 64], the result itself and the logarithms of
+/// the sums of exponentials, float32 [B, H, T]; where they are wanted the sums of its columns, [3 * H * 64] of that
+/// dtype. Deterministic.
+std::tuple<Tensor, Tensor> causal_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,
+                                                     const Tensor& sums, std::optional<at::ScalarType> columns);
+
+// ---- in causal_attention_cuda.cpp
+
+/// Whether the GPU of the tensor has what the kernel needs.
+bool causal_attention_runs_on(const Tensor& qkv);
+/// Adds the kernel of CUDA to the operator.
+void register_causal_attention_cuda(torch::Library& library);
+
+}  // namespace levin::kernels::detail
