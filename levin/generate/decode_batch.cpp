@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
-#include "levin/generate/decode_graphs.h"
 #include "levin/nn/weight_stream.h"
 
 namespace levin::detail {

@@ -5,16 +5,13 @@
 #include <span>
 #include <vector>
 
-#include "levin/generate/greedy_step.h"
+#include "levin/generate/decode_graphs.h"
 #include "levin/generate/options.h"
 #include "levin/models/decoder.h"
 
 namespace levin::detail {
 
 using at::Tensor;
-
-class DecodeGraphs;
-class GraphDevice;
 
 /// max_new_tokens, or less where the context of the model ends.
 int64_t most_new_tokens(const models::DecoderOptions& model, const GenerateOptions& options, int64_t prompt_length);

@@ -99,7 +99,7 @@ DecodeGraphs::Step& DecodeGraphs::step_of(const Size& size) {
 void DecodeGraphs::upload(const Size& size, Step& step, std::span<const int64_t> tokens, const Tensor& ids,
                           std::span<const int64_t> lengths, std::span<const std::vector<int64_t>* const> blocks) {
   // Rows that nobody has: they write where the next prompt begins, or into the block that nobody has. Greedy steps move
-  // them on, behind the others.
+  // them on with the others, which are longer.
   host_.assign(static_cast<size_t>(step.inputs.size(0)), 0);
   std::copy(tokens.begin(), tokens.end(), host_.begin());
   std::copy(lengths.begin(), lengths.end(), host_.begin() + size.rows);

@@ -8,10 +8,17 @@
 #include <vector>
 
 #include "levin/devices/graphs.h"
-#include "levin/generate/greedy_step.h"
+#include "levin/kernels/decode/greedy.h"
 #include "levin/models/decoder.h"
 
 namespace levin::detail {
+
+/// A decode step, with the likeliest token of each row behind it.
+struct GreedyStep {
+  /// [rows, V].
+  Tensor logits;
+  kernels::GreedyTokens tokens;
+};
 
 /// The rows of a graph that serves this many.
 int64_t graph_rows(int64_t rows);

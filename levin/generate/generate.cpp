@@ -234,7 +234,7 @@ class GenerateRun {
   std::optional<DecodeBatch> batch_;
   std::unique_ptr<Speculation> speculation_;
   std::vector<GeneratedRow> rows_;  // as in the batch
-  Behind ahead_;                    // the last tokens of all rows, where it has been asked for
+  Behind ahead_;                    // of the last tokens of all rows, where it has been asked for
 };
 
 }  // namespace
