@@ -21,6 +21,7 @@
 #include <fstream>
 #include <iostream>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -91,8 +92,12 @@ struct DecodeLoop {
   Clock::time_point take(bool more) {
     std::vector<const levin::detail::SampledRow*> drawing;
     for (const auto& row : rows) drawing.push_back(&row.sampled);
-    const auto drawn = levin::detail::draw(logits, drawing);
-    if (more && batch.runs_ahead()) logits = batch.decode(drawn.ids());
+    const auto drawn = levin::detail::draw(logits, drawing, nullptr, likeliest ? &*likeliest : nullptr);
+    likeliest.reset();
+    if (more && batch.runs_ahead()) {
+      auto step = batch.decode_greedy(drawn.ids());
+      logits = std::move(step.logits), likeliest = std::move(step.tokens);
+    }
     auto found = drawn.wait();
     const auto here = Clock::now();
     std::vector<int64_t> ids;
@@ -107,6 +112,7 @@ struct DecodeLoop {
   levin::detail::DecodeBatch& batch;
   std::vector<levin::detail::GeneratedRow> rows = {};
   at::Tensor logits = {};
+  std::optional<levin::kernels::GreedyTokens> likeliest = {};
 };
 
 struct DecodeBench {

@@ -8,7 +8,6 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
-#include "levin/generate/decode_graphs.h"
 #include "levin/nn/weight_stream.h"
 
 namespace levin::detail {
@@ -32,8 +31,11 @@ DecodeBatch::DecodeBatch(models::Decoder model, const DecodeBatchOptions& option
              {.dtype = options.dtype}) {
   // Weights that come and go have no fixed place that a graph could have, and ranks talk to each other in a step.
   const bool stays = !has_streamed_units(*model_) && !model_->ranks;
-  if (options.graphs && model_->tokens->weight.is_cuda() && stays)
-    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
+  if (options.graphs && stays) {
+    auto device = options.graph_device;
+    if (!device && model_->tokens->weight.is_cuda()) device = cuda_graphs(model_->tokens->weight.device());
+    if (device) graphs_ = std::make_unique<DecodeGraphs>(model_, cache_, std::move(device));
+  }
   runs_ahead_ =
       stays && (options.run_ahead == RunAhead::kAlways || (options.run_ahead == RunAhead::kWithGraphs && graphs_));
 }
@@ -105,36 +107,56 @@ Tensor DecodeBatch::append_long(const std::vector<int64_t>& prompt) {
   return logits_of(hidden.select(1, -1));
 }
 
+int64_t DecodeBatch::longest_behind() const {
+  const auto longest = *std::max_element(lengths_.begin(), lengths_.end()) + 1;
+  LEVIN_CHECK(longest <= options_.capacity, "[generate] a row of ", longest, " tokens, room for ", options_.capacity);
+  return longest;
+}
+
+int64_t DecodeBatch::longest_behind(const Tensor& ids) const {
+  LEVIN_CHECK(ids.dim() == 1 && ids.scalar_type() == at::kLong && ids.size(0) == size() && size() > 0,
+              "[generate] tokens must be int64 [", size(), "], got ", ids.scalar_type(), " ", ids.sizes());
+  return longest_behind();
+}
+
 Tensor DecodeBatch::decode(std::span<const int64_t> tokens) {
   LEVIN_CHECK(static_cast<int64_t>(tokens.size()) == size() && size() > 0, "[generate] ", tokens.size(), " tokens for ",
               size(), " rows");
-  return decode(tokens, Tensor());
+  const auto longest = longest_behind();
+  auto logits = graphs_ ? graphs_->decode(tokens, lengths_, longest).to(at::kFloat) : run(on_device(tokens), longest);
+  count_step();
+  return logits;
 }
 
 Tensor DecodeBatch::decode(const Tensor& ids) {
-  LEVIN_CHECK(ids.dim() == 1 && ids.scalar_type() == at::kLong && ids.size(0) == size() && size() > 0,
-              "[generate] tokens must be int64 [", size(), "], got ", ids.scalar_type(), " ", ids.sizes());
-  return decode({}, ids);
+  const auto longest = longest_behind(ids);
+  auto logits = graphs_ ? graphs_->decode(ids, lengths_, longest) : run(ids, longest);
+  count_step();
+  return logits;
 }
 
-Tensor DecodeBatch::decode(std::span<const int64_t> tokens, const Tensor& ids) {
-  const auto longest = *std::max_element(lengths_.begin(), lengths_.end()) + 1;
-  LEVIN_CHECK(longest <= options_.capacity, "[generate] a row of ", longest, " tokens, room for ", options_.capacity);
-  Tensor logits;
-  if (graphs_) {
-    logits = ids.defined() ? graphs_->decode(ids, lengths_, longest)
-                           : graphs_->decode(tokens, lengths_, longest).to(at::kFloat);
-  } else {
-    const auto device = model_->tokens->weight.device();
-    const auto column = [&](std::span<const int64_t> values) {
-      return at::tensor(at::ArrayRef<int64_t>(values.data(), values.size()), at::kLong).unsqueeze(1).to(device);
-    };
-    const auto fed = ids.defined() ? ids.unsqueeze(1) : column(tokens);
-    const auto hidden = model_->hidden_states(fed, cache_, {.positions = column(lengths_), .seen = longest});
-    logits = logits_of(hidden.squeeze(1));
+GreedyStep DecodeBatch::decode_greedy(const Tensor& ids) {
+  if (!graphs_) {
+    const auto logits = decode(ids);
+    return {logits, kernels::greedy_tokens(logits, logits)};
   }
+  auto step = graphs_->decode_greedy(ids, lengths_, longest_behind(ids));
+  count_step();
+  return step;
+}
+
+Tensor DecodeBatch::run(const Tensor& ids, int64_t longest) {
+  const auto hidden =
+      model_->hidden_states(ids.unsqueeze(1), cache_, {.positions = on_device(lengths_).unsqueeze(1), .seen = longest});
+  return logits_of(hidden.squeeze(1));
+}
+
+Tensor DecodeBatch::on_device(std::span<const int64_t> values) const {
+  return at::tensor(at::ArrayRef<int64_t>(values.data(), values.size()), at::kLong).to(model_->tokens->weight.device());
+}
+
+void DecodeBatch::count_step() {
   for (auto& length : lengths_) ++length;
-  return logits;
 }
 
 Tensor DecodeBatch::decode_several(std::span<const std::vector<int64_t>> tokens) {

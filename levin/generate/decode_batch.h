@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "levin/generate/decode_graphs.h"
 #include "levin/generate/options.h"
 #include "levin/models/decoder.h"
 
@@ -28,9 +29,9 @@ struct DecodeBatchOptions {
   bool graphs = true;
   models::CacheDtype dtype = models::CacheDtype::kAuto;
   RunAhead run_ahead = RunAhead::kWithGraphs;
+  /// What captures steps. Null: CUDA, where the model is there.
+  std::shared_ptr<GraphDevice> graph_device = nullptr;
 };
-
-class DecodeGraphs;
 
 /// Rows that decode together, numbered from 0. They come and go at any time.
 class DecodeBatch {
@@ -51,6 +52,9 @@ class DecodeBatch {
   /// The same for tokens that the device has, int64 [size]. The host does not wait for them. Logits may be in the dtype
   /// of the model.
   Tensor decode(const Tensor& ids);
+  /// The same, and the likeliest tokens: with graphs they are part of the step. Their ids last until the next call,
+  /// `found` until the next but one. A step that begins with the ids of the last one begins at once.
+  GreedyStep decode_greedy(const Tensor& ids);
   /// Whether a caller is to decode the ids of tokens before it knows them.
   bool runs_ahead() const { return runs_ahead_; }
   /// Several more tokens of each row, one at least: float32 logits [all tokens, V], row by row.
@@ -64,8 +68,16 @@ class DecodeBatch {
 
  private:
   Tensor logits_of(const Tensor& hidden);
-  /// Tokens of a step are in `tokens`, or in `ids` where those are defined.
-  Tensor decode(std::span<const int64_t> tokens, const Tensor& ids);
+  /// The length of the longest row with one more token. Throws an Error where ids are not one for each row, or rows are
+  /// full.
+  int64_t longest_behind(const Tensor& ids) const;
+  int64_t longest_behind() const;
+  /// A step without a graph: int64 tokens [size] on the device.
+  Tensor run(const Tensor& ids, int64_t longest);
+  /// int64 [values].
+  Tensor on_device(std::span<const int64_t> values) const;
+  /// All rows have one more token.
+  void count_step();
   /// Prompts of a chunk at most, right padded.
   Tensor append_group(std::span<const std::vector<int64_t>* const> prompts);
   /// One of any length.

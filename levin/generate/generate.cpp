@@ -31,13 +31,15 @@ int64_t tokens_of(const std::vector<int64_t>& prompt) {
 class GenerateRun {
  public:
   GenerateRun(const models::Decoder& model, const text::Tokenizer* tokenizer, const Prompts& prompts,
-              const GenerateOptions& options, const OnToken& on_token, RunAhead run_ahead)
+              const GenerateOptions& options, const OnToken& on_token, RunAhead run_ahead,
+              const std::shared_ptr<GraphDevice>& graph_device)
       : model_(model),
         tokenizer_(tokenizer),
         prompts_(prompts),
         options_(options),
         on_token_(on_token),
-        run_ahead_(run_ahead) {
+        run_ahead_(run_ahead),
+        graph_device_(graph_device) {
     const auto copies = static_cast<size_t>(options.num_return_sequences);
     results_.resize(prompts.size() * copies);
     waiting_.resize(results_.size());
@@ -59,7 +61,8 @@ class GenerateRun {
                              .prefill_chunk = options_.prefill_chunk,
                              .graphs = options_.cuda_graphs,
                              .dtype = models::cache_dtype_of(options_.cache_dtype),
-                             .run_ahead = run_ahead_};
+                             .run_ahead = run_ahead_,
+                             .graph_device = graph_device_};
     speculation_ = make_speculation(model_, options_, sizes);
     batch_.emplace(model_, sizes);
     while (!waiting_.empty() || !rows_.empty()) {
@@ -69,13 +72,19 @@ class GenerateRun {
         take_guessed();
         continue;
       }
-      if (!ahead_.defined()) ahead_ = decode();
-      take(std::exchange(ahead_, Tensor()), 0);
+      if (!ahead_.logits.defined()) ahead_ = {decode()};
+      take(std::exchange(ahead_, {}), 0);
     }
     return std::move(results_);
   }
 
  private:
+  /// What is behind the tokens of some rows.
+  struct Behind {
+    Tensor logits = {};
+    std::optional<kernels::GreedyTokens> likeliest = {};
+  };
+
   const std::vector<int64_t>& prompt_of(size_t result) const { return prompts_[results_[result].prompt]; }
 
   /// A step behind the tokens that all rows have.
@@ -102,7 +111,7 @@ class GenerateRun {
     const auto logits = batch_->append(fresh);
     if (speculation_) speculation_->append(fresh);
     place_copies(first, fresh.size(), which);
-    take(logits.index_select(0, at::tensor(which, at::kLong).to(logits.device())), first);
+    take({logits.index_select(0, at::tensor(which, at::kLong).to(logits.device()))}, first);
   }
 
   /// Rows of the batch in the order of rows_: a prompt that several rows have went through the model once.
@@ -116,12 +125,12 @@ class GenerateRun {
   }
 
   /// Draws a token for each row from `first` on.
-  void take(const Tensor& logits, size_t first) {
+  void take(const Behind& step, size_t first) {
     std::vector<const SampledRow*> drawing;
     for (auto i = first; i < rows_.size(); ++i) drawing.push_back(&rows_[i].sampled);
-    const auto drawn = draw(logits, drawing);
+    const auto drawn = draw(step.logits, drawing, nullptr, step.likeliest ? &*step.likeliest : nullptr);
     // The device computes on while the tokens come here, and are told.
-    if (first == 0 && can_run_ahead()) ahead_ = batch_->decode(drawn.ids());
+    if (first == 0 && can_run_ahead()) ahead_ = run_ahead(drawn.ids(), drawing);
     auto tokens = drawn.wait();
     check_tokens(tokens);
     follow_first_rank(model_->ranks, tokens);
@@ -137,6 +146,13 @@ class GenerateRun {
       if (reason.empty()) reason = "cancelled";  // by the callback of rank 0
     }
     remove(ended);
+  }
+
+  /// The step behind tokens that are being drawn.
+  Behind run_ahead(const Tensor& ids, std::span<const SampledRow* const> drawing) {
+    if (!will_take_likeliest(drawing)) return {batch_->decode(ids)};
+    auto [logits, tokens] = batch_->decode_greedy(ids);
+    return {std::move(logits), std::move(tokens)};
   }
 
   /// Whether the step behind tokens that are being drawn may begin before they are known. It is in vain for rows that
@@ -199,11 +215,11 @@ class GenerateRun {
       kept[*i] = kept.back();
       kept.pop_back();
     }
-    if (ended.empty() || !ahead_.defined()) return;
-    if (rows_.empty())
-      ahead_ = Tensor();
-    else
-      ahead_ = ahead_.index_select(0, at::tensor(kept, at::kLong).to(ahead_.device(), /*non_blocking=*/true));
+    if (ended.empty() || !ahead_.logits.defined()) return;
+    const auto logits = std::exchange(ahead_, {}).logits;
+    if (rows_.empty()) return;
+    const auto index = at::tensor(kept, at::kLong).to(logits.device(), /*non_blocking=*/true);
+    ahead_.logits = logits.index_select(0, index);
   }
 
   models::Decoder model_;
@@ -212,18 +228,20 @@ class GenerateRun {
   const GenerateOptions& options_;
   const OnToken& on_token_;
   RunAhead run_ahead_;
+  std::shared_ptr<GraphDevice> graph_device_;
   std::vector<Generated> results_;
   std::vector<size_t> waiting_;
   std::optional<DecodeBatch> batch_;
   std::unique_ptr<Speculation> speculation_;
   std::vector<GeneratedRow> rows_;  // as in the batch
-  Tensor ahead_;                    // logits behind the last tokens of all rows, where they have been asked for
+  Behind ahead_;                    // of the last tokens of all rows, where it has been asked for
 };
 
 }  // namespace
 
 std::vector<Generated> generated(models::Decoder model, const text::Tokenizer* tokenizer, const Prompts& prompts,
-                                 const GenerateOptions& options, const OnToken& on_token, RunAhead run_ahead) {
+                                 const GenerateOptions& options, const OnToken& on_token, RunAhead run_ahead,
+                                 const std::shared_ptr<GraphDevice>& graph_device) {
   check_model(model);
   check_options(options);
   LEVIN_CHECK(tokenizer || options.stop.empty(), "[generate] stop strings need a tokenizer");
@@ -241,9 +259,9 @@ std::vector<Generated> generated(models::Decoder model, const text::Tokenizer* t
   if (on_token && !is_first_rank(model->ranks)) {
     // Rank 0 decides whether rows continue.
     const OnToken told = [&](const GeneratedToken& token) { return on_token(token), true; };
-    return GenerateRun(model, tokenizer, prompts, options, told, run_ahead).run();
+    return GenerateRun(model, tokenizer, prompts, options, told, run_ahead, graph_device).run();
   }
-  return GenerateRun(model, tokenizer, prompts, options, on_token, run_ahead).run();
+  return GenerateRun(model, tokenizer, prompts, options, on_token, run_ahead, graph_device).run();
 }
 
 }  // namespace detail

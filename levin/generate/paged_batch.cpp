@@ -27,7 +27,7 @@ PagedBatch::PagedBatch(models::Decoder model, const PagedBatchOptions& options)
       cache_(model_->options, options.blocks, options.block_tokens, model_->tokens->weight.options(),
              {.dtype = options.dtype, .positions = options.positions}) {
   if (options.graphs && model_->tokens->weight.is_cuda() && !has_streamed_units(*model_) && !model_->ranks)
-    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_);
+    graphs_ = std::make_unique<DecodeGraphs>(model_, cache_, cuda_graphs(model_->tokens->weight.device()));
 }
 
 PagedBatch::~PagedBatch() = default;

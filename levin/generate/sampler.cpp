@@ -15,7 +15,6 @@
 
 #include "levin/core/error.h"
 #include "levin/core/random.h"
-#include "levin/kernels/decode/greedy.h"
 
 namespace levin::detail {
 namespace {
@@ -133,6 +132,14 @@ bool any_drawn(std::span<const SampledRow* const> rows) {
   return any_row(rows, [](const auto& o) { return o.temperature > 0; });
 }
 
+/// Whether no rule may change its logits behind one more token.
+bool will_be_free(const SampledRow& row) {
+  const auto& o = row.options();
+  const bool may_end = o.eos_token_ids.empty() || row.new_tokens() + 1 >= o.min_new_tokens;
+  return may_end && !row.has_penalties() && o.logit_bias.empty() && o.suppress_tokens.empty() && o.bad_words.empty() &&
+         o.no_repeat_ngram_size == 0;
+}
+
 }  // namespace
 
 SampledRow::SampledRow(const GenerateOptions& options, std::vector<int64_t> prompt, uint64_t number)
@@ -222,7 +229,14 @@ Tensor chosen(const Tensor& scores, std::span<const SampledRow* const> rows) {
   return unless_greedy(ids, best, rows);
 }
 
-Drawn draw(const Tensor& given, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses) {
+bool will_take_likeliest(std::span<const SampledRow* const> rows) {
+  return !any_drawn(rows) && std::ranges::all_of(rows, [](const auto* row) {
+    return row->options().top_logprobs == 0 && will_be_free(*row);
+  });
+}
+
+Drawn draw(const Tensor& given, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses,
+           const kernels::GreedyTokens* known) {
   LEVIN_CHECK(static_cast<size_t>(given.size(0)) == rows.size(), "[generate] ", given.size(0), " logits for ",
               rows.size(), " rows");
   Drawn drawn;
@@ -233,6 +247,11 @@ Drawn draw(const Tensor& given, std::span<const SampledRow* const> rows, const D
   }
   auto scores = penalized(given, rows);
   const bool is_greedy = !any_drawn(rows) && drawn.most_ == 0;
+  if (known && is_greedy && scores.is_same(given)) {
+    drawn.ids_ = known->ids;
+    drawn.send(known->found);
+    return drawn;
+  }
   // The kernel of the likeliest tokens reads 16 bits as they are.
   const auto logits = is_greedy && scores.is_same(given) ? given : in_float(given);
   if (!logits.is_same(given) && scores.is_same(given)) scores = logits;
@@ -248,9 +267,7 @@ Drawn draw(const Tensor& given, std::span<const SampledRow* const> rows, const D
   else
     ids = any_drawn(rows) ? chosen(filtered(scores, rows), rows) : scores.argmax(1);
   const auto logs = at::log_softmax(logits, 1);
-  const auto place = ids.unsqueeze(1);
-  std::vector<Tensor> parts{place.to(at::kDouble), logs.gather(1, place).to(at::kDouble),
-                            scores.gather(1, place).to(at::kDouble)};
+  std::vector<Tensor> parts{kernels::found_tokens(ids, logs, scores)};
   if (drawn.most_ > 0) {
     const auto [values, best] = logs.topk(drawn.most_, 1);
     parts.push_back(best.to(at::kDouble)), parts.push_back(values.to(at::kDouble));

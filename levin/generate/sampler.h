@@ -12,6 +12,7 @@
 #include <c10/core/Event.h>
 
 #include "levin/generate/options.h"
+#include "levin/kernels/decode/greedy.h"
 
 namespace levin::detail {
 
@@ -80,7 +81,8 @@ class Drawn {
   std::vector<SampledToken> wait() const;
 
  private:
-  friend Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses);
+  friend Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses,
+                    const kernels::GreedyTokens* known);
 
   /// Of a row, as it was when its token was drawn.
   struct Place {
@@ -101,8 +103,12 @@ class Drawn {
 /// Draws the next token of each row without waiting for the device. With guesses each is taken, or replaced, such that
 /// the tokens follow the logits alone (Leviathan et al. 2023): one that the model finds less likely than the draft is
 /// taken by their ratio, else a token is drawn from what the model has more of. A token is equal to its guess where
-/// that is taken, and nowhere else.
-Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses = nullptr);
+/// that is taken, and nowhere else. `known` are the likeliest tokens of these logits, where somebody has found them:
+/// they are not looked for again where they are all that is asked for.
+Drawn draw(const Tensor& logits, std::span<const SampledRow* const> rows, const DrawnGuesses* guesses = nullptr,
+           const kernels::GreedyTokens* known = nullptr);
+/// Whether each row takes the likeliest token of the model's own logits behind one more token, whatever that one is.
+bool will_take_likeliest(std::span<const SampledRow* const> rows);
 /// The same, and waits.
 std::vector<SampledToken> try_sample(const Tensor& logits, std::span<const SampledRow* const> rows,
                                      const DrawnGuesses* guesses = nullptr);

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "levin/devices/graphs.h"
 #include "levin/generate/decode_batch.h"
 #include "levin/generate/generate_detail.h"
 #include "levin/generate/sampler.h"
@@ -125,6 +126,65 @@ struct ToldOnGpu {
   std::vector<Generated> results;
 };
 
+/// CUDA, which counts uploads.
+struct CountedUploads final : detail::GraphDevice {
+  c10::Device device() const override { return cuda->device(); }
+  std::shared_ptr<detail::DeviceGraph> capture(const std::function<void()>& body) override {
+    return cuda->capture(body);
+  }
+  void upload(const at::Tensor& to, const void* host, size_t bytes) override {
+    cuda->upload(to, host, bytes);
+    ++uploads;
+  }
+  at::Tensor alias(const at::Tensor& tensor, std::shared_ptr<detail::DeviceGraph> graph) override {
+    return cuda->alias(tensor, std::move(graph));
+  }
+  void empty_cache() override { cuda->empty_cache(); }
+
+  std::shared_ptr<detail::GraphDevice> cuda = detail::cuda_graphs(c10::Device(at::kCUDA, 0));
+  int64_t uploads = 0;
+};
+
+std::vector<Generated> greedy_rows(const models::Decoder& model, const GenerateOptions& options,
+                                   detail::RunAhead run_ahead,
+                                   const std::shared_ptr<detail::GraphDevice>& device = nullptr) {
+  const std::vector<Ids> prompts(kGpuPrompts.begin(), kGpuPrompts.begin() + options.batch);
+  return detail::generated(model, nullptr, prompts, options, {}, run_ahead, device);
+}
+
+void expect_same_rows(const std::vector<Generated>& found, const std::vector<Generated>& expected) {
+  for (size_t row = 0; row < expected.size(); ++row) {
+    EXPECT_EQ(found[row].ids, expected[row].ids) << row;
+    EXPECT_EQ(found[row].finish_reason, expected[row].finish_reason);
+    ASSERT_EQ(found[row].logprobs.size(), expected[row].logprobs.size());
+    for (size_t k = 0; k < expected[row].logprobs.size(); ++k)
+      EXPECT_NEAR(found[row].logprobs[k], expected[row].logprobs[k], 1e-3);
+  }
+}
+
+// 256 slots are passed on the way: two graphs, each with the upload of its first step.
+TEST_F(GenerateGpu, GreedyStepsThatFollowEachOtherGiveTheSameTokens) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t batch : {1, 3}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << batch);
+      auto model = wide_model(dtype);
+      GenerateOptions options{.max_new_tokens = 300, .temperature = 0, .batch = batch};
+      const auto expected = greedy_rows(model, options, detail::RunAhead::kNever);
+      const auto device = std::make_shared<CountedUploads>();
+      expect_same_rows(greedy_rows(model, options, detail::RunAhead::kWithGraphs, device), expected);
+      EXPECT_EQ(device->uploads, 2);
+      if (dtype != at::kFloat) continue;  // the last bits of 16 bits depend on how many rows there are
+      options.cuda_graphs = false;
+      expect_same_rows(greedy_rows(model, options, detail::RunAhead::kNever), expected);
+      for (int64_t row = 0; row < std::min<int64_t>(batch, 2); ++row)
+        options.eos_token_ids.push_back(expected[static_cast<size_t>(row)].ids[static_cast<size_t>(40 + 100 * row)]);
+      const auto ended = greedy_rows(model, options, detail::RunAhead::kNever);
+      EXPECT_LE(ended[0].ids.size(), 41u);
+      options.cuda_graphs = true;
+      expect_same_rows(greedy_rows(model, options, detail::RunAhead::kWithGraphs), ended);
+    }
+}
+
 ToldOnGpu told_on_gpu(const models::Decoder& model, const GenerateOptions& options, detail::RunAhead run_ahead) {
   const std::vector<Ids> prompts{{7, 3, 11, 42, 5}, {9, 30, 2, 2, 17, 8, 1, 44, 23}, {13}, {4, 4, 6}, {20, 21}};
   ToldOnGpu told;
@@ -164,6 +224,44 @@ TEST_F(GenerateGpu, StepsThatRunAheadGiveTheSameRows) {
     }
 }
 
+/// Work of half a second on the device, and when it is done.
+c10::Event kept_busy() {
+  const auto large = at::randn({8192, 8192}, at::TensorOptions().device(at::kCUDA));
+  for (int i = 0; i < 20; ++i) at::matmul(large, large);
+  c10::Event busy(at::kCUDA);
+  busy.record(c10::impl::VirtualGuardImpl(at::kCUDA).getStream(large.device()));
+  return busy;
+}
+
+TEST_F(GenerateGpu, GreedyStepsThatFollowEachOtherDoNotWaitForTheDevice) {
+  const at::NoGradGuard no_grad;
+  detail::DecodeBatch batch(wide_model(at::kBFloat16), {.rows = 2, .capacity = 100});
+  const std::vector<const Ids*> prompts{&kGpuPrompts[0], &kGpuPrompts[1]};
+  const GenerateOptions greedy{.temperature = 0};
+  std::vector<detail::SampledRow> rows;
+  for (size_t i = 0; i < 2; ++i) rows.emplace_back(greedy, kGpuPrompts[i], i);
+  const std::vector<const detail::SampledRow*> drawing{&rows[0], &rows[1]};
+  auto step = batch.decode_greedy(batch.append(prompts).argmax(1));  // it captures
+  for (int turn = 0; turn < 3; ++turn) {                             // the first ones get libraries ready
+    c10::Event busy(at::kCUDA);
+    if (turn == 2) busy = kept_busy();
+    const auto expected = step.logits.argmax(1);
+    const auto drawn = detail::draw(step.logits, drawing, nullptr, &step.tokens);
+    EXPECT_TRUE(drawn.ids().is_same(step.tokens.ids));
+    step = batch.decode_greedy(drawn.ids());
+    if (turn == 2) {
+      EXPECT_FALSE(busy.query());
+    }
+    // The step has overwritten the ids, not what is on its way to the host.
+    const auto found = drawn.wait();
+    detail::check_tokens(found);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(found[i].id, expected[static_cast<int64_t>(i)].item<int64_t>());
+      rows[i].push(found[i].id);
+    }
+  }
+}
+
 // Work of half a second is on the device before them: it is not done when they have returned.
 TEST_F(GenerateGpu, DrawsAndStepsDoNotWaitForTheDevice) {
   const at::NoGradGuard no_grad;
@@ -171,7 +269,6 @@ TEST_F(GenerateGpu, DrawsAndStepsDoNotWaitForTheDevice) {
   const GenerateOptions greedy{.temperature = 0},
       drawn{
           .temperature = 0.8, .top_k = 20, .top_p = 0.9, .repetition_penalty = 1.2, .suppress_tokens = {3}, .seed = 2};
-  const auto large = at::randn({8192, 8192}, at::TensorOptions().device(at::kCUDA));
   for (const auto* options : {&greedy, &drawn}) {
     detail::DecodeBatch batch(model, {.rows = 2, .capacity = 100});
     const std::vector<const Ids*> prompts{&kGpuPrompts[0], &kGpuPrompts[1]};
@@ -180,12 +277,8 @@ TEST_F(GenerateGpu, DrawsAndStepsDoNotWaitForTheDevice) {
     const std::vector<const detail::SampledRow*> drawing{&rows[0], &rows[1]};
     auto logits = batch.append(prompts);
     for (int turn = 0; turn < 3; ++turn) {  // the first ones capture the step, and get libraries ready
-      const auto stream = c10::impl::VirtualGuardImpl(at::kCUDA).getStream(logits.device());
       c10::Event busy(at::kCUDA);
-      if (turn == 2) {
-        for (int i = 0; i < 20; ++i) at::matmul(large, large);
-        busy.record(stream);
-      }
+      if (turn == 2) busy = kept_busy();
       const auto tokens = detail::draw(logits, drawing);
       logits = batch.decode(tokens.ids());
       if (turn == 2) {

@@ -9,6 +9,7 @@
 #include "levin/generate/generate_detail.h"
 #include "levin/testing/error_of.h"
 #include "tests/generate/longer_model.h"
+#include "tests/generate/played_graphs.h"
 
 namespace levin::generate_tests {
 namespace {
@@ -56,7 +57,7 @@ struct Case {
   OnToken on_token = [](const GeneratedToken&) { return true; };
 };
 
-Told told(const Case& asked, RunAhead run_ahead) {
+Told told(const Case& asked, RunAhead run_ahead, const std::shared_ptr<PlayedGraphs>& graphs = nullptr) {
   Told all;
   const CountPasses count;
   OnToken on_token;
@@ -67,15 +68,13 @@ Told told(const Case& asked, RunAhead run_ahead) {
       all.steps.push_back(passes);
       return asked.on_token(token);
     };
-  all.results = detail::generated(asked.model, asked.tokenizer, asked.prompts, asked.options, on_token, run_ahead);
+  all.results =
+      detail::generated(asked.model, asked.tokenizer, asked.prompts, asked.options, on_token, run_ahead, graphs);
   all.steps.push_back(passes);
   return all;
 }
 
-/// Both ways; what ran ahead.
-Told expect_same(const Case& asked) {
-  const auto expected = told(asked, RunAhead::kNever);
-  auto found = told(asked, RunAhead::kAlways);
+void expect_equal(const Told& found, const Told& expected) {
   EXPECT_EQ(found.tokens.size(), expected.tokens.size());
   for (size_t i = 0; i < std::min(found.tokens.size(), expected.tokens.size()); ++i) {
     SCOPED_TRACE("token " + std::to_string(i));
@@ -99,7 +98,23 @@ Told expect_same(const Case& asked) {
     EXPECT_EQ(mine.top_logprobs.size(), other.top_logprobs.size());
     for (size_t k = 0; k < other.logprobs.size(); ++k) EXPECT_NEAR(mine.logprobs[k], other.logprobs[k], 1e-4);
   }
+}
+
+/// Step after step, ahead, and ahead as graphs; what ran ahead.
+Told expect_same(const Case& asked) {
+  const auto expected = told(asked, RunAhead::kNever);
+  auto found = told(asked, RunAhead::kAlways);
+  expect_equal(found, expected);
+  SCOPED_TRACE("as graphs");
+  expect_equal(told(asked, RunAhead::kWithGraphs, std::make_shared<PlayedGraphs>()), expected);
   return found;
+}
+
+/// Uploads of a run as graphs.
+int64_t uploads_of(const Case& asked) {
+  const auto graphs = std::make_shared<PlayedGraphs>();
+  told(asked, RunAhead::kWithGraphs, graphs);
+  return graphs->uploads;
 }
 
 /// Ends that come at different times in what a model generates greedily: some token of each row.
@@ -129,6 +144,31 @@ TEST(RunAhead, GreedyRowsOfEveryKindOfModel) {
     SCOPED_TRACE(name);
     expect_same({longer_model(name), kPrompts, {.max_new_tokens = 24, .temperature = 0}});
   }
+}
+
+// 20 tokens are 19 steps: the first one has an upload, and those behind tokens that the step could not have found.
+TEST(RunAhead, GreedyStepsFollowEachOtherWithoutAnUpload) {
+  const Case asked{longer_model("llama"), kPrompts, {.max_new_tokens = 20, .temperature = 0}};
+  EXPECT_EQ(uploads_of(asked), 1);
+  const auto with = [&](auto&& change) {
+    auto changed = asked;
+    change(changed.options);
+    expect_same(changed);
+    return uploads_of(changed);
+  };
+  EXPECT_EQ(with([](auto& o) { o.eos_token_ids = {60}; }), 1);
+  EXPECT_EQ(with([](auto& o) { o.min_new_tokens = 20; }), 1);  // no token that ends
+  EXPECT_EQ(with([](auto& o) { o.temperature = 1; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.top_logprobs = 2; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.suppress_tokens = {4}; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.logit_bias = {{4, 1.0}}; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.bad_words = {{4, 5}}; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.no_repeat_ngram_size = 3; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.repetition_penalty = 1.1; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.presence_penalty = 0.1; }), 19);
+  EXPECT_EQ(with([](auto& o) { o.frequency_penalty = 0.1; }), 19);
+  // Ends are forbidden behind steps 1 to 3; step 4 begins with what is drawn there.
+  EXPECT_EQ(with([](auto& o) { o.min_new_tokens = 4, o.eos_token_ids = {60}; }), 4);
 }
 
 TEST(RunAhead, RowsThatEndAtDifferentTimes) {

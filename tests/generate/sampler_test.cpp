@@ -240,6 +240,36 @@ TEST(Sampler, GreedyTokensAreTheSameWithAndWithoutLikelyOnes) {
   }
 }
 
+// Tokens that somebody has found are taken where the row takes the likeliest one, and nowhere else.
+TEST(Sampler, KnownTokensAreTakenWhereNothingElseIsAskedFor) {
+  const auto logits = at::arange(40, at::kFloat).mul(7).remainder(11).view({2, 20});
+  // Not what the logits say: where they come out, nobody has looked again.
+  const kernels::GreedyTokens known{.ids = at::tensor({18, 19}, at::kLong),
+                                    .found = at::tensor({18.0, -0.5, 3.0, 19.0, -0.25, 4.0}, at::kDouble).view({2, 3})};
+  const auto takes = [&](const GenerateOptions& options) {
+    std::vector<SampledRow> rows;
+    for (int64_t i = 0; i < 2; ++i) rows.emplace_back(options, std::vector<int64_t>{i, 7}, i);
+    const auto drawn = detail::draw(logits, pointers(rows), nullptr, &known);
+    const auto tokens = drawn.wait();
+    if (!drawn.ids().is_same(known.ids)) {
+      const auto expected = detail::try_sample(logits, pointers(rows));
+      for (size_t i = 0; i < 2; ++i) EXPECT_EQ(tokens[i].id, expected[i].id);
+      return false;
+    }
+    EXPECT_EQ(tokens[0].id, 18);
+    EXPECT_EQ(tokens[1].id, 19);
+    EXPECT_EQ(tokens[1].logprob, -0.25);
+    return true;
+  };
+  EXPECT_TRUE(takes({.temperature = 0}));
+  EXPECT_TRUE(takes({.temperature = 0, .eos_token_ids = {3}}));
+  EXPECT_FALSE(takes({.temperature = 1}));
+  EXPECT_FALSE(takes({.temperature = 0, .top_logprobs = 1}));
+  EXPECT_FALSE(takes({.temperature = 0, .suppress_tokens = {3}}));
+  EXPECT_FALSE(takes({.temperature = 0, .repetition_penalty = 1.2}));
+  EXPECT_FALSE(takes({.min_new_tokens = 1, .temperature = 0, .eos_token_ids = {3}}));
+}
+
 /// 16-bit logits give what the same numbers in float give, in every way to draw.
 TEST(Sampler, NarrowLogitsGiveWhatTheyStandFor) {
   const auto narrow = torch::randn({3, 40}, at::kFloat).mul(3).to(at::kBFloat16);

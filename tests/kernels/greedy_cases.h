@@ -70,4 +70,32 @@ inline void expect_greedy_oddities(c10::Device device, at::ScalarType dtype) {
   }
 }
 
+/// Steps one after the other: each finds what greedy_tokens finds, and leaves the last places as they are.
+inline void expect_greedy_advance(c10::Device device, at::ScalarType dtype) {
+  torch::manual_seed(6);
+  for (const int64_t words : {5, 4099, 32000})
+    for (const int64_t rows : {1, 3, 17, 70})
+      for (const int64_t turns : {1, 2, 3}) {
+        SCOPED_TRACE(::testing::Message() << device << dtype << " " << rows << " rows of " << words << ", " << turns);
+        auto inputs = torch::arange(2 * rows + 1, torch::TensorOptions().dtype(at::kLong).device(device));
+        const auto positions = inputs.narrow(0, rows, rows), before = positions.clone();
+        const kernels::GreedyChain chain{
+            .ids = inputs.narrow(0, 0, rows),
+            .positions = positions,
+            .found = torch::full({turns, rows, 3}, -1, torch::TensorOptions().dtype(at::kDouble).device(device)),
+            .turn = inputs.narrow(0, 2 * rows, 1).fill_(0)};
+        for (int64_t step = 0; step < 5; ++step) {
+          const auto logits = (torch::randn({rows, words}) * 4).to(dtype).to(device);
+          const auto [ids, found] = kernels::greedy_tokens(logits, logits);
+          auto places = chain.found.clone();
+          places[step % turns].copy_(found);
+          kernels::greedy_advance(logits, chain);
+          EXPECT_TRUE(chain.ids.equal(ids)) << step;
+          EXPECT_TRUE(chain.found.equal(places)) << step;
+          EXPECT_TRUE(positions.equal(before + (step + 1))) << step;
+          EXPECT_EQ(chain.turn.item<int64_t>(), (step + 1) % turns);
+        }
+      }
+}
+
 }  // namespace levin::greedy_tests

@@ -17,6 +17,10 @@ TEST_F(GreedyGpu, EqualNumbersNanAndInfinities) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) expect_greedy_oddities(at::kCUDA, dtype);
 }
 
+TEST_F(GreedyGpu, StepsThatAdvanceFindWhatGreedyTokensFinds) {
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) expect_greedy_advance(at::kCUDA, dtype);
+}
+
 TEST_F(GreedyGpu, OfNoRows) {
   const auto logits = torch::empty({0, 50}, at::kCUDA);
   const auto [ids, found] = kernels::greedy_tokens(logits, logits);

@@ -15,6 +15,7 @@ namespace levin::kernels::detail {
 namespace {
 
 constexpr int kGreedyThreads = 512, kGreedyWarps = kGreedyThreads / 32;
+constexpr unsigned kAdvanceWarps = 32;
 
 /// The first of the largest scores; NaN is larger than any number.
 struct Best {
@@ -101,22 +102,40 @@ __global__ void __launch_bounds__(kGreedyThreads) greedy_parts_kernel(const Gree
   if (lane == 0) launch.partial[blockIdx.x] = part_of(mine);
 }
 
-/// One warp for each row.
+/// The parts of a row, by one warp.
 template <class T>
-__global__ void __launch_bounds__(32) greedy_join_kernel(const GreedyLaunch launch) {
-  let_next_start();
-  wait_for_previous();
-  const int64_t row = blockIdx.x;
-  const int lane = static_cast<int>(threadIdx.x);
+__device__ __forceinline__ void join_row(const GreedyLaunch& launch, int64_t row, double* found) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   const auto all = over_warp(lane < launch.parts ? state_of(launch.partial[row * launch.parts + lane]) : GreedyState());
   if (lane > 0) return;
   const T* logits = static_cast<const T*>(launch.logits) + row * launch.logits_stride;
   const double logit = widened(logits[all.best.index]);
   launch.ids[row] = all.best.index;
-  double* found = launch.found + 3 * row;
-  found[0] = all.best.index;
-  found[1] = logit - all.softmax.top - log(static_cast<double>(all.softmax.sum));
-  found[2] = all.best.score;
+  found[3 * row] = all.best.index;
+  found[3 * row + 1] = logit - all.softmax.top - log(static_cast<double>(all.softmax.sum));
+  found[3 * row + 2] = all.best.score;
+}
+
+/// One warp for each row.
+template <class T>
+__global__ void __launch_bounds__(32) greedy_join_kernel(const GreedyLaunch launch) {
+  let_next_start();
+  wait_for_previous();
+  join_row<T>(launch, blockIdx.x, launch.found);
+}
+
+/// One block: its warps share the rows.
+template <class T>
+__global__ void __launch_bounds__(kAdvanceWarps * 32) greedy_advance_kernel(const GreedyLaunch launch) {
+  let_next_start();
+  wait_for_previous();
+  const int64_t turn = *launch.turn;
+  for (int64_t row = threadIdx.x / 32; row < launch.rows; row += blockDim.x / 32) {
+    join_row<T>(launch, row, launch.found + 3 * turn * launch.rows);
+    if (threadIdx.x % 32 == 0) ++launch.positions[row];
+  }
+  __syncthreads();  // all have read the turn
+  if (threadIdx.x == 0) *launch.turn = turn + 1 < launch.turns ? turn + 1 : 0;
 }
 
 template <class T, int kWidth>
@@ -133,6 +152,10 @@ cudaError_t launch_typed(const GreedyLaunch& launch, cudaStream_t stream) {
                      (launch.rows == 1 || (launch.logits_stride % kWidth == 0 && launch.scores_stride % kWidth == 0));
   const auto error = packs ? launch_parts<T, kWidth>(launch, stream) : launch_parts<T, 1>(launch, stream);
   if (error != cudaSuccess) return error;
+  if (launch.turn) {
+    const auto warps = launch.rows < kAdvanceWarps ? static_cast<unsigned>(launch.rows) : kAdvanceWarps;
+    return launch_early(greedy_advance_kernel<T>, {1, 32 * warps}, stream, launch);
+  }
   return launch_early(greedy_join_kernel<T>, {static_cast<unsigned>(launch.rows), 32}, stream, launch);
 }
 

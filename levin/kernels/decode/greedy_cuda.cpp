@@ -24,39 +24,58 @@ int64_t parts_of_row(int64_t rows, int64_t words) {
   return std::clamp(std::min(processors / rows, words / kFewestWords), int64_t{1}, int64_t{kMostGreedyParts});
 }
 
-std::tuple<Tensor, Tensor> greedy_cuda(const Tensor& logits, const Tensor& scores) {
+bool has_kernel(const Tensor& logits, const Tensor& scores) {
   const auto dtype = logits.scalar_type();
   const auto rows = logits.size(0), words = logits.size(1);
-  const bool has_kernel = dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16;
   // Places in a row fit into 32 bits.
-  if (!has_kernel || logits.stride(1) != 1 || scores.stride(1) != 1 || words > (int64_t{1} << 30) || rows == 0 ||
-      rows > std::numeric_limits<int32_t>::max() / kMostGreedyParts)
-    return greedy_by_aten(logits, scores);
+  return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) && logits.stride(1) == 1 &&
+         scores.stride(1) == 1 && words <= (int64_t{1} << 30) && rows > 0 &&
+         rows <= std::numeric_limits<int32_t>::max() / kMostGreedyParts;
+}
+
+/// `launch` has the places of what is found.
+void run_kernels(const Tensor& logits, const Tensor& scores, GreedyLaunch launch) {
   const c10::cuda::CUDAGuard guard(logits.device());
-  const auto parts = parts_of_row(rows, words);
-  auto ids = at::empty({rows}, logits.options().dtype(at::kLong));
-  auto found = at::empty({rows, 3}, logits.options().dtype(at::kDouble));
+  const auto rows = logits.size(0), words = logits.size(1), parts = parts_of_row(rows, words);
   const auto partial =
       at::empty({rows * parts * static_cast<int64_t>(sizeof(GreedyPart))}, logits.options().dtype(at::kByte));
-  GreedyLaunch launch;
   launch.logits = logits.const_data_ptr(), launch.scores = scores.const_data_ptr();
-  launch.type = number_type("greedy_tokens", dtype);
+  launch.type = number_type("greedy_tokens", logits.scalar_type());
   launch.logits_stride = logits.stride(0), launch.scores_stride = scores.stride(0);
   launch.rows = rows, launch.words = static_cast<int32_t>(words);
   launch.parts = static_cast<int32_t>(parts);
   const auto each = (words + parts - 1) / parts;
   launch.part_words = static_cast<int32_t>((each + kWordsOfPacks - 1) / kWordsOfPacks * kWordsOfPacks);
   launch.partial = static_cast<GreedyPart*>(partial.mutable_data_ptr());
-  launch.ids = ids.mutable_data_ptr<int64_t>(), launch.found = found.mutable_data_ptr<double>();
   auto* stream = c10::cuda::getCurrentCUDAStream(logits.device().index()).stream();
   C10_CUDA_CHECK(static_cast<cudaError_t>(launch_greedy(launch, stream)));
+}
+
+std::tuple<Tensor, Tensor> greedy_cuda(const Tensor& logits, const Tensor& scores) {
+  if (!has_kernel(logits, scores)) return greedy_by_aten(logits, scores);
+  auto ids = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
+  auto found = at::empty({logits.size(0), 3}, logits.options().dtype(at::kDouble));
+  GreedyLaunch launch;
+  launch.ids = ids.mutable_data_ptr<int64_t>(), launch.found = found.mutable_data_ptr<double>();
+  run_kernels(logits, scores, launch);
   return {ids, found};
+}
+
+void advance_cuda(const Tensor& logits, const Tensor& ids, const Tensor& positions, const Tensor& found,
+                  const Tensor& turn) {
+  if (!has_kernel(logits, logits)) return advance_by_aten(logits, ids, positions, found, turn);
+  GreedyLaunch launch;
+  launch.ids = ids.mutable_data_ptr<int64_t>(), launch.found = found.mutable_data_ptr<double>();
+  launch.positions = positions.mutable_data_ptr<int64_t>();
+  launch.turn = turn.mutable_data_ptr<int64_t>(), launch.turns = found.size(0);
+  run_kernels(logits, logits, launch);
 }
 
 }  // namespace
 
 void register_greedy_cuda(torch::Library& library) {
   library.impl("greedy_tokens", greedy_cuda);
+  library.impl("greedy_advance", advance_cuda);
 }
 
 }  // namespace levin::kernels::detail

@@ -14,8 +14,10 @@ using at::Tensor;
 
 /// By operators of ATen, on any device.
 std::tuple<Tensor, Tensor> greedy_by_aten(const Tensor& logits, const Tensor& scores);
+void advance_by_aten(const Tensor& logits, const Tensor& ids, const Tensor& positions, const Tensor& found,
+                     const Tensor& turn);
 
-/// Adds the kernel of CUDA to the operator.
+/// Adds the kernels of CUDA to the operators.
 void register_greedy_cuda(torch::Library& library);
 
 }  // namespace levin::kernels::detail

@@ -29,6 +29,10 @@ struct GreedyLaunch {
   GreedyPart* partial = nullptr;      // [rows, parts]
   int64_t* ids = nullptr;             // [rows]
   double* found = nullptr;            // [rows, 3]
+  // Of greedy_advance, where `found` is [turns, rows, 3]; else null.
+  int64_t* positions = nullptr;  // [rows]
+  int64_t* turn = nullptr;       // [1]
+  int64_t turns = 1;
 };
 
 /// Returns a cudaError_t.
