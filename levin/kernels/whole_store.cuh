@@ -13,9 +13,9 @@ namespace levin::kernels::detail {
 template <class Struct>
 __device__ __forceinline__ void store_whole(Struct* place, const Struct& value) {
   constexpr auto kBytes = sizeof(Struct);
-  using Piece =
-      std::conditional_t<kBytes % 16 == 0, uint4,
-                         std::conditional_t<kBytes % 8 == 0, uint2, std::conditional_t<kBytes % 4 == 0, uint32_t, char>>>;
+  using Piece = std::conditional_t<
+      kBytes % 16 == 0, uint4,
+      std::conditional_t<kBytes % 8 == 0, uint2, std::conditional_t<kBytes % 4 == 0, uint32_t, char>>>;
   if constexpr (std::is_same_v<Piece, char>) {
     *place = value;
   } else {
