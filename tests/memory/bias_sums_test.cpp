@@ -1,4 +1,5 @@
-// Which layers take the gradients of their biases from the kernel behind them, by the operators of a training step.
+// Which layers take the gradients of their biases from the kernel behind them, by the operators of a training step; and
+// whose operator the gradient of embeddings is.
 #include <map>
 
 #include <ATen/record_function.h>
@@ -107,6 +108,12 @@ TEST(BiasSums, OfRotaryPositionsAreNotAddedUpForNobody) {
   ASSERT_GT(blocks, 0);
   EXPECT_EQ(known["levin::pack_qkv_and_sums"], 0);
   EXPECT_EQ(known["levin::matmul_and_sums"], blocks) << "of the layers before attention";
+}
+
+TEST(EmbeddingGradients, OfAGptAreLevinsOnAGpu) {
+  auto found = operators_of_a_gpt("1", "bf16-mixed", "learned");
+  EXPECT_GT(found["levin::embedding_backward"], 0);
+  EXPECT_EQ(found["aten::embedding_dense_backward"], 0);
 }
 
 }  // namespace
