@@ -93,6 +93,7 @@ inline KernelClass kernel_class(std::string_view name) {
       {"cast_kernel", kCopy},
       {"amax_kernel", kCopy},
       {"pack_heads", kCopy},
+      {"pack_sums", kCopy},
       {"reduce", kReduction},
       {"column_sum", kReduction},
       {"bias_grad", kReduction},

@@ -10,6 +10,7 @@
 #include "levin/kernels/decode/decode.h"
 #include "levin/kernels/decode/greedy_detail.h"
 #include "levin/kernels/decode/row_linear.h"
+#include "levin/kernels/embedding_detail.h"
 #include "levin/kernels/fp8/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/images/image_batch_detail.h"
@@ -76,6 +77,7 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_embedding_cuda(torch::Library&) {}
 void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
 bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {

@@ -9,6 +9,7 @@
 #include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_type.h"
 #include "levin/kernels/numbers.cuh"
+#include "levin/kernels/whole_store.cuh"
 
 /// Neighbouring numbers that move together, and sums over a row, for kernels whose time is that of the memory.
 namespace levin::kernels::detail {
@@ -82,13 +83,20 @@ template <class T, int N>
 __device__ __forceinline__ Pack<T, N> load(const void* from, int64_t at) {
   return *reinterpret_cast<const Pack<T, N>*>(static_cast<const T*>(from) + at);
 }
+/// To global memory.
 template <class T, int N>
 __device__ __forceinline__ void store(void* to, int64_t at, const Pack<T, N>& pack) {
-  *reinterpret_cast<Pack<T, N>*>(static_cast<T*>(to) + at) = pack;
+  store_whole(reinterpret_cast<Pack<T, N>*>(static_cast<T*>(to) + at), pack);
 }
 template <class T, int N, class A>
 __device__ __forceinline__ void store_packed(void* to, int64_t at, const A* in) {
   store<T, N>(to, at, packed<T, N>(in));
+}
+
+/// To shared memory.
+template <class T, int N, class A>
+__device__ __forceinline__ void put_packed(T* to, int64_t at, const A* in) {
+  *reinterpret_cast<Pack<T, N>*>(to + at) = packed<T, N>(in);
 }
 
 template <int N, class T, class A>

@@ -10,7 +10,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/dropout.h>
-#include <ATen/ops/embedding.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -27,6 +26,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention/attention.h"
 #include "levin/kernels/decode/row_linear.h"
+#include "levin/kernels/embedding.h"
 #include "levin/kernels/linear/linear.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
@@ -211,7 +211,7 @@ DecoderEmbeddingImpl::DecoderEmbeddingImpl(int64_t rows, int64_t dim) {
 }
 
 Tensor DecoderEmbeddingImpl::forward(const Tensor& ids) {
-  return at::embedding(weight, ids);
+  return kernels::embedding(weight, ids);
 }
 
 DecoderLinearImpl::DecoderLinearImpl(int64_t in, int64_t out, bool has_bias, std::optional<double> std) {

@@ -37,6 +37,7 @@ TEST(SpeedKernels, ClassesByName) {
       {"void levin::kernels::detail::(anonymous namespace)::norm_backward_kernel<c10::BFloat16, 4>",
        KernelClass::kNorm},
       {"void levin::kernels::detail::(anonymous namespace)::column_sum_kernel<float>", KernelClass::kReduction},
+      {"void levin::kernels::detail::(anonymous namespace)::pack_sums_kernel<__nv_bfloat16, 8>", KernelClass::kCopy},
       {"void levin::kernels::detail::(anonymous namespace)::activation_sums_kernel<0, __nv_bfloat16>",
        KernelClass::kElementwise},
       {"void at::native::(anonymous namespace)::multi_tensor_apply_kernel<CopyFunctor<c10::BFloat16, float>>",

@@ -10,7 +10,9 @@
 #include "levin/kernels/attention/rotary.h"
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
+#include "levin/kernels/linear/linear.h"
 #include "levin/testing/gpu.h"
+#include "levin/testing/scoped_variable.h"
 
 namespace levin::attention_gpu_tests {
 namespace {
@@ -364,6 +366,96 @@ TEST_F(AttentionGpu, PacksAtAnyAddress) {
                             .narrow(0, offset, 2 * 5 * 3 * size)
                             .view({2, 5, 3, size}));
       EXPECT_TRUE(kernels::detail::pack_qkv(parts[0], parts[1], parts[2]).equal(at::stack(parts, 2)));
+    }
+}
+
+void expect_packed_with_sums(const std::vector<Tensor>& parts) {
+  const auto dtype = parts[0].scalar_type();
+  const auto [packed, sums] = kernels::detail::pack_qkv_and_sums(parts[0], parts[1], parts[2], at::kFloat);
+  const auto [again, narrow] = kernels::detail::pack_qkv_and_sums(parts[0], parts[1], parts[2], dtype);
+  EXPECT_TRUE(packed.equal(at::stack(parts, 2)));
+  EXPECT_TRUE(packed.is_contiguous());
+  EXPECT_TRUE(again.equal(packed));
+  ASSERT_EQ(narrow.scalar_type(), dtype);
+  if (dtype != at::kDouble) EXPECT_TRUE(narrow.equal(sums.to(dtype)));
+  const auto columns = packed.to(at::kDouble).flatten(0, 1).flatten(1);
+  const auto wanted = columns.sum(0);
+  ASSERT_EQ(sums.sizes(), wanted.sizes());
+  // Roundings of float32, of the sum of the absolute numbers.
+  const auto bound = columns.abs().sum(0) * 1e-5 + 1e-30;
+  EXPECT_TRUE(((sums.to(at::kDouble) - wanted).abs() <= bound).all().item<bool>());
+}
+
+/// Slices that are not full, rows that no pack divides, strips of columns over two parts.
+TEST_F(AttentionGpu, PackingAddsColumnsUp) {
+  torch::manual_seed(23);
+  const std::vector<std::vector<int64_t>> shapes{{1, 1, 1, 1},    {2, 5, 3, 7},    {3, 33, 1, 5},   {1, 64, 2, 64},
+                                                 {2, 333, 5, 40}, {7, 130, 3, 24}, {2, 1000, 9, 8}, {16, 1024, 12, 64}};
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16})
+    for (const auto& shape : shapes) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << shape);
+      std::vector<Tensor> parts;
+      for (int i = 0; i < 3; ++i) parts.push_back((torch::randn(shape, at::kCUDA) + i).to(dtype));
+      expect_packed_with_sums(parts);
+    }
+}
+
+TEST_F(AttentionGpu, PackingAddsColumnsUpOfAnyLayout) {
+  torch::manual_seed(24);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    SCOPED_TRACE(dtype);
+    std::vector<Tensor> turned, inside;
+    for (int i = 0; i < 3; ++i) {
+      turned.push_back(torch::randn({3, 4, 37, 16}, at::kCUDA).to(dtype).transpose(1, 2));
+      inside.push_back(
+          torch::randn({2 * 50 * 3 * 8 + 1}, at::kCUDA).to(dtype).narrow(0, 1, 2 * 50 * 3 * 8).view({2, 50, 3, 8}));
+    }
+    const auto qkv = torch::randn({2, 45, 3, 4, 16}, at::kCUDA).to(dtype);
+    expect_packed_with_sums(turned);
+    expect_packed_with_sums(qkv.unbind(2));
+    expect_packed_with_sums(inside);
+  }
+}
+
+TEST_F(AttentionGpu, PackingAddsColumnsUpOfAnEmptyBatch) {
+  const auto part = torch::empty({0, 33, 4, 64}, torch::dtype(at::kBFloat16).device(at::kCUDA));
+  const auto [packed, sums] = kernels::detail::pack_qkv_and_sums(part, part, part, at::kFloat);
+  EXPECT_EQ(packed.sizes(), torch::IntArrayRef({0, 33, 3, 4, 64}));
+  EXPECT_TRUE(sums.equal(torch::zeros({768}, at::kCUDA)));
+}
+
+TEST_F(AttentionGpu, SumsOfPackingAreTheSameEveryTime) {
+  torch::manual_seed(25);
+  std::vector<Tensor> parts;
+  for (int i = 0; i < 3; ++i) parts.push_back(torch::randn({16, 512, 12, 64}, at::kCUDA).to(at::kBFloat16));
+  const auto sums = [&] {
+    return std::get<1>(kernels::detail::pack_qkv_and_sums(parts[0], parts[1], parts[2], at::kFloat));
+  };
+  const auto first = sums();
+  for (int i = 0; i < 20; ++i) ASSERT_TRUE(sums().equal(first));
+}
+
+/// The gradient of a bias before attention, with and without sums that packing has added up.
+TEST_F(AttentionGpu, GivesTheGradientOfTheBiasBeforeIt) {
+  torch::manual_seed(26);
+  const auto x = torch::randn({4, 100, 96}, at::kCUDA).to(at::kBFloat16);
+  const auto weight = (torch::randn({3 * 4 * 64, 96}, at::kCUDA) / 10).to(at::kBFloat16);
+  const auto grad = torch::randn({4, 100, 256}, at::kCUDA).to(at::kBFloat16);
+  for (const bool turns : {false, true})
+    for (const auto backend : {AttentionBackend::kCudnn, AttentionBackend::kFlash}) {
+      SCOPED_TRACE(::testing::Message() << static_cast<int>(backend) << " " << turns);
+      const auto of_bias = [&](const char* sums) {
+        const testing::ScopedVariable wanted("LEVIN_BIAS_SUMS", sums);
+        const auto bias = torch::zeros({3 * 4 * 64}, at::kCUDA).to(at::kBFloat16).requires_grad_();
+        const auto qkv = kernels::linear(x, weight, bias).view({4, 100, 3, 4, 64});
+        if (!kernels::detail::attention_runs_on(backend, qkv, true, 0)) return Tensor();
+        AttentionOptions options{.causal = true};
+        if (turns) options.rotary = angles_of(100, 32);
+        return torch::autograd::grad({kernels::detail::attention_with(qkv, options, backend)}, {bias}, {grad})[0];
+      };
+      const auto plain = of_bias("0");
+      if (!plain.defined()) continue;
+      EXPECT_LT(relative(of_bias("1"), plain), 1e-2);
     }
 }
 

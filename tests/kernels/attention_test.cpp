@@ -174,6 +174,29 @@ TEST(Rotary, PacksPartsAndRefusesWhatDoesNotFit) {
             torch::IntArrayRef({2, 5, 3, 4, 8}));
 }
 
+TEST(PackQkv, AddsColumnsUp) {
+  torch::manual_seed(5);
+  const std::vector<std::vector<int64_t>> shapes{{2, 5, 4, 8}, {3, 7, 1, 5}, {1, 1, 1, 1}, {0, 3, 2, 4}};
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf})
+    for (const auto& shape : shapes) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << shape);
+      std::vector<Tensor> parts;
+      for (int i = 0; i < 3; ++i) parts.push_back(torch::randn(shape).to(dtype));
+      const auto [packed, sums] = kernels::detail::pack_qkv_and_sums(parts[0], parts[1], parts[2], at::kFloat);
+      EXPECT_TRUE(packed.equal(at::stack(parts, 2)));
+      EXPECT_TRUE(sums.equal(packed.view({shape[0] * shape[1], 3 * shape[2] * shape[3]}).sum(0).to(at::kFloat)));
+    }
+}
+
+TEST(PackQkv, OfMetaTensorsHasSizesAndDtypes) {
+  const auto part = torch::empty({2, 5, 4, 8}, torch::dtype(at::kBFloat16).device(at::kMeta));
+  const auto [packed, sums] = kernels::detail::pack_qkv_and_sums(part, part, part, at::kFloat);
+  EXPECT_EQ(packed.sizes(), torch::IntArrayRef({2, 5, 3, 4, 8}));
+  EXPECT_EQ(packed.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(sums.sizes(), torch::IntArrayRef({96}));
+  EXPECT_EQ(sums.scalar_type(), at::kFloat);
+}
+
 TEST(PlayedDevice, IsTheTensorsOrTheOneAskedAbout) {
   EXPECT_EQ(kernels::kernel_device(torch::zeros({1})), c10::kCPU);
   EXPECT_EQ(kernels::kernel_device(torch::empty({1}, at::kMeta)), c10::kCPU);

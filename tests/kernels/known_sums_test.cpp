@@ -1,9 +1,13 @@
 // Sums of columns that a kernel has computed on the way, and the layers that take them for the gradients of biases.
 #include "levin/kernels/linear/known_sums.h"
 
+#include <map>
+
+#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "levin/kernels/attention/attention_detail.h"
 #include "levin/kernels/linear/linear_detail.h"
 #include "levin/kernels/norm/residual_norm_detail.h"
 #include "levin/testing/scoped_variable.h"
@@ -77,6 +81,76 @@ TEST(KnownSums, GiveTheGradientsOfBiases) {
         EXPECT_EQ(torch::equal(known[2], plain[2]), twice);
       }
     }
+}
+
+// ---- attention
+
+std::map<std::string, int> counted;
+
+std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
+  ++counted[function.name()];
+  return nullptr;
+}
+
+/// Attention as its backward ends: with gradients of q, k and v that are packed. `bias` is that of the layer before.
+struct PackedGradients : torch::autograd::Function<PackedGradients> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& qkv, const Tensor& grads,
+                        int64_t bias) {
+    context->save_for_backward({grads});
+    context->saved_data["bias"] = bias;
+    return qkv.sum();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list) {
+    const auto grads = context->get_saved_variables()[0].unbind(0);
+    const auto bias = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
+    return {packed_gradient(grads[0], grads[1], grads[2], bias), {}, {}};
+  }
+};
+
+struct OfALayer {
+  Tensor weight, bias;
+  int column_sums = 0;
+};
+
+/// Gradients of a layer before attention of 3 sequences of 5 tokens with `heads` of `size` numbers.
+OfALayer gradients_before_attention(const char* sums, at::ScalarType dtype, int64_t heads, int64_t size) {
+  const testing::ScopedVariable wanted("LEVIN_BIAS_SUMS", sums);
+  torch::manual_seed(12);
+  const auto columns = 3 * heads * size;
+  const auto x = torch::randn({3, 5, 7}).to(dtype);
+  const auto weight = torch::randn({columns, 7}).set_requires_grad(true),
+             bias = torch::randn({columns}).set_requires_grad(true);
+  const auto grads = torch::randn({3, 3, 5, heads, size}).to(dtype);
+  const auto qkv = fused_linear(x, weight, bias, weight.to(dtype)).view({3, 5, 3, heads, size});
+  counted.clear();
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator));
+  PackedGradients::apply(qkv, grads, static_cast<int64_t>(at::kFloat)).backward();
+  at::removeCallback(handle);
+  EXPECT_TRUE(torch::allclose(bias.grad(), grads.to(at::kDouble).sum({1, 2}).flatten().to(at::kFloat), 1e-2, 3e-2));
+  return {weight.grad(), bias.grad(), counted["levin::column_sum"]};
+}
+
+TEST(KnownSums, OfPackedGradientsGiveTheGradientOfTheBias) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t size : {1, 3, 8}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " " << size);
+      const auto plain = gradients_before_attention("0", dtype, 3, size);
+      const auto known = gradients_before_attention("1", dtype, 3, size);
+      EXPECT_EQ(plain.column_sums, 1);
+      EXPECT_EQ(known.column_sums, 0) << "packing has added the columns up";
+      EXPECT_TRUE(torch::equal(known.weight, plain.weight));
+      EXPECT_TRUE(torch::equal(known.bias, plain.bias));
+    }
+}
+
+TEST(KnownSums, OfPackedGradientsAreForABiasAlone) {
+  const testing::ScopedVariable wanted("LEVIN_BIAS_SUMS", "1");
+  const auto part = torch::randn({2, 3, 2, 4});
+  const auto of_bias = packed_gradient(part, part, part, at::kFloat);
+  EXPECT_TRUE(take_column_sums(of_bias.view({6, 24}), at::kFloat).defined());
+  EXPECT_TRUE(packed_gradient(part, part, part, std::nullopt).equal(of_bias));
+  EXPECT_FALSE(take_column_sums(of_bias.view({6, 24}), at::kFloat).defined());
 }
 
 }  // namespace

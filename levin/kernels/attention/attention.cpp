@@ -55,7 +55,9 @@ Tensor attention_by_torch(const Tensor& qkv, const AttentionOptions& options) {
 }
 
 struct FusedAttention : torch::autograd::Function<FusedAttention> {
-  static Tensor forward(AutogradContext* context, const Tensor& qkv, bool causal, double dropout, int64_t backend) {
+  /// `turned`: qkv is no layer's result, but what rotary positions have made of it.
+  static Tensor forward(AutogradContext* context, const Tensor& qkv, bool causal, double dropout, int64_t backend,
+                        bool turned) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto result = detail::fused_attention(qkv, causal, dropout, static_cast<AttentionBackend>(backend));
     auto out = heads_joined(result.out);
@@ -64,7 +66,8 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     context->saved_data["dropout"] = dropout;
     context->saved_data["backend"] = backend;
     // Parameters are wide where autocast narrows what they are multiplied with.
-    context->saved_data["bias"] = static_cast<int64_t>(detail::autocast_dtype(qkv) ? at::kFloat : qkv.scalar_type());
+    const auto bias = detail::autocast_dtype(qkv) ? at::kFloat : qkv.scalar_type();
+    context->saved_data["bias"] = static_cast<int64_t>(turned ? at::ScalarType::Undefined : bias);
     return out;
   }
 
@@ -73,14 +76,15 @@ struct FusedAttention : torch::autograd::Function<FusedAttention> {
     const auto& qkv = saved[0];
     const bool causal = context->saved_data["causal"].toBool();
     const double dropout = context->saved_data["dropout"].toDouble();
-    if (at::GradMode::is_enabled()) return {twice_differentiable(grads[0], qkv, causal, dropout), {}, {}, {}};
+    if (at::GradMode::is_enabled()) return {twice_differentiable(grads[0], qkv, causal, dropout), {}, {}, {}, {}};
     const at::AutoDispatchBelowADInplaceOrView below;
     const std::vector<int64_t> heads{qkv.size(0), qkv.size(1), qkv.size(3), qkv.size(4)};
     const auto grad = grads[0].contiguous().view(heads).transpose(1, 2);
     const AttentionResult result{saved[1].view(heads).transpose(1, 2), saved[2], saved[3], saved[4]};
     const auto backend = static_cast<AttentionBackend>(context->saved_data["backend"].toInt());
     const auto bias = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
-    return {detail::fused_attention_backward(grad, qkv, result, causal, dropout, backend, bias), {}, {}, {}};
+    const auto columns = bias == at::ScalarType::Undefined ? std::nullopt : std::optional(bias);
+    return {detail::fused_attention_backward(grad, qkv, result, causal, dropout, backend, columns), {}, {}, {}, {}};
   }
 
  private:
@@ -175,14 +179,22 @@ Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const Att
                                                              result.offset, {}, {}, {}, length, length, dropout, causal)
           : at::_scaled_dot_product_flash_attention_backward(grad, q, k, v, result.out, result.sums, {}, {}, length,
                                                              length, dropout, causal, result.seed, result.offset);
-  return pack_qkv(dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2));
+  return packed_gradient(dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2), bias);
+}
+
+Tensor packed_gradient(const Tensor& dq, const Tensor& dk, const Tensor& dv, std::optional<at::ScalarType> bias) {
+  if (!bias || !adds_columns_up(dq)) return pack_qkv(dq, dk, dv);
+  const auto [grad, columns] = pack_qkv_and_sums(dq, dk, dv, *bias);
+  remember_column_sums(grad, columns);
+  return grad;
 }
 
 Tensor attention_with(const Tensor& qkv, const AttentionOptions& options, AttentionBackend backend) {
   const auto turned = options.rotary.defined() ? rotary_qk(qkv, options.rotary) : qkv;
   if (backend == AttentionBackend::kTorch)
     return attention_by_torch(turned, {.causal = options.causal, .dropout = options.dropout});
-  return FusedAttention::apply(turned, options.causal, options.dropout, static_cast<int64_t>(backend));
+  return FusedAttention::apply(turned, options.causal, options.dropout, static_cast<int64_t>(backend),
+                               options.rotary.defined());
 }
 
 }  // namespace detail

@@ -33,6 +33,9 @@ AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, 
 Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
                                 double dropout, AttentionBackend backend,
                                 std::optional<at::ScalarType> bias = std::nullopt);
+/// Gradients of queries, keys and values [B, T, H, D] as that of qkv. The sums of its columns are remembered for such a
+/// bias, where kernels add them up (known_sums.h).
+Tensor packed_gradient(const Tensor& dq, const Tensor& dk, const Tensor& dv, std::optional<at::ScalarType> bias);
 
 // ---- in attention_cuda.cpp
 

@@ -8,7 +8,10 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/attention/rotary_detail.h"
+#include "levin/kernels/attention/rotary_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/operators.h"
+#include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
 namespace {
@@ -20,11 +23,32 @@ Tensor pack_qkv_meta(const Tensor& q, const Tensor&, const Tensor&) {
   return at::empty({q.size(0), q.size(1), 3, q.size(2), q.size(3)}, q.options());
 }
 
+using Two = std::tuple<Tensor, Tensor>;
+
+Two pack_and_sums_by_aten(const Tensor& q, const Tensor& k, const Tensor& v, at::ScalarType dtype) {
+  auto packed = detail::pack_qkv_by_aten(q, k, v);
+  auto sums = packed.flatten(0, 1).flatten(1).sum(0).to(dtype);
+  return {std::move(packed), std::move(sums)};
+}
+Two pack_and_sums_meta(const Tensor& q, const Tensor& k, const Tensor& v, at::ScalarType dtype) {
+  auto packed = pack_qkv_meta(q, k, v);
+  const auto rows = q.size(0) * q.size(1), size = q.size(2) * q.size(3);
+  auto sums = at::empty({3 * size}, q.options().dtype(dtype));
+  if (q.numel() == 0) return {std::move(packed), std::move(sums)};
+  const auto type = detail::number_type("pack_qkv", q.scalar_type());
+  const auto slices = detail::pack_sums_slices(rows, size, type, detail::kPlayedProcessors);
+  (void)at::empty({slices, 3 * size}, q.options().dtype(at::kFloat));  // gone when the sums are there
+  return {std::move(packed), std::move(sums)};
+}
+
 struct RotaryOps : detail::Operators {
   detail::Operator<decltype(rotary_meta)> rotary =
       add("rotary_qk(Tensor qkv, Tensor angles, bool inverse) -> Tensor", rotary_meta, detail::rotary_by_aten);
   detail::Operator<decltype(pack_qkv_meta)> pack =
       add("pack_qkv(Tensor q, Tensor k, Tensor v) -> Tensor", pack_qkv_meta, detail::pack_qkv_by_aten);
+  detail::Operator<decltype(pack_and_sums_meta)> pack_and_sums =
+      add("pack_qkv_and_sums(Tensor q, Tensor k, Tensor v, ScalarType dtype) -> (Tensor, Tensor)", pack_and_sums_meta,
+          pack_and_sums_by_aten);
 
   RotaryOps() { detail::register_rotary_cuda(cuda); }
 };
@@ -62,6 +86,11 @@ Tensor pack_qkv_by_aten(const Tensor& q, const Tensor& k, const Tensor& v) {
 Tensor pack_qkv(const Tensor& q, const Tensor& k, const Tensor& v) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return detail::operators<RotaryOps>().pack.call(q, k, v);
+}
+
+std::tuple<Tensor, Tensor> pack_qkv_and_sums(const Tensor& q, const Tensor& k, const Tensor& v, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return detail::operators<RotaryOps>().pack_and_sums.call(q, k, v, dtype);
 }
 
 }  // namespace detail

@@ -1,6 +1,7 @@
 #include "levin/kernels/attention/rotary_launch.h"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
+#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
@@ -43,8 +44,8 @@ __global__ void __launch_bounds__(kThreads) pack_heads_kernel(const PackHeadsLau
       assign(b.values[k], y * c + x * s);
     }
   }
-  *reinterpret_cast<Pack*>(to) = a;
-  *reinterpret_cast<Pack*>(to + half) = b;
+  store_whole(reinterpret_cast<Pack*>(to), a);
+  store_whole(reinterpret_cast<Pack*>(to + half), b);
 }
 
 template <class T, int kWidth, bool kTurns>
@@ -86,11 +87,88 @@ void launch_heads(const PackHeadsLaunch& launch, cudaStream_t stream) {
     launch_wide<T, 1>(launch, stream);
 }
 
+// ---- with sums of columns
+
+constexpr int kAcross = 32, kDown = 8, kAhead = 8;  // four blocks of a multiprocessor fill it
+
+/// A block goes through kAcross * V columns of slice blockIdx.y of the rows. A pack lies in one part.
+template <class T, int V>
+__global__ void __launch_bounds__(kAcross* kDown, 4) pack_sums_kernel(const PackSumsLaunch launch) {
+  __shared__ float shared[kDown][kAcross * V];
+  let_next_start();
+  const int x = static_cast<int>(threadIdx.x), y = static_cast<int>(threadIdx.y);
+  const int64_t size = launch.size, columns = 3 * size;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kAcross * V, column = first + x * V;
+  const int64_t begin = launch.per_slice * blockIdx.y, rest = launch.rows - begin;
+  const int64_t end = begin + (rest < launch.per_slice ? rest : launch.per_slice);
+  float total[V] = {};
+  if (column < columns) {
+    const int part = column < size ? 0 : column < 2 * size ? 1 : 2;
+    // No index into the arguments: it would copy them to local memory.
+    const void* source = part == 0 ? launch.parts[0] : part == 1 ? launch.parts[1] : launch.parts[2];
+    const T* from = static_cast<const T*>(source) + (column - part * size);
+    T* to = static_cast<T*>(launch.out) + column;
+    const auto move = [&](int64_t row, auto whole) {
+      Pack<T, V> packs[kAhead] = {};
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i)
+        if (whole || row + i * kDown < end) packs[i] = load<T, V>(from, (row + i * kDown) * size);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (whole || row + i * kDown < end) store<T, V>(to, (row + i * kDown) * columns, packs[i]);
+        float values[V];
+        unpack<T, V>(packs[i], values);
+#pragma unroll
+        for (int k = 0; k < V; ++k) total[k] += values[k];
+      }
+    };
+    int64_t row = begin + y;
+    for (; row + (kAhead - 1) * kDown < end; row += kAhead * kDown) move(row, std::true_type());
+    if (row < end) move(row, std::false_type());
+  }
+  // Neighbours in shared memory are the neighbours of a warp: no two of its threads meet in a bank.
+#pragma unroll
+  for (int k = 0; k < V; ++k) shared[y][k * kAcross + x] = total[k];
+  __syncthreads();
+  const int c = y * kAcross + x;
+  const int64_t at = first + (c % kAcross) * V + c / kAcross;
+  if (c >= kAcross * V || at >= columns) return;
+  float all = 0;
+#pragma unroll
+  for (int each = 0; each < kDown; ++each) all += shared[each][c];
+  launch.partials[blockIdx.y * columns + at] = all;
+}
+
+template <class T, int V>
+void launch_sums_of(const PackSumsLaunch& launch, cudaStream_t stream) {
+  static_assert(V <= kDown, "a thread for each sum of a block");
+  const int64_t columns = 3 * launch.size, across = (columns + kAcross * V - 1) / (kAcross * V);
+  const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(launch.slices));
+  pack_sums_kernel<T, V><<<grid, dim3(kAcross, kDown), 0, stream>>>(launch);
+  launch_finish<float>(launch.partials, launch.slices, columns, {{launch.sums}, {launch.sums_type}}, stream);
+}
+
+template <class T>
+void launch_sums(const PackSumsLaunch& launch, cudaStream_t stream) {
+  constexpr int V = 16 / sizeof(T);
+  bool wide = launch.size % V == 0 && is_pack_aligned(launch.out);
+  for (const void* part : launch.parts) wide = wide && is_pack_aligned(part);
+  if (wide)
+    launch_sums_of<T, V>(launch, stream);
+  else
+    launch_sums_of<T, 1>(launch, stream);
+}
+
 }  // namespace
 
 int launch_pack_heads(const PackHeadsLaunch& launch, CUstream_st* stream) {
   return launch_for_number(launch.type,
                            [&](auto number) { launch_heads<typename decltype(number)::type>(launch, stream); });
+}
+
+int launch_pack_sums(const PackSumsLaunch& launch, CUstream_st* stream) {
+  return launch_for_number(launch.type,
+                           [&](auto number) { launch_sums<typename decltype(number)::type>(launch, stream); });
 }
 
 }  // namespace levin::kernels::detail

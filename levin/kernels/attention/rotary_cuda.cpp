@@ -1,6 +1,8 @@
 #include <limits>
 
+#include <ATen/cuda/CUDAContext.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -9,6 +11,7 @@
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/rotary_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
+#include "levin/kernels/linear/linear.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -62,11 +65,39 @@ Tensor pack_qkv_cuda(const Tensor& q, const Tensor& k, const Tensor& v) {
   return out;
 }
 
+std::tuple<Tensor, Tensor> pack_qkv_and_sums_cuda(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                  at::ScalarType dtype) {
+  const auto size = q.size(2) * q.size(3), columns = 3 * size;
+  const c10::cuda::CUDAGuard guard(q.device());
+  if (!has_pack_kernel(q)) {
+    auto packed = pack_qkv_by_aten(q, k, v);
+    auto sums = column_sum(packed.view({q.size(0) * q.size(1), columns}), dtype);
+    return {std::move(packed), std::move(sums)};
+  }
+  auto out = at::empty({q.size(0), q.size(1), 3, q.size(2), q.size(3)}, q.options());
+  if (q.numel() == 0) return {std::move(out), at::zeros({columns}, q.options().dtype(dtype))};
+  const Tensor parts[] = {q.contiguous(), k.contiguous(), v.contiguous()};
+  auto sums = at::empty({columns}, q.options().dtype(dtype));
+  PackSumsLaunch launch;
+  for (int i = 0; i < 3; ++i) launch.parts[i] = parts[i].const_data_ptr();
+  launch.out = out.mutable_data_ptr(), launch.sums = sums.mutable_data_ptr();
+  launch.type = number_type("pack_qkv", q.scalar_type()), launch.sums_type = number_type("pack_qkv", dtype);
+  launch.rows = q.size(0) * q.size(1), launch.size = size;
+  launch.slices =
+      pack_sums_slices(launch.rows, size, launch.type, at::cuda::getCurrentDeviceProperties()->multiProcessorCount);
+  launch.per_slice = (launch.rows + launch.slices - 1) / launch.slices;
+  const auto partials = at::empty({launch.slices, columns}, q.options().dtype(at::kFloat));
+  launch.partials = partials.mutable_data_ptr<float>();
+  C10_CUDA_CHECK(static_cast<cudaError_t>(launch_pack_sums(launch, c10::cuda::getCurrentCUDAStream().stream())));
+  return {std::move(out), std::move(sums)};
+}
+
 }  // namespace
 
 void register_rotary_cuda(torch::Library& library) {
   library.impl("rotary_qk", rotary_cuda);
   library.impl("pack_qkv", pack_qkv_cuda);
+  library.impl("pack_qkv_and_sums", pack_qkv_and_sums_cuda);
 }
 
 }  // namespace levin::kernels::detail

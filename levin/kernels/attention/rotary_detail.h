@@ -1,5 +1,7 @@
 #pragma once
 
+#include <tuple>
+
 #include <ATen/core/Tensor.h>
 
 namespace torch {
@@ -12,6 +14,8 @@ using at::Tensor;
 
 /// Queries, keys and values [B, T, H, D] in one new tensor [B, T, 3, H, D], by one kernel. Not differentiable.
 Tensor pack_qkv(const Tensor& q, const Tensor& k, const Tensor& v);
+/// The same and the sums of its columns, [3 * H * D] in `dtype`, in the same pass. Deterministic.
+std::tuple<Tensor, Tensor> pack_qkv_and_sums(const Tensor& q, const Tensor& k, const Tensor& v, at::ScalarType dtype);
 
 /// The operators by those of ATen, on any device.
 Tensor rotary_by_aten(const Tensor& qkv, const Tensor& angles, bool inverse);

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "levin/kernels/fused_step/adam_launch.h"
+#include "levin/kernels/whole_store.cuh"
 
 /// What the kernels of the fused steps share on the device.
 namespace levin::kernels::detail {
@@ -82,7 +83,7 @@ __device__ void store_typed(void* to, int64_t at, int count, bool packs, const T
     StepPack<To> pack;
 #pragma unroll
     for (int k = 0; k < kPack; ++k) store_as(pack.values[k], in[k]);
-    *reinterpret_cast<StepPack<To>*>(place) = pack;
+    store_whole(reinterpret_cast<StepPack<To>*>(place), pack);
   } else {
 #pragma unroll
     for (int k = 0; k < kPack; ++k)

@@ -155,9 +155,9 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
     const int column = (i * lanes + t) * V;
     if (column >= columns) continue;
     float* const own = sums + lists * all.group * columns;
-    store_packed<float, V>(own, column, weight_sum + i * V);
-    store_packed<float, V>(own + columns, column, bias_sum + i * V);
-    if (lists == 3) store_packed<float, V>(own + 2 * columns, column, branch_sum + i * V);
+    put_packed<float, V>(own, column, weight_sum + i * V);
+    put_packed<float, V>(own + columns, column, bias_sum + i * V);
+    if (lists == 3) put_packed<float, V>(own + 2 * columns, column, branch_sum + i * V);
   }
   __syncthreads();
   for (int list = 0; list < lists; ++list)

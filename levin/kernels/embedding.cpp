@@ -1,0 +1,77 @@
+#include "levin/kernels/embedding.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "levin/kernels/embedding_detail.h"
+#include "levin/kernels/embedding_launch.h"
+#include "levin/kernels/operators.h"
+#include "levin/kernels/played_device.h"
+
+namespace levin::kernels {
+namespace detail {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+Tensor backward_by_aten(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
+  return at::embedding_dense_backward(grad, ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
+}
+
+Tensor backward_on_meta(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t) {
+  const auto columns = grad.size(-1), count = ids.numel();
+  auto result = at::empty({rows, columns}, grad.options());
+  if (count <= kFewIds) return result;
+  // Gone when the gradient is there.
+  const auto keys = at::empty({6, count}, grad.options().dtype(at::kInt));  // two of them while they are sorted
+  const auto sums = at::empty({2, embedding_tiles(count), columns}, grad.options().dtype(at::kFloat));
+  return result;
+}
+
+struct EmbeddingOps : Operators {
+  Operator<decltype(backward_on_meta)> backward =
+      add("embedding_backward(Tensor grad, Tensor ids, int rows, int padding_idx) -> Tensor", backward_on_meta,
+          backward_by_aten);
+
+  EmbeddingOps() { register_embedding_cuda(cuda); }
+};
+
+struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
+  static Tensor forward(AutogradContext* context, const Tensor& weight, const Tensor& ids, int64_t padding_idx) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    context->save_for_backward({ids});
+    context->saved_data["rows"] = weight.size(0);
+    context->saved_data["padding_idx"] = padding_idx;
+    return at::embedding(weight, ids, padding_idx);
+  }
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto ids = context->get_saved_variables()[0];
+    const auto rows = context->saved_data["rows"].toInt(), padding_idx = context->saved_data["padding_idx"].toInt();
+    const bool again = at::GradMode::is_enabled();  // in an operator that can be differentiated
+    return {(again ? backward_by_aten : embedding_backward)(grads[0], ids, rows, padding_idx), {}, {}};
+  }
+};
+
+}  // namespace
+
+Tensor fused_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx) {
+  return EmbeddingFunction::apply(weight, ids, padding_idx);
+}
+
+Tensor embedding_backward(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return operators<EmbeddingOps>().backward.call(grad, ids, rows, padding_idx);
+}
+
+}  // namespace detail
+
+Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx) {
+  const bool fused = detail::runs_fused(weight) && at::GradMode::is_enabled() && weight.requires_grad();
+  return fused ? detail::fused_embedding(weight, ids, padding_idx) : at::embedding(weight, ids, padding_idx);
+}
+
+}  // namespace levin::kernels

@@ -1,0 +1,69 @@
+#include <ATen/cuda/cub.h>
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/library.h>
+
+#include "levin/kernels/embedding_detail.h"
+#include "levin/kernels/embedding_launch.h"
+#include "levin/kernels/fused_step/adam_detail.h"
+
+namespace levin::kernels::detail {
+namespace {
+
+bool has_embedding_kernel(const Tensor& grad, const Tensor& ids, int64_t rows) {
+  const auto dtype = grad.scalar_type();
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
+         (ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt) && ids.numel() > kFewIds &&
+         ids.numel() <= kMost && rows > 0 && rows <= kMost && grad.size(-1) > 0 && grad.numel() <= kMost * 32;
+}
+
+/// Bits of the largest key, `rows`.
+int64_t bits_of(int64_t rows) {
+  int64_t bits = 1;
+  while (rows >> bits != 0) ++bits;
+  return bits;
+}
+
+Tensor embedding_backward_cuda(const Tensor& given, const Tensor& given_ids, int64_t rows, int64_t padding_idx) {
+  if (!has_embedding_kernel(given, given_ids, rows))
+    return at::embedding_dense_backward(given, given_ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
+  const c10::cuda::CUDAGuard guard(given.device());
+  const auto stream = c10::cuda::getCurrentCUDAStream().stream();
+  const auto grad = given.contiguous(), ids = given_ids.contiguous();
+  const auto count = ids.numel(), columns = grad.size(-1);
+  auto out = at::empty({rows, columns}, grad.options());
+  // Keys and places, as they come and sorted.
+  const auto numbers = at::empty({4, count}, grad.options().dtype(at::kInt));
+  int32_t* const first = numbers.mutable_data_ptr<int32_t>();
+  const EmbeddingKeys keys{ids.const_data_ptr(),
+                           ids.scalar_type() == at::kLong,
+                           padding_idx,
+                           static_cast<int32_t>(count),
+                           static_cast<int32_t>(rows),
+                           first,
+                           first + count};
+  C10_CUDA_CHECK(static_cast<cudaError_t>(launch_embedding_keys(keys, stream)));
+  at::cuda::cub::radix_sort_pairs<int32_t, int32_t>(keys.keys, first + 2 * count, keys.places, first + 3 * count, count,
+                                                    /*descending=*/false, /*begin_bit=*/0, bits_of(rows));
+  const auto sums = at::empty({2, embedding_tiles(count), columns}, grad.options().dtype(at::kFloat));
+  EmbeddingLaunch launch;
+  launch.grad = grad.const_data_ptr(), launch.out = out.mutable_data_ptr();
+  launch.keys = first + 2 * count, launch.places = first + 3 * count;
+  launch.heads = sums.mutable_data_ptr<float>(), launch.tails = launch.heads + embedding_tiles(count) * columns;
+  launch.type = number_type("embedding", grad.scalar_type());
+  launch.count = static_cast<int32_t>(count), launch.rows = static_cast<int32_t>(rows), launch.columns = columns;
+  C10_CUDA_CHECK(static_cast<cudaError_t>(launch_embedding_backward(launch, stream)));
+  return out;
+}
+
+}  // namespace
+
+void register_embedding_cuda(torch::Library& library) {
+  library.impl("embedding_backward", embedding_backward_cuda);
+}
+
+}  // namespace levin::kernels::detail

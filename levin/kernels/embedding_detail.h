@@ -1,0 +1,20 @@
+#pragma once
+
+#include "levin/kernels/embedding.h"
+
+namespace torch {
+class Library;
+}
+
+namespace levin::kernels::detail {
+
+/// As embedding, with Levin's backward whatever the device.
+Tensor fused_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx);
+
+/// The operator of the backward: the gradient of a weight of `rows` rows, from that of the result. Not differentiable.
+Tensor embedding_backward(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx);
+
+/// In embedding_cuda.cpp, or no_cuda.cpp where there is no CUDA.
+void register_embedding_cuda(torch::Library& library);
+
+}  // namespace levin::kernels::detail
