@@ -193,7 +193,8 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_backward(
   pin(s);
 
   for (; index < sizes.total; index += clusters) {
-    const auto [head, batch] = head_at(sizes, index);
+    const Head here = head_at(sizes, index);
+    const int head = here.head, batch = here.batch;
     prepare(index);
     sync_cluster();
     if constexpr (kColumns) {
