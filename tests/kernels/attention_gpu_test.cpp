@@ -377,7 +377,9 @@ void expect_packed_with_sums(const std::vector<Tensor>& parts) {
   EXPECT_TRUE(packed.is_contiguous());
   EXPECT_TRUE(again.equal(packed));
   ASSERT_EQ(narrow.scalar_type(), dtype);
-  if (dtype != at::kDouble) EXPECT_TRUE(narrow.equal(sums.to(dtype)));
+  if (dtype != at::kDouble) {
+    EXPECT_TRUE(narrow.equal(sums.to(dtype)));
+  }
   const auto columns = packed.to(at::kDouble).flatten(0, 1).flatten(1);
   const auto wanted = columns.sum(0);
   ASSERT_EQ(sums.sizes(), wanted.sizes());

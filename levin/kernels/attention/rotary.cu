@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(kAcross* kDown, 4) pack_sums_kernel(const Pack
     const void* source = part == 0 ? launch.parts[0] : part == 1 ? launch.parts[1] : launch.parts[2];
     const T* from = static_cast<const T*>(source) + (column - part * size);
     T* to = static_cast<T*>(launch.out) + column;
-    const auto move = [&](int64_t row, auto whole) {
+    const auto move = [&](int64_t row, auto is_whole) {
+      constexpr bool whole = decltype(is_whole)::value;
       Pack<T, V> packs[kAhead] = {};
 #pragma unroll
       for (int i = 0; i < kAhead; ++i)
