@@ -32,7 +32,9 @@ struct Softmax {
 
 __device__ __forceinline__ Softmax joined(const Softmax& a, const Softmax& b) {
   const float top = fmaxf(a.top, b.top);
-  return {top, a.sum * power_of_two((a.top - top) * kLog2E) + b.sum * power_of_two((b.top - top) * kLog2E)};
+  // Rounded in one way, whatever kernel this is a part of.
+  const float of_b = __fmul_rn(b.sum, power_of_two((b.top - top) * kLog2E));
+  return {top, __fmaf_rn(a.sum, power_of_two((a.top - top) * kLog2E), of_b)};
 }
 
 __device__ __forceinline__ Softmax over_warp(Softmax mine) {

@@ -22,6 +22,7 @@
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/linear/known_sums.h"
 #include "levin/kernels/linear/product_dtype.h"
+#include "levin/kernels/number_type.h"
 #include "levin/kernels/played_device.h"
 
 namespace levin::kernels {
@@ -190,7 +191,9 @@ Tensor packed_gradient(const Tensor& dq, const Tensor& dk, const Tensor& dv, std
 }
 
 Tensor attention_with(const Tensor& qkv, const AttentionOptions& options, AttentionBackend backend) {
-  const auto turned = options.rotary.defined() ? rotary_qk(qkv, options.rotary) : qkv;
+  // cuDNN reads packs of 16 bytes, and does not ask where they are.
+  const auto placed = qkv.is_meta() || is_pack_aligned(qkv.const_data_ptr()) ? qkv : qkv.clone();
+  const auto turned = options.rotary.defined() ? rotary_qk(placed, options.rotary) : placed;
   if (backend == AttentionBackend::kTorch)
     return attention_by_torch(turned, {.causal = options.causal, .dropout = options.dropout});
   return FusedAttention::apply(turned, options.causal, options.dropout, static_cast<int64_t>(backend),
