@@ -3,6 +3,7 @@
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/attention/attention_detail.h"
 #include "levin/kernels/attention/causal_attention_detail.h"
+#include "levin/kernels/attention/packed_attention.h"
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
@@ -86,10 +87,7 @@ bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }
-bool short_attention_runs_on(const Tensor&) {
-  return false;
-}
-bool causal_attention_runs_on(const Tensor&) {
+bool packed_attention_runs_on(const Tensor&) {
   return false;
 }
 AttentionBackend fastest_attention(const Tensor&, bool, const std::vector<AttentionBackend>&) {

@@ -160,15 +160,10 @@ AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, 
 
 Tensor fused_attention_backward(const Tensor& grad, const Tensor& qkv, const AttentionResult& result, bool causal,
                                 double dropout, AttentionBackend backend, std::optional<at::ScalarType> bias) {
-  if (backend == AttentionBackend::kShort) {
-    const auto [qkv_grad, columns] = short_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2),
-                                                              result.sums, adds_columns_up(qkv) ? bias : std::nullopt);
-    if (columns.defined()) remember_column_sums(qkv_grad, columns);
-    return qkv_grad;
-  }
-  if (backend == AttentionBackend::kCausal) {
-    const auto [qkv_grad, columns] = causal_attention_backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2),
-                                                               result.sums, adds_columns_up(qkv) ? bias : std::nullopt);
+  if (backend == AttentionBackend::kShort || backend == AttentionBackend::kCausal) {
+    const auto backward = backend == AttentionBackend::kShort ? short_attention_backward : causal_attention_backward;
+    const auto [qkv_grad, columns] = backward(grad.transpose(1, 2), qkv, result.out.transpose(1, 2), result.sums,
+                                              adds_columns_up(qkv) ? bias : std::nullopt);
     if (columns.defined()) remember_column_sums(qkv_grad, columns);
     return qkv_grad;
   }

@@ -5,7 +5,9 @@
 
 #include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/causal_attention_launch.h"
+#include "levin/kernels/attention/packed_attention.h"
 #include "levin/kernels/operators.h"
+#include "levin/kernels/played_device.h"
 
 namespace levin::kernels::detail {
 namespace {
@@ -18,7 +20,7 @@ std::tuple<Tensor, Tensor> causal_attention_backward_meta(const Tensor&, const T
   if (columns) sums = at::empty({size}, qkv.options().dtype(*columns));
   // Gone when the gradient is there.
   const auto wide = qkv.options().dtype(at::kFloat);
-  const auto scratch = at::empty({causal_attention_scratch(kCausalAttentionBlocks, qkv.size(1))}, wide);
+  const auto scratch = at::empty({causal_attention_scratch(kPlayedProcessors, qkv.size(1))}, wide);
   if (columns) (void)at::empty({kCausalAttentionParts * qkv.size(0), size}, wide);
   return {grad, sums};
 }
@@ -39,7 +41,7 @@ bool causal_attention_fits(const Tensor& qkv, bool causal, double dropout) {
          qkv.size(4) == kCausalAttentionSize && qkv.size(1) >= kCausalAttentionMinTokens &&
          qkv.size(1) <= kCausalAttentionMaxTokens &&
          qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
-         (qkv.is_meta() || causal_attention_runs_on(qkv));
+         (qkv.is_meta() || packed_attention_runs_on(qkv));
 }
 
 std::tuple<Tensor, Tensor> causal_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,

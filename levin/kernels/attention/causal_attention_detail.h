@@ -25,8 +25,6 @@ std::tuple<Tensor, Tensor> causal_attention_backward(const Tensor& grad, const T
 
 // ---- in causal_attention_cuda.cpp
 
-/// Whether the GPU of the tensor has what the kernel needs.
-bool causal_attention_runs_on(const Tensor& qkv);
 /// Adds the kernel of CUDA to the operator.
 void register_causal_attention_cuda(torch::Library& library);
 

@@ -4,6 +4,7 @@
 
 #include "levin/kernels/attention/attention_hopper.cuh"
 #include "levin/kernels/attention/causal_attention_launch.h"
+#include "levin/kernels/cluster.cuh"
 #include "levin/kernels/early_start.cuh"
 #include "levin/kernels/packs.cuh"
 
@@ -38,17 +39,6 @@ struct Step {
   int index, keys, queries;
 };
 
-__device__ __forceinline__ uint32_t in_block(uint32_t local, int block) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(local), "r"(block));
-  return there;
-}
-__device__ __forceinline__ void store_in_block(uint32_t place, float x) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(place), "f"(x) : "memory");
-}
-__device__ __forceinline__ void sync_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
 __device__ __forceinline__ void add_four(float4* to, const float* x) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3])
                : "memory");
@@ -150,20 +140,13 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_backward(
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const uint32_t xs[4] = {result[k].x, result[k].y, result[k].z, result[k].w};
-        const uint32_t ys[4] = {result_grad[k].x, result_grad[k].y, result_grad[k].z, result_grad[k].w};
-        float product = 0;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float2 a = unpacked<T>(xs[i]), b = unpacked<T>(ys[i]);
-          product = fmaf(a.x, b.x, fmaf(a.y, b.y, product));
-        }
+        float product = product_of_packs<T>(result[k], result_grad[k]);
 #pragma unroll
         for (int lanes = 1; lanes < 8; lanes *= 2) product += __shfl_xor_sync(~0u, product, lanes);
         const int at = row + k * kRowsOfPass;
         if (tid % 8 < kBlocks && at < end) {
-          const uint32_t place = shared_address(number + (at & ~1) * 2 + 2 + (at & 1));
-          store_in_block(in_block(place, tid % 8), at < sizes.tokens ? product : 0.f);
+          float* const place = number + (at & ~1) * 2 + 2 + (at & 1);
+          store_in_block(place_in_block(place, tid % 8), at < sizes.tokens ? product : 0.f);
         }
       }
     }
@@ -398,8 +381,8 @@ cudaError_t most_clusters(void (*kernel)(Parameters...), int shared, int& cluste
 }
 
 template <class T, bool kColumns>
-int backward_with(const CausalAttentionLaunch& launch, cudaStream_t stream) {
-  const HeadTensor of{launch.batch, launch.tokens, launch.heads, launch.half};
+int backward_with(const PackedAttentionLaunch& launch, cudaStream_t stream) {
+  const HeadTensor of = tensor_of(launch);
   const int shared = shared_bytes(launch.tokens);
   CUtensorMap qkv, grad, out, qkv_grad;
   for (const auto error :
@@ -430,14 +413,14 @@ int backward_with(const CausalAttentionLaunch& launch, cudaStream_t stream) {
 }
 
 template <class T>
-int backward_of(const CausalAttentionLaunch& launch, cudaStream_t stream) {
+int backward_of(const PackedAttentionLaunch& launch, cudaStream_t stream) {
   return launch.column_sums != nullptr ? backward_with<T, true>(launch, stream)
                                        : backward_with<T, false>(launch, stream);
 }
 
 }  // namespace
 
-int launch_causal_attention_backward(const CausalAttentionLaunch& launch, CUstream_st* stream) {
+int launch_causal_attention_backward(const PackedAttentionLaunch& launch, CUstream_st* stream) {
   return launch.half ? backward_of<__half>(launch, stream) : backward_of<__nv_bfloat16>(launch, stream);
 }
 

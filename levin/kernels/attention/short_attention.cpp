@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 
+#include "levin/kernels/attention/packed_attention.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/attention/short_attention_launch.h"
 #include "levin/kernels/operators.h"
@@ -44,7 +45,7 @@ bool short_attention_fits(const Tensor& qkv, bool causal, double dropout) {
          qkv.size(4) == kShortAttentionSize && qkv.size(1) >= kShortAttentionMinTokens &&
          qkv.size(1) <= kShortAttentionMaxTokens &&
          qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
-         (qkv.is_meta() || short_attention_runs_on(qkv));
+         (qkv.is_meta() || packed_attention_runs_on(qkv));
 }
 
 std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv) {

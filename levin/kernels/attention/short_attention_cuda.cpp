@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "levin/kernels/attention/packed_attention.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/attention/short_attention_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
@@ -13,22 +14,7 @@
 namespace levin::kernels::detail {
 namespace {
 
-/// As copies of the device want it: without gaps, at a multiple of 16 bytes.
-Tensor aligned(const Tensor& x) {
-  const auto dense = x.contiguous();
-  return is_pack_aligned(dense.const_data_ptr()) ? dense : dense.clone();
-}
-
-ShortAttentionLaunch launch_of(const Tensor& qkv) {
-  return {.qkv = qkv.const_data_ptr(),
-          .half = qkv.scalar_type() == at::kHalf,
-          .batch = static_cast<int32_t>(qkv.size(0)),
-          .tokens = static_cast<int32_t>(qkv.size(1)),
-          .heads = static_cast<int32_t>(qkv.size(3)),
-          .processors = at::cuda::getDeviceProperties(qkv.device().index())->multiProcessorCount};
-}
-
-void run(int (*kernel)(const ShortAttentionLaunch&, CUstream_st*), const ShortAttentionLaunch& launch,
+void run(int (*kernel)(const PackedAttentionLaunch&, CUstream_st*), const PackedAttentionLaunch& launch,
          const Tensor& qkv) {
   const c10::cuda::CUDAGuard guard(qkv.device());
   C10_CUDA_CHECK(
@@ -70,11 +56,6 @@ std::tuple<Tensor, Tensor> short_attention_backward_cuda(const Tensor& given_gra
 }
 
 }  // namespace
-
-bool short_attention_runs_on(const Tensor& qkv) {
-  const auto* device = at::cuda::getDeviceProperties(qkv.device().index());
-  return device->major == 9 && device->minor == 0;
-}
 
 void register_short_attention_cuda(torch::Library& library) {
   library.impl("short_attention", short_attention_cuda);

@@ -32,8 +32,6 @@ std::string short_attention_operator();
 
 // ---- in short_attention_cuda.cpp
 
-/// Whether the GPU of the tensor has what the kernels need.
-bool short_attention_runs_on(const Tensor& qkv);
 /// Adds the kernels of CUDA to the operators.
 void register_short_attention_cuda(torch::Library& library);
 

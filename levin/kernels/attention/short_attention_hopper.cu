@@ -240,14 +240,7 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       const int row = 32 * pass + tid / 8;
-      const uint4 x = result[pass], y = result_grad[pass];
-      const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-      float own = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float2 a = unpacked<T>(xs[i]), b = unpacked<T>(ys[i]);
-        own = fmaf(a.x, b.x, fmaf(a.y, b.y, own));
-      }
+      float own = product_of_packs<T>(result[pass], result_grad[pass]);
 #pragma unroll
       for (int step = 1; step < 8; step *= 2) own += __shfl_xor_sync(~0u, own, step);
       if (tid % 8 == 0 && row < kRows) number[(row & ~1) * 2 + 2 + (row & 1)] = row < sizes.tokens ? own : 0.f;
@@ -419,17 +412,13 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
 
 // ---- Launches.
 
-HeadTensor tensor_of(const ShortAttentionLaunch& launch) {
-  return {launch.batch, launch.tokens, launch.heads, launch.half};
-}
-
-int blocks_of(const ShortAttentionLaunch& launch) {
+int blocks_of(const PackedAttentionLaunch& launch) {
   const int total = launch.batch * launch.heads;
   return total < launch.processors ? total : launch.processors;
 }
 
 template <class T>
-int forward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+int forward_of(const PackedAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, out;
   for (const auto error : {allow_shared_memory(short_attention_forward<T>, kForwardShared),
                            box_map(qkv, launch.qkv, tensor_of(launch), 3 * launch.heads, kRows),
@@ -441,7 +430,7 @@ int forward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
 }
 
 template <class T, bool kColumns>
-int backward_with(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+int backward_with(const PackedAttentionLaunch& launch, cudaStream_t stream) {
   CUtensorMap qkv, grad, qkv_grad;
   for (const auto error : {allow_shared_memory(short_attention_backward<T, kColumns>, kBackwardShared),
                            box_map(qkv, launch.qkv, tensor_of(launch), 3 * launch.heads, kRows),
@@ -459,18 +448,18 @@ int backward_with(const ShortAttentionLaunch& launch, cudaStream_t stream) {
 }
 
 template <class T>
-int backward_of(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+int backward_of(const PackedAttentionLaunch& launch, cudaStream_t stream) {
   return launch.column_sums != nullptr ? backward_with<T, true>(launch, stream)
                                        : backward_with<T, false>(launch, stream);
 }
 
 }  // namespace
 
-int launch_short_attention(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+int launch_short_attention(const PackedAttentionLaunch& launch, cudaStream_t stream) {
   return launch.half ? forward_of<__half>(launch, stream) : forward_of<__nv_bfloat16>(launch, stream);
 }
 
-int launch_short_attention_backward(const ShortAttentionLaunch& launch, cudaStream_t stream) {
+int launch_short_attention_backward(const PackedAttentionLaunch& launch, cudaStream_t stream) {
   return launch.half ? backward_of<__half>(launch, stream) : backward_of<__nv_bfloat16>(launch, stream);
 }
 

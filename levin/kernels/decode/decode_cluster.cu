@@ -1,6 +1,7 @@
 // One token of each row against few cached keys. Two blocks share out the keys of a head and exchange what they have
 // seen through each other's shared memory: small blocks start while the kernel before them still runs, and nothing is
 // left to join. Keys are read before the query is there.
+#include "levin/kernels/cluster.cuh"
 #include "levin/kernels/decode/decode_device.cuh"
 #include "levin/kernels/early_start.cuh"
 #include "levin/kernels/number_switch.cuh"
@@ -9,39 +10,7 @@ namespace levin::kernels::detail {
 namespace {
 
 // Measured on an H200 with 32 heads of 128 numbers: four blocks, or blocks of 128 threads, are slower in 16 bits.
-constexpr int kBlocks = 2, kThreads = 256, kWarps = kThreads / 32;
-constexpr int kParts = kBlocks * kWarps;  // what each warp of the cluster has seen
-constexpr int kKeys = 4;                  // of a group of threads, at once
-
-__device__ __forceinline__ int block_of_cluster() {
-  int rank;
-  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-/// The place of another block that `local` is here.
-__device__ __forceinline__ uint32_t place_in_block(const void* local, int block) {
-  uint32_t there;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;"
-      : "=r"(there)
-      : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(local))), "r"(block));
-  return there;
-}
-__device__ __forceinline__ void store_in_block(uint32_t place, float a, float b, float c, float d) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(place), "f"(a), "f"(b), "f"(c), "f"(d)
-               : "memory");
-}
-__device__ __forceinline__ void store_in_block(uint32_t place, float a, float b) {
-  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(place), "f"(a), "f"(b) : "memory");
-}
-__device__ __forceinline__ void arrive_at_cluster() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void wait_for_cluster() {
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void ask_cache_for(const void* place) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
-}
+constexpr int kBlocks = 2, kThreads = 256;
 
 /// kLanes threads take a key, each of them kDecodeDims numbers; a cluster takes one head of a row.
 template <class T, int kLanes>
@@ -50,6 +19,8 @@ __global__ void __launch_bounds__(kThreads) decode_cluster_kernel(const DecodeLa
   let_next_start();
   arrive_at_cluster();  // nobody writes to a block that is not there yet
   if (!a.early_cache) wait_for_previous();
+  constexpr int kWarps = kThreads / 32, kParts = kBlocks * kWarps;  // what each warp of the cluster has seen
+  constexpr int kKeys = 4;                                          // of a group of threads, at once
   constexpr int kGroups = kThreads / kLanes, kSlice = kLanes * kDecodeDims / kBlocks;
   constexpr int kStride = kBlocks * kGroups;  // keys of a cluster, one for each group
   // Of the columns of this block: what the warps of all blocks have mixed, and maxima and sums.
@@ -63,6 +34,7 @@ __global__ void __launch_bounds__(kThreads) decode_cluster_kernel(const DecodeLa
   const int end = position + 1;
   const int first = a.window > 0 && end > a.window ? end - static_cast<int>(a.window) : 0;
   const int mine = first + block * kGroups + group;
+  const auto ask_cache_for = [](const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); };
   const auto place_of = [&](int key) {
     // A key behind the end is read again, so that nothing is undefined; its score is -inf.
     return slot_of(a, row, head, key < end ? key : position) * a.width + column;

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "levin/kernels/attention/packed_attention_launch.h"
+
+/// What short_attention and causal_attention share, in packed_attention_cuda.cpp.
+namespace levin::kernels::detail {
+
+/// Whether the GPU of the tensor has what the kernels need.
+bool packed_attention_runs_on(const at::Tensor& qkv);
+
+/// As copies of the device want it: without gaps, at a multiple of 16 bytes.
+at::Tensor aligned(const at::Tensor& x);
+
+/// qkv [B, T, 3, H, 64] is aligned, and outlives the launch.
+PackedAttentionLaunch launch_of(const at::Tensor& qkv);
+
+}  // namespace levin::kernels::detail

@@ -1,0 +1,27 @@
+#include <ATen/cuda/CUDAContext.h>
+
+#include "levin/kernels/attention/packed_attention.h"
+#include "levin/kernels/number_type.h"
+
+namespace levin::kernels::detail {
+
+bool packed_attention_runs_on(const at::Tensor& qkv) {
+  const auto* device = at::cuda::getDeviceProperties(qkv.device().index());
+  return device->major == 9 && device->minor == 0;
+}
+
+at::Tensor aligned(const at::Tensor& x) {
+  const auto dense = x.contiguous();
+  return is_pack_aligned(dense.const_data_ptr()) ? dense : dense.clone();
+}
+
+PackedAttentionLaunch launch_of(const at::Tensor& qkv) {
+  return {.qkv = qkv.const_data_ptr(),
+          .half = qkv.scalar_type() == at::kHalf,
+          .batch = static_cast<int32_t>(qkv.size(0)),
+          .tokens = static_cast<int32_t>(qkv.size(1)),
+          .heads = static_cast<int32_t>(qkv.size(3)),
+          .processors = at::cuda::getDeviceProperties(qkv.device().index())->multiProcessorCount};
+}
+
+}  // namespace levin::kernels::detail
