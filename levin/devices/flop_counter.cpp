@@ -40,6 +40,12 @@ int64_t matmul(Inputs inputs) {
   return 2 * product(a) * (b.size() < 2 ? 1 : b.back());
 }
 
+// a [m, k], b [n, k]
+int64_t fp8_product(Inputs inputs) {
+  const auto a = sizes(inputs, 0), b = sizes(inputs, 1);
+  return b.empty() ? 0 : 2 * product(a) * b[0];
+}
+
 // Every output element (input element, when transposed) meets the whole kernel of one channel.
 int64_t convolution_of(c10::IntArrayRef sites, c10::IntArrayRef weight) {
   if (sites.size() < 2 || weight.empty() || weight[0] == 0) return 0;
@@ -100,6 +106,7 @@ constexpr std::array kRules{
     Rule{"aten::mm", matmul<0>},
     Rule{"aten::bmm", matmul<0>},
     Rule{"aten::_scaled_mm", matmul<0>},
+    Rule{"levin::fp8_mm", fp8_product},
     Rule{"levin::matmul", matmul<0>},
     Rule{"levin::matmul_and_sums", matmul<0>},
     Rule{"levin::matmul_into", matmul<1>},

@@ -11,7 +11,7 @@
 #include "levin/kernels/decode/decode.h"
 #include "levin/kernels/decode/greedy_detail.h"
 #include "levin/kernels/decode/row_linear.h"
-#include "levin/kernels/embedding_detail.h"
+#include "levin/kernels/embedding/embedding_detail.h"
 #include "levin/kernels/fp8/fp8_detail.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 #include "levin/kernels/images/image_batch_detail.h"

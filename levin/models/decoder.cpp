@@ -26,7 +26,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention/attention.h"
 #include "levin/kernels/decode/row_linear.h"
-#include "levin/kernels/embedding.h"
+#include "levin/kernels/embedding/embedding.h"
 #include "levin/kernels/linear/linear.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"

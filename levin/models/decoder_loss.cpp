@@ -21,6 +21,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/embedding/waiting_gradient.h"
 #include "levin/kernels/linear/matmul.h"
 #include "levin/kernels/linear/product_dtype.h"
 #include "levin/kernels/played_device.h"
@@ -199,7 +200,10 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
     const auto dtype = static_cast<at::ScalarType>(context->saved_data["dtype"].toInt());
     torch::autograd::variable_list result{saved[0].defined() ? scaled(saved[0], saved[0].scalar_type()) : Tensor(),
                                           scaled(of_weight, dtype)};
-    if (again) refuse_again(result);
+    if (again)
+      refuse_again(result);
+    else
+      kernels::remember_gradient(result[1], 1);  // the embedding of a tied weight adds to it
     result.resize(6);
     return result;
   }

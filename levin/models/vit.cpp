@@ -12,6 +12,7 @@
 #include "levin/kernels/activation.h"
 #include "levin/kernels/attention/attention.h"
 #include "levin/kernels/linear/linear.h"
+#include "levin/kernels/linear/product_dtype.h"
 #include "levin/nn/context/attention.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/init.h"
@@ -54,12 +55,38 @@ ViTPatchesImpl::ViTPatchesImpl(const ViTOptions& options) {
   torch::nn::init::uniform_(bias, -1 / std::sqrt(fan_in), 1 / std::sqrt(fan_in));
 }
 
+namespace {
+
+/// As many numbers of `from` as one of the result, or that dtype itself: what `run` neighbours can be moved as.
+at::ScalarType widest_word(const Tensor& from, int64_t run) {
+  const auto bytes = run * static_cast<int64_t>(from.element_size());
+  const auto place = from.is_meta() ? 0 : reinterpret_cast<uintptr_t>(from.const_data_ptr());
+  for (const auto word : {at::kComplexDouble, at::kLong, at::kInt}) {
+    const auto size = static_cast<int64_t>(at::elementSize(word));
+    if (bytes % size == 0 && place % static_cast<uintptr_t>(size) == 0) return word;
+  }
+  return from.scalar_type();
+}
+
+/// Images [B, C, H, W] to [B, patches, C * p * p].
+Tensor patches_of(const Tensor& images, int64_t p) {
+  const auto b = images.size(0), c = images.size(1), rows = images.size(2) / p, columns = images.size(3) / p;
+  const auto cut = [&](const Tensor& pixels, int64_t wide) {
+    return pixels.reshape({b, c, rows, p, columns, wide})
+        .permute({0, 2, 4, 1, 3, 5})
+        .reshape({b, rows * columns, c * p * wide});
+  };
+  if (images.requires_grad() || images.numel() == 0) return cut(images, p);
+  // In the dtype of the product, and a row of a patch as few words: a copy of small numbers one by one is slow.
+  const auto pixels = images.to(kernels::product_dtype(images)).contiguous();
+  const auto words = pixels.view(widest_word(pixels, p));
+  return cut(words, words.size(3) / columns).view(pixels.scalar_type());
+}
+
+}  // namespace
+
 Tensor ViTPatchesImpl::forward(const Tensor& images) {
-  const auto b = images.size(0), c = images.size(1), p = weight.size(2);
-  const auto rows = images.size(2) / p, columns = images.size(3) / p;
-  const auto patches =
-      images.reshape({b, c, rows, p, columns, p}).permute({0, 2, 4, 1, 3, 5}).reshape({b, rows * columns, c * p * p});
-  return kernels::linear(patches, weight.flatten(1), bias);
+  return kernels::linear(patches_of(images, weight.size(2)), weight.flatten(1), bias);
 }
 
 // ---- attention

@@ -2,14 +2,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/embedding.h"
-#include "levin/kernels/embedding_detail.h"
+#include "levin/kernels/embedding/embedding.h"
+#include "levin/kernels/embedding/embedding_detail.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::embedding_gpu_tests {
 namespace {
 
 using at::Tensor;
+using kernels::detail::add_embedding_backward;
 using kernels::detail::embedding_backward;
 
 class EmbeddingGpu : public levin::testing::GpuTest {};
@@ -29,7 +30,12 @@ Tensor expected(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t pad
 void expect_exact(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding = -1) {
   const auto found = embedding_backward(grad, ids, rows, padding);
   ASSERT_EQ(found.scalar_type(), grad.scalar_type());
-  EXPECT_TRUE(found.cpu().equal(expected(grad, ids, rows, padding).to(grad.scalar_type())));
+  const auto sums = expected(grad, ids, rows, padding);
+  EXPECT_TRUE(found.cpu().equal(sums.to(grad.scalar_type())));
+  const auto before = whole_numbers({rows, grad.size(-1)}, grad.scalar_type());
+  auto grown = before.clone();
+  add_embedding_backward(grown, grad, ids, padding);
+  EXPECT_TRUE(grown.cpu().equal((before.cpu().to(at::kDouble) + sums).to(grad.scalar_type())));
 }
 
 TEST_F(EmbeddingGpu, OfEverySizeIsExact) {

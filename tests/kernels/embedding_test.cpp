@@ -1,10 +1,10 @@
 // Embeddings and their gradients through the operators of ATen; those of the GPU are in embedding_gpu_test.cpp.
-#include "levin/kernels/embedding.h"
+#include "levin/kernels/embedding/embedding.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/embedding_detail.h"
+#include "levin/kernels/embedding/embedding_detail.h"
 
 namespace levin::embedding_tests {
 namespace {

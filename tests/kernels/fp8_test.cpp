@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "levin/devices/flop_counter.h"
 #include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/kernels/linear/linear.h"
 #include "levin/nn/checkpointing/checkpointing.h"
@@ -53,6 +54,13 @@ Tensor fp8_forward(Fp8Net& net, const std::shared_ptr<Fp8Layers>& layers, const 
 
 Tensor numbers_of(const Tensor& codes, const Tensor& inverse) {
   return codes.to(at::kFloat) * inverse;
+}
+
+TEST(Fp8Mm, IsCountedOnce) {
+  const auto a = fp8_cast(torch::randn({48, 32}), {}, {}), b = fp8_cast(torch::randn({16, 32}), {}, {});
+  const FlopCounter counter;
+  fp8_mm(a.rows, b.rows, a.inverse, b.inverse, {}, at::kFloat, false);
+  EXPECT_EQ(counter.flops(), 2.0 * 48 * 32 * 16);
 }
 
 TEST(Fp8Cast, RoundsToFloat8AfterAPowerOfTwo) {

@@ -79,6 +79,32 @@ TEST(ViT, OutputsAndGradientsAreTorchvisions) {
     EXPECT_TRUE(torch::allclose(item.value().grad(), fixture.at("grad." + item.key()), 1e-5, 1e-5)) << item.key();
 }
 
+/// Whatever a row of a patch can be moved as: 16, 8, 4 bytes, number by number.
+TEST(ViT, PatchesAreThoseOfAConvolution) {
+  torch::manual_seed(3);
+  for (const int64_t p : {1, 2, 3, 14, 16})
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16})
+      for (const bool channels_last : {false, true})
+        for (const bool for_images : {false, true}) {
+          const auto side = 3 * p;
+          models::ViTPatches patches(models::ViTOptions{.image_size = side, .patch_size = p, .hidden_dim = 8});
+          patches->to(dtype);
+          auto images = torch::randn({2, 3, side, side}).to(dtype);
+          if (channels_last) images = images.contiguous(at::MemoryFormat::ChannelsLast);
+          images.set_requires_grad(for_images);
+          const auto found = patches(images);
+          const auto wanted =
+              torch::conv2d(images, patches->weight, patches->bias, /*stride=*/p).flatten(2).transpose(1, 2);
+          const double near = dtype == at::kBFloat16 ? 3e-2 : 1e-5;
+          EXPECT_TRUE(torch::allclose(found, wanted, near, near)) << p << " " << dtype;
+          if (!for_images) continue;
+          const auto seed = torch::randn_like(found);
+          const auto first = torch::autograd::grad({found}, {images}, {seed}).at(0);
+          const auto second = torch::autograd::grad({wanted}, {images}, {seed}).at(0);
+          EXPECT_TRUE(torch::allclose(first, second, near, near)) << p << " " << dtype;
+        }
+}
+
 TEST(ViT, BlocksAreUnitsAndFire) {
   auto model = models::vit(tiny());
   const auto units = select_units(*model, policy::by_class<models::EncoderBlock>());

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Float8_e4m3fn.h>
 #include <c10/util/Float8_e5m2.h>
@@ -106,6 +107,7 @@ Fp8Parts cast_cpu(const Tensor& given, const MaybeTensor& amax, const MaybeTenso
 Tensor product_cpu(const Tensor& a, const Tensor& b, const Tensor& inverse_a, const Tensor& inverse_b,
                    const MaybeTensor& bias, at::ScalarType dtype, bool) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const at::RecordFunctionGuard unseen(/*is_enabled=*/false);  // it is counted once
   auto result = at::mm(a.to(at::kFloat) * inverse_a, (b.to(at::kFloat) * inverse_b).t());
   if (bias) result.add_(*bias);
   return result.to(dtype);

@@ -5,6 +5,7 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/fp8/fp8_layers.h"
+#include "levin/kernels/linear/weight_casts.h"
 
 namespace levin::kernels {
 namespace {
@@ -38,6 +39,7 @@ Tensor cast_bias(Fp8Context& context, const std::optional<Tensor>& bias) {
   if (!bias || !bias->defined()) return {};
   if (bias->scalar_type() == kResult) return *bias;
   auto& kept = context.biases[bias->unsafeGetTensorImpl()];
+  if (!kept.defined()) kept = detail::find_cast(*bias, kResult);
   if (!kept.defined()) kept = bias->to(kResult);
   return kept;
 }

@@ -88,10 +88,27 @@ struct Product {
   Epilogue epilogue = Epilogue::kNone;
   Tensor vector;     // the bias, or where sums go
   bool add = false;  // to what `out` holds
+  /// Of float8: what the numbers of a and b are multiplied with, each [1].
+  Tensor scale_a = {}, scale_b = {};
+  /// Of float8: sums keep fewer bits on the way.
+  bool fast = false;
+
+  [[nodiscard]] bool is_scaled() const { return scale_a.defined(); }
 };
 
 cudaDataType_t data_type(const Tensor& x) {
-  return x.scalar_type() == at::kFloat ? CUDA_R_32F : x.scalar_type() == at::kHalf ? CUDA_R_16F : CUDA_R_16BF;
+  switch (x.scalar_type()) {
+    case at::kFloat:
+      return CUDA_R_32F;
+    case at::kHalf:
+      return CUDA_R_16F;
+    case at::kFloat8_e4m3fn:
+      return CUDA_R_8F_E4M3;
+    case at::kFloat8_e5m2:
+      return CUDA_R_8F_E5M2;
+    default:
+      return CUDA_R_16BF;
+  }
 }
 
 /// The largest power of two up to 256 that divides all addresses.
@@ -102,14 +119,16 @@ uint32_t alignment(const Product& product) {
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
-using Key = std::array<int64_t, 13>;
+using Key = std::array<int64_t, 15>;
 
 Key key_of(const Product& product) {
   const auto& a = product.a;
   const auto& b = product.b;
   return {product.out.get_device(),
           static_cast<int64_t>(a.kept.scalar_type()),
+          static_cast<int64_t>(b.kept.scalar_type()),
           static_cast<int64_t>(product.out.scalar_type()),
+          static_cast<int64_t>(product.fast),
           static_cast<int64_t>(product.epilogue),
           a.kept.size(0),
           a.kept.size(1),
@@ -137,13 +156,22 @@ struct Plan {
   std::vector<Algorithm> algorithms;
   size_t chosen = 0;
   bool measured = false;
-  /// The description holds the address of the vector, which changes from call to call.
+  /// The description holds addresses of the last call.
   std::mutex mutex;
 };
 
 template <class T>
 void set(Plan& plan, cublasLtMatmulDescAttributes_t attribute, T value) {
   TORCH_CUDABLAS_CHECK(lt().set_attribute(plan.description, attribute, &value, sizeof(value)));
+}
+
+/// Addresses, which change from call to call.
+void set_addresses(Plan& plan, const Product& product) {
+  if (product.epilogue != Epilogue::kNone)
+    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
+  if (!product.is_scaled()) return;
+  set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.scale_b.const_data_ptr());
+  set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.scale_a.const_data_ptr());
 }
 
 template <class T>
@@ -196,8 +224,9 @@ void prepare(Plan& plan, const Product& product) {
     set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE,
         product.epilogue == Epilogue::kBias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB);
     set(plan, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(product.vector));
-    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
   }
+  if (product.fast) set(plan, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{1});
+  set_addresses(plan, product);
   plan.a = layout(product.b.kept, product.b.stride, product.b.transposed);
   plan.b = layout(product.a.kept, product.a.stride, product.a.transposed);
   plan.out = layout(product.out, product.out.stride(0), false);
@@ -307,8 +336,7 @@ bool multiplied(const Product& product) {
   auto& plan = plan_of(product);
   const std::lock_guard lock(plan.mutex);
   if (plan.algorithms.empty()) return false;
-  if (product.epilogue != Epilogue::kNone)
-    set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.vector.const_data_ptr());
+  set_addresses(plan, product);
   const bool measured = is_measured(product);
   // To measure would add several times. What comes first is mostly not added, and of the same shape.
   if (measured && !plan.measured && !product.add) {
@@ -387,6 +415,15 @@ void matmul_into_cuda(const Tensor& out, const Tensor& a, const Tensor& b, bool 
 }
 
 }  // namespace
+
+std::optional<Tensor> scaled_matmul(const Tensor& a, const Tensor& b, const ScaledProduct& how) {
+  if (gemm_wish_of_environment() == GemmWish::kTorch || is_empty(a, b)) return std::nullopt;
+  const c10::cuda::CUDAGuard guard(a.device());
+  Product product{operand(a), operand(b), at::empty({a.size(0), b.size(1)}, a.options().dtype(how.dtype))};
+  if (how.bias.defined()) product.epilogue = Epilogue::kBias, product.vector = how.bias.contiguous();
+  product.scale_a = how.scale_a, product.scale_b = how.scale_b, product.fast = how.fast;
+  return multiplied(product) ? std::optional(product.out) : std::nullopt;
+}
 
 void register_matmul_cuda(torch::Library& library) {
   library.impl("matmul_into", matmul_into_cuda);

@@ -8,7 +8,8 @@ using at::Tensor;
 
 /// Rows `ids` of `weight` [V, D], as at::embedding: ids [...] to [..., D]. Row `padding_idx` gets no gradient; -1:
 /// every row gets one. On CUDA the gradient of more than a few thousand ids is added up by kernels that sort them, in a
-/// fixed order: results repeat bit by bit.
+/// fixed order: results repeat bit by bit. Where a gradient of the same weight waits already, as that of a tied head,
+/// they add to it.
 Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx = -1);
 
 }  // namespace levin::kernels

@@ -1,4 +1,4 @@
-#include "levin/kernels/embedding.h"
+#include "levin/kernels/embedding/embedding.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/embedding.h>
@@ -6,8 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "levin/kernels/embedding_detail.h"
-#include "levin/kernels/embedding_launch.h"
+#include "levin/kernels/embedding/embedding_detail.h"
+#include "levin/kernels/embedding/embedding_launch.h"
+#include "levin/kernels/embedding/waiting_gradient.h"
 #include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
@@ -22,13 +23,20 @@ Tensor backward_by_aten(const Tensor& grad, const Tensor& ids, int64_t rows, int
   return at::embedding_dense_backward(grad, ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
 }
 
-Tensor backward_on_meta(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t) {
+void add_by_aten(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx) {
+  out.add_(backward_by_aten(grad, ids, out.size(0), padding_idx));
+}
+
+void add_on_meta(const Tensor&, const Tensor& grad, const Tensor& ids, int64_t) {
   const auto columns = grad.size(-1), count = ids.numel();
-  auto result = at::empty({rows, columns}, grad.options());
-  if (count <= kFewIds) return result;
   // Gone when the gradient is there.
   const auto keys = at::empty({6, count}, grad.options().dtype(at::kInt));  // two of them while they are sorted
   const auto sums = at::empty({2, embedding_tiles(count), columns}, grad.options().dtype(at::kFloat));
+}
+
+Tensor backward_on_meta(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
+  auto result = at::empty({rows, grad.size(-1)}, grad.options());
+  if (ids.numel() > kFewIds) add_on_meta(result, grad, ids, padding_idx);
   return result;
 }
 
@@ -36,6 +44,9 @@ struct EmbeddingOps : Operators {
   Operator<decltype(backward_on_meta)> backward =
       add("embedding_backward(Tensor grad, Tensor ids, int rows, int padding_idx) -> Tensor", backward_on_meta,
           backward_by_aten);
+  Operator<decltype(add_on_meta)> add_backward =
+      add("add_embedding_backward(Tensor(a!) out, Tensor grad, Tensor ids, int padding_idx) -> ()", add_on_meta,
+          add_by_aten);
 
   EmbeddingOps() { register_embedding_cuda(cuda); }
 };
@@ -51,8 +62,19 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     const auto ids = context->get_saved_variables()[0];
     const auto rows = context->saved_data["rows"].toInt(), padding_idx = context->saved_data["padding_idx"].toInt();
-    const bool again = at::GradMode::is_enabled();  // in an operator that can be differentiated
-    return {(again ? backward_by_aten : embedding_backward)(grads[0], ids, rows, padding_idx), {}, {}};
+    if (at::GradMode::is_enabled())  // in an operator that can be differentiated
+      return {backward_by_aten(grads[0], ids, rows, padding_idx), {}, {}};
+    if (const auto waiting = take_gradient(0); can_add(waiting, grads[0], ids, rows)) {
+      add_embedding_backward(waiting, grads[0], ids, padding_idx);
+      return {{}, {}, {}};
+    }
+    return {embedding_backward(grads[0], ids, rows, padding_idx), {}, {}};
+  }
+
+ private:
+  static bool can_add(const Tensor& to, const Tensor& grad, const Tensor& ids, int64_t rows) {
+    return to.defined() && ids.numel() > kFewIds && to.scalar_type() == grad.scalar_type() && to.is_contiguous() &&
+           to.sizes() == at::IntArrayRef({rows, grad.size(-1)}) && to.device() == grad.device();
   }
 };
 
@@ -65,6 +87,11 @@ Tensor fused_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_
 Tensor embedding_backward(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
   const at::AutoDispatchBelowADInplaceOrView below;
   return operators<EmbeddingOps>().backward.call(grad, ids, rows, padding_idx);
+}
+
+void add_embedding_backward(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  operators<EmbeddingOps>().add_backward.call(out, grad, ids, padding_idx);
 }
 
 }  // namespace detail

@@ -6,8 +6,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
-#include "levin/kernels/embedding_detail.h"
-#include "levin/kernels/embedding_launch.h"
+#include "levin/kernels/embedding/embedding_detail.h"
+#include "levin/kernels/embedding/embedding_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 
 namespace levin::kernels::detail {
@@ -28,14 +28,12 @@ int64_t bits_of(int64_t rows) {
   return bits;
 }
 
-Tensor embedding_backward_cuda(const Tensor& given, const Tensor& given_ids, int64_t rows, int64_t padding_idx) {
-  if (!has_embedding_kernel(given, given_ids, rows))
-    return at::embedding_dense_backward(given, given_ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
+/// By the kernels: `out` becomes the gradient, or grows by it.
+void add_up(const Tensor& out, const Tensor& given, const Tensor& given_ids, int64_t padding_idx, bool add) {
   const c10::cuda::CUDAGuard guard(given.device());
   const auto stream = c10::cuda::getCurrentCUDAStream().stream();
   const auto grad = given.contiguous(), ids = given_ids.contiguous();
-  const auto count = ids.numel(), columns = grad.size(-1);
-  auto out = at::empty({rows, columns}, grad.options());
+  const auto count = ids.numel(), columns = grad.size(-1), rows = out.size(0);
   // Keys and places, as they come and sorted.
   const auto numbers = at::empty({4, count}, grad.options().dtype(at::kInt));
   int32_t* const first = numbers.mutable_data_ptr<int32_t>();
@@ -51,19 +49,34 @@ Tensor embedding_backward_cuda(const Tensor& given, const Tensor& given_ids, int
                                                     /*descending=*/false, /*begin_bit=*/0, bits_of(rows));
   const auto sums = at::empty({2, embedding_tiles(count), columns}, grad.options().dtype(at::kFloat));
   EmbeddingLaunch launch;
-  launch.grad = grad.const_data_ptr(), launch.out = out.mutable_data_ptr();
+  launch.grad = grad.const_data_ptr(), launch.out = out.mutable_data_ptr(), launch.add = add;
   launch.keys = first + 2 * count, launch.places = first + 3 * count;
   launch.heads = sums.mutable_data_ptr<float>(), launch.tails = launch.heads + embedding_tiles(count) * columns;
   launch.type = number_type("embedding", grad.scalar_type());
   launch.count = static_cast<int32_t>(count), launch.rows = static_cast<int32_t>(rows), launch.columns = columns;
   C10_CUDA_CHECK(static_cast<cudaError_t>(launch_embedding_backward(launch, stream)));
+}
+
+Tensor embedding_backward_cuda(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
+  if (!has_embedding_kernel(grad, ids, rows))
+    return at::embedding_dense_backward(grad, ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
+  auto out = at::empty({rows, grad.size(-1)}, grad.options());
+  add_up(out, grad, ids, padding_idx, /*add=*/false);
   return out;
+}
+
+void add_embedding_backward_cuda(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx) {
+  if (has_embedding_kernel(grad, ids, out.size(0)))
+    add_up(out, grad, ids, padding_idx, /*add=*/true);
+  else
+    out.add_(at::embedding_dense_backward(grad, ids, out.size(0), padding_idx, /*scale_grad_by_freq=*/false));
 }
 
 }  // namespace
 
 void register_embedding_cuda(torch::Library& library) {
   library.impl("embedding_backward", embedding_backward_cuda);
+  library.impl("add_embedding_backward", add_embedding_backward_cuda);
 }
 
 }  // namespace levin::kernels::detail

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "levin/kernels/embedding.h"
+#include "levin/kernels/embedding/embedding.h"
 
 namespace torch {
 class Library;
@@ -13,6 +13,9 @@ Tensor fused_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_
 
 /// The operator of the backward: the gradient of a weight of `rows` rows, from that of the result. Not differentiable.
 Tensor embedding_backward(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx);
+
+/// The same, added to `out` [rows, D], which is contiguous and has the dtype of `grad`.
+void add_embedding_backward(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx);
 
 /// In embedding_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 void register_embedding_cuda(torch::Library& library);

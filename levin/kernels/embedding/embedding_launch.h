@@ -36,6 +36,7 @@ struct EmbeddingLaunch {
   float* heads = nullptr;                // [tiles, columns]: sums of ids that have begun in a tile before
   float* tails = nullptr;                // [tiles, columns]: sums of ids that begin here and continue in the next tile
   void* out = nullptr;                   // [rows, columns]
+  bool add = false;                      // to what is there; rows without ids are not touched
   NumberType type = NumberType::kFloat;  // of grad and out; or kHalf, kBFloat16
   int32_t count = 0;
   int32_t rows = 0;

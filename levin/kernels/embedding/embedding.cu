@@ -1,4 +1,4 @@
-#include "levin/kernels/embedding_launch.h"
+#include "levin/kernels/embedding/embedding_launch.h"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/packs.cuh"
 
@@ -35,6 +35,18 @@ __device__ __forceinline__ void add_rows(const EmbeddingLaunch& launch, int plac
 #pragma unroll
     for (int k = 0; k < V; ++k) total[k] += values[k];
   }
+}
+
+/// Numbers of a row of the table, or what they grow by.
+template <class T, int V>
+__device__ __forceinline__ void put_row(const EmbeddingLaunch& launch, int64_t at, float (&total)[V]) {
+  if (launch.add) {
+    float before[V];
+    load_wide<V, T>(launch.out, at, before);
+#pragma unroll
+    for (int k = 0; k < V; ++k) total[k] += before[k];
+  }
+  store_packed<T, V>(launch.out, at, total);
 }
 
 // ---- pieces of runs over several tiles
@@ -120,7 +132,7 @@ __device__ __forceinline__ void join_pieces(const EmbeddingLaunch& launch, int64
 #pragma unroll
     for (int each = 0; each < kRowWarps; ++each) total[k] += shared[each][k * kWarp + lane];
   }
-  store_packed<T, V>(launch.out, key * launch.columns + column, total);
+  put_row<T, V>(launch, key * launch.columns + column, total);
 }
 
 /// The first blocks have a strip of columns of a tile each, for runs that begin there and are long. In the others a
@@ -134,6 +146,7 @@ __global__ void __launch_bounds__(kWarp* kRowWarps)
   if (row >= launch.rows) return;
   const int key = static_cast<int>(row), begin = first_not_less(launch.keys, launch.count, key, lane);
   const int length = first_not_less(launch.keys + begin, launch.count - begin, key + 1, lane);
+  if (length == 0 && launch.add) return;
   if (length > 0 && begin / kWarp != (begin + length - 1) / kWarp) return;  // a long run
   const int place = lane < length ? launch.places[begin + lane] : 0;
   for (unsigned strip = 0; strip < strips; ++strip) {
@@ -141,7 +154,7 @@ __global__ void __launch_bounds__(kWarp* kRowWarps)
     const bool inside = column < launch.columns;
     float total[V] = {};
     add_rows<T, V>(launch, place, 0, length, column, inside, total);
-    if (inside) store_packed<T, V>(launch.out, row * launch.columns + column, total);
+    if (inside) put_row<T, V>(launch, row * launch.columns + column, total);
   }
 }
 
