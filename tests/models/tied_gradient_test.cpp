@@ -105,7 +105,7 @@ TEST_F(TiedGradient, OfThreeLayersIsTheirSum) {
   EXPECT_TRUE(torch::allclose(found, expected, 1e-10));
 }
 
-/// The weight itself is a result, and the gradient goes on from there.
+/// The weight itself is a result, and its gradient is one of many on the way.
 TEST_F(TiedGradient, OfAComputedWeightIsAddedToInPlace) {
   const auto of = [&](bool fused) {
     const auto doubled = weight * 2;
