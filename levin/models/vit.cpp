@@ -57,7 +57,7 @@ ViTPatchesImpl::ViTPatchesImpl(const ViTOptions& options) {
 
 namespace {
 
-/// As many numbers of `from` as one of the result, or that dtype itself: what `run` neighbours can be moved as.
+/// The dtype of the largest size as which `run` neighbours can be copied: bits, not numbers. At worst that of `from`.
 at::ScalarType widest_word(const Tensor& from, int64_t run) {
   const auto bytes = run * static_cast<int64_t>(from.element_size());
   const auto place = from.is_meta() ? 0 : reinterpret_cast<uintptr_t>(from.const_data_ptr());
