@@ -1,15 +1,13 @@
 // Sums of columns that a kernel has computed on the way, and the layers that take them for the gradients of biases.
 #include "levin/kernels/linear/known_sums.h"
 
-#include <map>
-
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/kernels/attention/attention_detail.h"
 #include "levin/kernels/linear/linear_detail.h"
 #include "levin/kernels/norm/residual_norm_detail.h"
+#include "levin/testing/operator_counts.h"
 #include "levin/testing/scoped_variable.h"
 
 namespace levin::kernels::detail {
@@ -85,13 +83,6 @@ TEST(KnownSums, GiveTheGradientsOfBiases) {
 
 // ---- attention
 
-std::map<std::string, int> counted;
-
-std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
-  ++counted[function.name()];
-  return nullptr;
-}
-
 /// Attention as its backward ends: with gradients of q, k and v that are packed. `bias` is that of the layer before.
 struct PackedGradients : torch::autograd::Function<PackedGradients> {
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& qkv, const Tensor& grads,
@@ -123,10 +114,8 @@ OfALayer gradients_before_attention(const char* sums, at::ScalarType dtype, int6
              bias = torch::randn({columns}).set_requires_grad(true);
   const auto grads = torch::randn({3, 3, 5, heads, size}).to(dtype);
   const auto qkv = fused_linear(x, weight, bias, weight.to(dtype)).view({3, 5, 3, heads, size});
-  counted.clear();
-  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator));
+  const testing::OperatorCounts counted;
   PackedGradients::apply(qkv, grads, static_cast<int64_t>(at::kFloat)).backward();
-  at::removeCallback(handle);
   EXPECT_TRUE(torch::allclose(bias.grad(), grads.to(at::kDouble).sum({1, 2}).flatten().to(at::kFloat), 1e-2, 3e-2));
   return {weight.grad(), bias.grad(), counted["levin::column_sum"]};
 }

@@ -2,7 +2,6 @@
 // whose operator the gradient of embeddings is.
 #include <map>
 
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -10,28 +9,19 @@
 #include "levin/models/decoder.h"
 #include "levin/models/vit.h"
 #include "levin/nn/functional.h"
+#include "levin/testing/operator_counts.h"
 #include "levin/testing/scoped_variable.h"
 
 namespace levin::bias_sums_tests {
 namespace {
 
-std::map<std::string, int>* counted = nullptr;
-
-std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
-  ++(*counted)[function.name()];
-  return nullptr;
-}
-
 /// Operators of a step, as an estimate of memory runs it: on meta tensors that stand for a GPU.
 template <class Estimate>
 std::map<std::string, int> operators_of(const char* sums, const Estimate& estimate) {
   const testing::ScopedVariable wanted("LEVIN_BIAS_SUMS", sums);
-  std::map<std::string, int> counts;
-  counted = &counts;
-  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator));
+  const testing::OperatorCounts counted;
   estimate();
-  at::removeCallback(handle);
-  return counts;
+  return counted.all();
 }
 
 std::map<std::string, int> operators_of_a_vit(const char* sums, const std::string& precision) {

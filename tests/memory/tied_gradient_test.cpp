@@ -1,12 +1,10 @@
 // The gradient of a weight that the embedding and the head of a decoder share.
-#include <map>
-
-#include <ATen/record_function.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/kernels/embedding/embedding_detail.h"
 #include "levin/models/decoder_loss.h"
+#include "levin/testing/operator_counts.h"
 
 namespace levin::tied_gradient_tests {
 namespace {
@@ -14,13 +12,6 @@ namespace {
 using at::Tensor;
 using kernels::detail::fused_embedding;
 using models::linear_cross_entropy;
-
-thread_local std::map<std::string, int> counted;
-
-std::unique_ptr<at::ObserverContext> count_operator(const at::RecordFunction& function) {
-  ++counted[function.name()];
-  return nullptr;
-}
 
 /// More ids than torch's kernel for few of them takes.
 constexpr int64_t kIds = 4000, kRows = 50, kColumns = 8;
@@ -31,10 +22,7 @@ class TiedGradient : public ::testing::Test {
     torch::manual_seed(51);
     weight = torch::randn({kRows, kColumns}, at::kDouble).requires_grad_();
     ids = torch::randint(0, kRows, {kIds}), targets = torch::randint(0, kRows, {kIds});
-    counted.clear();
-    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(count_operator));
   }
-  ~TiedGradient() override { at::removeCallback(handle_); }
 
   [[nodiscard]] Tensor loss(const Tensor& embedded, const Tensor& head) const {
     return linear_cross_entropy(embedded.tanh(), head, targets, -1);
@@ -42,15 +30,13 @@ class TiedGradient : public ::testing::Test {
   [[nodiscard]] Tensor plain_loss() const { return loss(at::embedding(weight, ids), weight); }
   [[nodiscard]] Tensor tied_loss() const { return loss(fused_embedding(weight, ids, -1), weight); }
 
-  static void expect_in_place(int times) {
+  void expect_in_place(int times) {
     EXPECT_EQ(counted["levin::add_embedding_backward"], times);
     counted.clear();
   }
 
   Tensor weight, ids, targets;
-
- private:
-  at::CallbackHandle handle_{};
+  testing::OperatorCounts counted;
 };
 
 TEST_F(TiedGradient, IsAddedToInPlace) {

@@ -14,18 +14,19 @@
 
 namespace levin::kernels {
 namespace detail {
+
+Tensor embedding_backward_by_aten(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
+  return at::embedding_dense_backward(grad, ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
+}
+
+void add_embedding_backward_by_aten(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx) {
+  out.add_(embedding_backward_by_aten(grad, ids, out.size(0), padding_idx));
+}
+
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-Tensor backward_by_aten(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
-  return at::embedding_dense_backward(grad, ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
-}
-
-void add_by_aten(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx) {
-  out.add_(backward_by_aten(grad, ids, out.size(0), padding_idx));
-}
 
 void add_on_meta(const Tensor&, const Tensor& grad, const Tensor& ids, int64_t) {
   const auto columns = grad.size(-1), count = ids.numel();
@@ -43,10 +44,10 @@ Tensor backward_on_meta(const Tensor& grad, const Tensor& ids, int64_t rows, int
 struct EmbeddingOps : Operators {
   Operator<decltype(backward_on_meta)> backward =
       add("embedding_backward(Tensor grad, Tensor ids, int rows, int padding_idx) -> Tensor", backward_on_meta,
-          backward_by_aten);
+          embedding_backward_by_aten);
   Operator<decltype(add_on_meta)> add_backward =
       add("add_embedding_backward(Tensor(a!) out, Tensor grad, Tensor ids, int padding_idx) -> ()", add_on_meta,
-          add_by_aten);
+          add_embedding_backward_by_aten);
 
   EmbeddingOps() { register_embedding_cuda(cuda); }
 };
@@ -63,7 +64,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
     const auto ids = context->get_saved_variables()[0];
     const auto rows = context->saved_data["rows"].toInt(), padding_idx = context->saved_data["padding_idx"].toInt();
     if (at::GradMode::is_enabled())  // in an operator that can be differentiated
-      return {backward_by_aten(grads[0], ids, rows, padding_idx), {}, {}};
+      return {embedding_backward_by_aten(grads[0], ids, rows, padding_idx), {}, {}};
     if (const auto waiting = take_gradient(0); can_add(waiting, grads[0], ids, rows)) {
       add_embedding_backward(waiting, grads[0], ids, padding_idx);
       return {{}, {}, {}};

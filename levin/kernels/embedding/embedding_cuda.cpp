@@ -1,5 +1,4 @@
 #include <ATen/cuda/cub.h>
-#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -58,8 +57,7 @@ void add_up(const Tensor& out, const Tensor& given, const Tensor& given_ids, int
 }
 
 Tensor embedding_backward_cuda(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx) {
-  if (!has_embedding_kernel(grad, ids, rows))
-    return at::embedding_dense_backward(grad, ids, rows, padding_idx, /*scale_grad_by_freq=*/false);
+  if (!has_embedding_kernel(grad, ids, rows)) return embedding_backward_by_aten(grad, ids, rows, padding_idx);
   auto out = at::empty({rows, grad.size(-1)}, grad.options());
   add_up(out, grad, ids, padding_idx, /*add=*/false);
   return out;
@@ -69,7 +67,7 @@ void add_embedding_backward_cuda(const Tensor& out, const Tensor& grad, const Te
   if (has_embedding_kernel(grad, ids, out.size(0)))
     add_up(out, grad, ids, padding_idx, /*add=*/true);
   else
-    out.add_(at::embedding_dense_backward(grad, ids, out.size(0), padding_idx, /*scale_grad_by_freq=*/false));
+    add_embedding_backward_by_aten(out, grad, ids, padding_idx);
 }
 
 }  // namespace

@@ -17,6 +17,10 @@ Tensor embedding_backward(const Tensor& grad, const Tensor& ids, int64_t rows, i
 /// The same, added to `out` [rows, D], which is contiguous and has the dtype of `grad`.
 void add_embedding_backward(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx);
 
+/// Both by ATen's operator, on any device; the first can be differentiated.
+Tensor embedding_backward_by_aten(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx);
+void add_embedding_backward_by_aten(const Tensor& out, const Tensor& grad, const Tensor& ids, int64_t padding_idx);
+
 /// In embedding_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 void register_embedding_cuda(torch::Library& library);
 
