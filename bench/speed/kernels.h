@@ -29,7 +29,8 @@ inline KernelClass kernel_class(std::string_view name) {
       {"fmha", kAttention},
       {"sdpa", kAttention},
       {"attention", kAttention},
-      {"copyfunctor", kCopy},  // of lists of tensors
+      {"wgmma_product", kGemm},  // of Levin, with what follows a product in its name
+      {"copyfunctor", kCopy},    // of lists of tensors
       // The fused steps of torch and Levin.
       {"multi_tensor_apply", kOptimizer},
       {"adam", kOptimizer},

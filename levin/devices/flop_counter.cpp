@@ -41,7 +41,7 @@ int64_t matmul(Inputs inputs) {
 }
 
 // a [m, k], b [n, k]
-int64_t fp8_product(Inputs inputs) {
+int64_t transposed_product(Inputs inputs) {
   const auto a = sizes(inputs, 0), b = sizes(inputs, 1);
   return b.empty() ? 0 : 2 * product(a) * b[0];
 }
@@ -106,7 +106,8 @@ constexpr std::array kRules{
     Rule{"aten::mm", matmul<0>},
     Rule{"aten::bmm", matmul<0>},
     Rule{"aten::_scaled_mm", matmul<0>},
-    Rule{"levin::fp8_mm", fp8_product},
+    Rule{"levin::fp8_mm", transposed_product},
+    Rule{"levin::linear_cross_entropy_step", transposed_product},
     Rule{"levin::matmul", matmul<0>},
     Rule{"levin::matmul_and_sums", matmul<0>},
     Rule{"levin::matmul_into", matmul<1>},

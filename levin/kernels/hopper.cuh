@@ -70,6 +70,14 @@ inline constexpr bool kIsHalf<__half> = true;
   LEVIN_OPERANDS_52       \
   ", %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
+#define LEVIN_NUMBERS_128(d, i) LEVIN_NUMBERS_64(d, i), LEVIN_NUMBERS_64(d, (i) + 64)
+#define LEVIN_OPERANDS_128                                                                                      \
+  LEVIN_OPERANDS_64                                                                                             \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, " \
+  "%85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, "   \
+  "%105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, "      \
+  "%122, %123, %124, %125, %126, %127"
+
 // A product of numbers of type T. `adds`: the operand that says whether it adds; then its shape, the registers of the
 // result, the other operands of the instruction, and what all of them are.
 #define LEVIN_PRODUCT_OF(type, adds, shape, numbers, operands, ...)                                                    \
@@ -99,6 +107,13 @@ __device__ __forceinline__ void product_64x128(float (&d)[64], uint64_t a, uint6
                 : "l"(a), "l"(b), "r"(add));
 }
 
+/// The same where B is 256 x 16.
+template <class T>
+__device__ __forceinline__ void product_64x256(float (&d)[128], uint64_t a, uint64_t b, int add) {
+  LEVIN_PRODUCT(T, "%130", "m64n256k16", LEVIN_OPERANDS_128, "%128, %129, adds, 1, 1, 0, 0", LEVIN_NUMBERS_128(d, 0)
+                : "l"(a), "l"(b), "r"(add));
+}
+
 /// The same for A^T B: A is 16 x 64, B 16 x 64.
 template <class T>
 __device__ __forceinline__ void product_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
@@ -122,9 +137,11 @@ __device__ __forceinline__ void product_64x64(float (&d)[32], const uint32_t (&a
 #undef LEVIN_NUMBERS_32
 #undef LEVIN_NUMBERS_52
 #undef LEVIN_NUMBERS_64
+#undef LEVIN_NUMBERS_128
 #undef LEVIN_OPERANDS_32
 #undef LEVIN_OPERANDS_52
 #undef LEVIN_OPERANDS_64
+#undef LEVIN_OPERANDS_128
 
 // ---- Barriers in shared memory and copies that complete them.
 
@@ -150,6 +167,42 @@ __device__ __forceinline__ void wait_for_barrier(uint32_t barrier, uint32_t phas
       "bra AGAIN;\nREADY:\n}\n" ::"r"(barrier),
       "r"(phase)
       : "memory");
+}
+
+__device__ __forceinline__ void arrive_at(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+/// The barrier that another block of the cluster has in the same place.
+__device__ __forceinline__ void arrive_at_block(uint32_t barrier, int block) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(block)
+      : "memory");
+}
+
+/// A box of a matrix, from number `column` of row `row` on; zeros where there is none.
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap& map, uint32_t barrier, int row, int column) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          to),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row)
+      : "memory");
+}
+/// The same to the same place in all blocks of the cluster whose bits are set, and their barriers.
+__device__ __forceinline__ void load_box_for(uint16_t blocks, uint32_t to, const CUtensorMap& map, uint32_t barrier,
+                                             int row, int column) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, "
+      "%4}], [%2], %5;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+/// What lies in the matrix alone.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int row, int column) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(from),
+               "r"(column), "r"(row)
+               : "memory");
 }
 
 /// Rows from `row` on of a head [B, T, H, 64], zeros where there are none.
@@ -201,6 +254,61 @@ __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uin
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
                : "memory");
+}
+
+// ---- Registers of a warpgroup. All of its warps call it; what some give up others may take.
+
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+// ---- Launches.
+
+/// Boxes of a tensor of 16-bit numbers in memory, its innermost dimension first, as load_box and store_box take them.
+template <int kDimensions>
+struct BoxTensor {
+  cuuint64_t sizes[kDimensions];
+  cuuint64_t strides[kDimensions - 1];  // in bytes, of all dimensions but the innermost
+  cuuint32_t box[kDimensions];
+};
+
+template <int kDimensions>
+cudaError_t box_map(CUtensorMap& map, const void* data, bool half, const BoxTensor<kDimensions>& of) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const auto encode = []() -> Encode {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    const auto error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
+  }();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  cuuint32_t steps[kDimensions];
+  for (auto& step : steps) step = 1;
+  const auto type = half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto result = encode(&map, type, kDimensions, const_cast<void*>(data), of.sizes, of.strides, of.box, steps,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+/// Boxes of `box_rows` rows of 64 numbers of a matrix [rows, columns]. Pointer and rows are multiples of 16 bytes.
+inline cudaError_t matrix_map(CUtensorMap& map, const void* data, bool half, int64_t rows, int64_t columns,
+                              int box_rows) {
+  const auto size = [](int64_t count) { return static_cast<cuuint64_t>(count); };
+  return box_map<2>(map, data, half,
+                    {{size(columns), size(rows)}, {size(2 * columns)}, {64, static_cast<cuuint32_t>(box_rows)}});
+}
+
+/// Called first: a thread of autograd may have no context yet, and the driver wants one for maps.
+template <class... Parameters>
+cudaError_t allow_shared_memory(void (*kernel)(Parameters...), int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 }  // namespace levin::kernels::detail

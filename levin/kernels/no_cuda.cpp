@@ -7,7 +7,8 @@
 #include "levin/kernels/attention/rotary_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/block_sparse/attention_detail.h"
-#include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/cross_entropy/cross_entropy_detail.h"
+#include "levin/kernels/cross_entropy/linear_cross_entropy_detail.h"
 #include "levin/kernels/decode/decode.h"
 #include "levin/kernels/decode/greedy_detail.h"
 #include "levin/kernels/decode/row_linear.h"
@@ -87,15 +88,17 @@ bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {
 bool attention_runs_on(AttentionBackend, const Tensor&, bool, double) {
   return false;
 }
-bool packed_attention_runs_on(const Tensor&) {
-  return false;
-}
 AttentionBackend fastest_attention(const Tensor&, bool, const std::vector<AttentionBackend>&) {
   return AttentionBackend::kTorch;
 }
 
+bool is_hopper(c10::Device) {
+  return false;
+}
+
 // Without them the operators have no kernel for CUDA, and say so.
 void register_cross_entropy_cuda(torch::Library&) {}
+void register_linear_cross_entropy_cuda(torch::Library&) {}
 void register_greedy_cuda(torch::Library&) {}
 void register_rotary_cuda(torch::Library&) {}
 void register_short_attention_cuda(torch::Library&) {}

@@ -38,6 +38,10 @@ bool runs_fused(const Tensor& tensor) {
   return tensor.is_cuda() && has_cuda_kernels();
 }
 
+bool runs_hopper_kernels(const Tensor& tensor) {
+  return tensor.is_meta() || is_hopper(tensor.device());
+}
+
 std::optional<at::ScalarType> autocast_dtype(const Tensor& tensor) {
   if (tensor.is_meta()) return autocast_played ? std::optional(autocast_played->dtype) : std::nullopt;
   const auto device = tensor.device().type();

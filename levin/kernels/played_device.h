@@ -3,7 +3,7 @@
 #include <optional>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
 /// What meta tensors stand for. An estimate of memory runs a step on them and says which device it means; layers with
@@ -31,6 +31,12 @@ namespace detail {
 
 /// Whether this build has kernels for CUDA. In residual_norm_cuda.cpp, or no_cuda.cpp where there is no CUDA.
 bool has_cuda_kernels();
+/// Whether a GPU has compute capability 9.0, for which the kernels of *_hopper.cu are. In residual_norm_cuda.cpp as
+/// well.
+bool is_hopper(c10::Device device);
+/// Whether kernels of *_hopper.cu run on the device of the tensor, which is CUDA, or the one that a meta tensor stands
+/// for.
+bool runs_hopper_kernels(const Tensor& tensor);
 /// Whether the fused kernels compute with this tensor, or a meta tensor stands for one that they would compute with.
 bool runs_fused(const Tensor& tensor);
 

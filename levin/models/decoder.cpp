@@ -600,6 +600,19 @@ Tensor DecoderImpl::embedded(const Tensor& ids) {
   return project_in ? project_in(x) : x;
 }
 
+Tensor DecoderImpl::placed(const Tensor& ids, const Tensor& mask) {
+  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
+  if (!positions) return embedded(own(ids));
+  const auto offset = options.position_offset, length = ids.size(1);
+  if (mask.defined()) return embedded(own(ids)) + positions(own(token_positions(mask)) + offset);
+  if (context || positions->num_interceptors() > 0)
+    return embedded(own(ids)) + positions(own(at::arange(offset, offset + length, ids.options())));
+  const auto& table = positions->weight;
+  const auto rows = table.size(0) == length ? table : table.narrow(0, offset, length);
+  const bool plain = tokens->num_interceptors() == 0 && options.embedding_scale == 1 && !project_in;
+  return plain ? kernels::embedding_with_positions(tokens->weight, ids, rows) : embedded(ids) + rows;
+}
+
 namespace {
 
 /// The weight of the norm that reads what block i writes in a fused step: that of the next block, if it lies there all
@@ -638,15 +651,9 @@ Tensor DecoderImpl::own_states(const Tensor& ids, const Tensor& mask) {
   LEVIN_CHECK(!options.bounded() || length <= options.max_positions, "[decoder] ", length, " tokens are more than the ",
               options.max_positions, " of max_positions");
   if (context) context->check_tokens(ids);
-  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
-  auto x = embedded(own(ids));
+  auto x = placed(ids, mask);
   Tensor rotary;
-  if (positions && mask.defined())
-    x = x + positions(own(token_positions(mask)) + options.position_offset);
-  else if (positions)
-    x = x + positions(own(at::arange(options.position_offset, options.position_offset + length, ids.options())));
-  else if (options.positions == "rotary")
-    rotary = rotary_angles(options, length, mask, x.device(), context.get());
+  if (options.positions == "rotary") rotary = rotary_angles(options, length, mask, x.device(), context.get());
   if (embedding_norm) x = std::get<0>(embedding_norm(x));
   if (context) {
     const auto whole = ContextShare::mask(mask, length);

@@ -228,6 +228,8 @@ struct DecoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart 
 
  private:
   Tensor embedded(const Tensor& ids);
+  /// embedded, with learned positions where the model has them; of the tokens of this rank.
+  Tensor placed(const Tensor& ids, const Tensor& mask);
   /// hidden_states of this rank's tokens: [B, t, D].
   Tensor own_states(const Tensor& ids, const Tensor& mask);
   /// The mean cross entropy, over the ranks that share a text.

@@ -20,7 +20,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/cross_entropy/cross_entropy.h"
+#include "levin/kernels/cross_entropy/linear_cross_entropy.h"
 #include "levin/kernels/embedding/waiting_gradient.h"
 #include "levin/kernels/linear/matmul.h"
 #include "levin/kernels/linear/product_dtype.h"
@@ -82,13 +83,12 @@ bool has_fused_loss(const Tensor& x, const Tensor& weight) {
          weight.size(0) > 0;
 }
 
-/// Rows of logits in a chunk: chunks of about one size, whole tiles of the products.
+/// Rows of logits in a chunk, whole tiles of the products. GPT-2 has 5632: their product with the weight is one tile
+/// for each of 132 multiprocessors.
 int64_t chunk_rows(int64_t rows, int64_t columns, int64_t element_size) {
-  constexpr int64_t kBytes = 470'000'000, kLeast = 1024, kTile = 128;
-  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  const auto most = std::max(kLeast, kBytes / (columns * element_size));
-  const auto chunks = std::max<int64_t>(1, up(rows, most));
-  return std::max<int64_t>(1, std::min(rows, up(up(rows, chunks), kTile) * kTile));
+  constexpr int64_t kBytes = 570'000'000, kLeast = 1024, kTile = 256;
+  const auto most = std::max(kLeast, kBytes / (columns * element_size) / kTile * kTile);
+  return std::clamp<int64_t>(rows, 1, most);
 }
 
 /// The weight in the dtype of the products, its rows filled up with zeros: the leading dimension of the logits decides
@@ -117,6 +117,36 @@ void multiply_into(Tensor out, const Tensor& a, const Tensor& b, bool add = fals
     add ? out.add_(at::mm(a, b)) : out.copy_(at::mm(a, b));
 }
 
+/// Some rows: in the dtype of the products, and where their losses and gradients belong.
+struct LossChunk {
+  Tensor x, targets, losses;
+  Tensor logits;               // room for them and their gradient; undefined where nobody needs it
+  Tensor grad_x, grad_weight;  // undefined where nobody asks for them
+  bool first = true;           // the gradient of the weight is written, not added to
+};
+
+/// Logits in memory, then their losses and gradient in their place.
+void loss_of_logits(const LossChunk& chunk, const Tensor& w, const kernels::CrossEntropyStep& step) {
+  multiply_into(chunk.logits, chunk.x, w.t());
+  kernels::cross_entropy_step(chunk.logits, chunk.targets, chunk.losses, step);
+  if (chunk.grad_x.defined()) multiply_into(chunk.grad_x, chunk.logits, w);
+  if (chunk.grad_weight.defined()) multiply_into(chunk.grad_weight, chunk.logits.t(), chunk.x, !chunk.first);
+}
+
+/// The same where the product computes them.
+void loss_of_product(const LossChunk& chunk, const Tensor& w, const kernels::CrossEntropyStep& step) {
+  const auto [factors, scaled] =
+      kernels::linear_cross_entropy_step(chunk.x, w, chunk.targets, chunk.losses, chunk.logits, step);
+  if (chunk.grad_x.defined()) {
+    const auto wide = chunk.grad_x.scalar_type() == at::kFloat
+                          ? chunk.grad_x
+                          : at::empty(chunk.grad_x.sizes(), chunk.grad_x.options().dtype(at::kFloat));
+    multiply_into(wide, chunk.logits, w);
+    kernels::scale_rows(chunk.grad_x, wide, factors);
+  }
+  if (chunk.grad_weight.defined()) multiply_into(chunk.grad_weight, chunk.logits.t(), scaled, !chunk.first);
+}
+
 /// As loss_in_chunks, with the gradients times `scale`. That of the weight is [padded V, D] and may be float32.
 LossParts fused_loss(const Tensor& x, const Tensor& weight, const Tensor& targets, const Tensor& scale, int64_t asked,
                      bool for_x, bool for_weight) {
@@ -133,20 +163,25 @@ LossParts fused_loss(const Tensor& x, const Tensor& weight, const Tensor& target
   if (for_weight) parts.grad_weight = at::empty(w.sizes(), w.options().dtype(sum_dtype));
   if (for_weight && all == 0) parts.grad_weight.zero_();
   const auto losses = at::empty({all}, x.options().dtype(at::kFloat));
+  const bool by_product = kernels::has_linear_cross_entropy_step(w);
+  const kernels::CrossEntropyStep step{.classes = weight.size(0),
+                                       .ignore_index = kIgnoredToken,
+                                       .gradient = for_x || for_weight,
+                                       .scale = scale.defined() ? std::optional<Tensor>(scale) : std::nullopt};
   {
-    const auto room = at::empty({rows, columns}, w.options());
+    const auto room = by_product && !step.gradient ? Tensor() : at::empty({rows, columns}, w.options());
     for (int64_t begin = 0; begin < all; begin += rows) {
-      const auto count = std::min(rows, all - begin);
-      const auto part = x.narrow(0, begin, count).to(dtype);
-      const auto logits = room.narrow(0, 0, count);  // their gradient after the step
-      multiply_into(logits, part, w.t());
-      kernels::cross_entropy_step(logits, targets.narrow(0, begin, count), losses.narrow(0, begin, count),
-                                  {.classes = weight.size(0),
-                                   .ignore_index = kIgnoredToken,
-                                   .gradient = for_x || for_weight,
-                                   .scale = scale.defined() ? std::optional<Tensor>(scale) : std::nullopt});
-      if (for_x) multiply_into(parts.grad_x.narrow(0, begin, count), logits, w);
-      if (for_weight) multiply_into(parts.grad_weight, logits.t(), part, /*add=*/begin > 0);
+      const auto own = [&](const Tensor& whole) {
+        return whole.defined() ? whole.narrow(0, begin, std::min(rows, all - begin)) : whole;
+      };
+      const LossChunk chunk{.x = own(x).to(dtype).contiguous(),
+                            .targets = own(targets),
+                            .losses = own(losses),
+                            .logits = room.defined() ? room.narrow(0, 0, std::min(rows, all - begin)) : room,
+                            .grad_x = own(parts.grad_x),
+                            .grad_weight = parts.grad_weight,
+                            .first = begin == 0};
+      (by_product ? loss_of_product : loss_of_logits)(chunk, w, step);
     }
   }
   parts.sum = losses.sum();

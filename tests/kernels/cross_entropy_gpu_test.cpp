@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/cross_entropy/cross_entropy.h"
 #include "levin/testing/gpu.h"
 
 namespace levin::cross_entropy_gpu_tests {
@@ -108,6 +108,17 @@ TEST_F(CrossEntropyGpu, ScalesInPlaceLikeTorch) {
           kernels::scale_in_place(x, factor);
           EXPECT_TRUE(x.equal(expected)) << dtype << " " << offset << " " << count << " " << number;
         }
+}
+
+TEST_F(CrossEntropyGpu, ScalesRowsLikeTorch) {
+  torch::manual_seed(14);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble})
+    for (const int64_t columns : {1, 4, 768, 1030, 4100}) {
+      const auto x = torch::randn({37, columns}, at::kCUDA), factors = torch::randn({37}, at::kCUDA);
+      const auto out = torch::empty({37, columns}, x.options().dtype(dtype));
+      kernels::scale_rows(out, x, factors);
+      EXPECT_TRUE(out.equal((x * factors.unsqueeze(1)).to(dtype))) << dtype << " " << columns;
+    }
 }
 
 TEST_F(CrossEntropyGpu, DoubleIsComputedInDouble) {

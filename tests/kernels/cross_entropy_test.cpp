@@ -1,4 +1,4 @@
-#include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/cross_entropy/cross_entropy.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,6 +67,17 @@ TEST(CrossEntropyStep, ScaleInPlaceIsAProduct) {
   EXPECT_TRUE(x.equal(expected));
   EXPECT_EQ(testing::error_of([&] { kernels::scale_in_place(x, torch::full({}, 0.25, at::kDouble)); }),
             "[scale_in_place] needs one factor of Float, got Double []");
+}
+
+TEST(CrossEntropyStep, ScaleRowsIsAProductWithAColumn) {
+  const auto x = torch::randn({3, 5}), factors = torch::randn({3});
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const auto out = torch::empty({3, 5}, dtype);
+    kernels::scale_rows(out, x, factors);
+    EXPECT_TRUE(out.equal((x * factors.unsqueeze(1)).to(dtype)));
+  }
+  EXPECT_THAT(testing::error_of([&] { kernels::scale_rows(x, x, torch::randn({5})); }),
+              HasSubstr("[scale_rows] needs float32 x [N, D], factors [N]"));
 }
 
 }  // namespace

@@ -101,6 +101,27 @@ TEST_F(EmbeddingGpu, GivesTheGradientOfTheWeight) {
   EXPECT_EQ(found[7].abs().max().item<double>(), 0);
 }
 
+TEST_F(EmbeddingGpu, WithPositionsIsTorchsSum) {
+  torch::manual_seed(35);
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16})
+    for (const auto id_dtype : {at::kLong, at::kInt})
+      for (const int64_t columns : {1, 20, 768, 1030})
+        for (const int64_t length : {1, 7, 1024}) {
+          SCOPED_TRACE(::testing::Message() << dtype << " " << id_dtype << " " << columns << " " << length);
+          const auto on = torch::device(at::kCUDA);
+          const auto weight = torch::randn({97, columns}, on).to(dtype).requires_grad_();
+          const auto positions = torch::randn({length + 3, columns}, on).to(dtype).narrow(0, 3, length);
+          const auto ids = torch::randint(0, 97, {5, length}, on.dtype(at::kLong)).to(id_dtype);
+          const auto own = positions.detach().requires_grad_();
+          const auto expected = at::embedding(weight, ids) + own;
+          const auto found = kernels::embedding_with_positions(weight, ids, own);
+          EXPECT_TRUE(found.equal(expected));
+          const auto grad = torch::randn_like(found);
+          const auto of = torch::autograd::grad({found}, {own}, {grad})[0];
+          EXPECT_TRUE(of.equal(torch::autograd::grad({expected}, {own}, {grad})[0]));
+        }
+}
+
 TEST_F(EmbeddingGpu, IsTheSameEveryTime) {
   torch::manual_seed(45);
   const auto ids = torch::rand({16384}).pow(4).mul(50257).to(at::kLong).cuda();

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "levin/kernels/embedding/embedding_detail.h"
+#include "levin/testing/error_of.h"
 
 namespace levin::embedding_tests {
 namespace {
@@ -54,6 +55,42 @@ TEST(Embedding, BackwardOfMetaTensorsHasTheSizesOfTheWeight) {
     EXPECT_EQ(grad.sizes(), torch::IntArrayRef({50, 12}));
     EXPECT_EQ(grad.scalar_type(), at::kBFloat16);
   }
+}
+
+TEST(Embedding, WithPositionsIsTorchsSum) {
+  torch::manual_seed(33);
+  using kernels::detail::fused_embedding_with_positions;
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto weight = torch::randn({11, 5}).to(dtype).requires_grad_(),
+               positions = torch::randn({9, 5}).to(dtype).requires_grad_();
+    const auto ids = torch::randint(0, 11, {4, 9});
+    const auto grad = torch::randn({4, 9, 5}).to(dtype);
+    const auto expected = at::embedding(weight, ids) + positions;
+    const auto gradients = torch::autograd::grad({expected}, {weight, positions}, {grad});
+    for (const auto& found : {kernels::embedding_with_positions(weight, ids, positions),
+                              fused_embedding_with_positions(weight, ids, positions)}) {
+      EXPECT_TRUE(found.equal(expected));
+      const auto of = torch::autograd::grad({found}, {weight, positions}, {grad});
+      EXPECT_TRUE(of[0].equal(gradients[0]));
+      EXPECT_TRUE(of[1].equal(gradients[1]));
+    }
+    // Either alone, and twice.
+    EXPECT_TRUE(
+        torch::autograd::grad({fused_embedding_with_positions(weight.detach(), ids, positions)}, {positions}, {grad})[0]
+            .equal(gradients[1]));
+    const auto second = [&](const Tensor& rows) {
+      const auto first = torch::autograd::grad({rows.pow(3).sum()}, {weight}, {}, {}, /*create_graph=*/true)[0];
+      return torch::autograd::grad({first.square().sum()}, {positions})[0];
+    };
+    EXPECT_TRUE(torch::allclose(second(fused_embedding_with_positions(weight, ids, positions)),
+                                second(at::embedding(weight, ids) + positions), 1e-2));
+  }
+  EXPECT_EQ(
+      testing::error_of([] {
+        kernels::embedding_with_positions(torch::zeros({3, 2}), torch::zeros({1, 4}, at::kLong), torch::zeros({3, 2}));
+      }),
+      "[embedding_with_positions] needs a weight [V, D], ids [B, T] and positions [T, D], got [3, 2], [1, 4] and "
+      "[3, 2]");
 }
 
 }  // namespace

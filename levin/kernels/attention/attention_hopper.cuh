@@ -124,36 +124,17 @@ __device__ __forceinline__ void add_columns(float2& columns, const float (&d)[32
 
 /// Boxes of some rows of a head of [batch, tokens, heads, 64].
 inline cudaError_t box_map(CUtensorMap& map, const void* data, const HeadTensor& of, int heads, int rows) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const auto encode = []() -> Encode {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    const auto error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
-  }();
-  if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t row = static_cast<cuuint64_t>(heads) * 128, tokens = static_cast<cuuint64_t>(of.tokens);
-  const cuuint64_t sizes[] = {64, tokens, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(of.batch)};
-  const cuuint64_t strides[] = {row, 128, row * tokens};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(rows), 1, 1}, steps[] = {1, 1, 1, 1};
-  const auto type = of.half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto result =
-      encode(&map, type, 4, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return box_map<4>(map, data, of.half,
+                    {{64, tokens, static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(of.batch)},
+                     {row, 128, row * tokens},
+                     {64, static_cast<cuuint32_t>(rows), 1, 1}});
 }
 
 inline Sizes sizes_of(const HeadTensor& of) {
   return {of.tokens, of.heads, of.batch * of.heads,
           static_cast<unsigned>((uint64_t{1} << 32) / static_cast<unsigned>(of.heads) + 1),
           1 / std::sqrt(static_cast<float>(kHeadSize))};
-}
-
-/// Called first: a thread of autograd may have no context yet, and the driver wants one for maps.
-template <class... Parameters>
-cudaError_t allow_shared_memory(void (*kernel)(Parameters...), int bytes) {
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
 }  // namespace levin::kernels::detail

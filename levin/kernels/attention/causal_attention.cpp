@@ -41,7 +41,7 @@ bool causal_attention_fits(const Tensor& qkv, bool causal, double dropout) {
          qkv.size(4) == kCausalAttentionSize && qkv.size(1) >= kCausalAttentionMinTokens &&
          qkv.size(1) <= kCausalAttentionMaxTokens &&
          qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
-         (qkv.is_meta() || packed_attention_runs_on(qkv));
+         runs_hopper_kernels(qkv);
 }
 
 std::tuple<Tensor, Tensor> causal_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,

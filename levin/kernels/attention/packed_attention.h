@@ -7,9 +7,6 @@
 /// What short_attention and causal_attention share, in packed_attention_cuda.cpp.
 namespace levin::kernels::detail {
 
-/// Whether the GPU of the tensor has what the kernels need.
-bool packed_attention_runs_on(const at::Tensor& qkv);
-
 /// As copies of the device want it: without gaps, at a multiple of 16 bytes.
 at::Tensor aligned(const at::Tensor& x);
 

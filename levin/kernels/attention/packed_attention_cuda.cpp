@@ -5,11 +5,6 @@
 
 namespace levin::kernels::detail {
 
-bool packed_attention_runs_on(const at::Tensor& qkv) {
-  const auto* device = at::cuda::getDeviceProperties(qkv.device().index());
-  return device->major == 9 && device->minor == 0;
-}
-
 at::Tensor aligned(const at::Tensor& x) {
   const auto dense = x.contiguous();
   return is_pack_aligned(dense.const_data_ptr()) ? dense : dense.clone();

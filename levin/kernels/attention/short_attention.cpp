@@ -45,7 +45,7 @@ bool short_attention_fits(const Tensor& qkv, bool causal, double dropout) {
          qkv.size(4) == kShortAttentionSize && qkv.size(1) >= kShortAttentionMinTokens &&
          qkv.size(1) <= kShortAttentionMaxTokens &&
          qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
-         (qkv.is_meta() || packed_attention_runs_on(qkv));
+         runs_hopper_kernels(qkv);
 }
 
 std::tuple<Tensor, Tensor> short_attention(const Tensor& qkv) {

@@ -1,3 +1,5 @@
+#include <cstdio>
+
 #include "levin/kernels/embedding/embedding_launch.h"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/packs.cuh"
@@ -179,7 +181,49 @@ void launch_typed(const EmbeddingLaunch& launch, cudaStream_t stream) {
     launch_packs<T, 1>(launch, stream);
 }
 
+// ---- forward, with positions
+
+__device__ void refuse(int64_t id, int64_t rows) {
+  printf("[embedding] id %lld is not in 0 to %lld\n", static_cast<long long>(id), static_cast<long long>(rows) - 1);
+  __trap();
+}
+
+/// A warp for each id.
+template <class T, int V>
+__global__ void __launch_bounds__(kWarp* kRowWarps) embedding_sum_kernel(const EmbeddingSumLaunch launch) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
+  if (at >= launch.count) return;
+  const int64_t id =
+      launch.wide ? static_cast<const int64_t*>(launch.ids)[at] : static_cast<const int32_t*>(launch.ids)[at];
+  if (id < 0 || id >= launch.rows) refuse(id, launch.rows);
+  const int64_t from = id * launch.columns, position = at % launch.length * launch.columns, to = at * launch.columns;
+#pragma unroll 4
+  for (int64_t column = threadIdx.x % kWarp * V; column < launch.columns; column += kWarp * V) {
+    float values[V], others[V];
+    load_wide<V, T>(launch.weight, from + column, values);
+    load_wide<V, T>(launch.positions, position + column, others);
+#pragma unroll
+    for (int k = 0; k < V; ++k) values[k] += others[k];
+    store_packed<T, V>(launch.out, to + column, values);
+  }
+}
+
+template <class T>
+void launch_sum_typed(const EmbeddingSumLaunch& launch, cudaStream_t stream) {
+  constexpr int V = 16 / sizeof(T);
+  const bool wide = launch.columns % V == 0 && is_pack_aligned(launch.weight) && is_pack_aligned(launch.positions) &&
+                    is_pack_aligned(launch.out);
+  const auto blocks = static_cast<unsigned>((launch.count + kRowWarps - 1) / kRowWarps);
+  const auto kernel = wide ? embedding_sum_kernel<T, V> : embedding_sum_kernel<T, 1>;
+  kernel<<<blocks, kWarp * kRowWarps, 0, stream>>>(launch);
+}
+
 }  // namespace
+
+int launch_embedding_sum(const EmbeddingSumLaunch& launch, CUstream_st* stream) {
+  return launch_for_number(launch.type,
+                           [&](auto number) { launch_sum_typed<typename decltype(number)::type>(launch, stream); });
+}
 
 int launch_embedding_keys(const EmbeddingKeys& keys, CUstream_st* stream) {
   const auto blocks = static_cast<unsigned>((static_cast<int64_t>(keys.count) + kKeyThreads - 1) / kKeyThreads);

@@ -12,4 +12,8 @@ using at::Tensor;
 /// they add to it.
 Tensor embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx = -1);
 
+/// embedding(weight, ids) + positions: ids [B, T] and positions [T, D] of the weight's dtype to [B, T, D], on CUDA in
+/// one kernel. An id that is no row ends a kernel of CUDA with an error, as that of torch.
+Tensor embedding_with_positions(const Tensor& weight, const Tensor& ids, const Tensor& positions);
+
 }  // namespace levin::kernels

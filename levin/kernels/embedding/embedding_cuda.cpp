@@ -70,10 +70,35 @@ void add_embedding_backward_cuda(const Tensor& out, const Tensor& grad, const Te
     add_embedding_backward_by_aten(out, grad, ids, padding_idx);
 }
 
+Tensor embedding_with_positions_cuda(const Tensor& weight, const Tensor& ids, const Tensor& positions) {
+  const auto dtype = weight.scalar_type();
+  constexpr int64_t kMost = int64_t{1} << 30;
+  const bool has_kernel = (dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16) &&
+                          positions.scalar_type() == dtype && ids.numel() > 0 && ids.numel() <= kMost;
+  if (!has_kernel) return embedding_with_positions_by_aten(weight, ids, positions);
+  const c10::cuda::CUDAGuard guard(weight.device());
+  const auto table = weight.contiguous(), places = ids.contiguous(), added = positions.contiguous();
+  auto out = at::empty({ids.size(0), ids.size(1), weight.size(1)}, weight.options());
+  const EmbeddingSumLaunch launch{.weight = table.const_data_ptr(),
+                                  .ids = places.const_data_ptr(),
+                                  .positions = added.const_data_ptr(),
+                                  .out = out.mutable_data_ptr(),
+                                  .wide = places.scalar_type() == at::kLong,
+                                  .type = number_type("embedding", dtype),
+                                  .count = places.numel(),
+                                  .length = ids.size(1),
+                                  .rows = table.size(0),
+                                  .columns = table.size(1)};
+  C10_CUDA_CHECK(static_cast<cudaError_t>(
+      launch_embedding_sum(launch, c10::cuda::getCurrentCUDAStream(weight.device().index()).stream())));
+  return out;
+}
+
 }  // namespace
 
 void register_embedding_cuda(torch::Library& library) {
   library.impl("embedding_backward", embedding_backward_cuda);
+  library.impl("embedding_with_positions", embedding_with_positions_cuda);
   library.impl("add_embedding_backward", add_embedding_backward_cuda);
 }
 

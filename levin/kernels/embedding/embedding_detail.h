@@ -11,6 +11,12 @@ namespace levin::kernels::detail {
 /// As embedding, with Levin's backward whatever the device.
 Tensor fused_embedding(const Tensor& weight, const Tensor& ids, int64_t padding_idx);
 
+/// As embedding_with_positions, likewise.
+Tensor fused_embedding_with_positions(const Tensor& weight, const Tensor& ids, const Tensor& positions);
+
+/// By ATen, on any device.
+Tensor embedding_with_positions_by_aten(const Tensor& weight, const Tensor& ids, const Tensor& positions);
+
 /// The operator of the backward: the gradient of a weight of `rows` rows, from that of the result. Not differentiable.
 Tensor embedding_backward(const Tensor& grad, const Tensor& ids, int64_t rows, int64_t padding_idx);
 

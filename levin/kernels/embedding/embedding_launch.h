@@ -43,8 +43,23 @@ struct EmbeddingLaunch {
   int64_t columns = 0;
 };
 
-/// Both return a cudaError_t.
+/// out = weight[ids] + positions.
+struct EmbeddingSumLaunch {
+  const void* weight = nullptr;     // [rows, columns]
+  const void* ids = nullptr;        // int64 or int32 [count]
+  const void* positions = nullptr;  // [length, columns]; row i % length belongs to id i
+  void* out = nullptr;              // [count, columns]
+  bool wide = true;                 // int64
+  NumberType type = NumberType::kFloat;
+  int64_t count = 0;
+  int64_t length = 0;
+  int64_t rows = 0;
+  int64_t columns = 0;
+};
+
+/// All return a cudaError_t.
 int launch_embedding_keys(const EmbeddingKeys& keys, CUstream_st* stream);
+int launch_embedding_sum(const EmbeddingSumLaunch& launch, CUstream_st* stream);
 int launch_embedding_backward(const EmbeddingLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -155,6 +155,11 @@ bool has_cuda_kernels() {
   return true;
 }
 
+bool is_hopper(c10::Device device) {
+  const auto* properties = at::cuda::getDeviceProperties(device.index());
+  return properties->major == 9 && properties->minor == 0;
+}
+
 void register_residual_norm_cuda(torch::Library& library) {
   library.impl("residual_norm", forward);
   library.impl("residual_norm_backward", backward);

@@ -72,10 +72,11 @@ double packed_attention(const Shape& qkv) {
   return qkv.size() == 5 ? 4 * at(qkv, 0) * at(qkv, 3) * at(qkv, 1) * at(qkv, 1) * at(qkv, 4) : 0;
 }
 
-constexpr std::array<std::string_view, 20> kCounted{"levin::matmul",
+constexpr std::array<std::string_view, 21> kCounted{"levin::matmul",
                                                     "levin::matmul_and_sums",
                                                     "levin::matmul_into",
                                                     "levin::fp8_mm",
+                                                    "levin::linear_cross_entropy_step",
                                                     "levin::short_attention",
                                                     "levin::short_attention_backward",
                                                     "levin::causal_attention_backward",
@@ -106,7 +107,8 @@ std::optional<size_t> first_factor(std::string_view name) {
 double flops_of(std::string_view name, const std::vector<Shape>& shapes, const std::vector<std::string>& values) {
   if (const auto first = first_factor(name))
     return shapes.size() > *first + 1 ? product(shapes[*first], shapes[*first + 1]) : 0;
-  if (name == "levin::fp8_mm") return shapes.size() >= 2 ? 2 * count(shapes[0]) * at(shapes[1], 0) : 0;
+  if (name == "levin::fp8_mm" || name == "levin::linear_cross_entropy_step")
+    return shapes.size() >= 2 ? 2 * count(shapes[0]) * at(shapes[1], 0) : 0;
   if (name == "levin::short_attention" && !shapes.empty()) return packed_attention(shapes[0]);
   for (const std::string_view backward : {"levin::short_attention_backward", "levin::causal_attention_backward"})
     if (name == backward) return shapes.size() >= 2 ? 2.5 * packed_attention(shapes[1]) : 0;

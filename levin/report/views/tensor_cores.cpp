@@ -46,7 +46,7 @@ bool has_any(std::string_view name, auto const& parts) {
                      [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-constexpr std::array<std::string_view, 63> kOperators{
+constexpr std::array<std::string_view, 64> kOperators{
     "aten::_convolution",
     "aten::conv1d",
     "aten::conv2d",
@@ -104,6 +104,7 @@ constexpr std::array<std::string_view, 63> kOperators{
     "levin::short_attention_backward",
     "levin::causal_attention_backward",
     "levin::fp8_mm",
+    "levin::linear_cross_entropy_step",
     "levin::matmul",
     "levin::matmul_and_sums",
     "levin::matmul_into",

@@ -33,4 +33,8 @@ void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tenso
 /// takes no pass over x. Autograd does not see it.
 void scale_in_place(const Tensor& x, const Tensor& factor);
 
+/// out = x * factors of its rows: x [N, D] and factors [N] float32, out [N, D] of any floating dtype; it may be x.
+/// Autograd does not see it.
+void scale_rows(const Tensor& out, const Tensor& x, const Tensor& factors);
+
 }  // namespace levin::kernels

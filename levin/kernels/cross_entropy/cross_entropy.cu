@@ -5,7 +5,7 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
-#include "levin/kernels/cross_entropy_launch.h"
+#include "levin/kernels/cross_entropy/cross_entropy_launch.h"
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 #include "levin/kernels/online_softmax.cuh"
@@ -155,7 +155,33 @@ __global__ void __launch_bounds__(256) scale_kernel(const ScaleLaunch launch) {
   }
 }
 
+/// A warp for each row.
+template <class T>
+__global__ void __launch_bounds__(256) scale_rows_kernel(const ScaleRowsLaunch launch) {
+  constexpr int kWidth = 4, kWarps = 256 / kWarp;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  if (row >= launch.rows) return;
+  const float factor = launch.factors[row];
+  const float* from = launch.x + row * launch.packs * kWidth;
+  T* to = static_cast<T*>(launch.out) + row * launch.packs * kWidth;
+#pragma unroll 4
+  for (int at = static_cast<int>(threadIdx.x) % kWarp; at < launch.packs; at += kWarp) {
+    float x[kWidth];
+    load<float, kWidth>(from + at * kWidth, x);
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) x[k] *= factor;
+    store<T, kWidth>(to + at * kWidth, x);
+  }
+}
+
 }  // namespace
+
+int launch_scale_rows(const ScaleRowsLaunch& launch, CUstream_st* stream) {
+  return launch_for_number(launch.type, [&](auto number) {
+    const auto blocks = static_cast<unsigned>((launch.rows + 7) / 8);
+    scale_rows_kernel<typename decltype(number)::type><<<blocks, 256, 0, stream>>>(launch);
+  });
+}
 
 int launch_scale(const ScaleLaunch& launch, CUstream_st* stream) {
   return launch_for_number(launch.type, [&](auto number) {

@@ -1,10 +1,11 @@
-#include "levin/kernels/cross_entropy.h"
+#include "levin/kernels/cross_entropy/cross_entropy.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mul.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/cross_entropy_detail.h"
+#include "levin/kernels/cross_entropy/cross_entropy_detail.h"
 #include "levin/kernels/operators.h"
 
 namespace levin::kernels {
@@ -16,6 +17,8 @@ void cross_entropy_of_nothing(const Tensor&, const Tensor&, const Tensor&, int64
 
 void scale_of_nothing(const Tensor&, const Tensor&) {}
 
+void scale_rows_of_nothing(const Tensor&, const Tensor&, const Tensor&) {}
+
 struct CrossEntropyOps : detail::Operators {
   detail::Operator<decltype(cross_entropy_of_nothing)> step = add(
       "cross_entropy_step(Tensor(a!) logits, Tensor targets, Tensor(b!) losses, int classes, int ignore_index, bool "
@@ -23,6 +26,8 @@ struct CrossEntropyOps : detail::Operators {
       cross_entropy_of_nothing, detail::cross_entropy_by_aten);
   detail::Operator<decltype(scale_of_nothing)> scale =
       add("scale_(Tensor(a!) x, Tensor factor) -> ()", scale_of_nothing, detail::scale_by_aten);
+  detail::Operator<decltype(scale_rows_of_nothing)> scale_rows = add(
+      "scale_rows(Tensor(a!) out, Tensor x, Tensor factors) -> ()", scale_rows_of_nothing, detail::scale_rows_by_aten);
 
   CrossEntropyOps() { detail::register_cross_entropy_cuda(cuda); }
 };
@@ -49,6 +54,11 @@ void scale_by_aten(const Tensor& x, const Tensor& factor) {
   x.mul_(factor);
 }
 
+void scale_rows_by_aten(const Tensor& out, const Tensor& x, const Tensor& factors) {
+  auto to = out;
+  at::mul_out(to, x, factors.unsqueeze(1));
+}
+
 }  // namespace detail
 
 void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
@@ -71,6 +81,14 @@ void scale_in_place(const Tensor& x, const Tensor& factor) {
   LEVIN_CHECK(factor.numel() == 1 && factor.scalar_type() == x.scalar_type(), "[scale_in_place] needs one factor of ",
               x.scalar_type(), ", got ", factor.scalar_type(), " ", factor.sizes());
   if (x.numel() > 0) detail::operators<CrossEntropyOps>().scale.call(x, factor);
+}
+
+void scale_rows(const Tensor& out, const Tensor& x, const Tensor& factors) {
+  LEVIN_CHECK(x.dim() == 2 && factors.dim() == 1 && factors.size(0) == x.size(0) && out.sizes() == x.sizes() &&
+                  out.is_floating_point() && x.scalar_type() == at::kFloat && factors.scalar_type() == at::kFloat,
+              "[scale_rows] needs float32 x [N, D], factors [N] and a result [N, D], got ", x.scalar_type(), " ",
+              x.sizes(), ", ", factors.scalar_type(), " ", factors.sizes(), " and ", out.sizes());
+  if (x.numel() > 0) detail::operators<CrossEntropyOps>().scale_rows.call(out, x, factors);
 }
 
 }  // namespace levin::kernels

@@ -7,8 +7,8 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
-#include "levin/kernels/cross_entropy_detail.h"
-#include "levin/kernels/cross_entropy_launch.h"
+#include "levin/kernels/cross_entropy/cross_entropy_detail.h"
+#include "levin/kernels/cross_entropy/cross_entropy_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
 
 namespace levin::kernels::detail {
@@ -53,11 +53,31 @@ void scale_cuda(const Tensor& x, const Tensor& factor) {
       static_cast<cudaError_t>(launch_scale(launch, c10::cuda::getCurrentCUDAStream(x.device().index()).stream())));
 }
 
+void scale_rows_cuda(const Tensor& out, const Tensor& x, const Tensor& factors) {
+  constexpr int64_t kWidth = 4;
+  const bool packs = x.size(1) % kWidth == 0 && x.size(1) <= std::numeric_limits<int32_t>::max() &&
+                     x.size(0) <= std::numeric_limits<int32_t>::max() && is_pack_aligned(x.const_data_ptr()) &&
+                     is_pack_aligned(out.const_data_ptr());
+  if (out.scalar_type() == at::kDouble || !packs || !x.is_contiguous() || !out.is_contiguous() ||
+      !factors.is_contiguous())
+    return scale_rows_by_aten(out, x, factors);
+  const c10::cuda::CUDAGuard guard(x.device());
+  const ScaleRowsLaunch launch{.out = out.mutable_data_ptr(),
+                               .type = number_type("scale_rows", out.scalar_type()),
+                               .x = x.const_data_ptr<float>(),
+                               .factors = factors.const_data_ptr<float>(),
+                               .rows = x.size(0),
+                               .packs = static_cast<int32_t>(x.size(1) / kWidth)};
+  C10_CUDA_CHECK(static_cast<cudaError_t>(
+      launch_scale_rows(launch, c10::cuda::getCurrentCUDAStream(x.device().index()).stream())));
+}
+
 }  // namespace
 
 void register_cross_entropy_cuda(torch::Library& library) {
   library.impl("cross_entropy_step", cross_entropy_cuda);
   library.impl("scale_", scale_cuda);
+  library.impl("scale_rows", scale_rows_cuda);
 }
 
 }  // namespace levin::kernels::detail

@@ -31,8 +31,18 @@ struct ScaleLaunch {
   int32_t processors = 1;
 };
 
-/// In cross_entropy.cu; both return a cudaError_t.
+struct ScaleRowsLaunch {
+  void* out = nullptr;  // [rows, 4 * packs], of `type`
+  NumberType type = NumberType::kFloat;
+  const float* x = nullptr;
+  const float* factors = nullptr;
+  int64_t rows = 0;
+  int32_t packs = 0;
+};
+
+/// In cross_entropy.cu; all return a cudaError_t.
 int launch_cross_entropy(const CrossEntropyLaunch& launch, CUstream_st* stream);
 int launch_scale(const ScaleLaunch& launch, CUstream_st* stream);
+int launch_scale_rows(const ScaleRowsLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail
