@@ -19,6 +19,7 @@
 #include "levin/kernels/images/jpeg_colors.h"
 #include "levin/kernels/linear/linear_detail.h"
 #include "levin/kernels/linear/matmul_detail.h"
+#include "levin/kernels/linear/weight_casts_detail.h"
 #include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/norm/batch_norm_detail.h"
 #include "levin/kernels/norm/residual_norm_detail.h"
@@ -78,6 +79,7 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_weight_casts_cuda(torch::Library&) {}
 void register_embedding_cuda(torch::Library&) {}
 void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
