@@ -25,6 +25,7 @@
 #include "levin/kernels/norm/residual_norm_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/quantized/quantized_detail.h"
+#include "levin/kernels/tokens/prepend_token_detail.h"
 
 namespace levin::kernels::detail {
 
@@ -81,6 +82,7 @@ void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
 void register_weight_casts_cuda(torch::Library&) {}
 void register_embedding_cuda(torch::Library&) {}
+void register_prepend_token_cuda(torch::Library&) {}
 void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
 bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {
