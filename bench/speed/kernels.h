@@ -100,6 +100,7 @@ inline KernelClass kernel_class(std::string_view name) {
       {"bias_grad", kReduction},
       {"triton_red", kReduction},
       {"triton_per", kReduction},
+      {"prepend_token", kElementwise},
       {"elementwise", kElementwise},
       {"pointwise", kElementwise},
       {"triton_poi", kElementwise},

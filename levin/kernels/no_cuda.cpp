@@ -20,11 +20,13 @@
 #include "levin/kernels/images/jpeg_colors.h"
 #include "levin/kernels/linear/linear_detail.h"
 #include "levin/kernels/linear/matmul_detail.h"
+#include "levin/kernels/linear/weight_casts_detail.h"
 #include "levin/kernels/max_pool_detail.h"
 #include "levin/kernels/norm/batch_norm_detail.h"
 #include "levin/kernels/norm/residual_norm_detail.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/quantized/quantized_detail.h"
+#include "levin/kernels/tokens/prepend_token_detail.h"
 
 namespace levin::kernels::detail {
 
@@ -79,7 +81,9 @@ bool has_cuda_kernels() {
 void register_residual_norm_cuda(torch::Library&) {}
 void register_activation_cuda(torch::Library&) {}
 void register_linear_cuda(torch::Library&) {}
+void register_weight_casts_cuda(torch::Library&) {}
 void register_embedding_cuda(torch::Library&) {}
+void register_prepend_token_cuda(torch::Library&) {}
 void register_block_sparse_cuda(torch::Library&) {}
 void register_matmul_cuda(torch::Library&) {}
 bool flash_runs_on(const Tensor&, const Tensor&, const Tensor&, bool) {

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <utility>
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/init.h>
@@ -13,6 +12,7 @@
 #include "levin/kernels/attention/attention.h"
 #include "levin/kernels/linear/linear.h"
 #include "levin/kernels/linear/product_dtype.h"
+#include "levin/kernels/tokens/prepend_token.h"
 #include "levin/nn/context/attention.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/init.h"
@@ -182,14 +182,18 @@ ViTEncoderImpl::ViTEncoderImpl(const ViTOptions& options) : dropout(options.drop
   ln = register_module("ln", layer_norm(options.hidden_dim));
 }
 
-Tensor ViTEncoderImpl::forward(Tensor x, bool first_only) {
-  const auto length = x.size(1);
+Tensor ViTEncoderImpl::forward(Tensor x, bool first_only, const Tensor& token) {
   if (context) {
+    if (token.defined()) x = kernels::prepend_token(x, token, {});
     context->check_tokens(x);
     first_only = false;  // one rank has that token, and the others wait for it
   }
-  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, 1) : whole; };
-  nn::OpenStream h{drop(own(x) + own(pos_embedding), dropout, is_training()), {}};
+  const auto length = x.size(1);
+  const auto placed = [&] {
+    if (context) return context->take(x, 1) + context->take(pos_embedding, 1);
+    return token.defined() ? kernels::prepend_token(x, token, pos_embedding) : x + pos_embedding;
+  };
+  nn::OpenStream h{drop(placed(), dropout, is_training()), {}};
   x.reset();  // nobody needs it any more
   for (const auto& block : blocks)
     h = nn::open_block<&EncoderBlockImpl::open>(block, std::move(h), first_only && &block == &blocks.back());
@@ -221,10 +225,7 @@ Tensor VisionTransformerImpl::forward(const Tensor& images) {
                   images.size(3) == options.image_size,
               "[vit] images must be [B, ", options.in_channels, ", ", options.image_size, ", ", options.image_size,
               "], got ", images.sizes());
-  // The fast kernel of cat takes tensors without gaps.
-  const auto first = class_token.expand({images.size(0), -1, -1}).contiguous();
-  auto tokens = at::cat({first, conv_proj(images)}, 1);
-  return head(encoder(std::move(tokens), /*first_only=*/true).select(1, 0));
+  return head(encoder(conv_proj(images), /*first_only=*/true, class_token).select(1, 0));
 }
 
 TensorPlan VisionTransformerImpl::tensor_plan() const {

@@ -87,9 +87,10 @@ LEVIN_MODULE(EncoderBlock);
 
 /// Adds positions and runs the blocks: [B, S, D] to [B, S, D], or to the first token [B, 1, D]. Nobody looks at the
 /// other tokens of the last block of a classifier, so it need not compute them: numbers and gradients are the same.
+/// With a `token` [1, 1, D], which comes first in every image, x are the other tokens, [B, S - 1, D].
 struct ViTEncoderImpl : torch::nn::Module, ContextParallelPart {
   explicit ViTEncoderImpl(const ViTOptions& options);
-  Tensor forward(Tensor x, bool first_only = false);
+  Tensor forward(Tensor x, bool first_only = false, const Tensor& token = {});
   bool takes_sequence() const override { return true; }
   bool sees_both_ways() const override { return true; }
   void take_context(const SharedContext& share) override { context = share; }

@@ -42,6 +42,9 @@ TEST(SpeedKernels, ClassesByName) {
        KernelClass::kElementwise},
       {"void at::native::(anonymous namespace)::multi_tensor_apply_kernel<CopyFunctor<c10::BFloat16, float>>",
        KernelClass::kCopy},
+      {"void levin::kernels::detail::(anonymous namespace)::weights_cast_kernel<__nv_bfloat16>", KernelClass::kCopy},
+      {"void levin::kernels::detail::(anonymous namespace)::prepend_token_backward_kernel<__nv_bfloat16, float, 4>",
+       KernelClass::kElementwise},
       {"something_new", KernelClass::kOther},
   };
   for (const auto& [name, kind] : names) EXPECT_EQ(name_of(kernel_class(name)), name_of(kind)) << name;

@@ -12,9 +12,12 @@
 #include "levin/kernels/linear/linear.h"
 #include "levin/kernels/linear/matmul.h"
 #include "levin/kernels/linear/weight_casts.h"
+#include "levin/kernels/linear/weight_casts_detail.h"
+#include "levin/kernels/linear/weight_casts_launch.h"
 #include "levin/kernels/norm/residual_norm.h"
 #include "levin/precision/precision.h"
 #include "levin/testing/gpu.h"
+#include "levin/testing/operator_counts.h"
 #include "levin/testing/scoped_variable.h"
 
 namespace levin::linear_gpu_tests {
@@ -433,6 +436,99 @@ TEST_F(LinearGpu, OperationsAreCountedOnce) {
 
 // ---- casts of weights
 
+/// The bytes of a list of 16-bit tensors, which a comparison of numbers would not tell apart.
+void expect_same_bits(const std::vector<Tensor>& found, const std::vector<Tensor>& from) {
+  ASSERT_EQ(found.size(), from.size());
+  for (size_t i = 0; i < from.size(); ++i) {
+    const auto right = torch::empty_like(found[i]).copy_(from[i].detach());
+    EXPECT_TRUE(torch::equal(found[i].view(at::kShort), right.view(at::kShort))) << i << " " << from[i].sizes();
+  }
+}
+
+std::vector<Tensor> places_for(const std::vector<Tensor>& from, at::ScalarType dtype, int64_t offset = 0) {
+  std::vector<Tensor> to;
+  for (const auto& each : from) {
+    const auto memory = torch::full({each.numel() + offset}, 7, each.options().dtype(dtype));
+    to.push_back(memory.narrow(0, offset, each.numel()).view(each.sizes()));
+  }
+  return to;
+}
+
+TEST_F(LinearGpu, CastsAreCopiesOfEverySize) {
+  torch::manual_seed(20);
+  using kernels::detail::CastTable, kernels::detail::kCastElements;
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const int64_t offset : {0, 1, 2, 4, 8}) {
+      SCOPED_TRACE(::testing::Message() << dtype << " at " << offset);
+      std::vector<Tensor> from;
+      for (const int64_t count :
+           {int64_t{1}, int64_t{7}, int64_t{8}, int64_t{9}, int64_t{0}, int64_t{2047}, int64_t{2048}, kCastElements - 1,
+            kCastElements, kCastElements + 1, 3 * kCastElements + 13, int64_t{1234567}})
+        from.push_back(numbers({count}, at::kFloat, offset));
+      from.push_back(numbers({1024, 768}, at::kFloat, offset));
+      for (int64_t i = 0; i < 2 * CastTable::kEntries; ++i) from.push_back(numbers({1 + 37 * i}, at::kFloat, i % 4));
+      const auto to = places_for(from, dtype, offset);
+      kernels::detail::cast_weights(to, from);
+      expect_same_bits(to, from);
+    }
+}
+
+TEST_F(LinearGpu, CastsRoundAsCopiesDo) {
+  // Every sign and exponent with mantissas around each border of rounding; infinities, NaN of any payload, denormals.
+  const auto high = torch::arange(int64_t{1} << 16, torch::dtype(at::kLong).device(at::kCUDA)).mul_(int64_t{1} << 16);
+  std::vector<Tensor> from;
+  for (const int64_t low : {0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff})
+    from.push_back((high + low).to(at::kInt).view(at::kFloat));
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const auto to = places_for(from, dtype);
+    kernels::detail::cast_weights(to, from);
+    expect_same_bits(to, from);
+    // Number by number, not in packs.
+    std::vector<Tensor> shifted;
+    for (const auto& each : from) shifted.push_back(each.narrow(0, 1, each.numel() - 1));
+    const auto places = places_for(shifted, dtype);
+    kernels::detail::cast_weights(places, shifted);
+    expect_same_bits(places, shifted);
+  }
+}
+
+TEST_F(LinearGpu, CastsOfOtherTensorsAreTorchs) {
+  torch::manual_seed(21);
+  const std::vector<Tensor> from{numbers({33, 40}, at::kFloat),
+                                 numbers({33, 40}, at::kFloat).t(),
+                                 numbers({33, 40}, at::kDouble),
+                                 numbers({33, 40}, at::kHalf),
+                                 numbers({33, 80}, at::kFloat).slice(1, 0, 80, 2),
+                                 torch::randn({33, 40}),
+                                 numbers({40}, at::kFloat).expand({33, 40}),
+                                 numbers({2, 8, 5, 5}, at::kFloat).contiguous(at::MemoryFormat::ChannelsLast)};
+  std::vector<Tensor> to;
+  for (const auto& each : from) to.push_back(torch::empty(each.sizes(), torch::dtype(at::kBFloat16).device(at::kCUDA)));
+  to.push_back(torch::empty_like(from[7], from[7].options().dtype(at::kBFloat16)));  // strides as the weight's
+  auto weights = from;
+  weights.push_back(from[7]);
+  kernels::detail::cast_weights(to, weights);
+  expect_same_bits(to, weights);
+  const std::vector<Tensor> wide{torch::empty({33, 40}, at::kCUDA)};
+  kernels::detail::cast_weights(wide, {from[0]});
+  EXPECT_TRUE(torch::equal(wide[0], from[0]));
+}
+
+TEST_F(LinearGpu, CastsInAGraph) {
+  torch::manual_seed(22);
+  std::vector<Tensor> from;
+  for (int64_t i = 0; i < 200; ++i) from.push_back(numbers({1 + 101 * i}, at::kFloat));
+  const auto to = places_for(from, at::kBFloat16);
+  kernels::detail::cast_weights(to, from);
+  torch::cuda::synchronize();
+  const auto graph =
+      levin::detail::cuda_graphs(c10::Device(at::kCUDA, 0))->capture([&] { kernels::detail::cast_weights(to, from); });
+  for (const auto& each : from) each.mul_(-3);
+  graph->replay();
+  torch::cuda::synchronize();
+  expect_same_bits(to, from);
+}
+
 struct MixedLayer {
   Tensor weight = leaf(numbers({96, 64}, at::kFloat)), bias = leaf(numbers({96}, at::kFloat));
 
@@ -457,7 +553,9 @@ TEST_F(LinearGpu, WeightsAreCastWhenForwardBegins) {
     const at::NoGradGuard no_grad;
     layer.weight.sub_(0.1 * mine[1]);
   }
+  const levin::testing::OperatorCounts counted;
   kernels::WeightCastsScope scope(casts, at::kBFloat16);
+  EXPECT_EQ(counted["levin::cast_weights_"], 1);
   const auto cast = scope.find(layer.weight, at::kBFloat16);
   ASSERT_TRUE(cast.defined());
   EXPECT_TRUE(torch::equal(cast, layer.weight.to(at::kBFloat16)));

@@ -1,4 +1,4 @@
-// linear and column_sum on the CPU: torch's own, and the backward that CUDA uses.
+// linear, column_sum and casts of weights on the CPU: torch's own, and the backward that CUDA uses.
 #include "levin/kernels/linear/linear.h"
 
 #include <gmock/gmock.h>
@@ -7,11 +7,14 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/linear/linear_detail.h"
+#include "levin/kernels/linear/weight_casts_detail.h"
+#include "levin/kernels/linear/weight_casts_launch.h"
 #include "levin/kernels/played_device.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/gradients.h"
+#include "levin/testing/operator_counts.h"
 #include "levin/testing/tensors.h"
 
 namespace levin::kernels {
@@ -166,6 +169,46 @@ TEST(ColumnSum, AddsRows) {
   EXPECT_TRUE(same_bytes(column_sum(x, at::kFloat), x.sum(0)));
   EXPECT_EQ(column_sum(x.to(at::kBFloat16), at::kFloat).scalar_type(), at::kFloat);
   EXPECT_THAT(testing::error_of([&] { column_sum(x[0], at::kFloat); }), ::testing::HasSubstr("a matrix [N, C]"));
+}
+
+TEST(CastWeights, IsACopyOnTheCpu) {
+  const std::vector<Tensor> from{torch::randn({5, 3}).set_requires_grad(true), torch::randn({4, 6}).t(),
+                                 torch::empty({0}), torch::tensor({NAN, INFINITY, -0.0f, 1e-40f, 3.4e38f})};
+  for (const auto dtype : {at::kBFloat16, at::kHalf, at::kFloat}) {
+    std::vector<Tensor> to;
+    for (const auto& each : from) to.push_back(torch::empty(each.sizes(), dtype));
+    const testing::OperatorCounts counted;
+    detail::cast_weights(to, from);
+    EXPECT_EQ(counted["levin::cast_weights_"], 1);
+    for (size_t i = 0; i < from.size(); ++i) {
+      EXPECT_TRUE(same_bytes(to[i], from[i].detach().to(dtype).contiguous())) << i;
+      EXPECT_FALSE(to[i].requires_grad());
+    }
+  }
+  detail::cast_weights({}, {});
+  EXPECT_THAT(testing::error_of([&] { detail::cast_weights({}, from); }), ::testing::HasSubstr("4 weights and 0"));
+}
+
+/// Every element of every entry belongs to one block of one table.
+TEST(CastWeights, TablesHaveEveryElementOnce) {
+  using detail::CastEntry, detail::CastTable, detail::kCastElements;
+  std::vector<CastEntry> entries(2 * CastTable::kEntries + 7);
+  for (size_t i = 0; i < entries.size(); ++i) entries[i].numel = i == 5 ? 3 * kCastElements : i == 6 ? 1 : 1 + 999 * i;
+  size_t next = 0;
+  int tables = 0;
+  detail::each_table<CastTable>(entries, kCastElements, [&](const CastTable& table) {
+    ++tables;
+    ASSERT_LE(table.count, CastTable::kEntries);
+    EXPECT_EQ(table.first_block[0], 0);
+    for (int i = 0; i < table.count; ++i, ++next) {
+      EXPECT_EQ(table.entries[i].numel, entries[next].numel);
+      const int64_t room = (table.first_block[i + 1] - table.first_block[i]) * kCastElements;
+      EXPECT_GE(room, entries[next].numel);
+      EXPECT_LT(room - entries[next].numel, kCastElements);
+    }
+  });
+  EXPECT_EQ(next, entries.size());
+  EXPECT_EQ(tables, 3);
 }
 
 TEST(LinearLayer, IsStillTorchs) {

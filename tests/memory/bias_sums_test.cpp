@@ -65,14 +65,16 @@ std::map<std::string, int> operators_of_a_gpt(const char* sums, const std::strin
   });
 }
 
-TEST(BiasSums, OfAVitComeFromNormsAndAttention) {
+TEST(BiasSums, OfAVitComeFromNormsAttentionAndTokens) {
   for (const auto* precision : {"bf16-true", "bf16-mixed"}) {
     auto plain = operators_of_a_vit("0", precision), known = operators_of_a_vit("1", precision);
     const auto blocks = plain["levin::activation"], attentions = plain["levin::short_attention_backward"];
     ASSERT_GT(blocks, 0);
     ASSERT_GT(attentions, 0);  // the last block needs the first token alone
-    // The layers before the two norms of a block, and those before attention.
-    const auto taken = 2 * blocks + attentions;
+    const auto tokens = plain["levin::prepend_token_backward"];
+    ASSERT_GT(tokens, 0);
+    // The layers before the two norms of a block, those before attention, and the patches.
+    const auto taken = 2 * blocks + attentions + tokens;
     EXPECT_EQ(plain["levin::matmul_and_sums"] - known["levin::matmul_and_sums"], taken) << precision;
     EXPECT_EQ(known["levin::matmul"] - plain["levin::matmul"], taken) << precision;
   }
@@ -98,6 +100,14 @@ TEST(BiasSums, OfRotaryPositionsAreNotAddedUpForNobody) {
   ASSERT_GT(blocks, 0);
   EXPECT_EQ(known["levin::pack_qkv_and_sums"], 0);
   EXPECT_EQ(known["levin::matmul_and_sums"], blocks) << "of the layers before attention";
+}
+
+TEST(Tokens, OfAVitAreLevinsOnAGpu) {
+  for (const auto* precision : {"bf16-true", "bf16-mixed", "32-true"}) {
+    auto found = operators_of_a_vit("1", precision);
+    EXPECT_GT(found["levin::prepend_token"], 0) << precision;
+    EXPECT_EQ(found["levin::prepend_token_backward"], found["levin::prepend_token"]) << precision;
+  }
 }
 
 TEST(EmbeddingGradients, OfAGptAreLevinsOnAGpu) {

@@ -126,6 +126,28 @@ TEST(ViT, TheFirstTokenAloneIsTheSameFirstToken) {
   EXPECT_EQ(blocks->forward(tokens).sizes(), tokens.sizes());
 }
 
+TEST(ViT, TheClassTokenComesFirst) {
+  torch::manual_seed(4);
+  auto model = models::vit(tiny());
+  torch::nn::init::normal_(model->class_token);
+  torch::nn::init::normal_(model->head->weight);
+  const auto images = torch::randn({2, 3, 16, 16});
+  const auto run = [&](const std::function<Tensor()>& forward) {
+    model->zero_grad();
+    std::vector<Tensor> all{forward()};
+    all[0].square().sum().backward();
+    for (const auto& parameter : model->parameters()) all.push_back(parameter.grad().clone());
+    return all;
+  };
+  const auto expected = run([&] {
+    const auto first = model->class_token.expand({2, -1, -1}).contiguous();
+    return model->head(model->encoder(at::cat({first, model->conv_proj(images)}, 1), true).select(1, 0));
+  });
+  const auto found = run([&] { return model(images); });
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+}
+
 /// What a unit is given and what it gives.
 struct Counted : Interceptor {
   void around(Call& call) override {
@@ -171,6 +193,18 @@ TEST(ViT, BlocksThatLeaveTheirSumToTheNextAreBlocksOneByOne) {
   const auto again = run([&] { return model->encoder(tokens); });
   expect_same(again, one_by_one);
   EXPECT_EQ(counted->inputs, 2);  // one in forward, one when it runs again
+}
+
+TEST(ViT, PatchesAndEncoderAreCalledAsUnits) {
+  auto model = models::vit(tiny());
+  const auto of_patches = std::make_shared<Counted>(), of_encoder = std::make_shared<Counted>();
+  const auto first = model->conv_proj->attach(of_patches, Order::kInnermost);
+  const auto second = model->encoder->attach(of_encoder, Order::kInnermost);
+  model(torch::randn({1, 3, 16, 16}));
+  EXPECT_EQ(of_patches->inputs, 1);
+  EXPECT_EQ(of_patches->outputs, 1);
+  EXPECT_EQ(of_encoder->inputs, 2);  // patches and the class token
+  EXPECT_EQ(of_encoder->outputs, 1);
 }
 
 TEST(ViT, DropoutIsOnlyThereInTraining) {

@@ -17,25 +17,15 @@ const float* scale_pointer(const std::optional<Tensor>& scale, c10::Device devic
   return scale->const_data_ptr<float>();
 }
 
-// Calls launch(table) for as many entries as one table takes, and again. The launch copies its arguments, so nothing
-// of the host is held, and nobody waits.
 template <class Table, class Launch>
-void each_table(std::span<const StepEntry> entries, const StepScale& scale, c10::Device device, Launch&& launch) {
+void each_step_table(std::span<const StepEntry> entries, const StepScale& scale, c10::Device device, Launch&& launch) {
   const c10::cuda::CUDAGuard guard(device);
   CUstream_st* stream = c10::cuda::getCurrentCUDAStream(device.index()).stream();
-  for (size_t begin = 0; begin < entries.size(); begin += Table::kEntries) {
-    Table table;
+  each_table<Table>(entries, kBlockElements, [&](Table& table) {
     table.scale = scale_pointer(scale.scale, device);
     table.found_inf = scale_pointer(scale.found_inf, device);
-    int64_t blocks = 0;
-    for (size_t i = begin; i < std::min(entries.size(), begin + Table::kEntries); ++i) {
-      table.entries[table.count] = entries[i];
-      table.first_block[table.count++] = static_cast<int32_t>(blocks);
-      blocks += (entries[i].numel + kBlockElements - 1) / kBlockElements;
-    }
-    table.first_block[table.count] = static_cast<int32_t>(blocks);
     C10_CUDA_CHECK(static_cast<cudaError_t>(launch(table, stream)));
-  }
+  });
 }
 
 // The arithmetic of double parameters is another kernel.
@@ -44,7 +34,7 @@ void by_precision(std::span<const StepEntry> entries, const StepScale& scale, c1
   std::vector<StepEntry> parts[2];
   for (const auto& entry : entries) parts[entry.param_type == NumberType::kDouble].push_back(entry);
   for (const bool in_double : {false, true})
-    each_table<NumberTable>(parts[in_double], scale, device, [&](const NumberTable& table, CUstream_st* stream) {
+    each_step_table<NumberTable>(parts[in_double], scale, device, [&](const NumberTable& table, CUstream_st* stream) {
       return launch(table, in_double, stream);
     });
 }
@@ -67,7 +57,7 @@ void sgd_cuda(std::span<const StepEntry> entries, const SgdNumbers& numbers, con
 
 void adam_8bit_cuda(std::span<const StepEntry> entries, const AdamNumbers& numbers, const AdamNumbers* refreshed,
                     const CodeBooks& codes, const StepScale& scale, c10::Device device) {
-  each_table<CodeStepTable>(entries, scale, device, [&](const CodeStepTable& table, CUstream_st* stream) {
+  each_step_table<CodeStepTable>(entries, scale, device, [&](const CodeStepTable& table, CUstream_st* stream) {
     return launch_adam_8bit(table, numbers, refreshed, codes, stream);
   });
 }

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "levin/kernels/fused_step/adam_launch.h"
+#include "levin/kernels/tensor_table.cuh"
 #include "levin/kernels/whole_store.cuh"
 
 /// What the kernels of the fused steps share on the device.
@@ -122,20 +123,6 @@ __device__ void store_pack(void* to, NumberType type, int64_t at, int count, boo
     case NumberType::kNone:
       return;
   }
-}
-
-/// Which entry this thread block works on.
-template <class Table>
-__device__ int entry_of_block(const Table& table) {
-  int low = 0, high = table.count - 1;
-  while (low < high) {
-    const int middle = (low + high + 1) / 2;
-    if (static_cast<int>(blockIdx.x) >= table.first_block[middle])
-      low = middle;
-    else
-      high = middle - 1;
-  }
-  return low;
 }
 
 /// A loss scale on the device; 1 where there is none.

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "levin/kernels/fused_step/step_numbers.h"
+#include "levin/kernels/tensor_table.h"
 
 /// What the loops and kernels of the fused steps are told: pointers, sizes and numbers, without a header of torch.
 struct CUstream_st;
@@ -32,14 +33,8 @@ struct StepEntry {
   bool aligned = false;
 };
 
-/// What one launch takes as its arguments, of which there is room for 4 KB.
 template <int N>
-struct StepTable {
-  static constexpr int kEntries = N;
-  StepEntry entries[N];
-  /// The first thread block of each entry, and the number of all.
-  int32_t first_block[N + 1] = {};
-  int32_t count = 0;
+struct StepTable : TensorTable<StepEntry, N> {
   const float* scale = nullptr;
   const float* found_inf = nullptr;
 };

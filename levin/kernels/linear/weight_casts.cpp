@@ -2,11 +2,43 @@
 
 #include <utility>
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/empty_like.h>
 
+#include "levin/core/error.h"
+#include "levin/kernels/linear/weight_casts_detail.h"
+#include "levin/kernels/operators.h"
+
 namespace levin::kernels {
+namespace detail {
+namespace {
+
+void cast_on_cpu(at::TensorList to, at::TensorList from) {
+  at::_foreach_copy_(to, from);
+}
+void cast_on_meta(at::TensorList, at::TensorList) {}
+
+struct CastOps : Operators {
+  Operator<decltype(cast_on_cpu)> cast =
+      add("cast_weights_(Tensor(a!)[] to, Tensor[] from) -> ()", cast_on_meta, cast_on_cpu);
+
+  CastOps() { register_weight_casts_cuda(cuda); }
+};
+
+}  // namespace
+
+void cast_weights(at::TensorList to, at::TensorList from) {
+  LEVIN_CHECK(to.size() == from.size(), "[cast_weights] there are ", from.size(), " weights and ", to.size(),
+              " tensors to write to");
+  if (to.empty()) return;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  operators<CastOps>().cast.call(to, from);
+}
+
+}  // namespace detail
+
 namespace {
 
 thread_local WeightCastsScope* casts_here = nullptr;
@@ -34,7 +66,7 @@ WeightCastsScope::WeightCastsScope(WeightCasts& casts, at::ScalarType dtype)
     to.push_back(at::empty_like(weight, weight.options().dtype(dtype)));
     weights_[weight.unsafeGetTensorImpl()] = {to.back(), static_cast<uint32_t>(weight._version())};
   }
-  at::_foreach_copy_(to, from);
+  detail::cast_weights(to, from);
 }
 
 WeightCastsScope::~WeightCastsScope() {
