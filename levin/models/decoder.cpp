@@ -600,19 +600,6 @@ Tensor DecoderImpl::embedded(const Tensor& ids) {
   return project_in ? project_in(x) : x;
 }
 
-Tensor DecoderImpl::placed(const Tensor& ids, const Tensor& mask) {
-  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
-  if (!positions) return embedded(own(ids));
-  const auto offset = options.position_offset, length = ids.size(1);
-  if (mask.defined()) return embedded(own(ids)) + positions(own(token_positions(mask)) + offset);
-  if (context || positions->num_interceptors() > 0)
-    return embedded(own(ids)) + positions(own(at::arange(offset, offset + length, ids.options())));
-  const auto& table = positions->weight;
-  const auto rows = table.size(0) == length ? table : table.narrow(0, offset, length);
-  const bool plain = tokens->num_interceptors() == 0 && options.embedding_scale == 1 && !project_in;
-  return plain ? kernels::embedding_with_positions(tokens->weight, ids, rows) : embedded(ids) + rows;
-}
-
 namespace {
 
 /// The weight of the norm that reads what block i writes in a fused step: that of the next block, if it lies there all

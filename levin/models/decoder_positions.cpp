@@ -18,6 +18,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/embedding/embedding.h"
+#include "levin/models/decoder.h"
 
 namespace levin::models {
 namespace {
@@ -203,6 +205,21 @@ void check_mask(const Tensor& mask, const Tensor& tokens) {
   const bool whole = mask.scalar_type() == at::kBool || at::isIntegralType(mask.scalar_type(), false);
   LEVIN_CHECK(whole && mask.sizes() == tokens.sizes(), "[decoder] a mask must be integers or booleans ", tokens.sizes(),
               ", as the tokens are, got ", mask.scalar_type(), " ", mask.sizes());
+}
+
+// ---- of a decoder
+
+Tensor DecoderImpl::placed(const Tensor& ids, const Tensor& mask) {
+  const auto own = [&](const Tensor& whole) { return context ? context->take(whole, -1) : whole; };
+  if (!positions) return embedded(own(ids));
+  const auto offset = options.position_offset, length = ids.size(1);
+  if (mask.defined()) return embedded(own(ids)) + positions(own(token_positions(mask)) + offset);
+  if (context || positions->num_interceptors() > 0)
+    return embedded(own(ids)) + positions(own(at::arange(offset, offset + length, ids.options())));
+  const auto& table = positions->weight;
+  const auto rows = table.size(0) == length ? table : table.narrow(0, offset, length);
+  const bool plain = tokens->num_interceptors() == 0 && options.embedding_scale == 1 && !project_in;
+  return plain ? kernels::embedding_with_positions(tokens->weight, ids, rows) : embedded(ids) + rows;
 }
 
 }  // namespace levin::models

@@ -164,7 +164,8 @@ TEST_F(PrependTokenGpu, GivesTheGradientOfTheBiasBefore) {
         return torch::autograd::grad({out}, {weight, bias}, {grad});
       };
       const auto plain = run("0"), known = run("1");
-      EXPECT_TRUE(torch::equal(plain[0], known[0]));
+      // By another product: one with sums adds up in another order.
+      EXPECT_TRUE(torch::allclose(plain[0].to(at::kDouble), known[0].to(at::kDouble), 1e-2, 1e-2));
       const auto exact = grad.narrow(1, 1, 49).to(at::kDouble).sum(at::IntArrayRef{0, 1});
       EXPECT_TRUE(torch::allclose(known[1].to(at::kDouble), exact, 1e-2, mixed ? 1e-3 : 0.3))
           << (known[1].to(at::kDouble) - exact).abs().max();

