@@ -44,12 +44,12 @@ configure_package_config_file(cmake/LevinConfig.cmake.in "${_built}/LevinConfig.
   PATH_VARS CMAKE_INSTALL_LIBDIR)
 # Before 1.0 a minor version may change the interface.
 write_basic_package_version_file("${_built}/LevinConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
-foreach(_file LevinFindTorch.cmake levin_precompile.h)
+foreach(_file LevinFindTorch.cmake levin_precompile.h levin_instances.h)
   configure_file("cmake/${_file}" "${_built}/${_file}" COPYONLY)
 endforeach()
 export(EXPORT LevinTargets NAMESPACE Levin:: FILE "${_built}/LevinTargets.cmake")
 install(FILES "${_built}/LevinConfig.cmake" "${_built}/LevinConfigVersion.cmake"
-  cmake/LevinFindTorch.cmake cmake/levin_precompile.h DESTINATION ${_package})
+  cmake/LevinFindTorch.cmake cmake/levin_precompile.h cmake/levin_instances.h DESTINATION ${_package})
 
 set(_link "${CMAKE_BINARY_DIR}/${_private}/torch")
 file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/${_private}")

@@ -5,3 +5,5 @@
 
 #include <levin/levin.h>
 #include <torch/torch.h>
+
+#include "levin_instances.h"

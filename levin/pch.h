@@ -20,3 +20,5 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/torch.h>
+
+#include "cmake/levin_instances.h"

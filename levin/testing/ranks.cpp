@@ -3,12 +3,12 @@
 #include <csignal>
 #include <optional>
 #include <sstream>
-#include <thread>
 
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -56,6 +56,7 @@ struct Child {
   int port_in = -1;  // the parent tells the port here
   int result_out = -1;
   std::string bytes;
+  bool closed = false;  // its end of result_out
   bool done = false;
   RankResult result;
 };
@@ -108,16 +109,32 @@ struct Child {
   ::_exit(0);
 }
 
-/// Reads what is there; true when the writer has closed its end.
-bool drain(Child& child) {
+/// Reads what is there.
+void drain(Child& child) {
   std::array<char, 65536> buffer;
   while (true) {
     const auto n = ::read(child.result_out, buffer.data(), buffer.size());
     if (n > 0)
       child.bytes.append(buffer.data(), static_cast<size_t>(n));
-    else
-      return n == 0;
+    else {
+      child.closed = child.closed || n == 0;
+      return;
+    }
   }
+}
+
+/// Until a rank writes or ends; a rank that has closed its pipe ends in a moment.
+void wait_for_news(const std::vector<Child>& children) {
+  std::vector<pollfd> pipes;
+  int patience_ms = 100;
+  for (const auto& child : children) {
+    if (child.done) continue;
+    if (child.closed)
+      patience_ms = 1;
+    else
+      pipes.push_back({.fd = child.result_out, .events = POLLIN, .revents = 0});
+  }
+  ::poll(pipes.data(), pipes.size(), patience_ms);
 }
 
 void unpack(Child& child) {
@@ -156,7 +173,7 @@ void wait_for(std::vector<Child>& children, Clock::time_point start, std::chrono
       for (auto& child : children)
         if (!child.done) ::kill(child.pid, SIGKILL);
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (left > 0) wait_for_news(children);
   }
 }
 
