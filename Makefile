@@ -35,10 +35,11 @@ run: setup-run configure ## train a small vision transformer: the quickest way t
 build: setup-run configure ## the library, the program `levin` and the examples
 	@$(NINJA) product
 
-# Two tests run at a time, so a thread of OpenMP that waits must leave its core to the other one (docs/build.md).
+# Three tests run at a time: many wait for ranks and timeouts. A thread of OpenMP that waits must leave its core to another test
+# (docs/build.md).
 test: setup-test configure ## build everything and run the tests (those for a GPU where there is one)
 	@$(NINJA) all cuda_compiles
-	@OMP_WAIT_POLICY=passive ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 2 \
+	@OMP_WAIT_POLICY=passive ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j 3 \
 	  $(if $(T),-R '$(T)') $(if $(LABEL),-L '$(LABEL)',$(if $(wildcard /dev/nvidiactl),,-LE gpu))
 
 bench: setup-bench configure ## run Levin beside its Python peers and print the ratios

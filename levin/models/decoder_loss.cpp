@@ -20,6 +20,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/aligned.h"
 #include "levin/kernels/cross_entropy/cross_entropy.h"
 #include "levin/kernels/cross_entropy/linear_cross_entropy.h"
 #include "levin/kernels/embedding/waiting_gradient.h"
@@ -96,7 +97,7 @@ int64_t chunk_rows(int64_t rows, int64_t columns, int64_t element_size) {
 Tensor padded_weight(const Tensor& weight, at::ScalarType dtype) {
   constexpr int64_t kGood = 8, kPadded = 64;
   const auto rows = weight.size(0);
-  if (weight.scalar_type() == dtype && rows % kGood == 0) return weight.contiguous();
+  if (weight.scalar_type() == dtype && rows % kGood == 0) return kernels::detail::aligned(weight);
   const auto padded = (rows + kPadded - 1) / kPadded * kPadded;
   auto result = at::empty({padded, weight.size(1)}, weight.options().dtype(dtype));
   result.narrow(0, 0, rows).copy_(weight);

@@ -99,6 +99,22 @@ TEST_F(LinearCrossEntropyGpu, OneFarRowDoesNotChangeOthers) {
   }
 }
 
+TEST_F(LinearCrossEntropyGpu, TakesViewsThatAreNotAligned) {
+  torch::manual_seed(16);
+  const auto bf16 = torch::dtype(at::kBFloat16).device(at::kCUDA);
+  const auto x = torch::randn({40, 64}, bf16), w = torch::randn({512, 64}, bf16);
+  const auto targets = torch::randint(0, 512, {40});
+  const auto plain = step(x, w, targets, 512);
+  const auto moved = [&](const Tensor& from) {
+    const auto room = torch::empty({from.numel() + 1}, bf16);
+    return room.narrow(0, 1, from.numel()).view(from.sizes()).copy_(from);
+  };
+  const auto found = step(moved(x), moved(w), targets, 512);
+  EXPECT_TRUE(found.losses.equal(plain.losses));
+  EXPECT_TRUE(found.grads.equal(plain.grads));
+  EXPECT_TRUE(found.scaled.equal(plain.scaled));
+}
+
 TEST_F(LinearCrossEntropyGpu, ShowsWhatIsWrong) {
   const auto bf16 = torch::dtype(at::kBFloat16).device(at::kCUDA);
   const auto w = torch::randn({64, 16}, bf16);

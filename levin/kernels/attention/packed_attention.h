@@ -7,9 +7,6 @@
 /// What short_attention and causal_attention share, in packed_attention_cuda.cpp.
 namespace levin::kernels::detail {
 
-/// As copies of the device want it: without gaps, at a multiple of 16 bytes.
-at::Tensor aligned(const at::Tensor& x);
-
 /// qkv [B, T, 3, H, 64] is aligned, and outlives the launch.
 PackedAttentionLaunch launch_of(const at::Tensor& qkv);
 

@@ -1,14 +1,8 @@
 #include <ATen/cuda/CUDAContext.h>
 
 #include "levin/kernels/attention/packed_attention.h"
-#include "levin/kernels/number_type.h"
 
 namespace levin::kernels::detail {
-
-at::Tensor aligned(const at::Tensor& x) {
-  const auto dense = x.contiguous();
-  return is_pack_aligned(dense.const_data_ptr()) ? dense : dense.clone();
-}
 
 PackedAttentionLaunch launch_of(const at::Tensor& qkv) {
   return {.qkv = qkv.const_data_ptr(),

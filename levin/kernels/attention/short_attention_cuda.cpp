@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "levin/kernels/aligned.h"
 #include "levin/kernels/attention/packed_attention.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/attention/short_attention_launch.h"

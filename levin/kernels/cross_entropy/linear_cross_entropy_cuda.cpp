@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/aligned.h"
 #include "levin/kernels/cross_entropy/linear_cross_entropy_detail.h"
 #include "levin/kernels/cross_entropy/linear_cross_entropy_launch.h"
 #include "levin/kernels/number_type.h"
@@ -24,9 +25,10 @@ bool is_matrix(const Tensor& x) {
          is_pack_aligned(x.const_data_ptr());
 }
 
-std::tuple<Tensor, Tensor> step_cuda(const Tensor& x, const Tensor& weight, const Tensor& targets, const Tensor& losses,
-                                     const std::optional<Tensor>& grads, int64_t classes, int64_t ignore_index,
-                                     const std::optional<Tensor>& scale) {
+std::tuple<Tensor, Tensor> step_cuda(const Tensor& given_x, const Tensor& given_weight, const Tensor& targets,
+                                     const Tensor& losses, const std::optional<Tensor>& grads, int64_t classes,
+                                     int64_t ignore_index, const std::optional<Tensor>& scale) {
+  const auto x = aligned(given_x), weight = aligned(given_weight);
   LEVIN_CHECK(is_hopper(x.device()) && is_matrix(x) && is_matrix(weight) && (!grads || is_matrix(*grads)),
               "[linear_cross_entropy_step] needs contiguous bfloat16 matrices with rows of 16 bytes, and compute "
               "capability 9.0");

@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
+#include "levin/kernels/aligned.h"
 #include "levin/kernels/fp8/fp8_detail.h"
 #include "levin/kernels/fp8/fp8_launch.h"
 #include "levin/kernels/fused_step/adam_detail.h"
@@ -40,9 +41,6 @@ Fp8Parts cast(const Tensor& given, const MaybeTensor& given_amax, const MaybeTen
               MaybeDtype wanted_sums) {
   const c10::cuda::CUDAGuard guard(given.device());
   // Parts of a flat buffer may begin anywhere.
-  const auto aligned = [](const Tensor& tensor) {
-    return is_pack_aligned(tensor.const_data_ptr()) ? tensor : tensor.clone();
-  };
   const auto x = aligned(given), at = derivative_at ? aligned(*derivative_at) : Tensor();
   const auto m = x.size(0), k = x.size(1);
   auto parts = empty_fp8_parts(x, dtype, per_row, rows, columns, wanted_sums);
