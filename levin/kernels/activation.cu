@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) activation_kernel(const ActivationPo
   wait_for_previous();
   constexpr int V = 16 / sizeof(T), kTile = kThreads * kPacks * V;
   constexpr bool gated = kind == ActivationKind::kGatedSilu;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int64_t begin = static_cast<int64_t>(block_from_end()) * kTile;
   const int t = static_cast<int>(threadIdx.x);
   if (pointers.aligned && begin + kTile <= pointers.numel) {
     Pack<T, V> first[kPacks], second[kPacks] = {}, grad[kPacks] = {};

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -72,6 +73,30 @@ template <>
 __device__ __forceinline__ uint32_t packed_pair<__half>(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);
   return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+/// The two numbers of a register.
+template <class T>
+__device__ __forceinline__ float2 unpacked(uint32_t pair) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2_raw raw{static_cast<unsigned short>(pair & 0xffffu), static_cast<unsigned short>(pair >> 16)};
+    return __half22float2(__half2(raw));
+  } else {
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+  }
+}
+
+/// Eight numbers times eight others, added up.
+template <class T>
+__device__ __forceinline__ float product_of_packs(const uint4& x, const uint4& y) {
+  const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+  float product = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 a = unpacked<T>(xs[i]), b = unpacked<T>(ys[i]);
+    product = fmaf(a.x, b.x, fmaf(a.y, b.y, product));
+  }
+  return product;
 }
 
 /// 2^x; what float has no normal number for is zero.

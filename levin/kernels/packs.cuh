@@ -25,40 +25,14 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Pack<T, N, true> {
   uint32_t pairs[N / 2];
 };
 
-__device__ __forceinline__ void upcast_pair(uint32_t pair, float* out, __nv_bfloat16) {
-  out[0] = __uint_as_float(pair << 16);
-  out[1] = __uint_as_float(pair & 0xffff0000u);
-}
-__device__ __forceinline__ void upcast_pair(uint32_t pair, float* out, __half) {
-  const __half2_raw raw{static_cast<unsigned short>(pair & 0xffffu), static_cast<unsigned short>(pair >> 16)};
-  const float2 both = __half22float2(__half2(raw));
-  out[0] = both.x;
-  out[1] = both.y;
-}
-template <class T, class A>
-__device__ __forceinline__ uint32_t narrow_pair(A first, A second) {
-  if constexpr (std::is_same_v<T, __half>) {
-    const __half2_raw raw = std::is_same_v<A, float>
-                                ? __floats2half2_rn(first, second)
-                                : __halves2half2(narrowed<__half>(first), narrowed<__half>(second));
-    return raw.x | static_cast<uint32_t>(raw.y) << 16;
-  } else {
-    const __nv_bfloat162_raw raw =
-        std::is_same_v<A, float> ? __floats2bfloat162_rn(first, second)
-                                 : __halves2bfloat162(narrowed<__nv_bfloat16>(first), narrowed<__nv_bfloat16>(second));
-    return raw.x | static_cast<uint32_t>(raw.y) << 16;
-  }
-}
-
 template <class T, int N, class A>
 __device__ __forceinline__ void unpack(const Pack<T, N>& pack, A* out) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
 #pragma unroll
     for (int k = 0; k < N / 2; ++k) {
-      float both[2];
-      upcast_pair(pack.pairs[k], both, T());
-      out[2 * k] = both[0];
-      out[2 * k + 1] = both[1];
+      const float2 both = unpacked<T>(pack.pairs[k]);
+      out[2 * k] = both.x;
+      out[2 * k + 1] = both.y;
     }
   } else {
 #pragma unroll
@@ -70,8 +44,9 @@ template <class T, int N, class A>
 __device__ __forceinline__ Pack<T, N> packed(const A* in) {
   Pack<T, N> pack;
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    static_assert(std::is_same_v<A, float>);
 #pragma unroll
-    for (int k = 0; k < N / 2; ++k) pack.pairs[k] = narrow_pair<T>(in[2 * k], in[2 * k + 1]);
+    for (int k = 0; k < N / 2; ++k) pack.pairs[k] = packed_pair<T>(in[2 * k], in[2 * k + 1]);
   } else {
 #pragma unroll
     for (int k = 0; k < N; ++k) pack.values[k] = narrowed<T>(in[k]);
@@ -183,6 +158,11 @@ __device__ __forceinline__ A row_sum(A value, int warps, A* slots) {
   if (lane == 0) slots[warp] = value;
   __syncthreads();
   return warp_sum(lane < warps ? slots[lane] : A(0));
+}
+
+/// Blocks of large tensors begin at the end: what the kernel before wrote last is still in the cache.
+__device__ __forceinline__ unsigned block_from_end() {
+  return gridDim.x - 1 - blockIdx.x;
 }
 
 // ---- sums of columns

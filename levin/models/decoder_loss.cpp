@@ -129,7 +129,9 @@ struct LossChunk {
 /// Logits in memory, then their losses and gradient in their place.
 void loss_of_logits(const LossChunk& chunk, const Tensor& w, const kernels::CrossEntropyStep& step) {
   multiply_into(chunk.logits, chunk.x, w.t());
-  kernels::cross_entropy_step(chunk.logits, chunk.targets, chunk.losses, step);
+  const bool for_grads = chunk.grad_x.defined() || chunk.grad_weight.defined();
+  (for_grads ? kernels::cross_entropy_step : kernels::cross_entropy_losses)(chunk.logits, chunk.targets, chunk.losses,
+                                                                            step);
   if (chunk.grad_x.defined()) multiply_into(chunk.grad_x, chunk.logits, w);
   if (chunk.grad_weight.defined()) multiply_into(chunk.grad_weight, chunk.logits.t(), chunk.x, !chunk.first);
 }
@@ -167,10 +169,9 @@ LossParts fused_loss(const Tensor& x, const Tensor& weight, const Tensor& target
   const bool by_product = kernels::has_linear_cross_entropy_step(w);
   const kernels::CrossEntropyStep step{.classes = weight.size(0),
                                        .ignore_index = kIgnoredToken,
-                                       .gradient = for_x || for_weight,
                                        .scale = scale.defined() ? std::optional<Tensor>(scale) : std::nullopt};
   {
-    const auto room = by_product && !step.gradient ? Tensor() : at::empty({rows, columns}, w.options());
+    const auto room = by_product && !for_x && !for_weight ? Tensor() : at::empty({rows, columns}, w.options());
     for (int64_t begin = 0; begin < all; begin += rows) {
       const auto own = [&](const Tensor& whole) {
         return whole.defined() ? whole.narrow(0, begin, std::min(rows, all - begin)) : whole;

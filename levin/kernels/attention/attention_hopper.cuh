@@ -41,30 +41,6 @@ __device__ __forceinline__ Head head_at(const Sizes& sizes, int index) {
   return {index - batch * sizes.heads, batch};
 }
 
-template <class T>
-__device__ __forceinline__ float2 unpacked(uint32_t bits) {
-  if constexpr (kIsHalf<T>) {
-    __half2 both;
-    memcpy(&both, &bits, 4);
-    return __half22float2(both);
-  } else {
-    return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xFFFF0000u)};
-  }
-}
-
-/// Eight numbers times eight others, added up.
-template <class T>
-__device__ __forceinline__ float product_of_packs(const uint4& x, const uint4& y) {
-  const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-  float product = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float2 a = unpacked<T>(xs[i]), b = unpacked<T>(ys[i]);
-    product = fmaf(a.x, b.x, fmaf(a.y, b.y, product));
-  }
-  return product;
-}
-
 /// 64 x 64 numbers, times `scale`, to shared memory. `rows`: how many of them belong to tokens.
 template <class T>
 __device__ __forceinline__ void stage(uint32_t to, const float (&d)[32], float scale, int warp, int lane, int rows) {

@@ -61,8 +61,10 @@ void scale_rows_by_aten(const Tensor& out, const Tensor& x, const Tensor& factor
 
 }  // namespace detail
 
-void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
-                        const CrossEntropyStep& options) {
+namespace {
+
+void run_step(const Tensor& logits, const Tensor& targets, const Tensor& losses, const CrossEntropyStep& options,
+              bool gradient) {
   LEVIN_CHECK(logits.dim() == 2 && logits.is_floating_point() && targets.dim() == 1 &&
                   targets.scalar_type() == at::kLong && targets.size(0) == logits.size(0) &&
                   losses.sizes() == targets.sizes(),
@@ -74,7 +76,19 @@ void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tenso
               options.classes, " are not in 1 to ", logits.size(1));
   if (logits.size(0) == 0) return;
   detail::operators<CrossEntropyOps>().step.call(logits, targets, losses, options.classes, options.ignore_index,
-                                                 options.gradient, options.scale);
+                                                 gradient, options.scale);
+}
+
+}  // namespace
+
+void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
+                        const CrossEntropyStep& options) {
+  run_step(logits, targets, losses, options, /*gradient=*/true);
+}
+
+void cross_entropy_losses(const Tensor& logits, const Tensor& targets, const Tensor& losses,
+                          const CrossEntropyStep& options) {
+  run_step(logits, targets, losses, options, /*gradient=*/false);
 }
 
 void scale_in_place(const Tensor& x, const Tensor& factor) {

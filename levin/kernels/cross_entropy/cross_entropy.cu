@@ -9,30 +9,12 @@
 #include "levin/kernels/number_switch.cuh"
 #include "levin/kernels/numbers.cuh"
 #include "levin/kernels/online_softmax.cuh"
+#include "levin/kernels/packs.cuh"
 
 namespace levin::kernels::detail {
 namespace {
 
 constexpr int kWarp = 32;
-
-template <class T, int kWidth>
-struct alignas(sizeof(T) * kWidth) LogitPack {
-  T values[kWidth];
-};
-
-template <class T, int kWidth>
-__device__ void load(const T* from, float (&out)[kWidth]) {
-  const auto pack = *reinterpret_cast<const LogitPack<T, kWidth>*>(from);
-#pragma unroll
-  for (int k = 0; k < kWidth; ++k) out[k] = widened(pack.values[k]);
-}
-template <class T, int kWidth>
-__device__ void store(T* to, const float (&in)[kWidth]) {
-  LogitPack<T, kWidth> pack;
-#pragma unroll
-  for (int k = 0; k < kWidth; ++k) assign(pack.values[k], in[k]);
-  *reinterpret_cast<LogitPack<T, kWidth>*>(to) = pack;
-}
 
 /// Logits past the classes count for nothing.
 template <int kWidth>
@@ -78,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) cross_entropy_kerne
   if (target == launch.ignore_index) {
     const float zeros[kWidth] = {};
     if (kGradient)
-      for (int at = first; at < launch.columns; at += kStep) store<T, kWidth>(logits + at, zeros);
+      for (int at = first; at < launch.columns; at += kStep) store_packed<T, kWidth>(logits, at, zeros);
     if (threadIdx.x == 0) launch.losses[row] = 0;
     return;
   }
@@ -86,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) cross_entropy_kerne
   Softmax mine;
   for (int at = first; at < launch.classes; at += kStep) {
     float x[kWidth];
-    load<T, kWidth>(logits + at, x);
+    load_wide<kWidth, T>(logits, at, x);
     cut(x, at, launch.classes);
     mine.take(x);
   }
@@ -106,9 +88,9 @@ __global__ void __launch_bounds__(kThreads, 2048 / kThreads) cross_entropy_kerne
                                launch.classes};
   for (int at = first + (launch.columns - 1 - first) / kStep * kStep; at >= 0; at -= kStep) {
     float x[kWidth];
-    load<T, kWidth>(logits + at, x);
+    load_wide<kWidth, T>(logits, at, x);
     gradient.apply(x, at);
-    store<T, kWidth>(logits + at, x);
+    store_packed<T, kWidth>(logits, at, x);
   }
 }
 
@@ -148,10 +130,10 @@ __global__ void __launch_bounds__(256) scale_kernel(const ScaleLaunch launch) {
   for (int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) * kWidth; at < launch.count;
        at += step) {
     float x[kWidth];
-    load<T, kWidth>(static_cast<T*>(launch.x) + at, x);
+    load_wide<kWidth, T>(launch.x, at, x);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) x[k] *= factor;
-    store<T, kWidth>(static_cast<T*>(launch.x) + at, x);
+    store_packed<T, kWidth>(launch.x, at, x);
   }
 }
 
@@ -167,10 +149,10 @@ __global__ void __launch_bounds__(256) scale_rows_kernel(const ScaleRowsLaunch l
 #pragma unroll 4
   for (int at = static_cast<int>(threadIdx.x) % kWarp; at < launch.packs; at += kWarp) {
     float x[kWidth];
-    load<float, kWidth>(from + at * kWidth, x);
+    load_wide<kWidth, float>(from, at * kWidth, x);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) x[k] *= factor;
-    store<T, kWidth>(to + at * kWidth, x);
+    store_packed<T, kWidth>(to, at * kWidth, x);
   }
 }
 

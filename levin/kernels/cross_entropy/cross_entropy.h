@@ -14,8 +14,6 @@ struct CrossEntropyStep {
   int64_t classes = 0;
   /// Targets of this value count for nothing.
   int64_t ignore_index = -100;
-  /// Overwrite the logits with their gradient; otherwise they stay as they are.
-  bool gradient = true;
   /// A factor of the gradient, float32 [] on the logits' device; 1 if there is none.
   std::optional<Tensor> scale = {};
 };
@@ -28,6 +26,10 @@ struct CrossEntropyStep {
 /// Autograd does not see it: it is a part of autograd functions.
 void cross_entropy_step(const Tensor& logits, const Tensor& targets, const Tensor& losses,
                         const CrossEntropyStep& options);
+
+/// The losses alone: the logits stay as they are.
+void cross_entropy_losses(const Tensor& logits, const Tensor& targets, const Tensor& losses,
+                          const CrossEntropyStep& options);
 
 /// x *= factor, one number of x's dtype on its device. On CUDA a factor of 1, which the gradient of a loss mostly is,
 /// takes no pass over x. Autograd does not see it.

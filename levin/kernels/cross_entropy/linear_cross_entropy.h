@@ -17,7 +17,7 @@ bool has_linear_cross_entropy_step(const Tensor& x);
 ///
 /// `grads` [N, C], where it is defined, becomes the gradient of the logits but for a factor of each row: with the
 /// results (f [N] float32, y [N, D]), the gradient of x is f * (grads W), and that of W is grads^T y. Both are times
-/// `scale`; options.gradient counts for nothing. Rows that are ignored are zero, and so are columns of padding. A
+/// `scale`. Rows that are ignored are zero, and so are columns of padding. A
 /// target that is no class is an error on the CPU and NaN on CUDA.
 ///
 /// Autograd does not see it: it is a part of autograd functions.

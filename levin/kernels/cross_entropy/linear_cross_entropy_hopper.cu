@@ -10,6 +10,7 @@
 #include "levin/kernels/linear/product_hopper.cuh"
 #include "levin/kernels/numbers.cuh"
 #include "levin/kernels/online_softmax.cuh"
+#include "levin/kernels/packs.cuh"
 
 // Logits are 2 to a power here: log2(e) times the logit. A row has a reference r, at first the logit of its target t,
 // and its gradient but for a factor is 2^(l - r) where it is not the target, and minus the sum of all these there. So
@@ -20,6 +21,7 @@ namespace {
 
 using Launch = LinearCrossEntropyLaunch;
 using Number = __nv_bfloat16;
+static_assert(kTileColumns == kLinearCrossEntropyColumns);
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kFinishThreads = 512, kFinishWarps = kFinishThreads / 32, kFinishRows = 32;
@@ -110,29 +112,15 @@ struct LogitTile {
   }
 };
 
-__device__ __forceinline__ float warp_sum(float x) {
-#pragma unroll
-  for (int lane = 16; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
-  return x;
-}
-
 /// Eight numbers times a factor.
 __device__ __forceinline__ uint4 scaled(const uint4& pack, float factor) {
   uint32_t pairs[4] = {pack.x, pack.y, pack.z, pack.w};
 #pragma unroll
-  for (auto& pair : pairs)
-    pair = packed_pair<Number>(__uint_as_float(pair << 16) * factor, __uint_as_float(pair & 0xFFFF0000u) * factor);
-  return {pairs[0], pairs[1], pairs[2], pairs[3]};
-}
-__device__ __forceinline__ float dot(const uint4& x, const uint4& y) {
-  const uint32_t xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    sum = fmaf(__uint_as_float(xs[i] << 16), __uint_as_float(ys[i] << 16), sum);
-    sum = fmaf(__uint_as_float(xs[i] & 0xFFFF0000u), __uint_as_float(ys[i] & 0xFFFF0000u), sum);
+  for (auto& pair : pairs) {
+    const float2 both = unpacked<Number>(pair);
+    pair = packed_pair<Number>(both.x * factor, both.y * factor);
   }
-  return sum;
+  return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 __device__ __forceinline__ const uint4* packs_of(const void* matrix, int64_t row, int depth) {
   return reinterpret_cast<const uint4*>(static_cast<const Number*>(matrix) + row * depth);
@@ -152,7 +140,7 @@ __global__ void __launch_bounds__(kThreads) target_logits_kernel(const Launch la
   if (target >= 0 && target < launch.classes && target != launch.ignore_index) {
     const uint4 *x = packs_of(launch.x, row, launch.depth), *w = packs_of(launch.w, target, launch.depth);
     float sum = 0;
-    for (int i = lane; i < launch.depth / 8; i += 32) sum += dot(x[i], w[i]);
+    for (int i = lane; i < launch.depth / 8; i += 32) sum += product_of_packs<Number>(x[i], w[i]);
     logit = warp_sum(sum) * kLog2E;
   }
   if (lane == 0) scratch.references[row] = scratch.targets[row] = logit;

@@ -27,9 +27,13 @@ struct LinearCrossEntropyLaunch {
   int32_t processors = 0;  // of the device
 };
 
-/// Numbers of float32: for each row and 256 columns a sum and the largest logit, for each row two logits, and a flag.
+/// Columns of a tile of the product.
+constexpr int64_t kLinearCrossEntropyColumns = 256;
+
+/// Numbers of float32: for each row of a tile a sum and the largest logit, for each row two logits, and a flag.
 constexpr int64_t linear_cross_entropy_scratch(int64_t rows, int64_t columns) {
-  return rows * (2 * ((columns + 255) / 256) + 2) + 1;
+  const int64_t tiles = (columns + kLinearCrossEntropyColumns - 1) / kLinearCrossEntropyColumns;
+  return rows * (2 * tiles + 2) + 1;
 }
 
 /// Returns a cudaError_t.

@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2) decode_groups_kernel(const Decode
     for (int tile = 0; tile < 2; ++tile) {
       const float low = __expf(scores[tile][0] - by), high = __expf(scores[tile][1] - by);
       sum += low + high;
-      weights[tile] = narrow_pair<T>(low, high);
+      weights[tile] = packed_pair<T>(low, high);
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half)

@@ -47,7 +47,10 @@ template <class From>
 __device__ void unpack(const Eight<From>& raw, float (&out)[kWide]) {
   const uint32_t pairs[4] = {raw.words[0].x, raw.words[0].y, raw.words[0].z, raw.words[0].w};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) upcast_pair(pairs[i], out + 2 * i, From());
+  for (int i = 0; i < 4; ++i) {
+    const float2 both = unpacked<From>(pairs[i]);
+    out[2 * i] = both.x, out[2 * i + 1] = both.y;
+  }
 }
 
 __device__ bool is_finite(float x) {
@@ -174,7 +177,8 @@ __device__ void activate(float (&values)[kWide], const float (&at)[kWide]) {
       else
         values[k] *= derivative<kKind, __nv_bfloat16>(at[k]);
     }
-    upcast_pair(narrow_pair<__nv_bfloat16>(values[j], values[j + 1]), values + j, __nv_bfloat16());
+    const float2 both = unpacked<__nv_bfloat16>(packed_pair<__nv_bfloat16>(values[j], values[j + 1]));
+    values[j] = both.x, values[j + 1] = both.y;
   }
 }
 

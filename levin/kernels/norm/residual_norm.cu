@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kWarpRow ? 128 : 512) norm_forward_kernel(cons
   __shared__ A slots[2][16];
   const RowGroup all(kWarpRow ? 1 : warps);
   const int t = all.t, lanes = all.lanes;
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / lanes) + all.group;
+  const int64_t row = static_cast<int64_t>(block_from_end()) * (blockDim.x / lanes) + all.group;
   if (row >= norm.rows) return;  // a whole group
   const int columns = static_cast<int>(norm.columns);
   const int64_t begin = row * norm.columns;

@@ -12,8 +12,8 @@ __device__ __forceinline__ A row_statistic(const void* list, int64_t row) {
   return list != nullptr ? static_cast<const A*>(list)[row] : A(0);
 }
 
-/// Groups of warps walk over the rows and keep the sums of columns in registers. The next rows are on their way to
-/// shared memory while one is computed.
+/// Groups of warps walk over the rows, from the last to the first (block_from_end), and keep the sums of columns in
+/// registers. The next rows are on their way to shared memory while one is computed.
 template <class S, class B, class O, int E, bool kDropout>
 __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
     norm_backward_kernel(const NormBackward norm, const int warps, const int stages) {
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
   unsigned char* const places = ring + all.group * stages * row_bytes;
 
   const auto fetch = [&](int64_t row, int stage) {
-    if (row < norm.rows) {
+    if (row >= 0) {
       const int64_t begin = row * norm.columns;
       unsigned char* to = places + stage * row_bytes;
       all.copy(to, static_cast<const O*>(norm.grad_output) + begin, stream_at);
@@ -44,10 +44,10 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
     }
     end_copies();
   };
-  int64_t row = static_cast<int64_t>(blockIdx.x) * groups + all.group;
-  for (int stage = 0; stage + 1 < stages; ++stage) fetch(row + stage * stride, stage);
+  int64_t row = norm.rows - 1 - (static_cast<int64_t>(blockIdx.x) * groups + all.group);
+  for (int stage = 0; stage + 1 < stages; ++stage) fetch(row - stage * stride, stage);
   float next_mean = 0, next_rstd = 0;
-  if (row < norm.rows) {
+  if (row >= 0) {
     next_mean = row_statistic<float>(norm.mean, row);
     next_rstd = row_statistic<float>(norm.rstd, row);
   }
@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(32 * kNormWarps, norm_resident(E))
   DropoutFactors<float> dropout;
   if constexpr (kDropout) dropout = dropout_factors<float>(norm.dropout, /*backward=*/true);
 
-  for (int stage = 0; row < norm.rows; row += stride) {
+  for (int stage = 0; row >= 0; row -= stride) {
     await_copies(stages - 2);
     all.meet();  // copies of all are there, and nobody reads the row before any more
-    fetch(row + (stages - 1) * stride, stage == 0 ? stages - 1 : stage - 1);
+    fetch(row - (stages - 1) * stride, stage == 0 ? stages - 1 : stage - 1);
     const unsigned char* here = places + stage * row_bytes;
     stage = stage + 1 == stages ? 0 : stage + 1;
     const float mean = next_mean, rstd = next_rstd;
-    if (row + stride < norm.rows) {
-      next_mean = row_statistic<float>(norm.mean, row + stride);
-      next_rstd = row_statistic<float>(norm.rstd, row + stride);
+    if (row - stride >= 0) {
+      next_mean = row_statistic<float>(norm.mean, row - stride);
+      next_rstd = row_statistic<float>(norm.rstd, row - stride);
     }
 
     float sum = 0, product = 0;
