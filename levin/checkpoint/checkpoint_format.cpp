@@ -7,6 +7,7 @@
 #include "levin/checkpoint/open_checkpoint.h"
 #include "levin/checkpoint/state_files.h"
 #include "levin/checkpoint/together.h"
+#include "levin/core/files.h"
 
 namespace levin {
 namespace fs = std::filesystem;
@@ -71,7 +72,7 @@ const CheckpointFormat* instance_of() {
 }  // namespace
 
 void CheckpointFormat::remove(const fs::path& path) const {
-  fs::remove_all(path);
+  remove_whole(path);
 }
 
 double CheckpointFormat::saved_at(const fs::path& path) const {

@@ -131,6 +131,9 @@ void make_folder(const std::filesystem::path& folder);
 /// As make_folder; also an Error when no file can be made in it. Long jobs ask at the start, not when the first
 /// checkpoint is due.
 void check_writable(const std::filesystem::path& folder);
+/// Deletes a file or folder. A process that is killed meanwhile leaves all of it under its name, or nothing: the rest
+/// has a hidden name then, and goes with what is deleted next in that folder.
+void remove_whole(const std::filesystem::path& path);
 /// Waits until the names in a folder are on the disk.
 void sync_folder(const std::filesystem::path& folder);
 /// Waits until the content of a file is on the disk: for files that others write (FileWriter::close does it by

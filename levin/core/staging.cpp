@@ -20,7 +20,7 @@ namespace {
 
 /// Names of 255 bytes are the limit of common file systems, and the marks need room.
 constexpr size_t kLongestStem = 120;
-constexpr std::string_view kOldMark = ".old";
+constexpr std::string_view kOldMark = ".old", kGoneMark = ".gone";
 
 /// The host as one word of a file's name.
 std::string host_mark() {
@@ -76,6 +76,20 @@ void detail::restore_replaced(const fs::path& path) {
   if (fs::exists(fs::symlink_status(path, error))) return;
   const auto old = leftovers(path, true);
   if (!old.empty()) fs::rename(old.front(), path, error);
+}
+
+void remove_whole(const fs::path& path) {
+  auto gone = detail::temporary_beside(path);
+  gone += kGoneMark;
+  std::error_code error;
+  fs::rename(path, gone, error);
+  if (error) fs::remove_all(path);  // says why not
+  for (fs::directory_iterator it(parent_of(path), error), end; !error && it != end; it.increment(error)) {
+    const auto name = it->path().filename().string();
+    std::error_code ignored;
+    if (name.starts_with('.') && name.find(".tmp-") != std::string::npos && name.ends_with(kGoneMark))
+      fs::remove_all(it->path(), ignored);
+  }
 }
 
 StagedFiles::~StagedFiles() {

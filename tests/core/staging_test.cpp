@@ -1,8 +1,11 @@
 // Files that appear together, and what may be replaced.
+#include <csignal>
 #include <filesystem>
+#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "levin/core/error.h"
@@ -61,6 +64,44 @@ TEST_F(Staging, AFolderIsMergedIntoWhatStands) {
   fresh.merge();
   EXPECT_EQ(read_file(folder_ / "other" / "train"), "first");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2);
+}
+
+TEST_F(Staging, RemovesFilesFoldersAndLinks) {
+  put(folder_ / "file", "x");
+  fs::create_directories(folder_ / "folder" / "inside");
+  fs::create_directory_symlink("folder", folder_ / "link");
+  remove_whole(folder_ / "link");
+  EXPECT_TRUE(fs::exists(folder_ / "folder" / "inside"));
+  for (const char* name : {"file", "folder", "none"}) remove_whole(folder_ / name);
+  EXPECT_TRUE(fs::is_empty(folder_));
+}
+
+/// Killed at any time, a folder that is removed is there with all its files, or not at all.
+TEST_F(Staging, WhatIsRemovedIsNeverThereInPart) {
+  constexpr int kFiles = 400;
+  int before = 0, after = 0;
+  for (int delay = 0; delay < 40; ++delay) {
+    const auto path = folder_ / ("checkpoint-" + std::to_string(delay));
+    fs::create_directories(path);
+    for (int i = 0; i < kFiles; ++i) std::ofstream(path / std::to_string(i)) << "x";
+    const pid_t child = ::fork();
+    if (child == 0) {
+      remove_whole(path);
+      ::_exit(0);
+    }
+    ::usleep(static_cast<useconds_t>(50 * delay));
+    ::kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    if (fs::exists(path)) {
+      ++before;
+      EXPECT_EQ(std::distance(fs::directory_iterator(path), {}), kFiles);
+    } else {
+      ++after;
+    }
+    remove_whole(path);
+  }
+  EXPECT_TRUE(fs::is_empty(folder_)) << "the rest goes with what is removed next; " << before << " " << after;
 }
 
 TEST_F(Staging, WhatStandsIsReplacedWithConsentAlone) {

@@ -50,7 +50,7 @@ void link_checkpoint(const fs::path& from, const fs::path& link) {
   const auto fresh = detail::temporary_beside(link);
   fs::create_directory_symlink(from.lexically_relative(link.parent_path()), fresh);
   // A folder cannot be replaced by a link at once; what the link names is there whole, so nothing is lost meanwhile.
-  if (is_there(link) && !is_link(link)) fs::remove_all(link);
+  if (is_there(link) && !is_link(link)) remove_whole(link);
   fs::rename(fresh, link);
 }
 
