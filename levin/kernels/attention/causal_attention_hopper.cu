@@ -23,7 +23,7 @@ constexpr int kTileBytes = kTile * 128, kHalfBytes = kTileBytes / 2;
 constexpr int kGroups = 2;  // warpgroups; each has 64 of the keys of a tile
 constexpr int kThreads = kGroups * 128;
 constexpr int kBlocks = 2;  // of a cluster
-static_assert(kCausalAttentionParts == kBlocks * kThreads / 32);
+static_assert(kCausalAttentionParts == kBlocks);
 
 // Shared memory: keys and values of this tile and of the next; queries and gradients of this step and of the next;
 // gradients of scores of this step and of the one before.
@@ -348,14 +348,18 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_backward(
     }
     if (leads) wait_until_read();
     if constexpr (kColumns) {
-      // Sums of columns of this warp, which every head has a place for.
-      const int part = (batch * kBlocks + rank) * (kThreads / 32) + group * 4 + warp;
-      const auto put = [&](int which, float2 two) {
-        float* const to = columns + ((static_cast<size_t>(part) * 3 + which) * sizes.heads + head) * kHeadSize;
-        reinterpret_cast<float2*>(to)[column_of(lane) / 2] = two;
-      };
+      sync_threads(1, kThreads);
+      if (tid < 3 * 32) {  // warp `which` adds those of all warps
+        const int which = tid / 32, part = batch * kBlocks + rank;
+        float2 all = {};
 #pragma unroll
-      for (int which = 0; which < 3; ++which) put(which, of_columns[which * kThreads]);
+        for (int w = 0; w < kThreads / 32; ++w) {
+          const float2 two = numbers[padded + which * kThreads + w * 32 + lane];
+          all = {all.x + two.x, all.y + two.y};
+        }
+        float* const to = columns + ((static_cast<size_t>(part) * 3 + which) * sizes.heads + head) * kHeadSize;
+        reinterpret_cast<float2*>(to)[column_of(lane) / 2] = all;
+      }
     }
   }
   if (leads) wait_until_stored();

@@ -13,7 +13,7 @@ namespace levin::kernels::detail {
 inline constexpr int kCausalAttentionSize = 64, kCausalAttentionMinTokens = 129, kCausalAttentionMaxTokens = 2048;
 
 /// Queries and keys of a tile, and sums of columns of a sequence.
-inline constexpr int kCausalAttentionTile = 128, kCausalAttentionParts = 16;
+inline constexpr int kCausalAttentionTile = 128, kCausalAttentionParts = 2;
 
 /// Numbers of `scratch`: what blocks add up in.
 constexpr int64_t causal_attention_scratch(int64_t processors, int64_t tokens) {

@@ -23,7 +23,7 @@ std::tuple<Tensor, Tensor> short_attention_backward_meta(const Tensor&, const Te
   const auto size = 3 * qkv.size(3) * qkv.size(4);
   auto sums = at::empty({size}, qkv.options().dtype(*columns));
   // Gone when the sums are there.
-  (void)at::empty({kShortAttentionParts * qkv.size(0), size}, qkv.options().dtype(at::kFloat));
+  (void)at::empty({qkv.size(0), size}, qkv.options().dtype(at::kFloat));
   return {grad, sums};
 }
 

@@ -47,7 +47,7 @@ std::tuple<Tensor, Tensor> short_attention_backward_cuda(const Tensor& given_gra
   if (columns) {
     const auto size = 3 * qkv.size(3) * qkv.size(4);
     column_sums = at::empty({size}, qkv.options().dtype(*columns));
-    partials = at::empty({kShortAttentionParts * qkv.size(0), size}, qkv.options().dtype(at::kFloat));
+    partials = at::empty({qkv.size(0), size}, qkv.options().dtype(at::kFloat));
     launch.column_sums = column_sums.mutable_data_ptr();
     launch.column_sums_type = number_type("attention", *columns);
     launch.column_partials = partials.mutable_data_ptr<float>();

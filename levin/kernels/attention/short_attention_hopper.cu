@@ -19,7 +19,6 @@ constexpr int kBuffer = kRows * 128;  // bytes of a head of q, k or v
 constexpr int kTile = 64 * 128;       // bytes of 64 rows
 constexpr int kGroups = 2;            // warpgroups of a block; more of them would have too few registers
 constexpr int kThreads = kGroups * 128;
-static_assert(kShortAttentionParts == kThreads / 32);  // a warp has sums of its own
 
 /// Of `a` and `b`, 64 rows and all rows of 64 numbers: the products of each row with each row.
 template <class T>
@@ -271,12 +270,10 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
     if (leads) wait_until_read();
     __syncthreads();
     if (more && tid == 0) prefetch(next);
-    // Sums of columns of this warp, which every head has a place for.
-    const size_t place =
-        (static_cast<size_t>(batch) * kShortAttentionParts + group * 4 + warp) * 3 * sizes.heads + head;
-    [[maybe_unused]] const auto put = [&](int part, float2 two) {
-      reinterpret_cast<float2*>(columns + (place + static_cast<size_t>(part) * sizes.heads) * 64)[column_of(lane) / 2] =
-          two;
+    // Sums of columns of this warp, in memory of gradients of keys, which have gone.
+    float* const column_sums = reinterpret_cast<float*>(memory + (ds + 4 * kBuffer - shared_address(memory)));
+    [[maybe_unused]] const auto put = [&](int which, float2 two) {
+      reinterpret_cast<float2*>(column_sums + ((group * 4 + warp) * 3 + which) * 64)[column_of(lane) / 2] = two;
     };
     [[maybe_unused]] float2 dv_columns = {}, dk_columns = {};
     for (int tile = group; tile < tiles; tile += kGroups) {
@@ -364,13 +361,13 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
         dk_columns = {fmaf(two.x, sizes.scale, dk_columns.x), fmaf(two.y, sizes.scale, dk_columns.y)};
       }
     }
+    fetch(more ? next : index);
+    if (leads) wait_until_read();
+    __syncthreads();
     if constexpr (kColumns) {
       put(1, dk_columns);
       put(2, dv_columns);
     }
-    fetch(more ? next : index);
-    if (leads) wait_until_read();
-    __syncthreads();
     if (more && tid == 0) load(next);
     float dq[2][32];
     begin_products();
@@ -405,6 +402,13 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
       for (int i = 0; i < 2; ++i) add_rows(each, dq[i], warp, lane, sizes.tokens - 64 * (group + kGroups * i));
       const float2 two = warp_columns(each, lane);
       put(0, {two.x * sizes.scale, two.y * sizes.scale});
+      __syncthreads();
+      if (tid < 3 * 64) {
+        float all = 0;
+#pragma unroll
+        for (int w = 0; w < kThreads / 32; ++w) all += column_sums[w * 3 * 64 + tid];
+        columns[((static_cast<size_t>(batch) * 3 + tid / 64) * sizes.heads + head) * 64 + tid % 64] = all;
+      }
     }
   }
   if (leads) wait_until_stored();
@@ -441,8 +445,7 @@ int backward_with(const PackedAttentionLaunch& launch, cudaStream_t stream) {
       qkv, grad, qkv_grad, static_cast<const T*>(launch.out), static_cast<const T*>(launch.grad), launch.sums,
       launch.column_partials, sizes_of(tensor_of(launch)));
   if constexpr (kColumns)
-    launch_finish<float>(launch.column_partials, int64_t{launch.batch} * kShortAttentionParts,
-                         int64_t{3} * launch.heads * kShortAttentionSize,
+    launch_finish<float>(launch.column_partials, launch.batch, int64_t{3} * launch.heads * kShortAttentionSize,
                          {{launch.column_sums}, {launch.column_sums_type}}, stream);
   return cudaGetLastError();
 }

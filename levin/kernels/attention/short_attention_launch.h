@@ -10,9 +10,6 @@ namespace levin::kernels::detail {
 /// The kernels keep a whole head in shared memory.
 inline constexpr int kShortAttentionSize = 64, kShortAttentionMinTokens = 129, kShortAttentionMaxTokens = 208;
 
-/// Sums of columns come in as many parts for each sequence.
-inline constexpr int kShortAttentionParts = 8;
-
 /// Both return a cudaError_t.
 int launch_short_attention(const PackedAttentionLaunch& launch, CUstream_st* stream);
 int launch_short_attention_backward(const PackedAttentionLaunch& launch, CUstream_st* stream);
