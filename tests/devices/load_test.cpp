@@ -43,6 +43,7 @@ TEST(FlopCounter, CountsAttentionAndBatchedProducts) {
   const double product = 2.0 * 2 * 3 * 10 * 10 * 8;
   EXPECT_EQ(flops_of([&] { at::scaled_dot_product_attention(q, q, q); }), 2 * product);
   EXPECT_EQ(flops_of([&] { torch::matmul(q, q.transpose(2, 3)); }), product);
+  EXPECT_EQ(flops_of([&] { torch::mv(q[0][0], q[0][0][0]); }), 2 * 10 * 8);
   EXPECT_EQ(flops_of([&] { q + q; }), 0);
 }
 

@@ -230,7 +230,10 @@ TEST(TensorCores, NamesOfHopper) {
         "cutlass_80_tensorop_s1688gemm_128x256_16x3_nt_align4",
         "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 128, 4>>",
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
-        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize32x32x64_stage3"})
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize32x32x64_stage3",
+        "void levin::kernels::detail::short_attention_backward<__nv_bfloat16, true>",
+        "void levin::kernels::detail::causal_attention_backward<__nv_bfloat16, true>",
+        "void levin::kernels::detail::wgmma_product<levin::kernels::detail::LogitTile<false> >"})
     EXPECT_TRUE(uses_tensor_cores(name)) << name;
   for (const char* name :
        {"ampere_sgemm_128x64_tn", "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x4_nn_align1>",
@@ -296,17 +299,23 @@ TEST(Roofline, PlacesProductsAndCountsMfu) {
   EXPECT_NEAR(report.mfu->achieved_tflops(), 137.4, 0.1);
 }
 
-/// Levin's own operators: a product, one that adds to its first input, attention of packed projections and its
-/// gradient.
-TEST(Roofline, CountsLevinsOperators) {
+/// Products of two matrices, one that adds to its first input, a vector, convolutions both ways, attention of packed
+/// projections and its gradient.
+TEST(Roofline, CountsOperators) {
   TraceText trace;
   trace.devices(kH200).annotation("ProfilerStep#1", 0, 1000, 1);
   struct Row {
     const char* name;
     const char* shapes;
     double flops;
+    const char* values = "[]";
   };
   const Row rows[]{
+      {"aten::addmv", "[[128], [128, 64], [64], [], []]", 2.0 * 128 * 64},
+      {"aten::convolution", "[[2, 4, 9, 9], [6, 2, 3, 3], [6]]", 2.0 * 2 * 25 * 6 * 2 * 9,
+       R"(["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "False", "[0, 0]", "2"])"},
+      {"aten::convolution_backward", "[[2, 6, 19, 19], [2, 4, 9, 9], [4, 6, 3, 3]]", 2 * 2.0 * 2 * 81 * 4 * 6 * 9,
+       R"(["", "", "", "[6]", "[2, 2]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1", "[True, True, True]"])"},
       {"levin::matmul", "[[128, 64], [64, 32]]", 2.0 * 128 * 64 * 32},
       {"levin::matmul_and_sums", "[[64, 128], [128, 32]]", 2.0 * 64 * 128 * 32},
       {"levin::matmul_into", "[[128, 32], [128, 64], [64, 32]]", 2.0 * 128 * 64 * 32},
@@ -319,9 +328,11 @@ TEST(Roofline, CountsLevinsOperators) {
        10.0 * 2 * 4 * 197 * 197 * 64}};
   int at = 0;
   for (const auto& row : rows) {
-    trace.op(row.name, 100 * at, 20, 2 + at,
-             std::string(R"("Input Dims": )") + row.shapes +
-                 R"(, "Input type": ["c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "float"])");
+    trace.op(
+        row.name, 100 * at, 20, 2 + at,
+        std::string(R"("Input Dims": )") + row.shapes +
+            R"(, "Input type": ["c10::BFloat16", "c10::BFloat16", "c10::BFloat16", "float"], "Concrete Inputs": )" +
+            row.values);
     trace.call("cudaLaunchKernel", 100 * at + 5, 10, 2 + at, 1 + at)
         .kernel("kernel", 100 * at + 20, 50, 2 + at, 1 + at);
     ++at;

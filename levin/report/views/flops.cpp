@@ -4,8 +4,10 @@
 #include <array>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "levin/core/error.h"
+#include "levin/devices/product_operators.h"
 #include "levin/report/json_text.h"
 
 namespace levin::report {
@@ -36,92 +38,18 @@ double at(const Shape& shape, size_t i) {
   return static_cast<double>(shape[i]);
 }
 
-// [.., m, k] x [.., k, n]
-double product(const Shape& a, const Shape& b) {
-  if (a.size() < 2 || b.size() < 2) return 0;
-  return 2 * count(a) * at(b, b.size() - 1);
-}
-
-// Input [N, C, ...], weight [O, C / groups, k...], stride, padding and dilation in the values.
-double convolution(const std::vector<Shape>& shapes, const std::vector<std::string>& values, size_t first_value) {
-  if (shapes.size() < 2 || shapes[0].size() < 3 || shapes[1].size() != shapes[0].size()) return 0;
-  const auto &input = shapes[0], &weight = shapes[1];
-  if (values.size() < first_value + 3) return 0;
-  const auto stride = numbers_of(values[first_value]), padding = numbers_of(values[first_value + 1]),
-             dilation = numbers_of(values[first_value + 2]);
-  const auto of = [](const Shape& list, size_t i, int64_t otherwise) {
-    return list.empty() ? otherwise : list[std::min(i, list.size() - 1)];
-  };
-  double outputs = at(input, 0) * at(weight, 0);
-  for (size_t i = 2; i < input.size(); ++i) {
-    const auto step = std::max<int64_t>(of(stride, i - 2, 1), 1);
-    const auto reach = of(dilation, i - 2, 1) * (weight[i] - 1) + 1;
-    outputs *= static_cast<double>((input[i] + 2 * of(padding, i - 2, 0) - reach) / step + 1);
+double flops_of(const ProductOperator& of, std::vector<Shape> shapes, const std::vector<std::string>& values) {
+  ProductInputs inputs{.shapes = std::move(shapes)};
+  const auto value = [&](size_t at) { return at < values.size() ? values[at] : std::string(); };
+  const size_t first = of.kind == ProductKind::kConvolutionBackward ? 4 : 3;
+  if (of.kind == ProductKind::kConvolution) {
+    if (values.size() < first + 3) return 0;
+    inputs.stride = numbers_of(values[first]);
+    inputs.padding = numbers_of(values[first + 1]);
+    inputs.dilation = numbers_of(values[first + 2]);
   }
-  return 2 * outputs * count(weight) / std::max(at(weight, 0), 1.0);
-}
-
-// Query and key [.., L, D] and [.., S, D]: two products.
-double attention(const std::vector<Shape>& shapes) {
-  if (shapes.size() < 3 || shapes[0].size() < 3 || shapes[1].size() != shapes[0].size()) return 0;
-  return 4 * count(shapes[0]) * at(shapes[1], shapes[1].size() - 2);
-}
-
-// qkv [B, T, 3, H, D], packed.
-double packed_attention(const Shape& qkv) {
-  return qkv.size() == 5 ? 4 * at(qkv, 0) * at(qkv, 3) * at(qkv, 1) * at(qkv, 1) * at(qkv, 4) : 0;
-}
-
-constexpr std::array<std::string_view, 21> kCounted{"levin::matmul",
-                                                    "levin::matmul_and_sums",
-                                                    "levin::matmul_into",
-                                                    "levin::fp8_mm",
-                                                    "levin::linear_cross_entropy_step",
-                                                    "levin::short_attention",
-                                                    "levin::short_attention_backward",
-                                                    "levin::causal_attention_backward",
-                                                    "aten::mm",
-                                                    "aten::addmm",
-                                                    "aten::_addmm_activation",
-                                                    "aten::bmm",
-                                                    "aten::baddbmm",
-                                                    "aten::convolution",
-                                                    "aten::convolution_backward",
-                                                    "aten::_scaled_dot_product_flash_attention",
-                                                    "aten::_scaled_dot_product_efficient_attention",
-                                                    "aten::_scaled_dot_product_cudnn_attention",
-                                                    "aten::_scaled_dot_product_flash_attention_for_cpu",
-                                                    "aten::_scaled_dot_product_flash_attention_backward",
-                                                    "aten::_scaled_dot_product_cudnn_attention_backward"};
-
-/// Which input of a product of two matrices is the first of them.
-std::optional<size_t> first_factor(std::string_view name) {
-  for (const std::string_view product : {"aten::mm", "aten::bmm", "levin::matmul", "levin::matmul_and_sums"})
-    if (name == product) return 0;
-  for (const std::string_view product :
-       {"aten::addmm", "aten::baddbmm", "aten::_addmm_activation", "levin::matmul_into"})
-    if (name == product) return 1;
-  return std::nullopt;
-}
-
-double flops_of(std::string_view name, const std::vector<Shape>& shapes, const std::vector<std::string>& values) {
-  if (const auto first = first_factor(name))
-    return shapes.size() > *first + 1 ? product(shapes[*first], shapes[*first + 1]) : 0;
-  if (name == "levin::fp8_mm" || name == "levin::linear_cross_entropy_step")
-    return shapes.size() >= 2 ? 2 * count(shapes[0]) * at(shapes[1], 0) : 0;
-  if (name == "levin::short_attention" && !shapes.empty()) return packed_attention(shapes[0]);
-  for (const std::string_view backward : {"levin::short_attention_backward", "levin::causal_attention_backward"})
-    if (name == backward) return shapes.size() >= 2 ? 2.5 * packed_attention(shapes[1]) : 0;
-  if (name == "aten::convolution") return convolution(shapes, values, 3);
-  if (name == "aten::convolution_backward" && shapes.size() >= 3) {
-    // The gradients of input and weight; the first input is the gradient of the output.
-    const auto forward = convolution({shapes[1], shapes[2]}, values, 4);
-    return 2 * forward;
-  }
-  if (name.find("_attention_backward") != std::string_view::npos && shapes.size() >= 4)
-    return 2.5 * attention({shapes[1], shapes[2], shapes[3]});
-  if (name.find("_attention") != std::string_view::npos) return attention(shapes);
-  return 0;
+  inputs.transposed = value(first + 3) == "True";  // of convolutions; others do not ask
+  return product_flops(of, inputs);
 }
 
 // Inputs are read once. The output has the size of the product, or of the largest input.
@@ -137,9 +65,10 @@ OperatorCost cost_of(std::string_view name, const std::vector<Shape>& shapes, co
     largest = std::max(largest, size);
   }
   double output = largest;
-  const auto first = first_factor(name);
-  if (first && shapes.size() > *first + 1 && shapes[*first].size() >= 2 && shapes[*first + 1].size() >= 2) {
-    const auto &a = shapes[*first], &b = shapes[*first + 1];
+  const auto* of = find_product_operator(name);
+  if (of != nullptr && of->kind == ProductKind::kMatmul && shapes.size() > of->first + 1 &&
+      shapes[of->first].size() >= 2 && shapes[of->first + 1].size() >= 2) {
+    const auto &a = shapes[of->first], &b = shapes[of->first + 1];
     output = count(a) / std::max(at(a, a.size() - 1), 1.0) * at(b, b.size() - 1) * cost.element_bytes;
   }
   cost.bytes += output;
@@ -200,7 +129,7 @@ bool FlopCounter::is_counted(const HostSpan& span) {
   if (counted_.size() < trace_.names.size()) counted_.resize(trace_.names.size(), -1);
   auto& is = counted_[span.name];
   const std::string_view name = trace_.name(span.name);
-  if (is < 0) is = std::find(kCounted.begin(), kCounted.end(), name) != kCounted.end();
+  if (is < 0) is = find_product_operator(name) != nullptr;
   return is != 0;
 }
 
@@ -218,8 +147,8 @@ std::optional<double> FlopCounter::of(const HostSpan& span) {
   if (span.shapes == 0 || !is_counted(span)) return std::nullopt;
   auto& known = entry(span);
   if (!known.flops)
-    known.flops =
-        flops_of(trace_.name(span.name), shapes_of(trace_.name(span.shapes)), texts_of(trace_.name(span.values)));
+    known.flops = flops_of(*find_product_operator(trace_.name(span.name)), shapes_of(trace_.name(span.shapes)),
+                           texts_of(trace_.name(span.values)));
   return *known.flops > 0 ? known.flops : std::nullopt;
 }
 

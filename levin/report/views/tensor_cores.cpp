@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "levin/devices/product_operators.h"
+
 namespace levin::report {
 namespace {
 
@@ -27,11 +29,12 @@ constexpr std::array<std::string_view, 18> kOldParts{"h884",
                                                      "xmma_sparse_gemm"};
 
 // Kernels of cuBLAS, cuDNN, CUTLASS and attention since.
-constexpr std::array<std::string_view, 16> kNewParts{
-    "nvjet",          "tensorop",     "wgmma",      "xmma_fprop",    "xmma_dgrad",
-    "xmma_wgrad",     "tf32f32",      "gemm_bf16",  "gemm_fp8",      "flash_fwd",
-    "flash_bwd",      "fmha_cutlass", "GmmaKernel", "pytorch_flash", "cudnn_generated_fort_native_sdpa",
-    "short_attention"};
+constexpr std::array<std::string_view, 21> kNewParts{
+    "nvjet",           "tensorop",         "wgmma",         "xmma_fprop",    "xmma_dgrad",
+    "xmma_wgrad",      "tf32f32",          "gemm_bf16",     "gemm_fp8",      "flash_fwd",
+    "flash_bwd",       "fmha_cutlass",     "GmmaKernel",    "pytorch_flash", "cudnn_generated_fort_native_sdpa",
+    "short_attention", "causal_attention", "decode_groups", "block_sparse",  "sparse_keys",
+    "sparse_queries"};
 
 // sm80_xmma_..., sm90_..._gemm...: made for one architecture. Those in float alone (simt, sgemm, ffma) do not use them.
 bool is_simt(std::string_view name) {
@@ -46,7 +49,7 @@ bool has_any(std::string_view name, auto const& parts) {
                      [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-constexpr std::array<std::string_view, 64> kOperators{
+constexpr std::array<std::string_view, 47> kOperators{
     "aten::_convolution",
     "aten::conv1d",
     "aten::conv2d",
@@ -92,26 +95,9 @@ constexpr std::array<std::string_view, 64> kOperators{
     "aten::cudnn_convolution_backward_input",
     "AddbmmBackward",
     "aten::cudnn_convolution_backward",
-    // Not known to the plugin.
-    "aten::convolution_backward",
-    "aten::_scaled_dot_product_flash_attention",
-    "aten::_scaled_dot_product_efficient_attention",
-    "aten::_scaled_dot_product_cudnn_attention",
-    "aten::_scaled_dot_product_flash_attention_backward",
-    "aten::_scaled_dot_product_efficient_attention_backward",
-    "aten::_scaled_dot_product_cudnn_attention_backward",
-    "levin::short_attention",
-    "levin::short_attention_backward",
-    "levin::causal_attention_backward",
-    "levin::fp8_mm",
-    "levin::linear_cross_entropy_step",
-    "levin::matmul",
-    "levin::matmul_and_sums",
-    "levin::matmul_into",
+    // Not known to the plugin, as are those of product_operators.h.
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",
-    "aten::_addmm_activation",
-    "aten::_scaled_mm",
 };
 
 }  // namespace
@@ -134,7 +120,8 @@ bool changes_memory_format(std::string_view kernel) {
 }
 
 bool could_use_tensor_cores(std::string_view operator_name) {
-  return std::find(kOperators.begin(), kOperators.end(), operator_name) != kOperators.end();
+  return std::find(kOperators.begin(), kOperators.end(), operator_name) != kOperators.end() ||
+         find_product_operator(operator_name) != nullptr;
 }
 
 }  // namespace levin::report
