@@ -56,7 +56,8 @@ double transposed_flops(const Shape& a, const Shape& b) {
   return b.empty() ? 0 : 2 * numbers_in(a) * size_at(b, 0);
 }
 
-/// Every number of a channel of `sites`, which is the output, or the input of a transposed one, meets all of the weight.
+/// Every number of a channel of `sites`, which is the output, or the input of a transposed one, meets all of the
+/// weight.
 double site_flops(const Shape& sites, const Shape& weight) {
   if (sites.size() < 2 || weight.empty()) return 0;
   double positions = size_at(sites, 0);
