@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/trainer/cpu_number.h"
 
 namespace levin::detail {
 namespace {
@@ -24,7 +25,7 @@ void LossWatch::add(const at::Tensor& loss, int64_t epoch, int64_t batch) {
   ++losses_;
   if (warned_ || loss.numel() != 1 || loss.is_meta() || loss.is_complex()) return;
   if (loss.is_cpu()) {
-    if (!std::isfinite(loss.item<double>())) warn(epoch, batch);
+    if (!std::isfinite(cpu_number(loss))) warn(epoch, batch);
     return;
   }
   const at::NoGradGuard no_grad;

@@ -8,25 +8,12 @@
 #include "levin/core/log.h"
 #include "levin/core/words.h"
 #include "levin/fabric/fabric.h"
+#include "levin/trainer/cpu_number.h"
 
 namespace levin::detail {
 namespace {
 
 constexpr std::string_view kSuffix = "/dataloader_idx_";
-
-/// The number behind a CPU tensor of one element, without an operation where that is possible.
-double read_cpu(const Tensor& tensor) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return *static_cast<const float*>(tensor.const_data_ptr());
-    case at::kDouble:
-      return *static_cast<const double*>(tensor.const_data_ptr());
-    case at::kLong:
-      return static_cast<double>(*static_cast<const int64_t*>(tensor.const_data_ptr()));
-    default:
-      return tensor.item<double>();
-  }
-}
 
 /// A sum over all ranks, where some of them have a batch together (tp, cp, pp) and say the same of it.
 Tensor counted_once(const Tensor& sum, Fabric& fabric) {
@@ -46,6 +33,8 @@ double metric_number(const LoggedValue& value) {
 }
 
 MetricLog::Reduce MetricLog::reduce_of(std::string_view word) {
+  if (word == "mean") [[likely]]
+    return Reduce::kMean;
   const auto is = [&](std::string_view known) {
     return std::ranges::equal(word, known, {}, [](unsigned char c) { return std::tolower(c); });
   };
@@ -135,7 +124,7 @@ void MetricLog::log(const Call& call, std::string_view name, const LoggedValue& 
                 tensor->defined() ? tensor->numel() : 0, " elements; log a single number");
     wide |= tensor->scalar_type() == at::kDouble;
     if (tensor->is_cpu())
-      value = read_cpu(*tensor);
+      value = cpu_number(*tensor);
     else
       value = tensor->detach().reshape({});
   } else {
@@ -155,7 +144,7 @@ void MetricLog::log(const Call& call, std::string_view name, const LoggedValue& 
       t = call.fabric->all_reduce(t, op);
       if (e.reduce == Reduce::kSum) t = counted_once(t, *call.fabric);
       if (t.is_cpu())
-        e.step = read_cpu(t);
+        e.step = cpu_number(t);
       else
         e.step = t;
     } else {
@@ -242,7 +231,7 @@ LoggedValue MetricLog::epoch_value(Entry& e, Fabric& fabric) {
     total = total / fabric.all_reduce(weight, "sum").to(total.scalar_type());
   }
   if (total.is_cpu())
-    e.result = read_cpu(total);
+    e.result = cpu_number(total);
   else
     e.result = total;
   return *e.result;
