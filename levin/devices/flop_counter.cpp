@@ -29,7 +29,7 @@ ProductInputs product_inputs(ProductKind kind, Inputs inputs) {
   for (const auto& each : inputs) given.shapes.push_back(shape_of(each));
   const bool backward = kind == ProductKind::kConvolutionBackward;
   if (kind != ProductKind::kConvolution && !backward) return given;
-  const size_t first = backward ? 4 : 3;
+  const size_t first = first_number(kind);
   const auto numbers = [&](size_t at) {
     return at < inputs.size() && inputs[at].isIntList() ? inputs[at].toIntVector() : std::vector<int64_t>();
   };

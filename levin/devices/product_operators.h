@@ -27,13 +27,18 @@ struct ProductOperator {
   size_t first = 0;
 };
 
+/// The input of a convolution that is its stride; padding, dilation and `transposed` follow.
+constexpr size_t first_number(ProductKind kind) {
+  return kind == ProductKind::kConvolutionBackward ? 4 : 3;
+}
+
 /// Null where an operator is none of them.
 const ProductOperator* find_product_operator(std::string_view name);
 
 struct ProductInputs {
   /// Of every input; empty where it is no tensor.
   std::vector<std::vector<int64_t>> shapes = {};
-  /// Of convolutions. They begin at input 3, of the backward at input 4.
+  /// Of convolutions, whose inputs they are from first_number on.
   std::vector<int64_t> stride = {}, padding = {}, dilation = {};
   bool transposed = false;
   /// How many of the gradients of input and weight a backward computes.

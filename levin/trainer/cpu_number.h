@@ -4,7 +4,7 @@
 
 namespace levin::detail {
 
-/// The number behind a CPU tensor of one element, without an operator where that is possible: item() takes 2 us.
+/// The number behind a CPU tensor of one element, without an operator where that is possible.
 inline double cpu_number(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kFloat:

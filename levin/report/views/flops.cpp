@@ -41,7 +41,7 @@ double at(const Shape& shape, size_t i) {
 double flops_of(const ProductOperator& of, std::vector<Shape> shapes, const std::vector<std::string>& values) {
   ProductInputs inputs{.shapes = std::move(shapes)};
   const auto value = [&](size_t at) { return at < values.size() ? values[at] : std::string(); };
-  const size_t first = of.kind == ProductKind::kConvolutionBackward ? 4 : 3;
+  const size_t first = first_number(of.kind);
   if (of.kind == ProductKind::kConvolution) {
     if (values.size() < first + 3) return 0;
     inputs.stride = numbers_of(values[first]);
