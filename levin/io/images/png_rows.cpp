@@ -7,12 +7,12 @@
 namespace levin::detail {
 namespace {
 
+// The one of the three that is nearest to left + above - corner, in the order of the arguments where two are. Where the
+// corner lies between the others it is the nearest, unless the sum lies beyond one of them.
 uint8_t paeth(int left, int above, int corner) {
-  const int to_left = std::abs(above - corner);
-  const int to_above = std::abs(left - corner);
-  const int to_corner = std::abs(left + above - 2 * corner);
-  const int nearer = to_above < to_left ? above : left;
-  return static_cast<uint8_t>(to_corner < std::min(to_left, to_above) ? corner : nearer);
+  const int low = std::min(left, above), high = std::max(left, above), beyond = 3 * corner - left - above;
+  const int inside = high <= beyond ? low : corner;
+  return static_cast<uint8_t>(beyond <= low ? high : inside);
 }
 
 // kStep is known to the compiler, so that the bytes of a pixel are worked on side by side.

@@ -82,7 +82,14 @@ struct RowWriter {
       const uint8_t* line = in + c * launch.in_channel;
       const T* values = table + c * 256;
       T* place = out + c * out_channel + from * out_column;
-      for (int64_t x = from; x < to; ++x, line += step, place += out_column) *place = values[*line];
+      int64_t x = from;
+      // Some are read before any is written. A processor that takes a byte for one of those which were just written
+      // waits; then once for all of them.
+      for (std::array<T, 16> next; x + 16 <= to; x += 16) {
+        for (auto& value : next) value = values[*line], line += step;
+        for (const auto& value : next) *place = value, place += out_column;
+      }
+      for (; x < to; ++x, line += step, place += out_column) *place = values[*line];
     }
   }
 };

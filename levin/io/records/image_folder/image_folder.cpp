@@ -77,7 +77,7 @@ class ImageFolder final : public RecordReader {
     check_index(index, size(), "folder", root_);
     const auto& file = files_[static_cast<size_t>(index)];
     const auto& folder = folders_[file.folder];
-    std::string_view name = names_.data() + file.name;
+    std::string_view name = name_of(file);
     if (!file.keeps_extension) name = name.substr(0, name.rfind('.'));
     Record record;
     if (!folder.path.empty()) record.key.append(folder.path).push_back('/');
@@ -99,7 +99,17 @@ class ImageFolder final : public RecordReader {
   };
   using Identity = std::pair<dev_t, ino_t>;
 
-  fs::path path_of(const File& file) const { return root_ / folders_[file.folder].path / (names_.data() + file.name); }
+  /// By strings: a path takes its parts apart each time that one is added.
+  fs::path path_of(const File& file) const {
+    std::string path = root_.native();
+    for (const std::string_view part : {std::string_view(folders_[file.folder].path), name_of(file)}) {
+      if (part.empty()) continue;
+      if (!path.empty() && !path.ends_with('/')) path.push_back('/');
+      path.append(part);
+    }
+    return path;
+  }
+  std::string_view name_of(const File& file) const { return names_.data() + file.name; }
 
   /// Data sets often come as train/ and test/ (or val/), each with the classes.
   bool enter_split(const FolderListing& top, const std::string& split) {
