@@ -72,13 +72,7 @@ class ShardedModule::Around final : public Interceptor {
                 "net.call(&Net::method, x)");
     if (again) {  // for its activations: backward releases it
       m.use_again(unit_);
-      try {
-        call.proceed();
-      } catch (...) {  // also when all activations are there, and the rest is left out
-        m.after_recompute();
-        throw;
-      }
-      return m.after_recompute();
+      return call.proceed();
     }
     m.resume_forward();
     if (m.options_.everyone) m.options_.everyone->note_doing(doing_);
@@ -94,6 +88,29 @@ class ShardedModule::Around final : public Interceptor {
   ShardedModule& module_;
   ShardedUnit& unit_;
   const std::string doing_;
+};
+
+/// Sees that a unit has computed its activations again. It is inside of checkpointing, which leaves out what is
+/// outside.
+class ShardedModule::Recomputed final : public Interceptor {
+ public:
+  static constexpr auto kOrder = static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50);
+
+  explicit Recomputed(ShardedModule& module) : module_(module) {}
+
+  void around(Call& call) override {
+    if (call.phase() != Phase::kRecompute) return call.proceed();
+    try {
+      call.proceed();
+    } catch (...) {  // also when all activations are there, and the rest is left out
+      module_.after_recompute();
+      throw;
+    }
+    module_.after_recompute();
+  }
+
+ private:
+  ShardedModule& module_;
 };
 
 /// Called when a parameter has its gradient of a backward.
@@ -147,6 +164,7 @@ ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_
     needs.emplace_back(unit.groups.begin(), unit.groups.end());
     if (unit.unit) {
       attachments_.push_back(unit.unit->attach(std::make_shared<Around>(*this, unit), Order::kSharding));
+      attachments_.push_back(unit.unit->attach(std::make_shared<Recomputed>(*this), Recomputed::kOrder));
       watched.push_back({unit.name, unit.unit, &unit.unit->as_module()});
     }
     watch_gradients(unit);

@@ -82,6 +82,7 @@ class ShardedModule final : public ModuleSync {
 
  private:
   class Around;
+  class Recomputed;
   class Arrival;
   class Entrance;
   struct Link;
