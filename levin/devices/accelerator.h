@@ -46,7 +46,8 @@ class Accelerator {
   virtual void synchronize(c10::Device device) const = 0;
   virtual MemoryStats memory(c10::Device device) const = 0;
   virtual void reset_peak_memory(c10::Device device) const = 0;
-  /// Gives memory that the allocator keeps for reuse back to the device.
+  /// Gives memory that the allocator keeps for reuse back to the device, and workspaces of libraries. Nothing else
+  /// shall compute meanwhile.
   virtual void empty_cache(c10::Device) const {}
   virtual DeviceInfo info(c10::Device device) const = 0;
   /// While on, every operation for which the host waits for the device gives a warning that names it.

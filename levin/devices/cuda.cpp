@@ -56,7 +56,9 @@ class Cuda final : public Accelerator {
   }
 
   void empty_cache(c10::Device) const override {
-    if (c10::cuda::CUDACachingAllocator::get()->initialized()) c10::cuda::CUDACachingAllocator::emptyCache();
+    if (!c10::cuda::CUDACachingAllocator::get()->initialized()) return;
+    at::cuda::clearCublasWorkspaces();  // the next product by torch takes one again
+    c10::cuda::CUDACachingAllocator::emptyCache();
   }
 
   void limit_memory(c10::Device device, int64_t bytes) const override {

@@ -35,6 +35,7 @@ constexpr std::array kProductOperators{
     ProductOperator{"aten::_scaled_dot_product_cudnn_attention_backward", ProductKind::kAttentionBackward, 1},
     ProductOperator{"levin::short_attention", ProductKind::kPackedAttention},
     ProductOperator{"levin::short_attention_backward", ProductKind::kPackedAttentionBackward, 1},
+    ProductOperator{"levin::causal_attention", ProductKind::kPackedAttention},
     ProductOperator{"levin::causal_attention_backward", ProductKind::kPackedAttentionBackward, 1},
 };
 

@@ -10,6 +10,7 @@
 #include "levin/core/error.h"
 #include "levin/kernels/activation_detail.h"
 #include "levin/kernels/activation_launch.h"
+#include "levin/kernels/linear/known_sums.h"
 #include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 
@@ -116,9 +117,11 @@ struct ActivationOps : Operators {
 // ---- autograd
 
 struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, int64_t kind) {
+  /// `bias`: the dtype of the bias of the layer whose result x is, where it is one.
+  static Tensor forward(AutogradContext* context, const Tensor& x, int64_t kind, std::optional<at::ScalarType> bias) {
     context->save_for_backward({x});
     context->saved_data["kind"] = kind;
+    context->saved_data["bias"] = static_cast<int64_t>(bias.value_or(at::ScalarType::Undefined));
     const at::AutoDispatchBelowADInplaceOrView below;
     return operators<ActivationOps>().forward.call(x, kind);
   }
@@ -127,10 +130,15 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
     const auto kind = context->saved_data["kind"].toInt();
     if (at::GradMode::is_enabled()) {
       const bool silu = static_cast<Activation>(kind) == Activation::kSilu;
-      return {silu ? smooth_silu_backward(grads[0], x) : plain_backward(grads[0], x, kind), Tensor()};
+      return {silu ? smooth_silu_backward(grads[0], x) : plain_backward(grads[0], x, kind), Tensor(), Tensor()};
     }
     const at::AutoDispatchBelowADInplaceOrView below;
-    return {operators<ActivationOps>().backward.call(grads[0], x, kind), Tensor()};
+    const auto bias = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
+    if (bias == at::ScalarType::Undefined)
+      return {operators<ActivationOps>().backward.call(grads[0], x, kind), Tensor(), Tensor()};
+    auto [grad, sums] = operators<ActivationOps>().backward_and_sums.call(grads[0], x, kind, bias);
+    remember_column_sums(grad, sums);
+    return {std::move(grad), Tensor(), Tensor()};
   }
 };
 
@@ -166,12 +174,8 @@ Two activation_backward_and_sums(const Tensor& grad, const Tensor& x, Activation
   const at::AutoDispatchBelowADInplaceOrView below;
   return operators<ActivationOps>().backward_and_sums.call(grad, x, static_cast<int64_t>(kind), dtype);
 }
-Tensor plain_activation(const Tensor& x, Activation kind) {
-  return plain(x, static_cast<int64_t>(kind));
-}
-
-Tensor fused_activation(const Tensor& x, Activation kind) {
-  return ActivationFunction::apply(x, static_cast<int64_t>(kind));
+Tensor fused_activation(const Tensor& x, Activation kind, std::optional<at::ScalarType> bias) {
+  return ActivationFunction::apply(x, static_cast<int64_t>(kind), bias);
 }
 Tensor fused_gated_silu(const Tensor& gate, const Tensor& up) {
   return GatedSilu::apply(gate, up);

@@ -14,11 +14,21 @@
 /// chunk c of row r is at c ^ (r % 8). Every matrix starts at a multiple of 1024 bytes.
 namespace levin::kernels::detail {
 
+/// Tells the compiler that all threads of a warp have this number. What follows from it is in uniform registers, where
+/// products read their matrices from; else each of them waits for moves there.
+__device__ __forceinline__ uint32_t same_in_warp(uint32_t x) {
+  return __shfl_sync(~0u, x, 0);
+}
+
 /// A matrix as products read it.
 __device__ __forceinline__ uint64_t matrix_at(uint32_t address) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kEightRows = uint64_t{1024 >> 4} << 32,
                      kUnused = uint64_t{1} << 16;
   return kSwizzle128 | kEightRows | kUnused | ((address & 0x3FFFF) >> 4);
+}
+/// What matrices are away from each other, for the sum of a matrix and this.
+__device__ constexpr uint64_t matrix_offset(int bytes) {
+  return static_cast<uint64_t>(bytes / 16);
 }
 
 /// Before the first product that reads or writes registers which other instructions wrote.
@@ -97,6 +107,13 @@ inline constexpr bool kIsHalf<__half> = true;
 template <class T, int kFrom, int kCount>
 __device__ __forceinline__ void product_64x104(float (&d)[kCount], uint64_t a, uint64_t b, int add) {
   LEVIN_PRODUCT(T, "%54", "m64n104k16", LEVIN_OPERANDS_52, "%52, %53, adds, 1, 1, 0, 0", LEVIN_NUMBERS_52(d, kFrom)
+                : "l"(a), "l"(b), "r"(add));
+}
+
+/// The same where B is 64 x 16.
+template <class T>
+__device__ __forceinline__ void product_of_rows_64x64(float (&d)[32], uint64_t a, uint64_t b, int add) {
+  LEVIN_PRODUCT(T, "%34", "m64n64k16", LEVIN_OPERANDS_32, "%32, %33, adds, 1, 1, 0, 0", LEVIN_NUMBERS_32(d, 0)
                 : "l"(a), "l"(b), "r"(add));
 }
 
@@ -247,6 +264,18 @@ __device__ __forceinline__ void sync_threads(int id, int count) {
 }
 __device__ __forceinline__ void arrive_threads(int id, int count) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
+}
+
+/// Whether it is so for any of the threads of the barrier.
+__device__ __forceinline__ bool any_of_threads(int id, int count, bool is_so) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred here, all;\nsetp.ne.s32 here, %3, 0;\nbar.red.or.pred all, %1, %2, here;\n"
+      "selp.s32 %0, 1, 0, all;\n}\n"
+      : "=r"(any)
+      : "r"(id), "r"(count), "r"(static_cast<int>(is_so))
+      : "memory");
+  return any != 0;
 }
 
 /// Four matrices of 8 x 8 numbers; lane l gives where row l % 8 of matrix l / 8 is.

@@ -14,6 +14,12 @@
 namespace levin::detail {
 namespace {
 
+/// What cuBLAS holds on Hopper, for each thread that has called it.
+int64_t workspaces_of(const StepTrace& trace) {
+  constexpr int64_t kWorkspace = int64_t{32} << 20;
+  return kWorkspace * (trace.torch_products_in_forward + trace.torch_products_in_backward);
+}
+
 /// Walks over a trace and keeps account of what a layout has on the device.
 class Account {
  public:
@@ -26,7 +32,7 @@ class Account {
         figures_(figures_of(asked)),
         optimizer_width_(state_widths(layout, asked).optimizer),
         sharded_(is_sharded(layout, asked)) {
-    workspace_ = question_.workspace.value_or(question_.device == c10::kCUDA ? int64_t{64} << 20 : 0);
+    workspace_ = question_.workspace.value_or(question_.device == c10::kCUDA ? workspaces_of(trace_) : 0);
     estimate_.parameters = trace_.buffers;
     count_optimizer();
     if (!sharded_) {

@@ -94,7 +94,8 @@ struct MemoryQuestion {
   std::optional<UnitPolicy> units = {};
   /// Micro-batches of one optimizer step; ranks communicate in the last one.
   int accumulate = 1;
-  /// What libraries hold for themselves; none: 64 MiB on CUDA (cuBLAS on Hopper, forward and backward), else 0.
+  /// What libraries hold for themselves; none: on CUDA 32 MiB (cuBLAS on Hopper) for forward and 32 MiB for backward
+  /// where torch multiplies matrices in them, else 0. Products of Levin's layers in 16 bits hold nothing.
   std::optional<int64_t> workspace = {};
 };
 

@@ -1,20 +1,25 @@
 #include "levin/memory/step.h"
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <unordered_map>
 
 #include <ATen/Functions.h>
+#include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/product_operators.h"
 #include "levin/kernels/fp8/fp8_layers.h"
 #include "levin/memory/autocast.h"
 #include "levin/memory/kernels.h"
 #include "levin/memory/promotion.h"
 #include "levin/memory/staged_step.h"
 #include "levin/memory/widths.h"
+#include "levin/nn/checkpointing/after_recompute.h"
 #include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/nn/tie.h"
@@ -47,6 +52,36 @@ struct MakesMeta {
   std::optional<c10::ScalarType> before;
 };
 
+/// Tells of products that torch computes on this thread while it lives. One at a time.
+class TorchProducts {
+ public:
+  explicit TorchProducts(std::function<void()> found) {
+    tell() = std::move(found);
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(see).scopes({at::RecordScope::FUNCTION}));
+  }
+  ~TorchProducts() {
+    at::removeCallback(handle_);
+    tell() = nullptr;
+  }
+  TorchProducts(const TorchProducts&) = delete;
+  TorchProducts& operator=(const TorchProducts&) = delete;
+
+ private:
+  static std::function<void()>& tell() {
+    thread_local std::function<void()> here;
+    return here;
+  }
+  static std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function) {
+    const std::string_view name = function.name();
+    if (!name.starts_with("aten::")) return nullptr;
+    const auto* product = find_product_operator(name);
+    if (product && product->kind == ProductKind::kMatmul) tell()();
+    return nullptr;
+  }
+
+  at::CallbackHandle handle_;
+};
+
 /// Units of other stages are skipped outside of it.
 constexpr auto kInsideStage = static_cast<Order>(static_cast<int>(Order::kStage) + 10);
 
@@ -57,18 +92,11 @@ struct AroundCheckpointed : Interceptor {
       call.each_input([&](Tensor& input) { keeps(input); });
       return call.proceed();
     }
-    try {
-      std::optional<MetaAutocast> autocast;
-      if (dtype) autocast.emplace(device, *dtype);
-      call.proceed();
-    } catch (...) {  // also when all activations are there, and the rest is left out
-      recomputed();
-      throw;
-    }
-    recomputed();
+    std::optional<MetaAutocast> autocast;
+    if (dtype) autocast.emplace(device, *dtype);
+    call.proceed();
   }
   std::function<void(const Tensor&)> keeps;
-  std::function<void()> recomputed;
   c10::DeviceType device = c10::kCPU;
   std::optional<c10::ScalarType> dtype;
 };
@@ -131,6 +159,10 @@ class Tracer {
           if (!in_weights_) mark(part, static_cast<int>(unit), begins);
         },
         staged_ ? kInsideStage : Order::kProfiler);
+    const TorchProducts products([this] {
+      const bool backward = !trace_.marks.empty() && trace_.marks.back().part == StepPart::kBackward;
+      (backward ? trace_.torch_products_in_backward : trace_.torch_products_in_forward) = true;
+    });
     for (int pass = 0; pass < question_.accumulate; ++pass) {
       trace_.marks.clear();
       if (staged_) {
@@ -285,11 +317,11 @@ class Tracer {
         if (auto* found = owner(input); found && found->kind == StepTrace::Kind::kOther)
           found->kind = StepTrace::Kind::kUnitInput, found->of = unit;
       };
-      around->recomputed = [this, unit] {
+      auto recomputed = std::make_shared<AfterRecompute>([this, unit] {
         trace_.marks.push_back({meter_.events().size(), StepPart::kBackward, unit, false, /*recomputed=*/true});
-      };
-      attachments_.push_back(
-          chosen.unit->attach(std::move(around), static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50)));
+      });
+      attachments_.push_back(chosen.unit->attach(std::move(recomputed), Order::kRecompute));
+      attachments_.push_back(chosen.unit->attach(std::move(around), Order::kRecompute));
     }
   }
 

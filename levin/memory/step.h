@@ -54,6 +54,8 @@ struct StepTrace {
   int64_t buffers = 0;
   /// Backward has ended.
   size_t backward_end = 0;
+  /// Torch multiplied matrices: cuBLAS holds a workspace for the thread of each. Levin's products hold none.
+  bool torch_products_in_forward = false, torch_products_in_backward = false;
 };
 
 /// Runs a step. `plan` is how the model computes, with autocast or in a dtype of its own.

@@ -24,7 +24,15 @@ enum class Phase : uint8_t { kForward, kRecompute };
 
 /// Where an interceptor stands around a forward; smaller is further outside. Any number between is allowed;
 /// interceptors of equal order nest in the order in which they were attached.
-enum class Order : int { kProfiler = 100, kStage = 150, kSharding = 200, kCheckpointing = 300, kInnermost = 400 };
+enum class Order : int {
+  kProfiler = 100,
+  kStage = 150,
+  kSharding = 200,
+  kCheckpointing = 300,
+  /// Inside of checkpointing: a part of what a unit computes again in backward.
+  kRecompute = 350,
+  kInnermost = 400
+};
 
 /// Something that happens around the forward of a unit. One object may serve many units.
 ///

@@ -212,7 +212,7 @@ class AdafactorImpl final : public detail::Typed<AdafactorTraits> {
     mix_in_squares(cols, grads, -2, now);
     std::vector<Tensor> estimates, means;
     for (size_t i = 0; i < rows.size(); ++i) {
-      estimates.push_back(at::matmul(rows[i], cols[i]));
+      estimates.push_back(at::mul(rows[i], cols[i]));  // [n, 1] and [1, m]
       means.push_back(rows[i].mean(-2, /*keepdim=*/true));
     }
     at::_foreach_clamp_min_(means, eps1);

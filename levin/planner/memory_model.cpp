@@ -13,7 +13,7 @@ double as_double(int64_t value) {
   return static_cast<double>(value);
 }
 
-/// cuBLAS, forward and backward.
+/// cuBLAS, forward and backward, where torch multiplies matrices.
 constexpr double kWorkspace = 64.0 * (1 << 20);
 
 std::string strategy_of(int stage, int ranks) {
@@ -169,8 +169,8 @@ double MemoryModel::temporary(const Candidate& candidate, int64_t stage, const S
                               double tokens) const {
   const double e = half_ ? 2 : 4, w = as_double(model_.width), tp = as_double(candidate.tp);
   const double used = model_.experts > 0 ? as_double(model_.experts_per_token) : 1;
-  // The gradient of the residual stream, and of the widest part of a block.
-  double most = tokens * (2 * e * w + 2 * e * as_double(model_.mlp_width) * used / tp);
+  // The gradient of the residual stream, and of the widest part of a block: a gated one has two branches.
+  double most = tokens * (2 * e * w + (model_.gated ? 2 : 1) * e * as_double(model_.mlp_width) * used / tp);
   // Rows on their way: before and behind an exchange, and in the order of the experts.
   if (model_.experts > 0) most += tokens * (candidate.ep > 1 ? 3 : 2) * e * w * used;
   if (candidate.checkpointing != Checkpointing::kNone)
@@ -186,7 +186,9 @@ double MemoryModel::temporary(const Candidate& candidate, int64_t stage, const S
     const double rows = software_.chunked_loss ? std::min(tokens, 2048.0) : tokens;
     most = std::max(most, rows * vocabulary * (software_.chunked_loss ? e + 4 : 8) + tokens * 2 * e * w);
   }
-  return most + kWorkspace;
+  // Levin's own products are those of 16-bit layers; experts and the loss of a split vocabulary use torch's.
+  const bool by_torch = !half_ || software_.half_weights || model_.experts > 0 || candidate.tp > 1;
+  return most + (by_torch ? kWorkspace : 0);
 }
 
 RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) const {

@@ -219,6 +219,41 @@ TEST_F(AttentionGpu, GradientsOfCausalAttentionWithScoresFarBelowZero) {
   compare(qkv, {.causal = true}, 1e-2, [&] { return causal_attention(qkv); });
 }
 
+/// Of later keys they are 60 times those of the first tile, or the first tile has the largest: exponentials that are
+/// relative to it would overflow, or vanish.
+TEST_F(AttentionGpu, OfCausalAttentionWithScoresThatGrowAndFall) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(29);
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const double sign : {-1.0, 1.0}) {
+      SCOPED_TRACE(::testing::Message() << dtype << ", " << sign);
+      auto values = torch::randn({2, 900, 3, 3, 64}, at::kCUDA);
+      values.select(2, 0).mul_(0.1).add_(sign * 8);
+      values.select(2, 1).mul_(0.1).add_(torch::linspace(-8, 8, 900, at::kCUDA).view({1, -1, 1, 1}));
+      const auto qkv = values.to(dtype).requires_grad_();  // scores of -512 to 512
+      compare(qkv, {.causal = true}, dtype == at::kHalf ? 2e-3 : 1e-2, [&] { return causal_attention(qkv); });
+    }
+}
+
+TEST_F(AttentionGpu, OfCausalAttentionIsTheSameEveryTimeAndHasTheSums) {
+  if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
+  torch::manual_seed(30);
+  for (const int64_t length : {129, 200, 512, 1024, 2048}) {
+    SCOPED_TRACE(length);
+    const auto qkv = random({5, length, 3, 12, 64}, at::kBFloat16).detach();
+    const auto [out, sums] = kernels::detail::causal_attention(qkv);
+    const auto parts = qkv.to(at::kFloat).permute({2, 0, 3, 1, 4});  // [3, B, H, T, D]
+    const auto scores = parts[0].matmul(parts[1].transpose(-1, -2)).div_(8);
+    const auto later = torch::ones({length, length}, torch::dtype(at::kBool).device(at::kCUDA)).triu_(1);
+    const auto wanted = scores.masked_fill_(later, -INFINITY).logsumexp(-1);
+    EXPECT_LT((sums - wanted).abs().max().item<double>(), 1e-2);
+    for (int i = 0; i < 20; ++i) {
+      const auto [again, sums_again] = kernels::detail::causal_attention(qkv);
+      ASSERT_TRUE(again.equal(out) && sums_again.equal(sums));
+    }
+  }
+}
+
 TEST_F(AttentionGpu, GradientsOfCausalAttentionAtAnyAddress) {
   if (!has_causal_kernel()) GTEST_SKIP() << "needs compute capability 9.0";
   torch::manual_seed(27);

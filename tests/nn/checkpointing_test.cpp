@@ -8,6 +8,7 @@
 
 #include "levin/core/error.h"
 #include "levin/nn/checkpointing/activation_offload.h"
+#include "levin/nn/checkpointing/after_recompute.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/nn/unit.h"
@@ -167,6 +168,27 @@ class AutocastOn {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   }
 };
+
+/// Sharding frees what the units behind no longer need when a unit has its activations again.
+TEST(CheckpointingTest, TellsThatAUnitHasItsActivationsAgain) {
+  for (const bool early_stop : {false, true}) {
+    SCOPED_TRACE(early_stop);
+    Model model;
+    std::vector<int> order;
+    std::vector<Attachment> attached =
+        attach_checkpointing(*model, policy::by_class<Mlp>(), {.early_stop = early_stop});
+    int number = 0;
+    for (auto& part : model->parts)
+      for (auto& block : part->blocks)
+        attached.push_back(
+            block->attach(std::make_shared<detail::AfterRecompute>([&order, i = number++] { order.push_back(i); }),
+                          Order::kRecompute));
+    const auto loss = model(torch::ones({2, 16})).sum();
+    EXPECT_TRUE(order.empty());
+    loss.backward();
+    EXPECT_EQ(order, (std::vector<int>{3, 2, 1, 0}));
+  }
+}
 
 TEST(CheckpointingTest, AutocastIsThatOfTheForward) {
   const auto outside = [](auto& model, const Tensor& x) {

@@ -131,7 +131,8 @@ AttentionBackend attention_backend(const Tensor& qkv, const AttentionOptions& op
   const bool cudnn = wish != AttentionWish::kFlash && sixteenths && runs(AttentionBackend::kCudnn);
   if (cudnn && wish == AttentionWish::kCudnn) return AttentionBackend::kCudnn;
   std::vector<AttentionBackend> all;  // the likeliest one first
-  if (cudnn && wish != AttentionWish::kShort && causal_attention_fits(qkv, options.causal, options.dropout))
+  if (wish != AttentionWish::kFlash && wish != AttentionWish::kShort &&
+      causal_attention_fits(qkv, options.causal, options.dropout))
     all.push_back(AttentionBackend::kCausal);
   if (!all.empty() && wish == AttentionWish::kCausal) return AttentionBackend::kCausal;
   if (cudnn) all.push_back(AttentionBackend::kCudnn);
@@ -141,12 +142,12 @@ AttentionBackend attention_backend(const Tensor& qkv, const AttentionOptions& op
 }
 
 AttentionResult fused_attention(const Tensor& qkv, bool causal, double dropout, AttentionBackend backend) {
-  if (backend == AttentionBackend::kShort) {
-    const auto [out, sums] = short_attention(qkv);
+  if (backend == AttentionBackend::kShort || backend == AttentionBackend::kCausal) {
+    const auto [out, sums] = backend == AttentionBackend::kShort ? short_attention(qkv) : causal_attention(qkv);
     return {out.transpose(1, 2), sums, {}, {}};
   }
   const auto q = heads_of(qkv, 0), k = heads_of(qkv, 1), v = heads_of(qkv, 2);
-  if (backend == AttentionBackend::kCudnn || backend == AttentionBackend::kCausal) {
+  if (backend == AttentionBackend::kCudnn) {
     // The sums are always asked for: a forward that is kept for a checkpoint does not know that backward will need
     // them.
     const auto result = at::_scaled_dot_product_cudnn_attention(q, k, v, {}, /*compute_log_sumexp=*/true, dropout,

@@ -57,9 +57,7 @@ float attention_time(const Tensor& qkv, bool causal, AttentionBackend backend) {
 
 bool attention_runs_on(AttentionBackend backend, const Tensor& qkv, bool causal, double dropout) {
   if (backend == AttentionBackend::kShort) return short_attention_fits(qkv, causal, dropout);
-  if (backend == AttentionBackend::kCausal)
-    return causal_attention_fits(qkv, causal, dropout) &&
-           attention_runs_on(AttentionBackend::kCudnn, qkv, causal, dropout);
+  if (backend == AttentionBackend::kCausal) return causal_attention_fits(qkv, causal, dropout);
   const c10::cuda::CUDAGuard guard(qkv.device());
   const at::NoGradGuard no_grad;
   const auto parts = qkv.detach().permute({2, 0, 3, 1, 4});  // [3, B, H, T, D]

@@ -10,8 +10,8 @@
 
 namespace levin::kernels::detail {
 
-/// kTorch: what at::scaled_dot_product_attention chooses. kShort: short_attention_detail.h. kCausal: cuDNN's forward
-/// and the backward of causal_attention_detail.h.
+/// kTorch: what at::scaled_dot_product_attention chooses. kShort: short_attention_detail.h. kCausal:
+/// causal_attention_detail.h.
 enum class AttentionBackend { kTorch, kCudnn, kFlash, kShort, kCausal };
 
 /// "cudnn", "flash", "short", "causal" or "auto", as LEVIN_ATTENTION may say.

@@ -1,7 +1,6 @@
 #include <limits>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 
 #include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/causal_attention_launch.h"
@@ -14,18 +13,14 @@ namespace {
 
 std::tuple<Tensor, Tensor> causal_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&,
                                                           const Tensor&, std::optional<at::ScalarType> columns) {
-  auto grad = at::empty(qkv.sizes(), qkv.options());
-  const auto size = 3 * qkv.size(3) * qkv.size(4);
-  Tensor sums;
-  if (columns) sums = at::empty({size}, qkv.options().dtype(*columns));
-  // Gone when the gradient is there.
-  const auto wide = qkv.options().dtype(at::kFloat);
-  const auto scratch = at::empty({causal_attention_scratch(kPlayedProcessors, qkv.size(1))}, wide);
-  if (columns) (void)at::empty({kCausalAttentionParts * qkv.size(0), size}, wide);
-  return {grad, sums};
+  return packed_attention_backward_meta(
+      qkv, columns,
+      {.scratch = causal_attention_scratch(kPlayedProcessors, qkv.size(1)), .parts_of_columns = kCausalAttentionParts});
 }
 
 struct CausalAttentionOps : Operators {
+  Operator<decltype(packed_attention_meta)> forward =
+      add("causal_attention(Tensor qkv) -> (Tensor, Tensor)", packed_attention_meta);
   Operator<decltype(causal_attention_backward_meta)> backward =
       add("causal_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, ScalarType? columns) -> "
           "(Tensor, Tensor)",
@@ -42,6 +37,15 @@ bool causal_attention_fits(const Tensor& qkv, bool causal, double dropout) {
          qkv.size(1) <= kCausalAttentionMaxTokens &&
          qkv.size(0) * qkv.size(3) * qkv.size(3) <= std::numeric_limits<int32_t>::max() && qkv.numel() > 0 &&
          runs_hopper_kernels(qkv);
+}
+
+std::tuple<Tensor, Tensor> causal_attention(const Tensor& qkv) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return operators<CausalAttentionOps>().forward.call(qkv);
+}
+
+std::string causal_attention_operator() {
+  return operators<CausalAttentionOps>().forward.operator_name().name;
 }
 
 std::tuple<Tensor, Tensor> causal_attention_backward(const Tensor& grad, const Tensor& qkv, const Tensor& out,

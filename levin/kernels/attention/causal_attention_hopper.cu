@@ -47,20 +47,23 @@ __device__ __forceinline__ void add_four(float4* to, const float* x) {
 /// 64 keys by 128 queries.
 template <class T>
 __device__ __forceinline__ void multiply_tiles(float (&d)[64], uint32_t a, uint32_t b) {
+  const uint64_t rows = matrix_at(same_in_warp(a)), columns = matrix_at(same_in_warp(b));
 #pragma unroll
-  for (int n = 0; n < 4; ++n) product_64x128<T>(d, matrix_at(a + 32 * n), matrix_at(b + 32 * n), n);
+  for (int n = 0; n < 4; ++n) product_64x128<T>(d, rows + matrix_offset(32 * n), columns + matrix_offset(32 * n), n);
 }
 /// 64 keys of 128 packed numbers by 128 queries of 64. `adds`: to what is there.
 template <class T>
 __device__ __forceinline__ void mix_queries(float (&d)[32], const uint32_t (&a)[32], uint32_t b, int adds) {
+  const uint64_t queries = matrix_at(same_in_warp(b));
 #pragma unroll
-  for (int n = 0; n < 8; ++n) product_64x64<T>(d, a, 4 * n, matrix_at(b + 2048 * n), adds | n);
+  for (int n = 0; n < 8; ++n) product_64x64<T>(d, a, 4 * n, queries + matrix_offset(2048 * n), adds | n);
 }
 /// 64 queries by 128 keys of 64 numbers.
 template <class T>
 __device__ __forceinline__ void mix_keys(float (&d)[32], uint32_t a, uint32_t b) {
+  const uint64_t scores = matrix_at(same_in_warp(a)), keys = matrix_at(same_in_warp(b));
 #pragma unroll
-  for (int n = 0; n < 8; ++n) product_64x64<T>(d, matrix_at(a + 2048 * n), matrix_at(b + 2048 * n), n);
+  for (int n = 0; n < 8; ++n) product_64x64<T>(d, scores + matrix_offset(2048 * n), keys + matrix_offset(2048 * n), n);
 }
 
 template <class T, bool kColumns>

@@ -22,6 +22,7 @@ constexpr int64_t causal_attention_scratch(int64_t processors, int64_t tokens) {
 }
 
 /// Returns a cudaError_t.
+int launch_causal_attention(const PackedAttentionLaunch& launch, CUstream_st* stream);
 int launch_causal_attention_backward(const PackedAttentionLaunch& launch, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

@@ -1,35 +1,24 @@
 #include <limits>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 
 #include "levin/kernels/attention/packed_attention.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/attention/short_attention_launch.h"
 #include "levin/kernels/operators.h"
+#include "levin/kernels/played_device.h"
 
 namespace levin::kernels::detail {
 namespace {
 
-std::tuple<Tensor, Tensor> short_attention_meta(const Tensor& qkv) {
-  const auto b = qkv.size(0), t = qkv.size(1), h = qkv.size(3);
-  return {at::empty({b, t, h, qkv.size(4)}, qkv.options()), at::empty({b, h, t}, qkv.options().dtype(at::kFloat))};
-}
-
 std::tuple<Tensor, Tensor> short_attention_backward_meta(const Tensor&, const Tensor& qkv, const Tensor&, const Tensor&,
                                                          std::optional<at::ScalarType> columns) {
-  auto grad = at::empty(qkv.sizes(), qkv.options());
-  if (!columns) return {grad, Tensor()};
-  const auto size = 3 * qkv.size(3) * qkv.size(4);
-  auto sums = at::empty({size}, qkv.options().dtype(*columns));
-  // Gone when the sums are there.
-  (void)at::empty({qkv.size(0), size}, qkv.options().dtype(at::kFloat));
-  return {grad, sums};
+  return packed_attention_backward_meta(qkv, columns, {});
 }
 
 struct ShortAttentionOps : Operators {
-  Operator<decltype(short_attention_meta)> forward =
-      add("short_attention(Tensor qkv) -> (Tensor, Tensor)", short_attention_meta);
+  Operator<decltype(packed_attention_meta)> forward =
+      add("short_attention(Tensor qkv) -> (Tensor, Tensor)", packed_attention_meta);
   Operator<decltype(short_attention_backward_meta)> backward =
       add("short_attention_backward(Tensor grad, Tensor qkv, Tensor out, Tensor sums, ScalarType? columns) -> (Tensor, "
           "Tensor)",

@@ -23,19 +23,22 @@ constexpr int kThreads = kGroups * 128;
 /// Of `a` and `b`, 64 rows and all rows of 64 numbers: the products of each row with each row.
 template <class T>
 __device__ __forceinline__ void multiply_rows(float (&d)[kRows / 2], uint32_t a, uint32_t b) {
+  const uint64_t first = matrix_at(same_in_warp(a)), second = matrix_at(same_in_warp(b));
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    const auto rows = matrix_at(a + 32 * step);
-    product_64x104<T, 0>(d, rows, matrix_at(b + 32 * step), step);
-    product_64x104<T, kHalf / 2>(d, rows, matrix_at(b + kHalf * 128 + 32 * step), step);
+    const auto rows = first + matrix_offset(32 * step), columns = second + matrix_offset(32 * step);
+    product_64x104<T, 0>(d, rows, columns, step);
+    product_64x104<T, kHalf / 2>(d, rows, columns + matrix_offset(kHalf * 128), step);
   }
 }
 
 /// 64 rows of kRows packed weights by kRows rows of 64 numbers.
 template <class T>
 __device__ __forceinline__ void mix_rows(float (&d)[32], const uint32_t (&weights)[kRows / 4], uint32_t b) {
+  const uint64_t rows = matrix_at(same_in_warp(b));
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) product_64x64<T>(d, weights, 4 * step, matrix_at(b + 2048 * step), step);
+  for (int step = 0; step < kSteps; ++step)
+    product_64x64<T>(d, weights, 4 * step, rows + matrix_offset(2048 * step), step);
 }
 
 // ---- Forward: a warpgroup computes a tile of queries, then the next but one. The scores of its next tile are
@@ -371,12 +374,13 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
     if (more && tid == 0) load(next);
     float dq[2][32];
     begin_products();
+    const uint64_t scores = matrix_at(same_in_warp(ds + group * kBuffer)), keys = matrix_at(same_in_warp(k));
 #pragma unroll
     for (int i = 0; i < 2; ++i)
 #pragma unroll
       for (int step = 0; step < kSteps; ++step)
-        product_64x64<T>(dq[i], matrix_at(ds + (group + kGroups * i) * kBuffer + 2048 * step),
-                         matrix_at(k + 2048 * step), step);
+        product_64x64<T>(dq[i], scores + matrix_offset(kGroups * i * kBuffer + 2048 * step),
+                         keys + matrix_offset(2048 * step), step);
     commit_products();
     prepare();
     wait_for_products<0>();

@@ -125,46 +125,6 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-struct LinearActivation : torch::autograd::Function<LinearActivation> {
-  static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight, const Tensor& bias,
-                        const std::optional<Tensor>& cast, int64_t kind) {
-    const auto linear = multiplied(x, cast ? *cast : weight, narrow_bias(bias, x.scalar_type()));
-    context->save_for_backward({x, weight, bias, cast.value_or(Tensor()), linear});
-    context->saved_data["kind"] = kind;
-    return run_activation(linear, static_cast<Activation>(kind));
-  }
-
-  static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1], &bias = saved[2];
-    const auto kind = static_cast<Activation>(context->saved_data["kind"].toInt());
-    if (at::GradMode::is_enabled()) return again(context, grads[0], {x, weight, bias}, kind);
-    auto [of_linear, grad_bias] = activation_backward_and_sums(grads[0], saved[4], kind, bias.scalar_type());
-    const auto rows = rows_of(of_linear);
-    Tensor grad_x, grad_weight;
-    if (context->needs_input_grad(0))
-      grad_x = product(rows, saved[3].defined() ? saved[3] : weight, x.scalar_type()).reshape(x.sizes());
-    if (context->needs_input_grad(1)) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
-    if (!context->needs_input_grad(2)) grad_bias.reset();
-    return {grad_x, grad_weight, grad_bias, Tensor(), Tensor()};
-  }
-
- private:
-  /// In operators that can be differentiated.
-  static variable_list again(AutogradContext* context, const Tensor& grad, const variable_list& inputs,
-                             Activation kind) {
-    const auto dtype = inputs[0].scalar_type();
-    const auto y = plain_activation(at::linear(inputs[0], inputs[1].to(dtype), inputs[2].to(dtype)), kind);
-    variable_list wanted, result(5);
-    for (size_t i = 0; i < inputs.size(); ++i)
-      if (context->needs_input_grad(i)) wanted.push_back(inputs[i]);
-    const auto found = torch::autograd::grad({y}, wanted, {grad}, std::nullopt, /*create_graph=*/true);
-    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
-      if (context->needs_input_grad(i)) result[i] = found[next++];
-    return result;
-  }
-};
-
 struct ColumnSumFunction : torch::autograd::Function<ColumnSumFunction> {
   static Tensor forward(AutogradContext* context, const Tensor& x, at::ScalarType dtype) {
     context->saved_data["rows"] = x.size(0);
@@ -186,8 +146,8 @@ Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, c
 
 Tensor fused_linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed,
                                Activation kind) {
-  const auto cast = computed.is_same(weight) ? std::nullopt : std::optional(computed.detach());
-  return LinearActivation::apply(x, weight, bias, cast, static_cast<int64_t>(kind));
+  // Two nodes of autograd: what the activation has kept is gone when the layer's products run.
+  return fused_activation(fused_linear(x, weight, bias, computed), kind, bias.scalar_type());
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "levin/core/words.h"
+#include "levin/kernels/attention/causal_attention_detail.h"
 #include "levin/kernels/attention/short_attention_detail.h"
 #include "levin/kernels/linear/matmul_detail.h"
 #include "levin/kernels/operators.h"
@@ -96,7 +97,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
 
 std::vector<std::string> product_operators() {
   (void)detail::operators<detail::MatmulOps>();
-  return {"levin::matmul", detail::short_attention_operator()};
+  return {"levin::matmul", detail::short_attention_operator(), detail::causal_attention_operator()};
 }
 
 }  // namespace levin::kernels

@@ -14,6 +14,7 @@
 #include <ATen/cuda/CUDAEvent.h>
 #include <ATen/cuda/Exceptions.h>
 #include <ATen/record_function.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -39,6 +40,7 @@ struct CublasLt {
   decltype(&cublasLtMatmulPreferenceSetAttribute) set_preference = nullptr;
   decltype(&cublasLtMatmulPreferenceDestroy) destroy_preference = nullptr;
   decltype(&cublasLtMatrixLayoutCreate) create_layout = nullptr;
+  decltype(&cublasLtCreate) create_handle = nullptr;
   bool complete = true;
 
   CublasLt() {
@@ -57,12 +59,24 @@ struct CublasLt {
     find(set_preference, "cublasLtMatmulPreferenceSetAttribute");
     find(destroy_preference, "cublasLtMatmulPreferenceDestroy");
     find(create_layout, "cublasLtMatrixLayoutCreate");
+    find(create_handle, "cublasLtCreate");
   }
 };
 
 const CublasLt& lt() {
   static const CublasLt library;
   return library;
+}
+
+/// Of the current device, for all threads and the life of the process. Not torch's: that is a handle of cuBLAS, one for
+/// each thread, and to ask for it takes 32 MiB of workspace.
+cublasLtHandle_t handle() {
+  static auto& handles = *new std::map<c10::DeviceIndex, cublasLtHandle_t>();
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto& found = handles[c10::cuda::current_device()];
+  if (!found) TORCH_CUDABLAS_CHECK(lt().create_handle(&found));
+  return found;
 }
 
 // ---- what is asked for
@@ -200,8 +214,8 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals_of(const Plan& plan, cons
     prefer(preference, each, alignment(product));
   std::vector<cublasLtMatmulHeuristicResult_t> found(gemm_wish_of_environment() == GemmWish::kBest ? 16 : 8);
   int count = 0;
-  const auto status = lt().propose(at::cuda::getCurrentCUDABlasLtHandle(), plan.description, plan.a, plan.b, plan.out,
-                                   plan.out, preference, static_cast<int>(found.size()), found.data(), &count);
+  const auto status = lt().propose(handle(), plan.description, plan.a, plan.b, plan.out, plan.out, preference,
+                                   static_cast<int>(found.size()), found.data(), &count);
   lt().destroy_preference(preference);
   found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<size_t>(count) : 0);
   std::erase_if(found, [](const auto& each) { return each.state != CUBLAS_STATUS_SUCCESS; });
@@ -245,11 +259,12 @@ void prepare(Plan& plan, const Product& product) {
 cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   const auto& [chosen, bytes] = plan.algorithms[algorithm];
   const float one = 1, kept = product.add ? 1 : 0;
-  const auto handle = at::cuda::getCurrentCUDABlasLtHandle();
-  void *workspace = bytes > 0 ? at::cuda::getCUDABlasLtWorkspace() : nullptr, *out = product.out.mutable_data_ptr();
-  return lt().matmul(handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
-                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &chosen, workspace,
-                     bytes, c10::cuda::getCurrentCUDAStream().stream());
+  // Free for others when the product is on its stream: they come behind it.
+  const auto workspace = bytes > 0 ? c10::cuda::CUDACachingAllocator::get()->allocate(bytes) : c10::DataPtr();
+  void* out = product.out.mutable_data_ptr();
+  return lt().matmul(handle(), plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
+                     product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &chosen,
+                     workspace.get(), bytes, c10::cuda::getCurrentCUDAStream().stream());
 }
 
 constexpr auto kNever = std::numeric_limits<float>::infinity();

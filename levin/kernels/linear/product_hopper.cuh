@@ -143,11 +143,13 @@ __device__ __forceinline__ void multiply_tiles(const ProductMemory& memory, cons
     for (int k = 0; k < sizes.depth; k += kTileDepth, at.next()) {
       wait_for_barrier(memory.loaded(at.stage), at.phase);
       const uint32_t stage = memory.stage(at.stage);
-      const uint64_t a = matrix_at(stage + group * 8192), b = matrix_at(stage + ProductMemory::kRows);
+      const uint64_t a = matrix_at(same_in_warp(stage + group * 8192)),
+                     b = matrix_at(same_in_warp(stage + ProductMemory::kRows));
       begin_products();
 #pragma unroll
       for (int i = 0; i < kTileDepth / 16; ++i)
-        product_64x256<typename Finish::Number>(d, a + 2 * i, b + 2 * i, k > 0 || i > 0);
+        product_64x256<typename Finish::Number>(d, a + matrix_offset(32 * i), b + matrix_offset(32 * i),
+                                                k > 0 || i > 0);
       commit_products();
       if (previous >= 0) {
         wait_for_products<1>();

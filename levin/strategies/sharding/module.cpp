@@ -16,6 +16,7 @@
 #include "levin/core/error.h"
 #include "levin/core/main.h"
 #include "levin/devices/graphs.h"
+#include "levin/nn/checkpointing/after_recompute.h"
 #include "levin/strategies/module_states.h"
 
 namespace levin::detail {
@@ -90,29 +91,6 @@ class ShardedModule::Around final : public Interceptor {
   const std::string doing_;
 };
 
-/// Sees that a unit has computed its activations again. It is inside of checkpointing, which leaves out what is
-/// outside.
-class ShardedModule::Recomputed final : public Interceptor {
- public:
-  static constexpr auto kOrder = static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 50);
-
-  explicit Recomputed(ShardedModule& module) : module_(module) {}
-
-  void around(Call& call) override {
-    if (call.phase() != Phase::kRecompute) return call.proceed();
-    try {
-      call.proceed();
-    } catch (...) {  // also when all activations are there, and the rest is left out
-      module_.after_recompute();
-      throw;
-    }
-    module_.after_recompute();
-  }
-
- private:
-  ShardedModule& module_;
-};
-
 /// Called when a parameter has its gradient of a backward.
 class ShardedModule::Arrival final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -164,7 +142,8 @@ ShardedModule::ShardedModule(torch::nn::Module& module, std::vector<std::unique_
     needs.emplace_back(unit.groups.begin(), unit.groups.end());
     if (unit.unit) {
       attachments_.push_back(unit.unit->attach(std::make_shared<Around>(*this, unit), Order::kSharding));
-      attachments_.push_back(unit.unit->attach(std::make_shared<Recomputed>(*this), Recomputed::kOrder));
+      attachments_.push_back(unit.unit->attach(std::make_shared<detail::AfterRecompute>([this] { after_recompute(); }),
+                                               Order::kRecompute));
       watched.push_back({unit.name, unit.unit, &unit.unit->as_module()});
     }
     watch_gradients(unit);

@@ -82,7 +82,6 @@ class ShardedModule final : public ModuleSync {
 
  private:
   class Around;
-  class Recomputed;
   class Arrival;
   class Entrance;
   struct Link;
