@@ -1,10 +1,12 @@
 // Linear layers and products by cuBLASLt on the GPU against float64, and where they run.
 #include <cmath>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/accelerator.h"
 #include "levin/devices/flop_counter.h"
 #include "levin/devices/graphs.h"
 #include "levin/kernels/activation_detail.h"
@@ -158,6 +160,25 @@ TEST_F(LinearGpu, ProductsIntoWhatIsThere) {
         EXPECT_EQ(room.narrow(1, 0, 2).abs().sum().item<double>(), 0);
       }
     }
+}
+
+/// A handle of cuBLAS takes 32 MiB for each thread that asks for it.
+TEST_F(LinearGpu, ProductsHoldNoWorkspace) {
+  const auto x = numbers({800, 256}, at::kBFloat16), weight = numbers({512, 256}, at::kBFloat16);
+  const auto& device = detail::cuda_accelerator();
+  int64_t before = 0, after = 0;
+  std::thread other([&] {
+    before = device.memory(x.device()).allocated;
+    for (const auto rows : {4, 100, 800}) {
+      const auto few = x.narrow(0, 0, rows);
+      const auto y = matmul(few, weight.t(), {}, at::kBFloat16);
+      (void)matmul(y, weight, {}, at::kFloat);
+      (void)matmul_and_sums(y.t(), few, at::kBFloat16, at::kBFloat16);
+    }
+    after = device.memory(x.device()).allocated;
+  });
+  other.join();
+  EXPECT_EQ(after, before);
 }
 
 TEST_F(LinearGpu, ProductsOfNothing) {
