@@ -41,7 +41,8 @@ class Account {
     }
     const auto plan = group_parameters();
     count_shards();
-    simulation_.emplace(layout_, figures_, plan, groups_, trace_.marks, question_.accumulate, [this] { note(); });
+    simulation_.emplace(layout_, figures_, plan, groups_, trace_.marks, question_.accumulate, saved_by_forward(),
+                        [this] { note(); });
   }
 
   MemoryEstimate run() {
@@ -180,6 +181,22 @@ class Account {
   }
 
   // ---- what is allocated and freed
+
+  /// On the device, when the first backward begins.
+  int64_t saved_by_forward() const {
+    const auto backward = std::ranges::find_if(trace_.marks, [](const auto& mark) {
+      return mark.unit < 0 && mark.part == StepPart::kBackward && mark.begins;
+    });
+    const auto end = backward == trace_.marks.end() ? 0 : backward->at;
+    int64_t saved = 0;
+    for (size_t i = 0; i < end; ++i) {
+      const auto& owner = trace_.owners[static_cast<size_t>(trace_.events[i].id)];
+      const bool here = owner.kind == StepTrace::Kind::kOther ||
+                        (owner.kind == StepTrace::Kind::kUnitInput && !question_.offload_activations);
+      if (owner.saved && here) saved += trace_.events[i].bytes;
+    }
+    return saved;
+  }
 
   void count(const MetaMeter::Event& event) {
     const auto& owner = trace_.owners[static_cast<size_t>(event.id)];

@@ -6,8 +6,8 @@ namespace levin::detail {
 
 ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFigures& figures, const GroupPlan& plan,
                                        const std::vector<GroupSizes>& sizes, const std::vector<StepTrace::Mark>& marks,
-                                       int accumulate, std::function<void()> note)
-    : ledger_{.figures = figures, .note = [] {}} {
+                                       int accumulate, int64_t saved, std::function<void()> note)
+    : ledger_{.figures = figures, .note = [] {}}, saved_(saved) {
   Schedule::Groups groups;
   for (const auto& each : sizes) {
     groups_.push_back(std::make_unique<MeteredGroup>(ledger_, each));
@@ -78,7 +78,7 @@ void ShardingSimulation::follow_backward(const StepTrace::Mark& mark) {
   if (std::exchange(in_forward_, false)) schedule_->end_forward();
   // One rank reduces in every backward.
   changed_ = mark.reduces || is_alone();
-  schedule_->begin_backward(changed_);
+  schedule_->begin_backward(changed_, saved_ / ledger_.figures.computed);
   schedule_->use_root();
   in_backward_ = true;
 }

@@ -16,10 +16,11 @@ namespace levin::detail {
 class ShardingSimulation {
  public:
   /// `sizes` are those of the plan's groups. `accumulate`: micro-batches of an optimizer step, of which the last one is
-  /// simulated. `note` is called whenever the sum of bytes may be at its highest.
+  /// simulated. `saved`: bytes that forward keeps for backward. `note` is called whenever the sum of bytes may be at
+  /// its highest.
   ShardingSimulation(const StateLayout& layout, const GroupFigures& figures, const GroupPlan& plan,
                      const std::vector<GroupSizes>& sizes, const std::vector<StepTrace::Mark>& marks, int accumulate,
-                     std::function<void()> note);
+                     int64_t saved, std::function<void()> note);
 
   void follow(const StepTrace::Mark& mark);
   /// A full gradient of a parameter of the group was allocated.
@@ -45,6 +46,7 @@ class ShardingSimulation {
   GroupLedger ledger_;
   std::vector<std::unique_ptr<MeteredGroup>> groups_;
   std::unique_ptr<Schedule> schedule_;
+  const int64_t saved_;
   bool in_forward_ = false, in_backward_ = false, changed_ = true;
 };
 

@@ -59,9 +59,9 @@ class TwoUnits {
     return join(notes_);
   }
   void update_in_place() { a_.updates = b_.updates = r_.updates = true; }
-  std::string backward(const std::vector<size_t>& units, bool reduces = true) {
+  std::string backward(const std::vector<size_t>& units, bool reduces = true, std::optional<int64_t> room = {}) {
     notes_.clear();
-    schedule.begin_backward(reduces);
+    schedule.begin_backward(reduces, room);
     schedule.use_root();
     for (const auto unit : units) {
       schedule.enter_backward(unit);
@@ -125,6 +125,18 @@ TEST(Schedule, WhatForwardUsesFirstStaysAfterItWasSteppedOnTheDevice) {
               step == 0 ? "gather r, gather a, free a, gather b, free b" : "gather r, gather a, free a, free b");
     EXPECT_EQ(units.backward({1, 0}),
               "gather b, gather a, reduce b, reduced b, reduce a, reduced a, free a, reduce r, reduced r, free r");
+  }
+}
+
+/// As far as the activations that backward has freed made room for them.
+TEST(Schedule, WhatForwardUsesFirstStaysWhereThereIsRoom) {
+  for (const int64_t room : {0, 1, 1000}) {
+    SCOPED_TRACE(room);
+    TwoUnits units({}, {.keeps_first = 2});
+    units.update_in_place();
+    units.forward({0, 1});
+    const auto backward = units.backward({1, 0}, /*reduces=*/true, room);
+    EXPECT_EQ(backward.find("free b") == std::string::npos, room >= 1) << backward;
   }
 }
 

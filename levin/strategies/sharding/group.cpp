@@ -131,8 +131,11 @@ Tensor ShardGroup::host_parts(c10::ScalarType dtype) const {
                              : at::empty({shard_numel_}, at::TensorOptions().dtype(dtype));
 }
 
+int64_t ShardGroup::element_size() const {
+  return static_cast<int64_t>(c10::elementSize(*options_.param_dtype));
+}
 int64_t ShardGroup::full_bytes() const {
-  return full_numel_ * static_cast<int64_t>(c10::elementSize(*options_.param_dtype));
+  return full_numel_ * element_size();
 }
 
 int64_t ShardGroup::shard_bytes() const {

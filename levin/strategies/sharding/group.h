@@ -93,6 +93,8 @@ class ShardGroup final : public ScheduledGroup {
   const std::vector<ShardedParam>& params() const { return params_; }
   /// Bytes of the full parameters in the dtype in which they are gathered, and of this rank's shards as they are kept.
   int64_t full_bytes() const;
+  /// Bytes of an element of the full parameters.
+  int64_t element_size() const;
   int64_t full_numel() const override { return full_numel_; }
   int64_t shard_bytes() const;
   const GroupOptions& options() const { return options_; }

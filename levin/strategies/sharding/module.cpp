@@ -15,6 +15,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/main.h"
+#include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
 #include "levin/nn/checkpointing/after_recompute.h"
 #include "levin/strategies/module_states.h"
@@ -183,10 +184,21 @@ void ShardedModule::resume_forward() {
   if (depth_ > 0 && !shows_full_) begin_forward();
 }
 
+/// What is allocated on the device besides gathered groups. None where nobody asks for it, or counts it.
+std::optional<int64_t> ShardedModule::bytes_of_others() const {
+  const auto device = lanes_->device();
+  if (!options_.updates_in_place || !device.is_cuda()) return std::nullopt;
+  auto bytes = accelerator_of(device).memory(device).allocated;
+  for (const auto& group : groups_)
+    if (group->state() != ShardGroup::State::kSharded) bytes -= group->full_bytes();
+  return bytes;
+}
+
 void ShardedModule::begin_forward() {
   training_ = at::GradMode::is_enabled();
   shows_full_ = true;
   renew_outdated();
+  bytes_before_forward_ = bytes_of_others();
   for (const auto& group : groups_) group->take_over_shards();
   schedule_->begin_forward(training_);  // first: the copies of the first units have begun while parameters are set
   for (const auto& group : groups_) group->show_full();
@@ -347,7 +359,10 @@ void ShardedModule::before_backward(const Tensor&) {
     if (group->take_grads()) group->progress.used = true;
   }
   plan_updates();
-  schedule_->begin_backward(reduces());
+  std::optional<int64_t> room;
+  if (const auto now = bytes_of_others(); now && bytes_before_forward_ && !groups_.empty())
+    room = std::max<int64_t>(0, *now - *bytes_before_forward_) / groups_.front()->element_size();
+  schedule_->begin_backward(reduces(), room);
   if (!schedule_->holds_groups()) return schedule_->use_root();
   gather_aside(units_.back().groups);
   for (const auto& group : groups_) gather_aside({group.get()});

@@ -87,6 +87,7 @@ class ShardedModule final : public ModuleSync {
   struct Link;
 
   void begin_forward();
+  std::optional<int64_t> bytes_of_others() const;
   void renew_outdated();
   void resume_forward();
 
@@ -126,6 +127,7 @@ class ShardedModule final : public ModuleSync {
   std::vector<std::weak_ptr<UnitOptimizer>> optimizers_;
   std::optional<SyncBatchNormScope> forward_batchnorm_;
   std::optional<SyncBatchNormScope> backward_batchnorm_;  // for units that compute again there
+  std::optional<int64_t> bytes_before_forward_;           // of others than gathered groups
   std::vector<ShardGroup*> gathered_aside_;               // by torch::autograd::grad outside of backward
   bool inner_ = false;                                    // in one
   bool alone_ = true;

@@ -47,8 +47,8 @@ Residency::Groups OrderedResidency::ahead(const Groups& needed) {
   if (pass_ == Pass::kForward) {
     const size_t at = now_.size();
     if (at <= before_.size() && at > 0 && before_[at - 1] == needed)
-      for (size_t i = at; i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch + stayed_;
-           ++i)
+      for (size_t i = at;
+           i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch + (stayed_ + 1) / 2; ++i)
         uses.push_back(&before_[i]);
   } else if (cursor_ < to_come_.size() ? to_come_[cursor_] == needed : is_root(needed)) {
     size_t end = cursor_;
@@ -90,8 +90,12 @@ bool OrderedResidency::release_after_use(ScheduledGroup& group, Pass pass) {
 bool OrderedResidency::stays(const ScheduledGroup& group) const {
   // The root comes first, and the first unit after it.
   const auto end = std::min(before_.size(), static_cast<size_t>(2 + options_.keeps_first));
-  for (size_t i = 2; i < end; ++i)
+  int64_t kept = 0;
+  for (size_t i = 2; i < end; ++i) {
+    for (const auto* each : before_[i]) kept += each->full_numel();
+    if (kept > room_) return false;
     if (std::ranges::find(before_[i], &group) != before_[i].end()) return true;
+  }
   return false;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <vector>
 
 #include "levin/strategies/sharding/residency.h"
@@ -14,8 +15,9 @@ struct ResidencyOptions {
   bool releases_after_backward = true;
   /// What a forward uses last stays for backward, which needs it first.
   bool keeps_last = false;
-  /// This many units that forward uses first stay after they were stepped on the device; but not the very first, whose
-  /// step has only ended. As many more are gathered ahead in the next forward.
+  /// At most this many units that forward uses first stay after they were stepped on the device, as far as there is
+  /// room; but not the very first, whose step has only ended. Half as many more are gathered ahead in the next forward:
+  /// so many come while those that stayed compute, where a copy takes about twice as long.
   int keeps_first = 0;
   /// Uses that are gathered ahead of the one at hand.
   int forward_prefetch = 1;
@@ -35,6 +37,7 @@ class OrderedResidency : public Residency {
   void before_use(const Groups& needed) override;
   Groups ahead(const Groups& needed) override;
   bool release_after_use(ScheduledGroup& group, Pass pass) override;
+  void set_room(int64_t elements) override { room_ = elements; }
   bool stays(const ScheduledGroup& group) const override;
   void end_pass(Pass pass) override;
 
@@ -50,6 +53,7 @@ class OrderedResidency : public Residency {
   std::vector<Groups> to_come_;  // of all forwards that have not been differentiated
   size_t cursor_ = 0;            // backward: everything from here on is done
   int stayed_ = 0;               // uses that were gathered when this forward began
+  int64_t room_ = std::numeric_limits<int64_t>::max();
 };
 
 }  // namespace levin::detail

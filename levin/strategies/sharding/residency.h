@@ -26,6 +26,9 @@ class Residency {
   virtual Groups ahead(const Groups& needed) = 0;
   /// Nobody computes with the group any more in this pass: whether to release it.
   virtual bool release_after_use(ScheduledGroup& group, Pass pass) = 0;
+  /// Activations that forward has kept for this backward take as much memory as this many elements of parameters. It is
+  /// free when backward ends.
+  virtual void set_room(int64_t /*elements*/) {}
   /// The group was stepped on the device: whether it stays there for the next forward.
   virtual bool stays(const ScheduledGroup&) const { return false; }
   /// The gradients of the group were handed to the reduction.

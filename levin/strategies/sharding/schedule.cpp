@@ -106,8 +106,9 @@ void Schedule::gather_rest(bool keeps) {
 
 // ---- backward
 
-void Schedule::begin_backward(bool reduces) {
+void Schedule::begin_backward(bool reduces, std::optional<int64_t> room) {
   reduces_ = reduces;
+  if (room) residency_->set_room(*room);
   for (auto* group : groups_) group->progress.reduced = false;
   // Also in a backward that another one came before since the forward (stages of a pipeline).
   for (auto* group : units_.back()) group->progress.used = true;

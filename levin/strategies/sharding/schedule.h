@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,7 +49,8 @@ class Schedule {
   void gather_rest(bool keeps);
 
   /// `reduces`: gradients are reduced in this pass.
-  void begin_backward(bool reduces);
+  /// `room`: what forward has kept (Residency::set_room), where that is known.
+  void begin_backward(bool reduces, std::optional<int64_t> room = std::nullopt);
   void use_root() { use(units_.size() - 1); }
   void enter_backward(size_t unit);
   void leave_backward(size_t unit);

@@ -62,8 +62,8 @@ ShardedStrategy::ShardedStrategy(ShardingPlan plan)
       plan_(std::move(plan)) {
   // Its copy would be waited for: there is nothing to compute before it.
   plan_.residency.keeps_last = plan_.offload;
-  // Forward waits for copies; these need none. The activations that backward has freed are larger.
-  constexpr int kStay = 3;
+  // Forward waits for copies; these need none. They are where activations have been.
+  constexpr int kStay = 8;
   if (plan_.updates_in_place && plan_.residency.forward_prefetch > 0) plan_.residency.keeps_first = kStay;
 }
 
