@@ -15,7 +15,6 @@ namespace {
 
 using at::Tensor;
 using levin::kernels::detail::AttentionBackend;
-using levin::kernels::detail::AttentionResult;
 using Clock = std::chrono::steady_clock;
 
 struct Sizes {

@@ -13,6 +13,7 @@
 #include <cuda_runtime_api.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/accelerator.h"
 #include "levin/devices/graphs.h"
 #include "levin/devices/graphs_rng.h"
 
@@ -141,8 +142,7 @@ class CudaGraphs final : public GraphDevice {
   }
 
   void empty_cache() override {
-    at::cuda::clearCublasWorkspaces();  // the capture has its own
-    c10::cuda::CUDACachingAllocator::emptyCache();
+    cuda_accelerator().empty_cache(device_);  // also workspaces of cuBLAS: the capture has its own
   }
 
  private:

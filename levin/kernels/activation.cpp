@@ -136,7 +136,7 @@ struct ActivationFunction : torch::autograd::Function<ActivationFunction> {
     const auto bias = static_cast<at::ScalarType>(context->saved_data["bias"].toInt());
     if (bias == at::ScalarType::Undefined)
       return {operators<ActivationOps>().backward.call(grads[0], x, kind), Tensor(), Tensor()};
-    auto [grad, sums] = operators<ActivationOps>().backward_and_sums.call(grads[0], x, kind, bias);
+    auto [grad, sums] = activation_backward_and_sums(grads[0], x, static_cast<Activation>(kind), bias);
     remember_column_sums(grad, sums);
     return {std::move(grad), Tensor(), Tensor()};
   }

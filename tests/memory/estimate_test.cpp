@@ -380,10 +380,10 @@ TEST(Memory, OnCudaIsRoundedAndHasAWorkspace) {
 TEST(Memory, OnCudaHasWorkspacesWhereTorchMultiplies) {
   const Batch images{{"x", torch::empty({2, 3, 32, 32}, at::kMeta)},
                      {"y", torch::empty({2}, torch::dtype(at::kLong).device(at::kMeta))}};
-  const auto workspaces = [&](const auto& make, const Batch& batch, MemoryQuestion question) {
-    const auto all = estimate_memory(make, kForward, kClasses, batch, question).device_peak;
+  const auto workspaces = [&](const auto& make, const auto& forward, const Batch& batch, MemoryQuestion question) {
+    const auto all = estimate_memory(make, forward, kClasses, batch, question).device_peak;
     question.workspace = 0;
-    return all - estimate_memory(make, kForward, kClasses, batch, question).device_peak;
+    return all - estimate_memory(make, forward, kClasses, batch, question).device_peak;
   };
   const auto vit = [] {
     return models::vit({.image_size = 32,
@@ -395,18 +395,16 @@ TEST(Memory, OnCudaHasWorkspacesWhereTorchMultiplies) {
                         .num_classes = 10});
   };
   constexpr int64_t kOne = int64_t{32} << 20;
-  EXPECT_EQ(workspaces(vit, images, {.precision = "bf16-true"}), 0);
-  EXPECT_EQ(workspaces(vit, images, {.precision = "bf16-mixed"}), 0);
-  EXPECT_EQ(workspaces(vit, images, {.precision = "bf16-mixed", .checkpoint_blocks = true, .accumulate = 2}), 0);
-  EXPECT_EQ(workspaces(vit, images, {.precision = "32-true"}), 2 * kOne);
-  EXPECT_EQ(workspaces(vit, images, {.precision = "32-true", .device = c10::kCPU}), 0);
+  EXPECT_EQ(workspaces(vit, kForward, images, {.precision = "bf16-true"}), 0);
+  EXPECT_EQ(workspaces(vit, kForward, images, {.precision = "bf16-mixed"}), 0);
+  EXPECT_EQ(workspaces(vit, kForward, images, {.precision = "bf16-mixed", .checkpoint_blocks = true, .accumulate = 2}),
+            0);
+  EXPECT_EQ(workspaces(vit, kForward, images, {.precision = "32-true"}), 2 * kOne);
+  EXPECT_EQ(workspaces(vit, kForward, images, {.precision = "32-true", .device = c10::kCPU}), 0);
   // torch's own layer, which is no layer of Levin's.
   const auto plain = [] { return torch::nn::Sequential(torch::nn::Linear(10, 10), torch::nn::Linear(10, 5)); };
-  const auto step = [](auto& model, const Batch& batch) { return model->forward(batch["x"]); };
-  const auto all = estimate_memory(plain, step, kClasses, rows(3, 10), {.precision = "bf16-true"}).device_peak;
-  EXPECT_EQ(
-      all - estimate_memory(plain, step, kClasses, rows(3, 10), {.precision = "bf16-true", .workspace = 0}).device_peak,
-      2 * kOne);
+  const auto forward = [](auto& model, const Batch& batch) { return model->forward(batch["x"]); };
+  EXPECT_EQ(workspaces(plain, forward, rows(3, 10), {.precision = "bf16-true"}), 2 * kOne);
 }
 
 /// What bench/memory_ladder.cpp measured on an H200 (bench/RESULTS.md).
