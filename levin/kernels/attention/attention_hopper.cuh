@@ -41,6 +41,15 @@ __device__ __forceinline__ Head head_at(const Sizes& sizes, int index) {
   return {index - batch * sizes.heads, batch};
 }
 
+/// The first (0) or the second (1) of a thread's two rows of 64 x 64 numbers, times `share`.
+__device__ __forceinline__ void scale_row(float (&d)[32], int row, float share) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    d[4 * j + 2 * row] *= share;
+    d[4 * j + 2 * row + 1] *= share;
+  }
+}
+
 /// 64 x 64 numbers, times `scale`, to shared memory. `rows`: how many of them belong to tokens.
 template <class T>
 __device__ __forceinline__ void stage(uint32_t to, const float (&d)[32], float scale, int warp, int lane, int rows) {

@@ -217,11 +217,7 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_forward(const __
             const float top = fmaxf(tops[r], now[r] * scale), share = power_of_two(tops[r] - top);
             tops[r] = top;
             all[r] *= share;
-#pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              o[4 * j + 2 * r] *= share;
-              o[4 * j + 2 * r + 1] *= share;
-            }
+            scale_row(o, r, share);
           }
           exponentiate(s, own, scale, tops);
         }
@@ -250,11 +246,7 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_forward(const __
         if ((lane & 3) == 0 && row < rows)
           sums[static_cast<size_t>(item.index) * sizes.tokens + tile * kTile + row] =
               (tops[r] + __log2f(sum)) * (1 / kLog2e);
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          o[4 * j + 2 * r] *= share;
-          o[4 * j + 2 * r + 1] *= share;
-        }
+        scale_row(o, r, share);
       }
       sync_threads(1 + group, 128);
       stage<T>(q, o, 1.f, warp, lane, rows);

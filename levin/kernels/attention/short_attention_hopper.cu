@@ -149,14 +149,7 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_forward(const __g
     pin(o);
     pin(p);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float share = __fdividef(1.f, sum[r]);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        o[4 * j + 2 * r] *= share;
-        o[4 * j + 2 * r + 1] *= share;
-      }
-    }
+    for (int r = 0; r < 2; ++r) scale_row(o, r, __fdividef(1.f, sum[r]));
     stage<T>(q, o, 1.f, warp, lane, rows);  // where its queries were
     fence_async();
     sync_threads(1 + group, 128);
