@@ -73,10 +73,10 @@ void run(const std::string& name, AttentionBackend backend, const Sizes& sizes, 
 
   // Of the first sequence.
   const auto exact_qkv = qkv.narrow(0, 0, 1).to(at::kFloat).requires_grad_();
-  const auto parts = exact_qkv.permute({2, 0, 3, 1, 4});
   Tensor exact, exact_grad;
   {
     const at::AutoGradMode with_gradients(true);
+    const auto parts = exact_qkv.permute({2, 0, 3, 1, 4});
     exact = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, sizes.causal);
     exact_grad = torch::autograd::grad({exact}, {exact_qkv}, {grad.narrow(0, 0, 1).to(at::kFloat)})[0];
   }

@@ -50,6 +50,21 @@ __device__ __forceinline__ void scale_row(float (&d)[32], int row, float share) 
   }
 }
 
+/// The gradients of two scores, from their weights and from the gradients of these, less the product of the query's
+/// result and its gradient: `a` and `b`. In bfloat16 those are rounded before they are multiplied; float16 would
+/// overflow.
+template <class T>
+__device__ __forceinline__ uint32_t gradient_of_scores(uint32_t weights, float a, float b) {
+  if constexpr (kIsHalf<T>) {
+    const float2 x = unpacked<T>(weights);
+    return packed_pair<T>(x.x * a, x.y * b);
+  } else {
+    uint32_t gradients;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(gradients) : "r"(weights), "r"(packed_pair<T>(a, b)));
+    return gradients;
+  }
+}
+
 /// 64 x 64 numbers, times `scale`, to shared memory. `rows`: how many of them belong to tokens.
 template <class T>
 __device__ __forceinline__ void stage(uint32_t to, const float (&d)[32], float scale, int warp, int lane, int rows) {

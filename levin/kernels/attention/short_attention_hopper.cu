@@ -317,9 +317,8 @@ __global__ __launch_bounds__(kThreads, 1) void short_attention_backward(const __
 #pragma unroll
         for (int j = 0; j < kRows / 8; ++j) {
           const float2 own = numbers[(4 * j + (lane & 3)) * 2 + 1];
-          const float2 x = unpacked<T>(p[2 * j]), y = unpacked<T>(p[2 * j + 1]);
-          p[2 * j] = packed_pair<T>(x.x * (d[4 * j] - own.x), x.y * (d[4 * j + 1] - own.y));
-          p[2 * j + 1] = packed_pair<T>(y.x * (d[4 * j + 2] - own.x), y.y * (d[4 * j + 3] - own.y));
+          p[2 * j] = gradient_of_scores<T>(p[2 * j], d[4 * j] - own.x, d[4 * j + 1] - own.y);
+          p[2 * j + 1] = gradient_of_scores<T>(p[2 * j + 1], d[4 * j + 2] - own.x, d[4 * j + 3] - own.y);
           if (j % 2 == 1)
             store_matrices(ds + j / 8 * kBuffer + row * 128 + (((j % 8 - 1 + part) ^ (row & 7)) << 4), p[2 * j - 2],
                            p[2 * j - 1], p[2 * j], p[2 * j + 1]);

@@ -18,7 +18,7 @@ void OrderedResidency::begin_pass(Pass pass, bool training) {
   if (pass == Pass::kForward) {
     now_.clear();
     stayed_ = 0;
-    for (size_t i = 2; i < before_.size(); ++i) stayed_ += !before_[i].empty() && is_gathered(before_[i]);
+    for (size_t i = 1; i < before_.size(); ++i) stayed_ += !before_[i].empty() && is_gathered(before_[i]);
   }
   cursor_ = to_come_.size();
 }
@@ -88,10 +88,10 @@ bool OrderedResidency::release_after_use(ScheduledGroup& group, Pass pass) {
 }
 
 bool OrderedResidency::stays(const ScheduledGroup& group) const {
-  // The root comes first, and the first unit after it.
-  const auto end = std::min(before_.size(), static_cast<size_t>(2 + options_.keeps_first));
+  // The root comes first.
+  const auto end = std::min(before_.size(), static_cast<size_t>(1 + options_.keeps_first));
   int64_t kept = 0;
-  for (size_t i = 2; i < end; ++i) {
+  for (size_t i = 1; i < end; ++i) {
     for (const auto* each : before_[i]) kept += each->full_numel();
     if (kept > room_) return false;
     if (std::ranges::find(before_[i], &group) != before_[i].end()) return true;
