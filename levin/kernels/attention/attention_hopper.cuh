@@ -50,6 +50,17 @@ __device__ __forceinline__ void scale_row(float (&d)[32], int row, float share) 
   }
 }
 
+/// Queries do not see later keys: their scores become minus infinity. `row`: that of the thread's first row of results;
+/// its columns start at 0. kRowsAreKeys: else they are queries.
+template <bool kRowsAreKeys, int kCount>
+__device__ __forceinline__ void hide_later(float (&s)[kCount], int row, int lane) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int column = i / 4 * 8 + 2 * (lane & 3) + i % 2, of_row = row + i % 4 / 2 * 8;
+    if (kRowsAreKeys ? column < of_row : column > of_row) s[i] = -INFINITY;
+  }
+}
+
 /// The gradients of two scores, from their weights and from the gradients of these, less the product of the query's
 /// result and its gradient: `a` and `b`. In bfloat16 those are rounded before they are multiplied; float16 would
 /// overflow.

@@ -73,19 +73,6 @@ __device__ __forceinline__ void exponentiate(float (&s)[32], float (&sums)[2], f
     }
 }
 
-/// Queries do not see later keys: those of the tile of keys that has their numbers.
-__device__ __forceinline__ void hide_later(float (&s)[32], int warp, int lane) {
-  const int row = 16 * warp + lane / 4;
-#pragma unroll
-  for (int j = 0; j < 8; ++j) {
-    const int column = 8 * j + 2 * (lane & 3);
-    if (column > row) s[4 * j] = -INFINITY;
-    if (column + 1 > row) s[4 * j + 1] = -INFINITY;
-    if (column > row + 8) s[4 * j + 2] = -INFINITY;
-    if (column + 1 > row + 8) s[4 * j + 3] = -INFINITY;
-  }
-}
-
 template <class T>
 __global__ __launch_bounds__(kThreads, 1) void causal_attention_forward(const __grid_constant__ CUtensorMap qkv,
                                                                         const __grid_constant__ CUtensorMap out,
@@ -188,7 +175,7 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_forward(const __
         }
         wait_for_products<kFirst ? 0 : 1>();
         pin(s);
-        if (step == tile) hide_later(s, warp, lane);
+        if (step == tile) hide_later<false>(s, 16 * warp + lane / 4, lane);
         if constexpr (kFirst) {
           find_tops(tops, s);
           tops[0] *= scale, tops[1] *= scale;
@@ -209,7 +196,7 @@ __global__ __launch_bounds__(kThreads, 1) void causal_attention_forward(const __
           commit_products();
           wait_for_products<0>();
           pin(s);
-          if (step == tile) hide_later(s, warp, lane);
+          if (step == tile) hide_later<false>(s, 16 * warp + lane / 4, lane);
           float now[2];
           find_tops(now, s);
 #pragma unroll

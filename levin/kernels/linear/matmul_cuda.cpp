@@ -164,6 +164,7 @@ struct Algorithm {
 
 /// Kept for the life of the process.
 struct Plan {
+  cublasLtHandle_t handle = nullptr;
   cublasLtMatmulDesc_t description = nullptr;
   cublasLtMatrixLayout_t a = nullptr, b = nullptr, out = nullptr;
   /// As proposed; none where cuBLASLt has no kernel.
@@ -214,7 +215,7 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals_of(const Plan& plan, cons
     prefer(preference, each, alignment(product));
   std::vector<cublasLtMatmulHeuristicResult_t> found(gemm_wish_of_environment() == GemmWish::kBest ? 16 : 8);
   int count = 0;
-  const auto status = lt().propose(handle(), plan.description, plan.a, plan.b, plan.out, plan.out, preference,
+  const auto status = lt().propose(plan.handle, plan.description, plan.a, plan.b, plan.out, plan.out, preference,
                                    static_cast<int>(found.size()), found.data(), &count);
   lt().destroy_preference(preference);
   found.resize(status == CUBLAS_STATUS_SUCCESS ? static_cast<size_t>(count) : 0);
@@ -230,6 +231,7 @@ bool counts_tiles(const cublasLtMatmulHeuristicResult_t& proposal, const Product
 
 void prepare(Plan& plan, const Product& product) {
   if (!lt().complete) return;  // torch computes then
+  plan.handle = handle();
   // Sums in float, as in every other kernel of Levin.
   TORCH_CUDABLAS_CHECK(lt().create_description(&plan.description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   set(plan, CUBLASLT_MATMUL_DESC_TRANSA, product.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N);
@@ -262,7 +264,7 @@ cublasStatus_t run(const Plan& plan, const Product& product, size_t algorithm) {
   // Free for others when the product is on its stream: they come behind it.
   const auto workspace = bytes > 0 ? c10::cuda::CUDACachingAllocator::get()->allocate(bytes) : c10::DataPtr();
   void* out = product.out.mutable_data_ptr();
-  return lt().matmul(handle(), plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
+  return lt().matmul(plan.handle, plan.description, &one, product.b.kept.const_data_ptr(), plan.a,
                      product.a.kept.const_data_ptr(), plan.b, &kept, out, plan.out, out, plan.out, &chosen,
                      workspace.get(), bytes, c10::cuda::getCurrentCUDAStream().stream());
 }
