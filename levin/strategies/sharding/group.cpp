@@ -290,9 +290,18 @@ void ShardGroup::note_values() {
   noted_ = fingerprint(shards_);
 }
 
+void ShardGroup::look_at_noted(WorkerThread& thread) {
+  if (!noted_ || stale_) return;
+  const auto task =
+      std::make_shared<std::packaged_task<uint64_t()>>([shards = shards_] { return fingerprint(shards); });
+  looked_ = task->get_future();
+  thread.run([task] { (*task)(); });
+}
+
 void ShardGroup::check_noted() {
   const auto before = std::exchange(noted_, std::nullopt);
-  if (!stale_ && fingerprint(shards_) == *before) return;
+  auto looked = std::move(looked_);
+  if (!stale_ && (looked.valid() ? looked.get() : fingerprint(shards_)) == *before) return;
   state_ = State::kSharded;
   stale_ = true;
 }
@@ -354,6 +363,7 @@ void ShardGroup::release(bool keep_memory) {
   if (state_ == State::kGathering) finish_gather();
   state_ = State::kSharded;
   noted_.reset();
+  looked_ = {};
   if (!whole_ && !keep_memory && has_memory()) set_memory(full_, false);
 }
 
@@ -371,6 +381,7 @@ void ShardGroup::abandon(bool keeps_gradients) {
   receiving_.reset();
   update_ = nullptr;
   noted_.reset();
+  looked_ = {};
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "levin/checkpoint/shards.h"
+#include "levin/core/worker_thread.h"
 #include "levin/distributed/collective.h"
 #include "levin/strategies/sharding/lanes.h"
 #include "levin/strategies/sharding/scheduled_group.h"
@@ -146,6 +148,8 @@ class ShardGroup final : public ScheduledGroup {
   /// found out whether somebody has changed the shards since.
   void note_values();
   bool has_noted() const { return noted_.has_value(); }
+  /// Begins to find it out, on a thread: it takes about as long as to copy them.
+  void look_at_noted(WorkerThread& thread);
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
   /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
@@ -221,6 +225,7 @@ class ShardGroup final : public ScheduledGroup {
   std::function<void()> arrival_;
   std::function<void()> update_;
   std::optional<uint64_t> noted_;  // fingerprint of the shards when the full parameters were the same
+  std::future<uint64_t> looked_;   // ... and now, where somebody has asked for it
 };
 
 }  // namespace levin::detail

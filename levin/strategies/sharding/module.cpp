@@ -200,6 +200,7 @@ void ShardedModule::begin_forward() {
   renew_outdated();
   bytes_before_forward_ = bytes_of_others();
   for (const auto& group : groups_) group->take_over_shards();
+  for (const auto& group : groups_) group->look_at_noted(looking_);
   schedule_->begin_forward(training_);  // first: the copies of the first units have begun while parameters are set
   for (const auto& group : groups_) group->show_full();
 }

@@ -115,6 +115,7 @@ class ShardedModule final : public ModuleSync {
   void forget_pass(bool keeps_gradients);
 
   std::vector<std::unique_ptr<ShardGroup>> groups_;
+  WorkerThread looking_;  // at shards that may have been changed
   std::vector<ShardedUnit> units_;
   std::shared_ptr<Lanes> lanes_;
   const ShardedModuleOptions options_;

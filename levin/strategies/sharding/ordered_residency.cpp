@@ -18,7 +18,7 @@ void OrderedResidency::begin_pass(Pass pass, bool training) {
   if (pass == Pass::kForward) {
     now_.clear();
     stayed_ = 0;
-    for (size_t i = 1; i < before_.size(); ++i) stayed_ += !before_[i].empty() && is_gathered(before_[i]);
+    for (size_t i = 2; i < before_.size(); ++i) stayed_ += !before_[i].empty() && is_gathered(before_[i]);
   }
   cursor_ = to_come_.size();
 }
@@ -45,11 +45,15 @@ bool OrderedResidency::is_root(const Groups& needed) const {
 Residency::Groups OrderedResidency::ahead(const Groups& needed) {
   std::vector<const Groups*> uses;
   if (pass_ == Pass::kForward) {
-    const size_t at = now_.size();
-    if (at <= before_.size() && at > 0 && before_[at - 1] == needed)
-      for (size_t i = at;
-           i < before_.size() && static_cast<int>(uses.size()) < options_.forward_prefetch + (stayed_ + 1) / 2; ++i)
-        uses.push_back(&before_[i]);
+    const size_t at = now_.size(), all = before_.size();
+    if (at <= all && at > 0 && before_[at - 1] == needed) {
+      // Others come in the place of units that stayed and have been used, until activations need it; one less, so that
+      // forward stays below the peak of backward.
+      const auto replaced = static_cast<size_t>(stayed_) * (all - at) / all;
+      const auto most =
+          static_cast<size_t>(options_.forward_prefetch + (stayed_ + 1) / 2) + std::max<size_t>(replaced, 1) - 1;
+      for (size_t i = at; i < std::min(all, at + most); ++i) uses.push_back(&before_[i]);
+    }
   } else if (cursor_ < to_come_.size() ? to_come_[cursor_] == needed : is_root(needed)) {
     size_t end = cursor_;
     // What forward has kept needs no copy: the one before it does.
@@ -88,10 +92,10 @@ bool OrderedResidency::release_after_use(ScheduledGroup& group, Pass pass) {
 }
 
 bool OrderedResidency::stays(const ScheduledGroup& group) const {
-  // The root comes first.
-  const auto end = std::min(before_.size(), static_cast<size_t>(1 + options_.keeps_first));
+  // The root comes first, and the first unit after it.
+  const auto end = std::min(before_.size(), static_cast<size_t>(2 + options_.keeps_first));
   int64_t kept = 0;
-  for (size_t i = 1; i < end; ++i) {
+  for (size_t i = 2; i < end; ++i) {
     for (const auto* each : before_[i]) kept += each->full_numel();
     if (kept > room_) return false;
     if (std::ranges::find(before_[i], &group) != before_[i].end()) return true;

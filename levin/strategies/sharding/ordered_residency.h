@@ -16,8 +16,8 @@ struct ResidencyOptions {
   /// What a forward uses last stays for backward, which needs it first.
   bool keeps_last = false;
   /// At most this many units that forward uses first stay after they were stepped on the device, as far as there is
-  /// room. Half as many more are gathered ahead in the next forward: they come while those that stayed compute, where a
-  /// copy takes about twice as long.
+  /// room; but not the very first, whose step has only ended. Half as many more are gathered ahead in the next forward:
+  /// they come while those that stayed compute, where a copy takes about twice as long.
   int keeps_first = 0;
   /// Uses that are gathered ahead of the one at hand.
   int forward_prefetch = 1;
