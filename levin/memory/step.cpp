@@ -96,6 +96,7 @@ struct AroundCheckpointed : Interceptor {
     if (dtype) autocast.emplace(device, *dtype);
     call.proceed();
   }
+  bool sees_result() const override { return false; }
   std::function<void(const Tensor&)> keeps;
   c10::DeviceType device = c10::kCPU;
   std::optional<c10::ScalarType> dtype;

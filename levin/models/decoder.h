@@ -17,6 +17,7 @@
 #include "levin/models/decoder_loss.h"
 #include "levin/models/decoder_options.h"
 #include "levin/models/lora/low_rank.h"
+#include "levin/nn/checkpointing/returns_last_layer.h"
 #include "levin/nn/context/share.h"
 #include "levin/nn/experts/experts.h"
 #include "levin/nn/residual_norm.h"
@@ -130,7 +131,7 @@ Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation);
 
 /// One layer: what is sharded, checkpointed and streamed as one. [B, T, D] to the same; `rotary` and `mask` are made
 /// once for all layers.
-struct DecoderBlockImpl : torch::nn::Module {
+struct DecoderBlockImpl : torch::nn::Module, nn::ReturnsLastLayer {
   enum class Order { kPre, kPost, kParallel, kResidual, kSandwich };
   explicit DecoderBlockImpl(const DecoderOptions& options, int64_t layer = 0);
   Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "levin/models/image_model.h"
+#include "levin/nn/checkpointing/returns_last_layer.h"
 #include "levin/nn/context/share.h"
 #include "levin/nn/layers.h"
 #include "levin/nn/residual_norm.h"
@@ -69,7 +70,7 @@ LEVIN_MODULE(ViTMlp);
 
 /// One layer of the encoder: what is sharded, checkpointed and streamed as one. [B, S, D] to the same; with
 /// `first_only` to the first token of it, [B, 1, D], without the work for the others.
-struct EncoderBlockImpl : torch::nn::Module {
+struct EncoderBlockImpl : torch::nn::Module, nn::ReturnsLastLayer {
   explicit EncoderBlockImpl(const ViTOptions& options);
   Tensor forward(const Tensor& x, bool first_only = false);
   /// The same without the last sum, and with that of the block before.

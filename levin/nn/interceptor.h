@@ -47,9 +47,15 @@ class Interceptor {
   virtual ~Interceptor() = default;
   /// Must run `call.proceed()` exactly once (or `call.skip(...)`, which stands in for it), or throw.
   virtual void around(Call& call) = 0;
+  /// Whether it may look at the result in Phase::kRecompute. Where nobody does, the last product of a unit that runs
+  /// again may be left out, and its result has no values.
+  virtual bool sees_result() const { return true; }
 };
 
 namespace detail {
+/// Interceptors under way on this thread that may see results.
+int watched_results();
+
 struct InterceptorEntry {
   int order;
   uint64_t id;

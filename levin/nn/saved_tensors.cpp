@@ -87,6 +87,10 @@ std::unique_ptr<SavedTensorHooks> SavedTensorScope::outer_hooks() const {
   return outer_ ? outer_->saved_.make() : hooked_engine().hooks_behind();
 }
 
+bool SavedTensorScope::is_innermost(const SavedTensors& saved) {
+  return innermost_scope && &innermost_scope->saved_ == &saved;
+}
+
 void SavedTensorScope::note_kept(const Tensor& tensor) {
   for (auto* scope = innermost_scope; scope; scope = scope->outer_) scope->saved_.kept(tensor);
 }

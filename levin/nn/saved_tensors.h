@@ -47,6 +47,8 @@ class [[nodiscard]] SavedTensorScope {
   /// Hooks as they would be outside of this scope; null when tensors are simply held there.
   std::unique_ptr<SavedTensorHooks> outer_hooks() const;
 
+  /// Whether operations of this thread save through it now.
+  static bool is_innermost(const SavedTensors& saved);
   /// Tells every scope of this thread that the tensor is held until backward.
   static void note_kept(const Tensor& tensor);
 

@@ -56,6 +56,27 @@ void Unit::detach(uint64_t id) {
 
 // ---- Call
 
+namespace {
+
+thread_local int watched = 0;
+
+class WatchedResult {
+ public:
+  explicit WatchedResult(bool watches) : watches_(watches) { watched += watches_; }
+  ~WatchedResult() { watched -= watches_; }
+  WatchedResult(const WatchedResult&) = delete;
+  WatchedResult& operator=(const WatchedResult&) = delete;
+
+ private:
+  const bool watches_;
+};
+
+}  // namespace
+
+int detail::watched_results() {
+  return watched;
+}
+
 Call::Call(Unit& unit, int after_order) : unit_(unit), interceptors_(unit.interceptors_), order_(after_order) {
   while (interceptors_ && next_ < interceptors_->size() && (*interceptors_)[next_].order <= after_order &&
          after_order != detail::kBeforeAll)
@@ -81,6 +102,7 @@ void Call::proceed() {
   }
   const auto& entry = (*interceptors_)[next_++];
   order_ = entry.order;
+  const WatchedResult result(entry.interceptor->sees_result());
   entry.interceptor->around(*this);
 }
 

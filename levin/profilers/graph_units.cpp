@@ -53,6 +53,7 @@ struct MarkOfUnit : Interceptor {
     const auto last = static_cast<int64_t>(at::sequence_number::peek());
     if (last > first) calls->add(unit, at::RecordFunction::currentThreadId(), first, last);
   }
+  bool sees_result() const override { return false; }
 
   GraphUnitMarks& marks;
   std::shared_ptr<UnitCalls> calls;

@@ -91,6 +91,7 @@ struct UnitWatch::Watcher : Interceptor {
       });
     state->mark(StepPart::kForward, unit, false);
   }
+  bool sees_result() const override { return false; }
 
   std::shared_ptr<State> state;
   size_t unit;

@@ -31,6 +31,7 @@ struct SpanOfUnit : Interceptor {
     const auto last = static_cast<int64_t>(at::sequence_number::peek());
     if (last > first) calls->add(unit, at::RecordFunction::currentThreadId(), first, last);
   }
+  bool sees_result() const override { return false; }
 
   std::shared_ptr<UnitCalls> calls;
   size_t unit;

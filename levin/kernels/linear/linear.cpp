@@ -1,5 +1,6 @@
 #include "levin/kernels/linear/linear.h"
 
+#include <array>
 #include <optional>
 #include <tuple>
 
@@ -20,6 +21,7 @@
 #include "levin/kernels/operators.h"
 #include "levin/kernels/played_device.h"
 #include "levin/kernels/quantized/quantized_detail.h"
+#include "levin/kernels/recomputation.h"
 
 namespace levin::kernels {
 namespace detail {
@@ -71,12 +73,22 @@ Tensor rows_of(const Tensor& x) {
   return x.reshape({-1, x.size(-1)});
 }
 
+std::vector<int64_t> sizes_of_result(const Tensor& x, const Tensor& weight) {
+  auto sizes = x.sizes().vec();
+  sizes.back() = weight.size(0);
+  return sizes;
+}
+
+/// In the memory of one number.
+Tensor without_values(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty_strided(sizes, std::vector<int64_t>(sizes.size(), 0), options);
+}
+
 /// x times the transposed weight plus bias, all of one dtype.
 Tensor multiplied(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (!runs_matmul(x)) return at::linear(x, weight, bias);
-  auto sizes = x.sizes().vec();
-  sizes.back() = weight.size(0);
-  return at::_unsafe_view(matmul(rows_of(x), weight.t(), bias, x.scalar_type()), sizes);  // no view to autograd
+  // No view to autograd.
+  return at::_unsafe_view(matmul(rows_of(x), weight.t(), bias, x.scalar_type()), sizes_of_result(x, weight));
 }
 
 /// Not by autocast: its cache would keep a bias without a gradient, since there is none inside of a forward.
@@ -86,12 +98,14 @@ Tensor narrow_bias(const Tensor& bias, at::ScalarType dtype) {
 }
 
 struct Linear : torch::autograd::Function<Linear> {
-  /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's.
+  /// `cast` is the weight in the dtype of x where that is another one; the gradient is the weight's. A `spare` result
+  /// has no values.
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& weight,
-                        const std::optional<Tensor>& bias, const std::optional<Tensor>& cast) {
+                        const std::optional<Tensor>& bias, const std::optional<Tensor>& cast, bool spare) {
     // The weight itself costs nothing; a gradient of the gradient leads to it.
     context->save_for_backward({x, weight, cast.value_or(Tensor())});
     context->saved_data["bias"] = static_cast<int64_t>(bias ? bias->scalar_type() : at::ScalarType::Undefined);
+    if (spare) return without_values(sizes_of_result(x, weight), x.options());
     return multiplied(x, cast ? *cast : weight, bias ? narrow_bias(*bias, x.scalar_type()) : Tensor());
   }
 
@@ -109,7 +123,7 @@ struct Linear : torch::autograd::Function<Linear> {
       if (for_x) grad_x = grad.mm(computed).reshape(x.sizes());
       if (for_weight) grad_weight = grad.t().mm(rows_of(x)).to(weight.scalar_type());
       if (for_bias) grad_bias = grad.sum(0).to(bias_dtype);
-      return {grad_x, grad_weight, grad_bias, Tensor()};
+      return {grad_x, grad_weight, grad_bias, Tensor(), Tensor()};
     }
     const auto rows = grad.contiguous();
     if (for_bias) grad_bias = take_column_sums(grads[0], bias_dtype);
@@ -120,7 +134,7 @@ struct Linear : torch::autograd::Function<Linear> {
       if (for_weight) grad_weight = product(rows.t(), rows_of(x), weight.scalar_type());
       if (for_bias && !grad_bias.defined()) grad_bias = column_sum_of(rows, bias_dtype);
     }
-    return {grad_x, grad_weight, grad_bias, Tensor()};
+    return {grad_x, grad_weight, grad_bias, Tensor(), Tensor()};
   }
 };
 
@@ -140,7 +154,10 @@ struct ColumnSumFunction : torch::autograd::Function<ColumnSumFunction> {
 
 Tensor fused_linear(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed) {
   const auto cast = computed.is_same(weight) ? std::nullopt : std::optional(computed.detach());
-  return Linear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, cast);
+  const bool saves = at::GradMode::is_enabled() &&
+                     (x.requires_grad() || weight.requires_grad() || (bias.defined() && bias.requires_grad()));
+  const bool spare = saves && is_result_spare(std::array{x, weight, cast.value_or(Tensor())});
+  return Linear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, cast, spare);
 }
 
 Tensor fused_linear_activation(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& computed,

@@ -22,6 +22,7 @@ class AfterRecompute final : public Interceptor {
     }
     tell_();
   }
+  bool sees_result() const override { return false; }
 
  private:
   std::function<void()> tell_;

@@ -30,6 +30,7 @@ class RestoreInputs final : public Interceptor {
     detail::CheckpointFrame::restore_inputs(call);
     call.proceed();
   }
+  bool sees_result() const override { return false; }
 };
 constexpr auto kRestoreOrder = static_cast<Order>(static_cast<int>(Order::kCheckpointing) + 1);
 

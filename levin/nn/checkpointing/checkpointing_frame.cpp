@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "levin/core/error.h"
+#include "levin/kernels/recomputation.h"
+#include "levin/nn/checkpointing/returns_last_layer.h"
 #include "levin/nn/module_access.h"
 #include "levin/nn/unit.h"
 
@@ -227,10 +230,14 @@ class CheckpointFrame::Forward final : public SavedTensors {
   LivingStorages living_;
 };
 
-class CheckpointFrame::Recompute final : public SavedTensors {
+class CheckpointFrame::Recompute final : public SavedTensors, public kernels::Recomputation {
  public:
   explicit Recompute(CheckpointFrame& frame) : frame_(frame), living_(*frame.module_, frame.inputs_, frame.restored_) {}
   std::unique_ptr<SavedTensorHooks> make() override { return std::make_unique<RecomputeHooks>(frame_, living_); }
+  bool has_all_with(std::span<const Tensor> saved) override {
+    const bool runs_again = frame_mode && frame_mode->frame == &frame_ && frame_mode->recomputes;
+    return runs_again && SavedTensorScope::is_innermost(*this) && frame_.has_all_with(saved, living_);
+  }
   const LivingStorages& living() const { return living_; }
 
  private:
@@ -324,6 +331,7 @@ void CheckpointFrame::forward(Call& call) {
     call.proceed();
   }
   complete_ = true;
+  ends_there_ = at::sequence_number::peek() == nodes_ && dynamic_cast<const nn::ReturnsLastLayer*>(module_);
   buffers_ = buffers_of(*module_);
   for (size_t i = 0; i < inputs_.size(); ++i)
     LEVIN_CHECK(!versions_[i].changed(), "[checkpointing] forward of ", name_, " changes input ", i,
@@ -333,9 +341,27 @@ void CheckpointFrame::forward(Call& call) {
 size_t CheckpointFrame::add(const Tensor& tensor) {
   if (settings_->options.determinism_check)
     metas_.push_back({tensor.sizes().vec(), tensor.scalar_type(), tensor.device()});
+  nodes_ = at::sequence_number::peek();
   const std::lock_guard lock(mutex_);
   slots_.emplace_back();
   return slots_.size() - 1;
+}
+
+bool CheckpointFrame::returns_next() const {
+  return ends_there_ && watched_results() == watched_before_;
+}
+
+bool CheckpointFrame::has_all_with(std::span<const Tensor> saved, const LivingStorages& living) {
+  if (!settings_->options.early_stop || !complete_ || results_) return false;
+  const c10::AutoGradMode no_grad(false);
+  std::vector<Tensor> last;
+  for (const auto& tensor : saved)
+    if (tensor.defined() && !living.is_input(tensor) && !living.is_state(tensor))
+      last.push_back(tensor.is_leaf() ? tensor : tensor.detach());
+  if (last.empty() || next_ + last.size() != slots_.size()) return false;
+  if (returns_next()) return true;
+  for (const auto& tensor : last) fill(tensor, nullptr, 0);  // which ends the forward
+  return false;
 }
 
 void CheckpointFrame::fill(const Tensor& tensor, std::shared_ptr<CheckpointFrame> nested, size_t nested_index) {
@@ -354,7 +380,8 @@ void CheckpointFrame::fill(const Tensor& tensor, std::shared_ptr<CheckpointFrame
     slot.nested = std::move(nested);
     slot.nested_index = nested_index;
   }
-  if (index + 1 == slots_.size() && (settings_->options.early_stop || !complete_)) throw StopRecompute{this};
+  if (index + 1 == slots_.size() && (settings_->options.early_stop || !complete_) && !returns_next())
+    throw StopRecompute{this};
 }
 
 void CheckpointFrame::recompute() {
@@ -375,6 +402,7 @@ void CheckpointFrame::recompute() {
   Recompute saved(*this);
   recomputing_ = &saved;
   next_ = 0;
+  watched_before_ = watched_results();
   bool stopped = false;
   try {
     const FrameModeScope mode(*this, true);

@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,10 @@ class CheckpointFrame final : public std::enable_shared_from_this<CheckpointFram
   size_t add(const Tensor& tensor);
   /// The next tensor when forward runs again, held here or by the frame of a nested unit; may end the forward.
   void fill(const Tensor& tensor, std::shared_ptr<CheckpointFrame> nested, size_t nested_index);
+  /// Whether, with all tensors saved, forward does nothing any more but return, and nobody looks at what it returns.
+  bool returns_next() const;
+  /// Whether these are the last tensors that backward needs; may end the forward.
+  bool has_all_with(std::span<const Tensor> saved, const LivingStorages& living);
   bool next_is_live() const { return next_ < slots_.size() && slots_[next_].live; }
 
   std::shared_ptr<const CheckpointSettings> settings_;
@@ -124,7 +129,10 @@ class CheckpointFrame final : public std::enable_shared_from_this<CheckpointFram
   std::vector<Slot> slots_;
   Recompute* recomputing_ = nullptr;
   size_t next_ = 0;
-  bool complete_ = false;  // the first forward has ended
+  bool complete_ = false;    // the first forward has ended
+  uint64_t nodes_ = 0;       // of autograd that this thread had made when the last tensor was saved
+  bool ends_there_ = false;  // the unit returned then
+  int watched_before_ = 0;   // results that were watched when running again began
 };
 
 }  // namespace levin::detail
