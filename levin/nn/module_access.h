@@ -32,4 +32,21 @@ namespace levin::detail {
 
 using ModuleAccess = torch::nn::Cloneable<ModuleAccessTag>;
 
+/// Every buffer of the module and of those below it. (Module::buffers() puts their names together, which takes longer
+/// than all else here.)
+template <class F>
+void each_buffer(const torch::nn::Module& module, const F& f) {
+  for (const auto& item : ModuleAccess::buffers(module))
+    if (item.value().defined()) f(item.value());
+  for (const auto& child : ModuleAccess::children(module)) each_buffer(*child.value(), f);
+}
+/// The same of parameters and buffers.
+template <class F>
+void each_state(const torch::nn::Module& module, const F& f) {
+  for (const auto* tensors : {&ModuleAccess::parameters(module), &ModuleAccess::buffers(module)})
+    for (const auto& item : *tensors)
+      if (item.value().defined()) f(item.value());
+  for (const auto& child : ModuleAccess::children(module)) each_state(*child.value(), f);
+}
+
 }  // namespace levin::detail

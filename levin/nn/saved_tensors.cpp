@@ -63,13 +63,6 @@ const c10::StorageImpl* storage_of(const Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-template <class F>
-void each_state(const torch::nn::Module& module, const F& f) {
-  for (const auto& item : detail::ModuleAccess::parameters(module)) f(item.value());
-  for (const auto& item : detail::ModuleAccess::buffers(module)) f(item.value());
-  for (const auto& child : detail::ModuleAccess::children(module)) each_state(*child.value(), f);
-}
-
 }  // namespace
 
 // ---- SavedTensorScope
@@ -140,7 +133,7 @@ void SavedBytes::ignore(std::span<const Tensor> tensors) {
 }
 
 void SavedBytes::ignore(const torch::nn::Module& module) {
-  each_state(module, [&](const Tensor& tensor) { ignore(tensor); });
+  detail::each_state(module, [&](const Tensor& tensor) { ignore(tensor); });
 }
 
 int64_t SavedBytes::bytes() const {

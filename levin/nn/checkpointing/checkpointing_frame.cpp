@@ -45,15 +45,6 @@ const c10::StorageImpl* frame_storage(const Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
 
-void add_state(const torch::nn::Module& module, std::vector<const c10::StorageImpl*>& storages) {
-  const auto add = [&](const Tensor& tensor) {
-    if (tensor.defined()) storages.push_back(frame_storage(tensor));
-  };
-  for (const auto& item : ModuleAccess::parameters(module)) add(item.value());
-  for (const auto& item : ModuleAccess::buffers(module)) add(item.value());
-  for (const auto& child : ModuleAccess::children(module)) add_state(*child.value(), storages);
-}
-
 bool has_storage_of(const std::vector<const c10::StorageImpl*>& storages, const Tensor& tensor) {
   const auto* storage = frame_storage(tensor);
   return storage && std::find(storages.begin(), storages.end(), storage) != storages.end();
@@ -70,7 +61,7 @@ std::vector<c10::Device> devices_of(const torch::nn::Module& module, const std::
       devices.push_back(tensor.device());
   };
   for (const auto& input : inputs) add(input);
-  for (const auto& parameter : module.parameters()) add(parameter);
+  each_state(module, add);
   return devices;
 }
 
@@ -144,7 +135,7 @@ void SavedVersion::check(const char* operation, const std::string& unit) const {
 
 LivingStorages::LivingStorages(const torch::nn::Module& module, const std::vector<Tensor>& inputs,
                                const std::vector<Tensor>& activations) {
-  add_state(module, state_);
+  each_state(module, [this](const Tensor& tensor) { state_.push_back(frame_storage(tensor)); });
   for (const auto& input : inputs) inputs_.push_back(frame_storage(input));
   for (const auto& activation : activations)
     if (activation.defined()) activations_.push_back(frame_storage(activation));

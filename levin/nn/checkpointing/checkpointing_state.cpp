@@ -1,7 +1,9 @@
 #include "levin/nn/checkpointing/checkpointing_state.h"
 
 #include <algorithm>
+#include <mutex>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 
@@ -15,23 +17,41 @@ namespace levin::detail {
 
 // ---- RngStates
 
+namespace {
+
+/// Of the CPU, for its only argument, while nobody else draws.
+template <class F>
+auto with_cpu_generator(const F& f) {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return f(*at::check_generator<at::CPUGeneratorImpl>(generator));
+}
+
+}  // namespace
+
 RngStates::RngStates(std::span<const c10::Device> devices) {
-  const auto add = [&](c10::Device device) {
-    if (std::none_of(states_.begin(), states_.end(), [&](const auto& each) { return each.first == device; }))
-      states_.emplace_back(device, accelerator_of(device).rng_state(device));
-  };
-  add(c10::Device(c10::kCPU));
+  cpu_ = with_cpu_generator([](at::CPUGeneratorImpl& now) {
+    return Cpu{now.engine(), now.next_float_normal_sample(), now.next_double_normal_sample()};
+  });
   for (const auto device : devices)
-    if (device.is_cuda()) add(device);
+    if (device.is_cuda() &&
+        std::none_of(others_.begin(), others_.end(), [&](const auto& each) { return each.first == device; }))
+      others_.emplace_back(device, accelerator_of(device).rng_state(device));
 }
 
 void RngStates::apply() const {
-  for (const auto& [device, state] : states_) accelerator_of(device).set_rng_state(device, state);
+  if (cpu_)
+    with_cpu_generator([&](at::CPUGeneratorImpl& now) {
+      now.set_engine(cpu_->engine);
+      now.set_next_float_normal_sample(cpu_->next_float);
+      now.set_next_double_normal_sample(cpu_->next_double);
+    });
+  for (const auto& [device, state] : others_) accelerator_of(device).set_rng_state(device, state);
 }
 
 std::vector<c10::Device> RngStates::devices() const {
   std::vector<c10::Device> all;
-  for (const auto& [device, state] : states_) all.push_back(device);
+  for (const auto& [device, state] : others_) all.push_back(device);
   return all;
 }
 
@@ -89,9 +109,9 @@ ForwardStateScope::~ForwardStateScope() {
 
 std::vector<Tensor> buffers_of(const torch::nn::Module& module) {
   std::vector<Tensor> found;
-  for (const auto& buffer : module.buffers())
-    if (buffer.defined() && !buffer.is_inference() && at::has_internal_overlap(buffer) != at::MemOverlap::Yes)
-      found.push_back(buffer);
+  each_buffer(module, [&](const Tensor& buffer) {
+    if (!buffer.is_inference() && at::has_internal_overlap(buffer) != at::MemOverlap::Yes) found.push_back(buffer);
+  });
   return found;
 }
 

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/MT19937RNGEngine.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
@@ -29,7 +30,14 @@ class RngStates {
   std::vector<c10::Device> devices() const;
 
  private:
-  std::vector<std::pair<c10::Device, Tensor>> states_;
+  /// The generator itself: its state as a tensor takes microseconds.
+  struct Cpu {
+    at::mt19937 engine;
+    std::optional<float> next_float;
+    std::optional<double> next_double;
+  };
+  std::optional<Cpu> cpu_;
+  std::vector<std::pair<c10::Device, Tensor>> others_;
 };
 
 /// Autocast of every kind of device on this thread.
