@@ -4,16 +4,10 @@
 #include <torch/torch.h>
 
 #include "levin/kernels/max_pool_detail.h"
-#include "levin/kernels/played_device.h"
+#include "levin/testing/plays_cuda.h"
 
 namespace levin::kernels {
 namespace {
-
-/// While it lives, meta tensors stand for tensors on CUDA.
-struct PlaysCuda {
-  PlaysCuda() { set_played_device(c10::kCUDA); }
-  ~PlaysCuda() { set_played_device(c10::kCPU); }
-};
 
 std::vector<MaxPoolWindow> windows() {
   return {{.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}},
@@ -55,7 +49,7 @@ TEST(MaxPool, IndicesAreTorchs) {
 }
 
 TEST(MaxPool, OnMetaMakesWhatCudaMakes) {
-  const PlaysCuda played;
+  const testing::PlaysCuda played;
   const MaxPoolWindow w{.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}};
   const auto options = torch::dtype(at::kBFloat16).device(at::kMeta);
   const auto x =

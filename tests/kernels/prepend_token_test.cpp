@@ -7,13 +7,13 @@
 
 #include "levin/core/error.h"
 #include "levin/kernels/linear/linear_detail.h"
-#include "levin/kernels/played_device.h"
 #include "levin/kernels/tokens/prepend_token_detail.h"
 #include "levin/kernels/tokens/prepend_token_launch.h"
 #include "levin/nn/saved_tensors.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/gradients.h"
 #include "levin/testing/operator_counts.h"
+#include "levin/testing/plays_cuda.h"
 #include "levin/testing/scoped_variable.h"
 #include "levin/testing/tensors.h"
 
@@ -127,14 +127,8 @@ TEST(PrependToken, AddsTheColumnsOfPatchesUp) {
   }
 }
 
-/// While it lives, meta tensors stand for tensors on CUDA.
-struct PlaysCuda {
-  PlaysCuda() { kernels::set_played_device(c10::kCUDA); }
-  ~PlaysCuda() { kernels::set_played_device(c10::kCPU); }
-};
-
 TEST(PrependToken, OnMetaMakesWhatCudaMakes) {
-  const PlaysCuda played;
+  const testing::PlaysCuda played;
   const auto meta = [](at::IntArrayRef sizes, at::ScalarType dtype) {
     return torch::empty(sizes, torch::dtype(dtype).device(at::kMeta)).set_requires_grad(true);
   };

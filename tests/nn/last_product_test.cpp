@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include "levin/kernels/linear/linear_detail.h"
-#include "levin/kernels/played_device.h"
 #include "levin/models/decoder.h"
 #include "levin/models/vit.h"
 #include "levin/nn/checkpointing/checkpointing.h"
@@ -11,12 +10,14 @@
 #include "levin/nn/saved_tensors.h"
 #include "levin/nn/unit.h"
 #include "levin/testing/operator_counts.h"
+#include "levin/testing/plays_cuda.h"
 
 namespace levin {
 namespace {
 
 using kernels::detail::fused_linear;
 using testing::OperatorCounts;
+using testing::PlaysCuda;
 
 enum class Tail { kNone, kSum, kRead, kTanh };
 
@@ -201,11 +202,6 @@ TEST(LastProduct, UnitsInsideOfUnits) {
   const auto plain = run(false), kept = run(true);
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(torch::equal(plain[i], kept[i])) << i;
 }
-
-struct PlaysCuda {
-  PlaysCuda() { kernels::set_played_device(c10::kCUDA); }
-  ~PlaysCuda() { kernels::set_played_device(c10::kCPU); }
-};
 
 /// Products of a backward on the GPU that meta tensors stand for.
 template <class Net, class Forward>

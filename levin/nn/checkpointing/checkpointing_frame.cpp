@@ -226,8 +226,7 @@ class CheckpointFrame::Recompute final : public SavedTensors, public kernels::Re
   explicit Recompute(CheckpointFrame& frame) : frame_(frame), living_(*frame.module_, frame.inputs_, frame.restored_) {}
   std::unique_ptr<SavedTensorHooks> make() override { return std::make_unique<RecomputeHooks>(frame_, living_); }
   bool has_all_with(std::span<const Tensor> saved) override {
-    const bool runs_again = frame_mode && frame_mode->frame == &frame_ && frame_mode->recomputes;
-    return runs_again && SavedTensorScope::is_innermost(*this) && frame_.has_all_with(saved, living_);
+    return SavedTensorScope::is_innermost(*this) && frame_.has_all_with(saved, living_);
   }
   const LivingStorages& living() const { return living_; }
 
@@ -344,15 +343,16 @@ bool CheckpointFrame::returns_next() const {
 
 bool CheckpointFrame::has_all_with(std::span<const Tensor> saved, const LivingStorages& living) {
   if (!settings_->options.early_stop || !complete_ || results_) return false;
-  const c10::AutoGradMode no_grad(false);
-  std::vector<Tensor> last;
-  for (const auto& tensor : saved)
-    if (tensor.defined() && !living.is_input(tensor) && !living.is_state(tensor))
-      last.push_back(tensor.is_leaf() ? tensor : tensor.detach());
-  if (last.empty() || next_ + last.size() != slots_.size()) return false;
+  const auto takes_place = [&](const Tensor& tensor) {
+    return tensor.defined() && !living.is_input(tensor) && !living.is_state(tensor);
+  };
+  const auto places = static_cast<size_t>(std::ranges::count_if(saved, takes_place));
+  if (places == 0 || next_ + places != slots_.size()) return false;
   if (returns_next()) return true;
-  for (const auto& tensor : last) fill(tensor, nullptr, 0);  // which ends the forward
-  return false;
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& tensor : saved)
+    if (takes_place(tensor)) fill(tensor.is_leaf() ? tensor : tensor.detach(), nullptr, 0);
+  return false;  // never: the last one has ended the forward
 }
 
 void CheckpointFrame::fill(const Tensor& tensor, std::shared_ptr<CheckpointFrame> nested, size_t nested_index) {

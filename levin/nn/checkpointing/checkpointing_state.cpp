@@ -29,10 +29,10 @@ auto with_cpu_generator(const F& f) {
 
 }  // namespace
 
-RngStates::RngStates(std::span<const c10::Device> devices) {
-  cpu_ = with_cpu_generator([](at::CPUGeneratorImpl& now) {
-    return Cpu{now.engine(), now.next_float_normal_sample(), now.next_double_normal_sample()};
-  });
+RngStates::RngStates(std::span<const c10::Device> devices)
+    : cpu_(with_cpu_generator([](at::CPUGeneratorImpl& now) {
+        return Cpu{now.engine(), now.next_float_normal_sample(), now.next_double_normal_sample()};
+      })) {
   for (const auto device : devices)
     if (device.is_cuda() &&
         std::none_of(others_.begin(), others_.end(), [&](const auto& each) { return each.first == device; }))
@@ -40,16 +40,15 @@ RngStates::RngStates(std::span<const c10::Device> devices) {
 }
 
 void RngStates::apply() const {
-  if (cpu_)
-    with_cpu_generator([&](at::CPUGeneratorImpl& now) {
-      now.set_engine(cpu_->engine);
-      now.set_next_float_normal_sample(cpu_->next_float);
-      now.set_next_double_normal_sample(cpu_->next_double);
-    });
+  with_cpu_generator([this](at::CPUGeneratorImpl& now) {
+    now.set_engine(cpu_.engine);
+    now.set_next_float_normal_sample(cpu_.next_float);
+    now.set_next_double_normal_sample(cpu_.next_double);
+  });
   for (const auto& [device, state] : others_) accelerator_of(device).set_rng_state(device, state);
 }
 
-std::vector<c10::Device> RngStates::devices() const {
+std::vector<c10::Device> RngStates::others() const {
   std::vector<c10::Device> all;
   for (const auto& [device, state] : others_) all.push_back(device);
   return all;
@@ -84,7 +83,7 @@ ForwardStateScope::ForwardStateScope(const ForwardState& state)
       fp8_(state.fp8),
       default_dtype_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
   if (state.rng) {
-    rng_.emplace(state.rng->devices());
+    rng_.emplace(state.rng->others());
     state.rng->apply();
   }
   at::autocast::increment_nesting();

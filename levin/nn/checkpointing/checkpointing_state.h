@@ -23,11 +23,11 @@ using at::Tensor;
 /// States of the default generators of some devices.
 class RngStates {
  public:
-  RngStates() = default;
   /// Of now; the CPU is always among them, devices without a generator never.
   explicit RngStates(std::span<const c10::Device> devices);
   void apply() const;
-  std::vector<c10::Device> devices() const;
+  /// Those besides the CPU.
+  std::vector<c10::Device> others() const;
 
  private:
   /// The generator itself: its state as a tensor takes microseconds.
@@ -36,7 +36,7 @@ class RngStates {
     std::optional<float> next_float;
     std::optional<double> next_double;
   };
-  std::optional<Cpu> cpu_;
+  Cpu cpu_;
   std::vector<std::pair<c10::Device, Tensor>> others_;
 };
 
