@@ -1,9 +1,12 @@
 #include <gtest/gtest.h>
 
 #include "levin/levin.h"
+#include "levin/testing/gpu.h"
 
 namespace levin {
 namespace {
+
+using FabricGpu = testing::GpuTest;
 
 models::VisionTransformer small_vit() {
   return models::vit({.image_size = 32,
@@ -15,7 +18,7 @@ models::VisionTransformer small_vit() {
                       .num_classes = 10});
 }
 
-TEST(FabricGpu, TrainsInEveryPrecision) {
+TEST_F(FabricGpu, TrainsInEveryPrecision) {
   for (const char* precision : {"32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed"}) {
     Fabric fabric({.accelerator = "cuda", .devices = 1, .precision = precision});
     fabric.launch();
@@ -41,7 +44,7 @@ TEST(FabricGpu, TrainsInEveryPrecision) {
   }
 }
 
-TEST(FabricGpu, ScalerBacksOffWithoutWaitingAndItsStateMovesToTheDevice) {
+TEST_F(FabricGpu, ScalerBacksOffWithoutWaitingAndItsStateMovesToTheDevice) {
   Fabric fabric({.accelerator = "cuda", .devices = 1, .precision = "16-mixed"});
   fabric.launch();
   torch::nn::Linear model(4, 4);
@@ -66,7 +69,7 @@ TEST(FabricGpu, ScalerBacksOffWithoutWaitingAndItsStateMovesToTheDevice) {
   EXPECT_FALSE(torch::equal(before, model->weight));
 }
 
-TEST(FabricGpu, MetaInitAllocatesOnlyTheModel) {
+TEST_F(FabricGpu, MetaInitAllocatesOnlyTheModel) {
   Fabric fabric({.accelerator = "cuda", .devices = 1, .precision = "bf16-true"});
   fabric.launch();
   const auto& device = fabric.accelerator();
@@ -81,7 +84,7 @@ TEST(FabricGpu, MetaInitAllocatesOnlyTheModel) {
   EXPECT_TRUE(net(torch::randn({1, 3, 224, 224}, at::device(at::kCUDA))).isfinite().all().item<bool>());
 }
 
-TEST(FabricGpu, RngStateGoesRoundTrip) {
+TEST_F(FabricGpu, RngStateGoesRoundTrip) {
   const auto& cuda = accelerator("cuda");
   const c10::Device device(at::kCUDA, 0);
   const auto state = cuda.rng_state(device);

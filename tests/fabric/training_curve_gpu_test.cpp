@@ -1,18 +1,21 @@
+#include "levin/testing/gpu.h"
 #include "training_curve.h"
 
 namespace levin::testing {
 namespace {
 
-TEST(TrainingCurveGpu, FollowsLightning32True) {
+using TrainingCurveGpu = GpuTest;
+
+TEST_F(TrainingCurveGpu, FollowsLightning32True) {
   expect_follows("cuda", "32-true", 5e-3, 1e-3);
 }
-TEST(TrainingCurveGpu, FollowsLightning16Mixed) {
+TEST_F(TrainingCurveGpu, FollowsLightning16Mixed) {
   expect_follows("cuda", "16-mixed", 0.05, 0.01);
 }
-TEST(TrainingCurveGpu, FollowsLightningBf16Mixed) {
+TEST_F(TrainingCurveGpu, FollowsLightningBf16Mixed) {
   expect_follows("cuda", "bf16-mixed", 0.1, 0.02);
 }
-TEST(TrainingCurveGpu, FollowsLightningBf16True) {
+TEST_F(TrainingCurveGpu, FollowsLightningBf16True) {
   expect_follows("cuda", "bf16-true", 0.2, 0.04);
 }
 

@@ -4,9 +4,12 @@
 #include "folder.h"
 #include "levin/loggers/csv.h"
 #include "levin/loggers/tensorboard.h"
+#include "levin/testing/gpu.h"
 
 namespace levin {
 namespace {
+
+using LoggersGpu = testing::GpuTest;
 
 // Whoever waits for the device while this lives throws.
 struct NoWaiting {
@@ -14,7 +17,7 @@ struct NoWaiting {
   ~NoWaiting() { c10::cuda::warning_state().set_sync_debug_mode(c10::cuda::SyncDebugMode::L_DISABLED); }
 };
 
-TEST(LoggersGpu, DoNotWaitForTheDeviceBeforeRowsAreWritten) {
+TEST_F(LoggersGpu, DoNotWaitForTheDeviceBeforeRowsAreWritten) {
   const testing::LogFolder folder;
   CsvLogger logger(folder.path);
   auto running = torch::zeros({}, torch::kCUDA);
@@ -30,7 +33,7 @@ TEST(LoggersGpu, DoNotWaitForTheDeviceBeforeRowsAreWritten) {
   EXPECT_EQ(read_file(logger.log_dir() / "metrics.csv"), "count,loss,step\r\n3,0.5,0\r\n3,1.0,1\r\n3,1.5,2\r\n");
 }
 
-TEST(LoggersGpu, CountHistogramsOnTheDevice) {
+TEST_F(LoggersGpu, CountHistogramsOnTheDevice) {
   const testing::LogFolder folder;
   const TensorBoardOptions board{.clock = [] { return 1.0; }};
   const auto values = torch::arange(-300, 301).to(torch::kDouble) / 8;

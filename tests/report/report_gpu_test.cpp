@@ -1,5 +1,6 @@
 // Real faults on a real device: recorded by Levin, named by the report.
 #include <chrono>
+#include <optional>
 #include <thread>
 
 #include <ATen/ops/matmul.h>
@@ -23,19 +24,19 @@ using ::testing::IsEmpty;
 
 struct ReportGpu : testing::GpuTest {
   testing::TemporaryFolder folder;
-  Fabric fabric{FabricOptions{.accelerator = "cuda", .devices = 1}};
+  std::optional<Fabric> fabric;
 
   void SetUp() override {
     GpuTest::SetUp();
-    if (!IsSkipped()) fabric.launch();
+    if (!IsSkipped()) fabric.emplace(FabricOptions{.accelerator = "cuda", .devices = 1}).launch();
   }
 
   report::TraceReport record(const std::function<void()>& step) {
     for (int i = 0; i < 3; ++i) step();
-    auto profile = fabric.profile({.schedule = ProfilerSchedule{.wait = 1, .warmup = 1, .active = 4},
-                                   .record_shapes = true,
-                                   .profile_memory = true,
-                                   .dirpath = folder.path()});
+    auto profile = fabric->profile({.schedule = ProfilerSchedule{.wait = 1, .warmup = 1, .active = 4},
+                                    .record_shapes = true,
+                                    .profile_memory = true,
+                                    .dirpath = folder.path()});
     profile->start();
     for (int i = 0; i < 7; ++i) {
       step();
@@ -54,7 +55,7 @@ struct ReportGpu : testing::GpuTest {
   }
 
   Tensor matrix(int64_t n, at::ScalarType type) {
-    return at::randn({n, n}, at::TensorOptions(fabric.device()).dtype(type));
+    return at::randn({n, n}, at::TensorOptions(fabric->device()).dtype(type));
   }
 };
 
@@ -96,7 +97,7 @@ TEST_F(ReportGpu, SyncInTheStep) {
 TEST_F(ReportGpu, TensorsOfTheCpu) {
   const auto x = matrix(4096, at::kBFloat16);
   const auto report = record([&] {
-    const auto made = at::randn({2048, 2048}).to(fabric.device());
+    const auto made = at::randn({2048, 2048}).to(fabric->device());
     for (int i = 0; i < 6; ++i) at::matmul(x, x);
   });
   EXPECT_THAT(ids_of(report), Contains("cpu_tensors"));

@@ -5,6 +5,7 @@
 
 #include "levin/core/files.h"
 #include "levin/levin.h"
+#include "levin/testing/gpu.h"
 #include "levin/testing/temporary_folder.h"
 
 namespace levin {
@@ -55,7 +56,8 @@ void expect_equal(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
     EXPECT_TRUE(a[i].equal(b[i])) << i << ": " << (a[i].to(at::kFloat) - b[i].to(at::kFloat)).abs().max().item<float>();
 }
 
-struct TrainerGpu : ::testing::TestWithParam<const char*> {};
+struct TrainerGpu : testing::GpuTest, ::testing::WithParamInterface<const char*> {};
+using TrainerGpuResume = testing::GpuTest;
 
 TEST_P(TrainerGpu, EqualsFabric) {
   torch::manual_seed(1);
@@ -128,7 +130,7 @@ TEST_P(TrainerGpu, ASkippedBatchLeavesTheWeightsAsTheyAre) {
 }
 INSTANTIATE_TEST_SUITE_P(Precisions, TrainerGpu, ::testing::Values("32-true", "16-mixed", "bf16-mixed"));
 
-TEST(TrainerGpuResume, IsExact) {
+TEST_F(TrainerGpuResume, IsExact) {
   const testing::TemporaryFolder folder;
   const auto& root = folder.path();
   const auto options = [&](int64_t epochs, int64_t steps) {
