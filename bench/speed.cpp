@@ -20,7 +20,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "bench/speed/big_bird.h"
 #include "bench/speed/encoder.h"
 #include "bench/speed/kernels.h"
 #include "bench/speed/work.h"
@@ -139,7 +138,8 @@ const auto kImageLoss = [](const auto& net, Batch& batch) {
 
 const auto kTokenLoss = [](const auto& net, Batch& batch) { return net(batch["tokens"], batch["next"]); };
 const auto kTextLoss = [](const auto& net, Batch& batch) {
-  return levin::cross_entropy(net(batch["tokens"]), batch["label"]);
+  const auto logits = net(batch["tokens"], batch.contains("mask") ? batch["mask"] : Tensor());
+  return levin::cross_entropy(logits.to(at::kFloat), batch["label"]);
 };
 
 Tensor without_memory(at::IntArrayRef sizes, at::ScalarType dtype = at::kLong) {
@@ -197,19 +197,20 @@ Case resnet_case(std::string name, const std::string& label, levin::models::ResN
           .make =
               [=](Fabric& fabric, bool compiled) {
                 auto model = fabric.init_module([&] { return levin::models::resnet(sizes); });
-                levin::models::to_channels_last(*model);
+                // On the CPU the model decides by the size of the batch.
+                if (cuda) levin::models::to_channels_last(*model);
                 return trained(fabric, model, levin::optim::SGD(model->parameters(), {.lr = 0.01, .momentum = 0.9}),
-                               images(fabric, batch, side, /*channels_last=*/true), kImageLoss, compiled);
+                               images(fabric, batch, side, /*channels_last=*/cuda), kImageLoss, compiled);
               },
           .work = [=](auto bytes, auto roof) { return levin::bench::resnet_work(sizes, batch, side, bytes, roof); },
           .predicted_gb =
               [=] {
                 const auto make = [=] {
                   auto model = levin::models::resnet(sizes);
-                  levin::models::to_channels_last(*model);
+                  if (cuda) levin::models::to_channels_last(*model);
                   return model;
                 };
-                return predicted_gb(make, kImageLoss, images_without_memory(batch, side, /*channels_last=*/true),
+                return predicted_gb(make, kImageLoss, images_without_memory(batch, side, /*channels_last=*/cuda),
                                     precision, "sgd_momentum");
               },
           .cuda = cuda};
@@ -241,37 +242,6 @@ Case gpt2_case(std::string name, const std::string& size, const std::string& lab
           }};
 }
 
-Case distilbert_case(int64_t sequences, int64_t length) {
-  const levin::bench::TextEncoderOptions sizes;
-  return {.name = "distilbert",
-          .title = fmt::format("DistilBERT, {} x {} tokens, bf16-true", sequences, length),
-          .precision = "bf16-true",
-          .items = sequences * length,
-          .unit = "tokens",
-          .make =
-              [=](Fabric& fabric, bool compiled) {
-                auto model = fabric.init_module([&] { return levin::bench::TextEncoder(sizes); });
-                const auto tokens = random_tokens(fabric, sequences, length, sizes.vocab_size);
-                return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}),
-                               {{"tokens", tokens},
-                                {"label", torch::randint(0, sizes.num_classes, {sequences}, tokens.options())}},
-                               kTextLoss, compiled);
-              },
-          .work = [=](auto bytes,
-                      auto roof) { return levin::bench::text_encoder_work(sizes, sequences, length, bytes, roof); },
-          .predicted_gb =
-              [=] {
-                return predicted_gb(
-                    [=] { return levin::bench::TextEncoder(sizes); }, kTextLoss,
-                    {{"tokens", without_memory({sequences, length})}, {"label", without_memory({sequences})}},
-                    "bf16-true", "adamw");
-              }};
-}
-
-const auto kPaddedTextLoss = [](const auto& net, Batch& batch) {
-  return levin::cross_entropy(net(batch["tokens"], batch["mask"]).to(at::kFloat), batch["label"]);
-};
-
 /// Every row of tokens is 16 shorter than the one before it.
 Tensor padded_mask(int64_t sequences, int64_t length, at::TensorOptions options) {
   auto mask = torch::ones({sequences, length}, options);
@@ -279,43 +249,31 @@ Tensor padded_mask(int64_t sequences, int64_t length, at::TensorOptions options)
   return mask;
 }
 
-/// A classifier of texts as the recipe text_classification trains it. `c` has name, title and work.
-Case classifier_case(Case c, const levin::models::TextEncoderOptions& sizes, int64_t sequences, int64_t length,
-                     const auto& loss, bool padded) {
-  c.precision = "bf16-true", c.items = sequences * length, c.unit = "tokens";
-  c.make = [=](Fabric& fabric, bool compiled) {
+/// A classifier of texts as the recipe text_classification trains it.
+Case classifier_case(std::string name, const char* size, const char* title, int64_t sequences, int64_t length,
+                     bool padded = false) {
+  const auto sizes = levin::models::text_encoder_options(size);
+  const auto make = [=](Fabric& fabric, bool compiled) {
     auto model = fabric.init_module([&] { return levin::models::TextEncoder(sizes); });
     const auto tokens = random_tokens(fabric, sequences, length, sizes.body.vocab_size);
     Batch batch{{"tokens", tokens}, {"label", torch::randint(0, sizes.num_labels, {sequences}, tokens.options())}};
     if (padded) batch.set("mask", padded_mask(sequences, length, tokens.options()));
-    return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}), batch, loss, compiled);
+    return trained(fabric, model, levin::optim::AdamW(model->parameters(), {.lr = 1e-4}), batch, kTextLoss, compiled);
   };
-  c.predicted_gb = [=] {
+  const auto predicted = [=] {
     Batch batch{{"tokens", without_memory({sequences, length})}, {"label", without_memory({sequences})}};
     if (padded) batch.set("mask", without_memory({sequences, length}));
-    return predicted_gb([=] { return levin::models::TextEncoder(sizes); }, loss, batch, "bf16-true", "adamw");
+    return predicted_gb([=] { return levin::models::TextEncoder(sizes); }, kTextLoss, batch, "bf16-true", "adamw");
   };
-  return c;
-}
-
-Case big_bird_case(int64_t sequences, int64_t length) {
-  const auto sizes = levin::models::text_encoder_options("big_bird");
-  const auto work = [=](auto bytes, auto roof) {
-    return levin::bench::big_bird_work(sizes, sequences, length, bytes, roof);
-  };
-  const auto title = fmt::format("BigBird, {} x {} tokens, bf16-true", sequences, length);
-  return classifier_case({.name = "bigbird_4096", .title = title, .work = work}, sizes, sequences, length, kTextLoss,
-                         /*padded=*/false);
-}
-
-Case distilbert_classify_case(int64_t sequences, int64_t length) {
-  const auto work = [=](auto bytes, auto roof) {
-    return levin::bench::text_encoder_work({}, sequences, length, bytes, roof);
-  };
-  const auto title = fmt::format("DistilBERT, {} x {} tokens, padded, bf16-true", sequences, length);
-  return classifier_case({.name = "distilbert_classify", .title = title, .work = work},
-                         levin::models::text_encoder_options("distilbert"), sequences, length, kPaddedTextLoss,
-                         /*padded=*/true);
+  return {.name = std::move(name),
+          .title = fmt::format("{}, {} x {} tokens, {}bf16-true", title, sequences, length, padded ? "padded, " : ""),
+          .precision = "bf16-true",
+          .items = sequences * length,
+          .unit = "tokens",
+          .make = make,
+          .work = [=](auto bytes,
+                      auto roof) { return levin::bench::text_encoder_work(sizes, sequences, length, bytes, roof); },
+          .predicted_gb = predicted};
 }
 
 /// A case that runs only when it is named, beside the one that does the same in another precision.
@@ -342,14 +300,15 @@ std::vector<Case> all_cases() {
           resnet_case("resnet50_32px_bs128", "ResNet-50", resnet50, 128, 32, "bf16-mixed"),
           resnet_case("resnet50_224px_bs64", "ResNet-50", resnet50, 64, 224, "bf16-mixed"),
           gpt2_case("gpt2_124m", "gpt2", "GPT-2 124M", 16, 1024),
-          distilbert_case(12, 512),
-          distilbert_classify_case(12, 512),
+          classifier_case("distilbert", "distilbert", "DistilBERT", 12, 512),
+          classifier_case("distilbert_classify", "distilbert", "DistilBERT", 12, 512, /*padded=*/true),
           vit_case("vit_tiny_cpu", "ViT-tiny", tiny, 8, "32-true", true, /*cuda=*/false),
           resnet_case("resnet18_32px_cpu", "ResNet-18", resnet18, 16, 32, "32-true", /*cuda=*/false),
+          resnet_case("resnet18_224px_cpu", "ResNet-18", resnet18, 8, 224, "32-true", /*cuda=*/false),
           named_only(vit_case("vit_l_16_bs64_fp8", "ViT-L/16", large, 64, "fp8-mixed", false), "vit_l_16_bs64_mixed"),
           named_only(gpt2_case("gpt2_774m", "gpt2_large", "GPT-2 774M", 8, 1024)),
           named_only(gpt2_case("gpt2_774m_fp8", "gpt2_large", "GPT-2 774M", 8, 1024, "fp8-mixed"), "gpt2_774m"),
-          named_only(big_bird_case(4, 4096))};
+          named_only(classifier_case("bigbird_4096", "big_bird", "BigBird", 4, 4096))};
 }
 
 // ---- measurement

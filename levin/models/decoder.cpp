@@ -2,32 +2,24 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <limits>
 #include <utility>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/tanh.h>
-#include <ATen/ops/where.h>
 #include <torch/nn/init.h>
 #include <torch/types.h>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/kernels/activation.h"
-#include "levin/kernels/attention/attention.h"
 #include "levin/kernels/decode/row_linear.h"
 #include "levin/kernels/embedding/embedding.h"
 #include "levin/kernels/linear/linear.h"
+#include "levin/models/decoder_parts.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/fp8_mlp.h"
 #include "levin/nn/functional.h"
@@ -36,23 +28,20 @@
 #include "levin/nn/tie.h"
 
 namespace levin::models {
+
+using detail::capped;
+using detail::dropped;
+using detail::first_token;
+using detail::kInitStd;
+using detail::residual_std;
+
 namespace {
 
-constexpr double kInitStd = 0.02;
 /// Rows of logits at once where a rank has some of their columns.
 constexpr int64_t kRowsOfLoss = 1024;
 
 /// A name in the tree of parameters, nothing else.
 struct DecoderGroupImpl : torch::nn::Module {};
-
-Tensor dropped(const Tensor& x, double p, bool training) {
-  return p > 0 && training ? at::dropout(x, p, true) : x;
-}
-
-/// Layers that write into the stream of hidden states start smaller the more of them there are.
-double residual_std(const DecoderOptions& options) {
-  return kInitStd / std::sqrt(2.0 * static_cast<double>(options.num_layers));
-}
 
 size_t word_index(const char* what, const std::string& word, std::span<const std::string> known) {
   const auto found = std::find(known.begin(), known.end(), word);
@@ -98,20 +87,6 @@ void check_rotary(const DecoderOptions& o) {
       scaling.type != "yarn" || (scaling.beta_slow > 0 && scaling.beta_fast >= scaling.beta_slow && o.rotary_base != 1),
       "[decoder] rotary scaling yarn needs 0 < beta_slow <= beta_fast, got ", scaling.beta_slow, " and ",
       scaling.beta_fast);
-}
-
-/// x [B, T, H, D]: the first dimensions of each head turned by angles [2, (B,) T, R / 2].
-Tensor turned(const Tensor& x, const Tensor& angles) {
-  const auto width = 2 * angles.size(-1);
-  const auto by = angles.to(x.scalar_type()).unsqueeze(-2);
-  const auto halves = x.slice(-1, 0, width).chunk(2, -1);
-  std::vector<Tensor> parts{halves[0] * by[0] - halves[1] * by[1], halves[1] * by[0] + halves[0] * by[1]};
-  if (width < x.size(-1)) parts.push_back(x.slice(-1, width));
-  return at::cat(parts, -1);
-}
-
-Tensor capped(const Tensor& x, double cap) {
-  return cap > 0 ? at::tanh(x / cap) * cap : x;
 }
 
 }  // namespace
@@ -249,120 +224,6 @@ Tensor DecoderLinearImpl::forward(const Tensor& x) {
 
 // ---- block
 
-DecoderAttentionImpl::DecoderAttentionImpl(const DecoderOptions& options, int64_t layer)
-    : num_heads(options.num_heads),
-      kv_heads(options.key_heads()),
-      head_dim(options.head_width()),
-      dropout(options.attention_dropout),
-      scale(options.attention_scale),
-      softcap(options.attention_softcap),
-      causal(options.causal),
-      window(options.windowed_layers.empty() || options.windowed_layers[static_cast<size_t>(layer)] ? options.window
-                                                                                                    : 0),
-      alibi_heads(options.positions == "alibi" ? options.num_heads : 0),
-      layer_(layer) {
-  const auto dim = options.hidden_dim, wide = num_heads * head_dim;
-  is_plain_ = kv_heads == num_heads && scale == 0 && softcap == 0 && !options.qk_norm && !options.scale_by_layer;
-  if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(head_dim));
-  if (options.scale_by_layer) scale /= static_cast<double>(layer + 1);
-  qkv = register_module(
-      "qkv", DecoderLinear(dim, wide + 2 * kv_heads * head_dim, options.qkv_bias.value_or(options.bias), kInitStd));
-  out =
-      register_module("out", DecoderLinear(wide, dim, options.out_bias.value_or(options.bias), residual_std(options)));
-  if (!options.qk_norm) return;
-  nn::ResidualNormOptions norm{
-      .size = head_dim, .eps = options.norm_eps, .rms = true, .bias = false, .unit_offset = options.norm_unit_offset};
-  wide_norm_ = options.qk_norm_wide;
-  if (wide_norm_) norm.size = wide;
-  norm_q = register_module("norm_q", nn::ResidualNorm(norm));
-  if (wide_norm_) norm.size = kv_heads * head_dim;
-  norm_k = register_module("norm_k", nn::ResidualNorm(norm));
-}
-
-void DecoderAttentionImpl::take_heads(const HeadShare& share) {
-  if (by_blocks) by_blocks->take_heads(share.heads);
-  num_heads = share.heads.count;
-  kv_heads = share.kv_heads.count;
-  first_head = share.heads.first;
-  share_ = share;
-}
-
-void DecoderAttentionImpl::take_ranks(const TensorRanks& all) {
-  ranks_ = all;
-  key_copies_ = 0;
-  for (int rank = 0; rank < all->size(); ++rank)
-    key_copies_ += HeadShare::of(share_.all, all->size(), rank, "attention").kv_heads.first == share_.kv_heads.first;
-}
-
-Tensor DecoderAttentionImpl::wide_normed(nn::ResidualNorm& norm, const Tensor& x, Share part, int64_t copies) const {
-  if (!ranks_ || ranks_->size() == 1) return std::get<0>(norm(x));
-  const auto wide = x.to(at::promote_types(x.scalar_type(), at::kFloat));
-  // Of each token one number is summed over the ranks, and its gradient too: every rank divides by it.
-  const auto own = wide.square().sum(-1, /*keepdim=*/true) / static_cast<double>(copies);
-  const auto all = nn::copied_to_ranks(nn::summed_over_ranks(own, ranks_), ranks_);
-  const auto normed = wide * (all / static_cast<double>(norm->options.size) + norm->options.eps).rsqrt();
-  // Every rank has the full weight; gradients of its parts are summed with zeros.
-  auto weight = norm->weight.narrow(0, part.first * head_dim, part.count * head_dim).to(wide.scalar_type());
-  if (norm->options.unit_offset) weight = weight + 1;
-  return (normed * weight).to(x.scalar_type());
-}
-
-Tensor DecoderAttentionImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
-  if (by_blocks && by_blocks->applies(x.size(1))) {
-    const auto packed = qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim});
-    return out((*by_blocks)(packed, mask, is_training()));
-  }
-  const bool whole = !rotary.defined() || (rotary.dim() == 3 && 2 * rotary.size(2) == head_dim);
-  if (!is_plain_ || mask.defined() || !whole || context || detail::current_cache_step())
-    return out(attend(qkv(x), rotary, mask));
-  return out(kernels::attention(qkv(x).view({x.size(0), x.size(1), 3, num_heads, head_dim}),
-                                {.causal = causal, .dropout = is_training() ? dropout : 0.0, .rotary = rotary}));
-}
-
-Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask) {
-  const auto b = packed.size(0), t = packed.size(1), wide = num_heads * head_dim, narrow = kv_heads * head_dim;
-  auto parts = packed.split_with_sizes({wide, narrow, narrow}, -1);
-  if (wide_norm_) {
-    parts[0] = wide_normed(norm_q, parts[0], share_.heads, 1);
-    parts[1] = wide_normed(norm_k, parts[1], share_.kv_heads, key_copies_);
-  }
-  auto q = parts[0].view({b, t, num_heads, head_dim});
-  auto k = parts[1].view({b, t, kv_heads, head_dim});
-  auto v = parts[2].view({b, t, kv_heads, head_dim});
-  if (norm_q && !wide_norm_) q = std::get<0>(norm_q(q)), k = std::get<0>(norm_k(k));
-  if (rotary.defined()) q = turned(q, rotary), k = turned(k, rotary);
-  if (const auto* step = detail::current_cache_step()) {
-    if (step->fused) return step->decode(layer_, q, k, v, scale, softcap);
-    step->write(layer_, k, v);
-    if (step->pass->seen > 0)
-      return detail::cached_attention(q, step->keys(layer_, q), step->values(layer_, q), mask, scale, softcap);
-  } else if (context) {
-    return attend_context(q, k, v, mask);
-  }
-  q = q.transpose(1, 2), k = k.transpose(1, 2), v = v.transpose(1, 2);  // [B, H, T, D]
-  const auto p = is_training() ? dropout : 0.0;
-  auto added = mask;
-  // Under autocast: a lowest number of float32 would become infinite.
-  if (mask.defined() && mask.is_floating_point() && mask.scalar_type() != q.scalar_type())
-    added = mask.clamp_min(lowest_number(q.scalar_type())).to(q.scalar_type());
-  if (softcap == 0) {
-    const auto mixed = at::scaled_dot_product_attention(
-        q, k, v, added.defined() ? std::optional<Tensor>(added) : std::nullopt, p, causal && !added.defined(), scale,
-        /*enable_gqa=*/kv_heads != num_heads);
-    return mixed.transpose(1, 2).reshape({b, t, wide});
-  }
-  const auto groups = num_heads / kv_heads;
-  if (groups > 1) k = k.repeat_interleave(groups, 1), v = v.repeat_interleave(groups, 1);
-  auto scores = capped(at::matmul(q, k.transpose(-1, -2)) * scale, softcap);
-  const auto lowest = -std::numeric_limits<float>::infinity();
-  if (!added.defined() && causal)
-    scores = scores + at::full({t, t}, lowest, scores.options()).triu_(1);
-  else if (added.defined())
-    scores = added.scalar_type() == at::kBool ? at::where(added, scores, lowest) : scores + added;
-  const auto weights = at::softmax(scores, -1, at::kFloat).to(v.scalar_type());
-  return at::matmul(dropped(weights, p, is_training()), v).transpose(1, 2).reshape({b, t, wide});
-}
-
 DecoderMlpImpl::Activation activation_of(const std::string& name) {
   return static_cast<DecoderMlpImpl::Activation>(activation_index(name));
 }
@@ -419,7 +280,9 @@ Tensor DecoderMlpImpl::forward(const Tensor& x) {
 }
 
 DecoderBlockImpl::DecoderBlockImpl(const DecoderOptions& options, int64_t layer)
-    : dropout(options.dropout), order(static_cast<Order>(word_index("block", options.block, kOrders))) {
+    : dropout(options.dropout),
+      attention_dropout(options.attention_out_dropout.value_or(options.dropout)),
+      order(static_cast<Order>(word_index("block", options.block, kOrders))) {
   norm_1 = register_module("norm_1", decoder_norm(options));
   attention = register_module("attention", DecoderAttention(options, layer));
   norm_2 = register_module("norm_2", decoder_norm(options));
@@ -503,40 +366,46 @@ std::optional<nn::OpenStream> DecoderBlockImpl::decoded(const nn::OpenStream& st
   return result;
 }
 
-nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask) {
+nn::OpenStream DecoderBlockImpl::open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask,
+                                      bool first_only) {
   if (auto result = decoded(stream)) return std::move(*result);
-  if (order != Order::kPre) return {closed(stream.closed(), rotary, mask), {}};
+  if (order != Order::kPre) return {closed(stream.closed(), rotary, mask, first_only), {}};
   auto [normed, x] = norm_1(stream.sum, stream.branch);
   stream = {};  // nobody needs it any more
-  const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary, mask), dropout);
+  if (first_only) x = first_token(x);
+  const auto [inner, h] = norm_2(x, attention(std::exchange(normed, {}), rotary, mask, first_only), attention_dropout);
   return {h, dropped(fed(inner), dropout, is_training())};
 }
 
-Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
+Tensor DecoderBlockImpl::closed(const Tensor& x, const Tensor& rotary, const Tensor& mask, bool first_only) {
   const auto drop = [&](const Tensor& branch) { return dropped(branch, dropout, is_training()); };
+  const auto attended = [&](const Tensor& y) { return attention(y, rotary, mask, first_only); };
+  const auto drop_attended = [&](const Tensor& y) { return dropped(attended(y), attention_dropout, is_training()); };
+  const auto asked = [&](const Tensor& y) { return first_only ? first_token(y) : y; };
   switch (order) {
     case Order::kPost: {
-      const auto [y, sum] = norm_1(x, attention(x, rotary, mask), dropout);
+      const auto [y, sum] = norm_1(asked(x), attended(x), attention_dropout);
       return std::get<0>(norm_2(y, fed(y), dropout));
     }
     case Order::kParallel: {
-      const auto attended = drop(attention(std::get<0>(norm_1(x)), rotary, mask));
-      return drop(fed(std::get<0>(norm_2(x)))) + attended + x;
+      const auto branch = drop_attended(std::get<0>(norm_1(x)));
+      const auto of = asked(x);
+      return drop(fed(std::get<0>(norm_2(of)))) + branch + of;
     }
     case Order::kResidual: {
       const auto y = std::get<0>(norm_1(x));
-      const auto z = std::get<0>(norm_2(y + drop(attention(y, rotary, mask))));
+      const auto z = std::get<0>(norm_2(asked(y) + drop_attended(y)));
       return z + drop(fed(z));
     }
     default: {
-      const auto h = x + std::get<0>(norm_1_after(attention(std::get<0>(norm_1(x)), rotary, mask)));
+      const auto h = asked(x) + std::get<0>(norm_1_after(attended(std::get<0>(norm_1(x)))));
       return h + std::get<0>(norm_2_after(fed(std::get<0>(norm_2(h)))));
     }
   }
 }
 
-Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask) {
-  return open({x, {}}, rotary, mask).closed();
+Tensor DecoderBlockImpl::forward(const Tensor& x, const Tensor& rotary, const Tensor& mask, bool first_only) {
+  return open({x, {}}, rotary, mask, first_only).closed();
 }
 
 // ---- the model
@@ -594,6 +463,13 @@ TensorPlan DecoderImpl::tensor_plan() const {
   return detail::decoder_plan(options);
 }
 
+void DecoderImpl::take_context(const SharedContext& share) {
+  context = share;
+  // The load of experts is that of the whole sequence.
+  for (auto& block : blocks)
+    if (block->experts && !block->experts->batch_ranks) block->experts->batch_ranks = share->shared_ranks();
+}
+
 Tensor DecoderImpl::embedded(const Tensor& ids) {
   auto x = tokens(ids);
   if (options.embedding_scale != 1) x = x * at::full({}, options.embedding_scale, x.options());
@@ -618,8 +494,8 @@ Tensor DecoderImpl::through_blocks(Tensor x, const Tensor& rotary, const Attenti
   for (size_t i = 0; i < blocks.size(); ++i) {
     const bool windowed = options.window > 0 && (options.windowed_layers.empty() || options.windowed_layers[i]);
     h.next_weight = next_weight(blocks, i);
-    h = nn::open_block<&DecoderBlockImpl::open>(blocks[i], std::move(h), rotary,
-                                                windowed ? masks.windowed : masks.full);
+    h = nn::open_block<&DecoderBlockImpl::open>(blocks[i], std::move(h), rotary, windowed ? masks.windowed : masks.full,
+                                                /*first_only=*/false);
   }
   const auto result = norm ? std::get<0>(norm(h.sum, h.branch)) : h.closed();
   return project_out ? project_out(result) : result;

@@ -67,8 +67,9 @@ LEVIN_MODULE(DecoderLinear);
 struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextParallelPart {
   explicit DecoderAttentionImpl(const DecoderOptions& options, int64_t layer = 0);
   /// Without a mask none is made: the kernel knows whether it is causal. See rotary_angles and attention_masks. Where
-  /// `by_blocks` applies, the mask is [B, T], 1 for a token; under a context it is ContextShare::mask.
-  Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
+  /// `by_blocks` applies, the mask is [B, T], 1 for a token; under a context it is ContextShare::mask. With
+  /// `first_only` only the first token asks (all are asked): [B, 1, D]; not under a context.
+  Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {}, bool first_only = false);
   HeadCounts heads() const override { return {num_heads, kv_heads, head_dim}; }
   void take_heads(const HeadShare& share) override;
   void take_ranks(const TensorRanks& all) override;
@@ -92,7 +93,7 @@ struct DecoderAttentionImpl : torch::nn::Module, TensorParallelPart, ContextPara
   std::shared_ptr<BlockAttention> by_blocks;
 
   /// The part between the two linear layers, with queries, keys and values apart: what the packed kernel does not do.
-  Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask);
+  Tensor attend(const Tensor& packed, const Tensor& rotary, const Tensor& mask, bool first_only = false);
   /// Over the keys of all ranks: [B, t, H, D] each.
   Tensor attend_context(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask);
 
@@ -130,15 +131,17 @@ DecoderMlpImpl::Activation activation_of(const std::string& name);
 Tensor activated(const Tensor& x, DecoderMlpImpl::Activation activation);
 
 /// One layer: what is sharded, checkpointed and streamed as one. [B, T, D] to the same; `rotary` and `mask` are made
-/// once for all layers.
+/// once for all layers. With `first_only` the result is the first token of it, [B, 1, D], without the work for the
+/// others.
 struct DecoderBlockImpl : torch::nn::Module, nn::ReturnsLastLayer {
   enum class Order { kPre, kPost, kParallel, kResidual, kSandwich };
   explicit DecoderBlockImpl(const DecoderOptions& options, int64_t layer = 0);
-  Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {});
+  Tensor forward(const Tensor& x, const Tensor& rotary = {}, const Tensor& mask = {}, bool first_only = false);
   /// The same without the last sum, and with that of the block before; a block other than "pre" leaves no sum open.
-  nn::OpenStream open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask);
+  nn::OpenStream open(nn::OpenStream stream, const Tensor& rotary, const Tensor& mask, bool first_only);
 
-  double dropout;
+  /// Of what the MLP gives, and of what attention gives.
+  double dropout, attention_dropout;
   Order order;
   nn::ResidualNorm norm_1 = nullptr, norm_2 = nullptr;
   /// Behind attention and MLP in a "sandwich"; else empty.
@@ -158,11 +161,11 @@ struct DecoderBlockImpl : torch::nn::Module, nn::ReturnsLastLayer {
   /// nothing where that is not possible.
   std::optional<nn::OpenStream> decoded(const nn::OpenStream& stream);
   /// A block other than "pre".
-  Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask);
+  Tensor closed(const Tensor& x, const Tensor& rotary, const Tensor& mask, bool first_only);
 
  protected:
-  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())},
-                           {2, torch::nn::AnyValue(Tensor())})  // for torch::nn::Sequential
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(Tensor())}, {2, torch::nn::AnyValue(Tensor())},
+                           {3, torch::nn::AnyValue(false)})  // for torch::nn::Sequential
 };
 LEVIN_MODULE(DecoderBlock);
 

@@ -81,8 +81,8 @@ struct DecoderOptions {
   double embedding_scale = 1;
   /// Width of the embedding and of the head; 0: hidden_dim. Another one is projected (OPT-350m).
   int64_t embedding_dim = 0;
-  /// Dropout of the embedded tokens; none: `dropout`.
-  std::optional<double> embedding_dropout = {};
+  /// Dropout of the embedded tokens, and of what attention adds to the stream (DistilBERT: 0); none: `dropout`.
+  std::optional<double> embedding_dropout = {}, attention_out_dropout = {};
   /// The first row of learned positions (OPT: 2).
   int64_t position_offset = 0;
   /// Dimensions of a head that are rotated; 0: all. An odd number is rounded up, with its own value as the divisor.

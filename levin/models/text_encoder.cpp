@@ -6,7 +6,6 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tanh.h>
@@ -16,14 +15,15 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/models/decoder_parts.h"
 #include "levin/models/decoder_positions.h"
 #include "levin/nn/tensor/functions.h"
+#include "levin/nn/tensor/split.h"
 #include "levin/nn/tie.h"
 
 namespace levin::models {
 namespace {
 
-constexpr double kEncoderStd = 0.02;
 const std::array<std::string, 4> kTextHeads{"none", "masked_lm", "sequence_classification", "token_classification"};
 
 void check_encoder(const TextEncoderOptions& o) {
@@ -36,10 +36,6 @@ void check_encoder(const TextEncoderOptions& o) {
               "[text_encoder] num_labels must be positive, token_types, block_size and random_blocks 0 or more");
   LEVIN_CHECK(!o.positions_from_ids || (o.pad_token >= 0 && o.pad_token + 1 < o.body.max_positions),
               "[text_encoder] pad_token ", o.pad_token, " must be a row of the ", o.body.max_positions, " positions");
-}
-
-Tensor encoder_dropped(const Tensor& x, double p, bool training) {
-  return p > 0 && training ? at::dropout(x, p, true) : x;
 }
 
 }  // namespace
@@ -56,10 +52,10 @@ DecoderOptions encoder_body(DecoderOptions options) {
 MaskedTokenHeadImpl::MaskedTokenHeadImpl(const TextEncoderOptions& options)
     : activation(activation_of(options.head_activation)) {
   const auto dim = options.body.hidden_dim;
-  dense = register_module("dense", DecoderLinear(dim, dim, true, kEncoderStd));
+  dense = register_module("dense", DecoderLinear(dim, dim, true, detail::kInitStd));
   norm = register_module("norm", detail::decoder_norm(options.body));
   weight = register_parameter("weight", torch::empty({options.body.vocab_size, dim}));
-  if (!options.body.tied_head) torch::nn::init::normal_(weight, 0, kEncoderStd);
+  if (!options.body.tied_head) torch::nn::init::normal_(weight, 0, detail::kInitStd);
   bias = register_parameter("bias", torch::zeros({options.body.vocab_size}));
 }
 
@@ -86,17 +82,18 @@ TextEncoderImpl::TextEncoderImpl(const TextEncoderOptions& asked) : options(aske
                                                                .num_heads = body.num_heads,
                                                                .max_positions = body.max_positions,
                                                                .layer = static_cast<int64_t>(i)});
-  if (options.pooler) pooler = register_module("pooler", DecoderLinear(dim, dim, true, kEncoderStd));
+  if (options.pooler) pooler = register_module("pooler", DecoderLinear(dim, dim, true, detail::kInitStd));
   if (options.head == "masked_lm") {
     head = register_module("head", MaskedTokenHead(options));
     if (body.tied_head) levin::tie(*this, head->weight, tokens->weight);
   } else if (options.head == "sequence_classification") {
     LEVIN_CHECK(options.classifier != "pooler" || options.pooler, "[text_encoder] the classifier needs the pooler");
     if (options.classifier != "pooler")
-      classifier_dense = register_module("classifier_dense", DecoderLinear(dim, dim, true, kEncoderStd));
-    classifier = register_module("classifier", DecoderLinear(dim, options.num_labels, true, kEncoderStd));
+      classifier_dense = register_module("classifier_dense", DecoderLinear(dim, dim, true, detail::kInitStd));
+    classifier = register_module("classifier", DecoderLinear(dim, options.num_labels, true, detail::kInitStd));
   } else if (options.head == "token_classification") {
-    token_classifier = register_module("token_classifier", DecoderLinear(dim, options.num_labels, true, kEncoderStd));
+    token_classifier =
+        register_module("token_classifier", DecoderLinear(dim, options.num_labels, true, detail::kInitStd));
   }
 }
 
@@ -105,7 +102,15 @@ Tensor TextEncoderImpl::hidden_states(const Tensor& ids, const Tensor& mask, con
   return context ? context->gathered(states, 1, ids.size(1)) : states;
 }
 
-Tensor TextEncoderImpl::own_states(const Tensor& given, const Tensor& given_mask, const Tensor& given_types) {
+Tensor TextEncoderImpl::first_states(const Tensor& ids, const Tensor& mask, const Tensor& segments) {
+  // Where ranks have parts of a text, one has that token, and the others wait for it. Experts look at all tokens.
+  const auto& last = blocks.back();
+  const bool first_only = !context && !has_part_of_sequence(*last) && last->mlp;
+  return first_only ? own_states(ids, mask, segments, first_only) : hidden_states(ids, mask, segments).narrow(1, 0, 1);
+}
+
+Tensor TextEncoderImpl::own_states(const Tensor& given, const Tensor& given_mask, const Tensor& given_types,
+                                   bool first_only) {
   LEVIN_CHECK(given.dim() == 2 && (given.scalar_type() == at::kLong || given.scalar_type() == at::kInt),
               "[text_encoder] tokens must be integers [B, T], got ", given.scalar_type(), " ", given.sizes());
   check_mask(given_mask, given);
@@ -138,13 +143,13 @@ Tensor TextEncoderImpl::own_states(const Tensor& given, const Tensor& given_mask
     x = x + positions(own(at::arange(padded, ids.options())));
   }
   const auto p = body.embedding_dropout.value_or(body.dropout);
-  if (options.dropout_before_norm) x = encoder_dropped(x, p, is_training());
+  if (options.dropout_before_norm) x = detail::dropped(x, p, is_training());
   x = std::get<0>(embedding_norm(x));
-  if (!options.dropout_before_norm) x = encoder_dropped(x, p, is_training());
+  if (!options.dropout_before_norm) x = detail::dropped(x, p, is_training());
   const auto added = context   ? ContextShare::mask(mask, padded)
                      : blocked ? mask
                                : attention_masks(body, padded, mask, x).full;
-  for (auto& block : blocks) x = block(x, Tensor(), added);
+  for (auto& block : blocks) x = block(x, Tensor(), added, first_only && &block == &blocks.back());
   return rest > 0 ? x.slice(1, 0, length) : x;
 }
 
@@ -155,7 +160,7 @@ Tensor TextEncoderImpl::pooled(const Tensor& hidden) {
 
 Tensor TextEncoderImpl::head_output(const Tensor& hidden) {
   const auto p = token_classifier && options.drops_tokens_as_body ? options.body.dropout : options.classifier_dropout;
-  const auto drop = [&](const Tensor& x) { return encoder_dropped(x, p, is_training()); };
+  const auto drop = [&](const Tensor& x) { return detail::dropped(x, p, is_training()); };
   if (head) return head(hidden);
   if (token_classifier) return token_classifier(drop(hidden));
   if (!classifier) return hidden;
@@ -167,6 +172,7 @@ Tensor TextEncoderImpl::head_output(const Tensor& hidden) {
 }
 
 Tensor TextEncoderImpl::forward(const Tensor& ids, const Tensor& mask, const Tensor& segments) {
+  if (classifier) return head_output(first_states(ids, mask, segments));
   if (!context || !(head || token_classifier)) return head_output(hidden_states(ids, mask, segments));
   return context->gathered(head_output(own_states(ids, mask, segments)), 1, ids.size(1));
 }

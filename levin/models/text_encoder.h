@@ -35,7 +35,10 @@ struct TextEncoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelP
   /// types [B, T]: the segment of each token, 0 where undefined.
   Tensor forward(const Tensor& ids, const Tensor& mask = {}, const Tensor& types = {});
   Tensor hidden_states(const Tensor& ids, const Tensor& mask = {}, const Tensor& types = {});
-  /// What the head gives for hidden states.
+  /// The hidden state of the first token of each text, [B, 1, D]: what sequences are classified by. Nobody looks at the
+  /// other tokens of the last block, so it need not compute them: numbers and gradients are the same.
+  Tensor first_states(const Tensor& ids, const Tensor& mask = {}, const Tensor& types = {});
+  /// What the head gives for hidden states. That of sequence_classification looks at the first token alone.
   Tensor head_output(const Tensor& hidden);
   /// The first token through the pooler: [B, D].
   Tensor pooled(const Tensor& hidden);
@@ -57,8 +60,8 @@ struct TextEncoderImpl : torch::nn::Module, TensorParallelPart, ContextParallelP
   DecoderLinear classifier_dense = nullptr, classifier = nullptr, token_classifier = nullptr;
 
  private:
-  /// hidden_states of this rank's tokens.
-  Tensor own_states(const Tensor& ids, const Tensor& mask, const Tensor& types);
+  /// hidden_states of this rank's tokens, or of the first one.
+  Tensor own_states(const Tensor& ids, const Tensor& mask, const Tensor& types, bool first_only = false);
 };
 LEVIN_MODULE(TextEncoder);
 

@@ -246,7 +246,7 @@ TEST(LastProduct, OfBlocksOfDecodersOnCuda) {
     return products_of_backward(decoder, [&](auto& net) {
       nn::OpenStream stream{at::empty({2, 256, 128}, kBfloatOnMeta), {}};
       for (const auto& block : net->blocks)
-        stream = nn::open_block<&models::DecoderBlockImpl::open>(block, std::move(stream), Tensor(), Tensor());
+        stream = nn::open_block<&models::DecoderBlockImpl::open>(block, std::move(stream), Tensor(), Tensor(), false);
       return stream.closed();
     });
   };

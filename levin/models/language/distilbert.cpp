@@ -13,6 +13,7 @@ TextEncoderOptions distilbert_options(const ModelConfig& config) {
                       .norm_eps = 1e-12,  // no key of the config
                       .activation = activation_option(config, {"activation"}, "gelu")};
   body.dropout = config.fraction("dropout", 0.1);
+  body.attention_out_dropout = 0;
   body.attention_dropout = config.fraction("attention_dropout", 0.1);
   TextEncoderOptions options{.body = encoder_body(body)};
   options.pad_token = config.integer("pad_token_id", 0, kMostTokens, 0);

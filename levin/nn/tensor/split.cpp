@@ -471,4 +471,8 @@ std::shared_ptr<TensorSplit> split_tensors(torch::nn::Module& module, const Tens
   return TensorSplitter(options, ranks, values).run(module, prepare);
 }
 
+bool has_part_of_sequence(const Unit& block) {
+  return block.has_interceptor(kRandomOrder);
+}
+
 }  // namespace levin

@@ -16,6 +16,8 @@ class Module;
 
 namespace levin {
 
+class Unit;
+
 /// What a rank has of a tensor: ranges of one dimension, one behind the other.
 struct TensorSlice {
   int64_t dim = 0;
@@ -103,5 +105,8 @@ enum class SplitValues {
 std::shared_ptr<TensorSplit> split_tensors(torch::nn::Module& module, const TensorParallelOptions& options,
                                            const TensorRanks& ranks, SplitValues values = SplitValues::kTaken,
                                            const std::function<void(const at::Tensor&)>& prepare = {});
+
+/// Whether each rank sees a part of the sequence in that block (sequence_parallel).
+bool has_part_of_sequence(const Unit& block);
 
 }  // namespace levin
