@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "levin/devices/accelerator.h"
+#include "levin/devices/host_memory.h"
 
 namespace levin {
 namespace {
@@ -29,7 +30,7 @@ class Cpu final : public Accelerator {
   std::string name() const override { return "cpu"; }
   int device_count() const override { return 1; }
   std::string why_unavailable() const override { return ""; }
-  void set_device(c10::Device) const override {}
+  void set_device(c10::Device) const override { keep_freed_memory(); }
   void synchronize(c10::Device) const override {}
 
   MemoryStats memory(c10::Device) const override {
@@ -42,6 +43,8 @@ class Cpu final : public Accelerator {
     // "5" resets the resident high-water mark (Linux >= 4.0); elsewhere the peak stays that of the whole process.
     std::ofstream("/proc/self/clear_refs") << "5";
   }
+
+  void empty_cache(c10::Device) const override { give_back_freed_memory(); }
 
   DeviceInfo info(c10::Device) const override {
     return {.name = "CPU", .total_memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE)};

@@ -16,6 +16,9 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "levin/core/error.h"
 #include "levin/core/files.h"
@@ -66,6 +69,26 @@ void ask_for_large_pages(void* fresh, size_t bytes) {
   const auto begin = (memory + page - 1) / page * page, end = (memory + bytes) / page * page;
   // A system that has none says so, and nothing is lost.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  [[maybe_unused]] static const bool done = [] {
+    if (std::getenv("MALLOC_TRIM_THRESHOLD_") != nullptr || std::getenv("MALLOC_MMAP_THRESHOLD_") != nullptr)
+      return false;
+    if (const char* tunables = std::getenv("GLIBC_TUNABLES"))
+      if (std::string_view(tunables).find("glibc.malloc.") != std::string_view::npos) return false;
+    // More than this is mapped alone in any case: it is the most that glibc allows.
+    constexpr int kLargest = 32 << 20, kNever = -1;
+    return ::mallopt(M_MMAP_THRESHOLD, kLargest) == 1 && ::mallopt(M_TRIM_THRESHOLD, kNever) == 1;
+  }();
+#endif
+}
+
+void give_back_freed_memory() {
+#ifdef __GLIBC__
+  ::malloc_trim(0);
+#endif
 }
 
 at::Tensor on_large_pages(at::Tensor fresh) {

@@ -23,6 +23,15 @@ at::Tensor page_locked(int64_t elements, c10::ScalarType dtype);
 at::Tensor on_large_pages(at::Tensor fresh);
 void ask_for_large_pages(void* fresh, size_t bytes);
 
+/// From here on the C library keeps what this process frees, for the next step, as CUDA's caching allocator does.
+/// New memory of the system is filled with zeros page by page, which takes a tenth of a step of a small
+/// model. Fabric on the CPU calls it. Settings of malloc in the environment (MALLOC_TRIM_THRESHOLD_,
+/// MALLOC_MMAP_THRESHOLD_, glibc.malloc.* in GLIBC_TUNABLES) take precedence; C libraries other than glibc stay as they
+/// are.
+void keep_freed_memory();
+/// Gives it back to the system, once: `empty_cache` of the CPU's accelerator.
+void give_back_freed_memory();
+
 namespace detail {
 /// A tensor whose memory is a file without a name in that folder: host memory holds what was used lately. Its bytes
 /// are reserved now: a disk that has no room for them is an Error here, and nothing stays behind.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/Exception.h>
@@ -94,6 +95,18 @@ bool is_channels_last(const Tensor& x, const Tensor& weight) {
          weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
 }
 
+/// What a channels-last convolution takes on the CPU for the time of a call: the weight in that format, and oneDNN's
+/// gradient of it in its own order and in torch's.
+std::vector<Tensor> reordered(const Tensor& x, const Tensor& weight, bool has_gradient) {
+  std::vector<Tensor> result;
+  if (plays_cuda() || !at::globalContext().userEnabledMkldnn() || x.scalar_type() != at::kFloat || x.dim() != 4 ||
+      !is_channels_last(x, weight))
+    return result;
+  const int copies = (weight.is_contiguous(at::MemoryFormat::ChannelsLast) ? 0 : 1) + (has_gradient ? 2 : 0);
+  for (int i = 0; i < copies; ++i) result.push_back(like(weight));
+  return result;
+}
+
 Tensor convolution(const Tensor& x, const Tensor& weight, const MaybeTensor&, SymInts stride, SymInts padding,
                    SymInts dilation, bool transposed, SymInts output_padding, c10::SymInt groups) {
   const auto s = ints(stride), p = ints(padding), d = ints(dilation), extra = ints(output_padding);
@@ -103,12 +116,14 @@ Tensor convolution(const Tensor& x, const Tensor& weight, const MaybeTensor&, Sy
     const auto n = x.size(static_cast<int64_t>(i) + 2), k = at(d) * (weight.size(static_cast<int64_t>(i) + 2) - 1) + 1;
     sizes.push_back(transposed ? (n - 1) * at(s) - 2 * at(p) + k + at(extra) : (n + 2 * at(p) - k) / at(s) + 1);
   }
+  const auto scratch = reordered(x, weight, /*has_gradient=*/false);
   auto result = made(sizes, x);
   return x.dim() == 4 && is_channels_last(x, weight) ? at::empty(sizes, x.options(), at::MemoryFormat::ChannelsLast)
                                                      : result;
 }
 Three convolution_backward(const Tensor& grad, const Tensor& x, const Tensor& weight, SymInts, SymInts, SymInts, bool,
                            SymInts, c10::SymInt, Mask3 mask) {
+  const auto scratch = reordered(x, weight, mask[1]);
   return {like(x, mask[0]), like(weight, mask[1]), mask[2] ? made({grad.size(1)}, grad) : Tensor()};
 }
 

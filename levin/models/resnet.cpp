@@ -131,7 +131,8 @@ ResNetImpl::ResNetImpl(const ResNetOptions& asked) : options(asked) {
 Tensor ResNetImpl::forward(const Tensor& images) {
   LEVIN_CHECK(images.dim() == 4 && images.size(1) == options.in_channels, "[resnet] images must be [B, ",
               options.in_channels, ", H, W], got ", images.sizes());
-  auto x = activated(bn1, conv1(options.channels_last ? nn::channels_last_on_cuda(images) : images));
+  auto x = activated(
+      bn1, conv1(options.channels_last ? nn::channels_last_where_faster(images, options.bottleneck) : images));
   if (!options.small_images) x = kernels::max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
   for (auto* layer : {&layer1, &layer2, &layer3, &layer4}) x = (*layer)->forward(x);
   return fc(at::adaptive_avg_pool2d(x, {1, 1}).flatten(1));

@@ -1,6 +1,8 @@
 #include "levin/nn/image_layers.h"
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
+#include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -44,6 +46,18 @@ bool wants_other_layout(const Tensor& weight, const Tensor& x) {
          !weight.is_contiguous(kChannelsLast);
 }
 
+/// oneDNN has to bring weights and their gradients into its order for channels-last images: small batches pay more for
+/// that than they gain, and so do CPUs without AVX-512 (figures in docs/performance.md). It has no kernels for float64,
+/// and 16 bits gain nothing.
+bool is_faster_on_cpu(const Tensor& images, bool mostly_pointwise) {
+  static const bool has_avx512 = at::get_cpu_capability() == "AVX512";
+  if (!has_avx512 || kernels::kernel_device(images) != c10::kCPU || !at::globalContext().userEnabledMkldnn() ||
+      images.scalar_type() != at::kFloat)
+    return false;
+  const auto pixels = images.size(2) * images.size(3), all = images.size(0) * pixels;
+  return mostly_pointwise ? all >= 64 * 1024 : all >= 256 * 1024 && pixels >= 128 * 128;
+}
+
 }  // namespace
 
 Tensor Conv2dImpl::forward(const Tensor& x) {
@@ -76,8 +90,10 @@ Tensor MaxPool2dImpl::forward(const Tensor& x) {
                                  .ceil_mode = options.ceil_mode()});
 }
 
-Tensor channels_last_on_cuda(const Tensor& images) {
-  if (images.dim() != 4 || kernels::kernel_device(images) != c10::kCUDA) return images;
+Tensor channels_last_where_faster(const Tensor& images, bool mostly_pointwise) {
+  if (images.dim() != 4) return images;
+  if (kernels::kernel_device(images) != c10::kCUDA)
+    return is_faster_on_cpu(images, mostly_pointwise) ? images.contiguous(kChannelsLast) : images;
   const auto dtype = casts_on_cuda(images) ? at::autocast::get_autocast_dtype(at::kCUDA) : images.scalar_type();
   if (dtype == images.scalar_type()) return images.contiguous(kChannelsLast);
   return images.to(images.options().dtype(dtype), /*non_blocking=*/false, /*copy=*/false, kChannelsLast);

@@ -26,6 +26,15 @@ bool same_layout(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides();
 }
 
+/// Whether elements lie at the same places: strides of dimensions of size 1 mean nothing. Convolutions of 1 x 1 have
+/// such gradients where images are channels-last.
+bool same_places(const Tensor& a, const Tensor& b) {
+  if (a.sizes() != b.sizes()) return false;
+  for (int64_t d = 0; d < a.dim(); ++d)
+    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
+  return true;
+}
+
 }  // namespace
 
 void GroupedOptimizer::set_groups(std::vector<std::vector<Tensor>> lists) {
@@ -324,6 +333,7 @@ Tensor GroupedOptimizer::conforming_grad(size_t group, size_t index, const Tenso
   // The fused kernels walk memory in order, so all lists must be laid out alike.
   const bool as_it_is = grad.scalar_type() == param.scalar_type() || takes_grad(param, grad.scalar_type());
   if (as_it_is && same_layout(grad, param)) return grad;
+  if (as_it_is && same_places(grad, param)) return grad.as_strided(param.sizes(), param.strides());
   return at::empty_like(param, param.options().dtype(as_it_is ? grad.scalar_type() : param.scalar_type())).copy_(grad);
 }
 

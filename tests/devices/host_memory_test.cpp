@@ -1,10 +1,12 @@
 #include "levin/devices/host_memory.h"
 
 #include <cstdlib>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
+#include "levin/devices/accelerator.h"
 #include "levin/testing/scoped_variable.h"
 
 namespace levin {
@@ -33,6 +35,36 @@ TEST(HostMemory, ThatIsPageLockedIsAsLargeAsAsked) {
     memory.fill_(2);
     EXPECT_EQ(memory.sum(at::kDouble).item<double>(), 2.0 * static_cast<double>(elements));
   }
+}
+
+bool allocates_by_glibc() {
+#if defined(__GLIBC__) && defined(__has_feature)
+  return !__has_feature(address_sanitizer);
+#elif defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+  return true;
+#else
+  return false;
+#endif
+}
+
+void take_and_free_16_megabytes() {
+  std::vector<at::Tensor> pieces;
+  for (int i = 0; i < 16; ++i) pieces.push_back(at::ones({1 << 18}));
+}
+
+TEST(HostMemory, ThatWasFreedIsKeptUntilItIsGivenBack) {
+  if (!allocates_by_glibc()) GTEST_SKIP() << "the allocator is not glibc's";
+  for (const char* name : {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"})
+    if (std::getenv(name)) GTEST_SKIP() << name << " is set";
+  const auto& cpu = accelerator_of(at::kCPU);
+  const auto resident = [&] { return cpu.memory(at::kCPU).allocated; };
+  cpu.set_device(at::kCPU);
+  cpu.empty_cache(at::kCPU);
+  const auto before = resident();
+  take_and_free_16_megabytes();
+  EXPECT_GT(resident(), before + (12 << 20));
+  cpu.empty_cache(at::kCPU);
+  EXPECT_LT(resident(), before + (4 << 20));
 }
 
 TEST(HostMemory, OnLargePagesIsTheSameTensor) {

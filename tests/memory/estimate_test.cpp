@@ -1,6 +1,7 @@
 // What a training step will take, against what it takes.
 #include "levin/memory/estimate.h"
 
+#include <ATen/Version.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -517,6 +518,37 @@ TEST(Memory, OfSumsOverAnyDimensions) {
             }),
             0);
   EXPECT_THROW(ask([](const Tensor& logits, const Batch&) { return logits.sum(2); }), Error);
+}
+
+/// Large batches are channels-last on a CPU with AVX-512 (nn::channels_last_where_faster): oneDNN's copies of weights
+/// and of their gradients are a tenth of these steps.
+void expect_channels_last_memory(const std::string& name, int64_t images) {
+  const auto make = [&] { return models::make(name, {.num_classes = 10}); };
+  const auto data = [&](c10::Device device) {
+    return Batch{{"x", torch::zeros({images, 3, 224, 224}, device)},
+                 {"y", torch::zeros({images}, torch::dtype(at::kLong).device(device))}};
+  };
+  const auto predicted =
+      estimate_memory(make, kForward, kClasses, data(at::kMeta), {.optimizer = "sgd", .device = at::kCPU}).device_peak;
+  MemoryCounter counter;
+  auto model = make();
+  const auto batch = data(at::kCPU);
+  optim::SGD optimizer(model->parameters());
+  for (int step = 0; step < 2; ++step) {
+    counter.reset_peak();
+    kClasses(kForward(model, batch), batch).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  EXPECT_NEAR(static_cast<double>(predicted), static_cast<double>(counter.peak()),
+              0.05 * static_cast<double>(counter.peak()))
+      << name;
+}
+
+TEST(Memory, OfChannelsLastImagesOnTheCpu) {
+  if (at::get_cpu_capability() != "AVX512") GTEST_SKIP() << "this CPU has no AVX-512";
+  expect_channels_last_memory("resnet18", 6);
+  expect_channels_last_memory("resnet50", 2);
 }
 
 TEST(Memory, OfResidualNetworksAndMixedPrecisionOnCuda) {

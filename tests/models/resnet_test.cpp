@@ -1,5 +1,6 @@
 #include "levin/models/resnet.h"
 
+#include <ATen/Version.h>
 #include <gtest/gtest.h>
 
 #include "levin/core/error.h"
@@ -69,6 +70,39 @@ TEST(ResNet, ChannelsLastGivesTheSameNumbers) {
       EXPECT_LT(difference.item<double>(), 1e-8) << item.key();
     }
   }
+}
+
+TEST(ResNet, LargeBatchesOnTheCpuAreChannelsLast) {
+  const auto format = at::MemoryFormat::ChannelsLast;
+  if (at::get_cpu_capability() != "AVX512") GTEST_SKIP() << "this CPU has no AVX-512";
+  const auto images = torch::randn({16, 3, 128, 128}), fewer = images.narrow(0, 0, 15), few = images.narrow(0, 0, 4);
+  EXPECT_TRUE(nn::channels_last_where_faster(images).is_contiguous(format));
+  EXPECT_TRUE(nn::channels_last_where_faster(fewer).is_same(fewer)) << "small batches";
+  const auto small = torch::randn({64, 3, 64, 64});
+  EXPECT_TRUE(nn::channels_last_where_faster(small).is_same(small)) << "small images";
+  EXPECT_TRUE(nn::channels_last_where_faster(few, /*mostly_pointwise=*/true).is_contiguous(format));
+  EXPECT_TRUE(nn::channels_last_where_faster(few.narrow(0, 0, 3), true).is_contiguous()) << "small batches";
+  for (const auto dtype : {at::kDouble, at::kBFloat16})
+    EXPECT_TRUE(nn::channels_last_where_faster(images.to(dtype)).is_contiguous()) << dtype;
+  const auto last = images.contiguous(format);
+  EXPECT_EQ(nn::channels_last_where_faster(last).data_ptr(), last.data_ptr()) << "no second copy";
+
+  const auto run = [&](bool channels_last) {
+    auto options = short_resnet();
+    options.channels_last = channels_last;
+    torch::manual_seed(1);
+    auto model = models::resnet(options);
+    const auto logits = model(images);
+    logits.square().sum().backward();
+    for (const auto& parameter : model->parameters())
+      EXPECT_TRUE(parameter.is_contiguous() && parameter.grad().is_contiguous()) << "they stay as they lie";
+    return std::pair(logits.detach(), model->layer4->parameters()[0].grad());
+  };
+  const auto [logits, gradient] = run(true);
+  const auto [expected, expected_gradient] = run(false);
+  EXPECT_TRUE(torch::allclose(logits, expected, 1e-4, 1e-4));
+  // A ReLU near zero may be open on one side and shut on the other: that changes a gradient by a percent or two.
+  EXPECT_LT(((gradient - expected_gradient).norm() / expected_gradient.norm()).item<double>(), 0.1);
 }
 
 TEST(ResNet, SmallImagesKeepTheirResolutionInTheFirstStage) {

@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "fixtures.h"
+#include "levin/devices/memory_counter.h"
 #include "levin/optim/optim.h"
 
 namespace levin::optim {
@@ -206,6 +207,17 @@ TEST(Step, FollowsOtherMemoryLayouts) {
     }
     EXPECT_TRUE(torch::equal(reference, odd));
   }
+}
+
+TEST(Step, DoesNotCopyGradientsThatLieAsTheParameter) {
+  auto weight = leaf({512, 256, 1, 1});
+  const auto values = filled({512, 256, 1, 1}, at::kFloat, 0, 1);
+  weight.mutable_grad() = values.as_strided({512, 256, 1, 1}, {256, 1, 256, 256});
+  SGD optimizer({weight}, {.lr = 0.5});
+  MemoryCounter counter;
+  optimizer.step();
+  EXPECT_LT(counter.peak(), counter.allocated() + values.numel()) << "a copy has four times as many bytes";
+  EXPECT_TRUE(torch::equal(weight, 1 - 0.5 * values));
 }
 
 TEST(Step, TrueHalfPrecisionOnTheCpu) {
