@@ -53,17 +53,15 @@ StateValue read_one(const StateRef& ref, const OpenCheckpoint& reader, const std
 class ValueLoad {
  public:
   void add(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
-    parts_.push_back({&ref, name, read_one(ref, reader, name, shards)});
+    auto value = read_one(ref, reader, name, shards);
+    const bool fits = ref.optimizer() &&
+                      about(reader, name, [&] { return ref.optimizer().impl()->check_state_dict(value.to_dict()); });
+    parts_.push_back({&ref, name, std::move(value), fits});
   }
-  void run(const OpenCheckpoint& reader) {
-    for (auto& part : parts_) {
-      about(reader, part.name, [&] {
-        undo_.add(*part.ref);
-        part.ref->load(part.value);
-      });
-      part.value = {};
-    }
-  }
+  /// Those who may refuse.
+  void run(const OpenCheckpoint& reader) { run(reader, /*fits=*/false); }
+  /// Optimizers that have looked at theirs: no copies of what they are now.
+  void run_checked(const OpenCheckpoint& reader) { run(reader, /*fits=*/true); }
   void put_back() noexcept { undo_.put_back(); }
 
  private:
@@ -71,7 +69,20 @@ class ValueLoad {
     const StateRef* ref;
     std::string name;
     StateValue value;
+    bool fits;
   };
+
+  void run(const OpenCheckpoint& reader, bool fits) {
+    for (auto& part : parts_) {
+      if (part.fits != fits) continue;
+      about(reader, part.name, [&] {
+        if (!fits) undo_.add(*part.ref);
+        part.ref->load(part.value);
+      });
+      part.value = {};
+    }
+  }
+
   std::vector<Part> parts_;
   detail::StateUndo undo_;
 };
@@ -150,6 +161,7 @@ void load_raw_checkpoint(const fs::path& path, const StateRef& target, const Raw
       value.add(target, *reader, key, options.shards);
       value.run(*reader);
     });
+    step(group, [&] { value.run_checked(*reader); });
   } catch (...) {
     value.put_back();
     throw;
@@ -193,10 +205,13 @@ StateDict load_checkpoint(const fs::path& folder, const State& state, LoadOption
       for (const auto& name : keys)
         if (!state.find(name) && !has(options.skip, name)) leftover[name] = reader->read(name);
   });
-  // Whoever may still refuse comes before the modules, which have been compared.
+  // Whoever may still refuse comes before optimizers and modules, which have been compared.
   try {
     step(group, [&] { values.run(*reader); });
-    step(group, [&] { modules.run(reader->where()); });
+    step(group, [&] {
+      values.run_checked(*reader);
+      modules.run(reader->where());
+    });
   } catch (...) {
     values.put_back();
     throw;

@@ -34,7 +34,7 @@ class OpenCheckpoint {
   /// The tensors of a dict, to be read one by one. Borrows this object.
   virtual std::unique_ptr<TensorSource> tensors(std::string_view key) const = 0;
   /// Compares checksums, where the format has them; an Error names the first tensor that is damaged. Of `sharers` that
-  /// read together each takes its fraction. `checked` is told of the bytes of each part.
+  /// read together each takes its fraction. `checked` is told of the bytes of each part, by any thread, one at a time.
   virtual void verify(int /*share*/ = 0, int /*sharers*/ = 1,
                       const std::function<void(uint64_t bytes)>& /*checked*/ = {}) const {}
 

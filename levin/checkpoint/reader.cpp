@@ -1,7 +1,13 @@
 #include "levin/checkpoint/reader.h"
 
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
 #include <unordered_set>
 
+#include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -9,6 +15,7 @@
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
+#include "levin/core/parallel.h"
 #include "levin/core/words.h"
 
 namespace levin::detail {
@@ -43,6 +50,18 @@ class CheckpointSource : public TensorSource {
   std::vector<std::string> names_;
   std::unordered_map<std::string, std::string> ids_;
 };
+
+/// Rows from `first` on, as many as `into` has, read by all threads: memory that is new, or in the page cache, is as
+/// fast as they are many.
+void read_together(const SafetensorsFile& file, const SafetensorsEntry& entry, int64_t first, const Tensor& into) {
+  constexpr int64_t kLeastBytes = 1 << 20;
+  const int64_t rows = into.size(0), bytes = std::max<int64_t>(static_cast<int64_t>(into.nbytes()) / rows, 1);
+  parallel_for(0, rows, std::max<int64_t>(kLeastBytes / bytes, 1), [&](int64_t begin, int64_t end) {
+    const at::NoGradGuard no_grad;
+    auto part = into.narrow(0, begin, end - begin);
+    file.read_rows(entry, first + begin, part);
+  });
+}
 
 bool has_whole_rows(const TensorPart& part, const TensorEntry& tensor) {
   return std::equal(part.shape.begin() + 1, part.shape.end(), tensor.shape.begin() + 1);
@@ -167,18 +186,38 @@ std::vector<std::pair<std::string, std::string>> CheckpointReader::list_all() co
   return listed;
 }
 
+uint64_t CheckpointReader::verify_part(const TensorEntry& tensor, const TensorPart& part) const {
+  const auto& file = files_.at(part.file);
+  const auto& entry = file.at(part.name);
+  const auto found = checksum_text(file.checksum(entry));
+  LEVIN_CHECK(found == part.checksum, "[checkpoint] \"", where_, "\" is damaged: tensor \"", printable(tensor.id),
+              "\" in \"", part.file, "\" has checksum ", found, ", ", printable(part.checksum), " was written");
+  return entry.bytes();
+}
+
 void CheckpointReader::verify(int share, int sharers, const std::function<void(uint64_t)>& checked) const {
+  std::vector<std::pair<const TensorEntry*, const TensorPart*>> mine;
   int turn = 0;
-  for (const auto& tensor : manifest_.tensors) {
-    for (const auto& part : tensor.parts) {
-      if (turn++ % sharers != share) continue;
-      const auto& file = files_.at(part.file);
-      const auto found = checksum_text(file.checksum(file.at(part.name)));
-      LEVIN_CHECK(found == part.checksum, "[checkpoint] \"", where_, "\" is damaged: tensor \"", printable(tensor.id),
-                  "\" in \"", part.file, "\" has checksum ", found, ", ", printable(part.checksum), " was written");
-      if (checked) checked(file.at(part.name).bytes());
-    }
-  }
+  for (const auto& tensor : manifest_.tensors)
+    for (const auto& part : tensor.parts)
+      if (turn++ % sharers == share) mine.emplace_back(&tensor, &part);
+
+  std::mutex mutex;
+  std::atomic<size_t> next = 0;
+  size_t first_damaged = mine.size();
+  std::exception_ptr damage;
+  parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+    for (size_t i = next++; i < mine.size(); i = next++) try {
+        const auto bytes = verify_part(*mine[i].first, *mine[i].second);
+        const std::lock_guard lock(mutex);
+        if (checked) checked(bytes);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        next = mine.size();  // those before it are checked, or being checked
+        if (i < first_damaged) first_damaged = i, damage = std::current_exception();
+      }
+  });
+  if (damage) std::rethrow_exception(damage);
 }
 
 const TensorEntry& CheckpointReader::entry(const std::string& id) const {
@@ -219,7 +258,7 @@ void CheckpointReader::read_rows_into(const std::string& id, int64_t start, Tens
     const auto& file = files_.at(part.file);
     auto place = into.narrow(0, first - start, last - first);
     if (has_whole_rows(part, tensor)) {
-      file.read_rows(file.at(part.name), first - part.start[0], place);
+      read_together(file, file.at(part.name), first - part.start[0], place);
       continue;
     }
     for (size_t d = 1; d < part.start.size(); ++d)

@@ -53,6 +53,8 @@ class CheckpointReader final : public OpenCheckpoint {
   void read_rows_into(const std::string& id, int64_t start, Tensor& into) const;
 
  private:
+  /// The bytes of it; an Error when they are not what was written.
+  uint64_t verify_part(const TensorEntry& tensor, const TensorPart& part) const;
   void check_files(const std::filesystem::path& folder);
 
   std::string where_;

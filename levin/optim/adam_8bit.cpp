@@ -82,6 +82,8 @@ class Adam8bitImpl final : public detail::Typed<Adam8bitTraits<Options>> {
     return out;
   }
 
+  bool check_state_dict(const StateDict&) override { return false; }  // of what load_state_dict makes of it
+
   void load_state_dict(const StateDict& in) override {
     std::vector<size_t> sizes;
     for (size_t g = 0; g < this->num_groups(); ++g) sizes.push_back(this->params_of(g).size());

@@ -14,6 +14,7 @@
 
 #include "levin/kernels/fused_step/adam.h"
 #include "levin/optim/optimizer.h"
+#include "levin/optim/state_layout.h"
 
 namespace levin::optim::detail {
 
@@ -75,6 +76,7 @@ class GroupedOptimizer : public OptimizerImpl {
   std::string prepare_capture() final;
   uint64_t layout_version() const final { return layout_version_ + numbers_in_graph(); }
   StateDict state_dict() const override;
+  bool check_state_dict(const StateDict& state) override;
   void load_state_dict(const StateDict& state) override;
 
  protected:
@@ -166,6 +168,8 @@ class GroupedOptimizer : public OptimizerImpl {
                      c10::ScalarType grad_dtype);
   Tensor conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const;
   void release_grads();
+  /// A saved state, taken apart; an Error where anything in it does not fit.
+  SavedLayout checked(const StateDict& in);
   void check_param(size_t group, size_t index, const StateDict& in) const;
   void load_param(ParamState& state, size_t group, const StateDict& in);
   std::string describe(size_t group, size_t index) const;

@@ -10,7 +10,6 @@
 #include "levin/core/error.h"
 #include "levin/devices/host_memory.h"
 #include "levin/optim/grouped.h"
-#include "levin/optim/state_layout.h"
 
 namespace levin::optim::detail {
 
@@ -57,16 +56,34 @@ StateDict GroupedOptimizer::state_dict() const {
   return {{"state", std::move(states)}, {"param_groups", std::move(groups)}};
 }
 
-void GroupedOptimizer::load_state_dict(const StateDict& in) {
+SavedLayout GroupedOptimizer::checked(const StateDict& in) {
   std::vector<size_t> sizes;
   for (const auto& group : groups_) sizes.push_back(group.params.size());
-  const SavedLayout saved = read_layout(name_, in, sizes);
-
-  // Everything is checked before anything changes.
-  for (size_t g = 0; g < groups_.size(); ++g)
+  auto saved = read_layout(name_, in, sizes);
+  for (size_t g = 0; g < groups_.size(); ++g) {
     for (size_t i = 0; i < groups_[g].params.size(); ++i)
       if (const auto* state = saved.states[g][i]) check_param(g, i, *state);
+    if (const auto* initial = saved.groups[g]->find("initial_lr")) (void)initial->to_double();
+    StateDict now;
+    save_options(g, now);
+    try {
+      load_options(g, *saved.groups[g]);
+    } catch (...) {
+      load_options(g, now);
+      throw;
+    }
+    load_options(g, now);
+  }
+  return saved;
+}
 
+bool GroupedOptimizer::check_state_dict(const StateDict& in) {
+  (void)checked(in);
+  return true;
+}
+
+void GroupedOptimizer::load_state_dict(const StateDict& in) {
+  const auto saved = checked(in);
   at::NoGradGuard no_grad;
   for (size_t g = 0; g < groups_.size(); ++g) {
     load_options(g, *saved.groups[g]);
@@ -98,6 +115,12 @@ void GroupedOptimizer::check_param(size_t group, size_t index, const StateDict& 
   }
   LEVIN_CHECK(is_ours || others.empty(), "[", name_, ".load_state_dict] ", describe(group, index), " has ", others,
               " in the saved state, which is another optimizer's; \"", slot_names()[0], "\" is needed");
+  if (const auto* step = in.find("step"); step && counts_steps()) {
+    const auto numbers = step->is_tensor() ? step->to_tensor().numel() : 1;
+    LEVIN_CHECK(numbers == 1, "[", name_, ".load_state_dict] \"step\" of ", describe(group, index), " has ", numbers,
+                " numbers in the saved state, 1 is needed");
+    if (!step->is_tensor()) (void)step->to_double();
+  }
   for (size_t s = 0; s < slot_names().size(); ++s) {
     const auto* value = in.find(slot_names()[s]);
     if (!value || value->empty()) continue;

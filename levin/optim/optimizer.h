@@ -106,6 +106,9 @@ class OptimizerImpl {
   virtual void set_shards(ParamShards) {}
 
   virtual StateDict state_dict() const = 0;
+  /// An Error where load_state_dict would refuse this state; nothing is changed. True: load_state_dict will take it.
+  /// False: that is not known before it has tried.
+  virtual bool check_state_dict(const StateDict&) { return false; }
   /// Moves loaded state to the device and dtype of each parameter.
   virtual void load_state_dict(const StateDict& state) = 0;
 

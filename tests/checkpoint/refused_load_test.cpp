@@ -1,6 +1,8 @@
 // A load that is refused by anything that is bound leaves everything as it was, on one rank and on all.
 #include <filesystem>
+#include <fstream>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -8,6 +10,9 @@
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/core/error.h"
+#include "levin/core/files.h"
+#include "levin/devices/memory_counter.h"
+#include "levin/io/weights/safetensors.h"
 #include "levin/optim/optim.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
@@ -152,6 +157,35 @@ TEST(RefusedLoad, OnOneRankChangesNothingOnAny) {
     EXPECT_THAT(line, HasSubstr("[careless] refused (rank 1)"));
     EXPECT_EQ(to.text(), before);
   });
+}
+
+TEST(RefusedLoad, OptimizersThatFitAreNotCopied) {
+  const TemporaryFolder folder;
+  torch::nn::Linear net(512, 512);
+  optim::Adam optimizer(net->parameters());
+  net(at::ones({1, 512})).sum().backward();
+  optimizer.step();
+  const State state{{"optimizer", optimizer}};
+  save_checkpoint(folder / "good", state);
+  MemoryCounter counter;
+  load_checkpoint(folder / "good", state);
+  const int64_t saved = 2 * (512 * 512 + 512) * 4;
+  EXPECT_GE(counter.peak(), saved);
+  EXPECT_LT(counter.peak(), saved + saved / 4) << "what was read, and nothing else";
+}
+
+TEST(RefusedLoad, NamesTheFirstOfManyDamagedTensors) {
+  const TemporaryFolder folder;
+  StateDict state;
+  for (int i = 0; i < 64; ++i) state[fmt::format("t{:02}", i)] = at::full({1000}, i, at::kFloat);
+  save_checkpoint(folder / "many", State{{"all", state}});
+  const auto path = folder / "many/all.safetensors";
+  auto bytes = read_file(path);
+  for (const int from_end : {2000, 100'000, 50'000}) bytes[bytes.size() - static_cast<size_t>(from_end)] ^= 1;
+  std::ofstream(path, std::ios::binary) << bytes;
+  const auto first = SafetensorsFile(path).entries()[(64 * 4000 - 100'000) / 4000].name;
+  for (int i = 0; i < 20; ++i)
+    EXPECT_THAT(error_of([&] { verify_checkpoint(folder / "many"); }), HasSubstr("tensor \"all." + first + "\""));
 }
 
 TEST(RefusedLoad, OfOneThingToo) {

@@ -39,6 +39,14 @@ TEST(Checksum, KnownValuesAndTheTwinAgree) {
     ASSERT_EQ(crc32c(text), detail::crc32c_portable(std::as_bytes(std::span(text)), 0)) << i;
   }
   EXPECT_EQ(crc32c(text.substr(333), crc32c(text.substr(0, 333))), crc32c(text));
+  // Long enough for several lanes, and for what is left behind them.
+  while (text.size() < 40'000) text += static_cast<char>(text.size() * text.size() / 5);
+  for (const size_t length : {2047, 6143, 6144, 6145, 6151, 12'288, 18'431, 39'999})
+    for (const size_t first : {0, 1, 8}) {
+      const auto part = std::string_view(text).substr(first, length);
+      const auto twin = detail::crc32c_portable(std::as_bytes(std::span(part)), 7);
+      ASSERT_EQ(crc32c(part, 7), twin) << length << " bytes from " << first;
+    }
 }
 
 TEST_F(FilesTest, WritesAndReads) {

@@ -367,6 +367,38 @@ TEST(State, ErrorsListWhatDiffers) {
             "state, [3] is needed");
 }
 
+TEST(State, IsCheckedWithoutAChange) {
+  auto w = leaf_with_grad({2}, 1);
+  AdamW from({w}, {.lr = 0.5}), opt({w}, {.lr = 0.25});
+  from.step();
+  const auto good = from.state_dict();
+  const auto text = [&] { return fmt::format("{} {}", opt.lr(), opt.state_dict().at("state").to_dict().size()); };
+  const auto before = text();
+  EXPECT_TRUE(opt.impl()->check_state_dict(good));
+  EXPECT_EQ(text(), before);
+  const auto refused = [&](const std::function<void(StateDict&)>& change) {
+    auto bad = good;
+    change(bad);
+    EXPECT_NE(error_of([&] { opt.impl()->check_state_dict(bad); }), "no error");
+    EXPECT_NE(error_of([&] { opt.load_state_dict(bad); }), "no error");
+    EXPECT_EQ(text(), before);
+  };
+  const auto with_option = [](StateDict& state, const char* name, const StateValue& value) {
+    auto group = state.at("param_groups").to_list()[0].to_dict();
+    group[name] = value;
+    state["param_groups"] = StateList{group};
+  };
+  const auto first = [](StateDict& state) -> StateDict& { return state["state"].to_dict()["0"].to_dict(); };
+  refused([&](StateDict& state) { with_option(state, "betas", StateList{0.5}); });
+  refused([&](StateDict& state) { with_option(state, "weight_decay", "much"); });
+  refused([&](StateDict& state) { with_option(state, "initial_lr", "much"); });
+  refused([&](StateDict& state) { first(state)["step"] = torch::ones({3}); });
+  refused([&](StateDict& state) { first(state)["step"] = "seven"; });
+  refused([&](StateDict& state) { first(state)["exp_avg"] = torch::ones({3}); });
+  refused([&](StateDict& state) { first(state)["exp_avg"] = 3; });
+  EXPECT_FALSE(AdamW8bit({w}).impl()->check_state_dict(good)) << "it does not say";
+}
+
 TEST(Speed, StepOfASmallModelCostsAboutTheKernelItself) {
   torch::nn::Linear net(32, 2);
   for (auto& p : net->parameters()) p.mutable_grad() = torch::ones_like(p);

@@ -186,10 +186,11 @@ void SafetensorsFile::read_rows(const SafetensorsEntry& entry, int64_t first, Te
 }
 
 uint32_t SafetensorsFile::checksum(const SafetensorsEntry& entry) const {
-  thread_local std::vector<std::byte> chunk(kChunkBytes);
+  constexpr size_t kNearBytes = size_t{256} << 10;  // stays in the cache
+  thread_local std::vector<std::byte> chunk(kNearBytes);
   uint32_t sum = 0;
   for (uint64_t at = entry.begin; at < entry.end;) {
-    const auto part = std::span(chunk).first(std::min<uint64_t>(kChunkBytes, entry.end - at));
+    const auto part = std::span(chunk).first(std::min<uint64_t>(kNearBytes, entry.end - at));
     file_.read(data_begin_ + at, part);
     sum = crc32c(part, sum);
     at += part.size();
