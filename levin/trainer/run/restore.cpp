@@ -170,13 +170,14 @@ void restore_model(Run& run, bool fit) {
   if (ckpt_path.empty()) return;
   run.fabric->barrier("load a checkpoint");
   auto* shards = run.fabric->strategy().shards();
-  // A run that only evaluates has no optimizers to take parts of their states, which may be large.
+  // A run that only evaluates has no optimizers to take their states, which may be large.
   const std::vector<std::string> skip = fit ? std::vector<std::string>() : std::vector<std::string>{"optimizers"};
   if (shards)
     loaded = load_checkpoint(ckpt_path, targets_in_checkpoint(run, *shards),
                              {.skip = skip, .format = run.fabric->checkpoint_format()});
   else
-    restore_together(run, [&] { loaded = load_checkpoint(ckpt_path, {.format = run.fabric->checkpoint_format()}); });
+    restore_together(
+        run, [&] { loaded = load_checkpoint(ckpt_path, {.skip = skip, .format = run.fabric->checkpoint_format()}); });
   if (fit) {
     LEVIN_CHECK(loaded->contains("loops"), "[trainer.fit] ", ckpt_path.string(),
                 " holds weights only, so no run can resume from it; load it into the module before fit");
