@@ -136,11 +136,11 @@ Tensor DecoderAttentionImpl::attend(const Tensor& packed, const Tensor& rotary, 
   auto added = mask;
   if (first_only) {
     q = q.narrow(2, 0, 1);
-    if (mask.defined()) added = mask.narrow(2, 0, 1);
+    if (added.defined()) added = added.narrow(2, 0, 1);
   }
   // Under autocast: a lowest number of float32 would become infinite.
-  if (mask.defined() && mask.is_floating_point() && mask.scalar_type() != q.scalar_type())
-    added = mask.clamp_min(lowest_number(q.scalar_type())).to(q.scalar_type());
+  if (added.defined() && added.is_floating_point() && added.scalar_type() != q.scalar_type())
+    added = added.clamp_min(lowest_number(q.scalar_type())).to(q.scalar_type());
   if (softcap == 0) {
     const auto mixed = at::scaled_dot_product_attention(
         q, k, v, added.defined() ? std::optional<Tensor>(added) : std::nullopt, p, causal && !added.defined(), scale,

@@ -106,7 +106,8 @@ Tensor TextEncoderImpl::first_states(const Tensor& ids, const Tensor& mask, cons
   // Where ranks have parts of a text, one has that token, and the others wait for it. Experts look at all tokens.
   const auto& last = blocks.back();
   const bool first_only = !context && !has_part_of_sequence(*last) && last->mlp;
-  return first_only ? own_states(ids, mask, segments, first_only) : hidden_states(ids, mask, segments).narrow(1, 0, 1);
+  return first_only ? own_states(ids, mask, segments, /*first_only=*/true)
+                    : detail::first_token(hidden_states(ids, mask, segments));
 }
 
 Tensor TextEncoderImpl::own_states(const Tensor& given, const Tensor& given_mask, const Tensor& given_types,

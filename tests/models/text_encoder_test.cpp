@@ -11,6 +11,7 @@
 #include "levin/models/decoder_positions.h"
 #include "levin/models/folder.h"
 #include "levin/models/text_encoder_sizes.h"
+#include "levin/precision/precision.h"
 #include "levin/testing/paths.h"
 #include "levin/testing/tensors.h"
 
@@ -107,6 +108,20 @@ void expect_same_block(DecoderOptions options, const std::string& what) {
     EXPECT_LT(max_difference(first.value, all.value), 1e-12) << what;
     EXPECT_LT(max_difference(first.gradients, all.gradients), 1e-12) << what;
   }
+}
+
+TEST(FirstToken, OfABlockUnderAutocastIsThatOfAll) {
+  auto options = small_body();
+  options.positions = "alibi";
+  torch::manual_seed(4);
+  DecoderBlock block(options);
+  const at::NoGradGuard no_grad;
+  const auto x = torch::randn({3, 7, 32});
+  const auto added = attention_masks(options, 7, {}, x).full;
+  ASSERT_EQ(added.scalar_type(), at::kFloat);
+  const Autocast autocast(at::kCPU, at::kBFloat16);
+  const auto all = block(x, Tensor(), added).narrow(1, 0, 1);
+  EXPECT_LT(max_difference(block(x, Tensor(), added, true).to(at::kFloat), all.to(at::kFloat)), 0.05);
 }
 
 TEST(FirstToken, OfABlockIsThatOfAll) {
