@@ -96,8 +96,12 @@ int main(int argc, char** argv) {
         "\"unit\": \"us\", \"limit\": 0.909}}\n",
         adapted_us, plain_us);
     fmt::print(
-        "{{\"case\": \"tiny step: Fabric, Lightning Fabric\", \"value\": {:.3f}, \"unit\": \"us\", \"limit\": 4}}\n",
+        "{{\"case\": \"tiny step: Fabric, Lightning Fabric\", \"value\": {:.3f}, \"unit\": \"us\", \"limit\": 6}}\n",
         fabric_us);
+    fmt::print(
+        "{{\"case\": \"start to first step (peer: the limit)\", \"value\": {:.2f}, \"peer\": 1.0, \"unit\": \"s\", "
+        "\"limit\": 1}}\n",
+        first_step);
     fmt::print("{{\"case\": \"start to first step\", \"value\": {:.2f}, \"unit\": \"s\", \"limit\": 6}}\n", first_step);
   });
 }

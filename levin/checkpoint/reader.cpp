@@ -6,7 +6,6 @@
 #include <mutex>
 #include <unordered_set>
 
-#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
@@ -203,18 +202,17 @@ void CheckpointReader::verify(int share, int sharers, const std::function<void(u
       if (turn++ % sharers == share) mine.emplace_back(&tensor, &part);
 
   std::mutex mutex;
-  std::atomic<size_t> next = 0;
-  size_t first_damaged = mine.size();
   std::exception_ptr damage;
-  parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
-    for (size_t i = next++; i < mine.size(); i = next++) try {
-        const auto bytes = verify_part(*mine[i].first, *mine[i].second);
+  std::atomic<int64_t> end = static_cast<int64_t>(mine.size());  // the first that is damaged, so far
+  parallel_for(0, end, 1, [&](int64_t from, int64_t to) {
+    for (int64_t i = from; i < to && i < end; ++i) try {
+        const auto [tensor, part] = mine[static_cast<size_t>(i)];
+        const auto bytes = verify_part(*tensor, *part);
         const std::lock_guard lock(mutex);
         if (checked) checked(bytes);
       } catch (...) {
         const std::lock_guard lock(mutex);
-        next = mine.size();  // those before it are checked, or being checked
-        if (i < first_damaged) first_damaged = i, damage = std::current_exception();
+        if (i < end) end = i, damage = std::current_exception();
       }
   });
   if (damage) std::rethrow_exception(damage);

@@ -21,7 +21,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian, and so is this code");
 
 constexpr uint64_t kLongestHeader = 100'000'000;
-constexpr size_t kChunkBytes = size_t{4} << 20;
+constexpr size_t kChunkBytes = size_t{256} << 10;  // of what is read for its checksum: it stays in the cache
 
 std::span<std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
@@ -186,11 +186,10 @@ void SafetensorsFile::read_rows(const SafetensorsEntry& entry, int64_t first, Te
 }
 
 uint32_t SafetensorsFile::checksum(const SafetensorsEntry& entry) const {
-  constexpr size_t kNearBytes = size_t{256} << 10;  // stays in the cache
-  thread_local std::vector<std::byte> chunk(kNearBytes);
+  thread_local std::vector<std::byte> chunk(kChunkBytes);
   uint32_t sum = 0;
   for (uint64_t at = entry.begin; at < entry.end;) {
-    const auto part = std::span(chunk).first(std::min<uint64_t>(kNearBytes, entry.end - at));
+    const auto part = std::span(chunk).first(std::min<uint64_t>(kChunkBytes, entry.end - at));
     file_.read(data_begin_ + at, part);
     sum = crc32c(part, sum);
     at += part.size();
