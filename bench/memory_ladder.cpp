@@ -59,6 +59,9 @@ std::vector<Rung> all_rungs() {
                             .cpu_offload = true,
                             .activation_checkpointing_policy = blocks,
                             .optimizer_in_backward = true});
+  rungs.push_back(rungs.back());
+  rungs.back().name += "_compiled";
+  rungs.back().compile = true;
   return rungs;
 }
 

@@ -305,6 +305,8 @@ std::vector<Case> all_cases() {
           vit_case("vit_tiny_cpu", "ViT-tiny", tiny, 8, "32-true", true, /*cuda=*/false),
           resnet_case("resnet18_32px_cpu", "ResNet-18", resnet18, 16, 32, "32-true", /*cuda=*/false),
           resnet_case("resnet18_224px_cpu", "ResNet-18", resnet18, 8, 224, "32-true", /*cuda=*/false),
+          named_only(resnet_case("resnet18_64px_cpu", "ResNet-18", resnet18, 8, 64, "32-true", /*cuda=*/false)),
+          named_only(resnet_case("resnet18_224px_bs4_cpu", "ResNet-18", resnet18, 4, 224, "32-true", /*cuda=*/false)),
           named_only(vit_case("vit_l_16_bs64_fp8", "ViT-L/16", large, 64, "fp8-mixed", false), "vit_l_16_bs64_mixed"),
           named_only(gpt2_case("gpt2_774m", "gpt2_large", "GPT-2 774M", 8, 1024)),
           named_only(gpt2_case("gpt2_774m_fp8", "gpt2_large", "GPT-2 774M", 8, 1024, "fp8-mixed"), "gpt2_774m"),

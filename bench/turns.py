@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import tempfile
 import threading
+import time
 
 
 class Player:
@@ -83,9 +84,10 @@ class Player:
         self.figure.update(ms=statistics.median(self.rounds), spread=[min(self.rounds), max(self.rounds)], rounds=self.rounds)
 
 
-def take_turns(cases, rounds, say, patience=900):
+def take_turns(cases, rounds, say, patience=900, rest=0):
     """Measures cases, {name: (levin, peers)} with {mode: command} each. All programs of all cases start together and wait until all
-    are ready; then the cases are measured one by one. They must fit into the memory of the device together.
+    are ready; then the cases are measured one by one. They must fit into the memory of the device together. Nobody works for `rest`
+    seconds before each round.
     Returns {name: {"levin": {mode: figure}, "peer": {mode: figure}}} and whether nothing failed."""
     ok = True
     results = {case: {"levin": {}, "peer": {}} for case in cases}
@@ -111,6 +113,7 @@ def take_turns(cases, rounds, say, patience=900):
                 # Who comes first changes: a device that has just idled is cooler.
                 for player in playing if turn % 2 == 0 else playing[::-1]:
                     if player.plays:
+                        time.sleep(rest)
                         player.play()
                         if player.error:
                             failed(case, player)

@@ -33,6 +33,8 @@ struct Rung {
   std::optional<UnitPolicy> checkpointing = {};
   /// Of adapters of low rank, which alone are trained with the last layers; 0: everything is trained.
   int64_t lora = 0;
+  /// The step is captured in a CUDA graph.
+  bool compile = false;
   int64_t warm = 4;
   int64_t steps = 12;
 };
@@ -126,8 +128,11 @@ class Ladder {
   }
 
   void measure(const Rung& rung) {
-    Fabric fabric(
-        {.accelerator = tiny_ ? "auto" : "cuda", .strategy = rung.strategy, .devices = 1, .precision = rung.precision});
+    Fabric fabric({.accelerator = tiny_ ? "auto" : "cuda",
+                   .strategy = rung.strategy,
+                   .devices = 1,
+                   .precision = rung.precision,
+                   .compile = rung.compile});
     fabric.launch();
     torch::manual_seed(0);
     auto model = rung.birth == Birth::kPlain ? Subject::make(rung, tiny_)
@@ -140,9 +145,7 @@ class Ladder {
     auto [net, optimizer] = fabric.setup(model, plain);
     net->train();
     const auto batch = Subject::batch(rung, tiny_, fabric.device());
-    int64_t calls = 0;
-    auto step = [&, &net = net, &optimizer = optimizer] {
-      const bool last = ++calls % rung.accumulate == 0;
+    auto micro_step = fabric.compile([&, &net = net, &optimizer = optimizer](const Batch& batch, bool last) {
       {
         const auto no_sync = fabric.no_backward_sync(net, !last);
         fabric.backward(cross_entropy(Subject::logits(net, batch), batch["label"]) /
@@ -151,7 +154,9 @@ class Ladder {
       if (!last) return;
       optimizer.step();
       optimizer.zero_grad();
-    };
+    });
+    int64_t calls = 0;
+    auto step = [&] { micro_step(batch, ++calls % rung.accumulate == 0); };
     for (int64_t i = 0; i < rung.warm; ++i) step();
     const auto& device = fabric.accelerator();
     device.synchronize(fabric.device());

@@ -152,6 +152,8 @@ CASES = {
                                                             num_classes=10), adamw, cuda=False),
     # Small images on a CPU: channels_last is the slower setting.
     "resnet18_32px_cpu": image_case("32-true", 16, 32, lambda zoo: zoo.resnet18(weights=None, num_classes=10), sgd, False, cuda=False),
+    "resnet18_64px_cpu": image_case("32-true", 8, 64, lambda zoo: zoo.resnet18(weights=None, num_classes=10), sgd, False, cuda=False),
+    "resnet18_224px_bs4_cpu": image_case("32-true", 4, 224, lambda zoo: zoo.resnet18(weights=None, num_classes=10), sgd, True, cuda=False),
     "resnet18_224px_cpu": image_case("32-true", 8, 224, lambda zoo: zoo.resnet18(weights=None, num_classes=10), sgd, True, cuda=False),
 }
 

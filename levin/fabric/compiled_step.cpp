@@ -576,6 +576,7 @@ void StepCompiler::replay(StepCall& call, CompiledGraph& graph) {
   } else {
     graph.graph->replay();
   }
+  for (const auto& sync : around_.syncs) sync->after_replay();
   for (auto& [param, after] : graph.gradients) {
     auto& grad = param.mutable_grad();
     if (!grad.defined() && !after.defined()) continue;

@@ -71,6 +71,8 @@ class ModuleSync {
   virtual std::string prepare_capture(bool keeps_gradients);
   /// Where a gradient that keeps its memory from call to call is to be; undefined: anywhere.
   virtual Tensor gradient_memory(const Tensor& /*param*/) { return {}; }
+  /// A replay of a captured step was given to the device.
+  virtual void after_replay() {}
   /// A capture has failed at any point of the step. Nothing of it was executed, and it is about to run again.
   virtual void capture_failed() {}
   /// Changes when memory that it keeps from step to step is another: steps captured before do not fit any more.

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 import xml.etree.ElementTree
 from pathlib import Path
@@ -128,6 +129,12 @@ print(json.dumps({{"name": case, "mode": mode, "ms": 1, "spread": [1, 1], "peak_
         turns = rows[0]["turns"]
         self.assertEqual(turns["levin"]["compiled"]["spread"], [4, 6])
         self.assertEqual(turns["ratio_range"], [2.0, 3.5])
+
+    def test_turns_rest_before_each_round(self):
+        began = time.monotonic()
+        status, _, errors, _ = self.take_turns({"eager": [8, 10]}, {"eager": [12, 14]}, "--cases", "second", "--rest", "0.25")
+        self.assertEqual(status, 0, errors)
+        self.assertGreater(time.monotonic() - began, 4 * 0.25)
 
     def test_turns_against_the_best_mode_of_the_peer(self):
         status, table, errors, rows = self.take_turns({"eager": [9, 9], "compiled": [7, 7]},

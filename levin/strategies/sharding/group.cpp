@@ -154,6 +154,10 @@ bool ShardGroup::alone() const {
   return !ranks_->process_group() && !replicas_->process_group();
 }
 
+bool ShardGroup::is_copied_alone() const {
+  return options_.offload && alone() && options_.pin_memory && options_.disk_folder.empty() && !needs_host_copy();
+}
+
 // ---- what parameters show
 
 namespace {

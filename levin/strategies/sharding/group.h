@@ -105,6 +105,8 @@ class ShardGroup final : public ScheduledGroup {
   bool whole() const { return whole_; }
   /// Nobody to communicate with.
   bool alone() const;
+  /// To gather it is one copy from pinned memory.
+  bool is_copied_alone() const;
 
   /// What parameters show: this rank's shard, or the full one. A shard that somebody has replaced or changed is taken
   /// over.

@@ -309,7 +309,7 @@ void ShardGroup::finish_reduce() {
 void ShardGroup::finish_reduce_on_host() {
   finish_reduce();
   if (!options_.offload) return;
-  if (arrival_) arrival_();
+  if (arrival_ && !is_capturing()) arrival_();  // else whoever replays waits
   settle_host();
 }
 

@@ -5,6 +5,7 @@
 
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
@@ -373,16 +374,25 @@ void ShardedModule::before_backward(const Tensor&) {
 /// steps there, and the new values are copied to the host in place of the gradients: its cores have nothing to do.
 void ShardedModule::plan_updates() {
   std::vector<std::shared_ptr<UnitOptimizer>> stateless;
-  if (options_.updates_in_place && sync_ && !schedule_->holds_groups())
-    for (const auto& weak : optimizers_)
-      if (auto optimizer = weak.lock(); optimizer && optimizer->in_backward() && optimizer->is_stateless())
-        stateless.push_back(std::move(optimizer));
+  if (sync_ && !schedule_->holds_groups()) stateless = stateless_optimizers();
   for (const auto& group : groups_) {
     std::function<void()> step;
     for (const auto& optimizer : stateless)
       if (optimizer->owns_all(*group)) step = [optimizer, &each = *group] { optimizer->step_in_place(each); };
     group->set_update(std::move(step));
+    if (group->options().offload && group->trained() && !group->updates_in_place())
+      refuse_capture(options_.strategy + " brings gradients to host memory, where the host adds them up");
   }
+}
+
+/// Those that may step units on the device.
+std::vector<std::shared_ptr<UnitOptimizer>> ShardedModule::stateless_optimizers() const {
+  std::vector<std::shared_ptr<UnitOptimizer>> stateless;
+  if (!options_.updates_in_place) return stateless;
+  for (const auto& weak : optimizers_)
+    if (auto optimizer = weak.lock(); optimizer && optimizer->in_backward() && optimizer->is_stateless())
+      stateless.push_back(std::move(optimizer));
+  return stateless;
 }
 
 /// A unit computes again, for its activations or in an inner pass.
@@ -559,17 +569,41 @@ void ShardedModule::forget_pass(bool keeps_gradients) {
 
 // ---- steps in CUDA graphs
 
-std::string ShardedModule::prepare_capture(bool) {
+std::string ShardedModule::prepare_capture(bool keeps_gradients) {
+  const bool trains = at::GradMode::is_enabled();
+  const auto stateless = stateless_optimizers();
+  for (const auto& group : groups_) {
+    if (!group->options().offload) continue;
+    if (!group->is_copied_alone())
+      return options_.strategy + " has parameters in host memory that is not pinned, or of another dtype";
+    if (trains && group->trained() &&
+        std::ranges::none_of(stateless, [&](const auto& optimizer) { return optimizer->owns_all(*group); }))
+      return options_.strategy +
+             " has parameters in host memory whose optimizer has state, or is not stepped in backward";
+    if (trains && keeps_gradients) return options_.strategy + " accumulates gradients in host memory";
+  }
+  if (!trains || !stateless.empty()) return {};
   for (const auto& weak : optimizers_)
     if (const auto optimizer = weak.lock(); optimizer && optimizer->in_backward())
       return options_.strategy + " steps units in backward, and the host decides which";
-  for (const auto& group : groups_)
-    if (group->options().offload) return options_.strategy + " has parameters in host memory";
   return {};
+}
+
+/// Whoever reads or changes parameters in host memory now must not meet a copy.
+void ShardedModule::after_replay() {
+  if (std::ranges::none_of(groups_, [](const auto& group) { return group->options().offload; })) return;
+  const auto device = lanes_->device();
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
 }
 
 /// The gradients of earlier calls are as they were; whoever captured puts those of parameters back.
 void ShardedModule::capture_failed() {
+  for (const auto& weak : optimizers_)
+    if (const auto optimizer = weak.lock()) {
+      (void)optimizer->take_stepped();
+      optimizer->backward_failed();
+    }
   backward_batchnorm_.reset();
   forward_batchnorm_.reset();
   inner_ = false;

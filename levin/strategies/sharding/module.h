@@ -67,6 +67,7 @@ class ShardedModule final : public ModuleSync {
   void sync_buffers() override;
   bool communicates() const override { return !alone_; }
   std::string prepare_capture(bool keeps_gradients) override;
+  void after_replay() override;
   void capture_failed() override;
   uint64_t layout_version() const override;
   int weight_part(const Tensor& weight) const override;
@@ -98,6 +99,7 @@ class ShardedModule final : public ModuleSync {
 
   void use_again(ShardedUnit& unit);
   void after_recompute();
+  std::vector<std::shared_ptr<UnitOptimizer>> stateless_optimizers() const;
   void plan_updates();
   void pre_backward(ShardedUnit& unit);
   bool post_backward(ShardedUnit& unit);

@@ -100,8 +100,9 @@ void ShardedStrategy::set_spread(SpreadParams spread) {
 }
 
 std::string ShardedStrategy::why_not_captured() const {
-  if (plan_.offload) return "the optimizer's step is work of the host (offload)";
   if (plan_.checkpoints_on_host) return "activations go to host memory and back";
+  if (plan_.updates_in_place && group_->size() == 1) return why_group_not_captured();  // modules say the rest
+  if (plan_.offload) return "the optimizer's step is work of the host (offload)";
   if (plan_.optimizer_in_backward) return "optimizer_in_backward decides on the host what it has stepped";
   return why_group_not_captured();
 }
@@ -234,7 +235,9 @@ GroupOptions ShardedStrategy::options_of_group(const GroupPlan& plan, size_t gro
 }
 
 std::unique_ptr<Residency> ShardedStrategy::make_residency(const Sharded&) {
-  return std::make_unique<OrderedResidency>(plan_.residency);
+  auto options = plan_.residency;
+  if (captured_) options.keeps_first = 0;  // the memory of a graph is not that of the next replay
+  return std::make_unique<OrderedResidency>(options);
 }
 
 void ShardedStrategy::place_buffers(torch::nn::Module& module) const {
