@@ -145,10 +145,10 @@ class Ladder {
     auto [net, optimizer] = fabric.setup(model, plain);
     net->train();
     const auto batch = Subject::batch(rung, tiny_, fabric.device());
-    auto micro_step = fabric.compile([&, &net = net, &optimizer = optimizer](const Batch& batch, bool last) {
+    auto micro_step = fabric.compile([&, &net = net, &optimizer = optimizer](const Batch& given, bool last) {
       {
         const auto no_sync = fabric.no_backward_sync(net, !last);
-        fabric.backward(cross_entropy(Subject::logits(net, batch), batch["label"]) /
+        fabric.backward(cross_entropy(Subject::logits(net, given), given["label"]) /
                         static_cast<double>(rung.accumulate));
       }
       if (!last) return;

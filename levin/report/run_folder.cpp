@@ -169,7 +169,7 @@ std::vector<fs::path> traces_in(const fs::path& folder) {
 TraceName parse_trace_name(const std::string& file_name) {
   std::string stem = file_name;
   for (const std::string_view end : {".gz", ".zst", ".json", ".trace", ".pt"}) {
-    if (stem.ends_with(end)) stem.resize(stem.size() - end.size());
+    if (stem.ends_with(end)) stem.erase(stem.size() - end.size());
   }
   const auto dot = stem.rfind('.');
   if (dot == std::string::npos || dot + 1 == stem.size() ||

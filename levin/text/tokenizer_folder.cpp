@@ -160,7 +160,7 @@ std::vector<AddedToken> more_tokens(const FolderFiles& files) {
 std::string class_of(const FolderFiles& files) {
   auto name = text_of(files.tokenizer_config, "tokenizer_class").value_or("");
   for (const char* end : {"Fast", "Tokenizer"}) {
-    if (name.ends_with(end)) name.resize(name.size() - std::string_view(end).size());
+    if (name.ends_with(end)) name.erase(name.size() - std::string_view(end).size());
   }
   if (!name.empty() && name != "PreTrained") return name;
   constexpr std::pair<const char*, const char*> models[] = {{"gpt2", "GPT2"},

@@ -23,7 +23,7 @@ struct StageEnd {};
 
 Tensor without_rows(const Tensor& tensor) {
   auto sizes = tensor.sizes().vec();
-  if (sizes.empty()) sizes = {0};
+  sizes.resize(std::max<size_t>(sizes.size(), 1));
   sizes[0] = 0;
   return at::empty(sizes, tensor.options().requires_grad(false));
 }
