@@ -101,7 +101,7 @@ void ShardedStrategy::set_spread(SpreadParams spread) {
 
 std::string ShardedStrategy::why_not_captured() const {
   if (plan_.checkpoints_on_host) return "activations go to host memory and back";
-  if (plan_.updates_in_place && group_->size() == 1) return why_group_not_captured();  // modules say the rest
+  if (plan_.updates_in_place && group().size() == 1) return why_group_not_captured();  // modules say the rest
   if (plan_.offload) return "the optimizer's step is work of the host (offload)";
   if (plan_.optimizer_in_backward) return "optimizer_in_backward decides on the host what it has stepped";
   return why_group_not_captured();
