@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <optional>
+#include <unordered_map>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -39,24 +41,37 @@ auto about(const OpenCheckpoint& reader, const std::string& name, F&& f) {
   }
 }
 
-/// What a thing takes of a checkpoint; of an optimizer of shards only those.
-StateValue read_one(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
-  return about(reader, name, [&] {
-    if (!shards || !ref.optimizer()) return reader.read(name);
-    ShardTargets targets(*shards);
-    targets.add({name}, ref.optimizer());
-    return reader.read(name, targets);
-  });
+void collect_tensors(const StateValue& value, const std::string& path, std::unordered_map<std::string, Tensor>& into) {
+  if (value.is_tensor()) into.emplace(path, value.to_tensor());
+  if (!value.is_dict()) return;
+  for (const auto& [name, element] : value.to_dict()) collect_tensors(element, path + "\n" + name, into);
 }
 
 /// Values that have been read, and those who take them: all of them do, or nothing changes.
 class ValueLoad {
  public:
   void add(const StateRef& ref, const OpenCheckpoint& reader, const std::string& name, ShardMap* shards) {
-    auto value = read_one(ref, reader, name, shards);
-    const bool fits = ref.optimizer() &&
-                      about(reader, name, [&] { return ref.optimizer().impl()->check_state_dict(value.to_dict()); });
-    parts_.push_back({&ref, name, std::move(value), fits});
+    about(reader, name, [&] {
+      parts_.push_back({.ref = &ref, .name = name});
+      auto& part = parts_.back();
+      if (!ref.optimizer()) {
+        part.value = reader.read(name);
+        return;
+      }
+      std::optional<ShardTargets> targets;
+      if (shards) targets.emplace(*shards).add({name}, ref.optimizer());
+      auto& optimizer = *ref.optimizer().impl();
+      if (optimizer.makes_room())
+        if (auto described = reader.describe(name, targets ? &*targets : nullptr, part.tensors);
+            described && optimizer.check_state_dict(described->to_dict())) {
+          part.value = std::move(*described);
+          part.fits = true;
+          return;
+        }
+      part.tensors.clear();
+      part.value = targets ? reader.read(name, *targets) : reader.read(name);
+      part.fits = optimizer.check_state_dict(part.value.to_dict());
+    });
   }
   /// Those who may refuse.
   void run(const OpenCheckpoint& reader) { run(reader, /*fits=*/false); }
@@ -68,8 +83,11 @@ class ValueLoad {
   struct Part {
     const StateRef* ref;
     std::string name;
-    StateValue value;
-    bool fits;
+    StateValue value = {};
+    /// Those that are still to be read, when there is room for them.
+    std::vector<detail::DescribedTensor> tensors = {};
+    /// It was looked at, and will be taken.
+    bool fits = false;
   };
 
   void run(const OpenCheckpoint& reader, bool fits) {
@@ -78,8 +96,19 @@ class ValueLoad {
       about(reader, part.name, [&] {
         if (!fits) undo_.add(*part.ref);
         part.ref->load(part.value);
+        fill(part);
       });
       part.value = {};
+    }
+  }
+
+  static void fill(const Part& part) {
+    if (part.tensors.empty()) return;
+    std::unordered_map<std::string, Tensor> places;
+    collect_tensors(part.ref->save(), part.name, places);
+    for (const auto& tensor : part.tensors) {
+      const auto place = places.find(fmt::format("{}", fmt::join(tensor.path, "\n")));
+      if (place != places.end()) detail::read_to(place->second, tensor.like, tensor.read);
     }
   }
 

@@ -43,6 +43,11 @@ std::string shape_text(at::IntArrayRef sizes) {
   return fmt::format("[{}]", fmt::join(sizes, ", "));
 }
 
+bool lies_as_read(const Tensor& target, const Tensor& like) {
+  return target.is_cpu() && target.is_contiguous() && target.scalar_type() == like.scalar_type() &&
+         !target.is_inference();
+}
+
 }  // namespace
 
 std::unique_ptr<detail::TensorSource> detail::dict_source(const StateDict& state) {
@@ -70,6 +75,20 @@ void detail::load_tensor(Tensor& target, const Tensor& value) {
   LEVIN_CHECK(target.sizes() == value.sizes(), "[state] a tensor of shape ", shape_text(value.sizes()),
               " cannot be loaded into one of ", shape_text(target.sizes()));
   target.copy_(value);
+}
+
+void detail::read_to(Tensor target, const Tensor& like, const std::function<void(Tensor& into)>& read) {
+  const at::NoGradGuard no_grad;
+  LEVIN_CHECK(target.sizes() == like.sizes(), "[state] a tensor of shape ", shape_text(like.sizes()),
+              " cannot be loaded into one of ", shape_text(target.sizes()));
+  if (lies_as_read(target, like)) {
+    read(target);
+    target.unsafeGetTensorImpl()->bump_version();
+    return;
+  }
+  auto part = at::empty(target.sizes(), at::TensorOptions().dtype(like.scalar_type()));
+  read(part);
+  target.copy_(part);
 }
 
 Tensor detail::narrow_rows(const Tensor& whole, int64_t start, int64_t rows) {
@@ -136,27 +155,16 @@ void detail::ModuleLoad::run(std::string_view where) const {
                          c10::toString(types.second)));
   for (const auto& copy : copies_) {
     auto target = copy.target;
-    const auto dtype = copy.source->like(copy.name).scalar_type();
-    if (copy.slice) {
-      target.copy_(read_slice(*copy.slice, at::TensorOptions().dtype(dtype),
+    const auto like = at::empty(target.sizes(), copy.source->like(copy.name).options().device(at::kMeta));
+    if (copy.slice)
+      target.copy_(read_slice(*copy.slice, at::TensorOptions().dtype(like.dtype()),
                               [&](int64_t start, Tensor& into) { copy.source->read_rows(copy.name, start, into); }));
-      continue;
-    }
-    const bool in_place =
-        target.is_cpu() && target.is_contiguous() && target.scalar_type() == dtype && !target.is_inference();
-    if (in_place) {
-      if (copy.start < 0)
-        copy.source->read_into(copy.name, target);
-      else
-        copy.source->read_rows(copy.name, copy.start, target);
-      target.unsafeGetTensorImpl()->bump_version();
-    } else if (copy.start < 0) {
-      target.copy_(copy.source->read(copy.name));
-    } else {
-      auto part = at::empty(target.sizes(), at::TensorOptions().dtype(dtype));
-      copy.source->read_rows(copy.name, copy.start, part);
-      target.copy_(part);
-    }
+    else if (copy.start >= 0)
+      read_to(target, like, [&](Tensor& into) { copy.source->read_rows(copy.name, copy.start, into); });
+    else if (lies_as_read(target, like))
+      read_to(target, like, [&](Tensor& into) { copy.source->read_into(copy.name, into); });
+    else
+      target.copy_(copy.source->read(copy.name));  // which may be on the device already
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -88,6 +89,9 @@ class ModuleLoad {
 
 /// Copies in place when the shapes agree, without recording; an undefined target becomes the value.
 void load_tensor(Tensor& target, const Tensor& value);
+/// Reads what is like `like` (dtype and shape) to its place: straight, where it can lie there as it is read, else by
+/// way of a tensor in host memory.
+void read_to(Tensor target, const Tensor& like, const std::function<void(Tensor& into)>& read);
 /// Some rows of a full tensor; a scalar has one.
 Tensor narrow_rows(const Tensor& whole, int64_t start, int64_t rows);
 /// Equal for two tensors exactly when they are one and the same piece of memory; empty for tensors without any.

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,6 +17,16 @@ namespace levin {
 class CheckpointFormat;
 
 namespace detail {
+
+/// A tensor of a value that was described and not read.
+struct DescribedTensor {
+  /// The first name is that of the value.
+  std::vector<std::string> path;
+  /// On the meta device.
+  Tensor like;
+  /// Into a contiguous CPU tensor of that shape and dtype.
+  std::function<void(Tensor& into)> read;
+};
 
 /// A checkpoint of any format, open for reading.
 class OpenCheckpoint {
@@ -31,6 +42,12 @@ class OpenCheckpoint {
   virtual StateValue read(std::string_view key) const = 0;
   /// The same, but of tensors that have a target only the rows that it takes.
   virtual StateValue read(std::string_view key, const ShardTargets& targets) const = 0;
+  /// A value whose tensors are on the meta device, all but single numbers; `tensors` gets the others, which borrow this
+  /// object. `targets` as in read; null: there are none. None: this format reads values as a whole.
+  virtual std::optional<StateValue> describe(std::string_view /*key*/, const ShardTargets* /*targets*/,
+                                             std::vector<DescribedTensor>& /*tensors*/) const {
+    return std::nullopt;
+  }
   /// The tensors of a dict, to be read one by one. Borrows this object.
   virtual std::unique_ptr<TensorSource> tensors(std::string_view key) const = 0;
   /// Compares checksums, where the format has them; an Error names the first tensor that is damaged. Of `sharers` that

@@ -292,6 +292,24 @@ StateValue CheckpointReader::read(std::string_view key, const ShardTargets& targ
   });
 }
 
+std::optional<StateValue> CheckpointReader::describe(std::string_view key, const ShardTargets* targets,
+                                                     std::vector<DescribedTensor>& tensors) const {
+  return tree_->decode_at(key, [&](const StatePath& path, const std::string& id) {
+    const auto described = like(id);
+    if (described.numel() <= 1) return read_tensor(id);
+    const auto rows = targets ? targets->find(path, described.sizes()) : std::nullopt;
+    const auto here = rows ? at::empty(rows->sizes, described.options()) : described;
+    tensors.push_back({path, here, [this, id, rows](Tensor& into) {
+                         if (!rows) return read_tensor_into(id, into);
+                         if (!rows->slice) return read_rows_into(id, rows->start, into);
+                         load_tensor(into, read_slice(*rows->slice, into.options(), [&](int64_t start, Tensor& part) {
+                                       read_rows_into(id, start, part);
+                                     }));
+                       }});
+    return here;
+  });
+}
+
 StateValue CheckpointReader::describe(std::string_view key, std::map<std::string, Tensor>& ids) const {
   return tree_->decode(key, [&](const std::string& id) {
     auto& tensor = ids[id];

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -40,6 +41,8 @@ class CheckpointReader final : public OpenCheckpoint {
   void verify(int share = 0, int sharers = 1, const std::function<void(uint64_t bytes)>& checked = {}) const override;
   StateValue read(std::string_view key) const override;
   StateValue read(std::string_view key, const ShardTargets& targets) const override;
+  std::optional<StateValue> describe(std::string_view key, const ShardTargets* targets,
+                                     std::vector<DescribedTensor>& tensors) const override;
   /// A value with tensors on the meta device; `ids` gets the id of each. One that stands in several places is one.
   StateValue describe(std::string_view key, std::map<std::string, Tensor>& ids) const;
   std::unique_ptr<TensorSource> tensors(std::string_view key) const override;

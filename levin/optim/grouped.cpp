@@ -282,8 +282,7 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
     if (!slot.defined()) {
       refuse();
       slot = make_slot(group, s, param);
-      if (slot_memory_ && slot.is_cpu() && slot.is_contiguous() && slot.numel() > 0)
-        slot = slot_memory_(slot).copy_(slot);
+      if (auto place = placed(slot); !place.is_same(slot)) slot = place.copy_(slot);
     }
     const auto dtype = slot_dtype(group, s, param);
     const auto shape = slot_shape(s, param);
@@ -298,6 +297,11 @@ void GroupedOptimizer::prepare(ParamState& state, size_t group, size_t index) {
                    : slot.to(param.options().dtype(dtype));
     invalidate();
   }
+}
+
+/// Where a new slot is to be; its values are not copied.
+Tensor GroupedOptimizer::placed(const Tensor& slot) const {
+  return slot_memory_ && slot.is_cpu() && slot.is_contiguous() && slot.numel() > 0 ? slot_memory_(slot) : slot;
 }
 
 Bucket& GroupedOptimizer::bucket_for(std::vector<Bucket>& buckets, size_t group, int this_kind, const Tensor& param,

@@ -77,6 +77,7 @@ class GroupedOptimizer : public OptimizerImpl {
   uint64_t layout_version() const final { return layout_version_ + numbers_in_graph(); }
   StateDict state_dict() const override;
   bool check_state_dict(const StateDict& state) override;
+  bool makes_room() const override { return true; }
   void load_state_dict(const StateDict& state) override;
 
  protected:
@@ -166,6 +167,7 @@ class GroupedOptimizer : public OptimizerImpl {
   void prepare(ParamState& state, size_t group, size_t index);
   Bucket& bucket_for(std::vector<Bucket>& buckets, size_t group, int kind, const Tensor& param,
                      c10::ScalarType grad_dtype);
+  Tensor placed(const Tensor& slot) const;
   Tensor conforming_grad(size_t group, size_t index, const Tensor& param, const Tensor& grad) const;
   void release_grads();
   /// A saved state, taken apart; an Error where anything in it does not fit.

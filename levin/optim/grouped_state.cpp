@@ -157,8 +157,9 @@ void GroupedOptimizer::load_param(ParamState& state, size_t group, const StateDi
     const bool fits = slot.defined() && slot.sizes() == value.sizes() && slot.device() == param.device() &&
                       slot.scalar_type() == options.dtype();
     const bool follows = !in_memory_order(param) && value.sizes() == param.sizes();
-    if (!fits) slot = on_large_pages(follows ? at::empty_like(param, options) : at::empty(value.sizes(), options));
-    slot.copy_(value);
+    if (!fits)
+      slot = placed(on_large_pages(follows ? at::empty_like(param, options) : at::empty(value.sizes(), options)));
+    if (!value.is_meta()) slot.copy_(value);
   }
 }
 

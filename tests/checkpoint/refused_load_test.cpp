@@ -159,19 +159,82 @@ TEST(RefusedLoad, OnOneRankChangesNothingOnAny) {
   });
 }
 
-TEST(RefusedLoad, OptimizersThatFitAreNotCopied) {
+/// Of its first parameter.
+Tensor slot_of(const Optimizer& optimizer, const char* slot) {
+  return optimizer.state_dict().at("state").to_dict().at("0").to_dict().at(slot).to_tensor();
+}
+
+void expect_same_state(const Optimizer& a, const Optimizer& b) {
+  for (const auto* slot : {"step", "exp_avg", "exp_avg_sq"}) EXPECT_TRUE(at::equal(slot_of(a, slot), slot_of(b, slot)));
+}
+
+/// A linear layer whose Adam has made a step.
+struct Stepped {
+  explicit Stepped(bool steps = true) {
+    if (!steps) return;
+    net(at::ones({1, 512})).sum().backward();
+    optimizer.step();
+  }
+  torch::nn::Linear net{512, 512};
+  optim::Adam optimizer{net->parameters()};
+  static constexpr int64_t kBytes = 2 * (512 * 512 + 512) * 4;
+};
+
+TEST(RefusedLoad, OptimizersThatFitAreReadIntoPlace) {
   const TemporaryFolder folder;
-  torch::nn::Linear net(512, 512);
-  optim::Adam optimizer(net->parameters());
-  net(at::ones({1, 512})).sum().backward();
-  optimizer.step();
-  const State state{{"optimizer", optimizer}};
-  save_checkpoint(folder / "good", state);
+  Stepped saved;
+  save_checkpoint(folder / "good", State{{"optimizer", saved.optimizer}});
+  {
+    const auto moments = slot_of(saved.optimizer, "exp_avg");
+    const auto values = moments.clone();
+    moments.zero_();
+    MemoryCounter counter;
+    load_checkpoint(folder / "good", State{{"optimizer", saved.optimizer}});
+    EXPECT_LT(counter.peak(), Stepped::kBytes / 8) << "the memory that is there is written to";
+    EXPECT_TRUE(at::equal(moments, values));
+  }
+  Stepped fresh(/*steps=*/false);
   MemoryCounter counter;
-  load_checkpoint(folder / "good", state);
-  const int64_t saved = 2 * (512 * 512 + 512) * 4;
-  EXPECT_GE(counter.peak(), saved);
-  EXPECT_LT(counter.peak(), saved + saved / 4) << "what was read, and nothing else";
+  load_checkpoint(folder / "good", State{{"optimizer", fresh.optimizer}});
+  EXPECT_GE(counter.peak(), Stepped::kBytes);
+  EXPECT_LT(counter.peak(), Stepped::kBytes + Stepped::kBytes / 8) << "its state, and nothing else";
+  expect_same_state(fresh.optimizer, saved.optimizer);
+}
+
+TEST(RefusedLoad, StateOfAnotherDtypeOrOrderIsConverted) {
+  const TemporaryFolder folder;
+  const auto make = [](c10::ScalarType dtype, at::MemoryFormat format) {
+    auto param = at::arange(2 * 3 * 4 * 5, at::kFloat).view({2, 3, 4, 5}).to(dtype).contiguous(format);
+    return param.set_requires_grad(true);
+  };
+  const auto plain = make(at::kDouble, at::MemoryFormat::Contiguous);
+  optim::Adam from({plain});
+  plain.mutable_grad() = plain.detach() * 0.5;
+  from.step();
+  save_checkpoint(folder / "double", State{{"optimizer", from}});
+  const auto last = make(at::kFloat, at::MemoryFormat::ChannelsLast);
+  optim::Adam to({last});
+  load_checkpoint(folder / "double", State{{"optimizer", to}});
+  for (const auto* slot : {"exp_avg", "exp_avg_sq"}) {
+    EXPECT_EQ(slot_of(to, slot).scalar_type(), at::kFloat);
+    EXPECT_EQ(slot_of(to, slot).strides(), last.strides());
+    EXPECT_TRUE(at::allclose(slot_of(to, slot).to(at::kDouble), slot_of(from, slot)));
+  }
+  EXPECT_EQ(slot_of(to, "step").item<float>(), 1);
+}
+
+TEST(RefusedLoad, StateOnDiskStaysThere) {
+  const TemporaryFolder folder;
+  Stepped saved, fresh(/*steps=*/false);
+  save_checkpoint(folder / "good", State{{"optimizer", saved.optimizer}});
+  int64_t placed = 0;
+  ASSERT_TRUE(fresh.optimizer.impl()->set_slot_memory([&](const Tensor& like) {
+    placed += static_cast<int64_t>(like.nbytes());
+    return at::empty_like(like);
+  }));
+  load_checkpoint(folder / "good", State{{"optimizer", fresh.optimizer}});
+  EXPECT_EQ(placed, Stepped::kBytes);
+  expect_same_state(fresh.optimizer, saved.optimizer);
 }
 
 TEST(RefusedLoad, NamesTheFirstOfManyDamagedTensors) {
