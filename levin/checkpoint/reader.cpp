@@ -296,8 +296,8 @@ std::optional<StateValue> CheckpointReader::describe(std::string_view key, const
                                                      std::vector<DescribedTensor>& tensors) const {
   return tree_->decode_at(key, [&](const StatePath& path, const std::string& id) {
     const auto described = like(id);
-    if (described.numel() <= 1) return read_tensor(id);
     const auto rows = targets ? targets->find(path, described.sizes()) : std::nullopt;
+    if (!rows && described.numel() <= 1) return read_tensor(id);
     const auto here = rows ? at::empty(rows->sizes, described.options()) : described;
     tensors.push_back({path, here, [this, id, rows](Tensor& into) {
                          if (!rows) return read_tensor_into(id, into);
