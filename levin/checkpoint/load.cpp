@@ -61,13 +61,12 @@ class ValueLoad {
       std::optional<ShardTargets> targets;
       if (shards) targets.emplace(*shards).add({name}, ref.optimizer());
       auto& optimizer = *ref.optimizer().impl();
-      if (optimizer.makes_room())
-        if (auto described = reader.describe(name, targets ? &*targets : nullptr, part.tensors);
-            described && optimizer.check_state_dict(described->to_dict())) {
-          part.value = std::move(*described);
-          part.fits = true;
-          return;
-        }
+      if (auto described = reader.describe(name, targets ? &*targets : nullptr, part.tensors);
+          described && optimizer.makes_room(described->to_dict()) && optimizer.check_state_dict(described->to_dict())) {
+        part.value = std::move(*described);
+        part.fits = true;
+        return;
+      }
       part.tensors.clear();
       part.value = targets ? reader.read(name, *targets) : reader.read(name);
       part.fits = optimizer.check_state_dict(part.value.to_dict());

@@ -45,8 +45,7 @@ FileWriter::FileWriter(FileWriter&& other) noexcept
     : path_(std::move(other.path_)),
       fd_(std::exchange(other.fd_, -1)),
       size_(other.size_),
-      put_(other.put_),
-      begun_(other.begun_),
+      waiting_(other.waiting_),
       buffer_(std::move(other.buffer_)) {}
 
 FileWriter::~FileWriter() {
@@ -60,13 +59,13 @@ void FileWriter::put(const std::byte* at, size_t count) {
     if (written < 0) detail::fail_file("write", path_, errno);
     at += written;
     count -= static_cast<size_t>(written);
-    put_ += static_cast<uint64_t>(written);
+    waiting_ += static_cast<uint64_t>(written);
   }
   // The disk works while the next bytes are made, not only when close() waits for it. What refuses waits there.
   constexpr uint64_t kLeast = uint64_t{16} << 20;
-  if (put_ - begun_ < kLeast) return;
-  ::sync_file_range(fd_, static_cast<off64_t>(begun_), static_cast<off64_t>(put_ - begun_), SYNC_FILE_RANGE_WRITE);
-  begun_ = put_;
+  if (waiting_ < kLeast) return;
+  ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);  // of the whole file
+  waiting_ = 0;
 }
 
 void FileWriter::flush() {

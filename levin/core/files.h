@@ -40,7 +40,7 @@ class FileWriter {
   std::filesystem::path path_;
   int fd_ = -1;
   uint64_t size_ = 0;
-  uint64_t put_ = 0, begun_ = 0;  // bytes that the system has, and of these those that it was told to write
+  uint64_t waiting_ = 0;  // bytes that the system has, and was not told to write to the disk
   std::vector<std::byte> buffer_;
 };
 

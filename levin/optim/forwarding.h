@@ -26,7 +26,7 @@ class ForwardingOptimizer : public OptimizerImpl {
   void set_shards(ParamShards shards) override { inner_.impl()->set_shards(std::move(shards)); }
   StateDict state_dict() const override { return inner_.state_dict(); }
   bool check_state_dict(const StateDict& state) override { return inner_.impl()->check_state_dict(state); }
-  bool makes_room() const override { return inner_.impl()->makes_room(); }
+  bool makes_room(const StateDict& state) const override { return inner_.impl()->makes_room(state); }
   void load_state_dict(const StateDict& state) override { inner_.load_state_dict(state); }
 
   Optimizer& inner() { return inner_; }

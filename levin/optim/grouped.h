@@ -77,7 +77,7 @@ class GroupedOptimizer : public OptimizerImpl {
   uint64_t layout_version() const final { return layout_version_ + numbers_in_graph(); }
   StateDict state_dict() const override;
   bool check_state_dict(const StateDict& state) override;
-  bool makes_room() const override { return true; }
+  bool makes_room(const StateDict& state) const override;
   void load_state_dict(const StateDict& state) override;
 
  protected:

@@ -82,6 +82,10 @@ bool GroupedOptimizer::check_state_dict(const StateDict& in) {
   return true;
 }
 
+bool GroupedOptimizer::makes_room(const StateDict& state) const {
+  return is_in_order(state);
+}
+
 void GroupedOptimizer::load_state_dict(const StateDict& in) {
   const auto saved = checked(in);
   at::NoGradGuard no_grad;

@@ -109,9 +109,9 @@ class OptimizerImpl {
   /// An Error where load_state_dict would refuse this state; nothing is changed. True: load_state_dict will take it.
   /// False: that is not known before it has tried.
   virtual bool check_state_dict(const StateDict&) { return false; }
-  /// Whether load_state_dict takes tensors on the meta device too: it makes room for them, and who loads writes their
-  /// values to what state_dict() has then. So nothing is in memory twice.
-  virtual bool makes_room() const { return false; }
+  /// Whether load_state_dict takes this state with tensors on the meta device too: it makes room for them, and who
+  /// loads writes their values to what state_dict() has then under the same names. So nothing is in memory twice.
+  virtual bool makes_room(const StateDict&) const { return false; }
   /// Moves loaded state to the device and dtype of each parameter.
   virtual void load_state_dict(const StateDict& state) = 0;
 

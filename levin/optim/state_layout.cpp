@@ -31,4 +31,12 @@ SavedLayout read_layout(const std::string& optimizer, const StateDict& in, std::
   return layout;
 }
 
+bool is_in_order(const StateDict& in) {
+  int64_t next = 0;
+  for (const auto& group : in.at("param_groups").to_list())
+    for (const auto& index : group.to_dict().at("params").to_list())
+      if (index.to_int() != next++) return false;
+  return true;
+}
+
 }  // namespace levin::optim::detail

@@ -18,4 +18,7 @@ struct SavedLayout {
 /// Checks that the saved groups are as many and as large as the ones here (`sizes`); the Error lists what differs.
 SavedLayout read_layout(const std::string& optimizer, const StateDict& in, std::span<const size_t> sizes);
 
+/// Whether parameters are numbered from 0 on, in the order of their groups, as state_dict() does it.
+bool is_in_order(const StateDict& in);
+
 }  // namespace levin::optim::detail

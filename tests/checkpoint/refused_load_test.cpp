@@ -223,6 +223,34 @@ TEST(RefusedLoad, StateOfAnotherDtypeOrOrderIsConverted) {
   EXPECT_EQ(slot_of(to, "step").item<float>(), 1);
 }
 
+// state_dict() numbers parameters in the order of their groups; a file need not.
+TEST(RefusedLoad, StateNumberedInAnotherOrderGoesToItsParameters) {
+  const TemporaryFolder folder;
+  const auto make = [] { return at::ones({40, 40}).set_requires_grad(true); };
+  const auto a = make(), b = make();
+  optim::Adam from({a, b});
+  a.mutable_grad() = at::full_like(a, 2);
+  b.mutable_grad() = at::full_like(b, 3);
+  from.step();
+  auto state = from.state_dict();
+  auto& states = state["state"].to_dict();
+  std::swap(states["0"], states["1"]);
+  auto group = state.at("param_groups").to_list().at(0).to_dict();
+  group["params"] = StateList{1, 0};
+  state["param_groups"] = StateList{group};
+  save_checkpoint(folder / "swapped", State{{"optimizer", state}});
+  optim::Adam to({make(), make()});
+  load_checkpoint(folder / "swapped", State{{"optimizer", to}});
+  const auto expected = from.state_dict(), found = to.state_dict();
+  for (const auto* index : {"0", "1"})
+    for (const auto* slot : {"exp_avg", "exp_avg_sq"}) {
+      const auto of = [&](const StateDict& dict) {
+        return dict.at("state").to_dict().at(index).to_dict().at(slot).to_tensor();
+      };
+      EXPECT_TRUE(at::equal(of(found), of(expected))) << slot << " of parameter " << index;
+    }
+}
+
 TEST(RefusedLoad, StateOnDiskStaysThere) {
   const TemporaryFolder folder;
   Stepped saved, fresh(/*steps=*/false);

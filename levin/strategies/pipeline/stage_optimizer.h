@@ -18,7 +18,7 @@ class StageOptimizer final : public optim::ForwardingOptimizer {
 
   void step() override;
   StateDict state_dict() const override;
-  bool makes_room() const override { return false; }  // its state_dict is not the inner one's
+  bool makes_room(const StateDict&) const override { return false; }  // its state_dict is not the inner one's
   void load_state_dict(const StateDict& state) override;
 
  private:
