@@ -3,6 +3,7 @@
 // The work of a training step of encoders that classify texts.
 
 #include "bench/speed/work.h"
+#include "levin/models/block_attention.h"
 #include "levin/models/text_encoder_options.h"
 
 namespace levin::bench {
@@ -16,7 +17,8 @@ inline Work text_encoder_work(const models::TextEncoderOptions& o, int64_t seque
              dim = static_cast<double>(o.body.hidden_dim), mlp = static_cast<double>(o.body.mlp_width()),
              rows = batch * tokens, size = static_cast<double>(o.block_size),
              seen = size * static_cast<double>(5 + o.random_blocks);
-  const bool by_blocks = o.block_size > 0 && length > (5 + 2 * o.random_blocks) * o.block_size;
+  const bool by_blocks =
+      models::BlockAttention({.block_size = o.block_size, .random_blocks = o.random_blocks}).applies(length);
   const auto dropout = [&](double n) { work.add(KernelClass::kElementwise, 0, 4 * n * bytes.activation + 2 * n); };
   const auto attention = [&] {
     if (!by_blocks) return work.attention(batch, tokens, tokens, dim);
