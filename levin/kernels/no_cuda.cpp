@@ -71,6 +71,9 @@ Tensor skinny_linear_cuda(const Tensor&, const QuantizedWeight&, const Tensor&) 
 Tensor skinny_linear_cuda(const Tensor&, const Tensor&, const Tensor&) {
   levin::detail::fail("[linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
 }
+Tensor tile_linear_cuda(const Tensor&, const QuantizedWeight&, const Tensor&) {
+  levin::detail::fail("[quantized_linear] this Levin was built without CUDA (configure with LEVIN_CUDA=ON)");
+}
 
 void load_step_kernels_cuda(c10::Device) {}
 

@@ -70,7 +70,7 @@ TEST_F(QuantizedLinearGpu, MultipliesWithWhatItStandsFor) {
     for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat})
       for (const auto& [out, in] :
            std::vector<std::pair<int64_t, int64_t>>{{16, 128}, {40, 640}, {257, 4096}, {1, 1152}})
-        for (const int64_t rows : {1, 2, 5, 8, 9, 40}) {
+        for (const int64_t rows : {1, 2, 5, 8, 9, 16, 17, 40, 64, 65}) {
           SCOPED_TRACE(::testing::Message() << word << " " << dtype << " " << out << " " << in << " " << rows);
           const auto cpu = quantize(torch::randn({out, in}) * 0.05, quantization_of("test", word));
           const auto gpu = on_gpu(cpu);
@@ -91,6 +91,19 @@ TEST_F(QuantizedLinearGpu, MultipliesWithWhatItStandsFor) {
   const auto gpu = on_gpu(quantize(torch::randn({32, 128}), quantization_of("test", "nf4")));
   const auto x = torch::randn({129}, at::kCUDA).to(at::kHalf).narrow(0, 1, 128).view({1, 128});
   EXPECT_TRUE(quantized_linear(x, gpu).equal(quantized_linear(x.clone(), gpu)));
+}
+
+// Blocks of other sizes add in the same order.
+TEST_F(QuantizedLinearGpu, RowsOfTheTileProductDoNotDependOnHowManyThereAre) {
+  torch::manual_seed(3);
+  for (const char* word : {"int8-weights", "int4", "nf4-double", "fp8"})
+    for (const auto& [out, in] : std::vector<std::pair<int64_t, int64_t>>{{300, 4096}, {6144, 1024}}) {
+      const auto gpu = on_gpu(quantize(torch::randn({out, in}) * 0.05, quantization_of("test", word)));
+      const auto x = torch::randn({kernels::detail::kTileRows, in}, at::kCUDA).to(at::kBFloat16);
+      const auto all = quantized_linear(x, gpu);
+      for (const int64_t rows : {9, 16, 17, 32, 33, 63})
+        EXPECT_TRUE(quantized_linear(x.narrow(0, 0, rows), gpu).equal(all.narrow(0, 0, rows))) << word << rows;
+    }
 }
 
 TEST_F(QuantizedLinearGpu, GivesGradientsAndIsCaptured) {

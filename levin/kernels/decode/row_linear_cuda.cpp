@@ -46,7 +46,8 @@ detail::PackedMatrix matrix_of(const RowWeight& of, const Tensor& x) {
     detail::check_packed("row_linear", *packed);
     matrix = detail::matrix_on_device(*packed);
     if (!detail::is_pack_aligned(matrix.codes) || !detail::is_pack_aligned(matrix.scales)) matrix.codes = nullptr;
-  } else if (of.weight.dim() == 2 && goes_with(of.weight, x) && of.weight.size(1) % detail::kSkinnyColumns == 0) {
+  } else if (of.weight.dim() == 2 && x.numel() <= detail::kSkinnyPlainRows * x.size(-1) && goes_with(of.weight, x) &&
+             of.weight.size(1) % detail::kSkinnyColumns == 0) {
     matrix.codes = of.weight.const_data_ptr();
     matrix.rows = of.weight.size(0), matrix.columns = of.weight.size(1);
   }

@@ -201,7 +201,7 @@ std::optional<Factors> factors(const Tensor& x, const Tensor& weight, const Tens
 /// The product of few rows without a gradient, as when a language model writes.
 std::optional<Tensor> skinny_linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   if (at::GradMode::is_enabled() || !x.is_cuda() || x.dim() == 0 || x.numel() == 0 || weight.dim() != 2 ||
-      x.size(-1) != weight.size(1) || x.numel() > kSkinnyRows * x.size(-1) || autocast_dtype(x) || !runs_matmul(x))
+      x.size(-1) != weight.size(1) || x.numel() > kSkinnyPlainRows * x.size(-1) || autocast_dtype(x) || !runs_matmul(x))
     return std::nullopt;
   const bool bias_fits = !bias.defined() || (bias.dim() == 1 && bias.size(0) == weight.size(0) &&
                                              bias.scalar_type() == x.scalar_type() && bias.device() == x.device());

@@ -55,12 +55,20 @@ Tensor dequantize_cuda(const QuantizedWeight& weight, at::ScalarType dtype) {
 
 namespace {
 
-Tensor skinny_product(const Tensor& given, const PackedMatrix& matrix, const Tensor& bias) {
-  const c10::cuda::CUDAGuard guard(given.device());
+/// x as the kernels of packed matrices read it.
+Tensor packed_rows(const Tensor& given) {
   auto x = given.contiguous();
-  if (!is_pack_aligned(x.const_data_ptr())) x = x.clone();
+  return is_pack_aligned(x.const_data_ptr()) ? x : x.clone();
+}
+
+/// `Product` (SkinnyLinear, TileLinear) with a matrix, in one launch.
+template <class Product>
+Tensor product_of(const Tensor& given, const PackedMatrix& matrix, const Tensor& bias,
+                  int (*launch)(const Product&, CUstream_st*)) {
+  const c10::cuda::CUDAGuard guard(given.device());
+  const auto x = packed_rows(given);
   auto result = at::empty({x.size(0), matrix.rows}, x.options());
-  SkinnyLinear product;
+  Product product;
   product.matrix = matrix;
   product.x = x.const_data_ptr(), product.y = result.mutable_data_ptr();
   const auto added = bias.defined() ? bias.contiguous() : bias;
@@ -68,21 +76,25 @@ Tensor skinny_product(const Tensor& given, const PackedMatrix& matrix, const Ten
   product.m = x.size(0);
   product.early_matrix = ConstantWeights::here();
   product.type = number_type("linear", x.scalar_type());
-  C10_CUDA_CHECK(static_cast<cudaError_t>(launch_skinny_linear(product, c10::cuda::getCurrentCUDAStream().stream())));
+  C10_CUDA_CHECK(static_cast<cudaError_t>(launch(product, c10::cuda::getCurrentCUDAStream().stream())));
   return result;
 }
 
 }  // namespace
 
 Tensor skinny_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias) {
-  return skinny_product(x, matrix_on_device(weight), bias);
+  return product_of(x, matrix_on_device(weight), bias, launch_skinny_linear);
 }
 
 Tensor skinny_linear_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   PackedMatrix matrix;
   matrix.codes = weight.const_data_ptr();
   matrix.rows = weight.size(0), matrix.columns = weight.size(1);
-  return skinny_product(x, matrix, bias);
+  return product_of(x, matrix, bias, launch_skinny_linear);
+}
+
+Tensor tile_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias) {
+  return product_of(x, matrix_on_device(weight), bias, launch_tile_linear);
 }
 
 }  // namespace levin::kernels::detail

@@ -14,6 +14,8 @@ void check_packed(const char* operation, const QuantizedWeight& weight);
 bool runs_skinny(const Tensor& rows, const QuantizedWeight& weight);
 /// The same of a weight of plain numbers, in 16 bits on CUDA: reading it once takes all the time there is.
 bool runs_skinny(const Tensor& rows, const Tensor& weight);
+/// What fits tile_linear: more rows than skinny_linear takes, up to kTileRows, on a Hopper.
+bool runs_tiles(const Tensor& rows, const QuantizedWeight& weight);
 
 Tensor dequantize_cpu(const QuantizedWeight& weight, at::ScalarType dtype);
 /// x [m, columns], m up to kSkinnyRows; bias may be undefined.
@@ -28,5 +30,6 @@ PackedMatrix matrix_on_device(const QuantizedWeight& weight);
 Tensor dequantize_cuda(const QuantizedWeight& weight, at::ScalarType dtype);
 Tensor skinny_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias);
 Tensor skinny_linear_cuda(const Tensor& x, const Tensor& weight, const Tensor& bias);
+Tensor tile_linear_cuda(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias);
 
 }  // namespace levin::kernels::detail

@@ -55,8 +55,10 @@ inline constexpr float kNf4Codes[16] = {-1.0f,
 inline constexpr float kInt8Unit = 7.874015718698502e-3f;
 inline constexpr int64_t kPackedGroup = 64;
 inline constexpr int64_t kGroupsOfNested = 256;
-/// Most rows of x that one pass of the skinny product takes.
-inline constexpr int64_t kSkinnyRows = 8;
+/// Most rows of x that one pass of the skinny product takes; with a plain matrix from which cuBLAS is faster with more.
+inline constexpr int64_t kSkinnyRows = 8, kSkinnyPlainRows = 2;
+/// Most rows of x for which the tile product is faster than a copy of the matrix in 16 bits.
+inline constexpr int64_t kTileRows = 64;
 /// Columns of a plain matrix are a multiple.
 inline constexpr int64_t kSkinnyColumns = 32;
 
@@ -106,5 +108,21 @@ constexpr int64_t squares_of(int64_t rows) {
   return (rows + kSquaredRows - 1) / kSquaredRows;
 }
 int launch_skinny_linear(const SkinnyLinear& product, CUstream_st* stream);
+
+/// y [m, rows] = x [m, columns] times the transposed matrix, plus a bias of [rows] or none, for more rows than the
+/// skinny product takes; formats but kPlain. Otherwise as there. A row of y does not depend on how many there are.
+struct TileLinear {
+  PackedMatrix matrix;
+  const void* x = nullptr;
+  const void* bias = nullptr;
+  void* y = nullptr;
+  int64_t m = 0;
+  NumberType type = NumberType::kHalf;
+  /// Nothing that is still running writes the matrix.
+  bool early_matrix = false;
+  /// Set by the launch: a group is kPackedGroup << group_shift.
+  int group_shift = 0;
+};
+int launch_tile_linear(const TileLinear& product, CUstream_st* stream);
 
 }  // namespace levin::kernels::detail

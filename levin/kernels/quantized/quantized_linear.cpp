@@ -94,6 +94,8 @@ Tensor product_of_rows(const Tensor& x, const QuantizedWeight& weight, const Ten
     if (x.is_meta()) return at::empty({x.size(0), weight.rows()}, x.options());
     return x.is_cuda() ? skinny_linear_cuda(x, weight, bias) : skinny_linear_cpu(x, weight, bias);
   }
+  if (runs_tiles(x, weight))
+    return x.is_meta() ? at::empty({x.size(0), weight.rows()}, x.options()) : tile_linear_cuda(x, weight, bias);
   return plain_product(x, dequantize(weight, x.scalar_type()).t(), bias);
 }
 
@@ -160,18 +162,27 @@ void check_packed(const char* operation, const QuantizedWeight& weight) {
       ", scales ", weight.scales.toString());
 }
 
-bool runs_skinny(const Tensor& rows, const QuantizedWeight& weight) {
-  if (rows.size(0) > kSkinnyRows || weight.options.kind == Quantization::kInt8) return false;
-  const auto dtype = rows.scalar_type();
-  if (kernel_device(rows) != c10::kCUDA) return dtype != at::kDouble;
+/// Whether tensor cores multiply the packed numbers with x of this dtype.
+bool has_tiles(at::ScalarType dtype, const QuantizedWeight& weight) {
   const bool grouped = weight.options.has_groups();
   return (dtype == at::kHalf || dtype == at::kBFloat16) && weight.columns % kPackedGroup == 0 &&
          (!grouped || std::has_single_bit(static_cast<uint64_t>(weight.options.group / kPackedGroup)));
 }
 
+bool runs_skinny(const Tensor& rows, const QuantizedWeight& weight) {
+  if (rows.size(0) > kSkinnyRows || weight.options.kind == Quantization::kInt8) return false;
+  const auto dtype = rows.scalar_type();
+  return kernel_device(rows) == c10::kCUDA ? has_tiles(dtype, weight) : dtype != at::kDouble;
+}
+
+bool runs_tiles(const Tensor& rows, const QuantizedWeight& weight) {
+  return rows.size(0) > kSkinnyRows && rows.size(0) <= kTileRows && weight.options.kind != Quantization::kInt8 &&
+         kernel_device(rows) == c10::kCUDA && runs_hopper_kernels(rows) && has_tiles(rows.scalar_type(), weight);
+}
+
 bool runs_skinny(const Tensor& rows, const Tensor& weight) {
   const auto dtype = rows.scalar_type();
-  return rows.is_cuda() && rows.size(0) <= kSkinnyRows && (dtype == at::kHalf || dtype == at::kBFloat16) &&
+  return rows.is_cuda() && rows.size(0) <= kSkinnyPlainRows && (dtype == at::kHalf || dtype == at::kBFloat16) &&
          weight.scalar_type() == dtype && weight.device() == rows.device() && weight.dim() == 2 &&
          weight.is_contiguous() && weight.size(1) % kSkinnyColumns == 0 && is_pack_aligned(weight.const_data_ptr());
 }

@@ -72,8 +72,8 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options, const st
 Tensor dequantize(const QuantizedWeight& weight, at::ScalarType dtype);
 
 /// x [..., columns] times the transposed weight plus bias [rows] (may be undefined), in the dtype of x or of autocast.
-/// Up to 8 rows of x are multiplied with the packed numbers; more with a copy of the weight in the dtype of x, which is
-/// not kept. The weight is frozen: x and bias have gradients.
+/// Up to 8 rows of x, on a Hopper GPU 64, are multiplied with the packed numbers; more with a copy of the weight, which
+/// is not kept. The weight is frozen: x and bias have gradients.
 Tensor quantized_linear(const Tensor& x, const QuantizedWeight& weight, const Tensor& bias = {});
 
 }  // namespace levin::kernels
