@@ -145,6 +145,7 @@ RandomProgram::RandomProgram(uint64_t drawn) : seed(drawn) {
   for (auto count = dice.between(2, 4); count > 0; --count) nodes.push_back(draw_node(dice, 0));
   tied = dice.chance(20);
   draw_run(dice);
+  draw_interludes(dice);
 }
 
 NodePlan RandomProgram::draw_node(Dice& dice, int depth) {
@@ -168,7 +169,8 @@ void RandomProgram::draw_run(Dice& dice) {
   if (strategy == "fsdp_hybrid") ranks = 4;
   policy = dice.one_of<const char*>({"class", "all", "size", "predicate"});
   policy_size = dice.between(3, 30);
-  precision = dice.one_of<const char*>({"32-true", "32-true", "32-true", "64-true", "bf16-mixed", "bf16-true"});
+  precision = dice.one_of<const char*>(
+      {"32-true", "32-true", "64-true", "bf16-mixed", "bf16-mixed", "bf16-mixed", "bf16-true"});
   optimizer = dice.one_of<const char*>({"sgd", "sgd_momentum", "adamw", "adam", "adagrad", "torch_sgd",
                                         "torch_momentum", "torch_adam", "torch_rmsprop"});
   // A parameter that takes no part in a step is passed over by one process, and gets a zero gradient where it is
@@ -179,7 +181,7 @@ void RandomProgram::draw_run(Dice& dice) {
   no_sync = dice.chance(50);
   clip = dice.chance(30) ? 0.5 : 0;
   checkpointing = dice.chance(25);
-  offload = dice.chance(30);
+  offload = dice.chance(50);
   in_backward = dice.chance(10);
   if (dice.chance(40)) {
     failure = dice.one_of<const char*>({"forward", "backward", "one_forward", "one_backward"});
@@ -187,6 +189,31 @@ void RandomProgram::draw_run(Dice& dice) {
     // A backward that throws has stepped some parameters in this mode, which one process has not.
     if (in_backward && failure == "backward") failure = "forward";
   }
+}
+
+void RandomProgram::draw_interludes(Dice& dice) {
+  using Point = Interlude::Point;
+  using Kind = Interlude::Kind;
+  two_optimizers = dice.chance(25);
+  const int percent = dice.one_of({0, 40, 80});
+  for (int step = 0; step < steps; ++step)
+    for (const auto point : {Point::kBeforeBackward, Point::kBeforeStep, Point::kBetweenOptimizers, Point::kAfterStep,
+                             Point::kAfterZeroGrad}) {
+      if (!dice.chance(percent) || (point == Point::kBetweenOptimizers && !two_optimizers)) continue;
+      auto kind = dice.one_of({Kind::kForward, Kind::kForward, Kind::kEvaluation, Kind::kEvaluation, Kind::kState,
+                               Kind::kRead, Kind::kSave, Kind::kWrite, Kind::kLoad});
+      // A write between forward and backward has no meaning, and what follows backward may have been stepped already.
+      if (point < Point::kAfterStep && (kind == Kind::kWrite || kind == Kind::kLoad)) kind = Kind::kEvaluation;
+      interludes.push_back({step, point, kind});
+    }
+}
+
+bool RandomProgram::has_observations() const {
+  return std::ranges::any_of(interludes, &Interlude::observes);
+}
+
+bool RandomProgram::loads() const {
+  return std::ranges::any_of(interludes, [](const auto& each) { return each.kind == Interlude::Kind::kLoad; });
 }
 
 bool RandomProgram::has(const std::string& kind) const {
@@ -214,12 +241,13 @@ std::string RandomProgram::describe() const {
   };
   std::vector<std::string> trees;
   for (const auto& node : nodes) trees.push_back(tree(node));
-  return fmt::format("seed {}: {} x {}, {} by {}{}, {}, {}{}{}{}{}{}{}{}; width {}: {}", seed, strategy, ranks,
+  return fmt::format("seed {}: {} x {}, {} by {}{}, {}, {}{}{}{}{}{}{}{}{}{}; width {}: {}", seed, strategy, ranks,
                      precision, policy, policy == "size" ? fmt::format(" {}", policy_size) : "", optimizer,
                      fmt::format("{} steps", steps),
                      accumulate > 1 ? fmt::format(" of {}{}", accumulate, no_sync ? " (no_sync)" : "") : "",
                      clip > 0 ? ", clipped" : "", checkpointing ? ", checkpointed" : "", offload ? ", offload" : "",
-                     in_backward ? ", optimizer in backward" : "", tied ? ", tied" : "",
+                     in_backward ? ", optimizer in backward" : "", two_optimizers ? ", two optimizers" : "",
+                     interludes.empty() ? "" : fmt::format(", {} interludes", interludes.size()), tied ? ", tied" : "",
                      failure.empty() ? "" : fmt::format(", {} throws in step {}", failure, throw_step), width,
                      fmt::join(trees, " | "));
 }
@@ -260,48 +288,162 @@ StrategyChoice RandomProgram::choice(bool alone) const {
                        .timeout = kTimeout};
 }
 
-TrainedProgram train_program(const RandomProgram& program, bool alone, const std::string& folder) {
-  at::set_num_threads(1);
-  Fabric fabric({.accelerator = "cpu", .strategy = program.choice(alone), .precision = program.precision});
-  fabric.launch();
-  const int rank = fabric.global_rank(), world = fabric.world_size();
-  torch::manual_seed(rank == 0 ? program.seed : program.seed + 1000 + static_cast<uint64_t>(rank));
-  RandomModel model(program);
-  if (program.checkpointing && (alone || program.strategy == "ddp"))
-    checkpoint_activations(model, policy::by_class<RandomNode>());
-  auto [net, optimizer] = fabric.setup(model, optimizer_of(program, model->parameters()));
+namespace {
 
-  TrainedProgram result;
-  for (int step = 0; step < program.steps; ++step) {
-    situation = {.step = step};
-    const bool throws = step == program.throw_step && (!program.failure.starts_with("one_") || rank == world - 1);
-    situation.throw_forward = throws && program.failure.ends_with("forward");
-    situation.throw_backward = throws && program.failure.ends_with("backward");
+using Net = FabricModule<RandomModel>;
+
+/// A run of a program, on this rank.
+class Run {
+ public:
+  Run(const RandomProgram& program, Mode mode, std::string folder)
+      : program_(program),
+        mode_(mode),
+        folder_(std::move(folder)),
+        fabric_(
+            {.accelerator = "cpu", .strategy = program.choice(mode == Mode::kAlone), .precision = program.precision}) {
+    fabric_.launch();
+    const int rank = fabric_.global_rank();
+    torch::manual_seed(rank == 0 ? program.seed : program.seed + 1000 + static_cast<uint64_t>(rank));
+    RandomModel model(program);
+    if (program.checkpointing && (mode == Mode::kAlone || program.strategy == "ddp"))
+      checkpoint_activations(model, policy::by_class<RandomNode>());
+    params_ = unique_parameters(*model);
+    std::vector<std::vector<Tensor>> parts(program.two_optimizers ? 2 : 1);
+    for (size_t i = 0; i < params_.size(); ++i) parts[i % parts.size()].push_back(params_[i]);
+    net_.emplace(fabric_.setup_module(model));
+    for (const auto& part : parts) optimizers_.push_back(fabric_.setup_optimizers(optimizer_of(program, part)));
+  }
+
+  TrainedProgram train() {
+    for (step_ = 0; step_ < program_.steps; ++step_) train_step();
+    State state{{"model", *net_}};
+    fabric_.save(folder_, state, SaveOptions{.full = true});
+    return std::move(result_);
+  }
+
+ private:
+  using Point = Interlude::Point;
+  using Kind = Interlude::Kind;
+
+  void train_step() {
+    const int rank = fabric_.global_rank(), world = fabric_.world_size();
+    situation = Situation{.step = step_};
+    const bool throws = step_ == program_.throw_step && (!program_.failure.starts_with("one_") || rank == world - 1);
+    situation.throw_forward = throws && program_.failure.ends_with("forward");
+    situation.throw_backward = throws && program_.failure.ends_with("backward");
     Tensor total = at::zeros({}, at::kDouble);
-    const bool whole = passes(program, result, [&] {
-      for (int micro = 0; micro < program.accumulate; ++micro) {
-        // 12 rows: as many for each of 1 to 4 ranks.
-        const auto [x, y] = boring_data(12, program.width, program.seed + static_cast<uint64_t>(step * 10 + micro));
-        const auto target = y.narrow(1, 0, 1).expand({12, program.width});
-        const auto rows = 12 / world;
-        const auto mine = x.narrow(0, rank * rows, rows);
-        const auto quiet = fabric.no_backward_sync(net, program.no_sync && micro + 1 < program.accumulate);
-        const auto output = net(mine.to(program.precision == "64-true" ? at::kDouble : at::kFloat));
-        const auto loss = torch::mse_loss(output.to(at::kDouble), target.narrow(0, rank * rows, rows).to(at::kDouble));
-        fabric.backward(loss / program.accumulate);
-        total += loss.detach() / program.accumulate;
+    const bool whole = passes(program_, result_, [&] {
+      for (int micro = 0; micro < program_.accumulate; ++micro) {
+        const auto quiet = fabric_.no_backward_sync(*net_, program_.no_sync && micro + 1 < program_.accumulate);
+        const auto [x, target] = rows(step_ * 10 + micro);
+        const auto output = (*net_)(x);
+        pause(Point::kBeforeBackward);
+        const auto loss = torch::mse_loss(output.to(at::kDouble), target);
+        fabric_.backward(loss / program_.accumulate);
+        total += loss.detach() / program_.accumulate;
       }
     });
     if (whole) {
-      if (program.clip > 0) fabric.clip_gradients(optimizer, {.max_norm = program.clip});
-      optimizer.step();
-      result.losses.push_back(fabric.all_reduce(total).item<double>());
+      if (program_.clip > 0)
+        for (auto& optimizer : optimizers_) fabric_.clip_gradients(optimizer, {.max_norm = program_.clip});
+      pause(Point::kBeforeStep);
+      optimizers_.front().step();
+      pause(Point::kBetweenOptimizers);
+      if (program_.two_optimizers) optimizers_.back().step();
+      result_.losses.push_back(fabric_.all_reduce(total).item<double>());
     }
-    optimizer.zero_grad();
+    pause(Point::kAfterStep);
+    for (auto& optimizer : optimizers_) optimizer.zero_grad();
+    pause(Point::kAfterZeroGrad);
   }
-  State state{{"model", net}};
-  fabric.save(folder, state, SaveOptions{.full = true});
-  return result;
+
+  /// This rank's rows of a batch of 12: as many for each of 1 to 4 ranks.
+  std::pair<Tensor, Tensor> rows(int batch) const {
+    const auto [x, y] = boring_data(12, program_.width, program_.seed + static_cast<uint64_t>(batch));
+    const auto count = 12 / fabric_.world_size(), first = fabric_.global_rank() * count;
+    return {x.narrow(0, first, count).to(program_.precision == "64-true" ? at::kDouble : at::kFloat),
+            y.narrow(1, 0, 1).expand({12, program_.width}).narrow(0, first, count).to(at::kDouble)};
+  }
+
+  void pause(Point point) {
+    for (const auto& each : program_.interludes) {
+      if (each.step != step_ || each.point != point) continue;
+      // A checkpoint that is loaded later is part of the training.
+      const bool skips = each.observes() && !(each.kind == Kind::kSave && program_.loads());
+      if (mode_ == Mode::kUndisturbed && skips) continue;
+      const auto before = std::exchange(situation, Situation{.step = step_});
+      play(each);
+      situation = before;
+    }
+  }
+
+  void play(const Interlude& interlude) {
+    // Parameters that were stepped in backward are ahead of those of one process until its step.
+    const bool ahead =
+        program_.in_backward && (interlude.point == Point::kBeforeStep || interlude.point == Point::kBetweenOptimizers);
+    const auto observe = [&](double value) {
+      if (!ahead) result_.observed.push_back(value);
+    };
+    switch (interlude.kind) {
+      case Kind::kForward:
+        observe(forward());
+        break;
+      case Kind::kEvaluation: {
+        const at::NoGradGuard no_grad;
+        observe(forward());
+        break;
+      }
+      case Kind::kState:
+        observe(squares_of_state());
+        break;
+      case Kind::kRead: {
+        const at::NoGradGuard no_grad;
+        for (const auto& param : params_) (void)param.square().sum().item<double>();
+        break;
+      }
+      case Kind::kSave:
+        fabric_.save(folder_ + "_" + std::to_string(++saved_), State{{"model", *net_}});
+        break;
+      case Kind::kWrite:
+        for (auto& param : params_) param.data().mul_(0.75);
+        break;
+      case Kind::kLoad:
+        if (saved_ > 0) fabric_.load(folder_ + "_" + std::to_string(saved_), State{{"model", *net_}});
+        break;
+    }
+  }
+
+  double forward() {
+    const auto output = (*net_)(rows(1000 + step_).first).detach().to(at::kDouble);
+    return fabric_.all_reduce(output.square().mean()).item<double>();
+  }
+
+  double squares_of_state() {
+    auto* shards = fabric_.strategy().shards();
+    auto& module = *net_->ptr();
+    const auto state = shards ? full_state_dict(module, *shards, {.rank0_only = false}) : module_state_dict(module);
+    double sum = 0;
+    for (const auto& [name, value] : state) sum += value.to_tensor().to(at::kDouble).square().sum().item<double>();
+    return sum;
+  }
+
+  const RandomProgram& program_;
+  const Mode mode_;
+  const std::string folder_;
+  Fabric fabric_;
+  std::vector<Tensor> params_;
+  std::optional<Net> net_;
+  std::vector<Optimizer> optimizers_;
+  TrainedProgram result_;
+  int step_ = 0;
+  int saved_ = 0;
+};
+
+}  // namespace
+
+TrainedProgram train_program(const RandomProgram& program, Mode mode, const std::string& folder) {
+  at::set_num_threads(1);
+  return Run(program, mode, folder).train();
 }
 
 }  // namespace levin::testing

@@ -40,8 +40,23 @@ struct NodePlan {
   std::vector<NodePlan> children;
 };
 
-/// A training program drawn from a seed: model, unit policy, strategy, precision, optimizer, accumulation, and what
-/// goes wrong in it.
+/// Something that a program does besides training, at one point of a step.
+struct Interlude {
+  enum class Point : uint8_t { kBeforeBackward, kBeforeStep, kBetweenOptimizers, kAfterStep, kAfterZeroGrad };
+  /// Observations leave training as it is: a forward whose graph nobody differentiates, one without gradients, the full
+  /// state dict, a read of the parameters that this rank shows, a checkpoint. A write behind versions and the load of
+  /// an earlier checkpoint change it.
+  enum class Kind : uint8_t { kForward, kEvaluation, kState, kRead, kSave, kWrite, kLoad };
+
+  int step = 0;
+  Point point = Point::kAfterStep;
+  Kind kind = Kind::kForward;
+
+  bool observes() const { return kind != Kind::kWrite && kind != Kind::kLoad; }
+};
+
+/// A training program drawn from a seed: model, unit policy, strategy, precision, optimizer, accumulation, what it does
+/// besides, and what goes wrong in it.
 struct RandomProgram {
   explicit RandomProgram(uint64_t seed);
 
@@ -64,6 +79,9 @@ struct RandomProgram {
   bool checkpointing = false;
   bool offload = false;
   bool in_backward = false;
+  /// Each has every other parameter.
+  bool two_optimizers = false;
+  std::vector<Interlude> interludes;
   /// "": nothing. "forward", "backward": that pass of `throw_step` throws on every rank and is caught, and training
   /// continues. "one_forward", "one_backward": it throws on one rank alone, and ends the run.
   std::string failure;
@@ -76,10 +94,13 @@ struct RandomProgram {
 
   bool has(const std::string& kind) const;
   bool has_spare() const;
+  bool has_observations() const;
+  bool loads() const;
 
  private:
   NodePlan draw_node(Dice& dice, int depth);
   void draw_run(Dice& dice);
+  void draw_interludes(Dice& dice);
 };
 
 /// Thrown by a random program's own module.
@@ -90,12 +111,22 @@ struct DrawnFailure : std::runtime_error {
 struct TrainedProgram {
   /// The mean loss of all ranks, by step.
   std::vector<double> losses;
+  /// What interludes have seen, the same on all ranks.
+  std::vector<double> observed;
   /// Errors that the program caught and continued after.
   std::vector<std::string> caught;
 };
 
+enum class Mode : uint8_t {
+  kRanks,
+  /// The same without observations: every bit is as with them.
+  kUndisturbed,
+  /// One process on the whole batch.
+  kAlone
+};
+
 /// Trains as this process's rank, of `world` that share a store on that port, and writes the unsharded model to
 /// `folder`.
-TrainedProgram train_program(const RandomProgram& program, bool alone, const std::string& folder);
+TrainedProgram train_program(const RandomProgram& program, Mode mode, const std::string& folder);
 
 }  // namespace levin::testing

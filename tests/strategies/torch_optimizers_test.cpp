@@ -64,6 +64,8 @@ struct Setting {
   double tolerance;
   int accumulate = 1;
   double clip = 0;
+  /// A forward between backward and step: "" none, "training", "evaluation".
+  std::string forward = {};
 };
 
 /// A strategy with the precision that it has on a GPU: "16-mixed" does not become "bf16-mixed".
@@ -128,6 +130,10 @@ std::vector<Tensor> train(Collective& group, const NamedChoice& with, const Sett
     if (setting.clip > 0) {
       if (run.plan.scales_loss) scaler.unscale(optimizer);
       optim::clip_grads_with_norm(run.params, setting.clip, run.strategy->grad_norm(run.params, 2));
+    }
+    if (!setting.forward.empty()) {
+      const at::AutoGradMode mode(setting.forward == "training");
+      run.forward(shard_of(std::get<0>(boring_data(kRows, kWidth, 50)), group.rank(), group.size()));
     }
     if (run.plan.scales_loss) {
       scaler.step(optimizer);
@@ -200,6 +206,25 @@ TEST(TorchOptimizers, EqualOneProcessOnOneRank) {
                                              std::pair{"16-mixed", 1e-2}, std::pair{"bf16-true", 8e-2}})
     for (const char* optimizer : {"torch::SGD", "torch::Adam"}) all.push_back({optimizer, precision, tolerance});
   expect_equal_to_one_process(1, all);
+}
+
+// A forward between backward and step gathers what the step makes old.
+TEST(ForwardBetweenBackwardAndStep, ChangesNoBit) {
+  for (const int world : {1, 2})
+    run_ranks(world, [](Collective& group) {
+      at::set_num_threads(1);
+      for (const auto& with : strategies())
+        for (const char* precision : {"32-true", "bf16-mixed", "16-mixed"})
+          for (const char* optimizer : {"SGD", "AdamW", "torch::SGD"}) {
+            Setting setting{optimizer, precision, 0};
+            const auto plain = train(group, with, setting);
+            for (const char* forward : {"training", "evaluation"}) {
+              setting.forward = forward;
+              EXPECT_EQ(max_difference(train(group, with, setting), plain), 0)
+                  << with.name << ", " << precision << ", " << optimizer << ", " << forward;
+            }
+          }
+    });
 }
 
 // Whoever writes parameters between two forwards through data() is heard, with and without gradients, also when only

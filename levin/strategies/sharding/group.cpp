@@ -196,7 +196,7 @@ void ShardGroup::take_over(ShardedParam& param) {
   if (now.is_alias_of(param.full)) return;  // shown already
   if (shows_shard(param)) return;
   const at::NoGradGuard no_grad;
-  stale_ = true;
+  mark_written();
   if (now.sizes() == param.shard.sizes()) {
     param.shard.copy_(now.detach());
   } else {
@@ -224,7 +224,18 @@ void ShardGroup::set_offload(bool offload) {
     if (shown) param.param.set_data(param.shard);
   }
   if (grads_.defined()) grads_ = grads_.to(shards_.device());
-  stale_ = true;
+  mark_written();
+}
+
+// ---- which copy is the newest
+
+void ShardGroup::mark_written() {
+  if (newest_ == Newest::kNoted) state_ = State::kSharded;  // it stayed gathered between passes
+  if (newest_ != Newest::kAllShards) newest_ = Newest::kOwnShards;
+}
+
+void ShardGroup::expect_step() {
+  if (newest_ != Newest::kNoted) newest_ = Newest::kAllShards;  // else it was stepped already
 }
 
 bool ShardGroup::outdated() {
@@ -232,7 +243,7 @@ bool ShardGroup::outdated() {
   if (state_ == State::kGathering) finish_gather();
   const at::NoGradGuard no_grad;
   for (auto& param : params_) take_over(param);
-  if (stale_ || !has_memory()) return true;
+  if (newest_ != Newest::kGathered || !has_memory()) return true;
   if (host_copy_.defined()) return renew_copy();
   if (shards_.device() != full_.device()) return true;  // to compare them costs what it costs to send them
   const auto now = shards_.to(full_.scalar_type());
@@ -259,12 +270,12 @@ void ShardGroup::allocate_full() {
 /// This rank's shards where and as the all-gather takes them.
 Tensor ShardGroup::source() {
   if (!host_copy_.defined()) return shards_;
-  if (stale_) renew_copy();
+  if (newest_ != Newest::kGathered) renew_copy();
   return host_copy_;
 }
 
-/// Writes what has changed of the copy in host memory, and says whether anything had. An optimizer that writes copies
-/// itself leaves nothing to be written; others, and whoever writes through data(), are found by their values.
+/// Writes what has changed of the host copy, and says whether anything had: then what was gathered from it is older. An
+/// optimizer that writes the copy itself has said so; others, and whoever writes through data(), are found here.
 bool ShardGroup::renew_copy() {
   constexpr int64_t kBlock = 1 << 14;  // stays in the nearest cache
   const int64_t blocks = (shard_numel_ + kBlock - 1) / kBlock;
@@ -281,21 +292,24 @@ bool ShardGroup::renew_copy() {
       changed = true;
     }
   });
+  if (changed) mark_written();
   return changed;
 }
 
-Tensor ShardGroup::host_copy(size_t i) const {
+Tensor ShardGroup::host_copy_to_write(size_t i) {
   if (!host_copy_.defined()) return {};
+  mark_written();
   const auto& param = params_[i];
   return host_copy_.narrow(0, param.shard_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
 void ShardGroup::note_values() {
   noted_ = fingerprint(shards_);
+  newest_ = Newest::kNoted;
 }
 
 void ShardGroup::look_at_noted(WorkerThread& thread) {
-  if (!noted_ || stale_) return;
+  if (newest_ != Newest::kNoted) return;
   const auto task =
       std::make_shared<std::packaged_task<uint64_t()>>([shards = shards_] { return fingerprint(shards); });
   looked_ = task->get_future();
@@ -303,17 +317,17 @@ void ShardGroup::look_at_noted(WorkerThread& thread) {
 }
 
 void ShardGroup::check_noted() {
-  const auto before = std::exchange(noted_, std::nullopt);
   auto looked = std::move(looked_);
-  if (!stale_ && (looked.valid() ? looked.get() : fingerprint(shards_)) == *before) return;
-  state_ = State::kSharded;
-  stale_ = true;
+  if ((looked.valid() ? looked.get() : fingerprint(shards_)) == noted_)
+    newest_ = Newest::kGathered;
+  else
+    mark_written();
 }
 
 void ShardGroup::begin_gather() {
-  if (noted_) check_noted();
+  if (newest_ == Newest::kNoted) check_noted();
   if (state_ != State::kSharded) return;
-  if (whole_ || full_numel_ == 0 || (has_memory() && !stale_)) {
+  if (whole_ || full_numel_ == 0 || (has_memory() && newest_ == Newest::kGathered)) {
     state_ = State::kGathered;
     return;
   }
@@ -353,7 +367,7 @@ void ShardGroup::finish_gather() {
     arrived_.reset();
   }
   state_ = State::kGathered;
-  stale_ = false;
+  newest_ = Newest::kGathered;
 }
 
 void ShardGroup::copy_out() {
@@ -366,7 +380,7 @@ void ShardGroup::copy_out() {
 void ShardGroup::release(bool keep_memory) {
   if (state_ == State::kGathering) finish_gather();
   state_ = State::kSharded;
-  noted_.reset();
+  if (newest_ == Newest::kNoted) newest_ = Newest::kGathered;
   looked_ = {};
   if (!whole_ && !keep_memory && has_memory()) set_memory(full_, false);
 }
@@ -384,14 +398,13 @@ void ShardGroup::abandon(bool keeps_gradients) {
   sending_.clear();
   receiving_.reset();
   update_ = nullptr;
-  noted_.reset();
   looked_ = {};
   arrival_ = nullptr;
   arrived_.reset();
   incoming_.reset();
   any_use_.reset();
   state_ = State::kSharded;
-  stale_ = true;
+  mark_written();
   if (whole_) return;
   // A graph may work on full parameters that keep their memory, and on gradients that are to be reduced.
   if (has_memory() || !keeps_gradients) ++layout_version_;

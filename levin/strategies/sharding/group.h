@@ -73,6 +73,20 @@ struct GroupOptions {
   bool tells_use = false;
 };
 
+/// Which copies of a group's parameters have the newest values. Between passes the shards have, which anybody may write
+/// then; the others are the full parameters and, where shards in host memory have another dtype than the computation,
+/// the host copy that is sent to the device.
+enum class Newest : uint8_t {
+  /// The shards, and all ranks know that theirs are: nothing was gathered yet, or a step is to follow the gradients.
+  kAllShards,
+  /// This rank's shards: somebody has written them, an optimizer perhaps together with the host copy.
+  kOwnShards,
+  /// The full parameters too, since they were gathered; a write behind versions since then is found by its values.
+  kGathered,
+  /// The full parameters too, from which the shards were copied; a write since then is found by the fingerprint.
+  kNoted,
+};
+
 /// Parameters that are gathered and reduced together: one all-gather, one reduce-scatter.
 ///
 /// All memory is taken and given back on the compute stream; other streams wait for it and are waited for. So what is
@@ -121,12 +135,18 @@ class ShardGroup final : public ScheduledGroup {
   void begin_gather() override;
   void finish_gather() override;
   void release(bool keep_memory = false) override;
-  /// The full parameters in memory are out of date.
-  void mark_stale() { stale_ = true; }
+  Newest newest() const { return newest_; }
+  /// This rank's shards may have been written.
+  void mark_written();
+  /// All ranks gather again.
+  void renew() { newest_ = Newest::kOwnShards; }
+  /// Gradients were reduced, on all ranks: a step is to follow.
+  void expect_step();
   /// Whether the full parameters are allocated now.
   bool has_memory() const;
-  /// Between steps: whether the full parameters in memory are not those of the shards as they are now. By their values:
-  /// whoever writes through data() leaves no trace in versions. Reads this rank's shards once.
+  /// Between passes: whether the full parameters in memory are not those of the shards as they are now. By their
+  /// values, where nobody has said so: whoever writes through data() leaves no trace in versions. Reads this rank's
+  /// shards once.
   bool outdated();
 
   /// Before a backward: gradients that are there are put aside. True when some of them are still to be reduced.
@@ -149,14 +169,13 @@ class ShardGroup final : public ScheduledGroup {
   /// The full parameters in memory are those that the shards in host memory have now. Before the next use of them it is
   /// found out whether somebody has changed the shards since.
   void note_values();
-  bool has_noted() const { return noted_.has_value(); }
   /// Begins to find it out, on a thread: it takes about as long as to copy them.
   void look_at_noted(WorkerThread& thread);
   /// Waits, on the host, for the gradients that are on their way there; undefined before begin_reduce.
   std::function<void()> arrival() const { return arrival_; }
   /// This rank's shard of parameter `i` in the dtype of computation, where the shard itself is in host memory in
-  /// another one; whoever changes the shard may write it too, and saves the writing at the next gathering.
-  Tensor host_copy(size_t i) const;
+  /// another one, for an optimizer that writes both: that saves the writing at the next gathering.
+  Tensor host_copy_to_write(size_t i);
   /// After a backward without reduction: the gradients of the full parameters stay until the next.
   void keep_unreduced();
   /// After a backward: parameters that show their shard get its gradient.
@@ -203,7 +222,7 @@ class ShardGroup final : public ScheduledGroup {
   std::shared_ptr<Lanes> lanes_;
   GroupOptions options_;
   bool whole_ = false;
-  bool stale_ = true;
+  Newest newest_ = Newest::kAllShards;
   int64_t shard_numel_ = 0;
   int64_t full_numel_ = 0;
   int64_t grad_numel_ = 0;
@@ -226,8 +245,8 @@ class ShardGroup final : public ScheduledGroup {
   Tensor receiving_;                 // where those of this backward go; undefined: nothing has left yet
   std::function<void()> arrival_;
   std::function<void()> update_;
-  std::optional<uint64_t> noted_;  // fingerprint of the shards when the full parameters were the same
-  std::future<uint64_t> looked_;   // ... and now, where somebody has asked for it
+  uint64_t noted_ = 0;            // fingerprint of the shards when they were copied from the full parameters
+  std::future<uint64_t> looked_;  // ... and now, where somebody has asked for it
 };
 
 }  // namespace levin::detail

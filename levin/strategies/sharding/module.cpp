@@ -212,17 +212,16 @@ void ShardedModule::begin_forward() {
 void ShardedModule::renew_outdated() {
   std::vector<ShardGroup*> kept;
   for (const auto& group : groups_) {
-    if (group->has_noted()) continue;  // it finds out itself, when it is used
+    if (group->newest() == Newest::kNoted) continue;  // it finds out itself, when it is used
     if (options_.schedule.keeps_full || group->state() != ShardGroup::State::kSharded)
       kept.push_back(group.get());
     else
-      group->mark_stale();
+      group->renew();
   }
-  // After gradients were reduced a step is to be expected, on all ranks.
-  bool outdated = std::exchange(changed_, false);
   if (kept.empty()) return;
   // Replays follow steps of the optimizer that this code does not see.
-  if (is_capturing()) outdated = true;
+  bool outdated =
+      is_capturing() || std::ranges::any_of(kept, [](auto* group) { return group->newest() == Newest::kAllShards; });
   if (!outdated) {
     for (auto* group : kept) outdated = group->outdated() || outdated;
     if (options_.ranks && options_.ranks->size() > 1) {
@@ -234,7 +233,7 @@ void ShardedModule::renew_outdated() {
   if (!outdated) return;
   for (auto* group : kept) {
     group->release(/*keep_memory=*/true);
-    group->mark_stale();
+    group->renew();
   }
 }
 
@@ -526,7 +525,8 @@ void ShardedModule::end_backward() {
   for (const auto& group : groups_) group->set_update(nullptr);
   in_backward_ = false;
   shows_full_ = false;
-  if (reduces()) changed_ = true;
+  if (!reduces()) return;
+  for (const auto& group : groups_) group->expect_step();
 }
 
 void ShardedModule::backward_failed(const std::exception& error) {
@@ -610,7 +610,7 @@ void ShardedModule::capture_failed() {
   gathered_aside_.clear();
   hands_out_leaf_ = false;
   forget_pass(/*keeps_gradients=*/true);
-  changed_ = true;
+  for (const auto& group : groups_) group->expect_step();
 }
 
 uint64_t ShardedModule::layout_version() const {

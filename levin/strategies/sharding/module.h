@@ -140,7 +140,6 @@ class ShardedModule final : public ModuleSync {
   bool in_backward_ = false;
   bool armed_ = false;
   bool hands_out_leaf_ = false;
-  bool changed_ = true;
   int depth_ = 0;
   int exceptions_ = 0;
 };

@@ -104,7 +104,7 @@ void UnitOptimizer::step_group(ShardGroup& group) {
     if (!param.grad().defined() || !own_.contains(param.unsafeGetTensorImpl())) continue;
     if (param.grad().layout() != at::kStrided) param.mutable_grad() = param.grad().to_dense();
     params.push_back(param);
-    if (auto copy = group.host_copy(i); copy.defined()) copies.push_back(std::move(copy));
+    if (auto copy = group.host_copy_to_write(i); copy.defined()) copies.push_back(std::move(copy));
   }
   if (params.empty()) return;
   const std::lock_guard lock(stepping_);
@@ -148,7 +148,7 @@ bool UnitOptimizer::step_all(const GradScale* scale) {
     for (const auto& param : params(g)) {
       if (!param.grad().defined()) continue;
       const auto place = places_.find(param.unsafeGetTensorImpl());
-      auto copy = place == places_.end() ? Tensor() : place->second.first->host_copy(place->second.second);
+      auto copy = place == places_.end() ? Tensor() : place->second.first->host_copy_to_write(place->second.second);
       if (copy.defined()) {
         copied.push_back(param);
         copies.push_back(std::move(copy));
