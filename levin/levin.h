@@ -2,6 +2,7 @@
 
 // The whole of Levin in one include.
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/save_raw.h"
 #include "levin/checkpoint/checkpoint_format.h"
 #include "levin/checkpoint/state.h"
 #include "levin/core/batch.h"

@@ -124,7 +124,8 @@ StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOpt
 void verify_checkpoint(const std::filesystem::path& folder);
 
 /// The newest checkpoint in a folder of checkpoints that passes verification; those that do not are passed over, with a
-/// line that says why. Nothing when there is none. `format`: one besides Levin's own that checkpoints may have.
+/// line that says why. Nothing when there is none; an Error when there are some and none passes, so that no run begins
+/// anew unasked. `format`: one besides Levin's own that checkpoints may have.
 std::optional<std::filesystem::path> latest_good_checkpoint(const std::filesystem::path& folder,
                                                             const CheckpointFormat* format = nullptr);
 
@@ -133,7 +134,7 @@ struct CheckpointInfo {
   std::string levin_version;
   std::string torch_version;
   int64_t world_size = 1;
-  /// Seconds since 1970.
+  /// Seconds since 1970, and later than that of every checkpoint that its process had read or written before.
   double saved_at = 0;
   /// Names of the state, in order.
   std::vector<std::string> keys;

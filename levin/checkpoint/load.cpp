@@ -11,6 +11,7 @@
 #include "levin/checkpoint/reader.h"
 #include "levin/checkpoint/state_copy.h"
 #include "levin/checkpoint/together.h"
+#include "levin/checkpoint/torch_optimizer.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/log.h"
@@ -266,13 +267,20 @@ StateDict load_checkpoint(const fs::path& folder, const ShardTargets& targets, L
 
 void load_raw(const fs::path& path, const StateRef& target, const RawOptions& options) {
   if (find_checkpoint_format(path, options.format)) return load_raw_checkpoint(path, target, options);
+  if (target.optimizer()) {
+    const detail::TorchOptimizerFile format(options.key);
+    auto of_file = options;
+    of_file.key = {};
+    of_file.format = &format;
+    return load_raw_checkpoint(path, target, of_file);
+  }
   std::optional<WeightFile> file;
   std::optional<WeightTensors> source;
   detail::ModuleLoad load;
   auto* group = group_of(options);
   step(group, [&] {
     LEVIN_CHECK(target.module(), "[load_raw] \"", path.string(),
-                "\" has the weights of a module, only a module can take them");
+                "\" is a weight file, which only a module or an optimizer can take");
     file.emplace(path);
     source.emplace(*file);
     load.add(*target.module(), *source, "", options.shards);
@@ -295,6 +303,12 @@ CheckpointInfo checkpoint_info(const fs::path& folder) {
 std::optional<fs::path> latest_good_checkpoint(const fs::path& folder, const CheckpointFormat* format) {
   std::error_code error;
   std::vector<std::pair<double, fs::path>> found;
+  size_t damaged = 0;
+  const auto pass_over = [&](const fs::path& path, const std::exception& reason) {
+    log_warning(fmt::format("passed over: {}", reason.what()));
+    // A folder that has nothing to do with checkpoints is none that was lost.
+    if (find_checkpoint_format(path, format) || detail::looks_like_checkpoint(path)) ++damaged;
+  };
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     // Hidden folders are those still being written, or left by a process that died.
     if (it->path().filename().string().starts_with('.')) continue;
@@ -304,7 +318,7 @@ std::optional<fs::path> latest_good_checkpoint(const fs::path& folder, const Che
       // A folder that no format recognizes is passed over with the line that Levin's own has for it.
       found.emplace_back((known ? known : checkpoint_formats().front())->saved_at(it->path()), it->path());
     } catch (const std::exception& reason) {
-      log_warning(fmt::format("passed over: {}", reason.what()));
+      pass_over(it->path(), reason);
     }
   }
   std::sort(found.rbegin(), found.rend());
@@ -313,9 +327,11 @@ std::optional<fs::path> latest_good_checkpoint(const fs::path& folder, const Che
       detail::open_checkpoint(path, format)->verify();
       return path;
     } catch (const std::exception& reason) {
-      log_warning(fmt::format("passed over: {}", reason.what()));
+      pass_over(path, reason);
     }
   }
+  LEVIN_CHECK(damaged == 0, "[checkpoint.load] none of the ", damaged, " checkpoints in \"", folder.string(),
+              "\" can be loaded; the lines above say why; to begin anew, move them away");
   return std::nullopt;
 }
 

@@ -100,6 +100,7 @@ CheckpointReader::CheckpointReader(const fs::path& folder) : where_(folder.strin
     try {
       manifest_ = parse_manifest(text, where_);
       check_files(name);
+      note_saved_at(manifest_.saved_at);
       return;
     } catch (const Error&) {
       const bool replaced = fs::exists(name / kManifestFile, ignored) && read_file(name / kManifestFile) != text;

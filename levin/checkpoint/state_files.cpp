@@ -1,6 +1,8 @@
 #include "levin/checkpoint/state_files.h"
 
+#include <atomic>
 #include <chrono>
+#include <cmath>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -109,9 +111,22 @@ StateDict filtered(const StateDict& state, const std::map<std::string, StateFilt
   return kept;
 }
 
+namespace {
+std::atomic<double> newest_saved_at = 0;
+}
+
+void note_saved_at(double seconds) {
+  constexpr double kLatest = 1e11;  // what is beyond is no time
+  auto before = newest_saved_at.load();
+  while (seconds > before && seconds < kLatest && !newest_saved_at.compare_exchange_weak(before, seconds)) {
+  }
+}
+
 Manifest new_manifest(int64_t world_size) {
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  return {kCheckpointVersion, kVersion, TORCH_VERSION, world_size, std::chrono::duration<double>(now).count(), {}, {}};
+  const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
+  const auto saved_at = std::max(now.count(), std::nextafter(newest_saved_at.load(), HUGE_VAL));
+  note_saved_at(saved_at);
+  return {kCheckpointVersion, kVersion, TORCH_VERSION, world_size, saved_at, {}, {}};
 }
 
 FileEntry describe_file(const fs::path& folder, const std::string& name, uint64_t bytes) {

@@ -71,8 +71,11 @@ class StateFiles {
 void check_replaceable(const std::filesystem::path& folder);
 /// What the filters of the options leave of a state.
 StateDict filtered(const StateDict& state, const std::map<std::string, StateFilter>& filters);
-/// A manifest without files and tensors, of now.
+/// A manifest without files and tensors, of now; where the clock was set back, of just after the newest checkpoint that
+/// this process has written or opened, so that who resumes is the newer.
 Manifest new_manifest(int64_t world_size);
+/// A checkpoint of that time was opened.
+void note_saved_at(double seconds);
 
 /// Writes one file of tensors that are asked for one by one, and says so in the manifest.
 void write_whole_file(const std::filesystem::path& folder, const StateFiles::File& file,

@@ -47,15 +47,37 @@ fs::path parent_of(const fs::path& path) {
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
 
-/// What processes of this host that are no more have left beside `path`; `old`: the folders that were being replaced.
-std::vector<fs::path> leftovers(const fs::path& path, bool old) {
+/// Whether a name is `.<stem>.tmp-<host>-<process>-<n>` of a process of this host that is no more. What was being
+/// replaced has a mark behind it and is not meant: it may be all there is.
+bool is_abandoned(std::string_view name, std::string_view host) {
+  const auto at = name.rfind(host);
+  if (!name.starts_with('.') || at == name.npos || at == 0) return false;
+  const auto numbers = name.substr(at + host.size());
+  const auto dash = numbers.find('-');
+  return dash != numbers.npos && dash > 0 && dash + 1 < numbers.size() &&
+         numbers.find_first_not_of("0123456789-") == numbers.npos && numbers.find('-', dash + 1) == numbers.npos &&
+         is_dead(numbers);
+}
+
+/// What processes of this host that are no more were writing into a folder, under whatever name: a run that has gone on
+/// does not write the same names again.
+void remove_abandoned(const fs::path& folder) {
+  std::error_code error, ignored;
+  std::vector<fs::path> found;
+  const auto host = fmt::format(".tmp-{}-", host_mark());
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
+    if (is_abandoned(it->path().filename().string(), host)) found.push_back(it->path());
+  for (const auto& path : found) fs::remove_all(path, ignored);
+}
+
+/// The folders at `path` that processes of this host that are no more were replacing.
+std::vector<fs::path> replaced_folders(const fs::path& path) {
   const auto mark = mark_of(path);
   std::vector<fs::path> found;
   std::error_code error;
   for (fs::directory_iterator it(parent_of(path), error), end; !error && it != end; it.increment(error)) {
     const auto name = it->path().filename().string();
-    if (name.starts_with(mark) && name.ends_with(kOldMark) == old &&
-        is_dead(std::string_view(name).substr(mark.size())))
+    if (name.starts_with(mark) && name.ends_with(kOldMark) && is_dead(std::string_view(name).substr(mark.size())))
       found.push_back(it->path());
   }
   return found;
@@ -65,8 +87,7 @@ std::vector<fs::path> leftovers(const fs::path& path, bool old) {
 
 fs::path detail::temporary_beside(const fs::path& path) {
   static std::atomic<int> counter = 0;
-  std::error_code ignored;
-  for (const auto& dead : leftovers(path, false)) fs::remove_all(dead, ignored);
+  remove_abandoned(parent_of(path));
   const auto name = fmt::format("{}{}-{}", mark_of(path), ::getpid(), counter++);
   return path.has_parent_path() ? path.parent_path() / name : fs::path(name);
 }
@@ -74,7 +95,7 @@ fs::path detail::temporary_beside(const fs::path& path) {
 void detail::restore_replaced(const fs::path& path) {
   std::error_code error;
   if (fs::exists(fs::symlink_status(path, error))) return;
-  const auto old = leftovers(path, true);
+  const auto old = replaced_folders(path);
   if (!old.empty()) fs::rename(old.front(), path, error);
 }
 

@@ -76,6 +76,26 @@ TEST_F(Staging, RemovesFilesFoldersAndLinks) {
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 
+TEST_F(Staging, WhatTheDeadWereWritingGoesWhateverItsName) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    AtomicFolder step(folder_ / "step-7");
+    put(step.path() / "weights", "half");
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(std::distance(fs::directory_iterator(folder_), {}), 1);
+  const auto left = fs::directory_iterator(folder_)->path().filename().string();
+  // What only looks like it stays, and so does a folder that was being replaced.
+  const std::string looks[] = {left + ".old", left + "x", left.substr(1), ".step-7.tmp-other_host-1-0"};
+  for (const auto& name : looks) fs::create_directories(folder_ / name);
+  AtomicFolder next(folder_ / "step-8");
+  EXPECT_FALSE(fs::exists(folder_ / left));
+  EXPECT_TRUE(fs::exists(next.path())) << "of a process that lives";
+  for (const auto& name : looks) EXPECT_TRUE(fs::exists(folder_ / name)) << name;
+}
+
 /// Killed at any time, a folder that is removed is there with all its files, or not at all.
 TEST_F(Staging, WhatIsRemovedIsNeverThereInPart) {
   constexpr int kFiles = 400;

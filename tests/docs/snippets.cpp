@@ -387,8 +387,16 @@ void fabric_loop(levin::Args& args, const models::VisionTransformer& model, Load
   levin::save_checkpoint("run/last", state);
   levin::load_checkpoint("run/last", state);                    // everything bound is as it was
   levin::load_raw("vit/model.safetensors", net);                // weights from elsewhere
+  levin::load_raw("optimizer.pt", opt);                         // the state of an optimizer from Python
+  levin::save_raw("optimizer.pt", opt);                         // and to Python
   auto path = levin::latest_good_checkpoint("run");             // the newest that is complete and undamaged
   levin::consolidate_checkpoint("run/last", "run/full");        // what many ranks wrote, as one process writes it
+  levin::save_raw("optimizer.pt", opt);                                       // Python: opt.load_state_dict(torch.load("optimizer.pt"))
+  levin::load_raw("optimizer.pt", opt);                                       // of torch.save(opt.state_dict(), "optimizer.pt")
+  levin::load_raw("last.ckpt", opt);                                          // of Lightning
+  levin::load_raw("last.ckpt", opt, {.key = "optimizer_states.1"});           // of its second optimizer
+  levin::save_raw("optimizer.pt", opt, {.shards = fabric.strategy().shards()});   // sharded: every rank calls, rank 0 writes
+  fabric.load_raw("optimizer.pt", opt);                                       // sharded: each rank takes its rows
   fabric.save("run/last", state);                               // every rank writes its shard
   fabric.save("run/full", state, {.full = true});               // rank 0 writes what one process would write
   fabric.load("run/full", state);                               // of either kind; each rank reads its shard

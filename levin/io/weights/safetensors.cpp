@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstring>
 #include <unordered_set>
 
 #include <ATen/ops/empty.h>
@@ -22,6 +23,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors files are
 
 constexpr uint64_t kLongestHeader = 100'000'000;
 constexpr size_t kChunkBytes = size_t{256} << 10;  // of what is read for its checksum: it stays in the cache
+constexpr size_t kWrittenBytes = size_t{1} << 20;  // what FileWriter writes without a copy of its own
 
 std::span<std::byte> bytes_of(const Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.data_ptr()), tensor.nbytes()};
@@ -49,6 +51,21 @@ void check_has_data(const std::string& name, const Tensor& tensor) {
 /// The values on the CPU, one after the other, with nothing left to be computed.
 Tensor plain(const Tensor& tensor) {
   return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
+}
+
+/// Writes bytes that another thread may be changing and returns their checksum. Each byte is read once, into memory of
+/// its own: two readings might differ, and a file whose checksum is that of other bytes cannot be loaded.
+uint32_t write_read_once(FileWriter& writer, std::span<const std::byte> bytes) {
+  thread_local std::vector<std::byte> chunk(kWrittenBytes);
+  uint32_t sum = 0;
+  for (size_t at = 0; at < bytes.size(); at += kWrittenBytes) {
+    const auto part = bytes.subspan(at, std::min(kWrittenBytes, bytes.size() - at));
+    std::memcpy(chunk.data(), part.data(), part.size());
+    const auto copy = std::span<const std::byte>(chunk).first(part.size());
+    sum = crc32c(copy, sum);
+    writer.write(copy);
+  }
+  return sum;
 }
 
 using c10::ScalarType;
@@ -251,9 +268,8 @@ std::vector<SafetensorsRecord> write_safetensors(FileWriter& writer, const Named
                 "[safetensors] \"", *item.name, "\" was announced as ", item.tensor->scalar_type(), " of shape ",
                 fmt::format("{}", item.tensor->sizes()), ", it is ", tensor.scalar_type(), " of ",
                 fmt::format("{}", tensor.sizes()));
-    const auto bytes = bytes_of(tensor);
-    writer.write(bytes);
-    records.push_back({*item.name, std::string(item.type->name), tensor.sizes().vec(), crc32c(bytes)});
+    records.push_back(
+        {*item.name, std::string(item.type->name), tensor.sizes().vec(), write_read_once(writer, bytes_of(tensor))});
   }
   return records;
 }

@@ -101,6 +101,9 @@ class TorchFile {
 void write_torch_file(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors);
 /// The same for a tree: dicts, lists, numbers, texts and tensors.
 void write_torch_tree(const std::filesystem::path& path, const StateDict& tree);
+/// The same for an optimizer's state_dict(), whose parameters are numbers in Python and not texts:
+/// {"state": {0: {...}}, "param_groups": [...]}.
+void write_torch_optimizer(const std::filesystem::path& path, const StateDict& state);
 
 /// Whether a file begins as one of torch.save does; also for the tar of torch before 0.1.10, which TorchFile refuses.
 bool is_torch_file(const std::filesystem::path& path);

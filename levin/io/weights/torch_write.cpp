@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -25,16 +26,20 @@ struct WrittenStorage {
     const auto& first = users.front();
     return whole ? static_cast<int64_t>(first.storage().nbytes() / first.element_size()) : first.numel();
   }
+  /// A copy: the archive has the checksum before the bytes, and another thread may be changing the tensor.
   Tensor data() const {
     const auto& first = users.front();
     const auto flat = whole ? first.detach().as_strided({elements()}, {1}, 0) : first.detach().contiguous();
-    return flat.cpu().contiguous();
+    const auto data = flat.cpu();
+    return data.is_alias_of(first) ? data.clone() : data;
   }
 };
 
 class TorchWriter {
  public:
-  explicit TorchWriter(const std::filesystem::path& path) : file_(path), where_(path.string()) {}
+  /// `numbered`: the dict at the top whose names are numbers.
+  explicit TorchWriter(const std::filesystem::path& path, std::string_view numbered = {})
+      : file_(path), where_(path.string()), numbered_(numbered) {}
 
   void write(const StateDict& tree) {
     collect(tree);
@@ -48,7 +53,10 @@ class TorchWriter {
       });
     }
     pickle_ = "\x80\x02";
-    put_dict(tree, true);
+    if (numbered_.empty())
+      put_dict(tree, true);
+    else
+      put_numbered(tree);
     pickle_ += '.';
 
     ZipWriter zip(file_.writer());
@@ -158,6 +166,28 @@ class TorchWriter {
     pickle_ += 'u';
   }
 
+  void put_numbered(const StateDict& tree) {
+    pickle_ += "}(";
+    for (const auto& [name, value] : tree) {
+      put_text(name);
+      if (name != numbered_) {
+        put(value);
+        continue;
+      }
+      pickle_ += "}(";
+      for (const auto& [number, item] : value.to_dict()) {
+        int64_t index = 0;
+        const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), index);
+        LEVIN_CHECK(error == std::errc() && end == number.data() + number.size(), "[torch_file] \"", where_, "\": \"",
+                    number, "\" in \"", name, "\" is not the number of a parameter");
+        put_integer(index);
+        put(item);
+      }
+      pickle_ += 'u';
+    }
+    pickle_ += 'u';
+  }
+
   void put(const StateValue& value) {
     const auto& held = value.variant();
     if (const auto* tensor = std::get_if<Tensor>(&held)) return put_tensor(*tensor);
@@ -183,6 +213,7 @@ class TorchWriter {
 
   AtomicFile file_;
   std::string where_;
+  std::string_view numbered_;
   std::vector<WrittenStorage> storages_;
   std::unordered_map<std::string, size_t> index_;
   std::string pickle_;
@@ -192,6 +223,10 @@ class TorchWriter {
 
 void write_torch_tree(const std::filesystem::path& path, const StateDict& tree) {
   TorchWriter(path).write(tree);
+}
+
+void write_torch_optimizer(const std::filesystem::path& path, const StateDict& state) {
+  TorchWriter(path, "state").write(state);
 }
 
 void write_torch_file(const std::filesystem::path& path, const std::vector<std::pair<std::string, Tensor>>& tensors) {

@@ -1,0 +1,18 @@
+#include "levin/checkpoint/save_raw.h"
+
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/checkpoint/together.h"
+#include "levin/io/weights/torch_file.h"
+
+namespace levin {
+
+void save_raw(const std::filesystem::path& path, const Optimizer& optimizer, const SaveRawOptions& options) {
+  if (!options.shards) return write_torch_optimizer(path, optimizer.state_dict());
+  auto& group = options.shards->group();
+  StateDict full = full_state_dict(optimizer.state_dict(), *options.shards);
+  detail::together(group, [&] {
+    if (group.rank() == 0) write_torch_optimizer(path, full);
+  });
+}
+
+}  // namespace levin
