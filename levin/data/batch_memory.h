@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <string>
@@ -44,6 +45,9 @@ using RowName = std::function<std::string(int64_t row)>;
 class BatchMemory {
  public:
   explicit BatchMemory(bool pinned, size_t blocks) : pinned_(pinned), most_(blocks) {}
+
+  /// Empty memory of the same kind, for a child after fork(): a thread of the parent may have locked this one.
+  std::shared_ptr<BatchMemory> renewed() const { return std::make_shared<BatchMemory>(pinned_, most_); }
 
   /// A tensor [rows, ...] of that layout.
   Tensor take(const ColumnLayout& layout, int64_t rows);

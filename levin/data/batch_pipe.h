@@ -354,6 +354,7 @@ class BatchPipe {
   }
 
   void start(Next next) {
+    if (engine_ && engine_->is_from_parent()) memory = memory->renewed();
     if (engine_)
       engine_->start([next = std::move(next)]() -> std::shared_ptr<BatchWork> { return next(); });
     else

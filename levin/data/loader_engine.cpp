@@ -8,6 +8,7 @@
 #include <deque>
 #include <fstream>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -38,6 +39,17 @@ void one_thread_per_operator() {
   if (set) set(1);
 }
 
+// After fork() the first new thread that asks for this number makes torch's own pool anew, and a second one that asks
+// meanwhile finds none. So one asks alone, before the workers do.
+void prepare_threads_of_torch() {
+  std::thread([] {
+    try {
+      at::get_num_threads();
+    } catch (const std::exception&) {  // the workers ask again, and what they throw is told
+    }
+  }).join();
+}
+
 void become_worker() {
   // Signals are for the program's own threads.
   sigset_t all;
@@ -63,6 +75,8 @@ struct Job {
 
 struct LoaderEngine::State {
   EngineOptions options;
+  /// The process that has the threads.
+  pid_t process = ::getpid();
   std::mutex mutex;
   std::condition_variable work_came, batch_came;
   Next next;
@@ -71,13 +85,23 @@ struct LoaderEngine::State {
   bool stopping = false;
   double waited = 0;
   std::exception_ptr next_error;
+  /// What ended a thread: no batch of this pass can be relied on to come.
+  std::exception_ptr thread_error;
   std::vector<std::thread> threads;
 
   void ensure_threads() {
     if (!threads.empty()) return;
     stopping = false;
     threads.reserve(static_cast<size_t>(options.workers));
-    for (int i = 0; i < options.workers; ++i) threads.emplace_back([this] { run(); });
+    try {
+      prepare_threads_of_torch();
+      for (int i = 0; i < options.workers; ++i) threads.emplace_back([this] { run(); });
+    } catch (const std::system_error& error) {
+      const auto made = threads.size();
+      stop_threads();
+      fail(concat("[data] thread ", made + 1, " of num_workers ", options.workers, " could not be started (",
+                  error.code().message(), "): ask for fewer, or raise the limit of processes (ulimit -u)"));
+    }
   }
 
   void stop_threads() {
@@ -111,7 +135,17 @@ struct LoaderEngine::State {
     return job;
   }
 
-  void run() {
+  void run() noexcept {
+    try {
+      work();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      thread_error = std::current_exception();
+      batch_came.notify_all();
+    }
+  }
+
+  void work() {
     become_worker();
     const at::NoGradGuard no_grad;
     std::unique_lock lock(mutex);
@@ -157,36 +191,63 @@ LoaderEngine::LoaderEngine(const EngineOptions& options) : state_(std::make_uniq
 }
 
 LoaderEngine::~LoaderEngine() {
-  state_->options.persistent = false;
+  own().options.persistent = false;
   end();
 }
 
+bool LoaderEngine::is_from_parent() const {
+  return state_->process != ::getpid();
+}
+
+// Threads that are gone cannot be joined, and a mutex may be theirs: what belongs to the parent is left as it is.
+LoaderEngine::State& LoaderEngine::own() {
+  if (!is_from_parent()) return *state_;
+  auto fresh = std::make_unique<State>();
+  fresh->options = state_->options;
+  fresh->next_error = std::make_exception_ptr(Error(
+      "[data] this pass of the loader was begun before fork(), and its threads are in the parent: begin a new pass "
+      "in the child"));
+  (void)state_.release();
+  state_ = std::move(fresh);
+  return *state_;
+}
+
 void LoaderEngine::start(Next next) {
+  auto& state = own();
+  bool failed = false;
   {
-    const std::lock_guard lock(state_->mutex);
-    state_->jobs.clear();
-    state_->next = std::move(next);
-    state_->next_error = nullptr;
-    state_->ended = false;
+    const std::lock_guard lock(state.mutex);
+    failed = state.thread_error != nullptr;
   }
-  state_->ensure_threads();
-  state_->work_came.notify_all();
+  if (failed) state.stop_threads();
+  {
+    const std::lock_guard lock(state.mutex);
+    state.jobs.clear();
+    state.next = std::move(next);
+    state.next_error = state.thread_error = nullptr;
+    state.ended = false;
+  }
+  state.ensure_threads();
+  state.work_came.notify_all();
 }
 
 void LoaderEngine::end() {
+  auto& state = own();
   {
-    const std::lock_guard lock(state_->mutex);
-    state_->jobs.clear();
-    state_->ended = true;
-    state_->next = nullptr;
+    const std::lock_guard lock(state.mutex);
+    state.jobs.clear();
+    state.ended = true;
+    state.next = nullptr;
   }
-  if (!state_->options.persistent) state_->stop_threads();
+  if (!state.options.persistent) state.stop_threads();
 }
 
 std::shared_ptr<BatchWork> LoaderEngine::next() {
-  auto& state = *state_;
+  auto& state = own();
   std::unique_lock lock(state.mutex);
-  const auto ready = [&] { return state.jobs.empty() ? state.ended : state.jobs.front()->done; };
+  const auto ready = [&] {
+    return state.thread_error || (state.jobs.empty() ? state.ended : state.jobs.front()->done);
+  };
   if (!ready()) {
     const auto begin = EngineClock::now();
     const auto waited = [&] { return std::chrono::duration<double>(EngineClock::now() - begin).count(); };
@@ -208,6 +269,7 @@ std::shared_ptr<BatchWork> LoaderEngine::next() {
     }
     state.waited += waited();
   }
+  if (state.thread_error) std::rethrow_exception(state.thread_error);
   if (state.jobs.empty()) {
     if (state.next_error) std::rethrow_exception(std::exchange(state.next_error, nullptr));
     return nullptr;
@@ -220,9 +282,10 @@ std::shared_ptr<BatchWork> LoaderEngine::next() {
   return job->work;
 }
 
-double LoaderEngine::waited() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->waited;
+double LoaderEngine::waited() {
+  auto& state = own();
+  const std::lock_guard lock(state.mutex);
+  return state.waited;
 }
 
 int usable_cores() {

@@ -33,7 +33,10 @@ struct EngineOptions {
 };
 
 /// Threads that make batches ahead of the one in use, in order. The unit of work is a sample (or a few small ones), so
-/// one slow image holds up nobody but its batch.
+/// one slow image holds up nobody but its batch. An error in a thread is thrown by next().
+///
+/// In a child after fork() the threads are gone: a new pass starts new ones, and the pass that was under way is an
+/// Error.
 class LoaderEngine {
  public:
   /// The next batch to make; null at the end of the pass. Called by one thread at a time, in order.
@@ -51,10 +54,15 @@ class LoaderEngine {
   /// Ends the pass, and the threads unless they are to stay.
   void end();
   /// Seconds that next() has waited, in all.
-  double waited() const;
+  double waited();
+
+  /// Whether the threads were those of the process that forked this one, and what they use may be locked for ever.
+  bool is_from_parent() const;
 
  private:
   struct State;
+  State& own();
+
   std::unique_ptr<State> state_;
 };
 

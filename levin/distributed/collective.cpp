@@ -210,8 +210,6 @@ std::shared_ptr<Collective> join_group(const Placement& placement, c10::Device d
   route.join_timeout = std::max(left(), milliseconds(5000));
   route.watch.warn_after = setting(options.wait_warning, "LEVIN_WAIT_WARNING", route.watch.warn_after);
   route.watch.silence = setting(options.silence_timeout, "LEVIN_SILENCE_TIMEOUT", route.watch.silence);
-  route.watch.stall = std::min({route.watch.stall, route.watch.warn_after, route.watch.silence});
-  route.watch.beat = std::min(route.watch.beat, route.watch.stall / 3);  // what is looked at is not older than that
   route.watch.serves_store = placement.store_is_hosted ? -1 : 0;
   std::vector<int> names(static_cast<size_t>(placement.world_size));
   std::iota(names.begin(), names.end(), 0);

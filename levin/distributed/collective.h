@@ -109,6 +109,10 @@ class Collective {
   /// Starts sends and receives, all at once (one batch of isend and irecv). Only the ranks at both ends take part, and
   /// nothing is checked in advance: sizes and dtypes of both ends must agree. What fails names `operation`.
   virtual std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages);
+
+  /// A barrier after work of some ranks whose length nobody knows, such as a download: as long as they are alive there
+  /// is no timeout.
+  virtual void barrier_without_timeout(std::string_view name) { barrier(name); }
 };
 
 /// Sends a string from `src` to all.
@@ -125,15 +129,15 @@ Tensor all_to_all(Collective& group, const Tensor& input, std::span<const int64_
 struct CollectiveOptions {
   /// "auto": nccl when each rank has a GPU of its own, else gloo. "gloo", "nccl".
   std::string backend = "auto";
-  /// How long any operation may wait for the other ranks.
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// How long any operation may wait for the other ranks. Defaults to 5 min.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
   /// How long to wait for all ranks to arrive at the start.
   std::chrono::milliseconds join_timeout = std::chrono::minutes(5);
   /// After so long in one operation a line says for whom this rank waits and what that one does. None: the variable
   /// LEVIN_WAIT_WARNING in seconds, or 30 s.
   std::optional<std::chrono::milliseconds> wait_warning = {};
   /// A rank that others wait for and that gives no sign of life for so long ends the run: it is stopped, or its machine
-  /// is gone. A rank that only computes does give signs. None: the variable LEVIN_SILENCE_TIMEOUT in seconds, or 5 min.
+  /// is gone. A rank that only computes does give signs. None: the variable LEVIN_SILENCE_TIMEOUT in seconds, or 30 s.
   std::optional<std::chrono::milliseconds> silence_timeout = {};
 };
 

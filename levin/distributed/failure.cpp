@@ -166,6 +166,22 @@ void FailureExchange::fail(std::string_view operation, const FailureReport& repo
   throw Error(line);
 }
 
+// What those are doing for whom others have waited too long.
+std::string FailureExchange::late_ranks(std::span<const std::optional<FailureReport>> reports) const {
+  const auto timed_out = [](const auto& report) { return report && report->kind == Kind::kTimedOut; };
+  if (!hooks_.doing || std::none_of(reports.begin(), reports.end(), timed_out)) return {};
+  constexpr int kShown = 3;
+  std::string text;
+  for (size_t i = 0, shown = 0; i < reports.size() && shown < kShown; ++i) {
+    if (reports[i]) continue;
+    const auto doing = hooks_.doing(names_[i]);
+    if (doing.empty()) continue;
+    text += "; " + doing;
+    ++shown;
+  }
+  return text;
+}
+
 std::string FailureExchange::agree(std::string_view operation, std::span<const int> closed, std::string_view cause) {
   std::vector<std::optional<FailureReport>> reports(names_.size());
   const auto start = Clock::now();
@@ -188,7 +204,7 @@ std::string FailureExchange::agree(std::string_view operation, std::span<const i
       break;
     std::this_thread::sleep_for(milliseconds(10));
   }
-  const auto line = explain_failure(operation, reports, closed, names_, cause);
+  const auto line = explain_failure(operation, reports, closed, names_, cause) + late_ranks(reports);
   return store_->compareSet(kVerdict, std::string(), line);
 }
 

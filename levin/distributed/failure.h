@@ -56,6 +56,8 @@ class FailureExchange {
     std::function<void()> abort;
     /// Ranks of the group whose connection is gone.
     std::function<std::vector<int>()> closed_peers;
+    /// "rank 3 has been in forward for 20 s", of a rank of the run; empty where nothing is known.
+    std::function<std::string(int)> doing = {};
   };
 
   /// `patience`: how long to wait, once something has failed, for ranks that are busy elsewhere to say what they know.
@@ -86,6 +88,7 @@ class FailureExchange {
   std::vector<int> closed_peers() const { return hooks_.closed_peers(); }
 
  private:
+  std::string late_ranks(std::span<const std::optional<FailureReport>> reports) const;
   std::string agree(std::string_view operation, std::span<const int> closed, std::string_view cause);
   void post(const FailureReport& report);
   void say_done() noexcept;

@@ -127,7 +127,13 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   process_group_->setDefaultBackend(nccl_ ? Type::NCCL : Type::GLOO);
   process_group_->setGroupName(name_);
 
+  // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
+  if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
   FailureExchange::Hooks hooks;
+  hooks.doing = [watch = std::weak_ptr(watch_)](int rank) {
+    const auto alive = watch.lock();
+    return alive ? alive->describe(rank) : std::string();
+  };
   hooks.abort = [control = control_, gloo = gloo_, nccl = nccl_, before = route_.before_abort] {
     if (*before) (*before)();
     control->abort();
@@ -154,8 +160,6 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
     watcher_.emplace(
         failures_, [nccl = nccl_] { abort_nccl(nccl); }, std::chrono::milliseconds(500), look);
   }
-  // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
-  if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
   watch_->add(trace_, failures_);
   // A rank that was quick to connect may be as quick to leave: not before the others are connected.
   if (size() > 1) meet("join", "join");
@@ -389,6 +393,18 @@ void ProcessCollective::broadcast(Tensor& tensor, int src) {
 void ProcessCollective::barrier(std::string_view name) {
   const auto call = name == "barrier" ? std::string("barrier") : fmt::format("barrier \"{}\"", name);
   meet(call, call);
+}
+
+void ProcessCollective::barrier_without_timeout(std::string_view name) {
+  struct Patient {
+    c10d::Backend& backend;
+    std::chrono::milliseconds before;
+    Patient(c10d::Backend& of, std::chrono::milliseconds usual) : backend(of), before(usual) {
+      backend.setTimeout(std::chrono::hours(24 * 365));
+    }
+    ~Patient() { backend.setTimeout(before); }
+  } const patient(*control_, route_.timeout);
+  barrier(name);
 }
 
 std::shared_ptr<Collective> ProcessCollective::part(const std::vector<int>& ranks, const std::string& name) {

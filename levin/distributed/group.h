@@ -52,6 +52,7 @@ class ProcessCollective : public Collective {
   void broadcast(Tensor& tensor, int src = 0) override;
   Tensor reduce_scatter(const Tensor& input, ReduceOp op = ReduceOp::kSum) override;
   void barrier(std::string_view name = "barrier") override;
+  void barrier_without_timeout(std::string_view name) override;
   void agree(std::string_view operation, const std::string& call) override { meet(std::string(operation), call); }
   std::vector<int64_t> exchange(std::string_view operation, int64_t number) override {
     return meet(std::string(operation), std::string(operation), number);

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "levin/core/error.h"
+
 namespace levin::detail {
 namespace {
 
@@ -21,6 +23,48 @@ double seconds(Clock::duration duration) {
 
 std::string beat_key(int rank) {
   return fmt::format("beat/{}", rank);
+}
+
+/// Times that go together.
+WatchOptions fitted(WatchOptions options) {
+  const auto first = std::min(options.warn_after, options.silence);
+  if (!options.beat) options.beat = std::clamp<std::chrono::milliseconds>(first / 3, 1ms, 1s);
+  LEVIN_CHECK(3 * *options.beat <= std::max<std::chrono::milliseconds>(options.silence, 3ms), "[join] a beat of ",
+              seconds(*options.beat), " s does not go with a silence timeout of ", seconds(options.silence),
+              " s: give a third of it or less");
+  options.stall = std::min(std::max(options.stall, 3 * *options.beat), first);
+  return options;
+}
+
+/// What a rank was last known to do; empty when nothing is known.
+std::string last_words(const std::optional<RankSnapshot>& state) {
+  if (!state) return {};
+  if (const auto* waits = state->longest_wait()) return fmt::format("last: waited in {}", waits->what);
+  if (!state->doing.empty() && !state->place.empty()) return fmt::format("last: {}, {}", state->doing, state->place);
+  if (!state->doing.empty() || !state->place.empty()) return fmt::format("last: {}{}", state->doing, state->place);
+  return state->last.empty() ? std::string() : fmt::format("last: {} ended", state->last);
+}
+
+std::string silent_line(int rank, double silent, const std::optional<RankSnapshot>& state) {
+  const auto last = last_words(state);
+  return fmt::format("rank {} has not been heard of for {:.0f} s; it may be stopped or its machine gone{}", rank,
+                     silent, last.empty() ? "" : fmt::format(" ({})", last));
+}
+
+/// What a rank does that is heard of.
+std::string present_line(int rank, const std::optional<RankSnapshot>& state) {
+  if (!state) return fmt::format("rank {} has begun no operation", rank);
+  if (const auto* waits = state->longest_wait(); waits && waits->age > 1)
+    return fmt::format("rank {} waits in {} for {:.0f} s", rank, waits->what, waits->age);
+  if (!state->doing.empty() || !state->place.empty())
+    return fmt::format("rank {} has been in {} for {:.0f} s", rank,
+                       state->doing.empty()   ? state->place
+                       : state->place.empty() ? state->doing
+                                              : fmt::format("{} ({})", state->doing, state->place),
+                       state->doing.empty() ? state->place_age : state->doing_age);
+  if (!state->last.empty())
+    return fmt::format("rank {} is alive; its last operation was {}, {:.0f} s ago", rank, state->last, state->last_age);
+  return fmt::format("rank {} is alive and has begun no operation", rank);
 }
 
 /// Every rank may have to say it, not rank 0 alone.
@@ -146,10 +190,11 @@ struct RankWatch::Talk {
 
 RankWatch::RankWatch(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, WatchOptions options)
     : rank_(rank),
-      options_(options),
-      talk_(std::make_shared<Talk>(std::move(store), rank, world_size, options.beat)),
+      options_(fitted(options)),
+      talk_(std::make_shared<Talk>(std::move(store), rank, world_size, *options_.beat)),
       pulses_(static_cast<size_t>(world_size)),
-      last_turn_(Clock::now()) {
+      last_turn_(Clock::now()),
+      last_judged_(last_turn_) {
   // Not joined but waited for: a call to a store that is gone may never come back.
   std::thread([talk = talk_] { talk->run(); }).detach();
   thread_ = std::thread([this] { run(); });
@@ -203,21 +248,19 @@ void RankWatch::run() {
 
 void RankWatch::look() {
   const auto now = Clock::now();
-  // This process itself was stopped, or its machine: what it has not heard meanwhile says nothing.
-  const bool was_away = now - std::exchange(last_turn_, now) > 5 * kTurn;
+  const auto turn = std::min<Clock::duration>(now - std::exchange(last_turn_, now), 4 * kTurn);
   auto own = talk_->snapshot();
   const auto* wait = own.longest_wait();
   const double waited = wait ? wait->age : 0;
   bool others_failed = false, store_gone = false;
-  double unanswered = 0;
   int64_t readings = 0;
   std::vector<std::optional<RankSnapshot>> states;
   {
     std::lock_guard lock(talk_->mutex);
-    if (was_away) talk_->last_answer = now;
     others_failed = talk_->others_failed;
     store_gone = talk_->finished;
-    unanswered = store_gone ? 0 : seconds(now - talk_->last_answer);
+    const bool answered = talk_->last_answer != std::exchange(last_answer_, talk_->last_answer);
+    unanswered_ = store_gone || answered ? 0 : unanswered_ + seconds(turn);
     const bool wanted = waited >= seconds(options_.stall);
     readings = talk_->readings;
     if (wanted && !talk_->wanted) {
@@ -230,11 +273,10 @@ void RankWatch::look() {
   if (waited < seconds(options_.stall)) {
     suspected_.clear();
     next_warning_ = seconds(options_.warn_after);
-    for (auto& pulse : pulses_) pulse = {-1, now};
+    for (auto& pulse : pulses_) pulse = {};
+    last_judged_ = now;
     return;
   }
-  if (was_away)
-    for (auto& pulse : pulses_) pulse.since = now;
   // The group has ended, and the operation that waits here has not noticed.
   if (others_failed) {
     std::vector<std::shared_ptr<FailureExchange>> all;
@@ -246,45 +288,51 @@ void RankWatch::look() {
     for (const auto& failures : all) failures->interrupt();
     return;
   }
-  if (unanswered > seconds(options_.silence)) {
+  if (unanswered_ > seconds(options_.silence)) {
     const auto who =
         options_.serves_store < 0 ? std::string("the launcher") : fmt::format("rank {}", options_.serves_store);
     return end_groups(fmt::format("[{}] the store has not answered for {:.0f} s; {}, which serves it, may be stopped "
                                   "or its machine gone",
-                                  wait->what.substr(0, wait->what.find_first_of(": ")), unanswered, who),
+                                  wait->what.substr(0, wait->what.find_first_of(": ")), unanswered_, who),
                       false);
   }
   states.resize(pulses_.size());
   states[static_cast<size_t>(rank_)] = own;
   if (readings != judged_) {
     judged_ = readings;
-    for (size_t i = 0; i < states.size(); ++i)
-      if (const auto tick = states[i] ? states[i]->tick : 0; tick != pulses_[i].tick) pulses_[i] = {tick, now};
+    const auto gap =
+        std::min<Clock::duration>(now - std::exchange(last_judged_, now), 2 * talk_->between_readings + 4 * kTurn);
+    for (size_t i = 0; i < states.size(); ++i) {
+      const auto tick = states[i] ? states[i]->tick : 0;
+      pulses_[i] = tick != pulses_[i].tick ? Pulse{tick} : Pulse{tick, pulses_[i].silent + seconds(gap)};
+    }
     // Twice the same: the first may have been read while a rank was on its way.
     auto line = find_deadlock(states, seconds(options_.stall));
     if (!line.empty() && line == suspected_) return end_groups(line, true);
     suspected_ = std::move(line);
     for (const int other : missing_in_longest_wait(states, rank_)) {
-      const auto silent = seconds(now - pulses_[static_cast<size_t>(other)].since);
+      const auto silent = pulses_[static_cast<size_t>(other)].silent;
       if (silent > seconds(options_.silence))
-        return end_groups(
-            fmt::format("[{}] {}", wait->what.substr(0, wait->what.find_first_of(": ")), silent_line(other, silent)),
-            true);
+        return end_groups(fmt::format("[{}] {}", wait->what.substr(0, wait->what.find_first_of(": ")),
+                                      silent_line(other, silent, states[static_cast<size_t>(other)])),
+                          true);
     }
   }
   if (waited < next_warning_) return;
-  const bool unheard = unanswered > 5 * seconds(options_.beat) + 5;
+  const bool unheard = unanswered_ > 5 * seconds(*options_.beat) + 5;
   if (!unheard && !store_gone && readings == read_before_) return;  // what the others do will be known in a moment
   next_warning_ = 2 * waited;
   if (unheard || store_gone)
     say(fmt::format("[{}] rank {} has waited for {:.0f} s, and the store {}", wait->what, rank_, waited,
-                    store_gone ? "is gone" : fmt::format("has not answered for {:.0f} s", unanswered)));
+                    store_gone ? "is gone" : fmt::format("has not answered for {:.0f} s", unanswered_)));
   else
     warn(own, *wait);
 }
 
-std::string RankWatch::silent_line(int rank, double silent) const {
-  return fmt::format("rank {} has not been heard of for {:.0f} s; it may be stopped or its machine gone", rank, silent);
+std::string RankWatch::describe(int rank) const {
+  std::lock_guard lock(talk_->mutex);
+  if (talk_->readings == 0) return {};
+  return present_line(rank, talk_->states[static_cast<size_t>(rank)]);
 }
 
 void RankWatch::warn(const RankSnapshot& own, const GroupSnapshot::Operation& wait) {
@@ -307,27 +355,9 @@ void RankWatch::warn(const RankSnapshot& own, const GroupSnapshot::Operation& wa
   std::string list;
   for (const int other : missing) {
     const auto& state = states[static_cast<size_t>(other)];
-    const auto silent = seconds(Clock::now() - pulses_[static_cast<size_t>(other)].since);
-    std::string text;
-    if (silent > 5 * seconds(options_.beat) + 2) {
-      text = silent_line(other, silent);
-      if (state && !state->place.empty()) text += fmt::format(" (last: {})", state->place);
-    } else if (!state) {
-      text = fmt::format("rank {} has begun no operation", other);
-    } else if (const auto* waits = state->longest_wait(); waits && waits->age > 1) {
-      text = fmt::format("rank {} waits in {} for {:.0f} s", other, waits->what, waits->age);
-    } else if (!state->doing.empty() || !state->place.empty()) {
-      text = fmt::format("rank {} has been in {} for {:.0f} s", other,
-                         state->doing.empty()   ? state->place
-                         : state->place.empty() ? state->doing
-                                                : fmt::format("{} ({})", state->doing, state->place),
-                         state->doing.empty() ? state->place_age : state->doing_age);
-    } else if (!state->last.empty()) {
-      text =
-          fmt::format("rank {} is alive; its last operation was {}, {:.0f} s ago", other, state->last, state->last_age);
-    } else {
-      text = fmt::format("rank {} is alive and has begun no operation", other);
-    }
+    const auto silent = pulses_[static_cast<size_t>(other)].silent;
+    const auto text =
+        silent > 5 * seconds(*options_.beat) + 2 ? silent_line(other, silent, state) : present_line(other, state);
     list += (list.empty() ? "" : "; ") + text;
   }
   say(fmt::format("[{}] rank {} has waited for {:.0f} s: {}", wait.what, rank_, wait.age,

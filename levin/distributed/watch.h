@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -21,14 +22,16 @@ class Store;
 namespace levin::detail {
 
 struct WatchOptions {
-  /// How often a rank says that it is alive.
-  std::chrono::milliseconds beat = std::chrono::seconds(1);
-  /// An operation that takes longer is looked at: do the ranks wait for each other?
+  /// How often a rank says that it is alive; three times and more within `silence`. None: 1 s, or as often as
+  /// `warn_after` and `silence` need.
+  std::optional<std::chrono::milliseconds> beat = {};
+  /// An operation that takes longer is looked at: do the ranks wait for each other? At least three beats; at most
+  /// `warn_after` and `silence`.
   std::chrono::milliseconds stall = std::chrono::seconds(3);
   /// After so long a line says for whom this rank waits.
   std::chrono::milliseconds warn_after = std::chrono::seconds(30);
   /// A rank that is waited for and says nothing for so long ends the group.
-  std::chrono::milliseconds silence = std::chrono::minutes(5);
+  std::chrono::milliseconds silence = std::chrono::seconds(30);
   /// The rank that serves the store; -1: a launcher.
   int serves_store = -1;
 };
@@ -52,6 +55,9 @@ class RankWatch {
   void set_place(std::string_view place);
   void set_doing(std::string_view doing);
   std::string place() const;
+  /// "rank 3 has been in forward for 20 s", as this rank read it last; empty while it has not.
+  std::string describe(int rank) const;
+  const WatchOptions& options() const { return options_; }
 
  private:
   struct Talk;
@@ -59,7 +65,6 @@ class RankWatch {
   void look();
   void warn(const RankSnapshot& own, const GroupSnapshot::Operation& wait);
   void end_groups(const std::string& line, bool store_answers);
-  std::string silent_line(int rank, double seconds) const;
 
   const int rank_;
   const WatchOptions options_;
@@ -73,12 +78,16 @@ class RankWatch {
   /// How often the others had been read when the wait began.
   int64_t read_before_ = 0;
   double next_warning_ = 0;
+  /// Silence is counted from reading to reading, and of a long gap between two little: while this process or the store
+  /// was stopped, nobody could be heard of.
   struct Pulse {
     int64_t tick = -1;
-    std::chrono::steady_clock::time_point since;
+    double silent = 0;
   };
   std::vector<Pulse> pulses_;
-  std::chrono::steady_clock::time_point last_turn_;
+  std::chrono::steady_clock::time_point last_turn_, last_judged_, last_answer_;
+  /// Seconds without an answer of the store, counted likewise.
+  double unanswered_ = 0;
   std::thread thread_;
 };
 

@@ -325,17 +325,17 @@ class Fabric {
   }
 
   /// Runs `f` on rank 0 first (`local`: on each node's local rank 0), then on the others: for downloads. Returns what f
-  /// does.
+  /// does. The others wait as long as f takes, whatever the timeout of the strategy.
   template <std::invocable F>
   auto rank_zero_first(F&& f, bool local = false) {
     const bool first = local ? local_rank() == 0 : global_rank() == 0;
-    if (!first) barrier("rank_zero_first");
+    if (!first) wait_for_first();
     if constexpr (std::is_void_v<std::invoke_result_t<F>>) {
       f();
-      if (first) barrier("rank_zero_first");
+      if (first) wait_for_first();
     } else {
       auto result = f();
-      if (first) barrier("rank_zero_first");
+      if (first) wait_for_first();
       return result;
     }
   }
@@ -465,6 +465,7 @@ class Fabric {
       return optim::adapt(std::forward<O>(optimizer));
   }
 
+  void wait_for_first();
   void launch_with(const Args* args);
   void save_tree(const std::string& path, const StateDict& state, const SaveOptions& options);
   void save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write);

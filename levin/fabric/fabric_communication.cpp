@@ -31,6 +31,10 @@ ShardMap* shard_map(Strategy* strategy) {
 
 }  // namespace
 
+void Fabric::wait_for_first() {
+  if (world_size() > 1) strategy().group().barrier_without_timeout("rank_zero_first");
+}
+
 void Fabric::barrier(std::string_view name) {
   if (world_size() > 1) strategy().group().barrier(name);
 }

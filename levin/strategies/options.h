@@ -42,8 +42,8 @@ struct DdpOptions {
   bool sync_batchnorm = false;
   /// "auto" (nccl when each rank has a GPU of its own, else gloo), "gloo" (ranks may then share a GPU), "nccl".
   std::string process_group_backend = "auto";
-  /// How long a collective may wait for the other ranks.
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  /// How long a collective may wait for the other ranks. Defaults to 5 min.
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 /// In what dtypes a sharded module computes. What is left open follows the run's precision: "bf16-mixed" gathers and
@@ -101,7 +101,7 @@ struct FsdpOptions {
   std::string state_dict_type = "sharded";
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 /// Where a part of the training state lives, in DeepSpeed's words.
@@ -147,7 +147,7 @@ struct ZeroOptions {
   /// "sharded" or "full", as in FsdpOptions.
   std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 /// Strategy "colossalai": parameters in chunks that move between the device, the other ranks and host memory as space
@@ -189,7 +189,7 @@ struct GeminiOptions {
   /// "sharded" or "full", as in FsdpOptions.
   std::string state_dict_type = "sharded";
   std::string process_group_backend = "auto";
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 /// Strategy "pipeline": the model is cut into stages, and each rank has some of them. A batch is computed in
@@ -222,7 +222,7 @@ struct PipelineOptions {
   bool sync_module_states = true;
   /// "auto", "gloo", "nccl", as in DdpOptions.
   std::string process_group_backend = "auto";
-  std::chrono::milliseconds timeout = std::chrono::minutes(30);
+  std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
 /// Strategy "model_parallel": a model that is split over ranks (tp) and whose state is sharded over other ranks

@@ -24,6 +24,7 @@ class ForwardingCollective : public Collective {
   void broadcast(Tensor& tensor, int src) override { inner_.broadcast(tensor, src); }
   Tensor reduce_scatter(const Tensor& input, ReduceOp op) override { return inner_.reduce_scatter(input, op); }
   void barrier(std::string_view name) override { inner_.barrier(name); }
+  void barrier_without_timeout(std::string_view name) override { inner_.barrier_without_timeout(name); }
   void agree(std::string_view operation, const std::string& call) override { inner_.agree(operation, call); }
   c10::intrusive_ptr<c10d::ProcessGroup> process_group() const override { return inner_.process_group(); }
   c10::intrusive_ptr<c10d::Store> store() const override { return inner_.store(); }

@@ -4,8 +4,10 @@
 
 namespace levin {
 
-LastRun::LastRun(TrainerOptions options) : run_(std::make_unique<detail::Run>(std::move(options))) {}
-LastRun::~LastRun() = default;
+LastRun::LastRun(TrainerOptions options) : run_(std::make_shared<detail::Run>(std::move(options))) {}
+LastRun::~LastRun() {
+  run_->abandoned = true;
+}
 
 void Trainer::launch() {
   run_->launch(nullptr);
@@ -16,15 +18,18 @@ void Trainer::launch(const Args& args) {
 
 void Trainer::run_fit(TrainModuleBase& module, DataModuleBase* data, detail::AnyLoaders train, detail::AnyLoaders val,
                       const FitOptions& options) {
-  run_->fit(module, data, std::move(train), std::move(val), options);
+  const auto run = run_;
+  run->fit(module, data, std::move(train), std::move(val), options);
 }
 std::vector<EvaluationResult> Trainer::run_evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data,
                                                     detail::AnyLoaders loaders, const EvaluateOptions& options) {
-  return run_->evaluate(stage, module, data, std::move(loaders), options);
+  const auto run = run_;
+  return run->evaluate(stage, module, data, std::move(loaders), options);
 }
 std::vector<std::vector<StepOutput>> Trainer::run_predict(TrainModuleBase& module, DataModuleBase* data,
                                                           detail::AnyLoaders loaders, const PredictOptions& options) {
-  return run_->predict(module, data, std::move(loaders), options);
+  const auto run = run_;
+  return run->predict(module, data, std::move(loaders), options);
 }
 
 void LastRun::save_checkpoint(const std::filesystem::path& path, bool weights_only) {

@@ -73,9 +73,14 @@ class LastRun {
 
  protected:
   explicit LastRun(TrainerOptions options);
+  /// During a fit, from its own step or another thread: the fit ends after the batch under way, with a warning. The
+  /// module and the data must still live as long as the fit.
   ~LastRun();
+  LastRun(const LastRun&) = delete;
+  LastRun& operator=(const LastRun&) = delete;
 
-  std::unique_ptr<detail::Run> run_;
+  /// Shared with the call that runs, which may outlive the trainer.
+  std::shared_ptr<detail::Run> run_;
 };
 
 namespace detail {

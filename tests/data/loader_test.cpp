@@ -1,5 +1,6 @@
 #include "levin/data/loader.h"
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <fstream>
@@ -8,7 +9,10 @@
 #include <thread>
 
 #include <dirent.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "levin/core/error.h"
 #include "levin/testing/error_of.h"
@@ -367,6 +371,99 @@ TEST(Random, BelongsToItsKey) {
   EXPECT_NEAR(sum / 20000, 0, 0.03);
   EXPECT_NEAR(squares / 20000, 1, 0.04);
   EXPECT_NEAR(betas / 20000, 0.25, 0.01);
+}
+
+/// What a forked child of this process says through a pipe; "" when it did not end within a minute.
+std::string in_a_child(const std::function<std::string()>& body) {
+  int ends[2] = {-1, -1};
+  if (::pipe(ends) != 0) return "no pipe";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);  // a child that hangs dies of it
+    std::string text;
+    try {
+      text = body();
+    } catch (const std::exception& error) {
+      text = std::string("error: ") + error.what();
+    }
+    const bool written = ::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size());
+    ::_exit(written ? 0 : 1);
+  }
+  ::close(ends[1]);
+  std::string text;
+  std::array<char, 256> part{};
+  for (ssize_t n = 0; (n = ::read(ends[0], part.data(), part.size())) > 0;)
+    text.append(part.data(), static_cast<size_t>(n));
+  ::close(ends[0]);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? text : "ended by signal " + std::to_string(WTERMSIG(status));
+}
+
+int64_t sum_of(DataLoader<Batch>& loader) {
+  int64_t sum = 0;
+  for (auto& batch : loader) sum += batch["index"].sum().item<int64_t>();
+  return sum;
+}
+
+TEST(LoaderAfterFork, AChildBeginsPassesWithThreadsOfItsOwn) {
+  auto loader = make_loader(Drawing{64}, {.batch_size = 4, .num_workers = 2, .persistent_workers = true});
+  auto it = loader.begin();  // a pass is under way, and threads wait
+  for (int again = 0; again < 3; ++again)
+    EXPECT_EQ(in_a_child([&] { return std::to_string(sum_of(loader)) + " " + std::to_string(sum_of(loader)); }),
+              "2016 2016");
+  EXPECT_EQ((*it)["index"].size(0), 4);
+  EXPECT_EQ(sum_of(loader), 2016);
+}
+
+TEST(LoaderAfterFork, APassOfTheParentIsAnError) {
+  auto loader = make_loader(Drawing{64}, {.batch_size = 4, .num_workers = 2});
+  auto it = loader.begin();
+  EXPECT_THAT(in_a_child([&] {
+                for (int i = 0; i < 20; ++i) ++it;
+                return std::string("went on");
+              }),
+              ::testing::HasSubstr("begun before fork()"));
+}
+
+TEST(LoaderAfterFork, ALoaderOfTheParentCanBeDestroyedInAChild) {
+  auto loader = std::make_unique<DataLoader<Batch>>(
+      make_loader(Drawing{64}, {.batch_size = 4, .num_workers = 2, .persistent_workers = true}));
+  EXPECT_EQ(sum_of(*loader), 2016);
+  EXPECT_EQ(in_a_child([&] {
+              loader.reset();
+              return std::string("gone");
+            }),
+            "gone");
+}
+
+// Torch's pool of threads is made anew after fork() when it is first used, by all workers at once.
+TEST(LoaderAfterFork, ManyChildrenStartManyWorkers) {
+  (void)at::ones({1 << 16}).exp();
+  for (int child = 0; child < 20; ++child)
+    ASSERT_EQ(in_a_child([&] {
+                auto loader = make_loader(Drawing{64}, {.batch_size = 4, .num_workers = 8});
+                return std::to_string(sum_of(loader));
+              }),
+              "2016");
+}
+
+/// Work whose bookkeeping fails in a thread of the engine, outside of the making of samples.
+class FailingWork final : public detail::BatchWork {
+ public:
+  int64_t samples() const override { throw Error("[test] no number of samples"); }
+  void make(int64_t) noexcept override {}
+  void finish() override {}
+  std::string name() const override { return "work"; }
+};
+
+TEST(LoaderEngine, AnErrorInItsThreadReachesTheConsumer) {
+  detail::LoaderEngine engine({.workers = 2});
+  for (int pass = 0; pass < 2; ++pass) {
+    engine.start([] { return std::make_shared<FailingWork>(); });
+    EXPECT_EQ(error_of([&] { engine.next(); }), "[test] no number of samples");
+    EXPECT_EQ(error_of([&] { engine.next(); }), "[test] no number of samples");
+  }
 }
 
 }  // namespace

@@ -3,13 +3,17 @@
 
 #include <csignal>
 #include <filesystem>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unistd.h>
 
+#include "levin/testing/error_of.h"
 #include "levin/testing/eventually.h"
 #include "levin/testing/ranks.h"
 
@@ -237,7 +241,12 @@ TEST(Watch, NamesARankThatIsStopped) {
       2,
       [&](Collective& ranks) -> std::string {
         const auto pids = gather_strings(ranks, std::to_string(::getpid()));
-        if (ranks.rank() == 1) ::raise(SIGSTOP);
+        if (ranks.rank() == 1) {
+          ranks.note_place("batch 3 of its dataloader");
+          ranks.note_doing("forward of block3");
+          std::this_thread::sleep_for(2500ms);  // until it has said so to the store
+          ::raise(SIGSTOP);
+        }
         heard.listen();
         std::string error;
         try {
@@ -250,8 +259,159 @@ TEST(Watch, NamesARankThatIsStopped) {
       },
       options);
   EXPECT_THAT(results[0].text, AllOf(HasSubstr("[barrier] rank 1 has not been heard of for "),
-                                     HasSubstr(" s; it may be stopped or its machine gone\n"),
+                                     HasSubstr(" s; it may be stopped or its machine gone (last: forward of block3, "
+                                               "batch 3 of its dataloader)\n"),
                                      HasSubstr("warning: [barrier] rank 0 has waited for ")));
+}
+
+/// Processes that do nothing but compute, on the core that this process is bound to for as long.
+class BusyCore {
+ public:
+  explicit BusyCore(int processes) {
+    sched_getaffinity(0, sizeof before_, &before_);
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    for (int core = 0; core < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++core)
+      if (CPU_ISSET(core, &before_)) CPU_SET(core, &one);
+    sched_setaffinity(0, sizeof one, &one);
+    for (int i = 0; i < processes; ++i) {
+      const pid_t pid = ::fork();
+      if (pid == 0) {
+        ::alarm(120);
+        for (volatile uint64_t n = 0;;) n = n + 1;
+      }
+      pids_.push_back(pid);
+    }
+  }
+  ~BusyCore() {
+    for (const pid_t pid : pids_) {
+      ::kill(pid, SIGKILL);
+      ::waitpid(pid, nullptr, 0);
+    }
+    sched_setaffinity(0, sizeof before_, &before_);
+  }
+  BusyCore(const BusyCore&) = delete;
+  BusyCore& operator=(const BusyCore&) = delete;
+
+ private:
+  cpu_set_t before_{};
+  std::vector<pid_t> pids_;
+};
+
+TEST(Watch, BlamesNobodyOnABusyCore) {
+  auto options = watched();
+  options.collective.silence_timeout = 3s;
+  options.errors_expected = false;
+  const BusyCore busy(4);
+  run_ranks(
+      2,
+      [](Collective& ranks) {
+        // A rank that computes for longer than the silence that ends a group, and one that waits for it.
+        if (ranks.rank() == 1) {
+          const auto end = std::chrono::steady_clock::now() + 8s;
+          for (volatile uint64_t n = 0; std::chrono::steady_clock::now() < end;) n = n + 1;
+        }
+        ranks.barrier();
+      },
+      options);
+}
+
+TEST(Watch, EndsForAStoppedRankOnABusyCore) {
+  auto options = watched();
+  options.collective.silence_timeout = 3s;
+  const BusyCore busy(4);
+  const auto results = run_ranks(
+      2,
+      [](Collective& ranks) -> std::string {
+        const auto pids = gather_strings(ranks, std::to_string(::getpid()));
+        if (ranks.rank() == 1) ::raise(SIGSTOP);
+        const auto begin = std::chrono::steady_clock::now();
+        std::string error;
+        try {
+          ranks.barrier();
+        } catch (const std::exception& e) {
+          error = e.what();
+        }
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+        ::kill(std::stoi(pids[1]), SIGKILL);
+        return (waited.count() < 30 ? "in time: " : "late: ") + error;
+      },
+      options);
+  EXPECT_THAT(results[0].text, HasSubstr("in time: [barrier] rank 1 has not been heard of for "));
+}
+
+// While the store could not be reached nobody could say that he lives, and while this process was stopped it could not
+// hear of it.
+TEST(Watch, ItsOwnStopIsNotSilenceOfOthers) {
+  auto options = watched();
+  options.collective.silence_timeout = 4s;
+  options.errors_expected = false;
+  run_ranks(
+      2,
+      [](Collective& ranks) {
+        const auto pids = gather_strings(ranks, std::to_string(::getpid()));
+        if (ranks.rank() == 1) {
+          // Rank 0 waits, is stopped for longer than the limit, and continues beside a rank that computes.
+          std::this_thread::sleep_for(4s);
+          ::kill(std::stoi(pids[0]), SIGSTOP);
+          std::this_thread::sleep_for(7s);
+          ::kill(std::stoi(pids[0]), SIGCONT);
+          std::this_thread::sleep_for(2s);
+        }
+        ranks.barrier();
+      },
+      options);
+}
+
+TEST(Watch, SaysWhatALateRankDoesAtTheTimeout) {
+  auto options = watched();
+  options.collective.timeout = 6s;
+  options.collective.silence_timeout = 60s;
+  const auto results = run_ranks(
+      2,
+      [](Collective& ranks) {
+        if (ranks.rank() == 1) {
+          ranks.note_place("batch 3 of its dataloader");
+          ranks.note_doing("forward");
+          std::this_thread::sleep_for(14s);
+        }
+        ranks.barrier("x");
+      },
+      options);
+  EXPECT_THAT(results[0].error,
+              ::testing::StartsWith("[barrier \"x\"] rank 1 did not arrive within 6 s; rank 1 has been "
+                                    "in forward (batch 3 of its dataloader) for "));
+}
+
+TEST(Watch, ABarrierWithoutTimeoutWaitsLonger) {
+  auto options = watched();
+  options.collective.timeout = 1s;
+  options.errors_expected = false;
+  run_ranks(
+      2,
+      [](Collective& ranks) {
+        if (ranks.rank() == 0) std::this_thread::sleep_for(3s);
+        ranks.barrier_without_timeout("download");
+        ranks.barrier();
+      },
+      options);
+}
+
+TEST(WatchOptions, ABeatThatIsAskedForIsTheBeat) {
+  const auto fitted = [](detail::WatchOptions asked) {
+    const detail::RankWatch watch(c10::make_intrusive<c10d::HashStore>(), 0, 2, asked);
+    return watch.options();
+  };
+  const auto defaults = fitted({});
+  EXPECT_EQ(*defaults.beat, 1s);
+  EXPECT_EQ(defaults.stall, 3s);
+  EXPECT_EQ(defaults.silence, 30s);
+  const auto slow = fitted({.beat = 5s});
+  EXPECT_EQ(*slow.beat, 5s);
+  EXPECT_EQ(slow.stall, 15s);  // what is looked at is not older than that
+  EXPECT_EQ(*fitted({.silence = 600ms}).beat, 200ms);
+  EXPECT_EQ(testing::error_of([&] { fitted({.beat = 20s}); }),
+            "[join] a beat of 20 s does not go with a silence timeout of 30 s: give a third of it or less");
 }
 
 TEST(Watch, SaysWhatARankDidThatHasLeft) {

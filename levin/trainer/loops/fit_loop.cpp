@@ -74,10 +74,7 @@ void validate_if_due(Run& run) {
 void after_batch(Run& run) {
   validate_if_due(run);
   if (!run.state.batch_stepped) return;
-  // The count of batches is that of the batch just done.
-  --run.state.progress.batch;
-  step_schedulers(run, "step", /*plateau=*/true);
-  ++run.state.progress.batch;
+  step_schedulers(run, "step", /*plateau=*/true, run.state.progress.batch);
 }
 
 /// The batches of an epoch. Returns when the epoch is over, or the run.
@@ -93,7 +90,7 @@ void run_batches(Run& run) {
   const bool is_over = progress.batch > 0 && state.batches_done;
   state.is_last_batch = is_over || (batches && progress.batch >= *batches);
   // Batches of another size may have no last one left.
-  if (state.is_last_batch && !is_over) step_schedulers(run, "epoch", /*plateau=*/false);
+  if (state.is_last_batch && !is_over) step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
   // What a checkpoint cut off: the validation after its last batch, and what follows it. A run that ended here has done
   // that.
   if (progress.batch > 0 && !std::exchange(progress.epoch_cut, false)) after_batch(run);
@@ -126,14 +123,14 @@ void run_batches(Run& run) {
       state.leave_batch();
       // The epoch ends here, and schedulers that count epochs count it.
       state.is_last_batch = true;
-      step_schedulers(run, "epoch", /*plateau=*/false);
+      step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
       break;
     }
     state.batch_stepped = run_training_batch(run, batch, at.batch_idx, output);
     if (!run.plan.barebones) run.loss_watch.add(output.loss, progress.epoch, at.batch_idx);
 
-    if (state.batch_stepped) step_schedulers(run, "step", /*plateau=*/false);
-    if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/false);
+    if (state.batch_stepped) step_schedulers(run, "step", /*plateau=*/false, progress.batch + 1);
+    if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
     call_callbacks<Hook::on_train_batch_end>(run, output, batch, at.batch_idx);
     call_module(run, Hook::on_train_batch_end, [&] { module.any_batch_end(Stage::kTrain, output, batch, at); });
     state.place.set_site(kNoLogging);
@@ -163,7 +160,7 @@ void close_epoch(Run& run) {
   auto& state = run.state;
   const bool trains = run.model.module->automatic_optimization && !run.model.optimizers.empty();
   run.loss_watch.end_epoch(state.progress.epoch, trains);
-  if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/true);
+  if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/true, state.progress.epoch + 1);
   log_epoch_row(run);
   run.metrics.train.reset();
   state.in_epoch_end = state.batches_done = state.progress.closing_epoch = state.progress.epoch_cut = false;

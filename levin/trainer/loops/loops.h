@@ -16,6 +16,7 @@ void run_eval_loop(Run& run, Stage stage, int64_t limit = -1);
 std::vector<std::vector<StepOutput>> run_predict_loop(Run& run, bool keep);
 /// Whether the batch made an optimizer step.
 bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, StepOutput& output);
-void step_schedulers(Run& run, std::string_view interval, bool plateau);
+/// `done`: batches or epochs that are done, by the interval.
+void step_schedulers(Run& run, std::string_view interval, bool plateau, int64_t done);
 
 }  // namespace levin::detail

@@ -146,12 +146,11 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
   return steps;
 }
 
-void step_schedulers(Run& run, std::string_view interval, bool plateau) {
+void step_schedulers(Run& run, std::string_view interval, bool plateau, int64_t done) {
   if (!run.model.module->automatic_optimization || run.state.forward_only) return;
   for (auto& config : run.model.schedulers) {
     if (config.interval != interval || config.scheduler.needs_metric() != plateau) continue;
-    const int64_t count = (interval == "step" ? run.state.progress.batch : run.state.progress.epoch) + 1;
-    if (count % config.frequency != 0) continue;
+    if (done % config.frequency != 0) continue;
     std::optional<double> metric;
     if (plateau) {
       metric = detail::metric(run, config.monitor);

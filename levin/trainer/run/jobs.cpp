@@ -105,6 +105,7 @@ void Run::rewind_batch() {
 void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders train, AnyLoaders val,
               const FitOptions& options) {
   LEVIN_CHECK(state.stage == Stage::kIdle, "[trainer.fit] this trainer is at work already");
+  launch(nullptr);  // before the run: hooks need the ranks
   try {
     state = {.stage = Stage::kTrain, .fitting = true};
     data = {.asked_train = std::move(train), .asked_val = std::move(val)};
@@ -170,6 +171,7 @@ bool Run::begin_evaluation(Stage stage, TrainModuleBase& module, DataModuleBase*
 std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module, DataModuleBase* data_module,
                                             AnyLoaders loaders, const EvaluateOptions& options) {
   LEVIN_CHECK(state.stage == Stage::kIdle, "[trainer] this trainer is at work already");
+  launch(nullptr);
   const auto name = stage_name(stage);
   std::vector<EvaluationResult> results;
   try {
@@ -196,6 +198,7 @@ std::vector<EvaluationResult> Run::evaluate(Stage stage, TrainModuleBase& module
 std::vector<std::vector<StepOutput>> Run::predict(TrainModuleBase& module, DataModuleBase* data_module,
                                                   AnyLoaders loaders, const PredictOptions& options) {
   LEVIN_CHECK(state.stage == Stage::kIdle, "[trainer.predict] this trainer is at work already");
+  launch(nullptr);
   std::vector<std::vector<StepOutput>> outputs;
   try {
     if (begin_evaluation(Stage::kPredict, module, data_module, std::move(loaders), options.ckpt_path))

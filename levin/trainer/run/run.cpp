@@ -56,10 +56,6 @@ Run::Run(TrainerOptions asked)
   fabric = std::make_unique<Fabric>(plan.fabric);
 }
 
-Run::~Run() {
-  if (model.module && model.module->has_trainer()) model.module->set_context(nullptr);
-}
-
 void Run::launch(const Args* args) {
   if (args) return fabric->launch(*args);
   if (fabric->plan().world_size() == 1) return fabric->launch();
@@ -71,8 +67,6 @@ void Run::launch(const Args* args) {
 
 void Run::begin(TrainModuleBase& module, DataModuleBase* data_module, std::string_view stage,
                 const std::string& ckpt_path) {
-  launch(nullptr);
-  if (model.module && model.module != &module && model.module->has_trainer()) model.module->set_context(nullptr);
   model = {.module = &module, .data = data_module};
   module.set_context(&context);
   plan = resolved_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -41,7 +42,6 @@ struct RunModel {
 class Run {
  public:
   explicit Run(TrainerOptions asked);
-  ~Run();
 
   // The four jobs (jobs.cpp).
   void fit(TrainModuleBase& module, DataModuleBase* data, AnyLoaders train, AnyLoaders val, const FitOptions& options);
@@ -70,6 +70,8 @@ class Run {
   PartLogs* parts = nullptr;
   /// Steps of a tuner run, which are not compiled.
   bool in_trial = false;
+  /// The Trainer is gone, perhaps in another thread.
+  std::atomic<bool> abandoned = false;
   /// What callbacks and modules see of all this.
   RunContext context{*this};
 

@@ -75,6 +75,14 @@ void request_stop(Run& run, std::string_view reason) {
 
 void check_stop_requests(Run& run) {
   if (run.state.window_open) return;
+  if (run.abandoned.exchange(false)) {
+    if (run.state.fitting)
+      log_warning(concat("[trainer] the Trainer was destroyed during its fit (epoch ", run.state.progress.epoch,
+                         ", batch ", run.state.progress.batch, "), which ends here; keep it until fit returns"));
+    else
+      log_warning("[trainer] the Trainer was destroyed while it was at work; keep it until the call returns");
+    request_stop(run, "its Trainer was destroyed");
+  }
   if (run.fabric->world_size() == 1 || !run.state.fitting) {
     if (const int signal = SignalFlags::pending(); signal != 0 && run.signals) [[unlikely]]
       end_by_signal(run, signal);
