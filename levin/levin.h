@@ -27,6 +27,7 @@
 #include "levin/data/text/token_rows.h"
 #include "levin/data/text_dataset.h"
 #include "levin/data/token_dataset.h"
+#include "levin/data/torch_dataset.h"
 #include "levin/data/transforms/transforms.h"
 #include "levin/devices/accelerator.h"
 #include "levin/distributed/collective.h"

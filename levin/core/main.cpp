@@ -3,11 +3,13 @@
 #include <charconv>
 #include <cstdio>
 #include <exception>
+#include <mutex>
 
 #include <c10/util/Exception.h>
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
+#include "levin/core/shape_errors.h"
 #include "levin/core/words.h"
 
 namespace levin {
@@ -22,7 +24,24 @@ T parse_number(std::string_view name, const std::string& text, const char* kind)
   return value;
 }
 
+std::mutex explanation_mutex;
+std::string explanation;
+
+/// What torch says where tensors do not fit together, outside of a call that names its module and its input.
+std::string explained(const std::exception& error) {
+  auto line = one_line(error);
+  const bool of_shapes = dynamic_cast<const c10::Error*>(&error) && line.find("(unit ") == std::string::npos &&
+                         (line.find("shape") != std::string::npos || line.find("size") != std::string::npos);
+  const std::lock_guard lock(explanation_mutex);
+  return of_shapes && !explanation.empty() ? line + " (" + explanation + ")" : line;
+}
+
 }  // namespace
+
+void explain_shape_errors(const std::string& clause) {
+  const std::lock_guard lock(explanation_mutex);
+  explanation = clause;
+}
 
 const std::string* Args::find(std::string_view name) const {
   asked_.emplace_back(name);
@@ -60,6 +79,17 @@ double Args::get(std::string_view name, double otherwise) const {
   return value ? parse_number<double>(name, *value, "a number") : otherwise;
 }
 
+bool Args::get(std::string_view name, bool otherwise) const {
+  const auto* value = find(name);
+  if (!value) return otherwise;
+  if (value->empty()) return true;
+  for (const char* yes : {"true", "yes", "on", "1"})
+    if (*value == yes) return true;
+  for (const char* no : {"false", "no", "off", "0"})
+    if (*value == no) return false;
+  throw Error(detail::concat("[args] --", name, " \"", *value, "\" is not true or false"));
+}
+
 bool Args::has(std::string_view name) const {
   return find(name) != nullptr;
 }
@@ -89,7 +119,7 @@ int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noex
     log_info(one_line(stopped));
     return 128 + stopped.signal();
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "error: %s\n", one_line(error).c_str());
+    std::fprintf(stderr, "error: %s\n", explained(error).c_str());
   } catch (...) {
     std::fprintf(stderr, "error: an exception of an unknown type was thrown\n");
   }

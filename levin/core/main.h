@@ -20,6 +20,8 @@ class Args {
   int64_t get(std::string_view name, int64_t otherwise) const;
   int64_t get(std::string_view name, int otherwise) const { return get(name, static_cast<int64_t>(otherwise)); }
   double get(std::string_view name, double otherwise) const;
+  /// `--name` alone is true; so are the values true, yes, on and 1. False are false, no, off and 0.
+  bool get(std::string_view name, bool otherwise) const;
   /// Whether the flag `--name` was given.
   bool has(std::string_view name) const;
   /// Throws when a flag was given that nobody asked for with get() or has(): names it and the nearest known one.

@@ -42,10 +42,10 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntr
                                 options.ignore_index, options.label_smoothing);
 }
 
-Tensor binary_cross_entropy(const Tensor& logits, const Tensor& target, std::string_view reduction) {
-  check_same_shape("binary_cross_entropy", logits, target);
+Tensor binary_cross_entropy_with_logits(const Tensor& logits, const Tensor& target, std::string_view reduction) {
+  check_same_shape("binary_cross_entropy_with_logits", logits, target);
   return at::binary_cross_entropy_with_logits(logits, target.to(logits.scalar_type()), {}, {},
-                                              reduction_of("binary_cross_entropy", reduction));
+                                              reduction_of("binary_cross_entropy_with_logits", reduction));
 }
 
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, std::string_view reduction) {

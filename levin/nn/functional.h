@@ -26,7 +26,8 @@ struct CrossEntropyOptions {
 Tensor cross_entropy(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& options = {});
 
 /// Binary cross entropy of logits with targets in [0, 1], any equal shapes.
-Tensor binary_cross_entropy(const Tensor& logits, const Tensor& target, std::string_view reduction = "mean");
+Tensor binary_cross_entropy_with_logits(const Tensor& logits, const Tensor& target,
+                                        std::string_view reduction = "mean");
 
 /// Negative log likelihood of log probabilities [N, C, ...] with class indices [N, ...].
 Tensor nll_loss(const Tensor& log_probs, const Tensor& target, std::string_view reduction = "mean");

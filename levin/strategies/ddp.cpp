@@ -94,6 +94,14 @@ class OpenReducer : public c10d::Reducer {
     const bool exchanges_uses = find_unused_parameters_ && !static_graph_ && next_bucket_ == buckets_.size();
     return next_bucket_ + (exchanges_uses && local_used_work_ ? 1 : 0);
   }
+  /// Gradients in buckets become tensors of their own over that memory. Torch's Optimizer::zero_grad detaches in place,
+  /// which it refuses for a view.
+  void own_views() {
+    std::lock_guard lock(mutex_);
+    for (auto& bucket : buckets_)
+      for (auto* views : {&bucket.bucket_views_in, &bucket.bucket_views_out})
+        for (auto& view : *views) view = view.variable_data();
+  }
   /// The part of a bucket that belongs to a parameter.
   Tensor bucket_view(size_t param) {
     std::lock_guard lock(mutex_);
@@ -176,11 +184,12 @@ class QuietWarnings : public c10::WarningHandler {
 class DdpModule : public ModuleSync, private UnevenInputs {
  public:
   DdpModule(torch::nn::Module& module, std::shared_ptr<Collective> group, const DdpOptions& options,
-            std::vector<NamedState> parameters, int number, bool captured)
+            std::vector<NamedState> parameters, std::vector<NamedState> frozen, int number, bool captured)
       : number_(number),
         group_(std::move(group)),
         options_(options),
         parameters_(std::move(parameters)),
+        frozen_(std::move(frozen)),
         buffers_(detail::changing_buffers(module)) {
     std::vector<Tensor> tensors;
     std::unordered_map<size_t, std::string> names;
@@ -209,6 +218,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
                                              options_.find_unused_parameters, options_.gradient_as_bucket_view,
                                              std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
                                              /*use_python_reducer=*/false, std::vector<int64_t>{});
+    reducer_->own_views();
     logger_ = std::make_shared<c10d::Logger>(reducer_);
     reducer_->set_logger(logger_);
     on_stream.reset();
@@ -365,6 +375,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->delay_all_reduce(); });
       for (const auto& parameter : parameters_) has_gradient_.push_back(parameter.tensor.grad().defined());
     }
+    if (sync_) average_thawed();
     if (reducer_->finalized()) return;
     if (!reducer_->began()) fail_shared("no parameter of the module took part in the loss");
     try {
@@ -402,6 +413,27 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       recover(*most);
     else
       failures->leave({FailureReport::Kind::kFailed, line});
+  }
+
+  /// Parameters that were frozen at setup and train now: the reducer does not know them. What no rank has a gradient of
+  /// has none.
+  void average_thawed() {
+    const at::NoGradGuard no_grad;
+    std::vector<Tensor> thawed;
+    for (const auto& state : frozen_)
+      if (state.tensor.requires_grad()) thawed.push_back(state.tensor);
+    if (thawed.empty()) return;
+    std::vector<int64_t> here;
+    for (const auto& param : thawed) here.push_back(param.grad().defined());
+    auto used = at::tensor(here, at::kLong).to(thawed[0].device());
+    group_->all_reduce(used, ReduceOp::kMax);
+    used = used.cpu();
+    for (size_t i = 0; i < thawed.size(); ++i) {
+      if (used.const_data_ptr<int64_t>()[i] == 0) continue;
+      auto& grad = thawed[i].mutable_grad();
+      if (!grad.defined()) grad = at::zeros_like(thawed[i]);
+      group_->all_reduce(grad, ReduceOp::kMean);
+    }
   }
 
   /// How many ranks make a step now; a rank that does not says so.
@@ -533,6 +565,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     if (builds)
       group_->run("ddp", [&](c10d::ProcessGroup&) {
         reducer_->rebuild_buckets();
+        reducer_->own_views();
         ++rebuilt_;
       });
   }
@@ -540,22 +573,30 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   /// Ends the group because gradients did not come. `message` is what the reducer says.
   [[noreturn]] void fail_unused(const std::string& message) {
     std::vector<std::string> names;
+    bool frozen = true;
     for (const auto index : indices_without_gradient(message))
-      if (index < parameters_.size()) names.push_back(fmt::format("\"{}\"", parameters_[index].name));
+      if (index < parameters_.size()) {
+        names.push_back(fmt::format("\"{}\"", parameters_[index].name));
+        frozen = frozen && !parameters_[index].tensor.requires_grad();
+      }
     constexpr size_t kShown = 8;
     auto list = fmt::format("{}", fmt::join(std::span(names).first(std::min(kShown, names.size())), ", "));
     if (names.size() > kShown) list += fmt::format(" and {} more", names.size() - kShown);
-    fail_shared(names.empty() ? "some parameters got no gradient"
-                              : fmt::format("parameter{} {} got no gradient", names.size() == 1 ? "" : "s", list));
+    const auto what = fmt::format("parameter{} {}", names.size() == 1 ? "" : "s", list);
+    if (names.empty()) fail_shared("some parameters got no gradient");
+    if (!frozen) fail_shared(what + " got no gradient");
+    fail_shared(what + " frozen after setup",
+                "freeze before fabric.setup, or set find_unused_parameters (strategy "
+                "\"ddp_find_unused_parameters_true\") to freeze at any time");
   }
 
-  [[noreturn]] void fail_shared(const std::string& what) {
+  [[noreturn]] void fail_shared(const std::string& what, const char* way_out = nullptr) {
     constexpr auto kAdvice =
         "let every parameter take part in the loss, freeze it (requires_grad = false), or set find_unused_parameters "
         "(strategy "
         "\"ddp_find_unused_parameters_true\")";
     constexpr auto kAdviceUnused = "find_unused_parameters needs at least one that does";
-    const auto* advice = options_.find_unused_parameters ? kAdviceUnused : kAdvice;
+    const auto* advice = way_out ? way_out : options_.find_unused_parameters ? kAdviceUnused : kAdvice;
     group_->failures()->fail("ddp",
                              {FailureReport::Kind::kShared, fmt::format("[ddp] {} on {{ranks}}; {}", what, advice)});
   }
@@ -564,6 +605,8 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   const std::shared_ptr<Collective> group_;
   const DdpOptions options_;
   const std::vector<NamedState> parameters_;
+  /// The rest, at setup.
+  const std::vector<NamedState> frozen_;
   const std::vector<NamedState> buffers_;
   std::shared_ptr<OpenReducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;
@@ -599,6 +642,8 @@ std::string DdpModule::prepare_capture(bool) {
   if (joining_) return "ranks join uneven inputs, and say in every step whether they continue";
   if (options_.comm_hook == "powersgd") return "comm_hook \"powersgd\" counts its steps on the host";
   if (reducer_->has_sparse()) return "ddp sums sparse gradients, whose sizes change";
+  if (std::ranges::any_of(frozen_, [](const auto& state) { return state.tensor.requires_grad(); }))
+    return "parameters that were frozen at setup train now, and are averaged after backward";
   if (!std::exchange(kernels_loaded_, true)) detail::load_pass_kernels(reducer_->buckets());
   return {};
 }
@@ -639,13 +684,13 @@ std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module)
   detail::check_same_states(*group_, "buffer", buffers);
   detail::broadcast_states(*group_, parameters);
   detail::broadcast_states(*group_, buffers);
-  std::vector<NamedState> trained;
-  for (const auto& parameter : parameters)
-    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+  std::vector<NamedState> trained, frozen;
+  for (const auto& parameter : parameters) (parameter.tensor.requires_grad() ? trained : frozen).push_back(parameter);
   if (trained.empty()) return nullptr;
   auto options = options_;
   options.sync_batchnorm = options.sync_batchnorm || sync_batchnorm_;
-  return std::make_unique<DdpModule>(module, group_, options, std::move(trained), modules_++, captured_);
+  return std::make_unique<DdpModule>(module, group_, options, std::move(trained), std::move(frozen), modules_++,
+                                     captured_);
 }
 
 }  // namespace levin

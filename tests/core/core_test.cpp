@@ -50,10 +50,22 @@ TEST(Args, ReadsBothFormsAndRefusesWords) {
   EXPECT_TRUE(args.has("quiet"));
   EXPECT_NO_THROW(args.check_all_used());
   EXPECT_EQ(args.get("missing", "x"), "x");
+  EXPECT_TRUE(args.get("quiet", false));
+  EXPECT_TRUE(args.get("absent", true));
   const char* bad[] = {"prog", "--epochs", "three", "--epcohs", "2"};
   Args wrong(5, const_cast<char**>(bad));
   EXPECT_THROW((void)wrong.get("epochs", 1), Error);
   EXPECT_THROW(wrong.check_all_used(), Error);
+}
+
+TEST(Args, ReadsFlagsOfYesAndNo) {
+  const char* argv[] = {"prog", "--compile", "true", "--shuffle=no", "--fast", "--deep", "maybe"};
+  Args args(7, const_cast<char**>(argv));
+  EXPECT_TRUE(args.get("compile", false));
+  EXPECT_FALSE(args.get("shuffle", true));
+  EXPECT_TRUE(args.get("fast", false));
+  EXPECT_FALSE(args.get("absent", false));
+  EXPECT_EQ(error_of([&] { (void)args.get("deep", false); }), "[args] --deep \"maybe\" is not true or false");
 }
 
 TEST(Words, FormatsForPeople) {

@@ -289,6 +289,10 @@ void ShardGroup::add_grads(const Tensor& reduced) {
       grads_ = reduced;
     return;
   }
+  if (incoming_.defined()) {  // of an earlier reduction of this backward
+    if (arrival_ && !is_capturing()) arrival_();
+    settle_host();
+  }
   auto into = empty_grads();
   into.copy_(reduced, /*non_blocking=*/true);
   if (grads_.defined())
@@ -345,7 +349,8 @@ void ShardGroup::give_grads() {
   const at::NoGradGuard no_grad;
   for (auto& param : params_) {
     auto& grad = param.param.mutable_grad();
-    const auto now = param.grad_offset < 0 || !grads_.defined() ? Tensor() : grad_part(grads_, param);
+    // A tensor of its own, no view: torch's Optimizer::zero_grad detaches in place.
+    const auto now = param.grad_offset < 0 || !grads_.defined() ? Tensor() : grad_part(grads_, param).variable_data();
     grad = std::exchange(param.kept_grad, {});
     if (!grad.defined())
       grad = now;
