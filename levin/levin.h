@@ -2,8 +2,8 @@
 
 // The whole of Levin in one include.
 #include "levin/checkpoint/checkpoint.h"
-#include "levin/checkpoint/save_raw.h"
 #include "levin/checkpoint/checkpoint_format.h"
+#include "levin/checkpoint/save_raw.h"
 #include "levin/checkpoint/state.h"
 #include "levin/core/batch.h"
 #include "levin/core/each_tensor.h"
@@ -91,5 +91,6 @@
 #include "levin/trainer/callbacks/tuning/lr_finder.h"
 #include "levin/trainer/callbacks/weight_averaging.h"
 #include "levin/trainer/data_module.h"
+#include "levin/trainer/nonfinite.h"
 #include "levin/trainer/train_module.h"
 #include "levin/trainer/trainer.h"

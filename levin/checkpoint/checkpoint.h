@@ -124,8 +124,8 @@ StateDict full_state_dict(const StateDict& state, ShardMap& shards, FullStateOpt
 void verify_checkpoint(const std::filesystem::path& folder);
 
 /// The newest checkpoint in a folder of checkpoints that passes verification; those that do not are passed over, with a
-/// line that says why. Nothing when there is none; an Error when there are some and none passes, so that no run begins
-/// anew unasked. `format`: one besides Levin's own that checkpoints may have.
+/// line that says why. Nothing when there is none; an Error when there are some and none passes, so that no run
+/// starts again unasked. `format`: one besides Levin's own that checkpoints may have.
 std::optional<std::filesystem::path> latest_good_checkpoint(const std::filesystem::path& folder,
                                                             const CheckpointFormat* format = nullptr);
 

@@ -331,7 +331,7 @@ std::optional<fs::path> latest_good_checkpoint(const fs::path& folder, const Che
     }
   }
   LEVIN_CHECK(damaged == 0, "[checkpoint.load] none of the ", damaged, " checkpoints in \"", folder.string(),
-              "\" can be loaded; the lines above say why; to begin anew, move them away");
+              "\" can be loaded; the lines above say why; to start from the beginning, move them away");
   return std::nullopt;
 }
 

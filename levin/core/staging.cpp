@@ -59,8 +59,8 @@ bool is_abandoned(std::string_view name, std::string_view host) {
          is_dead(numbers);
 }
 
-/// What processes of this host that are no more were writing into a folder, under whatever name: a run that has gone on
-/// does not write the same names again.
+/// What processes of this host that are no more were writing into a folder, under whatever name: a run that has
+/// continued does not write the same names again.
 void remove_abandoned(const fs::path& folder) {
   std::error_code error, ignored;
   std::vector<fs::path> found;

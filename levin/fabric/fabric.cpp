@@ -68,7 +68,11 @@ Fabric::Fabric() : Fabric(FabricOptions{}) {}
 Fabric::Fabric(FabricOptions options) : options_(std::move(options)), core_(std::make_shared<detail::FabricCore>()) {
   core_->plan = resolve(options_, levin::detail::cuda_accelerator().device_count());
   core_->accelerator = &levin::accelerator(core_->plan.accelerator);
-  if (core_->plan.precision.scales_loss) core_->scaler = std::make_unique<GradScaler>(options_.plugins.grad_scaler);
+  if (core_->plan.precision.scales_loss)
+    core_->scaler = std::make_unique<GradScaler>(options_.plugins.grad_scaler);
+  else if (options_.skip_nonfinite)
+    core_->scaler = std::make_unique<GradScaler>(GradScaler::that_skips());
+  core_->plan.precision.scales_loss = core_->scaler != nullptr;  // strategies go by it
 }
 
 Fabric::~Fabric() {

@@ -49,6 +49,9 @@ struct FabricOptions {
   std::vector<std::shared_ptr<Logger>> loggers = {};
   /// Steps made by `fabric.compile` are captured in CUDA graphs; `false`: they are called as they are.
   bool compile = false;
+  /// An optimizer step whose loss, or a gradient, is inf or nan on any rank changes nothing on any; nobody waits for
+  /// the device. (16-mixed always does so.)
+  bool skip_nonfinite = false;
 };
 
 /// What a run will do: the options with every "auto" answered. A plain value, printable, made without touching

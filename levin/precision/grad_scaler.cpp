@@ -26,7 +26,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
 
 Tensor GradScaler::scale(const Tensor& loss) {
   begin_step();
-  if (!scale_.defined() || scale_.device() != loss.device())
+  if (!scale_.defined() || scale_.device() != loss.device() || !skipped_.defined())
     levin::detail::refuse_capture("the loss scale is not on the device yet");
   if (!scale_.defined()) {
     const auto fp32 = at::TensorOptions().device(loss.device()).dtype(at::kFloat);
@@ -36,8 +36,26 @@ Tensor GradScaler::scale(const Tensor& loss) {
   if (scale_.device() != loss.device()) {  // restored from a checkpoint, before the device was known
     scale_ = scale_.to(loss.device());
     growth_tracker_ = growth_tracker_.to(loss.device());
+    skipped_.reset();
   }
-  return loss * scale_;
+  if (!skipped_.defined()) skipped_ = at::zeros({}, scale_.options().dtype(at::kLong));
+  if (!fixed_) return loss * scale_;
+  // 1, or nan where the loss is inf or nan: its gradients tell the other ranks, and one that has none itself.
+  const auto here = loss.detach();
+  return loss * (here * 0 + 1);
+}
+
+GradScaler GradScaler::that_skips() {
+  GradScaler scaler({.init_scale = 1});
+  scaler.fixed_ = true;
+  return scaler;
+}
+
+int64_t GradScaler::take_skipped_steps() {
+  if (!skipped_.defined()) return 0;
+  const auto count = skipped_.item<int64_t>();
+  skipped_.zero_();
+  return count;
 }
 
 GradScaler::PerOptimizer& GradScaler::of(const Optimizer& optimizer) {
@@ -115,6 +133,12 @@ void GradScaler::update() {
     found = found.defined() ? found + state->found_inf : state->found_inf;
   }
   LEVIN_CHECK(found.defined(), "[grad_scaler] update() before any optimizer stepped");
+  skipped_.add_(found > 0);
+  if (fixed_) {
+    std::erase_if(per_optimizer_, [](const auto& state) { return state->stepped; });
+    for (const auto& state : per_optimizer_) state->left = true;
+    return;
+  }
   if (before_.scale.defined()) {  // done again, with what was found since
     scale_.copy_(before_.scale);
     growth_tracker_.copy_(before_.growth_tracker);
@@ -145,6 +169,7 @@ double GradScaler::current_scale() const {
 }
 
 StateDict GradScaler::state_dict() const {
+  if (fixed_) return {};
   return {{"scale", current_scale()},
           {"growth_factor", options_.growth_factor},
           {"backoff_factor", options_.backoff_factor},
@@ -154,6 +179,7 @@ StateDict GradScaler::state_dict() const {
 
 void GradScaler::load_state_dict(const StateDict& state) {
   before_ = {};
+  if (fixed_ || state.empty()) return;
   options_.init_scale = state.at("scale").to_double();
   options_.growth_factor = state.at("growth_factor").to_double();
   options_.backoff_factor = state.at("backoff_factor").to_double();

@@ -72,6 +72,9 @@ struct GradScalerOptions {
 class GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});
+  /// One whose scale is 1 for ever: all it does is to leave out the steps of which the loss or a gradient is inf or
+  /// nan, on all ranks. It has no state to save.
+  static GradScaler that_skips();
 
   /// loss * scale
   Tensor scale(const Tensor& loss);
@@ -88,6 +91,9 @@ class GradScaler {
   void abandon_step();
   /// What comes belongs to another step than the last update(). scale() says so; a graph that is replayed cannot.
   void begin_step();
+
+  /// Steps that were left out since this was asked last; the host waits for the device.
+  int64_t take_skipped_steps();
 
   /// There is no loss: the next step of an optimizer is left out, and the scale stays as it is. Holds until scale().
   void skip_step() { skips_ = true; }
@@ -120,6 +126,10 @@ class GradScaler {
   std::function<void(Tensor&)> share_;
   std::vector<std::shared_ptr<PerOptimizer>> per_optimizer_;
   bool skips_ = false;
+  /// The scale stays 1.
+  bool fixed_ = false;
+  /// Counted on the device.
+  Tensor skipped_;
 };
 
 }  // namespace levin

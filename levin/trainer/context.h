@@ -160,6 +160,16 @@ class TrainerContext : public RunPosition {
   }
   /// The path of the checkpoint this run resumed from, or that validate, test or predict loaded; empty: none.
   virtual const std::filesystem::path& ckpt_path() const = 0;
+  /// That path was found by ckpt_path "last", and not named by the user: the run continues the collection of the
+  /// one before.
+  virtual bool resumes_last() const { return false; }
+
+  /// Whether all weights that are trained are finite, on all ranks. When they are not a line says so, and no checkpoint
+  /// is written. Every rank must call.
+  virtual bool weights_are_finite() { return true; }
+  /// Whether loss and gradients of the batch under way were finite, on all ranks, as far as the host knows: on a GPU it
+  /// learns of it later.
+  virtual bool step_is_finite() const { return true; }
 
   /// Calls the model outside of its steps, from a hook: in the run's precision, with parameters gathered where they are
   /// sharded. Every rank must call.

@@ -124,7 +124,7 @@ std::optional<fs::path> best_checkpoint(const std::vector<CallbackRef>& callback
   return {};
 }
 
-std::optional<fs::path> last_checkpoint(const std::vector<CallbackRef>& callbacks, TrainerContext& run) {
+LastCheckpoint last_checkpoint(const std::vector<CallbackRef>& callbacks, TrainerContext& run, bool resumes) {
   const auto own = run.log_dir() / "checkpoints";
   std::vector<fs::path> folders;
   for (const auto& callback : callbacks)
@@ -134,14 +134,30 @@ std::optional<fs::path> last_checkpoint(const std::vector<CallbackRef>& callback
   // A run that starts again has a new folder for its logs: what it resumes from is in that of an earlier one.
   if (!run.loggers().empty())
     for (const auto& version : earlier_versions(run.log_dir())) folders.push_back(version / "checkpoints");
-  for (const auto& folder : folders)
-    if (auto found = newest_checkpoint(folder, run.fabric().checkpoint_format())) return found;
+  size_t refused = 0;
+  fs::path first_refused;
+  for (const auto& folder : folders) {
+    const auto search = search_checkpoints(folder, run.fabric().checkpoint_format(), resumes);
+    if (!search.refused.empty() && refused == 0) first_refused = folder;
+    refused += search.refused.size();
+    if (search.furthest.empty()) continue;
+    for (const auto& [path, progress] : search.behind)
+      log_info(concat("[trainer] ckpt_path \"last\": passed over ", path.string(), ", which is at ",
+                      progress.to_string(), "; ", search.furthest.filename().string(), " is at ",
+                      search.progress.to_string()));
+    LastCheckpoint last{.path = search.furthest, .interrupted = search.furthest.parent_path() / kInterruptedName};
+    if (!fs::exists(last.interrupted)) last.interrupted.clear();
+    return last;
+  }
+  LEVIN_CHECK(refused == 0, "[trainer] ckpt_path \"last\": none of the ", refused, " checkpoints in \"",
+              first_refused.string(),
+              "\" can be loaded, and the lines above say why; without ckpt_path the run starts from the beginning");
   return {};
 }
 
 fs::path interrupted_path(const std::vector<CallbackRef>& callbacks, TrainerContext& run) {
   const auto* keeper = first_of<ModelCheckpoint>(callbacks);
-  return (keeper ? keeper->dirpath() : run.log_dir() / "checkpoints") / "interrupted.ckpt";
+  return (keeper ? keeper->dirpath() : run.log_dir() / "checkpoints") / kInterruptedName;
 }
 
 std::optional<int64_t> newest_hpc_number(const fs::path& folder) {

@@ -158,7 +158,13 @@ struct TrainerOptions {
   /// Captures the steps in CUDA graphs and replays them (docs/compile.md). What cannot be captured runs eagerly, and a
   /// line says why.
   bool compile = false;
+  /// What becomes of an optimizer step whose loss or gradients are nan or inf on any rank: "stop" ends the run on all
+  /// ranks, "skip" leaves the step out on all ranks, "warn" makes it, with a warning (docs/trainer.md).
+  std::string on_nonfinite = "stop";
 };
+
+/// TrainerOptions::on_nonfinite.
+enum class NonFinitePolicy { kStop, kSkip, kWarn };
 
 /// What a run will do: every default filled in, every name known, contradictions refused. Printable, and made without
 /// data or hardware.
@@ -192,6 +198,7 @@ struct TrainerPlan {
   int64_t reload_every_n_epochs = 0;
   std::filesystem::path root_dir;
   bool autolog_hparams = true;
+  NonFinitePolicy on_nonfinite = NonFinitePolicy::kStop;
   /// max_epochs was not given and nothing else ends the run.
   bool max_epochs_is_default = false;
 

@@ -1,4 +1,5 @@
 // What was asked becomes what will be done; every refusal is here, before anything starts.
+#include <algorithm>
 #include <cmath>
 
 #include <fmt/format.h>
@@ -56,6 +57,13 @@ void check_barebones(const TrainerOptions& asked) {
   refuse(asked.profiler.is_set(), "profiler");
 }
 
+NonFinitePolicy policy_of(const std::string& word) {
+  static const std::vector<std::string> kWords{"stop", "skip", "warn"};
+  const auto found = std::find(kWords.begin(), kWords.end(), word);
+  if (found == kWords.end()) fail_unknown("trainer", "on_nonfinite", word, kWords);
+  return static_cast<NonFinitePolicy>(found - kWords.begin());
+}
+
 }  // namespace
 
 TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
@@ -66,7 +74,8 @@ TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
                  .num_nodes = asked.num_nodes,
                  .precision = asked.precision,
                  .plugins = asked.plugins,
-                 .compile = asked.compile};
+                 .compile = asked.compile,
+                 .skip_nonfinite = asked.on_nonfinite == "skip"};
   plan.devices = resolve(plan.fabric, cuda_devices);
 
   if (asked.barebones) check_barebones(asked);
@@ -143,6 +152,7 @@ TrainerPlan resolve_trainer(const TrainerOptions& asked, int cuda_devices) {
   plan.reload_every_n_epochs = asked.reload_dataloaders_every_n_epochs;
   plan.root_dir = asked.default_root_dir.empty() ? std::filesystem::path(".") : asked.default_root_dir;
   plan.autolog_hparams = asked.enable_autolog_hparams;
+  plan.on_nonfinite = policy_of(asked.on_nonfinite);
 
   if (plan.fast_dev_run > 0) {
     plan.limit_train = plan.limit_val = plan.limit_test = plan.limit_predict = plan.fast_dev_run;

@@ -34,7 +34,9 @@ std::vector<std::vector<StepOutput>> Trainer::run_predict(TrainModuleBase& modul
 
 void LastRun::save_checkpoint(const std::filesystem::path& path, bool weights_only) {
   LEVIN_CHECK(run_->model.module, "[trainer.save_checkpoint] nothing has run yet");
-  detail::write_checkpoint(*run_, path, weights_only);
+  const bool written = detail::write_checkpoint(*run_, path, weights_only);
+  LEVIN_CHECK(written, "[trainer.save_checkpoint] \"", path.string(),
+              "\" was not written: weights are nan or inf, and no run could use them");
 }
 int64_t LastRun::current_epoch() const {
   return progress().epoch;

@@ -149,6 +149,9 @@ void fields(TrainerOptions& o, auto f) {
   f("default_root_dir", o.default_root_dir, "folder for logs and checkpoints; default: the current folder");
   f("enable_autolog_hparams", o.enable_autolog_hparams, "log the hyperparameters");
   f("compile", o.compile, "capture steps in CUDA graphs and replay them");
+  f("on_nonfinite", o.on_nonfinite,
+    "what to do when the loss or the gradients of a step are NaN or inf: end the run, leave the step out, or warn",
+    {"stop", "skip", "warn"});
 }
 
 namespace {

@@ -90,7 +90,7 @@ void expect_next(const Tied& net, const std::string& name) {
 
 class OptimizerState : public testing::FolderTest {};
 
-TEST_F(OptimizerState, OfTorchGoesOnHere) {
+TEST_F(OptimizerState, OfTorchContinuesHere) {
   for (const std::string name : {"adamw", "sgd"}) {
     Trained trained(name);
     auto fresh = optimizer_of(name, *trained.net);

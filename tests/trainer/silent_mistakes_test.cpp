@@ -33,6 +33,12 @@ TEST(SilentMistakes, ALogOutsideOfARunIsSaid) {
   EXPECT_THAT(text, HasSubstr("trainer.fit"));
 }
 
+TrainerOptions that_warns(int64_t epochs) {
+  auto o = quiet({}, epochs);
+  o.on_nonfinite = "warn";
+  return o;
+}
+
 /// A loss of the test's choice at one batch.
 struct Bad : Net {
   StepOutput training_step(const Batch& batch, const StepInfo& at) override {
@@ -47,7 +53,7 @@ TEST(SilentMistakes, ALossThatIsNotFiniteIsSaidOnceWithItsPlace) {
   for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     Bad net;
     net.value = value;
-    const auto text = testing::captured_stderr([&] { Trainer(quiet({}, 3)).fit(net, loader(16, 4)); });
+    const auto text = testing::captured_stderr([&] { Trainer(that_warns(3)).fit(net, loader(16, 4)); });
     EXPECT_EQ(count_of(text, "the loss is nan or inf"), 1u) << text;
     EXPECT_THAT(text, HasSubstr("epoch 1, batch 2"));
     EXPECT_THAT(text, HasSubstr("detect_anomaly"));
@@ -57,7 +63,7 @@ TEST(SilentMistakes, ALossThatIsNotFiniteIsSaidOnceWithItsPlace) {
 TEST(SilentMistakes, EveryFitWarnsAgain) {
   Bad net;
   net.value = std::numeric_limits<double>::infinity();
-  Trainer trainer(quiet({}, 2));
+  Trainer trainer(that_warns(2));
   for (int i = 0; i < 2; ++i)
     EXPECT_EQ(count_of(testing::captured_stderr([&] { trainer.fit(net, loader(16, 4)); }), "the loss is nan or inf"),
               1u);

@@ -364,7 +364,7 @@ void check_optimizer_in_backward(std::string_view strategy, const PrecisionPlan&
       " needs norms over the shards of all ranks, and optimizer_in_backward steps each unit alone; use AdamW or "
       "SGD, or leave optimizer_in_backward out");
   LEVIN_CHECK(!precision.scales_loss, "[", strategy, "] optimizer_in_backward cannot wait for the loss scaler of ",
-              "precision \"", precision.name, "\"; use \"bf16-mixed\", or leave it out");
+              "precision \"", precision.name, "\" or for skip_nonfinite; leave one of them out");
 }
 
 ParamShards ShardedStrategy::shards_of_params() const {

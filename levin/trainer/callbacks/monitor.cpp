@@ -9,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/words.h"
 #include "levin/trainer/context.h"
+#include "levin/trainer/nonfinite.h"
 
 namespace levin::detail {
 
@@ -18,7 +19,8 @@ bool is_rehearsal(const TrainerContext& run) {
 
 bool can_save_on(const std::exception& error, const TrainerContext& run) {
   if (is_rehearsal(run)) return false;
-  return run.fabric().world_size() == 1 || dynamic_cast<const Interrupted*>(&error) != nullptr;
+  return run.fabric().world_size() == 1 || dynamic_cast<const Interrupted*>(&error) != nullptr ||
+         dynamic_cast<const NonFiniteError*>(&error) != nullptr;
 }
 
 bool has_validation(const TrainerContext& run) {

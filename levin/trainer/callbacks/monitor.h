@@ -16,7 +16,8 @@ namespace levin::detail {
 /// A run in which nothing is kept and nobody stops: fast_dev_run, a sanity check, anything but fit().
 bool is_rehearsal(const TrainerContext& run);
 /// Whether a state can be kept when this exception ends the run: in a fit that is no rehearsal, and with several ranks
-/// only when a signal ends all of them. An exception of one rank alone leaves the others somewhere else.
+/// only when a signal or a step that is not finite ends all of them. An exception of one rank alone leaves the others
+/// somewhere else.
 bool can_save_on(const std::exception& error, const TrainerContext& run);
 /// Whether fit() validates at all.
 bool has_validation(const TrainerContext& run);

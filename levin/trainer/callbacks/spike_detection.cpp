@@ -33,7 +33,9 @@ void SpikeDetection::on_fit_start(TrainerContext&) {
 void SpikeDetection::on_train_batch_end(TrainerContext& run, const StepOutput& output, const AnyBatch&,
                                         int64_t batch_idx) {
   constexpr int64_t kSeldom = 50;
-  if (output.loss.defined()) pending_.emplace_back(batch_idx, output.loss.detach());
+  const bool finite = run.step_is_finite();
+  if (!finite) pending_.emplace_back(batch_idx, at::scalar_tensor(std::numeric_limits<double>::quiet_NaN()));
+  if (output.loss.defined() && finite) pending_.emplace_back(batch_idx, output.loss.detach());
   // Without a logger no row is ever due.
   const int64_t every = run.plan().log_every_n_steps > 0 ? run.plan().log_every_n_steps : kSeldom;
   if (run.fabric().device().is_cpu() || run.row_is_due() || ++unchecked_ >= every) check(run);

@@ -38,7 +38,7 @@ struct SpikeDetectionOptions {
   std::optional<double> rtol = 2.0;
   /// The file of batches to leave out, or its folder. Defaults to skip_batches.json in default_root_dir.
   std::filesystem::path exclude_batches_path = {};
-  /// A loss that is nan or infinite is a spike, too.
+  /// A loss that is nan or infinite is a spike, too, and so are gradients, where the host knows of them (on the CPU).
   bool finite_only = true;
 };
 

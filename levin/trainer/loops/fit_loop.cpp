@@ -130,9 +130,11 @@ void run_batches(Run& run) {
     if (!run.plan.barebones) run.loss_watch.add(output.loss, progress.epoch, at.batch_idx);
 
     if (state.batch_stepped) step_schedulers(run, "step", /*plateau=*/false, progress.batch + 1);
-    if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
+    // A step that was left out comes again, and with it the end of the epoch.
+    if (state.is_last_batch && !run.finite.bad) step_schedulers(run, "epoch", /*plateau=*/false, progress.epoch + 1);
     call_callbacks<Hook::on_train_batch_end>(run, output, batch, at.batch_idx);
     call_module(run, Hook::on_train_batch_end, [&] { module.any_batch_end(Stage::kTrain, output, batch, at); });
+    check_finite(run);
     state.place.set_site(kNoLogging);
     if (state.batch_stepped) log_step_row(run);
     output = StepOutput();
@@ -160,6 +162,11 @@ void close_epoch(Run& run) {
   auto& state = run.state;
   const bool trains = run.model.module->automatic_optimization && !run.model.optimizers.empty();
   run.loss_watch.end_epoch(state.progress.epoch, trains);
+  check_finite(run);
+  if (auto* scaler = run.fabric->grad_scaler(); scaler && run.plan.on_nonfinite == NonFinitePolicy::kSkip)
+    if (const auto skipped = scaler->take_skipped_steps(); skipped > 0)
+      log_warning(concat("[trainer] ", skipped, " steps of epoch ", state.progress.epoch,
+                         " were left out: their loss or gradients were nan or inf"));
   if (state.is_last_batch) step_schedulers(run, "epoch", /*plateau=*/true, state.progress.epoch + 1);
   log_epoch_row(run);
   run.metrics.train.reset();

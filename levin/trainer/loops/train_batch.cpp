@@ -49,7 +49,7 @@ struct Closure {
       run.state.place.set_doing("optimizer_step");
       return loss;
     }
-    backward(run, loss);
+    backward(run, guarded_loss(run, loss));
     if (steps) before_update(optimizer);
     run.state.place.set_doing("optimizer_step");
     return loss;
@@ -65,6 +65,7 @@ struct Closure {
       output = run_in_parts(run, Stage::kTrain, batch, at, parts, 1.0 / static_cast<double>(run.plan.accumulate));
     }
     call<Hook::on_after_backward>(run);
+    guarded_loss(run, output.loss);
     if (steps) before_update(optimizer);
     run.state.place.set_doing("optimizer_step");
     return output.loss / run.plan.accumulate;
@@ -81,6 +82,7 @@ struct Closure {
   void before_update(Optimizer& optimizer) {
     if (run.fabric->grad_scaler()) run.fabric->unscale_gradients(optimizer);
     call<Hook::on_before_optimizer_step>(run, optimizer);
+    if (refuses_gradients(run, optimizer)) return;
     run.state.place.set_doing("configure_gradient_clipping");
     const auto time = run.hooks.span(Action::kClip);
     const auto& plan = run.plan;
@@ -127,6 +129,7 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
   auto& state = run.state;
   if (!state.window_open) state.window_begin = batch_idx;
   const bool steps = batch_idx + 1 - state.window_begin >= run.plan.accumulate || state.is_last_batch;
+  if (!state.window_open) run.finite = {};
   Closure closure{run, batch, at, output, !state.window_open, steps};
   const auto whole_step = [&] {
     if (!steps) {
@@ -141,9 +144,11 @@ bool run_training_batch(Run& run, const AnyBatch& batch, int64_t batch_idx, Step
     run_compiled(run, *compiled, closure, output, whole_step);
   else
     whole_step();
-  state.window_open = !steps;
-  if (steps) ++state.progress.global_step;
-  return steps;
+  // A step that was left out is no step: the batch, or its window, comes again when the run is resumed.
+  const bool stepped = steps && !run.finite.bad;
+  state.window_open = !stepped;
+  if (stepped) ++state.progress.global_step;
+  return stepped;
 }
 
 void step_schedulers(Run& run, std::string_view interval, bool plateau, int64_t done) {

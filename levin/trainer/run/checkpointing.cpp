@@ -4,13 +4,19 @@
 #include <optional>
 #include <utility>
 
+#include <ATen/ops/scalar_tensor.h>
+
+#include "levin/checkpoint/checkpoint_format.h"
 #include "levin/checkpoint/format.h"
 #include "levin/checkpoint/module_state.h"
 #include "levin/checkpoint/state_copy.h"
 #include "levin/checkpoint/together.h"
 #include "levin/core/error.h"
+#include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/core/version.h"
+#include "levin/nn/named_tensors.h"
+#include "levin/optim/step/finite.h"
 #include "levin/trainer/run/call.h"
 #include "levin/trainer/run/run.h"
 
@@ -89,6 +95,16 @@ StateDict checkpoint(Run& run, bool weights_only) {
   return all;
 }
 
+/// What Ctrl-C left is done with when a checkpoint that is further stands in its folder.
+void remove_interrupted(Run& run, const std::filesystem::path& written) {
+  auto& interrupted = run.checkpoints.interrupted;
+  if (interrupted.empty() || written == interrupted || written.parent_path() != interrupted.parent_path()) return;
+  if (run.fabric->is_global_zero())
+    if (const auto* format = find_checkpoint_format(interrupted, run.fabric->checkpoint_format()))
+      format->remove(interrupted);
+  interrupted.clear();
+}
+
 /// `model`, unless it is empty, is the model of the checkpoint; the run's own is then what a run resumes from.
 void write(Run& run, const std::filesystem::path& path, bool weights_only, StateDict model) {
   const auto time = run.hooks.span(Action::kSaveCheckpoint);
@@ -100,6 +116,7 @@ void write(Run& run, const std::filesystem::path& path, bool weights_only, State
   std::optional<ShardTargets> targets;
   if (auto* shards = run.fabric->strategy().shards()) targets.emplace(targets_in_checkpoint(run, *shards));
   run.fabric->save(path.string(), all, {.targets = targets ? &*targets : nullptr});
+  if (!weights_only && run.state.fitting) remove_interrupted(run, path);
 }
 
 }  // namespace
@@ -124,8 +141,30 @@ StateDict rng_state(const Run& run) {
   return rng;
 }
 
-void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only) {
+bool weights_are_finite(Run& run) {
+  std::vector<Tensor> weights;
+  std::string first;
+  for (const auto& [name, tensor] : named_tensors(*run.model.module))
+    if (tensor.requires_grad()) {
+      if (tensor.is_cpu() && first.empty() && !optim::all_finite({&tensor, 1})) first = name;
+      if (!tensor.is_cpu()) weights.push_back(tensor);
+    }
+  if (first.empty() && !optim::all_finite(weights)) first = "on the device";
+  bool bad = !first.empty();
+  if (run.fabric->world_size() > 1)
+    bad = run.fabric->all_reduce(at::scalar_tensor(bad ? 1.0 : 0.0).to(run.fabric->device()), "max").item<float>() != 0;
+  const auto step = run.state.progress.global_step;
+  if (bad && std::exchange(run.checkpoints.warned_at, step) != step)
+    log_warning(concat("[trainer] weights are nan or inf after step ", step, " of epoch ", run.state.progress.epoch,
+                       first.empty() ? "" : concat(" (", first, ")"),
+                       ": no checkpoint of them is written, and those before stay"));
+  return !bad;
+}
+
+bool write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only) {
+  if (!weights_are_finite(run)) return false;
   write(run, path, weights_only, {});
+  return true;
 }
 
 void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then,
@@ -134,8 +173,7 @@ void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_o
   const auto& state = run.state;
   const bool inside_window = state.window_open && !state.inside_batch;
   if (state.between_steps() || (inside_window && weights_only && validated)) {
-    write_checkpoint(run, path, weights_only);
-    if (then) then();
+    if (write_checkpoint(run, path, weights_only) && then) then();
     return;
   }
   Checkpoints::Waiting waiting{path, weights_only, std::move(then)};
@@ -147,7 +185,9 @@ void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_o
 void write_waiting_checkpoints(Run& run) {
   if (run.checkpoints.waiting.empty() || run.state.window_open) [[likely]]
     return;
+  const bool finite = weights_are_finite(run);
   for (auto& waiting : std::exchange(run.checkpoints.waiting, {})) {
+    if (!finite) continue;
     write(run, waiting.path, waiting.weights_only, std::move(waiting.model));
     if (waiting.then) waiting.then();
   }

@@ -18,6 +18,11 @@ class Run;
 /// The checkpoint a run resumes from, and those that it is asked to write.
 struct Checkpoints {
   std::filesystem::path ckpt_path = {};
+  /// The run has looked for that one itself (ckpt_path "last"): it continues the collection that it is of, and may
+  /// delete it.
+  bool resumes_last = false;
+  /// What Ctrl-C left beside it, until a checkpoint that is further stands there; empty: nothing.
+  std::filesystem::path interrupted = {};
   /// What was read of it; there until the run has taken all of it.
   std::optional<StateDict> loaded = {};
   /// What resuming changes, as it was; there until the run has taken all of it.
@@ -32,6 +37,8 @@ struct Checkpoints {
     StateDict model = {};
   };
   std::vector<Waiting> waiting = {};
+  /// The step of the last warning of weights that are not finite.
+  int64_t warned_at = -1;
   /// The random generators, and the loggers' positions where it has written rows, before the validation under way.
   std::optional<StateDict> rng_before_validation = {};
   std::optional<StateList> logs_before_validation = {};
@@ -44,10 +51,14 @@ inline constexpr const char* kResumeModel = "resume_model";
 
 /// The random generators of this rank.
 StateDict rng_state(const Run& run);
-/// Writes now. Every rank must call.
-void write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only);
-/// Writes now or, inside a batch or a window of accumulation, when it is complete; then calls `then`. `validated`: the
-/// model of the checkpoint is the one of now also then, and what a run resumes from is beside it.
+/// Whether all weights that are trained are finite, on all ranks; says once in a step when they are not. Every rank
+/// must call.
+bool weights_are_finite(Run& run);
+/// Writes now; false: the weights are not finite, and nothing was written. Every rank must call.
+bool write_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only);
+/// Writes now or, inside a batch or a window of accumulation, when it is complete; then calls `then`, unless nothing
+/// was written since the weights are not finite. `validated`: the model of the checkpoint is the one of now also then,
+/// and what a run resumes from is beside it.
 void save_checkpoint(Run& run, const std::filesystem::path& path, bool weights_only, std::function<void()> then,
                      bool validated = false);
 /// Writes what was asked for during the batch.

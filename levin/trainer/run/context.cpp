@@ -98,6 +98,16 @@ const std::filesystem::path& RunContext::ckpt_path() const {
   return run_.checkpoints.ckpt_path;
 }
 
+bool RunContext::resumes_last() const {
+  return run_.checkpoints.resumes_last;
+}
+bool RunContext::weights_are_finite() {
+  return detail::weights_are_finite(run_);
+}
+bool RunContext::step_is_finite() const {
+  return !run_.finite.bad;
+}
+
 void RunContext::call_model(const std::function<void()>& call) {
   auto& around = run_.model.wrapped->setup_call();
   if (around.plain) return call();

@@ -43,6 +43,9 @@ class RunContext final : public TrainerContext, private RunMetrics, private Tuni
   bool should_stop() const override;
   void save_checkpoint(const std::filesystem::path& path, bool weights_only, std::function<void()> then) override;
   const std::filesystem::path& ckpt_path() const override;
+  bool resumes_last() const override;
+  bool weights_are_finite() override;
+  bool step_is_finite() const override;
   void call_model(const std::function<void()>& call) override;
   Tuning& tuning() override { return *this; }
   void print_line(const std::string& line) override;

@@ -17,6 +17,7 @@ class ManualOptimizer final : public optim::ForwardingOptimizer {
 
   void step() override {
     before();
+    check_finite(run_);
     inner().step();
     ++run_.state.progress.global_step;
   }
@@ -24,6 +25,7 @@ class ManualOptimizer final : public optim::ForwardingOptimizer {
     auto loss = inner().step([&] {
       auto value = closure();
       before();
+      check_finite(run_);
       return value;
     });
     ++run_.state.progress.global_step;
@@ -35,6 +37,7 @@ class ManualOptimizer final : public optim::ForwardingOptimizer {
     const auto* site = run_.state.place.site;
     if (run_.fabric->grad_scaler()) run_.fabric->unscale_gradients(inner());
     call<Hook::on_before_optimizer_step>(run_, inner());
+    refuses_gradients(run_, inner());
     run_.state.place.site = site;
   }
 

@@ -153,10 +153,12 @@ std::filesystem::path find_checkpoint(Run& run, const std::string& asked, bool f
     return *best;
   }
   if (asked == "last") {
-    const auto last = last_checkpoint(run.hooks.callbacks(), run.context);
-    if (!last)
+    auto last = last_checkpoint(run.hooks.callbacks(), run.context, /*resumes=*/fit);
+    if (last.path.empty())
       log_info("[trainer] ckpt_path \"last\": there is no checkpoint yet, so the run starts from the beginning");
-    return last.value_or(fs::path());
+    run.checkpoints.resumes_last = fit && !last.path.empty();
+    run.checkpoints.interrupted = std::move(last.interrupted);
+    return last.path;
   }
   LEVIN_CHECK(fs::exists(asked), "[trainer] ckpt_path \"", asked,
               "\" does not exist; give a checkpoint folder, \"last\", \"best\" or \"hpc\"");

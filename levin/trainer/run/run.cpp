@@ -72,7 +72,8 @@ void Run::begin(TrainModuleBase& module, DataModuleBase* data_module, std::strin
   plan = resolved_;
   metrics = {};
   checkpoints = {};
-  loss_watch = {};
+  loss_watch = LossWatch(plan.on_nonfinite == NonFinitePolicy::kWarn, *fabric);
+  finite = {};
   compiled.reset();
   set_global_options(plan);
   hooks.begin(module.configure_callbacks());

@@ -14,6 +14,7 @@
 #include "levin/trainer/run/checkpointing.h"
 #include "levin/trainer/run/compiled.h"
 #include "levin/trainer/run/context.h"
+#include "levin/trainer/run/finite_guard.h"
 #include "levin/trainer/run/hook_table.h"
 #include "levin/trainer/run/logging.h"
 #include "levin/trainer/run/loop_state.h"
@@ -64,6 +65,7 @@ class Run {
   std::optional<SignalFlags> signals;
   Advice advice;
   LossWatch loss_watch;
+  FiniteGuard finite;
   /// Made when the first step is to be compiled.
   std::unique_ptr<CompiledSteps> compiled;
   /// While a step is computed in micro-batches.

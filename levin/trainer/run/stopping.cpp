@@ -29,8 +29,8 @@ namespace {
     const auto path = signal == SIGINT ? interrupted_path(run.hooks.callbacks(), run.context)
                                        : hpc_path(run, newest_hpc_number(run.plan.root_dir).value_or(0) + 1);
     run.state.stage = Stage::kTrain;
-    write_checkpoint(run, path, /*weights_only=*/false);
-    where += concat("; resume from there with ckpt_path \"", path.string(), "\"");
+    if (write_checkpoint(run, path, /*weights_only=*/false))
+      where += concat("; resume from there with ckpt_path \"", path.string(), "\"");
     if (signal == SIGUSR1)
       if (const auto job = slurm_job_to_requeue(); job && run.fabric->is_global_zero()) {
         const int status = std::system(("scontrol requeue " + *job).c_str());

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "levin/checkpoint/checkpoint.h"
+#include "levin/core/files.h"
 #include "levin/testing/error_of.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/newest_checkpoint.h"
@@ -450,23 +452,89 @@ TEST(OnExceptionCheckpoint, IsWrittenOnErrorAndGoesWithACleanRun) {
   EXPECT_THROW(OnExceptionCheckpoint({.filename = ""}), Error);
 }
 
-TEST(NewestCheckpoint, PrefersThoseMadeForResuming) {
+/// A state of the run at that place.
+StateDict at_place(int64_t epoch, int64_t step) {
+  return {{"epoch", epoch}, {"global_step", step}, {"x", 1}};
+}
+
+TEST(NewestCheckpoint, TakesTheFurthestWhateverItsNameAndTime) {
   TemporaryFolder folder;
-  const auto save = [&](const std::string& name) { save_checkpoint(folder.path() / name, StateDict{{"x", 1}}); };
+  const auto save = [&](const std::string& name, int64_t epoch, int64_t step) {
+    save_checkpoint(folder.path() / name, at_place(epoch, step));
+  };
   EXPECT_EQ(newest_checkpoint(folder.path()), std::nullopt);
   EXPECT_EQ(newest_checkpoint(folder.path() / "missing"), std::nullopt);
-  save("epoch=0-step=1.ckpt");
-  save("epoch=1-step=2.ckpt");
-  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "epoch=1-step=2.ckpt");
-  save("last.ckpt");
-  save("epoch=2-step=3.ckpt");
-  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "last.ckpt");
-  save("on_exception.ckpt");
-  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "on_exception.ckpt");
-  save("last-v1.ckpt");
-  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "last-v1.ckpt");
-  std::ofstream(folder.path() / "last-v1.ckpt" / "manifest.json") << "damaged";
-  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "on_exception.ckpt");
+  save("epoch=10-step=264.ckpt", 10, 264);
+  save("epoch=9-step=240.ckpt", 9, 240);
+  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "epoch=10-step=264.ckpt");
+  save("interrupted.ckpt", 2, 40);
+  save("last.ckpt", 10, 260);
+  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "epoch=10-step=264.ckpt");
+  save("last.ckpt", 10, 264);
+  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "last.ckpt") << "of equal ones";
+  std::ofstream(folder.path() / "last.ckpt" / "manifest.json") << "damaged";
+  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "epoch=10-step=264.ckpt");
+}
+
+TEST(NewestCheckpoint, ThatAllAreDamagedIsNotThatThereIsNone) {
+  TemporaryFolder folder;
+  save_checkpoint(folder.path() / "one.ckpt", at_place(1, 1));
+  std::ofstream(folder.path() / "one.ckpt" / "manifest.json") << "damaged";
+  EXPECT_THAT(error_of([&] { newest_checkpoint(folder.path()); }), HasSubstr("none of the 1 checkpoints"));
+  std::filesystem::remove(folder.path() / "one.ckpt" / "manifest.json");
+  EXPECT_THAT(error_of([&] { newest_checkpoint(folder.path()); }), HasSubstr("none of the 1 checkpoints"));
+  save_checkpoint(folder.path() / "two.ckpt", at_place(0, 1));
+  EXPECT_EQ(newest_checkpoint(folder.path()), folder.path() / "two.ckpt");
+}
+
+/// Names of files that are one with another.
+size_t shared_files(const std::filesystem::path& folder) {
+  size_t count = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
+    if (entry.is_regular_file() && entry.hard_link_count() > 1) ++count;
+  return count;
+}
+
+TEST_F(ModelCheckpointTest, LastIsACopyThatSharesNoFile) {
+  auto checkpoint = make({.save_last = true, .every_n_train_steps = 1});
+  FakeRun run({checkpoint}, folder_.path());
+  run.fit(1, 3, 0);
+  EXPECT_EQ(names_in(dir()), (Names{"epoch=0-step=3.ckpt", "last.ckpt"}));
+  EXPECT_EQ(shared_files(dir()), 0u);
+  for (const auto& file : std::filesystem::directory_iterator(dir() / "epoch=0-step=3.ckpt"))
+    EXPECT_EQ(read_file(file.path()), read_file(dir() / "last.ckpt" / file.path().filename()));
+  verify_checkpoint(dir() / "last.ckpt");
+}
+
+/// A run that looked for its checkpoint itself.
+struct Restarted : FakeRun {
+  using FakeRun::FakeRun;
+  bool resumes_last() const override { return true; }
+};
+
+TEST_F(ModelCheckpointTest, AResumedRunDeletesWhatTheOneBeforeCouldNot) {
+  const auto options = ModelCheckpointOptions{.every_n_train_steps = 1};
+  {
+    FakeRun run({make(options)}, folder_.path());
+    run.fit(1, 3, 0);
+  }
+  // Killed after step 4 was written and before step 3 was deleted; a file of somebody else lies there, too.
+  {
+    FakeRun run({make(options)}, folder_.path());
+    run.ckpt_path_ = dir() / "epoch=0-step=3.ckpt";
+    run.start();
+    run.progress_.global_step = 4;
+    run.each(&Callback::on_train_batch_end, run, StepOutput(), AnyBatch(), int64_t{0});
+    save_checkpoint(dir() / "mine.ckpt", at_place(0, 1));
+  }
+  ASSERT_EQ(names_in(dir()), (Names{"epoch=0-step=3.ckpt", "epoch=0-step=4.ckpt", "mine.ckpt"}));
+  Restarted run({make(options)}, folder_.path());
+  run.ckpt_path_ = dir() / "epoch=0-step=4.ckpt";
+  run.start();
+  EXPECT_EQ(names_in(dir()), (Names{"epoch=0-step=4.ckpt", "mine.ckpt"}));
+  run.progress_.global_step = 5;
+  run.each(&Callback::on_train_batch_end, run, StepOutput(), AnyBatch(), int64_t{0});
+  EXPECT_EQ(names_in(dir()), (Names{"epoch=0-step=5.ckpt", "mine.ckpt"})) << "the one resumed from goes like any other";
 }
 
 }  // namespace

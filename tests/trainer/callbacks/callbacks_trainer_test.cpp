@@ -1,8 +1,12 @@
 // Callbacks in real runs: resuming from a checkpoint, exceptions, predictions.
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "levin/io/weights/safetensors.h"
+#include "levin/testing/capture.h"
+#include "levin/testing/error_of.h"
 #include "levin/trainer/callbacks/checkpointing/model_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/newest_checkpoint.h"
 #include "levin/trainer/callbacks/checkpointing/on_exception_checkpoint.h"
@@ -157,6 +161,37 @@ TEST_F(CallbacksInRuns, ExceptionsAreKeptAndResumedFrom) {
     EXPECT_FALSE(std::filesystem::exists(dir() / "on_exception.ckpt"));
     std::filesystem::remove_all(dir());
   }
+}
+
+/// Saves under a name that Ctrl-C gives, after a batch.
+struct Interrupts : Callback {
+  Interrupts(std::filesystem::path where, int64_t step) : path(std::move(where)), at(step) {}
+  void on_train_batch_end(TrainerContext& run, const StepOutput&, const AnyBatch&, int64_t) override {
+    if (run.global_step() == at) run.save_checkpoint(path);
+  }
+  std::filesystem::path path;
+  int64_t at;
+};
+
+TEST_F(CallbacksInRuns, LastIsTheFurthestAndNotTheOneThatCtrlCLeft) {
+  const auto fit = [&](int64_t epochs, const std::string& from, std::vector<CallbackRef> callbacks) {
+    trainer_test::Boring module;
+    Trainer trainer(options(std::move(callbacks), epochs));
+    trainer.fit(module, boring_loader(8, 2), {}, {.ckpt_path = from});
+    return trainer.global_step();
+  };
+  fit(2, "", {Interrupts(dir() / "interrupted.ckpt", 3)});
+  ASSERT_EQ(names_in(dir()), (Names{"epoch=1-step=8.ckpt", "interrupted.ckpt"}));
+  const auto text = testing::captured_stderr([&] { fit(3, "last", {}); });
+  EXPECT_THAT(text, ::testing::HasSubstr("interrupted.ckpt, which is at epoch 0, step 3; epoch=1-step=8.ckpt is at"));
+  EXPECT_THAT(text, ::testing::HasSubstr("resumes from " + (dir() / "epoch=1-step=8.ckpt").string()));
+  EXPECT_EQ(names_in(dir()), (Names{"epoch=2-step=12.ckpt"})) << "what the run before has left is this one's";
+
+  std::ofstream(dir() / "epoch=2-step=12.ckpt" / "state.json") << "damaged";
+  EXPECT_THAT(testing::error_of([&] { fit(4, "last", {}); }),
+              ::testing::HasSubstr("none of the 1 checkpoints in \"" + dir().string() +
+                                   "\" can be loaded, and the lines above say why; without ckpt_path the run starts"));
+  EXPECT_EQ(fit(1, "", {}), 4);
 }
 
 TEST_F(CallbacksInRuns, AccumulationIsSetForARunThatResumesInsideAnEpoch) {

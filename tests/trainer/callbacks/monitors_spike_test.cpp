@@ -19,7 +19,9 @@ int64_t spike_in(std::vector<double> losses, SpikeDetectionOptions options = {},
   TemporaryFolder folder;
   const auto count = static_cast<int64_t>(losses.size());
   Scripted net(std::move(losses));
-  Trainer trainer(quiet({SpikeDetection(options)}, 1, folder.path()));
+  auto o = quiet({SpikeDetection(options)}, 1, folder.path());
+  if (!options.finite_only) o.on_nonfinite = "warn";
+  Trainer trainer(o);
   const auto path = folder.path() / "skip_batches.json";
   try {
     trainer.fit(net, loader(count, 1));

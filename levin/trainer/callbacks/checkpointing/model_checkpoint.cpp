@@ -86,6 +86,8 @@ std::vector<std::pair<fs::path, double>> ModelCheckpoint::best_k_models() const 
 StateDict ModelCheckpoint::state_dict() const {
   StateList best_k;
   for (const auto& kept : book_.best_k) best_k.push_back(StateDict{{"name", kept.name}, {"score", kept.score}});
+  StateList gone;
+  for (const auto& name : book_.gone) gone.emplace_back(name);
   StateDict state{{"dirpath", dirpath_.empty() ? "" : fs::absolute(dirpath_).lexically_normal().string()},
                   {"best_k_models", best_k},
                   {"best_model_path", book_.best},
@@ -93,7 +95,8 @@ StateDict ModelCheckpoint::state_dict() const {
                   {"ranked_at", book_.ranked_at},
                   {"last_at", book_.last_at},
                   {"from_validation", book_.from_validation},
-                  {"waits", book_.waits}};
+                  {"waits", book_.waits},
+                  {"gone", gone}};
   if (book_.best_score) state["best_model_score"] = *book_.best_score;
   if (book_.current_score) state["current_score"] = *book_.current_score;
   return state;
@@ -110,6 +113,8 @@ void ModelCheckpoint::load_state_dict(const StateDict& state) {
   book.last_at = state.at("last_at").to_int();
   book.from_validation = state.at("from_validation").to_bool();
   book.waits = state.at("waits").to_bool();
+  if (const auto* gone = state.find("gone"))  // not in checkpoints of earlier versions
+    for (const auto& name : gone->to_list()) book.gone.push_back(name.to_string());
   if (const auto* score = state.find("best_model_score")) book.best_score = score->to_double();
   if (const auto* score = state.find("current_score")) book.current_score = score->to_double();
 
@@ -162,10 +167,15 @@ bool ModelCheckpoint::saves_at_train_epoch_end(const TrainerContext& run) const 
 }
 
 void ModelCheckpoint::on_train_start(TrainerContext& run) {
-  seen_step_ = run.global_step();
+  seen_step_ = resumed_step_ = run.global_step();
   saved_time_ = options_.clock();
   timer_.restart();
   validated_ = run.progress().validated_at >= 0;
+  // A user who names a checkpoint may go back, to before later ones that have the same names.
+  if (run.resumes_last())
+    remove_gone(run);
+  else
+    book_.gone.clear();
 }
 
 void ModelCheckpoint::on_train_batch_end(TrainerContext& run, const StepOutput&, const AnyBatch&, int64_t) {
@@ -232,7 +242,8 @@ void ModelCheckpoint::on_train_end(TrainerContext& run) {
   if (book_.best.empty() && options_.save_top_k != 0 && has_trigger) {
     const auto score = ranks() ? run.metric(options_.monitor) : std::nullopt;
     keep(run, true, score.value_or(std::numeric_limits<double>::quiet_NaN()));
-    log_info(fmt::format("no checkpoint was due in this run; its end was kept: {}", best_model_path().string()));
+    if (!book_.best.empty())
+      log_info(fmt::format("no checkpoint was due in this run; its end was kept: {}", best_model_path().string()));
   }
   keep(run, false, {});
 }
@@ -240,11 +251,12 @@ void ModelCheckpoint::on_train_end(TrainerContext& run) {
 void ModelCheckpoint::on_exception(TrainerContext& run, const std::exception& error) {
   if (!options_.save_on_exception || !detail::can_save_on(error, run)) return;
   const int64_t step = run.global_step();
-  if (step == 0 || step == book_.ranked_at || step == book_.last_at) return;
+  if (step == 0 || step == book_.ranked_at || step == book_.last_at || !run.weights_are_finite()) return;
   const auto name = choose_name(run, {});
   if (options_.save_last.is_on()) book_.last = choose_last_name(run);
+  book_.gone.push_back(name);  // when whoever resumes from it has gone further
   run.save_checkpoint(path_of(name), options_.save_weights_only, [this, &run, name] {
-    if (options_.save_last.is_on() && run.fabric().is_global_zero()) point_last_at(name);
+    if (options_.save_last.is_on()) point_last_at(run, name);
     log_info(fmt::format("the run ends by an exception; its state was kept: {}", path_of(name).string()));
   });
 }

@@ -16,8 +16,8 @@
 
 namespace levin {
 
-/// Whether the newest state is also kept as last.ckpt: `false`, `true`, or "link" (a symbolic link when the state was
-/// kept under a name of its own).
+/// Whether the newest state is also kept as last.ckpt: `false`, `true` (a copy, which takes as much space again and
+/// outlives damage to the other), or "link" (a symbolic link when the state was kept under a name of its own).
 class SaveLast {
  public:
   SaveLast() = default;
@@ -74,7 +74,8 @@ struct ModelCheckpointOptions {
 ///
 ///     levin::Trainer trainer({.callbacks = {levin::ModelCheckpoint({.monitor = "val_loss", .save_top_k = 3})}});
 ///
-/// A state is written once for each optimizer step at most, before what it replaces is deleted. A monitored value that
+/// A state is written once for each optimizer step at most, before what it replaces is deleted; one whose weights are
+/// nan or inf is not written, and deletes nothing. A monitored value that
 /// is nan counts as the worst. When the metric comes from validation, a save that is due by steps or time waits for the
 /// next validation, so that value and weights belong together; last.ckpt does not wait. last.ckpt is the newest state
 /// whenever a save was due, among the best or not, and at the end of training. When no save was due in the whole run,
@@ -130,6 +131,9 @@ class ModelCheckpoint : public Callback {
     bool from_validation = false;
     /// A save that was due waits for its metric.
     bool waits = false;
+    /// Names that are kept no longer. They go when the checkpoint with this book is there; where the run ended before
+    /// that, the one that resumes from it deletes them.
+    std::vector<std::string> gone;
   };
 
   bool ranks() const { return !options_.monitor.empty() && options_.save_top_k != 0; }
@@ -148,7 +152,10 @@ class ModelCheckpoint : public Callback {
   std::string free_name(TrainerContext& run, const std::string& stem, std::string_view reusable) const;
   bool is_taken(TrainerContext& run, const std::string& name) const;
   bool owns(const std::filesystem::path& path) const;
-  void point_last_at(const std::string& name) const;
+  /// Every rank must call.
+  void point_last_at(TrainerContext& run, const std::string& name) const;
+  /// Deletes what is kept no longer. Rank 0 alone does anything.
+  void remove_gone(TrainerContext& run);
   void remove(TrainerContext& run, const std::string& name) const;
   std::filesystem::path path_of(const std::string& name) const;
 
@@ -161,6 +168,7 @@ class ModelCheckpoint : public Callback {
   Book book_;
   bool validated_ = false;  // validation has run
   int64_t seen_step_ = 0;
+  int64_t resumed_step_ = 0;  // of this run's start
   double saved_time_ = 0;
   detail::SharedTimer timer_;
 };

@@ -1,9 +1,12 @@
 // Which states a ModelCheckpoint keeps, under which names, and what it deletes for them.
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include <fmt/format.h>
 
 #include "levin/checkpoint/checkpoint_format.h"
+#include "levin/checkpoint/together.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/log.h"
@@ -27,23 +30,46 @@ bool is_link(const fs::path& path) {
   return fs::is_symlink(fs::symlink_status(path, error));
 }
 
-/// A checkpoint's files never change once it is there, so a second name for them is as good as a copy.
-void duplicate_file(const fs::path& from, const fs::path& to) {
-  std::error_code error;
-  fs::create_hard_link(from, to, error);
-  if (error) fs::copy_file(from, to);
+/// A file of its own: damage to one must not be damage to both.
+void copy_to_disk(const fs::path& from, const fs::path& to) {
+  fs::copy_file(from, to);
+  sync_file(to);
 }
 
-void duplicate_checkpoint(const fs::path& from, const fs::path& to) {
-  if (!fs::is_directory(from)) {
+/// Every rank must call. Of a folder that all ranks see each copies a part of the files.
+void copy_checkpoint(Fabric& fabric, const fs::path& from, const fs::path& to) {
+  const bool several = fabric.world_size() > 1, first = fabric.is_global_zero();
+  const bool shared = several && fabric.strategy().shards() && fs::is_directory(from);
+  const auto together = [&](const std::function<void()>& step) {
+    several ? detail::together(fabric.strategy().group(), step) : step();
+  };
+  std::optional<AtomicFolder> target;
+  std::string folder;
+  together([&] {
+    if (!first) return;
+    if (fs::is_directory(from)) {
+      target.emplace(to);
+      folder = fs::absolute(target->path()).string();
+      return;
+    }
     const auto fresh = detail::temporary_beside(to);
-    duplicate_file(from, fresh);
-    return fs::rename(fresh, to);
-  }
-  AtomicFolder target(to);
-  for (const auto& entry : fs::directory_iterator(from))
-    duplicate_file(entry.path(), target.path() / entry.path().filename());
-  target.commit();
+    copy_to_disk(from, fresh);
+    fs::rename(fresh, to);
+  });
+  if (several) folder = fabric.broadcast(folder);
+  if (folder.empty()) return;
+  together([&] {
+    if (!first && !shared) return;
+    std::vector<fs::path> files;
+    for (const auto& entry : fs::directory_iterator(from)) files.push_back(entry.path());
+    std::sort(files.begin(), files.end());
+    const auto sharers = static_cast<size_t>(shared ? fabric.world_size() : 1);
+    for (auto i = static_cast<size_t>(shared ? fabric.global_rank() : 0); i < files.size(); i += sharers)
+      copy_to_disk(files[i], fs::path(folder) / files[i].filename());
+  });
+  together([&] {
+    if (target) target->commit();
+  });
 }
 
 void link_checkpoint(const fs::path& from, const fs::path& link) {
@@ -58,7 +84,7 @@ void link_checkpoint(const fs::path& from, const fs::path& link) {
 
 void ModelCheckpoint::keep(TrainerContext& run, bool among_best, std::optional<double> score) {
   const int64_t step = run.global_step();
-  if (step == 0) return;
+  if (step == 0 || !run.weights_are_finite()) return;
   auto& fabric = run.fabric();
   if (among_best && options_.save_top_k != 0 && book_.ranked_at != step) {
     // Values that were not reduced differ by rank: rank 0 decides, and the others do as it did.
@@ -76,12 +102,11 @@ void ModelCheckpoint::keep_best(TrainerContext& run, double score) {
   const bool replaces = !ranks() && options_.save_top_k == 1;
   const auto name = choose_name(run, replaces ? book_.best : full ? book_.best_k[worst()].name : std::string());
   // The book goes into the checkpoint, so it must be complete before.
-  std::string evicted;
   if (ranks()) {
     if (std::isnan(score)) score = lower_is_better_ ? INFINITY : -INFINITY;
     if (full) {
       const auto at = book_.best_k.begin() + static_cast<int64_t>(worst());
-      evicted = at->name;
+      book_.gone.push_back(at->name);
       book_.best_k.erase(at);
     }
     // Without the version counter a name may come again.
@@ -90,11 +115,13 @@ void ModelCheckpoint::keep_best(TrainerContext& run, double score) {
     book_.current_score = score;
     update_best();
   } else {
-    if (replaces) evicted = book_.best;
+    if (replaces) book_.gone.push_back(book_.best);
     book_.best = name;
   }
-  const auto last_before = book_.last;
-  if (options_.save_last.is_on()) book_.last = choose_last_name(run);
+  if (options_.save_last.is_on()) {
+    book_.gone.push_back(book_.last);
+    book_.last = choose_last_name(run);
+  }
   book_.ranked_at = book_.last_at = run.global_step();
   if (options_.verbose)
     run.print(ranks()
@@ -102,13 +129,9 @@ void ModelCheckpoint::keep_best(TrainerContext& run, double score) {
                                 run.global_step(), options_.monitor, score, *book_.best_score, path_of(name).string())
                   : fmt::format("Epoch {}, global step {}: kept as {}", run.current_epoch(), run.global_step(),
                                 path_of(name).string()));
-  const auto then = [this, &run, name, evicted, last_before] {
-    if (!run.fabric().is_global_zero()) return;
-    if (options_.save_last.is_on()) {
-      point_last_at(name);
-      if (last_before != book_.last) remove(run, last_before);
-    }
-    if (evicted != name) remove(run, evicted);
+  const auto then = [this, &run, name] {
+    if (options_.save_last.is_on()) point_last_at(run, name);
+    remove_gone(run);
   };
   if (ranks())
     run.save_validated_checkpoint(path_of(name), options_.save_weights_only, then);
@@ -117,14 +140,12 @@ void ModelCheckpoint::keep_best(TrainerContext& run, double score) {
 }
 
 void ModelCheckpoint::keep_last_alone(TrainerContext& run) {
-  const auto before = book_.last;
+  book_.gone.push_back(book_.last);
   book_.last = choose_last_name(run);
   book_.last_at = run.global_step();
   // Writing to a link would replace what it names.
   if (run.fabric().is_global_zero() && is_link(path_of(book_.last))) fs::remove(path_of(book_.last));
-  run.save_checkpoint(path_of(book_.last), options_.save_weights_only, [this, &run, before] {
-    if (run.fabric().is_global_zero() && before != book_.last) remove(run, before);
-  });
+  run.save_checkpoint(path_of(book_.last), options_.save_weights_only, [this, &run] { remove_gone(run); });
 }
 
 bool ModelCheckpoint::is_admitted(double score) const {
@@ -185,20 +206,39 @@ bool ModelCheckpoint::owns(const fs::path& path) const {
          std::any_of(book_.best_k.begin(), book_.best_k.end(), [&](const Kept& kept) { return is(kept.name); });
 }
 
-void ModelCheckpoint::point_last_at(const std::string& name) const {
+void ModelCheckpoint::point_last_at(TrainerContext& run, const std::string& name) const {
   const auto last = path_of(book_.last);
-  if (options_.save_last.is_link()) return link_checkpoint(path_of(name), last);
-  if (is_link(last)) fs::remove(last);
-  duplicate_checkpoint(path_of(name), last);
+  auto& fabric = run.fabric();
+  if (!options_.save_last.is_link()) {
+    if (fabric.is_global_zero() && is_link(last)) fs::remove(last);
+    return copy_checkpoint(fabric, path_of(name), last);
+  }
+  if (fabric.is_global_zero()) link_checkpoint(path_of(name), last);
+}
+
+void ModelCheckpoint::remove_gone(TrainerContext& run) {
+  std::vector<std::string> later;
+  for (const auto& name : std::exchange(book_.gone, {})) {
+    if (name.empty() || owns(path_of(name))) continue;
+    // A run that has resumed has nothing else yet.
+    std::error_code error;
+    const bool resumed = run.resumes_last() && book_.ranked_at <= resumed_step_ && book_.last_at <= resumed_step_ &&
+                         fs::equivalent(path_of(name), run.ckpt_path(), error) && !error;
+    if (resumed)
+      later.push_back(name);
+    else if (run.fabric().is_global_zero())
+      remove(run, name);
+  }
+  book_.gone = std::move(later);
 }
 
 void ModelCheckpoint::remove(TrainerContext& run, const std::string& name) const {
-  // Only checkpoints in our own folder, and never the one that this run resumed from.
+  // Only checkpoints in our own folder, and never one that the user has named to resume from.
   const auto path = path_of(name);
   if (name.empty() || fs::path(name).is_absolute() || fs::path(name).lexically_normal().string().starts_with(".."))
     return;
   std::error_code error;
-  if (!run.ckpt_path().empty() && fs::equivalent(path, run.ckpt_path(), error) && !error) return;
+  if (!run.resumes_last() && !run.ckpt_path().empty() && fs::equivalent(path, run.ckpt_path(), error) && !error) return;
   if (is_link(path)) {
     fs::remove(path, error);
     return;
