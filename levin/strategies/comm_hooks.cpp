@@ -49,7 +49,7 @@ void detail::check_comm_hook(const DdpOptions& options) {
   if (options.comm_hook != "powersgd") return;
   LEVIN_CHECK(options.powersgd_rank >= 1, "[ddp] powersgd_rank is ", options.powersgd_rank, "; it must be at least 1");
   LEVIN_CHECK(options.powersgd_start_iter >= 2, "[ddp] powersgd_start_iter is ", options.powersgd_start_iter,
-              "; it must be at least 2, since the buckets change after the first step");
+              "; it must be at least 2");
   LEVIN_CHECK(options.powersgd_min_compression_rate > 0, "[ddp] powersgd_min_compression_rate is ",
               options.powersgd_min_compression_rate, "; it must be more than 0");
 }

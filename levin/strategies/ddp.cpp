@@ -3,6 +3,7 @@
 #include <charconv>
 #include <limits>
 #include <optional>
+#include <ranges>
 #include <thread>
 
 #include <ATen/Context.h>
@@ -12,7 +13,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/logger.hpp>
-#include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/nn/modules/embedding.h>
 
 #include "levin/core/error.h"
@@ -22,6 +22,7 @@
 #include "levin/distributed/failure.h"
 #include "levin/strategies/comm_hooks.h"
 #include "levin/strategies/ddp_capture.h"
+#include "levin/strategies/ddp_reducer.h"
 #include "levin/strategies/layout.h"
 #include "levin/strategies/module_states.h"
 #include "levin/strategies/sync_batchnorm.h"
@@ -67,100 +68,6 @@ std::vector<size_t> indices_without_gradient(const std::string& message) {
   return indices;
 }
 
-/// The reducer, and what it knows but does not tell.
-class OpenReducer : public c10d::Reducer {
- public:
-  using Reducer::Reducer;
-
-  /// Whether the backward pass that was prepared for has been reduced to its end.
-  bool finalized() const {
-    std::lock_guard lock(mutex_);
-    return !expect_autograd_hooks_;
-  }
-  /// Whether any gradient has come in a pass that is not at its end.
-  bool began() const {
-    std::lock_guard lock(mutex_);
-    return require_finalize_;
-  }
-  void forget_counts() {
-    std::lock_guard lock(mutex_);
-    for (auto& [index, count] : numGradHooksTriggeredMap_) count = 0;
-  }
-
-  /// Reductions that were started in the pass that was prepared for.
-  size_t started() const {
-    std::lock_guard lock(mutex_);
-    // Which parameters were used is exchanged after the last bucket.
-    const bool exchanges_uses = find_unused_parameters_ && !static_graph_ && next_bucket_ == buckets_.size();
-    return next_bucket_ + (exchanges_uses && local_used_work_ ? 1 : 0);
-  }
-  /// Gradients in buckets become tensors of their own over that memory. Torch's Optimizer::zero_grad detaches in place,
-  /// which it refuses for a view.
-  void own_views() {
-    std::lock_guard lock(mutex_);
-    for (auto& bucket : buckets_)
-      for (auto* views : {&bucket.bucket_views_in, &bucket.bucket_views_out})
-        for (auto& view : *views) view = view.variable_data();
-  }
-  /// The part of a bucket that belongs to a parameter.
-  Tensor bucket_view(size_t param) {
-    std::lock_guard lock(mutex_);
-    const auto& place = variable_locators_[param];
-    return buckets_[place.bucket_index].bucket_views_in[place.intra_bucket_index];
-  }
-  /// With version counters of their own: what is written to one gradient must not look like a change of all.
-  std::vector<detail::GradientBucket> buckets() const {
-    std::lock_guard lock(mutex_);
-    std::vector<detail::GradientBucket> all;
-    for (const auto& bucket : buckets_) {
-      auto& added = all.emplace_back(detail::GradientBucket{bucket.gradients.variable_data(), bucket.variable_indices});
-      for (const auto& view : bucket.bucket_views_in) added.views.push_back(view.variable_data());
-    }
-    return all;
-  }
-  /// How often a parameter gets a gradient in a pass, as the first pass of a static graph has shown.
-  int uses(size_t param) const {
-    std::lock_guard lock(mutex_);
-    const auto found = numGradHooksTriggeredMap_.find(param);
-    return found == numGradHooksTriggeredMap_.end() ? 0 : found->second;
-  }
-  bool has_sparse() const {
-    return std::ranges::find(expect_sparse_gradients_, true) != expect_sparse_gradients_.end();
-  }
-  /// Ends a pass that failed: the reductions that were started are waited for, and those that other ranks have started
-  /// (`most` in all) are joined with zeros, so that none is left to meet one of the next pass.
-  void drain(size_t most) {
-    const auto mine = started();
-    for (size_t i = 0; i < std::min(mine, buckets_.size()); ++i)
-      if (buckets_[i].future_work) buckets_[i].future_work->waitAndThrow();
-    if (mine < most) {
-      auto zeros = get_grad_buckets(/*return_zero_tensors=*/true);
-      for (size_t i = mine; i < std::min(most, zeros.size()); ++i) run_comm_hook(zeros[i])->waitAndThrow();
-      if (most > zeros.size()) {
-        std::vector<Tensor> used{at::zeros_like(local_used_map_dev_)};
-        process_group_->allreduce(used)->wait();
-      }
-    }
-    if (local_used_work_) local_used_work_->wait();
-  }
-  /// As before the first forward, but for the buckets. Not for a static graph of which reductions were started.
-  void forget_pass() {
-    std::lock_guard lock(mutex_);
-    expect_autograd_hooks_ = false;
-    require_finalize_ = false;
-    first_autograd_hook_called_ = false;
-    div_factor_ = -1;      // taken again
-    if (!static_graph_) {  // which remembers for good what its first pass has used
-      local_used_work_.reset();
-      local_used_map_reduced_ = false;
-      if (local_used_map_.defined()) local_used_map_.zero_();
-    }
-    if (has_rebuilt_bucket_) return;
-    rebuilt_params_.clear();
-    rebuilt_param_indices_.clear();
-  }
-};
-
 /// Puts the reducer's paragraph about an idle find_unused_parameters into one line of rank 0; other warnings go their
 /// way.
 class QuietWarnings : public c10::WarningHandler {
@@ -181,6 +88,11 @@ class QuietWarnings : public c10::WarningHandler {
 /// module that is no part of the loss is left alone, a second backward through the same graph is reduced again, and
 /// several forwards before one backward count as one. What torch::autograd::grad computes outside of backward (a
 /// gradient penalty) is no pass.
+///
+/// The place of a gradient in its bucket decides in which order the ranks are added up, so all passes have the same
+/// buckets, from the first on: it shows in which order gradients come, and is reduced at its end, in the buckets that
+/// follow from that. A run that resumes anywhere then adds as the one that was not disturbed. (torch's first pass has
+/// buckets of its own.)
 class DdpModule : public ModuleSync, private UnevenInputs {
  public:
   DdpModule(torch::nn::Module& module, std::shared_ptr<Collective> group, const DdpOptions& options,
@@ -200,24 +112,26 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     const auto sparse = sparse_parameters(module, parameters_);
     const auto cap = static_cast<int64_t>(options_.bucket_cap_mb * 1024 * 1024);
     const auto first_cap = std::min<int64_t>(cap, c10d::kDefaultFirstBucketBytes);
-    // Before the order of the gradients is known, one bucket is all that is safe: on a rank with unused parameters a
-    // bucket could otherwise be sent at a moment at which the others send something else.
-    const bool rebuilds = options_.static_graph || !options_.find_unused_parameters;
-    const std::vector<size_t> limits =
-        rebuilds ? std::vector<size_t>{std::numeric_limits<size_t>::max()}
-                 : std::vector<size_t>{static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
-    auto [buckets, bucket_limits] = c10d::compute_bucket_assignment_by_size(tensors, limits, sparse);
-    std::reverse(buckets.begin(), buckets.end());  // gradients come in about the reverse order of registration
+    // The first pass builds the buckets, but where gradients may be missing. In a static graph the reducer looks up the
+    // parameters of the first pass in buckets, whichever they are.
+    std::vector<std::vector<size_t>> buckets;
+    if (options_.static_graph || options_.find_unused_parameters) {
+      const auto limits = options_.static_graph
+                              ? std::vector<size_t>{std::numeric_limits<size_t>::max()}
+                              : std::vector<size_t>{static_cast<size_t>(first_cap), static_cast<size_t>(cap)};
+      buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(tensors, limits, sparse));
+      std::reverse(buckets.begin(), buckets.end());  // gradients come in about the reverse order of registration
+    }
     // It holds the ends of the autograd graph, which stay on the stream on which they are made.
     std::optional<c10::StreamGuard> on_stream;
     if (captured && tensors[0].is_cuda()) {
       at::globalContext().setWarnOnAccumulateGradStreamMismatch(false);
       on_stream.emplace(detail::graph_stream(tensors[0].device()));
     }
-    reducer_ = std::make_shared<OpenReducer>(tensors, std::move(buckets), group_->process_group(), sparse, cap,
-                                             options_.find_unused_parameters, options_.gradient_as_bucket_view,
-                                             std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
-                                             /*use_python_reducer=*/false, std::vector<int64_t>{});
+    reducer_ = std::make_shared<detail::OpenReducer>(
+        tensors, std::move(buckets), group_->process_group(), sparse, cap, options_.find_unused_parameters,
+        options_.gradient_as_bucket_view, std::move(names), first_cap, /*skip_all_reduce_unused_params=*/false,
+        /*use_python_reducer=*/false, std::vector<int64_t>{});
     reducer_->own_views();
     logger_ = std::make_shared<c10d::Logger>(reducer_);
     reducer_->set_logger(logger_);
@@ -240,10 +154,12 @@ class DdpModule : public ModuleSync, private UnevenInputs {
         if (*alive) arm();
       });
     if (captured) watch_gradients();
+    if (reducer_->should_rebuild_buckets()) watch_first_pass();
   }
 
   ~DdpModule() override {
     *alive_ = false;
+    end_first_pass();
     // The reducer's destructor may throw; nothing may leave this one.
     try {
       logger_.reset();
@@ -261,7 +177,6 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       forward_prepared_ = true;
     }
     if (joining_) say_still_stepping();
-    rebuild_if_due();
     if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_, joining_ ? authority_ : 0);
   }
 
@@ -269,12 +184,12 @@ class DdpModule : public ModuleSync, private UnevenInputs {
 
   // Ranks that join uneven inputs make different numbers of steps.
   bool communicates() const override { return at::GradMode::is_enabled() && !joining_; }
-  // Once it knows in which order gradients come it builds its buckets again.
+  // Buckets are built when the first pass has shown in which order gradients come.
   bool is_settled() const override { return !at::GradMode::is_enabled() || !reducer_->should_rebuild_buckets(); }
   std::string prepare_capture(bool keeps_gradients) override;
   // The reducer lets gradients be its buckets, and would put others aside.
   Tensor gradient_memory(const Tensor& param) override {
-    if (!options_.gradient_as_bucket_view) return {};
+    if (!options_.gradient_as_bucket_view || reducer_->should_rebuild_buckets()) return {};
     for (size_t i = 0; i < parameters_.size(); ++i)
       if (parameters_[i].tensor.is_same(param)) return reducer_->bucket_view(i);
     return {};
@@ -306,8 +221,9 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     at::NoGradGuard no_grad;
     while (count_stepping(false) > 0) {
       find_authority(false);
-      rebuild_if_due();
       if (options_.broadcast_buffers) detail::broadcast_states(*group_, buffers_, authority_);
+      // A rank that has made no step knows of no order.
+      if (reducer_->should_rebuild_buckets()) build_buckets();
       group_->run("ddp.join", [&](c10d::ProcessGroup& ranks) {
         for (auto& bucket : reducer_->get_grad_buckets(/*return_zero_tensors=*/true))
           reducer_->run_comm_hook(bucket)->waitAndThrow();
@@ -315,8 +231,6 @@ class DdpModule : public ModuleSync, private UnevenInputs {
         auto used = std::vector<Tensor>{reducer_->get_local_used_map_on_device()};
         ranks.allreduce(used)->wait();
       });
-      reducer_->push_rebuilt_params_for_all_indices();
-      rebuild_due_ = true;
     }
     // Ranks that ended before have not stepped since: a last one's values are everybody's.
     find_authority(last_to_step_);
@@ -348,7 +262,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     ++backwards_;
     in_backward_ = true;
     if (!sync_) return;
-    rebuild_if_due();
+    came_.clear();
     loss_ = loss;
     if (hands_out_leaf_) arm();
   }
@@ -369,19 +283,14 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       return;
     }
     forward_prepared_ = false;
-    rebuild_due_ = true;
-    if (options_.static_graph && !static_graph_known_) {
-      static_graph_known_ = true;
-      group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->delay_all_reduce(); });
-      for (const auto& parameter : parameters_) has_gradient_.push_back(parameter.tensor.grad().defined());
-    }
     if (sync_) average_thawed();
+    if (reducer_->should_rebuild_buckets()) return reduce_first_pass();
     if (reducer_->finalized()) return;
-    if (!reducer_->began()) fail_shared("no parameter of the module took part in the loss");
+    if (!reducer_->began()) fail_shared(kNoneTookPart);
     try {
       reducer_->check_finalized();
     } catch (const std::exception& error) {
-      fail_unused(error.what());
+      fail_unused(indices_without_gradient(error.what()));
     }
   }
 
@@ -444,9 +353,9 @@ class DdpModule : public ModuleSync, private UnevenInputs {
       count_work_ = ranks.allreduce(tensors);
       count_work_->wait();
     });
-    const auto count = counted_.item<int64_t>();
-    if (count > 0) last_to_step_ = steps;
-    return count;
+    stepping_ = counted_.item<int64_t>();
+    if (stepping_ > 0) last_to_step_ = steps;
+    return stepping_;
   }
 
   /// The largest of the ranks that say yes: its buffers, and at the end its parameters, are everybody's.
@@ -475,9 +384,14 @@ class DdpModule : public ModuleSync, private UnevenInputs {
                 "leads through that; use torch::autograd::grad with create_graph for the part of the loss that needs "
                 "it, and fabric.backward(loss) for the sum");
     armed_ = true;
+    if (reducer_->should_rebuild_buckets()) {
+      detail::refuse_capture("ddp has not seen its first pass");
+      // That of a static graph counts how often each parameter is used. What was counted while gradients were only
+      // accumulated must not be in.
+      if (options_.static_graph) reducer_->forget_counts();
+      return;
+    }
     if (detail::is_capturing()) {
-      if (options_.static_graph && !static_graph_known_)
-        detail::refuse_capture("ddp with static_graph has not seen its first step");
       captured_ = std::make_unique<detail::CapturedPass>(*group_, captured_plan());
       return;
     }
@@ -486,16 +400,83 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     QuietWarnings handler;
     c10::WarningUtils::WarningHandlerGuard guard(&handler);
     reducer_->prepare_for_backward(roots);
-    // The first pass of a static graph only counts how often each parameter is used. What was counted while gradients
-    // were only accumulated must not be in.
-    if (options_.static_graph && !static_graph_known_) reducer_->forget_counts();
+  }
+
+  using GradientHook = torch::autograd::utils::LambdaPostHook;
+
+  /// Notes the order in which gradients come. The reducer does not expect them in the first pass.
+  void watch_first_pass() {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      auto node = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+      const auto key = node->add_post_hook(std::make_unique<GradientHook>(
+          [this, i, alive = alive_](const std::vector<Tensor>& outputs, const std::vector<Tensor>&) {
+            if (*alive && armed_) came_.push_back(i);
+            return outputs;
+          }));
+      first_pass_hooks_.emplace_back(std::move(node), key);
+    }
+  }
+  void end_first_pass() {
+    for (const auto& [node, key] : first_pass_hooks_) node->del_post_hook(key);
+    first_pass_hooks_.clear();
+  }
+
+  /// Parameters by their last gradient of this pass, then those without one.
+  std::vector<size_t> order_of_gradients() const {
+    std::vector<size_t> order;
+    std::vector<bool> placed(parameters_.size(), false);
+    const auto place = [&](size_t param) {
+      if (!placed[param]) order.push_back(param);
+      placed[param] = true;
+    };
+    for (const auto param : came_ | std::views::reverse) place(param);
+    std::ranges::reverse(order);
+    for (size_t param = parameters_.size(); param-- > 0;) place(param);
+    return order;
+  }
+
+  void build_buckets() {
+    group_->run("ddp", [&](c10d::ProcessGroup&) { 
+      reducer_->build_buckets(order_of_gradients());
+      reducer_->own_views();
+    });
+    ++rebuilt_;
+    end_first_pass();
+  }
+
+  void reduce_first_pass() {
+    if (options_.static_graph) {
+      build_buckets();
+      group_->run("ddp", [&](c10d::ProcessGroup&) {
+        reducer_->prepare_for_backward({});
+        reducer_->delay_all_reduce();
+      });
+      for (const auto& parameter : parameters_) has_gradient_.push_back(parameter.tensor.grad().defined());
+      return;
+    }
+    std::vector<int> times(parameters_.size(), 0);
+    for (const auto param : came_) ++times[param];
+    std::vector<size_t> missing;
+    for (size_t param = 0; param < parameters_.size(); ++param) {
+      if (times[param] == 0) missing.push_back(param);
+      if (times[param] > 1)
+        fail_shared(fmt::format("parameter \"{}\" got its gradient {} times in one backward", parameters_[param].name,
+                                times[param]),
+                    "let each parameter be used outside of nested backward passes, or set static_graph (strategy "
+                    "\"ddp_static_graph\")");
+    }
+    if (missing.size() == parameters_.size()) fail_shared(kNoneTookPart);
+    if (!missing.empty()) fail_unused(missing);
+    build_buckets();
+    const auto divisor = joining_ && !static_divisor_ ? stepping_ : group_->size();
+    group_->run("ddp", [&](c10d::ProcessGroup&) { reducer_->reduce_all(static_cast<int>(divisor)); });
   }
 
   /// Tells a captured pass of every gradient. The reducer, which has its own hooks, does not expect them then.
   void watch_gradients() {
     for (size_t i = 0; i < parameters_.size(); ++i)
       torch::autograd::impl::grad_accumulator(parameters_[i].tensor)
-          ->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          ->add_post_hook(std::make_unique<GradientHook>(
               [this, i, alive = alive_](const std::vector<Tensor>& outputs, const std::vector<Tensor>&) {
                 if (*alive && captured_ && in_backward_) captured_->ready(i);
                 return outputs;
@@ -555,26 +536,11 @@ class DdpModule : public ModuleSync, private UnevenInputs {
     for (const auto& parameter : parameters_) parameter.tensor.mutable_grad().reset();
   }
 
-  /// Once, after the first reduced backward: buckets in the order in which gradients came. Rank 0's order is sent to
-  /// all.
-  void rebuild_if_due() {
-    if (!rebuild_due_) return;
-    const bool builds = reducer_->should_rebuild_buckets();
-    if (builds) detail::refuse_capture("the reducer has yet to build its buckets");
-    rebuild_due_ = false;
-    if (builds)
-      group_->run("ddp", [&](c10d::ProcessGroup&) {
-        reducer_->rebuild_buckets();
-        reducer_->own_views();
-        ++rebuilt_;
-      });
-  }
-
-  /// Ends the group because gradients did not come. `message` is what the reducer says.
-  [[noreturn]] void fail_unused(const std::string& message) {
+  /// Ends the group because the gradients of these parameters did not come.
+  [[noreturn]] void fail_unused(const std::vector<size_t>& indices) {
     std::vector<std::string> names;
     bool frozen = true;
-    for (const auto index : indices_without_gradient(message))
+    for (const auto index : indices)
       if (index < parameters_.size()) {
         names.push_back(fmt::format("\"{}\"", parameters_[index].name));
         frozen = frozen && !parameters_[index].tensor.requires_grad();
@@ -590,16 +556,18 @@ class DdpModule : public ModuleSync, private UnevenInputs {
                 "\"ddp_find_unused_parameters_true\") to freeze at any time");
   }
 
-  [[noreturn]] void fail_shared(const std::string& what, const char* way_out = nullptr) {
+  [[noreturn]] void fail_shared(const std::string& what, const char* other_advice = nullptr) {
     constexpr auto kAdvice =
         "let every parameter take part in the loss, freeze it (requires_grad = false), or set find_unused_parameters "
         "(strategy "
         "\"ddp_find_unused_parameters_true\")";
     constexpr auto kAdviceUnused = "find_unused_parameters needs at least one that does";
-    const auto* advice = way_out ? way_out : options_.find_unused_parameters ? kAdviceUnused : kAdvice;
+    const auto* advice = other_advice ? other_advice : options_.find_unused_parameters ? kAdviceUnused : kAdvice;
     group_->failures()->fail("ddp",
                              {FailureReport::Kind::kShared, fmt::format("[ddp] {} on {{ranks}}; {}", what, advice)});
   }
+
+  static constexpr auto kNoneTookPart = "no parameter of the module took part in the loss";
 
   const int number_;
   const std::shared_ptr<Collective> group_;
@@ -608,7 +576,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   /// The rest, at setup.
   const std::vector<NamedState> frozen_;
   const std::vector<NamedState> buffers_;
-  std::shared_ptr<OpenReducer> reducer_;
+  std::shared_ptr<detail::OpenReducer> reducer_;
   std::shared_ptr<c10d::Logger> logger_;
   /// The backward pass that is being captured.
   std::unique_ptr<detail::CapturedPass> captured_;
@@ -624,14 +592,16 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   int64_t backwards_ = 0;
   bool armed_ = false;
   bool hands_out_leaf_ = false;
-  bool rebuild_due_ = false;
-  bool static_graph_known_ = false;
+  /// The first pass: parameters in the order in which their gradients came, and the hooks that note it.
+  std::vector<size_t> came_;
+  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> first_pass_hooks_;
   /// Of a static graph: the parameters that had a gradient after the first pass, from whatever rank.
   std::vector<bool> has_gradient_;
   uint64_t rebuilt_ = 0;
   bool joining_ = false;
   bool static_divisor_ = true;
   bool last_to_step_ = false;
+  int64_t stepping_ = 0;
   int authority_ = 0;
   Tensor counted_;
   c10::intrusive_ptr<c10d::Work> count_work_;
@@ -680,8 +650,8 @@ std::unique_ptr<ModuleSync> DdpStrategy::setup_module(torch::nn::Module& module)
   auto parameters = detail::unique_parameters(module);
   if (takes_) std::erase_if(parameters, [&](const auto& parameter) { return !takes_(parameter.tensor); });
   const auto buffers = detail::unique_buffers(module);
-  detail::check_same_states(*group_, "parameter", parameters);
-  detail::check_same_states(*group_, "buffer", buffers);
+  detail::check_same_states(name(), *group_, "parameter", parameters);
+  detail::check_same_states(name(), *group_, "buffer", buffers);
   detail::broadcast_states(*group_, parameters);
   detail::broadcast_states(*group_, buffers);
   std::vector<NamedState> trained, frozen;

@@ -34,7 +34,7 @@ std::vector<Tensor> train(Collective& group, const Case& c, const StrategyChoice
   SmallNet net(c.norm);
   Trainee trainee(group, choice, *net);
   auto optimizer = optimizer_for(net->parameters(), c.adamw);
-  constexpr int64_t kRows = 16;
+  constexpr int64_t kRows = 24;
   for (int step = 0; step < 20; ++step) {
     for (int micro = 0; micro < c.accumulate; ++micro) {
       const auto [x, y] = boring_data(kRows, 32, static_cast<uint64_t>(1000 + step * 10 + micro));
@@ -65,7 +65,10 @@ TEST_P(DdpEquality, EqualsOneProcessOnTheGlobalBatch) {
 
 INSTANTIATE_TEST_SUITE_P(
     Ddp, DdpEquality,
-    ::testing::Values(Case{"sgd", "ddp"}, Case{"adamw", "ddp", 2, true}, Case{"four_ranks", "ddp", 4, true},
+    ::testing::Values(Case{"sgd", "ddp"}, Case{"adamw", "ddp", 2, true}, Case{"three_ranks", "ddp", 3, true},
+                      Case{"four_ranks", "ddp", 4, true},
+                      Case{"three_ranks_find_unused", "ddp_find_unused_parameters_true", 3},
+                      Case{"three_ranks_static_graph", "ddp_static_graph", 3, false, 2},
                       Case{"accumulation", "ddp", 2, true, 4}, Case{"four_ranks_accumulation", "ddp", 4, false, 4},
                       Case{"find_unused", "ddp_find_unused_parameters_true"}, Case{"static_graph", "ddp_static_graph"},
                       Case{"static_graph_accumulation", "ddp_static_graph", 2, false, 4},

@@ -197,6 +197,31 @@ TEST(Resume, ExactOnTwoRanks) {
   die_often(whole, flags, 6, 5, 2);
 }
 
+struct RankCase {
+  const char* strategy;
+  const char* ranks;
+
+  friend void PrintTo(const RankCase& c, std::ostream* out) { *out << c.strategy << " on " << c.ranks; }
+};
+class ResumeOnRanks : public ::testing::TestWithParam<RankCase> {};
+
+// With three ranks and more the order of a sum shows in its bits.
+TEST_P(ResumeOnRanks, Exact) {
+  const std::vector<std::string> flags{"--max_steps",       "8",           "--devices", GetParam().ranks, "--strategy",
+                                       GetParam().strategy, "--scheduler", "step"};
+  const Whole whole(flags);
+  Series series(whole, flags);
+  EXPECT_TRUE(series.dies_at({"batch_end", 9}, 1));
+  series.ends_like_the_whole();
+}
+
+INSTANTIATE_TEST_SUITE_P(Strategies, ResumeOnRanks,
+                         ::testing::Values(RankCase{"ddp", "3"}, RankCase{"ddp", "4"},
+                                           RankCase{"ddp_static_graph", "3"}, RankCase{"fsdp", "3"},
+                                           RankCase{"deepspeed_stage_1", "3"}, RankCase{"deepspeed_stage_2", "4"},
+                                           RankCase{"deepspeed_stage_3", "3"}),
+                         [](const auto& one) { return std::string(one.param.strategy) + "_" + one.param.ranks; });
+
 TEST(Resume, ExactWhereEachRankWritesItsShard) {
   const std::vector<std::string> flags{"--scheduler", "step", "--devices", "2", "--strategy", "fsdp"};
   const Whole whole(flags);
