@@ -8,6 +8,7 @@ void train(levin::Args& args) {
                         .devices = args.get("devices", "auto"),
                         .num_nodes = args.get("num-nodes", 1),
                         .precision = args.get("precision", "32-true")});
+  args.check_all_used();
   fabric.launch(args);
   torch::manual_seed(1);
   SmallViT model;

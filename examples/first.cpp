@@ -13,6 +13,7 @@ LEVIN_MODULE(Net);  // in place of TORCH_MODULE(Net)
 int main(int argc, char** argv) {
   return levin::run_main(argc, argv, [](levin::Args& args) {  // any error: one line and exit status 1
     levin::Fabric fabric({.devices = args.get("devices", "auto"), .precision = args.get("precision", "32-true")});
+    args.check_all_used();
     fabric.launch(args);  // starts the other ranks and joins them
     levin::Fabric::seed_everything(1, {.verbose = false});
     auto model = fabric.init_module([] { return Net(); });

@@ -9,7 +9,6 @@
 
 #include "levin/core/error.h"
 #include "levin/core/log.h"
-#include "levin/core/shape_errors.h"
 #include "levin/core/words.h"
 
 namespace levin {

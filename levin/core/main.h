@@ -41,6 +41,10 @@ class Args {
 ///     }
 int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noexcept;
 
+/// Explains, for the rest of the process, torch's errors about shapes that run_main prints and that name no module:
+/// `clause` follows them.
+void explain_shape_errors(const std::string& clause);
+
 /// The first line of an exception's message, without the C++ stack that LibTorch appends.
 std::string one_line(const std::exception& error);
 

@@ -11,6 +11,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/distributed/launcher/launcher.h"
+#include "levin/fabric/called_past.h"
 #include "levin/fabric/fabric_core.h"
 #include "levin/optim/clip.h"
 #include "levin/optim/forwarding.h"
@@ -138,6 +139,7 @@ void Fabric::launch_with(const Args* args) {
   core.strategy->set_captured(options_.compile && device.is_cuda() && core.strategy->why_not_captured().empty());
   if (core.scaler && core.placement.world_size > 1) detail::share_found_inf(*core.scaler, *core.strategy);
   core.launched = true;
+  detail::watch_torch_calls(core_);
   if (!plan.precision.params) hint_idle_tensor_cores(device);
 }
 
@@ -169,9 +171,13 @@ std::shared_ptr<detail::ModuleCall> Fabric::setup_call(std::shared_ptr<torch::nn
   call->module = std::move(module);
   call->guards_backward = call->sync || core.scaler;
   call->plain = !call->sync && !precision.params && !precision.autocast;
-  if (call->sync) core.synced.push_back(call);
-  std::erase_if(core.calls, [](const auto& known) { return known.expired(); });
+  for (auto* known : {&core.calls, &core.wrapped}) std::erase_if(*known, [](const auto& one) { return one.expired(); });
   core.calls.push_back(call);
+  if (!call->plain) core.wrapped.push_back(call);
+  if (call->sync && core.strategy->shards() && core.placement.world_size > 1)
+    explain_shape_errors("under strategy \"" + core.strategy->name() +
+                         "\" parameters are shards outside of the module that setup returned: call net(x), not "
+                         "net->forward(x)");
   ++core.version;
   return call;
 }
@@ -205,17 +211,19 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
   LEVIN_CHECK(loss.requires_grad(),
               "[fabric.backward] the loss needs no gradient: it was computed without grad, detached, or "
               "from a module whose parameters are all frozen");
-  if (core.synced.empty() && !core.scaler) [[likely]]
+  if (core.wrapped.empty() && !core.scaler) [[likely]]
     return loss.backward(options.gradient, options.retain_graph, options.create_graph);
 
-  const Tensor scaled = core.scaler ? core.scaler->scale(loss) : loss;
-  std::vector<std::shared_ptr<detail::ModuleCall>> calls;
+  std::vector<std::shared_ptr<detail::ModuleCall>> armed, idle;
   std::vector<ModuleSync*> syncs;
-  for (const auto& weak : core.synced)
-    if (auto call = weak.lock(); call && call->forwarded) {
-      syncs.push_back(call->sync.get());
-      calls.push_back(std::move(call));
+  for (const auto& weak : core.wrapped)
+    if (auto call = weak.lock()) {
+      const bool takes_part = call->armed();
+      if (takes_part && call->sync) syncs.push_back(call->sync.get());
+      (takes_part ? armed : idle).push_back(std::move(call));
     }
+  if (!idle.empty()) detail::check_called(loss, idle, armed);
+  const Tensor scaled = core.scaler ? core.scaler->scale(loss) : loss;
   LEVIN_CHECK(!options.create_graph || syncs.empty(), "[fabric.backward] create_graph is not possible with strategy \"",
               core.strategy->name(),
               "\": gradients are averaged over the ranks or sharded over them, and no graph leads through that; use "
@@ -227,8 +235,10 @@ void Fabric::backward(const Tensor& loss, const BackwardOptions& options) {
     ~Inside() { --depth; }
   } inside(core.in_backward);
   if (!syncs.empty()) core.strategy->group().note_doing("backward");
+  core.retains_graph = options.retain_graph;
   run_backward(syncs, scaled, [&] { scaled.backward(options.gradient, options.retain_graph, options.create_graph); });
-  for (const auto& call : calls) call->forwarded = options.retain_graph;
+  if (!options.retain_graph)
+    for (const auto& call : armed) call->handed_out_leaf = false;
 }
 
 void Fabric::unscale_gradients(Optimizer& optimizer) {
@@ -327,11 +337,17 @@ InitOptions Fabric::init_options(InitModuleOptions options) const {
       .device = device(), .dtype = core_->plan.precision.params, .empty = options.empty_init, .deferred = options.meta};
 }
 
-void Fabric::note_loader_kept(bool asked) const {
-  if (asked && world_size() > 1)
-    warn_once(
-        "[fabric.setup_dataloaders] this loader is not a levin::DataLoader, so its sampler stays: every rank sees all "
-        "of its batches");
+void Fabric::note_loader_kept(bool asked, bool of_torch) const {
+  if (!asked || world_size() == 1) return;
+  LEVIN_CHECK(!of_torch,
+              "[fabric.setup_dataloaders] torch's data loader would give all of its batches to every one of ",
+              world_size(),
+              " ranks; write levin::make_loader(dataset, {.batch_size = ..., .shuffle = true}) for it, give it a "
+              "torch::data::samplers::DistributedRandomSampler(size, fabric.world_size(), fabric.global_rank()), or "
+              "pass {.use_distributed_sampler = false}");
+  warn_once(
+      "[fabric.setup_dataloaders] this loader is not a levin::DataLoader, so its sampler stays: every rank sees all "
+      "of its batches");
 }
 
 detail::LoaderNote Fabric::loader_note() const {

@@ -3,6 +3,7 @@
 #include <concepts>
 #include <exception>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -21,8 +22,10 @@
 #include "levin/fabric/fabric_loader.h"
 #include "levin/fabric/fabric_module.h"
 #include "levin/fabric/fp8_state.h"
+#include "levin/fabric/generators.h"
 #include "levin/fabric/microbatches.h"
 #include "levin/fabric/options.h"
+#include "levin/fabric/torch_calls.h"
 #include "levin/nn/deferred_init.h"
 #include "levin/optim/torch/adapter.h"
 #include "levin/profilers/profile.h"
@@ -71,6 +74,13 @@ struct InitModuleOptions {
   bool meta = false;
 };
 
+namespace detail {
+/// Of which there is none.
+struct NoOption {
+  NoOption() = delete;
+};
+}  // namespace detail
+
 /// Gradients stay on this rank while it lives: for all but the last batch of an accumulation.
 class NoSync {
  public:
@@ -99,6 +109,8 @@ class Fabric {
  public:
   Fabric();
   explicit Fabric(FabricOptions options);
+  /// `Fabric({})`: nothing is asked for.
+  explicit Fabric(std::initializer_list<detail::NoOption>) : Fabric() {}
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
@@ -160,7 +172,8 @@ class Fabric {
 
   /// A loader whose batches arrive on this rank's device, each rank with its own fraction of the data. Takes Levin's
   /// loaders and anything else with begin() and end() (torch's data loaders, a vector of batches), of any batch type;
-  /// of those every rank sees all batches, which is said. An lvalue that is not a Levin loader must outlive the result.
+  /// of those every rank sees all batches, which is said; torch's data loaders are refused with several ranks, unless
+  /// their sampler is a distributed one. An lvalue that is not a Levin loader must outlive the result.
   template <class L>
   [[nodiscard]] auto setup_dataloaders(L&& loader, LoaderSetup options = {}) {
     using T = std::remove_cvref_t<L>;
@@ -173,7 +186,8 @@ class Fabric {
       own = own.placed({.device = target, .local_ranks = local_world_size(), .fixed_size = world_size() > 1});
       return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU), loader_note());
     } else {
-      note_loader_kept(options.use_distributed_sampler);
+      if constexpr (!detail::kSplitsByItself<T>)
+        note_loader_kept(options.use_distributed_sampler, detail::IsTorchLoader<detail::Pointee<T>>::value);
       if constexpr (std::is_lvalue_reference_v<L>)
         return FabricLoader<std::remove_reference_t<L>*>(std::make_shared<std::remove_reference_t<L>*>(&loader), target,
                                                          loader_note());
@@ -398,6 +412,9 @@ class Fabric {
   StateDict load(const std::string& path);
   /// Weights from elsewhere (a weight file, a folder with one, a checkpoint) into one module or optimizer.
   void load_raw(const std::string& path, const StateRef& target, const RawOptions& options = {});
+  /// The random generators of all ranks, for a State; `own` are generators of the program. The result must outlive the
+  /// State.
+  [[nodiscard]] Generators generators(std::vector<at::Generator> own = {});
   /// How this Fabric stores checkpoints; null: Levin's own format.
   const CheckpointFormat* checkpoint_format() const { return options_.plugins.checkpoint_format.get(); }
 
@@ -410,11 +427,11 @@ class Fabric {
   ProfiledRun profiled_run() const;
 
   /// Calls a method on every callback that has it: `fabric.call(&MyCallback::on_epoch_end, epoch)`.
-  template <class C, class R, class... P, class... Args>
-  void call(R (C::*method)(P...), Args&&... args) {
+  template <class M, class C, class... Args>
+  void call(M C::*method, Args&&... args) {
     static_assert(std::derived_from<C, CallbackBase>, "levin: callbacks derive from levin::CallbackBase");
     for (const auto& callback : options_.callbacks)
-      if (auto* c = dynamic_cast<C*>(callback.get())) (c->*method)(args...);
+      if (auto* c = dynamic_cast<C*>(callback.get())) std::invoke(method, *c, args...);
   }
 
   /// To every logger, from rank 0. Without a step the loggers count.
@@ -459,10 +476,17 @@ class Fabric {
                            std::convertible_to<T, std::shared_ptr<torch::optim::Optimizer>>> {};
   template <class O>
   static Optimizer as_optimizer(O&& optimizer) {
-    if constexpr (std::derived_from<std::remove_cvref_t<O>, Optimizer>)
+    using T = std::remove_cvref_t<O>;
+    if constexpr (std::derived_from<T, Optimizer>) {
       return optimizer;
-    else
+    } else if constexpr (std::derived_from<T, torch::optim::Optimizer>) {
       return optim::adapt(std::forward<O>(optimizer));
+    } else if constexpr (std::convertible_to<O&&, std::shared_ptr<torch::optim::Optimizer>>) {
+      return optim::adapt(std::shared_ptr<torch::optim::Optimizer>(std::forward<O>(optimizer)));
+    } else {  // a std::unique_ptr that stays the caller's
+      if (!optimizer) return optim::adapt(std::shared_ptr<torch::optim::Optimizer>());
+      return optim::adapt(*optimizer);
+    }
   }
 
   void wait_for_first();
@@ -471,7 +495,7 @@ class Fabric {
   void save_with(SaveOptions options, const std::function<void(const SaveOptions&)>& write);
   std::shared_ptr<detail::ModuleCall> setup_call(std::shared_ptr<torch::nn::Module> module, SetupOptions options);
   Optimizer setup_optimizer(Optimizer optimizer);
-  void note_loader_kept(bool asked) const;
+  void note_loader_kept(bool asked, bool of_torch) const;
   detail::LoaderNote loader_note() const;
   void begin_join(detail::ModuleCall& call, const JoinOptions& options);
   void end_join(detail::ModuleCall& call);

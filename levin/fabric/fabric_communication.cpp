@@ -24,6 +24,20 @@ struct GatherWithGrad : torch::autograd::Function<GatherWithGrad> {
   }
 };
 
+/// Those that the program still has, for the time of one save or load.
+struct LiveGenerators {
+  explicit LiveGenerators(const std::vector<std::weak_ptr<detail::GeneratorStates>>& known) {
+    for (const auto& weak : known)
+      if (auto states = weak.lock()) all.push_back(std::move(states));
+    forget();
+  }
+  ~LiveGenerators() { forget(); }
+  void forget() const {
+    for (const auto& each : all) each->forget();
+  }
+  std::vector<std::shared_ptr<detail::GeneratorStates>> all;
+};
+
 /// Null when every rank holds all of everything, or is not there yet.
 ShardMap* shard_map(Strategy* strategy) {
   return strategy ? strategy->shards() : nullptr;
@@ -98,6 +112,8 @@ void Fabric::save(const std::string& path, const State& state, const SaveOptions
     histories = fp8.gathered(fp8.state_dict());
     all.add(detail::kFp8State, histories);
   }
+  const LiveGenerators generators(core_->generators);
+  for (const auto& each : generators.all) each->gather();
   save_with(options, [&](const SaveOptions& ours) { save_checkpoint(path, all, ours); });
 }
 
@@ -137,7 +153,13 @@ StateDict Fabric::load(const std::string& path, const State& state, LoadOptions 
     all.add(detail::kFp8State, fp8);
     options.optional.emplace_back(detail::kFp8State);
   }
-  return load_checkpoint(path, all, options);
+  const LiveGenerators generators(core_->generators);
+  auto rest = load_checkpoint(path, all, options);
+  // Last: what was loaded after them may have drawn.
+  bool restored = false;
+  for (const auto& each : generators.all) restored = each->restore() || restored;
+  if (restored && core_->strategy) core_->strategy->share_random_state();
+  return rest;
 }
 
 StateDict Fabric::load(const std::string& path) {

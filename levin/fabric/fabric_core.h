@@ -10,6 +10,7 @@
 #include "levin/environments/environment.h"
 #include "levin/fabric/compiled_step.h"
 #include "levin/fabric/fabric_module.h"
+#include "levin/fabric/generators.h"
 #include "levin/fabric/options.h"
 #include "levin/strategies/strategy.h"
 
@@ -25,12 +26,16 @@ struct FabricCore {
   bool launched = false;
   /// > 0 while fabric.backward runs. Read by gradient hooks on the autograd engine's threads.
   std::atomic<int> in_backward = 0;
+  /// The backward of now leaves its graph for another one.
+  std::atomic<bool> retains_graph = false;
   /// Calls of all modules that were set up.
   std::vector<std::weak_ptr<ModuleCall>> calls;
-  /// Calls of modules whose gradients the strategy takes part in.
-  std::vector<std::weak_ptr<ModuleCall>> synced;
+  /// Those of modules that must be called as setup returned them: by the strategy, or by the precision.
+  std::vector<std::weak_ptr<ModuleCall>> wrapped;
   /// Optimizers that were set up: a second time is refused.
   std::vector<std::weak_ptr<OptimizerImpl>> optimizers;
+  /// Random generators that a State of the program may hold.
+  std::vector<std::weak_ptr<GeneratorStates>> generators;
   /// Loaders that were set up: their numbers name them.
   int loaders = 0;
   /// Changes when something is set up or loaded: steps captured before are captured again.

@@ -35,20 +35,35 @@ class LoaderNote {
   int number_ = -1;
 };
 
-template <class T>
-concept LoaderPointer = requires(T& p) {
-  (*p).begin();
-  (*p).end();
-};
-
-/// The thing with begin() and end() behind a loader, a pointer to one, or torch's unique_ptr to one.
+/// The thing with begin() and end() behind a loader, a pointer to one, torch's unique_ptr to one, or a pointer to that.
 template <class L>
 auto& loader_range(L& loader) {
-  if constexpr (LoaderPointer<L>)
-    return *loader;
-  else
+  if constexpr (requires { loader.begin(), loader.end(); })
     return loader;
+  else
+    return loader_range(*loader);
 }
+template <class L>
+using Pointee = std::remove_cvref_t<decltype(loader_range(std::declval<L&>()))>;
+
+/// A torch::data loader.
+template <class L>
+    struct IsTorchLoader : std::bool_constant < requires(L& loader) {
+  typename L::BatchRequestType;
+  loader.options().enforce_ordering;
+} > {};
+
+/// A torch::data loader whose sampler gives each rank its own samples, as DistributedRandomSampler does.
+template <class L>
+struct HasDistributedSampler : std::false_type {};
+template <template <class, class> class Loader, class D, class S>
+requires requires(S& sampler) {
+  sampler.set_epoch(size_t{});
+}
+struct HasDistributedSampler<Loader<D, S>> : std::true_type {};
+
+template <class L>
+constexpr bool kSplitsByItself = HasDistributedSampler<Pointee<L>>::value;
 
 }  // namespace detail
 

@@ -27,6 +27,7 @@ CallScope::CallScope(ModuleCall& call) : call_(call) {
     default_dtype_ = c10::get_default_dtype_as_scalartype();
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(*call.precision.params));
   }
+  ++call.running;
 }
 
 void CallScope::leave() {
@@ -35,6 +36,7 @@ void CallScope::leave() {
 }
 
 CallScope::~CallScope() {
+  --call_.running;
   try {
     if (!left_) leave();
   } catch (...) {  // it follows from what is on its way already
@@ -55,21 +57,26 @@ bool inside_autograd_grad() {
 void finish_call(ModuleCall& call, std::vector<Tensor*>& outputs) {
   if (call.precision.outputs)
     for (auto* tensor : outputs) *tensor = cast_floating(*tensor, *call.precision.outputs);
-  if (!call.sync && !call.guards_backward) return;
   std::vector<Tensor> with_grad;
   if (c10::GradMode::is_enabled())
     for (auto* tensor : outputs)
       if (tensor->requires_grad()) with_grad.push_back(*tensor);
-  if (!with_grad.empty()) call.forwarded = true;
-  if (call.guards_backward)
-    for (auto& tensor : with_grad)
-      if (!tensor.is_leaf())
-        tensor.register_hook([core = call.core.get()](const Tensor& gradient) {
-          LEVIN_CHECK(core->in_backward > 0 || inside_autograd_grad(), "[backward] precision \"",
-                      core->plan.precision.name, "\" with strategy \"", core->strategy->name(),
-                      "\" needs fabric.backward(loss) in place of loss.backward()");
-          return gradient;
-        });
+  for (auto& tensor : with_grad) {
+    if (tensor.is_leaf()) {
+      call.handed_out_leaf = true;
+      continue;
+    }
+    tensor.register_hook([weak = std::weak_ptr(call.core), guards = call.guards_backward,
+                          output = std::make_shared<PendingOutput>(call.pending)](const Tensor& gradient) {
+      const auto core = weak.lock();
+      if (!core || inside_autograd_grad()) return gradient;
+      LEVIN_CHECK(!guards || core->in_backward > 0, "[backward] precision \"", core->plan.precision.name,
+                  "\" with strategy \"", core->strategy->name(),
+                  "\" needs fabric.backward(loss) in place of loss.backward()");
+      if (core->in_backward > 0 && !core->retains_graph) output->reached();
+      return gradient;
+    });
+  }
   if (call.sync) call.sync->after_forward(with_grad);
 }
 

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <atomic>
+#include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,6 +31,25 @@ namespace detail {
 
 struct FabricCore;
 
+/// One output of a call, counted from its forward until a backward has been through it or its graph is gone. A hook on
+/// the output owns it.
+class PendingOutput {
+ public:
+  using Count = std::shared_ptr<std::atomic<int64_t>>;
+
+  explicit PendingOutput(Count count) : count_(std::move(count)) { ++*count_; }
+  ~PendingOutput() { reached(); }
+  PendingOutput(const PendingOutput&) = delete;
+  PendingOutput& operator=(const PendingOutput&) = delete;
+  void reached() {
+    if (!reached_.exchange(true)) --*count_;
+  }
+
+ private:
+  Count count_;
+  std::atomic<bool> reached_ = false;
+};
+
 /// What surrounds the calls of one module that was set up. Shared by all copies of its FabricModule.
 struct ModuleCall {
   std::shared_ptr<FabricCore> core;
@@ -41,10 +63,17 @@ struct ModuleCall {
   c10::DeviceType device = c10::DeviceType::CPU;
   /// Nothing has to be done around a call: one branch, then the user's forward.
   bool plain = true;
-  /// A forward with gradients ran since the last backward.
-  bool forwarded = false;
+  /// Outputs that a backward may still come to.
+  PendingOutput::Count pending = std::make_shared<std::atomic<int64_t>>(0);
+  /// A forward has returned a leaf (a parameter as it is) since the last backward: no hook can be on it.
+  bool handed_out_leaf = false;
+  /// Calls under way.
+  int running = 0;
   /// loss.backward() without fabric.backward(loss) would give wrong gradients.
   bool guards_backward = false;
+
+  /// Whether the next backward may reach it.
+  bool armed() const { return *pending > 0 || handed_out_leaf || running > 0; }
 };
 
 /// Sets everything up before a forward and puts it back after, also when it throws.
@@ -163,13 +192,22 @@ class FabricModule {
     }
   }
 
-  /// Another method that computes, under the same care: `net.call(&NetImpl::encode, x)`.
-  template <class R, class C, class... P, class... Args>
-  auto call(R (C::*method)(P...), Args&&... args) const {
-    return detail::run_call(
-        *call_,
-        [&](auto&&... x) -> R { return (static_cast<C&>(*operator->()).*method)(std::forward<decltype(x)>(x)...); },
-        std::forward<Args>(args)...);
+  /// Another method that computes, under the same care, or a function of the module (of a method with overloads, say):
+  ///
+  ///     auto code = net.call(&NetImpl::encode, x);
+  ///     auto both = net.call([](NetImpl& module, const Tensor& x) { return module.decode(module.encode(x)); }, x);
+  template <class F, class... Args>
+  auto call(F&& f, Args&&... args) const {
+    constexpr bool fits =
+        std::invocable<F&, decltype(*module_.get()), decltype(detail::cast_argument(std::forward<Args>(args), {}))...>;
+    static_assert(fits,
+                  "levin: call takes a method of the module (&NetImpl::encode), or a function of the module, and then "
+                  "its arguments; these do not fit");
+    if constexpr (fits)
+      return detail::run_call(
+          *call_,
+          [&](auto&&... x) -> decltype(auto) { return std::invoke(f, *operator->(), std::forward<decltype(x)>(x)...); },
+          std::forward<Args>(args)...);
   }
 
   /// The user's module.

@@ -44,7 +44,7 @@ Tensor Fabric::run_microbatches(detail::ModuleCall& call, MicrobatchStep step) {
     ~Inside() { --depth; }
   } inside(core.in_backward);
   auto loss = call.sync->run_microbatches(step);
-  call.forwarded = false;
+  call.handed_out_leaf = false;
   return loss;
 }
 

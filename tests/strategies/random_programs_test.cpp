@@ -15,6 +15,7 @@
 #include "levin/distributed/store.h"
 #include "levin/testing/ranks.h"
 #include "levin/testing/temporary_folder.h"
+#include "tests/strategies/module_program.h"
 #include "tests/strategies/random_program.h"
 
 namespace levin::testing {
@@ -31,9 +32,8 @@ const char* folder_of(Mode mode) {
   return mode == Mode::kAlone ? "alone" : mode == Mode::kRanks ? "ranks" : "undisturbed";
 }
 
-/// Trains as forked ranks that a launcher like torchrun would have started.
-std::vector<RankResult> run_program(const RandomProgram& program, Mode mode, const fs::path& folder) {
-  const int world = mode == Mode::kAlone ? 1 : program.ranks;
+/// Runs a program as forked ranks that a launcher like torchrun would have started.
+std::vector<RankResult> run_world(int world, const std::function<std::vector<Tensor>()>& program) {
   RanksOptions options;
   options.errors_expected = true;
   return run_ranks(
@@ -55,12 +55,18 @@ std::vector<RankResult> run_program(const RandomProgram& program, Mode mode, con
                                                               {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                                               {"TORCHELASTIC_RUN_ID", "random"}})
           ::setenv(name.c_str(), value.c_str(), 1);
-        const auto trained = train_program(program, mode, (folder / folder_of(mode)).string());
-        return std::vector<Tensor>{at::tensor(trained.losses, at::kDouble),
-                                   at::full({}, static_cast<int64_t>(trained.caught.size()), at::kLong),
-                                   at::tensor(trained.observed, at::kDouble)};
+        return program();
       },
       options);
+}
+
+std::vector<RankResult> run_program(const RandomProgram& program, Mode mode, const fs::path& folder) {
+  return run_world(mode == Mode::kAlone ? 1 : program.ranks, [&] {
+    const auto trained = train_program(program, mode, (folder / folder_of(mode)).string());
+    return std::vector<Tensor>{at::tensor(trained.losses, at::kDouble),
+                               at::full({}, static_cast<int64_t>(trained.caught.size()), at::kLong),
+                               at::tensor(trained.observed, at::kDouble)};
+  });
 }
 
 /// "" when every rank of `results` ended well; else what became of them.
@@ -162,6 +168,76 @@ void check(const RandomProgram& program, const fs::path& folder, Tally& tally) {
     if (reason.empty()) expect_equal(results[0], undisturbed[0], folder, Mode::kUndisturbed, 0);
   }
   if (failed_before || !::testing::Test::HasFailure()) ++tally.equal;
+}
+
+void expect_trained_alike(const fs::path& ours_path, const fs::path& wanted_path) {
+  const auto ours = load_checkpoint(ours_path), wanted = load_checkpoint(wanted_path);
+  for (const auto& [module, values] : wanted)
+    if (values.is_dict())
+      for (const auto& [name, value] : values.to_dict())
+        EXPECT_LE(distance(ours.at(module).to_dict().at(name).to_tensor(), value.to_tensor()), 2e-4)
+            << module << " " << name;
+}
+
+/// Programs of several modules: those that people write, then drawn ones.
+std::vector<ModuleProgram> module_programs(int64_t drawn, bool retains) {
+  auto programs = known_module_programs();
+  if (!retains)
+    std::erase_if(programs, [](const auto& program) {
+      return std::ranges::any_of(program.step, [](const auto& op) { return op.retain_graph; });
+    });
+  const auto seed = static_cast<uint64_t>(variable("LEVIN_RANDOM_SEED", 1));
+  for (int64_t i = 0; i < drawn; ++i)
+    programs.push_back(drawn_module_program(seed + static_cast<uint64_t>(i), retains));
+  return programs;
+}
+
+TEST(SeveralModules, InAnyOrderEqualOneProcess) {
+  const auto all = module_strategies();
+  size_t next = 0;
+  for (const auto& program : module_programs(variable("LEVIN_RANDOM_PROGRAMS", 6), true)) {
+    SCOPED_TRACE(program.describe());
+    const TemporaryFolder folder;
+    const auto alone = run_world(1, [&] { return train_modules(program, "auto", (folder.path() / "alone").string()); });
+    ASSERT_EQ(ends_of(alone), "");
+    const bool known = !program.name.starts_with("seed");
+    for (size_t i = 0; i < all.size(); ++i) {
+      // Drawn ones under three strategies each, in turns.
+      if (!known && i % 3 != next % 3) continue;
+      const int world = 2 + static_cast<int>((i + next) % 2);
+      SCOPED_TRACE(fmt::format("{} x {}", all[i].first, world));
+      const auto path = folder.path() / std::to_string(i);
+      const auto ranks = run_world(world, [&] { return train_modules(program, all[i].second, path.string()); });
+      ASSERT_EQ(ends_of(ranks), "");
+      EXPECT_LE(distance(ranks[0].tensors.at(0), alone[0].tensors.at(0)), 2e-4);
+      expect_trained_alike(path, folder.path() / "alone");
+    }
+    ++next;
+  }
+}
+
+TEST(SeveralModules, OptimizedManuallyEqualOneProcess) {
+  auto all = module_strategies();
+  std::erase_if(all, [](const auto& named) { return named.first == "ddp"; });
+  size_t next = 0;
+  for (const auto& program : module_programs(0, false)) {
+    // Sharding refuses units that have not run when the first backward ends.
+    if (program.name == "cached encoder") continue;
+    SCOPED_TRACE(program.describe());
+    const TemporaryFolder folder;
+    const auto alone = run_world(1, [&] { return train_modules_manually(program, "auto", 1, folder.path().string()); });
+    ASSERT_EQ(ends_of(alone), "");
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (i % 2 != next % 2) continue;
+      const int world = 2 + static_cast<int>(i % 2);
+      SCOPED_TRACE(fmt::format("{} x {}", all[i].first, world));
+      const auto ranks = run_world(
+          world, [&] { return train_modules_manually(program, all[i].second, world, folder.path().string()); });
+      ASSERT_EQ(ends_of(ranks), "");
+      EXPECT_LE(distance(ranks[0].tensors.at(0), alone[0].tensors.at(0)), 2e-4);
+    }
+    ++next;
+  }
 }
 
 TEST(RandomPrograms, EqualOneProcessOrAreRefused) {
