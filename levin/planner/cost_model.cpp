@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace levin::planner {
 namespace {
@@ -148,7 +149,7 @@ void CostModel::add_communication(const Candidate& candidate, LayerTimes& times)
   if (candidate.cp > 1) {
     // Keys and values go around the ring while attention computes with those before.
     const double bytes = 2 * 2 * n * as_double(model_.key_width()) / tp;
-    const double ring = as_double(candidate.cp - 1) * send_seconds(bytes, candidate.tp);
+    const double ring = as_double(candidate.cp - 1) * send_seconds(bytes, candidate.cp, candidate.tp);
     const double flops = 4 * n * as_double(model_.sequence) * as_double(model_.query_width()) / tp * 0.5;
     const double core = flops / (cluster_.peak_flops * calibration_.attention_forward);
     times.cp_forward = exposed(ring, core) + as_double(candidate.cp) * 10 * calibration_.gap;
@@ -183,12 +184,26 @@ double CostModel::head_seconds(const Candidate& candidate) const {
   return 3 * product + bytes_seconds(n * vocabulary * (software_.chunked_loss ? kFused : kSeparate));
 }
 
+bool CostModel::in_one_node(int64_t size, int64_t stride) const {
+  // Groups follow each other: one that does not divide a node lies across its end somewhere.
+  const int64_t extent = size * stride, node = cluster_.gpus_per_node;
+  return extent <= node && (node % extent == 0 || cluster_.gpus <= node);
+}
+
+double CostModel::ranks_in_a_node(int64_t size, int64_t stride) const {
+  if (in_one_node(size, stride)) return as_double(size);
+  const int64_t node = cluster_.gpus_per_node, extent = size * stride;
+  // Of a group across the end of a node: those in the smaller of its parts.
+  const int64_t here = extent < node ? std::gcd(node, extent) : node;
+  return std::clamp(as_double(here) / as_double(stride), 1.0, as_double(size));
+}
+
 CostModel::Path CostModel::path(int64_t size, int64_t stride) const {
   const double inside = cluster_.inside.bandwidth * calibration_.inside;
-  if (size * stride <= cluster_.gpus_per_node) return {inside, cluster_.inside.latency};
+  if (in_one_node(size, stride)) return {inside, cluster_.inside.latency};
   // Each GPU of the group in a node brings its own network card.
-  const double in_node = std::clamp(as_double(cluster_.gpus_per_node) / as_double(stride), 1.0, as_double(size));
-  return {std::min(inside, in_node * cluster_.between.bandwidth * calibration_.between), cluster_.between.latency};
+  return {std::min(inside, ranks_in_a_node(size, stride) * cluster_.between.bandwidth * calibration_.between),
+          cluster_.between.latency};
 }
 
 double CostModel::all_gather_seconds(double bytes, int64_t size, int64_t stride) const {
@@ -196,7 +211,7 @@ double CostModel::all_gather_seconds(double bytes, int64_t size, int64_t stride)
   const auto [bandwidth, latency] = path(size, stride);
   const double n = as_double(size);
   // A ring: every node is a step.
-  const double in_node = std::clamp(as_double(cluster_.gpus_per_node) / as_double(stride), 1.0, n);
+  const double in_node = ranks_in_a_node(size, stride);
   return (n - 1) / n * bytes / bandwidth + latency * (std::log2(in_node) + n / in_node - 1);
 }
 
@@ -211,7 +226,7 @@ double CostModel::all_reduce_seconds(double bytes, int64_t size, int64_t stride)
 double CostModel::all_to_all_seconds(double bytes, int64_t size, int64_t stride) const {
   if (size <= 1) return 0;
   const double inside = cluster_.inside.bandwidth * calibration_.inside;
-  const double n = as_double(size), here = std::clamp(as_double(cluster_.gpus_per_node) / as_double(stride), 1.0, n);
+  const double n = as_double(size), here = ranks_in_a_node(size, stride);
   // What stays in the node goes over its links, the rest over one network card.
   const double away = (n - here) / n;
   const double near = (here - 1) / n;
@@ -220,15 +235,17 @@ double CostModel::all_to_all_seconds(double bytes, int64_t size, int64_t stride)
          latency * std::ceil(std::log2(n));
 }
 
-double CostModel::send_seconds(double bytes, int64_t stride) const {
-  const bool near = 2 * stride <= cluster_.gpus_per_node;
+double CostModel::send_seconds(double bytes, int64_t size, int64_t stride) const {
+  // All hops of a ring or of a pipeline go at the pace of the slowest: one that leaves the node, if any does.
+  const bool near = in_one_node(size, stride);
   const auto& link = near ? cluster_.inside : cluster_.between;
   return bytes / (link.bandwidth * (near ? calibration_.inside : calibration_.between)) + link.latency;
 }
 
 CostModel::Exchange CostModel::exchange(const Candidate& candidate, double parameters, int64_t shards, int64_t stride,
                                         double padding) const {
-  const double element = mixed_ && candidate.zero_stage == 0 ? 4 : 2, bytes = parameters * element;
+  const double element = mixed_ && (candidate.zero_stage == 0 || !software_.half_weights) ? 4 : 2;
+  const double bytes = parameters * element;
   // Copies of shards are as far apart as all ranks that share one copy.
   const int64_t apart = candidate.tp * candidate.dp_shard * candidate.cp;
   if (candidate.zero_stage == 0) return {0, all_reduce_seconds(bytes, shards * candidate.dp_replicate, stride)};
@@ -283,7 +300,7 @@ void CostModel::add_optimizer(const Candidate& candidate, const MemoryModel& mem
 Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory, const LayerTimes& times) const {
   Cost cost;
   const double p = as_double(candidate.pp), m = as_double(candidate.microbatches), v = as_double(candidate.chunks);
-  const double stage_layers = as_double(memory.stage_layers(candidate, 0));
+  const double stage_layers = as_double(memory.most_layers(candidate));
   const double head = head_seconds(candidate);
   double recompute = 0, recompute_tp = 0, recompute_ep = 0;
   if (candidate.checkpointing == Checkpointing::kFull)
@@ -317,13 +334,15 @@ Cost CostModel::of(const Candidate& candidate, const MemoryModel& memory, const 
     const double weight_gradient = slow_layers * times.backward_weights;
     const double whole = slow_layers * (layer_compute + layer_other) + slow_head + weights;
     double bubble = whole;
-    if (candidate.schedule == Schedule::kInterleaved) bubble = whole / v;
+    // The way there and back is as long as its largest chunks.
+    if (candidate.schedule == Schedule::kInterleaved)
+      bubble = whole * std::ceil(as_double(model_.layers) / (p * v)) / stage_layers;
     if (candidate.schedule == Schedule::kZB1P) bubble = std::max(forward, whole - 2 * weight_gradient);
     // A stage of zbv is half of a rank's layers.
     if (candidate.schedule == Schedule::kZBV) bubble = std::max(0.0, whole - 3 * weight_gradient) / 2;
     const bool cut = candidate.sequence_parallel || software_.scatters_sends;
     const double bytes = 2 * tokens(candidate) * as_double(model_.width) / (cut ? as_double(candidate.tp) : 1);
-    const double send = send_seconds(bytes, candidate.tp * candidate.cp * candidate.data_parallel());
+    const double send = send_seconds(bytes, candidate.pp, candidate.tp * candidate.cp * candidate.data_parallel());
     cost.pp = 2 * send * (m * v + p - 1);
     cost.bubble = (p - 1) * bubble;
   }

@@ -78,7 +78,8 @@ class CostModel {
   /// All-gather, or reduce-scatter: `bytes` are those of the whole.
   double all_gather_seconds(double bytes, int64_t size, int64_t stride) const;
   double all_to_all_seconds(double bytes, int64_t size, int64_t stride) const;
-  double send_seconds(double bytes, int64_t stride) const;
+  /// From each of `size` ranks to the next, all at once: as the slowest hop.
+  double send_seconds(double bytes, int64_t size, int64_t stride) const;
   /// Share of the peak that the arithmetic of the model takes: without recomputation (MFU), with it (HFU).
   double model_utilization(const Candidate& candidate, double seconds) const;
   double hardware_utilization(const Candidate& candidate, double seconds) const;
@@ -87,6 +88,9 @@ class CostModel {
   struct Path {
     double bandwidth, latency;
   };
+  /// Whether no such group lies across the end of a node.
+  bool in_one_node(int64_t size, int64_t stride) const;
+  double ranks_in_a_node(int64_t size, int64_t stride) const;
   Path path(int64_t size, int64_t stride) const;
   double head_seconds(const Candidate& candidate) const;
   double bytes_seconds(double bytes) const;

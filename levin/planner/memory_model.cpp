@@ -84,10 +84,19 @@ int64_t MemoryModel::stage_layers(const Candidate& candidate, int64_t stage) con
   const int64_t pieces = candidate.pp * candidate.chunks;
   int64_t layers = 0;
   for (int64_t chunk = 0; chunk < candidate.chunks; ++chunk) {
-    const int64_t piece = chunk * candidate.pp + stage;
+    // The second half of the V of zbv goes back up.
+    const bool back = candidate.schedule == Schedule::kZBV && chunk == 1;
+    const int64_t piece = back ? pieces - 1 - stage : chunk * candidate.pp + stage;
     layers += model_.layers / pieces + (piece < model_.layers % pieces);
   }
   return layers;
+}
+
+int64_t MemoryModel::most_layers(const Candidate& candidate) const {
+  // In the V the last stage has two pieces beside each other, of which the second is the next to be longer.
+  return stage_layers(
+      candidate,
+      candidate.schedule == Schedule::kZBV && model_.layers % (2 * candidate.pp) > candidate.pp ? candidate.pp - 1 : 0);
 }
 
 StageParameters MemoryModel::stage_parameters(const Candidate& candidate, int64_t stage) const {
@@ -206,7 +215,8 @@ RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) cons
   const bool accumulates = candidate.microbatches > 1;
   // Between micro-batches nothing is reduced: gradients are whole.
   if (accumulates && candidate.zero_stage >= 2)
-    memory.gradients = std::max(memory.gradients, parameters.total() * (half_ ? 2 : 4));
+    memory.gradients =
+        std::max(memory.gradients, parameters.total() * (half_ && (!mixed_ || software_.half_weights) ? 2 : 4));
 
   const double tokens = as_double(candidate.micro_batch) * as_double(model_.sequence) / as_double(candidate.cp);
   const double layers = as_double(stage_layers(candidate, stage));

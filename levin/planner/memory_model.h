@@ -47,6 +47,8 @@ class MemoryModel {
   ExpertShards expert_shards(const Candidate& candidate) const;
   /// Layers of a stage.
   int64_t stage_layers(const Candidate& candidate, int64_t stage) const;
+  /// Of the stage with most of them.
+  int64_t most_layers(const Candidate& candidate) const;
 
   /// Bytes that one layer keeps of one token, without the gathered layers and logits.
   double kept_per_token(const Candidate& candidate) const;

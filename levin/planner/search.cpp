@@ -232,8 +232,6 @@ std::string why_not(const ModelShape& model, const Candidate& c) {
   if (c.ep > 1 && c.zero_stage == 0) return fmt::format("ep {} without shards", c.ep);
   if (c.schedule == Schedule::kInterleaved && c.microbatches % c.pp != 0)
     return fmt::format("interleaved with {} micro-batches over pp {}", c.microbatches, c.pp);
-  if (c.schedule == Schedule::kInterleaved && model.layers % (c.pp * c.chunks) != 0)
-    return fmt::format("{} layers in {} equal chunks", model.layers, c.pp * c.chunks);
   const bool zero_bubble = c.schedule == Schedule::kZB1P || c.schedule == Schedule::kZBV;
   // Fewer would work, but our formula of its bubble is for a pipeline that fills.
   if (zero_bubble && c.microbatches < c.pp)

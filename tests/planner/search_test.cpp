@@ -202,6 +202,82 @@ TEST(Cost, BubbleIsThatOfTheSimulator) {
   }
 }
 
+TEST(Cost, PipelinesAndRingsGoAtThePaceOfTheirSlowestHop) {
+  auto question = PlanQuestion{.model = model_shape("llama-3-70b", 8192), .cluster = cluster_of("h100", 64)};
+  // Four ranks a stage: every second boundary leaves the node.
+  const Candidate stages{.pp = 16,
+                         .cp = 2,
+                         .tp = 2,
+                         .schedule = Schedule::kInterleaved,
+                         .chunks = 5,
+                         .microbatches = 512,
+                         .sequence_parallel = true};
+  const double fast = evaluate(question, stages).cost.pp;
+  // The activation of a rank's tokens in 16 bits, forward and backward.
+  const double bytes = 2.0 * 4096 * 8192 / 2, messages = 2 * (512 * 5 + 15);
+  EXPECT_NEAR(fast, messages * (bytes / (50e9 * 0.55) + 12e-6), 1e-3 * fast);
+  question.cluster.between.bandwidth = link_bandwidth("1Gb");
+  EXPECT_NEAR(evaluate(question, stages).cost.pp, messages * (bytes / (0.125e9 * 0.55) + 12e-6), 1);
+  // A ring over eight nodes, and one within a node.
+  question.model = model_shape("llama-3-8b", 131072);
+  const Candidate ring{.dp_shard = 1, .cp = 16, .tp = 4, .zero_stage = 3, .sequence_parallel = true},
+      inside{.dp_shard = 32, .cp = 2, .tp = 1, .zero_stage = 3};
+  EXPECT_GT(evaluate(question, ring).cost.cp, 10);
+  const double near = evaluate(question, inside).cost.cp;
+  question.cluster.between.bandwidth = link_bandwidth("400Gb");
+  EXPECT_LT(evaluate(question, ring).cost.cp, 10);
+  EXPECT_EQ(evaluate(question, inside).cost.cp, near);
+  // The plan follows: with a slow link between nodes the best is slower, and another.
+  const auto best = [](const char* link) {
+    PlanQuestion asked{.model = model_shape("llama-3-70b", 8192), .cluster = cluster_of("h100", 64)};
+    asked.cluster.between.bandwidth = link_bandwidth(link);
+    return search(asked).best.front().cost.seconds();
+  };
+  EXPECT_GT(best("1Gb"), 1.5 * best("400Gb"));
+  EXPECT_GT(best("0.01Gb"), 2 * best("1Gb"));
+}
+
+TEST(Cost, GroupsAcrossTheEndOfANodeUseItsNetwork) {
+  // Six neighbours: the second such group has two ranks in the first node and four in the next.
+  const CostModel cost({.model = model_shape("gpt2"), .cluster = cluster_of("h100", 24)});
+  EXPECT_GT(cost.all_reduce_seconds(1e9, 6, 1), 2 * cost.all_reduce_seconds(1e9, 4, 1));
+  EXPECT_GT(cost.send_seconds(1e9, 6, 1), 5 * cost.send_seconds(1e9, 4, 1));
+  EXPECT_GT(cost.all_to_all_seconds(1e9, 6, 1), 2 * cost.all_to_all_seconds(1e9, 4, 1));
+  // In a single node there is no end.
+  const CostModel alone({.model = model_shape("gpt2"), .cluster = cluster_of("h100", 6)});
+  EXPECT_LT(alone.send_seconds(1e9, 6, 1), 1.01 * alone.send_seconds(1e9, 4, 1));
+}
+
+TEST(Cost, UnevenStagesAreThoseOfTheSimulator) {
+  // 126 layers over 16 ranks: some chunks have a layer more.
+  const PlanQuestion question{.model = model_shape("llama-3-405b", 8192), .cluster = cluster_of("h100", 16 * 8)};
+  const CostModel cost(question);
+  const MemoryModel memory(question.model, question.software, question.precision);
+  for (const auto& [schedule, chunks] :
+       {std::pair(Schedule::kInterleaved, 2), std::pair(Schedule::kInterleaved, 4),
+        std::pair(Schedule::kInterleaved, 7), std::pair(Schedule::k1F1B, 1), std::pair(Schedule::kZBV, 2)}) {
+    const Candidate c{
+        .pp = 16, .tp = 8, .schedule = schedule, .chunks = chunks, .microbatches = 64, .sequence_parallel = true};
+    ASSERT_EQ(why_not(question.model, c), "");
+    const auto times = cost.layer(c);
+    const int64_t pieces = 16 * chunks;
+    std::vector<double> layers;
+    for (int64_t piece = 0; piece < pieces; ++piece)
+      layers.push_back(static_cast<double>(126 / pieces + (piece < 126 % pieces)));
+    const auto played = simulate(make_pipeline_schedule(std::string(to_string(schedule)), 16, 64, chunks),
+                                 {.forward = times.forward + times.tp_forward,
+                                  .backward_input = times.backward_inputs + times.tp_backward,
+                                  .backward_weight = times.backward_weights,
+                                  .stage_factors = layers});
+    // Without the head, whose time the last stages have in place of layers, and without what is no stage's.
+    const double m = 64, of_layers = static_cast<double>(memory.most_layers(c));
+    const auto ours = cost.of(c, memory);
+    const double fill = ours.bubble / (ours.compute + ours.tp);
+    const double all = m * of_layers * (times.forward + times.tp_forward + times.backward() + times.tp_backward);
+    EXPECT_NEAR(all * (1 + fill) / played.window, 1, 0.04) << to_string(schedule) << " " << chunks;
+  }
+}
+
 TEST(Explain, SaysWhyAndHow) {
   const PlanQuestion question{.model = model_shape("gpt3-175b"), .cluster = cluster_of("a100", 1024)};
   const auto plans = search(question);
