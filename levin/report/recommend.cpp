@@ -184,7 +184,7 @@ class Rules {
     if (share(time) <= 0.05) return;
     add("checkpoint_often", "Checkpoints are saved too often",
         fmt::format("{:.1f} % of the step ({:.3f} ms) are spans of checkpoints", 100 * share(time), ms(time)),
-        "ModelCheckpoint: every_n_train_steps larger, or asynchronous saving", time);
+        "ModelCheckpoint: every_n_train_steps or train_time_interval larger", time);
   }
 
   void memory_limit() {

@@ -426,7 +426,9 @@ Json distributed_json(const std::optional<DistributedView>& found) {
     out["waiting"].push_back({{"rank", row.rank},
                               {"step", row.step},
                               {"data_transfer_us", us(row.transfer)},
-                              {"synchronizing_us", us(row.synchronizing)}});
+                              {"synchronizing_us", us(row.synchronizing)},
+                              {"tb_compat_data_transfer_us", us(row.tb_transfer)},
+                              {"tb_compat_synchronizing_us", us(row.tb_synchronizing)}});
   for (const auto& row : view.operations) {
     const auto calls = static_cast<double>(row.calls);
     out["operations"].push_back({{"rank", row.rank},
@@ -437,7 +439,9 @@ Json distributed_json(const std::optional<DistributedView>& found) {
                                  {"total_latency_us", us(row.latency)},
                                  {"average_latency_us", us(row.latency) / calls},
                                  {"data_transfer_us", us(row.transfer)},
-                                 {"average_data_transfer_us", us(row.transfer) / calls}});
+                                 {"average_data_transfer_us", us(row.transfer) / calls},
+                                 {"tb_compat_total_latency_us", us(row.tb_latency)},
+                                 {"tb_compat_data_transfer_us", us(row.tb_transfer)}});
   }
   for (const auto& row : view.stragglers)
     out["stragglers"].push_back(

@@ -208,5 +208,31 @@ TEST(Faults, AllReduceWaitsForASlowRank) {
   EXPECT_EQ(view->waiting[0].transfer, 60'000);
 }
 
+TraceReport nccl_rank(int64_t rank, double kernel) {
+  TraceText trace;
+  trace.devices(R"([{"id": 0, "name": "NVIDIA H200"}])")
+      .member("distributedInfo", "{\"backend\": \"nccl\", \"rank\": " + std::to_string(rank) + ", \"world_size\": 2}")
+      .annotation("ProfilerStep#1", 0, 1000, 1)
+      .op("nccl:all_reduce", 100, rank == 0 ? 50 : 40, 3)
+      .call("cudaLaunchKernel", 110, 5, 3, 2)
+      .kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 400, kernel, 3, 2);
+  return report_trace(read_trace_text(trace.text()));
+}
+
+TEST(Collectives, TimesAreThoseOfTheKernelsAndBesideThemThoseOfThePlugin) {
+  auto slow = nccl_rank(0, 300), fast = nccl_rank(1, 250);
+  const auto view = view_distributed({&slow, &fast});
+  ASSERT_TRUE(view);
+  const auto& first = view->waiting.at(0);
+  EXPECT_EQ(std::pair(first.transfer, first.synchronizing), std::pair(Ns{250'000}, Ns{50'000}));
+  EXPECT_EQ(std::pair(first.tb_transfer, first.tb_synchronizing), std::pair(Ns{290'000}, Ns{60'000}));
+  ASSERT_EQ(view->operations.size(), 2u);
+  EXPECT_EQ(std::pair(view->operations[0].latency, view->operations[0].tb_latency),
+            std::pair(Ns{300'000}, Ns{350'000}));
+  EXPECT_EQ(std::pair(view->operations[1].latency, view->operations[1].tb_latency),
+            std::pair(Ns{250'000}, Ns{290'000}));
+  EXPECT_EQ(view->operations[0].tb_transfer, 290'000);
+}
+
 }  // namespace
 }  // namespace levin::report

@@ -109,6 +109,26 @@ TEST(Json, HasTheKeys) {
   EXPECT_EQ(json["steps"][0]["start_us"], 0.0);
 }
 
+TEST(Memory, PeakOfATraceWithoutTotalsIsThatOfItsEvents) {
+  TraceText trace;
+  trace.devices(kH200)
+      .op("aten::linear", 100, 100, 1)
+      .call("cudaLaunchKernel", 102, 2, 1, 5)
+      .kernel("gemm", 105, 10, 1, 5)
+      .memory(110, 1000, 1, 0)
+      .memory(120, 500, 2, 0)
+      .memory(130, -1000, 1, 0)
+      .memory(140, -200, 9, 0, -1)
+      .memory(150, 300, 3, 0, -1);
+  const auto report = report_of(trace);
+  ASSERT_EQ(report.memory.size(), 2u);
+  EXPECT_EQ(report.memory[1].peak_allocated, 1500);
+  EXPECT_EQ(report.memory[1].peak_time, 120'000);
+  EXPECT_EQ(report.gpus.at(0).peak_allocated, 1500);
+  // 200 bytes were there before the recording.
+  EXPECT_EQ(report.memory[0].peak_allocated, 300);
+}
+
 TEST(Memory, BlocksCurveAndStatistics) {
   TraceText trace;
   trace.devices(kH200)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "levin/core/error.h"
 #include "levin/report/json_text.h"
@@ -378,6 +379,28 @@ namespace {
 
 using Keyed = std::pair<uint32_t, uint32_t>;  // a number of the trace, and a place in a list
 
+/// Totals of devices whose totals are left out, or all 0: the sum of allocations and frees. What was allocated before
+/// the recording shows only when it is freed in it.
+void add_up_memory(std::vector<MemoryEvent>& events) {
+  struct Sum {
+    bool has_totals = false;
+    int64_t now = 0, lowest = 0;
+  };
+  std::map<int16_t, Sum> sums;
+  for (const auto& event : events) {
+    auto& sum = sums[event.device];
+    sum.has_totals |= event.allocated > 0;
+    sum.now += event.bytes;
+    sum.lowest = std::min(sum.lowest, sum.now);
+  }
+  for (auto& [device, sum] : sums) sum.now = -sum.lowest;
+  for (auto& event : events) {
+    auto& sum = sums[event.device];
+    sum.now += event.bytes;
+    if (!sum.has_totals) event.allocated = sum.now;
+  }
+}
+
 }  // namespace
 
 // A kernel belongs to the call with its correlation; of several the last.
@@ -444,6 +467,7 @@ TraceEvents EventReader::finish() {
   std::stable_sort(trace_.device.begin(), trace_.device.end(), by_start);
   std::stable_sort(trace_.memory.begin(), trace_.memory.end(),
                    [](const MemoryEvent& a, const MemoryEvent& b) { return a.time < b.time; });
+  add_up_memory(trace_.memory);
   tie_device();
   tie_calls();
   mark_communication();

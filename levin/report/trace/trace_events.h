@@ -106,7 +106,7 @@ struct MemoryEvent {
   Ns time = 0;
   uint64_t address = 0;
   int64_t bytes = 0;
-  /// Negative when the trace does not say.
+  /// Negative when the trace does not say. `allocated` is then the sum of `bytes` of the device up to here.
   int64_t allocated = -1, reserved = -1;
   uint32_t thread = 0;
   /// -1 for the CPU.

@@ -54,7 +54,8 @@ std::vector<Collective> kernels_alone(const TraceEvents& trace, const StepView& 
     out.push_back({.name = trace.name(event.name),
                    .step = step_at(steps, event.start),
                    .start = event.start,
-                   .ranges = {{event.start, event.end()}}});
+                   .ranges = {{event.start, event.end()}},
+                   .with_host = {{event.start, event.end()}}});
   }
   return out;
 }
@@ -62,7 +63,7 @@ std::vector<Collective> kernels_alone(const TraceEvents& trace, const StepView& 
 struct Timed {
   const Collective* collective;
   /// The part of each range in which data moves: its end, as long as the shortest of all ranks.
-  Ranges transfer;
+  Ranges transfer, tb_transfer;
 };
 using RankTimes = std::vector<std::vector<Timed>>;
 
@@ -72,16 +73,29 @@ bool same_collectives(const std::vector<const TraceReport*>& ranks) {
     return rank->collectives.size() == first.size() && std::equal(first.begin(), first.end(), rank->collectives.begin(),
                                                                   [](const Collective& a, const Collective& b) {
                                                                     return a.name == b.name &&
-                                                                           a.ranges.size() == b.ranges.size();
+                                                                           a.ranges.size() == b.ranges.size() &&
+                                                                           a.with_host.size() == b.with_host.size();
                                                                   });
   });
+}
+
+/// The plugin's transfers of the i-th collective: the end of each rank's range, as long as the shortest.
+void add_host_transfers(const std::vector<const TraceReport*>& ranks, size_t i, RankTimes& times) {
+  for (size_t j = 0; j < ranks[0]->collectives[i].with_host.size(); ++j) {
+    const auto range = [&](size_t r) { return ranks[r]->collectives[i].with_host[j]; };
+    Ns shortest = range(0).end - range(0).start;
+    for (size_t r = 1; r < ranks.size(); ++r) shortest = std::min(shortest, range(r).end - range(r).start);
+    for (size_t r = 0; r < ranks.size(); ++r)
+      times[r].back().tb_transfer.push_back({range(r).end - shortest, range(r).end});
+  }
 }
 
 RankTimes time_transfers(const std::vector<const TraceReport*>& ranks, std::map<int64_t, StragglerRow>& stragglers) {
   RankTimes times(ranks.size());
   const size_t count = ranks[0]->collectives.size();
   for (size_t i = 0; i < count; ++i) {
-    for (size_t r = 0; r < ranks.size(); ++r) times[r].push_back({&ranks[r]->collectives[i], {}});
+    for (size_t r = 0; r < ranks.size(); ++r) times[r].push_back({&ranks[r]->collectives[i], {}, {}});
+    add_host_transfers(ranks, i, times);
     for (size_t j = 0; j < ranks[0]->collectives[i].ranges.size(); ++j) {
       size_t last = 0;
       Ns shortest = 0, longest = 0;
@@ -108,18 +122,29 @@ RankTimes time_transfers(const std::vector<const TraceReport*>& ranks, std::map<
 }
 
 WaitingRow waiting_of(int64_t rank, const std::string& step, const std::vector<Timed>& times) {
-  Ranges all, transfer;
+  Ranges all, transfer, tb_all, tb_transfer;
   for (const auto& timed : times) {
     if (step != "all" && timed.collective->step != step) continue;
     all.insert(all.end(), timed.collective->ranges.begin(), timed.collective->ranges.end());
     transfer.insert(transfer.end(), timed.transfer.begin(), timed.transfer.end());
+    tb_all.insert(tb_all.end(), timed.collective->with_host.begin(), timed.collective->with_host.end());
+    tb_transfer.insert(tb_transfer.end(), timed.tb_transfer.begin(), timed.tb_transfer.end());
   }
-  const Ns moved = length(merge(std::move(transfer)));
-  return {.rank = rank, .step = step, .transfer = moved, .synchronizing = length(merge(std::move(all))) - moved};
+  const Ns moved = length(merge(std::move(transfer))), tb_moved = length(merge(std::move(tb_transfer)));
+  return {.rank = rank,
+          .step = step,
+          .transfer = moved,
+          .synchronizing = length(merge(std::move(all))) - moved,
+          .tb_transfer = tb_moved,
+          .tb_synchronizing = length(merge(std::move(tb_all))) - tb_moved};
 }
 
 void add_operations(int64_t rank, const std::vector<Timed>& times, std::vector<OperationRow>& rows) {
-  std::map<std::string, std::pair<Ranges, Ranges>> ranges;
+  struct OfName {
+    Ranges all, transfer, tb_all, tb_transfer;
+  };
+  const auto append = [](Ranges& to, const Ranges& from) { to.insert(to.end(), from.begin(), from.end()); };
+  std::map<std::string, OfName> ranges;
   std::map<std::string, OperationRow> by_name;
   for (const auto& timed : times) {
     auto& row = by_name[timed.collective->name];
@@ -127,13 +152,18 @@ void add_operations(int64_t rank, const std::vector<Timed>& times, std::vector<O
     row.name = timed.collective->name;
     ++row.calls;
     row.bytes += timed.collective->bytes;
-    auto& [all, transfer] = ranges[row.name];
-    all.insert(all.end(), timed.collective->ranges.begin(), timed.collective->ranges.end());
-    transfer.insert(transfer.end(), timed.transfer.begin(), timed.transfer.end());
+    auto& of = ranges[row.name];
+    append(of.all, timed.collective->ranges);
+    append(of.transfer, timed.transfer);
+    append(of.tb_all, timed.collective->with_host);
+    append(of.tb_transfer, timed.tb_transfer);
   }
   for (auto& [name, row] : by_name) {
-    row.latency = length(merge(std::move(ranges[name].first)));
-    row.transfer = length(merge(std::move(ranges[name].second)));
+    auto& of = ranges[name];
+    row.latency = length(merge(std::move(of.all)));
+    row.transfer = length(merge(std::move(of.transfer)));
+    row.tb_latency = length(merge(std::move(of.tb_all)));
+    row.tb_transfer = length(merge(std::move(of.tb_transfer)));
     rows.push_back(row);
   }
 }
@@ -168,11 +198,15 @@ std::vector<Collective> collectives_of(const TraceEvents& trace, const StepView&
     any_nccl |= name.starts_with("nccl:");
     // The span on the host of an NCCL collective is its launch, not its time.
     Ranges ranges = found != kernels.end() ? found->second : Ranges{{span.start, span.end()}};
+    Ranges with_host = ranges;
+    if (found != kernels.end()) with_host.push_back({span.start, span.end()});
+    std::ranges::sort(with_host, [](const Range& a, const Range& b) { return a.start < b.start; });
     out.push_back({.name = name,
                    .step = step_at(steps, span.start),
                    .start = span.start,
                    .bytes = bytes_of(trace, span),
-                   .ranges = std::move(ranges)});
+                   .ranges = std::move(ranges),
+                   .with_host = std::move(with_host)});
   }
   if (!kernels.empty() && !any_tied && (any_nccl || out.empty())) out = kernels_alone(trace, steps);
   std::stable_sort(out.begin(), out.end(), [](const Collective& a, const Collective& b) { return a.start < b.start; });

@@ -16,6 +16,8 @@ struct Collective {
   Ns start = 0;
   int64_t bytes = 0;
   Ranges ranges;
+  /// With the span on the host beside the kernels, as PyTorch's TensorBoard plugin counts it.
+  Ranges with_host;
 };
 
 std::vector<Collective> collectives_of(const TraceEvents& trace, const StepView& steps);
@@ -29,6 +31,8 @@ struct WaitingRow {
   int64_t rank = 0;
   std::string step;
   Ns transfer = 0, synchronizing = 0;
+  /// By the plugin's ranges: with the host part.
+  Ns tb_transfer = 0, tb_synchronizing = 0;
 };
 struct OperationRow {
   int64_t rank = 0;
@@ -36,6 +40,7 @@ struct OperationRow {
   uint64_t calls = 0;
   int64_t bytes = 0;
   Ns latency = 0, transfer = 0;
+  Ns tb_latency = 0, tb_transfer = 0;
 };
 /// A rank that others waited for.
 struct StragglerRow {
