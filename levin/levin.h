@@ -32,6 +32,7 @@
 #include "levin/devices/accelerator.h"
 #include "levin/distributed/collective.h"
 #include "levin/distributed/mesh.h"
+#include "levin/distributed/traffic.h"
 #include "levin/fabric/fabric.h"
 #include "levin/generate/engine.h"
 #include "levin/generate/generate.h"

@@ -15,6 +15,7 @@
 #include "levin/core/error.h"
 #include "levin/core/main.h"
 #include "levin/distributed/trace.h"
+#include "levin/distributed/traffic.h"
 
 namespace levin::detail {
 namespace {
@@ -53,8 +54,10 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
  public:
   using WorkRef = c10::intrusive_ptr<c10d::Work>;
   AbortableGloo(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, c10::intrusive_ptr<Options> options,
-                std::shared_ptr<GroupTrace> trace)
-      : ProcessGroupGloo(store, rank, size, std::move(options)), trace_(std::move(trace)) {}
+                std::shared_ptr<GroupTrace> trace, std::shared_ptr<TrafficCounter> traffic)
+      : ProcessGroupGloo(store, rank, size, std::move(options)),
+        trace_(std::move(trace)),
+        traffic_(std::move(traffic)) {}
 
   WorkRef broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     return traced("broadcast", tensors, [&] { return ProcessGroupGloo::broadcast(tensors, options); });
@@ -100,6 +103,7 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_counts,
                         std::vector<int64_t>& input_counts, const c10d::AllToAllOptions& options) override {
     // What each rank sends may differ.
+    if (!inside_) count("all_to_all", static_cast<int64_t>(input.nbytes()), sent_to_others(input, input_counts));
     return traced("all_to_all", {},
                   [&] { return ProcessGroupGloo::alltoall_base(output, input, output_counts, input_counts, options); });
   }
@@ -124,10 +128,9 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   WorkRef traced(std::string_view kind, std::span<const at::Tensor> tensors, F&& start) {
     // Some operations are made of others.
     if (!trace_ || inside_) return start();
+    count(kind, tensors);
     std::lock_guard lock(starting_);
-    int64_t bytes = 0;
-    for (const auto& tensor : tensors) bytes += tensor.numel() * static_cast<int64_t>(tensor.element_size());
-    auto what = tensors.empty() ? std::string(kind) : fmt::format("{} of {} bytes", kind, bytes);
+    auto what = tensors.empty() ? std::string(kind) : fmt::format("{} of {} bytes", kind, bytes_of(tensors));
     // Messages find their operation by its tag. One that other ranks call something else gets another tag, so that
     // two buffers of different sizes never meet, which would end the process.
     uint32_t hash = 2166136261u;
@@ -158,6 +161,27 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
     return work;
   }
 
+  static int64_t bytes_of(std::span<const at::Tensor> tensors) {
+    int64_t bytes = 0;
+    for (const auto& tensor : tensors) bytes += tensor.numel() * static_cast<int64_t>(tensor.element_size());
+    return bytes;
+  }
+
+  void count(std::string_view kind, int64_t bytes, int64_t sent) {
+    if (traffic_) traffic_->add(kind, bytes, sent);
+  }
+  void count(std::string_view kind, std::span<const at::Tensor> tensors) {
+    const auto bytes = bytes_of(tensors);
+    // Its reduce_scatter reduces everything on every rank, and keeps a part.
+    if (bytes > 0) count(kind, bytes, sent_in_ring(kind == "reduce_scatter" ? "all_reduce" : kind, bytes, getSize()));
+  }
+  /// Rows of an all_to_all that leave this rank; no counts: as many to each.
+  int64_t sent_to_others(const at::Tensor& input, const std::vector<int64_t>& counts) const {
+    const auto bytes = static_cast<int64_t>(input.nbytes());
+    if (counts.empty() || input.numel() == 0) return sent_in_ring("all_to_all", bytes, getSize());
+    return bytes - counts[static_cast<size_t>(getRank())] * (bytes / input.size(0));
+  }
+
   template <class F>
   void each_pair(F&& f) {
     for (const auto& context : contexts_)
@@ -167,6 +191,7 @@ class AbortableGloo : public c10d::ProcessGroupGloo {
   }
 
   const std::shared_ptr<GroupTrace> trace_;
+  const std::shared_ptr<TrafficCounter> traffic_;
   std::mutex starting_;
   static thread_local bool inside_;
 };
@@ -230,7 +255,8 @@ std::string address_towards(const std::string& host, int port) {
 
 c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
                                             const std::string& address, std::chrono::milliseconds timeout, int threads,
-                                            std::shared_ptr<GroupTrace> trace) {
+                                            std::shared_ptr<GroupTrace> trace,
+                                            std::shared_ptr<TrafficCounter> traffic) {
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
   options->threads = threads;
   const WithoutSigpipe in_threads_of_gloo;
@@ -247,7 +273,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(c10::intrusive_ptr<c10d::Store> stor
   } else {
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
   }
-  return c10::make_intrusive<AbortableGloo>(store, rank, size, options, std::move(trace));
+  return c10::make_intrusive<AbortableGloo>(store, rank, size, options, std::move(trace), std::move(traffic));
 }
 
 std::vector<int> gloo_closed_peers(c10d::Backend& gloo) {

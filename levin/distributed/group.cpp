@@ -109,10 +109,12 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   const auto apart = [&](const char* key) { return c10::make_intrusive<c10d::PrefixStore>(key, store_); };
   try {
     control_ = detail::make_gloo(apart("control"), rank_, size(), route_.address, route_.join_timeout, 1);
-    gloo_ = detail::make_gloo(apart("data"), rank_, size(), route_.address, route_.join_timeout, 2, trace_);
+    gloo_ =
+        detail::make_gloo(apart("data"), rank_, size(), route_.address, route_.join_timeout, 2, trace_, route_.traffic);
     control_->setTimeout(route_.timeout);
     gloo_->setTimeout(route_.timeout);
-    if (route_.nccl) nccl_ = detail::make_nccl(apart("nccl"), rank_, size(), route_.device, route_.timeout);
+    if (route_.nccl)
+      nccl_ = detail::make_nccl(apart("nccl"), rank_, size(), route_.device, route_.timeout, route_.traffic);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -5,6 +5,7 @@
 
 #include "levin/distributed/collective.h"
 #include "levin/distributed/failure.h"
+#include "levin/distributed/traffic.h"
 #include "levin/distributed/watch.h"
 
 namespace c10d {
@@ -27,6 +28,8 @@ struct GroupRoute {
   /// How long to wait for the connections to be made.
   std::chrono::milliseconds join_timeout{};
   detail::WatchOptions watch = {};
+  /// What this rank sends, in a group and its parts.
+  std::shared_ptr<detail::TrafficCounter> traffic = std::make_shared<detail::TrafficCounter>();
   /// What set_before_abort was given, for a group and its parts.
   std::shared_ptr<std::function<void()>> before_abort = std::make_shared<std::function<void()>>();
 };
@@ -67,6 +70,7 @@ class ProcessCollective : public Collective {
   void note_doing(std::string_view doing) override { watch_->set_doing(doing); }
   FailureExchange* failures() override { return failures_.get(); }
   std::unique_ptr<Transfer> start(std::string_view operation, std::vector<Message> messages) override;
+  Traffic traffic() const { return route_.traffic->read(); }
 
  protected:
   std::shared_ptr<Collective> part(const std::vector<int>& ranks, const std::string& name) override;

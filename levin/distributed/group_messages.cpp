@@ -78,6 +78,8 @@ class ProcessCollective::Sending final : public Transfer {
     for (const auto& buffer : buffers_) {
       const auto& message = messages_[buffer.message];
       auto& backend = buffer.tensor.is_cuda() ? *group_.nccl_ : *group_.gloo_;
+      const auto bytes = static_cast<int64_t>(buffer.tensor.nbytes());
+      if (!message.receives) group_.route_.traffic->add("send", bytes, bytes);
       std::vector<Tensor> tensors{buffer.tensor};
       auto work = message.receives ? backend.recv(tensors, message.peer, tag_of(message))
                                    : backend.send(tensors, message.peer, tag_of(message));

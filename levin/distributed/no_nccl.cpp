@@ -10,7 +10,7 @@ std::string why_no_nccl() {
 }
 
 c10::intrusive_ptr<c10d::Backend> make_nccl(c10::intrusive_ptr<c10d::Store>, int, int, c10::Device,
-                                            std::chrono::milliseconds) {
+                                            std::chrono::milliseconds, std::shared_ptr<TrafficCounter>) {
   throw Error("[join] backend \"nccl\" cannot be used: " + why_no_nccl());
 }
 

@@ -10,7 +10,9 @@
 
 #include "levin/core/error.h"
 #include "levin/distributed/failure.h"
+#include "levin/distributed/mesh.h"
 #include "levin/distributed/store.h"
+#include "levin/distributed/traffic.h"
 #include "levin/testing/capture.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/ranks.h"
@@ -141,6 +143,43 @@ TEST(Collective, RefusesAlikeOnEveryRankAndStaysUsable) {
     group.all_reduce(whole);
     EXPECT_EQ(whole[0].item<int64_t>(), 2);
   });
+}
+
+TEST(Collective, CountsWhatItSends) {
+  run_ranks(4, [](Collective& group) {
+    const auto sent_by = [&](const std::function<void()>& call) {
+      const auto before = traffic(group);
+      call();
+      return traffic(group) - before;
+    };
+    auto x = torch::ones({1000});
+    const auto reduced = sent_by([&] { group.all_reduce(x); });
+    ASSERT_EQ(reduced.operations.size(), 1u);
+    EXPECT_EQ(reduced.operations.at("all_reduce").calls, 1);
+    EXPECT_EQ(reduced.operations.at("all_reduce").bytes, 4000);
+    EXPECT_EQ(reduced.sent(), 2 * 4000 * 3 / 4);
+    EXPECT_EQ(sent_by([&] { (void)group.all_gather(x); }).sent(), 3 * 4000);
+    // Gloo reduces everything everywhere.
+    EXPECT_EQ(sent_by([&] { (void)group.reduce_scatter(x); }).sent(), 2 * 4000 * 3 / 4);
+    EXPECT_EQ(sent_by([&] { group.broadcast(x); }).sent(), 4000 * 3 / 4);
+    // This rank sends rows 0 to 3 to the ranks of that number: one stays.
+    const std::vector<int64_t> sent{1, 2, 3, 4}, received(4, group.rank() + 1);
+    const auto rows = sent_by([&] { (void)all_to_all(group, torch::ones({10, 5}), sent, received); });
+    EXPECT_EQ(rows.operations.at("all_to_all").sent, (10 - (group.rank() + 1)) * 5 * 4);
+    const auto message = sent_by([&] {
+      auto to = torch::ones({25}), from = torch::empty({25});
+      group
+          .start("message", {{.tensor = to, .peer = (group.rank() + 1) % 4},
+                             {.tensor = from, .peer = (group.rank() + 3) % 4, .receives = true}})
+          ->wait();
+    });
+    EXPECT_EQ(message.operations.at("send").sent, 100);
+    // Meeting and agreeing is not data, and what parts of the group send counts with it.
+    EXPECT_EQ(sent_by([&] { group.barrier(); }).sent(), 0);
+    const auto pair = split_group(group, {{0, 1}, {2, 3}}, "pairs");
+    EXPECT_EQ(sent_by([&] { pair->all_reduce(x); }).sent(), 4000);
+  });
+  EXPECT_EQ(traffic(*join_group({}, at::kCPU)).sent(), 0);
 }
 
 TEST(Collective, OneProcess) {

@@ -299,6 +299,13 @@ struct Speaker : levin::TrainModule {
   auto vectors = levin::models::embed_rows(model, rows, *levin::models::sentence_pooling(model.folder));  // [rows, D]
 }
 
+[[maybe_unused]] void bytes_of_a_step(levin::Fabric& fabric, const std::function<void()>& train_step) {
+  const auto before = levin::traffic(fabric.strategy().group());
+  train_step();
+  const auto step = levin::traffic(fabric.strategy().group()) - before;
+  fabric.print(step.sent(), " bytes");
+}
+
 [[maybe_unused]] void saved_from_shards(levin::Fabric& fabric, levin::models::LanguageModel& model) {
   levin::models::save_model(model, "tuned", {.shards = fabric.strategy().shards()});
 }

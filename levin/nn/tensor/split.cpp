@@ -296,7 +296,10 @@ class TensorSplitter {
       case TensorRole::kSequenceEnd:
         return add_whole(module, name, around.region != nullptr || in_sequence_);
       case TensorRole::kColumn:
-        return add_split(module, name, [&](const Tensor& p) { return slice_of(name, p, 0); });
+        return add_split(module, name, [&](const Tensor& p) {
+          check_whole_heads(name, p.size(0), "rows", around);
+          return slice_of(name, p, 0);
+        });
       case TensorRole::kQkv:
         return add_qkv(module, name, around);
       case TensorRole::kRow:
@@ -336,6 +339,18 @@ class TensorSplitter {
     LEVIN_CHECK(size >= ranks_->size(), "[tensor_parallel] \"", name, "\" has ", size, dim == 0 ? " rows" : " columns",
                 ", which ", ranks_->size(), " ranks cannot share: each needs one");
     return {dim, {Share::of(size, ranks_->size(), ranks_->rank())}, parameter.sizes().vec()};
+  }
+
+  /// Equal parts of the layers of an attention must be whole heads: take_heads told it how many it has.
+  void check_whole_heads(const std::string& name, int64_t size, const char* what, const Surroundings& around) const {
+    if (!around.heads) return;
+    const auto& all = around.heads->all;
+    for (const int64_t heads : {all.heads, all.kv_heads})
+      LEVIN_CHECK(size != heads * all.width || heads % ranks_->size() == 0, "[tensor_parallel] \"", name, "\" has the ",
+                  what, " of ", heads, " heads, which ", ranks_->size(),
+                  " ranks do not share evenly; put queries, keys and values into one layer with the role kQkv, and say "
+                  "kHeadRow of the layer behind attention, or take a number of ranks that divides ",
+                  heads);
   }
 
   void add_qkv(torch::nn::Module& module, const std::string& name, const Surroundings& around) {
@@ -382,6 +397,7 @@ class TensorSplitter {
         continue;
       }
       if (role == TensorRole::kRow) {
+        check_whole_heads(name, p.size(1), "columns", around);
         add(full, p, slice_of(name, p, 1), false);
         continue;
       }

@@ -254,5 +254,39 @@ TEST(TensorParallel, AModelThatDoesNotFitIsRefusedByName) {
   });
 }
 
+/// Queries, keys and values in layers of their own.
+struct SeparateAttentionImpl : torch::nn::Module, TensorParallelPart {
+  SeparateAttentionImpl() {
+    q = register_module("q", nn::Linear(48, 48));
+    kv = register_module("kv", nn::Linear(48, 24));
+    out = register_module("out", nn::Linear(48, 48));
+  }
+  HeadCounts heads() const override { return {.heads = 4, .kv_heads = 2, .width = 12}; }
+  Tensor forward(const Tensor& x) { return out(q(x)); }
+  nn::Linear q{nullptr}, kv{nullptr}, out{nullptr};
+};
+LEVIN_MODULE(SeparateAttention);
+
+TEST(TensorParallel, SeparateLayersOfHeadsThatDoNotDivideAreRefusedByName) {
+  run_ranks(3, [&](Collective& group) {
+    const auto refused = [&](const TensorPlan& plan) {
+      SeparateAttention attention;
+      return error_of([&] { split_tensors(*attention, {.plan = plan}, {&group, [](Collective*) {}}); });
+    };
+    EXPECT_THAT(refused({{"q", TensorRole::kColumn}, {"out", TensorRole::kHeadRow}}),
+                HasSubstr("[tensor_parallel] \"q\" has the rows of 4 heads, which 3 ranks do not share evenly; put "
+                          "queries, keys and values into one layer with the role kQkv"));
+    EXPECT_THAT(refused({{"out", TensorRole::kRow}}), HasSubstr("\"out\" has the columns of 4 heads, which 3 ranks"));
+  });
+  run_ranks(2, [&](Collective& group) {
+    SeparateAttention attention;
+    split_tensors(*attention,
+                  {.plan = {{"q", TensorRole::kColumn}, {"kv", TensorRole::kColumn}, {"out", TensorRole::kRow}}},
+                  {&group, [](Collective*) {}});
+    EXPECT_EQ(attention->q->weight.size(0), 24);
+    EXPECT_EQ(attention->kv->weight.size(0), 12);
+  });
+}
+
 }  // namespace
 }  // namespace levin::tensor_training_tests
