@@ -81,3 +81,12 @@ void not_a_forward() {
   LEVIN_MODULE(NoForward);  // expect: needs a member function forward
   NoForward module;
 }
+
+// Without the name of the type a compiler names no field (docs/trainer.md): with it, it does.
+void option_that_is_not_there() {
+  (void)levin::TrainerOptions{.accelerator = "cpu", .max_epoch = 3};  // names: max_epoch
+}
+
+void option_of_another_type() {
+  (void)levin::optim::AdamWOptions{.lr = "fast"};  // names: char
+}
