@@ -9,11 +9,13 @@
 #include <ATen/ops/cat.h>
 #include <fmt/format.h>
 
+#include "levin/cli/prediction_summary.h"
 #include "levin/core/error.h"
 #include "levin/core/files.h"
 #include "levin/core/seed.h"
 #include "levin/core/words.h"
 #include "levin/io/weights/safetensors.h"
+#include "levin/trainer/callbacks/prediction_writer.h"
 
 namespace levin::cli {
 namespace {
@@ -27,7 +29,7 @@ struct TrainCommand {
 constexpr std::array kCommands{TrainCommand{"fit", "train a model"},
                                TrainCommand{"validate", "run one epoch over the validation data"},
                                TrainCommand{"test", "run one epoch over the test data"},
-                               TrainCommand{"predict", "run inference and save the predictions"}};
+                               TrainCommand{"predict", "run inference; save or show the predictions"}};
 
 constexpr const char* kConfigMark = "# A run of `";
 
@@ -44,7 +46,7 @@ struct SaveConfig final : Callback {
       run.print("config.yaml in ", run.log_dir().string(), " was not written by a run, so it is kept");
       return;
     }
-    fs::create_directories(run.log_dir());
+    make_folder(run.log_dir());
     write_file(path, text_);
   }
 
@@ -121,9 +123,15 @@ void predict(TrainProgram& program, Trainer& trainer, const TrainConfig& asked) 
   if (trainer.fabric().world_size() > 1)
     path.replace_filename(
         fmt::format("{}-rank{}{}", path.stem().string(), trainer.fabric().global_rank(), path.extension().string()));
-  if (path.has_parent_path()) fs::create_directories(path.parent_path());
+  if (path.has_parent_path()) make_folder(path.parent_path());
   write_safetensors(path, gathered(predictions));
   trainer.fabric().print("Predictions: ", asked.output.string());
+}
+
+bool has_writer(const TrainerOptions& options) {
+  return std::ranges::any_of(options.callbacks, [](const CallbackRef& callback) {
+    return dynamic_cast<const PredictionWriter*>(callback.get().get()) != nullptr;
+  });
 }
 
 std::string usage_of(const TrainSpec& spec, const config::Config& config, const std::string& about) {
@@ -183,6 +191,8 @@ int run_train_command(const TrainSpec& spec, TrainProgram& program, const std::v
   if (spec.command == "fit")
     options.callbacks.emplace_back(
         std::make_shared<SaveConfig>(config.to_yaml(header()), !options.default_root_dir.empty()));
+  if (spec.command == "predict" && asked.output.empty() && !has_writer(options))
+    options.callbacks.emplace_back(std::make_shared<PredictionSummary>());
   Trainer trainer(std::move(options));
   trainer.launch(args);
   program.build(asked.configure());

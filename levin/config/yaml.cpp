@@ -188,6 +188,22 @@ bool has_tab_indentation(std::string_view text, int line) {
 
 }  // namespace
 
+/// What yaml-cpp's words mean in a config; its own words where they are not among the common ones.
+std::string plain_words(const std::string& reason) {
+  static const std::map<std::string, std::string> words{
+      {"illegal map value", "a second \": \" in a line, or an entry that is indented more than the ones beside it"},
+      {"illegal map key", "a key where none can stand: write each \"name: value\" on a line of its own"},
+      {"illegal block entry", "a \"- \" where no list can stand: begin the list on the line below its key"},
+      {"end of map not found", "an entry that fits no level of indentation above it, or a \"{\" without its \"}\""},
+      {"end of map flow not found", "a \"{\" without its \"}\""},
+      {"end of sequence not found", "an entry that fits no list above it, or a \"[\" without its \"]\""},
+      {"end of sequence flow not found", "a \"[\" without its \"]\""},
+      {"unknown escape character: ", "a backslash in double quotes begins an escape; take single quotes"}};
+  for (const auto& [yaml, plain] : words)
+    if (reason.starts_with(yaml)) return plain + " (the YAML parser says: " + reason + ")";
+  return "not YAML: " + reason;
+}
+
 Node parse_yaml(std::string_view text, const std::string& name, std::string_view operation) {
   LEVIN_CHECK(text.size() <= kMaxBytes, "[", operation, "] ", name, " has ", text.size(),
               " bytes; a config has at most ", kMaxBytes);
@@ -202,7 +218,7 @@ Node parse_yaml(std::string_view text, const std::string& name, std::string_view
   } catch (const YAML::Exception& error) {
     if (has_tab_indentation(text, error.mark.line))
       builder.fail(error.mark, "a tab indents this line, and YAML takes spaces only; write two spaces for each level");
-    builder.fail(error.mark, "not YAML: " + error.msg);
+    builder.fail(error.mark, plain_words(error.msg));
   }
   return builder.take();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -120,6 +121,10 @@ void Flags::read_arguments(const std::vector<std::string>& given) const {
               "\" is one word too many (", usage(), ")");
   for (size_t i = 0; i < given.size(); ++i) {
     const auto& argument = arguments_[std::min(i, arguments_.size() - 1)];
+    // A word that must stand there, as "bench" in `levin data bench`.
+    const bool is_keyword = argument.words == std::vector<std::string>{argument.name};
+    LEVIN_CHECK(!is_keyword || given[i] == argument.name, "[", command_, "] \"", given[i], "\" stands where \"",
+                argument.name, "\" must (", usage(), ")");
     read(argument, argument.name, given[i]);
   }
   const auto needed = arguments_.size() - static_cast<size_t>(optional_arguments_);
@@ -185,12 +190,23 @@ ByteCount::ByteCount(std::string_view text) {
                                                           {"KiB", uint64_t{1} << 10},
                                                           {"MiB", uint64_t{1} << 20},
                                                           {"GiB", uint64_t{1} << 30}};
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const auto unit = units.find(text.substr(static_cast<size_t>(end - text.data())));
-  if (error != std::errc() || unit == units.end() || number == 0 ||
-      __builtin_mul_overflow(number, unit->second, &bytes))
-    throw config::BadValue("is not a number of bytes (5GB, 500MB, 2GiB)");
+  const auto digits = text.substr(0, text.find_first_not_of("0123456789."));
+  const auto unit = units.find(text.substr(digits.size()));
+  const auto read = [&](auto& number) {
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    return error == std::errc() && end == digits.data() + digits.size();
+  };
+  uint64_t whole = 0;
+  double decimal = 0;
+  bool is_count = false;
+  if (unit != units.end() && read(whole)) {
+    is_count = !__builtin_mul_overflow(whole, unit->second, &bytes);
+  } else if (unit != units.end() && unit->second > 1 && read(decimal)) {
+    decimal *= static_cast<double>(unit->second);
+    is_count = decimal < 0x1p63;
+    if (is_count) bytes = static_cast<uint64_t>(std::llround(decimal));
+  }
+  if (!is_count || bytes == 0) throw config::BadValue("is not a number of bytes (5GB, 7.3GB, 500MB, 2GiB)");
 }
 
 std::string counted(int64_t count, std::string_view one) {

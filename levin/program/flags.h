@@ -72,7 +72,7 @@ class Flags {
   bool repeats_last_ = false;
 };
 
-/// A number of bytes: 500000000, 500MB, 5GB, 2GiB.
+/// A number of bytes: 500000000, 500MB, 5GB, 7.3GB, 2GiB.
 struct ByteCount {
   uint64_t bytes = 0;
 

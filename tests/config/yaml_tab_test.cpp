@@ -27,5 +27,14 @@ TEST(YamlTab, IsToldByLineAndWithWhatToWrite) {
   EXPECT_THAT(refusal("a: 1\tb: 2\nc: [\n"), ::testing::HasSubstr("not YAML"));
 }
 
+TEST(YamlWords, SayWhatIsWrongWithTheLine) {
+  EXPECT_THAT(refusal("trainer:\n  max_epochs: 1\n   precision: 32-true\n"),
+              ::testing::HasSubstr("run.yaml:3: a second \": \" in a line, or an entry that is indented more than the "
+                                   "ones beside it (the YAML parser says: illegal map value)"));
+  EXPECT_THAT(refusal("name: a: b\n"), ::testing::HasSubstr("run.yaml:1: a second \": \" in a line"));
+  EXPECT_THAT(refusal("a: {b: 1\n"), ::testing::HasSubstr("a \"{\" without its \"}\""));
+  EXPECT_THAT(refusal("a: \"C:\\data\"\n"), ::testing::HasSubstr("take single quotes"));
+}
+
 }  // namespace
 }  // namespace levin::config

@@ -391,6 +391,12 @@ TEST_F(PlainRecords, TablesThatAreNone) {
   EXPECT_THAT(refuse("a,b\n\"1\"x,2\n"), HasSubstr("follows a closed quote in cell 1"));
   EXPECT_THAT(refuse("a,a\n1,2\n"), HasSubstr("two columns of the name \"a\""));
   EXPECT_THAT(refuse(""), HasSubstr("no rows"));
+  const std::string hint = "cells are separated by \",\", and the first row has \";\"";
+  EXPECT_THAT(refuse("a;b\n1;2\n3;4\n"), HasSubstr("has one column, \"a;b\"; " + hint));
+  EXPECT_THAT(refuse("a;b\n1,5;2\n"), HasSubstr("row 2 has 2 cells, the first row has 1; " + hint));
+  EXPECT_THAT(refuse("a\tb\n1\t2\n"), HasSubstr("separated by tabs in a file whose name ends with .tsv"));
+  // Texts may have semicolons.
+  EXPECT_EQ(refuse("text; of a kind\none\ntwo; three; four\n"), "no error");
 }
 
 TEST_F(PlainRecords, ATableMayNameImagesAndHaveNoHeader) {

@@ -246,6 +246,12 @@ TEST_P(RecordFormats, KeepNothing) {
   EXPECT_EQ(open_records(path("a"))->size(), 0);
 }
 
+TEST(Hdf5Records, GroupsWithoutDatasetsBesideThemAreNamed) {
+  if (!testing::has_format("hdf5")) GTEST_SKIP() << "no HDF5";
+  EXPECT_THAT(error_of([] { open_records((record_fixtures() / "groups.h5").string(), {.split = "valid"}); }),
+              HasSubstr("; it has none and the groups test, train, of which the split names one"));
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RecordFormats, ::testing::Values(".tar", ".tfrecord", ".lmdb", ".hdf5"),
                          [](const auto& test) { return test.param.substr(1); });
 

@@ -52,6 +52,19 @@ TEST(PlanCli, PrintsJson) {
   EXPECT_EQ(json["plans"].size(), 5u);
 }
 
+TEST(PlanCli, MemoryMayHaveDecimals) {
+  const auto memory = [](const std::string& words) {
+    const auto answer = ask({"--model", "gpt2", "--gpus", "1", "--memory", words, "--json"});
+    return answer.status == 0 ? nlohmann::json::parse(answer.out)["memory"].get<double>() : -1;
+  };
+  EXPECT_EQ(memory("7.3GB"), 7.3e9);
+  EXPECT_EQ(memory("0.5GiB"), -1);  // too little for any plan
+  EXPECT_EQ(memory("15.5GiB"), 15.5 * (1 << 30));
+  for (const auto* wrong : {"7.3", "7.3.1GB", "-7GB", "1e3GB", "nanGB", ".GB", "99999999999GB"})
+    EXPECT_THAT(ask({"--model", "gpt2", "--memory", wrong}).err, HasSubstr("is not a number of bytes (5GB, 7.3GB"))
+        << wrong;
+}
+
 TEST(PlanCli, RefusesInOneLine) {
   for (const auto& [words, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{}, "name a model: levin plan --model gpt3-175b"},

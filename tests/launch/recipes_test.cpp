@@ -192,6 +192,26 @@ TEST_F(Recipes, WeightsOfAFileAreComparedWithScratch) {
   }
 }
 
+TEST_F(Recipes, PredictShowsWhatItDoesNotSave) {
+  const auto predict = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all{program_, "predict", "boring", "--trainer.accelerator=cpu",
+                                 "--trainer.default_root_dir=" + (folder_ / "predicted").string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return run_program(all);
+  };
+  const auto shown = predict({});
+  EXPECT_EQ(shown.status, 0) << shown.err;
+  EXPECT_THAT(shown.out, AllOf(HasSubstr("Predictions (not saved: --output FILE.safetensors saves them)\n"),
+                               ContainsRegex("  prediction  Float \\[256, 2\\]  -?[0-9.]+, -?[0-9.]+, ")));
+  const auto saved = predict({"--output", (folder_ / "out.safetensors").string()});
+  EXPECT_EQ(saved.status, 0) << saved.err;
+  EXPECT_THAT(saved.out, AllOf(HasSubstr("Predictions: "), Not(HasSubstr("not saved"))));
+  const auto written = predict({"--trainer.callbacks+=SafetensorsPredictionWriter",
+                                "--trainer.callbacks.output_dir=" + (folder_ / "written").string()});
+  EXPECT_EQ(written.status, 0) << written.err;
+  EXPECT_THAT(written.out, Not(HasSubstr("not saved")));
+}
+
 TEST_F(Recipes, StudiesAreTrainedOnly) {
   for (const std::string command : {"validate", "test", "predict"}) {
     Process child(words(command, "finetune_fashion_mnist", kSmallVit));

@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "levin/checkpoint/checkpoint.h"
+#include "levin/testing/capture.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/probe.h"
 #include "tests/trainer/callbacks/tuning_net.h"
@@ -95,6 +96,16 @@ TEST_F(RefusedResume, AnotherOptimizer) {
 
 TEST_F(RefusedResume, AnotherNumberOfSchedulers) {
   expect_refused({folder.path() / "good", [](Adam& net, Counts&) { net.scheduled = true; }, "schedulers"});
+}
+
+TEST_F(RefusedResume, StatesThatNoCallbackTakesAreNamed) {
+  Adam net;
+  Data data;
+  const auto said = testing::captured_stderr(
+      [&] { Trainer(quiet({}, 2)).fit(net, data, {.ckpt_path = (folder.path() / "good").string()}); });
+  EXPECT_THAT(said, HasSubstr("the checkpoint holds the state of "));
+  EXPECT_THAT(said, HasSubstr("Counts"));
+  EXPECT_THAT(said, HasSubstr(", which this trainer does not have; "));
 }
 
 TEST_F(RefusedResume, ACallbackThatRefuses) {

@@ -9,6 +9,7 @@
 #include "levin/core/error.h"
 #include "levin/core/log.h"
 #include "levin/core/main.h"
+#include "levin/core/words.h"
 #include "levin/environments/slurm_requeue.h"
 #include "levin/nn/named_tensors.h"
 #include "levin/trainer/defaults.h"
@@ -209,17 +210,19 @@ void restore_model(Run& run, bool fit) {
     return;
   }
   const auto& states = loaded->at("callbacks").to_dict();
-  size_t found = 0;
+  std::vector<std::string> left;
+  for (const auto& [key, state] : states) left.push_back(key);
   restore_together(run, [&] {
     for (const auto& callback : run.hooks.callbacks())
       if (const auto* state = states.find(callback->state_key())) {
         callback->load_state_dict(state->to_dict());
-        ++found;
+        std::erase(left, callback->state_key());
       }
   });
-  if (found < states.size())
-    log_warning(concat("[trainer] the checkpoint holds the state of ", states.size() - found,
-                       " callbacks that this trainer does not have"));
+  if (!left.empty())
+    log_warning(concat("[trainer] the checkpoint holds the state of ", join(left),
+                       ", which this trainer does not have; ",
+                       left.size() > 1 ? "they are left out" : "it is left out"));
 }
 
 namespace {

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/core/words.h"
 #include "levin/io/images/image_codec.h"
 #include "levin/io/records/csv/csv_rows.h"
 #include "levin/io/records/plain_fields.h"
@@ -57,6 +58,8 @@ class CsvRecords final : public RecordReader {
   explicit CsvRecords(const Paths& paths) : separator_(is_tab_separated(paths.front()) ? '\t' : ',') {
     for (const auto& path : paths) files_.emplace_back(path);
     for (uint32_t file = 0; file < files_.size(); ++file) index(file);
+    LEVIN_CHECK(!other_separators_ || separator_hint().empty(), "[csv] \"", files_.front().path().string(),
+                "\" has one column, \"", shown(columns_[0].name), "\"", separator_hint());
     for (auto& column : columns_) column.decide();
     if (label_ && label_->kind == CsvKind::kText) number_classes();
     name_fields();
@@ -110,12 +113,26 @@ class CsvRecords final : public RecordReader {
     for (bool more = has_header ? rows.next() : true; more; more = rows.next()) {
       cells = parse_csv_row(rows.row(), separator_, place(file, rows.number()));
       LEVIN_CHECK(cells.size() == columns_.size(), "[csv] ", place(file, rows.number()), " has ", cells.size(),
-                  " cells, the first row has ", columns_.size());
+                  " cells, the first row has ", columns_.size(), separator_hint());
+      other_separators_ =
+          other_separators_ && cells.size() == 1 && count_other(cells[0]) == count_other(columns_[0].name);
       for (size_t i = 0; i < cells.size(); ++i) columns_[i].see(cells[i]);
       if (label_ && !label_->numbers) distinct_.insert(cells[column_number(*label_)]);
       if (classes_column_ && classes_column_ != label_) pair_class(cells);
       rows_.push_back({rows.begin(), static_cast<uint32_t>(rows.row().size()), file, rows.number()});
     }
+  }
+
+  static int64_t count_other(std::string_view cell) {
+    return std::count(cell.begin(), cell.end(), ';') + std::count(cell.begin(), cell.end(), '\t');
+  }
+
+  /// What is wrong where the only column has other separators in its name.
+  std::string separator_hint() const {
+    if (columns_.size() != 1 || count_other(columns_[0].name) == 0) return {};
+    const bool tab = columns_[0].name.find('\t') != std::string::npos;
+    return tab ? "; cells are separated by tabs in a file whose name ends with .tsv"
+               : "; cells are separated by \",\", and the first row has \";\"";
   }
 
   void add_columns(const std::vector<std::string>& names) {
@@ -206,6 +223,8 @@ class CsvRecords final : public RecordReader {
   }
 
   char separator_;
+  /// Every row so far has one cell, with as many ";" or tabs as the first row.
+  bool other_separators_ = true;
   std::vector<PlainFile> files_;
   std::vector<CsvColumn> columns_;
   CsvColumn* label_ = nullptr;

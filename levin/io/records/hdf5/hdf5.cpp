@@ -118,7 +118,8 @@ class Hdf5Reader : public RecordReader {
     return dims[0];
   }
 
-  std::vector<std::string> dataset_names(hid_t group) const {
+  /// Datasets beside each other; groups go into groups_.
+  std::vector<std::string> dataset_names(hid_t group) {
     constexpr hsize_t kMostLinks = 10'000;
     constexpr ssize_t kLongestName = 4096;
     H5G_info_t info{};
@@ -126,6 +127,7 @@ class Hdf5Reader : public RecordReader {
     LEVIN_CHECK(info.nlinks <= kMostLinks, "[records] \"", raw_.path().string(), "\" has ", info.nlinks,
                 " objects beside each other; at most ", kMostLinks, " are read");
     std::vector<std::string> names;
+    groups_.clear();
     for (hsize_t i = 0; i < info.nlinks; ++i) {
       const auto name_at = [&](char* into, size_t size) {
         return ::H5Lget_name_by_idx(group, ".", H5_INDEX_NAME, H5_ITER_INC, i, into, size, H5P_DEFAULT);
@@ -134,7 +136,9 @@ class Hdf5Reader : public RecordReader {
       LEVIN_CHECK(length <= kLongestName, "[records] \"", raw_.path().string(), "\" has a name of ", length, " bytes");
       std::string name(static_cast<size_t>(length), '\0');
       check_hdf5(name_at(name.data(), name.size() + 1), raw_.path(), "read");
-      if (kind_of(group, name) == H5I_DATASET) names.push_back(std::move(name));
+      const auto kind = kind_of(group, name);
+      if (kind == H5I_DATASET) names.push_back(std::move(name));
+      if (kind == H5I_GROUP) groups_.push_back(std::move(name));
     }
     return names;
   }
@@ -176,8 +180,10 @@ class Hdf5Reader : public RecordReader {
         columns_.push_back(std::move(column));
     }
     LEVIN_CHECK(rows, "[records] \"", raw_.path().string(),
-                "\" has no dataset of records (images and labels, data and label, x and y); it has: ",
-                names.empty() ? "none" : shown(join(names)));
+                "\" has no dataset of records (images and labels, data and label, x and y); it has ",
+                names.empty() ? "none" : shown(join(names)),
+                groups_.empty() ? std::string()
+                                : concat(" and the groups ", shown(join(groups_)), ", of which the split names one"));
     size_ = static_cast<int64_t>(*rows);
   }
 
@@ -193,6 +199,7 @@ class Hdf5Reader : public RecordReader {
   Hdf5Id file_;
   std::vector<std::unique_ptr<Hdf5Column>> columns_;
   std::unique_ptr<Hdf5Column> keys_;
+  std::vector<std::string> groups_;
   std::vector<std::string> classes_;
   int64_t size_ = 0;
 };
