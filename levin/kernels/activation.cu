@@ -85,35 +85,37 @@ void launch_typed(const ActivationPointers& pointers, cudaStream_t stream) {
 }
 
 template <ActivationKind kind, bool backward>
-void launch_kind(const ActivationPointers& pointers, cudaStream_t stream) {
+int launch_kind(const ActivationPointers& pointers, cudaStream_t stream) {
   switch (pointers.type) {
     case NumberType::kFloat:
-      return launch_typed<kind, backward, float>(pointers, stream);
+      launch_typed<kind, backward, float>(pointers, stream);
+      break;
     case NumberType::kDouble:
-      return launch_typed<kind, backward, double>(pointers, stream);
+      launch_typed<kind, backward, double>(pointers, stream);
+      break;
     case NumberType::kHalf:
-      return launch_typed<kind, backward, __half>(pointers, stream);
+      launch_typed<kind, backward, __half>(pointers, stream);
+      break;
     case NumberType::kBFloat16:
-      return launch_typed<kind, backward, __nv_bfloat16>(pointers, stream);
+      launch_typed<kind, backward, __nv_bfloat16>(pointers, stream);
+      break;
     case NumberType::kNone:
-      return;
+      return cudaErrorInvalidValue;
   }
+  return cudaGetLastError();
 }
 
 template <bool backward>
-void launch_any(const ActivationPointers& pointers, ActivationKind kind, cudaStream_t stream) {
+int launch_any(const ActivationPointers& pointers, ActivationKind kind, cudaStream_t stream) {
   switch (kind) {
-    case ActivationKind::kGelu:
-      return launch_kind<ActivationKind::kGelu, backward>(pointers, stream);
-    case ActivationKind::kGeluTanh:
-      return launch_kind<ActivationKind::kGeluTanh, backward>(pointers, stream);
-    case ActivationKind::kRelu:
-      return launch_kind<ActivationKind::kRelu, backward>(pointers, stream);
-    case ActivationKind::kSilu:
-      return launch_kind<ActivationKind::kSilu, backward>(pointers, stream);
-    case ActivationKind::kGatedSilu:
-      return launch_kind<ActivationKind::kGatedSilu, backward>(pointers, stream);
+#define LEVIN_CASE(name)     \
+  case ActivationKind::name: \
+    return launch_kind<ActivationKind::name, backward>(pointers, stream);
+    LEVIN_ACTIVATIONS(LEVIN_CASE)
+    LEVIN_CASE(kGatedSilu)
+#undef LEVIN_CASE
   }
+  return cudaErrorInvalidValue;
 }
 
 // ---- backward with sums
@@ -170,46 +172,36 @@ __global__ void __launch_bounds__(kAcross* kDown, 4) activation_sums_kernel(cons
 }
 
 template <class T>
-void launch_sums(const ActivationSums& sums, ActivationKind kind, cudaStream_t stream) {
+int launch_sums(const ActivationSums& sums, ActivationKind kind, cudaStream_t stream) {
   static_assert(kAcross * kPack == kAcross * kDown, "a thread for each sum of a block");
   const dim3 grid(static_cast<unsigned>((sums.columns + kAcross * kPack - 1) / (kAcross * kPack)),
                   static_cast<unsigned>(sums.parts)),
       block(kAcross, kDown);
   switch (kind) {
-    case ActivationKind::kGelu:
-      activation_sums_kernel<ActivationKind::kGelu, T><<<grid, block, 0, stream>>>(sums);
-      break;
-    case ActivationKind::kGeluTanh:
-      activation_sums_kernel<ActivationKind::kGeluTanh, T><<<grid, block, 0, stream>>>(sums);
-      break;
-    case ActivationKind::kRelu:
-      activation_sums_kernel<ActivationKind::kRelu, T><<<grid, block, 0, stream>>>(sums);
-      break;
-    default:
-      activation_sums_kernel<ActivationKind::kSilu, T><<<grid, block, 0, stream>>>(sums);
-      break;
+#define LEVIN_CASE(name)                                                               \
+  case ActivationKind::name:                                                           \
+    activation_sums_kernel<ActivationKind::name, T><<<grid, block, 0, stream>>>(sums); \
+    break;
+    LEVIN_ACTIVATIONS(LEVIN_CASE)
+#undef LEVIN_CASE
+    case ActivationKind::kGatedSilu:
+      return cudaErrorInvalidValue;
   }
   launch_finish(sums.partials, sums.parts, sums.columns, {{sums.to}, {sums.to_type}}, stream);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
 int launch_activation_sums(const ActivationSums& sums, ActivationKind kind, CUstream_st* stream) {
-  if (sums.type == NumberType::kHalf)
-    launch_sums<__half>(sums, kind, stream);
-  else if (sums.type == NumberType::kBFloat16)
-    launch_sums<__nv_bfloat16>(sums, kind, stream);
-  else
-    return static_cast<int>(cudaErrorInvalidValue);
-  return static_cast<int>(cudaGetLastError());
+  if (!is_activation(static_cast<int64_t>(kind))) return cudaErrorInvalidValue;
+  if (sums.type == NumberType::kHalf) return launch_sums<__half>(sums, kind, stream);
+  if (sums.type == NumberType::kBFloat16) return launch_sums<__nv_bfloat16>(sums, kind, stream);
+  return cudaErrorInvalidValue;
 }
 
 int launch_activation(const ActivationPointers& pointers, ActivationKind kind, bool backward, CUstream_st* stream) {
-  if (backward)
-    launch_any<true>(pointers, kind, stream);
-  else
-    launch_any<false>(pointers, kind, stream);
-  return static_cast<int>(cudaGetLastError());
+  return backward ? launch_any<true>(pointers, kind, stream) : launch_any<false>(pointers, kind, stream);
 }
 
 }  // namespace levin::kernels::detail

@@ -2,12 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "levin/kernels/activation_kinds.h"
+
 namespace levin::kernels {
 
 using at::Tensor;
-
-/// kGelu is exact, kGeluTanh its approximation.
-enum class Activation { kGelu, kGeluTanh, kRelu, kSilu };
 
 /// As at::gelu, at::relu and at::silu. On CUDA forward and backward are one pass over memory each
 /// (levin::activation, levin::activation_backward); the input is kept for backward.

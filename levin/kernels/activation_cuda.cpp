@@ -16,10 +16,10 @@
 namespace levin::kernels::detail {
 namespace {
 
-static_assert(static_cast<int>(ActivationKind::kGelu) == static_cast<int>(Activation::kGelu) &&
-              static_cast<int>(ActivationKind::kGeluTanh) == static_cast<int>(Activation::kGeluTanh) &&
-              static_cast<int>(ActivationKind::kRelu) == static_cast<int>(Activation::kRelu) &&
-              static_cast<int>(ActivationKind::kSilu) == static_cast<int>(Activation::kSilu));
+ActivationKind kind_of(int64_t kind) {
+  LEVIN_CHECK(is_activation(kind), "[activation] unknown kind ", kind);
+  return static_cast<ActivationKind>(kind);
+}
 
 void run(ActivationPointers pointers, ActivationKind kind, bool backward, const Tensor& like) {
   if (like.numel() == 0) return;
@@ -36,15 +36,15 @@ void run(ActivationPointers pointers, ActivationKind kind, bool backward, const 
 Tensor forward(const Tensor& given, int64_t kind) {
   const auto x = given.contiguous();
   auto out = at::empty_like(x);
-  run({.first = x.const_data_ptr(), .out = out.mutable_data_ptr()}, static_cast<ActivationKind>(kind), false, x);
+  run({.first = x.const_data_ptr(), .out = out.mutable_data_ptr()}, kind_of(kind), false, x);
   return out;
 }
 
 Tensor backward(const Tensor& given_grad, const Tensor& given, int64_t kind) {
   const auto grad = given_grad.contiguous(), x = given.contiguous();
   auto out = at::empty_like(x);
-  run({.first = x.const_data_ptr(), .grad = grad.const_data_ptr(), .out = out.mutable_data_ptr()},
-      static_cast<ActivationKind>(kind), true, x);
+  run({.first = x.const_data_ptr(), .grad = grad.const_data_ptr(), .out = out.mutable_data_ptr()}, kind_of(kind), true,
+      x);
   return out;
 }
 
@@ -70,7 +70,7 @@ std::tuple<Tensor, Tensor> backward_and_sums(const Tensor& given_grad, const Ten
   sums.partials = partials.mutable_data_ptr<float>(), sums.to = to.mutable_data_ptr();
   sums.type = number_type("activation", x.scalar_type()), sums.to_type = number_type("activation", dtype);
   C10_CUDA_CHECK(static_cast<cudaError_t>(
-      launch_activation_sums(sums, static_cast<ActivationKind>(kind), c10::cuda::getCurrentCUDAStream().stream())));
+      launch_activation_sums(sums, kind_of(kind), c10::cuda::getCurrentCUDAStream().stream())));
   return {std::move(out), std::move(to)};
 }
 

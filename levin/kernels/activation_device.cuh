@@ -69,6 +69,7 @@ __device__ __forceinline__ A activated(A x) {
   } else if constexpr (kind == ActivationKind::kRelu) {
     return x < 0 ? A(0) : x;
   } else {
+    static_assert(kind == ActivationKind::kSilu, "an activation without a function");
     return x * sigmoid<T>(x);
   }
 }
@@ -86,6 +87,7 @@ __device__ __forceinline__ A derivative(A x) {
   } else if constexpr (kind == ActivationKind::kRelu) {
     return x <= 0 ? A(0) : A(1);
   } else {
+    static_assert(kind == ActivationKind::kSilu, "an activation without a derivative");
     const A s = sigmoid<T>(x);
     return s * (1 + x * (1 - s));
   }

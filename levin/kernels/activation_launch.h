@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "levin/kernels/activation_kinds.h"
 #include "levin/kernels/number_type.h"
 
 struct CUstream_st;
 
 namespace levin::kernels::detail {
-
-/// As levin::kernels::Activation, and silu(first) * second.
-enum class ActivationKind : uint8_t { kGelu, kGeluTanh, kRelu, kSilu, kGatedSilu };
 
 /// Tensors of one dtype and `numel` elements. Forward: `first` (and `second` of kGatedSilu) to `out`. Backward: the
 /// gradient `grad` to `out`, of kGatedSilu to `out` and `second_out`.

@@ -242,9 +242,11 @@ std::optional<kernels::Activation> fused_kind(DecoderMlpImpl::Activation activat
       return kernels::Activation::kRelu;
     case Kind::kSilu:
       return kernels::Activation::kSilu;
-    default:
+    case Kind::kQuickGelu:
+    case Kind::kTanh:
       return {};
   }
+  levin::detail::fail("[decoder] unknown activation");
 }
 
 }  // namespace

@@ -41,6 +41,16 @@ TEST(Activation, IsTorchsOnTheCpu) {
   }
 }
 
+TEST(Activation, OneThatNobodyKnowsIsNotSilu) {
+  EXPECT_EQ(kinds().size(), static_cast<size_t>(detail::ActivationKind::kGatedSilu));  // a row of each
+  const auto unknown = static_cast<Activation>(99);
+  const auto x = at::ones({2, 8});
+  EXPECT_THAT(testing::error_of([&] { activation(x, unknown); }), HasSubstr("unknown kind"));
+  EXPECT_THAT(testing::error_of([&] { detail::run_activation_backward(x, x, unknown); }), HasSubstr("unknown kind"));
+  for (size_t i = 0; i < kinds().size(); ++i) EXPECT_TRUE(detail::is_activation(static_cast<int64_t>(i)));
+  EXPECT_FALSE(detail::is_activation(-1) || detail::is_activation(static_cast<int64_t>(kinds().size())));
+}
+
 TEST(Activation, GradientsAreThoseOfDifferences) {
   for (const auto& [kind, plain] : kinds()) {
     const auto f = [kind = kind](const std::vector<Tensor>& in) {

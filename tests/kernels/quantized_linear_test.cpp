@@ -139,5 +139,19 @@ TEST(QuantizedLinear, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(error_of([&] { quantized_linear(at::ones({2, 64}), packed); }), HasSubstr("must be bytes"));
 }
 
+TEST(QuantizedLinear, AKindThatNobodyKnowsIsNotInt8) {
+  const auto unknown = static_cast<kernels::Quantization>(99);
+  EXPECT_THAT(error_of([&] { quantize(at::ones({4, 64}), {.kind = unknown}); }), HasSubstr("unknown kind"));
+  EXPECT_THAT(error_of([&] {
+                quantize(at::ones({4, 64}), {.kind = unknown, .group = 64});
+              }),
+              HasSubstr("unknown kind"));
+  auto packed = quantize(at::ones({4, 64}), quantization_of("x", "fp8"));
+  packed.options.kind = unknown;
+  EXPECT_THAT(error_of([&] { quantized_linear(at::ones({2, 64}), packed); }), HasSubstr("unknown kind"));
+  EXPECT_THAT(error_of([&] { kernels::quantization_name({.kind = unknown}); }), HasSubstr("unknown kind"));
+  for (const auto& word : kWords) EXPECT_EQ(kernels::quantization_name(quantization_of("x", word)), word);
+}
+
 }  // namespace
 }  // namespace levin::quantized_linear_tests

@@ -63,15 +63,13 @@ detail::RowActivation activation_of(const RowLinear& layer) {
   if (layer.gate.defined()) return detail::RowActivation::kGatedSilu;
   if (!layer.activation) return detail::RowActivation::kNone;
   switch (*layer.activation) {
-    case Activation::kGelu:
-      return detail::RowActivation::kGelu;
-    case Activation::kGeluTanh:
-      return detail::RowActivation::kGeluTanh;
-    case Activation::kRelu:
-      return detail::RowActivation::kRelu;
-    default:
-      return detail::RowActivation::kSilu;
+#define LEVIN_CASE(name) \
+  case Activation::name: \
+    return detail::RowActivation::name;
+    LEVIN_ACTIVATIONS(LEVIN_CASE)
+#undef LEVIN_CASE
   }
+  levin::detail::fail("[row_linear] unknown activation");
 }
 
 bool takes(const Tensor& x) {

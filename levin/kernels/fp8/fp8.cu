@@ -184,14 +184,15 @@ __device__ void activate(float (&values)[kWide], const float (&at)[kWide]) {
 
 template <bool kDerivative>
 __device__ void activate_any(ActivationKind kind, float (&values)[kWide], const float (&at)[kWide]) {
-  if (kind == ActivationKind::kGelu)
-    activate<ActivationKind::kGelu, kDerivative>(values, at);
-  else if (kind == ActivationKind::kGeluTanh)
-    activate<ActivationKind::kGeluTanh, kDerivative>(values, at);
-  else if (kind == ActivationKind::kRelu)
-    activate<ActivationKind::kRelu, kDerivative>(values, at);
-  else
-    activate<ActivationKind::kSilu, kDerivative>(values, at);
+  switch (kind) {
+#define LEVIN_CASE(name)     \
+  case ActivationKind::name: \
+    return activate<ActivationKind::name, kDerivative>(values, at);
+    LEVIN_ACTIVATIONS(LEVIN_CASE)
+#undef LEVIN_CASE
+    case ActivationKind::kGatedSilu:  // refused before the launch
+      return;
+  }
 }
 
 template <class From, bool kE5m2, bool kPerRow, Fp8Before kBefore = Fp8Before::kNothing>
@@ -444,6 +445,7 @@ void amax_from(const Fp8AmaxLaunch& launch, CUstream_st* stream) {
 
 int launch_fp8_cast(const Fp8CastLaunch& launch, CUstream_st* stream) {
   const bool plain = launch.before == Fp8Before::kNothing;
+  if (!plain && !is_activation(static_cast<int64_t>(launch.activation))) return static_cast<int>(cudaErrorInvalidValue);
   // Of inputs and of gradients: no other cast follows an activation.
   if (!plain &&
       (launch.type != Fp8From::kBFloat16 || launch.per_row || launch.e5m2 != (launch.before == Fp8Before::kDerivative)))

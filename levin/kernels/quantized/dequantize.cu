@@ -85,7 +85,7 @@ int launch_to(const PackedMatrix& matrix, T* to, CUstream_st* stream) {
     case WeightFormat::kNf4:
       dequantize<WeightFormat::kNf4><<<blocks, kThreads, 0, stream>>>(matrix, to);
       break;
-    default:
+    case WeightFormat::kPlain:
       return cudaErrorInvalidValue;
   }
   return cudaGetLastError();

@@ -110,11 +110,15 @@ void decode_span(const PackedMatrix& m, int64_t at, int64_t count, float* to) {
       for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(codes[i]);
       return;
     }
-    default: {
+    case WeightFormat::kFp8: {
       const auto* numbers = fp8_numbers();
       for (int64_t i = 0; i < count; ++i) to[i] = numbers[bytes[at + i]];
+      return;
     }
+    case WeightFormat::kPlain:
+      break;
   }
+  levin::detail::fail("[quantized_linear] the matrix is not packed");
 }
 
 template <class T>

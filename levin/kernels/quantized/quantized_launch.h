@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "levin/kernels/activation_kinds.h"
 #include "levin/kernels/number_type.h"
 
 struct CUstream_st;
@@ -71,8 +72,6 @@ int launch_dequantize(const PackedMatrix& matrix, void* to, NumberType type, CUs
 ///
 /// What follows the product is part of it:
 ///     y = residual + activation(x W^T + bias), or residual + silu(x W^T + bias) * (x U^T + up_bias)
-enum class RowActivation : uint8_t { kNone, kRelu, kGelu, kGeluTanh, kSilu, kGatedSilu };
-
 struct SkinnyLinear {
   PackedMatrix matrix;
   const void* x = nullptr;

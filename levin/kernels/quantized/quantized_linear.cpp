@@ -27,9 +27,11 @@ WeightFormat format_of(Quantization kind) {
       return WeightFormat::kInt4;
     case Quantization::kFp8:
       return WeightFormat::kFp8;
-    default:
+    case Quantization::kInt8:
+    case Quantization::kInt8Weights:
       return WeightFormat::kInt8;
   }
+  levin::detail::fail("[quantized_linear] unknown kind");
 }
 
 /// x [m, k] times a matrix [k, n], plus bias.

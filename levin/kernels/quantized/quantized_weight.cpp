@@ -1,6 +1,7 @@
 #include "levin/kernels/quantized/quantized_weight.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 
 #include <ATen/Functions.h>
@@ -18,7 +19,27 @@ constexpr float kLargestFp8 = 448;
 /// Numbers of a matrix that are quantized at a time: the copies in float are small beside the matrix.
 constexpr int64_t kSliceNumbers = 1 << 24;
 
-const std::vector<std::string> kQuantizations{"int8", "int8-weights", "int4", "nf4", "nf4-double", "fp8"};
+/// What a word says. `group`: columns that share a scale where the word does not say how many; 0: a row has one.
+struct QuantizationRow {
+  std::string_view word;
+  Quantization kind;
+  int64_t group = 0;
+  bool nested = false;
+};
+
+constexpr std::array kQuantizations{QuantizationRow{"int8", Quantization::kInt8},
+                                    QuantizationRow{"int8-weights", Quantization::kInt8Weights},
+                                    QuantizationRow{"int4", Quantization::kInt4, 128},
+                                    QuantizationRow{"nf4", Quantization::kNf4, 64},
+                                    QuantizationRow{"nf4-double", Quantization::kNf4, 64, true},
+                                    QuantizationRow{"fp8", Quantization::kFp8}};
+
+const QuantizationRow& row_of(Quantization kind, bool nested) {
+  for (const auto& row : kQuantizations)
+    if (row.kind == kind && row.nested == nested) return row;
+  levin::detail::fail(
+      levin::detail::concat("[quantize] unknown kind ", static_cast<int>(kind), nested ? " (nested)" : ""));
+}
 
 Tensor bytes_of(const Tensor& x, int64_t rows) {
   return x.contiguous().view({rows, -1}).view(at::kByte);
@@ -90,9 +111,11 @@ Slice quantized_slice(const Tensor& x, const QuantizeOptions& options) {
       return int4_slice(x, options.group);
     case Quantization::kFp8:
       return fp8_slice(x);
-    default:
+    case Quantization::kInt8:
+    case Quantization::kInt8Weights:
       return int8_slice(x);
   }
+  levin::detail::fail("[quantize] unknown kind");
 }
 
 /// Bytes of the codes and of the scales of one row.
@@ -146,20 +169,14 @@ QuantizedWeight empty_weight(const QuantizeOptions& options, int64_t rows, int64
 QuantizeOptions quantization_of(const char* operation, std::string_view given) {
   const auto colon = given.find(':');
   const std::string word(given.substr(0, colon));
-  QuantizeOptions options;
-  if (word == "int8")
-    options.kind = Quantization::kInt8;
-  else if (word == "int8-weights")
-    options.kind = Quantization::kInt8Weights;
-  else if (word == "int4")
-    options.kind = Quantization::kInt4;
-  else if (word == "fp8")
-    options.kind = Quantization::kFp8;
-  else if (word == "nf4-double")
-    options.nested = true;
-  else if (word != "nf4")
-    fail_unknown(operation, "quantize", word, kQuantizations);
-  if (options.has_groups()) options.group = options.kind == Quantization::kInt4 ? 128 : 64;
+  const auto row = std::find_if(kQuantizations.begin(), kQuantizations.end(),
+                                [&](const QuantizationRow& each) { return each.word == word; });
+  if (row == kQuantizations.end()) {
+    std::vector<std::string> known;
+    for (const auto& each : kQuantizations) known.emplace_back(each.word);
+    fail_unknown(operation, "quantize", word, known);
+  }
+  QuantizeOptions options{.kind = row->kind, .group = row->group, .nested = row->nested};
   if (colon == given.npos) return options;
   const std::string number(given.substr(colon + 1));
   const bool digits = !number.empty() && number.size() < 6 && number.find_first_not_of("0123456789") == number.npos;
@@ -171,11 +188,9 @@ QuantizeOptions quantization_of(const char* operation, std::string_view given) {
 }
 
 std::string quantization_name(const QuantizeOptions& options) {
-  const char* names[] = {"int8", "int8-weights", "int4", "nf4", "fp8"};
-  std::string name = names[static_cast<size_t>(options.kind)];
-  if (options.nested) name += "-double";
-  const auto usual = options.kind == Quantization::kInt4 ? 128 : 64;
-  if (options.has_groups() && options.group != 0 && options.group != usual) name += ":" + std::to_string(options.group);
+  const auto& row = row_of(options.kind, options.nested);
+  std::string name(row.word);
+  if (row.group != 0 && options.group != 0 && options.group != row.group) name += ":" + std::to_string(options.group);
   return name;
 }
 
@@ -187,7 +202,7 @@ QuantizedWeight quantize(const Tensor& weight, QuantizeOptions options, const st
   LEVIN_CHECK(weight.dim() == 2 && weight.is_floating_point(), "[quantize] needs a matrix of floating numbers, got ",
               weight.toString(), " ", weight.sizes());
   const auto rows = weight.size(0), columns = weight.size(1);
-  if (options.has_groups() && options.group == 0) options.group = options.kind == Quantization::kInt4 ? 128 : 64;
+  if (options.group == 0) options.group = row_of(options.kind, options.nested).group;
   LEVIN_CHECK(!options.has_groups() || (options.group > 0 && options.group % detail::kPackedGroup == 0),
               "[quantize] groups are multiples of ", detail::kPackedGroup, ", not ", options.group);
   LEVIN_CHECK(!options.has_groups() || columns % options.group == 0, "[quantize] ", quantization_name(options),

@@ -17,17 +17,16 @@ namespace {
 template <class T>
 __device__ __forceinline__ float with_activation(float x, RowActivation activation) {
   switch (activation) {
-    case RowActivation::kRelu:
-      return activated<ActivationKind::kRelu, T>(x);
-    case RowActivation::kGelu:
-      return activated<ActivationKind::kGelu, T>(x);
-    case RowActivation::kGeluTanh:
-      return activated<ActivationKind::kGeluTanh, T>(x);
-    case RowActivation::kSilu:
-      return activated<ActivationKind::kSilu, T>(x);
-    default:
+#define LEVIN_CASE(name)    \
+  case RowActivation::name: \
+    return activated<ActivationKind::name, T>(x);
+    LEVIN_ACTIVATIONS(LEVIN_CASE)
+#undef LEVIN_CASE
+    case RowActivation::kNone:
+    case RowActivation::kGatedSilu:  // of two products, elsewhere
       return x;
   }
+  return x;
 }
 
 /// What a sum of a row is multiplied by, and what is added.
