@@ -40,7 +40,7 @@ void draw_for_sample(const c10::OperatorHandle& op, c10::DispatchKeySet keys, to
     for (size_t i = 0; i < arguments.size() && !elsewhere; ++i)
       if (arguments[i].name() == "generator" && (*stack)[first + i].isNone()) (*stack)[first + i] = sample_generator();
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kSampleKey), stack);
+  pass_on(kSampleKey, op, keys, stack);
 }
 
 // Once per process: every operator that takes a generator.

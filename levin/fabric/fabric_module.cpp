@@ -1,10 +1,10 @@
 #include "levin/fabric/fabric_module.h"
 
-#include <c10/core/DefaultDtype.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "levin/core/error.h"
 #include "levin/fabric/fabric_core.h"
+#include "levin/nn/forward_dtype.h"
 
 namespace levin::detail {
 
@@ -24,8 +24,7 @@ CallScope::CallScope(ModuleCall& call) : call_(call) {
     if (call.weight_casts) weight_casts_.emplace(*call.weight_casts, *call.precision.autocast);
   } else if (call.precision.params) {
     // Tensors that forward makes itself (masks, positions) must have the dtype of the parameters.
-    default_dtype_ = c10::get_default_dtype_as_scalartype();
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(*call.precision.params));
+    default_dtype_ = set_forward_dtype(*call.precision.params);
   }
   ++call.running;
 }
@@ -41,7 +40,7 @@ CallScope::~CallScope() {
     if (!left_) leave();
   } catch (...) {  // it follows from what is on its way already
   }
-  if (default_dtype_) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*default_dtype_));
+  if (default_dtype_) set_forward_dtype(*default_dtype_);
 }
 
 namespace {

@@ -111,8 +111,7 @@ void cast_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Sta
   const CastRules none;
   const auto& rules = cast_here ? *cast_here->rules : none;
   const auto rule = rules.find(op.schema().name());
-  if (rule == rules.end())
-    return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kCastKey), stack);
+  if (rule == rules.end()) return pass_on(kCastKey, op, keys, stack);
   const c10::impl::ExcludeDispatchKeyGuard below(kCastKey);
   const auto& arguments = op.schema().arguments();
   const auto first = stack->size() - arguments.size();

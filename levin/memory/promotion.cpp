@@ -59,7 +59,7 @@ void promote_arguments(const c10::OperatorHandle& op, c10::DispatchKeySet keys, 
     copies = copies_of(op, *stack);
     once.emplace(kPromotionKey);
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPromotionKey), stack);
+  pass_on(kPromotionKey, op, keys, stack);
 }
 
 }  // namespace

@@ -9,7 +9,6 @@
 
 #include <ATen/Functions.h>
 #include <ATen/record_function.h>
-#include <c10/core/DefaultDtype.h>
 
 #include "levin/core/error.h"
 #include "levin/devices/product_operators.h"
@@ -22,6 +21,7 @@
 #include "levin/nn/checkpointing/after_recompute.h"
 #include "levin/nn/checkpointing/checkpointing.h"
 #include "levin/nn/deferred_init.h"
+#include "levin/nn/forward_dtype.h"
 #include "levin/nn/tie.h"
 #include "levin/nn/unit.h"
 #include "levin/strategies/sharding/owned_params.h"
@@ -42,11 +42,10 @@ Tensor cast_floating_to(const Tensor& tensor, std::optional<c10::ScalarType> dty
 struct MakesMeta {
   explicit MakesMeta(const PrecisionPlan& plan) : scope({.device = c10::Device(at::kMeta)}) {
     if (!plan.params || plan.autocast) return;
-    before = c10::get_default_dtype_as_scalartype();
-    c10::set_default_dtype(c10::scalarTypeToTypeMeta(*plan.params));
+    before = set_forward_dtype(*plan.params);
   }
   ~MakesMeta() {
-    if (before) c10::set_default_dtype(c10::scalarTypeToTypeMeta(*before));
+    if (before) set_forward_dtype(*before);
   }
   InitScope scope;
   std::optional<c10::ScalarType> before;

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "levin/nn/deferred_tape.h"
+#include "levin/nn/forward_dtype.h"
 #include "levin/nn/module_access.h"
 
 namespace levin {
@@ -81,16 +82,6 @@ c10::Device concrete(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
-/// Whether a factory without a dtype makes tensors of the default (floating) one.
-bool makes_default_dtype(const Op& op) {
-  for (const auto* word : {"aten::randint", "aten::randperm", "aten::tril_indices", "aten::triu_indices"})
-    if (op.name.starts_with(word)) return false;
-  if (op.name != "aten::full" && op.name != "aten::arange" && op.name != "aten::scalar_tensor") return true;
-  for (const auto* word : {"fill_value", "start", "end", "step", "s"})
-    if (const auto* number = op.find(word); number && number->isDouble()) return true;
-  return false;
-}
-
 /// Ops that only look at a tensor from another side and never at its data.
 bool is_view(const Op& op) {
   static const std::unordered_set<std::string_view> views{
@@ -148,7 +139,8 @@ void make(const Op& op, c10::IValue& device) {
   auto& recorder = *current;
   if (device.isNone() && recorder.options.device) device = *recorder.options.device;
   auto* dtype = op.find("dtype");
-  if (dtype && dtype->isNone() && recorder.options.dtype && makes_default_dtype(op)) *dtype = *recorder.options.dtype;
+  if (dtype && dtype->isNone() && recorder.options.dtype && detail::makes_default_dtype(op.handle, op.stack))
+    *dtype = *recorder.options.dtype;
   const auto place = concrete(device.isNone() ? c10::Device(c10::kCPU) : device.toDevice());
   const auto planned = recorder.tape && !place.is_meta() ? plan(op) : Tensor();
   if (planned.defined()) {

@@ -11,6 +11,7 @@
 #include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/devices/accelerator.h"
+#include "levin/nn/forward_dtype.h"
 #include "levin/nn/module_access.h"
 
 namespace levin::detail {
@@ -74,14 +75,15 @@ void AutocastState::apply() const {
 }
 
 ForwardState::ForwardState(std::span<const c10::Device> rng_devices)
-    : default_dtype(c10::typeMetaToScalarType(c10::get_default_dtype())) {
+    : default_dtype(c10::typeMetaToScalarType(c10::get_default_dtype())), made_dtype(forward_dtype()) {
   if (!rng_devices.empty()) rng.emplace(rng_devices);
 }
 
 ForwardStateScope::ForwardStateScope(const ForwardState& state)
     : autocast_(AutocastState::now()),
       fp8_(state.fp8),
-      default_dtype_(c10::typeMetaToScalarType(c10::get_default_dtype())) {
+      default_dtype_(c10::typeMetaToScalarType(c10::get_default_dtype())),
+      made_dtype_(set_forward_dtype(state.made_dtype)) {
   if (state.rng) {
     rng_.emplace(state.rng->others());
     state.rng->apply();
@@ -94,6 +96,7 @@ ForwardStateScope::ForwardStateScope(const ForwardState& state)
 ForwardStateScope::~ForwardStateScope() {
   if (c10::typeMetaToScalarType(c10::get_default_dtype()) != default_dtype_)
     c10::set_default_dtype(c10::scalarTypeToTypeMeta(default_dtype_));
+  set_forward_dtype(made_dtype_);
   // The casts of parameters that were cached belong to a graph that is thrown away.
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   autocast_.apply();

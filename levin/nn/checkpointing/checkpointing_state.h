@@ -59,7 +59,8 @@ struct ForwardState {
   std::optional<RngStates> rng;
   AutocastState autocast = AutocastState::now();
   kernels::detail::Fp8ContextPtr fp8 = kernels::detail::fp8_context();
-  c10::ScalarType default_dtype;
+  /// Torch's default dtype, and that of a forward in a true precision.
+  c10::ScalarType default_dtype, made_dtype;
 
   /// Of now; `rng_devices` empty: random numbers are left alone.
   explicit ForwardState(std::span<const c10::Device> rng_devices);
@@ -77,7 +78,7 @@ class ForwardStateScope {
   std::optional<RngStates> rng_;
   AutocastState autocast_;
   kernels::detail::Fp8ContextScope fp8_;
-  c10::ScalarType default_dtype_;
+  c10::ScalarType default_dtype_, made_dtype_;
 };
 
 /// Buffers of a unit, which its forward may change, such as running statistics. All of them: batch normalization
