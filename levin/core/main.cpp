@@ -1,6 +1,7 @@
 #include "levin/core/main.h"
 
 #include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <mutex>
@@ -33,6 +34,13 @@ std::string explained(const std::exception& error) {
                          (line.find("shape") != std::string::npos || line.find("size") != std::string::npos);
   const std::lock_guard lock(explanation_mutex);
   return of_shapes && !explanation.empty() ? line + " (" + explanation + ")" : line;
+}
+
+/// A file that grows past `ulimit -f` is then an error of whoever writes it, which names the file, and not the end of
+/// the process.
+void refuse_long_files() {
+  struct sigaction now {};
+  if (::sigaction(SIGXFSZ, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGXFSZ, SIG_IGN);
 }
 
 }  // namespace
@@ -110,6 +118,7 @@ std::string one_line(const std::exception& error) {
 }
 
 int run_main(int argc, char** argv, const std::function<void(Args&)>& body) noexcept {
+  refuse_long_files();
   try {
     Args args(argc, argv);
     body(args);

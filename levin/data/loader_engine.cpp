@@ -39,7 +39,7 @@ void one_thread_per_operator() {
   if (set) set(1);
 }
 
-// After fork() the first new thread that asks for this number makes torch's own pool anew, and a second one that asks
+// After fork() the first new thread that asks for this number makes torch's own pool again, and a second one that asks
 // meanwhile finds none. So one asks alone, before the workers do.
 void prepare_threads_of_torch() {
   std::thread([] {

@@ -199,7 +199,7 @@ void copy_other_files(const fs::path& from, const fs::path& to) {
   for (const char* name : kFilesOfText)
     if (fs::is_regular_file(from / name)) fs::copy_file(from / name, to / name);
   for (const auto& name : sentence_files(from)) {
-    fs::create_directories((to / name).parent_path());
+    make_folder((to / name).parent_path());
     fs::copy_file(from / name, to / name);
   }
 }

@@ -1,5 +1,6 @@
 #include "levin/core/files.h"
 
+#include <array>
 #include <csignal>
 
 #include <gtest/gtest.h>
@@ -9,6 +10,7 @@
 
 #include "levin/core/checksum.h"
 #include "levin/core/error.h"
+#include "levin/core/main.h"
 #include "levin/testing/error_of.h"
 #include "levin/testing/folder_test.h"
 
@@ -159,6 +161,19 @@ TEST_F(FilesTest, LeftoversOfADeadProcessAreRemoved) {
   EXPECT_EQ(read_file(folder_ / "file"), "old");
   write_file(folder_ / "file", "new");
   EXPECT_EQ(names(), std::vector<std::string>{"file"});
+}
+
+TEST_F(FilesTest, AFileBeyondTheLimitOfTheProcessIsAnErrorOfAProgram) {
+  const auto path = folder_ / "long";
+  const auto run = [&] {
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = 4096;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    std::string name = "program";
+    std::array<char*, 2> argv{name.data(), nullptr};
+    ::_exit(run_main(1, argv.data(), [&](Args&) { write_file(path, std::string(1 << 20, 'x')); }));
+  };
+  EXPECT_EXIT(run(), ::testing::ExitedWithCode(1), "error: .file. cannot write .*File too large");
 }
 
 }  // namespace

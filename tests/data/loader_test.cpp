@@ -421,7 +421,7 @@ TEST(LoaderAfterFork, APassOfTheParentIsAnError) {
   auto it = loader.begin();
   EXPECT_THAT(in_a_child([&] {
                 for (int i = 0; i < 20; ++i) ++it;
-                return std::string("went on");
+                return std::string("no error");
               }),
               ::testing::HasSubstr("begun before fork()"));
 }
@@ -437,7 +437,7 @@ TEST(LoaderAfterFork, ALoaderOfTheParentCanBeDestroyedInAChild) {
             "gone");
 }
 
-// Torch's pool of threads is made anew after fork() when it is first used, by all workers at once.
+// Torch's pool of threads is made again after fork() when it is first used, by all workers at once.
 TEST(LoaderAfterFork, ManyChildrenStartManyWorkers) {
   (void)at::ones({1 << 16}).exp();
   for (int child = 0; child < 20; ++child)

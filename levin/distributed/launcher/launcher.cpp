@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/core/host.h"
 #include "levin/distributed/rank_group.h"
 #include "levin/distributed/save_mark.h"
@@ -268,7 +269,7 @@ class LaunchedRun {
       std::filesystem::path folder;
       if (!log_folder_.empty()) {
         folder = log_folder_ / fmt::format("attempt_{}", attempt) / std::to_string(local);
-        std::filesystem::create_directories(folder);
+        make_folder(folder);
       }
       rank.save_mark = marks_.of(local);
       rank.process.environment = environment(attempt, local, rank.rank, folder);

@@ -6,6 +6,7 @@
 #include <ATen/ops/upsample_bilinear2d.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/data/cifar.h"
 #include "levin/data/loader.h"
 #include "levin/data/transforms/transforms.h"
@@ -29,7 +30,7 @@ void draw_images(const fs::path& folder, int64_t count) {
   // Grain, so that a file is as long as that of a photograph and takes as long to decode.
   const auto grain =
       at::randint(-12, 13, {3, kDrawnHeight, kDrawnWidth}, at::detail::createCPUGenerator(0), at::kFloat);
-  for (const auto& name : classes) fs::create_directories(part / name);
+  for (const auto& name : classes) make_folder(part / name);
   at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const auto sample = drawn.get(i);

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "levin/core/error.h"
+#include "levin/core/files.h"
 #include "levin/core/log.h"
 #include "levin/core/main.h"
 #include "levin/core/words.h"
@@ -281,7 +282,7 @@ void MemoryReport::report(TrainerContext& run) const {
   if (!options_.picture || run.plan().fast_dev_run > 0) return;
   try {
     const auto folder = run.log_dir().empty() ? std::filesystem::path(".") : run.log_dir();
-    std::filesystem::create_directories(folder);
+    make_folder(folder);
     write_memory_timeline(folder / "memory", m.timeline, predicted ? &predicted->timeline : nullptr);
     run.print("memory over the step: ", (folder / "memory.png").string());
   } catch (const std::exception& error) {

@@ -50,7 +50,7 @@ class ImageFolderWriter final : public RecordWriter {
     const auto name = label ? below_class(record.key, folder) : flat(record.key);
     const auto extension = codec->extensions.front();
     auto path = folder_->path() / folder / concat(name, ".", extension);
-    if (const auto parent = path.parent_path(); made_.insert(parent.string()).second) fs::create_directories(parent);
+    if (const auto parent = path.parent_path(); made_.insert(parent.string()).second) make_folder(parent);
     for (int i = 2; !write_unsynced(path, bytes); ++i)
       path = folder_->path() / folder / concat(name, "-", i, ".", extension);
   }
