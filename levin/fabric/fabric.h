@@ -186,7 +186,7 @@ class Fabric {
       own = own.placed({.device = target, .local_ranks = local_world_size(), .fixed_size = world_size() > 1});
       return FabricLoader<T>(std::make_shared<T>(std::move(own)), c10::Device(c10::kCPU), loader_note());
     } else {
-      if constexpr (!detail::kSplitsByItself<T>)
+      if constexpr (!detail::kSplitsOverRanks<T>)
         note_loader_kept(options.use_distributed_sampler, detail::IsTorchLoader<detail::Pointee<T>>::value);
       if constexpr (std::is_lvalue_reference_v<L>)
         return FabricLoader<std::remove_reference_t<L>*>(std::make_shared<std::remove_reference_t<L>*>(&loader), target,

@@ -63,7 +63,7 @@ requires requires(S& sampler) {
 struct HasDistributedSampler<Loader<D, S>> : std::true_type {};
 
 template <class L>
-constexpr bool kSplitsByItself = HasDistributedSampler<Pointee<L>>::value;
+constexpr bool kSplitsOverRanks = HasDistributedSampler<Pointee<L>>::value;
 
 }  // namespace detail
 
