@@ -105,7 +105,10 @@ class CombinedLoader {
   /// The epoch of the pass under way, or of the next one.
   int64_t epoch() const { return impl_->position->epoch(); }
   /// The next pass is this epoch, of all loaders.
-  void set_epoch(int64_t epoch) const { seek(epoch, 0); }
+  void set_epoch(int64_t epoch) const {
+    impl_->position->set_epoch(epoch);
+    impl_->place_members();
+  }
   /// The next pass is this epoch, without its first `batch` batches.
   void seek(int64_t epoch, int64_t batch) const {
     impl_->position->seek(epoch, batch);
@@ -113,6 +116,19 @@ class CombinedLoader {
   }
   /// Batches given out in the pass under way.
   int64_t batch() const { return impl_->position->batch(); }
+  /// What all ranks must have alike; none where these loaders are of one rank.
+  std::optional<detail::SharedOrder> shared_order() const {
+    detail::SharedOrder all;
+    for (const auto& loader : impl_->loaders) {
+      const auto one = loader.shared_order();
+      if (!one) return {};
+      all.dataset_size += one->dataset_size;
+      all.batch_size += one->batch_size;
+      for (const uint64_t part : {one->seed, one->rest, static_cast<uint64_t>(one->dataset_size)})
+        all.rest = (all.rest ^ part) * 0x9e3779b97f4a7c15;
+    }
+    return all;
+  }
 
   /// The same with the part of one rank of each loader.
   CombinedLoader distributed(int rank, int world_size, bool repeat = true) const {
@@ -129,8 +145,7 @@ class CombinedLoader {
     return each([](const DataLoader<B>& loader) { return loader.sequential(); });
   }
 
-  /// The states of the loaders. On another number of ranks the longest one resumes at its place, and the others where
-  /// they then belong.
+  /// The states of the loaders: on another number of ranks each resumes at its own sample.
   StateDict state_dict() const {
     StateDict members;
     for (size_t i = 0; i < impl_->loaders.size(); ++i) members[impl_->names[i]] = impl_->loaders[i].state_dict();
@@ -138,12 +153,13 @@ class CombinedLoader {
   }
   void load_state_dict(const StateDict& state) const {
     const StateDict& members = detail::checked_members(state, impl_->options.mode, impl_->names);
-    std::vector<int64_t> batches;
+    std::vector<detail::CombinedPosition::Standing> standing;
     for (size_t i = 0; i < impl_->loaders.size(); ++i) {
-      impl_->loaders[i].load_state_dict(members.at(impl_->names[i]).to_dict());
-      batches.push_back(impl_->loaders[i].batch());
+      const auto& loader = impl_->loaders[i];
+      loader.load_state_dict(members.at(impl_->names[i]).to_dict());
+      standing.push_back({{loader.epoch(), loader.batch()}, loader.size()});
     }
-    impl_->position->resume(state.at("epoch").to_int(), batches);
+    impl_->position->resume(state.at("epoch").to_int(), std::move(standing));
     impl_->place_members();
   }
 
@@ -184,6 +200,7 @@ class CombinedLoader {
       for (size_t i = 0; i < loaders.size(); ++i) {
         const auto place = position->standing(i);
         passes[i].reset();
+        if (position->is_whole()) loaders[i].set_epoch(place.epoch);
         loaders[i].seek(place.epoch, place.batch);
       }
     }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
+#include <utility>
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
@@ -27,22 +27,49 @@ CombinedPosition::CombinedPosition(const CombineOptions& options, std::span<cons
     LEVIN_CHECK(std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i), names[i]) ==
                     names.begin() + static_cast<std::ptrdiff_t>(i),
                 "[data] two of the combined loaders have the name \"", names[i], "\"");
+  set_epoch(0);
+}
+
+size_t CombinedPosition::longest() const {
+  return static_cast<size_t>(std::max_element(sizes_.begin(), sizes_.end()) - sizes_.begin());
+}
+
+void CombinedPosition::count_size() {
+  int64_t least = left(0), most = 0, sum = 0;
+  for (size_t i = 0; i < origin_.size(); ++i) {
+    least = std::min(least, left(i));
+    most = std::max(most, left(i));
+    sum += left(i);
+  }
   switch (mode_) {
     case CombineMode::kMinSize:
-      size_ = *std::min_element(sizes_.begin(), sizes_.end());
+      size_ = first_ + least;
       break;
     case CombineMode::kMaxSize:
+      size_ = first_ + most;
+      break;
     case CombineMode::kMaxSizeCycle:
-      size_ = *std::max_element(sizes_.begin(), sizes_.end());
+      size_ = first_ + left(longest());
       break;
     case CombineMode::kSequential:
-      size_ = std::accumulate(sizes_.begin(), sizes_.end(), int64_t{0});
+      size_ = first_ + sum;
       break;
   }
 }
 
-void CombinedPosition::seek(int64_t epoch, int64_t batch) {
+void CombinedPosition::set_epoch(int64_t epoch) {
   epoch_ = epoch;
+  batch_ = first_ = 0;
+  inside_ = false;
+  whole_ = true;
+  origin_.clear();
+  // A member that is cycled uses up several of its epochs in one of ours, so that no order comes twice.
+  for (size_t i = 0; i < sizes_.size(); ++i) origin_.push_back({{epoch * cycles(i), 0}, sizes_[i]});
+  count_size();
+}
+
+void CombinedPosition::seek(int64_t epoch, int64_t batch) {
+  if (epoch != epoch_ || batch < first_) set_epoch(epoch);
   batch_ = batch;
   inside_ = false;
 }
@@ -61,42 +88,48 @@ bool CombinedPosition::next() {
   return true;
 }
 
-void CombinedPosition::resume(int64_t epoch, std::span<const int64_t> member_batches) {
+void CombinedPosition::resume(int64_t epoch, std::vector<Standing> standing) {
   set_epoch(epoch);
+  whole_ = false;
+  origin_ = std::move(standing);
   // All members go through a pass at one pace, and the longest never starts again.
   if (mode_ == CombineMode::kSequential)
-    batch_ = std::accumulate(member_batches.begin(), member_batches.end(), int64_t{0});
+    for (const auto& member : origin_) first_ += member.place.batch;
   else
-    batch_ = member_batches[static_cast<size_t>(std::max_element(sizes_.begin(), sizes_.end()) - sizes_.begin())];
+    first_ = origin_[longest()].place.batch;
+  batch_ = first_;
+  count_size();
 }
 
 int64_t CombinedPosition::offset(size_t member) const {
-  return std::accumulate(sizes_.begin(), sizes_.begin() + static_cast<std::ptrdiff_t>(member), int64_t{0});
+  if (mode_ != CombineMode::kSequential) return 0;
+  int64_t before = 0;
+  for (size_t i = 0; i < member; ++i) before += left(i);
+  return before;
 }
 
 int64_t CombinedPosition::cycles(size_t member) const {
-  return (size_ + sizes_[member] - 1) / sizes_[member];
+  if (mode_ != CombineMode::kMaxSizeCycle || sizes_[member] == 0) return 1;
+  return (sizes_[longest()] + sizes_[member] - 1) / sizes_[member];
 }
 
 std::optional<CombinedPosition::Place> CombinedPosition::giving(size_t member) const {
-  const int64_t size = sizes_[member];
-  int64_t index = batch_ - 1;
-  // A member that is cycled uses up several of its epochs in one of ours, so that no order comes twice.
-  if (mode_ == CombineMode::kMaxSizeCycle && size > 0)
-    return Place{epoch_ * cycles(member) + index / size, index % size};
-  if (mode_ == CombineMode::kSequential) index -= offset(member);
-  if (index < 0 || index >= size) return std::nullopt;
-  return Place{epoch_, index};
+  const auto& place = origin_[member].place;
+  const int64_t index = batch_ - 1 - first_ - offset(member);
+  if (index < 0) return std::nullopt;
+  if (index < left(member)) return Place{place.epoch, place.batch + index};
+  if (mode_ != CombineMode::kMaxSizeCycle || sizes_[member] == 0) return std::nullopt;
+  const int64_t beyond = index - left(member);
+  return Place{place.epoch + 1 + beyond / sizes_[member], beyond % sizes_[member]};
 }
 
 CombinedPosition::Place CombinedPosition::standing(size_t member) const {
-  const int64_t size = sizes_[member];
-  if (mode_ == CombineMode::kMaxSizeCycle && size > 0) {
-    const int64_t first = epoch_ * cycles(member);
-    return batch_ == 0 ? Place{first, 0} : Place{first + (batch_ - 1) / size, (batch_ - 1) % size + 1};
-  }
-  const int64_t before = mode_ == CombineMode::kSequential ? offset(member) : 0;
-  return {epoch_, std::clamp(batch_ - before, int64_t{0}, size)};
+  const auto& [place, size] = origin_[member];
+  const int64_t given = std::max<int64_t>(batch_ - first_ - offset(member), 0);
+  if (given <= left(member)) return {place.epoch, place.batch + given};
+  if (mode_ != CombineMode::kMaxSizeCycle || sizes_[member] == 0) return {place.epoch, size};
+  const int64_t beyond = given - left(member) - 1;
+  return {place.epoch + 1 + beyond / sizes_[member], beyond % sizes_[member] + 1};
 }
 
 const StateDict& checked_members(const StateDict& state, std::string_view mode, std::span<const std::string> names) {

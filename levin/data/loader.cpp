@@ -45,7 +45,13 @@ bool LoaderPosition::next() {
   return true;
 }
 
+void LoaderPosition::set_epoch(int64_t epoch) {
+  sampler_.start = 0;
+  seek(epoch, 0);
+}
+
 void LoaderPosition::seek(int64_t epoch, int64_t batch) {
+  if (epoch != epoch_) sampler_.start = 0;
   epoch_ = epoch;
   batch_ = batch;
   inside_ = false;
@@ -54,7 +60,7 @@ void LoaderPosition::seek(int64_t epoch, int64_t batch) {
 
 StateDict LoaderPosition::state_dict() const {
   return {{"epoch", epoch_},
-          {"samples", batch_ * options_.batch_size * sampler_.world_size},
+          {"samples", sampler_.start + batch_ * options_.batch_size * sampler_.world_size},
           {"dataset_size", dataset_size_},
           {"seed", static_cast<int64_t>(options_.seed)}};
 }
@@ -68,15 +74,29 @@ void LoaderPosition::load_state_dict(const StateDict& state) {
               options_.seed);
   // Samples, not batches: another number of ranks or another batch size resumes at the same place of the epoch.
   const int64_t samples = state.at("samples").to_int(), epoch = state.at("epoch").to_int();
+  LEVIN_CHECK(samples >= 0, "[data] the state is ", samples, " samples into the epoch");
+  set_epoch(epoch);
   // The last batch may be a short one, and some samples may have come twice.
   if (samples >= (options_.sampler.empty() ? dataset_size_ : options_.sampler.count(dataset_size_)))
     return seek(epoch, batches());
+  // Where these batches do not reach the sample, all of them begin that much later.
   const int64_t step = options_.batch_size * sampler_.world_size;
-  LEVIN_CHECK(
-      samples % step == 0, "[data] the state is ", samples, " samples into the epoch, which batches of ",
-      options_.batch_size, " on ", sampler_.world_size,
-      " ranks never reach; resume with a batch size and ranks whose product divides it, or from the end of an epoch");
+  sampler_.start = samples % step;
   seek(epoch, samples / step);
+}
+
+std::optional<SharedOrder> LoaderPosition::shared_order() const {
+  if (sampler_.world_size == 1) return {};
+  const bool random = options_.sampler.empty() ? options_.shuffle : options_.sampler.is_random();
+  SharedOrder shared{.dataset_size = dataset_size_,
+                     .batch_size = options_.batch_size,
+                     .seed = random ? options_.seed : 0,
+                     .rest = static_cast<uint64_t>(random)};
+  // Two samplers of one name may have other weights or indices.
+  if (!options_.sampler.empty())
+    for (const auto index : options_.sampler.order(dataset_size_, options_.seed, epoch_))
+      shared.rest = (shared.rest ^ static_cast<uint64_t>(index)) * 0x9e3779b97f4a7c15;
+  return shared;
 }
 
 }  // namespace levin::detail

@@ -22,7 +22,18 @@ namespace levin {
 
 namespace detail {
 
-/// Where a loader stands. The order of the samples is worked out again, never stored.
+/// What says in which order samples come, over all ranks.
+struct SharedOrder {
+  int64_t dataset_size = 0;
+  int64_t batch_size = 0;
+  /// 0 where it has no effect.
+  uint64_t seed = 0;
+  /// Of what else decides: the sampler, the kind of loader.
+  uint64_t rest = 0;
+};
+
+/// Where a loader stands: one number, of the samples given out in the epoch over all ranks. Any ranks with batches of
+/// any size resume from it; their batches begin there. The order of the samples is worked out again, never stored.
 class LoaderPosition {
  public:
   using Order = std::shared_ptr<const std::vector<int64_t>>;
@@ -40,8 +51,12 @@ class LoaderPosition {
   int64_t epoch() const { return epoch_; }
   int64_t batch() const { return batch_; }
   const SamplerOptions& sampler() const { return sampler_; }
-  void set_epoch(int64_t epoch) { seek(epoch, 0); }
+  /// All of an epoch.
+  void set_epoch(int64_t epoch);
+  /// A batch of an epoch. Those of the epoch under way stay as they are, also where a loaded state lay between two.
   void seek(int64_t epoch, int64_t batch);
+  /// What the ranks of a run must have alike, so that they share each epoch: none where this loader has all of it.
+  std::optional<SharedOrder> shared_order() const;
   /// Changes with every seek: a pass under way is then another one.
   int64_t jumps() const { return jumps_; }
   StateDict state_dict() const;
@@ -251,6 +266,8 @@ class DataLoader {
   int64_t batch() const { return impl_->position->batch(); }
   /// The next pass is this epoch, without its first `batch` batches.
   void seek(int64_t epoch, int64_t batch) const { impl_->position->seek(epoch, batch); }
+  /// What all ranks must have alike; none where this loader is of one rank.
+  std::optional<detail::SharedOrder> shared_order() const { return impl_->position->shared_order(); }
 
   /// A loader of the same data that gives out the part of one rank. Where the samples do not divide by the ranks, some
   /// come twice so that every rank has as many; without `repeat` (for evaluation) the first ranks have one more

@@ -199,7 +199,8 @@ int64_t drawn(int64_t dataset_size, const SamplerOptions& options) {
 }  // namespace
 
 int64_t samples_per_rank(int64_t dataset_size, const SamplerOptions& options) {
-  const int64_t world = options.world_size, samples = drawn(dataset_size, options);
+  const int64_t world = options.world_size;
+  const int64_t samples = std::max<int64_t>(drawn(dataset_size, options) - options.start, 0);
   if (options.drop_last) return samples / world;
   return (samples + world - 1 - (options.repeat ? 0 : options.rank)) / world;
 }
@@ -211,12 +212,17 @@ std::vector<int64_t> sample_order(int64_t dataset_size, const SamplerOptions& op
   auto all = !options.sampler.empty() ? options.sampler.order(dataset_size, options.seed, epoch)
              : options.shuffle        ? shuffled_order(dataset_size, options.seed, epoch)
                                       : in_order(dataset_size);
-  if (options.world_size == 1) return all;
+  LEVIN_CHECK(options.start >= 0 && options.start <= static_cast<int64_t>(all.size()), "[data] an epoch of ",
+              all.size(), " samples has no sample ", options.start);
+  if (options.world_size == 1) {
+    all.erase(all.begin(), all.begin() + options.start);
+    return all;
+  }
   const int64_t count = samples_per_rank(dataset_size, options);
   std::vector<int64_t> mine;
   mine.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i)
-    mine.push_back(all[static_cast<size_t>(i * options.world_size + options.rank) % all.size()]);
+    mine.push_back(all[static_cast<size_t>(options.start + i * options.world_size + options.rank) % all.size()]);
   return mine;
 }
 

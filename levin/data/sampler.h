@@ -65,6 +65,9 @@ struct SamplerOptions {
   bool repeat = true;
   int rank = 0;
   int world_size = 1;
+  /// Samples of the epoch, over all ranks, that are left out at its start: given out before, by other ranks or in
+  /// batches of another size.
+  int64_t start = 0;
   /// In place of `shuffle`.
   Sampler sampler = {};
 };

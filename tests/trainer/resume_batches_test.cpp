@@ -1,6 +1,8 @@
 // A run that resumes inside an epoch with batches of another size, with another number of ranks or with another window
 // of accumulation: no sample is trained twice, none is left out, and the epoch ends once.
 #include <numeric>
+#include <set>
+#include <sstream>
 
 #include "levin/checkpoint/checkpoint.h"
 #include "levin/data/combined.h"
@@ -89,13 +91,28 @@ TEST(ResumeBatches, OfAnotherSizeContinueAtTheSameSample) {
   }
 }
 
-TEST(ResumeBatches, ThatDoNotReachTheSampleAreRefused) {
+TEST(ResumeBatches, ThatDoNotReachTheSampleBeginThere) {
   const Kept kept;
   Remembering before, after;
   Trainer(quiet({SaveAt(kept.path(), 2)}, 1)).fit(before, numbered(24, 4));
-  EXPECT_THAT(
-      error_of([&] { Trainer(quiet({}, 1)).fit(after, numbered(24, 3), {}, {.ckpt_path = kept.path().string()}); }),
-      HasSubstr("8 samples into the epoch, which batches of 3 on 1 ranks never reach; resume with"));
+  Trainer(quiet({}, 2)).fit(after, numbered(24, 3), numbered(2, 2), {.ckpt_path = kept.path().string()});
+  auto rest = count_to(24);
+  rest.erase(rest.begin(), rest.begin() + 8);
+  EXPECT_EQ(after.trained, (std::vector<Ids>{rest, count_to(24)}));
+  EXPECT_EQ(after.validated, (Ids{0, 1}));
+  EXPECT_NEAR(after.rates.lr(), 1e-3, 1e-12);
+}
+
+// 5 samples are left: one batch of 8 less than an epoch of these has.
+TEST(ResumeBatches, ThatAreFewerThanOfAWholeEpochEndIt) {
+  const Kept kept;
+  Remembering before, after;
+  Trainer(quiet({SaveAt(kept.path(), 4)}, 1)).fit(before, numbered(17, 3));
+  Trainer trainer(quiet({}, 2));
+  trainer.fit(after, numbered(17, 8), numbered(2, 2), {.ckpt_path = kept.path().string()});
+  EXPECT_EQ(after.trained, (std::vector<Ids>{{12, 13, 14, 15, 16}, count_to(17)}));
+  EXPECT_EQ(after.validated, (Ids{0, 1}));
+  EXPECT_NEAR(after.rates.lr(), 1e-3, 1e-12);
 }
 
 TEST(ResumeBatches, AfterTheLastOneTheEpochIsOver) {
@@ -145,10 +162,11 @@ TEST(ResumeBatches, WhereNoneIsLeftTheEpochEnds) {
 
 /// Samples of which nobody knows how many come.
 struct Numbers {
+  int64_t count = 10;
   int64_t at = 0;
   void start(int64_t) { at = 0; }
   std::optional<Batch> next() {
-    if (at == 10) return {};
+    if (at == count) return {};
     return Batch{{"x", at::ones({32})}, {"id", torch::tensor(at++)}};
   }
 };
@@ -195,6 +213,47 @@ TEST(ResumeBatches, OfMoreRanksContinueAtTheSameSample) {
   ASSERT_EQ(testing::launch_probe("resume_on_ranks", 2, {kept.folder.path().string(), kept.path().string()}), 0);
   EXPECT_EQ(testing::read_answers(kept.folder.path(), 2),
             (std::vector<std::string>{"8,10,12,14,16,18,20,22 2 1", "9,11,13,15,17,19,21,23 2 1"}));
+}
+
+LEVIN_PROBE(train_on_ranks) {
+  const fs::path folder = arguments.at(0), kept = arguments.at(1);
+  const bool resumes = arguments.at(3) == "resume";
+  auto options = quiet({}, 1);
+  if (!resumes) options.callbacks = {SaveAt(kept, 3)};
+  options.max_steps = resumes ? -1 : 3;
+  options.strategy = "ddp";
+  options.devices = std::stoi(arguments.at(2));
+  Remembering net;
+  const auto ckpt_path = resumes ? kept.string() : std::string();
+  if (arguments.at(4) == "stream")
+    Trainer(options).fit(net, make_loader(Numbers{.count = 40}, {.batch_size = 2}), {}, {.ckpt_path = ckpt_path});
+  else
+    Trainer(options).fit(net, numbered(40, 2), {}, {.ckpt_path = ckpt_path});
+  testing::write_answer(folder, fmt::format("{}", fmt::join(net.trained.at(0), " ")));
+}
+
+TEST(ResumeBatches, OfAnyRanksContinueAtTheSameSample) {
+  for (const char* data : {"dataset", "stream"})
+    for (const auto& [first, then] : {std::pair(3, 2), std::pair(3, 4), std::pair(1, 4)}) {
+      const Kept kept;
+      const auto run = [&](int ranks, const char* what) {
+        const std::vector<std::string> arguments{kept.folder.path().string(), kept.path().string(),
+                                                 std::to_string(ranks), what, data};
+        EXPECT_EQ(testing::launch_probe("train_on_ranks", ranks, arguments), 0) << data << first << then;
+        std::multiset<int64_t> ids;
+        for (const auto& answer : testing::read_answers(kept.folder.path(), ranks)) {
+          std::istringstream text(answer);
+          for (int64_t id = 0; text >> id;) ids.insert(id);
+        }
+        return ids;
+      };
+      auto seen = run(first, "begin");
+      EXPECT_EQ(seen.size(), static_cast<size_t>(6 * first));
+      seen.merge(run(then, "resume"));
+      for (int64_t id = 0; id < 40; ++id) EXPECT_GE(seen.count(id), 1U) << data << first << then << " " << id;
+      // The last step is filled up, as at the end of every epoch.
+      EXPECT_LT(seen.size(), static_cast<size_t>(40 + then)) << data << first << then;
+    }
 }
 
 // The window is as large as asked for from where the run resumes, and comes again as a whole when it fails.

@@ -77,13 +77,21 @@ void after_batch(Run& run) {
   step_schedulers(run, "step", /*plateau=*/true, run.state.progress.batch);
 }
 
+/// Batches of the epoch under way. One that resumes between two batches of these ranks may have one less.
+std::optional<int64_t> batches_of_epoch(const Run& run) {
+  auto batches = run.data.train.batches.front();
+  const auto size = run.data.train.loaders.front()->size();
+  if (batches && size) batches = std::min(*batches, *size);
+  return batches;
+}
+
 /// The batches of an epoch. Returns when the epoch is over, or the run.
 void run_batches(Run& run) {
   auto& module = *run.model.module;
   auto& source = *run.data.train.loaders.front();
   auto& state = run.state;
   auto& progress = state.progress;
-  const auto batches = run.data.train.batches.front();
+  const auto batches = batches_of_epoch(run);
   StepOutput output;
 
   // Where the last batch was done already the epoch is over, also for a loader that does not know its size.
