@@ -57,6 +57,8 @@ class BatchSource {
   virtual bool shuffles() const { return false; }
   virtual std::shared_ptr<BatchSource> with_batch_size(int64_t /*batch_size*/) const { return nullptr; }
   virtual std::optional<int64_t> batch_size() const { return {}; }
+  /// What says in which order samples come on all ranks; none where each has its own.
+  virtual std::optional<SharedOrder> shared_order() const { return {}; }
   /// Batches of the pass that were given out, as state_dict has it; nothing when this source does not say.
   virtual std::optional<int64_t> batch() const { return {}; }
 
@@ -178,6 +180,12 @@ class SourceOf final : public BatchSource {
   std::optional<int64_t> batch_size() const override {
     if constexpr (requires { loader_.batch_size(); })
       return loader_.batch_size();
+    else
+      return {};
+  }
+  std::optional<SharedOrder> shared_order() const override {
+    if constexpr (requires { loader_.shared_order(); })
+      return loader_.shared_order();
     else
       return {};
   }

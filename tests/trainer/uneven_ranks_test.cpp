@@ -44,11 +44,12 @@ struct Stream {
 };
 
 template <class L>
-void fit_and_answer(const std::filesystem::path& folder, L loader, std::vector<CallbackRef> callbacks = {}) {
+void fit_and_answer(const std::filesystem::path& folder, L loader, std::vector<CallbackRef> callbacks = {},
+                    bool distributed = false) {
   auto options = quiet(std::move(callbacks), 2, folder);
   options.strategy = "ddp";
   options.devices = 2;
-  options.use_distributed_sampler = false;
+  options.use_distributed_sampler = distributed;
   std::string error = "no error";
   Small net;
   Trainer trainer(options);
@@ -67,6 +68,44 @@ LEVIN_PROBE(uneven_lengths) {
 TEST(UnevenRanks, LengthsThatAreKnownAreCompared) {
   for (const auto& error : errors_of_ranks("uneven_lengths"))
     EXPECT_THAT(error, HasSubstr("rank 1's train_dataloader has 3 batches, rank 0's has 5"));
+}
+
+/// Ten samples in two batches a rank, whatever is asked for.
+auto shared(int64_t size, LoaderOptions options) {
+  options.batch_size = 3;
+  return make_loader(TensorDataset({{"x", at::ones({size, 4})}}), options);
+}
+void fit_shared(const std::string& folder, const DataLoader<Batch>& loader) {
+  fit_and_answer(folder, loader, {}, /*distributed=*/true);
+}
+
+LEVIN_PROBE(other_seed) {
+  fit_shared(arguments.at(0), shared(10, {.shuffle = true, .seed = own_rank() == 0 ? 7u : 8u}));
+}
+LEVIN_PROBE(other_size) {
+  fit_shared(arguments.at(0), shared(own_rank() == 0 ? 10 : 9, {}));
+}
+LEVIN_PROBE(other_shuffle) {
+  fit_shared(arguments.at(0), shared(10, {.shuffle = own_rank() == 0}));
+}
+LEVIN_PROBE(other_weights) {
+  std::vector<double> weights(10, 1.0);
+  weights[0] = own_rank() == 0 ? 1.0 : 100.0;
+  fit_shared(arguments.at(0), shared(10, {.sampler = Sampler::weighted(weights, 10)}));
+}
+LEVIN_PROBE(same_order) {
+  // A seed without a use may differ.
+  fit_shared(arguments.at(0), shared(10, {.seed = own_rank() == 0 ? 7u : 8u}));
+}
+
+TEST(UnevenRanks, OrdersOfSamplesAreCompared) {
+  for (const auto& [probe, words] :
+       {std::pair("other_seed", "rank 1's train_dataloader has seed 8, rank 0's has 7; the"),
+        std::pair("other_size", "has a dataset of size 9, rank 0's has 10"),
+        std::pair("other_shuffle", "train_dataloader has "),
+        std::pair("other_weights", "has another order of its samples than rank 0's"),
+        std::pair("same_order", "no error")})
+    for (const auto& error : errors_of_ranks(probe)) EXPECT_THAT(error, HasSubstr(words)) << probe;
 }
 
 LEVIN_PROBE(uneven_streams) {

@@ -11,9 +11,9 @@ struct StageData;
 
 // What keeps the ranks of a run at the same batch. All of it does nothing with one process.
 
-/// Loaders that know how many batches they have must have the same number on every rank: an Error on all of them that
-/// names loaders, ranks and batches. Every rank must call.
-void check_lengths(Run& run, std::string_view operation, const StageData& data);
+/// Loaders that know how many batches they have must have the same number on every rank, and those that the ranks share
+/// one order of the samples: an Error on all of them that names loaders, ranks and what differs. Every rank must call.
+void check_lengths(Run& run, std::string_view operation, StageData& data);
 
 /// For lines about ranks that wait for this one.
 void note_batch(Run& run, std::string_view loader, int64_t batch, std::optional<int64_t> batches);

@@ -82,6 +82,7 @@ void count_batches(StageData& data, const TrainerPlan& plan, const Limit& limit)
     }
   }
   data.ready = true;
+  data.orders_compared = false;
 }
 
 /// The loaders of the data module, or the module's.

@@ -28,6 +28,8 @@ struct StageData {
   /// Batches that every rank has; 0 when that is not known.
   std::vector<int64_t> common = {};
   bool ready = false;
+  /// The ranks were compared: they share one order of the samples.
+  bool orders_compared = false;
 
   /// "train_dataloader"; "val_dataloader 1" where there are several.
   std::string name_of(size_t index) const;
