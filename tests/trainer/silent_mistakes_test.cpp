@@ -1,5 +1,6 @@
 // What used to pass without a word: a log outside of a run, a loss that is not finite, steps without a loss.
 #include <limits>
+#include <thread>
 
 #include "levin/testing/capture.h"
 #include "tests/trainer/callbacks/tuning_net.h"
@@ -115,6 +116,32 @@ TEST(SilentMistakes, ManualOptimizationReturnsWhatItLikes) {
   EXPECT_EQ(
       count_of(testing::captured_stderr([&] { Trainer(quiet({}, 1)).fit(net, loader(16, 4)); }), "returned no loss"),
       0u);
+}
+
+/// Runs another fit in the middle of its own, in another thread or in this one.
+struct Nests : Net {
+  StepOutput training_step(const Batch& batch, const StepInfo& at) override {
+    const auto other = [] {
+      Net net;
+      Trainer(quiet({}, 1)).fit(net, loader(4, 4));
+    };
+    if (at.batch_idx == 0 && in_thread) std::thread(other).join();
+    if (at.batch_idx == 0 && !in_thread) other();
+    return Net::training_step(batch, at);
+  }
+  bool in_thread = false;
+};
+
+TEST(SilentMistakes, TwoFitsAtOnceInOneProcessAreSaid) {
+  for (const bool in_thread : {true, false}) {
+    Nests net;
+    net.in_thread = in_thread;
+    const auto text = testing::captured_stderr([&] { Trainer(quiet({}, 1)).fit(net, loader(8, 4)); });
+    EXPECT_EQ(count_of(text, "another fit is under way in this process"), in_thread ? 1u : 0u) << text;
+  }
+  Net net;
+  EXPECT_EQ(count_of(testing::captured_stderr([&] { Trainer(quiet({}, 1)).fit(net, loader(8, 4)); }), "another fit"),
+            0u);
 }
 
 }  // namespace

@@ -1,4 +1,8 @@
 // fit, validate, test and predict from the first hook to the last.
+#include <algorithm>
+#include <mutex>
+#include <thread>
+
 #include <fmt/format.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -102,9 +106,44 @@ void Run::rewind_batch() {
   if (!data.train.loaders.empty()) data.train.loaders.front()->seek(state.progress.epoch, state.progress.batch);
 }
 
+namespace {
+
+/// A fit under way in this process. Two of them at once, in two threads, draw from one generator.
+class FitOfProcess {
+ public:
+  FitOfProcess() {
+    const std::lock_guard lock(mutex());
+    auto& all = threads();
+    if (std::ranges::any_of(all, [](const auto thread) { return thread != std::this_thread::get_id(); }))
+      log_warning(
+          "[trainer] another fit is under way in this process: both draw random numbers (dropout, noise) from torch's "
+          "one default generator, so neither has the results that it has alone; give each run a process of its own");
+    all.push_back(std::this_thread::get_id());
+  }
+  ~FitOfProcess() {
+    const std::lock_guard lock(mutex());
+    threads().erase(std::ranges::find(threads(), std::this_thread::get_id()));
+  }
+  FitOfProcess(const FitOfProcess&) = delete;
+  FitOfProcess& operator=(const FitOfProcess&) = delete;
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static std::vector<std::thread::id>& threads() {
+    static std::vector<std::thread::id> all;
+    return all;
+  }
+};
+
+}  // namespace
+
 void Run::fit(TrainModuleBase& module, DataModuleBase* data_module, AnyLoaders train, AnyLoaders val,
               const FitOptions& options) {
   LEVIN_CHECK(state.stage == Stage::kIdle, "[trainer.fit] this trainer is at work already");
+  const FitOfProcess fit_of_process;
   launch(nullptr);  // before the run: hooks need the ranks
   try {
     state = {.stage = Stage::kTrain, .fitting = true};
