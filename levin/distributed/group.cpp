@@ -132,9 +132,9 @@ ProcessCollective::ProcessCollective(c10::intrusive_ptr<c10d::Store> store, std:
   // Of a connection of its own: what waits in the store for others must not keep this rank from saying that it lives.
   if (!watch_) watch_ = std::make_shared<detail::RankWatch>(store_->clone(), rank_, size(), route_.watch);
   FailureExchange::Hooks hooks;
-  hooks.doing = [watch = std::weak_ptr(watch_)](int rank) {
+  hooks.doing = [watch = std::weak_ptr(watch_)](int other) {
     const auto alive = watch.lock();
-    return alive ? alive->describe(rank) : std::string();
+    return alive ? alive->describe(other) : std::string();
   };
   hooks.abort = [control = control_, gloo = gloo_, nccl = nccl_, before = route_.before_abort] {
     if (*before) (*before)();
