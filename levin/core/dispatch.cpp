@@ -66,12 +66,6 @@ class TakenOperator final : public c10::OperatorKernel {
   std::atomic<size_t> count_ = 0;
 };
 
-/// What becomes of the operators that nobody has taken; under dispatch_mutex.
-std::map<c10::DispatchKey, torch::Library>& fallbacks() {
-  static auto& all = *new std::map<c10::DispatchKey, torch::Library>();
-  return all;
-}
-
 }  // namespace
 
 void pass_on(c10::DispatchKey key, const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -81,17 +75,11 @@ void pass_on(c10::DispatchKey key, const c10::OperatorHandle& op, c10::DispatchK
 }
 
 void let_others_pass(c10::DispatchKey key) {
+  static std::vector<c10::DispatchKey> done;
   const std::lock_guard lock(dispatch_mutex());
-  const auto [place, added] = fallbacks().try_emplace(key, torch::Library::IMPL, "_", key, __FILE__, __LINE__);
-  if (added) place->second.fallback(torch::CppFunction::makeFallthrough());
-}
-
-void take_all_others(c10::DispatchKey key, const c10::BoxedKernel& kernel) {
-  const std::lock_guard lock(dispatch_mutex());
-  fallbacks().erase(key);  // a key has one fallback
-  fallbacks()
-      .try_emplace(key, torch::Library::IMPL, "_", key, __FILE__, __LINE__)
-      .first->second.fallback(torch::CppFunction::makeFromBoxedKernel(kernel));
+  if (std::find(done.begin(), done.end(), key) != done.end()) return;
+  kept_library("_", key).fallback(torch::CppFunction::makeFallthrough());
+  done.push_back(key);
 }
 
 void take_operators(c10::DispatchKey key, const std::function<bool(const c10::OperatorHandle&)>& chosen,

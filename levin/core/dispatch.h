@@ -27,9 +27,6 @@ inline constexpr auto kBelowAutogradKey = c10::DispatchKey::Fake;
 /// What nobody has taken passes the key. Whoever registers a kernel calls it before.
 void let_others_pass(c10::DispatchKey key);
 
-/// Takes what nobody has taken, of every namespace, from now on. Once in a process for a key.
-void take_all_others(c10::DispatchKey key, const c10::BoxedKernel& kernel);
-
 /// Takes the operators of "aten" for which `chosen` is true, overload by overload. Where another has taken one already,
 /// its kernel is called first; each calls pass_on in the end.
 void take_operators(c10::DispatchKey key, const std::function<bool(const c10::OperatorHandle&)>& chosen,
