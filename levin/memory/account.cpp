@@ -110,6 +110,15 @@ class Account {
     return param.trained ? rounded(param.numel * (layout_.casts_parameters ? figures_.computed : figures_.kept)) : 0;
   }
 
+  /// Full gradients of micro-batches are added, and reduced in the last one.
+  bool sums_full() const {
+    const bool staged = layout_.pipeline && layout_.pipeline->ranks > 1;
+    return (question_.accumulate > 1 || staged) && figures_.ranks * figures_.replicas > 1;
+  }
+  int64_t accumulated_gradient(const StepTrace::Param& param) const {
+    return rounded(param.numel * figures_.accumulated);
+  }
+
   /// Parameters and gradients that every rank has in full.
   void count_full() {
     for (const auto& param : trace_.params) {
@@ -169,6 +178,8 @@ class Account {
       // Pages that are copied to the device are pinned, and in the dtype of the computation.
       if (figures_.offload && figures_.kept != figures_.computed) estimate_.host += group.shard * figures_.computed;
     }
+    if (figures_.offload && !figures_.keeps_full && !layout_.parameters_on_host)  // as they are gathered
+      for (const auto& group : groups_) estimate_.parameters += rounded(group.shard * figures_.computed);
     host_state_ = estimate_.host;
     // Pinned memory of gradients is kept, also where they are used up at once.
     if (figures_.updates_in_place) return;
@@ -177,7 +188,8 @@ class Account {
         put(estimate_.gradients, rounded_on_device(group.grad * figures_.gradient), figures_.offload);
     if (!layout_.reduces_at_end || figures_.offload) return;
     estimate_.gradients = 0;
-    for (const auto& param : trace_.params) estimate_.gradients += full_gradient(param);
+    for (const auto& param : trace_.params)
+      estimate_.gradients += sums_full() && param.trained ? accumulated_gradient(param) : full_gradient(param);
   }
 
   // ---- what is allocated and freed
@@ -222,7 +234,7 @@ class Account {
     const auto param = static_cast<size_t>(owner.of);
     if (sharded_ && bytes < 0) return;  // when it was reduced
     if (sharded_)
-      simulation_->add_gradient(group_of_[param], bytes);
+      simulation_->add_gradient(group_of_[param], sums_full() ? accumulated_gradient(trace_.params[param]) : bytes);
     else if (bucketed(trace_.params[param]))
       arriving_ = bytes > 0 ? bytes : 0;  // copied into its bucket when the next one comes
     else if (layout_.optimizer_in_backward && question_.accumulate == 1)

@@ -1,5 +1,6 @@
 #include "levin/memory/groups.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
@@ -163,6 +164,13 @@ void MeteredGroup::keep_reduced() {
     ledger_.host_incoming += bytes;
   else if (!std::exchange(has_room_, true))
     ledger_.host_rooms += bytes;
+}
+
+void MeteredGroup::keep_sum() {
+  const auto& figures = ledger_.figures;
+  has_reduced_ = true;
+  const auto bytes = figures.bytes(sizes_.grad, std::max(figures.gradient, figures.accumulated));
+  (figures.offload ? ledger_.host_gradients : ledger_.gradients) += bytes;
 }
 
 void MeteredGroup::compare() {

@@ -23,8 +23,9 @@ struct GroupFigures {
   bool updates_in_place = false;
   /// Collectives are Gloo's.
   bool gloo = false;
-  /// Bytes of an element: of the shard, gathered, while it is reduced, and of a gradient that is kept.
-  int64_t kept = 4, computed = 4, reduced = 4, gradient = 4;
+  /// Bytes of an element: of the shard, gathered, while it is reduced, of a gradient that is kept, and of those of
+  /// micro-batches as they are added.
+  int64_t kept = 4, computed = 4, reduced = 4, gradient = 4, accumulated = 4;
   Rounding rounding = Rounding::kNone;
 
   /// One rank, on its device, in its dtype: nothing has to be done.
@@ -93,6 +94,8 @@ class MeteredGroup final : public ScheduledGroup {
   bool whole() const;
   /// A reduced gradient is allocated, or added to what is there: that of a micro-batch before.
   void keep_reduced();
+  /// The sum of those of micro-batches before is there.
+  void keep_sum();
   /// Full parameters that stay are compared with the shards: a forward begins, and nobody has said that they changed.
   void compare();
 

@@ -31,7 +31,7 @@ ShardingSimulation::ShardingSimulation(const StateLayout& layout, const GroupFig
   // Micro-batches that only accumulate change no parameter.
   for (const auto& group : groups_) group->begin_step(/*stale=*/accumulate == 1 || alone);
   if (accumulate == 1 || !alone) return;
-  for (const auto& group : groups_) group->keep_reduced();
+  for (const auto& group : groups_) group->keep_sum();
 }
 
 void ShardingSimulation::follow(const StepTrace::Mark& mark) {

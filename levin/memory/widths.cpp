@@ -11,15 +11,16 @@ namespace detail {
 StateWidths state_widths(const StateLayout& layout, const PrecisionPlan& precision) {
   const auto width = [](c10::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); };
   const auto asked = width(precision.params.value_or(at::kFloat));
-  if (!layout.casts_parameters) return {asked, asked, asked, asked, asked};
+  if (!layout.casts_parameters) return {asked, asked, asked, asked, asked, asked};
   const auto kept = layout.keeps_float ? std::max<int64_t>(4, asked) : asked;
   const auto dtype = computed_dtype(layout, precision);
   const auto computed = dtype ? width(*dtype) : kept;
-  const auto reduced = layout.reduce_dtype ? width(*layout.reduce_dtype) : computed;
+  const auto reduced = layout.reduce_dtype ? width(*layout.reduce_dtype) : kept;
+  const auto accumulated = layout.accumulate_dtype ? width(*layout.accumulate_dtype) : kept;
   // A loss scaler unscales float16 in place, in the dtype of the shards.
   const bool narrow = layout.narrow_gradients || layout.gradients_on_host;
   const auto gradient = narrow && dtype != at::kHalf ? computed : kept;
-  return {kept, computed, reduced, gradient, kept};
+  return {kept, computed, reduced, gradient, accumulated, kept};
 }
 
 std::optional<c10::ScalarType> computed_dtype(const StateLayout& layout, const PrecisionPlan& precision) {
@@ -40,6 +41,7 @@ GroupFigures group_figures(const StateLayout& layout, const PrecisionPlan& preci
           .computed = widths.computed,
           .reduced = widths.reduced,
           .gradient = widths.gradient,
+          .accumulated = widths.accumulated,
           .rounding = device == c10::kCUDA ? Rounding::kCuda : Rounding::kNone};
 }
 

@@ -13,9 +13,9 @@
 namespace levin::detail {
 
 /// Bytes of an element: of a parameter as it is kept and computed with, of a gradient while it is reduced and as it is
-/// kept, and of what the optimizer keeps.
+/// kept, of the sum of those of micro-batches before it is reduced, and of what the optimizer keeps.
 struct StateWidths {
-  int64_t kept, computed, reduced, gradient, optimizer;
+  int64_t kept, computed, reduced, gradient, accumulated, optimizer;
 };
 StateWidths state_widths(const StateLayout& layout, const PrecisionPlan& precision);
 /// Of parameters while they are computed with; none: as they are made.

@@ -91,7 +91,7 @@ std::unique_ptr<ModuleSync> ExpertStrategy::setup_module(torch::nn::Module& modu
               "\" is not possible with this strategy; use \"bf16-mixed\"");
   if (group().size() > 1) {
     const auto parameters = detail::unique_parameters(module);
-    detail::check_same_states(*group_, "parameter", parameters);
+    detail::check_same_states(name(), *group_, "parameter", parameters);
     detail::broadcast_states(*group_, parameters);
   }
   auto split = split_experts(module, {.size = mesh_->size("expert")}, mesh_->shared_group("expert"), group_);

@@ -42,7 +42,7 @@ ShardingPlan plan_of(const FsdpOptions& options) {
   }
   plan.mixed = options.mixed_precision;
   plan.offload = options.cpu_offload;
-  plan.pin_memory = options.pin_memory;
+  plan.pin_memory = plan.pin_gradients = options.pin_memory;
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.checkpoints_on_host = options.activation_cpu_offload;
   plan.optimizer_in_backward = options.optimizer_in_backward;

@@ -81,9 +81,11 @@ ShardingPlan plan_of(const GeminiOptions& options) {
   plan.name = "colossalai";
   plan.units = options.auto_wrap_policy;
   plan.mixed.param_dtype = options.param_dtype;
+  plan.mixed.reduce_dtype = options.reduce_dtype;
+  plan.mixed.accumulate_dtype = options.accumulate_dtype;
   plan.offload = policy == PlacementPolicy::kAuto || policy == PlacementPolicy::kCpu ||
                  std::max(options.offload_param_frac, options.offload_optim_frac) > 0;
-  plan.pin_memory = options.pin_memory;
+  plan.pin_memory = plan.pin_gradients = options.pin_memory;
   plan.checkpointing = options.activation_checkpointing_policy;
   plan.optimizer_in_backward = options.optimizer_in_backward;
   plan.sync_batchnorm = options.sync_batchnorm;

@@ -57,7 +57,7 @@ struct StateLayout {
   bool gradient_buckets = false;
   /// Where parameters are not sharded (ZeRO 1 and 2): the next group is gathered while one computes.
   bool gathers_ahead = true;
-  /// Gradients are kept in the dtype of the computation, but for float16 (ZeRO 1 and 2).
+  /// Gradients of one backward are kept in the dtype of the computation, but for float16 (ZeRO 1 and 2).
   bool narrow_gradients = false;
   /// Copies of the sharded state: each rank has as much as it would with `ranks` in all (hybrid).
   int replicas = 1;
@@ -72,9 +72,11 @@ struct StateLayout {
   bool updates_in_place = false;
   /// Shards are kept in float32 whatever the precision (Gemini).
   bool keeps_float = false;
-  /// Of gathered parameters, and in which gradients are reduced; none: as the precision says.
+  /// Of gathered parameters; none: as the precision says.
   std::optional<c10::ScalarType> param_dtype = {};
+  /// In which gradients are reduced, and in which those of micro-batches are added; none: the dtype of the shards.
   std::optional<c10::ScalarType> reduce_dtype = {};
+  std::optional<c10::ScalarType> accumulate_dtype = {};
   /// As in MemoryQuestion, which takes precedence.
   std::optional<UnitPolicy> units = {};
   std::optional<UnitPolicy> checkpointing = {};

@@ -247,8 +247,8 @@ std::unique_ptr<ModuleSync> ModelParallelStrategy::setup_stages(torch::nn::Modul
 /// Rank 0's values on every rank, of a module that is not split.
 void ModelParallelStrategy::take_values(torch::nn::Module& module) {
   const auto params = detail::unique_parameters(module), buffers = detail::unique_buffers(module);
-  detail::check_same_states(*group_, "parameter", params);
-  detail::check_same_states(*group_, "buffer", buffers);
+  detail::check_same_states(name(), *group_, "parameter", params);
+  detail::check_same_states(name(), *group_, "buffer", buffers);
   for (const auto* states : {&params, &buffers})
     for (const auto& state : *states) {
       if (is_deferred(state.tensor)) materialize(std::span<const Tensor>(&state.tensor, 1));
@@ -267,7 +267,7 @@ void ModelParallelStrategy::spread_experts(torch::nn::Module& module) {
   std::function<void(const Tensor&)> take;
   // Where layers are split or cut into stages every rank has rank 0's values already.
   if (mesh_->size("tp") * mesh_->size("pp") == 1) {
-    detail::check_same_states(*group_, "parameter", detail::unique_parameters(module));
+    detail::check_same_states(name(), *group_, "parameter", detail::unique_parameters(module));
     take = [this](const Tensor& parameter) { take_value(parameter); };
   }
   expert_splits_.push_back(split_experts(module, {.size = mesh_->size("ep")}, mesh_->shared_group("ep"),
@@ -288,11 +288,11 @@ bool ModelParallelStrategy::is_first_holder(const Tensor& parameter) const {
 void ModelParallelStrategy::split(torch::nn::Module& module) {
   LEVIN_CHECK(!precision_.fp8, "[", name(), "] precision \"", precision_.name,
               "\" is not possible where layers are split over ranks; use \"bf16-mixed\"");
-  detail::check_same_states(*group_, "parameter", detail::unique_parameters(module));
+  detail::check_same_states(name(), *group_, "parameter", detail::unique_parameters(module));
   for (auto& buffer : module.buffers())
     if (is_deferred(buffer)) materialize(std::span<const Tensor>(&buffer, 1));
   const auto buffers = detail::unique_buffers(module);
-  detail::check_same_states(*group_, "buffer", buffers);
+  detail::check_same_states(name(), *group_, "buffer", buffers);
   detail::broadcast_states(*group_, buffers);
   const auto ranks = mesh_->shared_group("tp");
   const TensorParallelOptions options{ranks->size(), options_.sequence_parallel, options_.plan};

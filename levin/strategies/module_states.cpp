@@ -46,7 +46,8 @@ std::vector<NamedState> changing_buffers(const torch::nn::Module& module) {
   return buffers;
 }
 
-void check_same_states(Collective& group, std::string_view kind, std::span<const NamedState> states) {
+void check_same_states(std::string_view strategy, Collective& group, std::string_view kind,
+                       std::span<const NamedState> states) {
   if (!group.process_group()) return;
   std::string text;
   for (const auto& state : states)
@@ -62,11 +63,11 @@ void check_same_states(Collective& group, std::string_view kind, std::span<const
   for (size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const auto other = lines_of(all[rank]);
-    LEVIN_CHECK(first.size() == other.size(), "[ddp] the ranks have different models: ", first.size(), " ", kind,
-                "s on rank 0, ", other.size(), " on rank ", rank);
+    LEVIN_CHECK(first.size() == other.size(), "[", strategy, "] the ranks have different models: ", first.size(), " ",
+                kind, "s on rank 0, ", other.size(), " on rank ", rank);
     const auto at = static_cast<size_t>(std::mismatch(first.begin(), first.end(), other.begin()).first - first.begin());
-    throw Error(fmt::format("[ddp] the ranks have different models: {} {} is {} on rank 0, {} on rank {}", kind, at,
-                            first[at], other[at], rank));
+    throw Error(fmt::format("[{}] the ranks have different models: {} {} is {} on rank 0, {} on rank {}", strategy,
+                            kind, at, first[at], other[at], rank));
   }
 }
 

@@ -27,8 +27,9 @@ std::vector<NamedState> unique_buffers(const torch::nn::Module& module);
 std::vector<NamedState> changing_buffers(const torch::nn::Module& module);
 
 /// Throws, on every rank and with the same line, when the states of the ranks differ in number, name, shape or dtype.
-/// `kind` is "parameter" or "buffer".
-void check_same_states(Collective& group, std::string_view kind, std::span<const NamedState> states);
+/// `strategy` stands in the line; `kind` is "parameter" or "buffer".
+void check_same_states(std::string_view strategy, Collective& group, std::string_view kind,
+                       std::span<const NamedState> states);
 
 /// Broadcasts rank `src`'s values.
 void broadcast_states(Collective& group, std::span<const NamedState> states, int src = 0);

@@ -46,19 +46,18 @@ struct DdpOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-/// In what dtypes a sharded module computes. What is left open follows the run's precision: "bf16-mixed" gathers and
-/// reduces in bfloat16 and keeps float32 shards, "bf16-true" has everything in bfloat16.
+/// In what dtypes a sharded module computes. What is left open follows the run's precision: "bf16-mixed" gathers in
+/// bfloat16, keeps float32 shards, and reduces and adds gradients in float32; "bf16-true" has everything in bfloat16.
 struct MixedPrecision {
-  /// Of gathered parameters: forward and backward compute in it.
+  /// Of gathered parameters: forward and backward compute in it. Inputs are cast as the run's precision says.
   std::optional<c10::ScalarType> param_dtype = {};
-  /// In which gradients travel and are summed.
+  /// In which gradients travel and are summed over the ranks; none: the dtype of the shards. Two bytes send half as
+  /// much.
   std::optional<c10::ScalarType> reduce_dtype = {};
-  /// Floating outputs of the module are cast to it.
-  std::optional<c10::ScalarType> output_dtype = {};
+  /// In which gradients of micro-batches are added, from the second on; none: the dtype of the shards.
+  std::optional<c10::ScalarType> accumulate_dtype = {};
   /// Of floating buffers.
   std::optional<c10::ScalarType> buffer_dtype = {};
-  /// Floating inputs of the module are cast to param_dtype.
-  bool cast_forward_inputs = true;
 };
 
 /// Strategy "fsdp": parameters, gradients and optimizer states are sharded over the ranks; a unit has its full
@@ -110,26 +109,30 @@ struct ZeroOffload {
   std::string device = "none";
   /// Folder for "nvme".
   std::string nvme_path = {};
+  /// Host memory of it is pinned: copies overlap with the computation. Of parameters what is sent to the device, of the
+  /// optimizer what comes from there, gradients; and what is sent where only the optimizer is offloaded.
   bool pin_memory = true;
-  /// Buffers between disk, host and device.
-  int buffer_count = 4;
 };
 
 /// Strategies "deepspeed_stage_1", "_2", "_3" (and "_offload"), with DeepSpeed's words and defaults.
 struct ZeroOptions {
   /// What is sharded over the ranks. 1: optimizer states, 2: and gradients, 3: and parameters.
   int stage = 2;
+  /// The optimizer's state, the parameters that it steps, and their gradients. The device keeps the parameters that it
+  /// computes with (of stage 3: their shards).
   ZeroOffload offload_optimizer = {};
-  /// Stage 3 only.
+  /// Those, too. Stage 3 only, with offload_optimizer.
   ZeroOffload offload_param = {};
   /// At most N elements in one reduce-scatter, and in one all-gather of parameters (stages 1 and 2): a larger unit is
   /// sent in several groups. A single parameter is never split.
   int64_t reduce_bucket_size = 500'000'000;
   int64_t allgather_bucket_size = 500'000'000;
+  /// In which gradients travel and are summed over the ranks, and in which those of micro-batches are added, from the
+  /// second on; none: the dtype of the shards (float32 in mixed precision).
+  std::optional<c10::ScalarType> communication_data_type = {};
+  std::optional<c10::ScalarType> grad_accum_dtype = {};
   /// Communication overlaps with the computation.
   bool overlap_comm = true;
-  /// Copy gradients into one buffer as they come (the reduction needs it; always so here).
-  bool contiguous_gradients = true;
   /// Stage 3: N elements that are gathered ahead (one unit at least; 0: none); parameters of fewer elements than the
   /// threshold stay unsharded in a step; at most N elements are gathered at once.
   int64_t stage3_prefetch_bucket_size = 50'000'000;
@@ -180,6 +183,9 @@ struct GeminiOptions {
   bool pin_memory = true;
   /// float32, bfloat16 or float16: the dtype of parameters on the device; none: as the run's precision says.
   std::optional<c10::ScalarType> param_dtype = {};
+  /// As in MixedPrecision.
+  std::optional<c10::ScalarType> reduce_dtype = {};
+  std::optional<c10::ScalarType> accumulate_dtype = {};
   std::optional<UnitPolicy> auto_wrap_policy = {};
   std::optional<UnitPolicy> activation_checkpointing_policy = {};
   /// As in FsdpOptions.

@@ -135,8 +135,8 @@ std::unique_ptr<ModuleSync> PipelineStrategy::setup_module(torch::nn::Module& mo
   if (group().size() > 1) {
     const auto parameters = detail::unique_parameters(module);
     const auto buffers = detail::unique_buffers(module);
-    detail::check_same_states(*group_, "parameter", parameters);
-    detail::check_same_states(*group_, "buffer", buffers);
+    detail::check_same_states(name(), *group_, "parameter", parameters);
+    detail::check_same_states(name(), *group_, "buffer", buffers);
     if (!deferred && options_.sync_module_states) {
       detail::broadcast_states(*group_, parameters);
       detail::broadcast_states(*group_, buffers);

@@ -43,6 +43,8 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   plan.keeps_full = options.stage < 3;
   plan.reduces_at_end = options.stage == 1;
   plan.grads_as_computed = options.stage < 3;
+  plan.mixed.reduce_dtype = options.communication_data_type;
+  plan.mixed.accumulate_dtype = options.grad_accum_dtype;
   plan.residency.releases_after_forward = options.stage == 3;
   plan.residency.releases_after_backward = options.stage == 3;
   plan.residency.forward_prefetch = plan.residency.backward_prefetch = options.overlap_comm ? 1 : 0;
@@ -57,7 +59,10 @@ ShardingPlan plan_of(const ZeroOptions& options) {
   plan.most_together = options.stage == 3 ? options.reduce_bucket_size
                                           : std::min(options.reduce_bucket_size, options.allgather_bucket_size);
   plan.offload = moves_optimizer;
-  plan.pin_memory = options.offload_optimizer.pin_memory;
+  plan.keeps_device_shards = options.stage == 3 && moves_optimizer && !moves_params;
+  // What is sent to the device are offloaded parameters, or what the optimizer has stepped.
+  plan.pin_memory = moves_params ? options.offload_param.pin_memory : options.offload_optimizer.pin_memory;
+  plan.pin_gradients = options.offload_optimizer.pin_memory;
   if (options.offload_param.device == "nvme") plan.param_folder = options.offload_param.nvme_path;
   if (options.offload_optimizer.device == "nvme") plan.optimizer_folder = options.offload_optimizer.nvme_path;
   plan.checkpointing = options.activation_checkpointing_policy;

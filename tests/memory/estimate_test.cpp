@@ -310,6 +310,10 @@ TEST(Memory, LayoutsCarryTheOptionsOfStrategies) {
   const ZeroOffload nvme{.device = "nvme", .nvme_path = "somewhere"};
   const ZeroOptions disk{.stage = 3, .offload_optimizer = nvme, .offload_param = nvme};
   const ZeroOptions slots{.stage = 2, .offload_optimizer = nvme};
+  // Of stage 3 the device keeps its shards unless they are offloaded, too.
+  const auto stepped_on_host = state_layout(ZeroOptions{.stage = 3, .offload_optimizer = {.device = "cpu"}}, 2);
+  EXPECT_DOUBLE_EQ(bytes(stepped_on_host, mixed).device(), 2 / 2.0);
+  EXPECT_DOUBLE_EQ(bytes(stepped_on_host, mixed).host, (4 + 2 + 2 + 8) / 2.0);
   EXPECT_DOUBLE_EQ(bytes(state_layout(cpu, 2), plain).host, (4 + 4 + 8) / 2.0);
   EXPECT_DOUBLE_EQ(bytes(state_layout(disk, 2), plain).host, 4 / 2.0);  // the gradients
   EXPECT_DOUBLE_EQ(bytes(state_layout(disk, 2), mixed).host, (2 + 2) / 2.0);

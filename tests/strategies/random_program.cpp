@@ -273,7 +273,7 @@ StrategyChoice RandomProgram::choice(bool alone) const {
     const int stage = strategy.back() - '0';
     return ZeroOptions{.stage = stage,
                        .offload_optimizer = {.device = offload ? "cpu" : "none"},
-                       .offload_param = {.device = offload && stage == 3 ? "cpu" : "none"},
+                       .offload_param = {.device = offload && stage == 3 && seed % 2 ? "cpu" : "none"},
                        .stage3_param_persistence_threshold = static_cast<int64_t>(seed % 40),
                        .auto_wrap_policy = units,
                        .activation_checkpointing_policy = recomputed,

@@ -4,6 +4,7 @@
 #include "levin/distributed/single.h"
 #include "levin/strategies/sharding/group.h"
 #include "levin/strategies/sharding/group_memory.h"
+#include "levin/strategies/zero.h"
 #include "tests/strategies/sharding_net.h"
 
 namespace levin::testing {
@@ -147,6 +148,45 @@ TEST_F(OffloadedGroup, SendsNothingThatNoReductionFollows) {
   grad(0) = ones_[0].clone();
   group_->send_grad(0);
   EXPECT_TRUE(grad(0).defined());
+}
+
+TEST(Offload, GathersFromShardsThatTheDeviceKeeps) {
+  const auto nobody = std::make_shared<SingleCollective>();
+  for (const std::optional<c10::ScalarType> computed :
+       {std::optional<c10::ScalarType>(), std::optional(at::kBFloat16)}) {
+    std::vector<ShardedParam> params{{.name = "weight", .param = at::ones({3, 4}).requires_grad_()}};
+    ShardGroup group("group", std::move(params), nobody, nobody, std::make_shared<Lanes>(at::kCPU),
+                     GroupOptions{.offload = true, .keeps_device_shards = true, .param_dtype = computed});
+    const auto& param = group.params()[0];
+    const auto gathered = [&] {
+      group.finish_gather();
+      const auto value = param.full.to(at::kFloat).mean().item<double>();
+      group.release();
+      return value;
+    };
+    EXPECT_EQ(gathered(), 1);
+    param.shard.mul_(2);
+    EXPECT_EQ(gathered(), 1);  // for backward, from what forward has sent
+    group.renew();             // the next forward
+    EXPECT_EQ(gathered(), 2);
+  }
+}
+
+TEST(Offload, PinsThePartThatIsAskedFor) {
+  const auto plan = [](bool optimizer, bool param, bool with_param) {
+    ZeroOptions options{.stage = 3};
+    options.offload_optimizer = {.device = "cpu", .pin_memory = optimizer};
+    options.offload_param = {.device = with_param ? "cpu" : "none", .pin_memory = param};
+    return ZeroStrategy(options).plan();
+  };
+  for (const bool optimizer : {false, true})
+    for (const bool param : {false, true}) {
+      EXPECT_EQ(plan(optimizer, param, true).pin_memory, param);
+      EXPECT_EQ(plan(optimizer, param, false).pin_memory, optimizer);
+      EXPECT_EQ(plan(optimizer, param, true).pin_gradients, optimizer);
+    }
+  EXPECT_TRUE(plan(true, true, false).keeps_device_shards);
+  EXPECT_FALSE(plan(true, true, true).keeps_device_shards);
 }
 
 TEST(Offload, SendsGradientsWhileTheirUnitIsStillDifferentiated) {

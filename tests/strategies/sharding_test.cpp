@@ -581,6 +581,22 @@ TEST(Fsdp, SaysWhatIsWrong) {
   });
 }
 
+TEST(Fsdp, NamesTheStrategyWhereModelsDiffer) {
+  run_ranks(2, [](Collective& group) {
+    const auto blocks = policy::by_class<ShardBlock>();
+    for (const auto& [name, choice] :
+         {std::pair<std::string, StrategyChoice>{"fsdp", FsdpOptions{.auto_wrap_policy = blocks}},
+          {"deepspeed_stage_2", ZeroOptions{.stage = 2, .auto_wrap_policy = blocks}},
+          {"colossalai", GeminiOptions{.placement_policy = "cuda", .auto_wrap_policy = blocks}},
+          {"pipeline", PipelineOptions{.units = blocks}},
+          {"model_parallel", ModelParallelOptions{.mesh = {.dp_shard = 2}}}}) {
+      ShardNet net(ShardNetOptions{.hidden = 15 + group.rank()});
+      EXPECT_THAT(error_of([&] { Trainee trainee(group, choice, *net); }),
+                  ::testing::StartsWith("[" + name + "] the ranks have different models: "));
+    }
+  });
+}
+
 TEST(Fsdp, RefusesMoreThanTheHostHas) {
   run_ranks(1, [](Collective& group) {
     // A million million parameters, none of which is ever allocated.

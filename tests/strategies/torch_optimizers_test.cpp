@@ -11,10 +11,10 @@ namespace {
 
 const auto kBlocks = policy::by_class<ShardBlock>();
 
-ZeroOptions zero(int stage, bool offload = false) {
+ZeroOptions zero(int stage, bool offload = false, bool offload_param = false) {
   ZeroOptions options{.stage = stage, .stage3_param_persistence_threshold = 12, .auto_wrap_policy = kBlocks};
   if (offload) options.offload_optimizer.device = "cpu";
-  if (offload && stage == 3) options.offload_param.device = "cpu";
+  if (offload_param) options.offload_param.device = "cpu";
   return options;
 }
 
@@ -41,7 +41,8 @@ std::vector<NamedChoice> strategies() {
           {"stage_3", zero(3)},
           {"stage_1_offload", zero(1, true)},
           {"stage_2_offload", zero(2, true)},
-          {"stage_3_offload", zero(3, true)},
+          {"stage_3_offload", zero(3, true, true)},
+          {"stage_3_offload_optimizer", zero(3, true)},
           {"gemini_auto", gemini("auto")},
           {"gemini_cuda", gemini("cuda")},
           {"gemini_cpu", gemini("cpu")}};

@@ -30,9 +30,10 @@ ShardGroup::ShardGroup(std::string name, std::vector<ShardedParam> params, std::
   const at::NoGradGuard no_grad;
   if (!options_.dtype) options_.dtype = params_.front().param.scalar_type();
   if (!options_.param_dtype) options_.param_dtype = options_.dtype;
-  if (!options_.reduce_dtype) options_.reduce_dtype = options_.param_dtype;
+  if (!options_.reduce_dtype) options_.reduce_dtype = options_.dtype;
   if (!options_.grad_dtype) options_.grad_dtype = options_.dtype;
-  if (options_.device.is_cpu()) options_.pin_memory = false;
+  if (!options_.accumulate_dtype) options_.accumulate_dtype = options_.dtype;
+  if (options_.device.is_cpu()) options_.pin_memory = options_.pin_gradients = false;
   lay_out();
   whole_ =
       alone() && !options_.offload && options_.param_dtype == options_.dtype && options_.grad_dtype == options_.dtype;
@@ -75,6 +76,7 @@ void ShardGroup::make_shards() {
     shards_.zero_();
     if (needs_host_copy()) host_copy_ = host_parts(*options_.param_dtype);
     full_ = hollow(full_numel_, device, *options_.param_dtype);
+    if (options_.offload && options_.keeps_device_shards) device_shards_ = at::empty({shard_numel_}, full_.options());
   }
   for (auto& param : params_) {
     if (is_deferred(param.param)) materialize(std::span<const Tensor>(&param.param, 1));
@@ -155,7 +157,8 @@ bool ShardGroup::alone() const {
 }
 
 bool ShardGroup::is_copied_alone() const {
-  return options_.offload && alone() && options_.pin_memory && options_.disk_folder.empty() && !needs_host_copy();
+  return options_.offload && alone() && options_.pin_memory && options_.disk_folder.empty() && !needs_host_copy() &&
+         !device_shards_.defined();
 }
 
 // ---- what parameters show
@@ -332,18 +335,30 @@ void ShardGroup::begin_gather() {
     return;
   }
   const at::NoGradGuard no_grad;
-  const auto from = source();
+  const auto kept = source();
+  // Shards that the device has are sent when they may be newer here.
+  const bool sends = device_shards_.defined() && newest_ != Newest::kGathered;
+  const auto from = device_shards_.defined() ? device_shards_ : kept;
+  const auto send = [sends, kept, from] {
+    if (sends) from.copy_(kept, /*non_blocking=*/true);
+  };
   LaneWork work{.operation = "fsdp.all_gather"};
   if (!ranks_->process_group()) {
     allocate_full();
-    work.used = {from, full_};
-    work.before = [from, to = full_] { to.copy_(from, /*non_blocking=*/true); };
+    work.used = {kept, from, full_};
+    work.before = [send, from, to = full_] {
+      send();
+      to.copy_(from, /*non_blocking=*/true);
+    };
   } else {
     arrived_ = at::empty({ranks_->size() * shard_numel_}, full_.options());
     const bool as_it_is = from.device() == full_.device() && from.scalar_type() == full_.scalar_type();
     const auto mine = as_it_is ? from : arrived_.narrow(0, ranks_->rank() * shard_numel_, shard_numel_);
-    work.used = {from, arrived_};
-    if (!as_it_is) work.before = [from, mine] { mine.copy_(from, /*non_blocking=*/true); };
+    work.used = {kept, from, arrived_};
+    work.before = [send, as_it_is, from, mine] {
+      send();
+      if (!as_it_is) mine.copy_(from, /*non_blocking=*/true);
+    };
     work.group = ranks_.get();
     work.unit = order_number_;
     work.collective = [mine, all = arrived_](c10d::ProcessGroup& group) {

@@ -59,14 +59,20 @@ struct GroupOptions {
   std::optional<c10::ScalarType> dtype = {};
   /// The shards and their gradients live in host memory.
   bool offload = false;
+  /// What is copied to the device, and gradients that come from it, are in pinned host memory.
   bool pin_memory = true;
+  bool pin_gradients = true;
+  /// With `offload`: the device has the shards too, as they are computed with, and gathers them from there.
+  bool keeps_device_shards = false;
   /// The shards live in files of this folder, of which host memory is a cache; empty: in host memory. With `offload`.
   std::string disk_folder = {};
   /// Of gathered parameters, and in which gradients are reduced; none: the dtype of the shards.
   std::optional<c10::ScalarType> param_dtype = {};
   std::optional<c10::ScalarType> reduce_dtype = {};
-  /// Of reduced gradients; none: the dtype of the shards.
+  /// Of reduced gradients of one backward; none: the dtype of the shards.
   std::optional<c10::ScalarType> grad_dtype = {};
+  /// In which gradients of several backwards are added, reduced or not; none: the dtype of the shards.
+  std::optional<c10::ScalarType> accumulate_dtype = {};
   /// Rank 0's values count.
   bool broadcast = true;
   /// Reductions also tell whether any rank had a gradient: groups are reduced that this rank did not use.
@@ -199,7 +205,7 @@ class ShardGroup final : public ScheduledGroup {
   bool needs_host_copy() const;
   Tensor empty_parts() const;
   Tensor host_parts(c10::ScalarType dtype) const;
-  Tensor empty_grads();
+  Tensor empty_grads(c10::ScalarType dtype);
 
   void lay_out_grads();
   Tensor grads_in_place() const;
@@ -213,7 +219,10 @@ class ShardGroup final : public ScheduledGroup {
   void check_noted();
   void add_later_grads(const std::vector<size_t>& params, const Tensor& into);
   void reduce_over_ranks();
-  void add_grads(const Tensor& reduced);
+  c10::ScalarType sum_dtype() const;
+  void add_grads(Tensor reduced);
+  bool adds_to_kept() const;
+  void add_to_sum(const Tensor& more);
 
   std::string name_;
   std::vector<ShardedParam> params_;
@@ -229,6 +238,7 @@ class ShardGroup final : public ScheduledGroup {
   int order_number_ = -1;           // in the order of calls; -1: nobody to compare with
   Tensor shards_;                   // [shard_numel], padded
   Tensor host_copy_;                // the same in the dtype of computation, for shards in host memory that have another
+  Tensor device_shards_;            // the same on the device, as the last gather has sent it
   Tensor full_;                     // [full_numel] in the dtype of computation; its storage has memory while gathered
   Tensor arrived_;                  // [ranks * shard_numel], from the gathering to its end
   Tensor grads_;                    // [grad_numel] reduced gradients

@@ -28,14 +28,21 @@ Tensor ShardGroup::grad_part(const Tensor& flat, const ShardedParam& param) cons
   return flat.narrow(0, param.grad_offset, param.shard.numel()).view(param.shard.sizes());
 }
 
+/// Of the sum of reduced gradients of several backwards.
+c10::ScalarType ShardGroup::sum_dtype() const {
+  return c10::promoteTypes(*options_.grad_dtype, *options_.accumulate_dtype);
+}
+
 /// The memory of gradients as give_grads handed it out, when all of them are still there, in their places.
 Tensor ShardGroup::grads_in_place() const {
   Tensor flat;
   for (const auto& param : params_) {
     const Tensor& grad = param.param.grad();
     if (param.grad_offset < 0) continue;
-    if (!grad.defined() || grad.sizes() != param.shard.sizes() || grad.scalar_type() != *options_.grad_dtype) return {};
+    if (!grad.defined() || grad.sizes() != param.shard.sizes()) return {};
     if (grad.numel() == 0) continue;
+    const auto dtype = grad.scalar_type();
+    if (flat.defined() ? dtype != flat.scalar_type() : dtype != *options_.grad_dtype && dtype != sum_dtype()) return {};
     if (grad.storage_offset() != param.grad_offset || !grad.is_contiguous()) return {};
     if (!flat.defined()) {
       if (grad.storage().nbytes() < static_cast<size_t>(grad_numel_) * grad.element_size()) return {};
@@ -47,17 +54,19 @@ Tensor ShardGroup::grads_in_place() const {
   return flat;
 }
 
-/// Allocates this rank's shards of the gradients. Pinned memory that nobody holds any more is reused.
-Tensor ShardGroup::empty_grads() {
-  const auto options = at::TensorOptions(options_.offload ? at::kCPU : options_.device).dtype(*options_.grad_dtype);
-  if (!options_.offload || !options_.pin_memory) return at::empty({grad_numel_}, options);
+/// Allocates this rank's shards of the gradients. Memory beside a device that nobody holds any more is reused; pinned
+/// is what a device copies to.
+Tensor ShardGroup::empty_grads(c10::ScalarType dtype) {
+  const auto options = at::TensorOptions(options_.offload ? at::kCPU : options_.device).dtype(dtype);
+  if (!options_.offload || !options_.pin_gradients) return at::empty({grad_numel_}, options);
   for (const auto& room : host_grads_)
-    if (room.numel() == grad_numel_ && room.storage().use_count() == 1) {
+    if (room.numel() == grad_numel_ && room.scalar_type() == dtype && room.storage().use_count() == 1) {
       if (arrival_) arrival_();  // gradients that nobody waited for may be on their way into it
       return room.detach();
     }
   std::erase_if(host_grads_, [this](const Tensor& room) { return room.numel() != grad_numel_; });
-  host_grads_.push_back(page_locked(grad_numel_, *options_.grad_dtype));
+  const bool arrives = dtype == *options_.grad_dtype;
+  host_grads_.push_back(arrives ? page_locked(grad_numel_, dtype) : at::empty({grad_numel_}, options));
   return host_grads_.back().detach();
 }
 
@@ -82,7 +91,7 @@ bool ShardGroup::take_grads() {
     return param.grad_offset >= 0 && param.param.grad().defined();
   });
   if (any && !grads_.defined()) {
-    grads_ = empty_grads().zero_();
+    grads_ = empty_grads(sum_dtype()).zero_();
     for (const auto& param : params_) {
       const Tensor& grad = param.param.grad();
       if (param.grad_offset < 0 || !grad.defined()) continue;
@@ -133,7 +142,7 @@ void ShardGroup::update_in_place() {
 /// Where the gradients of this backward go.
 Tensor ShardGroup::receiving() {
   if (receiving_.defined()) return receiving_;
-  receiving_ = empty_grads();
+  receiving_ = empty_grads(*options_.grad_dtype);
   if (grads_.defined())
     incoming_ = receiving_;
   else
@@ -272,33 +281,47 @@ void ShardGroup::reduce_over_ranks() {
       if (!used_here_) any_use_ = reduced.narrow(0, grad_numel_, 1);
       reduced = reduced.narrow(0, 0, grad_numel_);
     }
-    // Upcast first, so that nothing is lost in the division.
-    if (options_.grad_dtype != options_.reduce_dtype && !options_.offload) reduced = reduced.to(*options_.grad_dtype);
+    // In the wider dtype, so that nothing is lost in the division.
+    reduced = reduced.to(c10::promoteTypes(*options_.reduce_dtype, *options_.grad_dtype));
     if (factor != 1) reduced.mul_(factor);
-    add_grads(reduced);
+    add_grads(std::move(reduced));
   };
   reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
 }
 
-void ShardGroup::add_grads(const Tensor& reduced) {
+/// Whether what is reduced is added to gradients of a micro-batch before, which a compiled step keeps where they are.
+bool ShardGroup::adds_to_kept() const {
+  return keeps_gradients() && std::ranges::any_of(params_, [](const auto& param) { return param.kept_grad.defined(); });
+}
+
+void ShardGroup::add_grads(Tensor reduced) {
   first_grads_ = !grads_.defined();
   if (!options_.offload) {
     if (grads_.defined())
-      grads_.add_(reduced);
+      add_to_sum(reduced);
     else
-      grads_ = reduced;
+      grads_ = reduced.to(adds_to_kept() ? sum_dtype() : *options_.grad_dtype);
     return;
   }
   if (incoming_.defined()) {  // of an earlier reduction of this backward
     if (arrival_ && !is_capturing()) arrival_();
     settle_host();
   }
-  auto into = empty_grads();
+  auto into = empty_grads(*options_.grad_dtype);
   into.copy_(reduced, /*non_blocking=*/true);
   if (grads_.defined())
     incoming_ = into;
   else
     grads_ = into;
+}
+
+/// Micro-batches from the second on: many small gradients in 16 bits would stop to change their sum.
+void ShardGroup::add_to_sum(const Tensor& more) {
+  if (grads_.scalar_type() != sum_dtype()) {
+    const auto first = std::move(grads_);
+    grads_ = empty_grads(sum_dtype()).copy_(first);
+  }
+  grads_.add_(more);
 }
 
 void ShardGroup::finish_reduce() {
@@ -328,19 +351,23 @@ void ShardGroup::settle_host() {
   arrival_ = nullptr;
   if (!incoming_.defined()) return;
   const at::NoGradGuard no_grad;
-  grads_.add_(incoming_);
+  add_to_sum(incoming_);
   incoming_.reset();
 }
 
 void ShardGroup::keep_unreduced() {
   if (whole_) return;
+  const at::NoGradGuard no_grad;
   for (auto& param : params_) {
-    if (!param.unreduced.is_same(param.param.grad())) {
+    auto& grad = param.param.mutable_grad();
+    if (!param.unreduced.is_same(grad)) {
       // The memory of a graph is not what later calls find.
       refuse_capture(concat("\"", param.name, "\" has its first gradient in this step"));
-      param.unreduced = param.param.grad();
+      // Later backwards add to it, where it is.
+      const bool dense = grad.defined() && grad.layout() == at::kStrided;
+      param.unreduced = dense ? grad.to(*options_.accumulate_dtype) : grad;
     }
-    param.param.mutable_grad().reset();
+    grad.reset();
   }
 }
 
@@ -353,7 +380,7 @@ void ShardGroup::give_grads() {
     const auto now = param.grad_offset < 0 || !grads_.defined() ? Tensor() : grad_part(grads_, param).variable_data();
     grad = std::exchange(param.kept_grad, {});
     if (!grad.defined())
-      grad = now;
+      grad = now.defined() && keeps_gradients() ? now.to(sum_dtype()) : now;
     else if (now.defined())
       grad.add_(now);
   }

@@ -112,9 +112,12 @@ GroupOptions ShardedStrategy::group_options() const {
                        .dtype = precision_.params,
                        .offload = plan_.offload,
                        .pin_memory = plan_.pin_memory,
+                       .pin_gradients = plan_.pin_gradients,
+                       .keeps_device_shards = plan_.keeps_device_shards,
                        .disk_folder = plan_.param_folder,
                        .param_dtype = plan_.mixed.param_dtype ? plan_.mixed.param_dtype : precision_.autocast,
                        .reduce_dtype = plan_.mixed.reduce_dtype,
+                       .accumulate_dtype = plan_.mixed.accumulate_dtype,
                        .broadcast = plan_.broadcast,
                        .tells_use = plan_.keeps_full};
   // Gradients that go to the host stay as small as they come: the optimizer there reads them as they are.
@@ -135,11 +138,11 @@ StateLayout ShardedStrategy::layout_over(int world) const {
       .shards_parameters = !plan_.keeps_full,
       .shards_gradients = !plan_.reduces_at_end,
       .shards_optimizer = true,
-      .parameters_on_host = plan_.offload && !plan_.keeps_full,
+      .parameters_on_host = plan_.offload && !plan_.keeps_full && !plan_.keeps_device_shards,
       .gradients_on_host = plan_.offload,
       .optimizer_on_host = plan_.offload,
       .casts_parameters = true,
-      .master_weights = plan_.keeps_full,
+      .master_weights = plan_.keeps_full || plan_.keeps_device_shards,
       .gathers_ahead = plan_.residency.forward_prefetch > 0,
       .narrow_gradients = plan_.grads_as_computed,
       .replicas = world / ranks,
@@ -150,6 +153,7 @@ StateLayout ShardedStrategy::layout_over(int world) const {
       .updates_in_place = plan_.updates_in_place,
       .param_dtype = plan_.mixed.param_dtype,
       .reduce_dtype = plan_.mixed.reduce_dtype,
+      .accumulate_dtype = plan_.mixed.accumulate_dtype,
       .units = plan_.units,
       .checkpointing = plan_.checkpointing,
       .offload_activations = plan_.checkpoints_on_host,
@@ -252,7 +256,7 @@ void ShardedStrategy::place_buffers(torch::nn::Module& module) const {
     buffer.set_data(buffer.to(to));
   }
   const auto states = unique_buffers(module);
-  check_same_states(*group_, "buffer", states);
+  check_same_states(name(), *group_, "buffer", states);
   if (plan_.broadcast) broadcast_states(*group_, states);
 }
 
@@ -298,7 +302,7 @@ std::unique_ptr<ModuleSync> ShardedStrategy::setup_module(torch::nn::Module& mod
   // Ranks have different experts; who spread them has compared.
   auto same = unique_parameters(module);
   std::erase_if(same, [this](const auto& each) { return is_spread(each.tensor); });
-  check_same_states(*group_, "parameter", same);
+  check_same_states(name(), *group_, "parameter", same);
   if (plan_.offload) check_host_memory(module);
   auto sharded = shard(module, units);
   place_buffers(module);

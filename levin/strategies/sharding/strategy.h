@@ -34,6 +34,9 @@ struct ShardingPlan {
   bool grads_as_computed = false;
   bool offload = false;
   bool pin_memory = true;
+  bool pin_gradients = true;
+  /// Of offloaded shards the device keeps a copy, from which they are gathered.
+  bool keeps_device_shards = false;
   /// Folders for what is offloaded to disk; empty: host memory.
   std::string param_folder = {};
   std::string optimizer_folder = {};
