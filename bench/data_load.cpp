@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
       const auto packed = (folder / ("png" + std::string(end))).string();
       if (!fs::exists(packed)) {
         const auto from = levin::open_records(png);
-        const auto to = levin::create_records(packed, {.classes = from->classes(), .expected = from->size()});
+        const auto to = levin::create_records(packed, {.classes = from->classes()});
         for (int64_t i = 0; i < from->size(); ++i) to->write(from->read(i));
         to->close();
       }

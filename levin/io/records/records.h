@@ -80,8 +80,6 @@ struct RecordWriterOptions {
   /// A new file after N records or bytes, for formats of several files (tar, tfrecord); 0: one file.
   int64_t shard_records = 0;
   int64_t shard_bytes = 0;
-  /// How many records will come, when that is known (HDF5 and progress lines like to know).
-  int64_t expected = 0;
   /// Replace what stands at the destination.
   bool overwrite = false;
   /// Which part of a data set this is, for formats that name their files after it (CIFAR, IDX): "train" or "test".

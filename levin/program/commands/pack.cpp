@@ -65,7 +65,6 @@ struct Pack {
                                                      .classes = reader->classes(),
                                                      .shard_records = shard_records,
                                                      .shard_bytes = static_cast<int64_t>(shard_bytes.bytes),
-                                                     .expected = count,
                                                      .overwrite = overwrite,
                                                      .split = split});
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
