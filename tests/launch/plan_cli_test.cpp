@@ -70,7 +70,7 @@ TEST(PlanCli, RefusesInOneLine) {
            {{}, "name a model: levin plan --model gpt3-175b"},
            {{"--model", "gpt3-176b"}, "did you mean \"gpt3-175b\"?"},
            {{"--model", "gpt2", "--gpus", "0"}, "--gpus 0 is not allowed"},
-           {{"--model", "gpt3-175b", "--gpus", "4", "--memory", "16GB"}, "does not fit on 4 GPUs of 16.0 GB"},
+           {{"--model", "gpt3-175b", "--gpus", "4", "--memory", "4GB"}, "does not fit on 4 GPUs of 4.00 GB"},
            {{"--model", "gpt2", "--link", "fast"}, "is no bandwidth"},
            {{"--model", "gpt2", "--svg", "plan.txt"}, "must end with .svg or .png"}}) {
     const auto answer = ask(words);

@@ -92,7 +92,7 @@ TEST(PlannedExperts, GradientsAreReducedOverTheRanksThatShareThem) {
   };
   // One expert on each rank of a node, a copy in every node: only copies are reduced. Without ep experts are also
   // gathered and scattered within the node.
-  EXPECT_LT(dp(8, 8), 0.6 * dp(1, 8));
+  EXPECT_LT(dp(8, 8), 0.7 * dp(1, 8));
   // Rows of shards are experts: one over eight ranks is gathered with seven times as much padding.
   EXPECT_GT(dp(8, 64), 5 * dp(8, 8));
 }

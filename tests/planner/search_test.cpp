@@ -158,8 +158,8 @@ TEST(Search, RefusesInOneLine) {
   EXPECT_EQ(link_bandwidth("400Gb"), 50e9);
   EXPECT_EQ(link_bandwidth("25GB"), 25e9);
   const auto too_small =
-      error_of([] { search({.model = model_shape("gpt3-175b"), .cluster = cluster_of("h100", 4, 16e9)}); });
-  EXPECT_THAT(too_small, HasSubstr("gpt3-175b (175B parameters) does not fit on 4 GPUs of 16.0 GB: the leanest of"));
+      error_of([] { search({.model = model_shape("gpt3-175b"), .cluster = cluster_of("h100", 4, 4e9)}); });
+  EXPECT_THAT(too_small, HasSubstr("gpt3-175b (175B parameters) does not fit on 4 GPUs of 4.00 GB: the leanest of"));
   EXPECT_THAT(too_small, HasSubstr("full checkpointing"));
   EXPECT_THAT(too_small, HasSubstr("offload"));
   EXPECT_EQ(too_small.find('\n'), std::string::npos);
