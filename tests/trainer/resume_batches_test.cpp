@@ -233,27 +233,27 @@ LEVIN_PROBE(train_on_ranks) {
 }
 
 TEST(ResumeBatches, OfAnyRanksContinueAtTheSameSample) {
-  for (const char* data : {"dataset", "stream"})
-    for (const auto& [first, then] : {std::pair(3, 2), std::pair(3, 4), std::pair(1, 4)}) {
-      const Kept kept;
-      const auto run = [&](int ranks, const char* what) {
-        const std::vector<std::string> arguments{kept.folder.path().string(), kept.path().string(),
-                                                 std::to_string(ranks), what, data};
-        EXPECT_EQ(testing::launch_probe("train_on_ranks", ranks, arguments), 0) << data << first << then;
-        std::multiset<int64_t> ids;
-        for (const auto& answer : testing::read_answers(kept.folder.path(), ranks)) {
-          std::istringstream text(answer);
-          for (int64_t id = 0; text >> id;) ids.insert(id);
-        }
-        return ids;
-      };
-      auto seen = run(first, "begin");
-      EXPECT_EQ(seen.size(), static_cast<size_t>(6 * first));
-      seen.merge(run(then, "resume"));
-      for (int64_t id = 0; id < 40; ++id) EXPECT_GE(seen.count(id), 1U) << data << first << then << " " << id;
-      // The last step is filled up, as at the end of every epoch.
-      EXPECT_LT(seen.size(), static_cast<size_t>(40 + then)) << data << first << then;
-    }
+  for (const auto& [data, first, then] :
+       {std::tuple("dataset", 3, 2), std::tuple("dataset", 1, 4), std::tuple("stream", 3, 4)}) {
+    const Kept kept;
+    const auto run = [&](int ranks, const char* what) {
+      const std::vector<std::string> arguments{kept.folder.path().string(), kept.path().string(), std::to_string(ranks),
+                                               what, data};
+      EXPECT_EQ(testing::launch_probe("train_on_ranks", ranks, arguments), 0) << data << first << then;
+      std::multiset<int64_t> ids;
+      for (const auto& answer : testing::read_answers(kept.folder.path(), ranks)) {
+        std::istringstream text(answer);
+        for (int64_t id = 0; text >> id;) ids.insert(id);
+      }
+      return ids;
+    };
+    auto seen = run(first, "begin");
+    EXPECT_EQ(seen.size(), static_cast<size_t>(6 * first));
+    seen.merge(run(then, "resume"));
+    for (int64_t id = 0; id < 40; ++id) EXPECT_GE(seen.count(id), 1U) << data << first << then << " " << id;
+    // The last step is filled up, as at the end of every epoch.
+    EXPECT_LT(seen.size(), static_cast<size_t>(40 + then)) << data << first << then;
+  }
 }
 
 // The window is as large as asked for from where the run resumes, and comes again as a whole when it fails.

@@ -54,7 +54,10 @@ bool validation_is_due(const Run& run) {
       break;
   }
   if (run.data.val_every == 0) return run.state.is_last_batch;  // a loader that does not know its length
-  const int64_t count = run.plan.check_val_every_n_epoch ? run.state.progress.batch : run.state.progress.total_batches;
+  if (!run.plan.check_val_every_n_epoch) return run.state.progress.total_batches % run.data.val_every == 0;
+  // An epoch that was resumed between two batches may end one earlier, with the validation of its last.
+  const bool ends = run.state.is_last_batch && run.data.train.loaders.front()->size();
+  const int64_t count = ends ? *run.data.train.batches.front() : run.state.progress.batch;
   return count % run.data.val_every == 0;
 }
 
