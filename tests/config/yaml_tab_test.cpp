@@ -24,7 +24,7 @@ TEST(YamlTab, IsToldByLineAndWithWhatToWrite) {
   // A tab elsewhere is none of its business.
   EXPECT_EQ(refusal("a: [1,\n\t2]\n"), "no error");
   EXPECT_EQ(refusal("a:\t1\nb: 2\t# two\n"), "no error");
-  EXPECT_THAT(refusal("a: 1\tb: 2\nc: [\n"), ::testing::HasSubstr("not YAML"));
+  EXPECT_THAT(refusal("a: 1\tb: 2\nc: [\n"), ::testing::HasSubstr("the YAML parser says"));
 }
 
 TEST(YamlWords, SayWhatIsWrongWithTheLine) {
