@@ -102,7 +102,7 @@ TEST_F(DataCommands, PackRefusesInOneLine) {
   expect_fails({"pack", path("nothing"), path("out")}, HasSubstr("is not there"));
   // A word that must stand there is said to be one.
   expect_fails({"data", "nofile"},
-               HasSubstr("[levin data] \"nofile\" stands where \"bench\" must (levin data bench path [FLAGS])"));
+               HasSubstr("[levin data] \"nofile\" stands where \"bench\" must (levin data bench PATH [FLAGS])"));
   expect_fails({"new", "lib", "x"}, HasSubstr("[levin new] \"lib\" stands where \"app\" must (levin new app "));
   EXPECT_FALSE(fs::exists(path("out")));
 }
