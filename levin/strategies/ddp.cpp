@@ -436,7 +436,7 @@ class DdpModule : public ModuleSync, private UnevenInputs {
   }
 
   void build_buckets() {
-    group_->run("ddp", [&](c10d::ProcessGroup&) { 
+    group_->run("ddp", [&](c10d::ProcessGroup&) {
       reducer_->build_buckets(order_of_gradients());
       reducer_->own_views();
     });

@@ -33,7 +33,7 @@ struct Pass {
   int64_t steps = 0;
 };
 
-/// A pass over `world` ranks from a state on, at most so many steps of it. All ranks have as many batches, and those
+/// A pass over `world` ranks from a state on, at most that many steps of it. All ranks have as many batches, and those
 /// that their size says.
 template <class L>
 Pass<L> pass(const L& loader, int world, const StateDict* from, int64_t at_most = 1000) {

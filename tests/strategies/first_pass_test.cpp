@@ -1,5 +1,5 @@
 // The first pass of a strategy adds the ranks up in the order of all later ones: a run that resumes anywhere, and whose
-// strategy begins anew, then has the bits of the run that was not disturbed. On 2 ranks the order cannot matter.
+// strategy begins again, then has the bits of the run that was not disturbed. On 2 ranks the order cannot matter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
