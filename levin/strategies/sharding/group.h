@@ -221,7 +221,6 @@ class ShardGroup final : public ScheduledGroup {
   void reduce_over_ranks();
   c10::ScalarType sum_dtype() const;
   void add_grads(Tensor reduced);
-  bool adds_to_kept() const;
   void add_to_sum(const Tensor& more);
 
   std::string name_;

@@ -289,18 +289,15 @@ void ShardGroup::reduce_over_ranks() {
   reducing_ = lanes_->run(Lanes::kReduce, std::move(work));
 }
 
-/// Whether what is reduced is added to gradients of a micro-batch before, which a compiled step keeps where they are.
-bool ShardGroup::adds_to_kept() const {
-  return keeps_gradients() && std::ranges::any_of(params_, [](const auto& param) { return param.kept_grad.defined(); });
-}
-
 void ShardGroup::add_grads(Tensor reduced) {
   first_grads_ = !grads_.defined();
   if (!options_.offload) {
+    // Each rounded alike: a compiled step does not know which micro-batch it is.
+    reduced = reduced.to(*options_.grad_dtype);
     if (grads_.defined())
       add_to_sum(reduced);
     else
-      grads_ = reduced.to(adds_to_kept() ? sum_dtype() : *options_.grad_dtype);
+      grads_ = reduced;
     return;
   }
   if (incoming_.defined()) {  // of an earlier reduction of this backward
