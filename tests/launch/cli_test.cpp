@@ -67,7 +67,7 @@ TEST(Cli, NewWritesAProjectOnce) {
 TEST(Cli, NewRefusesWhatItDoesNotKnow) {
   for (const auto& [words, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{kLevin, "new"}, "known: app"},
-           {{kLevin, "new", "apps"}, "did you mean \"app\"?"},
+           {{kLevin, "new", "apps"}, "\"apps\" stands where \"app\" must (levin new app"},
            {{kLevin, "new", "app", "--force"}, "\"--force\" is not known"},
            {{kLevin, "new", "app", "a", "b"}, "\"b\" is one word too many"},
            {{kLevin, "new", "app", "/proc/no"}, "cannot be made"}}) {
