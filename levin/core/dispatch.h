@@ -20,8 +20,8 @@ namespace levin::detail {
 inline constexpr auto kTopKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 inline constexpr auto kLowerKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-/// A key below autograd, autocast and functionalization, and above the kernels of every device, which LibTorch leaves to
-/// others: forward, backward and optimizers pass it as plain operators.
+/// A key below autograd, autocast and functionalization, and above the kernels of every device, which LibTorch leaves
+/// to others: forward, backward and optimizers pass it as plain operators.
 inline constexpr auto kBelowAutogradKey = c10::DispatchKey::Fake;
 
 /// What nobody has taken passes the key. Whoever registers a kernel calls it before.

@@ -63,8 +63,8 @@ StateDict GeneratorStates::state_dict() const {
 
 void GeneratorStates::load_state_dict(const StateDict& state) {
   for (const auto& [name, value] : state)
-    LEVIN_CHECK(name == kRank || (value.is_tensor() && value.to_tensor().dim() == 2 &&
-                                  value.to_tensor().scalar_type() == at::kByte),
+    LEVIN_CHECK(name == kRank ||
+                    (value.is_tensor() && value.to_tensor().dim() == 2 && value.to_tensor().scalar_type() == at::kByte),
                 "[generators.load] \"", name, "\" must be bytes [ranks, bytes of a state]");
   LEVIN_CHECK(state.contains("cpu"), "[generators.load] the state of the CPU's generator (\"cpu\") is missing");
   loaded_ = state;

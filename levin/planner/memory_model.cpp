@@ -213,8 +213,8 @@ RankMemory MemoryModel::of_stage(const Candidate& candidate, int64_t stage) cons
   memory.gradients = own * dense.gradients + parameters.experts * expert.gradients;
   memory.host = own * dense.host + parameters.experts * expert.host;
   const bool accumulates = candidate.microbatches > 1;
-  // Between micro-batches nothing is reduced: gradients are whole. Offloaded ones are reduced each time, and added up in
-  // host memory.
+  // Between micro-batches nothing is reduced: gradients are whole. Offloaded ones are reduced each time, and added up
+  // in host memory.
   if (accumulates && candidate.zero_stage >= 2 && !candidate.offload)
     memory.gradients =
         std::max(memory.gradients, parameters.total() * (half_ && (!mixed_ || software_.half_weights) ? 2 : 4));

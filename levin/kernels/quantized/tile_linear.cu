@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Stage<format, kXRows>::kThreads, Stage<format,
   const auto* codes = static_cast<const uint4*>(matrix.codes);
   const auto* x = static_cast<const uint4*>(p.x);
 
-  // Packs that a thread copies: those of a row and, every so many rows, those below it. Rows behind the last are read
+  // Packs that a thread copies: those of a row and of rows below it at equal steps. Rows behind the last are read
   // as the last, and not written; columns behind the last are zeros.
   constexpr int kMatrixStep = kThreads / kPacks, kXStep = kThreads / 16;
   constexpr int kMatrixCopies = kBlockRows / kMatrixStep, kXCopies = kXRows / kXStep;
