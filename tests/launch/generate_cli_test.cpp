@@ -57,6 +57,13 @@ TEST_F(GenerateCli, WritesALineForEachPrompt) {
   EXPECT_EQ(read_file(path("paged.txt")), read_file(path("out.txt")));
 }
 
+TEST_F(GenerateCli, NamesTheLineThatIsNotUtf8) {
+  write_file(path("in.txt"), "w1 w2\nw1 \xff\n");
+  const auto ran = run({folder_.string(), path("in.txt"), path("out.txt"), "2", "0"});
+  EXPECT_EQ(ran.status, 1);
+  EXPECT_THAT(ran.err, HasSubstr("in.txt:2 is not UTF-8 (byte 4 of the line)"));
+}
+
 TEST_F(GenerateCli, WritesJsonOfPromptsAndIds) {
   write_file(path("in.jsonl"), "{\"prompt\": \"w1 w2 w3\"}\n{\"ids\": [4]}\n");
   const auto ran = run({folder_.string(), path("in.jsonl"), "-", "8", "0", "--json", "--stop", "w8"});

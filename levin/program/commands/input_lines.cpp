@@ -9,6 +9,7 @@
 
 #include "levin/core/error.h"
 #include "levin/core/words.h"
+#include "levin/text/unicode/unicode.h"
 
 namespace levin::cli {
 namespace {
@@ -32,7 +33,11 @@ void read_input_lines(const std::string& command, const std::string& file,
   int64_t number = 0;
   while (std::getline(source, line)) {
     if (line.ends_with('\r')) line.pop_back();
-    take(line, fmt::format("[{}] {}:{}", command, file, ++number));
+    const auto where = fmt::format("[{}] {}:{}", command, file, ++number);
+    const auto valid = text::valid_utf8_prefix(line);
+    LEVIN_CHECK(valid == line.size(), where, " is not UTF-8 (byte ", valid + 1,
+                " of the line); convert it, for example by ", "iconv -f LATIN1 -t UTF-8");
+    take(line, where);
   }
   LEVIN_CHECK(number > 0, "[", command, "] \"", file, "\" has no lines");
 }

@@ -12,7 +12,8 @@ namespace levin::cli {
 
 /// Lines of a file of rows, or of the standard input ("-"), without the end of the line. `where` names a line in
 /// errors:
-/// "[levin score] rows.txt:3". A file that cannot be read, or has no line, is an Error.
+/// "[levin score] rows.txt:3". A file that cannot be read or has no line, and a
+/// line that is not UTF-8, is an Error.
 void read_input_lines(const std::string& command, const std::string& file,
                       const std::function<void(const std::string& line, const std::string& where)>& take);
 
